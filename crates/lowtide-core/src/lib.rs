@@ -1,0 +1,13 @@
+//! The inside of lowtide: the data structures behind swap, free of userfaultfd.
+//!
+//! Nothing here uses `std`: the same code runs inside other people's programs (lowtide-agent), where the host's `malloc`,
+//! its thread-local storage and its locks are out of bounds. All memory comes from [`vm`] or from the `alloc` crate, whose
+//! allocator in the agent is lowtide's own.
+#![no_std]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+pub mod lock;
+pub mod vm;

@@ -1,0 +1,152 @@
+//! lowtide's own mappings: every byte that lowtide itself uses is mapped here, so that nothing of it is ever adopted (swapped)
+//! by mistake, and so that it can be told apart from the program's memory.
+//!
+//! A mapping has an inaccessible guard page on each side: the kernel then never merges it with a mapping of the program.
+//! Mappings are never given back as a whole (the table of own ranges only grows); their pages are, with [`Mapping::discard`].
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
+
+/// Bytes in a page. lowtide supports 4 KiB pages only.
+pub const PAGE_SIZE: usize = 4096;
+
+/// Most mappings one process may own.
+const MAX_OWN: usize = 1024;
+
+struct OwnRange {
+    start: AtomicUsize,
+    end: AtomicUsize,
+}
+
+static OWN: [OwnRange; MAX_OWN] = [const { OwnRange { start: AtomicUsize::new(0), end: AtomicUsize::new(0) } }; MAX_OWN];
+static OWN_LEN: AtomicUsize = AtomicUsize::new(0);
+
+/// A readable and writable mapping of lowtide's own, zero-filled on first touch. Lives as long as the process.
+#[derive(Debug, Clone, Copy)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a Mapping is only an address range; whoever writes through it answers for the access.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+/// How a mapping behaves when the process forks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnFork {
+    /// The child gets its own copy-on-write copy.
+    Copy,
+    /// Parent and child go on sharing the same bytes.
+    Share,
+}
+
+/// Maps `len` bytes (rounded up to pages) of anonymous memory and enters it into the table of own ranges.
+///
+/// # Errors
+/// `NOMEM` when the kernel refuses, or when [`MAX_OWN`] mappings exist.
+pub fn map(len: usize, on_fork: OnFork) -> Result<Mapping, Errno> {
+    let len = len.next_multiple_of(PAGE_SIZE);
+    let whole = len + 2 * PAGE_SIZE;
+    let flags = match on_fork {
+        OnFork::Copy => MapFlags::PRIVATE | MapFlags::NORESERVE,
+        OnFork::Share => MapFlags::SHARED | MapFlags::NORESERVE,
+    };
+    // SAFETY: a fresh anonymous mapping at an address of the kernel's choice aliases nothing.
+    let base = unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), whole, ProtFlags::empty(), flags)? };
+    // SAFETY: the inner part of the mapping just made.
+    let inner = unsafe { base.cast::<u8>().add(PAGE_SIZE) };
+    own(base as usize, base as usize + whole)?;
+    // SAFETY: `inner .. inner + len` is inside the mapping just made and nobody uses it yet.
+    unsafe {
+        rustix::mm::mprotect(inner.cast(), len, MprotectFlags::READ | MprotectFlags::WRITE)?;
+        // A core dump of the program need not hold lowtide's tables; failure only makes the dump larger.
+        let _ = rustix::mm::madvise(inner.cast(), len, Advice::LinuxDontDump);
+    }
+    Ok(Mapping { base: NonNull::new(inner).ok_or(Errno::NOMEM)?, len })
+}
+
+/// Enters `start .. end` into the table of own ranges: for memory that lowtide got in another way (its library's data, the
+/// run's segment).
+///
+/// # Errors
+/// `NOMEM` when the table is full.
+pub fn own(start: usize, end: usize) -> Result<(), Errno> {
+    let i = OWN_LEN.fetch_add(1, Ordering::Relaxed);
+    let Some(slot) = OWN.get(i) else {
+        OWN_LEN.fetch_sub(1, Ordering::Relaxed);
+        return Err(Errno::NOMEM);
+    };
+    slot.start.store(start, Ordering::Relaxed);
+    // The end is what readers check first: a range counts once it is whole.
+    slot.end.store(end, Ordering::Release);
+    Ok(())
+}
+
+/// Calls `f` with each own range, in the order in which they were made.
+pub fn own_ranges(mut f: impl FnMut(usize, usize)) {
+    for slot in OWN.iter().take(OWN_LEN.load(Ordering::Acquire)) {
+        let end = slot.end.load(Ordering::Acquire);
+        if end != 0 {
+            f(slot.start.load(Ordering::Relaxed), end);
+        }
+    }
+}
+
+impl Mapping {
+    /// First address.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// First address as a number.
+    pub fn addr(&self) -> usize {
+        self.base.as_ptr() as usize
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the mapping has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Gives the pages of `offset .. offset + len` back to the kernel; they read as zero afterwards.
+    ///
+    /// # Safety
+    /// Nobody may hold a reference into the range.
+    pub unsafe fn discard(&self, offset: usize, len: usize) {
+        debug_assert!(offset.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE) && offset + len <= self.len);
+        // SAFETY: inside the mapping; the caller answers for references.
+        let _ = unsafe { rustix::mm::madvise(self.as_ptr().add(offset).cast(), len, Advice::LinuxDontNeed) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapping_is_zero_and_own_and_forgets_when_discarded() {
+        let m = map(3 * PAGE_SIZE + 1, OnFork::Copy).unwrap();
+        assert_eq!(m.len(), 4 * PAGE_SIZE);
+        let mut found = false;
+        own_ranges(|s, e| found |= s == m.addr() - PAGE_SIZE && e == m.addr() + m.len() + PAGE_SIZE);
+        assert!(found, "the mapping with its guards is in the table of own ranges");
+        // SAFETY: the mapping is ours alone.
+        unsafe {
+            assert_eq!(*m.as_ptr(), 0);
+            *m.as_ptr() = 7;
+            *m.as_ptr().add(PAGE_SIZE) = 8;
+            m.discard(0, PAGE_SIZE);
+            assert_eq!((*m.as_ptr(), *m.as_ptr().add(PAGE_SIZE)), (0, 8));
+        }
+    }
+}
