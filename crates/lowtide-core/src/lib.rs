@@ -9,5 +9,8 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod codec;
 pub mod lock;
+pub mod slot;
+pub mod store;
 pub mod vm;

@@ -1,0 +1,122 @@
+//! What goes into a store and what comes out: configuration, results, errors and figures.
+
+use core::sync::atomic::AtomicU64;
+
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+
+use crate::codec::Codec;
+use crate::slot::Entry;
+
+/// The bytes of one page.
+pub type Page = [u8; crate::vm::PAGE_SIZE];
+
+/// How a store is set up.
+#[derive(Debug)]
+pub struct StoreConfig {
+    /// Most bytes of frames that the compressed pool may hold. 0: nothing is kept in the pool.
+    pub pool_limit: usize,
+    /// Once full, the pool accepts again when it holds less than this many percent of its limit.
+    pub accept_percent: u32,
+    /// The compressor.
+    pub codec: Codec,
+    /// The swap file, if there is one.
+    pub file: Option<FileConfig>,
+}
+
+/// A swap file of a store.
+#[derive(Debug)]
+pub struct FileConfig {
+    /// The open file; the store closes it.
+    pub fd: OwnedFd,
+    /// Most bytes that the file may hold.
+    pub size: u64,
+    /// Bytes of file used by all processes of the run. The store adds to it, cluster by cluster, before its file grows.
+    pub budget: Option<&'static AtomicU64>,
+    /// What `budget` may not exceed, in bytes.
+    pub budget_limit: u64,
+}
+
+/// Where a page went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stored {
+    /// The page is all zeros: nothing is kept for it.
+    Zero,
+    /// The page is kept under this entry until it is freed.
+    Entry(Entry),
+}
+
+/// Where a page came from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Loaded {
+    /// From the pool: no I/O.
+    Pool,
+    /// From a device.
+    Device,
+}
+
+/// Why a page could not be stored or loaded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StoreError {
+    /// No tier can take the page.
+    Full,
+    /// The device failed.
+    Io {
+        /// What the kernel said.
+        errno: Errno,
+        /// Where, in bytes from the start of the area.
+        offset: u64,
+    },
+    /// The bytes that came back are not those that were stored.
+    Corrupt {
+        /// The page's entry.
+        entry: Entry,
+        /// Where they were read, in bytes from the start of the area.
+        offset: u64,
+    },
+    /// The entry names no page: never given out, or already freed.
+    BadEntry,
+    /// The kernel or the allocator has no memory for lowtide's tables.
+    NoMemory,
+}
+
+/// Figures of a store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StoreStats {
+    /// Bytes of frames that the pool holds.
+    pub pool_bytes: usize,
+    /// Bytes of the objects in them.
+    pub pool_stored_bytes: usize,
+    /// The pool's limit, in bytes of frames.
+    pub pool_limit: usize,
+    /// Pages stored now (zero pages take nothing and are not counted).
+    pub stored_now: u64,
+    /// Of these, pages on a device.
+    pub on_device_now: u64,
+    /// Zero pages seen since the start.
+    pub zero_seen: u64,
+    /// Pages filled with one repeated word, not zero, seen since the start.
+    pub same_filled: u64,
+    /// Pages that did not compress to 7/8 of a page, seen since the start.
+    pub incompressible: u64,
+    /// Pages refused because no tier could take them.
+    pub refused: u64,
+    /// Read operations on devices.
+    pub device_read_ios: u64,
+    /// Write operations on devices.
+    pub device_write_ios: u64,
+    /// Bytes read from devices.
+    pub device_read_bytes: u64,
+    /// Bytes written to devices.
+    pub device_write_bytes: u64,
+    /// Failed operations on devices.
+    pub device_errors: u64,
+    /// Pages that came back with other bytes than were stored.
+    pub corrupt: u64,
+    /// Slots given up because the device failed to write them.
+    pub bad_slots: u64,
+    /// Calls of `free` with an entry that was not in use.
+    pub bad_frees: u64,
+    /// Bytes of this process's own swap file in use or once used (what it has added to the budget).
+    pub file_bytes: u64,
+}
