@@ -237,8 +237,12 @@ pub struct Segment {
     pub dead: Counters,
     /// Their latencies.
     pub dead_latency: [AtomicU64; LATENCY_BUCKETS],
-    /// The processes.
+    /// The processes. Scan [`Segment::used_procs`], not this: reading a slot makes its page resident.
     pub procs: [Proc; MAX_PROCS],
+    /// `lowtide run`'s own memory in bytes, this segment and the agent's file included: it counts against the limit.
+    pub supervisor_bytes: AtomicU64,
+    /// No slot from this index on has ever been claimed.
+    pub procs_high: AtomicU32,
 }
 
 impl Segment {
@@ -261,10 +265,15 @@ impl Segment {
         self.warnings_sent.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Sum of what all live processes count against the limit, in bytes. Also keeps `ram_peak`.
+    /// The slots that have ever been claimed; all others are free.
+    pub fn used_procs(&self) -> &[Proc] {
+        &self.procs[..(self.procs_high.load(Ordering::Acquire) as usize).min(MAX_PROCS)]
+    }
+
+    /// Sum of what all live processes and `lowtide run` itself count against the limit, in bytes. Also keeps `ram_peak`.
     pub fn ram_now(&self) -> u64 {
-        let mut sum = 0;
-        for p in &self.procs {
+        let mut sum = self.supervisor_bytes.load(Ordering::Relaxed);
+        for p in self.used_procs() {
             if p.state.load(Ordering::Relaxed) >= proc_state::WATCHING {
                 sum += p.ram_bytes.load(Ordering::Relaxed);
             }
@@ -276,9 +285,8 @@ impl Segment {
     /// Claims a slot for process `pid`; one that this pid already holds (it called exec) is kept with its counts. None: all taken.
     pub fn claim(&self, pid: u32) -> Option<&Proc> {
         use proc_state::*;
-        if let Some(p) =
-            self.procs.iter().find(|p| p.pid.load(Ordering::Relaxed) == pid && p.state.load(Ordering::Relaxed) != FREE)
-        {
+        let held = |p: &&Proc| p.pid.load(Ordering::Relaxed) == pid && p.state.load(Ordering::Relaxed) != FREE;
+        if let Some(p) = self.used_procs().iter().find(held) {
             for gauge in [
                 &p.ram_bytes,
                 &p.own_bytes,
@@ -296,10 +304,12 @@ impl Segment {
             p.state.store(WATCHING, Ordering::Release);
             return Some(p);
         }
-        let p = self
+        let (i, p) = self
             .procs
             .iter()
-            .find(|p| p.state.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok())?;
+            .enumerate()
+            .find(|(_, p)| p.state.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok())?;
+        self.procs_high.fetch_max(i as u32 + 1, Ordering::AcqRel);
         p.pid.store(pid, Ordering::Relaxed);
         p.state.store(WATCHING, Ordering::Release);
         Some(p)
