@@ -10,7 +10,9 @@ extern crate alloc;
 extern crate std;
 
 pub mod codec;
+pub mod frame;
 pub mod lock;
 pub mod slot;
 pub mod store;
+pub mod table;
 pub mod vm;

@@ -2,7 +2,8 @@
 //! child. The three states of the word (free, held, held with waiters) are those of Drepper, "Futexes Are Tricky" (2011).
 //!
 //! LOCK ORDER of lowtide, outermost first (a thread may only take a lock further right than those that it holds):
-//! space (pager) > staging lists > store area > slot cluster > pool > frames. Nobody holds any of them across device I/O.
+//! space (pager) > staging lists > slot cluster > lists of an area > pool class > frames. Nobody holds any of them across
+//! device I/O.
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
@@ -79,7 +80,10 @@ impl<T> Lock<T> {
     /// Only in a forked child, before it has a second thread, when the holder (a thread of the parent that does not exist here)
     /// was not changing the value at the moment of the fork.
     pub unsafe fn reset_after_fork(&self) {
-        self.word.store(FREE, Ordering::Relaxed);
+        // Looked at first: a store to a free lock would make the child copy the page that the lock is in.
+        if self.word.load(Ordering::Relaxed) != FREE {
+            self.word.store(FREE, Ordering::Relaxed);
+        }
     }
 }
 

@@ -2,10 +2,11 @@
 //! by mistake, and so that it can be told apart from the program's memory.
 //!
 //! A mapping has an inaccessible guard page on each side: the kernel then never merges it with a mapping of the program.
-//! Mappings are never given back as a whole (the table of own ranges only grows); their pages are, with [`Mapping::discard`].
+//! The table of own ranges only grows: the address range of a mapping that is no longer needed is kept, empty, for the next
+//! mapping of the same length ([`Mapping::retire`]). Pages are given back with [`Mapping::discard`].
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
@@ -19,9 +20,15 @@ const MAX_OWN: usize = 1024;
 struct OwnRange {
     start: AtomicUsize,
     end: AtomicUsize,
+    /// Nobody uses the range: it may be mapped again.
+    retired: AtomicBool,
 }
 
-static OWN: [OwnRange; MAX_OWN] = [const { OwnRange { start: AtomicUsize::new(0), end: AtomicUsize::new(0) } }; MAX_OWN];
+impl OwnRange {
+    const NEW: OwnRange = OwnRange { start: AtomicUsize::new(0), end: AtomicUsize::new(0), retired: AtomicBool::new(false) };
+}
+
+static OWN: [OwnRange; MAX_OWN] = [const { OwnRange::NEW }; MAX_OWN];
 static OWN_LEN: AtomicUsize = AtomicUsize::new(0);
 
 /// A readable and writable mapping of lowtide's own, zero-filled on first touch. Lives as long as the process.
@@ -56,11 +63,17 @@ pub fn map(len: usize, on_fork: OnFork) -> Result<Mapping, Errno> {
         OnFork::Copy => MapFlags::PRIVATE | MapFlags::NORESERVE,
         OnFork::Share => MapFlags::SHARED | MapFlags::NORESERVE,
     };
-    // SAFETY: a fresh anonymous mapping at an address of the kernel's choice aliases nothing.
-    let base = unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), whole, ProtFlags::empty(), flags)? };
+    let base = match map_again(whole, flags)? {
+        Some(base) => base,
+        None => {
+            // SAFETY: a fresh anonymous mapping at an address of the kernel's choice aliases nothing.
+            let base = unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), whole, ProtFlags::empty(), flags)? };
+            own(base as usize, base as usize + whole)?;
+            base
+        }
+    };
     // SAFETY: the inner part of the mapping just made.
     let inner = unsafe { base.cast::<u8>().add(PAGE_SIZE) };
-    own(base as usize, base as usize + whole)?;
     // SAFETY: `inner .. inner + len` is inside the mapping just made and nobody uses it yet.
     unsafe {
         rustix::mm::mprotect(inner.cast(), len, MprotectFlags::READ | MprotectFlags::WRITE)?;
@@ -68,6 +81,30 @@ pub fn map(len: usize, on_fork: OnFork) -> Result<Mapping, Errno> {
         let _ = rustix::mm::madvise(inner.cast(), len, Advice::LinuxDontDump);
     }
     Ok(Mapping { base: NonNull::new(inner).ok_or(Errno::NOMEM)?, len })
+}
+
+/// Maps a retired range of `whole` bytes afresh, inaccessible, if there is one.
+fn map_again(whole: usize, flags: MapFlags) -> Result<Option<*mut core::ffi::c_void>, Errno> {
+    for slot in OWN.iter().take(OWN_LEN.load(Ordering::Acquire)) {
+        let start = slot.start.load(Ordering::Relaxed);
+        if !slot.retired.load(Ordering::Relaxed)
+            || slot.end.load(Ordering::Acquire).wrapping_sub(start) != whole
+            || slot.retired.compare_exchange(true, false, Ordering::Acquire, Ordering::Relaxed).is_err()
+        {
+            continue;
+        }
+        let base = start as *mut core::ffi::c_void;
+        // SAFETY: the range is lowtide's, and retired: nobody refers to it, and the exchange made this thread its one user.
+        let mapped = unsafe { rustix::mm::mmap_anonymous(base, whole, ProtFlags::empty(), flags | MapFlags::FIXED) };
+        return match mapped {
+            Ok(base) => Ok(Some(base)),
+            Err(errno) => {
+                slot.retired.store(true, Ordering::Release);
+                Err(errno)
+            }
+        };
+    }
+    Ok(None)
 }
 
 /// Enters `start .. end` into the table of own ranges: for memory that lowtide got in another way (its library's data, the
@@ -118,6 +155,25 @@ impl Mapping {
         self.len == 0
     }
 
+    /// Gives all memory of the mapping back and leaves its address range, inaccessible, to a later [`map`] of the same length.
+    ///
+    /// # Safety
+    /// Nobody may use the mapping, or a copy of it, from here on.
+    pub unsafe fn retire(self) {
+        let (base, whole) = (self.addr() - PAGE_SIZE, self.len + 2 * PAGE_SIZE);
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: replaces the mapping and its guards, which nobody uses any more.
+        if unsafe { rustix::mm::mmap_anonymous(base as *mut _, whole, ProtFlags::empty(), flags) }.is_err() {
+            return;
+        }
+        for slot in OWN.iter().take(OWN_LEN.load(Ordering::Acquire)) {
+            if slot.start.load(Ordering::Relaxed) == base && slot.end.load(Ordering::Acquire) == base + whole {
+                slot.retired.store(true, Ordering::Release);
+                return;
+            }
+        }
+    }
+
     /// Gives the pages of `offset .. offset + len` back to the kernel; they read as zero afterwards.
     ///
     /// # Safety
@@ -148,5 +204,21 @@ mod tests {
             m.discard(0, PAGE_SIZE);
             assert_eq!((*m.as_ptr(), *m.as_ptr().add(PAGE_SIZE)), (0, 8));
         }
+    }
+
+    #[test]
+    fn a_retired_range_is_used_again_and_is_zero() {
+        // A length that no other test maps: tests run at the same time.
+        let len = 77 * PAGE_SIZE;
+        let m = map(len, OnFork::Copy).unwrap();
+        // SAFETY: the mapping is ours alone, and not used after it was retired.
+        unsafe {
+            *m.as_ptr() = 7;
+            m.retire();
+        }
+        let again = map(len, OnFork::Share).unwrap();
+        assert_eq!(again.addr(), m.addr());
+        // SAFETY: the mapping is ours alone.
+        assert_eq!(unsafe { *again.as_ptr() }, 0);
     }
 }

@@ -1,0 +1,106 @@
+//! The buddy allocator of one arena: which frames are free, in blocks of 2^order frames, order 0 to 9.
+//!
+//! Free blocks are bits, one set per order, not lists through the frames: a free frame has no memory behind it that could hold a
+//! link. The lowest block is taken first, so that what is in use stays dense.
+
+use rustix::io::Errno;
+
+use super::bits::BitSet;
+use super::{MAX_ORDER, Run};
+use crate::table::Table;
+use crate::vm::OnFork;
+
+/// The free frames of an arena. Not locked: [`super::Frames`] does that.
+#[derive(Debug)]
+pub(super) struct Buddy {
+    words: Table<u64>,
+    free: [BitSet; MAX_ORDER as usize + 1],
+    /// First word of the plain bitmap of frames that are handed out: catches frees of frames that are not.
+    handed_out: usize,
+    frames: usize,
+}
+
+impl Buddy {
+    /// All of `frames` frames free.
+    pub(super) fn new(frames: usize) -> Result<Buddy, Errno> {
+        let mut next = 0;
+        let mut free = [BitSet::default(); MAX_ORDER as usize + 1];
+        for (order, set) in free.iter_mut().enumerate() {
+            *set = BitSet::lay_out(frames >> order, &mut next);
+        }
+        let words = Table::new(next + frames.div_ceil(64), OnFork::Copy)?;
+        let mut buddy = Buddy { words, free, handed_out: next, frames };
+        buddy.put(Run { start: 0, frames: frames as u32 });
+        Ok(buddy)
+    }
+
+    /// Takes a run of `n` frames, 1 to 512, that begins at a multiple of `n` rounded up to a power of two.
+    pub(super) fn take(&mut self, n: u32) -> Option<u32> {
+        let order = n.next_power_of_two().trailing_zeros();
+        let (mut have, block) = (order..=MAX_ORDER).find_map(|o| Some((o, self.free[o as usize].first(&self.words)?)))?;
+        self.free[have as usize].remove(&mut self.words, block);
+        let start = (block << have) as u32;
+        while have > order {
+            have -= 1;
+            // The lower half goes on being split; the upper is free.
+            self.free[have as usize].insert(&mut self.words, (start as usize >> have) + 1);
+        }
+        let block = 1 << order;
+        if n < block {
+            self.put(Run { start: start + n, frames: block - n });
+        }
+        Some(start)
+    }
+
+    /// Puts a run of frames back, merging blocks as far as possible. The frames must not be free.
+    pub(super) fn put(&mut self, run: Run) {
+        let (mut start, end) = (run.start as usize, (run.start + run.frames) as usize);
+        while start < end {
+            let fits = (end - start).ilog2();
+            let order = start.trailing_zeros().min(fits).min(MAX_ORDER);
+            self.put_block(start >> order, order);
+            start += 1 << order;
+        }
+    }
+
+    fn put_block(&mut self, mut block: usize, mut order: u32) {
+        while order < MAX_ORDER && self.free[order as usize].has(&self.words, block ^ 1) {
+            self.free[order as usize].remove(&mut self.words, block ^ 1);
+            block >>= 1;
+            order += 1;
+        }
+        self.free[order as usize].insert(&mut self.words, block);
+    }
+
+    /// Notes that the frames of `run` are handed out, or no longer. False, and nothing changes, if one of them is so already
+    /// or is not of this arena.
+    pub(super) fn mark(&mut self, run: Run, handed_out: bool) -> bool {
+        let frames = run.start as usize..run.start as usize + run.frames as usize;
+        if frames.end > self.frames {
+            return false;
+        }
+        let place = |f: usize| (self.handed_out + f / 64, 1u64 << (f % 64));
+        if frames.clone().map(place).any(|(word, bit)| (self.words[word] & bit != 0) == handed_out) {
+            return false;
+        }
+        for f in frames {
+            let (word, bit) = (self.handed_out + f / 64, 1u64 << (f % 64));
+            self.words[word] ^= bit;
+        }
+        true
+    }
+
+    /// Whether the whole arena is free in the largest blocks that its size allows.
+    #[cfg(test)]
+    pub(super) fn is_whole(&self) -> bool {
+        let mut start = 0;
+        while start < self.frames {
+            let order = (start.trailing_zeros()).min((self.frames - start).ilog2()).min(MAX_ORDER);
+            if !self.free[order as usize].has(&self.words, start >> order) {
+                return false;
+            }
+            start += 1 << order;
+        }
+        true
+    }
+}
