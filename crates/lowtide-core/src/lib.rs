@@ -12,6 +12,7 @@ extern crate std;
 pub mod codec;
 pub mod frame;
 pub mod lock;
+pub mod pool;
 pub mod slot;
 pub mod store;
 pub mod table;

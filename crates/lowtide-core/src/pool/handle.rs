@@ -1,0 +1,40 @@
+//! The name of an object in the pool.
+
+/// Where an object is, and how long it is: 54 bits, so that a slot's table word has room for it.
+///
+/// Bits 0..12 length - 1, 12..22 place in the span, 22..54 first frame of the span.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Handle(u64);
+
+impl Handle {
+    /// Bits that a handle's number may have set.
+    pub const MASK: u64 = (1 << 54) - 1;
+
+    pub(super) fn new(frame: u32, place: usize, len: usize) -> Handle {
+        debug_assert!(place < 1 << 10 && (1..=1 << 12).contains(&len));
+        Handle((frame as u64) << 22 | (place as u64) << 12 | (len as u64 - 1))
+    }
+
+    /// The handle as a number.
+    pub fn raw(self) -> u64 {
+        self.0
+    }
+
+    /// The handle with that number. Any number will do: the pool checks handles when they are used.
+    pub fn from_raw(raw: u64) -> Handle {
+        Handle(raw & Self::MASK)
+    }
+
+    /// Length of the object, in bytes, 1 to 4096.
+    pub fn object_len(self) -> usize {
+        (self.0 & 0xfff) as usize + 1
+    }
+
+    pub(super) fn place(self) -> usize {
+        (self.0 >> 12 & 0x3ff) as usize
+    }
+
+    pub(super) fn frame(self) -> u32 {
+        (self.0 >> 22) as u32
+    }
+}
