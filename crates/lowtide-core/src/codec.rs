@@ -1,4 +1,30 @@
-//! Compression.
+//! Compression of single pages. The C libraries work in memory that they are given and never call malloc: they run inside other
+//! people's programs, on threads that the program's allocator knows nothing of.
+
+use alloc::vec::Vec;
+use core::ffi::{c_char, c_int, c_void};
+use core::ptr::NonNull;
+
+// For its link attributes: the functions are in the library that this crate builds.
+use lz4_sys as _;
+use zstd_sys::{ZSTD_CCtx, ZSTD_DCtx};
+
+use crate::pool::MAX_COMPRESSED;
+use crate::store::{Page, StoreError};
+use crate::vm::PAGE_SIZE;
+
+// lz4-sys lacks these two. Names and types are those of lz4.h.
+unsafe extern "C" {
+    fn LZ4_sizeofState() -> c_int;
+    fn LZ4_compress_fast_extState(
+        state: *mut c_void,
+        source: *const c_char,
+        dest: *mut c_char,
+        source_size: c_int,
+        dest_capacity: c_int,
+        acceleration: c_int,
+    ) -> c_int;
+}
 
 /// Which compressor a store uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -10,10 +36,33 @@ pub enum Codec {
     Zstd(i32),
 }
 
-/// The buffers that one thread needs to store and load pages. Make one per thread and keep it.
+/// The buffers that one thread needs to store and load pages (24 KiB; some 300 KiB more once zstd is used). Make one per thread
+/// and keep it.
 #[derive(Debug)]
 pub struct Scratch {
-    _buf: alloc::vec::Vec<u8>,
+    lz4: Vec<u64>,
+    zstd: Option<Zstd>,
+    /// A compressed page.
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// The contexts of zstd, each at the start of its memory.
+#[derive(Debug)]
+struct Zstd {
+    level: i32,
+    compressor: NonNull<ZSTD_CCtx>,
+    decompressor: NonNull<ZSTD_DCtx>,
+    _memory: [Vec<u64>; 2],
+}
+
+// SAFETY: the contexts lie in memory that the value owns and are used through `&mut` only.
+unsafe impl Send for Zstd {}
+
+fn zeroed<T: Clone + Default>(len: usize) -> Result<Vec<T>, StoreError> {
+    let mut v = Vec::new();
+    v.try_reserve_exact(len).map_err(|_| StoreError::NoMemory)?;
+    v.resize(len, T::default());
+    Ok(v)
 }
 
 impl Scratch {
@@ -21,7 +70,172 @@ impl Scratch {
     ///
     /// # Errors
     /// `NoMemory` when the allocator has none.
-    pub fn new() -> Result<Scratch, crate::store::StoreError> {
-        Ok(Scratch { _buf: alloc::vec::Vec::new() })
+    pub fn new() -> Result<Scratch, StoreError> {
+        // SAFETY: a pure function.
+        let state = unsafe { LZ4_sizeofState() } as usize;
+        Ok(Scratch { lz4: zeroed(state.div_ceil(8))?, zstd: None, bytes: zeroed(PAGE_SIZE)? })
+    }
+
+    fn zstd(&mut self, level: i32) -> Result<&mut Zstd, StoreError> {
+        if self.zstd.as_ref().is_none_or(|z| z.level != level) {
+            // The old contexts go first, so that there is never memory for two.
+            self.zstd = None;
+            self.zstd = Some(Zstd::new(level)?);
+        }
+        self.zstd.as_mut().ok_or(StoreError::NoMemory)
+    }
+}
+
+impl Zstd {
+    fn new(level: i32) -> Result<Zstd, StoreError> {
+        // SAFETY: pure functions.
+        let (for_c, for_d) = unsafe {
+            let params = zstd_sys::ZSTD_getCParams(level, PAGE_SIZE as u64, 0);
+            (zstd_sys::ZSTD_estimateCCtxSize_usingCParams(params), zstd_sys::ZSTD_estimateDCtxSize())
+        };
+        let mut memory = [zeroed::<u64>(for_c.div_ceil(8))?, zeroed::<u64>(for_d.div_ceil(8))?];
+        let [c, d] = &mut memory;
+        // SAFETY: the memory is as long as is said, aligned to 8, and stays where it is (a Vec that is never touched again) as
+        // long as the contexts.
+        let (compressor, decompressor) = unsafe {
+            (
+                zstd_sys::ZSTD_initStaticCCtx(c.as_mut_ptr().cast(), c.len() * 8),
+                zstd_sys::ZSTD_initStaticDCtx(d.as_mut_ptr().cast(), d.len() * 8),
+            )
+        };
+        let compressor = NonNull::new(compressor).ok_or(StoreError::NoMemory)?;
+        let decompressor = NonNull::new(decompressor).ok_or(StoreError::NoMemory)?;
+        Ok(Zstd { level, compressor, decompressor, _memory: memory })
+    }
+}
+
+impl Codec {
+    /// Compresses a page into the front of `scratch.bytes` and returns how long it is there; `None` if it does not fit into
+    /// [`MAX_COMPRESSED`] bytes.
+    pub(crate) fn compress(self, page: &Page, scratch: &mut Scratch) -> Option<usize> {
+        match self {
+            Codec::Lz4 => {
+                // SAFETY: the state is as big as LZ4_sizeofState says and aligned to 8; source and destination are as long as
+                // is said.
+                let n = unsafe {
+                    LZ4_compress_fast_extState(
+                        scratch.lz4.as_mut_ptr().cast(),
+                        page.as_ptr().cast(),
+                        scratch.bytes.as_mut_ptr().cast(),
+                        PAGE_SIZE as c_int,
+                        MAX_COMPRESSED as c_int,
+                        1,
+                    )
+                };
+                usize::try_from(n).ok().filter(|n| *n > 0)
+            }
+            Codec::Zstd(level) => {
+                let context = scratch.zstd(level).ok()?.compressor;
+                // SAFETY: the context is valid and this thread's; source and destination are as long as is said.
+                let n = unsafe {
+                    zstd_sys::ZSTD_compressCCtx(
+                        context.as_ptr(),
+                        scratch.bytes.as_mut_ptr().cast(),
+                        MAX_COMPRESSED,
+                        page.as_ptr().cast(),
+                        PAGE_SIZE,
+                        level,
+                    )
+                };
+                // Errors are numbers near the top of the range.
+                Some(n).filter(|n| *n <= MAX_COMPRESSED)
+            }
+        }
+    }
+
+    /// Decompresses the first `len` bytes of `scratch.bytes`. False if they are not a compressed page; `into` then holds garbage.
+    pub(crate) fn decompress(self, scratch: &mut Scratch, len: usize, into: &mut Page) -> bool {
+        if len > scratch.bytes.len() {
+            return false;
+        }
+        match self {
+            Codec::Lz4 => {
+                // SAFETY: source and destination are as long as is said; the function is safe with any bytes.
+                let n = unsafe {
+                    lz4_sys::LZ4_decompress_safe(
+                        scratch.bytes.as_ptr().cast(),
+                        into.as_mut_ptr().cast(),
+                        len as c_int,
+                        PAGE_SIZE as c_int,
+                    )
+                };
+                n == PAGE_SIZE as c_int
+            }
+            Codec::Zstd(level) => {
+                let Ok(context) = scratch.zstd(level).map(|z| z.decompressor) else { return false };
+                // SAFETY: the context is valid and this thread's; source and destination are as long as is said.
+                let n = unsafe {
+                    zstd_sys::ZSTD_decompressDCtx(
+                        context.as_ptr(),
+                        into.as_mut_ptr().cast(),
+                        PAGE_SIZE,
+                        scratch.bytes.as_ptr().cast(),
+                        len,
+                    )
+                };
+                n == PAGE_SIZE
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(seed: u8) -> Page {
+        core::array::from_fn(|i| if i % 5 == 0 { (i / 7) as u8 ^ seed } else { b'a' + (i % 3) as u8 })
+    }
+
+    fn noise() -> Page {
+        let mut x = 88_172_645_463_325_252u64;
+        core::array::from_fn(|_| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            x as u8
+        })
+    }
+
+    #[test]
+    fn every_codec_and_level_gives_the_page_back() {
+        let mut scratch = Scratch::new().unwrap();
+        let levels = [-5, -1, 0, 1, 2, 3, 4, 7, 9, 12, 15, 19, 22].map(Codec::Zstd);
+        for codec in levels.into_iter().chain([Codec::Lz4]) {
+            for seed in 0..20 {
+                let page = text(seed);
+                let Some(n) = codec.compress(&page, &mut scratch) else { panic!("{codec:?} {seed}") };
+                assert!(n < 3000, "{codec:?} {n}");
+                let mut back = [0; PAGE_SIZE];
+                assert!(codec.decompress(&mut scratch, n, &mut back), "{codec:?}");
+                assert_eq!(back, page);
+            }
+            assert_eq!(codec.compress(&noise(), &mut scratch), None);
+        }
+    }
+
+    #[test]
+    fn garbage_is_refused_not_believed() {
+        let mut scratch = Scratch::new().unwrap();
+        let page = text(1);
+        for codec in [Codec::Lz4, Codec::Zstd(1)] {
+            let n = codec.compress(&page, &mut scratch).unwrap();
+            let mut back = [0; PAGE_SIZE];
+            assert!(!codec.decompress(&mut scratch, n - 1, &mut back), "cut off");
+            assert!(!codec.decompress(&mut scratch, PAGE_SIZE + 1, &mut back), "longer than the buffer");
+            scratch.bytes.copy_from_slice(&noise());
+            assert!(!codec.decompress(&mut scratch, PAGE_SIZE, &mut back));
+            // Bytes that another thread overwrote half way must do no harm, whatever they decode to.
+            for i in 0..2000 {
+                let n = codec.compress(&page, &mut scratch).unwrap();
+                scratch.bytes[i % n] ^= 1 << (i % 8);
+                codec.decompress(&mut scratch, n, &mut back);
+            }
+        }
     }
 }

@@ -10,6 +10,8 @@ extern crate alloc;
 extern crate std;
 
 pub mod codec;
+pub mod device;
+pub mod fill;
 pub mod frame;
 pub mod lock;
 pub mod pool;

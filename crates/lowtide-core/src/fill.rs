@@ -1,0 +1,51 @@
+//! Pages that are all zeros, or one word repeated.
+
+use crate::store::Page;
+
+/// Bytes of the repeated word.
+const WORD: usize = size_of::<u64>();
+
+/// The word that the page repeats from end to end, or `None`. Most pages differ early or at the very end, and are left at once.
+pub fn repeated_word(page: &Page) -> Option<u64> {
+    let word = |i: usize| {
+        let mut bytes = [0; WORD];
+        bytes.copy_from_slice(&page[i * WORD..(i + 1) * WORD]);
+        u64::from_ne_bytes(bytes)
+    };
+    let first = word(0);
+    if first != word(page.len() / WORD - 1) || first != word(1) {
+        return None;
+    }
+    // Blocks, so that the comparison inside one has no branches and is vectorised.
+    for block in page.chunks_exact(16 * WORD) {
+        let mut differ = 0;
+        for bytes in block.as_chunks::<WORD>().0 {
+            differ |= u64::from_ne_bytes(*bytes) ^ first;
+        }
+        if differ != 0 {
+            return None;
+        }
+    }
+    Some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_other_byte_anywhere_is_seen() {
+        for fill in [0u64, 0x0102_0304_0506_0708, u64::MAX] {
+            let mut page = [0; 4096];
+            for w in page.chunks_exact_mut(8) {
+                w.copy_from_slice(&fill.to_ne_bytes());
+            }
+            assert_eq!(repeated_word(&page), Some(fill));
+            for i in 0..page.len() {
+                page[i] ^= 0x10;
+                assert_eq!(repeated_word(&page), None, "byte {i}");
+                page[i] ^= 0x10;
+            }
+        }
+    }
+}
