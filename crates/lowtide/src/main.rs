@@ -1,1 +1,63 @@
-fn main() {}
+//! `lowtide`: swap in user space, for one program.
+//!
+//! `run` reads its options into a [`plan`], asks the kernel what it can do ([`probe`]), makes the memory that all processes of
+//! the run share ([`shared`]), starts the program with the agent preloaded ([`launch`]) and stays with it ([`supervise`]).
+
+mod args;
+mod doctor;
+mod elf;
+mod error;
+mod launch;
+mod machine;
+mod plan;
+mod probe;
+mod program;
+mod run;
+mod shared;
+mod signals;
+mod size;
+mod stats;
+mod stats_file;
+mod supervise;
+mod swap_spec;
+mod tree;
+
+use crate::args::Command;
+use crate::error::{Failure, say};
+use clap::CommandFactory;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let args: Vec<_> = std::env::args_os().collect();
+    let done = match args::parse(&args) {
+        Err(None) => Ok(0),
+        Err(Some(failure)) => Err(failure),
+        Ok(cli) => match cli.command {
+            Command::Run(args) => run::run(*args),
+            Command::Doctor => Ok(doctor::doctor()),
+            Command::Man { command } => man(command.as_deref()),
+        },
+    };
+    match done {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            say(&failure.line);
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+/// Prints the manual page of lowtide, or of one of its commands.
+fn man(command: Option<&str>) -> Result<u8, Failure> {
+    let mut cli = args::Cli::command();
+    cli.build();
+    let page = match command {
+        None => cli,
+        Some(name) => match cli.find_subcommand(name) {
+            Some(found) => found.clone(),
+            None => return Err(Failure::usage(format!("`{name}` is not a command of lowtide; see `lowtide --help`"))),
+        },
+    };
+    let _ = clap_mangen::Man::new(page).render(&mut std::io::stdout());
+    Ok(0)
+}

@@ -1,0 +1,73 @@
+//! Builds the agent (crates/lowtide-agent) so that the binary can carry it inside: copying `lowtide` is installing it.
+//!
+//! The agent is a cdylib without `std` and always a release build, whatever the profile of the command line; a nested cargo with
+//! its own target directory builds it, because the features of shared dependencies must not be unified with those of this crate.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+
+fn main() {
+    let here = PathBuf::from(var("CARGO_MANIFEST_DIR"));
+    let root = here.join("../..");
+    for path in ["Cargo.toml", "Cargo.lock"] {
+        println!("cargo::rerun-if-changed={}", root.join(path).display());
+    }
+    for name in ["lowtide-agent", "lowtide-pager", "lowtide-core"] {
+        for part in ["src", "Cargo.toml"] {
+            println!("cargo::rerun-if-changed={}", root.join("crates").join(name).join(part).display());
+        }
+    }
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-env-changed=LOWTIDE_AGENT_DEBUG");
+
+    // A command line linked with musl still preloads its agent into glibc programs.
+    let target = var("TARGET").replace("musl", "gnu");
+    let out = PathBuf::from(var("OUT_DIR")).join("agent-target");
+    let mut cargo = Command::new(var("CARGO"));
+    cargo.args(["build", "--package", "lowtide-agent", "--release"]);
+    cargo.arg("--manifest-path").arg(root.join("Cargo.toml")).arg("--target-dir").arg(&out).args(["--target", &target]);
+    if outer_cargo_is_offline() {
+        cargo.arg("--offline");
+    }
+    // What is meant for the command line (instrumentation, sanitizers, lints) breaks a library without std.
+    for name in [
+        "CARGO_ENCODED_RUSTFLAGS",
+        "RUSTFLAGS",
+        "RUSTC_WORKSPACE_WRAPPER",
+        "CLIPPY_ARGS",
+        "CARGO_BUILD_TARGET",
+        "CARGO_BUILD_TARGET_DIR",
+        "CARGO_TARGET_DIR",
+    ] {
+        cargo.env_remove(name);
+    }
+    // The agent's file is held in RAM while a program runs: no symbols in it, unless they are asked for.
+    if env::var_os("LOWTIDE_AGENT_DEBUG").is_none() {
+        cargo.env("CARGO_PROFILE_RELEASE_DEBUG", "false").env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
+    }
+    match cargo.status() {
+        Ok(status) if status.success() => {}
+        Ok(status) => fail(&format!("the agent doesn't build: {status}")),
+        Err(error) => fail(&format!("can't start cargo for the agent: {error}")),
+    }
+    let agent = out.join(target).join("release/liblowtide_agent.so");
+    println!("cargo::rustc-env=LOWTIDE_AGENT_SO={}", agent.display());
+}
+
+fn var(name: &str) -> String {
+    env::var(name).unwrap_or_else(|_| fail(&format!("cargo doesn't set {name}")))
+}
+
+fn fail(message: &str) -> ! {
+    eprintln!("{message}");
+    std::process::exit(1)
+}
+
+/// Whether the cargo that runs this script was told to stay off the network on its command line (the environment variable and
+/// the configuration reach the nested one by themselves).
+fn outer_cargo_is_offline() -> bool {
+    let parent = std::os::unix::process::parent_id();
+    std::fs::read(format!("/proc/{parent}/cmdline"))
+        .is_ok_and(|line| line.split(|&b| b == 0).any(|arg| arg == b"--offline" || arg == b"--frozen"))
+}

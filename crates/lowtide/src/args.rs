@@ -1,0 +1,202 @@
+//! The command line, and its errors as one line each.
+
+use crate::error::Failure;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Args, Parser, Subcommand};
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+/// Commands that INTERFACE names and that are not there yet.
+const LATER: [&str; 7] = ["ps", "stat", "limit", "reclaim", "swapon", "swapoff", "top"];
+
+const EXAMPLES: &str = "\
+Examples:
+  lowtide run --ram 512M -- python3 big.py
+      keep python3 and all its children under 512 MiB
+  lowtide run --ram 40% --swap dir:/mnt/fast,size=20G -- sort -S 4G huge.txt
+      40 % of this machine's RAM, cold pages compressed first, then to a file in /mnt/fast
+  lowtide run --ram 1G --swap ram --codec zstd:3 --stats out.json -- redis-server
+      compressed RAM only, and the numbers of the run in a file
+  lowtide doctor
+      what this machine can do, and what would enable the rest";
+
+/// Swap in user space, for one program: keeps an unmodified program under a memory limit.
+#[derive(Parser, Debug)]
+#[command(
+    name = "lowtide",
+    version,
+    about,
+    long_about = "Swap in user space, for one program, without kernel swap and without a reboot: `lowtide run` keeps an unmodified, \
+                  dynamically linked program and all its children under a memory limit. Cold pages are compressed in RAM, then \
+                  written to an unnamed swap file, and come back on a page fault.",
+    after_long_help = EXAMPLES,
+    disable_help_subcommand = true
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Run a program under a memory limit
+    #[command(
+        override_usage = "lowtide run --ram SIZE [OPTIONS] -- PROGRAM [ARGS]...",
+        long_about = "Run a program with all its children under a memory limit. Its anonymous pages and all that lowtide holds for \
+                      them (compressed pages, staging, tables) stay under --ram; below the limit it runs at native speed.\n\n\
+                      Standard input and output, the terminal, signals and the exit status (128+N after signal N) are the \
+                      program's own. Exit status 2: bad usage; 125: lowtide itself failed; 126: the program can't be executed; \
+                      127: it was not found. At exit one summary line goes to standard error.\n\n\
+                      SIZE: 512M, 2G, 1.5GiB, bytes, or 40% of the RAM that this process may use (the smaller of the machine's \
+                      and its cgroup's). Units are binary.",
+        after_long_help = EXAMPLES
+    )]
+    Run(Box<RunArgs>),
+    /// Show what this machine can do, and the exact command that would enable what it can't
+    Doctor,
+    /// Print the manual page (roff) on standard output
+    #[command(hide = true)]
+    Man {
+        /// A command, like `run`; without, lowtide itself
+        command: Option<String>,
+    },
+}
+
+/// Options of `lowtide run`. Sizes and specs are texts here; plan.rs reads them.
+#[derive(Args, Debug)]
+pub struct RunArgs {
+    /// RAM for the whole process tree: its anonymous pages plus all that lowtide holds for them
+    #[arg(long, value_name = "SIZE", env = "LOWTIDE_RAM", hide_env_values = true, allow_negative_numbers = true)]
+    pub ram: Option<String>,
+
+    /// Where cold pages go: auto (compressed RAM first, then an unnamed file in $LOWTIDE_DIR, else /var/tmp), ram (compressed RAM
+    /// only), dir:DIR[,size=8G][,prio=N] (an unnamed file in DIR)
+    #[arg(long, value_name = "SPEC", default_value = "auto")]
+    pub swap: Vec<String>,
+
+    /// Most RAM for the compressed pool [default: half of --ram]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub pool: Option<String>,
+
+    /// How pages are compressed: lz4 or zstd[:LEVEL]
+    #[arg(long, value_name = "NAME[:LEVEL]", default_value = "lz4")]
+    pub codec: String,
+
+    /// When nothing can take another page: exceed (go over the limit with one warning) or stop (stop the program with a message)
+    #[arg(long, value_name = "exceed|stop", default_value = "exceed")]
+    pub when_full: String,
+
+    /// Write the final statistics as one JSON object
+    #[arg(long, value_name = "FILE")]
+    pub stats: Option<PathBuf>,
+
+    /// Write a self-contained report with plots (not built yet)
+    #[arg(long, value_name = "FILE.html", hide = true)]
+    pub report: Option<PathBuf>,
+
+    /// Serve Prometheus text on this loopback address (not built yet)
+    #[arg(long, value_name = "ADDR", hide = true)]
+    pub metrics: Option<String>,
+
+    /// No summary line
+    #[arg(long, conflicts_with = "verbose")]
+    pub quiet: bool,
+
+    /// Say what is adopted and why
+    #[arg(long)]
+    pub verbose: bool,
+
+    /// The program and its arguments
+    #[arg(last = true, value_name = "PROGRAM")]
+    pub program: Vec<OsString>,
+}
+
+/// Reads the command line. Err(None): help or version was printed.
+pub fn parse(args: &[OsString]) -> Result<Cli, Option<Failure>> {
+    Cli::try_parse_from(args).map_err(|error| match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let _ = error.print();
+            None
+        }
+        _ => Some(Failure::usage(one_line(&error, args))),
+    })
+}
+
+/// What clap says in several lines, in one.
+fn one_line(error: &clap::Error, args: &[OsString]) -> String {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.clone(),
+        Some(ContextValue::Strings(texts)) => texts.join(", "),
+        _ => String::new(),
+    };
+    let run = args.get(1).is_some_and(|arg| arg == "run");
+    let help = if run { "see `lowtide run --help`" } else { "see `lowtide --help`" };
+    let arg = text(ContextKind::InvalidArg);
+    match error.kind() {
+        ErrorKind::UnknownArgument if run && !arg.starts_with('-') => {
+            let rest = match args.iter().position(|a| *a == *OsStr::new(&arg)) {
+                Some(i) => args[i..].iter().map(|a| a.display().to_string()).collect::<Vec<_>>().join(" "),
+                None => arg.clone(),
+            };
+            format!("`--` is missing before the program: write `lowtide run --ram SIZE -- {rest}`")
+        }
+        ErrorKind::UnknownArgument => format!("unknown option {arg}; {help}"),
+        ErrorKind::InvalidSubcommand => {
+            let name = text(ContextKind::InvalidSubcommand);
+            if LATER.contains(&name.as_str()) {
+                return Failure::not_built(&format!("`lowtide {name}`")).line;
+            }
+            format!("`{name}` is not a command of lowtide; to run a program: `lowtide run --ram SIZE -- PROGRAM`")
+        }
+        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            format!("no command is given; to run a program: `lowtide run --ram SIZE -- PROGRAM`; {help}")
+        }
+        ErrorKind::ArgumentConflict => {
+            if arg.is_empty() || arg == text(ContextKind::PriorArg) {
+                format!("{arg} is given twice; {help}")
+            } else {
+                format!("{arg} and {} exclude each other; {help}", text(ContextKind::PriorArg))
+            }
+        }
+        ErrorKind::InvalidValue if text(ContextKind::InvalidValue).is_empty() => format!("{arg} needs a value; {help}"),
+        ErrorKind::InvalidUtf8 => format!("an option's value is not valid UTF-8; {help}"),
+        _ => {
+            let rendered = error.render().to_string();
+            let first = rendered.lines().next().unwrap_or_default();
+            format!("{}; {help}", first.strip_prefix("error: ").unwrap_or(first))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn clap_agrees_with_itself() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn errors_are_one_line() {
+        for line in [
+            "lowtide",
+            "lowtide dance",
+            "lowtide stat 1",
+            "lowtide run --ram",
+            "lowtide run --ram 1G --ram 2G -- x",
+            "lowtide run --ram 1G sort -n",
+            "lowtide run --frob -- x",
+            "lowtide run --quiet --verbose -- x",
+            "lowtide run --quiet=3 -- x",
+        ] {
+            let args: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            let failure = parse(&args).expect_err(line).expect(line);
+            assert_eq!(failure.code, 2, "{line}");
+            assert!(!failure.line.contains('\n') && !failure.line.is_empty(), "{line}: {}", failure.line);
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! What kind of executable a file is: just enough of ELF to know whether a library can be preloaded into it.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+/// An executable, judged.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Not ELF: the first bytes decide (a script, or nothing that we know).
+    Other,
+    /// ELF of this machine, with this loader (PT_INTERP).
+    Dynamic(Vec<u8>),
+    /// ELF of this machine without a loader: static, static-pie, or the loader itself.
+    Static,
+    /// ELF of another architecture, word size or byte order; the text names it.
+    Foreign(String),
+    /// Not a program, or cut off.
+    Broken(&'static str),
+}
+
+#[cfg(target_arch = "x86_64")]
+const MACHINE: u16 = 62;
+#[cfg(target_arch = "aarch64")]
+const MACHINE: u16 = 183;
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+compile_error!("lowtide knows x86_64 and aarch64");
+
+const BYTE_ORDER: u8 = if cfg!(target_endian = "little") { 1 } else { 2 };
+const EXEC: u16 = 2;
+const DYN: u16 = 3;
+const PT_INTERP: u32 = 3;
+const PHDR_SIZE: usize = 56;
+
+/// Looks at `file`. An error is one of reading.
+pub fn inspect(file: &File) -> std::io::Result<Kind> {
+    let mut header = [0u8; 64];
+    let n = read_up_to(file, &mut header, 0)?;
+    if n < 4 || header[..4] != *b"\x7fELF" {
+        return Ok(Kind::Other);
+    }
+    if n < header.len() {
+        return Ok(Kind::Broken("its ELF header is cut off"));
+    }
+    let machine = if header[5] == 2 { u16::from_be_bytes([header[18], header[19]]) } else { half(&header, 18) };
+    if header[4] != 2 || header[5] != BYTE_ORDER || machine != MACHINE {
+        let bits = if header[4] == 1 { "32-bit" } else { "64-bit" };
+        return Ok(Kind::Foreign(format!("{bits} {}", machine_name(machine))));
+    }
+    if ![EXEC, DYN].contains(&half(&header, 16)) {
+        return Ok(Kind::Broken("it is an object file or a core dump, not a program"));
+    }
+    let (offset, size, count) = (quad(&header, 32), half(&header, 54), half(&header, 56));
+    if usize::from(size) != PHDR_SIZE {
+        return Ok(Kind::Broken("its program headers are damaged"));
+    }
+    for i in 0..u64::from(count) {
+        let mut phdr = [0u8; PHDR_SIZE];
+        let Some(at) = offset.checked_add(i * PHDR_SIZE as u64) else {
+            return Ok(Kind::Broken("its program headers are damaged"));
+        };
+        if read_up_to(file, &mut phdr, at)? < PHDR_SIZE {
+            return Ok(Kind::Broken("it is cut off"));
+        }
+        if word(&phdr, 0) != PT_INTERP {
+            continue;
+        }
+        let (at, len) = (quad(&phdr, 8), quad(&phdr, 32));
+        if !(2..=4096).contains(&len) {
+            return Ok(Kind::Broken("the name of its loader is damaged"));
+        }
+        let mut interp = vec![0; len as usize];
+        if read_up_to(file, &mut interp, at)? < interp.len() {
+            return Ok(Kind::Broken("it is cut off"));
+        }
+        interp.truncate(interp.iter().position(|&b| b == 0).unwrap_or(interp.len()));
+        return Ok(Kind::Dynamic(interp));
+    }
+    Ok(Kind::Static)
+}
+
+fn read_up_to(file: &File, buffer: &mut [u8], at: u64) -> std::io::Result<usize> {
+    let mut done = 0;
+    while done < buffer.len() {
+        match file.read_at(&mut buffer[done..], at.saturating_add(done as u64)) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            // Offsets from a damaged header.
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+fn half(bytes: &[u8], at: usize) -> u16 {
+    u16::from_ne_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+fn quad(bytes: &[u8], at: usize) -> u64 {
+    u64::from(word(bytes, if cfg!(target_endian = "little") { at } else { at + 4 }))
+        | u64::from(word(bytes, if cfg!(target_endian = "little") { at + 4 } else { at })) << 32
+}
+
+fn machine_name(machine: u16) -> String {
+    match machine {
+        3 => "x86 (i386)".to_owned(),
+        8 => "MIPS".to_owned(),
+        20 | 21 => "PowerPC".to_owned(),
+        22 => "s390x".to_owned(),
+        40 => "ARM".to_owned(),
+        62 => "x86-64".to_owned(),
+        183 => "AArch64".to_owned(),
+        243 => "RISC-V".to_owned(),
+        258 => "LoongArch".to_owned(),
+        other => format!("machine {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn of(bytes: &[u8]) -> Kind {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        inspect(&file).unwrap()
+    }
+
+    fn elf(class: u8, machine: u16, kind: u16, phdrs: u16) -> Vec<u8> {
+        let mut bytes = vec![0u8; 64];
+        bytes[..7].copy_from_slice(&[0x7f, b'E', b'L', b'F', class, 1, 1]);
+        bytes[16..18].copy_from_slice(&kind.to_le_bytes());
+        bytes[18..20].copy_from_slice(&machine.to_le_bytes());
+        bytes[32..40].copy_from_slice(&64u64.to_le_bytes());
+        bytes[54..56].copy_from_slice(&56u16.to_le_bytes());
+        bytes[56..58].copy_from_slice(&phdrs.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn kinds() {
+        assert_eq!(of(b""), Kind::Other);
+        assert_eq!(of(b"#!/bin/sh\n"), Kind::Other);
+        assert!(matches!(of(b"\x7fELF"), Kind::Broken(_)));
+        assert_eq!(of(&elf(2, MACHINE, DYN, 0)), Kind::Static);
+        assert!(matches!(of(&elf(2, MACHINE, 1, 0)), Kind::Broken(_)));
+        assert!(matches!(of(&elf(2, MACHINE, EXEC, 3)), Kind::Broken(_)));
+        assert_eq!(of(&elf(1, 3, EXEC, 0)), Kind::Foreign("32-bit x86 (i386)".to_owned()));
+        assert_eq!(of(&elf(2, 243, EXEC, 0)), Kind::Foreign("64-bit RISC-V".to_owned()));
+    }
+
+    #[test]
+    fn the_loader_is_found() {
+        let mut bytes = elf(2, MACHINE, DYN, 1);
+        let mut phdr = [0u8; 56];
+        phdr[0] = 3;
+        phdr[8..16].copy_from_slice(&120u64.to_le_bytes());
+        phdr[32..40].copy_from_slice(&6u64.to_le_bytes());
+        bytes.extend(phdr);
+        bytes.extend(b"/ld/x\0");
+        assert_eq!(of(&bytes), Kind::Dynamic(b"/ld/x".to_vec()));
+        // An offset beyond every file.
+        bytes[64 + 8..64 + 16].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert!(matches!(of(&bytes), Kind::Broken(_)));
+    }
+
+    #[test]
+    fn this_test_is_dynamic() {
+        let file = File::open("/proc/self/exe").unwrap();
+        assert!(matches!(inspect(&file).unwrap(), Kind::Dynamic(_)));
+    }
+}

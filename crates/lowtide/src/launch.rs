@@ -1,0 +1,53 @@
+//! Starts the program in the world that it would have had without us: same process group, terminal, signal mask and dispositions,
+//! environment but for two variables.
+
+use crate::error::Failure;
+use crate::plan::Plan;
+use crate::shared::Shared;
+use crate::signals::Inherited;
+use lowtide_pager::segment::ENV_SEGMENT;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// Starts the program; its pid.
+pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<libc::pid_t, Failure> {
+    let mut preload = OsString::from(&shared.preload);
+    if let Some(old) = std::env::var_os("LD_PRELOAD").filter(|old| !old.is_empty()) {
+        preload.push(":");
+        preload.push(old);
+    }
+    let mut command = Command::new(&plan.path);
+    command.arg0(&plan.argv[0]).args(&plan.argv[1..]);
+    command.env("LD_PRELOAD", preload).env(ENV_SEGMENT, &shared.segment_path);
+    let supervisor = std::process::id() as libc::pid_t;
+    let prepare = move || {
+        // The program can't live without the segment's owner: it ends with us, even after SIGKILL.
+        // SAFETY: prctl(PR_SET_PDEATHSIG) takes a number.
+        if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: getppid has no preconditions.
+        if unsafe { libc::getppid() } != supervisor {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        inherited.restore();
+        Ok(())
+    };
+    // SAFETY: `prepare` makes async-signal-safe calls only and allocates nothing.
+    unsafe { command.pre_exec(prepare) };
+    let child = command.spawn().map_err(|error| {
+        let text = error.to_string();
+        let why = text.split(" (os error").next().unwrap_or(&text).to_lowercase();
+        let line = format!("{}: can't be executed ({why})", plan.path.display());
+        match error.kind() {
+            io::ErrorKind::NotFound => Failure::not_found(line),
+            io::ErrorKind::OutOfMemory | io::ErrorKind::WouldBlock => {
+                Failure::failed(format!("{line}: no memory or process left; see `ulimit -u`"))
+            }
+            _ => Failure::not_executable(line),
+        }
+    })?;
+    Ok(child.id() as libc::pid_t)
+}

@@ -1,0 +1,138 @@
+//! What a run was asked for, read and checked: nothing has been started or created when this refuses.
+
+use crate::args::RunArgs;
+use crate::error::Failure;
+use crate::machine;
+use crate::program;
+use crate::size;
+use crate::stats_file::StatsFile;
+use crate::swap_spec::{self, Swap};
+use lowtide_pager::segment;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Smallest `--ram`: below it the program's own libraries hardly fit.
+const LEAST_RAM: u64 = 16 << 20;
+
+/// A run, ready to start.
+pub struct Plan {
+    /// Limit in bytes.
+    pub ram: u64,
+    /// Pool limit in bytes.
+    pub pool: u64,
+    /// Where cold pages go.
+    pub swap: Swap,
+    /// One of the segment's `CODEC_` values.
+    pub codec: u32,
+    /// Level of zstd; 0 is its default.
+    pub codec_level: i32,
+    /// One of the segment's `WHEN_FULL_` values.
+    pub when_full: u32,
+    /// No summary.
+    pub quiet: bool,
+    /// Say what happens.
+    pub verbose: bool,
+    /// Where the statistics go.
+    pub stats: Option<StatsFile>,
+    /// The file to execute.
+    pub path: PathBuf,
+    /// Program name and arguments as given.
+    pub argv: Vec<OsString>,
+    /// What is odd about the request, but not wrong.
+    pub warnings: Vec<String>,
+}
+
+impl Plan {
+    /// Reads the options; the error is the first thing that is wrong.
+    pub fn new(args: RunArgs) -> Result<Plan, Failure> {
+        if args.report.is_some() {
+            return Err(Failure::not_built("--report"));
+        }
+        if args.metrics.is_some() {
+            return Err(Failure::not_built("--metrics"));
+        }
+        let usable = machine::ram_usable();
+        let mut warnings = Vec::new();
+
+        let text = args.ram.filter(|text| !text.is_empty());
+        let text =
+            text.ok_or_else(|| Failure::usage("no limit is given: add --ram SIZE, like --ram 512M, or set LOWTIDE_RAM"))?;
+        let ram = size::parse(&text, usable).map_err(|why| Failure::usage(format!("--ram: {why}")))?;
+        if ram < LEAST_RAM {
+            let line = format!("--ram {text}: too small, no program runs in less than {}; give it more", size::show(LEAST_RAM));
+            return Err(Failure::usage(line));
+        }
+        if ram > usable {
+            let line = format!("--ram {text} is more than the RAM there is ({}), so it limits nothing", size::show(usable));
+            warnings.push(line);
+        }
+
+        let pool = match &args.pool {
+            None => ram / 2,
+            Some(text) => size::parse(text, usable).map_err(|why| Failure::usage(format!("--pool: {why}")))?,
+        };
+        if pool > ram {
+            let line = format!(
+                "--pool {} is larger than --ram {}, of which it is a part: make it smaller",
+                size::show(pool),
+                size::show(ram)
+            );
+            return Err(Failure::usage(line));
+        }
+
+        let (codec, codec_level) = codec(&args.codec)?;
+        let when_full = match args.when_full.as_str() {
+            "exceed" => segment::WHEN_FULL_EXCEED,
+            "stop" => segment::WHEN_FULL_STOP,
+            other => return Err(Failure::usage(format!("--when-full {other}: use exceed or stop"))),
+        };
+        let (swap, warning) = swap_spec::resolve(&args.swap, usable)?;
+        warnings.extend(warning);
+        if swap == Swap::Ram && pool == 0 {
+            return Err(Failure::usage(
+                "--pool 0 and no swap file leave no place for a page: give --pool more or --swap dir:DIR",
+            ));
+        }
+
+        let argv = args.program;
+        let Some(name) = argv.first() else {
+            return Err(Failure::usage(
+                "no program is given: put it after `--`, like `lowtide run --ram 512M -- python3 big.py`",
+            ));
+        };
+        let path = program::find(name)?;
+        let stats = args.stats.as_deref().map(StatsFile::open).transpose()?;
+        let (quiet, verbose) = (args.quiet, args.verbose);
+        Ok(Plan { ram, pool, swap, codec, codec_level, when_full, quiet, verbose, stats, path, argv, warnings })
+    }
+}
+
+/// `lz4`, `zstd` or `zstd:LEVEL`.
+fn codec(text: &str) -> Result<(u32, i32), Failure> {
+    let (name, level) = text.split_once(':').map_or((text, None), |(name, level)| (name, Some(level)));
+    match (name, level) {
+        ("lz4", None) => Ok((segment::CODEC_LZ4, 0)),
+        ("lz4", Some(_)) => Err(Failure::usage(format!("--codec {text}: lz4 has no levels: use lz4 or zstd:LEVEL"))),
+        ("zstd", None) => Ok((segment::CODEC_ZSTD, 0)),
+        ("zstd", Some(level)) => match level.parse() {
+            Ok(level @ (-7..=-1 | 1..=22)) => Ok((segment::CODEC_ZSTD, level)),
+            _ => Err(Failure::usage(format!("--codec {text}: the level of zstd is a number from -7 to 22, not 0: use zstd:3"))),
+        },
+        _ => Err(Failure::usage(format!("--codec {text}: unknown codec: use lz4 or zstd[:LEVEL]"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codecs() {
+        assert_eq!(codec("lz4"), Ok((segment::CODEC_LZ4, 0)));
+        assert_eq!(codec("zstd"), Ok((segment::CODEC_ZSTD, 0)));
+        assert_eq!(codec("zstd:-3"), Ok((segment::CODEC_ZSTD, -3)));
+        for text in ["", "lzo", "lz4:1", "zstd:", "zstd:0", "zstd:23", "zstd:x", "LZ4"] {
+            assert_eq!(codec(text).unwrap_err().code, 2, "{text}");
+        }
+    }
+}

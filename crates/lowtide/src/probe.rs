@@ -1,0 +1,267 @@
+//! What the kernel lets this user do, found out by doing it. `run` refuses with what [`Probe::refusal`] says; `doctor` shows all.
+
+use linux_raw_sys::general as sys;
+use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
+use rustix::fs::{CWD, MemfdFlags, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags};
+
+/// Features of userfaultfd that the pager asks for.
+pub const FEATURES: u64 = (sys::UFFD_FEATURE_EVENT_FORK
+    | sys::UFFD_FEATURE_EVENT_REMAP
+    | sys::UFFD_FEATURE_EVENT_REMOVE
+    | sys::UFFD_FEATURE_EVENT_UNMAP
+    | sys::UFFD_FEATURE_MOVE) as u64;
+
+/// `_IO(0xAA, 0)`.
+const USERFAULTFD_IOC_NEW: u32 = 0xAA00;
+/// `_IOWR('f', 16, struct pm_scan_arg)`.
+const PAGEMAP_SCAN: u32 = 3 << 30 | (size_of::<sys::pm_scan_arg>() as u32) << 16 | (b'f' as u32) << 8 | 16;
+
+const EVENT_FORK: u64 = sys::UFFD_FEATURE_EVENT_FORK as u64;
+
+/// Which door to userfaultfd is open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Door {
+    /// `/dev/userfaultfd`.
+    Device,
+    /// The system call: root, CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd=1.
+    Syscall,
+    /// Neither.
+    Closed {
+        /// What opening the device said.
+        device: Errno,
+        /// What the system call said.
+        syscall: Errno,
+    },
+}
+
+/// All that `run` needs from the kernel.
+#[derive(Debug, Clone)]
+pub struct Probe {
+    /// Kernel version.
+    pub kernel: (u32, u32),
+    /// How a userfaultfd was opened.
+    pub door: Door,
+    /// vm.unprivileged_userfaultfd.
+    pub sysctl: Option<u32>,
+    /// Features that this kernel knows.
+    pub features: u64,
+    /// What the handshake with [`FEATURES`] said.
+    pub handshake: Result<(), Errno>,
+    /// What PAGEMAP_SCAN said.
+    pub pagemap_scan: Result<(), Errno>,
+    /// What mapping a memfd as code said: the agent comes out of one.
+    pub memfd_exec: Result<(), Errno>,
+}
+
+impl Probe {
+    /// Tries everything.
+    pub fn new() -> Self {
+        let door = match open_device() {
+            Ok(_) => Door::Device,
+            Err(device) => match open_syscall() {
+                Ok(_) => Door::Syscall,
+                Err(syscall) => Door::Closed { device, syscall },
+            },
+        };
+        let sysctl = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").ok();
+        Probe {
+            kernel: crate::machine::kernel_version(),
+            door,
+            sysctl: sysctl.and_then(|text| text.trim().parse().ok()),
+            features: known_features(),
+            handshake: open().and_then(|fd| handshake(&fd, FEATURES)).map(drop),
+            pagemap_scan: pagemap_scan(),
+            memfd_exec: memfd_exec(),
+        }
+    }
+
+    /// Why `run` can't work here and what to do, or None.
+    pub fn refusal(&self) -> Option<String> {
+        let (major, minor) = self.kernel;
+        match self.door {
+            Door::Closed { syscall: Errno::NOSYS, .. } => {
+                return Some("this kernel has no userfaultfd: boot one that is built with CONFIG_USERFAULTFD".to_owned());
+            }
+            Door::Closed { .. } if self.sysctl == Some(1) => {
+                return Some(
+                    "a security filter forbids userfaultfd; in a container, start it with `--security-opt seccomp=unconfined`"
+                        .to_owned(),
+                );
+            }
+            Door::Closed { .. } => {
+                return Some(format!("no privilege for userfaultfd; {}", remedy()));
+            }
+            _ => {}
+        }
+        if self.features & sys::UFFD_FEATURE_MOVE as u64 == 0 {
+            return Some(format!("this kernel ({major}.{minor}) has no UFFDIO_MOVE: boot Linux 6.8 or later"));
+        }
+        if self.pagemap_scan == Err(Errno::NOTTY) {
+            return Some(format!("this kernel ({major}.{minor}) has no PAGEMAP_SCAN: boot Linux 6.7 or later"));
+        }
+        if FEATURES & !self.features != 0 {
+            return Some(format!("this kernel ({major}.{minor}) lacks events of userfaultfd: boot Linux 6.8 or later"));
+        }
+        match self.handshake {
+            Ok(()) => {}
+            Err(Errno::PERM) if FEATURES & EVENT_FORK != 0 => {
+                return Some(format!("no privilege to see forks through userfaultfd; {}", remedy()));
+            }
+            Err(error) => return Some(format!("userfaultfd fails ({}): `lowtide doctor` says more", text(error))),
+        }
+        if let Err(error) = self.memfd_exec {
+            let why = text(error);
+            return Some(format!(
+                "code can't be mapped from a memfd ({why}): a security policy (SELinux?) forbids it; allow it"
+            ));
+        }
+        None
+    }
+}
+
+/// The command that grants what [`FEATURES`] needs.
+///
+/// Access to userfaultfd alone (vm.unprivileged_userfaultfd=1, or an ACL on /dev/userfaultfd) isn't enough while EVENT_FORK is
+/// among them: the kernel gives that feature only with CAP_SYS_PTRACE.
+pub fn remedy() -> String {
+    if FEATURES & EVENT_FORK != 0 {
+        format!("grant CAP_SYS_PTRACE: `{} run ...`, or run as root", grant_command())
+    } else {
+        "grant it with `sudo setfacl -m u:$USER:rw /dev/userfaultfd` or `sudo sysctl vm.unprivileged_userfaultfd=1`".to_owned()
+    }
+}
+
+/// Runs lowtide as this user with the one capability that is missing; the program inherits it.
+fn grant_command() -> String {
+    let exe = std::env::current_exe().map_or_else(|_| "lowtide".to_owned(), |path| path.display().to_string());
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    format!("sudo -E setpriv --reuid={uid} --regid={gid} --init-groups --inh-caps=+sys_ptrace --ambient-caps=+sys_ptrace {exe}")
+}
+
+/// An error number in words, without the number.
+pub fn text(error: Errno) -> String {
+    let text = std::io::Error::from(error).to_string();
+    text.split(" (os error").next().unwrap_or(&text).to_lowercase()
+}
+
+fn open() -> Result<OwnedFd, Errno> {
+    open_device().or_else(|_| open_syscall())
+}
+
+fn open_device() -> Result<OwnedFd, Errno> {
+    let device = rustix::fs::openat(CWD, "/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+    // SAFETY: USERFAULTFD_IOC_NEW takes flags by value and gives a new descriptor.
+    let fd = unsafe { libc::ioctl(device.as_raw_fd(), u64::from(USERFAULTFD_IOC_NEW) as _, flags) };
+    if fd < 0 {
+        return Err(last_error());
+    }
+    // SAFETY: the kernel has just made it for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn open_syscall() -> Result<OwnedFd, Errno> {
+    // SAFETY: nothing is registered with it, so no memory access changes its meaning.
+    unsafe { rustix::mm::userfaultfd(UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK) }
+}
+
+/// UFFDIO_API with these features; the features that the kernel knows.
+fn handshake(fd: &OwnedFd, features: u64) -> Result<u64, Errno> {
+    let mut api = sys::uffdio_api { api: u64::from(sys::UFFD_API), features, ioctls: 0 };
+    // SAFETY: UFFDIO_API reads and writes one uffdio_api.
+    let rc = unsafe { libc::ioctl(fd.as_raw_fd(), u64::from(linux_raw_sys::ioctl::UFFDIO_API) as _, &raw mut api) };
+    if rc < 0 { Err(last_error()) } else { Ok(api.features) }
+}
+
+fn known_features() -> u64 {
+    open().and_then(|fd| handshake(&fd, 0)).unwrap_or(0)
+}
+
+/// PAGEMAP_SCAN of one page of our own.
+fn pagemap_scan() -> Result<(), Errno> {
+    let pagemap = rustix::fs::openat(CWD, "/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let here = (&raw const FEATURES_PAGE) as u64 & !4095;
+    let mut regions = [const { sys::page_region { start: 0, end: 0, categories: 0 } }; 1];
+    let present = 1 << 3;
+    let mut scan = sys::pm_scan_arg {
+        size: size_of::<sys::pm_scan_arg>() as u64,
+        flags: 0,
+        start: here,
+        end: here + 4096,
+        walk_end: 0,
+        vec: regions.as_mut_ptr() as u64,
+        vec_len: 1,
+        max_pages: 0,
+        category_inverted: 0,
+        category_mask: 0,
+        category_anyof_mask: 0,
+        return_mask: present,
+    };
+    // SAFETY: PAGEMAP_SCAN reads and writes one pm_scan_arg and writes at most `vec_len` regions.
+    let rc = unsafe { libc::ioctl(pagemap.as_raw_fd(), u64::from(PAGEMAP_SCAN) as _, &raw mut scan) };
+    if rc < 0 { Err(last_error()) } else { Ok(()) }
+}
+
+/// Something whose page can be scanned.
+static FEATURES_PAGE: u64 = FEATURES;
+
+/// Whether a shared library can be loaded from a memfd.
+fn memfd_exec() -> Result<(), Errno> {
+    let fd = rustix::fs::memfd_create(c"lowtide-probe", MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL)?;
+    rustix::fs::ftruncate(&fd, 4096)?;
+    // SAFETY: a fresh mapping, which nobody touches, taken away again.
+    unsafe {
+        let at = rustix::mm::mmap(std::ptr::null_mut(), 4096, ProtFlags::READ | ProtFlags::EXEC, MapFlags::PRIVATE, &fd, 0)?;
+        rustix::mm::munmap(at, 4096)
+    }
+}
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> Probe {
+        Probe {
+            kernel: (6, 18),
+            door: Door::Device,
+            sysctl: Some(0),
+            features: FEATURES,
+            handshake: Ok(()),
+            pagemap_scan: Ok(()),
+            memfd_exec: Ok(()),
+        }
+    }
+
+    #[test]
+    fn refusals_name_the_thing_and_the_remedy() {
+        assert_eq!(good().refusal(), None);
+        let closed = |syscall| Door::Closed { device: Errno::ACCESS, syscall };
+        for (probe, words) in [
+            (Probe { door: closed(Errno::PERM), ..good() }, ["privilege for userfaultfd", "sudo"]),
+            (Probe { handshake: Err(Errno::PERM), ..good() }, ["see forks", "sudo"]),
+            (Probe { door: closed(Errno::PERM), sysctl: Some(1), ..good() }, ["security filter", "seccomp=unconfined"]),
+            (Probe { door: closed(Errno::NOSYS), ..good() }, ["no userfaultfd", "CONFIG_USERFAULTFD"]),
+            (Probe { features: 0, handshake: Err(Errno::INVAL), kernel: (6, 6), ..good() }, ["6.6", "6.8"]),
+            (Probe { pagemap_scan: Err(Errno::NOTTY), kernel: (6, 6), ..good() }, ["PAGEMAP_SCAN", "6.7"]),
+            (Probe { memfd_exec: Err(Errno::ACCESS), ..good() }, ["memfd", "SELinux"]),
+        ] {
+            let line = probe.refusal().expect("refused");
+            assert!(words.iter().all(|word| line.contains(word)), "{line}");
+            assert!(!line.contains('\n'));
+        }
+    }
+
+    #[test]
+    fn this_machine_is_probed() {
+        let probe = Probe::new();
+        assert!(probe.kernel > (3, 0));
+        // Whatever it found, it has an opinion.
+        let _ = probe.refusal();
+    }
+}

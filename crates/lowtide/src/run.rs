@@ -1,0 +1,72 @@
+//! `lowtide run`: plan, probe, start, supervise, report.
+
+use crate::args::RunArgs;
+use crate::error::{Failure, say};
+use crate::launch::launch;
+use crate::plan::Plan;
+use crate::probe::Probe;
+use crate::shared::Shared;
+use crate::signals::Signals;
+use crate::size;
+use crate::stats::Stats;
+use crate::supervise::supervise;
+use crate::swap_spec::Swap;
+use lowtide_pager::segment::{CODEC_LZ4, ENV_SEGMENT};
+
+/// Runs the program; the exit code of lowtide.
+pub fn run(args: RunArgs) -> Result<u8, Failure> {
+    let mut plan = Plan::new(args)?;
+    refuse_nesting()?;
+    if let Some(why) = Probe::new().refusal() {
+        return Err(Failure::failed(why));
+    }
+    let shared = Shared::new(&plan)?;
+    let (signals, inherited) = Signals::take()?;
+    for warning in &plan.warnings {
+        say(&format!("warning: {warning}"));
+    }
+    if plan.verbose {
+        say(&describe(&plan));
+    }
+    let child = launch(&plan, &shared, inherited)?;
+    let outcome = supervise(&plan, &shared, &signals, child);
+
+    let stats = Stats::new(&plan, shared.segment(), &outcome);
+    if let Some(file) = plan.stats.take() {
+        let written =
+            serde_json::to_string_pretty(&stats).map_err(std::io::Error::from).and_then(|text| file.write(&(text + "\n")));
+        if let Err(error) = written {
+            say(&format!("warning: the statistics can't be written: {error}"));
+        }
+    }
+    if !plan.quiet {
+        say(&stats.summary(outcome.managed));
+    }
+    Ok(outcome.code)
+}
+
+/// Two agents in one program would page each other's memory.
+fn refuse_nesting() -> Result<(), Failure> {
+    match std::env::var_os(ENV_SEGMENT) {
+        // The variable of a run that is over means nothing.
+        Some(path) if std::path::Path::new(&path).exists() => Err(Failure::usage(
+            "this is already inside a `lowtide run`, and its limit holds for all its children: start the program without lowtide",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// What was understood, for `--verbose`.
+fn describe(plan: &Plan) -> String {
+    let swap = match &plan.swap {
+        Swap::Ram => "compressed RAM only".to_owned(),
+        Swap::File { dir, size, .. } => format!("up to {} of unnamed file in {}", size::show(*size), dir.display()),
+    };
+    let codec = match (plan.codec, plan.codec_level) {
+        (CODEC_LZ4, _) => "lz4".to_owned(),
+        (_, 0) => "zstd".to_owned(),
+        (_, level) => format!("zstd:{level}"),
+    };
+    let (ram, pool) = (size::show(plan.ram), size::show(plan.pool));
+    format!("{}: ram {ram}, pool up to {pool} ({codec}), swap: {swap}", plan.path.display())
+}

@@ -1,0 +1,281 @@
+//! The statistics of a run: the JSON object of INTERFACE and the summary line.
+
+use crate::plan::Plan;
+use crate::size;
+use crate::supervise::Outcome;
+use crate::swap_spec::Swap;
+use lowtide_pager::segment::{Counters, LATENCY_BUCKETS, Segment, latency_floor_ns, proc_state};
+use serde::Serialize;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const PAGE: u64 = 4096;
+
+/// What `--stats` writes. Counts are of the whole run, all processes together; what is held at one moment (`ram_now`, `pool_bytes`
+/// and so on) is of the last moment at which a process had adopted memory, see [`crate::tree::Tree::gauges`].
+#[derive(Serialize)]
+#[allow(missing_docs)] // the names are those of INTERFACE
+pub struct Stats {
+    pub schema: u32,
+    pub program: String,
+    pub pids: Vec<u32>,
+    pub elapsed_seconds: f64,
+    pub ram_limit: u64,
+    pub ram_now: u64,
+    pub ram_peak: u64,
+    pub resident_bytes: u64,
+    pub own_bytes: u64,
+    pub staged_bytes: u64,
+    pub pool_bytes: u64,
+    pub pool_stored_bytes: u64,
+    pub pool_limit: u64,
+    /// Bytes of the pages in the pool to bytes of their compressed objects; 0 when there are none.
+    pub compression_ratio: f64,
+    pub pages: Pages,
+    pub faults: Faults,
+    pub evictions: Evictions,
+    pub writeback: Writeback,
+    pub fault_latency_us: Latency,
+    pub stall_seconds: Stall,
+    pub areas: Vec<Area>,
+    pub warnings: Vec<String>,
+}
+
+/// Pages by what became of them when they left, over the whole run; `on_device` is what is there at the last moment.
+#[derive(Serialize)]
+#[allow(missing_docs)]
+pub struct Pages {
+    pub stored: u64,
+    pub zero: u64,
+    pub same_filled: u64,
+    pub incompressible: u64,
+    pub on_device: u64,
+    /// Pages that came back, read-ahead included.
+    pub loaded: u64,
+}
+
+#[derive(Serialize)]
+#[allow(missing_docs)]
+pub struct Faults {
+    pub total: u64,
+    pub zero: u64,
+    pub staged: u64,
+    pub pool: u64,
+    pub device: u64,
+    pub first_touch: u64,
+    pub read_ahead_pages: u64,
+    pub read_ahead_used: u64,
+}
+
+#[derive(Serialize)]
+#[allow(missing_docs)]
+pub struct Evictions {
+    pub pages: u64,
+    pub clean: u64,
+    pub direct: u64,
+    pub background: u64,
+    pub moved_calls: u64,
+}
+
+#[derive(Serialize)]
+#[allow(missing_docs)]
+pub struct Writeback {
+    pub pages: u64,
+    pub ios: u64,
+    pub bytes: u64,
+}
+
+/// Microseconds of fault service; the percentiles are exact to the 12 % of the histogram's buckets.
+#[derive(Serialize, Default, PartialEq, Debug)]
+#[allow(missing_docs)]
+pub struct Latency {
+    pub p50: f64,
+    pub p90: f64,
+    pub p99: f64,
+    pub p999: f64,
+    pub max: f64,
+}
+
+#[derive(Serialize)]
+#[allow(missing_docs)]
+pub struct Stall {
+    pub some: f64,
+    /// Not measured yet: null.
+    pub full: Option<f64>,
+}
+
+#[derive(Serialize)]
+#[allow(missing_docs)]
+pub struct Area {
+    pub spec: String,
+    pub prio: i32,
+    pub size: u64,
+    pub used: u64,
+    pub state: &'static str,
+    pub reads: u64,
+    pub writes: u64,
+    pub errors: u64,
+}
+
+impl Stats {
+    /// The statistics of a run that has ended.
+    pub fn new(plan: &Plan, segment: &Segment, outcome: &Outcome) -> Stats {
+        let (counters, latency) = totals(segment);
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let gauges = outcome.tree.gauges();
+        let in_pool = gauges.now_stored.saturating_sub(gauges.now_on_device) * PAGE;
+        let ratio = if gauges.pool_stored > 0 { in_pool as f64 / gauges.pool_stored as f64 } else { 0.0 };
+        let areas = match &plan.swap {
+            Swap::Ram => Vec::new(),
+            Swap::File { dir, size, prio } => vec![Area {
+                spec: format!("dir:{}", dir.display()),
+                prio: *prio,
+                size: *size,
+                used: gauges.now_on_device * PAGE,
+                state: "active",
+                reads: of(&counters.device_reads),
+                writes: of(&counters.device_writes),
+                errors: of(&counters.device_errors),
+            }],
+        };
+        Stats {
+            schema: 1,
+            program: plan.argv.first().map_or_else(String::new, |name| name.display().to_string()),
+            pids: outcome.tree.pids().to_vec(),
+            elapsed_seconds: rounded(outcome.elapsed.as_secs_f64()),
+            ram_limit: of(&segment.settings.ram_limit),
+            ram_now: gauges.ram,
+            ram_peak: of(&segment.ram_peak),
+            resident_bytes: gauges.ram.saturating_sub(gauges.own),
+            own_bytes: gauges.own,
+            staged_bytes: gauges.staged,
+            pool_bytes: gauges.pool,
+            pool_stored_bytes: gauges.pool_stored,
+            pool_limit: of(&segment.settings.pool_limit),
+            compression_ratio: rounded(ratio),
+            pages: Pages {
+                stored: of(&counters.stored_pages),
+                zero: of(&counters.zero_pages),
+                same_filled: of(&counters.same_filled_pages),
+                incompressible: of(&counters.incompressible_pages),
+                on_device: gauges.now_on_device,
+                loaded: of(&counters.pages_in),
+            },
+            faults: Faults {
+                total: of(&counters.faults_total),
+                zero: of(&counters.faults_zero),
+                staged: of(&counters.faults_staged),
+                pool: of(&counters.faults_pool),
+                device: of(&counters.faults_device),
+                first_touch: of(&counters.faults_first_touch),
+                read_ahead_pages: of(&counters.read_ahead_pages),
+                read_ahead_used: of(&counters.read_ahead_used),
+            },
+            evictions: Evictions {
+                pages: of(&counters.evictions_pages),
+                clean: of(&counters.evictions_clean),
+                direct: of(&counters.evictions_direct),
+                background: of(&counters.evictions_background),
+                moved_calls: of(&counters.moved_calls),
+            },
+            writeback: Writeback {
+                pages: of(&counters.writeback_pages),
+                ios: of(&counters.writeback_ios),
+                bytes: of(&counters.writeback_bytes),
+            },
+            fault_latency_us: percentiles(&latency, of(&counters.latency_max_ns)),
+            stall_seconds: Stall { some: rounded(of(&counters.stall_some_us) as f64 / 1e6), full: None },
+            areas,
+            warnings: outcome.warnings.clone(),
+        }
+    }
+
+    /// The line at exit.
+    pub fn summary(&self, managed: bool) -> String {
+        let elapsed = self.elapsed_seconds;
+        if !managed {
+            return format!("ram not known, the program was not managed, {elapsed:.1} s");
+        }
+        let mut line = format!("ram peak {} of {}, ", size::show(self.ram_peak), size::show(self.ram_limit));
+        let (out, zero, back) = (self.evictions.pages, self.pages.zero, self.pages.loaded);
+        if out == 0 {
+            line += "no pages out";
+        } else {
+            line += &format!("{out} pages out ({zero} zero), {back} in");
+        }
+        if self.compression_ratio > 0.0 {
+            line += &format!(", {:.2}:1", self.compression_ratio);
+        }
+        line + &format!(", {elapsed:.1} s")
+    }
+}
+
+/// Counts and latencies of all processes, dead and alive.
+fn totals(segment: &Segment) -> (Counters, [u64; LATENCY_BUCKETS]) {
+    let sum = Counters::default();
+    sum.fold(&segment.dead);
+    let mut latency = [0; LATENCY_BUCKETS];
+    let mut add = |from: &[AtomicU64; LATENCY_BUCKETS]| {
+        for (to, from) in latency.iter_mut().zip(from) {
+            *to += from.load(Ordering::Relaxed);
+        }
+    };
+    add(&segment.dead_latency);
+    for p in segment.used_procs().iter().filter(|p| p.state.load(Ordering::Acquire) != proc_state::FREE) {
+        sum.fold(&p.counters);
+        add(&p.latency);
+    }
+    (sum, latency)
+}
+
+fn percentiles(buckets: &[u64; LATENCY_BUCKETS], max_ns: u64) -> Latency {
+    let total: u64 = buckets.iter().sum();
+    if total == 0 {
+        return Latency::default();
+    }
+    let at = |share: f64| {
+        let wanted = (total as f64 * share).ceil() as u64;
+        let mut seen = 0;
+        for (i, count) in buckets.iter().enumerate() {
+            seen += count;
+            if seen >= wanted {
+                // The middle of the bucket; the last one has no end.
+                let floor = latency_floor_ns(i);
+                let middle = if i + 1 < LATENCY_BUCKETS { floor.midpoint(latency_floor_ns(i + 1)) } else { floor };
+                return middle.min(max_ns.max(floor)) as f64 / 1e3;
+            }
+        }
+        max_ns as f64 / 1e3
+    };
+    Latency {
+        p50: rounded(at(0.5)),
+        p90: rounded(at(0.9)),
+        p99: rounded(at(0.99)),
+        p999: rounded(at(0.999)),
+        max: rounded(max_ns as f64 / 1e3),
+    }
+}
+
+/// Three decimals are enough.
+fn rounded(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lowtide_pager::segment::latency_bucket;
+
+    #[test]
+    fn percentiles_of_a_known_load() {
+        let mut buckets = [0; LATENCY_BUCKETS];
+        assert_eq!(percentiles(&buckets, 0), Latency::default());
+        buckets[latency_bucket(10_000)] = 950;
+        buckets[latency_bucket(1_000_000)] = 50;
+        let found = percentiles(&buckets, 1_000_500);
+        assert!((found.p50 / 10.0 - 1.0).abs() < 0.13, "{found:?}");
+        assert!((found.p90 / 10.0 - 1.0).abs() < 0.13, "{found:?}");
+        assert!((found.p99 / 1000.0 - 1.0).abs() < 0.13, "{found:?}");
+        assert_eq!(found.max, 1000.5);
+        assert!(found.p999 <= found.max);
+    }
+}

@@ -1,0 +1,127 @@
+//! The file of `--stats`: found unwritable before the program starts, complete or untouched after it ends.
+
+use crate::error::Failure;
+use rustix::fs::{Access, AtFlags, CWD};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Where the statistics will be written.
+pub enum StatsFile {
+    /// A new file beside it, renamed over it at the end.
+    Replace(PathBuf),
+    /// A file in a directory where nothing can be made: emptied and written at the end.
+    Rewrite(File),
+    /// A pipe, a terminal, a device, or whatever `/dev/stdout` is: written after what is there.
+    Append(File),
+}
+
+impl StatsFile {
+    /// Makes sure that `path` can be written; leaves nothing behind.
+    pub fn open(path: &Path) -> Result<StatsFile, Failure> {
+        Self::prepare(path).map_err(|error| {
+            let text = error.to_string();
+            let why = text.split(" (os error").next().unwrap_or(&text).to_lowercase();
+            Failure::usage(format!("--stats {}: can't be written ({why}): name a file that can", path.display()))
+        })
+    }
+
+    fn prepare(path: &Path) -> io::Result<StatsFile> {
+        // A link stays a link: what it points to is replaced. But behind /dev/stdout is a file that others hold open.
+        match path.metadata() {
+            Ok(meta) if !meta.is_file() || ["/dev", "/proc"].iter().any(|dir| path.starts_with(dir)) => {
+                return Ok(StatsFile::Append(OpenOptions::new().append(true).open(path)?));
+            }
+            Ok(_) => {
+                let path = path.canonicalize()?;
+                rustix::fs::accessat(CWD, &path, Access::WRITE_OK, AtFlags::EACCESS)?;
+                if Self::try_temporary(&path).is_err() {
+                    return Ok(StatsFile::Rewrite(OpenOptions::new().write(true).open(&path)?));
+                }
+                return Ok(StatsFile::Replace(path));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !path.is_symlink() => {}
+            Err(error) => return Err(error),
+        }
+        let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_owned();
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let path = dir.canonicalize()?.join(name);
+        Self::try_temporary(&path)?;
+        Ok(StatsFile::Replace(path))
+    }
+
+    fn try_temporary(path: &Path) -> io::Result<()> {
+        let (temporary, _) = Self::make_temporary(path)?;
+        std::fs::remove_file(temporary)
+    }
+
+    fn make_temporary(path: &Path) -> io::Result<(PathBuf, File)> {
+        let mut name = std::ffi::OsString::from(".");
+        name.push(path.file_name().ok_or(io::ErrorKind::InvalidInput)?);
+        name.push(format!(".{}", std::process::id()));
+        let temporary = path.with_file_name(name);
+        let file = OpenOptions::new().write(true).create_new(true).open(&temporary)?;
+        Ok((temporary, file))
+    }
+
+    /// Writes the whole text.
+    pub fn write(self, text: &str) -> io::Result<()> {
+        match self {
+            StatsFile::Append(mut file) => file.write_all(text.as_bytes()),
+            StatsFile::Rewrite(mut file) => {
+                file.set_len(0)?;
+                file.write_all(text.as_bytes())
+            }
+            StatsFile::Replace(path) => {
+                let (temporary, mut file) = Self::make_temporary(&path)?;
+                let written = (|| {
+                    if let Ok(old) = path.metadata() {
+                        file.set_permissions(old.permissions())?;
+                    }
+                    file.write_all(text.as_bytes())?;
+                    std::fs::rename(&temporary, &path)
+                })();
+                if written.is_err() {
+                    let _ = std::fs::remove_file(&temporary);
+                }
+                written
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replaces_and_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s.json");
+        for text in ["{}\n", "[1]\n"] {
+            let file = StatsFile::open(&path).unwrap();
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), usize::from(path.exists()));
+            file.write(text).unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        }
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink("s.json", &link).unwrap();
+        StatsFile::open(&link).unwrap().write("x").unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "x");
+    }
+
+    #[test]
+    fn unwritable() {
+        for path in ["/nonexistent/x", "/", "", "/proc/version/x"] {
+            assert_eq!(StatsFile::open(Path::new(path)).err().map(|f| f.code), Some(2), "{path}");
+        }
+    }
+
+    #[test]
+    fn devices_are_appended_to() {
+        let file = StatsFile::open(Path::new("/dev/null")).unwrap();
+        assert!(matches!(file, StatsFile::Append(_)));
+        file.write("{}").unwrap();
+    }
+}

@@ -1,0 +1,194 @@
+//! While the program runs: signals go to it, the dead are buried, warnings are shown, a fatal message stops the tree.
+
+use crate::error::{self, say};
+use crate::plan::Plan;
+use crate::shared::Shared;
+use crate::signals::Signals;
+use crate::tree::{self, Tree};
+use lowtide_pager::segment::{MAX_WARNINGS, Segment};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How often the tree is looked at.
+const TICK: Duration = Duration::from_millis(100);
+/// The same while many processes come and go.
+const SHORT_TICK: Duration = Duration::from_millis(10);
+/// How often the supervisor's own memory is measured.
+const OWN_MEMORY: Duration = Duration::from_secs(1);
+/// A program whose agent hasn't reported for so long has none.
+const UNMANAGED_AFTER: Duration = Duration::from_secs(2);
+
+/// How a run ended.
+pub struct Outcome {
+    /// Exit code of lowtide.
+    pub code: u8,
+    /// The tree, for the statistics.
+    pub tree: Tree,
+    /// All warnings shown.
+    pub warnings: Vec<String>,
+    /// Whether an agent ever reported.
+    pub managed: bool,
+    /// From the start of the program to its end.
+    pub elapsed: Duration,
+}
+
+/// How waiting for the program went.
+enum Waited {
+    Running,
+    /// It has been stopped by this signal.
+    Stopped(libc::c_int),
+    /// It is gone, with this exit code.
+    Ended(u8),
+}
+
+struct Supervisor<'a> {
+    shared: &'a Shared,
+    name: String,
+    tree: Tree,
+    warnings: Vec<String>,
+    own_memory_at: Option<Instant>,
+    said_unmanaged: bool,
+}
+
+/// Stays until the program has ended.
+pub fn supervise(plan: &Plan, shared: &Shared, signals: &Signals, child: libc::pid_t) -> Outcome {
+    let started = Instant::now();
+    let mut this = Supervisor {
+        shared,
+        name: plan.argv.first().map_or_else(String::new, |name| name.display().to_string()),
+        tree: Tree::new(shared.segment()),
+        warnings: plan.warnings.clone(),
+        own_memory_at: None,
+        said_unmanaged: false,
+    };
+    let mut last_look = started;
+    this.look();
+    let ended = loop {
+        let tick = if this.tree.is_crowded() { SHORT_TICK } else { TICK };
+        sleep(signals, tick.saturating_sub(last_look.elapsed()));
+        while let Some(signal) = signals.next() {
+            // What the kernel sends (^C, ^Z, hang-up) went to the whole process group, and the program is in it.
+            if signal.number != libc::SIGCHLD && !signal.from_kernel {
+                // SAFETY: sends a signal to our child, which hasn't been waited for yet, so the pid is still its own.
+                unsafe { libc::kill(child, signal.number) };
+            }
+        }
+        match wait(child, libc::WNOHANG | libc::WUNTRACED) {
+            Waited::Ended(code) => break Some(code),
+            // ^Z in a terminal: the shell waits for us to stop as well.
+            Waited::Stopped(libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) => {
+                // SAFETY: stops this process; the shell's SIGCONT continues it and the program.
+                unsafe { libc::raise(libc::SIGSTOP) };
+            }
+            Waited::Stopped(_) | Waited::Running => {}
+        }
+        if last_look.elapsed() >= tick {
+            last_look = Instant::now();
+            this.look();
+            if started.elapsed() > UNMANAGED_AFTER {
+                this.check_managed();
+            }
+        }
+        if this.shared.segment().fatal.get().is_some() {
+            break None;
+        }
+    };
+    let elapsed = started.elapsed();
+    this.look();
+    // The program may have ended because of what its agent found.
+    let code = match (this.shared.segment().fatal.get(), ended) {
+        (Some(text), ended) => {
+            this.tree.kill();
+            if ended.is_none() {
+                // SAFETY: our child, not waited for yet.
+                unsafe { libc::kill(child, libc::SIGKILL) };
+                wait(child, 0);
+            }
+            this.look();
+            say(&format!("{} was stopped: {}", this.name, clean(&text)));
+            error::FAILED
+        }
+        (None, ended) => ended.unwrap_or(error::FAILED),
+    };
+    this.check_managed();
+    let managed = !this.tree.pids().is_empty();
+    Outcome { code, tree: this.tree, warnings: this.warnings, managed, elapsed }
+}
+
+impl Supervisor<'_> {
+    /// One look at the tree.
+    fn look(&mut self) {
+        let segment = self.shared.segment();
+        if self.own_memory_at.is_none_or(|at| at.elapsed() >= OWN_MEMORY) {
+            segment.supervisor_bytes.store(tree::own_anonymous() + self.shared.resident(), Ordering::Relaxed);
+            self.own_memory_at = Some(Instant::now());
+        }
+        self.tree.poll();
+        self.show_warnings(segment);
+    }
+
+    fn show_warnings(&mut self, segment: &Segment) {
+        if segment.warnings_sent.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        for text in segment.warnings.iter().filter_map(|line| line.get()) {
+            self.warn(clean(&text));
+        }
+        if segment.warnings_sent.load(Ordering::Relaxed) as usize > MAX_WARNINGS {
+            self.warn("there were more warnings, which are not shown".to_owned());
+        }
+    }
+
+    fn warn(&mut self, text: String) {
+        if !self.warnings.contains(&text) {
+            say(&format!("warning: {text}"));
+            self.warnings.push(text);
+        }
+    }
+
+    /// Says once if no agent has ever reported.
+    fn check_managed(&mut self) {
+        if self.tree.pids().is_empty() && !self.said_unmanaged {
+            self.said_unmanaged = true;
+            let name = &self.name;
+            self.warn(format!(
+                "{name} is not managed, no limit holds: the preloaded agent never reported (LD_PRELOAD was ignored)"
+            ));
+        }
+    }
+}
+
+/// Text of an agent: NUL-padded, perhaps not UTF-8.
+fn clean(text: &[u8]) -> String {
+    let end = text.iter().position(|&b| b == 0).unwrap_or(text.len());
+    String::from_utf8_lossy(&text[..end]).into_owned()
+}
+
+/// Until a signal comes or the time is over.
+fn sleep(signals: &Signals, time: Duration) {
+    let timeout = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+    // Interrupted or not, the caller looks at everything again.
+    let _ = rustix::event::poll(&mut [PollFd::new(signals, PollFlags::IN)], Some(&timeout));
+}
+
+fn wait(child: libc::pid_t, flags: libc::c_int) -> Waited {
+    let mut status = 0;
+    // SAFETY: waits for our child and writes one int.
+    let pid = unsafe { libc::waitpid(child, &raw mut status, flags) };
+    if pid == 0 {
+        Waited::Running
+    } else if pid < 0 {
+        match std::io::Error::last_os_error().kind() {
+            std::io::ErrorKind::Interrupted => Waited::Running,
+            // Somebody else has waited for it: nothing to tell.
+            _ => Waited::Ended(error::FAILED),
+        }
+    } else if libc::WIFSTOPPED(status) {
+        Waited::Stopped(libc::WSTOPSIG(status))
+    } else if libc::WIFSIGNALED(status) {
+        Waited::Ended((128 + libc::WTERMSIG(status)) as u8)
+    } else {
+        Waited::Ended(libc::WEXITSTATUS(status) as u8)
+    }
+}

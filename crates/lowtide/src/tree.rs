@@ -1,0 +1,200 @@
+//! The processes of a run as the supervisor sees them: who is registered, who is gone, what they hold, how to stop them all.
+
+use lowtide_pager::segment::{MAX_PROCS, Proc, Segment, proc_state};
+use rustix::process::{Pid, PidfdFlags, Signal};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// How many processes are examined for being zombies in one poll; all are asked whether they exist.
+const EXAMINED: usize = 32;
+
+/// What the processes hold at one moment, all of them together.
+#[derive(Debug, Clone, Copy, Default)]
+#[allow(missing_docs)] // the names are those of `Proc`
+pub struct Gauges {
+    pub ram: u64,
+    pub own: u64,
+    pub staged: u64,
+    pub pool: u64,
+    pub pool_stored: u64,
+    pub now_stored: u64,
+    pub now_on_device: u64,
+    pub adopted: u64,
+}
+
+/// Which process a slot belonged to when it was last looked at; the start time tells it from a later one with the same pid.
+#[derive(Clone, Copy, Default)]
+struct Known {
+    pid: u32,
+    start: u64,
+}
+
+/// The tree of a run.
+pub struct Tree {
+    segment: &'static Segment,
+    known: Vec<Known>,
+    next_examined: usize,
+    pids: Vec<u32>,
+    gauges: Gauges,
+}
+
+impl Tree {
+    /// An empty tree.
+    pub fn new(segment: &'static Segment) -> Tree {
+        Tree { segment, known: Vec::new(), next_examined: 0, pids: Vec::new(), gauges: Gauges::default() }
+    }
+
+    /// Processes that have ever been seen registered, in the order of being seen; no more than [`MAX_PROCS`].
+    pub fn pids(&self) -> &[u32] {
+        &self.pids
+    }
+
+    /// What the processes held when a poll last found adopted memory (or, as long as none has, at the last poll). A process that
+    /// has ended since the poll before is in it with what it held at its end, so at the end of a run these are the values
+    /// that its last managed process left behind.
+    pub fn gauges(&self) -> &Gauges {
+        &self.gauges
+    }
+
+    /// Slots in use; when they get few, look again sooner.
+    pub fn is_crowded(&self) -> bool {
+        let taken = |p: &&Proc| p.state.load(Ordering::Relaxed) != proc_state::FREE;
+        self.segment.used_procs().iter().filter(taken).count() > MAX_PROCS / 2
+    }
+
+    /// Looks at everything: takes the gauges, keeps the peak, then buries the dead.
+    pub fn poll(&mut self) {
+        let mut now = Gauges { ram: self.segment.ram_now(), ..Gauges::default() };
+        let used = self.segment.used_procs();
+        self.known.resize(used.len(), Known::default());
+        now.own = self.segment.supervisor_bytes.load(Ordering::Relaxed);
+        for p in used.iter().filter(|p| p.state.load(Ordering::Acquire) != proc_state::FREE) {
+            let get = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
+            now.own += get(&p.own_bytes);
+            now.staged += get(&p.staged_bytes);
+            now.pool += get(&p.pool_bytes);
+            now.pool_stored += get(&p.pool_stored_bytes);
+            now.now_stored += get(&p.now_stored);
+            now.now_on_device += get(&p.now_on_device);
+            now.adopted += get(&p.adopted_bytes);
+        }
+        if now.adopted > 0 || self.gauges.adopted == 0 {
+            self.gauges = now;
+        }
+        let first = self.next_examined;
+        for (i, p) in used.iter().enumerate() {
+            let pid = p.pid.load(Ordering::Relaxed);
+            if p.state.load(Ordering::Acquire) < proc_state::WATCHING || pid == 0 {
+                continue;
+            }
+            let turn = (i + used.len() - first) % used.len() < EXAMINED;
+            if !self.is_alive(i, pid, turn) {
+                self.segment.bury(p);
+                self.known[i] = Known::default();
+            }
+        }
+        self.next_examined = if used.len() <= EXAMINED { 0 } else { (first + EXAMINED) % used.len() };
+    }
+
+    fn is_alive(&mut self, slot: usize, pid: u32, examine: bool) -> bool {
+        let is_new = self.known[slot].pid != pid;
+        if is_new && self.pids.len() < MAX_PROCS && !self.pids.contains(&pid) {
+            self.pids.push(pid);
+        }
+        let Some(id) = Pid::from_raw(pid as i32) else { return false };
+        if rustix::process::test_kill_process(id) == Err(rustix::io::Errno::SRCH) {
+            return false;
+        }
+        if !is_new && !examine {
+            return true;
+        }
+        let Some(stat) = Stat::of(pid) else { return false };
+        if is_new {
+            self.known[slot] = Known { pid, start: stat.start };
+        }
+        stat.is_alive && stat.start == self.known[slot].start
+    }
+
+    /// Kills all registered processes, those too that are forked meanwhile, until none is left (or for two seconds: a process
+    /// that waits for a disk dies later).
+    pub fn kill(&mut self) {
+        for _ in 0..200 {
+            self.poll();
+            let mut left = false;
+            for (i, p) in self.segment.used_procs().iter().enumerate() {
+                let pid = p.pid.load(Ordering::Relaxed);
+                if p.state.load(Ordering::Acquire) < proc_state::WATCHING || pid == 0 {
+                    continue;
+                }
+                left = true;
+                let start = self.known.get(i).filter(|known| known.pid == pid).map(|known| known.start);
+                // Registered since the poll: the next round knows it.
+                let (Some(start), Some(id)) = (start, Pid::from_raw(pid as i32)) else { continue };
+                // Whoever has the pid once the descriptor is open keeps it: then the start time proves who it is.
+                let Ok(pidfd) = rustix::process::pidfd_open(id, PidfdFlags::empty()) else { continue };
+                if Stat::of(pid).is_some_and(|stat| stat.start == start) {
+                    let _ = rustix::process::pidfd_send_signal(&pidfd, Signal::KILL);
+                }
+            }
+            if !left {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// The part of /proc/PID/stat that matters here.
+struct Stat {
+    is_alive: bool,
+    start: u64,
+}
+
+impl Stat {
+    fn of(pid: u32) -> Option<Stat> {
+        Self::parse(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    fn parse(text: &[u8]) -> Option<Stat> {
+        // pid (name) state ...: the name may hold anything, but no later field holds a bracket.
+        let end = text.iter().rposition(|&b| b == b')')?;
+        let mut fields = str::from_utf8(&text[end + 1..]).ok()?.split_ascii_whitespace();
+        let state = fields.next()?;
+        let threads: u32 = fields.nth(16)?.parse().ok()?;
+        let start = fields.nth(1)?.parse().ok()?;
+        // A first thread that has ended looks like a zombie while others go on.
+        Some(Stat { is_alive: !["Z", "X"].contains(&state) || threads > 1, start })
+    }
+}
+
+/// Private anonymous bytes of this process.
+pub fn own_anonymous() -> u64 {
+    let Ok(text) = std::fs::read_to_string("/proc/self/statm") else { return 0 };
+    let mut pages = text.split(' ').map(|field| field.parse::<u64>().unwrap_or(0));
+    let (Some(resident), Some(shared)) = (pages.nth(1), pages.next()) else { return 0 };
+    resident.saturating_sub(shared) * rustix::param::page_size() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stat_lines() {
+        let line = "12 (a) b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 1 0 4242 99 1\n";
+        let stat = Stat::parse(line.as_bytes()).unwrap();
+        assert!(stat.is_alive);
+        assert_eq!(stat.start, 4242);
+        let zombie = Stat::parse(line.replace(") S", ") Z").as_bytes()).unwrap();
+        assert!(!zombie.is_alive);
+        let others_go_on = Stat::parse(line.replace(") S", ") Z").replace("16 1 0", "16 3 0").as_bytes()).unwrap();
+        assert!(others_go_on.is_alive);
+        assert!(Stat::parse(b"").is_none());
+        assert!(Stat::of(std::process::id()).unwrap().is_alive);
+    }
+
+    #[test]
+    fn own_memory_is_small() {
+        assert!((4096..1 << 30).contains(&own_anonymous()));
+    }
+}
