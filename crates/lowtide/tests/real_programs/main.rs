@@ -1,0 +1,24 @@
+//! Real programs under a limit, each compared with its own native run.
+//!
+//! `check` says what must hold, `measure` runs a program and samples it from outside, the other modules are the programs: one
+//! family each. The tests measure memory, so they run one at a time ([`machine::turn`]), whatever `--test-threads` says.
+//!
+//! One test: `cargo test --release -p lowtide --test real_programs -- memory::patterns`.
+//! `LOWTIDE_TESTS_NATIVE_ONLY=1` runs the native halves alone: a check of the tests themselves.
+
+mod check;
+mod ends;
+mod forks;
+mod left_behind;
+mod machine;
+mod measure;
+mod memory;
+mod programs;
+mod python;
+mod redis;
+mod soak;
+mod surroundings;
+mod system_calls;
+mod threads;
+mod tools;
+mod tree;

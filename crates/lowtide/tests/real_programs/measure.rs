@@ -1,0 +1,265 @@
+//! Runs a program, natively or under a limit, and samples its memory from outside.
+//!
+//! What is counted every few milliseconds: the resident anonymous pages of every process of the run's session that is not a
+//! forked copy of its parent, and under lowtide also lowtide's own process and the memory that it shares with its agents. Forked
+//! children that stay are left out, natively too: their pages are their parent's until one of the two writes, and their own
+//! limit is not built yet.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::Read;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::tree;
+
+const SAMPLE_EVERY: Duration = Duration::from_millis(3);
+/// New processes are looked for less often than known ones are sampled.
+const SAMPLES_PER_SCAN: u32 = 4;
+const DEADLINE: Duration = Duration::from_secs(180);
+
+/// Where evicted pages go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Swap {
+    Ram,
+    Default,
+}
+
+/// The limit of a run.
+#[derive(Debug, Clone)]
+pub struct Limit {
+    pub ram: u64,
+    pub swap: Swap,
+}
+
+/// What to run.
+#[derive(Debug, Clone)]
+pub struct Job {
+    pub name: String,
+    program: PathBuf,
+    arguments: Vec<OsString>,
+    environment: Vec<(OsString, OsString)>,
+    pub directory: PathBuf,
+}
+
+impl Job {
+    /// A program that runs in an own, empty directory.
+    pub fn new(name: &str, program: impl Into<PathBuf>) -> Self {
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("run").join(name.replace(' ', "_"));
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir_all(&directory).expect("a directory under target/");
+        Self { name: name.to_owned(), program: program.into(), arguments: Vec::new(), environment: Vec::new(), directory }
+    }
+
+    pub fn args<A: Into<OsString>>(mut self, arguments: impl IntoIterator<Item = A>) -> Self {
+        self.arguments.extend(arguments.into_iter().map(Into::into));
+        self
+    }
+
+    /// Arguments in one text, separated by spaces.
+    pub fn words(self, arguments: &str) -> Self {
+        self.args(arguments.split_whitespace())
+    }
+
+    /// The same program, started by another one.
+    pub fn behind(mut self, wrapper: PathBuf, arguments: &[&str]) -> Self {
+        let program = std::mem::replace(&mut self.program, wrapper);
+        let inner = std::mem::take(&mut self.arguments);
+        self.arguments.extend(arguments.iter().map(OsString::from));
+        self.arguments.push(program.into());
+        self.arguments.extend(inner);
+        self
+    }
+
+    pub fn env(mut self, name: &str, value: impl Into<OsString>) -> Self {
+        self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    pub fn start_native(&self) -> Running {
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments);
+        Running::start(self, command, None)
+    }
+
+    pub fn start_limited(&self, limit: &Limit) -> Running {
+        let stats = self.directory.join("stats.json");
+        let _ = fs::remove_file(&stats);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lowtide"));
+        command.args(["run", "--ram", &limit.ram.to_string()]);
+        if limit.swap == Swap::Ram {
+            command.args(["--swap", "ram"]);
+        }
+        command.arg("--stats").arg(&stats).arg("--").arg(&self.program).args(&self.arguments);
+        Running::start(self, command, Some(stats))
+    }
+
+    pub fn native(&self) -> Outcome {
+        self.start_native().finish()
+    }
+
+    pub fn limited(&self, limit: &Limit) -> Outcome {
+        self.start_limited(limit).finish()
+    }
+}
+
+/// What came out.
+#[derive(Debug)]
+pub struct Outcome {
+    /// As a shell sees it: 128+N after signal N.
+    pub status: i32,
+    pub stdout: String,
+    pub stderr: String,
+    /// Highest sample of the memory that a limit is for.
+    pub peak: u64,
+    pub elapsed: Duration,
+    /// Processes of the run that were still there a while after its end (they have been ended since).
+    pub left: Vec<String>,
+    /// lowtide's final statistics; Null for a native run.
+    pub stats: Value,
+}
+
+impl Outcome {
+    /// A number of the statistics, as in `evictions.pages`; 0 where there is none.
+    pub fn stat(&self, path: &str) -> f64 {
+        path.split('.').fold(&self.stats, |value, key| &value[key]).as_f64().unwrap_or(0.0)
+    }
+}
+
+/// A run that goes on.
+pub struct Running {
+    child: Child,
+    /// Also the pid of the first process: the program natively, lowtide under a limit.
+    pub session: u32,
+    started: Instant,
+    sampler: JoinHandle<u64>,
+    stop: Arc<AtomicBool>,
+    stdout: JoinHandle<String>,
+    stderr: JoinHandle<String>,
+    stats: Option<PathBuf>,
+    name: String,
+}
+
+impl Running {
+    fn start(job: &Job, mut command: Command, stats: Option<PathBuf>) -> Self {
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("LOWTIDE_")) {
+            command.env_remove(name);
+        }
+        command.env("LC_ALL", "C").env_remove("LD_PRELOAD").envs(job.environment.iter().map(|(name, value)| (name, value)));
+        command.current_dir(&job.directory).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // SAFETY: setsid is one system call and touches no memory.
+        unsafe { command.pre_exec(|| rustix::process::setsid().map(drop).map_err(Into::into)) };
+        let started = Instant::now();
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{}: {command:?}: {error}", job.name));
+        let session = child.id();
+        let stop = Arc::new(AtomicBool::new(false));
+        let sampler = {
+            let (stop, limited) = (stop.clone(), stats.is_some());
+            thread::spawn(move || sample(session, limited, &stop))
+        };
+        let stdout = read_all(child.stdout.take().expect("stdout is piped"));
+        let stderr = read_all(child.stderr.take().expect("stderr is piped"));
+        Self { child, session, started, sampler, stop, stdout, stderr, stats, name: job.name.clone() }
+    }
+
+    /// Waits until `condition` holds; false if the run ended or the deadline passed before.
+    pub fn wait_until(&mut self, mut condition: impl FnMut(&Self) -> bool) -> bool {
+        while !condition(self) {
+            if matches!(self.child.try_wait(), Ok(Some(_)) | Err(_)) || self.started.elapsed() > DEADLINE {
+                return false;
+            }
+            thread::sleep(SAMPLE_EVERY);
+        }
+        true
+    }
+
+    /// SIGKILL for the first process: the program natively, lowtide under a limit.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+    }
+
+    /// Waits for the end, the first process's and that of everyone who holds its standard output.
+    pub fn finish(mut self) -> Outcome {
+        let ended = self.wait_for(|run| matches!(run.child.try_wait(), Ok(Some(_))));
+        let elapsed = self.started.elapsed();
+        let silent = ended && self.wait_for(|run| run.stdout.is_finished() && run.stderr.is_finished());
+        if !silent {
+            let threads = tree::describe(self.session);
+            end_session(self.session);
+            let _ = self.child.wait();
+            let (stdout, stderr) = (self.stdout.join(), self.stderr.join());
+            panic!("{}: no end after {DEADLINE:?}\n{threads}\nstdout: {stdout:?}\nstderr: {stderr:?}", self.name);
+        }
+        let left = end_session(self.session);
+        self.stop.store(true, Ordering::Relaxed);
+        let status = self.child.wait().expect("the child is ours");
+        let peak = self.sampler.join().expect("the sampler does not panic");
+        let stats = self.stats.and_then(|path| fs::read(path).ok());
+        Outcome {
+            status: status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
+            stdout: self.stdout.join().expect("the reader does not panic"),
+            stderr: self.stderr.join().expect("the reader does not panic"),
+            peak,
+            elapsed,
+            left,
+            stats: stats.map_or(Value::Null, |bytes| serde_json::from_slice(&bytes).expect("--stats is JSON")),
+        }
+    }
+
+    fn wait_for(&mut self, mut condition: impl FnMut(&mut Self) -> bool) -> bool {
+        while !condition(self) {
+            if self.started.elapsed() > DEADLINE {
+                return false;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        true
+    }
+}
+
+fn read_all(mut source: impl Read + Send + 'static) -> JoinHandle<String> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = source.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// Gives the processes of a session a moment to go, then ends those that stay, and names them.
+fn end_session(session: u32) -> Vec<String> {
+    let patience = Instant::now() + Duration::from_secs(3);
+    while !tree::of_session(session).is_empty() && Instant::now() < patience {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let left = tree::of_session(session);
+    for process in &left {
+        process.signal(Signal::KILL);
+    }
+    left.iter().map(|process| format!("{} ({}, state {})", process.pid, process.name, process.state)).collect()
+}
+
+/// Samples until told to stop; returns the highest sum seen.
+fn sample(session: u32, limited: bool, stop: &AtomicBool) -> u64 {
+    let (mut peak, mut count, mut shared) = (0, 0u32, 0);
+    let mut processes = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        if count % SAMPLES_PER_SCAN == 0 || processes.len() < 2 {
+            processes = tree::of_session(session);
+            processes.retain(|process| !process.is_copy_of_its_parent());
+            shared = if limited { tree::memfd_bytes(session) } else { 0 };
+        }
+        count += 1;
+        let sum = shared + processes.iter().map(tree::Process::anonymous).sum::<u64>();
+        peak = peak.max(sum);
+        thread::sleep(SAMPLE_EVERY);
+    }
+    peak
+}

@@ -1,0 +1,57 @@
+//! Memory of one process: one big malloc, millions of small ones, streams of new mappings, the break, locked memory.
+
+use crate::check::{Data, Growth, compare, ends_well};
+use crate::machine::turn;
+use crate::programs::job;
+
+fn program(label: &str, name: &str, arguments: &str, growth: Growth, data: Data) {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job(label, name, arguments) else { return };
+    compare(&job, growth, data, ends_well);
+}
+
+#[test]
+fn patterns_in_one_malloc() {
+    program("one malloc, patterns", "one_malloc", "256 zwt", Growth::Existing, Data::Compressible);
+}
+
+#[test]
+fn text_in_one_malloc() {
+    program("one malloc, text", "one_malloc", "192 t", Growth::Existing, Data::Compressible);
+}
+
+#[test]
+fn noise_in_one_malloc() {
+    program("one malloc, noise", "one_malloc", "160 n 10000", Growth::Existing, Data::Any);
+}
+
+#[test]
+fn everything_in_one_malloc() {
+    program("one malloc, all kinds", "one_malloc", "192 ztnwtn 10000", Growth::Existing, Data::Any);
+}
+
+#[test]
+fn millions_of_small_mallocs() {
+    program("small mallocs", "small_mallocs", "2500000", Growth::Existing, Data::Compressible);
+}
+
+#[test]
+fn stream_of_mappings() {
+    program("stream of mappings", "new_mappings", "mmap 384", Growth::Stream, Data::Compressible);
+}
+
+#[test]
+fn stream_of_mallocs() {
+    program("stream of mallocs", "new_mappings", "malloc 384", Growth::Stream, Data::Compressible);
+}
+
+#[test]
+fn growing_break() {
+    program("growing break", "brk_growth", "200", Growth::Existing, Data::Compressible);
+}
+
+/// Small locks are honoured, large ones recorded and not: either way the calls succeed, and the limit holds.
+#[test]
+fn locked_memory() {
+    program("locked memory", "locked_memory", "200", Growth::Existing, Data::Compressible);
+}

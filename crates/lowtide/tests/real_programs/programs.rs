@@ -1,0 +1,48 @@
+//! The test programs of tests/programs: compiled when their source is newer.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::machine;
+use crate::measure::Job;
+
+/// Where the sources are.
+pub fn source(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs").join(file)
+}
+
+fn is_newer(output: &Path, sources: &[PathBuf]) -> bool {
+    let time = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
+    let Some(made) = time(output) else { return false };
+    sources.iter().all(|source| time(source).is_some_and(|changed| changed < made))
+}
+
+fn compile(name: &str, output: &str, options: &[&str]) -> Option<PathBuf> {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
+    let (output, sources) = (directory.join(output), [source(&format!("{name}.c")), source("common.h")]);
+    if is_newer(&output, &sources) {
+        return Some(output);
+    }
+    let compiler = machine::tool("cc")?;
+    fs::create_dir_all(&directory).expect("a directory under target/");
+    let result = Command::new(compiler)
+        .args(["-O2", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
+        .arg(&output)
+        .arg(&sources[0])
+        .args(options)
+        .output()
+        .expect("cc starts");
+    assert!(result.status.success(), "cc {name}.c: {}", String::from_utf8_lossy(&result.stderr));
+    Some(output)
+}
+
+/// The compiled program `name`, to run with these arguments.
+pub fn job(label: &str, name: &str, arguments: &str) -> Option<Job> {
+    Some(Job::new(label, compile(name, name, &[])?).words(arguments))
+}
+
+/// The compiled shared library `name`.
+pub fn library(name: &str) -> Option<PathBuf> {
+    compile(name, &format!("{name}.so"), &["-shared", "-fPIC"])
+}
