@@ -68,7 +68,7 @@ pub enum Command {
 #[derive(Args, Debug)]
 pub struct RunArgs {
     /// RAM for the whole process tree: its anonymous pages plus all that lowtide holds for them
-    #[arg(long, value_name = "SIZE", env = "LOWTIDE_RAM", hide_env_values = true, allow_negative_numbers = true)]
+    #[arg(long, value_name = "SIZE", env = "LOWTIDE_RAM", hide_env_values = true, allow_hyphen_values = true)]
     pub ram: Option<String>,
 
     /// Where cold pages go: auto (compressed RAM first, then an unnamed file in $LOWTIDE_DIR, else /var/tmp), ram (compressed RAM
@@ -77,7 +77,7 @@ pub struct RunArgs {
     pub swap: Vec<String>,
 
     /// Most RAM for the compressed pool [default: half of --ram]
-    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub pool: Option<String>,
 
     /// How pages are compressed: lz4 or zstd[:LEVEL]

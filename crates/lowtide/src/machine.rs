@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// RAM of the machine in bytes.
 pub fn ram_total() -> u64 {
     let info = rustix::system::sysinfo();
-    u64::try_from(info.totalram).unwrap_or(u64::MAX).saturating_mul(u64::from(info.mem_unit))
+    info.totalram.saturating_mul(u64::from(info.mem_unit))
 }
 
 /// RAM that this process may use: the machine's, or less where a memory cgroup (v1 or v2, this one or one above it) says so.

@@ -1,0 +1,602 @@
+//! `lowtide` from outside: what it refuses, and that a program keeps the world it would have without it.
+
+use lowtide_pager::segment::{Proc, Segment};
+use rustix::process::{Pid, Signal};
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+const LOWTIDE: &str = env!("CARGO_BIN_EXE_lowtide");
+
+fn lowtide() -> Command {
+    let mut command = Command::new(LOWTIDE);
+    for name in ["LOWTIDE_RAM", "LOWTIDE_DIR", "LOWTIDE_SEGMENT", "LD_PRELOAD"] {
+        command.env_remove(name);
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Runs it with these arguments; `{}` in the text stands for `file`.
+fn with(line: &str, file: &Path) -> Output {
+    let args = line.split_whitespace().map(|word| word.replace("{}", file.to_str().expect("UTF-8")));
+    lowtide().args(args).output().expect("lowtide starts")
+}
+
+/// Exactly one line on standard error, nothing on standard output, this exit code, and all the words in the line.
+#[track_caller]
+fn assert_refused(output: &Output, code: i32, words: &[&str]) {
+    let line = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{line}");
+    assert!(line.starts_with("lowtide: ") && line.ends_with('\n') && line.matches('\n').count() == 1, "not one line: {line:?}");
+    for word in words {
+        assert!(line.contains(word), "`{word}` is not in: {line}");
+    }
+    assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+#[track_caller]
+fn refused(line: &str, code: i32, words: &[&str]) {
+    assert_refused(&with(line, Path::new("")), code, words);
+}
+
+/// Whether this user may run programs under lowtide at all; doctor says why not.
+fn works() -> bool {
+    let good = lowtide().arg("doctor").output().expect("lowtide starts").status.success();
+    if !good {
+        eprintln!("skipped: `lowtide doctor` says that run doesn't work here");
+    }
+    good
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// A copy of `true` that can be spoilt.
+struct Spoilt {
+    dir: tempfile::TempDir,
+    path: PathBuf,
+}
+
+impl Spoilt {
+    fn new(spoil: impl FnOnce(&mut Vec<u8>)) -> Spoilt {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("program");
+        let mut bytes = std::fs::read("/bin/true").expect("true");
+        spoil(&mut bytes);
+        std::fs::write(&path, bytes).expect("written");
+        let spoilt = Spoilt { dir, path };
+        spoilt.mode(0o755);
+        spoilt
+    }
+
+    fn script(text: &str) -> Spoilt {
+        Spoilt::new(|bytes| *bytes = text.as_bytes().to_vec())
+    }
+
+    fn mode(&self, mode: u32) {
+        std::fs::set_permissions(&self.path, std::fs::Permissions::from_mode(mode)).expect("mode");
+    }
+
+    #[track_caller]
+    fn refused(&self, code: i32, words: &[&str]) {
+        let mut all = vec![self.path.to_str().expect("UTF-8")];
+        all.extend(words);
+        assert_refused(&with("run --ram 64M -- {}", &self.path), code, &all);
+    }
+}
+
+fn find(bytes: &[u8], what: &[u8]) -> usize {
+    bytes.windows(what.len()).position(|window| window == what).expect("found in the file")
+}
+
+#[test]
+fn help_and_version() {
+    for (line, words) in [
+        ("--help", &["Usage:", "Examples:", "doctor"][..]),
+        (
+            "run --help",
+            &["--ram", "--swap", "--pool", "--codec", "--when-full", "--stats", "--quiet", "--verbose", "Examples:"],
+        ),
+        ("--version", &["lowtide 0."]),
+        ("man", &[".TH", "doctor"]),
+        ("man run", &[".TH", "ram"]),
+    ] {
+        let output = with(line, Path::new(""));
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(0), "{line}");
+        assert!(words.iter().all(|word| text.contains(word)), "{line}: {text}");
+        assert!(output.stderr.is_empty());
+    }
+}
+
+#[test]
+fn bad_usage() {
+    refused("", 2, &["command", "lowtide run --ram"]);
+    refused("dance", 2, &["dance", "lowtide run --ram"]);
+    refused("stat 12", 2, &["stat", "not built yet"]);
+    refused("run --ram 64M true", 2, &["`--` is missing", "-- true"]);
+    refused("run --ram 64M sort -n", 2, &["`--` is missing", "-- sort -n"]);
+    refused("run --ram 64M", 2, &["no program", "--"]);
+    refused("run --ram 64M --", 2, &["no program", "--"]);
+    refused("run -- true", 2, &["--ram SIZE", "LOWTIDE_RAM"]);
+    refused("run --ram", 2, &["--ram", "value"]);
+    refused("run --ram 64M --frob -- true", 2, &["--frob", "--help"]);
+    refused("run --ram 64M --ram 65M -- true", 2, &["--ram", "twice"]);
+    refused("run --ram 64M --quiet --verbose -- true", 2, &["--quiet", "--verbose"]);
+    refused("run --ram 64M --report x.html -- true", 2, &["--report", "not built yet"]);
+    refused("run --ram 64M --metrics 127.0.0.1:1 -- true", 2, &["--metrics", "not built yet"]);
+}
+
+#[test]
+fn bad_sizes() {
+    for size in ["much", "12X", "", "1e9", "-5", "-5M", "5%%", "1.2.3G", "nan"] {
+        let output = lowtide().args(["run", "--ram", size, "--", "true"]).output().expect("lowtide starts");
+        assert_refused(&output, 2, &["--ram"]);
+    }
+    refused("run --ram 0 -- true", 2, &["--ram 0", "too small", "16 MiB"]);
+    refused("run --ram 1M -- true", 2, &["--ram 1M", "too small", "16 MiB"]);
+    refused("run --ram 16777215 -- true", 2, &["too small"]);
+    refused("run --ram 0% -- true", 2, &["too small"]);
+    refused("run --ram 99999999999G -- true", 2, &["99999999999G", "larger"]);
+    refused("run --ram 99999999999999999999999999 -- true", 2, &["--ram"]);
+    refused("run --ram 64M --pool 65M -- true", 2, &["--pool 65 MiB", "--ram 64 MiB", "smaller"]);
+    refused("run --ram 64M --pool lots -- true", 2, &["--pool", "lots"]);
+    refused("run --ram 64M --pool 0 --swap ram -- true", 2, &["--pool 0", "--swap dir:DIR"]);
+    let output = lowtide().args(["run", "--", "true"]).env("LOWTIDE_RAM", "3M").output().expect("lowtide starts");
+    assert_refused(&output, 2, &["3M", "too small"]);
+    let output = lowtide().args(["run", "--", "true"]).env("LOWTIDE_RAM", "").output().expect("lowtide starts");
+    assert_refused(&output, 2, &["no limit", "LOWTIDE_RAM"]);
+}
+
+#[test]
+fn bad_codecs_and_policies() {
+    refused("run --ram 64M --codec lzo -- true", 2, &["lzo", "zstd"]);
+    refused("run --ram 64M --codec zstd:99 -- true", 2, &["zstd:99", "22"]);
+    refused("run --ram 64M --codec zstd: -- true", 2, &["zstd:", "22"]);
+    refused("run --ram 64M --codec lz4:3 -- true", 2, &["lz4", "no levels"]);
+    refused("run --ram 64M --when-full panic -- true", 2, &["panic", "exceed or stop"]);
+}
+
+#[test]
+fn bad_swap() {
+    refused("run --ram 64M --swap disk -- true", 2, &["--swap disk", "auto, ram or dir:DIR"]);
+    refused("run --ram 64M --swap dir: -- true", 2, &["dir:DIR"]);
+    refused("run --ram 64M --swap dir:/nonexistent -- true", 2, &["/nonexistent", "no such file"]);
+    refused("run --ram 64M --swap dir:/bin/true -- true", 2, &["/bin/true", "not a directory"]);
+    refused("run --ram 64M --swap dir:/var/tmp,size=0 -- true", 2, &["size=", "1M"]);
+    refused("run --ram 64M --swap dir:/var/tmp,size=x -- true", 2, &["`x`", "512M"]);
+    refused("run --ram 64M --swap dir:/var/tmp,prio=high -- true", 2, &["prio=", "number"]);
+    refused("run --ram 64M --swap dir:/var/tmp,color=red -- true", 2, &["color=red", "size= and prio="]);
+    refused("run --ram 64M --swap dir:/proc -- true", 2, &["/proc"]);
+    refused("run --ram 64M --swap file:/var/tmp/swap -- true", 2, &["file:", "not built yet"]);
+    refused("run --ram 64M --swap redis://localhost:6379 -- true", 2, &["redis", "not built yet"]);
+    refused("run --ram 64M --swap auto --swap dir:/var/tmp -- true", 2, &["more than one", "not built yet"]);
+    let output = lowtide().args(["run", "--ram", "64M", "--", "true"]).env("LOWTIDE_DIR", "/nonexistent").output();
+    assert_refused(&output.expect("lowtide starts"), 2, &["LOWTIDE_DIR=/nonexistent", "no such file"]);
+}
+
+#[test]
+fn programs_that_are_not_there() {
+    refused("run --ram 64M -- no-such-program-here", 127, &["no-such-program-here", "PATH"]);
+    refused("run --ram 64M -- /no/such/program", 127, &["/no/such/program", "path"]);
+    refused("run --ram 64M -- /", 126, &["/", "directory"]);
+    refused("run --ram 64M -- /dev/null", 126, &["/dev/null", "regular file"]);
+    let file = Spoilt::new(|_| ());
+    file.mode(0o644);
+    file.refused(126, &["not executable", "chmod +x"]);
+    // As a shell: a file in PATH that can't be executed is better than nothing to name.
+    let output = lowtide().args(["run", "--ram", "64M", "--", "program"]).env("PATH", file.dir.path()).output();
+    assert_refused(&output.expect("lowtide starts"), 126, &["not executable"]);
+    let output = lowtide().args(["run", "--ram", "64M", "--", ""]).output().expect("lowtide starts");
+    assert_refused(&output, 127, &["empty"]);
+}
+
+#[test]
+fn programs_that_cannot_be_managed() {
+    // Without its PT_INTERP header it is a static program.
+    let interp = |bytes: &[u8]| {
+        let (at, count) = (u64::from_ne_bytes(bytes[32..40].try_into().unwrap()) as usize, usize::from(bytes[56]));
+        (0..count).map(|i| at + i * 56).find(|&at| bytes[at] == 3).expect("PT_INTERP")
+    };
+    Spoilt::new(|bytes| {
+        let at = interp(bytes);
+        bytes[at] = 0;
+    })
+    .refused(126, &["statically linked", "dynamically linked build"]);
+    Spoilt::new(|bytes| {
+        let at = interp(bytes);
+        let at = u64::from_ne_bytes(bytes[at + 8..at + 16].try_into().unwrap()) as usize;
+        bytes[at..at + 25].copy_from_slice(b"/lib/ld-musl-x86_64.so.1\0");
+    })
+    .refused(126, &["musl", "glibc"]);
+    Spoilt::new(|bytes| {
+        let at = find(bytes, b"/ld-linux");
+        bytes[at + 1] = b'L';
+    })
+    .refused(127, &["loader", "Ld-linux", "install"]);
+    Spoilt::new(|bytes| bytes[18] = 243).refused(126, &["RISC-V", "without lowtide"]);
+    Spoilt::new(|bytes| {
+        bytes[4] = 1;
+        bytes[18] = 3;
+    })
+    .refused(126, &["32-bit", "i386", "64-bit"]);
+    Spoilt::new(|bytes| bytes.truncate(100)).refused(126, &["cut off"]);
+    Spoilt::new(|bytes| bytes[16] = 1).refused(126, &["not a program"]);
+}
+
+#[test]
+fn privileged_programs() {
+    let program = Spoilt::new(|_| ());
+    program.mode(0o4755);
+    program.refused(126, &["setuid", "copy"]);
+    program.mode(0o2755);
+    program.refused(126, &["setgid", "copy"]);
+    program.mode(0o755);
+    if is_root() {
+        // VFS_CAP_REVISION_2, cap_net_bind_service permitted.
+        let mut caps = [0u8; 20];
+        caps[3] = 2;
+        caps[5] = 4;
+        rustix::fs::setxattr(&program.path, c"security.capability", &caps, rustix::fs::XattrFlags::empty())
+            .expect("capability");
+        program.refused(126, &["file capabilities", "copy"]);
+    } else {
+        std::fs::set_permissions(&program.path, std::fs::Permissions::from_mode(0o111)).expect("mode");
+        program.refused(126, &["can't be read", "chmod +r"]);
+    }
+}
+
+#[test]
+fn scripts_are_judged_by_their_interpreter() {
+    let target = Spoilt::new(|bytes| bytes[18] = 243);
+    let shown = target.path.display();
+    Spoilt::script(&format!("#!{shown}\n")).refused(126, &["RISC-V", &shown.to_string()]);
+    Spoilt::script(&format!("#! {shown} -x\n")).refused(126, &["RISC-V"]);
+    Spoilt::script("#!/no/such/interpreter\n").refused(127, &["/no/such/interpreter", "first line"]);
+    Spoilt::script("#!/usr/bin/env no-such-program-here\n").refused(127, &["no-such-program-here", "env"]);
+    Spoilt::script("#!/usr/bin/env -S no-such-program-here -u\n").refused(127, &["no-such-program-here"]);
+    // A script by a script by a foreign program.
+    let middle = Spoilt::script(&format!("#!{shown}\n"));
+    Spoilt::script(&format!("#!{}\n", middle.path.display())).refused(126, &["RISC-V"]);
+    let own = Spoilt::script("");
+    std::fs::write(&own.path, format!("#!{}\n", own.path.display())).expect("written");
+    own.refused(126, &["too many scripts"]);
+    if works() {
+        for text in ["#!/bin/sh\nexit 5\n", "#!/usr/bin/env sh\nexit 5\n", "exit 5\n"] {
+            let script = Spoilt::script(text);
+            assert_eq!(with("run --ram 64M -- {}", &script.path).status.code(), Some(5), "{text}");
+        }
+    }
+}
+
+#[test]
+fn an_unwritable_stats_file_is_found_before_the_program_starts() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mark = dir.path().join("started");
+    for stats in ["/no/such/dir/stats.json", "/", "/proc/stats.json"] {
+        let output = with(&format!("run --ram 64M --stats {stats} -- touch {{}}"), &mark);
+        assert_refused(&output, 2, &["--stats", stats, "can't be written"]);
+        assert!(!mark.exists());
+    }
+}
+
+#[test]
+fn no_privilege() {
+    if !is_root() {
+        return;
+    }
+    // A copy where nobody can reach it.
+    let dir = tempfile::tempdir().expect("a directory");
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("mode");
+    let copy = dir.path().join("lowtide");
+    std::fs::copy(LOWTIDE, &copy).expect("copied");
+    let as_nobody = |args: &[&str]| {
+        let mut command = Command::new(&copy);
+        command.args(args).env_remove("LOWTIDE_RAM").env_remove("LOWTIDE_SEGMENT").current_dir("/").uid(65534).gid(65534);
+        command.output().expect("lowtide starts")
+    };
+    let output = as_nobody(&["run", "--ram", "64M", "--", "true"]);
+    assert_refused(&output, 125, &["privilege", "sudo -E setpriv", "--reuid=65534", "ambient", copy.to_str().expect("UTF-8")]);
+    let output = as_nobody(&["doctor"]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("NO") && text.contains("sudo -E setpriv"), "{text}");
+}
+
+#[test]
+fn doctor_and_run_agree() {
+    let output = lowtide().arg("doctor").output().expect("lowtide starts");
+    let text = String::from_utf8_lossy(&output.stdout);
+    for word in ["userfaultfd", "PAGEMAP_SCAN", "swap file", "RAM", "huge pages"] {
+        assert!(text.contains(word), "{text}");
+    }
+    let run = with("run --ram 64M --quiet -- true", Path::new(""));
+    assert_eq!(run.status.success(), output.status.success(), "{text}");
+}
+
+#[test]
+fn exit_status_is_the_programs() {
+    if !works() {
+        return;
+    }
+    for (script, code) in [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137), ("kill -TERM $$", 143), ("kill -SEGV $$", 139)] {
+        let output = lowtide().args(["run", "--ram", "64M", "--", "sh", "-c", script]).output().expect("lowtide starts");
+        assert_eq!(output.status.code(), Some(code), "{script}");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(text.lines().all(|line| line.starts_with("lowtide: ")), "{text}");
+        assert!(text.lines().last().is_some_and(|line| line.contains("ram")), "{text}");
+    }
+    // Through the environment, and more than there is: a warning.
+    let output = lowtide().args(["run", "--", "true"]).env("LOWTIDE_RAM", "4P").output().expect("lowtide starts");
+    assert_eq!(output.status.code(), Some(0));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("warning: --ram 4P is more than the RAM there is"));
+}
+
+#[test]
+fn input_output_and_environment_are_the_programs() {
+    if !works() {
+        return;
+    }
+    let mut child = lowtide();
+    child.args(["run", "--ram", "64M", "--quiet", "--", "sh", "-c", "cat; echo $LD_PRELOAD; ls /proc/self/fd | wc -l"]);
+    child.env("LD_PRELOAD", "libm.so.6").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = child.spawn().expect("lowtide starts");
+    child.stdin.take().expect("piped").write_all(b"hello\n").expect("written");
+    let pid = child.id();
+    let output = child.wait_with_output().expect("ended");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "hello");
+    assert!(lines[1].starts_with(&format!("/proc/{pid}/fd/")) && lines[1].ends_with(":libm.so.6"), "{text}");
+    // The test itself may have been started with some open (cargo's jobserver).
+    let native = Command::new("sh").args(["-c", "ls /proc/self/fd | wc -l"]).output().expect("sh starts");
+    assert_eq!(lines[2], String::from_utf8_lossy(&native.stdout).trim(), "descriptors leak into the program");
+}
+
+#[test]
+fn signal_settings_are_inherited() {
+    if !works() {
+        return;
+    }
+    let show = "grep -E '^Sig(Blk|Ign)' /proc/self/status";
+    for before in ["", "trap '' PIPE;", "trap '' INT QUIT HUP CHLD;"] {
+        let of = |runner: &str| {
+            let script = format!("{before} exec {runner} {show}");
+            let output = Command::new("sh").args(["-c", &script]).output().expect("sh starts");
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        let native = of("");
+        assert!(native.contains("SigIgn"), "{native}");
+        assert_eq!(of(&format!("{LOWTIDE} run --ram 64M --")), native, "{before}");
+    }
+}
+
+/// A program under lowtide that has told us a line.
+struct Running {
+    child: Child,
+    line: String,
+    dir: tempfile::TempDir,
+}
+
+impl Running {
+    /// `script` must print one line when it is ready.
+    fn new(script: &str) -> Running {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut command = lowtide();
+        command.args(["run", "--ram", "64M", "--stats"]).arg(dir.path().join("stats.json"));
+        command.args([OsStr::new("--"), OsStr::new("sh"), OsStr::new("-c"), OsStr::new(script)]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("lowtide starts");
+        let mut line = String::new();
+        BufReader::with_capacity(1, child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("a line");
+        Running { child, line: line.trim().to_owned(), dir }
+    }
+
+    fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(pid_of(&self.child), signal).expect("signal");
+    }
+
+    fn output(mut self) -> (Option<i32>, String, String, serde_json::Value) {
+        drop(self.child.stdin.take());
+        let (mut out, mut err) = (String::new(), String::new());
+        self.child.stdout.take().expect("piped").read_to_string(&mut out).expect("read");
+        self.child.stderr.take().expect("piped").read_to_string(&mut err).expect("read");
+        let code = self.child.wait().expect("ended").code();
+        let files = std::fs::read_dir(self.dir.path()).expect("read").count();
+        assert_eq!(files, 1, "something is left beside the statistics");
+        let stats = std::fs::read(self.dir.path().join("stats.json")).expect("statistics");
+        (code, out, err, serde_json::from_slice(&stats).expect("JSON"))
+    }
+}
+
+fn pid_of(child: &Child) -> Pid {
+    Pid::from_raw(child.id() as i32).expect("a pid")
+}
+
+#[test]
+fn signals_are_passed_on() {
+    if !works() {
+        return;
+    }
+    let run = Running::new(
+        "trap 'echo usr1' USR1; trap 'echo int' INT; trap 'exit 9' TERM; echo ready; while :; do sleep 0.05; done",
+    );
+    run.signal(Signal::USR1);
+    run.signal(Signal::INT);
+    std::thread::sleep(Duration::from_millis(200));
+    run.signal(Signal::TERM);
+    let (code, out, _, stats) = run.output();
+    assert_eq!(code, Some(9));
+    assert!(out.contains("usr1") && out.contains("int"), "{out}");
+    assert_eq!(stats["program"], "sh");
+
+    let run = Running::new("echo ready; exec sleep 100");
+    run.signal(Signal::TERM);
+    assert_eq!(run.output().0, Some(143));
+}
+
+#[test]
+fn the_program_ends_with_lowtide() {
+    if !works() {
+        return;
+    }
+    let mut run = Running::new("echo $$; exec sleep 100");
+    let program = PathBuf::from("/proc").join(&run.line);
+    assert!(program.exists());
+    run.signal(Signal::KILL);
+    assert_eq!(run.child.wait().expect("ended").signal(), Some(9));
+    let started = Instant::now();
+    let is_gone = || match std::fs::read_to_string(program.join("stat")) {
+        Ok(stat) => stat.contains(") Z "),
+        Err(_) => true,
+    };
+    while !is_gone() {
+        assert!(started.elapsed() < Duration::from_secs(5), "the program goes on without lowtide");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn nested_runs_are_refused() {
+    if works() {
+        let run = Running::new(&format!("{LOWTIDE} run --ram 64M -- true 2>&1; echo $?"));
+        assert!(run.line.starts_with("lowtide: this is already inside"), "{}", run.line);
+        assert!(run.output().1.ends_with("2\n"));
+    }
+}
+
+/// Maps the segment of a run, as an agent would.
+fn segment(path: &str) -> &'static Segment {
+    use rustix::mm::{MapFlags, ProtFlags};
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(path).expect("the segment opens");
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping of a file that is as large as a Segment and can't shrink; it stays until the test ends.
+    let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), Segment::SIZE, prot, MapFlags::SHARED, &file, 0) };
+    // SAFETY: as above; all zero or written by lowtide.
+    unsafe { &*at.expect("mapped").cast::<Segment>() }
+}
+
+/// A process that stands in for one of the tree: registered by the test, without an agent that would write into its slot.
+fn stand_in(segment: &Segment) -> (Child, &Proc) {
+    let child = Command::new("sleep").arg("100").spawn().expect("sleep starts");
+    let slot = segment.claim(child.id()).expect("a slot");
+    (child, slot)
+}
+
+#[test]
+fn statistics_and_warnings() {
+    if !works() {
+        return;
+    }
+    let run = Running::new("echo $LOWTIDE_SEGMENT; read x; exit 7");
+    let segment = segment(&run.line);
+    assert_eq!(segment.supervisor, run.child.id());
+    assert_eq!(segment.settings.ram_limit.load(Ordering::Relaxed), 64 << 20);
+    assert_eq!(segment.settings.pool_limit.load(Ordering::Relaxed), 32 << 20);
+    let (mut child, slot) = stand_in(segment);
+    slot.counters.evictions_pages.store(1000, Ordering::Relaxed);
+    slot.counters.faults_total.store(500, Ordering::Relaxed);
+    slot.counters.zero_pages.store(12, Ordering::Relaxed);
+    slot.counters.pages_in.store(300, Ordering::Relaxed);
+    slot.counters.latency_max_ns.store(77_000, Ordering::Relaxed);
+    slot.latency[40].store(500, Ordering::Relaxed);
+    slot.now_stored.store(400, Ordering::Relaxed);
+    slot.pool_stored_bytes.store(400 * 1024, Ordering::Relaxed);
+    slot.own_bytes.store(1 << 20, Ordering::Relaxed);
+    slot.ram_bytes.store(50 << 20, Ordering::Relaxed);
+    slot.adopted_bytes.store(1 << 30, Ordering::Relaxed);
+    segment.warn(child.id(), b"one\nthing is odd");
+    segment.warn(child.id(), b"one\nthing is odd");
+    std::thread::sleep(Duration::from_millis(300));
+    // It dies and is buried; its counts stay.
+    child.kill().expect("killed");
+    child.wait().expect("ended");
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(slot.pid.load(Ordering::Relaxed), 0, "the dead are buried");
+
+    let pid = child.id();
+    let (code, _, err, stats) = run.output();
+    assert_eq!(code, Some(7));
+    for key in [
+        "schema",
+        "program",
+        "pids",
+        "elapsed_seconds",
+        "ram_limit",
+        "ram_now",
+        "ram_peak",
+        "resident_bytes",
+        "own_bytes",
+        "staged_bytes",
+        "pool_bytes",
+        "pool_stored_bytes",
+        "pool_limit",
+        "compression_ratio",
+        "pages",
+        "faults",
+        "evictions",
+        "writeback",
+        "fault_latency_us",
+        "stall_seconds",
+        "areas",
+        "warnings",
+    ] {
+        assert!(stats.get(key).is_some(), "{key} is missing");
+    }
+    assert_eq!(stats["schema"], 1);
+    assert!(stats["pids"].as_array().expect("a list").contains(&pid.into()), "{stats}");
+    assert_eq!(stats["ram_limit"], 64 << 20);
+    assert!(stats["ram_peak"].as_u64() > Some(50 << 20), "{stats}");
+    assert!(stats["ram_now"].as_u64() > Some(50 << 20), "{stats}");
+    assert!(stats["own_bytes"].as_u64() > Some(1 << 20), "the supervisor counts: {stats}");
+    assert!(stats["evictions"]["pages"].as_u64() >= Some(1000), "{stats}");
+    assert!(stats["faults"]["total"].as_u64() >= Some(500), "{stats}");
+    assert!(stats["fault_latency_us"]["max"].as_f64() >= Some(77.0), "{stats}");
+    assert!(stats["fault_latency_us"]["p50"].as_f64() > Some(1.0), "{stats}");
+    assert!((stats["compression_ratio"].as_f64().expect("a number") - 4.0).abs() < 0.5, "{stats}");
+    assert_eq!(stats["warnings"].as_array().expect("a list").len(), 1, "{stats}");
+    assert_eq!(stats["areas"].as_array().expect("a list").len(), 1, "{stats}");
+    assert_eq!(err.matches("one?thing is odd").count(), 1, "{err}");
+    assert!(err.contains("lowtide: ram peak") && err.contains(" of 64 MiB, 1000 pages out (12 zero), 300 in, 4.00:1"), "{err}");
+}
+
+#[test]
+fn a_fatal_message_stops_the_tree() {
+    if !works() {
+        return;
+    }
+    let run = Running::new("echo $LOWTIDE_SEGMENT; read x");
+    let segment = segment(&run.line);
+    let (mut child, _) = stand_in(segment);
+    assert!(segment.fatal.put(child.id(), b"the swap file can't be read: I/O error"));
+    let started = Instant::now();
+    assert_eq!(child.wait().expect("ended").signal(), Some(9), "registered processes are stopped");
+    let mut run = run;
+    assert_eq!(run.child.wait().expect("ended").code(), Some(125));
+    assert!(started.elapsed() < Duration::from_secs(5));
+    let mut err = vec![0; 4096];
+    let n = run.child.stderr.take().expect("piped").read(&mut err).expect("read");
+    let err = String::from_utf8_lossy(&err[..n]);
+    assert!(err.contains("lowtide: sh was stopped: the swap file can't be read: I/O error\n"), "{err}");
+    let stats = std::fs::read(run.dir.path().join("stats.json")).expect("statistics are written all the same");
+    assert!(serde_json::from_slice::<serde_json::Value>(&stats).is_ok());
+}
+
+#[test]
+fn quiet_and_verbose() {
+    if !works() {
+        return;
+    }
+    let quiet = with("run --ram 64M --quiet -- true", Path::new(""));
+    assert!(!String::from_utf8_lossy(&quiet.stderr).contains("ram "), "{}", String::from_utf8_lossy(&quiet.stderr));
+    let verbose = with("run --ram 64M --swap ram --codec zstd:5 --pool 20M --verbose -- true", Path::new(""));
+    let text = String::from_utf8_lossy(&verbose.stderr);
+    assert!(text.contains("ram 64 MiB, pool up to 20 MiB (zstd:5), swap: compressed RAM only"), "{text}");
+}
