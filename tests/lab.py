@@ -1,0 +1,130 @@
+"""Runs a program natively or under lowtide and measures it from outside; shared by the demonstration and the tables.
+
+What is counted is what the limit is for: the resident anonymous pages of every process of the run (forked copies that have not
+called exec are left out: their pages are their parent's), lowtide's own process and the memory it shares with its agents.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+LOWTIDE = TARGET / "release/lowtide"
+PYTHON = TARGET / "venv/bin/python"
+MIB = 1 << 20
+FORKED_WITHOUT_EXEC = 0x40
+
+
+@dataclass
+class Result:
+    status: int
+    stdout: str
+    stderr: str
+    seconds: float
+    peak: int
+    stats: dict = field(default_factory=dict)
+
+
+def _stat(pid: str) -> list[str] | None:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return None
+
+
+def _session(leader: int) -> list[str]:
+    """The processes of the run, without forked copies of a counted one."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        fields = _stat(pid)
+        if fields and int(fields[3]) == leader and not int(fields[6]) & FORKED_WITHOUT_EXEC:
+            found.append(pid)
+    return found
+
+
+def _anonymous(pid: str) -> int:
+    try:
+        _, resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[:3]
+    except (OSError, ValueError):
+        return 0
+    return max(0, int(resident) - int(shared)) * 4096
+
+
+def _memfds(pid: int) -> int:
+    total = 0
+    try:
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            if os.readlink(entry.path).startswith("/memfd:"):
+                total += os.stat(entry.path).st_blocks * 512
+    except OSError:
+        pass
+    return total
+
+
+class _Sampler(threading.Thread):
+    def __init__(self, leader: int, limited: bool):
+        super().__init__(daemon=True)
+        self.leader, self.limited, self.peak, self.stop = leader, limited, 0, threading.Event()
+
+    def run(self) -> None:
+        count, shared, processes = 0, 0, []
+        while not self.stop.wait(0.004):
+            if count % 5 == 0 or len(processes) < 2:
+                processes = _session(self.leader)
+                shared = _memfds(self.leader) if self.limited else 0
+            count += 1
+            self.peak = max(self.peak, shared + sum(map(_anonymous, processes)))
+
+
+def run(command: list[str], ram: int | None = None, options: list[str] | None = None, sample: bool = True, env: dict | None = None) -> Result:
+    """Runs `command`; with `ram`, under lowtide with that limit. Without `sample` nothing disturbs the timing."""
+    with tempfile.TemporaryDirectory() as directory:
+        stats = Path(directory, "stats.json")
+        if ram is not None:
+            command = [str(LOWTIDE), "run", "--ram", str(ram), "--stats", str(stats), *(options or []), "--", *command]
+        out, err = open(Path(directory, "out"), "w+b"), open(Path(directory, "err"), "w+b")
+        with out, err:
+            start = time.monotonic()
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True, env={**os.environ, "LC_ALL": "C", **(env or {})}
+            )
+            sampler = _Sampler(child.pid, ram is not None)
+            if sample:
+                sampler.start()
+            status = child.wait()
+            seconds = time.monotonic() - start
+            if sample:
+                sampler.stop.set()
+                sampler.join()
+            out.seek(0)
+            err.seek(0)
+            text, errors = out.read().decode(errors="replace"), err.read().decode(errors="replace")
+        found = json.loads(stats.read_text()) if stats.exists() else {}
+        return Result(status if status >= 0 else 128 - status, text, errors, seconds, sampler.peak, found)
+
+
+def mib(size: float) -> str:
+    return f"{size / MIB:,.0f} MiB"
+
+
+def compiled(name: str) -> str:
+    """A test program, compiled as the tests do."""
+    output, source = TARGET / "lab" / name, ROOT / f"tests/programs/{name}.c"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if not output.exists() or output.stat().st_mtime < source.stat().st_mtime:
+        subprocess.run(["cc", "-O2", "-std=gnu11", "-pthread", "-o", output, source], check=True)
+    return str(output)
+
+
+def require_lowtide() -> None:
+    if not LOWTIDE.exists():
+        sys.exit(f"{LOWTIDE} is missing: make build")

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Installs what building, testing and the demonstration need, and nothing that is there already.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+target=${CARGO_TARGET_DIR:-target}
+
+say() { echo "setup: $*"; }
+fail() { echo "setup: $*" >&2; exit 1; }
+
+# The Rust toolchain is expected: which one and where from is the user's choice.
+least=1.85.0
+command -v cargo >/dev/null && command -v rustc >/dev/null || fail "Rust $least or newer is needed (cargo and rustc on PATH)"
+version=$(rustc --version | cut -d' ' -f2 | cut -d- -f1)
+[ "$(printf '%s\n%s\n' "$least" "$version" | sort -V | head -n 1)" = "$least" ] || fail "Rust $least or newer is needed, this is $version"
+
+for part in fmt clippy; do
+	cargo "$part" --version >/dev/null 2>&1 || fail "cargo $part is missing (rustup component add rustfmt clippy)"
+done
+
+# Commands and the Debian packages that bring them.
+PATH=$PATH:/usr/sbin:/sbin
+packages=()
+need() { command -v "$1" >/dev/null || packages+=("$2"); }
+need cc gcc
+need gcc gcc
+need make make
+need redis-server redis-server
+need memtester memtester
+command -v cc >/dev/null && { echo '#include <stdio.h>' | cc -E - >/dev/null 2>&1 || packages+=(libc6-dev); }
+# python3 on PATH may be a version manager's, without what an environment needs; then the system's own does.
+python_for_venv() {
+	local python
+	for python in python3 /usr/bin/python3; do
+		if "$python" -c 'import ensurepip, venv' 2>/dev/null; then echo "$python"; return; fi
+	done
+}
+has_numpy() { "$target/venv/bin/python" -c 'import numpy' 2>/dev/null; }
+has_numpy || [ -n "$(python_for_venv)" ] || packages+=(python3 python3-venv)
+
+if [ ${#packages[@]} -gt 0 ]; then
+	command -v apt-get >/dev/null || fail "please install: ${packages[*]} (no apt-get here)"
+	as_root=()
+	[ "$(id -u)" = 0 ] || as_root=(sudo -n)
+	say "installing ${packages[*]}"
+	log=$(mktemp)
+	# RUNLEVEL=1: packages with a service must not start it.
+	if ! { "${as_root[@]}" apt-get update -qq &&
+		"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
+			apt-get install -y -qq --no-install-recommends "${packages[@]}"; } </dev/null >"$log" 2>&1; then
+		cat "$log" >&2
+		fail "apt-get failed; please install: ${packages[*]}"
+	fi
+	rm -f "$log"
+fi
+
+if ! has_numpy; then
+	say "making a Python environment with numpy in $target/venv"
+	mkdir -p "$target"
+	"$(python_for_venv)" -m venv --clear "$target/venv"
+	"$target/venv/bin/pip" install --quiet --disable-pip-version-check 'numpy>=1.26,<3' </dev/null
+fi
+say "all there"
