@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 
-use super::cluster::{CLUSTER_SLOTS, Cluster, ListState, MAX_ORDER};
+use super::cluster::{CLUSTER_SLOTS, Cluster, ListState, MAX_ORDER, Need};
 use super::lists::{self, Lists};
 use super::refs;
 use crate::device::Device;
@@ -12,8 +12,9 @@ use crate::lock::{Guard, Lock};
 use crate::table::Table;
 use crate::vm::{OnFork, PAGE_SIZE};
 
-/// How many fragmented clusters an allocation of a higher order tries before it opens a new one.
-const FRAG_TRIES: usize = 8;
+/// How many partly used clusters of each list an allocation tries before it opens a new one. (A single slot is found in the
+/// first.)
+const TRIES: usize = 8;
 /// How often an allocation starts over when other threads had every cluster with room in their hands.
 const ROUNDS: usize = 16;
 
@@ -85,14 +86,35 @@ impl Area {
     /// Gives out 2^`order` slots at a multiple of that; each has one reference and the table word 0. `None` when there is no such
     /// run, or other threads held on to the last ones.
     pub fn alloc(&self, order: u32) -> Option<u64> {
-        if order > MAX_ORDER || self.inherited.load(Ordering::Relaxed) {
+        match order {
+            0 => self.find(Need::Run(1)),
+            1..=MAX_ORDER => self.find(Need::Aligned(order)),
+            _ => None,
+        }
+    }
+
+    /// Gives out up to `want` consecutive slots, as many as can be had in one piece without searching long, as [`Area::alloc`]
+    /// does. Returns the first and how many.
+    pub fn alloc_run(&self, want: usize) -> Option<(u64, usize)> {
+        let mut n = want.min(CLUSTER_SLOTS);
+        while n > 0 {
+            if let Some(first) = self.find(Need::Run(n)) {
+                return Some((first, n));
+            }
+            n /= 2;
+        }
+        None
+    }
+
+    fn find(&self, need: Need) -> Option<u64> {
+        if self.inherited.load(Ordering::Relaxed) {
             return None;
         }
         for _ in 0..ROUNDS {
-            if let Some(slot) = self.search(order) {
+            if let Some(slot) = self.search(need) {
                 return Some(slot);
             }
-            if order > 0 || self.used.load(Ordering::Relaxed) >= self.opened_slots() {
+            if need.slots() > 1 || self.used.load(Ordering::Relaxed) >= self.opened_slots() {
                 break;
             }
             core::hint::spin_loop();
@@ -102,51 +124,50 @@ impl Area {
 
     /// One search in the order of DESIGN.md: the cluster used last, a free one, partly used ones of this order, a new one, the
     /// dead zombies, and for single slots whatever has room.
-    fn search(&self, order: u32) -> Option<u64> {
-        let o = order as u8;
+    fn search(&self, need: Need) -> Option<u64> {
+        let order = need.order();
         if let Some(i) = (self.hints[order as usize].load(Ordering::Relaxed) as usize).checked_sub(1) {
             let mut inner = self.clusters[i].inner.lock();
             if inner.usable(order)
-                && let Some(slot) = self.take(i, &mut inner, order)
+                && let Some(slot) = self.take(i, &mut inner, need)
             {
                 return Some(slot);
             }
         }
-        if let Some(slot) = self.try_list(ListState::Free, o, order, 1) {
-            return Some(slot);
-        }
-        if let Some(slot) = self.try_list(ListState::NonFull, o, order, usize::MAX) {
-            return Some(slot);
-        }
-        if let Some(slot) = self.try_list(ListState::Frag, o, order, FRAG_TRIES) {
+        let o = order as u8;
+        let partly = |tries| {
+            let lists = [(ListState::Free, 1), (ListState::NonFull, tries), (ListState::Frag, tries)];
+            lists.into_iter().find_map(|(state, tries)| self.try_list(state, o, need, tries))
+        };
+        if let Some(slot) = partly(TRIES) {
             return Some(slot);
         }
         while let Some((i, mut inner)) = self.open() {
             // The first and the last cluster are never empty, and may have no run of a high order.
             inner.order = o;
-            if let Some(slot) = self.take(i, &mut inner, order) {
+            if let Some(slot) = self.take(i, &mut inner, need) {
                 return Some(slot);
             }
             inner.order = 0;
             self.settle(i, &mut inner, 0, ListState::NonFull);
         }
         if refs::reap(self)
-            && let Some(slot) = [ListState::Free, ListState::NonFull].into_iter().find_map(|s| self.try_list(s, o, order, 4))
+            && let Some(slot) = partly(TRIES)
         {
             return Some(slot);
         }
-        if order == 0 {
+        if need.slots() == 1 {
             return (1..=MAX_ORDER as u8)
-                .find_map(|o| [ListState::Frag, ListState::NonFull].into_iter().find_map(|s| self.try_list(s, o, 0, 1)));
+                .find_map(|o| [ListState::Frag, ListState::NonFull].into_iter().find_map(|s| self.try_list(s, o, need, 1)));
         }
         None
     }
 
-    /// Tries up to `tries` clusters of a list; those without room end on the frag list of their order.
-    fn try_list(&self, state: ListState, list_order: u8, order: u32, tries: usize) -> Option<u64> {
+    /// Tries up to `tries` clusters of a list; those without room end at the tail of the frag list of their order.
+    fn try_list(&self, state: ListState, list_order: u8, need: Need, tries: usize) -> Option<u64> {
         for _ in 0..tries {
             let (i, mut inner) = lists::isolate(&self.lists, &self.clusters, state, list_order)?;
-            if let Some(slot) = self.take(i, &mut inner, order) {
+            if let Some(slot) = self.take(i, &mut inner, need) {
                 return Some(slot);
             }
             let was = inner.order;
@@ -156,17 +177,18 @@ impl Area {
     }
 
     /// Takes slots from a locked cluster.
-    fn take(&self, i: usize, inner: &mut Inner<'_>, order: u32) -> Option<u64> {
+    fn take(&self, i: usize, inner: &mut Inner<'_>, need: Need) -> Option<u64> {
         let was = inner.order;
-        let first = i * CLUSTER_SLOTS + inner.take(order)?;
+        let first = i * CLUSTER_SLOTS + inner.take(need)?;
+        let n = need.slots();
         if let Some(refs) = &self.refs {
-            for count in &refs[first..first + (1 << order)] {
+            for count in &refs[first..first + n] {
                 count.store(1, Ordering::Relaxed);
             }
         }
-        self.used.fetch_add(1 << order, Ordering::Relaxed);
+        self.used.fetch_add(n as u64, Ordering::Relaxed);
         self.settle(i, inner, was, ListState::Frag);
-        self.hints[order as usize].store(i as u32 + 1, Ordering::Relaxed);
+        self.hints[need.order() as usize].store(i as u32 + 1, Ordering::Relaxed);
         Some(first as u64)
     }
 

@@ -12,6 +12,31 @@ pub const MAX_ORDER: u32 = CLUSTER_SLOTS.ilog2();
 
 const WORDS: usize = CLUSTER_SLOTS / 64;
 
+/// What an allocation asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Need {
+    /// 2^order slots at a multiple of that.
+    Aligned(u32),
+    /// This many consecutive slots, 1 to 512, anywhere in a cluster of order 0.
+    Run(usize),
+}
+
+impl Need {
+    pub(super) fn order(self) -> u32 {
+        match self {
+            Need::Aligned(order) => order,
+            Need::Run(_) => 0,
+        }
+    }
+
+    pub(super) fn slots(self) -> usize {
+        match self {
+            Need::Aligned(order) => 1 << order,
+            Need::Run(n) => n,
+        }
+    }
+}
+
 /// The list that a cluster is on. One at a time; changes with the cluster's lock and the area's list lock both held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
@@ -71,23 +96,25 @@ impl Inner {
         open && (order == 0 || self.used == 0 || self.order as u32 == order)
     }
 
-    /// Takes the lowest aligned run of 2^`order` free slots and returns its first, by index in the cluster.
-    pub(super) fn take(&mut self, order: u32) -> Option<usize> {
-        let first = self.find(order)?;
-        let n = 1usize << order;
-        for word in first / 64..(first + n).div_ceil(64) {
-            let mask = if n >= 64 { u64::MAX } else { ((1 << n) - 1) << (first % 64) };
-            debug_assert_eq!(self.map[word] & mask, 0);
-            self.map[word] |= mask;
-        }
+    /// Takes the lowest slots that satisfy `need` and returns the first, by index in the cluster.
+    pub(super) fn take(&mut self, need: Need) -> Option<usize> {
+        let first = match need {
+            Need::Aligned(order) => self.find_aligned(order),
+            Need::Run(n) => self.find_run(n),
+        }?;
         if self.used == 0 {
-            self.order = order as u8;
+            self.order = need.order() as u8;
+        }
+        let n = need.slots();
+        for slot in first..first + n {
+            debug_assert!(!self.is_used(slot));
+            self.map[slot / 64] |= 1 << (slot % 64);
         }
         self.used += n as u16;
         Some(first)
     }
 
-    fn find(&self, order: u32) -> Option<usize> {
+    fn find_aligned(&self, order: u32) -> Option<usize> {
         if let Some(starts) = STARTS.get(order as usize) {
             return self.map.iter().enumerate().find_map(|(i, word)| {
                 let mut free = !word;
@@ -101,6 +128,28 @@ impl Inner {
         }
         let words = 1usize << (order - 6);
         self.map.chunks(words).position(|chunk| chunk.iter().all(|w| *w == 0)).map(|i| i * words * 64)
+    }
+
+    fn find_run(&self, n: usize) -> Option<usize> {
+        if n > CLUSTER_SLOTS - self.used as usize {
+            return None;
+        }
+        let (mut at, mut run) = (0, 0);
+        while at < CLUSTER_SLOTS {
+            let left = 64 - at % 64;
+            let bits = self.map[at / 64] >> (at % 64);
+            let free = (bits.trailing_zeros() as usize).min(left);
+            run += free;
+            at += free;
+            if run >= n {
+                return Some(at - run);
+            }
+            if free < left {
+                run = 0;
+                at += (bits >> free).trailing_ones() as usize;
+            }
+        }
+        None
     }
 
     /// Marks a free slot as in use, for slots that must never be given out.
@@ -142,7 +191,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
-        fn take_finds_the_lowest_aligned_run_or_there_is_none(
+        fn take_finds_the_lowest_run_or_there_is_none(
             used in prop::collection::vec(0usize..CLUSTER_SLOTS, 0..60), order in 0u32..=MAX_ORDER,
         ) {
             let mut c = empty();
@@ -154,7 +203,8 @@ mod tests {
             let n = 1usize << order;
             let want = (0..CLUSTER_SLOTS).step_by(n).find(|s| (*s..s + n).all(|i| !c.is_used(i)));
             let before = c.used;
-            prop_assert_eq!(c.take(order), want);
+            prop_assert_eq!(c.find_run(n), (0..=CLUSTER_SLOTS - n).find(|s| (*s..s + n).all(|i| !c.is_used(i))));
+            prop_assert_eq!(c.take(Need::Aligned(order)), want);
             if let Some(first) = want {
                 prop_assert_eq!(c.used as usize, before as usize + n);
                 prop_assert!((first..first + n).all(|i| c.is_used(i)));

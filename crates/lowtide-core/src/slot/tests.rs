@@ -35,6 +35,25 @@ fn single_slots_use_what_runs_leave() {
 }
 
 #[test]
+fn runs_of_any_length_are_dense() {
+    let a = area(10 * 512, true);
+    let mut next = 1;
+    for n in [1, 13, 128, 3, 300] {
+        assert_eq!(a.alloc_run(n), Some((next, n)));
+        next += n as u64;
+    }
+    assert_eq!(a.alloc_run(100), Some((512, 100)), "not across clusters");
+    assert_eq!(a.alloc_run(9999), Some((1024, 512)));
+    let singles: Vec<_> = core::iter::from_fn(|| a.alloc(0)).collect();
+    for s in &singles {
+        if s % 8 != 0 {
+            a.release(*s);
+        }
+    }
+    assert_eq!(a.alloc_run(40).unwrap().1, 5, "as many as there are in one piece (40, 20, 10, 5)");
+}
+
+#[test]
 fn a_freed_cluster_serves_any_order_again() {
     let a = area(1024, false);
     let singles: Vec<_> = core::iter::from_fn(|| a.alloc(0)).collect();
