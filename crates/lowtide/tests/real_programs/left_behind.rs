@@ -67,8 +67,10 @@ impl Scene {
     /// Starts it and waits until it is over its limit and part of it lies in the swap file.
     fn start(&self) -> Running {
         let mut run = self.job.start_limited(&LIMIT);
-        let swapping = run.wait_until(|_| !holders(&self.swap).is_empty());
-        if !swapping {
+        let patience = Instant::now() + Duration::from_secs(20);
+        run.wait_until(|_| !holders(&self.swap).is_empty() || Instant::now() > patience);
+        if holders(&self.swap).is_empty() {
+            run.kill();
             panic!("no process opened a swap file in {}: {:?}", self.swap.display(), run.finish());
         }
         thread::sleep(Duration::from_millis(400));
