@@ -1,7 +1,40 @@
-//! The agent.
+//! The agent: preloaded by `lowtide run` into every process of a run, it keeps their memory under the limit.
+//!
+//! `start.rs` is where it all begins. Each process has one keeper thread (`keeper.rs`), which watches the limit, adopts memory
+//! when it comes near and evicts in the background, and, once memory is adopted, one monitor thread for each CPU (`monitor.rs`),
+//! which serve faults. The program's own threads meet lowtide in two places: at the memory calls of the C library (`hooks.rs`)
+//! and at fork (`atfork.rs`). There they run on stacks that may themselves be swapped out, so they take none of lowtide's locks:
+//! they ask the keeper and wait (`request.rs`).
 #![no_std]
 
+extern crate alloc;
+
+mod agent;
+mod atfork;
+mod exec;
+mod gate;
+mod heap;
+mod hooks;
+mod keeper;
+mod maps;
+mod mlock;
+mod monitor;
+mod patch;
+mod request;
+mod say;
+mod start;
+mod thread;
+
+#[global_allocator]
+static HEAP: heap::Heap = heap::Heap::new();
+
 #[panic_handler]
-fn panic(_: &core::panic::PanicInfo) -> ! {
-    loop {}
+fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
+    use core::fmt::Write;
+    let mut line = lowtide_pager::line::Line::new();
+    let _ = write!(line, "internal error: {info}");
+    if agent::present() {
+        say::fatal(line.bytes());
+    }
+    say::stop()
 }

@@ -1,0 +1,64 @@
+//! What the agent knows about this process: where the segment, the pager and its own threads are.
+
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use lowtide_pager::pager::Pager;
+use lowtide_pager::segment::{Proc, Segment};
+use rustix::process::Pid;
+
+static SEGMENT: AtomicPtr<Segment> = AtomicPtr::new(core::ptr::null_mut());
+static PROC: AtomicPtr<Proc> = AtomicPtr::new(core::ptr::null_mut());
+static PAGER: AtomicPtr<Pager> = AtomicPtr::new(core::ptr::null_mut());
+/// The process whose agent threads these statics speak of: in a child made by a bare clone they are its parent's.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+/// Thread id of the keeper: its descriptors are where a child finds its parent's swap file.
+pub static KEEPER: AtomicU32 = AtomicU32::new(0);
+
+/// Whether this process belongs to a run.
+pub fn present() -> bool {
+    !SEGMENT.load(Ordering::Acquire).is_null()
+}
+
+/// The segment of the run.
+pub fn segment() -> &'static Segment {
+    // SAFETY: only called once `start` has set it; it is never unmapped.
+    unsafe { &*SEGMENT.load(Ordering::Acquire) }
+}
+
+/// This process's place in the segment.
+pub fn proc() -> &'static Proc {
+    // SAFETY: as above.
+    unsafe { &*PROC.load(Ordering::Acquire) }
+}
+
+/// Sets what `segment` returns.
+pub fn set_segment(segment: &'static Segment) {
+    SEGMENT.store(core::ptr::from_ref(segment).cast_mut(), Ordering::Release);
+}
+
+/// Sets what `proc` returns, for the process `pid`.
+pub fn set_proc(proc: &'static Proc, pid: u32) {
+    PROC.store(core::ptr::from_ref(proc).cast_mut(), Ordering::Release);
+    OWNER.store(pid, Ordering::Release);
+}
+
+/// The pager, once memory has been adopted.
+pub fn pager() -> Option<&'static Pager> {
+    // SAFETY: set once from a leaked box.
+    unsafe { PAGER.load(Ordering::Acquire).as_ref() }
+}
+
+/// The pager, if this process has adopted memory and agent threads of its own to ask.
+pub fn active() -> Option<&'static Pager> {
+    pager().filter(|_| OWNER.load(Ordering::Acquire) == pid())
+}
+
+/// Sets what `pager` returns.
+pub fn set_pager(pager: &'static Pager) {
+    PAGER.store(core::ptr::from_ref(pager).cast_mut(), Ordering::Release);
+}
+
+/// This process's id.
+pub fn pid() -> u32 {
+    Pid::as_raw(Some(rustix::process::getpid())) as u32
+}

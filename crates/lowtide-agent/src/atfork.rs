@@ -1,0 +1,77 @@
+//! Fork, on the side of the program's thread that calls it. What happens to the memory is told in the pager's fork.rs.
+
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use rustix::thread::futex;
+
+use crate::request::{Request, ask};
+use crate::{HEAP, agent, gate, keeper, request, thread};
+
+/// Whether the fork under way was announced to the keeper.
+static ANNOUNCED: AtomicBool = AtomicBool::new(false);
+/// In a child: 1 once its memory is its own.
+static READY: AtomicU32 = AtomicU32::new(0);
+
+unsafe extern "C" {
+    fn __register_atfork(prepare: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn(), dso: *mut c_void) -> c_int;
+}
+
+/// Registers the handlers. Registered first, they run closest to the fork itself: last before it, first in the child.
+pub fn install() {
+    // SAFETY: the functions live as long as the process; this library is never unloaded.
+    unsafe { __register_atfork(prepare, parent, child, core::ptr::null_mut()) };
+}
+
+extern "C" fn prepare() {
+    if agent::active().is_some() {
+        gate::close();
+        ask(Request::Fork);
+        ANNOUNCED.store(true, Ordering::Release);
+    }
+}
+
+extern "C" fn parent() {
+    if ANNOUNCED.swap(false, Ordering::AcqRel) {
+        request::fork_is_over();
+        gate::open();
+    }
+}
+
+extern "C" fn child() {
+    let announced = ANNOUNCED.swap(false, Ordering::AcqRel);
+    gate::reset_after_fork();
+    request::reset_after_fork();
+    // SAFETY: this process has one thread, and the parent's operations, which allocate, were paused (or it had none).
+    unsafe { HEAP.reset_after_fork() };
+    if !agent::present() {
+        return;
+    }
+    let pid = agent::pid();
+    let Some(proc) = agent::segment().claim(pid) else {
+        if announced {
+            crate::say::fatal(b"more than 1024 processes at a time in one run");
+        }
+        return;
+    };
+    // A parent that had no agent threads of its own (itself made by a bare clone) leaves nothing to take over.
+    let inherits = announced && agent::active().is_none();
+    agent::set_proc(proc, pid);
+    READY.store(0, Ordering::Release);
+    let entry = if inherits { keeper::inherited } else { keeper::fresh };
+    if thread::spawn(entry, 0).is_err() {
+        if inherits {
+            crate::say::fatal(b"a forked child can't start lowtide's thread");
+        }
+        return;
+    }
+    while inherits && READY.load(Ordering::Acquire) == 0 {
+        let _ = futex::wait(&READY, futex::Flags::PRIVATE, 0, None);
+    }
+}
+
+/// The child's keeper: the program's thread may go on.
+pub fn child_is_ready() {
+    READY.store(1, Ordering::Release);
+    let _ = futex::wake(&READY, futex::Flags::PRIVATE, 1);
+}

@@ -1,0 +1,368 @@
+//! The keeper: one thread in each process. Below the limit it looks at the process's memory now and then, and that is all lowtide
+//! costs. Near the limit it adopts the program's memory; above the high mark it evicts down to the low one.
+
+use alloc::boxed::Box;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use lowtide_core::codec::Codec;
+use lowtide_core::store::{FileConfig, Store, StoreConfig};
+use lowtide_pager::evict::Evicted;
+use lowtide_pager::line::Line;
+use lowtide_pager::pager::{Host, Pager, Worker};
+use lowtide_pager::regions::Range;
+use lowtide_pager::segment::{self, proc_state};
+use lowtide_pager::uffd::{NEEDED_FEATURES, Uffd};
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::request::Request;
+use crate::{agent, atfork, hooks, maps, monitor, request, say, thread};
+
+/// Looks at the memory are at most this far apart.
+const LONGEST_SLEEP_US: u64 = 100_000;
+const SHORTEST_SLEEP_US: u64 = 1_000;
+/// What a program can touch in a microsecond, with threads on several CPUs.
+const TOUCH_BYTES_PER_US: u64 = 6_000;
+/// A process smaller than this is not worth adopting while there are larger ones.
+const WORTHWHILE: u64 = 2 << 20;
+/// Growth that nobody counted: there must be mappings that are not adopted.
+const UNACCOUNTED: u64 = 1 << 20;
+/// Adopted memory is looked for this often at least.
+const LOOK_EVERY_US: u64 = 100_000;
+/// No tier could take a page: tried again after this.
+const FULL_PAUSE_US: u64 = 100_000;
+
+static ASLEEP: AtomicBool = AtomicBool::new(false);
+static LOOK_AGAIN: AtomicBool = AtomicBool::new(false);
+/// Resident bytes at the time of the fork that made this process: shared with the parent, so they are the parent's.
+static INHERITED: AtomicU64 = AtomicU64::new(0);
+
+/// Wakes the keeper if it sleeps: the high mark was passed.
+pub fn wake_if_asleep() {
+    if ASLEEP.swap(false, Ordering::AcqRel) {
+        request::ring();
+    }
+}
+
+/// Mappings changed: there may be some to adopt.
+pub fn look_again() {
+    LOOK_AGAIN.store(true, Ordering::Release);
+}
+
+/// Thread entry: the keeper of a process that starts with nothing adopted.
+pub extern "C" fn fresh(_: usize) -> ! {
+    begin();
+    let uffd = match Uffd::open(NEEDED_FEATURES) {
+        Ok(uffd) => uffd,
+        Err(e) => {
+            let mut line = Line::new();
+            line.push(b"a process of the run is not limited: it can't open a userfaultfd, error ")
+                .number(e.raw_os_error() as u64);
+            say::warn(line.bytes());
+            sleep_for_ever();
+        }
+    };
+    INHERITED.store(0, Ordering::Relaxed);
+    Keeper::new(Some(uffd)).run()
+}
+
+/// Thread entry: the keeper of a forked child whose parent had adopted memory.
+pub extern "C" fn inherited(_: usize) -> ! {
+    let parent_keeper = agent::KEEPER.load(Ordering::Acquire);
+    begin();
+    let Some(pager) = agent::pager() else { sleep_for_ever() };
+    let Some(parent) = rustix::process::getppid() else { say::fatal(b"a forked child has no parent") };
+    let mut reopen = |_area: u8, fd: i32| {
+        let mut path = Line::new();
+        path.push(b"/proc/").number(parent.as_raw_nonzero().get() as u64).push(b"/task/").number(u64::from(parent_keeper));
+        path.push(b"/fd/").number(fd as u64).push(b"\0");
+        open_path(path.bytes())
+    };
+    // SAFETY: the handler of the fork waits for this thread, and there is no other.
+    let result = unsafe { pager.take_over(parent, agent::proc(), &mut reopen, swap_file()) };
+    if let Err(why) = result {
+        say::fatal(why);
+    }
+    let mut keeper = Keeper::new(None);
+    INHERITED.store(keeper.resident(), Ordering::Relaxed);
+    agent::proc().state.store(proc_state::ACTIVE, Ordering::Release);
+    monitor::start();
+    atfork::child_is_ready();
+    keeper.run()
+}
+
+/// What every keeper does first.
+fn begin() {
+    thread::name(c"lowtide-keeper");
+    if thread::own_files().is_err() {
+        say::fatal(b"Linux 5.9 or later is needed (close_range)");
+    }
+    agent::KEEPER.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
+}
+
+fn sleep_for_ever() -> ! {
+    loop {
+        request::sleep(request::bell(), u64::MAX >> 20);
+        request::answer(|| {}, |_| {});
+    }
+}
+
+fn open_path(path: &[u8]) -> Result<OwnedFd, Errno> {
+    let path = core::ffi::CStr::from_bytes_with_nul(path).map_err(|_| Errno::INVAL)?;
+    rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// A fresh swap file of this process, if the run has them: without a name, so that nothing is left whatever happens.
+fn swap_file() -> Option<FileConfig> {
+    let run = agent::segment();
+    if run.settings.swap_kind != segment::SWAP_DIR {
+        return None;
+    }
+    let dir = &run.settings.swap_dir;
+    let dir = core::ffi::CStr::from_bytes_until_nul(dir).ok()?;
+    match rustix::fs::open(dir, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR) {
+        Ok(fd) => Some(FileConfig {
+            fd,
+            size: run.settings.swap_size,
+            budget: Some(&run.swap_used),
+            budget_limit: run.settings.swap_size,
+        }),
+        Err(e) => {
+            let mut line = Line::new();
+            line.push(b"no swap file could be made in ").push(dir.to_bytes()).push(b", error ").number(e.raw_os_error() as u64);
+            line.push(b": only compressed RAM is used");
+            say::warn(line.bytes());
+            None
+        }
+    }
+}
+
+struct Keeper {
+    /// Until memory is adopted; then the pager's.
+    uffd: Option<Uffd>,
+    statm: Option<OwnedFd>,
+    worker: Option<Worker>,
+    slept_us: u64,
+    since_look_us: u64,
+    warned_full: bool,
+    reported: bool,
+}
+
+impl Keeper {
+    fn new(uffd: Option<Uffd>) -> Keeper {
+        let statm = rustix::fs::open(c"/proc/self/statm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
+        Keeper { uffd, statm, worker: None, slept_us: 0, since_look_us: 0, warned_full: false, reported: false }
+    }
+
+    /// Anonymous resident bytes of this process, lowtide's own included.
+    fn resident(&mut self) -> u64 {
+        let mut text = [0u8; 128];
+        let Some(fd) = &self.statm else { return 0 };
+        let n = rustix::io::pread(fd, &mut text, 0).unwrap_or(0);
+        let mut fields = text[..n]
+            .split(|&c| c == b' ')
+            .map(|f| f.iter().take_while(|c| c.is_ascii_digit()).fold(0u64, |n, c| n * 10 + u64::from(c - b'0')));
+        let resident = fields.nth(1).unwrap_or(0);
+        let shared = fields.next().unwrap_or(0);
+        resident.saturating_sub(shared) * 4096
+    }
+
+    /// Measures this process, publishes it, and returns what the whole run uses.
+    fn measure(&mut self) -> u64 {
+        let resident = self.resident();
+        let counted = resident.saturating_sub(INHERITED.load(Ordering::Relaxed));
+        agent::proc().ram_bytes.store(counted, Ordering::Relaxed);
+        agent::segment().ram_now()
+    }
+
+    fn run(mut self) -> ! {
+        loop {
+            let bell = request::bell();
+            self.answer();
+            let total = self.measure();
+            let sleep = match agent::pager() {
+                None => self.watch(total),
+                Some(pager) => self.keep(pager, total),
+            };
+            if sleep > 0 {
+                self.slept_us = sleep;
+                self.since_look_us += sleep;
+                ASLEEP.store(true, Ordering::Release);
+                request::sleep(bell, sleep);
+                ASLEEP.store(false, Ordering::Release);
+            }
+        }
+    }
+
+    fn answer(&mut self) {
+        let Some(pager) = agent::pager() else {
+            request::answer(|| {}, |_| {});
+            return;
+        };
+        request::answer(
+            || pager.fork_is_over(),
+            |request| match request {
+                // What can't be adopted (a kind of memory, too many ranges) stays with the program.
+                Request::Adopt(range) => drop(pager.adopt(range)),
+                Request::Fork => pager.announce_fork(),
+            },
+        );
+    }
+
+    /// How long to sleep when `room` bytes may be touched before something has to happen.
+    fn nap(room: u64) -> u64 {
+        (room / TOUCH_BYTES_PER_US).clamp(SHORTEST_SLEEP_US, LONGEST_SLEEP_US)
+    }
+
+    /// Nothing is adopted: is it time? Returns for how long to sleep.
+    fn watch(&mut self, total: u64) -> u64 {
+        let limit = agent::segment().settings.ram_limit.load(Ordering::Relaxed);
+        let marks = lowtide_pager::budget::Budget::default();
+        marks.set_limit(limit);
+        if total <= marks.adopt_mark() {
+            return Self::nap(marks.adopt_mark() - total);
+        }
+        if agent::proc().ram_bytes.load(Ordering::Relaxed) < WORTHWHILE.max(total / 64) {
+            return SHORTEST_SLEEP_US * 5;
+        }
+        match self.activate() {
+            Ok(()) => 0,
+            Err(e) => {
+                let mut line = Line::new();
+                line.push(b"memory can't be adopted, error ")
+                    .number(e.raw_os_error() as u64)
+                    .push(b": this process is not limited");
+                say::warn(line.bytes());
+                sleep_for_ever()
+            }
+        }
+    }
+
+    /// Sets up the pager and adopts the program's memory.
+    fn activate(&mut self) -> Result<(), Errno> {
+        let run = agent::segment();
+        let limit = run.settings.ram_limit.load(Ordering::Relaxed);
+        let codec = match run.settings.codec {
+            segment::CODEC_ZSTD => Codec::Zstd(run.settings.codec_level),
+            _ => Codec::Lz4,
+        };
+        let store = Store::new(StoreConfig {
+            pool_limit: run.settings.pool_limit.load(Ordering::Relaxed) as usize,
+            accept_percent: 90,
+            codec,
+            file: swap_file(),
+        })
+        .map_err(|_| Errno::NOMEM)?;
+        let staging = (limit / 16).clamp(512 << 10, 64 << 20) as usize;
+        self.worker = Some(Worker::new(true)?);
+        let uffd = self.uffd.take().ok_or(Errno::BADF)?;
+        let pager = Pager::new(uffd, store, staging, agent::proc(), Host { fatal: say::fatal, warn: say::warn })?;
+        let pager: &'static Pager = Box::leak(Box::new(pager));
+        pager.budget.set_limit(limit);
+        agent::set_pager(pager);
+        monitor::start();
+        agent::proc().state.store(proc_state::ACTIVE, Ordering::Release);
+        self.adopt_all(pager);
+        Ok(())
+    }
+
+    /// Adopts all memory that can be adopted and is not yet.
+    fn adopt_all(&mut self, pager: &Pager) {
+        self.since_look_us = 0;
+        LOOK_AGAIN.store(false, Ordering::Release);
+        let (mut adopted, mut refused, mut ranges) = (0u64, 0u64, 0u64);
+        let result = maps::each_adoptable(|range: Range| match pager.adopt(range) {
+            Ok(()) => {
+                adopted += (range.end - range.start) as u64;
+                ranges += 1;
+            }
+            Err(_) => refused += (range.end - range.start) as u64,
+        });
+        if result.is_err() {
+            say::warn(b"the program's mappings can't be read: what it maps from now on is not limited");
+        }
+        agent::proc().adopted_bytes.store(adopted, Ordering::Relaxed);
+        if !self.reported {
+            self.reported = true;
+            let mut line = Line::new();
+            line.push(b"lowtide: process ").number(u64::from(agent::pid())).push(b": adopted ").number(adopted >> 20);
+            line.push(b" MiB of address space in ").number(ranges).push(b" mappings (the limit is near)");
+            if refused > 0 {
+                line.push(b"; ").number(refused >> 20).push(b" MiB can't be adopted");
+            }
+            if !hooks::installed() {
+                line.push(b"; the C library could not be hooked, new mappings are looked for");
+            }
+            say::verbose(&mut line);
+        }
+    }
+
+    /// Memory is adopted: keep it under the limit. Returns for how long to sleep.
+    fn keep(&mut self, pager: &Pager, total: u64) -> u64 {
+        let run = agent::segment();
+        pager.budget.set_limit(run.settings.ram_limit.load(Ordering::Relaxed));
+        let expected = pager.budget.now();
+        pager.budget.measured(total);
+        pager.publish();
+        pager.store.set_pool_limit(self.pool_share() as usize);
+        let grown = total.saturating_sub(expected) > UNACCOUNTED && total > pager.budget.adopt_mark();
+        if grown || LOOK_AGAIN.load(Ordering::Acquire) || self.since_look_us >= LOOK_EVERY_US {
+            self.adopt_all(pager);
+        }
+        let low = pager.budget.low_mark();
+        if total <= low {
+            return Self::nap((pager.budget.high_mark() - total).min(64 << 20));
+        }
+        if self.worker.is_none() {
+            self.worker = Worker::new(true).ok();
+        }
+        let Some(worker) = &mut self.worker else { return SHORTEST_SLEEP_US };
+        // This process's part of what is too much; measured again after at most 2 MiB, because new mappings may have appeared.
+        let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
+        let excess = (total - low) as u128 * u128::from(mine) / u128::from(total.max(1));
+        let batches = (excess as u64 / (512 << 10)).clamp(1, 4);
+        for _ in 0..batches {
+            let before = pager.counters().evictions_pages.load(Ordering::Relaxed);
+            match pager.evict(worker) {
+                Evicted::Some => {
+                    let n = pager.counters().evictions_pages.load(Ordering::Relaxed) - before;
+                    pager.counters().evictions_background.fetch_add(n, Ordering::Relaxed);
+                }
+                Evicted::Later => return 50,
+                Evicted::Nothing => return SHORTEST_SLEEP_US,
+                Evicted::Full => {
+                    self.full(pager);
+                    return FULL_PAUSE_US;
+                }
+            }
+        }
+        0
+    }
+
+    /// No tier takes a page.
+    fn full(&mut self, pager: &Pager) {
+        let run = agent::segment();
+        if run.settings.when_full == segment::WHEN_FULL_STOP {
+            say::fatal(b"swap is full and --when-full stop was given: raise --ram or --pool, or give more --swap");
+        }
+        // Being full at times is normal for a small pool; being over the limit because of it is worth a word.
+        if !self.warned_full && pager.budget.now() > pager.budget.limit() {
+            self.warned_full = true;
+            say::warn(b"swap is full: the run goes over its limit (raise --ram or --pool, or give more --swap)");
+        }
+    }
+
+    /// What the pool limit of the run leaves for this process.
+    fn pool_share(&self) -> u64 {
+        let run = agent::segment();
+        let mine = core::ptr::from_ref(agent::proc());
+        let others: u64 = run
+            .used_procs()
+            .iter()
+            .filter(|p| !core::ptr::eq(*p, mine) && p.state.load(Ordering::Relaxed) == proc_state::ACTIVE)
+            .map(|p| p.pool_bytes.load(Ordering::Relaxed))
+            .sum();
+        run.settings.pool_limit.load(Ordering::Relaxed).saturating_sub(others)
+    }
+}

@@ -1,0 +1,109 @@
+//! Hooks in the C library: the first instructions of a function are replaced by a jump to ours.
+//!
+//! Interposing symbols would miss the C library's own calls (malloc's mmap and brk, the madvise of a thread stack that is put
+//! aside), and those are the ones that matter. The functions hooked are bare wrappers of one system call, which ours make
+//! themselves, so the original is never needed again. Done once, by the constructor, while the process has one thread.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+
+use linux_raw_sys::general as sys;
+
+use crate::thread::syscall3;
+
+/// Bytes of `jmp *0(%rip)` and the address behind it.
+const JUMP: usize = 14;
+const RTLD_NEXT: *mut c_void = -1isize as *mut c_void;
+const RTLD_DL_SYMENT: c_int = 1;
+const PAGE: usize = 4096;
+
+#[repr(C)]
+struct DlInfo {
+    file: *const c_char,
+    base: *const c_void,
+    symbol: *const c_char,
+    address: *const c_void,
+}
+
+#[repr(C)]
+struct ElfSym {
+    name: u32,
+    info: u8,
+    other: u8,
+    section: u16,
+    value: u64,
+    size: u64,
+}
+
+#[link(name = "c")]
+unsafe extern "C" {
+    fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
+    fn dladdr1(address: *const c_void, info: *mut DlInfo, extra: *mut *const c_void, flags: c_int) -> c_int;
+}
+
+/// A function of the C library and what replaces it.
+#[derive(Clone, Copy)]
+pub struct Hook {
+    /// Its name.
+    pub name: &'static CStr,
+    /// Ours, with the same signature.
+    pub with: *const c_void,
+}
+
+/// The address of `name` in the C library, if it is there and long enough to be patched.
+fn find(name: &CStr) -> Option<usize> {
+    // SAFETY: plain look-ups; `info` and `symbol` are written by dladdr1 before they are read.
+    unsafe {
+        let address = dlsym(RTLD_NEXT, name.as_ptr());
+        if address.is_null() {
+            return None;
+        }
+        let mut info = core::mem::zeroed::<DlInfo>();
+        let mut symbol = core::ptr::null::<c_void>();
+        if dladdr1(address, &mut info, &mut symbol, RTLD_DL_SYMENT) == 0 || symbol.is_null() || info.file.is_null() {
+            return None;
+        }
+        let in_libc = CStr::from_ptr(info.file).to_bytes().windows(7).any(|w| w == b"libc.so");
+        let long_enough = (*symbol.cast::<ElfSym>()).size >= JUMP as u64;
+        (in_libc && long_enough).then_some(address as usize)
+    }
+}
+
+/// The address of a variable of the C library.
+pub fn variable(name: &CStr) -> Option<usize> {
+    // SAFETY: a plain look-up.
+    let address = unsafe { dlsym(RTLD_NEXT, name.as_ptr()) } as usize;
+    (address != 0).then_some(address)
+}
+
+/// Installs the hooks. False: none of them (the system does not allow to change code, or the C library looks strange).
+///
+/// # Safety
+/// The process has one thread, and each hook keeps the contract of the function it replaces.
+pub unsafe fn install(hooks: &[Hook]) -> bool {
+    let mut found = [(0usize, 0usize); 16];
+    let mut n = 0;
+    for hook in hooks {
+        if let (Some(address), Some(place)) = (find(hook.name), found.get_mut(n)) {
+            *place = (address, hook.with as usize);
+            n += 1;
+        }
+    }
+    let found = &found[..n];
+    let (Some(low), Some(high)) = (found.iter().map(|f| f.0).min(), found.iter().map(|f| f.0).max()) else { return false };
+    let start = low & !(PAGE - 1);
+    let len = (high + JUMP).next_multiple_of(PAGE) - start;
+    // One change of protection for all: they lie within a few pages. Nothing of the C library is called in between.
+    // SAFETY: the range is code of the C library; it stays readable, and executable again below.
+    unsafe {
+        if syscall3(sys::__NR_mprotect, start, len, (sys::PROT_READ | sys::PROT_WRITE) as usize) < 0 {
+            return false;
+        }
+        for &(address, with) in found {
+            let code = address as *mut u8;
+            for (i, byte) in [0xff, 0x25, 0, 0, 0, 0].into_iter().chain(with.to_ne_bytes()).enumerate() {
+                code.add(i).write_volatile(byte);
+            }
+        }
+        syscall3(sys::__NR_mprotect, start, len, (sys::PROT_READ | sys::PROT_EXEC) as usize) >= 0
+    }
+}

@@ -1,0 +1,105 @@
+//! What a thread of the program asks of the keeper, and how it waits for the answer.
+//!
+//! Nothing here is on the asking thread's stack (it may be swapped out), and no lock is taken: a request is one of a few slots,
+//! claimed by compare-and-swap.
+
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use lowtide_pager::regions::Range;
+use rustix::thread::{Timespec, futex};
+
+/// What is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Request {
+    /// Adopt this new mapping before the program touches it.
+    Adopt(Range),
+    /// The program is about to fork.
+    Fork,
+}
+
+const FREE: u32 = 0;
+const CLAIMED: u32 = 1;
+const POSTED: u32 = 2;
+const DONE: u32 = 3;
+
+struct Slot {
+    state: AtomicU32,
+    start: AtomicUsize,
+    end: AtomicUsize,
+}
+
+static SLOTS: [Slot; 64] =
+    [const { Slot { state: AtomicU32::new(FREE), start: AtomicUsize::new(0), end: AtomicUsize::new(0) } }; 64];
+static BELL: AtomicU32 = AtomicU32::new(0);
+/// Forks that ended and about which the keeper has not yet been told.
+static FORKS_OVER: AtomicU32 = AtomicU32::new(0);
+
+/// Asks the keeper and waits until it has done it. Only when this process has a keeper.
+pub fn ask(request: Request) {
+    let slot = loop {
+        let free = |s: &&Slot| s.state.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        match SLOTS.iter().find(free) {
+            Some(slot) => break slot,
+            None => rustix::thread::sched_yield(),
+        }
+    };
+    let range = match request {
+        Request::Adopt(range) => range,
+        Request::Fork => Range { start: 0, end: 0 },
+    };
+    slot.start.store(range.start, Ordering::Relaxed);
+    slot.end.store(range.end, Ordering::Relaxed);
+    slot.state.store(POSTED, Ordering::Release);
+    ring();
+    while slot.state.load(Ordering::Acquire) == POSTED {
+        let _ = futex::wait(&slot.state, futex::Flags::PRIVATE, POSTED, None);
+    }
+    slot.state.store(FREE, Ordering::Release);
+}
+
+/// Tells the keeper that a fork is over, without waiting.
+pub fn fork_is_over() {
+    FORKS_OVER.fetch_add(1, Ordering::Release);
+    ring();
+}
+
+/// Wakes the keeper.
+pub fn ring() {
+    BELL.fetch_add(1, Ordering::SeqCst);
+    let _ = futex::wake(&BELL, futex::Flags::PRIVATE, 1);
+}
+
+/// Keeper: the bell's count; pass it to [`sleep`] to sleep unless it has rung since.
+pub fn bell() -> u32 {
+    BELL.load(Ordering::SeqCst)
+}
+
+/// Keeper: sleeps for `us` microseconds at most, or until the bell rings.
+pub fn sleep(bell: u32, us: u64) {
+    let time = Timespec { tv_sec: (us / 1_000_000) as i64, tv_nsec: (us % 1_000_000 * 1000) as i64 };
+    let _ = futex::wait(&BELL, futex::Flags::PRIVATE, bell, Some(&time));
+}
+
+/// Keeper: does all that is asked. `over` is called first if forks have ended.
+pub fn answer(over: impl FnOnce(), mut f: impl FnMut(Request)) {
+    if FORKS_OVER.swap(0, Ordering::AcqRel) > 0 {
+        over();
+    }
+    for slot in &SLOTS {
+        if slot.state.load(Ordering::Acquire) != POSTED {
+            continue;
+        }
+        let range = Range { start: slot.start.load(Ordering::Relaxed), end: slot.end.load(Ordering::Relaxed) };
+        f(if range.end == 0 { Request::Fork } else { Request::Adopt(range) });
+        slot.state.store(DONE, Ordering::Release);
+        let _ = futex::wake(&slot.state, futex::Flags::PRIVATE, 1);
+    }
+}
+
+/// In a forked child: nothing is asked.
+pub fn reset_after_fork() {
+    for slot in &SLOTS {
+        slot.state.store(FREE, Ordering::Relaxed);
+    }
+    FORKS_OVER.store(0, Ordering::Relaxed);
+}

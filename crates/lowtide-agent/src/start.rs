@@ -1,0 +1,94 @@
+//! The constructor: runs before the program's main, in every process of a run.
+
+use core::cell::UnsafeCell;
+use core::ffi::{CStr, c_char, c_int};
+use core::sync::atomic::Ordering;
+
+use lowtide_core::vm;
+use lowtide_pager::segment::{ENV_SEGMENT, MAGIC, Segment, VERSION};
+use rustix::fs::{Mode, OFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::{agent, atfork, hooks, keeper, thread};
+
+/// `LOWTIDE_SEGMENT=path`, as it came: kept for programs that are started with another environment.
+struct Variable(UnsafeCell<[u8; 128]>);
+// SAFETY: written once by the constructor, while the process has one thread.
+unsafe impl Sync for Variable {}
+static VARIABLE: Variable = Variable(UnsafeCell::new([0; 128]));
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = construct;
+
+unsafe extern "C" {
+    static __ehdr_start: u8;
+    static _end: u8;
+}
+
+/// Whether an environment variable is the one that names the segment.
+pub fn is_segment(variable: &[u8]) -> bool {
+    variable.strip_prefix(ENV_SEGMENT.as_bytes()).is_some_and(|rest| rest.first() == Some(&b'='))
+}
+
+/// The variable that names the segment.
+pub fn segment_variable() -> *const c_char {
+    VARIABLE.0.get().cast()
+}
+
+extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const *const c_char) {
+    let Some(path) = find_segment(envp) else { return };
+    let Some(segment) = map_segment(path) else { return };
+    agent::set_segment(segment);
+    let (start, end) = (&raw const __ehdr_start as usize, &raw const _end as usize);
+    let own = vm::own(start & !0xfff, end.next_multiple_of(4096));
+    let Some(proc) = segment.claim(agent::pid()) else { return };
+    agent::set_proc(proc, agent::pid());
+    if own.is_err() {
+        return;
+    }
+    // SAFETY: the program has not started: one thread.
+    unsafe { hooks::install() };
+    atfork::install();
+    let _ = thread::spawn(keeper::fresh, 0);
+}
+
+/// The path of the segment, from the environment.
+fn find_segment(envp: *const *const c_char) -> Option<&'static CStr> {
+    // SAFETY: the C library passes the environment to constructors; it is a NULL-terminated array of C strings.
+    unsafe {
+        let mut p = envp;
+        while !(*p).is_null() {
+            let variable = CStr::from_ptr(*p).to_bytes_with_nul();
+            let kept = &mut *VARIABLE.0.get();
+            if is_segment(variable) && variable.len() <= kept.len() {
+                kept[..variable.len()].copy_from_slice(variable);
+                return CStr::from_bytes_with_nul(&kept[ENV_SEGMENT.len() + 1..variable.len()]).ok();
+            }
+            p = p.add(1);
+        }
+    }
+    None
+}
+
+fn map_segment(path: &CStr) -> Option<&'static Segment> {
+    let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let size = rustix::fs::fstat(&fd).ok()?.st_size as usize;
+    if size < Segment::SIZE {
+        return None;
+    }
+    // SAFETY: a fresh shared mapping of a file that is never made shorter (`lowtide run` seals it); all bytes are valid.
+    let segment = unsafe {
+        let p = rustix::mm::mmap(
+            core::ptr::null_mut(),
+            Segment::SIZE,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            &fd,
+            0,
+        );
+        &*p.ok()?.cast::<Segment>()
+    };
+    vm::own(core::ptr::from_ref(segment) as usize, core::ptr::from_ref(segment) as usize + Segment::SIZE).ok()?;
+    (segment.magic.load(Ordering::Acquire) == MAGIC && segment.version == VERSION).then_some(segment)
+}

@@ -1,0 +1,133 @@
+//! lowtide's threads inside the program, made with the bare system call.
+//!
+//! They are none of the C library's: it does not count them (a program whose last thread ends by `pthread_exit` still ends), it goes
+//! on knowing that it is single-threaded where it is, and nothing calls the program's malloc for their sake. In return they must
+//! not call the C library, but for functions like memcpy, and have no thread-local storage. They have a descriptor table of
+//! their own: the program can't see or close lowtide's descriptors.
+
+use core::arch::asm;
+
+use linux_raw_sys::general as sys;
+use lowtide_core::vm::{self, OnFork};
+use rustix::io::Errno;
+
+const STACK: usize = 256 << 10;
+const TLS: usize = 4096;
+const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
+
+/// Starts a thread that runs `f(arg)` with all signals blocked. It shares the descriptor table of the calling thread.
+///
+/// # Errors
+/// Those of clone and of mapping its stack.
+pub fn spawn(f: extern "C" fn(usize) -> !, arg: usize) -> Result<u32, Errno> {
+    let memory = vm::map(TLS + STACK, OnFork::Copy)?;
+    let tls = memory.addr() + TLS / 2;
+    // SAFETY: inside the fresh mapping. The block's first word points to itself, as code that reads %fs:0 expects (compiled C may
+    // read the stack protector's canary at %fs:0x28: any constant will do).
+    unsafe { (tls as *mut usize).write(tls) };
+    let top = memory.addr() + TLS + STACK;
+    let old = block_signals();
+    // CLONE_FILES: the first thread unshares right after; see `own_files`.
+    let flags = sys::CLONE_VM
+        | sys::CLONE_FS
+        | sys::CLONE_FILES
+        | sys::CLONE_SIGHAND
+        | sys::CLONE_THREAD
+        | sys::CLONE_SYSVSEM
+        | sys::CLONE_SETTLS;
+    let result: isize;
+    // SAFETY: the child runs on its own stack and never returns from `f`; the parent sees an ordinary system call.
+    unsafe {
+        asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r12",
+            "call r13",
+            "ud2",
+            "2:",
+            inlateout("rax") sys::__NR_clone as isize => result,
+            in("rdi") flags as usize,
+            in("rsi") top,
+            in("rdx") 0usize,
+            in("r10") 0usize,
+            in("r8") tls,
+            in("r12") arg,
+            in("r13") f,
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    restore_signals(old);
+    if result < 0 { Err(Errno::from_raw_os_error(-result as i32)) } else { Ok(result as u32) }
+}
+
+/// Gives the calling thread an empty descriptor table of its own.
+///
+/// # Errors
+/// `NOSYS` before Linux 5.9.
+pub fn own_files() -> Result<(), Errno> {
+    // Unshare and close in one step: no copy of a pipe's end is ever held, which would keep its reader waiting.
+    // SAFETY: the program's descriptors stay open in its own table.
+    let r = unsafe { syscall3(sys::__NR_close_range, 0, u32::MAX as usize, CLOSE_RANGE_UNSHARE) };
+    if r < 0 { Err(Errno::from_raw_os_error(-r as i32)) } else { Ok(()) }
+}
+
+/// Names the calling thread, for `ps -L` and debuggers.
+pub fn name(name: &core::ffi::CStr) {
+    let _ = rustix::thread::set_name(name);
+}
+
+fn block_signals() -> u64 {
+    let all = u64::MAX;
+    let mut old = 0u64;
+    // SAFETY: both pointers are to eight bytes, which is what the size says.
+    unsafe {
+        syscall4(sys::__NR_rt_sigprocmask, 2 /* SIG_SETMASK */, &raw const all as usize, &raw mut old as usize, 8)
+    };
+    old
+}
+
+fn restore_signals(old: u64) {
+    // SAFETY: as above.
+    unsafe { syscall4(sys::__NR_rt_sigprocmask, 2, &raw const old as usize, 0, 8) };
+}
+
+/// A system call with three arguments; a negative result is minus the error number.
+///
+/// # Safety
+/// That of the call.
+pub unsafe fn syscall3(nr: u32, a: usize, b: usize, c: usize) -> isize {
+    // SAFETY: handed on to the caller.
+    unsafe { syscall6(nr, a, b, c, 0, 0, 0) }
+}
+
+/// A system call with four arguments.
+///
+/// # Safety
+/// That of the call.
+pub unsafe fn syscall4(nr: u32, a: usize, b: usize, c: usize, d: usize) -> isize {
+    // SAFETY: handed on to the caller.
+    unsafe { syscall6(nr, a, b, c, d, 0, 0) }
+}
+
+/// A system call with six arguments.
+///
+/// # Safety
+/// That of the call.
+#[inline]
+pub unsafe fn syscall6(nr: u32, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+    let result;
+    // SAFETY: the kernel keeps all registers but these; what the call does is the caller's affair.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") nr as isize => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack)
+        );
+    }
+    result
+}

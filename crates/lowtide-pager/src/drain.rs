@@ -1,0 +1,175 @@
+//! Draining: the oldest segment of staging goes into the store, and its memory back to the kernel.
+
+use core::sync::atomic::Ordering;
+
+use lowtide_core::store::{Page, StoreError, Stored};
+use lowtide_core::vm::PAGE_SIZE;
+use rustix::io::Errno;
+
+use crate::pagemap::Word;
+use crate::pager::{BATCH, Pager, Worker, add};
+use crate::staging::{SEGMENT_FRAMES, Segment};
+
+/// What a drain came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Drained {
+    /// A segment is empty again.
+    Freed,
+    /// No segment was filled.
+    Nothing,
+    /// At least one page could not be stored and is in its place again.
+    Full,
+    /// Pages could not be put back yet: an event waits to be read.
+    Later,
+}
+
+/// Why a frame is still in use after a pass.
+#[derive(PartialEq, Eq, Clone, Copy)]
+enum Rest {
+    Nothing,
+    NoRoom,
+}
+
+impl Pager {
+    /// Stores what is left in the oldest segment, then empties it.
+    pub(crate) fn drain(&self, worker: &mut Worker) -> Drained {
+        let Some(segment) = self.staging.take_full() else { return Drained::Nothing };
+        let first = self.staging.first(segment);
+        let mut full = false;
+        // A page that mremap moves while it is stored is found again in the next pass, under its new address.
+        loop {
+            let mut frames = [0u32; BATCH];
+            let mut pages = [0usize; BATCH];
+            let mut n = 0;
+            let mut waiting = false;
+            {
+                // Under the lock, so that no REMAP comes between looking up the owner and claiming its word.
+                let _lock = self.space.shared();
+                for frame in first..first + SEGMENT_FRAMES as u32 {
+                    let page = self.staging.owner(frame).load(Ordering::Acquire) as usize;
+                    if page == 0 || n == BATCH {
+                        continue;
+                    }
+                    match self.map.get(page) {
+                        Word::Staged(f) if f == frame && self.map.swap(page, Word::Staged(f), Word::Storing(f)) => {
+                            frames[n] = frame;
+                            pages[n] = page;
+                            n += 1;
+                        }
+                        // A monitor takes it back this moment.
+                        Word::Moving(f) if f == frame => waiting = true,
+                        Word::Staged(f) if f == frame => waiting = true,
+                        // Dropped by the program.
+                        _ => self.staging.left(frame),
+                    }
+                }
+            }
+            if n == 0 {
+                if waiting {
+                    rustix::thread::sched_yield();
+                    continue;
+                }
+                break;
+            }
+            if self.store_frames(&frames[..n], &pages[..n], worker) == Rest::NoRoom {
+                full = true;
+                if !self.put_back(segment) {
+                    self.staging.put_full(segment);
+                    return Drained::Later;
+                }
+            }
+        }
+        match self.staging.discard(segment, self.uffd()) {
+            Ok(()) => self.staging.put_empty(segment),
+            // The segment is never used again; with all of them gone nothing can be evicted, which is said elsewhere.
+            Err(_) => {
+                (self.host.warn)(b"part of lowtide's staging area could not be registered again; it is not used any more")
+            }
+        }
+        self.budget.add_pages(-(SEGMENT_FRAMES as isize));
+        self.full.store(full, Ordering::Relaxed);
+        if full { Drained::Full } else { Drained::Freed }
+    }
+
+    /// Stores claimed frames. NoRoom: some are Staged again because no tier takes them.
+    fn store_frames(&self, frames: &[u32], pages: &[usize], worker: &mut Worker) -> Rest {
+        let mut rest = Rest::Nothing;
+        // Neighbours in the program's memory go together: the store may put them side by side on a device.
+        let mut at = 0;
+        while at < frames.len() {
+            let run = (at + 1..frames.len()).take_while(|&i| pages[i] == pages[i - 1] + 1).count() + 1;
+            // SAFETY: the frames are populated and their words say Storing, so their bytes stay until this thread says otherwise.
+            let bytes: [&Page; BATCH] = core::array::from_fn(|i| unsafe {
+                &*(self.staging.addr(frames[(at + i).min(frames.len() - 1)]) as *const Page)
+            });
+            let mut results = [const { Err(StoreError::Full) }; BATCH];
+            self.store.store_run(&bytes[..run], &mut results[..run], &mut worker.scratch);
+            let c = self.counters();
+            for i in 0..run {
+                let (frame, page) = (frames[at + i], pages[at + i]);
+                let word = match results[i] {
+                    Ok(Stored::Zero) => Word::Zero,
+                    Ok(Stored::Entry(e)) => Word::Swapped(e.raw()),
+                    Err(_) => Word::Staged(frame),
+                };
+                // Counted before it can be seen, so that the count never goes below zero.
+                match word {
+                    Word::Zero => {
+                        self.zero_now.fetch_add(1, Ordering::Relaxed);
+                    }
+                    Word::Swapped(_) => add(&c.stored_pages, 1),
+                    _ => rest = Rest::NoRoom,
+                }
+                if self.map.swap(page, Word::Storing(frame), word) {
+                    match word {
+                        Word::Zero => add(&c.zero_pages, 1),
+                        Word::Swapped(_) => {}
+                        _ => continue,
+                    }
+                    self.staging.left(frame);
+                } else {
+                    // Dropped by the program, or moved by mremap (then the owner says where to, and the next pass stores it).
+                    if word != Word::Staged(frame) {
+                        self.forget(word);
+                    }
+                    if self.map.swap(page, Word::Orphan, Word::None) {
+                        self.staging.left(frame);
+                    }
+                }
+            }
+            at += run;
+        }
+        rest
+    }
+
+    /// Takes the pages that are left in a segment back to their places. False: an event waits to be read first.
+    fn put_back(&self, segment: Segment) -> bool {
+        let first = self.staging.first(segment);
+        let _lock = self.space.shared();
+        for frame in first..first + SEGMENT_FRAMES as u32 {
+            let page = self.staging.owner(frame).load(Ordering::Acquire) as usize;
+            if page == 0 || !self.map.swap(page, Word::Staged(frame), Word::Moving(frame)) {
+                continue;
+            }
+            let (at, from) = (page * PAGE_SIZE, self.staging.addr(frame));
+            // SAFETY: the word says Moving, so nobody else touches the page or the frame.
+            let mut p = unsafe { self.uffd().move_pages(at, from, PAGE_SIZE) };
+            if matches!(p.error, Some(Errno::BUSY | Errno::INVAL)) {
+                // SAFETY: as above; a staged frame is populated.
+                p = unsafe { self.uffd().copy(at, from as *const u8, PAGE_SIZE) };
+            }
+            match p.error {
+                None | Some(Errno::EXIST) => {
+                    self.staging.left(frame);
+                    self.map.set(page, Word::None);
+                    self.uffd().wake(at, PAGE_SIZE);
+                }
+                Some(_) => {
+                    self.map.set(page, Word::Staged(frame));
+                    return false;
+                }
+            }
+        }
+        true
+    }
+}

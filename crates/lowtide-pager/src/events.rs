@@ -1,0 +1,143 @@
+//! Events: what the program did to its mappings. Each is read and applied under the exclusive space lock, so no page is being
+//! installed or moved at that moment; only threads that are storing (Storing) or loading (Loading) go on, outside the lock.
+
+use core::sync::atomic::Ordering;
+
+use lowtide_core::vm::PAGE_SIZE;
+use rustix::io::Errno;
+
+use crate::pagemap::Word;
+use crate::pager::{Pager, Worker};
+use crate::regions::Range;
+use crate::space::Exclusive;
+use crate::uffd::Message;
+
+/// What a monitor has to do after reading.
+#[derive(Debug)]
+pub enum Read {
+    /// Serve the fault at this address.
+    Fault(usize),
+    /// An event was read and applied.
+    Event,
+    /// The mappings changed in a way that new ones may have to be looked for.
+    Remapped,
+    /// There was nothing to read.
+    Nothing,
+}
+
+impl Pager {
+    /// Reads one message and, if it is an event, applies it. No lock may be held.
+    pub fn read(&self, worker: &mut Worker) -> Read {
+        let lock = self.space.exclusive();
+        match self.uffd().read() {
+            Err(Errno::AGAIN | Errno::INTR) => Read::Nothing,
+            Err(_) => Read::Nothing,
+            Ok(Message::Fault { addr }) => Read::Fault(addr),
+            Ok(Message::Fork(child)) => {
+                self.forked(&lock, child, worker);
+                Read::Event
+            }
+            Ok(event) => {
+                let remapped = matches!(event, Message::Remap { .. });
+                self.apply(&lock, &event);
+                if remapped { Read::Remapped } else { Read::Event }
+            }
+        }
+    }
+
+    /// Applies an event other than a fork.
+    pub(crate) fn apply(&self, lock: &Exclusive<'_>, event: &Message) {
+        match *event {
+            Message::Unmap { start, end } if !self.staging.contains(start) => self.abandon(lock, Range { start, end }),
+            Message::Remove { start, end } if !self.staging.contains(start) => self.removing(start, end),
+            Message::Remap { from, to, len } => {
+                self.remapped(from, to, len);
+                // The kernel keeps the registration of the new place. What a grown mapping adds behind `len` is found by the next
+                // look at the maps; the old place, if it is still mapped (MREMAP_DONTUNMAP), by an UNMAP that does not come.
+                self.regions.insert(lock, Range { start: to, end: to + len });
+            }
+            _ => {}
+        }
+    }
+
+    /// Forgets a range that is mapped no more.
+    pub(crate) fn abandon(&self, lock: &Exclusive<'_>, range: Range) {
+        self.dropped(range.start, range.end);
+        self.regions.remove(lock, range);
+    }
+
+    /// The pages of a range are gone for good.
+    fn dropped(&self, start: usize, end: usize) {
+        self.map.each(start / PAGE_SIZE, end.div_ceil(PAGE_SIZE), |_, slot| {
+            if slot.load(Ordering::Acquire) != 0 {
+                let word = Word::from_bits(slot.swap(0, Ordering::AcqRel));
+                match word {
+                    // Whoever is at work finds this and cleans up.
+                    Word::Storing(_) | Word::Loading(_) | Word::Orphan => slot.store(Word::Orphan.bits(), Ordering::Release),
+                    other => self.forget(other),
+                }
+            }
+        });
+    }
+
+    /// The pages of a range will be gone at some time between now and the end of the program's call. Those in memory now must
+    /// not be evicted before: the old bytes would come back after the call.
+    fn removing(&self, start: usize, end: usize) {
+        let (first, end) = (start / PAGE_SIZE, end.div_ceil(PAGE_SIZE));
+        let mut page = first;
+        while page < end {
+            // Pages without words need one now, to be marked.
+            if self.map.populate(page).is_err() {
+                (self.host.fatal)(b"no memory left for lowtide's page map");
+            }
+            page = (page | 0x3_ffff) + 1;
+        }
+        self.map.each(first, end, |_, slot| {
+            let word = Word::from_bits(slot.swap(Word::Removing.bits(), Ordering::AcqRel));
+            match word {
+                Word::Storing(_) | Word::Loading(_) | Word::Orphan => slot.store(Word::Orphan.bits(), Ordering::Release),
+                other => self.forget(other),
+            }
+        });
+    }
+
+    /// The call that removed a range has returned: what is in memory there now is new. Called by host threads (the hook of
+    /// madvise), hence without a lock: each word is one compare-and-swap.
+    pub fn removed(&self, start: usize, len: usize) {
+        self.map.each(start / PAGE_SIZE, (start + len).div_ceil(PAGE_SIZE), |_, slot| {
+            if slot.load(Ordering::Relaxed) == Word::Removing.bits() {
+                let _ = slot.compare_exchange(Word::Removing.bits(), 0, Ordering::AcqRel, Ordering::Relaxed);
+            }
+        });
+    }
+
+    /// Words go where their pages went.
+    fn remapped(&self, from: usize, to: usize, len: usize) {
+        let (from, to) = (from / PAGE_SIZE, to / PAGE_SIZE);
+        for i in 0..len.div_ceil(PAGE_SIZE) {
+            let Some(old) = self.map.slot(from + i) else { continue };
+            if old.load(Ordering::Acquire) == 0 {
+                continue;
+            }
+            if self.map.populate(to + i).is_err() {
+                (self.host.fatal)(b"no memory left for lowtide's page map");
+            }
+            let word = match Word::from_bits(old.swap(0, Ordering::AcqRel)) {
+                Word::Staged(f) | Word::Storing(f) => {
+                    // A thread that is storing it notices that the word is gone, and finds the page by its frame.
+                    self.staging.owner(f).store((to + i) as u64, Ordering::Release);
+                    Word::Staged(f)
+                }
+                Word::Loading(0) => Word::Zero,
+                Word::Loading(e) => Word::Swapped(e),
+                Word::Orphan => {
+                    // Dropped before it was moved; the thread at work still looks for it at the old place.
+                    old.store(Word::Orphan.bits(), Ordering::Release);
+                    continue;
+                }
+                other => other,
+            };
+            self.map.set(to + i, word);
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Eviction: a clock hand goes round the adopted memory and detaches runs of pages from their places into staging.
+//!
+//! Without access bits the proof that a page is cold is that it was not asked back while it waited in staging. Blocks into which a
+//! page came in during the present round are passed by (they are younger than the rest), unless a whole round found nothing else.
+
+use core::sync::atomic::Ordering;
+
+use lowtide_core::slot::Entry;
+use lowtide_core::vm::PAGE_SIZE;
+use rustix::io::Errno;
+use rustix::mm::Advice;
+
+use crate::drain::Drained;
+use crate::pagemap::{BLOCK_PAGES, Word};
+use crate::pager::{Pager, Worker, add};
+use crate::present::Ranges;
+use crate::staging::SEGMENT_FRAMES;
+
+/// What one call of [`Pager::evict`] came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Evicted {
+    /// Memory was or will soon be freed: go on.
+    Some,
+    /// Nothing more can be evicted at present.
+    Nothing,
+    /// No tier can take pages.
+    Full,
+    /// Not now: an event waits to be read, or the program forks.
+    Later,
+}
+
+/// How far one call looks for pages, in bytes of address space.
+const REACH: usize = 1 << 30;
+/// Scans of one call at most.
+const SCANS: usize = 64;
+
+/// What a MOVE out came to.
+enum Moved {
+    Pages(usize),
+    EventsFirst,
+}
+
+impl Pager {
+    /// One step of reclaim: fills a segment of staging, and drains the oldest one when enough are filled. May be
+    /// called by any thread that holds no lock; never waits for a fault unless the worker may.
+    pub fn evict(&self, worker: &mut Worker) -> Evicted {
+        let Some(_operation) = self.enter() else { return Evicted::Later };
+        let Some(segment) = self.staging.take_empty() else { return self.drained(worker) };
+        let mut filled = 0;
+        let mut later = false;
+        let mut rounds = 0;
+        for _ in 0..SCANS {
+            if filled == SEGMENT_FRAMES || rounds > 1 {
+                break;
+            }
+            let first = self.staging.first(segment) + filled as u32;
+            match self.detach(first, SEGMENT_FRAMES - filled, worker, &mut rounds) {
+                Moved::Pages(n) => filled += n,
+                Moved::EventsFirst => {
+                    later = true;
+                    break;
+                }
+            }
+        }
+        if filled == 0 {
+            self.staging.put_empty(segment);
+            if later {
+                return Evicted::Later;
+            }
+            // Nothing left to detach: what waits in staging is all there is.
+            return match self.drained(worker) {
+                Evicted::Some if self.staging.staged() == 0 => Evicted::Nothing,
+                other => other,
+            };
+        }
+        self.staging.put_full(segment);
+        add(&self.counters().evictions_pages, filled);
+        if self.staging.empty_segments() < 2 {
+            return self.drained(worker);
+        }
+        Evicted::Some
+    }
+
+    /// Drains until staging holds no more than its target.
+    fn drained(&self, worker: &mut Worker) -> Evicted {
+        match self.drain(worker) {
+            Drained::Freed => Evicted::Some,
+            Drained::Nothing => Evicted::Nothing,
+            Drained::Full => Evicted::Full,
+            Drained::Later => Evicted::Later,
+        }
+    }
+
+    /// Advances the hand by one scan and moves what it finds into the frames from `first` on, `room` of them.
+    fn detach(&self, first: u32, room: usize, worker: &mut Worker, rounds: &mut u32) -> Moved {
+        let mut busy = None;
+        let moved = {
+            let lock = self.space.shared();
+            let Some(found) = ({
+                let mut hand = self.hand.lock();
+                match self.regions.next(&lock, *hand) {
+                    None => {
+                        *hand = 0;
+                        *rounds += 1;
+                        // Zero means "never", so it is left out.
+                        self.round.store(self.round.load(Ordering::Relaxed).wrapping_add(1).max(1), Ordering::Relaxed);
+                        None
+                    }
+                    Some(range) => {
+                        let end = range.end.min(range.start.saturating_add(REACH));
+                        let scan = self.present().scan(range.start, end, room).ok();
+                        *hand = scan.as_ref().map_or(end, |s| s.walk_end.max(range.start + PAGE_SIZE));
+                        scan
+                    }
+                }
+            }) else {
+                return Moved::Pages(0);
+            };
+            self.detach_found(&found, first, room, &mut busy)
+        };
+        if let Some((start, end)) = busy
+            && worker.may_fault
+        {
+            self.unshare(start, end);
+        }
+        moved
+    }
+
+    /// Moves the pages of the scan. `busy` is set to pages that the kernel would not move because they are shared or pinned.
+    fn detach_found(&self, found: &Ranges, first: u32, room: usize, busy: &mut Option<(usize, usize)>) -> Moved {
+        let round = self.round.load(Ordering::Relaxed);
+        let young = |page| self.map.age(page).is_some_and(|age| age.load(Ordering::Relaxed) == round);
+        let mut filled = 0;
+        for (start, end) in found.iter() {
+            let (mut page, end) = (start / PAGE_SIZE, end / PAGE_SIZE);
+            if self.map.populate(page).is_err() || self.map.populate(end - 1).is_err() {
+                continue;
+            }
+            while page < end && filled < room {
+                let block_end = ((page / BLOCK_PAGES + 1) * BLOCK_PAGES).min(end);
+                if young(page) {
+                    page = block_end;
+                    continue;
+                }
+                let frame = first + filled as u32;
+                // Runs go over block borders where they can: one MOVE for as many pages as possible.
+                let mut n = 0;
+                while page + n < end && filled + n < room && self.claim_out(page + n, frame + n as u32) {
+                    n += 1;
+                    if (page + n).is_multiple_of(BLOCK_PAGES) && young(page + n) {
+                        break;
+                    }
+                }
+                if n == 0 {
+                    page += 1;
+                    continue;
+                }
+                let (moved, error) = self.move_out(page, frame, n);
+                filled += moved;
+                page += moved;
+                match error {
+                    None => {}
+                    Some(Errno::AGAIN) => return if filled > 0 { Moved::Pages(filled) } else { Moved::EventsFirst },
+                    // Not there any more.
+                    Some(Errno::NOENT) => page += 1,
+                    Some(Errno::BUSY) => {
+                        let shared = busy.get_or_insert((page * PAGE_SIZE, page * PAGE_SIZE));
+                        // The rest of the run is likely to be shared as well: after a fork all of it is.
+                        shared.1 = end * PAGE_SIZE;
+                        self.stuck.fetch_add(end - page, Ordering::Relaxed);
+                        page = end;
+                    }
+                    // Locked, read-only or otherwise immovable: a matter of the whole mapping.
+                    Some(_) => {
+                        self.stuck.fetch_add(end - page, Ordering::Relaxed);
+                        page = end;
+                    }
+                }
+            }
+        }
+        Moved::Pages(filled)
+    }
+
+    /// Claims a page that is in memory for the way out. Its word, if it has one, is stale and forgotten.
+    fn claim_out(&self, page: usize, frame: u32) -> bool {
+        let word = self.map.get(page);
+        let claimable = matches!(word, Word::None | Word::Zero | Word::Swapped(_) | Word::Staged(_));
+        if !claimable || !self.map.swap(page, word, Word::Moving(frame)) {
+            return false;
+        }
+        self.forget(word);
+        true
+    }
+
+    /// Lets go of what a word stood for, after the word has been replaced.
+    pub(crate) fn forget(&self, word: Word) {
+        match word {
+            Word::Zero => {
+                self.zero_now.fetch_sub(1, Ordering::Relaxed);
+            }
+            Word::Staged(frame) => self.staging.left(frame),
+            Word::Swapped(raw) => {
+                if let Some(entry) = Entry::from_raw(raw) {
+                    self.store.free(entry);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Moves `n` claimed pages into frames; the words of those that stay are None again. Returns the pages moved and why it stopped.
+    fn move_out(&self, page: usize, frame: u32, n: usize) -> (usize, Option<Errno>) {
+        let mut moved = 0;
+        let mut error = None;
+        while moved < n && error.is_none() {
+            // SAFETY: the words say Moving: a fault on these pages waits until they say more.
+            let p = unsafe {
+                self.uffd().move_pages(
+                    self.staging.addr(frame + moved as u32),
+                    (page + moved) * PAGE_SIZE,
+                    (n - moved) * PAGE_SIZE,
+                )
+            };
+            add(&self.counters().moved_calls, 1);
+            let done = p.done / PAGE_SIZE;
+            for i in moved..moved + done {
+                let f = frame + i as u32;
+                self.staging.arrived(f, page + i);
+                self.map.set(page + i, Word::Staged(f));
+            }
+            moved += done;
+            error = p.error.filter(|&e| !(e == Errno::AGAIN && done > 0));
+        }
+        for i in moved..n {
+            self.map.set(page + i, Word::None);
+        }
+        (moved, error)
+    }
+
+    /// Gives the program its own copies of pages that it shares with a forked child, dead or alive: only those can be moved.
+    /// No lock may be held: if the program drops a page meanwhile, this waits for a monitor.
+    fn unshare(&self, start: usize, end: usize) {
+        // SAFETY: populating for write changes no bytes, whatever is mapped there now; errors (nothing mapped) are fine.
+        let _ = unsafe { rustix::mm::madvise(start as *mut _, end - start, Advice::LinuxPopulateWrite) };
+        // Look at them again.
+        let mut hand = self.hand.lock();
+        if *hand > start {
+            *hand = start;
+        }
+    }
+}

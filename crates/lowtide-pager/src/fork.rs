@@ -1,0 +1,281 @@
+//! Fork: the child gets a copy-on-write copy of all of lowtide's tables with the rest of its memory, and from then on depends on
+//! nobody. What this file takes care of is the moment itself:
+//!
+//! 1. Before (agent, `pthread_atfork`): operations are paused, so that the copied tables are consistent. Faults are still served,
+//!    by copying only.
+//! 2. The kernel clones the memory and blocks the forking thread until a monitor has read the fork event, which brings the
+//!    child's userfaultfd. Only then does the child run; first the C library's own code, then lowtide's handler.
+//! 3. From the event on, the monitor does nothing but serve the child's faults from its own tables, with the exclusive space
+//!    lock held, until the child says that its own agent is ready. Then it closes the child's userfaultfd (which unregisters all
+//!    of the child's memory), says so, and resumes.
+//! 4. The child registers its memory with a userfaultfd of its own and serves itself.
+//!
+//! A fork that was not announced (a raw system call) is served otherwise: the monitor fills in every page of the child that is in
+//! lowtide's hands, at once, and lets it go: right, but it costs RAM.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use lowtide_core::store::FileConfig;
+use lowtide_core::vm::{self, OnFork, PAGE_SIZE};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::thread::futex;
+
+use crate::pagemap::Word;
+use crate::pager::{Pager, Worker};
+use crate::present::Present;
+use crate::regions::Range;
+use crate::segment::Proc;
+use crate::space::Exclusive;
+use crate::uffd::{Message, NEEDED_FEATURES, Uffd};
+
+/// Events of the child that can be passed on to it.
+const PASSED: usize = 120;
+
+/// The page that a forking parent and its child share.
+#[repr(C)]
+pub struct Handover {
+    state: AtomicU32,
+    passed: AtomicU32,
+    events: [[AtomicU64; 4]; PASSED],
+}
+
+const IDLE: u32 = 0;
+const READY: u32 = 1;
+const CLOSED: u32 = 2;
+
+impl Handover {
+    /// A fresh page, for the next fork of this process.
+    pub(crate) fn new() -> Result<*mut Handover, Errno> {
+        Ok(vm::map(size_of::<Handover>(), OnFork::Share)?.as_ptr().cast())
+    }
+
+    fn pass(&self, event: [u64; 4]) -> bool {
+        let i = self.passed.load(Ordering::Relaxed) as usize;
+        let Some(slot) = self.events.get(i) else { return false };
+        for (word, value) in slot.iter().zip(event) {
+            word.store(value, Ordering::Relaxed);
+        }
+        self.passed.store(i as u32 + 1, Ordering::Release);
+        true
+    }
+
+    fn passed_on(&self) -> impl Iterator<Item = Message> + '_ {
+        let n = self.passed.load(Ordering::Acquire) as usize;
+        self.events[..n.min(PASSED)].iter().filter_map(|slot| {
+            let [kind, a, b, c] = slot.each_ref().map(|w| w.load(Ordering::Relaxed) as usize);
+            match kind {
+                1 => Some(Message::Unmap { start: a, end: b }),
+                2 => Some(Message::Remove { start: a, end: b }),
+                3 => Some(Message::Remap { from: a, to: b, len: c }),
+                _ => None,
+            }
+        })
+    }
+}
+
+/// Waits up to `ms` milliseconds for a message on `uffd`.
+pub fn wait_readable(uffd: &Uffd, ms: i32) {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let timeout = Timespec { tv_sec: i64::from(ms) / 1000, tv_nsec: i64::from(ms) % 1000 * 1_000_000 };
+    let _ = poll(&mut [PollFd::from_borrowed_fd(uffd.as_fd(), PollFlags::IN)], (ms >= 0).then_some(&timeout));
+}
+
+impl Pager {
+    fn handover(&self) -> &Handover {
+        // SAFETY: a mapping made by `Handover::new`, never unmapped; all its fields are atomics.
+        unsafe { &*self.handover.load(Ordering::Acquire) }
+    }
+
+    /// A fork that was announced is over; if it failed, no event came, and this resumes.
+    pub fn fork_is_over(&self) {
+        let _lock = self.space.exclusive();
+        if self.paused() {
+            self.resume();
+        }
+    }
+
+    /// Before a fork: from here to [`Pager::resume`] the tables don't change. Not to be called by host threads (it locks).
+    pub fn announce_fork(&self) {
+        // The last child may still be on its way out of this process's hands.
+        drop(self.space.exclusive());
+        self.handover().state.store(IDLE, Ordering::Relaxed);
+        self.handover().passed.store(0, Ordering::Relaxed);
+        self.pause();
+        // An event that was read before may still be being applied.
+        drop(self.space.exclusive());
+    }
+
+    /// A fork event was read.
+    pub(crate) fn forked(&self, _lock: &Exclusive<'_>, child: Uffd, worker: &mut Worker) {
+        if !self.paused() {
+            self.fill_child(&child, worker);
+            return;
+        }
+        self.store.fork_add_references();
+        let handover = self.handover();
+        let mut alive = true;
+        while alive && handover.state.load(Ordering::Acquire) != READY {
+            wait_readable(&child, 1);
+            loop {
+                match child.read() {
+                    Ok(Message::Fault { addr }) => {
+                        // An event of the child that waits makes this fail; it is read next, and the fault comes again.
+                        if self.copy_to(&child, addr / PAGE_SIZE, worker).is_err() {
+                            child.wake(addr, PAGE_SIZE);
+                        }
+                    }
+                    Ok(event) => self.pass_on(&event),
+                    Err(_) => break,
+                }
+            }
+            alive = self.is_alive(&child);
+        }
+        // Closing the last descriptor unregisters all of the child's memory.
+        drop(child);
+        handover.state.store(CLOSED, Ordering::Release);
+        let _ = futex::wake(&handover.state, futex::Flags::empty(), 1);
+        self.resume();
+    }
+
+    fn pass_on(&self, event: &Message) {
+        let passed = match *event {
+            Message::Unmap { start, end } => self.handover().pass([1, start as u64, end as u64, 0]),
+            Message::Remove { start, end } => self.handover().pass([2, start as u64, end as u64, 0]),
+            Message::Remap { from, to, len } => self.handover().pass([3, from as u64, to as u64, len as u64]),
+            Message::Fault { .. } => true,
+            // The child forked before its own agent was there.
+            Message::Fork(_) => false,
+        };
+        if !passed {
+            (self.host.fatal)(
+                b"a forked child changed its mappings more often than lowtide can follow before its agent was ready",
+            );
+        }
+    }
+
+    /// Brings in all of a child's pages that are in lowtide's hands.
+    fn fill_child(&self, child: &Uffd, worker: &mut Worker) {
+        (self.host.warn)(
+            b"the program forked by a raw system call: the child's memory was brought in whole and is not limited",
+        );
+        // SAFETY of the data: the exclusive lock is held throughout, so no word changes but by operations under way: a page that
+        // one of them is storing or loading is still readable where its word says.
+        let mut gone = [Range { start: 0, end: 0 }; 32];
+        let mut gone_len = 0;
+        let mut dead = false;
+        self.map.each_used(|page, slot| {
+            let word = Word::from_bits(slot.load(Ordering::Acquire));
+            let here = !matches!(word, Word::Staged(_) | Word::Storing(_) | Word::Swapped(_) | Word::Loading(_))
+                || word == Word::Loading(0);
+            if dead || here {
+                return;
+            }
+            loop {
+                if gone[..gone_len].iter().any(|r| (r.start..r.end).contains(&(page * PAGE_SIZE))) {
+                    return;
+                }
+                match self.copy_to(child, page, worker) {
+                    Ok(()) | Err(Errno::NOENT | Errno::INVAL | Errno::FAULT) => return,
+                    Err(Errno::SRCH) => {
+                        dead = true;
+                        return;
+                    }
+                    Err(_) => {}
+                }
+                while let Ok(message) = child.read() {
+                    match message {
+                        // It is woken when its page comes, or at the end.
+                        Message::Fault { .. } => {}
+                        Message::Unmap { start, end } | Message::Remove { start, end } if gone_len < gone.len() => {
+                            gone[gone_len] = Range { start, end };
+                            gone_len += 1;
+                        }
+                        _ => (self.host.fatal)(
+                            b"a child forked by a raw system call changed its mappings too soon for lowtide to follow",
+                        ),
+                    }
+                }
+            }
+        });
+    }
+
+    /// In a forked child, before anything else of the pager is used there: frees what threads of the parent may have held, and
+    /// takes over the store. `file`: the child's own swap file; `reopen`: see the store.
+    ///
+    /// # Errors
+    /// The parent died too early, or a descriptor can't be opened: the child's memory can't be made whole.
+    ///
+    /// # Safety
+    /// Only in a child of a process that called [`Pager::announce_fork`], by its only agent thread, while its host thread waits.
+    pub unsafe fn take_over(
+        &self,
+        parent: rustix::process::Pid,
+        proc: &'static Proc,
+        reopen: &mut dyn FnMut(u8, i32) -> Result<OwnedFd, Errno>,
+        file: Option<FileConfig>,
+    ) -> Result<(), &'static [u8]> {
+        self.set_proc(proc);
+        // SAFETY: this process has no other agent thread, and the parent's operations were paused.
+        unsafe {
+            self.space.reset_after_fork();
+            self.hand.reset_after_fork();
+            self.map.reset_after_fork();
+            self.staging.reset_after_fork();
+            self.store.fork_child(reopen, file).map_err(|_| &b"a forked child can't open its parent's swap file"[..])?;
+        }
+        let uffd = Uffd::open(NEEDED_FEATURES).map_err(|_| &b"a forked child can't open a userfaultfd"[..])?;
+        let present = Present::open().map_err(|_| &b"a forked child can't open its page map"[..])?;
+        self.reopen(uffd, present);
+        // From here the parent may let go.
+        let handover = self.handover();
+        handover.state.store(READY, Ordering::Release);
+        while handover.state.load(Ordering::Acquire) != CLOSED {
+            let tick = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+            let _ = futex::wait(&handover.state, futex::Flags::empty(), READY, Some(&tick));
+            if rustix::process::getppid() != Some(parent) && handover.state.load(Ordering::Acquire) != CLOSED {
+                return Err(b"the parent was killed while it forked: the child's memory is not whole");
+            }
+        }
+        {
+            let lock = self.space.exclusive();
+            self.staging.register(self.uffd()).map_err(|_| &b"a forked child can't register its memory"[..])?;
+            for event in handover.passed_on() {
+                self.apply(&lock, &event);
+            }
+        }
+        self.register_inherited()?;
+        self.handover.store(Handover::new().map_err(|_| &b"no memory for a forked child"[..])?, Ordering::Release);
+        self.resume();
+        Ok(())
+    }
+
+    /// Registers what was adopted in the parent.
+    fn register_inherited(&self) -> Result<(), &'static [u8]> {
+        let mut at = 0;
+        loop {
+            let next = {
+                let lock = self.space.shared();
+                self.regions.next(&lock, at)
+            };
+            let Some(range) = next else { return Ok(()) };
+            at = range.end;
+            // SAFETY: this child's monitors serve every fault.
+            match unsafe { self.uffd().register(range.start, range.end - range.start) } {
+                Ok(()) => {}
+                // Nothing of it is mapped here (MADV_DONTFORK).
+                Err(Errno::INVAL) => self.abandon(&self.space.exclusive(), range),
+                Err(_) => return Err(b"a forked child can't register its memory"),
+            }
+        }
+    }
+
+    /// Whether the process of a userfaultfd still has its memory.
+    fn is_alive(&self, child: &Uffd) -> bool {
+        // The guard page before the handover page is never registered: NOENT while there is an address space, SRCH when it is gone.
+        let guard = self.handover.load(Ordering::Relaxed) as usize - PAGE_SIZE;
+        // SAFETY: nothing can be copied to an address that is not registered.
+        let probe = unsafe { child.copy(guard, self.zeros.as_ptr(), PAGE_SIZE) };
+        probe.error != Some(Errno::SRCH)
+    }
+}

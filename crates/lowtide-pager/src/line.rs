@@ -1,0 +1,73 @@
+//! A line of text put together without allocation, for messages from places where nothing may be allocated.
+
+/// Most bytes of a line.
+const MAX: usize = 320;
+
+/// A line under construction; what does not fit is cut.
+#[derive(Debug)]
+pub struct Line {
+    bytes: [u8; MAX],
+    len: usize,
+}
+
+impl Default for Line {
+    fn default() -> Self {
+        Line::new()
+    }
+}
+
+impl Line {
+    /// An empty line.
+    pub const fn new() -> Line {
+        Line { bytes: [0; MAX], len: 0 }
+    }
+
+    /// Adds text.
+    pub fn push(&mut self, text: &[u8]) -> &mut Line {
+        let n = text.len().min(MAX - self.len);
+        self.bytes[self.len..self.len + n].copy_from_slice(&text[..n]);
+        self.len += n;
+        self
+    }
+
+    /// Adds a decimal number.
+    pub fn number(&mut self, mut n: u64) -> &mut Line {
+        let mut digits = [0u8; 20];
+        let mut at = digits.len();
+        loop {
+            at -= 1;
+            digits[at] = b'0' + (n % 10) as u8;
+            n /= 10;
+            if n == 0 {
+                break;
+            }
+        }
+        self.push(&digits[at..])
+    }
+
+    /// The text so far.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+impl core::fmt::Write for Line {
+    fn write_str(&mut self, s: &str) -> core::fmt::Result {
+        self.push(s.as_bytes());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_overlong_text() {
+        let mut line = Line::new();
+        line.push(b"offset ").number(0).push(b", ").number(u64::MAX);
+        assert_eq!(line.bytes(), b"offset 0, 18446744073709551615");
+        line.push(&[b'x'; 1000]);
+        assert_eq!(line.bytes().len(), MAX);
+    }
+}

@@ -1,0 +1,254 @@
+//! The pager's parts in one place, and the rules about who may change what when.
+//!
+//! LOCK ORDER: space lock > hand > staging queues > locks of the store. A thread in an *operation* (see [`Pager::enter`]) may
+//! change page-map words and the store; while the program forks there are none, so that the child's copy is consistent.
+
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use alloc::boxed::Box;
+use lowtide_core::codec::Scratch;
+use lowtide_core::lock::Lock;
+use lowtide_core::store::{Page, Store};
+use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
+use rustix::io::Errno;
+
+use crate::budget::Budget;
+use crate::pagemap::PageMap;
+use crate::present::Present;
+use crate::regions::{Range, Regions};
+use crate::segment::{Counters, Proc};
+use crate::space::SpaceLock;
+use crate::staging::Staging;
+use crate::stream::{MAX_WINDOW, Streams};
+use crate::uffd::Uffd;
+
+/// Pages that are loaded and installed at a time: bounds a worker's buffer and how long the space lock is shared.
+pub const BATCH: usize = 64;
+
+/// What the pager asks of the process it lives in.
+#[derive(Debug, Clone, Copy)]
+pub struct Host {
+    /// The program can't go on: end the run with this message.
+    pub fatal: fn(&[u8]) -> !,
+    /// Tell the user once.
+    pub warn: fn(&[u8]),
+}
+
+/// The pager of one process.
+pub struct Pager {
+    uffd: AtomicPtr<Uffd>,
+    present: AtomicPtr<Present>,
+    /// See [`SpaceLock`].
+    pub space: SpaceLock,
+    /// Where missing pages are.
+    pub map: PageMap,
+    /// What is adopted.
+    pub regions: Regions,
+    /// The inactive list.
+    pub staging: Staging,
+    /// Everything that left staging.
+    pub store: Store,
+    /// RAM left.
+    pub budget: Budget,
+    proc: AtomicPtr<Proc>,
+    /// Address up to which the clock hand has looked.
+    pub(crate) hand: Lock<usize>,
+    /// Rounds of the hand, from 1; pages that came in during this round are young.
+    pub(crate) round: AtomicU8,
+    pub(crate) loads: Streams,
+    pub(crate) touches: Streams,
+    pub(crate) zeros: Mapping,
+    pub(crate) host: Host,
+    /// Memory shared with the next forked child; see `fork.rs`.
+    pub(crate) handover: AtomicPtr<crate::fork::Handover>,
+    forking: AtomicBool,
+    operations: AtomicU32,
+    /// Nothing could take a page lately.
+    pub(crate) full: AtomicBool,
+    /// Zero pages that are out now.
+    pub(crate) zero_now: AtomicU64,
+    /// Pages that could not be moved in the last round (shared after a fork, pinned, locked).
+    pub(crate) stuck: AtomicUsize,
+}
+
+/// The private means of one thread that serves or evicts.
+pub struct Worker {
+    pub(crate) scratch: Scratch,
+    buffer: Mapping,
+    /// Whether this thread may wait for pages (the reclaimer may; a monitor, which serves them, must not).
+    pub may_fault: bool,
+}
+
+impl Worker {
+    /// Buffers for one thread.
+    ///
+    /// # Errors
+    /// `NOMEM`.
+    pub fn new(may_fault: bool) -> Result<Worker, Errno> {
+        Ok(Worker {
+            scratch: Scratch::new().map_err(|_| Errno::NOMEM)?,
+            buffer: vm::map(BATCH * PAGE_SIZE, OnFork::Copy)?,
+            may_fault,
+        })
+    }
+
+    /// The page buffer and the codec's buffers.
+    pub(crate) fn parts(&mut self) -> (&mut [Page; BATCH], &mut Scratch) {
+        // SAFETY: the mapping has BATCH pages, any bytes are a valid Page, and `&mut self` makes the reference unique.
+        (unsafe { &mut *self.buffer.as_ptr().cast() }, &mut self.scratch)
+    }
+}
+
+/// The right to change words and the store; see [`Pager::enter`].
+pub struct Operation<'a>(&'a Pager);
+
+impl Drop for Operation<'_> {
+    fn drop(&mut self) {
+        self.0.operations.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Pager {
+    /// A pager with nothing adopted. `staging` is the target of the inactive list in bytes.
+    ///
+    /// # Errors
+    /// `NOMEM`, and those of registering the staging area.
+    pub fn new(uffd: Uffd, store: Store, staging: usize, proc: &'static Proc, host: Host) -> Result<Pager, Errno> {
+        let staging = Staging::new(staging)?;
+        staging.register(&uffd)?;
+        Ok(Pager {
+            uffd: AtomicPtr::new(Box::into_raw(Box::new(uffd))),
+            present: AtomicPtr::new(Box::into_raw(Box::new(Present::open()?))),
+            space: SpaceLock::new(),
+            map: PageMap::new()?,
+            regions: Regions::new()?,
+            staging,
+            store,
+            budget: Budget::default(),
+            proc: AtomicPtr::new(core::ptr::from_ref(proc).cast_mut()),
+            hand: Lock::new(0),
+            round: AtomicU8::new(1),
+            loads: Streams::new(4),
+            touches: Streams::new(16),
+            zeros: vm::map(MAX_WINDOW * PAGE_SIZE, OnFork::Copy)?,
+            host,
+            handover: AtomicPtr::new(crate::fork::Handover::new()?),
+            forking: AtomicBool::new(false),
+            operations: AtomicU32::new(0),
+            full: AtomicBool::new(false),
+            zero_now: AtomicU64::new(0),
+            stuck: AtomicUsize::new(0),
+        })
+    }
+
+    /// The userfaultfd.
+    pub fn uffd(&self) -> &Uffd {
+        // SAFETY: set by `new` or `reopen` from a box that is never freed.
+        unsafe { &*self.uffd.load(Ordering::Acquire) }
+    }
+
+    pub(crate) fn present(&self) -> &Present {
+        // SAFETY: as for `uffd`.
+        unsafe { &*self.present.load(Ordering::Acquire) }
+    }
+
+    /// In a forked child: replaces the descriptors, which are the parent's.
+    pub(crate) fn reopen(&self, uffd: Uffd, present: Present) {
+        // The old ones are leaked on purpose: their numbers mean nothing in this process and must not be closed here.
+        self.uffd.store(Box::into_raw(Box::new(uffd)), Ordering::Release);
+        self.present.store(Box::into_raw(Box::new(present)), Ordering::Release);
+    }
+
+    /// This process's place in the segment of the run.
+    pub fn proc(&self) -> &'static Proc {
+        // SAFETY: only ever set from a `&'static Proc`, all of whose fields are atomics.
+        unsafe { &*self.proc.load(Ordering::Relaxed) }
+    }
+
+    /// In a forked child: its own place.
+    pub(crate) fn set_proc(&self, proc: &'static Proc) {
+        self.proc.store(core::ptr::from_ref(proc).cast_mut(), Ordering::Relaxed);
+    }
+
+    /// Fault and eviction counts.
+    pub fn counters(&self) -> &'static Counters {
+        &self.proc().counters
+    }
+
+    /// Begins an operation that changes words or the store, unless the program is forking.
+    pub fn enter(&self) -> Option<Operation<'_>> {
+        self.operations.fetch_add(1, Ordering::SeqCst);
+        let operation = Operation(self);
+        (!self.forking.load(Ordering::SeqCst)).then_some(operation)
+    }
+
+    /// Stops operations from beginning, and waits for those under way. Monitors go on serving faults, by copying only.
+    pub fn pause(&self) {
+        self.forking.store(true, Ordering::SeqCst);
+        while self.operations.load(Ordering::SeqCst) > 0 {
+            rustix::thread::sched_yield();
+        }
+    }
+
+    /// Ends a [`Pager::pause`].
+    pub fn resume(&self) {
+        self.forking.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether no tier could take a page when it was last tried.
+    pub fn is_full(&self) -> bool {
+        self.full.load(Ordering::Relaxed)
+    }
+
+    /// Whether operations are stopped.
+    pub fn paused(&self) -> bool {
+        self.forking.load(Ordering::SeqCst)
+    }
+
+    /// Adopts a range: registers it, so that its missing pages are served from now on, and makes it evictable.
+    ///
+    /// # Errors
+    /// Those of UFFDIO_REGISTER; `NOMEM`: too many ranges.
+    pub fn adopt(&self, range: Range) -> Result<(), Errno> {
+        let lock = self.space.exclusive();
+        if self.regions.covers(&lock, range) {
+            return Ok(());
+        }
+        // SAFETY: the monitors serve every fault; the words of memory that is not adopted are None.
+        unsafe { self.uffd().register(range.start, range.end - range.start)? };
+        if self.regions.insert(&lock, range) {
+            return Ok(());
+        }
+        // SAFETY: nothing of the range has been evicted yet.
+        unsafe { self.uffd().unregister(range.start, range.end - range.start)? };
+        Err(Errno::NOMEM)
+    }
+
+    /// Writes the gauges of this process into the run's segment.
+    pub fn publish(&self) {
+        let p = self.proc();
+        let s = self.store.stats();
+        let staged = (self.staging.staged() * PAGE_SIZE) as u64;
+        let set = |gauge: &AtomicU64, value: u64| gauge.store(value, Ordering::Relaxed);
+        set(&p.staged_bytes, staged);
+        set(&p.pool_bytes, s.pool_bytes as u64);
+        set(&p.pool_stored_bytes, s.pool_stored_bytes as u64);
+        set(&p.now_stored, s.stored_now);
+        set(&p.now_on_device, s.on_device_now);
+        set(&p.now_zero, self.zero_now.load(Ordering::Relaxed));
+        set(&p.own_bytes, staged + s.pool_bytes as u64 + s.stored_now * 24);
+        let c = &p.counters;
+        set(&c.same_filled_pages, s.same_filled);
+        set(&c.incompressible_pages, s.incompressible);
+        set(&c.writeback_pages, s.device_write_bytes / PAGE_SIZE as u64);
+        set(&c.writeback_ios, s.device_write_ios);
+        set(&c.writeback_bytes, s.device_write_bytes);
+        set(&c.device_reads, s.device_read_ios);
+        set(&c.device_writes, s.device_write_ios);
+        set(&c.device_errors, s.device_errors);
+    }
+}
+
+pub(crate) fn add(counter: &AtomicU64, n: usize) {
+    counter.fetch_add(n as u64, Ordering::Relaxed);
+}

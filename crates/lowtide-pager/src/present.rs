@@ -1,0 +1,73 @@
+//! Which pages are in memory: the PAGEMAP_SCAN ioctl (Linux 6.7) on `/proc/self/pagemap`.
+
+use linux_raw_sys::general as sys;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::ioctl::Opcode;
+
+use crate::uffd::ioctl;
+
+const PAGEMAP_SCAN: Opcode = 0xc060_6610;
+
+/// Ranges that one scan returns at most.
+pub const MAX_RANGES: usize = 64;
+
+/// An open page map of this process.
+#[derive(Debug)]
+pub struct Present {
+    fd: OwnedFd,
+}
+
+/// The answer of one scan.
+pub struct Ranges {
+    regions: [sys::page_region; MAX_RANGES],
+    len: usize,
+    /// Where the scan stopped: everything before has been looked at.
+    pub walk_end: usize,
+}
+
+impl Ranges {
+    /// The ranges `(start, end)` with pages in memory, in order of address.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        self.regions[..self.len].iter().map(|r| (r.start as usize, r.end as usize))
+    }
+}
+
+impl Present {
+    /// Opens the page map. Must be called in the process itself, and again in a forked child.
+    ///
+    /// # Errors
+    /// Those of opening `/proc/self/pagemap`.
+    pub fn open() -> Result<Present, Errno> {
+        Ok(Present { fd: rustix::fs::open(c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())? })
+    }
+
+    /// Finds private pages in memory (the shared zero page is none) in `start .. end`, at most `max_pages` of them.
+    ///
+    /// # Errors
+    /// `NOTTY`: the kernel is older than 6.7.
+    pub fn scan(&self, start: usize, end: usize, max_pages: usize) -> Result<Ranges, Errno> {
+        let mut out =
+            Ranges { regions: [sys::page_region { start: 0, end: 0, categories: 0 }; MAX_RANGES], len: 0, walk_end: start };
+        let unwanted = u64::from(sys::PAGE_IS_FILE | sys::PAGE_IS_PFNZERO);
+        let mut arg = sys::pm_scan_arg {
+            size: size_of::<sys::pm_scan_arg>() as u64,
+            flags: 0,
+            start: start as u64,
+            end: end as u64,
+            walk_end: 0,
+            vec: out.regions.as_mut_ptr() as u64,
+            vec_len: MAX_RANGES as u64,
+            max_pages: max_pages as u64,
+            category_inverted: unwanted,
+            category_mask: u64::from(sys::PAGE_IS_PRESENT) | unwanted,
+            category_anyof_mask: 0,
+            return_mask: u64::from(sys::PAGE_IS_PRESENT),
+        };
+        // SAFETY: PAGEMAP_SCAN takes a pm_scan_arg; `vec` points to `vec_len` regions of ours.
+        out.len = unsafe { ioctl(self.fd.as_fd(), PAGEMAP_SCAN, &mut arg)? } as usize;
+        out.walk_end = arg.walk_end as usize;
+        Ok(out)
+    }
+}

@@ -1,0 +1,145 @@
+//! The space lock: many may serve and evict at a time (shared); whoever reads a message from the userfaultfd is alone
+//! (exclusive), so that an event is applied in the same critical section in which it is read.
+//!
+//! Outermost in the lock order. Host threads never take it: a host thread may fault on its own stack, and the monitor that
+//! would serve that fault needs this lock.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::thread::futex;
+
+const EXCLUSIVE: u32 = 1 << 31;
+const SPINS: u32 = 300;
+
+/// A reader-writer lock without thread-local storage or allocation; waiting writers keep new readers out.
+#[derive(Debug, Default)]
+pub struct SpaceLock {
+    state: AtomicU32,
+    writers: AtomicU32,
+    sleepers: AtomicU32,
+}
+
+/// The right to serve and evict; see [`SpaceLock::shared`].
+pub struct Shared<'a>(&'a SpaceLock);
+/// The right to read and apply messages; see [`SpaceLock::exclusive`].
+pub struct Exclusive<'a>(&'a SpaceLock);
+
+impl SpaceLock {
+    /// A free lock.
+    pub const fn new() -> Self {
+        SpaceLock { state: AtomicU32::new(0), writers: AtomicU32::new(0), sleepers: AtomicU32::new(0) }
+    }
+
+    /// Takes the lock together with other sharers.
+    pub fn shared(&self) -> Shared<'_> {
+        let mut spins = 0;
+        loop {
+            let s = self.state.load(Ordering::Relaxed);
+            let free = s & EXCLUSIVE == 0 && self.writers.load(Ordering::Relaxed) == 0;
+            if free && self.state.compare_exchange_weak(s, s + 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                return Shared(self);
+            }
+            self.pause(&mut spins, s, s & EXCLUSIVE != 0);
+        }
+    }
+
+    /// Takes the lock alone.
+    pub fn exclusive(&self) -> Exclusive<'_> {
+        if self.state.compare_exchange(0, EXCLUSIVE, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            return Exclusive(self);
+        }
+        self.writers.fetch_add(1, Ordering::Relaxed);
+        let mut spins = 0;
+        loop {
+            if self.state.compare_exchange(0, EXCLUSIVE, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                self.writers.fetch_sub(1, Ordering::Relaxed);
+                return Exclusive(self);
+            }
+            let s = self.state.load(Ordering::Relaxed);
+            self.pause(&mut spins, s, s != 0);
+        }
+    }
+
+    /// Spins at first, later sleeps while the state is still `seen`.
+    fn pause(&self, spins: &mut u32, seen: u32, may_sleep: bool) {
+        *spins += 1;
+        if *spins < SPINS {
+            core::hint::spin_loop();
+        } else if may_sleep {
+            self.sleepers.fetch_add(1, Ordering::SeqCst);
+            let _ = futex::wait(&self.state, futex::Flags::PRIVATE, seen, None);
+            self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        } else {
+            rustix::thread::sched_yield();
+        }
+    }
+
+    fn wake(&self) {
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            let _ = futex::wake(&self.state, futex::Flags::PRIVATE, i32::MAX as u32);
+        }
+    }
+
+    /// Frees the lock whoever holds it.
+    ///
+    /// # Safety
+    /// Only in a forked child before it has a second thread.
+    pub unsafe fn reset_after_fork(&self) {
+        self.state.store(0, Ordering::Relaxed);
+        self.writers.store(0, Ordering::Relaxed);
+        self.sleepers.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Shared<'_> {
+    fn drop(&mut self) {
+        if self.0.state.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.wake();
+        }
+    }
+}
+
+impl Drop for Exclusive<'_> {
+    fn drop(&mut self) {
+        self.0.state.store(0, Ordering::SeqCst);
+        self.0.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::AtomicUsize;
+    use std::sync::Arc;
+    use std::vec::Vec;
+
+    #[test]
+    fn writers_are_alone_and_readers_are_not() {
+        let lock = Arc::new((SpaceLock::new(), AtomicUsize::new(0), AtomicUsize::new(0)));
+        let threads: Vec<_> = (0..4)
+            .map(|t| {
+                let lock = lock.clone();
+                std::thread::spawn(move || {
+                    for i in 0..5000 {
+                        if (i + t) % 4 == 0 {
+                            let _g = lock.0.exclusive();
+                            assert_eq!(lock.1.fetch_add(1, Ordering::SeqCst), 0, "two writers");
+                            assert_eq!(lock.2.load(Ordering::SeqCst), 0, "a reader beside a writer");
+                            lock.1.fetch_sub(1, Ordering::SeqCst);
+                        } else {
+                            let _g = lock.0.shared();
+                            lock.2.fetch_add(1, Ordering::SeqCst);
+                            assert_eq!(lock.1.load(Ordering::SeqCst), 0, "a writer beside a reader");
+                            lock.2.fetch_sub(1, Ordering::SeqCst);
+                        }
+                    }
+                })
+            })
+            .collect();
+        for t in threads {
+            t.join().unwrap();
+        }
+        let (a, b) = (lock.0.shared(), lock.0.shared());
+        drop((a, b));
+    }
+}

@@ -1,0 +1,200 @@
+//! Staging: the inactive list. Pages detached from the program wait here, in order of detachment, before they are stored; a
+//! fault in the meantime proves that the page is hot and takes it back by a MOVE.
+//!
+//! The area is registered with the same userfaultfd (only registered memory can receive a MOVE; and only then does the kernel
+//! refuse to MOVE while an event waits). It is cut into segments of [`SEGMENT_FRAMES`] frames. A segment is filled by one
+//! thread, queued, later drained by one thread, and emptied in one call.
+
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use lowtide_core::lock::Lock;
+use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
+use rustix::io::Errno;
+
+use crate::uffd::Uffd;
+
+/// Frames in a segment: the size of the largest MOVE, where its cost a page has levelled out.
+pub const SEGMENT_FRAMES: usize = 128;
+/// Bytes in a segment.
+pub const SEGMENT_BYTES: usize = SEGMENT_FRAMES * PAGE_SIZE;
+/// Most segments.
+const MAX_SEGMENTS: usize = 160;
+
+/// A segment by number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment(u8);
+
+struct Queues {
+    empty: [Segment; MAX_SEGMENTS],
+    empty_len: usize,
+    /// Ring of filled segments, oldest at `head`.
+    full: [Segment; MAX_SEGMENTS],
+    head: usize,
+    full_len: usize,
+}
+
+/// The staging area.
+pub struct Staging {
+    memory: Mapping,
+    owners: Mapping,
+    segments: usize,
+    queues: Lock<Queues>,
+    staged: AtomicUsize,
+}
+
+impl Staging {
+    /// A staging area of `target` bytes (rounded up to segments) and two segments to work with.
+    ///
+    /// # Errors
+    /// `NOMEM`.
+    pub fn new(target: usize) -> Result<Staging, Errno> {
+        let segments = (target.div_ceil(SEGMENT_BYTES).max(1) + 2).min(MAX_SEGMENTS);
+        let mut empty = [Segment(0); MAX_SEGMENTS];
+        for (i, s) in empty.iter_mut().take(segments).enumerate() {
+            *s = Segment((segments - 1 - i) as u8);
+        }
+        Ok(Staging {
+            memory: vm::map(segments * SEGMENT_BYTES, OnFork::Copy)?,
+            owners: vm::map(segments * SEGMENT_FRAMES * 8, OnFork::Copy)?,
+            segments,
+            queues: Lock::new(Queues { empty, empty_len: segments, full: [Segment(0); MAX_SEGMENTS], head: 0, full_len: 0 }),
+            staged: AtomicUsize::new(0),
+        })
+    }
+
+    /// Registers the whole area with `uffd`.
+    ///
+    /// # Errors
+    /// Those of UFFDIO_REGISTER.
+    pub fn register(&self, uffd: &Uffd) -> Result<(), Errno> {
+        // SAFETY: lowtide touches no frame that is empty, and nobody else knows the area.
+        unsafe { uffd.register(self.memory.addr(), self.memory.len()) }
+    }
+
+    /// Whether `addr` is in the area.
+    pub fn contains(&self, addr: usize) -> bool {
+        (self.memory.addr()..self.memory.addr() + self.memory.len()).contains(&addr)
+    }
+
+    /// Address of a frame.
+    pub fn addr(&self, frame: u32) -> usize {
+        self.memory.addr() + frame as usize * PAGE_SIZE
+    }
+
+    /// First frame of a segment.
+    pub fn first(&self, segment: Segment) -> u32 {
+        u32::from(segment.0) * SEGMENT_FRAMES as u32
+    }
+
+    /// The page (address / 4096) whose bytes are in `frame`; 0: none. Changed with the shared space lock by the thread that
+    /// moves the page, and by REMAP events with the exclusive one.
+    pub fn owner(&self, frame: u32) -> &AtomicU64 {
+        debug_assert!((frame as usize) < self.segments * SEGMENT_FRAMES);
+        // SAFETY: inside the mapping of owners, zero at first, which lives as long as the process.
+        unsafe { &*self.owners.as_ptr().cast::<AtomicU64>().add(frame as usize) }
+    }
+
+    /// A page arrived in `frame`.
+    pub fn arrived(&self, frame: u32, page: usize) {
+        self.owner(frame).store(page as u64, Ordering::Release);
+        self.staged.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The bytes in `frame` belong to nobody any more.
+    pub fn left(&self, frame: u32) {
+        if self.owner(frame).swap(0, Ordering::AcqRel) != 0 {
+            self.staged.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Pages that wait in staging.
+    pub fn staged(&self) -> usize {
+        self.staged.load(Ordering::Relaxed)
+    }
+
+    /// An empty segment to fill, unless only `keep` or fewer are left.
+    pub fn take_empty(&self) -> Option<Segment> {
+        let mut q = self.queues.lock();
+        q.empty_len = q.empty_len.checked_sub(1)?;
+        Some(q.empty[q.empty_len])
+    }
+
+    /// How many segments are empty.
+    pub fn empty_segments(&self) -> usize {
+        self.queues.lock().empty_len
+    }
+
+    /// Gives back a segment none of whose frames is populated.
+    pub fn put_empty(&self, segment: Segment) {
+        let mut q = self.queues.lock();
+        let n = q.empty_len;
+        q.empty[n] = segment;
+        q.empty_len = n + 1;
+    }
+
+    /// Queues a filled segment as the youngest.
+    pub fn put_full(&self, segment: Segment) {
+        let mut q = self.queues.lock();
+        let at = (q.head + q.full_len) % MAX_SEGMENTS;
+        q.full[at] = segment;
+        q.full_len += 1;
+    }
+
+    /// The oldest filled segment.
+    pub fn take_full(&self) -> Option<Segment> {
+        let mut q = self.queues.lock();
+        q.full_len = q.full_len.checked_sub(1)?;
+        let segment = q.full[q.head];
+        q.head = (q.head + 1) % MAX_SEGMENTS;
+        Some(segment)
+    }
+
+    /// Gives the memory of a drained segment back to the kernel. No event is raised: the range is unregistered meanwhile.
+    ///
+    /// # Errors
+    /// Those of registering again: the segment must then never be used.
+    pub fn discard(&self, segment: Segment, uffd: &Uffd) -> Result<(), Errno> {
+        let offset = segment.0 as usize * SEGMENT_BYTES;
+        // SAFETY: every frame of the segment has left (the drainer checked each under the space lock), and the segment is in no
+        // queue, so that no thread moves pages from or to it.
+        unsafe {
+            uffd.unregister(self.memory.addr() + offset, SEGMENT_BYTES)?;
+            self.memory.discard(offset, SEGMENT_BYTES);
+            uffd.register(self.memory.addr() + offset, SEGMENT_BYTES)
+        }
+    }
+
+    /// Frees the lock whoever holds it.
+    ///
+    /// # Safety
+    /// As [`Lock::reset_after_fork`].
+    pub unsafe fn reset_after_fork(&self) {
+        // SAFETY: handed on to the caller.
+        unsafe { self.queues.reset_after_fork() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_come_out_in_the_order_they_went_in() {
+        let s = Staging::new(3 * SEGMENT_BYTES).unwrap();
+        assert_eq!(s.empty_segments(), 5);
+        let (a, b) = (s.take_empty().unwrap(), s.take_empty().unwrap());
+        assert_ne!(a, b);
+        s.put_full(a);
+        s.put_full(b);
+        assert_eq!(s.take_full(), Some(a));
+        s.put_empty(a);
+        assert_eq!(s.take_full(), Some(b));
+        assert_eq!(s.take_full(), None);
+        s.put_empty(b);
+        assert_eq!(s.empty_segments(), 5);
+        s.arrived(s.first(b), 77);
+        s.left(s.first(b));
+        s.left(s.first(b));
+        assert_eq!(s.staged(), 0, "leaving twice counts once");
+    }
+}

@@ -1,0 +1,268 @@
+//! userfaultfd: the system calls, typed. Nothing here keeps state or takes a lock.
+
+use core::ffi::c_void;
+use core::mem::MaybeUninit;
+
+use linux_raw_sys::general as sys;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::ioctl::{Ioctl, IoctlOutput, Opcode};
+use rustix::mm::UserfaultfdFlags;
+
+const NEW: Opcode = 0xaa00;
+const API: Opcode = 0xc018_aa3f;
+const REGISTER: Opcode = 0xc020_aa00;
+const UNREGISTER: Opcode = 0x8010_aa01;
+const WAKE: Opcode = 0x8010_aa02;
+const COPY: Opcode = 0xc028_aa03;
+const MOVE: Opcode = 0xc028_aa05;
+
+/// Kernel features without which lowtide can't work: the events, and UFFDIO_MOVE (Linux 6.8).
+pub const NEEDED_FEATURES: u64 = sys::UFFD_FEATURE_EVENT_FORK as u64
+    | sys::UFFD_FEATURE_EVENT_REMAP as u64
+    | sys::UFFD_FEATURE_EVENT_REMOVE as u64
+    | sys::UFFD_FEATURE_EVENT_UNMAP as u64
+    | FEATURE_MOVE;
+
+/// UFFD_FEATURE_MOVE.
+pub const FEATURE_MOVE: u64 = 1 << 16;
+
+/// One ioctl whose argument is a structure that the kernel may write to even when it fails.
+struct Raw<'a, T> {
+    opcode: Opcode,
+    arg: &'a mut T,
+}
+
+// SAFETY: `opcode` is one that takes a pointer to `T` (each use below pairs them); the kernel writes inside `T` only.
+unsafe impl<T> Ioctl for Raw<'_, T> {
+    type Output = i32;
+    const IS_MUTATING: bool = true;
+    fn opcode(&self) -> Opcode {
+        self.opcode
+    }
+    fn as_ptr(&mut self) -> *mut c_void {
+        core::ptr::from_mut(self.arg).cast()
+    }
+    unsafe fn output_from_ptr(out: IoctlOutput, _: *mut c_void) -> Result<i32, Errno> {
+        Ok(out)
+    }
+}
+
+/// Runs `opcode` on `fd` with `arg`.
+///
+/// # Safety
+/// The opcode takes a pointer to `T`, and what it does to memory outside of `T` is the caller's affair.
+pub(crate) unsafe fn ioctl<T>(fd: BorrowedFd<'_>, opcode: Opcode, arg: &mut T) -> Result<i32, Errno> {
+    // SAFETY: handed on to the caller.
+    unsafe { rustix::ioctl::ioctl(fd, Raw { opcode, arg }) }
+}
+
+/// A message read from a userfaultfd.
+#[derive(Debug)]
+pub enum Message {
+    /// A thread waits for the page at `addr`.
+    Fault {
+        /// Faulting address, as given by the kernel (page aligned).
+        addr: usize,
+    },
+    /// The process forked; this is the child's userfaultfd.
+    Fork(Uffd),
+    /// `mremap` moved `len` bytes (the OLD length).
+    Remap {
+        /// Old address.
+        from: usize,
+        /// New address.
+        to: usize,
+        /// Bytes.
+        len: usize,
+    },
+    /// The range is about to lose its pages (`MADV_DONTNEED`, `MADV_FREE`): reported before it happens.
+    Remove {
+        /// First byte.
+        start: usize,
+        /// End.
+        end: usize,
+    },
+    /// The range was unmapped: reported after it happened.
+    Unmap {
+        /// First byte.
+        start: usize,
+        /// End.
+        end: usize,
+    },
+}
+
+/// How far a COPY or MOVE came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes done.
+    pub done: usize,
+    /// Why it stopped; None: it is complete. `AGAIN` with nothing done: an event waits to be read.
+    pub error: Option<Errno>,
+}
+
+/// A userfaultfd of this process (or, from a fork event, of a child).
+#[derive(Debug)]
+pub struct Uffd {
+    fd: OwnedFd,
+}
+
+impl Uffd {
+    /// Opens a non-blocking userfaultfd in full mode (kernel accesses wait too) and shakes hands for `features`.
+    ///
+    /// # Errors
+    /// `PERM` or `ACCESS`: the privilege is missing. `INVAL`: the kernel lacks a feature. `NOSYS`: it has no userfaultfd.
+    pub fn open(features: u64) -> Result<Uffd, Errno> {
+        // SAFETY: a new userfaultfd changes nothing until memory is registered.
+        let by_call = unsafe { rustix::mm::userfaultfd(UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK) };
+        let fd = match by_call {
+            Ok(fd) => fd,
+            Err(by_call) => {
+                let dev = rustix::fs::open(c"/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+                let Ok(dev) = dev else { return Err(by_call) };
+                // SAFETY: USERFAULTFD_IOC_NEW takes its flags by value, in place of the pointer.
+                let fd = unsafe { rustix::ioctl::ioctl(&dev, NewByDevice)? };
+                // SAFETY: the kernel just made this descriptor for us.
+                unsafe { OwnedFd::from_raw_fd(fd) }
+            }
+        };
+        let uffd = Uffd { fd };
+        let mut api = sys::uffdio_api { api: sys::UFFD_API as u64, features, ioctls: 0 };
+        // SAFETY: UFFDIO_API takes a uffdio_api.
+        unsafe { ioctl(uffd.fd.as_fd(), API, &mut api)? };
+        Ok(uffd)
+    }
+
+    /// The descriptor, for poll.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The descriptor's number.
+    pub fn raw(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// Registers `start .. start + len` for missing pages.
+    ///
+    /// # Errors
+    /// `BUSY`: registered with another userfaultfd. `INVAL`: not a kind of memory that can be registered.
+    ///
+    /// # Safety
+    /// From now on every missing page in the range must be served.
+    pub unsafe fn register(&self, start: usize, len: usize) -> Result<(), Errno> {
+        let mut arg = sys::uffdio_register {
+            range: sys::uffdio_range { start: start as u64, len: len as u64 },
+            mode: sys::UFFDIO_REGISTER_MODE_MISSING as u64,
+            ioctls: 0,
+        };
+        // SAFETY: REGISTER takes a uffdio_register.
+        unsafe { ioctl(self.fd.as_fd(), REGISTER, &mut arg).map(drop) }
+    }
+
+    /// Ends the registration of a range: missing pages there read as zero from now on.
+    ///
+    /// # Safety
+    /// No page of the range may be in lowtide's hands.
+    pub unsafe fn unregister(&self, start: usize, len: usize) -> Result<(), Errno> {
+        let mut arg = sys::uffdio_range { start: start as u64, len: len as u64 };
+        // SAFETY: UNREGISTER takes a uffdio_range.
+        unsafe { ioctl(self.fd.as_fd(), UNREGISTER, &mut arg).map(drop) }
+    }
+
+    /// Lets the threads that wait for pages of the range try again.
+    pub fn wake(&self, start: usize, len: usize) {
+        let mut arg = sys::uffdio_range { start: start as u64, len: len as u64 };
+        // SAFETY: WAKE takes a uffdio_range and touches no memory.
+        let _ = unsafe { ioctl(self.fd.as_fd(), WAKE, &mut arg) };
+    }
+
+    /// Puts copies of the `len` bytes at `src` at `dst`, where no pages may be, and wakes the threads that wait there.
+    ///
+    /// # Safety
+    /// `src` is readable for `len` bytes and never missing; the bytes are what the program must see at `dst`.
+    pub unsafe fn copy(&self, dst: usize, src: *const u8, len: usize) -> Progress {
+        let mut arg = sys::uffdio_copy { dst: dst as u64, src: src as u64, len: len as u64, mode: 0, copy: 0 };
+        // SAFETY: COPY takes a uffdio_copy; the caller answers for the addresses.
+        let result = unsafe { ioctl(self.fd.as_fd(), COPY, &mut arg) };
+        progress(result, arg.copy, len)
+    }
+
+    /// Moves the pages at `src` to `dst`, where no pages may be. Stops at the first page that can't be moved.
+    ///
+    /// # Safety
+    /// The page map says that the pages are on their way: a fault on `src` must find them.
+    pub unsafe fn move_pages(&self, dst: usize, src: usize, len: usize) -> Progress {
+        let mut arg = sys::uffdio_move { dst: dst as u64, src: src as u64, len: len as u64, mode: 0, move_: 0 };
+        // SAFETY: MOVE takes a uffdio_move; the caller answers for the addresses.
+        let result = unsafe { ioctl(self.fd.as_fd(), MOVE, &mut arg) };
+        progress(result, arg.move_, len)
+    }
+
+    /// Reads one message if there is one. Call with the space lock held exclusively, and apply what comes before letting go.
+    ///
+    /// # Errors
+    /// `AGAIN`: nothing to read.
+    pub fn read(&self) -> Result<Message, Errno> {
+        loop {
+            let mut buf = MaybeUninit::<sys::uffd_msg>::uninit();
+            // SAFETY: the buffer is as large as one message and any bytes are a valid uffd_msg.
+            let bytes = unsafe {
+                core::slice::from_raw_parts_mut(buf.as_mut_ptr().cast::<MaybeUninit<u8>>(), size_of::<sys::uffd_msg>())
+            };
+            let (got, _) = rustix::io::read(&self.fd, bytes)?;
+            if got.len() != size_of::<sys::uffd_msg>() {
+                return Err(Errno::AGAIN);
+            }
+            // SAFETY: the kernel wrote all of it, and which member counts is told by `event`.
+            unsafe {
+                let msg = buf.assume_init();
+                return Ok(match u32::from(msg.event) {
+                    sys::UFFD_EVENT_PAGEFAULT => Message::Fault { addr: msg.arg.pagefault.address as usize & !0xfff },
+                    sys::UFFD_EVENT_FORK => Message::Fork(Uffd { fd: OwnedFd::from_raw_fd(msg.arg.fork.ufd as RawFd) }),
+                    sys::UFFD_EVENT_REMAP => Message::Remap {
+                        from: msg.arg.remap.from as usize,
+                        to: msg.arg.remap.to as usize,
+                        len: msg.arg.remap.len as usize,
+                    },
+                    sys::UFFD_EVENT_REMOVE => {
+                        Message::Remove { start: msg.arg.remove.start as usize, end: msg.arg.remove.end as usize }
+                    }
+                    sys::UFFD_EVENT_UNMAP => {
+                        Message::Unmap { start: msg.arg.remove.start as usize, end: msg.arg.remove.end as usize }
+                    }
+                    // Events that were not asked for don't come.
+                    _ => continue,
+                });
+            }
+        }
+    }
+}
+
+fn progress(result: Result<i32, Errno>, done: i64, len: usize) -> Progress {
+    match result {
+        Ok(_) => Progress { done: len, error: None },
+        // Done in part is reported as AGAIN with the bytes done; the true reason comes when it is tried again.
+        Err(_) if done > 0 => Progress { done: done as usize, error: Some(Errno::AGAIN) },
+        Err(e) => Progress { done: 0, error: Some(e) },
+    }
+}
+
+/// USERFAULTFD_IOC_NEW on /dev/userfaultfd.
+struct NewByDevice;
+
+// SAFETY: the call takes flags by value and returns a descriptor; it touches no memory.
+unsafe impl Ioctl for NewByDevice {
+    type Output = RawFd;
+    const IS_MUTATING: bool = false;
+    fn opcode(&self) -> Opcode {
+        NEW
+    }
+    fn as_ptr(&mut self) -> *mut c_void {
+        (UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK).bits() as usize as *mut c_void
+    }
+    unsafe fn output_from_ptr(out: IoctlOutput, _: *mut c_void) -> Result<RawFd, Errno> {
+        Ok(out)
+    }
+}
