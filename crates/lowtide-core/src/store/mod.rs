@@ -1,24 +1,47 @@
 //! The store: where the bytes of a page that left memory are, whether in the compressed pool or on a device.
+//!
+//! A page that is stored has a slot in an area, and the slot's table word ([`word`]) says where its bytes are. With a swap file,
+//! every page has a slot of the file, also while its bytes are in the pool, so that it can be written back later without its
+//! entry changing; only when the file has no slot left do pages in the pool get a slot of area 0, which has no device. Without a
+//! swap file, all slots are of area 0.
+//!
+//! The bytes behind an entry never change while it is referred to. Nothing is locked across I/O, and nothing here holds two
+//! locks.
 
+mod areas;
+mod back;
+mod counters;
+mod fork;
+mod out;
 mod types;
+mod word;
 
-use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU8, Ordering};
 
-use rustix::fd::OwnedFd;
-use rustix::io::Errno;
+use crate::device::{Device, FileDevice, NoDevice};
+use crate::pool::Pool;
+use crate::slot::{Area, Budget};
+use crate::vm::PAGE_SIZE;
+use areas::Areas;
+use counters::Counters;
+use word::Word;
 
 pub use crate::codec::{Codec, Scratch};
-use crate::lock::Lock;
 pub use crate::slot::Entry;
 pub use types::{FileConfig, Loaded, Page, StoreConfig, StoreError, StoreStats, Stored};
+
+/// The number of the area without a device.
+const RAM_AREA: u8 = 0;
 
 /// Keeps pages that left memory. All methods may be called from any thread at any time unless they say otherwise.
 #[derive(Debug)]
 pub struct Store {
-    naive: Lock<(u64, BTreeMap<u64, Box<Page>>)>,
-    limit: AtomicUsize,
+    codec: Codec,
+    pool: Pool,
+    areas: Areas,
+    /// Number of this process's own swap file's area; [`RAM_AREA`] if it has none.
+    file: AtomicU8,
+    counters: Counters,
 }
 
 impl Store {
@@ -27,95 +50,120 @@ impl Store {
     /// # Errors
     /// `NoMemory` when its tables cannot be mapped.
     pub fn new(cfg: StoreConfig) -> Result<Store, StoreError> {
-        Ok(Store { naive: Lock::new((1, BTreeMap::new())), limit: AtomicUsize::new(cfg.pool_limit) })
-    }
-
-    /// Stores pages that are neighbours; `out[i]` is set for every page. Pages must not change during the call.
-    pub fn store_run(&self, pages: &[&Page], out: &mut [Result<Stored, StoreError>], scratch: &mut Scratch) {
-        let _ = scratch;
-        let mut naive = self.naive.lock();
-        for (page, out) in pages.iter().zip(out) {
-            if page.iter().all(|&b| b == 0) {
-                *out = Ok(Stored::Zero);
-                continue;
+        let ram = ram_bytes();
+        let store = Store {
+            codec: cfg.codec,
+            pool: Pool::new(cfg.pool_limit, ram, cfg.accept_percent).map_err(|_| StoreError::NoMemory)?,
+            areas: Areas::new(),
+            file: AtomicU8::new(RAM_AREA),
+            counters: Counters::default(),
+        };
+        // Pages that shrink to a sixteenth would fill this; the table takes memory only where it is used.
+        let mut slots = (ram.max(cfg.pool_limit) / PAGE_SIZE * 16) as u64;
+        loop {
+            match Area::new(slots, Device::None(NoDevice), false, None) {
+                Ok(area) => {
+                    store.areas.add(area)?;
+                    break;
+                }
+                Err(_) if slots > 1 << 16 => slots /= 2,
+                Err(_) => return Err(StoreError::NoMemory),
             }
-            if (naive.1.len() + 1) * 4096 > self.limit.load(Ordering::Relaxed) {
-                *out = Err(StoreError::Full);
-                continue;
-            }
-            let n = naive.0;
-            naive.0 += 1;
-            naive.1.insert(n, Box::new(**page));
-            *out = Entry::new(0, n).map(Stored::Entry).ok_or(StoreError::Full);
         }
+        if let Some(file) = cfg.file {
+            store.add_file(file)?;
+        }
+        Ok(store)
     }
 
-    /// Brings the bytes of a page back. The entry stays; [`Store::free`] drops it.
-    ///
-    /// # Errors
-    /// As in [`StoreError`]; `into` then holds garbage.
-    pub fn load(&self, e: Entry, into: &mut Page, scratch: &mut Scratch) -> Result<Loaded, StoreError> {
-        let _ = scratch;
-        *into = **self.naive.lock().1.get(&e.raw()).ok_or(StoreError::BadEntry)?;
-        Ok(Loaded::Pool)
+    /// Makes an area of a swap file and allocates there from now on.
+    fn add_file(&self, file: FileConfig) -> Result<(), StoreError> {
+        let budget = file.budget.map(|used| Budget { used, limit: file.budget_limit });
+        let slots = file.size / PAGE_SIZE as u64;
+        let device = Device::File(FileDevice::new(file.fd));
+        let area = Area::new(slots, device, true, budget).map_err(|_| StoreError::NoMemory)?;
+        let id = self.areas.add(area)?;
+        self.file.store(id, Ordering::Release);
+        Ok(())
     }
 
-    /// Loads neighbours: consecutive slots of a device are read with one I/O. `into` and `out` are as long as `entries`.
-    pub fn load_run(
-        &self,
-        entries: &[Entry],
-        into: &mut [Page],
-        out: &mut [Result<Loaded, StoreError>],
-        scratch: &mut Scratch,
-    ) {
-        for ((e, into), out) in entries.iter().zip(into).zip(out) {
-            *out = self.load(*e, into, scratch);
+    /// This process's own swap file's area, with its number.
+    fn file_area(&self) -> Option<(u8, &Area)> {
+        match self.file.load(Ordering::Acquire) {
+            RAM_AREA => None,
+            id => Some((id, self.areas.get(id)?)),
         }
     }
 
     /// Drops one reference to an entry. Freeing an entry that is not in use is counted and has no other effect.
     pub fn free(&self, e: Entry) {
-        self.naive.lock().1.remove(&e.raw());
+        if !self.take(e) {
+            self.counters.bad_frees.add(1);
+        }
+    }
+
+    fn take(&self, e: Entry) -> bool {
+        let Some(area) = self.areas.get(e.area()) else { return false };
+        let Some(place) = area.word(e.offset()) else { return false };
+        let mut raw = place.load(Ordering::Acquire);
+        loop {
+            if !Word::decode(raw).is_page() {
+                return false;
+            }
+            match place.compare_exchange_weak(raw, Word::Empty.encode(), Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => break,
+                Err(now) => raw = now,
+            }
+        }
+        match Word::decode(raw) {
+            Word::Pool(handle) => {
+                let removed = self.pool.remove(handle);
+                debug_assert!(removed.is_ok(), "a table word named no object");
+            }
+            Word::Device(_) => self.counters.on_device_now.sub(1),
+            Word::Empty | Word::Bad => {}
+        }
+        self.counters.stored_now.sub(1);
+        area.release(e.offset());
+        true
     }
 
     /// Figures, each exact by itself, not a snapshot of one moment together.
     pub fn stats(&self) -> StoreStats {
-        let n = self.naive.lock().1.len();
+        let c = &self.counters;
         StoreStats {
-            pool_bytes: n * 4096,
-            pool_stored_bytes: n * 4096,
-            pool_limit: self.limit.load(Ordering::Relaxed),
-            stored_now: n as u64,
-            ..StoreStats::default()
+            pool_bytes: self.pool.bytes(),
+            pool_stored_bytes: self.pool.stored_bytes(),
+            pool_limit: self.pool.limit(),
+            stored_now: c.stored_now.get(),
+            on_device_now: c.on_device_now.get(),
+            zero_seen: c.zero_seen.get(),
+            same_filled: c.same_filled.get(),
+            incompressible: c.incompressible.get(),
+            refused: c.refused.get(),
+            device_read_ios: c.device_read_ios.get(),
+            device_write_ios: c.device_write_ios.get(),
+            device_read_bytes: c.device_read_bytes.get(),
+            device_write_bytes: c.device_write_bytes.get(),
+            device_errors: c.device_errors.get(),
+            corrupt: c.corrupt.get(),
+            bad_slots: c.bad_slots.get(),
+            bad_frees: c.bad_frees.get(),
+            file_bytes: self.file_area().map_or(0, |(_, area)| area.opened_bytes()),
         }
     }
 
-    /// Changes the limit of the pool (bytes of frames). Above it nothing is thrown out; new pages go elsewhere.
+    /// Changes the limit of the pool (bytes of frames). A pool that holds more keeps what it holds; new pages go elsewhere.
     pub fn set_pool_limit(&self, bytes: usize) {
-        self.limit.store(bytes, Ordering::Relaxed);
-    }
-
-    /// Parent side of a fork, before it, with no other call in flight: adds one reference to every used slot of file areas on
-    /// behalf of the child. When the fork then fails, [`Store::fork_undo_references`].
-    pub fn fork_add_references(&self) {}
-
-    /// Takes back what [`Store::fork_add_references`] added, for a fork that failed. No other call may have been made between.
-    pub fn fork_undo_references(&self) {}
-
-    /// Child side of a fork: the first call in the child. File areas become inherited: readable and freeable, never allocated
-    /// from. Their descriptors are replaced by what `reopen(area, number of the descriptor in the parent)` returns.
-    ///
-    /// # Errors
-    /// The first error of `reopen` (loads from that area then fail; all else works), or `NoMemory`.
-    ///
-    /// # Safety
-    /// Only in a forked child that has one thread, when no other call was in flight in the parent at the moment of the fork.
-    pub unsafe fn fork_child(
-        &self,
-        reopen: &mut dyn FnMut(u8, i32) -> Result<OwnedFd, Errno>,
-        file: Option<FileConfig>,
-    ) -> Result<(), StoreError> {
-        let _ = (reopen, file);
-        Ok(())
+        self.pool.set_limit(bytes);
     }
 }
+
+/// Bytes of RAM of the machine.
+fn ram_bytes() -> usize {
+    let info = rustix::system::sysinfo();
+    (info.totalram as usize).saturating_mul(info.mem_unit.max(1) as usize)
+}
+
+#[cfg(test)]
+mod tests;

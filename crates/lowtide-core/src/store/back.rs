@@ -1,0 +1,132 @@
+//! Loading pages.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use super::word::{Word, checksum};
+use super::{Entry, Loaded, Page, Scratch, Store, StoreError};
+use crate::pool::Handle;
+use crate::slot::Area;
+use crate::vm::PAGE_SIZE;
+
+impl Store {
+    /// Brings the bytes of a page back. The entry stays; [`Store::free`] drops it. When another thread frees the entry meanwhile,
+    /// the result is garbage or `BadEntry`.
+    ///
+    /// # Errors
+    /// As in [`StoreError`]; `into` then holds garbage.
+    pub fn load(&self, e: Entry, into: &mut Page, scratch: &mut Scratch) -> Result<Loaded, StoreError> {
+        let (area, place) = self.place(e).ok_or(StoreError::BadEntry)?;
+        let raw = place.load(Ordering::Acquire);
+        match Word::decode(raw) {
+            Word::Pool(handle) => self.load_object(e, handle, into, scratch),
+            Word::Device(_) => {
+                self.read(area, e.offset(), core::slice::from_mut(into))?;
+                self.verify(e, place, raw, into)
+            }
+            Word::Empty | Word::Bad => return Err(StoreError::BadEntry),
+        }
+        .and_then(|loaded| if place.load(Ordering::Acquire) == raw { Ok(loaded) } else { Err(StoreError::BadEntry) })
+    }
+
+    /// Loads neighbours: consecutive slots of a device are read with one I/O. `into` and `out` are as long as `entries`; each
+    /// result is as from [`Store::load`].
+    pub fn load_run(
+        &self,
+        entries: &[Entry],
+        into: &mut [Page],
+        out: &mut [Result<Loaded, StoreError>],
+        scratch: &mut Scratch,
+    ) {
+        let n = entries.len().min(into.len()).min(out.len());
+        let mut i = 0;
+        while i < n {
+            let run = self.device_run(&entries[i..n]);
+            if run > 1
+                && let Some(area) = self.areas.get(entries[i].area())
+                && self.read(area, entries[i].offset(), &mut into[i..i + run]).is_ok()
+            {
+                for j in i..i + run {
+                    out[j] = self.loaded_from_device(entries[j], &into[j]);
+                    if out[j] == Err(StoreError::BadEntry) {
+                        // It moved or went while it was read; where it is now is looked up again.
+                        out[j] = self.load(entries[j], &mut into[j], scratch);
+                    }
+                }
+                i += run;
+            } else {
+                // One by one also after a failed read, so that one bad slot does not take its neighbours with it.
+                let end = i + run.max(1);
+                for j in i..end {
+                    out[j] = self.load(entries[j], &mut into[j], scratch);
+                }
+                i = end;
+            }
+        }
+    }
+
+    /// How many entries from the first on are consecutive slots of one area whose pages are on its device.
+    fn device_run(&self, entries: &[Entry]) -> usize {
+        let Some(first) = entries.first() else { return 0 };
+        let follows = |(i, e): &(usize, &Entry)| {
+            e.area() == first.area()
+                && e.offset() == first.offset() + *i as u64
+                && self.place(**e).is_some_and(|(_, w)| matches!(Word::decode(w.load(Ordering::Acquire)), Word::Device(_)))
+        };
+        entries.iter().enumerate().take_while(follows).count()
+    }
+
+    fn loaded_from_device(&self, e: Entry, page: &Page) -> Result<Loaded, StoreError> {
+        let (_, place) = self.place(e).ok_or(StoreError::BadEntry)?;
+        let raw = place.load(Ordering::Acquire);
+        self.verify(e, place, raw, page)
+    }
+
+    /// Checks a page that was read from a device against the checksum in its word.
+    fn verify(&self, e: Entry, place: &AtomicU64, raw: u64, page: &Page) -> Result<Loaded, StoreError> {
+        match Word::decode(raw) {
+            Word::Device(sum) if sum == checksum(page, e.offset()) => Ok(Loaded::Device),
+            Word::Device(_) if place.load(Ordering::Acquire) == raw => Err(self.corrupt(e)),
+            _ => Err(StoreError::BadEntry),
+        }
+    }
+
+    fn load_object(&self, e: Entry, handle: Handle, into: &mut Page, scratch: &mut Scratch) -> Result<Loaded, StoreError> {
+        let len = handle.object_len();
+        if len == PAGE_SIZE {
+            self.pool.read(handle, into).map_err(|_| StoreError::BadEntry)?;
+            return Ok(Loaded::Pool);
+        }
+        self.pool.read(handle, &mut scratch.bytes).map_err(|_| StoreError::BadEntry)?;
+        if self.codec.decompress(scratch, len, into) {
+            return Ok(Loaded::Pool);
+        }
+        // Either the entry was freed and its place in the pool used again, or the pool's memory was overwritten.
+        let now = self.place(e).map(|(_, place)| Word::decode(place.load(Ordering::Acquire)));
+        Err(if now == Some(Word::Pool(handle)) { self.corrupt(e) } else { StoreError::BadEntry })
+    }
+
+    fn corrupt(&self, entry: Entry) -> StoreError {
+        self.counters.corrupt.add(1);
+        StoreError::Corrupt { entry, offset: entry.offset() * PAGE_SIZE as u64 }
+    }
+
+    fn place(&self, e: Entry) -> Option<(&Area, &AtomicU64)> {
+        let area = self.areas.get(e.area())?;
+        Some((area, area.word(e.offset())?))
+    }
+
+    fn read(&self, area: &Area, slot: u64, into: &mut [Page]) -> Result<(), StoreError> {
+        self.counters.device_read_ios.add(1);
+        let bytes = (into.len() * PAGE_SIZE) as u64;
+        match area.device.read_run(slot, into) {
+            Ok(()) => {
+                self.counters.device_read_bytes.add(bytes);
+                Ok(())
+            }
+            Err(errno) => {
+                self.counters.device_errors.add(1);
+                Err(StoreError::Io { errno, offset: slot * PAGE_SIZE as u64 })
+            }
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! The figures that a store keeps while it works.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// A number that is only ever reported: relaxed, never relied on.
+#[derive(Debug, Default)]
+pub(super) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(super) fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub(super) fn sub(&self, n: u64) {
+        self.0.fetch_sub(n, Ordering::Relaxed);
+    }
+
+    pub(super) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// See [`crate::store::StoreStats`] for what each counts.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub stored_now: Counter,
+    pub on_device_now: Counter,
+    pub zero_seen: Counter,
+    pub same_filled: Counter,
+    pub incompressible: Counter,
+    pub refused: Counter,
+    pub device_read_ios: Counter,
+    pub device_write_ios: Counter,
+    pub device_read_bytes: Counter,
+    pub device_write_bytes: Counter,
+    pub device_errors: Counter,
+    pub corrupt: Counter,
+    pub bad_slots: Counter,
+    pub bad_frees: Counter,
+}

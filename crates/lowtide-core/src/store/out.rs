@@ -1,0 +1,198 @@
+//! Storing pages.
+
+use core::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+
+use super::word::{Word, checksum};
+use super::{Entry, Page, RAM_AREA, Scratch, Store, StoreError, Stored};
+use crate::fill;
+use crate::pool::Handle;
+use crate::slot::Area;
+use crate::vm::PAGE_SIZE;
+
+/// Most pages that are handled at once: what one write of a device gathers.
+const RUN: usize = 128;
+
+/// What becomes of a page before it has a slot.
+#[derive(Clone, Copy)]
+enum Plan {
+    /// The result is known.
+    Done,
+    /// Its object is in the pool.
+    Pool(Handle),
+    /// It shall be written to the device.
+    Device,
+}
+
+type Results<'a> = &'a mut [Result<Stored, StoreError>];
+
+impl Store {
+    /// Stores pages that are neighbours; `out[i]` is set for every page. A page that cannot be stored leaves nothing behind. Pages
+    /// that do not compress to 7/8 go to the device if there is one, consecutive ones with one write, else raw into the pool.
+    /// While the pool is full, all go to the device.
+    pub fn store_run(&self, pages: &[&Page], out: &mut [Result<Stored, StoreError>], scratch: &mut Scratch) {
+        for (pages, out) in pages.chunks(RUN).zip(out.chunks_mut(RUN)) {
+            let n = pages.len().min(out.len());
+            self.store_chunk(&pages[..n], &mut out[..n], scratch);
+        }
+    }
+
+    fn store_chunk(&self, pages: &[&Page], out: Results<'_>, scratch: &mut Scratch) {
+        let mut plans = [Plan::Done; RUN];
+        for (i, page) in pages.iter().enumerate() {
+            match self.plan(page, scratch) {
+                Ok(plan) => plans[i] = plan,
+                Err(known) => out[i] = known,
+            }
+        }
+        // Neighbours get neighbouring slots, whether they are in the pool now or on the device.
+        let mut i = 0;
+        while i < pages.len() {
+            let run = plans[i..pages.len()].iter().take_while(|p| !matches!(p, Plan::Done)).count();
+            self.place_run(&pages[i..i + run], &plans[i..i + run], &mut out[i..i + run], scratch);
+            i += run.max(1);
+        }
+        let refused = out.iter().filter(|r| r.is_err()).count();
+        if refused > 0 {
+            self.counters.refused.add(refused as u64);
+        }
+    }
+
+    /// Decides where a page goes; `Err` when the result is known already.
+    fn plan(&self, page: &Page, scratch: &mut Scratch) -> Result<Plan, Result<Stored, StoreError>> {
+        match fill::repeated_word(page) {
+            Some(0) => {
+                self.counters.zero_seen.add(1);
+                return Err(Ok(Stored::Zero));
+            }
+            Some(_) => self.counters.same_filled.add(1),
+            None => {}
+        }
+        let device = self.file_area().is_some_and(|(_, area)| area.device.takes_pages());
+        let otherwise = if device { Ok(Plan::Device) } else { Err(Err(StoreError::Full)) };
+        if !self.pool.accepts() {
+            return otherwise;
+        }
+        let kept = match self.codec.compress(page, scratch) {
+            Some(len) => self.pool.insert(&scratch.bytes[..len]),
+            None => {
+                self.counters.incompressible.add(1);
+                if device { None } else { self.pool.insert(page) }
+            }
+        };
+        kept.map(Plan::Pool).map_or(otherwise, Ok)
+    }
+
+    /// Gives slots to pages none of whose plans is done, and finishes them.
+    fn place_run(&self, pages: &[&Page], plans: &[Plan], out: Results<'_>, scratch: &mut Scratch) {
+        let mut done = 0;
+        if let Some((id, area)) = self.file_area() {
+            while done < pages.len() {
+                let Some((slot, n)) = area.alloc_run(pages.len() - done) else { break };
+                let part = done..done + n;
+                self.fill_slots((id, area), slot, &pages[part.clone()], &plans[part.clone()], &mut out[part], scratch);
+                done += n;
+            }
+        }
+        for i in done..pages.len() {
+            out[i] = self.keep_in_ram(pages[i], plans[i], StoreError::Full, scratch);
+        }
+    }
+
+    /// Fills consecutive fresh slots of a file.
+    fn fill_slots(
+        &self,
+        (id, area): (u8, &Area),
+        slot: u64,
+        pages: &[&Page],
+        plans: &[Plan],
+        out: Results<'_>,
+        scratch: &mut Scratch,
+    ) {
+        let mut i = 0;
+        while i < pages.len() {
+            let at = slot + i as u64;
+            let Plan::Pool(handle) = plans[i] else {
+                let n = plans[i..].iter().take_while(|p| matches!(p, Plan::Device)).count().max(1);
+                let part = i..i + n;
+                match self.write(area, at, &pages[part.clone()]) {
+                    Ok(()) => {
+                        for (i, page) in part.clone().zip(at..) {
+                            let sum = checksum(pages[i], page);
+                            out[i] = self.publish((id, area), page, Word::Device(sum));
+                        }
+                    }
+                    Err(error) => {
+                        for i in part {
+                            out[i] = self.keep_in_ram(pages[i], Plan::Device, error, scratch);
+                        }
+                    }
+                }
+                i += n;
+                continue;
+            };
+            out[i] = self.publish((id, area), at, Word::Pool(handle));
+            i += 1;
+        }
+    }
+
+    /// Writes pages to fresh slots; when that fails, the slots are given up.
+    fn write(&self, area: &Area, slot: u64, pages: &[&Page]) -> Result<(), StoreError> {
+        self.counters.device_write_ios.add(1);
+        let Err(errno) = area.device.write_run(slot, pages) else {
+            self.counters.device_write_bytes.add((pages.len() * PAGE_SIZE) as u64);
+            return Ok(());
+        };
+        self.counters.device_errors.add(1);
+        let no_space = matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG);
+        for slot in slot..slot + pages.len() as u64 {
+            if no_space {
+                area.release(slot);
+            } else if let Some(word) = area.word(slot) {
+                // Where the device is broken it is not tried again: the slot stays in use.
+                word.store(Word::Bad.encode(), Ordering::Release);
+                self.counters.bad_slots.add(1);
+            }
+        }
+        Err(StoreError::Io { errno, offset: slot * PAGE_SIZE as u64 })
+    }
+
+    /// Keeps a page that has no slot of a file in the pool after all, if that takes it; else the error is `error`, and what the
+    /// page had in the pool is gone.
+    fn keep_in_ram(&self, page: &Page, plan: Plan, error: StoreError, scratch: &mut Scratch) -> Result<Stored, StoreError> {
+        let handle = match plan {
+            Plan::Pool(handle) => Some(handle),
+            _ if !self.pool.accepts() => None,
+            _ => match self.codec.compress(page, scratch) {
+                Some(len) => self.pool.insert(&scratch.bytes[..len]),
+                None => self.pool.insert(page),
+            },
+        };
+        let handle = handle.ok_or(error)?;
+        let area = self.areas.get(RAM_AREA).ok_or(StoreError::Full);
+        let stored = area.and_then(|area| {
+            let slot = area.alloc(0).ok_or(StoreError::Full)?;
+            self.publish((RAM_AREA, area), slot, Word::Pool(handle))
+        });
+        if stored.is_err() {
+            let _ = self.pool.remove(handle);
+        }
+        stored
+    }
+
+    /// Makes a slot's page known. Fails only for a slot that no entry can name, which areas do not have.
+    fn publish(&self, (id, area): (u8, &Area), slot: u64, word: Word) -> Result<Stored, StoreError> {
+        let entry = Entry::new(id, slot).ok_or(StoreError::Full)?;
+        let place = area.word(slot).ok_or(StoreError::Full)?;
+        debug_assert_eq!(place.load(Ordering::Relaxed), Word::Empty.encode(), "a slot was given out twice");
+        // Counted first: a free, which subtracts, may follow at once.
+        self.counters.stored_now.add(1);
+        if matches!(word, Word::Device(_)) {
+            self.counters.on_device_now.add(1);
+        }
+        // Release: whoever sees the word finds the object.
+        place.store(word.encode(), Ordering::Release);
+        Ok(Stored::Entry(entry))
+    }
+}
