@@ -28,7 +28,7 @@ pub struct Stats {
     pub pool_bytes: u64,
     pub pool_stored_bytes: u64,
     pub pool_limit: u64,
-    /// Bytes of the pages in the pool to bytes of their compressed objects; 0 when there are none.
+    /// Bytes of the pages in the pool to bytes of their compressed objects, when it held most; 0 if it never held any.
     pub compression_ratio: f64,
     pub pages: Pages,
     pub faults: Faults,
@@ -122,8 +122,9 @@ impl Stats {
         let (counters, latency) = totals(segment);
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let gauges = outcome.tree.gauges();
-        let in_pool = gauges.now_stored.saturating_sub(gauges.now_on_device) * PAGE;
-        let ratio = if gauges.pool_stored > 0 { in_pool as f64 / gauges.pool_stored as f64 } else { 0.0 };
+        let fullest = outcome.tree.fullest();
+        let in_pool = fullest.now_stored.saturating_sub(fullest.now_on_device) * PAGE;
+        let ratio = if fullest.pool_stored > 0 { in_pool as f64 / fullest.pool_stored as f64 } else { 0.0 };
         let areas = match &plan.swap {
             Swap::Ram => Vec::new(),
             Swap::File { dir, size, prio } => vec![Area {

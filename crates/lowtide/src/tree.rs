@@ -36,12 +36,14 @@ pub struct Tree {
     next_examined: usize,
     pids: Vec<u32>,
     gauges: Gauges,
+    fullest: Gauges,
 }
 
 impl Tree {
     /// An empty tree.
     pub fn new(segment: &'static Segment) -> Tree {
-        Tree { segment, known: Vec::new(), next_examined: 0, pids: Vec::new(), gauges: Gauges::default() }
+        let gauges = Gauges::default();
+        Tree { segment, known: Vec::new(), next_examined: 0, pids: Vec::new(), gauges, fullest: gauges }
     }
 
     /// Processes that have ever been seen registered, in the order of being seen; no more than [`MAX_PROCS`].
@@ -54,6 +56,11 @@ impl Tree {
     /// that its last managed process left behind.
     pub fn gauges(&self) -> &Gauges {
         &self.gauges
+    }
+
+    /// What the processes held at the poll that found the most compressed bytes in the pool.
+    pub fn fullest(&self) -> &Gauges {
+        &self.fullest
     }
 
     /// Slots in use; when they get few, look again sooner.
@@ -80,6 +87,9 @@ impl Tree {
         }
         if now.adopted > 0 || self.gauges.adopted == 0 {
             self.gauges = now;
+        }
+        if now.pool_stored > self.fullest.pool_stored {
+            self.fullest = now;
         }
         let first = self.next_examined;
         for (i, p) in used.iter().enumerate() {
