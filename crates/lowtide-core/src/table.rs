@@ -41,6 +41,12 @@ impl<T: Zeroed> Table<T> {
         let bytes = len.checked_mul(size_of::<T>()).ok_or(Errno::NOMEM)?;
         Ok(Table { map: vm::map(bytes, on_fork)?, len, values: PhantomData })
     }
+
+    /// Bytes of memory behind the table: what its touched pages take.
+    #[cfg(test)]
+    pub(crate) fn populated_bytes(&self) -> usize {
+        self.map.populated_pages() * vm::PAGE_SIZE
+    }
 }
 
 impl<T: Zeroed> Deref for Table<T> {

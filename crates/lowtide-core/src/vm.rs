@@ -25,10 +25,12 @@ struct OwnRange {
 }
 
 impl OwnRange {
-    const NEW: OwnRange = OwnRange { start: AtomicUsize::new(0), end: AtomicUsize::new(0), retired: AtomicBool::new(false) };
+    const fn new() -> OwnRange {
+        OwnRange { start: AtomicUsize::new(0), end: AtomicUsize::new(0), retired: AtomicBool::new(false) }
+    }
 }
 
-static OWN: [OwnRange; MAX_OWN] = [const { OwnRange::NEW }; MAX_OWN];
+static OWN: [OwnRange; MAX_OWN] = [const { OwnRange::new() }; MAX_OWN];
 static OWN_LEN: AtomicUsize = AtomicUsize::new(0);
 
 /// A readable and writable mapping of lowtide's own, zero-filled on first touch. Lives as long as the process.
@@ -153,6 +155,17 @@ impl Mapping {
     /// Whether the mapping has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Pages that have memory behind them.
+    #[cfg(test)]
+    pub(crate) fn populated_pages(&self) -> usize {
+        use std::io::{Read, Seek, SeekFrom};
+        let mut file = std::fs::File::open("/proc/self/pagemap").unwrap();
+        file.seek(SeekFrom::Start((self.addr() / PAGE_SIZE * 8) as u64)).unwrap();
+        let mut words = std::vec![0u8; self.len / PAGE_SIZE * 8];
+        file.read_exact(&mut words).unwrap();
+        words.chunks(8).filter(|w| w[7] & 0x80 != 0).count()
     }
 
     /// Gives all memory of the mapping back and leaves its address range, inaccessible, to a later [`map`] of the same length.

@@ -90,6 +90,11 @@ impl Buddy {
         true
     }
 
+    #[cfg(test)]
+    pub(super) fn table_bytes(&self) -> usize {
+        self.words.populated_bytes()
+    }
+
     /// Whether the whole arena is free in the largest blocks that its size allows.
     #[cfg(test)]
     pub(super) fn is_whole(&self) -> bool {

@@ -207,6 +207,12 @@ impl Frames {
         self.in_use.load(Ordering::Relaxed)
     }
 
+    /// Bytes of memory that the allocator's own table takes.
+    #[cfg(test)]
+    pub(crate) fn table_bytes(&self) -> usize {
+        self.state.lock().buddy.table_bytes()
+    }
+
     /// Makes the lock usable in a forked child.
     ///
     /// # Safety

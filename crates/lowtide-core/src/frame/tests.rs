@@ -1,17 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-use std::io::{Read, Seek, SeekFrom};
 use std::vec::Vec;
-
-/// Pages of the arena that have memory behind them.
-fn populated(frames: &Frames) -> usize {
-    let mut file = std::fs::File::open("/proc/self/pagemap").unwrap();
-    file.seek(SeekFrom::Start((frames.arena.addr() / PAGE_SIZE * 8) as u64)).unwrap();
-    let mut words = std::vec![0u8; frames.count * 8];
-    file.read_exact(&mut words).unwrap();
-    words.chunks(8).filter(|w| w[7] & 0x80 != 0).count()
-}
 
 #[test]
 fn freed_frames_leave_memory() {
@@ -22,14 +12,14 @@ fn freed_frames_leave_memory() {
         unsafe { frames.ptr(*f).write_bytes(1, *n as usize * PAGE_SIZE) };
     }
     let in_use: u32 = runs.iter().map(|r| r.0).sum();
-    assert_eq!((frames.in_use(), populated(&frames)), (in_use as usize, in_use as usize));
+    assert_eq!((frames.in_use(), frames.arena.populated_pages()), (in_use as usize, in_use as usize));
     for (n, f) in runs {
         frames.free_run(f, n).unwrap();
-        assert!(populated(&frames) <= frames.in_use() + WARM_FRAMES as usize);
+        assert!(frames.arena.populated_pages() <= frames.in_use() + WARM_FRAMES as usize);
     }
     assert_eq!(frames.in_use(), 0);
     frames.drain();
-    assert_eq!(populated(&frames), 0);
+    assert_eq!(frames.arena.populated_pages(), 0);
     assert!(frames.state.lock().buddy.is_whole());
 }
 

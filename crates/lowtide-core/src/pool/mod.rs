@@ -253,6 +253,12 @@ impl Pool {
         self.limit.set(bytes);
     }
 
+    /// Bytes of memory that the pool's own tables take.
+    #[cfg(test)]
+    pub(crate) fn table_bytes(&self) -> usize {
+        self.begins.populated_bytes() + self.frames.table_bytes()
+    }
+
     /// Makes the locks usable in a forked child.
     ///
     /// # Safety

@@ -294,6 +294,13 @@ impl Area {
         self.inherited.load(Ordering::Relaxed)
     }
 
+    /// Bytes of memory that the area's tables take.
+    #[cfg(test)]
+    pub(crate) fn table_bytes(&self) -> usize {
+        let refs = self.refs.as_ref().map_or(0, Table::populated_bytes);
+        self.words.populated_bytes() + refs + self.clusters.populated_bytes()
+    }
+
     /// Child side of a fork: an area with shared slots becomes inherited; a private one stays what it is, as a copy.
     ///
     /// # Safety

@@ -1,1 +1,260 @@
+//! What users of a store rely on. Tests that fork are in `fork_tests.rs`, those with random operations in `model_tests.rs`.
+
 use super::*;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::vec::Vec;
+
+#[path = "fork_tests.rs"]
+mod fork_tests;
+#[path = "model_tests.rs"]
+mod model_tests;
+
+const MIB: u64 = 1 << 20;
+
+pub(super) fn tmpfile() -> OwnedFd {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    rustix::fs::open(std::env::temp_dir(), flags, Mode::RUSR | Mode::WUSR).unwrap()
+}
+
+pub(super) fn file(size: u64) -> Option<FileConfig> {
+    Some(FileConfig { fd: tmpfile(), size, budget: None, budget_limit: 0 })
+}
+
+pub(super) fn store(pool_limit: usize, file: Option<FileConfig>) -> Store {
+    Store::new(StoreConfig { pool_limit, accept_percent: 90, codec: Codec::Lz4, file }).unwrap()
+}
+
+/// A page that compresses to about a third.
+pub(super) fn text(seed: u64) -> Page {
+    let mut page = noise(seed);
+    page[1200..].fill(b'x');
+    page
+}
+
+/// A page that does not compress.
+pub(super) fn noise(seed: u64) -> Page {
+    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut page = [0; 4096];
+    for word in page.chunks_exact_mut(8) {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        word.copy_from_slice(&x.to_ne_bytes());
+    }
+    page
+}
+
+pub(super) fn put(store: &Store, pages: &[Page]) -> Vec<Result<Stored, StoreError>> {
+    let refs: Vec<&Page> = pages.iter().collect();
+    let mut out = std::vec![Err(StoreError::BadEntry); pages.len()];
+    store.store_run(&refs, &mut out, &mut Scratch::new().unwrap());
+    out
+}
+
+pub(super) fn put_one(store: &Store, page: Page) -> Result<Entry, StoreError> {
+    match put(store, &[page])[0] {
+        Ok(Stored::Entry(e)) => Ok(e),
+        Ok(Stored::Zero) => panic!("a zero page"),
+        Err(error) => Err(error),
+    }
+}
+
+pub(super) fn get(store: &Store, e: Entry) -> Result<(Loaded, Page), StoreError> {
+    let mut page = [0xee; 4096];
+    store.load(e, &mut page, &mut Scratch::new().unwrap()).map(|loaded| (loaded, page))
+}
+
+fn entries(stored: &[Result<Stored, StoreError>]) -> Vec<Entry> {
+    let entry = |r: &Result<Stored, StoreError>| match r {
+        Ok(Stored::Entry(e)) => *e,
+        other => panic!("{other:?}"),
+    };
+    stored.iter().map(entry).collect()
+}
+
+#[test]
+fn zero_pages_take_nothing_even_where_nothing_fits() {
+    let s = store(0, None);
+    assert_eq!(put(&s, &[[0; 4096], text(1), [0; 4096]]), [Ok(Stored::Zero), Err(StoreError::Full), Ok(Stored::Zero)]);
+    let stats = s.stats();
+    assert_eq!((stats.zero_seen, stats.refused, stats.stored_now, stats.pool_bytes), (2, 1, 0, 0));
+}
+
+#[test]
+fn a_mixed_run_keeps_its_order_and_its_neighbours() {
+    let s = store(MIB as usize, file(64 * MIB));
+    let mut pages: Vec<Page> = (0..300).map(text).collect();
+    pages[7] = [0; 4096];
+    pages[20..40].iter_mut().enumerate().for_each(|(i, p)| *p = noise(i as u64));
+    pages[50] = [0xab; 4096];
+    let stored = put(&s, &pages);
+    assert_eq!(stored[7], Ok(Stored::Zero));
+    for (i, r) in stored.iter().enumerate().filter(|(i, _)| *i != 7) {
+        let Ok(Stored::Entry(e)) = *r else { panic!("{i}: {r:?}") };
+        let from = if (20..40).contains(&i) { Loaded::Device } else { Loaded::Pool };
+        let (loaded, page) = get(&s, e).unwrap();
+        assert!(loaded == from && page == pages[i], "page {i}");
+    }
+    let run = entries(&stored[8..128]);
+    assert!(run.windows(2).all(|w| w[1].raw() == w[0].raw() + 1), "neighbours have neighbouring slots");
+    let stats = s.stats();
+    assert_eq!((stats.device_write_ios, stats.device_write_bytes), (1, 20 * 4096), "one write for the run of 20");
+    assert_eq!((stats.same_filled, stats.incompressible, stats.on_device_now, stats.stored_now), (1, 20, 20, 299));
+}
+
+#[test]
+fn neighbours_on_the_device_are_read_at_once() {
+    let s = store(0, file(8 * MIB));
+    let pages: Vec<Page> = (0..100).map(text).collect();
+    let mut es = entries(&put(&s, &pages));
+    assert_eq!(s.stats().device_write_ios, 1);
+    es.swap(40, 41);
+    s.free(es[70]);
+    let mut into = std::vec![[0; 4096]; 100];
+    let mut out = std::vec![Err(StoreError::Full); 100];
+    s.load_run(&es, &mut into, &mut out, &mut Scratch::new().unwrap());
+    for i in (0..100).filter(|i| *i != 70) {
+        let want = [i, 41, 40][if i == 40 { 1 } else { 2 * (i == 41) as usize }];
+        assert!(out[i] == Ok(Loaded::Device) && into[i] == pages[want], "page {i}");
+    }
+    assert_eq!(out[70], Err(StoreError::BadEntry));
+    assert_eq!(s.stats().device_read_ios, 5, "0..40, 41, 40, 42..70, 71..100");
+}
+
+#[test]
+fn without_a_device_incompressible_pages_are_kept_raw() {
+    let s = store(20 * 4096, None);
+    let es: Vec<_> = (0..20).map(|i| put_one(&s, noise(i)).unwrap()).collect();
+    assert_eq!(s.stats().pool_bytes, 20 * 4096);
+    assert_eq!(put_one(&s, noise(99)), Err(StoreError::Full));
+    assert_eq!(s.stats().stored_now, 20);
+    for (i, e) in es.iter().enumerate() {
+        assert_eq!(get(&s, *e).unwrap(), (Loaded::Pool, noise(i as u64)));
+        s.free(*e);
+    }
+    let stats = s.stats();
+    assert_eq!((stats.stored_now, stats.pool_bytes, stats.pool_stored_bytes), (0, 0, 0));
+}
+
+#[test]
+fn a_full_pool_sends_pages_to_the_device_until_it_has_room_again() {
+    let s = store(10 * 4096, file(8 * MIB));
+    let mut es = Vec::new();
+    while s.stats().on_device_now == 0 {
+        es.push(put_one(&s, text(es.len() as u64)).unwrap());
+    }
+    assert!(s.stats().pool_bytes <= 10 * 4096 && es.len() > 10);
+    let first_on_device = es.len() - 1;
+    assert_eq!(get(&s, es[first_on_device]).unwrap().0, Loaded::Device);
+    s.set_pool_limit(0);
+    assert_eq!(get(&s, put_one(&s, text(7)).unwrap()).unwrap().0, Loaded::Device, "the limit may change at any time");
+    s.set_pool_limit(1 << 20);
+    assert_eq!(get(&s, put_one(&s, text(7)).unwrap()).unwrap().0, Loaded::Pool);
+    for (i, e) in es.iter().enumerate() {
+        assert_eq!(get(&s, *e).unwrap().1, text(i as u64));
+    }
+}
+
+#[test]
+fn freed_entries_are_errors() {
+    let s = store(1 << 20, file(MIB));
+    let e = put_one(&s, text(1)).unwrap();
+    s.free(e);
+    s.free(e);
+    assert_eq!(get(&s, e), Err(StoreError::BadEntry));
+    for raw in [1, 0xff_ffff, 7 << 40 | 3, 1 << 40 | 0xff_ffff_ffff, (1 << 48) - 1] {
+        let never = Entry::from_raw(raw).unwrap();
+        assert_eq!(get(&s, never), Err(StoreError::BadEntry), "{raw:x}");
+        s.free(never);
+    }
+    assert_eq!((s.stats().bad_frees, s.stats().stored_now), (6, 0));
+}
+
+#[test]
+fn one_flipped_bit_on_the_file_is_seen() {
+    let cfg = file(4 * MIB).unwrap();
+    let fd = cfg.fd.as_fd().try_clone_to_owned().unwrap();
+    let s = store(0, Some(cfg));
+    let es = entries(&put(&s, &(0..9).map(text).collect::<Vec<_>>()));
+    let (bad, at) = (es[4], es[4].offset() * 4096 + 1000);
+    let mut byte = [0];
+    rustix::io::pread(&fd, &mut byte, at).unwrap();
+    rustix::io::pwrite(&fd, &[byte[0] ^ 0x20], at).unwrap();
+    let corrupt = Err(StoreError::Corrupt { entry: bad, offset: bad.offset() * 4096 });
+    assert_eq!(get(&s, bad).map(|l| l.0), corrupt);
+    let mut into = std::vec![[0; 4096]; 9];
+    let mut out = std::vec![Err(StoreError::Full); 9];
+    s.load_run(&es, &mut into, &mut out, &mut Scratch::new().unwrap());
+    for i in 0..9 {
+        assert_eq!(out[i], if i == 4 { corrupt } else { Ok(Loaded::Device) });
+    }
+    // Pages that changed places on the file are as wrong as flipped bits.
+    let mut a = [0; 4096];
+    rustix::io::pread(&fd, &mut a, es[0].offset() * 4096).unwrap();
+    rustix::io::pwrite(&fd, &a, es[1].offset() * 4096).unwrap();
+    assert!(matches!(get(&s, es[1]), Err(StoreError::Corrupt { .. })));
+    assert_eq!(s.stats().corrupt, 3);
+}
+
+#[test]
+fn the_budget_of_the_run_limits_the_file() {
+    static USED: AtomicU64 = AtomicU64::new(0);
+    let cfg = FileConfig { fd: tmpfile(), size: 64 * MIB, budget: Some(&USED), budget_limit: 3 * MIB };
+    let s = store(4 * 4096, Some(cfg));
+    s.set_pool_limit(0);
+    let pages: Vec<Page> = (0..600).map(text).collect();
+    let stored = put(&s, &pages);
+    // One cluster fits into the budget, and its first slot is never given out.
+    assert!(stored[..511].iter().all(Result::is_ok) && stored[511..].iter().all(|r| *r == Err(StoreError::Full)));
+    assert_eq!((USED.load(Ordering::Relaxed), s.stats().file_bytes, s.stats().refused), (2 * MIB, 2 * MIB, 89));
+    s.set_pool_limit(4 * 4096);
+    let e = put_one(&s, text(5)).unwrap();
+    assert_eq!((get(&s, e), e.area()), (Ok((Loaded::Pool, text(5))), RAM_AREA), "the pool needs no slot of the file");
+    let e = put_one(&s, noise(5)).unwrap();
+    assert_eq!(get(&s, e), Ok((Loaded::Pool, noise(5))), "raw, because the file is full");
+    for r in &stored[..100] {
+        let Ok(Stored::Entry(e)) = r else { panic!() };
+        s.free(*e);
+    }
+    assert_eq!(get(&s, put_one(&s, noise(6)).unwrap()), Ok((Loaded::Device, noise(6))));
+}
+
+#[test]
+fn a_device_that_fails_costs_no_page() {
+    // Not open for writing: EBADF stands for any error of a device.
+    let path = std::env::temp_dir();
+    let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    let s = store(8 * 4096, Some(FileConfig { fd, size: 8 * MIB, budget: None, budget_limit: 0 }));
+    let e = put_one(&s, noise(1)).unwrap();
+    assert_eq!(get(&s, e), Ok((Loaded::Pool, noise(1))), "it went into the pool instead");
+    s.set_pool_limit(0);
+    assert!(matches!(put_one(&s, noise(2)), Err(StoreError::Io { errno: Errno::BADF, .. })));
+    let stats = s.stats();
+    assert_eq!((stats.device_errors, stats.bad_slots, stats.stored_now, stats.refused), (2, 2, 1, 1));
+    s.free(e);
+    assert_eq!((s.stats().stored_now, s.stats().pool_bytes), (0, 0));
+}
+
+#[test]
+fn metadata_per_page() {
+    // The page map of the pager is 8 bytes a page.
+    let n = 40_000;
+    for (what, make, limit) in [("pool", text as fn(u64) -> Page, usize::MAX / 2), ("device", noise, 0)] {
+        let s = store(0, file(256 * MIB));
+        s.set_pool_limit(limit.min(200 << 20));
+        for chunk in (0..n).collect::<Vec<u64>>().chunks(100) {
+            assert!(put(&s, &chunk.iter().map(|i| make(*i)).collect::<Vec<_>>()).iter().all(Result::is_ok));
+        }
+        let tables: usize = s.areas.iter().map(|(_, area)| area.table_bytes()).sum::<usize>() + s.pool.table_bytes();
+        // Headers inside spans and places not filled, beyond rounding to the size class.
+        let bytes = 8.0 + tables as f64 / n as f64;
+        let stats = s.stats();
+        let share = stats.pool_stored_bytes as f64 / stats.pool_bytes.max(1) as f64;
+        std::println!("{what}: {bytes:.2} bytes of tables per page; stored / pool bytes {share:.3}");
+        assert!(bytes <= 24.0);
+        assert!(limit == 0 || share >= 0.95);
+    }
+}

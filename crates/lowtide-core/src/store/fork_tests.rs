@@ -1,0 +1,178 @@
+//! Real forks. The child does store operations only and leaves with its exit status; it must not allocate with locks of the test
+//! harness held, so what it needs is made before the fork.
+
+use super::*;
+
+unsafe extern "C" {
+    fn fork() -> i32;
+    fn _exit(status: i32) -> !;
+    fn waitpid(pid: i32, status: *mut i32, options: i32) -> i32;
+}
+
+/// Forks; the child runs `child` and exits with what it returns (0: all well). The parent runs `parent` before it waits.
+fn in_child(s: &Store, child: impl FnOnce() -> i32, parent: impl FnOnce()) {
+    s.fork_add_references();
+    // SAFETY: the child calls store operations, which use no lock or allocator of the harness but for what is said at each use.
+    let pid = unsafe { fork() };
+    assert!(pid >= 0);
+    if pid == 0 {
+        let status = child();
+        // SAFETY: ends the child without running anything of the harness.
+        unsafe { _exit(status) }
+    }
+    parent();
+    let mut status = 0;
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { waitpid(pid, &mut status, 0) }, pid);
+    assert_eq!(status, 0, "status of the child (exit code << 8, or signal)");
+}
+
+/// Waits in the child until the parent says so, through the kernel, so that both see the same moment.
+struct Gate(OwnedFd, OwnedFd);
+
+impl Gate {
+    fn new() -> Gate {
+        let (r, w) = rustix::pipe::pipe().unwrap();
+        Gate(r, w)
+    }
+    fn open(&self) {
+        rustix::io::write(&self.1, &[1]).unwrap();
+    }
+    fn wait(&self) {
+        while rustix::io::read(&self.0, &mut [0; 1]) != Ok(1) {}
+    }
+}
+
+fn dup(fd: i32) -> Result<OwnedFd, Errno> {
+    // SAFETY: the descriptor was inherited with the fork and nobody closes it.
+    rustix::io::dup(unsafe { rustix::fd::BorrowedFd::borrow_raw(fd) })
+}
+
+fn check(s: &Store, es: &[Entry], pages: &[Page], scratch: &mut Scratch) -> bool {
+    let mut page = [0; 4096];
+    es.iter().zip(pages).all(|(e, want)| s.load(*e, &mut page, scratch).is_ok() && page == *want)
+}
+
+#[test]
+fn a_child_keeps_what_the_parent_frees_and_overwrites() {
+    let s = store(1 << 20, file(4 * MIB));
+    // Half in the pool, half on the file.
+    let pages: Vec<Page> = (0..600).map(|i| if i % 2 == 0 { text(i) } else { noise(i) }).collect();
+    let es = entries(&put(&s, &pages));
+    let (freed, freed_by_child) = (Gate::new(), Gate::new());
+    let mut scratch = Scratch::new().unwrap();
+    let mut own = file(4 * MIB);
+    in_child(
+        &s,
+        || {
+            freed.wait();
+            let mut reopened = 0;
+            let mut reopen = |_: u8, fd: i32| {
+                reopened += 1;
+                dup(fd)
+            };
+            // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
+            if unsafe { s.fork_child(&mut reopen, own.take()) }.is_err() || reopened != 1 {
+                return 1;
+            }
+            if !check(&s, &es, &pages, &mut scratch) {
+                return 2;
+            }
+            // New pages go to the child's own file, and come back.
+            let (a, b) = (noise(7777), text(7778));
+            let mut out = [Err(StoreError::Full); 2];
+            s.store_run(&[&a, &b], &mut out, &mut scratch);
+            let [Ok(Stored::Entry(ea)), Ok(Stored::Entry(eb))] = out else { return 3 };
+            if ea.area() == es[0].area() || !check(&s, &[ea, eb], &[a, b], &mut scratch) {
+                return 4;
+            }
+            for e in &es {
+                s.free(*e);
+                s.free(*e);
+            }
+            let stats = s.stats();
+            if stats.stored_now != 2 || stats.bad_frees != 600 || s.load(es[1], &mut [0; 4096], &mut scratch).is_ok() {
+                return 5;
+            }
+            freed_by_child.open();
+            0
+        },
+        || {
+            es.iter().for_each(|e| s.free(*e));
+            // The file has 1023 slots: what the child holds must not be overwritten. Too few are left for 600 pages.
+            let more: Vec<Page> = (0..600).map(|i| noise(10_000 + i)).collect();
+            let stored = put(&s, &more);
+            let in_file = |r: &&Result<Stored, StoreError>| matches!(r, Ok(Stored::Entry(e)) if e.area() != RAM_AREA);
+            assert_eq!(stored.iter().filter(in_file).count(), 423);
+            freed.open();
+            freed_by_child.wait();
+            // What the child let go is found by itself.
+            let more: Vec<Page> = (0..600).map(|i| noise(20_000 + i)).collect();
+            let again = entries(&put(&s, &more));
+            assert_eq!(again.iter().filter(|e| e.area() != RAM_AREA).count(), 600);
+            assert!(check(&s, &again, &more, &mut Scratch::new().unwrap()));
+        },
+    );
+}
+
+#[test]
+fn a_grandchild_and_a_failed_fork() {
+    let s = store(0, file(2 * MIB));
+    let pages: Vec<Page> = (0..100).map(noise).collect();
+    let es = entries(&put(&s, &pages));
+    s.fork_add_references();
+    s.fork_undo_references();
+    let mut scratch = Scratch::new().unwrap();
+    in_child(
+        &s,
+        || {
+            // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
+            if unsafe { s.fork_child(&mut |_, fd| dup(fd), None) }.is_err() {
+                return 1;
+            }
+            s.fork_add_references();
+            // SAFETY: as in `in_child`.
+            let pid = unsafe { fork() };
+            if pid == 0 {
+                // SAFETY: as above, in the grandchild.
+                let ok = unsafe { s.fork_child(&mut |_, fd| dup(fd), None) }.is_ok() && check(&s, &es, &pages, &mut scratch);
+                s.release_inherited();
+                let empty = s.stats().stored_now == 0;
+                // SAFETY: ends the grandchild.
+                unsafe { _exit(if ok && empty { 0 } else { 2 }) }
+            }
+            s.release_inherited();
+            let mut status = -1;
+            // SAFETY: waits for the grandchild.
+            unsafe { waitpid(pid, &mut status, 0) };
+            if status == 0 { 0 } else { 3 }
+        },
+        || es.iter().for_each(|e| s.free(*e)),
+    );
+    // All references are gone: all 511 slots can be had again.
+    let stored = put(&s, &(0..511).map(noise).collect::<Vec<_>>());
+    assert_eq!(entries(&stored).len(), 511);
+}
+
+#[test]
+fn in_ram_a_fork_is_a_copy() {
+    let s = store(1 << 20, None);
+    let pages: Vec<Page> = (0..100).map(text).collect();
+    let es = entries(&put(&s, &pages));
+    let mut scratch = Scratch::new().unwrap();
+    in_child(
+        &s,
+        || {
+            // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
+            if unsafe { s.fork_child(&mut |_, _| Err(Errno::BADF), None) }.is_err() || !check(&s, &es, &pages, &mut scratch) {
+                return 1;
+            }
+            es.iter().for_each(|e| s.free(*e));
+            let mut out = [Err(StoreError::BadEntry)];
+            s.store_run(&[&pages[3]], &mut out, &mut scratch);
+            if out[0].is_ok() && s.stats().stored_now == 1 { 0 } else { 2 }
+        },
+        || {},
+    );
+    assert!(check(&s, &es, &pages, &mut scratch), "the child's frees are its own");
+}

@@ -1,0 +1,183 @@
+//! Random operations against a plain map, and by several threads at once.
+
+use super::*;
+use proptest::prelude::*;
+use std::collections::HashMap;
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Zero,
+    Same,
+    Text,
+    Noise,
+}
+
+fn page(kind: Kind, seed: u64) -> Page {
+    match kind {
+        Kind::Zero => [0; 4096],
+        Kind::Same => [seed as u8 | 1; 4096],
+        Kind::Text => text(seed),
+        Kind::Noise => noise(seed),
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Store(Vec<Kind>),
+    Load(prop::sample::Index, usize),
+    Free(prop::sample::Index),
+    Limit(usize),
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let kind = prop_oneof![1 => Just(Kind::Zero), 1 => Just(Kind::Same), 3 => Just(Kind::Text), 2 => Just(Kind::Noise)];
+    let op = prop_oneof![
+        4 => prop::collection::vec(kind, 1..40).prop_map(Op::Store),
+        3 => (any::<prop::sample::Index>(), 1usize..20).prop_map(|(i, n)| Op::Load(i, n)),
+        30 => any::<prop::sample::Index>().prop_map(Op::Free),
+        1 => (0usize..40).prop_map(|frames| Op::Limit(frames * 4096)),
+    ];
+    prop::collection::vec(op, 1..150)
+}
+
+fn run(s: &Store, ops: Vec<Op>, pool_limits: bool) -> Result<(), TestCaseError> {
+    let mut model: HashMap<Entry, Page> = HashMap::new();
+    let mut order: Vec<Entry> = Vec::new();
+    let mut scratch = Scratch::new().unwrap();
+    let mut seed = 0;
+    for op in ops {
+        match op {
+            Op::Store(kinds) => {
+                let pages: Vec<Page> = kinds.iter().map(|k| (seed += 1, page(*k, seed)).1).collect();
+                for (r, page) in put(s, &pages).into_iter().zip(pages) {
+                    match r {
+                        Ok(Stored::Zero) => prop_assert!(page == [0; 4096]),
+                        Ok(Stored::Entry(e)) => {
+                            prop_assert!(model.insert(e, page).is_none(), "an entry was given out twice");
+                            order.push(e);
+                        }
+                        Err(error) => prop_assert_eq!(error, StoreError::Full),
+                    }
+                }
+            }
+            Op::Load(at, n) if !order.is_empty() => {
+                let at = at.index(order.len());
+                let es = &order[at..(at + n).min(order.len())];
+                let mut into = std::vec![[0; 4096]; es.len()];
+                let mut out = std::vec![Err(StoreError::Full); es.len()];
+                s.load_run(es, &mut into, &mut out, &mut scratch);
+                for ((e, page), r) in es.iter().zip(&into).zip(&out) {
+                    prop_assert!(r.is_ok() && model[e] == *page);
+                }
+            }
+            Op::Free(at) if !order.is_empty() => {
+                let e = order.swap_remove(at.index(order.len()));
+                model.remove(&e);
+                s.free(e);
+                prop_assert_eq!(s.load(e, &mut [0; 4096], &mut scratch), Err(StoreError::BadEntry));
+            }
+            Op::Limit(bytes) if pool_limits => s.set_pool_limit(bytes),
+            _ => {}
+        }
+        prop_assert_eq!(s.stats().stored_now, model.len() as u64);
+    }
+    for e in order {
+        prop_assert_eq!(get(s, e).unwrap().1, model[&e]);
+        s.free(e);
+    }
+    let stats = s.stats();
+    prop_assert_eq!((stats.stored_now, stats.on_device_now, stats.pool_bytes, stats.pool_stored_bytes), (0, 0, 0, 0));
+    prop_assert_eq!((stats.bad_frees, stats.device_errors, stats.corrupt), (0, 0, 0));
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn as_a_map_in_ram(ops in ops(), frames in 0usize..200) {
+        run(&store(frames * 4096, None), ops, true)?;
+    }
+
+    #[test]
+    fn as_a_map_with_a_file(ops in ops(), frames in 0usize..60, slots in 0u64..700, zstd: bool) {
+        let codec = if zstd { Codec::Zstd(1) } else { Codec::Lz4 };
+        let cfg = StoreConfig { pool_limit: frames * 4096, accept_percent: 80, codec, file: file(slots * 4096) };
+        run(&Store::new(cfg).unwrap(), ops, true)?;
+    }
+}
+
+#[test]
+fn threads_get_their_own_bytes_back() {
+    for file in [file(6 * MIB), None] {
+        let with_file = file.is_some();
+        let s = store(100 * 4096, file);
+        std::thread::scope(|scope| {
+            for t in 0..4u64 {
+                let s = &s;
+                scope.spawn(move || hammer(s, t));
+            }
+        });
+        let stats = s.stats();
+        assert_eq!((stats.stored_now, stats.on_device_now, stats.pool_bytes, stats.pool_stored_bytes), (0, 0, 0, 0));
+        assert_eq!((stats.bad_frees, stats.device_errors, stats.corrupt), (0, 0, 0));
+        assert_eq!(stats.device_write_ios > 100, with_file);
+    }
+}
+
+/// Stores, checks and frees pages that carry their own name.
+fn hammer(s: &Store, t: u64) {
+    let mut scratch = Scratch::new().unwrap();
+    let mut held: Vec<(Entry, u64)> = Vec::new();
+    let mut x = t + 1;
+    for i in 0..1500u64 {
+        x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let make = |id: u64| if id.is_multiple_of(3) { noise(id) } else { text(id) };
+        if held.len() < 250 {
+            let ids: Vec<u64> = (0..x >> 60).map(|k| t << 40 | i << 8 | k).collect();
+            let pages: Vec<Page> = ids.iter().map(|id| make(*id)).collect();
+            for (r, id) in put(s, &pages).into_iter().zip(ids) {
+                match r {
+                    Ok(Stored::Entry(e)) => held.push((e, id)),
+                    Ok(Stored::Zero) => panic!(),
+                    Err(error) => assert_eq!(error, StoreError::Full),
+                }
+            }
+        }
+        for _ in 0..8.min(held.len()) {
+            let (e, id) = held.swap_remove(x as usize % held.len());
+            let mut page = [0; 4096];
+            s.load(e, &mut page, &mut scratch).unwrap();
+            assert!(page == make(id), "thread {t} step {i}");
+            s.free(e);
+        }
+    }
+    held.into_iter().for_each(|(e, _)| s.free(e));
+}
+
+#[test]
+fn a_load_during_a_free_does_no_harm() {
+    let s = store(40 * 4096, file(MIB));
+    let current = AtomicU64::new(put_one(&s, text(0)).unwrap().raw());
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut scratch = Scratch::new().unwrap();
+            let mut page = [0; 4096];
+            while !stop.load(Ordering::Relaxed) {
+                let e = Entry::from_raw(current.load(Ordering::Relaxed)).unwrap();
+                match s.load(e, &mut page, &mut scratch) {
+                    Ok(_) | Err(StoreError::BadEntry) => {}
+                    Err(error) => panic!("{error:?}"),
+                }
+            }
+        });
+        for i in 1..15_000u64 {
+            let make = if i % 40 == 0 { noise } else { text };
+            let e = put_one(&s, make(i)).unwrap();
+            s.free(Entry::from_raw(current.swap(e.raw(), Ordering::Relaxed)).unwrap());
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert_eq!((s.stats().stored_now, s.stats().bad_frees), (1, 0));
+}
