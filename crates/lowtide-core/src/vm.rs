@@ -57,7 +57,7 @@ pub enum OnFork {
 /// Maps `len` bytes (rounded up to pages) of anonymous memory and enters it into the table of own ranges.
 ///
 /// # Errors
-/// `NOMEM` when the kernel refuses, or when [`MAX_OWN`] mappings exist.
+/// `NOMEM` when the kernel refuses, or when this process has `MAX_OWN` mappings already.
 pub fn map(len: usize, on_fork: OnFork) -> Result<Mapping, Errno> {
     let len = len.next_multiple_of(PAGE_SIZE);
     let whole = len + 2 * PAGE_SIZE;

@@ -1,5 +1,5 @@
-//! Real forks. The child does store operations only and leaves with its exit status; it must not allocate with locks of the test
-//! harness held, so what it needs is made before the fork.
+//! Real forks. The child does store operations only and leaves with its exit status. What it allocates comes from glibc, whose
+//! allocator can be used after a fork; it takes no lock of the test harness, and panics nowhere.
 
 use super::*;
 
@@ -12,7 +12,7 @@ unsafe extern "C" {
 /// Forks; the child runs `child` and exits with what it returns (0: all well). The parent runs `parent` before it waits.
 fn in_child(s: &Store, child: impl FnOnce() -> i32, parent: impl FnOnce()) {
     s.fork_add_references();
-    // SAFETY: the child calls store operations, which use no lock or allocator of the harness but for what is said at each use.
+    // SAFETY: the child calls store operations, which use no lock that another thread of the harness may hold.
     let pid = unsafe { fork() };
     assert!(pid >= 0);
     if pid == 0 {

@@ -1,6 +1,6 @@
 //! The store: where the bytes of a page that left memory are, whether in the compressed pool or on a device.
 //!
-//! A page that is stored has a slot in an area, and the slot's table word ([`word`]) says where its bytes are. With a swap file,
+//! A page that is stored has a slot in an area, and the slot's table word (`word.rs`) says where its bytes are. With a swap file,
 //! every page has a slot of the file, also while its bytes are in the pool, so that it can be written back later without its
 //! entry changing; only when the file has no slot left do pages in the pool get a slot of area 0, which has no device. Without a
 //! swap file, all slots are of area 0.

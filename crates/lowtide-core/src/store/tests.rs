@@ -188,8 +188,8 @@ fn one_flipped_bit_on_the_file_is_seen() {
     let mut into = std::vec![[0; 4096]; 9];
     let mut out = std::vec![Err(StoreError::Full); 9];
     s.load_run(&es, &mut into, &mut out, &mut Scratch::new().unwrap());
-    for i in 0..9 {
-        assert_eq!(out[i], if i == 4 { corrupt } else { Ok(Loaded::Device) });
+    for (i, r) in out.into_iter().enumerate() {
+        assert_eq!(r, if i == 4 { corrupt } else { Ok(Loaded::Device) });
     }
     // Pages that changed places on the file are as wrong as flipped bits.
     let mut a = [0; 4096];
@@ -210,7 +210,7 @@ fn the_budget_of_the_run_limits_the_file() {
     // One cluster fits into the budget, and its first slot is never given out.
     assert!(stored[..511].iter().all(Result::is_ok) && stored[511..].iter().all(|r| *r == Err(StoreError::Full)));
     assert_eq!((USED.load(Ordering::Relaxed), s.stats().file_bytes, s.stats().refused), (2 * MIB, 2 * MIB, 89));
-    s.set_pool_limit(4 * 4096);
+    s.set_pool_limit(16 * 4096);
     let e = put_one(&s, text(5)).unwrap();
     assert_eq!((get(&s, e), e.area()), (Ok((Loaded::Pool, text(5))), RAM_AREA), "the pool needs no slot of the file");
     let e = put_one(&s, noise(5)).unwrap();
@@ -236,6 +236,20 @@ fn a_device_that_fails_costs_no_page() {
     assert_eq!((stats.device_errors, stats.bad_slots, stats.stored_now, stats.refused), (2, 2, 1, 1));
     s.free(e);
     assert_eq!((s.stats().stored_now, s.stats().pool_bytes), (0, 0));
+}
+
+#[test]
+fn a_full_disk_costs_neither_pages_nor_slots() {
+    let fd = rustix::fs::open("/dev/full", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    let s = store(8 * 4096, Some(FileConfig { fd, size: 8 * MIB, budget: None, budget_limit: 0 }));
+    let e = put_one(&s, noise(1)).unwrap();
+    assert_eq!(get(&s, e), Ok((Loaded::Pool, noise(1))));
+    s.set_pool_limit(0);
+    let full = put(&s, &[noise(2), noise(3), noise(4)]);
+    assert!(full.iter().all(|r| matches!(r, Err(StoreError::Io { errno: Errno::NOSPC, .. }))));
+    let stats = s.stats();
+    assert_eq!((stats.bad_slots, stats.device_write_ios, stats.stored_now), (0, 2, 1));
+    assert_eq!(s.file_area().unwrap().1.alloc(0), Some(1), "the slots are free again");
 }
 
 #[test]
