@@ -70,7 +70,7 @@ impl Scene {
         let patience = Instant::now() + Duration::from_secs(20);
         run.wait_until(|_| !holders(&self.swap).is_empty() || Instant::now() > patience);
         if holders(&self.swap).is_empty() {
-            run.kill();
+            run.kill_all();
             panic!("no process opened a swap file in {}: {:?}", self.swap.display(), run.finish());
         }
         thread::sleep(Duration::from_millis(400));

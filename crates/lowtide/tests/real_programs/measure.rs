@@ -25,6 +25,8 @@ const SAMPLE_EVERY: Duration = Duration::from_millis(3);
 /// New processes are looked for less often than known ones are sampled.
 const SAMPLES_PER_SCAN: u32 = 4;
 const DEADLINE: Duration = Duration::from_secs(180);
+/// For the children that outlive the first process.
+const CHILDRENS_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Where evicted pages go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -186,17 +188,24 @@ impl Running {
         let _ = self.child.kill();
     }
 
+    /// SIGKILL for every process of the run.
+    pub fn kill_all(&mut self) {
+        tree::of_session(self.session).iter().for_each(|process| process.signal(Signal::KILL));
+    }
+
     /// Waits for the end, the first process's and that of everyone who holds its standard output.
     pub fn finish(mut self) -> Outcome {
-        let ended = self.wait_for(|run| matches!(run.child.try_wait(), Ok(Some(_))));
+        let ended = self.wait_for(self.started + DEADLINE, |run| matches!(run.child.try_wait(), Ok(Some(_))));
         let elapsed = self.started.elapsed();
-        let silent = ended && self.wait_for(|run| run.stdout.is_finished() && run.stderr.is_finished());
+        let last = Instant::now() + CHILDRENS_DEADLINE;
+        let silent = ended && self.wait_for(last, |run| run.stdout.is_finished() && run.stderr.is_finished());
         if !silent {
             let threads = tree::describe(self.session);
-            end_session(self.session);
+            self.kill_all();
             let _ = self.child.wait();
             let (stdout, stderr) = (self.stdout.join(), self.stderr.join());
-            panic!("{}: no end after {DEADLINE:?}\n{threads}\nstdout: {stdout:?}\nstderr: {stderr:?}", self.name);
+            let what = if ended { "children that do not end" } else { "no end" };
+            panic!("{}: {what} after {elapsed:?}\n{threads}\nstdout: {stdout:?}\nstderr: {stderr:?}", self.name);
         }
         let left = end_session(self.session);
         self.stop.store(true, Ordering::Relaxed);
@@ -214,9 +223,9 @@ impl Running {
         }
     }
 
-    fn wait_for(&mut self, mut condition: impl FnMut(&mut Self) -> bool) -> bool {
+    fn wait_for(&mut self, until: Instant, mut condition: impl FnMut(&mut Self) -> bool) -> bool {
         while !condition(self) {
-            if self.started.elapsed() > DEADLINE {
+            if Instant::now() > until {
                 return false;
             }
             thread::sleep(Duration::from_millis(1));

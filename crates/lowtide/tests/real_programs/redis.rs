@@ -137,7 +137,7 @@ impl Server {
             Ok(said)
         });
         if said.is_err() {
-            run.kill();
+            run.kill_all();
         }
         let outcome = run.finish();
         match said {
