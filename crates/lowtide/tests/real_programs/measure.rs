@@ -24,7 +24,7 @@ use crate::tree;
 const SAMPLE_EVERY: Duration = Duration::from_millis(3);
 /// New processes are looked for less often than known ones are sampled.
 const SAMPLES_PER_SCAN: u32 = 4;
-const DEADLINE: Duration = Duration::from_secs(180);
+const DEADLINE: Duration = Duration::from_secs(120);
 /// For the children that outlive the first process.
 const CHILDRENS_DEADLINE: Duration = Duration::from_secs(60);
 
@@ -157,8 +157,14 @@ impl Running {
         }
         command.env("LC_ALL", "C").env_remove("LD_PRELOAD").envs(job.environment.iter().map(|(name, value)| (name, value)));
         command.current_dir(&job.directory).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // SAFETY: setsid is one system call and touches no memory.
-        unsafe { command.pre_exec(|| rustix::process::setsid().map(drop).map_err(Into::into)) };
+        let own_session = || {
+            rustix::process::setsid()?;
+            // Whoever ends the tests ends the run.
+            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            Ok(())
+        };
+        // SAFETY: two system calls that touch no memory.
+        unsafe { command.pre_exec(own_session) };
         let started = Instant::now();
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{}: {command:?}: {error}", job.name));
         let session = child.id();
