@@ -40,10 +40,12 @@ fn entries(directory: &Path) -> Vec<PathBuf> {
     fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }
 
-/// Processes that have an open file in `directory`, a file without a name included.
+/// Processes that have an open file in `directory`, a file without a name included. Each thread is asked: lowtide's threads have
+/// descriptors of their own.
 fn holders(directory: &Path) -> Vec<u32> {
     let holds = |pid: u32| {
-        let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let files = tasks.flat_map(|task| fs::read_dir(task.path().join("fd")).into_iter().flatten().flatten());
         let opened = files.filter_map(|file| fs::read_link(file.path()).ok()).any(|target| target.starts_with(directory));
         let mapped =
             || fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains(&*directory.to_string_lossy()));
@@ -175,7 +177,7 @@ fn after_sigkill_of_lowtide() {
     if native_only() {
         return;
     }
-    let Some(scene) = Scene::new("left after lowtide's SIGKILL", "wait") else { return };
+    let Some(scene) = Scene::new("left after SIGKILL of lowtide", "wait") else { return };
     let mut run = scene.start();
     run.kill();
     let outcome = run.finish();

@@ -38,7 +38,7 @@ fn everything_again_and_again() {
             if native_only() {
                 continue;
             }
-            for limit in limits(native.peak, Data::Compressible) {
+            for limit in limits(native.peak, if program == "forks" { Data::Any } else { Data::Compressible }) {
                 let limited = job.limited(&limit);
                 report(&job, &limit, &native, &limited);
                 let wrong = faults(&native, &limited, &limit, Growth::Stream);
