@@ -10,7 +10,7 @@ use crate::check::{Data, Growth, faults, limits, report};
 use crate::machine::{native_only, say, tool, turn};
 use crate::measure::{Job, Outcome, Running};
 
-const KEYS: u64 = 180_000;
+const KEYS: u64 = 150_000;
 /// Commands sent before their replies are read.
 const BATCH: u64 = 500;
 const PATIENCE: Duration = Duration::from_secs(60);
