@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,10 @@ LOWTIDE = TARGET / "release/lowtide"
 PYTHON = TARGET / "venv/bin/python"
 MIB = 1 << 20
 FORKED_WITHOUT_EXEC = 0x40
+DEADLINE_SECONDS = 300
+
+# Ended from outside, a script still ends what it started.
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 @dataclass
@@ -100,7 +105,13 @@ def run(command: list[str], ram: int | None = None, options: list[str] | None = 
             sampler = _Sampler(child.pid, ram is not None)
             if sample:
                 sampler.start()
-            status = child.wait()
+            try:
+                status = child.wait(DEADLINE_SECONDS)
+            except subprocess.TimeoutExpired:
+                sys.exit(f"no end after {DEADLINE_SECONDS} s: {' '.join(command)}")
+            finally:
+                if child.poll() is None:
+                    os.killpg(child.pid, signal.SIGKILL)
             seconds = time.monotonic() - start
             if sample:
                 sampler.stop.set()
