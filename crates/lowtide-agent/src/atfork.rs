@@ -43,7 +43,10 @@ extern "C" fn child() {
     gate::reset_after_fork();
     request::reset_after_fork();
     // SAFETY: this process has one thread, and the parent's operations, which allocate, were paused (or it had none).
-    unsafe { HEAP.reset_after_fork() };
+    unsafe {
+        HEAP.reset_after_fork();
+        lowtide_core::vm::reset_after_fork();
+    }
     if !agent::present() {
         return;
     }

@@ -1,5 +1,11 @@
-//! The gate: threads of the program inside a call that changes mappings are counted, and a fork waits until there are none, so
-//! that no event is on its way while memory is cloned. Other threads that come to such a call during a fork wait at the gate.
+//! The gate before the calls that change mappings. It keeps two promises that the kernel does not give:
+//!
+//! - Events arrive in the order of what they report. The kernel queues an event after it has let go of its locks, so with two threads
+//!   at work the news that a range was unmapped may come after the news that another mapping has moved there. So, once memory is
+//!   adopted, one thread at a time maps, unmaps and moves.
+//! - No event is on its way while memory is cloned: a fork waits until nobody is inside, and others wait for the fork.
+//!
+//! Waiting is bounded throughout: a thread that left a call by longjmp from a signal handler never comes out of the gate.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -11,8 +17,13 @@ static INSIDE: AtomicU32 = AtomicU32::new(0);
 /// Thread id of the thread that forks; 0: open.
 static CLOSED_BY: AtomicU32 = AtomicU32::new(0);
 
-/// Waiting is bounded: a thread that left a call by longjmp from a signal handler is counted for ever.
+/// Thread id of the thread that maps, unmaps or moves; 0: none.
+static CHANGING: AtomicU32 = AtomicU32::new(0);
+
+/// How long a fork waits for others to come out.
 const PATIENCE_MS: u32 = 50;
+/// How long a thread waits for its turn to change mappings. Much longer than any such call takes.
+const TURN_MS: u32 = 2000;
 
 fn tid() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
@@ -45,6 +56,38 @@ pub fn enter() -> Inside {
     }
 }
 
+/// Its turn to map, unmap or move; over when dropped.
+pub struct Changing {
+    _inside: Inside,
+    tid: u32,
+}
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        if self.tid != 0 && CHANGING.compare_exchange(self.tid, 0, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+            let _ = futex::wake(&CHANGING, futex::Flags::PRIVATE, 1);
+        }
+    }
+}
+
+/// Enters a call that maps, unmaps or moves: one thread at a time, once memory is adopted.
+pub fn change() -> Changing {
+    let inside = enter();
+    if agent::active().is_none() {
+        return Changing { _inside: inside, tid: 0 };
+    }
+    let tid = tid();
+    for _ in 0..TURN_MS {
+        match CHANGING.compare_exchange(0, tid, Ordering::SeqCst, Ordering::Relaxed) {
+            Ok(_) => return Changing { _inside: inside, tid },
+            // A signal handler in the middle of such a call: its outer call keeps the turn.
+            Err(by) if by == tid => break,
+            Err(by) => drop(futex::wait(&CHANGING, futex::Flags::PRIVATE, by, Some(&ms(1)))),
+        }
+    }
+    Changing { _inside: inside, tid: 0 }
+}
+
 /// Closes the gate and waits until nobody is inside.
 pub fn close() {
     let me = tid();
@@ -72,4 +115,5 @@ pub fn open() {
 pub fn reset_after_fork() {
     INSIDE.store(0, Ordering::SeqCst);
     CLOSED_BY.store(0, Ordering::SeqCst);
+    CHANGING.store(0, Ordering::SeqCst);
 }

@@ -95,7 +95,7 @@ extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int
         flags &= !sys::MAP_POPULATE;
     }
     let r = {
-        let _inside = gate::enter();
+        let _turn = gate::change();
         // SAFETY: the caller's own call.
         unsafe { syscall6(sys::__NR_mmap, addr, len, prot as usize, flags as usize, fd as usize, offset) }
     };
@@ -107,7 +107,7 @@ extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int
 }
 
 extern "C" fn munmap(addr: usize, len: usize) -> c_int {
-    let _inside = gate::enter();
+    let _turn = gate::change();
     // SAFETY: the caller's own call.
     result(unsafe { syscall3(sys::__NR_munmap, addr, len, 0) }) as c_int
 }
@@ -115,7 +115,7 @@ extern "C" fn munmap(addr: usize, len: usize) -> c_int {
 // The fifth argument is variadic in the C library's prototype; on x86-64 it is passed like any other.
 extern "C" fn mremap(addr: usize, old_len: usize, new_len: usize, flags: c_int, new_addr: usize) -> isize {
     let r = {
-        let _inside = gate::enter();
+        let _turn = gate::change();
         // SAFETY: the caller's own call.
         unsafe { syscall6(sys::__NR_mremap, addr, old_len, new_len, flags as usize, new_addr, 0) }
     };
@@ -148,7 +148,7 @@ extern "C" fn mprotect(addr: usize, len: usize, prot: c_int) -> c_int {
 extern "C" fn brk(addr: usize) -> c_int {
     let curbrk = CURBRK.load(Ordering::Relaxed) as *mut usize;
     let (old, new) = {
-        let _inside = gate::enter();
+        let _turn = gate::change();
         // SAFETY: the C library's variable, which this call is there to set; callers serialise as they do for the original.
         unsafe {
             let old = *curbrk;

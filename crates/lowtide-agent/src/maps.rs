@@ -45,6 +45,7 @@ pub fn each_adoptable(mut f: impl FnMut(Range)) -> Result<(), Errno> {
             return Ok(());
         }
         len += got;
+        vm::settle();
         let mut start = 0;
         while let Some(n) = buffer[start..len].iter().position(|&c| c == b'\n') {
             if let Some(range) = parse(&buffer[start..start + n]) {

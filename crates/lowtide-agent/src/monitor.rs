@@ -91,4 +91,3 @@ fn serve(pager: &Pager, addr: usize, worker: &mut Worker) -> Served {
     }
     served
 }
-

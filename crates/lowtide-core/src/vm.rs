@@ -8,6 +8,7 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use crate::lock::Lock;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
@@ -31,6 +32,8 @@ impl OwnRange {
 }
 
 static OWN: [OwnRange; MAX_OWN] = [const { OwnRange::new() }; MAX_OWN];
+/// Held from the making of a mapping to its entry in the table.
+static MAKING: Lock<()> = Lock::new(());
 static OWN_LEN: AtomicUsize = AtomicUsize::new(0);
 
 /// A readable and writable mapping of lowtide's own, zero-filled on first touch. Lives as long as the process.
@@ -68,6 +71,7 @@ pub fn map(len: usize, on_fork: OnFork) -> Result<Mapping, Errno> {
     let base = match map_again(whole, flags)? {
         Some(base) => base,
         None => {
+            let _making = MAKING.lock();
             // SAFETY: a fresh anonymous mapping at an address of the kernel's choice aliases nothing.
             let base = unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), whole, ProtFlags::empty(), flags)? };
             own(base as usize, base as usize + whole)?;
@@ -124,6 +128,21 @@ pub fn own(start: usize, end: usize) -> Result<(), Errno> {
     // The end is what readers check first: a range counts once it is whole.
     slot.end.store(end, Ordering::Release);
     Ok(())
+}
+
+/// Waits until every mapping that exists by now is in the table of own ranges: to be called between looking at the process's
+/// mappings and asking which of them are lowtide's own.
+pub fn settle() {
+    drop(MAKING.lock());
+}
+
+/// Frees the lock whoever holds it.
+///
+/// # Safety
+/// As [`Lock::reset_after_fork`].
+pub unsafe fn reset_after_fork() {
+    // SAFETY: handed on to the caller.
+    unsafe { MAKING.reset_after_fork() }
 }
 
 /// Calls `f` with each own range, in the order in which they were made.

@@ -36,7 +36,6 @@ impl Pager {
         let Some(segment) = self.staging.take_full() else { return Drained::Nothing };
         let first = self.staging.first(segment);
         let mut full = false;
-        // A page that mremap moves while it is stored is found again in the next pass, under its new address.
         loop {
             let mut frames = [0u32; BATCH];
             let mut pages = [0usize; BATCH];
@@ -106,7 +105,7 @@ impl Pager {
             self.store.store_run(&bytes[..run], &mut results[..run], &mut worker.scratch);
             let c = self.counters();
             for i in 0..run {
-                let (frame, page) = (frames[at + i], pages[at + i]);
+                let frame = frames[at + i];
                 let word = match results[i] {
                     Ok(Stored::Zero) => Word::Zero,
                     Ok(Stored::Entry(e)) => Word::Swapped(e.raw()),
@@ -120,22 +119,21 @@ impl Pager {
                     Word::Swapped(_) => add(&c.stored_pages, 1),
                     _ => rest = Rest::NoRoom,
                 }
+                // Under the lock no REMAP comes between, so the owner is where the word is, wherever mremap has moved it meanwhile.
+                let _lock = self.space.shared();
+                let page = self.staging.owner(frame).load(Ordering::Acquire) as usize;
                 if self.map.swap(page, Word::Storing(frame), word) {
                     match word {
                         Word::Zero => add(&c.zero_pages, 1),
                         Word::Swapped(_) => {}
                         _ => continue,
                     }
-                    self.staging.left(frame);
                 } else {
-                    // Dropped by the program, or moved by mremap (then the owner says where to, and the next pass stores it).
-                    if word != Word::Staged(frame) {
-                        self.forget(word);
-                    }
-                    if self.map.swap(page, Word::Orphan, Word::None) {
-                        self.staging.left(frame);
-                    }
+                    // Dropped by the program meanwhile.
+                    self.forget(word);
+                    self.map.swap(page, Word::Orphan, Word::None);
                 }
+                self.staging.left(frame);
             }
             at += run;
         }

@@ -123,10 +123,10 @@ impl Pager {
                 (self.host.fatal)(b"no memory left for lowtide's page map");
             }
             let word = match Word::from_bits(old.swap(0, Ordering::AcqRel)) {
-                Word::Staged(f) | Word::Storing(f) => {
-                    // A thread that is storing it notices that the word is gone, and finds the page by its frame.
+                word @ (Word::Staged(f) | Word::Storing(f)) => {
+                    // A thread that is storing it finds the word by the frame's owner.
                     self.staging.owner(f).store((to + i) as u64, Ordering::Release);
-                    Word::Staged(f)
+                    word
                 }
                 Word::Loading(0) => Word::Zero,
                 Word::Loading(e) => Word::Swapped(e),

@@ -170,10 +170,11 @@ impl Pager {
                         self.stuck.fetch_add(end - page, Ordering::Relaxed);
                         page = end;
                     }
-                    // Locked, read-only or otherwise immovable: a matter of the whole mapping.
+                    // Locked, read-only or otherwise immovable: a matter of the whole mapping, of which this is a part.
                     Some(_) => {
-                        self.stuck.fetch_add(end - page, Ordering::Relaxed);
-                        page = end;
+                        let rest = (end - page).min(BLOCK_PAGES);
+                        self.stuck.fetch_add(rest, Ordering::Relaxed);
+                        page += rest;
                     }
                 }
             }
@@ -210,16 +211,13 @@ impl Pager {
 
     /// Moves `n` claimed pages into frames; the words of those that stay are None again. Returns the pages moved and why it stopped.
     fn move_out(&self, page: usize, frame: u32, n: usize) -> (usize, Option<Errno>) {
-        let mut moved = 0;
+        let (mut moved, mut most) = (0, n);
         let mut error = None;
         while moved < n && error.is_none() {
+            let len = (n - moved).min(most);
             // SAFETY: the words say Moving: a fault on these pages waits until they say more.
             let p = unsafe {
-                self.uffd().move_pages(
-                    self.staging.addr(frame + moved as u32),
-                    (page + moved) * PAGE_SIZE,
-                    (n - moved) * PAGE_SIZE,
-                )
+                self.uffd().move_pages(self.staging.addr(frame + moved as u32), (page + moved) * PAGE_SIZE, len * PAGE_SIZE)
             };
             add(&self.counters().moved_calls, 1);
             let done = p.done / PAGE_SIZE;
@@ -229,7 +227,13 @@ impl Pager {
                 self.map.set(page + i, Word::Staged(f));
             }
             moved += done;
-            error = p.error.filter(|&e| !(e == Errno::AGAIN && done > 0));
+            error = p.error;
+            match error {
+                Some(Errno::AGAIN) if done > 0 => error = None,
+                // Perhaps the pages lie in two mappings: one call does one mapping.
+                Some(Errno::INVAL) if len > 1 => (most, error) = (len / 2, None),
+                _ => {}
+            }
         }
         for i in moved..n {
             self.map.set(page + i, Word::None);

@@ -83,9 +83,11 @@ impl Pager {
             first -= 1;
         }
         let (mut at, mut installed, mut error) = (first, 0, None);
+        let mut most = MAX_WINDOW;
         while at < end && error.is_none() {
+            let n = (end - at).min(most);
             // SAFETY: pages with these words read as zero while they are missing, and they are claimed; `zeros` is never written.
-            let p = unsafe { self.uffd().copy(at * PAGE_SIZE, self.zeros.as_ptr(), (end - at) * PAGE_SIZE) };
+            let p = unsafe { self.uffd().copy(at * PAGE_SIZE, self.zeros.as_ptr(), n * PAGE_SIZE) };
             let done = p.done / PAGE_SIZE;
             for p in at..at + done {
                 claims.done(self, low, p);
@@ -101,6 +103,8 @@ impl Pager {
                     self.uffd().wake(at * PAGE_SIZE, PAGE_SIZE);
                     at += 1;
                 }
+                // The pages lie in two mappings (of one adopted range): one call does one mapping.
+                Some(Errno::NOENT) if n > 1 => most = n / 2,
                 Some(e) => error = Some(e),
             }
         }
@@ -278,7 +282,7 @@ impl Pager {
         }
         let (from_device, missing) = self.load_claimed(first, &claimed[..n], wanted, worker);
         let mut freed = [0u64; BATCH];
-        let mut installed = 0;
+        let (mut installed, mut most) = (0, BATCH);
         let mut error = None;
         {
             let _lock = self.space.shared();
@@ -289,6 +293,7 @@ impl Pager {
                     // Dropped (clean up) or moved elsewhere by mremap (the word went along) while it was loaded.
                     if self.map.swap(p, Word::Orphan, Word::None) {
                         freed[i] = claimed[i];
+                        self.zero_now.fetch_sub(u64::from(claimed[i] == 0), Ordering::Relaxed);
                     }
                     self.uffd().wake(p * PAGE_SIZE, PAGE_SIZE);
                     i += 1;
@@ -300,7 +305,7 @@ impl Pager {
                     continue;
                 }
                 let here = |&j: &usize| missing & 1 << j == 0 && self.map.get(first + j) == Word::Loading(claimed[j]);
-                let run = (i..n).take_while(here).count();
+                let run = (i..n).take_while(here).count().min(most);
                 if error.is_some() {
                     self.unload(first + i, &claimed[i..i + run]);
                     i += run;
@@ -325,6 +330,8 @@ impl Pager {
                         self.uffd().wake((first + i) * PAGE_SIZE, PAGE_SIZE);
                         i += 1;
                     }
+                    // The pages lie in two mappings.
+                    Some(Errno::NOENT) if run > 1 => most = run / 2,
                     Some(e) => error = Some((i, e)),
                 }
             }
@@ -450,12 +457,29 @@ impl Pager {
 
     /// The window around `page`, cut to the adopted range that holds it (or the page alone).
     fn clip(&self, lock: &Shared<'_>, page: usize, window: Window) -> (usize, usize) {
-        let Some(region) = self.regions.find(lock, page * PAGE_SIZE) else { return (page, page + 1) };
+        let Some(region) = self.regions.find(lock, page * PAGE_SIZE) else {
+            self.must_not_be_own(page * PAGE_SIZE);
+            return (page, page + 1);
+        };
         if window.backwards {
             ((page + 1).saturating_sub(window.pages).max(region.start / PAGE_SIZE), page + 1)
         } else {
             (page, (page + window.pages).min(region.end / PAGE_SIZE))
         }
+    }
+
+    /// lowtide must never wait for itself. (A page outside of the adopted ranges is rare, so this costs nothing.)
+    #[cold]
+    fn must_not_be_own(&self, addr: usize) {
+        lowtide_core::vm::own_ranges(|start, end| {
+            if (start..end).contains(&addr) {
+                let mut text = crate::line::Line::new();
+                let staging = if self.staging.contains(addr) { &b" (staging)"[..] } else { b"" };
+                text.push(b"internal error: a page of lowtide's own was missing, offset ").number((addr - start) as u64);
+                text.push(b" of ").number((end - start) as u64).push(staging);
+                (self.host.fatal)(text.bytes());
+            }
+        });
     }
 
     /// Serves a fault while the program forks: a copy of the page, and no change to any table.
