@@ -93,7 +93,7 @@ impl Pager {
 
     /// Advances the hand by one scan and moves what it finds into the frames from `first` on, `room` of them.
     fn detach(&self, first: u32, room: usize, worker: &mut Worker, rounds: &mut u32) -> Moved {
-        let mut busy = None;
+        let (mut busy, mut stale) = (None, None);
         let moved = {
             let lock = self.space.shared();
             let Some(found) = ({
@@ -116,8 +116,11 @@ impl Pager {
             }) else {
                 return Moved::Pages(0);
             };
-            self.detach_found(&found, first, room, &mut busy)
+            self.detach_found(&found, first, room, &mut busy, &mut stale)
         };
+        if let Some((start, end)) = stale {
+            self.forget_stale(start, end);
+        }
         if let Some((start, end)) = busy
             && worker.may_fault
         {
@@ -127,7 +130,14 @@ impl Pager {
     }
 
     /// Moves the pages of the scan. `busy` is set to pages that the kernel would not move because they are shared or pinned.
-    fn detach_found(&self, found: &Ranges, first: u32, room: usize, busy: &mut Option<(usize, usize)>) -> Moved {
+    fn detach_found(
+        &self,
+        found: &Ranges,
+        first: u32,
+        room: usize,
+        busy: &mut Option<(usize, usize)>,
+        stale: &mut Option<(usize, usize)>,
+    ) -> Moved {
         let round = self.round.load(Ordering::Relaxed);
         let young = |page| self.map.age(page).is_some_and(|age| age.load(Ordering::Relaxed) == round);
         let mut filled = 0;
@@ -152,6 +162,9 @@ impl Pager {
                     }
                 }
                 if n == 0 {
+                    if matches!(self.map.get(page), Word::Swapped(_) | Word::Staged(_)) {
+                        stale.get_or_insert((page * PAGE_SIZE, 0)).1 = (page + 1) * PAGE_SIZE;
+                    }
                     page += 1;
                     continue;
                 }
@@ -182,15 +195,36 @@ impl Pager {
         Moved::Pages(filled)
     }
 
-    /// Claims a page that is in memory for the way out. Its word, if it has one, is stale and forgotten.
+    /// Claims a page for the way out that was in memory when it was looked for. It may have left since, by another thread's hand:
+    /// a word that holds bytes is never taken for stale here.
     fn claim_out(&self, page: usize, frame: u32) -> bool {
         let word = self.map.get(page);
-        let claimable = matches!(word, Word::None | Word::Zero | Word::Swapped(_) | Word::Staged(_));
-        if !claimable || !self.map.swap(page, word, Word::Moving(frame)) {
+        if !matches!(word, Word::None | Word::Zero) || !self.map.swap(page, word, Word::Moving(frame)) {
             return false;
         }
+        // If the page is not there, then None says the same as Zero.
         self.forget(word);
         true
+    }
+
+    /// Forgets the words of pages that are in memory all the same: faults served during a fork leave such words behind. Alone, so
+    /// that what is seen is so.
+    fn forget_stale(&self, start: usize, end: usize) {
+        if !self.was_forked() {
+            return;
+        }
+        let _lock = self.space.exclusive();
+        let Ok(found) = self.present().scan(start, end, (end - start) / PAGE_SIZE) else { return };
+        for (start, end) in found.iter() {
+            self.map.each(start / PAGE_SIZE, end / PAGE_SIZE, |_, slot| {
+                let word = Word::from_bits(slot.load(Ordering::Acquire));
+                if matches!(word, Word::Swapped(_) | Word::Staged(_))
+                    && slot.compare_exchange(word.bits(), 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+                {
+                    self.forget(word);
+                }
+            });
+        }
     }
 
     /// Lets go of what a word stood for, after the word has been replaced.

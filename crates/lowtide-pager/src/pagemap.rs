@@ -23,9 +23,10 @@ pub const BLOCK_PAGES: usize = 64;
 ///
 /// | from | to | who |
 /// |---|---|---|
-/// | None, Zero, Swapped (stale) | Moving | evict, before the MOVE |
+/// | None, Zero | Moving | evict, before the MOVE |
 /// | Moving | Staged, None | evict, after the MOVE |
-/// | Staged | None | fault (moved back); evict when stale |
+/// | Staged | Moving, None | fault (moved back) |
+/// | Staged, Swapped | None | evict, when it is proven stale (exclusive lock) |
 /// | Staged | Storing | drain |
 /// | Storing | Swapped, Zero, Staged (no room) | drain |
 /// | Swapped | Loading | fault, read-ahead |

@@ -62,6 +62,7 @@ pub struct Pager {
     /// Memory shared with the next forked child; see `fork.rs`.
     pub(crate) handover: AtomicPtr<crate::fork::Handover>,
     forking: AtomicBool,
+    was_forked: AtomicBool,
     operations: AtomicU32,
     /// Nothing could take a page lately.
     pub(crate) full: AtomicBool,
@@ -134,6 +135,7 @@ impl Pager {
             host,
             handover: AtomicPtr::new(crate::fork::Handover::new()?),
             forking: AtomicBool::new(false),
+            was_forked: AtomicBool::new(false),
             operations: AtomicU32::new(0),
             full: AtomicBool::new(false),
             zero_now: AtomicU64::new(0),
@@ -184,6 +186,7 @@ impl Pager {
 
     /// Stops operations from beginning, and waits for those under way. Monitors go on serving faults, by copying only.
     pub fn pause(&self) {
+        self.was_forked.store(true, Ordering::Relaxed);
         self.forking.store(true, Ordering::SeqCst);
         while self.operations.load(Ordering::SeqCst) > 0 {
             rustix::thread::sched_yield();
@@ -198,6 +201,11 @@ impl Pager {
     /// Whether no tier could take a page when it was last tried.
     pub fn is_full(&self) -> bool {
         self.full.load(Ordering::Relaxed)
+    }
+
+    /// Whether this process, or one that it was forked from, has ever forked since memory was adopted.
+    pub(crate) fn was_forked(&self) -> bool {
+        self.was_forked.load(Ordering::Relaxed)
     }
 
     /// Whether operations are stopped.
