@@ -97,6 +97,19 @@ pub fn close() {
             let _ = futex::wait(&CLOSED_BY, futex::Flags::PRIVATE, by, Some(&ms(1)));
         }
     }
+    wait_for_those_inside();
+}
+
+/// Closes the gate as [`close`] does, unless another thread has closed it. For the keeper, which a forking thread waits for.
+pub fn try_close() -> bool {
+    let closed = CLOSED_BY.compare_exchange(0, tid(), Ordering::SeqCst, Ordering::Relaxed).is_ok();
+    if closed {
+        wait_for_those_inside();
+    }
+    closed
+}
+
+fn wait_for_those_inside() {
     for _ in 0..PATIENCE_MS * 10 {
         if INSIDE.load(Ordering::SeqCst) == 0 {
             return;

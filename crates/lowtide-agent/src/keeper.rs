@@ -17,7 +17,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::request::Request;
-use crate::{agent, atfork, hooks, maps, monitor, request, say, thread};
+use crate::{agent, atfork, gate, hooks, maps, monitor, request, say, thread};
 
 /// Looks at the memory are at most this far apart.
 const LONGEST_SLEEP_US: u64 = 100_000;
@@ -269,8 +269,6 @@ impl Keeper {
 
     /// Adopts all memory that can be adopted and is not yet.
     fn adopt_all(&mut self, pager: &Pager) {
-        self.since_look_us = 0;
-        LOOK_AGAIN.store(false, Ordering::Release);
         let (mut adopted, mut refused, mut ranges) = (0u64, 0u64, 0u64);
         let result = maps::each_adoptable(|range: Range| match pager.adopt(range) {
             Ok(()) => {
@@ -279,6 +277,7 @@ impl Keeper {
             }
             Err(_) => refused += (range.end - range.start) as u64,
         });
+        gate::open();
         if result.is_err() {
             say::warn(b"the program's mappings can't be read: what it maps from now on is not limited");
         }

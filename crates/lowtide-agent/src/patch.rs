@@ -68,6 +68,32 @@ fn find(name: &CStr) -> Option<usize> {
     }
 }
 
+/// The addresses of the loaded object that holds `name`, its zero-initialised data included.
+pub fn object_of(name: &CStr) -> Option<(usize, usize)> {
+    // SAFETY: look-ups as above; `base` is the object's ELF header, mapped with its program headers, as the loader needs them.
+    unsafe {
+        let address = dlsym(RTLD_NEXT, name.as_ptr());
+        let mut info = core::mem::zeroed::<DlInfo>();
+        let mut symbol = core::ptr::null::<c_void>();
+        if address.is_null() || dladdr1(address, &mut info, &mut symbol, RTLD_DL_SYMENT) == 0 || info.base.is_null() {
+            return None;
+        }
+        let base = info.base as usize;
+        let header = base as *const u8;
+        let offset = header.add(32).cast::<u64>().read() as usize;
+        let (size, count) = (header.add(54).cast::<u16>().read() as usize, header.add(56).cast::<u16>().read() as usize);
+        let mut end = 0;
+        for i in 0..count {
+            let program = header.add(offset + i * size);
+            if program.cast::<u32>().read() == 1 {
+                // PT_LOAD: virtual address and size in memory.
+                end = end.max(program.add(16).cast::<u64>().read() as usize + program.add(40).cast::<u64>().read() as usize);
+            }
+        }
+        (end != 0).then_some((base, (base + end).next_multiple_of(PAGE)))
+    }
+}
+
 /// The address of a variable of the C library.
 pub fn variable(name: &CStr) -> Option<usize> {
     // SAFETY: a plain look-up.

@@ -9,7 +9,7 @@ use lowtide_pager::segment::{ENV_SEGMENT, MAGIC, Segment, VERSION};
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::{agent, atfork, hooks, keeper, thread};
+use crate::{agent, atfork, hooks, keeper, patch, thread};
 
 /// `LOWTIDE_SEGMENT=path`, as it came: kept for programs that are started with another environment.
 struct Variable(UnsafeCell<[u8; 128]>);
@@ -42,9 +42,11 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
     agent::set_segment(segment);
     let (start, end) = (&raw const __ehdr_start as usize, &raw const _end as usize);
     let own = vm::own(start & !0xfff, end.next_multiple_of(4096));
+    // lowtide's threads call memcpy and its like, which read the C library's variables: those must never be swapped out.
+    let shared = patch::object_of(c"memcpy").is_some_and(|(start, end)| vm::own(start, end).is_ok());
     let Some(proc) = segment.claim(agent::pid()) else { return };
     agent::set_proc(proc, agent::pid());
-    if own.is_err() {
+    if own.is_err() || !shared {
         return;
     }
     // SAFETY: the program has not started: one thread.

@@ -78,6 +78,12 @@ impl Pager {
                 }
             }
         }
+        for frame in first..first + SEGMENT_FRAMES as u32 {
+            let page = self.staging.owner(frame).load(Ordering::Acquire) as usize;
+            if page != 0 {
+                self.broken(b"a drained frame still has an owner", page, frame);
+            }
+        }
         match self.staging.discard(segment, self.uffd()) {
             Ok(()) => self.staging.put_empty(segment),
             // The segment is never used again; with all of them gone nothing can be evicted, which is said elsewhere.

@@ -257,7 +257,9 @@ impl Pager {
             let done = p.done / PAGE_SIZE;
             for i in moved..moved + done {
                 let f = frame + i as u32;
-                self.staging.arrived(f, page + i);
+                if !self.staging.arrived(f, page + i) {
+                    self.broken(b"a frame was given out twice", page + i, f);
+                }
                 self.map.set(page + i, Word::Staged(f));
             }
             moved += done;
@@ -273,6 +275,14 @@ impl Pager {
             self.map.set(page + i, Word::None);
         }
         (moved, error)
+    }
+
+    /// The tables contradict each other: going on could give the program wrong bytes.
+    #[cold]
+    pub(crate) fn broken(&self, what: &[u8], page: usize, frame: u32) -> ! {
+        let mut text = crate::line::Line::new();
+        text.push(b"internal error: ").push(what).push(b", page ").number(page as u64).push(b", frame ").number(frame.into());
+        (self.host.fatal)(text.bytes())
     }
 
     /// Gives the program its own copies of pages that it shares with a forked child, dead or alive: only those can be moved.

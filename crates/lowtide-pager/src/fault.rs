@@ -148,6 +148,11 @@ impl Pager {
         if n == 0 {
             return None;
         }
+        for i in 0..n {
+            if self.staging.owner(frame + i as u32).load(Ordering::Acquire) != (page + i) as u64 {
+                self.broken(b"a staged page does not own its frame", page + i, frame + i as u32);
+            }
+        }
         let mut error = None;
         let mut done = 0;
         while done < n && error.is_none() {

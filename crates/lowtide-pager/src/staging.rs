@@ -94,10 +94,11 @@ impl Staging {
         unsafe { &*self.owners.as_ptr().cast::<AtomicU64>().add(frame as usize) }
     }
 
-    /// A page arrived in `frame`.
-    pub fn arrived(&self, frame: u32, page: usize) {
-        self.owner(frame).store(page as u64, Ordering::Release);
+    /// A page arrived in `frame`. False: the frame had an owner, which must not be.
+    #[must_use]
+    pub fn arrived(&self, frame: u32, page: usize) -> bool {
         self.staged.fetch_add(1, Ordering::Relaxed);
+        self.owner(frame).swap(page as u64, Ordering::AcqRel) == 0
     }
 
     /// The bytes in `frame` belong to nobody any more.
@@ -192,7 +193,9 @@ mod tests {
         assert_eq!(s.take_full(), None);
         s.put_empty(b);
         assert_eq!(s.empty_segments(), 5);
-        s.arrived(s.first(b), 77);
+        assert!(s.arrived(s.first(b), 77));
+        assert!(!s.arrived(s.first(b), 78), "the frame is taken");
+        s.staged.fetch_sub(1, Ordering::Relaxed);
         s.left(s.first(b));
         s.left(s.first(b));
         assert_eq!(s.staged(), 0, "leaving twice counts once");
