@@ -100,22 +100,28 @@ pub fn close() {
     wait_for_those_inside();
 }
 
-/// Closes the gate as [`close`] does, unless another thread has closed it. For the keeper, which a forking thread waits for.
+/// Closes the gate as [`close`] does, unless another thread has closed it or somebody does not come out. For the keeper, which a
+/// forking thread waits for.
 pub fn try_close() -> bool {
-    let closed = CLOSED_BY.compare_exchange(0, tid(), Ordering::SeqCst, Ordering::Relaxed).is_ok();
-    if closed {
-        wait_for_those_inside();
+    if CLOSED_BY.compare_exchange(0, tid(), Ordering::SeqCst, Ordering::Relaxed).is_err() {
+        return false;
     }
-    closed
+    let alone = wait_for_those_inside();
+    if !alone {
+        open();
+    }
+    alone
 }
 
-fn wait_for_those_inside() {
+/// Waits, but not for ever, until nobody is inside.
+fn wait_for_those_inside() -> bool {
     for _ in 0..PATIENCE_MS * 10 {
         if INSIDE.load(Ordering::SeqCst) == 0 {
-            return;
+            return true;
         }
         let _ = rustix::thread::nanosleep(&Timespec { tv_sec: 0, tv_nsec: 100_000 });
     }
+    false
 }
 
 /// Opens the gate.

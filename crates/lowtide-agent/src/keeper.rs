@@ -270,6 +270,12 @@ impl Keeper {
     /// Adopts all memory that can be adopted and is not yet.
     fn adopt_all(&mut self, pager: &Pager) {
         let (mut adopted, mut refused, mut ranges) = (0u64, 0u64, 0u64);
+        // Nobody maps or unmaps meanwhile: what the list says is adopted is still there when it is adopted.
+        if !gate::try_close() {
+            return;
+        }
+        self.since_look_us = 0;
+        LOOK_AGAIN.store(false, Ordering::Release);
         let result = maps::each_adoptable(|range: Range| match pager.adopt(range) {
             Ok(()) => {
                 adopted += (range.end - range.start) as u64;

@@ -33,7 +33,7 @@ pub const BLOCK_PAGES: usize = 64;
 /// | Loading | None, Swapped (not this time) | fault, read-ahead |
 /// | Swapped, Staged, Zero, None | None or Removing | events |
 /// | Storing, Loading | Orphan | events: whoever is at work cleans up |
-/// | Removing | None | fault or scan that saw the page missing; the end of the call |
+/// | Removing | None | fault, which saw the page missing; the end of the call |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Word {
     /// Not in lowtide's hands: in its place, or never touched (reads as zero).

@@ -113,7 +113,7 @@ impl Staging {
         self.staged.load(Ordering::Relaxed)
     }
 
-    /// An empty segment to fill, unless only `keep` or fewer are left.
+    /// An empty segment to fill.
     pub fn take_empty(&self) -> Option<Segment> {
         let mut q = self.queues.lock();
         q.empty_len = q.empty_len.checked_sub(1)?;
