@@ -8,7 +8,7 @@ say() { echo "setup: $*"; }
 fail() { echo "setup: $*" >&2; exit 1; }
 
 # The Rust toolchain is expected: which one and where from is the user's choice.
-least=1.85.0
+least=1.88.0
 command -v cargo >/dev/null && command -v rustc >/dev/null || fail "Rust $least or newer is needed (cargo and rustc on PATH)"
 version=$(rustc --version | cut -d' ' -f2 | cut -d- -f1)
 [ "$(printf '%s\n%s\n' "$least" "$version" | sort -V | head -n 1)" = "$least" ] || fail "Rust $least or newer is needed, this is $version"

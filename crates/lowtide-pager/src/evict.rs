@@ -254,7 +254,10 @@ impl Pager {
                 self.uffd().move_pages(self.staging.addr(frame + moved as u32), (page + moved) * PAGE_SIZE, len * PAGE_SIZE)
             };
             add(&self.counters().moved_calls, 1);
-            let done = p.done / PAGE_SIZE;
+            let done = match p.error {
+                None => len,
+                Some(_) => self.arrived(frame + moved as u32, len).max(p.done / PAGE_SIZE),
+            };
             for i in moved..moved + done {
                 let f = frame + i as u32;
                 if !self.staging.arrived(f, page + i) {
@@ -265,7 +268,8 @@ impl Pager {
             moved += done;
             error = p.error;
             match error {
-                Some(Errno::AGAIN) if done > 0 => error = None,
+                // The true reason comes when the rest is tried again.
+                Some(_) if done > 0 => error = None,
                 // Perhaps the pages lie in two mappings: one call does one mapping.
                 Some(Errno::INVAL) if len > 1 => (most, error) = (len / 2, None),
                 _ => {}
@@ -275,6 +279,16 @@ impl Pager {
             self.map.set(page + i, Word::None);
         }
         (moved, error)
+    }
+
+    /// How many of `len` frames from `frame` on, which were empty, hold a page after a MOVE that did not do all of its work. The
+    /// kernel's own count can't be relied on then: on Linux 6.18 a MOVE that has to split a huge page on its way has been seen to
+    /// report fewer pages than it moved.
+    fn arrived(&self, frame: u32, len: usize) -> usize {
+        let start = self.staging.addr(frame);
+        let found = self.present().scan(start, start + len * PAGE_SIZE, len);
+        let first = found.ok().and_then(|ranges| ranges.iter().next());
+        first.filter(|&(from, _)| from == start).map_or(0, |(from, to)| (to - from) / PAGE_SIZE)
     }
 
     /// The tables contradict each other: going on could give the program wrong bytes.
