@@ -14,18 +14,18 @@ RUNS = int(os.environ.get("TABLE_RUNS", "3"))
 
 
 def programs() -> dict[str, list[str]]:
-    lines = lab.TARGET / "lab/lines.txt"
+    lines = lab.TARGET / "lab/lines-1500k.txt"
     lines.parent.mkdir(parents=True, exist_ok=True)
     if not lines.exists():
         state = 3
         with open(lines, "w") as file:
-            for _ in range(4_000_000):
+            for _ in range(1_500_000):
                 state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
                 file.write(f"{state >> 40} field{state >> 33 & 15}=value-of-{state >> 37 & 15}-value-of-{state >> 41 & 15}-\n")
     return {
         "numpy: sort, xor, md5": [str(lab.PYTHON), str(lab.ROOT / "tests/programs/numpy_arrays.py"), "rows", "1024"],
-        "GNU sort of 4 M lines": ["sh", "-c", f"sort -S 1G --parallel=2 {lines} | md5sum"],
-        "2 M small Python objects": [str(lab.PYTHON), str(lab.ROOT / "tests/programs/small_objects.py"), "1000000"],
+        "GNU sort of 1.5 M lines": ["sh", "-c", f"sort -S 1G --parallel=2 {lines} | md5sum"],
+        "800 k small Python objects": [str(lab.PYTHON), str(lab.ROOT / "tests/programs/small_objects.py"), "400000"],
     }
 
 
