@@ -143,7 +143,6 @@ struct Keeper {
     uffd: Option<Uffd>,
     statm: Option<OwnedFd>,
     worker: Option<Worker>,
-    slept_us: u64,
     since_look_us: u64,
     warned_full: bool,
     reported: bool,
@@ -152,7 +151,7 @@ struct Keeper {
 impl Keeper {
     fn new(uffd: Option<Uffd>) -> Keeper {
         let statm = rustix::fs::open(c"/proc/self/statm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
-        Keeper { uffd, statm, worker: None, slept_us: 0, since_look_us: 0, warned_full: false, reported: false }
+        Keeper { uffd, statm, worker: None, since_look_us: 0, warned_full: false, reported: false }
     }
 
     /// Anonymous resident bytes of this process, lowtide's own included.
@@ -186,7 +185,6 @@ impl Keeper {
                 Some(pager) => self.keep(pager, total),
             };
             if sleep > 0 {
-                self.slept_us = sleep;
                 self.since_look_us += sleep;
                 ASLEEP.store(true, Ordering::Release);
                 request::sleep(bell, sleep);

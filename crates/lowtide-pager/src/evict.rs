@@ -180,14 +180,11 @@ impl Pager {
                         let shared = busy.get_or_insert((page * PAGE_SIZE, page * PAGE_SIZE));
                         // The rest of the run is likely to be shared as well: after a fork all of it is.
                         shared.1 = end * PAGE_SIZE;
-                        self.stuck.fetch_add(end - page, Ordering::Relaxed);
                         page = end;
                     }
                     // Locked, read-only or otherwise immovable: a matter of the whole mapping, of which this is a part.
                     Some(_) => {
-                        let rest = (end - page).min(BLOCK_PAGES);
-                        self.stuck.fetch_add(rest, Ordering::Relaxed);
-                        page += rest;
+                        page += (end - page).min(BLOCK_PAGES);
                     }
                 }
             }

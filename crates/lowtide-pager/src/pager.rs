@@ -3,7 +3,7 @@
 //! LOCK ORDER: space lock > hand > staging queues > locks of the store. A thread in an *operation* (see [`Pager::enter`]) may
 //! change page-map words and the store; while the program forks there are none, so that the child's copy is consistent.
 
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use alloc::boxed::Box;
 use lowtide_core::codec::Scratch;
@@ -68,8 +68,6 @@ pub struct Pager {
     pub(crate) full: AtomicBool,
     /// Zero pages that are out now.
     pub(crate) zero_now: AtomicU64,
-    /// Pages that could not be moved in the last round (shared after a fork, pinned, locked).
-    pub(crate) stuck: AtomicUsize,
 }
 
 /// The private means of one thread that serves or evicts.
@@ -139,7 +137,6 @@ impl Pager {
             operations: AtomicU32::new(0),
             full: AtomicBool::new(false),
             zero_now: AtomicU64::new(0),
-            stuck: AtomicUsize::new(0),
         })
     }
 

@@ -153,12 +153,29 @@ pub struct Proc {
     pub now_on_device: AtomicU64,
     /// Bytes of address space adopted.
     pub adopted_bytes: AtomicU64,
-    /// Hand-over word between a forking parent and its child; see the agent's fork.rs.
-    pub handover: AtomicU32,
     /// Counts since this slot was claimed.
     pub counters: Counters,
     /// Latencies of fault service: see [`latency_bucket`].
     pub latency: [AtomicU64; LATENCY_BUCKETS],
+}
+
+impl Proc {
+    /// Sets all gauges (what is so now, unlike counts) to zero: for a new image of the process, or none.
+    fn clear_gauges(&self) {
+        for gauge in [
+            &self.ram_bytes,
+            &self.own_bytes,
+            &self.staged_bytes,
+            &self.pool_bytes,
+            &self.pool_stored_bytes,
+            &self.now_stored,
+            &self.now_zero,
+            &self.now_on_device,
+            &self.adopted_bytes,
+        ] {
+            gauge.store(0, Ordering::Relaxed);
+        }
+    }
 }
 
 /// States of [`Text::state`].
@@ -287,20 +304,7 @@ impl Segment {
         use proc_state::*;
         let held = |p: &&Proc| p.pid.load(Ordering::Relaxed) == pid && p.state.load(Ordering::Relaxed) != FREE;
         if let Some(p) = self.used_procs().iter().find(held) {
-            for gauge in [
-                &p.ram_bytes,
-                &p.own_bytes,
-                &p.staged_bytes,
-                &p.pool_bytes,
-                &p.pool_stored_bytes,
-                &p.now_stored,
-                &p.now_zero,
-                &p.now_on_device,
-                &p.adopted_bytes,
-            ] {
-                gauge.store(0, Ordering::Relaxed);
-            }
-            p.handover.store(0, Ordering::Relaxed);
+            p.clear_gauges();
             p.state.store(WATCHING, Ordering::Release);
             return Some(p);
         }
@@ -324,20 +328,7 @@ impl Segment {
         for word in p.counters.words() {
             word.store(0, Ordering::Relaxed);
         }
-        for gauge in [
-            &p.ram_bytes,
-            &p.own_bytes,
-            &p.staged_bytes,
-            &p.pool_bytes,
-            &p.pool_stored_bytes,
-            &p.now_stored,
-            &p.now_zero,
-            &p.now_on_device,
-            &p.adopted_bytes,
-        ] {
-            gauge.store(0, Ordering::Relaxed);
-        }
-        p.handover.store(0, Ordering::Relaxed);
+        p.clear_gauges();
         p.pid.store(0, Ordering::Relaxed);
         p.state.store(proc_state::FREE, Ordering::Release);
     }

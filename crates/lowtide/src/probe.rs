@@ -7,11 +7,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags};
 
 /// Features of userfaultfd that the pager asks for.
-pub const FEATURES: u64 = (sys::UFFD_FEATURE_EVENT_FORK
-    | sys::UFFD_FEATURE_EVENT_REMAP
-    | sys::UFFD_FEATURE_EVENT_REMOVE
-    | sys::UFFD_FEATURE_EVENT_UNMAP
-    | sys::UFFD_FEATURE_MOVE) as u64;
+pub const FEATURES: u64 = lowtide_pager::uffd::NEEDED_FEATURES;
 
 /// `_IO(0xAA, 0)`.
 const USERFAULTFD_IOC_NEW: u32 = 0xAA00;
