@@ -6,7 +6,7 @@
 #![no_std]
 
 extern crate alloc;
-#[cfg(test)]
+#[cfg(any(test, feature = "loom", feature = "shuttle"))]
 extern crate std;
 
 pub mod codec;
@@ -14,8 +14,10 @@ pub mod device;
 pub mod fill;
 pub mod frame;
 pub mod lock;
+pub mod percpu;
 pub mod pool;
 pub mod slot;
 pub mod store;
+pub mod sync;
 pub mod table;
 pub mod vm;

@@ -8,7 +8,7 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::lock::Lock;
+use crate::lock::{Lock, rank};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
@@ -33,7 +33,7 @@ impl OwnRange {
 
 static OWN: [OwnRange; MAX_OWN] = [const { OwnRange::new() }; MAX_OWN];
 /// Held from the making of a mapping to its entry in the table.
-static MAKING: Lock<()> = Lock::new(());
+static MAKING: Lock<(), { rank::MAPPINGS }> = Lock::new(());
 static OWN_LEN: AtomicUsize = AtomicUsize::new(0);
 
 /// A readable and writable mapping of lowtide's own, zero-filled on first touch. Lives as long as the process.

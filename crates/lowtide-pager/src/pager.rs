@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, 
 
 use alloc::boxed::Box;
 use lowtide_core::codec::Scratch;
-use lowtide_core::lock::Lock;
+use lowtide_core::lock::{Lock, rank};
 use lowtide_core::store::{Page, Store};
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
@@ -52,7 +52,7 @@ pub struct Pager {
     pub budget: Budget,
     proc: AtomicPtr<Proc>,
     /// Address up to which the clock hand has looked.
-    pub(crate) hand: Lock<usize>,
+    pub(crate) hand: Lock<usize, { rank::HAND }>,
     /// Rounds of the hand, from 1; pages that came in during this round are young.
     pub(crate) round: AtomicU8,
     pub(crate) loads: Streams,

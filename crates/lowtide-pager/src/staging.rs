@@ -7,7 +7,7 @@
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use lowtide_core::lock::Lock;
+use lowtide_core::lock::{Lock, rank};
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
 
@@ -38,7 +38,7 @@ pub struct Staging {
     memory: Mapping,
     owners: Mapping,
     segments: usize,
-    queues: Lock<Queues>,
+    queues: Lock<Queues, { rank::STAGING }>,
     staged: AtomicUsize,
 }
 

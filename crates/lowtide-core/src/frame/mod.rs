@@ -10,7 +10,8 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 
-use crate::lock::Lock;
+use crate::lock::rank;
+use crate::sync::Lock;
 use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use buddy::Buddy;
 
@@ -55,7 +56,7 @@ pub struct Frames {
     arena: Mapping,
     count: usize,
     in_use: AtomicUsize,
-    state: Lock<State>,
+    state: Lock<State, { rank::BUDDY }>,
 }
 
 impl Warm {

@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use rustix::io::Errno;
 
 use crate::frame::{FrameNo, Frames};
-use crate::lock::Lock;
+use crate::lock::{Guard, Lock, rank};
 use crate::table::Table;
 use crate::vm::{OnFork, PAGE_SIZE};
 use class::{CLASSES, RAW, TABLE};
@@ -37,7 +37,7 @@ pub struct Pool {
     frames: Frames,
     /// Per frame: 1 + the class of the span that begins there, or 0.
     begins: Table<AtomicU8>,
-    classes: [Lock<List>; CLASSES],
+    classes: [Lock<List, { rank::POOL_CLASS }>; CLASSES],
     limit: Limit,
     stored: AtomicUsize,
     objects: AtomicUsize,
@@ -173,7 +173,7 @@ impl Pool {
     }
 
     /// The class of an object that exists, with its lock held.
-    fn locate(&self, handle: Handle) -> Result<(usize, crate::lock::Guard<'_, List>), Stale> {
+    fn locate(&self, handle: Handle) -> Result<(usize, Guard<'_, List, { rank::POOL_CLASS }>), Stale> {
         let begins = self.begins.get(handle.frame() as usize).ok_or(Stale)?;
         let class = (begins.load(Ordering::Relaxed) as usize).checked_sub(1).ok_or(Stale)?;
         let list = self.classes.get(class).ok_or(Stale)?.lock();

@@ -1,15 +1,21 @@
 //! A spin-then-park mutual exclusion lock that needs no thread-local storage and no allocation, and can be reset in a forked
 //! child. The three states of the word (free, held, held with waiters) are those of Drepper, "Futexes Are Tricky" (2011).
 //!
-//! LOCK ORDER of lowtide, outermost first (a thread may only take a lock further right than those that it holds):
-//! space (pager) > staging lists > slot cluster > lists of an area > pool class > frames. Nobody holds any of them across
-//! device I/O.
+//! Each lock has a rank, its place in the lock order of lowtide (`rank.rs`); debug builds assert it. The fast path counts
+//! acquisitions (a plain add to a cache line that the holder owns); the time that threads wait is kept per rank.
+
+mod order;
+pub mod rank;
+mod stats;
 
 use core::cell::UnsafeCell;
+use core::fmt;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::futex;
+
+pub use stats::{Waits, reset_waits, waits};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -18,39 +24,72 @@ const WAITED: u32 = 2;
 /// How often to look at a held lock before sleeping: about as long as a futex call takes.
 const SPINS: u32 = 100;
 
-/// A mutual exclusion lock around a `T`. Not fair; poison-free (lowtide does not unwind).
-#[derive(Debug, Default)]
-pub struct Lock<T> {
+/// A mutual exclusion lock of a rank around a `T`. Not fair; poison-free (lowtide does not unwind).
+pub struct Lock<T, const RANK: u8 = { rank::UNRANKED }> {
     word: AtomicU32,
-    contended: AtomicU32,
-    value: UnsafeCell<T>,
+    inner: UnsafeCell<Inner<T>>,
+}
+
+struct Inner<T> {
+    /// How often the lock was taken; wraps.
+    taken: u32,
+    value: T,
 }
 
 // SAFETY: the lock hands out one reference at a time.
-unsafe impl<T: Send> Sync for Lock<T> {}
+unsafe impl<T: Send, const RANK: u8> Sync for Lock<T, RANK> {}
 
-impl<T> Lock<T> {
+impl<T, const RANK: u8> fmt::Debug for Lock<T, RANK> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lock").field("rank", &RANK).field("word", &self.word).finish_non_exhaustive()
+    }
+}
+
+impl<T: Default, const RANK: u8> Default for Lock<T, RANK> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
+impl<T, const RANK: u8> Lock<T, RANK> {
     /// A free lock.
     pub const fn new(value: T) -> Self {
-        Lock { word: AtomicU32::new(FREE), contended: AtomicU32::new(0), value: UnsafeCell::new(value) }
+        Lock { word: AtomicU32::new(FREE), inner: UnsafeCell::new(Inner { taken: 0, value }) }
     }
 
-    /// Takes the lock, spinning for a short while and then sleeping until it is free.
-    pub fn lock(&self) -> Guard<'_, T> {
+    /// Takes the lock, spinning for a short while and then sleeping until it is free. Debug builds panic if this thread holds a
+    /// lock of the same or a higher rank.
+    #[inline]
+    pub fn lock(&self) -> Guard<'_, T, RANK> {
+        order::assert_may_wait(RANK);
         if self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
             self.lock_contended();
         }
-        Guard { lock: self }
+        self.taken()
     }
 
-    /// Takes the lock if it is free.
-    pub fn try_lock(&self) -> Option<Guard<'_, T>> {
-        self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| Guard { lock: self })
+    /// Takes the lock if it is free. Allowed whatever this thread holds: who does not wait can't deadlock.
+    #[inline]
+    pub fn try_lock(&self) -> Option<Guard<'_, T, RANK>> {
+        self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| self.taken())
+    }
+
+    #[inline]
+    fn taken(&self) -> Guard<'_, T, RANK> {
+        order::took(RANK);
+        // SAFETY: this thread has just become the one holder.
+        unsafe { (*self.inner.get()).taken = (*self.inner.get()).taken.wrapping_add(1) };
+        Guard { lock: self }
     }
 
     #[cold]
     fn lock_contended(&self) {
-        self.contended.fetch_add(1, Ordering::Relaxed);
+        let wait = stats::begin();
+        self.wait();
+        stats::end(RANK, wait);
+    }
+
+    fn wait(&self) {
         for _ in 0..SPINS {
             if self.word.load(Ordering::Relaxed) == FREE
                 && self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok()
@@ -64,14 +103,13 @@ impl<T> Lock<T> {
         }
     }
 
-    /// How often a thread found the lock held.
-    pub fn contended(&self) -> u32 {
-        self.contended.load(Ordering::Relaxed)
-    }
-
-    /// Reaches the value without locking, given that nobody else can.
-    pub fn get_mut(&mut self) -> &mut T {
-        self.value.get_mut()
+    /// How often the lock was taken, modulo 2^32. Takes it once more, uncounted.
+    pub fn acquisitions(&self) -> u32 {
+        let guard = self.lock();
+        // SAFETY: the guard excludes everybody else.
+        let taken = unsafe { &mut (*guard.lock.inner.get()).taken };
+        *taken = taken.wrapping_sub(1);
+        *taken
     }
 
     /// Frees the lock whoever holds it.
@@ -88,27 +126,29 @@ impl<T> Lock<T> {
 }
 
 /// The right to use the value; gives the lock back when dropped.
-pub struct Guard<'a, T> {
-    lock: &'a Lock<T>,
+pub struct Guard<'a, T, const RANK: u8 = { rank::UNRANKED }> {
+    lock: &'a Lock<T, RANK>,
 }
 
-impl<T> Deref for Guard<'_, T> {
+impl<T, const RANK: u8> Deref for Guard<'_, T, RANK> {
     type Target = T;
     fn deref(&self) -> &T {
         // SAFETY: this guard is the one holder of the lock.
-        unsafe { &*self.lock.value.get() }
+        unsafe { &(*self.lock.inner.get()).value }
     }
 }
 
-impl<T> DerefMut for Guard<'_, T> {
+impl<T, const RANK: u8> DerefMut for Guard<'_, T, RANK> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: this guard is the one holder of the lock.
-        unsafe { &mut *self.lock.value.get() }
+        unsafe { &mut (*self.lock.inner.get()).value }
     }
 }
 
-impl<T> Drop for Guard<'_, T> {
+impl<T, const RANK: u8> Drop for Guard<'_, T, RANK> {
+    #[inline]
     fn drop(&mut self) {
+        order::gave(RANK);
         if self.lock.word.swap(FREE, Ordering::Release) == WAITED {
             let _ = futex::wake(&self.lock.word, futex::Flags::PRIVATE, 1);
         }
@@ -123,7 +163,7 @@ mod tests {
 
     #[test]
     fn excludes() {
-        let lock = Arc::new(Lock::new(0u64));
+        let lock = Arc::new(Lock::<u64>::new(0));
         let threads: Vec<_> = (0..4)
             .map(|_| {
                 let lock = lock.clone();
@@ -141,6 +181,8 @@ mod tests {
             t.join().unwrap();
         }
         assert_eq!(*lock.lock(), 80_000);
+        assert_eq!(lock.acquisitions(), 80_001);
+        assert_eq!(lock.acquisitions(), 80_001, "asking does not count");
         assert!(lock.try_lock().is_some());
         let held = lock.lock();
         assert!(lock.try_lock().is_none());

@@ -1,0 +1,47 @@
+//! The lock order of lowtide: a thread waits only for locks of a higher rank than all that it holds. (It may try any lock:
+//! who does not wait can't deadlock.) Nobody holds any of them across device I/O, except the pager's space lock, which is not
+//! ranked here because it is a reader-writer lock outside all others.
+
+/// Not checked: the lock is never held together with another.
+pub const UNRANKED: u8 = 0;
+/// The pager's clock hand.
+pub const HAND: u8 = 1;
+/// The pager's queues of staging segments.
+pub const STAGING: u8 = 2;
+/// Which swap areas take pages.
+pub const AVAILABLE: u8 = 3;
+/// The next offset of an area on a rotating device.
+pub const NEXT: u8 = 4;
+/// One cluster of a swap area.
+pub const CLUSTER: u8 = 5;
+/// The lists of an area's clusters.
+pub const LISTS: u8 = 6;
+/// One size class of the compressed pool.
+pub const POOL_CLASS: u8 = 7;
+/// The free frames of one CPU.
+pub const CPU_FRAMES: u8 = 8;
+/// The buddy of an arena of frames.
+pub const BUDDY: u8 = 9;
+/// The table of lowtide's own mappings.
+pub const MAPPINGS: u8 = 10;
+
+/// One more than the highest rank.
+pub(super) const RANKS: usize = 11;
+
+/// The name of a rank, for reports.
+pub const fn name(rank: u8) -> &'static str {
+    match rank {
+        UNRANKED => "unranked",
+        HAND => "hand",
+        STAGING => "staging",
+        AVAILABLE => "available",
+        NEXT => "next",
+        CLUSTER => "cluster",
+        LISTS => "lists",
+        POOL_CLASS => "pool class",
+        CPU_FRAMES => "cpu frames",
+        BUDDY => "buddy",
+        MAPPINGS => "mappings",
+        _ => "?",
+    }
+}

@@ -1,0 +1,65 @@
+//! How long threads wait for locks, per rank. Only threads that wait pay for the figures.
+
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use rustix::time::{ClockId, clock_gettime};
+
+use super::rank::RANKS;
+
+struct Class {
+    contended: AtomicU64,
+    wait_ns: AtomicU64,
+    max_ns: AtomicU64,
+}
+
+static CLASSES: [Class; RANKS] =
+    [const { Class { contended: AtomicU64::new(0), wait_ns: AtomicU64::new(0), max_ns: AtomicU64::new(0) } }; RANKS];
+
+/// How long threads waited for locks of a rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Waits {
+    /// How often a thread found such a lock held.
+    pub contended: u64,
+    /// How long all these waits took, in nanoseconds.
+    pub total_ns: u64,
+    /// The longest, in nanoseconds.
+    pub max_ns: u64,
+}
+
+/// The waits for all locks of a rank in this process since the start, or since [`reset_waits`].
+pub fn waits(rank: u8) -> Waits {
+    CLASSES.get(rank as usize).map_or_else(Waits::default, |c| Waits {
+        contended: c.contended.load(Relaxed),
+        total_ns: c.wait_ns.load(Relaxed),
+        max_ns: c.max_ns.load(Relaxed),
+    })
+}
+
+/// Sets the figures of all ranks to zero. For experiments.
+pub fn reset_waits() {
+    for c in &CLASSES {
+        c.contended.store(0, Relaxed);
+        c.wait_ns.store(0, Relaxed);
+        c.max_ns.store(0, Relaxed);
+    }
+}
+
+fn now_ns() -> u64 {
+    let t = clock_gettime(ClockId::Monotonic);
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// A wait begins.
+pub(super) fn begin() -> u64 {
+    now_ns()
+}
+
+/// The wait that began at `began` is over.
+pub(super) fn end(rank: u8, began: u64) {
+    let ns = now_ns().saturating_sub(began);
+    if let Some(c) = CLASSES.get(rank as usize) {
+        c.contended.fetch_add(1, Relaxed);
+        c.wait_ns.fetch_add(ns, Relaxed);
+        c.max_ns.fetch_max(ns, Relaxed);
+    }
+}

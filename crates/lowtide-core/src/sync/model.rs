@@ -1,0 +1,60 @@
+//! The model checker's lock behind the interface of [`crate::lock::Lock`].
+
+use std::ops::{Deref, DerefMut};
+
+#[cfg(feature = "loom")]
+use loom::sync::{Mutex, MutexGuard};
+#[cfg(feature = "loom")]
+pub use loom::{hint::spin_loop, sync::atomic};
+#[cfg(all(feature = "shuttle", not(feature = "loom")))]
+use shuttle::sync::{Mutex, MutexGuard};
+#[cfg(all(feature = "shuttle", not(feature = "loom")))]
+pub use shuttle::{hint::spin_loop, sync::atomic};
+
+/// As [`crate::lock::Lock`].
+#[derive(Debug, Default)]
+pub struct Lock<T, const RANK: u8 = 0>(Mutex<T>);
+
+/// As [`crate::lock::Guard`].
+pub struct Guard<'a, T, const RANK: u8 = 0>(MutexGuard<'a, T>);
+
+impl<T, const RANK: u8> Lock<T, RANK> {
+    /// A free lock.
+    pub fn new(value: T) -> Self {
+        Lock(Mutex::new(value))
+    }
+
+    /// Takes the lock.
+    pub fn lock(&self) -> Guard<'_, T, RANK> {
+        Guard(self.0.lock().unwrap())
+    }
+
+    /// Takes the lock if it is free.
+    pub fn try_lock(&self) -> Option<Guard<'_, T, RANK>> {
+        self.0.try_lock().ok().map(Guard)
+    }
+
+    /// Not counted in a model.
+    pub fn acquisitions(&self) -> u32 {
+        0
+    }
+
+    /// No effect: models don't fork.
+    ///
+    /// # Safety
+    /// As [`crate::lock::Lock::reset_after_fork`].
+    pub unsafe fn reset_after_fork(&self) {}
+}
+
+impl<T, const RANK: u8> Deref for Guard<'_, T, RANK> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T, const RANK: u8> DerefMut for Guard<'_, T, RANK> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
