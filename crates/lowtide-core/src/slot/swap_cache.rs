@@ -27,7 +27,8 @@ impl SwapCache for NoCache {
 impl Area {
     /// Marks a used slot as holding only a clean copy of a page in memory, or takes the mark away.
     pub fn mark_cached(&self, slot: u64, cached: bool) {
-        if slot < self.opened_slots() {
+        // In a forked child the clusters of its parent's areas are an old copy.
+        if slot < self.opened_slots() && !self.is_inherited() {
             let (i, index) = (slot as usize / CLUSTER_SLOTS, slot as usize % CLUSTER_SLOTS);
             self.mark(&mut self.clusters[i].0.lock(), index, cached);
         }
