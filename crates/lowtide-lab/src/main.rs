@@ -13,6 +13,7 @@ mod slots;
 mod threads;
 mod trace;
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -49,7 +50,7 @@ fn run(args: &Args) -> Result<bool, String> {
     for experiment in &chosen {
         let outcome = (experiment.run)(&experiment::Scale { quick: args.quick })?;
         let report = Report::new(experiment, args.quick, outcome.tables, outcome.findings);
-        print!("{report}");
+        std::io::stdout().write_all(report.to_string().as_bytes()).map_err(|e| format!("can't print: {e}"))?;
         if let Some(path) = &args.plot {
             draw(experiment, &outcome.charts, &plot_path(path, experiment, chosen.len()))?;
         }

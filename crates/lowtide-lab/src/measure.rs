@@ -1,6 +1,9 @@
-//! Measuring on a machine that others use too: what is compared runs in turn, and figures are medians with their spread.
+//! Measuring on a machine that others use too: what is compared runs in turn, figures are medians with their spread, and the time
+//! for which somebody else had the CPU is not counted.
 
 use std::time::Instant;
+
+use rustix::time::{ClockId, clock_gettime};
 
 /// Repeated measurements of one thing.
 #[derive(Debug, Clone, Default)]
@@ -63,11 +66,46 @@ pub fn in_turn<V, E>(variants: &[V], rounds: usize, mut run: impl FnMut(usize, &
     Ok(())
 }
 
-/// Nanoseconds that `f` takes.
-pub fn ns<T>(f: impl FnOnce() -> T) -> (T, f64) {
-    let began = Instant::now();
+/// Nanoseconds of CPU time that `f` takes on this thread: for work that waits for nobody.
+pub fn cpu_ns<T>(f: impl FnOnce() -> T) -> (T, f64) {
+    let now = || {
+        let t = clock_gettime(ClockId::ThreadCPUTime);
+        t.tv_sec as f64 * 1e9 + t.tv_nsec as f64
+    };
+    let began = now();
     let value = f();
-    (value, began.elapsed().as_nanos() as f64)
+    (value, now() - began)
+}
+
+/// Measures the time of a thread that may wait for others.
+#[derive(Debug)]
+pub struct Stopwatch {
+    began: Instant,
+    queued_ns: u64,
+}
+
+impl Stopwatch {
+    /// Starts for this thread.
+    pub fn start() -> Stopwatch {
+        Stopwatch { queued_ns: queued_ns(), began: Instant::now() }
+    }
+
+    /// Seconds since the start.
+    pub fn seconds(&self) -> f64 {
+        self.began.elapsed().as_secs_f64()
+    }
+
+    /// Seconds since the start without those for which this thread was ready to run and did not get its CPU. If the experiment
+    /// has a CPU for each of its threads, only others can have had it.
+    pub fn own_seconds(&self) -> f64 {
+        self.seconds() - (queued_ns() - self.queued_ns) as f64 / 1e9
+    }
+}
+
+/// How long this thread has waited for a CPU, in nanoseconds; 0 where the kernel doesn't say.
+fn queued_ns() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    text.split_whitespace().nth(1).and_then(|ns| ns.parse().ok()).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -82,6 +120,15 @@ mod tests {
         assert!(Sample::default().median().is_nan());
         assert_eq!(sample.over(&Sample(vec![5.0, 2.0, 3.0, 2.0, 4.0])).0, [1.0, 0.5, 1.0, 1.0, 1.0]);
         assert_eq!(Sample::default().plus(&sample).plus(&sample).median(), 6.0);
+    }
+
+    #[test]
+    fn sleep_takes_time_but_no_cpu() {
+        let pause = std::time::Duration::from_millis(5);
+        let watch = Stopwatch::start();
+        let ((), cpu) = cpu_ns(|| std::thread::sleep(pause));
+        assert!(watch.seconds() >= pause.as_secs_f64() && cpu < pause.as_nanos() as f64);
+        assert!(watch.own_seconds() <= watch.seconds());
     }
 
     #[test]

@@ -3,7 +3,10 @@
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// The CPUs that this process may use.
-fn allowed() -> Result<Vec<usize>, String> {
+///
+/// # Errors
+/// What the kernel says, in a line.
+pub fn allowed() -> Result<Vec<usize>, String> {
     let set = sched_getaffinity(None).map_err(|e| format!("can't ask which CPUs there are: {e}"))?;
     Ok((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
 }

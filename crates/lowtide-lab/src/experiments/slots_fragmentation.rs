@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use crate::experiment::{Experiment, Outcome, Scale};
-use crate::measure::{Sample, in_turn, ns};
+use crate::measure::{Sample, cpu_ns, in_turn};
 use crate::plot::{Chart, Series};
 use crate::report::{Finding, Table, Target};
 #[allow(unused)]
@@ -57,9 +57,9 @@ impl Counts {
 #[derive(Default)]
 struct Cell {
     counts: Counts,
-    /// Nanoseconds per request, without frees and without splitting what fell back.
+    /// Nanoseconds of CPU time per request, without frees and without splitting what fell back.
     request_ns: Sample,
-    /// Nanoseconds per operation of the whole traffic: requests, splits and frees.
+    /// Nanoseconds of CPU time per operation of the whole traffic: requests, splits and frees.
     traffic_ns: Sample,
 }
 
@@ -156,11 +156,11 @@ impl<'a, S: Slots> Replay<'a, S> {
         self.counts = Counts::default();
         let before = self.slots.searched();
         let (mut requests, mut request_ns) = (0, 0.0);
-        let (operations, traffic_ns) = ns(|| {
+        let (operations, traffic_ns) = cpu_ns(|| {
             let mut operations = 0;
             for Round { drops, requests: asked } in &trace.rounds {
                 self.free(drops);
-                let ((), spent) = ns(|| self.request(asked));
+                let ((), spent) = cpu_ns(|| self.request(asked));
                 self.split();
                 requests += asked.len() as u64;
                 request_ns += spent;

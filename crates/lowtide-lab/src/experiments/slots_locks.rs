@@ -5,13 +5,13 @@
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fastrand::Rng;
 use lowtide_core::lock;
 
 use crate::experiment::{Experiment, Outcome, Scale};
-use crate::measure::{Sample, in_turn};
+use crate::measure::{Sample, Stopwatch, in_turn};
 use crate::plot::{Chart, Series};
 use crate::report::{Finding, Table, Target};
 use crate::slots::{Baseline, Policy, Slots, area};
@@ -90,6 +90,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
 /// One window of `threads` threads at work on `slots`, added to `cell`.
 fn measure<S: Slots>(slots: &S, size: u64, threads: usize, window: Duration, cell: &mut Cell) -> Result<(), String> {
     let (ready, go, stop) = (Barrier::new(threads + 1), Barrier::new(threads + 1), AtomicBool::new(false));
+    let own_cpu = threads <= threads::allowed()?.len();
     let share = (size as f64 * FULL / threads as f64) as u64;
     let mut before = slots.taken();
     let work = |number: usize| {
@@ -97,7 +98,7 @@ fn measure<S: Slots>(slots: &S, size: u64, threads: usize, window: Duration, cel
         worker.settle_in();
         ready.wait();
         go.wait();
-        worker.work_until(&stop)
+        worker.work_until(&stop, own_cpu)
     };
     let began = || {
         ready.wait();
@@ -150,8 +151,8 @@ impl<S: Slots> Worker<'_, S> {
         self.fallbacks = 0;
     }
 
-    fn work_until(&mut self, stop: &AtomicBool) -> Done {
-        let began = Instant::now();
+    fn work_until(&mut self, stop: &AtomicBool, own_cpu: bool) -> Done {
+        let watch = Stopwatch::start();
         let mut ops = 0;
         while !stop.load(Relaxed) {
             for _ in 0..BATCH {
@@ -159,7 +160,9 @@ impl<S: Slots> Worker<'_, S> {
             }
             ops += BATCH as u64;
         }
-        Done { ops, seconds: began.elapsed().as_secs_f64(), fallbacks: self.fallbacks }
+        // With more threads than CPUs, waiting for a CPU is part of the experiment.
+        let seconds = if own_cpu { watch.own_seconds() } else { watch.seconds() };
+        Done { ops, seconds, fallbacks: self.fallbacks }
     }
 
     fn step(&mut self) {
@@ -232,7 +235,7 @@ fn outcome(baseline: &[(usize, &Cell)], ours: &[(usize, &Cell)]) -> Outcome {
 fn throughput(baseline: &[(usize, &Cell)], ours: &[(usize, &Cell)]) -> Table {
     let columns =
         ["threads", "baseline Mop/s", "ours Mop/s", "ours/baseline", "baseline vs 1", "ours vs 1", "fallbacks, base", "ours"];
-    let mut table = Table::new("throughput: medians of runs in turn", &columns);
+    let mut table = Table::new("throughput: medians of runs in turn, speedups and ratios within a round", &columns);
     for ((n, base), (_, our)) in baseline.iter().zip(ours) {
         table.row([
             n.to_string(),
