@@ -178,7 +178,7 @@ mod tests {
         let trace = Trace::new(SHAPE);
         let mut live = std::collections::HashMap::new();
         let mut used = 0u64;
-        let mut ask = |requests: &[Request], used: &mut u64, live: &mut std::collections::HashMap<u32, u8>| {
+        let ask = |requests: &[Request], used: &mut u64, live: &mut std::collections::HashMap<u32, u8>| {
             for (id, order) in requests {
                 assert!(live.insert(*id, *order).is_none());
                 *used += 1 << order;

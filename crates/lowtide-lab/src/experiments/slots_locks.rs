@@ -203,15 +203,11 @@ impl<S: Slots> Worker<'_, S> {
 }
 
 fn outcome(baseline: &[(usize, &Cell)], ours: &[(usize, &Cell)]) -> Outcome {
-    let mut tables = vec![throughput(baseline, ours)];
-    let classes: [(&str, fn(&Cell) -> Class); 2] = [("shared", |c| c.shared), ("local", |c| c.local)];
-    for (name, class) in classes {
-        let what = match name {
-            "shared" => "lock that all share: the baseline's area lock, our lists lock",
-            _ => "the other locks: the baseline's caches, our clusters",
-        };
-        tables.push(locks(what, class, baseline, ours));
-    }
+    let tables = vec![
+        throughput(baseline, ours),
+        locks("the lock that all share: the baseline's area lock, our lists lock", |cell| cell.shared, baseline, ours),
+        locks("the other locks: the baseline's caches, our clusters", |cell| cell.local, baseline, ours),
+    ];
     let findings = findings(baseline, ours);
     let curve = |name: &str, cells: &[(usize, &Cell)], y: &dyn Fn(&Cell) -> f64| Series {
         name: name.to_owned(),

@@ -68,6 +68,7 @@ impl Cluster {
 }
 
 impl Clusters {
+    /// `slots` slots, of which the first is never given out. `by_order`: runs may come from clusters that are partly used.
     pub fn new(slots: usize, cpus: usize, by_order: bool) -> Clusters {
         let empty = Cluster { map: [0; CLUSTER / 64], used: 0, order: 0, list: NONE, next: NIL, prev: NIL };
         let mut all = Clusters {
@@ -149,7 +150,7 @@ impl Clusters {
             if self.fits(i, order) {
                 return Some(i);
             }
-            self.to_list(i, frag);
+            self.put_on(i, frag);
         }
         if let Some(i) = self.walk(frag, order) {
             return Some(i);
@@ -188,7 +189,7 @@ impl Clusters {
             cluster.order = order as u8;
         }
         cluster.used += n as u16;
-        let stays = if cluster.list >= FRAG && cluster.list != NONE { FRAG } else { NONFULL };
+        let stays = if (FRAG..LISTS as u8).contains(&cluster.list) { FRAG } else { NONFULL };
         self.settle(i, stays);
     }
 
@@ -211,11 +212,12 @@ impl Clusters {
             _ => partly + cluster.order,
         };
         if cluster.list != to {
-            self.to_list(i, to);
+            self.put_on(i, to);
         }
     }
 
-    fn to_list(&mut self, i: u32, to: u8) {
+    /// Moves a cluster to the tail of a list.
+    fn put_on(&mut self, i: u32, to: u8) {
         let Cluster { list: from, next, prev, .. } = self.clusters[i as usize];
         if from != NONE {
             match prev {
