@@ -5,13 +5,13 @@
 
 use std::collections::HashMap;
 
+use lowtide_core::slot::Policy;
+
 use crate::experiment::{Experiment, Outcome, Scale};
 use crate::measure::{Sample, cpu_ns, in_turn};
 use crate::plot::{Chart, Series};
 use crate::report::{Finding, Table, Target};
-#[allow(unused)]
-use crate::slots::Shim;
-use crate::slots::{Policy, Searched, Slots, area};
+use crate::slots::{Searched, Slots, area};
 use crate::threads;
 use crate::trace::{Request, Round, Shape, Trace};
 
@@ -81,9 +81,16 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
             points.push(Point { full, trapped, cells: measure(slots, &trace, scale.pick(3, 5))? });
         }
     }
-    let area = area(slots, Policy::Exact)?;
-    let bytes = area.table_bytes() as f64 / slots as f64;
+    let bytes = table_bytes(slots)? as f64 / slots as f64;
     Ok(outcome(&points, traps, bytes))
+}
+
+/// Bytes of memory that the tables of an area take when all its slots are in use (the store's words, which are not the
+/// allocator's, take none until the store writes them).
+fn table_bytes(slots: u64) -> Result<usize, String> {
+    let area = area(slots, Policy::default())?;
+    while area.alloc(0).is_some() {}
+    Ok(area.table_bytes())
 }
 
 /// Replays a trace with each policy: once to count, and a few times in turn to measure.
@@ -343,8 +350,6 @@ fn sum<'a>(samples: impl Iterator<Item = &'a Sample>) -> Sample {
 #[cfg(test)]
 mod tests {
     use super::*;
-    #[allow(unused)]
-    use crate::slots::Shim;
 
     const SLOTS: u64 = 1 << 14;
 

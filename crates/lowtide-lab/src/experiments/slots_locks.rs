@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use lowtide_core::lock;
+use lowtide_core::slot::Policy;
 
 use crate::experiment::{Experiment, Outcome, Scale};
 use crate::measure::{Sample, Stopwatch, in_turn};
 use crate::plot::{Chart, Series};
 use crate::report::{Finding, Table, Target};
-use crate::slots::{Baseline, Policy, Slots, area};
+use crate::slots::{Baseline, Slots, area};
 use crate::threads;
 
 pub const EXPERIMENT: Experiment =
@@ -302,8 +303,6 @@ fn findings(baseline: &[(usize, &Cell)], ours: &[(usize, &Cell)]) -> Vec<Finding
 #[cfg(test)]
 mod tests {
     use super::*;
-    #[allow(unused)]
-    use crate::slots::Shim;
 
     #[test]
     fn workers_stay_near_their_share_and_hold_what_they_count() {

@@ -5,10 +5,11 @@
 //! Published (the kernel, 2024): 100 % fallbacks after a few rounds before its allocator knew orders; 0 % is expected now.
 
 use fastrand::Rng;
+use lowtide_core::slot::Policy;
 
 use crate::experiment::{Experiment, Outcome, Scale};
 use crate::report::{Finding, Table, Target};
-use crate::slots::{Baseline, Policy, Slots, area};
+use crate::slots::{Baseline, Slots, area};
 use crate::threads;
 
 pub const EXPERIMENT: Experiment =
@@ -187,8 +188,6 @@ fn run(_: &Scale) -> Result<Outcome, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    #[allow(unused)]
-    use crate::slots::Shim;
 
     #[test]
     fn the_model_tells_a_bad_allocator() {

@@ -3,7 +3,7 @@
 mod area;
 mod baseline;
 
-pub use area::{Policy, Shim, area};
+pub use area::area;
 pub use baseline::Baseline;
 
 /// Slots in runs of 2^order, at multiples of that, for any number of threads.
