@@ -98,7 +98,9 @@ struct Live {
     pieces: Vec<Piece>,
     /// By piece: freed.
     gone: Vec<bool>,
-    /// Pieces by number, in no order: all that are not gone, and some that are.
+    /// By piece: freed at a time of its own, with those that follow it up to the next such one.
+    leads: Vec<bool>,
+    /// Pieces that lead by number, in no order: all that are not gone, and some that are.
     mortal: Vec<u32>,
     used: u64,
     trapped: u64,
@@ -107,7 +109,8 @@ struct Live {
 impl Live {
     fn new(shape: Shape) -> Live {
         let rng = Rng::with_seed(shape.seed);
-        Live { shape, rng, objects: 0, pieces: Vec::new(), gone: Vec::new(), mortal: Vec::new(), used: 0, trapped: 0 }
+        let (pieces, gone, leads, mortal) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Live { shape, rng, objects: 0, pieces, gone, leads, mortal, used: 0, trapped: 0 }
     }
 
     fn slots(&self, share: f64) -> u64 {
@@ -155,30 +158,34 @@ impl Live {
         self.objects += 1;
         self.used += n as u64;
         let cut = if order > 0 && self.rng.f64() < IN_PIECES { self.rng.u16(1..n) } else { n };
-        let mut from = 0;
+        let (mut from, mut leads) = (0, true);
         for slot in 0..n {
+            if slot == cut {
+                self.piece(id, from, slot, leads);
+                (from, leads) = (slot, true);
+            }
             // Half as often as would fill the trap at once, so that it goes on to close while the traffic runs.
-            let traps = self.rng.f64() < self.shape.trapped / 2.0 && self.trapped < self.slots(self.shape.trapped);
-            if traps {
+            if self.rng.f64() < self.shape.trapped / 2.0 && self.trapped < self.slots(self.shape.trapped) {
                 self.trapped += 1;
-                self.piece(id, from, slot);
+                leads &= !self.piece(id, from, slot, leads);
                 from = slot + 1;
-            } else if slot == cut {
-                self.piece(id, from, slot);
-                from = slot;
             }
         }
-        self.piece(id, from, n);
+        self.piece(id, from, n, leads);
         (id, order)
     }
 
-    /// The slots from `from` to before `end` of an object will be freed together.
-    fn piece(&mut self, id: u32, from: u16, end: u16) {
+    /// The slots from `from` to before `end` of an object will be freed; whether there are any.
+    fn piece(&mut self, id: u32, from: u16, end: u16, leads: bool) -> bool {
         if from < end {
-            self.mortal.push(self.pieces.len() as u32);
+            if leads {
+                self.mortal.push(self.pieces.len() as u32);
+            }
             self.pieces.push(Piece { id, from, n: end - from });
             self.gone.push(false);
+            self.leads.push(leads);
         }
+        from < end
     }
 
     /// Frees down to a fullness.
@@ -187,10 +194,17 @@ impl Live {
         while self.used > limit && !self.mortal.is_empty() {
             let at = self.mortal.swap_remove(self.rng.usize(..self.mortal.len())) as usize;
             let stretch = if self.rng.f64() < STRETCHES { self.rng.usize(1..STRETCH) } else { 1 };
-            for (piece, gone) in self.pieces.iter().zip(&mut self.gone).skip(at).take(stretch) {
-                if self.used > limit && !std::mem::replace(gone, true) {
-                    self.used -= piece.n as u64;
-                    drops.push(*piece);
+            let mut led = 0;
+            for i in at..self.pieces.len() {
+                if self.leads[i] {
+                    if led == stretch || self.used <= limit {
+                        break;
+                    }
+                    led += 1;
+                }
+                if !std::mem::replace(&mut self.gone[i], true) {
+                    self.used -= self.pieces[i].n as u64;
+                    drops.push(self.pieces[i]);
                 }
             }
         }

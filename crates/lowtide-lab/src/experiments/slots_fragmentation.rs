@@ -386,7 +386,7 @@ mod tests {
 
     #[test]
     fn a_replay_frees_all_that_the_trace_frees() {
-        let trace = Trace::new(Shape { slots: SLOTS, full: 0.5, trapped: 0.0, rounds: 5, seed: 5 });
+        let trace = trace(0.8);
         let area = area(SLOTS, Policy::ScanOne).unwrap();
         let mut replay = Replay::new(&area, &trace, false);
         let mut live = std::collections::HashSet::new();

@@ -80,7 +80,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     let mut cells = vec![Cell::default(); variants.len()];
     in_turn(&variants, scale.pick(7, 15), |i, &(kind, threads)| match kind {
         Kind::Baseline => measure(&Baseline::new(slots), slots, threads, window, &mut cells[i]),
-        Kind::Ours => measure(&area(slots, Policy::Exact)?, slots, threads, window, &mut cells[i]),
+        Kind::Ours => measure(&area(slots, Policy::default())?, slots, threads, window, &mut cells[i]),
     })?;
     let of = |kind: Kind| -> Vec<(usize, &Cell)> {
         variants.iter().zip(&cells).filter(|((k, _), _)| *k == kind).map(|((_, n), cell)| (*n, cell)).collect()
