@@ -64,9 +64,11 @@ impl Baseline {
         if ready.is_empty() {
             self.area.lock().take_singles(cpu, CACHED, &mut ready);
         }
-        if ready.is_empty() {
+        // Tried only: two locks of one class are never waited for.
+        if ready.is_empty()
+            && let Some(mut freed) = caches.freed.try_lock()
+        {
             // The area is full, but for what the caches hold back.
-            let mut freed = caches.freed.lock();
             std::mem::swap(&mut *ready, &mut *freed);
         }
         ready.pop()
