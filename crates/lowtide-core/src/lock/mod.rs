@@ -1,5 +1,5 @@
 //! A spin-then-park mutual exclusion lock that needs no thread-local storage and no allocation, and can be reset in a forked
-//! child. The three states of the word (free, held, held with waiters) are those of Drepper, "Futexes Are Tricky" (2011).
+//! child.
 //!
 //! Each lock has a rank, its place in the lock order of lowtide (`rank.rs`); debug builds assert it. The fast path counts
 //! acquisitions (a plain add to a cache line that the holder owns); the time that threads wait is kept per rank.
@@ -14,26 +14,28 @@ use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::futex;
+use rustix::time::Timespec;
 
 pub use stats::{Waits, reset_waits, waits};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-const WAITED: u32 = 2;
+/// How long a thread sleeps at most before it looks again: see [`Guard`]'s drop.
+const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 /// How often to look at a held lock before sleeping: about as long as a futex call takes.
 const SPINS: u32 = 100;
 
 /// A mutual exclusion lock of a rank around a `T`. Not fair; poison-free (lowtide does not unwind).
+// In this order: what each acquisition writes lies on one cache line, with the beginning of the value.
+#[repr(C)]
 pub struct Lock<T, const RANK: u8 = { rank::UNRANKED }> {
     word: AtomicU32,
-    inner: UnsafeCell<Inner<T>>,
-}
-
-struct Inner<T> {
-    /// How often the lock was taken; wraps.
-    taken: u32,
-    value: T,
+    /// Threads that sleep or are about to.
+    sleepers: AtomicU32,
+    /// How often the lock was taken; wraps. Only the holder uses it.
+    taken: UnsafeCell<u32>,
+    value: UnsafeCell<T>,
 }
 
 // SAFETY: the lock hands out one reference at a time.
@@ -54,7 +56,12 @@ impl<T: Default, const RANK: u8> Default for Lock<T, RANK> {
 impl<T, const RANK: u8> Lock<T, RANK> {
     /// A free lock.
     pub const fn new(value: T) -> Self {
-        Lock { word: AtomicU32::new(FREE), inner: UnsafeCell::new(Inner { taken: 0, value }) }
+        Lock {
+            word: AtomicU32::new(FREE),
+            sleepers: AtomicU32::new(0),
+            taken: UnsafeCell::new(0),
+            value: UnsafeCell::new(value),
+        }
     }
 
     /// Takes the lock, spinning for a short while and then sleeping until it is free. Debug builds panic if this thread holds a
@@ -78,7 +85,7 @@ impl<T, const RANK: u8> Lock<T, RANK> {
     fn taken(&self) -> Guard<'_, T, RANK> {
         order::took(RANK);
         // SAFETY: this thread has just become the one holder.
-        unsafe { (*self.inner.get()).taken = (*self.inner.get()).taken.wrapping_add(1) };
+        unsafe { *self.taken.get() = (*self.taken.get()).wrapping_add(1) };
         Guard { lock: self }
     }
 
@@ -98,16 +105,18 @@ impl<T, const RANK: u8> Lock<T, RANK> {
             }
             core::hint::spin_loop();
         }
-        while self.word.swap(WAITED, Ordering::Acquire) != FREE {
-            let _ = futex::wait(&self.word, futex::Flags::PRIVATE, WAITED, None);
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        while self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            let _ = futex::wait(&self.word, futex::Flags::PRIVATE, HELD, Some(&NAP));
         }
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// How often the lock was taken, modulo 2^32. Takes it once more, uncounted.
     pub fn acquisitions(&self) -> u32 {
         let guard = self.lock();
         // SAFETY: the guard excludes everybody else.
-        let taken = unsafe { &mut (*guard.lock.inner.get()).taken };
+        let taken = unsafe { &mut *guard.lock.taken.get() };
         *taken = taken.wrapping_sub(1);
         *taken
     }
@@ -121,6 +130,7 @@ impl<T, const RANK: u8> Lock<T, RANK> {
         // Looked at first: a store to a free lock would make the child copy the page that the lock is in.
         if self.word.load(Ordering::Relaxed) != FREE {
             self.word.store(FREE, Ordering::Relaxed);
+            self.sleepers.store(0, Ordering::Relaxed);
         }
     }
 }
@@ -134,14 +144,14 @@ impl<T, const RANK: u8> Deref for Guard<'_, T, RANK> {
     type Target = T;
     fn deref(&self) -> &T {
         // SAFETY: this guard is the one holder of the lock.
-        unsafe { &(*self.lock.inner.get()).value }
+        unsafe { &*self.lock.value.get() }
     }
 }
 
 impl<T, const RANK: u8> DerefMut for Guard<'_, T, RANK> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: this guard is the one holder of the lock.
-        unsafe { &mut (*self.lock.inner.get()).value }
+        unsafe { &mut *self.lock.value.get() }
     }
 }
 
@@ -149,7 +159,10 @@ impl<T, const RANK: u8> Drop for Guard<'_, T, RANK> {
     #[inline]
     fn drop(&mut self) {
         order::gave(RANK);
-        if self.lock.word.swap(FREE, Ordering::Release) == WAITED {
+        self.lock.word.store(FREE, Ordering::Release);
+        // A plain store, not a read-modify-write, which would cost as much as taking the lock. So a processor may look for sleepers
+        // before its store is seen by one who is about to sleep: then nobody wakes that one, who looks again after its nap.
+        if self.lock.sleepers.load(Ordering::Relaxed) != 0 {
             let _ = futex::wake(&self.lock.word, futex::Flags::PRIVATE, 1);
         }
     }

@@ -18,6 +18,10 @@ use crate::vm::{OnFork, PAGE_SIZE};
 /// Most slots of an area: what an entry can name.
 pub const MAX_SLOTS: u64 = 1 << 40;
 
+/// A cluster tells the area how many of its slots are used when it is empty, or when so many have come or gone: if it told each time,
+/// all CPUs would fight for the cache line of the area's count.
+const TELL: u16 = 32;
+
 /// A limit on bytes of file that the processes of a run share.
 #[derive(Debug, Clone, Copy)]
 pub struct Budget {
@@ -71,6 +75,7 @@ pub struct Area {
     budget: Option<Budget>,
     /// Bytes that this area has added to the budget.
     charged: AtomicU64,
+    used_about: AtomicU64,
     /// Counts full clusters.
     pub(super) usage: Usage,
     pub(super) zombies: AtomicU64,
@@ -115,6 +120,7 @@ impl Area {
                 discard: cfg.discard,
                 budget: cfg.budget,
                 charged: AtomicU64::new(0),
+                used_about: AtomicU64::new(0),
                 usage: Usage::new(clusters as u64),
                 zombies: AtomicU64::new(0),
                 caches: AtomicU64::new(0),
@@ -136,6 +142,17 @@ impl Area {
             _ => self.searcher.place(inner, freed),
         };
         self.places.relocate(i, inner, to);
+        self.tell(inner);
+    }
+
+    /// Tells the area how many slots of a locked cluster are used, if that is due.
+    #[inline]
+    pub(super) fn tell(&self, inner: &mut LockedInner<'_>) {
+        if inner.count.abs_diff(inner.told) >= TELL || inner.count == 0 {
+            let more = u64::from(inner.count).wrapping_sub(inner.told.into());
+            self.used_about.fetch_add(more, Ordering::Relaxed);
+            inner.told = inner.count;
+        }
     }
 
     /// Slots of cluster `i`.
@@ -189,7 +206,7 @@ impl Area {
             inner.occupy(slots, CLUSTER_SLOTS - slots);
         }
         // Slots beyond the end are no slots of the area; slot 0 is one that is always used.
-        self.next.add_used((i == 0).into());
+        inner.told = (CLUSTER_SLOTS - slots) as u16;
         Some((i, inner))
     }
 
@@ -255,7 +272,6 @@ impl Area {
             if caches != inner.caches {
                 self.caches.fetch_sub((caches - inner.caches).into(), Ordering::Relaxed);
             }
-            self.next.add_used(0u64.wrapping_sub(n as u64));
             self.settle(i, inner, true);
             if full {
                 self.usage.sub(1);
@@ -290,9 +306,17 @@ impl Area {
         self.charged.load(Ordering::Relaxed)
     }
 
-    /// Used slots, with slot 0 and zombies.
+    /// Used slots, with slot 0 and zombies: looks at every cluster.
     pub fn used(&self) -> u64 {
-        self.next.used()
+        let opened = self.opened.load(Ordering::Acquire) as usize;
+        let count = |i: usize| u64::from(self.clusters[i].0.lock().count);
+        (0..opened).map(|i| count(i) + self.slots_of(i) - CLUSTER_SLOTS as u64).sum()
+    }
+
+    /// Used slots, but for up to [`TELL`] in each cluster that have come or gone since it last told.
+    #[inline]
+    pub(super) fn used_about(&self) -> u64 {
+        self.used_about.load(Ordering::Relaxed)
     }
 
     /// Whether this process may not allocate here because a parent made the area.

@@ -89,6 +89,15 @@ impl Bitmap {
     pub(super) fn largest_clear(&self, most: u32) -> Option<u32> {
         (0..=most.min(MAX_ORDER)).rev().find(|order| self.find_clear(*order, 0).is_some())
     }
+
+    /// Whether the `n` bits from `first` on are all set.
+    pub(super) fn is_set_all(&self, first: usize, n: usize) -> bool {
+        if first % 64 + n <= 64 {
+            let mask = mask(first / 64, first, n);
+            return self.0[first / 64] & mask == mask;
+        }
+        self.count(first, n) == n
+    }
 }
 
 /// The bits of a word from which 2^order bits are clear, aligned or not, order 0 to 5.
@@ -124,6 +133,7 @@ mod tests {
             prop_assert_eq!(map.largest_clear(MAX_ORDER), largest);
             let n = n.min(CLUSTER_SLOTS - from);
             prop_assert_eq!(map.is_clear(from, n), free(from, n));
+            prop_assert_eq!(map.is_set_all(from, n), plain[from..from + n].iter().all(|b| *b));
             prop_assert_eq!(map.count(from, n), plain[from..from + n].iter().filter(|b| **b).count());
             let before = map;
             map.set(from, n);

@@ -31,18 +31,20 @@ pub(super) enum ListState {
 }
 
 /// What a cluster's lock protects. All zeros: never used.
+// In this order, what most changes need lies on two cache lines.
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct Inner {
-    used: Bitmap,
-    /// Used slots whose page is in memory and clean: they hold only a cache mark.
-    cached: Bitmap,
     /// Bits set in `used`.
     pub count: u16,
+    /// `count` when the area was last told of it.
+    pub told: u16,
     /// Bits set in `cached`.
     pub caches: u16,
     /// Slots in use that this process has freed while a forked child still refers to them.
     pub zombies: u16,
-    /// How many orders the largest aligned free run is below a whole cluster; [`ORDERS`] if no slot is free.
+    /// How many orders the largest aligned free run is below a whole cluster, at least; [`ORDERS`] if no slot is free. Allocations
+    /// leave it as it is: the search that finds less than it promises corrects it.
     below: u8,
     /// The order that the cluster serves, from its first slot until it is empty again.
     pub order: u8,
@@ -51,12 +53,16 @@ pub(super) struct Inner {
     pub place: u8,
     /// Its bytes count against the area's budget.
     pub charged: bool,
+    used: Bitmap,
+    /// Used slots whose page is in memory and clean: they hold only a cache mark.
+    cached: Bitmap,
 }
 
 pub(super) const EMPTY: Inner = Inner {
     used: Bitmap::EMPTY,
     cached: Bitmap::EMPTY,
     count: 0,
+    told: 0,
     caches: 0,
     zombies: 0,
     below: 0,
@@ -86,9 +92,16 @@ impl Inner {
         self.state <= ListState::Frag && (any || order == 0 || self.count == 0 || self.order as u32 == order)
     }
 
-    /// The order of the largest aligned free run.
+    /// The order of the largest aligned free run, or more: what was true before the latest allocations.
     pub(super) fn best(&self) -> Option<u32> {
         MAX_ORDER.checked_sub(self.below as u32)
+    }
+
+    /// The order of the largest aligned free run; [`Inner::best`] says so too from here on.
+    pub(super) fn find_best(&mut self) -> Option<u32> {
+        let best = self.used.largest_clear(self.best()?);
+        self.below = best.map_or(ORDERS as u8, |best| (MAX_ORDER - best) as u8);
+        best
     }
 
     /// Takes the first 2^`order` free slots at a multiple of that, from index `from` on or else from the beginning, and returns
@@ -97,7 +110,10 @@ impl Inner {
         if self.best()? < order {
             return None;
         }
-        let first = self.used.find_clear(order, from).or_else(|| self.used.find_clear(order, 0))?;
+        let Some(first) = self.used.find_clear(order, from).or_else(|| self.used.find_clear(order, 0)) else {
+            self.find_best();
+            return None;
+        };
         if self.count == 0 {
             self.order = order as u8;
         }
@@ -110,10 +126,8 @@ impl Inner {
         debug_assert!(self.used.is_clear(first, n));
         self.used.set(first, n);
         self.count += n as u16;
-        // A smaller largest run is found by looking; mostly the first look finds one as large as before.
-        if let Some(best) = self.best() {
-            self.below = self.used.largest_clear(best).map_or(ORDERS as u8, |now| (MAX_ORDER - now) as u8);
-        }
+        // No longer a whole cluster, at least.
+        self.below = if self.is_full() { ORDERS as u8 } else { self.below.max(1) };
     }
 
     /// Frees `n` slots from index `first` on.
@@ -149,7 +163,7 @@ impl Inner {
 
     /// Whether all of the `n` slots from index `first` on are in use.
     pub(super) fn all_used(&self, first: usize, n: usize) -> bool {
-        self.used.count(first, n) == n
+        self.used.is_set_all(first, n)
     }
 
     pub(super) fn is_cached(&self, slot: usize) -> bool {
@@ -180,8 +194,8 @@ impl Inner {
         self.count as usize == self.used.count(0, CLUSTER_SLOTS)
             && self.caches as usize == self.cached.count(0, CLUSTER_SLOTS)
             && self.cached.without(&self.used) == Bitmap::EMPTY
-            && self.best() == self.used.largest_clear(MAX_ORDER)
-            && (self.below as usize == ORDERS) == self.best().is_none()
+            && self.best() >= self.used.largest_clear(MAX_ORDER)
+            && self.is_full() == self.best().is_none()
     }
 }
 
@@ -199,7 +213,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
-        fn the_largest_run_is_kept_right(ops in prop::collection::vec((0u32..=MAX_ORDER, 0usize..CLUSTER_SLOTS, any::<bool>()), 1..80)) {
+        fn the_largest_run_is_never_said_smaller_than_it_is(ops in prop::collection::vec((0u32..=MAX_ORDER, 0usize..CLUSTER_SLOTS, any::<bool>()), 1..80)) {
             let mut c = EMPTY;
             for (order, at, take) in ops {
                 if take {

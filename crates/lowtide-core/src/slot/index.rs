@@ -26,6 +26,12 @@ impl Level {
     pub(super) const FULL: Level = Level(2 * LARGEST as u8);
     pub(super) const COUNT: usize = 2 * LARGEST + 1;
 
+    /// Whether a cluster that is here can be one that belongs to `other`: its runs may have shrunk.
+    pub(super) fn may_stand_for(self, other: Level) -> bool {
+        let best = |level: Level| level.0 as usize % LARGEST;
+        self == other || (self != Level::FULL && other != Level::FULL && best(self) >= best(other))
+    }
+
     /// Where a cluster with at least one used slot belongs.
     #[inline]
     pub(super) fn of(inner: &Inner) -> Level {

@@ -59,7 +59,7 @@ impl Area {
                 return found;
             }
             drop(request);
-            if order > 0 || self.used() >= self.opened_slots().min(self.slots()) {
+            if order > 0 || self.usage.count() >= self.opened.load(Ordering::Relaxed).into() {
                 break;
             }
             spin_loop();
@@ -82,7 +82,7 @@ impl Area {
     /// Whether 2^`order` aligned free slots exist anywhere: looks at every cluster. The truth that searches are measured against.
     pub fn has_free_run(&self, order: u32) -> bool {
         let opened = self.opened.load(Ordering::Acquire) as usize;
-        opened < self.clusters.len() || (0..opened).any(|i| self.clusters[i].0.lock().best().is_some_and(|best| best >= order))
+        opened < self.clusters.len() || (0..opened).any(|i| self.clusters[i].0.lock().find_best() >= Some(order))
     }
 
     /// Figures of all allocations so far.
@@ -104,7 +104,12 @@ impl<'a> Request<'a> {
         if !inner.usable(self.order, self.area.searcher.mixes()) || inner.count == 0 && !inner.charged {
             return None;
         }
-        self.take(i, &mut inner, next as usize - i * CLUSTER_SLOTS)
+        let slot = self.take(i, &mut inner, next as usize - i * CLUSTER_SLOTS);
+        if slot.is_none() && inner.state == ListState::Frag && inner.count > 0 {
+            // Left by this CPU: now it is to be where it belongs.
+            self.area.settle(i, &mut inner, false);
+        }
+        slot
     }
 
     fn search(&mut self) -> Option<u64> {
@@ -121,7 +126,7 @@ impl<'a> Request<'a> {
         if let Some(slot) = self.from_free() {
             return Some(slot);
         }
-        let half_used = area.used() * 2 >= area.opened_slots();
+        let half_used = area.used_about() * 2 >= area.opened_slots();
         if half_used && let Some(slot) = self.from_unused() {
             return Some(slot);
         }
@@ -176,7 +181,7 @@ impl<'a> Request<'a> {
     }
 
     fn from_partly_used(&mut self) -> Option<u64> {
-        let (used, total) = (self.area.used(), self.area.slots());
+        let (used, total) = (self.area.used_about(), self.area.slots());
         self.area.searcher.search(self.order, used, total, self)
     }
 
@@ -190,8 +195,12 @@ impl<'a> Request<'a> {
                 count.store(1, Ordering::Relaxed);
             }
         }
-        self.area.next.add_used(n as u64);
-        self.area.settle(i, inner, false);
+        // Where clusters are by what room they have, one that this CPU fills stays where it was when it began.
+        if self.area.searcher.mixes() && inner.state == ListState::Frag && !inner.is_full() {
+            self.area.tell(inner);
+        } else {
+            self.area.settle(i, inner, false);
+        }
         if inner.is_full() {
             self.area.usage.add(1);
         }
@@ -254,7 +263,11 @@ impl Trier for Request<'_> {
         ahead.chain(behind).find_map(|i| {
             let mut inner = area.clusters[i].0.try_lock()?;
             self.opened += 1;
-            self.take(i, &mut inner, 0)
+            let slot = self.take(i, &mut inner, 0);
+            if slot.is_none() && inner.state == ListState::Frag {
+                area.settle(i, &mut inner, false);
+            }
+            slot
         })
     }
 }

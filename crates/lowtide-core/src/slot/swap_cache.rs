@@ -49,7 +49,7 @@ impl Area {
 
     /// Whether more than half of the slots are used: then slots that hold only a cache mark are worth more free.
     pub fn is_over_half_full(&self) -> bool {
-        self.used() > self.slots() / 2
+        self.used_about() > self.slots() / 2
     }
 
     /// Takes back slots that hold only a cache mark from up to `most` full clusters. For a background worker, when the area

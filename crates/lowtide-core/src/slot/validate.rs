@@ -30,7 +30,7 @@ pub enum Invalid {
         /// How many there are.
         found: u64,
     },
-    /// The number of used slots is not the sum of the clusters'.
+    /// The number of used slots is not what the clusters have told, or far from what they hold.
     Usage {
         /// What the area says.
         counted: u64,
@@ -86,15 +86,19 @@ impl Area {
                 }
             }
         }
-        let (mut found, mut full) = (0, 0);
+        let (mut found, mut full, mut told) = (0, 0, 0);
         for (cluster, on) in on.iter().enumerate() {
-            let inner = self.clusters[cluster].0.lock();
+            let mut inner = self.clusters[cluster].0.lock();
             if !inner.is_consistent() {
                 return Err(Invalid::Counts { cluster });
             }
+            inner.find_best();
             let right = match (*on, inner.count as usize) {
                 (Some(place), 0) => place == Place::List(ListId::FREE) || place == Place::List(ListId::DISCARD),
-                (Some(place), _) => place == self.searcher.place(&inner, place.state() == ListState::NonFull),
+                (Some(place), _) => match (place, self.searcher.place(&inner, place.state() == ListState::NonFull)) {
+                    (Place::Index(is), Place::Index(belongs)) => is.may_stand_for(belongs),
+                    (is, belongs) => is == belongs,
+                },
                 (None, _) => false,
             };
             if !right || lists::of(&inner) != *on || on.is_some_and(|place| place.state() != inner.state) {
@@ -102,10 +106,11 @@ impl Area {
             }
             full += u64::from(inner.is_full());
             let beyond = ((cluster + 1) * CLUSTER_SLOTS).saturating_sub(self.slots() as usize);
+            told += inner.told as u64 - beyond as u64;
             found += inner.count as u64 - beyond as u64;
         }
-        let counted = self.used();
-        if counted != found {
+        let counted = self.used_about();
+        if counted != told || counted.abs_diff(found) > (opened * CLUSTER_SLOTS) as u64 / 16 {
             return Err(Invalid::Usage { counted, found });
         }
         let counted = self.usage.count();

@@ -16,6 +16,8 @@ use crate::slot::lists::{ListId, Place};
 const ONE: u32 = 1 << 16;
 /// Fewest and most clusters of a bucket that one search opens.
 const TRIES: (u32, u32) = (1, 16);
+/// Clusters of each other order that a search opens at most in a bucket where each surely has a run.
+const STEALS: u32 = 4;
 /// Weight of the latest try in what was seen: 1/16.
 const WEIGHT: u32 = 4;
 
@@ -28,6 +30,11 @@ pub(in crate::slot) struct Bucketed {
 /// The bucket of a cluster with that many used slots; bucket 0 holds the emptiest.
 fn bucket(used: usize) -> usize {
     (used * BUCKETS / (CLUSTER_SLOTS + 1)).min(BUCKETS - 1)
+}
+
+/// Used slots of a cluster in the middle of a bucket.
+fn middle(bucket: usize) -> usize {
+    (2 * bucket + 1) * CLUSTER_SLOTS / (2 * BUCKETS)
 }
 
 /// P(o, c) in 65536ths.
@@ -49,7 +56,6 @@ fn chance(order: u32, used: usize) -> u32 {
 
 impl Bucketed {
     pub(super) fn new() -> Bucketed {
-        let middle = |b: usize| (2 * b + 1) * CLUSTER_SLOTS / (2 * BUCKETS);
         let first_guess = |o: usize| core::array::from_fn(|b| AtomicU32::new(chance(o as u32, middle(b))));
         Bucketed { seen: core::array::from_fn(first_guess) }
     }
@@ -92,6 +98,17 @@ impl Search for Bucketed {
                 tried.slot
             })
         })
+    }
+
+    fn steal(&self, order: u32, trier: &mut dyn Trier) -> Option<u64> {
+        let others = || (0..ORDERS as u32).filter(|o| *o != order);
+        // The emptiest of other orders, a few each: what they gave of late is not known.
+        (0..BUCKETS)
+            .find_map(|bucket| {
+                let tries = (chance(order, middle(bucket)) * STEALS / ONE) as usize;
+                others().find_map(|o| trier.try_list(ListId::frag(o, bucket), tries.max(usize::from(order == 0))).slot)
+            })
+            .or_else(|| others().find_map(|o| trier.try_list(ListId::nonfull(o), 1).slot))
     }
 }
 
