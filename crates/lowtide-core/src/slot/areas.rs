@@ -15,8 +15,8 @@ use crate::percpu::{self, CacheAligned};
 use crate::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use crate::sync::{Lock, pause};
 
-/// Most areas: an entry has 8 bits for them.
-const MAX: usize = 256;
+/// Most areas: an entry has 8 bits for them. Models need few, and look at each of them again and again.
+const MAX: usize = if cfg!(any(feature = "loom", feature = "shuttle")) { 2 } else { 256 };
 /// Counters of references that an area has: CPUs share them.
 const STRIPES: usize = 16;
 
@@ -24,8 +24,8 @@ type Users = [CacheAligned<AtomicU32>; STRIPES];
 
 /// The place of one number.
 #[derive(Debug)]
-struct Place {
-    area: AtomicPtr<Area>,
+pub(super) struct Place {
+    pub(super) area: AtomicPtr<Area>,
     /// Made with the first area that has the number; lives as long as the list, so that a late user finds it.
     users: AtomicPtr<Users>,
 }
@@ -47,7 +47,7 @@ struct Available {
 /// The areas of a store. All methods are thread-safe unless they say otherwise.
 #[derive(Debug)]
 pub struct Areas {
-    places: [Place; MAX],
+    pub(super) places: [Place; MAX],
     available: Lock<Available, { rank::AVAILABLE }>,
     /// By CPU and order, the number of the area used last, plus one; 0: none.
     last: Box<[CacheAligned<[AtomicU32; ORDERS]>]>,
@@ -126,7 +126,7 @@ impl Areas {
     /// The area of that number.
     #[inline]
     pub fn get(&self, id: u8) -> Option<AreaRef<'_>> {
-        let place = &self.places[id as usize];
+        let place = self.places.get(id as usize)?;
         // SAFETY: made from a Box, and freed only with the list itself, which is borrowed.
         let users = unsafe { place.users.load(Ordering::Acquire).as_ref()? };
         let users = &users[percpu::current() % STRIPES].0;
@@ -145,7 +145,7 @@ impl Areas {
 
     /// The areas, by number.
     pub fn iter(&self) -> impl Iterator<Item = AreaRef<'_>> {
-        (0..=u8::MAX).filter_map(|id| self.get(id))
+        (0..MAX).filter_map(|id| self.get(id as u8))
     }
 
     /// Adds an area under the lowest free number. `listed`: [`Areas::alloc`] gives out its slots.

@@ -1,5 +1,8 @@
 //! The model checker's lock behind the interface of [`crate::lock::Lock`].
 
+#[cfg(feature = "loom")]
+pub mod atomic;
+
 use std::boxed::Box;
 use std::ops::{Deref, DerefMut};
 
@@ -10,7 +13,7 @@ use crate::vm::OnFork;
 #[cfg(feature = "loom")]
 use loom::sync::{Mutex, MutexGuard};
 #[cfg(feature = "loom")]
-pub use loom::{hint::spin_loop, sync::atomic, thread::yield_now as pause};
+pub use loom::{hint::spin_loop, thread::yield_now as pause};
 #[cfg(all(feature = "shuttle", not(feature = "loom")))]
 use shuttle::sync::{Mutex, MutexGuard};
 #[cfg(all(feature = "shuttle", not(feature = "loom")))]
