@@ -235,13 +235,21 @@ impl Areas {
             }
         }
         self.wait_for_users(id);
+        // Still there: nobody removes it before it is quiet.
+        if let Some(area) = self.get(id) {
+            area.quiet.store(true, Ordering::SeqCst);
+        }
         Ok(())
     }
 
-    /// Opens an area: one that was closed, or a new one.
+    /// Opens an area: one that was closed, or a new one. No effect while another thread is in [`Areas::close`] or
+    /// [`Areas::remove`] with it.
     pub fn reopen(&self, id: u8) {
         if let Some(area) = self.get(id) {
             let mut available = self.available.lock();
+            if area.closed.load(Ordering::SeqCst) && !area.quiet.swap(false, Ordering::SeqCst) {
+                return;
+            }
             area.closed.store(false, Ordering::SeqCst);
             area.usage.keep_off_no_more();
             if area.usage.try_relist() {
@@ -253,12 +261,17 @@ impl Areas {
     /// The last step of swapoff: removes a closed area of which no slot is in use. Waits for calls in flight.
     ///
     /// # Errors
-    /// `Closed` when there is no such area; `StillInUse` when it is not closed or not empty.
+    /// `Closed` when there is no such area; `StillInUse` when it is not closed (or [`Areas::close`] has not returned yet) or not
+    /// empty.
     pub fn remove(&self, id: u8) -> Result<(), SlotError> {
         {
             let area = self.get(id).ok_or(SlotError::Closed)?;
+            if !area.quiet.swap(false, Ordering::SeqCst) {
+                return Err(SlotError::StillInUse);
+            }
             // Slot 0 is always used, once its cluster is.
-            if !area.closed.load(Ordering::SeqCst) || area.used() > 1 {
+            if area.used() > 1 {
+                area.quiet.store(true, Ordering::SeqCst);
                 return Err(SlotError::StillInUse);
             }
         }

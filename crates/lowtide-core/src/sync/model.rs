@@ -2,6 +2,8 @@
 
 #[cfg(feature = "loom")]
 pub mod atomic;
+#[cfg(feature = "loom")]
+mod mutex;
 
 use std::boxed::Box;
 use std::ops::{Deref, DerefMut};
@@ -11,9 +13,9 @@ use rustix::io::Errno;
 use crate::vm::OnFork;
 
 #[cfg(feature = "loom")]
-use loom::sync::{Mutex, MutexGuard};
-#[cfg(feature = "loom")]
 pub use loom::{hint::spin_loop, thread::yield_now as pause};
+#[cfg(feature = "loom")]
+use mutex::{Mutex, MutexGuard};
 #[cfg(all(feature = "shuttle", not(feature = "loom")))]
 use shuttle::sync::{Mutex, MutexGuard};
 #[cfg(all(feature = "shuttle", not(feature = "loom")))]

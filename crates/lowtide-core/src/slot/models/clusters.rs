@@ -8,13 +8,17 @@ use super::{area, explore};
 use crate::slot::lists::{self, ListId};
 use crate::slot::{Area, AreaConfig, CLUSTER_SLOTS, Policy};
 
-/// Two clusters. The first is used but for its last `room` slots, the second is as the caller makes it.
+/// Two clusters that were never used.
 fn two_clusters(policy: Policy) -> Arc<Area> {
     Arc::new(area(AreaConfig { slots: 2 * CLUSTER_SLOTS as u64, policy, ..AreaConfig::default() }))
 }
 
 /// Runs two threads on an area, and checks it.
-fn together<T: 'static>(area: &Arc<Area>, f: impl FnOnce(&Area) -> T + 'static, g: impl FnOnce(&Area) -> T + 'static) -> (T, T) {
+fn together<T: 'static>(
+    area: &Arc<Area>,
+    f: impl FnOnce(&Area) -> T + 'static,
+    g: impl FnOnce(&Area) -> T + 'static,
+) -> (T, T) {
     let other = area.clone();
     let other = thread::spawn(move || f(&other));
     let mine = g(area);
@@ -69,7 +73,8 @@ fn a_cluster_becomes_partly_used_and_full_at_once() {
                 },
                 |a| a.alloc(1),
             );
-            assert!(slot.is_some_and(|s| s != 512));
+            // Elsewhere than the run that is still in use: in the other cluster, if the policy mixes orders.
+            assert!(slot.map_or(policy != Policy::Exact, |s| s != 512), "{slot:?}");
         });
     }
 }

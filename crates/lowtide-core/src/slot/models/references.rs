@@ -75,9 +75,26 @@ fn nothing_is_given_out_once_an_area_is_closed() {
         let other = areas.clone();
         let other = thread::spawn(move || other.alloc(0, &NoCache).map(|(_, slot)| slot));
         areas.close(0).unwrap();
+        assert!(areas.listed().is_empty());
         let used = areas.get(0).unwrap().used();
         let given = other.join().unwrap();
         assert_eq!(areas.get(0).unwrap().used(), used, "after the close");
         assert_eq!(areas.remove(0).is_ok(), given.is_none());
+    });
+}
+
+#[test]
+fn nobody_removes_what_another_thread_has_not_closed_yet() {
+    explore(|| {
+        let areas = Arc::new(Areas::new());
+        areas.add(area(AreaConfig { slots: CLUSTER_SLOTS as u64, ..AreaConfig::default() }), true).unwrap();
+        let (user, closer) = (areas.clone(), areas.clone());
+        let user = thread::spawn(move || user.alloc(0, &NoCache).map(|(_, slot)| slot));
+        let closer = thread::spawn(move || closer.close(0).unwrap());
+        let removed = areas.remove(0).is_ok();
+        let given = user.join().unwrap();
+        closer.join().unwrap();
+        assert!(!removed || given.is_none(), "removed with a slot in use");
+        assert_eq!(areas.get(0).is_none(), removed);
     });
 }

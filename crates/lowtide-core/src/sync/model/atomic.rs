@@ -20,7 +20,7 @@ pub type AtomicPtr<T> = Fenced<inner::AtomicPtr<T>>;
 
 fn fence_if_seq_cst(order: Ordering) {
     if order == Ordering::SeqCst {
-        inner::fence(Ordering::SeqCst);
+        fence(Ordering::SeqCst);
     }
 }
 
