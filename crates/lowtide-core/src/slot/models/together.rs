@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::vec::Vec;
 
 use super::area;
-use crate::slot::{Area, AreaConfig, Areas, CLUSTER_SLOTS, ORDERS, Policy, SlotError, SwapCache};
+use crate::slot::{Area, AreaConfig, Areas, ORDERS, Policy, SlotError, SwapCache};
 
 /// Two whole clusters and a part of one.
 const SLOTS: u64 = 1300;
@@ -20,7 +20,7 @@ const COPY: u8 = 1;
 const OWNED: u8 = 2;
 
 /// How many random orders of events each scheduler tries.
-const ORDERS_TRIED: usize = 150;
+const ORDERS_TRIED: usize = 400;
 
 /// Runs `f` in many random orders of events, and in many that differ from a plain one at a few places.
 fn explore(f: impl Fn() + Send + Sync + Clone + 'static) {
@@ -107,14 +107,16 @@ impl World {
         area.free_run(first, n).unwrap();
     }
 
-    /// Leaves a slot as a clean copy, and perhaps takes it back.
-    fn leave_copy(&self, me: u8, id: u8, slot: u64) {
+    /// Leaves slots as clean copies, and takes some of them back.
+    fn leave_copies(&self, me: u8, (id, first, n): Run) {
         let area = self.areas.get(id).expect("an area with slots in use stays");
-        self.shadow.pass(id, slot, 1, me, COPY);
-        area.mark_cached(slot, true);
-        if thread_rng().gen_bool(0.3) && self.shadow.try_pass(id, slot, COPY, me) {
-            area.mark_cached(slot, false);
-            self.free(me, (id, slot, 1));
+        self.shadow.pass(id, first, n, me, COPY);
+        (first..first + n).for_each(|slot| area.mark_cached(slot, true));
+        for slot in first..first + n {
+            if thread_rng().gen_bool(0.3) && self.shadow.try_pass(id, slot, COPY, me) {
+                area.mark_cached(slot, false);
+                self.free(me, (id, slot, 1));
+            }
         }
     }
 
@@ -130,13 +132,11 @@ impl World {
                 continue;
             }
             let (id, first, n) = mine.swap_remove(rng.gen_range(0..mine.len()));
-            let at = first + rng.gen_range(0..n);
-            mine.extend([(id, first, at - first), (id, at + 1, first + n - at - 1)].iter().filter(|r| r.2 > 0));
-            if rng.gen_bool(0.5) {
-                self.leave_copy(me, id, at);
-            } else {
-                self.free(me, (id, at, 1));
-            }
+            let at = rng.gen_range(0..n);
+            let some = rng.gen_range(1..=n - at).min(8);
+            mine.extend([(id, first, at), (id, first + at + some, n - at - some)].iter().filter(|run| run.2 > 0));
+            let run = (id, first + at, some);
+            if rng.gen_bool(0.7) { self.leave_copies(me, run) } else { self.free(me, run) }
         }
         mine.into_iter().for_each(|run| self.free(me, run));
     }
@@ -200,7 +200,7 @@ fn all_together(policy: Policy) {
                 |w| w.program(OWNED, 20, &Copies(&w.shadow)),
                 |w| w.program(OWNED + 1, 20, &Copies(&w.shadow)),
                 |w| w.program(OWNED + 2, 20, &Copies(&w.shadow)),
-                |w| w.worker(2, &Copies(&w.shadow)),
+                |w| w.worker(5, &Copies(&w.shadow)),
                 |w| (0..2).for_each(|_| w.swapoff(1)),
             ],
         );

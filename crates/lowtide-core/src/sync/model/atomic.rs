@@ -1,8 +1,8 @@
 //! Loom's atomics, with sequential consistency where it decides something.
 //!
 //! Loom takes a sequentially consistent access for an acquire-release one, and so reports what can't happen. It does know
-//! sequentially consistent fences: one after each such read-modify-write and one before each such load forbid that a thread reads a
-//! value older than what it wrote before. An access that isn't sequentially consistent gets no fence: a missing ordering is found.
+//! sequentially consistent fences: one after each such read-modify-write keeps later loads of the thread from reading what was there
+//! before. A read-modify-write with less gets no fence, so that its missing order is found; that of a load is not.
 
 use core::ops::Deref;
 use loom::sync::atomic as inner;
@@ -37,12 +37,6 @@ impl AtomicU32 {
         Fenced(inner::AtomicU32::new(value))
     }
 
-    /// Loads.
-    pub fn load(&self, order: Ordering) -> u32 {
-        fence_if_seq_cst(order);
-        self.0.load(order)
-    }
-
     /// Adds and returns the value before.
     pub fn fetch_add(&self, n: u32, order: Ordering) -> u32 {
         let before = self.0.fetch_add(n, order);
@@ -55,12 +49,6 @@ impl<T> AtomicPtr<T> {
     /// A new atomic.
     pub fn new(value: *mut T) -> Self {
         Fenced(inner::AtomicPtr::new(value))
-    }
-
-    /// Loads.
-    pub fn load(&self, order: Ordering) -> *mut T {
-        fence_if_seq_cst(order);
-        self.0.load(order)
     }
 
     /// Stores and returns the value before.
