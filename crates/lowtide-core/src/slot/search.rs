@@ -115,8 +115,12 @@ impl<'a> Request<'a> {
         if half_used && let Some(slot) = self.from_unused() {
             return Some(slot);
         }
-        if area.is_over_half_full() {
-            area.reclaim_full(1, self.cache);
+        // A cluster that gave up everything is free now.
+        if area.is_over_half_full()
+            && area.reclaim_full(1, self.cache) > 0
+            && let Some(slot) = self.from_free()
+        {
+            return Some(slot);
         }
         if let Some(slot) = self.from_partly_used() {
             return Some(slot);
