@@ -8,7 +8,7 @@ FUZZ_FLAGS := -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing
 
-.PHONY: build demo test model fuzz soak overhead table fmt lint clean setup help
+.PHONY: build demo test model fuzz soak overhead table lab fmt lint clean setup help
 
 build: ## target/release/lowtide: one file, the agent inside
 	$(CARGO) build --release
@@ -35,6 +35,9 @@ overhead: setup build ## what lowtide costs below the limit
 
 table: setup build ## the table of the README
 	$(PYTHON) tests/table.py
+
+lab: build ## the experiments, quickly
+	$(TARGET)/release/lowtide-lab all --quick
 
 fmt: ## checks the formatting
 	$(CARGO) fmt --all --check

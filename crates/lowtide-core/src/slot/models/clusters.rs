@@ -5,7 +5,8 @@ use loom::thread;
 use std::sync::Arc;
 
 use super::{area, explore};
-use crate::slot::lists::{self, ListId};
+use crate::slot::index::Level;
+use crate::slot::lists::{ListId, Place};
 use crate::slot::{Area, AreaConfig, CLUSTER_SLOTS, Policy};
 
 /// Two clusters that were never used.
@@ -84,10 +85,10 @@ fn free_and_relocate_later(area: &Area, slot: usize) {
     let (i, index) = (slot / CLUSTER_SLOTS, slot % CLUSTER_SLOTS);
     let mut inner = area.clusters[i].0.lock();
     inner.give(index, 1);
-    area.usage.sub(1);
-    let to = if inner.count == 0 { ListId::FREE } else { ListId::frag(9, inner.best().unwrap_or(0) as usize) };
+    area.next.add_used(0u64.wrapping_sub(1));
+    let to = if inner.count == 0 { Place::List(ListId::FREE) } else { Place::Index(Level::of(&inner)) };
     drop(inner);
-    lists::relocate(&area.lists, i, &mut area.clusters[i].0.lock(), to);
+    area.places.relocate(i, &mut area.clusters[i].0.lock(), to);
 }
 
 #[test]
@@ -101,9 +102,9 @@ fn relocation_by_a_count_of_an_earlier_hold_is_found() {
     });
 }
 
-/// Isolates as [`lists::isolate`] does, but waits for the cluster instead of trying.
+/// Isolates as `Places::isolate` does, but waits for the cluster instead of trying.
 fn isolate_and_wait(area: &Area, list: ListId) {
-    let lists = area.lists.lock();
+    let lists = area.places.lists.lock();
     let first = lists.iter(list).next();
     if let Some(i) = first {
         drop(area.clusters[i].0.lock());
@@ -114,7 +115,7 @@ fn isolate_and_wait(area: &Area, list: ListId) {
 #[should_panic(expected = "deadlock")]
 fn waiting_for_a_cluster_with_the_lists_locked_is_found() {
     explore(|| {
-        let area = two_clusters(Policy::Exact);
+        let area = two_clusters(Policy::ScanAll);
         assert_eq!(area.alloc(9), Some(512));
         together(&area, |a| a.free_run(512, 512).unwrap(), |a| isolate_and_wait(a, ListId::FULL));
     });

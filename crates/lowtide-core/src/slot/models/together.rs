@@ -235,7 +235,7 @@ fn take_later(world: &World, me: u8) {
     let mut inner = area.clusters[0].0.lock();
     if !inner.is_used(index) {
         inner.occupy(index, 1);
-        area.usage.add(1);
+        area.next.add_used(1);
     }
     world.shadow.pass(0, index as u64, 1, FREE, me);
 }

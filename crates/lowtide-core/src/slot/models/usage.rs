@@ -30,7 +30,7 @@ fn settle(usage: &Usage, entries: &mut i32) {
 
 /// Looks and then acts: the count may change between the two.
 fn settle_without_compare_and_swap(usage: &Usage, entries: &mut i32) {
-    if usage.used() == usage.total() && usage.keep_off() {
+    if usage.count() == TOTAL && usage.keep_off() {
         usage.keep_off_no_more();
         *entries -= 1;
     } else if usage.try_relist() {
