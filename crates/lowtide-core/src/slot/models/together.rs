@@ -20,7 +20,7 @@ const COPY: u8 = 1;
 const OWNED: u8 = 2;
 
 /// How many random orders of events each scheduler tries.
-const ORDERS_TRIED: usize = 400;
+const ORDERS_TRIED: usize = 300;
 
 /// Runs `f` in many random orders of events, and in many that differ from a plain one at a few places.
 fn explore(f: impl Fn() + Send + Sync + Clone + 'static) {
