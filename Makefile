@@ -3,7 +3,12 @@ CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 PYTHON := $(TARGET)/venv/bin/python
 
-.PHONY: build demo test soak overhead table lab fmt lint clean setup help
+# Coverage for the fuzzer, of the crates under test only. What cargo-fuzz sets on nightly works on stable too, without sanitizers.
+FUZZ_FLAGS := -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+	-Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing
+
+.PHONY: build demo test model fuzz soak overhead table lab fmt lint clean setup help
 
 build: ## target/release/lowtide: one file, the agent inside
 	$(CARGO) build --release
@@ -11,8 +16,16 @@ build: ## target/release/lowtide: one file, the agent inside
 demo: setup build ## a real program natively and in 40 % of its memory
 	$(PYTHON) demo/demo.py
 
-test: setup fmt lint ## formatting, lints, unit tests, real programs under limits
+test: setup fmt lint model ## formatting, lints, model checks, unit tests, real programs under limits
 	$(CARGO) test --release --workspace --exclude lowtide-agent
+
+model: ## model checking with loom and shuttle
+	$(CARGO) test -p lowtide-core --lib --features loom models
+	$(CARGO) test -p lowtide-core --lib --features shuttle models
+
+fuzz: ## fuzzes the slot allocator for SECONDS (default 60)
+	cd fuzz && RUSTFLAGS="$(FUZZ_FLAGS)" $(CARGO) run --release --target $$(rustc -vV | sed -n 's/^host: //p') --bin slots -- \
+		-max_total_time=$(or $(SECONDS),60)
 
 soak: setup ## the tests that find races, for SOAK_SECONDS (default 300)
 	$(CARGO) test --release -p lowtide --test real_programs -- --ignored --test-threads=1 soak

@@ -89,6 +89,8 @@ pub struct Area {
     pub(super) inherited: AtomicBool,
     /// Nothing is allocated here: swapoff.
     pub(super) closed: AtomicBool,
+    /// It is closed, and no allocation is in flight any more. Who removes or reopens it takes this away first.
+    pub(super) quiet: AtomicBool,
 }
 
 impl Area {
@@ -128,6 +130,7 @@ impl Area {
                 reap_at: AtomicU32::new(0),
                 inherited: AtomicBool::new(false),
                 closed: AtomicBool::new(false),
+                quiet: AtomicBool::new(false),
             })
         };
         area().map_err(|_: rustix::io::Errno| SlotError::NoMemory)

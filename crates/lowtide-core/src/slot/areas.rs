@@ -15,8 +15,8 @@ use crate::percpu::{self, CacheAligned};
 use crate::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use crate::sync::{Lock, pause};
 
-/// Most areas: an entry has 8 bits for them.
-const MAX: usize = 256;
+/// Most areas: an entry has 8 bits for them. Models need few, and look at each of them again and again.
+const MAX: usize = if cfg!(any(feature = "loom", feature = "shuttle")) { 2 } else { 256 };
 /// Counters of references that an area has: CPUs share them.
 const STRIPES: usize = 16;
 
@@ -24,8 +24,8 @@ type Users = [CacheAligned<AtomicU32>; STRIPES];
 
 /// The place of one number.
 #[derive(Debug)]
-struct Place {
-    area: AtomicPtr<Area>,
+pub(super) struct Place {
+    pub(super) area: AtomicPtr<Area>,
     /// Made with the first area that has the number; lives as long as the list, so that a late user finds it.
     users: AtomicPtr<Users>,
 }
@@ -47,7 +47,7 @@ struct Available {
 /// The areas of a store. All methods are thread-safe unless they say otherwise.
 #[derive(Debug)]
 pub struct Areas {
-    places: [Place; MAX],
+    pub(super) places: [Place; MAX],
     available: Lock<Available, { rank::AVAILABLE }>,
     /// By CPU and order, the number of the area used last, plus one; 0: none.
     last: Box<[CacheAligned<[AtomicU32; ORDERS]>]>,
@@ -126,7 +126,7 @@ impl Areas {
     /// The area of that number.
     #[inline]
     pub fn get(&self, id: u8) -> Option<AreaRef<'_>> {
-        let place = &self.places[id as usize];
+        let place = self.places.get(id as usize)?;
         // SAFETY: made from a Box, and freed only with the list itself, which is borrowed.
         let users = unsafe { place.users.load(Ordering::Acquire).as_ref()? };
         let users = &users[percpu::current() % STRIPES].0;
@@ -145,7 +145,7 @@ impl Areas {
 
     /// The areas, by number.
     pub fn iter(&self) -> impl Iterator<Item = AreaRef<'_>> {
-        (0..=u8::MAX).filter_map(|id| self.get(id))
+        (0..MAX).filter_map(|id| self.get(id as u8))
     }
 
     /// Adds an area under the lowest free number. `listed`: [`Areas::alloc`] gives out its slots.
@@ -235,13 +235,21 @@ impl Areas {
             }
         }
         self.wait_for_users(id);
+        // Still there: nobody removes it before it is quiet.
+        if let Some(area) = self.get(id) {
+            area.quiet.store(true, Ordering::SeqCst);
+        }
         Ok(())
     }
 
-    /// Opens an area: one that was closed, or a new one.
+    /// Opens an area: one that was closed, or a new one. No effect while another thread is in [`Areas::close`] or
+    /// [`Areas::remove`] with it.
     pub fn reopen(&self, id: u8) {
         if let Some(area) = self.get(id) {
             let mut available = self.available.lock();
+            if area.closed.load(Ordering::SeqCst) && !area.quiet.swap(false, Ordering::SeqCst) {
+                return;
+            }
             area.closed.store(false, Ordering::SeqCst);
             area.usage.keep_off_no_more();
             if area.usage.try_relist() {
@@ -253,12 +261,17 @@ impl Areas {
     /// The last step of swapoff: removes a closed area of which no slot is in use. Waits for calls in flight.
     ///
     /// # Errors
-    /// `Closed` when there is no such area; `StillInUse` when it is not closed or not empty.
+    /// `Closed` when there is no such area; `StillInUse` when it is not closed (or [`Areas::close`] has not returned yet) or not
+    /// empty.
     pub fn remove(&self, id: u8) -> Result<(), SlotError> {
         {
             let area = self.get(id).ok_or(SlotError::Closed)?;
+            if !area.quiet.swap(false, Ordering::SeqCst) {
+                return Err(SlotError::StillInUse);
+            }
             // Slot 0 is always used, once its cluster is.
-            if !area.closed.load(Ordering::SeqCst) || area.used() > 1 {
+            if area.used() > 1 {
+                area.quiet.store(true, Ordering::SeqCst);
                 return Err(SlotError::StillInUse);
             }
         }

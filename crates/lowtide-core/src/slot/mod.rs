@@ -30,5 +30,7 @@ pub use search::SearchStats;
 pub use swap_cache::{NoCache, SwapCache};
 pub use validate::Invalid;
 
-#[cfg(test)]
+#[cfg(all(test, any(feature = "loom", feature = "shuttle")))]
+mod models;
+#[cfg(all(test, not(any(feature = "loom", feature = "shuttle"))))]
 mod tests;

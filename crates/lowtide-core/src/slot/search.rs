@@ -130,8 +130,12 @@ impl<'a> Request<'a> {
         if half_used && let Some(slot) = self.from_unused() {
             return Some(slot);
         }
-        if over_half {
-            area.reclaim_full(1, self.cache);
+        // A cluster that gave up everything is free now.
+        if over_half
+            && area.reclaim_full(1, self.cache) > 0
+            && let Some(slot) = self.from_free()
+        {
+            return Some(slot);
         }
         if let Some(slot) = self.from_partly_used() {
             return Some(slot);

@@ -242,6 +242,19 @@ fn clean_copies_are_taken_back_only_over_half_full() {
 }
 
 #[test]
+fn a_cluster_that_gives_up_all_its_copies_serves_any_order_at_once() {
+    for policy in Policy::ALL {
+        for discard in [false, true] {
+            let a = make(AreaConfig { slots: 1024, policy, discard, ..AreaConfig::default() });
+            let first = a.alloc(9).unwrap();
+            (first..first + 512).for_each(|s| a.mark_cached(s, true));
+            assert_eq!(a.alloc_reclaiming(9, &GiveUp(std::sync::Mutex::default())), Some(first), "{}", policy.name());
+            a.validate().unwrap();
+        }
+    }
+}
+
+#[test]
 fn higher_priorities_first_and_equals_in_turn() {
     let areas = Areas::new();
     let add = |priority| areas.add(make(AreaConfig { slots: 1024, priority, ..AreaConfig::default() }), true).unwrap();

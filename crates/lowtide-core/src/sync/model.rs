@@ -1,5 +1,10 @@
 //! The model checker's lock behind the interface of [`crate::lock::Lock`].
 
+#[cfg(feature = "loom")]
+pub mod atomic;
+#[cfg(feature = "loom")]
+mod mutex;
+
 use std::boxed::Box;
 use std::ops::{Deref, DerefMut};
 
@@ -8,9 +13,9 @@ use rustix::io::Errno;
 use crate::vm::OnFork;
 
 #[cfg(feature = "loom")]
-use loom::sync::{Mutex, MutexGuard};
+pub use loom::{hint::spin_loop, thread::yield_now as pause};
 #[cfg(feature = "loom")]
-pub use loom::{hint::spin_loop, sync::atomic, thread::yield_now as pause};
+use mutex::{Mutex, MutexGuard};
 #[cfg(all(feature = "shuttle", not(feature = "loom")))]
 use shuttle::sync::{Mutex, MutexGuard};
 #[cfg(all(feature = "shuttle", not(feature = "loom")))]

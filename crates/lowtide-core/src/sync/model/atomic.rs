@@ -1,0 +1,60 @@
+//! Loom's atomics, with sequential consistency where it decides something.
+//!
+//! Loom takes a sequentially consistent access for an acquire-release one, and so reports what can't happen. It does know
+//! sequentially consistent fences: one after each such read-modify-write keeps later loads of the thread from reading what was there
+//! before. A read-modify-write with less gets no fence, so that its missing order is found; that of a load is not.
+
+use core::ops::Deref;
+use loom::sync::atomic as inner;
+
+pub use loom::sync::atomic::*;
+
+/// An atomic of loom's, with fences.
+#[derive(Debug, Default)]
+pub struct Fenced<A>(A);
+
+/// As loom's.
+pub type AtomicU32 = Fenced<inner::AtomicU32>;
+/// As loom's.
+pub type AtomicPtr<T> = Fenced<inner::AtomicPtr<T>>;
+
+fn fence_if_seq_cst(order: Ordering) {
+    if order == Ordering::SeqCst {
+        fence(Ordering::SeqCst);
+    }
+}
+
+impl<A> Deref for Fenced<A> {
+    type Target = A;
+    fn deref(&self) -> &A {
+        &self.0
+    }
+}
+
+impl AtomicU32 {
+    /// A new atomic.
+    pub fn new(value: u32) -> Self {
+        Fenced(inner::AtomicU32::new(value))
+    }
+
+    /// Adds and returns the value before.
+    pub fn fetch_add(&self, n: u32, order: Ordering) -> u32 {
+        let before = self.0.fetch_add(n, order);
+        fence_if_seq_cst(order);
+        before
+    }
+}
+
+impl<T> AtomicPtr<T> {
+    /// A new atomic.
+    pub fn new(value: *mut T) -> Self {
+        Fenced(inner::AtomicPtr::new(value))
+    }
+
+    /// Stores and returns the value before.
+    pub fn swap(&self, value: *mut T, order: Ordering) -> *mut T {
+        let before = self.0.swap(value, order);
+        fence_if_seq_cst(order);
+        before
+    }
+}
