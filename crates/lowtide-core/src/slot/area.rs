@@ -9,8 +9,10 @@ use super::lists::{ListId, LockedInner, Place, Places};
 use super::next::Next;
 use super::policy::{Policy, Search, Searcher};
 use super::refs;
+use super::swap_cache::CacheMarks;
 use super::usage::Usage;
 use crate::device::Device;
+use crate::percpu::CacheAligned;
 use crate::sync::Array;
 use crate::table::Table;
 use crate::vm::{OnFork, PAGE_SIZE};
@@ -75,12 +77,11 @@ pub struct Area {
     budget: Option<Budget>,
     /// Bytes that this area has added to the budget.
     charged: AtomicU64,
-    used_about: AtomicU64,
+    used_about: CacheAligned<AtomicU64>,
     /// Counts full clusters.
-    pub(super) usage: Usage,
+    pub(super) usage: CacheAligned<Usage>,
     pub(super) zombies: AtomicU64,
-    /// Slots that hold only a cache mark.
-    pub(super) caches: AtomicU64,
+    pub(super) marks: CacheMarks,
     /// Where the next search for full clusters with cache marks begins.
     pub(super) reclaim_at: AtomicU32,
     /// Where the next search for dead zombies begins.
@@ -122,10 +123,10 @@ impl Area {
                 discard: cfg.discard,
                 budget: cfg.budget,
                 charged: AtomicU64::new(0),
-                used_about: AtomicU64::new(0),
-                usage: Usage::new(clusters as u64),
+                used_about: CacheAligned(AtomicU64::new(0)),
+                usage: CacheAligned(Usage::new(clusters as u64)),
                 zombies: AtomicU64::new(0),
-                caches: AtomicU64::new(0),
+                marks: CacheMarks::new(clusters)?,
                 reclaim_at: AtomicU32::new(0),
                 reap_at: AtomicU32::new(0),
                 inherited: AtomicBool::new(false),
@@ -257,7 +258,7 @@ impl Area {
                 last += 1;
                 continue;
             }
-            self.mark(&mut inner, index, false);
+            self.marks.set(&mut inner, slot as usize, false);
             inner.zombies += 1;
             self.zombies.fetch_add(1, Ordering::Relaxed);
             self.give(i, &mut inner, index - last, last);
@@ -270,10 +271,11 @@ impl Area {
     /// Frees `n` used slots of a locked cluster.
     pub(super) fn give(&self, i: usize, inner: &mut LockedInner<'_>, index: usize, n: usize) {
         if n > 0 {
-            let (caches, full) = (inner.caches, inner.is_full());
+            let full = inner.is_full();
             inner.give(index, n);
-            if caches != inner.caches {
-                self.caches.fetch_sub((caches - inner.caches).into(), Ordering::Relaxed);
+            if inner.caches > 0 {
+                let first = i * CLUSTER_SLOTS + index;
+                (first..first + n).for_each(|slot| self.marks.set(inner, slot, false));
             }
             self.settle(i, inner, true);
             if full {
@@ -331,7 +333,12 @@ impl Area {
     pub fn table_bytes(&self) -> usize {
         let refs = self.refs.as_ref().map_or(0, Table::populated_bytes);
         let places = self.places.table_bytes();
-        self.words.populated_bytes() + refs + self.clusters.populated_bytes() + places + self.next.table_bytes()
+        self.words.populated_bytes()
+            + refs
+            + self.clusters.populated_bytes()
+            + places
+            + self.marks.table_bytes()
+            + self.next.table_bytes()
     }
 
     /// How often the locks of all clusters, and the lock of the lists, were taken. For experiments: takes each of them.

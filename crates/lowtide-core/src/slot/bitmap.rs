@@ -2,7 +2,8 @@
 
 use super::cluster::{CLUSTER_SLOTS, MAX_ORDER};
 
-const WORDS: usize = CLUSTER_SLOTS / 64;
+/// Words of 64 bits in a map.
+pub(super) const WORDS: usize = CLUSTER_SLOTS / 64;
 
 /// The bits of a word at which an aligned run of 2^order can begin, order 0 to 5.
 const STARTS: [u64; 6] = [
@@ -27,19 +28,33 @@ fn mask(w: usize, first: usize, n: usize) -> u64 {
 impl Bitmap {
     pub(super) const EMPTY: Bitmap = Bitmap([0; WORDS]);
 
+    pub(super) fn from_words(word: impl FnMut(usize) -> u64) -> Bitmap {
+        Bitmap(core::array::from_fn(word))
+    }
+
     pub(super) fn is_set(&self, i: usize) -> bool {
         self.0[i / 64] >> (i % 64) & 1 == 1
     }
 
     /// Sets `n` bits from `first` on.
+    #[inline]
     pub(super) fn set(&mut self, first: usize, n: usize) {
+        if n == 1 {
+            self.0[first / 64] |= 1 << (first % 64);
+            return;
+        }
         for w in first / 64..(first + n).div_ceil(64) {
             self.0[w] |= mask(w, first, n);
         }
     }
 
     /// Clears `n` bits from `first` on.
+    #[inline]
     pub(super) fn clear(&mut self, first: usize, n: usize) {
+        if n == 1 {
+            self.0[first / 64] &= !(1 << (first % 64));
+            return;
+        }
         for w in first / 64..(first + n).div_ceil(64) {
             self.0[w] &= !mask(w, first, n);
         }
@@ -56,12 +71,24 @@ impl Bitmap {
     }
 
     /// The first multiple of 2^`order`, from `from` on, at which 2^`order` bits are clear.
+    #[inline]
     pub(super) fn find_clear(&self, order: u32, from: usize) -> Option<usize> {
         let n = 1usize << order;
-        let from = from.next_multiple_of(n);
+        // Rounded up without a division, which would cost more than the rest.
+        let from = (from + n - 1) & !(n - 1);
         if from >= CLUSTER_SLOTS {
             return None;
         }
+        let word = !self.0[from / 64] >> (from % 64);
+        if order == 0 && word != 0 {
+            return Some(from + word.trailing_zeros() as usize);
+        }
+        self.find_clear_further(order, from)
+    }
+
+    /// As [`Bitmap::find_clear`], from a multiple of 2^`order` on.
+    fn find_clear_further(&self, order: u32, from: usize) -> Option<usize> {
+        let n = 1usize << order;
         let Some(starts) = STARTS.get(order as usize) else {
             let words = n / 64;
             return (from / 64..WORDS).step_by(words).find(|w| self.0[*w..w + words].iter().all(|x| *x == 0)).map(|w| w * 64);
@@ -78,9 +105,10 @@ impl Bitmap {
     }
 
     /// Whether the `n` bits from `first` on are all clear; cheap for aligned powers of two.
+    #[inline]
     pub(super) fn is_clear(&self, first: usize, n: usize) -> bool {
-        if n <= 64 && first % 64 + n <= 64 {
-            return self.0[first / 64] & mask(first / 64, first, n) == 0;
+        if first % 64 + n <= 64 {
+            return self.0[first / 64] & (u64::MAX >> (64 - n)) << (first % 64) == 0;
         }
         (first / 64..(first + n).div_ceil(64)).all(|w| self.0[w] & mask(w, first, n) == 0)
     }
@@ -91,9 +119,10 @@ impl Bitmap {
     }
 
     /// Whether the `n` bits from `first` on are all set.
+    #[inline]
     pub(super) fn is_set_all(&self, first: usize, n: usize) -> bool {
         if first % 64 + n <= 64 {
-            let mask = mask(first / 64, first, n);
+            let mask = (u64::MAX >> (64 - n)) << (first % 64);
             return self.0[first / 64] & mask == mask;
         }
         self.count(first, n) == n

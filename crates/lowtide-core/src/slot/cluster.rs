@@ -31,7 +31,6 @@ pub(super) enum ListState {
 }
 
 /// What a cluster's lock protects. All zeros: never used.
-// In this order, what most changes need lies on two cache lines.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Inner {
@@ -39,7 +38,7 @@ pub(super) struct Inner {
     pub count: u16,
     /// `count` when the area was last told of it.
     pub told: u16,
-    /// Bits set in `cached`.
+    /// Used slots that hold only a cache mark (`swap_cache.rs`).
     pub caches: u16,
     /// Slots in use that this process has freed while a forked child still refers to them.
     pub zombies: u16,
@@ -54,13 +53,10 @@ pub(super) struct Inner {
     /// Its bytes count against the area's budget.
     pub charged: bool,
     used: Bitmap,
-    /// Used slots whose page is in memory and clean: they hold only a cache mark.
-    cached: Bitmap,
 }
 
 pub(super) const EMPTY: Inner = Inner {
     used: Bitmap::EMPTY,
-    cached: Bitmap::EMPTY,
     count: 0,
     told: 0,
     caches: 0,
@@ -72,8 +68,9 @@ pub(super) const EMPTY: Inner = Inner {
     charged: false,
 };
 
-/// A cluster. All zeros: never used.
+/// A cluster. All zeros: never used. On cache lines of its own: CPUs work on neighbours.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(super) struct Cluster(pub Lock<Inner, { rank::CLUSTER }>);
 
 impl Default for Cluster {
@@ -106,6 +103,7 @@ impl Inner {
 
     /// Takes the first 2^`order` free slots at a multiple of that, from index `from` on or else from the beginning, and returns
     /// the index of the first.
+    #[inline]
     pub(super) fn take(&mut self, order: u32, from: usize) -> Option<usize> {
         if self.best()? < order {
             return None;
@@ -122,6 +120,7 @@ impl Inner {
     }
 
     /// Marks free slots as in use.
+    #[inline]
     pub(super) fn occupy(&mut self, first: usize, n: usize) {
         debug_assert!(self.used.is_clear(first, n));
         self.used.set(first, n);
@@ -131,20 +130,20 @@ impl Inner {
     }
 
     /// Frees `n` slots from index `first` on.
+    #[inline]
     pub(super) fn give(&mut self, first: usize, n: usize) {
         debug_assert!(self.used.count(first, n) == n);
-        if self.caches > 0 {
-            self.caches -= self.cached.count(first, n) as u16;
-            self.cached.clear(first, n);
-        }
         self.used.clear(first, n);
         self.count -= n as u16;
         // Only the aligned runs around the freed slots can have grown.
         let mut order = self.best().map_or(0, |best| best + 1);
         while order <= MAX_ORDER {
             let run = 1usize << order;
-            let starts = (first / run * run..first + n).step_by(run);
-            if !starts.into_iter().any(|s| self.used.is_clear(s, run)) {
+            let mut start = first & !(run - 1);
+            while start < first + n && !self.used.is_clear(start, run) {
+                start += run;
+            }
+            if start >= first + n {
                 break;
             }
             self.below = (MAX_ORDER - order) as u8;
@@ -166,34 +165,16 @@ impl Inner {
         self.used.is_set_all(first, n)
     }
 
-    pub(super) fn is_cached(&self, slot: usize) -> bool {
-        self.cached.is_set(slot)
+    /// The first 2^`order` slots at a multiple of that which are all free or in `cached`.
+    pub(super) fn find_reclaimable(&self, order: u32, cached: &Bitmap) -> Option<usize> {
+        self.used.without(cached).find_clear(order, 0)
     }
 
-    /// Sets or takes away the cache mark of a slot in use.
-    pub(super) fn mark_cached(&mut self, slot: usize, cached: bool) {
-        if !self.is_used(slot) || self.is_cached(slot) == cached {
-            return;
-        }
-        if cached {
-            self.cached.set(slot, 1);
-            self.caches += 1;
-        } else {
-            self.cached.clear(slot, 1);
-            self.caches -= 1;
-        }
-    }
-
-    /// The first 2^`order` slots at a multiple of that which are all free or hold only a cache mark.
-    pub(super) fn find_reclaimable(&self, order: u32) -> Option<usize> {
-        self.used.without(&self.cached).find_clear(order, 0)
-    }
-
-    /// Whether the counts agree with the maps.
-    pub(super) fn is_consistent(&self) -> bool {
+    /// Whether the counts agree with the maps. `cached`: the slots that hold only a cache mark.
+    pub(super) fn is_consistent(&self, cached: &Bitmap) -> bool {
         self.count as usize == self.used.count(0, CLUSTER_SLOTS)
-            && self.caches as usize == self.cached.count(0, CLUSTER_SLOTS)
-            && self.cached.without(&self.used) == Bitmap::EMPTY
+            && self.caches as usize == cached.count(0, CLUSTER_SLOTS)
+            && cached.without(&self.used) == Bitmap::EMPTY
             && self.best() >= self.used.largest_clear(MAX_ORDER)
             && self.is_full() == self.best().is_none()
     }
@@ -207,7 +188,7 @@ mod tests {
     #[cfg(not(any(feature = "loom", feature = "shuttle")))]
     #[test]
     fn small_enough_for_the_metadata_budget() {
-        assert!(size_of::<Cluster>() <= 160, "{} bytes: a third of a byte per slot", size_of::<Cluster>());
+        assert!(size_of::<Cluster>() == 128, "{} bytes: a quarter of a byte per slot", size_of::<Cluster>());
     }
 
     proptest! {
@@ -224,13 +205,11 @@ mod tests {
                     }
                 } else {
                     let n = (1usize << order).min(CLUSTER_SLOTS - at);
-                    c.mark_cached(at, true);
-                    prop_assert_eq!(c.is_cached(at), c.is_used(at));
                     if c.all_used(at, n) {
                         c.give(at, n);
                     }
                 }
-                prop_assert!(c.is_consistent());
+                prop_assert!(c.is_consistent(&Bitmap::EMPTY));
             }
         }
     }

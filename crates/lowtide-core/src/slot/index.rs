@@ -48,6 +48,11 @@ impl Level {
         self.0
     }
 
+    /// Whether its clusters have much room.
+    pub(super) fn has_much_room(self) -> bool {
+        (self.0 as usize) < LARGEST
+    }
+
     /// The levels whose clusters surely have a run of 2^`order`, in the order in which they are to be searched: the smallest
     /// sufficient runs first, so that large ones last; clusters with little room before one with runs far larger is broken up.
     pub(super) fn sufficient(order: u32) -> impl Iterator<Item = Level> {

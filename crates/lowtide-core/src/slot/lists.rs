@@ -13,6 +13,7 @@ use super::cluster::{Cluster, Inner, ListState, ORDERS};
 use super::index::{Index, Level};
 use super::policy::BUCKETS;
 use crate::lock::rank;
+use crate::percpu::CacheAligned;
 use crate::sync::{Array, Guard, Lock};
 use crate::table::{Table, Zeroed};
 use crate::vm::OnFork;
@@ -119,9 +120,9 @@ pub(super) type LockedInner<'a> = Guard<'a, Inner, { rank::CLUSTER }>;
 /// Where an area's clusters are.
 #[derive(Debug)]
 pub(super) struct Places {
-    pub lists: Lock<Lists, { rank::LISTS }>,
+    pub lists: CacheAligned<Lock<Lists, { rank::LISTS }>>,
     /// How many clusters are on each list, to be asked without the lock.
-    lens: [AtomicU32; COUNT],
+    lens: CacheAligned<[AtomicU32; COUNT]>,
     /// Only with the policy that uses it.
     pub index: Option<Index>,
 }
@@ -166,8 +167,8 @@ impl Places {
     /// For that many clusters, none of which is anywhere yet.
     pub(super) fn new(clusters: usize, indexed: bool) -> Result<Places, Errno> {
         Ok(Places {
-            lists: Lock::new(Lists::new(clusters)?),
-            lens: [const { AtomicU32::new(0) }; COUNT],
+            lists: CacheAligned(Lock::new(Lists::new(clusters)?)),
+            lens: CacheAligned([const { AtomicU32::new(0) }; COUNT]),
             index: if indexed { Some(Index::new(clusters)?) } else { None },
         })
     }

@@ -115,12 +115,7 @@ impl<'a> Request<'a> {
     fn search(&mut self) -> Option<u64> {
         let area = self.area;
         let over_half = area.is_over_half_full();
-        // Free clusters are for large folios, once they are scarce; a policy that can't tell where a run is would look for one here
-        // each time.
-        if over_half
-            && area.searcher.mixes()
-            && let Some(slot) = self.from_partly_used()
-        {
+        if over_half && let Some(slot) = area.searcher.search_first(self.order, self) {
             return Some(slot);
         }
         if let Some(slot) = self.from_free() {
@@ -221,7 +216,7 @@ impl<'a> Request<'a> {
         }
         if inner.caches > 0
             && self.area.is_over_half_full()
-            && let Some(first) = inner.find_reclaimable(self.order)
+            && let Some(first) = inner.find_reclaimable(self.order, &self.area.marks.of(i))
         {
             drop(inner);
             area.reclaim(i, first, 1 << self.order, self.cache);

@@ -1,12 +1,18 @@
 //! Swap cache: slots whose page is in memory and clean. They hold only a cache mark: the page can be evicted again without being
 //! written, and the slot can be had back at any time without I/O. Areas that are over half full take such slots back.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use rustix::io::Errno;
 
 use super::area::Area;
+use super::bitmap::{Bitmap, WORDS};
 use super::cluster::{CLUSTER_SLOTS, ListState};
 use super::index::Level;
 use super::lists::{self, ListId, LockedInner};
+use crate::percpu::CacheAligned;
+use crate::table::Table;
+use crate::vm::OnFork;
 
 /// Who owns the pages behind the slots of an area.
 pub trait SwapCache {
@@ -25,47 +31,82 @@ impl SwapCache for NoCache {
     }
 }
 
+/// Which slots of an area hold only a cache mark: a bit for each. The bits of a cluster belong to its lock's holder. Memory only
+/// where pages are cached.
+#[derive(Debug)]
+pub(super) struct CacheMarks {
+    words: Table<AtomicU64>,
+    /// How many there are.
+    pub count: CacheAligned<AtomicU64>,
+}
+
+impl CacheMarks {
+    pub(super) fn new(clusters: usize) -> Result<CacheMarks, Errno> {
+        Ok(CacheMarks { words: Table::new(clusters * WORDS, OnFork::Copy)?, count: CacheAligned(AtomicU64::new(0)) })
+    }
+
+    fn is_marked(&self, slot: usize) -> bool {
+        self.words[slot / 64].load(Relaxed) >> (slot % 64) & 1 == 1
+    }
+
+    /// Those of cluster `i`.
+    pub(super) fn of(&self, i: usize) -> Bitmap {
+        Bitmap::from_words(|w| self.words[i * WORDS + w].load(Relaxed))
+    }
+
+    /// Marks a slot of a locked cluster, or takes the mark away.
+    pub(super) fn set(&self, inner: &mut LockedInner<'_>, slot: usize, marked: bool) {
+        if self.is_marked(slot) == marked {
+            return;
+        }
+        self.words[slot / 64].fetch_xor(1 << (slot % 64), Relaxed);
+        let change = if marked { 1u16 } else { u16::MAX };
+        inner.caches = inner.caches.wrapping_add(change);
+        self.count.fetch_add(if marked { 1 } else { u64::MAX }, Relaxed);
+    }
+
+    pub(super) fn table_bytes(&self) -> usize {
+        self.words.populated_bytes()
+    }
+}
+
 impl Area {
     /// Marks a used slot as holding only a clean copy of a page in memory, or takes the mark away.
     pub fn mark_cached(&self, slot: u64, cached: bool) {
         // In a forked child the clusters of its parent's areas are an old copy.
         if slot < self.opened_slots() && !self.is_inherited() {
             let (i, index) = (slot as usize / CLUSTER_SLOTS, slot as usize % CLUSTER_SLOTS);
-            self.mark(&mut self.clusters[i].0.lock(), index, cached);
+            let mut inner = self.clusters[i].0.lock();
+            if inner.is_used(index) {
+                self.marks.set(&mut inner, slot as usize, cached);
+            }
         }
-    }
-
-    pub(super) fn mark(&self, inner: &mut LockedInner<'_>, index: usize, cached: bool) {
-        let before = inner.caches;
-        inner.mark_cached(index, cached);
-        // Wraps, and so subtracts, when there is one less.
-        self.caches.fetch_add(u64::from(inner.caches).wrapping_sub(before.into()), Ordering::Relaxed);
     }
 
     /// Whether slots that count as used could be had all the same: clean copies, or those that a dead child held.
     pub(super) fn may_be_reclaimed(&self) -> bool {
-        self.caches.load(Ordering::Relaxed) > 0 || self.zombies.load(Ordering::Relaxed) > 0
+        self.marks.count.load(Relaxed) > 0 || self.zombies.load(Relaxed) > 0
     }
 
-    /// Whether more than half of the slots are used: then slots that hold only a cache mark are worth more free.
+    /// Whether half of the slots are used, or more: then slots that hold only a cache mark are worth more free.
     pub fn is_over_half_full(&self) -> bool {
-        self.used_about() > self.slots() / 2
+        self.used_about() >= self.slots() / 2
     }
 
     /// Takes back slots that hold only a cache mark from up to `most` full clusters. For a background worker, when the area
     /// [`Area::is_over_half_full`]; allocation does it with one cluster at a time. Returns how many slots it freed.
     pub fn reclaim_full(&self, most: usize, cache: &dyn SwapCache) -> u64 {
         let mut freed = 0;
-        let mut from = self.reclaim_at.load(Ordering::Relaxed) as usize;
+        let mut from = self.reclaim_at.load(Relaxed) as usize;
         for _ in 0..most {
-            if self.caches.load(Ordering::Relaxed) == 0 {
+            if self.marks.count.load(Relaxed) == 0 {
                 break;
             }
             let Some(i) = self.next_full(&mut from) else { break };
             freed += self.reclaim(i, 0, CLUSTER_SLOTS, cache);
             self.settle_after(i, self.clusters[i].0.lock());
         }
-        self.reclaim_at.store(from as u32, Ordering::Relaxed);
+        self.reclaim_at.store(from as u32, Relaxed);
         freed
     }
 
@@ -108,13 +149,18 @@ impl Area {
         }
     }
 
+    fn is_cached(&self, i: usize, slot: usize) -> bool {
+        let _inner = self.clusters[i].0.lock();
+        self.marks.is_marked(slot)
+    }
+
     /// Takes back the slots among `n` from index `first` of a cluster that hold only a cache mark. The cluster must not be locked:
     /// everything about it is to be looked at again afterwards. Returns how many slots it freed.
     pub(super) fn reclaim(&self, i: usize, first: usize, n: usize, cache: &dyn SwapCache) -> u64 {
         let mut freed = 0;
         for index in first..first + n {
             let slot = (i * CLUSTER_SLOTS + index) as u64;
-            if self.clusters[i].0.lock().is_cached(index) && cache.give_up(self, slot) {
+            if self.is_cached(i, slot as usize) && cache.give_up(self, slot) {
                 self.release(slot);
                 freed += 1;
             }

@@ -89,7 +89,7 @@ impl Area {
         let (mut found, mut full, mut told) = (0, 0, 0);
         for (cluster, on) in on.iter().enumerate() {
             let mut inner = self.clusters[cluster].0.lock();
-            if !inner.is_consistent() {
+            if !inner.is_consistent(&self.marks.of(cluster)) {
                 return Err(Invalid::Counts { cluster });
             }
             inner.find_best();

@@ -20,6 +20,12 @@ impl Search for Exact {
         Place::Index(Level::of(inner))
     }
 
+    fn search_first(&self, order: u32, trier: &mut dyn Trier) -> Option<u64> {
+        // A free cluster is worth more than a bit of a search for a folio, less than one for each page.
+        let levels = Level::sufficient(order).filter(|level| order > 0 || level.has_much_room());
+        levels.into_iter().find_map(|level| trier.try_level(level))
+    }
+
     fn search(&self, order: u32, _used: u64, _total: u64, trier: &mut dyn Trier) -> Option<u64> {
         Level::sufficient(order).find_map(|level| trier.try_level(level))
     }

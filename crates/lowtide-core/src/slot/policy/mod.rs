@@ -68,6 +68,11 @@ pub(super) trait Search {
     /// Where a cluster with a used slot belongs; `freed`: the latest change was a free.
     fn place(&self, inner: &Inner, freed: bool) -> Place;
 
+    /// Searches partly used clusters for a run of 2^`order` that is better taken than a free cluster, once those are scarce.
+    fn search_first(&self, _order: u32, _trier: &mut dyn Trier) -> Option<u64> {
+        None
+    }
+
     /// Searches the partly used clusters that serve `order` for a run of 2^`order`. `used` and `total`: slots of the area.
     fn search(&self, order: u32, used: u64, total: u64, trier: &mut dyn Trier) -> Option<u64>;
 
@@ -125,6 +130,10 @@ impl Search for Searcher {
 
     fn search(&self, order: u32, used: u64, total: u64, trier: &mut dyn Trier) -> Option<u64> {
         self.as_search().search(order, used, total, trier)
+    }
+
+    fn search_first(&self, order: u32, trier: &mut dyn Trier) -> Option<u64> {
+        self.as_search().search_first(order, trier)
     }
 
     fn steal(&self, order: u32, trier: &mut dyn Trier) -> Option<u64> {
