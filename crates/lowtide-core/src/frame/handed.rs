@@ -1,0 +1,48 @@
+//! Which frames are handed out: catches frees of frames that are not.
+
+use rustix::io::Errno;
+
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+use super::NotHandedOut;
+use crate::table::Table;
+use crate::vm::OnFork;
+
+/// A byte per frame, so that neighbours change without a lock or a read-modify-write. Who is handed a frame and who frees it are
+/// ordered by the locks of the lists between them; only two threads that free the same frame at the same moment may both succeed.
+#[derive(Debug)]
+pub(super) struct Handed(Table<AtomicU8>);
+
+impl Handed {
+    /// No frame is handed out.
+    pub(super) fn new(frames: usize) -> Result<Handed, Errno> {
+        Ok(Handed(Table::new(frames, OnFork::Copy)?))
+    }
+
+    /// `n` frames from `start` on, which exist, are handed out now.
+    #[inline]
+    pub(super) fn set(&self, start: u32, n: u32) {
+        for byte in &self.0[start as usize..start as usize + n as usize] {
+            debug_assert!(byte.load(Relaxed) == 0, "frames handed out twice");
+            byte.store(1, Relaxed);
+        }
+    }
+
+    /// `n` frames from `start` on are handed out no longer.
+    #[inline]
+    pub(super) fn clear(&self, start: u32, n: u32) -> Result<(), NotHandedOut> {
+        let bytes = self.0.get(start as usize..start as usize + n as usize).ok_or(NotHandedOut)?;
+        if bytes.iter().any(|byte| byte.load(Relaxed) == 0) {
+            return Err(NotHandedOut);
+        }
+        for byte in bytes {
+            byte.store(0, Relaxed);
+        }
+        Ok(())
+    }
+
+    #[cfg(test)]
+    pub(super) fn table_bytes(&self) -> usize {
+        self.0.populated_bytes()
+    }
+}
