@@ -303,3 +303,6 @@ impl Drop for Frames {
 
 #[cfg(all(test, not(any(feature = "loom", feature = "shuttle"))))]
 mod tests;
+
+#[cfg(all(test, any(feature = "loom", feature = "shuttle")))]
+mod model_tests;
