@@ -4,7 +4,7 @@
 //! a lock held: runs on their way from a list to the buddy are in neither, so that nobody else can reach them.
 
 use alloc::boxed::Box;
-use core::sync::atomic::{AtomicIsize, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::Ordering::Relaxed;
 
 use rustix::io::Errno;
 
@@ -13,6 +13,7 @@ use super::cpu_lists::{CpuLists, Entry, Runs, kind_of};
 use super::{FrameNo, Handed, NotHandedOut, Run};
 use crate::lock::rank;
 use crate::percpu::CacheAligned;
+use crate::sync::atomic::{AtomicIsize, AtomicUsize};
 use crate::sync::{Guard, Lock};
 use crate::vm::Mapping;
 
