@@ -7,8 +7,8 @@
 //! A frame with memory behind it costs an interrupt of the CPUs on which the process runs when its memory goes back to the kernel,
 //! whoever does it, because they may remember its address. So that is measured apart from emptying the lists.
 
-use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
+use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use lowtide_core::frame::{FrameNo, Frames, LIST_FRAMES};
@@ -25,6 +25,11 @@ pub const EXPERIMENT: Experiment =
 const FRAMES: usize = 1 << 14;
 /// Single frames that a thread puts into its CPU's lists.
 const LISTED: usize = 40;
+/// How long after the start of a drain the spinning thread is looked at, if the drain does not take longer.
+const AROUND: Duration = Duration::from_micros(100);
+/// Shorter gaps are the spinning itself.
+const SHORTEST_GAP: Duration = Duration::from_nanos(200);
+const MOST_GAPS: usize = 1 << 16;
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Drain {
@@ -112,7 +117,7 @@ fn one<T>(results: Vec<Result<Option<T>, String>>) -> Result<T, String> {
 
 /// What a window with a spinning thread showed, in microseconds.
 struct Window {
-    /// The longest time in which the spinning thread got nothing done.
+    /// The longest time, during the drain and up to [`AROUND`] after its start, in which the spinning thread got nothing done.
     gap: f64,
     drain: f64,
 }
@@ -124,12 +129,14 @@ fn while_one_spins(how: Drain, window: Duration) -> Result<Window, String> {
     if cpus.len() < 2 {
         return Err("needs two CPUs: one for the thread that spins, one for the drain".to_owned());
     }
-    let (spinning, longest) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (spinning, gaps, began) = (AtomicBool::new(false), Mutex::new(Vec::new()), Instant::now());
     let role = |i: usize| {
         if i == cpus.len() - 1 {
             let listed = list_some(&frames, how == Drain::Filled);
+            let mut found = Vec::with_capacity(MOST_GAPS);
             spinning.store(true, Release);
-            longest.store(spin(window).as_nanos() as u64, Relaxed);
+            spin(began, window, &mut found);
+            gaps.lock().map_err(|e| e.to_string())?.append(&mut found);
             return listed.map(|()| None);
         }
         if i > 0 {
@@ -139,22 +146,27 @@ fn while_one_spins(how: Drain, window: Duration) -> Result<Window, String> {
             std::thread::yield_now();
         }
         std::thread::sleep(window / 3);
-        drain(&frames, how, &cpus).map(Some)
+        let at = began.elapsed();
+        drain(&frames, how, &cpus).map(|took| Some((at, took)))
     };
-    let drain = one(threads::pinned(cpus.len(), role, || ())?)?;
-    Ok(Window { gap: longest.load(Relaxed) as f64 / 1e3, drain })
+    let (at, drain) = one(threads::pinned(cpus.len(), role, || ())?)?;
+    let until = at + AROUND.max(Duration::from_nanos((drain * 1e3) as u64));
+    let gaps = gaps.into_inner().map_err(|e| e.to_string())?;
+    let during = gaps.iter().filter(|(from, to)| *from < until && *to > at).map(|(from, to)| *to - *from);
+    Ok(Window { gap: during.max().unwrap_or(SHORTEST_GAP).as_nanos() as f64 / 1e3, drain })
 }
 
-/// Looks at the clock, which takes no system call, again and again; returns the longest time between two looks.
-fn spin(window: Duration) -> Duration {
-    let began = Instant::now();
-    let (mut last, mut longest) = (began, Duration::ZERO);
-    while last.duration_since(began) < window {
-        let now = Instant::now();
-        longest = longest.max(now.duration_since(last));
+/// Looks at the clock, which takes no system call, again and again; notes the gaps between two looks, as times since `origin`.
+fn spin(origin: Instant, window: Duration, gaps: &mut Vec<(Duration, Duration)>) {
+    let began = origin.elapsed();
+    let mut last = began;
+    while last - began < window {
+        let now = origin.elapsed();
+        if now - last > SHORTEST_GAP && gaps.len() < MOST_GAPS {
+            gaps.push((last, now));
+        }
         last = now;
     }
-    longest
 }
 
 /// What all windows of one kind showed, in microseconds.
@@ -183,7 +195,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
 }
 
 fn outcome(cells: &[Cell]) -> Outcome {
-    let columns = ["", "drain, all asleep", "drain, one spins", "longest gap of the spinning thread"];
+    let columns = ["", "drain, all asleep", "drain, one spins", "longest gap meanwhile"];
     let mut table = Table::new("microseconds, medians", &columns);
     let us = |sample: &Sample| if sample.median().is_nan() { "-".to_owned() } else { format!("{:.1}", sample.median()) };
     for (how, cell) in DRAINS.iter().zip(cells) {
@@ -194,7 +206,7 @@ fn outcome(cells: &[Cell]) -> Outcome {
         Finding::new(format!("drain, {what}, in 100 us"), format!("{} us", us(sample)), sample.median() / 100.0)
             .target(Target::AtMost(1.0))
     };
-    // Of medians, not within rounds: the longest gap of a window is mostly what the machine does besides.
+    // Of medians: what else the machine does makes gaps in some windows.
     let gap = |what: &str, cell: &Cell| {
         let ours = format!("{} us, {} without", us(&cell.gap), us(&none.gap));
         Finding::new(format!("longest gap, {what}, over no drain"), ours, cell.gap.median() / none.gap.median())
