@@ -24,9 +24,9 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
     shuttle::check_random(model, 3000);
 }
 
-/// 16 frames, two sets of lists of at most 4 frames: everything happens soon.
+/// 16 frames, two sets of lists of at most 8 frames: everything happens soon.
 fn small() -> Arc<Frames> {
-    Arc::new(Frames::with_layout(Layout { nodes: &[16], node_of_cpu: &[0, 0], list_frames: 8 }).unwrap())
+    Arc::new(Frames::with_layout(Layout { nodes: &[16], node_of_cpu: &[0, 0], list_frames: 16 }).unwrap())
 }
 
 /// Checkers don't see accesses to memory. They see this one, and those that come before and after memory is given back.
@@ -114,7 +114,7 @@ fn draining_loses_nothing_and_takes_nothing_that_is_used() {
 fn overflow_and_refill_meet() {
     check(|| {
         let frames = small();
-        let held: Vec<_> = (0..6).map(|_| frames.alloc_on(0, 1).unwrap()).collect();
+        let held: Vec<_> = (0..8).map(|_| frames.alloc_on(0, 1).unwrap()).collect();
         let there = frames.clone();
         let thread = thread::spawn(move || {
             let f = there.alloc_on(1, 4).unwrap();
@@ -124,8 +124,8 @@ fn overflow_and_refill_meet() {
             there.free_on(1, f, 4).unwrap();
             there.free_on(0, single, 1).unwrap();
         });
-        frames.free_bulk_on(0, &held[..3]).unwrap();
-        for f in &held[3..] {
+        frames.free_bulk_on(0, &held[..4]).unwrap();
+        for f in &held[4..] {
             frames.free_on(0, *f, 1).unwrap();
         }
         thread.join().unwrap();
