@@ -145,6 +145,8 @@ struct Keeper {
     statm: Option<OwnedFd>,
     worker: Option<Worker>,
     since_look_us: u64,
+    /// The run was above the low mark when last measured.
+    above_low: bool,
     warned_full: bool,
     reported: bool,
 }
@@ -152,7 +154,7 @@ struct Keeper {
 impl Keeper {
     fn new(uffd: Option<Uffd>) -> Keeper {
         let statm = rustix::fs::open(c"/proc/self/statm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
-        Keeper { uffd, statm, worker: None, since_look_us: 0, warned_full: false, reported: false }
+        Keeper { uffd, statm, worker: None, since_look_us: 0, above_low: false, warned_full: false, reported: false }
     }
 
     /// Anonymous resident bytes of this process, lowtide's own included.
@@ -315,9 +317,14 @@ impl Keeper {
             self.adopt_all(pager);
         }
         let low = pager.budget.low_mark();
+        let was_above = core::mem::replace(&mut self.above_low, total > low);
         if total <= low {
             pager.store.maintain();
             return Self::nap((pager.budget.high_mark() - total).min(64 << 20));
+        }
+        // What is free already goes first. While eviction goes on it would only take the drained frames again.
+        if !was_above {
+            pager.store.drain_frames();
         }
         if self.worker.is_none() {
             self.worker = Worker::new(true).ok();
@@ -336,8 +343,12 @@ impl Keeper {
                     pager.counters().evictions_background.fetch_add(n, Ordering::Relaxed);
                 }
                 Evicted::Later => return 50,
-                Evicted::Nothing => return SHORTEST_SLEEP_US,
+                Evicted::Nothing => {
+                    pager.store.drain_frames();
+                    return SHORTEST_SLEEP_US;
+                }
                 Evicted::Full => {
+                    pager.store.drain_frames();
                     self.full(pager);
                     return FULL_PAUSE_US;
                 }

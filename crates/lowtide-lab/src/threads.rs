@@ -11,7 +11,11 @@ pub fn allowed() -> Result<Vec<usize>, String> {
     Ok((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
 }
 
-fn pin(cpu: usize) -> Result<(), String> {
+/// Keeps this thread on a CPU.
+///
+/// # Errors
+/// What the kernel says, in a line.
+pub fn pin(cpu: usize) -> Result<(), String> {
     let mut set = CpuSet::new();
     set.set(cpu);
     sched_setaffinity(None, &set).map_err(|e| format!("can't stay on CPU {cpu}: {e}"))

@@ -10,32 +10,38 @@ use super::{MAX_ORDER, Run};
 use crate::table::Table;
 use crate::vm::OnFork;
 
-/// The free frames of an arena. Not locked: [`super::Frames`] does that.
+/// The free frames of an arena, by number. Not locked: [`super::Frames`] does that.
 #[derive(Debug)]
-pub(super) struct Buddy {
+pub struct Buddy {
     words: Table<u64>,
     free: [BitSet; MAX_ORDER as usize + 1],
-    /// First word of the plain bitmap of frames that are handed out: catches frees of frames that are not.
-    handed_out: usize,
+    #[cfg(test)]
     frames: usize,
 }
 
 impl Buddy {
     /// All of `frames` frames free.
-    pub(super) fn new(frames: usize) -> Result<Buddy, Errno> {
+    ///
+    /// # Errors
+    /// As [`crate::vm::map`].
+    pub fn new(frames: usize) -> Result<Buddy, Errno> {
         let mut next = 0;
         let mut free = [BitSet::default(); MAX_ORDER as usize + 1];
         for (order, set) in free.iter_mut().enumerate() {
             *set = BitSet::lay_out(frames >> order, &mut next);
         }
-        let words = Table::new(next + frames.div_ceil(64), OnFork::Copy)?;
-        let mut buddy = Buddy { words, free, handed_out: next, frames };
+        let mut buddy = Buddy {
+            words: Table::new(next, OnFork::Copy)?,
+            free,
+            #[cfg(test)]
+            frames,
+        };
         buddy.put(Run { start: 0, frames: frames as u32 });
         Ok(buddy)
     }
 
     /// Takes a run of `n` frames, 1 to 512, that begins at a multiple of `n` rounded up to a power of two.
-    pub(super) fn take(&mut self, n: u32) -> Option<u32> {
+    pub fn take(&mut self, n: u32) -> Option<u32> {
         let order = n.next_power_of_two().trailing_zeros();
         let (mut have, block) = (order..=MAX_ORDER).find_map(|o| Some((o, self.free[o as usize].first(&self.words)?)))?;
         self.free[have as usize].remove(&mut self.words, block);
@@ -53,7 +59,7 @@ impl Buddy {
     }
 
     /// Puts a run of frames back, merging blocks as far as possible. The frames must not be free.
-    pub(super) fn put(&mut self, run: Run) {
+    pub fn put(&mut self, run: Run) {
         let (mut start, end) = (run.start as usize, (run.start + run.frames) as usize);
         while start < end {
             let fits = (end - start).ilog2();
@@ -70,24 +76,6 @@ impl Buddy {
             order += 1;
         }
         self.free[order as usize].insert(&mut self.words, block);
-    }
-
-    /// Notes that the frames of `run` are handed out, or no longer. False, and nothing changes, if one of them is so already
-    /// or is not of this arena.
-    pub(super) fn mark(&mut self, run: Run, handed_out: bool) -> bool {
-        let frames = run.start as usize..run.start as usize + run.frames as usize;
-        if frames.end > self.frames {
-            return false;
-        }
-        let place = |f: usize| (self.handed_out + f / 64, 1u64 << (f % 64));
-        if frames.clone().map(place).any(|(word, bit)| (self.words[word] & bit != 0) == handed_out) {
-            return false;
-        }
-        for f in frames {
-            let (word, bit) = (self.handed_out + f / 64, 1u64 << (f % 64));
-            self.words[word] ^= bit;
-        }
-        true
     }
 
     #[cfg(test)]

@@ -1,27 +1,45 @@
-//! Page frames of one reserved arena: a buddy allocator under one lock, and a few warm runs in front of it.
+//! Page frames of one reserved range of memory: an arena per NUMA node, each a buddy with lists for each CPU in front of it.
 //!
-//! Freed runs stay warm (populated, out of the buddy) until they hold more than [`WARM_FRAMES`] frames; then all of them go back
-//! to the kernel at once, neighbours together, outside the lock. So a free frame in the buddy never has memory behind it.
+//! - `bits.rs`, `buddy.rs`: which frames are free, in blocks of 2^order.
+//! - `cpu_lists.rs`: the free runs that a CPU keeps, their high mark and how it adapts.
+//! - `arena.rs`: both under their locks; the fast path is one CPU's lock, not contended as long as threads stay on their CPUs.
+//! - `drain.rs`: runs leave the lists, give their memory back to the kernel in batches, and reach the buddy.
+//! - `handed.rs`: frees of what is not handed out are errors. `nodes.rs`: the nodes of this machine.
+//!
+//! Freed frames stay in the lists with the memory behind them (warm). A free frame in the buddy never has memory. So the memory
+//! held is known: [`Frames::held_bytes`].
 
+mod arena;
 mod bits;
 mod buddy;
+mod cpu_lists;
+mod drain;
+mod handed;
+mod nodes;
 
-use core::sync::atomic::{AtomicUsize, Ordering};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
 
 use rustix::io::Errno;
 
-use crate::lock::rank;
-use crate::sync::Lock;
+use crate::percpu;
 use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
-use buddy::Buddy;
+use arena::Arena;
+use handed::Handed;
+
+pub use buddy::Buddy;
+pub use cpu_lists::{CpuLists, Entry, Runs, kind_of};
 
 /// Largest order: 2^9 frames, 2 MiB.
 pub const MAX_ORDER: u32 = 9;
 
-/// Most frames that are free and still have memory behind them.
-pub const WARM_FRAMES: u32 = 64;
+/// Most free frames in the lists of all CPUs together, unless [`Layout`] says otherwise: 1 MiB.
+pub const LIST_FRAMES: usize = 256;
 
-/// A frame of an arena, by number.
+/// With fewer frames than this the lists of a CPU are no use: then several CPUs share a set.
+const LEAST_PER_CPU: usize = 4;
+
+/// A frame, by number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct FrameNo(pub u32);
 
@@ -30,206 +48,261 @@ pub struct FrameNo(pub u32);
 pub struct NotHandedOut;
 
 /// Consecutive frames.
-#[derive(Clone, Copy, Default, Debug)]
-struct Run {
-    start: u32,
-    frames: u32,
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Run {
+    /// The first.
+    pub start: u32,
+    /// How many.
+    pub frames: u32,
 }
 
-/// Freed runs that still have memory behind them.
-#[derive(Debug)]
-struct Warm {
-    runs: [Run; WARM_FRAMES as usize],
-    len: usize,
-    frames: u32,
+/// How frames are divided over nodes and CPUs.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout<'a> {
+    /// Frames of each node; all but the last are rounded up to a multiple of the largest block.
+    pub nodes: &'a [usize],
+    /// The node of each CPU, by index into `nodes`; CPUs beyond the end begin again.
+    pub node_of_cpu: &'a [u8],
+    /// Most free frames in the lists of all CPUs and nodes together: bounds the memory that is held and not used. Lists of a CPU
+    /// keep runs of 512 frames only if this allows each of them that many.
+    pub list_frames: usize,
 }
 
-#[derive(Debug)]
-struct State {
-    buddy: Buddy,
-    warm: Warm,
-}
-
-/// An arena of page frames. All methods are thread-safe; the lock inside is the innermost of lowtide.
+/// Page frames. All methods are thread-safe; the locks inside (`CPU_FRAMES`, then `BUDDY`) are the innermost of lowtide.
 #[derive(Debug)]
 pub struct Frames {
-    arena: Mapping,
+    memory: Mapping,
     count: usize,
-    in_use: AtomicUsize,
-    state: Lock<State, { rank::BUDDY }>,
-}
-
-impl Warm {
-    const EMPTY: Warm = Warm { runs: [Run { start: 0, frames: 0 }; WARM_FRAMES as usize], len: 0, frames: 0 };
-
-    /// Takes a run of exactly `n` frames at a multiple of `n` rounded up to a power of two, the latest first.
-    fn take(&mut self, n: u32) -> Option<u32> {
-        let aligned = n.next_power_of_two();
-        let i = self.runs[..self.len].iter().rposition(|r| r.frames == n && r.start.is_multiple_of(aligned))?;
-        let run = self.runs[i];
-        self.len -= 1;
-        self.runs[i] = self.runs[self.len];
-        self.frames -= n;
-        Some(run.start)
-    }
-
-    /// Adds a run if it fits.
-    fn put(&mut self, run: Run) -> bool {
-        if self.frames + run.frames > WARM_FRAMES || self.len == self.runs.len() {
-            return false;
-        }
-        self.runs[self.len] = run;
-        self.len += 1;
-        self.frames += run.frames;
-        true
-    }
+    arenas: Box<[Arena]>,
+    node_of_cpu: Box<[u8]>,
+    handed: Handed,
 }
 
 impl Frames {
-    /// Reserves an arena of `count` frames. No memory is used until frames are written to.
+    /// Reserves `count` frames, divided evenly over the nodes of this machine. No memory is used until frames are written to.
     ///
     /// # Errors
-    /// `NOMEM` when the kernel refuses the range.
+    /// `NOMEM` when the kernel refuses the range, `INVAL` for no frames or more than 2^31.
     pub fn new(count: usize) -> Result<Frames, Errno> {
-        if count == 0 || count > u32::MAX as usize {
+        Frames::with_list_frames(count, LIST_FRAMES)
+    }
+
+    /// As [`Frames::new`], with at most `list_frames` free frames in the lists of all CPUs.
+    ///
+    /// # Errors
+    /// As [`Frames::new`].
+    pub fn with_list_frames(count: usize, list_frames: usize) -> Result<Frames, Errno> {
+        let found = nodes::detect();
+        let block = 1usize << MAX_ORDER;
+        // A node's worth of a small arena would be less than a large block: not worth dividing.
+        let nodes = found.nodes.min(count / (64 * block)).max(1);
+        let each = (count / nodes).next_multiple_of(block);
+        let mut counts = [each; nodes::MAX_NODES];
+        counts[nodes - 1] = count.saturating_sub(each * (nodes - 1));
+        let node_of_cpu = if nodes == found.nodes { &found.of[..percpu::count()] } else { &[0][..] };
+        Frames::with_layout(Layout { nodes: &counts[..nodes], node_of_cpu, list_frames })
+    }
+
+    /// Frames divided as `layout` says, whatever the nodes and CPUs of this machine.
+    ///
+    /// # Errors
+    /// As [`Frames::new`]; `INVAL` also for a layout that contradicts itself.
+    pub fn with_layout(layout: Layout<'_>) -> Result<Frames, Errno> {
+        let nodes = layout.nodes.len();
+        let known = layout.node_of_cpu.iter().all(|&n| usize::from(n) < nodes);
+        if nodes == 0 || !known || layout.node_of_cpu.is_empty() || layout.nodes.contains(&0) {
             return Err(Errno::INVAL);
         }
-        let buddy = Buddy::new(count)?;
-        let arena = vm::map(count * PAGE_SIZE, OnFork::Copy)?;
-        let state = Lock::new(State { buddy, warm: Warm::EMPTY });
-        Ok(Frames { arena, count, in_use: AtomicUsize::new(0), state })
+        let block = 1usize << MAX_ORDER;
+        let size = |i: usize, n: usize| if i + 1 < nodes { n.checked_next_multiple_of(block) } else { Some(n) };
+        let sizes = layout.nodes.iter().enumerate().map(|(i, &n)| size(i, n));
+        let add = |sum: usize, n: Option<usize>| sum.checked_add(n?);
+        let count = sizes.clone().try_fold(0, add).filter(|&n| n <= 1 << 31).ok_or(Errno::INVAL)?;
+        let sets = percpu::count().max(layout.node_of_cpu.len()).min(layout.list_frames / (nodes * LEAST_PER_CPU)).max(1);
+        let bound = (layout.list_frames / (nodes * sets)) as u32;
+
+        let handed = Handed::new(count)?;
+        let memory = vm::map(count * PAGE_SIZE, OnFork::Copy)?;
+        let mut frames = Frames { memory, count, arenas: Box::default(), node_of_cpu: layout.node_of_cpu.into(), handed };
+        let mut base = 0;
+        let mut arenas = Vec::with_capacity(nodes);
+        for size in sizes.flatten() {
+            arenas.push(Arena::new(memory, base as u32, size as u32, sets, bound)?);
+            base += size;
+        }
+        frames.arenas = arenas.into();
+        Ok(frames)
     }
 
     /// Hands out 2^`order` frames, at a multiple of that; `None` when there is no such run or the order is above [`MAX_ORDER`].
     /// Their bytes are undefined.
+    #[inline]
     pub fn alloc(&self, order: u32) -> Option<FrameNo> {
         if order > MAX_ORDER { None } else { self.alloc_run(1 << order) }
     }
 
-    /// Hands out `n` consecutive frames, 1 to 512. Their bytes are undefined.
+    /// Hands out `n` consecutive frames, 1 to 512, at a multiple of `n` rounded up to a power of two, of this CPU's node if it has
+    /// some; `None` when there is no such run. Their bytes are undefined.
+    #[inline]
     pub fn alloc_run(&self, n: u32) -> Option<FrameNo> {
-        if n == 0 || n > 1 << MAX_ORDER {
+        self.alloc_on(percpu::current(), n)
+    }
+
+    /// As [`Frames::alloc_run`], on behalf of a CPU.
+    #[inline]
+    fn alloc_on(&self, cpu: usize, n: u32) -> Option<FrameNo> {
+        if n.wrapping_sub(1) >= 1 << MAX_ORDER {
             return None;
         }
-        self.try_alloc(n).or_else(|| {
+        match self.arenas[self.home(cpu)].take(cpu, n, &self.handed) {
+            None => self.alloc_elsewhere(cpu, n),
+            some => some,
+        }
+    }
+
+    /// The node of `cpu` has no such run at hand: other nodes, and then what other CPUs keep in their lists.
+    #[cold]
+    fn alloc_elsewhere(&self, cpu: usize, n: u32) -> Option<FrameNo> {
+        let home = self.home(cpu);
+        let (before, from) = self.arenas.split_at(home);
+        let take = || from.iter().chain(before).find_map(|arena| arena.take(cpu, n, &self.handed));
+        take().or_else(|| {
             self.drain();
-            self.try_alloc(n)
+            take()
         })
     }
 
-    fn try_alloc(&self, n: u32) -> Option<FrameNo> {
-        let mut state = self.state.lock();
-        let start = match state.warm.take(n) {
-            Some(start) => start,
-            None => state.buddy.take(n)?,
-        };
-        let marked = state.buddy.mark(Run { start, frames: n }, true);
-        debug_assert!(marked, "frames handed out twice");
-        self.in_use.fetch_add(n as usize, Ordering::Relaxed);
-        Some(FrameNo(start))
+    /// The arena of the node that `cpu` is of.
+    #[inline]
+    fn home(&self, cpu: usize) -> usize {
+        if self.arenas.len() == 1 { 0 } else { self.node_of_cpu[cpu % self.node_of_cpu.len()].into() }
+    }
+
+    /// The arena that holds the `n` frames from `frame` on.
+    #[inline]
+    fn arena_of(&self, frame: FrameNo, n: u32) -> Option<&Arena> {
+        let (start, end) = (frame.0 as usize, frame.0 as usize + n as usize);
+        self.arenas.iter().find(|arena| start < arena.range().end).filter(|arena| end <= arena.range().end)
     }
 
     /// Frees 2^`order` frames from `frame` on.
     ///
     /// # Errors
     /// If one of them is not handed out; nothing changes then.
+    #[inline]
     pub fn free(&self, frame: FrameNo, order: u32) -> Result<(), NotHandedOut> {
         if order > MAX_ORDER { Err(NotHandedOut) } else { self.free_run(frame, 1 << order) }
     }
 
-    /// Frees `n` frames from `frame` on; they may be part of a run that was handed out.
+    /// Frees `n` frames from `frame` on; they may be part of a run that was handed out. The caller owns them: two threads that
+    /// free the same frame at the same moment may both succeed.
     ///
     /// # Errors
-    /// If one of them is not handed out; nothing changes then.
+    /// If one of them is not handed out, or there are none; nothing changes then.
+    #[inline]
     pub fn free_run(&self, frame: FrameNo, n: u32) -> Result<(), NotHandedOut> {
-        let run = Run { start: frame.0, frames: n };
-        let mut state = self.state.lock();
-        if !state.buddy.mark(run, false) {
+        self.free_on(percpu::current(), frame, n)
+    }
+
+    /// As [`Frames::free_run`], on behalf of a CPU.
+    #[inline]
+    fn free_on(&self, cpu: usize, frame: FrameNo, n: u32) -> Result<(), NotHandedOut> {
+        if n == 0 {
             return Err(NotHandedOut);
         }
-        self.in_use.fetch_sub(n as usize, Ordering::Relaxed);
-        if n > WARM_FRAMES {
-            drop(state);
-            self.give_back(&mut [run]);
-            return Ok(());
-        }
-        if !state.warm.put(run) {
-            let mut full = core::mem::replace(&mut state.warm, Warm::EMPTY);
-            state.warm.put(run);
-            drop(state);
-            self.give_back(&mut full.runs[..full.len]);
-        }
-        Ok(())
+        self.arena_of(frame, n).ok_or(NotHandedOut)?.put(cpu, frame, n, &self.handed)
     }
 
-    /// Gives the memory of all warm frames back to the kernel.
+    /// Frees single frames: one hold of a lock for up to 32 neighbours in the slice that are of one node.
+    ///
+    /// # Errors
+    /// If one of them is not handed out; the others are freed.
+    pub fn free_bulk(&self, frames: &[FrameNo]) -> Result<(), NotHandedOut> {
+        self.free_bulk_on(percpu::current(), frames)
+    }
+
+    /// As [`Frames::free_bulk`], on behalf of a CPU.
+    fn free_bulk_on(&self, cpu: usize, mut frames: &[FrameNo]) -> Result<(), NotHandedOut> {
+        let mut all = true;
+        while let Some(&first) = frames.first() {
+            let (done, good) = match self.arena_of(first, 1) {
+                Some(arena) => arena.put_bulk(cpu, frames, &self.handed),
+                None => (1, false),
+            };
+            frames = &frames[done..];
+            all &= good;
+        }
+        if all { Ok(()) } else { Err(NotHandedOut) }
+    }
+
+    /// Empties the lists of all CPUs and gives their memory back to the kernel. Waits for no thread but the holder of a lock, and
+    /// wakes none. What other threads free meanwhile may stay.
     pub fn drain(&self) {
-        let mut warm = core::mem::replace(&mut self.state.lock().warm, Warm::EMPTY);
-        self.give_back(&mut warm.runs[..warm.len]);
-    }
-
-    /// Gives the memory of runs that are neither warm nor in the buddy back to the kernel, and puts them into the buddy.
-    fn give_back(&self, runs: &mut [Run]) {
-        runs.sort_unstable_by_key(|r| r.start);
-        let mut i = 0;
-        while let Some(first) = runs.get(i) {
-            let mut whole = *first;
-            i += 1;
-            while let Some(next) = runs.get(i).filter(|r| r.start == whole.start + whole.frames) {
-                whole.frames += next.frames;
-                i += 1;
-            }
-            // SAFETY: these frames are not handed out and nobody else can reach them.
-            unsafe { self.arena.discard(whole.start as usize * PAGE_SIZE, whole.frames as usize * PAGE_SIZE) };
-        }
-        let mut state = self.state.lock();
-        for run in runs {
-            state.buddy.put(*run);
+        for arena in &self.arenas {
+            arena.drain();
         }
     }
 
     /// Address of a frame's first byte. A run of frames is contiguous there.
     ///
     /// # Panics
-    /// If the arena has no such frame.
+    /// If there is no such frame.
     pub fn ptr(&self, frame: FrameNo) -> *mut u8 {
         assert!((frame.0 as usize) < self.count);
-        // SAFETY: inside the arena.
-        unsafe { self.arena.as_ptr().add(frame.0 as usize * PAGE_SIZE) }
+        // SAFETY: inside the mapping.
+        unsafe { self.memory.as_ptr().add(frame.0 as usize * PAGE_SIZE) }
     }
 
-    /// Frames of the arena.
+    /// Frames of all nodes.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Frames handed out now.
-    pub fn in_use(&self) -> usize {
-        self.in_use.load(Ordering::Relaxed)
+    /// The node that a frame is of; `None` if there is no such frame.
+    pub fn node_of(&self, frame: FrameNo) -> Option<usize> {
+        self.arenas.iter().position(|arena| arena.range().contains(&(frame.0 as usize)))
     }
 
-    /// Bytes of memory that the allocator's own table takes.
+    /// Frames handed out. Exact when no other call is in flight.
+    pub fn in_use(&self) -> usize {
+        self.arenas.iter().map(Arena::in_use).sum::<isize>().max(0) as usize
+    }
+
+    /// Bytes of memory behind frames: those handed out, and those freed whose memory was not given back yet. A frame that is handed
+    /// out counts before it is written to. Exact when no other call is in flight.
+    pub fn held_bytes(&self) -> usize {
+        let warm: isize = self.arenas.iter().map(Arena::warm).sum();
+        self.in_use() * PAGE_SIZE + warm.max(0) as usize * PAGE_SIZE
+    }
+
+    /// Bytes of memory that the allocator's own tables take.
     #[cfg(test)]
     pub(crate) fn table_bytes(&self) -> usize {
-        self.state.lock().buddy.table_bytes()
+        let arena = |a: &Arena| a.buddy.lock().table_bytes() + size_of_val(&*a.cpus);
+        self.handed.table_bytes() + self.arenas.iter().map(arena).sum::<usize>()
     }
 
-    /// Makes the lock usable in a forked child.
+    /// Makes the locks usable in a forked child.
     ///
     /// # Safety
-    /// As [`Lock::reset_after_fork`].
+    /// As [`crate::lock::Lock::reset_after_fork`].
     pub unsafe fn reset_after_fork(&self) {
-        // SAFETY: the caller answers.
-        unsafe { self.state.reset_after_fork() }
+        for arena in &self.arenas {
+            // SAFETY: the caller answers.
+            unsafe { arena.reset_after_fork() }
+        }
     }
 }
 
 impl Drop for Frames {
     fn drop(&mut self) {
-        // SAFETY: pointers into the arena are not used beyond the life of its allocator: whoever holds frames also holds it.
-        unsafe { self.arena.retire() }
+        // SAFETY: pointers to frames are not used beyond the life of their allocator: whoever holds frames also holds it.
+        unsafe { self.memory.retire() }
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(any(feature = "loom", feature = "shuttle"))))]
 mod tests;
+
+#[cfg(all(test, any(feature = "loom", feature = "shuttle")))]
+mod model_tests;

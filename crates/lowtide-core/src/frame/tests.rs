@@ -3,44 +3,61 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::vec::Vec;
 
+fn is_whole(frames: &Frames) -> bool {
+    frames.arenas.iter().all(|a| a.buddy.lock().is_whole())
+}
+
+/// One node, two CPUs, `list_frames` in the lists of both.
+fn two_cpus(count: usize, list_frames: usize) -> Frames {
+    Frames::with_layout(Layout { nodes: &[count], node_of_cpu: &[0, 0], list_frames }).unwrap()
+}
+
+fn fill(frames: &Frames, f: FrameNo, n: u32, byte: u8) {
+    // SAFETY: callers own the run.
+    unsafe { frames.ptr(f).write_bytes(byte, n as usize * PAGE_SIZE) };
+}
+
 #[test]
-fn freed_frames_leave_memory() {
+fn memory_held_is_known_exactly() {
     let frames = Frames::new(2000).unwrap();
-    let runs: Vec<_> = (0..200).map(|i| (i % 8 + 1, frames.alloc_run(i % 8 + 1).unwrap())).collect();
+    let runs: Vec<_> = (0..200).map(|i| (i % 11 + 1, frames.alloc_run(i % 11 + 1).unwrap())).collect();
     for (n, f) in &runs {
-        // SAFETY: the run was just handed out.
-        unsafe { frames.ptr(*f).write_bytes(1, *n as usize * PAGE_SIZE) };
+        fill(&frames, *f, *n, 1);
     }
     let in_use: u32 = runs.iter().map(|r| r.0).sum();
-    assert_eq!((frames.in_use(), frames.arena.populated_pages()), (in_use as usize, in_use as usize));
+    assert_eq!((frames.in_use(), frames.memory.populated_pages()), (in_use as usize, in_use as usize));
     for (n, f) in runs {
         frames.free_run(f, n).unwrap();
-        assert!(frames.arena.populated_pages() <= frames.in_use() + WARM_FRAMES as usize);
+        assert_eq!(frames.held_bytes(), frames.memory.populated_pages() * PAGE_SIZE);
+        assert!(frames.held_bytes() <= (frames.in_use() + LIST_FRAMES) * PAGE_SIZE);
     }
     assert_eq!(frames.in_use(), 0);
+    assert!(frames.held_bytes() > 0, "some frames stay warm");
     frames.drain();
-    assert_eq!(frames.arena.populated_pages(), 0);
-    assert!(frames.state.lock().buddy.is_whole());
+    assert_eq!((frames.held_bytes(), frames.memory.populated_pages()), (0, 0));
+    assert!(is_whole(&frames));
 }
 
 #[test]
 fn a_freed_run_is_given_out_again_while_warm() {
-    let frames = Frames::new(64).unwrap();
-    let a = frames.alloc(2).unwrap();
-    frames.free(a, 2).unwrap();
-    assert_eq!(frames.alloc(2), Some(a));
+    let frames = two_cpus(512, LIST_FRAMES);
+    let a = frames.alloc_on(0, 4).unwrap();
+    frames.free_on(0, a, 4).unwrap();
+    let other = frames.alloc_on(1, 4).unwrap();
+    assert_ne!(other, a, "another CPU's lists are left alone");
+    assert_eq!(frames.alloc_on(0, 4), Some(a));
     assert_eq!((frames.alloc(10), frames.alloc_run(0), frames.alloc_run(513)), (None, None, None));
 }
 
 #[test]
-fn warm_frames_are_found_when_nothing_else_is_left() {
-    let frames = Frames::new(512).unwrap();
-    let singles: Vec<_> = (0..512).map(|_| frames.alloc(0).unwrap()).collect();
-    assert_eq!(frames.alloc(0), None);
-    for f in singles {
-        frames.free(f, 0).unwrap();
+fn what_is_in_the_lists_of_other_cpus_is_found_when_nothing_else_is_left() {
+    let frames = two_cpus(512, LIST_FRAMES);
+    let singles: Vec<_> = (0..512).map(|_| frames.alloc_on(0, 1).unwrap()).collect();
+    assert_eq!(frames.alloc_on(0, 1), None);
+    for (i, f) in singles.into_iter().enumerate() {
+        frames.free_on(i % 2, f, 1).unwrap();
     }
-    assert!(frames.alloc(9).is_some(), "the last warm frames merge with the rest");
+    assert_eq!(frames.alloc_on(0, 512), Some(FrameNo(0)), "the last listed frames merge with the rest");
 }
 
 #[test]
@@ -50,16 +67,131 @@ fn freeing_what_is_free_is_an_error() {
     assert_eq!(frames.free_run(FrameNo(99), 2), Err(NotHandedOut));
     assert_eq!(frames.free_run(FrameNo(u32::MAX), u32::MAX), Err(NotHandedOut));
     let f = frames.alloc_run(3).unwrap();
-    assert_eq!(frames.free_run(f, 4), Err(NotHandedOut));
+    assert_eq!((frames.free_run(f, 4), frames.free_run(f, 0), frames.in_use()), (Err(NotHandedOut), Err(NotHandedOut), 3));
     assert_eq!((frames.free_run(f, 3), frames.free_run(f, 3)), (Ok(()), Err(NotHandedOut)));
+    let f = frames.alloc_run(1).unwrap();
+    assert_eq!(frames.free_bulk(&[f, f, FrameNo(100)]), Err(NotHandedOut));
+    assert_eq!((frames.in_use(), frames.alloc_run(1)), (0, Some(f)));
 }
 
 #[test]
-fn threads_never_share_a_frame() {
+fn parts_of_a_run_can_be_freed() {
+    let frames = Frames::new(64).unwrap();
+    let f = frames.alloc_run(8).unwrap();
+    for (at, n) in [(1, 2), (0, 1), (3, 5)] {
+        frames.free_run(FrameNo(f.0 + at), n).unwrap();
+    }
+    assert_eq!(frames.in_use(), 0);
+    frames.drain();
+    assert!(is_whole(&frames));
+}
+
+#[test]
+fn all_cpus_together_keep_no_more_than_the_bound() {
+    for cpus in [1, 2, 16, 300] {
+        let node_of_cpu: Vec<u8> = std::vec![0; cpus];
+        let frames = Frames::with_layout(Layout { nodes: &[20_000], node_of_cpu: &node_of_cpu, list_frames: 256 }).unwrap();
+        let all: Vec<_> = (0..19_000).map(|i| frames.alloc_on(i % cpus, 1).unwrap()).collect();
+        for (i, f) in all.iter().enumerate() {
+            frames.free_on(i % cpus, *f, 1).unwrap();
+        }
+        let kept = frames.held_bytes() / PAGE_SIZE;
+        assert!(kept > 0 && kept <= 256, "{kept} frames kept by {cpus} CPUs");
+    }
+}
+
+#[test]
+fn the_high_mark_follows_the_load() {
+    let frames = two_cpus(40_000, 512);
+    let high = || frames.arenas[0].cpus[0].lists.lock().high();
+    let (most, least) = (256, 64);
+    let mut held: Vec<FrameNo> = Vec::new();
+    // Swings that the lists can't absorb: refills alternate with overflows.
+    for _ in 0..8 {
+        held.extend((0..400).map(|_| frames.alloc_on(0, 1).unwrap()));
+        held.drain(100..).for_each(|f| frames.free_on(0, f, 1).unwrap());
+        held.drain(..).for_each(|f| frames.free_on(0, f, 1).unwrap());
+    }
+    held.extend((0..5000).map(|_| frames.alloc_on(0, 1).unwrap()));
+    assert_eq!(high(), most, "refills raise the mark to the bound");
+    held.drain(..2500).for_each(|f| frames.free_on(0, f, 1).unwrap());
+    assert_eq!(high(), least, "frees in bulk lower it");
+    held.extend((0..5000).map(|_| frames.alloc_on(0, 1).unwrap()));
+    frames.free_bulk_on(0, &held).unwrap();
+    assert_eq!((high(), frames.in_use()), (least, 0));
+    assert!(frames.held_bytes() <= most as usize * PAGE_SIZE);
+}
+
+#[test]
+fn lists_of_frames_are_freed_with_few_holds_of_the_lock() {
+    let frames = two_cpus(1000, 256);
+    let held: Vec<_> = (0..320).map(|_| frames.alloc_on(0, 1).unwrap()).collect();
+    let before = frames.arenas[0].cpus[1].lists.acquisitions();
+    frames.free_bulk_on(1, &held).unwrap();
+    assert_eq!(frames.arenas[0].cpus[1].lists.acquisitions() - before, 10);
+    frames.drain();
+    assert!(is_whole(&frames) && frames.held_bytes() == 0);
+}
+
+#[test]
+fn runs_of_512_are_kept_where_the_bound_allows() {
+    for (list_frames, kept) in [(LIST_FRAMES, 0), (4096, 512)] {
+        let frames = two_cpus(4096, list_frames);
+        let f = frames.alloc_on(0, 512).unwrap();
+        fill(&frames, f, 512, 1);
+        frames.free_on(0, f, 512).unwrap();
+        assert_eq!((frames.held_bytes(), frames.memory.populated_pages()), (kept * PAGE_SIZE, kept));
+        assert_eq!(frames.alloc_on(0, 512), Some(f));
+    }
+}
+
+#[test]
+fn each_node_serves_its_cpus_and_the_others_when_they_have_nothing() {
+    let frames = Frames::with_layout(Layout { nodes: &[600, 512], node_of_cpu: &[0, 1, 1], list_frames: 64 }).unwrap();
+    assert_eq!((frames.count(), frames.node_of(FrameNo(1535)), frames.node_of(FrameNo(1536))), (1536, Some(1), None));
+    let mut held = Vec::new();
+    for i in 0..1024 {
+        let f = frames.alloc_on(0, 1).unwrap();
+        assert_eq!(frames.node_of(f), Some(0), "frame {i}");
+        held.push(f);
+    }
+    let far = frames.alloc_on(0, 1).unwrap();
+    assert_eq!((frames.node_of(far), frames.alloc_on(2, 1).and_then(|f| frames.node_of(f))), (Some(1), Some(1)));
+    frames.free_on(1, far, 1).unwrap();
+    // Freed by a CPU of another node, a frame goes home.
+    frames.free_on(1, held[7], 1).unwrap();
+    assert_eq!(frames.alloc_on(1, 1).and_then(|f| frames.node_of(f)), Some(1));
+    frames.drain();
+    assert_eq!(frames.alloc_on(0, 1), Some(held[7]));
+    // A run that lies in both arenas can't have been handed out.
+    assert_eq!(frames.free_run(FrameNo(1023), 2), Err(NotHandedOut));
+}
+
+#[test]
+fn frames_of_both_nodes_are_freed_in_one_list() {
+    let frames = Frames::with_layout(Layout { nodes: &[512, 512], node_of_cpu: &[0, 1], list_frames: 64 }).unwrap();
+    let held: Vec<_> = (0..600).map(|i| frames.alloc_on(i / 40 % 2, 1).unwrap()).collect();
+    frames.free_bulk_on(1, &held).unwrap();
+    assert_eq!(frames.in_use(), 0);
+    assert!(frames.held_bytes() <= 64 * PAGE_SIZE);
+    frames.drain();
+    assert!(is_whole(&frames) && frames.held_bytes() == 0);
+}
+
+#[test]
+fn layouts_that_make_no_sense_are_refused() {
+    for (nodes, node_of_cpu) in [(&[][..], &[0][..]), (&[10, 0], &[0]), (&[10], &[1]), (&[10], &[]), (&[usize::MAX, 1], &[0])] {
+        assert_eq!(Frames::with_layout(Layout { nodes, node_of_cpu, list_frames: 64 }).err(), Some(Errno::INVAL));
+    }
+}
+
+#[test]
+fn threads_never_share_a_frame_while_one_drains() {
     let frames = Frames::new(600).unwrap();
+    let done = core::sync::atomic::AtomicUsize::new(0);
     std::thread::scope(|s| {
         for t in 0..3u8 {
-            let frames = &frames;
+            let (frames, done) = (&frames, &done);
             s.spawn(move || {
                 let mut held: Vec<(FrameNo, u32)> = Vec::new();
                 let mut seed = t as u32 + 1;
@@ -69,8 +201,7 @@ fn threads_never_share_a_frame() {
                     if held.len() < 20
                         && let Some(f) = frames.alloc_run(n)
                     {
-                        // SAFETY: the run is this thread's.
-                        unsafe { frames.ptr(f).write_bytes(t, n as usize * PAGE_SIZE) };
+                        fill(frames, f, n, t);
                         held.push((f, n));
                     } else if let Some((f, n)) = held.pop() {
                         // SAFETY: the run is this thread's.
@@ -82,12 +213,18 @@ fn threads_never_share_a_frame() {
                 for (f, n) in held {
                     frames.free_run(f, n).unwrap();
                 }
+                done.fetch_add(1, core::sync::atomic::Ordering::Release);
             });
+        }
+        while done.load(core::sync::atomic::Ordering::Acquire) < 3 {
+            frames.drain();
+            std::thread::yield_now();
         }
     });
     assert_eq!(frames.in_use(), 0);
     frames.drain();
-    assert!(frames.state.lock().buddy.is_whole());
+    assert!(is_whole(&frames));
+    assert_eq!((frames.held_bytes(), frames.memory.populated_pages()), (0, 0));
 }
 
 proptest! {
@@ -95,32 +232,43 @@ proptest! {
     #[test]
     fn runs_never_overlap_and_merge_fully(
         count in 1usize..1500,
-        ops in prop::collection::vec((1u32..=512, any::<bool>(), any::<prop::sample::Index>()), 1..200),
+        list_frames in 0usize..1200,
+        ops in prop::collection::vec((1u32..=512, any::<bool>(), any::<prop::sample::Index>(), 0usize..3), 1..200),
     ) {
-        let frames = Frames::new(count).unwrap();
+        let nodes = [count, 700];
+        let layout = Layout { nodes: &nodes[..1 + count % 2], node_of_cpu: &[0, (count % 2) as u8, 0], list_frames };
+        let frames = Frames::with_layout(layout).unwrap();
         let mut held: BTreeMap<u32, u32> = BTreeMap::new();
-        for (n, small, which) in ops {
+        for (n, small, which, cpu) in ops {
             let n = if small { n % 9 + 1 } else { n };
             if n % 3 != 0 || held.is_empty() {
-                if let Some(FrameNo(start)) = frames.alloc_run(n) {
-                    prop_assert!(start + n <= count as u32);
+                if let Some(FrameNo(start)) = frames.alloc_on(cpu, n) {
+                    prop_assert!(start + n <= frames.count() as u32 && start.is_multiple_of(n.next_power_of_two()));
+                    prop_assert_eq!(frames.node_of(FrameNo(start)), frames.node_of(FrameNo(start + n - 1)));
                     let before = held.range(..start + n).next_back();
                     prop_assert!(before.is_none_or(|(s, len)| s + len <= start), "overlap");
                     held.insert(start, n);
                 } else {
                     prop_assert!(!held.is_empty() || n.next_power_of_two() as usize > count);
                 }
-            } else {
+            } else if n % 2 == 0 {
                 let (&start, &len) = held.iter().nth(which.index(held.len())).unwrap();
                 held.remove(&start);
-                frames.free_run(FrameNo(start), len).unwrap();
+                frames.free_on(cpu, FrameNo(start), len).unwrap();
+            } else {
+                let singles: Vec<_> = held.iter().filter(|r| *r.1 == 1).map(|r| FrameNo(*r.0)).collect();
+                frames.free_bulk_on(cpu, &singles).unwrap();
+                held.retain(|_, len| *len != 1);
             }
-            prop_assert_eq!(frames.in_use(), held.values().sum::<u32>() as usize);
+            let in_use = held.values().sum::<u32>() as usize;
+            prop_assert_eq!(frames.in_use(), in_use);
+            prop_assert!(frames.held_bytes() <= (in_use + list_frames) * PAGE_SIZE);
         }
         for (start, len) in held {
             frames.free_run(FrameNo(start), len).unwrap();
         }
         frames.drain();
-        prop_assert!(frames.state.lock().buddy.is_whole());
+        prop_assert!(is_whole(&frames));
+        prop_assert_eq!((frames.in_use(), frames.held_bytes()), (0, 0));
     }
 }

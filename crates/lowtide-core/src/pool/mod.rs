@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 
-use crate::frame::{FrameNo, Frames};
+use crate::frame::{FrameNo, Frames, LIST_FRAMES};
 use crate::lock::{Guard, Lock, rank};
 use crate::table::Table;
 use crate::vm::{OnFork, PAGE_SIZE};
@@ -28,8 +28,10 @@ pub use handle::Handle;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stale;
 
-/// Frames of the arena beyond what the limit can use: warm frames, and room so that a full pool's buddy is not fragmented.
+/// Frames beyond what the limit and the lists of free frames can use: room, so that a full pool's buddy is not fragmented.
 const SLACK: usize = 256;
+/// The lists of free frames hold at most this part of the limit, between 1 and 64 MiB.
+const LISTS_PART: usize = 64;
 
 /// The pool. All methods are thread-safe.
 #[derive(Debug)]
@@ -57,10 +59,11 @@ impl Pool {
     /// # Errors
     /// `NOMEM` when its address range cannot be had.
     pub fn new(limit: usize, most: usize, accept_percent: u32) -> Result<Pool, Errno> {
-        let least = limit / PAGE_SIZE + SLACK;
-        let mut count = (most / PAGE_SIZE + SLACK).max(least);
+        let lists = (limit / PAGE_SIZE / LISTS_PART).clamp(LIST_FRAMES, 64 * LIST_FRAMES);
+        let least = limit / PAGE_SIZE + lists + SLACK;
+        let mut count = (most / PAGE_SIZE + lists + SLACK).max(least);
         let frames = loop {
-            match Frames::new(count) {
+            match Frames::with_list_frames(count, lists) {
                 Ok(frames) => break frames,
                 // Address space may be scarce (ulimit -v, strict overcommit): then the limit cannot be raised as far.
                 Err(_) if count > least => count = (count / 2).max(least),
@@ -231,6 +234,17 @@ impl Pool {
     /// Bytes of frames held. Exact when no other call is in flight.
     pub fn bytes(&self) -> usize {
         self.limit.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of memory behind frames: [`Pool::bytes`], and free frames whose memory was not given back yet. Exact when no other call
+    /// is in flight.
+    pub fn held_bytes(&self) -> usize {
+        self.frames.held_bytes()
+    }
+
+    /// Gives the memory of all free frames back to the kernel.
+    pub fn drain_frames(&self) {
+        self.frames.drain();
     }
 
     /// Bytes of the objects held.

@@ -28,6 +28,9 @@ fn objects_of_every_length_come_back_and_pack_well() {
         assert_eq!(pool.read(*h, &mut buf), Err(Stale));
     }
     assert_eq!((pool.bytes(), pool.stored_bytes(), pool.objects(), pool.frames.in_use()), (0, 0, 0, 0));
+    assert!(pool.held_bytes() > 0, "some memory stays at hand");
+    pool.drain_frames();
+    assert_eq!(pool.held_bytes(), 0);
 }
 
 #[test]

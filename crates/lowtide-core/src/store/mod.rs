@@ -162,6 +162,11 @@ impl Store {
     pub fn set_pool_limit(&self, bytes: usize) {
         self.pool.set_limit(bytes);
     }
+
+    /// Gives the memory that the pool keeps at hand for new objects back to the kernel.
+    pub fn drain_frames(&self) {
+        self.pool.drain_frames();
+    }
 }
 
 /// Bytes of RAM of the machine.

@@ -1,12 +1,20 @@
 //! The experiments, one a file.
 
+mod frames;
+mod frames_drain;
 mod slots_fragmentation;
 mod slots_locks;
 mod thp_model;
 
 use crate::experiment::Experiment;
 
-const EXPERIMENTS: &[Experiment] = &[slots_locks::EXPERIMENT, slots_fragmentation::EXPERIMENT, thp_model::EXPERIMENT];
+const EXPERIMENTS: &[Experiment] = &[
+    frames::EXPERIMENT,
+    frames_drain::EXPERIMENT,
+    slots_locks::EXPERIMENT,
+    slots_fragmentation::EXPERIMENT,
+    thp_model::EXPERIMENT,
+];
 
 /// Runs them all.
 const ALL: &str = "all";

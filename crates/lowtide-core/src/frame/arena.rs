@@ -1,0 +1,220 @@
+//! The frames of one NUMA node: a buddy under one lock, and in front of it the lists of each CPU under a lock of its own.
+//!
+//! Lock order: the lists of one CPU, then the buddy. Nobody holds two CPUs' lists, and nobody gives memory back to the kernel with
+//! a lock held: runs on their way from a list to the buddy are in neither, so that nobody else can reach them.
+
+use alloc::boxed::Box;
+use core::sync::atomic::Ordering::Relaxed;
+
+use rustix::io::Errno;
+
+use super::buddy::Buddy;
+use super::cpu_lists::{CpuLists, Entry, Runs, kind_of};
+use super::{FrameNo, Handed, NotHandedOut, Run};
+use crate::lock::rank;
+use crate::percpu::CacheAligned;
+use crate::sync::atomic::{AtomicIsize, AtomicUsize};
+use crate::sync::{Guard, Lock};
+use crate::vm::Mapping;
+
+/// Frames freed by a list of frames under one hold of the lock.
+pub(super) const BULK: usize = 32;
+
+/// What one CPU keeps. The figures are changed with the lock held, by plain stores, and read without.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Cpu {
+    /// Frames handed out less frames freed by way of these lists: negative where more is freed than handed out.
+    in_use: AtomicIsize,
+    /// Frames in the lists that may have memory behind them.
+    warm: AtomicIsize,
+    pub(super) lists: Lock<CpuLists, { rank::CPU_FRAMES }>,
+}
+
+impl Cpu {
+    /// `n` frames more are handed out, and `warm` more are in the lists (negative: fewer). The lock is held.
+    #[inline]
+    pub(super) fn count(&self, n: isize, warm: isize) {
+        self.in_use.store(self.in_use.load(Relaxed) + n, Relaxed);
+        self.warm.store(self.warm.load(Relaxed) + warm, Relaxed);
+    }
+}
+
+/// The frames of a node.
+#[derive(Debug)]
+pub(super) struct Arena {
+    /// Number of the first frame, a multiple of the largest block; runs inside the arena are counted from here.
+    pub(super) base: u32,
+    frames: u32,
+    pub(super) memory: Mapping,
+    pub(super) buddy: Lock<Buddy, { rank::BUDDY }>,
+    pub(super) cpus: Box<[CacheAligned<Cpu>]>,
+    /// Frames handed out past the lists.
+    in_use: AtomicIsize,
+    /// Frames on their way to the buddy whose memory is not yet given back.
+    pub(super) returning: AtomicUsize,
+}
+
+impl Arena {
+    /// The frames `base .. base + frames` of `memory`, all free, with `cpus` sets of lists of at most `bound` frames each.
+    pub(super) fn new(memory: Mapping, base: u32, frames: u32, cpus: usize, bound: u32) -> Result<Arena, Errno> {
+        let cpu = || {
+            let lists = Lock::new(CpuLists::new(bound));
+            CacheAligned(Cpu { in_use: AtomicIsize::new(0), warm: AtomicIsize::new(0), lists })
+        };
+        Ok(Arena {
+            base,
+            frames,
+            memory,
+            buddy: Lock::new(Buddy::new(frames as usize)?),
+            cpus: (0..cpus).map(|_| cpu()).collect(),
+            in_use: AtomicIsize::new(0),
+            returning: AtomicUsize::new(0),
+        })
+    }
+
+    /// The frames of this arena, from..to.
+    pub(super) fn range(&self) -> core::ops::Range<usize> {
+        self.base as usize..(self.base + self.frames) as usize
+    }
+
+    #[inline]
+    fn cpu(&self, cpu: usize) -> &Cpu {
+        let n = self.cpus.len();
+        &self.cpus[if cpu < n { cpu } else { cpu % n }].0
+    }
+
+    /// Hands out `n` frames, from the lists of `cpu` if they have such a run. The lists of other CPUs are left alone.
+    #[inline]
+    pub(super) fn take(&self, cpu: usize, n: u32, handed: &Handed) -> Option<FrameNo> {
+        let start = match kind_of(n) {
+            Some(kind) => {
+                let cpu = self.cpu(cpu);
+                let mut lists = cpu.lists.lock();
+                let entry = match lists.pop(kind) {
+                    Some(entry) => entry,
+                    None => self.refill(&mut lists, kind)?,
+                };
+                cpu.count(n as isize, if entry.is_warm() { -(n as isize) } else { 0 });
+                entry.start()
+            }
+            None => self.take_large(n)?,
+        };
+        handed.set(self.base + start, n);
+        Some(FrameNo(self.base + start))
+    }
+
+    #[cold]
+    fn refill(&self, lists: &mut CpuLists, kind: usize) -> Option<Entry> {
+        lists.refill(kind, &mut self.buddy.lock())
+    }
+
+    #[cold]
+    fn take_large(&self, n: u32) -> Option<u32> {
+        let start = self.buddy.lock().take(n)?;
+        self.in_use.fetch_add(n as isize, Relaxed);
+        Some(start)
+    }
+
+    /// Frees a run: into the lists of `cpu`, or if they never keep such a run to the buddy.
+    #[inline]
+    pub(super) fn put(&self, cpu: usize, frame: FrameNo, n: u32, handed: &Handed) -> Result<(), NotHandedOut> {
+        handed.clear(frame.0, n)?;
+        let run = Run { start: frame.0 - self.base, frames: n };
+        // The lists promise aligned runs; parts of runs need not be.
+        match kind_of(n).filter(|_| run.start.is_multiple_of(n.next_power_of_two())) {
+            Some(kind) => {
+                let cpu = self.cpu(cpu);
+                let entry = Entry::new(run.start, true);
+                let mut lists = cpu.lists.lock();
+                if lists.push(kind, entry) {
+                    cpu.count(-(n as isize), n as isize);
+                } else {
+                    self.overflow(cpu, lists, kind, run);
+                }
+            }
+            None => self.put_large(run),
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn overflow(&self, cpu: &Cpu, mut lists: Guard<'_, CpuLists, { rank::CPU_FRAMES }>, kind: usize, run: Run) {
+        let n = run.frames as isize;
+        let mut out = Runs::new();
+        lists.make_room(kind, &mut out);
+        self.left(cpu, &out);
+        if lists.push(kind, Entry::new(run.start, true)) {
+            cpu.count(-n, n);
+        } else {
+            self.returning.fetch_add(run.frames as usize, Relaxed);
+            cpu.count(-n, 0);
+            out.push(run, true);
+        }
+        drop(lists);
+        self.give_back(out);
+    }
+
+    #[cold]
+    fn put_large(&self, run: Run) {
+        let mut out = Runs::new();
+        out.push(run, true);
+        self.returning.fetch_add(run.frames as usize, Relaxed);
+        self.in_use.fetch_sub(run.frames as isize, Relaxed);
+        self.give_back(out);
+    }
+
+    /// Frees the frames at the front of `frames` that are of this arena, at most [`BULK`], under one hold of the lock. Returns how
+    /// many that were, and whether all of them were handed out; those that were are freed.
+    pub(super) fn put_bulk(&self, cpu: usize, frames: &[FrameNo], handed: &Handed) -> (usize, bool) {
+        let range = self.range();
+        let len = frames.iter().take(BULK).take_while(|f| range.contains(&(f.0 as usize))).count();
+        let (mut out, mut freed, mut kept) = (Runs::new(), 0, 0);
+        let cpu = self.cpu(cpu);
+        let mut lists = cpu.lists.lock();
+        for frame in &frames[..len] {
+            if handed.clear(frame.0, 1).is_err() {
+                continue;
+            }
+            freed += 1;
+            let start = frame.0 - self.base;
+            if lists.push(0, Entry::new(start, true)) {
+                kept += 1;
+            } else {
+                out.push(Run { start, frames: 1 }, true);
+            }
+        }
+        if !out.is_empty() {
+            lists.shrink();
+            self.returning.fetch_add(out.warm_frames(), Relaxed);
+        }
+        cpu.count(-freed, kept);
+        drop(lists);
+        self.give_back(out);
+        (len, freed as usize == len)
+    }
+
+    /// Frames handed out.
+    pub(super) fn in_use(&self) -> isize {
+        self.in_use.load(Relaxed) + self.cpus.iter().map(|c| c.in_use.load(Relaxed)).sum::<isize>()
+    }
+
+    /// Free frames that may have memory behind them.
+    pub(super) fn warm(&self) -> isize {
+        self.returning.load(Relaxed) as isize + self.cpus.iter().map(|c| c.warm.load(Relaxed)).sum::<isize>()
+    }
+
+    /// Makes the locks usable in a forked child.
+    ///
+    /// # Safety
+    /// As [`Lock::reset_after_fork`].
+    pub(super) unsafe fn reset_after_fork(&self) {
+        // SAFETY: the caller answers.
+        unsafe {
+            self.buddy.reset_after_fork();
+            for cpu in &self.cpus {
+                cpu.lists.reset_after_fork();
+            }
+        }
+    }
+}

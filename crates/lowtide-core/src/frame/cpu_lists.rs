@@ -1,0 +1,273 @@
+//! The free runs that one CPU keeps at hand: a stack of numbers per length, beside the frames and never in them.
+//!
+//! Lengths 1 to 8 (orders 0 to 3 and the spans between) and 512 (order 9) are kept. How much may be kept, the high mark, follows
+//! the load between a quarter of its bound and the bound: an overflow after an overflow means that frees come in bulk and will not
+//! be wanted again, and halves it; a refill means that the lists were too short, and raises it by a batch.
+
+use super::buddy::Buddy;
+use super::{MAX_ORDER, Run};
+
+/// Kinds of runs that are kept, one per length.
+pub(super) const KINDS: usize = 9;
+/// Runs of a kind at most: with their count six cache lines. More than a batch, so that a list just filled has room for frees.
+const PLACES: usize = 95;
+/// Frames that a refill takes, and that an overflow gives up, at most. So many, because their marks, a byte each, fill a cache
+/// line: CPUs that write to the same line were measured to take half as long again.
+const MAX_BATCH: u32 = 64;
+
+/// The kind of runs of `n` frames, if they are kept.
+#[inline]
+pub fn kind_of(n: u32) -> Option<usize> {
+    match n {
+        1..=8 => Some(n as usize - 1),
+        512 => Some(KINDS - 1),
+        _ => None,
+    }
+}
+
+/// Frames of a run of `kind`.
+#[inline]
+fn frames_of(kind: usize) -> u32 {
+    if kind == KINDS - 1 { 1 << MAX_ORDER } else { kind as u32 + 1 }
+}
+
+/// A free run of known length: its first frame, and whether there may be memory behind it (it was handed out since its memory was
+/// last given back).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Entry(u32);
+
+impl Entry {
+    /// A run that begins at frame `start`, below 2^31.
+    #[inline]
+    pub fn new(start: u32, warm: bool) -> Entry {
+        Entry(start << 1 | u32::from(warm))
+    }
+
+    /// The first frame.
+    #[inline]
+    pub fn start(self) -> u32 {
+        self.0 >> 1
+    }
+
+    /// Whether there may be memory behind it.
+    #[inline]
+    pub fn is_warm(self) -> bool {
+        self.0 & 1 == 1
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct List {
+    len: u32,
+    runs: [Entry; PLACES],
+}
+
+/// What the lists last had to ask the buddy for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Last {
+    Refill,
+    Overflow,
+}
+
+/// The free runs of one CPU. Not locked.
+#[derive(Debug)]
+#[repr(C)]
+pub struct CpuLists {
+    /// Frames in all lists.
+    frames: u32,
+    /// Most frames that may be in all lists, now ...
+    high: u32,
+    /// ... and ever.
+    bound: u32,
+    last: Last,
+    lists: [List; KINDS],
+}
+
+impl CpuLists {
+    /// How often [`CpuLists::take_all`] must be called at most to empty lists that nobody fills.
+    pub const MOST_TAKES: usize = (KINDS * PLACES).div_ceil(Runs::ROOM);
+
+    /// Empty lists of at most `bound` frames together; 0 keeps nothing.
+    pub fn new(bound: u32) -> CpuLists {
+        let list = List { len: 0, runs: [Entry(0); PLACES] };
+        CpuLists { frames: 0, high: bound.div_ceil(2), bound, last: Last::Refill, lists: [list; KINDS] }
+    }
+
+    /// Takes the run of `kind` that was put last.
+    #[inline]
+    pub fn pop(&mut self, kind: usize) -> Option<Entry> {
+        let list = &mut self.lists[kind];
+        let len = list.len.wrapping_sub(1);
+        // Also false when the list was empty.
+        let entry = *list.runs.get(len as usize)?;
+        list.len = len;
+        self.frames -= frames_of(kind);
+        Some(entry)
+    }
+
+    /// Puts a run; false if there is no room below the high mark.
+    #[inline]
+    pub fn push(&mut self, kind: usize, entry: Entry) -> bool {
+        let frames = self.frames + frames_of(kind);
+        let list = &mut self.lists[kind];
+        if frames > self.high {
+            return false;
+        }
+        let Some(place) = list.runs.get_mut(list.len as usize) else { return false };
+        *place = entry;
+        list.len += 1;
+        self.frames = frames;
+        true
+    }
+
+    /// Most frames that may be in the lists now.
+    pub fn high(&self) -> u32 {
+        self.high
+    }
+
+    /// Frames in the lists.
+    pub fn frames(&self) -> u32 {
+        self.frames
+    }
+
+    fn batch(&self) -> u32 {
+        (self.bound / 4).min(MAX_BATCH)
+    }
+
+    /// An empty list is to be filled: takes a run for the caller from the buddy and more for the list.
+    pub fn refill(&mut self, kind: usize, buddy: &mut Buddy) -> Option<Entry> {
+        let n = frames_of(kind);
+        let wanted = Entry::new(buddy.take(n)?, false);
+        self.high = (self.high + self.batch()).min(self.bound);
+        self.last = Last::Refill;
+        let room = self.batch().saturating_sub(n).min(self.high.saturating_sub(self.frames)) / n;
+        let list = &mut self.lists[kind];
+        let from = list.len as usize;
+        for place in list.runs[from..].iter_mut().take(room as usize) {
+            let Some(start) = buddy.take(n) else { break };
+            *place = Entry::new(start, false);
+            list.len += 1;
+            self.frames += n;
+        }
+        // The lowest is handed out first: what is in use stays dense.
+        list.runs[from..list.len as usize].reverse();
+        Some(wanted)
+    }
+
+    /// A run of `kind` found no room: moves the oldest runs, a batch of frames at least, into `out`, so that it will. Runs longer
+    /// than the bound never find room; nothing happens then.
+    pub fn make_room(&mut self, kind: usize, out: &mut Runs) {
+        let n = frames_of(kind);
+        if n > self.bound {
+            return;
+        }
+        if self.last == Last::Overflow {
+            self.shrink();
+        }
+        self.last = Last::Overflow;
+        self.high = self.high.max(n);
+        if self.lists[kind].len as usize == PLACES {
+            self.take_oldest(kind, PLACES / 2, out);
+        }
+        let keep = self.high.saturating_sub(self.batch().max(n));
+        while self.frames > keep && out.room() > 0 {
+            let fullest = (0..KINDS).max_by_key(|&k| self.lists[k].len * frames_of(k)).unwrap_or(0);
+            let runs = (self.frames - keep).div_ceil(frames_of(fullest));
+            self.take_oldest(fullest, runs as usize, out);
+        }
+    }
+
+    /// Frees come in bulk: less is kept.
+    pub fn shrink(&mut self) {
+        self.high = (self.high / 2).max(self.bound / 4);
+    }
+
+    /// Moves as many runs as fit into `out`.
+    pub fn take_all(&mut self, out: &mut Runs) {
+        for kind in 0..KINDS {
+            self.take_oldest(kind, PLACES, out);
+        }
+    }
+
+    fn take_oldest(&mut self, kind: usize, most: usize, out: &mut Runs) {
+        let list = &mut self.lists[kind];
+        let len = list.len as usize;
+        let taken = most.min(len).min(out.room());
+        for entry in &list.runs[..taken] {
+            out.push(Run { start: entry.start(), frames: frames_of(kind) }, entry.is_warm());
+        }
+        list.runs.copy_within(taken..len, 0);
+        list.len -= taken as u32;
+        self.frames -= taken as u32 * frames_of(kind);
+    }
+}
+
+/// Runs on their way from lists to the buddy.
+#[derive(Debug)]
+pub struct Runs {
+    /// One place more than there is room: for the run that found no room in a list.
+    runs: [(Run, bool); Runs::ROOM + 1],
+    len: usize,
+    warm_frames: usize,
+}
+
+impl Runs {
+    const ROOM: usize = 128;
+
+    /// None.
+    pub fn new() -> Runs {
+        Runs { runs: [(Run { start: 0, frames: 0 }, false); Runs::ROOM + 1], len: 0, warm_frames: 0 }
+    }
+
+    /// How many more can come out of lists.
+    pub(super) fn room(&self) -> usize {
+        Runs::ROOM.saturating_sub(self.len)
+    }
+
+    /// Adds a run. There must be room, or one place beyond it.
+    pub(super) fn push(&mut self, run: Run, warm: bool) {
+        self.runs[self.len] = (run, warm);
+        self.len += 1;
+        self.warm_frames += if warm { run.frames as usize } else { 0 };
+    }
+
+    /// Frames that may have memory behind them.
+    pub(super) fn warm_frames(&self) -> usize {
+        self.warm_frames
+    }
+
+    /// Puts neighbours together: afterwards the runs are sorted, and no two touch. A run is warm if a part of it is.
+    pub(super) fn merge(&mut self) {
+        self.runs[..self.len].sort_unstable_by_key(|(run, _)| run.start);
+        let mut last = 0;
+        for i in 1..self.len {
+            let (run, warm) = self.runs[i];
+            let (whole, any_warm) = &mut self.runs[last];
+            if whole.start + whole.frames == run.start {
+                whole.frames += run.frames;
+                *any_warm |= warm;
+            } else {
+                last += 1;
+                self.runs[last] = (run, warm);
+            }
+        }
+        self.len = self.len.min(last + 1);
+    }
+
+    /// The runs, and whether there may be memory behind them.
+    pub fn iter(&self) -> impl Iterator<Item = (Run, bool)> + '_ {
+        self.runs[..self.len].iter().copied()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Default for Runs {
+    fn default() -> Runs {
+        Runs::new()
+    }
+}

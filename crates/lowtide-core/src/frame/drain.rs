@@ -1,0 +1,59 @@
+//! The way back: runs that left a list lose their memory and go to the buddy; and the drain, by which any thread empties the lists
+//! of all CPUs.
+//!
+//! The lists are under real locks, not "only for this CPU". So the drain takes each lock in turn, wakes nobody, and needs nothing
+//! from a CPU that sleeps, or runs a thread that never makes a system call. (The kernel interrupts CPUs that run threads of this
+//! process when memory is given back, because they may remember its addresses; lists without memory drain without a system call.)
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::arena::{Arena, Cpu};
+use super::cpu_lists::{CpuLists, Runs};
+use crate::vm::PAGE_SIZE;
+
+impl Arena {
+    /// Empties the lists of all CPUs. What other threads free meanwhile may stay.
+    pub(super) fn drain(&self) {
+        for cpu in &self.cpus {
+            for _ in 0..CpuLists::MOST_TAKES {
+                let mut out = Runs::new();
+                let mut lists = cpu.lists.lock();
+                lists.take_all(&mut out);
+                self.left(cpu, &out);
+                drop(lists);
+                let more = out.room() == 0;
+                self.give_back(out);
+                if !more {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Notes that `runs` have left the lists of `cpu` and will be given back. The lock is held.
+    pub(super) fn left(&self, cpu: &Cpu, runs: &Runs) {
+        // In this order: who adds up meanwhile may count a frame twice, and misses none.
+        self.returning.fetch_add(runs.warm_frames(), Relaxed);
+        cpu.count(0, -(runs.warm_frames() as isize));
+    }
+
+    /// Gives the memory of runs that nobody else can reach back to the kernel, and then the runs to the buddy.
+    pub(super) fn give_back(&self, mut runs: Runs) {
+        if runs.is_empty() {
+            return;
+        }
+        runs.merge();
+        for (run, warm) in runs.iter() {
+            if warm {
+                let (from, len) = ((self.base + run.start) as usize * PAGE_SIZE, run.frames as usize * PAGE_SIZE);
+                // SAFETY: these frames are not handed out, in no list and not in the buddy: nobody else can reach them.
+                unsafe { self.memory.discard(from, len) };
+            }
+        }
+        self.returning.fetch_sub(runs.warm_frames(), Relaxed);
+        let mut buddy = self.buddy.lock();
+        for (run, _) in runs.iter() {
+            buddy.put(run);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Which frames are handed out: catches frees of frames that are not.
+
+use rustix::io::Errno;
+
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+
+use super::NotHandedOut;
+use crate::table::Table;
+use crate::vm::OnFork;
+
+/// A byte per frame, so that neighbours change without a lock or a read-modify-write. Who is handed a frame and who frees it are
+/// ordered by the locks of the lists between them; only two threads that free the same frame at the same moment may both succeed.
+#[derive(Debug)]
+pub(super) struct Handed(Table<AtomicU8>);
+
+impl Handed {
+    /// No frame is handed out.
+    pub(super) fn new(frames: usize) -> Result<Handed, Errno> {
+        Ok(Handed(Table::new(frames, OnFork::Copy)?))
+    }
+
+    /// `n` frames from `start` on, which exist, are handed out now.
+    #[inline]
+    pub(super) fn set(&self, start: u32, n: u32) {
+        let bytes = &self.0[start as usize..start as usize + n as usize];
+        debug_assert!(all(bytes, 0), "frames handed out twice");
+        fill(bytes, 1);
+    }
+
+    /// `n` frames from `start` on are handed out no longer.
+    #[inline]
+    pub(super) fn clear(&self, start: u32, n: u32) -> Result<(), NotHandedOut> {
+        let bytes = self.0.get(start as usize..start as usize + n as usize).ok_or(NotHandedOut)?;
+        if !all(bytes, 1) {
+            return Err(NotHandedOut);
+        }
+        fill(bytes, 0);
+        Ok(())
+    }
+
+    #[cfg(test)]
+    pub(super) fn table_bytes(&self) -> usize {
+        self.0.populated_bytes()
+    }
+}
+
+/// Eight bytes at a time where they are aligned, as those of whole large runs are.
+#[inline]
+fn words(bytes: &[AtomicU8]) -> (&[AtomicU8], &[AtomicU64], &[AtomicU8]) {
+    // SAFETY: eight atomic bytes, aligned to eight, are an atomic word. The bytes are those of frames that one thread owns, so
+    // nobody accesses a part of a word at the same time (or, where two threads free one frame, with relaxed loads and stores whose
+    // outcome is documented as unspecified).
+    unsafe { bytes.align_to() }
+}
+
+/// Whether all bytes are `value`.
+#[inline]
+fn all(bytes: &[AtomicU8], value: u8) -> bool {
+    let are = |bytes: &[AtomicU8]| bytes.iter().all(|b| b.load(Relaxed) == value);
+    if bytes.len() < 8 {
+        return are(bytes);
+    }
+    let (before, words, after) = words(bytes);
+    are(before) && words.iter().all(|w| w.load(Relaxed) == u64::from_ne_bytes([value; 8])) && are(after)
+}
+
+#[inline]
+fn fill(bytes: &[AtomicU8], value: u8) {
+    let set = |bytes: &[AtomicU8]| bytes.iter().for_each(|b| b.store(value, Relaxed));
+    if bytes.len() < 8 {
+        return set(bytes);
+    }
+    let (before, words, after) = words(bytes);
+    set(before);
+    words.iter().for_each(|w| w.store(u64::from_ne_bytes([value; 8]), Relaxed));
+    set(after);
+}

@@ -1,0 +1,237 @@
+//! The lists, their refill, their overflow and the drain under a model checker: all orders of what two or three threads do
+//! (loom, with a bound on preemptions), or many random ones (shuttle). Each model is also run with a bug put in, which it finds.
+//!
+//! `cargo test --features loom model_tests` or `--features shuttle`.
+
+#[cfg(feature = "loom")]
+use loom::{sync::Arc, thread};
+#[cfg(not(feature = "loom"))]
+use shuttle::{sync::Arc, thread};
+use std::vec::Vec;
+
+use super::*;
+use arena::Arena;
+
+#[cfg(feature = "loom")]
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+#[cfg(not(feature = "loom"))]
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    shuttle::check_random(model, 3000);
+}
+
+/// 16 frames, two sets of lists of at most 8 frames: everything happens soon.
+fn small() -> Arc<Frames> {
+    Arc::new(Frames::with_layout(Layout { nodes: &[16], node_of_cpu: &[0, 0], list_frames: 16 }).unwrap())
+}
+
+/// Checkers don't see accesses to memory. They see this one, and those that come before and after memory is given back.
+fn given_back(frames: &Frames) {
+    frames.arenas[0].returning.load(core::sync::atomic::Ordering::Relaxed);
+}
+
+fn write(frames: &Frames, f: FrameNo, byte: u8) {
+    given_back(frames);
+    // SAFETY: only one modelled thread runs at a time, and callers were handed the frame.
+    unsafe { *frames.ptr(f) = byte }
+}
+
+fn assert_kept(frames: &Frames, f: FrameNo, byte: u8) {
+    given_back(frames);
+    // SAFETY: as above.
+    assert_eq!(unsafe { *frames.ptr(f) }, byte, "somebody else's bytes");
+}
+
+/// All threads are done and have freed all: nothing is lost, nothing is twice there.
+fn assert_at_rest(frames: &Frames) {
+    assert_eq!(frames.in_use(), 0);
+    frames.drain();
+    assert!(frames.arenas[0].buddy.lock().is_whole(), "frames were lost");
+    assert_eq!(frames.held_bytes(), 0);
+}
+
+/// How a model hands out a frame, and how it drains: as the code does, or with a bug.
+#[derive(Clone, Copy)]
+struct Ways {
+    alloc: fn(&Frames, usize) -> Option<FrameNo>,
+    drain: fn(&Frames),
+}
+
+const RIGHT: Ways = Ways { alloc: |frames, cpu| frames.alloc_on(cpu, 1), drain: Frames::drain };
+
+/// Takes a frame, uses it, frees it, by way of `cpu`.
+fn use_one(frames: &Frames, ways: Ways, cpu: usize, byte: u8) {
+    let f = (ways.alloc)(frames, cpu).unwrap();
+    write(frames, f, byte);
+    let other = (ways.alloc)(frames, cpu).unwrap();
+    write(frames, other, byte);
+    assert_kept(frames, f, byte);
+    frames.free_on(cpu, f, 1).unwrap();
+    assert_kept(frames, other, byte);
+    frames.free_on(cpu, other, 1).unwrap();
+}
+
+/// Two threads by way of the same CPU, of whose number one is stale.
+fn same_cpu(ways: Ways) {
+    check(move || {
+        let frames = small();
+        let there = frames.clone();
+        let thread = thread::spawn(move || use_one(&there, ways, 0, 2));
+        use_one(&frames, ways, 0, 1);
+        thread.join().unwrap();
+        assert_at_rest(&frames);
+    });
+}
+
+/// A thread drains what another frees and uses.
+fn drained(ways: Ways) {
+    check(move || {
+        let frames = small();
+        use_one(&frames, ways, 0, 1);
+        let there = frames.clone();
+        let thread = thread::spawn(move || (ways.drain)(&there));
+        use_one(&frames, ways, 0, 2);
+        thread.join().unwrap();
+        assert_at_rest(&frames);
+    });
+}
+
+#[test]
+fn a_stale_cpu_number_costs_nothing_but_a_lock() {
+    same_cpu(RIGHT);
+}
+
+#[test]
+fn draining_loses_nothing_and_takes_nothing_that_is_used() {
+    drained(RIGHT);
+}
+
+#[test]
+fn overflow_and_refill_meet() {
+    check(|| {
+        let frames = small();
+        let held: Vec<_> = (0..8).map(|_| frames.alloc_on(0, 1).unwrap()).collect();
+        let there = frames.clone();
+        let thread = thread::spawn(move || {
+            let f = there.alloc_on(1, 4).unwrap();
+            write(&there, f, 3);
+            let single = there.alloc_on(0, 1).unwrap();
+            assert_kept(&there, f, 3);
+            there.free_on(1, f, 4).unwrap();
+            there.free_on(0, single, 1).unwrap();
+        });
+        frames.free_bulk_on(0, &held[..4]).unwrap();
+        for f in &held[4..] {
+            frames.free_on(0, *f, 1).unwrap();
+        }
+        thread.join().unwrap();
+        assert_at_rest(&frames);
+    });
+}
+
+#[test]
+fn two_drains_meet() {
+    check(|| {
+        let frames = small();
+        let held: Vec<_> = (0..2).map(|_| frames.alloc_on(0, 1).unwrap()).collect();
+        let there = frames.clone();
+        let thread = thread::spawn(move || there.drain());
+        for f in held {
+            frames.free_on(0, f, 1).unwrap();
+        }
+        frames.drain();
+        thread.join().unwrap();
+        assert_at_rest(&frames);
+    });
+}
+
+/// Bug: looks at the top of the list and takes it off in two holds of the lock.
+fn alloc_in_two_holds(frames: &Frames, cpu: usize) -> Option<FrameNo> {
+    let cpu_lists = &frames.arenas[0].cpus[cpu];
+    let top = {
+        let mut lists = cpu_lists.lists.lock();
+        lists.pop(0).inspect(|top| assert!(lists.push(0, *top)))
+    };
+    let Some(top) = top else { return frames.alloc_on(cpu, 1) };
+    let mut lists = cpu_lists.lists.lock();
+    lists.pop(0);
+    cpu_lists.count(1, -isize::from(top.is_warm()));
+    drop(lists);
+    frames.handed.set(top.start(), 1);
+    Some(FrameNo(top.start()))
+}
+
+/// Bug: copies the lists in one hold of the lock and empties them in the next.
+fn drain_in_two_holds(frames: &Frames) {
+    let arena: &Arena = &frames.arenas[0];
+    for cpu in &arena.cpus {
+        let mut copied = Runs::new();
+        let mut lists = cpu.lists.lock();
+        lists.take_all(&mut copied);
+        for (run, warm) in copied.iter() {
+            assert!(lists.push(0, Entry::new(run.start, warm)));
+        }
+        drop(lists);
+        let mut lists = cpu.lists.lock();
+        lists.take_all(&mut Runs::new());
+        arena.left(cpu, &copied);
+        drop(lists);
+        arena.give_back(copied);
+    }
+}
+
+/// Bug: the frames can be handed out again before their memory is given back.
+fn drain_to_the_buddy_first(frames: &Frames) {
+    let arena = &frames.arenas[0];
+    for cpu in &arena.cpus {
+        let mut out = Runs::new();
+        let mut lists = cpu.lists.lock();
+        lists.take_all(&mut out);
+        arena.left(cpu, &out);
+        drop(lists);
+        for (run, _) in out.iter() {
+            arena.buddy.lock().put(run);
+        }
+        for (run, _) in out.iter() {
+            let (from, len) = (run.start as usize * PAGE_SIZE, run.frames as usize * PAGE_SIZE);
+            // SAFETY: it is not safe; that is the bug. In the model nobody holds a reference.
+            unsafe { arena.memory.discard(from, len) };
+        }
+        arena.returning.fetch_sub(out.warm_frames(), core::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn the_bugs_do_not_show_with_one_thread() {
+    for drain in [drain_in_two_holds, drain_to_the_buddy_first] {
+        check(move || {
+            let frames = small();
+            use_one(&frames, Ways { alloc: alloc_in_two_holds, drain }, 0, 1);
+            drain(&frames);
+            use_one(&frames, Ways { alloc: alloc_in_two_holds, drain }, 0, 2);
+            assert_at_rest(&frames);
+        });
+    }
+}
+
+#[test]
+#[should_panic]
+fn looking_and_taking_in_two_holds_is_found() {
+    same_cpu(Ways { alloc: alloc_in_two_holds, ..RIGHT });
+}
+
+#[test]
+#[should_panic]
+fn copying_and_emptying_in_two_holds_is_found() {
+    drained(Ways { drain: drain_in_two_holds, ..RIGHT });
+}
+
+#[test]
+#[should_panic(expected = "somebody else's bytes")]
+fn memory_given_back_too_late_is_found() {
+    drained(Ways { drain: drain_to_the_buddy_first, ..RIGHT });
+}

@@ -1,0 +1,81 @@
+//! Which NUMA node each CPU is of.
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::percpu::MAX_CPUS;
+
+/// Most nodes that are told apart.
+pub(super) const MAX_NODES: usize = 64;
+
+/// Arenas by CPU: the nodes that have CPUs, counted from 0 without gaps.
+#[derive(Clone, Copy)]
+pub(super) struct NodesOfCpus {
+    /// How many nodes have CPUs; at least 1.
+    pub(super) nodes: usize,
+    /// The node of each CPU.
+    pub(super) of: [u8; MAX_CPUS],
+}
+
+/// The nodes of this machine; one if the kernel does not say.
+pub(super) fn detect() -> NodesOfCpus {
+    let mut found = NodesOfCpus { nodes: 0, of: [0; MAX_CPUS] };
+    for node in 0..MAX_NODES {
+        let mut text = [0u8; 4096];
+        let Some(len) = read_cpus(node, &mut text) else { continue };
+        found.add(&text[..len]);
+    }
+    found.nodes = found.nodes.max(1);
+    found
+}
+
+impl NodesOfCpus {
+    /// A further node with the CPUs of `list`, the kernel's "0-3,8"; not if it has none.
+    fn add(&mut self, list: &[u8]) {
+        let mut any = false;
+        for part in list.split(|&c| c == b',' || c == b'\n') {
+            let mut ends = part.split(|&c| c == b'-').map(|n| core::str::from_utf8(n).ok().and_then(|n| n.parse().ok()));
+            let Some(Some(first)) = ends.next() else { continue };
+            let last: usize = ends.next().flatten().unwrap_or(first);
+            for cpu in first..=last.min(MAX_CPUS - 1) {
+                self.of[cpu] = self.nodes as u8;
+                any = true;
+            }
+        }
+        self.nodes += usize::from(any);
+    }
+}
+
+fn read_cpus(node: usize, text: &mut [u8]) -> Option<usize> {
+    let mut path = *b"/sys/devices/system/node/node00/cpulist\0\0";
+    let digits = path.iter().position(|&c| c == b'0')?;
+    if node < 10 {
+        path[digits] = b'0' + node as u8;
+        path.copy_within(digits + 2.., digits + 1);
+    } else {
+        (path[digits], path[digits + 1]) = (b'0' + (node / 10) as u8, b'0' + (node % 10) as u8);
+    }
+    let path = core::ffi::CStr::from_bytes_until_nul(&path).ok()?;
+    let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    rustix::io::read(fd, text).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_without_cpus_do_not_count() {
+        let mut found = NodesOfCpus { nodes: 0, of: [9; MAX_CPUS] };
+        found.add(b"0-1,4\n");
+        found.add(b"\n");
+        found.add(b"2-3,5-5000\n");
+        assert_eq!((found.nodes, &found.of[..7]), (2, &[0, 0, 1, 1, 0, 1, 1][..]));
+        assert_eq!(found.of[MAX_CPUS - 1], 1);
+    }
+
+    #[test]
+    fn this_machine_has_nodes() {
+        let found = detect();
+        assert!(found.nodes >= 1 && found.of.iter().all(|&n| usize::from(n) < found.nodes));
+    }
+}
