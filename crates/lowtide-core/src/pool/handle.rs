@@ -1,4 +1,4 @@
-//! The name of an object in the pool.
+//! The names of an object in the pool and of the one who keeps it there.
 
 /// Where an object is, and how long it is: 54 bits, so that a slot's table word has room for it.
 ///
@@ -36,5 +36,25 @@ impl Handle {
 
     pub(super) fn frame(self) -> u32 {
         (self.0 >> 22) as u32
+    }
+}
+
+/// Who keeps a handle, and must be asked before the object is moved: any number of 40 bits but 0. The pool does not know what it
+/// means.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Owner(u64);
+
+impl Owner {
+    /// Bits of an owner's number.
+    pub const BITS: u32 = 40;
+
+    /// The owner with that number; `None` for 0 and for more than 40 bits.
+    pub const fn new(raw: u64) -> Option<Owner> {
+        if raw == 0 || raw >> Self::BITS != 0 { None } else { Some(Owner(raw)) }
+    }
+
+    /// The owner as a number.
+    pub const fn raw(self) -> u64 {
+        self.0
     }
 }

@@ -2,6 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use super::compact::owner;
 use super::word::{Word, checksum};
 use super::{Entry, Loaded, Page, Scratch, Store, StoreError};
 use crate::pool::Handle;
@@ -16,16 +17,26 @@ impl Store {
     /// As in [`StoreError`]; `into` then holds garbage.
     pub fn load(&self, e: Entry, into: &mut Page, scratch: &mut Scratch) -> Result<Loaded, StoreError> {
         let (area, place) = self.place(e).ok_or(StoreError::BadEntry)?;
-        let raw = place.load(Ordering::Acquire);
-        match Word::decode(raw) {
-            Word::Pool(handle) => self.load_object(e, handle, into, scratch),
-            Word::Device(_) => {
-                self.read(area, e.offset(), core::slice::from_mut(into))?;
-                self.verify(e, place, raw, into)
+        loop {
+            let raw = place.load(Ordering::Acquire);
+            let loaded = match Word::decode(raw) {
+                Word::Pool(handle) => self.load_object(e, handle, into, scratch),
+                Word::Device(_) => {
+                    self.read(area, e.offset(), core::slice::from_mut(into))?;
+                    self.verify(e, place, raw, into)
+                }
+                Word::Empty | Word::Bad => return Err(StoreError::BadEntry),
+            };
+            let now = place.load(Ordering::Acquire);
+            if now == raw {
+                return loaded;
             }
-            Word::Empty | Word::Bad => return Err(StoreError::BadEntry),
+            // Another handle: compaction moved the object while it was read. (Or the slot was freed and used again: then any result
+            // will do.) Each further round takes another move.
+            if !matches!((Word::decode(raw), Word::decode(now)), (Word::Pool(_), Word::Pool(_))) {
+                return Err(StoreError::BadEntry);
+            }
         }
-        .and_then(|loaded| if place.load(Ordering::Acquire) == raw { Ok(loaded) } else { Err(StoreError::BadEntry) })
     }
 
     /// Loads neighbours: consecutive slots of a device are read with one I/O. `into` and `out` are as long as `entries`; each
@@ -93,14 +104,14 @@ impl Store {
     fn load_object(&self, e: Entry, handle: Handle, into: &mut Page, scratch: &mut Scratch) -> Result<Loaded, StoreError> {
         let len = handle.object_len();
         if len == PAGE_SIZE {
-            self.pool.read(handle, into).map_err(|_| StoreError::BadEntry)?;
+            self.pool.read(handle, owner(e), into).map_err(|_| StoreError::BadEntry)?;
             return Ok(Loaded::Pool);
         }
-        self.pool.read(handle, &mut scratch.bytes).map_err(|_| StoreError::BadEntry)?;
+        self.pool.read(handle, owner(e), &mut scratch.bytes).map_err(|_| StoreError::BadEntry)?;
         if self.codec.decompress(scratch, len, into) {
             return Ok(Loaded::Pool);
         }
-        // Either the entry was freed and its place in the pool used again, or the pool's memory was overwritten.
+        // Either the entry was freed and its slot and place used again, or the pool's memory was overwritten.
         let now = self.place(e).map(|(_, place)| Word::decode(place.load(Ordering::Acquire)));
         Err(if now == Some(Word::Pool(handle)) { self.corrupt(e) } else { StoreError::BadEntry })
     }

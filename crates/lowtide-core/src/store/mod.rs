@@ -10,6 +10,7 @@
 
 mod areas;
 mod back;
+mod compact;
 mod counters;
 mod fork;
 mod out;
