@@ -25,12 +25,13 @@ use crate::lock::{Guard, Lock, rank};
 use crate::percpu::{self, CacheAligned};
 use crate::table::Table;
 use crate::vm::{OnFork, PAGE_SIZE};
+use handle::MAX_ARENA;
 use limit::Limit;
-use shelf::{Effort, ISOLATED, Shelves};
-use span::{MAX_FRAMES, Object, Span, need};
+use shelf::{Effort, Shelves};
+use span::{MAX_FRAMES, Span, need};
 
-pub use compact::Swap;
-pub use handle::{Handle, Owner};
+pub use compact::Moved;
+pub use handle::Handle;
 pub use validate::Broken;
 
 /// Largest compressed object; what is longer is kept raw.
@@ -44,7 +45,9 @@ const SHARD_BYTES: usize = 8 << 20;
 /// Bytes of a span, unless the limit leaves fewer.
 const SPAN_BYTES: usize = MAX_FRAMES * PAGE_SIZE;
 /// The byte of a frame that is a raw page.
-const RAW: u8 = u8::MAX;
+const RAW: u8 = 0x7f;
+/// The bit of a frame's byte that says that the span that begins there is isolated (`compact.rs`).
+const EMPTYING: u8 = 0x80;
 
 type Shard<'a> = Guard<'a, Shelves, { rank::POOL_SHARD }>;
 
@@ -56,7 +59,7 @@ pub struct Stale;
 #[derive(Debug)]
 pub struct Pool {
     frames: Frames,
-    /// Per frame: 1 + the shard of the span that begins there, [`RAW`], or 0.
+    /// Per frame: 1 + the shard of the span that begins there, maybe with [`EMPTYING`]; [`RAW`]; or 0.
     begins: Table<AtomicU8>,
     /// The shard of a raw page is the frame's number modulo [`SHARDS`].
     shards: [CacheAligned<Lock<Shelves, { rank::POOL_SHARD }>>; SHARDS],
@@ -72,8 +75,8 @@ impl Pool {
     /// # Errors
     /// `NOMEM` when its address range cannot be had.
     pub fn new(limit: usize, most: usize, accept_percent: u32) -> Result<Pool, Errno> {
-        let least = limit / PAGE_SIZE + SLACK;
-        let mut count = (most / PAGE_SIZE + SLACK).max(least);
+        let least = (limit / PAGE_SIZE + SLACK).min(MAX_ARENA);
+        let mut count = (most / PAGE_SIZE + SLACK).max(least).min(MAX_ARENA);
         let frames = loop {
             match Frames::new(count) {
                 Ok(frames) => break frames,
@@ -97,8 +100,7 @@ impl Pool {
         self.limit.accepts()
     }
 
-    /// Keeps a copy of `data`, 1 to 4096 bytes. `None` when the limit or memory does not allow, or the length is wrong. The object
-    /// stays where it is until it has an owner ([`Pool::set_owner`]).
+    /// Keeps a copy of `data`, 1 to 4096 bytes. `None` when the limit or memory does not allow, or the length is wrong.
     pub fn insert(&self, data: &[u8]) -> Option<Handle> {
         match data.len() {
             0 => None,
@@ -109,7 +111,7 @@ impl Pool {
                     (1..SHARDS).find_map(|i| {
                         let mut shelves = self.shards[(home + i) % SHARDS].lock();
                         let frame = shelves.find(&self.frames, need(data.len()), Effort::All)?;
-                        Some(self.put(&mut shelves, frame, data, None))
+                        Some(self.put(&mut shelves, frame, data))
                     })
                 })
             }
@@ -128,12 +130,12 @@ impl Pool {
                 None => shelves.find(&self.frames, need, Effort::All)?,
             },
         };
-        Some(self.put(&mut shelves, frame, data, None))
+        Some(self.put(&mut shelves, frame, data))
     }
 
     /// Puts an object into a span of a locked shard that has room for it.
-    fn put(&self, shelves: &mut Shard<'_>, frame: u32, data: &[u8], owner: Option<Owner>) -> Handle {
-        let place = self.span(frame, shelves).put(data, owner);
+    fn put(&self, shelves: &mut Shard<'_>, frame: u32, data: &[u8]) -> Handle {
+        let place = self.span(frame, shelves).put(data);
         shelves.settle(&self.frames, frame);
         self.count(data.len());
         Handle::new(frame, place, data.len())
@@ -151,27 +153,13 @@ impl Pool {
         Some(Handle::new(frame, 0, data.len()))
     }
 
-    /// Says who keeps the handle of an object; from then on the object may be moved, if the owner agrees ([`Pool::compact`]). To be
-    /// called before the handle is known to others than the caller, so that it can't have been moved or freed.
+    /// Copies an object into the front of `into` and returns its length.
     ///
     /// # Errors
-    /// If the handle names no object.
-    pub fn set_owner(&self, handle: Handle, owner: Owner) -> Result<(), Stale> {
-        let (raw, shelves) = self.locate(handle)?;
-        if !raw {
-            self.span(handle.frame(), &shelves).set_owner(handle.place(), Some(owner));
-        }
-        Ok(())
-    }
-
-    /// Copies an object into the front of `into` and returns its length. With an `owner`, only an object of that owner will do
-    /// (raw pages have none, and are not moved).
-    ///
-    /// # Errors
-    /// If the handle names no such object, or one longer than `into`. An object that was moved is not found at its old place. A
-    /// handle whose place was given to another object meanwhile yields bytes of that one if no owner is asked for: who reads while
-    /// others free must check afterwards whether the handle still counts.
-    pub fn read(&self, handle: Handle, owner: Option<Owner>, into: &mut [u8]) -> Result<usize, Stale> {
+    /// If the handle names no object, or one longer than `into`. An object that was moved is not found at its old place, and a handle
+    /// whose place was given to another object meanwhile may yield bytes of that one: who reads while others free or compact must
+    /// check afterwards whether the handle still counts.
+    pub fn read(&self, handle: Handle, into: &mut [u8]) -> Result<usize, Stale> {
         let len = handle.object_len();
         let into = into.get_mut(..len).ok_or(Stale)?;
         let (raw, shelves) = self.locate(handle)?;
@@ -181,8 +169,7 @@ impl Pool {
             into.copy_from_slice(&page[..len]);
         } else {
             let mut span = self.span(handle.frame(), &shelves);
-            let is_meant = |o: &Object| owner.is_none() || o.owner() == owner;
-            let object = span.object(handle.place()).filter(is_meant).ok_or(Stale)?;
+            let object = span.object(handle.place()).ok_or(Stale)?;
             into.copy_from_slice(span.bytes(object));
         }
         Ok(len)
@@ -207,8 +194,8 @@ impl Pool {
         let mut span = self.span(frame, &shelves);
         span.give(handle.place());
         // Whoever isolated the span looks after it.
-        if span.header().shelf != ISOLATED {
-            if span.live() == 0 {
+        if !shelves.is_isolated(&self.frames, frame) {
+            if span.is_empty() {
                 shelves.unlink(&self.frames, frame);
                 self.give_back(shelves, frame);
             } else {
@@ -222,7 +209,7 @@ impl Pool {
     fn locate(&self, handle: Handle) -> Result<(bool, Shard<'_>), Stale> {
         let (frame, len) = (handle.frame(), handle.object_len());
         let begins = self.begins.get(frame as usize).ok_or(Stale)?;
-        let byte = begins.load(Ordering::Relaxed);
+        let byte = begins.load(Ordering::Relaxed) & !EMPTYING;
         let shard = match byte {
             0 => return Err(Stale),
             RAW => frame as usize % SHARDS,
@@ -230,7 +217,7 @@ impl Pool {
         };
         let shelves = self.shards[shard].lock();
         // Only now does the byte hold still, and only now may the span's memory be looked at.
-        let exists = begins.load(Ordering::Relaxed) == byte
+        let exists = begins.load(Ordering::Relaxed) & !EMPTYING == byte
             && if byte == RAW {
                 handle.place() == 0 && len > MAX_COMPRESSED
             } else {
@@ -317,10 +304,17 @@ impl Pool {
         self.limit.set(bytes);
     }
 
-    /// Bytes of memory that the pool's own tables take.
+    /// Bytes of memory that the pool takes beside the bytes of objects, roundings and free room: tables, and what stands in front of
+    /// the objects in spans.
     #[cfg(test)]
     pub(crate) fn table_bytes(&self) -> usize {
-        self.begins.populated_bytes() + self.frames.table_bytes()
+        let front = |shard: usize| {
+            let shelves = self.shards[shard].lock();
+            let begins = |(_, byte): &(usize, &AtomicU8)| byte.load(Ordering::Relaxed) as usize == shard + 1;
+            let spans = self.begins.iter().enumerate().filter(begins);
+            spans.map(|(frame, _)| self.span(frame as u32, &shelves).front()).sum::<usize>()
+        };
+        self.begins.populated_bytes() + self.frames.table_bytes() + (0..SHARDS).map(front).sum::<usize>()
     }
 
     /// Makes the locks usable in a forked child.

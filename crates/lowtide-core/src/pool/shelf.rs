@@ -17,8 +17,8 @@ const TOP: usize = need(MAX_COMPRESSED).div_ceil(STEP);
 /// The first shelf of spans with holes: there are as many as eighths.
 const HOLEY: usize = TOP + 1;
 const EIGHTHS: usize = 8;
-/// On no shelf: the span is being emptied.
-pub(super) const ISOLATED: u8 = u8::MAX;
+/// The shelf of spans that are being emptied: nothing new is put into them.
+pub(super) const ISOLATED: usize = HOLEY + EIGHTHS;
 /// How many spans with small holes are looked at for one object.
 const PROBES: usize = 16;
 
@@ -27,7 +27,7 @@ const _: () = assert!(HOLEY <= u64::BITS as usize);
 /// The shelves of a shard. Lists of spans: first frame of the first one, plus one; 0 is none.
 #[derive(Debug)]
 pub(super) struct Shelves {
-    heads: [u32; HOLEY + EIGHTHS],
+    heads: [u32; ISOLATED + 1],
     /// Bit i: shelf i of those without holes is not empty.
     roomy: u64,
 }
@@ -43,7 +43,7 @@ pub(super) enum Effort {
 
 impl Shelves {
     pub(super) const fn new() -> Shelves {
-        Shelves { heads: [0; HOLEY + EIGHTHS], roomy: 0 }
+        Shelves { heads: [0; ISOLATED + 1], roomy: 0 }
     }
 
     /// The span at `frame`, one of this shard.
@@ -59,9 +59,13 @@ impl Shelves {
 
     /// Puts a span that is on no shelf where it belongs.
     pub(super) fn link(&mut self, frames: &Frames, frame: u32) {
-        let mut span = self.span(frames, frame);
-        let shelf = Self::shelf_of(&mut span);
+        let shelf = Self::shelf_of(&mut self.span(frames, frame));
+        self.link_on(frames, frame, shelf);
+    }
+
+    fn link_on(&mut self, frames: &Frames, frame: u32, shelf: usize) {
         let next = core::mem::replace(&mut self.heads[shelf], frame + 1);
+        let mut span = self.span(frames, frame);
         let header = span.header();
         (header.next, header.prev, header.shelf) = (next, 0, shelf as u8);
         if next != 0 {
@@ -77,7 +81,6 @@ impl Shelves {
         let mut span = self.span(frames, frame);
         let header = span.header();
         let (next, prev, shelf) = (header.next, header.prev, header.shelf as usize);
-        header.shelf = ISOLATED;
         if prev == 0 {
             self.heads[shelf] = next;
             if next == 0 && shelf <= TOP {
@@ -91,13 +94,31 @@ impl Shelves {
         }
     }
 
-    /// Puts a span whose room has changed where it belongs now.
+    /// Puts a span whose room has changed where it belongs now. It is not isolated.
     pub(super) fn settle(&mut self, frames: &Frames, frame: u32) {
         let mut span = self.span(frames, frame);
         if Self::shelf_of(&mut span) != span.header().shelf as usize {
             self.unlink(frames, frame);
             self.link(frames, frame);
         }
+    }
+
+    /// Isolates a span.
+    pub(super) fn isolate(&mut self, frames: &Frames, frame: u32) {
+        self.unlink(frames, frame);
+        self.link_on(frames, frame, ISOLATED);
+    }
+
+    /// Whether a span is isolated.
+    pub(super) fn is_isolated(&mut self, frames: &Frames, frame: u32) -> bool {
+        self.span(frames, frame).header().shelf as usize == ISOLATED
+    }
+
+    /// The isolated span that is let go next; it is then on no shelf.
+    pub(super) fn pop_isolated(&mut self, frames: &Frames) -> Option<u32> {
+        let frame = self.heads[ISOLATED].checked_sub(1)?;
+        self.unlink(frames, frame);
+        Some(frame)
     }
 
     /// A span with room for an object that needs `need` bytes: the one with the least that is enough, of those without holes; else

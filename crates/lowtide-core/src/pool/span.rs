@@ -1,23 +1,22 @@
-//! A span: a few frames full of objects of any lengths. In front lie a header and a directory with a word for each object; the
+//! A span: a few frames full of objects of any lengths. In front lie a header and a directory with a short word for each object; the
 //! objects themselves grow downwards from the end. A handle names a place in the directory, so that objects can slide inside
 //! their span without anybody noticing. (The layout is that of the slotted pages of databases: Gray and Reuter, "Transaction
 //! Processing", 1993, section 14.3.)
 
-use super::handle::Owner;
 use crate::vm::PAGE_SIZE;
 
 /// Most frames of a span: offsets of objects have 12 bits.
 pub(super) const MAX_FRAMES: usize = 8;
-/// Most objects in a span: places have 10 bits.
-pub(super) const MAX_PLACES: usize = 1 << 10;
 /// Objects begin at multiples of this.
 pub(super) const GRANULE: usize = 8;
 /// Bytes of a word of the directory.
-const WORD: usize = 8;
+const WORD: usize = size_of::<Object>();
 /// Bytes in front of the directory.
 pub(super) const HEADER: usize = size_of::<Header>();
+/// Most objects in a span.
+const MAX_PLACES: usize = (MAX_FRAMES * PAGE_SIZE - HEADER) / (GRANULE + WORD);
 
-const _: () = assert!(MAX_FRAMES * PAGE_SIZE / GRANULE <= 1 << 12 && HEADER.is_multiple_of(WORD));
+const _: () = assert!(MAX_FRAMES * PAGE_SIZE / GRANULE <= 1 << 12 && MAX_PLACES <= 1 << 12);
 
 /// Bytes that an object of `len` bytes takes at most in a span: itself and its word.
 pub(super) const fn need(len: usize) -> usize {
@@ -25,7 +24,7 @@ pub(super) const fn need(len: usize) -> usize {
 }
 
 /// What stands at the start of a span. Frame numbers are kept plus one; 0 is none.
-#[repr(C, align(8))]
+#[repr(C)]
 #[derive(Debug)]
 pub(super) struct Header {
     /// Neighbours on the shelf.
@@ -36,46 +35,41 @@ pub(super) struct Header {
     frames: u8,
     /// Words of the directory.
     places: u16,
-    /// Objects.
-    live: u16,
-    /// No word of the directory below this one is free.
-    hint: u16,
     /// Where the lowest object begins, in granules.
     bottom: u16,
     /// Granules above `bottom` that belong to no object.
     holes: u16,
 }
 
-/// A word of the directory; 0 is free (no object begins at offset 0). Bits 0..40 the owner or 0, 40..52 length - 1,
-/// 52..64 where the object begins, in granules.
+/// A word of the directory: 24 bits, because it counts for every page that is out. 0 is free (no object begins at offset 0). Bits
+/// 0..12 length - 1, 12..24 where the object begins, in granules.
+#[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Object(u64);
+pub(super) struct Object([u8; 3]);
 
 impl Object {
-    const FREE: Object = Object(0);
+    const FREE: Object = Object([0; 3]);
 
     fn new(begins: usize, len: usize) -> Object {
-        Object((begins as u64) << 52 | (len as u64 - 1) << Owner::BITS)
+        let [a, b, c, _] = ((begins as u32) << 12 | (len as u32 - 1)).to_le_bytes();
+        Object([a, b, c])
     }
 
-    pub(super) fn owner(self) -> Option<Owner> {
-        Owner::new(self.0 & ((1 << Owner::BITS) - 1))
+    fn bits(self) -> usize {
+        let [a, b, c] = self.0;
+        u32::from_le_bytes([a, b, c, 0]) as usize
     }
 
     pub(super) fn len(self) -> usize {
-        (self.0 >> Owner::BITS & 0xfff) as usize + 1
+        (self.bits() & 0xfff) + 1
     }
 
     pub(super) fn begins(self) -> usize {
-        (self.0 >> 52) as usize
+        self.bits() >> 12
     }
 
     fn granules(self) -> usize {
         self.len().div_ceil(GRANULE)
-    }
-
-    fn moved(self, begins: usize) -> Object {
-        Object(self.0 & ((1 << 52) - 1) | (begins as u64) << 52)
     }
 }
 
@@ -97,7 +91,7 @@ impl Span {
     pub(super) fn clear(&mut self, frames: usize) {
         let bottom = (frames * PAGE_SIZE / GRANULE) as u16;
         let frames = frames as u8;
-        *self.header() = Header { next: 0, prev: 0, shelf: 0, frames, places: 0, live: 0, hint: 0, bottom, holes: 0 };
+        *self.header() = Header { next: 0, prev: 0, shelf: 0, frames, places: 0, bottom, holes: 0 };
     }
 
     pub(super) fn header(&mut self) -> &mut Header {
@@ -107,7 +101,7 @@ impl Span {
 
     fn directory(&mut self) -> &mut [Object] {
         let places = self.header().places as usize;
-        // SAFETY: the directory lies behind the header, aligned to 8, and is this thread's; `take` keeps it below `bottom`, so it is
+        // SAFETY: the directory lies behind the header, needs no alignment, and is this thread's; `put` keeps it below `bottom`, so it is
         // inside the span, and wrote all of its words.
         unsafe { core::slice::from_raw_parts_mut(self.base.add(HEADER).cast(), places) }
     }
@@ -122,9 +116,11 @@ impl Span {
         self.frames() * PAGE_SIZE
     }
 
-    /// Objects in the span.
-    pub(super) fn live(&mut self) -> usize {
-        self.header().live as usize
+    /// Whether there is no object in the span.
+    pub(super) fn is_empty(&mut self) -> bool {
+        let end = self.size() / GRANULE;
+        let h = self.header();
+        (h.bottom + h.holes) as usize == end
     }
 
     /// Words of the directory: places that may hold an object.
@@ -134,8 +130,12 @@ impl Span {
 
     /// Bytes between the directory and the lowest object: an object whose [`need`] is no more than this fits at once.
     pub(super) fn room(&mut self) -> usize {
-        let h = self.header();
-        if h.live as usize == MAX_PLACES { 0 } else { h.bottom as usize * GRANULE - HEADER - h.places as usize * WORD }
+        self.header().bottom as usize * GRANULE - self.front()
+    }
+
+    /// Bytes of the header and the directory.
+    pub(super) fn front(&mut self) -> usize {
+        HEADER + self.places() * WORD
     }
 
     /// Bytes that [`Span::slide`] would make room.
@@ -145,7 +145,7 @@ impl Span {
 
     /// Bytes that objects could take: what [`Span::room`] is after [`Span::slide`], at least.
     pub(super) fn free(&mut self) -> usize {
-        if self.live() == MAX_PLACES { 0 } else { self.room() + self.holes() }
+        self.room() + self.holes()
     }
 
     /// The object at a place.
@@ -154,31 +154,21 @@ impl Span {
     }
 
     /// Puts a copy of `data` into the span, whose room is enough, and returns its place.
-    pub(super) fn put(&mut self, data: &[u8], owner: Option<Owner>) -> usize {
+    pub(super) fn put(&mut self, data: &[u8]) -> usize {
         assert!(need(data.len()) <= self.room());
-        let hint = self.header().hint as usize;
-        let place = match self.directory()[hint..].iter().position(|o| *o == Object::FREE) {
-            Some(i) => hint + i,
+        let place = match self.directory().iter().position(|o| *o == Object::FREE) {
+            Some(place) => place,
             None => {
                 self.header().places += 1;
                 self.header().places as usize - 1
             }
         };
         let h = self.header();
-        h.live += 1;
-        h.hint = place as u16 + 1;
         h.bottom -= data.len().div_ceil(GRANULE) as u16;
         let object = Object::new(h.bottom as usize, data.len());
         self.directory()[place] = object;
-        self.set_owner(place, owner);
         self.bytes(object).copy_from_slice(data);
         place
-    }
-
-    /// Says who keeps the object at `place`, which there is.
-    pub(super) fn set_owner(&mut self, place: usize, owner: Option<Owner>) {
-        let word = &mut self.directory()[place];
-        *word = Object(word.0 >> Owner::BITS << Owner::BITS | owner.map_or(0, Owner::raw));
     }
 
     /// Frees the place of an object that there is.
@@ -186,8 +176,6 @@ impl Span {
         let object = core::mem::replace(&mut self.directory()[place], Object::FREE);
         debug_assert!(object != Object::FREE);
         let h = self.header();
-        h.live -= 1;
-        h.hint = h.hint.min(place as u16);
         if object.begins() == h.bottom as usize {
             h.bottom += object.granules() as u16;
         } else {
@@ -224,13 +212,12 @@ impl Span {
                 // SAFETY: both inside the span: objects don't overlap and come in descending order, so that what lies from the new
                 // place upwards belongs to this object or was moved away already.
                 unsafe { core::ptr::copy(self.base.add(from), self.base.add(to), object.len()) };
-                self.directory()[*place as usize] = object.moved(top);
+                self.directory()[*place as usize] = Object::new(top, object.len());
             }
         }
         let used = self.directory().iter().rposition(|o| *o != Object::FREE).map_or(0, |last| last + 1);
         let h = self.header();
         h.places = used as u16;
-        h.hint = h.hint.min(used as u16);
         h.bottom = top as u16;
         h.holes = 0;
     }
@@ -260,7 +247,7 @@ mod tests {
                     assert!(span.room() >= free && span.holes() == 0);
                 }
                 if need(data.len()) <= span.room() {
-                    let place = span.put(&data, Owner::new(i as u64));
+                    let place = span.put(&data);
                     model.resize(model.len().max(place + 1), None);
                     assert!(model[place].replace(data).is_none(), "place {place} was taken");
                 } else {
@@ -274,7 +261,7 @@ mod tests {
                     let object = span.object(place);
                     assert_eq!(object.map(|o| span.bytes(o).to_vec()), *data, "step {i}, place {place}");
                 }
-                assert_eq!(span.live(), model.iter().flatten().count());
+                assert_eq!(span.is_empty(), model.iter().flatten().count() == 0);
             }
         }
     }

@@ -2,7 +2,6 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::compact::owner;
 use super::word::{Word, checksum};
 use super::{Entry, Loaded, Page, Scratch, Store, StoreError};
 use crate::pool::Handle;
@@ -18,8 +17,10 @@ impl Store {
     pub fn load(&self, e: Entry, into: &mut Page, scratch: &mut Scratch) -> Result<Loaded, StoreError> {
         let (area, place) = self.place(e).ok_or(StoreError::BadEntry)?;
         loop {
+            let passes = self.compaction.passes();
             let raw = place.load(Ordering::Acquire);
-            let loaded = match Word::decode(raw) {
+            let word = Word::decode(raw);
+            let loaded = match word {
                 Word::Pool(handle) => self.load_object(e, handle, into, scratch),
                 Word::Device(_) => {
                     self.read(area, e.offset(), core::slice::from_mut(into))?;
@@ -28,13 +29,10 @@ impl Store {
                 Word::Empty | Word::Bad => return Err(StoreError::BadEntry),
             };
             let now = place.load(Ordering::Acquire);
-            if now == raw {
-                return loaded;
-            }
-            // Another handle: compaction moved the object while it was read. (Or the slot was freed and used again: then any result
-            // will do.) Each further round takes another move.
-            if !matches!((Word::decode(raw), Word::decode(now)), (Word::Pool(_), Word::Pool(_))) {
-                return Err(StoreError::BadEntry);
+            match (word, Word::decode(now)) {
+                // Compaction may have moved the object while it was read. Each further round takes a move or the beginning of a pass.
+                (Word::Pool(_), Word::Pool(_)) if now != raw || self.compaction.passes() != passes => {}
+                _ => return if now == raw { loaded } else { Err(StoreError::BadEntry) },
             }
         }
     }
@@ -104,10 +102,10 @@ impl Store {
     fn load_object(&self, e: Entry, handle: Handle, into: &mut Page, scratch: &mut Scratch) -> Result<Loaded, StoreError> {
         let len = handle.object_len();
         if len == PAGE_SIZE {
-            self.pool.read(handle, owner(e), into).map_err(|_| StoreError::BadEntry)?;
+            self.pool.read(handle, into).map_err(|_| StoreError::BadEntry)?;
             return Ok(Loaded::Pool);
         }
-        self.pool.read(handle, owner(e), &mut scratch.bytes).map_err(|_| StoreError::BadEntry)?;
+        self.pool.read(handle, &mut scratch.bytes).map_err(|_| StoreError::BadEntry)?;
         if self.codec.decompress(scratch, len, into) {
             return Ok(Loaded::Pool);
         }

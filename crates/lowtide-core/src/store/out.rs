@@ -191,10 +191,6 @@ impl Store {
         if matches!(word, Word::Device(_)) {
             self.counters.on_device_now.add(1);
         }
-        if let Word::Pool(handle) = word {
-            // Before the word says the handle: until then nobody else can have moved or freed the object.
-            self.own(entry, handle);
-        }
         // Release: whoever sees the word finds the object.
         place.store(word.encode(), Ordering::Release);
         Ok(Stored::Entry(entry))

@@ -263,12 +263,12 @@ fn metadata_per_page() {
             assert!(put(&s, &chunk.iter().map(|i| make(*i)).collect::<Vec<_>>()).iter().all(Result::is_ok));
         }
         let tables: usize = s.areas.iter().map(|(_, area)| area.table_bytes()).sum::<usize>() + s.pool.table_bytes();
-        // Headers inside spans and places not filled, beyond rounding to the size class.
+        // Roundings and rests of spans are not in this, but in the share below.
         let bytes = 8.0 + tables as f64 / n as f64;
         let stats = s.stats();
         let share = stats.pool_stored_bytes as f64 / stats.pool_bytes.max(1) as f64;
         std::println!("{what}: {bytes:.2} bytes of tables per page; stored / pool bytes {share:.3}");
         assert!(bytes <= 24.0);
-        assert!(limit == 0 || share >= 0.95);
+        assert!(limit == 0 || share >= 0.97);
     }
 }
