@@ -3,6 +3,7 @@
 use core::sync::atomic::{AtomicI32, Ordering};
 
 use rustix::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, IoSlice};
 
 use crate::store::Page;
@@ -64,6 +65,11 @@ impl FileDevice {
             }
         }
         Ok(())
+    }
+
+    pub(super) fn discard(&self, slot: u64, n: u64) -> Result<(), Errno> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(self.borrow()?, flags, slot * PAGE_SIZE as u64, n * PAGE_SIZE as u64)
     }
 
     pub(super) fn read_run(&self, slot: u64, into: &mut [Page]) -> Result<(), Errno> {

@@ -36,6 +36,17 @@ impl Device {
         }
     }
 
+    /// Gives the space of `n` slots from `slot` on back to the file system; they read as zeros then.
+    ///
+    /// # Errors
+    /// What the kernel says, `NODEV` without a device.
+    pub fn discard(&self, slot: u64, n: u64) -> Result<(), Errno> {
+        match self {
+            Device::None(_) => Err(Errno::NODEV),
+            Device::File(d) => d.discard(slot, n),
+        }
+    }
+
     /// Reads consecutive slots from `slot` on: one operation unless the kernel cuts it short.
     ///
     /// # Errors

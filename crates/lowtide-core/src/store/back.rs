@@ -15,7 +15,8 @@ impl Store {
     /// # Errors
     /// As in [`StoreError`]; `into` then holds garbage.
     pub fn load(&self, e: Entry, into: &mut Page, scratch: &mut Scratch) -> Result<Loaded, StoreError> {
-        let (area, place) = self.place(e).ok_or(StoreError::BadEntry)?;
+        let area = self.areas.get(e.area()).ok_or(StoreError::BadEntry)?;
+        let place = area.word(e.offset()).ok_or(StoreError::BadEntry)?;
         loop {
             let passes = self.compaction.passes();
             let raw = place.load(Ordering::Acquire);
@@ -23,10 +24,10 @@ impl Store {
             let loaded = match word {
                 Word::Pool(handle) => self.load_object(e, handle, into, scratch),
                 Word::Device(_) => {
-                    self.read(area, e.offset(), core::slice::from_mut(into))?;
+                    self.read(&area, e.offset(), core::slice::from_mut(into))?;
                     self.verify(e, place, raw, into)
                 }
-                Word::Empty | Word::Bad => return Err(StoreError::BadEntry),
+                Word::Empty | Word::Cached(_) | Word::Bad => return Err(StoreError::BadEntry),
             };
             let now = place.load(Ordering::Acquire);
             match (word, Word::decode(now)) {
@@ -52,10 +53,10 @@ impl Store {
             let run = self.device_run(&entries[i..n]);
             if run > 1
                 && let Some(area) = self.areas.get(entries[i].area())
-                && self.read(area, entries[i].offset(), &mut into[i..i + run]).is_ok()
+                && self.read(&area, entries[i].offset(), &mut into[i..i + run]).is_ok()
             {
                 for j in i..i + run {
-                    out[j] = self.loaded_from_device(entries[j], &into[j]);
+                    out[j] = self.loaded_from_device(&area, entries[j], &into[j]);
                     if out[j] == Err(StoreError::BadEntry) {
                         // It moved or went while it was read; where it is now is looked up again.
                         out[j] = self.load(entries[j], &mut into[j], scratch);
@@ -76,16 +77,17 @@ impl Store {
     /// How many entries from the first on are consecutive slots of one area whose pages are on its device.
     fn device_run(&self, entries: &[Entry]) -> usize {
         let Some(first) = entries.first() else { return 0 };
+        let Some(area) = self.areas.get(first.area()) else { return 0 };
         let follows = |(i, e): &(usize, &Entry)| {
             e.area() == first.area()
                 && e.offset() == first.offset() + *i as u64
-                && self.place(**e).is_some_and(|(_, w)| matches!(Word::decode(w.load(Ordering::Acquire)), Word::Device(_)))
+                && area.word(e.offset()).is_some_and(|w| matches!(Word::decode(w.load(Ordering::Acquire)), Word::Device(_)))
         };
         entries.iter().enumerate().take_while(follows).count()
     }
 
-    fn loaded_from_device(&self, e: Entry, page: &Page) -> Result<Loaded, StoreError> {
-        let (_, place) = self.place(e).ok_or(StoreError::BadEntry)?;
+    fn loaded_from_device(&self, area: &Area, e: Entry, page: &Page) -> Result<Loaded, StoreError> {
+        let place = area.word(e.offset()).ok_or(StoreError::BadEntry)?;
         let raw = place.load(Ordering::Acquire);
         self.verify(e, place, raw, page)
     }
@@ -110,18 +112,14 @@ impl Store {
             return Ok(Loaded::Pool);
         }
         // Either the entry was freed and its slot and place used again, or the pool's memory was overwritten.
-        let now = self.place(e).map(|(_, place)| Word::decode(place.load(Ordering::Acquire)));
-        Err(if now == Some(Word::Pool(handle)) { self.corrupt(e) } else { StoreError::BadEntry })
+        let area = self.areas.get(e.area());
+        let now = area.as_ref().and_then(|a| a.word(e.offset())).map(|place| place.load(Ordering::Acquire));
+        Err(if now == Some(Word::Pool(handle).encode()) { self.corrupt(e) } else { StoreError::BadEntry })
     }
 
     fn corrupt(&self, entry: Entry) -> StoreError {
         self.counters.corrupt.add(1);
         StoreError::Corrupt { entry, offset: entry.offset() * PAGE_SIZE as u64 }
-    }
-
-    fn place(&self, e: Entry) -> Option<(&Area, &AtomicU64)> {
-        let area = self.areas.get(e.area())?;
-        Some((area, area.word(e.offset())?))
     }
 
     fn read(&self, area: &Area, slot: u64, into: &mut [Page]) -> Result<(), StoreError> {
