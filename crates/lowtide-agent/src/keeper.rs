@@ -32,6 +32,8 @@ const UNACCOUNTED: u64 = 1 << 20;
 const LOOK_EVERY_US: u64 = 100_000;
 /// No tier could take a page: tried again after this.
 const FULL_PAUSE_US: u64 = 100_000;
+/// Objects of the pool that are moved at a time while there is nothing else to do: a fraction of a millisecond.
+const COMPACT_PAGES: usize = 256;
 
 static ASLEEP: AtomicBool = AtomicBool::new(false);
 static LOOK_AGAIN: AtomicBool = AtomicBool::new(false);
@@ -146,6 +148,12 @@ struct Keeper {
     since_look_us: u64,
     warned_full: bool,
     reported: bool,
+}
+
+/// Compacts the pool a bit if that is worth its while; whether there is more to do.
+fn compact(pager: &Pager) -> bool {
+    let Some(_operation) = pager.enter() else { return false };
+    pager.store.wants_compaction() && pager.store.compact(COMPACT_PAGES)
 }
 
 impl Keeper {
@@ -315,6 +323,9 @@ impl Keeper {
         }
         let low = pager.budget.low_mark();
         if total <= low {
+            if compact(pager) {
+                return SHORTEST_SLEEP_US;
+            }
             return Self::nap((pager.budget.high_mark() - total).min(64 << 20));
         }
         if self.worker.is_none() {
@@ -335,6 +346,10 @@ impl Keeper {
                 Evicted::Later => return 50,
                 Evicted::Nothing => return SHORTEST_SLEEP_US,
                 Evicted::Full => {
+                    // Room inside the pool's spans is the last resort.
+                    if compact(pager) {
+                        return 0;
+                    }
                     self.full(pager);
                     return FULL_PAUSE_US;
                 }
