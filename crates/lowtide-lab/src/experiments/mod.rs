@@ -1,12 +1,14 @@
 //! The experiments, one a file.
 
+mod pool;
 mod slots_fragmentation;
 mod slots_locks;
 mod thp_model;
 
 use crate::experiment::Experiment;
 
-const EXPERIMENTS: &[Experiment] = &[slots_locks::EXPERIMENT, slots_fragmentation::EXPERIMENT, thp_model::EXPERIMENT];
+const EXPERIMENTS: &[Experiment] =
+    &[slots_locks::EXPERIMENT, slots_fragmentation::EXPERIMENT, thp_model::EXPERIMENT, pool::EXPERIMENT];
 
 /// Runs them all.
 const ALL: &str = "all";
