@@ -36,6 +36,8 @@ pub use validate::Broken;
 
 /// Largest compressed object; what is longer is kept raw.
 pub const MAX_COMPRESSED: usize = PAGE_SIZE / 8 * 7;
+/// Shortest object that is kept raw.
+const RAW_LEAST: usize = MAX_COMPRESSED + 1;
 /// Frames of the arena beyond what the limit can use: warm frames, and room so that a full pool's buddy is not fragmented.
 const SLACK: usize = 256;
 /// Most shards.
@@ -103,7 +105,6 @@ impl Pool {
     /// Keeps a copy of `data`, 1 to 4096 bytes. `None` when the limit or memory does not allow, or the length is wrong.
     pub fn insert(&self, data: &[u8]) -> Option<Handle> {
         match data.len() {
-            0 => None,
             1..=MAX_COMPRESSED => {
                 let home = percpu::current() % self.active();
                 self.insert_into(home, data).or_else(|| {
@@ -115,7 +116,7 @@ impl Pool {
                     })
                 })
             }
-            ..=PAGE_SIZE => self.insert_raw(data),
+            RAW_LEAST..=PAGE_SIZE => self.insert_raw(data),
             _ => None,
         }
     }

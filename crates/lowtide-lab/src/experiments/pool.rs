@@ -146,7 +146,11 @@ fn against_malloc(scale: &Scale, objects: &Objects, outcome: &mut Outcome) -> Re
                     let _ = black_box(pool.read(*handle, &mut into));
                 }
             });
-            let ((), free) = measure::cpu_ns(|| handles.iter().for_each(|h| drop(black_box(pool.remove(*h)))));
+            let ((), free) = measure::cpu_ns(|| {
+                for handle in &handles {
+                    let _ = black_box(pool.remove(*handle));
+                }
+            });
             [store, load, free]
         } else {
             malloc_each(objects, &mut into)
