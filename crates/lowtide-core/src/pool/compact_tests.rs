@@ -104,7 +104,7 @@ impl Words {
         if old & Handle::MASK != 0 {
             self.pool.remove(Handle::from_raw(old & Handle::MASK)).map_err(|_| String::from("a word named no object"))?;
         }
-        let generation = (old >> GENERATION) + 1 & 1023;
+        let generation = ((old >> GENERATION) + 1) & 1023;
         let mut handle = 0;
         if keep {
             let h = self.pool.insert(&bytes(owner, generation)).ok_or("the pool is full")?;
