@@ -33,6 +33,8 @@ const UNACCOUNTED: u64 = 1 << 20;
 const LOOK_EVERY_US: u64 = 100_000;
 /// No tier could take a page: tried again after this.
 const FULL_PAUSE_US: u64 = 100_000;
+/// Objects of the pool that are moved at a time while there is nothing else to do: a fraction of a millisecond.
+const COMPACT_PAGES: usize = 256;
 
 static ASLEEP: AtomicBool = AtomicBool::new(false);
 static LOOK_AGAIN: AtomicBool = AtomicBool::new(false);
@@ -149,6 +151,12 @@ struct Keeper {
     above_low: bool,
     warned_full: bool,
     reported: bool,
+}
+
+/// Compacts the pool a bit if that is worth its while; whether there is more to do.
+fn compact(pager: &Pager) -> bool {
+    let Some(_operation) = pager.enter() else { return false };
+    pager.store.wants_compaction() && pager.store.compact(COMPACT_PAGES)
 }
 
 impl Keeper {
@@ -320,6 +328,9 @@ impl Keeper {
         let was_above = core::mem::replace(&mut self.above_low, total > low);
         if total <= low {
             pager.store.maintain();
+            if compact(pager) {
+                return SHORTEST_SLEEP_US;
+            }
             return Self::nap((pager.budget.high_mark() - total).min(64 << 20));
         }
         // What is free already goes first. While eviction goes on it would only take the drained frames again.
@@ -349,6 +360,10 @@ impl Keeper {
                 }
                 Evicted::Full => {
                     pager.store.drain_frames();
+                    // Room inside the pool's spans is the last resort.
+                    if compact(pager) {
+                        return 0;
+                    }
                     self.full(pager);
                     return FULL_PAUSE_US;
                 }

@@ -43,7 +43,7 @@ pub struct Scratch {
     lz4: Vec<u64>,
     zstd: Option<Zstd>,
     /// A compressed page.
-    pub(crate) bytes: Vec<u8>,
+    pub bytes: Vec<u8>,
 }
 
 /// The contexts of zstd, each at the start of its memory.
@@ -112,7 +112,7 @@ impl Zstd {
 impl Codec {
     /// Compresses a page into the front of `scratch.bytes` and returns how long it is there; `None` if it does not fit into
     /// [`MAX_COMPRESSED`] bytes.
-    pub(crate) fn compress(self, page: &Page, scratch: &mut Scratch) -> Option<usize> {
+    pub fn compress(self, page: &Page, scratch: &mut Scratch) -> Option<usize> {
         match self {
             Codec::Lz4 => {
                 // SAFETY: the state is as big as LZ4_sizeofState says and aligned to 8; source and destination are as long as

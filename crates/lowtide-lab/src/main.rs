@@ -8,6 +8,7 @@ mod experiment;
 mod experiments;
 mod measure;
 mod plot;
+mod programs;
 mod report;
 mod slots;
 mod threads;

@@ -16,8 +16,8 @@ pub const NEXT: u8 = 4;
 pub const CLUSTER: u8 = 5;
 /// The lists of an area's clusters.
 pub const LISTS: u8 = 6;
-/// One size class of the compressed pool.
-pub const POOL_CLASS: u8 = 7;
+/// One shard of the compressed pool.
+pub const POOL_SHARD: u8 = 7;
 /// The free frames of one CPU.
 pub const CPU_FRAMES: u8 = 8;
 /// The buddy of an arena of frames.
@@ -38,7 +38,7 @@ pub const fn name(rank: u8) -> &'static str {
         NEXT => "next",
         CLUSTER => "cluster",
         LISTS => "lists",
-        POOL_CLASS => "pool class",
+        POOL_SHARD => "pool shard",
         CPU_FRAMES => "cpu frames",
         BUDDY => "buddy",
         MAPPINGS => "mappings",

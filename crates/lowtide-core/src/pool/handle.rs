@@ -2,17 +2,20 @@
 
 /// Where an object is, and how long it is: 54 bits, so that a slot's table word has room for it.
 ///
-/// Bits 0..12 length - 1, 12..22 place in the span, 22..54 first frame of the span.
+/// Bits 0..12 length - 1, 12..24 place in the span, 24..54 first frame of the span.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Handle(u64);
+
+/// Most frames that handles can tell apart.
+pub(super) const MAX_ARENA: usize = 1 << 30;
 
 impl Handle {
     /// Bits that a handle's number may have set.
     pub const MASK: u64 = (1 << 54) - 1;
 
     pub(super) fn new(frame: u32, place: usize, len: usize) -> Handle {
-        debug_assert!(place < 1 << 10 && (1..=1 << 12).contains(&len));
-        Handle((frame as u64) << 22 | (place as u64) << 12 | (len as u64 - 1))
+        debug_assert!((frame as usize) < MAX_ARENA && place < 1 << 12 && (1..=1 << 12).contains(&len));
+        Handle((frame as u64) << 24 | (place as u64) << 12 | (len as u64 - 1))
     }
 
     /// The handle as a number.
@@ -31,10 +34,10 @@ impl Handle {
     }
 
     pub(super) fn place(self) -> usize {
-        (self.0 >> 12 & 0x3ff) as usize
+        (self.0 >> 12 & 0xfff) as usize
     }
 
     pub(super) fn frame(self) -> u32 {
-        (self.0 >> 22) as u32
+        (self.0 >> 24) as u32
     }
 }

@@ -12,7 +12,7 @@ pub(super) struct Limit {
     full: AtomicBool,
     /// Bytes of frames held.
     pub bytes: AtomicUsize,
-    /// Bytes of places in use: what objects take, rounded up to their size class.
+    /// Bytes that objects take: rounded up, with their words of the directory; whole frames for raw pages.
     pub held: AtomicUsize,
 }
 
@@ -30,7 +30,7 @@ impl Limit {
 
     /// THE predicate: whether the pool takes objects now. It stops when a span did not fit under the limit ([`Limit::reserve`])
     /// or the limit was set below what it holds, and goes on once it holds less than `accept_percent` of the limit. What it holds
-    /// is counted in places in use, not frames: room inside spans that frees have left is room.
+    /// is counted in bytes that objects take, not frames: room inside spans that frees have left is room.
     pub(super) fn accepts(&self) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         let held = self.held.load(Ordering::Relaxed);
@@ -57,6 +57,11 @@ impl Limit {
             self.full.store(true, Ordering::Relaxed);
         }
         fits
+    }
+
+    /// Frames that may be added now.
+    pub(super) fn left(&self) -> usize {
+        self.limit.load(Ordering::Relaxed).saturating_sub(self.bytes.load(Ordering::Relaxed)) / PAGE_SIZE
     }
 
     /// Counts `frames` fewer frames.

@@ -1,13 +1,20 @@
-//! The compressed pool: objects of up to a page, packed by size class into spans of frames.
+//! The compressed pool: objects of up to a page, packed into spans of frames.
 //!
-//! Each class has a lock, which protects its list of spans with room and the memory of all its spans. A byte per frame says of
-//! which class the span is that begins there; it changes under the lock of that class only. Objects are copied in and out under
-//! the lock, so that a handle whose object was freed meanwhile is an error or somebody else's bytes, never a bad access.
+//! Objects of any lengths share a span (`span.rs`): there are no size classes, whose half-filled spans and roundings are most of
+//! what a pool of small or middling size would waste. Spans belong to shards, each with a lock that protects its shelves
+//! (`shelf.rs`) and the memory of all its spans. A byte per frame says of which shard the span is that begins there; it changes
+//! under that shard's lock only. Objects are copied in and out under the lock, so that a handle whose object was freed meanwhile is
+//! an error or somebody else's bytes, never a bad access. Small pools use one shard, because each shard has a span that is being
+//! filled.
+//!
+//! What does not compress to [`MAX_COMPRESSED`] is kept raw, in a frame of its own without a header.
 
-mod class;
+mod compact;
 mod handle;
 mod limit;
+mod shelf;
 mod span;
+mod validate;
 
 use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
@@ -15,21 +22,41 @@ use rustix::io::Errno;
 
 use crate::frame::{FrameNo, Frames, LIST_FRAMES};
 use crate::lock::{Guard, Lock, rank};
+use crate::percpu::{self, CacheAligned};
 use crate::table::Table;
 use crate::vm::{OnFork, PAGE_SIZE};
-use class::{CLASSES, RAW, TABLE};
+use handle::MAX_ARENA;
 use limit::Limit;
-use span::Span;
+use shelf::{Effort, Shelves};
+use span::{MAX_FRAMES, Span, need};
 
-pub use class::MAX_COMPRESSED;
+pub use compact::Moved;
 pub use handle::Handle;
+pub use validate::Broken;
+
+/// Largest compressed object; what is longer is kept raw.
+pub const MAX_COMPRESSED: usize = PAGE_SIZE / 8 * 7;
+/// Shortest object that is kept raw.
+const RAW_LEAST: usize = MAX_COMPRESSED + 1;
+/// Frames of the arena beyond what the limit can use: warm frames, and room so that a full pool's buddy is not fragmented.
+const SLACK: usize = 256;
+/// Most shards.
+const SHARDS: usize = 8;
+/// A pool uses one more shard for each of these.
+const SHARD_BYTES: usize = 8 << 20;
+/// Bytes of a span, unless the limit leaves fewer.
+const SPAN_BYTES: usize = MAX_FRAMES * PAGE_SIZE;
+/// The byte of a frame that is a raw page.
+const RAW: u8 = 0x7f;
+/// The bit of a frame's byte that says that the span that begins there is isolated (`compact.rs`).
+const EMPTYING: u8 = 0x80;
+
+type Shard<'a> = Guard<'a, Shelves, { rank::POOL_SHARD }>;
 
 /// The handle names no object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stale;
 
-/// Frames beyond what the limit and the lists of free frames can use: room, so that a full pool's buddy is not fragmented.
-const SLACK: usize = 256;
 /// The lists of free frames hold at most this part of the limit, between 1 and 64 MiB.
 const LISTS_PART: usize = 64;
 
@@ -37,19 +64,13 @@ const LISTS_PART: usize = 64;
 #[derive(Debug)]
 pub struct Pool {
     frames: Frames,
-    /// Per frame: 1 + the class of the span that begins there, or 0.
+    /// Per frame: 1 + the shard of the span that begins there, maybe with [`EMPTYING`]; [`RAW`]; or 0.
     begins: Table<AtomicU8>,
-    classes: [Lock<List, { rank::POOL_CLASS }>; CLASSES],
+    /// The shard of a raw page is the frame's number modulo [`SHARDS`].
+    shards: [CacheAligned<Lock<Shelves, { rank::POOL_SHARD }>>; SHARDS],
     limit: Limit,
     stored: AtomicUsize,
     objects: AtomicUsize,
-}
-
-/// The spans of a class that have room, newest first.
-#[derive(Debug, Default)]
-struct List {
-    /// First frame of the first span, plus one; 0 is none.
-    head: u32,
 }
 
 impl Pool {
@@ -60,8 +81,8 @@ impl Pool {
     /// `NOMEM` when its address range cannot be had.
     pub fn new(limit: usize, most: usize, accept_percent: u32) -> Result<Pool, Errno> {
         let lists = (limit / PAGE_SIZE / LISTS_PART).clamp(LIST_FRAMES, 64 * LIST_FRAMES);
-        let least = limit / PAGE_SIZE + lists + SLACK;
-        let mut count = (most / PAGE_SIZE + lists + SLACK).max(least);
+        let least = (limit / PAGE_SIZE + lists + SLACK).min(MAX_ARENA);
+        let mut count = (most / PAGE_SIZE + lists + SLACK).max(least).min(MAX_ARENA);
         let frames = loop {
             match Frames::with_list_frames(count, lists) {
                 Ok(frames) => break frames,
@@ -73,7 +94,7 @@ impl Pool {
         Ok(Pool {
             begins: Table::new(frames.count(), OnFork::Copy)?,
             frames,
-            classes: [const { Lock::new(List { head: 0 }) }; CLASSES],
+            shards: [const { CacheAligned(Lock::new(Shelves::new())) }; SHARDS],
             limit: Limit::new(limit, accept_percent),
             stored: AtomicUsize::new(0),
             objects: AtomicUsize::new(0),
@@ -87,53 +108,74 @@ impl Pool {
 
     /// Keeps a copy of `data`, 1 to 4096 bytes. `None` when the limit or memory does not allow, or the length is wrong.
     pub fn insert(&self, data: &[u8]) -> Option<Handle> {
-        if data.is_empty() || data.len() > PAGE_SIZE {
-            return None;
+        match data.len() {
+            1..=MAX_COMPRESSED => {
+                let home = percpu::current() % self.active();
+                self.insert_into(home, data).or_else(|| {
+                    // The limit allows no new span; there may be room in another shard.
+                    (1..SHARDS).find_map(|i| {
+                        let mut shelves = self.shards[(home + i) % SHARDS].lock();
+                        let frame = shelves.find(&self.frames, need(data.len()), Effort::All)?;
+                        Some(self.put(&mut shelves, frame, data))
+                    })
+                })
+            }
+            RAW_LEAST..=PAGE_SIZE => self.insert_raw(data),
+            _ => None,
         }
-        let class = class::of(data.len());
-        let mut list = self.classes[class].lock();
-        let (frame, place) = if class == RAW {
-            let frame = self.grow(class)?;
-            // SAFETY: a page of its own, just handed out, and the lock of the class is held.
-            let page = unsafe { core::slice::from_raw_parts_mut(self.frames.ptr(FrameNo(frame)), PAGE_SIZE) };
-            page[..data.len()].copy_from_slice(data);
-            (frame, 0)
-        } else {
-            if list.head == 0 {
-                let frame = self.grow(class)?;
-                self.span(frame, class).clear();
-                self.link(&mut list, frame, class);
-            }
-            let frame = list.head - 1;
-            let mut span = self.span(frame, class);
-            let place = span.take()?;
-            span.bytes(place)[..data.len()].copy_from_slice(data);
-            if span.is_full() {
-                self.unlink(&mut list, frame, class);
-            }
-            (frame, place)
+    }
+
+    fn insert_into(&self, shard: usize, data: &[u8]) -> Option<Handle> {
+        let mut shelves = self.shards[shard].lock();
+        let need = need(data.len());
+        let frame = match shelves.find(&self.frames, need, Effort::Little) {
+            Some(frame) => frame,
+            None => match self.grow(shard, &mut shelves) {
+                Some(frame) => frame,
+                None => shelves.find(&self.frames, need, Effort::All)?,
+            },
         };
-        self.limit.held.fetch_add(TABLE[class].size, Ordering::Relaxed);
-        self.stored.fetch_add(data.len(), Ordering::Relaxed);
-        self.objects.fetch_add(1, Ordering::Relaxed);
-        Some(Handle::new(frame, place, data.len()))
+        Some(self.put(&mut shelves, frame, data))
+    }
+
+    /// Puts an object into a span of a locked shard that has room for it.
+    fn put(&self, shelves: &mut Shard<'_>, frame: u32, data: &[u8]) -> Handle {
+        let place = self.span(frame, shelves).put(data);
+        shelves.settle(&self.frames, frame);
+        self.count(data.len());
+        Handle::new(frame, place, data.len())
+    }
+
+    fn insert_raw(&self, data: &[u8]) -> Option<Handle> {
+        let frame = self.frames_for(1)?;
+        // SAFETY: a page of its own, just handed out: nobody else knows it, and a handle of an object that was there before is
+        // refused, because the frame's byte is 0.
+        let page = unsafe { core::slice::from_raw_parts_mut(self.frames.ptr(FrameNo(frame)), PAGE_SIZE) };
+        page[..data.len()].copy_from_slice(data);
+        let _shard = self.shards[frame as usize % SHARDS].lock();
+        self.begins[frame as usize].store(RAW, Ordering::Relaxed);
+        self.count(data.len());
+        Some(Handle::new(frame, 0, data.len()))
     }
 
     /// Copies an object into the front of `into` and returns its length.
     ///
     /// # Errors
-    /// If the handle names no object, or one longer than `into`. A handle whose place was given to another object meanwhile
-    /// yields bytes of that one: who reads while others free must check afterwards whether the handle still counts.
+    /// If the handle names no object, or one longer than `into`. An object that was moved is not found at its old place, and a handle
+    /// whose place was given to another object meanwhile may yield bytes of that one: who reads while others free or compact must
+    /// check afterwards whether the handle still counts.
     pub fn read(&self, handle: Handle, into: &mut [u8]) -> Result<usize, Stale> {
         let len = handle.object_len();
         let into = into.get_mut(..len).ok_or(Stale)?;
-        let (class, _list) = self.locate(handle)?;
-        if class == RAW {
-            // SAFETY: the page is an object of the raw class, whose lock is held.
+        let (raw, shelves) = self.locate(handle)?;
+        if raw {
+            // SAFETY: the frame is a raw page, and stays one while the lock of its shard is held; nobody writes to it.
             let page = unsafe { core::slice::from_raw_parts(self.frames.ptr(FrameNo(handle.frame())), PAGE_SIZE) };
             into.copy_from_slice(&page[..len]);
         } else {
-            into.copy_from_slice(&self.span(handle.frame(), class).bytes(handle.place())[..len]);
+            let mut span = self.span(handle.frame(), &shelves);
+            let object = span.object(handle.place()).ok_or(Stale)?;
+            into.copy_from_slice(span.bytes(object));
         }
         Ok(len)
     }
@@ -143,92 +185,103 @@ impl Pool {
     /// # Errors
     /// If the handle names no object; nothing changes then.
     pub fn remove(&self, handle: Handle) -> Result<(), Stale> {
-        let (class, mut list) = self.locate(handle)?;
-        let frame = handle.frame();
-        let empty = if class == RAW {
-            true
-        } else {
-            let mut span = self.span(frame, class);
-            let was_full = span.is_full();
-            span.give(handle.place());
-            let empty = span.header().used == 0;
-            if was_full && !empty {
-                self.link(&mut list, frame, class);
-            } else if !was_full && empty {
-                self.unlink(&mut list, frame, class);
-            }
-            empty
-        };
-        if empty {
-            self.begins[frame as usize].store(0, Ordering::Relaxed);
-        }
-        drop(list);
-        self.limit.held.fetch_sub(TABLE[class].size, Ordering::Relaxed);
-        self.stored.fetch_sub(handle.object_len(), Ordering::Relaxed);
+        let (raw, mut shelves) = self.locate(handle)?;
+        let (frame, len) = (handle.frame(), handle.object_len());
+        self.stored.fetch_sub(len, Ordering::Relaxed);
         self.objects.fetch_sub(1, Ordering::Relaxed);
-        if empty {
-            let frames = TABLE[class].frames;
-            let freed = self.frames.free_run(FrameNo(frame), frames as u32);
-            debug_assert!(freed.is_ok(), "a span's frames are handed out");
-            self.limit.release(frames);
+        self.limit.held.fetch_sub(held(len), Ordering::Relaxed);
+        if raw {
+            self.begins[frame as usize].store(0, Ordering::Relaxed);
+            drop(shelves);
+            self.free_frames(frame, 1);
+            return Ok(());
+        }
+        let mut span = self.span(frame, &shelves);
+        span.give(handle.place());
+        // Whoever isolated the span looks after it.
+        if !shelves.is_isolated(&self.frames, frame) {
+            if span.is_empty() {
+                shelves.unlink(&self.frames, frame);
+                self.give_back(shelves, frame);
+            } else {
+                shelves.settle(&self.frames, frame);
+            }
         }
         Ok(())
     }
 
-    /// The class of an object that exists, with its lock held.
-    fn locate(&self, handle: Handle) -> Result<(usize, Guard<'_, List, { rank::POOL_CLASS }>), Stale> {
-        let begins = self.begins.get(handle.frame() as usize).ok_or(Stale)?;
-        let class = (begins.load(Ordering::Relaxed) as usize).checked_sub(1).ok_or(Stale)?;
-        let list = self.classes.get(class).ok_or(Stale)?.lock();
+    /// Looks an object up: whether it is a raw page, and its shard, locked.
+    fn locate(&self, handle: Handle) -> Result<(bool, Shard<'_>), Stale> {
+        let (frame, len) = (handle.frame(), handle.object_len());
+        let begins = self.begins.get(frame as usize).ok_or(Stale)?;
+        let byte = begins.load(Ordering::Relaxed) & !EMPTYING;
+        let shard = match byte {
+            0 => return Err(Stale),
+            RAW => frame as usize % SHARDS,
+            byte => byte as usize - 1,
+        };
+        let shelves = self.shards[shard].lock();
         // Only now does the byte hold still, and only now may the span's memory be looked at.
-        let here = begins.load(Ordering::Relaxed) as usize == class + 1 && class == class::of(handle.object_len());
-        let holds =
-            here && if class == RAW { handle.place() == 0 } else { self.span(handle.frame(), class).holds(handle.place()) };
-        if holds { Ok((class, list)) } else { Err(Stale) }
+        let exists = begins.load(Ordering::Relaxed) & !EMPTYING == byte
+            && if byte == RAW {
+                handle.place() == 0 && len > MAX_COMPRESSED
+            } else {
+                self.span(frame, &shelves).object(handle.place()).is_some_and(|o| o.len() == len)
+            };
+        if exists { Ok((byte == RAW, shelves)) } else { Err(Stale) }
     }
 
-    /// Frames for a new span, if the limit allows. The lock of the class is held.
-    fn grow(&self, class: usize) -> Option<u32> {
-        let n = TABLE[class].frames;
-        if !self.limit.reserve(n) {
-            return None;
-        }
-        let Some(FrameNo(frame)) = self.frames.alloc_run(n as u32) else {
-            self.limit.release(n);
-            return None;
-        };
-        self.begins[frame as usize].store(class as u8 + 1, Ordering::Relaxed);
+    /// The span at `frame`, one of the shard whose lock is held; the caller drops it before the lock.
+    fn span(&self, frame: u32, _shelves: &Shard<'_>) -> Span {
+        // SAFETY: callers take `frame` from the shelves or check its byte, under the lock of the shard.
+        unsafe { Span::new(self.frames.ptr(FrameNo(frame))) }
+    }
+
+    /// Adds an empty span to a locked shard, if the limit allows.
+    fn grow(&self, shard: usize, shelves: &mut Shard<'_>) -> Option<u32> {
+        let n = self.limit.left().clamp(1, MAX_FRAMES);
+        let frame = self.frames_for(n)?;
+        self.span(frame, shelves).clear(n);
+        shelves.link(&self.frames, frame);
+        self.begins[frame as usize].store(shard as u8 + 1, Ordering::Relaxed);
         Some(frame)
     }
 
-    /// The span of `class` at `frame`; the caller holds the lock of the class and drops the span before the lock.
-    fn span(&self, frame: u32, class: usize) -> Span {
-        // SAFETY: callers take `frame` from the list of the class or from a handle that `locate` checked, under its lock.
-        unsafe { Span::new(self.frames.ptr(FrameNo(frame)), &TABLE[class]) }
+    /// Gives an empty span back that is on no shelf.
+    fn give_back(&self, shelves: Shard<'_>, frame: u32) {
+        let n = self.span(frame, &shelves).frames();
+        self.begins[frame as usize].store(0, Ordering::Relaxed);
+        drop(shelves);
+        self.free_frames(frame, n);
     }
 
-    fn link(&self, list: &mut List, frame: u32, class: usize) {
-        let next = list.head;
-        let mut span = self.span(frame, class);
-        let header = span.header();
-        (header.next, header.prev) = (next, 0);
-        if next != 0 {
-            self.span(next - 1, class).header().prev = frame + 1;
+    /// Consecutive frames, if the limit allows.
+    fn frames_for(&self, n: usize) -> Option<u32> {
+        if !self.limit.reserve(n) {
+            return None;
         }
-        list.head = frame + 1;
+        let frame = self.frames.alloc_run(n as u32);
+        if frame.is_none() {
+            self.limit.release(n);
+        }
+        frame.map(|FrameNo(frame)| frame)
     }
 
-    fn unlink(&self, list: &mut List, frame: u32, class: usize) {
-        let mut span = self.span(frame, class);
-        let (next, prev) = (span.header().next, span.header().prev);
-        if prev == 0 {
-            list.head = next;
-        } else {
-            self.span(prev - 1, class).header().next = next;
-        }
-        if next != 0 {
-            self.span(next - 1, class).header().prev = prev;
-        }
+    fn free_frames(&self, frame: u32, n: usize) {
+        let freed = self.frames.free_run(FrameNo(frame), n as u32);
+        debug_assert!(freed.is_ok(), "frames of the pool are handed out");
+        self.limit.release(n);
+    }
+
+    fn count(&self, len: usize) {
+        self.limit.held.fetch_add(held(len), Ordering::Relaxed);
+        self.stored.fetch_add(len, Ordering::Relaxed);
+        self.objects.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many shards new objects go to.
+    fn active(&self) -> usize {
+        (self.bytes() / SHARD_BYTES + 1).min(SHARDS)
     }
 
     /// Bytes of frames held. Exact when no other call is in flight.
@@ -267,10 +320,17 @@ impl Pool {
         self.limit.set(bytes);
     }
 
-    /// Bytes of memory that the pool's own tables take.
+    /// Bytes of memory that the pool takes beside the bytes of objects, roundings and free room: tables, and what stands in front of
+    /// the objects in spans.
     #[cfg(test)]
     pub(crate) fn table_bytes(&self) -> usize {
-        self.begins.populated_bytes() + self.frames.table_bytes()
+        let front = |shard: usize| {
+            let shelves = self.shards[shard].lock();
+            let begins = |(_, byte): &(usize, &AtomicU8)| byte.load(Ordering::Relaxed) as usize == shard + 1;
+            let spans = self.begins.iter().enumerate().filter(begins);
+            spans.map(|(frame, _)| self.span(frame as u32, &shelves).front()).sum::<usize>()
+        };
+        self.begins.populated_bytes() + self.frames.table_bytes() + (0..SHARDS).map(front).sum::<usize>()
     }
 
     /// Makes the locks usable in a forked child.
@@ -281,11 +341,16 @@ impl Pool {
         // SAFETY: the caller answers.
         unsafe {
             self.frames.reset_after_fork();
-            for class in &self.classes {
-                class.reset_after_fork();
+            for shard in &self.shards {
+                shard.reset_after_fork();
             }
         }
     }
+}
+
+/// Bytes that an object of that length takes in the frames of the pool.
+const fn held(len: usize) -> usize {
+    if len <= MAX_COMPRESSED { need(len) } else { PAGE_SIZE }
 }
 
 #[cfg(test)]

@@ -17,16 +17,25 @@ impl Store {
     pub fn load(&self, e: Entry, into: &mut Page, scratch: &mut Scratch) -> Result<Loaded, StoreError> {
         let area = self.areas.get(e.area()).ok_or(StoreError::BadEntry)?;
         let place = area.word(e.offset()).ok_or(StoreError::BadEntry)?;
-        let raw = place.load(Ordering::Acquire);
-        match Word::decode(raw) {
-            Word::Pool(handle) => self.load_object(e, handle, into, scratch),
-            Word::Device(_) => {
-                self.read(&area, e.offset(), core::slice::from_mut(into))?;
-                self.verify(e, place, raw, into)
+        loop {
+            let passes = self.compaction.passes();
+            let raw = place.load(Ordering::Acquire);
+            let word = Word::decode(raw);
+            let loaded = match word {
+                Word::Pool(handle) => self.load_object(e, handle, into, scratch),
+                Word::Device(_) => {
+                    self.read(&area, e.offset(), core::slice::from_mut(into))?;
+                    self.verify(e, place, raw, into)
+                }
+                Word::Empty | Word::Cached(_) | Word::Bad => return Err(StoreError::BadEntry),
+            };
+            let now = place.load(Ordering::Acquire);
+            match (word, Word::decode(now)) {
+                // Compaction may have moved the object while it was read. Each further round takes a move or the beginning of a pass.
+                (Word::Pool(_), Word::Pool(_)) if now != raw || self.compaction.passes() != passes => {}
+                _ => return if now == raw { loaded } else { Err(StoreError::BadEntry) },
             }
-            Word::Empty | Word::Cached(_) | Word::Bad => return Err(StoreError::BadEntry),
         }
-        .and_then(|loaded| if place.load(Ordering::Acquire) == raw { Ok(loaded) } else { Err(StoreError::BadEntry) })
     }
 
     /// Loads neighbours: consecutive slots of a device are read with one I/O. `into` and `out` are as long as `entries`; each
@@ -102,7 +111,7 @@ impl Store {
         if self.codec.decompress(scratch, len, into) {
             return Ok(Loaded::Pool);
         }
-        // Either the entry was freed and its place in the pool used again, or the pool's memory was overwritten.
+        // Either the entry was freed and its slot and place used again, or the pool's memory was overwritten.
         let area = self.areas.get(e.area());
         let now = area.as_ref().and_then(|a| a.word(e.offset())).map(|place| place.load(Ordering::Acquire));
         Err(if now == Some(Word::Pool(handle).encode()) { self.corrupt(e) } else { StoreError::BadEntry })

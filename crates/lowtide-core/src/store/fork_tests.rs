@@ -176,3 +176,35 @@ fn in_ram_a_fork_is_a_copy() {
     );
     assert!(check(&s, &es, &pages, &mut scratch), "the child's frees are its own");
 }
+
+#[test]
+fn a_child_goes_on_with_a_pass_of_compaction() {
+    let s = store(4 << 20, None);
+    let pages: Vec<Page> = (0..1500).map(text).collect();
+    let (mut es, mut kept) = (Vec::new(), Vec::new());
+    for (i, (e, page)) in entries(&put(&s, &pages)).into_iter().zip(pages).enumerate() {
+        if i % 3 == 0 {
+            es.push(e);
+            kept.push(page);
+        } else {
+            s.free(e);
+        }
+    }
+    let before = s.stats().pool_bytes;
+    assert!(s.compact(30) && s.wants_compaction(), "a pass is under way");
+    let mut scratch = Scratch::new().unwrap();
+    let finish = |scratch: &mut Scratch| {
+        while s.compact(100) {}
+        !s.wants_compaction() && s.stats().pool_bytes < before / 2 && check(&s, &es, &kept, scratch)
+    };
+    in_child(
+        &s,
+        || {
+            // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
+            let taken = unsafe { s.fork_child(&mut |_, _| Err(Errno::BADF), None) };
+            i32::from(taken.is_err() || !finish(&mut scratch))
+        },
+        || {},
+    );
+    assert!(finish(&mut scratch));
+}

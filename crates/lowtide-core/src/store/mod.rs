@@ -10,6 +10,7 @@
 
 mod back;
 mod cache;
+mod compact;
 mod counters;
 mod fork;
 mod out;
@@ -22,6 +23,7 @@ use crate::device::{Device, FileDevice, NoDevice};
 use crate::pool::Pool;
 use crate::slot::{Area, AreaConfig, Areas, Budget};
 use crate::vm::PAGE_SIZE;
+use compact::Compaction;
 use counters::Counters;
 use word::Word;
 
@@ -41,6 +43,7 @@ pub struct Store {
     /// Number of this process's own swap file's area; [`RAM_AREA`] if it has none.
     file: AtomicU8,
     counters: Counters,
+    compaction: Compaction,
 }
 
 impl Store {
@@ -56,6 +59,7 @@ impl Store {
             areas: Areas::new(),
             file: AtomicU8::new(RAM_AREA),
             counters: Counters::default(),
+            compaction: Compaction::default(),
         };
         // Pages that shrink to a sixteenth would fill this; the table takes memory only where it is used.
         let mut slots = (ram.max(cfg.pool_limit) / PAGE_SIZE * 16) as u64;

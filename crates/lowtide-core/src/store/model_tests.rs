@@ -27,6 +27,7 @@ enum Op {
     Load(prop::sample::Index, usize),
     Free(prop::sample::Index),
     Limit(usize),
+    Compact(usize),
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -36,6 +37,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         3 => (any::<prop::sample::Index>(), 1usize..20).prop_map(|(i, n)| Op::Load(i, n)),
         30 => any::<prop::sample::Index>().prop_map(Op::Free),
         1 => (0usize..40).prop_map(|frames| Op::Limit(frames * 4096)),
+        2 => (1usize..40).prop_map(Op::Compact),
     ];
     prop::collection::vec(op, 1..150)
 }
@@ -77,10 +79,12 @@ fn run(s: &Store, ops: Vec<Op>, pool_limits: bool) -> Result<(), TestCaseError> 
                 prop_assert_eq!(s.load(e, &mut [0; 4096], &mut scratch), Err(StoreError::BadEntry));
             }
             Op::Limit(bytes) if pool_limits => s.set_pool_limit(bytes),
+            Op::Compact(pages) => drop(s.compact(pages)),
             _ => {}
         }
         prop_assert_eq!(s.stats().stored_now, model.len() as u64);
     }
+    while s.compact(100) {}
     for e in order {
         prop_assert_eq!(get(s, e).unwrap().1, model[&e]);
         s.free(e);
@@ -112,12 +116,20 @@ fn threads_get_their_own_bytes_back() {
     for file in [file(6 * MIB), None] {
         let with_file = file.is_some();
         let s = store(100 * 4096, file);
+        let stop = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
-            for t in 0..4u64 {
-                let s = &s;
-                scope.spawn(move || hammer(s, t));
-            }
+            let (s, stop) = (&s, &stop);
+            let compactor = || {
+                while !stop.load(Ordering::Relaxed) {
+                    s.compact(20);
+                }
+            };
+            scope.spawn(compactor);
+            let threads: Vec<_> = (0..4u64).map(|t| scope.spawn(move || hammer(s, t))).collect();
+            threads.into_iter().for_each(|t| t.join().unwrap());
+            stop.store(true, Ordering::Relaxed);
         });
+        while s.compact(100) {}
         let stats = s.stats();
         assert_eq!((stats.stored_now, stats.on_device_now, stats.pool_bytes, stats.pool_stored_bytes), (0, 0, 0, 0));
         assert_eq!((stats.bad_frees, stats.device_errors, stats.corrupt), (0, 0, 0));

@@ -255,7 +255,7 @@ fn a_full_disk_costs_neither_pages_nor_slots() {
 #[test]
 fn metadata_per_page() {
     // The page map of the pager is 8 bytes a page.
-    let n = 40_000;
+    let n = 50_000;
     for (what, make, limit) in [("pool", text as fn(u64) -> Page, usize::MAX / 2), ("device", noise, 0)] {
         let s = store(0, file(256 * MIB));
         s.set_pool_limit(limit.min(200 << 20));
@@ -263,12 +263,12 @@ fn metadata_per_page() {
             assert!(put(&s, &chunk.iter().map(|i| make(*i)).collect::<Vec<_>>()).iter().all(Result::is_ok));
         }
         let tables: usize = s.areas.iter().map(|area| area.table_bytes()).sum::<usize>() + s.pool.table_bytes();
-        // Headers inside spans and places not filled, beyond rounding to the size class.
+        // Roundings and rests of spans are not in this, but in the share below.
         let bytes = 8.0 + tables as f64 / n as f64;
         let stats = s.stats();
         let share = stats.pool_stored_bytes as f64 / stats.pool_bytes.max(1) as f64;
         std::println!("{what}: {bytes:.2} bytes of tables per page; stored / pool bytes {share:.3}");
         assert!(bytes <= 24.0);
-        assert!(limit == 0 || share >= 0.95);
+        assert!(limit == 0 || share >= 0.97);
     }
 }

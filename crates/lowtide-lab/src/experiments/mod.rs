@@ -2,6 +2,7 @@
 
 mod frames;
 mod frames_drain;
+mod pool;
 mod slots_fragmentation;
 mod slots_locks;
 mod thp_model;
@@ -9,11 +10,12 @@ mod thp_model;
 use crate::experiment::Experiment;
 
 const EXPERIMENTS: &[Experiment] = &[
-    frames::EXPERIMENT,
-    frames_drain::EXPERIMENT,
     slots_locks::EXPERIMENT,
     slots_fragmentation::EXPERIMENT,
     thp_model::EXPERIMENT,
+    frames::EXPERIMENT,
+    frames_drain::EXPERIMENT,
+    pool::EXPERIMENT,
 ];
 
 /// Runs them all.
