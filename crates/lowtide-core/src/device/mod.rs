@@ -1,7 +1,13 @@
-//! Where the bytes of an area's slots go.
+//! Where the bytes of an area's slots go. What is written there is sealed (`seal.rs`); transfers are page-aligned, so that they
+//! can go past the kernel's page cache.
 
+mod bounce;
+#[cfg(test)]
+pub(crate) mod faulty;
 mod file;
 mod none;
+mod seal;
+mod transfer;
 
 use rustix::io::Errno;
 
@@ -9,8 +15,9 @@ use crate::store::Page;
 
 pub use file::FileDevice;
 pub use none::NoDevice;
+pub use seal::{TAG_BITS, Tag};
 
-/// A device. Slots are numbered by their offset in the area, in pages. No lock may be held across a call.
+/// A device. Slots are numbered by their offset in the area, in pages. No lock may be held across a call that reads or writes.
 #[derive(Debug)]
 pub enum Device {
     /// RAM only.
@@ -19,31 +26,67 @@ pub enum Device {
     File(FileDevice),
 }
 
+/// Pages to write to consecutive slots.
+#[derive(Debug)]
+pub struct WriteRun<'a> {
+    /// The first slot.
+    pub slot: u64,
+    /// The pages.
+    pub pages: &'a [&'a Page],
+    /// As long as `pages`: receives the tags of the sealed pages, which [`Device::open`] needs.
+    pub tags: &'a mut [Tag],
+    /// How it ended. After an error any part may have been written.
+    pub result: Result<(), Errno>,
+}
+
+/// Pages to read from consecutive slots.
+#[derive(Debug)]
+pub struct ReadRun<'a> {
+    /// The first slot.
+    pub slot: u64,
+    /// Receives the sealed pages. Faster when page-aligned.
+    pub into: &'a mut [Page],
+    /// How it ended: what the kernel said, or `IO` beyond the end of the device; `into` then holds garbage.
+    pub result: Result<(), Errno>,
+}
+
 impl Device {
     /// Whether slots can have bytes on the device at all.
     pub fn takes_pages(&self) -> bool {
         matches!(self, Device::File(_))
     }
 
-    /// Writes pages to consecutive slots from `slot` on: one operation unless the kernel cuts it short.
-    ///
-    /// # Errors
-    /// What the kernel says; any part may then have been written.
-    pub fn write_run(&self, slot: u64, pages: &[&Page]) -> Result<(), Errno> {
+    /// Seals and writes runs of pages; each run gets its own result.
+    pub fn write_runs(&self, runs: &mut [WriteRun<'_>]) {
         match self {
-            Device::None(d) => d.write_run(slot, pages),
-            Device::File(d) => d.write_run(slot, pages),
+            Device::None(d) => d.write_runs(runs),
+            Device::File(d) => d.write_runs(runs),
         }
     }
 
-    /// Reads consecutive slots from `slot` on: one operation unless the kernel cuts it short.
-    ///
-    /// # Errors
-    /// What the kernel says, or `IO` beyond the end of the device; `into` then holds garbage.
-    pub fn read_run(&self, slot: u64, into: &mut [Page]) -> Result<(), Errno> {
+    /// Reads runs of sealed pages; each run gets its own result, and each page is then to be opened.
+    pub fn read_runs(&self, runs: &mut [ReadRun<'_>]) {
         match self {
-            Device::None(d) => d.read_run(slot, into),
-            Device::File(d) => d.read_run(slot, into),
+            Device::None(d) => d.read_runs(runs),
+            Device::File(d) => d.read_runs(runs),
+        }
+    }
+
+    /// Makes a page that was read from `slot` what was written there, in place. False: it is not the page that got this tag when
+    /// it was written to this slot of this device; `page` then holds garbage.
+    #[must_use]
+    pub fn open(&self, slot: u64, tag: Tag, page: &mut Page) -> bool {
+        match self {
+            Device::None(_) => false,
+            Device::File(d) => d.open(slot, tag, page),
+        }
+    }
+
+    /// Gives the space behind `n` slots from `slot` on back to the file system. What they held is gone. Does nothing where that
+    /// is not possible.
+    pub fn discard(&self, slot: u64, n: u64) {
+        if let Device::File(d) = self {
+            d.discard(slot, n);
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::word::{Word, checksum};
+use super::word::Word;
 use super::{Entry, Loaded, Page, Scratch, Store, StoreError};
+use crate::device::ReadRun;
 use crate::pool::Handle;
 use crate::slot::Area;
 use crate::vm::PAGE_SIZE;
@@ -19,9 +20,15 @@ impl Store {
         let raw = place.load(Ordering::Acquire);
         match Word::decode(raw) {
             Word::Pool(handle) => self.load_object(e, handle, into, scratch),
-            Word::Device(_) => {
+            Word::Device(tag) => {
                 self.read(area, e.offset(), core::slice::from_mut(into))?;
-                self.verify(e, place, raw, into)
+                if area.device.open(e.offset(), tag, into) {
+                    Ok(Loaded::Device)
+                } else if place.load(Ordering::Acquire) == raw {
+                    Err(self.corrupt(e))
+                } else {
+                    Err(StoreError::BadEntry)
+                }
             }
             Word::Empty | Word::Bad => return Err(StoreError::BadEntry),
         }
@@ -46,11 +53,11 @@ impl Store {
                 && self.read(area, entries[i].offset(), &mut into[i..i + run]).is_ok()
             {
                 for j in i..i + run {
-                    out[j] = self.loaded_from_device(entries[j], &into[j]);
-                    if out[j] == Err(StoreError::BadEntry) {
-                        // It moved or went while it was read; where it is now is looked up again.
-                        out[j] = self.load(entries[j], &mut into[j], scratch);
-                    }
+                    out[j] = match self.opened(entries[j], &mut into[j]) {
+                        true => Ok(Loaded::Device),
+                        // Either the bytes are wrong, or the page moved or went while it was read: that is found out afresh.
+                        false => self.load(entries[j], &mut into[j], scratch),
+                    };
                 }
                 i += run;
             } else {
@@ -75,19 +82,12 @@ impl Store {
         entries.iter().enumerate().take_while(follows).count()
     }
 
-    fn loaded_from_device(&self, e: Entry, page: &Page) -> Result<Loaded, StoreError> {
-        let (_, place) = self.place(e).ok_or(StoreError::BadEntry)?;
+    /// Opens a page that was read from its entry's slot. False: it can't be, or the entry changed meanwhile.
+    fn opened(&self, e: Entry, page: &mut Page) -> bool {
+        let Some((area, place)) = self.place(e) else { return false };
         let raw = place.load(Ordering::Acquire);
-        self.verify(e, place, raw, page)
-    }
-
-    /// Checks a page that was read from a device against the checksum in its word.
-    fn verify(&self, e: Entry, place: &AtomicU64, raw: u64, page: &Page) -> Result<Loaded, StoreError> {
-        match Word::decode(raw) {
-            Word::Device(sum) if sum == checksum(page, e.offset()) => Ok(Loaded::Device),
-            Word::Device(_) if place.load(Ordering::Acquire) == raw => Err(self.corrupt(e)),
-            _ => Err(StoreError::BadEntry),
-        }
+        let Word::Device(tag) = Word::decode(raw) else { return false };
+        area.device.open(e.offset(), tag, page) && place.load(Ordering::Acquire) == raw
     }
 
     fn load_object(&self, e: Entry, handle: Handle, into: &mut Page, scratch: &mut Scratch) -> Result<Loaded, StoreError> {
@@ -118,7 +118,9 @@ impl Store {
     fn read(&self, area: &Area, slot: u64, into: &mut [Page]) -> Result<(), StoreError> {
         self.counters.device_read_ios.add(1);
         let bytes = (into.len() * PAGE_SIZE) as u64;
-        match area.device.read_run(slot, into) {
+        let mut run = [ReadRun { slot, into, result: Ok(()) }];
+        area.device.read_runs(&mut run);
+        match run[0].result {
             Ok(()) => {
                 self.counters.device_read_bytes.add(bytes);
                 Ok(())

@@ -1,13 +1,15 @@
 //! The table word of a slot: where the slot's page is for this process. The slot's one word of metadata beside its reference
 //! count.
 //!
-//! Bits 62..64 say what it is; bits 0..62 are the pool's handle (with the object's length) or the checksum of the page.
+//! Bits 62..64 say what it is; bits 0..61 are the pool's handle (with the object's length) or the tag of the sealed page.
+//! Bit 61 is free.
 
+use crate::device::{TAG_BITS, Tag};
 use crate::pool::Handle;
-use crate::store::Page;
 
-const TAG: u32 = 62;
-const VALUE: u64 = (1 << TAG) - 1;
+const KIND: u32 = 62;
+const VALUE: u64 = (1 << TAG_BITS) - 1;
+const _: () = assert!(TAG_BITS < KIND && Handle::MASK <= VALUE);
 
 /// What a slot's table word says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,15 +18,15 @@ pub(super) enum Word {
     Empty,
     /// The page is an object in the pool.
     Pool(Handle),
-    /// The page is on the area's device and has this checksum.
-    Device(u64),
+    /// The page is on the area's device, sealed under this tag.
+    Device(Tag),
     /// The device failed to write the slot; nothing is there, and the slot is not given out again.
     Bad,
 }
 
 impl Word {
     pub(super) fn decode(raw: u64) -> Word {
-        match raw >> TAG {
+        match raw >> KIND {
             0 => Word::Empty,
             1 => Word::Pool(Handle::from_raw(raw & VALUE)),
             2 => Word::Device(raw & VALUE),
@@ -35,9 +37,9 @@ impl Word {
     pub(super) fn encode(self) -> u64 {
         match self {
             Word::Empty => 0,
-            Word::Pool(handle) => 1 << TAG | handle.raw(),
-            Word::Device(sum) => 2 << TAG | sum & VALUE,
-            Word::Bad => 3 << TAG,
+            Word::Pool(handle) => 1 << KIND | handle.raw(),
+            Word::Device(tag) => 2 << KIND | tag & VALUE,
+            Word::Bad => 3 << KIND,
         }
     }
 
@@ -47,21 +49,13 @@ impl Word {
     }
 }
 
-/// The checksum of a page as the table word has it: 62 bits of XXH3. The slot is mixed in, so that a page that comes back from
-/// the wrong place is seen too.
-pub(super) fn checksum(page: &Page, slot: u64) -> u64 {
-    xxhash_rust::xxh3::xxh3_64_with_seed(page, slot) & VALUE
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn words_and_their_numbers_map_both_ways() {
-        let sum = checksum(&[7; 4096], 9);
-        assert_ne!(sum, checksum(&[7; 4096], 10));
-        for word in [Word::Empty, Word::Pool(Handle::from_raw(Handle::MASK)), Word::Device(sum), Word::Bad] {
+        for word in [Word::Empty, Word::Pool(Handle::from_raw(Handle::MASK)), Word::Device(VALUE), Word::Bad] {
             assert_eq!(Word::decode(word.encode()), word);
         }
         assert_eq!(Word::Empty.encode(), 0, "a fresh table is empty");
