@@ -69,6 +69,11 @@ impl Buffers {
             }
         }
     }
+
+    /// In a forked child, before anything else is done with the buffers there: frees those that threads of the parent had.
+    pub fn reset_after_fork(&self) {
+        self.busy.store(0, Ordering::Relaxed);
+    }
 }
 
 impl Buffer<'_> {

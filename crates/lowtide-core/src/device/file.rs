@@ -72,8 +72,9 @@ impl FileDevice {
     }
 
     /// Puts another descriptor of the same file, or none, in the place of this one, which is NOT closed: for a forked child, where
-    /// it is not valid. No call may be in flight.
+    /// it is not valid. This process may have no call in flight; calls that threads of the parent had in flight do not matter.
     pub fn replace(&self, fd: Option<OwnedFd>) {
+        self.buffers.reset_after_fork();
         if let Some(fd) = &fd
             && self.direct
         {
