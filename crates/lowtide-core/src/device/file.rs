@@ -41,7 +41,8 @@ pub struct FileDevice {
 }
 
 impl FileDevice {
-    /// The device on an open file, with fresh keys. Finds out whether O_DIRECT works, by writing slot 0, which no area gives out.
+    /// The device on an open file, with fresh keys. Finds out whether O_DIRECT works, by reading and writing slot 0, which no area
+    /// gives out.
     ///
     /// # Errors
     /// `NOMEM` without memory for its buffers; the errors of getrandom.
@@ -92,7 +93,9 @@ impl FileDevice {
         let mut buffer = self.buffers.take();
         let page = buffer.pages()[0].as_mut_slice();
         page.fill(0);
-        let works = rustix::io::pwrite(fd, page, 0) != Err(Errno::INVAL) && rustix::io::pread(fd, page, 0) != Err(Errno::INVAL);
+        // What a named file has there stays.
+        let works =
+            rustix::io::pread(fd, &mut *page, 0) != Err(Errno::INVAL) && rustix::io::pwrite(fd, page, 0) != Err(Errno::INVAL);
         works || set_direct(fd, false).is_err()
     }
 
@@ -337,7 +340,8 @@ mod tests {
                 // SAFETY: a new mapping that nobody else knows; it is read by mincore only.
                 let cached = unsafe {
                     let prot = rustix::mm::ProtFlags::READ;
-                    let at = rustix::mm::mmap(core::ptr::null_mut(), len, prot, rustix::mm::MapFlags::SHARED, file.fd, 0).unwrap();
+                    let at =
+                        rustix::mm::mmap(core::ptr::null_mut(), len, prot, rustix::mm::MapFlags::SHARED, file.fd, 0).unwrap();
                     let mut seen = std::vec![0u8; 513];
                     unsafe extern "C" {
                         fn mincore(at: *mut core::ffi::c_void, len: usize, seen: *mut u8) -> i32;
