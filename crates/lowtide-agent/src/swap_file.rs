@@ -22,13 +22,7 @@ pub fn open() -> Option<FileConfig> {
     }
     let named = set.swap_kind == segment::SWAP_FILE && run.swap_claimed.swap(1, Ordering::AcqRel) == 0;
     match if named { open_path(&set.swap_file) } else { unnamed(set) } {
-        Ok(fd) => Some(FileConfig {
-            fd,
-            size: set.swap_size,
-            budget: Some(&run.swap_used),
-            budget_limit: set.swap_size,
-            discard: named && set.swap_discard != 0,
-        }),
+        Ok(fd) => Some(FileConfig { fd, size: set.swap_size, budget: Some(&run.swap_used), budget_limit: set.swap_size }),
         Err(Errno::BUSY) => {
             say::warn(b"another process of the run has the swap device: this one uses compressed RAM only");
             None

@@ -57,8 +57,6 @@ pub struct Settings {
     pub when_full: u32,
     /// 1: agents say on the program's standard error what they adopt and why.
     pub verbose: u32,
-    /// 1: what was free in `swap_file` is given back to its file system first.
-    pub swap_discard: u32,
     /// Directory of the unnamed swap files, absolute, NUL-terminated. Empty: there are none (`swap_file` is a block device).
     pub swap_dir: [u8; 1024],
     /// The named swap file, as a descriptor of `lowtide run` (`/proc/PID/fd/N`), which holds its lock. NUL-terminated.

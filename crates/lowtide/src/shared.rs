@@ -83,7 +83,6 @@ impl Shared {
             Swap::File { file, .. } => {
                 settings.swap_kind = segment::SWAP_FILE;
                 settings.swap_size = file.size;
-                settings.swap_discard = u32::from(file.discard);
                 put(&mut settings.swap_file, path(file.file.as_fd()).as_bytes())?;
                 if !file.is_device {
                     let dir = file.path.parent().ok_or(Errno::INVAL)?;

@@ -28,14 +28,12 @@ pub struct SwapFile {
     pub is_device: bool,
     /// Most bytes of it.
     pub size: u64,
-    /// What was free is given back before it is used.
-    pub discard: bool,
     /// What is odd about it, but not wrong.
     pub warnings: Vec<String>,
 }
 
 impl SwapFile {
-    /// Opens, checks, locks and marks it. The error says what is wrong and what to do, in one line.
+    /// Opens, checks, locks and marks it, and with `discard` gives the space of what it held before back. The error says what is wrong and what to do, in one line.
     pub fn open(path: &Path, size: Option<u64>, discard: bool) -> Result<SwapFile, String> {
         let shown = path.display();
         let path = path.canonicalize().map_err(|error| match error.kind() {
@@ -62,10 +60,10 @@ impl SwapFile {
             Err(Errno::WOULDBLOCK) => return Err("another run uses it: wait for that, or name another file".to_owned()),
             Err(error) => return Err(format!("can't be locked: {}", reason(&error.into()))),
         }
-        let mut opened = SwapFile { file, path, is_device, size: 0, discard, warnings: Vec::new() };
+        let mut opened = SwapFile { file, path, is_device, size: 0, warnings: Vec::new() };
         opened.measure(size)?;
         opened.mark()?;
-        if discard && !opened.can_punch() {
+        if discard && opened.punch().is_err() {
             opened.warnings.push("discard has no effect: its file system can't punch holes".to_owned());
         }
         Ok(opened)
@@ -136,10 +134,11 @@ impl SwapFile {
         }
     }
 
-    fn can_punch(&self) -> bool {
-        // The first page, which is then marked again, stands for all.
+    /// Gives back all but the first page. (It takes a while, which a program that is short of memory would not have.)
+    fn punch(&self) -> Result<(), Errno> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(&self.file, flags, 0, PAGE as u64).is_ok() && self.mark().is_ok()
+        let first = PAGE as u64;
+        rustix::fs::fallocate(&self.file, flags, first, (self.size - first) / first * first)
     }
 }
 
@@ -172,13 +171,15 @@ mod tests {
     #[test]
     fn a_good_file_is_used_again_but_not_by_two_at_a_time() {
         let (_dir, path) = file("swap", 4 << 20, 0o600);
-        let first = SwapFile::open(&path, None, true).unwrap();
+        let first = SwapFile::open(&path, None, false).unwrap();
         assert_eq!((first.size, first.is_device, first.warnings.len()), (4 << 20, false, 0));
         assert!(SwapFile::open(&path, None, false).unwrap_err().contains("another run"));
+        first.file.write_all_at(&[7; PAGE], 8 * PAGE as u64).unwrap();
         drop(first);
-        let again = SwapFile::open(&path, Some(8 << 20), false).unwrap();
-        assert_eq!(again.size, 8 << 20);
-        assert!(std::fs::read(&path).unwrap().starts_with(MARK), "also after a hole was punched there");
+        let again = SwapFile::open(&path, Some(8 << 20), true).unwrap();
+        assert_eq!((again.size, again.warnings.len()), (8 << 20, 0));
+        let bytes = std::fs::read(&path).unwrap();
+        assert!(bytes.starts_with(MARK) && bytes[MARK.len()..].iter().all(|b| *b == 0), "what was left is gone");
     }
 
     #[test]

@@ -23,7 +23,7 @@ fn run(at: u64, fault: Fault, pool_limit: usize) -> (u64, Seen) {
     // In RAM if possible: there are thousands of runs.
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let fd = rustix::fs::open("/dev/shm", flags, Mode::RUSR | Mode::WUSR).unwrap_or_else(|_| tmpfile());
-    let s = store(pool_limit, Some(FileConfig { fd, size: 8 * MIB, budget: None, budget_limit: 0, discard: false }));
+    let s = store(pool_limit, Some(FileConfig { fd, size: 8 * MIB, budget: None, budget_limit: 0 }));
     faults(&s).set(Faults::new(at, fault)).unwrap();
     let mut seen = Seen::default();
     let mut held: Vec<(Entry, Page)> = Vec::new();

@@ -81,10 +81,6 @@ impl Store {
         let budget = file.budget.map(|used| Budget { used, limit: file.budget_limit });
         let slots = file.size / PAGE_SIZE as u64;
         let device = Device::File(FileDevice::new(file.fd).map_err(|_| StoreError::NoMemory)?);
-        if file.discard {
-            // All but slot 0, which is not the area's.
-            device.discard(1, slots.saturating_sub(1));
-        }
         let area = Area::new(slots, device, true, budget).map_err(|_| StoreError::NoMemory)?;
         let id = self.areas.add(area)?;
         self.file.store(id, Ordering::Release);

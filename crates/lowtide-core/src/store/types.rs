@@ -35,8 +35,6 @@ pub struct FileConfig {
     pub budget: Option<&'static AtomicU64>,
     /// What `budget` may not exceed, in bytes.
     pub budget_limit: u64,
-    /// What the file held before is given back to its file system.
-    pub discard: bool,
 }
 
 /// Where a page went.
