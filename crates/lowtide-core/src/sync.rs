@@ -6,6 +6,13 @@ mod real {
     pub use crate::lock::{Guard, Lock};
     pub use core::hint::spin_loop;
     pub use core::sync::atomic;
+
+    pub use crate::table::Table as Array;
+
+    /// Lets other threads run, while waiting for one of them.
+    pub fn pause() {
+        rustix::thread::sched_yield();
+    }
 }
 #[cfg(not(any(feature = "loom", feature = "shuttle")))]
 pub use real::*;

@@ -43,8 +43,7 @@ impl<T: Zeroed> Table<T> {
     }
 
     /// Bytes of memory behind the table: what its touched pages take.
-    #[cfg(test)]
-    pub(crate) fn populated_bytes(&self) -> usize {
+    pub fn populated_bytes(&self) -> usize {
         self.map.populated_pages() * vm::PAGE_SIZE
     }
 }

@@ -3,12 +3,13 @@
 //!
 //! A mapping has an inaccessible guard page on each side: the kernel then never merges it with a mapping of the program.
 //! The table of own ranges only grows: the address range of a mapping that is no longer needed is kept, empty, for the next
-//! mapping of the same length ([`Mapping::retire`]). Pages are given back with [`Mapping::discard`].
+//! mapping of about the same length ([`Mapping::retire`]). Pages are given back with [`Mapping::discard`].
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::lock::{Lock, rank};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
@@ -16,7 +17,7 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 pub const PAGE_SIZE: usize = 4096;
 
 /// Most mappings one process may own.
-const MAX_OWN: usize = 1024;
+const MAX_OWN: usize = 2048;
 
 struct OwnRange {
     start: AtomicUsize,
@@ -89,19 +90,20 @@ pub fn map(len: usize, on_fork: OnFork) -> Result<Mapping, Errno> {
     Ok(Mapping { base: NonNull::new(inner).ok_or(Errno::NOMEM)?, len })
 }
 
-/// Maps a retired range of `whole` bytes afresh, inaccessible, if there is one.
+/// Maps a retired range of `whole` bytes, or up to twice that, afresh, inaccessible, if there is one.
 fn map_again(whole: usize, flags: MapFlags) -> Result<Option<*mut core::ffi::c_void>, Errno> {
     for slot in OWN.iter().take(OWN_LEN.load(Ordering::Acquire)) {
         let start = slot.start.load(Ordering::Relaxed);
         if !slot.retired.load(Ordering::Relaxed)
-            || slot.end.load(Ordering::Acquire).wrapping_sub(start) != whole
+            || !(whole..=2 * whole).contains(&slot.end.load(Ordering::Acquire).wrapping_sub(start))
             || slot.retired.compare_exchange(true, false, Ordering::Acquire, Ordering::Relaxed).is_err()
         {
             continue;
         }
         let base = start as *mut core::ffi::c_void;
+        let all = slot.end.load(Ordering::Acquire) - start;
         // SAFETY: the range is lowtide's, and retired: nobody refers to it, and the exchange made this thread its one user.
-        let mapped = unsafe { rustix::mm::mmap_anonymous(base, whole, ProtFlags::empty(), flags | MapFlags::FIXED) };
+        let mapped = unsafe { rustix::mm::mmap_anonymous(base, all, ProtFlags::empty(), flags | MapFlags::FIXED) };
         return match mapped {
             Ok(base) => Ok(Some(base)),
             Err(errno) => {
@@ -176,33 +178,34 @@ impl Mapping {
         self.len == 0
     }
 
-    /// Pages that have memory behind them.
-    #[cfg(test)]
+    /// Pages that have memory behind them, as the kernel says; 0 if it does not.
     pub(crate) fn populated_pages(&self) -> usize {
-        use std::io::{Read, Seek, SeekFrom};
-        let mut file = std::fs::File::open("/proc/self/pagemap").unwrap();
-        file.seek(SeekFrom::Start((self.addr() / PAGE_SIZE * 8) as u64)).unwrap();
-        let mut words = std::vec![0u8; self.len / PAGE_SIZE * 8];
-        file.read_exact(&mut words).unwrap();
-        words.chunks(8).filter(|w| w[7] & 0x80 != 0).count()
+        let Ok(fd) = rustix::fs::open(c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return 0 };
+        let (first, pages) = (self.addr() / PAGE_SIZE, self.len / PAGE_SIZE);
+        let (mut populated, mut at) = (0, 0);
+        let mut words = [0u8; 2048];
+        while at < pages {
+            let want = ((pages - at) * 8).min(words.len());
+            let Ok(n) = rustix::io::pread(&fd, &mut words[..want], ((first + at) * 8) as u64) else { break };
+            populated += words[..n].chunks(8).filter(|w| w.last().is_some_and(|top| top & 0xc0 != 0)).count();
+            at += n.div_ceil(8).max(1);
+        }
+        populated
     }
 
-    /// Gives all memory of the mapping back and leaves its address range, inaccessible, to a later [`map`] of the same length.
+    /// Gives all memory of the mapping back and leaves its address range, inaccessible, to a later [`map`] of about the same length.
     ///
     /// # Safety
     /// Nobody may use the mapping, or a copy of it, from here on.
     pub unsafe fn retire(self) {
-        let (base, whole) = (self.addr() - PAGE_SIZE, self.len + 2 * PAGE_SIZE);
+        let base = self.addr() - PAGE_SIZE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        let all = OWN.iter().take(OWN_LEN.load(Ordering::Acquire));
+        let Some(slot) = all.into_iter().find(|slot| slot.start.load(Ordering::Relaxed) == base) else { return };
+        let whole = slot.end.load(Ordering::Acquire) - base;
         // SAFETY: replaces the mapping and its guards, which nobody uses any more.
-        if unsafe { rustix::mm::mmap_anonymous(base as *mut _, whole, ProtFlags::empty(), flags) }.is_err() {
-            return;
-        }
-        for slot in OWN.iter().take(OWN_LEN.load(Ordering::Acquire)) {
-            if slot.start.load(Ordering::Relaxed) == base && slot.end.load(Ordering::Acquire) == base + whole {
-                slot.retired.store(true, Ordering::Release);
-                return;
-            }
+        if unsafe { rustix::mm::mmap_anonymous(base as *mut _, whole, ProtFlags::empty(), flags) }.is_ok() {
+            slot.retired.store(true, Ordering::Release);
         }
     }
 
@@ -240,8 +243,8 @@ mod tests {
 
     #[test]
     fn a_retired_range_is_used_again_and_is_zero() {
-        // A length that no other test maps: tests run at the same time.
-        let len = 77 * PAGE_SIZE;
+        // A length that no other test maps, nor half of it: tests run at the same time.
+        let len = 77_777 * PAGE_SIZE;
         let m = map(len, OnFork::Copy).unwrap();
         // SAFETY: the mapping is ours alone, and not used after it was retired.
         unsafe {

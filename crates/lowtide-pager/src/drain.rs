@@ -108,7 +108,7 @@ impl Pager {
                 &*(self.staging.addr(frames[(at + i).min(frames.len() - 1)]) as *const Page)
             });
             let mut results = [const { Err(StoreError::Full) }; BATCH];
-            self.store.store_run(&bytes[..run], &mut results[..run], &mut worker.scratch);
+            self.store.store_run(&bytes[..run], &[], &mut results[..run], &mut worker.scratch);
             let c = self.counters();
             for i in 0..run {
                 let frame = frames[at + i];

@@ -4,7 +4,7 @@
 //! would otherwise stay in RAM for a while, outside of the limit. Where it can't, the cache is told to forget what was moved.
 
 use core::num::NonZeroU64;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use arrayvec::ArrayVec;
 use rustix::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
@@ -31,8 +31,6 @@ pub struct FileDevice {
     seal: Seal,
     buffers: Buffers,
     direct: bool,
-    /// The file system can punch holes, as far as is known.
-    punches: AtomicBool,
     /// Without O_DIRECT: bytes written.
     written: AtomicU64,
     /// What goes wrong.
@@ -52,7 +50,6 @@ impl FileDevice {
             seal: Seal::new()?,
             buffers: Buffers::new()?,
             direct: false,
-            punches: AtomicBool::new(true),
             written: AtomicU64::new(0),
             #[cfg(test)]
             faults: std::sync::OnceLock::new(),
@@ -194,16 +191,19 @@ impl FileDevice {
         self.seal.open(slot, tag, page)
     }
 
-    pub(super) fn discard(&self, slot: u64, n: u64) {
-        let Ok(file) = self.file() else { return };
-        if !self.punches.load(Ordering::Relaxed) {
-            return;
+    pub(super) fn tag(&self, slot: u64, page: &Page) -> Tag {
+        self.seal.tag(slot, page)
+    }
+
+    pub(super) fn discard(&self, slot: u64, n: u64) -> Result<(), Errno> {
+        let file = self.file()?;
+        // Slot 0 may hold the mark of a named file.
+        let (first, end) = (slot.max(1), slot + n);
+        if first >= end {
+            return Ok(());
         }
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let punched = rustix::fs::fallocate(file.fd, flags, slot * PAGE_SIZE as u64, n * PAGE_SIZE as u64);
-        if matches!(punched, Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV | Errno::INVAL)) {
-            self.punches.store(false, Ordering::Relaxed);
-        }
+        rustix::fs::fallocate(file.fd, flags, first * PAGE_SIZE as u64, (end - first) * PAGE_SIZE as u64)
     }
 
     /// Without O_DIRECT: begins to write a transfer's bytes to the disk and drops from the page cache what is there already.
@@ -323,7 +323,7 @@ mod tests {
         rustix::fs::fdatasync(file.fd).unwrap();
         let blocks = || rustix::fs::fstat(file.fd).unwrap().st_blocks;
         let before = blocks();
-        d.discard(1, 150);
+        d.discard(0, 151).unwrap();
         assert!(blocks() <= before - 149 * 8, "{before} blocks before, {} after", blocks());
         assert!(read(&d, 151, &tags[150..], 0).is_ok(), "the others are still there");
     }

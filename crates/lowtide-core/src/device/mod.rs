@@ -82,11 +82,22 @@ impl Device {
         }
     }
 
-    /// Gives the space behind `n` slots from `slot` on back to the file system. What they held is gone. Does nothing where that
-    /// is not possible.
-    pub fn discard(&self, slot: u64, n: u64) {
-        if let Device::File(d) = self {
-            d.discard(slot, n);
+    /// The tag that `page` would get in `slot`: a page has one tag in a slot, and no other page has it. `None` without a device.
+    pub fn tag(&self, slot: u64, page: &Page) -> Option<Tag> {
+        match self {
+            Device::None(_) => None,
+            Device::File(d) => Some(d.tag(slot, page)),
+        }
+    }
+
+    /// Gives the space of `n` slots from `slot` on, except slot 0, back to the file system; what they held is gone.
+    ///
+    /// # Errors
+    /// What the kernel says, `NODEV` without a device.
+    pub fn discard(&self, slot: u64, n: u64) -> Result<(), Errno> {
+        match self {
+            Device::None(_) => Err(Errno::NODEV),
+            Device::File(d) => d.discard(slot, n),
         }
     }
 }

@@ -9,6 +9,7 @@
 //!   comes twice only when the same page is written to the same slot (then the same bytes are written, which is all that someone
 //!   who sees the device twice learns), or when two different pages of one slot have one tag. That has a chance of n² / 2^62 after n
 //!   writes to that slot: for a million writes to each, one in four million per slot.
+//! - The tag of a page in memory tells whether the slot still holds that page, so that a clean one need not be written again.
 //! - Whatever comes back in place of what was written is found out, be it a flipped bit, the page of another slot, or what the
 //!   same slot held before: the tag in RAM belongs to one page in one slot.
 //! - The tag has [`TAG_BITS`] bits, fewer than the 128 that AEGIS gives. A forgery therefore passes with a chance of 2^-61 and has
@@ -72,7 +73,8 @@ impl Seal {
         self.tag(slot, page) == tag
     }
 
-    fn tag(&self, slot: u64, page: &Page) -> Tag {
+    /// The tag of a page in a slot.
+    pub fn tag(&self, slot: u64, page: &Page) -> Tag {
         let mut mac = Aegis128X2Mac::<16>::new_with_nonce(&self.mac, &nonce(slot, 0));
         mac.update(page);
         let [a, b, c, d, e, f, g, h, ..] = mac.finalize();

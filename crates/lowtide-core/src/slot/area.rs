@@ -1,24 +1,22 @@
 //! A swap area: slots in clusters, a table word and (where a forked child may share the slots) a reference count for each.
+//! Allocation is in `search.rs`.
 
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-use rustix::io::Errno;
-
-use super::cluster::{CLUSTER_SLOTS, Cluster, ListState, MAX_ORDER, Need};
-use super::lists::{self, Lists};
+use super::cluster::{CLUSTER_SLOTS, Cluster};
+use super::error::SlotError;
+use super::lists::{self, ListId, Lists, Locked, LockedInner};
+use super::next::Next;
+use super::policy::{Policy, Search, Searcher};
 use super::refs;
+use super::usage::Usage;
 use crate::device::Device;
-use crate::lock::{Guard, Lock};
+use crate::sync::{Array, Lock};
 use crate::table::Table;
 use crate::vm::{OnFork, PAGE_SIZE};
 
-/// How many partly used clusters of each list an allocation tries before it opens a new one. (A single slot is found in the
-/// first.)
-const TRIES: usize = 8;
-/// How often an allocation starts over when other threads had every cluster with room in their hands.
-const ROUNDS: usize = 16;
-
-type Inner<'a> = Guard<'a, super::cluster::Inner>;
+/// Most slots of an area: what an entry can name.
+pub const MAX_SLOTS: u64 = 1 << 40;
 
 /// A limit on bytes of file that the processes of a run share.
 #[derive(Debug, Clone, Copy)]
@@ -29,6 +27,25 @@ pub struct Budget {
     pub limit: u64,
 }
 
+/// How an area is set up.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AreaConfig {
+    /// Slots, with slot 0, which is never given out.
+    pub slots: u64,
+    /// Areas of higher priority are used first; those of the same in turn.
+    pub priority: i16,
+    /// How fragmented clusters are searched.
+    pub policy: Policy,
+    /// The device turns: one area-wide "next" keeps writes sequential.
+    pub rotating: bool,
+    /// Clusters that become free are punched out before they are given out again.
+    pub discard: bool,
+    /// Slots can be shared with forked children.
+    pub shared: bool,
+    /// What clusters in use count against.
+    pub budget: Option<Budget>,
+}
+
 /// A swap area. All methods are thread-safe unless they say otherwise.
 ///
 /// A slot's table word is the caller's; 0 means that this process has nothing there. The area itself only tells free slots from
@@ -37,228 +54,201 @@ pub struct Budget {
 #[derive(Debug)]
 pub struct Area {
     slots: u64,
+    /// Its place among the areas: higher first.
+    pub priority: i16,
     /// Where the bytes go.
     pub device: Device,
     words: Table<AtomicU64>,
     /// `None`: every slot in use has one reference.
     pub(super) refs: Option<Table<AtomicU16>>,
-    pub(super) clusters: Table<Cluster>,
-    pub(super) lists: Lock<Lists>,
+    pub(super) clusters: Array<Cluster>,
+    pub(super) lists: Locked,
     /// Clusters ever used: those below this index. Only grows, under the list lock.
     pub(super) opened: AtomicU32,
-    /// Per order, the cluster that the last allocation came from, plus one.
-    hints: [AtomicU32; MAX_ORDER as usize + 1],
+    pub(super) next: Next,
+    pub(super) searcher: Searcher,
+    pub(super) discard: bool,
     budget: Option<Budget>,
-    /// Used slots, with those that are never given out and zombies.
-    used: AtomicU64,
+    /// Bytes that this area has added to the budget.
+    charged: AtomicU64,
+    pub(super) usage: Usage,
     pub(super) zombies: AtomicU64,
+    /// Slots that hold only a cache mark.
+    pub(super) caches: AtomicU64,
     /// Where the next search for dead zombies begins.
     pub(super) reap_at: AtomicU32,
     /// The area was made by a parent: nothing is allocated here.
     pub(super) inherited: AtomicBool,
+    /// Nothing is allocated here: swapoff.
+    pub(super) closed: AtomicBool,
 }
 
 impl Area {
-    /// An area of `slots` slots, none in use. `shared`: slots can be shared with forked children.
+    /// An area with no slot in use.
     ///
     /// # Errors
-    /// `NOMEM` when its tables cannot be mapped.
-    pub fn new(slots: u64, device: Device, shared: bool, budget: Option<Budget>) -> Result<Area, Errno> {
-        let slots = slots.min(1 << 32);
-        let n = slots as usize;
-        Ok(Area {
-            slots,
-            device,
-            words: Table::new(n, OnFork::Copy)?,
-            refs: if shared { Some(Table::new(n, OnFork::Share)?) } else { None },
-            clusters: Table::new(n.div_ceil(CLUSTER_SLOTS), OnFork::Copy)?,
-            lists: Lock::new(Lists::new()),
-            opened: AtomicU32::new(0),
-            hints: [const { AtomicU32::new(0) }; MAX_ORDER as usize + 1],
-            budget,
-            used: AtomicU64::new(0),
-            zombies: AtomicU64::new(0),
-            reap_at: AtomicU32::new(0),
-            inherited: AtomicBool::new(false),
-        })
-    }
-
-    /// Gives out 2^`order` slots at a multiple of that; each has one reference and the table word 0. `None` when there is no such
-    /// run, or other threads held on to the last ones.
-    pub fn alloc(&self, order: u32) -> Option<u64> {
-        match order {
-            0 => self.find(Need::Run(1)),
-            1..=MAX_ORDER => self.find(Need::Aligned(order)),
-            _ => None,
+    /// `Empty`, `SmallerThanCluster`, `TooLarge`, or `NoMemory` when its tables cannot be mapped.
+    pub fn new(device: Device, cfg: AreaConfig) -> Result<Area, SlotError> {
+        match cfg.slots {
+            0 => return Err(SlotError::Empty),
+            n if n < CLUSTER_SLOTS as u64 => return Err(SlotError::SmallerThanCluster),
+            n if n > MAX_SLOTS => return Err(SlotError::TooLarge),
+            _ => {}
         }
-    }
-
-    /// Gives out up to `want` consecutive slots, as many as can be had in one piece without searching long, as [`Area::alloc`]
-    /// does. Returns the first and how many.
-    pub fn alloc_run(&self, want: usize) -> Option<(u64, usize)> {
-        let mut n = want.min(CLUSTER_SLOTS);
-        while n > 0 {
-            if let Some(first) = self.find(Need::Run(n)) {
-                return Some((first, n));
-            }
-            n /= 2;
-        }
-        None
-    }
-
-    fn find(&self, need: Need) -> Option<u64> {
-        if self.inherited.load(Ordering::Relaxed) {
-            return None;
-        }
-        for _ in 0..ROUNDS {
-            if let Some(slot) = self.search(need) {
-                return Some(slot);
-            }
-            if need.slots() > 1 || self.used.load(Ordering::Relaxed) >= self.opened_slots() {
-                break;
-            }
-            core::hint::spin_loop();
-        }
-        None
-    }
-
-    /// One search in the order of DESIGN.md: the cluster used last, a free one, partly used ones of this order, a new one, the
-    /// dead zombies, and for single slots whatever has room.
-    fn search(&self, need: Need) -> Option<u64> {
-        let order = need.order();
-        if let Some(i) = (self.hints[order as usize].load(Ordering::Relaxed) as usize).checked_sub(1) {
-            let mut inner = self.clusters[i].inner.lock();
-            if inner.usable(order)
-                && let Some(slot) = self.take(i, &mut inner, need)
-            {
-                return Some(slot);
-            }
-        }
-        let o = order as u8;
-        let partly = |tries| {
-            let lists = [(ListState::Free, 1), (ListState::NonFull, tries), (ListState::Frag, tries)];
-            lists.into_iter().find_map(|(state, tries)| self.try_list(state, o, need, tries))
+        let n = cfg.slots as usize;
+        let clusters = n.div_ceil(CLUSTER_SLOTS);
+        let area = || {
+            Ok(Area {
+                slots: cfg.slots,
+                priority: cfg.priority,
+                device,
+                words: Table::new(n, OnFork::Copy)?,
+                refs: if cfg.shared { Some(Table::new(n, OnFork::Share)?) } else { None },
+                clusters: Array::new(clusters, OnFork::Copy)?,
+                lists: Lock::new(Lists::new(clusters)?),
+                opened: AtomicU32::new(0),
+                next: Next::new(cfg.rotating),
+                searcher: Searcher::new(cfg.policy),
+                discard: cfg.discard,
+                budget: cfg.budget,
+                charged: AtomicU64::new(0),
+                usage: Usage::new(cfg.slots),
+                zombies: AtomicU64::new(0),
+                caches: AtomicU64::new(0),
+                reap_at: AtomicU32::new(0),
+                inherited: AtomicBool::new(false),
+                closed: AtomicBool::new(false),
+            })
         };
-        if let Some(slot) = partly(TRIES) {
-            return Some(slot);
-        }
-        while let Some((i, mut inner)) = self.open() {
-            // The first and the last cluster are never empty, and may have no run of a high order.
-            inner.order = o;
-            if let Some(slot) = self.take(i, &mut inner, need) {
-                return Some(slot);
-            }
-            inner.order = 0;
-            self.settle(i, &mut inner, 0, ListState::NonFull);
-        }
-        if refs::reap(self)
-            && let Some(slot) = partly(TRIES)
-        {
-            return Some(slot);
-        }
-        if need.slots() == 1 {
-            return (1..=MAX_ORDER as u8)
-                .find_map(|o| [ListState::Frag, ListState::NonFull].into_iter().find_map(|s| self.try_list(s, o, need, 1)));
-        }
-        None
+        area().map_err(|_: rustix::io::Errno| SlotError::NoMemory)
     }
 
-    /// Tries up to `tries` clusters of a list; those without room end at the tail of the frag list of their order.
-    fn try_list(&self, state: ListState, list_order: u8, need: Need, tries: usize) -> Option<u64> {
-        for _ in 0..tries {
-            let (i, mut inner) = lists::isolate(&self.lists, &self.clusters, state, list_order)?;
-            if let Some(slot) = self.take(i, &mut inner, need) {
-                return Some(slot);
-            }
-            let was = inner.order;
-            self.settle(i, &mut inner, was, ListState::Frag);
-        }
-        None
-    }
-
-    /// Takes slots from a locked cluster.
-    fn take(&self, i: usize, inner: &mut Inner<'_>, need: Need) -> Option<u64> {
-        let was = inner.order;
-        let first = i * CLUSTER_SLOTS + inner.take(need)?;
-        let n = need.slots();
-        if let Some(refs) = &self.refs {
-            for count in &refs[first..first + n] {
-                count.store(1, Ordering::Relaxed);
-            }
-        }
-        self.used.fetch_add(n as u64, Ordering::Relaxed);
-        self.settle(i, inner, was, ListState::Frag);
-        self.hints[need.order() as usize].store(i as u32 + 1, Ordering::Relaxed);
-        Some(first as u64)
-    }
-
-    /// Puts a locked cluster where its count says, or to `partly` if that says neither free nor full. `was_order`: its order
-    /// before the change.
-    pub(super) fn settle(&self, i: usize, inner: &mut Inner<'_>, was_order: u8, partly: ListState) {
-        let to = match inner.used as usize {
-            0 => ListState::Free,
-            CLUSTER_SLOTS => ListState::Full,
-            _ => partly,
+    /// Puts a locked cluster where its count says. `freed`: the latest change was a free.
+    #[inline]
+    pub(super) fn settle(&self, i: usize, inner: &mut LockedInner<'_>, freed: bool) {
+        let to = match inner.count as usize {
+            0 if self.discard => ListId::DISCARD,
+            0 => ListId::FREE,
+            CLUSTER_SLOTS => ListId::FULL,
+            _ => self.searcher.list(inner, freed),
         };
-        lists::relocate(&self.lists, &self.clusters, i, inner, was_order, to);
+        lists::relocate(&self.lists, i, inner, to);
+    }
+
+    /// Slots of cluster `i`.
+    fn slots_of(&self, i: usize) -> u64 {
+        (self.slots - (i * CLUSTER_SLOTS) as u64).min(CLUSTER_SLOTS as u64)
+    }
+
+    /// Counts the bytes of cluster `i` against the budget. False: there is no room.
+    pub(super) fn charge(&self, i: usize) -> bool {
+        let bytes = self.slots_of(i) * PAGE_SIZE as u64;
+        if let Some(budget) = &self.budget {
+            let more = |used: u64| used.checked_add(bytes).filter(|u| *u <= budget.limit);
+            if budget.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_err() {
+                return false;
+            }
+        }
+        self.charged.fetch_add(bytes, Ordering::Relaxed);
+        true
+    }
+
+    /// Takes back what [`Area::charge`] counted.
+    pub(super) fn uncharge(&self, i: usize) {
+        let bytes = self.slots_of(i) * PAGE_SIZE as u64;
+        self.charged.fetch_sub(bytes, Ordering::Relaxed);
+        if let Some(budget) = &self.budget {
+            budget.used.fetch_sub(bytes, Ordering::Relaxed);
+        }
     }
 
     /// Opens a cluster that was never used, if size and budget allow, and returns it locked, on no list.
-    fn open(&self) -> Option<(usize, Inner<'_>)> {
-        let (i, mut inner, slots) = {
+    pub(super) fn open(&self) -> Option<(usize, LockedInner<'_>)> {
+        let (i, mut inner) = {
             let _lists = self.lists.lock();
             let i = self.opened.load(Ordering::Relaxed) as usize;
-            let inner = self.clusters.get(i)?.inner.try_lock()?;
-            let slots = (self.slots - (i * CLUSTER_SLOTS) as u64).min(CLUSTER_SLOTS as u64);
-            if let Some(budget) = &self.budget {
-                let more = |used: u64| used.checked_add(slots * PAGE_SIZE as u64).filter(|u| *u <= budget.limit);
-                budget.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+            let mut inner = self.clusters.get(i)?.0.try_lock()?;
+            if !self.charge(i) {
+                return None;
             }
+            inner.charged = true;
             self.opened.store(i as u32 + 1, Ordering::Release);
-            (i, inner, slots as usize)
+            (i, inner)
         };
-        let blocked = (slots..CLUSTER_SLOTS).chain((i == 0).then_some(0));
-        for slot in blocked {
-            inner.block(slot);
-            self.used.fetch_add(1, Ordering::Relaxed);
+        let slots = self.slots_of(i) as usize;
+        if i == 0 {
+            inner.occupy(0, 1);
         }
+        if slots < CLUSTER_SLOTS {
+            inner.occupy(slots, CLUSTER_SLOTS - slots);
+        }
+        // Slots beyond the end are no slots of the area; slot 0 is one that is always used.
+        self.usage.add((i == 0).into());
         Some((i, inner))
     }
 
     /// Drops this process's reference to a slot, whose table word the caller has set to 0 before. When it was the last one,
-    /// the slot is free. Must be called once per slot that [`Area::alloc`] gave out or a fork added.
+    /// the slot is free. To be called once per slot that was given out or that a fork added; anything else is an error that
+    /// [`Area::free_run`] reports and that changes nothing here either.
     pub fn release(&self, slot: u64) {
-        if slot >= self.slots {
-            return;
+        let freed = self.free_run(slot, 1);
+        debug_assert!(freed.is_ok(), "slot {slot}: {freed:?}");
+    }
+
+    /// Drops this process's references to `n` slots of one cluster, from `first` on, under one hold of the cluster's lock. See
+    /// [`Area::release`].
+    ///
+    /// # Errors
+    /// `NoSuchSlot`, `AcrossClusters`, `NotInUse`: nothing has changed then. In an area that a parent made, where there is no
+    /// lock that both processes could take, references are counted one by one.
+    pub fn free_run(&self, first: u64, n: u64) -> Result<(), SlotError> {
+        let (i, index) = (first as usize / CLUSTER_SLOTS, first as usize % CLUSTER_SLOTS);
+        let end = first.checked_add(n).ok_or(SlotError::NoSuchSlot)?;
+        if first == 0 || end > self.opened_slots().min(self.slots) {
+            return Err(SlotError::NoSuchSlot);
+        }
+        if n == 0 || index + n as usize > CLUSTER_SLOTS {
+            return Err(SlotError::AcrossClusters);
         }
         if self.inherited.load(Ordering::Relaxed) {
             // The owner finds out when it runs out of clusters.
-            if let Some(count) = self.refs.as_ref().and_then(|r| r.get(slot as usize)) {
-                refs::drop_one(count);
-            }
-            return;
+            (first..end).for_each(|slot| _ = self.refs.as_ref().map(|r| refs::drop_one(&r[slot as usize])));
+            return Ok(());
         }
-        let (i, index) = (slot as usize / CLUSTER_SLOTS, slot as usize % CLUSTER_SLOTS);
-        let mut inner = self.clusters[i].inner.lock();
+        let mut inner = self.clusters[i].0.lock();
+        if !inner.all_used(index, n as usize) {
+            return Err(SlotError::NotInUse);
+        }
+        let Some(refs) = &self.refs else {
+            self.give(i, &mut inner, index, n as usize);
+            return Ok(());
+        };
         // Under the cluster's lock, so that nobody who looks for dead zombies sees a count of 0 before the slot is free.
-        if let Some(count) = self.refs.as_ref().and_then(|r| r.get(slot as usize))
-            && refs::drop_one(count) != 0
-        {
+        let mut last = 0;
+        for slot in first..end {
+            let index = slot as usize % CLUSTER_SLOTS;
+            if refs::drop_one(&refs[slot as usize]) == 0 {
+                last += 1;
+                continue;
+            }
+            self.mark(&mut inner, index, false);
             inner.zombies += 1;
             self.zombies.fetch_add(1, Ordering::Relaxed);
-            return;
+            self.give(i, &mut inner, index - last, last);
+            last = 0;
         }
-        self.give(i, &mut inner, index);
+        self.give(i, &mut inner, (end as usize - last) % CLUSTER_SLOTS, last);
+        Ok(())
     }
 
-    /// Frees a slot of a locked cluster.
-    pub(super) fn give(&self, i: usize, inner: &mut Inner<'_>, index: usize) {
-        let was = inner.order;
-        let freed = inner.give(index);
-        debug_assert!(freed, "a slot was freed twice");
-        if freed {
-            self.used.fetch_sub(1, Ordering::Relaxed);
-            self.settle(i, inner, was, ListState::NonFull);
+    /// Frees `n` used slots of a locked cluster.
+    pub(super) fn give(&self, i: usize, inner: &mut LockedInner<'_>, index: usize, n: usize) {
+        if n > 0 {
+            let caches = inner.caches;
+            inner.give(index, n);
+            self.caches.fetch_sub((caches - inner.caches).into(), Ordering::Relaxed);
+            self.usage.sub(n as u64);
+            self.settle(i, inner, true);
         }
     }
 
@@ -275,18 +265,23 @@ impl Area {
         }
     }
 
-    fn opened_slots(&self) -> u64 {
+    pub(super) fn opened_slots(&self) -> u64 {
         self.opened.load(Ordering::Acquire) as u64 * CLUSTER_SLOTS as u64
     }
 
-    /// Bytes of the device that are in use or once were: what the area has added to the budget.
-    pub fn opened_bytes(&self) -> u64 {
-        self.opened_slots().min(self.slots) * PAGE_SIZE as u64
+    /// Slots of the area.
+    pub fn slots(&self) -> u64 {
+        self.slots
     }
 
-    /// Used slots of clusters that were opened, with those that are never given out and zombies.
+    /// Bytes of the device that hold or held pages and were not punched out since: what the area has added to the budget.
+    pub fn opened_bytes(&self) -> u64 {
+        self.charged.load(Ordering::Relaxed)
+    }
+
+    /// Used slots, with slot 0 and zombies.
     pub fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
+        self.usage.used()
     }
 
     /// Whether this process may not allocate here because a parent made the area.
@@ -295,26 +290,47 @@ impl Area {
     }
 
     /// Bytes of memory that the area's tables take.
-    #[cfg(test)]
-    pub(crate) fn table_bytes(&self) -> usize {
+    pub fn table_bytes(&self) -> usize {
         let refs = self.refs.as_ref().map_or(0, Table::populated_bytes);
-        self.words.populated_bytes() + refs + self.clusters.populated_bytes()
+        let links = self.lists.lock().table_bytes();
+        self.words.populated_bytes() + refs + self.clusters.populated_bytes() + links + self.next.table_bytes()
+    }
+
+    /// How often the locks of all clusters, and the lock of the lists, were taken. For experiments: takes each of them.
+    pub fn lock_acquisitions(&self) -> (u64, u64) {
+        let opened = self.opened.load(Ordering::Acquire) as usize;
+        let clusters = (0..opened).map(|i| u64::from(self.clusters[i].0.acquisitions())).sum();
+        (clusters, self.lists.acquisitions().into())
     }
 
     /// Child side of a fork: an area with shared slots becomes inherited; a private one stays what it is, as a copy.
     ///
     /// # Safety
-    /// As [`Lock::reset_after_fork`].
+    /// As [`crate::lock::Lock::reset_after_fork`].
     pub unsafe fn after_fork(&self) {
         // SAFETY: the caller answers.
-        unsafe { self.lists.reset_after_fork() };
+        unsafe {
+            self.lists.reset_after_fork();
+            self.next.reset_after_fork();
+        }
         if self.refs.is_some() {
             self.inherited.store(true, Ordering::Relaxed);
             return;
         }
-        for cluster in &self.clusters[..self.opened.load(Ordering::Relaxed) as usize] {
+        for i in 0..self.opened.load(Ordering::Relaxed) as usize {
             // SAFETY: the caller answers.
-            unsafe { cluster.inner.reset_after_fork() };
+            unsafe { self.clusters[i].0.reset_after_fork() };
+        }
+    }
+}
+
+impl Drop for Area {
+    fn drop(&mut self) {
+        // A parent's area is the parent's to account for.
+        if let Some(budget) = &self.budget
+            && !self.is_inherited()
+        {
+            budget.used.fetch_sub(self.opened_bytes(), Ordering::Relaxed);
         }
     }
 }

@@ -1,47 +1,22 @@
 //! A cluster: 512 slots with their own lock.
 
-use core::sync::atomic::AtomicU32;
-
-use crate::lock::Lock;
-use crate::table::Zeroed;
+use super::bitmap::Bitmap;
+use crate::lock::rank;
+use crate::sync::Lock;
 
 /// Slots in a cluster (2 MiB of pages).
 pub const CLUSTER_SLOTS: usize = 512;
 /// Largest order: a whole cluster.
 pub const MAX_ORDER: u32 = CLUSTER_SLOTS.ilog2();
+/// How many orders there are.
+pub const ORDERS: usize = MAX_ORDER as usize + 1;
 
-const WORDS: usize = CLUSTER_SLOTS / 64;
-
-/// What an allocation asks for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Need {
-    /// 2^order slots at a multiple of that.
-    Aligned(u32),
-    /// This many consecutive slots, 1 to 512, anywhere in a cluster of order 0.
-    Run(usize),
-}
-
-impl Need {
-    pub(super) fn order(self) -> u32 {
-        match self {
-            Need::Aligned(order) => order,
-            Need::Run(_) => 0,
-        }
-    }
-
-    pub(super) fn slots(self) -> usize {
-        match self {
-            Need::Aligned(order) => 1 << order,
-            Need::Run(n) => n,
-        }
-    }
-}
-
-/// The list that a cluster is on. One at a time; changes with the cluster's lock and the area's list lock both held.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// What a cluster is, one thing at a time. Changes with the cluster's lock held; it agrees with the list that the cluster is on
+/// except between isolation and relocation, when the cluster is on none.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub(super) enum ListState {
-    /// Off every list: never used, or taken off by the thread that holds its lock.
+    /// Off every list: never used, or isolated by a thread that searches it.
     None = 0,
     /// No slot in use.
     Free,
@@ -51,126 +26,157 @@ pub(super) enum ListState {
     Frag,
     /// All slots in use.
     Full,
+    /// No slot in use, and the device still holds the bytes of old ones: not to be allocated from until they are punched out.
+    Discard,
 }
 
-/// What a cluster's lock protects.
+/// What a cluster's lock protects. All zeros: never used.
 #[derive(Debug)]
 pub(super) struct Inner {
-    /// One bit per slot, set when in use.
-    map: [u64; WORDS],
-    /// Bits set.
-    pub used: u16,
+    used: Bitmap,
+    /// Used slots whose page is in memory and clean: they hold only a cache mark.
+    cached: Bitmap,
+    /// Bits set in `used`.
+    pub count: u16,
+    /// Bits set in `cached`.
+    pub caches: u16,
     /// Slots in use that this process has freed while a forked child still refers to them.
     pub zombies: u16,
+    /// How many orders the largest aligned free run is below a whole cluster; [`ORDERS`] if no slot is free.
+    below: u8,
     /// The order that the cluster serves, from its first slot until it is empty again.
     pub order: u8,
     pub state: ListState,
+    /// Number of the list that it is on, plus one; 0: none.
+    pub list: u8,
+    /// Its bytes count against the area's budget.
+    pub charged: bool,
 }
+
+pub(super) const EMPTY: Inner = Inner {
+    used: Bitmap::EMPTY,
+    cached: Bitmap::EMPTY,
+    count: 0,
+    caches: 0,
+    zombies: 0,
+    below: 0,
+    order: 0,
+    state: ListState::None,
+    list: 0,
+    charged: false,
+};
 
 /// A cluster. All zeros: never used.
 #[derive(Debug)]
-pub(super) struct Cluster {
-    pub inner: Lock<Inner>,
-    /// Neighbours on the list, as index plus one, 0 for none. Protected by the area's list lock.
-    pub next: AtomicU32,
-    pub prev: AtomicU32,
+pub(super) struct Cluster(pub Lock<Inner, { rank::CLUSTER }>);
+
+impl Default for Cluster {
+    fn default() -> Cluster {
+        Cluster(Lock::new(EMPTY))
+    }
 }
 
-// SAFETY: a free lock, an empty bitmap, ListState::None (0) and links to nothing are all zeros; nothing in it needs dropping.
-unsafe impl Zeroed for Cluster {}
-
-/// The bits of a word at which an aligned run of 2^order slots can begin, order 0 to 5.
-const STARTS: [u64; 6] = [
-    u64::MAX,
-    0x5555_5555_5555_5555,
-    0x1111_1111_1111_1111,
-    0x0101_0101_0101_0101,
-    0x0001_0001_0001_0001,
-    0x0000_0001_0000_0001,
-];
+#[cfg(not(any(feature = "loom", feature = "shuttle")))]
+// SAFETY: a free lock, empty bitmaps, ListState::None (0), false and zero counts are all zeros; nothing in it needs dropping.
+unsafe impl crate::table::Zeroed for Cluster {}
 
 impl Inner {
-    /// Whether allocations of `order` may be tried here.
-    pub(super) fn usable(&self, order: u32) -> bool {
-        let open = matches!(self.state, ListState::None | ListState::Free | ListState::NonFull | ListState::Frag);
-        open && (order == 0 || self.used == 0 || self.order as u32 == order)
+    /// Whether allocations of `order` may be tried here. `any`: also if the cluster serves another order.
+    pub(super) fn usable(&self, order: u32, any: bool) -> bool {
+        self.state <= ListState::Frag && (any || order == 0 || self.count == 0 || self.order as u32 == order)
     }
 
-    /// Takes the lowest slots that satisfy `need` and returns the first, by index in the cluster.
-    pub(super) fn take(&mut self, need: Need) -> Option<usize> {
-        let first = match need {
-            Need::Aligned(order) => self.find_aligned(order),
-            Need::Run(n) => self.find_run(n),
-        }?;
-        if self.used == 0 {
-            self.order = need.order() as u8;
+    /// The order of the largest aligned free run.
+    pub(super) fn best(&self) -> Option<u32> {
+        MAX_ORDER.checked_sub(self.below as u32)
+    }
+
+    /// Takes the first 2^`order` free slots at a multiple of that, from index `from` on or else from the beginning, and returns
+    /// the index of the first.
+    pub(super) fn take(&mut self, order: u32, from: usize) -> Option<usize> {
+        if self.best()? < order {
+            return None;
         }
-        let n = need.slots();
-        for slot in first..first + n {
-            debug_assert!(!self.is_used(slot));
-            self.map[slot / 64] |= 1 << (slot % 64);
+        let first = self.used.find_clear(order, from).or_else(|| self.used.find_clear(order, 0))?;
+        if self.count == 0 {
+            self.order = order as u8;
         }
-        self.used += n as u16;
+        self.occupy(first, 1 << order);
         Some(first)
     }
 
-    fn find_aligned(&self, order: u32) -> Option<usize> {
-        if let Some(starts) = STARTS.get(order as usize) {
-            return self.map.iter().enumerate().find_map(|(i, word)| {
-                let mut free = !word;
-                // Bit b stays when the 2^k bits from b on are all free, for k up to the order.
-                for k in 0..order {
-                    free &= free >> (1 << k);
-                }
-                free &= starts;
-                (free != 0).then(|| i * 64 + free.trailing_zeros() as usize)
-            });
+    /// Marks free slots as in use.
+    pub(super) fn occupy(&mut self, first: usize, n: usize) {
+        debug_assert!(self.used.is_clear(first, n));
+        self.used.set(first, n);
+        self.count += n as u16;
+        // A smaller largest run is found by looking; mostly the first look finds one as large as before.
+        if let Some(best) = self.best() {
+            self.below = self.used.largest_clear(best).map_or(ORDERS as u8, |now| (MAX_ORDER - now) as u8);
         }
-        let words = 1usize << (order - 6);
-        self.map.chunks(words).position(|chunk| chunk.iter().all(|w| *w == 0)).map(|i| i * words * 64)
     }
 
-    fn find_run(&self, n: usize) -> Option<usize> {
-        if n > CLUSTER_SLOTS - self.used as usize {
-            return None;
+    /// Frees `n` slots from index `first` on.
+    pub(super) fn give(&mut self, first: usize, n: usize) {
+        debug_assert!(self.used.count(first, n) == n);
+        if self.caches > 0 {
+            self.caches -= self.cached.count(first, n) as u16;
+            self.cached.clear(first, n);
         }
-        let (mut at, mut run) = (0, 0);
-        while at < CLUSTER_SLOTS {
-            let left = 64 - at % 64;
-            let bits = self.map[at / 64] >> (at % 64);
-            let free = (bits.trailing_zeros() as usize).min(left);
-            run += free;
-            at += free;
-            if run >= n {
-                return Some(at - run);
+        self.used.clear(first, n);
+        self.count -= n as u16;
+        // Only the aligned runs around the freed slots can have grown.
+        let mut order = self.best().map_or(0, |best| best + 1);
+        while order <= MAX_ORDER {
+            let run = 1usize << order;
+            let starts = (first / run * run..first + n).step_by(run);
+            if !starts.into_iter().any(|s| self.used.is_clear(s, run)) {
+                break;
             }
-            if free < left {
-                run = 0;
-                at += (bits >> free).trailing_ones() as usize;
-            }
+            self.below = (MAX_ORDER - order) as u8;
+            order += 1;
         }
-        None
-    }
-
-    /// Marks a free slot as in use, for slots that must never be given out.
-    pub(super) fn block(&mut self, slot: usize) {
-        debug_assert!(!self.is_used(slot));
-        self.map[slot / 64] |= 1 << (slot % 64);
-        self.used += 1;
-    }
-
-    /// Frees a slot. False, and nothing changes, if it is free.
-    pub(super) fn give(&mut self, slot: usize) -> bool {
-        if !self.is_used(slot) {
-            return false;
-        }
-        self.map[slot / 64] &= !(1 << (slot % 64));
-        self.used -= 1;
-        true
     }
 
     pub(super) fn is_used(&self, slot: usize) -> bool {
-        self.map[slot / 64] >> (slot % 64) & 1 == 1
+        self.used.is_set(slot)
+    }
+
+    /// Whether all of the `n` slots from index `first` on are in use.
+    pub(super) fn all_used(&self, first: usize, n: usize) -> bool {
+        self.used.count(first, n) == n
+    }
+
+    pub(super) fn is_cached(&self, slot: usize) -> bool {
+        self.cached.is_set(slot)
+    }
+
+    /// Sets or takes away the cache mark of a slot in use.
+    pub(super) fn mark_cached(&mut self, slot: usize, cached: bool) {
+        if !self.is_used(slot) || self.is_cached(slot) == cached {
+            return;
+        }
+        if cached {
+            self.cached.set(slot, 1);
+            self.caches += 1;
+        } else {
+            self.cached.clear(slot, 1);
+            self.caches -= 1;
+        }
+    }
+
+    /// The first 2^`order` slots at a multiple of that which are all free or hold only a cache mark.
+    pub(super) fn find_reclaimable(&self, order: u32) -> Option<usize> {
+        self.used.without(&self.cached).find_clear(order, 0)
+    }
+
+    /// Whether the counts agree with the maps.
+    pub(super) fn is_consistent(&self) -> bool {
+        self.count as usize == self.used.count(0, CLUSTER_SLOTS)
+            && self.caches as usize == self.cached.count(0, CLUSTER_SLOTS)
+            && self.cached.without(&self.used) == Bitmap::EMPTY
+            && self.best() == self.used.largest_clear(MAX_ORDER)
+            && (self.below as usize == ORDERS) == self.best().is_none()
     }
 }
 
@@ -179,40 +185,34 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn empty() -> Inner {
-        Inner { map: [0; WORDS], used: 0, zombies: 0, order: 0, state: ListState::None }
-    }
-
+    #[cfg(not(any(feature = "loom", feature = "shuttle")))]
     #[test]
     fn small_enough_for_the_metadata_budget() {
-        assert!(size_of::<Cluster>() <= 104, "{} bytes: a fifth of a byte per slot", size_of::<Cluster>());
+        assert!(size_of::<Cluster>() <= 160, "{} bytes: a third of a byte per slot", size_of::<Cluster>());
     }
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
-        fn take_finds_the_lowest_run_or_there_is_none(
-            used in prop::collection::vec(0usize..CLUSTER_SLOTS, 0..60), order in 0u32..=MAX_ORDER,
-        ) {
-            let mut c = empty();
-            for u in used {
-                if !c.is_used(u) {
-                    c.block(u);
+        fn the_largest_run_is_kept_right(ops in prop::collection::vec((0u32..=MAX_ORDER, 0usize..CLUSTER_SLOTS, any::<bool>()), 1..80)) {
+            let mut c = EMPTY;
+            for (order, at, take) in ops {
+                if take {
+                    if let Some(first) = c.take(order, at) {
+                        prop_assert!(first.is_multiple_of(1 << order) && c.all_used(first, 1 << order));
+                    } else {
+                        prop_assert!(c.best().is_none_or(|b| b < order));
+                    }
+                } else {
+                    let n = (1usize << order).min(CLUSTER_SLOTS - at);
+                    c.mark_cached(at, true);
+                    prop_assert_eq!(c.is_cached(at), c.is_used(at));
+                    if c.all_used(at, n) {
+                        c.give(at, n);
+                    }
                 }
+                prop_assert!(c.is_consistent());
             }
-            let n = 1usize << order;
-            let want = (0..CLUSTER_SLOTS).step_by(n).find(|s| (*s..s + n).all(|i| !c.is_used(i)));
-            let before = c.used;
-            prop_assert_eq!(c.find_run(n), (0..=CLUSTER_SLOTS - n).find(|s| (*s..s + n).all(|i| !c.is_used(i))));
-            prop_assert_eq!(c.take(Need::Aligned(order)), want);
-            if let Some(first) = want {
-                prop_assert_eq!(c.used as usize, before as usize + n);
-                prop_assert!((first..first + n).all(|i| c.is_used(i)));
-                for i in first..first + n {
-                    prop_assert!(c.give(i) && !c.give(i));
-                }
-            }
-            prop_assert_eq!(c.used, before);
         }
     }
 }

@@ -1,14 +1,33 @@
 //! Swap slots: areas, clusters, and the entries that name a slot.
+//!
+//! The journey of an allocation: `areas.rs` (which area) > `search.rs` (which cluster) > `policy/` (which of the partly used ones) >
+//! `cluster.rs` and `bitmap.rs` (which slots). A free goes straight to the cluster: `area.rs`.
 
 mod area;
+mod areas;
+mod bitmap;
 mod cluster;
+mod discard;
 mod entry;
+mod error;
 mod lists;
+mod next;
+mod policy;
 mod refs;
+mod search;
+mod swap_cache;
+mod usage;
+mod validate;
 
-pub use area::{Area, Budget};
-pub use cluster::{CLUSTER_SLOTS, MAX_ORDER};
+pub use area::{Area, AreaConfig, Budget, MAX_SLOTS};
+pub use areas::{AreaRef, Areas};
+pub use cluster::{CLUSTER_SLOTS, MAX_ORDER, ORDERS};
 pub use entry::Entry;
+pub use error::SlotError;
+pub use policy::Policy;
+pub use search::SearchStats;
+pub use swap_cache::{NoCache, SwapCache};
+pub use validate::Invalid;
 
 #[cfg(test)]
 mod tests;

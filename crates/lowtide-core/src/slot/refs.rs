@@ -1,12 +1,14 @@
 //! Reference counts of slots that a process shares with its forked children, and the search for slots that the children have
 //! since freed.
 //!
-//! A count that reaches its maximum stays there: the slot is then never freed, which wastes it but cannot give it out twice.
+//! A count that reaches its maximum is reported, and stays there: the slot is then never freed, which wastes it but cannot give it
+//! out twice.
 
 use core::sync::atomic::{AtomicU16, Ordering};
 
 use super::area::Area;
 use super::cluster::CLUSTER_SLOTS;
+use super::error::SlotError;
 
 /// Most clusters with zombies that one allocation looks through.
 const CLUSTERS_PER_SEARCH: usize = 16;
@@ -23,15 +25,17 @@ pub(super) fn drop_one(count: &AtomicU16) -> u16 {
     }
 }
 
-fn add_one(count: &AtomicU16) {
-    let _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_add(1));
-}
-
 impl Area {
     /// Adds a reference to a slot in use, on behalf of a child that is about to be forked. No effect on a private area.
-    pub fn add_reference(&self, slot: u64) {
-        if let Some(count) = self.refs.as_ref().and_then(|r| r.get(slot as usize)) {
-            add_one(count);
+    ///
+    /// # Errors
+    /// `TooManyReferences` when the count has reached its maximum: the slot is safe to use, and stays in use for good.
+    pub fn add_reference(&self, slot: u64) -> Result<(), SlotError> {
+        let Some(refs) = &self.refs else { return Ok(()) };
+        let count = refs.get(slot as usize).ok_or(SlotError::NoSuchSlot)?;
+        match count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_add(1)) {
+            Ok(before) if before < u16::MAX - 1 => Ok(()),
+            _ => Err(SlotError::TooManyReferences),
         }
     }
 
@@ -60,7 +64,7 @@ pub(super) fn reap(area: &Area) -> bool {
     while passed < opened.min(PASSED_PER_SEARCH) && searched < CLUSTERS_PER_SEARCH {
         let i = (start + passed) % opened;
         passed += 1;
-        let mut inner = area.clusters[i].inner.lock();
+        let mut inner = area.clusters[i].0.lock();
         if inner.zombies == 0 {
             continue;
         }
@@ -70,8 +74,8 @@ pub(super) fn reap(area: &Area) -> bool {
             // Slots that are never given out have no references either.
             let real = slot != 0 && slot < refs.len();
             if real && inner.is_used(index) && refs[slot].load(Ordering::Acquire) == 0 {
-                area.give(i, &mut inner, index);
                 inner.zombies -= 1;
+                area.give(i, &mut inner, index, 1);
                 found += 1;
             }
         }

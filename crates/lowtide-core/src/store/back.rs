@@ -1,6 +1,6 @@
 //! Loading pages.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
 use super::word::Word;
 use super::{Entry, Loaded, Page, Scratch, Store, StoreError};
@@ -16,12 +16,13 @@ impl Store {
     /// # Errors
     /// As in [`StoreError`]; `into` then holds garbage.
     pub fn load(&self, e: Entry, into: &mut Page, scratch: &mut Scratch) -> Result<Loaded, StoreError> {
-        let (area, place) = self.place(e).ok_or(StoreError::BadEntry)?;
+        let area = self.areas.get(e.area()).ok_or(StoreError::BadEntry)?;
+        let place = area.word(e.offset()).ok_or(StoreError::BadEntry)?;
         let raw = place.load(Ordering::Acquire);
         match Word::decode(raw) {
             Word::Pool(handle) => self.load_object(e, handle, into, scratch),
             Word::Device(tag) => {
-                self.read(area, e.offset(), core::slice::from_mut(into))?;
+                self.read(&area, e.offset(), core::slice::from_mut(into))?;
                 if area.device.open(e.offset(), tag, into) {
                     Ok(Loaded::Device)
                 } else if place.load(Ordering::Acquire) == raw {
@@ -30,7 +31,7 @@ impl Store {
                     Err(StoreError::BadEntry)
                 }
             }
-            Word::Empty | Word::Bad => return Err(StoreError::BadEntry),
+            Word::Empty | Word::Cached(_) | Word::Bad => return Err(StoreError::BadEntry),
         }
         .and_then(|loaded| if place.load(Ordering::Acquire) == raw { Ok(loaded) } else { Err(StoreError::BadEntry) })
     }
@@ -50,10 +51,10 @@ impl Store {
             let run = self.device_run(&entries[i..n]);
             if run > 1
                 && let Some(area) = self.areas.get(entries[i].area())
-                && self.read(area, entries[i].offset(), &mut into[i..i + run]).is_ok()
+                && self.read(&area, entries[i].offset(), &mut into[i..i + run]).is_ok()
             {
                 for j in i..i + run {
-                    out[j] = match self.opened(entries[j], &mut into[j]) {
+                    out[j] = match opened(&area, entries[j], &mut into[j]) {
                         true => Ok(Loaded::Device),
                         // Either the bytes are wrong, or the page moved or went while it was read: that is found out afresh.
                         false => self.load(entries[j], &mut into[j], scratch),
@@ -74,20 +75,13 @@ impl Store {
     /// How many entries from the first on are consecutive slots of one area whose pages are on its device.
     fn device_run(&self, entries: &[Entry]) -> usize {
         let Some(first) = entries.first() else { return 0 };
+        let Some(area) = self.areas.get(first.area()) else { return 0 };
         let follows = |(i, e): &(usize, &Entry)| {
             e.area() == first.area()
                 && e.offset() == first.offset() + *i as u64
-                && self.place(**e).is_some_and(|(_, w)| matches!(Word::decode(w.load(Ordering::Acquire)), Word::Device(_)))
+                && area.word(e.offset()).is_some_and(|w| matches!(Word::decode(w.load(Ordering::Acquire)), Word::Device(_)))
         };
         entries.iter().enumerate().take_while(follows).count()
-    }
-
-    /// Opens a page that was read from its entry's slot. False: it can't be, or the entry changed meanwhile.
-    fn opened(&self, e: Entry, page: &mut Page) -> bool {
-        let Some((area, place)) = self.place(e) else { return false };
-        let raw = place.load(Ordering::Acquire);
-        let Word::Device(tag) = Word::decode(raw) else { return false };
-        area.device.open(e.offset(), tag, page) && place.load(Ordering::Acquire) == raw
     }
 
     fn load_object(&self, e: Entry, handle: Handle, into: &mut Page, scratch: &mut Scratch) -> Result<Loaded, StoreError> {
@@ -101,18 +95,14 @@ impl Store {
             return Ok(Loaded::Pool);
         }
         // Either the entry was freed and its place in the pool used again, or the pool's memory was overwritten.
-        let now = self.place(e).map(|(_, place)| Word::decode(place.load(Ordering::Acquire)));
-        Err(if now == Some(Word::Pool(handle)) { self.corrupt(e) } else { StoreError::BadEntry })
+        let area = self.areas.get(e.area());
+        let now = area.as_ref().and_then(|a| a.word(e.offset())).map(|place| place.load(Ordering::Acquire));
+        Err(if now == Some(Word::Pool(handle).encode()) { self.corrupt(e) } else { StoreError::BadEntry })
     }
 
     fn corrupt(&self, entry: Entry) -> StoreError {
         self.counters.corrupt.add(1);
         StoreError::Corrupt { entry, offset: entry.offset() * PAGE_SIZE as u64 }
-    }
-
-    fn place(&self, e: Entry) -> Option<(&Area, &AtomicU64)> {
-        let area = self.areas.get(e.area())?;
-        Some((area, area.word(e.offset())?))
     }
 
     fn read(&self, area: &Area, slot: u64, into: &mut [Page]) -> Result<(), StoreError> {
@@ -131,4 +121,12 @@ impl Store {
             }
         }
     }
+}
+
+/// Opens a page that was read from its entry's slot. False: it can't be, or the entry changed meanwhile.
+fn opened(area: &Area, e: Entry, page: &mut Page) -> bool {
+    let Some(place) = area.word(e.offset()) else { return false };
+    let raw = place.load(Ordering::Acquire);
+    let Word::Device(tag) = Word::decode(raw) else { return false };
+    area.device.open(e.offset(), tag, page) && place.load(Ordering::Acquire) == raw
 }

@@ -2,6 +2,8 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use crate::slot::ORDERS;
+
 /// A number that is only ever reported: relaxed, never relied on.
 #[derive(Debug, Default)]
 pub(super) struct Counter(AtomicU64);
@@ -24,6 +26,10 @@ impl Counter {
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub stored_now: Counter,
+    pub cached_now: Counter,
+    pub folios: [Counter; ORDERS],
+    pub folios_split: [Counter; ORDERS],
+    pub stuck_references: Counter,
     pub on_device_now: Counter,
     pub zero_seen: Counter,
     pub same_filled: Counter,

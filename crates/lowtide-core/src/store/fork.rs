@@ -18,7 +18,11 @@ impl Store {
     /// Parent side of a fork, before it, with no other call in flight: adds one reference to every used slot of file areas on
     /// behalf of the child. If the fork then fails, [`Store::fork_undo_references`].
     pub fn fork_add_references(&self) {
-        self.each_shared_page(|area, slot| area.add_reference(slot));
+        self.each_shared_page(|area, slot| {
+            if area.add_reference(slot).is_err() {
+                self.counters.stuck_references.add(1);
+            }
+        });
     }
 
     /// Takes back what [`Store::fork_add_references`] added, for a fork that failed. No other call may have been made between.
@@ -29,22 +33,23 @@ impl Store {
     /// Drops this process's references to slots of swap files that its parents made, so that their owners can use them again: for
     /// a child that is about to exit or to become another program. The pages behind them are gone for this process.
     pub fn release_inherited(&self) {
-        for (id, area) in self.areas.iter().filter(|(_, area)| area.is_inherited()) {
+        for area in self.areas.iter().filter(|area| area.is_inherited()) {
             area.each_word(|slot, word| {
-                if Word::decode(word.load(Ordering::Acquire)).is_page()
-                    && let Some(e) = super::Entry::new(id, slot)
+                if Word::decode(word.load(Ordering::Acquire)).is_reference()
+                    && let Some(e) = super::Entry::new(area.id(), slot)
                 {
-                    self.free(e);
+                    let _ = self.take(e);
+                    self.drop_cached(e);
                 }
             });
         }
     }
 
     fn each_shared_page(&self, mut f: impl FnMut(&Area, u64)) {
-        for (_, area) in self.areas.iter().filter(|(_, area)| area.is_shared()) {
+        for area in self.areas.iter().filter(|area| area.is_shared()) {
             area.each_word(|slot, word| {
-                if Word::decode(word.load(Ordering::Acquire)).is_page() {
-                    f(area, slot);
+                if Word::decode(word.load(Ordering::Acquire)).is_reference() {
+                    f(&area, slot);
                 }
             });
         }
@@ -71,21 +76,24 @@ impl Store {
         unsafe { self.pool.reset_after_fork() };
         self.file.store(RAM_AREA, Ordering::Release);
         let mut result = Ok(());
-        for id in 0..=u8::MAX {
-            let Some(area) = self.areas.get(id) else { continue };
-            // SAFETY: the caller answers.
-            unsafe { area.after_fork() };
-            let Device::File(device) = &area.device else { continue };
-            let fd = device.raw_fd();
-            device.replace(None);
-            let mut pages = 0u64;
-            area.each_word(|_, word| pages += Word::decode(word.load(Ordering::Relaxed)).is_page() as u64);
-            if pages == 0 {
-                // SAFETY: one thread, and `area` is not used below.
-                unsafe { self.areas.remove(id) };
-                continue;
+        // The numbers of descriptors in the parent, which mean nothing here.
+        let mut parents = [-1; 256];
+        for area in self.areas.iter() {
+            if let Device::File(device) = &area.device {
+                parents[area.id() as usize] = device.raw_fd();
+                device.replace(None);
             }
-            match reopen(id, fd) {
+        }
+        let is_empty = |area: &Area| {
+            let mut empty = true;
+            area.each_word(|_, word| empty &= !Word::decode(word.load(Ordering::Relaxed)).is_reference());
+            empty
+        };
+        // SAFETY: the caller answers.
+        unsafe { self.areas.after_fork(&is_empty) };
+        for area in self.areas.iter() {
+            let Device::File(device) = &area.device else { continue };
+            match reopen(area.id(), parents[area.id() as usize]) {
                 Ok(fd) => device.replace(Some(fd)),
                 Err(errno) => result = result.and(Err(StoreError::Io { errno, offset: 0 })),
             }

@@ -8,8 +8,8 @@
 //! The bytes behind an entry never change while it is referred to. Nothing is locked across I/O, and nothing here holds two
 //! locks.
 
-mod areas;
 mod back;
+mod cache;
 mod counters;
 mod fork;
 mod out;
@@ -20,9 +20,8 @@ use core::sync::atomic::{AtomicU8, Ordering};
 
 use crate::device::{Device, FileDevice, NoDevice};
 use crate::pool::Pool;
-use crate::slot::{Area, Budget};
+use crate::slot::{Area, AreaConfig, Areas, Budget};
 use crate::vm::PAGE_SIZE;
-use areas::Areas;
 use counters::Counters;
 use word::Word;
 
@@ -61,9 +60,9 @@ impl Store {
         // Pages that shrink to a sixteenth would fill this; the table takes memory only where it is used.
         let mut slots = (ram.max(cfg.pool_limit) / PAGE_SIZE * 16) as u64;
         loop {
-            match Area::new(slots, Device::None(NoDevice), false, None) {
+            match Area::new(Device::None(NoDevice), AreaConfig { slots, ..AreaConfig::default() }) {
                 Ok(area) => {
-                    store.areas.add(area)?;
+                    store.areas.add(area, false)?;
                     break;
                 }
                 Err(_) if slots > 1 << 16 => slots /= 2,
@@ -81,18 +80,15 @@ impl Store {
         let budget = file.budget.map(|used| Budget { used, limit: file.budget_limit });
         let slots = file.size / PAGE_SIZE as u64;
         let device = Device::File(FileDevice::new(file.fd).map_err(|_| StoreError::NoMemory)?);
-        let area = Area::new(slots, device, true, budget).map_err(|_| StoreError::NoMemory)?;
-        let id = self.areas.add(area)?;
+        let area = Area::new(device, AreaConfig { slots, shared: true, budget, ..AreaConfig::default() })?;
+        let id = self.areas.add(area, true)?;
         self.file.store(id, Ordering::Release);
         Ok(())
     }
 
-    /// This process's own swap file's area, with its number.
-    fn file_area(&self) -> Option<(u8, &Area)> {
-        match self.file.load(Ordering::Acquire) {
-            RAM_AREA => None,
-            id => Some((id, self.areas.get(id)?)),
-        }
+    /// Whether this process has an area with a device of its own.
+    fn has_device(&self) -> bool {
+        self.file.load(Ordering::Acquire) != RAM_AREA
     }
 
     /// Drops one reference to an entry. Freeing an entry that is not in use is counted and has no other effect.
@@ -121,7 +117,7 @@ impl Store {
                 debug_assert!(removed.is_ok(), "a table word named no object");
             }
             Word::Device(_) => self.counters.on_device_now.sub(1),
-            Word::Empty | Word::Bad => {}
+            Word::Empty | Word::Cached(_) | Word::Bad => {}
         }
         self.counters.stored_now.sub(1);
         area.release(e.offset());
@@ -149,7 +145,16 @@ impl Store {
             corrupt: c.corrupt.get(),
             bad_slots: c.bad_slots.get(),
             bad_frees: c.bad_frees.get(),
-            file_bytes: self.file_area().map_or(0, |(_, area)| area.opened_bytes()),
+            file_bytes: self
+                .areas
+                .iter()
+                .filter(|a| a.device.takes_pages() && !a.is_inherited())
+                .map(|a| a.opened_bytes())
+                .sum(),
+            cached_now: c.cached_now.get(),
+            folios: core::array::from_fn(|order| c.folios[order].get()),
+            folios_split: core::array::from_fn(|order| c.folios_split[order].get()),
+            stuck_references: c.stuck_references.get(),
         }
     }
 

@@ -100,7 +100,7 @@ proptest! {
     }
 
     #[test]
-    fn as_a_map_with_a_file(ops in ops(), frames in 0usize..60, slots in 0u64..700, zstd: bool) {
+    fn as_a_map_with_a_file(ops in ops(), frames in 0usize..60, slots in 512u64..1200, zstd: bool) {
         let codec = if zstd { Codec::Zstd(1) } else { Codec::Lz4 };
         let cfg = StoreConfig { pool_limit: frames * 4096, accept_percent: 80, codec, file: file(slots * 4096) };
         run(&Store::new(cfg).unwrap(), ops, true)?;
@@ -157,7 +157,7 @@ fn hammer(s: &Store, t: u64) {
 
 #[test]
 fn a_load_during_a_free_does_no_harm() {
-    let s = store(40 * 4096, file(MIB));
+    let s = store(40 * 4096, file(2 * MIB));
     let current = AtomicU64::new(put_one(&s, text(0)).unwrap().raw());
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {

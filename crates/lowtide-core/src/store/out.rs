@@ -9,11 +9,11 @@ use super::{Entry, Page, RAM_AREA, Scratch, Store, StoreError, Stored};
 use crate::device::{Tag, WriteRun};
 use crate::fill;
 use crate::pool::Handle;
-use crate::slot::Area;
+use crate::slot::{Area, AreaRef, MAX_ORDER};
 use crate::vm::PAGE_SIZE;
 
-/// Most pages that are handled at once: what one write of a device gathers.
-const RUN: usize = 128;
+/// Most pages that are handled at once: the largest folio.
+const RUN: usize = 1 << MAX_ORDER;
 
 /// What becomes of a page before it has a slot.
 #[derive(Clone, Copy)]
@@ -32,16 +32,30 @@ impl Store {
     /// Stores pages that are neighbours; `out[i]` is set for every page. A page that cannot be stored leaves nothing behind. Pages
     /// that do not compress to 7/8 go to the device if there is one, consecutive ones with one write, else raw into the pool.
     /// While the pool is full, all go to the device.
-    pub fn store_run(&self, pages: &[&Page], out: &mut [Result<Stored, StoreError>], scratch: &mut Scratch) {
-        for (pages, out) in pages.chunks(RUN).zip(out.chunks_mut(RUN)) {
+    ///
+    /// `clean[i]`, if there is one, is the entry that [`Store::keep_cached`] kept for page `i`; it is used up.
+    pub fn store_run(
+        &self,
+        pages: &[&Page],
+        clean: &[Option<Entry>],
+        out: &mut [Result<Stored, StoreError>],
+        scratch: &mut Scratch,
+    ) {
+        for (i, (pages, out)) in pages.chunks(RUN).zip(out.chunks_mut(RUN)).enumerate() {
             let n = pages.len().min(out.len());
-            self.store_chunk(&pages[..n], &mut out[..n], scratch);
+            self.store_chunk(&pages[..n], clean.get(i * RUN..).unwrap_or(&[]), &mut out[..n], scratch);
         }
     }
 
-    fn store_chunk(&self, pages: &[&Page], out: Results<'_>, scratch: &mut Scratch) {
+    fn store_chunk(&self, pages: &[&Page], clean: &[Option<Entry>], out: Results<'_>, scratch: &mut Scratch) {
         let mut plans = [Plan::Done; RUN];
         for (i, page) in pages.iter().enumerate() {
+            if let Some(Some(e)) = clean.get(i)
+                && self.store_clean(*e, page)
+            {
+                out[i] = Ok(Stored::Entry(*e));
+                continue;
+            }
             match self.plan(page, scratch) {
                 Ok(plan) => plans[i] = plan,
                 Err(known) => out[i] = known,
@@ -70,7 +84,7 @@ impl Store {
             Some(_) => self.counters.same_filled.add(1),
             None => {}
         }
-        let device = self.file_area().is_some_and(|(_, area)| area.device.takes_pages());
+        let device = self.has_device();
         let otherwise = if device { Ok(Plan::Device) } else { Err(Err(StoreError::Full)) };
         if !self.pool.accepts() {
             return otherwise;
@@ -85,26 +99,41 @@ impl Store {
         kept.map(Plan::Pool).map_or(otherwise, Ok)
     }
 
-    /// Gives slots to pages none of whose plans is done, and finishes them.
+    /// Gives slots to pages none of whose plans is done, and finishes them: folio by folio, each as large as the pages that are
+    /// left allow.
     fn place_run(&self, pages: &[&Page], plans: &[Plan], out: Results<'_>, scratch: &mut Scratch) {
         let mut done = 0;
-        if let Some((id, area)) = self.file_area() {
-            while done < pages.len() {
-                let Some((slot, n)) = area.alloc_run(pages.len() - done) else { break };
-                let part = done..done + n;
-                self.fill_slots((id, area), slot, &pages[part.clone()], &plans[part.clone()], &mut out[part], scratch);
-                done += n;
-            }
+        while self.has_device() && done < pages.len() {
+            let Some((area, slot, n)) = self.alloc_folio(pages.len() - done) else { break };
+            let part = done..done + n;
+            self.fill_slots(&area, slot, &pages[part.clone()], &plans[part.clone()], &mut out[part], scratch);
+            done += n;
         }
         for i in done..pages.len() {
             out[i] = self.keep_in_ram(pages[i], plans[i], StoreError::Full, scratch);
         }
     }
 
+    /// Slots for a folio of at most `pages` pages: the largest power of two, or less where no run of that size is free. Returns
+    /// the area, the first slot and how many.
+    fn alloc_folio(&self, pages: usize) -> Option<(AreaRef<'_>, u64, usize)> {
+        let whole = pages.ilog2().min(MAX_ORDER);
+        for order in (0..=whole).rev() {
+            if let Some((area, slot)) = self.areas.alloc(order, &self.word_cache()) {
+                self.counters.folios[order as usize].add(1);
+                if order < whole {
+                    self.counters.folios_split[whole as usize].add(1);
+                }
+                return Some((area, slot, 1 << order));
+            }
+        }
+        None
+    }
+
     /// Fills consecutive fresh slots of a file.
     fn fill_slots(
         &self,
-        (id, area): (u8, &Area),
+        area: &AreaRef<'_>,
         slot: u64,
         pages: &[&Page],
         plans: &[Plan],
@@ -121,7 +150,7 @@ impl Store {
                 match self.write(area, at, &pages[part.clone()], &mut tags[..n]) {
                     Ok(()) => {
                         for ((i, tag), slot) in part.zip(tags).zip(at..) {
-                            out[i] = self.publish((id, area), slot, Word::Device(tag));
+                            out[i] = self.publish(area, slot, Word::Device(tag));
                         }
                     }
                     Err(error) => {
@@ -133,7 +162,7 @@ impl Store {
                 i += n;
                 continue;
             };
-            out[i] = self.publish((id, area), at, Word::Pool(handle));
+            out[i] = self.publish(area, at, Word::Pool(handle));
             i += 1;
         }
     }
@@ -176,7 +205,7 @@ impl Store {
         let area = self.areas.get(RAM_AREA).ok_or(StoreError::Full);
         let stored = area.and_then(|area| {
             let slot = area.alloc(0).ok_or(StoreError::Full)?;
-            self.publish((RAM_AREA, area), slot, Word::Pool(handle))
+            self.publish(&area, slot, Word::Pool(handle))
         });
         if stored.is_err() {
             let _ = self.pool.remove(handle);
@@ -185,8 +214,8 @@ impl Store {
     }
 
     /// Makes a slot's page known. Fails only for a slot that no entry can name, which areas do not have.
-    fn publish(&self, (id, area): (u8, &Area), slot: u64, word: Word) -> Result<Stored, StoreError> {
-        let entry = Entry::new(id, slot).ok_or(StoreError::Full)?;
+    fn publish(&self, area: &AreaRef<'_>, slot: u64, word: Word) -> Result<Stored, StoreError> {
+        let entry = Entry::new(area.id(), slot).ok_or(StoreError::Full)?;
         let place = area.word(slot).ok_or(StoreError::Full)?;
         debug_assert_eq!(place.load(Ordering::Relaxed), Word::Empty.encode(), "a slot was given out twice");
         // Counted first: a free, which subtracts, may follow at once.

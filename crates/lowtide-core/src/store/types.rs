@@ -6,7 +6,7 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 
 use crate::codec::Codec;
-use crate::slot::Entry;
+use crate::slot::{Entry, ORDERS, SlotError};
 
 /// The bytes of one page.
 pub type Page = [u8; crate::vm::PAGE_SIZE];
@@ -78,6 +78,8 @@ pub enum StoreError {
     BadEntry,
     /// The kernel or the allocator has no memory for lowtide's tables.
     NoMemory,
+    /// An area that can't be.
+    Area(SlotError),
 }
 
 /// Figures of a store.
@@ -117,6 +119,23 @@ pub struct StoreStats {
     pub bad_slots: u64,
     /// Calls of `free` with an entry that was not in use.
     pub bad_frees: u64,
+    /// Slots that hold only the clean copy of a page in memory.
+    pub cached_now: u64,
+    /// Folios that got contiguous slots, by order: order 4 is 16 pages.
+    pub folios: [u64; ORDERS],
+    /// Folios that were split because no run of that order was free.
+    pub folios_split: [u64; ORDERS],
+    /// References to slots that could not be counted: those slots stay in use for good.
+    pub stuck_references: u64,
     /// Bytes of this process's own swap file in use or once used (what it has added to the budget).
     pub file_bytes: u64,
+}
+
+impl From<SlotError> for StoreError {
+    fn from(error: SlotError) -> StoreError {
+        match error {
+            SlotError::NoMemory => StoreError::NoMemory,
+            other => StoreError::Area(other),
+        }
+    }
 }

@@ -1,14 +1,16 @@
 //! The table word of a slot: where the slot's page is for this process. The slot's one word of metadata beside its reference
 //! count.
 //!
-//! Bits 62..64 say what it is; bits 0..61 are the pool's handle (with the object's length) or the tag of the sealed page.
-//! Bit 61 is free.
+//! Bits 62..64 say what it is; bits 0..62 are the pool's handle (with the object's length), or the tag of the sealed page in bits
+//! 0..61 and in bit 61 whether the page is in memory as well.
 
 use crate::device::{TAG_BITS, Tag};
 use crate::pool::Handle;
 
 const KIND: u32 = 62;
-const VALUE: u64 = (1 << TAG_BITS) - 1;
+const VALUE: u64 = (1 << KIND) - 1;
+const CACHED: u64 = 1 << TAG_BITS;
+const TAG: u64 = CACHED - 1;
 const _: () = assert!(TAG_BITS < KIND && Handle::MASK <= VALUE);
 
 /// What a slot's table word says.
@@ -20,6 +22,9 @@ pub(super) enum Word {
     Pool(Handle),
     /// The page is on the area's device, sealed under this tag.
     Device(Tag),
+    /// The page came back from the area's device, where it still is under this tag, and has not changed since, or has not been
+    /// found to have changed: the slot holds only a cache mark, and can be taken back.
+    Cached(Tag),
     /// The device failed to write the slot; nothing is there, and the slot is not given out again.
     Bad,
 }
@@ -29,7 +34,8 @@ impl Word {
         match raw >> KIND {
             0 => Word::Empty,
             1 => Word::Pool(Handle::from_raw(raw & VALUE)),
-            2 => Word::Device(raw & VALUE),
+            2 if raw & CACHED != 0 => Word::Cached(raw & TAG),
+            2 => Word::Device(raw & TAG),
             _ => Word::Bad,
         }
     }
@@ -38,14 +44,20 @@ impl Word {
         match self {
             Word::Empty => 0,
             Word::Pool(handle) => 1 << KIND | handle.raw(),
-            Word::Device(tag) => 2 << KIND | tag & VALUE,
+            Word::Device(tag) => 2 << KIND | tag & TAG,
+            Word::Cached(tag) => 2 << KIND | CACHED | tag & TAG,
             Word::Bad => 3 << KIND,
         }
     }
 
-    /// Whether this process refers to a page in the slot.
+    /// Whether this process refers to a page in the slot that is nowhere else.
     pub(super) fn is_page(self) -> bool {
         matches!(self, Word::Pool(_) | Word::Device(_))
+    }
+
+    /// Whether this process refers to the slot.
+    pub(super) fn is_reference(self) -> bool {
+        self.is_page() || matches!(self, Word::Cached(_))
     }
 }
 
@@ -55,7 +67,7 @@ mod tests {
 
     #[test]
     fn words_and_their_numbers_map_both_ways() {
-        for word in [Word::Empty, Word::Pool(Handle::from_raw(Handle::MASK)), Word::Device(VALUE), Word::Bad] {
+        for word in [Word::Empty, Word::Pool(Handle::from_raw(Handle::MASK)), Word::Device(TAG), Word::Cached(TAG), Word::Bad] {
             assert_eq!(Word::decode(word.encode()), word);
         }
         assert_eq!(Word::Empty.encode(), 0, "a fresh table is empty");

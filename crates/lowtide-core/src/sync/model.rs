@@ -1,15 +1,20 @@
 //! The model checker's lock behind the interface of [`crate::lock::Lock`].
 
+use std::boxed::Box;
 use std::ops::{Deref, DerefMut};
+
+use rustix::io::Errno;
+
+use crate::vm::OnFork;
 
 #[cfg(feature = "loom")]
 use loom::sync::{Mutex, MutexGuard};
 #[cfg(feature = "loom")]
-pub use loom::{hint::spin_loop, sync::atomic};
+pub use loom::{hint::spin_loop, sync::atomic, thread::yield_now as pause};
 #[cfg(all(feature = "shuttle", not(feature = "loom")))]
 use shuttle::sync::{Mutex, MutexGuard};
 #[cfg(all(feature = "shuttle", not(feature = "loom")))]
-pub use shuttle::{hint::spin_loop, sync::atomic};
+pub use shuttle::{hint::spin_loop, sync::atomic, thread::yield_now as pause};
 
 /// As [`crate::lock::Lock`].
 #[derive(Debug, Default)]
@@ -56,5 +61,33 @@ impl<T, const RANK: u8> Deref for Guard<'_, T, RANK> {
 impl<T, const RANK: u8> DerefMut for Guard<'_, T, RANK> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.0
+    }
+}
+
+/// As [`crate::table::Table`], of values that are made one by one.
+#[derive(Debug)]
+pub struct Array<T>(Box<[T]>);
+
+impl<T: Default> Array<T> {
+    /// An array of `len` default values.
+    ///
+    /// # Errors
+    /// None; as [`crate::table::Table::new`] has some.
+    pub fn new(len: usize, _on_fork: OnFork) -> Result<Array<T>, Errno> {
+        Ok(Array((0..len).map(|_| T::default()).collect()))
+    }
+}
+
+impl<T> Array<T> {
+    /// Not counted in a model.
+    pub fn populated_bytes(&self) -> usize {
+        0
+    }
+}
+
+impl<T> Deref for Array<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        &self.0
     }
 }

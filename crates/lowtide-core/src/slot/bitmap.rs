@@ -1,0 +1,137 @@
+//! One bit for each slot of a cluster, and the search for aligned runs of clear ones.
+
+use super::cluster::{CLUSTER_SLOTS, MAX_ORDER};
+
+const WORDS: usize = CLUSTER_SLOTS / 64;
+
+/// The bits of a word at which an aligned run of 2^order can begin, order 0 to 5.
+const STARTS: [u64; 6] = [
+    u64::MAX,
+    0x5555_5555_5555_5555,
+    0x1111_1111_1111_1111,
+    0x0101_0101_0101_0101,
+    0x0001_0001_0001_0001,
+    0x0000_0001_0000_0001,
+];
+
+/// A bit per slot of a cluster. All clear at first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Bitmap([u64; WORDS]);
+
+/// The bits of word `w` that belong to the run of `n` from `first` on.
+fn mask(w: usize, first: usize, n: usize) -> u64 {
+    let (from, to) = (first.max(w * 64), (first + n).min(w * 64 + 64));
+    if from >= to { 0 } else { (u64::MAX >> (64 - (to - from))) << (from % 64) }
+}
+
+impl Bitmap {
+    pub(super) const EMPTY: Bitmap = Bitmap([0; WORDS]);
+
+    pub(super) fn is_set(&self, i: usize) -> bool {
+        self.0[i / 64] >> (i % 64) & 1 == 1
+    }
+
+    /// Sets `n` bits from `first` on.
+    pub(super) fn set(&mut self, first: usize, n: usize) {
+        for w in first / 64..(first + n).div_ceil(64) {
+            self.0[w] |= mask(w, first, n);
+        }
+    }
+
+    /// Clears `n` bits from `first` on.
+    pub(super) fn clear(&mut self, first: usize, n: usize) {
+        for w in first / 64..(first + n).div_ceil(64) {
+            self.0[w] &= !mask(w, first, n);
+        }
+    }
+
+    /// How many of the `n` bits from `first` on are set.
+    pub(super) fn count(&self, first: usize, n: usize) -> usize {
+        (first / 64..(first + n).div_ceil(64)).map(|w| (self.0[w] & mask(w, first, n)).count_ones() as usize).sum()
+    }
+
+    /// The bits that are set here and not in `other`.
+    pub(super) fn without(&self, other: &Bitmap) -> Bitmap {
+        Bitmap(core::array::from_fn(|w| self.0[w] & !other.0[w]))
+    }
+
+    /// The first multiple of 2^`order`, from `from` on, at which 2^`order` bits are clear.
+    pub(super) fn find_clear(&self, order: u32, from: usize) -> Option<usize> {
+        let n = 1usize << order;
+        let from = from.next_multiple_of(n);
+        if from >= CLUSTER_SLOTS {
+            return None;
+        }
+        let Some(starts) = STARTS.get(order as usize) else {
+            let words = n / 64;
+            return (from / 64..WORDS).step_by(words).find(|w| self.0[*w..w + words].iter().all(|x| *x == 0)).map(|w| w * 64);
+        };
+        let mut at_least = u64::MAX << (from % 64);
+        for (w, word) in self.0.iter().enumerate().skip(from / 64) {
+            let free = starts_in(*word, order) & starts & at_least;
+            if free != 0 {
+                return Some(w * 64 + free.trailing_zeros() as usize);
+            }
+            at_least = u64::MAX;
+        }
+        None
+    }
+
+    /// Whether the `n` bits from `first` on are all clear; cheap for aligned powers of two.
+    pub(super) fn is_clear(&self, first: usize, n: usize) -> bool {
+        if n <= 64 && first % 64 + n <= 64 {
+            return self.0[first / 64] & mask(first / 64, first, n) == 0;
+        }
+        (first / 64..(first + n).div_ceil(64)).all(|w| self.0[w] & mask(w, first, n) == 0)
+    }
+
+    /// The order of the largest aligned clear run, if that is at most `most`.
+    pub(super) fn largest_clear(&self, most: u32) -> Option<u32> {
+        (0..=most.min(MAX_ORDER)).rev().find(|order| self.find_clear(*order, 0).is_some())
+    }
+}
+
+/// The bits of a word from which 2^order bits are clear, aligned or not, order 0 to 5.
+fn starts_in(word: u64, order: u32) -> u64 {
+    let mut free = !word;
+    for k in 0..order {
+        free &= free >> (1 << k);
+    }
+    free
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+        #[test]
+        fn agrees_with_an_array_of_bools(
+            set in prop::collection::vec(0usize..CLUSTER_SLOTS, 0..80), order in 0u32..=MAX_ORDER, from in 0usize..CLUSTER_SLOTS, n in 1usize..300,
+        ) {
+            let (mut map, mut plain) = (Bitmap::EMPTY, [false; CLUSTER_SLOTS]);
+            for i in set {
+                map.set(i, 1);
+                plain[i] = true;
+            }
+            let free = |first: usize, n: usize| plain[first..first + n].iter().all(|b| !b);
+            let run = 1usize << order;
+            let want = (0..CLUSTER_SLOTS).step_by(run).find(|s| *s >= from && free(*s, run));
+            prop_assert_eq!(map.find_clear(order, from), want);
+            let largest = (0..=MAX_ORDER).rev().find(|o| (0..CLUSTER_SLOTS).step_by(1 << o).any(|s| free(s, 1 << o)));
+            prop_assert_eq!(map.largest_clear(MAX_ORDER), largest);
+            let n = n.min(CLUSTER_SLOTS - from);
+            prop_assert_eq!(map.is_clear(from, n), free(from, n));
+            prop_assert_eq!(map.count(from, n), plain[from..from + n].iter().filter(|b| **b).count());
+            let before = map;
+            map.set(from, n);
+            prop_assert_eq!(map.count(from, n), n);
+            map.clear(from, n);
+            prop_assert_eq!(map.count(0, CLUSTER_SLOTS), before.count(0, from) + before.count(from + n, CLUSTER_SLOTS - from - n));
+            prop_assert!(map.is_clear(from, n));
+            prop_assert_eq!(before.without(&map).count(0, CLUSTER_SLOTS), before.count(from, n));
+        }
+    }
+}

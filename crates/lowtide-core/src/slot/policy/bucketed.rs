@@ -1,0 +1,122 @@
+//! The frag list is split by how empty a cluster is, and searched from the emptiest bucket on, each bucket as long as it is likely
+//! to pay.
+//!
+//! If the c used slots of a cluster lie at random, one aligned run of 2^o is free with p = C(512 - 2^o, c) / C(512, c), and one of
+//! the G = 512 >> o runs (taken for independent) is with P(o, c) = 1 - (1 - p)^G. A bucket is tried for about 1/P clusters: then one more try costs more
+//! than it brings. What was seen of late corrects P, because slots are not used at random; and a full area tries longer, because
+//! what it does not find there it finds nowhere.
+
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use super::{BUCKETS, Search, Tried, Trier};
+use crate::slot::cluster::{CLUSTER_SLOTS, Inner, ORDERS};
+use crate::slot::lists::ListId;
+
+/// Shares are kept in 65536ths.
+const ONE: u32 = 1 << 16;
+/// Fewest and most clusters of a bucket that one search opens.
+const TRIES: (u32, u32) = (1, 16);
+/// Weight of the latest try in what was seen: 1/16.
+const WEIGHT: u32 = 4;
+
+#[derive(Debug)]
+pub(in crate::slot) struct Bucketed {
+    /// Share of tries that found a run, by order and bucket, of late.
+    seen: [[AtomicU32; BUCKETS]; ORDERS],
+}
+
+/// The bucket of a cluster with that many used slots; bucket 0 holds the emptiest.
+fn bucket(used: usize) -> usize {
+    (used * BUCKETS / (CLUSTER_SLOTS + 1)).min(BUCKETS - 1)
+}
+
+/// P(o, c) in 65536ths.
+fn chance(order: u32, used: usize) -> u32 {
+    let run = 1usize << order;
+    if used + run > CLUSTER_SLOTS {
+        return 0;
+    }
+    let mut p = 1.0f64;
+    for i in 0..run {
+        p *= (CLUSTER_SLOTS - used - i) as f64 / (CLUSTER_SLOTS - i) as f64;
+    }
+    let mut none = 1.0f64;
+    for _ in 0..CLUSTER_SLOTS >> order {
+        none *= 1.0 - p;
+    }
+    ((1.0 - none) * f64::from(ONE)) as u32
+}
+
+impl Bucketed {
+    pub(super) fn new() -> Bucketed {
+        let middle = |b: usize| (2 * b + 1) * CLUSTER_SLOTS / (2 * BUCKETS);
+        let first_guess = |o: usize| core::array::from_fn(|b| AtomicU32::new(chance(o as u32, middle(b))));
+        Bucketed { seen: core::array::from_fn(first_guess) }
+    }
+
+    /// How many clusters of a bucket to open at most.
+    fn tries(&self, order: u32, bucket: usize, used: u64, total: u64) -> usize {
+        let share = self.seen[order as usize][bucket].load(Relaxed).max(1);
+        let worth = (ONE / share).clamp(TRIES.0, TRIES.1);
+        // Twice as many in an area that is nearly full.
+        (worth + worth * (used * 8 / total.max(1)).min(8) as u32 / 8) as usize
+    }
+
+    fn learn(&self, order: u32, bucket: usize, tried: &Tried) {
+        let seen = &self.seen[order as usize][bucket];
+        for i in 1..=tried.opened {
+            let before = seen.load(Relaxed);
+            let latest = if i == tried.opened && tried.slot.is_some() { ONE } else { 0 };
+            // Racing threads may lose one another's lesson. Never so low that it is not tried again.
+            seen.store((before - (before >> WEIGHT) + (latest >> WEIGHT)).max(ONE / 256), Relaxed);
+        }
+    }
+}
+
+impl Search for Bucketed {
+    fn list(&self, inner: &Inner, freed: bool) -> ListId {
+        let order = inner.order.into();
+        if freed { ListId::nonfull(order) } else { ListId::frag(order, bucket(inner.count as usize)) }
+    }
+
+    fn search(&self, order: u32, used: u64, total: u64, trier: &mut dyn Trier) -> Option<u64> {
+        let found = trier.try_list(ListId::nonfull(order), usize::MAX).slot;
+        found.or_else(|| {
+            (0..BUCKETS).find_map(|bucket| {
+                let tried = trier.try_list(ListId::frag(order, bucket), self.tries(order, bucket, used, total));
+                self.learn(order, bucket, &tried);
+                tried.slot
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_chance_of_a_run() {
+        let one_left = chance(0, 511);
+        assert!((41_000..42_000).contains(&one_left), "1 - (511/512)^512: runs are taken for independent; {one_left}");
+        assert_eq!((chance(0, 512), chance(9, 1), chance(9, 0)), (0, 0, ONE));
+        // C(496, 256) / C(512, 256) for each of 32 runs: a little less than 32 / 2^16.
+        let half = chance(4, 256);
+        assert!((20..=30).contains(&half), "{half}");
+        assert!((0..ORDERS as u32).all(|o| (1..=512).all(|c| chance(o, c) <= chance(o, c - 1))), "fuller is never likelier");
+        assert_eq!((bucket(1), bucket(512)), (0, BUCKETS - 1));
+    }
+
+    #[test]
+    fn a_bucket_that_pays_is_tried_less_long() {
+        let b = Bucketed::new();
+        let before = b.tries(4, 5, 0, 100);
+        for _ in 0..200 {
+            b.learn(4, 5, &Tried { slot: Some(1), opened: 1 });
+        }
+        assert!(b.tries(4, 5, 0, 100) == 1 && before > 1);
+        b.learn(4, 5, &Tried { slot: None, opened: 100 });
+        assert_eq!(b.tries(4, 5, 0, 100), 16);
+        assert_eq!(b.tries(4, 5, 100, 100), 32, "longer in a full area");
+    }
+}

@@ -1,0 +1,19 @@
+//! Walk the whole frag list of the order: the kernel's way until 2025.
+
+use super::{Search, Trier, by_latest_change};
+use crate::slot::cluster::Inner;
+use crate::slot::lists::ListId;
+
+#[derive(Debug)]
+pub(in crate::slot) struct ScanAll;
+
+impl Search for ScanAll {
+    fn list(&self, inner: &Inner, freed: bool) -> ListId {
+        by_latest_change(inner, freed)
+    }
+
+    fn search(&self, order: u32, _used: u64, _total: u64, trier: &mut dyn Trier) -> Option<u64> {
+        let found = trier.try_list(ListId::nonfull(order), usize::MAX).slot;
+        found.or_else(|| trier.try_list(ListId::frag(order, 0), usize::MAX).slot)
+    }
+}

@@ -1,0 +1,233 @@
+//! Allocation of slots: the order in which an area's clusters are searched.
+//!
+//! 1. the cluster that this CPU used last for this order; 2. a free cluster; 3. a cluster that was never used, if those that were
+//! are at least half used (so that a file does not grow while it has holes); 4. in an area over half full, one full cluster gives up
+//! its swap cache; 5. partly used clusters that serve the order, as the policy says; 6. any cluster that was never used; 7. clusters
+//! that wait for discard; 8. slots that dead children held; 9. clusters that serve other orders, as the policy says.
+
+use core::sync::atomic::Ordering;
+
+use super::area::Area;
+use super::cluster::{CLUSTER_SLOTS, ListState, MAX_ORDER};
+use super::lists::{self, ListId, LockedInner};
+use super::next::Hint;
+use super::policy::{Search, Tried, Trier};
+use super::refs;
+use super::swap_cache::{NoCache, SwapCache};
+use crate::sync::spin_loop;
+
+/// How often an allocation starts over when other threads had every cluster with room in their hands.
+const ROUNDS: usize = 16;
+
+/// How much searching allocations have done beyond their first try, for experiments.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SearchStats {
+    /// Allocations that this CPU's own cluster could not serve.
+    pub searches: u64,
+    /// Clusters that these opened.
+    pub opened: u64,
+}
+
+/// One allocation under way.
+struct Request<'a> {
+    area: &'a Area,
+    order: u32,
+    hint: Hint<'a>,
+    cache: &'a dyn SwapCache,
+    /// Clusters opened.
+    opened: u64,
+}
+
+impl Area {
+    /// Gives out 2^`order` slots at a multiple of that; each has one reference and the table word 0. `None` when there is no such
+    /// run that the policy finds, or other threads held on to the last ones.
+    pub fn alloc(&self, order: u32) -> Option<u64> {
+        self.alloc_reclaiming(order, &NoCache)
+    }
+
+    /// As [`Area::alloc`]; in an area over half full, slots that hold only a cache mark are taken back on the way.
+    pub fn alloc_reclaiming(&self, order: u32, cache: &dyn SwapCache) -> Option<u64> {
+        for _ in 0..ROUNDS {
+            let mut request = self.request(order, cache)?;
+            if let Some(slot) = request.from_next() {
+                return Some(slot);
+            }
+            let found = request.search();
+            self.next.count(request.opened);
+            if found.is_some() {
+                return found;
+            }
+            drop(request);
+            if order > 0 || self.usage.used() >= self.opened_slots().min(self.slots()) {
+                break;
+            }
+            spin_loop();
+        }
+        None
+    }
+
+    /// As [`Area::alloc`], but only from the cluster that this CPU used last.
+    pub(super) fn alloc_next(&self, order: u32) -> Option<u64> {
+        self.request(order, &NoCache)?.from_next()
+    }
+
+    /// `None` for areas that give out nothing, and orders that don't exist.
+    fn request<'a>(&'a self, order: u32, cache: &'a dyn SwapCache) -> Option<Request<'a>> {
+        let shut = self.inherited.load(Ordering::Relaxed) || self.closed.load(Ordering::SeqCst);
+        let possible = order <= MAX_ORDER && !shut;
+        possible.then(|| Request { area: self, order, hint: self.next.hint(order), cache, opened: 0 })
+    }
+
+    /// Whether 2^`order` aligned free slots exist anywhere: looks at every cluster. The truth that searches are measured against.
+    pub fn has_free_run(&self, order: u32) -> bool {
+        let opened = self.opened.load(Ordering::Acquire) as usize;
+        opened < self.clusters.len() || (0..opened).any(|i| self.clusters[i].0.lock().best().is_some_and(|best| best >= order))
+    }
+
+    /// Figures of all allocations so far.
+    pub fn search_stats(&self) -> SearchStats {
+        let (searches, opened) = self.next.counted();
+        SearchStats { searches, opened }
+    }
+}
+
+impl<'a> Request<'a> {
+    fn from_next(&mut self) -> Option<u64> {
+        let next = self.hint.get();
+        if next == 0 {
+            return None;
+        }
+        // The offset after a cluster's last slot still means that cluster.
+        let i = (next as usize - 1) / CLUSTER_SLOTS;
+        let mut inner = self.area.clusters[i].0.lock();
+        if !inner.usable(self.order, self.area.searcher.mixes()) || inner.count == 0 && !inner.charged {
+            return None;
+        }
+        self.take(i, &mut inner, next as usize - i * CLUSTER_SLOTS)
+    }
+
+    fn search(&mut self) -> Option<u64> {
+        let area = self.area;
+        if let Some(slot) = self.from_free() {
+            return Some(slot);
+        }
+        let half_used = area.usage.used() * 2 >= area.opened_slots();
+        if half_used && let Some(slot) = self.from_unused() {
+            return Some(slot);
+        }
+        if area.is_over_half_full() {
+            area.reclaim_full(1, self.cache);
+        }
+        if let Some(slot) = self.from_partly_used() {
+            return Some(slot);
+        }
+        if !half_used && let Some(slot) = self.from_unused() {
+            return Some(slot);
+        }
+        if area.discard_some(1) > 0
+            && let Some(slot) = self.from_free()
+        {
+            return Some(slot);
+        }
+        if refs::reap(area)
+            && let Some(slot) = self.from_free().or_else(|| self.from_partly_used())
+        {
+            return Some(slot);
+        }
+        area.searcher.steal(self.order, self)
+    }
+
+    fn from_free(&mut self) -> Option<u64> {
+        let area = self.area;
+        let (i, mut inner) = lists::isolate(&area.lists, &area.clusters, ListId::FREE)?;
+        self.opened += 1;
+        if !inner.charged {
+            if !area.charge(i) {
+                lists::relocate(&area.lists, i, &mut inner, ListId::FREE);
+                return None;
+            }
+            inner.charged = true;
+        }
+        self.take(i, &mut inner, 0)
+    }
+
+    fn from_unused(&mut self) -> Option<u64> {
+        while let Some((i, mut inner)) = self.area.open() {
+            self.opened += 1;
+            inner.order = self.order as u8;
+            if let Some(slot) = self.take(i, &mut inner, 0) {
+                return Some(slot);
+            }
+            // The first and the last cluster are never empty, and may have no run of a high order.
+            inner.order = 0;
+            self.area.settle(i, &mut inner, true);
+        }
+        None
+    }
+
+    fn from_partly_used(&mut self) -> Option<u64> {
+        let (used, total) = (self.area.usage.used(), self.area.usage.total());
+        self.area.searcher.search(self.order, used, total, self)
+    }
+
+    /// Takes slots from a locked cluster and puts it where it belongs then.
+    #[inline]
+    fn take(&mut self, i: usize, inner: &mut LockedInner<'_>, from: usize) -> Option<u64> {
+        let first = i * CLUSTER_SLOTS + inner.take(self.order, from)?;
+        let n = 1usize << self.order;
+        if let Some(refs) = &self.area.refs {
+            for count in &refs[first..first + n] {
+                count.store(1, Ordering::Relaxed);
+            }
+        }
+        self.area.usage.add(n as u64);
+        self.area.settle(i, inner, false);
+        self.hint.set((first + n) as u64);
+        Some(first as u64)
+    }
+
+    /// Takes from an isolated cluster; if it has no room, from where its swap cache was; else it goes back to a list.
+    fn take_isolated(&mut self, i: usize, mut inner: LockedInner<'a>) -> Option<u64> {
+        let area = self.area;
+        self.opened += 1;
+        if let Some(slot) = self.take(i, &mut inner, 0) {
+            return Some(slot);
+        }
+        if inner.caches > 0
+            && self.area.is_over_half_full()
+            && let Some(first) = inner.find_reclaimable(self.order)
+        {
+            drop(inner);
+            area.reclaim(i, first, 1 << self.order, self.cache);
+            inner = area.clusters[i].0.lock();
+            // Anything may have happened to it meanwhile.
+            let usable = inner.usable(self.order, self.area.searcher.mixes()) && inner.charged;
+            if usable && let Some(slot) = self.take(i, &mut inner, first) {
+                return Some(slot);
+            }
+            if lists::of(&inner).is_some() || inner.state != ListState::None {
+                return None;
+            }
+        }
+        self.area.settle(i, &mut inner, false);
+        None
+    }
+}
+
+impl Trier for Request<'_> {
+    fn try_list(&mut self, list: ListId, tries: usize) -> Tried {
+        // A cluster that goes back to the tail of the same list is not met again.
+        let tries = tries.min(self.area.lists.lock().len(list));
+        let before = self.opened;
+        let slot = (0..tries).find_map(|_| {
+            let (i, inner) = lists::isolate(&self.area.lists, &self.area.clusters, list)?;
+            self.take_isolated(i, inner)
+        });
+        Tried { slot, opened: (self.opened - before) as usize }
+    }
+
+    fn try_first(&mut self, lists: &mut dyn Iterator<Item = ListId>) -> Option<u64> {
+        let (i, inner) = lists::isolate_one_of(&self.area.lists, &self.area.clusters, lists)?;
+        self.take_isolated(i, inner)
+    }
+}

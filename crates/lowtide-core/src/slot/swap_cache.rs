@@ -1,0 +1,91 @@
+//! Swap cache: slots whose page is in memory and clean. They hold only a cache mark: the page can be evicted again without being
+//! written, and the slot can be had back at any time without I/O. Areas that are over half full take such slots back.
+
+use core::sync::atomic::Ordering;
+
+use super::area::Area;
+use super::cluster::{CLUSTER_SLOTS, ListState};
+use super::lists::{self, ListId, LockedInner};
+
+/// Who owns the pages behind the slots of an area.
+pub trait SwapCache {
+    /// The slot holds only a cache mark, or did a moment ago: gives up the clean copy if it is still that. True: the caller frees
+    /// the slot. Called without any lock held; may take none that is held around calls of [`Area`].
+    fn give_up(&self, area: &Area, slot: u64) -> bool;
+}
+
+/// Nothing is cached.
+#[derive(Debug)]
+pub struct NoCache;
+
+impl SwapCache for NoCache {
+    fn give_up(&self, _area: &Area, _slot: u64) -> bool {
+        false
+    }
+}
+
+impl Area {
+    /// Marks a used slot as holding only a clean copy of a page in memory, or takes the mark away.
+    pub fn mark_cached(&self, slot: u64, cached: bool) {
+        if slot < self.opened_slots() {
+            let (i, index) = (slot as usize / CLUSTER_SLOTS, slot as usize % CLUSTER_SLOTS);
+            self.mark(&mut self.clusters[i].0.lock(), index, cached);
+        }
+    }
+
+    pub(super) fn mark(&self, inner: &mut LockedInner<'_>, index: usize, cached: bool) {
+        let before = inner.caches;
+        inner.mark_cached(index, cached);
+        // Wraps, and so subtracts, when there is one less.
+        self.caches.fetch_add(u64::from(inner.caches).wrapping_sub(before.into()), Ordering::Relaxed);
+    }
+
+    /// Whether slots that count as used could be had all the same: clean copies, or those that a dead child held.
+    pub(super) fn may_be_reclaimed(&self) -> bool {
+        self.caches.load(Ordering::Relaxed) > 0 || self.zombies.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether more than half of the slots are used: then slots that hold only a cache mark are worth more free.
+    pub fn is_over_half_full(&self) -> bool {
+        self.usage.used() > self.usage.total() / 2
+    }
+
+    /// Takes back slots that hold only a cache mark from up to `most` full clusters. For a background worker, when the area
+    /// [`Area::is_over_half_full`]; allocation does it with one cluster at a time. Returns how many slots it freed.
+    pub fn reclaim_full(&self, most: usize, cache: &dyn SwapCache) -> u64 {
+        let full = self.lists.lock().len(ListId::FULL);
+        let mut freed = 0;
+        for _ in 0..most.min(full) {
+            let Some((i, inner)) = lists::isolate(&self.lists, &self.clusters, ListId::FULL) else { break };
+            if inner.caches == 0 {
+                self.settle_after(i, inner);
+                continue;
+            }
+            drop(inner);
+            freed += self.reclaim(i, 0, CLUSTER_SLOTS, cache);
+            self.settle_after(i, self.clusters[i].0.lock());
+        }
+        freed
+    }
+
+    /// Puts an isolated cluster back on a list, if nobody else has meanwhile.
+    fn settle_after(&self, i: usize, mut inner: LockedInner<'_>) {
+        if lists::of(&inner).is_none() && inner.state == ListState::None {
+            self.settle(i, &mut inner, true);
+        }
+    }
+
+    /// Takes back the slots among `n` from index `first` of a cluster that hold only a cache mark. The cluster must not be locked:
+    /// everything about it is to be looked at again afterwards. Returns how many slots it freed.
+    pub(super) fn reclaim(&self, i: usize, first: usize, n: usize, cache: &dyn SwapCache) -> u64 {
+        let mut freed = 0;
+        for index in first..first + n {
+            let slot = (i * CLUSTER_SLOTS + index) as u64;
+            if self.clusters[i].0.lock().is_cached(index) && cache.give_up(self, slot) {
+                self.release(slot);
+                freed += 1;
+            }
+        }
+        freed
+    }
+}
