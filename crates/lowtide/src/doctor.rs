@@ -93,10 +93,8 @@ fn lines(probe: &Probe) -> Vec<Line> {
     let dir = swap_spec::auto_dir();
     match swap_spec::auto_place() {
         Ok(place) => {
-            let how =
-                if place.direct { "past the page cache (O_DIRECT)" } else { "through the page cache (no O_DIRECT there)" };
             let most = size::show(place.free / 2);
-            note("swap file", format!("unnamed, in {}, up to {most}, {how}", place.dir.display()));
+            note("swap file", format!("unnamed, in {}, up to {most}, {}", place.dir.display(), place.how));
         }
         Err(why) => note(
             "swap file",

@@ -113,8 +113,8 @@ pub struct Place {
     pub free: u64,
     /// Its files are in RAM.
     pub in_ram: bool,
-    /// Files there are read and written past the page cache.
-    pub direct: bool,
+    /// How files there are read and written, in words.
+    pub how: String,
 }
 
 impl Place {
@@ -143,8 +143,17 @@ impl Place {
             return Err("its file system is full: free some space, or name another directory".to_owned());
         }
         let in_ram = is_in_ram(&file);
-        let direct = FileDevice::new(file).is_ok_and(|device| device.is_direct());
-        Ok(Place { dir, free, in_ram, direct })
+        let device = FileDevice::new(file).map_err(|error| reason(&error.into()))?;
+        Ok(Place { dir, free, in_ram, how: how(&device) })
+    }
+}
+
+/// How a swap file is read and written, in words.
+pub fn how(device: &FileDevice) -> String {
+    let cache = if device.is_direct() { "O_DIRECT" } else { "through the page cache (no O_DIRECT there)" };
+    match device.has_rings() {
+        Ok(()) => format!("{cache}, io_uring"),
+        Err(errno) => format!("{cache}, pread and pwrite (io_uring: {})", reason(&errno.into())),
     }
 }
 

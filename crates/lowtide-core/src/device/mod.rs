@@ -8,6 +8,7 @@ mod file;
 mod none;
 mod seal;
 mod transfer;
+mod uring;
 
 use rustix::io::Errno;
 
