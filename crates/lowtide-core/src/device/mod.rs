@@ -20,6 +20,7 @@ pub use seal::{TAG_BITS, Tag};
 
 /// A device. Slots are numbered by their offset in the area, in pages. No lock may be held across a call that reads or writes.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant)] // there are few, and one without a file
 pub enum Device {
     /// RAM only.
     None(NoDevice),
