@@ -3,7 +3,7 @@ CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 PYTHON := $(TARGET)/venv/bin/python
 
-.PHONY: build demo test soak overhead table fmt lint clean setup help
+.PHONY: build demo test soak overhead table lab fmt lint clean setup help
 
 build: ## target/release/lowtide: one file, the agent inside
 	$(CARGO) build --release
@@ -22,6 +22,9 @@ overhead: setup build ## what lowtide costs below the limit
 
 table: setup build ## the table of the README
 	$(PYTHON) tests/table.py
+
+lab: build ## the experiments, quickly
+	$(TARGET)/release/lowtide-lab all --quick
 
 fmt: ## checks the formatting
 	$(CARGO) fmt --all --check

@@ -6,6 +6,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use lowtide_core::codec::Codec;
 use lowtide_core::store::{Store, StoreConfig};
+use lowtide_core::vm;
 use lowtide_pager::evict::Evicted;
 use lowtide_pager::line::Line;
 use lowtide_pager::pager::{Host, Pager, Worker};
@@ -285,6 +286,7 @@ impl Keeper {
         }
         let low = pager.budget.low_mark();
         if total <= low {
+            pager.store.maintain();
             return Self::nap((pager.budget.high_mark() - total).min(64 << 20));
         }
         if self.worker.is_none() {
@@ -294,7 +296,8 @@ impl Keeper {
         // This process's part of what is too much; measured again after at most 2 MiB, because new mappings may have appeared.
         let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
         let excess = (total - low) as u128 * u128::from(mine) / u128::from(total.max(1));
-        let batches = (excess as u64 / (512 << 10)).clamp(1, 4);
+        let segment = (pager.staging.segment_frames() * vm::PAGE_SIZE) as u64;
+        let batches = (excess as u64 / segment).clamp(1, (2 << 20) / segment);
         for _ in 0..batches {
             let before = pager.counters().evictions_pages.load(Ordering::Relaxed);
             match pager.evict(worker) {

@@ -2,13 +2,14 @@
 
 use core::sync::atomic::Ordering;
 
+use lowtide_core::slot::Entry;
 use lowtide_core::store::{Page, StoreError, Stored};
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use crate::pagemap::Word;
-use crate::pager::{BATCH, Pager, Worker, add};
-use crate::staging::{SEGMENT_FRAMES, Segment};
+use crate::pager::{Pager, Worker, add};
+use crate::staging::{MAX_SEGMENT_FRAMES, Segment};
 
 /// What a drain came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,19 +35,18 @@ impl Pager {
     /// Stores what is left in the oldest segment, then empties it.
     pub(crate) fn drain(&self, worker: &mut Worker) -> Drained {
         let Some(segment) = self.staging.take_full() else { return Drained::Nothing };
-        let first = self.staging.first(segment);
         let mut full = false;
         loop {
-            let mut frames = [0u32; BATCH];
-            let mut pages = [0usize; BATCH];
+            let mut frames = [0u32; MAX_SEGMENT_FRAMES];
+            let mut pages = [0usize; MAX_SEGMENT_FRAMES];
             let mut n = 0;
             let mut waiting = false;
             {
                 // Under the lock, so that no REMAP comes between looking up the owner and claiming its word.
                 let _lock = self.space.shared();
-                for frame in first..first + SEGMENT_FRAMES as u32 {
+                for frame in self.staging.frames(segment) {
                     let page = self.staging.owner(frame).load(Ordering::Acquire) as usize;
-                    if page == 0 || n == BATCH {
+                    if page == 0 {
                         continue;
                     }
                     match self.map.get(page) {
@@ -59,7 +59,7 @@ impl Pager {
                         Word::Moving(f) if f == frame => waiting = true,
                         Word::Staged(f) if f == frame => waiting = true,
                         // Dropped by the program.
-                        _ => self.staging.left(frame),
+                        _ => self.leave(frame),
                     }
                 }
             }
@@ -78,7 +78,7 @@ impl Pager {
                 }
             }
         }
-        for frame in first..first + SEGMENT_FRAMES as u32 {
+        for frame in self.staging.frames(segment) {
             let page = self.staging.owner(frame).load(Ordering::Acquire) as usize;
             if page != 0 {
                 self.broken(b"a drained frame still has an owner", page, frame);
@@ -91,7 +91,7 @@ impl Pager {
                 (self.host.warn)(b"part of lowtide's staging area could not be registered again; it is not used any more")
             }
         }
-        self.budget.add_pages(-(SEGMENT_FRAMES as isize));
+        self.budget.add_pages(-(self.staging.segment_frames() as isize));
         self.full.store(full, Ordering::Relaxed);
         if full { Drained::Full } else { Drained::Freed }
     }
@@ -104,11 +104,16 @@ impl Pager {
         while at < frames.len() {
             let run = (at + 1..frames.len()).take_while(|&i| pages[i] == pages[i - 1] + 1).count() + 1;
             // SAFETY: the frames are populated and their words say Storing, so their bytes stay until this thread says otherwise.
-            let bytes: [&Page; BATCH] = core::array::from_fn(|i| unsafe {
+            let bytes: [&Page; MAX_SEGMENT_FRAMES] = core::array::from_fn(|i| unsafe {
                 &*(self.staging.addr(frames[(at + i).min(frames.len() - 1)]) as *const Page)
             });
-            let mut results = [const { Err(StoreError::Full) }; BATCH];
-            self.store.store_run(&bytes[..run], &[], &mut results[..run], &mut worker.scratch);
+            // The store uses the clean copies up.
+            let clean: [Option<Entry>; MAX_SEGMENT_FRAMES] = core::array::from_fn(|i| {
+                let frame = frames[at..at + run].get(i)?;
+                Entry::from_raw(self.staging.clean(*frame).swap(0, Ordering::AcqRel))
+            });
+            let mut results = [const { Err(StoreError::Full) }; MAX_SEGMENT_FRAMES];
+            self.store.store_run(&bytes[..run], &clean[..run], &mut results[..run], &mut worker.scratch);
             let c = self.counters();
             for i in 0..run {
                 let frame = frames[at + i];
@@ -122,6 +127,7 @@ impl Pager {
                     Word::Zero => {
                         self.zero_now.fetch_add(1, Ordering::Relaxed);
                     }
+                    Word::Swapped(_) if clean[i].is_some_and(|e| word == Word::Swapped(e.raw())) => add(&c.evictions_clean, 1),
                     Word::Swapped(_) => add(&c.stored_pages, 1),
                     _ => rest = Rest::NoRoom,
                 }
@@ -148,9 +154,8 @@ impl Pager {
 
     /// Takes the pages that are left in a segment back to their places. False: an event waits to be read first.
     fn put_back(&self, segment: Segment) -> bool {
-        let first = self.staging.first(segment);
         let _lock = self.space.shared();
-        for frame in first..first + SEGMENT_FRAMES as u32 {
+        for frame in self.staging.frames(segment) {
             let page = self.staging.owner(frame).load(Ordering::Acquire) as usize;
             if page == 0 || !self.map.swap(page, Word::Staged(frame), Word::Moving(frame)) {
                 continue;
@@ -164,7 +169,7 @@ impl Pager {
             }
             match p.error {
                 None | Some(Errno::EXIST) => {
-                    self.staging.left(frame);
+                    self.leave(frame);
                     self.map.set(page, Word::None);
                     self.uffd().wake(at, PAGE_SIZE);
                 }

@@ -14,7 +14,6 @@ use crate::drain::Drained;
 use crate::pagemap::{BLOCK_PAGES, Word};
 use crate::pager::{Pager, Worker, add};
 use crate::present::Ranges;
-use crate::staging::SEGMENT_FRAMES;
 
 /// What one call of [`Pager::evict`] came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,15 +45,16 @@ impl Pager {
     pub fn evict(&self, worker: &mut Worker) -> Evicted {
         let Some(_operation) = self.enter() else { return Evicted::Later };
         let Some(segment) = self.staging.take_empty() else { return self.drained(worker) };
+        let frames = self.staging.segment_frames();
         let mut filled = 0;
         let mut later = false;
         let mut rounds = 0;
         for _ in 0..SCANS {
-            if filled == SEGMENT_FRAMES || rounds > 1 {
+            if filled == frames || rounds > 1 {
                 break;
             }
             let first = self.staging.first(segment) + filled as u32;
-            match self.detach(first, SEGMENT_FRAMES - filled, worker, &mut rounds) {
+            match self.detach(first, frames - filled, worker, &mut rounds) {
                 Moved::Pages(n) => filled += n,
                 Moved::EventsFirst => {
                     later = true;
@@ -196,11 +196,19 @@ impl Pager {
     /// a word that holds bytes is never taken for stale here.
     fn claim_out(&self, page: usize, frame: u32) -> bool {
         let word = self.map.get(page);
-        if !matches!(word, Word::None | Word::Zero) || !self.map.swap(page, word, Word::Moving(frame)) {
+        let clean = match word {
+            Word::None | Word::Zero => 0,
+            Word::Clean(raw) => raw,
+            _ => return false,
+        };
+        if !self.map.swap(page, word, Word::Moving(frame)) {
             return false;
         }
-        // If the page is not there, then None says the same as Zero.
-        self.forget(word);
+        self.staging.clean(frame).store(clean, Ordering::Release);
+        if word == Word::Zero {
+            // If the page is not there, then None says the same.
+            self.forget(word);
+        }
         true
     }
 
@@ -230,17 +238,36 @@ impl Pager {
             Word::Zero => {
                 self.zero_now.fetch_sub(1, Ordering::Relaxed);
             }
-            Word::Staged(frame) => self.staging.left(frame),
+            Word::Staged(frame) => self.leave(frame),
             Word::Swapped(raw) => {
                 if let Some(entry) = Entry::from_raw(raw) {
                     self.store.free(entry);
+                }
+            }
+            Word::Clean(raw) => {
+                if let Some(entry) = Entry::from_raw(raw) {
+                    self.store.drop_cached(entry);
                 }
             }
             _ => {}
         }
     }
 
-    /// Moves `n` claimed pages into frames; the words of those that stay are None again. Returns the pages moved and why it stopped.
+    /// The page in `frame` is not needed there any more, nor its clean copy.
+    pub(crate) fn leave(&self, frame: u32) {
+        self.forget(self.staging_to_place(frame));
+        self.staging.left(frame);
+    }
+
+    /// What the word of a page says once the page is back in its place from `frame`: Clean, if it was when it left.
+    pub(crate) fn staging_to_place(&self, frame: u32) -> Word {
+        match self.staging.clean(frame).swap(0, Ordering::AcqRel) {
+            0 => Word::None,
+            raw => Word::Clean(raw),
+        }
+    }
+
+    /// Moves `n` claimed pages into frames; the words of those that stay are what they were. Returns the pages moved and why it stopped.
     fn move_out(&self, page: usize, frame: u32, n: usize) -> (usize, Option<Errno>) {
         let (mut moved, mut most) = (0, n);
         let mut error = None;
@@ -273,7 +300,7 @@ impl Pager {
             }
         }
         for i in moved..n {
-            self.map.set(page + i, Word::None);
+            self.map.set(page + i, self.staging_to_place(frame + i as u32));
         }
         (moved, error)
     }

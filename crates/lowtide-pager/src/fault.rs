@@ -40,6 +40,13 @@ impl Pager {
                 word @ (Word::None | Word::Removing | Word::Zero) => self.touch(page, word),
                 Word::Staged(frame) => self.unstage(page, frame),
                 Word::Swapped(_) => self.page_in(page, worker),
+                word @ Word::Clean(_) => {
+                    // Missing although it was never evicted: the program dropped it, which its event says or will say.
+                    if self.map.swap(page, word, Word::None) {
+                        self.forget(word);
+                    }
+                    None
+                }
                 // Another monitor is bringing it in and wakes all who wait for it; it may have been done when it looked, hence
                 // once more from here.
                 Word::Loading(_) | Word::Moving(_) | Word::Storing(_) | Word::Orphan => None,
@@ -140,7 +147,7 @@ impl Pager {
         let _lock = self.space.shared();
         let mut n = 0;
         while n < 16
-            && (frame as usize + n) / crate::staging::SEGMENT_FRAMES == frame as usize / crate::staging::SEGMENT_FRAMES
+            && self.staging.same_segment(frame, frame + n as u32)
             && self.map.swap(page + n, Word::Staged(frame + n as u32), Word::Moving(frame + n as u32))
         {
             n += 1;
@@ -207,14 +214,15 @@ impl Pager {
     }
 
     fn finish_unstage(&self, page: usize, frame: u32) {
+        let word = self.staging_to_place(frame);
         self.staging.left(frame);
-        self.map.set(page, Word::None);
+        self.map.set(page, word);
         self.stamp(page);
     }
 
     /// The page is in memory although its word said that it is staged: what is in memory is newer.
     fn stale_in_staging(&self, page: usize, frame: u32) {
-        self.staging.left(frame);
+        self.leave(frame);
         self.map.set(page, Word::None);
         self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE);
     }
@@ -407,11 +415,17 @@ impl Pager {
 
     /// A claimed page is in memory: its word and its copy in the store go.
     fn loaded(&self, page: usize, raw: u64, freed: &mut u64) {
+        let kept = Entry::from_raw(raw).filter(|e| self.store.keep_cached(*e));
+        let word = kept.map_or(Word::None, |e| Word::Clean(e.raw()));
         // By compare-and-swap: after an mremap there and back two monitors may have claimed the same entry; one of them frees it.
-        if !self.map.swap(page, Word::Loading(raw), Word::None) {
+        if !self.map.swap(page, Word::Loading(raw), word) {
+            self.forget(word);
             return;
         }
         self.stamp(page);
+        if kept.is_some() {
+            return;
+        }
         if raw == 0 {
             self.zero_now.fetch_sub(1, Ordering::Relaxed);
         } else {

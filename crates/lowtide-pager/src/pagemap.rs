@@ -23,15 +23,16 @@ pub const BLOCK_PAGES: usize = 64;
 ///
 /// | from | to | who |
 /// |---|---|---|
-/// | None, Zero | Moving | evict, before the MOVE |
-/// | Moving | Staged, None | evict, after the MOVE |
-/// | Staged | Moving, None | fault (moved back) |
+/// | None, Zero, Clean | Moving | evict, before the MOVE |
+/// | Moving | Staged, None, Clean | evict, after the MOVE |
+/// | Staged | Moving, None, Clean | fault (moved back) |
 /// | Staged, Swapped | None | evict, when it is proven stale (exclusive lock) |
 /// | Staged | Storing | drain |
 /// | Storing | Swapped, Zero, Staged (no room) | drain |
 /// | Swapped | Loading | fault, read-ahead |
-/// | Loading | None, Swapped (not this time) | fault, read-ahead |
-/// | Swapped, Staged, Zero, None | None or Removing | events |
+/// | Loading | None, Clean, Swapped (not this time) | fault, read-ahead |
+/// | Clean | None | fault on a page that is missing all the same |
+/// | Swapped, Staged, Zero, None, Clean | None or Removing | events |
 /// | Storing, Loading | Orphan | events: whoever is at work cleans up |
 /// | Removing | None | fault, which saw the page missing; the end of the call |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +43,8 @@ pub enum Word {
     Removing,
     /// Was evicted while it was all zero.
     Zero,
+    /// In its place, and when it came in it was what the store's swap cache still holds under this raw entry.
+    Clean(u64),
     /// In this staging frame.
     Staged(u32),
     /// On its way into this staging frame.
@@ -69,6 +72,7 @@ impl Word {
             Word::Swapped(e) => 6 | e << 4,
             Word::Loading(e) => 7 | e << 4,
             Word::Orphan => 8,
+            Word::Clean(e) => 9 | e << 4,
         }
     }
 
@@ -84,6 +88,7 @@ impl Word {
             6 => Word::Swapped(arg),
             7 => Word::Loading(arg),
             8 => Word::Orphan,
+            9 => Word::Clean(arg),
             _ => Word::None,
         }
     }

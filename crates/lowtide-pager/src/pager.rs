@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, 
 use alloc::boxed::Box;
 use lowtide_core::codec::Scratch;
 use lowtide_core::lock::{Lock, rank};
+use lowtide_core::slot::ORDERS;
 use lowtide_core::store::{Page, Store};
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
@@ -251,6 +252,10 @@ impl Pager {
         set(&c.device_reads, s.device_read_ios);
         set(&c.device_writes, s.device_write_ios);
         set(&c.device_errors, s.device_errors);
+        for order in 0..ORDERS {
+            set(&c.folios[order], s.folios[order]);
+            set(&c.folios_split[order], s.folios_split[order]);
+        }
     }
 }
 

@@ -6,6 +6,8 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use lowtide_core::slot::ORDERS;
+
 /// First word of a segment.
 pub const MAGIC: u64 = 0x6c6f_7774_6964_6501;
 /// Layout version; the agent refuses another one.
@@ -95,6 +97,9 @@ pub struct Counters {
     pub device_reads: AtomicU64,
     pub device_writes: AtomicU64,
     pub device_errors: AtomicU64,
+    /// Folios that got contiguous slots, by order, and those that were split for want of them.
+    pub folios: [AtomicU64; ORDERS],
+    pub folios_split: [AtomicU64; ORDERS],
     /// Microseconds in which at least one thread waited for a page.
     pub stall_some_us: AtomicU64,
     /// Longest fault service in nanoseconds.
@@ -107,7 +112,7 @@ impl Counters {
 
     /// All counters as a slice of words, in the order of declaration.
     pub fn words(&self) -> &[AtomicU64; Self::WORDS] {
-        // SAFETY: repr(C), and every field is one AtomicU64.
+        // SAFETY: repr(C), and every field is an AtomicU64 or an array of them.
         unsafe { &*(core::ptr::from_ref(self).cast()) }
     }
 

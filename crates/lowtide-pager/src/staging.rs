@@ -2,8 +2,8 @@
 //! fault in the meantime proves that the page is hot and takes it back by a MOVE.
 //!
 //! The area is registered with the same userfaultfd (only registered memory can receive a MOVE; and only then does the kernel
-//! refuse to MOVE while an event waits). It is cut into segments of [`SEGMENT_FRAMES`] frames. A segment is filled by one
-//! thread, queued, later drained by one thread, and emptied in one call.
+//! refuse to MOVE while an event waits). It is cut into segments of as many frames as the largest folio has, or fewer where
+//! RAM is small. A segment is filled by one thread, queued, later drained by one thread, and emptied in one call.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -13,10 +13,12 @@ use rustix::io::Errno;
 
 use crate::uffd::Uffd;
 
-/// Frames in a segment: the size of the largest MOVE, where its cost a page has levelled out.
-pub const SEGMENT_FRAMES: usize = 128;
-/// Bytes in a segment.
-pub const SEGMENT_BYTES: usize = SEGMENT_FRAMES * PAGE_SIZE;
+/// Most frames in a segment: the largest folio.
+pub const MAX_SEGMENT_FRAMES: usize = 512;
+/// Frames in a segment of a small staging area: there the cost of a MOVE has nearly levelled out.
+const SMALL_SEGMENT_FRAMES: usize = 128;
+/// Bytes from which on an area has large segments.
+const LARGE: usize = 16 << 20;
 /// Most segments.
 const MAX_SEGMENTS: usize = 160;
 
@@ -37,7 +39,10 @@ struct Queues {
 pub struct Staging {
     memory: Mapping,
     owners: Mapping,
+    /// By frame, the raw entry under which the swap cache may hold a clean copy of the page; 0: none.
+    cleans: Mapping,
     segments: usize,
+    segment_frames: usize,
     queues: Lock<Queues, { rank::STAGING }>,
     staged: AtomicUsize,
 }
@@ -48,15 +53,19 @@ impl Staging {
     /// # Errors
     /// `NOMEM`.
     pub fn new(target: usize) -> Result<Staging, Errno> {
-        let segments = (target.div_ceil(SEGMENT_BYTES).max(1) + 2).min(MAX_SEGMENTS);
+        let segment_frames = if target < LARGE { SMALL_SEGMENT_FRAMES } else { MAX_SEGMENT_FRAMES };
+        let segment_bytes = segment_frames * PAGE_SIZE;
+        let segments = (target.div_ceil(segment_bytes).max(1) + 2).min(MAX_SEGMENTS);
         let mut empty = [Segment(0); MAX_SEGMENTS];
         for (i, s) in empty.iter_mut().take(segments).enumerate() {
             *s = Segment((segments - 1 - i) as u8);
         }
         Ok(Staging {
-            memory: vm::map(segments * SEGMENT_BYTES, OnFork::Copy)?,
-            owners: vm::map(segments * SEGMENT_FRAMES * 8, OnFork::Copy)?,
+            memory: vm::map(segments * segment_bytes, OnFork::Copy)?,
+            owners: vm::map(segments * segment_frames * 8, OnFork::Copy)?,
+            cleans: vm::map(segments * segment_frames * 8, OnFork::Copy)?,
             segments,
+            segment_frames,
             queues: Lock::new(Queues { empty, empty_len: segments, full: [Segment(0); MAX_SEGMENTS], head: 0, full_len: 0 }),
             staged: AtomicUsize::new(0),
         })
@@ -83,13 +92,37 @@ impl Staging {
 
     /// First frame of a segment.
     pub fn first(&self, segment: Segment) -> u32 {
-        u32::from(segment.0) * SEGMENT_FRAMES as u32
+        u32::from(segment.0) * self.segment_frames as u32
+    }
+
+    /// Frames in a segment.
+    pub fn segment_frames(&self) -> usize {
+        self.segment_frames
+    }
+
+    /// The frames of a segment.
+    pub fn frames(&self, segment: Segment) -> core::ops::Range<u32> {
+        let first = self.first(segment);
+        first..first + self.segment_frames as u32
+    }
+
+    /// Whether two frames are of one segment.
+    pub fn same_segment(&self, a: u32, b: u32) -> bool {
+        a as usize / self.segment_frames == b as usize / self.segment_frames
+    }
+
+    /// The raw entry under which the swap cache may hold a clean copy of the page in `frame`; 0: none. It belongs to whoever may
+    /// change the page's word.
+    pub fn clean(&self, frame: u32) -> &AtomicU64 {
+        debug_assert!((frame as usize) < self.segments * self.segment_frames);
+        // SAFETY: inside the mapping, zero at first, which lives as long as the process.
+        unsafe { &*self.cleans.as_ptr().cast::<AtomicU64>().add(frame as usize) }
     }
 
     /// The page (address / 4096) whose bytes are in `frame`; 0: none. Changed with the shared space lock by the thread that
     /// moves the page, and by REMAP events with the exclusive one.
     pub fn owner(&self, frame: u32) -> &AtomicU64 {
-        debug_assert!((frame as usize) < self.segments * SEGMENT_FRAMES);
+        debug_assert!((frame as usize) < self.segments * self.segment_frames);
         // SAFETY: inside the mapping of owners, zero at first, which lives as long as the process.
         unsafe { &*self.owners.as_ptr().cast::<AtomicU64>().add(frame as usize) }
     }
@@ -155,13 +188,14 @@ impl Staging {
     /// # Errors
     /// Those of registering again: the segment must then never be used.
     pub fn discard(&self, segment: Segment, uffd: &Uffd) -> Result<(), Errno> {
-        let offset = segment.0 as usize * SEGMENT_BYTES;
+        let bytes = self.segment_frames * PAGE_SIZE;
+        let offset = segment.0 as usize * bytes;
         // SAFETY: every frame of the segment has left (the drainer checked each under the space lock), and the segment is in no
         // queue, so that no thread moves pages from or to it.
         unsafe {
-            uffd.unregister(self.memory.addr() + offset, SEGMENT_BYTES)?;
-            self.memory.discard(offset, SEGMENT_BYTES);
-            uffd.register(self.memory.addr() + offset, SEGMENT_BYTES)
+            uffd.unregister(self.memory.addr() + offset, bytes)?;
+            self.memory.discard(offset, bytes);
+            uffd.register(self.memory.addr() + offset, bytes)
         }
     }
 
@@ -181,7 +215,7 @@ mod tests {
 
     #[test]
     fn segments_come_out_in_the_order_they_went_in() {
-        let s = Staging::new(3 * SEGMENT_BYTES).unwrap();
+        let s = Staging::new(3 * SMALL_SEGMENT_FRAMES * PAGE_SIZE).unwrap();
         assert_eq!(s.empty_segments(), 5);
         let (a, b) = (s.take_empty().unwrap(), s.take_empty().unwrap());
         assert_ne!(a, b);

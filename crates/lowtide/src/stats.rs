@@ -33,6 +33,7 @@ pub struct Stats {
     pub pages: Pages,
     pub faults: Faults,
     pub evictions: Evictions,
+    pub folios: Folios,
     pub writeback: Writeback,
     pub fault_latency_us: Latency,
     pub stall_seconds: Stall,
@@ -74,6 +75,15 @@ pub struct Evictions {
     pub direct: u64,
     pub background: u64,
     pub moved_calls: u64,
+}
+
+/// By order: the first number is of single pages, the next of pairs, the last of runs of 512 pages.
+#[derive(Serialize)]
+pub struct Folios {
+    /// Folios that went out whole: to contiguous slots.
+    pub whole: Vec<u64>,
+    /// Folios that were split because no run of slots of their size was free.
+    pub split: Vec<u64>,
 }
 
 #[derive(Serialize)]
@@ -179,6 +189,10 @@ impl Stats {
                 direct: of(&counters.evictions_direct),
                 background: of(&counters.evictions_background),
                 moved_calls: of(&counters.moved_calls),
+            },
+            folios: Folios {
+                whole: counters.folios.iter().map(of).collect(),
+                split: counters.folios_split.iter().map(of).collect(),
             },
             writeback: Writeback {
                 pages: of(&counters.writeback_pages),

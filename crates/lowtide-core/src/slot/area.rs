@@ -5,13 +5,13 @@ use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use super::cluster::{CLUSTER_SLOTS, Cluster};
 use super::error::SlotError;
-use super::lists::{self, ListId, Lists, Locked, LockedInner};
+use super::lists::{ListId, LockedInner, Place, Places};
 use super::next::Next;
 use super::policy::{Policy, Search, Searcher};
 use super::refs;
 use super::usage::Usage;
 use crate::device::Device;
-use crate::sync::{Array, Lock};
+use crate::sync::Array;
 use crate::table::Table;
 use crate::vm::{OnFork, PAGE_SIZE};
 
@@ -62,7 +62,7 @@ pub struct Area {
     /// `None`: every slot in use has one reference.
     pub(super) refs: Option<Table<AtomicU16>>,
     pub(super) clusters: Array<Cluster>,
-    pub(super) lists: Locked,
+    pub(super) places: Places,
     /// Clusters ever used: those below this index. Only grows, under the list lock.
     pub(super) opened: AtomicU32,
     pub(super) next: Next,
@@ -71,10 +71,13 @@ pub struct Area {
     budget: Option<Budget>,
     /// Bytes that this area has added to the budget.
     charged: AtomicU64,
+    /// Counts full clusters.
     pub(super) usage: Usage,
     pub(super) zombies: AtomicU64,
     /// Slots that hold only a cache mark.
     pub(super) caches: AtomicU64,
+    /// Where the next search for full clusters with cache marks begins.
+    pub(super) reclaim_at: AtomicU32,
     /// Where the next search for dead zombies begins.
     pub(super) reap_at: AtomicU32,
     /// The area was made by a parent: nothing is allocated here.
@@ -105,16 +108,17 @@ impl Area {
                 words: Table::new(n, OnFork::Copy)?,
                 refs: if cfg.shared { Some(Table::new(n, OnFork::Share)?) } else { None },
                 clusters: Array::new(clusters, OnFork::Copy)?,
-                lists: Lock::new(Lists::new(clusters)?),
+                places: Places::new(clusters, cfg.policy == Policy::Exact)?,
                 opened: AtomicU32::new(0),
                 next: Next::new(cfg.rotating),
                 searcher: Searcher::new(cfg.policy),
                 discard: cfg.discard,
                 budget: cfg.budget,
                 charged: AtomicU64::new(0),
-                usage: Usage::new(cfg.slots),
+                usage: Usage::new(clusters as u64),
                 zombies: AtomicU64::new(0),
                 caches: AtomicU64::new(0),
+                reclaim_at: AtomicU32::new(0),
                 reap_at: AtomicU32::new(0),
                 inherited: AtomicBool::new(false),
                 closed: AtomicBool::new(false),
@@ -126,13 +130,12 @@ impl Area {
     /// Puts a locked cluster where its count says. `freed`: the latest change was a free.
     #[inline]
     pub(super) fn settle(&self, i: usize, inner: &mut LockedInner<'_>, freed: bool) {
-        let to = match inner.count as usize {
-            0 if self.discard => ListId::DISCARD,
-            0 => ListId::FREE,
-            CLUSTER_SLOTS => ListId::FULL,
-            _ => self.searcher.list(inner, freed),
+        let to = match inner.count {
+            0 if self.discard => Place::List(ListId::DISCARD),
+            0 => Place::List(ListId::FREE),
+            _ => self.searcher.place(inner, freed),
         };
-        lists::relocate(&self.lists, i, inner, to);
+        self.places.relocate(i, inner, to);
     }
 
     /// Slots of cluster `i`.
@@ -164,8 +167,11 @@ impl Area {
 
     /// Opens a cluster that was never used, if size and budget allow, and returns it locked, on no list.
     pub(super) fn open(&self) -> Option<(usize, LockedInner<'_>)> {
+        if self.opened.load(Ordering::Relaxed) as usize == self.clusters.len() {
+            return None;
+        }
         let (i, mut inner) = {
-            let _lists = self.lists.lock();
+            let _lists = self.places.lists.lock();
             let i = self.opened.load(Ordering::Relaxed) as usize;
             let mut inner = self.clusters.get(i)?.0.try_lock()?;
             if !self.charge(i) {
@@ -183,7 +189,7 @@ impl Area {
             inner.occupy(slots, CLUSTER_SLOTS - slots);
         }
         // Slots beyond the end are no slots of the area; slot 0 is one that is always used.
-        self.usage.add((i == 0).into());
+        self.next.add_used((i == 0).into());
         Some((i, inner))
     }
 
@@ -244,11 +250,16 @@ impl Area {
     /// Frees `n` used slots of a locked cluster.
     pub(super) fn give(&self, i: usize, inner: &mut LockedInner<'_>, index: usize, n: usize) {
         if n > 0 {
-            let caches = inner.caches;
+            let (caches, full) = (inner.caches, inner.is_full());
             inner.give(index, n);
-            self.caches.fetch_sub((caches - inner.caches).into(), Ordering::Relaxed);
-            self.usage.sub(n as u64);
+            if caches != inner.caches {
+                self.caches.fetch_sub((caches - inner.caches).into(), Ordering::Relaxed);
+            }
+            self.next.add_used(0u64.wrapping_sub(n as u64));
             self.settle(i, inner, true);
+            if full {
+                self.usage.sub(1);
+            }
         }
     }
 
@@ -281,7 +292,7 @@ impl Area {
 
     /// Used slots, with slot 0 and zombies.
     pub fn used(&self) -> u64 {
-        self.usage.used()
+        self.next.used()
     }
 
     /// Whether this process may not allocate here because a parent made the area.
@@ -292,15 +303,15 @@ impl Area {
     /// Bytes of memory that the area's tables take.
     pub fn table_bytes(&self) -> usize {
         let refs = self.refs.as_ref().map_or(0, Table::populated_bytes);
-        let links = self.lists.lock().table_bytes();
-        self.words.populated_bytes() + refs + self.clusters.populated_bytes() + links + self.next.table_bytes()
+        let places = self.places.table_bytes();
+        self.words.populated_bytes() + refs + self.clusters.populated_bytes() + places + self.next.table_bytes()
     }
 
     /// How often the locks of all clusters, and the lock of the lists, were taken. For experiments: takes each of them.
     pub fn lock_acquisitions(&self) -> (u64, u64) {
         let opened = self.opened.load(Ordering::Acquire) as usize;
         let clusters = (0..opened).map(|i| u64::from(self.clusters[i].0.acquisitions())).sum();
-        (clusters, self.lists.acquisitions().into())
+        (clusters, self.places.lists.acquisitions().into())
     }
 
     /// Child side of a fork: an area with shared slots becomes inherited; a private one stays what it is, as a copy.
@@ -310,7 +321,7 @@ impl Area {
     pub unsafe fn after_fork(&self) {
         // SAFETY: the caller answers.
         unsafe {
-            self.lists.reset_after_fork();
+            self.places.lists.reset_after_fork();
             self.next.reset_after_fork();
         }
         if self.refs.is_some() {

@@ -47,8 +47,8 @@ pub(super) struct Inner {
     /// The order that the cluster serves, from its first slot until it is empty again.
     pub order: u8,
     pub state: ListState,
-    /// Number of the list that it is on, plus one; 0: none.
-    pub list: u8,
+    /// Number of the place where it is (`lists.rs`); 0: none.
+    pub place: u8,
     /// Its bytes count against the area's budget.
     pub charged: bool,
 }
@@ -62,7 +62,7 @@ pub(super) const EMPTY: Inner = Inner {
     below: 0,
     order: 0,
     state: ListState::None,
-    list: 0,
+    place: 0,
     charged: false,
 };
 
@@ -136,6 +136,11 @@ impl Inner {
             self.below = (MAX_ORDER - order) as u8;
             order += 1;
         }
+    }
+
+    /// Whether all slots are in use.
+    pub(super) fn is_full(&self) -> bool {
+        self.count as usize == CLUSTER_SLOTS
     }
 
     pub(super) fn is_used(&self, slot: usize) -> bool {

@@ -3,12 +3,12 @@
 
 use super::area::Area;
 use super::cluster::{CLUSTER_SLOTS, ListState};
-use super::lists::{self, ListId};
+use super::lists::{ListId, Place};
 
 impl Area {
     /// Whether clusters wait to be punched out.
     pub fn has_discards(&self) -> bool {
-        self.discard && self.lists.lock().len(ListId::DISCARD) > 0
+        self.discard && self.places.len(ListId::DISCARD) > 0
     }
 
     /// Punches out up to `most` of the clusters that wait for it; each can be given out again afterwards, also where the device
@@ -21,7 +21,7 @@ impl Area {
         if !self.discard {
             return false;
         }
-        let Some((i, mut inner)) = lists::isolate(&self.lists, &self.clusters, ListId::DISCARD) else { return false };
+        let Some((i, mut inner)) = self.places.isolate(&self.clusters, ListId::DISCARD) else { return false };
         // On no list, and not usable: nobody else changes it while the device works.
         inner.state = ListState::Discard;
         drop(inner);
@@ -31,7 +31,7 @@ impl Area {
             self.uncharge(i);
             inner.charged = false;
         }
-        lists::relocate(&self.lists, i, &mut inner, ListId::FREE);
+        self.places.relocate(i, &mut inner, Place::List(ListId::FREE));
         true
     }
 }

@@ -1,12 +1,16 @@
-//! The lists of an area's clusters, linked by index. The lock around [`Lists`] protects the lists and nothing else; a thread waits
-//! for it with a cluster's lock held, never the other way round: with the lists locked, clusters are only tried.
+//! Where an area's clusters are: on lists, linked by number, or in the index of those that are partly used. The lock around [`Lists`]
+//! protects the lists and nothing else; a thread waits for it with a cluster's lock held, never the other way round: with the
+//! lists locked, clusters are only tried.
 //!
 //! Isolation and relocation are those of the kernel's swap allocator since its locks were reworked (Kairui Song's series
 //! "mm, swap: rework of swap allocator locks", 2024).
 
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
 use rustix::io::Errno;
 
 use super::cluster::{Cluster, Inner, ListState, ORDERS};
+use super::index::{Index, Level};
 use super::policy::BUCKETS;
 use crate::lock::rank;
 use crate::sync::{Array, Guard, Lock};
@@ -50,8 +54,6 @@ impl ListId {
     }
 }
 
-const _: () = assert!(COUNT <= 128, "the lists that hold something are one word of 128 bits");
-
 /// Neighbours on a list, as index of a cluster plus one; 0: none.
 #[derive(Debug, Default)]
 struct Link {
@@ -66,40 +68,73 @@ unsafe impl Zeroed for Link {}
 struct Ends {
     head: u32,
     tail: u32,
-    len: u32,
 }
 
 /// The lists, and which cluster comes after which.
 #[derive(Debug)]
 pub(super) struct Lists {
     ends: [Ends; COUNT],
-    /// One bit for each list that holds something.
-    some: u128,
     links: Table<Link>,
 }
 
-pub(super) type Locked = Lock<Lists, { rank::LISTS }>;
-pub(super) type LockedInner<'a> = Guard<'a, Inner, { rank::CLUSTER }>;
+/// A place where a cluster can be: on a list, or in the index.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Place {
+    List(ListId),
+    Index(Level),
+}
 
-impl Lists {
-    pub(super) fn new(clusters: usize) -> Result<Lists, Errno> {
-        Ok(Lists { ends: [Ends::default(); COUNT], some: 0, links: Table::new(clusters, OnFork::Copy)? })
+impl Place {
+    /// As a cluster remembers it; never 0.
+    fn number(self) -> u8 {
+        match self {
+            Place::List(list) => list.0 + 1,
+            Place::Index(level) => INDEXED + level.number(),
+        }
     }
 
-    /// How many clusters are on a list.
-    pub(super) fn len(&self, list: ListId) -> usize {
-        self.ends[list.0 as usize].len as usize
+    fn from_number(n: u8) -> Option<Place> {
+        match n {
+            0 => None,
+            n if n < INDEXED => Some(Place::List(ListId(n - 1))),
+            n => Some(Place::Index(Level::from_number(n - INDEXED))),
+        }
+    }
+
+    /// The state of the clusters there.
+    pub(super) fn state(self) -> ListState {
+        match self {
+            Place::List(list) => list.state(),
+            Place::Index(Level::FULL) => ListState::Full,
+            Place::Index(_) => ListState::Frag,
+        }
+    }
+}
+
+const INDEXED: u8 = 200;
+const _: () = assert!(COUNT < INDEXED as usize && INDEXED as usize + Level::COUNT <= 256);
+
+pub(super) type LockedInner<'a> = Guard<'a, Inner, { rank::CLUSTER }>;
+
+/// Where an area's clusters are.
+#[derive(Debug)]
+pub(super) struct Places {
+    pub lists: Lock<Lists, { rank::LISTS }>,
+    /// How many clusters are on each list, to be asked without the lock.
+    lens: [AtomicU32; COUNT],
+    /// Only with the policy that uses it.
+    pub index: Option<Index>,
+}
+
+impl Lists {
+    fn new(clusters: usize) -> Result<Lists, Errno> {
+        Ok(Lists { ends: [Ends::default(); COUNT], links: Table::new(clusters, OnFork::Copy)? })
     }
 
     /// The clusters on a list, in order.
     pub(super) fn iter(&self, list: ListId) -> impl Iterator<Item = usize> {
         let next = |at: u32| (at as usize).checked_sub(1);
         core::iter::successors(next(self.ends[list.0 as usize].head), move |i| next(self.links[*i].next))
-    }
-
-    /// Bytes of memory that the links take.
-    pub(super) fn table_bytes(&self) -> usize {
-        self.links.populated_bytes()
     }
 
     fn push(&mut self, list: ListId, i: usize) {
@@ -111,8 +146,6 @@ impl Lists {
             tail => self.links[tail as usize - 1].next = me,
         }
         ends.tail = me;
-        ends.len += 1;
-        self.some |= 1 << list.0;
     }
 
     fn unlink(&mut self, list: ListId, i: usize) {
@@ -126,65 +159,105 @@ impl Lists {
             0 => ends.tail = prev,
             n => self.links[n as usize - 1].prev = prev,
         }
-        ends.len -= 1;
-        if ends.len == 0 {
-            self.some &= !(1 << list.0);
+    }
+}
+
+impl Places {
+    /// For that many clusters, none of which is anywhere yet.
+    pub(super) fn new(clusters: usize, indexed: bool) -> Result<Places, Errno> {
+        Ok(Places {
+            lists: Lock::new(Lists::new(clusters)?),
+            lens: [const { AtomicU32::new(0) }; COUNT],
+            index: if indexed { Some(Index::new(clusters)?) } else { None },
+        })
+    }
+
+    /// How many clusters are on a list, as of a moment ago.
+    #[inline]
+    pub(super) fn len(&self, list: ListId) -> usize {
+        self.lens[list.0 as usize].load(Relaxed) as usize
+    }
+
+    /// Takes the first cluster of a list whose lock is free off the list and returns it locked: nobody else can walk onto it.
+    pub(super) fn isolate<'a>(&self, clusters: &'a Array<Cluster>, list: ListId) -> Option<(usize, LockedInner<'a>)> {
+        self.isolate_one_of(clusters, core::iter::once(list))
+    }
+
+    /// As [`Places::isolate`], from the first list of several, in their order, that has such a cluster.
+    pub(super) fn isolate_one_of<'a>(
+        &self,
+        clusters: &'a Array<Cluster>,
+        wanted: impl Iterator<Item = ListId>,
+    ) -> Option<(usize, LockedInner<'a>)> {
+        for list in wanted.filter(|list| self.len(*list) > 0) {
+            let mut lists = self.lists.lock();
+            let found = lists.iter(list).find_map(|i| clusters[i].0.try_lock().map(|inner| (i, inner)));
+            if let Some((i, mut inner)) = found {
+                self.leave(Some(&mut lists), i, &mut inner);
+                inner.state = ListState::None;
+                return Some((i, inner));
+            }
+        }
+        None
+    }
+
+    /// Puts a locked cluster somewhere (on a list: to its tail), from wherever it is; leaves it where it is if it is there already.
+    #[inline]
+    pub(super) fn relocate(&self, i: usize, inner: &mut Inner, to: Place) {
+        if inner.place != to.number() {
+            self.relocate_elsewhere(i, inner, to);
         }
     }
-}
 
-/// Takes the first cluster of a list whose lock is free off the list and returns it locked: nobody else can walk onto it.
-pub(super) fn isolate<'a>(lists: &Locked, clusters: &'a Array<Cluster>, list: ListId) -> Option<(usize, LockedInner<'a>)> {
-    isolate_one_of(lists, clusters, core::iter::once(list))
-}
-
-/// As [`isolate`], from the first list of several, in their order, that has such a cluster; the lists stay locked meanwhile.
-pub(super) fn isolate_one_of<'a>(
-    lists: &Locked,
-    clusters: &'a Array<Cluster>,
-    wanted: impl Iterator<Item = ListId>,
-) -> Option<(usize, LockedInner<'a>)> {
-    let mut lists = lists.lock();
-    if lists.some == 0 {
-        return None;
-    }
-    for list in wanted {
-        if lists.some >> list.0 & 1 == 0 {
-            continue;
+    fn relocate_elsewhere(&self, i: usize, inner: &mut Inner, to: Place) {
+        match to {
+            Place::List(list) => {
+                let mut lists = self.lists.lock();
+                self.leave(Some(&mut lists), i, inner);
+                lists.push(list, i);
+                self.lens[list.0 as usize].fetch_add(1, Relaxed);
+            }
+            Place::Index(level) => {
+                self.leave(None, i, inner);
+                if let Some(index) = &self.index {
+                    index.add(level, i);
+                }
+            }
         }
-        let found = lists.iter(list).find_map(|i| clusters[i].0.try_lock().map(|inner| (i, inner)));
-        if let Some((i, mut inner)) = found {
-            debug_assert!(inner.list == list.0 + 1 && inner.state == list.state(), "state and list disagree");
-            lists.unlink(list, i);
-            inner.state = ListState::None;
-            inner.list = 0;
-            return Some((i, inner));
+        inner.place = to.number();
+        inner.state = to.state();
+    }
+
+    /// Takes a locked cluster from where it is, if it is anywhere. `lists`: those of this, if they are locked already.
+    fn leave(&self, lists: Option<&mut Lists>, i: usize, inner: &mut Inner) {
+        let from = of(inner);
+        debug_assert!(from.is_none_or(|place| place.state() == inner.state), "state and list disagree");
+        match (from, lists) {
+            (Some(Place::List(list)), Some(lists)) => {
+                lists.unlink(list, i);
+                self.lens[list.0 as usize].fetch_sub(1, Relaxed);
+            }
+            (Some(Place::List(list)), None) => {
+                self.lists.lock().unlink(list, i);
+                self.lens[list.0 as usize].fetch_sub(1, Relaxed);
+            }
+            (Some(Place::Index(level)), _) => {
+                if let Some(index) = &self.index {
+                    index.remove(level, i);
+                }
+            }
+            (None, _) => {}
         }
+        inner.place = 0;
     }
-    None
-}
 
-/// Puts a locked cluster to the tail of a list, from whichever list it is on; leaves it where it is if it is there already.
-pub(super) fn relocate(lists: &Locked, i: usize, inner: &mut Inner, to: ListId) {
-    if inner.list == to.0 + 1 {
-        return;
-    }
-    let mut lists = lists.lock();
-    unlink_locked(&mut lists, i, inner);
-    lists.push(to, i);
-    inner.list = to.0 + 1;
-    inner.state = to.state();
-}
-
-fn unlink_locked(lists: &mut Lists, i: usize, inner: &mut Inner) {
-    if let Some(from) = inner.list.checked_sub(1) {
-        debug_assert!(inner.state == ListId(from).state(), "state and list disagree");
-        lists.unlink(ListId(from), i);
-        inner.list = 0;
+    /// Bytes of memory that the links and the index take.
+    pub(super) fn table_bytes(&self) -> usize {
+        self.lists.lock().links.populated_bytes() + self.index.as_ref().map_or(0, Index::table_bytes)
     }
 }
 
-/// The list that a locked cluster says it is on.
-pub(super) fn of(inner: &Inner) -> Option<ListId> {
-    inner.list.checked_sub(1).map(ListId)
+/// Where a locked cluster says it is.
+pub(super) fn of(inner: &Inner) -> Option<Place> {
+    Place::from_number(inner.place)
 }

@@ -10,6 +10,7 @@ mod cluster;
 mod discard;
 mod entry;
 mod error;
+mod index;
 mod lists;
 mod next;
 mod policy;

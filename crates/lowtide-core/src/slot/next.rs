@@ -15,6 +15,8 @@ use crate::sync::{Guard, Lock};
 struct Cpu {
     /// Offset of a slot of the cluster used last, by order; 0: none. Only a hint: wrong is slow, never harmful.
     next: [AtomicU64; ORDERS],
+    /// Slots taken less slots freed by this CPU; wraps.
+    used: AtomicU64,
     searches: AtomicU64,
     opened: AtomicU64,
 }
@@ -47,6 +49,17 @@ impl Next {
             None => Hint::Cpu(&self.cpus[percpu::current()].next[order as usize]),
             Some(shared) => Hint::Area(shared.lock(), order as usize),
         }
+    }
+
+    /// Adds to the number of used slots: each CPU counts for itself, so that counting costs no cache line that others write.
+    #[inline]
+    pub(super) fn add_used(&self, n: u64) {
+        self.cpus[percpu::current()].used.fetch_add(n, Relaxed);
+    }
+
+    /// The number of used slots, exact while nobody allocates or frees.
+    pub(super) fn used(&self) -> u64 {
+        self.cpus.iter().fold(0, |n: u64, cpu| n.wrapping_add(cpu.used.load(Relaxed)))
     }
 
     /// Counts one search beyond the first try, and the clusters that it opened. Figures for the lab; racing threads of one CPU may

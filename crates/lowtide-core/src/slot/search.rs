@@ -9,7 +9,8 @@ use core::sync::atomic::Ordering;
 
 use super::area::Area;
 use super::cluster::{CLUSTER_SLOTS, ListState, MAX_ORDER};
-use super::lists::{self, ListId, LockedInner};
+use super::index::Level;
+use super::lists::{self, ListId, LockedInner, Place};
 use super::next::Hint;
 use super::policy::{Search, Tried, Trier};
 use super::refs;
@@ -58,7 +59,7 @@ impl Area {
                 return found;
             }
             drop(request);
-            if order > 0 || self.usage.used() >= self.opened_slots().min(self.slots()) {
+            if order > 0 || self.used() >= self.opened_slots().min(self.slots()) {
                 break;
             }
             spin_loop();
@@ -108,14 +109,23 @@ impl<'a> Request<'a> {
 
     fn search(&mut self) -> Option<u64> {
         let area = self.area;
+        let over_half = area.is_over_half_full();
+        // Free clusters are for large folios, once they are scarce; a policy that can't tell where a run is would look for one here
+        // each time.
+        if over_half
+            && area.searcher.mixes()
+            && let Some(slot) = self.from_partly_used()
+        {
+            return Some(slot);
+        }
         if let Some(slot) = self.from_free() {
             return Some(slot);
         }
-        let half_used = area.usage.used() * 2 >= area.opened_slots();
+        let half_used = area.used() * 2 >= area.opened_slots();
         if half_used && let Some(slot) = self.from_unused() {
             return Some(slot);
         }
-        if area.is_over_half_full() {
+        if over_half {
             area.reclaim_full(1, self.cache);
         }
         if let Some(slot) = self.from_partly_used() {
@@ -139,11 +149,11 @@ impl<'a> Request<'a> {
 
     fn from_free(&mut self) -> Option<u64> {
         let area = self.area;
-        let (i, mut inner) = lists::isolate(&area.lists, &area.clusters, ListId::FREE)?;
+        let (i, mut inner) = area.places.isolate(&area.clusters, ListId::FREE)?;
         self.opened += 1;
         if !inner.charged {
             if !area.charge(i) {
-                lists::relocate(&area.lists, i, &mut inner, ListId::FREE);
+                area.places.relocate(i, &mut inner, Place::List(ListId::FREE));
                 return None;
             }
             inner.charged = true;
@@ -166,7 +176,7 @@ impl<'a> Request<'a> {
     }
 
     fn from_partly_used(&mut self) -> Option<u64> {
-        let (used, total) = (self.area.usage.used(), self.area.usage.total());
+        let (used, total) = (self.area.used(), self.area.slots());
         self.area.searcher.search(self.order, used, total, self)
     }
 
@@ -180,8 +190,11 @@ impl<'a> Request<'a> {
                 count.store(1, Ordering::Relaxed);
             }
         }
-        self.area.usage.add(n as u64);
+        self.area.next.add_used(n as u64);
         self.area.settle(i, inner, false);
+        if inner.is_full() {
+            self.area.usage.add(1);
+        }
         self.hint.set((first + n) as u64);
         Some(first as u64)
     }
@@ -217,17 +230,31 @@ impl<'a> Request<'a> {
 impl Trier for Request<'_> {
     fn try_list(&mut self, list: ListId, tries: usize) -> Tried {
         // A cluster that goes back to the tail of the same list is not met again.
-        let tries = tries.min(self.area.lists.lock().len(list));
+        let tries = tries.min(self.area.places.len(list));
         let before = self.opened;
         let slot = (0..tries).find_map(|_| {
-            let (i, inner) = lists::isolate(&self.area.lists, &self.area.clusters, list)?;
+            let (i, inner) = self.area.places.isolate(&self.area.clusters, list)?;
             self.take_isolated(i, inner)
         });
         Tried { slot, opened: (self.opened - before) as usize }
     }
 
     fn try_first(&mut self, lists: &mut dyn Iterator<Item = ListId>) -> Option<u64> {
-        let (i, inner) = lists::isolate_one_of(&self.area.lists, &self.area.clusters, lists)?;
+        let (i, inner) = self.area.places.isolate_one_of(&self.area.clusters, lists)?;
         self.take_isolated(i, inner)
+    }
+
+    fn try_level(&mut self, level: Level) -> Option<u64> {
+        let area = self.area;
+        let index = area.places.index.as_ref()?;
+        // On from where this CPU was last: CPUs keep apart, and what is written together lies together.
+        let start = self.hint.get() as usize / CLUSTER_SLOTS;
+        let ahead = core::iter::successors(index.find(level, start), |i| index.find(level, i + 1));
+        let behind = core::iter::successors(index.find(level, 0), |i| index.find(level, i + 1)).take_while(|i| *i < start);
+        ahead.chain(behind).find_map(|i| {
+            let mut inner = area.clusters[i].0.try_lock()?;
+            self.opened += 1;
+            self.take(i, &mut inner, 0)
+        })
     }
 }

@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 
 use super::area::Area;
 use super::cluster::{CLUSTER_SLOTS, ListState};
+use super::index::Level;
 use super::lists::{self, ListId, LockedInner};
 
 /// Who owns the pages behind the slots of an area.
@@ -27,7 +28,8 @@ impl SwapCache for NoCache {
 impl Area {
     /// Marks a used slot as holding only a clean copy of a page in memory, or takes the mark away.
     pub fn mark_cached(&self, slot: u64, cached: bool) {
-        if slot < self.opened_slots() {
+        // In a forked child the clusters of its parent's areas are an old copy.
+        if slot < self.opened_slots() && !self.is_inherited() {
             let (i, index) = (slot as usize / CLUSTER_SLOTS, slot as usize % CLUSTER_SLOTS);
             self.mark(&mut self.clusters[i].0.lock(), index, cached);
         }
@@ -47,25 +49,56 @@ impl Area {
 
     /// Whether more than half of the slots are used: then slots that hold only a cache mark are worth more free.
     pub fn is_over_half_full(&self) -> bool {
-        self.usage.used() > self.usage.total() / 2
+        self.used() > self.slots() / 2
     }
 
     /// Takes back slots that hold only a cache mark from up to `most` full clusters. For a background worker, when the area
     /// [`Area::is_over_half_full`]; allocation does it with one cluster at a time. Returns how many slots it freed.
     pub fn reclaim_full(&self, most: usize, cache: &dyn SwapCache) -> u64 {
-        let full = self.lists.lock().len(ListId::FULL);
         let mut freed = 0;
-        for _ in 0..most.min(full) {
-            let Some((i, inner)) = lists::isolate(&self.lists, &self.clusters, ListId::FULL) else { break };
-            if inner.caches == 0 {
-                self.settle_after(i, inner);
-                continue;
+        let mut from = self.reclaim_at.load(Ordering::Relaxed) as usize;
+        for _ in 0..most {
+            if self.caches.load(Ordering::Relaxed) == 0 {
+                break;
             }
-            drop(inner);
+            let Some(i) = self.next_full(&mut from) else { break };
             freed += self.reclaim(i, 0, CLUSTER_SLOTS, cache);
             self.settle_after(i, self.clusters[i].0.lock());
         }
+        self.reclaim_at.store(from as u32, Ordering::Relaxed);
         freed
+    }
+
+    /// The next full cluster with cache marks, from `from` on in the index, or the first on the list, isolated.
+    fn next_full(&self, from: &mut usize) -> Option<usize> {
+        let Some(index) = &self.places.index else {
+            let full = self.places.len(ListId::FULL);
+            return (0..full).find_map(|_| {
+                let (i, inner) = self.places.isolate(&self.clusters, ListId::FULL)?;
+                if inner.caches > 0 {
+                    return Some(i);
+                }
+                self.settle_after(i, inner);
+                None
+            });
+        };
+        // Twice round at most: once to the end, once from the beginning.
+        let mut rounds = 0;
+        while rounds < 2 {
+            match index.find(Level::FULL, *from) {
+                Some(i) => {
+                    *from = i + 1;
+                    if self.clusters[i].0.lock().caches > 0 {
+                        return Some(i);
+                    }
+                }
+                None => {
+                    *from = 0;
+                    rounds += 1;
+                }
+            }
+        }
+        None
     }
 
     /// Puts an isolated cluster back on a list, if nobody else has meanwhile.

@@ -1,6 +1,9 @@
-//! How many slots of an area are used, and whether the area is off the list of available areas, in one word: who makes the area
+//! How many clusters of an area are full, and whether the area is off the list of available areas, in one word: who makes the area
 //! full, or not full again, decides by compare-and-swap on that word whether the list has to change, so that exactly one thread
 //! changes it. All other updates are one atomic add and touch no list.
+//!
+//! Full clusters and not used slots are counted, because an area is full when all its clusters are, and a word that every
+//! allocation writes would be a cache line that all CPUs fight for. (Used slots are counted per CPU: `next.rs`.)
 //!
 //! (The idea is the kernel's, "mm, swap: use an enum to define all cluster flags ..." and the patches around it in Kairui Song's
 //! series of 2024.)
@@ -20,16 +23,12 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    /// Of an area of `total` slots that is on no list yet.
+    /// Of an area of `total` clusters that is on no list yet.
     pub(super) fn new(total: u64) -> Usage {
         Usage { word: AtomicU64::new(OFF | KEPT_OFF), total }
     }
 
-    pub(super) fn total(&self) -> u64 {
-        self.total
-    }
-
-    pub(super) fn used(&self) -> u64 {
+    pub(super) fn count(&self) -> u64 {
         self.word.load(Ordering::Relaxed) & COUNT
     }
 

@@ -6,7 +6,8 @@ use core::sync::atomic::Ordering;
 
 use super::area::Area;
 use super::cluster::{CLUSTER_SLOTS, ListState};
-use super::lists::{self, ListId};
+use super::index::Level;
+use super::lists::{self, ListId, Place};
 use super::policy::Search;
 
 /// What is wrong with an area.
@@ -22,7 +23,14 @@ pub enum Invalid {
         /// Index of the cluster.
         cluster: usize,
     },
-    /// The area's use count is not the sum of its clusters'.
+    /// The number of full clusters is not what the area says.
+    Full {
+        /// What the area says.
+        counted: u64,
+        /// How many there are.
+        found: u64,
+    },
+    /// The number of used slots is not the sum of the clusters'.
     Usage {
         /// What the area says.
         counted: u64,
@@ -36,6 +44,7 @@ impl fmt::Display for Invalid {
         match self {
             Invalid::Counts { cluster } => write!(f, "cluster {cluster}: counts and maps disagree"),
             Invalid::List { cluster } => write!(f, "cluster {cluster}: state and list disagree"),
+            Invalid::Full { counted, found } => write!(f, "{counted} full clusters counted, {found} found"),
             Invalid::Usage { counted, found } => write!(f, "{counted} slots counted, {found} in use"),
         }
     }
@@ -50,42 +59,56 @@ impl Area {
     /// The first thing that is wrong.
     pub fn validate(&self) -> Result<(), Invalid> {
         let opened = self.opened.load(Ordering::Acquire) as usize;
-        let mut on: vec::Vec<Option<ListId>> = vec![None; opened];
+        let mut on: vec::Vec<Option<Place>> = vec![None; opened];
         {
-            let lists = self.lists.lock();
+            let lists = self.places.lists.lock();
             for list in ListId::all() {
                 let mut len = 0;
                 for cluster in lists.iter(list) {
                     if on.get(cluster) != Some(&None) {
                         return Err(Invalid::List { cluster });
                     }
-                    on[cluster] = Some(list);
+                    on[cluster] = Some(Place::List(list));
                     len += 1;
                 }
-                if len != lists.len(list) {
+                if len != self.places.len(list) {
                     return Err(Invalid::List { cluster: opened });
                 }
             }
         }
-        let mut found = 0;
+        if let Some(index) = &self.places.index {
+            for level in (0..Level::COUNT as u8).map(Level::from_number) {
+                for cluster in core::iter::successors(index.find(level, 0), |i| index.find(level, i + 1)) {
+                    if on.get(cluster) != Some(&None) {
+                        return Err(Invalid::List { cluster });
+                    }
+                    on[cluster] = Some(Place::Index(level));
+                }
+            }
+        }
+        let (mut found, mut full) = (0, 0);
         for (cluster, on) in on.iter().enumerate() {
             let inner = self.clusters[cluster].0.lock();
             if !inner.is_consistent() {
                 return Err(Invalid::Counts { cluster });
             }
             let right = match (*on, inner.count as usize) {
-                (Some(list), 0) => list == ListId::FREE || list == ListId::DISCARD,
-                (Some(list), CLUSTER_SLOTS) => list == ListId::FULL,
-                (Some(list), _) => list == self.searcher.list(&inner, list.state() == ListState::NonFull),
+                (Some(place), 0) => place == Place::List(ListId::FREE) || place == Place::List(ListId::DISCARD),
+                (Some(place), _) => place == self.searcher.place(&inner, place.state() == ListState::NonFull),
                 (None, _) => false,
             };
-            if !right || lists::of(&inner) != *on || on.is_some_and(|list| list.state() != inner.state) {
+            if !right || lists::of(&inner) != *on || on.is_some_and(|place| place.state() != inner.state) {
                 return Err(Invalid::List { cluster });
             }
+            full += u64::from(inner.is_full());
             let beyond = ((cluster + 1) * CLUSTER_SLOTS).saturating_sub(self.slots() as usize);
             found += inner.count as u64 - beyond as u64;
         }
         let counted = self.used();
-        if counted == found { Ok(()) } else { Err(Invalid::Usage { counted, found }) }
+        if counted != found {
+            return Err(Invalid::Usage { counted, found });
+        }
+        let counted = self.usage.count();
+        if counted == full { Ok(()) } else { Err(Invalid::Full { counted, found: full }) }
     }
 }

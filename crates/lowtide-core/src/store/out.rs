@@ -103,34 +103,41 @@ impl Store {
     /// left allow.
     fn place_run(&self, pages: &[&Page], plans: &[Plan], out: Results<'_>, scratch: &mut Scratch) {
         let mut done = 0;
-        while self.has_device() && done < pages.len() {
-            let Some((area, slot, n)) = self.alloc_folio(pages.len() - done) else { break };
-            let part = done..done + n;
-            self.fill_slots(&area, slot, &pages[part.clone()], &plans[part.clone()], &mut out[part], scratch);
+        while done < pages.len() {
+            let in_pool = plans[done..].iter().take_while(|p| matches!(p, Plan::Pool(_))).count();
+            let listed = if self.has_device() { self.alloc_folio(pages.len() - done, None) } else { None };
+            let n = match listed.or_else(|| self.alloc_folio(in_pool, Some(RAM_AREA))) {
+                Some((area, slot, n)) => {
+                    let part = done..done + n;
+                    self.fill_slots(&area, slot, &pages[part.clone()], &plans[part.clone()], &mut out[part], scratch);
+                    n
+                }
+                None => {
+                    out[done] = self.keep_in_ram(pages[done], plans[done], StoreError::Full, scratch);
+                    1
+                }
+            };
             done += n;
         }
-        for i in done..pages.len() {
-            out[i] = self.keep_in_ram(pages[i], plans[i], StoreError::Full, scratch);
-        }
     }
 
-    /// Slots for a folio of at most `pages` pages: the largest power of two, or less where no run of that size is free. Returns
-    /// the area, the first slot and how many.
-    fn alloc_folio(&self, pages: usize) -> Option<(AreaRef<'_>, u64, usize)> {
-        let whole = pages.ilog2().min(MAX_ORDER);
-        for order in (0..=whole).rev() {
-            if let Some((area, slot)) = self.areas.alloc(order, &self.word_cache()) {
-                self.counters.folios[order as usize].add(1);
-                if order < whole {
-                    self.counters.folios_split[whole as usize].add(1);
-                }
-                return Some((area, slot, 1 << order));
-            }
+    /// Slots for a folio of at most `pages` pages, in the area of that number or any that is available: the largest power of two,
+    /// or less where no run of that size is free. Returns the area, the first slot and how many.
+    fn alloc_folio(&self, pages: usize, area: Option<u8>) -> Option<(AreaRef<'_>, u64, usize)> {
+        let whole = pages.checked_ilog2()?.min(MAX_ORDER);
+        let alloc = |order| match area {
+            None => self.areas.alloc(order, &self.word_cache()),
+            Some(id) => self.areas.get(id).and_then(|area| area.alloc(order).map(|slot| (area, slot))),
+        };
+        let (order, (area, slot)) = (0..=whole).rev().find_map(|order| Some((order, alloc(order)?)))?;
+        self.counters.folios[order as usize].add(1);
+        if order < whole {
+            self.counters.folios_split[whole as usize].add(1);
         }
-        None
+        Some((area, slot, 1 << order))
     }
 
-    /// Fills consecutive fresh slots of a file.
+    /// Fills consecutive fresh slots.
     fn fill_slots(
         &self,
         area: &AreaRef<'_>,

@@ -8,9 +8,9 @@
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use super::{BUCKETS, Search, Tried, Trier};
-use crate::slot::cluster::{CLUSTER_SLOTS, Inner, ORDERS};
-use crate::slot::lists::ListId;
+use super::{BUCKETS, Search, Tried, Trier, by_latest_change};
+use crate::slot::cluster::{CLUSTER_SLOTS, Inner, ListState, ORDERS};
+use crate::slot::lists::{ListId, Place};
 
 /// Shares are kept in 65536ths.
 const ONE: u32 = 1 << 16;
@@ -74,9 +74,13 @@ impl Bucketed {
 }
 
 impl Search for Bucketed {
-    fn list(&self, inner: &Inner, freed: bool) -> ListId {
-        let order = inner.order.into();
-        if freed { ListId::nonfull(order) } else { ListId::frag(order, bucket(inner.count as usize)) }
+    fn place(&self, inner: &Inner, freed: bool) -> Place {
+        match by_latest_change(inner, freed) {
+            Place::List(list) if list.state() == ListState::Frag => {
+                Place::List(ListId::frag(inner.order.into(), bucket(inner.count as usize)))
+            }
+            other => other,
+        }
     }
 
     fn search(&self, order: u32, used: u64, total: u64, trier: &mut dyn Trier) -> Option<u64> {

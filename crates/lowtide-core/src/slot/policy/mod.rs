@@ -6,8 +6,9 @@ mod exact;
 mod scan_all;
 mod scan_one;
 
-use super::cluster::{Inner, MAX_ORDER};
-use super::lists::ListId;
+use super::cluster::{CLUSTER_SLOTS, Inner, MAX_ORDER};
+use super::index::Level;
+use super::lists::{ListId, Place};
 
 /// Buckets of frag lists for each order: a policy may use fewer.
 pub(super) const BUCKETS: usize = MAX_ORDER as usize + 1;
@@ -57,12 +58,15 @@ pub(super) trait Trier {
 
     /// Tries one cluster, of the first list of several that holds one.
     fn try_first(&mut self, lists: &mut dyn Iterator<Item = ListId>) -> Option<u64>;
+
+    /// Tries the clusters of a level of the index until one is as it says. (It always is, unless other threads are at it.)
+    fn try_level(&mut self, level: Level) -> Option<u64>;
 }
 
 /// How an area's partly used clusters are indexed and searched.
 pub(super) trait Search {
-    /// The list where a partly used cluster belongs; `freed`: the latest change was a free.
-    fn list(&self, inner: &Inner, freed: bool) -> ListId;
+    /// Where a cluster with a used slot belongs; `freed`: the latest change was a free.
+    fn place(&self, inner: &Inner, freed: bool) -> Place;
 
     /// Searches the partly used clusters that serve `order` for a run of 2^`order`. `used` and `total`: slots of the area.
     fn search(&self, order: u32, used: u64, total: u64, trier: &mut dyn Trier) -> Option<u64>;
@@ -114,9 +118,9 @@ impl Searcher {
 
 impl Search for Searcher {
     #[inline]
-    fn list(&self, inner: &Inner, freed: bool) -> ListId {
+    fn place(&self, inner: &Inner, freed: bool) -> Place {
         // The hot one first, without a call through a table.
-        if let Searcher::Exact(s) = self { s.list(inner, freed) } else { self.as_search().list(inner, freed) }
+        if let Searcher::Exact(s) = self { s.place(inner, freed) } else { self.as_search().place(inner, freed) }
     }
 
     fn search(&self, order: u32, used: u64, total: u64, trier: &mut dyn Trier) -> Option<u64> {
@@ -134,6 +138,10 @@ impl Search for Searcher {
 }
 
 /// The lists of the policies that know only whether the latest change was a free.
-fn by_latest_change(inner: &Inner, freed: bool) -> ListId {
-    if freed { ListId::nonfull(inner.order.into()) } else { ListId::frag(inner.order.into(), 0) }
+fn by_latest_change(inner: &Inner, freed: bool) -> Place {
+    Place::List(match inner.count as usize {
+        CLUSTER_SLOTS => ListId::FULL,
+        _ if freed => ListId::nonfull(inner.order.into()),
+        _ => ListId::frag(inner.order.into(), 0),
+    })
 }

@@ -3,13 +3,13 @@
 
 use super::{Search, Trier, by_latest_change};
 use crate::slot::cluster::Inner;
-use crate::slot::lists::ListId;
+use crate::slot::lists::{ListId, Place};
 
 #[derive(Debug)]
 pub(in crate::slot) struct ScanOne;
 
 impl Search for ScanOne {
-    fn list(&self, inner: &Inner, freed: bool) -> ListId {
+    fn place(&self, inner: &Inner, freed: bool) -> Place {
         by_latest_change(inner, freed)
     }
 

@@ -1,0 +1,22 @@
+//! The experiments, one a file.
+
+mod slots_fragmentation;
+mod slots_locks;
+mod thp_model;
+
+use crate::experiment::Experiment;
+
+const EXPERIMENTS: &[Experiment] = &[slots_locks::EXPERIMENT, slots_fragmentation::EXPERIMENT, thp_model::EXPERIMENT];
+
+/// Runs them all.
+const ALL: &str = "all";
+
+/// What can be asked for.
+pub fn choices() -> impl Iterator<Item = &'static str> {
+    EXPERIMENTS.iter().map(|e| e.name).chain([ALL])
+}
+
+/// The experiments behind one of the [`choices`].
+pub fn named(name: &str) -> Vec<&'static Experiment> {
+    EXPERIMENTS.iter().filter(|e| name == ALL || e.name == name).collect()
+}

@@ -1,0 +1,81 @@
+//! `lowtide-lab`: the experiments behind lowtide's design. Each reproduces a published result on this machine, sets lowtide's
+//! figure beside it and says whether the stated target is met.
+//!
+//! Exit status: 0 all targets met, 1 a target missed, 2 bad usage, 125 the lab itself failed.
+
+mod args;
+mod experiment;
+mod experiments;
+mod measure;
+mod plot;
+mod report;
+mod slots;
+mod threads;
+mod trace;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use args::Args;
+use experiment::Experiment;
+use report::Report;
+
+const MISSED: u8 = 1;
+const USAGE: u8 = 2;
+const FAILED: u8 = 125;
+
+fn main() -> ExitCode {
+    let args = match args::parse() {
+        Ok(args) => args,
+        Err(None) => return ExitCode::SUCCESS,
+        Err(Some(line)) => return fail(USAGE, &line),
+    };
+    match run(&args) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(MISSED),
+        Err(line) => fail(FAILED, &line),
+    }
+}
+
+fn fail(code: u8, line: &str) -> ExitCode {
+    eprintln!("lowtide-lab: {line}");
+    ExitCode::from(code)
+}
+
+/// Runs what is asked for, writes the files, and says whether all targets were met.
+fn run(args: &Args) -> Result<bool, String> {
+    let chosen = experiments::named(&args.experiment);
+    let mut reports = Vec::new();
+    for experiment in &chosen {
+        let outcome = (experiment.run)(&experiment::Scale { quick: args.quick })?;
+        let report = Report::new(experiment, args.quick, outcome.tables, outcome.findings);
+        std::io::stdout().write_all(report.to_string().as_bytes()).map_err(|e| format!("can't print: {e}"))?;
+        if let Some(path) = &args.plot {
+            draw(experiment, &outcome.charts, &plot_path(path, experiment, chosen.len()))?;
+        }
+        reports.push(report);
+    }
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&reports).map_err(|e| e.to_string())?;
+        std::fs::write(path, text + "\n").map_err(|e| format!("can't write {}: {e}", path.display()))?;
+    }
+    Ok(reports.iter().all(Report::met))
+}
+
+fn draw(experiment: &Experiment, charts: &[plot::Chart], path: &Path) -> Result<(), String> {
+    if charts.is_empty() {
+        eprintln!("lowtide-lab: {} has nothing to plot", experiment.name);
+        return Ok(());
+    }
+    plot::write(charts, path)
+}
+
+/// The file for one experiment's plot: as given, or with its name in it when several are run.
+fn plot_path(path: &Path, experiment: &Experiment, experiments: usize) -> PathBuf {
+    if experiments == 1 {
+        return path.to_owned();
+    }
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!("{stem}-{}.svg", experiment.name))
+}

@@ -1,0 +1,144 @@
+//! Measuring on a machine that others use too: what is compared runs in turn, figures are medians with their spread, and the time
+//! for which somebody else had the CPU is not counted.
+
+use std::time::Instant;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// Repeated measurements of one thing.
+#[derive(Debug, Clone, Default)]
+pub struct Sample(Vec<f64>);
+
+impl Sample {
+    /// Adds a measurement.
+    pub fn add(&mut self, value: f64) {
+        self.0.push(value);
+    }
+
+    /// The value below which the share `q` (0 to 1) of the measurements lies; not a number without measurements.
+    fn quantile(&self, q: f64) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        match sorted.len() {
+            0 => f64::NAN,
+            n => {
+                let at = q * (n - 1) as f64;
+                let (low, high) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
+                if low == high { low } else { low + (high - low) * at.fract() }
+            }
+        }
+    }
+
+    /// The median.
+    pub fn median(&self) -> f64 {
+        self.quantile(0.5)
+    }
+
+    /// Half the distance between the quartiles, relative to the median.
+    pub fn spread(&self) -> f64 {
+        (self.quantile(0.75) - self.quantile(0.25)) / 2.0 / self.median().abs()
+    }
+
+    /// This over the other, measurement by measurement: both were taken in turn, so what slowed the machine down for one slowed
+    /// down its neighbour.
+    pub fn over(&self, other: &Sample) -> Sample {
+        Sample(self.0.iter().zip(&other.0).map(|(a, b)| a / b).collect())
+    }
+
+    /// This plus the other, measurement by measurement; an empty sample counts as zeros.
+    pub fn plus(&self, other: &Sample) -> Sample {
+        match self.0.is_empty() {
+            true => other.clone(),
+            false => Sample(self.0.iter().zip(&other.0).map(|(a, b)| a + b).collect()),
+        }
+    }
+}
+
+/// Calls `run` with each variant in turn, `rounds` times over; every other round goes backwards, so that none always follows the
+/// same neighbour. Stops at the first error.
+pub fn in_turn<V, E>(variants: &[V], rounds: usize, mut run: impl FnMut(usize, &V) -> Result<(), E>) -> Result<(), E> {
+    for round in 0..rounds {
+        for i in 0..variants.len() {
+            let at = if round % 2 == 0 { i } else { variants.len() - 1 - i };
+            run(at, &variants[at])?;
+        }
+    }
+    Ok(())
+}
+
+/// Nanoseconds of CPU time that `f` takes on this thread: for work that waits for nobody.
+pub fn cpu_ns<T>(f: impl FnOnce() -> T) -> (T, f64) {
+    let now = || {
+        let t = clock_gettime(ClockId::ThreadCPUTime);
+        t.tv_sec as f64 * 1e9 + t.tv_nsec as f64
+    };
+    let began = now();
+    let value = f();
+    (value, now() - began)
+}
+
+/// Measures the time of a thread that may wait for others.
+#[derive(Debug)]
+pub struct Stopwatch {
+    began: Instant,
+    queued_ns: u64,
+}
+
+impl Stopwatch {
+    /// Starts for this thread.
+    pub fn start() -> Stopwatch {
+        Stopwatch { queued_ns: queued_ns(), began: Instant::now() }
+    }
+
+    /// Seconds since the start.
+    pub fn seconds(&self) -> f64 {
+        self.began.elapsed().as_secs_f64()
+    }
+
+    /// Seconds since the start without those for which this thread was ready to run and did not get its CPU. If the experiment
+    /// has a CPU for each of its threads, only others can have had it.
+    pub fn own_seconds(&self) -> f64 {
+        self.seconds() - (queued_ns() - self.queued_ns) as f64 / 1e9
+    }
+}
+
+/// How long this thread has waited for a CPU, in nanoseconds; 0 where the kernel doesn't say.
+fn queued_ns() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    text.split_whitespace().nth(1).and_then(|ns| ns.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_and_spread() {
+        let sample = Sample(vec![5.0, 1.0, 3.0, 2.0, 4.0]);
+        assert_eq!(sample.median(), 3.0);
+        assert!((sample.spread() - 1.0 / 3.0).abs() < 1e-12);
+        assert!(Sample::default().median().is_nan());
+        assert_eq!(sample.over(&Sample(vec![5.0, 2.0, 3.0, 2.0, 4.0])).0, [1.0, 0.5, 1.0, 1.0, 1.0]);
+        assert_eq!(Sample::default().plus(&sample).plus(&sample).median(), 6.0);
+    }
+
+    #[test]
+    fn sleep_takes_time_but_no_cpu() {
+        let pause = std::time::Duration::from_millis(5);
+        let watch = Stopwatch::start();
+        let ((), cpu) = cpu_ns(|| std::thread::sleep(pause));
+        assert!(watch.seconds() >= pause.as_secs_f64() && cpu < pause.as_nanos() as f64);
+        assert!(watch.own_seconds() <= watch.seconds());
+    }
+
+    #[test]
+    fn every_variant_runs_in_every_round() {
+        let mut seen = vec![];
+        let done: Result<(), ()> = in_turn(&["a", "b", "c"], 2, |i, v| {
+            seen.push((i, *v));
+            Ok(())
+        });
+        assert!(done.is_ok());
+        assert_eq!(seen, [(0, "a"), (1, "b"), (2, "c"), (2, "c"), (1, "b"), (0, "a")]);
+    }
+}

@@ -1,0 +1,49 @@
+//! Threads on CPUs of their own, as far as there are enough.
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// The CPUs that this process may use.
+///
+/// # Errors
+/// What the kernel says, in a line.
+pub fn allowed() -> Result<Vec<usize>, String> {
+    let set = sched_getaffinity(None).map_err(|e| format!("can't ask which CPUs there are: {e}"))?;
+    Ok((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
+}
+
+fn pin(cpu: usize) -> Result<(), String> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set).map_err(|e| format!("can't stay on CPU {cpu}: {e}"))
+}
+
+/// Runs `f` with the number of the thread on `n` threads at once, pinned to the CPUs in turn, calls `meanwhile` on this one, and
+/// returns what they return, by number.
+///
+/// # Errors
+/// A line that says that a thread could not be pinned; `f` has run all the same.
+pub fn pinned<T: Send>(n: usize, f: impl Fn(usize) -> T + Sync, meanwhile: impl FnOnce()) -> Result<Vec<T>, String> {
+    let cpus = allowed()?;
+    std::thread::scope(|scope| {
+        let start = |i: usize| {
+            let (cpu, f) = (cpus[i % cpus.len()], &f);
+            scope.spawn(move || {
+                let pinned = pin(cpu);
+                // Run all the same: the others may be waiting for this one.
+                let value = f(i);
+                pinned.map(|()| value)
+            })
+        };
+        let threads: Vec<_> = (0..n).map(start).collect();
+        meanwhile();
+        threads.into_iter().map(|t| t.join().map_err(|_| "a thread of the experiment panicked".to_owned())?).collect()
+    })
+}
+
+/// Runs `f` on a thread that stays on one CPU.
+///
+/// # Errors
+/// As [`pinned`].
+pub fn on_one_cpu<T: Send>(f: impl Fn() -> T + Sync) -> Result<T, String> {
+    pinned(1, |_| f(), || ()).and_then(|mut one| one.pop().ok_or_else(|| "no thread".to_owned()))
+}
