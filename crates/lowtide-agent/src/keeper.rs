@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use lowtide_core::codec::Codec;
-use lowtide_core::store::{FileConfig, Store, StoreConfig};
+use lowtide_core::store::{Store, StoreConfig};
 use lowtide_core::vm;
 use lowtide_pager::evict::Evicted;
 use lowtide_pager::line::Line;
@@ -18,7 +18,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::request::Request;
-use crate::{agent, atfork, gate, hooks, maps, monitor, request, say, thread};
+use crate::{agent, atfork, gate, hooks, maps, monitor, request, say, swap_file, thread};
 
 /// Looks at the memory are at most this far apart.
 const LONGEST_SLEEP_US: u64 = 100_000;
@@ -80,10 +80,10 @@ pub extern "C" fn inherited(_: usize) -> ! {
         let mut path = Line::new();
         path.push(b"/proc/").number(parent.as_raw_nonzero().get() as u64).push(b"/task/").number(u64::from(parent_keeper));
         path.push(b"/fd/").number(fd as u64).push(b"\0");
-        open_path(path.bytes())
+        swap_file::open_path(path.bytes())
     };
     // SAFETY: the handler of the fork waits for this thread, and there is no other.
-    let result = unsafe { pager.take_over(parent, agent::proc(), &mut reopen, swap_file()) };
+    let result = unsafe { pager.take_over(parent, agent::proc(), &mut reopen, swap_file::open()) };
     if let Err(why) = result {
         say::fatal(why);
     }
@@ -108,36 +108,6 @@ fn sleep_for_ever() -> ! {
     loop {
         request::sleep(request::bell(), u64::MAX >> 20);
         request::answer(|| {}, |_| {});
-    }
-}
-
-fn open_path(path: &[u8]) -> Result<OwnedFd, Errno> {
-    let path = core::ffi::CStr::from_bytes_with_nul(path).map_err(|_| Errno::INVAL)?;
-    rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
-}
-
-/// A fresh swap file of this process, if the run has them: without a name, so that nothing is left whatever happens.
-fn swap_file() -> Option<FileConfig> {
-    let run = agent::segment();
-    if run.settings.swap_kind != segment::SWAP_DIR {
-        return None;
-    }
-    let dir = &run.settings.swap_dir;
-    let dir = core::ffi::CStr::from_bytes_until_nul(dir).ok()?;
-    match rustix::fs::open(dir, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR) {
-        Ok(fd) => Some(FileConfig {
-            fd,
-            size: run.settings.swap_size,
-            budget: Some(&run.swap_used),
-            budget_limit: run.settings.swap_size,
-        }),
-        Err(e) => {
-            let mut line = Line::new();
-            line.push(b"no swap file could be made in ").push(dir.to_bytes()).push(b", error ").number(e.raw_os_error() as u64);
-            line.push(b": only compressed RAM is used");
-            say::warn(line.bytes());
-            None
-        }
     }
 }
 
@@ -260,7 +230,7 @@ impl Keeper {
             pool_limit: run.settings.pool_limit.load(Ordering::Relaxed) as usize,
             accept_percent: 90,
             codec,
-            file: swap_file(),
+            file: swap_file::open(),
         })
         .map_err(|_| Errno::NOMEM)?;
         let staging = (limit / 16).clamp(512 << 10, 64 << 20) as usize;

@@ -23,6 +23,7 @@ mod patch;
 mod request;
 mod say;
 mod start;
+mod swap_file;
 mod thread;
 
 #[global_allocator]

@@ -465,7 +465,7 @@ impl Pager {
                 text.push(b"swap file, offset ").number(offset).push(b", error ").number(errno.raw_os_error() as u64);
             }
             StoreError::Corrupt { offset, .. } => {
-                text.push(b"swap file, offset ").number(offset).push(b", checksum mismatch");
+                text.push(b"swap file, offset ").number(offset).push(b", it holds something else than was written there");
             }
             _ => {
                 text.push(b"no such entry (internal error), page ").number(page as u64);

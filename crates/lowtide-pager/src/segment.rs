@@ -11,7 +11,7 @@ use lowtide_core::slot::ORDERS;
 /// First word of a segment.
 pub const MAGIC: u64 = 0x6c6f_7774_6964_6501;
 /// Layout version; the agent refuses another one.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Processes of one run that can be alive at the same time and be counted.
 pub const MAX_PROCS: usize = 1024;
 /// Kept warnings of a run; later ones are counted only.
@@ -36,6 +36,9 @@ pub const CODEC_ZSTD: u32 = 1;
 pub const SWAP_RAM: u32 = 0;
 /// `Settings::swap_kind`: compressed RAM, then an unnamed file in `Settings::swap_dir`.
 pub const SWAP_DIR: u32 = 1;
+/// `Settings::swap_kind`: compressed RAM, then `Settings::swap_file`, which is the first process's that claims it
+/// (`Segment::swap_claimed`); processes that come later have unnamed files in `Settings::swap_dir`.
+pub const SWAP_FILE: u32 = 2;
 
 /// What the run was asked for. Written by `lowtide run` before the program starts, except for the atomics.
 #[repr(C)]
@@ -56,8 +59,10 @@ pub struct Settings {
     pub when_full: u32,
     /// 1: agents say on the program's standard error what they adopt and why.
     pub verbose: u32,
-    /// Directory of the swap files, absolute, NUL-terminated.
+    /// Directory of the unnamed swap files, absolute, NUL-terminated. Empty: there are none (`swap_file` is a block device).
     pub swap_dir: [u8; 1024],
+    /// The named swap file, as a descriptor of `lowtide run` (`/proc/PID/fd/N`), which holds its lock. NUL-terminated.
+    pub swap_file: [u8; 64],
     /// The value that LD_PRELOAD must begin with, NUL-terminated: agents put it back in front when the program changes it.
     pub preload: [u8; 64],
 }
@@ -246,6 +251,9 @@ pub struct Segment {
     pub settings: Settings,
     /// Bytes of swap file in use by all processes of the run: agents add before they grow a file.
     pub swap_used: AtomicU64,
+    /// 1: a process of the run has `Settings::swap_file`. It is not given to another when that one is gone, because its forked
+    /// children may still read it.
+    pub swap_claimed: AtomicU32,
     /// Highest sum of `Proc::ram_bytes` seen by anyone.
     pub ram_peak: AtomicU64,
     /// Why the run must be stopped (device lost with pages on it, `--when-full stop`): `lowtide run` kills the tree when it is set.

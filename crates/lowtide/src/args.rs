@@ -72,7 +72,8 @@ pub struct RunArgs {
     pub ram: Option<String>,
 
     /// Where cold pages go: auto (compressed RAM first, then an unnamed file in $LOWTIDE_DIR, else /var/tmp), ram (compressed RAM
-    /// only), dir:DIR[,size=8G][,prio=N] (an unnamed file in DIR)
+    /// only), dir:DIR[,size=8G][,prio=N] (an unnamed file in DIR), file:PATH[,size=8G][,prio=N][,discard] (a file of mode 0600, or a
+    /// block device)
     #[arg(long, value_name = "SPEC", default_value = "auto")]
     pub swap: Vec<String>,
 

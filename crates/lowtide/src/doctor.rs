@@ -91,8 +91,11 @@ fn lines(probe: &Probe) -> Vec<Line> {
     // What follows is good to know, and `run` works without it.
     let mut note = |what, found: String| lines.push(Line { mark: "", what, found });
     let dir = swap_spec::auto_dir();
-    match swap_spec::usable_dir(&dir) {
-        Ok((dir, free)) => note("swap file", format!("unnamed, in {}, up to {}", dir.display(), size::show(free / 2))),
+    match swap_spec::auto_place() {
+        Ok(place) => {
+            let most = size::show(place.free / 2);
+            note("swap file", format!("unnamed, in {}, up to {most}, {}", place.dir.display(), place.how));
+        }
         Err(why) => note(
             "swap file",
             format!(

@@ -19,6 +19,7 @@ mod size;
 mod stats;
 mod stats_file;
 mod supervise;
+mod swap_file;
 mod swap_spec;
 mod tree;
 

@@ -86,9 +86,9 @@ impl Plan {
             "stop" => segment::WHEN_FULL_STOP,
             other => return Err(Failure::usage(format!("--when-full {other}: use exceed or stop"))),
         };
-        let (swap, warning) = swap_spec::resolve(&args.swap, usable)?;
-        warnings.extend(warning);
-        if swap == Swap::Ram && pool == 0 {
+        let (swap, odd) = swap_spec::resolve(&args.swap, usable)?;
+        warnings.extend(odd);
+        if matches!(swap, Swap::Ram) && pool == 0 {
             return Err(Failure::usage(
                 "--pool 0 and no swap file leave no place for a page: give --pool more or --swap dir:DIR",
             ));

@@ -60,7 +60,8 @@ fn refuse_nesting() -> Result<(), Failure> {
 fn describe(plan: &Plan) -> String {
     let swap = match &plan.swap {
         Swap::Ram => "compressed RAM only".to_owned(),
-        Swap::File { dir, size, .. } => format!("up to {} of unnamed file in {}", size::show(*size), dir.display()),
+        Swap::Dir { dir, size, .. } => format!("up to {} of unnamed file in {}", size::show(*size), dir.display()),
+        Swap::File { file, .. } => format!("up to {} of {}", size::show(file.size), file.path.display()),
     };
     let codec = match (plan.codec, plan.codec_level) {
         (CODEC_LZ4, _) => "lz4".to_owned(),

@@ -6,7 +6,7 @@ use crate::plan::Plan;
 use crate::probe;
 use crate::swap_spec::Swap;
 use lowtide_pager::segment::{self, Segment};
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -59,8 +59,8 @@ impl Shared {
         let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), Segment::SIZE, prot, MapFlags::SHARED, &segment_file, 0)? };
         let at: *mut Segment = at.cast();
 
-        let path = |fd: &OwnedFd| format!("/proc/{pid}/fd/{}", fd.as_raw_fd());
-        let (preload, segment_path) = (path(&agent), path(&segment_file));
+        let path = |fd: BorrowedFd<'_>| format!("/proc/{pid}/fd/{}", fd.as_raw_fd());
+        let (preload, segment_path) = (path(agent.as_fd()), path(segment_file.as_fd()));
         // SAFETY: the mapping is as large as a Segment, page-aligned, all zero, which is a valid Segment, and nobody else knows it
         // before the program starts.
         let to = unsafe { &mut *at };
@@ -75,10 +75,19 @@ impl Shared {
         settings.verbose = u32::from(plan.verbose);
         match &plan.swap {
             Swap::Ram => settings.swap_kind = segment::SWAP_RAM,
-            Swap::File { dir, size, .. } => {
+            Swap::Dir { dir, size, .. } => {
                 settings.swap_kind = segment::SWAP_DIR;
                 settings.swap_size = *size;
                 put(&mut settings.swap_dir, dir.as_os_str().as_bytes())?;
+            }
+            Swap::File { file, .. } => {
+                settings.swap_kind = segment::SWAP_FILE;
+                settings.swap_size = file.size;
+                put(&mut settings.swap_file, path(file.file.as_fd()).as_bytes())?;
+                if !file.is_device {
+                    let dir = file.path.parent().ok_or(Errno::INVAL)?;
+                    put(&mut settings.swap_dir, dir.as_os_str().as_bytes())?;
+                }
             }
         }
         put(&mut settings.preload, preload.as_bytes())?;

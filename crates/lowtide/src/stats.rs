@@ -135,18 +135,20 @@ impl Stats {
         let fullest = outcome.tree.fullest();
         let in_pool = fullest.now_stored.saturating_sub(fullest.now_on_device) * PAGE;
         let ratio = if fullest.pool_stored > 0 { in_pool as f64 / fullest.pool_stored as f64 } else { 0.0 };
+        let area = |spec: String, prio: i32, size: u64| Area {
+            spec,
+            prio,
+            size,
+            used: gauges.now_on_device * PAGE,
+            state: "active",
+            reads: of(&counters.device_reads),
+            writes: of(&counters.device_writes),
+            errors: of(&counters.device_errors),
+        };
         let areas = match &plan.swap {
             Swap::Ram => Vec::new(),
-            Swap::File { dir, size, prio } => vec![Area {
-                spec: format!("dir:{}", dir.display()),
-                prio: *prio,
-                size: *size,
-                used: gauges.now_on_device * PAGE,
-                state: "active",
-                reads: of(&counters.device_reads),
-                writes: of(&counters.device_writes),
-                errors: of(&counters.device_errors),
-            }],
+            Swap::Dir { dir, size, prio } => vec![area(format!("dir:{}", dir.display()), *prio, *size)],
+            Swap::File { file, prio } => vec![area(format!("file:{}", file.path.display()), *prio, file.size)],
         };
         Stats {
             schema: 1,

@@ -1,28 +1,79 @@
-//! A swap file: plain positioned reads and writes.
+//! A swap file: a regular file or a block device.
+//!
+//! It is read and written past the page cache (O_DIRECT) where its file system can do that: a page that was just swapped out
+//! would otherwise stay in RAM for a while, outside of the limit. Where it can't, the cache is told to forget what was moved.
+//! Several transfers at once go through io_uring where that is allowed, which takes a quarter of the time on a disk with queues; a
+//! single one is a plain system call.
 
-use core::sync::atomic::{AtomicI32, Ordering};
+use core::num::NonZeroU64;
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
+use arrayvec::ArrayVec;
 use rustix::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
-use rustix::fs::FallocateFlags;
-use rustix::io::{Errno, IoSlice};
+use rustix::fs::{Advice, FallocateFlags, OFlags};
+use rustix::io::Errno;
 
+use super::bounce::{BUFFER_PAGES, BUFFERS, Buffer, Buffers};
+use super::seal::{Seal, Tag};
+use super::transfer::{File, Pages, Transfer};
+use super::uring::{DEPTH, Rings};
+use super::{ReadRun, WriteRun};
 use crate::store::Page;
 use crate::vm::PAGE_SIZE;
 
-/// Most pages that one write gathers.
-const MAX_GATHER: usize = 128;
+/// Without O_DIRECT: after so many bytes written, what has reached the disk by then is dropped from the page cache.
+const FORGET_EVERY: u64 = 4 << 20;
 
 /// An open swap file; it is closed with the value.
 #[derive(Debug)]
 pub struct FileDevice {
     /// Negative: none.
     fd: AtomicI32,
+    seal: Seal,
+    buffers: Buffers,
+    /// `Err`: why there are none.
+    rings: Result<Rings, Errno>,
+    direct: bool,
+    /// Without O_DIRECT: bytes written.
+    written: AtomicU64,
+    /// What goes wrong.
+    #[cfg(test)]
+    pub(crate) faults: std::sync::OnceLock<super::faulty::Faults>,
 }
 
 impl FileDevice {
-    /// The device on an open file.
-    pub fn new(fd: OwnedFd) -> FileDevice {
-        FileDevice { fd: AtomicI32::new(fd.into_raw_fd()) }
+    /// The device on an open file, with fresh keys. Finds out whether O_DIRECT works, by reading and writing slot 0, which no area
+    /// gives out.
+    ///
+    /// # Errors
+    /// `NOMEM` without memory for its buffers; the errors of getrandom.
+    pub fn new(fd: OwnedFd) -> Result<FileDevice, Errno> {
+        let mut device = FileDevice {
+            fd: AtomicI32::new(-1),
+            seal: Seal::new()?,
+            buffers: Buffers::new()?,
+            rings: Rings::new(),
+            direct: false,
+            written: AtomicU64::new(0),
+            #[cfg(test)]
+            faults: std::sync::OnceLock::new(),
+        };
+        device.direct = device.probe_direct(&fd);
+        device.fd = AtomicI32::new(fd.into_raw_fd());
+        Ok(device)
+    }
+
+    /// Whether I/O goes past the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// Whether several transfers are in flight at once (io_uring).
+    ///
+    /// # Errors
+    /// Why not: `PERM` or `NOSYS` where it is not allowed or not there.
+    pub fn has_rings(&self) -> Result<(), Errno> {
+        self.rings.as_ref().map(drop).map_err(|errno| *errno)
     }
 
     /// Number of the descriptor; negative if there is none.
@@ -30,62 +81,180 @@ impl FileDevice {
         self.fd.load(Ordering::Relaxed)
     }
 
-    /// Puts another descriptor, or none, in the place of this one, which is NOT closed: for a forked child, where it is not valid.
-    /// No call may be in flight.
+    /// Puts another descriptor of the same file, or none, in the place of this one, which is NOT closed: for a forked child, where
+    /// it is not valid. This process may have no call in flight; calls that threads of the parent had in flight do not matter.
     pub fn replace(&self, fd: Option<OwnedFd>) {
+        self.buffers.reset_after_fork();
+        if let Ok(rings) = &self.rings {
+            rings.forget();
+        }
+        if let Some(fd) = &fd
+            && self.direct
+        {
+            // It worked for this file before; if not now, then it costs page cache and nothing else.
+            let _ = set_direct(fd, true);
+        }
         self.fd.store(fd.map_or(-1, OwnedFd::into_raw_fd), Ordering::Relaxed);
     }
 
-    fn borrow(&self) -> Result<BorrowedFd<'_>, Errno> {
+    /// Leaves O_DIRECT on if it works.
+    fn probe_direct(&self, fd: &OwnedFd) -> bool {
+        if set_direct(fd, true).is_err() {
+            return false;
+        }
+        let mut buffer = self.buffers.take();
+        let page = buffer.pages()[0].as_mut_slice();
+        page.fill(0);
+        // What a named file has there stays.
+        let works =
+            rustix::io::pread(fd, &mut *page, 0) != Err(Errno::INVAL) && rustix::io::pwrite(fd, page, 0) != Err(Errno::INVAL);
+        works || set_direct(fd, false).is_err()
+    }
+
+    fn file(&self) -> Result<File<'_>, Errno> {
         let fd = self.raw_fd();
         if fd < 0 {
             return Err(Errno::BADF);
         }
         // SAFETY: the device owns the descriptor and closes it when it is dropped, which the borrow forbids.
-        Ok(unsafe { BorrowedFd::borrow_raw(fd) })
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        Ok(File {
+            fd,
+            #[cfg(test)]
+            faults: self.faults.get(),
+        })
     }
 
-    pub(super) fn write_run(&self, slot: u64, pages: &[&Page]) -> Result<(), Errno> {
-        let fd = self.borrow()?;
-        let total = pages.len() * PAGE_SIZE;
-        let mut done = 0;
-        while done < total {
-            let (first, skip) = (done / PAGE_SIZE, done % PAGE_SIZE);
-            let left = &pages[first..];
-            let slices: [IoSlice<'_>; MAX_GATHER] = core::array::from_fn(|i| match left.get(i) {
-                Some(page) => IoSlice::new(&page[if i == 0 { skip } else { 0 }..]),
-                None => IoSlice::new(&[]),
-            });
-            let slices = &slices[..left.len().min(MAX_GATHER)];
-            match rustix::io::pwritev(fd, slices, slot * PAGE_SIZE as u64 + done as u64) {
-                Ok(0) => return Err(Errno::IO),
-                Ok(n) => done += n,
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno),
+    pub(super) fn write_runs(&self, runs: &mut [WriteRun<'_>]) {
+        let file = match self.file() {
+            Ok(file) => file,
+            Err(errno) => return runs.iter_mut().for_each(|run| run.result = Err(errno)),
+        };
+        runs.iter_mut().for_each(|run| run.result = Ok(()));
+        let mut at = (0, 0);
+        while at.0 < runs.len() {
+            at = self.write_round(file, runs, at);
+        }
+    }
+
+    /// Writes what the buffers that can be had now have room for, from page `at.1` of run `at.0` on; returns where to go on.
+    fn write_round(&self, file: File<'_>, runs: &mut [WriteRun<'_>], mut at: (usize, usize)) -> (usize, usize) {
+        let left = runs[at.0..].iter().map(|run| run.pages.len()).sum::<usize>() - at.1;
+        let mut held: ArrayVec<Buffer<'_>, BUFFERS> = ArrayVec::new();
+        held.push(self.buffers.take());
+        while held.len() * BUFFER_PAGES < left
+            && !held.is_full()
+            && let Some(buffer) = self.buffers.try_take()
+        {
+            held.push(buffer);
+        }
+        let mut batch: ArrayVec<Transfer<'_>, DEPTH> = ArrayVec::new();
+        let mut owners: ArrayVec<usize, DEPTH> = ArrayVec::new();
+        for buffer in &mut held {
+            let mut room = buffer.pages().as_mut_slice();
+            while !room.is_empty() && at.0 < runs.len() && !batch.is_full() {
+                let (run, first) = (&mut runs[at.0], at.1);
+                let n = (run.pages.len() - first).min(room.len());
+                let (sealed, rest) = room.split_at_mut(n);
+                room = rest;
+                let slot = run.slot + first as u64;
+                for (i, out) in sealed.iter_mut().enumerate() {
+                    run.tags[first + i] = self.seal.seal(slot + i as u64, run.pages[first + i], out);
+                }
+                if n > 0 {
+                    batch.push(Transfer { offset: slot * PAGE_SIZE as u64, pages: Pages::From(sealed) });
+                    owners.push(at.0);
+                }
+                at = if first + n == run.pages.len() { (at.0 + 1, 0) } else { (at.0, first + n) };
             }
         }
+        self.perform(file, &mut batch, |i, result| {
+            let run = &mut runs[owners[i]];
+            run.result = run.result.and(result);
+        });
+        at
+    }
+
+    pub(super) fn read_runs(&self, runs: &mut [ReadRun<'_>]) {
+        let file = match self.file() {
+            Ok(file) => file,
+            Err(errno) => return runs.iter_mut().for_each(|run| run.result = Err(errno)),
+        };
+        for runs in runs.chunks_mut(DEPTH) {
+            let mut batch: ArrayVec<Transfer<'_>, DEPTH> = ArrayVec::new();
+            let mut results: ArrayVec<&mut Result<(), Errno>, DEPTH> = ArrayVec::new();
+            for run in runs {
+                let offset = run.slot * PAGE_SIZE as u64;
+                if self.direct && !run.into.as_ptr().addr().is_multiple_of(PAGE_SIZE) {
+                    run.result = self.read_by_buffer(file, offset, run.into);
+                } else {
+                    batch.push(Transfer { offset, pages: Pages::Into(run.into) });
+                    results.push(&mut run.result);
+                }
+            }
+            self.perform(file, &mut batch, |i, result| *results[i] = result);
+        }
+    }
+
+    /// Performs up to [`DEPTH`] transfers, all at once if that is possible, and hands the result of each to `done`.
+    fn perform(&self, file: File<'_>, batch: &mut [Transfer<'_>], mut done: impl FnMut(usize, Result<(), Errno>)) {
+        let at_once = batch.len() > 1 && self.rings.as_ref().is_ok_and(|rings| rings.perform(file, batch, &mut done));
+        if !at_once {
+            batch.iter_mut().enumerate().for_each(|(i, transfer)| done(i, transfer.perform(file)));
+        }
+        batch.iter().for_each(|transfer| self.forget(file, transfer));
+    }
+
+    fn read_by_buffer(&self, file: File<'_>, offset: u64, into: &mut [Page]) -> Result<(), Errno> {
+        let mut buffer = self.buffers.take();
+        for (i, into) in into.chunks_mut(BUFFER_PAGES).enumerate() {
+            let pages = &mut buffer.pages()[..into.len()];
+            let offset = offset + (i * BUFFER_PAGES * PAGE_SIZE) as u64;
+            Transfer { offset, pages: Pages::Into(pages) }.perform(file)?;
+            into.copy_from_slice(pages);
+        }
         Ok(())
+    }
+
+    pub(super) fn open(&self, slot: u64, tag: Tag, page: &mut Page) -> bool {
+        self.seal.open(slot, tag, page)
+    }
+
+    pub(super) fn tag(&self, slot: u64, page: &Page) -> Tag {
+        self.seal.tag(slot, page)
     }
 
     pub(super) fn discard(&self, slot: u64, n: u64) -> Result<(), Errno> {
+        let file = self.file()?;
+        // Slot 0 may hold the mark of a named file.
+        let (first, end) = (slot.max(1), slot + n);
+        if first >= end {
+            return Ok(());
+        }
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(self.borrow()?, flags, slot * PAGE_SIZE as u64, n * PAGE_SIZE as u64)
+        rustix::fs::fallocate(file.fd, flags, first * PAGE_SIZE as u64, (end - first) * PAGE_SIZE as u64)
     }
 
-    pub(super) fn read_run(&self, slot: u64, into: &mut [Page]) -> Result<(), Errno> {
-        let fd = self.borrow()?;
-        let into = into.as_flattened_mut();
-        let mut done = 0;
-        while done < into.len() {
-            match rustix::io::pread(fd, &mut into[done..], slot * PAGE_SIZE as u64 + done as u64) {
-                Ok(0) => return Err(Errno::IO),
-                Ok(n) => done += n,
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno),
+    /// Without O_DIRECT: begins to write a transfer's bytes to the disk and drops from the page cache what is there already.
+    fn forget(&self, file: File<'_>, transfer: &Transfer<'_>) {
+        if self.direct {
+            return;
+        }
+        let len = transfer.len() as u64;
+        let _ = rustix::fs::fadvise(file.fd, transfer.offset, NonZeroU64::new(len), Advice::DontNeed);
+        if let Pages::From(_) = transfer.pages {
+            let before = self.written.fetch_add(len, Ordering::Relaxed);
+            if before / FORGET_EVERY != (before + len) / FORGET_EVERY {
+                let _ = rustix::fs::fadvise(file.fd, 0, None, Advice::DontNeed);
             }
         }
-        Ok(())
     }
+}
+
+fn set_direct(fd: &OwnedFd, on: bool) -> Result<(), Errno> {
+    let mut flags = rustix::fs::fcntl_getfl(fd)?;
+    flags.set(OFlags::DIRECT, on);
+    rustix::fs::fcntl_setfl(fd, flags)
 }
 
 impl Drop for FileDevice {
@@ -101,21 +270,155 @@ impl Drop for FileDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fs::{Mode, OFlags};
+    use rustix::fs::Mode;
+    use std::vec::Vec;
+
+    fn device(dir: &std::path::Path) -> FileDevice {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        FileDevice::new(rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR).unwrap()).unwrap()
+    }
+
+    fn pages(n: u32) -> Vec<Page> {
+        (0..n).map(|i| core::array::from_fn(|k| (k as u32 ^ i.wrapping_mul(77)) as u8)).collect()
+    }
+
+    fn write(d: &FileDevice, slot: u64, pages: &[Page]) -> (Result<(), Errno>, Vec<Tag>) {
+        let refs: Vec<&Page> = pages.iter().collect();
+        let mut tags = std::vec![0; pages.len()];
+        let mut run = [WriteRun { slot, pages: &refs, tags: &mut tags, result: Ok(()) }];
+        d.write_runs(&mut run);
+        (run[0].result, tags)
+    }
+
+    /// Reads to page-aligned memory, or one byte beside it, and opens.
+    fn read(d: &FileDevice, slot: u64, tags: &[Tag], skew: usize) -> Result<Vec<Page>, Errno> {
+        let n = tags.len();
+        let mut bytes = std::vec![0u8; (n + 2) * PAGE_SIZE];
+        let at = bytes.as_ptr().align_offset(PAGE_SIZE) + skew;
+        let (into, _) = bytes[at..at + n * PAGE_SIZE].as_chunks_mut::<PAGE_SIZE>();
+        let mut run = [ReadRun { slot, into, result: Ok(()) }];
+        d.read_runs(&mut run);
+        run[0].result?;
+        assert!(run[0].into.iter_mut().zip(tags).zip(slot..).all(|((page, tag), slot)| d.open(slot, *tag, page)));
+        Ok(run[0].into.to_vec())
+    }
 
     #[test]
-    fn runs_longer_than_one_operation_and_the_end_of_the_file() {
-        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(std::env::temp_dir(), flags, Mode::RUSR | Mode::WUSR).unwrap();
-        let device = FileDevice::new(fd);
-        let pages: std::vec::Vec<Page> = (0..300u32).map(|i| [i as u8 ^ 0x5a; PAGE_SIZE]).collect();
-        let refs: std::vec::Vec<&Page> = pages.iter().collect();
-        device.write_run(7, &refs).unwrap();
-        let mut back = std::vec![[0; PAGE_SIZE]; 300];
-        device.read_run(7, &mut back).unwrap();
-        assert!(back == pages);
-        assert_eq!(device.read_run(8, &mut back), Err(Errno::IO), "the last slot was never written");
-        device.replace(None);
-        assert_eq!(device.read_run(7, &mut back), Err(Errno::BADF));
+    fn runs_longer_than_all_buffers_and_the_end_of_the_file() {
+        // With O_DIRECT where the first directory is on a disk, without on tmpfs.
+        for dir in ["/var/tmp", "/dev/shm"].map(std::path::Path::new).into_iter().filter(|dir| dir.is_dir()) {
+            let d = device(dir);
+            let pages = pages(600);
+            let (result, tags) = write(&d, 7, &pages);
+            result.unwrap();
+            for skew in [0, 1] {
+                assert!(read(&d, 7, &tags, skew).unwrap() == pages);
+                assert_eq!(read(&d, 8, &tags, skew), Err(Errno::IO), "the last slot was never written");
+            }
+            d.replace(None);
+            assert_eq!(read(&d, 7, &tags, 0), Err(Errno::BADF));
+            assert_eq!(write(&d, 7, &pages).0, Err(Errno::BADF));
+        }
+    }
+
+    #[test]
+    fn many_short_runs_at_once_each_with_its_own_result() {
+        let d = device(&std::env::temp_dir());
+        let pages = pages(100);
+        let refs: Vec<&Page> = pages.iter().collect();
+        let mut tags = std::vec![0; 100];
+        let slot = |i: usize| if i == 30 { i64::MAX as u64 / 4096 } else { 10 * i as u64 + 1 };
+        let mut runs: Vec<WriteRun<'_>> = refs
+            .chunks(2)
+            .zip(tags.chunks_mut(2))
+            .enumerate()
+            .map(|(i, (pages, tags))| WriteRun { slot: slot(i), pages, tags, result: Err(Errno::PERM) })
+            .collect();
+        d.write_runs(&mut runs);
+        for (i, run) in runs.iter().enumerate() {
+            assert_eq!(run.result.is_ok(), i != 30, "run {i}: {:?}", run.result);
+        }
+        for (i, tags) in tags.chunks(2).enumerate().filter(|(i, _)| *i != 30) {
+            assert!(read(&d, slot(i), tags, 0).unwrap() == pages[2 * i..2 * i + 2]);
+        }
+    }
+
+    #[test]
+    fn threads_share_the_rings_and_the_buffers() {
+        let d = device(&std::env::temp_dir());
+        assert!(d.has_rings().is_ok() || matches!(d.has_rings(), Err(Errno::PERM | Errno::NOSYS)), "{:?}", d.has_rings());
+        let pages = pages(192);
+        std::thread::scope(|scope| {
+            for t in 0..8u64 {
+                let (d, pages) = (&d, &pages);
+                scope.spawn(move || {
+                    for round in 0..8 {
+                        let first = 1 + 1000 * t + 100 * (round % 2);
+                        let (result, tags) = write(d, first, pages);
+                        result.unwrap();
+                        let mut into: Vec<AlignedPages> = std::vec![AlignedPages([[0; PAGE_SIZE]; 3]); 64];
+                        let slots = (first..).step_by(3);
+                        let mut runs: Vec<ReadRun<'_>> = into
+                            .iter_mut()
+                            .zip(slots)
+                            .map(|(pages, slot)| ReadRun { slot, into: &mut pages.0, result: Err(Errno::PERM) })
+                            .collect();
+                        d.read_runs(&mut runs);
+                        for (i, run) in runs.iter_mut().enumerate() {
+                            run.result.unwrap();
+                            for (k, page) in run.into.iter_mut().enumerate() {
+                                let at = 3 * i + k;
+                                assert!(d.open(first + at as u64, tags[at], page) && *page == pages[at]);
+                            }
+                        }
+                    }
+                });
+            }
+        });
+    }
+
+    #[derive(Clone)]
+    #[repr(align(4096))]
+    struct AlignedPages([Page; 3]);
+
+    #[test]
+    fn what_is_discarded_takes_no_space() {
+        let d = device(&std::env::temp_dir());
+        let (result, tags) = write(&d, 1, &pages(200));
+        result.unwrap();
+        let file = d.file().unwrap();
+        rustix::fs::fdatasync(file.fd).unwrap();
+        let blocks = || rustix::fs::fstat(file.fd).unwrap().st_blocks;
+        let before = blocks();
+        d.discard(0, 151).unwrap();
+        assert!(blocks() <= before - 149 * 8, "{before} blocks before, {} after", blocks());
+        assert!(read(&d, 151, &tags[150..], 0).is_ok(), "the others are still there");
+    }
+
+    #[test]
+    fn nothing_is_left_in_the_page_cache() {
+        for dir in ["/var/tmp"].map(std::path::Path::new).into_iter().filter(|dir| dir.is_dir()) {
+            let d = device(dir);
+            assert_eq!(write(&d, 1, &pages(512)).0, Ok(()));
+            if d.is_direct() {
+                let file = d.file().unwrap();
+                // A mapping shows what is cached.
+                let len = 513 * PAGE_SIZE;
+                // SAFETY: a new mapping that nobody else knows; it is read by mincore only.
+                let cached = unsafe {
+                    let prot = rustix::mm::ProtFlags::READ;
+                    let at =
+                        rustix::mm::mmap(core::ptr::null_mut(), len, prot, rustix::mm::MapFlags::SHARED, file.fd, 0).unwrap();
+                    let mut seen = std::vec![0u8; 513];
+                    unsafe extern "C" {
+                        fn mincore(at: *mut core::ffi::c_void, len: usize, seen: *mut u8) -> i32;
+                    }
+                    assert_eq!(mincore(at, len, seen.as_mut_ptr()), 0);
+                    rustix::mm::munmap(at, len).unwrap();
+                    seen.iter().filter(|s| **s & 1 != 0).count()
+                };
+                assert_eq!(cached, 0);
+            }
+        }
     }
 }

@@ -1,7 +1,14 @@
-//! Where the bytes of an area's slots go.
+//! Where the bytes of an area's slots go. What is written there is sealed (`seal.rs`); transfers are page-aligned, so that they
+//! can go past the kernel's page cache.
 
+mod bounce;
+#[cfg(test)]
+pub(crate) mod faulty;
 mod file;
 mod none;
+mod seal;
+mod transfer;
+mod uring;
 
 use rustix::io::Errno;
 
@@ -9,14 +16,40 @@ use crate::store::Page;
 
 pub use file::FileDevice;
 pub use none::NoDevice;
+pub use seal::{TAG_BITS, Tag};
 
-/// A device. Slots are numbered by their offset in the area, in pages. No lock may be held across a call.
+/// A device. Slots are numbered by their offset in the area, in pages. No lock may be held across a call that reads or writes.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant)] // there are few, and one without a file
 pub enum Device {
     /// RAM only.
     None(NoDevice),
     /// A file.
     File(FileDevice),
+}
+
+/// Pages to write to consecutive slots.
+#[derive(Debug)]
+pub struct WriteRun<'a> {
+    /// The first slot.
+    pub slot: u64,
+    /// The pages.
+    pub pages: &'a [&'a Page],
+    /// As long as `pages`: receives the tags of the sealed pages, which [`Device::open`] needs.
+    pub tags: &'a mut [Tag],
+    /// How it ended. After an error any part may have been written.
+    pub result: Result<(), Errno>,
+}
+
+/// Pages to read from consecutive slots.
+#[derive(Debug)]
+pub struct ReadRun<'a> {
+    /// The first slot.
+    pub slot: u64,
+    /// Receives the sealed pages. Faster when page-aligned.
+    pub into: &'a mut [Page],
+    /// How it ended: what the kernel said, or `IO` beyond the end of the device; `into` then holds garbage.
+    pub result: Result<(), Errno>,
 }
 
 impl Device {
@@ -25,18 +58,41 @@ impl Device {
         matches!(self, Device::File(_))
     }
 
-    /// Writes pages to consecutive slots from `slot` on: one operation unless the kernel cuts it short.
-    ///
-    /// # Errors
-    /// What the kernel says; any part may then have been written.
-    pub fn write_run(&self, slot: u64, pages: &[&Page]) -> Result<(), Errno> {
+    /// Seals and writes runs of pages; each run gets its own result.
+    pub fn write_runs(&self, runs: &mut [WriteRun<'_>]) {
         match self {
-            Device::None(d) => d.write_run(slot, pages),
-            Device::File(d) => d.write_run(slot, pages),
+            Device::None(d) => d.write_runs(runs),
+            Device::File(d) => d.write_runs(runs),
         }
     }
 
-    /// Gives the space of `n` slots from `slot` on back to the file system; they read as zeros then.
+    /// Reads runs of sealed pages; each run gets its own result, and each page is then to be opened.
+    pub fn read_runs(&self, runs: &mut [ReadRun<'_>]) {
+        match self {
+            Device::None(d) => d.read_runs(runs),
+            Device::File(d) => d.read_runs(runs),
+        }
+    }
+
+    /// Makes a page that was read from `slot` what was written there, in place. False: it is not the page that got this tag when
+    /// it was written to this slot of this device; `page` then holds garbage.
+    #[must_use]
+    pub fn open(&self, slot: u64, tag: Tag, page: &mut Page) -> bool {
+        match self {
+            Device::None(_) => false,
+            Device::File(d) => d.open(slot, tag, page),
+        }
+    }
+
+    /// The tag that `page` would get in `slot`: a page has one tag in a slot, and no other page has it. `None` without a device.
+    pub fn tag(&self, slot: u64, page: &Page) -> Option<Tag> {
+        match self {
+            Device::None(_) => None,
+            Device::File(d) => Some(d.tag(slot, page)),
+        }
+    }
+
+    /// Gives the space of `n` slots from `slot` on, except slot 0, back to the file system; what they held is gone.
     ///
     /// # Errors
     /// What the kernel says, `NODEV` without a device.
@@ -44,17 +100,6 @@ impl Device {
         match self {
             Device::None(_) => Err(Errno::NODEV),
             Device::File(d) => d.discard(slot, n),
-        }
-    }
-
-    /// Reads consecutive slots from `slot` on: one operation unless the kernel cuts it short.
-    ///
-    /// # Errors
-    /// What the kernel says, or `IO` beyond the end of the device; `into` then holds garbage.
-    pub fn read_run(&self, slot: u64, into: &mut [Page]) -> Result<(), Errno> {
-        match self {
-            Device::None(d) => d.read_run(slot, into),
-            Device::File(d) => d.read_run(slot, into),
         }
     }
 }

@@ -2,18 +2,18 @@
 
 use rustix::io::Errno;
 
-use crate::store::Page;
+use super::{ReadRun, WriteRun};
 
 /// A device that takes nothing.
 #[derive(Debug)]
 pub struct NoDevice;
 
 impl NoDevice {
-    pub(super) fn write_run(&self, _slot: u64, _pages: &[&Page]) -> Result<(), Errno> {
-        Err(Errno::NODEV)
+    pub(super) fn write_runs(&self, runs: &mut [WriteRun<'_>]) {
+        runs.iter_mut().for_each(|run| run.result = Err(Errno::NODEV));
     }
 
-    pub(super) fn read_run(&self, _slot: u64, _into: &mut [Page]) -> Result<(), Errno> {
-        Err(Errno::NODEV)
+    pub(super) fn read_runs(&self, runs: &mut [ReadRun<'_>]) {
+        runs.iter_mut().for_each(|run| run.result = Err(Errno::NODEV));
     }
 }

@@ -1,9 +1,15 @@
 //! Allocation of slots: the order in which an area's clusters are searched.
 //!
-//! 1. the cluster that this CPU used last for this order; 2. a free cluster; 3. a cluster that was never used, if those that were
-//! are at least half used (so that a file does not grow while it has holes); 4. in an area over half full, one full cluster gives up
-//! its swap cache; 5. partly used clusters that serve the order, as the policy says; 6. any cluster that was never used; 7. clusters
-//! that wait for discard; 8. slots that dead children held; 9. clusters that serve other orders, as the policy says.
+//! 1. the cluster that this CPU used last for this order;
+//! 2. in an area half full, partly used clusters that are better taken than a free one, if the policy can tell;
+//! 3. a free cluster;
+//! 4. a cluster that was never used, if those that were are at least half used (so that a file does not grow while it has holes);
+//! 5. in an area half full, one full cluster gives up its swap cache;
+//! 6. partly used clusters that serve the order, as the policy says;
+//! 7. any cluster that was never used;
+//! 8. clusters that wait for discard;
+//! 9. slots that dead children held;
+//! 10. clusters that serve other orders, as the policy says.
 
 use core::sync::atomic::Ordering;
 
@@ -50,7 +56,7 @@ impl Area {
     pub fn alloc_reclaiming(&self, order: u32, cache: &dyn SwapCache) -> Option<u64> {
         for _ in 0..ROUNDS {
             let mut request = self.request(order, cache)?;
-            if let Some(slot) = request.from_next() {
+            if let Some(slot) = request.take_next() {
                 return Some(slot);
             }
             let found = request.search();
@@ -69,7 +75,7 @@ impl Area {
 
     /// As [`Area::alloc`], but only from the cluster that this CPU used last.
     pub(super) fn alloc_next(&self, order: u32) -> Option<u64> {
-        self.request(order, &NoCache)?.from_next()
+        self.request(order, &NoCache)?.take_next()
     }
 
     /// `None` for areas that give out nothing, and orders that don't exist.
@@ -93,7 +99,7 @@ impl Area {
 }
 
 impl<'a> Request<'a> {
-    fn from_next(&mut self) -> Option<u64> {
+    fn take_next(&mut self) -> Option<u64> {
         let next = self.hint.get();
         if next == 0 {
             return None;
@@ -118,40 +124,40 @@ impl<'a> Request<'a> {
         if over_half && let Some(slot) = area.searcher.search_first(self.order, self) {
             return Some(slot);
         }
-        if let Some(slot) = self.from_free() {
+        if let Some(slot) = self.take_free() {
             return Some(slot);
         }
         let half_used = area.used_about() * 2 >= area.opened_slots();
-        if half_used && let Some(slot) = self.from_unused() {
+        if half_used && let Some(slot) = self.take_unused() {
             return Some(slot);
         }
         // A cluster that gave up everything is free now.
         if over_half
             && area.reclaim_full(1, self.cache) > 0
-            && let Some(slot) = self.from_free()
+            && let Some(slot) = self.take_free()
         {
             return Some(slot);
         }
-        if let Some(slot) = self.from_partly_used() {
+        if let Some(slot) = self.take_partly_used() {
             return Some(slot);
         }
-        if !half_used && let Some(slot) = self.from_unused() {
+        if !half_used && let Some(slot) = self.take_unused() {
             return Some(slot);
         }
         if area.discard_some(1) > 0
-            && let Some(slot) = self.from_free()
+            && let Some(slot) = self.take_free()
         {
             return Some(slot);
         }
         if refs::reap(area)
-            && let Some(slot) = self.from_free().or_else(|| self.from_partly_used())
+            && let Some(slot) = self.take_free().or_else(|| self.take_partly_used())
         {
             return Some(slot);
         }
         area.searcher.steal(self.order, self)
     }
 
-    fn from_free(&mut self) -> Option<u64> {
+    fn take_free(&mut self) -> Option<u64> {
         let area = self.area;
         let (i, mut inner) = area.places.isolate(&area.clusters, ListId::FREE)?;
         self.opened += 1;
@@ -165,7 +171,7 @@ impl<'a> Request<'a> {
         self.take(i, &mut inner, 0)
     }
 
-    fn from_unused(&mut self) -> Option<u64> {
+    fn take_unused(&mut self) -> Option<u64> {
         while let Some((i, mut inner)) = self.area.open() {
             self.opened += 1;
             inner.order = self.order as u8;
@@ -179,7 +185,7 @@ impl<'a> Request<'a> {
         None
     }
 
-    fn from_partly_used(&mut self) -> Option<u64> {
+    fn take_partly_used(&mut self) -> Option<u64> {
         let (used, total) = (self.area.used_about(), self.area.slots());
         self.area.searcher.search(self.order, used, total, self)
     }

@@ -1,12 +1,18 @@
 //! Loading pages.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
-use super::word::{Word, checksum};
+use arrayvec::ArrayVec;
+
+use super::word::Word;
 use super::{Entry, Loaded, Page, Scratch, Store, StoreError};
+use crate::device::ReadRun;
 use crate::pool::Handle;
-use crate::slot::Area;
+use crate::slot::{Area, AreaRef};
 use crate::vm::PAGE_SIZE;
+
+/// Most runs of slots that are read at the same time.
+const RUNS: usize = 32;
 
 impl Store {
     /// Brings the bytes of a page back. The entry stays; [`Store::free`] drops it. When another thread frees the entry meanwhile,
@@ -23,9 +29,17 @@ impl Store {
             let word = Word::decode(raw);
             let loaded = match word {
                 Word::Pool(handle) => self.load_object(e, handle, into, scratch),
-                Word::Device(_) => {
-                    self.read(&area, e.offset(), core::slice::from_mut(into))?;
-                    self.verify(e, place, raw, into)
+                Word::Device(tag) => {
+                    let mut run = [ReadRun { slot: e.offset(), into: core::slice::from_mut(into), result: Ok(()) }];
+                    self.read(&area, &mut run);
+                    run[0].result.map_err(|errno| StoreError::Io { errno, offset: e.offset() * PAGE_SIZE as u64 })?;
+                    if area.device.open(e.offset(), tag, into) {
+                        Ok(Loaded::Device)
+                    } else if place.load(Ordering::Acquire) == raw {
+                        Err(self.corrupt(e))
+                    } else {
+                        Err(StoreError::BadEntry)
+                    }
                 }
                 Word::Empty | Word::Cached(_) | Word::Bad => return Err(StoreError::BadEntry),
             };
@@ -38,8 +52,8 @@ impl Store {
         }
     }
 
-    /// Loads neighbours: consecutive slots of a device are read with one I/O. `into` and `out` are as long as `entries`; each
-    /// result is as from [`Store::load`].
+    /// Loads neighbours: consecutive slots of a device are read with one I/O, and several such runs at the same time. `into` and
+    /// `out` are as long as `entries`; each result is as from [`Store::load`].
     pub fn load_run(
         &self,
         entries: &[Entry],
@@ -50,54 +64,40 @@ impl Store {
         let n = entries.len().min(into.len()).min(out.len());
         let mut i = 0;
         while i < n {
-            let run = self.device_run(&entries[i..n]);
-            if run > 1
-                && let Some(area) = self.areas.get(entries[i].area())
-                && self.read(&area, entries[i].offset(), &mut into[i..i + run]).is_ok()
-            {
-                for j in i..i + run {
-                    out[j] = self.loaded_from_device(&area, entries[j], &into[j]);
-                    if out[j] == Err(StoreError::BadEntry) {
-                        // It moved or went while it was read; where it is now is looked up again.
-                        out[j] = self.load(entries[j], &mut into[j], scratch);
-                    }
+            let Some(area) = self.areas.get(entries[i].area()) else {
+                out[i] = Err(StoreError::BadEntry);
+                i += 1;
+                continue;
+            };
+            let mut runs: ArrayVec<ReadRun<'_>, RUNS> = ArrayVec::new();
+            let (mut end, mut rest) = (i, &mut into[i..n]);
+            while end < n && entries[end].area() == area.id() && !runs.is_full() {
+                let run = device_run(&area, &entries[end..n]);
+                if run == 0 {
+                    break;
                 }
-                i += run;
-            } else {
-                // One by one also after a failed read, so that one bad slot does not take its neighbours with it.
-                let end = i + run.max(1);
-                for j in i..end {
-                    out[j] = self.load(entries[j], &mut into[j], scratch);
-                }
-                i = end;
+                let (these, others) = rest.split_at_mut(run);
+                runs.push(ReadRun { slot: entries[end].offset(), into: these, result: Ok(()) });
+                (end, rest) = (end + run, others);
             }
-        }
-    }
-
-    /// How many entries from the first on are consecutive slots of one area whose pages are on its device.
-    fn device_run(&self, entries: &[Entry]) -> usize {
-        let Some(first) = entries.first() else { return 0 };
-        let Some(area) = self.areas.get(first.area()) else { return 0 };
-        let follows = |(i, e): &(usize, &Entry)| {
-            e.area() == first.area()
-                && e.offset() == first.offset() + *i as u64
-                && area.word(e.offset()).is_some_and(|w| matches!(Word::decode(w.load(Ordering::Acquire)), Word::Device(_)))
-        };
-        entries.iter().enumerate().take_while(follows).count()
-    }
-
-    fn loaded_from_device(&self, area: &Area, e: Entry, page: &Page) -> Result<Loaded, StoreError> {
-        let place = area.word(e.offset()).ok_or(StoreError::BadEntry)?;
-        let raw = place.load(Ordering::Acquire);
-        self.verify(e, place, raw, page)
-    }
-
-    /// Checks a page that was read from a device against the checksum in its word.
-    fn verify(&self, e: Entry, place: &AtomicU64, raw: u64, page: &Page) -> Result<Loaded, StoreError> {
-        match Word::decode(raw) {
-            Word::Device(sum) if sum == checksum(page, e.offset()) => Ok(Loaded::Device),
-            Word::Device(_) if place.load(Ordering::Acquire) == raw => Err(self.corrupt(e)),
-            _ => Err(StoreError::BadEntry),
+            if runs.is_empty() {
+                drop(runs);
+                out[i] = self.load(entries[i], &mut into[i], scratch);
+                i += 1;
+                continue;
+            }
+            self.read(&area, &mut runs);
+            for run in runs {
+                for page in run.into {
+                    out[i] = match run.result.is_ok() && opened(&area, entries[i], page) {
+                        true => Ok(Loaded::Device),
+                        // The read failed, the bytes are wrong, or the page moved or went while it was read: that is found out afresh,
+                        // and page by page, so that one bad slot does not take its neighbours with it.
+                        false => self.load(entries[i], page, scratch),
+                    };
+                    i += 1;
+                }
+            }
         }
     }
 
@@ -122,18 +122,34 @@ impl Store {
         StoreError::Corrupt { entry, offset: entry.offset() * PAGE_SIZE as u64 }
     }
 
-    fn read(&self, area: &Area, slot: u64, into: &mut [Page]) -> Result<(), StoreError> {
-        self.counters.device_read_ios.add(1);
-        let bytes = (into.len() * PAGE_SIZE) as u64;
-        match area.device.read_run(slot, into) {
-            Ok(()) => {
-                self.counters.device_read_bytes.add(bytes);
-                Ok(())
-            }
-            Err(errno) => {
-                self.counters.device_errors.add(1);
-                Err(StoreError::Io { errno, offset: slot * PAGE_SIZE as u64 })
+    /// Reads runs of sealed pages, and counts.
+    fn read(&self, area: &Area, runs: &mut [ReadRun<'_>]) {
+        area.device.read_runs(runs);
+        for run in runs {
+            self.counters.device_read_ios.add(1);
+            match run.result {
+                Ok(()) => self.counters.device_read_bytes.add((run.into.len() * PAGE_SIZE) as u64),
+                Err(_) => self.counters.device_errors.add(1),
             }
         }
     }
+}
+
+/// How many entries from the first on are consecutive slots of one area whose pages are on its device.
+fn device_run(area: &AreaRef<'_>, entries: &[Entry]) -> usize {
+    let Some(first) = entries.first() else { return 0 };
+    let follows = |(i, e): &(usize, &Entry)| {
+        e.area() == area.id()
+            && e.offset() == first.offset() + *i as u64
+            && area.word(e.offset()).is_some_and(|w| matches!(Word::decode(w.load(Ordering::Acquire)), Word::Device(_)))
+    };
+    entries.iter().enumerate().take_while(follows).count()
+}
+
+/// Opens a page that was read from its entry's slot. False: it can't be, or the entry changed meanwhile.
+fn opened(area: &Area, e: Entry, page: &mut Page) -> bool {
+    let Some(place) = area.word(e.offset()) else { return false };
+    let raw = place.load(Ordering::Acquire);
+    let Word::Device(tag) = Word::decode(raw) else { return false };
+    area.device.open(e.offset(), tag, page) && place.load(Ordering::Acquire) == raw
 }

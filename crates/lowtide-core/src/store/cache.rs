@@ -1,19 +1,19 @@
 //! Swap cache: a page that was loaded from a device keeps its slot while it is in memory. If it is still the same when it is
 //! evicted again, nothing has to be written.
 //!
-//! Whether it is the same is found by its checksum, the one that also tells whether the device returned what was written: 0.3 us a
+//! Whether it is the same is found by its tag, the one that also tells whether the device returned what was written: 0.2 us a
 //! page, without write-protection faults in the program. Pages in the compressed pool are not kept there when they are loaded:
 //! the copy would cost memory.
 //!
 //! The slot can be taken back at any time, by allocation or by a worker, and be given to another page; who remembers it as its
 //! clean copy finds that out here. Whoever changes the table word away from `Cached` by compare-and-swap is the slot's one owner.
-//! Should the word say `Cached` with the right checksum on behalf of another page by then, that page's clean copy is as good: its
+//! Should the word say `Cached` with the right tag on behalf of another page by then, that page's clean copy is as good: its
 //! bytes are the same.
 
 use core::sync::atomic::Ordering;
 
 use super::counters::Counter;
-use super::word::{Word, checksum};
+use super::word::Word;
 use super::{Entry, Page, Store};
 use crate::slot::{Area, SwapCache};
 
@@ -44,7 +44,7 @@ impl Store {
     /// on a device, or its area is over half full; the entry is then as it was.
     pub fn keep_cached(&self, e: Entry) -> bool {
         let Some(area) = self.areas.get(e.area()) else { return false };
-        let device = |word| if let Word::Device(sum) = word { Some(Word::Cached(sum)) } else { None };
+        let device = |word| if let Word::Device(tag) = word { Some(Word::Cached(tag)) } else { None };
         // Slots that a parent made are given back as soon as can be.
         if area.is_inherited() || area.is_over_half_full() || !change(&area, e.offset(), device) {
             return false;
@@ -69,8 +69,8 @@ impl Store {
     /// then stored there. False: the clean copy is gone.
     pub(super) fn store_clean(&self, e: Entry, page: &Page) -> bool {
         let Some(area) = self.areas.get(e.area()) else { return false };
-        let sum = checksum(page, e.offset());
-        let same = |word| (word == Word::Cached(sum)).then_some(Word::Device(sum));
+        let Some(tag) = area.device.tag(e.offset(), page) else { return false };
+        let same = |word| (word == Word::Cached(tag)).then_some(Word::Device(tag));
         // Counted first: a free, which subtracts, may follow at once.
         self.counters.stored_now.add(1);
         self.counters.on_device_now.add(1);

@@ -83,7 +83,7 @@ impl Store {
     fn add_file(&self, file: FileConfig) -> Result<(), StoreError> {
         let budget = file.budget.map(|used| Budget { used, limit: file.budget_limit });
         let slots = file.size / PAGE_SIZE as u64;
-        let device = Device::File(FileDevice::new(file.fd));
+        let device = Device::File(FileDevice::new(file.fd).map_err(|_| StoreError::NoMemory)?);
         let area = Area::new(device, AreaConfig { slots, shared: true, budget, ..AreaConfig::default() })?;
         let id = self.areas.add(area, true)?;
         self.file.store(id, Ordering::Release);

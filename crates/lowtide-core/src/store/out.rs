@@ -4,8 +4,9 @@ use core::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 
-use super::word::{Word, checksum};
+use super::word::Word;
 use super::{Entry, Page, RAM_AREA, Scratch, Store, StoreError, Stored};
+use crate::device::{Tag, WriteRun};
 use crate::fill;
 use crate::pool::Handle;
 use crate::slot::{Area, AreaRef, MAX_ORDER};
@@ -152,11 +153,11 @@ impl Store {
             let Plan::Pool(handle) = plans[i] else {
                 let n = plans[i..].iter().take_while(|p| matches!(p, Plan::Device)).count().max(1);
                 let part = i..i + n;
-                match self.write(area, at, &pages[part.clone()]) {
+                let mut tags = [0; RUN];
+                match self.write(area, at, &pages[part.clone()], &mut tags[..n]) {
                     Ok(()) => {
-                        for (i, page) in part.clone().zip(at..) {
-                            let sum = checksum(pages[i], page);
-                            out[i] = self.publish(area, page, Word::Device(sum));
+                        for ((i, tag), slot) in part.zip(tags).zip(at..) {
+                            out[i] = self.publish(area, slot, Word::Device(tag));
                         }
                     }
                     Err(error) => {
@@ -174,9 +175,11 @@ impl Store {
     }
 
     /// Writes pages to fresh slots; when that fails, the slots are given up.
-    fn write(&self, area: &Area, slot: u64, pages: &[&Page]) -> Result<(), StoreError> {
+    fn write(&self, area: &Area, slot: u64, pages: &[&Page], tags: &mut [Tag]) -> Result<(), StoreError> {
         self.counters.device_write_ios.add(1);
-        let Err(errno) = area.device.write_run(slot, pages) else {
+        let mut run = [WriteRun { slot, pages, tags, result: Ok(()) }];
+        area.device.write_runs(&mut run);
+        let Err(errno) = run[0].result else {
             self.counters.device_write_bytes.add((pages.len() * PAGE_SIZE) as u64);
             return Ok(());
         };

@@ -1,12 +1,14 @@
 //! What users of a store rely on. Tests that fork are in `fork_tests.rs`, those with random operations in `model_tests.rs`.
 
 use super::*;
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::vec::Vec;
 
+#[path = "fault_tests.rs"]
+mod fault_tests;
 #[path = "fork_tests.rs"]
 mod fork_tests;
 #[path = "model_tests.rs"]
@@ -173,16 +175,23 @@ fn freed_entries_are_errors() {
     assert_eq!((s.stats().bad_frees, s.stats().stored_now), (6, 0));
 }
 
+/// The same file once more, with flags of its own.
+fn reopened(fd: &OwnedFd) -> std::fs::File {
+    let path = std::format!("/proc/self/fd/{}", fd.as_raw_fd());
+    std::fs::File::options().read(true).write(true).open(path).unwrap()
+}
+
 #[test]
 fn one_flipped_bit_on_the_file_is_seen() {
+    use std::os::unix::fs::FileExt;
     let cfg = file(4 * MIB).unwrap();
-    let fd = cfg.fd.as_fd().try_clone_to_owned().unwrap();
+    let disk = reopened(&cfg.fd);
     let s = store(0, Some(cfg));
     let es = entries(&put(&s, &(0..9).map(text).collect::<Vec<_>>()));
     let (bad, at) = (es[4], es[4].offset() * 4096 + 1000);
     let mut byte = [0];
-    rustix::io::pread(&fd, &mut byte, at).unwrap();
-    rustix::io::pwrite(&fd, &[byte[0] ^ 0x20], at).unwrap();
+    disk.read_exact_at(&mut byte, at).unwrap();
+    disk.write_all_at(&[byte[0] ^ 0x20], at).unwrap();
     let corrupt = Err(StoreError::Corrupt { entry: bad, offset: bad.offset() * 4096 });
     assert_eq!(get(&s, bad).map(|l| l.0), corrupt);
     let mut into = std::vec![[0; 4096]; 9];
@@ -193,10 +202,27 @@ fn one_flipped_bit_on_the_file_is_seen() {
     }
     // Pages that changed places on the file are as wrong as flipped bits.
     let mut a = [0; 4096];
-    rustix::io::pread(&fd, &mut a, es[0].offset() * 4096).unwrap();
-    rustix::io::pwrite(&fd, &a, es[1].offset() * 4096).unwrap();
+    disk.read_exact_at(&mut a, es[0].offset() * 4096).unwrap();
+    disk.write_all_at(&a, es[1].offset() * 4096).unwrap();
     assert!(matches!(get(&s, es[1]), Err(StoreError::Corrupt { .. })));
     assert_eq!(s.stats().corrupt, 3);
+}
+
+#[test]
+fn nothing_that_can_be_read_is_on_the_file() {
+    use std::io::Read;
+    let cfg = file(4 * MIB).unwrap();
+    let mut disk = reopened(&cfg.fd);
+    let s = store(0, Some(cfg));
+    let mut page = text(1);
+    page[2000..2020].copy_from_slice(b"the marked page here");
+    let es = entries(&put(&s, &[page, text(2), page]));
+    let mut bytes = Vec::new();
+    disk.read_to_end(&mut bytes).unwrap();
+    assert!(bytes.len() >= 4 * 4096, "three pages and slot 0");
+    assert!(!bytes.windows(8).any(|w| w == b"the mark" || w == b"xxxxxxxx"));
+    assert_ne!(bytes[4096..8192], bytes[3 * 4096..4 * 4096], "not even that two pages are the same");
+    assert_eq!(get(&s, es[2]), Ok((Loaded::Device, page)));
 }
 
 #[test]
@@ -255,7 +281,8 @@ fn a_full_disk_costs_neither_pages_nor_slots() {
 #[test]
 fn metadata_per_page() {
     // The page map of the pager is 8 bytes a page.
-    let n = 50_000;
+    // The file holds 65,536 pages: tables are as large as the slots that were ever used.
+    let n = 62_000;
     for (what, make, limit) in [("pool", text as fn(u64) -> Page, usize::MAX / 2), ("device", noise, 0)] {
         let s = store(0, file(256 * MIB));
         s.set_pool_limit(limit.min(200 << 20));

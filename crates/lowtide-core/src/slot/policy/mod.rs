@@ -6,6 +6,8 @@ mod exact;
 mod scan_all;
 mod scan_one;
 
+use alloc::boxed::Box;
+
 use super::cluster::{CLUSTER_SLOTS, Inner, MAX_ORDER};
 use super::index::Level;
 use super::lists::{ListId, Place};
@@ -97,7 +99,7 @@ pub(super) trait Search {
 pub(super) enum Searcher {
     ScanAll(scan_all::ScanAll),
     ScanOne(scan_one::ScanOne),
-    Bucketed(bucketed::Bucketed),
+    Bucketed(Box<bucketed::Bucketed>),
     Exact(exact::Exact),
 }
 
@@ -106,7 +108,7 @@ impl Searcher {
         match policy {
             Policy::ScanAll => Searcher::ScanAll(scan_all::ScanAll),
             Policy::ScanOne => Searcher::ScanOne(scan_one::ScanOne),
-            Policy::Bucketed => Searcher::Bucketed(bucketed::Bucketed::new()),
+            Policy::Bucketed => Searcher::Bucketed(Box::new(bucketed::Bucketed::new())),
             Policy::Exact => Searcher::Exact(exact::Exact),
         }
     }
@@ -115,7 +117,7 @@ impl Searcher {
         match self {
             Searcher::ScanAll(s) => s,
             Searcher::ScanOne(s) => s,
-            Searcher::Bucketed(s) => s,
+            Searcher::Bucketed(s) => &**s,
             Searcher::Exact(s) => s,
         }
     }

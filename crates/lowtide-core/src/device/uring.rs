@@ -1,0 +1,236 @@
+//! io_uring: several transfers in flight at once, started and awaited with one system call.
+//!
+//! A ring belongs to one batch at a time; batches that find all rings in use go on without. Each ring's memory is two pages of
+//! lowtide's own (IORING_SETUP_NO_MMAP), so no mapping of the kernel's appears among the program's. There is no kernel thread: the
+//! kernel looks at a ring only during `io_uring_enter` of the batch that has it.
+//!
+//! A forked child inherits neither descriptor nor kernel side of a ring, only a useless copy of its memory: it must
+//! [`Rings::forget`] them before it does anything else.
+
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+
+use arrayvec::ArrayVec;
+use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::io_uring::{
+    IoringEnterFlags, IoringOp, IoringSetupFlags, io_uring_enter, io_uring_params, io_uring_ptr, io_uring_setup, io_uring_sqe,
+    io_uring_user_data,
+};
+
+use super::transfer::{File, Pages, Transfer};
+use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
+
+/// Most transfers in flight in one ring: what fits in one page each of submissions and completions.
+pub const DEPTH: usize = 32;
+/// Rings: batches at the same time.
+const RINGS: usize = 4;
+
+/// The rings of a device.
+#[derive(Debug)]
+pub struct Rings {
+    list: ArrayVec<Ring, RINGS>,
+}
+
+/// One ring.
+#[derive(Debug)]
+struct Ring {
+    /// Negative: none.
+    fd: AtomicI32,
+    busy: AtomicBool,
+    /// First page: submissions. Second page: both queues' heads and tails, and the completions.
+    map: Mapping,
+    offsets: Offsets,
+}
+
+/// Where things are in the second page, as the kernel said, in bytes.
+#[derive(Debug, Default, Clone, Copy)]
+struct Offsets {
+    sq_head: u32,
+    sq_tail: u32,
+    sq_mask: u32,
+    cq_head: u32,
+    cq_tail: u32,
+    cq_mask: u32,
+    cqes: u32,
+}
+
+/// A completion: 16 bytes, as the kernel writes them.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Completion {
+    user_data: u64,
+    result: i32,
+    flags: u32,
+}
+
+impl Rings {
+    /// Makes the rings.
+    ///
+    /// # Errors
+    /// `PERM` or `NOSYS` where io_uring is not allowed or not there, others of io_uring_setup and of [`vm::map`]: the device then
+    /// works without.
+    pub fn new() -> Result<Rings, Errno> {
+        let mut list = ArrayVec::new();
+        list.push(Ring::new()?);
+        list.extend((1..RINGS).map_while(|_| Ring::new().ok()));
+        Ok(Rings { list })
+    }
+
+    /// In a forked child: the rings are its parent's.
+    pub fn forget(&self) {
+        for ring in &self.list {
+            ring.fd.store(-1, Ordering::Relaxed);
+        }
+    }
+
+    /// Moves the bytes of all transfers, up to [`DEPTH`] of them, and hands each, with its result, to `done`. False: no ring was free,
+    /// and nothing was done.
+    pub fn perform(&self, file: File<'_>, batch: &mut [Transfer<'_>], mut done: impl FnMut(usize, Result<(), Errno>)) -> bool {
+        // Faults are made in plain system calls.
+        #[cfg(test)]
+        if file.faults.is_some() {
+            return false;
+        }
+        let free = |ring: &&Ring| {
+            ring.fd.load(Ordering::Relaxed) >= 0
+                && ring.busy.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        };
+        let Some(ring) = self.list.iter().find(free) else { return false };
+        let mut first = [Err(Errno::AGAIN); DEPTH];
+        let n = batch.len().min(DEPTH);
+        ring.start_and_wait(file.fd, &mut batch[..n], &mut first);
+        ring.busy.store(false, Ordering::Release);
+        for (i, transfer) in batch.iter_mut().enumerate() {
+            // What the ring did not finish is finished without it.
+            let first = first.get(i).copied().unwrap_or(Err(Errno::AGAIN));
+            done(i, transfer.go_on(file, first));
+        }
+        true
+    }
+}
+
+impl Ring {
+    fn new() -> Result<Ring, Errno> {
+        let map = vm::map(2 * PAGE_SIZE, OnFork::Copy)?;
+        // The kernel pins the pages; they must exist.
+        // SAFETY: the mapping is fresh and nobody else knows it.
+        unsafe { map.as_ptr().write_bytes(0, 2 * PAGE_SIZE) };
+        let mut params = io_uring_params::default();
+        params.flags = IoringSetupFlags::NO_MMAP | IoringSetupFlags::NO_SQARRAY | IoringSetupFlags::COOP_TASKRUN;
+        params.sq_off.user_addr = io_uring_ptr::new(map.as_ptr().cast());
+        // SAFETY: the second page of the mapping.
+        params.cq_off.user_addr = io_uring_ptr::new(unsafe { map.as_ptr().add(PAGE_SIZE) }.cast());
+        // SAFETY: both queues fit into their pages (the kernel checks that), which stay mapped until the ring is closed.
+        let fd = match unsafe { io_uring_setup(DEPTH as u32, &mut params) } {
+            Ok(fd) => fd,
+            Err(errno) => {
+                // SAFETY: nobody uses it.
+                unsafe { map.retire() };
+                return Err(errno);
+            }
+        };
+        let (sq, cq) = (params.sq_off, params.cq_off);
+        let offsets = Offsets {
+            sq_head: sq.head,
+            sq_tail: sq.tail,
+            sq_mask: sq.ring_mask,
+            cq_head: cq.head,
+            cq_tail: cq.tail,
+            cq_mask: cq.ring_mask,
+            cqes: cq.cqes,
+        };
+        Ok(Ring { fd: AtomicI32::new(fd.into_raw_fd()), busy: AtomicBool::new(false), map, offsets })
+    }
+
+    /// A word of the queues.
+    fn word(&self, offset: u32) -> &AtomicU32 {
+        // SAFETY: inside the second page, aligned, as the kernel said; accessed by atomics only on this side.
+        unsafe { AtomicU32::from_ptr(self.map.as_ptr().add(PAGE_SIZE + offset as usize).cast()) }
+    }
+
+    /// Starts all transfers and waits for all; `out[i]`: bytes moved, or the error. What could not be started stays as it was. Only
+    /// for the ring's one user.
+    fn start_and_wait(&self, fd: BorrowedFd<'_>, batch: &mut [Transfer<'_>], out: &mut [Result<usize, Errno>; DEPTH]) {
+        // SAFETY: the ring's descriptor stays open while the device lives.
+        let ring = unsafe { BorrowedFd::borrow_raw(self.fd.load(Ordering::Relaxed)) };
+        let (tail, mask) = (self.word(self.offsets.sq_tail), self.word(self.offsets.sq_mask).load(Ordering::Relaxed));
+        let begin = tail.load(Ordering::Relaxed);
+        for (i, transfer) in batch.iter_mut().enumerate() {
+            let at = begin.wrapping_add(i as u32) & mask;
+            let mut entry = io_uring_sqe::default();
+            let (op, addr) = match &mut transfer.pages {
+                Pages::Into(pages) => (IoringOp::Read, pages.as_mut_ptr().cast()),
+                Pages::From(pages) => (IoringOp::Write, pages.as_ptr().cast_mut().cast()),
+            };
+            entry.opcode = op;
+            entry.fd = fd.as_raw_fd();
+            entry.off_or_addr2.off = transfer.offset;
+            entry.addr_or_splice_off_in.addr = io_uring_ptr::new(addr);
+            entry.len.len = transfer.len() as u32;
+            entry.user_data = io_uring_user_data::from_u64(i as u64);
+            // SAFETY: entry `at` of the first page; the kernel has taken all that were there (nothing is left by earlier batches).
+            unsafe { self.map.as_ptr().cast::<io_uring_sqe>().add(at as usize).write(entry) };
+        }
+        let mut end = begin.wrapping_add(batch.len() as u32);
+        tail.store(end, Ordering::Release);
+        let (mut left, mut waiting) = (batch.len() as u32, 0u32);
+        loop {
+            // SAFETY: the entries name buffers that are borrowed until all of their completions are here.
+            let entered = unsafe { io_uring_enter(ring, left, left + waiting, IoringEnterFlags::GETEVENTS) };
+            // What the kernel has taken is what its head says, whatever the call returned.
+            let taken = self.word(self.offsets.sq_head).load(Ordering::Acquire);
+            let untaken = end.wrapping_sub(taken);
+            waiting += left - untaken;
+            left = untaken;
+            waiting -= self.collect(out);
+            match entered {
+                _ if left + waiting == 0 => return,
+                Ok(_) | Err(Errno::INTR) => {}
+                // Rare (no memory for requests, a queue that is full): the rest goes without the ring.
+                Err(_) if left > 0 => {
+                    tail.store(taken, Ordering::Release);
+                    (end, left) = (taken, 0);
+                    if waiting == 0 {
+                        return;
+                    }
+                }
+                // The kernel still writes to the buffers.
+                Err(_) => rustix::thread::sched_yield(),
+            }
+        }
+    }
+
+    /// Takes the completions that are there; how many.
+    fn collect(&self, out: &mut [Result<usize, Errno>; DEPTH]) -> u32 {
+        let (head, mask) = (self.word(self.offsets.cq_head), self.word(self.offsets.cq_mask).load(Ordering::Relaxed));
+        let (begin, end) = (head.load(Ordering::Relaxed), self.word(self.offsets.cq_tail).load(Ordering::Acquire));
+        let mut at = begin;
+        while at != end {
+            let place = PAGE_SIZE + self.offsets.cqes as usize + (at & mask) as usize * size_of::<Completion>();
+            // SAFETY: the kernel wrote it before it moved the tail.
+            let completion: Completion = unsafe { self.map.as_ptr().add(place).cast::<Completion>().read() };
+            if let Some(out) = out.get_mut(completion.user_data as usize) {
+                *out = match completion.result {
+                    n @ 1.. => Ok(n as usize),
+                    0 => Err(Errno::IO),
+                    error => Err(Errno::from_raw_os_error(-error)),
+                };
+            }
+            at = at.wrapping_add(1);
+        }
+        head.store(end, Ordering::Release);
+        end.wrapping_sub(begin)
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        let fd = *self.fd.get_mut();
+        if fd >= 0 {
+            // SAFETY: the ring owns the descriptor.
+            drop(unsafe { OwnedFd::from_raw_fd(fd) });
+        }
+        // SAFETY: nothing is in flight, and nobody uses the ring any more.
+        unsafe { self.map.retire() };
+    }
+}

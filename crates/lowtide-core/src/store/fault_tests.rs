@@ -1,0 +1,135 @@
+//! A whole run of store operations, again and again, with each of its operations on the file failing once, in each way in which
+//! it can fail. Whatever happens: the bytes are right, or the error says where; and no slot is lost or given out twice.
+
+use super::*;
+use crate::device::Device;
+use crate::device::faulty::{Fault, Faults};
+
+/// Calls `f` with the faults of the swap file.
+fn with_faults<R>(s: &Store, f: impl FnOnce(&std::sync::OnceLock<Faults>) -> R) -> R {
+    let area = s.areas.get(1).unwrap();
+    let Device::File(device) = &area.device else { panic!() };
+    f(&device.faults)
+}
+
+/// What went wrong for the user of a store.
+#[derive(Default, Debug, PartialEq, Eq)]
+struct Seen {
+    not_stored: usize,
+    io: usize,
+    corrupt: usize,
+}
+
+/// Stores, loads and frees with a fault at operation `at`; how many operations there were, and what was seen.
+fn run(at: u64, fault: Fault, pool_limit: usize) -> (u64, Seen) {
+    // In RAM if possible: there are thousands of runs.
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let fd = rustix::fs::open("/dev/shm", flags, Mode::RUSR | Mode::WUSR).unwrap_or_else(|_| tmpfile());
+    let s = store(pool_limit, Some(FileConfig { fd, size: 8 * MIB, budget: None, budget_limit: 0 }));
+    with_faults(&s, |faults| faults.set(Faults::new(at, fault)).unwrap());
+    let mut seen = Seen::default();
+    let mut held: Vec<(Entry, Page)> = Vec::new();
+    for round in 0..3u64 {
+        // One write alone, one of three pages, one of more than a buffer.
+        for n in [1, 3, 70] {
+            let pages: Vec<Page> = (0..n).map(|i| noise(round << 20 | n << 10 | i)).collect();
+            for (stored, page) in put(&s, &pages).into_iter().zip(&pages) {
+                match stored {
+                    Ok(Stored::Entry(e)) => held.push((e, *page)),
+                    Ok(Stored::Zero) => panic!("not zero"),
+                    Err(StoreError::Io { offset, .. }) => {
+                        assert!(offset.is_multiple_of(4096) && offset < 8 * MIB);
+                        seen.not_stored += 1;
+                    }
+                    Err(error) => panic!("{error:?}"),
+                }
+            }
+        }
+        assert!(held.iter().enumerate().all(|(i, (e, _))| !held[..i].iter().any(|(other, _)| other == e)), "given out twice");
+        let (es, want): (Vec<Entry>, Vec<Page>) = held.iter().copied().unzip();
+        let mut into = std::vec![[0; 4096]; es.len()];
+        let mut out = std::vec![Err(StoreError::Full); es.len()];
+        s.load_run(&es, &mut into, &mut out, &mut Scratch::new().unwrap());
+        for i in 0..es.len() {
+            match out[i] {
+                Ok(_) => assert!(into[i] == want[i], "wrong data"),
+                Err(StoreError::Io { offset, .. }) => {
+                    assert_eq!(offset, es[i].offset() * 4096);
+                    seen.io += 1;
+                }
+                Err(StoreError::Corrupt { entry, offset }) => {
+                    assert_eq!((entry, offset), (es[i], es[i].offset() * 4096));
+                    seen.corrupt += 1;
+                }
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+        // Half of the pages go, so that slots are used again.
+        let mut i = 0;
+        held.retain(|(e, _)| {
+            i += 1;
+            i % 16 < 8 || (s.free(*e), false).1
+        });
+    }
+    held.iter().for_each(|(e, _)| s.free(*e));
+    let stats = s.stats();
+    assert_eq!((stats.stored_now, stats.on_device_now, stats.pool_bytes, stats.bad_frees), (0, 0, 0, 0));
+    // Slot 0 is never given out.
+    assert_eq!(s.areas.get(1).unwrap().used(), 1 + stats.bad_slots, "slots in use after the last page went");
+    (with_faults(&s, |faults| faults.get().unwrap().count()), seen)
+}
+
+fn at_every_operation(fault: Fault, pool_limit: usize, check: impl Fn(Seen)) {
+    let (operations, seen) = run(u64::MAX, fault, pool_limit);
+    assert!(operations > 20 && seen == Seen::default(), "{operations} {seen:?}");
+    for at in 0..operations {
+        check(run(at, fault, pool_limit).1);
+    }
+}
+
+#[test]
+fn errors_of_the_device_without_a_pool() {
+    for errno in [Errno::IO, Errno::NOSPC] {
+        at_every_operation(Fault::Error(errno), 0, |seen| {
+            // What could not be stored is the pager's still; what could not be read in a run is read again, page by page.
+            assert!(seen.io == 0 && seen.corrupt == 0, "{seen:?}");
+            assert!(seen.not_stored <= 70, "{seen:?}");
+        });
+    }
+}
+
+#[test]
+fn errors_of_the_device_cost_nothing_while_the_pool_has_room() {
+    at_every_operation(Fault::Error(Errno::IO), MIB as usize, |seen| {
+        assert!(seen == Seen::default(), "{seen:?}");
+    });
+}
+
+#[test]
+fn hiccups_are_not_errors() {
+    for fault in [Fault::Error(Errno::AGAIN), Fault::Error(Errno::INTR), Fault::Short(4096), Fault::Short(512)] {
+        at_every_operation(fault, 0, |seen| assert_eq!(seen, Seen::default(), "{fault:?}"));
+    }
+}
+
+#[test]
+fn a_device_that_vanishes_is_an_error_for_each_page() {
+    let operations = run(u64::MAX, Fault::Gone(Errno::NODEV), 0).0;
+    for at in 0..operations {
+        let (_, seen) = run(at, Fault::Gone(Errno::NODEV), 0);
+        assert!(seen.not_stored + seen.io > 0 && seen.corrupt == 0, "{seen:?}");
+    }
+}
+
+#[test]
+fn silent_damage_is_never_taken_for_data() {
+    let operations = run(u64::MAX, Fault::Flip, 0).0;
+    let mut found = [0; 3];
+    for at in 0..operations {
+        for (i, fault) in [Fault::Flip, Fault::Lost, Fault::Swapped].into_iter().enumerate() {
+            found[i] += run(at, fault, 0).1.corrupt;
+        }
+    }
+    // Of each kind: what was damaged on the way to the disk. (What was damaged on the way back was read again.)
+    assert!(found.iter().all(|n| *n > 4), "{found:?}");
+}
