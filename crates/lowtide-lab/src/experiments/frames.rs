@@ -203,7 +203,7 @@ fn store_ns(pages: usize) -> Result<f64, String> {
         let (done, ns) = cpu_ns(|| {
             (0..pages).try_for_each(|_| {
                 let mut out = [Err(StoreError::NoMemory)];
-                store.store_run(&[&page], &mut out, &mut scratch);
+                store.store_run(&[&page], &[], &mut out, &mut scratch);
                 if let Stored::Entry(entry) = out[0].map_err(fail)? {
                     store.free(entry);
                 }
