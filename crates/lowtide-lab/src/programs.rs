@@ -23,7 +23,7 @@ pub const PROGRAMS: [(&str, Pages); 5] =
 pub const CODE: (&str, Pages) = ("executable code", code);
 
 /// A process that ends when this does.
-struct Started(Child);
+pub struct Started(pub Child);
 
 impl Drop for Started {
     fn drop(&mut self) {
