@@ -246,6 +246,7 @@ impl Pager {
         set(&p.own_bytes, staged + s.pool_bytes as u64 + s.stored_now * 24);
         let c = &p.counters;
         set(&c.same_filled_pages, s.same_filled);
+        p.same_filled_words.set(&s.same_filled_words);
         set(&c.incompressible_pages, s.incompressible);
         set(&c.writeback_pages, s.device_write_bytes / PAGE_SIZE as u64);
         set(&c.writeback_ios, s.device_write_ios);

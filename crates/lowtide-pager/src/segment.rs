@@ -7,6 +7,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use lowtide_core::slot::ORDERS;
+use lowtide_core::store::{FILL_WORDS, FillWord, FillWords};
 
 /// First word of a segment.
 pub const MAGIC: u64 = 0x6c6f_7774_6964_6501;
@@ -165,6 +166,8 @@ pub struct Proc {
     pub adopted_bytes: AtomicU64,
     /// Counts since this slot was claimed.
     pub counters: Counters,
+    /// The words of its same-filled pages.
+    pub same_filled_words: FillWords,
     /// Latencies of fault service: see [`latency_bucket`].
     pub latency: [AtomicU64; LATENCY_BUCKETS],
 }
@@ -265,6 +268,8 @@ pub struct Segment {
     pub warnings: [Text; MAX_WARNINGS],
     /// Sums over processes that are gone.
     pub dead: Counters,
+    /// Their words of same-filled pages.
+    pub dead_words: FillWords,
     /// Their latencies.
     pub dead_latency: [AtomicU64; LATENCY_BUCKETS],
     /// The processes. Scan [`Segment::used_procs`], not this: reading a slot makes its page resident.
@@ -335,12 +340,14 @@ impl Segment {
     /// Folds the counts of a process that is gone into the sums and frees its slot. Only `lowtide run` calls this.
     pub fn bury(&self, p: &Proc) {
         self.dead.fold(&p.counters);
+        self.dead_words.fold(&p.same_filled_words);
         for (to, from) in self.dead_latency.iter().zip(&p.latency) {
             to.fetch_add(from.swap(0, Ordering::Relaxed), Ordering::Relaxed);
         }
         for word in p.counters.words() {
             word.store(0, Ordering::Relaxed);
         }
+        p.same_filled_words.set(&[FillWord::default(); FILL_WORDS]);
         p.clear_gauges();
         p.pid.store(0, Ordering::Relaxed);
         p.state.store(proc_state::FREE, Ordering::Release);

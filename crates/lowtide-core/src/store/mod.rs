@@ -16,6 +16,7 @@ mod fork;
 mod out;
 mod types;
 mod word;
+mod words;
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -30,6 +31,7 @@ use word::Word;
 pub use crate::codec::{Codec, Scratch};
 pub use crate::slot::Entry;
 pub use types::{FileConfig, Loaded, Page, StoreConfig, StoreError, StoreStats, Stored};
+pub use words::{FILL_WORDS, FillWord, FillWords};
 
 /// The number of the area without a device.
 const RAM_AREA: u8 = 0;
@@ -139,6 +141,7 @@ impl Store {
             on_device_now: c.on_device_now.get(),
             zero_seen: c.zero_seen.get(),
             same_filled: c.same_filled.get(),
+            same_filled_words: c.same_filled_words.most(),
             incompressible: c.incompressible.get(),
             refused: c.refused.get(),
             device_read_ios: c.device_read_ios.get(),

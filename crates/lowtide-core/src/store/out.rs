@@ -81,7 +81,10 @@ impl Store {
                 self.counters.zero_seen.add(1);
                 return Err(Ok(Stored::Zero));
             }
-            Some(_) => self.counters.same_filled.add(1),
+            Some(word) => {
+                self.counters.same_filled.add(1);
+                self.counters.same_filled_words.add(word, 1);
+            }
             None => {}
         }
         let device = self.has_device();

@@ -5,6 +5,7 @@ use core::sync::atomic::AtomicU64;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 
+use super::words::{FILL_WORDS, FillWord};
 use crate::codec::Codec;
 use crate::slot::{Entry, ORDERS, SlotError};
 
@@ -99,6 +100,8 @@ pub struct StoreStats {
     pub zero_seen: u64,
     /// Pages filled with one repeated word, not zero, seen since the start.
     pub same_filled: u64,
+    /// The words that most of them repeat, the most frequent first.
+    pub same_filled_words: [FillWord; FILL_WORDS],
     /// Pages that did not compress to 7/8 of a page, seen since the start.
     pub incompressible: u64,
     /// Pages refused because no tier could take them.
