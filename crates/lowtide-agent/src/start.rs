@@ -40,6 +40,11 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
     let Some(path) = find_segment(envp) else { return };
     let Some(segment) = map_segment(path) else { return };
     agent::set_segment(segment);
+    #[cfg(feature = "faults")]
+    // SAFETY: what the C library passes to constructors.
+    unsafe {
+        crate::faults::install(envp)
+    };
     let (start, end) = (&raw const __ehdr_start as usize, &raw const _end as usize);
     let own = vm::own(start & !0xfff, end.next_multiple_of(4096));
     // lowtide's threads call memcpy and its like, which read the C library's variables: those must never be swapped out.

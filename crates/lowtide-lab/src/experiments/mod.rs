@@ -1,5 +1,6 @@
 //! The experiments, one a file.
 
+mod disk;
 mod frames;
 mod frames_drain;
 mod pool;
@@ -16,6 +17,7 @@ const EXPERIMENTS: &[Experiment] = &[
     frames::EXPERIMENT,
     frames_drain::EXPERIMENT,
     pool::EXPERIMENT,
+    disk::EXPERIMENT,
 ];
 
 /// Runs them all.

@@ -29,10 +29,12 @@ const DEADLINE: Duration = Duration::from_secs(120);
 const CHILDRENS_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Where evicted pages go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Swap {
     Ram,
     Default,
+    /// What the command line says.
+    Options(Vec<String>),
 }
 
 /// The limit of a run.
@@ -97,8 +99,10 @@ impl Job {
         let _ = fs::remove_file(&stats);
         let mut command = Command::new(env!("CARGO_BIN_EXE_lowtide"));
         command.args(["run", "--ram", &limit.ram.to_string()]);
-        if limit.swap == Swap::Ram {
-            command.args(["--swap", "ram"]);
+        match &limit.swap {
+            Swap::Ram => drop(command.args(["--swap", "ram"])),
+            Swap::Default => {}
+            Swap::Options(options) => drop(command.args(options)),
         }
         command.arg("--stats").arg(&stats).arg("--").arg(&self.program).args(&self.arguments);
         Running::start(self, command, Some(stats))
