@@ -24,10 +24,17 @@ pub struct Scene {
 const RAM: u64 = 16 << 20;
 /// So much more than the limit is used that most pages leave RAM.
 pub const SCENES: &[Scene] = &[
-    Scene { name: "noise", program: "one_malloc", arguments: "24 n 24", swap: "dir:", pool: "1M" },
-    Scene { name: "mixed", program: "one_malloc", arguments: "32 ntnw 24", swap: "file:", pool: "1M" },
-    Scene { name: "fork", program: "forks", arguments: "stay 20 1", swap: "dir:", pool: "1M" },
+    Scene { name: "noise", program: "one_malloc", arguments: "20 n 8", swap: "dir:", pool: "1M" },
+    Scene { name: "mixed", program: "one_malloc", arguments: "24 ntnw 8", swap: "file:", pool: "1M" },
+    Scene { name: "fork", program: "forks", arguments: "stay 18 1", swap: "dir:", pool: "1M" },
 ];
+
+impl Scene {
+    /// Its program, compiled, in a directory of its own.
+    pub fn job(&self, label: &str) -> Option<Job> {
+        job(&format!("faults {} {label}", self.name), self.program, self.arguments)
+    }
+}
 
 /// How runs ended.
 #[derive(Default, Debug)]
@@ -78,7 +85,7 @@ impl Drop for Plan {
 
 /// A run of a scene with a failure; what came out, and the plan with its counts.
 fn run(scene: &Scene, op: Op, kind: Fault, at: u64) -> Option<(Outcome, Plan, String)> {
-    let job: Job = job(&format!("faults {}", scene.name), scene.program, scene.arguments)?;
+    let job = scene.job(&format!("{op:?} {kind:?}"))?;
     let plan = job.directory.join("plan");
     let swap = job.directory.join("swap");
     if scene.swap == "dir:" {
