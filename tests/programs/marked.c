@@ -6,8 +6,9 @@
 static void mark(char *page, size_t number)
 {
 	for (size_t i = 0; i < PAGE; i += 64) {
-		char line[65];
-		snprintf(line, sizeof line, "nobody may read this line on a disk: page %12zu, line %4zu\n", number, i / 64);
+		char line[96] = "";
+		snprintf(line, sizeof line, "nobody may read this on a disk: page %8zu, line %4zu", number, i / 64);
+		line[63] = '\n';
 		memcpy(page + i, line, 64);
 	}
 }
