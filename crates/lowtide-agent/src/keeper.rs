@@ -36,6 +36,9 @@ const FULL_PAUSE_US: u64 = 100_000;
 /// Objects of the pool that are moved at a time while there is nothing else to do: a fraction of a millisecond.
 const COMPACT_PAGES: usize = 256;
 
+/// Said where the keeper can't be started.
+pub const NO_THREAD: &[u8] = b"a process of the run is not limited: lowtide's thread can't be started";
+
 static ASLEEP: AtomicBool = AtomicBool::new(false);
 static LOOK_AGAIN: AtomicBool = AtomicBool::new(false);
 /// Resident bytes at the time of the fork that made this process: shared with the parent, so they are the parent's.

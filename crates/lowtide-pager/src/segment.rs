@@ -12,7 +12,7 @@ use lowtide_core::store::{FILL_WORDS, FillWord, FillWords};
 /// First word of a segment.
 pub const MAGIC: u64 = 0x6c6f_7774_6964_6501;
 /// Layout version; the agent refuses another one.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Processes of one run that can be alive at the same time and be counted.
 pub const MAX_PROCS: usize = 1024;
 /// Kept warnings of a run; later ones are counted only.
@@ -64,6 +64,8 @@ pub struct Settings {
     pub swap_dir: [u8; 1024],
     /// The named swap file, as a descriptor of `lowtide run` (`/proc/PID/fd/N`), which holds its lock. NUL-terminated.
     pub swap_file: [u8; 64],
+    /// What the user calls it, for messages. NUL-terminated.
+    pub swap_file_name: [u8; 256],
     /// The value that LD_PRELOAD must begin with, NUL-terminated: agents put it back in front when the program changes it.
     pub preload: [u8; 64],
 }

@@ -2,8 +2,8 @@
 //! can go past the kernel's page cache.
 
 mod bounce;
-#[cfg(test)]
-pub(crate) mod faulty;
+#[cfg(any(test, feature = "faults"))]
+mod faulty;
 mod file;
 mod none;
 mod seal;
@@ -26,6 +26,15 @@ pub enum Device {
     None(NoDevice),
     /// A file.
     File(FileDevice),
+}
+
+/// What the user calls a device: its SPEC, as in `dir:/var/tmp`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DeviceName {
+    /// With the colon; empty for an area without a device.
+    pub kind: &'static str,
+    /// The rest.
+    pub path: &'static [u8],
 }
 
 /// Pages to write to consecutive slots.
@@ -56,6 +65,14 @@ impl Device {
     /// Whether slots can have bytes on the device at all.
     pub fn takes_pages(&self) -> bool {
         matches!(self, Device::File(_))
+    }
+
+    /// Its name.
+    pub fn name(&self) -> DeviceName {
+        match self {
+            Device::None(_) => DeviceName::default(),
+            Device::File(d) => d.name(),
+        }
     }
 
     /// Seals and writes runs of pages; each run gets its own result.

@@ -139,7 +139,7 @@ fn free_clusters_are_punched_out_before_they_are_given_out_again() {
     static USED: AtomicU64 = AtomicU64::new(0);
     let budget = Some(Budget { used: &USED, limit: 1 << 40 });
     let cfg = AreaConfig { slots: 1024, discard: true, budget, ..AreaConfig::default() };
-    let a = Area::new(Device::File(crate::device::FileDevice::new(fd).unwrap()), cfg).unwrap();
+    let a = Area::new(Device::File(crate::device::FileDevice::new(fd, Default::default()).unwrap()), cfg).unwrap();
     let first = a.alloc(9).unwrap();
     // Slot 0 has a block of its own.
     let blocks = || rustix::fs::fstat(&same).unwrap().st_blocks - 8;

@@ -20,7 +20,7 @@ mod words;
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
-use crate::device::{Device, FileDevice, NoDevice};
+use crate::device::{Device, DeviceName, FileDevice, NoDevice};
 use crate::pool::Pool;
 use crate::slot::{Area, AreaConfig, Areas, Budget};
 use crate::vm::PAGE_SIZE;
@@ -85,11 +85,16 @@ impl Store {
     fn add_file(&self, file: FileConfig) -> Result<(), StoreError> {
         let budget = file.budget.map(|used| Budget { used, limit: file.budget_limit });
         let slots = file.size / PAGE_SIZE as u64;
-        let device = Device::File(FileDevice::new(file.fd).map_err(|_| StoreError::NoMemory)?);
+        let device = Device::File(FileDevice::new(file.fd, file.name).map_err(|_| StoreError::NoMemory)?);
         let area = Area::new(device, AreaConfig { slots, shared: true, budget, ..AreaConfig::default() })?;
         let id = self.areas.add(area, true)?;
         self.file.store(id, Ordering::Release);
         Ok(())
+    }
+
+    /// The name of the device behind an entry.
+    pub fn device_of(&self, e: Entry) -> DeviceName {
+        self.areas.get(e.area()).map_or(DeviceName::default(), |area| area.device.name())
     }
 
     /// Whether this process has an area with a device of its own.

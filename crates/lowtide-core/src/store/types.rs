@@ -7,6 +7,7 @@ use rustix::io::Errno;
 
 use super::words::{FILL_WORDS, FillWord};
 use crate::codec::Codec;
+use crate::device::DeviceName;
 use crate::slot::{Entry, ORDERS, SlotError};
 
 /// The bytes of one page.
@@ -30,6 +31,8 @@ pub struct StoreConfig {
 pub struct FileConfig {
     /// The open file; the store closes it.
     pub fd: OwnedFd,
+    /// What the user calls it.
+    pub name: DeviceName,
     /// Most bytes that the file may hold.
     pub size: u64,
     /// Bytes of file used by all processes of the run. The store adds to it, cluster by cluster, before its file grows.

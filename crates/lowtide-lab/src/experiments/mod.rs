@@ -1,5 +1,6 @@
 //! The experiments, one a file.
 
+mod disk;
 mod frames;
 mod frames_drain;
 mod hysteresis;
@@ -21,6 +22,7 @@ const EXPERIMENTS: &[Experiment] = &[
     pool::EXPERIMENT,
     zero::EXPERIMENT,
     hysteresis::EXPERIMENT,
+    disk::EXPERIMENT,
 ];
 
 /// What changes the machine while it runs, and takes root: only by name.
