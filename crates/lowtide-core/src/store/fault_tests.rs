@@ -64,6 +64,23 @@ fn run(at: u64, fault: Fault, pool_limit: usize) -> (u64, Seen) {
                 Err(error) => panic!("{error:?}"),
             }
         }
+        // Some pages go from the pool to the device; whether they do or not, they can be loaded.
+        let texts: Vec<Page> = (0..70).map(|i| text(round << 20 | i)).collect();
+        let stored = put(&s, &texts);
+        s.shrink(1, &mut Scratch::new().unwrap());
+        for (stored, page) in stored.into_iter().zip(&texts) {
+            if let Ok(Stored::Entry(e)) = stored {
+                match get(&s, e) {
+                    Ok((_, loaded)) => assert!(loaded == *page, "wrong data"),
+                    Err(StoreError::Io { .. }) => seen.io += 1,
+                    Err(StoreError::Corrupt { .. }) => seen.corrupt += 1,
+                    Err(error) => panic!("{error:?}"),
+                }
+                held.push((e, *page));
+            } else {
+                seen.not_stored += 1;
+            }
+        }
         // Half of the pages go, so that slots are used again.
         let mut i = 0;
         held.retain(|(e, _)| {
