@@ -75,7 +75,9 @@ impl Ages {
         let Some(age) = self.0.get(cluster) else { return Visit::Nothing };
         match age.load(Ordering::Relaxed) {
             // Acquire: the pages that were there when it was marked are seen.
-            USED => age.compare_exchange(USED, OLD, Ordering::AcqRel, Ordering::Relaxed).map_or(Visit::Nothing, |_| Visit::Used),
+            USED => {
+                age.compare_exchange(USED, OLD, Ordering::AcqRel, Ordering::Relaxed).map_or(Visit::Nothing, |_| Visit::Used)
+            }
             OLD => age.compare_exchange(OLD, NONE, Ordering::AcqRel, Ordering::Relaxed).map_or(Visit::Used, |_| Visit::Old),
             _ => Visit::Nothing,
         }
@@ -104,6 +106,9 @@ mod tests {
         assert_eq!((ages.visit(1), ages.visit(1)), (Visit::Used, Visit::Old));
         assert!(ages.broke(1) && !ages.broke(1));
         ages.stored(at);
-        assert_eq!((ages.visit(1), ages.visit(0), ages.visit(2), ages.visit(3)), (Visit::Nothing, Visit::Nothing, Visit::Nothing, Visit::Nothing));
+        assert_eq!(
+            (ages.visit(1), ages.visit(0), ages.visit(2), ages.visit(3)),
+            (Visit::Nothing, Visit::Nothing, Visit::Nothing, Visit::Nothing)
+        );
     }
 }

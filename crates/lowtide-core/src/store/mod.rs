@@ -31,8 +31,8 @@ use word::Word;
 
 pub use crate::codec::{Codec, Scratch};
 pub use crate::slot::Entry;
-pub use types::{FileConfig, Loaded, Page, StoreConfig, StoreError, StoreStats, Stored};
 pub use shrink::Shrunk;
+pub use types::{FileConfig, Loaded, Page, StoreConfig, StoreError, StoreStats, Stored};
 
 /// The number of the area without a device.
 const RAM_AREA: u8 = 0;
