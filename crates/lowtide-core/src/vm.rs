@@ -132,6 +132,16 @@ pub fn own(start: usize, end: usize) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Calls `f` unless `start .. end` touches lowtide's own memory; no mapping of lowtide's own comes to be meanwhile. For what must
+/// never happen to own memory: the program may have unmapped a range, and lowtide mapped something there, since the range was
+/// looked up.
+pub fn unless_own<R>(start: usize, end: usize, f: impl FnOnce() -> R) -> Option<R> {
+    let _making = MAKING.lock();
+    let mut own = false;
+    own_ranges(|s, e| own |= s < end && start < e);
+    if own { None } else { Some(f()) }
+}
+
 /// Waits until every mapping that exists by now is in the table of own ranges: to be called between looking at the process's
 /// mappings and asking which of them are lowtide's own.
 pub fn settle() {

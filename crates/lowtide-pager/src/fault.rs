@@ -488,10 +488,16 @@ impl Pager {
     }
 
     /// lowtide must never wait for itself. (A page outside of the adopted ranges is rare, so this costs nothing.)
+    ///
+    /// An old message may name a page that the program has unmapped since (the thread that waited was woken with a neighbour of
+    /// the page that another monitor brought in), and where lowtide has mapped something of its own by now: that is not
+    /// registered, and nobody waits there.
     #[cold]
     fn must_not_be_own(&self, addr: usize) {
         lowtide_core::vm::own_ranges(|start, end| {
-            if (start..end).contains(&addr) {
+            // SAFETY: where the copy succeeds, a page of lowtide's own was missing, and this process ends.
+            let registered = || unsafe { self.uffd().copy(addr, self.zeros.as_ptr(), PAGE_SIZE) }.error != Some(Errno::NOENT);
+            if (start..end).contains(&addr) && registered() {
                 let mut text = crate::line::Line::new();
                 let staging = if self.staging.contains(addr) { &b" (staging)"[..] } else { b"" };
                 text.push(b"internal error: a page of lowtide's own was missing, offset ").number((addr - start) as u64);

@@ -216,14 +216,15 @@ impl Pager {
     /// Adopts a range: registers it, so that its missing pages are served from now on, and makes it evictable.
     ///
     /// # Errors
-    /// Those of UFFDIO_REGISTER; `NOMEM`: too many ranges.
+    /// Those of UFFDIO_REGISTER; `NOMEM`: too many ranges; `EXIST`: lowtide's own memory is there by now.
     pub fn adopt(&self, range: Range) -> Result<(), Errno> {
         let lock = self.space.exclusive();
         if self.regions.covers(&lock, range) {
             return Ok(());
         }
         // SAFETY: the monitors serve every fault; the words of memory that is not adopted are None.
-        unsafe { self.uffd().register(range.start, range.end - range.start)? };
+        let register = || unsafe { self.uffd().register(range.start, range.end - range.start) };
+        vm::unless_own(range.start, range.end, register).ok_or(Errno::EXIST)??;
         if self.regions.insert(&lock, range) {
             return Ok(());
         }
