@@ -297,11 +297,15 @@ impl Keeper {
         if grown || LOOK_AGAIN.load(Ordering::Acquire) || self.since_look_us >= LOOK_EVERY_US {
             self.adopt_all(pager);
         }
+        if self.worker.is_none() {
+            self.worker = Worker::new(true).ok();
+        }
+        let Some(worker) = &mut self.worker else { return SHORTEST_SLEEP_US };
         let low = pager.budget.low_mark();
         let was_above = core::mem::replace(&mut self.above_low, total > low);
         if total <= low {
             pager.store.maintain();
-            if compact(pager) {
+            if pager.shrink_pool(worker) || compact(pager) {
                 return SHORTEST_SLEEP_US;
             }
             return Self::nap((pager.budget.high_mark() - total).min(64 << 20));
@@ -310,16 +314,14 @@ impl Keeper {
         if !was_above {
             pager.store.drain_frames();
         }
-        if self.worker.is_none() {
-            self.worker = Worker::new(true).ok();
-        }
-        let Some(worker) = &mut self.worker else { return SHORTEST_SLEEP_US };
         // This process's part of what is too much; measured again after at most 2 MiB, because new mappings may have appeared.
         let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
         let excess = (total - low) as u128 * u128::from(mine) / u128::from(total.max(1));
         let segment = (pager.staging.segment_frames() * vm::PAGE_SIZE) as u64;
         let batches = (excess as u64 / segment).clamp(1, (2 << 20) / segment);
         for _ in 0..batches {
+            // Ahead of the pool's being full, so that it takes what is evicted now.
+            pager.shrink_pool(worker);
             let before = pager.counters().evictions_pages.load(Ordering::Relaxed);
             match pager.evict(worker) {
                 Evicted::Some => {

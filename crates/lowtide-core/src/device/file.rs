@@ -17,7 +17,7 @@ use super::bounce::{BUFFER_PAGES, BUFFERS, Buffer, Buffers};
 use super::seal::{Seal, Tag};
 use super::transfer::{File, Pages, Transfer};
 use super::uring::{DEPTH, Rings};
-use super::{DeviceName, ReadRun, WriteRun};
+use super::{DeviceName, ReadRun, SealRun, WriteRun};
 use crate::store::Page;
 use crate::vm::PAGE_SIZE;
 
@@ -181,6 +181,25 @@ impl FileDevice {
             run.result = run.result.and(result);
         });
         at
+    }
+
+    pub(super) fn write_in_place(&self, runs: &mut [SealRun<'_>]) {
+        let file = match self.file() {
+            Ok(file) => file,
+            Err(errno) => return runs.iter_mut().for_each(|run| run.result = Err(errno)),
+        };
+        for runs in runs.chunks_mut(DEPTH) {
+            let mut batch: ArrayVec<Transfer<'_>, DEPTH> = ArrayVec::new();
+            let mut results: ArrayVec<&mut Result<(), Errno>, DEPTH> = ArrayVec::new();
+            for run in runs {
+                for ((page, tag), slot) in run.pages.iter_mut().zip(run.tags.iter_mut()).zip(run.slot..) {
+                    *tag = self.seal.seal_in_place(slot, page);
+                }
+                batch.push(Transfer { offset: run.slot * PAGE_SIZE as u64, pages: Pages::From(run.pages) });
+                results.push(&mut run.result);
+            }
+            self.perform(file, &mut batch, |i, result| *results[i] = result);
+        }
     }
 
     pub(super) fn read_runs(&self, runs: &mut [ReadRun<'_>]) {

@@ -50,6 +50,19 @@ pub struct WriteRun<'a> {
     pub result: Result<(), Errno>,
 }
 
+/// Pages to write to consecutive slots, from memory that the device may change.
+#[derive(Debug)]
+pub struct SealRun<'a> {
+    /// The first slot.
+    pub slot: u64,
+    /// The pages, page-aligned; sealed afterwards.
+    pub pages: &'a mut [Page],
+    /// As long as `pages`: receives the tags of the sealed pages, which [`Device::open`] needs.
+    pub tags: &'a mut [Tag],
+    /// How it ended. After an error any part may have been written.
+    pub result: Result<(), Errno>,
+}
+
 /// Pages to read from consecutive slots.
 #[derive(Debug)]
 pub struct ReadRun<'a> {
@@ -80,6 +93,14 @@ impl Device {
         match self {
             Device::None(d) => d.write_runs(runs),
             Device::File(d) => d.write_runs(runs),
+        }
+    }
+
+    /// Seals runs of pages where they are and writes each with one I/O; each run gets its own result.
+    pub fn write_in_place(&self, runs: &mut [SealRun<'_>]) {
+        match self {
+            Device::None(_) => runs.iter_mut().for_each(|run| run.result = Err(Errno::NODEV)),
+            Device::File(d) => d.write_in_place(runs),
         }
     }
 

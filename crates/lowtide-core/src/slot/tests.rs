@@ -68,8 +68,8 @@ fn a_freed_cluster_serves_any_order_again() {
     assert_eq!(singles.len(), 1023);
 }
 
-/// Cluster 1 is of this CPU's zone then.
-fn on_cpu_1() {
+/// Cluster 1 is of this CPU's zone then, and clusters are used in the order of their numbers.
+pub(crate) fn on_cpu_1() {
     let mut cpus = rustix::thread::CpuSet::new();
     cpus.set(1);
     // A machine with one CPU has one zone.

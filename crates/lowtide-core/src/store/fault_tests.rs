@@ -45,6 +45,15 @@ fn run(at: u64, fault: Fault, pool_limit: usize) -> (u64, Seen) {
                 }
             }
         }
+        // What is compressed goes to the pool if it has room, and then to the device.
+        let texts: Vec<Page> = (0..10).map(|i| text(round << 20 | i)).collect();
+        for (stored, page) in put(&s, &texts).into_iter().zip(&texts) {
+            match stored {
+                Ok(Stored::Entry(e)) => held.push((e, *page)),
+                _ => seen.not_stored += 1,
+            }
+        }
+        s.shrink(1, &mut Scratch::new().unwrap());
         assert!(held.iter().enumerate().all(|(i, (e, _))| !held[..i].iter().any(|(other, _)| other == e)), "given out twice");
         let (es, want): (Vec<Entry>, Vec<Page>) = held.iter().copied().unzip();
         let mut into = std::vec![[0; 4096]; es.len()];

@@ -69,7 +69,7 @@ pub(super) fn get(store: &Store, e: Entry) -> Result<(Loaded, Page), StoreError>
     store.load(e, &mut page, &mut Scratch::new().unwrap()).map(|loaded| (loaded, page))
 }
 
-fn entries(stored: &[Result<Stored, StoreError>]) -> Vec<Entry> {
+pub(super) fn entries(stored: &[Result<Stored, StoreError>]) -> Vec<Entry> {
     let entry = |r: &Result<Stored, StoreError>| match r {
         Ok(Stored::Entry(e)) => *e,
         other => panic!("{other:?}"),

@@ -117,6 +117,14 @@ pub struct StoreStats {
     pub device_read_bytes: u64,
     /// Bytes written to devices.
     pub device_write_bytes: u64,
+    /// Pages that were written from the pool to a device to make room in the pool.
+    pub written_back: u64,
+    /// Pages that the pool did not take because it was full: they went to a device, or were refused.
+    pub pool_refused: u64,
+    /// How often the pool became full.
+    pub pool_full_times: u64,
+    /// Clusters whose pages stay in the pool because the device failed to write them.
+    pub broken_clusters: u64,
     /// Failed operations on devices.
     pub device_errors: u64,
     /// Pages that came back with other bytes than were stored.
