@@ -186,8 +186,8 @@ impl Places {
         self.isolate_one_of(clusters, core::iter::once(list))
     }
 
-    /// As [`Places::isolate`], one of a zone if there is one near the head of the list.
-    pub(super) fn isolate_near<'a>(
+    /// As [`Places::isolate`], one of a zone that is near the head of the list.
+    pub(super) fn isolate_of<'a>(
         &self,
         clusters: &'a Array<Cluster>,
         list: ListId,
@@ -198,8 +198,8 @@ impl Places {
         }
         let mut lists = self.lists.lock();
         let lock = |i: usize| clusters[i].0.try_lock().map(|inner| (i, inner));
-        let near = lists.iter(list).take(NEAR).filter(|i| zone.has(*i)).find_map(lock);
-        let (i, mut inner) = near.or_else(|| lists.iter(list).find_map(lock))?;
+        let near = if zone == Zone::ALL { usize::MAX } else { NEAR };
+        let (i, mut inner) = lists.iter(list).take(near).filter(|i| zone.has(*i)).find_map(lock)?;
         self.leave(Some(&mut lists), i, &mut inner);
         inner.state = ListState::None;
         Some((i, inner))

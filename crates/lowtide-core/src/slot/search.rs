@@ -2,8 +2,9 @@
 //!
 //! 1. the cluster that this CPU used last for this order;
 //! 2. in an area half full, partly used clusters that are better taken than a free one, if the policy can tell;
-//! 3. a free cluster;
-//! 4. a cluster that was never used, if those that were are at least half used (so that a file does not grow while it has holes);
+//! 3. a free cluster of this CPU's zone;
+//! 4. a cluster that was never used, if those that were are at least half used (so that a file does not grow while it has holes),
+//!    or any free one;
 //! 5. in an area half full, one full cluster gives up its swap cache;
 //! 6. partly used clusters that serve the order, as the policy says;
 //! 7. any cluster that was never used;
@@ -126,42 +127,45 @@ impl<'a> Request<'a> {
             return Some(slot);
         }
         let half_used = area.used_about() * 2 >= area.opened_slots();
-        if let Some(slot) = self.take_free(half_used) {
+        if let Some(slot) = self.take_free(half_used, Zone::own()) {
             return Some(slot);
         }
         if half_used && let Some(slot) = self.take_unused() {
             return Some(slot);
         }
+        if let Some(slot) = self.take_free(half_used, Zone::ALL) {
+            return Some(slot);
+        }
         // A cluster that gave up everything is free now.
         if over_half
             && area.reclaim_full(1, self.cache) > 0
-            && let Some(slot) = self.take_free(true)
+            && let Some(slot) = self.take_free(true, Zone::ALL)
         {
             return Some(slot);
         }
         if let Some(slot) = self.take_partly_used() {
             return Some(slot);
         }
-        if !half_used && let Some(slot) = self.take_free(true).or_else(|| self.take_unused()) {
+        if !half_used && let Some(slot) = self.take_free(true, Zone::ALL).or_else(|| self.take_unused()) {
             return Some(slot);
         }
         if area.discard_some(1) > 0
-            && let Some(slot) = self.take_free(true)
+            && let Some(slot) = self.take_free(true, Zone::ALL)
         {
             return Some(slot);
         }
         if refs::reap(area)
-            && let Some(slot) = self.take_free(true).or_else(|| self.take_partly_used())
+            && let Some(slot) = self.take_free(true, Zone::ALL).or_else(|| self.take_partly_used())
         {
             return Some(slot);
         }
         area.searcher.steal(self.order, self)
     }
 
-    /// `grow`: also one that is no part of the file yet, or no more.
-    fn take_free(&mut self, grow: bool) -> Option<u64> {
+    /// One of a zone. `grow`: also one that is no part of the file yet, or no more.
+    fn take_free(&mut self, grow: bool, zone: Zone) -> Option<u64> {
         let area = self.area;
-        let (i, mut inner) = area.places.isolate_near(&area.clusters, ListId::FREE, Zone::own())?;
+        let (i, mut inner) = area.places.isolate_of(&area.clusters, ListId::FREE, zone)?;
         self.opened += 1;
         if !inner.charged {
             if !grow || !area.charge(i) {
@@ -195,7 +199,7 @@ impl<'a> Request<'a> {
             area.settle(i, &mut inner, true);
         }
         // The last ones are for whoever comes.
-        if left { self.take_free(true) } else { None }
+        if left { self.take_free(true, Zone::ALL) } else { None }
     }
 
     fn take_partly_used(&mut self) -> Option<u64> {
