@@ -113,7 +113,9 @@ mod tests {
     #[test]
     fn folding_adds_word_by_word() {
         let (a, b, copy) = (FillWords::default(), FillWords::default(), FillWords::default());
-        (a.add(1, 10), a.add(2, 5), b.add(2, 8));
+        a.add(1, 10);
+        a.add(2, 5);
+        b.add(2, 8);
         a.fold(&b);
         copy.set(&a.most());
         assert_eq!(copy.most()[..2], [(2, 13), (1, 10)].map(|(word, pages)| FillWord { word, pages }));

@@ -57,7 +57,8 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     let bytes = scale.pick(600, 1536) * MIB;
     let noise = match scale.swap {
         Swap::File => PAGE / 8,
-        Swap::Zram => PAGE / 8 / 4,
+        // So that the pool never gets full: both keep to the limit.
+        Swap::Zram => PAGE / 8 / 8,
     };
     let pages = bytes as usize / PAGE;
     let load = Load { pages, noise, passes: scale.pick(2, 3), reads: scale.pick(5_000, 40_000) };
@@ -115,7 +116,7 @@ fn outcome(course: &Course, measured: &[Measured; 2]) -> Outcome {
     let load = &course.load;
     let title = format!(
         "{} MiB of data in {} MiB of RAM, {} % of it noise; the kernel has {swap}",
-        load.pages * PAGE >> 20,
+        load.pages * PAGE / MIB as usize,
         course.limit / MIB,
         load.noise * 100 / (PAGE / 8)
     );
@@ -126,7 +127,7 @@ fn outcome(course: &Course, measured: &[Measured; 2]) -> Outcome {
             name.to_owned(),
             format!("{:.2}", m.fill.median()),
             format!("{:.2}", m.pass.median()),
-            format!("{:.0}", (load.pages * PAGE >> 20) as f64 / m.pass.median()),
+            format!("{:.0}", (load.pages * PAGE / MIB as usize) as f64 / m.pass.median()),
             format!("{:.1}", m.pass.spread() * 100.0),
             format!("{:.0}", m.random_us.median()),
             format!("{:.1}", m.random_us.spread() * 100.0),

@@ -45,7 +45,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
 /// One of [`WAYS`] to keep pages.
 trait Way {
     /// Stores pages.
-    fn store(&mut self, pages: &[Page]) -> Result<(), String>;
+    fn store(&mut self, pages: &[&Page]) -> Result<(), String>;
     /// Loads them all.
     fn load(&mut self, into: &mut Page) -> Result<(), String>;
     /// Bytes held for them, tables included.
@@ -62,14 +62,10 @@ struct Lowtide {
 }
 
 impl Way for Lowtide {
-    fn store(&mut self, pages: &[Page]) -> Result<(), String> {
+    fn store(&mut self, pages: &[&Page]) -> Result<(), String> {
         self.kept.resize(pages.len(), Err(StoreError::Full));
         for (pages, out) in pages.chunks(RUN).zip(self.kept.chunks_mut(RUN)) {
-            let mut run = [&pages[0]; RUN];
-            for (to, page) in run.iter_mut().zip(pages) {
-                *to = page;
-            }
-            self.store.store_run(&run[..pages.len()], &[], out, &mut self.scratch);
+            self.store.store_run(pages, &[], out, &mut self.scratch);
         }
         self.kept.iter().find_map(|kept| kept.err()).map_or(Ok(()), |e| Err(format!("a page can't be stored: {e:?}")))
     }
@@ -133,14 +129,14 @@ impl Entries {
 }
 
 impl Way for Entries {
-    fn store(&mut self, pages: &[Page]) -> Result<(), String> {
+    fn store(&mut self, pages: &[&Page]) -> Result<(), String> {
         for page in pages {
             let word = if self.zero_checked && repeated_word(page) == Some(0) {
                 ZERO_WORD
             } else {
                 let handle = match self.codec.compress(page, &mut self.scratch) {
                     Some(len) => self.pool.insert(&self.scratch.bytes[..len]),
-                    None => self.pool.insert(page),
+                    None => self.pool.insert(&page[..]),
                 };
                 handle.ok_or("the pool is full")?.raw()
             };
@@ -238,7 +234,8 @@ fn costs(scale: &Scale, outcome: &mut Outcome) -> Result<(), String> {
     let mut into = [0; PAGE];
     for (at, (zero, in_cache)) in LOADS.into_iter().enumerate() {
         let few = if in_cache { RUN / 4 } else { n };
-        let (pages, times) = (pages(few, zero), n / few);
+        let pages = pages(few, zero);
+        let pages: Vec<&Page> = pages.iter().cycle().take(n).collect();
         let mut ways = Vec::new();
         for number in 0..WAYS.len() {
             ways.push(way(number, n as u64 * 2 + 4096)?);
@@ -251,20 +248,14 @@ fn costs(scale: &Scale, outcome: &mut Outcome) -> Result<(), String> {
         }
         measure::in_turn(&WAYS, rounds, |i, _| {
             let way = &mut ways[i];
-            let (mut store, mut load) = (0.0, 0.0);
-            for _ in 0..times {
-                let (stored, ns) = measure::cpu_ns(|| way.store(&pages));
-                stored?;
-                store += ns;
-                let (loaded, ns) = measure::cpu_ns(|| way.load(&mut into));
-                loaded?;
-                load += ns;
-                bytes[i][at] = way.bytes() as f64 / few as f64;
-                way.free()?;
-            }
+            let (stored, store) = measure::cpu_ns(|| way.store(&pages));
+            stored?;
+            let (loaded, load) = measure::cpu_ns(|| way.load(&mut into));
+            loaded?;
+            bytes[i][at] = way.bytes() as f64 / n as f64;
             samples[i][at][0].add(store / n as f64);
             samples[i][at][1].add(load / n as f64);
-            Ok::<(), String>(())
+            way.free()
         })?;
     }
     for (i, name) in WAYS.into_iter().enumerate() {
@@ -367,19 +358,19 @@ mod tests {
     fn every_way_brings_the_pages_back_and_only_state_keeps_nothing() {
         let (zeros, half) = (pages(64, 100), pages(64, 50));
         assert_eq!(half.iter().filter(|p| repeated_word(p) == Some(0)).count(), 32);
-        for number in 0..WAYS.len() {
+        for (number, name) in WAYS.into_iter().enumerate() {
             let mut way = way(number, 4096).unwrap();
-            way.store(&zeros).unwrap();
-            assert_eq!(way.bytes() == 0, number == STATE, "{}", WAYS[number]);
+            way.store(&zeros.iter().collect::<Vec<_>>()).unwrap();
+            assert_eq!(way.bytes() == 0, number == STATE, "{name}");
             way.free().unwrap();
             for page in &half {
-                way.store(std::slice::from_ref(page)).unwrap();
+                way.store(&[page]).unwrap();
                 let mut into = [0x5a; PAGE];
                 way.load(&mut into).unwrap();
-                assert!(into == *page, "{}", WAYS[number]);
+                assert!(into == *page, "{name}");
                 way.free().unwrap();
             }
-            assert_eq!(way.bytes(), 0, "{}", WAYS[number]);
+            assert_eq!(way.bytes(), 0, "{name}");
         }
     }
 }
