@@ -8,7 +8,10 @@ FUZZ_FLAGS := -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing
 
-.PHONY: build demo test model fuzz soak overhead table lab fmt lint clean setup help
+# Built elsewhere: what can be made to fail must never be taken for what is shipped.
+FAULTS := $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide --features faults --test faults
+
+.PHONY: build demo test model fuzz faults soak overhead table lab fmt lint clean setup help
 
 build: ## target/release/lowtide: one file, the agent inside
 	$(CARGO) build --release
@@ -18,6 +21,7 @@ demo: setup build ## a real program natively and in 40 % of its memory
 
 test: setup fmt lint model ## formatting, lints, model checks, unit tests, real programs under limits
 	$(CARGO) test --release --workspace --exclude lowtide-agent
+	$(FAULTS)
 
 model: ## model checking with loom and shuttle
 	$(CARGO) test -p lowtide-core --lib --features loom models
@@ -26,6 +30,9 @@ model: ## model checking with loom and shuttle
 fuzz: ## fuzzes the slot allocator for SECONDS (default 60)
 	cd fuzz && RUSTFLAGS="$(FUZZ_FLAGS)" $(CARGO) run --release --target $$(rustc -vV | sed -n 's/^host: //p') --bin slots -- \
 		-max_total_time=$(or $(SECONDS),60)
+
+faults: setup ## whole runs with each operation of the swap file, each mapping and each allocation failing in turn
+	LOWTIDE_FAULTS_ALL=1 $(FAULTS)
 
 soak: setup ## the tests that find races, for SOAK_SECONDS (default 300)
 	$(CARGO) test --release -p lowtide --test real_programs -- --ignored --test-threads=1 soak

@@ -30,6 +30,9 @@ fn main() {
     if outer_cargo_is_offline() {
         cargo.arg("--offline");
     }
+    if env::var_os("CARGO_FEATURE_FAULTS").is_some() {
+        cargo.args(["--features", "faults"]);
+    }
     // What is meant for the command line (instrumentation, sanitizers, lints) breaks a library without std.
     for name in [
         "CARGO_ENCODED_RUSTFLAGS",

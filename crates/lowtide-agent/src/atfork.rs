@@ -66,6 +66,7 @@ extern "C" fn child() {
         if inherits {
             crate::say::fatal(b"a forked child can't start lowtide's thread");
         }
+        crate::say::warn(keeper::NO_THREAD);
         return;
     }
     while inherits && READY.load(Ordering::Acquire) == 0 {

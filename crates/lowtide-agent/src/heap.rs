@@ -60,6 +60,10 @@ impl Heap {
 // SAFETY: dlmalloc answers for the memory; the lock for exclusion.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        #[cfg(feature = "faults")]
+        if lowtide_core::faults::fails(lowtide_core::faults::Op::Heap) {
+            return core::ptr::null_mut();
+        }
         // SAFETY: a layout has a power-of-two alignment.
         unsafe { self.0.lock().malloc(layout.size(), layout.align()) }
     }

@@ -38,6 +38,9 @@ const FULL_PAUSE_US: u64 = 100_000;
 /// Objects of the pool that are moved at a time while there is nothing else to do: a fraction of a millisecond.
 const COMPACT_PAGES: usize = 256;
 
+/// Said where the keeper can't be started.
+pub const NO_THREAD: &[u8] = b"a process of the run is not limited: lowtide's thread can't be started";
+
 static ASLEEP: AtomicBool = AtomicBool::new(false);
 static LOOK_AGAIN: AtomicBool = AtomicBool::new(false);
 /// Resident bytes at the time of the fork that made this process: shared with the parent, so they are the parent's.
@@ -311,11 +314,15 @@ impl Keeper {
         if grown || LOOK_AGAIN.load(Ordering::Acquire) || self.since_look_us >= LOOK_EVERY_US {
             self.adopt_all(pager);
         }
+        if self.worker.is_none() {
+            self.worker = Worker::new(true).ok();
+        }
+        let Some(worker) = &mut self.worker else { return SHORTEST_SLEEP_US };
         let low = pager.budget.low_mark();
         let was_above = core::mem::replace(&mut self.above_low, total > low);
         if total <= low {
             pager.store.maintain();
-            if compact(pager) {
+            if pager.shrink_pool(worker) || compact(pager) {
                 return SHORTEST_SLEEP_US;
             }
             return Self::nap((pager.budget.high_mark() - total).min(64 << 20));
@@ -324,16 +331,14 @@ impl Keeper {
         if !was_above {
             pager.store.drain_frames();
         }
-        if self.worker.is_none() {
-            self.worker = Worker::new(true).ok();
-        }
-        let Some(worker) = &mut self.worker else { return SHORTEST_SLEEP_US };
         // This process's part of what is too much; measured again after at most 2 MiB, because new mappings may have appeared.
         let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
         let excess = (total - low) as u128 * u128::from(mine) / u128::from(total.max(1));
         let segment = (pager.staging.segment_frames() * vm::PAGE_SIZE) as u64;
         let batches = (excess as u64 / segment).clamp(1, (2 << 20) / segment);
         for _ in 0..batches {
+            // Ahead of the pool's being full, so that it takes what is evicted now.
+            pager.shrink_pool(worker);
             let before = pager.counters().evictions_pages.load(Ordering::Relaxed);
             match pager.evict(worker) {
                 Evicted::Some => {

@@ -12,6 +12,8 @@ extern crate alloc;
 mod agent;
 mod atfork;
 mod exec;
+#[cfg(feature = "faults")]
+mod faults;
 mod gate;
 mod heap;
 mod hooks;

@@ -9,7 +9,7 @@ use lowtide_pager::segment::{ENV_SEGMENT, MAGIC, Segment, VERSION};
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::{agent, atfork, hooks, keeper, patch, thread};
+use crate::{agent, atfork, hooks, keeper, patch, say, thread};
 
 /// `LOWTIDE_SEGMENT=path`, as it came: kept for programs that are started with another environment.
 struct Variable(UnsafeCell<[u8; 128]>);
@@ -40,6 +40,11 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
     let Some(path) = find_segment(envp) else { return };
     let Some(segment) = map_segment(path) else { return };
     agent::set_segment(segment);
+    #[cfg(feature = "faults")]
+    // SAFETY: what the C library passes to constructors.
+    unsafe {
+        crate::faults::install(envp)
+    };
     let (start, end) = (&raw const __ehdr_start as usize, &raw const _end as usize);
     let own = vm::own(start & !0xfff, end.next_multiple_of(4096), Whose::Lowtide);
     // lowtide's threads call memcpy and its like, which read the C library's variables: those must never be swapped out.
@@ -52,7 +57,9 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
     // SAFETY: the program has not started: one thread.
     unsafe { hooks::install() };
     atfork::install();
-    let _ = thread::spawn(keeper::fresh, 0);
+    if thread::spawn(keeper::fresh, 0).is_err() {
+        say::warn(keeper::NO_THREAD);
+    }
 }
 
 /// The path of the segment, from the environment.

@@ -3,6 +3,7 @@
 use core::ffi::CStr;
 use core::sync::atomic::Ordering;
 
+use lowtide_core::device::DeviceName;
 use lowtide_core::store::FileConfig;
 use lowtide_pager::line::Line;
 use lowtide_pager::segment::{self, Settings};
@@ -22,7 +23,14 @@ pub fn open() -> Option<FileConfig> {
     }
     let named = set.swap_kind == segment::SWAP_FILE && run.swap_claimed.swap(1, Ordering::AcqRel) == 0;
     match if named { open_path(&set.swap_file) } else { unnamed(set) } {
-        Ok(fd) => Some(FileConfig { fd, size: set.swap_size, budget: Some(&run.swap_used), budget_limit: set.swap_size }),
+        Ok(fd) => {
+            let name = if named {
+                DeviceName { kind: "file:", path: text(&set.swap_file_name) }
+            } else {
+                DeviceName { kind: "dir:", path: text(&set.swap_dir) }
+            };
+            Some(FileConfig { fd, name, size: set.swap_size, budget: Some(&run.swap_used), budget_limit: set.swap_size })
+        }
         Err(Errno::BUSY) => {
             say::warn(b"another process of the run has the swap device: this one uses compressed RAM only");
             None
@@ -32,13 +40,18 @@ pub fn open() -> Option<FileConfig> {
             line.push(b"no swap file could be ");
             match named {
                 true => line.push(b"opened"),
-                false => line.push(b"made in ").push(CStr::from_bytes_until_nul(&set.swap_dir).map_or(&[], CStr::to_bytes)),
+                false => line.push(b"made in ").push(text(&set.swap_dir)),
             };
             line.push(b", error ").number(e.raw_os_error() as u64).push(b": only compressed RAM is used");
             say::warn(line.bytes());
             None
         }
     }
+}
+
+/// A NUL-terminated text.
+fn text(field: &[u8]) -> &[u8] {
+    CStr::from_bytes_until_nul(field).map_or(&[], CStr::to_bytes)
 }
 
 /// BUSY: the run has no directory for such files.

@@ -149,7 +149,7 @@ impl Codec {
     }
 
     /// Decompresses the first `len` bytes of `scratch.bytes`. False if they are not a compressed page; `into` then holds garbage.
-    pub(crate) fn decompress(self, scratch: &mut Scratch, len: usize, into: &mut Page) -> bool {
+    pub fn decompress(self, scratch: &mut Scratch, len: usize, into: &mut Page) -> bool {
         if len > scratch.bytes.len() {
             return false;
         }

@@ -2,6 +2,8 @@
 
 use crate::store::Page;
 
+cpufeatures::new!(avx2, "avx2");
+
 /// Bytes of the repeated word.
 const WORD: usize = size_of::<u64>();
 
@@ -16,17 +18,28 @@ pub fn repeated_word(page: &Page) -> Option<u64> {
     if first != word(page.len() / WORD - 1) || first != word(1) {
         return None;
     }
-    // Blocks, so that the comparison inside one has no branches and is vectorised.
-    for block in page.chunks_exact(16 * WORD) {
-        let mut differ = 0;
-        for bytes in block.as_chunks::<WORD>().0 {
-            differ |= u64::from_ne_bytes(*bytes) ^ first;
-        }
-        if differ != 0 {
-            return None;
-        }
-    }
-    Some(first)
+    let all = if avx2::get() {
+        // SAFETY: this processor has AVX2.
+        unsafe { all_are_avx2(page, first) }
+    } else {
+        all_are(page, first)
+    };
+    all.then_some(first)
+}
+
+/// [`all_are`], compiled to wider registers: twice as fast where the page is in the cache.
+#[target_feature(enable = "avx2")]
+fn all_are_avx2(page: &Page, word: u64) -> bool {
+    all_are(page, word)
+}
+
+/// Whether each word of the page is `word`. In blocks, so that the comparison inside one has no branches and is vectorised.
+#[inline(always)]
+fn all_are(page: &Page, word: u64) -> bool {
+    page.chunks_exact(16 * WORD).all(|block| {
+        let differ = |differ, bytes: &[u8; WORD]| differ | (u64::from_ne_bytes(*bytes) ^ word);
+        block.as_chunks::<WORD>().0.iter().fold(0, differ) == 0
+    })
 }
 
 #[cfg(test)]

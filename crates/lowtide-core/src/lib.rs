@@ -11,6 +11,8 @@ extern crate std;
 
 pub mod codec;
 pub mod device;
+#[cfg(any(test, feature = "faults"))]
+pub mod faults;
 pub mod fill;
 pub mod frame;
 pub mod lock;

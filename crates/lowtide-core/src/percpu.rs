@@ -96,6 +96,38 @@ fn last_number(text: &[u8]) -> Option<usize> {
     core::str::from_utf8(&text[start..end]).ok()?.parse().ok()
 }
 
+/// A share of things that are numbered, so that CPUs keep apart while there is room: those whose number, modulo a power of two
+/// of at most 64, is that of the CPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Zone {
+    /// Bit n: a thing whose number ends in n, modulo 64, is of this zone.
+    mask: u64,
+}
+
+impl Zone {
+    /// Everything.
+    pub const ALL: Zone = Zone { mask: u64::MAX };
+
+    /// This CPU's.
+    #[inline]
+    pub fn own() -> Zone {
+        let zones = count().next_power_of_two().min(64);
+        // One bit in each group of as many bits as there are zones.
+        let every = u64::MAX / (u64::MAX >> (64 - zones));
+        Zone { mask: every << (current() & (zones - 1)) }
+    }
+
+    /// Whether thing `i` is of this zone.
+    pub fn has(self, i: usize) -> bool {
+        self.mask >> (i % 64) & 1 == 1
+    }
+
+    /// The bits of a word, one for each of 64 things, the first of which has a multiple of 64 as its number.
+    pub fn mask(self) -> u64 {
+        self.mask
+    }
+}
+
 /// A value on cache lines of its own: two lines, because CPUs fetch lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -112,6 +144,14 @@ impl<T> Deref for CacheAligned<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn zones_share_everything_out() {
+        let zone = Zone::own();
+        let zones = count().next_power_of_two().min(64);
+        assert_eq!((0..640).filter(|i| zone.has(*i)).count(), 640 / zones);
+        assert!((0..640).all(|i| Zone::ALL.has(i) && zone.has(i) == zone.has(i + zones)));
+    }
 
     #[test]
     fn the_highest_number_counts() {

@@ -79,6 +79,10 @@ pub enum OnFork {
 /// # Errors
 /// `NOMEM` when the kernel refuses, or when this process has `MAX_OWN` mappings already.
 pub fn map(len: usize, on_fork: OnFork) -> Result<Mapping, Errno> {
+    #[cfg(feature = "faults")]
+    if crate::faults::fails(crate::faults::Op::Map) {
+        return Err(Errno::NOMEM);
+    }
     let len = len.next_multiple_of(PAGE_SIZE);
     let whole = len + 2 * PAGE_SIZE;
     let flags = match on_fork {

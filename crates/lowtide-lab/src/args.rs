@@ -7,6 +7,7 @@ use clap::builder::PossibleValuesParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::experiments;
+use crate::race::Swap;
 
 /// The experiments behind lowtide's design: published figures, reproduced and beaten on this machine.
 #[derive(Parser, Debug)]
@@ -24,17 +25,30 @@ pub struct Args {
     /// Smaller and shorter: seconds, not minutes.
     #[arg(long)]
     pub quick: bool,
+    /// What the kernel swaps to; for `race`, where a file is the default.
+    #[arg(long, value_enum)]
+    pub swap: Option<Swap>,
 }
 
 /// Reads the command line. The error is a line that says what is wrong with it, or `None` when help was asked for and printed.
 pub fn parse() -> Result<Args, Option<String>> {
-    Args::try_parse().map_err(|error| match error.kind() {
+    match Args::try_parse() {
+        Ok(args) if args.swap.is_some() && args.experiment != experiments::RACE => {
+            Err(Some(format!("--swap is for `{}` only", experiments::RACE)))
+        }
+        parsed => parsed.map_err(|error| explain(&error)),
+    }
+}
+
+/// Prints help that was asked for, or says what is wrong.
+fn explain(error: &clap::Error) -> Option<String> {
+    match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             let _ = error.print();
             None
         }
-        _ => Some(one_line(&error)),
-    })
+        _ => Some(one_line(error)),
+    }
 }
 
 /// What clap says in several lines, in one.

@@ -1,6 +1,7 @@
 //! What an experiment is.
 
 use crate::plot::Chart;
+use crate::race::Swap;
 use crate::report::{Finding, Table};
 
 /// An experiment. To add one: a file in `experiments/` and a line in the list there.
@@ -19,6 +20,8 @@ pub struct Experiment {
 pub struct Scale {
     /// Smaller sizes and fewer runs.
     pub quick: bool,
+    /// What the kernel swaps to, for the race.
+    pub swap: Swap,
 }
 
 impl Scale {

@@ -9,6 +9,7 @@ mod experiments;
 mod measure;
 mod plot;
 mod programs;
+mod race;
 mod report;
 mod slots;
 mod threads;
@@ -27,6 +28,9 @@ const USAGE: u8 = 2;
 const FAILED: u8 = 125;
 
 fn main() -> ExitCode {
+    if let Some(code) = race::helper() {
+        return code;
+    }
     let args = match args::parse() {
         Ok(args) => args,
         Err(None) => return ExitCode::SUCCESS,
@@ -47,9 +51,10 @@ fn fail(code: u8, line: &str) -> ExitCode {
 /// Runs what is asked for, writes the files, and says whether all targets were met.
 fn run(args: &Args) -> Result<bool, String> {
     let chosen = experiments::named(&args.experiment);
+    let scale = experiment::Scale { quick: args.quick, swap: args.swap.unwrap_or(race::Swap::File) };
     let mut reports = Vec::new();
     for experiment in &chosen {
-        let outcome = (experiment.run)(&experiment::Scale { quick: args.quick })?;
+        let outcome = (experiment.run)(&scale)?;
         let report = Report::new(experiment, args.quick, outcome.tables, outcome.findings);
         std::io::stdout().write_all(report.to_string().as_bytes()).map_err(|e| format!("can't print: {e}"))?;
         if let Some(path) = &args.plot {

@@ -16,17 +16,14 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Reads up to so many pages of a kind of memory. The error says what is missing.
 type Pages = fn(usize) -> Result<Vec<[u8; PAGE]>, String>;
-/// All kinds of memory.
-pub const KINDS: [(&str, Pages); 5] = [
-    ("python heap", python),
-    ("redis", redis),
-    ("compiler (cc1)", compiler),
-    ("numpy floats", floats),
-    ("executable code", code),
-];
+/// The anonymous memory of programs: pages that are in memory, all-zero ones included.
+pub const PROGRAMS: [(&str, Pages); 5] =
+    [("python heap", python), ("redis", redis), ("compiler (cc1)", compiler), ("sort", sort), ("numpy floats", floats)];
+/// Executable code.
+pub const CODE: (&str, Pages) = ("executable code", code);
 
 /// A process that ends when this does.
-struct Started(Child);
+pub struct Started(pub Child);
 
 impl Drop for Started {
     fn drop(&mut self) {
@@ -106,6 +103,21 @@ fn redis(pages: usize) -> Result<Vec<[u8; PAGE]>, String> {
     pages
 }
 
+/// GNU sort while it waits for more lines.
+fn sort(pages: usize) -> Result<Vec<[u8; PAGE]>, String> {
+    let mut child = start(Command::new("sort").args(["-S", "1G"]).stdin(Stdio::piped()).stdout(Stdio::null()))?;
+    let mut input = child.0.stdin.take().ok_or("no input")?;
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut text = String::new();
+    // Each line takes about as much again in sort's table of lines, so this is enough.
+    while text.len() < pages * PAGE {
+        text += &format!("{:016x} line {} of a log file, status {}\n", random.u64(..), text.len(), random.u8(..5));
+    }
+    // What was written has been read, but for what a pipe holds.
+    input.write_all(text.as_bytes()).map_err(|e| e.to_string())?;
+    anonymous(child.0.id(), pages)
+}
+
 fn cc1() -> Result<PathBuf, String> {
     let out = Command::new("cc").arg("-print-prog-name=cc1").output().map_err(|e| format!("cc can't be started: {e}"))?;
     Ok(PathBuf::from(String::from_utf8_lossy(&out.stdout).trim()))
@@ -152,19 +164,24 @@ fn code(pages: usize) -> Result<Vec<[u8; PAGE]>, String> {
     (first..end).map(|i| file.read_exact_at(&mut page, i * PAGE as u64).map(|()| page).map_err(|e| e.to_string())).collect()
 }
 
-/// Up to `most` pages of private, writable, anonymous memory of a process, none of them all zero, spread over all of it.
+/// Up to `most` pages of private, writable, anonymous memory of a process, spread over all of it that is in memory.
 fn anonymous(pid: u32, most: usize) -> Result<Vec<[u8; PAGE]>, String> {
-    let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).map_err(|e| format!("process {pid}: {e}"));
-    let mem = File::open(format!("/proc/{pid}/mem")).map_err(|e| format!("memory of process {pid}: {e}"))?;
+    const PRESENT: u64 = 1 << 63;
+    let open = |name: &str| File::open(format!("/proc/{pid}/{name}")).map_err(|e| format!("process {pid}: {name}: {e}"));
+    let maps = std::io::read_to_string(open("maps")?).map_err(|e| e.to_string())?;
+    let (mem, pagemap) = (open("mem")?, open("pagemap")?);
     let mut found = Vec::new();
-    for line in read("maps")?.lines() {
+    for line in maps.lines() {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let anonymous = fields.len() == 5 || fields.get(5) == Some(&"[heap]");
         let Some((start, end)) = fields[0].split_once('-').filter(|_| fields[1] == "rw-p" && anonymous) else { continue };
         let parse = |hex| usize::from_str_radix(hex, 16).map_err(|e| e.to_string());
         for at in (parse(start)?..parse(end)?).step_by(PAGE) {
-            let mut page = [0; PAGE];
-            if mem.read_exact_at(&mut page, at as u64).is_ok() && page.iter().any(|b| *b != 0) {
+            let (mut page, mut state) = ([0; PAGE], [0; 8]);
+            // What was never touched reads as zeros, and is no page.
+            let present =
+                pagemap.read_exact_at(&mut state, (at / PAGE * 8) as u64).is_ok() && u64::from_ne_bytes(state) & PRESENT != 0;
+            if present && mem.read_exact_at(&mut page, at as u64).is_ok() {
                 found.push(page);
             }
         }

@@ -404,7 +404,7 @@ impl Pager {
                     Ok(_) => {}
                     // Dropped or moved by the program meanwhile: the bytes will not be used.
                     Err(_) if self.map.get(page) != Word::Loading(claimed[i + j]) => missing |= 1 << (i + j),
-                    Err(e) if wanted == Some(page) => self.lost(page, *e),
+                    Err(e) if wanted == Some(page) => self.lost(page, list[j], *e),
                     // Not needed now: whoever needs it will be told.
                     Err(_) => missing |= 1 << (i + j),
                 }
@@ -458,20 +458,30 @@ impl Pager {
     }
 
     /// The bytes of a page can't be had any more.
-    fn lost(&self, page: usize, error: StoreError) -> ! {
+    fn lost(&self, page: usize, entry: Entry, error: StoreError) -> ! {
         let mut text = crate::line::Line::new();
         text.push(b"a page of the program could not be read back: ");
-        match error {
+        let offset = match error {
             StoreError::Io { errno, offset } => {
-                text.push(b"swap file, offset ").number(offset).push(b", error ").number(errno.raw_os_error() as u64);
+                text.push(b"error ").number(errno.raw_os_error() as u64);
+                offset
             }
             StoreError::Corrupt { offset, .. } => {
-                text.push(b"swap file, offset ").number(offset).push(b", it holds something else than was written there");
+                text.push(b"something else than was written there");
+                offset
             }
             _ => {
                 text.push(b"no such entry (internal error), page ").number(page as u64);
+                (self.host.fatal)(text.bytes())
             }
-        }
+        };
+        // The name comes last: a long one may be cut.
+        let device = self.store.device_of(entry);
+        match device.kind {
+            // The compressed pool: its memory was overwritten.
+            "" => text.push(b" in RAM, slot ").number(entry.offset()),
+            kind => text.push(b" at offset ").number(offset).push(b" of ").push(kind.as_bytes()).push(device.path),
+        };
         (self.host.fatal)(text.bytes())
     }
 
@@ -530,7 +540,7 @@ impl Pager {
                 let Some(entry) = Entry::from_raw(raw) else { return Err(Errno::INVAL) };
                 let (buffer, scratch) = worker.parts();
                 if let Err(e) = self.store.load(entry, &mut buffer[0], scratch) {
-                    self.lost(page, e);
+                    self.lost(page, entry, e);
                 }
                 buffer[0].as_ptr()
             }

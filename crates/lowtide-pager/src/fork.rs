@@ -15,7 +15,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use lowtide_core::store::FileConfig;
+use lowtide_core::store::{FileConfig, StoreError};
 use lowtide_core::vm::{self, OnFork, PAGE_SIZE};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -222,7 +222,13 @@ impl Pager {
             self.hand.reset_after_fork();
             self.map.reset_after_fork();
             self.staging.reset_after_fork();
-            self.store.fork_child(reopen, file).map_err(|_| &b"a forked child can't open its parent's swap file"[..])?;
+            match self.store.fork_child(reopen, file) {
+                Ok(()) => {}
+                Err(StoreError::NoMemory) => {
+                    (self.host.warn)(b"a forked child has no memory for a swap file of its own: it uses compressed RAM only")
+                }
+                Err(_) => return Err(b"a forked child can't open its parent's swap file"),
+            }
         }
         let uffd = Uffd::open(NEEDED_FEATURES).map_err(|_| &b"a forked child can't open a userfaultfd"[..])?;
         let present = Present::open().map_err(|_| &b"a forked child can't open its page map"[..])?;

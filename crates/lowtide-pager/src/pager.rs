@@ -25,6 +25,8 @@ use crate::uffd::Uffd;
 
 /// Pages that are loaded and installed at a time: bounds a worker's buffer and how long the space lock is shared.
 pub const BATCH: usize = 64;
+/// Bytes of objects that leave the pool at a time: those of one cluster, or a few.
+const SHRINK_BYTES: usize = 1 << 20;
 
 /// What the pager asks of the process it lives in.
 #[derive(Debug, Clone, Copy)]
@@ -257,6 +259,14 @@ impl Pager {
         self.rest.store(rest, Ordering::Relaxed);
     }
 
+    /// Writes old pages from the pool to the swap file, a cluster or a few, if the pool is about to get full. Whether pages were
+    /// written; `false` also while the program forks.
+    pub fn shrink_pool(&self, worker: &mut Worker) -> bool {
+        let Some(_operation) = self.enter() else { return false };
+        let wanted = self.store.wants_shrinking().min(SHRINK_BYTES);
+        wanted > 0 && self.store.shrink(wanted, &mut worker.scratch).pages > 0
+    }
+
     /// Writes the gauges of this process into the run's segment.
     pub fn publish(&self) {
         let p = self.proc();
@@ -272,6 +282,7 @@ impl Pager {
         self.publish_own();
         let c = &p.counters;
         set(&c.same_filled_pages, s.same_filled);
+        p.same_filled_words.set(&s.same_filled_words);
         set(&c.incompressible_pages, s.incompressible);
         set(&c.writeback_pages, s.device_write_bytes / PAGE_SIZE as u64);
         set(&c.writeback_ios, s.device_write_ios);

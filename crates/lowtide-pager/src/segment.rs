@@ -7,11 +7,12 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use lowtide_core::slot::ORDERS;
+use lowtide_core::store::{FILL_WORDS, FillWord, FillWords};
 
 /// First word of a segment.
 pub const MAGIC: u64 = 0x6c6f_7774_6964_6501;
 /// Layout version; the agent refuses another one.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Processes of one run that can be alive at the same time and be counted.
 pub const MAX_PROCS: usize = 1024;
 /// Kept warnings of a run; later ones are counted only.
@@ -63,6 +64,8 @@ pub struct Settings {
     pub swap_dir: [u8; 1024],
     /// The named swap file, as a descriptor of `lowtide run` (`/proc/PID/fd/N`), which holds its lock. NUL-terminated.
     pub swap_file: [u8; 64],
+    /// What the user calls it, for messages. NUL-terminated.
+    pub swap_file_name: [u8; 256],
     /// The value that LD_PRELOAD must begin with, NUL-terminated: agents put it back in front when the program changes it.
     pub preload: [u8; 64],
 }
@@ -165,6 +168,8 @@ pub struct Proc {
     pub adopted_bytes: AtomicU64,
     /// Counts since this slot was claimed.
     pub counters: Counters,
+    /// The words of its same-filled pages.
+    pub same_filled_words: FillWords,
     /// Latencies of fault service: see [`latency_bucket`].
     pub latency: [AtomicU64; LATENCY_BUCKETS],
 }
@@ -265,6 +270,8 @@ pub struct Segment {
     pub warnings: [Text; MAX_WARNINGS],
     /// Sums over processes that are gone.
     pub dead: Counters,
+    /// Their words of same-filled pages.
+    pub dead_words: FillWords,
     /// Their latencies.
     pub dead_latency: [AtomicU64; LATENCY_BUCKETS],
     /// The processes. Scan [`Segment::used_procs`], not this: reading a slot makes its page resident.
@@ -335,12 +342,14 @@ impl Segment {
     /// Folds the counts of a process that is gone into the sums and frees its slot. Only `lowtide run` calls this.
     pub fn bury(&self, p: &Proc) {
         self.dead.fold(&p.counters);
+        self.dead_words.fold(&p.same_filled_words);
         for (to, from) in self.dead_latency.iter().zip(&p.latency) {
             to.fetch_add(from.swap(0, Ordering::Relaxed), Ordering::Relaxed);
         }
         for word in p.counters.words() {
             word.store(0, Ordering::Relaxed);
         }
+        p.same_filled_words.set(&[FillWord::default(); FILL_WORDS]);
         p.clear_gauges();
         p.pid.store(0, Ordering::Relaxed);
         p.state.store(proc_state::FREE, Ordering::Release);

@@ -84,6 +84,9 @@ impl Shared {
                 settings.swap_kind = segment::SWAP_FILE;
                 settings.swap_size = file.size;
                 put(&mut settings.swap_file, path(file.file.as_fd()).as_bytes())?;
+                let name = file.path.as_os_str().as_bytes();
+                let most = settings.swap_file_name.len() - 1;
+                put(&mut settings.swap_file_name, &name[..name.len().min(most)])?;
                 if !file.is_device {
                     let dir = file.path.parent().ok_or(Errno::INVAL)?;
                     put(&mut settings.swap_dir, dir.as_os_str().as_bytes())?;

@@ -4,11 +4,14 @@ use crate::plan::Plan;
 use crate::size;
 use crate::supervise::Outcome;
 use crate::swap_spec::Swap;
+use lowtide_core::store::FillWords;
 use lowtide_pager::segment::{Counters, LATENCY_BUCKETS, Segment, latency_floor_ns, proc_state};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const PAGE: u64 = 4096;
+/// Most words in `pages.same_filled_words`.
+const WORDS_SHOWN: usize = 8;
 
 /// What `--stats` writes. Counts are of the whole run, all processes together; what is held at one moment (`ram_now`, `pool_bytes`
 /// and so on) is of the last moment at which a process had adopted memory, see [`crate::tree::Tree::gauges`].
@@ -48,10 +51,21 @@ pub struct Pages {
     pub stored: u64,
     pub zero: u64,
     pub same_filled: u64,
+    /// The words that most same-filled pages repeat.
+    pub same_filled_words: Vec<SameFilledWord>,
     pub incompressible: u64,
     pub on_device: u64,
     /// Pages that came back, read-ahead included.
     pub loaded: u64,
+}
+
+/// How many pages were filled with a word, at least (exactly, unless there are more than 16 different words).
+#[derive(Serialize)]
+pub struct SameFilledWord {
+    /// In hexadecimal, as the processor reads it: `0x` and 16 digits. (JSON readers round large numbers.)
+    pub word: String,
+    /// How many.
+    pub pages: u64,
 }
 
 #[derive(Serialize)]
@@ -169,6 +183,7 @@ impl Stats {
                 stored: of(&counters.stored_pages),
                 zero: of(&counters.zero_pages),
                 same_filled: of(&counters.same_filled_pages),
+                same_filled_words: most_words(segment),
                 incompressible: of(&counters.incompressible_pages),
                 on_device: gauges.now_on_device,
                 loaded: of(&counters.pages_in),
@@ -242,6 +257,17 @@ fn totals(segment: &Segment) -> (Counters, [u64; LATENCY_BUCKETS]) {
         add(&p.latency);
     }
     (sum, latency)
+}
+
+/// The words of same-filled pages of all processes, dead and alive.
+fn most_words(segment: &Segment) -> Vec<SameFilledWord> {
+    let sum = FillWords::default();
+    sum.fold(&segment.dead_words);
+    for p in segment.used_procs().iter().filter(|p| p.state.load(Ordering::Acquire) != proc_state::FREE) {
+        sum.fold(&p.same_filled_words);
+    }
+    let most = sum.most().into_iter().filter(|w| w.pages > 0).take(WORDS_SHOWN);
+    most.map(|w| SameFilledWord { word: format!("{:#018x}", w.word), pages: w.pages }).collect()
 }
 
 fn percentiles(buckets: &[u64; LATENCY_BUCKETS], max_ns: u64) -> Latency {

@@ -3,7 +3,7 @@
 use crate::error::Failure;
 use crate::size;
 use crate::swap_file::SwapFile;
-use lowtide_core::device::FileDevice;
+use lowtide_core::device::{DeviceName, FileDevice};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
@@ -143,7 +143,7 @@ impl Place {
             return Err("its file system is full: free some space, or name another directory".to_owned());
         }
         let in_ram = is_in_ram(&file);
-        let device = FileDevice::new(file).map_err(|error| reason(&error.into()))?;
+        let device = FileDevice::new(file, DeviceName::default()).map_err(|error| reason(&error.into()))?;
         Ok(Place { dir, free, in_ram, how: how(&device) })
     }
 }

@@ -1,106 +1,94 @@
-//! A file whose operations fail on purpose.
+//! Reads and writes of a file that fail on purpose.
+
+use alloc::vec::Vec;
 
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How an operation fails.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Fault {
-    /// With this error.
-    Error(Errno),
-    /// With this error, like all operations after it: the device has gone.
-    Gone(Errno),
-    /// It moves so many bytes only.
-    Short(usize),
-    /// A read gives, or a write puts, one wrong bit.
-    Flip,
-    /// A write says that it was done, and nothing was.
-    Lost,
-    /// A write puts the page where its neighbour belongs, and the neighbour's in its place.
-    Swapped,
+use crate::faults::{Fault, Faults, Op};
+use crate::vm::PAGE_SIZE;
+
+/// The error that a fault is, if it is one.
+fn error(fault: Fault) -> Option<Errno> {
+    match fault {
+        Fault::Io => Some(Errno::IO),
+        Fault::NoSpace => Some(Errno::NOSPC),
+        Fault::Again => Some(Errno::AGAIN),
+        Fault::Interrupted => Some(Errno::INTR),
+        Fault::Gone => Some(Errno::NODEV),
+        _ => None,
+    }
 }
 
-/// What happens to the operations of a file, counted from 0.
-#[derive(Debug)]
-pub(crate) struct Faults {
-    at: u64,
-    fault: Fault,
-    count: AtomicU64,
+/// The part of a transfer of `len` bytes that is moved.
+fn part(fault: Fault, len: usize) -> usize {
+    match fault {
+        Fault::Page => len.min(PAGE_SIZE),
+        Fault::Sector => len.min(512),
+        _ => len,
+    }
 }
 
-impl Faults {
-    /// Operation `at` fails.
-    pub(crate) fn new(at: u64, fault: Fault) -> Faults {
-        Faults { at, fault, count: AtomicU64::new(0) }
+/// pread.
+pub fn read(faults: &Faults, fd: BorrowedFd<'_>, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> {
+    let Some(fault) = faults.next(Op::Device) else { return rustix::io::pread(fd, bytes, offset) };
+    if let Some(errno) = error(fault) {
+        return Err(errno);
     }
-
-    /// Operations so far.
-    pub(crate) fn count(&self) -> u64 {
-        self.count.load(Ordering::Relaxed)
+    let len = part(fault, bytes.len());
+    let n = rustix::io::pread(fd, &mut bytes[..len], offset)?;
+    if fault == Fault::Flip {
+        bytes[n / 2] ^= 4;
     }
+    Ok(n)
+}
 
-    fn next(&self) -> Option<Fault> {
-        let n = self.count.fetch_add(1, Ordering::Relaxed);
-        (n == self.at || n > self.at && matches!(self.fault, Fault::Gone(_))).then_some(self.fault)
+/// pwrite.
+pub fn write(faults: &Faults, fd: BorrowedFd<'_>, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
+    let Some(fault) = faults.next(Op::Device) else { return rustix::io::pwrite(fd, bytes, offset) };
+    if let Some(errno) = error(fault) {
+        return Err(errno);
     }
-
-    pub(crate) fn read(&self, fd: BorrowedFd<'_>, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        match self.next() {
-            Some(Fault::Error(errno) | Fault::Gone(errno)) => return Err(errno),
-            Some(Fault::Short(n)) => {
-                let n = n.min(bytes.len());
-                return rustix::io::pread(fd, &mut bytes[..n], offset);
-            }
-            Some(Fault::Flip) => {
-                let n = rustix::io::pread(fd, &mut *bytes, offset)?;
-                bytes[n / 2] ^= 4;
-                return Ok(n);
-            }
-            Some(Fault::Lost | Fault::Swapped) | None => {}
-        }
-        rustix::io::pread(fd, bytes, offset)
-    }
-
-    pub(crate) fn write(&self, fd: BorrowedFd<'_>, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
-        match self.next() {
-            Some(Fault::Error(errno) | Fault::Gone(errno)) => return Err(errno),
-            Some(Fault::Short(n)) => return rustix::io::pwrite(fd, &bytes[..n.min(bytes.len())], offset),
-            Some(Fault::Flip) => {
-                let mut copy = Copy::of(bytes);
-                let wrong = copy.bytes();
+    match fault {
+        Fault::Lost => Ok(bytes.len()),
+        Fault::Flip | Fault::Swapped => {
+            let mut copy = Copy::of(bytes);
+            let wrong = copy.bytes();
+            if fault == Fault::Flip {
                 wrong[bytes.len() / 2] ^= 4;
-                return rustix::io::pwrite(fd, wrong, offset);
+            } else if wrong.len() >= 2 * PAGE_SIZE {
+                let (a, b) = wrong.split_at_mut(PAGE_SIZE);
+                a.swap_with_slice(&mut b[..PAGE_SIZE]);
             }
-            Some(Fault::Lost) => return Ok(bytes.len()),
-            Some(Fault::Swapped) if bytes.len() >= 8192 => {
-                let mut copy = Copy::of(bytes);
-                let wrong = copy.bytes();
-                let (a, b) = wrong.split_at_mut(4096);
-                a.swap_with_slice(&mut b[..4096]);
-                return rustix::io::pwrite(fd, wrong, offset);
-            }
-            Some(Fault::Swapped) | None => {}
+            rustix::io::pwrite(fd, wrong, offset)
         }
-        rustix::io::pwrite(fd, bytes, offset)
+        _ => rustix::io::pwrite(fd, &bytes[..part(fault, bytes.len())], offset),
     }
+}
+
+/// Whether something other than a transfer may be done.
+///
+/// # Errors
+/// The fault's.
+pub fn touch(faults: &Faults) -> Result<(), Errno> {
+    faults.next(Op::Device).and_then(error).map_or(Ok(()), Err)
 }
 
 #[derive(Clone)]
 #[repr(align(4096))]
 #[allow(dead_code)] // read by address
-struct Aligned([u8; 4096]);
+struct Aligned([u8; PAGE_SIZE]);
 
 /// A page-aligned copy of whole pages, as O_DIRECT wants it.
-struct Copy(std::vec::Vec<Aligned>);
+struct Copy(Vec<Aligned>);
 
 impl Copy {
     fn of(bytes: &[u8]) -> Copy {
-        Copy(bytes.as_chunks::<4096>().0.iter().map(|page| Aligned(*page)).collect())
+        Copy(bytes.as_chunks::<PAGE_SIZE>().0.iter().map(|page| Aligned(*page)).collect())
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: an Aligned is 4096 bytes and nothing else.
-        unsafe { core::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * 4096) }
+        // SAFETY: an Aligned is a page of bytes and nothing else.
+        unsafe { core::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * PAGE_SIZE) }
     }
 }

@@ -17,7 +17,7 @@ use super::bounce::{BUFFER_PAGES, BUFFERS, Buffer, Buffers};
 use super::seal::{Seal, Tag};
 use super::transfer::{File, Pages, Transfer};
 use super::uring::{DEPTH, Rings};
-use super::{ReadRun, WriteRun};
+use super::{DeviceName, ReadRun, SealRun, WriteRun};
 use crate::store::Page;
 use crate::vm::PAGE_SIZE;
 
@@ -29,6 +29,7 @@ const FORGET_EVERY: u64 = 4 << 20;
 pub struct FileDevice {
     /// Negative: none.
     fd: AtomicI32,
+    name: DeviceName,
     seal: Seal,
     buffers: Buffers,
     /// `Err`: why there are none.
@@ -38,7 +39,7 @@ pub struct FileDevice {
     written: AtomicU64,
     /// What goes wrong.
     #[cfg(test)]
-    pub(crate) faults: std::sync::OnceLock<super::faulty::Faults>,
+    pub(crate) faults: std::sync::OnceLock<crate::faults::Faults>,
 }
 
 impl FileDevice {
@@ -47,9 +48,10 @@ impl FileDevice {
     ///
     /// # Errors
     /// `NOMEM` without memory for its buffers; the errors of getrandom.
-    pub fn new(fd: OwnedFd) -> Result<FileDevice, Errno> {
+    pub fn new(fd: OwnedFd, name: DeviceName) -> Result<FileDevice, Errno> {
         let mut device = FileDevice {
             fd: AtomicI32::new(-1),
+            name,
             seal: Seal::new()?,
             buffers: Buffers::new()?,
             rings: Rings::new(),
@@ -61,6 +63,10 @@ impl FileDevice {
         device.direct = device.probe_direct(&fd);
         device.fd = AtomicI32::new(fd.into_raw_fd());
         Ok(device)
+    }
+
+    pub(super) fn name(&self) -> DeviceName {
+        self.name
     }
 
     /// Whether I/O goes past the page cache.
@@ -122,6 +128,8 @@ impl FileDevice {
             fd,
             #[cfg(test)]
             faults: self.faults.get(),
+            #[cfg(all(feature = "faults", not(test)))]
+            faults: crate::faults::installed(),
         })
     }
 
@@ -173,6 +181,25 @@ impl FileDevice {
             run.result = run.result.and(result);
         });
         at
+    }
+
+    pub(super) fn write_in_place(&self, runs: &mut [SealRun<'_>]) {
+        let file = match self.file() {
+            Ok(file) => file,
+            Err(errno) => return runs.iter_mut().for_each(|run| run.result = Err(errno)),
+        };
+        for runs in runs.chunks_mut(DEPTH) {
+            let mut batch: ArrayVec<Transfer<'_>, DEPTH> = ArrayVec::new();
+            let mut results: ArrayVec<&mut Result<(), Errno>, DEPTH> = ArrayVec::new();
+            for run in runs {
+                for ((page, tag), slot) in run.pages.iter_mut().zip(run.tags.iter_mut()).zip(run.slot..) {
+                    *tag = self.seal.seal_in_place(slot, page);
+                }
+                batch.push(Transfer { offset: run.slot * PAGE_SIZE as u64, pages: Pages::From(run.pages) });
+                results.push(&mut run.result);
+            }
+            self.perform(file, &mut batch, |i, result| *results[i] = result);
+        }
     }
 
     pub(super) fn read_runs(&self, runs: &mut [ReadRun<'_>]) {
@@ -231,6 +258,10 @@ impl FileDevice {
         if first >= end {
             return Ok(());
         }
+        #[cfg(any(test, feature = "faults"))]
+        if let Some(faults) = file.faults {
+            super::faulty::touch(faults)?;
+        }
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         rustix::fs::fallocate(file.fd, flags, first * PAGE_SIZE as u64, (end - first) * PAGE_SIZE as u64)
     }
@@ -275,7 +306,7 @@ mod tests {
 
     fn device(dir: &std::path::Path) -> FileDevice {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        FileDevice::new(rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR).unwrap()).unwrap()
+        FileDevice::new(rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR).unwrap(), DeviceName::default()).unwrap()
     }
 
     fn pages(n: u32) -> Vec<Page> {

@@ -2,8 +2,8 @@
 //! can go past the kernel's page cache.
 
 mod bounce;
-#[cfg(test)]
-pub(crate) mod faulty;
+#[cfg(any(test, feature = "faults"))]
+mod faulty;
 mod file;
 mod none;
 mod seal;
@@ -28,6 +28,15 @@ pub enum Device {
     File(FileDevice),
 }
 
+/// What the user calls a device: its SPEC, as in `dir:/var/tmp`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DeviceName {
+    /// With the colon; empty for an area without a device.
+    pub kind: &'static str,
+    /// The rest.
+    pub path: &'static [u8],
+}
+
 /// Pages to write to consecutive slots.
 #[derive(Debug)]
 pub struct WriteRun<'a> {
@@ -35,6 +44,19 @@ pub struct WriteRun<'a> {
     pub slot: u64,
     /// The pages.
     pub pages: &'a [&'a Page],
+    /// As long as `pages`: receives the tags of the sealed pages, which [`Device::open`] needs.
+    pub tags: &'a mut [Tag],
+    /// How it ended. After an error any part may have been written.
+    pub result: Result<(), Errno>,
+}
+
+/// Pages to write to consecutive slots, from memory that the device may change.
+#[derive(Debug)]
+pub struct SealRun<'a> {
+    /// The first slot.
+    pub slot: u64,
+    /// The pages, page-aligned; sealed afterwards.
+    pub pages: &'a mut [Page],
     /// As long as `pages`: receives the tags of the sealed pages, which [`Device::open`] needs.
     pub tags: &'a mut [Tag],
     /// How it ended. After an error any part may have been written.
@@ -58,11 +80,27 @@ impl Device {
         matches!(self, Device::File(_))
     }
 
+    /// Its name.
+    pub fn name(&self) -> DeviceName {
+        match self {
+            Device::None(_) => DeviceName::default(),
+            Device::File(d) => d.name(),
+        }
+    }
+
     /// Seals and writes runs of pages; each run gets its own result.
     pub fn write_runs(&self, runs: &mut [WriteRun<'_>]) {
         match self {
             Device::None(d) => d.write_runs(runs),
             Device::File(d) => d.write_runs(runs),
+        }
+    }
+
+    /// Seals runs of pages where they are and writes each with one I/O; each run gets its own result.
+    pub fn write_in_place(&self, runs: &mut [SealRun<'_>]) {
+        match self {
+            Device::None(_) => runs.iter_mut().for_each(|run| run.result = Err(Errno::NODEV)),
+            Device::File(d) => d.write_in_place(runs),
         }
     }
 

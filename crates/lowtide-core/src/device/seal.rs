@@ -60,9 +60,14 @@ impl Seal {
 
     /// Writes the sealed form of `page`, for `slot`, to `out`, and returns its tag.
     pub fn seal(&self, slot: u64, page: &Page, out: &mut Page) -> Tag {
-        let tag = self.tag(slot, page);
         *out = *page;
-        self.crypt(slot, tag, out);
+        self.seal_in_place(slot, out)
+    }
+
+    /// Seals `page`, for `slot`, in place, and returns its tag.
+    pub fn seal_in_place(&self, slot: u64, page: &mut Page) -> Tag {
+        let tag = self.tag(slot, page);
+        self.crypt(slot, tag, page);
         tag
     }
 

@@ -15,23 +15,23 @@ pub struct File<'a> {
     /// Its descriptor.
     pub fd: BorrowedFd<'a>,
     /// What goes wrong with it.
-    #[cfg(test)]
-    pub faults: Option<&'a super::faulty::Faults>,
+    #[cfg(any(test, feature = "faults"))]
+    pub faults: Option<&'a crate::faults::Faults>,
 }
 
 impl File<'_> {
     fn read(&self, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        #[cfg(test)]
+        #[cfg(any(test, feature = "faults"))]
         if let Some(faults) = self.faults {
-            return faults.read(self.fd, bytes, offset);
+            return super::faulty::read(faults, self.fd, bytes, offset);
         }
         rustix::io::pread(self.fd, bytes, offset)
     }
 
     fn write(&self, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
-        #[cfg(test)]
+        #[cfg(any(test, feature = "faults"))]
         if let Some(faults) = self.faults {
-            return faults.write(self.fd, bytes, offset);
+            return super::faulty::write(faults, self.fd, bytes, offset);
         }
         rustix::io::pwrite(self.fd, bytes, offset)
     }

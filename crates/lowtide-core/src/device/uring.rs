@@ -87,8 +87,8 @@ impl Rings {
     /// and nothing was done.
     pub fn perform(&self, file: File<'_>, batch: &mut [Transfer<'_>], mut done: impl FnMut(usize, Result<(), Errno>)) -> bool {
         // Faults are made in plain system calls.
-        #[cfg(test)]
-        if file.faults.is_some() {
+        #[cfg(any(test, feature = "faults"))]
+        if file.faults.is_some_and(|faults| !faults.pass(crate::faults::Op::Device, batch.len() as u64)) {
             return false;
         }
         let free = |ring: &&Ring| {

@@ -1,6 +1,6 @@
 //! How much the pool may hold, and whether it takes more.
 
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crate::vm::PAGE_SIZE;
 
@@ -10,6 +10,10 @@ pub(super) struct Limit {
     limit: AtomicUsize,
     accept_percent: u32,
     full: AtomicBool,
+    /// How often it became full.
+    pub full_times: AtomicU64,
+    /// Objects are to leave until the low mark is reached.
+    shrinking: AtomicBool,
     /// Bytes of frames held.
     pub bytes: AtomicUsize,
     /// Bytes that objects take: rounded up, with their words of the directory; whole frames for raw pages.
@@ -23,6 +27,8 @@ impl Limit {
             limit: AtomicUsize::new(limit),
             accept_percent,
             full: AtomicBool::new(false),
+            full_times: AtomicU64::new(0),
+            shrinking: AtomicBool::new(false),
             bytes: AtomicUsize::new(0),
             held: AtomicUsize::new(0),
         }
@@ -38,14 +44,37 @@ impl Limit {
             if held < limit {
                 return true;
             }
-            self.full.store(true, Ordering::Relaxed);
+            self.set_full();
             return false;
         }
-        let accepts = held < (limit as u128 * self.accept_percent as u128 / 100) as usize;
+        let accepts = held < percent(limit, self.accept_percent);
         if accepts {
             self.full.store(false, Ordering::Relaxed);
         }
         accepts
+    }
+
+    fn set_full(&self) {
+        if !self.full.swap(true, Ordering::Relaxed) {
+            self.full_times.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Bytes of objects that should leave the pool, so that it seldom gets full. From the high mark on (half way between the
+    /// acceptance threshold and the limit), or once the pool is full, until the low mark, which is as far below the threshold.
+    pub(super) fn excess(&self) -> usize {
+        let (limit, held) = (self.limit.load(Ordering::Relaxed), self.held.load(Ordering::Relaxed));
+        let half_gap = (100 - self.accept_percent).div_ceil(2).max(1);
+        let low = percent(limit, self.accept_percent.saturating_sub(half_gap));
+        if held > percent(limit, 100 - half_gap) || self.full.load(Ordering::Relaxed) {
+            self.shrinking.store(true, Ordering::Relaxed);
+        }
+        // All of it where the limit is 0.
+        let excess = held.saturating_sub(low);
+        if excess == 0 {
+            self.shrinking.store(false, Ordering::Relaxed);
+        }
+        if self.shrinking.load(Ordering::Relaxed) { excess } else { 0 }
     }
 
     /// Counts `frames` more frames, if the limit allows; else the pool is full.
@@ -54,7 +83,7 @@ impl Limit {
         let more = |bytes: usize| bytes.checked_add(frames * PAGE_SIZE).filter(|b| *b <= limit);
         let fits = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
         if !fits {
-            self.full.store(true, Ordering::Relaxed);
+            self.set_full();
         }
         fits
     }
@@ -76,6 +105,10 @@ impl Limit {
     pub(super) fn set(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);
     }
+}
+
+fn percent(of: usize, percent: u32) -> usize {
+    (of as u128 * u128::from(percent) / 100) as usize
 }
 
 #[cfg(test)]
@@ -100,5 +133,20 @@ mod tests {
         assert!(!limit.accepts());
         limit.held.store(0, Ordering::Relaxed);
         assert!(!limit.accepts(), "a limit of 0 keeps nothing");
+    }
+
+    #[test]
+    fn objects_are_to_leave_from_the_high_mark_to_the_low_one() {
+        let limit = Limit::new(1000 * PAGE_SIZE, 90);
+        for (frames, excess) in [(950, 0), (951, 101), (851, 1), (850, 0), (900, 0)] {
+            limit.held.store(frames * PAGE_SIZE, Ordering::Relaxed);
+            assert_eq!(limit.excess(), excess * PAGE_SIZE, "{frames}");
+        }
+        assert!(!limit.reserve(1001));
+        assert_eq!(limit.excess(), 50 * PAGE_SIZE, "full, for want of frames");
+        assert!(!limit.accepts());
+        assert_eq!(limit.full_times.load(Ordering::Relaxed), 1);
+        limit.set(0);
+        assert_eq!(limit.excess(), 900 * PAGE_SIZE, "a limit of 0 keeps nothing");
     }
 }

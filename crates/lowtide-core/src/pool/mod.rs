@@ -106,6 +106,16 @@ impl Pool {
         self.limit.accepts()
     }
 
+    /// Bytes of objects that should leave now, so that the pool seldom gets full.
+    pub fn excess(&self) -> usize {
+        self.limit.excess()
+    }
+
+    /// How often the pool became full.
+    pub fn full_times(&self) -> u64 {
+        self.limit.full_times.load(Ordering::Relaxed)
+    }
+
     /// Keeps a copy of `data`, 1 to 4096 bytes. `None` when the limit or memory does not allow, or the length is wrong.
     pub fn insert(&self, data: &[u8]) -> Option<Handle> {
         match data.len() {

@@ -3,6 +3,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
+use super::age::Ages;
 use super::cluster::{CLUSTER_SLOTS, Cluster};
 use super::error::SlotError;
 use super::lists::{ListId, LockedInner, Place, Places};
@@ -82,6 +83,8 @@ pub struct Area {
     pub(super) usage: CacheAligned<Usage>,
     pub(super) zombies: AtomicU64,
     pub(super) marks: CacheMarks,
+    /// Which clusters the caller's pages in RAM have slots in.
+    pub ages: Ages,
     /// Where the next search for full clusters with cache marks begins.
     pub(super) reclaim_at: AtomicU32,
     /// Where the next search for dead zombies begins.
@@ -127,6 +130,7 @@ impl Area {
                 usage: CacheAligned(Usage::new(clusters as u64)),
                 zombies: AtomicU64::new(0),
                 marks: CacheMarks::new(clusters)?,
+                ages: Ages::new(clusters)?,
                 reclaim_at: AtomicU32::new(0),
                 reap_at: AtomicU32::new(0),
                 inherited: AtomicBool::new(false),
@@ -297,6 +301,11 @@ impl Area {
         }
     }
 
+    /// Clusters that were ever used: those with lower numbers.
+    pub fn opened_clusters(&self) -> usize {
+        self.opened.load(Ordering::Acquire) as usize
+    }
+
     pub(super) fn opened_slots(&self) -> u64 {
         self.opened.load(Ordering::Acquire) as u64 * CLUSTER_SLOTS as u64
     }
@@ -338,6 +347,7 @@ impl Area {
             + self.clusters.populated_bytes()
             + places
             + self.marks.table_bytes()
+            + self.ages.table_bytes()
             + self.next.table_bytes()
     }
 

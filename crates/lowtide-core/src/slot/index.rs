@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
 
 use super::cluster::{CLUSTER_SLOTS, Inner, MAX_ORDER};
+use crate::percpu::Zone;
 use crate::table::Table;
 use crate::vm::OnFork;
 
@@ -108,11 +109,11 @@ impl Index {
         }
     }
 
-    /// The first cluster of a level from `from` on; no further than the last.
-    pub(super) fn find(&self, level: Level, from: usize) -> Option<usize> {
+    /// The first cluster of a level and a zone from `from` on; no further than the last.
+    pub(super) fn find(&self, level: Level, zone: Zone, from: usize) -> Option<usize> {
         let (words, above) = self.level(level);
         let mut w = from / 64;
-        let first = words.get(w)?.load(Ordering::Relaxed) & (u64::MAX << (from % 64));
+        let first = words.get(w)?.load(Ordering::Relaxed) & zone.mask() & (u64::MAX << (from % 64));
         if first != 0 {
             return Some(w * 64 + first.trailing_zeros() as usize);
         }
@@ -124,7 +125,7 @@ impl Index {
                 continue;
             }
             w = w / 64 * 64 + a.trailing_zeros() as usize;
-            let word = words[w].load(Ordering::Relaxed);
+            let word = words[w].load(Ordering::Relaxed) & zone.mask();
             if word != 0 {
                 return Some(w * 64 + word.trailing_zeros() as usize);
             }
@@ -170,9 +171,11 @@ mod tests {
                     set.remove(&i);
                 }
                 let from = from.index(clusters);
-                prop_assert_eq!(index.find(Level(3), from), set.range(from..).next().copied());
-                prop_assert_eq!(index.find(Level(3), 0), set.first().copied());
-                prop_assert_eq!(index.find(Level(2), 0), None);
+                prop_assert_eq!(index.find(Level(3), Zone::ALL, from), set.range(from..).next().copied());
+                prop_assert_eq!(index.find(Level(3), Zone::ALL, 0), set.first().copied());
+                let own = Zone::own();
+                prop_assert_eq!(index.find(Level(3), own, from), set.range(from..).find(|i| own.has(**i)).copied());
+                prop_assert_eq!(index.find(Level(2), Zone::ALL, 0), None);
             }
         }
     }

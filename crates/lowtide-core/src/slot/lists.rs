@@ -13,7 +13,7 @@ use super::cluster::{Cluster, Inner, ListState, ORDERS};
 use super::index::{Index, Level};
 use super::policy::BUCKETS;
 use crate::lock::rank;
-use crate::percpu::CacheAligned;
+use crate::percpu::{CacheAligned, Zone};
 use crate::sync::{Array, Guard, Lock};
 use crate::table::{Table, Zeroed};
 use crate::vm::OnFork;
@@ -112,6 +112,8 @@ impl Place {
     }
 }
 
+/// How many clusters of a list are looked at for one of a zone.
+const NEAR: usize = 64;
 const INDEXED: u8 = 200;
 const _: () = assert!(COUNT < INDEXED as usize && INDEXED as usize + Level::COUNT <= 256);
 
@@ -182,6 +184,25 @@ impl Places {
     /// Takes the first cluster of a list whose lock is free off the list and returns it locked: nobody else can walk onto it.
     pub(super) fn isolate<'a>(&self, clusters: &'a Array<Cluster>, list: ListId) -> Option<(usize, LockedInner<'a>)> {
         self.isolate_one_of(clusters, core::iter::once(list))
+    }
+
+    /// As [`Places::isolate`], one of a zone if there is one near the head of the list.
+    pub(super) fn isolate_near<'a>(
+        &self,
+        clusters: &'a Array<Cluster>,
+        list: ListId,
+        zone: Zone,
+    ) -> Option<(usize, LockedInner<'a>)> {
+        if self.len(list) == 0 {
+            return None;
+        }
+        let mut lists = self.lists.lock();
+        let lock = |i: usize| clusters[i].0.try_lock().map(|inner| (i, inner));
+        let near = lists.iter(list).take(NEAR).filter(|i| zone.has(*i)).find_map(lock);
+        let (i, mut inner) = near.or_else(|| lists.iter(list).find_map(lock))?;
+        self.leave(Some(&mut lists), i, &mut inner);
+        inner.state = ListState::None;
+        Some((i, inner))
     }
 
     /// As [`Places::isolate`], from the first list of several, in their order, that has such a cluster.

@@ -3,6 +3,7 @@
 //! The journey of an allocation: `areas.rs` (which area) > `search.rs` (which cluster) > `policy/` (which of the partly used ones) >
 //! `cluster.rs` and `bitmap.rs` (which slots). A free goes straight to the cluster: `area.rs`.
 
+mod age;
 mod area;
 mod areas;
 mod bitmap;
@@ -20,6 +21,7 @@ mod swap_cache;
 mod usage;
 mod validate;
 
+pub use age::{Ages, Visit};
 pub use area::{Area, AreaConfig, Budget, MAX_SLOTS};
 pub use areas::{AreaRef, Areas};
 pub use cluster::{CLUSTER_SLOTS, MAX_ORDER, ORDERS};
@@ -33,4 +35,4 @@ pub use validate::Invalid;
 #[cfg(all(test, any(feature = "loom", feature = "shuttle")))]
 mod models;
 #[cfg(all(test, not(any(feature = "loom", feature = "shuttle"))))]
-mod tests;
+pub(crate) mod tests;

@@ -21,6 +21,7 @@ use super::next::Hint;
 use super::policy::{Search, Tried, Trier};
 use super::refs;
 use super::swap_cache::{NoCache, SwapCache};
+use crate::percpu::Zone;
 use crate::sync::spin_loop;
 
 /// How often an allocation starts over when other threads had every cluster with room in their hands.
@@ -124,45 +125,46 @@ impl<'a> Request<'a> {
         if over_half && let Some(slot) = area.searcher.search_first(self.order, self) {
             return Some(slot);
         }
-        if let Some(slot) = self.take_free() {
+        let half_used = area.used_about() * 2 >= area.opened_slots();
+        if let Some(slot) = self.take_free(half_used) {
             return Some(slot);
         }
-        let half_used = area.used_about() * 2 >= area.opened_slots();
         if half_used && let Some(slot) = self.take_unused() {
             return Some(slot);
         }
         // A cluster that gave up everything is free now.
         if over_half
             && area.reclaim_full(1, self.cache) > 0
-            && let Some(slot) = self.take_free()
+            && let Some(slot) = self.take_free(true)
         {
             return Some(slot);
         }
         if let Some(slot) = self.take_partly_used() {
             return Some(slot);
         }
-        if !half_used && let Some(slot) = self.take_unused() {
+        if !half_used && let Some(slot) = self.take_free(true).or_else(|| self.take_unused()) {
             return Some(slot);
         }
         if area.discard_some(1) > 0
-            && let Some(slot) = self.take_free()
+            && let Some(slot) = self.take_free(true)
         {
             return Some(slot);
         }
         if refs::reap(area)
-            && let Some(slot) = self.take_free().or_else(|| self.take_partly_used())
+            && let Some(slot) = self.take_free(true).or_else(|| self.take_partly_used())
         {
             return Some(slot);
         }
         area.searcher.steal(self.order, self)
     }
 
-    fn take_free(&mut self) -> Option<u64> {
+    /// `grow`: also one that is no part of the file yet, or no more.
+    fn take_free(&mut self, grow: bool) -> Option<u64> {
         let area = self.area;
-        let (i, mut inner) = area.places.isolate(&area.clusters, ListId::FREE)?;
+        let (i, mut inner) = area.places.isolate_near(&area.clusters, ListId::FREE, Zone::own())?;
         self.opened += 1;
         if !inner.charged {
-            if !area.charge(i) {
+            if !grow || !area.charge(i) {
                 area.places.relocate(i, &mut inner, Place::List(ListId::FREE));
                 return None;
             }
@@ -172,17 +174,28 @@ impl<'a> Request<'a> {
     }
 
     fn take_unused(&mut self) -> Option<u64> {
-        while let Some((i, mut inner)) = self.area.open() {
+        let (area, zone) = (self.area, Zone::own());
+        let mut left = false;
+        while let Some((i, mut inner)) = area.open() {
             self.opened += 1;
+            // Those of other zones are left to them, free and not yet part of the file.
+            if inner.count == 0 && !zone.has(i) {
+                area.uncharge(i);
+                inner.charged = false;
+                area.places.relocate(i, &mut inner, Place::List(ListId::FREE));
+                left = true;
+                continue;
+            }
             inner.order = self.order as u8;
             if let Some(slot) = self.take(i, &mut inner, 0) {
                 return Some(slot);
             }
             // The first and the last cluster are never empty, and may have no run of a high order.
             inner.order = 0;
-            self.area.settle(i, &mut inner, true);
+            area.settle(i, &mut inner, true);
         }
-        None
+        // The last ones are for whoever comes.
+        if left { self.take_free(true) } else { None }
     }
 
     fn take_partly_used(&mut self) -> Option<u64> {
@@ -258,13 +271,13 @@ impl Trier for Request<'_> {
         self.take_isolated(i, inner)
     }
 
-    fn try_level(&mut self, level: Level) -> Option<u64> {
+    fn try_level(&mut self, level: Level, zone: Zone) -> Option<u64> {
         let area = self.area;
         let index = area.places.index.as_ref()?;
         // On from where this CPU was last: CPUs keep apart, and what is written together lies together.
         let start = self.hint.get() as usize / CLUSTER_SLOTS;
-        let ahead = core::iter::successors(index.find(level, start), |i| index.find(level, i + 1));
-        let behind = core::iter::successors(index.find(level, 0), |i| index.find(level, i + 1)).take_while(|i| *i < start);
+        let from = |start| core::iter::successors(index.find(level, zone, start), move |i| index.find(level, zone, i + 1));
+        let (ahead, behind) = (from(start), from(0).take_while(|i| *i < start));
         ahead.chain(behind).find_map(|i| {
             let mut inner = area.clusters[i].0.try_lock()?;
             self.opened += 1;

@@ -10,7 +10,7 @@ use super::bitmap::{Bitmap, WORDS};
 use super::cluster::{CLUSTER_SLOTS, ListState};
 use super::index::Level;
 use super::lists::{self, ListId, LockedInner};
-use crate::percpu::CacheAligned;
+use crate::percpu::{CacheAligned, Zone};
 use crate::table::Table;
 use crate::vm::OnFork;
 
@@ -126,7 +126,7 @@ impl Area {
         // Twice round at most: once to the end, once from the beginning.
         let mut rounds = 0;
         while rounds < 2 {
-            match index.find(Level::FULL, *from) {
+            match index.find(Level::FULL, Zone::ALL, *from) {
                 Some(i) => {
                     *from = i + 1;
                     if self.clusters[i].0.lock().caches > 0 {

@@ -9,6 +9,7 @@ use super::cluster::{CLUSTER_SLOTS, ListState};
 use super::index::Level;
 use super::lists::{self, ListId, Place};
 use super::policy::Search;
+use crate::percpu::Zone;
 
 /// What is wrong with an area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,7 +79,8 @@ impl Area {
         }
         if let Some(index) = &self.places.index {
             for level in (0..Level::COUNT as u8).map(Level::from_number) {
-                for cluster in core::iter::successors(index.find(level, 0), |i| index.find(level, i + 1)) {
+                for cluster in core::iter::successors(index.find(level, Zone::ALL, 0), |i| index.find(level, Zone::ALL, i + 1))
+                {
                     if on.get(cluster) != Some(&None) {
                         return Err(Invalid::List { cluster });
                     }

@@ -7,7 +7,7 @@ use arrayvec::ArrayVec;
 use super::word::Word;
 use super::{Entry, Loaded, Page, Scratch, Store, StoreError};
 use crate::device::ReadRun;
-use crate::pool::Handle;
+use crate::pool::{Handle, Stale};
 use crate::slot::{Area, AreaRef};
 use crate::vm::PAGE_SIZE;
 
@@ -28,7 +28,10 @@ impl Store {
             let raw = place.load(Ordering::Acquire);
             let word = Word::decode(raw);
             let loaded = match word {
-                Word::Pool(handle) => self.load_object(e, handle, into, scratch),
+                Word::Pool(handle) | Word::Writing(handle) => {
+                    area.ages.used(e.offset());
+                    self.load_object(e, handle, into, scratch)
+                }
                 Word::Device(tag) => {
                     let mut run = [ReadRun { slot: e.offset(), into: core::slice::from_mut(into), result: Ok(()) }];
                     self.read(&area, &mut run);
@@ -41,14 +44,15 @@ impl Store {
                         Err(StoreError::BadEntry)
                     }
                 }
-                Word::Empty | Word::Cached(_) | Word::Bad => return Err(StoreError::BadEntry),
+                Word::Empty | Word::Dropped | Word::Cached(_) | Word::Bad => return Err(StoreError::BadEntry),
             };
             let now = place.load(Ordering::Acquire);
-            match (word, Word::decode(now)) {
-                // Compaction may have moved the object while it was read. Each further round takes a move or the beginning of a pass.
-                (Word::Pool(_), Word::Pool(_)) if now != raw || self.compaction.passes() != passes => {}
-                _ => return if now == raw { loaded } else { Err(StoreError::BadEntry) },
+            let same = now == raw && (word.object().is_none() || self.compaction.passes() == passes);
+            if same || !Word::decode(now).is_page() {
+                return if same { loaded } else { Err(StoreError::BadEntry) };
             }
+            // While it was read, compaction may have moved the object, or the shrinker may have written the page to the device. Each
+            // further round takes such a step, or the beginning of a pass.
         }
     }
 
@@ -102,19 +106,26 @@ impl Store {
     }
 
     fn load_object(&self, e: Entry, handle: Handle, into: &mut Page, scratch: &mut Scratch) -> Result<Loaded, StoreError> {
-        let len = handle.object_len();
-        if len == PAGE_SIZE {
-            self.pool.read(handle, into).map_err(|_| StoreError::BadEntry)?;
-            return Ok(Loaded::Pool);
-        }
-        self.pool.read(handle, &mut scratch.bytes).map_err(|_| StoreError::BadEntry)?;
-        if self.codec.decompress(scratch, len, into) {
+        if self.unpack(handle, into, scratch).map_err(|_| StoreError::BadEntry)? {
             return Ok(Loaded::Pool);
         }
         // Either the entry was freed and its slot and place used again, or the pool's memory was overwritten.
         let area = self.areas.get(e.area());
-        let now = area.as_ref().and_then(|a| a.word(e.offset())).map(|place| place.load(Ordering::Acquire));
-        Err(if now == Some(Word::Pool(handle).encode()) { self.corrupt(e) } else { StoreError::BadEntry })
+        let now = area.as_ref().and_then(|a| a.word(e.offset())).map(|place| Word::decode(place.load(Ordering::Acquire)));
+        Err(if now.and_then(Word::object) == Some(handle) { self.corrupt(e) } else { StoreError::BadEntry })
+    }
+
+    /// Makes an object of the pool a page again. False: it is none.
+    ///
+    /// # Errors
+    /// As [`crate::pool::Pool::read`].
+    pub(super) fn unpack(&self, handle: Handle, into: &mut Page, scratch: &mut Scratch) -> Result<bool, Stale> {
+        let len = handle.object_len();
+        if len == PAGE_SIZE {
+            return self.pool.read(handle, into).map(|_| true);
+        }
+        self.pool.read(handle, &mut scratch.bytes)?;
+        Ok(self.codec.decompress(scratch, len, into))
     }
 
     fn corrupt(&self, entry: Entry) -> StoreError {

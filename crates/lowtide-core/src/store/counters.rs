@@ -2,6 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use super::words::FillWords;
 use crate::slot::ORDERS;
 
 /// A number that is only ever reported: relaxed, never relied on.
@@ -33,12 +34,16 @@ pub(super) struct Counters {
     pub on_device_now: Counter,
     pub zero_seen: Counter,
     pub same_filled: Counter,
+    pub same_filled_words: FillWords,
     pub incompressible: Counter,
     pub refused: Counter,
     pub device_read_ios: Counter,
     pub device_write_ios: Counter,
     pub device_read_bytes: Counter,
     pub device_write_bytes: Counter,
+    pub written_back: Counter,
+    pub pool_refused: Counter,
+    pub broken_clusters: Counter,
     pub device_errors: Counter,
     pub corrupt: Counter,
     pub bad_slots: Counter,

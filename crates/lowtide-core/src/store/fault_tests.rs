@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::device::Device;
-use crate::device::faulty::{Fault, Faults};
+use crate::faults::{Fault, Faults, Op};
 
 /// Calls `f` with the faults of the swap file.
 fn with_faults<R>(s: &Store, f: impl FnOnce(&std::sync::OnceLock<Faults>) -> R) -> R {
@@ -25,8 +25,8 @@ fn run(at: u64, fault: Fault, pool_limit: usize) -> (u64, Seen) {
     // In RAM if possible: there are thousands of runs.
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let fd = rustix::fs::open("/dev/shm", flags, Mode::RUSR | Mode::WUSR).unwrap_or_else(|_| tmpfile());
-    let s = store(pool_limit, Some(FileConfig { fd, size: 8 * MIB, budget: None, budget_limit: 0 }));
-    with_faults(&s, |faults| faults.set(Faults::new(at, fault)).unwrap());
+    let s = store(pool_limit, Some(FileConfig { fd, name: Default::default(), size: 8 * MIB, budget: None, budget_limit: 0 }));
+    with_faults(&s, |faults| faults.set(Faults::new(Op::Device, fault, at)).unwrap());
     let mut seen = Seen::default();
     let mut held: Vec<(Entry, Page)> = Vec::new();
     for round in 0..3u64 {
@@ -45,6 +45,15 @@ fn run(at: u64, fault: Fault, pool_limit: usize) -> (u64, Seen) {
                 }
             }
         }
+        // What is compressed goes to the pool if it has room, and then to the device.
+        let texts: Vec<Page> = (0..10).map(|i| text(round << 20 | i)).collect();
+        for (stored, page) in put(&s, &texts).into_iter().zip(&texts) {
+            match stored {
+                Ok(Stored::Entry(e)) => held.push((e, *page)),
+                _ => seen.not_stored += 1,
+            }
+        }
+        s.shrink(1, &mut Scratch::new().unwrap());
         assert!(held.iter().enumerate().all(|(i, (e, _))| !held[..i].iter().any(|(other, _)| other == e)), "given out twice");
         let (es, want): (Vec<Entry>, Vec<Page>) = held.iter().copied().unzip();
         let mut into = std::vec![[0; 4096]; es.len()];
@@ -76,7 +85,7 @@ fn run(at: u64, fault: Fault, pool_limit: usize) -> (u64, Seen) {
     assert_eq!((stats.stored_now, stats.on_device_now, stats.pool_bytes, stats.bad_frees), (0, 0, 0, 0));
     // Slot 0 is never given out.
     assert_eq!(s.areas.get(1).unwrap().used(), 1 + stats.bad_slots, "slots in use after the last page went");
-    (with_faults(&s, |faults| faults.get().unwrap().count()), seen)
+    (with_faults(&s, |faults| faults.get().unwrap().calls(Op::Device)), seen)
 }
 
 fn at_every_operation(fault: Fault, pool_limit: usize, check: impl Fn(Seen)) {
@@ -89,8 +98,8 @@ fn at_every_operation(fault: Fault, pool_limit: usize, check: impl Fn(Seen)) {
 
 #[test]
 fn errors_of_the_device_without_a_pool() {
-    for errno in [Errno::IO, Errno::NOSPC] {
-        at_every_operation(Fault::Error(errno), 0, |seen| {
+    for fault in [Fault::Io, Fault::NoSpace] {
+        at_every_operation(fault, 0, |seen| {
             // What could not be stored is the pager's still; what could not be read in a run is read again, page by page.
             assert!(seen.io == 0 && seen.corrupt == 0, "{seen:?}");
             assert!(seen.not_stored <= 70, "{seen:?}");
@@ -100,23 +109,23 @@ fn errors_of_the_device_without_a_pool() {
 
 #[test]
 fn errors_of_the_device_cost_nothing_while_the_pool_has_room() {
-    at_every_operation(Fault::Error(Errno::IO), MIB as usize, |seen| {
+    at_every_operation(Fault::Io, MIB as usize, |seen| {
         assert!(seen == Seen::default(), "{seen:?}");
     });
 }
 
 #[test]
 fn hiccups_are_not_errors() {
-    for fault in [Fault::Error(Errno::AGAIN), Fault::Error(Errno::INTR), Fault::Short(4096), Fault::Short(512)] {
+    for fault in [Fault::Again, Fault::Interrupted, Fault::Page, Fault::Sector] {
         at_every_operation(fault, 0, |seen| assert_eq!(seen, Seen::default(), "{fault:?}"));
     }
 }
 
 #[test]
 fn a_device_that_vanishes_is_an_error_for_each_page() {
-    let operations = run(u64::MAX, Fault::Gone(Errno::NODEV), 0).0;
+    let operations = run(u64::MAX, Fault::Gone, 0).0;
     for at in 0..operations {
-        let (_, seen) = run(at, Fault::Gone(Errno::NODEV), 0);
+        let (_, seen) = run(at, Fault::Gone, 0);
         assert!(seen.not_stored + seen.io > 0 && seen.corrupt == 0, "{seen:?}");
     }
 }

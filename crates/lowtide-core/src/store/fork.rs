@@ -61,8 +61,8 @@ impl Store {
     /// reopened. `file` is the child's own new swap file.
     ///
     /// # Errors
-    /// The first error of `reopen` (loads from that area then fail, all else works; the offset is 0), or `NoMemory` when the
-    /// child's own file cannot be added.
+    /// The first error of `reopen` (loads from that area then fail, all else works; the offset is 0), else `NoMemory` when the
+    /// child's own file cannot be added: it then has none.
     ///
     /// # Safety
     /// Only in a forked child that has one thread, when no other call was in flight in the parent at the moment of the fork, and
@@ -98,9 +98,9 @@ impl Store {
                 Err(errno) => result = result.and(Err(StoreError::Io { errno, offset: 0 })),
             }
         }
-        if let Some(file) = file {
-            self.add_file(file)?;
+        match file {
+            Some(file) => result.and_then(|()| self.add_file(file)),
+            None => result,
         }
-        result
     }
 }

@@ -208,3 +208,37 @@ fn a_child_goes_on_with_a_pass_of_compaction() {
     );
     assert!(finish(&mut scratch));
 }
+
+#[test]
+fn a_child_writes_its_own_pages_and_never_those_of_its_parent_s_slots() {
+    let s = store(MIB as usize, file(8 * MIB));
+    let es = entries(&put(&s, &(0..64).map(text).collect::<Vec<_>>()));
+    let own = tmpfile();
+    let area = s.areas.get(1).unwrap().id();
+    in_child(
+        &s,
+        || {
+            // SAFETY: the child has one thread, and nothing was in flight.
+            let forked = unsafe {
+                s.fork_child(
+                    &mut |_, fd| dup(fd),
+                    Some(FileConfig { fd: own, name: Default::default(), size: 8 * MIB, budget: None, budget_limit: 0 }),
+                )
+            };
+            let mut scratch = Scratch::new().unwrap();
+            let mine = entries(&put(&s, &(100..164).map(text).collect::<Vec<_>>()));
+            let shrunk = s.shrink(usize::MAX, &mut scratch);
+            let loaded = |es: &[Entry], from: u64, want| es.iter().zip(from..).all(|(e, i)| get(&s, *e) == Ok((want, text(i))));
+            let right = forked.is_ok()
+                && shrunk.pages == 64
+                && mine.iter().all(|e| e.area() != area)
+                && loaded(&mine, 100, Loaded::Device)
+                && loaded(&es, 0, Loaded::Pool);
+            i32::from(!right)
+        },
+        || assert_eq!(s.shrink(usize::MAX, &mut Scratch::new().unwrap()).pages, 64),
+    );
+    for (i, e) in es.iter().enumerate() {
+        assert_eq!(get(&s, *e), Ok((Loaded::Device, text(i as u64))));
+    }
+}

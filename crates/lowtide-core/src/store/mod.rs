@@ -14,22 +14,27 @@ mod compact;
 mod counters;
 mod fork;
 mod out;
+mod shrink;
 mod types;
 mod word;
+mod words;
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
-use crate::device::{Device, FileDevice, NoDevice};
+use crate::device::{Device, DeviceName, FileDevice, NoDevice};
 use crate::pool::Pool;
 use crate::slot::{Area, AreaConfig, Areas, Budget};
 use crate::vm::PAGE_SIZE;
 use compact::Compaction;
 use counters::Counters;
+use shrink::Shrinker;
 use word::Word;
 
 pub use crate::codec::{Codec, Scratch};
 pub use crate::slot::Entry;
+pub use shrink::Shrunk;
 pub use types::{FileConfig, Loaded, Page, StoreConfig, StoreError, StoreStats, Stored};
+pub use words::{FILL_WORDS, FillWord, FillWords};
 
 /// The number of the area without a device.
 const RAM_AREA: u8 = 0;
@@ -44,6 +49,7 @@ pub struct Store {
     file: AtomicU8,
     counters: Counters,
     compaction: Compaction,
+    shrinker: Shrinker,
 }
 
 impl Store {
@@ -60,6 +66,7 @@ impl Store {
             file: AtomicU8::new(RAM_AREA),
             counters: Counters::default(),
             compaction: Compaction::default(),
+            shrinker: Shrinker::new().map_err(|_| StoreError::NoMemory)?,
         };
         // Pages that shrink to a sixteenth would fill this; the table takes memory only where it is used.
         let mut slots = (ram.max(cfg.pool_limit) / PAGE_SIZE * 16) as u64;
@@ -83,11 +90,16 @@ impl Store {
     fn add_file(&self, file: FileConfig) -> Result<(), StoreError> {
         let budget = file.budget.map(|used| Budget { used, limit: file.budget_limit });
         let slots = file.size / PAGE_SIZE as u64;
-        let device = Device::File(FileDevice::new(file.fd).map_err(|_| StoreError::NoMemory)?);
+        let device = Device::File(FileDevice::new(file.fd, file.name).map_err(|_| StoreError::NoMemory)?);
         let area = Area::new(device, AreaConfig { slots, shared: true, budget, ..AreaConfig::default() })?;
         let id = self.areas.add(area, true)?;
         self.file.store(id, Ordering::Release);
         Ok(())
+    }
+
+    /// The name of the device behind an entry.
+    pub fn device_of(&self, e: Entry) -> DeviceName {
+        self.areas.get(e.area()).map_or(DeviceName::default(), |area| area.device.name())
     }
 
     /// Whether this process has an area with a device of its own.
@@ -107,24 +119,28 @@ impl Store {
         let Some(place) = area.word(e.offset()) else { return false };
         let mut raw = place.load(Ordering::Acquire);
         loop {
-            if !Word::decode(raw).is_page() {
-                return false;
-            }
-            match place.compare_exchange_weak(raw, Word::Empty.encode(), Ordering::AcqRel, Ordering::Acquire) {
+            let freed = match Word::decode(raw) {
+                Word::Writing(_) => Word::Dropped,
+                word if word.is_page() => Word::Empty,
+                _ => return false,
+            };
+            match place.compare_exchange_weak(raw, freed.encode(), Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => break,
                 Err(now) => raw = now,
             }
         }
-        match Word::decode(raw) {
-            Word::Pool(handle) => {
+        let word = Word::decode(raw);
+        match word.object() {
+            Some(handle) => {
                 let removed = self.pool.remove(handle);
                 debug_assert!(removed.is_ok(), "a table word named no object");
             }
-            Word::Device(_) => self.counters.on_device_now.sub(1),
-            Word::Empty | Word::Cached(_) | Word::Bad => {}
+            None => self.counters.on_device_now.sub(1),
         }
         self.counters.stored_now.sub(1);
-        area.release(e.offset());
+        if !matches!(word, Word::Writing(_)) {
+            area.release(e.offset());
+        }
         true
     }
 
@@ -139,12 +155,17 @@ impl Store {
             on_device_now: c.on_device_now.get(),
             zero_seen: c.zero_seen.get(),
             same_filled: c.same_filled.get(),
+            same_filled_words: c.same_filled_words.most(),
             incompressible: c.incompressible.get(),
             refused: c.refused.get(),
             device_read_ios: c.device_read_ios.get(),
             device_write_ios: c.device_write_ios.get(),
             device_read_bytes: c.device_read_bytes.get(),
             device_write_bytes: c.device_write_bytes.get(),
+            written_back: c.written_back.get(),
+            pool_refused: c.pool_refused.get(),
+            pool_full_times: self.pool.full_times(),
+            broken_clusters: c.broken_clusters.get(),
             device_errors: c.device_errors.get(),
             corrupt: c.corrupt.get(),
             bad_slots: c.bad_slots.get(),

@@ -28,6 +28,7 @@ enum Op {
     Free(prop::sample::Index),
     Limit(usize),
     Compact(usize),
+    Shrink(usize),
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -38,6 +39,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         30 => any::<prop::sample::Index>().prop_map(Op::Free),
         1 => (0usize..40).prop_map(|frames| Op::Limit(frames * 4096)),
         2 => (1usize..40).prop_map(Op::Compact),
+        2 => (1usize..100_000).prop_map(Op::Shrink),
     ];
     prop::collection::vec(op, 1..150)
 }
@@ -80,6 +82,10 @@ fn run(s: &Store, ops: Vec<Op>, pool_limits: bool) -> Result<(), TestCaseError> 
             }
             Op::Limit(bytes) if pool_limits => s.set_pool_limit(bytes),
             Op::Compact(pages) => drop(s.compact(pages)),
+            Op::Shrink(bytes) => {
+                let shrunk = s.shrink(bytes, &mut scratch);
+                prop_assert!(!shrunk.failed && (shrunk.pages == 0) == (shrunk.bytes == 0));
+            }
             _ => {}
         }
         prop_assert_eq!(s.stats().stored_now, model.len() as u64);
@@ -124,7 +130,14 @@ fn threads_get_their_own_bytes_back() {
                     s.compact(20);
                 }
             };
+            let shrinker = || {
+                let mut scratch = Scratch::new().unwrap();
+                while !stop.load(Ordering::Relaxed) {
+                    s.shrink(8 << 10, &mut scratch);
+                }
+            };
             scope.spawn(compactor);
+            scope.spawn(shrinker);
             let threads: Vec<_> = (0..4u64).map(|t| scope.spawn(move || hammer(s, t))).collect();
             threads.into_iter().for_each(|t| t.join().unwrap());
             stop.store(true, Ordering::Relaxed);
@@ -170,7 +183,8 @@ fn hammer(s: &Store, t: u64) {
 #[test]
 fn a_load_during_a_free_does_no_harm() {
     let s = store(40 * 4096, file(2 * MIB));
-    let current = AtomicU64::new(put_one(&s, text(0)).unwrap().raw());
+    let (shrinking, s) = (AtomicU64::new(0), &s);
+    let current = AtomicU64::new(put_one(s, text(0)).unwrap().raw());
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -184,12 +198,19 @@ fn a_load_during_a_free_does_no_harm() {
                 }
             }
         });
+        scope.spawn(|| {
+            let mut scratch = Scratch::new().unwrap();
+            while !stop.load(Ordering::Relaxed) {
+                shrinking.fetch_add(s.shrink(1, &mut scratch).pages as u64, Ordering::Relaxed);
+            }
+        });
         for i in 1..15_000u64 {
             let make = if i % 40 == 0 { noise } else { text };
-            let e = put_one(&s, make(i)).unwrap();
+            let e = put_one(s, make(i)).unwrap();
             s.free(Entry::from_raw(current.swap(e.raw(), Ordering::Relaxed)).unwrap());
         }
         stop.store(true, Ordering::Relaxed);
     });
-    assert_eq!((s.stats().stored_now, s.stats().bad_frees), (1, 0));
+    let stats = s.stats();
+    assert_eq!((stats.stored_now, stats.bad_frees, stats.written_back), (1, 0, shrinking.into_inner()));
 }

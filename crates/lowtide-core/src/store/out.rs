@@ -31,7 +31,7 @@ type Results<'a> = &'a mut [Result<Stored, StoreError>];
 impl Store {
     /// Stores pages that are neighbours; `out[i]` is set for every page. A page that cannot be stored leaves nothing behind. Pages
     /// that do not compress to 7/8 go to the device if there is one, consecutive ones with one write, else raw into the pool.
-    /// While the pool is full, all go to the device.
+    /// While the pool is full, a cluster of old pages is written to the device first; if it still is, all go to the device.
     ///
     /// `clean[i]`, if there is one, is the entry that [`Store::keep_cached`] kept for page `i`; it is used up.
     pub fn store_run(
@@ -48,6 +48,10 @@ impl Store {
     }
 
     fn store_chunk(&self, pages: &[&Page], clean: &[Option<Entry>], out: Results<'_>, scratch: &mut Scratch) {
+        // Where background work lags, the thread that needs room makes some. It is the newest pages that would go to the device else.
+        if !self.pool.accepts() {
+            self.shrink(self.wants_shrinking().min(1), scratch);
+        }
         let mut plans = [Plan::Done; RUN];
         for (i, page) in pages.iter().enumerate() {
             if let Some(Some(e)) = clean.get(i)
@@ -81,16 +85,24 @@ impl Store {
                 self.counters.zero_seen.add(1);
                 return Err(Ok(Stored::Zero));
             }
-            Some(_) => self.counters.same_filled.add(1),
+            Some(word) => {
+                self.counters.same_filled.add(1);
+                self.counters.same_filled_words.add(word, 1);
+            }
             None => {}
         }
         let device = self.has_device();
         let otherwise = if device { Ok(Plan::Device) } else { Err(Err(StoreError::Full)) };
         if !self.pool.accepts() {
+            self.counters.pool_refused.add(1);
             return otherwise;
         }
         let kept = match self.codec.compress(page, scratch) {
-            Some(len) => self.pool.insert(&scratch.bytes[..len]),
+            Some(len) => {
+                let kept = self.pool.insert(&scratch.bytes[..len]);
+                self.counters.pool_refused.add(u64::from(kept.is_none()));
+                kept
+            }
             None => {
                 self.counters.incompressible.add(1);
                 if device { None } else { self.pool.insert(page) }
@@ -232,6 +244,9 @@ impl Store {
         }
         // Release: whoever sees the word finds the object.
         place.store(word.encode(), Ordering::Release);
+        if matches!(word, Word::Pool(_)) && area.device.takes_pages() {
+            area.ages.stored(slot);
+        }
         Ok(Stored::Entry(entry))
     }
 }

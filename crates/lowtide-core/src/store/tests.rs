@@ -22,7 +22,7 @@ pub(super) fn tmpfile() -> OwnedFd {
 }
 
 pub(super) fn file(size: u64) -> Option<FileConfig> {
-    Some(FileConfig { fd: tmpfile(), size, budget: None, budget_limit: 0 })
+    Some(FileConfig { fd: tmpfile(), name: Default::default(), size, budget: None, budget_limit: 0 })
 }
 
 pub(super) fn store(pool_limit: usize, file: Option<FileConfig>) -> Store {
@@ -69,7 +69,7 @@ pub(super) fn get(store: &Store, e: Entry) -> Result<(Loaded, Page), StoreError>
     store.load(e, &mut page, &mut Scratch::new().unwrap()).map(|loaded| (loaded, page))
 }
 
-fn entries(stored: &[Result<Stored, StoreError>]) -> Vec<Entry> {
+pub(super) fn entries(stored: &[Result<Stored, StoreError>]) -> Vec<Entry> {
     let entry = |r: &Result<Stored, StoreError>| match r {
         Ok(Stored::Entry(e)) => *e,
         other => panic!("{other:?}"),
@@ -228,7 +228,8 @@ fn nothing_that_can_be_read_is_on_the_file() {
 #[test]
 fn the_budget_of_the_run_limits_the_file() {
     static USED: AtomicU64 = AtomicU64::new(0);
-    let cfg = FileConfig { fd: tmpfile(), size: 64 * MIB, budget: Some(&USED), budget_limit: 3 * MIB };
+    let cfg =
+        FileConfig { fd: tmpfile(), name: Default::default(), size: 64 * MIB, budget: Some(&USED), budget_limit: 3 * MIB };
     let s = store(4 * 4096, Some(cfg));
     s.set_pool_limit(0);
     let pages: Vec<Page> = (0..600).map(text).collect();
@@ -253,7 +254,7 @@ fn a_device_that_fails_costs_no_page() {
     // Not open for writing: EBADF stands for any error of a device.
     let path = std::env::temp_dir();
     let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).unwrap();
-    let s = store(8 * 4096, Some(FileConfig { fd, size: 8 * MIB, budget: None, budget_limit: 0 }));
+    let s = store(8 * 4096, Some(FileConfig { fd, name: Default::default(), size: 8 * MIB, budget: None, budget_limit: 0 }));
     let e = put_one(&s, noise(1)).unwrap();
     assert_eq!(get(&s, e), Ok((Loaded::Pool, noise(1))), "it went into the pool instead");
     s.set_pool_limit(0);
@@ -267,7 +268,7 @@ fn a_device_that_fails_costs_no_page() {
 #[test]
 fn a_full_disk_costs_neither_pages_nor_slots() {
     let fd = rustix::fs::open("/dev/full", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
-    let s = store(8 * 4096, Some(FileConfig { fd, size: 8 * MIB, budget: None, budget_limit: 0 }));
+    let s = store(8 * 4096, Some(FileConfig { fd, name: Default::default(), size: 8 * MIB, budget: None, budget_limit: 0 }));
     let e = put_one(&s, noise(1)).unwrap();
     assert_eq!(get(&s, e), Ok((Loaded::Pool, noise(1))));
     s.set_pool_limit(0);

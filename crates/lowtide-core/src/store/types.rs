@@ -5,7 +5,9 @@ use core::sync::atomic::AtomicU64;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 
+use super::words::{FILL_WORDS, FillWord};
 use crate::codec::Codec;
+use crate::device::DeviceName;
 use crate::slot::{Entry, ORDERS, SlotError};
 
 /// The bytes of one page.
@@ -29,6 +31,8 @@ pub struct StoreConfig {
 pub struct FileConfig {
     /// The open file; the store closes it.
     pub fd: OwnedFd,
+    /// What the user calls it.
+    pub name: DeviceName,
     /// Most bytes that the file may hold.
     pub size: u64,
     /// Bytes of file used by all processes of the run. The store adds to it, cluster by cluster, before its file grows.
@@ -99,6 +103,8 @@ pub struct StoreStats {
     pub zero_seen: u64,
     /// Pages filled with one repeated word, not zero, seen since the start.
     pub same_filled: u64,
+    /// The words that most of them repeat, the most frequent first.
+    pub same_filled_words: [FillWord; FILL_WORDS],
     /// Pages that did not compress to 7/8 of a page, seen since the start.
     pub incompressible: u64,
     /// Pages refused because no tier could take them.
@@ -111,6 +117,14 @@ pub struct StoreStats {
     pub device_read_bytes: u64,
     /// Bytes written to devices.
     pub device_write_bytes: u64,
+    /// Pages that were written from the pool to a device to make room in the pool.
+    pub written_back: u64,
+    /// Pages that the pool did not take because it was full: they went to a device, or were refused.
+    pub pool_refused: u64,
+    /// How often the pool became full.
+    pub pool_full_times: u64,
+    /// Clusters whose pages stay in the pool because the device failed to write them.
+    pub broken_clusters: u64,
     /// Failed operations on devices.
     pub device_errors: u64,
     /// Pages that came back with other bytes than were stored.

@@ -1,11 +1,15 @@
 //! The experiments, one a file.
 
+mod disk;
 mod frames;
 mod frames_drain;
+mod hysteresis;
 mod pool;
+mod race;
 mod slots_fragmentation;
 mod slots_locks;
 mod thp_model;
+mod zero;
 
 use crate::experiment::Experiment;
 
@@ -16,17 +20,28 @@ const EXPERIMENTS: &[Experiment] = &[
     frames::EXPERIMENT,
     frames_drain::EXPERIMENT,
     pool::EXPERIMENT,
+    zero::EXPERIMENT,
+    hysteresis::EXPERIMENT,
+    disk::EXPERIMENT,
 ];
 
-/// Runs them all.
+/// What changes the machine while it runs, and takes root: only by name.
+const ALONE: &[Experiment] = &[race::EXPERIMENT];
+/// The experiment that has a kind of swap to choose.
+pub const RACE: &str = race::EXPERIMENT.name;
+
+/// Runs all but [`ALONE`].
 const ALL: &str = "all";
 
 /// What can be asked for.
 pub fn choices() -> impl Iterator<Item = &'static str> {
-    EXPERIMENTS.iter().map(|e| e.name).chain([ALL])
+    EXPERIMENTS.iter().chain(ALONE).map(|e| e.name).chain([ALL])
 }
 
 /// The experiments behind one of the [`choices`].
 pub fn named(name: &str) -> Vec<&'static Experiment> {
-    EXPERIMENTS.iter().filter(|e| name == ALL || e.name == name).collect()
+    match name {
+        ALL => EXPERIMENTS.iter().collect(),
+        _ => EXPERIMENTS.iter().chain(ALONE).filter(|e| e.name == name).collect(),
+    }
 }

@@ -8,7 +8,7 @@ use lowtide_core::store::{Page, Store, StoreConfig, StoreError, Stored};
 
 use crate::experiment::{Experiment, Outcome, Scale};
 use crate::measure::{self, Sample};
-use crate::programs::{KINDS, PAGE};
+use crate::programs::{CODE, PAGE, PROGRAMS};
 use crate::report::{Finding, Table, Target};
 
 pub const EXPERIMENT: Experiment = Experiment {
@@ -25,7 +25,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     let mut kinds: Vec<(&str, Objects)> = Vec::new();
     let mut outcome = Outcome::default();
     let mut mixed = Objects::new();
-    for (name, read) in KINDS {
+    for (name, read) in PROGRAMS.into_iter().chain([CODE]) {
         match read(pages).and_then(|pages| compress(&pages)) {
             Ok(objects) if !objects.is_empty() => {
                 mixed.extend(objects.iter().cloned());
@@ -103,7 +103,8 @@ fn compress(pages: &[[u8; PAGE]]) -> Result<Objects, String> {
         Some(len) => scratch.bytes[..len].to_vec(),
         None => page.to_vec(),
     };
-    Ok(pages.iter().map(object).collect())
+    // Zero pages never come to the pool.
+    Ok(pages.iter().filter(|page| page.iter().any(|b| *b != 0)).map(object).collect())
 }
 
 fn new_pool() -> Result<Pool, String> {

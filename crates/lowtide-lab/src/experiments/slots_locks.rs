@@ -15,7 +15,7 @@ use crate::experiment::{Experiment, Outcome, Scale};
 use crate::measure::{Sample, Stopwatch, in_turn};
 use crate::plot::{Chart, Series};
 use crate::report::{Finding, Table, Target};
-use crate::slots::{Baseline, Slots, area};
+use crate::slots::{Apart, Baseline, Slots, area};
 use crate::threads;
 
 pub const EXPERIMENT: Experiment =
@@ -35,6 +35,8 @@ const BATCH: usize = 32;
 enum Kind {
     Baseline,
     Ours,
+    /// The same in areas that the threads do not share: what the machine allows.
+    Apart,
 }
 
 /// What one class of locks saw.
@@ -76,16 +78,18 @@ impl Cell {
 fn run(scale: &Scale) -> Result<Outcome, String> {
     let slots = scale.pick(64 << 10, 256 << 10);
     let window = Duration::from_millis(scale.pick(60, 200));
-    let variants: Vec<(Kind, usize)> = THREADS.into_iter().flat_map(|n| [(Kind::Baseline, n), (Kind::Ours, n)]).collect();
+    let mut variants: Vec<(Kind, usize)> = THREADS.into_iter().flat_map(|n| [(Kind::Baseline, n), (Kind::Ours, n)]).collect();
+    variants.extend([(Kind::Apart, 1), (Kind::Apart, 2)]);
     let mut cells = vec![Cell::default(); variants.len()];
     in_turn(&variants, scale.pick(7, 15), |i, &(kind, threads)| match kind {
         Kind::Baseline => measure(&Baseline::new(slots), slots, threads, window, &mut cells[i]),
         Kind::Ours => measure(&area(slots, Policy::default())?, slots, threads, window, &mut cells[i]),
+        Kind::Apart => measure(&Apart::new(slots)?, slots, threads, window, &mut cells[i]),
     })?;
     let of = |kind: Kind| -> Vec<(usize, &Cell)> {
         variants.iter().zip(&cells).filter(|((k, _), _)| *k == kind).map(|((_, n), cell)| (*n, cell)).collect()
     };
-    Ok(outcome(&of(Kind::Baseline), &of(Kind::Ours)))
+    Ok(outcome(&of(Kind::Baseline), &of(Kind::Ours), &of(Kind::Apart)))
 }
 
 /// One window of `threads` threads at work on `slots`, added to `cell`.
@@ -203,13 +207,13 @@ impl<S: Slots> Worker<'_, S> {
     }
 }
 
-fn outcome(baseline: &[(usize, &Cell)], ours: &[(usize, &Cell)]) -> Outcome {
+fn outcome(baseline: &[(usize, &Cell)], ours: &[(usize, &Cell)], apart: &[(usize, &Cell)]) -> Outcome {
     let tables = vec![
         throughput(baseline, ours),
         locks("the lock that all share: the baseline's area lock, our lists lock", |cell| cell.shared, baseline, ours),
         locks("the other locks: the baseline's caches, our clusters", |cell| cell.local, baseline, ours),
     ];
-    let findings = findings(baseline, ours);
+    let findings = findings(baseline, ours, apart);
     let curve = |name: &str, cells: &[(usize, &Cell)], y: &dyn Fn(&Cell) -> f64| Series {
         name: name.to_owned(),
         points: cells.iter().map(|(n, cell)| ((*n as f64).log2(), y(cell))).collect(),
@@ -269,7 +273,7 @@ fn locks(title: &str, class: fn(&Cell) -> Class, baseline: &[(usize, &Cell)], ou
     table
 }
 
-fn findings(baseline: &[(usize, &Cell)], ours: &[(usize, &Cell)]) -> Vec<Finding> {
+fn findings(baseline: &[(usize, &Cell)], ours: &[(usize, &Cell)], apart: &[(usize, &Cell)]) -> Vec<Finding> {
     // Waits per operation, summed over the thread counts, so that a faster allocator is not blamed for doing more.
     let waits = |cells: &[(usize, &Cell)]| -> (f64, u64) {
         let several = cells.iter().filter(|(n, _)| *n > 1);
@@ -279,6 +283,7 @@ fn findings(baseline: &[(usize, &Cell)], ours: &[(usize, &Cell)]) -> Vec<Finding
     let (one, two) = (&ours[0].1.speed, &ours[1].1.speed);
     let single = one.over(&baseline[0].1.speed);
     let scaling = two.over(one);
+    let allowed = apart[1].1.speed.over(&apart[0].1.speed);
     let best =
         ours.iter().map(|(n, cell)| (*n, cell.speed.over(one).median())).fold((1, 1.0), |a, b| if b.1 > a.1 { b } else { a });
     vec![
@@ -296,6 +301,7 @@ fn findings(baseline: &[(usize, &Cell)], ours: &[(usize, &Cell)]) -> Vec<Finding
         Finding::new("2 threads over 1 thread", format!("{:.2} Mop/s", two.median() / 1e6), scaling.median())
             .spread(scaling.spread())
             .target(Target::AtLeast(1.7)),
+        Finding::new("the same in areas of their own", "what this machine allows", allowed.median()).spread(allowed.spread()),
         Finding::new("most threads pay", format!("at {} threads", best.0), best.1).published("system time -47.7 %, 48 threads"),
     ]
 }

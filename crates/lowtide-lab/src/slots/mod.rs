@@ -1,8 +1,10 @@
 //! What the slot experiments measure: anything that gives out slots.
 
+mod apart;
 mod area;
 mod baseline;
 
+pub use apart::Apart;
 pub use area::area;
 pub use baseline::Baseline;
 

@@ -54,7 +54,11 @@ pub fn report(job: &Job, limit: &Limit, native: &Outcome, limited: &Outcome) {
         "  {:<28} --ram {} {:<7}  native {} {:.2} s; limited {} {:.2} s; {} pages out, ratio {:.1}",
         job.name,
         mib(limit.ram),
-        if limit.swap == Swap::Ram { "ram" } else { "default" },
+        match limit.swap {
+            Swap::Ram => "ram",
+            Swap::Default => "default",
+            Swap::Options(_) => "as said",
+        },
         mib(native.peak),
         native.elapsed.as_secs_f64(),
         mib(limited.peak),

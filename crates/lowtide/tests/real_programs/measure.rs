@@ -29,10 +29,12 @@ const DEADLINE: Duration = Duration::from_secs(120);
 const CHILDRENS_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Where evicted pages go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Swap {
     Ram,
     Default,
+    /// What the command line says.
+    Options(Vec<String>),
 }
 
 /// The limit of a run.
@@ -50,6 +52,8 @@ pub struct Job {
     arguments: Vec<OsString>,
     environment: Vec<(OsString, OsString)>,
     pub directory: PathBuf,
+    /// A run that takes longer hangs.
+    pub deadline: Duration,
 }
 
 impl Job {
@@ -58,7 +62,14 @@ impl Job {
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("run").join(name.replace(' ', "_"));
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory).expect("a directory under target/");
-        Self { name: name.to_owned(), program: program.into(), arguments: Vec::new(), environment: Vec::new(), directory }
+        Self {
+            name: name.to_owned(),
+            program: program.into(),
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            directory,
+            deadline: DEADLINE,
+        }
     }
 
     pub fn args<A: Into<OsString>>(mut self, arguments: impl IntoIterator<Item = A>) -> Self {
@@ -97,8 +108,10 @@ impl Job {
         let _ = fs::remove_file(&stats);
         let mut command = Command::new(env!("CARGO_BIN_EXE_lowtide"));
         command.args(["run", "--ram", &limit.ram.to_string()]);
-        if limit.swap == Swap::Ram {
-            command.args(["--swap", "ram"]);
+        match &limit.swap {
+            Swap::Ram => drop(command.args(["--swap", "ram"])),
+            Swap::Default => {}
+            Swap::Options(options) => drop(command.args(options)),
         }
         command.arg("--stats").arg(&stats).arg("--").arg(&self.program).args(&self.arguments);
         Running::start(self, command, Some(stats))
@@ -148,6 +161,7 @@ pub struct Running {
     stderr: JoinHandle<String>,
     stats: Option<PathBuf>,
     name: String,
+    deadline: Duration,
 }
 
 impl Running {
@@ -175,13 +189,13 @@ impl Running {
         };
         let stdout = read_all(child.stdout.take().expect("stdout is piped"));
         let stderr = read_all(child.stderr.take().expect("stderr is piped"));
-        Self { child, session, started, sampler, stop, stdout, stderr, stats, name: job.name.clone() }
+        Self { child, session, started, sampler, stop, stdout, stderr, stats, name: job.name.clone(), deadline: job.deadline }
     }
 
     /// Waits until `condition` holds; false if the run ended or the deadline passed before.
     pub fn wait_until(&mut self, mut condition: impl FnMut(&Self) -> bool) -> bool {
         while !condition(self) {
-            if matches!(self.child.try_wait(), Ok(Some(_)) | Err(_)) || self.started.elapsed() > DEADLINE {
+            if matches!(self.child.try_wait(), Ok(Some(_)) | Err(_)) || self.started.elapsed() > self.deadline {
                 return false;
             }
             thread::sleep(SAMPLE_EVERY);
@@ -201,7 +215,7 @@ impl Running {
 
     /// Waits for the end, the first process's and that of everyone who holds its standard output.
     pub fn finish(mut self) -> Outcome {
-        let ended = self.wait_for(self.started + DEADLINE, |run| matches!(run.child.try_wait(), Ok(Some(_))));
+        let ended = self.wait_for(self.started + self.deadline, |run| matches!(run.child.try_wait(), Ok(Some(_))));
         let elapsed = self.started.elapsed();
         let last = Instant::now() + CHILDRENS_DEADLINE;
         let silent = ended && self.wait_for(last, |run| run.stdout.is_finished() && run.stderr.is_finished());

@@ -7,6 +7,7 @@
 //! CPUs times orders, and never misses a run.
 
 use super::{Search, Trier};
+use crate::percpu::Zone;
 use crate::slot::cluster::Inner;
 use crate::slot::index::Level;
 use crate::slot::lists::Place;
@@ -23,11 +24,12 @@ impl Search for Exact {
     fn search_first(&self, order: u32, trier: &mut dyn Trier) -> Option<u64> {
         // A free cluster is worth more than a bit of a search for a folio, less than one for each page.
         let levels = Level::sufficient(order).filter(|level| order > 0 || level.has_much_room());
-        levels.into_iter().find_map(|level| trier.try_level(level))
+        // This CPU's zone only: where others allocate and free, cache lines go back and forth.
+        levels.into_iter().find_map(|level| trier.try_level(level, Zone::own()))
     }
 
     fn search(&self, order: u32, _used: u64, _total: u64, trier: &mut dyn Trier) -> Option<u64> {
-        Level::sufficient(order).find_map(|level| trier.try_level(level))
+        Level::sufficient(order).find_map(|level| trier.try_level(level, Zone::ALL))
     }
 
     fn steal(&self, _order: u32, _trier: &mut dyn Trier) -> Option<u64> {

@@ -1,0 +1,111 @@
+//! Failures made on purpose: one call of a kind fails in a chosen way, and all calls are counted, so that a test can let each of
+//! them fail in turn. Only in unit tests and with the cargo feature `faults`, which nothing that is shipped has.
+
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+/// What can fail.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+pub enum Op {
+    /// A read or write of a device, or giving its space back.
+    Device,
+    /// A mapping of lowtide's own: `NOMEM`.
+    Map,
+    /// An allocation on lowtide's heap.
+    Heap,
+}
+
+const OPS: usize = 3;
+
+/// How a call fails. What can't happen to it leaves it whole: a read can't be lost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+pub enum Fault {
+    /// With EIO.
+    Io,
+    /// With ENOSPC.
+    NoSpace,
+    /// With EAGAIN.
+    Again,
+    /// With EINTR.
+    Interrupted,
+    /// With ENODEV, like all calls after it: the device has gone.
+    Gone,
+    /// It moves one page only.
+    Page,
+    /// It moves half a kilobyte only.
+    Sector,
+    /// A read gives, or a write puts, one wrong bit.
+    Flip,
+    /// A write says that it was done, and nothing was.
+    Lost,
+    /// A write puts its first page where the second belongs, and the second in place of the first.
+    Swapped,
+    /// A mapping or an allocation: there is no memory.
+    NoMemory,
+}
+
+/// One failure, and the counts of calls. It may lie in memory that processes share: then the counts are theirs together.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Faults {
+    op: Op,
+    fault: Fault,
+    at: u64,
+    calls: [AtomicU64; OPS],
+    struck: AtomicU64,
+}
+
+impl Faults {
+    /// Call `at` of `op`, counted from 0, fails.
+    pub const fn new(op: Op, fault: Fault, at: u64) -> Faults {
+        Faults { op, fault, at, calls: [const { AtomicU64::new(0) }; OPS], struck: AtomicU64::new(0) }
+    }
+
+    /// Calls of `op` so far.
+    pub fn calls(&self, op: Op) -> u64 {
+        self.calls[op as usize].load(Ordering::Relaxed)
+    }
+
+    /// Whether a call has failed.
+    pub fn has_struck(&self) -> bool {
+        self.struck.load(Ordering::Relaxed) != 0
+    }
+
+    fn strikes(&self, op: Op, n: u64) -> bool {
+        op == self.op && (n == self.at || n > self.at && self.fault == Fault::Gone)
+    }
+
+    /// Counts a call; how it fails.
+    pub fn next(&self, op: Op) -> Option<Fault> {
+        let n = self.calls[op as usize].fetch_add(1, Ordering::Relaxed);
+        self.strikes(op, n).then(|| {
+            self.struck.store(1, Ordering::Relaxed);
+            self.fault
+        })
+    }
+
+    /// Counts `n` calls if none of them fails, else nothing; whether none does.
+    pub fn pass(&self, op: Op, n: u64) -> bool {
+        let whole = |begin| (begin..begin + n).all(|call| !self.strikes(op, call)).then_some(begin + n);
+        self.calls[op as usize].fetch_update(Ordering::Relaxed, Ordering::Relaxed, whole).is_ok()
+    }
+}
+
+static INSTALLED: AtomicPtr<Faults> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Makes `faults` those of this process, and of its forked children.
+pub fn install(faults: &'static Faults) {
+    INSTALLED.store(core::ptr::from_ref(faults).cast_mut(), Ordering::Release);
+}
+
+/// Those of this process.
+pub fn installed() -> Option<&'static Faults> {
+    // SAFETY: set from a `&'static Faults` only, whose changing parts are atomics.
+    unsafe { INSTALLED.load(Ordering::Acquire).as_ref() }
+}
+
+/// Counts a call of this process; whether it fails.
+pub fn fails(op: Op) -> bool {
+    installed().is_some_and(|faults| faults.next(op).is_some())
+}

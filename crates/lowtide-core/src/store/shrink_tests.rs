@@ -1,0 +1,93 @@
+use super::super::tests::{entries, file, get, put, put_one, store, text};
+use super::*;
+use crate::store::{Entry, Loaded, Page};
+use std::vec::Vec;
+
+const MIB: u64 = 1 << 20;
+
+fn texts(from: u64, n: u64) -> Vec<Page> {
+    (from..from + n).map(text).collect()
+}
+
+fn shrink(s: &Store, bytes: usize) -> Shrunk {
+    s.shrink(bytes, &mut Scratch::new().unwrap())
+}
+
+/// Without a load, which counts as use.
+fn is_on_device(s: &Store, e: Entry) -> bool {
+    let area = s.areas.get(e.area()).unwrap();
+    matches!(Word::decode(area.word(e.offset()).unwrap().load(Ordering::Relaxed)), Word::Device(_))
+}
+
+fn on_device(s: &Store, es: &[Entry]) -> usize {
+    es.iter().filter(|e| is_on_device(s, **e)).count()
+}
+
+#[test]
+fn a_cluster_is_written_with_one_io_and_reads_back() {
+    let s = store(16 << 20, file(16 * MIB));
+    let es = entries(&put(&s, &texts(0, 512)));
+    let before = s.stats();
+    let shrunk = shrink(&s, 1);
+    let stats = s.stats();
+    assert_eq!((shrunk.pages, shrunk.bytes, shrunk.failed), (512, before.pool_stored_bytes, false));
+    assert_eq!((stats.pool_bytes, stats.on_device_now, stats.stored_now, stats.written_back), (0, 512, 512, 512));
+    assert_eq!((stats.device_write_ios, stats.device_write_bytes), (1, 512 * 4096));
+    for (i, e) in es.iter().enumerate() {
+        assert_eq!(get(&s, *e).unwrap(), (Loaded::Device, text(i as u64)));
+        s.free(*e);
+    }
+    assert_eq!(shrink(&s, usize::MAX), Shrunk::default(), "nothing is left");
+    assert_eq!((s.stats().stored_now, s.stats().on_device_now, s.areas.get(1).unwrap().used()), (0, 0, 1));
+}
+
+#[test]
+fn the_oldest_go_first_and_what_was_used_gets_a_second_chance() {
+    crate::slot::tests::on_cpu_1();
+    let s = store(64 << 20, file(64 * MIB));
+    let clusters: Vec<Vec<Entry>> = (0..5).map(|i| entries(&put(&s, &texts(i * 512, 512)))).collect();
+    let written = || -> Vec<usize> { (0..5).filter(|i| clusters[*i].iter().any(|e| is_on_device(&s, *e))).collect() };
+    assert_eq!((shrink(&s, 1).pages, written()), (512, std::vec![0]));
+    // A load of one page of the next saves that cluster, once.
+    get(&s, clusters[1][300]).unwrap();
+    assert_eq!((shrink(&s, 1).pages, written()), (512, std::vec![0, 2]));
+    assert_eq!((shrink(&s, 1).pages, written()), (512, std::vec![0, 2, 3]));
+    // Which also saves those that are newer.
+    put_one(&s, text(0)).unwrap();
+    assert_eq!((shrink(&s, 1).pages, written()), (512, std::vec![0, 2, 3, 4]));
+    assert_eq!((shrink(&s, 1).pages, written()), (512, std::vec![0, 1, 2, 3, 4]));
+}
+
+#[test]
+fn a_full_pool_keeps_the_newest_pages() {
+    let s = store(200 * 4096, file(64 * MIB));
+    let es: Vec<Entry> = (0..40).flat_map(|i| entries(&put(&s, &texts(i * 64, 64)))).collect();
+    let stats = s.stats();
+    assert!(stats.pool_bytes <= 200 * 4096 && stats.written_back > 1000, "{stats:?}");
+    let in_pool = |es: &[Entry]| es.len() - on_device(&s, es);
+    assert!(in_pool(&es[es.len() - 64..]) > 0 && in_pool(&es[..1024]) == 0, "the newest stay");
+    assert!(stats.device_write_bytes / stats.device_write_ios >= 128 << 10, "{stats:?}");
+    for (i, e) in es.iter().enumerate() {
+        assert_eq!(get(&s, *e).unwrap().1, text(i as u64));
+    }
+}
+
+#[test]
+fn shrinking_stops_at_what_was_asked_and_without_a_device_at_once() {
+    let s = store(16 << 20, None);
+    let e = put_one(&s, text(1)).unwrap();
+    assert_eq!((s.wants_shrinking(), shrink(&s, 1 << 20)), (0, Shrunk::default()));
+    assert_eq!(get(&s, e).unwrap(), (Loaded::Pool, text(1)));
+    let s = store(16 << 20, file(64 * MIB));
+    put(&s, &texts(0, 4000));
+    assert_eq!(s.wants_shrinking(), 0, "far below the high mark");
+    s.set_pool_limit(4 << 20);
+    let wanted = s.wants_shrinking();
+    let held = s.stats().pool_stored_bytes;
+    assert!(wanted > held - (4 << 20), "to below the limit");
+    let shrunk = shrink(&s, wanted);
+    assert!(shrunk.bytes >= wanted && shrunk.bytes < wanted + (1 << 20) && s.wants_shrinking() == 0);
+    s.set_pool_limit(0);
+    shrink(&s, s.wants_shrinking());
+    assert_eq!((s.stats().pool_bytes, s.stats().on_device_now), (0, 4000));
+}

@@ -1,0 +1,259 @@
+//! What the race changes on the machine is undone by a process of its own, which does it when the experiment ends, however it ends:
+//! it waits for the other end of a pipe to be closed. What is to be undone stands in a record file, written before it is made, so that
+//! the next race undoes what a killed one has left.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// First argument of the process that undoes.
+pub const NAME: &str = "race-restore";
+/// Every name of a file, group or record of the race begins with this and goes on with the experiment's process id.
+const PREFIX: &str = "lowtide-lab-race.";
+/// Records are in memory: after a restart of the machine nothing is left to undo but files.
+const RECORDS: &str = "/run";
+const CONTROL: &str = "/sys/class/zram-control";
+/// How long the processes of a group may take to die.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Something that was made or turned on.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Made {
+    /// A swap file, on or off.
+    SwapFile(PathBuf),
+    /// A zram device, used for swap or not.
+    Zram(u32),
+    /// A memory cgroup.
+    Group(PathBuf),
+}
+
+impl Made {
+    fn line(&self) -> String {
+        match self {
+            Made::SwapFile(path) => format!("swap {}\n", path.display()),
+            Made::Zram(number) => format!("zram {number}\n"),
+            Made::Group(path) => format!("group {}\n", path.display()),
+        }
+    }
+
+    /// Reads a line; only names of the race's own are believed.
+    fn parse(line: &str) -> Option<Made> {
+        let (kind, what) = line.split_once(' ')?;
+        let own = || Path::new(what).file_name()?.to_str()?.starts_with(PREFIX).then(|| PathBuf::from(what));
+        match kind {
+            "swap" => own().map(Made::SwapFile),
+            "zram" => what.parse().ok().map(Made::Zram),
+            "group" => own().map(Made::Group),
+            _ => None,
+        }
+    }
+
+    /// Undoes it; nothing happens if it is undone already.
+    fn undo(&self) -> Result<(), String> {
+        match self {
+            Made::SwapFile(path) => {
+                swap_off(path)?;
+                gone(fs::remove_file(path)).map_err(|e| format!("{}: {e}", path.display()))
+            }
+            Made::Zram(number) => {
+                let device = PathBuf::from(format!("/dev/zram{number}"));
+                if !Path::new(&format!("/sys/block/zram{number}")).exists() {
+                    return Ok(());
+                }
+                swap_off(&device)?;
+                let write = |path: String, text: String| fs::write(&path, text).map_err(|e| format!("{path}: {e}"));
+                write(format!("/sys/block/zram{number}/reset"), "1".into())?;
+                write(format!("{CONTROL}/hot_remove"), number.to_string())
+            }
+            Made::Group(path) => {
+                let began = Instant::now();
+                loop {
+                    let procs = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+                    for pid in procs.lines().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {
+                        let _ = kill_process(pid, Signal::KILL);
+                    }
+                    match gone(fs::remove_dir(path)) {
+                        Ok(()) => return Ok(()),
+                        Err(e) if began.elapsed() > PATIENCE => return Err(format!("{}: {e}", path.display())),
+                        Err(_) => std::thread::sleep(Duration::from_millis(20)),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// That something does not exist is no error.
+fn gone(result: std::io::Result<()>) -> std::io::Result<()> {
+    match result {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+/// Whether the kernel swaps to `path`, or, for `None`, to anything.
+pub fn swap_is_on(path: Option<&Path>) -> bool {
+    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let mut used = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next());
+    used.any(|name| path.is_none_or(|path| Path::new(name) == path))
+}
+
+fn swap_off(path: &Path) -> Result<(), String> {
+    if !swap_is_on(Some(path)) {
+        return Ok(());
+    }
+    tool(Command::new("swapoff").arg(path))
+}
+
+/// Runs one of the system's tools.
+pub fn tool(command: &mut Command) -> Result<(), String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let out = command.stdin(Stdio::null()).output().map_err(|e| format!("{name} can't be started: {e}"))?;
+    if out.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&out.stderr);
+    Err(format!("{name} failed: {}", said.lines().next().unwrap_or("it does not say why")))
+}
+
+/// A name of this race.
+pub fn own_name() -> String {
+    format!("{PREFIX}{}", std::process::id())
+}
+
+/// Undoes what it was told of when it is dropped, and when this process dies.
+#[derive(Debug)]
+pub struct Restorer {
+    record: File,
+    process: Child,
+}
+
+impl Restorer {
+    /// Starts the process that undoes, after what races before this one have left was undone.
+    ///
+    /// # Errors
+    /// A line: what the machine could not do, or that another race runs.
+    pub fn new() -> Result<Restorer, String> {
+        undo_leftovers()?;
+        let path = Path::new(RECORDS).join(own_name());
+        let record = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path);
+        let record = record.map_err(|e| format!("{}: {e}", path.display()))?;
+        let own = std::env::current_exe().map_err(|e| format!("can't find this program: {e}"))?;
+        // A group of its own: signals from the terminal end the experiment, not this.
+        let process =
+            Command::new(own).arg(NAME).arg(&path).stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0).spawn();
+        match process {
+            Ok(process) => Ok(Restorer { record, process }),
+            Err(e) => {
+                let _ = fs::remove_file(&path);
+                Err(format!("can't start a process that cleans up: {e}"))
+            }
+        }
+    }
+
+    /// Says what is about to be made. It is undone in the opposite order.
+    ///
+    /// # Errors
+    /// A line; nothing must be made then.
+    pub fn will_make(&mut self, made: &Made) -> Result<(), String> {
+        self.record.write_all(made.line().as_bytes()).map_err(|e| format!("{RECORDS}: {e}"))
+    }
+
+    /// Undoes everything, now.
+    ///
+    /// # Errors
+    /// A line: not everything could be undone; standard error says what.
+    pub fn restore(mut self) -> Result<(), String> {
+        self.finish()
+    }
+
+    fn finish(&mut self) -> Result<(), String> {
+        drop(self.process.stdin.take());
+        match self.process.wait() {
+            Ok(status) if status.success() => Ok(()),
+            other => Err(format!("the machine is not as it was before: {other:?}")),
+        }
+    }
+}
+
+impl Drop for Restorer {
+    fn drop(&mut self) {
+        // After `restore` this only asks again for the status.
+        let _ = self.finish();
+    }
+}
+
+/// The process that undoes.
+pub fn main(args: &[String]) -> ExitCode {
+    let [record] = args else {
+        eprintln!("lowtide-lab: {NAME} is started by the race only");
+        return ExitCode::from(2);
+    };
+    let undone = File::open(record).map_err(|e| format!("{record}: {e}")).and_then(|file| {
+        flock(&file, FlockOperation::LockExclusive).map_err(|e| format!("{record}: {e}"))?;
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        undo(Path::new(record))
+    });
+    match undone {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(line) => {
+            eprintln!("lowtide-lab: race: {line}; `lowtide-lab race` tries it again");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Undoes what stands in a record, the last first, and then removes the record.
+fn undo(record: &Path) -> Result<(), String> {
+    let text = fs::read_to_string(record).map_err(|e| format!("{}: {e}", record.display()))?;
+    let made: Vec<Made> = text.lines().filter_map(Made::parse).collect();
+    // One that fails does not keep the others from being tried.
+    let failed: Vec<String> = made.iter().rev().filter_map(|made| made.undo().err()).collect();
+    if failed.is_empty() { fs::remove_file(record).map_err(|e| e.to_string()) } else { Err(failed.join("; ")) }
+}
+
+fn undo_leftovers() -> Result<(), String> {
+    let files = fs::read_dir(RECORDS).map_err(|e| format!("{RECORDS}: {e}"))?;
+    for path in files.filter_map(|file| file.ok().map(|file| file.path())) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let Some(pid) = name.strip_prefix(PREFIX) else { continue };
+        let Ok(file) = File::open(&path) else { continue };
+        let cleaning = flock(&file, FlockOperation::NonBlockingLockExclusive).is_err();
+        if cleaning {
+            return Err(format!("another race is running, or is being cleaned up (process {pid})"));
+        }
+        undo(&path)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_map_both_ways_and_foreign_names_are_not_touched() {
+        let own = |dir: &str| Path::new(dir).join(own_name());
+        for made in [Made::SwapFile(own("/var/tmp")), Made::Zram(3), Made::Group(own("/sys/fs/cgroup/memory"))] {
+            assert_eq!(Made::parse(made.line().trim_end()), Some(made));
+        }
+        for line in ["swap /swapfile", "group /sys/fs/cgroup/memory/system", "zram x", "file /tmp/lowtide-lab-race.1"] {
+            assert_eq!(Made::parse(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn what_is_undone_already_is_no_error() {
+        let missing = std::env::temp_dir().join(own_name()).join(own_name());
+        for made in [Made::SwapFile(missing.clone()), Made::Group(missing), Made::Zram(u32::MAX)] {
+            assert_eq!(made.undo(), Ok(()));
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Whole runs of real programs, again and again, with each operation of lowtide on its swap file, each of its mappings and each of
+//! its allocations failing in turn. Whatever fails: the program ends as it should (it checks every byte of its memory itself), or
+//! it is stopped with a message that says what failed, and where; it never goes on with wrong data, and it never hangs.
+//!
+//! `make faults` lets every operation fail; without `LOWTIDE_FAULTS_ALL` a sample of them does. A failure is repeated with
+//! `LOWTIDE_FAULTS_ONLY='SCENE KIND AT'`, as the message says it.
+
+#[path = "../real_programs/machine.rs"]
+#[allow(dead_code)]
+mod machine;
+#[path = "../real_programs/measure.rs"]
+#[allow(dead_code)]
+mod measure;
+#[path = "../real_programs/programs.rs"]
+#[allow(dead_code)]
+mod programs;
+#[path = "../real_programs/tree.rs"]
+#[allow(dead_code)]
+mod tree;
+
+mod run;
+
+use lowtide_core::faults::{Fault, Op};
+use run::{SCENES, Tally, at_each};
+
+/// Of the operations of a run, every so many fail in `make test`.
+const SAMPLE: u64 = 97;
+
+fn with(op: Op, kinds: &[Fault]) {
+    let Some(turn) = machine::turn() else { return };
+    if SCENES.iter().any(|scene| scene.job("compiled").is_none()) {
+        return;
+    }
+    // Nothing is measured: the runs may go on side by side.
+    drop(turn);
+    let mut wrong = Vec::new();
+    for scene in SCENES {
+        for kind in kinds {
+            let mut tally = Tally::default();
+            wrong.extend(at_each(scene, op, *kind, SAMPLE, &mut tally));
+            machine::say(&format!("  {:<12} {:<12} {tally}", scene.name, format!("{kind:?}")));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn errors_of_the_device() {
+    with(Op::Device, &[Fault::Io, Fault::NoSpace, Fault::Gone]);
+}
+
+#[test]
+fn hiccups_of_the_device() {
+    with(Op::Device, &[Fault::Again, Fault::Interrupted, Fault::Page, Fault::Sector]);
+}
+
+#[test]
+fn damage_on_the_device() {
+    with(Op::Device, &[Fault::Flip, Fault::Lost, Fault::Swapped]);
+}
+
+#[test]
+fn no_memory_for_mappings() {
+    with(Op::Map, &[Fault::NoMemory]);
+}
+
+#[test]
+fn no_memory_on_the_heap() {
+    with(Op::Heap, &[Fault::NoMemory]);
+}

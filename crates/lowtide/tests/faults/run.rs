@@ -1,0 +1,155 @@
+//! One run with one failure, and what it came to.
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::path::Path;
+
+use lowtide_core::faults::{Fault, Faults, Op};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::measure::{Job, Limit, Outcome, Swap};
+use crate::programs::job;
+
+/// A run that is repeated.
+pub struct Scene {
+    pub name: &'static str,
+    program: &'static str,
+    arguments: &'static str,
+    /// Beginning of a `--swap` SPEC; the path follows.
+    swap: &'static str,
+    pool: &'static str,
+}
+
+/// The smallest limit that lowtide takes.
+const RAM: u64 = 16 << 20;
+/// So much more than the limit is used that most pages leave RAM.
+pub const SCENES: &[Scene] = &[
+    Scene { name: "noise", program: "one_malloc", arguments: "20 n 8", swap: "dir:", pool: "1M" },
+    Scene { name: "mixed", program: "one_malloc", arguments: "24 ntnw 8", swap: "file:", pool: "1M" },
+    Scene { name: "fork", program: "forks", arguments: "stay 18 1", swap: "dir:", pool: "1M" },
+];
+
+impl Scene {
+    /// Its program, compiled, in a directory of its own.
+    pub fn job(&self, label: &str) -> Option<Job> {
+        job(&format!("faults {} {label}", self.name), self.program, self.arguments)
+    }
+}
+
+/// How runs ended.
+#[derive(Default, Debug)]
+pub struct Tally {
+    calls: u64,
+    runs: u64,
+    struck: u64,
+    right: u64,
+    stopped: u64,
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Tally { calls, runs, struck, right, stopped } = self;
+        write!(
+            f,
+            "{calls} calls; {runs} runs, {struck} with the failure: {right} ended right, {stopped} stopped with the message"
+        )
+    }
+}
+
+/// A [`Faults`] in a file that the agents map.
+struct Plan {
+    faults: &'static Faults,
+}
+
+impl Plan {
+    fn write(path: &Path, faults: Faults) -> Plan {
+        let file: File = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path).expect("a plan");
+        file.set_len(size_of::<Faults>() as u64).expect("room for a plan");
+        let (prot, len) = (ProtFlags::READ | ProtFlags::WRITE, size_of::<Faults>());
+        // SAFETY: a new mapping of a file as long as a Faults, which is written before anybody reads it.
+        let faults = unsafe {
+            let at = rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, &file, 0).expect("a mapped plan");
+            at.cast::<Faults>().write(faults);
+            &*at.cast::<Faults>()
+        };
+        Plan { faults }
+    }
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        // SAFETY: the reference goes with this.
+        let _ = unsafe { rustix::mm::munmap(std::ptr::from_ref(self.faults).cast_mut().cast(), size_of::<Faults>()) };
+    }
+}
+
+/// A run of a scene with a failure; what came out, and the plan with its counts.
+fn run(scene: &Scene, op: Op, kind: Fault, at: u64) -> Option<(Outcome, Plan, String)> {
+    let job = scene.job(&format!("{op:?} {kind:?}"))?;
+    let plan = job.directory.join("plan");
+    let swap = job.directory.join("swap");
+    if scene.swap == "dir:" {
+        fs::create_dir(&swap).expect("a directory");
+    } else {
+        use std::os::unix::fs::OpenOptionsExt;
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&swap).expect("a file");
+        file.set_len(64 << 20).expect("room");
+    }
+    let spec = format!("{}{}", scene.swap, swap.display());
+    let with_size = if scene.swap == "dir:" { format!("{spec},size=64M") } else { spec.clone() };
+    let faults = Plan::write(&plan, Faults::new(op, kind, at));
+    let job = job.env("LOWTIDE_FAULTS", &plan);
+    let options = ["--swap", &with_size, "--pool", scene.pool].map(str::to_owned).to_vec();
+    let outcome = job.limited(&Limit { ram: RAM, swap: Swap::Options(options) });
+    Some((outcome, faults, spec))
+}
+
+/// Whether a run ended right; else the error, unless it was stopped with the message that it must be stopped with.
+fn judge(outcome: &Outcome, right: &str, op: Op, spec: &str) -> Result<bool, String> {
+    if outcome.status == 0 && outcome.stdout == right && outcome.left.is_empty() {
+        return Ok(true);
+    }
+    let message = outcome.stderr.lines().find_map(|line| Some(line.split_once(" was stopped: ")?.1));
+    let says_why = match (op, message) {
+        (_, None) => false,
+        (Op::Device, Some(text)) => {
+            let offset = text.split_once(" at offset ").and_then(|(_, rest)| rest.split_once(" of ")?.0.parse::<u64>().ok());
+            offset.is_some_and(|offset| offset > 0 && offset.is_multiple_of(4096)) && text.ends_with(spec)
+        }
+        (Op::Map | Op::Heap, Some(text)) => text.contains("memory") || text.contains("thread"),
+    };
+    // lowtide's own status, and no word from the program, whose standard output the test reads.
+    match outcome.status == 125 && says_why && outcome.stdout.is_empty() && outcome.left.is_empty() {
+        true => Ok(false),
+        false => Err(format!("status {}, {:?}, left {:?}: {}", outcome.status, outcome.stdout, outcome.left, outcome.stderr)),
+    }
+}
+
+/// Lets each operation of a scene fail in its turn, or every `sample`th; what is wrong.
+pub fn at_each(scene: &Scene, op: Op, kind: Fault, sample: u64, tally: &mut Tally) -> Vec<String> {
+    let Some((whole, plan, spec)) = run(scene, op, kind, u64::MAX) else { return Vec::new() };
+    let right = whole.stdout.clone();
+    assert!(judge(&whole, &right, op, &spec) == Ok(true) && right.starts_with("OK"), "without a failure: {whole:?}");
+    assert!(plan.faults.calls(Op::Device) > 20 && !plan.faults.has_struck(), "{:?}", plan.faults);
+    tally.calls = plan.faults.calls(op);
+    // Threads take turns as they like, so the counts of two runs differ by some.
+    let all = std::env::var_os("LOWTIDE_FAULTS_ALL").is_some();
+    let only = std::env::var("LOWTIDE_FAULTS_ONLY").ok();
+    let step = if all || only.is_some() || tally.calls < 40 { 1 } else { sample.min(tally.calls / 8).max(1) };
+    let mut wrong = Vec::new();
+    for at in (0..tally.calls).step_by(step as usize) {
+        let name = format!("{} {kind:?} {at}", scene.name);
+        if only.as_ref().is_some_and(|only| *only != name) {
+            continue;
+        }
+        let Some((outcome, plan, spec)) = run(scene, op, kind, at) else { break };
+        tally.runs += 1;
+        tally.struck += u64::from(plan.faults.has_struck());
+        match judge(&outcome, &right, op, &spec) {
+            Ok(true) => tally.right += 1,
+            Ok(false) => tally.stopped += 1,
+            Err(why) => wrong.push(format!("{name} ({op:?}): {why}")),
+        }
+    }
+    wrong
+}
