@@ -31,6 +31,8 @@ const WORTHWHILE: u64 = 2 << 20;
 const UNACCOUNTED: u64 = 1 << 20;
 /// Adopted memory is looked for this often at least.
 const LOOK_EVERY_US: u64 = 100_000;
+/// What lowtide's tables take is measured this often.
+const MEASURE_REST_US: u64 = 100_000;
 /// No tier could take a page: tried again after this.
 const FULL_PAUSE_US: u64 = 100_000;
 /// Objects of the pool that are moved at a time while there is nothing else to do: a fraction of a millisecond.
@@ -120,6 +122,7 @@ struct Keeper {
     statm: Option<OwnedFd>,
     worker: Option<Worker>,
     since_look_us: u64,
+    rest_measured_us: u64,
     /// The run was above the low mark when last measured.
     above_low: bool,
     warned_full: bool,
@@ -135,7 +138,16 @@ fn compact(pager: &Pager) -> bool {
 impl Keeper {
     fn new(uffd: Option<Uffd>) -> Keeper {
         let statm = rustix::fs::open(c"/proc/self/statm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
-        Keeper { uffd, statm, worker: None, since_look_us: 0, above_low: false, warned_full: false, reported: false }
+        Keeper {
+            uffd,
+            statm,
+            worker: None,
+            since_look_us: 0,
+            rest_measured_us: 0,
+            above_low: false,
+            warned_full: false,
+            reported: false,
+        }
     }
 
     /// Anonymous resident bytes of this process, lowtide's own included.
@@ -291,6 +303,11 @@ impl Keeper {
         pager.budget.set_limit(run.settings.ram_limit.load(Ordering::Relaxed));
         let expected = pager.budget.now();
         pager.budget.measured(total);
+        let now = monitor::now_ns() / 1000;
+        if now.saturating_sub(self.rest_measured_us) >= MEASURE_REST_US {
+            self.rest_measured_us = now;
+            pager.measure_rest();
+        }
         pager.publish();
         pager.store.set_pool_limit(self.pool_share() as usize);
         let grown = total.saturating_sub(expected) > UNACCOUNTED && total > pager.budget.adopt_mark();

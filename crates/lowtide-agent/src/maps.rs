@@ -67,7 +67,7 @@ fn without_own(range: Range, f: &mut impl FnMut(Range)) {
     loop {
         // The own range that comes first at or after `start`.
         let mut next: Option<(usize, usize)> = None;
-        vm::own_ranges(|s, e| {
+        vm::own_ranges(|s, e, _| {
             if e > start && s < range.end && next.is_none_or(|(first, _)| s < first) {
                 next = Some((s, e));
             }

@@ -70,7 +70,8 @@ extern "C" fn run(cpu: usize) -> ! {
     }
 }
 
-fn now_ns() -> u64 {
+/// Nanoseconds of the monotonic clock.
+pub fn now_ns() -> u64 {
     let t = clock_gettime(ClockId::Monotonic);
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }

@@ -4,7 +4,7 @@ use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::Ordering;
 
-use lowtide_core::vm;
+use lowtide_core::vm::{self, Whose};
 use lowtide_pager::segment::{ENV_SEGMENT, MAGIC, Segment, VERSION};
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -46,9 +46,9 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
         crate::faults::install(envp)
     };
     let (start, end) = (&raw const __ehdr_start as usize, &raw const _end as usize);
-    let own = vm::own(start & !0xfff, end.next_multiple_of(4096));
+    let own = vm::own(start & !0xfff, end.next_multiple_of(4096), Whose::Lowtide);
     // lowtide's threads call memcpy and its like, which read the C library's variables: those must never be swapped out.
-    let shared = patch::object_of(c"memcpy").is_some_and(|(start, end)| vm::own(start, end).is_ok());
+    let shared = patch::object_of(c"memcpy").is_some_and(|(start, end)| vm::own(start, end, Whose::Program).is_ok());
     let Some(proc) = segment.claim(agent::pid()) else { return };
     agent::set_proc(proc, agent::pid());
     if own.is_err() || !shared {
@@ -98,6 +98,7 @@ fn map_segment(path: &CStr) -> Option<&'static Segment> {
         );
         &*p.ok()?.cast::<Segment>()
     };
-    vm::own(core::ptr::from_ref(segment) as usize, core::ptr::from_ref(segment) as usize + Segment::SIZE).ok()?;
+    vm::own(core::ptr::from_ref(segment) as usize, core::ptr::from_ref(segment) as usize + Segment::SIZE, Whose::Lowtide)
+        .ok()?;
     (segment.magic.load(Ordering::Acquire) == MAGIC && segment.version == VERSION).then_some(segment)
 }

@@ -22,14 +22,30 @@ const MAX_OWN: usize = 2048;
 struct OwnRange {
     start: AtomicUsize,
     end: AtomicUsize,
+    /// [`Whose::Program`].
+    programs: AtomicBool,
     /// Nobody uses the range: it may be mapped again.
     retired: AtomicBool,
 }
 
 impl OwnRange {
     const fn new() -> OwnRange {
-        OwnRange { start: AtomicUsize::new(0), end: AtomicUsize::new(0), retired: AtomicBool::new(false) }
+        OwnRange {
+            start: AtomicUsize::new(0),
+            end: AtomicUsize::new(0),
+            programs: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
+        }
     }
+}
+
+/// Whose memory a range of the table is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whose {
+    /// lowtide's: it counts as such.
+    Lowtide,
+    /// The program's, which lowtide reads and therefore treats as its own: the C library's variables.
+    Program,
 }
 
 static OWN: [OwnRange; MAX_OWN] = [const { OwnRange::new() }; MAX_OWN];
@@ -79,7 +95,7 @@ pub fn map(len: usize, on_fork: OnFork) -> Result<Mapping, Errno> {
             let _making = MAKING.lock();
             // SAFETY: a fresh anonymous mapping at an address of the kernel's choice aliases nothing.
             let base = unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), whole, ProtFlags::empty(), flags)? };
-            own(base as usize, base as usize + whole)?;
+            own(base as usize, base as usize + whole, Whose::Lowtide)?;
             base
         }
     };
@@ -124,13 +140,14 @@ fn map_again(whole: usize, flags: MapFlags) -> Result<Option<*mut core::ffi::c_v
 ///
 /// # Errors
 /// `NOMEM` when the table is full.
-pub fn own(start: usize, end: usize) -> Result<(), Errno> {
+pub fn own(start: usize, end: usize, whose: Whose) -> Result<(), Errno> {
     let i = OWN_LEN.fetch_add(1, Ordering::Relaxed);
     let Some(slot) = OWN.get(i) else {
         OWN_LEN.fetch_sub(1, Ordering::Relaxed);
         return Err(Errno::NOMEM);
     };
     slot.start.store(start, Ordering::Relaxed);
+    slot.programs.store(whose == Whose::Program, Ordering::Relaxed);
     // The end is what readers check first: a range counts once it is whole.
     slot.end.store(end, Ordering::Release);
     Ok(())
@@ -142,7 +159,7 @@ pub fn own(start: usize, end: usize) -> Result<(), Errno> {
 pub fn unless_own<R>(start: usize, end: usize, f: impl FnOnce() -> R) -> Option<R> {
     let _making = MAKING.lock();
     let mut own = false;
-    own_ranges(|s, e| own |= s < end && start < e);
+    own_ranges(|s, e, _| own |= s < end && start < e);
     if own { None } else { Some(f()) }
 }
 
@@ -161,12 +178,13 @@ pub unsafe fn reset_after_fork() {
     unsafe { MAKING.reset_after_fork() }
 }
 
-/// Calls `f` with each own range, in the order in which they were made.
-pub fn own_ranges(mut f: impl FnMut(usize, usize)) {
+/// Calls `f` with each own range (start, end, whose), in the order in which they were made.
+pub fn own_ranges(mut f: impl FnMut(usize, usize, Whose)) {
     for slot in OWN.iter().take(OWN_LEN.load(Ordering::Acquire)) {
         let end = slot.end.load(Ordering::Acquire);
         if end != 0 {
-            f(slot.start.load(Ordering::Relaxed), end);
+            let whose = if slot.programs.load(Ordering::Relaxed) { Whose::Program } else { Whose::Lowtide };
+            f(slot.start.load(Ordering::Relaxed), end, whose);
         }
     }
 }
@@ -243,7 +261,7 @@ mod tests {
         let m = map(3 * PAGE_SIZE + 1, OnFork::Copy).unwrap();
         assert_eq!(m.len(), 4 * PAGE_SIZE);
         let mut found = false;
-        own_ranges(|s, e| found |= s == m.addr() - PAGE_SIZE && e >= m.addr() + m.len() + PAGE_SIZE);
+        own_ranges(|s, e, _| found |= s == m.addr() - PAGE_SIZE && e >= m.addr() + m.len() + PAGE_SIZE);
         assert!(found, "the mapping with its guards is in the table of own ranges");
         // SAFETY: the mapping is ours alone.
         unsafe {

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use crate::pagemap::Word;
 use crate::pager::{Pager, Worker, add};
-use crate::staging::{MAX_SEGMENT_FRAMES, Segment};
+use crate::staging::{MAX_SEGMENT_FRAMES, Memory, Segment};
 
 /// What a drain came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl Pager {
                         Word::Moving(f) if f == frame => waiting = true,
                         Word::Staged(f) if f == frame => waiting = true,
                         // Dropped by the program.
-                        _ => self.leave(frame),
+                        _ => self.leave(frame, Memory::Stays),
                     }
                 }
             }
@@ -91,6 +91,7 @@ impl Pager {
                 (self.host.warn)(b"part of lowtide's staging area could not be registered again; it is not used any more")
             }
         }
+        self.publish_own();
         self.budget.add_pages(-(self.staging.segment_frames() as isize));
         self.full.store(full, Ordering::Relaxed);
         if full { Drained::Full } else { Drained::Freed }
@@ -145,7 +146,7 @@ impl Pager {
                     self.forget(word);
                     self.map.swap(page, Word::Orphan, Word::None);
                 }
-                self.staging.left(frame);
+                self.staging.left(frame, Memory::Stays);
             }
             at += run;
         }
@@ -163,13 +164,15 @@ impl Pager {
             let (at, from) = (page * PAGE_SIZE, self.staging.addr(frame));
             // SAFETY: the word says Moving, so nobody else touches the page or the frame.
             let mut p = unsafe { self.uffd().move_pages(at, from, PAGE_SIZE) };
+            let mut memory = Memory::Went;
             if matches!(p.error, Some(Errno::BUSY | Errno::INVAL)) {
+                memory = Memory::Stays;
                 // SAFETY: as above; a staged frame is populated.
                 p = unsafe { self.uffd().copy(at, from as *const u8, PAGE_SIZE) };
             }
             match p.error {
                 None | Some(Errno::EXIST) => {
-                    self.leave(frame);
+                    self.leave(frame, if p.error.is_none() { memory } else { Memory::Stays });
                     self.map.set(page, Word::None);
                     self.uffd().wake(at, PAGE_SIZE);
                 }

@@ -14,6 +14,7 @@ use crate::drain::Drained;
 use crate::pagemap::{BLOCK_PAGES, Word};
 use crate::pager::{Pager, Worker, add};
 use crate::present::Ranges;
+use crate::staging::Memory;
 
 /// What one call of [`Pager::evict`] came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,6 +75,7 @@ impl Pager {
             };
         }
         self.staging.put_full(segment);
+        self.publish_own();
         add(&self.counters().evictions_pages, filled);
         if self.staging.empty_segments() < 2 {
             return self.drained(worker);
@@ -238,7 +240,7 @@ impl Pager {
             Word::Zero => {
                 self.zero_now.fetch_sub(1, Ordering::Relaxed);
             }
-            Word::Staged(frame) => self.leave(frame),
+            Word::Staged(frame) => self.leave(frame, Memory::Stays),
             Word::Swapped(raw) => {
                 if let Some(entry) = Entry::from_raw(raw) {
                     self.store.free(entry);
@@ -254,9 +256,9 @@ impl Pager {
     }
 
     /// The page in `frame` is not needed there any more, nor its clean copy.
-    pub(crate) fn leave(&self, frame: u32) {
+    pub(crate) fn leave(&self, frame: u32, memory: Memory) {
         self.forget(self.staging_to_place(frame));
-        self.staging.left(frame);
+        self.staging.left(frame, memory);
     }
 
     /// What the word of a page says once the page is back in its place from `frame`: Clean, if it was when it left.

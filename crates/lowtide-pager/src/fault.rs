@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use crate::pagemap::Word;
 use crate::pager::{BATCH, Pager, Worker, add};
 use crate::space::Shared;
+use crate::staging::Memory;
 use crate::stream::{MAX_WINDOW, Window};
 
 /// What became of a fault.
@@ -168,7 +169,7 @@ impl Pager {
             let p = unsafe { self.uffd().move_pages(at * PAGE_SIZE, self.staging.addr(from), (n - done) * PAGE_SIZE) };
             let moved = p.done / PAGE_SIZE;
             for i in done..done + moved {
-                self.finish_unstage(page + i, frame + i as u32);
+                self.finish_unstage(page + i, frame + i as u32, Memory::Went);
             }
             done += moved;
             match p.error {
@@ -183,7 +184,7 @@ impl Pager {
                         None => {
                             // The frame keeps its bytes until its segment is emptied; until then it is counted twice.
                             self.budget.add_pages(1);
-                            self.finish_unstage(at, from);
+                            self.finish_unstage(at, from, Memory::Stays);
                             done += 1;
                         }
                         Some(Errno::EXIST) => {
@@ -213,16 +214,16 @@ impl Pager {
         }
     }
 
-    fn finish_unstage(&self, page: usize, frame: u32) {
+    fn finish_unstage(&self, page: usize, frame: u32, memory: Memory) {
         let word = self.staging_to_place(frame);
-        self.staging.left(frame);
+        self.staging.left(frame, memory);
         self.map.set(page, word);
         self.stamp(page);
     }
 
     /// The page is in memory although its word said that it is staged: what is in memory is newer.
     fn stale_in_staging(&self, page: usize, frame: u32) {
-        self.leave(frame);
+        self.leave(frame, Memory::Stays);
         self.map.set(page, Word::None);
         self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE);
     }
@@ -504,7 +505,7 @@ impl Pager {
     /// registered, and nobody waits there.
     #[cold]
     fn must_not_be_own(&self, addr: usize) {
-        lowtide_core::vm::own_ranges(|start, end| {
+        lowtide_core::vm::own_ranges(|start, end, _| {
             // SAFETY: where the copy succeeds, a page of lowtide's own was missing, and this process ends.
             let registered = || unsafe { self.uffd().copy(addr, self.zeros.as_ptr(), PAGE_SIZE) }.error != Some(Errno::NOENT);
             if (start..end).contains(&addr) && registered() {

@@ -3,14 +3,14 @@
 //! LOCK ORDER: space lock > hand > staging queues > locks of the store. A thread in an *operation* (see [`Pager::enter`]) may
 //! change page-map words and the store; while the program forks there are none, so that the child's copy is consistent.
 
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use alloc::boxed::Box;
 use lowtide_core::codec::Scratch;
 use lowtide_core::lock::{Lock, rank};
 use lowtide_core::slot::ORDERS;
 use lowtide_core::store::{Page, Store};
-use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
+use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE, Whose};
 use rustix::io::Errno;
 
 use crate::budget::Budget;
@@ -71,6 +71,8 @@ pub struct Pager {
     pub(crate) full: AtomicBool,
     /// Zero pages that are out now.
     pub(crate) zero_now: AtomicU64,
+    /// See [`Pager::measure_rest`].
+    rest: AtomicUsize,
 }
 
 /// The private means of one thread that serves or evicts.
@@ -140,6 +142,7 @@ impl Pager {
             operations: AtomicU32::new(0),
             full: AtomicBool::new(false),
             zero_now: AtomicU64::new(0),
+            rest: AtomicUsize::new(0),
         })
     }
 
@@ -233,6 +236,29 @@ impl Pager {
         Err(Errno::NOMEM)
     }
 
+    /// Writes the bytes of memory that are lowtide's own in this process into the run's segment: the frames of staging and of the pool
+    /// as they are counted now, and the rest as [`Pager::measure_rest`] found it. Cheap: for every batch of pages.
+    pub(crate) fn publish_own(&self) {
+        let counted = self.staging.held_bytes() + self.store.held_bytes();
+        self.proc().own_bytes.store((counted + self.rest.load(Ordering::Relaxed)) as u64, Ordering::Relaxed);
+    }
+
+    /// Asks the kernel how much memory is behind lowtide's own mappings but for staging and the pool's frames: tables, buffers,
+    /// stacks, heap, the library's data. Mappings shared with forked processes (reference counts) are not in it: the kernel does not
+    /// count them as anonymous memory of any of them either, and so they are not in `ram_bytes`. Some microseconds for each mapping:
+    /// a few times a second.
+    pub fn measure_rest(&self) {
+        let counted = [self.staging.addresses(), self.store.addresses()];
+        let mut rest = 0;
+        vm::own_ranges(|start, end, whose| {
+            if whose == Whose::Lowtide && !counted.iter().any(|c| c.start < end && start < c.end) {
+                // What the kernel does not tell is nothing: it told what to evict by the same call.
+                rest += self.present().bytes(start, end).unwrap_or(0);
+            }
+        });
+        self.rest.store(rest, Ordering::Relaxed);
+    }
+
     /// Writes old pages from the pool to the swap file, a cluster or a few, if the pool is about to get full. Whether pages were
     /// written; `false` also while the program forks.
     pub fn shrink_pool(&self, worker: &mut Worker) -> bool {
@@ -253,7 +279,7 @@ impl Pager {
         set(&p.now_stored, s.stored_now);
         set(&p.now_on_device, s.on_device_now);
         set(&p.now_zero, self.zero_now.load(Ordering::Relaxed));
-        set(&p.own_bytes, staged + s.pool_bytes as u64 + s.stored_now * 24);
+        self.publish_own();
         let c = &p.counters;
         set(&c.same_filled_pages, s.same_filled);
         p.same_filled_words.set(&s.same_filled_words);

@@ -150,7 +150,7 @@ pub struct Proc {
     pub pid: AtomicU32,
     /// Resident anonymous bytes that count against the limit (lowtide's own inside the process included).
     pub ram_bytes: AtomicU64,
-    /// Of those, lowtide's own: pool, staged pages, tables.
+    /// Of those, lowtide's own: pool, staged pages, tables, buffers, stacks, heap; 0 before memory is adopted.
     pub own_bytes: AtomicU64,
     /// Bytes of program pages waiting in staging (part of `own_bytes`).
     pub staged_bytes: AtomicU64,

@@ -5,7 +5,7 @@
 //! refuse to MOVE while an event waits). It is cut into segments of as many frames as the largest folio has, or fewer where
 //! RAM is small. A segment is filled by one thread, queued, later drained by one thread, and emptied in one call.
 
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use lowtide_core::lock::{Lock, rank};
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
@@ -26,6 +26,15 @@ const MAX_SEGMENTS: usize = 160;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment(u8);
 
+/// What became of the memory behind a frame whose page has left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    /// It went with the page, by a MOVE.
+    Went,
+    /// It stays until the segment is discarded.
+    Stays,
+}
+
 struct Queues {
     empty: [Segment; MAX_SEGMENTS],
     empty_len: usize,
@@ -45,6 +54,8 @@ pub struct Staging {
     segment_frames: usize,
     queues: Lock<Queues, { rank::STAGING }>,
     staged: AtomicUsize,
+    /// By segment, frames that nobody owns and that still have memory behind them.
+    spent: [AtomicU32; MAX_SEGMENTS],
 }
 
 impl Staging {
@@ -68,6 +79,7 @@ impl Staging {
             segment_frames,
             queues: Lock::new(Queues { empty, empty_len: segments, full: [Segment(0); MAX_SEGMENTS], head: 0, full_len: 0 }),
             staged: AtomicUsize::new(0),
+            spent: [const { AtomicU32::new(0) }; MAX_SEGMENTS],
         })
     }
 
@@ -82,7 +94,7 @@ impl Staging {
 
     /// Whether `addr` is in the area.
     pub fn contains(&self, addr: usize) -> bool {
-        (self.memory.addr()..self.memory.addr() + self.memory.len()).contains(&addr)
+        self.addresses().contains(&addr)
     }
 
     /// Address of a frame.
@@ -135,8 +147,11 @@ impl Staging {
     }
 
     /// The bytes in `frame` belong to nobody any more.
-    pub fn left(&self, frame: u32) {
+    pub fn left(&self, frame: u32, memory: Memory) {
         if self.owner(frame).swap(0, Ordering::AcqRel) != 0 {
+            if memory == Memory::Stays {
+                self.spent[frame as usize / self.segment_frames].fetch_add(1, Ordering::Relaxed);
+            }
             self.staged.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -144,6 +159,18 @@ impl Staging {
     /// Pages that wait in staging.
     pub fn staged(&self) -> usize {
         self.staged.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of memory behind the frames: pages that wait, and pages that have left but for their bytes. Exact when no other call
+    /// is in flight.
+    pub fn held_bytes(&self) -> usize {
+        let spent = self.spent[..self.segments].iter().map(|n| n.load(Ordering::Relaxed) as usize).sum::<usize>();
+        (self.staged() + spent) * PAGE_SIZE
+    }
+
+    /// Addresses of the frames.
+    pub fn addresses(&self) -> core::ops::Range<usize> {
+        self.memory.addr()..self.memory.addr() + self.memory.len()
     }
 
     /// An empty segment to fill.
@@ -195,6 +222,7 @@ impl Staging {
         unsafe {
             uffd.unregister(self.memory.addr() + offset, bytes)?;
             self.memory.discard(offset, bytes);
+            self.spent[segment.0 as usize].store(0, Ordering::Relaxed);
             uffd.register(self.memory.addr() + offset, bytes)
         }
     }
@@ -230,8 +258,12 @@ mod tests {
         assert!(s.arrived(s.first(b), 77));
         assert!(!s.arrived(s.first(b), 78), "the frame is taken");
         s.staged.fetch_sub(1, Ordering::Relaxed);
-        s.left(s.first(b));
-        s.left(s.first(b));
-        assert_eq!(s.staged(), 0, "leaving twice counts once");
+        assert_eq!(s.held_bytes(), PAGE_SIZE);
+        s.left(s.first(b), Memory::Went);
+        s.left(s.first(b), Memory::Stays);
+        assert_eq!((s.staged(), s.held_bytes()), (0, 0), "leaving twice counts once");
+        assert!(s.arrived(s.first(b), 79));
+        s.left(s.first(b), Memory::Stays);
+        assert_eq!((s.staged(), s.held_bytes()), (0, PAGE_SIZE), "the bytes are there until the segment is discarded");
     }
 }

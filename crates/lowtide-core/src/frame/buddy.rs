@@ -78,7 +78,6 @@ impl Buddy {
         self.free[order as usize].insert(&mut self.words, block);
     }
 
-    #[cfg(test)]
     pub(super) fn table_bytes(&self) -> usize {
         self.words.populated_bytes()
     }

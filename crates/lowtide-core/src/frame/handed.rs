@@ -38,7 +38,6 @@ impl Handed {
         Ok(())
     }
 
-    #[cfg(test)]
     pub(super) fn table_bytes(&self) -> usize {
         self.0.populated_bytes()
     }

@@ -275,9 +275,13 @@ impl Frames {
         self.in_use() * PAGE_SIZE + warm.max(0) as usize * PAGE_SIZE
     }
 
+    /// Addresses of the frames: the memory that [`Frames::held_bytes`] is about.
+    pub fn addresses(&self) -> core::ops::Range<usize> {
+        self.memory.addr()..self.memory.addr() + self.memory.len()
+    }
+
     /// Bytes of memory that the allocator's own tables take.
-    #[cfg(test)]
-    pub(crate) fn table_bytes(&self) -> usize {
+    pub fn table_bytes(&self) -> usize {
         let arena = |a: &Arena| a.buddy.lock().table_bytes() + size_of_val(&*a.cpus);
         self.handed.table_bytes() + self.arenas.iter().map(arena).sum::<usize>()
     }

@@ -305,6 +305,11 @@ impl Pool {
         self.frames.held_bytes()
     }
 
+    /// Addresses of the memory that [`Pool::held_bytes`] is about.
+    pub fn addresses(&self) -> core::ops::Range<usize> {
+        self.frames.addresses()
+    }
+
     /// Gives the memory of all free frames back to the kernel.
     pub fn drain_frames(&self) {
         self.frames.drain();
@@ -331,9 +336,8 @@ impl Pool {
     }
 
     /// Bytes of memory that the pool takes beside the bytes of objects, roundings and free room: tables, and what stands in front of
-    /// the objects in spans.
-    #[cfg(test)]
-    pub(crate) fn table_bytes(&self) -> usize {
+    /// the objects in spans. For experiments: looks at every frame.
+    pub fn table_bytes(&self) -> usize {
         let front = |shard: usize| {
             let shelves = self.shards[shard].lock();
             let begins = |(_, byte): &(usize, &AtomicU8)| byte.load(Ordering::Relaxed) as usize == shard + 1;

@@ -188,6 +188,22 @@ impl Store {
         self.pool.set_limit(bytes);
     }
 
+    /// Bytes of memory behind the pool's frames: those that hold objects, and those freed whose memory was not given back yet. Exact
+    /// when no other call is in flight.
+    pub fn held_bytes(&self) -> usize {
+        self.pool.held_bytes()
+    }
+
+    /// Addresses of the memory that [`Store::held_bytes`] is about.
+    pub fn addresses(&self) -> core::ops::Range<usize> {
+        self.pool.addresses()
+    }
+
+    /// Bytes of the tables of all areas and of the pool. For experiments: looks at every frame.
+    pub fn table_bytes(&self) -> usize {
+        self.areas.iter().map(|area| area.table_bytes()).sum::<usize>() + self.pool.table_bytes()
+    }
+
     /// Gives the memory that the pool keeps at hand for new objects back to the kernel.
     pub fn drain_frames(&self) {
         self.pool.drain_frames();

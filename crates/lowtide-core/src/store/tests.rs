@@ -290,7 +290,7 @@ fn metadata_per_page() {
         for chunk in (0..n).collect::<Vec<u64>>().chunks(100) {
             assert!(put(&s, &chunk.iter().map(|i| make(*i)).collect::<Vec<_>>()).iter().all(Result::is_ok));
         }
-        let tables: usize = s.areas.iter().map(|area| area.table_bytes()).sum::<usize>() + s.pool.table_bytes();
+        let tables = s.table_bytes();
         // Roundings and rests of spans are not in this, but in the share below.
         let bytes = 8.0 + tables as f64 / n as f64;
         let stats = s.stats();

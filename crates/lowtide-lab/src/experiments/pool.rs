@@ -4,6 +4,7 @@ use std::hint::black_box;
 
 use lowtide_core::codec::{Codec, Scratch};
 use lowtide_core::pool::{Handle, Moved, Pool};
+use lowtide_core::store::{Page, Store, StoreConfig, StoreError, Stored};
 
 use crate::experiment::{Experiment, Outcome, Scale};
 use crate::measure::{self, Sample};
@@ -60,10 +61,40 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
         .push(Finding::new("density when filled, worst memory", format!("{filled:.3}"), filled).target(Target::AtLeast(0.95)));
     let finding = Finding::new("density after frees and compaction, worst", format!("{compacted:.3}"), compacted);
     outcome.findings.push(finding.target(Target::AtLeast(0.85)));
+    outcome.findings.push(metadata(scale)?);
     if let Some((_, objects)) = kinds.last() {
         against_malloc(scale, objects, &mut outcome)?;
     }
     Ok(outcome)
+}
+
+/// Bytes beside the objects for a swapped page, in an area that is full: the pager's page map, the area's and the pool's tables.
+fn metadata(scale: &Scale) -> Result<Finding, String> {
+    const PAGE_MAP: usize = 8;
+    // Tables are as large as the slots that were ever used, but for what is there from the start: fewer pages show more for each.
+    let n: u64 = scale.pick(60_000, 240_000);
+    let store = Store::new(StoreConfig { pool_limit: 1 << 30, accept_percent: 90, codec: Codec::Lz4, file: None })
+        .map_err(|e| format!("a store can't be made: {e:?}"))?;
+    let mut scratch = Scratch::new().map_err(|e| format!("{e:?}"))?;
+    for i in 0..n {
+        let mut stored = [Err(StoreError::Full)];
+        store.store_run(&[&text(i)], &[None], &mut stored, &mut scratch);
+        if !matches!(stored, [Ok(Stored::Entry(_))]) {
+            return Err(format!("a page was not stored: {stored:?}"));
+        }
+    }
+    let bytes = PAGE_MAP as f64 + store.table_bytes() as f64 / n as f64;
+    Ok(Finding::new("metadata for each swapped page", format!("{bytes:.2} bytes"), bytes).target(Target::AtMost(24.0)))
+}
+
+/// A page of words and numbers, different for each `i`: it compresses about three to one.
+fn text(i: u64) -> Page {
+    let mut page = [0; PAGE];
+    let mut rng = fastrand::Rng::with_seed(i);
+    for field in page.chunks_mut(16) {
+        field.copy_from_slice(format!("name={:<11}", rng.u32(..100_000)).as_bytes());
+    }
+    page
 }
 
 fn compress(pages: &[[u8; PAGE]]) -> Result<Objects, String> {

@@ -6,9 +6,11 @@
 //! One test: `cargo test --release -p lowtide --test real_programs -- memory::patterns`.
 //! `LOWTIDE_TESTS_NATIVE_ONLY=1` runs the native halves alone: a check of the tests themselves.
 
+mod accounting;
 mod check;
 mod ends;
 mod forks;
+mod gauges;
 mod left_behind;
 mod machine;
 mod measure;

@@ -1,0 +1,40 @@
+//! What a run says of itself while it goes on: its segment, read from outside.
+
+use std::fs::{self, File};
+
+use lowtide_pager::segment::{Proc, Segment, proc_state};
+use rustix::mm::{MapFlags, ProtFlags};
+use std::sync::atomic::Ordering;
+
+/// The segment of a run, mapped until the test ends.
+pub struct Gauges(&'static Segment);
+
+impl Gauges {
+    /// The segment of the run that the process `lowtide` supervises; None while there is none.
+    pub fn of(lowtide: u32) -> Option<Self> {
+        let entries = fs::read_dir(format!("/proc/{lowtide}/fd")).ok()?;
+        let is_segment = |link: &fs::DirEntry| {
+            fs::read_link(link.path()).is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:lowtide-run"))
+        };
+        let link = entries.filter_map(Result::ok).find(is_segment)?;
+        let file = File::open(link.path()).ok()?;
+        if file.metadata().ok()?.len() < Segment::SIZE as u64 {
+            return None;
+        }
+        // SAFETY: a new mapping at an address of the kernel's choice, of a file that is never made shorter from here on (sealed).
+        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), Segment::SIZE, ProtFlags::READ, MapFlags::SHARED, &file, 0) };
+        // SAFETY: as large as a Segment and page-aligned, any bytes are one, and it is never unmapped; only atomics are read.
+        Some(Self(unsafe { &*at.ok()?.cast::<Segment>() }))
+    }
+
+    /// Processes with adopted memory that have published their figures: pid and place.
+    pub fn active(&self) -> impl Iterator<Item = (u32, &Proc)> {
+        let active = |p: &&Proc| p.state.load(Ordering::Acquire) == proc_state::ACTIVE && own(p) > 0;
+        self.0.used_procs().iter().filter(active).map(|p| (p.pid.load(Ordering::Relaxed), p))
+    }
+}
+
+/// lowtide's own bytes in a process, as it says now.
+pub fn own(process: &Proc) -> u64 {
+    process.own_bytes.load(Ordering::Relaxed)
+}
