@@ -59,7 +59,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
         Ok::<(), String>(())
     })?;
     let mut outcome = Outcome::default();
-    let title = format!("MiB/s, {} MiB in {DIR}, blocks of {} KiB", pages * PAGE_SIZE >> 20, BLOCK >> 10);
+    let title = format!("MiB/s, {} MiB in {DIR}, blocks of {} KiB", (pages * PAGE_SIZE) >> 20, BLOCK >> 10);
     let mut table = Table::new(title, &["", "write", "read"]);
     for ((name, _), speed) in kinds.iter().zip(&speed) {
         let cell = |s: &Sample| if s.median().is_nan() { "-".to_owned() } else { format!("{:.0}", s.median()) };
