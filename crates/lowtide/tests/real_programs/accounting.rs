@@ -25,11 +25,8 @@ fn resident(pid: u32) -> Option<u64> {
         let mut words = line.split_whitespace();
         match words.next()? {
             "Anonymous:" => anonymous = words.next()?.parse::<u64>().ok()? * 1024,
-            "VmFlags:" => {
-                if private && (library || words.any(|flag| flag == "dd")) {
-                    sum += anonymous;
-                }
-            }
+            "VmFlags:" if private && (library || words.any(|flag| flag == "dd")) => sum += anonymous,
+            "VmFlags:" => {}
             range if !range.ends_with(':') => {
                 private = words.next()?.ends_with('p');
                 library = line.contains("/memfd:lowtide-agent");
