@@ -128,6 +128,15 @@ impl Zone {
     }
 }
 
+/// For tests that rely on the order in which clusters are used: keeps this thread on one CPU, whose zone has number 1 (or all
+/// numbers, on a machine with one CPU).
+#[cfg(test)]
+pub(crate) fn stay_on_cpu_1() {
+    let mut cpus = rustix::thread::CpuSet::new();
+    cpus.set(1);
+    let _ = rustix::thread::sched_setaffinity(None, &cpus);
+}
+
 /// A value on cache lines of its own: two lines, because CPUs fetch lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]

@@ -35,4 +35,4 @@ pub use validate::Invalid;
 #[cfg(all(test, any(feature = "loom", feature = "shuttle")))]
 mod models;
 #[cfg(all(test, not(any(feature = "loom", feature = "shuttle"))))]
-pub(crate) mod tests;
+mod tests;

@@ -68,17 +68,9 @@ fn a_freed_cluster_serves_any_order_again() {
     assert_eq!(singles.len(), 1023);
 }
 
-/// Cluster 1 is of this CPU's zone then, and clusters are used in the order of their numbers.
-pub(crate) fn on_cpu_1() {
-    let mut cpus = rustix::thread::CpuSet::new();
-    cpus.set(1);
-    // A machine with one CPU has one zone.
-    let _ = rustix::thread::sched_setaffinity(None, &cpus);
-}
-
 #[test]
 fn what_may_not_be_freed_changes_nothing() {
-    on_cpu_1();
+    crate::percpu::stay_on_cpu_1();
     for shared in [false, true] {
         let a = area(2048, shared);
         let first = a.alloc(9).unwrap();
@@ -131,7 +123,7 @@ fn a_file_does_not_grow_while_it_has_holes() {
 
 #[test]
 fn free_clusters_are_punched_out_before_they_are_given_out_again() {
-    on_cpu_1();
+    crate::percpu::stay_on_cpu_1();
     let flags = rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::RDWR;
     let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
     let fd = rustix::fs::open(std::env::temp_dir(), flags, mode).unwrap();

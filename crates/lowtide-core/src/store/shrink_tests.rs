@@ -43,7 +43,7 @@ fn a_cluster_is_written_with_one_io_and_reads_back() {
 
 #[test]
 fn the_oldest_go_first_and_what_was_used_gets_a_second_chance() {
-    crate::slot::tests::on_cpu_1();
+    crate::percpu::stay_on_cpu_1();
     let s = store(64 << 20, file(64 * MIB));
     let clusters: Vec<Vec<Entry>> = (0..5).map(|i| entries(&put(&s, &texts(i * 512, 512)))).collect();
     let written = || -> Vec<usize> { (0..5).filter(|i| clusters[*i].iter().any(|e| is_on_device(&s, *e))).collect() };

@@ -85,7 +85,6 @@ fn free_and_relocate_later(area: &Area, slot: usize) {
     let (i, index) = (slot / CLUSTER_SLOTS, slot % CLUSTER_SLOTS);
     let mut inner = area.clusters[i].0.lock();
     inner.give(index, 1);
-    area.next.add_used(0u64.wrapping_sub(1));
     let to = if inner.count == 0 { Place::List(ListId::FREE) } else { Place::Index(Level::of(&inner)) };
     drop(inner);
     area.places.relocate(i, &mut area.clusters[i].0.lock(), to);
