@@ -21,7 +21,6 @@ demo: setup build ## a real program natively and in 40 % of its memory
 
 test: setup fmt lint model ## formatting, lints, model checks, unit tests, real programs under limits
 	$(CARGO) test --release --workspace --exclude lowtide-agent
-	$(FAULTS)
 
 model: ## model checking with loom and shuttle
 	$(CARGO) test -p lowtide-core --lib --features loom models

@@ -231,11 +231,10 @@ fn all_together_exact() {
 /// Takes a slot of the first cluster that was free under an earlier hold of its lock, and does not look again.
 fn take_later(world: &World, me: u8) {
     let area = world.areas.get(0).unwrap();
-    let index = area.clusters[0].0.lock().find_reclaimable(0).unwrap();
+    let index = area.clusters[0].0.lock().find_reclaimable(0, &area.marks.of(0)).unwrap();
     let mut inner = area.clusters[0].0.lock();
     if !inner.is_used(index) {
         inner.occupy(index, 1);
-        area.next.add_used(1);
     }
     world.shadow.pass(0, index as u64, 1, FREE, me);
 }
