@@ -337,10 +337,6 @@ impl Keeper {
         let segment = (pager.staging.segment_frames() * vm::PAGE_SIZE) as u64;
         let batches = (excess as u64 / segment).clamp(1, (2 << 20) / segment);
         for _ in 0..batches {
-            // Ahead of the pool's being full, so that it takes what is evicted now; but at the limit nothing goes before eviction.
-            if !pager.budget.at_limit() {
-                pager.shrink_pool(worker);
-            }
             let before = pager.counters().evictions_pages.load(Ordering::Relaxed);
             match pager.evict(worker) {
                 Evicted::Some => {
