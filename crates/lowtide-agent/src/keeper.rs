@@ -321,9 +321,12 @@ impl Keeper {
         let low = pager.budget.low_mark();
         let was_above = core::mem::replace(&mut self.above_low, total > low);
         if total <= low {
-            pager.store.maintain();
-            if pager.shrink_pool(worker) || compact(pager) {
-                return SHORTEST_SLEEP_US;
+            // Well below the limit only: while this works, nobody watches what the program touches.
+            if total <= pager.budget.adopt_mark() {
+                pager.store.maintain();
+                if pager.shrink_pool(worker) || compact(pager) {
+                    return SHORTEST_SLEEP_US;
+                }
             }
             return Self::nap((pager.budget.high_mark() - total).min(64 << 20));
         }
