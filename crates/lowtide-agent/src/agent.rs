@@ -48,9 +48,14 @@ pub fn pager() -> Option<&'static Pager> {
     unsafe { PAGER.load(Ordering::Acquire).as_ref() }
 }
 
+/// Whether this process has agent threads of its own to ask.
+pub fn has_threads() -> bool {
+    OWNER.load(Ordering::Acquire) == pid()
+}
+
 /// The pager, if this process has adopted memory and agent threads of its own to ask.
 pub fn active() -> Option<&'static Pager> {
-    pager().filter(|_| OWNER.load(Ordering::Acquire) == pid())
+    pager().filter(|_| has_threads())
 }
 
 /// Sets what `pager` returns.

@@ -24,8 +24,11 @@ pub fn install() {
 }
 
 extern "C" fn prepare() {
+    if !agent::has_threads() {
+        return;
+    }
+    gate::close();
     if agent::active().is_some() {
-        gate::close();
         ask(Request::Fork);
         ANNOUNCED.store(true, Ordering::Release);
     }
@@ -34,6 +37,8 @@ extern "C" fn prepare() {
 extern "C" fn parent() {
     if ANNOUNCED.swap(false, Ordering::AcqRel) {
         request::fork_is_over();
+    }
+    if gate::is_closed_by_caller() {
         gate::open();
     }
 }
@@ -42,7 +47,8 @@ extern "C" fn child() {
     let announced = ANNOUNCED.swap(false, Ordering::AcqRel);
     gate::reset_after_fork();
     request::reset_after_fork();
-    // SAFETY: this process has one thread, and the parent's operations, which allocate, were paused (or it had none).
+    // SAFETY: this process has one thread, and the parent's operations, which allocate, were paused (or there were none: the gate
+    // keeps the keeper from setting up a pager while it is closed).
     unsafe {
         HEAP.reset_after_fork();
         lowtide_core::vm::reset_after_fork();

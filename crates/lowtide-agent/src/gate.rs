@@ -14,7 +14,7 @@ use rustix::thread::{Timespec, futex};
 use crate::agent;
 
 static INSIDE: AtomicU32 = AtomicU32::new(0);
-/// Thread id of the thread that forks; 0: open.
+/// Thread id of the thread that forks, or of the keeper while it changes what a fork must not see half done; 0: open.
 static CLOSED_BY: AtomicU32 = AtomicU32::new(0);
 
 /// Thread id of the thread that maps, unmaps or moves; 0: none.
@@ -88,7 +88,7 @@ pub fn change() -> Changing {
     Changing { _inside: inside, tid: 0 }
 }
 
-/// Closes the gate and waits until nobody is inside.
+/// Closes the gate: the keeper sets nothing up meanwhile, and, once memory is adopted, nobody is inside.
 pub fn close() {
     let me = tid();
     while CLOSED_BY.compare_exchange(0, me, Ordering::SeqCst, Ordering::Relaxed).is_err() {
@@ -97,13 +97,15 @@ pub fn close() {
             let _ = futex::wait(&CLOSED_BY, futex::Flags::PRIVATE, by, Some(&ms(1)));
         }
     }
-    wait_for_those_inside();
+    if agent::active().is_some() {
+        wait_for_those_inside();
+    }
 }
 
-/// Closes the gate as [`close`] does, unless another thread has closed it or somebody does not come out. For the keeper, which a
-/// forking thread waits for.
+/// Closes the gate and waits until nobody is inside, unless another thread has closed it or somebody does not come out. For the
+/// keeper, which a forking thread waits for.
 pub fn try_close() -> bool {
-    if CLOSED_BY.compare_exchange(0, tid(), Ordering::SeqCst, Ordering::Relaxed).is_err() {
+    if !keep_forks_away() {
         return false;
     }
     let alone = wait_for_those_inside();
@@ -111,6 +113,12 @@ pub fn try_close() -> bool {
         open();
     }
     alone
+}
+
+/// Keeps forks away until [`open`], and nobody else; false: one is under way. A child gets a copy of lowtide's heap and tables,
+/// which must not be half changed.
+pub fn keep_forks_away() -> bool {
+    CLOSED_BY.compare_exchange(0, tid(), Ordering::SeqCst, Ordering::Relaxed).is_ok()
 }
 
 /// Waits, but not for ever, until nobody is inside.
@@ -122,6 +130,11 @@ fn wait_for_those_inside() -> bool {
         let _ = rustix::thread::nanosleep(&Timespec { tv_sec: 0, tv_nsec: 100_000 });
     }
     false
+}
+
+/// Whether the calling thread closed the gate.
+pub fn is_closed_by_caller() -> bool {
+    CLOSED_BY.load(Ordering::SeqCst) == tid()
 }
 
 /// Opens the gate.

@@ -27,6 +27,9 @@ const SHORTEST_SLEEP_US: u64 = 1_000;
 const TOUCH_BYTES_PER_US: u64 = 6_000;
 /// A process smaller than this is not worth adopting while there are larger ones.
 const WORTHWHILE: u64 = 2 << 20;
+/// How long it takes to adopt memory where more threads touch it than there are CPUs: the kernel lets nobody change a mapping while a
+/// thread is in a page fault there, and most threads that wait for a CPU wait in one.
+const ADOPTION_US: u64 = 20_000;
 /// Growth that nobody counted: there must be mappings that are not adopted.
 const UNACCOUNTED: u64 = 1 << 20;
 /// Adopted memory is looked for this often at least.
@@ -72,7 +75,9 @@ pub extern "C" fn fresh(_: usize) -> ! {
         }
     };
     INHERITED.store(0, Ordering::Relaxed);
-    Keeper::new(Some(uffd)).run()
+    let mut keeper = Keeper::new(Some(uffd));
+    keeper.urgent = thread::Urgent::new();
+    keeper.run()
 }
 
 /// Thread entry: the keeper of a forked child whose parent had adopted memory.
@@ -117,8 +122,14 @@ fn sleep_for_ever() -> ! {
 }
 
 struct Keeper {
-    /// Until memory is adopted; then the pager's.
+    /// Until it is the pager's.
     uffd: Option<Uffd>,
+    /// Made well before, used when it is time to adopt memory.
+    prepared: Option<&'static Pager>,
+    /// Until memory is adopted: it does little, and that in time.
+    urgent: Option<thread::Urgent>,
+    /// What the run used when [`Keeper::watch`] last looked, and when that was, in microseconds.
+    last_watched: (u64, u64),
     statm: Option<OwnedFd>,
     worker: Option<Worker>,
     since_look_us: u64,
@@ -140,6 +151,9 @@ impl Keeper {
         let statm = rustix::fs::open(c"/proc/self/statm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
         Keeper {
             uffd,
+            prepared: None,
+            urgent: None,
+            last_watched: (0, 0),
             statm,
             worker: None,
             since_look_us: 0,
@@ -214,29 +228,48 @@ impl Keeper {
         let limit = agent::segment().settings.ram_limit.load(Ordering::Relaxed);
         let marks = lowtide_pager::budget::Budget::default();
         marks.set_limit(limit);
-        if total <= marks.adopt_mark() {
-            return Self::nap(marks.adopt_mark() - total);
+        if total <= marks.prepare_mark() {
+            return Self::nap(marks.prepare_mark() - total);
         }
+        let now = monitor::now_ns() / 1000;
+        let (last, at) = core::mem::replace(&mut self.last_watched, (total, now));
+        let ahead = total.saturating_sub(last) * ADOPTION_US / now.saturating_sub(at).max(1);
+        let mark = marks.adopt_mark().saturating_sub(ahead).max(marks.earliest_adopt_mark());
+        let room = mark.saturating_sub(total);
         if agent::proc().ram_bytes.load(Ordering::Relaxed) < WORTHWHILE.max(total / 64) {
-            return SHORTEST_SLEEP_US * 5;
+            return Self::nap(room).max(SHORTEST_SLEEP_US * 5);
         }
-        match self.activate() {
-            Ok(()) => 0,
-            Err(e) => {
-                let mut line = Line::new();
-                line.push(b"memory can't be adopted, error ")
-                    .number(e.raw_os_error() as u64)
-                    .push(b": this process is not limited");
-                say::warn(line.bytes());
-                sleep_for_ever()
-            }
+        if self.prepared.is_some() && room > 0 {
+            return Self::nap(room);
         }
+        // A fork is under way otherwise.
+        if !gate::keep_forks_away() {
+            return SHORTEST_SLEEP_US;
+        }
+        let done = match self.prepared {
+            None => self.prepare(limit),
+            Some(pager) => self.activate(pager),
+        };
+        gate::open();
+        if let Err(e) = done {
+            let mut line = Line::new();
+            line.push(b"memory can't be adopted, error ")
+                .number(e.raw_os_error() as u64)
+                .push(b": this process is not limited");
+            say::warn(line.bytes());
+            sleep_for_ever()
+        }
+        if let Some(pager) = agent::pager() {
+            self.adopt_all(pager);
+            self.urgent = None;
+        }
+        0
     }
 
-    /// Sets up the pager and adopts the program's memory.
-    fn activate(&mut self) -> Result<(), Errno> {
+    /// Sets up the pager: milliseconds on a busy machine, in which a program can touch more than the room between the mark above
+    /// which memory is adopted and the limit.
+    fn prepare(&mut self, limit: u64) -> Result<(), Errno> {
         let run = agent::segment();
-        let limit = run.settings.ram_limit.load(Ordering::Relaxed);
         let codec = match run.settings.codec {
             segment::CODEC_ZSTD => Codec::Zstd(run.settings.codec_level),
             _ => Codec::Lz4,
@@ -252,12 +285,17 @@ impl Keeper {
         self.worker = Some(Worker::new(true)?);
         let uffd = self.uffd.take().ok_or(Errno::BADF)?;
         let pager = Pager::new(uffd, store, staging, agent::proc(), Host { fatal: say::fatal, warn: say::warn })?;
-        let pager: &'static Pager = Box::leak(Box::new(pager));
-        pager.budget.set_limit(limit);
+        self.prepared = Some(Box::leak(Box::new(pager)));
+        Ok(())
+    }
+
+    /// The pager goes to work.
+    fn activate(&mut self, pager: &'static Pager) -> Result<(), Errno> {
+        pager.budget.set_limit(agent::segment().settings.ram_limit.load(Ordering::Relaxed));
+        pager.activate()?;
         agent::set_pager(pager);
         monitor::start();
         agent::proc().state.store(proc_state::ACTIVE, Ordering::Release);
-        self.adopt_all(pager);
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 
 use core::sync::atomic::Ordering;
 
+use arrayvec::ArrayVec;
 use lowtide_pager::events::Read;
 use lowtide_pager::evict::Evicted;
 use lowtide_pager::fault::Served;
@@ -17,7 +18,7 @@ use crate::{agent, keeper, say, thread};
 /// Most monitors: each fault wakes all of them, so more of them cost more.
 const MAX_MONITORS: usize = 16;
 /// Faults kept until a waiting event has been read; more are sent back to the kernel, which reports them again.
-const DEFERRED: usize = 64;
+const DEFERRED: usize = 1024;
 
 /// Starts a monitor for each CPU that this process may use.
 pub fn start() {
@@ -38,35 +39,26 @@ extern "C" fn run(cpu: usize) -> ! {
     // Without it the monitor floats: slower, not wrong.
     let _ = sched_setaffinity(None, &only);
     let (Some(pager), Ok(mut worker)) = (agent::pager(), Worker::new(false)) else { say::fatal(b"no memory for a monitor") };
-    let mut deferred = [0usize; DEFERRED];
-    let mut waiting = 0;
+    let mut deferred = ArrayVec::<usize, DEFERRED>::new();
     loop {
-        wait_readable(pager.uffd(), if waiting > 0 { 1 } else { -1 });
+        wait_readable(pager.uffd(), if deferred.is_empty() { -1 } else { 1 });
         loop {
             match pager.read(&mut worker) {
                 Read::Nothing => break,
                 Read::Event => {}
                 Read::Remapped => keeper::look_again(),
                 Read::Fault(addr) => {
-                    if serve(pager, addr, &mut worker) == Served::EventsFirst {
-                        if waiting < DEFERRED {
-                            deferred[waiting] = addr;
-                            waiting += 1;
-                        } else {
-                            pager.uffd().wake(addr, 4096);
-                        }
+                    // The kernel reports all faults before an event: to serve them in vain would only keep the event waiting.
+                    if (!deferred.is_empty() || serve(pager, addr, &mut worker) == Served::EventsFirst)
+                        && deferred.try_push(addr).is_err()
+                    {
+                        pager.uffd().wake(addr, 4096);
                     }
                 }
             }
         }
-        let mut kept = 0;
-        for i in 0..waiting {
-            if serve(pager, deferred[i], &mut worker) == Served::EventsFirst {
-                deferred[kept] = deferred[i];
-                kept += 1;
-            }
-        }
-        waiting = kept;
+        let served = deferred.iter().take_while(|addr| serve(pager, **addr, &mut worker) == Served::Done).count();
+        deferred.drain(..served);
     }
 }
 

@@ -74,6 +74,61 @@ pub fn own_files() -> Result<(), Errno> {
     if r < 0 { Err(Errno::from_raw_os_error(-r as i32)) } else { Ok(()) }
 }
 
+/// The threads that it starts are not like it.
+const RESET_ON_FORK: u64 = 1;
+
+/// The kernel's `struct sched_attr`, in its first version.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct SchedAttr {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime_ns: u64,
+    deadline_ns: u64,
+    period_ns: u64,
+}
+
+impl SchedAttr {
+    /// Those of the calling thread.
+    fn get() -> Option<SchedAttr> {
+        let mut attributes = SchedAttr { size: size_of::<SchedAttr>() as u32, ..SchedAttr::default() };
+        // SAFETY: room for as many bytes as are said.
+        let r = unsafe { syscall4(sys::__NR_sched_getattr, 0, &raw mut attributes as usize, size_of::<SchedAttr>(), 0) };
+        (r == 0).then_some(attributes)
+    }
+
+    /// Makes them the calling thread's, if that is allowed.
+    fn set(&self) -> bool {
+        // SAFETY: a structure of the size that it says.
+        unsafe { syscall3(sys::__NR_sched_setattr, 0, core::ptr::from_ref(self) as usize, 0) == 0 }
+    }
+}
+
+/// The calling thread runs as soon as it wakes, until this is dropped.
+pub struct Urgent(SchedAttr);
+
+impl Urgent {
+    /// None: not allowed (it takes CAP_SYS_NICE). Where all CPUs are busy a thread that wakes waits its turn then: 10 ms with eight
+    /// busy threads to a CPU, in which they can touch 20 MiB.
+    pub fn new() -> Option<Urgent> {
+        let old = SchedAttr::get()?;
+        let urgent = SchedAttr { flags: RESET_ON_FORK, runtime_ns: 0, ..old };
+        let fifo = SchedAttr { policy: sys::SCHED_FIFO, priority: 1, nice: 0, ..urgent };
+        // Groups of processes may have no real-time share.
+        let nice = SchedAttr { policy: sys::SCHED_NORMAL, priority: 0, nice: -20, ..urgent };
+        (fifo.set() || nice.set()).then_some(Urgent(old))
+    }
+}
+
+impl Drop for Urgent {
+    fn drop(&mut self) {
+        self.0.set();
+    }
+}
+
 /// Names the calling thread, for `ps -L` and debuggers.
 pub fn name(name: &core::ffi::CStr) {
     let _ = rustix::thread::set_name(name);

@@ -1,5 +1,6 @@
 //! Which CPU am I on, and how many are there.
 
+use core::ffi::CStr;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -74,7 +75,7 @@ pub fn count() -> usize {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     match COUNT.load(Ordering::Relaxed) {
         0 => {
-            let n = read_possible().unwrap_or(1).clamp(1, MAX_CPUS);
+            let n = last_in(c"/sys/devices/system/cpu/possible").map_or(1, |n| n + 1).min(MAX_CPUS);
             COUNT.store(n, Ordering::Relaxed);
             n
         }
@@ -82,12 +83,12 @@ pub fn count() -> usize {
     }
 }
 
-/// The kernel's list of possible CPUs ends with the highest number: "0-1", "0,2-63".
-fn read_possible() -> Option<usize> {
-    let fd = rustix::fs::open(c"/sys/devices/system/cpu/possible", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+/// The highest number in one of the kernel's lists ("0-1", "0,2-63"): the last one.
+pub(crate) fn last_in(path: &CStr) -> Option<usize> {
+    let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
     let mut text = [0u8; 256];
     let len = fd.and_then(|fd| rustix::io::read(fd, &mut text)).ok()?;
-    last_number(&text[..len]).map(|n| n + 1)
+    last_number(&text[..len])
 }
 
 fn last_number(text: &[u8]) -> Option<usize> {

@@ -41,10 +41,20 @@ impl Budget {
         self.measured.load(Ordering::Relaxed).saturating_add_signed(self.since.load(Ordering::Relaxed))
     }
 
+    /// Above this all is made ready for adoption, so that it takes no longer than registering memory when it is time.
+    pub fn prepare_mark(&self) -> u64 {
+        self.adopt_mark() / 4
+    }
+
     /// Memory is adopted above this: the limit less what a program can touch while lowtide is asleep.
     pub fn adopt_mark(&self) -> u64 {
         let limit = self.limit();
         limit - (limit / 8).clamp(4 << 20, 256 << 20).min(limit / 2)
+    }
+
+    /// Nothing is adopted below this, however fast the program grows.
+    pub fn earliest_adopt_mark(&self) -> u64 {
+        self.adopt_mark() / 2
     }
 
     /// Background eviction starts above this ...

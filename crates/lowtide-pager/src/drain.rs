@@ -100,24 +100,23 @@ impl Pager {
     /// Stores claimed frames. NoRoom: some are Staged again because no tier takes them.
     fn store_frames(&self, frames: &[u32], pages: &[usize], worker: &mut Worker) -> Rest {
         let mut rest = Rest::Nothing;
+        // For all frames at once: runs may be as short as a page.
+        // SAFETY: the frames are populated and their words say Storing, so their bytes stay until this thread says otherwise.
+        let bytes: [&Page; MAX_SEGMENT_FRAMES] =
+            core::array::from_fn(|i| unsafe { &*(self.staging.addr(frames[i.min(frames.len() - 1)]) as *const Page) });
+        // The store uses the clean copies up.
+        let clean: [Option<Entry>; MAX_SEGMENT_FRAMES] =
+            core::array::from_fn(|i| Entry::from_raw(self.staging.clean(*frames.get(i)?).swap(0, Ordering::AcqRel)));
+        let mut results = [const { Err(StoreError::Full) }; MAX_SEGMENT_FRAMES];
+        let c = self.counters();
         // Neighbours in the program's memory go together: the store may put them side by side on a device.
         let mut at = 0;
         while at < frames.len() {
             let run = (at + 1..frames.len()).take_while(|&i| pages[i] == pages[i - 1] + 1).count() + 1;
-            // SAFETY: the frames are populated and their words say Storing, so their bytes stay until this thread says otherwise.
-            let bytes: [&Page; MAX_SEGMENT_FRAMES] = core::array::from_fn(|i| unsafe {
-                &*(self.staging.addr(frames[(at + i).min(frames.len() - 1)]) as *const Page)
-            });
-            // The store uses the clean copies up.
-            let clean: [Option<Entry>; MAX_SEGMENT_FRAMES] = core::array::from_fn(|i| {
-                let frame = frames[at..at + run].get(i)?;
-                Entry::from_raw(self.staging.clean(*frame).swap(0, Ordering::AcqRel))
-            });
-            let mut results = [const { Err(StoreError::Full) }; MAX_SEGMENT_FRAMES];
-            self.store.store_run(&bytes[..run], &clean[..run], &mut results[..run], &mut worker.scratch);
-            let c = self.counters();
-            for i in 0..run {
-                let frame = frames[at + i];
+            let part = at..at + run;
+            self.store.store_run(&bytes[part.clone()], &clean[part.clone()], &mut results[part.clone()], &mut worker.scratch);
+            for i in part {
+                let frame = frames[i];
                 let word = match results[i] {
                     Ok(Stored::Zero) => Word::Zero,
                     Ok(Stored::Entry(e)) => Word::Swapped(e.raw()),
@@ -135,14 +134,20 @@ impl Pager {
                 // Under the lock no REMAP comes between, so the owner is where the word is, wherever mremap has moved it meanwhile.
                 let _lock = self.space.shared();
                 let page = self.staging.owner(frame).load(Ordering::Acquire) as usize;
-                if self.map.swap(page, Word::Storing(frame), word) {
+                let mut settled = self.map.swap(page, Word::Storing(frame), word);
+                while !settled && self.map.get(page) == Word::Moving(frame) {
+                    // A monitor copies it back this moment.
+                    rustix::thread::sched_yield();
+                    settled = self.map.swap(page, Word::Storing(frame), word);
+                }
+                if settled {
                     match word {
                         Word::Zero => add(&c.zero_pages, 1),
                         Word::Swapped(_) => {}
                         _ => continue,
                     }
                 } else {
-                    // Dropped by the program meanwhile.
+                    // Dropped by the program or back in its place meanwhile.
                     self.forget(word);
                     self.map.swap(page, Word::Orphan, Word::None);
                 }

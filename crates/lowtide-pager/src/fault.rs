@@ -48,9 +48,10 @@ impl Pager {
                     }
                     None
                 }
+                Word::Storing(frame) => self.copy_back(page, frame),
                 // Another monitor is bringing it in and wakes all who wait for it; it may have been done when it looked, hence
                 // once more from here.
-                Word::Loading(_) | Word::Moving(_) | Word::Storing(_) | Word::Orphan => None,
+                Word::Loading(_) | Word::Moving(_) | Word::Orphan => None,
             };
             if let Some(served) = served {
                 return served;
@@ -120,14 +121,10 @@ impl Pager {
             claims.undo(self, low, p);
         }
         self.budget.add_pages(installed as isize);
-        if let Some(e) = error {
-            if at + 1 < end {
-                // Somebody may wait for a page that was claimed here.
-                self.uffd().wake(at * PAGE_SIZE, (end - at) * PAGE_SIZE);
-            }
-            if at <= page {
-                return self.failed(at, page, e);
-            }
+        // Whoever waits for another page that was claimed here has a monitor that looks at it again and again: nobody is woken,
+        // because a thread that is woken for nothing faults again, and the kernel reports faults before it reports events.
+        if let Some(e) = error.filter(|_| at <= page) {
+            return self.failed(page, e);
         }
         let c = self.counters();
         add(if word == Word::Zero { &c.faults_zero } else { &c.faults_first_touch }, 1);
@@ -205,13 +202,38 @@ impl Pager {
             self.map.set(page + i, Word::Staged(frame + i as u32));
         }
         match error {
-            Some(e) if done == 0 => self.failed(page, page, e),
+            Some(e) if done == 0 => self.failed(page, e),
             _ => {
                 add(&self.counters().faults_staged, 1);
                 add(&self.counters().pages_in, done);
                 Some(Served::Done)
             }
         }
+    }
+
+    /// The page is being stored, which may take as long as a write to a disk: a copy of the bytes in the frame, which nobody changes
+    /// and which stay until the drainer has seen that this is done.
+    fn copy_back(&self, page: usize, frame: u32) -> Option<Served> {
+        let _lock = self.space.shared();
+        if !self.map.swap(page, Word::Storing(frame), Word::Moving(frame)) {
+            return None;
+        }
+        // SAFETY: a frame that is being stored is populated.
+        let p = unsafe { self.uffd().copy(page * PAGE_SIZE, self.staging.addr(frame) as *const u8, PAGE_SIZE) };
+        match p.error {
+            None => self.budget.add_pages(1),
+            // What is in memory is newer.
+            Some(Errno::EXIST) => self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE),
+            Some(e) => {
+                self.map.set(page, Word::Storing(frame));
+                return self.failed(page, e);
+            }
+        }
+        self.map.set(page, Word::None);
+        self.stamp(page);
+        add(&self.counters().faults_staged, 1);
+        add(&self.counters().pages_in, 1);
+        Some(Served::Done)
     }
 
     fn finish_unstage(&self, page: usize, frame: u32, memory: Memory) {
@@ -362,7 +384,7 @@ impl Pager {
             add(if from_device { &c.faults_device } else { &c.faults_pool }, 1);
         }
         match error {
-            Some((i, e)) if wanted.is_some() && i == 0 => self.failed(first, first, e),
+            Some((i, e)) if wanted.is_some() && i == 0 => self.failed(first, e),
             Some((i, _)) => {
                 *reached = first + i;
                 Some(Served::Done)
@@ -439,17 +461,15 @@ impl Pager {
         for (i, &raw) in claimed.iter().enumerate() {
             self.map.set(first + i, if raw == 0 { Word::Zero } else { Word::Swapped(raw) });
         }
-        // Someone may have begun to wait for one of them and been told that it is on its way.
-        self.uffd().wake(first * PAGE_SIZE, claimed.len() * PAGE_SIZE);
     }
 
     /// Installing a page failed. AGAIN: an event is pending.
-    fn failed(&self, at: usize, page: usize, error: Errno) -> Option<Served> {
+    fn failed(&self, page: usize, error: Errno) -> Option<Served> {
         match error {
             Errno::AGAIN => Some(Served::EventsFirst),
             // The mapping is gone (its event may be on the way), or the process is ending: the thread finds out by itself.
             Errno::NOENT | Errno::SRCH | Errno::FAULT | Errno::INVAL => {
-                self.uffd().wake(at.min(page) * PAGE_SIZE, PAGE_SIZE);
+                self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE);
                 Some(Served::Done)
             }
             // No memory now: try again.

@@ -29,6 +29,8 @@ pub const BLOCK_PAGES: usize = 64;
 /// | Staged, Swapped | None | evict, when it is proven stale (exclusive lock) |
 /// | Staged | Storing | drain |
 /// | Storing | Swapped, Zero, Staged (no room) | drain |
+/// | Storing | Moving | fault (copied back) |
+/// | Moving | None, Storing (not this time) | fault, from Storing; the drainer waits for it |
 /// | Swapped | Loading | fault, read-ahead |
 /// | Loading | None, Clean, Swapped (not this time) | fault, read-ahead |
 /// | Clean | None | fault on a page that is missing all the same |

@@ -113,13 +113,13 @@ impl Drop for Operation<'_> {
 }
 
 impl Pager {
-    /// A pager with nothing adopted. `staging` is the target of the inactive list in bytes.
+    /// A pager with nothing adopted: until [`Pager::activate`] the kernel knows nothing of it. `staging` is the target of the
+    /// inactive list in bytes.
     ///
     /// # Errors
-    /// `NOMEM`, and those of registering the staging area.
+    /// `NOMEM`, and those of opening the page map.
     pub fn new(uffd: Uffd, store: Store, staging: usize, proc: &'static Proc, host: Host) -> Result<Pager, Errno> {
         let staging = Staging::new(staging)?;
-        staging.register(&uffd)?;
         Ok(Pager {
             uffd: AtomicPtr::new(Box::into_raw(Box::new(uffd))),
             present: AtomicPtr::new(Box::into_raw(Box::new(Present::open()?))),
@@ -144,6 +144,14 @@ impl Pager {
             zero_now: AtomicU64::new(0),
             rest: AtomicUsize::new(0),
         })
+    }
+
+    /// Before the first adoption, with the monitors about to start: from here on a fork waits until its event is read.
+    ///
+    /// # Errors
+    /// Those of registering the staging area.
+    pub fn activate(&self) -> Result<(), Errno> {
+        self.staging.register(self.uffd())
     }
 
     /// The userfaultfd.

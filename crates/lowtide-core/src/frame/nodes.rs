@@ -2,7 +2,7 @@
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::percpu::MAX_CPUS;
+use crate::percpu::{MAX_CPUS, last_in};
 
 /// Most nodes that are told apart.
 pub(super) const MAX_NODES: usize = 64;
@@ -19,7 +19,8 @@ pub(super) struct NodesOfCpus {
 /// The nodes of this machine; one if the kernel does not say.
 pub(super) fn detect() -> NodesOfCpus {
     let mut found = NodesOfCpus { nodes: 0, of: [0; MAX_CPUS] };
-    for node in 0..MAX_NODES {
+    let last = last_in(c"/sys/devices/system/node/has_cpu").unwrap_or(0);
+    for node in 0..=last.min(MAX_NODES - 1) {
         let mut text = [0u8; 4096];
         let Some(len) = read_cpus(node, &mut text) else { continue };
         found.add(&text[..len]);

@@ -4,6 +4,7 @@
 use super::area::Area;
 use super::cluster::{CLUSTER_SLOTS, ListState};
 use super::lists::{ListId, Place};
+use crate::percpu::Zone;
 
 impl Area {
     /// Whether clusters wait to be punched out.
@@ -21,7 +22,7 @@ impl Area {
         if !self.discard {
             return false;
         }
-        let Some((i, mut inner)) = self.places.isolate(&self.clusters, ListId::DISCARD) else { return false };
+        let Some((i, mut inner)) = self.places.isolate(&self.clusters, ListId::DISCARD, Zone::ALL) else { return false };
         // On no list, and not usable: nobody else changes it while the device works.
         inner.state = ListState::Discard;
         drop(inner);

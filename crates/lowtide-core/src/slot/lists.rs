@@ -181,13 +181,9 @@ impl Places {
         self.lens[list.0 as usize].load(Relaxed) as usize
     }
 
-    /// Takes the first cluster of a list whose lock is free off the list and returns it locked: nobody else can walk onto it.
-    pub(super) fn isolate<'a>(&self, clusters: &'a Array<Cluster>, list: ListId) -> Option<(usize, LockedInner<'a>)> {
-        self.isolate_one_of(clusters, core::iter::once(list))
-    }
-
-    /// As [`Places::isolate`], one of a zone that is near the head of the list.
-    pub(super) fn isolate_of<'a>(
+    /// Takes the first cluster of a list whose lock is free off the list and returns it locked: nobody else can walk onto it. Of one
+    /// CPU's zone only those near the head of the list are looked at.
+    pub(super) fn isolate<'a>(
         &self,
         clusters: &'a Array<Cluster>,
         list: ListId,
@@ -203,24 +199,6 @@ impl Places {
         self.leave(Some(&mut lists), i, &mut inner);
         inner.state = ListState::None;
         Some((i, inner))
-    }
-
-    /// As [`Places::isolate`], from the first list of several, in their order, that has such a cluster.
-    pub(super) fn isolate_one_of<'a>(
-        &self,
-        clusters: &'a Array<Cluster>,
-        wanted: impl Iterator<Item = ListId>,
-    ) -> Option<(usize, LockedInner<'a>)> {
-        for list in wanted.filter(|list| self.len(*list) > 0) {
-            let mut lists = self.lists.lock();
-            let found = lists.iter(list).find_map(|i| clusters[i].0.try_lock().map(|inner| (i, inner)));
-            if let Some((i, mut inner)) = found {
-                self.leave(Some(&mut lists), i, &mut inner);
-                inner.state = ListState::None;
-                return Some((i, inner));
-            }
-        }
-        None
     }
 
     /// Puts a locked cluster somewhere (on a list: to its tail), from wherever it is; leaves it where it is if it is there already.

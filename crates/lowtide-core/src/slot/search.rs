@@ -165,7 +165,7 @@ impl<'a> Request<'a> {
     /// One of a zone. `grow`: also one that is no part of the file yet, or no more.
     fn take_free(&mut self, grow: bool, zone: Zone) -> Option<u64> {
         let area = self.area;
-        let (i, mut inner) = area.places.isolate_of(&area.clusters, ListId::FREE, zone)?;
+        let (i, mut inner) = area.places.isolate(&area.clusters, ListId::FREE, zone)?;
         self.opened += 1;
         if !inner.charged {
             if !grow || !area.charge(i) {
@@ -264,14 +264,14 @@ impl Trier for Request<'_> {
         let tries = tries.min(self.area.places.len(list));
         let before = self.opened;
         let slot = (0..tries).find_map(|_| {
-            let (i, inner) = self.area.places.isolate(&self.area.clusters, list)?;
+            let (i, inner) = self.area.places.isolate(&self.area.clusters, list, Zone::ALL)?;
             self.take_isolated(i, inner)
         });
         Tried { slot, opened: (self.opened - before) as usize }
     }
 
-    fn try_first(&mut self, lists: &mut dyn Iterator<Item = ListId>) -> Option<u64> {
-        let (i, inner) = self.area.places.isolate_one_of(&self.area.clusters, lists)?;
+    fn try_first(&mut self, mut lists: &mut dyn Iterator<Item = ListId>) -> Option<u64> {
+        let (i, inner) = Iterator::find_map(&mut lists, |list| self.area.places.isolate(&self.area.clusters, list, Zone::ALL))?;
         self.take_isolated(i, inner)
     }
 

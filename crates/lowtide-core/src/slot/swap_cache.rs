@@ -115,7 +115,7 @@ impl Area {
         let Some(index) = &self.places.index else {
             let full = self.places.len(ListId::FULL);
             return (0..full).find_map(|_| {
-                let (i, inner) = self.places.isolate(&self.clusters, ListId::FULL)?;
+                let (i, inner) = self.places.isolate(&self.clusters, ListId::FULL, Zone::ALL)?;
                 if inner.caches > 0 {
                     return Some(i);
                 }

@@ -5,8 +5,7 @@
 //! Full clusters and not used slots are counted, because an area is full when all its clusters are, and a word that every
 //! allocation writes would be a cache line that all CPUs fight for. (Used slots are counted per CPU: `next.rs`.)
 //!
-//! (The idea is the kernel's, "mm, swap: use an enum to define all cluster flags ..." and the patches around it in Kairui Song's
-//! series of 2024.)
+//! (The off-list bit is the kernel's, from Kairui Song's series "mm, swap: rework of swap allocator locks", 2024-25.)
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 

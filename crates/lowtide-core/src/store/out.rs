@@ -2,6 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
+use arrayvec::ArrayVec;
 use rustix::io::Errno;
 
 use super::word::Word;
@@ -52,23 +53,24 @@ impl Store {
         if !self.pool.accepts() {
             self.shrink(self.wants_shrinking().min(1), scratch);
         }
-        let mut plans = [Plan::Done; RUN];
+        let mut plans: ArrayVec<Plan, RUN> = ArrayVec::new();
         for (i, page) in pages.iter().enumerate() {
             if let Some(Some(e)) = clean.get(i)
                 && self.store_clean(*e, page)
             {
                 out[i] = Ok(Stored::Entry(*e));
+                plans.push(Plan::Done);
                 continue;
             }
-            match self.plan(page, scratch) {
-                Ok(plan) => plans[i] = plan,
-                Err(known) => out[i] = known,
-            }
+            plans.push(self.plan(page, scratch).unwrap_or_else(|known| {
+                out[i] = known;
+                Plan::Done
+            }));
         }
         // Neighbours get neighbouring slots, whether they are in the pool now or on the device.
         let mut i = 0;
         while i < pages.len() {
-            let run = plans[i..pages.len()].iter().take_while(|p| !matches!(p, Plan::Done)).count();
+            let run = plans[i..].iter().take_while(|p| !matches!(p, Plan::Done)).count();
             self.place_run(&pages[i..i + run], &plans[i..i + run], &mut out[i..i + run], scratch);
             i += run.max(1);
         }

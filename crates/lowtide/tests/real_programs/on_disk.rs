@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::process::Signal;
 
 use crate::machine::{native_only, turn};
-use crate::measure::{Job, Limit, Running, Swap};
+use crate::measure::{Job, Limit, Outcome, Running, Swap};
 use crate::programs::job;
 use crate::tree;
 
@@ -58,6 +58,16 @@ fn kill_program(run: &Running) {
     all.max_by_key(tree::Process::anonymous).expect("the program runs").signal(Signal::KILL);
 }
 
+/// Kills the program, or lowtide with it, and waits.
+fn killed(mut run: Running, lowtide_too: bool) -> Outcome {
+    if lowtide_too {
+        run.kill()
+    } else {
+        kill_program(&run)
+    }
+    run.finish()
+}
+
 #[test]
 fn a_named_file_holds_no_plaintext() {
     let Some(_turn) = turn() else { return };
@@ -78,13 +88,7 @@ fn a_named_file_holds_no_plaintext_after_sigkill() {
     }
     for lowtide_too in [false, true] {
         let Some((job, limit)) = with_file("plaintext after SIGKILL", "96 wait") else { return };
-        let mut run = start(&job, &limit);
-        if lowtide_too {
-            run.kill()
-        } else {
-            kill_program(&run)
-        }
-        let outcome = run.finish();
+        let outcome = killed(start(&job, &limit), lowtide_too);
         assert_eq!(outcome.status, 128 + 9, "{outcome:?}");
         verify(&job.directory);
     }
@@ -101,14 +105,9 @@ fn a_directory_holds_no_file_during_a_run_and_after_sigkill() {
         let directory = job.directory.join("swap");
         fs::create_dir(&directory).expect("a directory");
         let names = || fs::read_dir(&directory).expect("it stays").count();
-        let mut run = start(&job, &limit(format!("dir:{},size=256M", directory.display())));
+        let run = start(&job, &limit(format!("dir:{},size=256M", directory.display())));
         assert_eq!(names(), 0, "files with names while it runs");
-        if lowtide_too {
-            run.kill()
-        } else {
-            kill_program(&run)
-        }
-        let outcome = run.finish();
+        let outcome = killed(run, lowtide_too);
         assert_eq!((outcome.status, names()), (128 + 9, 0), "{outcome:?}");
     }
 }
