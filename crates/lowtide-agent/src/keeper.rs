@@ -301,22 +301,23 @@ impl Keeper {
 
     /// Adopts all memory that can be adopted and is not yet.
     fn adopt_all(&mut self, pager: &Pager) {
-        let (mut adopted, mut refused, mut ranges) = (0u64, 0u64, 0u64);
+        let (mut adopted, mut ranges) = (0u64, 0u64);
         // Nobody maps or unmaps meanwhile: what the list says is adopted is still there when it is adopted.
         if !gate::try_close() {
             return;
         }
         self.since_look_us = 0;
         LOOK_AGAIN.store(false, Ordering::Release);
-        let result = maps::each_adoptable(|range: Range| match pager.adopt(range) {
-            Ok(()) => {
+        let refused = maps::each_adoptable(|range: Range| {
+            let done = pager.adopt(range).is_ok();
+            if done {
                 adopted += (range.end - range.start) as u64;
                 ranges += 1;
             }
-            Err(_) => refused += (range.end - range.start) as u64,
+            done
         });
         gate::open();
-        if result.is_err() {
+        if refused.is_err() {
             say::warn(b"the program's mappings can't be read: what it maps from now on is not limited");
         }
         agent::proc().adopted_bytes.store(adopted, Ordering::Relaxed);
@@ -324,9 +325,9 @@ impl Keeper {
             self.reported = true;
             let mut line = Line::new();
             line.push(b"lowtide: process ").number(u64::from(agent::pid())).push(b": adopted ").number(adopted >> 20);
-            line.push(b" MiB of address space in ").number(ranges).push(b" mappings (the limit is near)");
-            if refused > 0 {
-                line.push(b"; ").number(refused >> 20).push(b" MiB can't be adopted");
+            line.push(b" MiB of address space in ").number(ranges).push(b" ranges (the limit is near)");
+            if let Ok(refused @ 1..) = refused {
+                line.push(b"; ").number(refused as u64 >> 20).push(b" MiB can't be adopted");
             }
             if !hooks::installed() {
                 line.push(b"; the C library could not be hooked, new mappings are looked for");

@@ -55,3 +55,9 @@ fn growing_break() {
 fn locked_memory() {
     program("locked memory", "locked_memory", "200", Growth::Existing, Data::Compressible);
 }
+
+/// Which parts of a mapping were adopted when makes no difference to the program.
+#[test]
+fn split_mappings() {
+    program("split mappings", "split_mapping", "160", Growth::Existing, Data::Compressible);
+}
