@@ -47,11 +47,16 @@ extern "C" fn run(cpu: usize) -> ! {
                 Read::Nothing => break,
                 Read::Event => {}
                 Read::Remapped => keeper::look_again(),
+                // Reading takes the space lock alone; waiting tells as well whether there is more, and takes none.
+                Read::Fault(addr) if deferred.is_empty() => {
+                    if serve(pager, addr, &mut worker) == Served::EventsFirst {
+                        deferred.push(addr);
+                    }
+                    break;
+                }
+                // The kernel reports all faults before an event: to serve them in vain would only keep the event waiting.
                 Read::Fault(addr) => {
-                    // The kernel reports all faults before an event: to serve them in vain would only keep the event waiting.
-                    if (!deferred.is_empty() || serve(pager, addr, &mut worker) == Served::EventsFirst)
-                        && deferred.try_push(addr).is_err()
-                    {
+                    if deferred.try_push(addr).is_err() {
                         pager.uffd().wake(addr, 4096);
                     }
                 }

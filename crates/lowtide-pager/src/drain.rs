@@ -24,8 +24,11 @@ pub enum Drained {
     Later,
 }
 
+/// Pages whose words are set under one hold of the space lock.
+const SETTLED_AT_ONCE: usize = 32;
+
 /// Why a frame is still in use after a pass.
-#[derive(PartialEq, Eq, Clone, Copy)]
+#[derive(PartialEq, Eq, PartialOrd, Ord, Clone, Copy)]
 enum Rest {
     Nothing,
     NoRoom,
@@ -99,7 +102,7 @@ impl Pager {
 
     /// Stores claimed frames. NoRoom: some are Staged again because no tier takes them.
     fn store_frames(&self, frames: &[u32], pages: &[usize], worker: &mut Worker) -> Rest {
-        let mut rest = Rest::Nothing;
+        let (mut rest, mut settled) = (Rest::Nothing, 0);
         // For all frames at once: runs may be as short as a page.
         // SAFETY: the frames are populated and their words say Storing, so their bytes stay until this thread says otherwise.
         let bytes: [&Page; MAX_SEGMENT_FRAMES] =
@@ -108,52 +111,62 @@ impl Pager {
         let clean: [Option<Entry>; MAX_SEGMENT_FRAMES] =
             core::array::from_fn(|i| Entry::from_raw(self.staging.clean(*frames.get(i)?).swap(0, Ordering::AcqRel)));
         let mut results = [const { Err(StoreError::Full) }; MAX_SEGMENT_FRAMES];
-        let c = self.counters();
         // Neighbours in the program's memory go together: the store may put them side by side on a device.
         let mut at = 0;
         while at < frames.len() {
             let run = (at + 1..frames.len()).take_while(|&i| pages[i] == pages[i - 1] + 1).count() + 1;
             let part = at..at + run;
-            self.store.store_run(&bytes[part.clone()], &clean[part.clone()], &mut results[part.clone()], &mut worker.scratch);
-            for i in part {
-                let frame = frames[i];
-                let word = match results[i] {
-                    Ok(Stored::Zero) => Word::Zero,
-                    Ok(Stored::Entry(e)) => Word::Swapped(e.raw()),
-                    Err(_) => Word::Staged(frame),
-                };
-                // Counted before it can be seen, so that the count never goes below zero.
-                match word {
-                    Word::Zero => {
-                        self.zero_now.fetch_add(1, Ordering::Relaxed);
-                    }
-                    Word::Swapped(_) if clean[i].is_some_and(|e| word == Word::Swapped(e.raw())) => add(&c.evictions_clean, 1),
-                    Word::Swapped(_) => add(&c.stored_pages, 1),
-                    _ => rest = Rest::NoRoom,
-                }
-                // Under the lock no REMAP comes between, so the owner is where the word is, wherever mremap has moved it meanwhile.
-                let _lock = self.space.shared();
-                let page = self.staging.owner(frame).load(Ordering::Acquire) as usize;
-                let mut settled = self.map.swap(page, Word::Storing(frame), word);
-                while !settled && self.map.get(page) == Word::Moving(frame) {
-                    // A monitor copies it back this moment.
-                    rustix::thread::sched_yield();
-                    settled = self.map.swap(page, Word::Storing(frame), word);
-                }
-                if settled {
-                    match word {
-                        Word::Zero => add(&c.zero_pages, 1),
-                        Word::Swapped(_) => {}
-                        _ => continue,
-                    }
-                } else {
-                    // Dropped by the program or back in its place meanwhile.
-                    self.forget(word);
-                    self.map.swap(page, Word::Orphan, Word::None);
-                }
-                self.staging.left(frame, Memory::Stays);
-            }
+            self.store.store_run(&bytes[part.clone()], &clean[part.clone()], &mut results[part], &mut worker.scratch);
             at += run;
+            // A page is found in its frame until its word is set, so that can wait for others and take the lock once.
+            if at - settled >= SETTLED_AT_ONCE || at == frames.len() {
+                rest = rest.max(self.settle(&frames[settled..at], &clean[settled..at], &results[settled..at]));
+                settled = at;
+            }
+        }
+        rest
+    }
+
+    /// Sets the words of pages that have been stored, or could not be.
+    fn settle(&self, frames: &[u32], clean: &[Option<Entry>], results: &[Result<Stored, StoreError>]) -> Rest {
+        let mut rest = Rest::Nothing;
+        let c = self.counters();
+        // Under the lock no REMAP comes between, so the owner is where the word is, wherever mremap has moved it meanwhile.
+        let _lock = self.space.shared();
+        for ((&frame, clean), result) in frames.iter().zip(clean).zip(results) {
+            let word = match result {
+                Ok(Stored::Zero) => Word::Zero,
+                Ok(Stored::Entry(e)) => Word::Swapped(e.raw()),
+                Err(_) => Word::Staged(frame),
+            };
+            // Counted before it can be seen, so that the count never goes below zero.
+            match word {
+                Word::Zero => {
+                    self.zero_now.fetch_add(1, Ordering::Relaxed);
+                }
+                Word::Swapped(_) if clean.is_some_and(|e| word == Word::Swapped(e.raw())) => add(&c.evictions_clean, 1),
+                Word::Swapped(_) => add(&c.stored_pages, 1),
+                _ => rest = Rest::NoRoom,
+            }
+            let page = self.staging.owner(frame).load(Ordering::Acquire) as usize;
+            let mut set = self.map.swap(page, Word::Storing(frame), word);
+            while !set && self.map.get(page) == Word::Moving(frame) {
+                // A monitor copies it back this moment.
+                rustix::thread::sched_yield();
+                set = self.map.swap(page, Word::Storing(frame), word);
+            }
+            if set {
+                match word {
+                    Word::Zero => add(&c.zero_pages, 1),
+                    Word::Swapped(_) => {}
+                    _ => continue,
+                }
+            } else {
+                // Dropped by the program or back in its place meanwhile.
+                self.forget(word);
+                self.map.swap(page, Word::Orphan, Word::None);
+            }
+            self.staging.left(frame, Memory::Stays);
         }
         rest
     }

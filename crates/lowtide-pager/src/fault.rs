@@ -17,6 +17,9 @@ use crate::space::Shared;
 use crate::staging::Memory;
 use crate::stream::{MAX_WINDOW, Window};
 
+/// Pages that one fault takes back from staging at most.
+const MAX_UNSTAGED: usize = 64;
+
 /// What became of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Served {
@@ -140,11 +143,13 @@ impl Pager {
         }
     }
 
-    /// The page is in staging: take it back, and with it the pages behind it that were detached together.
+    /// The page is in staging: take it back, and with it, as far as the stream of faults suggests, the pages behind it that were
+    /// detached together.
     fn unstage(&self, page: usize, frame: u32) -> Option<Served> {
         let _lock = self.space.shared();
+        let window = self.loads.window(page).pages.min(MAX_UNSTAGED);
         let mut n = 0;
-        while n < 16
+        while n < window
             && self.staging.same_segment(frame, frame + n as u32)
             && self.map.swap(page + n, Word::Staged(frame + n as u32), Word::Moving(frame + n as u32))
         {
@@ -204,6 +209,7 @@ impl Pager {
         match error {
             Some(e) if done == 0 => self.failed(page, e),
             _ => {
+                self.loads.advance(page, page, page + done);
                 add(&self.counters().faults_staged, 1);
                 add(&self.counters().pages_in, done);
                 Some(Served::Done)
