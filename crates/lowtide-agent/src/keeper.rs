@@ -34,8 +34,10 @@ const ADOPTION_US: u64 = 20_000;
 const UNACCOUNTED: u64 = 1 << 20;
 /// Adopted memory is looked for this often at least.
 const LOOK_EVERY_US: u64 = 100_000;
-/// What lowtide's tables take is measured this often.
+/// What lowtide's tables take is measured this often, and after so many pages: they grow by as much as a hundred bytes for each page
+/// that is evicted for the first time.
 const MEASURE_REST_US: u64 = 100_000;
+const MEASURE_REST_PAGES: u64 = 4096;
 /// No tier could take a page: tried again after this.
 const FULL_PAUSE_US: u64 = 100_000;
 /// Objects of the pool that are moved at a time while there is nothing else to do: a fraction of a millisecond.
@@ -133,7 +135,8 @@ struct Keeper {
     statm: Option<OwnedFd>,
     worker: Option<Worker>,
     since_look_us: u64,
-    rest_measured_us: u64,
+    /// When lowtide's tables were last measured, in microseconds, and how many pages had been evicted then.
+    rest_measured: (u64, u64),
     /// The run was above the low mark when last measured.
     above_low: bool,
     warned_full: bool,
@@ -157,7 +160,7 @@ impl Keeper {
             statm,
             worker: None,
             since_look_us: 0,
-            rest_measured_us: 0,
+            rest_measured: (0, 0),
             above_low: false,
             warned_full: false,
             reported: false,
@@ -343,8 +346,10 @@ impl Keeper {
         let expected = pager.budget.now();
         pager.budget.measured(total);
         let now = monitor::now_ns() / 1000;
-        if now.saturating_sub(self.rest_measured_us) >= MEASURE_REST_US {
-            self.rest_measured_us = now;
+        let evicted = pager.counters().evictions_pages.load(Ordering::Relaxed);
+        let (at, then) = self.rest_measured;
+        if now.saturating_sub(at) >= MEASURE_REST_US || evicted.saturating_sub(then) >= MEASURE_REST_PAGES {
+            self.rest_measured = (now, evicted);
             pager.measure_rest();
         }
         pager.publish();
@@ -371,7 +376,7 @@ impl Keeper {
         }
         // What is free already goes first. While eviction goes on it would only take the drained frames again.
         if !was_above {
-            pager.store.drain_frames();
+            pager.drain_frames();
         }
         // This process's part of what is too much; measured again after at most 2 MiB, because new mappings may have appeared.
         let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
@@ -387,11 +392,11 @@ impl Keeper {
                 }
                 Evicted::Later => return 50,
                 Evicted::Nothing => {
-                    pager.store.drain_frames();
+                    pager.drain_frames();
                     return SHORTEST_SLEEP_US;
                 }
                 Evicted::Full => {
-                    pager.store.drain_frames();
+                    pager.drain_frames();
                     // Room inside the pool's spans is the last resort.
                     if compact(pager) {
                         return 0;

@@ -87,14 +87,13 @@ impl Pager {
                 self.broken(b"a drained frame still has an owner", page, frame);
             }
         }
-        match self.staging.discard(segment, self.uffd()) {
+        match self.staging.discard(segment, self.uffd(), || self.publish_own()) {
             Ok(()) => self.staging.put_empty(segment),
             // The segment is never used again; with all of them gone nothing can be evicted, which is said elsewhere.
             Err(_) => {
                 (self.host.warn)(b"part of lowtide's staging area could not be registered again; it is not used any more")
             }
         }
-        self.publish_own();
         self.budget.add_pages(-(self.staging.segment_frames() as isize));
         self.full.store(full, Ordering::Relaxed);
         if full { Drained::Full } else { Drained::Freed }

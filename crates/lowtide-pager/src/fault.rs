@@ -57,6 +57,7 @@ impl Pager {
                 Word::Loading(_) | Word::Moving(_) | Word::Orphan => None,
             };
             if let Some(served) = served {
+                self.publish_own();
                 return served;
             }
             drop(operation);

@@ -251,6 +251,11 @@ impl Pager {
         self.proc().own_bytes.store((counted + self.rest.load(Ordering::Relaxed)) as u64, Ordering::Relaxed);
     }
 
+    /// Gives the frames that the pool keeps at hand back to the kernel.
+    pub fn drain_frames(&self) {
+        self.store.drain_frames(&mut || self.publish_own());
+    }
+
     /// Asks the kernel how much memory is behind lowtide's own mappings but for staging and the pool's frames: tables, buffers,
     /// stacks, heap, the library's data. Mappings shared with forked processes (reference counts) are not in it: the kernel does not
     /// count them as anonymous memory of any of them either, and so they are not in `ram_bytes`. Some microseconds for each mapping:

@@ -17,6 +17,8 @@ use crate::uffd::Uffd;
 pub const MAX_SEGMENT_FRAMES: usize = 512;
 /// Frames in a segment of a small staging area: there the cost of a MOVE has nearly levelled out.
 const SMALL_SEGMENT_FRAMES: usize = 128;
+/// Frames whose memory is given back at a time: until the kernel has done it, they are counted.
+const DISCARDED_FRAMES: usize = 64;
 /// Bytes from which on an area has large segments.
 const LARGE: usize = 16 << 20;
 /// Most segments.
@@ -210,19 +212,28 @@ impl Staging {
         Some(segment)
     }
 
-    /// Gives the memory of a drained segment back to the kernel. No event is raised: the range is unregistered meanwhile.
+    /// Gives the memory of a drained segment back to the kernel, and calls `step` after each part. No event is raised: the range is
+    /// unregistered meanwhile.
     ///
     /// # Errors
     /// Those of registering again: the segment must then never be used.
-    pub fn discard(&self, segment: Segment, uffd: &Uffd) -> Result<(), Errno> {
+    pub fn discard(&self, segment: Segment, uffd: &Uffd, mut step: impl FnMut()) -> Result<(), Errno> {
         let bytes = self.segment_frames * PAGE_SIZE;
         let offset = segment.0 as usize * bytes;
         // SAFETY: every frame of the segment has left (the drainer checked each under the space lock), and the segment is in no
         // queue, so that no thread moves pages from or to it.
         unsafe {
             uffd.unregister(self.memory.addr() + offset, bytes)?;
-            self.memory.discard(offset, bytes);
-            self.spent[segment.0 as usize].store(0, Ordering::Relaxed);
+            let spent = &self.spent[segment.0 as usize];
+            let mut parts = (self.segment_frames / DISCARDED_FRAMES) as u32;
+            let part = bytes / parts as usize;
+            for at in (offset..offset + bytes).step_by(part) {
+                self.memory.discard(at, part);
+                // Which frames had memory behind them is not known: as if all parts were alike.
+                spent.fetch_sub(spent.load(Ordering::Relaxed) / parts, Ordering::Relaxed);
+                parts -= 1;
+                step();
+            }
             uffd.register(self.memory.addr() + offset, bytes)
         }
     }

@@ -206,8 +206,9 @@ impl CpuLists {
 /// Runs on their way from lists to the buddy.
 #[derive(Debug)]
 pub struct Runs {
-    /// One place more than there is room: for the run that found no room in a list.
-    runs: [(Run, bool); Runs::ROOM + 1],
+    /// With how many of its frames may have memory behind them. One place more than there is room: for the run that found no room in
+    /// a list.
+    runs: [(Run, u32); Runs::ROOM + 1],
     len: usize,
     warm_frames: usize,
 }
@@ -217,7 +218,7 @@ impl Runs {
 
     /// None.
     pub fn new() -> Runs {
-        Runs { runs: [(Run { start: 0, frames: 0 }, false); Runs::ROOM + 1], len: 0, warm_frames: 0 }
+        Runs { runs: [(Run { start: 0, frames: 0 }, 0); Runs::ROOM + 1], len: 0, warm_frames: 0 }
     }
 
     /// How many more can come out of lists.
@@ -227,9 +228,10 @@ impl Runs {
 
     /// Adds a run. There must be room, or one place beyond it.
     pub(super) fn push(&mut self, run: Run, warm: bool) {
-        self.runs[self.len] = (run, warm);
+        let warm_frames = if warm { run.frames } else { 0 };
+        self.runs[self.len] = (run, warm_frames);
         self.len += 1;
-        self.warm_frames += if warm { run.frames as usize } else { 0 };
+        self.warm_frames += warm_frames as usize;
     }
 
     /// Frames that may have memory behind them.
@@ -237,16 +239,16 @@ impl Runs {
         self.warm_frames
     }
 
-    /// Puts neighbours together: afterwards the runs are sorted, and no two touch. A run is warm if a part of it is.
+    /// Puts neighbours together: afterwards the runs are sorted, and no two touch.
     pub(super) fn merge(&mut self) {
         self.runs[..self.len].sort_unstable_by_key(|(run, _)| run.start);
         let mut last = 0;
         for i in 1..self.len {
             let (run, warm) = self.runs[i];
-            let (whole, any_warm) = &mut self.runs[last];
+            let (whole, all_warm) = &mut self.runs[last];
             if whole.start + whole.frames == run.start {
                 whole.frames += run.frames;
-                *any_warm |= warm;
+                *all_warm += warm;
             } else {
                 last += 1;
                 self.runs[last] = (run, warm);
@@ -255,8 +257,8 @@ impl Runs {
         self.len = self.len.min(last + 1);
     }
 
-    /// The runs, and whether there may be memory behind them.
-    pub fn iter(&self) -> impl Iterator<Item = (Run, bool)> + '_ {
+    /// The runs, and how many of the frames of each may have memory behind them.
+    pub fn iter(&self) -> impl Iterator<Item = (Run, u32)> + '_ {
         self.runs[..self.len].iter().copied()
     }
 

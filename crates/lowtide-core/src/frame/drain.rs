@@ -12,8 +12,9 @@ use super::cpu_lists::{CpuLists, Runs};
 use crate::vm::PAGE_SIZE;
 
 impl Arena {
-    /// Empties the lists of all CPUs. What other threads free meanwhile may stay.
-    pub(super) fn drain(&self) {
+    /// Empties the lists of all CPUs and calls `step` each time that memory has been given back. What other threads free meanwhile may
+    /// stay.
+    pub(super) fn drain(&self, step: &mut dyn FnMut()) {
         for cpu in &self.cpus {
             for _ in 0..CpuLists::MOST_TAKES {
                 let mut out = Runs::new();
@@ -23,6 +24,7 @@ impl Arena {
                 drop(lists);
                 let more = out.room() == 0;
                 self.give_back(out);
+                step();
                 if !more {
                     break;
                 }
@@ -44,13 +46,13 @@ impl Arena {
         }
         runs.merge();
         for (run, warm) in runs.iter() {
-            if warm {
+            if warm > 0 {
                 let (from, len) = ((self.base + run.start) as usize * PAGE_SIZE, run.frames as usize * PAGE_SIZE);
                 // SAFETY: these frames are not handed out, in no list and not in the buddy: nobody else can reach them.
                 unsafe { self.memory.discard(from, len) };
+                self.returning.fetch_sub(warm as usize, Relaxed);
             }
         }
-        self.returning.fetch_sub(runs.warm_frames(), Relaxed);
         let mut buddy = self.buddy.lock();
         for (run, _) in runs.iter() {
             buddy.put(run);

@@ -238,8 +238,13 @@ impl Frames {
     /// Empties the lists of all CPUs and gives their memory back to the kernel. Waits for no thread but the holder of a lock, and
     /// wakes none. What other threads free meanwhile may stay.
     pub fn drain(&self) {
+        self.drain_in_steps(&mut || ());
+    }
+
+    /// As [`Frames::drain`]; calls `step`, without a lock, each time that a batch of memory has been given back.
+    pub fn drain_in_steps(&self, step: &mut dyn FnMut()) {
         for arena in &self.arenas {
-            arena.drain();
+            arena.drain(step);
         }
     }
 

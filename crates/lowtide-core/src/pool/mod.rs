@@ -310,9 +310,9 @@ impl Pool {
         self.frames.addresses()
     }
 
-    /// Gives the memory of all free frames back to the kernel.
-    pub fn drain_frames(&self) {
-        self.frames.drain();
+    /// Gives the memory of all free frames back to the kernel, and calls `step` after each batch.
+    pub fn drain_frames(&self, step: &mut dyn FnMut()) {
+        self.frames.drain_in_steps(step);
     }
 
     /// Bytes of the objects held.

@@ -204,9 +204,9 @@ impl Store {
         self.areas.iter().map(|area| area.table_bytes()).sum::<usize>() + self.pool.table_bytes()
     }
 
-    /// Gives the memory that the pool keeps at hand for new objects back to the kernel.
-    pub fn drain_frames(&self) {
-        self.pool.drain_frames();
+    /// Gives the memory that the pool keeps at hand for new objects back to the kernel, and calls `step` after each batch.
+    pub fn drain_frames(&self, step: &mut dyn FnMut()) {
+        self.pool.drain_frames(step);
     }
 }
 
