@@ -26,9 +26,12 @@ model: ## model checking with loom and shuttle
 	$(CARGO) test -p lowtide-core --lib --features loom models
 	$(CARGO) test -p lowtide-core --lib --features shuttle models
 
-fuzz: ## fuzzes the slot allocator for SECONDS (default 60)
-	cd fuzz && RUSTFLAGS="$(FUZZ_FLAGS)" $(CARGO) run --release --target $$(rustc -vV | sed -n 's/^host: //p') --bin slots -- \
-		-max_total_time=$(or $(SECONDS),60)
+# Long inputs from the start: short sequences of calls get nowhere near full lists and spans.
+fuzz: ## fuzzes the frame allocator, the pool and the slot allocator for SECONDS each (default 60)
+	cd fuzz && for target in frames pool slots; do \
+		RUSTFLAGS="$(FUZZ_FLAGS)" $(CARGO) run --release --target $$(rustc -vV | sed -n 's/^host: //p') --bin $$target -- \
+			-len_control=0 -max_total_time=$(or $(SECONDS),60) || exit; \
+	done
 
 faults: setup ## whole runs with each operation of the swap file, each mapping and each allocation failing in turn
 	LOWTIDE_FAULTS_ALL=1 $(FAULTS)

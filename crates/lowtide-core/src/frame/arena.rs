@@ -27,7 +27,7 @@ pub(super) struct Cpu {
     /// Frames handed out less frames freed by way of these lists: negative where more is freed than handed out.
     in_use: AtomicIsize,
     /// Frames in the lists that may have memory behind them.
-    warm: AtomicIsize,
+    pub(super) warm: AtomicIsize,
     pub(super) lists: Lock<CpuLists, { rank::CPU_FRAMES }>,
 }
 

@@ -75,6 +75,22 @@ impl BitSet {
         }
         Some(i)
     }
+
+    /// For checks: all numbers in the set.
+    pub(super) fn iter(&self, words: &[u64]) -> impl Iterator<Item = usize> {
+        (0..self.bits).filter(|i| self.has(words, *i))
+    }
+
+    /// For checks: whether each summary says which words of the level below are not zero.
+    pub(super) fn agrees(&self, words: &[u64]) -> bool {
+        let mut below = self.bits.div_ceil(WORD).max(1);
+        self.starts[..self.levels].windows(2).all(|pair| {
+            let summary = |i: usize| words[pair[1] + i / WORD] >> (i % WORD) & 1 == 1;
+            let right = (0..below).all(|i| summary(i) == (words[pair[0] + i] != 0));
+            below = below.div_ceil(WORD);
+            right
+        })
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 use rustix::io::Errno;
 
 use super::bits::BitSet;
-use super::{MAX_ORDER, Run};
+use super::{Broken, MAX_ORDER, Run};
 use crate::table::Table;
 use crate::vm::OnFork;
 
@@ -76,6 +76,25 @@ impl Buddy {
             order += 1;
         }
         self.free[order as usize].insert(&mut self.words, block);
+    }
+
+    /// For checks: calls `f` with each free block, lowest and smallest first, until it fails.
+    ///
+    /// # Errors
+    /// That of `f`, or that a block was not merged with its neighbour, or cannot be found.
+    pub(super) fn free_blocks(&self, mut f: impl FnMut(Run) -> Result<(), Broken>) -> Result<(), Broken> {
+        for (order, set) in (0..).zip(&self.free) {
+            if !set.agrees(&self.words) {
+                return Err(Broken("a set of free blocks and its summaries disagree"));
+            }
+            for block in set.iter(&self.words) {
+                if order < MAX_ORDER && block % 2 == 0 && set.has(&self.words, block + 1) {
+                    return Err(Broken("two free halves of a block are not merged"));
+                }
+                f(Run { start: (block << order) as u32, frames: 1 << order })?;
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn table_bytes(&self) -> usize {

@@ -131,6 +131,17 @@ impl CpuLists {
         self.frames
     }
 
+    /// For checks: the most frames that may ever be in the lists.
+    pub(super) fn bound(&self) -> u32 {
+        self.bound
+    }
+
+    /// For checks: the runs in all lists, and whether there may be memory behind them.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Run, bool)> + '_ {
+        let run = |kind, entry: &Entry| (Run { start: entry.start(), frames: frames_of(kind) }, entry.is_warm());
+        self.lists.iter().enumerate().flat_map(move |(kind, l)| l.runs[..l.len as usize].iter().map(move |e| run(kind, e)))
+    }
+
     fn batch(&self) -> u32 {
         (self.bound / 4).min(MAX_BATCH)
     }

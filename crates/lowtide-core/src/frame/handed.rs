@@ -38,6 +38,11 @@ impl Handed {
         Ok(())
     }
 
+    /// For checks: whether a frame, which exists, is handed out.
+    pub(super) fn is_handed(&self, frame: u32) -> bool {
+        self.0[frame as usize].load(Relaxed) != 0
+    }
+
     pub(super) fn table_bytes(&self) -> usize {
         self.0.populated_bytes()
     }

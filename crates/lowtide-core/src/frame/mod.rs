@@ -4,7 +4,7 @@
 //! - `cpu_lists.rs`: the free runs that a CPU keeps, their high mark and how it adapts.
 //! - `arena.rs`: both under their locks; the fast path is one CPU's lock, not contended as long as threads stay on their CPUs.
 //! - `drain.rs`: runs leave the lists, give their memory back to the kernel in batches, and reach the buddy.
-//! - `handed.rs`: frees of what is not handed out are errors. `nodes.rs`: the nodes of this machine.
+//! - `handed.rs`: frees of what is not handed out are errors. `nodes.rs`: the nodes of this machine. `validate.rs`: checks.
 //!
 //! Freed frames stay in the lists with the memory behind them (warm). A free frame in the buddy never has memory. So the memory
 //! held is known: [`Frames::held_bytes`].
@@ -16,6 +16,7 @@ mod cpu_lists;
 mod drain;
 mod handed;
 mod nodes;
+mod validate;
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -29,6 +30,7 @@ use handed::Handed;
 
 pub use buddy::Buddy;
 pub use cpu_lists::{CpuLists, Entry, Runs, kind_of};
+pub use validate::Broken;
 
 /// Largest order: 2^9 frames, 2 MiB.
 pub const MAX_ORDER: u32 = 9;
@@ -150,7 +152,7 @@ impl Frames {
 
     /// As [`Frames::alloc_run`], on behalf of a CPU.
     #[inline]
-    fn alloc_on(&self, cpu: usize, n: u32) -> Option<FrameNo> {
+    pub fn alloc_on(&self, cpu: usize, n: u32) -> Option<FrameNo> {
         if n.wrapping_sub(1) >= 1 << MAX_ORDER {
             return None;
         }
@@ -205,8 +207,11 @@ impl Frames {
     }
 
     /// As [`Frames::free_run`], on behalf of a CPU.
+    ///
+    /// # Errors
+    /// As [`Frames::free_run`].
     #[inline]
-    fn free_on(&self, cpu: usize, frame: FrameNo, n: u32) -> Result<(), NotHandedOut> {
+    pub fn free_on(&self, cpu: usize, frame: FrameNo, n: u32) -> Result<(), NotHandedOut> {
         if n == 0 {
             return Err(NotHandedOut);
         }
@@ -222,7 +227,10 @@ impl Frames {
     }
 
     /// As [`Frames::free_bulk`], on behalf of a CPU.
-    fn free_bulk_on(&self, cpu: usize, mut frames: &[FrameNo]) -> Result<(), NotHandedOut> {
+    ///
+    /// # Errors
+    /// As [`Frames::free_bulk`].
+    pub fn free_bulk_on(&self, cpu: usize, mut frames: &[FrameNo]) -> Result<(), NotHandedOut> {
         let mut all = true;
         while let Some(&first) = frames.first() {
             let (done, good) = match self.arena_of(first, 1) {
@@ -314,4 +322,4 @@ impl Drop for Frames {
 mod tests;
 
 #[cfg(all(test, any(feature = "loom", feature = "shuttle")))]
-mod model_tests;
+mod models;

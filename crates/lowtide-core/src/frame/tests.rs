@@ -263,6 +263,7 @@ proptest! {
             let in_use = held.values().sum::<u32>() as usize;
             prop_assert_eq!(frames.in_use(), in_use);
             prop_assert!(frames.held_bytes() <= (in_use + list_frames) * PAGE_SIZE);
+            prop_assert_eq!(frames.validate(), Ok(()));
         }
         for (start, len) in held {
             frames.free_run(FrameNo(start), len).unwrap();

@@ -21,12 +21,11 @@
 //!
 //! One lock is held at a time, for one object or for one slide of a span, and none during the swap.
 
-use core::sync::atomic::Ordering;
-
 use super::handle::Handle;
 use super::shelf::Effort;
 use super::span::need;
 use super::{EMPTYING, MAX_COMPRESSED, PAGE_SIZE, Pool, RAW, SHARDS, SPAN_BYTES};
+use crate::sync::atomic::Ordering;
 
 /// A pass takes at most one part in this of the pool, or [`LEAST_SPANS`].
 const PART: usize = 8;

@@ -1,7 +1,6 @@
 //! How much the pool may hold, and whether it takes more.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::vm::PAGE_SIZE;
 
 /// Counts the frames of the pool against its limit.

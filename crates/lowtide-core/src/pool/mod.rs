@@ -16,14 +16,13 @@ mod shelf;
 mod span;
 mod validate;
 
-use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
-
 use rustix::io::Errno;
 
 use crate::frame::{FrameNo, Frames, LIST_FRAMES};
-use crate::lock::{Guard, Lock, rank};
+use crate::lock::rank;
 use crate::percpu::{self, CacheAligned};
-use crate::table::Table;
+use crate::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use crate::sync::{Array, Guard, Lock};
 use crate::vm::{OnFork, PAGE_SIZE};
 use handle::MAX_ARENA;
 use limit::Limit;
@@ -65,7 +64,7 @@ const LISTS_PART: usize = 64;
 pub struct Pool {
     frames: Frames,
     /// Per frame: 1 + the shard of the span that begins there, maybe with [`EMPTYING`]; [`RAW`]; or 0.
-    begins: Table<AtomicU8>,
+    begins: Array<AtomicU8>,
     /// The shard of a raw page is the frame's number modulo [`SHARDS`].
     shards: [CacheAligned<Lock<Shelves, { rank::POOL_SHARD }>>; SHARDS],
     limit: Limit,
@@ -92,9 +91,9 @@ impl Pool {
             }
         };
         Ok(Pool {
-            begins: Table::new(frames.count(), OnFork::Copy)?,
+            begins: Array::new(frames.count(), OnFork::Copy)?,
             frames,
-            shards: [const { CacheAligned(Lock::new(Shelves::new())) }; SHARDS],
+            shards: core::array::from_fn(|_| CacheAligned(Lock::new(Shelves::new()))),
             limit: Limit::new(limit, accept_percent),
             stored: AtomicUsize::new(0),
             objects: AtomicUsize::new(0),
@@ -367,5 +366,8 @@ const fn held(len: usize) -> usize {
     if len <= MAX_COMPRESSED { need(len) } else { PAGE_SIZE }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(any(feature = "loom", feature = "shuttle"))))]
 mod tests;
+
+#[cfg(all(test, feature = "shuttle", not(feature = "loom")))]
+mod models;

@@ -1,10 +1,9 @@
 //! Checks of a whole pool.
 
-use core::sync::atomic::Ordering;
-
 use super::shelf::Shelves;
 use super::span::GRANULE;
 use super::{Pool, RAW, SHARDS, Shard, held};
+use crate::sync::atomic::Ordering;
 use crate::vm::PAGE_SIZE;
 
 /// What [`Pool::validate`] found to be wrong.

@@ -1,7 +1,7 @@
 //! The lists, their refill, their overflow and the drain under a model checker: all orders of what two or three threads do
 //! (loom, with a bound on preemptions), or many random ones (shuttle). Each model is also run with a bug put in, which it finds.
 //!
-//! `cargo test --features loom model_tests` or `--features shuttle`.
+//! `cargo test --features loom models` or `--features shuttle`.
 
 #[cfg(feature = "loom")]
 use loom::{sync::Arc, thread};

@@ -1,0 +1,93 @@
+//! Checks of a whole allocator: each frame is in one place, and the figures say what is there.
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::arena::{Arena, Cpu};
+use super::{Frames, Handed, Run, kind_of};
+use crate::vm::PAGE_SIZE;
+
+/// What [`Frames::validate`] found to be wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Broken(pub &'static str);
+
+/// The frames of an arena that were found somewhere.
+struct Seen(Vec<bool>);
+
+impl Seen {
+    fn add(&mut self, run: Run) -> Result<(), Broken> {
+        let frames =
+            self.0.get_mut(run.start as usize..(run.start + run.frames) as usize).ok_or(Broken("there is no such frame"))?;
+        for seen in frames {
+            if core::mem::replace(seen, true) {
+                return Err(Broken("a frame is in two places"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Frames {
+    /// Looks at every frame, list and free block, and compares them with the figures. For tests: to be called while nobody else uses
+    /// the allocator; it takes as long as there are frames. (Where the kernel makes huge pages unasked, memory seems to be
+    /// held in excess.)
+    ///
+    /// # Errors
+    /// What is wrong first.
+    pub fn validate(&self) -> Result<(), Broken> {
+        for arena in &self.arenas {
+            arena.validate(&self.handed)?;
+        }
+        if self.memory.populated_pages() * PAGE_SIZE > self.held_bytes() {
+            return Err(Broken("there is memory behind frames that is not counted"));
+        }
+        Ok(())
+    }
+}
+
+impl Arena {
+    fn validate(&self, handed: &Handed) -> Result<(), Broken> {
+        let mut seen = Seen(vec![false; self.range().len()]);
+        let mut in_use = 0;
+        for (start, frame) in (0..).zip(self.range()) {
+            if handed.is_handed(frame as u32) {
+                seen.add(Run { start, frames: 1 })?;
+                in_use += 1;
+            }
+        }
+        if in_use != self.in_use() {
+            return Err(Broken("frames handed out are counted wrongly"));
+        }
+        for cpu in &self.cpus {
+            cpu.validate(&mut seen)?;
+        }
+        if self.returning.load(Relaxed) != 0 {
+            return Err(Broken("frames are on their way to the buddy for ever"));
+        }
+        self.buddy.lock().free_blocks(|run| seen.add(run))?;
+        if seen.0.contains(&false) { Err(Broken("a frame is nowhere")) } else { Ok(()) }
+    }
+}
+
+impl Cpu {
+    fn validate(&self, seen: &mut Seen) -> Result<(), Broken> {
+        let lists = self.lists.lock();
+        let (mut frames, mut warm) = (0, 0);
+        for (run, is_warm) in lists.iter() {
+            if kind_of(run.frames).is_none() || !run.start.is_multiple_of(run.frames.next_power_of_two()) {
+                return Err(Broken("a list has a run that is not aligned"));
+            }
+            seen.add(run)?;
+            frames += run.frames;
+            warm += if is_warm { run.frames as isize } else { 0 };
+        }
+        if frames != lists.frames() || warm != self.warm.load(Relaxed) {
+            return Err(Broken("frames in lists are counted wrongly"));
+        }
+        if frames > lists.bound() {
+            return Err(Broken("lists keep more than they may"));
+        }
+        Ok(())
+    }
+}
