@@ -109,6 +109,13 @@ impl Index {
         }
     }
 
+    /// Whether a level has no cluster, which most have not at most times.
+    #[inline]
+    pub(super) fn is_empty(&self, level: Level) -> bool {
+        let (_, above) = self.level(level);
+        above.iter().all(|word| word.load(Ordering::Relaxed) == 0)
+    }
+
     /// The first cluster of a level and a zone from `from` on; no further than the last.
     pub(super) fn find(&self, level: Level, zone: Zone, from: usize) -> Option<usize> {
         let (words, above) = self.level(level);

@@ -277,7 +277,7 @@ impl Trier for Request<'_> {
 
     fn try_level(&mut self, level: Level, zone: Zone) -> Option<u64> {
         let area = self.area;
-        let index = area.places.index.as_ref()?;
+        let index = area.places.index.as_ref().filter(|index| !index.is_empty(level))?;
         // On from where this CPU was last: CPUs keep apart, and what is written together lies together.
         let start = self.hint.get() as usize / CLUSTER_SLOTS;
         let from = |start| core::iter::successors(index.find(level, zone, start), move |i| index.find(level, zone, i + 1));
