@@ -63,6 +63,11 @@ pub fn set_pager(pager: &'static Pager) {
     PAGER.store(core::ptr::from_ref(pager).cast_mut(), Ordering::Release);
 }
 
+/// In a forked child that takes nothing over: the pager that its memory holds a copy of is an ancestor's.
+pub fn forget_pager() {
+    PAGER.store(core::ptr::null_mut(), Ordering::Release);
+}
+
 /// This process's id.
 pub fn pid() -> u32 {
     Pid::as_raw(Some(rustix::process::getpid())) as u32

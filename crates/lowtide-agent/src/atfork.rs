@@ -65,6 +65,9 @@ extern "C" fn child() {
     };
     // A parent that had no agent threads of its own (itself made by a bare clone) leaves nothing to take over.
     let inherits = announced && agent::active().is_none();
+    if !inherits {
+        agent::forget_pager();
+    }
     agent::set_proc(proc, pid);
     READY.store(0, Ordering::Release);
     let entry = if inherits { keeper::inherited } else { keeper::fresh };

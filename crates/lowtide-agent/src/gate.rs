@@ -93,6 +93,10 @@ pub fn close() {
     let me = tid();
     while CLOSED_BY.compare_exchange(0, me, Ordering::SeqCst, Ordering::Relaxed).is_err() {
         let by = CLOSED_BY.load(Ordering::Relaxed);
+        // A signal handler that forks in the middle of a fork.
+        if by == me {
+            return;
+        }
         if by != 0 {
             let _ = futex::wait(&CLOSED_BY, futex::Flags::PRIVATE, by, Some(&ms(1)));
         }

@@ -231,8 +231,11 @@ impl Keeper {
         let limit = agent::segment().settings.ram_limit.load(Ordering::Relaxed);
         let marks = lowtide_pager::budget::Budget::default();
         marks.set_limit(limit);
-        if total <= marks.prepare_mark() {
-            return Self::nap(marks.prepare_mark() - total);
+        // A named swap file goes to the first process that prepares: to one that comes near the limit.
+        let named = agent::segment().settings.swap_kind == segment::SWAP_FILE;
+        let prepare_mark = if named { marks.adopt_mark() } else { marks.prepare_mark() };
+        if total <= prepare_mark {
+            return Self::nap(prepare_mark - total);
         }
         let now = monitor::now_ns() / 1000;
         let (last, at) = core::mem::replace(&mut self.last_watched, (total, now));
@@ -367,7 +370,7 @@ impl Keeper {
         if total <= low {
             // Well below the limit only: while this works, nobody watches what the program touches.
             if total <= pager.budget.adopt_mark() {
-                pager.store.maintain();
+                pager.maintain();
                 if pager.shrink_pool(worker) || compact(pager) {
                     return SHORTEST_SLEEP_US;
                 }

@@ -111,7 +111,7 @@ impl SchedAttr {
 pub struct Urgent(SchedAttr);
 
 impl Urgent {
-    /// None: not allowed (it takes CAP_SYS_NICE). Where all CPUs are busy a thread that wakes waits its turn then: 10 ms with eight
+    /// None: not allowed (it takes CAP_SYS_NICE, or a limit such as RLIMIT_RTPRIO). Where all CPUs are busy a thread that wakes waits its turn then: 10 ms with eight
     /// busy threads to a CPU, in which they can touch 20 MiB.
     pub fn new() -> Option<Urgent> {
         let old = SchedAttr::get()?;
@@ -125,7 +125,10 @@ impl Urgent {
 
 impl Drop for Urgent {
     fn drop(&mut self) {
-        self.0.set();
+        // Without CAP_SYS_NICE the flag can't be taken away again. It changes nothing for a thread like any other.
+        if !self.0.set() {
+            SchedAttr { flags: self.0.flags | RESET_ON_FORK, ..self.0 }.set();
+        }
     }
 }
 

@@ -148,12 +148,18 @@ impl Pager {
                 _ => rest = Rest::NoRoom,
             }
             let page = self.staging.owner(frame).load(Ordering::Acquire) as usize;
-            let mut set = self.map.swap(page, Word::Storing(frame), word);
-            while !set && self.map.get(page) == Word::Moving(frame) {
-                // A monitor copies it back this moment.
-                rustix::thread::sched_yield();
-                set = self.map.swap(page, Word::Storing(frame), word);
-            }
+            let set = loop {
+                if self.map.swap(page, Word::Storing(frame), word) {
+                    break true;
+                }
+                match self.map.get(page) {
+                    // A monitor copies it back this moment ...
+                    Word::Moving(f) if f == frame => rustix::thread::sched_yield(),
+                    // ... or could not.
+                    Word::Storing(f) if f == frame => {}
+                    _ => break false,
+                }
+            };
             if set {
                 match word {
                     Word::Zero => add(&c.zero_pages, 1),
@@ -161,9 +167,12 @@ impl Pager {
                     _ => continue,
                 }
             } else {
-                // Dropped by the program or back in its place meanwhile.
+                // Dropped by the program or back in its place meanwhile. In the latter case the frame is nobody's any more, and the
+                // word may be about to become another thread's.
                 self.forget(word);
-                self.map.swap(page, Word::Orphan, Word::None);
+                if self.staging.owner(frame).load(Ordering::Acquire) as usize == page {
+                    self.map.swap(page, Word::Orphan, Word::None);
+                }
             }
             self.staging.left(frame, Memory::Stays);
         }

@@ -236,6 +236,7 @@ impl Pager {
                 return self.failed(page, e);
             }
         }
+        self.staging.left(frame, Memory::Stays);
         self.map.set(page, Word::None);
         self.stamp(page);
         add(&self.counters().faults_staged, 1);
@@ -545,9 +546,10 @@ impl Pager {
         });
     }
 
-    /// Serves a fault while the program forks: a copy of the page, and no change to any table.
+    /// Serves a fault while the program forks: a copy of the page, and no change to any table. Alone: operations that began before may
+    /// still be under way, and what a word says holds only while none of them can set it.
     fn serve_paused(&self, page: usize, worker: &mut Worker) -> Served {
-        let _lock = self.space.shared();
+        let _lock = self.space.exclusive();
         let progress = self.copy_to(self.uffd(), page, worker);
         match progress {
             Ok(()) => Served::Done,

@@ -251,9 +251,16 @@ impl Pager {
         self.proc().own_bytes.store((counted + self.rest.load(Ordering::Relaxed)) as u64, Ordering::Relaxed);
     }
 
-    /// Gives the frames that the pool keeps at hand back to the kernel.
+    /// Gives the frames that the pool keeps at hand back to the kernel; not while the program forks.
     pub fn drain_frames(&self) {
+        let Some(_operation) = self.enter() else { return };
         self.store.drain_frames(&mut || self.publish_own());
+    }
+
+    /// What the store does when there is time; not while the program forks.
+    pub fn maintain(&self) {
+        let Some(_operation) = self.enter() else { return };
+        self.store.maintain();
     }
 
     /// Asks the kernel how much memory is behind lowtide's own mappings but for staging and the pool's frames: tables, buffers,
