@@ -45,7 +45,7 @@ fn resident(pid: u32) -> Option<u64> {
 struct Stopped(Pid);
 
 impl Stopped {
-    /// None: the process is gone.
+    /// None: the process is gone, or does not stop within a second (in the middle of a fork its threads wait for one another).
     fn new(pid: u32) -> Option<Self> {
         let stopped = Self(i32::try_from(pid).ok().and_then(Pid::from_raw)?);
         kill_process(stopped.0, Signal::STOP).ok()?;
@@ -53,9 +53,11 @@ impl Stopped {
             let text = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
             text.rsplit_once(") ").is_some_and(|(name, rest)| name.contains("(lowtide-") && !rest.starts_with(['T', 'Z', 'X']))
         };
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + Duration::from_secs(1);
         while fs::read_dir(format!("/proc/{pid}/task")).ok()?.filter_map(Result::ok).any(goes_on) {
-            assert!(Instant::now() < until, "process {pid} does not stop");
+            if Instant::now() > until {
+                return None;
+            }
             thread::sleep(Duration::from_micros(100));
         }
         Some(stopped)
