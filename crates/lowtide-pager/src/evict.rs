@@ -275,6 +275,8 @@ impl Pager {
         let mut error = None;
         while moved < n && error.is_none() {
             let len = (n - moved).min(most);
+            self.moving.fetch_add(len, Ordering::Relaxed);
+            self.publish_own();
             // SAFETY: the words say Moving: a fault on these pages waits until they say more.
             let p = unsafe {
                 self.uffd().move_pages(self.staging.addr(frame + moved as u32), (page + moved) * PAGE_SIZE, len * PAGE_SIZE)
@@ -291,6 +293,7 @@ impl Pager {
                 }
                 self.map.set(page + i, Word::Staged(f));
             }
+            self.moving.fetch_sub(len, Ordering::Relaxed);
             moved += done;
             error = p.error;
             match error {

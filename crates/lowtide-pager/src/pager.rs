@@ -71,6 +71,8 @@ pub struct Pager {
     pub(crate) full: AtomicBool,
     /// Zero pages that are out now.
     pub(crate) zero_now: AtomicU64,
+    /// Pages that are on their way into staging.
+    pub(crate) moving: AtomicUsize,
     /// See [`Pager::measure_rest`].
     rest: AtomicUsize,
 }
@@ -142,6 +144,7 @@ impl Pager {
             operations: AtomicU32::new(0),
             full: AtomicBool::new(false),
             zero_now: AtomicU64::new(0),
+            moving: AtomicUsize::new(0),
             rest: AtomicUsize::new(0),
         })
     }
@@ -247,7 +250,8 @@ impl Pager {
     /// Writes the bytes of memory that are lowtide's own in this process into the run's segment: the frames of staging and of the pool
     /// as they are counted now, and the rest as [`Pager::measure_rest`] found it. Cheap: for every batch of pages.
     pub(crate) fn publish_own(&self) {
-        let counted = self.staging.held_bytes() + self.store.held_bytes();
+        let moving = self.moving.load(Ordering::Relaxed) * PAGE_SIZE;
+        let counted = self.staging.held_bytes() + moving + self.store.held_bytes();
         self.proc().own_bytes.store((counted + self.rest.load(Ordering::Relaxed)) as u64, Ordering::Relaxed);
     }
 
