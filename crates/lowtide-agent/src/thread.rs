@@ -111,8 +111,8 @@ impl SchedAttr {
 pub struct Urgent(SchedAttr);
 
 impl Urgent {
-    /// None: not allowed (it takes CAP_SYS_NICE, or a limit such as RLIMIT_RTPRIO). Where all CPUs are busy a thread that wakes waits its turn then: 10 ms with eight
-    /// busy threads to a CPU, in which they can touch 20 MiB.
+    /// None: not allowed (it takes CAP_SYS_NICE, or a limit such as RLIMIT_RTPRIO). Where all CPUs are busy a thread that wakes waits
+    /// its turn then: 10 ms with eight busy threads to a CPU, in which they can touch 20 MiB.
     pub fn new() -> Option<Urgent> {
         let old = SchedAttr::get()?;
         let urgent = SchedAttr { flags: RESET_ON_FORK, runtime_ns: 0, ..old };

@@ -69,29 +69,32 @@ impl Pager {
         self.regions.remove(lock, range);
     }
 
-    /// As [`Pager::forget`], for one of many pages: their memory is given back in between, and is soon counted no more.
-    fn forget_one_of(&self, word: Word, forgotten: &mut usize) {
-        self.forget(word);
-        *forgotten += 1;
-        if forgotten.is_multiple_of(PUBLISH_EVERY) {
-            self.publish_own();
-        }
-    }
-
-    /// The pages of a range are gone for good.
-    fn dropped(&self, start: usize, end: usize) {
+    /// Leaves `left` as the word of each page from `first` to `end`, and lets go of what the words stood for. Memory is given back on
+    /// the way, and is soon counted no more.
+    fn take_away(&self, first: usize, end: usize, left: Word) {
         let mut forgotten = 0;
-        self.map.each(start / PAGE_SIZE, end.div_ceil(PAGE_SIZE), |_, slot| {
-            if slot.load(Ordering::Acquire) != 0 {
-                let word = Word::from_bits(slot.swap(0, Ordering::AcqRel));
-                match word {
-                    // Whoever is at work finds this and cleans up.
-                    Word::Storing(_) | Word::Loading(_) | Word::Orphan => slot.store(Word::Orphan.bits(), Ordering::Release),
-                    other => self.forget_one_of(other, &mut forgotten),
+        self.map.each(first, end, |_, slot| {
+            if slot.load(Ordering::Acquire) == left.bits() {
+                return;
+            }
+            match Word::from_bits(slot.swap(left.bits(), Ordering::AcqRel)) {
+                // Whoever is at work finds this and cleans up.
+                Word::Storing(_) | Word::Loading(_) | Word::Orphan => slot.store(Word::Orphan.bits(), Ordering::Release),
+                other => {
+                    self.forget(other);
+                    forgotten += 1;
+                    if forgotten % PUBLISH_EVERY == 0 {
+                        self.publish_own();
+                    }
                 }
             }
         });
         self.publish_own();
+    }
+
+    /// The pages of a range are gone for good.
+    fn dropped(&self, start: usize, end: usize) {
+        self.take_away(start / PAGE_SIZE, end.div_ceil(PAGE_SIZE), Word::None);
     }
 
     /// The pages of a range will be gone at some time between now and the end of the program's call. Those in memory now must
@@ -106,15 +109,7 @@ impl Pager {
             }
             page = (page | 0x3_ffff) + 1;
         }
-        let mut forgotten = 0;
-        self.map.each(first, end, |_, slot| {
-            let word = Word::from_bits(slot.swap(Word::Removing.bits(), Ordering::AcqRel));
-            match word {
-                Word::Storing(_) | Word::Loading(_) | Word::Orphan => slot.store(Word::Orphan.bits(), Ordering::Release),
-                other => self.forget_one_of(other, &mut forgotten),
-            }
-        });
-        self.publish_own();
+        self.take_away(first, end, Word::Removing);
     }
 
     /// The call that removed a range has returned: what is in memory there now is new. Called by host threads (the hook of
