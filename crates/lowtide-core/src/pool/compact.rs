@@ -93,7 +93,7 @@ impl Pool {
         if !self.is_isolated(old) || self.read(old, copy).is_err() {
             return Moved::No;
         }
-        let Some(new) = self.put_copy(copy) else { return Moved::NoRoom };
+        let Some(new) = self.insert_into_room(copy) else { return Moved::NoRoom };
         // Either way, whoever frees the object from now on frees the other one.
         let (gone, moved) = if swap(new) { (old, Moved::Yes) } else { (new, Moved::No) };
         let freed = self.remove(gone);
@@ -101,8 +101,8 @@ impl Pool {
         moved
     }
 
-    /// Puts a copy where there is room, without a new span.
-    pub(super) fn put_copy(&self, data: &[u8]) -> Option<Handle> {
+    /// Keeps a copy of `data`, 1 to [`MAX_COMPRESSED`] bytes, where there is room for it, without a new span.
+    pub fn insert_into_room(&self, data: &[u8]) -> Option<Handle> {
         (0..SHARDS).find_map(|shard| {
             let mut shelves = self.shards[shard].lock();
             let frame = shelves.find(&self.frames, need(data.len()), Effort::All)?;

@@ -265,7 +265,7 @@ fn caught(compactor: Compactor) {
 fn a_place_that_is_freed_before_the_swap_is_caught() {
     caught(|w| {
         wrongly(w, |owner, old, copy| {
-            let Some(new) = w.pool.put_copy(copy) else { return Ok(()) };
+            let Some(new) = w.pool.insert_into_room(copy) else { return Ok(()) };
             let (now, swap) = w.swap(owner);
             freed(w.pool.remove(old))?;
             std::thread::yield_now();
@@ -278,7 +278,7 @@ fn a_place_that_is_freed_before_the_swap_is_caught() {
 fn a_swap_that_does_not_compare_is_caught() {
     caught(|w| {
         wrongly(w, |owner, old, copy| {
-            let Some(new) = w.pool.put_copy(copy) else { return Ok(()) };
+            let Some(new) = w.pool.insert_into_room(copy) else { return Ok(()) };
             std::thread::yield_now();
             let word = &w.words[owner];
             word.store(word.load(Ordering::Acquire) >> GENERATION << GENERATION | new.raw(), Ordering::Release);

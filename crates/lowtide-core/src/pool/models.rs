@@ -187,7 +187,7 @@ fn wrongly(w: &World, old: Handle, step: impl FnOnce(Handle) -> bool) -> Moved {
         return Moved::No;
     }
     let Ok(len) = w.pool.read(old, &mut copy) else { return Moved::No };
-    let Some(new) = w.pool.put_copy(&copy[..len]) else { return Moved::NoRoom };
+    let Some(new) = w.pool.insert_into_room(&copy[..len]) else { return Moved::NoRoom };
     if step(new) { Moved::Yes } else { Moved::No }
 }
 

@@ -21,7 +21,7 @@ mod swap_cache;
 mod usage;
 mod validate;
 
-pub use age::{Ages, Visit};
+pub use age::{Ages, Clock, Visit};
 pub use area::{Area, AreaConfig, Budget, MAX_SLOTS};
 pub use areas::{AreaRef, Areas};
 pub use cluster::{CLUSTER_SLOTS, MAX_ORDER, ORDERS};

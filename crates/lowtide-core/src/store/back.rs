@@ -4,10 +4,10 @@ use core::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 
-use super::word::Word;
-use super::{Entry, Loaded, Page, Scratch, Store, StoreError};
+use super::word::{Made, Object, Word};
+use super::{Codec, Entry, Loaded, Page, RECOMPRESS_LEVEL, Scratch, Store, StoreError};
 use crate::device::ReadRun;
-use crate::pool::{Handle, Stale};
+use crate::pool::Stale;
 use crate::slot::{Area, AreaRef};
 use crate::vm::PAGE_SIZE;
 
@@ -28,9 +28,9 @@ impl Store {
             let raw = place.load(Ordering::Acquire);
             let word = Word::decode(raw);
             let loaded = match word {
-                Word::Pool(handle) | Word::Writing(handle) => {
+                Word::Pool(object) | Word::Claimed(object) => {
                     area.ages.used(e.offset());
-                    self.load_object(e, handle, into, scratch)
+                    self.load_object(e, object, into, scratch)
                 }
                 Word::Device(tag) => {
                     let mut run = [ReadRun { slot: e.offset(), into: core::slice::from_mut(into), result: Ok(()) }];
@@ -51,8 +51,8 @@ impl Store {
             if same || !Word::decode(now).is_page() {
                 return if same { loaded } else { Err(StoreError::BadEntry) };
             }
-            // While it was read, compaction may have moved the object, or the shrinker may have written the page to the device. Each
-            // further round takes such a step, or the beginning of a pass.
+            // While it was read, compaction may have moved the object, or a worker may have written the page to the device or compressed
+            // it again. Each further round takes such a step, or the beginning of a pass.
         }
     }
 
@@ -105,27 +105,28 @@ impl Store {
         }
     }
 
-    fn load_object(&self, e: Entry, handle: Handle, into: &mut Page, scratch: &mut Scratch) -> Result<Loaded, StoreError> {
-        if self.unpack(handle, into, scratch).map_err(|_| StoreError::BadEntry)? {
+    fn load_object(&self, e: Entry, object: Object, into: &mut Page, scratch: &mut Scratch) -> Result<Loaded, StoreError> {
+        if self.unpack(object, into, scratch).map_err(|_| StoreError::BadEntry)? {
             return Ok(Loaded::Pool);
         }
         // Either the entry was freed and its slot and place used again, or the pool's memory was overwritten.
         let area = self.areas.get(e.area());
         let now = area.as_ref().and_then(|a| a.word(e.offset())).map(|place| Word::decode(place.load(Ordering::Acquire)));
-        Err(if now.and_then(Word::object) == Some(handle) { self.corrupt(e) } else { StoreError::BadEntry })
+        Err(if now.and_then(Word::object) == Some(object) { self.corrupt(e) } else { StoreError::BadEntry })
     }
 
     /// Makes an object of the pool a page again. False: it is none.
     ///
     /// # Errors
     /// As [`crate::pool::Pool::read`].
-    pub(super) fn unpack(&self, handle: Handle, into: &mut Page, scratch: &mut Scratch) -> Result<bool, Stale> {
-        let len = handle.object_len();
+    pub(super) fn unpack(&self, object: Object, into: &mut Page, scratch: &mut Scratch) -> Result<bool, Stale> {
+        let len = object.handle.object_len();
         if len == PAGE_SIZE {
-            return self.pool.read(handle, into).map(|_| true);
+            return self.pool.read(object.handle, into).map(|_| true);
         }
-        self.pool.read(handle, &mut scratch.bytes)?;
-        Ok(self.codec.decompress(scratch, len, into))
+        self.pool.read(object.handle, &mut scratch.bytes)?;
+        let codec = if object.made == Made::Recompressed { Codec::Zstd(RECOMPRESS_LEVEL) } else { self.codec };
+        Ok(codec.decompress(scratch, len, into))
     }
 
     fn corrupt(&self, entry: Entry) -> StoreError {

@@ -4,7 +4,7 @@
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::Store;
-use super::word::Word;
+use super::word::{Object, Word};
 use crate::pool::Moved;
 
 /// Words that are looked at for each page that may be moved.
@@ -100,12 +100,13 @@ impl Store {
             slot += 1;
             let raw = word.load(Ordering::Acquire);
             let Word::Pool(old) = Word::decode(raw) else { continue };
-            if !self.pool.is_isolated(old) {
+            if !self.pool.is_isolated(old.handle) {
                 continue;
             }
             // Release: whoever sees the new handle finds the copy.
-            let swap = |new| word.compare_exchange(raw, Word::Pool(new).encode(), Ordering::AcqRel, Ordering::Relaxed).is_ok();
-            match self.pool.relocate(old, &mut { swap }) {
+            let moved = |handle| Word::Pool(Object { handle, ..old }).encode();
+            let swap = |new| word.compare_exchange(raw, moved(new), Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            match self.pool.relocate(old.handle, &mut { swap }) {
                 Moved::Yes => {
                     *moves -= 1;
                     state.moved.fetch_add(1, Ordering::Relaxed);

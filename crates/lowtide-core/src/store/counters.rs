@@ -42,6 +42,8 @@ pub(super) struct Counters {
     pub device_read_bytes: Counter,
     pub device_write_bytes: Counter,
     pub written_back: Counter,
+    pub recompressed: Counter,
+    pub recompressed_bytes: Counter,
     pub pool_refused: Counter,
     pub broken_clusters: Counter,
     pub device_errors: Counter,

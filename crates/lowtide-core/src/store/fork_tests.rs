@@ -210,6 +210,43 @@ fn a_child_goes_on_with_a_pass_of_compaction() {
 }
 
 #[test]
+fn a_child_has_what_was_recompressed_and_goes_on_with_the_round() {
+    let s = store(4 << 20, file(8 * MIB));
+    let pages: Vec<Page> = (0..1000).map(digits).collect();
+    let es = entries(&put(&s, &pages));
+    let mut scratch = Scratch::new().unwrap();
+    while s.wants_recompression(ROUND_US) {
+        s.recompress(100, ROUND_US, &mut scratch);
+    }
+    assert_eq!(s.recompress(300, 2 * ROUND_US, &mut scratch).pages, 300);
+    let finish = |scratch: &mut Scratch| {
+        while s.wants_recompression(2 * ROUND_US) {
+            s.recompress(100, 2 * ROUND_US, scratch);
+        }
+        s.stats().recompressed == 1000 && check(&s, &es, &pages, scratch)
+    };
+    let mut child_scratch = Scratch::new().unwrap();
+    in_child(
+        &s,
+        || {
+            // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
+            let taken = unsafe { s.fork_child(&mut |_, fd| dup(fd), None) };
+            if taken.is_err() || !finish(&mut child_scratch) {
+                return 1;
+            }
+            es.iter().for_each(|e| s.free(*e));
+            if s.stats().stored_now == 0 && s.stats().pool_bytes == 0 { 0 } else { 2 }
+        },
+        || assert!(finish(&mut scratch)),
+    );
+    assert!(check(&s, &es, &pages, &mut scratch), "the child's are its own");
+    es.iter().for_each(|e| s.free(*e));
+    // Slot 0 is never given out; what the child had it has let go.
+    let more = entries(&put(&s, &(0..2000).map(digits).collect::<Vec<_>>()));
+    assert!(more.iter().all(|e| e.area() != RAM_AREA));
+}
+
+#[test]
 fn a_child_writes_its_own_pages_and_never_those_of_its_parent_s_slots() {
     let s = store(MIB as usize, file(8 * MIB));
     let es = entries(&put(&s, &(0..64).map(text).collect::<Vec<_>>()));

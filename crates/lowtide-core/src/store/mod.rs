@@ -10,10 +10,12 @@
 
 mod back;
 mod cache;
+mod claim;
 mod compact;
 mod counters;
 mod fork;
 mod out;
+mod recompress;
 mod shrink;
 mod types;
 mod word;
@@ -27,11 +29,13 @@ use crate::slot::{Area, AreaConfig, Areas, Budget};
 use crate::vm::PAGE_SIZE;
 use compact::Compaction;
 use counters::Counters;
+use recompress::Recompressor;
 use shrink::Shrinker;
 use word::Word;
 
 pub use crate::codec::{Codec, Scratch};
 pub use crate::slot::Entry;
+pub use recompress::{RECOMPRESS_LEVEL, ROUND_US, Recompressed};
 pub use shrink::Shrunk;
 pub use types::{FileConfig, Loaded, Page, StoreConfig, StoreError, StoreStats, Stored};
 pub use words::{FILL_WORDS, FillWord, FillWords};
@@ -50,6 +54,7 @@ pub struct Store {
     counters: Counters,
     compaction: Compaction,
     shrinker: Shrinker,
+    recompressor: Recompressor,
 }
 
 impl Store {
@@ -67,6 +72,7 @@ impl Store {
             counters: Counters::default(),
             compaction: Compaction::default(),
             shrinker: Shrinker::new().map_err(|_| StoreError::NoMemory)?,
+            recompressor: Recompressor::default(),
         };
         // Pages that shrink to a sixteenth would fill this; the table takes memory only where it is used.
         let mut slots = (ram.max(cfg.pool_limit) / PAGE_SIZE * 16) as u64;
@@ -120,7 +126,7 @@ impl Store {
         let mut raw = place.load(Ordering::Acquire);
         loop {
             let freed = match Word::decode(raw) {
-                Word::Writing(_) => Word::Dropped,
+                Word::Claimed(_) => Word::Dropped,
                 word if word.is_page() => Word::Empty,
                 _ => return false,
             };
@@ -131,14 +137,14 @@ impl Store {
         }
         let word = Word::decode(raw);
         match word.object() {
-            Some(handle) => {
-                let removed = self.pool.remove(handle);
+            Some(object) => {
+                let removed = self.pool.remove(object.handle);
                 debug_assert!(removed.is_ok(), "a table word named no object");
             }
             None => self.counters.on_device_now.sub(1),
         }
         self.counters.stored_now.sub(1);
-        if !matches!(word, Word::Writing(_)) {
+        if !matches!(word, Word::Claimed(_)) {
             area.release(e.offset());
         }
         true
@@ -163,6 +169,8 @@ impl Store {
             device_read_bytes: c.device_read_bytes.get(),
             device_write_bytes: c.device_write_bytes.get(),
             written_back: c.written_back.get(),
+            recompressed: c.recompressed.get(),
+            recompressed_bytes: c.recompressed_bytes.get(),
             pool_refused: c.pool_refused.get(),
             pool_full_times: self.pool.full_times(),
             broken_clusters: c.broken_clusters.get(),

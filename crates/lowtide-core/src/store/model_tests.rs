@@ -9,6 +9,7 @@ enum Kind {
     Zero,
     Same,
     Text,
+    Digits,
     Noise,
 }
 
@@ -17,6 +18,7 @@ fn page(kind: Kind, seed: u64) -> Page {
         Kind::Zero => [0; 4096],
         Kind::Same => [seed as u8 | 1; 4096],
         Kind::Text => text(seed),
+        Kind::Digits => digits(seed),
         Kind::Noise => noise(seed),
     }
 }
@@ -29,10 +31,12 @@ enum Op {
     Limit(usize),
     Compact(usize),
     Shrink(usize),
+    /// With half a round of time in between.
+    Recompress(usize),
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
-    let kind = prop_oneof![1 => Just(Kind::Zero), 1 => Just(Kind::Same), 3 => Just(Kind::Text), 2 => Just(Kind::Noise)];
+    let kind = prop_oneof![1 => Just(Kind::Zero), 1 => Just(Kind::Same), 3 => Just(Kind::Text), 3 => Just(Kind::Digits), 2 => Just(Kind::Noise)];
     let op = prop_oneof![
         4 => prop::collection::vec(kind, 1..40).prop_map(Op::Store),
         3 => (any::<prop::sample::Index>(), 1usize..20).prop_map(|(i, n)| Op::Load(i, n)),
@@ -40,6 +44,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => (0usize..40).prop_map(|frames| Op::Limit(frames * 4096)),
         2 => (1usize..40).prop_map(Op::Compact),
         2 => (1usize..100_000).prop_map(Op::Shrink),
+        6 => (1usize..100).prop_map(Op::Recompress),
     ];
     prop::collection::vec(op, 1..150)
 }
@@ -48,7 +53,7 @@ fn run(s: &Store, ops: Vec<Op>, pool_limits: bool) -> Result<(), TestCaseError> 
     let mut model: HashMap<Entry, Page> = HashMap::new();
     let mut order: Vec<Entry> = Vec::new();
     let mut scratch = Scratch::new().unwrap();
-    let mut seed = 0;
+    let (mut seed, mut now_us) = (0, 0);
     for op in ops {
         match op {
             Op::Store(kinds) => {
@@ -85,6 +90,13 @@ fn run(s: &Store, ops: Vec<Op>, pool_limits: bool) -> Result<(), TestCaseError> 
             Op::Shrink(bytes) => {
                 let shrunk = s.shrink(bytes, &mut scratch);
                 prop_assert!(!shrunk.failed && (shrunk.pages == 0) == (shrunk.bytes == 0));
+            }
+            Op::Recompress(pages) => {
+                now_us += ROUND_US / 2;
+                let before = s.stats().pool_stored_bytes;
+                let done = s.recompress(pages, now_us, &mut scratch);
+                prop_assert!(done.pages <= pages && (s.codec == Codec::Lz4 || done == Recompressed::default()));
+                prop_assert_eq!(s.stats().pool_stored_bytes + done.bytes_saved, before);
             }
             _ => {}
         }
@@ -136,8 +148,16 @@ fn threads_get_their_own_bytes_back() {
                     s.shrink(8 << 10, &mut scratch);
                 }
             };
+            let recompressor = || {
+                let (mut scratch, mut now_us) = (Scratch::new().unwrap(), 0);
+                while !stop.load(Ordering::Relaxed) {
+                    now_us += ROUND_US;
+                    s.recompress(100, now_us, &mut scratch);
+                }
+            };
             scope.spawn(compactor);
             scope.spawn(shrinker);
+            scope.spawn(recompressor);
             let threads: Vec<_> = (0..4u64).map(|t| scope.spawn(move || hammer(s, t))).collect();
             threads.into_iter().for_each(|t| t.join().unwrap());
             stop.store(true, Ordering::Relaxed);
@@ -147,6 +167,7 @@ fn threads_get_their_own_bytes_back() {
         assert_eq!((stats.stored_now, stats.on_device_now, stats.pool_bytes, stats.pool_stored_bytes), (0, 0, 0, 0));
         assert_eq!((stats.bad_frees, stats.device_errors, stats.corrupt), (0, 0, 0));
         assert_eq!(stats.device_write_ios > 100, with_file);
+        assert!(stats.recompressed > 0, "nothing was recompressed: the test says nothing about it");
     }
 }
 
@@ -157,7 +178,11 @@ fn hammer(s: &Store, t: u64) {
     let mut x = t + 1;
     for i in 0..1500u64 {
         x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let make = |id: u64| if id.is_multiple_of(3) { noise(id) } else { text(id) };
+        let make = |id: u64| match id % 3 {
+            0 => noise(id),
+            1 => text(id),
+            _ => digits(id),
+        };
         if held.len() < 250 {
             let ids: Vec<u64> = (0..x >> 60).map(|k| t << 40 | i << 8 | k).collect();
             let pages: Vec<Page> = ids.iter().map(|id| make(*id)).collect();
@@ -204,8 +229,15 @@ fn a_load_during_a_free_does_no_harm() {
                 shrinking.fetch_add(s.shrink(1, &mut scratch).pages as u64, Ordering::Relaxed);
             }
         });
+        scope.spawn(|| {
+            let (mut scratch, mut now_us) = (Scratch::new().unwrap(), 0);
+            while !stop.load(Ordering::Relaxed) {
+                now_us += ROUND_US;
+                s.recompress(1, now_us, &mut scratch);
+            }
+        });
         for i in 1..15_000u64 {
-            let make = if i % 40 == 0 { noise } else { text };
+            let make = [text, noise, digits, text][i as usize % 39 % 4];
             let e = put_one(s, make(i)).unwrap();
             s.free(Entry::from_raw(current.swap(e.raw(), Ordering::Relaxed)).unwrap());
         }

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use arrayvec::ArrayVec;
 use rustix::io::Errno;
 
-use super::word::Word;
+use super::word::{Made, Object, Word};
 use super::{Entry, Page, RAM_AREA, Scratch, Store, StoreError, Stored};
 use crate::device::{Tag, WriteRun};
 use crate::fill;
@@ -22,7 +22,7 @@ enum Plan {
     /// The result is known.
     Done,
     /// Its object is in the pool.
-    Pool(Handle),
+    Pool(Object),
     /// It shall be written to the device.
     Device,
 }
@@ -110,7 +110,7 @@ impl Store {
                 if device { None } else { self.pool.insert(page) }
             }
         };
-        kept.map(Plan::Pool).map_or(otherwise, Ok)
+        kept.map(|handle| Plan::Pool(stored(handle))).map_or(otherwise, Ok)
     }
 
     /// Gives slots to pages none of whose plans is done, and finishes them: folio by folio, each as large as the pages that are
@@ -164,7 +164,7 @@ impl Store {
         let mut i = 0;
         while i < pages.len() {
             let at = slot + i as u64;
-            let Plan::Pool(handle) = plans[i] else {
+            let Plan::Pool(object) = plans[i] else {
                 let n = plans[i..].iter().take_while(|p| matches!(p, Plan::Device)).count().max(1);
                 let part = i..i + n;
                 let mut tags = [0; RUN];
@@ -183,7 +183,7 @@ impl Store {
                 i += n;
                 continue;
             };
-            out[i] = self.publish(area, at, Word::Pool(handle));
+            out[i] = self.publish(area, at, Word::Pool(object));
             i += 1;
         }
     }
@@ -215,7 +215,7 @@ impl Store {
     /// page had in the pool is gone.
     fn keep_in_ram(&self, page: &Page, plan: Plan, error: StoreError, scratch: &mut Scratch) -> Result<Stored, StoreError> {
         let handle = match plan {
-            Plan::Pool(handle) => Some(handle),
+            Plan::Pool(object) => Some(object.handle),
             _ if !self.pool.accepts() => None,
             _ => match self.codec.compress(page, scratch) {
                 Some(len) => self.pool.insert(&scratch.bytes[..len]),
@@ -226,7 +226,7 @@ impl Store {
         let area = self.areas.get(RAM_AREA).ok_or(StoreError::Full);
         let stored = area.and_then(|area| {
             let slot = area.alloc(0).ok_or(StoreError::Full)?;
-            self.publish(&area, slot, Word::Pool(handle))
+            self.publish(&area, slot, Word::Pool(stored(handle)))
         });
         if stored.is_err() {
             let _ = self.pool.remove(handle);
@@ -246,9 +246,14 @@ impl Store {
         }
         // Release: whoever sees the word finds the object.
         place.store(word.encode(), Ordering::Release);
-        if matches!(word, Word::Pool(_)) && area.device.takes_pages() {
+        if matches!(word, Word::Pool(_)) {
             area.ages.stored(slot);
         }
         Ok(Stored::Entry(entry))
     }
+}
+
+/// A fresh object.
+fn stored(handle: Handle) -> Object {
+    Object { handle, made: Made::Stored }
 }

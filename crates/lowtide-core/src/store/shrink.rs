@@ -3,25 +3,17 @@
 //! A clock over the clusters of all areas with a device: clusters that were used since the hand last came by (a page was stored
 //! there, or loaded from the pool) are passed over once, the others are written whole, each run of neighbouring slots with one I/O.
 //!
-//! How a page goes, and why nothing is lost. `Pool(object)` becomes `Writing(object)` by compare-and-swap: from then on compaction
-//! leaves the object where it is, and the slot is the shrinker's until it says otherwise. A load reads the object as before. A free
-//! makes the word `Dropped`, and removes the object, but not the slot, which could be given to another page while the old one is
-//! still being written there; the shrinker frees it afterwards. When the page is on the device, `Writing` becomes `Device` by
-//! compare-and-swap, and only then the object is removed: a load that was reading it finds that the word has changed, and reads from
-//! the device. When the page could not be written, the word becomes `Pool` again and nothing has happened. The object that
-//! `Writing` names can't be another one than the one that was read, because the word can't come to say `Writing` again without the
-//! shrinker. (Should the object be freed while it is read, then garbage is written to a slot that holds nothing.)
+//! How a page goes, and why nothing is lost, is in `claim.rs`.
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 use arrayvec::ArrayVec;
 use rustix::io::Errno;
 
-use super::word::Word;
-use super::{Page, Scratch, Store};
+use super::word::{Object, Word};
+use super::{Page, Scratch, Store, claim};
 use crate::device::{SealRun, Tag};
-use crate::pool::Handle;
-use crate::slot::{Area, AreaRef, CLUSTER_SLOTS, Visit};
+use crate::slot::{Area, AreaRef, CLUSTER_SLOTS, Clock, Visit};
 use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
 
 /// Most runs of slots that are written at the same time.
@@ -100,7 +92,7 @@ impl Store {
         let mut rounds = 0;
         while shrunk.bytes < bytes && !shrunk.failed && rounds <= 2 {
             let Some((area, cluster)) = self.next_cluster(&mut rounds) else { break };
-            if area.ages.visit(cluster) == Visit::Old {
+            if area.ages.visit(cluster, Clock::Writing) == Visit::Old {
                 self.write_cluster(&area, cluster, batch, scratch, &mut shrunk);
             }
         }
@@ -137,11 +129,11 @@ impl Store {
         let first = (cluster * CLUSTER_SLOTS) as u64;
         for ((slot, claimed), page) in (first..).zip(&mut batch.claimed).zip(&mut batch.pages) {
             *claimed = 0;
-            let Some(handle) = self.claim(area, slot) else { continue };
-            match self.unpack(handle, page, scratch) {
-                Ok(true) => *claimed = Word::Writing(handle).encode(),
+            let Some(object) = claim::take(area, slot, |_| true) else { continue };
+            match self.unpack(object, page, scratch) {
+                Ok(true) => *claimed = Word::Claimed(object).encode(),
                 // Freed meanwhile; or damaged, which is for a load to find and to say.
-                _ => _ = self.finish(area, slot, handle, Word::Pool(handle)),
+                _ => _ = claim::finish(area, slot, object, Word::Pool(object)),
             }
         }
         let mut at = 0;
@@ -175,65 +167,38 @@ impl Store {
                     shrunk.failed = true;
                     // Where there was no room there may be later.
                     if matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG) {
-                        area.ages.left(cluster);
+                        area.ages.left(cluster, Clock::Writing);
                     } else if area.ages.broke(cluster) {
                         self.counters.broken_clusters.add(1);
                     }
                 }
             }
             for ((slot, raw), tag) in (run.slot..).zip(claimed).zip(&*run.tags) {
-                let Some(handle) = Word::decode(*raw).object() else { continue };
+                let Some(object) = Word::decode(*raw).object() else { continue };
                 if run.result.is_err() {
                     // It stays where it is.
-                    self.finish(area, slot, handle, Word::Pool(handle));
-                } else if self.written(area, slot, handle, *tag) {
+                    claim::finish(area, slot, object, Word::Pool(object));
+                } else if self.written(area, slot, object, *tag) {
                     shrunk.pages += 1;
-                    shrunk.bytes += handle.object_len();
+                    shrunk.bytes += object.handle.object_len();
                 }
             }
         }
         at
     }
 
-    /// Claims the slot of a page in the pool for writing: the page's object.
-    fn claim(&self, area: &Area, slot: u64) -> Option<Handle> {
-        let place = area.word(slot)?;
-        loop {
-            let raw = place.load(Ordering::Acquire);
-            let Word::Pool(handle) = Word::decode(raw) else { return None };
-            // Fails when the page is freed, or compaction moves its object.
-            let claimed = Word::Writing(handle).encode();
-            if place.compare_exchange(raw, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                return Some(handle);
-            }
-        }
-    }
-
     /// A claimed page is on the device now. False: it was freed meanwhile.
-    fn written(&self, area: &Area, slot: u64, handle: Handle, tag: Tag) -> bool {
+    fn written(&self, area: &Area, slot: u64, object: Object, tag: Tag) -> bool {
         // Counted first: a free, which subtracts, may follow at once.
         self.counters.on_device_now.add(1);
-        if !self.finish(area, slot, handle, Word::Device(tag)) {
+        if !claim::finish(area, slot, object, Word::Device(tag)) {
             self.counters.on_device_now.sub(1);
             return false;
         }
-        let removed = self.pool.remove(handle);
+        let removed = self.pool.remove(object.handle);
         debug_assert!(removed.is_ok(), "a claimed word named no object");
         self.counters.written_back.add(1);
         true
-    }
-
-    /// Lets go of a claimed slot, whose word is `word` from now on; if its page was freed meanwhile, the slot is freed.
-    fn finish(&self, area: &Area, slot: u64, handle: Handle, word: Word) -> bool {
-        let Some(place) = area.word(slot) else { return false };
-        let claimed = Word::Writing(handle).encode();
-        if place.compare_exchange(claimed, word.encode(), Ordering::AcqRel, Ordering::Acquire).is_ok() {
-            return true;
-        }
-        debug_assert_eq!(Word::decode(place.load(Ordering::Relaxed)), Word::Dropped);
-        place.store(Word::Empty.encode(), Ordering::Release);
-        area.release(slot);
-        false
     }
 }
 

@@ -36,6 +36,13 @@ pub(super) fn text(seed: u64) -> Page {
     page
 }
 
+/// A page that zstd compresses to about a third, and LZ4 to three quarters: no match is long, but few bytes are in use.
+pub(super) fn digits(seed: u64) -> Page {
+    let mut page = noise(seed).map(|b| b"0123456789abcdef"[b as usize % 16]);
+    page[2900..].fill(b'x');
+    page
+}
+
 /// A page that does not compress.
 pub(super) fn noise(seed: u64) -> Page {
     let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;

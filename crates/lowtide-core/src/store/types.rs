@@ -119,6 +119,10 @@ pub struct StoreStats {
     pub device_write_bytes: u64,
     /// Pages that were written from the pool to a device to make room in the pool.
     pub written_back: u64,
+    /// Pages in the pool that were compressed again, with zstd.
+    pub recompressed: u64,
+    /// Bytes by which these became smaller.
+    pub recompressed_bytes: u64,
     /// Pages that the pool did not take because it was full: they went to a device, or were refused.
     pub pool_refused: u64,
     /// How often the pool became full.

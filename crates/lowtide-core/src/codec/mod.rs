@@ -1,17 +1,18 @@
 //! Compression of single pages. The C libraries work in memory that they are given and never call malloc: they run inside other
 //! people's programs, on threads that the program's allocator knows nothing of.
 
+mod zstd;
+
 use alloc::vec::Vec;
 use core::ffi::{c_char, c_int, c_void};
-use core::ptr::NonNull;
 
 // For its link attributes: the functions are in the library that this crate builds.
 use lz4_sys as _;
-use zstd_sys::{ZSTD_CCtx, ZSTD_DCtx};
 
 use crate::pool::MAX_COMPRESSED;
 use crate::store::{Page, StoreError};
 use crate::vm::PAGE_SIZE;
+use zstd::Zstd;
 
 // lz4-sys lacks these two. Names and types are those of lz4.h.
 unsafe extern "C" {
@@ -36,27 +37,15 @@ pub enum Codec {
     Zstd(i32),
 }
 
-/// The buffers that one thread needs to store and load pages (24 KiB; some 300 KiB more once zstd is used). Make one per thread
-/// and keep it.
+/// What one thread needs to store and load pages: 24 KiB of buffers, and address space for zstd, which takes some 100 KiB of it once a
+/// page is decompressed, and some 300 KiB once one is compressed. Make one per thread and keep it.
 #[derive(Debug)]
 pub struct Scratch {
     lz4: Vec<u64>,
-    zstd: Option<Zstd>,
+    zstd: Zstd,
     /// A compressed page.
     pub bytes: Vec<u8>,
 }
-
-/// The contexts of zstd, each at the start of its memory.
-#[derive(Debug)]
-struct Zstd {
-    level: i32,
-    compressor: NonNull<ZSTD_CCtx>,
-    decompressor: NonNull<ZSTD_DCtx>,
-    _memory: [Vec<u64>; 2],
-}
-
-// SAFETY: the contexts lie in memory that the value owns and are used through `&mut` only.
-unsafe impl Send for Zstd {}
 
 fn zeroed<T: Clone + Default>(len: usize) -> Result<Vec<T>, StoreError> {
     let mut v = Vec::new();
@@ -66,46 +55,20 @@ fn zeroed<T: Clone + Default>(len: usize) -> Result<Vec<T>, StoreError> {
 }
 
 impl Scratch {
-    /// Allocates the buffers.
+    /// Allocates the buffers. Nothing that is done with them allocates anything.
     ///
     /// # Errors
-    /// `NoMemory` when the allocator has none.
+    /// `NoMemory` when the allocator or the kernel has none.
     pub fn new() -> Result<Scratch, StoreError> {
         // SAFETY: a pure function.
         let state = unsafe { LZ4_sizeofState() } as usize;
-        Ok(Scratch { lz4: zeroed(state.div_ceil(8))?, zstd: None, bytes: zeroed(PAGE_SIZE)? })
+        let zstd = Zstd::new().map_err(|_| StoreError::NoMemory)?;
+        Ok(Scratch { lz4: zeroed(state.div_ceil(8))?, zstd, bytes: zeroed(PAGE_SIZE)? })
     }
 
-    fn zstd(&mut self, level: i32) -> Result<&mut Zstd, StoreError> {
-        if self.zstd.as_ref().is_none_or(|z| z.level != level) {
-            // The old contexts go first, so that there is never memory for two.
-            self.zstd = None;
-            self.zstd = Some(Zstd::new(level)?);
-        }
-        self.zstd.as_mut().ok_or(StoreError::NoMemory)
-    }
-}
-
-impl Zstd {
-    fn new(level: i32) -> Result<Zstd, StoreError> {
-        // SAFETY: pure functions.
-        let (for_c, for_d) = unsafe {
-            let params = zstd_sys::ZSTD_getCParams(level, PAGE_SIZE as u64, 0);
-            (zstd_sys::ZSTD_estimateCCtxSize_usingCParams(params), zstd_sys::ZSTD_estimateDCtxSize())
-        };
-        let mut memory = [zeroed::<u64>(for_c.div_ceil(8))?, zeroed::<u64>(for_d.div_ceil(8))?];
-        let [c, d] = &mut memory;
-        // SAFETY: the memory is as long as is said, aligned to 8, and stays where it is (a Vec that is never touched again) as
-        // long as the contexts.
-        let (compressor, decompressor) = unsafe {
-            (
-                zstd_sys::ZSTD_initStaticCCtx(c.as_mut_ptr().cast(), c.len() * 8),
-                zstd_sys::ZSTD_initStaticDCtx(d.as_mut_ptr().cast(), d.len() * 8),
-            )
-        };
-        let compressor = NonNull::new(compressor).ok_or(StoreError::NoMemory)?;
-        let decompressor = NonNull::new(decompressor).ok_or(StoreError::NoMemory)?;
-        Ok(Zstd { level, compressor, decompressor, _memory: memory })
+    /// Gives the memory of zstd's compressor back to the kernel; it is there again when a page is compressed.
+    pub fn forget_compressor(&mut self) {
+        self.zstd.forget_compressor();
     }
 }
 
@@ -129,22 +92,7 @@ impl Codec {
                 };
                 usize::try_from(n).ok().filter(|n| *n > 0)
             }
-            Codec::Zstd(level) => {
-                let context = scratch.zstd(level).ok()?.compressor;
-                // SAFETY: the context is valid and this thread's; source and destination are as long as is said.
-                let n = unsafe {
-                    zstd_sys::ZSTD_compressCCtx(
-                        context.as_ptr(),
-                        scratch.bytes.as_mut_ptr().cast(),
-                        MAX_COMPRESSED,
-                        page.as_ptr().cast(),
-                        PAGE_SIZE,
-                        level,
-                    )
-                };
-                // Errors are numbers near the top of the range.
-                Some(n).filter(|n| *n <= MAX_COMPRESSED)
-            }
+            Codec::Zstd(level) => scratch.zstd.compress(level, page, &mut scratch.bytes),
         }
     }
 
@@ -166,20 +114,8 @@ impl Codec {
                 };
                 n == PAGE_SIZE as c_int
             }
-            Codec::Zstd(level) => {
-                let Ok(context) = scratch.zstd(level).map(|z| z.decompressor) else { return false };
-                // SAFETY: the context is valid and this thread's; source and destination are as long as is said.
-                let n = unsafe {
-                    zstd_sys::ZSTD_decompressDCtx(
-                        context.as_ptr(),
-                        into.as_mut_ptr().cast(),
-                        PAGE_SIZE,
-                        scratch.bytes.as_ptr().cast(),
-                        len,
-                    )
-                };
-                n == PAGE_SIZE
-            }
+            // Whatever the level was.
+            Codec::Zstd(_) => scratch.zstd.decompress(&scratch.bytes[..len], into),
         }
     }
 }
@@ -217,6 +153,24 @@ mod tests {
             }
             assert_eq!(codec.compress(&noise(), &mut scratch), None);
         }
+    }
+
+    #[test]
+    fn a_compressor_takes_memory_only_from_its_use_until_it_is_forgotten() {
+        let mut scratch = Scratch::new().unwrap();
+        let held = |scratch: &Scratch| scratch.zstd.populated_pages() * PAGE_SIZE;
+        assert_eq!(held(&scratch), 0);
+        let n = Codec::Zstd(3).compress(&text(1), &mut scratch).unwrap();
+        let with_compressor = held(&scratch);
+        scratch.forget_compressor();
+        assert_eq!(held(&scratch), 0);
+        let mut back = [0; PAGE_SIZE];
+        assert!(Codec::Zstd(3).decompress(&mut scratch, n, &mut back) && back == text(1));
+        let with_decompressor = held(&scratch);
+        assert!(with_decompressor < 128 << 10 && with_compressor > with_decompressor, "{with_decompressor} {with_compressor}");
+        scratch.forget_compressor();
+        assert_eq!(held(&scratch), with_decompressor, "there was no compressor");
+        assert_eq!(Codec::Zstd(3).compress(&text(1), &mut scratch), Some(n));
     }
 
     #[test]

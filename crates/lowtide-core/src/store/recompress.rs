@@ -1,0 +1,197 @@
+//! Recompression: pages in the pool that were compressed by the fast codec, and that nobody has wanted for a while, are compressed
+//! again by zstd, which takes longer and packs them tighter. Only the CPU time of who calls this is spent on it.
+//!
+//! A clock over the clusters of all areas, those without a device too: a cluster of which no page was stored or loaded for a whole
+//! round of the hand is cold. A round takes [`ROUND_US`] at least. How a page goes from one object to the other, and why nothing is
+//! lost, is in `claim.rs`.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use super::word::{Made, Object, Word};
+use super::{Codec, Page, Scratch, Store, claim};
+use crate::slot::{Area, CLUSTER_SLOTS, Clock, Visit};
+use crate::vm::PAGE_SIZE;
+
+/// How hard zstd tries. Levels above it take much longer for pages and save next to nothing (`lowtide-lab pool`).
+pub const RECOMPRESS_LEVEL: i32 = 3;
+/// Shortest time from the beginning of a round of the hand to that of the next, in microseconds.
+pub const ROUND_US: u64 = 5_000_000;
+/// Words and clusters that are looked at for each page that may be compressed.
+const LOOKS: usize = 64;
+/// Areas have numbers of 8 bits.
+const AREAS: usize = 1 << u8::BITS;
+
+/// What [`Store::recompress`] did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Recompressed {
+    /// Words and clusters looked at. 0: nothing was to do.
+    pub looked: usize,
+    /// Pages that are smaller now.
+    pub pages: usize,
+    /// By how many bytes.
+    pub bytes_saved: usize,
+}
+
+/// The clock's hand.
+#[derive(Debug)]
+pub(super) struct Recompressor {
+    /// A thread is at work; it alone moves the hand.
+    busy: AtomicBool,
+    /// The area where the hand is; [`AREAS`]: the round is over.
+    area: AtomicUsize,
+    /// The slot to look at next.
+    slot: AtomicU64,
+    /// When the next round may begin.
+    next_round_us: AtomicU64,
+}
+
+impl Default for Recompressor {
+    fn default() -> Recompressor {
+        Recompressor {
+            busy: AtomicBool::new(false),
+            area: AtomicUsize::new(AREAS),
+            slot: AtomicU64::new(0),
+            next_round_us: AtomicU64::new(0),
+        }
+    }
+}
+
+/// What became of a page.
+enum Fate {
+    /// It is smaller by so many bytes.
+    Smaller(usize),
+    /// Tried, and left as it was.
+    Same,
+    /// There was nothing to try.
+    Skipped,
+    /// The pool has no room for it.
+    NoRoom,
+}
+
+impl Store {
+    /// Whether [`Store::recompress`] has something to look at now. Cheap.
+    pub fn wants_recompression(&self, now_us: u64) -> bool {
+        let hand = &self.recompressor;
+        self.codec == Codec::Lz4
+            && self.pool.objects() > 0
+            && (hand.area.load(Ordering::Relaxed) < AREAS || now_us >= hand.next_round_us.load(Ordering::Relaxed))
+    }
+
+    /// Compresses cold pages again, at most `pages`, and looks at no more than 64 words or clusters for each. `now_us` is the time, in
+    /// microseconds from any moment. Loads and frees in progress are not disturbed. Does nothing where the store compresses with zstd
+    /// anyway, or while another thread is at it.
+    ///
+    /// The memory of zstd's compressor stays with `scratch` until [`Scratch::forget_compressor`].
+    pub fn recompress(&self, pages: usize, now_us: u64, scratch: &mut Scratch) -> Recompressed {
+        let mut done = Recompressed::default();
+        let hand = &self.recompressor;
+        if !self.wants_recompression(now_us) || hand.busy.swap(true, Ordering::Acquire) {
+            return done;
+        }
+        if hand.area.load(Ordering::Relaxed) >= AREAS {
+            hand.next_round_us.store(now_us.saturating_add(ROUND_US), Ordering::Relaxed);
+            hand.slot.store(0, Ordering::Relaxed);
+            hand.area.store(0, Ordering::Relaxed);
+        }
+        let looks = pages.saturating_mul(LOOKS);
+        let mut tries = pages;
+        while done.looked < looks && tries > 0 {
+            let id = hand.area.load(Ordering::Relaxed);
+            if id >= AREAS {
+                break;
+            }
+            let slot = hand.slot.load(Ordering::Relaxed);
+            let area = self.areas.get(id as u8);
+            let Some(area) = area.filter(|area| slot < (area.opened_clusters() * CLUSTER_SLOTS) as u64) else {
+                hand.slot.store(0, Ordering::Relaxed);
+                hand.area.store(id + 1, Ordering::Relaxed);
+                continue;
+            };
+            done.looked += 1;
+            let (cluster, index) = (slot as usize / CLUSTER_SLOTS, slot as usize % CLUSTER_SLOTS);
+            let is_cold = if index == 0 {
+                area.ages.visit(cluster, Clock::Recompressing) == Visit::Old
+            } else {
+                !area.ages.is_used(cluster, Clock::Recompressing)
+            };
+            if !is_cold {
+                if index > 0 {
+                    // Used while the hand was there: the rest has its turn when it is cold again.
+                    area.ages.left(cluster, Clock::Recompressing);
+                }
+                hand.slot.store(((cluster + 1) * CLUSTER_SLOTS) as u64, Ordering::Relaxed);
+                continue;
+            }
+            match self.recompress_page(&area, slot, scratch) {
+                Fate::Smaller(bytes) => {
+                    tries -= 1;
+                    done.pages += 1;
+                    done.bytes_saved += bytes;
+                }
+                Fate::Same => tries -= 1,
+                Fate::Skipped => {}
+                Fate::NoRoom => {
+                    area.ages.left(cluster, Clock::Recompressing);
+                    hand.area.store(AREAS, Ordering::Relaxed);
+                    break;
+                }
+            }
+            hand.slot.store(slot + 1, Ordering::Relaxed);
+        }
+        self.counters.recompressed.add(done.pages as u64);
+        self.counters.recompressed_bytes.add(done.bytes_saved as u64);
+        hand.busy.store(false, Ordering::Release);
+        done
+    }
+
+    fn recompress_page(&self, area: &Area, slot: u64, scratch: &mut Scratch) -> Fate {
+        let Some(old) = claim::take(area, slot, |object| object.made == Made::Stored) else { return Fate::Skipped };
+        let mut page = [0; PAGE_SIZE];
+        let word = match self.unpack(old, &mut page, scratch) {
+            Ok(true) => match self.pack_tighter(&page, old, scratch) {
+                Ok(Some(new)) => new,
+                Ok(None) => Object { made: Made::Tried, ..old },
+                Err(NoRoom) => {
+                    claim::finish(area, slot, old, Word::Pool(old));
+                    return Fate::NoRoom;
+                }
+            },
+            // Freed meanwhile; or damaged, which is for a load to find and to say.
+            _ => old,
+        };
+        let finished = claim::finish(area, slot, old, Word::Pool(word));
+        if word.handle == old.handle {
+            return Fate::Same;
+        }
+        // Nobody can come to the other one any more.
+        let removed = self.pool.remove(if finished { old.handle } else { word.handle });
+        debug_assert!(removed.is_ok(), "a claimed word named no object");
+        if finished { Fate::Smaller(old.handle.object_len() - word.handle.object_len()) } else { Fate::Same }
+    }
+
+    /// The page as an object of zstd's, if that saves enough.
+    fn pack_tighter(&self, page: &Page, old: Object, scratch: &mut Scratch) -> Result<Option<Object>, NoRoom> {
+        let Some(len) = Codec::Zstd(RECOMPRESS_LEVEL).compress(page, scratch) else { return Ok(None) };
+        if !pays(old.handle.object_len(), len) {
+            return Ok(None);
+        }
+        let data = &scratch.bytes[..len];
+        // Into room that is there: the pool shall not grow to become smaller. At first there may be none.
+        let handle = match self.pool.insert_into_room(data) {
+            None if self.pool.accepts() => self.pool.insert(data),
+            inserted => inserted,
+        };
+        Ok(Some(Object { handle: handle.ok_or(NoRoom)?, made: Made::Recompressed, ..old }))
+    }
+}
+
+struct NoRoom;
+
+/// Whether an object of `new` bytes is enough of a gain: an eighth, for loading it takes longer.
+fn pays(old: usize, new: usize) -> bool {
+    new <= old / 8 * 7
+}
+
+#[cfg(test)]
+#[path = "recompress_tests.rs"]
+mod tests;
