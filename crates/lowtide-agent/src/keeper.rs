@@ -17,6 +17,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::idle::Idle;
 use crate::request::Request;
 use crate::{agent, atfork, gate, hooks, maps, monitor, request, say, swap_file, thread};
 
@@ -42,6 +43,10 @@ const MEASURE_REST_PAGES: u64 = 4096;
 const FULL_PAUSE_US: u64 = 100_000;
 /// Objects of the pool that are moved at a time while there is nothing else to do: a fraction of a millisecond.
 const COMPACT_PAGES: usize = 256;
+/// Cold pages that are compressed again at a time, while nothing happens at all: half a millisecond.
+const RECOMPRESS_PAGES: usize = 16;
+/// For each microsecond of that, the keeper sleeps so many: it takes a quarter of a CPU at most.
+const RECOMPRESS_REST: u64 = 3;
 
 /// Said where the keeper can't be started.
 pub const NO_THREAD: &[u8] = b"a process of the run is not limited: lowtide's thread can't be started";
@@ -134,6 +139,7 @@ struct Keeper {
     last_watched: (u64, u64),
     statm: Option<OwnedFd>,
     worker: Option<Worker>,
+    idle: Idle,
     since_look_us: u64,
     /// When lowtide's tables were last measured, in microseconds, and how many pages had been evicted then.
     rest_measured: (u64, u64),
@@ -141,6 +147,20 @@ struct Keeper {
     above_low: bool,
     warned_full: bool,
     reported: bool,
+}
+
+/// Compresses some cold pages of the pool again; for how long to sleep afterwards.
+fn recompress(pager: &Pager, worker: &mut Worker, idle: &mut Idle, now_us: u64) -> Option<u64> {
+    // The pool of a forked child is its parent's too, copy-on-write, until one of them changes it.
+    let shared = INHERITED.load(Ordering::Relaxed) > 0;
+    if shared || !pager.store.wants_recompression(now_us) || !idle.is_cpu_free() {
+        return None;
+    }
+    if pager.recompress(worker, RECOMPRESS_PAGES, now_us) == 0 {
+        return None;
+    }
+    let took = (monitor::now_ns() / 1000).saturating_sub(now_us);
+    Some((took * RECOMPRESS_REST).clamp(SHORTEST_SLEEP_US, LONGEST_SLEEP_US))
 }
 
 /// Compacts the pool a bit if that is worth its while; whether there is more to do.
@@ -159,6 +179,7 @@ impl Keeper {
             last_watched: (0, 0),
             statm,
             worker: None,
+            idle: Idle::new(),
             since_look_us: 0,
             rest_measured: (0, 0),
             above_low: false,
@@ -367,14 +388,19 @@ impl Keeper {
         let Some(worker) = &mut self.worker else { return SHORTEST_SLEEP_US };
         let low = pager.budget.low_mark();
         let was_above = core::mem::replace(&mut self.above_low, total > low);
+        let quiet = self.idle.is_quiet(pager, now);
         if total <= low {
-            // Well below the limit only: while this works, nobody watches what the program touches.
-            if total <= pager.budget.adopt_mark() {
+            // Well below the limit, or when nothing happens: while this works, nobody watches what the program touches.
+            if quiet || total <= pager.budget.adopt_mark() {
                 pager.maintain();
                 if pager.shrink_pool(worker) || compact(pager) {
                     return SHORTEST_SLEEP_US;
                 }
             }
+            if quiet && let Some(sleep) = recompress(pager, worker, &mut self.idle, monitor::now_ns() / 1000) {
+                return sleep;
+            }
+            worker.forget_compressor();
             return Self::nap((pager.budget.high_mark() - total).min(64 << 20));
         }
         // What is free already goes first. While eviction goes on it would only take the drained frames again.

@@ -17,6 +17,7 @@ mod faults;
 mod gate;
 mod heap;
 mod hooks;
+mod idle;
 mod keeper;
 mod maps;
 mod mlock;

@@ -98,6 +98,11 @@ impl Worker {
         })
     }
 
+    /// Gives back what only compressing with zstd needs.
+    pub fn forget_compressor(&mut self) {
+        self.scratch.forget_compressor();
+    }
+
     /// The page buffer and the codec's buffers.
     pub(crate) fn parts(&mut self) -> (&mut [Page; BATCH], &mut Scratch) {
         // SAFETY: the mapping has BATCH pages, any bytes are a valid Page, and `&mut self` makes the reference unique.
@@ -291,6 +296,13 @@ impl Pager {
         wanted > 0 && self.store.shrink(wanted, &mut worker.scratch).pages > 0
     }
 
+    /// Compresses up to `pages` cold pages of the pool again ([`Store::recompress`]); how many words it looked at, 0 also while the
+    /// program forks. The worker keeps the compressor until [`Worker::forget_compressor`].
+    pub fn recompress(&self, worker: &mut Worker, pages: usize, now_us: u64) -> usize {
+        let Some(_operation) = self.enter() else { return 0 };
+        self.store.recompress(pages, now_us, &mut worker.scratch).looked
+    }
+
     /// Writes the gauges of this process into the run's segment.
     pub fn publish(&self) {
         let p = self.proc();
@@ -308,6 +320,8 @@ impl Pager {
         set(&c.same_filled_pages, s.same_filled);
         p.same_filled_words.set(&s.same_filled_words);
         set(&c.incompressible_pages, s.incompressible);
+        set(&c.recompressed_pages, s.recompressed);
+        set(&c.recompressed_bytes, s.recompressed_bytes);
         set(&c.writeback_pages, s.device_write_bytes / PAGE_SIZE as u64);
         set(&c.writeback_ios, s.device_write_ios);
         set(&c.writeback_bytes, s.device_write_bytes);

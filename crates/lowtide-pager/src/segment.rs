@@ -12,7 +12,7 @@ use lowtide_core::store::{FILL_WORDS, FillWord, FillWords};
 /// First word of a segment.
 pub const MAGIC: u64 = 0x6c6f_7774_6964_6501;
 /// Layout version; the agent refuses another one.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Processes of one run that can be alive at the same time and be counted.
 pub const MAX_PROCS: usize = 1024;
 /// Kept warnings of a run; later ones are counted only.
@@ -94,6 +94,9 @@ pub struct Counters {
     pub zero_pages: AtomicU64,
     pub same_filled_pages: AtomicU64,
     pub incompressible_pages: AtomicU64,
+    pub recompressed_pages: AtomicU64,
+    /// Bytes by which these became smaller.
+    pub recompressed_bytes: AtomicU64,
     pub writeback_pages: AtomicU64,
     pub writeback_ios: AtomicU64,
     pub writeback_bytes: AtomicU64,

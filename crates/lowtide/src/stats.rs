@@ -54,6 +54,9 @@ pub struct Pages {
     /// The words that most same-filled pages repeat.
     pub same_filled_words: Vec<SameFilledWord>,
     pub incompressible: u64,
+    /// Cold pages that were compressed again with zstd, and by how many bytes they became smaller.
+    pub recompressed: u64,
+    pub recompressed_bytes: u64,
     pub on_device: u64,
     /// Pages that came back, read-ahead included.
     pub loaded: u64,
@@ -185,6 +188,8 @@ impl Stats {
                 same_filled: of(&counters.same_filled_pages),
                 same_filled_words: most_words(segment),
                 incompressible: of(&counters.incompressible_pages),
+                recompressed: of(&counters.recompressed_pages),
+                recompressed_bytes: of(&counters.recompressed_bytes),
                 on_device: gauges.now_on_device,
                 loaded: of(&counters.pages_in),
             },

@@ -8,6 +8,7 @@
 
 mod accounting;
 mod check;
+mod cold;
 mod ends;
 mod forks;
 mod gauges;

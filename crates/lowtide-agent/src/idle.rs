@@ -1,0 +1,58 @@
+//! Whether there is time for work that can wait: nothing is happening in this process, and the machine has a CPU to spare.
+
+use core::sync::atomic::Ordering;
+
+use lowtide_pager::pager::Pager;
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags};
+use rustix::thread::sched_getaffinity;
+
+/// How long nothing must have happened.
+const QUIET_US: u64 = 1_000_000;
+
+/// What the keeper remembers to find out.
+pub struct Idle {
+    /// `/proc/loadavg`, once it was needed.
+    loadavg: Option<OwnedFd>,
+    /// CPUs that this process may use; those that are offline are not among them.
+    cpus: u32,
+    /// Faults and evicted pages when last asked.
+    happened: u64,
+    /// When that number had changed, in microseconds.
+    since_us: u64,
+}
+
+impl Idle {
+    /// To be asked from now on.
+    pub fn new() -> Idle {
+        let cpus = sched_getaffinity(None).map_or(1, |cpus| cpus.count());
+        Idle { loadavg: None, cpus, happened: 0, since_us: 0 }
+    }
+
+    /// Whether no page came in and none was evicted for a second, as far as can be told from when this was asked.
+    pub fn is_quiet(&mut self, pager: &Pager, now_us: u64) -> bool {
+        let c = pager.counters();
+        let happened = c.faults_total.load(Ordering::Relaxed) + c.evictions_pages.load(Ordering::Relaxed);
+        if happened != core::mem::replace(&mut self.happened, happened) {
+            self.since_us = now_us;
+        }
+        now_us.saturating_sub(self.since_us) >= QUIET_US
+    }
+
+    /// Whether fewer threads run, this one not counted, than there are CPUs. A microsecond or two: to be asked last. If it can't be told,
+    /// no.
+    pub fn is_cpu_free(&mut self) -> bool {
+        if self.loadavg.is_none() {
+            self.loadavg = rustix::fs::open(c"/proc/loadavg", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
+        }
+        let mut text = [0; 64];
+        let read = self.loadavg.as_ref().and_then(|fd| rustix::io::pread(fd, &mut text, 0).ok());
+        read.and_then(|n| running(&text[..n])).is_some_and(|running| running <= self.cpus)
+    }
+}
+
+/// The fourth field, up to the slash: threads that run or wait for a CPU. This one is among them.
+fn running(loadavg: &[u8]) -> Option<u32> {
+    let field = loadavg.split(|c| *c == b' ').nth(3)?;
+    core::str::from_utf8(field.split(|c| *c == b'/').next()?).ok()?.parse().ok()
+}
