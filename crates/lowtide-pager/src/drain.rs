@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use lowtide_core::slot::Entry;
-use lowtide_core::store::{Page, StoreError, Stored};
+use lowtide_core::store::{Group, Page, StoreError, Stored};
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
@@ -115,7 +115,13 @@ impl Pager {
         while at < frames.len() {
             let run = (at + 1..frames.len()).take_while(|&i| pages[i] == pages[i - 1] + 1).count() + 1;
             let part = at..at + run;
-            self.store.store_run(&bytes[part.clone()], &clean[part.clone()], &mut results[part], &mut worker.scratch);
+            self.store.store_run(
+                &bytes[part.clone()],
+                &clean[part.clone()],
+                Group::RUN,
+                &mut results[part],
+                &mut worker.scratch,
+            );
             at += run;
             // A page is found in its frame until its word is set, so that can wait for others and take the lock once.
             if at - settled >= SETTLED_AT_ONCE || at == frames.len() {

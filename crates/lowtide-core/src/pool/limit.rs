@@ -1,11 +1,11 @@
-//! How much the pool may hold, and whether it takes more.
+//! How much the pool may hold, or a group in it, and whether it takes more.
 
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::vm::PAGE_SIZE;
 
-/// Counts the frames of the pool against its limit.
+/// Counts the frames of the pool, or the bytes of a group's objects, against a limit.
 #[derive(Debug)]
-pub(super) struct Limit {
+pub(crate) struct Limit {
     limit: AtomicUsize,
     accept_percent: u32,
     full: AtomicBool,
@@ -20,7 +20,7 @@ pub(super) struct Limit {
 }
 
 impl Limit {
-    pub(super) fn new(limit: usize, accept_percent: u32) -> Limit {
+    pub(crate) fn new(limit: usize, accept_percent: u32) -> Limit {
         let accept_percent = accept_percent.min(100);
         Limit {
             limit: AtomicUsize::new(limit),
@@ -36,7 +36,7 @@ impl Limit {
     /// THE predicate: whether the pool takes objects now. It stops when a span did not fit under the limit ([`Limit::reserve`])
     /// or the limit was set below what it holds, and goes on once it holds less than `accept_percent` of the limit. What it holds
     /// is counted in bytes that objects take, not frames: room inside spans that frees have left is room.
-    pub(super) fn accepts(&self) -> bool {
+    pub(crate) fn accepts(&self) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         let held = self.held.load(Ordering::Relaxed);
         if !self.full.load(Ordering::Relaxed) {
@@ -61,7 +61,7 @@ impl Limit {
 
     /// Bytes of objects that should leave the pool, so that it seldom gets full. From the high mark on (half way between the
     /// acceptance threshold and the limit), or once the pool is full, until the low mark, which is as far below the threshold.
-    pub(super) fn excess(&self) -> usize {
+    pub(crate) fn excess(&self) -> usize {
         let (limit, held) = (self.limit.load(Ordering::Relaxed), self.held.load(Ordering::Relaxed));
         let half_gap = (100 - self.accept_percent).div_ceil(2).max(1);
         let low = percent(limit, self.accept_percent.saturating_sub(half_gap));
@@ -97,11 +97,11 @@ impl Limit {
         self.bytes.fetch_sub(frames * PAGE_SIZE, Ordering::Relaxed);
     }
 
-    pub(super) fn get(&self) -> usize {
+    pub(crate) fn get(&self) -> usize {
         self.limit.load(Ordering::Relaxed)
     }
 
-    pub(super) fn set(&self, limit: usize) {
+    pub(crate) fn set(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);
     }
 }

@@ -25,12 +25,12 @@ use crate::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use crate::sync::{Array, Guard, Lock};
 use crate::vm::{OnFork, PAGE_SIZE};
 use handle::MAX_ARENA;
-use limit::Limit;
 use shelf::{Effort, Shelves};
 use span::{MAX_FRAMES, Span, need};
 
 pub use compact::Moved;
 pub use handle::Handle;
+pub(crate) use limit::Limit;
 pub use validate::Broken;
 
 /// Largest compressed object; what is longer is kept raw.

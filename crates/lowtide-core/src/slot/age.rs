@@ -92,6 +92,11 @@ impl Ages {
         self.0[cluster].fetch_or(BROKEN, Ordering::AcqRel) & BROKEN == 0
     }
 
+    /// Whether a cluster has pages that the hand has not taken.
+    pub fn has_pages(&self, cluster: usize, clock: Clock) -> bool {
+        self.0.get(cluster).is_some_and(|age| age.load(Ordering::Relaxed) & clock.pages() != 0)
+    }
+
     /// Whether a cluster was used since the hand came by.
     pub fn is_used(&self, cluster: usize, clock: Clock) -> bool {
         self.0.get(cluster).is_some_and(|age| age.load(Ordering::Relaxed) & clock.used() != 0)

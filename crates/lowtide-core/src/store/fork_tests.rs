@@ -81,7 +81,7 @@ fn a_child_keeps_what_the_parent_frees_and_overwrites() {
             // New pages go to the child's own file, and come back.
             let (a, b) = (noise(7777), text(7778));
             let mut out = [Err(StoreError::Full); 2];
-            s.store_run(&[&a, &b], &[], &mut out, &mut scratch);
+            s.store_run(&[&a, &b], &[], Group::RUN, &mut out, &mut scratch);
             let [Ok(Stored::Entry(ea)), Ok(Stored::Entry(eb))] = out else { return 3 };
             if ea.area() == es[0].area() || !check(&s, &[ea, eb], &[a, b], &mut scratch) {
                 return 4;
@@ -169,7 +169,7 @@ fn in_ram_a_fork_is_a_copy() {
             }
             es.iter().for_each(|e| s.free(*e));
             let mut out = [Err(StoreError::BadEntry)];
-            s.store_run(&[&pages[3]], &[], &mut out, &mut scratch);
+            s.store_run(&[&pages[3]], &[], Group::RUN, &mut out, &mut scratch);
             if out[0].is_ok() && s.stats().stored_now == 1 { 0 } else { 2 }
         },
         || {},

@@ -14,6 +14,7 @@ mod claim;
 mod compact;
 mod counters;
 mod fork;
+mod group;
 mod out;
 mod recompress;
 mod shrink;
@@ -29,12 +30,14 @@ use crate::slot::{Area, AreaConfig, Areas, Budget};
 use crate::vm::PAGE_SIZE;
 use compact::Compaction;
 use counters::Counters;
+use group::Groups;
 use recompress::Recompressor;
 use shrink::Shrinker;
 use word::Word;
 
 pub use crate::codec::{Codec, Scratch};
 pub use crate::slot::Entry;
+pub use group::{GROUPS, Group, GroupStats};
 pub use recompress::{RECOMPRESS_LEVEL, ROUND_US, Recompressed};
 pub use shrink::Shrunk;
 pub use types::{FileConfig, Loaded, Page, StoreConfig, StoreError, StoreStats, Stored};
@@ -55,6 +58,7 @@ pub struct Store {
     compaction: Compaction,
     shrinker: Shrinker,
     recompressor: Recompressor,
+    groups: Groups,
 }
 
 impl Store {
@@ -73,6 +77,7 @@ impl Store {
             compaction: Compaction::default(),
             shrinker: Shrinker::new().map_err(|_| StoreError::NoMemory)?,
             recompressor: Recompressor::default(),
+            groups: Groups::new(cfg.accept_percent),
         };
         // Pages that shrink to a sixteenth would fill this; the table takes memory only where it is used.
         let mut slots = (ram.max(cfg.pool_limit) / PAGE_SIZE * 16) as u64;
@@ -137,10 +142,7 @@ impl Store {
         }
         let word = Word::decode(raw);
         match word.object() {
-            Some(object) => {
-                let removed = self.pool.remove(object.handle);
-                debug_assert!(removed.is_ok(), "a table word named no object");
-            }
+            Some(object) => self.let_go(object),
             None => self.counters.on_device_now.sub(1),
         }
         self.counters.stored_now.sub(1);

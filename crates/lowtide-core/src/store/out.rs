@@ -5,11 +5,11 @@ use core::sync::atomic::Ordering;
 use arrayvec::ArrayVec;
 use rustix::io::Errno;
 
+use super::group::Insert;
 use super::word::{Made, Object, Word};
-use super::{Entry, Page, RAM_AREA, Scratch, Store, StoreError, Stored};
+use super::{Entry, Group, Page, RAM_AREA, Scratch, Store, StoreError, Stored};
 use crate::device::{Tag, WriteRun};
 use crate::fill;
-use crate::pool::Handle;
 use crate::slot::{Area, AreaRef, MAX_ORDER};
 use crate::vm::PAGE_SIZE;
 
@@ -34,23 +34,24 @@ impl Store {
     /// that do not compress to 7/8 go to the device if there is one, consecutive ones with one write, else raw into the pool.
     /// While the pool is full, a cluster of old pages is written to the device first; if it still is, all go to the device.
     ///
-    /// `clean[i]`, if there is one, is the entry that [`Store::keep_cached`] kept for page `i`; it is used up.
+    /// `clean[i]`, if there is one, is the entry that [`Store::keep_cached`] kept for page `i`; it is used up. The pages are of one group.
     pub fn store_run(
         &self,
         pages: &[&Page],
         clean: &[Option<Entry>],
+        group: Group,
         out: &mut [Result<Stored, StoreError>],
         scratch: &mut Scratch,
     ) {
         for (i, (pages, out)) in pages.chunks(RUN).zip(out.chunks_mut(RUN)).enumerate() {
             let n = pages.len().min(out.len());
-            self.store_chunk(&pages[..n], clean.get(i * RUN..).unwrap_or(&[]), &mut out[..n], scratch);
+            self.store_chunk(&pages[..n], clean.get(i * RUN..).unwrap_or(&[]), group, &mut out[..n], scratch);
         }
     }
 
-    fn store_chunk(&self, pages: &[&Page], clean: &[Option<Entry>], out: Results<'_>, scratch: &mut Scratch) {
+    fn store_chunk(&self, pages: &[&Page], clean: &[Option<Entry>], group: Group, out: Results<'_>, scratch: &mut Scratch) {
         // Where background work lags, the thread that needs room makes some. It is the newest pages that would go to the device else.
-        if !self.pool.accepts() {
+        if !self.pool_takes(group) {
             self.shrink(self.wants_shrinking().min(1), scratch);
         }
         let mut plans: ArrayVec<Plan, RUN> = ArrayVec::new();
@@ -62,7 +63,7 @@ impl Store {
                 plans.push(Plan::Done);
                 continue;
             }
-            plans.push(self.plan(page, scratch).unwrap_or_else(|known| {
+            plans.push(self.plan(page, group, scratch).unwrap_or_else(|known| {
                 out[i] = known;
                 Plan::Done
             }));
@@ -71,7 +72,7 @@ impl Store {
         let mut i = 0;
         while i < pages.len() {
             let run = plans[i..].iter().take_while(|p| !matches!(p, Plan::Done)).count();
-            self.place_run(&pages[i..i + run], &plans[i..i + run], &mut out[i..i + run], scratch);
+            self.place_run(&pages[i..i + run], &plans[i..i + run], group, &mut out[i..i + run], scratch);
             i += run.max(1);
         }
         let refused = out.iter().filter(|r| r.is_err()).count();
@@ -81,7 +82,7 @@ impl Store {
     }
 
     /// Decides where a page goes; `Err` when the result is known already.
-    fn plan(&self, page: &Page, scratch: &mut Scratch) -> Result<Plan, Result<Stored, StoreError>> {
+    fn plan(&self, page: &Page, group: Group, scratch: &mut Scratch) -> Result<Plan, Result<Stored, StoreError>> {
         match fill::repeated_word(page) {
             Some(0) => {
                 self.counters.zero_seen.add(1);
@@ -95,27 +96,27 @@ impl Store {
         }
         let device = self.has_device();
         let otherwise = if device { Ok(Plan::Device) } else { Err(Err(StoreError::Full)) };
-        if !self.pool.accepts() {
+        if !self.pool_takes(group) {
             self.counters.pool_refused.add(1);
             return otherwise;
         }
         let kept = match self.codec.compress(page, scratch) {
             Some(len) => {
-                let kept = self.pool.insert(&scratch.bytes[..len]);
+                let kept = self.keep(&scratch.bytes[..len], Made::Stored, group, Insert::Anywhere);
                 self.counters.pool_refused.add(u64::from(kept.is_none()));
                 kept
             }
             None => {
                 self.counters.incompressible.add(1);
-                if device { None } else { self.pool.insert(page) }
+                if device { None } else { self.keep(page, Made::Stored, group, Insert::Anywhere) }
             }
         };
-        kept.map(|handle| Plan::Pool(stored(handle))).map_or(otherwise, Ok)
+        kept.map(Plan::Pool).map_or(otherwise, Ok)
     }
 
     /// Gives slots to pages none of whose plans is done, and finishes them: folio by folio, each as large as the pages that are
     /// left allow.
-    fn place_run(&self, pages: &[&Page], plans: &[Plan], out: Results<'_>, scratch: &mut Scratch) {
+    fn place_run(&self, pages: &[&Page], plans: &[Plan], group: Group, out: Results<'_>, scratch: &mut Scratch) {
         let mut done = 0;
         while done < pages.len() {
             let in_pool = plans[done..].iter().take_while(|p| matches!(p, Plan::Pool(_))).count();
@@ -123,11 +124,11 @@ impl Store {
             let n = match listed.or_else(|| self.alloc_folio(in_pool, Some(RAM_AREA))) {
                 Some((area, slot, n)) => {
                     let part = done..done + n;
-                    self.fill_slots(&area, slot, &pages[part.clone()], &plans[part.clone()], &mut out[part], scratch);
+                    self.fill_slots(&area, slot, &pages[part.clone()], &plans[part.clone()], group, &mut out[part], scratch);
                     n
                 }
                 None => {
-                    out[done] = self.keep_in_ram(pages[done], plans[done], StoreError::Full, scratch);
+                    out[done] = self.keep_in_ram(pages[done], plans[done], group, StoreError::Full, scratch);
                     1
                 }
             };
@@ -158,6 +159,7 @@ impl Store {
         slot: u64,
         pages: &[&Page],
         plans: &[Plan],
+        group: Group,
         out: Results<'_>,
         scratch: &mut Scratch,
     ) {
@@ -176,7 +178,7 @@ impl Store {
                     }
                     Err(error) => {
                         for i in part {
-                            out[i] = self.keep_in_ram(pages[i], Plan::Device, error, scratch);
+                            out[i] = self.keep_in_ram(pages[i], Plan::Device, group, error, scratch);
                         }
                     }
                 }
@@ -213,23 +215,30 @@ impl Store {
 
     /// Keeps a page that has no slot of a file in the pool after all, if that takes it; else the error is `error`, and what the
     /// page had in the pool is gone.
-    fn keep_in_ram(&self, page: &Page, plan: Plan, error: StoreError, scratch: &mut Scratch) -> Result<Stored, StoreError> {
-        let handle = match plan {
-            Plan::Pool(object) => Some(object.handle),
-            _ if !self.pool.accepts() => None,
+    fn keep_in_ram(
+        &self,
+        page: &Page,
+        plan: Plan,
+        group: Group,
+        error: StoreError,
+        scratch: &mut Scratch,
+    ) -> Result<Stored, StoreError> {
+        let object = match plan {
+            Plan::Pool(object) => Some(object),
+            _ if !self.pool_takes(group) => None,
             _ => match self.codec.compress(page, scratch) {
-                Some(len) => self.pool.insert(&scratch.bytes[..len]),
-                None => self.pool.insert(page),
+                Some(len) => self.keep(&scratch.bytes[..len], Made::Stored, group, Insert::Anywhere),
+                None => self.keep(page, Made::Stored, group, Insert::Anywhere),
             },
         };
-        let handle = handle.ok_or(error)?;
+        let object = object.ok_or(error)?;
         let area = self.areas.get(RAM_AREA).ok_or(StoreError::Full);
         let stored = area.and_then(|area| {
             let slot = area.alloc(0).ok_or(StoreError::Full)?;
-            self.publish(&area, slot, Word::Pool(stored(handle)))
+            self.publish(&area, slot, Word::Pool(object))
         });
         if stored.is_err() {
-            let _ = self.pool.remove(handle);
+            self.let_go(object);
         }
         stored
     }
@@ -251,9 +260,4 @@ impl Store {
         }
         Ok(Stored::Entry(entry))
     }
-}
-
-/// A fresh object.
-fn stored(handle: Handle) -> Object {
-    Object { handle, made: Made::Stored }
 }

@@ -7,6 +7,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use super::group::Insert;
 use super::word::{Made, Object, Word};
 use super::{Codec, Page, Scratch, Store, claim};
 use crate::slot::{Area, CLUSTER_SLOTS, Clock, Visit};
@@ -164,8 +165,7 @@ impl Store {
             return Fate::Same;
         }
         // Nobody can come to the other one any more.
-        let removed = self.pool.remove(if finished { old.handle } else { word.handle });
-        debug_assert!(removed.is_ok(), "a claimed word named no object");
+        self.let_go(if finished { old } else { word });
         if finished { Fate::Smaller(old.handle.object_len() - word.handle.object_len()) } else { Fate::Same }
     }
 
@@ -177,11 +177,11 @@ impl Store {
         }
         let data = &scratch.bytes[..len];
         // Into room that is there: the pool shall not grow to become smaller. At first there may be none.
-        let handle = match self.pool.insert_into_room(data) {
-            None if self.pool.accepts() => self.pool.insert(data),
-            inserted => inserted,
-        };
-        Ok(Some(Object { handle: handle.ok_or(NoRoom)?, made: Made::Recompressed, ..old }))
+        let keep = |how| self.keep(data, Made::Recompressed, old.group, how);
+        match keep(Insert::IntoRoom) {
+            None if self.pool.accepts() => keep(Insert::Anywhere).ok_or(NoRoom).map(Some),
+            kept => kept.ok_or(NoRoom).map(Some),
+        }
     }
 }
 

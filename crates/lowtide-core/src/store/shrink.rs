@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use arrayvec::ArrayVec;
 use rustix::io::Errno;
 
+use super::group::GroupSet;
 use super::word::{Object, Word};
 use super::{Page, Scratch, Store, claim};
 use crate::device::{SealRun, Tag};
@@ -71,15 +72,16 @@ impl Drop for Shrinker {
 }
 
 impl Store {
-    /// Bytes of objects that [`Store::shrink`] should make leave the pool: 0 between calls while the pool is below its high mark, and
-    /// without a device.
+    /// Bytes of objects that [`Store::shrink`] should make leave the pool: 0 between calls while the pool and all groups are below
+    /// their high marks, and without a device.
     pub fn wants_shrinking(&self) -> usize {
-        if self.has_device() { self.pool.excess() } else { 0 }
+        if self.has_device() { self.excess().0 } else { 0 }
     }
 
     /// Writes clusters of pages from the pool to their devices until objects of `bytes` bytes have left, or no page is left that can
     /// be written (those that got their slots from a parent or without a device can't), or a device failed; all of it or nothing of a
-    /// cluster. Loads and frees in progress are not disturbed. Nothing happens while another thread is at it.
+    /// cluster. Only pages of groups that are over their limits are written, if there are such and the pool is not over its own. Loads
+    /// and frees in progress are not disturbed. Nothing happens while another thread is at it.
     pub fn shrink(&self, bytes: usize, scratch: &mut Scratch) -> Shrunk {
         let mut shrunk = Shrunk::default();
         if bytes == 0 || self.shrinker.busy.swap(true, Ordering::Acquire) {
@@ -88,12 +90,16 @@ impl Store {
         // SAFETY: the mapping is large and aligned enough, lives as long as the store, and `busy` makes this thread its only user. Any
         // bytes are a Batch.
         let batch = unsafe { &mut *self.shrinker.batch.as_ptr().cast::<Batch>() };
+        let whose = match self.excess() {
+            (0, _) => GroupSet::ALL,
+            (_, whose) => whose,
+        };
         // Twice round, from where the hand is: the first time may only take marks away.
         let mut rounds = 0;
         while shrunk.bytes < bytes && !shrunk.failed && rounds <= 2 {
             let Some((area, cluster)) = self.next_cluster(&mut rounds) else { break };
-            if area.ages.visit(cluster, Clock::Writing) == Visit::Old {
-                self.write_cluster(&area, cluster, batch, scratch, &mut shrunk);
+            if self.has_pages_of(whose, &area, cluster) && area.ages.visit(cluster, Clock::Writing) == Visit::Old {
+                self.write_cluster(&area, cluster, whose, batch, scratch, &mut shrunk);
             }
         }
         if self.wants_shrinking() == 0 {
@@ -124,12 +130,23 @@ impl Store {
         None
     }
 
-    /// Writes the pages of a cluster that are in the pool.
-    fn write_cluster(&self, area: &Area, cluster: usize, batch: &mut Batch, scratch: &mut Scratch, shrunk: &mut Shrunk) {
+    /// Writes the pages of a cluster that are in the pool and belong to these groups.
+    fn write_cluster(
+        &self,
+        area: &Area,
+        cluster: usize,
+        whose: GroupSet,
+        batch: &mut Batch,
+        scratch: &mut Scratch,
+        shrunk: &mut Shrunk,
+    ) {
+        if whose != GroupSet::ALL {
+            area.ages.left(cluster, Clock::Writing);
+        }
         let first = (cluster * CLUSTER_SLOTS) as u64;
         for ((slot, claimed), page) in (first..).zip(&mut batch.claimed).zip(&mut batch.pages) {
             *claimed = 0;
-            let Some(object) = claim::take(area, slot, |_| true) else { continue };
+            let Some(object) = claim::take(area, slot, |object| whose.has(object.group)) else { continue };
             match self.unpack(object, page, scratch) {
                 Ok(true) => *claimed = Word::Claimed(object).encode(),
                 // Freed meanwhile; or damaged, which is for a load to find and to say.
@@ -195,8 +212,7 @@ impl Store {
             self.counters.on_device_now.sub(1);
             return false;
         }
-        let removed = self.pool.remove(object.handle);
-        debug_assert!(removed.is_ok(), "a claimed word named no object");
+        self.let_go(object);
         self.counters.written_back.add(1);
         true
     }

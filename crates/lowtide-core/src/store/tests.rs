@@ -57,9 +57,14 @@ pub(super) fn noise(seed: u64) -> Page {
 }
 
 pub(super) fn put(store: &Store, pages: &[Page]) -> Vec<Result<Stored, StoreError>> {
+    put_as(store, Group::RUN, pages)
+}
+
+/// As pages of a group.
+pub(super) fn put_as(store: &Store, group: Group, pages: &[Page]) -> Vec<Result<Stored, StoreError>> {
     let refs: Vec<&Page> = pages.iter().collect();
     let mut out = std::vec![Err(StoreError::BadEntry); pages.len()];
-    store.store_run(&refs, &[], &mut out, &mut Scratch::new().unwrap());
+    store.store_run(&refs, &[], group, &mut out, &mut Scratch::new().unwrap());
     out
 }
 

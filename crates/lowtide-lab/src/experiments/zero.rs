@@ -7,7 +7,7 @@ use lowtide_core::codec::{Codec, Scratch};
 use lowtide_core::fill::repeated_word;
 use lowtide_core::pool::{Handle, Pool};
 use lowtide_core::slot::{Area, Entry, Policy};
-use lowtide_core::store::{FillWords, Page, Store, StoreConfig, StoreError, Stored};
+use lowtide_core::store::{FillWords, Group, Page, Store, StoreConfig, StoreError, Stored};
 
 use crate::experiment::{Experiment, Outcome, Scale};
 use crate::measure::{self, Sample};
@@ -65,7 +65,7 @@ impl Way for Lowtide {
     fn store(&mut self, pages: &[&Page]) -> Result<(), String> {
         self.kept.resize(pages.len(), Err(StoreError::Full));
         for (pages, out) in pages.chunks(RUN).zip(self.kept.chunks_mut(RUN)) {
-            self.store.store_run(pages, &[], out, &mut self.scratch);
+            self.store.store_run(pages, &[], Group::RUN, out, &mut self.scratch);
         }
         self.kept.iter().find_map(|kept| kept.err()).map_or(Ok(()), |e| Err(format!("a page can't be stored: {e:?}")))
     }
