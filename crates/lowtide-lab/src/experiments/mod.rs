@@ -6,6 +6,7 @@ mod frames_drain;
 mod hysteresis;
 mod pool;
 mod race;
+mod recompress;
 mod slots_fragmentation;
 mod slots_locks;
 mod thp_model;
@@ -20,6 +21,7 @@ const EXPERIMENTS: &[Experiment] = &[
     frames::EXPERIMENT,
     frames_drain::EXPERIMENT,
     pool::EXPERIMENT,
+    recompress::EXPERIMENT,
     zero::EXPERIMENT,
     hysteresis::EXPERIMENT,
     disk::EXPERIMENT,
