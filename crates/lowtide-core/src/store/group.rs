@@ -74,7 +74,7 @@ impl Groups {
         Groups { limits: core::array::from_fn(|_| Limit::new(usize::MAX, accept_percent)), limited: AtomicU16::new(0) }
     }
 
-    fn of(&self, group: Group) -> Option<&Limit> {
+    pub(super) fn of(&self, group: Group) -> Option<&Limit> {
         self.limits.get((group.0 as usize).checked_sub(1)?)
     }
 
