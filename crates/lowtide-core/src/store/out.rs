@@ -23,8 +23,8 @@ enum Plan {
     Done,
     /// Its object is in the pool.
     Pool(Object),
-    /// It shall be written to the device.
-    Device,
+    /// It shall be written to the device; its group.
+    Device(Group),
 }
 
 type Results<'a> = &'a mut [Result<Stored, StoreError>];
@@ -72,7 +72,7 @@ impl Store {
         let mut i = 0;
         while i < pages.len() {
             let run = plans[i..].iter().take_while(|p| !matches!(p, Plan::Done)).count();
-            self.place_run(&pages[i..i + run], &plans[i..i + run], group, &mut out[i..i + run], scratch);
+            self.place_run(&pages[i..i + run], &plans[i..i + run], &mut out[i..i + run], scratch);
             i += run.max(1);
         }
         let refused = out.iter().filter(|r| r.is_err()).count();
@@ -95,7 +95,7 @@ impl Store {
             None => {}
         }
         let device = self.has_device();
-        let otherwise = if device { Ok(Plan::Device) } else { Err(Err(StoreError::Full)) };
+        let otherwise = if device { Ok(Plan::Device(group)) } else { Err(Err(StoreError::Full)) };
         if !self.pool_takes(group) {
             self.counters.pool_refused.add(1);
             return otherwise;
@@ -116,7 +116,7 @@ impl Store {
 
     /// Gives slots to pages none of whose plans is done, and finishes them: folio by folio, each as large as the pages that are
     /// left allow.
-    fn place_run(&self, pages: &[&Page], plans: &[Plan], group: Group, out: Results<'_>, scratch: &mut Scratch) {
+    fn place_run(&self, pages: &[&Page], plans: &[Plan], out: Results<'_>, scratch: &mut Scratch) {
         let mut done = 0;
         while done < pages.len() {
             let in_pool = plans[done..].iter().take_while(|p| matches!(p, Plan::Pool(_))).count();
@@ -124,11 +124,11 @@ impl Store {
             let n = match listed.or_else(|| self.alloc_folio(in_pool, Some(RAM_AREA))) {
                 Some((area, slot, n)) => {
                     let part = done..done + n;
-                    self.fill_slots(&area, slot, &pages[part.clone()], &plans[part.clone()], group, &mut out[part], scratch);
+                    self.fill_slots(&area, slot, &pages[part.clone()], &plans[part.clone()], &mut out[part], scratch);
                     n
                 }
                 None => {
-                    out[done] = self.keep_in_ram(pages[done], plans[done], group, StoreError::Full, scratch);
+                    out[done] = self.keep_in_ram(pages[done], plans[done], StoreError::Full, scratch);
                     1
                 }
             };
@@ -159,7 +159,6 @@ impl Store {
         slot: u64,
         pages: &[&Page],
         plans: &[Plan],
-        group: Group,
         out: Results<'_>,
         scratch: &mut Scratch,
     ) {
@@ -167,7 +166,7 @@ impl Store {
         while i < pages.len() {
             let at = slot + i as u64;
             let Plan::Pool(object) = plans[i] else {
-                let n = plans[i..].iter().take_while(|p| matches!(p, Plan::Device)).count().max(1);
+                let n = plans[i..].iter().take_while(|p| matches!(p, Plan::Device(_))).count().max(1);
                 let part = i..i + n;
                 let mut tags = [0; RUN];
                 match self.write(area, at, &pages[part.clone()], &mut tags[..n]) {
@@ -178,7 +177,7 @@ impl Store {
                     }
                     Err(error) => {
                         for i in part {
-                            out[i] = self.keep_in_ram(pages[i], Plan::Device, group, error, scratch);
+                            out[i] = self.keep_in_ram(pages[i], plans[i], error, scratch);
                         }
                     }
                 }
@@ -215,21 +214,14 @@ impl Store {
 
     /// Keeps a page that has no slot of a file in the pool after all, if that takes it; else the error is `error`, and what the
     /// page had in the pool is gone.
-    fn keep_in_ram(
-        &self,
-        page: &Page,
-        plan: Plan,
-        group: Group,
-        error: StoreError,
-        scratch: &mut Scratch,
-    ) -> Result<Stored, StoreError> {
+    fn keep_in_ram(&self, page: &Page, plan: Plan, error: StoreError, scratch: &mut Scratch) -> Result<Stored, StoreError> {
         let object = match plan {
             Plan::Pool(object) => Some(object),
-            _ if !self.pool_takes(group) => None,
-            _ => match self.codec.compress(page, scratch) {
+            Plan::Device(group) if self.pool_takes(group) => match self.codec.compress(page, scratch) {
                 Some(len) => self.keep(&scratch.bytes[..len], Made::Stored, group, Insert::Anywhere),
                 None => self.keep(page, Made::Stored, group, Insert::Anywhere),
             },
+            _ => None,
         };
         let object = object.ok_or(error)?;
         let area = self.areas.get(RAM_AREA).ok_or(StoreError::Full);
