@@ -10,6 +10,7 @@ use lz4_sys as _;
 use zstd_sys::{ZSTD_CCtx, ZSTD_DCtx};
 
 use crate::pool::MAX_COMPRESSED;
+use crate::slot::Entry;
 use crate::store::{Page, StoreError};
 use crate::vm::PAGE_SIZE;
 
@@ -44,6 +45,19 @@ pub struct Scratch {
     zstd: Option<Zstd>,
     /// A compressed page.
     pub bytes: Vec<u8>,
+    /// Where the thread goes on.
+    pub(crate) ends: Ends,
+}
+
+/// The slots behind those that a thread's latest pages got: its next ones are best put there.
+#[derive(Debug, Default)]
+pub(crate) struct Ends {
+    /// Of pages for a device.
+    pub on_device: Option<Entry>,
+    /// Pages in the slots before `on_device` that wait to be written (`store/gather.rs`).
+    pub gathered: usize,
+    /// Of pages in the pool.
+    pub in_pool: Option<Entry>,
 }
 
 /// The contexts of zstd, each at the start of its memory.
@@ -73,7 +87,7 @@ impl Scratch {
     pub fn new() -> Result<Scratch, StoreError> {
         // SAFETY: a pure function.
         let state = unsafe { LZ4_sizeofState() } as usize;
-        Ok(Scratch { lz4: zeroed(state.div_ceil(8))?, zstd: None, bytes: zeroed(PAGE_SIZE)? })
+        Ok(Scratch { lz4: zeroed(state.div_ceil(8))?, zstd: None, bytes: zeroed(PAGE_SIZE)?, ends: Ends::default() })
     }
 
     fn zstd(&mut self, level: i32) -> Result<&mut Zstd, StoreError> {

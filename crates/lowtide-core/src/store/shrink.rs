@@ -12,6 +12,7 @@
 //! `Writing` names can't be another one than the one that was read, because the word can't come to say `Writing` again without the
 //! shrinker. (Should the object be freed while it is read, then garbage is written to a slot that holds nothing.)
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 use arrayvec::ArrayVec;
@@ -69,6 +70,35 @@ impl Shrinker {
             batch: vm::map(size_of::<Batch>(), OnFork::Copy)?,
         })
     }
+
+    /// The memory for a batch; `None` while another thread has it.
+    fn take(&self) -> Option<Taken<'_>> {
+        // Not `then_some`: a value that is not handed out would be dropped, and that lets go of the memory.
+        (!self.busy.swap(true, Ordering::Acquire)).then(|| Taken(self))
+    }
+}
+
+/// The right to use the shrinker's memory, for as long as this lives.
+struct Taken<'a>(&'a Shrinker);
+
+impl Taken<'_> {
+    fn get(&mut self) -> &mut Batch {
+        // SAFETY: the mapping is large and aligned enough, lives as long as the store, and `busy` makes this thread its only user. Any
+        // bytes are a Batch.
+        unsafe { &mut *self.0.batch.as_ptr().cast::<Batch>() }
+    }
+
+    /// Gives the memory back to the kernel.
+    fn discard(&mut self) {
+        // SAFETY: nobody else uses it, and `&mut self` says that there is no reference into it.
+        unsafe { self.0.batch.discard(0, self.0.batch.len()) };
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.0.busy.store(false, Ordering::Release);
+    }
 }
 
 impl Drop for Shrinker {
@@ -90,26 +120,39 @@ impl Store {
     /// cluster. Loads and frees in progress are not disturbed. Nothing happens while another thread is at it.
     pub fn shrink(&self, bytes: usize, scratch: &mut Scratch) -> Shrunk {
         let mut shrunk = Shrunk::default();
-        if bytes == 0 || self.shrinker.busy.swap(true, Ordering::Acquire) {
+        if bytes == 0 {
             return shrunk;
         }
-        // SAFETY: the mapping is large and aligned enough, lives as long as the store, and `busy` makes this thread its only user. Any
-        // bytes are a Batch.
-        let batch = unsafe { &mut *self.shrinker.batch.as_ptr().cast::<Batch>() };
+        let Some(mut batch) = self.shrinker.take() else { return shrunk };
         // Twice round, from where the hand is: the first time may only take marks away.
         let mut rounds = 0;
         while shrunk.bytes < bytes && !shrunk.failed && rounds <= 2 {
             let Some((area, cluster)) = self.next_cluster(&mut rounds) else { break };
             if area.ages.visit(cluster) == Visit::Old {
-                self.write_cluster(&area, cluster, batch, scratch, &mut shrunk);
+                self.write_slots(&area, cluster, 0..CLUSTER_SLOTS, &|_| true, batch.get(), scratch, &mut shrunk);
             }
         }
         if self.wants_shrinking() == 0 {
-            // SAFETY: as above; the reference is not used any more.
-            unsafe { self.shrinker.batch.discard(0, self.shrinker.batch.len()) };
+            batch.discard();
         }
-        self.shrinker.busy.store(false, Ordering::Release);
         shrunk
+    }
+
+    /// Writes the pages of part of a cluster that are in the pool, as objects that `wanted` says yes to. Nothing happens while another
+    /// thread is at it.
+    pub(super) fn write_part(
+        &self,
+        area: &Area,
+        cluster: usize,
+        part: Range<usize>,
+        wanted: &dyn Fn(Handle) -> bool,
+        scratch: &mut Scratch,
+    ) {
+        let Some(mut batch) = self.shrinker.take() else { return };
+        self.write_slots(area, cluster, part, wanted, batch.get(), scratch, &mut Shrunk::default());
+        if self.wants_shrinking() == 0 {
+            batch.discard();
+        }
     }
 
     /// Moves the hand on. `rounds` counts how often it comes round. `None`: there is nothing to visit.
@@ -132,20 +175,30 @@ impl Store {
         None
     }
 
-    /// Writes the pages of a cluster that are in the pool.
-    fn write_cluster(&self, area: &Area, cluster: usize, batch: &mut Batch, scratch: &mut Scratch, shrunk: &mut Shrunk) {
-        let first = (cluster * CLUSTER_SLOTS) as u64;
-        for ((slot, claimed), page) in (first..).zip(&mut batch.claimed).zip(&mut batch.pages) {
-            *claimed = 0;
-            let Some(handle) = self.claim(area, slot) else { continue };
+    /// Writes the pages of part of a cluster that are in the pool, as objects that `wanted` says yes to.
+    #[allow(clippy::too_many_arguments)] // what, from where, with what, and what came of it
+    fn write_slots(
+        &self,
+        area: &Area,
+        cluster: usize,
+        part: Range<usize>,
+        wanted: &dyn Fn(Handle) -> bool,
+        batch: &mut Batch,
+        scratch: &mut Scratch,
+        shrunk: &mut Shrunk,
+    ) {
+        let first = (cluster * CLUSTER_SLOTS + part.start) as u64;
+        batch.claimed.fill(0);
+        for ((slot, claimed), page) in (first..).zip(&mut batch.claimed[part.clone()]).zip(&mut batch.pages[part.clone()]) {
+            let Some(handle) = self.claim(area, slot, wanted) else { continue };
             match self.unpack(handle, page, scratch) {
                 Ok(true) => *claimed = Word::Writing(handle).encode(),
                 // Freed meanwhile; or damaged, which is for a load to find and to say.
                 _ => _ = self.finish(area, slot, handle, Word::Pool(handle)),
             }
         }
-        let mut at = 0;
-        while at < CLUSTER_SLOTS {
+        let mut at = part.start;
+        while at < part.end {
             at = self.write_some(area, cluster, at, batch, shrunk);
         }
     }
@@ -195,12 +248,15 @@ impl Store {
         at
     }
 
-    /// Claims the slot of a page in the pool for writing: the page's object.
-    fn claim(&self, area: &Area, slot: u64) -> Option<Handle> {
+    /// Claims the slot of a page in the pool for writing: the page's object, if it is wanted.
+    fn claim(&self, area: &Area, slot: u64, wanted: &dyn Fn(Handle) -> bool) -> Option<Handle> {
         let place = area.word(slot)?;
         loop {
             let raw = place.load(Ordering::Acquire);
             let Word::Pool(handle) = Word::decode(raw) else { return None };
+            if !wanted(handle) {
+                return None;
+            }
             // Fails when the page is freed, or compaction moves its object.
             let claimed = Word::Writing(handle).encode();
             if place.compare_exchange(raw, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
