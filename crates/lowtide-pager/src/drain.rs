@@ -2,6 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
+use arrayvec::ArrayVec;
 use lowtide_core::slot::Entry;
 use lowtide_core::store::{Group, Page, StoreError, Stored};
 use lowtide_core::vm::PAGE_SIZE;
@@ -27,6 +28,9 @@ pub enum Drained {
 /// Pages whose words are set under one hold of the space lock.
 const SETTLED_AT_ONCE: usize = 32;
 
+/// Something for each frame of a segment.
+type Frames<T> = ArrayVec<T, MAX_SEGMENT_FRAMES>;
+
 /// Why a frame is still in use after a pass.
 #[derive(PartialEq, Eq, PartialOrd, Ord, Clone, Copy)]
 enum Rest {
@@ -40,9 +44,7 @@ impl Pager {
         let Some(segment) = self.staging.take_full() else { return Drained::Nothing };
         let mut full = false;
         loop {
-            let mut frames = [0u32; MAX_SEGMENT_FRAMES];
-            let mut pages = [0usize; MAX_SEGMENT_FRAMES];
-            let mut n = 0;
+            let mut frames: Frames<u32> = Frames::new();
             let mut waiting = false;
             {
                 // Under the lock, so that no REMAP comes between looking up the owner and claiming its word.
@@ -54,9 +56,7 @@ impl Pager {
                     }
                     match self.map.get(page) {
                         Word::Staged(f) if f == frame && self.map.swap(page, Word::Staged(f), Word::Storing(f)) => {
-                            frames[n] = frame;
-                            pages[n] = page;
-                            n += 1;
+                            frames.push(frame);
                         }
                         // A monitor takes it back this moment.
                         Word::Moving(f) if f == frame => waiting = true,
@@ -66,14 +66,14 @@ impl Pager {
                     }
                 }
             }
-            if n == 0 {
+            if frames.is_empty() {
                 if waiting {
                     rustix::thread::sched_yield();
                     continue;
                 }
                 break;
             }
-            if self.store_frames(&frames[..n], &pages[..n], worker) == Rest::NoRoom {
+            if self.store_frames(&frames, worker) == Rest::NoRoom {
                 full = true;
                 if !self.put_back(segment) {
                     self.staging.put_full(segment);
@@ -100,34 +100,23 @@ impl Pager {
     }
 
     /// Stores claimed frames. NoRoom: some are Staged again because no tier takes them.
-    fn store_frames(&self, frames: &[u32], pages: &[usize], worker: &mut Worker) -> Rest {
-        let (mut rest, mut settled) = (Rest::Nothing, 0);
-        // For all frames at once: runs may be as short as a page.
+    fn store_frames(&self, frames: &[u32], worker: &mut Worker) -> Rest {
         // SAFETY: the frames are populated and their words say Storing, so their bytes stay until this thread says otherwise.
-        let bytes: [&Page; MAX_SEGMENT_FRAMES] =
-            core::array::from_fn(|i| unsafe { &*(self.staging.addr(frames[i.min(frames.len() - 1)]) as *const Page) });
+        let page = |frame: &u32| unsafe { &*(self.staging.addr(*frame) as *const Page) };
+        let bytes: Frames<&Page> = frames.iter().map(page).collect();
         // The store uses the clean copies up.
-        let clean: [Option<Entry>; MAX_SEGMENT_FRAMES] =
-            core::array::from_fn(|i| Entry::from_raw(self.staging.clean(*frames.get(i)?).swap(0, Ordering::AcqRel)));
+        let clean = |frame: &u32| Entry::from_raw(self.staging.clean(*frame).swap(0, Ordering::AcqRel));
+        let clean: Frames<Option<Entry>> = frames.iter().map(clean).collect();
         let mut results = [const { Err(StoreError::Full) }; MAX_SEGMENT_FRAMES];
-        // Neighbours in the program's memory go together: the store may put them side by side on a device.
-        let mut at = 0;
-        while at < frames.len() {
-            let run = (at + 1..frames.len()).take_while(|&i| pages[i] == pages[i - 1] + 1).count() + 1;
-            let part = at..at + run;
-            self.store.store_run(
-                &bytes[part.clone()],
-                &clean[part.clone()],
-                Group::RUN,
-                &mut results[part],
-                &mut worker.scratch,
-            );
-            at += run;
-            // A page is found in its frame until its word is set, so that can wait for others and take the lock once.
-            if at - settled >= SETTLED_AT_ONCE || at == frames.len() {
-                rest = rest.max(self.settle(&frames[settled..at], &clean[settled..at], &results[settled..at]));
-                settled = at;
-            }
+        let results = &mut results[..frames.len()];
+        // Together, so that what goes to a device goes there with one write.
+        self.store.store_run(&bytes, &clean, Group::RUN, results, &mut worker.scratch);
+        let mut rest = Rest::Nothing;
+        // A page is found in its frame until its word is set.
+        for ((frames, clean), results) in
+            frames.chunks(SETTLED_AT_ONCE).zip(clean.chunks(SETTLED_AT_ONCE)).zip(results.chunks(SETTLED_AT_ONCE))
+        {
+            rest = rest.max(self.settle(frames, clean, results));
         }
         rest
     }

@@ -10,6 +10,7 @@ use core::ffi::{c_char, c_int, c_void};
 use lz4_sys as _;
 
 use crate::pool::MAX_COMPRESSED;
+use crate::slot::Entry;
 use crate::store::{Page, StoreError};
 use crate::vm::PAGE_SIZE;
 use zstd::Zstd;
@@ -45,6 +46,19 @@ pub struct Scratch {
     zstd: Zstd,
     /// A compressed page.
     pub bytes: Vec<u8>,
+    /// Where the thread goes on.
+    pub(crate) ends: Ends,
+}
+
+/// The slots behind those that a thread's latest pages got: its next ones are best put there.
+#[derive(Debug, Default)]
+pub(crate) struct Ends {
+    /// Of pages for a device.
+    pub on_device: Option<Entry>,
+    /// Pages in the slots before `on_device` that wait to be written (`store/gather.rs`).
+    pub gathered: usize,
+    /// Of pages in the pool.
+    pub in_pool: Option<Entry>,
 }
 
 fn zeroed<T: Clone + Default>(len: usize) -> Result<Vec<T>, StoreError> {
@@ -63,7 +77,7 @@ impl Scratch {
         // SAFETY: a pure function.
         let state = unsafe { LZ4_sizeofState() } as usize;
         let zstd = Zstd::new().map_err(|_| StoreError::NoMemory)?;
-        Ok(Scratch { lz4: zeroed(state.div_ceil(8))?, zstd, bytes: zeroed(PAGE_SIZE)? })
+        Ok(Scratch { lz4: zeroed(state.div_ceil(8))?, zstd, bytes: zeroed(PAGE_SIZE)?, ends: Ends::default() })
     }
 
     /// Gives the memory of zstd's compressor back to the kernel; it is there again when a page is compressed.

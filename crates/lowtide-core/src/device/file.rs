@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use arrayvec::ArrayVec;
 use rustix::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
-use rustix::fs::{Advice, FallocateFlags, OFlags};
+use rustix::fs::{Advice, FallocateFlags, FileType, OFlags};
 use rustix::io::Errno;
 
 use super::bounce::{BUFFER_PAGES, BUFFERS, Buffer, Buffers};
@@ -82,6 +82,17 @@ impl FileDevice {
         self.rings.as_ref().map(drop).map_err(|errno| *errno)
     }
 
+    /// Makes a regular file that is shorter so many bytes long, without giving it space: writes inside its length go on at the same
+    /// time, those that make it longer do not. Where that can't be done nothing is lost.
+    pub fn lengthen(&self, bytes: u64) {
+        let Ok(file) = self.file() else { return };
+        if rustix::fs::fstat(file.fd)
+            .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode).is_file() && (stat.st_size as u64) < bytes)
+        {
+            let _ = rustix::fs::ftruncate(file.fd, bytes);
+        }
+    }
+
     /// Number of the descriptor; negative if there is none.
     pub fn raw_fd(&self) -> i32 {
         self.fd.load(Ordering::Relaxed)
@@ -133,20 +144,30 @@ impl FileDevice {
         })
     }
 
-    pub(super) fn write_runs(&self, runs: &mut [WriteRun<'_>]) {
+    pub(super) fn write_runs(&self, runs: &mut [WriteRun<'_>]) -> usize {
         let file = match self.file() {
             Ok(file) => file,
-            Err(errno) => return runs.iter_mut().for_each(|run| run.result = Err(errno)),
+            Err(errno) => {
+                runs.iter_mut().for_each(|run| run.result = Err(errno));
+                return 0;
+            }
         };
         runs.iter_mut().for_each(|run| run.result = Ok(()));
-        let mut at = (0, 0);
+        let (mut at, mut ios) = ((0, 0), 0);
         while at.0 < runs.len() {
-            at = self.write_round(file, runs, at);
+            at = self.write_round(file, runs, at, &mut ios);
         }
+        ios
     }
 
     /// Writes what the buffers that can be had now have room for, from page `at.1` of run `at.0` on; returns where to go on.
-    fn write_round(&self, file: File<'_>, runs: &mut [WriteRun<'_>], mut at: (usize, usize)) -> (usize, usize) {
+    fn write_round(
+        &self,
+        file: File<'_>,
+        runs: &mut [WriteRun<'_>],
+        mut at: (usize, usize),
+        ios: &mut usize,
+    ) -> (usize, usize) {
         let left = runs[at.0..].iter().map(|run| run.pages.len()).sum::<usize>() - at.1;
         let mut held: ArrayVec<Buffer<'_>, BUFFERS> = ArrayVec::new();
         held.push(self.buffers.take());
@@ -176,6 +197,7 @@ impl FileDevice {
                 at = if first + n == run.pages.len() { (at.0 + 1, 0) } else { (at.0, first + n) };
             }
         }
+        *ios += batch.len();
         self.perform(file, &mut batch, |i, result| {
             let run = &mut runs[owners[i]];
             run.result = run.result.and(result);

@@ -160,6 +160,11 @@ impl Inner {
         self.used.is_set(slot)
     }
 
+    /// Whether all of the `n` slots from index `first` on are free.
+    pub(super) fn all_free(&self, first: usize, n: usize) -> bool {
+        self.used.is_clear(first, n)
+    }
+
     /// Whether all of the `n` slots from index `first` on are in use.
     pub(super) fn all_used(&self, first: usize, n: usize) -> bool {
         self.used.is_set_all(first, n)

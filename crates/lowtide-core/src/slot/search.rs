@@ -80,10 +80,52 @@ impl Area {
         self.request(order, &NoCache)?.take_next()
     }
 
+    /// Gives out the `n` slots from `slot` on, as [`Area::alloc`] does, if they are free and the cluster of the slot before them holds
+    /// them too: for who goes on where it ended, so that pages of any number lie together without rests between. False: they are not,
+    /// or the policy wants one order in a cluster.
+    pub fn alloc_behind(&self, slot: u64, n: usize) -> bool {
+        let (i, index) = (slot as usize / CLUSTER_SLOTS, slot as usize % CLUSTER_SLOTS);
+        let possible = index > 0 && index + n <= CLUSTER_SLOTS && slot < self.opened_slots();
+        if n == 0 || !possible || self.is_shut() || !self.searcher.mixes() {
+            return false;
+        }
+        let mut inner = self.clusters[i].0.lock();
+        if inner.count == 0 || !inner.usable(0, true) || !inner.all_free(index, n) {
+            return false;
+        }
+        inner.occupy(index, n);
+        self.took(i, &mut inner, index, n);
+        true
+    }
+
+    /// What is to be done after `n` slots of a locked cluster were marked as used.
+    #[inline]
+    fn took(&self, i: usize, inner: &mut LockedInner<'_>, index: usize, n: usize) {
+        let first = i * CLUSTER_SLOTS + index;
+        if let Some(refs) = &self.refs {
+            for count in &refs[first..first + n] {
+                count.store(1, Ordering::Relaxed);
+            }
+        }
+        // Where clusters are by what room they have, one that this CPU fills stays where it was when it began.
+        if self.searcher.mixes() && inner.state == ListState::Frag && !inner.is_full() {
+            self.tell(inner);
+        } else {
+            self.settle(i, inner, false);
+        }
+        if inner.is_full() {
+            self.usage.add(1);
+        }
+    }
+
+    /// Whether nothing is given out.
+    fn is_shut(&self) -> bool {
+        self.inherited.load(Ordering::Relaxed) || self.closed.load(Ordering::SeqCst)
+    }
+
     /// `None` for areas that give out nothing, and orders that don't exist.
     fn request<'a>(&'a self, order: u32, cache: &'a dyn SwapCache) -> Option<Request<'a>> {
-        let shut = self.inherited.load(Ordering::Relaxed) || self.closed.load(Ordering::SeqCst);
-        let possible = order <= MAX_ORDER && !shut;
+        let possible = order <= MAX_ORDER && !self.is_shut();
         possible.then(|| Request { area: self, order, hint: self.next.hint(order), cache, opened: 0 })
     }
 
@@ -210,22 +252,10 @@ impl<'a> Request<'a> {
     /// Takes slots from a locked cluster and puts it where it belongs then.
     #[inline]
     fn take(&mut self, i: usize, inner: &mut LockedInner<'_>, from: usize) -> Option<u64> {
-        let first = i * CLUSTER_SLOTS + inner.take(self.order, from)?;
+        let index = inner.take(self.order, from)?;
         let n = 1usize << self.order;
-        if let Some(refs) = &self.area.refs {
-            for count in &refs[first..first + n] {
-                count.store(1, Ordering::Relaxed);
-            }
-        }
-        // Where clusters are by what room they have, one that this CPU fills stays where it was when it began.
-        if self.area.searcher.mixes() && inner.state == ListState::Frag && !inner.is_full() {
-            self.area.tell(inner);
-        } else {
-            self.area.settle(i, inner, false);
-        }
-        if inner.is_full() {
-            self.area.usage.add(1);
-        }
+        self.area.took(i, inner, index, n);
+        let first = i * CLUSTER_SLOTS + index;
         self.hint.set((first + n) as u64);
         Some(first as u64)
     }

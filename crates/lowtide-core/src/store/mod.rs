@@ -14,6 +14,7 @@ mod claim;
 mod compact;
 mod counters;
 mod fork;
+mod gather;
 mod group;
 mod out;
 mod recompress;
@@ -102,8 +103,9 @@ impl Store {
     fn add_file(&self, file: FileConfig) -> Result<(), StoreError> {
         let budget = file.budget.map(|used| Budget { used, limit: file.budget_limit });
         let slots = file.size / PAGE_SIZE as u64;
-        let device = Device::File(FileDevice::new(file.fd, file.name).map_err(|_| StoreError::NoMemory)?);
-        let area = Area::new(device, AreaConfig { slots, shared: true, budget, ..AreaConfig::default() })?;
+        let device = FileDevice::new(file.fd, file.name).map_err(|_| StoreError::NoMemory)?;
+        device.lengthen(file.size);
+        let area = Area::new(Device::File(device), AreaConfig { slots, shared: true, budget, ..AreaConfig::default() })?;
         let id = self.areas.add(area, true)?;
         self.file.store(id, Ordering::Release);
         Ok(())

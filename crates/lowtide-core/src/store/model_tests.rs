@@ -181,8 +181,10 @@ fn threads_get_their_own_bytes_back() {
             scope.spawn(shrinker);
             scope.spawn(recompressor);
             let threads: Vec<_> = (0..4u64).map(|t| scope.spawn(move || hammer(s, t))).collect();
-            threads.into_iter().for_each(|t| t.join().unwrap());
+            let ends: Vec<_> = threads.into_iter().map(|t| t.join()).collect();
+            // Also when one has failed: the others would go on for ever.
             stop.store(true, Ordering::Relaxed);
+            assert!(ends.iter().all(Result::is_ok), "a thread has failed");
         });
         while s.compact(100) {}
         let stats = s.stats();
@@ -209,7 +211,7 @@ fn hammer(s: &Store, t: u64) {
         if held.len() < 250 {
             let ids: Vec<u64> = (0..x >> 60).map(|k| t << 40 | i << 8 | k).collect();
             let pages: Vec<Page> = ids.iter().map(|id| make(*id)).collect();
-            for (r, id) in put_as(s, Group::new(t as u8).unwrap(), &pages).into_iter().zip(ids) {
+            for (r, id) in put_with(s, Group::new(t as u8).unwrap(), &pages, &mut scratch).into_iter().zip(ids) {
                 match r {
                     Ok(Stored::Entry(e)) => held.push((e, id)),
                     Ok(Stored::Zero) => panic!(),

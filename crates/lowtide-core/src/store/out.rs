@@ -8,13 +8,17 @@ use rustix::io::Errno;
 use super::group::Insert;
 use super::word::{Made, Object, Word};
 use super::{Entry, Group, Page, RAM_AREA, Scratch, Store, StoreError, Stored};
-use crate::device::{Tag, WriteRun};
+use crate::device::WriteRun;
 use crate::fill;
 use crate::slot::{Area, AreaRef, MAX_ORDER};
 use crate::vm::PAGE_SIZE;
 
 /// Most pages that are handled at once: the largest folio.
-const RUN: usize = 1 << MAX_ORDER;
+pub(super) const RUN: usize = 1 << MAX_ORDER;
+/// Something for each page that is handled.
+pub(super) type Chunk<T> = ArrayVec<T, RUN>;
+/// Most folios that are written at the same time.
+const FOLIOS: usize = 32;
 
 /// What becomes of a page before it has a slot.
 #[derive(Clone, Copy)]
@@ -27,11 +31,19 @@ enum Plan {
     Device(Group),
 }
 
-type Results<'a> = &'a mut [Result<Stored, StoreError>];
+/// Consecutive slots that were given out.
+pub(super) struct Folio<'a> {
+    pub area: AreaRef<'a>,
+    pub slot: u64,
+    pub pages: usize,
+}
+
+pub(super) type Results<'a> = &'a mut [Result<Stored, StoreError>];
 
 impl Store {
-    /// Stores pages that are neighbours; `out[i]` is set for every page. A page that cannot be stored leaves nothing behind. Pages
-    /// that do not compress to 7/8 go to the device if there is one, consecutive ones with one write, else raw into the pool.
+    /// Stores pages that go together, neighbours in order; `out[i]` is set for every page. A page that cannot be stored leaves nothing
+    /// behind. Pages that do not compress to 7/8 go to the device if there is one, with as few writes as free slots allow, else raw
+    /// into the pool.
     /// While the pool is full, a cluster of old pages is written to the device first; if it still is, all go to the device.
     ///
     /// `clean[i]`, if there is one, is the entry that [`Store::keep_cached`] kept for page `i`; it is used up. The pages are of one group.
@@ -54,7 +66,7 @@ impl Store {
         if !self.pool_takes(group) {
             self.shrink(self.wants_shrinking().min(1), scratch);
         }
-        let mut plans: ArrayVec<Plan, RUN> = ArrayVec::new();
+        let mut plans: Chunk<Plan> = ArrayVec::new();
         for (i, page) in pages.iter().enumerate() {
             if let Some(Some(e)) = clean.get(i)
                 && self.store_clean(*e, page)
@@ -68,13 +80,8 @@ impl Store {
                 Plan::Done
             }));
         }
-        // Neighbours get neighbouring slots, whether they are in the pool now or on the device.
-        let mut i = 0;
-        while i < pages.len() {
-            let run = plans[i..].iter().take_while(|p| !matches!(p, Plan::Done)).count();
-            self.place_run(&pages[i..i + run], &plans[i..i + run], &mut out[i..i + run], scratch);
-            i += run.max(1);
-        }
+        self.write_out(pages, &plans, group, out, scratch);
+        self.place(pages, &plans, out, scratch);
         let refused = out.iter().filter(|r| r.is_err()).count();
         if refused > 0 {
             self.counters.refused.add(refused as u64);
@@ -114,102 +121,157 @@ impl Store {
         kept.map(Plan::Pool).map_or(otherwise, Ok)
     }
 
-    /// Gives slots to pages none of whose plans is done, and finishes them: folio by folio, each as large as the pages that are
-    /// left allow.
-    fn place_run(&self, pages: &[&Page], plans: &[Plan], out: Results<'_>, scratch: &mut Scratch) {
-        let mut done = 0;
-        while done < pages.len() {
-            let in_pool = plans[done..].iter().take_while(|p| matches!(p, Plan::Pool(_))).count();
-            let listed = if self.has_device() { self.alloc_folio(pages.len() - done, None) } else { None };
-            let n = match listed.or_else(|| self.alloc_folio(in_pool, Some(RAM_AREA))) {
-                Some((area, slot, n)) => {
-                    let part = done..done + n;
-                    self.fill_slots(&area, slot, &pages[part.clone()], &plans[part.clone()], &mut out[part], scratch);
-                    n
+    /// Writes the pages that are for the device: those of a chunk get slots together, whatever is between them, so that there are few
+    /// and long writes. Writes to one area are in flight at the same time.
+    fn write_out(&self, pages: &[&Page], plans: &[Plan], group: Group, out: Results<'_>, scratch: &mut Scratch) {
+        let which: Chunk<usize> = (0..pages.len()).filter(|&i| matches!(plans[i], Plan::Device(_))).collect();
+        if which.is_empty() {
+            return;
+        }
+        let gathered = self.gather(pages, &which, group, out, scratch);
+        if gathered < which.len() {
+            self.write_gathered(scratch.ends.on_device, scratch);
+        }
+        let which_pages: Chunk<&Page> = which.iter().map(|&i| pages[i]).collect();
+        let mut tags = [0; RUN];
+        let (mut which, mut pages, mut tags) = (&which[gathered..], &which_pages[gathered..], &mut tags[..]);
+        while !which.is_empty() {
+            let mut folios: ArrayVec<Folio<'_>, FOLIOS> = ArrayVec::new();
+            let mut covered = 0;
+            while covered < which.len()
+                && !folios.is_full()
+                && let Some(folio) = self.alloc_folio(which.len() - covered, None, &mut scratch.ends.on_device)
+            {
+                covered += folio.pages;
+                folios.push(folio);
+            }
+            if covered == 0 {
+                for (&i, page) in which.iter().zip(pages) {
+                    out[i] = self.keep_in_ram(page, Plan::Device(group), StoreError::Full, scratch);
                 }
-                None => {
-                    out[done] = self.keep_in_ram(pages[done], plans[done], StoreError::Full, scratch);
-                    1
+                return;
+            }
+            for folios in folios.chunk_by(|a, b| a.area.id() == b.area.id()) {
+                let mut runs: ArrayVec<WriteRun<'_>, FOLIOS> = ArrayVec::new();
+                for run in folios.chunk_by(|a, b| a.slot + a.pages as u64 == b.slot) {
+                    let n = run.iter().map(|folio| folio.pages).sum();
+                    let (run_pages, run_tags);
+                    (run_pages, pages) = pages.split_at(n);
+                    (run_tags, tags) = core::mem::take(&mut tags).split_at_mut(n);
+                    runs.push(WriteRun { slot: run[0].slot, pages: run_pages, tags: run_tags, result: Ok(()) });
                 }
-            };
-            done += n;
+                let n = runs.iter().map(|run| run.pages.len()).sum();
+                let these;
+                (these, which) = which.split_at(n);
+                self.write_folios(&folios[0].area, &mut runs, these, group, out, scratch);
+            }
         }
     }
 
-    /// Slots for a folio of at most `pages` pages, in the area of that number or any that is available: the largest power of two,
-    /// or less where no run of that size is free. Returns the area, the first slot and how many.
-    fn alloc_folio(&self, pages: usize, area: Option<u8>) -> Option<(AreaRef<'_>, u64, usize)> {
-        let whole = pages.checked_ilog2()?.min(MAX_ORDER);
-        let alloc = |order| match area {
-            None => self.areas.alloc(order, &self.word_cache()),
-            Some(id) => self.areas.get(id).and_then(|area| area.alloc(order).map(|slot| (area, slot))),
-        };
-        let (order, (area, slot)) = (0..=whole).rev().find_map(|order| Some((order, alloc(order)?)))?;
+    /// Writes pages `which` to fresh slots and makes them known; what can't be written is offered to the pool.
+    pub(super) fn write_folios(
+        &self,
+        area: &AreaRef<'_>,
+        runs: &mut [WriteRun<'_>],
+        mut which: &[usize],
+        group: Group,
+        out: Results<'_>,
+        scratch: &mut Scratch,
+    ) {
+        self.write(area, runs);
+        for run in runs {
+            let these;
+            (these, which) = which.split_at(run.pages.len());
+            let failed = run.result.err().map(|errno| StoreError::Io { errno, offset: run.slot * PAGE_SIZE as u64 });
+            for ((&i, page), (slot, tag)) in these.iter().zip(run.pages).zip((run.slot..).zip(&*run.tags)) {
+                out[i] = match failed {
+                    None => self.publish(area, slot, Word::Device(*tag)),
+                    Some(error) => self.keep_in_ram(page, Plan::Device(group), error, scratch),
+                };
+            }
+        }
+    }
+
+    /// Gives slots to the pages in the pool, neighbours neighbouring ones: folio by folio, each as large as the pages that are left
+    /// allow.
+    fn place(&self, pages: &[&Page], plans: &[Plan], out: Results<'_>, scratch: &mut Scratch) {
+        let in_pool = |i: &usize| if let Plan::Pool(object) = plans[*i] { Some((*i, object)) } else { None };
+        let which: Chunk<(usize, Object)> = (0..pages.len()).filter_map(|i| in_pool(&i)).collect();
+        let mut which = &which[..];
+        while let Some(&(i, object)) = which.first() {
+            let end = &mut scratch.ends.in_pool;
+            let listed = if self.has_device() { self.alloc_folio(which.len(), None, end) } else { None };
+            let Some(folio) = listed.or_else(|| self.alloc_folio(which.len(), Some(RAM_AREA), end)) else {
+                out[i] = self.keep_in_ram(pages[i], Plan::Pool(object), StoreError::Full, scratch);
+                which = &which[1..];
+                continue;
+            };
+            let these;
+            (these, which) = which.split_at(folio.pages);
+            for (&(i, object), slot) in these.iter().zip(folio.slot..) {
+                out[i] = self.publish(&folio.area, slot, Word::Pool(object));
+            }
+        }
+    }
+
+    /// Consecutive slots for up to `pages` pages, in the area of that number or any that is available: those behind `behind`, where
+    /// the latest ones ended, if they are free; else of the smallest power of two that holds them all, of which the rest is given
+    /// back; or of the largest that there is.
+    pub(super) fn alloc_folio(&self, pages: usize, area: Option<u8>, behind: &mut Option<Entry>) -> Option<Folio<'_>> {
+        let whole = pages.checked_next_power_of_two().filter(|_| pages > 0)?.ilog2().min(MAX_ORDER);
+        let folio = self.alloc_behind(pages, area, *behind).or_else(|| {
+            let alloc = |order| match area {
+                None => self.areas.alloc(order, &self.word_cache()),
+                Some(id) => self.areas.get(id).and_then(|area| area.alloc(order).map(|slot| (area, slot))),
+            };
+            let (order, (area, slot)) = (0..=whole).rev().find_map(|order| Some((order, alloc(order)?)))?;
+            let slots = 1 << order;
+            let pages = pages.min(slots);
+            if pages < slots {
+                let given_back = area.free_run(slot + pages as u64, (slots - pages) as u64);
+                debug_assert!(given_back.is_ok(), "{given_back:?}");
+            }
+            Some(Folio { area, slot, pages })
+        })?;
+        let order = folio.pages.next_power_of_two().ilog2();
         self.counters.folios[order as usize].add(1);
         if order < whole {
             self.counters.folios_split[whole as usize].add(1);
         }
-        Some((area, slot, 1 << order))
+        *behind = Entry::new(folio.area.id(), folio.slot + folio.pages as u64);
+        Some(folio)
     }
 
-    /// Fills consecutive fresh slots.
-    fn fill_slots(
-        &self,
-        area: &AreaRef<'_>,
-        slot: u64,
-        pages: &[&Page],
-        plans: &[Plan],
-        out: Results<'_>,
-        scratch: &mut Scratch,
-    ) {
-        let mut i = 0;
-        while i < pages.len() {
-            let at = slot + i as u64;
-            let Plan::Pool(object) = plans[i] else {
-                let n = plans[i..].iter().take_while(|p| matches!(p, Plan::Device(_))).count().max(1);
-                let part = i..i + n;
-                let mut tags = [0; RUN];
-                match self.write(area, at, &pages[part.clone()], &mut tags[..n]) {
-                    Ok(()) => {
-                        for ((i, tag), slot) in part.zip(tags).zip(at..) {
-                            out[i] = self.publish(area, slot, Word::Device(tag));
-                        }
-                    }
-                    Err(error) => {
-                        for i in part {
-                            out[i] = self.keep_in_ram(pages[i], plans[i], error, scratch);
-                        }
-                    }
-                }
-                i += n;
+    /// The `pages` slots from `slot` on, if they are free; in the area of that number or any that is available.
+    fn alloc_behind(&self, pages: usize, area: Option<u8>, slot: Option<Entry>) -> Option<Folio<'_>> {
+        let slot = slot.filter(|slot| area.map_or(slot.area() != RAM_AREA, |area| slot.area() == area))?;
+        let area = self.areas.get(slot.area())?;
+        let slot = slot.offset();
+        area.alloc_behind(slot, pages).then_some(Folio { area, slot, pages })
+    }
+
+    /// Writes pages to fresh slots; where that fails, the slots are given up.
+    fn write(&self, area: &Area, runs: &mut [WriteRun<'_>]) {
+        let ios = area.device.write_runs(runs);
+        self.counters.device_write_ios.add(ios as u64);
+        for run in runs {
+            let n = run.pages.len() as u64;
+            let Err(errno) = run.result else {
+                self.counters.device_write_bytes.add(n * PAGE_SIZE as u64);
                 continue;
             };
-            out[i] = self.publish(area, at, Word::Pool(object));
-            i += 1;
-        }
-    }
-
-    /// Writes pages to fresh slots; when that fails, the slots are given up.
-    fn write(&self, area: &Area, slot: u64, pages: &[&Page], tags: &mut [Tag]) -> Result<(), StoreError> {
-        self.counters.device_write_ios.add(1);
-        let mut run = [WriteRun { slot, pages, tags, result: Ok(()) }];
-        area.device.write_runs(&mut run);
-        let Err(errno) = run[0].result else {
-            self.counters.device_write_bytes.add((pages.len() * PAGE_SIZE) as u64);
-            return Ok(());
-        };
-        self.counters.device_errors.add(1);
-        let no_space = matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG);
-        for slot in slot..slot + pages.len() as u64 {
-            if no_space {
-                area.release(slot);
-            } else if let Some(word) = area.word(slot) {
-                // Where the device is broken it is not tried again: the slot stays in use.
-                word.store(Word::Bad.encode(), Ordering::Release);
-                self.counters.bad_slots.add(1);
+            self.counters.device_errors.add(1);
+            let no_space = matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG);
+            for slot in run.slot..run.slot + n {
+                if no_space {
+                    area.release(slot);
+                } else if let Some(word) = area.word(slot) {
+                    // Where the device is broken it is not tried again: the slot stays in use.
+                    word.store(Word::Bad.encode(), Ordering::Release);
+                    self.counters.bad_slots.add(1);
+                }
             }
         }
-        Err(StoreError::Io { errno, offset: slot * PAGE_SIZE as u64 })
     }
 
     /// Keeps a page that has no slot of a file in the pool after all, if that takes it; else the error is `error`, and what the
@@ -236,7 +298,7 @@ impl Store {
     }
 
     /// Makes a slot's page known. Fails only for a slot that no entry can name, which areas do not have.
-    fn publish(&self, area: &AreaRef<'_>, slot: u64, word: Word) -> Result<Stored, StoreError> {
+    pub(super) fn publish(&self, area: &AreaRef<'_>, slot: u64, word: Word) -> Result<Stored, StoreError> {
         let entry = Entry::new(area.id(), slot).ok_or(StoreError::Full)?;
         let place = area.word(slot).ok_or(StoreError::Full)?;
         debug_assert_eq!(place.load(Ordering::Relaxed), Word::Empty.encode(), "a slot was given out twice");

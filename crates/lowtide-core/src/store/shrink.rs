@@ -5,6 +5,7 @@
 //!
 //! How a page goes, and why nothing is lost, is in `claim.rs`.
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 use arrayvec::ArrayVec;
@@ -62,6 +63,35 @@ impl Shrinker {
             batch: vm::map(size_of::<Batch>(), OnFork::Copy)?,
         })
     }
+
+    /// The memory for a batch; `None` while another thread has it.
+    fn take(&self) -> Option<Taken<'_>> {
+        // Not `then_some`: a value that is not handed out would be dropped, and that lets go of the memory.
+        (!self.busy.swap(true, Ordering::Acquire)).then(|| Taken(self))
+    }
+}
+
+/// The right to use the shrinker's memory, for as long as this lives.
+struct Taken<'a>(&'a Shrinker);
+
+impl Taken<'_> {
+    fn get(&mut self) -> &mut Batch {
+        // SAFETY: the mapping is large and aligned enough, lives as long as the store, and `busy` makes this thread its only user. Any
+        // bytes are a Batch.
+        unsafe { &mut *self.0.batch.as_ptr().cast::<Batch>() }
+    }
+
+    /// Gives the memory back to the kernel.
+    fn discard(&mut self) {
+        // SAFETY: nobody else uses it, and `&mut self` says that there is no reference into it.
+        unsafe { self.0.batch.discard(0, self.0.batch.len()) };
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.0.busy.store(false, Ordering::Release);
+    }
 }
 
 impl Drop for Shrinker {
@@ -84,12 +114,10 @@ impl Store {
     /// and frees in progress are not disturbed. Nothing happens while another thread is at it.
     pub fn shrink(&self, bytes: usize, scratch: &mut Scratch) -> Shrunk {
         let mut shrunk = Shrunk::default();
-        if bytes == 0 || self.shrinker.busy.swap(true, Ordering::Acquire) {
+        if bytes == 0 {
             return shrunk;
         }
-        // SAFETY: the mapping is large and aligned enough, lives as long as the store, and `busy` makes this thread its only user. Any
-        // bytes are a Batch.
-        let batch = unsafe { &mut *self.shrinker.batch.as_ptr().cast::<Batch>() };
+        let Some(mut batch) = self.shrinker.take() else { return shrunk };
         let whose = match self.excess() {
             (0, _) => GroupSet::ALL,
             (_, whose) => whose,
@@ -99,15 +127,35 @@ impl Store {
         while shrunk.bytes < bytes && !shrunk.failed && rounds <= 2 {
             let Some((area, cluster)) = self.next_cluster(&mut rounds) else { break };
             if self.has_pages_of(whose, &area, cluster) && area.ages.visit(cluster, Clock::Writing) == Visit::Old {
-                self.write_cluster(&area, cluster, whose, batch, scratch, &mut shrunk);
+                if whose != GroupSet::ALL {
+                    // For those that are not written now.
+                    area.ages.left(cluster, Clock::Writing);
+                }
+                let wanted = |object: Object| whose.has(object.group);
+                self.write_slots(&area, cluster, 0..CLUSTER_SLOTS, &wanted, batch.get(), scratch, &mut shrunk);
             }
         }
         if self.wants_shrinking() == 0 {
-            // SAFETY: as above; the reference is not used any more.
-            unsafe { self.shrinker.batch.discard(0, self.shrinker.batch.len()) };
+            batch.discard();
         }
-        self.shrinker.busy.store(false, Ordering::Release);
         shrunk
+    }
+
+    /// Writes the pages of part of a cluster that are in the pool, as objects that `wanted` says yes to. Nothing happens while another
+    /// thread is at it.
+    pub(super) fn write_part(
+        &self,
+        area: &Area,
+        cluster: usize,
+        part: Range<usize>,
+        wanted: &dyn Fn(Object) -> bool,
+        scratch: &mut Scratch,
+    ) {
+        let Some(mut batch) = self.shrinker.take() else { return };
+        self.write_slots(area, cluster, part, wanted, batch.get(), scratch, &mut Shrunk::default());
+        if self.wants_shrinking() == 0 {
+            batch.discard();
+        }
     }
 
     /// Moves the hand on. `rounds` counts how often it comes round. `None`: there is nothing to visit.
@@ -130,31 +178,30 @@ impl Store {
         None
     }
 
-    /// Writes the pages of a cluster that are in the pool and belong to these groups.
-    fn write_cluster(
+    /// Writes the pages of part of a cluster that are in the pool, as objects that `wanted` says yes to.
+    #[allow(clippy::too_many_arguments)] // what, from where, with what, and what came of it
+    fn write_slots(
         &self,
         area: &Area,
         cluster: usize,
-        whose: GroupSet,
+        part: Range<usize>,
+        wanted: &dyn Fn(Object) -> bool,
         batch: &mut Batch,
         scratch: &mut Scratch,
         shrunk: &mut Shrunk,
     ) {
-        if whose != GroupSet::ALL {
-            area.ages.left(cluster, Clock::Writing);
-        }
-        let first = (cluster * CLUSTER_SLOTS) as u64;
-        for ((slot, claimed), page) in (first..).zip(&mut batch.claimed).zip(&mut batch.pages) {
-            *claimed = 0;
-            let Some(object) = claim::take(area, slot, |object| whose.has(object.group)) else { continue };
+        let first = (cluster * CLUSTER_SLOTS + part.start) as u64;
+        batch.claimed.fill(0);
+        for ((slot, claimed), page) in (first..).zip(&mut batch.claimed[part.clone()]).zip(&mut batch.pages[part.clone()]) {
+            let Some(object) = claim::take(area, slot, wanted) else { continue };
             match self.unpack(object, page, scratch) {
                 Ok(true) => *claimed = Word::Claimed(object).encode(),
                 // Freed meanwhile; or damaged, which is for a load to find and to say.
                 _ => _ = claim::finish(area, slot, object, Word::Pool(object)),
             }
         }
-        let mut at = 0;
-        while at < CLUSTER_SLOTS {
+        let mut at = part.start;
+        while at < part.end {
             at = self.write_some(area, cluster, at, batch, shrunk);
         }
     }

@@ -36,7 +36,6 @@ fn program(label: &str, arguments: &str, ram: u64, pool: Option<&str>, size: &st
 }
 
 #[test]
-#[ignore = "not met each time yet: 256 KiB a write on average of data that do not compress"]
 fn data_that_do_not_compress() {
     program("writeback, noise", "256 n 2000", 64 * MIB, None, "1024M");
 }

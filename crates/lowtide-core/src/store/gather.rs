@@ -1,0 +1,79 @@
+//! Gathering: pages for the device that come in too small a number for a long write wait in the pool, uncompressed, in slots that are
+//! in a row, until there are enough of them. A program that changes a page here and there would otherwise cause a write for each.
+//!
+//! They are pages in the pool like others: whoever needs one before it is written finds it there, and nothing is lost when the
+//! thread that gathers never comes to write them, because the shrinker (`shrink.rs`) does in the end. What a thread has gathered is
+//! only where it goes on (`Scratch`), and it does not matter whether that is still true.
+
+use super::group::Insert;
+use super::out::{RUN, Results};
+use super::word::{Made, Object, Word};
+use super::{Entry, Group, Page, Scratch, Store};
+use crate::device::WriteRun;
+use crate::slot::CLUSTER_SLOTS;
+use crate::vm::PAGE_SIZE;
+
+/// As many pages as this are written at once.
+const LONG: usize = 64;
+/// Most pages that wait for others, for each thread; where the pool is small, a [`SHARE`]th of it.
+const ENOUGH: usize = 128;
+const SHARE: usize = 16;
+
+impl Store {
+    /// Keeps pages `which` of `pages`, which are for the device, in the pool until there are more. Returns how many of them it has dealt
+    /// with: the first ones.
+    pub(super) fn gather(
+        &self,
+        pages: &[&Page],
+        which: &[usize],
+        group: Group,
+        out: Results<'_>,
+        scratch: &mut Scratch,
+    ) -> usize {
+        let enough = ENOUGH.min(self.pool.limit() / PAGE_SIZE / SHARE);
+        if which.len() >= LONG.min(enough) {
+            return 0;
+        }
+        let mut done = 0;
+        while done < which.len() && self.pool_takes(group) {
+            let before = scratch.ends.on_device;
+            let Some(folio) = self.alloc_folio(which.len() - done, None, &mut scratch.ends.on_device) else { break };
+            if before != Entry::new(folio.area.id(), folio.slot) {
+                self.write_gathered(before, scratch);
+            }
+            let these = &which[done..done + folio.pages];
+            for (k, (&i, slot)) in these.iter().zip(folio.slot..).enumerate() {
+                let keep = || self.keep(pages[i], Made::Stored, group, Insert::Anywhere);
+                let Some(object) = self.pool_takes(group).then(keep).flatten() else {
+                    // It has become full: these are written after all.
+                    let rest: super::out::Chunk<&Page> = these[k..].iter().map(|&i| pages[i]).collect();
+                    let mut tags = [0; RUN];
+                    let mut runs = [WriteRun { slot, pages: &rest, tags: &mut tags[..rest.len()], result: Ok(()) }];
+                    self.write_folios(&folio.area, &mut runs, &these[k..], group, out, scratch);
+                    break;
+                };
+                out[i] = self.publish(&folio.area, slot, Word::Pool(object));
+            }
+            done += folio.pages;
+            scratch.ends.gathered += folio.pages;
+            if scratch.ends.gathered >= enough {
+                self.write_gathered(scratch.ends.on_device, scratch);
+            }
+        }
+        done
+    }
+
+    /// Writes what the thread has gathered before slot `end`.
+    pub(super) fn write_gathered(&self, end: Option<Entry>, scratch: &mut Scratch) {
+        let gathered = core::mem::take(&mut scratch.ends.gathered);
+        let raw = |object: Object| object.handle.object_len() == PAGE_SIZE;
+        if gathered > 0
+            && let Some(last) = end.and_then(|end| end.offset().checked_sub(1))
+            && let Some(area) = end.and_then(|end| self.areas.get(end.area())).filter(|area| !area.is_inherited())
+        {
+            let (cluster, end) = (last as usize / CLUSTER_SLOTS, last as usize % CLUSTER_SLOTS + 1);
+            // While another thread writes they are left to the shrinker.
+            self.write_part(&area, cluster, end.saturating_sub(gathered)..end, &raw, scratch);
+        }
+    }
+}
