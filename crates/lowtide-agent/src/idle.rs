@@ -9,6 +9,8 @@ use rustix::thread::sched_getaffinity;
 
 /// How long nothing must have happened.
 const QUIET_US: u64 = 1_000_000;
+/// A machine that has no CPU to spare is not looked at again for so long.
+const BUSY_US: u64 = 100_000;
 
 /// What the keeper remembers to find out.
 pub struct Idle {
@@ -20,13 +22,15 @@ pub struct Idle {
     happened: u64,
     /// When that number had changed, in microseconds.
     since_us: u64,
+    /// When to look for a free CPU again.
+    look_again_us: u64,
 }
 
 impl Idle {
     /// To be asked from now on.
     pub fn new() -> Idle {
         let cpus = sched_getaffinity(None).map_or(1, |cpus| cpus.count());
-        Idle { loadavg: None, cpus, happened: 0, since_us: 0 }
+        Idle { loadavg: None, cpus, happened: 0, since_us: 0, look_again_us: 0 }
     }
 
     /// Whether no page came in and none was evicted for a second, as far as can be told from when this was asked.
@@ -39,15 +43,22 @@ impl Idle {
         now_us.saturating_sub(self.since_us) >= QUIET_US
     }
 
-    /// Whether fewer threads run, this one not counted, than there are CPUs. A microsecond or two: to be asked last. If it can't be told,
-    /// no.
-    pub fn is_cpu_free(&mut self) -> bool {
+    /// Whether fewer threads run, this one not counted, than there are CPUs. If it can't be told, no. To be asked last: it takes a system
+    /// call.
+    pub fn is_cpu_free(&mut self, now_us: u64) -> bool {
+        if now_us < self.look_again_us {
+            return false;
+        }
         if self.loadavg.is_none() {
             self.loadavg = rustix::fs::open(c"/proc/loadavg", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
         }
         let mut text = [0; 64];
         let read = self.loadavg.as_ref().and_then(|fd| rustix::io::pread(fd, &mut text, 0).ok());
-        read.and_then(|n| running(&text[..n])).is_some_and(|running| running <= self.cpus)
+        let free = read.and_then(|n| running(&text[..n])).is_some_and(|running| running <= self.cpus);
+        if !free {
+            self.look_again_us = now_us + BUSY_US;
+        }
+        free
     }
 }
 

@@ -153,7 +153,7 @@ struct Keeper {
 fn recompress(pager: &Pager, worker: &mut Worker, idle: &mut Idle, now_us: u64) -> Option<u64> {
     // The pool of a forked child is its parent's too, copy-on-write, until one of them changes it.
     let shared = INHERITED.load(Ordering::Relaxed) > 0;
-    if shared || !pager.store.wants_recompression(now_us) || !idle.is_cpu_free() {
+    if shared || !pager.store.wants_recompression(now_us) || !idle.is_cpu_free(now_us) {
         return None;
     }
     if pager.recompress(worker, RECOMPRESS_PAGES, now_us) == 0 {
