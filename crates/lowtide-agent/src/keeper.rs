@@ -95,10 +95,11 @@ pub extern "C" fn inherited(_: usize) -> ! {
         swap_file::open_path(path.bytes())
     };
     // SAFETY: the handler of the fork waits for this thread, and there is no other.
-    let result = unsafe { pager.take_over(parent, agent::proc(), &mut reopen, swap_file::open()) };
+    let result = unsafe { pager.take_over(parent, agent::proc(), &mut reopen) };
     if let Err(why) = result {
         say::fatal(why);
     }
+    swap_file::add_all(&pager.store);
     let mut keeper = Keeper::new(None);
     INHERITED.store(keeper.resident(), Ordering::Relaxed);
     agent::proc().state.store(proc_state::ACTIVE, Ordering::Release);
@@ -232,8 +233,7 @@ impl Keeper {
         let marks = lowtide_pager::budget::Budget::default();
         marks.set_limit(limit);
         // A named swap file goes to the first process that prepares: to one that comes near the limit.
-        let named = agent::segment().settings.swap_kind == segment::SWAP_FILE;
-        let prepare_mark = if named { marks.adopt_mark() } else { marks.prepare_mark() };
+        let prepare_mark = if swap_file::any_named() { marks.adopt_mark() } else { marks.prepare_mark() };
         if total <= prepare_mark {
             return Self::nap(prepare_mark - total);
         }
@@ -284,9 +284,9 @@ impl Keeper {
             pool_limit: run.settings.pool_limit.load(Ordering::Relaxed) as usize,
             accept_percent: 90,
             codec,
-            file: swap_file::open(),
         })
         .map_err(|_| Errno::NOMEM)?;
+        swap_file::add_all(&store);
         let staging = (limit / 16).clamp(512 << 10, 64 << 20) as usize;
         self.worker = Some(Worker::new(true)?);
         let uffd = self.uffd.take().ok_or(Errno::BADF)?;

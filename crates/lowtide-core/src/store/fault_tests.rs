@@ -25,7 +25,7 @@ fn run(at: u64, fault: Fault, pool_limit: usize) -> (u64, Seen) {
     // In RAM if possible: there are thousands of runs.
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let fd = rustix::fs::open("/dev/shm", flags, Mode::RUSR | Mode::WUSR).unwrap_or_else(|_| tmpfile());
-    let s = store(pool_limit, Some(FileConfig { fd, name: Default::default(), size: 8 * MIB, budget: None, budget_limit: 0 }));
+    let s = store(pool_limit, Some(FileConfig::new(fd, 8 * MIB)));
     with_faults(&s, |faults| faults.set(Faults::new(Op::Device, fault, at)).unwrap());
     let mut seen = Seen::default();
     let mut held: Vec<(Entry, Page)> = Vec::new();

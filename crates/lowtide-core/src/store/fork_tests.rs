@@ -72,7 +72,7 @@ fn a_child_keeps_what_the_parent_frees_and_overwrites() {
                 dup(fd)
             };
             // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
-            if unsafe { s.fork_child(&mut reopen, own.take()) }.is_err() || reopened != 1 {
+            if unsafe { s.fork_child(&mut reopen) }.is_err() || reopened != 1 || s.add_file(own.take().unwrap()).is_err() {
                 return 1;
             }
             if !check(&s, &es, &pages, &mut scratch) {
@@ -127,7 +127,7 @@ fn a_grandchild_and_a_failed_fork() {
         &s,
         || {
             // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
-            if unsafe { s.fork_child(&mut |_, fd| dup(fd), None) }.is_err() {
+            if unsafe { s.fork_child(&mut |_, fd| dup(fd)) }.is_err() {
                 return 1;
             }
             s.fork_add_references();
@@ -135,7 +135,7 @@ fn a_grandchild_and_a_failed_fork() {
             let pid = unsafe { fork() };
             if pid == 0 {
                 // SAFETY: as above, in the grandchild.
-                let ok = unsafe { s.fork_child(&mut |_, fd| dup(fd), None) }.is_ok() && check(&s, &es, &pages, &mut scratch);
+                let ok = unsafe { s.fork_child(&mut |_, fd| dup(fd)) }.is_ok() && check(&s, &es, &pages, &mut scratch);
                 s.release_inherited();
                 let empty = s.stats().stored_now == 0;
                 // SAFETY: ends the grandchild.
@@ -164,7 +164,7 @@ fn in_ram_a_fork_is_a_copy() {
         &s,
         || {
             // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
-            if unsafe { s.fork_child(&mut |_, _| Err(Errno::BADF), None) }.is_err() || !check(&s, &es, &pages, &mut scratch) {
+            if unsafe { s.fork_child(&mut |_, _| Err(Errno::BADF)) }.is_err() || !check(&s, &es, &pages, &mut scratch) {
                 return 1;
             }
             es.iter().for_each(|e| s.free(*e));
@@ -201,7 +201,7 @@ fn a_child_goes_on_with_a_pass_of_compaction() {
         &s,
         || {
             // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
-            let taken = unsafe { s.fork_child(&mut |_, _| Err(Errno::BADF), None) };
+            let taken = unsafe { s.fork_child(&mut |_, _| Err(Errno::BADF)) };
             i32::from(taken.is_err() || !finish(&mut scratch))
         },
         || {},
@@ -219,12 +219,8 @@ fn a_child_writes_its_own_pages_and_never_those_of_its_parent_s_slots() {
         &s,
         || {
             // SAFETY: the child has one thread, and nothing was in flight.
-            let forked = unsafe {
-                s.fork_child(
-                    &mut |_, fd| dup(fd),
-                    Some(FileConfig { fd: own, name: Default::default(), size: 8 * MIB, budget: None, budget_limit: 0 }),
-                )
-            };
+            let forked = unsafe { s.fork_child(&mut |_, fd| dup(fd)) };
+            let forked = forked.and_then(|()| s.add_file(FileConfig::new(own, 8 * MIB)));
             let mut scratch = Scratch::new().unwrap();
             let mine = entries(&put(&s, &(100..164).map(text).collect::<Vec<_>>()));
             let shrunk = s.shrink(usize::MAX, &mut scratch);

@@ -112,8 +112,9 @@ proptest! {
     #[test]
     fn as_a_map_with_a_file(ops in ops(), frames in 0usize..60, slots in 512u64..1200, zstd: bool) {
         let codec = if zstd { Codec::Zstd(1) } else { Codec::Lz4 };
-        let cfg = StoreConfig { pool_limit: frames * 4096, accept_percent: 80, codec, file: file(slots * 4096) };
-        run(&Store::new(cfg).unwrap(), ops, true)?;
+        let s = Store::new(StoreConfig { pool_limit: frames * 4096, accept_percent: 80, codec }).unwrap();
+        s.add_file(FileConfig::new(tmpfile(), slots * 4096)).unwrap();
+        run(&s, ops, true)?;
     }
 }
 

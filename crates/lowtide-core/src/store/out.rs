@@ -190,14 +190,14 @@ impl Store {
 
     /// Writes pages to fresh slots; when that fails, the slots are given up.
     fn write(&self, area: &Area, slot: u64, pages: &[&Page], tags: &mut [Tag]) -> Result<(), StoreError> {
-        self.counters.device_write_ios.add(1);
+        area.io.writes.add(1);
         let mut run = [WriteRun { slot, pages, tags, result: Ok(()) }];
         area.device.write_runs(&mut run);
         let Err(errno) = run[0].result else {
-            self.counters.device_write_bytes.add((pages.len() * PAGE_SIZE) as u64);
+            area.io.write_bytes.add((pages.len() * PAGE_SIZE) as u64);
             return Ok(());
         };
-        self.counters.device_errors.add(1);
+        area.io.errors.add(1);
         let no_space = matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG);
         for slot in slot..slot + pages.len() as u64 {
             if no_space {
@@ -242,7 +242,7 @@ impl Store {
         // Counted first: a free, which subtracts, may follow at once.
         self.counters.stored_now.add(1);
         if matches!(word, Word::Device(_)) {
-            self.counters.on_device_now.add(1);
+            area.io.pages.add(1);
         }
         // Release: whoever sees the word finds the object.
         place.store(word.encode(), Ordering::Release);

@@ -167,11 +167,11 @@ impl Store {
         area.device.write_in_place(&mut runs);
         for run in runs {
             let claimed = &batch.claimed[(run.slot - first) as usize..];
-            self.counters.device_write_ios.add(1);
+            area.io.writes.add(1);
             match run.result {
-                Ok(()) => self.counters.device_write_bytes.add((run.pages.len() * PAGE_SIZE) as u64),
+                Ok(()) => area.io.write_bytes.add((run.pages.len() * PAGE_SIZE) as u64),
                 Err(errno) => {
-                    self.counters.device_errors.add(1);
+                    area.io.errors.add(1);
                     shrunk.failed = true;
                     // Where there was no room there may be later.
                     if matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG) {
@@ -212,9 +212,9 @@ impl Store {
     /// A claimed page is on the device now. False: it was freed meanwhile.
     fn written(&self, area: &Area, slot: u64, handle: Handle, tag: Tag) -> bool {
         // Counted first: a free, which subtracts, may follow at once.
-        self.counters.on_device_now.add(1);
+        area.io.pages.add(1);
         if !self.finish(area, slot, handle, Word::Device(tag)) {
-            self.counters.on_device_now.sub(1);
+            area.io.pages.sub(1);
             return false;
         }
         let removed = self.pool.remove(handle);

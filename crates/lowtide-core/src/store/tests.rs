@@ -22,11 +22,13 @@ pub(super) fn tmpfile() -> OwnedFd {
 }
 
 pub(super) fn file(size: u64) -> Option<FileConfig> {
-    Some(FileConfig { fd: tmpfile(), name: Default::default(), size, budget: None, budget_limit: 0 })
+    Some(FileConfig::new(tmpfile(), size))
 }
 
-pub(super) fn store(pool_limit: usize, file: Option<FileConfig>) -> Store {
-    Store::new(StoreConfig { pool_limit, accept_percent: 90, codec: Codec::Lz4, file }).unwrap()
+pub(super) fn store(pool_limit: usize, file: impl IntoIterator<Item = FileConfig>) -> Store {
+    let store = Store::new(StoreConfig { pool_limit, accept_percent: 90, codec: Codec::Lz4 }).unwrap();
+    file.into_iter().for_each(|file| store.add_file(file).unwrap());
+    store
 }
 
 /// A page that compresses to about a third.
@@ -228,8 +230,7 @@ fn nothing_that_can_be_read_is_on_the_file() {
 #[test]
 fn the_budget_of_the_run_limits_the_file() {
     static USED: AtomicU64 = AtomicU64::new(0);
-    let cfg =
-        FileConfig { fd: tmpfile(), name: Default::default(), size: 64 * MIB, budget: Some(&USED), budget_limit: 3 * MIB };
+    let cfg = FileConfig { budget: Some(&USED), budget_limit: 3 * MIB, ..FileConfig::new(tmpfile(), 64 * MIB) };
     let s = store(4 * 4096, Some(cfg));
     s.set_pool_limit(0);
     let pages: Vec<Page> = (0..600).map(text).collect();
@@ -254,7 +255,7 @@ fn a_device_that_fails_costs_no_page() {
     // Not open for writing: EBADF stands for any error of a device.
     let path = std::env::temp_dir();
     let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).unwrap();
-    let s = store(8 * 4096, Some(FileConfig { fd, name: Default::default(), size: 8 * MIB, budget: None, budget_limit: 0 }));
+    let s = store(8 * 4096, Some(FileConfig::new(fd, 8 * MIB)));
     let e = put_one(&s, noise(1)).unwrap();
     assert_eq!(get(&s, e), Ok((Loaded::Pool, noise(1))), "it went into the pool instead");
     s.set_pool_limit(0);
@@ -268,7 +269,7 @@ fn a_device_that_fails_costs_no_page() {
 #[test]
 fn a_full_disk_costs_neither_pages_nor_slots() {
     let fd = rustix::fs::open("/dev/full", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
-    let s = store(8 * 4096, Some(FileConfig { fd, name: Default::default(), size: 8 * MIB, budget: None, budget_limit: 0 }));
+    let s = store(8 * 4096, Some(FileConfig::new(fd, 8 * MIB)));
     let e = put_one(&s, noise(1)).unwrap();
     assert_eq!(get(&s, e), Ok((Loaded::Pool, noise(1))));
     s.set_pool_limit(0);
