@@ -27,11 +27,7 @@ pub fn add_all(store: &Store) {
     }
     for (area, failure) in areas.iter().zip(failures) {
         let Some(failure) = failure else { continue };
-        let mut line = Line::new();
-        match area.kind {
-            segment::SWAP_FILE => line.push(b"file:").push(text(&area.file_name)),
-            _ => line.push(b"dir:").push(text(&area.dir)),
-        };
+        let mut line = begin(area);
         match failure {
             Failed::Taken => line.push(b": another process of the run has it"),
             Failed::File(errno) => line.push(b": no swap file, error ").number(errno.raw_os_error() as u64),
@@ -41,6 +37,30 @@ pub fn add_all(store: &Store) {
         let without: &[u8] = if store.has_device() { b"without it" } else { b"with compressed RAM only" };
         say::warn(line.push(b"; a process goes on ").push(without).bytes());
     }
+}
+
+/// Says once of each area that it can't be written.
+pub fn say_what_fails(store: &Store, said: &mut [bool; MAX_AREAS]) {
+    for ((area, stats), said) in agent::segment().settings.swap.iter().zip(store.area_stats()).zip(said) {
+        let Some(errno) = stats.failing.filter(|_| !*said) else { continue };
+        *said = true;
+        let mut line = begin(area);
+        match errno {
+            Errno::NOSPC | Errno::DQUOT => line.push(b": its file system is full"),
+            _ => line.push(b": it can't be written, error ").number(errno.raw_os_error() as u64),
+        };
+        say::warn(line.push(b"; pages go elsewhere, and it is tried again now and then").bytes());
+    }
+}
+
+/// A line about an area.
+fn begin(area: &SwapArea) -> Line {
+    let mut line = Line::new();
+    match area.kind {
+        segment::SWAP_FILE => line.push(b"file:").push(text(&area.file_name)),
+        _ => line.push(b"dir:").push(text(&area.dir)),
+    };
+    line
 }
 
 /// Why a process has nothing of a swap area.

@@ -136,7 +136,7 @@ pub struct Area {
     pub size: u64,
     /// Bytes of pages that are there, without those that a process has from its parent.
     pub used: u64,
-    /// `active` or `full`.
+    /// `active`, `full`, or `failing` if the latest write of a process failed.
     pub state: &'static str,
     pub reads: u64,
     pub writes: u64,
@@ -269,10 +269,14 @@ fn area_totals(segment: &Segment) -> [AreaCounters; MAX_AREAS] {
     sums
 }
 
-/// The state of a swap area that some processes may find full while others still have room in their files.
+/// The state of a swap area: some processes may find it full while others still have room in their files.
 fn state(now: &AreaNow) -> &'static str {
     let any = |state| now.states[area_state(state) as usize] > 0;
-    if any(AreaState::Full) && !any(AreaState::Active) { "full" } else { "active" }
+    match () {
+        () if any(AreaState::Failing) => "failing",
+        () if any(AreaState::Full) && !any(AreaState::Active) => "full",
+        () => "active",
+    }
 }
 
 /// The words of same-filled pages of all processes, dead and alive.

@@ -17,6 +17,7 @@ mod lists;
 mod next;
 mod policy;
 mod refs;
+mod rest;
 mod search;
 mod swap_cache;
 mod usage;

@@ -196,7 +196,12 @@ impl Store {
             stats.errors += area.io.errors.get();
             if !area.is_inherited() {
                 stats.used += area.io.pages.get() * PAGE_SIZE as u64;
-                stats.state = stats.state.max(if area.is_full() { AreaState::Full } else { AreaState::Active });
+                stats.failing = area.failing();
+                stats.state = match () {
+                    () if area.failing().is_some() => AreaState::Failing,
+                    () if area.is_full() => AreaState::Full,
+                    () => AreaState::Active,
+                };
             }
         }
         all

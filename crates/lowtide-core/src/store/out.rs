@@ -6,11 +6,11 @@ use arrayvec::ArrayVec;
 use rustix::io::Errno;
 
 use super::word::Word;
-use super::{Entry, Page, RAM_AREA, Scratch, Store, StoreError, Stored};
-use crate::device::{Tag, WriteRun};
+use super::{Entry, MAX_AREAS, Page, RAM_AREA, Scratch, Store, StoreError, Stored};
+use crate::device::WriteRun;
 use crate::fill;
 use crate::pool::Handle;
-use crate::slot::{Area, AreaRef, MAX_ORDER};
+use crate::slot::{AreaRef, MAX_ORDER};
 use crate::vm::PAGE_SIZE;
 
 /// Most pages that are handled at once: the largest folio.
@@ -117,17 +117,21 @@ impl Store {
     /// left allow.
     fn place_run(&self, pages: &[&Page], plans: &[Plan], out: Results<'_>, scratch: &mut Scratch) {
         let mut done = 0;
+        // Why pages without a slot have none.
+        let mut why = StoreError::Full;
         while done < pages.len() {
             let in_pool = plans[done..].iter().take_while(|p| matches!(p, Plan::Pool(_))).count();
             let listed = if self.has_device() { self.alloc_folio(pages.len() - done, None) } else { None };
             let n = match listed.or_else(|| self.alloc_folio(in_pool, Some(RAM_AREA))) {
                 Some((area, slot, n)) => {
                     let part = done..done + n;
-                    self.fill_slots(&area, slot, &pages[part.clone()], &plans[part.clone()], &mut out[part], scratch);
+                    let filled =
+                        self.fill_slots(&area, slot, &pages[part.clone()], &plans[part.clone()], &mut out[part], scratch);
+                    why = filled.err().unwrap_or(why);
                     n
                 }
                 None => {
-                    out[done] = self.keep_in_ram(pages[done], plans[done], StoreError::Full, scratch);
+                    out[done] = self.keep_in_ram(pages[done], plans[done], why, scratch);
                     1
                 }
             };
@@ -152,6 +156,9 @@ impl Store {
     }
 
     /// Fills consecutive fresh slots.
+    ///
+    /// # Errors
+    /// The device failed; each page's result is set all the same, and may be that it is elsewhere.
     fn fill_slots(
         &self,
         area: &AreaRef<'_>,
@@ -160,25 +167,17 @@ impl Store {
         plans: &[Plan],
         out: Results<'_>,
         scratch: &mut Scratch,
-    ) {
-        let mut i = 0;
+    ) -> Result<(), StoreError> {
+        let (mut i, mut filled) = (0, Ok(()));
         while i < pages.len() {
             let at = slot + i as u64;
             let Plan::Pool(handle) = plans[i] else {
                 let n = plans[i..].iter().take_while(|p| matches!(p, Plan::Device)).count().max(1);
                 let part = i..i + n;
-                let mut tags = [0; RUN];
-                match self.write(area, at, &pages[part.clone()], &mut tags[..n]) {
-                    Ok(()) => {
-                        for ((i, tag), slot) in part.zip(tags).zip(at..) {
-                            out[i] = self.publish(area, slot, Word::Device(tag));
-                        }
-                    }
-                    Err(error) => {
-                        for i in part {
-                            out[i] = self.keep_in_ram(pages[i], Plan::Device, error, scratch);
-                        }
-                    }
+                let (pages, out) = (&pages[part.clone()], &mut out[part]);
+                if let Err(error) = self.write(area, at, pages, out) {
+                    filled = Err(error);
+                    self.place_elsewhere(pages, error, out, scratch);
                 }
                 i += n;
                 continue;
@@ -186,18 +185,42 @@ impl Store {
             out[i] = self.publish(area, at, Word::Pool(handle));
             i += 1;
         }
+        filled
     }
 
-    /// Writes pages to fresh slots; when that fails, the slots are given up.
-    fn write(&self, area: &Area, slot: u64, pages: &[&Page], tags: &mut [Tag]) -> Result<(), StoreError> {
+    /// Finds another place for pages that a device failed to write with `error`: the next area, or the pool if that takes them.
+    fn place_elsewhere(&self, pages: &[&Page], mut error: StoreError, out: Results<'_>, scratch: &mut Scratch) {
+        // An area that failed rests, so each attempt is with another one, unless devices take very long to fail.
+        let (mut done, mut failures) = (0, 0);
+        while done < pages.len() && failures < MAX_AREAS {
+            let Some((area, slot, n)) = self.alloc_folio(pages.len() - done, None) else { break };
+            let part = done..done + n;
+            match self.write(&area, slot, &pages[part.clone()], &mut out[part]) {
+                Ok(()) => done += n,
+                Err(failed) => (error, failures) = (failed, failures + 1),
+            }
+        }
+        for (page, out) in pages[done..].iter().zip(&mut out[done..]) {
+            *out = self.keep_in_ram(page, Plan::Device, error, scratch);
+        }
+    }
+
+    /// Writes pages to fresh slots and makes them known. When that fails, the slots are given up, and the area rests.
+    fn write(&self, area: &AreaRef<'_>, slot: u64, pages: &[&Page], out: Results<'_>) -> Result<(), StoreError> {
+        let mut tags = [0; RUN];
         area.io.writes.add(1);
-        let mut run = [WriteRun { slot, pages, tags, result: Ok(()) }];
+        let mut run = [WriteRun { slot, pages, tags: &mut tags[..pages.len()], result: Ok(()) }];
         area.device.write_runs(&mut run);
         let Err(errno) = run[0].result else {
             area.io.write_bytes.add((pages.len() * PAGE_SIZE) as u64);
+            area.wrote();
+            for ((out, tag), slot) in out.iter_mut().zip(tags).zip(slot..) {
+                *out = self.publish(area, slot, Word::Device(tag));
+            }
             return Ok(());
         };
         area.io.errors.add(1);
+        area.failed(errno);
         let no_space = matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG);
         for slot in slot..slot + pages.len() as u64 {
             if no_space {

@@ -80,14 +80,17 @@ impl Drop for Shrinker {
 
 impl Store {
     /// Bytes of objects that [`Store::shrink`] should make leave the pool: 0 between calls while the pool is below its high mark, and
-    /// without a device.
+    /// without a device that can be written to now.
     pub fn wants_shrinking(&self) -> usize {
-        if self.has_device() { self.pool.excess() } else { 0 }
+        match self.pool.excess() {
+            excess @ 1.. if self.areas.iter().any(|area| takes_writes(&area)) => excess,
+            _ => 0,
+        }
     }
 
     /// Writes clusters of pages from the pool to their devices until objects of `bytes` bytes have left, or no page is left that can
-    /// be written (those that got their slots from a parent or without a device can't), or a device failed; all of it or nothing of a
-    /// cluster. Loads and frees in progress are not disturbed. Nothing happens while another thread is at it.
+    /// be written (those that got their slots from a parent, without a device, or on one that fails can't); all of it or nothing of a
+    /// cluster, unless the device fails meanwhile. Loads and frees in progress are not disturbed. Nothing happens while another thread is at it.
     pub fn shrink(&self, bytes: usize, scratch: &mut Scratch) -> Shrunk {
         let mut shrunk = Shrunk::default();
         if bytes == 0 || self.shrinker.busy.swap(true, Ordering::Acquire) {
@@ -98,7 +101,7 @@ impl Store {
         let batch = unsafe { &mut *self.shrinker.batch.as_ptr().cast::<Batch>() };
         // Twice round, from where the hand is: the first time may only take marks away.
         let mut rounds = 0;
-        while shrunk.bytes < bytes && !shrunk.failed && rounds <= 2 {
+        while shrunk.bytes < bytes && rounds <= 2 {
             let Some((area, cluster)) = self.next_cluster(&mut rounds) else { break };
             if area.ages.visit(cluster) == Visit::Old {
                 self.write_cluster(&area, cluster, batch, scratch, &mut shrunk);
@@ -118,8 +121,7 @@ impl Store {
         for _ in 0..=u16::from(u8::MAX) + 1 {
             let (id, cluster) = (hand.area.load(Ordering::Relaxed), hand.cluster.load(Ordering::Relaxed));
             if let Some(area) = self.areas.get(id)
-                && area.device.takes_pages()
-                && !area.is_inherited()
+                && takes_writes(&area)
                 && (cluster as usize) < area.opened_clusters()
             {
                 hand.cluster.store(cluster + 1, Ordering::Relaxed);
@@ -133,7 +135,7 @@ impl Store {
     }
 
     /// Writes the pages of a cluster that are in the pool.
-    fn write_cluster(&self, area: &Area, cluster: usize, batch: &mut Batch, scratch: &mut Scratch, shrunk: &mut Shrunk) {
+    fn write_cluster(&self, area: &AreaRef<'_>, cluster: usize, batch: &mut Batch, scratch: &mut Scratch, shrunk: &mut Shrunk) {
         let first = (cluster * CLUSTER_SLOTS) as u64;
         for ((slot, claimed), page) in (first..).zip(&mut batch.claimed).zip(&mut batch.pages) {
             *claimed = 0;
@@ -145,13 +147,20 @@ impl Store {
             }
         }
         let mut at = 0;
-        while at < CLUSTER_SLOTS {
+        while at < CLUSTER_SLOTS && !area.rests() {
             at = self.write_some(area, cluster, at, batch, shrunk);
+        }
+        // What was not tried because the device failed stays where it is.
+        for (slot, raw) in (first..).zip(&batch.claimed).skip(at) {
+            if let Some(handle) = Word::decode(*raw).object() {
+                area.ages.left(cluster);
+                self.finish(area, slot, handle, Word::Pool(handle));
+            }
         }
     }
 
     /// Writes up to [`RUNS`] runs of claimed pages of a cluster, from index `at` on. Returns where to go on.
-    fn write_some(&self, area: &Area, cluster: usize, mut at: usize, batch: &mut Batch, shrunk: &mut Shrunk) -> usize {
+    fn write_some(&self, area: &AreaRef<'_>, cluster: usize, mut at: usize, batch: &mut Batch, shrunk: &mut Shrunk) -> usize {
         let first = (cluster * CLUSTER_SLOTS) as u64;
         let mut runs: ArrayVec<SealRun<'_>, RUNS> = ArrayVec::new();
         let (mut pages, mut tags) = (&mut batch.pages[at..], &mut batch.tags[at..]);
@@ -169,9 +178,13 @@ impl Store {
             let claimed = &batch.claimed[(run.slot - first) as usize..];
             area.io.writes.add(1);
             match run.result {
-                Ok(()) => area.io.write_bytes.add((run.pages.len() * PAGE_SIZE) as u64),
+                Ok(()) => {
+                    area.io.write_bytes.add((run.pages.len() * PAGE_SIZE) as u64);
+                    area.wrote();
+                }
                 Err(errno) => {
                     area.io.errors.add(1);
+                    area.failed(errno);
                     shrunk.failed = true;
                     // Where there was no room there may be later.
                     if matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG) {
@@ -235,6 +248,11 @@ impl Store {
         area.release(slot);
         false
     }
+}
+
+/// Whether pages of the pool can be written to an area now.
+fn takes_writes(area: &Area) -> bool {
+    area.device.takes_pages() && !area.is_inherited() && !area.rests()
 }
 
 #[cfg(test)]

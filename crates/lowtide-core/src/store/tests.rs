@@ -7,6 +7,8 @@ use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::vec::Vec;
 
+#[path = "area_tests.rs"]
+mod area_tests;
 #[path = "fault_tests.rs"]
 mod fault_tests;
 #[path = "fork_tests.rs"]
@@ -77,6 +79,11 @@ pub(super) fn entries(stored: &[Result<Stored, StoreError>]) -> Vec<Entry> {
         other => panic!("{other:?}"),
     };
     stored.iter().map(entry).collect()
+}
+
+/// As if enough time had passed for devices that fail to be tried again.
+pub(super) fn pass_rests(s: &Store) {
+    s.areas.iter().for_each(|area| area.pass_rest());
 }
 
 #[test]
@@ -259,9 +266,11 @@ fn a_device_that_fails_costs_no_page() {
     let e = put_one(&s, noise(1)).unwrap();
     assert_eq!(get(&s, e), Ok((Loaded::Pool, noise(1))), "it went into the pool instead");
     s.set_pool_limit(0);
+    assert_eq!(put_one(&s, noise(2)), Err(StoreError::Full), "the area rests");
+    pass_rests(&s);
     assert!(matches!(put_one(&s, noise(2)), Err(StoreError::Io { errno: Errno::BADF, .. })));
     let stats = s.stats();
-    assert_eq!((stats.device_errors, stats.bad_slots, stats.stored_now, stats.refused), (2, 2, 1, 1));
+    assert_eq!((stats.device_errors, stats.bad_slots, stats.stored_now, stats.refused), (2, 2, 1, 2));
     s.free(e);
     assert_eq!((s.stats().stored_now, s.stats().pool_bytes), (0, 0));
 }
@@ -273,10 +282,13 @@ fn a_full_disk_costs_neither_pages_nor_slots() {
     let e = put_one(&s, noise(1)).unwrap();
     assert_eq!(get(&s, e), Ok((Loaded::Pool, noise(1))));
     s.set_pool_limit(0);
+    pass_rests(&s);
     let full = put(&s, &[noise(2), noise(3), noise(4)]);
     assert!(full.iter().all(|r| matches!(r, Err(StoreError::Io { errno: Errno::NOSPC, .. }))));
     let stats = s.stats();
-    assert_eq!((stats.bad_slots, stats.device_write_ios, stats.stored_now), (0, 3, 1), "three pages are two folios");
+    assert_eq!((stats.bad_slots, stats.device_write_ios, stats.stored_now), (0, 2, 1), "one I/O, not one for each folio");
+    assert!(put(&s, &(0..100).map(noise).collect::<Vec<_>>()).iter().all(|r| *r == Err(StoreError::Full)));
+    assert_eq!(s.stats().device_write_ios, 2, "and none while the area rests");
     assert_eq!(s.areas.get(1).unwrap().used(), 1, "all but slot 0 are free again");
 }
 

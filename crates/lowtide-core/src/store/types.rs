@@ -64,11 +64,13 @@ pub enum AreaState {
     Full,
     /// It takes pages.
     Active,
+    /// The latest write failed: it is tried again after a while.
+    Failing,
 }
 
 impl AreaState {
     /// All of them.
-    pub const ALL: [AreaState; 3] = [AreaState::Absent, AreaState::Full, AreaState::Active];
+    pub const ALL: [AreaState; 4] = [AreaState::Absent, AreaState::Full, AreaState::Active, AreaState::Failing];
 }
 
 /// Figures of what a process has of one of the run's swap areas.
@@ -76,6 +78,8 @@ impl AreaState {
 pub struct AreaStats {
     /// Whether pages go there.
     pub state: AreaState,
+    /// The error of its latest write, if that failed.
+    pub failing: Option<Errno>,
     /// Bytes of pages that are there now, without those in slots that a parent made.
     pub used: u64,
     /// Reads of runs of slots, those of the process's parents included.

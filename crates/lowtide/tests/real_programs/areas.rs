@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
+use std::process::Command;
 
 use crate::check::{Growth, ends_well, faults, report};
-use crate::machine::{native_only, turn};
+use crate::machine::{native_only, say, turn};
 use crate::measure::{Job, Limit, Outcome, Swap};
-use crate::programs::job;
+use crate::programs::{compiled, job};
 
 const MIB: u64 = 1 << 20;
 
@@ -100,4 +101,36 @@ fn forked_children_have_areas_of_their_own() {
     let written = of_each(&outcome, "writes");
     assert!(written.iter().all(|n| *n > 0), "{}", outcome.stats["areas"]);
     assert_eq!(written.iter().sum::<u64>() as f64, outcome.stat("writeback.ios"));
+}
+
+#[test]
+fn an_area_whose_file_system_fills_up_leaves_the_rest_to_the_next() {
+    let Some(_turn) = turn() else { return };
+    let (Some(job), Some(program)) = (job("areas full", "written_once", "96 n"), compiled("written_once")) else { return };
+    if native_only() {
+        return;
+    }
+    // In a mount namespace of its own, with a tiny file system; where that is not allowed, not tested.
+    let script = "cd $1 && mkdir small more && mount -t tmpfs -o size=6m none small && echo mounted &&
+        $2 run --ram 24M --pool 1M --swap dir:small,size=64M,prio=5 --swap dir:more,size=256M --stats stats.json -- $3 96 n";
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", script, "sh"]).arg(&job.directory).arg(env!("CARGO_BIN_EXE_lowtide")).arg(program);
+    let output = command.output().expect("unshare starts");
+    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if !said.starts_with("mounted") {
+        say(&format!("skipped: mounting is not allowed here: {errors}"));
+        return;
+    }
+    assert!(output.status.success() && said.contains("\nOK"), "{said} {errors}");
+    let stats: serde_json::Value =
+        serde_json::from_slice(&fs::read(job.directory.join("stats.json")).expect("statistics")).expect("JSON");
+    let areas = &stats["areas"];
+    let figure = |i: usize, key: &str| areas[i][key].as_u64().unwrap_or_else(|| panic!("{key}: {areas}"));
+    assert_eq!((areas[0]["state"].as_str(), areas[1]["state"].as_str()), (Some("failing"), Some("active")), "{areas}");
+    // What failed is not tried for each page: with 4 KiB a write it would be thousands of errors.
+    assert!((1..=64).contains(&figure(0, "errors")) && figure(1, "errors") == 0, "{areas}");
+    assert!(figure(0, "used") > 2 * MIB && figure(1, "used") > 60 * MIB, "{areas}");
+    let warned = errors.lines().filter(|line| line.contains("small: its file system is full")).count();
+    assert_eq!(warned, 1, "{errors}");
+    assert!(!errors.contains("swap is full"), "{errors}");
 }
