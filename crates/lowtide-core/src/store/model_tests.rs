@@ -29,6 +29,8 @@ enum Op {
     Limit(usize),
     Compact(usize),
     Shrink(usize),
+    Rest(prop::sample::Index),
+    Pass,
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -40,65 +42,111 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => (0usize..40).prop_map(|frames| Op::Limit(frames * 4096)),
         2 => (1usize..40).prop_map(Op::Compact),
         2 => (1usize..100_000).prop_map(Op::Shrink),
+        1 => any::<prop::sample::Index>().prop_map(Op::Rest),
+        1 => Just(Op::Pass),
     ];
     prop::collection::vec(op, 1..150)
 }
 
-fn run(s: &Store, ops: Vec<Op>, pool_limits: bool) -> Result<(), TestCaseError> {
-    let mut model: HashMap<Entry, Page> = HashMap::new();
-    let mut order: Vec<Entry> = Vec::new();
-    let mut scratch = Scratch::new().unwrap();
-    let mut seed = 0;
-    for op in ops {
-        match op {
-            Op::Store(kinds) => {
-                let pages: Vec<Page> = kinds.iter().map(|k| (seed += 1, page(*k, seed)).1).collect();
-                for (r, page) in put(s, &pages).into_iter().zip(pages) {
-                    match r {
-                        Ok(Stored::Zero) => prop_assert!(page == [0; 4096]),
-                        Ok(Stored::Entry(e)) => {
-                            prop_assert!(model.insert(e, page).is_none(), "an entry was given out twice");
-                            order.push(e);
+/// What a store should hold.
+#[derive(Default)]
+struct Model {
+    pages: HashMap<Entry, Page>,
+    order: Vec<Entry>,
+    seed: u64,
+}
+
+impl Model {
+    fn perform(&mut self, s: &Store, ops: &[Op]) -> Result<(), TestCaseError> {
+        let mut scratch = Scratch::new().unwrap();
+        for op in ops {
+            match op {
+                Op::Store(kinds) => {
+                    let pages: Vec<Page> = kinds.iter().map(|k| (self.seed += 1, page(*k, self.seed)).1).collect();
+                    for (r, page) in put(s, &pages).into_iter().zip(pages) {
+                        match r {
+                            Ok(Stored::Zero) => prop_assert!(page == [0; 4096]),
+                            Ok(Stored::Entry(e)) => {
+                                prop_assert!(self.pages.insert(e, page).is_none(), "an entry was given out twice");
+                                self.order.push(e);
+                            }
+                            Err(error) => prop_assert_eq!(error, StoreError::Full),
                         }
-                        Err(error) => prop_assert_eq!(error, StoreError::Full),
                     }
                 }
-            }
-            Op::Load(at, n) if !order.is_empty() => {
-                let at = at.index(order.len());
-                let es = &order[at..(at + n).min(order.len())];
-                let mut into = std::vec![[0; 4096]; es.len()];
-                let mut out = std::vec![Err(StoreError::Full); es.len()];
-                s.load_run(es, &mut into, &mut out, &mut scratch);
-                for ((e, page), r) in es.iter().zip(&into).zip(&out) {
-                    prop_assert!(r.is_ok() && model[e] == *page);
+                Op::Load(at, n) if !self.order.is_empty() => {
+                    let at = at.index(self.order.len());
+                    let es = &self.order[at..(at + n).min(self.order.len())];
+                    let mut into = std::vec![[0; 4096]; es.len()];
+                    let mut out = std::vec![Err(StoreError::Full); es.len()];
+                    s.load_run(es, &mut into, &mut out, &mut scratch);
+                    for ((e, page), r) in es.iter().zip(&into).zip(&out) {
+                        prop_assert!(r.is_ok() && self.pages[e] == *page);
+                    }
                 }
+                Op::Free(at) if !self.order.is_empty() => {
+                    let e = self.order.swap_remove(at.index(self.order.len()));
+                    self.pages.remove(&e);
+                    s.free(e);
+                    prop_assert_eq!(s.load(e, &mut [0; 4096], &mut scratch), Err(StoreError::BadEntry));
+                }
+                Op::Limit(bytes) => s.set_pool_limit(*bytes),
+                Op::Compact(pages) => drop(s.compact(*pages)),
+                Op::Shrink(bytes) => {
+                    let shrunk = s.shrink(*bytes, &mut scratch);
+                    prop_assert!(!shrunk.failed && (shrunk.pages == 0) == (shrunk.bytes == 0));
+                }
+                Op::Rest(at) => {
+                    let own: Vec<_> = s.areas.iter().filter(|a| a.device.takes_pages() && !a.is_inherited()).collect();
+                    if !own.is_empty() {
+                        own[at.index(own.len())].failed(Errno::IO);
+                    }
+                }
+                Op::Pass => pass_rests(s),
+                _ => {}
             }
-            Op::Free(at) if !order.is_empty() => {
-                let e = order.swap_remove(at.index(order.len()));
-                model.remove(&e);
-                s.free(e);
-                prop_assert_eq!(s.load(e, &mut [0; 4096], &mut scratch), Err(StoreError::BadEntry));
-            }
-            Op::Limit(bytes) if pool_limits => s.set_pool_limit(bytes),
-            Op::Compact(pages) => drop(s.compact(pages)),
-            Op::Shrink(bytes) => {
-                let shrunk = s.shrink(bytes, &mut scratch);
-                prop_assert!(!shrunk.failed && (shrunk.pages == 0) == (shrunk.bytes == 0));
-            }
-            _ => {}
+            prop_assert_eq!(s.stats().stored_now, self.pages.len() as u64);
         }
-        prop_assert_eq!(s.stats().stored_now, model.len() as u64);
+        Ok(())
     }
-    while s.compact(100) {}
-    for e in order {
-        prop_assert_eq!(get(s, e).unwrap().1, model[&e]);
-        s.free(e);
+
+    /// Everything is there, and then gone.
+    fn finish(self, s: &Store) -> Result<(), TestCaseError> {
+        while s.compact(100) {}
+        for e in self.order {
+            prop_assert_eq!(get(s, e).unwrap().1, self.pages[&e]);
+            s.free(e);
+        }
+        let stats = s.stats();
+        prop_assert_eq!((stats.stored_now, stats.on_device_now, stats.pool_bytes, stats.pool_stored_bytes), (0, 0, 0, 0));
+        prop_assert_eq!((stats.bad_frees, stats.device_errors, stats.corrupt), (0, 0, 0));
+        prop_assert!(s.area_stats().iter().all(|area| area.used == 0 && area.errors == 0));
+        Ok(())
     }
-    let stats = s.stats();
-    prop_assert_eq!((stats.stored_now, stats.on_device_now, stats.pool_bytes, stats.pool_stored_bytes), (0, 0, 0, 0));
-    prop_assert_eq!((stats.bad_frees, stats.device_errors, stats.corrupt), (0, 0, 0));
-    Ok(())
+}
+
+fn run(s: &Store, ops: Vec<Op>) -> Result<(), TestCaseError> {
+    let mut model = Model::default();
+    model.perform(s, &ops)?;
+    model.finish(s)
+}
+
+/// Up to three files: their slots and priorities.
+fn files() -> impl Strategy<Value = Vec<(u64, i16)>> {
+    prop::collection::vec((512u64..1200, -2i16..2), 2..4)
+}
+
+fn add(s: &Store, files: Vec<FileConfig>) {
+    files.into_iter().for_each(|file| s.add_file(file).unwrap());
+}
+
+fn make(files: &[(u64, i16)]) -> Vec<FileConfig> {
+    let file = |(number, (slots, priority)): (usize, &(u64, i16))| FileConfig {
+        name: DeviceName { number: number as u8, ..Default::default() },
+        priority: *priority,
+        ..FileConfig::new(tmpfile(), slots * 4096)
+    };
+    files.iter().enumerate().map(file).collect()
 }
 
 proptest! {
@@ -106,15 +154,51 @@ proptest! {
 
     #[test]
     fn as_a_map_in_ram(ops in ops(), frames in 0usize..200) {
-        run(&store(frames * 4096, None), ops, true)?;
+        run(&store(frames * 4096, None), ops)?;
     }
 
     #[test]
     fn as_a_map_with_a_file(ops in ops(), frames in 0usize..60, slots in 512u64..1200, zstd: bool) {
         let codec = if zstd { Codec::Zstd(1) } else { Codec::Lz4 };
         let s = Store::new(StoreConfig { pool_limit: frames * 4096, accept_percent: 80, codec }).unwrap();
-        s.add_file(FileConfig::new(tmpfile(), slots * 4096)).unwrap();
-        run(&s, ops, true)?;
+        add(&s, make(&[(slots, 0)]));
+        run(&s, ops)?;
+    }
+
+    #[test]
+    fn as_a_map_with_several_files(ops in ops(), frames in 0usize..60, files in files()) {
+        run(&store(frames * 4096, make(&files)), ops)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Parent and child both go on from what was there at the fork, each with files of its own.
+    #[test]
+    fn as_two_maps_after_a_fork(before in ops(), after in [ops(), ops()], frames in 0usize..60, files in files()) {
+        let s = store(frames * 4096, make(&files));
+        let mut model = Model::default();
+        model.perform(&s, &before)?;
+        let mut in_parent = Model { pages: model.pages.clone(), order: model.order.clone(), seed: model.seed };
+        let [child, parent] = after;
+        let mut own = Some(make(&files));
+        fork_tests::in_child(
+            &s,
+            || {
+                // SAFETY: the child has one thread, and nothing of the store was in flight. What another thread of the harness did
+                // with its mappings is none of the child's.
+                let forked = unsafe {
+                    crate::vm::reset_after_fork();
+                    s.fork_child(&mut |_, fd| fork_tests::dup(fd))
+                };
+                add(&s, own.take().unwrap());
+                let right = forked.is_ok() && model.perform(&s, &child).and_then(|()| model.finish(&s)).is_ok();
+                i32::from(!right)
+            },
+            || in_parent.perform(&s, &parent).unwrap(),
+        );
+        in_parent.finish(&s)?;
     }
 }
 

@@ -190,7 +190,7 @@ pub struct StoreStats {
     pub folios_split: [u64; ORDERS],
     /// References to slots that could not be counted: those slots stay in use for good.
     pub stuck_references: u64,
-    /// Bytes of this process's own swap file in use or once used (what it has added to the budget).
+    /// Bytes of this process's own swap files in use or once used (what it has added to their budgets).
     pub file_bytes: u64,
 }
 
