@@ -453,6 +453,40 @@ mod tests {
         assert_eq!(latency_bucket(u64::MAX), LATENCY_BUCKETS - 1);
     }
 
+    fn segment() -> std::boxed::Box<Segment> {
+        let layout = std::alloc::Layout::new::<Segment>();
+        // SAFETY: zeros are a valid Segment, and the memory is the global allocator's, of this layout.
+        unsafe { std::boxed::Box::from_raw(std::alloc::alloc_zeroed(layout).cast()) }
+    }
+
+    #[test]
+    fn what_a_process_did_is_counted_once_whether_it_executes_another_program_or_dies() {
+        let run = segment();
+        let (first, second) = (run.claim(10).unwrap(), run.claim(11).unwrap());
+        let work = |p: &Proc, n: u64| {
+            p.counters.writeback_ios.fetch_add(n, Ordering::Relaxed);
+            p.counters.latency_max_ns.store(100 * n, Ordering::Relaxed);
+            p.areas[2].writes.fetch_add(n, Ordering::Relaxed);
+            p.areas[7].errors.fetch_add(1, Ordering::Relaxed);
+            p.areas_now[2].used.store(n, Ordering::Relaxed);
+            p.areas_now[2].state.store(area_state(AreaState::Failing), Ordering::Relaxed);
+        };
+        work(first, 5);
+        assert!(core::ptr::eq(run.claim(10).unwrap(), first), "it called exec");
+        let now = |p: &Proc| {
+            p.areas_now.iter().map(|a| a.used.load(Ordering::Relaxed) + a.state.load(Ordering::Relaxed)).sum::<u64>()
+        };
+        assert_eq!((first.counters.writeback_ios.load(Ordering::Relaxed), now(first)), (0, 0));
+        work(first, 3);
+        work(second, 2);
+        run.bury(first);
+        run.bury(second);
+        assert_eq!((now(first), now(second)), (0, 0));
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        assert_eq!((of(&run.dead.writeback_ios), of(&run.dead.latency_max_ns)), (10, 500));
+        assert_eq!((of(&run.dead_areas[2].writes), of(&run.dead_areas[7].errors), of(&run.dead_areas[0].writes)), (10, 3, 0));
+    }
+
     #[test]
     fn text_is_written_once() {
         let text = Text { state: AtomicU32::new(0), pid: AtomicU32::new(0), words: [const { AtomicU64::new(0) }; 40] };
