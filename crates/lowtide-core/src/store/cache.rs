@@ -12,9 +12,9 @@
 
 use core::sync::atomic::Ordering;
 
-use super::counters::Counter;
 use super::word::Word;
 use super::{Entry, Page, Store};
+use crate::count::Counter;
 use crate::slot::{Area, SwapCache};
 
 /// Finds out from a slot's table word whether it holds only a clean copy.
@@ -51,7 +51,7 @@ impl Store {
         }
         area.mark_cached(e.offset(), true);
         self.counters.stored_now.sub(1);
-        self.counters.on_device_now.sub(1);
+        area.io.pages.sub(1);
         self.counters.cached_now.add(1);
         true
     }
@@ -73,14 +73,14 @@ impl Store {
         let same = |word| (word == Word::Cached(tag)).then_some(Word::Device(tag));
         // Counted first: a free, which subtracts, may follow at once.
         self.counters.stored_now.add(1);
-        self.counters.on_device_now.add(1);
+        area.io.pages.add(1);
         if change(&area, e.offset(), same) {
             area.mark_cached(e.offset(), false);
             self.counters.cached_now.sub(1);
             return true;
         }
         self.counters.stored_now.sub(1);
-        self.counters.on_device_now.sub(1);
+        area.io.pages.sub(1);
         self.drop_cached(e);
         false
     }
