@@ -62,6 +62,28 @@ fn areas_of_one_priority_are_used_in_turn() {
 }
 
 #[test]
+fn clean_copies_stay_in_a_full_area_as_long_as_another_has_room() {
+    let s = store(0, [area(0, 5, 1), area(1, 0, 4)]);
+    let pages = noises(0, 511 + 1100);
+    let es: Vec<Entry> = pages[..511].iter().map(|page| put_one(&s, *page).unwrap()).collect();
+    assert!(numbers(&s, &es).iter().all(|n| *n == 0) && s.area_stats()[0].state == AreaState::Full);
+    assert!(s.keep_cached(es[0]) && s.keep_cached(es[1]));
+    s.maintain();
+    // Stored again as it is, it needs no write; changed, its slot is given to another page.
+    let writes = s.area_stats()[0].writes;
+    let mut out = [Err(StoreError::BadEntry)];
+    s.store_run(&[&pages[0]], &[Some(es[0])], &mut out, &mut Scratch::new().unwrap());
+    assert_eq!((out[0], s.area_stats()[0].writes), (Ok(Stored::Entry(es[0])), writes));
+    s.drop_cached(es[1]);
+    assert_eq!(put_one(&s, pages[1]), Ok(es[1]));
+    // Once slots are scarce everywhere, copies are given up.
+    let more = entries(&put(&s, &pages[511..]));
+    assert!(numbers(&s, &more).iter().all(|n| *n == 1));
+    assert!(!s.keep_cached(es[0]) && !s.keep_cached(more[0]));
+    assert!(all_are(&s, &es, &pages) && all_are(&s, &more, &pages[511..]));
+}
+
+#[test]
 fn what_one_area_fails_to_write_another_takes() {
     for (errno, bad) in [(Errno::BADF, true), (Errno::NOSPC, false)] {
         let s = store(0, [broken(0, 9, errno), area(1, 5, 4), area(2, 1, 4)]);
