@@ -37,6 +37,8 @@ impl Counters {
             &self.incompressible,
             &self.refused,
             &self.written_back,
+            &self.recompressed,
+            &self.recompressed_bytes,
             &self.pool_refused,
             &self.broken_clusters,
             &self.corrupt,
