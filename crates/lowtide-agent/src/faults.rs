@@ -4,7 +4,7 @@
 use core::ffi::{CStr, c_char};
 
 use lowtide_core::faults::{self, Faults};
-use lowtide_core::vm;
+use lowtide_core::vm::{self, Whose};
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -35,7 +35,7 @@ fn map(path: &[u8]) {
     // SAFETY: a new mapping that nobody else knows.
     let at = unsafe { rustix::mm::mmap(core::ptr::null_mut(), len, prot, MapFlags::SHARED, &fd, 0) };
     let Ok(at) = at else { return };
-    let _ = vm::own(at as usize, at as usize + vm::PAGE_SIZE);
+    let _ = vm::own(at as usize, at as usize + vm::PAGE_SIZE, Whose::Lowtide);
     // SAFETY: the test wrote a Faults there, and from then on only its atomics change; it is never unmapped.
     faults::install(unsafe { &*at.cast::<Faults>() });
 }

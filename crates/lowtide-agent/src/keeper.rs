@@ -5,13 +5,13 @@ use alloc::boxed::Box;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use lowtide_core::codec::Codec;
-use lowtide_core::store::{Store, StoreConfig};
+use lowtide_core::store::{AreaState, MAX_AREAS, Store, StoreConfig};
 use lowtide_core::vm;
 use lowtide_pager::evict::Evicted;
 use lowtide_pager::line::Line;
 use lowtide_pager::pager::{Host, Pager, Worker};
 use lowtide_pager::regions::Range;
-use lowtide_pager::segment::{self, proc_state};
+use lowtide_pager::segment::{self, area_state, proc_state};
 use lowtide_pager::uffd::{NEEDED_FEATURES, Uffd};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
@@ -100,10 +100,11 @@ pub extern "C" fn inherited(_: usize) -> ! {
         swap_file::open_path(path.bytes())
     };
     // SAFETY: the handler of the fork waits for this thread, and there is no other.
-    let result = unsafe { pager.take_over(parent, agent::proc(), &mut reopen, swap_file::open()) };
+    let result = unsafe { pager.take_over(parent, agent::proc(), &mut reopen) };
     if let Err(why) = result {
         say::fatal(why);
     }
+    swap_file::add_all(&pager.store);
     let mut keeper = Keeper::new(None);
     INHERITED.store(keeper.resident(), Ordering::Relaxed);
     agent::proc().state.store(proc_state::ACTIVE, Ordering::Release);
@@ -146,6 +147,8 @@ struct Keeper {
     /// The run was above the low mark when last measured.
     above_low: bool,
     warned_full: bool,
+    /// Of which swap areas it was said that they can't be written.
+    said_failing: [bool; MAX_AREAS],
     reported: bool,
 }
 
@@ -184,6 +187,7 @@ impl Keeper {
             rest_measured: (0, 0),
             above_low: false,
             warned_full: false,
+            said_failing: [false; MAX_AREAS],
             reported: false,
         }
     }
@@ -253,8 +257,7 @@ impl Keeper {
         let marks = lowtide_pager::budget::Budget::default();
         marks.set_limit(limit);
         // A named swap file goes to the first process that prepares: to one that comes near the limit.
-        let named = agent::segment().settings.swap_kind == segment::SWAP_FILE;
-        let prepare_mark = if named { marks.adopt_mark() } else { marks.prepare_mark() };
+        let prepare_mark = if swap_file::any_named() { marks.adopt_mark() } else { marks.prepare_mark() };
         if total <= prepare_mark {
             return Self::nap(prepare_mark - total);
         }
@@ -305,9 +308,9 @@ impl Keeper {
             pool_limit: run.settings.pool_limit.load(Ordering::Relaxed) as usize,
             accept_percent: 90,
             codec,
-            file: swap_file::open(),
         })
         .map_err(|_| Errno::NOMEM)?;
+        swap_file::add_all(&store);
         let staging = (limit / 16).clamp(512 << 10, 64 << 20) as usize;
         self.worker = Some(Worker::new(true)?);
         let uffd = self.uffd.take().ok_or(Errno::BADF)?;
@@ -377,6 +380,9 @@ impl Keeper {
             pager.measure_rest();
         }
         pager.publish();
+        if self.areas_fail() {
+            swap_file::say_what_fails(&pager.store, &mut self.said_failing);
+        }
         pager.store.set_pool_limit(self.pool_share() as usize);
         let grown = total.saturating_sub(expected) > UNACCOUNTED && total > pager.budget.adopt_mark();
         if grown || LOOK_AGAIN.load(Ordering::Acquire) || self.since_look_us >= LOOK_EVERY_US {
@@ -438,11 +444,24 @@ impl Keeper {
         0
     }
 
+    /// Whether a swap area of this process can't be written, as was last published.
+    fn areas_fail(&self) -> bool {
+        let failing = area_state(AreaState::Failing);
+        agent::proc().areas_now.iter().any(|area| area.state.load(Ordering::Relaxed) == failing)
+    }
+
     /// No tier takes a page.
     fn full(&mut self, pager: &Pager) {
         let run = agent::segment();
+        pager.publish();
+        if self.areas_fail() {
+            swap_file::say_what_fails(&pager.store, &mut self.said_failing);
+        }
         if run.settings.when_full == segment::WHEN_FULL_STOP {
-            say::fatal(b"swap is full and --when-full stop was given: raise --ram or --pool, or give more --swap");
+            say::fatal(match self.areas_fail() {
+                true => b"the rest of swap is full, an area can't be written, and --when-full stop was given: see the warnings",
+                false => b"swap is full and --when-full stop was given: raise --ram or --pool, or give more --swap",
+            });
         }
         // Being full at times is normal for a small pool; being over the limit because of it is worth a word.
         if !self.warned_full && pager.budget.now() > pager.budget.limit() {

@@ -1,52 +1,88 @@
-//! The swap file of a process.
+//! The swap files of a process.
 
 use core::ffi::CStr;
 use core::sync::atomic::Ordering;
 
 use lowtide_core::device::DeviceName;
-use lowtide_core::store::FileConfig;
+use lowtide_core::store::{FileConfig, MAX_AREAS, Store, StoreError};
 use lowtide_pager::line::Line;
-use lowtide_pager::segment::{self, Settings};
+use lowtide_pager::segment::{self, SwapArea};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::{agent, say};
 
-/// Opens the swap file of this process, if the run has them: the named one if there is one and no process has claimed it yet, else
-/// one without a name, so that nothing is left of it whatever happens. Says so when it fails.
-pub fn open() -> Option<FileConfig> {
-    let run = agent::segment();
-    let set = &run.settings;
-    if set.swap_kind == segment::SWAP_RAM {
-        return None;
+/// Whether the run has swap files with names.
+pub fn any_named() -> bool {
+    agent::segment().settings.swap.iter().any(|area| area.kind == segment::SWAP_FILE)
+}
+
+/// Opens this process's file of each swap area of the run, and adds it to the store. What fails is said, and the others are used.
+pub fn add_all(store: &Store) {
+    let areas = &agent::segment().settings.swap;
+    let mut failures: [Option<Failed>; MAX_AREAS] = [const { None }; MAX_AREAS];
+    for ((number, area), failure) in (0..).zip(areas).zip(&mut failures) {
+        *failure = if area.kind == segment::SWAP_NONE { None } else { add(store, number, area).err() };
     }
-    let named = set.swap_kind == segment::SWAP_FILE && run.swap_claimed.swap(1, Ordering::AcqRel) == 0;
-    match if named { open_path(&set.swap_file) } else { unnamed(set) } {
-        Ok(fd) => {
-            let name = if named {
-                DeviceName { kind: "file:", path: text(&set.swap_file_name) }
-            } else {
-                DeviceName { kind: "dir:", path: text(&set.swap_dir) }
-            };
-            Some(FileConfig { fd, name, size: set.swap_size, budget: Some(&run.swap_used), budget_limit: set.swap_size })
-        }
-        Err(Errno::BUSY) => {
-            say::warn(b"another process of the run has the swap device: this one uses compressed RAM only");
-            None
-        }
-        Err(e) => {
-            let mut line = Line::new();
-            line.push(b"no swap file could be ");
-            match named {
-                true => line.push(b"opened"),
-                false => line.push(b"made in ").push(text(&set.swap_dir)),
-            };
-            line.push(b", error ").number(e.raw_os_error() as u64).push(b": only compressed RAM is used");
-            say::warn(line.bytes());
-            None
-        }
+    for (area, failure) in areas.iter().zip(failures) {
+        let Some(failure) = failure else { continue };
+        let mut line = begin(area);
+        match failure {
+            Failed::Taken => line.push(b": another process of the run has it"),
+            Failed::File(errno) => line.push(b": no swap file, error ").number(errno.raw_os_error() as u64),
+            Failed::Store(StoreError::NoMemory) => line.push(b": no memory for the tables of a swap area"),
+            Failed::Store(_) => line.push(b": no swap area can be made of it"),
+        };
+        let without: &[u8] = if store.has_device() { b"without it" } else { b"with compressed RAM only" };
+        say::warn(line.push(b"; a process goes on ").push(without).bytes());
     }
+}
+
+/// Says once of each area that it can't be written.
+pub fn say_what_fails(store: &Store, said: &mut [bool; MAX_AREAS]) {
+    for ((area, stats), said) in agent::segment().settings.swap.iter().zip(store.area_stats()).zip(said) {
+        let Some(errno) = stats.failing.filter(|_| !*said) else { continue };
+        *said = true;
+        let mut line = begin(area);
+        match errno {
+            Errno::NOSPC | Errno::DQUOT => line.push(b": its file system is full"),
+            _ => line.push(b": it can't be written, error ").number(errno.raw_os_error() as u64),
+        };
+        say::warn(line.push(b"; pages go elsewhere, and it is tried again now and then").bytes());
+    }
+}
+
+/// A line about an area.
+fn begin(area: &SwapArea) -> Line {
+    let mut line = Line::new();
+    match area.kind {
+        segment::SWAP_FILE => line.push(b"file:").push(text(&area.file_name)),
+        _ => line.push(b"dir:").push(text(&area.dir)),
+    };
+    line
+}
+
+/// Why a process has nothing of a swap area.
+enum Failed {
+    /// It is a device, and another process's.
+    Taken,
+    File(Errno),
+    Store(StoreError),
+}
+
+/// The named file if the area has one and no process has claimed it yet, else one without a name, so that nothing is left of it
+/// whatever happens.
+fn add(store: &Store, number: u8, area: &'static SwapArea) -> Result<(), Failed> {
+    let named = area.kind == segment::SWAP_FILE && area.claimed.swap(1, Ordering::AcqRel) == 0;
+    let (fd, name) = if named {
+        (open_path(&area.file).map_err(Failed::File)?, DeviceName { kind: "file:", path: text(&area.file_name), number })
+    } else {
+        (unnamed(&area.dir)?, DeviceName { kind: "dir:", path: text(&area.dir), number })
+    };
+    let (size, budget) = (area.size, Some(&area.used));
+    let file = FileConfig { fd, name, size, budget, budget_limit: size, priority: area.prio, discard: area.discard != 0 };
+    store.add_file(file).map_err(Failed::Store)
 }
 
 /// A NUL-terminated text.
@@ -54,13 +90,13 @@ fn text(field: &[u8]) -> &[u8] {
     CStr::from_bytes_until_nul(field).map_or(&[], CStr::to_bytes)
 }
 
-/// BUSY: the run has no directory for such files.
-fn unnamed(set: &Settings) -> Result<OwnedFd, Errno> {
-    let dir = CStr::from_bytes_until_nul(&set.swap_dir).map_err(|_| Errno::INVAL)?;
+fn unnamed(dir: &'static [u8]) -> Result<OwnedFd, Failed> {
+    let dir = CStr::from_bytes_until_nul(dir).map_err(|_| Failed::File(Errno::INVAL))?;
     if dir.is_empty() {
-        return Err(Errno::BUSY);
+        return Err(Failed::Taken);
     }
-    rustix::fs::open(dir, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR).map_err(Failed::File)
 }
 
 /// Opens what a NUL-terminated path names, for reading and writing.

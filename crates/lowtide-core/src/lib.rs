@@ -10,6 +10,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod codec;
+pub mod count;
 pub mod device;
 #[cfg(any(test, feature = "faults"))]
 pub mod faults;

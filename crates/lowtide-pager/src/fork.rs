@@ -15,7 +15,6 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use lowtide_core::store::{FileConfig, StoreError};
 use lowtide_core::vm::{self, OnFork, PAGE_SIZE};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -201,7 +200,7 @@ impl Pager {
     }
 
     /// In a forked child, before anything else of the pager is used there: frees what threads of the parent may have held, and
-    /// takes over the store. `file`: the child's own swap file; `reopen`: see the store.
+    /// takes over the store, which has no swap file of its own then. `reopen`: see the store.
     ///
     /// # Errors
     /// The parent died too early, or a descriptor can't be opened: the child's memory can't be made whole.
@@ -213,7 +212,6 @@ impl Pager {
         parent: rustix::process::Pid,
         proc: &'static Proc,
         reopen: &mut dyn FnMut(u8, i32) -> Result<OwnedFd, Errno>,
-        file: Option<FileConfig>,
     ) -> Result<(), &'static [u8]> {
         self.set_proc(proc);
         // SAFETY: this process has no other agent thread, and the parent's operations were paused.
@@ -222,13 +220,7 @@ impl Pager {
             self.hand.reset_after_fork();
             self.map.reset_after_fork();
             self.staging.reset_after_fork();
-            match self.store.fork_child(reopen, file) {
-                Ok(()) => {}
-                Err(StoreError::NoMemory) => {
-                    (self.host.warn)(b"a forked child has no memory for a swap file of its own: it uses compressed RAM only")
-                }
-                Err(_) => return Err(b"a forked child can't open its parent's swap file"),
-            }
+            self.store.fork_child(reopen).map_err(|_| &b"a forked child can't open its parent's swap file"[..])?;
         }
         let uffd = Uffd::open(NEEDED_FEATURES).map_err(|_| &b"a forked child can't open a userfaultfd"[..])?;
         let present = Present::open().map_err(|_| &b"a forked child can't open its page map"[..])?;

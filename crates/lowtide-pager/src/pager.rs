@@ -17,7 +17,7 @@ use crate::budget::Budget;
 use crate::pagemap::PageMap;
 use crate::present::Present;
 use crate::regions::{Range, Regions};
-use crate::segment::{Counters, Proc};
+use crate::segment::{Counters, Proc, area_state};
 use crate::space::SpaceLock;
 use crate::staging::Staging;
 use crate::stream::{MAX_WINDOW, Streams};
@@ -325,12 +325,16 @@ impl Pager {
         set(&c.writeback_pages, s.device_write_bytes / PAGE_SIZE as u64);
         set(&c.writeback_ios, s.device_write_ios);
         set(&c.writeback_bytes, s.device_write_bytes);
-        set(&c.device_reads, s.device_read_ios);
-        set(&c.device_writes, s.device_write_ios);
-        set(&c.device_errors, s.device_errors);
         for order in 0..ORDERS {
             set(&c.folios[order], s.folios[order]);
             set(&c.folios_split[order], s.folios_split[order]);
+        }
+        for ((now, counts), area) in p.areas_now.iter().zip(&p.areas).zip(self.store.area_stats()) {
+            set(&now.used, area.used);
+            set(&now.state, area_state(area.state));
+            set(&counts.reads, area.reads);
+            set(&counts.writes, area.writes);
+            set(&counts.errors, area.errors);
         }
     }
 }

@@ -7,7 +7,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use lowtide_core::slot::ORDERS;
-use lowtide_core::store::{FILL_WORDS, FillWord, FillWords};
+use lowtide_core::store::{AreaState, FILL_WORDS, FillWord, FillWords, MAX_AREAS};
 
 /// First word of a segment.
 pub const MAGIC: u64 = 0x6c6f_7774_6964_6501;
@@ -33,13 +33,37 @@ pub const CODEC_LZ4: u32 = 0;
 /// `Settings::codec`: zstd at `Settings::codec_level`.
 pub const CODEC_ZSTD: u32 = 1;
 
-/// `Settings::swap_kind`: compressed RAM only.
-pub const SWAP_RAM: u32 = 0;
-/// `Settings::swap_kind`: compressed RAM, then an unnamed file in `Settings::swap_dir`.
+/// `SwapArea::kind`: there is no such area.
+pub const SWAP_NONE: u32 = 0;
+/// `SwapArea::kind`: each process has an unnamed file in `SwapArea::dir`.
 pub const SWAP_DIR: u32 = 1;
-/// `Settings::swap_kind`: compressed RAM, then `Settings::swap_file`, which is the first process's that claims it
-/// (`Segment::swap_claimed`); processes that come later have unnamed files in `Settings::swap_dir`.
+/// `SwapArea::kind`: `SwapArea::file`, which is the first process's that claims it (`SwapArea::claimed`); processes that come later
+/// have unnamed files in `SwapArea::dir`.
 pub const SWAP_FILE: u32 = 2;
+
+/// A swap area of the run. Without any, evicted pages stay in compressed RAM.
+#[repr(C)]
+pub struct SwapArea {
+    /// Most bytes of all its files together.
+    pub size: u64,
+    /// Bytes of its files in use by all processes of the run: agents add before they grow a file.
+    pub used: AtomicU64,
+    /// One of the `SWAP_` values.
+    pub kind: u32,
+    /// Areas of higher priority are used first; those of the same in turn.
+    pub prio: i16,
+    /// 1: the space of free clusters goes back to the file system.
+    pub discard: u16,
+    /// 1: a process of the run has `file`. It is not given to another when that one is gone, because its forked children may still
+    /// read it.
+    pub claimed: AtomicU32,
+    /// Directory of the unnamed files, absolute, NUL-terminated. Empty: there are none (`file` is a block device).
+    pub dir: [u8; 1024],
+    /// The named file, as a descriptor of `lowtide run` (`/proc/PID/fd/N`), which holds its lock. NUL-terminated.
+    pub file: [u8; 64],
+    /// What the user calls it, for messages. NUL-terminated.
+    pub file_name: [u8; 256],
+}
 
 /// What the run was asked for. Written by `lowtide run` before the program starts, except for the atomics.
 #[repr(C)]
@@ -48,10 +72,6 @@ pub struct Settings {
     pub ram_limit: AtomicU64,
     /// Pool limit of the whole tree in bytes.
     pub pool_limit: AtomicU64,
-    /// Most bytes of all swap files of the run together.
-    pub swap_size: u64,
-    /// One of the `SWAP_` values.
-    pub swap_kind: u32,
     /// One of the `CODEC_` values.
     pub codec: u32,
     /// zstd level; 0 is zstd's default.
@@ -60,12 +80,8 @@ pub struct Settings {
     pub when_full: u32,
     /// 1: agents say on the program's standard error what they adopt and why.
     pub verbose: u32,
-    /// Directory of the unnamed swap files, absolute, NUL-terminated. Empty: there are none (`swap_file` is a block device).
-    pub swap_dir: [u8; 1024],
-    /// The named swap file, as a descriptor of `lowtide run` (`/proc/PID/fd/N`), which holds its lock. NUL-terminated.
-    pub swap_file: [u8; 64],
-    /// What the user calls it, for messages. NUL-terminated.
-    pub swap_file_name: [u8; 256],
+    /// The swap areas, in the order in which they were given.
+    pub swap: [SwapArea; MAX_AREAS],
     /// The value that LD_PRELOAD must begin with, NUL-terminated: agents put it back in front when the program changes it.
     pub preload: [u8; 64],
 }
@@ -100,9 +116,6 @@ pub struct Counters {
     pub writeback_pages: AtomicU64,
     pub writeback_ios: AtomicU64,
     pub writeback_bytes: AtomicU64,
-    pub device_reads: AtomicU64,
-    pub device_writes: AtomicU64,
-    pub device_errors: AtomicU64,
     /// Folios that got contiguous slots, by order, and those that were split for want of them.
     pub folios: [AtomicU64; ORDERS],
     pub folios_split: [AtomicU64; ORDERS],
@@ -124,12 +137,57 @@ impl Counters {
 
     /// Adds `other` to `self`; the maximum is kept as a maximum.
     pub fn fold(&self, other: &Counters) {
-        let max = self.latency_max_ns.load(Ordering::Relaxed).max(other.latency_max_ns.load(Ordering::Relaxed));
         for (to, from) in self.words().iter().zip(other.words()) {
+            let (is_maximum, from) = (core::ptr::eq(to, &self.latency_max_ns), from.load(Ordering::Relaxed));
+            if is_maximum {
+                to.fetch_max(from, Ordering::Relaxed)
+            } else {
+                to.fetch_add(from, Ordering::Relaxed)
+            };
+        }
+    }
+}
+
+/// Counts of I/Os on one swap area.
+#[repr(C)]
+#[derive(Default)]
+#[allow(missing_docs)] // the names are those of INTERFACE.md's statistics
+pub struct AreaCounters {
+    pub reads: AtomicU64,
+    pub writes: AtomicU64,
+    pub errors: AtomicU64,
+}
+
+impl AreaCounters {
+    /// All counters, in the order of declaration.
+    pub fn words(&self) -> [&AtomicU64; 3] {
+        [&self.reads, &self.writes, &self.errors]
+    }
+
+    /// Adds `other` to `self`.
+    pub fn fold(&self, other: &AreaCounters) {
+        for (to, from) in self.words().into_iter().zip(other.words()) {
             to.fetch_add(from.load(Ordering::Relaxed), Ordering::Relaxed);
         }
-        self.latency_max_ns.store(max, Ordering::Relaxed);
     }
+}
+
+/// What a process has of one swap area now.
+#[repr(C)]
+#[derive(Default)]
+pub struct AreaGauges {
+    /// Bytes of its pages that are there.
+    pub used: AtomicU64,
+    /// An [`AreaState`] as a number.
+    pub state: AtomicU64,
+}
+
+/// How many numbers there are for states.
+pub const AREA_STATES: usize = AreaState::ALL.len();
+
+/// The number of a state in [`AreaGauges::state`].
+pub const fn area_state(state: AreaState) -> u64 {
+    state as u64
 }
 
 /// States of [`Proc::state`].
@@ -169,8 +227,12 @@ pub struct Proc {
     pub now_on_device: AtomicU64,
     /// Bytes of address space adopted.
     pub adopted_bytes: AtomicU64,
-    /// Counts since this slot was claimed.
+    /// The swap areas, as in `Settings::swap`.
+    pub areas_now: [AreaGauges; MAX_AREAS],
+    /// Counts since the process was last started by exec.
     pub counters: Counters,
+    /// I/Os on the swap areas since then.
+    pub areas: [AreaCounters; MAX_AREAS],
     /// The words of its same-filled pages.
     pub same_filled_words: FillWords,
     /// Latencies of fault service: see [`latency_bucket`].
@@ -190,7 +252,10 @@ impl Proc {
             &self.now_zero,
             &self.now_on_device,
             &self.adopted_bytes,
-        ] {
+        ]
+        .into_iter()
+        .chain(self.areas_now.iter().flat_map(|area| [&area.used, &area.state]))
+        {
             gauge.store(0, Ordering::Relaxed);
         }
     }
@@ -257,11 +322,6 @@ pub struct Segment {
     pub supervisor: u32,
     /// What was asked for.
     pub settings: Settings,
-    /// Bytes of swap file in use by all processes of the run: agents add before they grow a file.
-    pub swap_used: AtomicU64,
-    /// 1: a process of the run has `Settings::swap_file`. It is not given to another when that one is gone, because its forked
-    /// children may still read it.
-    pub swap_claimed: AtomicU32,
     /// Highest sum of `Proc::ram_bytes` seen by anyone.
     pub ram_peak: AtomicU64,
     /// Why the run must be stopped (device lost with pages on it, `--when-full stop`): `lowtide run` kills the tree when it is set.
@@ -273,6 +333,8 @@ pub struct Segment {
     pub warnings: [Text; MAX_WARNINGS],
     /// Sums over processes that are gone.
     pub dead: Counters,
+    /// Their I/Os on the swap areas.
+    pub dead_areas: [AreaCounters; MAX_AREAS],
     /// Their words of same-filled pages.
     pub dead_words: FillWords,
     /// Their latencies.
@@ -322,11 +384,13 @@ impl Segment {
         sum
     }
 
-    /// Claims a slot for process `pid`; one that this pid already holds (it called exec) is kept with its counts. None: all taken.
+    /// Claims a slot for process `pid`; one that this pid already holds (it called exec) is kept, and its counts are folded into the
+    /// sums. None: all taken.
     pub fn claim(&self, pid: u32) -> Option<&Proc> {
         use proc_state::*;
         let held = |p: &&Proc| p.pid.load(Ordering::Relaxed) == pid && p.state.load(Ordering::Relaxed) != FREE;
         if let Some(p) = self.used_procs().iter().find(held) {
+            self.fold(p);
             p.clear_gauges();
             p.state.store(WATCHING, Ordering::Release);
             return Some(p);
@@ -344,18 +408,24 @@ impl Segment {
 
     /// Folds the counts of a process that is gone into the sums and frees its slot. Only `lowtide run` calls this.
     pub fn bury(&self, p: &Proc) {
+        self.fold(p);
+        p.clear_gauges();
+        p.pid.store(0, Ordering::Relaxed);
+        p.state.store(proc_state::FREE, Ordering::Release);
+    }
+
+    /// Folds the counts of a process into the sums of the dead, and sets them to zero.
+    fn fold(&self, p: &Proc) {
         self.dead.fold(&p.counters);
+        self.dead_areas.iter().zip(&p.areas).for_each(|(to, from)| to.fold(from));
         self.dead_words.fold(&p.same_filled_words);
         for (to, from) in self.dead_latency.iter().zip(&p.latency) {
             to.fetch_add(from.swap(0, Ordering::Relaxed), Ordering::Relaxed);
         }
-        for word in p.counters.words() {
+        for word in p.counters.words().iter().chain(p.areas.iter().flat_map(AreaCounters::words)) {
             word.store(0, Ordering::Relaxed);
         }
         p.same_filled_words.set(&[FillWord::default(); FILL_WORDS]);
-        p.clear_gauges();
-        p.pid.store(0, Ordering::Relaxed);
-        p.state.store(proc_state::FREE, Ordering::Release);
     }
 }
 
@@ -384,6 +454,40 @@ mod tests {
         }
         assert_eq!(latency_bucket(0), 0);
         assert_eq!(latency_bucket(u64::MAX), LATENCY_BUCKETS - 1);
+    }
+
+    fn segment() -> std::boxed::Box<Segment> {
+        let layout = std::alloc::Layout::new::<Segment>();
+        // SAFETY: zeros are a valid Segment, and the memory is the global allocator's, of this layout.
+        unsafe { std::boxed::Box::from_raw(std::alloc::alloc_zeroed(layout).cast()) }
+    }
+
+    #[test]
+    fn what_a_process_did_is_counted_once_whether_it_executes_another_program_or_dies() {
+        let run = segment();
+        let (first, second) = (run.claim(10).unwrap(), run.claim(11).unwrap());
+        let work = |p: &Proc, n: u64| {
+            p.counters.writeback_ios.fetch_add(n, Ordering::Relaxed);
+            p.counters.latency_max_ns.store(100 * n, Ordering::Relaxed);
+            p.areas[2].writes.fetch_add(n, Ordering::Relaxed);
+            p.areas[7].errors.fetch_add(1, Ordering::Relaxed);
+            p.areas_now[2].used.store(n, Ordering::Relaxed);
+            p.areas_now[2].state.store(area_state(AreaState::Failing), Ordering::Relaxed);
+        };
+        work(first, 5);
+        assert!(core::ptr::eq(run.claim(10).unwrap(), first), "it called exec");
+        let now = |p: &Proc| {
+            p.areas_now.iter().map(|a| a.used.load(Ordering::Relaxed) + a.state.load(Ordering::Relaxed)).sum::<u64>()
+        };
+        assert_eq!((first.counters.writeback_ios.load(Ordering::Relaxed), now(first)), (0, 0));
+        work(first, 3);
+        work(second, 2);
+        run.bury(first);
+        run.bury(second);
+        assert_eq!((now(first), now(second)), (0, 0));
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        assert_eq!((of(&run.dead.writeback_ios), of(&run.dead.latency_max_ns)), (10, 500));
+        assert_eq!((of(&run.dead_areas[2].writes), of(&run.dead_areas[7].errors), of(&run.dead_areas[0].writes)), (10, 3, 0));
     }
 
     #[test]

@@ -71,7 +71,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "SIZE", env = "LOWTIDE_RAM", hide_env_values = true, allow_hyphen_values = true)]
     pub ram: Option<String>,
 
-    /// Where cold pages go: auto (compressed RAM first, then an unnamed file in $LOWTIDE_DIR, else /var/tmp), ram (compressed RAM
+    /// Where cold pages go, repeatable for several areas, of which those with a higher prio= come first: auto (compressed RAM first, then an unnamed file in $LOWTIDE_DIR, else /var/tmp), ram (compressed RAM
     /// only), dir:DIR[,size=8G][,prio=N] (an unnamed file in DIR), file:PATH[,size=8G][,prio=N][,discard] (a file of mode 0600, or a
     /// block device)
     #[arg(long, value_name = "SPEC", default_value = "auto")]

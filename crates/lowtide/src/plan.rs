@@ -20,8 +20,8 @@ pub struct Plan {
     pub ram: u64,
     /// Pool limit in bytes.
     pub pool: u64,
-    /// Where cold pages go.
-    pub swap: Swap,
+    /// Where cold pages go that don't stay in compressed RAM.
+    pub swap: Vec<Swap>,
     /// One of the segment's `CODEC_` values.
     pub codec: u32,
     /// Level of zstd; 0 is its default.
@@ -88,7 +88,7 @@ impl Plan {
         };
         let (swap, odd) = swap_spec::resolve(&args.swap, usable)?;
         warnings.extend(odd);
-        if matches!(swap, Swap::Ram) && pool == 0 {
+        if swap.is_empty() && pool == 0 {
             return Err(Failure::usage(
                 "--pool 0 and no swap file leave no place for a page: give --pool more or --swap dir:DIR",
             ));

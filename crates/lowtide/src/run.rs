@@ -10,7 +10,6 @@ use crate::signals::Signals;
 use crate::size;
 use crate::stats::Stats;
 use crate::supervise::supervise;
-use crate::swap_spec::Swap;
 use lowtide_pager::segment::{CODEC_LZ4, ENV_SEGMENT};
 
 /// Runs the program; the exit code of lowtide.
@@ -26,7 +25,7 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
         say(&format!("warning: {warning}"));
     }
     if plan.verbose {
-        say(&describe(&plan));
+        describe(&plan).iter().for_each(|line| say(line));
     }
     let child = launch(&plan, &shared, inherited)?;
     let outcome = supervise(&plan, &shared, &signals, child);
@@ -56,18 +55,19 @@ fn refuse_nesting() -> Result<(), Failure> {
     }
 }
 
-/// What was understood, for `--verbose`.
-fn describe(plan: &Plan) -> String {
-    let swap = match &plan.swap {
-        Swap::Ram => "compressed RAM only".to_owned(),
-        Swap::Dir { dir, size, .. } => format!("up to {} of unnamed file in {}", size::show(*size), dir.display()),
-        Swap::File { file, .. } => format!("up to {} of {}", size::show(file.size), file.path.display()),
-    };
+/// What was understood, for `--verbose`: lines.
+fn describe(plan: &Plan) -> Vec<String> {
     let codec = match (plan.codec, plan.codec_level) {
         (CODEC_LZ4, _) => "lz4".to_owned(),
         (_, 0) => "zstd".to_owned(),
         (_, level) => format!("zstd:{level}"),
     };
     let (ram, pool) = (size::show(plan.ram), size::show(plan.pool));
-    format!("{}: ram {ram}, pool up to {pool} ({codec}), swap: {swap}", plan.path.display())
+    let swap = if plan.swap.is_empty() { ", swap: compressed RAM only" } else { "" };
+    let mut lines = vec![format!("{}: ram {ram}, pool up to {pool} ({codec}){swap}", plan.path.display())];
+    lines.extend(plan.swap.iter().map(|area| {
+        let how = area.how().unwrap_or_else(|why| format!("not known how it is read and written: {why}"));
+        format!("swap {}: up to {}, priority {}, {how}", area.spec(), size::show(area.size), area.prio)
+    }));
+    lines
 }

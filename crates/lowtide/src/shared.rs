@@ -4,8 +4,8 @@
 use crate::error::Failure;
 use crate::plan::Plan;
 use crate::probe;
-use crate::swap_spec::Swap;
-use lowtide_pager::segment::{self, Segment};
+use crate::swap_spec::{Swap, Where};
+use lowtide_pager::segment::{self, Segment, SwapArea};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
@@ -73,25 +73,8 @@ impl Shared {
         settings.codec_level = plan.codec_level;
         settings.when_full = plan.when_full;
         settings.verbose = u32::from(plan.verbose);
-        match &plan.swap {
-            Swap::Ram => settings.swap_kind = segment::SWAP_RAM,
-            Swap::Dir { dir, size, .. } => {
-                settings.swap_kind = segment::SWAP_DIR;
-                settings.swap_size = *size;
-                put(&mut settings.swap_dir, dir.as_os_str().as_bytes())?;
-            }
-            Swap::File { file, .. } => {
-                settings.swap_kind = segment::SWAP_FILE;
-                settings.swap_size = file.size;
-                put(&mut settings.swap_file, path(file.file.as_fd()).as_bytes())?;
-                let name = file.path.as_os_str().as_bytes();
-                let most = settings.swap_file_name.len() - 1;
-                put(&mut settings.swap_file_name, &name[..name.len().min(most)])?;
-                if !file.is_device {
-                    let dir = file.path.parent().ok_or(Errno::INVAL)?;
-                    put(&mut settings.swap_dir, dir.as_os_str().as_bytes())?;
-                }
-            }
+        for (swap, area) in plan.swap.iter().zip(&mut settings.swap) {
+            describe(swap, area, path)?;
         }
         put(&mut settings.preload, preload.as_bytes())?;
         to.magic.store(segment::MAGIC, Ordering::Release);
@@ -110,6 +93,29 @@ impl Shared {
     pub fn resident(&self) -> u64 {
         let of = |fd: &OwnedFd| rustix::fs::fstat(fd).map_or(0, |stat| stat.st_blocks as u64 * 512);
         of(&self.agent) + of(&self.segment_file)
+    }
+}
+
+/// Writes down a swap area. `path`: where agents find what this process has open.
+fn describe(swap: &Swap, area: &mut SwapArea, path: impl Fn(BorrowedFd<'_>) -> String) -> Result<(), Errno> {
+    (area.size, area.prio, area.discard) = (swap.size, swap.prio, swap.discard.into());
+    match &swap.place {
+        Where::Dir(dir) => {
+            area.kind = segment::SWAP_DIR;
+            put(&mut area.dir, dir.as_os_str().as_bytes())
+        }
+        Where::File(file) => {
+            area.kind = segment::SWAP_FILE;
+            put(&mut area.file, path(file.file.as_fd()).as_bytes())?;
+            let name = file.path.as_os_str().as_bytes();
+            let most = area.file_name.len() - 1;
+            put(&mut area.file_name, &name[..name.len().min(most)])?;
+            if !file.is_device {
+                let dir = file.path.parent().ok_or(Errno::INVAL)?;
+                put(&mut area.dir, dir.as_os_str().as_bytes())?;
+            }
+            Ok(())
+        }
     }
 }
 

@@ -3,9 +3,9 @@
 use crate::plan::Plan;
 use crate::size;
 use crate::supervise::Outcome;
-use crate::swap_spec::Swap;
-use lowtide_core::store::FillWords;
-use lowtide_pager::segment::{Counters, LATENCY_BUCKETS, Segment, latency_floor_ns, proc_state};
+use crate::tree::AreaNow;
+use lowtide_core::store::{AreaState, FillWords, MAX_AREAS};
+use lowtide_pager::segment::{AreaCounters, Counters, LATENCY_BUCKETS, Segment, area_state, latency_floor_ns, proc_state};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -130,13 +130,16 @@ pub struct Stall {
     pub full: Option<f64>,
 }
 
+/// A swap area, with what all processes did there.
 #[derive(Serialize)]
 #[allow(missing_docs)]
 pub struct Area {
     pub spec: String,
     pub prio: i32,
     pub size: u64,
+    /// Bytes of pages that are there, without those that a process has from its parent.
     pub used: u64,
+    /// `active`, `full`, or `failing` if the latest write of a process failed.
     pub state: &'static str,
     pub reads: u64,
     pub writes: u64,
@@ -152,21 +155,18 @@ impl Stats {
         let fullest = outcome.tree.fullest();
         let in_pool = fullest.now_stored.saturating_sub(fullest.now_on_device) * PAGE;
         let ratio = if fullest.pool_stored > 0 { in_pool as f64 / fullest.pool_stored as f64 } else { 0.0 };
-        let area = |spec: String, prio: i32, size: u64| Area {
-            spec,
-            prio,
-            size,
-            used: gauges.now_on_device * PAGE,
-            state: "active",
-            reads: of(&counters.device_reads),
-            writes: of(&counters.device_writes),
-            errors: of(&counters.device_errors),
-        };
-        let areas = match &plan.swap {
-            Swap::Ram => Vec::new(),
-            Swap::Dir { dir, size, prio } => vec![area(format!("dir:{}", dir.display()), *prio, *size)],
-            Swap::File { file, prio } => vec![area(format!("file:{}", file.path.display()), *prio, file.size)],
-        };
+        let areas = plan.swap.iter().zip(area_totals(segment)).zip(&gauges.areas);
+        let areas = areas.map(|((area, counts), now)| Area {
+            spec: area.spec(),
+            prio: area.prio.into(),
+            size: area.size,
+            used: now.used,
+            state: state(now),
+            reads: of(&counts.reads),
+            writes: of(&counts.writes),
+            errors: of(&counts.errors),
+        });
+        let areas = areas.collect();
         Stats {
             schema: 1,
             program: plan.argv.first().map_or_else(String::new, |name| name.display().to_string()),
@@ -262,6 +262,26 @@ fn totals(segment: &Segment) -> (Counters, [u64; LATENCY_BUCKETS]) {
         add(&p.latency);
     }
     (sum, latency)
+}
+
+/// I/Os on the swap areas by all processes, dead and alive.
+fn area_totals(segment: &Segment) -> [AreaCounters; MAX_AREAS] {
+    let sums: [AreaCounters; MAX_AREAS] = Default::default();
+    let alive = segment.used_procs().iter().filter(|p| p.state.load(Ordering::Acquire) != proc_state::FREE);
+    for areas in alive.map(|p| &p.areas).chain([&segment.dead_areas]) {
+        sums.iter().zip(areas).for_each(|(sum, area)| sum.fold(area));
+    }
+    sums
+}
+
+/// The state of a swap area: some processes may find it full while others still have room in their files.
+fn state(now: &AreaNow) -> &'static str {
+    let any = |state| now.states[area_state(state) as usize] > 0;
+    match () {
+        () if any(AreaState::Failing) => "failing",
+        () if any(AreaState::Full) && !any(AreaState::Active) => "full",
+        () => "active",
+    }
 }
 
 /// The words of same-filled pages of all processes, dead and alive.

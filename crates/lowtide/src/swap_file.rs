@@ -28,6 +28,8 @@ pub struct SwapFile {
     pub is_device: bool,
     /// Most bytes of it.
     pub size: u64,
+    /// Space that is free in it is to go back to the file system, which can do that.
+    pub discard: bool,
     /// What is odd about it, but not wrong.
     pub warnings: Vec<String>,
 }
@@ -60,13 +62,21 @@ impl SwapFile {
             Err(Errno::WOULDBLOCK) => return Err("another run uses it: wait for that, or name another file".to_owned()),
             Err(error) => return Err(format!("can't be locked: {}", reason(&error.into()))),
         }
-        let mut opened = SwapFile { file, path, is_device, size: 0, warnings: Vec::new() };
+        let mut opened = SwapFile { file, path, is_device, size: 0, discard, warnings: Vec::new() };
         opened.measure(size)?;
         opened.mark()?;
         if discard && opened.punch().is_err() {
+            opened.discard = false;
             opened.warnings.push("discard has no effect: its file system can't punch holes".to_owned());
         }
         Ok(opened)
+    }
+
+    /// Whether a path leads to it, or to the same device.
+    pub fn is(&self, path: &Path) -> bool {
+        let id = |data: std::fs::Metadata| if self.is_device { (data.rdev(), 0) } else { (data.dev(), data.ino()) };
+        let (mine, other) = (self.file.metadata().map(id), path.metadata().map(id));
+        mine.is_ok_and(|mine| other.is_ok_and(|other| mine == other))
     }
 
     /// Sets the size, and sees whether there is room for it.

@@ -1,34 +1,62 @@
-//! `--swap SPEC`: what was asked for, and the directory behind it.
+//! `--swap SPEC`: what was asked for, and the directories and files behind it.
 
 use crate::error::Failure;
 use crate::size;
 use crate::swap_file::SwapFile;
 use lowtide_core::device::{DeviceName, FileDevice};
+use lowtide_core::store::MAX_AREAS;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
+use std::fmt;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Where pages go that don't stay in RAM.
+/// A swap area: where pages go that don't stay in RAM.
 #[derive(Debug)]
-pub enum Swap {
-    /// Compressed RAM only.
-    Ram,
-    /// Compressed RAM, then an unnamed file.
-    Dir {
-        /// Directory of the file, absolute.
-        dir: PathBuf,
-        /// Most bytes of file.
-        size: u64,
-        /// Priority: kept for the statistics, there is one area.
-        prio: i32,
-    },
-    /// Compressed RAM, then a named file or a block device.
-    File {
-        /// The file.
-        file: SwapFile,
-        /// Priority, as above.
-        prio: i32,
-    },
+pub struct Swap {
+    /// What is there.
+    pub place: Where,
+    /// Most bytes of files.
+    pub size: u64,
+    /// Areas of higher priority are used first; those of the same in turn.
+    pub prio: i16,
+    /// Space that is free goes back to the file system.
+    pub discard: bool,
+}
+
+/// What a swap area is made of.
+#[derive(Debug)]
+pub enum Where {
+    /// Unnamed files in this directory, which is absolute.
+    Dir(PathBuf),
+    /// A named file or a block device, and unnamed files beside it.
+    File(SwapFile),
+}
+
+impl Swap {
+    /// As the user would write it, without options.
+    pub fn spec(&self) -> String {
+        match &self.place {
+            Where::Dir(dir) => format!("dir:{}", dir.display()),
+            Where::File(file) => format!("file:{}", file.path.display()),
+        }
+    }
+
+    /// How its files are read and written, in words; for those in a directory found out by making one.
+    pub fn how(&self) -> Result<String, String> {
+        match &self.place {
+            Where::Dir(dir) => Ok(Place::new(dir)?.how),
+            // Opened once more: the flags of what is open stay as they are.
+            Where::File(file) => {
+                let path = format!("/proc/self/fd/{}", file.file.as_raw_fd());
+                let again = File::options().read(true).write(true).open(path).map_err(|error| reason(&error))?;
+                let device = FileDevice::new(again.into(), DeviceName::default()).map_err(|error| reason(&error.into()))?;
+                Ok(how(&device))
+            }
+        }
+    }
 }
 
 /// One SPEC as written.
@@ -36,55 +64,115 @@ pub enum Swap {
 enum Spec {
     Auto,
     Ram,
-    Dir { dir: PathBuf, size: Option<u64>, prio: i32 },
-    File { path: PathBuf, size: Option<u64>, prio: i32, discard: bool },
+    Dir { dir: PathBuf, size: Option<u64>, prio: Option<i16> },
+    File { path: PathBuf, size: Option<u64>, prio: Option<i16>, discard: bool },
+}
+
+impl Spec {
+    fn prio(&self) -> Option<i16> {
+        match self {
+            Spec::Auto | Spec::Ram => None,
+            Spec::Dir { prio, .. } | Spec::File { prio, .. } => *prio,
+        }
+    }
+}
+
+/// Without options.
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Spec::Auto => f.write_str("auto"),
+            Spec::Ram => f.write_str("ram"),
+            Spec::Dir { dir, .. } => write!(f, "dir:{}", dir.display()),
+            Spec::File { path, .. } => write!(f, "file:{}", path.display()),
+        }
+    }
 }
 
 /// Smallest swap file that makes sense: one cluster.
 pub const LEAST: u64 = 2 << 20;
 
-/// Resolves the SPECs of a command line. The second value are warnings: what is odd, but not wrong.
-pub fn resolve(specs: &[String], ram_usable: u64) -> Result<(Swap, Vec<String>), Failure> {
-    let specs = specs.iter().map(|text| parse(text, ram_usable)).collect::<Result<Vec<_>, _>>()?;
-    if specs.iter().filter(|spec| **spec != Spec::Ram).count() > 1 {
-        return Err(Failure::not_built("more than one --swap area that is a file"));
+/// The priority of the first area that has no `prio=`; each further one has one less, so that they are used in the order in which they
+/// are given, after those with a priority (from -1 on, as swapon(8) has it).
+const FIRST_PRIO: i16 = -2;
+
+/// Resolves the SPECs of a command line. The second value are warnings: what is odd, but not wrong. No area: compressed RAM only.
+pub fn resolve(specs: &[String], ram_usable: u64) -> Result<(Vec<Swap>, Vec<String>), Failure> {
+    let mut parsed = specs.iter().map(|text| parse(text, ram_usable)).collect::<Result<Vec<_>, _>>()?;
+    parsed.retain(|spec| *spec != Spec::Ram);
+    if parsed.len() > MAX_AREAS {
+        return Err(Failure::usage(format!(
+            "--swap is given for {} areas, and {MAX_AREAS} are the most: leave some out",
+            parsed.len()
+        )));
     }
-    match specs.into_iter().find(|spec| *spec != Spec::Ram).unwrap_or(Spec::Ram) {
-        Spec::Ram => Ok((Swap::Ram, Vec::new())),
-        Spec::Dir { dir, size, prio } => {
-            let spec = format!("--swap dir:{}", dir.display());
-            let place = Place::new(&dir).map_err(|why| Failure::usage(format!("{spec}: {why}")))?;
-            let mut warnings = Vec::new();
-            if let Some(size) = size.filter(|&size| size > place.free) {
-                let (free, size) = (size::show(place.free), size::show(size));
-                warnings.push(format!("{spec}: there is only {free} free, less than size={size}"));
-            }
-            if place.in_ram {
-                warnings.push(format!("{spec}: it is in RAM (tmpfs), so swapping to it saves nothing"));
-            }
-            Ok((Swap::Dir { dir: place.dir, size: size.unwrap_or(place.free / 2), prio }, warnings))
-        }
-        Spec::File { path, size, prio, discard } => {
-            let spec = format!("--swap file:{}", path.display());
-            let mut file = SwapFile::open(&path, size, discard).map_err(|why| Failure::usage(format!("{spec}: {why}")))?;
-            let warnings = file.warnings.drain(..).map(|why| format!("{spec}: {why}")).collect();
-            Ok((Swap::File { file, prio }, warnings))
-        }
-        Spec::Auto => auto(),
+    let (mut areas, mut warnings): (Vec<Swap>, Vec<String>) = (Vec::new(), Vec::new());
+    let mut next_prio = FIRST_PRIO;
+    for spec in parsed {
+        let Some(mut area) = open(&spec, &areas, &mut warnings)? else { continue };
+        area.prio = spec.prio().unwrap_or(next_prio);
+        next_prio -= i16::from(spec.prio().is_none());
+        areas.push(area);
     }
+    Ok((areas, warnings))
 }
 
-/// `auto`: `$LOWTIDE_DIR`, else `/var/tmp`; up to half of what is free there.
-fn auto() -> Result<(Swap, Vec<String>), Failure> {
-    let chosen = std::env::var_os("LOWTIDE_DIR").filter(|dir| !dir.is_empty());
-    match auto_place() {
-        Ok(place) => Ok((Swap::Dir { dir: place.dir, size: place.free / 2, prio: 0 }, Vec::new())),
-        Err(why) if chosen.is_some() => Err(Failure::usage(format!("LOWTIDE_DIR={}: {why}", auto_dir().display()))),
-        Err(why) => {
-            let warning = format!("no swap file in /var/tmp ({why}): compressed RAM only; LOWTIDE_DIR names another directory");
-            Ok((Swap::Ram, vec![warning]))
+/// Opens what a SPEC names, which must be none of the areas before. `None`: there is nothing that could be used, as a warning says.
+fn open(spec: &Spec, before: &[Swap], warnings: &mut Vec<String>) -> Result<Option<Swap>, Failure> {
+    let failure = |why| Failure::usage(format!("--swap {spec}: {why}"));
+    let (place, size, discard) = match spec {
+        Spec::Ram => return Ok(None),
+        Spec::Auto => match auto_place() {
+            Ok(place) => (Where::Dir(place.dir), place.free / 2, false),
+            Err(why) if is_auto_chosen() => {
+                return Err(Failure::usage(format!("LOWTIDE_DIR={}: {why}", auto_dir().display())));
+            }
+            Err(why) => {
+                let line =
+                    format!("no swap file in /var/tmp ({why}): compressed RAM only; LOWTIDE_DIR names another directory");
+                warnings.push(line);
+                return Ok(None);
+            }
+        },
+        Spec::Dir { dir, size, .. } => {
+            let place = Place::new(dir).map_err(failure)?;
+            if let Some(size) = size.filter(|&size| size > place.free) {
+                let (free, size) = (size::show(place.free), size::show(size));
+                warnings.push(format!("--swap {spec}: there is only {free} free, less than size={size}"));
+            }
+            if place.in_ram {
+                warnings.push(format!("--swap {spec}: it is in RAM (tmpfs), so swapping to it saves nothing"));
+            }
+            (Where::Dir(place.dir), size.unwrap_or(place.free / 2), false)
         }
+        Spec::File { path, size, discard, .. } => {
+            // Another lock of the same process is refused as well: better say which.
+            if before.iter().any(|area| matches!(&area.place, Where::File(file) if file.is(path))) {
+                return Err(failure("this run uses it already, it is given twice: leave one out".to_owned()));
+            }
+            let mut file = SwapFile::open(path, *size, *discard).map_err(failure)?;
+            warnings.extend(file.warnings.drain(..).map(|why| format!("--swap {spec}: {why}")));
+            let (size, discard) = (file.size, file.discard);
+            (Where::File(file), size, discard)
+        }
+    };
+    if let Where::Dir(dir) = &place
+        && before.iter().any(|area| matches!(&area.place, Where::Dir(other) if is_same(dir, other)))
+    {
+        return Err(failure(format!("{} is given twice: one area in a directory is enough", dir.display())));
     }
+    Ok(Some(Swap { place, size, prio: 0, discard }))
+}
+
+/// Whether two paths lead to the same file or directory.
+fn is_same(a: &Path, b: &Path) -> bool {
+    let id = |path: &Path| std::fs::metadata(path).map(|data| (data.dev(), data.ino())).ok();
+    id(a).is_some() && id(a) == id(b)
+}
+
+/// Whether the user chose the directory of `auto`.
+fn is_auto_chosen() -> bool {
+    std::env::var_os("LOWTIDE_DIR").is_some_and(|dir| !dir.is_empty())
 }
 
 /// The directory that `auto` uses.
@@ -200,7 +288,7 @@ fn parse(text: &str, ram_usable: u64) -> Result<Spec, Failure> {
                 size = Some(bytes);
             }
             Some(("prio", value)) if prio.is_none() => {
-                let number = value.parse().ok().filter(|number| (-1..=32767).contains(number));
+                let number = value.parse().ok().filter(|number| *number >= -1);
                 prio = Some(number.ok_or_else(|| bad("prio= must be a number from -1 to 32767"))?);
             }
             None if part == "discard" && kind == "file" && !discard => discard = true,
@@ -209,7 +297,6 @@ fn parse(text: &str, ram_usable: u64) -> Result<Spec, Failure> {
             _ => return Err(bad(&format!("unknown option `{part}`: file: takes size=, prio= and discard, each once"))),
         }
     }
-    let prio = prio.unwrap_or(0);
     Ok(match kind {
         "dir" => Spec::Dir { dir: path, size, prio },
         _ => Spec::File { path, size, prio, discard },
@@ -224,11 +311,11 @@ mod tests {
     fn good_specs() {
         assert_eq!(parse("auto", 0), Ok(Spec::Auto));
         assert_eq!(parse("ram", 0), Ok(Spec::Ram));
-        assert_eq!(parse("dir:/x", 0), Ok(Spec::Dir { dir: "/x".into(), size: None, prio: 0 }));
-        let both = Spec::Dir { dir: "/x".into(), size: Some(8 << 30), prio: 5 };
+        assert_eq!(parse("dir:/x", 0), Ok(Spec::Dir { dir: "/x".into(), size: None, prio: None }));
+        let both = Spec::Dir { dir: "/x".into(), size: Some(8 << 30), prio: Some(5) };
         assert_eq!(parse("dir:/x,size=8G,prio=5", 0), Ok(both));
-        assert_eq!(parse("file:/x", 0), Ok(Spec::File { path: "/x".into(), size: None, prio: 0, discard: false }));
-        let all = Spec::File { path: "/x:y".into(), size: Some(2 << 20), prio: -1, discard: true };
+        assert_eq!(parse("file:/x", 0), Ok(Spec::File { path: "/x".into(), size: None, prio: None, discard: false }));
+        let all = Spec::File { path: "/x:y".into(), size: Some(2 << 20), prio: Some(-1), discard: true };
         assert_eq!(parse("file:/x:y,discard,prio=-1,size=2M", 0), Ok(all));
     }
 
@@ -260,12 +347,38 @@ mod tests {
         }
     }
 
+    fn areas(specs: &[&str]) -> Result<Vec<(String, i16)>, String> {
+        let specs: Vec<String> = specs.iter().map(|spec| (*spec).to_owned()).collect();
+        let (areas, _) = resolve(&specs, 0).map_err(|failure| failure.line)?;
+        Ok(areas.iter().map(|area| (area.spec(), area.prio)).collect())
+    }
+
     #[test]
-    fn only_one_file() {
-        let specs: Vec<String> = ["auto", "dir:/var/tmp"].map(String::from).into();
-        assert!(resolve(&specs, 0).unwrap_err().line.contains("not built yet"));
-        let ram: Vec<String> = ["ram", "ram"].map(String::from).into();
-        assert!(matches!(resolve(&ram, 0), Ok((Swap::Ram, warnings)) if warnings.is_empty()));
+    fn areas_without_a_priority_are_used_in_their_order_after_the_others() {
+        let dirs: Vec<_> = (0..9).map(|_| tempfile::tempdir_in("/var/tmp").unwrap()).collect();
+        let spec = |i: usize| format!("dir:{}", dirs[i].path().display());
+        let given = [spec(0), "ram".to_owned(), spec(1) + ",prio=7", spec(2), spec(3) + ",prio=-1"];
+        let found = areas(&given.each_ref().map(String::as_str)).unwrap();
+        assert_eq!(found, [(spec(0), -2), (spec(1), 7), (spec(2), -3), (spec(3), -1)]);
+        assert_eq!(areas(&["ram", "ram"]), Ok(Vec::new()));
+        let all: Vec<String> = (0..9).map(spec).collect();
+        let all: Vec<&str> = all.iter().map(String::as_str).collect();
+        assert_eq!(areas(&all[..8]).unwrap().last(), Some(&(spec(7), -9)));
+        assert!(areas(&all).unwrap_err().contains("8 are the most"));
+    }
+
+    #[test]
+    fn nothing_is_given_twice() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let (path, link) = (dir.path().join("swap"), dir.path().join("link"));
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        File::create(&path).unwrap().set_len(4 << 20).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        let (file, link) = (format!("file:{}", path.display()), format!("file:{}", link.display()));
+        assert!(areas(&[&file, &link]).unwrap_err().contains("this run uses it already"));
+        let (dir, dot) = (format!("dir:{}", dir.path().display()), format!("dir:{}/.,prio=3", dir.path().display()));
+        assert!(areas(&[&dir, &dot]).unwrap_err().contains("is given twice"));
+        assert_eq!(areas(&[&dir, &file]).unwrap().len(), 2, "a file in the directory is another area");
     }
 
     #[test]
@@ -274,7 +387,7 @@ mod tests {
         if rustix::fs::statfs("/dev/shm").is_ok_and(|fs| fs.f_type as u64 == 0x0102_1994) {
             assert!(Place::new(Path::new("/dev/shm")).unwrap().in_ram);
             let (swap, warnings) = resolve(&["dir:/dev/shm,size=2M".to_owned()], 0).unwrap();
-            assert!(matches!(swap, Swap::Dir { size: 0x200000, .. }) && warnings[0].contains("tmpfs"));
+            assert!(swap[0].size == 2 << 20 && warnings[0].contains("tmpfs"));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The processes of a run as the supervisor sees them: who is registered, who is gone, what they hold, how to stop them all.
 
-use lowtide_pager::segment::{MAX_PROCS, Proc, Segment, proc_state};
+use lowtide_core::store::MAX_AREAS;
+use lowtide_pager::segment::{AREA_STATES, MAX_PROCS, Proc, Segment, proc_state};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -20,6 +21,16 @@ pub struct Gauges {
     pub now_stored: u64,
     pub now_on_device: u64,
     pub adopted: u64,
+    pub areas: [AreaNow; MAX_AREAS],
+}
+
+/// What the processes have of one swap area.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AreaNow {
+    /// Bytes of pages there.
+    pub used: u64,
+    /// For how many processes it takes pages, is full, and so on: by the number of the state.
+    pub states: [u32; AREA_STATES],
 }
 
 /// Which process a slot belonged to when it was last looked at; the start time tells it from a later one with the same pid.
@@ -84,6 +95,12 @@ impl Tree {
             now.now_stored += get(&p.now_stored);
             now.now_on_device += get(&p.now_on_device);
             now.adopted += get(&p.adopted_bytes);
+            for (area, of) in now.areas.iter_mut().zip(&p.areas_now) {
+                area.used += get(&of.used);
+                if let Some(count) = area.states.get_mut(get(&of.state) as usize) {
+                    *count += 1;
+                }
+            }
         }
         if now.adopted > 0 || self.gauges.adopted == 0 {
             self.gauges = now;

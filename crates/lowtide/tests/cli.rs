@@ -182,7 +182,8 @@ fn bad_swap() {
     refused("run --ram 64M --swap file:/no/such -- true", 2, &["file:/no/such", "fallocate -l 8G /no/such", "chmod 600"]);
     refused("run --ram 64M --swap file:/no/such,size=1 -- true", 2, &["size=", "2M"]);
     refused("run --ram 64M --swap redis://localhost:6379 -- true", 2, &["redis", "not built yet"]);
-    refused("run --ram 64M --swap auto --swap dir:/var/tmp -- true", 2, &["more than one", "not built yet"]);
+    refused("run --ram 64M --swap auto --swap dir:/var/tmp -- true", 2, &["--swap dir:/var/tmp", "given twice"]);
+    refused(&format!("run --ram 64M{} -- true", " --swap dir:/x".repeat(9)), 2, &["9 areas", "8 are the most"]);
     let output = lowtide().args(["run", "--ram", "64M", "--", "true"]).env("LOWTIDE_DIR", "/nonexistent").output();
     assert_refused(&output.expect("lowtide starts"), 2, &["LOWTIDE_DIR=/nonexistent", "no such file"]);
 }
@@ -204,6 +205,8 @@ fn bad_swap_files() {
     rustix::fs::flock(&file, lock).expect("locked");
     assert_refused(&run(""), 2, &[shown, "another run"]);
     drop(file);
+    let twice = with("run --ram 64M --swap file:{},prio=1 --swap file:{},prio=2 -- true", &path);
+    assert_refused(&twice, 2, &[shown, "this run uses it already", "twice"]);
     std::fs::write(&path, vec![b'x'; 2 << 20]).expect("written");
     assert_refused(&run(""), 2, &[shown, "other data", "truncate -s 0"]);
     assert!(std::fs::read(&path).expect("read").iter().all(|&b| b == b'x'), "it was not touched");
@@ -648,4 +651,16 @@ fn quiet_and_verbose() {
     let verbose = with("run --ram 64M --swap ram --codec zstd:5 --pool 20M --verbose -- true", Path::new(""));
     let text = String::from_utf8_lossy(&verbose.stderr);
     assert!(text.contains("ram 64 MiB, pool up to 20 MiB (zstd:5), swap: compressed RAM only"), "{text}");
+    // For each area: where, how much, when, and how it is read and written.
+    let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
+    let path = dir.path().join("swap");
+    std::fs::File::create(&path).and_then(|file| file.set_len(4 << 20)).expect("made");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("mode");
+    let verbose = with("run --ram 64M --swap file:{} --swap dir:/var/tmp,size=8M,prio=3 --verbose -- true", &path);
+    let text = String::from_utf8_lossy(&verbose.stderr);
+    let file = format!("lowtide: swap file:{}: up to 4 MiB, priority -2, ", path.display());
+    for begin in [file.as_str(), "lowtide: swap dir:/var/tmp: up to 8 MiB, priority 3, "] {
+        let how = text.lines().find_map(|line| line.strip_prefix(begin)).unwrap_or_else(|| panic!("{begin} is not in {text}"));
+        assert!(how.contains("O_DIRECT") && (how.contains("io_uring") || how.contains("pread")), "{how}");
+    }
 }

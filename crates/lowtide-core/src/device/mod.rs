@@ -36,6 +36,8 @@ pub struct DeviceName {
     pub kind: &'static str,
     /// The rest.
     pub path: &'static [u8],
+    /// Which of the run's swap areas it belongs to, from 0.
+    pub number: u8,
 }
 
 /// Pages to write to consecutive slots.

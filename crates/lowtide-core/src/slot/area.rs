@@ -3,13 +3,17 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
+use rustix::io::Errno;
+
 use super::age::Ages;
 use super::cluster::{CLUSTER_SLOTS, Cluster};
 use super::error::SlotError;
+use super::io::IoCounts;
 use super::lists::{ListId, LockedInner, Place, Places};
 use super::next::Next;
 use super::policy::{Policy, Search, Searcher};
 use super::refs;
+use super::rest::Rest;
 use super::swap_cache::CacheMarks;
 use super::usage::Usage;
 use crate::device::Device;
@@ -85,6 +89,9 @@ pub struct Area {
     pub(super) marks: CacheMarks,
     /// Which clusters the caller's pages in RAM have slots in.
     pub ages: Ages,
+    /// What was done with the device.
+    pub io: IoCounts,
+    pub(super) rest: Rest,
     /// Where the next search for full clusters with cache marks begins.
     pub(super) reclaim_at: AtomicU32,
     /// Where the next search for dead zombies begins.
@@ -131,6 +138,8 @@ impl Area {
                 zombies: AtomicU64::new(0),
                 marks: CacheMarks::new(clusters)?,
                 ages: Ages::new(clusters)?,
+                io: IoCounts::default(),
+                rest: Rest::default(),
                 reclaim_at: AtomicU32::new(0),
                 reap_at: AtomicU32::new(0),
                 inherited: AtomicBool::new(false),
@@ -138,7 +147,7 @@ impl Area {
                 quiet: AtomicBool::new(false),
             })
         };
-        area().map_err(|_: rustix::io::Errno| SlotError::NoMemory)
+        area().map_err(|_: Errno| SlotError::NoMemory)
     }
 
     /// Puts a locked cluster where its count says. `freed`: the latest change was a free.
@@ -333,6 +342,31 @@ impl Area {
         self.used_about.load(Ordering::Relaxed)
     }
 
+    /// Whether no slot is free and no cluster can be opened, as far as is known without looking at every cluster.
+    pub fn is_full(&self) -> bool {
+        let no_budget =
+            |budget: &Budget| budget.used.load(Ordering::Relaxed) + (CLUSTER_SLOTS * PAGE_SIZE) as u64 > budget.limit;
+        let about_full =
+            || self.used_about() + self.opened_clusters() as u64 * u64::from(TELL) >= self.opened_bytes() / PAGE_SIZE as u64;
+        self.usage.is_full() || self.budget.as_ref().is_some_and(no_budget) && about_full()
+    }
+
+    /// Whether nothing is to be written here for the time being, because the device fails. Reads the clock if it does.
+    pub fn rests(&self) -> bool {
+        self.rest.is_on()
+    }
+
+    /// The error of the latest write, if it failed.
+    pub fn failing(&self) -> Option<Errno> {
+        self.rest.error()
+    }
+
+    /// As if the time of a rest had passed.
+    #[cfg(test)]
+    pub(crate) fn pass_rest(&self) {
+        self.rest.pass();
+    }
+
     /// Whether this process may not allocate here because a parent made the area.
     pub fn is_inherited(&self) -> bool {
         self.inherited.load(Ordering::Relaxed)
@@ -368,6 +402,7 @@ impl Area {
             self.places.lists.reset_after_fork();
             self.next.reset_after_fork();
         }
+        self.io.after_fork();
         if self.refs.is_some() {
             self.inherited.store(true, Ordering::Relaxed);
             return;

@@ -6,6 +6,8 @@ use alloc::boxed::Box;
 use core::ops::Deref;
 use core::ptr::null_mut;
 
+use rustix::io::Errno;
+
 use super::area::Area;
 use super::cluster::ORDERS;
 use super::error::SlotError;
@@ -66,6 +68,21 @@ impl AreaRef<'_> {
     /// The area's number.
     pub fn id(&self) -> u8 {
         self.id
+    }
+
+    /// A write to the area's device failed: the area rests ([`Area::rests`]), and [`Areas::alloc`] passes it over meanwhile.
+    #[cold]
+    pub fn failed(&self, errno: Errno) {
+        self.area.rest.failed(errno);
+        // A thread that is choosing the area at this moment makes its CPU go on there, until its write fails as well.
+        for last in self.areas.last.iter().flat_map(|cpu| &cpu.0) {
+            let _ = last.compare_exchange(u32::from(self.id) + 1, 0, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    /// A write to the area's device went well.
+    pub fn wrote(&self) {
+        self.area.rest.succeeded();
     }
 }
 
@@ -176,7 +193,7 @@ impl Areas {
     }
 
     /// Gives out 2^`order` aligned slots of an available area: the highest priority first, areas of one priority in turn. (A turn
-    /// lasts until a CPU's cluster is used up.) Returns the area and the first slot.
+    /// lasts until a CPU's cluster is used up.) Areas that rest give out nothing. Returns the area and the first slot.
     pub fn alloc<'a>(&'a self, order: u32, cache: &dyn SwapCache) -> Option<(AreaRef<'a>, u64)> {
         let last = self.last[percpu::current()].0.get(order as usize)?;
         if let Some(id) = last.load(Ordering::Relaxed).checked_sub(1)
@@ -187,7 +204,7 @@ impl Areas {
         }
         let available = self.take_turn();
         let try_area = |area: AreaRef<'a>| {
-            let slot = area.alloc_reclaiming(order, cache)?;
+            let slot = if area.rests() { None } else { area.alloc_reclaiming(order, cache) }?;
             last.store(u32::from(area.id()) + 1, Ordering::Relaxed);
             Some((area, slot))
         };

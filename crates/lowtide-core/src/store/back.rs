@@ -138,10 +138,10 @@ impl Store {
     fn read(&self, area: &Area, runs: &mut [ReadRun<'_>]) {
         area.device.read_runs(runs);
         for run in runs {
-            self.counters.device_read_ios.add(1);
+            area.io.reads.add(1);
             match run.result {
-                Ok(()) => self.counters.device_read_bytes.add((run.into.len() * PAGE_SIZE) as u64),
-                Err(_) => self.counters.device_errors.add(1),
+                Ok(()) => area.io.read_bytes.add((run.into.len() * PAGE_SIZE) as u64),
+                Err(_) => area.io.errors.add(1),
             }
         }
     }

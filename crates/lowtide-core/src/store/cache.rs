@@ -12,9 +12,9 @@
 
 use core::sync::atomic::Ordering;
 
-use super::counters::Counter;
 use super::word::Word;
 use super::{Entry, Page, Store};
+use crate::count::Counter;
 use crate::slot::{Area, SwapCache};
 
 /// Finds out from a slot's table word whether it holds only a clean copy.
@@ -41,17 +41,17 @@ fn change(area: &Area, slot: u64, to: impl Fn(Word) -> Option<Word>) -> bool {
 
 impl Store {
     /// Instead of [`Store::free`], after a page was loaded from a device: keeps the slot as its clean copy. False: the page is not
-    /// on a device, or its area is over half full; the entry is then as it was.
+    /// on a device, or slots are scarce; the entry is then as it was.
     pub fn keep_cached(&self, e: Entry) -> bool {
         let Some(area) = self.areas.get(e.area()) else { return false };
         let device = |word| if let Word::Device(tag) = word { Some(Word::Cached(tag)) } else { None };
         // Slots that a parent made are given back as soon as can be.
-        if area.is_inherited() || area.is_over_half_full() || !change(&area, e.offset(), device) {
+        if area.is_inherited() || self.is_scarce(&area) || !change(&area, e.offset(), device) {
             return false;
         }
         area.mark_cached(e.offset(), true);
         self.counters.stored_now.sub(1);
-        self.counters.on_device_now.sub(1);
+        area.io.pages.sub(1);
         self.counters.cached_now.add(1);
         true
     }
@@ -73,23 +73,30 @@ impl Store {
         let same = |word| (word == Word::Cached(tag)).then_some(Word::Device(tag));
         // Counted first: a free, which subtracts, may follow at once.
         self.counters.stored_now.add(1);
-        self.counters.on_device_now.add(1);
+        area.io.pages.add(1);
         if change(&area, e.offset(), same) {
             area.mark_cached(e.offset(), false);
             self.counters.cached_now.sub(1);
             return true;
         }
         self.counters.stored_now.sub(1);
-        self.counters.on_device_now.sub(1);
+        area.io.pages.sub(1);
         self.drop_cached(e);
         false
     }
 
-    /// Takes back slots that hold only a cache mark, from areas that are over half full; clusters that are free are punched out
+    /// Whether clean copies in an area are to be given up: it is over half full, and so are all others. (As long as another has room,
+    /// giving them up would only move pages from a small area of high priority to a large one of low priority.)
+    fn is_scarce(&self, area: &Area) -> bool {
+        let has_room = |area: &Area| area.device.takes_pages() && !area.is_inherited() && !area.is_over_half_full();
+        area.is_over_half_full() && !self.areas.iter().any(|other| has_room(&other))
+    }
+
+    /// Takes back slots that hold only a cache mark, if all areas are over half full; clusters that are free are punched out
     /// where the area is set up so. A little each time: for a background worker.
     pub fn maintain(&self) {
         for area in self.areas.iter().filter(|area| !area.is_inherited()) {
-            if area.is_over_half_full() {
+            if self.is_scarce(&area) {
                 area.reclaim_full(4, &self.word_cache());
             }
             area.discard_some(1);

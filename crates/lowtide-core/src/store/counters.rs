@@ -1,27 +1,8 @@
 //! The figures that a store keeps while it works.
 
-use core::sync::atomic::{AtomicU64, Ordering};
-
-use super::words::FillWords;
+use super::words::{FILL_WORDS, FillWord, FillWords};
+use crate::count::Counter;
 use crate::slot::ORDERS;
-
-/// A number that is only ever reported: relaxed, never relied on.
-#[derive(Debug, Default)]
-pub(super) struct Counter(AtomicU64);
-
-impl Counter {
-    pub(super) fn add(&self, n: u64) {
-        self.0.fetch_add(n, Ordering::Relaxed);
-    }
-
-    pub(super) fn sub(&self, n: u64) {
-        self.0.fetch_sub(n, Ordering::Relaxed);
-    }
-
-    pub(super) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
 
 /// See [`crate::store::StoreStats`] for what each counts.
 #[derive(Debug, Default)]
@@ -31,23 +12,40 @@ pub(super) struct Counters {
     pub folios: [Counter; ORDERS],
     pub folios_split: [Counter; ORDERS],
     pub stuck_references: Counter,
-    pub on_device_now: Counter,
     pub zero_seen: Counter,
     pub same_filled: Counter,
     pub same_filled_words: FillWords,
     pub incompressible: Counter,
     pub refused: Counter,
-    pub device_read_ios: Counter,
-    pub device_write_ios: Counter,
-    pub device_read_bytes: Counter,
-    pub device_write_bytes: Counter,
     pub written_back: Counter,
     pub recompressed: Counter,
     pub recompressed_bytes: Counter,
     pub pool_refused: Counter,
     pub broken_clusters: Counter,
-    pub device_errors: Counter,
     pub corrupt: Counter,
     pub bad_slots: Counter,
     pub bad_frees: Counter,
+}
+
+impl Counters {
+    /// In a forked child: what happened before was the parent's doing. What is so now stays.
+    pub fn after_fork(&self) {
+        for counter in [
+            &self.stuck_references,
+            &self.zero_seen,
+            &self.same_filled,
+            &self.incompressible,
+            &self.refused,
+            &self.written_back,
+            &self.pool_refused,
+            &self.broken_clusters,
+            &self.corrupt,
+            &self.bad_slots,
+            &self.bad_frees,
+        ] {
+            counter.reset();
+        }
+        self.folios.iter().chain(&self.folios_split).for_each(Counter::reset);
+        self.same_filled_words.set(&[FillWord::default(); FILL_WORDS]);
+    }
 }

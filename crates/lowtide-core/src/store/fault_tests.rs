@@ -25,13 +25,14 @@ fn run(at: u64, fault: Fault, pool_limit: usize) -> (u64, Seen) {
     // In RAM if possible: there are thousands of runs.
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let fd = rustix::fs::open("/dev/shm", flags, Mode::RUSR | Mode::WUSR).unwrap_or_else(|_| tmpfile());
-    let s = store(pool_limit, Some(FileConfig { fd, name: Default::default(), size: 8 * MIB, budget: None, budget_limit: 0 }));
+    let s = store(pool_limit, Some(FileConfig::new(fd, 8 * MIB)));
     with_faults(&s, |faults| faults.set(Faults::new(Op::Device, fault, at)).unwrap());
     let mut seen = Seen::default();
     let mut held: Vec<(Entry, Page)> = Vec::new();
     for round in 0..3u64 {
         // One write alone, one of three pages, one of more than a buffer.
         for n in [1, 3, 70] {
+            pass_rests(&s);
             let pages: Vec<Page> = (0..n).map(|i| noise(round << 20 | n << 10 | i)).collect();
             for (stored, page) in put(&s, &pages).into_iter().zip(&pages) {
                 match stored {
@@ -45,6 +46,7 @@ fn run(at: u64, fault: Fault, pool_limit: usize) -> (u64, Seen) {
                 }
             }
         }
+        pass_rests(&s);
         // What is compressed goes to the pool if it has room, and then to the device.
         let texts: Vec<Page> = (0..10).map(|i| text(round << 20 | i)).collect();
         for (stored, page) in put(&s, &texts).into_iter().zip(&texts) {
@@ -53,6 +55,7 @@ fn run(at: u64, fault: Fault, pool_limit: usize) -> (u64, Seen) {
                 _ => seen.not_stored += 1,
             }
         }
+        pass_rests(&s);
         s.shrink(1, &mut Scratch::new().unwrap());
         assert!(held.iter().enumerate().all(|(i, (e, _))| !held[..i].iter().any(|(other, _)| other == e)), "given out twice");
         let (es, want): (Vec<Entry>, Vec<Page>) = held.iter().copied().unzip();

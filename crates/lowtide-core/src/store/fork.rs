@@ -10,7 +10,7 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 
 use super::word::Word;
-use super::{FileConfig, RAM_AREA, Store, StoreError};
+use super::{Store, StoreError};
 use crate::device::Device;
 use crate::slot::Area;
 
@@ -58,23 +58,19 @@ impl Store {
     /// Child side of a fork: the first call in the child. Swap files become inherited: readable and freeable, never allocated
     /// from. Their descriptors are not closed, only forgotten, and replaced by what
     /// `reopen(area, number of the descriptor in the parent)` returns; files that hold no page of this process are not
-    /// reopened. `file` is the child's own new swap file.
+    /// reopened. The child has no swap file of its own then: [`Store::add_file`].
     ///
     /// # Errors
-    /// The first error of `reopen` (loads from that area then fail, all else works; the offset is 0), else `NoMemory` when the
-    /// child's own file cannot be added: it then has none.
+    /// The first error of `reopen` (loads from that area then fail, all else works; the offset is 0).
     ///
     /// # Safety
     /// Only in a forked child that has one thread, when no other call was in flight in the parent at the moment of the fork, and
     /// after [`Store::fork_add_references`] in the parent.
-    pub unsafe fn fork_child(
-        &self,
-        reopen: &mut dyn FnMut(u8, i32) -> Result<OwnedFd, Errno>,
-        file: Option<FileConfig>,
-    ) -> Result<(), StoreError> {
+    pub unsafe fn fork_child(&self, reopen: &mut dyn FnMut(u8, i32) -> Result<OwnedFd, Errno>) -> Result<(), StoreError> {
         // SAFETY: the caller answers.
         unsafe { self.pool.reset_after_fork() };
-        self.file.store(RAM_AREA, Ordering::Release);
+        self.own.store(0, Ordering::Release);
+        self.counters.after_fork();
         let mut result = Ok(());
         // The numbers of descriptors in the parent, which mean nothing here.
         let mut parents = [-1; 256];
@@ -98,9 +94,6 @@ impl Store {
                 Err(errno) => result = result.and(Err(StoreError::Io { errno, offset: 0 })),
             }
         }
-        match file {
-            Some(file) => result.and_then(|()| self.add_file(file)),
-            None => result,
-        }
+        result
     }
 }

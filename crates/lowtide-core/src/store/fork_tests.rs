@@ -10,13 +10,14 @@ unsafe extern "C" {
 }
 
 /// Forks; the child runs `child` and exits with what it returns (0: all well). The parent runs `parent` before it waits.
-fn in_child(s: &Store, child: impl FnOnce() -> i32, parent: impl FnOnce()) {
+pub(super) fn in_child(s: &Store, child: impl FnOnce() -> i32, parent: impl FnOnce()) {
     s.fork_add_references();
     // SAFETY: the child calls store operations, which use no lock that another thread of the harness may hold.
     let pid = unsafe { fork() };
     assert!(pid >= 0);
     if pid == 0 {
-        let status = child();
+        // A panic must not go on into the harness.
+        let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)).unwrap_or(101);
         // SAFETY: ends the child without running anything of the harness.
         unsafe { _exit(status) }
     }
@@ -43,7 +44,7 @@ impl Gate {
     }
 }
 
-fn dup(fd: i32) -> Result<OwnedFd, Errno> {
+pub(super) fn dup(fd: i32) -> Result<OwnedFd, Errno> {
     // SAFETY: the descriptor was inherited with the fork and nobody closes it.
     rustix::io::dup(unsafe { rustix::fd::BorrowedFd::borrow_raw(fd) })
 }
@@ -72,7 +73,7 @@ fn a_child_keeps_what_the_parent_frees_and_overwrites() {
                 dup(fd)
             };
             // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
-            if unsafe { s.fork_child(&mut reopen, own.take()) }.is_err() || reopened != 1 {
+            if unsafe { s.fork_child(&mut reopen) }.is_err() || reopened != 1 || s.add_file(own.take().unwrap()).is_err() {
                 return 1;
             }
             if !check(&s, &es, &pages, &mut scratch) {
@@ -127,7 +128,7 @@ fn a_grandchild_and_a_failed_fork() {
         &s,
         || {
             // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
-            if unsafe { s.fork_child(&mut |_, fd| dup(fd), None) }.is_err() {
+            if unsafe { s.fork_child(&mut |_, fd| dup(fd)) }.is_err() {
                 return 1;
             }
             s.fork_add_references();
@@ -135,7 +136,7 @@ fn a_grandchild_and_a_failed_fork() {
             let pid = unsafe { fork() };
             if pid == 0 {
                 // SAFETY: as above, in the grandchild.
-                let ok = unsafe { s.fork_child(&mut |_, fd| dup(fd), None) }.is_ok() && check(&s, &es, &pages, &mut scratch);
+                let ok = unsafe { s.fork_child(&mut |_, fd| dup(fd)) }.is_ok() && check(&s, &es, &pages, &mut scratch);
                 s.release_inherited();
                 let empty = s.stats().stored_now == 0;
                 // SAFETY: ends the grandchild.
@@ -164,7 +165,7 @@ fn in_ram_a_fork_is_a_copy() {
         &s,
         || {
             // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
-            if unsafe { s.fork_child(&mut |_, _| Err(Errno::BADF), None) }.is_err() || !check(&s, &es, &pages, &mut scratch) {
+            if unsafe { s.fork_child(&mut |_, _| Err(Errno::BADF)) }.is_err() || !check(&s, &es, &pages, &mut scratch) {
                 return 1;
             }
             es.iter().for_each(|e| s.free(*e));
@@ -201,7 +202,7 @@ fn a_child_goes_on_with_a_pass_of_compaction() {
         &s,
         || {
             // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
-            let taken = unsafe { s.fork_child(&mut |_, _| Err(Errno::BADF), None) };
+            let taken = unsafe { s.fork_child(&mut |_, _| Err(Errno::BADF)) };
             i32::from(taken.is_err() || !finish(&mut scratch))
         },
         || {},
@@ -232,7 +233,7 @@ fn a_child_has_what_was_recompressed_and_goes_on_with_the_round() {
         &s,
         || {
             // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
-            let taken = unsafe { s.fork_child(&mut |_, fd| dup(fd), None) };
+            let taken = unsafe { s.fork_child(&mut |_, fd| dup(fd)) };
             if taken.is_err() || !finish(&mut child_scratch) {
                 return 1;
             }
@@ -259,12 +260,8 @@ fn a_child_writes_its_own_pages_and_never_those_of_its_parent_s_slots() {
         &s,
         || {
             // SAFETY: the child has one thread, and nothing was in flight.
-            let forked = unsafe {
-                s.fork_child(
-                    &mut |_, fd| dup(fd),
-                    Some(FileConfig { fd: own, name: Default::default(), size: 8 * MIB, budget: None, budget_limit: 0 }),
-                )
-            };
+            let forked = unsafe { s.fork_child(&mut |_, fd| dup(fd)) };
+            let forked = forked.and_then(|()| s.add_file(FileConfig::new(own, 8 * MIB)));
             let mut scratch = Scratch::new().unwrap();
             let mine = entries(&put(&s, &(100..164).map(text).collect::<Vec<_>>()));
             let shrunk = s.shrink(usize::MAX, &mut scratch);
@@ -281,4 +278,50 @@ fn a_child_writes_its_own_pages_and_never_those_of_its_parent_s_slots() {
     for (i, e) in es.iter().enumerate() {
         assert_eq!(get(&s, *e), Ok((Loaded::Device, text(i as u64))));
     }
+}
+
+#[test]
+fn a_child_has_an_area_of_its_own_for_each_and_reads_those_of_its_parent() {
+    use super::area_tests::area;
+    let (small, large) = (512 - 1, 100);
+    let s = store(0, [area(0, 5, 1), area(1, 1, 4)]);
+    let number = |e: &Entry| s.device_of(*e).number;
+    let pages: Vec<Page> = (0..small + large).map(noise).collect();
+    let mut es: Vec<Entry> = pages.iter().map(|page| put_one(&s, *page).unwrap()).collect();
+    assert!(es[..511].iter().all(|e| number(e) == 0) && es[511..].iter().all(|e| number(e) == 1));
+    let mut own = Some([area(0, 5, 1), area(1, 1, 4)]);
+    let before = s.area_stats();
+    in_child(
+        &s,
+        || {
+            let mut scratch = Scratch::new().unwrap();
+            // SAFETY: the child has one thread, and nothing was in flight.
+            if unsafe { s.fork_child(&mut |_, fd| dup(fd)) }.is_err() {
+                return 1;
+            }
+            if s.has_device() || own.take().unwrap().into_iter().any(|file| s.add_file(file).is_err()) {
+                return 2;
+            }
+            let begun = s.area_stats()[..2].iter().all(|a| (a.used, a.reads, a.writes) == (0, 0, 0));
+            if !begun || !check(&s, &es, &pages, &mut scratch) {
+                return 3;
+            }
+            let mut mine: Vec<Entry> = pages.iter().map_while(|page| put_one(&s, *page).ok()).collect();
+            let in_order = mine.iter().map(number).eq(es.iter().map(number));
+            if !in_order || mine.iter().any(|e| es.contains(e)) || !check(&s, &mine, &pages, &mut scratch) {
+                return 4;
+            }
+            let stats = s.area_stats();
+            if [0, 1].map(|n| (stats[n].used >> 12, stats[n].writes)) != [(small, small), (large, large)] {
+                return 5;
+            }
+            mine.drain(..).chain(es.iter().copied()).for_each(|e| s.free(e));
+            i32::from(s.stats().stored_now != 0)
+        },
+        || (),
+    );
+    assert_eq!(s.area_stats(), before, "what the child does is not its parent's");
+    assert!(check(&s, &es, &pages, &mut Scratch::new().unwrap()));
+    es.drain(..).for_each(|e| s.free(e));
+    assert_eq!(put(&s, &pages).iter().filter(|r| r.is_ok()).count(), pages.len(), "all slots can be had again");
 }

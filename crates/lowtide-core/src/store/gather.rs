@@ -6,10 +6,9 @@
 //! only where it goes on (`Scratch`), and it does not matter whether that is still true.
 
 use super::group::Insert;
-use super::out::{RUN, Results};
+use super::out::Results;
 use super::word::{Made, Object, Word};
 use super::{Entry, Group, Page, Scratch, Store};
-use crate::device::WriteRun;
 use crate::slot::CLUSTER_SLOTS;
 use crate::vm::PAGE_SIZE;
 
@@ -41,21 +40,23 @@ impl Store {
             if before != Entry::new(folio.area.id(), folio.slot) {
                 self.write_gathered(before, scratch);
             }
-            let these = &which[done..done + folio.pages];
-            for (k, (&i, slot)) in these.iter().zip(folio.slot..).enumerate() {
-                let keep = || self.keep(pages[i], Made::Stored, group, Insert::Anywhere);
-                let Some(object) = self.pool_takes(group).then(keep).flatten() else {
-                    // It has become full: these are written after all.
-                    let rest: super::out::Chunk<&Page> = these[k..].iter().map(|&i| pages[i]).collect();
-                    let mut tags = [0; RUN];
-                    let mut runs = [WriteRun { slot, pages: &rest, tags: &mut tags[..rest.len()], result: Ok(()) }];
-                    self.write_folios(&folio.area, &mut runs, &these[k..], group, out, scratch);
-                    break;
-                };
-                out[i] = self.publish(&folio.area, slot, Word::Pool(object));
+            let mut kept = 0;
+            while kept < folio.pages && self.pool_takes(group) {
+                let i = which[done + kept];
+                let Some(object) = self.keep(pages[i], Made::Stored, group, Insert::Anywhere) else { break };
+                out[i] = self.publish(&folio.area, folio.slot + kept as u64, Word::Pool(object));
+                kept += 1;
             }
-            done += folio.pages;
-            scratch.ends.gathered += folio.pages;
+            done += kept;
+            scratch.ends.gathered += kept;
+            if kept < folio.pages {
+                // It has become full: the others are written after all.
+                let (slot, n) = (folio.slot + kept as u64, (folio.pages - kept) as u64);
+                let given_back = folio.area.free_run(slot, n);
+                debug_assert!(given_back.is_ok(), "{given_back:?}");
+                scratch.ends.on_device = Entry::new(folio.area.id(), slot);
+                break;
+            }
             if scratch.ends.gathered >= enough {
                 self.write_gathered(scratch.ends.on_device, scratch);
             }

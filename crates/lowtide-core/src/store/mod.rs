@@ -41,7 +41,7 @@ pub use crate::slot::Entry;
 pub use group::{GROUPS, Group, GroupStats};
 pub use recompress::{RECOMPRESS_LEVEL, ROUND_US, Recompressed};
 pub use shrink::Shrunk;
-pub use types::{FileConfig, Loaded, Page, StoreConfig, StoreError, StoreStats, Stored};
+pub use types::{AreaState, AreaStats, FileConfig, Loaded, MAX_AREAS, Page, StoreConfig, StoreError, StoreStats, Stored};
 pub use words::{FILL_WORDS, FillWord, FillWords};
 
 /// The number of the area without a device.
@@ -53,8 +53,8 @@ pub struct Store {
     codec: Codec,
     pool: Pool,
     areas: Areas,
-    /// Number of this process's own swap file's area; [`RAM_AREA`] if it has none.
-    file: AtomicU8,
+    /// How many areas with a device this process has of its own.
+    own: AtomicU8,
     counters: Counters,
     compaction: Compaction,
     shrinker: Shrinker,
@@ -74,7 +74,7 @@ impl Store {
             codec: cfg.codec,
             pool: Pool::new(cfg.pool_limit, ram, cfg.accept_percent).map_err(|_| StoreError::NoMemory)?,
             areas: Areas::new(),
-            file: AtomicU8::new(RAM_AREA),
+            own: AtomicU8::new(0),
             counters: Counters::default(),
             compaction: Compaction::default(),
             shrinker: Shrinker::new().map_err(|_| StoreError::NoMemory)?,
@@ -93,21 +93,23 @@ impl Store {
                 Err(_) => return Err(StoreError::NoMemory),
             }
         }
-        if let Some(file) = cfg.file {
-            store.add_file(file)?;
-        }
         Ok(store)
     }
 
-    /// Makes an area of a swap file and allocates there from now on.
-    fn add_file(&self, file: FileConfig) -> Result<(), StoreError> {
+    /// Makes an area of a swap file and allocates there from now on: before areas of lower priority, in turn with those of the same.
+    ///
+    /// # Errors
+    /// `NoMemory` when its tables or buffers cannot be mapped; `Area` for a file of less than a cluster, or one too many. The store is
+    /// as it was then, and the file closed.
+    pub fn add_file(&self, file: FileConfig) -> Result<(), StoreError> {
         let budget = file.budget.map(|used| Budget { used, limit: file.budget_limit });
         let slots = file.size / PAGE_SIZE as u64;
         let device = FileDevice::new(file.fd, file.name).map_err(|_| StoreError::NoMemory)?;
         device.lengthen(file.size);
-        let area = Area::new(Device::File(device), AreaConfig { slots, shared: true, budget, ..AreaConfig::default() })?;
-        let id = self.areas.add(area, true)?;
-        self.file.store(id, Ordering::Release);
+        let FileConfig { priority, discard, .. } = file;
+        let cfg = AreaConfig { slots, priority, discard, shared: true, budget, ..AreaConfig::default() };
+        self.areas.add(Area::new(Device::File(device), cfg)?, true)?;
+        self.own.fetch_add(1, Ordering::Release);
         Ok(())
     }
 
@@ -117,8 +119,8 @@ impl Store {
     }
 
     /// Whether this process has an area with a device of its own.
-    fn has_device(&self) -> bool {
-        self.file.load(Ordering::Acquire) != RAM_AREA
+    pub fn has_device(&self) -> bool {
+        self.own.load(Ordering::Acquire) > 0
     }
 
     /// Drops one reference to an entry. Freeing an entry that is not in use is counted and has no other effect.
@@ -146,7 +148,7 @@ impl Store {
         let word = Word::decode(raw);
         match word.object() {
             Some(object) => self.let_go(object),
-            None => self.counters.on_device_now.sub(1),
+            None => area.io.pages.sub(1),
         }
         self.counters.stored_now.sub(1);
         if !matches!(word, Word::Claimed(_)) {
@@ -158,42 +160,64 @@ impl Store {
     /// Figures, each exact by itself, not a snapshot of one moment together.
     pub fn stats(&self) -> StoreStats {
         let c = &self.counters;
+        let mut stats = StoreStats::default();
+        for area in self.areas.iter().filter(|area| area.device.takes_pages()) {
+            stats.on_device_now += area.io.pages.get();
+            stats.device_read_ios += area.io.reads.get();
+            stats.device_write_ios += area.io.writes.get();
+            stats.device_read_bytes += area.io.read_bytes.get();
+            stats.device_write_bytes += area.io.write_bytes.get();
+            stats.device_errors += area.io.errors.get();
+            if !area.is_inherited() {
+                stats.file_bytes += area.opened_bytes();
+            }
+        }
         StoreStats {
             pool_bytes: self.pool.bytes(),
             pool_stored_bytes: self.pool.stored_bytes(),
             pool_limit: self.pool.limit(),
             stored_now: c.stored_now.get(),
-            on_device_now: c.on_device_now.get(),
             zero_seen: c.zero_seen.get(),
             same_filled: c.same_filled.get(),
             same_filled_words: c.same_filled_words.most(),
             incompressible: c.incompressible.get(),
             refused: c.refused.get(),
-            device_read_ios: c.device_read_ios.get(),
-            device_write_ios: c.device_write_ios.get(),
-            device_read_bytes: c.device_read_bytes.get(),
-            device_write_bytes: c.device_write_bytes.get(),
             written_back: c.written_back.get(),
             recompressed: c.recompressed.get(),
             recompressed_bytes: c.recompressed_bytes.get(),
             pool_refused: c.pool_refused.get(),
             pool_full_times: self.pool.full_times(),
             broken_clusters: c.broken_clusters.get(),
-            device_errors: c.device_errors.get(),
             corrupt: c.corrupt.get(),
             bad_slots: c.bad_slots.get(),
             bad_frees: c.bad_frees.get(),
-            file_bytes: self
-                .areas
-                .iter()
-                .filter(|a| a.device.takes_pages() && !a.is_inherited())
-                .map(|a| a.opened_bytes())
-                .sum(),
             cached_now: c.cached_now.get(),
             folios: core::array::from_fn(|order| c.folios[order].get()),
             folios_split: core::array::from_fn(|order| c.folios_split[order].get()),
             stuck_references: c.stuck_references.get(),
+            ..stats
         }
+    }
+
+    /// What this process has of each of the run's swap areas, by [`DeviceName::number`].
+    pub fn area_stats(&self) -> [AreaStats; MAX_AREAS] {
+        let mut all = [AreaStats::default(); MAX_AREAS];
+        for area in self.areas.iter().filter(|area| area.device.takes_pages()) {
+            let Some(stats) = all.get_mut(usize::from(area.device.name().number)) else { continue };
+            stats.reads += area.io.reads.get();
+            stats.writes += area.io.writes.get();
+            stats.errors += area.io.errors.get();
+            if !area.is_inherited() {
+                stats.used += area.io.pages.get() * PAGE_SIZE as u64;
+                stats.failing = area.failing();
+                stats.state = match () {
+                    () if area.failing().is_some() => AreaState::Failing,
+                    () if area.is_full() => AreaState::Full,
+                    () => AreaState::Active,
+                };
+            }
+        }
+        all
     }
 
     /// Changes the limit of the pool (bytes of frames). A pool that holds more keeps what it holds; new pages go elsewhere.

@@ -35,6 +35,8 @@ enum Op {
     Shrink(usize),
     /// With half a round of time in between.
     Recompress(usize),
+    Rest(prop::sample::Index),
+    Pass,
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -48,82 +50,129 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         2 => (1usize..40).prop_map(Op::Compact),
         2 => (1usize..100_000).prop_map(Op::Shrink),
         6 => (1usize..100).prop_map(Op::Recompress),
+        1 => any::<prop::sample::Index>().prop_map(Op::Rest),
+        1 => Just(Op::Pass),
     ];
     prop::collection::vec(op, 1..150)
 }
 
-fn run(s: &Store, ops: Vec<Op>, pool_limits: bool) -> Result<(), TestCaseError> {
-    let mut model: HashMap<Entry, (Group, Page)> = HashMap::new();
-    let mut order: Vec<Entry> = Vec::new();
-    let mut scratch = Scratch::new().unwrap();
-    let (mut seed, mut now_us) = (0, 0);
-    for op in ops {
-        match op {
-            Op::Store(group, kinds) => {
-                let group = Group::new(group).unwrap();
-                let before = s.group_stats(group);
-                let pages: Vec<Page> = kinds.iter().map(|k| (seed += 1, page(*k, seed)).1).collect();
-                for (r, page) in put_as(s, group, &pages).into_iter().zip(pages) {
-                    match r {
-                        Ok(Stored::Zero) => prop_assert!(page == [0; 4096]),
-                        Ok(Stored::Entry(e)) => {
-                            prop_assert!(model.insert(e, (group, page)).is_none(), "an entry was given out twice");
-                            order.push(e);
+/// What a store should hold.
+#[derive(Default)]
+struct Model {
+    pages: HashMap<Entry, (Group, Page)>,
+    order: Vec<Entry>,
+    seed: u64,
+    now_us: u64,
+}
+
+impl Model {
+    fn perform(&mut self, s: &Store, ops: &[Op]) -> Result<(), TestCaseError> {
+        let mut scratch = Scratch::new().unwrap();
+        for op in ops {
+            match op {
+                Op::Store(group, kinds) => {
+                    let group = Group::new(*group).unwrap();
+                    let before = s.group_stats(group);
+                    let pages: Vec<Page> = kinds.iter().map(|k| (self.seed += 1, page(*k, self.seed)).1).collect();
+                    for (r, page) in put_with(s, group, &pages, &mut scratch).into_iter().zip(pages) {
+                        match r {
+                            Ok(Stored::Zero) => prop_assert!(page == [0; 4096]),
+                            Ok(Stored::Entry(e)) => {
+                                prop_assert!(self.pages.insert(e, (group, page)).is_none(), "an entry was given out twice");
+                                self.order.push(e);
+                            }
+                            Err(error) => prop_assert_eq!(error, StoreError::Full),
                         }
-                        Err(error) => prop_assert_eq!(error, StoreError::Full),
+                    }
+                    // One object may pass the limit, and what was there before may stay.
+                    let most = before.limit.saturating_add(4095).max(before.stored_bytes);
+                    prop_assert!(group == Group::RUN || s.group_stats(group).stored_bytes <= most);
+                }
+                Op::Load(at, n) if !self.order.is_empty() => {
+                    let at = at.index(self.order.len());
+                    let es = &self.order[at..(at + n).min(self.order.len())];
+                    let mut into = std::vec![[0; 4096]; es.len()];
+                    let mut out = std::vec![Err(StoreError::Full); es.len()];
+                    s.load_run(es, &mut into, &mut out, &mut scratch);
+                    for ((e, page), r) in es.iter().zip(&into).zip(&out) {
+                        prop_assert!(r.is_ok() && self.pages[e].1 == *page);
                     }
                 }
-                // One object may pass the limit, and what was there before may stay.
-                let most = before.limit.saturating_add(4095).max(before.stored_bytes);
-                prop_assert!(group == Group::RUN || s.group_stats(group).stored_bytes <= most);
-            }
-            Op::Load(at, n) if !order.is_empty() => {
-                let at = at.index(order.len());
-                let es = &order[at..(at + n).min(order.len())];
-                let mut into = std::vec![[0; 4096]; es.len()];
-                let mut out = std::vec![Err(StoreError::Full); es.len()];
-                s.load_run(es, &mut into, &mut out, &mut scratch);
-                for ((e, page), r) in es.iter().zip(&into).zip(&out) {
-                    prop_assert!(r.is_ok() && model[e].1 == *page);
+                Op::Free(at) if !self.order.is_empty() => {
+                    let e = self.order.swap_remove(at.index(self.order.len()));
+                    self.pages.remove(&e);
+                    s.free(e);
+                    prop_assert_eq!(s.load(e, &mut [0; 4096], &mut scratch), Err(StoreError::BadEntry));
                 }
+                Op::Limit(bytes) => s.set_pool_limit(*bytes),
+                Op::GroupLimit(group, bytes) => s.set_group_limit(Group::new(*group).unwrap(), *bytes),
+                Op::Compact(pages) => drop(s.compact(*pages)),
+                Op::Shrink(bytes) => {
+                    let shrunk = s.shrink(*bytes, &mut scratch);
+                    prop_assert!(!shrunk.failed && (shrunk.pages == 0) == (shrunk.bytes == 0));
+                }
+                Op::Recompress(pages) => {
+                    self.now_us += ROUND_US / 2;
+                    let before = s.stats().pool_stored_bytes;
+                    let done = s.recompress(*pages, self.now_us, &mut scratch);
+                    prop_assert!(done.pages <= *pages && (s.codec == Codec::Lz4 || done == Recompressed::default()));
+                    prop_assert_eq!(s.stats().pool_stored_bytes + done.bytes_saved, before);
+                }
+                Op::Rest(at) => {
+                    let own: Vec<_> = s.areas.iter().filter(|a| a.device.takes_pages() && !a.is_inherited()).collect();
+                    if !own.is_empty() {
+                        own[at.index(own.len())].failed(Errno::IO);
+                    }
+                }
+                Op::Pass => pass_rests(s),
+                _ => {}
             }
-            Op::Free(at) if !order.is_empty() => {
-                let e = order.swap_remove(at.index(order.len()));
-                model.remove(&e);
-                s.free(e);
-                prop_assert_eq!(s.load(e, &mut [0; 4096], &mut scratch), Err(StoreError::BadEntry));
+            prop_assert_eq!(s.stats().stored_now, self.pages.len() as u64);
+            for group in (0..4).filter_map(Group::new) {
+                let objects = self.pages.iter().filter(|(_, (of, _))| *of == group).map(|(e, _)| object_len(s, *e));
+                prop_assert_eq!(s.group_stats(group).stored_bytes, objects.sum::<usize>(), "{:?}", group);
             }
-            Op::Limit(bytes) if pool_limits => s.set_pool_limit(bytes),
-            Op::GroupLimit(group, bytes) => s.set_group_limit(Group::new(group).unwrap(), bytes),
-            Op::Compact(pages) => drop(s.compact(pages)),
-            Op::Shrink(bytes) => {
-                let shrunk = s.shrink(bytes, &mut scratch);
-                prop_assert!(!shrunk.failed && (shrunk.pages == 0) == (shrunk.bytes == 0));
-            }
-            Op::Recompress(pages) => {
-                now_us += ROUND_US / 2;
-                let before = s.stats().pool_stored_bytes;
-                let done = s.recompress(pages, now_us, &mut scratch);
-                prop_assert!(done.pages <= pages && (s.codec == Codec::Lz4 || done == Recompressed::default()));
-                prop_assert_eq!(s.stats().pool_stored_bytes + done.bytes_saved, before);
-            }
-            _ => {}
         }
-        prop_assert_eq!(s.stats().stored_now, model.len() as u64);
-        for group in (0..4).filter_map(Group::new) {
-            let objects = model.iter().filter(|(_, (of, _))| *of == group).map(|(e, _)| object_len(s, *e));
-            prop_assert_eq!(s.group_stats(group).stored_bytes, objects.sum::<usize>(), "{:?}", group);
+        Ok(())
+    }
+
+    /// Everything is there, and then gone.
+    fn finish(self, s: &Store) -> Result<(), TestCaseError> {
+        while s.compact(100) {}
+        for e in self.order {
+            prop_assert_eq!(get(s, e).unwrap().1, self.pages[&e].1);
+            s.free(e);
         }
+        let stats = s.stats();
+        prop_assert_eq!((stats.stored_now, stats.on_device_now, stats.pool_bytes, stats.pool_stored_bytes), (0, 0, 0, 0));
+        prop_assert_eq!((stats.bad_frees, stats.device_errors, stats.corrupt), (0, 0, 0));
+        prop_assert!(s.area_stats().iter().all(|area| area.used == 0 && area.errors == 0));
+        Ok(())
     }
-    while s.compact(100) {}
-    for e in order {
-        prop_assert_eq!(get(s, e).unwrap().1, model[&e].1);
-        s.free(e);
-    }
-    let stats = s.stats();
-    prop_assert_eq!((stats.stored_now, stats.on_device_now, stats.pool_bytes, stats.pool_stored_bytes), (0, 0, 0, 0));
-    prop_assert_eq!((stats.bad_frees, stats.device_errors, stats.corrupt), (0, 0, 0));
-    Ok(())
+}
+
+fn run(s: &Store, ops: Vec<Op>) -> Result<(), TestCaseError> {
+    let mut model = Model::default();
+    model.perform(s, &ops)?;
+    model.finish(s)
+}
+
+/// Up to three files: their slots and priorities.
+fn files() -> impl Strategy<Value = Vec<(u64, i16)>> {
+    prop::collection::vec((512u64..1200, -2i16..2), 2..4)
+}
+
+fn add(s: &Store, files: Vec<FileConfig>) {
+    files.into_iter().for_each(|file| s.add_file(file).unwrap());
+}
+
+fn make(files: &[(u64, i16)]) -> Vec<FileConfig> {
+    let file = |(number, (slots, priority)): (usize, &(u64, i16))| FileConfig {
+        name: DeviceName { number: number as u8, ..Default::default() },
+        priority: *priority,
+        ..FileConfig::new(tmpfile(), slots * 4096)
+    };
+    files.iter().enumerate().map(file).collect()
 }
 
 /// Bytes of the page's object in the pool.
@@ -138,14 +187,51 @@ proptest! {
 
     #[test]
     fn as_a_map_in_ram(ops in ops(), frames in 0usize..200) {
-        run(&store(frames * 4096, None), ops, true)?;
+        run(&store(frames * 4096, None), ops)?;
     }
 
     #[test]
     fn as_a_map_with_a_file(ops in ops(), frames in 0usize..60, slots in 512u64..1200, zstd: bool) {
         let codec = if zstd { Codec::Zstd(1) } else { Codec::Lz4 };
-        let cfg = StoreConfig { pool_limit: frames * 4096, accept_percent: 80, codec, file: file(slots * 4096) };
-        run(&Store::new(cfg).unwrap(), ops, true)?;
+        let s = Store::new(StoreConfig { pool_limit: frames * 4096, accept_percent: 80, codec }).unwrap();
+        add(&s, make(&[(slots, 0)]));
+        run(&s, ops)?;
+    }
+
+    #[test]
+    fn as_a_map_with_several_files(ops in ops(), frames in 0usize..60, files in files()) {
+        run(&store(frames * 4096, make(&files)), ops)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Parent and child both go on from what was there at the fork, each with files of its own.
+    #[test]
+    fn as_two_maps_after_a_fork(before in ops(), after in [ops(), ops()], frames in 0usize..60, files in files()) {
+        let s = store(frames * 4096, make(&files));
+        let mut model = Model::default();
+        model.perform(&s, &before)?;
+        let mut in_parent = Model { pages: model.pages.clone(), order: model.order.clone(), seed: model.seed, now_us: model.now_us };
+        let [child, parent] = after;
+        let mut own = Some(make(&files));
+        fork_tests::in_child(
+            &s,
+            || {
+                // SAFETY: the child has one thread, and nothing of the store was in flight. What another thread of the harness did
+                // with its mappings is none of the child's.
+                let forked = unsafe {
+                    crate::vm::reset_after_fork();
+                    s.fork_child(&mut |_, fd| fork_tests::dup(fd))
+                };
+                add(&s, own.take().unwrap());
+                let right = forked.is_ok() && model.perform(&s, &child).and_then(|()| model.finish(&s)).is_ok();
+                i32::from(!right)
+            },
+            || in_parent.perform(&s, &parent).unwrap(),
+        );
+        in_parent.finish(&s)?;
     }
 }
 

@@ -7,10 +7,10 @@ use rustix::io::Errno;
 
 use super::group::Insert;
 use super::word::{Made, Object, Word};
-use super::{Entry, Group, Page, RAM_AREA, Scratch, Store, StoreError, Stored};
+use super::{Entry, Group, MAX_AREAS, Page, RAM_AREA, Scratch, Store, StoreError, Stored};
 use crate::device::WriteRun;
 use crate::fill;
-use crate::slot::{Area, AreaRef, MAX_ORDER};
+use crate::slot::{AreaRef, MAX_ORDER};
 use crate::vm::PAGE_SIZE;
 
 /// Most pages that are handled at once: the largest folio.
@@ -121,75 +121,83 @@ impl Store {
         kept.map(Plan::Pool).map_or(otherwise, Ok)
     }
 
-    /// Writes the pages that are for the device: those of a chunk get slots together, whatever is between them, so that there are few
-    /// and long writes. Writes to one area are in flight at the same time.
+    /// Writes the pages that are for the device. Those that an area fails to write are for the next one, and what none takes is offered
+    /// to the pool.
     fn write_out(&self, pages: &[&Page], plans: &[Plan], group: Group, out: Results<'_>, scratch: &mut Scratch) {
-        let which: Chunk<usize> = (0..pages.len()).filter(|&i| matches!(plans[i], Plan::Device(_))).collect();
+        let mut which: Chunk<usize> = (0..pages.len()).filter(|&i| matches!(plans[i], Plan::Device(_))).collect();
         if which.is_empty() {
             return;
         }
         let gathered = self.gather(pages, &which, group, out, scratch);
-        if gathered < which.len() {
+        which.drain(..gathered);
+        if !which.is_empty() {
             self.write_gathered(scratch.ends.on_device, scratch);
         }
-        let which_pages: Chunk<&Page> = which.iter().map(|&i| pages[i]).collect();
+        let mut why = StoreError::Full;
+        // An area that failed rests, so each round is with others, unless devices take very long to fail.
+        for _ in 0..=MAX_AREAS {
+            let Some(error) = self.write_round(pages, &mut which, out, scratch) else { break };
+            why = error;
+        }
+        for i in which {
+            out[i] = self.keep_in_ram(pages[i], Plan::Device(group), why, scratch);
+        }
+    }
+
+    /// Writes pages `which`, which get slots together, whatever is between them, so that there are few and long writes; those to one area
+    /// are in flight at the same time. Left in `which` are those that could not be written: because of the error that is returned, or
+    /// because there are no slots for them.
+    fn write_round(
+        &self,
+        pages: &[&Page],
+        which: &mut Chunk<usize>,
+        out: Results<'_>,
+        scratch: &mut Scratch,
+    ) -> Option<StoreError> {
+        let all = core::mem::take(which);
+        let of: Chunk<&Page> = all.iter().map(|&i| pages[i]).collect();
         let mut tags = [0; RUN];
-        let (mut which, mut pages, mut tags) = (&which[gathered..], &which_pages[gathered..], &mut tags[..]);
-        while !which.is_empty() {
+        let (mut all, mut of, mut tags) = (&all[..], &of[..], &mut tags[..]);
+        let mut why = None;
+        while !all.is_empty() {
             let mut folios: ArrayVec<Folio<'_>, FOLIOS> = ArrayVec::new();
             let mut covered = 0;
-            while covered < which.len()
+            while covered < all.len()
                 && !folios.is_full()
-                && let Some(folio) = self.alloc_folio(which.len() - covered, None, &mut scratch.ends.on_device)
+                && let Some(folio) = self.alloc_folio(all.len() - covered, None, &mut scratch.ends.on_device)
             {
                 covered += folio.pages;
                 folios.push(folio);
             }
             if covered == 0 {
-                for (&i, page) in which.iter().zip(pages) {
-                    out[i] = self.keep_in_ram(page, Plan::Device(group), StoreError::Full, scratch);
-                }
-                return;
+                which.extend(all.iter().copied());
+                break;
             }
             for folios in folios.chunk_by(|a, b| a.area.id() == b.area.id()) {
+                let area = &folios[0].area;
                 let mut runs: ArrayVec<WriteRun<'_>, FOLIOS> = ArrayVec::new();
                 for run in folios.chunk_by(|a, b| a.slot + a.pages as u64 == b.slot) {
-                    let n = run.iter().map(|folio| folio.pages).sum();
-                    let (run_pages, run_tags);
-                    (run_pages, pages) = pages.split_at(n);
-                    (run_tags, tags) = core::mem::take(&mut tags).split_at_mut(n);
-                    runs.push(WriteRun { slot: run[0].slot, pages: run_pages, tags: run_tags, result: Ok(()) });
+                    let (pages, tags_of_run);
+                    (pages, of) = of.split_at(run.iter().map(|folio| folio.pages).sum());
+                    (tags_of_run, tags) = core::mem::take(&mut tags).split_at_mut(pages.len());
+                    runs.push(WriteRun { slot: run[0].slot, pages, tags: tags_of_run, result: Ok(()) });
                 }
-                let n = runs.iter().map(|run| run.pages.len()).sum();
-                let these;
-                (these, which) = which.split_at(n);
-                self.write_folios(&folios[0].area, &mut runs, these, group, out, scratch);
+                self.write(area, &mut runs);
+                for run in runs {
+                    let these;
+                    (these, all) = all.split_at(run.pages.len());
+                    if let Err(errno) = run.result {
+                        why = Some(StoreError::Io { errno, offset: run.slot * PAGE_SIZE as u64 });
+                        which.extend(these.iter().copied());
+                        continue;
+                    }
+                    for ((&i, slot), tag) in these.iter().zip(run.slot..).zip(&*run.tags) {
+                        out[i] = self.publish(area, slot, Word::Device(*tag));
+                    }
+                }
             }
         }
-    }
-
-    /// Writes pages `which` to fresh slots and makes them known; what can't be written is offered to the pool.
-    pub(super) fn write_folios(
-        &self,
-        area: &AreaRef<'_>,
-        runs: &mut [WriteRun<'_>],
-        mut which: &[usize],
-        group: Group,
-        out: Results<'_>,
-        scratch: &mut Scratch,
-    ) {
-        self.write(area, runs);
-        for run in runs {
-            let these;
-            (these, which) = which.split_at(run.pages.len());
-            let failed = run.result.err().map(|errno| StoreError::Io { errno, offset: run.slot * PAGE_SIZE as u64 });
-            for ((&i, page), (slot, tag)) in these.iter().zip(run.pages).zip((run.slot..).zip(&*run.tags)) {
-                out[i] = match failed {
-                    None => self.publish(area, slot, Word::Device(*tag)),
-                    Some(error) => self.keep_in_ram(page, Plan::Device(group), error, scratch),
-                };
-            }
-        }
+        why
     }
 
     /// Gives slots to the pages in the pool, neighbours neighbouring ones: folio by folio, each as large as the pages that are left
@@ -245,22 +253,24 @@ impl Store {
     /// The `pages` slots from `slot` on, if they are free; in the area of that number or any that is available.
     fn alloc_behind(&self, pages: usize, area: Option<u8>, slot: Option<Entry>) -> Option<Folio<'_>> {
         let slot = slot.filter(|slot| area.map_or(slot.area() != RAM_AREA, |area| slot.area() == area))?;
-        let area = self.areas.get(slot.area())?;
+        let area = self.areas.get(slot.area()).filter(|area| !area.rests())?;
         let slot = slot.offset();
         area.alloc_behind(slot, pages).then_some(Folio { area, slot, pages })
     }
 
-    /// Writes pages to fresh slots; where that fails, the slots are given up.
-    fn write(&self, area: &Area, runs: &mut [WriteRun<'_>]) {
+    /// Writes pages to fresh slots. Where that fails, the slots are given up, and the area rests.
+    fn write(&self, area: &AreaRef<'_>, runs: &mut [WriteRun<'_>]) {
         let ios = area.device.write_runs(runs);
-        self.counters.device_write_ios.add(ios as u64);
+        area.io.writes.add(ios as u64);
         for run in runs {
             let n = run.pages.len() as u64;
             let Err(errno) = run.result else {
-                self.counters.device_write_bytes.add(n * PAGE_SIZE as u64);
+                area.io.write_bytes.add(n * PAGE_SIZE as u64);
+                area.wrote();
                 continue;
             };
-            self.counters.device_errors.add(1);
+            area.io.errors.add(1);
+            area.failed(errno);
             let no_space = matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG);
             for slot in run.slot..run.slot + n {
                 if no_space {
@@ -305,7 +315,7 @@ impl Store {
         // Counted first: a free, which subtracts, may follow at once.
         self.counters.stored_now.add(1);
         if matches!(word, Word::Device(_)) {
-            self.counters.on_device_now.add(1);
+            area.io.pages.add(1);
         }
         // Release: whoever sees the word finds the object.
         place.store(word.encode(), Ordering::Release);

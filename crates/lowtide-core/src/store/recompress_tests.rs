@@ -107,7 +107,7 @@ fn pages_that_lz4_keeps_raw_may_be_made_smaller() {
 
 #[test]
 fn with_zstd_there_is_nothing_to_do() {
-    let s = Store::new(StoreConfig { pool_limit: 1 << 20, accept_percent: 90, codec: Codec::Zstd(1), file: None }).unwrap();
+    let s = Store::new(StoreConfig { pool_limit: 1 << 20, accept_percent: 90, codec: Codec::Zstd(1) }).unwrap();
     put(&s, &pages(0, 100));
     assert_eq!((round(&s, ROUND_US), round(&s, 2 * ROUND_US)), Default::default());
 }

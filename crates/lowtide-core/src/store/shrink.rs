@@ -103,15 +103,18 @@ impl Drop for Shrinker {
 
 impl Store {
     /// Bytes of objects that [`Store::shrink`] should make leave the pool: 0 between calls while the pool and all groups are below
-    /// their high marks, and without a device.
+    /// their high marks, and without a device that can be written to now.
     pub fn wants_shrinking(&self) -> usize {
-        if self.has_device() { self.excess().0 } else { 0 }
+        match self.excess().0 {
+            excess @ 1.. if self.areas.iter().any(|area| takes_writes(&area)) => excess,
+            _ => 0,
+        }
     }
 
     /// Writes clusters of pages from the pool to their devices until objects of `bytes` bytes have left, or no page is left that can
-    /// be written (those that got their slots from a parent or without a device can't), or a device failed; all of it or nothing of a
-    /// cluster. Only pages of groups that are over their limits are written, if there are such and the pool is not over its own. Loads
-    /// and frees in progress are not disturbed. Nothing happens while another thread is at it.
+    /// be written (those that got their slots from a parent, without a device, or on one that fails can't); all of it or nothing of a
+    /// cluster, unless the device fails meanwhile. Only pages of groups that are over their limits are written, if there are such and
+    /// the pool is not over its own. Loads and frees in progress are not disturbed. Nothing happens while another thread is at it.
     pub fn shrink(&self, bytes: usize, scratch: &mut Scratch) -> Shrunk {
         let mut shrunk = Shrunk::default();
         if bytes == 0 {
@@ -124,7 +127,7 @@ impl Store {
         };
         // Twice round, from where the hand is: the first time may only take marks away.
         let mut rounds = 0;
-        while shrunk.bytes < bytes && !shrunk.failed && rounds <= 2 {
+        while shrunk.bytes < bytes && rounds <= 2 {
             let Some((area, cluster)) = self.next_cluster(&mut rounds) else { break };
             if self.has_pages_of(whose, &area, cluster) && area.ages.visit(cluster, Clock::Writing) == Visit::Old {
                 if whose != GroupSet::ALL {
@@ -145,7 +148,7 @@ impl Store {
     /// thread is at it.
     pub(super) fn write_part(
         &self,
-        area: &Area,
+        area: &AreaRef<'_>,
         cluster: usize,
         part: Range<usize>,
         wanted: &dyn Fn(Object) -> bool,
@@ -164,8 +167,7 @@ impl Store {
         for _ in 0..=u16::from(u8::MAX) + 1 {
             let (id, cluster) = (hand.area.load(Ordering::Relaxed), hand.cluster.load(Ordering::Relaxed));
             if let Some(area) = self.areas.get(id)
-                && area.device.takes_pages()
-                && !area.is_inherited()
+                && takes_writes(&area)
                 && (cluster as usize) < area.opened_clusters()
             {
                 hand.cluster.store(cluster + 1, Ordering::Relaxed);
@@ -182,7 +184,7 @@ impl Store {
     #[allow(clippy::too_many_arguments)] // what, from where, with what, and what came of it
     fn write_slots(
         &self,
-        area: &Area,
+        area: &AreaRef<'_>,
         cluster: usize,
         part: Range<usize>,
         wanted: &dyn Fn(Object) -> bool,
@@ -201,13 +203,20 @@ impl Store {
             }
         }
         let mut at = part.start;
-        while at < part.end {
+        while at < part.end && !area.rests() {
             at = self.write_some(area, cluster, at, batch, shrunk);
+        }
+        // What was not tried because the device failed stays where it is.
+        for (slot, raw) in ((cluster * CLUSTER_SLOTS) as u64..).zip(&batch.claimed).skip(at) {
+            if let Some(object) = Word::decode(*raw).object() {
+                area.ages.left(cluster, Clock::Writing);
+                claim::finish(area, slot, object, Word::Pool(object));
+            }
         }
     }
 
     /// Writes up to [`RUNS`] runs of claimed pages of a cluster, from index `at` on. Returns where to go on.
-    fn write_some(&self, area: &Area, cluster: usize, mut at: usize, batch: &mut Batch, shrunk: &mut Shrunk) -> usize {
+    fn write_some(&self, area: &AreaRef<'_>, cluster: usize, mut at: usize, batch: &mut Batch, shrunk: &mut Shrunk) -> usize {
         let first = (cluster * CLUSTER_SLOTS) as u64;
         let mut runs: ArrayVec<SealRun<'_>, RUNS> = ArrayVec::new();
         let (mut pages, mut tags) = (&mut batch.pages[at..], &mut batch.tags[at..]);
@@ -223,11 +232,15 @@ impl Store {
         area.device.write_in_place(&mut runs);
         for run in runs {
             let claimed = &batch.claimed[(run.slot - first) as usize..];
-            self.counters.device_write_ios.add(1);
+            area.io.writes.add(1);
             match run.result {
-                Ok(()) => self.counters.device_write_bytes.add((run.pages.len() * PAGE_SIZE) as u64),
+                Ok(()) => {
+                    area.io.write_bytes.add((run.pages.len() * PAGE_SIZE) as u64);
+                    area.wrote();
+                }
                 Err(errno) => {
-                    self.counters.device_errors.add(1);
+                    area.io.errors.add(1);
+                    area.failed(errno);
                     shrunk.failed = true;
                     // Where there was no room there may be later.
                     if matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG) {
@@ -254,15 +267,20 @@ impl Store {
     /// A claimed page is on the device now. False: it was freed meanwhile.
     fn written(&self, area: &Area, slot: u64, object: Object, tag: Tag) -> bool {
         // Counted first: a free, which subtracts, may follow at once.
-        self.counters.on_device_now.add(1);
+        area.io.pages.add(1);
         if !claim::finish(area, slot, object, Word::Device(tag)) {
-            self.counters.on_device_now.sub(1);
+            area.io.pages.sub(1);
             return false;
         }
         self.let_go(object);
         self.counters.written_back.add(1);
         true
     }
+}
+
+/// Whether pages of the pool can be written to an area now.
+fn takes_writes(area: &Area) -> bool {
+    area.device.takes_pages() && !area.is_inherited() && !area.rests()
 }
 
 #[cfg(test)]

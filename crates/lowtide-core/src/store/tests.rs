@@ -7,6 +7,8 @@ use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::vec::Vec;
 
+#[path = "area_tests.rs"]
+mod area_tests;
 #[path = "fault_tests.rs"]
 mod fault_tests;
 #[path = "fork_tests.rs"]
@@ -22,11 +24,13 @@ pub(super) fn tmpfile() -> OwnedFd {
 }
 
 pub(super) fn file(size: u64) -> Option<FileConfig> {
-    Some(FileConfig { fd: tmpfile(), name: Default::default(), size, budget: None, budget_limit: 0 })
+    Some(FileConfig::new(tmpfile(), size))
 }
 
-pub(super) fn store(pool_limit: usize, file: Option<FileConfig>) -> Store {
-    Store::new(StoreConfig { pool_limit, accept_percent: 90, codec: Codec::Lz4, file }).unwrap()
+pub(super) fn store(pool_limit: usize, file: impl IntoIterator<Item = FileConfig>) -> Store {
+    let store = Store::new(StoreConfig { pool_limit, accept_percent: 90, codec: Codec::Lz4 }).unwrap();
+    file.into_iter().for_each(|file| store.add_file(file).unwrap());
+    store
 }
 
 /// A page that compresses to about a third.
@@ -92,6 +96,11 @@ pub(super) fn entries(stored: &[Result<Stored, StoreError>]) -> Vec<Entry> {
         other => panic!("{other:?}"),
     };
     stored.iter().map(entry).collect()
+}
+
+/// As if enough time had passed for devices that fail to be tried again.
+pub(super) fn pass_rests(s: &Store) {
+    s.areas.iter().for_each(|area| area.pass_rest());
 }
 
 #[test]
@@ -275,8 +284,7 @@ fn nothing_that_can_be_read_is_on_the_file() {
 #[test]
 fn the_budget_of_the_run_limits_the_file() {
     static USED: AtomicU64 = AtomicU64::new(0);
-    let cfg =
-        FileConfig { fd: tmpfile(), name: Default::default(), size: 64 * MIB, budget: Some(&USED), budget_limit: 3 * MIB };
+    let cfg = FileConfig { budget: Some(&USED), budget_limit: 3 * MIB, ..FileConfig::new(tmpfile(), 64 * MIB) };
     let s = store(4 * 4096, Some(cfg));
     s.set_pool_limit(0);
     let pages: Vec<Page> = (0..600).map(text).collect();
@@ -301,13 +309,15 @@ fn a_device_that_fails_costs_no_page() {
     // Not open for writing: EBADF stands for any error of a device.
     let path = std::env::temp_dir();
     let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).unwrap();
-    let s = store(8 * 4096, Some(FileConfig { fd, name: Default::default(), size: 8 * MIB, budget: None, budget_limit: 0 }));
+    let s = store(8 * 4096, Some(FileConfig::new(fd, 8 * MIB)));
     let e = put_one(&s, noise(1)).unwrap();
     assert_eq!(get(&s, e), Ok((Loaded::Pool, noise(1))), "it went into the pool instead");
     s.set_pool_limit(0);
+    assert_eq!(put_one(&s, noise(2)), Err(StoreError::Full), "the area rests");
+    pass_rests(&s);
     assert!(matches!(put_one(&s, noise(2)), Err(StoreError::Io { errno: Errno::BADF, .. })));
     let stats = s.stats();
-    assert_eq!((stats.device_errors, stats.bad_slots, stats.stored_now, stats.refused), (2, 2, 1, 1));
+    assert_eq!((stats.device_errors, stats.bad_slots, stats.stored_now, stats.refused), (2, 2, 1, 2));
     s.free(e);
     assert_eq!((s.stats().stored_now, s.stats().pool_bytes), (0, 0));
 }
@@ -315,14 +325,17 @@ fn a_device_that_fails_costs_no_page() {
 #[test]
 fn a_full_disk_costs_neither_pages_nor_slots() {
     let fd = rustix::fs::open("/dev/full", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
-    let s = store(8 * 4096, Some(FileConfig { fd, name: Default::default(), size: 8 * MIB, budget: None, budget_limit: 0 }));
+    let s = store(8 * 4096, Some(FileConfig::new(fd, 8 * MIB)));
     let e = put_one(&s, noise(1)).unwrap();
     assert_eq!(get(&s, e), Ok((Loaded::Pool, noise(1))));
     s.set_pool_limit(0);
+    pass_rests(&s);
     let full = put(&s, &[noise(2), noise(3), noise(4)]);
     assert!(full.iter().all(|r| matches!(r, Err(StoreError::Io { errno: Errno::NOSPC, .. }))));
     let stats = s.stats();
     assert_eq!((stats.bad_slots, stats.device_write_ios, stats.stored_now), (0, 2, 1), "three pages are one folio");
+    assert!(put(&s, &(0..100).map(noise).collect::<Vec<_>>()).iter().all(|r| *r == Err(StoreError::Full)));
+    assert_eq!(s.stats().device_write_ios, 2, "and none while the area rests");
     assert_eq!(s.areas.get(1).unwrap().used(), 1, "all but slot 0 are free again");
 }
 

@@ -22,8 +22,6 @@ pub struct StoreConfig {
     pub accept_percent: u32,
     /// The compressor.
     pub codec: Codec,
-    /// The swap file, if there is one.
-    pub file: Option<FileConfig>,
 }
 
 /// A swap file of a store.
@@ -39,6 +37,57 @@ pub struct FileConfig {
     pub budget: Option<&'static AtomicU64>,
     /// What `budget` may not exceed, in bytes.
     pub budget_limit: u64,
+    /// Files of higher priority are used first; those of the same in turn.
+    pub priority: i16,
+    /// Clusters that become free are punched out, so that their space goes back to the file system and the budget.
+    pub discard: bool,
+}
+
+impl FileConfig {
+    /// A file without a name and a budget, of priority 0.
+    pub fn new(fd: OwnedFd, size: u64) -> FileConfig {
+        let name = DeviceName::default();
+        FileConfig { fd, name, size, budget: None, budget_limit: 0, priority: 0, discard: false }
+    }
+}
+
+/// Most swap areas of a run. In a forked child, whose areas are its parents' as well, a store has more.
+pub const MAX_AREAS: usize = 8;
+
+/// What a swap area does for a process.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum AreaState {
+    /// The process has none of its own.
+    #[default]
+    Absent,
+    /// It has no free slot, as far as is known without looking at all of it.
+    Full,
+    /// It takes pages.
+    Active,
+    /// The latest write failed: it is tried again after a while.
+    Failing,
+}
+
+impl AreaState {
+    /// All of them.
+    pub const ALL: [AreaState; 4] = [AreaState::Absent, AreaState::Full, AreaState::Active, AreaState::Failing];
+}
+
+/// Figures of what a process has of one of the run's swap areas.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct AreaStats {
+    /// Whether pages go there.
+    pub state: AreaState,
+    /// The error of its latest write, if that failed.
+    pub failing: Option<Errno>,
+    /// Bytes of pages that are there now, without those in slots that a parent made.
+    pub used: u64,
+    /// Reads of runs of slots, those of the process's parents included.
+    pub reads: u64,
+    /// Writes of runs of slots.
+    pub writes: u64,
+    /// Reads and writes that failed.
+    pub errors: u64,
 }
 
 /// Where a page went.
@@ -145,7 +194,7 @@ pub struct StoreStats {
     pub folios_split: [u64; ORDERS],
     /// References to slots that could not be counted: those slots stay in use for good.
     pub stuck_references: u64,
-    /// Bytes of this process's own swap file in use or once used (what it has added to the budget).
+    /// Bytes of this process's own swap files in use or once used (what it has added to their budgets).
     pub file_bytes: u64,
 }
 

@@ -8,7 +8,6 @@ use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use lowtide_core::device::DeviceName;
 use lowtide_core::store::{Codec, FileConfig, Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::fs::{Mode, OFlags};
@@ -125,11 +124,10 @@ fn dd(pages: usize) -> Option<[f64; 2]> {
 fn ours(pages: &[Page], into: &mut [Page]) -> Result<[f64; 2], String> {
     let fd = unnamed(OFlags::empty())?.into();
     let size = ((pages.len() + 1024) * PAGE_SIZE) as u64;
-    let name = DeviceName { kind: "dir:", path: DIR.as_bytes() };
-    let file = Some(FileConfig { fd, name, size, budget: None, budget_limit: 0 });
     let text = |e: StoreError| format!("the store: {e:?}");
-    let cfg = StoreConfig { pool_limit: 64 << 20, accept_percent: 90, codec: Codec::Lz4, file };
+    let cfg = StoreConfig { pool_limit: 64 << 20, accept_percent: 90, codec: Codec::Lz4 };
     let store = Store::new(cfg).map_err(text)?;
+    store.add_file(FileConfig::new(fd, size)).map_err(text)?;
     let mut scratch = Scratch::new().map_err(|e| format!("no memory: {e:?}"))?;
     let mut entries = Vec::with_capacity(pages.len());
     let mut stored = [const { Err(StoreError::Full) }; STORED];

@@ -193,7 +193,7 @@ fn cpu_number_ns() -> Result<f64, String> {
 
 /// Nanoseconds to store and free a page that does not compress: one frame is handed out and freed for it.
 fn store_ns(pages: usize) -> Result<f64, String> {
-    let cfg = StoreConfig { pool_limit: 64 << 20, accept_percent: 90, codec: Codec::Lz4, file: None };
+    let cfg = StoreConfig { pool_limit: 64 << 20, accept_percent: 90, codec: Codec::Lz4 };
     let fail = |e: StoreError| format!("a page can't be stored: {e:?}");
     let store = Store::new(cfg).map_err(fail)?;
     threads::on_one_cpu(|| {

@@ -79,7 +79,7 @@ struct Sums {
 /// Replaces random live pages by new ones. A page that the pool refuses is live as well: it would be on the device, where it takes no
 /// room in the pool.
 fn at_the_limit(limit: usize, accept_percent: u32, stores: usize) -> Result<Sums, String> {
-    let cfg = StoreConfig { pool_limit: limit, accept_percent, codec: Codec::Lz4, file: None };
+    let cfg = StoreConfig { pool_limit: limit, accept_percent, codec: Codec::Lz4 };
     let store = Store::new(cfg).map_err(|e| format!("no store: {e:?}"))?;
     let mut scratch = Scratch::new().map_err(|e| format!("no buffers: {e:?}"))?;
     let mut random = fastrand::Rng::with_seed(9);

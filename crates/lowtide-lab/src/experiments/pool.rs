@@ -73,7 +73,7 @@ fn metadata(scale: &Scale) -> Result<Finding, String> {
     const PAGE_MAP: usize = 8;
     // Tables are as large as the slots that were ever used, but for what is there from the start: fewer pages show more for each.
     let n: u64 = scale.pick(60_000, 240_000);
-    let store = Store::new(StoreConfig { pool_limit: 1 << 30, accept_percent: 90, codec: Codec::Lz4, file: None })
+    let store = Store::new(StoreConfig { pool_limit: 1 << 30, accept_percent: 90, codec: Codec::Lz4 })
         .map_err(|e| format!("a store can't be made: {e:?}"))?;
     let mut scratch = Scratch::new().map_err(|e| format!("{e:?}"))?;
     for i in 0..n {

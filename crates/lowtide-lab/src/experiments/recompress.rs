@@ -93,7 +93,7 @@ fn scratch() -> Result<Scratch, String> {
 
 /// Stores the pages, lets them get cold, and loads them before and after.
 fn in_store(pages: &[Page]) -> Result<InStore, String> {
-    let cfg = StoreConfig { pool_limit: 1 << 30, accept_percent: 90, codec: Codec::Lz4, file: None };
+    let cfg = StoreConfig { pool_limit: 1 << 30, accept_percent: 90, codec: Codec::Lz4 };
     let store = Store::new(cfg).map_err(|e| format!("no store: {e:?}"))?;
     let mut scratch = scratch()?;
     let mut stored = vec![Err(StoreError::Full); pages.len()];

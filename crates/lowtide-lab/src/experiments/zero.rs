@@ -193,7 +193,7 @@ fn scratch() -> Result<Scratch, String> {
 fn way(number: usize, slots: u64) -> Result<Box<dyn Way>, String> {
     Ok(match number {
         STATE => {
-            let cfg = StoreConfig { pool_limit: POOL, accept_percent: 90, codec: Codec::Lz4, file: None };
+            let cfg = StoreConfig { pool_limit: POOL, accept_percent: 90, codec: Codec::Lz4 };
             let store = Store::new(cfg).map_err(|e| format!("no store: {e:?}"))?;
             Box::new(Lowtide { store, scratch: scratch()?, kept: Vec::new() })
         }

@@ -64,6 +64,20 @@ fn no_memory_for_mappings() {
     with(Op::Map, &[Fault::NoMemory]);
 }
 
+/// A process whose swap area has no memory for its tables goes on with the others, and is limited all the same.
+#[test]
+fn no_memory_for_the_tables_of_an_area() {
+    let Some(turn) = machine::turn() else { return };
+    let scene = SCENES.iter().find(|scene| scene.name == "areas").expect("it is there");
+    if scene.job("compiled").is_none() {
+        return;
+    }
+    drop(turn);
+    let (found, wrong) = run::without_tables(scene);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(found > 4, "only {found} of the failures were those of an area's tables");
+}
+
 #[test]
 fn no_memory_on_the_heap() {
     with(Op::Heap, &[Fault::NoMemory]);

@@ -15,8 +15,8 @@ pub struct Scene {
     pub name: &'static str,
     program: &'static str,
     arguments: &'static str,
-    /// Beginning of a `--swap` SPEC; the path follows.
-    swap: &'static str,
+    /// Beginnings of `--swap` SPECs; the path follows.
+    swap: &'static [&'static str],
     pool: &'static str,
 }
 
@@ -24,9 +24,10 @@ pub struct Scene {
 const RAM: u64 = 16 << 20;
 /// So much more than the limit is used that most pages leave RAM.
 pub const SCENES: &[Scene] = &[
-    Scene { name: "noise", program: "one_malloc", arguments: "20 n 8", swap: "dir:", pool: "1M" },
-    Scene { name: "mixed", program: "one_malloc", arguments: "24 ntnw 8", swap: "file:", pool: "1M" },
-    Scene { name: "fork", program: "forks", arguments: "stay 18 1", swap: "dir:", pool: "1M" },
+    Scene { name: "noise", program: "one_malloc", arguments: "20 n 8", swap: &["dir:"], pool: "1M" },
+    Scene { name: "mixed", program: "one_malloc", arguments: "24 ntnw 8", swap: &["file:"], pool: "1M" },
+    Scene { name: "fork", program: "forks", arguments: "stay 18 1", swap: &["dir:"], pool: "1M" },
+    Scene { name: "areas", program: "one_malloc", arguments: "20 n 8", swap: &["file:", "dir:"], pool: "1M" },
 ];
 
 impl Scene {
@@ -84,28 +85,33 @@ impl Drop for Plan {
 }
 
 /// A run of a scene with a failure; what came out, and the plan with its counts.
-fn run(scene: &Scene, op: Op, kind: Fault, at: u64) -> Option<(Outcome, Plan, String)> {
+fn run(scene: &Scene, op: Op, kind: Fault, at: u64) -> Option<(Outcome, Plan, Vec<String>)> {
     let job = scene.job(&format!("{op:?} {kind:?}"))?;
     let plan = job.directory.join("plan");
-    let swap = job.directory.join("swap");
-    if scene.swap == "dir:" {
-        fs::create_dir(&swap).expect("a directory");
-    } else {
-        use std::os::unix::fs::OpenOptionsExt;
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&swap).expect("a file");
-        file.set_len(64 << 20).expect("room");
+    // The last one has room for all; the others are too small.
+    let sizes = [8, 64].into_iter().skip(2 - scene.swap.len());
+    let mut specs = Vec::new();
+    for ((i, kind), size) in scene.swap.iter().enumerate().zip(sizes) {
+        let swap = job.directory.join(format!("swap{i}"));
+        if *kind == "dir:" {
+            fs::create_dir(&swap).expect("a directory");
+        } else {
+            use std::os::unix::fs::OpenOptionsExt;
+            let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&swap).expect("a file");
+            file.set_len(size << 20).expect("room");
+        }
+        specs.push((format!("{kind}{}", swap.display()), size));
     }
-    let spec = format!("{}{}", scene.swap, swap.display());
-    let with_size = if scene.swap == "dir:" { format!("{spec},size=64M") } else { spec.clone() };
     let faults = Plan::write(&plan, Faults::new(op, kind, at));
     let job = job.env("LOWTIDE_FAULTS", &plan);
-    let options = ["--swap", &with_size, "--pool", scene.pool].map(str::to_owned).to_vec();
+    let mut options = ["--pool", scene.pool].map(str::to_owned).to_vec();
+    options.extend(specs.iter().flat_map(|(spec, size)| ["--swap".to_owned(), format!("{spec},size={size}M")]));
     let outcome = job.limited(&Limit { ram: RAM, swap: Swap::Options(options) });
-    Some((outcome, faults, spec))
+    Some((outcome, faults, specs.into_iter().map(|(spec, _)| spec).collect()))
 }
 
 /// Whether a run ended right; else the error, unless it was stopped with the message that it must be stopped with.
-fn judge(outcome: &Outcome, right: &str, op: Op, spec: &str) -> Result<bool, String> {
+fn judge(outcome: &Outcome, right: &str, op: Op, specs: &[String]) -> Result<bool, String> {
     if outcome.status == 0 && outcome.stdout == right && outcome.left.is_empty() {
         return Ok(true);
     }
@@ -114,7 +120,8 @@ fn judge(outcome: &Outcome, right: &str, op: Op, spec: &str) -> Result<bool, Str
         (_, None) => false,
         (Op::Device, Some(text)) => {
             let offset = text.split_once(" at offset ").and_then(|(_, rest)| rest.split_once(" of ")?.0.parse::<u64>().ok());
-            offset.is_some_and(|offset| offset > 0 && offset.is_multiple_of(4096)) && text.ends_with(spec)
+            offset.is_some_and(|offset| offset > 0 && offset.is_multiple_of(4096))
+                && specs.iter().any(|spec| text.ends_with(spec))
         }
         (Op::Map | Op::Heap, Some(text)) => text.contains("memory") || text.contains("thread"),
     };
@@ -127,9 +134,9 @@ fn judge(outcome: &Outcome, right: &str, op: Op, spec: &str) -> Result<bool, Str
 
 /// Lets each operation of a scene fail in its turn, or every `sample`th; what is wrong.
 pub fn at_each(scene: &Scene, op: Op, kind: Fault, sample: u64, tally: &mut Tally) -> Vec<String> {
-    let Some((whole, plan, spec)) = run(scene, op, kind, u64::MAX) else { return Vec::new() };
+    let Some((whole, plan, specs)) = run(scene, op, kind, u64::MAX) else { return Vec::new() };
     let right = whole.stdout.clone();
-    assert!(judge(&whole, &right, op, &spec) == Ok(true) && right.starts_with("OK"), "without a failure: {whole:?}");
+    assert!(judge(&whole, &right, op, &specs) == Ok(true) && right.starts_with("OK"), "without a failure: {whole:?}");
     assert!(plan.faults.calls(Op::Device) > 20 && !plan.faults.has_struck(), "{:?}", plan.faults);
     tally.calls = plan.faults.calls(op);
     // Threads take turns as they like, so the counts of two runs differ by some.
@@ -142,14 +149,34 @@ pub fn at_each(scene: &Scene, op: Op, kind: Fault, sample: u64, tally: &mut Tall
         if only.as_ref().is_some_and(|only| *only != name) {
             continue;
         }
-        let Some((outcome, plan, spec)) = run(scene, op, kind, at) else { break };
+        let Some((outcome, plan, specs)) = run(scene, op, kind, at) else { break };
         tally.runs += 1;
         tally.struck += u64::from(plan.faults.has_struck());
-        match judge(&outcome, &right, op, &spec) {
+        match judge(&outcome, &right, op, &specs) {
             Ok(true) => tally.right += 1,
             Ok(false) => tally.stopped += 1,
             Err(why) => wrong.push(format!("{name} ({op:?}): {why}")),
         }
     }
     wrong
+}
+
+/// Lets each mapping of a scene fail in its turn, and looks at those runs that came to an area without memory for its tables: how many
+/// they were; what is wrong.
+pub fn without_tables(scene: &Scene) -> (usize, Vec<String>) {
+    let Some((whole, plan, _)) = run(scene, Op::Map, Fault::NoMemory, u64::MAX) else { return (0, Vec::new()) };
+    let (mut found, mut wrong) = (0, Vec::new());
+    for at in 0..plan.faults.calls(Op::Map) {
+        let Some((outcome, ..)) = run(scene, Op::Map, Fault::NoMemory, at) else { break };
+        let warnings = outcome.stderr.matches("no memory for the tables of a swap area").count();
+        if warnings == 0 {
+            continue;
+        }
+        found += 1;
+        let right = outcome.status == 0 && outcome.stdout == whole.stdout && !outcome.stderr.contains("not limited");
+        if !right || warnings != 1 || outcome.stat("evictions.pages") == 0.0 {
+            wrong.push(format!("mapping {at}: {}", outcome.stderr));
+        }
+    }
+    (found, wrong)
 }

@@ -7,6 +7,7 @@
 //! `LOWTIDE_TESTS_NATIVE_ONLY=1` runs the native halves alone: a check of the tests themselves.
 
 mod accounting;
+mod areas;
 mod check;
 mod cold;
 mod ends;

@@ -42,6 +42,11 @@ pub fn job(label: &str, name: &str, arguments: &str) -> Option<Job> {
     Some(Job::new(label, compile(name, name, &[])?).words(arguments))
 }
 
+/// The compiled program `name`, by itself.
+pub fn compiled(name: &str) -> Option<PathBuf> {
+    compile(name, name, &[])
+}
+
 /// The compiled shared library `name`.
 pub fn library(name: &str) -> Option<PathBuf> {
     compile(name, &format!("{name}.so"), &["-shared", "-fPIC"])
