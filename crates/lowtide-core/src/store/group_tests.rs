@@ -103,7 +103,7 @@ fn pages_that_wait_for_a_long_write_count_too() {
     s.set_group_limit(A, 10 * 4096);
     let pages: Vec<Page> = (0..60).map(noise).collect();
     let es = entries(&put_as(&s, A, &pages));
-    assert_eq!((held(&s, A), in_pool(&s, &es)), (10 * 4096, 10), "the rest is written at once");
+    assert!(held(&s, A) <= 10 * 4096 && held(&s, A) == in_pool(&s, &es) * 4096, "those that are too many are written");
     for (e, page) in es.iter().zip(&pages) {
         assert_eq!(get(&s, *e).unwrap().1, *page);
         s.free(*e);
