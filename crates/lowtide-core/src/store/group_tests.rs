@@ -98,6 +98,20 @@ fn the_shrinker_takes_the_pages_of_the_group_that_is_over_and_no_others() {
 }
 
 #[test]
+fn pages_that_wait_for_a_long_write_count_too() {
+    let s = store(64 << 20, file(16 * MIB));
+    s.set_group_limit(A, 10 * 4096);
+    let pages: Vec<Page> = (0..60).map(noise).collect();
+    let es = entries(&put_as(&s, A, &pages));
+    assert!(held(&s, A) <= 10 * 4096 && held(&s, A) == in_pool(&s, &es) * 4096, "those that are too many are written");
+    for (e, page) in es.iter().zip(&pages) {
+        assert_eq!(get(&s, *e).unwrap().1, *page);
+        s.free(*e);
+    }
+    assert_eq!((held(&s, A), s.stats().pool_bytes), (0, 0));
+}
+
+#[test]
 fn accounts_follow_objects_that_move_shrink_and_go() {
     let s = store(64 << 20, None);
     let es = entries(&put_as(&s, A, &(0..1000).map(digits).collect::<Vec<_>>()));

@@ -55,7 +55,7 @@ fn model(worker: Worker, at_once: bool) -> usize {
     let recompressed = Arc::new(AtomicUsize::new(0));
     let count = recompressed.clone();
     let f = move || {
-        let cfg = StoreConfig { pool_limit: 64 * PAGE_SIZE, accept_percent: 90, codec: Codec::Lz4, file: None };
+        let cfg = StoreConfig { pool_limit: 64 * PAGE_SIZE, accept_percent: 90, codec: Codec::Lz4 };
         let store = Arc::new(Store::new(cfg).unwrap());
         // Something that stays, so that the worker has pages when it comes first.
         let mut scratch = Scratch::new().unwrap();
