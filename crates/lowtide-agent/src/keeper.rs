@@ -24,6 +24,8 @@ use crate::{agent, atfork, gate, hooks, maps, monitor, request, say, swap_file, 
 /// Looks at the memory are at most this far apart.
 const LONGEST_SLEEP_US: u64 = 100_000;
 const SHORTEST_SLEEP_US: u64 = 1_000;
+/// In a process in which nothing happens (`idle.rs`) they are at least so far apart: a monitor wakes the keeper when something does.
+const QUIET_NAP_US: u64 = 5_000;
 /// What a program can touch in a microsecond, with threads on several CPUs.
 const TOUCH_BYTES_PER_US: u64 = 6_000;
 /// A process smaller than this is not worth adopting while there are larger ones.
@@ -407,7 +409,8 @@ impl Keeper {
                 return sleep;
             }
             worker.forget_compressor();
-            return Self::nap((pager.budget.high_mark() - total).min(64 << 20));
+            let nap = Self::nap((pager.budget.high_mark() - total).min(64 << 20));
+            return if quiet { nap.max(QUIET_NAP_US) } else { nap };
         }
         // What is free already goes first. While eviction goes on it would only take the drained frames again.
         if !was_above {

@@ -228,6 +228,11 @@ fn lets_go_first(w: &World) -> usize {
     })
 }
 
+/// Looks for a compactor's bug as long as it takes, but not for ever: one series of orders misses some bugs once in 40 times.
+fn find(compactor: Compactor) {
+    (0..8).for_each(|_| _ = model(compactor, true));
+}
+
 #[test]
 fn loads_find_their_bytes_while_objects_move() {
     let moved = model(right, true);
@@ -245,17 +250,17 @@ fn the_bugs_do_not_show_with_one_thread() {
 #[test]
 #[should_panic(expected = "the word of owner")]
 fn a_place_that_is_freed_before_the_swap_is_found() {
-    model(frees_first, true);
+    find(frees_first);
 }
 
 #[test]
 #[should_panic(expected = "word")]
 fn a_swap_that_does_not_compare_is_found() {
-    model(does_not_compare, true);
+    find(does_not_compare);
 }
 
 #[test]
 #[should_panic(expected = "does not name what was stored")]
 fn a_span_that_is_let_go_before_the_swap_is_found() {
-    model(lets_go_first, true);
+    find(lets_go_first);
 }

@@ -1,0 +1,189 @@
+//! The segment of a run: one piece of shared memory that holds the settings (written once by `lowtide run`), one [`Proc`] for
+//! each process of the tree (written by its agent), and the way up for warnings and for the message of a fatal end.
+//!
+//! `lowtide run` creates it as a memfd and keeps the descriptor; agents map it through `/proc/PID/fd/N`. All fields are atomics
+//! or are written before the first agent starts. Nobody locks anything in it, so a process may die at any instruction.
+
+mod latency;
+mod process;
+mod settings;
+mod text;
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use lowtide_core::store::{FILL_WORDS, FillWord, FillWords, MAX_AREAS};
+
+pub use latency::{LATENCY_BUCKETS, latency_bucket, latency_floor_ns};
+pub use process::{AREA_STATES, AreaCounters, AreaGauges, Counters, Proc, area_state, proc_state};
+pub use settings::*;
+pub use text::{Text, text_state};
+
+/// First word of a segment.
+pub const MAGIC: u64 = 0x6c6f_7774_6964_6501;
+/// Layout version; the agent refuses another one.
+pub const VERSION: u32 = 4;
+/// Processes of one run that can be alive at the same time and be counted.
+pub const MAX_PROCS: usize = 1024;
+/// Kept warnings of a run; later ones are counted only.
+pub const MAX_WARNINGS: usize = 16;
+
+/// Environment variable that holds the path of the segment (`/proc/PID/fd/N`).
+pub const ENV_SEGMENT: &str = "LOWTIDE_SEGMENT";
+
+/// The whole segment. An all-zero one (a fresh memfd) is valid and empty.
+#[repr(C)]
+pub struct Segment {
+    /// [`MAGIC`], written last.
+    pub magic: AtomicU64,
+    /// [`VERSION`].
+    pub version: u32,
+    /// Pid of `lowtide run`.
+    pub supervisor: u32,
+    /// What was asked for.
+    pub settings: Settings,
+    /// Highest sum of `Proc::ram_bytes` seen by anyone.
+    pub ram_peak: AtomicU64,
+    /// Why the run must be stopped (device lost with pages on it, `--when-full stop`): `lowtide run` kills the tree when it is set.
+    /// The writer wakes `fatal.state` (shared futex).
+    pub fatal: Text,
+    /// Warnings sent so far (those beyond [`MAX_WARNINGS`] are dropped).
+    pub warnings_sent: AtomicU32,
+    /// The first warnings.
+    pub warnings: [Text; MAX_WARNINGS],
+    /// Sums over processes that are gone.
+    pub dead: Counters,
+    /// Their I/Os on the swap areas.
+    pub dead_areas: [AreaCounters; MAX_AREAS],
+    /// Their words of same-filled pages.
+    pub dead_words: FillWords,
+    /// Their latencies.
+    pub dead_latency: [AtomicU64; LATENCY_BUCKETS],
+    /// The processes. Scan [`Segment::used_procs`], not this: reading a slot makes its page resident.
+    pub procs: [Proc; MAX_PROCS],
+    /// `lowtide run`'s own memory in bytes, this segment and the agent's file included: it counts against the limit.
+    pub supervisor_bytes: AtomicU64,
+    /// No slot from this index on has ever been claimed.
+    pub procs_high: AtomicU32,
+}
+
+impl Segment {
+    /// Bytes to map.
+    pub const SIZE: usize = size_of::<Segment>().next_multiple_of(4096);
+
+    /// Sends a warning line unless the same line has been sent before.
+    pub fn warn(&self, pid: u32, text: &[u8]) {
+        let mut padded = [0u8; 320];
+        let n = text.len().min(320);
+        padded[..n].copy_from_slice(&text[..n]);
+        for line in &self.warnings {
+            if line.get().is_some_and(|seen| seen == padded) {
+                return;
+            }
+            if line.put(pid, text) {
+                break;
+            }
+        }
+        self.warnings_sent.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The slots that have ever been claimed; all others are free.
+    pub fn used_procs(&self) -> &[Proc] {
+        &self.procs[..(self.procs_high.load(Ordering::Acquire) as usize).min(MAX_PROCS)]
+    }
+
+    /// Sum of what all live processes and `lowtide run` itself count against the limit, in bytes. Also keeps `ram_peak`.
+    pub fn ram_now(&self) -> u64 {
+        let mut sum = self.supervisor_bytes.load(Ordering::Relaxed);
+        for p in self.used_procs() {
+            if p.state.load(Ordering::Relaxed) >= proc_state::WATCHING {
+                sum += p.ram_bytes.load(Ordering::Relaxed);
+            }
+        }
+        self.ram_peak.fetch_max(sum, Ordering::Relaxed);
+        sum
+    }
+
+    /// Claims a slot for process `pid`; one that this pid already holds (it called exec) is kept, and its counts are folded into the
+    /// sums. None: all taken.
+    pub fn claim(&self, pid: u32) -> Option<&Proc> {
+        use proc_state::*;
+        let held = |p: &&Proc| p.pid.load(Ordering::Relaxed) == pid && p.state.load(Ordering::Relaxed) != FREE;
+        if let Some(p) = self.used_procs().iter().find(held) {
+            self.fold(p);
+            p.clear_gauges();
+            p.state.store(WATCHING, Ordering::Release);
+            return Some(p);
+        }
+        let (i, p) = self
+            .procs
+            .iter()
+            .enumerate()
+            .find(|(_, p)| p.state.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok())?;
+        self.procs_high.fetch_max(i as u32 + 1, Ordering::AcqRel);
+        p.pid.store(pid, Ordering::Relaxed);
+        p.state.store(WATCHING, Ordering::Release);
+        Some(p)
+    }
+
+    /// Folds the counts of a process that is gone into the sums and frees its slot. Only `lowtide run` calls this.
+    pub fn bury(&self, p: &Proc) {
+        self.fold(p);
+        p.clear_gauges();
+        p.pid.store(0, Ordering::Relaxed);
+        p.state.store(proc_state::FREE, Ordering::Release);
+    }
+
+    /// Folds the counts of a process into the sums of the dead, and sets them to zero.
+    fn fold(&self, p: &Proc) {
+        self.dead.fold(&p.counters);
+        self.dead_areas.iter().zip(&p.areas).for_each(|(to, from)| to.fold(from));
+        self.dead_words.fold(&p.same_filled_words);
+        for (to, from) in self.dead_latency.iter().zip(&p.latency) {
+            to.fetch_add(from.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        }
+        for word in p.counters.words().iter().chain(p.areas.iter().flat_map(AreaCounters::words)) {
+            word.store(0, Ordering::Relaxed);
+        }
+        p.same_filled_words.set(&[FillWord::default(); FILL_WORDS]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lowtide_core::store::AreaState;
+
+    fn segment() -> std::boxed::Box<Segment> {
+        let layout = std::alloc::Layout::new::<Segment>();
+        // SAFETY: zeros are a valid Segment, and the memory is the global allocator's, of this layout.
+        unsafe { std::boxed::Box::from_raw(std::alloc::alloc_zeroed(layout).cast()) }
+    }
+
+    #[test]
+    fn what_a_process_did_is_counted_once_whether_it_executes_another_program_or_dies() {
+        let run = segment();
+        let (first, second) = (run.claim(10).unwrap(), run.claim(11).unwrap());
+        let work = |p: &Proc, n: u64| {
+            p.counters.writeback_ios.fetch_add(n, Ordering::Relaxed);
+            p.counters.latency_max_ns.store(100 * n, Ordering::Relaxed);
+            p.areas[2].writes.fetch_add(n, Ordering::Relaxed);
+            p.areas[7].errors.fetch_add(1, Ordering::Relaxed);
+            p.areas_now[2].used.store(n, Ordering::Relaxed);
+            p.areas_now[2].state.store(area_state(AreaState::Failing), Ordering::Relaxed);
+        };
+        work(first, 5);
+        assert!(core::ptr::eq(run.claim(10).unwrap(), first), "it called exec");
+        let now = |p: &Proc| {
+            p.areas_now.iter().map(|a| a.used.load(Ordering::Relaxed) + a.state.load(Ordering::Relaxed)).sum::<u64>()
+        };
+        assert_eq!((first.counters.writeback_ios.load(Ordering::Relaxed), now(first)), (0, 0));
+        work(first, 3);
+        work(second, 2);
+        run.bury(first);
+        run.bury(second);
+        assert_eq!((now(first), now(second)), (0, 0));
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        assert_eq!((of(&run.dead.writeback_ios), of(&run.dead.latency_max_ns)), (10, 500));
+        assert_eq!((of(&run.dead_areas[2].writes), of(&run.dead_areas[7].errors), of(&run.dead_areas[0].writes)), (10, 3, 0));
+    }
+}

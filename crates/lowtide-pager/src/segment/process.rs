@@ -1,0 +1,183 @@
+//! What a process of the run says of itself: what it has now, and what it has done so far.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use lowtide_core::slot::ORDERS;
+use lowtide_core::store::{AreaState, FillWords, MAX_AREAS};
+
+use super::latency::LATENCY_BUCKETS;
+
+/// Counters of one process image, or of all dead ones. Pages are 4 KiB pages.
+#[repr(C)]
+#[derive(Default)]
+#[allow(missing_docs)] // the names are those of INTERFACE.md's statistics
+pub struct Counters {
+    pub faults_total: AtomicU64,
+    pub faults_zero: AtomicU64,
+    pub faults_staged: AtomicU64,
+    pub faults_pool: AtomicU64,
+    pub faults_device: AtomicU64,
+    pub faults_first_touch: AtomicU64,
+    pub read_ahead_pages: AtomicU64,
+    pub read_ahead_used: AtomicU64,
+    /// Pages that came back in, read-ahead included, first touches not.
+    pub pages_in: AtomicU64,
+    pub evictions_pages: AtomicU64,
+    pub evictions_clean: AtomicU64,
+    pub evictions_direct: AtomicU64,
+    pub evictions_background: AtomicU64,
+    pub moved_calls: AtomicU64,
+    pub stored_pages: AtomicU64,
+    pub zero_pages: AtomicU64,
+    pub same_filled_pages: AtomicU64,
+    pub incompressible_pages: AtomicU64,
+    pub recompressed_pages: AtomicU64,
+    /// Bytes by which these became smaller.
+    pub recompressed_bytes: AtomicU64,
+    pub writeback_pages: AtomicU64,
+    pub writeback_ios: AtomicU64,
+    pub writeback_bytes: AtomicU64,
+    /// Folios that got contiguous slots, by order, and those that were split for want of them.
+    pub folios: [AtomicU64; ORDERS],
+    pub folios_split: [AtomicU64; ORDERS],
+    /// Microseconds in which at least one thread waited for a page.
+    pub stall_some_us: AtomicU64,
+    /// Longest fault service in nanoseconds.
+    pub latency_max_ns: AtomicU64,
+}
+
+impl Counters {
+    /// Number of counters, for folding them as words.
+    pub const WORDS: usize = size_of::<Counters>() / 8;
+
+    /// All counters as a slice of words, in the order of declaration.
+    pub fn words(&self) -> &[AtomicU64; Self::WORDS] {
+        // SAFETY: repr(C), and every field is an AtomicU64 or an array of them.
+        unsafe { &*(core::ptr::from_ref(self).cast()) }
+    }
+
+    /// Adds `other` to `self`; the maximum is kept as a maximum.
+    pub fn fold(&self, other: &Counters) {
+        for (to, from) in self.words().iter().zip(other.words()) {
+            let (is_maximum, from) = (core::ptr::eq(to, &self.latency_max_ns), from.load(Ordering::Relaxed));
+            if is_maximum {
+                to.fetch_max(from, Ordering::Relaxed)
+            } else {
+                to.fetch_add(from, Ordering::Relaxed)
+            };
+        }
+    }
+}
+
+/// Counts of I/Os on one swap area.
+#[repr(C)]
+#[derive(Default)]
+#[allow(missing_docs)] // the names are those of INTERFACE.md's statistics
+pub struct AreaCounters {
+    pub reads: AtomicU64,
+    pub writes: AtomicU64,
+    pub errors: AtomicU64,
+}
+
+impl AreaCounters {
+    /// All counters, in the order of declaration.
+    pub fn words(&self) -> [&AtomicU64; 3] {
+        [&self.reads, &self.writes, &self.errors]
+    }
+
+    /// Adds `other` to `self`.
+    pub fn fold(&self, other: &AreaCounters) {
+        for (to, from) in self.words().into_iter().zip(other.words()) {
+            to.fetch_add(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+}
+
+/// What a process has of one swap area now.
+#[repr(C)]
+#[derive(Default)]
+pub struct AreaGauges {
+    /// Bytes of its pages that are there.
+    pub used: AtomicU64,
+    /// An [`AreaState`] as a number.
+    pub state: AtomicU64,
+}
+
+/// How many numbers there are for states.
+pub const AREA_STATES: usize = AreaState::ALL.len();
+
+/// The number of a state in [`AreaGauges::state`].
+pub const fn area_state(state: AreaState) -> u64 {
+    state as u64
+}
+
+/// States of [`Proc::state`].
+pub mod proc_state {
+    /// Nobody's.
+    pub const FREE: u32 = 0;
+    /// Being filled in.
+    pub const CLAIMED: u32 = 1;
+    /// Agent present, nothing adopted: native speed.
+    pub const WATCHING: u32 = 2;
+    /// Memory adopted.
+    pub const ACTIVE: u32 = 3;
+}
+
+/// One process of the tree.
+#[repr(C, align(64))]
+pub struct Proc {
+    /// One of [`proc_state`].
+    pub state: AtomicU32,
+    /// Process id in the supervisor's pid namespace; 0 when free.
+    pub pid: AtomicU32,
+    /// Resident anonymous bytes that count against the limit (lowtide's own inside the process included).
+    pub ram_bytes: AtomicU64,
+    /// Of those, lowtide's own: pool, staged pages, tables, buffers, stacks, heap; 0 before memory is adopted.
+    pub own_bytes: AtomicU64,
+    /// Bytes of program pages waiting in staging (part of `own_bytes`).
+    pub staged_bytes: AtomicU64,
+    /// Bytes of frames that the pool holds.
+    pub pool_bytes: AtomicU64,
+    /// Bytes of compressed objects in the pool.
+    pub pool_stored_bytes: AtomicU64,
+    /// Pages stored now (pool and device, zero pages not).
+    pub now_stored: AtomicU64,
+    /// Pages in zero state now that were evicted as zero pages.
+    pub now_zero: AtomicU64,
+    /// Pages on the device now.
+    pub now_on_device: AtomicU64,
+    /// Bytes of address space adopted.
+    pub adopted_bytes: AtomicU64,
+    /// The swap areas, as in `Settings::swap`.
+    pub areas_now: [AreaGauges; MAX_AREAS],
+    /// Counts since the process was last started by exec.
+    pub counters: Counters,
+    /// I/Os on the swap areas since then.
+    pub areas: [AreaCounters; MAX_AREAS],
+    /// The words of its same-filled pages.
+    pub same_filled_words: FillWords,
+    /// Latencies of fault service: see [`latency_bucket`].
+    pub latency: [AtomicU64; LATENCY_BUCKETS],
+}
+
+impl Proc {
+    /// Sets all gauges (what is so now, unlike counts) to zero: for a new image of the process, or none.
+    pub(super) fn clear_gauges(&self) {
+        for gauge in [
+            &self.ram_bytes,
+            &self.own_bytes,
+            &self.staged_bytes,
+            &self.pool_bytes,
+            &self.pool_stored_bytes,
+            &self.now_stored,
+            &self.now_zero,
+            &self.now_on_device,
+            &self.adopted_bytes,
+        ]
+        .into_iter()
+        .chain(self.areas_now.iter().flat_map(|area| [&area.used, &area.state]))
+        {
+            gauge.store(0, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! What a run was asked for.
+
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+use lowtide_core::store::MAX_AREAS;
+
+/// `Settings::when_full`: go over the limit with one warning.
+pub const WHEN_FULL_EXCEED: u32 = 0;
+/// `Settings::when_full`: stop the program with a message.
+pub const WHEN_FULL_STOP: u32 = 1;
+
+/// `Settings::codec`: LZ4.
+pub const CODEC_LZ4: u32 = 0;
+/// `Settings::codec`: zstd at `Settings::codec_level`.
+pub const CODEC_ZSTD: u32 = 1;
+
+/// `SwapArea::kind`: there is no such area.
+pub const SWAP_NONE: u32 = 0;
+/// `SwapArea::kind`: each process has an unnamed file in `SwapArea::dir`.
+pub const SWAP_DIR: u32 = 1;
+/// `SwapArea::kind`: `SwapArea::file`, which is the first process's that claims it (`SwapArea::claimed`); processes that come later
+/// have unnamed files in `SwapArea::dir`.
+pub const SWAP_FILE: u32 = 2;
+
+/// A swap area of the run. Without any, evicted pages stay in compressed RAM.
+#[repr(C)]
+pub struct SwapArea {
+    /// Most bytes of all its files together.
+    pub size: u64,
+    /// Bytes of its files in use by all processes of the run: agents add before they grow a file.
+    pub used: AtomicU64,
+    /// One of the `SWAP_` values.
+    pub kind: u32,
+    /// Areas of higher priority are used first; those of the same in turn.
+    pub prio: i16,
+    /// 1: the space of free clusters goes back to the file system.
+    pub discard: u16,
+    /// 1: a process of the run has `file`. It is not given to another when that one is gone, because its forked children may still
+    /// read it.
+    pub claimed: AtomicU32,
+    /// Directory of the unnamed files, absolute, NUL-terminated. Empty: there are none (`file` is a block device).
+    pub dir: [u8; 1024],
+    /// The named file, as a descriptor of `lowtide run` (`/proc/PID/fd/N`), which holds its lock. NUL-terminated.
+    pub file: [u8; 64],
+    /// What the user calls it, for messages. NUL-terminated.
+    pub file_name: [u8; 256],
+}
+
+/// What the run was asked for. Written by `lowtide run` before the program starts, except for the atomics.
+#[repr(C)]
+pub struct Settings {
+    /// RAM limit of the whole tree in bytes.
+    pub ram_limit: AtomicU64,
+    /// Pool limit of the whole tree in bytes.
+    pub pool_limit: AtomicU64,
+    /// One of the `CODEC_` values.
+    pub codec: u32,
+    /// zstd level; 0 is zstd's default.
+    pub codec_level: i32,
+    /// One of the `WHEN_FULL_` values.
+    pub when_full: u32,
+    /// 1: agents say on the program's standard error what they adopt and why.
+    pub verbose: u32,
+    /// The swap areas, in the order in which they were given.
+    pub swap: [SwapArea; MAX_AREAS],
+    /// The value that LD_PRELOAD must begin with, NUL-terminated: agents put it back in front when the program changes it.
+    pub preload: [u8; 64],
+}
