@@ -22,12 +22,12 @@ pub struct Scene {
 
 /// The smallest limit that lowtide takes.
 const RAM: u64 = 16 << 20;
-/// So much more than the limit is used that most pages leave RAM.
+/// So much is used that each page leaves RAM again and again, and no more: every operation fails in a run of its own.
 pub const SCENES: &[Scene] = &[
-    Scene { name: "noise", program: "one_malloc", arguments: "20 n 8", swap: &["dir:"], pool: "1M" },
-    Scene { name: "mixed", program: "one_malloc", arguments: "24 ntnw 8", swap: &["file:"], pool: "1M" },
-    Scene { name: "fork", program: "forks", arguments: "stay 18 1", swap: &["dir:"], pool: "1M" },
-    Scene { name: "areas", program: "one_malloc", arguments: "20 n 8", swap: &["file:", "dir:"], pool: "1M" },
+    Scene { name: "noise", program: "one_malloc", arguments: "14 n 8", swap: &["dir:"], pool: "1M" },
+    Scene { name: "mixed", program: "one_malloc", arguments: "14 ntnw 8", swap: &["file:"], pool: "1M" },
+    Scene { name: "fork", program: "forks", arguments: "stay 12 1", swap: &["dir:"], pool: "1M" },
+    Scene { name: "areas", program: "one_malloc", arguments: "14 n 8", swap: &["file:", "dir:"], pool: "1M" },
 ];
 
 impl Scene {
