@@ -156,8 +156,8 @@ struct Keeper {
 
 /// Compresses some cold pages of the pool again; for how long to sleep afterwards.
 fn recompress(pager: &Pager, worker: &mut Worker, idle: &mut Idle, now_us: u64) -> Option<u64> {
-    // The pool of a forked child is its parent's too, copy-on-write, until one of them changes it.
-    let shared = INHERITED.load(Ordering::Relaxed) > 0;
+    // The pool of a forked child is its parent's too, copy-on-write, until one of them changes it: that would take memory in both.
+    let shared = INHERITED.load(Ordering::Relaxed) > 0 || pager.was_forked();
     if shared || !pager.store.wants_recompression(now_us) || !idle.is_cpu_free(now_us) {
         return None;
     }

@@ -223,7 +223,7 @@ impl Pager {
     }
 
     /// Whether this process, or one that it was forked from, has ever forked since memory was adopted.
-    pub(crate) fn was_forked(&self) -> bool {
+    pub fn was_forked(&self) -> bool {
         self.was_forked.load(Ordering::Relaxed)
     }
 

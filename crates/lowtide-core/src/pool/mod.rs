@@ -105,6 +105,11 @@ impl Pool {
         self.limit.accepts()
     }
 
+    /// Whether the limit leaves room for another span.
+    pub fn has_room_for_span(&self) -> bool {
+        self.limit.left() > 0
+    }
+
     /// Bytes of objects that should leave now, so that the pool seldom gets full.
     pub fn excess(&self) -> usize {
         self.limit.excess()

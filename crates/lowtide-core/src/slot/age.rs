@@ -92,6 +92,14 @@ impl Ages {
         self.0[cluster].fetch_or(BROKEN, Ordering::AcqRel) & BROKEN == 0
     }
 
+    /// Undoes [`Ages::broke`]: the cluster is visited again.
+    pub fn mended(&self, cluster: usize) {
+        if self.0[cluster].load(Ordering::Relaxed) & BROKEN != 0 {
+            self.0[cluster].fetch_and(!BROKEN, Ordering::AcqRel);
+            self.left(cluster, Clock::Writing);
+        }
+    }
+
     /// Whether a cluster has pages that the hand has not taken.
     pub fn has_pages(&self, cluster: usize, clock: Clock) -> bool {
         self.0.get(cluster).is_some_and(|age| age.load(Ordering::Relaxed) & clock.pages() != 0)

@@ -82,7 +82,10 @@ impl AreaRef<'_> {
 
     /// A write to the area's device went well.
     pub fn wrote(&self) {
-        self.area.rest.succeeded();
+        if self.area.rest.succeeded() {
+            // The device was gone for a while: what could not be written then is no sign of bad places.
+            (0..self.area.opened_clusters()).for_each(|cluster| self.area.ages.mended(cluster));
+        }
     }
 }
 
@@ -195,8 +198,22 @@ impl Areas {
     /// Gives out 2^`order` aligned slots of an available area: the highest priority first, areas of one priority in turn. (A turn
     /// lasts until a CPU's cluster is used up.) Areas that rest give out nothing. Returns the area and the first slot.
     pub fn alloc<'a>(&'a self, order: u32, cache: &dyn SwapCache) -> Option<(AreaRef<'a>, u64)> {
+        self.alloc_if(order, cache, true)
+    }
+
+    /// As [`Areas::alloc`], but areas that rest serve if no other does: for pages that need not be written now.
+    pub fn alloc_to_write_later<'a>(&'a self, order: u32, cache: &dyn SwapCache) -> Option<(AreaRef<'a>, u64)> {
+        self.alloc_if(order, cache, true).or_else(|| {
+            let resting = self.iter().any(|area| area.rests());
+            if resting { self.alloc_if(order, cache, false) } else { None }
+        })
+    }
+
+    /// `writable`: in areas that don't rest; else in those that do.
+    fn alloc_if<'a>(&'a self, order: u32, cache: &dyn SwapCache, writable: bool) -> Option<(AreaRef<'a>, u64)> {
         let last = self.last[percpu::current()].0.get(order as usize)?;
-        if let Some(id) = last.load(Ordering::Relaxed).checked_sub(1)
+        if writable
+            && let Some(id) = last.load(Ordering::Relaxed).checked_sub(1)
             && let Some(area) = self.get(id as u8)
             && let Some(slot) = area.alloc_next(order)
         {
@@ -204,8 +221,10 @@ impl Areas {
         }
         let available = self.take_turn();
         let try_area = |area: AreaRef<'a>| {
-            let slot = if area.rests() { None } else { area.alloc_reclaiming(order, cache) }?;
-            last.store(u32::from(area.id()) + 1, Ordering::Relaxed);
+            let slot = if area.rests() == writable { None } else { area.alloc_reclaiming(order, cache) }?;
+            if writable {
+                last.store(u32::from(area.id()) + 1, Ordering::Relaxed);
+            }
             Some((area, slot))
         };
         let found = available.list[..available.len].iter().find_map(|l| try_area(self.get(l.id)?));

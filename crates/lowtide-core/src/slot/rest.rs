@@ -14,6 +14,8 @@ use rustix::time::{ClockId, clock_gettime};
 const SHORTEST: u64 = 100_000_000;
 /// No rest is longer.
 const LONGEST: u64 = 10_000_000_000;
+/// Who fails until rests are so long is not one bad place of a device, but all of it.
+const OUTAGE: u64 = 800_000_000;
 
 /// Whether an area rests. All methods are thread-safe; a race of two makes a rest start a moment later, or be as long as the last.
 #[derive(Debug, Default)]
@@ -45,11 +47,10 @@ impl Rest {
         self.failed_at(now());
     }
 
-    /// A write went well. During a rest that changes nothing, as above.
-    pub(super) fn succeeded(&self) {
-        if self.until.load(Relaxed) != 0 {
-            self.succeeded_at(now());
-        }
+    /// A write went well. During a rest that changes nothing, as above. Returns whether that ended an outage: several failures with none
+    /// that went well between.
+    pub(super) fn succeeded(&self) -> bool {
+        self.until.load(Relaxed) != 0 && self.succeeded_at(now())
     }
 
     fn failed_at(&self, now: u64) {
@@ -62,9 +63,9 @@ impl Rest {
         self.until.store(now + length, Relaxed);
     }
 
-    fn succeeded_at(&self, now: u64) {
-        let over = |until| (now >= until).then_some(0);
-        let _ = self.until.fetch_update(Relaxed, Relaxed, over);
+    fn succeeded_at(&self, now: u64) -> bool {
+        let over = |until| (until != 0 && now >= until).then_some(0);
+        self.until.fetch_update(Relaxed, Relaxed, over).is_ok() && self.length.load(Relaxed) >= OUTAGE
     }
 
     /// As if the time of the rest had passed.

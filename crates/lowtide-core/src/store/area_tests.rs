@@ -155,3 +155,47 @@ fn the_shrinker_leaves_areas_alone_that_rest() {
     pass_rests(&alone);
     assert!(alone.wants_shrinking() > 0);
 }
+
+#[test]
+fn what_comes_to_the_pool_while_an_area_rests_can_be_written_afterwards() {
+    let s = store(1 << 20, [area(0, 0, 8)]);
+    let Device::File(device) = &s.areas.get(1).unwrap().device else { panic!() };
+    device.faults.set(Faults::new(Op::Device, Fault::Io, 0)).unwrap();
+    // These are in RAM for good.
+    entries(&put(&s, &noises(0, 128))).into_iter().for_each(|e| s.free(e));
+    assert!(s.areas.get(1).unwrap().rests());
+    let mut es = Vec::new();
+    let mut pages = Vec::new();
+    for page in (0..2000).map(text) {
+        if let Ok(e) = put_one(&s, page) {
+            es.push(e);
+            pages.push(page);
+        }
+    }
+    let of_ram = es.iter().filter(|e| e.area() == RAM_AREA).count();
+    assert!(es.len() > 300 && of_ram == 0, "{of_ram} of {} have no slot of the file", es.len());
+    pass_rests(&s);
+    let mut scratch = Scratch::new().unwrap();
+    while s.shrink(usize::MAX, &mut scratch).pages > 0 {}
+    assert_eq!((s.stats().pool_stored_bytes, s.wants_shrinking()), (0, 0), "all of it");
+    assert!(all_are(&s, &es, &pages));
+}
+
+#[test]
+fn after_an_outage_all_clusters_are_written_again() {
+    let s = store(1 << 20, [area(0, 0, 8)]);
+    let pages: Vec<Page> = (0..500).map(text).collect();
+    let es = entries(&put(&s, &pages));
+    let area = s.areas.get(1).unwrap();
+    assert!(area.ages.broke(es[0].offset() as usize / 512));
+    s.set_pool_limit(0);
+    let mut scratch = Scratch::new().unwrap();
+    assert_eq!(s.shrink(usize::MAX, &mut scratch).pages, 0, "broken");
+    for _ in 0..4 {
+        area.failed(Errno::IO);
+        pass_rests(&s);
+    }
+    area.wrote();
+    let shrunk = s.shrink(usize::MAX, &mut scratch);
+    assert!(shrunk.pages == 500 && all_are(&s, &es, &pages), "{shrunk:?}");
+}

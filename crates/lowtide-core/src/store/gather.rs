@@ -6,7 +6,7 @@
 //! only where it goes on (`Scratch`), and it does not matter whether that is still true.
 
 use super::group::Insert;
-use super::out::Results;
+use super::out::{Results, Slots};
 use super::word::{Made, Object, Word};
 use super::{Entry, Group, Page, Scratch, Store};
 use crate::slot::CLUSTER_SLOTS;
@@ -36,8 +36,9 @@ impl Store {
         let mut done = 0;
         while done < which.len() && self.pool_takes(group) {
             let before = scratch.ends.on_device;
-            let Some(folio) = self.alloc_folio(which.len() - done, None, &mut scratch.ends.on_device) else { break };
-            if before != Entry::new(folio.area.id(), folio.slot) {
+            let Some(folio) = self.alloc_folio(which.len() - done, Slots::Writable, &mut scratch.ends.on_device) else { break };
+            let goes_on = !folio.slot.is_multiple_of(CLUSTER_SLOTS as u64);
+            if !goes_on || before != Entry::new(folio.area.id(), folio.slot) {
                 self.write_gathered(before, scratch);
             }
             let mut kept = 0;

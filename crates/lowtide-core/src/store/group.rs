@@ -131,11 +131,11 @@ impl Store {
         self.groups.of(group).is_none_or(Limit::accepts) && self.pool.accepts()
     }
 
-    /// Bytes of objects that should leave the pool, and whose: anybody's if the pool is over its limit.
+    /// Bytes of objects that should leave the pool, and whose: anybody's as long as the pool is over its limit.
     pub(super) fn excess(&self) -> (usize, GroupSet) {
         match (self.pool.excess(), self.groups.excess()) {
             (0, groups) => groups,
-            (bytes, groups) => (bytes.max(groups.0), GroupSet::ALL),
+            (bytes, _) => (bytes, GroupSet::ALL),
         }
     }
 

@@ -27,8 +27,19 @@ enum Plan {
     Done,
     /// Its object is in the pool.
     Pool(Object),
-    /// It shall be written to the device; its group.
-    Device(Group),
+    /// It shall be written to a device.
+    Device,
+}
+
+/// Which slots will do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Slots {
+    /// Of devices that can be written to now.
+    Writable,
+    /// Of devices, rather of such as can be written to now.
+    OfDevices,
+    /// Without a device.
+    OfRam,
 }
 
 /// Consecutive slots that were given out.
@@ -81,7 +92,7 @@ impl Store {
             }));
         }
         self.write_out(pages, &plans, group, out, scratch);
-        self.place(pages, &plans, out, scratch);
+        self.place(pages, &plans, group, out, scratch);
         let refused = out.iter().filter(|r| r.is_err()).count();
         if refused > 0 {
             self.counters.refused.add(refused as u64);
@@ -102,7 +113,7 @@ impl Store {
             None => {}
         }
         let device = self.has_device();
-        let otherwise = if device { Ok(Plan::Device(group)) } else { Err(Err(StoreError::Full)) };
+        let otherwise = if device { Ok(Plan::Device) } else { Err(Err(StoreError::Full)) };
         if !self.pool_takes(group) {
             self.counters.pool_refused.add(1);
             return otherwise;
@@ -124,7 +135,7 @@ impl Store {
     /// Writes the pages that are for the device. Those that an area fails to write are for the next one, and what none takes is offered
     /// to the pool.
     fn write_out(&self, pages: &[&Page], plans: &[Plan], group: Group, out: Results<'_>, scratch: &mut Scratch) {
-        let mut which: Chunk<usize> = (0..pages.len()).filter(|&i| matches!(plans[i], Plan::Device(_))).collect();
+        let mut which: Chunk<usize> = (0..pages.len()).filter(|&i| matches!(plans[i], Plan::Device)).collect();
         if which.is_empty() {
             return;
         }
@@ -140,7 +151,7 @@ impl Store {
             why = error;
         }
         for i in which {
-            out[i] = self.keep_in_ram(pages[i], Plan::Device(group), why, scratch);
+            out[i] = self.keep_in_ram(pages[i], None, group, why, scratch);
         }
     }
 
@@ -164,7 +175,7 @@ impl Store {
             let mut covered = 0;
             while covered < all.len()
                 && !folios.is_full()
-                && let Some(folio) = self.alloc_folio(all.len() - covered, None, &mut scratch.ends.on_device)
+                && let Some(folio) = self.alloc_folio(all.len() - covered, Slots::Writable, &mut scratch.ends.on_device)
             {
                 covered += folio.pages;
                 folios.push(folio);
@@ -202,15 +213,15 @@ impl Store {
 
     /// Gives slots to the pages in the pool, neighbours neighbouring ones: folio by folio, each as large as the pages that are left
     /// allow.
-    fn place(&self, pages: &[&Page], plans: &[Plan], out: Results<'_>, scratch: &mut Scratch) {
+    fn place(&self, pages: &[&Page], plans: &[Plan], group: Group, out: Results<'_>, scratch: &mut Scratch) {
         let in_pool = |i: &usize| if let Plan::Pool(object) = plans[*i] { Some((*i, object)) } else { None };
         let which: Chunk<(usize, Object)> = (0..pages.len()).filter_map(|i| in_pool(&i)).collect();
         let mut which = &which[..];
         while let Some(&(i, object)) = which.first() {
             let end = &mut scratch.ends.in_pool;
-            let listed = if self.has_device() { self.alloc_folio(which.len(), None, end) } else { None };
-            let Some(folio) = listed.or_else(|| self.alloc_folio(which.len(), Some(RAM_AREA), end)) else {
-                out[i] = self.keep_in_ram(pages[i], Plan::Pool(object), StoreError::Full, scratch);
+            let listed = if self.has_device() { self.alloc_folio(which.len(), Slots::OfDevices, end) } else { None };
+            let Some(folio) = listed.or_else(|| self.alloc_folio(which.len(), Slots::OfRam, end)) else {
+                out[i] = self.keep_in_ram(pages[i], Some(object), group, StoreError::Full, scratch);
                 which = &which[1..];
                 continue;
             };
@@ -222,15 +233,15 @@ impl Store {
         }
     }
 
-    /// Consecutive slots for up to `pages` pages, in the area of that number or any that is available: those behind `behind`, where
-    /// the latest ones ended, if they are free; else of the smallest power of two that holds them all, of which the rest is given
+    /// Consecutive slots for up to `pages` pages: those behind `behind`, where the latest ones ended, if they are free; else of the smallest power of two that holds them all, of which the rest is given
     /// back; or of the largest that there is.
-    pub(super) fn alloc_folio(&self, pages: usize, area: Option<u8>, behind: &mut Option<Entry>) -> Option<Folio<'_>> {
+    pub(super) fn alloc_folio(&self, pages: usize, slots: Slots, behind: &mut Option<Entry>) -> Option<Folio<'_>> {
         let whole = pages.checked_next_power_of_two().filter(|_| pages > 0)?.ilog2().min(MAX_ORDER);
-        let folio = self.alloc_behind(pages, area, *behind).or_else(|| {
-            let alloc = |order| match area {
-                None => self.areas.alloc(order, &self.word_cache()),
-                Some(id) => self.areas.get(id).and_then(|area| area.alloc(order).map(|slot| (area, slot))),
+        let folio = self.alloc_behind(pages, slots, *behind).or_else(|| {
+            let alloc = |order| match slots {
+                Slots::Writable => self.areas.alloc(order, &self.word_cache()),
+                Slots::OfDevices => self.areas.alloc_to_write_later(order, &self.word_cache()),
+                Slots::OfRam => self.areas.get(RAM_AREA).and_then(|area| area.alloc(order).map(|slot| (area, slot))),
             };
             let (order, (area, slot)) = (0..=whole).rev().find_map(|order| Some((order, alloc(order)?)))?;
             let slots = 1 << order;
@@ -250,10 +261,10 @@ impl Store {
         Some(folio)
     }
 
-    /// The `pages` slots from `slot` on, if they are free; in the area of that number or any that is available.
-    fn alloc_behind(&self, pages: usize, area: Option<u8>, slot: Option<Entry>) -> Option<Folio<'_>> {
-        let slot = slot.filter(|slot| area.map_or(slot.area() != RAM_AREA, |area| slot.area() == area))?;
-        let area = self.areas.get(slot.area()).filter(|area| !area.rests())?;
+    /// The `pages` slots from `slot` on, if they are free.
+    fn alloc_behind(&self, pages: usize, slots: Slots, slot: Option<Entry>) -> Option<Folio<'_>> {
+        let slot = slot.filter(|slot| (slot.area() == RAM_AREA) == (slots == Slots::OfRam))?;
+        let area = self.areas.get(slot.area()).filter(|area| slots != Slots::Writable || !area.rests())?;
         let slot = slot.offset();
         area.alloc_behind(slot, pages).then_some(Folio { area, slot, pages })
     }
@@ -284,16 +295,22 @@ impl Store {
         }
     }
 
-    /// Keeps a page that has no slot of a file in the pool after all, if that takes it; else the error is `error`, and what the
-    /// page had in the pool is gone.
-    fn keep_in_ram(&self, page: &Page, plan: Plan, error: StoreError, scratch: &mut Scratch) -> Result<Stored, StoreError> {
-        let object = match plan {
-            Plan::Pool(object) => Some(object),
-            Plan::Device(group) if self.pool_takes(group) => match self.codec.compress(page, scratch) {
+    /// Keeps a page that has no slot of a file in the pool after all, if that takes it; else the error is `error`. `object` is what the page
+    /// has in the pool already, which is gone then.
+    fn keep_in_ram(
+        &self,
+        page: &Page,
+        object: Option<Object>,
+        group: Group,
+        error: StoreError,
+        scratch: &mut Scratch,
+    ) -> Result<Stored, StoreError> {
+        let object = match object {
+            None if self.pool_takes(group) => match self.codec.compress(page, scratch) {
                 Some(len) => self.keep(&scratch.bytes[..len], Made::Stored, group, Insert::Anywhere),
                 None => self.keep(page, Made::Stored, group, Insert::Anywhere),
             },
-            _ => None,
+            known => known,
         };
         let object = object.ok_or(error)?;
         let area = self.areas.get(RAM_AREA).ok_or(StoreError::Full);

@@ -180,7 +180,7 @@ impl Store {
         // Into room that is there: the pool shall not grow to become smaller. At first there may be none.
         let keep = |how| self.keep(data, Made::Recompressed, old.group, how);
         match keep(Insert::IntoRoom) {
-            None if self.pool.accepts() => keep(Insert::Anywhere).ok_or(NoRoom).map(Some),
+            None if self.pool.accepts() && self.pool.has_room_for_span() => keep(Insert::Anywhere).ok_or(NoRoom).map(Some),
             kept => kept.ok_or(NoRoom).map(Some),
         }
     }

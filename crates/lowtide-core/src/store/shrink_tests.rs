@@ -60,6 +60,7 @@ fn the_oldest_go_first_and_what_was_used_gets_a_second_chance() {
 
 #[test]
 fn a_full_pool_keeps_the_newest_pages() {
+    crate::percpu::stay_on_cpu_1();
     let s = store(200 * 4096, file(64 * MIB));
     let es: Vec<Entry> = (0..40).flat_map(|i| entries(&put(&s, &texts(i * 64, 64)))).collect();
     let stats = s.stats();
