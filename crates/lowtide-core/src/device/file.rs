@@ -210,18 +210,12 @@ impl FileDevice {
             Ok(file) => file,
             Err(errno) => return runs.iter_mut().for_each(|run| run.result = Err(errno)),
         };
-        for runs in runs.chunks_mut(DEPTH) {
-            let mut batch: ArrayVec<Transfer<'_>, DEPTH> = ArrayVec::new();
-            let mut results: ArrayVec<&mut Result<(), Errno>, DEPTH> = ArrayVec::new();
-            for run in runs {
-                for ((page, tag), slot) in run.pages.iter_mut().zip(run.tags.iter_mut()).zip(run.slot..) {
-                    *tag = self.seal.seal_in_place(slot, page);
-                }
-                batch.push(Transfer { offset: run.slot * PAGE_SIZE as u64, pages: Pages::From(run.pages) });
-                results.push(&mut run.result);
+        self.perform_all(file, runs, |run| {
+            for ((page, tag), slot) in run.pages.iter_mut().zip(run.tags.iter_mut()).zip(run.slot..) {
+                *tag = self.seal.seal_in_place(slot, page);
             }
-            self.perform(file, &mut batch, |i, result| *results[i] = result);
-        }
+            Some((Transfer { offset: run.slot * PAGE_SIZE as u64, pages: Pages::From(run.pages) }, &mut run.result))
+        });
     }
 
     pub(super) fn read_runs(&self, runs: &mut [ReadRun<'_>]) {
@@ -229,18 +223,26 @@ impl FileDevice {
             Ok(file) => file,
             Err(errno) => return runs.iter_mut().for_each(|run| run.result = Err(errno)),
         };
-        for runs in runs.chunks_mut(DEPTH) {
-            let mut batch: ArrayVec<Transfer<'_>, DEPTH> = ArrayVec::new();
-            let mut results: ArrayVec<&mut Result<(), Errno>, DEPTH> = ArrayVec::new();
-            for run in runs {
-                let offset = run.slot * PAGE_SIZE as u64;
-                if self.direct && !run.into.as_ptr().addr().is_multiple_of(PAGE_SIZE) {
-                    run.result = self.read_by_buffer(file, offset, run.into);
-                } else {
-                    batch.push(Transfer { offset, pages: Pages::Into(run.into) });
-                    results.push(&mut run.result);
-                }
+        self.perform_all(file, runs, |run| {
+            let offset = run.slot * PAGE_SIZE as u64;
+            if self.direct && !run.into.as_ptr().addr().is_multiple_of(PAGE_SIZE) {
+                run.result = self.read_by_buffer(file, offset, run.into);
+                return None;
             }
+            Some((Transfer { offset, pages: Pages::Into(run.into) }, &mut run.result))
+        });
+    }
+
+    /// Performs a transfer for each run, but for those that need none, as many at once as possible. `start`: the transfer, and what
+    /// receives its result.
+    fn perform_all<'r, R>(
+        &self,
+        file: File<'_>,
+        runs: &'r mut [R],
+        start: impl Fn(&'r mut R) -> Option<(Transfer<'r>, &'r mut Result<(), Errno>)>,
+    ) {
+        for runs in runs.chunks_mut(DEPTH) {
+            let (mut batch, mut results): (ArrayVec<_, DEPTH>, ArrayVec<_, DEPTH>) = runs.iter_mut().filter_map(&start).unzip();
             self.perform(file, &mut batch, |i, result| *results[i] = result);
         }
     }
