@@ -80,8 +80,9 @@ fn add(store: &Store, number: u8, area: &'static SwapArea) -> Result<(), Failed>
     } else {
         (unnamed(&area.dir)?, DeviceName { kind: "dir:", path: text(&area.dir), number })
     };
-    let (size, budget) = (area.size, Some(&area.used));
-    let file = FileConfig { fd, name, size, budget, budget_limit: size, priority: area.prio, discard: area.discard != 0 };
+    let charged = agent::proc().areas_now.get(usize::from(number)).map(|now| &now.charged);
+    let (size, budget, priority, discard) = (area.size, Some(&area.used), area.prio, area.discard != 0);
+    let file = FileConfig { fd, name, size, budget, charged, budget_limit: size, priority, discard };
     store.add_file(file).map_err(Failed::Store)
 }
 

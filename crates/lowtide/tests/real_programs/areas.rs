@@ -104,6 +104,20 @@ fn forked_children_have_areas_of_their_own() {
 }
 
 #[test]
+fn the_space_of_a_process_that_is_gone_is_there_for_the_next() {
+    let Some(_turn) = turn() else { return };
+    let Some(program) = compiled("written_once") else { return };
+    if native_only() {
+        return;
+    }
+    // Four times what fits once: two processes, each of which executes itself.
+    let job = Job::new("areas in turn", "sh").args(["-c", "\"$@\" && \"$@\"", "sh"]).args([program]).words("96 n 2");
+    let outcome = run(&job, &[directory(&job, "swap") + ",size=128M"], "1M");
+    assert_eq!(outcome.stdout, "OK 24576\n".repeat(4));
+    assert!(outcome.stat("writeback.bytes") > (4 * 60 * MIB) as f64, "{}", outcome.stats);
+}
+
+#[test]
 fn an_area_whose_file_system_fills_up_leaves_the_rest_to_the_next() {
     let Some(_turn) = turn() else { return };
     let (Some(job), Some(program)) = (job("areas full", "written_once", "96 n"), compiled("written_once")) else { return };
