@@ -363,6 +363,13 @@ impl Area {
         self.used_about.load(Ordering::Relaxed)
     }
 
+    /// Slots of the clusters that are counted against the budget, and of those that could still be.
+    pub(super) fn affordable_slots(&self) -> u64 {
+        let left = |budget: &Budget| budget.limit.saturating_sub(budget.used.load(Ordering::Relaxed));
+        let left = self.budget.as_ref().map_or(u64::MAX, left);
+        left.saturating_add(self.opened_bytes()) / PAGE_SIZE as u64
+    }
+
     /// Whether no slot is free and no cluster can be opened, as far as is known without looking at every cluster.
     pub fn is_full(&self) -> bool {
         let no_budget =
