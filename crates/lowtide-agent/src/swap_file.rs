@@ -47,6 +47,7 @@ pub fn say_what_fails(store: &Store, said: &mut [bool; MAX_AREAS]) {
         let mut line = begin(area);
         match errno {
             Errno::NOSPC | Errno::DQUOT => line.push(b": its file system is full"),
+            Errno::FBIG => line.push(b": files may not get that large (`ulimit -f`, or its file system)"),
             _ => line.push(b": it can't be written, error ").number(errno.raw_os_error() as u64),
         };
         say::warn(line.push(b"; pages go elsewhere, and it is tried again now and then").bytes());
@@ -57,8 +58,8 @@ pub fn say_what_fails(store: &Store, said: &mut [bool; MAX_AREAS]) {
 fn begin(area: &SwapArea) -> Line {
     let mut line = Line::new();
     match area.kind {
-        segment::SWAP_FILE => line.push(b"file:").push(text(&area.file_name)),
-        _ => line.push(b"dir:").push(text(&area.dir)),
+        segment::SWAP_FILE => line.push(b"file:").path(text(&area.file_name)),
+        _ => line.push(b"dir:").path(text(&area.dir)),
     };
     line
 }
