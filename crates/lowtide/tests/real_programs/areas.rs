@@ -1,11 +1,11 @@
 //! Several swap areas in one run.
 
 use std::fs;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::process::Command;
 
 use crate::check::{Growth, ends_well, faults, report};
-use crate::machine::{native_only, say, turn};
+use crate::machine::{native_only, python, say, turn};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::{compiled, job};
 
@@ -87,6 +87,21 @@ fn a_file_and_then_a_directory() {
     assert_the_first_is_fuller(&outcome);
     let prios: Vec<_> = (0..2).map(|i| outcome.stats["areas"][i]["prio"].as_i64()).collect();
     assert_eq!(prios, [Some(-2), Some(-3)], "in the order in which they were given");
+}
+
+#[test]
+fn a_file_with_a_name_is_the_large_process_s_and_not_its_launcher_s() {
+    let Some(_turn) = turn() else { return };
+    let (Some(python), Some(program)) = (python(), compiled("written_once")) else { return };
+    if native_only() {
+        return;
+    }
+    let script = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)";
+    let job = Job::new("areas launcher", python).args(["-c", script]).args([program]).words("96 n");
+    let spec = file(&job, 128 * MIB);
+    run(&job, &[spec], "1M");
+    let blocks = fs::metadata(job.directory.join("swap")).expect("the file").blocks();
+    assert!(blocks * 512 > 60 * MIB, "{} KiB", blocks / 2);
 }
 
 #[test]
