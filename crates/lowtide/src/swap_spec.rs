@@ -44,6 +44,15 @@ impl Swap {
         }
     }
 
+    /// The last step before a run: what its file with a name held is gone. Gives what is odd about it, but not wrong.
+    pub fn take(&mut self) -> Result<Vec<String>, Failure> {
+        let spec = self.spec();
+        let Where::File(file) = &mut self.place else { return Ok(Vec::new()) };
+        file.take().map_err(|why| Failure::usage(format!("--swap {spec}: {why}")))?;
+        self.discard = file.discard;
+        Ok(file.warnings.drain(..).map(|why| format!("--swap {spec}: {why}")).collect())
+    }
+
     /// How its files are read and written, in words; for those in a directory found out by making one.
     pub fn how(&self) -> Result<String, String> {
         match &self.place {

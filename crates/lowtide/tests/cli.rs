@@ -213,6 +213,28 @@ fn bad_swap_files() {
 }
 
 #[test]
+fn a_refused_run_leaves_swap_files_as_they_are() {
+    let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
+    let path = dir.path().join("swap");
+    // A swap file of the kernel's, with something in it.
+    let mut content = vec![b'x'; 2 << 20];
+    content[..4096].fill(0);
+    content[4086..4096].copy_from_slice(b"SWAPSPACE2");
+    std::fs::write(&path, &content).expect("written");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("mode");
+    for (options, program, code) in
+        [("", "/nonexistent", 127), ("--stats /nonexistent/stats", "true", 2), ("", "/dev/null", 126)]
+    {
+        let output = with(&format!("run --ram 64M --swap file:{{}},discard {options} -- {program}"), &path);
+        assert_refused(&output, code, &["/"]);
+        assert!(std::fs::read(&path).expect("read") == content, "{program}");
+    }
+    assert!(with("run --ram 64M --swap file:{},discard -- true", &path).status.success());
+    let marked = std::fs::read(&path).expect("read");
+    assert!(marked.starts_with(b"lowtide swap file") && marked != content);
+}
+
+#[test]
 fn swap_files_on_file_systems_that_will_not_do() {
     // In a mount namespace of its own, with tiny file systems; where that is not allowed, not tested.
     let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
