@@ -184,6 +184,10 @@ fn bad_swap() {
     refused("run --ram 64M --swap redis://localhost:6379 -- true", 2, &["redis", "not built yet"]);
     refused("run --ram 64M --swap auto --swap dir:/var/tmp -- true", 2, &["--swap dir:/var/tmp", "given twice"]);
     refused(&format!("run --ram 64M{} -- true", " --swap dir:/x".repeat(9)), 2, &["9 areas", "8 are the most"]);
+    let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
+    let comma = dir.path().join("a,b");
+    std::fs::create_dir(&comma).expect("a directory");
+    assert!(with("run --ram 64M --swap dir:{},size=8M -- true", &comma).status.success(), "commas are no reason");
     let output = lowtide().args(["run", "--ram", "64M", "--", "true"]).env("LOWTIDE_DIR", "/nonexistent").output();
     assert_refused(&output.expect("lowtide starts"), 2, &["LOWTIDE_DIR=/nonexistent", "no such file"]);
 }
