@@ -1,4 +1,5 @@
-/* Memory that is written once and mostly left alone: of each MiB one page is read again. written_once MIB KINDS */
+/* Memory that is written once and mostly left alone: of each MiB one page is read again. written_once MIB KINDS [TIMES]: it
+ * executes itself until it has run so many times. */
 #include "common.h"
 
 int main(int argc, char **argv)
@@ -13,5 +14,11 @@ int main(int argc, char **argv)
 	/* A keeper publishes its figures a few times a second. */
 	usleep(300000);
 	printf("OK %zu\n", pages);
+	fflush(stdout);
+	if (number(argc, argv, 3, 1) > 1) {
+		char times[24];
+		snprintf(times, sizeof times, "%zu", number(argc, argv, 3, 1) - 1);
+		MUST(execl("/proc/self/exe", argv[0], argv[1], argv[2], times, NULL) == 0);
+	}
 	return 0;
 }

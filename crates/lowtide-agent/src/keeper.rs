@@ -258,7 +258,7 @@ impl Keeper {
         let limit = agent::segment().settings.ram_limit.load(Ordering::Relaxed);
         let marks = lowtide_pager::budget::Budget::default();
         marks.set_limit(limit);
-        // A named swap file goes to the first process that prepares: to one that comes near the limit.
+        // A named swap file goes to the largest process when it prepares, and until the limit is near nobody knows which that is.
         let prepare_mark = if swap_file::any_named() { marks.adopt_mark() } else { marks.prepare_mark() };
         if total <= prepare_mark {
             return Self::nap(prepare_mark - total);
@@ -273,6 +273,10 @@ impl Keeper {
         }
         if self.prepared.is_some() && room > 0 {
             return Self::nap(room);
+        }
+        // It comes near the limit too; until then this one has little that would be better off in a swap file.
+        if self.prepared.is_none() && total <= marks.high_mark() && swap_file::named_is_left_to_another() {
+            return Self::nap(marks.high_mark() - total);
         }
         // A fork is under way otherwise.
         if !gate::keep_forks_away() {

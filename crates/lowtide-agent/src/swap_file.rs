@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use lowtide_core::device::DeviceName;
 use lowtide_core::store::{FileConfig, MAX_AREAS, Store, StoreError};
 use lowtide_pager::line::Line;
-use lowtide_pager::segment::{self, SwapArea};
+use lowtide_pager::segment::{self, Proc, SwapArea, proc_state};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -18,18 +18,34 @@ pub fn any_named() -> bool {
     agent::segment().settings.swap.iter().any(|area| area.kind == segment::SWAP_FILE)
 }
 
+/// Whether a swap file with a name is still to be had, and to be left to another process.
+pub fn named_is_left_to_another() -> bool {
+    let free = |area: &SwapArea| area.kind == segment::SWAP_FILE && area.claimed.load(Ordering::Relaxed) == 0;
+    agent::segment().settings.swap.iter().any(free) && is_another_larger()
+}
+
+/// Whether there is a larger process than this one that has not adopted its memory yet: that one is to have the files with names.
+/// (Not a launcher, which would have no use for them. Of those that are left one is always the largest.)
+fn is_another_larger() -> bool {
+    let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
+    let is_larger =
+        |p: &Proc| p.state.load(Ordering::Relaxed) == proc_state::WATCHING && p.ram_bytes.load(Ordering::Relaxed) > mine;
+    agent::segment().used_procs().iter().any(is_larger)
+}
+
 /// Opens this process's file of each swap area of the run, and adds it to the store. What fails is said, and the others are used.
 pub fn add_all(store: &Store) {
     let areas = &agent::segment().settings.swap;
+    let may_claim = !is_another_larger();
     let mut failures: [Option<Failed>; MAX_AREAS] = [const { None }; MAX_AREAS];
     for ((number, area), failure) in (0..).zip(areas).zip(&mut failures) {
-        *failure = if area.kind == segment::SWAP_NONE { None } else { add(store, number, area).err() };
+        *failure = if area.kind == segment::SWAP_NONE { None } else { add(store, number, area, may_claim).err() };
     }
     for (area, failure) in areas.iter().zip(failures) {
         let Some(failure) = failure else { continue };
         let mut line = begin(area);
         match failure {
-            Failed::Taken => line.push(b": another process of the run has it"),
+            Failed::Taken => line.push(b": it is another process's of the run"),
             Failed::File(errno) => line.push(b": no swap file, error ").number(errno.raw_os_error() as u64),
             Failed::Store(StoreError::NoMemory) => line.push(b": no memory for the tables of a swap area"),
             Failed::Store(_) => line.push(b": no swap area can be made of it"),
@@ -47,6 +63,7 @@ pub fn say_what_fails(store: &Store, said: &mut [bool; MAX_AREAS]) {
         let mut line = begin(area);
         match errno {
             Errno::NOSPC | Errno::DQUOT => line.push(b": its file system is full"),
+            Errno::FBIG => line.push(b": files may not get that large (`ulimit -f`, or its file system)"),
             _ => line.push(b": it can't be written, error ").number(errno.raw_os_error() as u64),
         };
         say::warn(line.push(b"; pages go elsewhere, and it is tried again now and then").bytes());
@@ -57,31 +74,41 @@ pub fn say_what_fails(store: &Store, said: &mut [bool; MAX_AREAS]) {
 fn begin(area: &SwapArea) -> Line {
     let mut line = Line::new();
     match area.kind {
-        segment::SWAP_FILE => line.push(b"file:").push(text(&area.file_name)),
-        _ => line.push(b"dir:").push(text(&area.dir)),
+        segment::SWAP_FILE => line.push(b"file:").path(text(&area.file_name)),
+        _ => line.push(b"dir:").path(text(&area.dir)),
     };
     line
 }
 
 /// Why a process has nothing of a swap area.
 enum Failed {
-    /// It is a device, and another process's.
+    /// It is a device, and another process has claimed it, or is to.
     Taken,
     File(Errno),
     Store(StoreError),
 }
 
-/// The named file if the area has one and no process has claimed it yet, else one without a name, so that nothing is left of it
+/// The named file if the area has one that no process has claimed yet and this one may have, else one without a name, so that nothing is left of it
 /// whatever happens.
-fn add(store: &Store, number: u8, area: &'static SwapArea) -> Result<(), Failed> {
-    let named = area.kind == segment::SWAP_FILE && area.claimed.swap(1, Ordering::AcqRel) == 0;
+fn add(store: &Store, number: u8, area: &'static SwapArea, may_claim: bool) -> Result<(), Failed> {
+    let named = may_claim && area.kind == segment::SWAP_FILE && area.claimed.swap(1, Ordering::AcqRel) == 0;
+    let added = add_file(store, number, area, named);
+    if named && added.is_err() {
+        // Nothing was written there: another process may try.
+        area.claimed.store(0, Ordering::Release);
+    }
+    added
+}
+
+fn add_file(store: &Store, number: u8, area: &'static SwapArea, named: bool) -> Result<(), Failed> {
     let (fd, name) = if named {
         (open_path(&area.file).map_err(Failed::File)?, DeviceName { kind: "file:", path: text(&area.file_name), number })
     } else {
         (unnamed(&area.dir)?, DeviceName { kind: "dir:", path: text(&area.dir), number })
     };
-    let (size, budget) = (area.size, Some(&area.used));
-    let file = FileConfig { fd, name, size, budget, budget_limit: size, priority: area.prio, discard: area.discard != 0 };
+    let charged = agent::proc().areas_now.get(usize::from(number)).map(|now| &now.charged);
+    let (size, budget, priority, discard) = (area.size, Some(&area.used), area.prio, area.discard != 0);
+    let file = FileConfig { fd, name, size, budget, charged, budget_limit: size, priority, discard };
     store.add_file(file).map_err(Failed::Store)
 }
 

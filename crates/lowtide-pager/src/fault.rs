@@ -503,12 +503,11 @@ impl Pager {
                 (self.host.fatal)(text.bytes())
             }
         };
-        // The name comes last: a long one may be cut.
         let device = self.store.device_of(entry);
         match device.kind {
             // The compressed pool: its memory was overwritten.
             "" => text.push(b" in RAM, slot ").number(entry.offset()),
-            kind => text.push(b" at offset ").number(offset).push(b" of ").push(kind.as_bytes()).push(device.path),
+            kind => text.push(b" at offset ").number(offset).push(b" of ").push(kind.as_bytes()).path(device.path),
         };
         (self.host.fatal)(text.bytes())
     }

@@ -2,6 +2,8 @@
 
 /// Most bytes of a line.
 const MAX: usize = 320;
+/// Most bytes of a path in it.
+const MAX_PATH: usize = 128;
 
 /// A line under construction; what does not fit is cut.
 #[derive(Debug)]
@@ -28,6 +30,15 @@ impl Line {
         self.bytes[self.len..self.len + n].copy_from_slice(&text[..n]);
         self.len += n;
         self
+    }
+
+    /// Adds a path; of a long one only the end, with `...` before it, so that what is said about it still fits.
+    pub fn path(&mut self, path: &[u8]) -> &mut Line {
+        let Some(cut) = path.len().checked_sub(MAX_PATH).filter(|cut| *cut > 0) else { return self.push(path) };
+        let tail = &path[cut..];
+        // Not from within a character on.
+        let inside = tail.iter().take(3).take_while(|byte| **byte & 0xc0 == 0x80).count();
+        self.push(b"...").push(&tail[inside..])
     }
 
     /// Adds a decimal number.
@@ -61,6 +72,7 @@ impl core::fmt::Write for Line {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::string::ToString;
 
     #[test]
     fn numbers_and_overlong_text() {
@@ -69,5 +81,19 @@ mod tests {
         assert_eq!(line.bytes(), b"offset 0, 18446744073709551615");
         line.push(&[b'x'; 1000]);
         assert_eq!(line.bytes().len(), MAX);
+    }
+
+    #[test]
+    fn of_long_paths_the_end_is_shown() {
+        let shown =
+            |path: &str| core::str::from_utf8(Line::new().push(b"dir:").path(path.as_bytes()).bytes()).unwrap().to_string();
+        let short = "/x".repeat(64);
+        assert_eq!(shown(&short), std::format!("dir:{short}"));
+        assert_eq!(shown(&std::format!("/long{short}")), std::format!("dir:...{short}"));
+        assert_eq!(
+            shown(&std::format!("/\u{20ac}{}", "x".repeat(127))),
+            std::format!("dir:...{}", "x".repeat(127)),
+            "no half characters"
+        );
     }
 }

@@ -105,6 +105,14 @@ impl Plan {
         let (quiet, verbose) = (args.quiet, args.verbose);
         Ok(Plan { ram, pool, swap, codec, codec_level, when_full, quiet, verbose, stats, path, argv, warnings })
     }
+
+    /// Takes the swap files with names, whose content is lost then: to be called when nothing else can refuse the run any more.
+    pub fn take_files(&mut self) -> Result<(), Failure> {
+        for swap in &mut self.swap {
+            self.warnings.extend(swap.take()?);
+        }
+        Ok(())
+    }
 }
 
 /// `lz4`, `zstd` or `zstd:LEVEL`.

@@ -19,6 +19,7 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     if let Some(why) = Probe::new().refusal() {
         return Err(Failure::failed(why));
     }
+    plan.take_files()?;
     let shared = Shared::new(&plan)?;
     let (signals, inherited) = Signals::take()?;
     for warning in &plan.warnings {

@@ -108,8 +108,9 @@ fn describe(swap: &Swap, area: &mut SwapArea, path: impl Fn(BorrowedFd<'_>) -> S
             area.kind = segment::SWAP_FILE;
             put(&mut area.file, path(file.file.as_fd()).as_bytes())?;
             let name = file.path.as_os_str().as_bytes();
-            let most = area.file_name.len() - 1;
-            put(&mut area.file_name, &name[..name.len().min(most)])?;
+            // Of a long one the end, as in messages.
+            let cut = name.len().saturating_sub(area.file_name.len() - 1);
+            put(&mut area.file_name, &name[cut..])?;
             if !file.is_device {
                 let dir = file.path.parent().ok_or(Errno::INVAL)?;
                 put(&mut area.dir, dir.as_os_str().as_bytes())?;

@@ -1,4 +1,5 @@
-//! `--swap file:PATH`: a named swap file or a block device, checked, locked and marked before anything is started.
+//! `--swap file:PATH`: a named swap file or a block device, checked and locked before anything is started, and marked once nothing
+//! else is wrong with the run.
 //!
 //! Its first page is never used for pages of a program. It holds [`MARK`], so that a file with other data in it is not taken for
 //! a swap file.
@@ -35,7 +36,7 @@ pub struct SwapFile {
 }
 
 impl SwapFile {
-    /// Opens, checks, locks and marks it, and with `discard` gives the space of what it held before back. The error says what is wrong and what to do, in one line.
+    /// Opens, checks and locks it; nothing is written. The error says what is wrong and what to do, in one line.
     pub fn open(path: &Path, size: Option<u64>, discard: bool) -> Result<SwapFile, String> {
         let shown = path.display();
         let path = path.canonicalize().map_err(|error| match error.kind() {
@@ -64,12 +65,19 @@ impl SwapFile {
         }
         let mut opened = SwapFile { file, path, is_device, size: 0, discard, warnings: Vec::new() };
         opened.measure(size)?;
-        opened.mark()?;
-        if discard && opened.punch().is_err() {
-            opened.discard = false;
-            opened.warnings.push("discard has no effect: its file system can't punch holes".to_owned());
-        }
+        opened.check_content()?;
         Ok(opened)
+    }
+
+    /// Marks it, and with `discard` gives the space of what it held before back: what was in it is gone. The error as for
+    /// [`SwapFile::open`].
+    pub fn take(&mut self) -> Result<(), String> {
+        self.mark()?;
+        if self.discard && self.punch().is_err() {
+            self.discard = false;
+            self.warnings.push("discard has no effect: its file system can't punch holes".to_owned());
+        }
+        Ok(())
     }
 
     /// Whether a path leads to it, or to the same device.
@@ -112,8 +120,8 @@ impl SwapFile {
         Ok(())
     }
 
-    /// Makes sure that it holds nothing but swap, by its first page, and says so there.
-    fn mark(&self) -> Result<(), String> {
+    /// Makes sure that it holds nothing but swap, by its first page.
+    fn check_content(&self) -> Result<(), String> {
         let mut page = [0; PAGE];
         let mut n = 0;
         while n < PAGE {
@@ -133,6 +141,11 @@ impl SwapFile {
             };
             return Err(format!("it holds other data, which swapping would destroy: {how}"));
         }
+        Ok(())
+    }
+
+    /// Says in its first page that it holds nothing but swap.
+    fn mark(&self) -> Result<(), String> {
         let mut page = [0; PAGE];
         page[..MARK.len()].copy_from_slice(MARK);
         match self.file.write_all_at(&page, 0) {
@@ -186,7 +199,10 @@ mod tests {
         assert!(SwapFile::open(&path, None, false).unwrap_err().contains("another run"));
         first.file.write_all_at(&[7; PAGE], 8 * PAGE as u64).unwrap();
         drop(first);
-        let again = SwapFile::open(&path, Some(8 << 20), true).unwrap();
+        let mut again = SwapFile::open(&path, Some(8 << 20), true).unwrap();
+        let is_left = |bytes: &[u8]| bytes[8 * PAGE..9 * PAGE] == [7; PAGE];
+        assert!(is_left(&std::fs::read(&path).unwrap()), "until it is taken");
+        again.take().unwrap();
         assert_eq!((again.size, again.warnings.len()), (8 << 20, 0));
         let bytes = std::fs::read(&path).unwrap();
         assert!(bytes.starts_with(MARK) && bytes[MARK.len()..].iter().all(|b| *b == 0), "what was left is gone");

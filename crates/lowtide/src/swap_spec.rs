@@ -44,6 +44,15 @@ impl Swap {
         }
     }
 
+    /// The last step before a run: what its file with a name held is gone. Gives what is odd about it, but not wrong.
+    pub fn take(&mut self) -> Result<Vec<String>, Failure> {
+        let spec = self.spec();
+        let Where::File(file) = &mut self.place else { return Ok(Vec::new()) };
+        file.take().map_err(|why| Failure::usage(format!("--swap {spec}: {why}")))?;
+        self.discard = file.discard;
+        Ok(file.warnings.drain(..).map(|why| format!("--swap {spec}: {why}")).collect())
+    }
+
     /// How its files are read and written, in words; for those in a directory found out by making one.
     pub fn how(&self) -> Result<String, String> {
         match &self.place {
@@ -119,7 +128,16 @@ pub fn resolve(specs: &[String], ram_usable: u64) -> Result<(Vec<Swap>, Vec<Stri
 
 /// Opens what a SPEC names, which must be none of the areas before. `None`: there is nothing that could be used, as a warning says.
 fn open(spec: &Spec, before: &[Swap], warnings: &mut Vec<String>) -> Result<Option<Swap>, Failure> {
-    let failure = |why| Failure::usage(format!("--swap {spec}: {why}"));
+    let failure = |why: String| {
+        let line = format!("--swap {spec}: {why}");
+        // An option that does not exist is part of the path.
+        let commas = if spec.to_string().contains(',') {
+            " (of what follows a comma, size= and prio= are options, and for file: discard)"
+        } else {
+            ""
+        };
+        Failure::usage(line + commas)
+    };
     let (place, size, discard) = match spec {
         Spec::Ram => return Ok(None),
         Spec::Auto => match auto_place() {
@@ -271,14 +289,16 @@ fn parse(text: &str, ram_usable: u64) -> Result<Spec, Failure> {
             ));
         }
     };
-    let mut parts = rest.split(',');
-    let path = parts.next().filter(|path| !path.is_empty()).map(PathBuf::from);
-    let path = path.ok_or_else(|| match kind {
-        "dir" => bad("a directory is missing: dir:DIR"),
-        _ => bad("a path is missing: file:PATH"),
-    })?;
+    let (path, options) = split_options(rest);
+    if path.is_empty() {
+        return Err(bad(match kind {
+            "dir" => "a directory is missing: dir:DIR",
+            _ => "a path is missing: file:PATH",
+        }));
+    }
+    let path = PathBuf::from(path);
     let (mut size, mut prio, mut discard) = (None, None, false);
-    for part in parts {
+    for part in options.split(',').filter(|part| !part.is_empty()) {
         match part.split_once('=') {
             Some(("size", value)) if size.is_none() => {
                 let bytes = size::parse(value, ram_usable).map_err(|why| bad(&why))?;
@@ -303,6 +323,18 @@ fn parse(text: &str, ram_usable: u64) -> Result<Spec, Failure> {
     })
 }
 
+/// The path, which may hold commas, and what follows it: after the last commas, all that looks like an option.
+fn split_options(text: &str) -> (&str, &str) {
+    let is_option = |part: &str| part == "discard" || ["size=", "prio=", "discard="].iter().any(|name| part.starts_with(name));
+    let (mut path, mut options) = (text, "");
+    while let Some((before, part)) = path.rsplit_once(',')
+        && is_option(part)
+    {
+        (path, options) = (before, &text[before.len() + 1..]);
+    }
+    (path, options)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -317,6 +349,10 @@ mod tests {
         assert_eq!(parse("file:/x", 0), Ok(Spec::File { path: "/x".into(), size: None, prio: None, discard: false }));
         let all = Spec::File { path: "/x:y".into(), size: Some(2 << 20), prio: Some(-1), discard: true };
         assert_eq!(parse("file:/x:y,discard,prio=-1,size=2M", 0), Ok(all));
+        let dir = |path: &str, prio| Ok(Spec::Dir { dir: path.into(), size: None, prio });
+        assert_eq!(parse("dir:/a,b", 0), dir("/a,b", None));
+        assert_eq!(parse("dir:/a,size=1G,b,prio=3", 0), dir("/a,size=1G,b", Some(3)));
+        assert_eq!(parse("dir:/x,discarded,", 0), dir("/x,discarded,", None));
     }
 
     #[test]
@@ -331,6 +367,7 @@ mod tests {
             "dir:/x,prio=x",
             "dir:/x,prio=-2",
             "dir:/x,discard",
+            "dir:/x,discard=no",
             "dir:/x,size=1G,size=2G",
             "file:",
             "file:,discard",

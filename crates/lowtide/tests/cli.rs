@@ -184,6 +184,10 @@ fn bad_swap() {
     refused("run --ram 64M --swap redis://localhost:6379 -- true", 2, &["redis", "not built yet"]);
     refused("run --ram 64M --swap auto --swap dir:/var/tmp -- true", 2, &["--swap dir:/var/tmp", "given twice"]);
     refused(&format!("run --ram 64M{} -- true", " --swap dir:/x".repeat(9)), 2, &["9 areas", "8 are the most"]);
+    let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
+    let comma = dir.path().join("a,b");
+    std::fs::create_dir(&comma).expect("a directory");
+    assert!(with("run --ram 64M --swap dir:{},size=8M -- true", &comma).status.success(), "commas are no reason");
     let output = lowtide().args(["run", "--ram", "64M", "--", "true"]).env("LOWTIDE_DIR", "/nonexistent").output();
     assert_refused(&output.expect("lowtide starts"), 2, &["LOWTIDE_DIR=/nonexistent", "no such file"]);
 }
@@ -210,6 +214,28 @@ fn bad_swap_files() {
     std::fs::write(&path, vec![b'x'; 2 << 20]).expect("written");
     assert_refused(&run(""), 2, &[shown, "other data", "truncate -s 0"]);
     assert!(std::fs::read(&path).expect("read").iter().all(|&b| b == b'x'), "it was not touched");
+}
+
+#[test]
+fn a_refused_run_leaves_swap_files_as_they_are() {
+    let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
+    let path = dir.path().join("swap");
+    // A swap file of the kernel's, with something in it.
+    let mut content = vec![b'x'; 2 << 20];
+    content[..4096].fill(0);
+    content[4086..4096].copy_from_slice(b"SWAPSPACE2");
+    std::fs::write(&path, &content).expect("written");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("mode");
+    for (options, program, code) in
+        [("", "/nonexistent", 127), ("--stats /nonexistent/stats", "true", 2), ("", "/dev/null", 126)]
+    {
+        let output = with(&format!("run --ram 64M --swap file:{{}},discard {options} -- {program}"), &path);
+        assert_refused(&output, code, &["/"]);
+        assert!(std::fs::read(&path).expect("read") == content, "{program}");
+    }
+    assert!(with("run --ram 64M --swap file:{},discard -- true", &path).status.success());
+    let marked = std::fs::read(&path).expect("read");
+    assert!(marked.starts_with(b"lowtide swap file") && marked != content);
 }
 
 #[test]

@@ -64,7 +64,9 @@ pub(crate) struct Ends {
 fn zeroed<T: Clone + Default>(len: usize) -> Result<Vec<T>, StoreError> {
     let mut v = Vec::new();
     v.try_reserve_exact(len).map_err(|_| StoreError::NoMemory)?;
-    v.resize(len, T::default());
+    // The optimizer must not make one call of `alloc_zeroed` of this: in the agent it does so when the symbol behind that, which nobody
+    // else calls, is gone already (thin LTO, rustc 1.95), and the agent can't be loaded then.
+    v.resize(len, core::hint::black_box(T::default()));
     Ok(v)
 }
 

@@ -12,8 +12,6 @@ use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
 /// Pages in a buffer: what the pager stores at a time. Disks get faster up to writes of about a MiB (256 KiB: 0.75 of the speed of
 /// 512 KiB where this was measured), and memory is short.
 pub const BUFFER_PAGES: usize = 128;
-/// The longest single write of pages that are sealed on their way, in bytes.
-pub const MAX_TRANSFER: usize = BUFFER_PAGES * PAGE_SIZE;
 /// Buffers. They take memory once they are used; the lowest ones are used first.
 pub const BUFFERS: usize = 4;
 /// In the word of busy buffers: somebody waits for one.

@@ -82,12 +82,14 @@ impl FileDevice {
         self.rings.as_ref().map(drop).map_err(|errno| *errno)
     }
 
-    /// Makes a regular file that is shorter so many bytes long, without giving it space: writes inside its length go on at the same
-    /// time, those that make it longer do not. Where that can't be done nothing is lost.
+    /// Makes a regular file without a name that is shorter so many bytes long, without giving it space: writes inside its length go
+    /// on at the same time, those that make it longer do not. Where that can't be done nothing is lost. Files with names stay as they
+    /// are: they may lie on a file system without holes (FAT), which would write all of it now. Those without are only where there
+    /// are holes.
     pub fn lengthen(&self, bytes: u64) {
         let Ok(file) = self.file() else { return };
         if rustix::fs::fstat(file.fd)
-            .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode).is_file() && (stat.st_size as u64) < bytes)
+            .is_ok_and(|s| FileType::from_raw_mode(s.st_mode).is_file() && s.st_nlink == 0 && (s.st_size as u64) < bytes)
         {
             let _ = rustix::fs::ftruncate(file.fd, bytes);
         }
@@ -374,6 +376,22 @@ mod tests {
             assert_eq!(read(&d, 7, &tags, 0), Err(Errno::BADF));
             assert_eq!(write(&d, 7, &pages).0, Err(Errno::BADF));
         }
+    }
+
+    #[test]
+    fn only_files_without_a_name_are_lengthened() {
+        let dir = std::env::temp_dir();
+        let path = dir.join(std::format!("named-{}", std::process::id()));
+        let named = FileDevice::new(std::fs::File::create_new(&path).unwrap().into(), DeviceName::default()).unwrap();
+        for (d, longer) in [(device(&dir), true), (named, false)] {
+            let stat = || rustix::fs::fstat(d.file().unwrap().fd).unwrap();
+            let before = stat().st_size;
+            d.lengthen(1 << 20);
+            assert_eq!((stat().st_size == 1 << 20, stat().st_size == before), (longer, !longer));
+            d.lengthen(1 << 19);
+            assert_eq!(stat().st_size == 1 << 20, longer, "never shortened");
+        }
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]

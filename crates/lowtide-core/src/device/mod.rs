@@ -14,7 +14,6 @@ use rustix::io::Errno;
 
 use crate::store::Page;
 
-pub use bounce::MAX_TRANSFER;
 pub use file::FileDevice;
 pub use none::NoDevice;
 pub use seal::{TAG_BITS, Tag};
@@ -92,7 +91,7 @@ impl Device {
     }
 
     /// Seals and writes runs of pages; each run gets its own result. Returns with how many I/Os (as far as the kernel does not split
-    /// them): one for each run and each [`MAX_TRANSFER`] bytes of it.
+    /// them): one for each run, and for each buffer that a long one fills.
     pub fn write_runs(&self, runs: &mut [WriteRun<'_>]) -> usize {
         match self {
             Device::None(d) => d.write_runs(runs),

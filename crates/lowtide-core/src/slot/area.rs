@@ -34,8 +34,32 @@ const TELL: u16 = 32;
 pub struct Budget {
     /// Bytes in use by all.
     pub used: &'static AtomicU64,
+    /// Those of `used` that are this process's: what is to be taken off `used` when it is gone without having given them back. Changed
+    /// after `used` when bytes come and before it when they go, so that a process that is killed between the two leaves too much in
+    /// `used`, by a cluster, and never too little.
+    pub mine: Option<&'static AtomicU64>,
     /// Most bytes.
     pub limit: u64,
+}
+
+impl Budget {
+    /// Adds bytes. False: there is no room, and nothing was added.
+    fn take(&self, bytes: u64) -> bool {
+        let more = |used: u64| used.checked_add(bytes).filter(|u| *u <= self.limit);
+        let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
+        if taken && let Some(mine) = self.mine {
+            mine.fetch_add(bytes, Ordering::Release);
+        }
+        taken
+    }
+
+    /// Takes back what [`Budget::take`] added.
+    fn give(&self, bytes: u64) {
+        if let Some(mine) = self.mine {
+            mine.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        self.used.fetch_sub(bytes, Ordering::Release);
+    }
 }
 
 /// How an area is set up.
@@ -180,11 +204,8 @@ impl Area {
     /// Counts the bytes of cluster `i` against the budget. False: there is no room.
     pub(super) fn charge(&self, i: usize) -> bool {
         let bytes = self.slots_of(i) * PAGE_SIZE as u64;
-        if let Some(budget) = &self.budget {
-            let more = |used: u64| used.checked_add(bytes).filter(|u| *u <= budget.limit);
-            if budget.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_err() {
-                return false;
-            }
+        if self.budget.as_ref().is_some_and(|budget| !budget.take(bytes)) {
+            return false;
         }
         self.charged.fetch_add(bytes, Ordering::Relaxed);
         true
@@ -195,7 +216,7 @@ impl Area {
         let bytes = self.slots_of(i) * PAGE_SIZE as u64;
         self.charged.fetch_sub(bytes, Ordering::Relaxed);
         if let Some(budget) = &self.budget {
-            budget.used.fetch_sub(bytes, Ordering::Relaxed);
+            budget.give(bytes);
         }
     }
 
@@ -342,6 +363,13 @@ impl Area {
         self.used_about.load(Ordering::Relaxed)
     }
 
+    /// Slots of the clusters that are counted against the budget, and of those that could still be.
+    pub(super) fn affordable_slots(&self) -> u64 {
+        let left = |budget: &Budget| budget.limit.saturating_sub(budget.used.load(Ordering::Relaxed));
+        let left = self.budget.as_ref().map_or(u64::MAX, left);
+        left.saturating_add(self.opened_bytes()) / PAGE_SIZE as u64
+    }
+
     /// Whether no slot is free and no cluster can be opened, as far as is known without looking at every cluster.
     pub fn is_full(&self) -> bool {
         let no_budget =
@@ -420,7 +448,7 @@ impl Drop for Area {
         if let Some(budget) = &self.budget
             && !self.is_inherited()
         {
-            budget.used.fetch_sub(self.opened_bytes(), Ordering::Relaxed);
+            budget.give(self.opened_bytes());
         }
     }
 }

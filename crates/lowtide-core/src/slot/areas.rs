@@ -14,7 +14,7 @@ use super::error::SlotError;
 use super::swap_cache::SwapCache;
 use crate::lock::rank;
 use crate::percpu::{self, CacheAligned};
-use crate::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use crate::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use crate::sync::{Lock, pause};
 
 /// Most areas: an entry has 8 bits for them. Models need few, and look at each of them again and again.
@@ -50,6 +50,8 @@ struct Available {
 #[derive(Debug)]
 pub struct Areas {
     pub(super) places: [Place; MAX],
+    /// No place from this index on ever had an area. Only grows.
+    high: AtomicUsize,
     available: Lock<Available, { rank::AVAILABLE }>,
     /// By CPU and order, the number of the area used last, plus one; 0: none.
     last: Box<[CacheAligned<[AtomicU32; ORDERS]>]>,
@@ -138,6 +140,7 @@ impl Areas {
         let place = |_| Place { area: AtomicPtr::new(null_mut()), users: AtomicPtr::new(null_mut()) };
         Areas {
             places: core::array::from_fn(place),
+            high: AtomicUsize::new(0),
             available: Lock::new(Available { list: [Listed::default(); MAX], len: 0 }),
             last: (0..percpu::count()).map(|_| CacheAligned(core::array::from_fn(|_| AtomicU32::new(0)))).collect(),
         }
@@ -165,7 +168,7 @@ impl Areas {
 
     /// The areas, by number.
     pub fn iter(&self) -> impl Iterator<Item = AreaRef<'_>> {
-        (0..MAX).filter_map(|id| self.get(id as u8))
+        (0..self.high.load(Ordering::Acquire)).filter_map(|id| self.get(id as u8))
     }
 
     /// Adds an area under the lowest free number. `listed`: [`Areas::alloc`] gives out its slots.
@@ -183,6 +186,7 @@ impl Areas {
                     drop(unsafe { Box::from_raw(users) });
                 }
             }
+            self.high.fetch_max(id + 1, Ordering::AcqRel);
             if place.area.compare_exchange(null_mut(), area, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
                 if listed {
                     self.reopen(id as u8);

@@ -88,9 +88,10 @@ impl Area {
         self.marks.count.load(Relaxed) > 0 || self.zombies.load(Relaxed) > 0
     }
 
-    /// Whether half of the slots are used, or more: then slots that hold only a cache mark are worth more free.
+    /// Whether half of the slots that this process can have are used, or more: then slots that hold only a cache mark are worth more
+    /// free. What it can have is bounded by the size and by what others leave of the budget.
     pub fn is_over_half_full(&self) -> bool {
-        self.used_about() >= self.slots() / 2
+        self.used_about() >= self.slots().min(self.affordable_slots()) / 2
     }
 
     /// Takes back slots that hold only a cache mark from up to `most` full clusters. For a background worker, when the area

@@ -99,12 +99,14 @@ fn what_may_not_be_freed_changes_nothing() {
 #[test]
 fn the_budget_is_shared_and_counts_clusters() {
     static USED: AtomicU64 = AtomicU64::new(1 << 20);
-    let budget = Some(Budget { used: &USED, limit: 6 << 20 });
+    static MINE: AtomicU64 = AtomicU64::new(0);
+    let budget = Some(Budget { used: &USED, mine: Some(&MINE), limit: 6 << 20 });
     let a = make(AreaConfig { slots: 1 << 20, shared: true, budget, ..AreaConfig::default() });
     assert_eq!(all(&a, 0).len(), 2 * 512 - 1);
-    assert_eq!((USED.load(Ordering::Relaxed), a.opened_bytes()), (5 << 20, 4 << 20));
+    let now = || (USED.load(Ordering::Relaxed), MINE.load(Ordering::Relaxed));
+    assert_eq!((now(), a.opened_bytes()), ((5 << 20, 4 << 20), 4 << 20));
     drop(a);
-    assert_eq!(USED.load(Ordering::Relaxed), 1 << 20, "what an area took goes with it");
+    assert_eq!(now(), (1 << 20, 0), "what an area took goes with it");
 }
 
 #[test]
@@ -129,7 +131,8 @@ fn free_clusters_are_punched_out_before_they_are_given_out_again() {
     let fd = rustix::fs::open(std::env::temp_dir(), flags, mode).unwrap();
     let same = rustix::io::dup(&fd).unwrap();
     static USED: AtomicU64 = AtomicU64::new(0);
-    let budget = Some(Budget { used: &USED, limit: 1 << 40 });
+    static MINE: AtomicU64 = AtomicU64::new(0);
+    let budget = Some(Budget { used: &USED, mine: Some(&MINE), limit: 1 << 40 });
     let cfg = AreaConfig { slots: 1024, discard: true, budget, ..AreaConfig::default() };
     let a = Area::new(Device::File(crate::device::FileDevice::new(fd, Default::default()).unwrap()), cfg).unwrap();
     let first = a.alloc(9).unwrap();
@@ -147,7 +150,7 @@ fn free_clusters_are_punched_out_before_they_are_given_out_again() {
     assert_eq!((blocks(), a.has_discards()), (0, false));
     a.free_run(first, 512).unwrap();
     assert_eq!(a.discard_some(10), 1);
-    assert_eq!(USED.load(Ordering::Relaxed), 2 << 20, "the space is the budget's again");
+    assert_eq!([&USED, &MINE].map(|n| n.load(Ordering::Relaxed)), [2 << 20; 2], "the space is the budget's again");
     a.validate().unwrap();
     assert_eq!(a.alloc(9), Some(first));
     assert_eq!(USED.load(Ordering::Relaxed), 4 << 20);

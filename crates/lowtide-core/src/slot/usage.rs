@@ -3,7 +3,8 @@
 //! changes it. All other updates are one atomic add and touch no list.
 //!
 //! Full clusters and not used slots are counted, because an area is full when all its clusters are, and a word that every
-//! allocation writes would be a cache line that all CPUs fight for. (Used slots are counted per CPU: `next.rs`.)
+//! allocation writes would be a cache line that all CPUs fight for. (Used slots are known about only: clusters tell the
+//! area, now and then, how many they have: `area.rs`, `TELL`.)
 //!
 //! (The off-list bit is the kernel's, from Kairui Song's series "mm, swap: rework of swap allocator locks", 2024-25.)
 

@@ -84,6 +84,38 @@ fn clean_copies_stay_in_a_full_area_as_long_as_another_has_room() {
 }
 
 #[test]
+fn clean_copies_are_taken_back_when_others_have_used_up_the_budget() {
+    // A CPU has a cluster of its own.
+    crate::percpu::stay_on_cpu_1();
+    static USED: AtomicU64 = AtomicU64::new(0);
+    let limit = 32 * 2 * MIB;
+    let s = store(0, [FileConfig { budget: Some(&USED), budget_limit: limit, ..area(0, 0, 32) }]);
+    let es: Vec<Entry> = noises(0, 1023).into_iter().map(|page| put_one(&s, page).unwrap()).collect();
+    assert!(es.iter().all(|e| s.keep_cached(*e)) && USED.load(Ordering::Relaxed) == 4 * MIB);
+    USED.store(limit, Ordering::Relaxed);
+    let more = noises(5000, 500);
+    let stored = entries(&put(&s, &more));
+    assert!(all_are(&s, &stored, &more) && USED.load(Ordering::Relaxed) == limit);
+    assert!(!s.keep_cached(stored[0]), "half of what it can have is used");
+    stored.iter().for_each(|e| s.free(*e));
+    s.maintain();
+    assert!(s.stats().cached_now < 523, "in the background too");
+}
+
+#[test]
+fn an_area_that_rests_or_has_no_budget_has_no_room_for_what_clean_copies_hold() {
+    static USED: AtomicU64 = AtomicU64::new(4 * MIB);
+    let poor = FileConfig { budget: Some(&USED), budget_limit: 4 * MIB, ..area(1, 0, 4) };
+    for (other, has_room) in [(poor, false), (broken(1, 0, Errno::NOSPC), false), (area(1, 0, 4), true)] {
+        let s = store(0, [area(0, 5, 1), other]);
+        let es: Vec<Entry> = noises(0, 511).into_iter().map(|page| put_one(&s, page).unwrap()).collect();
+        assert!(numbers(&s, &es).iter().all(|n| *n == 0));
+        assert_eq!(put_one(&s, noise(600)).is_ok(), has_room);
+        assert_eq!(s.keep_cached(es[0]), has_room);
+    }
+}
+
+#[test]
 fn what_one_area_fails_to_write_another_takes() {
     for (errno, bad) in [(Errno::BADF, true), (Errno::NOSPC, false)] {
         let s = store(0, [broken(0, 9, errno), area(1, 5, 4), area(2, 1, 4)]);

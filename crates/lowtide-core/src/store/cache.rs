@@ -85,10 +85,11 @@ impl Store {
         false
     }
 
-    /// Whether clean copies in an area are to be given up: it is over half full, and so are all others. (As long as another has room,
-    /// giving them up would only move pages from a small area of high priority to a large one of low priority.)
+    /// Whether clean copies in an area are to be given up: it is over half full, and so are all others that take pages now. (As long
+    /// as another has room, giving them up would only move pages from a small area of high priority to a large one of low priority.)
     fn is_scarce(&self, area: &Area) -> bool {
-        let has_room = |area: &Area| area.device.takes_pages() && !area.is_inherited() && !area.is_over_half_full();
+        let takes_pages = |area: &Area| area.device.takes_pages() && !area.is_inherited() && !area.rests();
+        let has_room = |area: &Area| !area.is_over_half_full() && takes_pages(area);
         area.is_over_half_full() && !self.areas.iter().any(|other| has_room(&other))
     }
 

@@ -221,13 +221,12 @@ fn a_child_has_what_was_recompressed_and_goes_on_with_the_round() {
         s.recompress(100, ROUND_US, &mut scratch);
     }
     assert_eq!(s.recompress(300, 2 * ROUND_US, &mut scratch).pages, 300);
-    // A child counts from zero.
-    let finish = |scratch: &mut Scratch, count: u64| {
+    let finish = |scratch: &mut Scratch, by_this_process: u64| {
         while s.wants_recompression(2 * ROUND_US) {
             s.recompress(100, 2 * ROUND_US, scratch);
         }
         let exact = s.group_stats(group).stored_bytes == s.stats().pool_stored_bytes;
-        s.stats().recompressed == count && exact && check(&s, &es, &pages, scratch)
+        s.stats().recompressed == by_this_process && exact && check(&s, &es, &pages, scratch)
     };
     let mut child_scratch = Scratch::new().unwrap();
     in_child(

@@ -102,7 +102,7 @@ impl Store {
     /// `NoMemory` when its tables or buffers cannot be mapped; `Area` for a file of less than a cluster, or one too many. The store is
     /// as it was then, and the file closed.
     pub fn add_file(&self, file: FileConfig) -> Result<(), StoreError> {
-        let budget = file.budget.map(|used| Budget { used, limit: file.budget_limit });
+        let budget = file.budget.map(|used| Budget { used, mine: file.charged, limit: file.budget_limit });
         let slots = file.size / PAGE_SIZE as u64;
         let device = FileDevice::new(file.fd, file.name).map_err(|_| StoreError::NoMemory)?;
         device.lengthen(file.size);

@@ -35,6 +35,8 @@ pub struct FileConfig {
     pub size: u64,
     /// Bytes of file used by all processes of the run. The store adds to it, cluster by cluster, before its file grows.
     pub budget: Option<&'static AtomicU64>,
+    /// Those of them that are this process's, which the store adds and subtracts as well.
+    pub charged: Option<&'static AtomicU64>,
     /// What `budget` may not exceed, in bytes.
     pub budget_limit: u64,
     /// Files of higher priority are used first; those of the same in turn.
@@ -47,7 +49,7 @@ impl FileConfig {
     /// A file without a name and a budget, of priority 0.
     pub fn new(fd: OwnedFd, size: u64) -> FileConfig {
         let name = DeviceName::default();
-        FileConfig { fd, name, size, budget: None, budget_limit: 0, priority: 0, discard: false }
+        FileConfig { fd, name, size, budget: None, charged: None, budget_limit: 0, priority: 0, discard: false }
     }
 }
 

@@ -21,7 +21,7 @@ pub use text::{Text, text_state};
 /// First word of a segment.
 pub const MAGIC: u64 = 0x6c6f_7774_6964_6501;
 /// Layout version; the agent refuses another one.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Processes of one run that can be alive at the same time and be counted.
 pub const MAX_PROCS: usize = 1024;
 /// Kept warnings of a run; later ones are counted only.
@@ -103,13 +103,14 @@ impl Segment {
         sum
     }
 
-    /// Claims a slot for process `pid`; one that this pid already holds (it called exec) is kept, and its counts are folded into the
-    /// sums. None: all taken.
+    /// Claims a slot for process `pid`; one that this pid already holds (it called exec) is kept, its counts are folded into the
+    /// sums, and the space of its swap files is given back. None: all taken.
     pub fn claim(&self, pid: u32) -> Option<&Proc> {
         use proc_state::*;
         let held = |p: &&Proc| p.pid.load(Ordering::Relaxed) == pid && p.state.load(Ordering::Relaxed) != FREE;
         if let Some(p) = self.used_procs().iter().find(held) {
             self.fold(p);
+            self.give_back(p);
             p.clear_gauges();
             p.state.store(WATCHING, Ordering::Release);
             return Some(p);
@@ -125,12 +126,25 @@ impl Segment {
         Some(p)
     }
 
-    /// Folds the counts of a process that is gone into the sums and frees its slot. Only `lowtide run` calls this.
+    /// Folds the counts of a process that is gone into the sums, gives the space of its swap files back, and frees its slot. Only
+    /// `lowtide run` calls this.
     pub fn bury(&self, p: &Proc) {
         self.fold(p);
+        self.give_back(p);
         p.clear_gauges();
         p.pid.store(0, Ordering::Relaxed);
         p.state.store(proc_state::FREE, Ordering::Release);
+    }
+
+    /// Takes what a process that is gone had of the swap areas off what all use: its files, which have no names, went with it. (One with
+    /// a name is used by nobody any more. Forked children may still read their parent's file, whose space is then used and not
+    /// counted, until they are gone too.)
+    fn give_back(&self, p: &Proc) {
+        for (area, now) in self.settings.swap.iter().zip(&p.areas_now) {
+            let bytes = now.charged.swap(0, Ordering::Acquire);
+            let less = |used: u64| Some(used.saturating_sub(bytes));
+            let _ = area.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        }
     }
 
     /// Folds the counts of a process into the sums of the dead, and sets them to zero.
@@ -185,5 +199,32 @@ mod tests {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         assert_eq!((of(&run.dead.writeback_ios), of(&run.dead.latency_max_ns)), (10, 500));
         assert_eq!((of(&run.dead_areas[2].writes), of(&run.dead_areas[7].errors), of(&run.dead_areas[0].writes)), (10, 3, 0));
+    }
+
+    #[test]
+    fn the_space_of_swap_files_is_given_back_once_by_exec_and_by_death() {
+        let run = segment();
+        let (first, second) = (run.claim(10).unwrap(), run.claim(11).unwrap());
+        let write = |p: &Proc, area: usize, bytes: u64| {
+            run.settings.swap[area].used.fetch_add(bytes, Ordering::Relaxed);
+            p.areas_now[area].charged.fetch_add(bytes, Ordering::Relaxed);
+        };
+        let used = || [0, 1, 2].map(|area: usize| run.settings.swap[area].used.load(Ordering::Relaxed));
+        write(first, 0, 5);
+        write(first, 2, 3);
+        write(second, 2, 4);
+        run.claim(10).unwrap();
+        assert_eq!(used(), [0, 0, 4]);
+        run.claim(10).unwrap();
+        write(first, 1, 7);
+        assert_eq!(used(), [0, 7, 4]);
+        run.bury(first);
+        assert_eq!(used(), [0, 0, 4]);
+        assert!(core::ptr::eq(run.claim(12).unwrap(), first));
+        run.bury(first);
+        assert_eq!(used(), [0, 0, 4], "what another had there before is not its own");
+        run.settings.swap[2].used.store(1, Ordering::Relaxed);
+        run.bury(second);
+        assert_eq!(used(), [0, 0, 0], "never below nothing");
     }
 }

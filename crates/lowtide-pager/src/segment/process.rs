@@ -101,6 +101,9 @@ pub struct AreaGauges {
     pub used: AtomicU64,
     /// An [`AreaState`] as a number.
     pub state: AtomicU64,
+    /// Bytes that the process has added to [`super::SwapArea::used`] and not given back. When it is gone, by death or by exec, whoever
+    /// notices takes them off there, and this to 0.
+    pub charged: AtomicU64,
 }
 
 /// How many numbers there are for states.

@@ -18,8 +18,8 @@ pub const CODEC_ZSTD: u32 = 1;
 pub const SWAP_NONE: u32 = 0;
 /// `SwapArea::kind`: each process has an unnamed file in `SwapArea::dir`.
 pub const SWAP_DIR: u32 = 1;
-/// `SwapArea::kind`: `SwapArea::file`, which is the first process's that claims it (`SwapArea::claimed`); processes that come later
-/// have unnamed files in `SwapArea::dir`.
+/// `SwapArea::kind`: `SwapArea::file`, which is the process's that claims it (`SwapArea::claimed`), the largest when the limit is near; the
+/// others have unnamed files in `SwapArea::dir`.
 pub const SWAP_FILE: u32 = 2;
 
 /// A swap area of the run. Without any, evicted pages stay in compressed RAM.

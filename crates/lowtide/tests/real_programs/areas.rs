@@ -1,11 +1,11 @@
 //! Several swap areas in one run.
 
 use std::fs;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::process::Command;
 
 use crate::check::{Growth, ends_well, faults, report};
-use crate::machine::{native_only, say, turn};
+use crate::machine::{native_only, python, say, turn};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::{compiled, job};
 
@@ -90,6 +90,21 @@ fn a_file_and_then_a_directory() {
 }
 
 #[test]
+fn a_file_with_a_name_is_the_large_process_s_and_not_its_launcher_s() {
+    let Some(_turn) = turn() else { return };
+    let (Some(python), Some(program)) = (python(), compiled("written_once")) else { return };
+    if native_only() {
+        return;
+    }
+    let script = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)";
+    let job = Job::new("areas launcher", python).args(["-c", script]).args([program]).words("96 n");
+    let spec = file(&job, 128 * MIB);
+    run(&job, &[spec], "1M");
+    let blocks = fs::metadata(job.directory.join("swap")).expect("the file").blocks();
+    assert!(blocks * 512 > 60 * MIB, "{} KiB", blocks / 2);
+}
+
+#[test]
 fn forked_children_have_areas_of_their_own() {
     let Some(_turn) = turn() else { return };
     let Some(job) = job("areas forks", "forks", "stay 40 2") else { return };
@@ -101,6 +116,20 @@ fn forked_children_have_areas_of_their_own() {
     let written = of_each(&outcome, "writes");
     assert!(written.iter().all(|n| *n > 0), "{}", outcome.stats["areas"]);
     assert_eq!(written.iter().sum::<u64>() as f64, outcome.stat("writeback.ios"));
+}
+
+#[test]
+fn the_space_of_a_process_that_is_gone_is_there_for_the_next() {
+    let Some(_turn) = turn() else { return };
+    let Some(program) = compiled("written_once") else { return };
+    if native_only() {
+        return;
+    }
+    // Four times what fits once: two processes, each of which executes itself.
+    let job = Job::new("areas in turn", "sh").args(["-c", "\"$@\" && \"$@\"", "sh"]).args([program]).words("96 n 2");
+    let outcome = run(&job, &[directory(&job, "swap") + ",size=128M"], "1M");
+    assert_eq!(outcome.stdout, "OK 24576\n".repeat(4));
+    assert!(outcome.stat("writeback.bytes") > (4 * 60 * MIB) as f64, "{}", outcome.stats);
 }
 
 #[test]

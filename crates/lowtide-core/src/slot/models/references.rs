@@ -13,7 +13,7 @@ use crate::slot::{AreaConfig, Areas, Budget, CLUSTER_SLOTS, NoCache};
 fn one_area(alive: &'static AtomicU64) -> Arc<Areas> {
     alive.store(0, Ordering::Relaxed);
     let areas = Areas::new();
-    let budget = Some(Budget { used: alive, limit: u64::MAX });
+    let budget = Some(Budget { used: alive, mine: None, limit: u64::MAX });
     let id = areas.add(area(AreaConfig { slots: CLUSTER_SLOTS as u64, budget, ..AreaConfig::default() }), true).unwrap();
     let (area, slot) = areas.alloc(0, &NoCache).unwrap();
     area.release(slot);
