@@ -10,7 +10,7 @@ use std::process::Command;
 fn main() {
     let here = PathBuf::from(var("CARGO_MANIFEST_DIR"));
     let root = here.join("../..");
-    for path in ["Cargo.toml", "Cargo.lock"] {
+    for path in ["Cargo.toml", "Cargo.lock", "crates/lowtide-agent/build.rs"] {
         println!("cargo::rerun-if-changed={}", root.join(path).display());
     }
     for name in ["lowtide-agent", "lowtide-pager", "lowtide-core"] {
