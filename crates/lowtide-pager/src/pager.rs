@@ -255,7 +255,8 @@ impl Pager {
     /// Writes the bytes of memory that are lowtide's own in this process into the run's segment: the frames of staging and of the pool
     /// as they are counted now, and the rest as [`Pager::measure_rest`] found it. Cheap: for every batch of pages.
     pub(crate) fn publish_own(&self) {
-        let moving = self.moving.load(Ordering::Relaxed) * PAGE_SIZE;
+        // None of these have arrived, or all: half of them is never wrong by more than half of a MOVE.
+        let moving = self.moving.load(Ordering::Relaxed) * PAGE_SIZE / 2;
         let counted = self.staging.held_bytes() + moving + self.store.held_bytes();
         self.proc().own_bytes.store((counted + self.rest.load(Ordering::Relaxed)) as u64, Ordering::Relaxed);
     }
