@@ -15,7 +15,7 @@ use crate::vm::PAGE_SIZE;
 /// As many pages as this are written at once.
 const LONG: usize = 64;
 /// Most pages that wait for others, for each thread; where the pool is small, a [`SHARE`]th of it.
-const ENOUGH: usize = 128;
+pub(super) const ENOUGH: usize = 128;
 const SHARE: usize = 16;
 
 impl Store {

@@ -11,6 +11,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use arrayvec::ArrayVec;
 use rustix::io::Errno;
 
+use super::gather::ENOUGH;
 use super::group::GroupSet;
 use super::word::{Object, Word};
 use super::{Page, Scratch, Store, claim};
@@ -20,6 +21,9 @@ use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
 
 /// Most runs of slots that are written at the same time.
 const RUNS: usize = 32;
+
+/// Bytes of memory that are kept when there is nothing to write.
+const KEPT: usize = ENOUGH * PAGE_SIZE;
 
 /// What [`Store::shrink`] did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -45,7 +49,7 @@ pub(super) struct Shrinker {
     batch: Mapping,
 }
 
-/// A cluster on its way to the device; by index of the slot in the cluster.
+/// A cluster, or part of one, on its way to the device, slot by slot.
 #[repr(C)]
 struct Batch {
     pages: [Page; CLUSTER_SLOTS],
@@ -81,10 +85,11 @@ impl Taken<'_> {
         unsafe { &mut *self.0.batch.as_ptr().cast::<Batch>() }
     }
 
-    /// Gives the memory back to the kernel.
+    /// Gives the memory back to the kernel, but for what gathered pages take: they come too often, and what lowtide says that it takes
+    /// itself would be behind each time.
     fn discard(&mut self) {
         // SAFETY: nobody else uses it, and `&mut self` says that there is no reference into it.
-        unsafe { self.0.batch.discard(0, self.0.batch.len()) };
+        unsafe { self.0.batch.discard(KEPT, self.0.batch.len() - KEPT) };
     }
 }
 
@@ -156,9 +161,6 @@ impl Store {
     ) {
         let Some(mut batch) = self.shrinker.take() else { return };
         self.write_slots(area, cluster, part, wanted, batch.get(), scratch, &mut Shrunk::default());
-        if self.wants_shrinking() == 0 {
-            batch.discard();
-        }
     }
 
     /// Moves the hand on. `rounds` counts how often it comes round. `None`: there is nothing to visit.
@@ -192,9 +194,10 @@ impl Store {
         scratch: &mut Scratch,
         shrunk: &mut Shrunk,
     ) {
-        let first = (cluster * CLUSTER_SLOTS + part.start) as u64;
+        let (first, n) = ((cluster * CLUSTER_SLOTS + part.start) as u64, part.len());
+        // From the front of the memory on, so that short parts use little of it.
         batch.claimed.fill(0);
-        for ((slot, claimed), page) in (first..).zip(&mut batch.claimed[part.clone()]).zip(&mut batch.pages[part.clone()]) {
+        for ((slot, claimed), page) in (first..).zip(&mut batch.claimed[..n]).zip(&mut batch.pages) {
             let Some(object) = claim::take(area, slot, wanted) else { continue };
             match self.unpack(object, page, scratch) {
                 Ok(true) => *claimed = Word::Claimed(object).encode(),
@@ -202,12 +205,12 @@ impl Store {
                 _ => _ = claim::finish(area, slot, object, Word::Pool(object)),
             }
         }
-        let mut at = part.start;
-        while at < part.end && !area.rests() {
-            at = self.write_some(area, cluster, at, batch, shrunk);
+        let mut at = 0;
+        while at < n && !area.rests() {
+            at = self.write_some(area, first, at, batch, shrunk);
         }
         // What was not tried because the device failed stays where it is.
-        for (slot, raw) in ((cluster * CLUSTER_SLOTS) as u64..).zip(&batch.claimed).skip(at) {
+        for (slot, raw) in (first..).zip(&batch.claimed).skip(at) {
             if let Some(object) = Word::decode(*raw).object() {
                 area.ages.left(cluster, Clock::Writing);
                 claim::finish(area, slot, object, Word::Pool(object));
@@ -215,9 +218,10 @@ impl Store {
         }
     }
 
-    /// Writes up to [`RUNS`] runs of claimed pages of a cluster, from index `at` on. Returns where to go on.
-    fn write_some(&self, area: &AreaRef<'_>, cluster: usize, mut at: usize, batch: &mut Batch, shrunk: &mut Shrunk) -> usize {
-        let first = (cluster * CLUSTER_SLOTS) as u64;
+    /// Writes up to [`RUNS`] runs of claimed pages of a cluster, from index `at` of the batch on, which begins with slot `first`. Returns
+    /// where to go on.
+    fn write_some(&self, area: &AreaRef<'_>, first: u64, mut at: usize, batch: &mut Batch, shrunk: &mut Shrunk) -> usize {
+        let cluster = first as usize / CLUSTER_SLOTS;
         let mut runs: ArrayVec<SealRun<'_>, RUNS> = ArrayVec::new();
         let (mut pages, mut tags) = (&mut batch.pages[at..], &mut batch.tags[at..]);
         while at < CLUSTER_SLOTS && !runs.is_full() {
