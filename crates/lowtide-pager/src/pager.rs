@@ -271,6 +271,7 @@ impl Pager {
     pub fn maintain(&self) {
         let Some(_operation) = self.enter() else { return };
         self.store.maintain();
+        self.publish_own();
     }
 
     /// Asks the kernel how much memory is behind lowtide's own mappings but for staging and the pool's frames: tables, buffers,
@@ -278,7 +279,8 @@ impl Pager {
     /// count them as anonymous memory of any of them either, and so they are not in `ram_bytes`. Some microseconds for each mapping:
     /// a few times a second.
     pub fn measure_rest(&self) {
-        let counted = [self.staging.addresses(), self.store.addresses()];
+        let [frames, buffer] = self.store.addresses();
+        let counted = [self.staging.addresses(), frames, buffer];
         let mut rest = 0;
         vm::own_ranges(|start, end, whose| {
             if whose == Whose::Lowtide && !counted.iter().any(|c| c.start < end && start < c.end) {

@@ -225,15 +225,15 @@ impl Store {
         self.pool.set_limit(bytes);
     }
 
-    /// Bytes of memory behind the pool's frames: those that hold objects, and those freed whose memory was not given back yet. Exact
-    /// when no other call is in flight.
+    /// Bytes of memory behind the pool's frames (those that hold objects, and those freed whose memory was not given back yet) and the
+    /// shrinker's buffer. Exact when no other call is in flight.
     pub fn held_bytes(&self) -> usize {
-        self.pool.held_bytes()
+        self.pool.held_bytes() + self.shrinker.held_bytes()
     }
 
     /// Addresses of the memory that [`Store::held_bytes`] is about.
-    pub fn addresses(&self) -> core::ops::Range<usize> {
-        self.pool.addresses()
+    pub fn addresses(&self) -> [core::ops::Range<usize>; 2] {
+        [self.pool.addresses(), self.shrinker.addresses()]
     }
 
     /// Bytes of the tables of all areas and of the pool. For experiments: looks at every frame.

@@ -6,7 +6,7 @@
 //! How a page goes, and why nothing is lost, is in `claim.rs`.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 use arrayvec::ArrayVec;
 use rustix::io::Errno;
@@ -23,7 +23,7 @@ use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
 const RUNS: usize = 32;
 
 /// Bytes of memory that are kept when there is nothing to write.
-const KEPT: usize = ENOUGH * PAGE_SIZE;
+const KEPT: usize = HEAD + ENOUGH * PAGE_SIZE;
 
 /// What [`Store::shrink`] did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -47,16 +47,24 @@ pub(super) struct Shrinker {
     cluster: AtomicU32,
     /// A [`Batch`]. Takes memory only while it is used.
     batch: Mapping,
+    /// Bytes of memory behind it.
+    held: AtomicUsize,
 }
 
 /// A cluster, or part of one, on its way to the device, slot by slot.
 #[repr(C)]
 struct Batch {
-    pages: [Page; CLUSTER_SLOTS],
     tags: [Tag; CLUSTER_SLOTS],
     /// The raw words of claimed slots; 0 elsewhere.
     claimed: [u64; CLUSTER_SLOTS],
+    /// A bit for each of `pages` that has memory. (As many words as make a page: `pages` are page-aligned.)
+    touched: [u64; CLUSTER_SLOTS],
+    pages: [Page; CLUSTER_SLOTS],
 }
+
+/// Bytes of a [`Batch`] before its pages.
+const HEAD: usize = size_of::<Batch>() - size_of::<[Page; CLUSTER_SLOTS]>();
+const _: () = assert!(HEAD.is_multiple_of(PAGE_SIZE));
 
 impl Shrinker {
     pub(super) fn new() -> Result<Shrinker, Errno> {
@@ -65,6 +73,7 @@ impl Shrinker {
             area: AtomicU8::new(0),
             cluster: AtomicU32::new(0),
             batch: vm::map(size_of::<Batch>(), OnFork::Copy)?,
+            held: AtomicUsize::new(0),
         })
     }
 
@@ -85,17 +94,38 @@ impl Taken<'_> {
         unsafe { &mut *self.0.batch.as_ptr().cast::<Batch>() }
     }
 
-    /// Gives the memory back to the kernel, but for what gathered pages take: they come too often, and what lowtide says that it takes
-    /// itself would be behind each time.
+    /// Gives the memory back to the kernel, but for what gathered pages take, which come often.
     fn discard(&mut self) {
         // SAFETY: nobody else uses it, and `&mut self` says that there is no reference into it.
         unsafe { self.0.batch.discard(KEPT, self.0.batch.len() - KEPT) };
+        self.get().touched[ENOUGH / 64..].fill(0);
+        self.count();
+    }
+
+    /// Counts what memory there is.
+    fn count(&mut self) {
+        let pages: u32 = self.get().touched.iter().map(|bits| bits.count_ones()).sum();
+        self.0.held.store(HEAD + pages as usize * PAGE_SIZE, Ordering::Relaxed);
     }
 }
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
+        self.count();
         self.0.busy.store(false, Ordering::Release);
+    }
+}
+
+impl Shrinker {
+    /// Bytes of memory that it holds.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    /// Where that is.
+    pub(super) fn addresses(&self) -> Range<usize> {
+        let start = self.batch.as_ptr().addr();
+        start..start + self.batch.len()
     }
 }
 
@@ -143,10 +173,17 @@ impl Store {
                 self.write_slots(&area, cluster, 0..CLUSTER_SLOTS, &wanted, batch.get(), scratch, &mut shrunk);
             }
         }
-        if self.wants_shrinking() == 0 {
+        shrunk
+    }
+
+    /// Gives memory back that was used to write clusters, if none are to be written now.
+    pub(super) fn give_back_batch(&self) {
+        if self.shrinker.held_bytes() > KEPT
+            && self.wants_shrinking() == 0
+            && let Some(mut batch) = self.shrinker.take()
+        {
             batch.discard();
         }
-        shrunk
     }
 
     /// Writes the pages of part of a cluster that are in the pool, as objects that `wanted` says yes to. Nothing happens while another
@@ -197,8 +234,9 @@ impl Store {
         let (first, n) = ((cluster * CLUSTER_SLOTS + part.start) as u64, part.len());
         // From the front of the memory on, so that short parts use little of it.
         batch.claimed.fill(0);
-        for ((slot, claimed), page) in (first..).zip(&mut batch.claimed[..n]).zip(&mut batch.pages) {
+        for (i, ((slot, claimed), page)) in (first..).zip(&mut batch.claimed[..n]).zip(&mut batch.pages).enumerate() {
             let Some(object) = claim::take(area, slot, wanted) else { continue };
+            batch.touched[i / 64] |= 1 << (i % 64);
             match self.unpack(object, page, scratch) {
                 Ok(true) => *claimed = Word::Claimed(object).encode(),
                 // Freed meanwhile; or damaged, which is for a load to find and to say.
