@@ -23,7 +23,7 @@ mod run;
 use lowtide_core::faults::{Fault, Op};
 use run::{SCENES, Tally, at_each};
 
-/// Of the operations of a run, every so many fail in `make test`.
+/// Of the operations of a run, every so many fail where not all do.
 const SAMPLE: u64 = 97;
 
 fn with(op: Op, kinds: &[Fault]) {
