@@ -12,6 +12,7 @@
 
 use core::sync::atomic::Ordering;
 
+use super::shrink::takes_writes;
 use super::word::Word;
 use super::{Entry, Page, Store};
 use crate::count::Counter;
@@ -88,8 +89,7 @@ impl Store {
     /// Whether clean copies in an area are to be given up: it is over half full, and so are all others that take pages now. (As long
     /// as another has room, giving them up would only move pages from a small area of high priority to a large one of low priority.)
     fn is_scarce(&self, area: &Area) -> bool {
-        let takes_pages = |area: &Area| area.device.takes_pages() && !area.is_inherited() && !area.rests();
-        let has_room = |area: &Area| !area.is_over_half_full() && takes_pages(area);
+        let has_room = |area: &Area| !area.is_over_half_full() && takes_writes(area);
         area.is_over_half_full() && !self.areas.iter().any(|other| has_room(&other))
     }
 

@@ -70,12 +70,13 @@ impl Store {
         let gathered = core::mem::take(&mut scratch.ends.gathered);
         let raw = |object: Object| object.handle.object_len() == PAGE_SIZE;
         if gathered > 0
-            && let Some(last) = end.and_then(|end| end.offset().checked_sub(1))
-            && let Some(area) = end.and_then(|end| self.areas.get(end.area())).filter(|area| !area.is_inherited())
+            && let Some(end) = end.filter(|end| end.offset() > 0)
+            && let Some(area) = self.areas.get(end.area()).filter(|area| !area.is_inherited())
         {
-            let (cluster, end) = (last as usize / CLUSTER_SLOTS, last as usize % CLUSTER_SLOTS + 1);
+            let end = end.offset();
+            let cluster = (end - 1) / CLUSTER_SLOTS as u64 * CLUSTER_SLOTS as u64;
             // While another thread writes they are left to the shrinker.
-            self.write_part(&area, cluster, end.saturating_sub(gathered)..end, &raw, scratch);
+            self.write_part(&area, end.saturating_sub(gathered as u64).max(cluster)..end, &raw, scratch);
         }
     }
 }

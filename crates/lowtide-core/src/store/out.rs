@@ -214,8 +214,8 @@ impl Store {
     /// Gives slots to the pages in the pool, neighbours neighbouring ones: folio by folio, each as large as the pages that are left
     /// allow.
     fn place(&self, pages: &[&Page], plans: &[Plan], group: Group, out: Results<'_>, scratch: &mut Scratch) {
-        let in_pool = |i: &usize| if let Plan::Pool(object) = plans[*i] { Some((*i, object)) } else { None };
-        let which: Chunk<(usize, Object)> = (0..pages.len()).filter_map(|i| in_pool(&i)).collect();
+        let in_pool = |(i, plan): (usize, &Plan)| if let Plan::Pool(object) = plan { Some((i, *object)) } else { None };
+        let which: Chunk<(usize, Object)> = plans.iter().enumerate().filter_map(in_pool).collect();
         let mut which = &which[..];
         while let Some(&(i, object)) = which.first() {
             let end = &mut scratch.ends.in_pool;
@@ -233,8 +233,8 @@ impl Store {
         }
     }
 
-    /// Consecutive slots for up to `pages` pages: those behind `behind`, where the latest ones ended, if they are free; else of the smallest power of two that holds them all, of which the rest is given
-    /// back; or of the largest that there is.
+    /// Consecutive slots for up to `pages` pages: those behind `behind`, where the latest ones ended, if they are free; else of the
+    /// smallest power of two that holds them all, of which the rest is given back; or of the largest that there is.
     pub(super) fn alloc_folio(&self, pages: usize, slots: Slots, behind: &mut Option<Entry>) -> Option<Folio<'_>> {
         let whole = pages.checked_next_power_of_two().filter(|_| pages > 0)?.ilog2().min(MAX_ORDER);
         let folio = self.alloc_behind(pages, slots, *behind).or_else(|| {
@@ -274,17 +274,9 @@ impl Store {
         let ios = area.device.write_runs(runs);
         area.io.writes.add(ios as u64);
         for run in runs {
-            let n = run.pages.len() as u64;
-            let Err(errno) = run.result else {
-                area.io.write_bytes.add(n * PAGE_SIZE as u64);
-                area.wrote();
-                continue;
-            };
-            area.io.errors.add(1);
-            area.failed(errno);
-            let no_space = matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG);
-            for slot in run.slot..run.slot + n {
-                if no_space {
+            let Err(errno) = ended(area, run.pages.len(), run.result) else { continue };
+            for slot in run.slot..run.slot + run.pages.len() as u64 {
+                if is_no_space(errno) {
                     area.release(slot);
                 } else if let Some(word) = area.word(slot) {
                     // Where the device is broken it is not tried again: the slot stays in use.
@@ -341,4 +333,24 @@ impl Store {
         }
         Ok(Stored::Entry(entry))
     }
+}
+
+/// Counts how the write of a run of `pages` pages ended, and lets the area rest if it failed. Returns `result`.
+pub(super) fn ended(area: &AreaRef<'_>, pages: usize, result: Result<(), Errno>) -> Result<(), Errno> {
+    match result {
+        Ok(()) => {
+            area.io.write_bytes.add((pages * PAGE_SIZE) as u64);
+            area.wrote();
+        }
+        Err(errno) => {
+            area.io.errors.add(1);
+            area.failed(errno);
+        }
+    }
+    result
+}
+
+/// Whether an error means that there is no room now, and not that the device is broken.
+pub(super) fn is_no_space(errno: Errno) -> bool {
+    matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG)
 }

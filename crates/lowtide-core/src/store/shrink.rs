@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 use super::gather::ENOUGH;
 use super::group::GroupSet;
+use super::out::{ended, is_no_space};
 use super::word::{Object, Word};
 use super::{Page, Scratch, Store, claim};
 use crate::device::{SealRun, Tag};
@@ -82,6 +83,17 @@ impl Shrinker {
         // Not `then_some`: a value that is not handed out would be dropped, and that lets go of the memory.
         (!self.busy.swap(true, Ordering::Acquire)).then(|| Taken(self))
     }
+
+    /// Bytes of memory that it holds.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    /// Where that is.
+    pub(super) fn addresses(&self) -> Range<usize> {
+        let start = self.batch.as_ptr().addr();
+        start..start + self.batch.len()
+    }
 }
 
 /// The right to use the shrinker's memory, for as long as this lives.
@@ -99,7 +111,6 @@ impl Taken<'_> {
         // SAFETY: nobody else uses it, and `&mut self` says that there is no reference into it.
         unsafe { self.0.batch.discard(KEPT, self.0.batch.len() - KEPT) };
         self.get().touched[ENOUGH / 64..].fill(0);
-        self.count();
     }
 
     /// Counts what memory there is.
@@ -113,19 +124,6 @@ impl Drop for Taken<'_> {
     fn drop(&mut self) {
         self.count();
         self.0.busy.store(false, Ordering::Release);
-    }
-}
-
-impl Shrinker {
-    /// Bytes of memory that it holds.
-    pub(super) fn held_bytes(&self) -> usize {
-        self.held.load(Ordering::Relaxed)
-    }
-
-    /// Where that is.
-    pub(super) fn addresses(&self) -> Range<usize> {
-        let start = self.batch.as_ptr().addr();
-        start..start + self.batch.len()
     }
 }
 
@@ -170,7 +168,8 @@ impl Store {
                     area.ages.left(cluster, Clock::Writing);
                 }
                 let wanted = |object: Object| whose.has(object.group);
-                self.write_slots(&area, cluster, 0..CLUSTER_SLOTS, &wanted, batch.get(), scratch, &mut shrunk);
+                let first = (cluster * CLUSTER_SLOTS) as u64;
+                self.write_slots(&area, first..first + CLUSTER_SLOTS as u64, &wanted, batch.get(), scratch, &mut shrunk);
             }
         }
         shrunk
@@ -186,18 +185,17 @@ impl Store {
         }
     }
 
-    /// Writes the pages of part of a cluster that are in the pool, as objects that `wanted` says yes to. Nothing happens while another
+    /// Writes the pages of slots of one cluster that are in the pool, as objects that `wanted` says yes to. Nothing happens while another
     /// thread is at it.
     pub(super) fn write_part(
         &self,
         area: &AreaRef<'_>,
-        cluster: usize,
-        part: Range<usize>,
+        slots: Range<u64>,
         wanted: &dyn Fn(Object) -> bool,
         scratch: &mut Scratch,
     ) {
         let Some(mut batch) = self.shrinker.take() else { return };
-        self.write_slots(area, cluster, part, wanted, batch.get(), scratch, &mut Shrunk::default());
+        self.write_slots(area, slots, wanted, batch.get(), scratch, &mut Shrunk::default());
     }
 
     /// Moves the hand on. `rounds` counts how often it comes round. `None`: there is nothing to visit.
@@ -219,19 +217,17 @@ impl Store {
         None
     }
 
-    /// Writes the pages of part of a cluster that are in the pool, as objects that `wanted` says yes to.
-    #[allow(clippy::too_many_arguments)] // what, from where, with what, and what came of it
+    /// Writes the pages of slots of one cluster that are in the pool, as objects that `wanted` says yes to.
     fn write_slots(
         &self,
         area: &AreaRef<'_>,
-        cluster: usize,
-        part: Range<usize>,
+        slots: Range<u64>,
         wanted: &dyn Fn(Object) -> bool,
         batch: &mut Batch,
         scratch: &mut Scratch,
         shrunk: &mut Shrunk,
     ) {
-        let (first, n) = ((cluster * CLUSTER_SLOTS + part.start) as u64, part.len());
+        let (first, n) = (slots.start, (slots.end - slots.start) as usize);
         // From the front of the memory on, so that short parts use little of it.
         batch.claimed.fill(0);
         for (i, ((slot, claimed), page)) in (first..).zip(&mut batch.claimed[..n]).zip(&mut batch.pages).enumerate() {
@@ -250,7 +246,7 @@ impl Store {
         // What was not tried because the device failed stays where it is.
         for (slot, raw) in (first..).zip(&batch.claimed).skip(at) {
             if let Some(object) = Word::decode(*raw).object() {
-                area.ages.left(cluster, Clock::Writing);
+                area.ages.left(slot as usize / CLUSTER_SLOTS, Clock::Writing);
                 claim::finish(area, slot, object, Word::Pool(object));
             }
         }
@@ -275,21 +271,13 @@ impl Store {
         for run in runs {
             let claimed = &batch.claimed[(run.slot - first) as usize..];
             area.io.writes.add(1);
-            match run.result {
-                Ok(()) => {
-                    area.io.write_bytes.add((run.pages.len() * PAGE_SIZE) as u64);
-                    area.wrote();
-                }
-                Err(errno) => {
-                    area.io.errors.add(1);
-                    area.failed(errno);
-                    shrunk.failed = true;
-                    // Where there was no room there may be later.
-                    if matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG) {
-                        area.ages.left(cluster, Clock::Writing);
-                    } else if area.ages.broke(cluster) {
-                        self.counters.broken_clusters.add(1);
-                    }
+            if let Err(errno) = ended(area, run.pages.len(), run.result) {
+                shrunk.failed = true;
+                // Where there was no room there may be later.
+                if is_no_space(errno) {
+                    area.ages.left(cluster, Clock::Writing);
+                } else if area.ages.broke(cluster) {
+                    self.counters.broken_clusters.add(1);
                 }
             }
             for ((slot, raw), tag) in (run.slot..).zip(claimed).zip(&*run.tags) {
@@ -321,7 +309,7 @@ impl Store {
 }
 
 /// Whether pages of the pool can be written to an area now.
-fn takes_writes(area: &Area) -> bool {
+pub(super) fn takes_writes(area: &Area) -> bool {
     area.device.takes_pages() && !area.is_inherited() && !area.rests()
 }
 
