@@ -4,14 +4,13 @@
 use core::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
+use lowtide_pager::clock::now_ns;
 use lowtide_pager::events::Read;
 use lowtide_pager::evict::Evicted;
 use lowtide_pager::fault::Served;
-use lowtide_pager::fork::wait_readable;
 use lowtide_pager::pager::{Pager, Worker};
 use lowtide_pager::segment::latency_bucket;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::{agent, keeper, say, thread};
 
@@ -41,7 +40,7 @@ extern "C" fn run(cpu: usize) -> ! {
     let (Some(pager), Ok(mut worker)) = (agent::pager(), Worker::new(false)) else { say::fatal(b"no memory for a monitor") };
     let mut deferred = ArrayVec::<usize, DEFERRED>::new();
     loop {
-        wait_readable(pager.uffd(), if deferred.is_empty() { -1 } else { 1 });
+        pager.uffd().wait_readable(if deferred.is_empty() { -1 } else { 1 });
         loop {
             match pager.read(&mut worker) {
                 Read::Nothing => break,
@@ -67,15 +66,9 @@ extern "C" fn run(cpu: usize) -> ! {
     }
 }
 
-/// Nanoseconds of the monotonic clock.
-pub fn now_ns() -> u64 {
-    let t = clock_gettime(ClockId::Monotonic);
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
-}
-
 fn serve(pager: &Pager, addr: usize, worker: &mut Worker) -> Served {
     let start = now_ns();
-    if pager.budget.at_limit() && !pager.is_full() && pager.evict(worker) == Evicted::Some {
+    if pager.budget.at_limit() && pager.evict(worker) == Evicted::Some {
         pager.counters().evictions_direct.fetch_add(1, Ordering::Relaxed);
     }
     let served = pager.serve(addr, worker);

@@ -4,7 +4,7 @@ use core::ffi::CStr;
 use core::sync::atomic::Ordering;
 
 use lowtide_core::device::DeviceName;
-use lowtide_core::store::{FileConfig, MAX_AREAS, Store, StoreError};
+use lowtide_core::store::{AreaStats, FileConfig, MAX_AREAS, Store, StoreError};
 use lowtide_pager::line::Line;
 use lowtide_pager::segment::{self, Proc, SwapArea, proc_state};
 use rustix::fd::OwnedFd;
@@ -56,8 +56,8 @@ pub fn add_all(store: &Store) {
 }
 
 /// Says once of each area that it can't be written.
-pub fn say_what_fails(store: &Store, said: &mut [bool; MAX_AREAS]) {
-    for ((area, stats), said) in agent::segment().settings.swap.iter().zip(store.area_stats()).zip(said) {
+pub fn say_what_fails(stats: &[AreaStats; MAX_AREAS], said: &mut [bool; MAX_AREAS]) {
+    for ((area, stats), said) in agent::segment().settings.swap.iter().zip(stats).zip(said) {
         let Some(errno) = stats.failing.filter(|_| !*said) else { continue };
         *said = true;
         let mut line = begin(area);

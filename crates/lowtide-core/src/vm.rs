@@ -3,10 +3,11 @@
 //!
 //! A mapping has an inaccessible guard page on each side: the kernel then never merges it with a mapping of the program.
 //! The table of own ranges only grows: the address range of a mapping that is no longer needed is kept, empty, for the next
-//! mapping of about the same length ([`Mapping::retire`]). Pages are given back with [`Mapping::discard`].
+//! mapping of about the same length ([`Mapping::retire`]). Pages are given back with [`Mapping::discard`]. What may become large is
+//! reserved as address space first and opened as it grows ([`reserve`], [`Mapping::open`]): so is that table itself.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use crate::lock::{Lock, rank};
 use rustix::fs::{Mode, OFlags};
@@ -16,9 +17,13 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 /// Bytes in a page. lowtide supports 4 KiB pages only.
 pub const PAGE_SIZE: usize = 4096;
 
-/// Most mappings one process may own.
-const MAX_OWN: usize = 2048;
+/// Most ranges of the table: address space for 32 MiB. What lowtide maps in one process is a few dozen; what a chain of forks leaves
+/// behind in its last child is some more for each.
+const MAX_OWN: usize = 1 << 20;
+/// Ranges for which the table is opened at a time.
+const OPENED: usize = 1 << 10;
 
+/// All-zero bytes are a range that is none.
 struct OwnRange {
     start: AtomicUsize,
     end: AtomicUsize,
@@ -26,17 +31,6 @@ struct OwnRange {
     programs: AtomicBool,
     /// Nobody uses the range: it may be mapped again.
     retired: AtomicBool,
-}
-
-impl OwnRange {
-    const fn new() -> OwnRange {
-        OwnRange {
-            start: AtomicUsize::new(0),
-            end: AtomicUsize::new(0),
-            programs: AtomicBool::new(false),
-            retired: AtomicBool::new(false),
-        }
-    }
 }
 
 /// Whose memory a range of the table is.
@@ -48,10 +42,21 @@ pub enum Whose {
     Program,
 }
 
-static OWN: [OwnRange; MAX_OWN] = [const { OwnRange::new() }; MAX_OWN];
-/// Held from the making of a mapping to its entry in the table.
-static MAKING: Lock<(), { rank::MAPPINGS }> = Lock::new(());
+/// The table, once there is a range.
+static OWN: AtomicPtr<OwnRange> = AtomicPtr::new(core::ptr::null_mut());
+/// How many ranges have a place in it.
 static OWN_LEN: AtomicUsize = AtomicUsize::new(0);
+/// Held from the making of a mapping to its entry in the table. How many ranges the table is open for.
+static MAKING: Lock<usize, { rank::MAPPINGS }> = Lock::new(0);
+
+/// The ranges so far.
+fn table() -> &'static [OwnRange] {
+    // Acquire: pairs with the Release in `enter`, before which the table was there and open so far.
+    let len = OWN_LEN.load(Ordering::Acquire);
+    let at = OWN.load(Ordering::Relaxed);
+    // SAFETY: open for `len` ranges, whose bytes are zero or atomics that were stored; never unmapped.
+    if len == 0 { &[] } else { unsafe { core::slice::from_raw_parts(at, len) } }
+}
 
 /// A readable and writable mapping of lowtide's own, zero-filled on first touch. Lives as long as the process.
 #[derive(Debug, Clone, Copy)]
@@ -77,8 +82,19 @@ pub enum OnFork {
 /// Maps `len` bytes (rounded up to pages) of anonymous memory and enters it into the table of own ranges.
 ///
 /// # Errors
-/// `NOMEM` when the kernel refuses, or when this process has `MAX_OWN` mappings already.
+/// `NOMEM` when the kernel refuses.
 pub fn map(len: usize, on_fork: OnFork) -> Result<Mapping, Errno> {
+    let mapping = reserve(len, on_fork)?;
+    mapping.open(0, mapping.len)?;
+    Ok(mapping)
+}
+
+/// Reserves `len` bytes (rounded up to pages) of address space, inaccessible until [`Mapping::open`], and enters them into the table of
+/// own ranges. Costs no memory, and nothing of what the kernel allows to be committed.
+///
+/// # Errors
+/// `NOMEM` when the kernel refuses.
+pub fn reserve(len: usize, on_fork: OnFork) -> Result<Mapping, Errno> {
     #[cfg(feature = "faults")]
     if crate::faults::fails(crate::faults::Op::Map) {
         return Err(Errno::NOMEM);
@@ -92,10 +108,10 @@ pub fn map(len: usize, on_fork: OnFork) -> Result<Mapping, Errno> {
     let base = match map_again(whole, flags)? {
         Some(base) => base,
         None => {
-            let _making = MAKING.lock();
+            let mut making = MAKING.lock();
             // SAFETY: a fresh anonymous mapping at an address of the kernel's choice aliases nothing.
             let base = unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), whole, ProtFlags::empty(), flags)? };
-            own(base as usize, base as usize + whole, Whose::Lowtide)?;
+            enter(&mut making, base as usize, base as usize + whole, Whose::Lowtide)?;
             base
         }
     };
@@ -103,7 +119,6 @@ pub fn map(len: usize, on_fork: OnFork) -> Result<Mapping, Errno> {
     let inner = unsafe { base.cast::<u8>().add(PAGE_SIZE) };
     // SAFETY: `inner .. inner + len` is inside the mapping just made and nobody uses it yet.
     unsafe {
-        rustix::mm::mprotect(inner.cast(), len, MprotectFlags::READ | MprotectFlags::WRITE)?;
         // A core dump of the program need not hold lowtide's tables; failure only makes the dump larger.
         let _ = rustix::mm::madvise(inner.cast(), len, Advice::LinuxDontDump);
     }
@@ -112,7 +127,7 @@ pub fn map(len: usize, on_fork: OnFork) -> Result<Mapping, Errno> {
 
 /// Maps a retired range of `whole` bytes, or up to twice that, afresh, inaccessible, if there is one.
 fn map_again(whole: usize, flags: MapFlags) -> Result<Option<*mut core::ffi::c_void>, Errno> {
-    for slot in OWN.iter().take(OWN_LEN.load(Ordering::Acquire)) {
+    for slot in table() {
         let start = slot.start.load(Ordering::Relaxed);
         if !slot.retired.load(Ordering::Relaxed)
             || !(whole..=2 * whole).contains(&slot.end.load(Ordering::Acquire).wrapping_sub(start))
@@ -141,15 +156,41 @@ fn map_again(whole: usize, flags: MapFlags) -> Result<Option<*mut core::ffi::c_v
 /// # Errors
 /// `NOMEM` when the table is full.
 pub fn own(start: usize, end: usize, whose: Whose) -> Result<(), Errno> {
-    let i = OWN_LEN.fetch_add(1, Ordering::Relaxed);
-    let Some(slot) = OWN.get(i) else {
-        OWN_LEN.fetch_sub(1, Ordering::Relaxed);
-        return Err(Errno::NOMEM);
-    };
+    enter(&mut MAKING.lock(), start, end, whose)
+}
+
+/// Enters a range into the table. `open`: for how many ranges that is open.
+fn enter(open: &mut usize, start: usize, end: usize, whose: Whose) -> Result<(), Errno> {
+    let i = OWN_LEN.load(Ordering::Relaxed);
+    let (size, step) = (size_of::<OwnRange>(), OPENED * size_of::<OwnRange>());
+    if i == *open {
+        if i + OPENED > MAX_OWN {
+            return Err(Errno::NOMEM);
+        }
+        let mut base = OWN.load(Ordering::Relaxed).cast::<u8>();
+        // SAFETY: a fresh mapping, of which only this thread knows; then a part of it that nobody has used yet.
+        unsafe {
+            if base.is_null() {
+                let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+                base = rustix::mm::mmap_anonymous(core::ptr::null_mut(), MAX_OWN * size, ProtFlags::empty(), flags)?.cast();
+                OWN.store(base.cast(), Ordering::Relaxed);
+            }
+            rustix::mm::mprotect(base.add(i * size).cast(), step, MprotectFlags::READ | MprotectFlags::WRITE)?;
+        }
+        *open = i + OPENED;
+        if i == 0 {
+            // The table is a range of its own.
+            enter(open, base as usize, base as usize + MAX_OWN * size, Whose::Lowtide)?;
+            return enter(open, start, end, whose);
+        }
+    }
+    // SAFETY: the table is open for `open` ranges, and `i` is less; its zero bytes are a range.
+    let slot = unsafe { &*OWN.load(Ordering::Relaxed).add(i) };
     slot.start.store(start, Ordering::Relaxed);
     slot.programs.store(whose == Whose::Program, Ordering::Relaxed);
-    // The end is what readers check first: a range counts once it is whole.
-    slot.end.store(end, Ordering::Release);
+    slot.end.store(end, Ordering::Relaxed);
+    // Release: pairs with the Acquire in `table`. A range counts once it is whole.
+    OWN_LEN.store(i + 1, Ordering::Release);
     Ok(())
 }
 
@@ -163,7 +204,7 @@ pub fn unless_own<R>(start: usize, end: usize, f: impl FnOnce() -> R) -> Option<
     if own { None } else { Some(f()) }
 }
 
-/// Waits until every mapping that exists by now is in the table of own ranges: to be called between looking at the process's
+/// Waits until every mapping that exists by now is in the table of own ranges. To be called between looking at the process's
 /// mappings and asking which of them are lowtide's own.
 pub fn settle() {
     drop(MAKING.lock());
@@ -180,12 +221,9 @@ pub unsafe fn reset_after_fork() {
 
 /// Calls `f` with each own range (start, end, whose), in the order in which they were made.
 pub fn own_ranges(mut f: impl FnMut(usize, usize, Whose)) {
-    for slot in OWN.iter().take(OWN_LEN.load(Ordering::Acquire)) {
-        let end = slot.end.load(Ordering::Acquire);
-        if end != 0 {
-            let whose = if slot.programs.load(Ordering::Relaxed) { Whose::Program } else { Whose::Lowtide };
-            f(slot.start.load(Ordering::Relaxed), end, whose);
-        }
+    for slot in table() {
+        let whose = if slot.programs.load(Ordering::Relaxed) { Whose::Program } else { Whose::Lowtide };
+        f(slot.start.load(Ordering::Relaxed), slot.end.load(Ordering::Relaxed), whose);
     }
 }
 
@@ -210,6 +248,16 @@ impl Mapping {
         self.len == 0
     }
 
+    /// Makes `len` bytes from `offset` on accessible, whole pages, of a mapping that was [reserved](reserve).
+    ///
+    /// # Errors
+    /// `NOMEM` when the kernel refuses: they are as they were.
+    pub fn open(&self, offset: usize, len: usize) -> Result<(), Errno> {
+        assert!(offset.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE) && offset + len <= self.len);
+        // SAFETY: inside the mapping; what was accessible stays so, and what was not nobody uses.
+        unsafe { rustix::mm::mprotect(self.as_ptr().add(offset).cast(), len, MprotectFlags::READ | MprotectFlags::WRITE) }
+    }
+
     /// Pages that have memory behind them, as the kernel says; 0 if it does not.
     pub(crate) fn populated_pages(&self) -> usize {
         let Ok(fd) = rustix::fs::open(c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return 0 };
@@ -232,8 +280,7 @@ impl Mapping {
     pub unsafe fn retire(self) {
         let base = self.addr() - PAGE_SIZE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        let all = OWN.iter().take(OWN_LEN.load(Ordering::Acquire));
-        let Some(slot) = all.into_iter().find(|slot| slot.start.load(Ordering::Relaxed) == base) else { return };
+        let Some(slot) = table().iter().find(|slot| slot.start.load(Ordering::Relaxed) == base) else { return };
         let whole = slot.end.load(Ordering::Acquire) - base;
         // SAFETY: replaces the mapping and its guards, which nobody uses any more.
         if unsafe { rustix::mm::mmap_anonymous(base as *mut _, whole, ProtFlags::empty(), flags) }.is_ok() {
@@ -271,6 +318,16 @@ mod tests {
             m.discard(0, PAGE_SIZE);
             assert_eq!((*m.as_ptr(), *m.as_ptr().add(PAGE_SIZE)), (0, 8));
         }
+    }
+
+    #[test]
+    fn the_table_of_own_ranges_grows() {
+        let before = table().len();
+        for i in 0..2 * OPENED {
+            own(i + 1, i + 2, Whose::Program).unwrap();
+        }
+        assert!(table().len() >= before + 2 * OPENED);
+        assert!((0..2 * OPENED).all(|i| table().iter().any(|r| r.start.load(Ordering::Relaxed) == i + 1)));
     }
 
     #[test]

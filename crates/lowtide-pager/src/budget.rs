@@ -1,44 +1,79 @@
 //! How much RAM there is left: the limit, what was last measured, and what has come and gone since.
 //!
-//! Measured values come from the kernel at intervals (`/proc/self/statm`); between two measurements the pager counts pages.
+//! Measured values come from the kernel at intervals (`/proc/self/statm`); between two measurements the pager counts the pages of the
+//! program that it installs and takes away, and what it holds itself.
 
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use lowtide_core::vm::PAGE_SIZE;
 
-/// The RAM budget of a run as one process sees it. All sizes in bytes.
+/// The RAM budget of a run as one process sees it. All sizes in bytes. Any thread may call anything; figures are guesses that a
+/// measurement puts right.
 #[derive(Debug, Default)]
 pub struct Budget {
-    limit: AtomicU64,
+    asked: AtomicU64,
+    floor: AtomicU64,
     measured: AtomicU64,
-    since: AtomicI64,
+    /// Bytes of the program's pages that came (or, negative, went) since.
+    program: AtomicI64,
+    /// Bytes that lowtide holds now, and those when the run was last measured.
+    own: AtomicU64,
+    own_then: AtomicU64,
 }
 
 impl Budget {
     /// Sets the limit of the run.
     pub fn set_limit(&self, limit: u64) {
-        self.limit.store(limit, Ordering::Relaxed);
+        self.asked.store(limit, Ordering::Relaxed);
     }
 
-    /// The limit of the run.
+    /// The limit that was asked for.
+    pub fn asked(&self) -> u64 {
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    /// What the run takes at least: what can't be evicted, and a working minimum of this process. 0: less than was asked for.
+    pub fn set_floor(&self, floor: u64) {
+        self.floor.store(floor, Ordering::Relaxed);
+    }
+
+    /// Whether the limit that was asked for can't be held.
+    pub fn has_floor(&self) -> bool {
+        self.floor.load(Ordering::Relaxed) > 0
+    }
+
+    /// The limit that can be held: what was asked for, or the floor where that is higher. All marks go by it.
     pub fn limit(&self) -> u64 {
-        self.limit.load(Ordering::Relaxed)
+        self.asked().max(self.floor.load(Ordering::Relaxed))
     }
 
     /// A new measurement of the whole run.
     pub fn measured(&self, total: u64) {
-        self.since.store(0, Ordering::Relaxed);
+        self.program.store(0, Ordering::Relaxed);
+        self.own_then.store(self.own.load(Ordering::Relaxed), Ordering::Relaxed);
         self.measured.store(total, Ordering::Relaxed);
     }
 
-    /// Pages that this process gained (or, negative, lost) since.
+    /// The program's pages in memory have become more (or, negative, fewer): installed, or moved in or out.
     pub fn add_pages(&self, pages: isize) {
-        self.since.fetch_add(pages as i64 * PAGE_SIZE as i64, Ordering::Relaxed);
+        self.program.fetch_add(pages as i64 * PAGE_SIZE as i64, Ordering::Relaxed);
+    }
+
+    /// What lowtide holds now: staging, pool, buffers.
+    pub fn set_own(&self, bytes: u64) {
+        self.own.store(bytes, Ordering::Relaxed);
     }
 
     /// Best guess of what the run uses now.
     pub fn now(&self) -> u64 {
-        self.measured.load(Ordering::Relaxed).saturating_add_signed(self.since.load(Ordering::Relaxed))
+        let own = self.own.load(Ordering::Relaxed) as i64 - self.own_then.load(Ordering::Relaxed) as i64;
+        self.measured.load(Ordering::Relaxed).saturating_add_signed(self.program.load(Ordering::Relaxed) + own)
+    }
+
+    /// Bytes of a process that stay in memory where the limit can't be held: an eighth of the limit, 4 to 64 MiB. A program that must run
+    /// in less does little but wait for pages.
+    pub fn working_minimum(&self) -> u64 {
+        (self.asked() / 8).clamp(4 << 20, 64 << 20)
     }
 
     /// Above this all is made ready for adoption, so that it takes no longer than registering memory when it is time.
@@ -96,5 +131,32 @@ mod tests {
             b.add_pages(-(mib as isize) * 64);
             assert!(!b.at_limit());
         }
+    }
+
+    #[test]
+    fn what_goes_into_the_pool_is_not_freed() {
+        let b = Budget::default();
+        b.set_limit(100 << 20);
+        b.set_own(10 << 20);
+        b.measured(90 << 20);
+        // 512 pages are moved to staging, and then to the pool, where they take half.
+        b.add_pages(-512);
+        b.set_own(12 << 20);
+        assert_eq!(b.now(), 90 << 20, "moved, not freed");
+        b.set_own(11 << 20);
+        assert_eq!(b.now(), 89 << 20);
+        b.measured(89 << 20);
+        assert_eq!(b.now(), 89 << 20);
+    }
+
+    #[test]
+    fn a_floor_lifts_the_marks_and_not_what_was_asked_for() {
+        let b = Budget::default();
+        b.set_limit(100 << 20);
+        b.set_floor(150 << 20);
+        b.measured(140 << 20);
+        assert_eq!((b.asked(), b.limit(), b.at_limit()), (100 << 20, 150 << 20, false));
+        b.set_floor(0);
+        assert!(b.at_limit());
     }
 }

@@ -9,7 +9,8 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use crate::pagemap::Word;
-use crate::pager::{Pager, Worker, add};
+use crate::pager::{Operation, Worker, add};
+use crate::patience::{IN_HAND_SECONDS, Patience};
 use crate::staging::{MAX_SEGMENT_FRAMES, Memory, Segment};
 
 /// What a drain came to.
@@ -38,11 +39,12 @@ enum Rest {
     NoRoom,
 }
 
-impl Pager {
+impl Operation<'_> {
     /// Stores what is left in the oldest segment, then empties it.
     pub(crate) fn drain(&self, worker: &mut Worker) -> Drained {
         let Some(segment) = self.staging.take_full() else { return Drained::Nothing };
         let mut full = false;
+        let mut patience = Patience::new();
         loop {
             let mut frames: Frames<u32> = Frames::new();
             let mut waiting = false;
@@ -62,13 +64,13 @@ impl Pager {
                         Word::Moving(f) if f == frame => waiting = true,
                         Word::Staged(f) if f == frame => waiting = true,
                         // Dropped by the program.
-                        _ => self.leave(frame, Memory::Stays),
+                        _ => self.leave(self, frame, Memory::Stays),
                     }
                 }
             }
             if frames.is_empty() {
                 if waiting {
-                    rustix::thread::sched_yield();
+                    self.wait_for_copy(&mut patience, self.staging.first(segment));
                     continue;
                 }
                 break;
@@ -94,8 +96,6 @@ impl Pager {
                 (self.host.warn)(b"part of lowtide's staging area could not be registered again; it is not used any more")
             }
         }
-        self.budget.add_pages(-(self.staging.segment_frames() as isize));
-        self.full.store(full, Ordering::Relaxed);
         if full { Drained::Full } else { Drained::Freed }
     }
 
@@ -110,7 +110,7 @@ impl Pager {
         let mut results = [const { Err(StoreError::Full) }; MAX_SEGMENT_FRAMES];
         let results = &mut results[..frames.len()];
         // Together, so that what goes to a device goes there with one write.
-        self.store.store_run(&bytes, &clean, Group::RUN, results, &mut worker.scratch);
+        self.store().store_run(&bytes, &clean, Group::RUN, results, &mut worker.scratch);
         let mut rest = Rest::Nothing;
         // A page is found in its frame until its word is set.
         for ((frames, clean), results) in
@@ -118,6 +118,7 @@ impl Pager {
         {
             rest = rest.max(self.settle(frames, clean, results));
         }
+        self.publish_own();
         rest
     }
 
@@ -143,13 +144,14 @@ impl Pager {
                 _ => rest = Rest::NoRoom,
             }
             let page = self.staging.owner(frame).load(Ordering::Acquire) as usize;
+            let mut patience = Patience::new();
             let set = loop {
                 if self.map.swap(page, Word::Storing(frame), word) {
                     break true;
                 }
                 match self.map.get(page) {
                     // A monitor copies it back this moment ...
-                    Word::Moving(f) if f == frame => rustix::thread::sched_yield(),
+                    Word::Moving(f) if f == frame => self.wait_for_copy(&mut patience, frame),
                     // ... or could not.
                     Word::Storing(f) if f == frame => {}
                     _ => break false,
@@ -164,7 +166,7 @@ impl Pager {
             } else {
                 // Dropped by the program or back in its place meanwhile. In the latter case the frame is nobody's any more, and the
                 // word may be about to become another thread's.
-                self.forget(word);
+                self.forget(self, word);
                 if self.staging.owner(frame).load(Ordering::Acquire) as usize == page {
                     self.map.swap(page, Word::Orphan, Word::None);
                 }
@@ -172,6 +174,13 @@ impl Pager {
             self.staging.left(frame, Memory::Stays);
         }
         rest
+    }
+
+    /// A monitor takes a page back from its frame, which is a matter of microseconds.
+    fn wait_for_copy(&self, patience: &mut Patience, frame: u32) {
+        if !patience.wait(IN_HAND_SECONDS) {
+            self.broken(b"a page has been on its way back from staging for ten minutes", 0, frame);
+        }
     }
 
     /// Takes the pages that are left in a segment back to their places. False: an event waits to be read first.
@@ -193,8 +202,9 @@ impl Pager {
             }
             match p.error {
                 None | Some(Errno::EXIST) => {
-                    self.leave(frame, if p.error.is_none() { memory } else { Memory::Stays });
+                    self.leave(self, frame, if p.error.is_none() { memory } else { Memory::Stays });
                     self.map.set(page, Word::None);
+                    self.budget.add_pages(isize::from(p.error.is_none()));
                     self.uffd().wake(at, PAGE_SIZE);
                 }
                 Some(_) => {

@@ -1,5 +1,9 @@
 //! Events: what the program did to its mappings. Each is read and applied under the exclusive space lock, so no page is being
 //! installed or moved at that moment; only threads that are storing (Storing) or loading (Loading) go on, outside the lock.
+//!
+//! A removal (MADV_DONTNEED, MADV_FREE) is reported *before* the pages are dropped. What is in memory then must not be evicted until the
+//! call has ended, or the old bytes would come back after it: it is marked Removing. What was out is gone at once; what comes
+//! in by a fault between the two is dropped or not, as natively, and is the program's race.
 
 use core::sync::atomic::Ordering;
 
@@ -52,7 +56,7 @@ impl Pager {
     pub(crate) fn apply(&self, lock: &Exclusive<'_>, event: &Message) {
         match *event {
             Message::Unmap { start, end } if !self.staging.contains(start) => self.abandon(lock, Range { start, end }),
-            Message::Remove { start, end } if !self.staging.contains(start) => self.removing(start, end),
+            Message::Remove { start, end } if !self.staging.contains(start) => self.removing(lock, start, end),
             Message::Remap { from, to, len } => {
                 self.remapped(from, to, len);
                 // The kernel keeps the registration of the new place. What a grown mapping adds behind `len` is found by the next
@@ -65,23 +69,23 @@ impl Pager {
 
     /// Forgets a range that is mapped no more.
     pub(crate) fn abandon(&self, lock: &Exclusive<'_>, range: Range) {
-        self.dropped(range.start, range.end);
+        self.dropped(lock, range.start, range.end);
         self.regions.remove(lock, range);
     }
 
-    /// Leaves `left` as the word of each page from `first` to `end`, and lets go of what the words stood for. Memory is given back on
-    /// the way, and is soon counted no more.
-    fn take_away(&self, first: usize, end: usize, left: Word) {
+    /// The pages of a range are gone for good: lets go of what their words stood for. Memory is given back on the way, and is soon
+    /// counted no more.
+    fn dropped(&self, lock: &Exclusive<'_>, start: usize, end: usize) {
         let mut forgotten = 0;
-        self.map.each(first, end, |_, slot| {
-            if slot.load(Ordering::Acquire) == left.bits() {
+        self.map.each(start / PAGE_SIZE, end.div_ceil(PAGE_SIZE), |_, slot| {
+            if slot.load(Ordering::Acquire) == Word::None.bits() {
                 return;
             }
-            match Word::from_bits(slot.swap(left.bits(), Ordering::AcqRel)) {
+            match Word::from_bits(slot.swap(Word::None.bits(), Ordering::AcqRel)) {
                 // Whoever is at work finds this and cleans up.
                 Word::Storing(_) | Word::Loading(_) | Word::Orphan => slot.store(Word::Orphan.bits(), Ordering::Release),
                 other => {
-                    self.forget(other);
+                    self.forget(lock, other);
                     forgotten += 1;
                     if forgotten % PUBLISH_EVERY == 0 {
                         self.publish_own();
@@ -92,24 +96,22 @@ impl Pager {
         self.publish_own();
     }
 
-    /// The pages of a range are gone for good.
-    fn dropped(&self, start: usize, end: usize) {
-        self.take_away(start / PAGE_SIZE, end.div_ceil(PAGE_SIZE), Word::None);
-    }
-
-    /// The pages of a range will be gone at some time between now and the end of the program's call. Those in memory now must
-    /// not be evicted before: the old bytes would come back after the call.
-    fn removing(&self, start: usize, end: usize) {
-        let (first, end) = (start / PAGE_SIZE, end.div_ceil(PAGE_SIZE));
-        let mut page = first;
-        while page < end {
-            // Pages without words need one now, to be marked.
-            if self.map.populate(page).is_err() {
-                (self.host.fatal)(b"no memory left for lowtide's page map");
+    /// The pages of a range will be gone at some time between now and the end of the program's call.
+    fn removing(&self, lock: &Exclusive<'_>, start: usize, end: usize) {
+        self.dropped(lock, start, end);
+        let mut at = start;
+        while at < end {
+            let Ok(found) = self.present().scan(at, end, 0) else {
+                (self.host.fatal)(b"the kernel does not say any more which pages are in memory (PAGEMAP_SCAN)")
+            };
+            for page in found.iter().flat_map(|(from, to)| from / PAGE_SIZE..to / PAGE_SIZE) {
+                // Loading and Storing are Orphan by now: those are not in memory, or only in a frame.
+                if self.map.claim(page, Word::None, Word::Removing).is_err() {
+                    (self.host.fatal)(b"no memory left for lowtide's page map");
+                }
             }
-            page = (page | 0x3_ffff) + 1;
+            at = found.walk_end.max(at + PAGE_SIZE);
         }
-        self.take_away(first, end, Word::Removing);
     }
 
     /// The call that removed a range has returned: what is in memory there now is new. Called by host threads (the hook of
@@ -125,18 +127,18 @@ impl Pager {
     /// Words go where their pages went.
     fn remapped(&self, from: usize, to: usize, len: usize) {
         let (from, to) = (from / PAGE_SIZE, to / PAGE_SIZE);
-        for i in 0..len.div_ceil(PAGE_SIZE) {
-            let Some(old) = self.map.slot(from + i) else { continue };
+        self.map.each(from, from + len.div_ceil(PAGE_SIZE), |page, old| {
             if old.load(Ordering::Acquire) == 0 {
-                continue;
+                return;
             }
-            if self.map.populate(to + i).is_err() {
+            let new = to + (page - from);
+            if self.map.populate(new).is_err() {
                 (self.host.fatal)(b"no memory left for lowtide's page map");
             }
             let word = match Word::from_bits(old.swap(0, Ordering::AcqRel)) {
                 word @ (Word::Staged(f) | Word::Storing(f)) => {
                     // A thread that is storing it finds the word by the frame's owner.
-                    self.staging.owner(f).store((to + i) as u64, Ordering::Release);
+                    self.staging.owner(f).store(new as u64, Ordering::Release);
                     word
                 }
                 Word::Loading(0) => Word::Zero,
@@ -144,11 +146,11 @@ impl Pager {
                 Word::Orphan => {
                     // Dropped before it was moved; the thread at work still looks for it at the old place.
                     old.store(Word::Orphan.bits(), Ordering::Release);
-                    continue;
+                    return;
                 }
                 other => other,
             };
-            self.map.set(to + i, word);
-        }
+            self.map.set(new, word);
+        });
     }
 }

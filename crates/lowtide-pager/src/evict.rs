@@ -2,24 +2,26 @@
 //!
 //! Without access bits the proof that a page is cold is that it was not asked back while it waited in staging. Blocks into which a
 //! page came in during the present round are passed by (they are younger than the rest), unless a whole round found nothing else.
+//!
+//! Nothing is detached that no tier would take, and where a look at all memory found nothing, the next one waits (`backoff.rs`).
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
-use lowtide_core::slot::Entry;
+use lowtide_core::store::Group;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 use rustix::mm::Advice;
 
+use crate::clock::now_ns;
 use crate::drain::Drained;
 use crate::pagemap::{BLOCK_PAGES, Word};
-use crate::pager::{Pager, Worker, add};
+use crate::pager::{Operation, Pager, Worker, add};
 use crate::present::Ranges;
-use crate::staging::Memory;
 
 /// What one call of [`Pager::evict`] came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Evicted {
-    /// Memory was or will soon be freed: go on.
+    /// Memory was or will soon be freed, or there is more to look at: go on.
     Some,
     /// Nothing more can be evicted at present.
     Nothing,
@@ -29,35 +31,86 @@ pub enum Evicted {
     Later,
 }
 
-/// How far one call looks for pages, in bytes of address space.
-const REACH: usize = 1 << 30;
 /// Scans of one call at most.
 const SCANS: usize = 64;
+/// How far one scan looks in bytes of address space, at least and at most: as far as takes some 100 us. Address space that was
+/// reserved and never touched is passed by the terabyte.
+const LEAST_REACH: usize = 256 << 20;
+const MOST_REACH: usize = 1 << 44;
+const SCAN_NS: u64 = 100_000;
+/// Rounds of the hand that find nothing, after which there is nothing: in the first one young blocks are passed by.
+const IDLE_ROUNDS: u32 = 2;
 
-/// What a MOVE out came to.
-enum Moved {
+/// The clock hand.
+#[derive(Debug, Default)]
+pub(crate) struct Hand {
+    /// Address up to which it has looked.
+    at: usize,
+    /// Pages that it has detached in this round.
+    detached: usize,
+    /// Rounds in a row in which it detached none.
+    idle_rounds: u32,
+}
+
+/// What a scan came to.
+enum Detached {
     Pages(usize),
     EventsFirst,
 }
+
+/// Pages that the kernel would not move because they are shared or pinned, as addresses.
+type Busy = Option<(usize, usize)>;
 
 impl Pager {
     /// One step of reclaim: fills a segment of staging, and drains the oldest one when enough are filled. May be
     /// called by any thread that holds no lock; never waits for a fault unless the worker may.
     pub fn evict(&self, worker: &mut Worker) -> Evicted {
-        let Some(_operation) = self.enter() else { return Evicted::Later };
+        let Some(operation) = self.enter() else { return Evicted::Later };
+        let arrived = self.arrived.load(Ordering::Relaxed);
+        if let Some(why) = self.backoff.holds(now_ns(), arrived) {
+            return why;
+        }
+        // Pages that nobody takes would be detached only to be put back, again and again.
+        let evicted = if operation.store().would_take(Group::RUN) { operation.evict(worker) } else { Evicted::Full };
+        match evicted {
+            Evicted::Nothing | Evicted::Full => self.backoff.failed(evicted, now_ns(), arrived),
+            Evicted::Some => self.backoff.succeeded(),
+            Evicted::Later => {}
+        }
+        evicted
+    }
+
+    /// Bytes of the program that are adopted and in memory: what is not evicted, whether it could be or not. Some milliseconds for a
+    /// GiB that is in memory.
+    ///
+    /// # Errors
+    /// Those of looking: then nothing is known.
+    pub fn adopted_in_memory(&self) -> Result<u64, Errno> {
+        let (mut at, mut bytes) = (0, 0);
+        loop {
+            let next = self.regions.next(&self.space.shared(), at);
+            let Some(range) = next else { return Ok(bytes) };
+            // Without the lock: what is unmapped meanwhile has no pages.
+            bytes += self.present().bytes(range.start, range.end)? as u64;
+            at = range.end;
+        }
+    }
+}
+
+impl Operation<'_> {
+    fn evict(&self, worker: &mut Worker) -> Evicted {
         let Some(segment) = self.staging.take_empty() else { return self.drained(worker) };
         let frames = self.staging.segment_frames();
         let mut filled = 0;
         let mut later = false;
-        let mut rounds = 0;
         for _ in 0..SCANS {
-            if filled == frames || rounds > 1 {
+            if filled == frames || self.hand.lock().idle_rounds >= IDLE_ROUNDS {
                 break;
             }
             let first = self.staging.first(segment) + filled as u32;
-            match self.detach(first, frames - filled, worker, &mut rounds) {
-                Moved::Pages(n) => filled += n,
-                Moved::EventsFirst => {
+            match self.advance(first, frames - filled, worker) {
+                Detached::Pages(n) => filled += n,
+                Detached::EventsFirst => {
                     later = true;
                     break;
                 }
@@ -67,6 +120,9 @@ impl Pager {
             self.staging.put_empty(segment);
             if later {
                 return Evicted::Later;
+            }
+            if core::mem::take(&mut self.hand.lock().idle_rounds) < IDLE_ROUNDS {
+                return Evicted::Some;
             }
             // Nothing left to detach: what waits in staging is all there is.
             return match self.drained(worker) {
@@ -83,7 +139,7 @@ impl Pager {
         Evicted::Some
     }
 
-    /// Drains until staging holds no more than its target.
+    /// Drains the oldest segment.
     fn drained(&self, worker: &mut Worker) -> Evicted {
         match self.drain(worker) {
             Drained::Freed => Evicted::Some,
@@ -94,63 +150,75 @@ impl Pager {
     }
 
     /// Advances the hand by one scan and moves what it finds into the frames from `first` on, `room` of them.
-    fn detach(&self, first: u32, room: usize, worker: &mut Worker, rounds: &mut u32) -> Moved {
+    fn advance(&self, first: u32, room: usize, worker: &mut Worker) -> Detached {
         let (mut busy, mut stale) = (None, None);
         let moved = {
             let lock = self.space.shared();
             let Some(found) = ({
                 let mut hand = self.hand.lock();
-                match self.regions.next(&lock, *hand) {
+                match self.regions.next(&lock, hand.at) {
                     None => {
-                        *hand = 0;
-                        *rounds += 1;
+                        hand.at = 0;
+                        hand.idle_rounds = if hand.detached == 0 { hand.idle_rounds + 1 } else { 0 };
+                        hand.detached = 0;
                         // Zero means "never", so it is left out.
                         self.round.store(self.round.load(Ordering::Relaxed).wrapping_add(1).max(1), Ordering::Relaxed);
                         None
                     }
                     Some(range) => {
-                        let end = range.end.min(range.start.saturating_add(REACH));
+                        let reach = self.reach.load(Ordering::Relaxed);
+                        let end = range.end.min(range.start.saturating_add(reach));
+                        let started = now_ns();
                         let scan = self.present().scan(range.start, end, room).ok();
-                        *hand = scan.as_ref().map_or(end, |s| s.walk_end.max(range.start + PAGE_SIZE));
+                        let took = now_ns() - started;
+                        adapt(&self.reach, reach, took, end == range.start + reach);
+                        hand.at = scan.as_ref().map_or(end, |s| s.walk_end.max(range.start + PAGE_SIZE));
                         scan
                     }
                 }
             }) else {
-                return Moved::Pages(0);
+                return Detached::Pages(0);
             };
-            self.detach_found(&found, first, room, &mut busy, &mut stale)
+            self.detach(&found, first, room, &mut busy, &mut stale)
         };
         if let Some((start, end)) = stale {
             self.forget_stale(start, end);
         }
+        let mut pages = match moved {
+            Detached::Pages(n) => n,
+            Detached::EventsFirst => return moved,
+        };
         if let Some((start, end)) = busy
             && worker.may_fault
+            && pages < room
         {
-            self.unshare(start, end);
+            unshare(start, end);
+            // Once more. What is still busy is pinned, and stays: the hand goes on, or it would come to nothing else.
+            let _lock = self.space.shared();
+            if let Ok(found) = self.present().scan(start, end, room - pages) {
+                let frame = first + pages as u32;
+                if let Detached::Pages(n) = self.detach(&found, frame, room - pages, &mut Some((0, 0)), &mut None) {
+                    pages += n;
+                }
+            }
         }
-        moved
+        self.hand.lock().detached += pages;
+        Detached::Pages(pages)
     }
 
-    /// Moves the pages of the scan. `busy` is set to pages that the kernel would not move because they are shared or pinned.
-    fn detach_found(
-        &self,
-        found: &Ranges,
-        first: u32,
-        room: usize,
-        busy: &mut Option<(usize, usize)>,
-        stale: &mut Option<(usize, usize)>,
-    ) -> Moved {
+    /// Moves the pages that a scan found. `busy` is set to those that the kernel would not move because they are shared or pinned, or,
+    /// if it is set already, these are passed by, more of them at a time the more there are.
+    fn detach(&self, found: &Ranges, first: u32, room: usize, busy: &mut Busy, stale: &mut Busy) -> Detached {
         let round = self.round.load(Ordering::Relaxed);
         let young = |page| self.map.age(page).is_some_and(|age| age.load(Ordering::Relaxed) == round);
+        let again = busy.is_some();
+        let mut passed = 1;
         let mut filled = 0;
         for (start, end) in found.iter() {
             let (mut page, end) = (start / PAGE_SIZE, end / PAGE_SIZE);
-            if self.map.populate(page).is_err() || self.map.populate(end - 1).is_err() {
-                continue;
-            }
             while page < end && filled < room {
                 let block_end = ((page / BLOCK_PAGES + 1) * BLOCK_PAGES).min(end);
-                if young(page) {
+                if young(page) && !again {
                     page = block_end;
                     continue;
                 }
@@ -173,11 +241,18 @@ impl Pager {
                 let (moved, error) = self.move_out(page, frame, n);
                 filled += moved;
                 page += moved;
+                if moved > 0 {
+                    passed = 1;
+                }
                 match error {
                     None => {}
-                    Some(Errno::AGAIN) => return if filled > 0 { Moved::Pages(filled) } else { Moved::EventsFirst },
+                    Some(Errno::AGAIN) => return if filled > 0 { Detached::Pages(filled) } else { Detached::EventsFirst },
                     // Not there any more.
                     Some(Errno::NOENT) => page += 1,
+                    Some(Errno::BUSY) if again => {
+                        page += passed;
+                        passed = (passed * 2).min(BLOCK_PAGES);
+                    }
                     Some(Errno::BUSY) => {
                         let shared = busy.get_or_insert((page * PAGE_SIZE, page * PAGE_SIZE));
                         // The rest of the run is likely to be shared as well: after a fork all of it is.
@@ -191,11 +266,11 @@ impl Pager {
                 }
             }
         }
-        Moved::Pages(filled)
+        Detached::Pages(filled)
     }
 
     /// Claims a page for the way out that was in memory when it was looked for. It may have left since, by another thread's hand:
-    /// a word that holds bytes is never taken for stale here.
+    /// a word that holds bytes is never taken for stale here. A page that can't have a word stays.
     fn claim_out(&self, page: usize, frame: u32) -> bool {
         let word = self.map.get(page);
         let clean = match word {
@@ -203,13 +278,13 @@ impl Pager {
             Word::Clean(raw) => raw,
             _ => return false,
         };
-        if !self.map.swap(page, word, Word::Moving(frame)) {
+        if self.map.claim(page, word, Word::Moving(frame)) != Ok(true) {
             return false;
         }
         self.staging.clean(frame).store(clean, Ordering::Release);
         if word == Word::Zero {
             // If the page is not there, then None says the same.
-            self.forget(word);
+            self.forget(self, word);
         }
         true
     }
@@ -220,7 +295,7 @@ impl Pager {
         if !self.was_forked() {
             return;
         }
-        let _lock = self.space.exclusive();
+        let lock = self.space.exclusive();
         let Ok(found) = self.present().scan(start, end, (end - start) / PAGE_SIZE) else { return };
         for (start, end) in found.iter() {
             self.map.each(start / PAGE_SIZE, end / PAGE_SIZE, |_, slot| {
@@ -228,44 +303,9 @@ impl Pager {
                 if matches!(word, Word::Swapped(_) | Word::Staged(_))
                     && slot.compare_exchange(word.bits(), 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
                 {
-                    self.forget(word);
+                    self.forget(&lock, word);
                 }
             });
-        }
-    }
-
-    /// Lets go of what a word stood for, after the word has been replaced.
-    pub(crate) fn forget(&self, word: Word) {
-        match word {
-            Word::Zero => {
-                self.zero_now.fetch_sub(1, Ordering::Relaxed);
-            }
-            Word::Staged(frame) => self.leave(frame, Memory::Stays),
-            Word::Swapped(raw) => {
-                if let Some(entry) = Entry::from_raw(raw) {
-                    self.store.free(entry);
-                }
-            }
-            Word::Clean(raw) => {
-                if let Some(entry) = Entry::from_raw(raw) {
-                    self.store.drop_cached(entry);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// The page in `frame` is not needed there any more, nor its clean copy.
-    pub(crate) fn leave(&self, frame: u32, memory: Memory) {
-        self.forget(self.staging_to_place(frame));
-        self.staging.left(frame, memory);
-    }
-
-    /// What the word of a page says once the page is back in its place from `frame`: Clean, if it was when it left.
-    pub(crate) fn staging_to_place(&self, frame: u32) -> Word {
-        match self.staging.clean(frame).swap(0, Ordering::AcqRel) {
-            0 => Word::None,
-            raw => Word::Clean(raw),
         }
     }
 
@@ -284,7 +324,7 @@ impl Pager {
             add(&self.counters().moved_calls, 1);
             let done = match p.error {
                 None => len,
-                Some(_) => self.arrived(frame + moved as u32, len).max(p.done / PAGE_SIZE),
+                Some(_) => self.landed(frame + moved as u32, len).max(p.done / PAGE_SIZE),
             };
             for i in moved..moved + done {
                 let f = frame + i as u32;
@@ -294,6 +334,7 @@ impl Pager {
                 self.map.set(page + i, Word::Staged(f));
             }
             self.moving.fetch_sub(len, Ordering::Relaxed);
+            self.budget.add_pages(-(done as isize));
             moved += done;
             error = p.error;
             match error {
@@ -313,30 +354,26 @@ impl Pager {
     /// How many of `len` frames from `frame` on, which were empty, hold a page after a MOVE that did not do all of its work. The
     /// kernel's own count can't be relied on then: on Linux 6.18 a MOVE that has to split a huge page on its way has been seen to
     /// report fewer pages than it moved.
-    fn arrived(&self, frame: u32, len: usize) -> usize {
+    fn landed(&self, frame: u32, len: usize) -> usize {
         let start = self.staging.addr(frame);
         let found = self.present().scan(start, start + len * PAGE_SIZE, len);
         let first = found.ok().and_then(|ranges| ranges.iter().next());
         first.filter(|&(from, _)| from == start).map_or(0, |(from, to)| (to - from) / PAGE_SIZE)
     }
+}
 
-    /// The tables contradict each other: going on could give the program wrong bytes.
-    #[cold]
-    pub(crate) fn broken(&self, what: &[u8], page: usize, frame: u32) -> ! {
-        let mut text = crate::line::Line::new();
-        text.push(b"internal error: ").push(what).push(b", page ").number(page as u64).push(b", frame ").number(frame.into());
-        (self.host.fatal)(text.bytes())
-    }
+/// Gives the program its own copies of pages that it shares with a forked child, dead or alive: only those can be moved.
+/// No lock may be held: if the program drops a page meanwhile, this waits for a monitor.
+fn unshare(start: usize, end: usize) {
+    // SAFETY: populating for write changes no bytes, whatever is mapped there now; errors (nothing mapped) are fine.
+    let _ = unsafe { rustix::mm::madvise(start as *mut _, end - start, Advice::LinuxPopulateWrite) };
+}
 
-    /// Gives the program its own copies of pages that it shares with a forked child, dead or alive: only those can be moved.
-    /// No lock may be held: if the program drops a page meanwhile, this waits for a monitor.
-    fn unshare(&self, start: usize, end: usize) {
-        // SAFETY: populating for write changes no bytes, whatever is mapped there now; errors (nothing mapped) are fine.
-        let _ = unsafe { rustix::mm::madvise(start as *mut _, end - start, Advice::LinuxPopulateWrite) };
-        // Look at them again.
-        let mut hand = self.hand.lock();
-        if *hand > start {
-            *hand = start;
-        }
+/// Lets the next scan look further, if this one came to its end soon, or less far, if it took long.
+fn adapt(reach: &AtomicUsize, was: usize, took_ns: u64, reached: bool) {
+    if took_ns > 2 * SCAN_NS {
+        reach.store((was / 2).max(LEAST_REACH), Ordering::Relaxed);
+    } else if reached && took_ns < SCAN_NS / 2 {
+        reach.store((was * 2).min(MOST_REACH), Ordering::Relaxed);
     }
 }

@@ -73,13 +73,6 @@ impl Handover {
     }
 }
 
-/// Waits up to `ms` milliseconds for a message on `uffd`.
-pub fn wait_readable(uffd: &Uffd, ms: i32) {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let timeout = Timespec { tv_sec: i64::from(ms) / 1000, tv_nsec: i64::from(ms) % 1000 * 1_000_000 };
-    let _ = poll(&mut [PollFd::from_borrowed_fd(uffd.as_fd(), PollFlags::IN)], (ms >= 0).then_some(&timeout));
-}
-
 impl Pager {
     fn handover(&self) -> &Handover {
         // SAFETY: a mapping made by `Handover::new`, never unmapped; all its fields are atomics.
@@ -100,27 +93,28 @@ impl Pager {
         drop(self.space.exclusive());
         self.handover().state.store(IDLE, Ordering::Relaxed);
         self.handover().passed.store(0, Ordering::Relaxed);
+        self.forks();
         self.pause();
         // An event that was read before may still be being applied.
         drop(self.space.exclusive());
     }
 
     /// A fork event was read.
-    pub(crate) fn forked(&self, _lock: &Exclusive<'_>, child: Uffd, worker: &mut Worker) {
+    pub(crate) fn forked(&self, lock: &Exclusive<'_>, child: Uffd, worker: &mut Worker) {
         if !self.paused() {
-            self.fill_child(&child, worker);
+            self.fill_child(lock, &child, worker);
             return;
         }
-        self.store.fork_add_references();
+        self.store(lock).fork_add_references();
         let handover = self.handover();
         let mut alive = true;
         while alive && handover.state.load(Ordering::Acquire) != READY {
-            wait_readable(&child, 1);
+            child.wait_readable(1);
             loop {
                 match child.read() {
                     Ok(Message::Fault { addr }) => {
                         // An event of the child that waits makes this fail; it is read next, and the fault comes again.
-                        if self.copy_to(&child, addr / PAGE_SIZE, worker).is_err() {
+                        if self.copy_to(lock, &child, addr / PAGE_SIZE, worker).is_err() {
                             child.wake(addr, PAGE_SIZE);
                         }
                     }
@@ -154,7 +148,7 @@ impl Pager {
     }
 
     /// Brings in all of a child's pages that are in lowtide's hands.
-    fn fill_child(&self, child: &Uffd, worker: &mut Worker) {
+    fn fill_child(&self, lock: &Exclusive<'_>, child: &Uffd, worker: &mut Worker) {
         (self.host.warn)(
             b"the program forked by a raw system call: the child's memory was brought in whole and is not limited",
         );
@@ -174,7 +168,7 @@ impl Pager {
                 if gone[..gone_len].iter().any(|r| (r.start..r.end).contains(&(page * PAGE_SIZE))) {
                     return;
                 }
-                match self.copy_to(child, page, worker) {
+                match self.copy_to(lock, child, page, worker) {
                     Ok(()) | Err(Errno::NOENT | Errno::INVAL | Errno::FAULT) => return,
                     Err(Errno::SRCH) => {
                         dead = true;
@@ -220,7 +214,9 @@ impl Pager {
             self.hand.reset_after_fork();
             self.map.reset_after_fork();
             self.staging.reset_after_fork();
-            self.store.fork_child(reopen).map_err(|_| &b"a forked child can't open its parent's swap file"[..])?;
+            self.store(&self.space.exclusive())
+                .fork_child(reopen)
+                .map_err(|_| &b"a forked child can't open its parent's swap file"[..])?;
         }
         let uffd = Uffd::open(NEEDED_FEATURES).map_err(|_| &b"a forked child can't open a userfaultfd"[..])?;
         let present = Present::open().map_err(|_| &b"a forked child can't open its page map"[..])?;

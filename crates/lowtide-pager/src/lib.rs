@@ -1,14 +1,16 @@
 //! The pager: userfaultfd, page maps, fault service and reclaim. It runs inside the program whose memory it pages.
 //!
 //! The way of a page: out by `evict.rs` (from its place into staging) and `drain.rs` (from staging into the store), in by
-//! `fault.rs`; `events.rs` follows what the program does to its mappings meanwhile, `fork.rs` what happens when it forks.
+//! `fault/`; `events.rs` follows what the program does to its mappings meanwhile, `fork.rs` what happens when it forks.
 #![no_std]
 
 extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod backoff;
 pub mod budget;
+pub mod clock;
 pub mod drain;
 pub mod events;
 pub mod evict;
@@ -17,10 +19,12 @@ pub mod fork;
 pub mod line;
 pub mod pagemap;
 pub mod pager;
+pub mod patience;
 pub mod present;
 pub mod regions;
 pub mod segment;
 pub mod space;
 pub mod staging;
 pub mod stream;
+mod transitions;
 pub mod uffd;

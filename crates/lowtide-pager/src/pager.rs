@@ -1,24 +1,30 @@
 //! The pager's parts in one place, and the rules about who may change what when.
 //!
 //! LOCK ORDER: space lock > hand > staging queues > locks of the store. A thread in an *operation* (see [`Pager::enter`]) may
-//! change page-map words and the store; while the program forks there are none, so that the child's copy is consistent.
+//! change page-map words and the store; while the program forks there are none, so that the child's copy is consistent. The store is
+//! reached through an [`Operation`] or the exclusive space lock only ([`MayChange`]).
 
+use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use alloc::boxed::Box;
 use lowtide_core::codec::Scratch;
+use lowtide_core::device::DeviceName;
 use lowtide_core::lock::{Lock, rank};
-use lowtide_core::slot::ORDERS;
-use lowtide_core::store::{Page, Store};
+use lowtide_core::slot::{Entry, ORDERS};
+use lowtide_core::store::{AreaStats, MAX_AREAS, Page, Store};
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE, Whose};
 use rustix::io::Errno;
 
+use crate::backoff::Backoff;
 use crate::budget::Budget;
+use crate::evict::Hand;
 use crate::pagemap::PageMap;
+use crate::patience::Patience;
 use crate::present::Present;
 use crate::regions::{Range, Regions};
 use crate::segment::{Counters, Proc, area_state};
-use crate::space::SpaceLock;
+use crate::space::{Exclusive, SpaceLock};
 use crate::staging::Staging;
 use crate::stream::{MAX_WINDOW, Streams};
 use crate::uffd::Uffd;
@@ -41,21 +47,20 @@ pub struct Host {
 pub struct Pager {
     uffd: AtomicPtr<Uffd>,
     present: AtomicPtr<Present>,
-    /// See [`SpaceLock`].
-    pub space: SpaceLock,
-    /// Where missing pages are.
-    pub map: PageMap,
-    /// What is adopted.
-    pub regions: Regions,
-    /// The inactive list.
-    pub staging: Staging,
-    /// Everything that left staging.
-    pub store: Store,
+    pub(crate) space: SpaceLock,
+    pub(crate) map: PageMap,
+    pub(crate) regions: Regions,
+    pub(crate) staging: Staging,
+    /// Everything that left staging. Reached through [`Operation::store`] and [`Pager::store`].
+    store: Store,
     /// RAM left.
     pub budget: Budget,
+    /// When not to look for pages to evict.
+    pub(crate) backoff: Backoff,
     proc: AtomicPtr<Proc>,
-    /// Address up to which the clock hand has looked.
-    pub(crate) hand: Lock<usize, { rank::HAND }>,
+    pub(crate) hand: Lock<Hand, { rank::HAND }>,
+    /// How far the hand looks at a time, in bytes.
+    pub(crate) reach: AtomicUsize,
     /// Rounds of the hand, from 1; pages that came in during this round are young.
     pub(crate) round: AtomicU8,
     pub(crate) loads: Streams,
@@ -67,8 +72,8 @@ pub struct Pager {
     forking: AtomicBool,
     was_forked: AtomicBool,
     operations: AtomicU32,
-    /// Nothing could take a page lately.
-    pub(crate) full: AtomicBool,
+    /// Pages of the program that have come into memory; wraps.
+    pub(crate) arrived: AtomicUsize,
     /// Zero pages that are out now.
     pub(crate) zero_now: AtomicU64,
     /// Pages that are on their way into staging.
@@ -110,8 +115,27 @@ impl Worker {
     }
 }
 
-/// The right to change words and the store; see [`Pager::enter`].
+/// The right to change words and the store; see [`Pager::enter`]. What the pager does in an operation are methods of this type.
 pub struct Operation<'a>(&'a Pager);
+
+impl Operation<'_> {
+    /// The store.
+    pub fn store(&self) -> &Store {
+        &self.0.store
+    }
+}
+
+impl Deref for Operation<'_> {
+    type Target = Pager;
+    fn deref(&self) -> &Pager {
+        self.0
+    }
+}
+
+/// What gives the right to change words and the store: an operation, or the space lock alone (events, and the moment of a fork).
+pub(crate) trait MayChange {}
+impl MayChange for Operation<'_> {}
+impl MayChange for Exclusive<'_> {}
 
 impl Drop for Operation<'_> {
     fn drop(&mut self) {
@@ -136,8 +160,10 @@ impl Pager {
             staging,
             store,
             budget: Budget::default(),
+            backoff: Backoff::default(),
             proc: AtomicPtr::new(core::ptr::from_ref(proc).cast_mut()),
-            hand: Lock::new(0),
+            hand: Lock::new(Hand::default()),
+            reach: AtomicUsize::new(1 << 30),
             round: AtomicU8::new(1),
             loads: Streams::new(4),
             touches: Streams::new(16),
@@ -147,7 +173,7 @@ impl Pager {
             forking: AtomicBool::new(false),
             was_forked: AtomicBool::new(false),
             operations: AtomicU32::new(0),
-            full: AtomicBool::new(false),
+            arrived: AtomicUsize::new(0),
             zero_now: AtomicU64::new(0),
             moving: AtomicUsize::new(0),
             rest: AtomicUsize::new(0),
@@ -204,22 +230,77 @@ impl Pager {
     }
 
     /// Stops operations from beginning, and waits for those under way. Monitors go on serving faults, by copying only.
-    pub fn pause(&self) {
-        self.was_forked.store(true, Ordering::Relaxed);
+    pub(crate) fn pause(&self) {
         self.forking.store(true, Ordering::SeqCst);
+        let mut patience = Patience::new();
         while self.operations.load(Ordering::SeqCst) > 0 {
-            rustix::thread::sched_yield();
+            if !patience.wait(crate::patience::IN_HAND_SECONDS) {
+                (self.host.fatal)(b"an I/O on swap has not ended for ten minutes");
+            }
         }
     }
 
+    /// The program is about to fork: memory that it shares with a child may from now on have stale words.
+    pub(crate) fn forks(&self) {
+        self.was_forked.store(true, Ordering::Relaxed);
+    }
+
     /// Ends a [`Pager::pause`].
-    pub fn resume(&self) {
+    pub(crate) fn resume(&self) {
         self.forking.store(false, Ordering::SeqCst);
     }
 
-    /// Whether no tier could take a page when it was last tried.
-    pub fn is_full(&self) -> bool {
-        self.full.load(Ordering::Relaxed)
+    /// The store, for who has the right to change it.
+    pub(crate) fn store(&self, _right: &impl MayChange) -> &Store {
+        &self.store
+    }
+
+    /// The name of the device behind an entry.
+    pub(crate) fn device_of(&self, entry: Entry) -> DeviceName {
+        self.store.device_of(entry)
+    }
+
+    /// Bytes of a batch of eviction: a segment of staging.
+    pub fn batch_bytes(&self) -> usize {
+        self.staging.segment_frames() * PAGE_SIZE
+    }
+
+    /// What this process has of each of the run's swap areas.
+    pub fn area_stats(&self) -> [AreaStats; MAX_AREAS] {
+        self.store.area_stats()
+    }
+
+    /// Changes the limit of the pool, in bytes of frames; not while the program forks.
+    pub fn set_pool_limit(&self, bytes: usize) {
+        if let Some(operation) = self.enter() {
+            operation.store().set_pool_limit(bytes);
+        }
+    }
+
+    /// Moves up to `pages` objects of a sparse pool together. False: there was nothing to do; also while the program forks.
+    pub fn compact(&self, pages: usize) -> bool {
+        let Some(operation) = self.enter() else { return false };
+        operation.store().wants_compaction() && operation.store().compact(pages)
+    }
+
+    /// Gives memory of the page map back, when there may be much of it that speaks of no page any more. Not while a thread of the
+    /// program is in [`Pager::removed`], which is for the caller to see to.
+    pub fn collect_page_map(&self) {
+        if !self.map.wants_collection() || self.paused() {
+            return;
+        }
+        self.pause();
+        let alone = self.space.exclusive();
+        // SAFETY: no operation is under way, nobody else has the space lock, and no thread of the program is at it.
+        unsafe { self.map.collect() };
+        // Before the lock: whoever waits for it to serve a fault by copying, as in a fork, finds that there is no need.
+        self.resume();
+        drop(alone);
+    }
+
+    /// Whether [`Pager::recompress`] would find something to do.
+    pub fn wants_recompression(&self, now_us: u64) -> bool {
+        self.store.wants_recompression(now_us)
     }
 
     /// Whether this process, or one that it was forked from, has ever forked since memory was adopted.
@@ -258,19 +339,21 @@ impl Pager {
         // None of these have arrived, or all: half of them is never wrong by more than half of a MOVE.
         let moving = self.moving.load(Ordering::Relaxed) * PAGE_SIZE / 2;
         let counted = self.staging.held_bytes() + moving + self.store.held_bytes();
-        self.proc().own_bytes.store((counted + self.rest.load(Ordering::Relaxed)) as u64, Ordering::Relaxed);
+        let own = (counted + self.rest.load(Ordering::Relaxed)) as u64;
+        self.budget.set_own(own);
+        self.proc().own_bytes.store(own, Ordering::Relaxed);
     }
 
     /// Gives the frames that the pool keeps at hand back to the kernel; not while the program forks.
     pub fn drain_frames(&self) {
-        let Some(_operation) = self.enter() else { return };
-        self.store.drain_frames(&mut || self.publish_own());
+        let Some(operation) = self.enter() else { return };
+        operation.store().drain_frames(&mut || self.publish_own());
     }
 
     /// What the store does when there is time; not while the program forks.
     pub fn maintain(&self) {
-        let Some(_operation) = self.enter() else { return };
-        self.store.maintain();
+        let Some(operation) = self.enter() else { return };
+        operation.store().maintain();
         self.publish_own();
     }
 
@@ -294,16 +377,16 @@ impl Pager {
     /// Writes old pages from the pool to the swap file, a cluster or a few, if the pool is about to get full. Whether pages were
     /// written; `false` also while the program forks.
     pub fn shrink_pool(&self, worker: &mut Worker) -> bool {
-        let Some(_operation) = self.enter() else { return false };
-        let wanted = self.store.wants_shrinking().min(SHRINK_BYTES);
-        wanted > 0 && self.store.shrink(wanted, &mut worker.scratch).pages > 0
+        let Some(operation) = self.enter() else { return false };
+        let wanted = operation.store().wants_shrinking().min(SHRINK_BYTES);
+        wanted > 0 && operation.store().shrink(wanted, &mut worker.scratch).pages > 0
     }
 
     /// Compresses up to `pages` cold pages of the pool again ([`Store::recompress`]); how many words it looked at, 0 also while the
     /// program forks. The worker keeps the compressor until [`Worker::forget_compressor`].
     pub fn recompress(&self, worker: &mut Worker, pages: usize, now_us: u64) -> usize {
-        let Some(_operation) = self.enter() else { return 0 };
-        self.store.recompress(pages, now_us, &mut worker.scratch).looked
+        let Some(operation) = self.enter() else { return 0 };
+        operation.store().recompress(pages, now_us, &mut worker.scratch).looked
     }
 
     /// Writes the gauges of this process into the run's segment.

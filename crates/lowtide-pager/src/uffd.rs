@@ -144,6 +144,13 @@ impl Uffd {
         self.fd.as_raw_fd()
     }
 
+    /// Waits up to `ms` milliseconds (negative: for ever) for a message.
+    pub fn wait_readable(&self, ms: i32) {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let timeout = Timespec { tv_sec: i64::from(ms) / 1000, tv_nsec: i64::from(ms) % 1000 * 1_000_000 };
+        let _ = poll(&mut [PollFd::from_borrowed_fd(self.as_fd(), PollFlags::IN)], (ms >= 0).then_some(&timeout));
+    }
+
     /// Registers `start .. start + len` for missing pages.
     ///
     /// # Errors

@@ -67,8 +67,10 @@ impl Plan {
             warnings.push(line);
         }
 
+        let (swap, odd) = swap_spec::resolve(&args.swap, usable)?;
+        warnings.extend(odd);
         let pool = match &args.pool {
-            None => ram / 2,
+            None => default_pool(ram, swap.is_empty()),
             Some(text) => size::parse(text, usable).map_err(|why| Failure::usage(format!("--pool: {why}")))?,
         };
         if pool > ram {
@@ -86,8 +88,6 @@ impl Plan {
             "stop" => segment::WHEN_FULL_STOP,
             other => return Err(Failure::usage(format!("--when-full {other}: use exceed or stop"))),
         };
-        let (swap, odd) = swap_spec::resolve(&args.swap, usable)?;
-        warnings.extend(odd);
         if swap.is_empty() && pool == 0 {
             return Err(Failure::usage(
                 "--pool 0 and no swap file leave no place for a page: give --pool more or --swap dir:DIR",
@@ -113,6 +113,12 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// Bytes that the pool may take of `ram` if nobody says: half of it; or, where pages have nowhere else to go, all but a working minimum
+/// of the program (an eighth, at least 4 MiB) and what is in staging on its way (a thirty-second).
+fn default_pool(ram: u64, ram_only: bool) -> u64 {
+    if ram_only { ram - (ram / 8).max(4 << 20) - ram / 32 } else { ram / 2 }
 }
 
 /// `lz4`, `zstd` or `zstd:LEVEL`.

@@ -379,6 +379,11 @@ impl Area {
         self.usage.is_full() || self.budget.as_ref().is_some_and(no_budget) && about_full()
     }
 
+    /// Whether it is surely full. (One that is not may be full all the same: its budget may be used up.)
+    pub fn is_off_list(&self) -> bool {
+        self.usage.is_full()
+    }
+
     /// Whether nothing is to be written here for the time being, because the device fails. Reads the clock if it does.
     pub fn rests(&self) -> bool {
         self.rest.is_on()

@@ -12,7 +12,7 @@
 use super::Store;
 use super::word::{Made, Object, Word};
 use crate::pool::Limit;
-use crate::slot::{Area, CLUSTER_SLOTS, Clock};
+use crate::slot::{Area, AreaRef, CLUSTER_SLOTS, Clock};
 use core::sync::atomic::{AtomicU16, Ordering};
 
 /// How many groups there are.
@@ -94,6 +94,18 @@ impl Groups {
 }
 
 impl Store {
+    /// Whether some tier would take a page of `group` now, as far as is known without trying: the pool, or a device with free slots that
+    /// does not rest after a failure. A page that is all zero needs none.
+    pub fn would_take(&self, group: Group) -> bool {
+        let takes =
+            |area: &AreaRef<'_>| area.device.takes_pages() && !area.is_inherited() && !area.rests() && !area.is_off_list();
+        // Clean copies are given up for new pages.
+        if self.counters.cached_now.get() > 0 {
+            return true;
+        }
+        self.pool_takes(group) || self.areas.iter().any(|area| takes(&area))
+    }
+
     /// Changes the limit of a group, in bytes of objects; for [`Group::RUN`], of the pool ([`Store::set_pool_limit`]). A group that has
     /// more keeps what it has until the shrinker comes, if there is a device.
     pub fn set_group_limit(&self, group: Group, bytes: usize) {

@@ -1,0 +1,170 @@
+//! Memory is adopted: the keeper keeps the run under its limit, and uses the time when there is nothing to evict.
+
+use core::sync::atomic::Ordering;
+
+use lowtide_core::store::AreaState;
+use lowtide_pager::clock::{self, now_us};
+use lowtide_pager::evict::Evicted;
+use lowtide_pager::pager::{Pager, Worker};
+use lowtide_pager::segment::{self, area_state, proc_state};
+
+use super::{INHERITED, Keeper, LONGEST_SLEEP_US, LOOK_AGAIN, Nap, SHORTEST_SLEEP_US};
+use crate::idle::Idle;
+use crate::{agent, say, swap_file};
+
+/// In a process in which nothing happens (`idle.rs`) looks are at least so far apart: a monitor wakes the keeper when something does.
+const QUIET_NAP_US: u64 = 5_000;
+/// Growth that nobody counted: there must be mappings that are not adopted.
+const UNACCOUNTED: u64 = 1 << 20;
+/// What lowtide's tables take is measured this often, and after so many pages: they grow by as much as a hundred bytes for each page
+/// that is evicted for the first time.
+const MEASURE_REST_US: u64 = 100_000;
+const MEASURE_REST_PAGES: u64 = 4096;
+/// No tier could take a page: the keeper looks again after this. (Whether it is worth while to try is the pager's affair.)
+const FULL_PAUSE_US: u64 = 100_000;
+/// Nothing could be evicted: the same.
+const EXHAUSTED_PAUSE_US: u64 = 10_000;
+/// Objects of the pool that are moved at a time while there is nothing else to do: a fraction of a millisecond.
+const COMPACT_PAGES: usize = 256;
+/// Cold pages that are compressed again at a time, while nothing happens at all: half a millisecond.
+const RECOMPRESS_PAGES: usize = 16;
+/// For each microsecond of that, the keeper sleeps so many: it takes a quarter of a CPU at most.
+const RECOMPRESS_REST: u64 = 3;
+
+/// Compresses some cold pages of the pool again; for how long to sleep afterwards.
+fn recompress(pager: &Pager, worker: &mut Worker, idle: &mut Idle, now_us: u64) -> Option<u64> {
+    // The pool of a forked child is its parent's too, copy-on-write, until one of them changes it: that would take memory in both.
+    let shared = INHERITED.load(Ordering::Relaxed) > 0 || pager.was_forked();
+    if shared || !pager.wants_recompression(now_us) || !idle.is_cpu_free(now_us) {
+        return None;
+    }
+    if pager.recompress(worker, RECOMPRESS_PAGES, now_us) == 0 {
+        return None;
+    }
+    let took = clock::now_us().saturating_sub(now_us);
+    Some((took * RECOMPRESS_REST).clamp(SHORTEST_SLEEP_US, LONGEST_SLEEP_US))
+}
+
+impl Keeper {
+    /// Memory is adopted: keep it under the limit. Returns for how long to sleep.
+    pub(super) fn keep(&mut self, pager: &Pager, total: u64) -> Nap {
+        let run = agent::segment();
+        pager.budget.set_limit(run.settings.ram_limit.load(Ordering::Relaxed));
+        let expected = pager.budget.now();
+        pager.budget.measured(total);
+        let now = now_us();
+        let evicted = pager.counters().evictions_pages.load(Ordering::Relaxed);
+        let (at, then) = self.rest_measured;
+        if now.saturating_sub(at) >= MEASURE_REST_US || evicted.saturating_sub(then) >= MEASURE_REST_PAGES {
+            self.rest_measured = (now, evicted);
+            pager.measure_rest();
+        }
+        pager.publish();
+        if self.areas_fail() {
+            swap_file::say_what_fails(&pager.area_stats(), &mut self.said_failing);
+        }
+        pager.set_pool_limit(self.pool_share() as usize);
+        let grown = total.saturating_sub(expected) > UNACCOUNTED && total > pager.budget.adopt_mark();
+        if self.look.is_due(now, grown || LOOK_AGAIN.load(Ordering::Acquire)) {
+            self.adopt_all(pager);
+        }
+        self.floor.look(pager, total, now);
+        if self.worker.is_none() {
+            self.worker = Worker::new(true).ok();
+        }
+        let Some(worker) = &mut self.worker else { return Nap::UntilFaults(SHORTEST_SLEEP_US) };
+        let low = pager.budget.low_mark();
+        let was_above = core::mem::replace(&mut self.above_low, total > low);
+        let quiet = self.idle.is_quiet(pager, now);
+        if total <= low {
+            // Well below the limit, or when nothing happens: while this works, nobody watches what the program touches.
+            if quiet || total <= pager.budget.adopt_mark() {
+                pager.maintain();
+                if pager.shrink_pool(worker) || pager.compact(COMPACT_PAGES) {
+                    return Nap::UntilFaults(SHORTEST_SLEEP_US);
+                }
+            }
+            if quiet && let Some(sleep) = recompress(pager, worker, &mut self.idle, now_us()) {
+                return Nap::UntilFaults(sleep);
+            }
+            worker.forget_compressor();
+            let nap = Self::nap((pager.budget.high_mark() - total).min(64 << 20));
+            return Nap::UntilFaults(if quiet { nap.max(QUIET_NAP_US) } else { nap });
+        }
+        // What is free already goes first. While eviction goes on it would only take the drained frames again.
+        if !was_above {
+            pager.drain_frames();
+        }
+        // This process's part of what is too much; measured again after at most 2 MiB, because new mappings may have appeared.
+        let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
+        let excess = (total - low) as u128 * u128::from(mine) / u128::from(total.max(1));
+        let segment = pager.batch_bytes() as u64;
+        let batches = (excess as u64 / segment).clamp(1, (2 << 20) / segment);
+        for _ in 0..batches {
+            let before = pager.counters().evictions_pages.load(Ordering::Relaxed);
+            match pager.evict(worker) {
+                Evicted::Some => {
+                    let n = pager.counters().evictions_pages.load(Ordering::Relaxed) - before;
+                    pager.counters().evictions_background.fetch_add(n, Ordering::Relaxed);
+                }
+                Evicted::Later => return Nap::UntilFaults(50),
+                Evicted::Nothing => {
+                    pager.drain_frames();
+                    self.floor.exhausted(pager, total, now);
+                    return Nap::Undisturbed(EXHAUSTED_PAUSE_US);
+                }
+                Evicted::Full => {
+                    pager.drain_frames();
+                    // Room inside the pool's spans is the last resort.
+                    if pager.compact(COMPACT_PAGES) {
+                        return Nap::UntilFaults(0);
+                    }
+                    self.full(pager);
+                    return Nap::Undisturbed(FULL_PAUSE_US);
+                }
+            }
+        }
+        Nap::UntilFaults(0)
+    }
+
+    /// Whether a swap area of this process can't be written, as was last published.
+    fn areas_fail(&self) -> bool {
+        let failing = area_state(AreaState::Failing);
+        agent::proc().areas_now.iter().any(|area| area.state.load(Ordering::Relaxed) == failing)
+    }
+
+    /// No tier takes a page.
+    fn full(&mut self, pager: &Pager) {
+        let run = agent::segment();
+        pager.publish();
+        if self.areas_fail() {
+            swap_file::say_what_fails(&pager.area_stats(), &mut self.said_failing);
+        }
+        // Being full at times is normal for a small pool; being over the limit because of it is not.
+        if pager.budget.now() <= pager.budget.limit() {
+            return;
+        }
+        if run.settings.when_full == segment::WHEN_FULL_STOP {
+            say::fatal(match self.areas_fail() {
+                true => b"the rest of swap is full, an area can't be written, and --when-full stop was given: see the warnings",
+                false => b"swap is full and --when-full stop was given: raise --ram or --pool, or give more --swap",
+            });
+        }
+        if !core::mem::replace(&mut self.warned_full, true) {
+            say::warn(b"swap is full: the run goes over its limit (raise --ram or --pool, or give more --swap)");
+        }
+    }
+
+    /// What the pool limit of the run leaves for this process.
+    fn pool_share(&self) -> u64 {
+        let run = agent::segment();
+        let mine = core::ptr::from_ref(agent::proc());
+        let others: u64 = run
+            .used_procs()
+            .iter()
+            .filter(|p| !core::ptr::eq(*p, mine) && p.state.load(Ordering::Relaxed) == proc_state::ACTIVE)
+            .map(|p| p.pool_bytes.load(Ordering::Relaxed))
+            .sum();
+        run.settings.pool_limit.load(Ordering::Relaxed).saturating_sub(others)
+    }
+}

@@ -1,0 +1,227 @@
+//! The keeper: one thread in each process. Below the limit it looks at the process's memory now and then, and that is all lowtide
+//! costs (`watch.rs`). Near the limit it sets up the pager and adopts the program's memory (`setup.rs`); above the high mark it evicts down
+//! to the low one (`keep.rs`), and where that can't be reached it finds out what can (`floor.rs`).
+
+mod floor;
+mod keep;
+mod setup;
+mod watch;
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use lowtide_core::store::MAX_AREAS;
+use lowtide_pager::line::Line;
+use lowtide_pager::pager::{Pager, Worker};
+use lowtide_pager::segment::proc_state;
+use lowtide_pager::uffd::{NEEDED_FEATURES, Uffd};
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags};
+
+use crate::idle::Idle;
+use crate::request::Request;
+use crate::{agent, atfork, monitor, request, say, swap_file, thread};
+use floor::Floor;
+use setup::Look;
+
+/// Looks at the memory are at most this far apart.
+const LONGEST_SLEEP_US: u64 = 100_000;
+const SHORTEST_SLEEP_US: u64 = 1_000;
+/// What a program can touch in a microsecond, with threads on several CPUs.
+const TOUCH_BYTES_PER_US: u64 = 6_000;
+
+/// Said where the keeper can't be started.
+pub const NO_THREAD: &[u8] = b"a process of the run is not limited: lowtide's thread can't be started";
+
+static ASLEEP: AtomicBool = AtomicBool::new(false);
+static LOOK_AGAIN: AtomicBool = AtomicBool::new(false);
+/// Resident bytes at the time of the fork that made this process: shared with the parent, so they are the parent's.
+static INHERITED: AtomicU64 = AtomicU64::new(0);
+
+/// Wakes the keeper if it sleeps: the high mark was passed.
+pub fn wake_if_asleep() {
+    if ASLEEP.swap(false, Ordering::AcqRel) {
+        request::ring();
+    }
+}
+
+/// Mappings changed: there may be some to adopt.
+pub fn look_again() {
+    LOOK_AGAIN.store(true, Ordering::Release);
+}
+
+/// Thread entry: the keeper of a process that starts with nothing adopted.
+pub extern "C" fn fresh(_: usize) -> ! {
+    begin();
+    let uffd = match Uffd::open(NEEDED_FEATURES) {
+        Ok(uffd) => uffd,
+        Err(e) => {
+            let mut line = Line::new();
+            line.push(b"a process of the run is not limited: it can't open a userfaultfd, error ")
+                .number(e.raw_os_error() as u64);
+            say::warn(line.bytes());
+            sleep_for_ever();
+        }
+    };
+    INHERITED.store(0, Ordering::Relaxed);
+    let mut keeper = Keeper::new(Some(uffd));
+    keeper.urgent = thread::Urgent::new();
+    keeper.run()
+}
+
+/// Thread entry: the keeper of a forked child whose parent had adopted memory.
+pub extern "C" fn inherited(_: usize) -> ! {
+    let parent_keeper = agent::KEEPER.load(Ordering::Acquire);
+    begin();
+    let Some(pager) = agent::pager() else { sleep_for_ever() };
+    let Some(parent) = rustix::process::getppid() else { say::fatal(b"a forked child has no parent") };
+    let mut reopen = |_area: u8, fd: i32| {
+        let mut path = Line::new();
+        path.push(b"/proc/").number(parent.as_raw_nonzero().get() as u64).push(b"/task/").number(u64::from(parent_keeper));
+        path.push(b"/fd/").number(fd as u64).push(b"\0");
+        swap_file::open_path(path.bytes())
+    };
+    // SAFETY: the handler of the fork waits for this thread, and there is no other.
+    let result = unsafe { pager.take_over(parent, agent::proc(), &mut reopen) };
+    if let Err(why) = result {
+        say::fatal(why);
+    }
+    let Some(operation) = pager.enter() else { say::fatal(b"a forked child was made to wait for itself") };
+    swap_file::add_all(operation.store());
+    drop(operation);
+    let mut keeper = Keeper::new(None);
+    INHERITED.store(keeper.resident(), Ordering::Relaxed);
+    agent::proc().state.store(proc_state::ACTIVE, Ordering::Release);
+    monitor::start();
+    atfork::child_is_ready();
+    keeper.run()
+}
+
+/// What every keeper does first.
+fn begin() {
+    thread::name(c"lowtide-keeper");
+    if thread::own_files().is_err() {
+        say::fatal(b"Linux 5.9 or later is needed (close_range)");
+    }
+    agent::KEEPER.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
+}
+
+fn sleep_for_ever() -> ! {
+    loop {
+        request::sleep(request::bell(), u64::MAX >> 20);
+        request::answer(|| {}, |_| {});
+    }
+}
+
+/// For how long the keeper has nothing to do.
+enum Nap {
+    /// Microseconds, or until faults pass the high mark.
+    UntilFaults(u64),
+    /// Microseconds in which faults can't wake it: it could do nothing about them.
+    Undisturbed(u64),
+}
+
+struct Keeper {
+    /// Until it is the pager's.
+    uffd: Option<Uffd>,
+    /// Made well before, used when it is time to adopt memory.
+    prepared: Option<&'static Pager>,
+    /// Until memory is adopted: it does little, and that in time.
+    urgent: Option<thread::Urgent>,
+    /// What the run used when [`Keeper::watch`] last looked, and when that was, in microseconds.
+    last_watched: (u64, u64),
+    statm: Option<OwnedFd>,
+    worker: Option<Worker>,
+    idle: Idle,
+    look: Look,
+    floor: Floor,
+    /// When lowtide's tables were last measured, in microseconds, and how many pages had been evicted then.
+    rest_measured: (u64, u64),
+    /// The run was above the low mark when last measured.
+    above_low: bool,
+    warned_full: bool,
+    /// Of which swap areas it was said that they can't be written.
+    said_failing: [bool; MAX_AREAS],
+}
+
+impl Keeper {
+    fn new(uffd: Option<Uffd>) -> Keeper {
+        let statm = rustix::fs::open(c"/proc/self/statm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
+        Keeper {
+            uffd,
+            prepared: None,
+            urgent: None,
+            last_watched: (0, 0),
+            statm,
+            worker: None,
+            idle: Idle::new(),
+            look: Look::default(),
+            floor: Floor::default(),
+            rest_measured: (0, 0),
+            above_low: false,
+            warned_full: false,
+            said_failing: [false; MAX_AREAS],
+        }
+    }
+
+    /// Anonymous resident bytes of this process, lowtide's own included.
+    fn resident(&mut self) -> u64 {
+        let mut text = [0u8; 128];
+        let Some(fd) = &self.statm else { return 0 };
+        let n = rustix::io::pread(fd, &mut text, 0).unwrap_or(0);
+        let mut fields = text[..n]
+            .split(|&c| c == b' ')
+            .map(|f| f.iter().take_while(|c| c.is_ascii_digit()).fold(0u64, |n, c| n * 10 + u64::from(c - b'0')));
+        let resident = fields.nth(1).unwrap_or(0);
+        let shared = fields.next().unwrap_or(0);
+        resident.saturating_sub(shared) * 4096
+    }
+
+    /// Measures this process, publishes it, and returns what the whole run uses.
+    fn measure(&mut self) -> u64 {
+        let resident = self.resident();
+        let counted = resident.saturating_sub(INHERITED.load(Ordering::Relaxed));
+        agent::proc().ram_bytes.store(counted, Ordering::Relaxed);
+        agent::segment().ram_now()
+    }
+
+    fn run(mut self) -> ! {
+        loop {
+            let bell = request::bell();
+            self.answer();
+            let total = self.measure();
+            let nap = match agent::pager() {
+                None => Nap::UntilFaults(self.watch(total)),
+                Some(pager) => self.keep(pager, total),
+            };
+            match nap {
+                Nap::UntilFaults(0) | Nap::Undisturbed(0) => {}
+                Nap::UntilFaults(us) => {
+                    ASLEEP.store(true, Ordering::Release);
+                    request::sleep(bell, us);
+                    ASLEEP.store(false, Ordering::Release);
+                }
+                Nap::Undisturbed(us) => request::sleep(bell, us),
+            }
+        }
+    }
+
+    fn answer(&mut self) {
+        let Some(pager) = agent::pager() else {
+            request::answer(|| {}, |_| {});
+            return;
+        };
+        request::answer(
+            || pager.fork_is_over(),
+            |request| match request {
+                // What can't be adopted (a kind of memory, too many ranges) stays with the program.
+                Request::Adopt(range) => drop(pager.adopt(range)),
+                Request::Fork => pager.announce_fork(),
+            },
+        );
+    }
+
+    /// How long to sleep when `room` bytes may be touched before something has to happen.
+    fn nap(room: u64) -> u64 {
+        (room / TOUCH_BYTES_PER_US).clamp(SHORTEST_SLEEP_US, LONGEST_SLEEP_US)
+    }
+}

@@ -1,0 +1,124 @@
+//! Memory is adopted: the pager comes to be, and what the program has mapped becomes its business.
+
+use alloc::boxed::Box;
+use core::sync::atomic::Ordering;
+
+use lowtide_core::codec::Codec;
+use lowtide_core::store::{Store, StoreConfig};
+use lowtide_pager::clock::now_us;
+use lowtide_pager::line::Line;
+use lowtide_pager::pager::{Host, Pager, Worker};
+use lowtide_pager::regions::Range;
+use lowtide_pager::segment::{self, proc_state};
+use rustix::io::Errno;
+
+use super::{Keeper, LOOK_AGAIN};
+use crate::{agent, gate, hooks, maps, monitor, say, swap_file};
+
+/// Mappings that were made past the C library are looked for this often at least, ...
+const LOOK_EVERY_US: u64 = 100_000;
+/// ... and no more often than this many times as long as a look takes: it is 5 % of a CPU at most.
+const LOOK_REST: u64 = 20;
+/// When the program did not let the keeper look, it tries again after this.
+const LOOK_LATER_US: u64 = 10_000;
+
+/// Looks for mappings to adopt.
+#[derive(Default)]
+pub(super) struct Look {
+    /// When the next one is due, and before when there is to be none, in microseconds.
+    due_us: u64,
+    not_before_us: u64,
+    reported: bool,
+}
+
+impl Look {
+    /// Whether it is time, `hurry`: there is reason to think that something will be found.
+    pub(super) fn is_due(&self, now_us: u64, hurry: bool) -> bool {
+        now_us >= self.due_us || hurry && now_us >= self.not_before_us
+    }
+}
+
+impl Keeper {
+    /// Sets up the pager: milliseconds on a busy machine, in which a program can touch more than the room between the mark above
+    /// which memory is adopted and the limit.
+    pub(super) fn prepare(&mut self, limit: u64) -> Result<(), Errno> {
+        let run = agent::segment();
+        let codec = match run.settings.codec {
+            segment::CODEC_ZSTD => Codec::Zstd(run.settings.codec_level),
+            _ => Codec::Lz4,
+        };
+        let store = Store::new(StoreConfig {
+            pool_limit: run.settings.pool_limit.load(Ordering::Relaxed) as usize,
+            accept_percent: 90,
+            codec,
+        })
+        .map_err(|_| Errno::NOMEM)?;
+        swap_file::add_all(&store);
+        let staging = (limit / 16).clamp(512 << 10, 64 << 20) as usize;
+        self.worker = Some(Worker::new(true)?);
+        let uffd = self.uffd.take().ok_or(Errno::BADF)?;
+        let pager = Pager::new(uffd, store, staging, agent::proc(), Host { fatal: say::fatal, warn: say::warn })?;
+        self.prepared = Some(Box::leak(Box::new(pager)));
+        Ok(())
+    }
+
+    /// The pager goes to work.
+    pub(super) fn activate(&mut self, pager: &'static Pager) -> Result<(), Errno> {
+        pager.budget.set_limit(agent::segment().settings.ram_limit.load(Ordering::Relaxed));
+        pager.activate()?;
+        agent::set_pager(pager);
+        monitor::start();
+        agent::proc().state.store(proc_state::ACTIVE, Ordering::Release);
+        Ok(())
+    }
+
+    /// Adopts all memory that can be adopted and is not yet.
+    pub(super) fn adopt_all(&mut self, pager: &Pager) {
+        let started = now_us();
+        // Nobody maps or unmaps meanwhile: what the list says is adopted is still there when it is adopted.
+        if !gate::try_close() {
+            self.look.not_before_us = started + LOOK_LATER_US;
+            self.look.due_us = self.look.not_before_us;
+            return;
+        }
+        // Nobody is in a hook either, so nobody looks at the page map but operations, which are paused.
+        pager.collect_page_map();
+        let (mut adopted, mut ranges, mut too_many) = (0u64, 0u64, false);
+        LOOK_AGAIN.store(false, Ordering::Release);
+        let refused = maps::each_adoptable(|range: Range| {
+            let done = pager.adopt(range);
+            if done.is_ok() {
+                adopted += (range.end - range.start) as u64;
+                ranges += 1;
+            }
+            too_many |= done == Err(Errno::NOMEM);
+            done.is_ok()
+        });
+        gate::open();
+        let now = now_us();
+        self.look.not_before_us = now + (now - started) * LOOK_REST;
+        self.look.due_us = self.look.not_before_us.max(now + LOOK_EVERY_US);
+        if refused.is_err() {
+            say::warn(b"the program's mappings can't be read: what it maps from now on is not limited");
+        }
+        if too_many {
+            say::warn(
+                b"the program has more mappings than can be adopted (see vm.max_map_count): some of its memory is not limited",
+            );
+        }
+        agent::proc().adopted_bytes.store(adopted, Ordering::Relaxed);
+        if !self.look.reported {
+            self.look.reported = true;
+            let mut line = Line::new();
+            line.push(b"lowtide: process ").number(u64::from(agent::pid())).push(b": adopted ").number(adopted >> 20);
+            line.push(b" MiB of address space in ").number(ranges).push(b" ranges (the limit is near)");
+            if let Ok(refused @ 1..) = refused {
+                line.push(b"; ").number(refused as u64 >> 20).push(b" MiB can't be adopted");
+            }
+            if !hooks::installed() {
+                line.push(b"; the C library could not be hooked, new mappings are looked for");
+            }
+            say::verbose(&mut line);
+        }
+    }
+}

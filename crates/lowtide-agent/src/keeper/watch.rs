@@ -1,0 +1,67 @@
+//! Nothing is adopted: the keeper looks at the process's size now and then, more often the nearer the limit is.
+
+use core::sync::atomic::Ordering;
+
+use lowtide_pager::budget::Budget;
+use lowtide_pager::clock::now_us;
+use lowtide_pager::line::Line;
+
+use super::{Keeper, SHORTEST_SLEEP_US, sleep_for_ever};
+use crate::{agent, gate, say, swap_file};
+
+/// A process smaller than this is not worth adopting while there are larger ones.
+const WORTHWHILE: u64 = 2 << 20;
+/// How long it takes to adopt memory where more threads touch it than there are CPUs: the kernel lets nobody change a mapping while a
+/// thread is in a page fault there, and most threads that wait for a CPU wait in one.
+const ADOPTION_US: u64 = 20_000;
+
+impl Keeper {
+    /// Nothing is adopted: is it time? Returns for how long to sleep.
+    pub(super) fn watch(&mut self, total: u64) -> u64 {
+        let limit = agent::segment().settings.ram_limit.load(Ordering::Relaxed);
+        let marks = Budget::default();
+        marks.set_limit(limit);
+        // A named swap file goes to the largest process when it prepares, and until the limit is near nobody knows which that is.
+        let prepare_mark = if swap_file::any_named() { marks.adopt_mark() } else { marks.prepare_mark() };
+        if total <= prepare_mark {
+            return Self::nap(prepare_mark - total);
+        }
+        let now = now_us();
+        let (last, at) = core::mem::replace(&mut self.last_watched, (total, now));
+        let ahead = total.saturating_sub(last) * ADOPTION_US / now.saturating_sub(at).max(1);
+        let mark = marks.adopt_mark().saturating_sub(ahead).max(marks.earliest_adopt_mark());
+        let room = mark.saturating_sub(total);
+        if agent::proc().ram_bytes.load(Ordering::Relaxed) < WORTHWHILE.max(total / 64) {
+            return Self::nap(room).max(SHORTEST_SLEEP_US * 5);
+        }
+        if self.prepared.is_some() && room > 0 {
+            return Self::nap(room);
+        }
+        // It comes near the limit too; until then this one has little that would be better off in a swap file.
+        if self.prepared.is_none() && total <= marks.high_mark() && swap_file::named_is_left_to_another() {
+            return Self::nap(marks.high_mark() - total);
+        }
+        // A fork is under way otherwise.
+        if !gate::keep_forks_away() {
+            return SHORTEST_SLEEP_US;
+        }
+        let done = match self.prepared {
+            None => self.prepare(limit),
+            Some(pager) => self.activate(pager),
+        };
+        gate::open();
+        if let Err(e) = done {
+            let mut line = Line::new();
+            line.push(b"memory can't be adopted, error ")
+                .number(e.raw_os_error() as u64)
+                .push(b": this process is not limited");
+            say::warn(line.bytes());
+            sleep_for_ever()
+        }
+        if let Some(pager) = agent::pager() {
+            self.adopt_all(pager);
+            self.urgent = None;
+        }
+        0
+    }
+}

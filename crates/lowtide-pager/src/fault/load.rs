@@ -1,0 +1,253 @@
+//! A page that is in the store: it is loaded, with its neighbours as far as the stream of faults suggests, and installed by COPY.
+
+use core::sync::atomic::Ordering;
+
+use arrayvec::ArrayVec;
+use lowtide_core::slot::Entry;
+use lowtide_core::store::{Loaded, StoreError};
+use lowtide_core::vm::PAGE_SIZE;
+use rustix::io::Errno;
+
+use super::{Again, Served, Try};
+use crate::pagemap::Word;
+use crate::pager::{BATCH, Operation, Pager, Worker, add};
+
+/// The raw entries of claimed pages, in a row; 0: a zero page.
+type Claimed = ArrayVec<u64, BATCH>;
+
+/// What became of a batch.
+struct Batch {
+    /// How it went for its first page.
+    served: Try,
+    /// Up to which page (address / 4096) all came in.
+    end: usize,
+}
+
+/// The bytes of claimed pages, in the worker's buffer.
+struct Bytes {
+    /// The first page came from a device.
+    from_device: bool,
+    /// A bit for each page that could not be loaded.
+    missing: u64,
+}
+
+impl Operation<'_> {
+    /// Brings in `page` and, by the stream of faults, its neighbours.
+    pub(super) fn page_in(&self, page: usize, worker: &mut Worker) -> Try {
+        let (first, end) = {
+            let lock = self.space.shared();
+            let mut window = self.loads.window(page);
+            if self.budget.at_limit() {
+                window.pages = window.pages.min(BATCH);
+            }
+            self.clip(&lock, page, window)
+        };
+        // The faulting page's batch first; then the rest of the window, while it goes well.
+        let batch = self.load_batch(page, end.min(page + BATCH), true, worker);
+        if batch.served != Ok(Served::Done) {
+            return batch.served;
+        }
+        let (mut low, mut high) = (page, batch.end);
+        let mut whole = true;
+        while whole && high < end {
+            let next = (high + BATCH).min(end);
+            let batch = self.load_batch(high, next, false, worker);
+            high = batch.end;
+            whole = batch.served == Ok(Served::Done) && high == next;
+        }
+        while low > first {
+            let next = low.saturating_sub(BATCH).max(first);
+            let batch = self.load_batch(next, low, false, worker);
+            if batch.served != Ok(Served::Done) || batch.end < low {
+                break;
+            }
+            low = next;
+        }
+        self.loads.advance(page, low, high);
+        Ok(Served::Done)
+    }
+
+    /// Loads the swapped (and zero) pages from `first` on, up to `end` or the first page that is neither, and installs them. `wanted`:
+    /// a thread waits for the first.
+    fn load_batch(&self, first: usize, end: usize, wanted: bool, worker: &mut Worker) -> Batch {
+        let claimed = self.claim_in(first, end);
+        let n = claimed.len();
+        if n == 0 {
+            return Batch { served: if wanted { Err(Again::Changed) } else { Ok(Served::Done) }, end: first };
+        }
+        let bytes = self.load_claimed(first, &claimed, wanted, worker);
+        let mut freed: Claimed = ArrayVec::new();
+        let (mut installed, mut most) = (0, BATCH);
+        let mut error = None;
+        {
+            let _lock = self.space.shared();
+            let mut i = 0;
+            while i < n {
+                let p = first + i;
+                if self.map.get(p) != Word::Loading(claimed[i]) {
+                    // Dropped (clean up) or moved elsewhere by mremap (the word went along) while it was loaded.
+                    if self.map.swap(p, Word::Orphan, Word::None) {
+                        freed.push(claimed[i]);
+                        self.zero_now.fetch_sub(u64::from(claimed[i] == 0), Ordering::Relaxed);
+                    }
+                    self.uffd().wake(p * PAGE_SIZE, PAGE_SIZE);
+                    i += 1;
+                    continue;
+                }
+                if bytes.missing & 1 << i != 0 {
+                    self.unload(p, &claimed[i..=i]);
+                    i += 1;
+                    continue;
+                }
+                let here = |&j: &usize| bytes.missing & 1 << j == 0 && self.map.get(first + j) == Word::Loading(claimed[j]);
+                let run = (i..n).take_while(here).count().min(most);
+                if error.is_some() {
+                    self.unload(first + i, &claimed[i..i + run]);
+                    i += run;
+                    continue;
+                }
+                let (buffer, _) = worker.parts();
+                // SAFETY: the buffer holds what the pages held when they were evicted, and the words say that this is still so.
+                let progress = unsafe { self.uffd().copy(p * PAGE_SIZE, buffer[i].as_ptr(), run * PAGE_SIZE) };
+                let done = progress.done / PAGE_SIZE;
+                freed.extend((i..i + done).filter_map(|j| self.loaded(first + j, claimed[j])));
+                installed += done;
+                self.arrived(done);
+                i += done;
+                match progress.error {
+                    None => {}
+                    Some(Errno::AGAIN) if done > 0 => {}
+                    Some(Errno::EXIST) => {
+                        // Stale: what is in memory is newer.
+                        freed.extend(self.loaded(first + i, claimed[i]));
+                        self.uffd().wake((first + i) * PAGE_SIZE, PAGE_SIZE);
+                        i += 1;
+                    }
+                    // The pages lie in two mappings.
+                    Some(Errno::NOENT) if run > 1 => most = run / 2,
+                    Some(e) => error = Some((i, e)),
+                }
+            }
+        }
+        for entry in freed.into_iter().filter_map(Entry::from_raw) {
+            self.store().free(entry);
+        }
+        let c = self.counters();
+        add(&c.pages_in, installed);
+        add(&c.read_ahead_pages, installed.saturating_sub(usize::from(wanted)));
+        if wanted {
+            add(if bytes.from_device { &c.faults_device } else { &c.faults_pool }, 1);
+        }
+        match error {
+            Some((0, e)) if wanted => Batch { served: self.failed(first, e), end: first },
+            Some((i, _)) => Batch { served: Ok(Served::Done), end: first + i },
+            None => Batch { served: Ok(Served::Done), end: first + n },
+        }
+    }
+
+    /// Claims the swapped and zero pages from `first` on, up to `end` or the first page that is neither.
+    fn claim_in(&self, first: usize, end: usize) -> Claimed {
+        let mut claimed = Claimed::new();
+        for page in (first..end).take(BATCH) {
+            let word = self.map.get(page);
+            let raw = match word {
+                Word::Swapped(e) => e,
+                Word::Zero => 0,
+                _ => break,
+            };
+            if !self.map.swap(page, word, Word::Loading(raw)) {
+                break;
+            }
+            claimed.push(raw);
+        }
+        claimed
+    }
+
+    /// Loads claimed pages into the worker's buffer. A page other than the wanted one that can't be loaded is let go; the wanted
+    /// one ends the run: it must never read as anything but what was stored.
+    fn load_claimed(&self, first: usize, claimed: &[u64], wanted: bool, worker: &mut Worker) -> Bytes {
+        let (buffer, scratch) = worker.parts();
+        let mut bytes = Bytes { from_device: false, missing: 0 };
+        let mut i = 0;
+        while i < claimed.len() {
+            if claimed[i] == 0 {
+                buffer[i].fill(0);
+                i += 1;
+                continue;
+            }
+            let entries: ArrayVec<Entry, BATCH> = claimed[i..].iter().map_while(|raw| Entry::from_raw(*raw)).collect();
+            let n = entries.len();
+            if n == 0 {
+                (self.host.fatal)(b"internal error: a page map word holds no valid swap entry");
+            }
+            let mut results = [const { Err(StoreError::BadEntry) }; BATCH];
+            self.store().load_run(&entries, &mut buffer[i..i + n], &mut results[..n], scratch);
+            for (j, result) in results[..n].iter().enumerate() {
+                let page = first + i + j;
+                match result {
+                    Ok(Loaded::Device) if i + j == 0 => bytes.from_device = true,
+                    Ok(_) => {}
+                    // Dropped or moved by the program meanwhile: the bytes will not be used.
+                    Err(_) if self.map.get(page) != Word::Loading(claimed[i + j]) => bytes.missing |= 1 << (i + j),
+                    Err(e) if wanted && page == first => self.lost(page, entries[j], *e),
+                    // Not needed now: whoever needs it will be told.
+                    Err(_) => bytes.missing |= 1 << (i + j),
+                }
+            }
+            i += n;
+        }
+        bytes
+    }
+
+    /// A claimed page is in memory: its word goes, and its copy in the store, if that is not kept. Returns the raw entry to free.
+    fn loaded(&self, page: usize, raw: u64) -> Option<u64> {
+        let kept = Entry::from_raw(raw).filter(|e| self.store().keep_cached(*e));
+        let word = kept.map_or(Word::None, |e| Word::Clean(e.raw()));
+        // By compare-and-swap: after an mremap there and back two monitors may have claimed the same entry; one of them frees it.
+        if !self.map.swap(page, Word::Loading(raw), word) {
+            self.forget(self, word);
+            return None;
+        }
+        self.stamp(page);
+        if raw == 0 {
+            self.zero_now.fetch_sub(1, Ordering::Relaxed);
+        }
+        (kept.is_none() && raw != 0).then_some(raw)
+    }
+
+    /// Claimed pages were not installed after all.
+    fn unload(&self, first: usize, claimed: &[u64]) {
+        for (i, &raw) in claimed.iter().enumerate() {
+            self.map.set(first + i, if raw == 0 { Word::Zero } else { Word::Swapped(raw) });
+        }
+    }
+}
+
+impl Pager {
+    /// The bytes of a page can't be had any more.
+    pub(super) fn lost(&self, page: usize, entry: Entry, error: StoreError) -> ! {
+        let mut text = crate::line::Line::new();
+        text.push(b"a page of the program could not be read back: ");
+        let offset = match error {
+            StoreError::Io { errno, offset } => {
+                text.push(b"error ").number(errno.raw_os_error() as u64);
+                offset
+            }
+            StoreError::Corrupt { offset, .. } => {
+                text.push(b"something else than was written there");
+                offset
+            }
+            _ => {
+                text.push(b"no such entry (internal error), page ").number(page as u64);
+                (self.host.fatal)(text.bytes())
+            }
+        };
+        let device = self.device_of(entry);
+        match device.kind {
+            // The compressed pool: its memory was overwritten.
+            "" => text.push(b" in RAM, slot ").number(entry.offset()),
+            kind => text.push(b" at offset ").number(offset).push(b" of ").push(kind.as_bytes()).path(device.path),
+        };
+        (self.host.fatal)(text.bytes())
+    }
+}

@@ -1,0 +1,153 @@
+//! A page comes in: what a monitor does with one fault. Where the page is says which way it comes: `touch.rs` (nowhere: it reads as
+//! zero), `staged.rs` (in staging), `load.rs` (in the store). While the program forks, all ways are `paused.rs`.
+
+mod load;
+mod paused;
+mod staged;
+mod touch;
+
+use lowtide_core::vm::PAGE_SIZE;
+use rustix::io::Errno;
+
+use crate::pagemap::Word;
+use crate::pager::{Operation, Pager, Worker, add};
+use crate::patience::{IN_HAND_SECONDS, NO_MEMORY_SECONDS, Patience};
+use crate::space::Shared;
+use crate::stream::Window;
+
+/// What became of a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Served {
+    /// The thread that waited runs on.
+    Done,
+    /// An event waits to be read: read it, then serve this fault again.
+    EventsFirst,
+}
+
+/// Why a page did not come in this time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Again {
+    /// Its word changed meanwhile, or another thread is at work on it: look again.
+    Changed,
+    /// The kernel had no memory for it.
+    NoMemory(Errno),
+}
+
+/// What one try to serve a fault came to.
+type Try = Result<Served, Again>;
+
+impl Pager {
+    /// Serves a fault at `addr`. Called by monitors without any lock held; never waits for another fault or for an event. A page that
+    /// can't be had for a long time ends the run.
+    pub fn serve(&self, addr: usize, worker: &mut Worker) -> Served {
+        let page = addr / PAGE_SIZE;
+        let (mut in_hand, mut no_memory) = (Patience::new(), Patience::new());
+        add(&self.counters().faults_total, 1);
+        loop {
+            let Some(operation) = self.enter() else {
+                match self.serve_paused(page, worker) {
+                    Some(served) => return served,
+                    None => continue,
+                }
+            };
+            let served = operation.serve(page, worker);
+            drop(operation);
+            let goes_on = match served {
+                Ok(served) => {
+                    self.publish_own();
+                    return served;
+                }
+                Err(Again::Changed) => in_hand.wait(IN_HAND_SECONDS),
+                Err(Again::NoMemory(_)) => no_memory.wait(NO_MEMORY_SECONDS),
+            };
+            if !goes_on {
+                self.give_up(page, served);
+            }
+        }
+    }
+
+    /// A fault can't be served: without its page the program can't go on.
+    #[cold]
+    fn give_up(&self, page: usize, last: Try) -> ! {
+        let mut text = crate::line::Line::new();
+        match last {
+            Err(Again::NoMemory(errno)) => {
+                text.push(b"the kernel gives no memory for a page of the program, error ").number(errno.raw_os_error() as u64);
+                text.push(b": this machine, or the program's memory cgroup, is out of memory");
+            }
+            _ => {
+                text.push(b"a page of the program has been on its way for ten minutes (a swap device that hangs?), word ");
+                text.number(self.map.get(page).bits());
+            }
+        }
+        (self.host.fatal)(text.bytes())
+    }
+}
+
+impl Operation<'_> {
+    /// Serves a fault as the page's word says.
+    fn serve(&self, page: usize, worker: &mut Worker) -> Try {
+        match self.map.get(page) {
+            word @ (Word::None | Word::Removing | Word::Zero) => self.touch(page, word),
+            Word::Staged(frame) => self.unstage(page, frame),
+            Word::Storing(frame) => self.copy_back(page, frame),
+            Word::Swapped(_) => self.page_in(page, worker),
+            word @ Word::Clean(_) => {
+                // Missing although it was never evicted: the program dropped it, which its event says or will say.
+                if self.map.swap(page, word, Word::None) {
+                    self.forget(self, word);
+                }
+                Err(Again::Changed)
+            }
+            // Another monitor is bringing it in and wakes all who wait for it; it may have been done when it looked, hence
+            // once more from here.
+            Word::Loading(_) | Word::Moving(_) | Word::Orphan => Err(Again::Changed),
+        }
+    }
+
+    /// Installing a page failed. AGAIN: an event is pending.
+    fn failed(&self, page: usize, error: Errno) -> Try {
+        match error {
+            Errno::AGAIN => Ok(Served::EventsFirst),
+            // The mapping is gone (its event may be on the way), or the process is ending: the thread finds out by itself.
+            Errno::NOENT | Errno::SRCH | Errno::FAULT | Errno::INVAL => {
+                self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE);
+                Ok(Served::Done)
+            }
+            e => Err(Again::NoMemory(e)),
+        }
+    }
+
+    /// The window around `page`, cut to the adopted range that holds it (or the page alone).
+    fn clip(&self, lock: &Shared<'_>, page: usize, window: Window) -> (usize, usize) {
+        let Some(region) = self.regions.find(lock, page * PAGE_SIZE) else {
+            self.must_not_be_own(page * PAGE_SIZE);
+            return (page, page + 1);
+        };
+        if window.backwards {
+            ((page + 1).saturating_sub(window.pages).max(region.start / PAGE_SIZE), page + 1)
+        } else {
+            (page, (page + window.pages).min(region.end / PAGE_SIZE))
+        }
+    }
+
+    /// lowtide must never wait for itself. (A page outside of the adopted ranges is rare, so this costs nothing.)
+    ///
+    /// An old message may name a page that the program has unmapped since (the thread that waited was woken with a neighbour of
+    /// the page that another monitor brought in), and where lowtide has mapped something of its own by now: that is not
+    /// registered, and nobody waits there.
+    #[cold]
+    fn must_not_be_own(&self, addr: usize) {
+        lowtide_core::vm::own_ranges(|start, end, _| {
+            // SAFETY: where the copy succeeds, a page of lowtide's own was missing, and this process ends.
+            let registered = || unsafe { self.uffd().copy(addr, self.zeros.as_ptr(), PAGE_SIZE) }.error != Some(Errno::NOENT);
+            if (start..end).contains(&addr) && registered() {
+                let mut text = crate::line::Line::new();
+                let staging = if self.staging.contains(addr) { &b" (staging)"[..] } else { b"" };
+                text.push(b"internal error: a page of lowtide's own was missing, offset ").number((addr - start) as u64);
+                text.push(b" of ").number((end - start) as u64).push(staging);
+                (self.host.fatal)(text.bytes());
+            }
+        });
+    }
+}

@@ -1,0 +1,128 @@
+//! A page that is in staging: it goes back by a MOVE, or by a copy of its frame where it can't be moved.
+
+use core::sync::atomic::Ordering;
+
+use lowtide_core::vm::PAGE_SIZE;
+use rustix::io::Errno;
+
+use super::{Again, Served, Try};
+use crate::pagemap::Word;
+use crate::pager::{Operation, add};
+use crate::staging::Memory;
+
+/// Pages that one fault takes back from staging at most.
+const MAX_UNSTAGED: usize = 64;
+
+impl Operation<'_> {
+    /// The page is in staging: take it back, and with it, as far as the stream of faults suggests, the pages behind it that were
+    /// detached together.
+    pub(super) fn unstage(&self, page: usize, frame: u32) -> Try {
+        let _lock = self.space.shared();
+        let window = self.loads.window(page).pages.min(MAX_UNSTAGED);
+        let mut n = 0;
+        while n < window
+            && self.staging.same_segment(frame, frame + n as u32)
+            && self.map.swap(page + n, Word::Staged(frame + n as u32), Word::Moving(frame + n as u32))
+        {
+            n += 1;
+        }
+        if n == 0 {
+            return Err(Again::Changed);
+        }
+        for i in 0..n {
+            if self.staging.owner(frame + i as u32).load(Ordering::Acquire) != (page + i) as u64 {
+                self.broken(b"a staged page does not own its frame", page + i, frame + i as u32);
+            }
+        }
+        let mut error = None;
+        let mut done = 0;
+        while done < n && error.is_none() {
+            let (at, from) = (page + done, frame + done as u32);
+            // SAFETY: the words say Moving, so nobody else touches the pages or the frames.
+            let p = unsafe { self.uffd().move_pages(at * PAGE_SIZE, self.staging.addr(from), (n - done) * PAGE_SIZE) };
+            let moved = p.done / PAGE_SIZE;
+            for i in done..done + moved {
+                self.back_in_place(page + i, frame + i as u32, Memory::Went);
+            }
+            done += moved;
+            match p.error {
+                None => {}
+                Some(Errno::AGAIN) if moved > 0 => {}
+                // The frame is shared with a forked child, or the place may not be written just now: copy instead of moving.
+                Some(Errno::BUSY | Errno::INVAL) => {
+                    let (at, from) = (page + done, frame + done as u32);
+                    // SAFETY: a frame whose word says Moving and that was staged before is populated.
+                    let p = unsafe { self.uffd().copy(at * PAGE_SIZE, self.staging.addr(from) as *const u8, PAGE_SIZE) };
+                    match p.error {
+                        // The frame keeps its bytes until its segment is emptied.
+                        None => self.back_in_place(at, from, Memory::Stays),
+                        Some(Errno::EXIST) => self.stale_in_staging(at, from),
+                        Some(e) => {
+                            error = Some(e);
+                            continue;
+                        }
+                    }
+                    done += 1;
+                }
+                Some(Errno::EXIST) => {
+                    self.stale_in_staging(page + done, frame + done as u32);
+                    done += 1;
+                }
+                Some(e) => error = Some(e),
+            }
+        }
+        for i in done..n {
+            self.map.set(page + i, Word::Staged(frame + i as u32));
+        }
+        match error {
+            Some(e) if done == 0 => self.failed(page, e),
+            _ => {
+                self.loads.advance(page, page, page + done);
+                add(&self.counters().faults_staged, 1);
+                add(&self.counters().pages_in, done);
+                Ok(Served::Done)
+            }
+        }
+    }
+
+    /// The page is being stored, which may take as long as a write to a disk: a copy of the bytes in the frame, which nobody changes
+    /// and which stay until the drainer has seen that this is done.
+    pub(super) fn copy_back(&self, page: usize, frame: u32) -> Try {
+        let _lock = self.space.shared();
+        if !self.map.swap(page, Word::Storing(frame), Word::Moving(frame)) {
+            return Err(Again::Changed);
+        }
+        // SAFETY: a frame that is being stored is populated.
+        let p = unsafe { self.uffd().copy(page * PAGE_SIZE, self.staging.addr(frame) as *const u8, PAGE_SIZE) };
+        match p.error {
+            None => self.arrived(1),
+            // What is in memory is newer.
+            Some(Errno::EXIST) => self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE),
+            Some(e) => {
+                self.map.set(page, Word::Storing(frame));
+                return self.failed(page, e);
+            }
+        }
+        self.staging.left(frame, Memory::Stays);
+        self.map.set(page, Word::None);
+        self.stamp(page);
+        add(&self.counters().faults_staged, 1);
+        add(&self.counters().pages_in, 1);
+        Ok(Served::Done)
+    }
+
+    fn back_in_place(&self, page: usize, frame: u32, memory: Memory) {
+        let word = self.staging_to_place(frame);
+        self.staging.left(frame, memory);
+        self.map.set(page, word);
+        self.stamp(page);
+        self.arrived(1);
+    }
+
+    /// The page is in memory although its word said that it is staged: what is in memory is newer.
+    fn stale_in_staging(&self, page: usize, frame: u32) {
+        self.leave(self, frame, Memory::Stays);
+        self.map.set(page, Word::None);
+        self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE);
+    }
+}

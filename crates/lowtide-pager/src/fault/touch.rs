@@ -1,0 +1,144 @@
+//! A page that reads as zero: its first touch, or one that was all zero when it was evicted. Zeros are installed by COPY, for untouched
+//! neighbours too. (UFFDIO_ZEROPAGE would map the shared zero page: the write faults again, and the page is not counted.)
+
+use core::sync::atomic::Ordering;
+
+use lowtide_core::vm::PAGE_SIZE;
+use rustix::io::Errno;
+
+use super::{Again, Served, Try};
+use crate::pagemap::Word;
+use crate::pager::{BATCH, Operation, Pager, add};
+use crate::stream::MAX_WINDOW;
+
+impl Operation<'_> {
+    /// Installs zeros at `page`, whose word was `word`, and around it. Each page is claimed first: a page that came in and was evicted
+    /// again since its word was read must not be covered by zeros.
+    pub(super) fn touch(&self, page: usize, word: Word) -> Try {
+        if self.map.populate(page).is_err() {
+            return self.touch_without_word(page);
+        }
+        let lock = self.space.shared();
+        let streams = if word == Word::Zero { &self.loads } else { &self.touches };
+        let mut window = streams.window(page);
+        if self.budget.above_high() {
+            window.pages = window.pages.min(BATCH);
+        }
+        let (low, high) = self.clip(&lock, page, window);
+        let mut claims = Claims::default();
+        let mut end = page;
+        while end < high && claims.claim(self, low, end) {
+            end += 1;
+        }
+        if end == page {
+            return Err(Again::Changed);
+        }
+        let mut first = page;
+        while first > low && claims.claim(self, low, first - 1) {
+            first -= 1;
+        }
+        let (mut at, mut installed, mut error) = (first, 0, None);
+        let mut most = MAX_WINDOW;
+        while at < end && error.is_none() {
+            let n = (end - at).min(most);
+            // SAFETY: pages with these words read as zero while they are missing, and they are claimed; `zeros` is never written.
+            let p = unsafe { self.uffd().copy(at * PAGE_SIZE, self.zeros.as_ptr(), n * PAGE_SIZE) };
+            let done = p.done / PAGE_SIZE;
+            for p in at..at + done {
+                claims.done(self, low, p);
+            }
+            at += done;
+            installed += done;
+            match p.error {
+                None => {}
+                Some(Errno::AGAIN) if done > 0 => {}
+                Some(Errno::EXIST) => {
+                    // In memory already: nothing to do but to let go.
+                    claims.undo(self, low, at);
+                    self.uffd().wake(at * PAGE_SIZE, PAGE_SIZE);
+                    at += 1;
+                }
+                // The pages lie in two mappings (of one adopted range): one call does one mapping.
+                Some(Errno::NOENT) if n > 1 => most = n / 2,
+                Some(e) => error = Some(e),
+            }
+        }
+        for p in at..end {
+            claims.undo(self, low, p);
+        }
+        self.arrived(installed);
+        // Whoever waits for another page that was claimed here has a monitor that looks at it again and again: nobody is woken,
+        // because a thread that is woken for nothing faults again, and the kernel reports faults before it reports events.
+        if let Some(e) = error.filter(|_| at <= page) {
+            return self.failed(page, e);
+        }
+        let c = self.counters();
+        add(if word == Word::Zero { &c.faults_zero } else { &c.faults_first_touch }, 1);
+        add(&c.read_ahead_pages, installed.saturating_sub(1));
+        streams.advance(page, first, at);
+        Ok(Served::Done)
+    }
+
+    /// There is no memory for the word of a page, so it was never out. Alone, so that nobody gives it one and evicts it meanwhile.
+    #[cold]
+    fn touch_without_word(&self, page: usize) -> Try {
+        let _lock = self.space.exclusive();
+        if self.map.slot(page).is_some() {
+            return Err(Again::Changed);
+        }
+        // SAFETY: a page without a word reads as zero while it is missing.
+        let p = unsafe { self.uffd().copy(page * PAGE_SIZE, self.zeros.as_ptr(), PAGE_SIZE) };
+        match p.error {
+            None => self.arrived(1),
+            Some(Errno::EXIST) => self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE),
+            Some(e) => return self.failed(page, e),
+        }
+        add(&self.counters().faults_first_touch, 1);
+        Ok(Served::Done)
+    }
+}
+
+/// Pages claimed for zeros, and what their words were.
+#[derive(Default)]
+struct Claims {
+    zero: [u64; MAX_WINDOW / 64],
+    removing: [u64; MAX_WINDOW / 64],
+}
+
+impl Claims {
+    /// Claims page `p` (of a window that begins at `low`) if it reads as zero, and has or can have a word.
+    fn claim(&mut self, pager: &Pager, low: usize, p: usize) -> bool {
+        let word = pager.map.get(p);
+        if !matches!(word, Word::None | Word::Removing | Word::Zero) || pager.map.claim(p, word, Word::Loading(0)) != Ok(true) {
+            return false;
+        }
+        let (i, bit) = ((p - low) / 64, 1 << ((p - low) % 64));
+        match word {
+            Word::Zero => self.zero[i] |= bit,
+            Word::Removing => self.removing[i] |= bit,
+            _ => {}
+        }
+        true
+    }
+
+    /// Page `p` is in memory. (One that was about to be removed was missing, so its removal is proven.)
+    fn done(&self, pager: &Pager, low: usize, p: usize) {
+        pager.map.set(p, Word::None);
+        pager.stamp(p);
+        if self.zero[(p - low) / 64] & 1 << ((p - low) % 64) != 0 {
+            pager.zero_now.fetch_sub(1, Ordering::Relaxed);
+            add(&pager.counters().pages_in, 1);
+        }
+    }
+
+    /// Page `p` was not installed.
+    fn undo(&self, pager: &Pager, low: usize, p: usize) {
+        let (i, bit) = ((p - low) / 64, 1 << ((p - low) % 64));
+        let word = match (self.zero[i] & bit != 0, self.removing[i] & bit != 0) {
+            (true, _) => Word::Zero,
+            (_, true) => Word::Removing,
+            _ => Word::None,
+        };
+        pager.map.set(p, word);
+    }
+}

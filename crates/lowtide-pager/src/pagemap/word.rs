@@ -1,0 +1,110 @@
+//! What the page map says of a page, and who may change it to what: THE table.
+
+/// What a word says. A word counts only while its page is missing, but for Clean, Removing and None, which speak of a page in its place.
+///
+/// Every change is one store or one compare-and-swap. Who makes it, and with which side of the space lock:
+///
+/// | from | to | who | lock |
+/// |---|---|---|---|
+/// | None, Zero, Clean | Moving | evict, before the MOVE | shared |
+/// | Moving | Staged; None, Clean (not moved) | evict, after the MOVE | shared, the same hold |
+/// | Staged | Moving, then None, Clean (or Staged again) | fault, and drain where no tier takes the page: moved back | shared, one hold |
+/// | Staged, Swapped | None | evict, when proven stale | exclusive |
+/// | Staged | Storing | drain | shared |
+/// | Storing | Swapped, Zero; Staged (no room) | drain, which stores without the lock | shared |
+/// | Storing | Moving, then None (or Storing again) | fault: copied back; the drainer waits for it | shared, one hold |
+/// | Swapped, Zero | Loading | fault, read-ahead: the claim | none, in an operation |
+/// | Loading | None, Clean; Swapped, Zero (not this time) | fault, read-ahead | shared |
+/// | None, Removing, Zero | Loading(0), then None (or as before) | first touch | shared, one hold |
+/// | Clean | None | fault on a page that is missing all the same | none, in an operation |
+/// | any but the next line's | None | unmapped; removed while it was out; adopted anew | exclusive |
+/// | None, Clean, Swapped, Staged (stale) | Removing | removed while it was in memory | exclusive |
+/// | Storing, Loading, Orphan | Orphan | unmapped or removed: whoever is at work cleans up | exclusive |
+/// | Orphan | None | the thread that stored or loaded it | any |
+/// | Removing | None | the end of the hooked call, by the program's own thread | none |
+///
+/// Only Storing and Loading outlive a hold of the space lock, so only these can meet an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Word {
+    /// Not in lowtide's hands: in its place, or never touched (reads as zero).
+    None,
+    /// In its place and about to be dropped by the program: must not be evicted until that is proven done.
+    Removing,
+    /// Was evicted while it was all zero.
+    Zero,
+    /// In its place, and when it came in it was what the store's swap cache still holds under this raw entry.
+    Clean(u64),
+    /// In this staging frame.
+    Staged(u32),
+    /// On its way into this staging frame, or out of it.
+    Moving(u32),
+    /// In this staging frame, being stored.
+    Storing(u32),
+    /// In the store (raw swap entry).
+    Swapped(u64),
+    /// In the store, being brought in (raw swap entry; 0: a zero page).
+    Loading(u64),
+    /// Dropped by the program while being stored or loaded: the thread at work makes it None.
+    Orphan,
+}
+
+impl Word {
+    /// The word as bits. None is 0: what was never written.
+    pub const fn bits(self) -> u64 {
+        match self {
+            Word::None => 0,
+            Word::Removing => 1,
+            Word::Zero => 2,
+            Word::Staged(f) => 3 | (f as u64) << 4,
+            Word::Moving(f) => 4 | (f as u64) << 4,
+            Word::Storing(f) => 5 | (f as u64) << 4,
+            Word::Swapped(e) => 6 | e << 4,
+            Word::Loading(e) => 7 | e << 4,
+            Word::Orphan => 8,
+            Word::Clean(e) => 9 | e << 4,
+        }
+    }
+
+    /// The word that `bits` encode.
+    pub const fn from_bits(bits: u64) -> Word {
+        let arg = bits >> 4;
+        match bits & 15 {
+            1 => Word::Removing,
+            2 => Word::Zero,
+            3 => Word::Staged(arg as u32),
+            4 => Word::Moving(arg as u32),
+            5 => Word::Storing(arg as u32),
+            6 => Word::Swapped(arg),
+            7 => Word::Loading(arg),
+            8 => Word::Orphan,
+            9 => Word::Clean(arg),
+            _ => Word::None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_survive_their_bits() {
+        let entry = 0xff_ff_ff_ff_ff_ff;
+        for word in [
+            Word::None,
+            Word::Removing,
+            Word::Zero,
+            Word::Clean(entry),
+            Word::Staged(0),
+            Word::Staged(u32::MAX),
+            Word::Moving(3),
+            Word::Storing(4),
+            Word::Swapped(entry),
+            Word::Loading(entry),
+            Word::Loading(0),
+            Word::Orphan,
+        ] {
+            assert_eq!(Word::from_bits(word.bits()), word);
+        }
+    }
+}
