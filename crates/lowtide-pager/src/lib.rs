@@ -17,6 +17,7 @@ pub mod evict;
 pub mod fault;
 pub mod fork;
 pub mod line;
+pub mod monitor;
 pub mod pagemap;
 pub mod pager;
 pub mod patience;

@@ -255,6 +255,11 @@ impl Pager {
         &self.store
     }
 
+    /// Bytes of the page map that were ever in use at a time.
+    pub fn page_map_bytes(&self) -> usize {
+        self.map.used_bytes()
+    }
+
     /// The name of the device behind an entry.
     pub(crate) fn device_of(&self, entry: Entry) -> DeviceName {
         self.store.device_of(entry)

@@ -8,6 +8,7 @@
 
 mod accounting;
 mod areas;
+mod beyond;
 mod check;
 mod cold;
 mod ends;

@@ -61,3 +61,15 @@ fn locked_memory() {
 fn split_mappings() {
     program("split mappings", "split_mapping", "160", Growth::Existing, Data::Compressible);
 }
+
+/// 20,000 areas of 256 KiB at random addresses: what lowtide keeps of them must not depend on where they are.
+#[test]
+fn scattered_areas() {
+    program("scattered areas", "scattered", "20000 4", Growth::Stream, Data::Compressible);
+}
+
+/// What a program calls memcpy is its own affair, and none of lowtide's threads.
+#[test]
+fn programs_with_their_own_memcpy() {
+    program("own memcpy", "own_memcpy", "96", Growth::Existing, Data::Compressible);
+}

@@ -27,7 +27,7 @@ fn compile(name: &str, output: &str, options: &[&str]) -> Option<PathBuf> {
     let compiler = machine::tool("cc")?;
     fs::create_dir_all(&directory).expect("a directory under target/");
     let result = Command::new(compiler)
-        .args(["-O2", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
+        .args(["-O2", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", "-rdynamic", "-o"])
         .arg(&output)
         .arg(&sources[0])
         .args(options)

@@ -1,0 +1,36 @@
+//! Pages that can't be moved: pinned ones stay, and nothing waits behind them.
+
+use lowtide_pager::evict::Evicted;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io_uring::{IoringRegisterOp, io_uring_params, io_uring_register, io_uring_setup, iovec};
+
+use crate::house::{Config, House, MIB, PAGE, verify, write};
+
+/// Pins memory for good, as programs do that give fixed buffers to io_uring.
+fn pin(at: *mut u8, len: usize) -> OwnedFd {
+    let buffer = iovec { iov_base: at.cast(), iov_len: len };
+    // SAFETY: valid parameters, one buffer of the caller's.
+    unsafe {
+        let ring = io_uring_setup(4, &mut io_uring_params::default()).unwrap();
+        io_uring_register(ring.as_fd(), IoringRegisterOp::RegisterBuffers, (&raw const buffer).cast(), 1).unwrap();
+        ring
+    }
+}
+
+#[test]
+fn what_lies_behind_pinned_pages_is_evicted() {
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let pages = 4096;
+    let at = house.region(pages);
+    // SAFETY: inside the region.
+    let page = |i: usize| unsafe { at.add(i * PAGE) };
+    (0..pages).for_each(|i| write(page(i), i as u64 + 1));
+    let (first, pinned) = (pages / 2, 256);
+    let ring = pin(page(first), pinned * PAGE);
+    assert_eq!(house.evict_all(), Evicted::Nothing);
+    let left = house.pager.adopted_in_memory().unwrap() as usize / PAGE;
+    // A page here and there beside them may be passed by with them.
+    assert!((pinned..pinned + 64).contains(&left), "{left} pages are still in memory, {pinned} of them pinned");
+    (0..pages).for_each(|i| verify(page(i), i as u64 + 1, "after all"));
+    drop(ring);
+}

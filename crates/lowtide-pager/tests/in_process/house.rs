@@ -1,0 +1,166 @@
+//! A pager with its threads, and regions that it pages.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+
+use lowtide_core::codec::Codec;
+use lowtide_core::store::{FileConfig, Store, StoreConfig};
+use lowtide_pager::evict::Evicted;
+use lowtide_pager::monitor::Monitor;
+use lowtide_pager::pager::{Host, Pager, Worker};
+use lowtide_pager::regions::Range;
+use lowtide_pager::segment::Proc;
+use lowtide_pager::uffd::{NEEDED_FEATURES, Uffd};
+use rustix::fs::{Mode, OFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+pub const PAGE: usize = 4096;
+pub const MIB: usize = 1 << 20;
+
+/// Where pages go.
+pub struct Config {
+    /// Bytes of the pool at most.
+    pub pool: usize,
+    /// Bytes of a swap file at most; 0: there is none.
+    pub file: usize,
+    pub monitors: usize,
+}
+
+pub struct House {
+    pub pager: &'static Pager,
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+fn fatal(text: &[u8]) -> ! {
+    eprintln!("the pager ends the run: {}", String::from_utf8_lossy(text));
+    std::process::abort()
+}
+
+fn warn(text: &[u8]) {
+    eprintln!("warning: {}", String::from_utf8_lossy(text));
+}
+
+impl House {
+    /// None, said loudly, where this user may not have a userfaultfd with all events; in CI nothing is skipped.
+    pub fn new(config: Config) -> Option<House> {
+        let uffd = match Uffd::open(NEEDED_FEATURES) {
+            Ok(uffd) => uffd,
+            Err(error) => {
+                assert!(std::env::var_os("CI").is_none(), "cannot run here, and CI must not skip: userfaultfd: {error}");
+                eprintln!("SKIPPED: userfaultfd with fork events needs root or CAP_SYS_PTRACE: {error}");
+                return None;
+            }
+        };
+        let store = Store::new(StoreConfig { pool_limit: config.pool, accept_percent: 90, codec: Codec::Lz4 }).unwrap();
+        if config.file > 0 {
+            let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+            let fd = rustix::fs::open(env!("CARGO_TARGET_TMPDIR"), flags, Mode::RUSR | Mode::WUSR).unwrap();
+            store.add_file(FileConfig::new(fd, config.file as u64)).unwrap();
+        }
+        // SAFETY: zeros are a valid Proc, and the memory is the global allocator's, of this layout; it is never freed.
+        let proc: &'static Proc = unsafe { &*std::alloc::alloc_zeroed(std::alloc::Layout::new::<Proc>()).cast() };
+        let pager = Pager::new(uffd, store, 2 * MIB, proc, Host { fatal, warn }).unwrap();
+        let pager: &'static Pager = Box::leak(Box::new(pager));
+        pager.budget.set_limit(1 << 40);
+        pager.activate().unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let monitor = |_| {
+            let stop = stop.clone();
+            thread::spawn(move || {
+                let mut monitor = Monitor::new().unwrap();
+                while !stop.load(Ordering::Relaxed) {
+                    monitor.turn(pager, 5);
+                }
+            })
+        };
+        let threads = (0..config.monitors).map(monitor).collect();
+        Some(House { pager, stop, threads })
+    }
+
+    /// Fresh memory of `pages` pages, adopted.
+    pub fn region(&self, pages: usize) -> *mut u8 {
+        let at = map(std::ptr::null_mut(), pages, MapFlags::empty());
+        self.adopt(at, pages);
+        at
+    }
+
+    pub fn adopt(&self, at: *mut u8, pages: usize) {
+        self.pager.adopt(Range { start: at as usize, end: at as usize + pages * PAGE }).unwrap();
+    }
+
+    /// Evicts until nothing more can be; what the last call said.
+    pub fn evict_all(&self) -> Evicted {
+        let mut worker = Worker::new(true).unwrap();
+        loop {
+            match self.pager.evict(&mut worker) {
+                Evicted::Some | Evicted::Later => {}
+                end => return end,
+            }
+        }
+    }
+
+    pub fn evictions(&self) -> u64 {
+        get(&self.pager.counters().evictions_pages)
+    }
+}
+
+impl Drop for House {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+pub fn get(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+/// Private anonymous memory.
+pub fn map(at: *mut u8, pages: usize, flags: MapFlags) -> *mut u8 {
+    let flags = flags | MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a fresh mapping, or one in place of memory that the caller owns.
+    unsafe { rustix::mm::mmap_anonymous(at.cast(), pages * PAGE, ProtFlags::READ | ProtFlags::WRITE, flags).unwrap().cast() }
+}
+
+/// splitmix64.
+pub fn mix(mut x: u64) -> u64 {
+    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// The content that belongs to a seed: 0 is zeros; else noise, numbers that compress, or one word.
+pub fn word(seed: u64, i: usize) -> u64 {
+    match seed % 3 {
+        _ if seed == 0 => 0,
+        0 => mix(seed.wrapping_add(i as u64)),
+        1 => seed.wrapping_add(i as u64 & 7),
+        _ => mix(seed),
+    }
+}
+
+/// Writes a page.
+pub fn write(page: *mut u8, seed: u64) {
+    for i in 0..PAGE / 8 {
+        // SAFETY: the caller's page.
+        unsafe { page.cast::<u64>().add(i).write_volatile(word(seed, i)) };
+    }
+}
+
+/// Compares a page with what belongs to its seed.
+pub fn verify(page: *const u8, seed: u64, what: &str) {
+    for i in 0..PAGE / 8 {
+        // SAFETY: the caller's page.
+        let found = unsafe { page.cast::<u64>().add(i).read_volatile() };
+        assert!(
+            found == word(seed, i),
+            "{what}: page {page:?}, word {i}: {found:#x}, not {:#x} (seed {seed:#x})",
+            word(seed, i)
+        );
+    }
+}

@@ -1,0 +1,210 @@
+//! Faults, evictions and events, interleaved at random by several threads, against a shadow. `LOWTIDE_SEED` repeats a run as far as
+//! threads can be repeated; `LOWTIDE_SECONDS` makes it longer.
+
+use std::ffi::c_void;
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, RwLock};
+use std::time::{Duration, Instant};
+
+use lowtide_pager::pager::Worker;
+use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags};
+
+use crate::house::{Config, House, MIB, PAGE, map, mix, verify, write};
+
+/// Pages of each program thread.
+const PAGES: usize = 3000;
+const THREADS: usize = 3;
+
+/// What program threads promise by the hooks of the agent: one at a time changes mappings (`changing`), and nobody is in
+/// [`lowtide_pager::pager::Pager::removed`] while the page map is collected (`inside`).
+#[derive(Default)]
+struct Gate {
+    changing: Mutex<()>,
+    inside: RwLock<()>,
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(1);
+        (mix(self.0) % n as u64) as usize
+    }
+}
+
+/// A thread of the program, its memory and what must be in it.
+struct Program<'a> {
+    house: &'a House,
+    gate: &'a Gate,
+    at: *mut u8,
+    /// Address space for moves.
+    elsewhere: *mut u8,
+    shadow: Vec<u64>,
+    random: Random,
+}
+
+impl Program<'_> {
+    fn page(&self, i: usize) -> *mut u8 {
+        // SAFETY: inside the region.
+        unsafe { self.at.add(i * PAGE) }
+    }
+
+    fn step(&mut self) {
+        let n = 1 + match self.random.below(4) {
+            0 => self.random.below(300),
+            1 => self.random.below(40),
+            _ => self.random.below(3),
+        };
+        let first = self.random.below(PAGES - n);
+        let (at, len) = (self.page(first).cast::<c_void>(), n * PAGE);
+        // SAFETY: all of this is about memory of this thread's own region.
+        match self.random.below(20) {
+            0..6 => {
+                for i in first..first + n {
+                    let seed = 1 + self.random.below(1 << 40) as u64;
+                    self.shadow[i] = if seed % 5 == 0 { 0 } else { seed };
+                    write(self.page(i), self.shadow[i]);
+                }
+            }
+            6..12 => self.check(first, n, "read"),
+            12 => unsafe {
+                let _inside = self.gate.inside.read().unwrap();
+                rustix::mm::madvise(at, len, Advice::LinuxDontNeed).unwrap();
+                self.house.pager.removed(at as usize, len);
+                self.shadow[first..first + n].fill(0);
+            },
+            13 => unsafe {
+                // The bytes may stay or go: afterwards they are written.
+                let _inside = self.gate.inside.read().unwrap();
+                rustix::mm::madvise(at, len, Advice::LinuxFree).unwrap();
+                self.house.pager.removed(at as usize, len);
+                for i in first..first + n {
+                    self.shadow[i] = 1 + self.random.below(1 << 40) as u64;
+                    write(self.page(i), self.shadow[i]);
+                }
+            },
+            14 => unsafe {
+                let _turn = self.gate.changing.lock().unwrap();
+                rustix::mm::munmap(at, len).unwrap();
+                map(at.cast(), n, MapFlags::FIXED);
+                self.house.adopt(at.cast(), n);
+                self.shadow[first..first + n].fill(0);
+            },
+            15 => unsafe {
+                // One call does one mapping, and which these are the kernel decides.
+                let turn = self.gate.changing.lock().unwrap();
+                let there = self.elsewhere.cast();
+                let fixed = MremapFlags::MAYMOVE;
+                if rustix::mm::mremap_fixed(at, len, len, fixed, there).is_ok() {
+                    drop(turn);
+                    for i in 0..n.min(4) {
+                        verify(self.elsewhere.add(i * PAGE), self.shadow[first + i], "moved");
+                    }
+                    let _turn = self.gate.changing.lock().unwrap();
+                    // The address space stays taken.
+                    rustix::mm::mremap_fixed(there, len, len, fixed | MremapFlags::DONTUNMAP, at).unwrap();
+                }
+            },
+            16 => {
+                // The kernel reads and writes it.
+                // SAFETY: initialised memory of this thread's.
+                let bytes = unsafe { std::slice::from_raw_parts_mut(at.cast::<u8>(), len) };
+                std::fs::File::create("/dev/null").unwrap().write_all(bytes).unwrap();
+                if self.random.below(3) == 0 {
+                    std::fs::File::open("/dev/zero").unwrap().read_exact(bytes).unwrap();
+                    self.shadow[first..first + n].fill(0);
+                }
+            }
+            17 => unsafe {
+                rustix::mm::mprotect(at, len, MprotectFlags::READ).unwrap();
+                self.check(first, n.min(8), "read-only");
+                rustix::mm::mprotect(at, len, MprotectFlags::READ | MprotectFlags::WRITE).unwrap();
+            },
+            18 => unsafe {
+                let _ = rustix::mm::madvise(at, len, Advice::LinuxPopulateWrite);
+            },
+            _ => self.check(first, n, "read"),
+        }
+    }
+
+    fn check(&self, first: usize, n: usize, what: &str) {
+        (first..first + n).for_each(|i| verify(self.page(i), self.shadow[i], what));
+    }
+}
+
+fn everything_at_once(config: Config) {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let seed = number("LOWTIDE_SEED").unwrap_or(now.as_nanos() as u64);
+    let seconds = number("LOWTIDE_SECONDS").unwrap_or(3);
+    let Some(house) = House::new(config) else { return };
+    eprintln!("LOWTIDE_SEED={seed}");
+    let (gate, stop) = (Gate::default(), AtomicBool::new(false));
+    let steps = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut worker, mut random) = (Worker::new(true).unwrap(), Random(seed ^ 99));
+            let pager = house.pager;
+            while !stop.load(Ordering::Relaxed) {
+                for _ in 0..random.below(8) {
+                    let _ = pager.evict(&mut worker);
+                }
+                // Now and then the monitors have to make room themselves.
+                pager.budget.set_limit(if random.below(8) == 0 { 1 << 20 } else { 1 << 40 });
+                match random.below(16) {
+                    0 => pager.drain_frames(),
+                    1 => drop(pager.compact(64)),
+                    2 => drop(pager.shrink_pool(&mut worker)),
+                    3 => pager.maintain(),
+                    4 => {
+                        let _nobody = gate.inside.write().unwrap();
+                        pager.collect_page_map();
+                    }
+                    5 => pager.measure_rest(),
+                    6 => std::thread::sleep(Duration::from_micros(random.below(500) as u64)),
+                    _ => {}
+                }
+            }
+        });
+        let program = |thread: usize| {
+            let (house, gate) = (&house, &gate);
+            move || {
+                let at = house.region(PAGES);
+                let elsewhere = map(std::ptr::null_mut(), PAGES, MapFlags::empty());
+                let shadow = vec![0; PAGES];
+                let mut program =
+                    Program { house, gate, at, elsewhere, shadow, random: Random(mix(seed) ^ (thread as u64) << 32) };
+                let (started, mut steps) = (Instant::now(), 0u64);
+                while started.elapsed() < Duration::from_secs(seconds) {
+                    program.step();
+                    steps += 1;
+                }
+                program.check(0, PAGES, "at the end");
+                steps
+            }
+        };
+        let programs: Vec<_> = (0..THREADS).map(|thread| scope.spawn(program(thread))).collect();
+        let steps: u64 = programs.into_iter().map(|program| program.join().unwrap_or(0)).sum();
+        stop.store(true, Ordering::Relaxed);
+        steps
+    });
+    let c = house.pager.counters();
+    eprintln!("{steps} steps, {} faults, {} pages out", crate::house::get(&c.faults_total), house.evictions());
+    assert!(steps > 100 && house.evictions() > 1000, "it did something");
+}
+
+#[test]
+fn everything_at_once_in_ram() {
+    everything_at_once(Config { pool: 64 * MIB, file: 0, monitors: 2 });
+}
+
+#[test]
+fn everything_at_once_with_a_file() {
+    everything_at_once(Config { pool: 2 * MIB, file: 128 * MIB, monitors: 2 });
+}
+
+/// Some of it can't be stored: it goes back where it was.
+#[test]
+fn everything_at_once_with_too_little_room() {
+    everything_at_once(Config { pool: 4 * MIB, file: 0, monitors: 2 });
+}

@@ -1,0 +1,42 @@
+//! MADV_DONTNEED marks what is in memory, and nothing else.
+
+use rustix::mm::Advice;
+
+use crate::house::{Config, House, MIB, PAGE, verify, write};
+
+#[test]
+fn a_removal_of_address_space_costs_by_what_is_in_memory() {
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let pages = (64 << 30) / PAGE;
+    let at = house.region(pages);
+    // SAFETY: inside the region.
+    let page = |i: usize| unsafe { at.add(i * (pages / 100) * PAGE) };
+    (0..100).for_each(|i| write(page(i), i as u64 + 1));
+    house.evict_all();
+    (0..50).for_each(|i| verify(page(i), i as u64 + 1, "came back"));
+    let before = house.pager.page_map_bytes();
+    // SAFETY: the test's own memory.
+    unsafe { rustix::mm::madvise(at.cast(), pages * PAGE, Advice::LinuxDontNeed).unwrap() };
+    house.pager.removed(at as usize, pages * PAGE);
+    (0..100).for_each(|i| verify(page(i), 0, "removed"));
+    let took = house.pager.page_map_bytes() - before;
+    assert!(took < MIB, "{took} bytes of words for a hundred pages");
+}
+
+/// What is written after the call is the program's, and can be evicted again.
+#[test]
+fn removed_pages_can_be_evicted_again() {
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let at = house.region(1024);
+    // SAFETY: inside the region.
+    let page = |i: usize| unsafe { at.add(i * PAGE) };
+    (0..1024).for_each(|i| write(page(i), 7));
+    // SAFETY: the test's own memory.
+    unsafe { rustix::mm::madvise(at.cast(), 1024 * PAGE, Advice::LinuxDontNeed).unwrap() };
+    house.pager.removed(at as usize, 1024 * PAGE);
+    (0..1024).for_each(|i| write(page(i), i as u64 + 1));
+    let out = house.evictions();
+    house.evict_all();
+    assert_eq!(house.evictions() - out, 1024);
+    (0..1024).for_each(|i| verify(page(i), i as u64 + 1, "after all"));
+}
