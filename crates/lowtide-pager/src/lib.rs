@@ -23,6 +23,7 @@ pub mod pager;
 pub mod patience;
 pub mod present;
 pub mod regions;
+mod release;
 pub mod segment;
 pub mod space;
 pub mod staging;

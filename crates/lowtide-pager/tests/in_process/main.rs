@@ -5,4 +5,5 @@ mod busy;
 mod full;
 mod house;
 mod random;
+mod release;
 mod removal;
