@@ -18,6 +18,8 @@ mod left_behind;
 mod machine;
 mod measure;
 mod memory;
+mod memory_locks;
+mod no_exec_gain;
 mod on_disk;
 mod programs;
 mod python;
