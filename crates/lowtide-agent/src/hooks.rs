@@ -176,13 +176,12 @@ fn removes(advice: u32) -> bool {
     matches!(advice, sys::MADV_DONTNEED | sys::MADV_DONTNEED_LOCKED | sys::MADV_FREE | sys::MADV_REMOVE)
 }
 
-/// A call of madvise that takes pages away: with the gate's leave, because an event reports it.
+/// A call of madvise that takes pages away: inside the gate, because an event reports it, and because the keeper gives memory of
+/// the page map back only when nobody is there.
 fn remove(addr: usize, len: usize, advice: u32) -> isize {
-    let r = {
-        let _inside = gate::enter();
-        // SAFETY: the caller's own call.
-        unsafe { syscall3(sys::__NR_madvise, addr, len, advice as usize) }
-    };
+    let _inside = gate::enter();
+    // SAFETY: the caller's own call.
+    let r = unsafe { syscall3(sys::__NR_madvise, addr, len, advice as usize) };
     if advice != sys::MADV_REMOVE
         && let Some(pager) = agent::active()
     {

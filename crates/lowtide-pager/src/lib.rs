@@ -19,6 +19,7 @@ pub mod fork;
 pub mod line;
 pub mod monitor;
 pub mod locks;
+pub mod mapping;
 pub mod pagemap;
 pub mod pager;
 pub mod patience;
