@@ -46,13 +46,25 @@ impl Pager {
             }
             Ok(event) => {
                 let remapped = matches!(event, Message::Remap { .. });
-                self.apply(&lock, &event);
+                self.happened(&lock, event);
                 if remapped { Read::Remapped } else { Read::Event }
             }
         }
     }
 
-    /// Applies an event other than a fork.
+    /// Applies an event that was read just now: the mappings are still as it left them.
+    fn happened(&self, lock: &Exclusive<'_>, mut event: Message) {
+        if let Message::Remap { to, len, .. } = &mut event
+            // Where nothing is mapped any more, it was unmapped since, and that is reported next.
+            && let Ok(Some(mapping)) = self.present().mappings.find(*to)
+        {
+            // See `really_moved`.
+            *len = (*len).min(mapping.end - *to);
+        }
+        self.apply(lock, &event);
+    }
+
+    /// Applies an event other than a fork; in a forked child also one that is older than what the mappings are now.
     pub(crate) fn apply(&self, lock: &Exclusive<'_>, event: &Message) {
         match *event {
             Message::Unmap { start, end } if !self.staging.contains(start) => self.abandon(lock, Range { start, end }),
@@ -62,9 +74,7 @@ impl Pager {
                 self.remapped(from, to, len);
                 // The kernel keeps the registration of the new place. What a grown mapping adds behind `len` is found by the next
                 // look at the maps; the old place, if it is still mapped (MREMAP_DONTUNMAP), by an UNMAP that does not come.
-                if len > 0 {
-                    self.regions.insert(lock, Range { start: to, end: to + len });
-                }
+                self.regions.insert(lock, Range { start: to, end: to + len });
             }
             _ => {}
         }
@@ -128,17 +138,12 @@ impl Pager {
     }
 
     /// How much has moved to `to` of the `len` bytes that were reported. Before Linux 6.15 a call that moves to a given place and makes
-    /// shorter at once (MREMAP_FIXED) reports the length from before; behind what has moved is somebody else's memory then. What
-    /// stays behind at the old place is unmapped, which is reported next.
+    /// shorter at once (MREMAP_FIXED) reports the length from before; behind what has moved is somebody else's memory then. It ends
+    /// with the mapping (`happened`), or, where the kernel has made one mapping of it and an adopted neighbour, before that: what was
+    /// adopted at the new place was unmapped before, which was reported before, so that what begins behind it is the neighbour.
+    /// What stays behind at the old place is unmapped, which is reported next.
     fn really_moved(&self, lock: &Exclusive<'_>, to: usize, len: usize) -> usize {
-        // What was adopted at the new place was unmapped before, and that was reported before: what begins behind it is a neighbour,
-        // perhaps within the same mapping, because the kernel makes one of two.
-        let neighbour = self.regions.first_after(lock, to).map_or(len, |start| start - to);
-        let mapped = match self.present().mappings.find(to) {
-            Ok(mapping) => mapping.map_or(0, |mapping| mapping.end - to),
-            Err(_) => len,
-        };
-        len.min(neighbour).min(mapped)
+        self.regions.first_after(lock, to).map_or(len, |neighbour| len.min(neighbour - to))
     }
 
     /// Words go where their pages went.
@@ -233,7 +238,7 @@ mod tests {
         let (from, to) = (mapping(8), mapping(4));
         swap_out(&pager, from, 8, 100);
         let lock = pager.space.exclusive();
-        pager.apply(&lock, &Message::Remap { from, to, len: 8 * PAGE_SIZE });
+        pager.happened(&lock, Message::Remap { from, to, len: 8 * PAGE_SIZE });
         assert_eq!(words(&pager, to, 4), swapped(100, 4));
         assert_eq!(words(&pager, to + 4 * PAGE_SIZE, 4), [Word::None; 4], "nothing has moved to behind the mapping");
         assert_eq!(words(&pager, from + 4 * PAGE_SIZE, 4), swapped(104, 4), "the rest is unmapped next");
@@ -255,7 +260,7 @@ mod tests {
         swap_out(&pager, neighbour.start, 4, 200);
         let lock = pager.space.exclusive();
         pager.regions.insert(&lock, neighbour);
-        pager.apply(&lock, &Message::Remap { from, to, len: 8 * PAGE_SIZE });
+        pager.happened(&lock, Message::Remap { from, to, len: 8 * PAGE_SIZE });
         assert_eq!(words(&pager, to, 4), swapped(100, 4));
         assert_eq!(words(&pager, neighbour.start, 4), swapped(200, 4), "the neighbour's pages are where they were");
     }
