@@ -16,6 +16,7 @@ mod forks;
 mod gauges;
 mod left_behind;
 mod machine;
+mod mapping_calls;
 mod measure;
 mod memory;
 mod memory_locks;
