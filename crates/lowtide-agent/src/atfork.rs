@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use rustix::thread::futex;
 
 use crate::request::{Request, ask};
-use crate::{HEAP, agent, gate, keeper, request, thread};
+use crate::{HEAP, agent, gate, keeper, mlock, request, thread};
 
 /// Whether the fork under way was announced to the keeper.
 static ANNOUNCED: AtomicBool = AtomicBool::new(false);
@@ -47,6 +47,7 @@ extern "C" fn child() {
     let announced = ANNOUNCED.swap(false, Ordering::AcqRel);
     gate::reset_after_fork();
     request::reset_after_fork();
+    mlock::reset_after_fork();
     // SAFETY: this process has one thread, and the parent's operations, which allocate, were paused (or there were none: the gate
     // keeps the keeper from setting up a pager while it is closed).
     unsafe {

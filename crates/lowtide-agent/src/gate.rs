@@ -5,7 +5,8 @@
 //!   adopted, one thread at a time maps, unmaps and moves.
 //! - No event is on its way while memory is cloned: a fork waits until nobody is inside, and others wait for the fork.
 //!
-//! Waiting is bounded throughout: a thread that left a call by longjmp from a signal handler never comes out of the gate.
+//! Waiting is bounded throughout: a thread that left a call by longjmp from a signal handler never comes out of the gate. And calls
+//! that wait for memory to come in stay outside: under a limit they may take minutes.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -22,6 +23,8 @@ static CHANGING: AtomicU32 = AtomicU32::new(0);
 
 /// How long a fork waits for others to come out.
 const PATIENCE_MS: u32 = 50;
+/// How long the keeper does, which has other things to do: it comes back.
+const KEEPERS_PATIENCE_MS: u32 = 2;
 /// How long a thread waits for its turn to change mappings. Much longer than any such call takes.
 const TURN_MS: u32 = 2000;
 
@@ -102,17 +105,17 @@ pub fn close() {
         }
     }
     if agent::active().is_some() {
-        wait_for_those_inside();
+        wait_for_those_inside(PATIENCE_MS);
     }
 }
 
-/// Closes the gate and waits until nobody is inside, unless another thread has closed it or somebody does not come out. For the
-/// keeper, which a forking thread waits for.
+/// Closes the gate and waits until nobody is inside, unless another thread has closed it or somebody does not come out soon. For
+/// the keeper, which a forking thread waits for, and so may threads that fault: false means later, not at once again.
 pub fn try_close() -> bool {
     if !keep_forks_away() {
         return false;
     }
-    let alone = wait_for_those_inside();
+    let alone = wait_for_those_inside(KEEPERS_PATIENCE_MS);
     if !alone {
         open();
     }
@@ -125,9 +128,9 @@ pub fn keep_forks_away() -> bool {
     CLOSED_BY.compare_exchange(0, tid(), Ordering::SeqCst, Ordering::Relaxed).is_ok()
 }
 
-/// Waits, but not for ever, until nobody is inside.
-fn wait_for_those_inside() -> bool {
-    for _ in 0..PATIENCE_MS * 10 {
+/// Waits for so long at most until nobody is inside.
+fn wait_for_those_inside(ms: u32) -> bool {
+    for _ in 0..ms * 10 {
         if INSIDE.load(Ordering::SeqCst) == 0 {
             return true;
         }

@@ -7,13 +7,16 @@
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use arrayvec::ArrayVec;
 use linux_raw_sys::general as sys;
+use lowtide_pager::locks::Lock;
 use lowtide_pager::regions::Range;
 
+use crate::mlock::MapLocked;
 use crate::patch::{self, Hook};
 use crate::request::{Request, ask};
 use crate::thread::{syscall3, syscall6};
-use crate::{agent, exec, gate, maps, mlock};
+use crate::{agent, exec, gate, maps, mlock, say};
 
 const PAGE: usize = 4096;
 const EINVAL: isize = 22;
@@ -32,13 +35,8 @@ unsafe extern "C" {
 /// # Safety
 /// The process has one thread.
 pub unsafe fn install() -> bool {
-    let hook = |name, with| Hook { name, with };
-    let mut hooks = [hook(c"", core::ptr::null()); 12];
-    let mut n = 0;
-    let mut push = |name, with: *const c_void| {
-        hooks[n] = hook(name, with);
-        n += 1;
-    };
+    let mut hooks = ArrayVec::<Hook, { patch::MAX_HOOKS }>::new();
+    let mut push = |name, with: *const c_void| hooks.push(Hook { name, with });
     push(c"mmap64", mmap as *const c_void);
     push(c"munmap", munmap as *const c_void);
     push(c"mremap", mremap as *const c_void);
@@ -48,14 +46,22 @@ pub unsafe fn install() -> bool {
     push(c"mlock2", mlock2 as *const c_void);
     push(c"munlock", munlock as *const c_void);
     push(c"mlockall", mlockall as *const c_void);
+    push(c"munlockall", munlockall as *const c_void);
     push(c"execve", exec::execve as *const c_void);
     if let Some(curbrk) = patch::variable(c"__curbrk") {
         CURBRK.store(curbrk, Ordering::Relaxed);
         push(c"brk", brk as *const c_void);
     }
     // SAFETY: handed on to the caller; the functions below keep the contracts.
-    let done = unsafe { patch::install(&hooks[..n]) };
+    let done = unsafe { patch::install(&hooks) };
     INSTALLED.store(done, Ordering::Relaxed);
+    if !done {
+        say::warn(
+            b"the C library's code can't be changed here (MemoryDenyWriteExecute= and the like): new mappings are looked for, so the \
+              limit can be passed further; mlock keeps memory in RAM; threads that map memory at the same time, and children \
+              without LD_PRELOAD, are not managed safely",
+        );
+    }
     done
 }
 
@@ -85,14 +91,28 @@ extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int
     if offset & (PAGE - 1) != 0 {
         return result(-EINVAL);
     }
-    let anonymous = flags as u32 & sys::MAP_ANONYMOUS != 0 && flags as u32 & sys::MAP_TYPE == sys::MAP_PRIVATE;
-    let mut flags = flags as u32;
-    if anonymous && flags & sys::MAP_LOCKED != 0 && !mlock::honour(len) {
-        flags &= !sys::MAP_LOCKED;
-    }
-    if anonymous && agent::active().is_some() {
-        // A hint; followed, it would fill the mapping before it can be adopted.
+    let (prot, mut flags) = (prot as u32, flags as u32);
+    // Memory that can be adopted. Huge pages can't: their faults are not served a page at a time.
+    let anonymous =
+        flags & sys::MAP_ANONYMOUS != 0 && flags & sys::MAP_TYPE == sys::MAP_PRIVATE && flags & sys::MAP_HUGETLB == 0;
+    let lock = if flags & sys::MAP_LOCKED == 0 {
+        None
+    } else {
+        match mlock::map_locked(len, anonymous) {
+            MapLocked::Pass => Some(Lock::Honoured).filter(|_| anonymous),
+            MapLocked::LeaveOut => {
+                flags &= !sys::MAP_LOCKED;
+                Some(Lock::Ignored)
+            }
+            MapLocked::Refuse(r) => return result(r),
+        }
+    };
+    let mut populate = None;
+    if flags & sys::MAP_POPULATE != 0 && agent::active().is_some() {
+        // A hint, followed as far as that is possible. Followed in the call, it would fill memory before it can be adopted, and hold
+        // up all others that change mappings while a file is read.
         flags &= !sys::MAP_POPULATE;
+        populate = Some(()).filter(|()| !anonymous && flags & sys::MAP_NONBLOCK == 0);
     }
     let r = {
         let _turn = gate::change();
@@ -100,16 +120,38 @@ extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int
         unsafe { syscall6(sys::__NR_mmap, addr, len, prot as usize, flags as usize, fd as usize, offset) }
     };
     let r = result(r);
-    if r != -1 && anonymous && prot as u32 & sys::PROT_EXEC == 0 {
+    if r == -1 {
+        return r;
+    }
+    if flags & sys::MAP_FIXED != 0 {
+        mlock::unmapped(r as usize, len);
+    }
+    if let Some(lock) = lock {
+        mlock::mapped_locked(r as usize, len, lock);
+    }
+    if populate.is_some() {
+        // As the kernel does it: shared pages are not written to, so that they stay clean.
+        let copies = flags & sys::MAP_TYPE == sys::MAP_PRIVATE && prot & sys::PROT_WRITE != 0;
+        let advice = if copies { sys::MADV_POPULATE_WRITE } else { sys::MADV_POPULATE_READ };
+        // SAFETY: changes no bytes; what can't be populated is not.
+        unsafe { syscall3(sys::__NR_madvise, r as usize, len, advice as usize) };
+    }
+    if anonymous && prot & sys::PROT_EXEC == 0 {
         born(r as usize, len);
     }
     r
 }
 
 extern "C" fn munmap(addr: usize, len: usize) -> c_int {
-    let _turn = gate::change();
-    // SAFETY: the caller's own call.
-    result(unsafe { syscall3(sys::__NR_munmap, addr, len, 0) }) as c_int
+    let r = {
+        let _turn = gate::change();
+        // SAFETY: the caller's own call.
+        unsafe { syscall3(sys::__NR_munmap, addr, len, 0) }
+    };
+    if r == 0 {
+        mlock::unmapped(addr, len);
+    }
+    result(r) as c_int
 }
 
 // The fifth argument is variadic in the C library's prototype; on x86-64 it is passed like any other.
@@ -120,21 +162,48 @@ extern "C" fn mremap(addr: usize, old_len: usize, new_len: usize, flags: c_int, 
         unsafe { syscall6(sys::__NR_mremap, addr, old_len, new_len, flags as usize, new_addr, 0) }
     };
     let r = result(r);
-    if r != -1 && new_len > old_len {
-        born(r as usize, new_len);
+    if r != -1 {
+        mlock::remapped(addr, old_len, r as usize, new_len);
+        if new_len > old_len {
+            born(r as usize, new_len);
+        }
+    }
+    r
+}
+
+/// Whether an advice takes pages away, which the kernel reports.
+fn removes(advice: u32) -> bool {
+    matches!(advice, sys::MADV_DONTNEED | sys::MADV_DONTNEED_LOCKED | sys::MADV_FREE | sys::MADV_REMOVE)
+}
+
+/// A call of madvise that takes pages away: inside the gate, because an event reports it, and because the keeper gives memory of
+/// the page map back only when nobody is there.
+fn remove(addr: usize, len: usize, advice: u32) -> isize {
+    let _inside = gate::enter();
+    // SAFETY: the caller's own call.
+    let r = unsafe { syscall3(sys::__NR_madvise, addr, len, advice as usize) };
+    if advice != sys::MADV_REMOVE
+        && let Some(pager) = agent::active()
+    {
+        pager.removed(addr, len);
     }
     r
 }
 
 extern "C" fn madvise(addr: usize, len: usize, advice: c_int) -> c_int {
-    let r = {
-        let _inside = gate::enter();
+    let advice = advice as u32;
+    let mut r = if removes(advice) {
+        remove(addr, len, advice)
+    } else {
+        // Nothing is reported and nothing unmapped, so it passes by the gate: MADV_POPULATE_WRITE, for one, may wait for many pages.
         // SAFETY: the caller's own call.
         unsafe { syscall3(sys::__NR_madvise, addr, len, advice as usize) }
     };
-    let removes = matches!(advice as u32, sys::MADV_DONTNEED | sys::MADV_FREE | sys::MADV_DONTNEED_LOCKED);
-    if removes && let Some(pager) = agent::active() {
-        pager.removed(addr, len);
+    // After these two the pages may be dropped, or have been, without an event.
+    if r == 0 && matches!(advice, sys::MADV_FREE | sys::MADV_GUARD_INSTALL) && agent::active().is_some() {
+        // MADV_FREE: the kernel would drop the pages when it likes, from lowtide's hands too. It may do so at once, says its contract.
+        // MADV_GUARD_INSTALL: those that are out would be back when the guard is taken away. The guard stays.
+        r = remove(addr, len, sys::MADV_DONTNEED);
     }
     result(r) as c_int
 }
@@ -168,28 +237,29 @@ extern "C" fn brk(addr: usize) -> c_int {
 }
 
 extern "C" fn mlock_(addr: usize, len: usize) -> c_int {
-    if !mlock::honour(len) {
-        return 0;
-    }
     // SAFETY: the caller's own call.
-    result(unsafe { syscall3(sys::__NR_mlock, addr, len, 0) }) as c_int
+    result(mlock::lock(addr, len, || unsafe { syscall3(sys::__NR_mlock, addr, len, 0) })) as c_int
 }
 
 extern "C" fn mlock2(addr: usize, len: usize, flags: c_int) -> c_int {
-    if !mlock::honour(len) {
-        return 0;
-    }
     // SAFETY: the caller's own call.
-    result(unsafe { syscall3(sys::__NR_mlock2, addr, len, flags as usize) }) as c_int
+    let native = || unsafe { syscall3(sys::__NR_mlock2, addr, len, flags as usize) };
+    // Unknown flags are refused before anything else.
+    result(if flags as u32 & !sys::MLOCK_ONFAULT != 0 { native() } else { mlock::lock(addr, len, native) }) as c_int
 }
 
 extern "C" fn munlock(addr: usize, len: usize) -> c_int {
-    mlock::unlocked(len);
+    mlock::unlocked(addr, len);
     // SAFETY: the caller's own call.
     result(unsafe { syscall3(sys::__NR_munlock, addr, len, 0) }) as c_int
 }
 
-extern "C" fn mlockall(_flags: c_int) -> c_int {
-    mlock::ignored();
-    0
+extern "C" fn mlockall(flags: c_int) -> c_int {
+    result(mlock::lock_all(flags as u32)) as c_int
+}
+
+extern "C" fn munlockall() -> c_int {
+    mlock::unlocked_all();
+    // SAFETY: the caller's own call.
+    result(unsafe { syscall3(sys::__NR_munlockall, 0, 0, 0) }) as c_int
 }

@@ -11,6 +11,7 @@ extern crate alloc;
 
 mod agent;
 mod atfork;
+mod code;
 mod exec;
 #[cfg(feature = "faults")]
 mod faults;

@@ -1,37 +1,266 @@
 //! mlock: what it means under lowtide.
 //!
 //! Locked pages can't be moved, so they would stay in RAM whatever the limit. Small locks, which programs use to keep secrets off
-//! disks, are honoured, up to a sixteenth of the limit in all. Larger ones, and mlockall, are recorded, answered with success and
-//! otherwise ignored: the run warns about it once.
+//! disks, are honoured, up to a sixteenth of the limit in all. Larger ones, and mlockall, are answered with success and otherwise
+//! ignored: the run warns about it once.
+//!
+//! But a call that the kernel would have refused is refused, with the same error: programs say so and decide by it. The rules are the
+//! kernel's (RLIMIT_MEMLOCK, CAP_IPC_LOCK), so it is asked: a lock of the last page of the address space and n - 1 pages behind
+//! the end is never made (EINVAL), but before that is found out it is decided whether n pages more may be locked (else ENOMEM) and
+//! whether anything may be (else EPERM).
+//!
+//! These functions run on the program's stacks. The table's lock is used by the program's threads only, so no monitor ever waits for it.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
+use linux_raw_sys::general as sys;
+use lowtide_core::vm::{self, Whose};
 use lowtide_pager::line::Line;
+use lowtide_pager::locks::{Lock, Locks};
+use lowtide_pager::regions::Range;
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{Resource, getrlimit};
 
+use crate::thread::syscall3;
 use crate::{agent, say};
 
-static LOCKED: AtomicU64 = AtomicU64::new(0);
+const PAGE: usize = 4096;
+const EPERM: isize = 1;
+const EAGAIN: isize = 11;
+const ENOMEM: isize = 12;
+const EINVAL: isize = 22;
 
-/// Whether a lock of `len` bytes is to be passed to the kernel.
-pub fn honour(len: usize) -> bool {
-    let most = agent::segment().settings.ram_limit.load(Ordering::Relaxed) / 16;
-    let before = LOCKED.fetch_add(len as u64, Ordering::Relaxed);
-    if before + len as u64 <= most {
-        return true;
+/// How often a thread looks whether the table is free. It is used for microseconds; but a thread may have left a signal handler by
+/// longjmp in the middle of that.
+const PATIENCE: usize = 10_000;
+
+struct Table {
+    /// Thread id of who uses it.
+    by: AtomicU32,
+    locks: UnsafeCell<Locks>,
+}
+// SAFETY: `locks` is only touched by the thread whose id is in `by`.
+unsafe impl Sync for Table {}
+
+static TABLE: Table = Table { by: AtomicU32::new(0), locks: UnsafeCell::new(Locks::new()) };
+/// Ranges in the table, so that calls that unmap need not look when there are none.
+static RANGES: AtomicUsize = AtomicUsize::new(0);
+/// Bytes of address space when the program last locked all of it (mlockall); 0: it has not, or has unlocked it.
+static ALL: AtomicUsize = AtomicUsize::new(0);
+
+/// Calls `f` with the table. None: a thread that is in the middle of using it does not come out (this one, in a signal handler).
+fn with<R>(f: impl FnOnce(&mut Locks) -> R) -> Option<R> {
+    let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    for _ in 0..PATIENCE {
+        match TABLE.by.compare_exchange(0, tid, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => {
+                // SAFETY: this thread's id is in `by`.
+                let locks = unsafe { &mut *TABLE.locks.get() };
+                let result = f(locks);
+                RANGES.store(locks.len(), Ordering::Relaxed);
+                TABLE.by.store(0, Ordering::Release);
+                return Some(result);
+            }
+            Err(by) if by == tid => return None,
+            Err(_) => rustix::thread::sched_yield(),
+        }
     }
-    LOCKED.fetch_sub(len as u64, Ordering::Relaxed);
-    ignored();
-    false
+    None
 }
 
-/// A lock was not passed on.
-pub fn ignored() {
+/// The pages of `addr .. addr + len`, as the lock calls round them; None: there are none, or they go over the end.
+fn pages(addr: usize, len: usize) -> Option<Range> {
+    let start = addr & !(PAGE - 1);
+    let end = addr.checked_add(len)?.checked_next_multiple_of(PAGE)?;
+    (start < end).then_some(Range { start, end })
+}
+
+/// Whether the kernel would let the program lock more.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Room {
+    Yes,
+    /// RLIMIT_MEMLOCK does not allow so much.
+    TooMuch,
+    /// It may lock nothing at all.
+    Never,
+}
+
+/// Whether there is room for `bytes` beside what the kernel holds locked already.
+fn room_for(bytes: usize) -> Room {
+    if getrlimit(Resource::Memlock).current.is_none() {
+        return Room::Yes;
+    }
+    let last_page = usize::MAX - PAGE + 1;
+    // SAFETY: a range that goes over the end of the address space is never locked.
+    match unsafe { syscall3(sys::__NR_mlock, last_page, bytes.next_multiple_of(PAGE).max(PAGE), 0) } {
+        r if r == -EPERM => Room::Never,
+        r if r == -ENOMEM => Room::TooMuch,
+        _ => Room::Yes,
+    }
+}
+
+/// Whether CAP_IPC_LOCK spares the program the limit; asked only where there is one.
+fn is_unlimited() -> bool {
+    // More than any limit that is one.
+    room_for(1 << 62) == Room::Yes
+}
+
+/// Whether each page of a range is mapped, which is what a lock needs.
+fn is_mapped(range: Range) -> bool {
+    // SAFETY: without flags msync only looks.
+    unsafe { syscall3(sys::__NR_msync, range.start, range.end - range.start, 0) != -ENOMEM }
+}
+
+/// What is honoured in all.
+fn most() -> usize {
+    agent::segment().settings.ram_limit.load(Ordering::Relaxed) as usize / 16
+}
+
+/// mlock and mlock2: what the call returns. `native` makes it.
+pub fn lock(addr: usize, len: usize, native: impl FnOnce() -> isize) -> isize {
+    let Some(range) = pages(addr, len) else { return native() };
+    let size = range.end - range.start;
+    let known =
+        with(|t| (t.overlap(range, None), t.overlap(range, Some(Lock::Honoured)), ignored_bytes(t), t.bytes(Lock::Honoured)));
+    let Some((locked, held, ignored, honoured)) = known else { return native() };
+    let honour = honoured + size - held <= most();
+    if !honour || ignored > 0 {
+        // What is locked already is not counted again.
+        let more = if ALL.load(Ordering::Relaxed) > 0 { 0 } else { size - locked };
+        match room_for(more + ignored) {
+            Room::Never => return -EPERM,
+            Room::TooMuch => return -ENOMEM,
+            Room::Yes => {}
+        }
+    }
+    if honour {
+        let r = native();
+        if r == 0 {
+            with(|t| t.lock(range, Lock::Honoured));
+        }
+        return r;
+    }
+    if !is_mapped(range) {
+        return -ENOMEM;
+    }
+    with(|t| t.lock(range, Lock::Ignored));
+    warn();
+    0
+}
+
+/// What becomes of MAP_LOCKED.
+pub enum MapLocked {
+    /// It is passed on, and may be refused.
+    Pass,
+    /// It is left out.
+    LeaveOut,
+    /// The call fails with this result.
+    Refuse(isize),
+}
+
+/// What to do with a new mapping of `len` bytes that is to be locked. `managed`: lowtide would manage its memory.
+pub fn map_locked(len: usize, managed: bool) -> MapLocked {
+    let Some(size) = len.checked_next_multiple_of(PAGE).filter(|size| *size > 0) else { return MapLocked::Pass };
+    let Some((ignored, honoured)) = with(|t| (ignored_bytes(t), t.bytes(Lock::Honoured))) else { return MapLocked::Pass };
+    let honour = !managed || honoured + size <= most();
+    if honour && ignored == 0 {
+        return MapLocked::Pass;
+    }
+    match (room_for(size + ignored), honour) {
+        (Room::Yes, true) => MapLocked::Pass,
+        (Room::Yes, false) => MapLocked::LeaveOut,
+        // What the kernel refuses by itself it refuses in the right order of errors.
+        (Room::TooMuch, _) if room_for(size) == Room::Yes => MapLocked::Refuse(-EAGAIN),
+        _ => MapLocked::Pass,
+    }
+}
+
+/// A mapping with MAP_LOCKED was made.
+pub fn mapped_locked(addr: usize, len: usize, lock: Lock) {
+    if let Some(range) = pages(addr, len) {
+        with(|t| t.lock(range, lock));
+    }
+    if lock == Lock::Ignored {
+        warn();
+    }
+}
+
+/// munlock was called.
+pub fn unlocked(addr: usize, len: usize) {
+    unmapped(addr, len);
+}
+
+/// A range was unmapped, or something else was mapped there: its locks are gone.
+pub fn unmapped(addr: usize, len: usize) {
+    if RANGES.load(Ordering::Relaxed) > 0
+        && let Some(range) = pages(addr, len)
+    {
+        with(|t| t.unlock(range));
+    }
+}
+
+/// mremap made `to .. to + new_len` of `from .. from + old_len`.
+pub fn remapped(from: usize, old_len: usize, to: usize, new_len: usize) {
+    if RANGES.load(Ordering::Relaxed) > 0
+        && let (Some(from), Some(to)) = (pages(from, old_len), pages(to, new_len))
+    {
+        with(|t| t.remapped(from, to));
+    }
+}
+
+/// mlockall: what the call returns.
+pub fn lock_all(flags: u32) -> isize {
+    if flags == 0 || flags & !(sys::MCL_CURRENT | sys::MCL_FUTURE | sys::MCL_ONFAULT) != 0 || flags == sys::MCL_ONFAULT {
+        return -EINVAL;
+    }
+    if room_for(PAGE) == Room::Never {
+        return -EPERM;
+    }
+    if flags & sys::MCL_CURRENT != 0
+        && let Some(limit) = getrlimit(Resource::Memlock).current
+        && !is_unlimited()
+    {
+        let all = address_space();
+        if all as u64 > limit {
+            return -ENOMEM;
+        }
+        ALL.store(all, Ordering::Relaxed);
+    }
+    warn();
+    0
+}
+
+/// munlockall was called.
+pub fn unlocked_all() {
+    ALL.store(0, Ordering::Relaxed);
+    with(|t| *t = Locks::new());
+}
+
+/// In a forked child, which inherits no locks.
+pub fn reset_after_fork() {
+    TABLE.by.store(0, Ordering::Relaxed);
+    unlocked_all();
+}
+
+fn ignored_bytes(locks: &Locks) -> usize {
+    locks.bytes(Lock::Ignored).max(ALL.load(Ordering::Relaxed))
+}
+
+/// Bytes of address space that this process has mapped, lowtide's own left out; 0 if that can't be told.
+fn address_space() -> usize {
+    let Ok(statm) = rustix::fs::open(c"/proc/self/statm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return 0 };
+    let mut text = [0u8; 128];
+    let n = rustix::io::read(&statm, &mut text).unwrap_or(0);
+    let pages = text[..n].iter().take_while(|c| c.is_ascii_digit()).fold(0usize, |n, c| n * 10 + usize::from(c - b'0'));
+    let mut own = 0;
+    vm::own_ranges(|start, end, whose| own += if whose == Whose::Lowtide { end - start } else { 0 });
+    (pages * PAGE).saturating_sub(own)
+}
+
+/// A lock was ignored.
+fn warn() {
     let mut line = Line::new();
     line.push(b"the program locks memory (mlock): lowtide honours 1/16 of --ram and keeps the rest swappable");
     say::warn(line.bytes());
-}
-
-/// `len` bytes were unlocked.
-pub fn unlocked(len: usize) {
-    let _ = LOCKED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| Some(n.saturating_sub(len as u64)));
 }

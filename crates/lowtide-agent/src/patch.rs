@@ -6,12 +6,15 @@
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
-use linux_raw_sys::general as sys;
+use arrayvec::ArrayVec;
 
-use crate::thread::syscall3;
+use crate::code::{self, Change};
 
-/// Bytes of `jmp *0(%rip)` and the address behind it.
-const JUMP: usize = 14;
+/// Most hooks that can be installed.
+pub const MAX_HOOKS: usize = 16;
+
+/// `jmp *0(%rip)`: to the address behind it.
+const JUMP: [u8; code::LEN - size_of::<usize>()] = [0xff, 0x25, 0, 0, 0, 0];
 const RTLD_NEXT: *mut c_void = -1isize as *mut c_void;
 const RTLD_DL_SYMENT: c_int = 1;
 const PAGE: usize = 4096;
@@ -63,7 +66,7 @@ fn find(name: &CStr) -> Option<usize> {
             return None;
         }
         let in_libc = CStr::from_ptr(info.file).to_bytes().windows(7).any(|w| w == b"libc.so");
-        let long_enough = (*symbol.cast::<ElfSym>()).size >= JUMP as u64;
+        let long_enough = (*symbol.cast::<ElfSym>()).size >= code::LEN as u64;
         (in_libc && long_enough).then_some(address as usize)
     }
 }
@@ -106,30 +109,15 @@ pub fn variable(name: &CStr) -> Option<usize> {
 /// # Safety
 /// The process has one thread, and each hook keeps the contract of the function it replaces.
 pub unsafe fn install(hooks: &[Hook]) -> bool {
-    let mut found = [(0usize, 0usize); 16];
-    let mut n = 0;
+    let mut changes = ArrayVec::<Change, MAX_HOOKS>::new();
     for hook in hooks {
-        if let (Some(address), Some(place)) = (find(hook.name), found.get_mut(n)) {
-            *place = (address, hook.with as usize);
-            n += 1;
+        if let Some(at) = find(hook.name) {
+            let mut bytes = [0; code::LEN];
+            bytes[..JUMP.len()].copy_from_slice(&JUMP);
+            bytes[JUMP.len()..].copy_from_slice(&(hook.with as usize).to_ne_bytes());
+            changes.push(Change { at, bytes });
         }
     }
-    let found = &found[..n];
-    let (Some(low), Some(high)) = (found.iter().map(|f| f.0).min(), found.iter().map(|f| f.0).max()) else { return false };
-    let start = low & !(PAGE - 1);
-    let len = (high + JUMP).next_multiple_of(PAGE) - start;
-    // One change of protection for all: they lie within a few pages. Nothing of the C library is called in between.
-    // SAFETY: the range is code of the C library; it stays readable, and executable again below.
-    unsafe {
-        if syscall3(sys::__NR_mprotect, start, len, (sys::PROT_READ | sys::PROT_WRITE) as usize) < 0 {
-            return false;
-        }
-        for &(address, with) in found {
-            let code = address as *mut u8;
-            for (i, byte) in [0xff, 0x25, 0, 0, 0, 0].into_iter().chain(with.to_ne_bytes()).enumerate() {
-                code.add(i).write_volatile(byte);
-            }
-        }
-        syscall3(sys::__NR_mprotect, start, len, (sys::PROT_READ | sys::PROT_EXEC) as usize) >= 0
-    }
+    // SAFETY: functions of the C library that are at least as long; nobody but this thread runs, and it runs elsewhere.
+    !changes.is_empty() && unsafe { code::change(&changes) }
 }

@@ -46,18 +46,31 @@ impl Pager {
             }
             Ok(event) => {
                 let remapped = matches!(event, Message::Remap { .. });
-                self.apply(&lock, &event);
+                self.happened(&lock, event);
                 if remapped { Read::Remapped } else { Read::Event }
             }
         }
     }
 
-    /// Applies an event other than a fork.
+    /// Applies an event that was read just now: the mappings are still as it left them.
+    fn happened(&self, lock: &Exclusive<'_>, mut event: Message) {
+        if let Message::Remap { to, len, .. } = &mut event
+            // Where nothing is mapped any more, it was unmapped since, and that is reported next.
+            && let Ok(Some(mapping)) = self.present().mappings.find(*to)
+        {
+            // See `really_moved`.
+            *len = (*len).min(mapping.end - *to);
+        }
+        self.apply(lock, &event);
+    }
+
+    /// Applies an event other than a fork; in a forked child also one that is older than what the mappings are now.
     pub(crate) fn apply(&self, lock: &Exclusive<'_>, event: &Message) {
         match *event {
             Message::Unmap { start, end } if !self.staging.contains(start) => self.abandon(lock, Range { start, end }),
             Message::Remove { start, end } if !self.staging.contains(start) => self.removing(lock, start, end),
             Message::Remap { from, to, len } => {
+                let len = self.really_moved(lock, to, len);
                 self.remapped(from, to, len);
                 // The kernel keeps the registration of the new place. What a grown mapping adds behind `len` is found by the next
                 // look at the maps; the old place, if it is still mapped (MREMAP_DONTUNMAP), by an UNMAP that does not come.
@@ -75,7 +88,7 @@ impl Pager {
 
     /// The pages of a range are gone for good: lets go of what their words stood for. Memory is given back on the way, and is soon
     /// counted no more.
-    fn dropped(&self, lock: &Exclusive<'_>, start: usize, end: usize) {
+    pub(crate) fn dropped(&self, lock: &Exclusive<'_>, start: usize, end: usize) {
         let mut forgotten = 0;
         self.map.each(start / PAGE_SIZE, end.div_ceil(PAGE_SIZE), |_, slot| {
             if slot.load(Ordering::Acquire) == Word::None.bits() {
@@ -124,6 +137,15 @@ impl Pager {
         });
     }
 
+    /// How much has moved to `to` of the `len` bytes that were reported. Before Linux 6.15 a call that moves to a given place and makes
+    /// shorter at once (MREMAP_FIXED) reports the length from before; behind what has moved is somebody else's memory then. It ends
+    /// with the mapping (`happened`), or, where the kernel has made one mapping of it and an adopted neighbour, before that: what was
+    /// adopted at the new place was unmapped before, which was reported before, so that what begins behind it is the neighbour.
+    /// What stays behind at the old place is unmapped, which is reported next.
+    fn really_moved(&self, lock: &Exclusive<'_>, to: usize, len: usize) -> usize {
+        self.regions.first_after(lock, to).map_or(len, |neighbour| len.min(neighbour - to))
+    }
+
     /// Words go where their pages went.
     fn remapped(&self, from: usize, to: usize, len: usize) {
         let (from, to) = (from / PAGE_SIZE, to / PAGE_SIZE);
@@ -152,5 +174,111 @@ impl Pager {
             };
             self.map.set(new, word);
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pager::Host;
+    use crate::uffd::{NEEDED_FEATURES, Uffd};
+    use lowtide_core::codec::Codec;
+    use lowtide_core::store::{Store, StoreConfig};
+    use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+
+    /// A pager without threads: nothing is evicted, and nothing faults. None where this user may not have a userfaultfd.
+    fn pager() -> Option<Pager> {
+        let uffd = match Uffd::open(NEEDED_FEATURES) {
+            Ok(uffd) => uffd,
+            Err(error) => {
+                assert!(std::env::var_os("CI").is_none(), "cannot run here, and CI must not skip: userfaultfd: {error}");
+                std::eprintln!("SKIPPED: userfaultfd with fork events needs root or CAP_SYS_PTRACE: {error}");
+                return None;
+            }
+        };
+        let store = Store::new(StoreConfig { pool_limit: 1 << 20, accept_percent: 90, codec: Codec::Lz4 }).unwrap();
+        let host = Host { fatal: |text| panic!("{}", std::string::String::from_utf8_lossy(text)), warn: |_| {} };
+        // SAFETY: zeros are a valid Proc.
+        let proc = std::boxed::Box::leak(std::boxed::Box::new(unsafe { core::mem::zeroed() }));
+        Some(Pager::new(uffd, store, 1 << 20, proc, host).unwrap())
+    }
+
+    /// `pages` pages of memory, a mapping by itself: what surrounds it is mapped, too, but not accessible.
+    fn mapping(pages: usize) -> usize {
+        let whole = (pages + 32) * PAGE_SIZE;
+        // SAFETY: fresh memory of the kernel's choice, and a part of it.
+        unsafe {
+            let at = rustix::mm::mmap_anonymous(core::ptr::null_mut(), whole, ProtFlags::empty(), MapFlags::PRIVATE).unwrap();
+            let inner = at.cast::<u8>().add(16 * PAGE_SIZE);
+            rustix::mm::mprotect(inner.cast(), pages * PAGE_SIZE, MprotectFlags::READ | MprotectFlags::WRITE).unwrap();
+            inner as usize
+        }
+    }
+
+    /// Says of `pages` pages from `at` on that they are in the store, under entries that begin with `entry`.
+    fn swap_out(pager: &Pager, at: usize, pages: usize, entry: u64) {
+        for i in 0..pages {
+            pager.map.populate(at / PAGE_SIZE + i).unwrap();
+            pager.map.set(at / PAGE_SIZE + i, Word::Swapped(entry + i as u64));
+        }
+    }
+
+    fn words(pager: &Pager, at: usize, pages: usize) -> std::vec::Vec<Word> {
+        (0..pages).map(|i| pager.map.get(at / PAGE_SIZE + i)).collect()
+    }
+
+    fn swapped(entry: u64, pages: u64) -> std::vec::Vec<Word> {
+        (entry..entry + pages).map(Word::Swapped).collect()
+    }
+
+    /// As before Linux 6.15, for a mapping of 8 pages of which 4 have moved.
+    #[test]
+    fn a_length_that_is_too_long_ends_with_the_mapping() {
+        let Some(pager) = pager() else { return };
+        let (from, to) = (mapping(8), mapping(4));
+        swap_out(&pager, from, 8, 100);
+        let lock = pager.space.exclusive();
+        pager.happened(&lock, Message::Remap { from, to, len: 8 * PAGE_SIZE });
+        assert_eq!(words(&pager, to, 4), swapped(100, 4));
+        assert_eq!(words(&pager, to + 4 * PAGE_SIZE, 4), [Word::None; 4], "nothing has moved to behind the mapping");
+        assert_eq!(words(&pager, from + 4 * PAGE_SIZE, 4), swapped(104, 4), "the rest is unmapped next");
+        let adopted: std::vec::Vec<_> = pager.regions.gaps(&lock, Range { start: to, end: to + 8 * PAGE_SIZE }).collect();
+        assert_eq!(
+            adopted,
+            [Range { start: to + 4 * PAGE_SIZE, end: to + 8 * PAGE_SIZE }],
+            "what is not registered is not adopted"
+        );
+    }
+
+    /// The same where the neighbour is adopted too, so that the kernel has made one mapping of both.
+    #[test]
+    fn a_length_that_is_too_long_ends_with_an_adopted_neighbour() {
+        let Some(pager) = pager() else { return };
+        let (from, to) = (mapping(8), mapping(8));
+        let neighbour = Range { start: to + 4 * PAGE_SIZE, end: to + 8 * PAGE_SIZE };
+        swap_out(&pager, from, 8, 100);
+        swap_out(&pager, neighbour.start, 4, 200);
+        let lock = pager.space.exclusive();
+        pager.regions.insert(&lock, neighbour);
+        pager.happened(&lock, Message::Remap { from, to, len: 8 * PAGE_SIZE });
+        assert_eq!(words(&pager, to, 4), swapped(100, 4));
+        assert_eq!(words(&pager, neighbour.start, 4), swapped(200, 4), "the neighbour's pages are where they were");
+    }
+
+    #[test]
+    fn words_of_another_time_are_dropped_when_a_range_is_adopted() {
+        let Some(pager) = pager() else { return };
+        let at = mapping(8);
+        let old = Range { start: at + 2 * PAGE_SIZE, end: at + 4 * PAGE_SIZE };
+        pager.adopt(old).unwrap();
+        for page in 0..8 {
+            pager.map.populate(at / PAGE_SIZE + page).unwrap();
+            pager.map.set(at / PAGE_SIZE + page, Word::Zero);
+            pager.zero_now.fetch_add(1, Ordering::Relaxed);
+        }
+        pager.adopt(Range { start: at, end: at + 8 * PAGE_SIZE }).unwrap();
+        let mut expected = [Word::None; 8];
+        expected[2..4].fill(Word::Zero);
+        assert_eq!(words(&pager, at, 8), expected, "but for those of what was adopted before");
     }
 }

@@ -18,6 +18,8 @@ pub mod fault;
 pub mod fork;
 pub mod line;
 pub mod monitor;
+pub mod locks;
+pub mod mapping;
 pub mod pagemap;
 pub mod pager;
 pub mod patience;

@@ -327,9 +327,14 @@ impl Pager {
         if self.regions.covers(&lock, range) {
             return Ok(());
         }
-        // SAFETY: the monitors serve every fault; the words of memory that is not adopted are None.
+        // SAFETY: the monitors serve every fault, once this thread has let go of the lock.
         let register = || unsafe { self.uffd().register(range.start, range.end - range.start) };
         vm::unless_own(range.start, range.end, register).ok_or(Errno::EXIST)??;
+        // There should be none; but where a program changes its mappings past the C library from several threads, words may have been
+        // left behind, and would give old bytes to pages that were never touched.
+        for gap in self.regions.gaps(&lock, range) {
+            self.dropped(&lock, gap.start, gap.end);
+        }
         if self.regions.insert(&lock, range) {
             return Ok(());
         }

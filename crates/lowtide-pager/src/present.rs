@@ -8,6 +8,7 @@ use rustix::ioctl::Opcode;
 
 use lowtide_core::vm::PAGE_SIZE;
 
+use crate::mapping::Mappings;
 use crate::uffd::ioctl;
 
 const PAGEMAP_SCAN: Opcode = 0xc060_6610;
@@ -15,10 +16,12 @@ const PAGEMAP_SCAN: Opcode = 0xc060_6610;
 /// Ranges that one scan returns at most.
 pub const MAX_RANGES: usize = 64;
 
-/// An open page map of this process.
+/// The open page map of this process, and the list of its mappings.
 #[derive(Debug)]
 pub struct Present {
     fd: OwnedFd,
+    /// The list.
+    pub mappings: Mappings,
 }
 
 /// The answer of one scan.
@@ -37,12 +40,13 @@ impl Ranges {
 }
 
 impl Present {
-    /// Opens the page map. Must be called in the process itself, and again in a forked child.
+    /// Opens both. Must be called in the process itself, and again in a forked child.
     ///
     /// # Errors
-    /// Those of opening `/proc/self/pagemap`.
+    /// Those of opening `/proc/self/pagemap` and `/proc/self/maps`.
     pub fn open() -> Result<Present, Errno> {
-        Ok(Present { fd: rustix::fs::open(c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())? })
+        let fd = rustix::fs::open(c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(Present { fd, mappings: Mappings::open()? })
     }
 
     /// Bytes of private memory in `start .. end` (the shared zero page and shared mappings are none): what the kernel counts as

@@ -65,6 +65,21 @@ impl Regions {
         Some(Range { start: r.start.max(addr), end: r.end })
     }
 
+    /// Where the first range begins that begins after `addr`.
+    pub fn first_after(&self, _: &Exclusive<'_>, addr: usize) -> Option<usize> {
+        let all = self.slice();
+        all.get(all.partition_point(|r| r.start <= addr)).map(|r| r.start)
+    }
+
+    /// The parts of `range` that are not in the set.
+    pub fn gaps<'a>(&'a self, _: &'a Exclusive<'_>, range: Range) -> impl Iterator<Item = Range> + 'a {
+        let all = self.slice();
+        let inside = &all[all.partition_point(|r| r.end <= range.start)..all.partition_point(|r| r.start < range.end)];
+        let starts = core::iter::once(range.start).chain(inside.iter().map(|r| r.end));
+        let ends = inside.iter().map(|r| r.start).chain(core::iter::once(range.end));
+        starts.zip(ends).map(|(start, end)| Range { start, end }).filter(|gap| gap.start < gap.end)
+    }
+
     /// Whether all of `range` is in the set.
     pub fn covers(&self, _: &Exclusive<'_>, range: Range) -> bool {
         let all = self.slice();
@@ -156,6 +171,11 @@ mod tests {
                 }
                 model[start..end].fill(add);
                 assert_eq!(set.covers(&x, r(start, end)), add);
+                let (low, high) = (random(100), 100 + random(100));
+                let gaps: Vec<_> = set.gaps(&x, r(low, high)).flat_map(|gap| gap.start..gap.end).collect();
+                assert_eq!(gaps, (low..high).filter(|&i| !model[i]).collect::<Vec<_>>());
+                let starts = (low + 1..200).find(|&i| model[i] && !model[i - 1]);
+                assert_eq!(set.first_after(&x, low), starts);
             }
             let s = lock.shared();
             let listed: Vec<_> = set.all(&s).iter().flat_map(|r| r.start..r.end).collect();

@@ -51,6 +51,8 @@ pub struct Job {
     program: PathBuf,
     arguments: Vec<OsString>,
     environment: Vec<(OsString, OsString)>,
+    /// What starts all of it, lowtide included.
+    around: Vec<OsString>,
     pub directory: PathBuf,
     /// A run that takes longer hangs.
     pub deadline: Duration,
@@ -67,6 +69,7 @@ impl Job {
             program: program.into(),
             arguments: Vec::new(),
             environment: Vec::new(),
+            around: Vec::new(),
             directory,
             deadline: DEADLINE,
         }
@@ -92,13 +95,28 @@ impl Job {
         self
     }
 
+    /// The same run, started by another program: natively it is between the two, under a limit before lowtide.
+    pub fn around(mut self, wrapper: PathBuf, arguments: &[&str]) -> Self {
+        self.around = vec![wrapper.into()];
+        self.around.extend(arguments.iter().map(OsString::from));
+        self
+    }
+
+    /// The command that starts `program`, which is the first of the run.
+    fn command(&self, program: &Path) -> Command {
+        let Some((wrapper, arguments)) = self.around.split_first() else { return Command::new(program) };
+        let mut command = Command::new(wrapper);
+        command.args(arguments).arg(program);
+        command
+    }
+
     pub fn env(mut self, name: &str, value: impl Into<OsString>) -> Self {
         self.environment.push((name.into(), value.into()));
         self
     }
 
     pub fn start_native(&self) -> Running {
-        let mut command = Command::new(&self.program);
+        let mut command = self.command(&self.program);
         command.args(&self.arguments);
         Running::start(self, command, None)
     }
@@ -106,7 +124,7 @@ impl Job {
     pub fn start_limited(&self, limit: &Limit) -> Running {
         let stats = self.directory.join("stats.json");
         let _ = fs::remove_file(&stats);
-        let mut command = Command::new(env!("CARGO_BIN_EXE_lowtide"));
+        let mut command = self.command(Path::new(env!("CARGO_BIN_EXE_lowtide")));
         command.args(["run", "--ram", &limit.ram.to_string()]);
         match &limit.swap {
             Swap::Ram => drop(command.args(["--swap", "ram"])),

@@ -1,0 +1,125 @@
+//! Changing code that is mapped: where, and by which of two ways.
+//!
+//! Through `/proc/self/mem` the kernel writes to memory that its owner may only read and execute, as it does for debuggers: no
+//! protection changes, there is no moment at which the code can't be executed, and what forbids a process to make memory
+//! executable (prctl PR_SET_MDWE, systemd's MemoryDenyWriteExecute=) does not forbid this. Where that file can't be written, the
+//! protection is changed and changed back, but only after the change back has been rehearsed on a page that nobody needs: code
+//! that can't be made executable again would end the program at its next call.
+
+use linux_raw_sys::general as sys;
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags};
+
+use crate::say;
+use crate::thread::{syscall3, syscall4, syscall6};
+
+const PAGE: usize = 4096;
+/// Bytes of a [`Change`].
+pub const LEN: usize = 14;
+
+/// What is to be written where.
+#[derive(Clone, Copy)]
+pub struct Change {
+    /// The first byte.
+    pub at: usize,
+    /// The bytes.
+    pub bytes: [u8; LEN],
+}
+
+/// Makes all of the changes. False: none of them.
+///
+/// # Safety
+/// The places are readable, executable memory of the calling process, no thread is executing there, and what is written is code
+/// that may stand there.
+pub unsafe fn change(changes: &[Change]) -> bool {
+    // SAFETY: handed on to the caller.
+    unsafe { by_file(changes) || by_protection(changes) }
+}
+
+/// The bytes at a place.
+///
+/// # Safety
+/// They are readable.
+unsafe fn read(at: usize) -> [u8; LEN] {
+    // SAFETY: handed on to the caller. Volatile, because the kernel may write there.
+    core::array::from_fn(|i| unsafe { (at as *const u8).add(i).read_volatile() })
+}
+
+fn write(mem: &OwnedFd, at: usize, bytes: &[u8; LEN]) -> bool {
+    rustix::io::pwrite(mem, bytes, at as u64) == Ok(LEN)
+}
+
+/// Through `/proc/self/mem`. What was written before one of them failed is undone.
+///
+/// # Safety
+/// As [`change`].
+unsafe fn by_file(changes: &[Change]) -> bool {
+    let Ok(mem) = rustix::fs::open(c"/proc/self/mem", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) else { return false };
+    for (i, change) in changes.iter().enumerate() {
+        // SAFETY: readable, says the caller.
+        let old = unsafe { read(change.at) };
+        // Kernels can be told to write nothing here without an error, or only in part: it counts what can be read afterwards.
+        // SAFETY: as above.
+        if write(&mem, change.at, &change.bytes) && unsafe { read(change.at) } == change.bytes {
+            continue;
+        }
+        // The first one is how it is found out that it can't be done; that a later one fails where others did not is not expected.
+        if i > 0 || unsafe { read(change.at) } != old {
+            say::fatal(b"the C library's code could be changed in part only");
+        }
+        return false;
+    }
+    true
+}
+
+/// By changing the protection of the code, and back.
+///
+/// # Safety
+/// As [`change`].
+unsafe fn by_protection(changes: &[Change]) -> bool {
+    let (Some(low), Some(high)) = (changes.iter().map(|c| c.at).min(), changes.iter().map(|c| c.at).max()) else { return true };
+    let start = low & !(PAGE - 1);
+    let len = (high + LEN).next_multiple_of(PAGE) - start;
+    if !code_can_be_changed() || !protect(start, len, sys::PROT_READ | sys::PROT_WRITE) {
+        return false;
+    }
+    // One change of protection for all: they lie within a few pages. Nothing of the C library is called in between.
+    for change in changes {
+        for (i, byte) in change.bytes.iter().enumerate() {
+            // SAFETY: the caller says that this code may be changed; it is writable now.
+            unsafe { (change.at as *mut u8).add(i).write_volatile(*byte) };
+        }
+    }
+    if !protect(start, len, sys::PROT_READ | sys::PROT_EXEC) {
+        // Against the rehearsal. To go on would end in the middle of the program, without a word.
+        say::fatal(b"the C library's code can't be made executable again");
+    }
+    true
+}
+
+fn protect(start: usize, len: usize, protection: u32) -> bool {
+    // SAFETY: the callers answer for what they protect.
+    unsafe { syscall3(sys::__NR_mprotect, start, len, protection as usize) == 0 }
+}
+
+/// Whether private code that is mapped from a file can be made writable, written, and made executable again. Tried with a page of the
+/// program's own file: security modules ask where changed code came from.
+fn code_can_be_changed() -> bool {
+    let Ok(file) = rustix::fs::open(c"/proc/self/exe", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return false };
+    let protection = (sys::PROT_READ | sys::PROT_EXEC) as usize;
+    let fd = rustix::fd::AsRawFd::as_raw_fd(&file) as usize;
+    // SAFETY: a fresh mapping, which nobody else knows.
+    let page = unsafe { syscall6(sys::__NR_mmap, 0, PAGE, protection, sys::MAP_PRIVATE as usize, fd, 0) };
+    if (-4095..0).contains(&page) {
+        return false;
+    }
+    let page = page as usize;
+    let can = protect(page, PAGE, sys::PROT_READ | sys::PROT_WRITE) && {
+        // SAFETY: writable, and private to this process: an ELF file has bytes at its start. The first one is not executed by anyone.
+        unsafe { (page as *mut u8).write_volatile((page as *const u8).read_volatile()) };
+        protect(page, PAGE, sys::PROT_READ | sys::PROT_EXEC)
+    };
+    // SAFETY: made above.
+    unsafe { syscall4(sys::__NR_munmap, page, PAGE, 0, 0) };
+    can
+}

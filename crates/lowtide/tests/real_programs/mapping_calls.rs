@@ -1,0 +1,103 @@
+//! Calls that change mappings or drop pages, under a limit: mremap in all its cases, pages that are dropped without an event, and calls
+//! that fill memory, which take long.
+
+use std::path::{Path, PathBuf};
+
+use crate::check::{Data, Growth, compare, ends_well};
+use crate::machine::{native_only, say, tool, turn};
+use crate::measure::{Job, Limit, Outcome, Swap};
+use crate::programs::job;
+
+/// Natively and at a limit: the same output, and something was evicted.
+fn same(job: &Job, limit: &Limit) -> Option<Outcome> {
+    let native = job.native();
+    assert!(ends_well(&native), "{}: the native run is unsound: {native:?}", job.name);
+    if native_only() {
+        return None;
+    }
+    let limited = job.limited(limit);
+    let differ: Vec<_> =
+        native.stdout.lines().zip(limited.stdout.lines()).filter(|(native, limited)| native != limited).collect();
+    assert!(differ.is_empty(), "{}: natively, and under lowtide: {differ:#?}", job.name);
+    assert_eq!((limited.status, &limited.stdout), (native.status, &native.stdout), "{}: {}", job.name, limited.stderr);
+    assert!(limited.stat("evictions.pages") > 0.0, "{}: nothing was evicted: {}", job.name, limited.stats);
+    Some(limited)
+}
+
+/// What each call returns, and which pages are mapped afterwards, is the same natively; the bytes are right.
+#[test]
+fn mremap_in_all_cases() {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job("mremap", "mremap_cases", "96") else { return };
+    same(&job, &Limit { ram: 40 << 20, swap: Swap::Ram });
+}
+
+/// A guard that is taken away again leaves zeros, not what was evicted there.
+#[test]
+fn pages_under_a_guard_are_gone() {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job("guards", "dropped_pages", "guard 0 96 8") else { return };
+    same(&job, &Limit { ram: 40 << 20, swap: Swap::Ram });
+}
+
+/// A memory cgroup, removed when dropped.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// One with so much memory; None (said loudly) where it can't be made.
+    fn new(bytes: u64) -> Option<Cgroup> {
+        let name = format!("lowtide-test-{}", std::process::id());
+        for (root, limit) in [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")] {
+            let path = Path::new(root).join(&name);
+            if std::fs::create_dir(&path).is_ok() {
+                let cgroup = Cgroup(path);
+                if std::fs::write(cgroup.0.join(limit), bytes.to_string()).is_ok() {
+                    return Some(cgroup);
+                }
+            }
+        }
+        assert!(std::env::var_os("CI").is_none(), "cannot run here, and CI must not skip: no memory cgroup");
+        say("SKIPPED: a memory cgroup can't be made");
+        None
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // Its processes have ended, but may not have left yet.
+        for _ in 0..100 {
+            if std::fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+}
+
+/// From Linux 6.15 on the kernel drops pages that were freed by MADV_FREE from where lowtide has moved them, too.
+#[test]
+fn freed_pages_are_dropped_anywhere() {
+    let Some(_turn) = turn() else { return };
+    let (Some(job), Some(shell)) = (job("MADV_FREE", "dropped_pages", "free 24 64 8"), tool("sh")) else { return };
+    let Some(cgroup) = Cgroup::new(96 << 20) else { return };
+    let join = format!("echo $$ > '{}'; exec \"$@\"", cgroup.0.join("cgroup.procs").display());
+    same(&job.around(shell, &["-c", &join, "sh"]), &Limit { ram: 48 << 20, swap: Swap::Ram });
+}
+
+/// While a thread waits for all of a range, the keeper goes on evicting: it is not left to threads that fault.
+#[test]
+fn the_keeper_evicts_while_a_range_is_populated() {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job("populate", "populate", "advice 64 64 12") else { return };
+    let Some(limited) = same(&job, &Limit { ram: 48 << 20, swap: Swap::Ram }) else { return };
+    let (all, background) = (limited.stat("evictions.pages"), limited.stat("evictions.background"));
+    assert!(background >= 0.9 * all, "of {all} pages the keeper evicted {background}");
+}
+
+/// A file that is mapped and read at once holds nobody up.
+#[test]
+fn a_file_is_populated() {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job("populate a file", "populate", "file 64 96 12") else { return };
+    compare(&job, Growth::Existing, Data::Compressible, ends_well);
+}

@@ -1,0 +1,68 @@
+/* Runs a program that may not make memory executable, as a service with MemoryDenyWriteExecute= of systemd may not.
+ * no_exec_gain [mdwe][,filter][,read-only-proc] PROGRAM ARGUMENTS...
+ * mdwe: by prctl. filter: by the seccomp filter that systemd installs where that prctl is missing. read-only-proc: no file of /proc
+ * can be written, /proc/self/mem included (in a mount namespace of its own: takes root). */
+#include "common.h"
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <stddef.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/shm.h>
+#include <sys/syscall.h>
+
+#ifndef PR_SET_MDWE
+#define PR_SET_MDWE 65
+#define PR_MDWE_REFUSE_EXEC_GAIN 1
+#endif
+
+#define LOAD(member) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, member))
+#define DENY BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM)
+#define ALLOW BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
+/* Call `number` with all bits of `bits` in its third argument is denied, and otherwise allowed. */
+#define DENY_CALL(number, bits) \
+	BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 5), LOAD(args[2]), BPF_STMT(BPF_ALU | BPF_AND | BPF_K, bits), \
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, bits, 0, 1), DENY, ALLOW
+
+static void filter(void)
+{
+	struct sock_filter code[] = {
+		LOAD(nr),
+		DENY_CALL(SYS_mmap, PROT_WRITE | PROT_EXEC),
+		DENY_CALL(SYS_mprotect, PROT_EXEC),
+		DENY_CALL(SYS_pkey_mprotect, PROT_EXEC),
+		DENY_CALL(SYS_shmat, SHM_EXEC),
+		ALLOW,
+	};
+	struct sock_fprog program = { sizeof code / sizeof *code, code };
+	MUST(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+	MUST(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+}
+
+static void read_only_proc(void)
+{
+	MUST(unshare(CLONE_NEWNS) == 0);
+	MUST(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0);
+	MUST(mount("/proc", "/proc", NULL, MS_BIND | MS_REC, NULL) == 0);
+	MUST(mount(NULL, "/proc", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY, NULL) == 0);
+}
+
+int main(int argc, char **argv)
+{
+	MUST(argc > 2);
+	if (strstr(argv[1], "read-only-proc") != NULL)
+		read_only_proc();
+	if (strstr(argv[1], "mdwe") != NULL)
+		MUST(prctl(PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN, 0, 0, 0) == 0);
+	if (strstr(argv[1], "filter") != NULL)
+		filter();
+	/* What was asked for holds. */
+	unsigned char *page = map_pages(1);
+	int denied = strstr(argv[1], "mdwe") != NULL || strstr(argv[1], "filter") != NULL;
+	MUST((mprotect(page, PAGE, PROT_READ | PROT_EXEC) != 0) == denied);
+	munmap(page, PAGE);
+	execv(argv[2], argv + 2);
+	die("%s: %s", argv[2], strerror(errno));
+}
