@@ -1,0 +1,7 @@
+//go:build withc
+
+// A program that calls C is linked dynamically.
+
+package main
+
+import "C"
