@@ -175,7 +175,7 @@ struct Sanitizer {
     name: &'static str,
     /// What the compiler was told.
     option: &'static str,
-    /// What a program calls that is built with it.
+    /// What a program that is built with it calls.
     entry: &'static str,
     /// The runtime of gcc, in case only a library of the program is built with it.
     library: &'static str,

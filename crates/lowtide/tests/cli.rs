@@ -329,6 +329,14 @@ fn programs_with_sanitizers() {
         let Some(program) = compiled(dir.path(), &[option]) else { return };
         let output = with("run --ram 64M -- {}", &program);
         assert_refused(&output, 126, &[name, option, "use a build without"]);
+        if works() {
+            // As a child it runs as it would without lowtide, and one line says that no limit holds for it.
+            let output = with("run --ram 64M --quiet -- timeout 20 {}", &program);
+            assert_eq!(String::from_utf8_lossy(&output.stdout), "it ran\n", "{output:?}");
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(said.contains("not limited") && said.contains(name) && said.matches('\n').count() == 1, "{said}");
+            assert_eq!(output.status.code(), Some(0));
+        }
     }
     // These only check: they leave the memory as it is.
     for option in ["-fsanitize=undefined", "-fno-sanitize=all"] {
