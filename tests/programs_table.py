@@ -35,6 +35,9 @@ PEAK_RATIO, PEAK_MORE = 1.15, 32 * lab.MIB
 REFUSALS = (125, 126, 127)
 LEAST_RAM = 16 * lab.MIB
 
+EXECUTABLE = "its heap is mapped executable, and such memory is not paged"
+SHARED = "its heap is shared memory (a memfd), which is neither paged nor counted: the limit is for the rest"
+
 Command = list[str]
 
 
@@ -61,9 +64,9 @@ def rust_program() -> str:
     return built("rust-job", ["rustc", "-O", "-o", "OUT", job("job.rs")], job("job.rs"))
 
 
-def go_program(suffix: str, *options: str) -> str:
-    sources = [job("go/job.go"), job("go/with_c.go")]
-    return built(f"go-{suffix}", ["env", "GO111MODULE=off", "go", "build", *options, "-o", "OUT", *sources], *sources)
+def go_program(suffix: str, *files: str) -> str:
+    sources = [job(f"go/{file}") for file in files]
+    return built(f"go-{suffix}", ["env", "GO111MODULE=off", "go", "build", "-o", "OUT", *sources], *sources)
 
 
 def haskell_program() -> str:
@@ -101,11 +104,11 @@ def preloaded(library: str, *command: str) -> Command:
     return ["env", f"LD_PRELOAD={library}", *command]
 
 
-def chromium() -> Command:
+def chromium(more: str = "") -> Command:
     profile = Path(tempfile.gettempdir(), "lowtide-programs-chromium")
     shutil.rmtree(profile, ignore_errors=True)
     page = f"file://{job('page.html')}"
-    flags = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-extensions --no-first-run --virtual-time-budget=100000"
+    flags = f"--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-extensions --no-first-run --virtual-time-budget=100000 {more}"
     script = f"{shutil.which('chromium')} {flags} --user-data-dir={profile} --dump-dom {page} 2>/dev/null | grep -o 'OK [^<]*'"
     return ["sh", "-c", script]
 
@@ -136,10 +139,10 @@ def directory(name: str) -> str:
 
 ENTRIES = [
     # Lisps, functional and logic languages.
-    Entry("SBCL", lambda: ["sbcl", "--dynamic-space-size", "1GB", "--script", job("job.lisp")], ["sbcl"]),
+    Entry("SBCL", lambda: ["sbcl", "--dynamic-space-size", "1GB", "--script", job("job.lisp")], ["sbcl"], why=EXECUTABLE),
     Entry("ECL", lambda: ["ecl", "--shell", job("job.lisp")], ["ecl"]),
     Entry("Guile", lambda: ["guile", "--no-auto-compile", job("job.scm")], ["guile-3.0"]),
-    Entry("Chez Scheme", lambda: ["chezscheme", "--script", job("job.scm")], ["chezscheme"]),
+    Entry("Chez Scheme", lambda: ["chezscheme", "--script", job("job.scm")], ["chezscheme"], why=EXECUTABLE),
     Entry("GHC Haskell", lambda: [haskell_program()], ["ghc"]),
     Entry("OCaml", lambda: [ocaml_program()], ["ocaml-nox"]),
     Entry("Poly/ML", lambda: ["poly", "--script", job("job.sml")], ["polyml"]),
@@ -148,10 +151,17 @@ ENTRIES = [
     # Virtual machines and scripting languages.
     Entry("OpenJDK, G1", lambda: ["java", "-Xmx512m", "-XX:+UseG1GC", "-cp", java_class(), "Job"], ["default-jdk-headless"]),
     Entry("OpenJDK, serial", lambda: ["java", "-Xmx512m", "-XX:+UseSerialGC", "-cp", java_class(), "Job"], ["default-jdk-headless"]),
-    Entry("OpenJDK, ZGC", lambda: ["java", "-Xmx512m", "-XX:+UseZGC", "-cp", java_class(), "Job"], ["default-jdk-headless"]),
+    Entry("OpenJDK, ZGC", lambda: ["java", "-Xmx512m", "-XX:+UseZGC", "-cp", java_class(), "Job"], ["default-jdk-headless"], why=SHARED),
     Entry("Mono", lambda: ["mono", built("Job.exe", ["mcs", "-out:OUT", job("Job.cs")], job("Job.cs"))], ["mono-runtime", "mono-mcs"]),
     Entry("node", lambda: ["node", job("job.js")], [] if shutil.which("node") else ["nodejs"]),
-    Entry("Chromium, headless", chromium, ["chromium"], copies=True),
+    Entry("Chromium --no-zygote", lambda: chromium("--no-zygote"), ["chromium"], copies=True),
+    Entry(
+        "Chromium",
+        chromium,
+        ["chromium"],
+        why="its zygote ends itself if its process has more than one thread, and lowtide has one in each: start it with --no-zygote",
+        copies=True,
+    ),
     Entry("Perl", lambda: ["perl", job("job.pl")], ["perl"], env={"PERL_HASH_SEED": "0"}),
     Entry("Ruby", lambda: ["ruby", job("job.rb")], ["ruby"]),
     Entry("PHP", lambda: ["php", job("job.php")], ["php-cli"]),
@@ -161,8 +171,8 @@ ENTRIES = [
     Entry("Octave", lambda: ["octave-cli", "--no-gui", "--norc", "--quiet", job("job.m")], ["octave"]),
     # Compiled.
     Entry("Rust", lambda: [rust_program()], [] if shutil.which("rustc") else ["rustc"]),
-    Entry("Go, linked dynamically (cgo)", lambda: [go_program("cgo", "-tags", "withc")], [] if shutil.which("go") else ["golang-go"]),
-    Entry("Go, linked statically", lambda: [go_program("static")], [] if shutil.which("go") else ["golang-go"]),
+    Entry("Go, linked dynamically (cgo)", lambda: [go_program("cgo", "job.go", "with_c.go")], [] if shutil.which("go") else ["golang-go"]),
+    Entry("Go, linked statically", lambda: [go_program("static", "job.go")], [] if shutil.which("go") else ["golang-go"]),
     # Databases.
     Entry("PostgreSQL, as another user", lambda: ["sh", job("postgres.sh"), directory("postgres")], ["postgresql"], copies=True),
     Entry("MariaDB", lambda: ["sh", job("mariadb.sh"), directory("mariadb")], ["mariadb-server"]),
@@ -174,7 +184,12 @@ ENTRIES = [
     Entry("mimalloc, preloaded", lambda: preloaded("libmimalloc.so.2", *small_mallocs()), ["libmimalloc2.0"]),
     Entry("jemalloc, Ruby", lambda: preloaded("libjemalloc.so.2", "ruby", job("job.rb")), ["libjemalloc2", "ruby"]),
     # Programs that do strange things with memory.
-    Entry("C, its own userfaultfd", lambda: [c_program("own_userfaultfd", "plain"), "160"]),
+    Entry("C, its own userfaultfd from the start", lambda: [c_program("own_userfaultfd", "plain"), "early", "160"]),
+    Entry(
+        "C, its own userfaultfd later",
+        lambda: [c_program("own_userfaultfd", "plain"), "late", "160"],
+        why="memory that lowtide has adopted can't be registered by the program as well: UFFDIO_REGISTER says EBUSY",
+    ),
     Entry("C, MAP_GROWSDOWN stacks", lambda: [c_program("grows_down", "plain"), "24", "96"]),
     Entry("C, 32-bit", lambda: [c_program("small_mallocs", "32", "-m32"), "1000000"], ["gcc-multilib"]),
     Entry("C, static", lambda: [c_program("small_mallocs", "static", "-static"), "2000000"]),

@@ -1,6 +1,6 @@
-/* A program that serves faults itself, with a userfaultfd of its own, and has other memory besides. It registers one half before there
- * is any pressure and the other half when all else is allocated; some pages are dropped and must be asked for again.
- * own_userfaultfd MIB */
+/* A program that serves faults itself, with a userfaultfd of its own, and has as much other memory besides. `early`: it registers its range
+ * at once; `late`: half of it only when all else is allocated. Some pages are dropped and must be asked for again.
+ * own_userfaultfd early|late MIB */
 #include "common.h"
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
@@ -46,7 +46,8 @@ static void claim(unsigned char *start, size_t pages)
 
 int main(int argc, char **argv)
 {
-	size_t pages = number(argc, argv, 1, 128) * MIB / PAGE, half = pages / 4;
+	int late = argc > 1 && strcmp(argv[1], "late") == 0;
+	size_t pages = number(argc, argv, 2, 128) * MIB / PAGE, half = pages / 4;
 	uint64_t random = 1;
 	pthread_t thread;
 	uffd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
@@ -55,11 +56,12 @@ int main(int argc, char **argv)
 	MUST(ioctl(uffd, UFFDIO_API, &api) == 0);
 	served_pages = 2 * half;
 	served = map_pages(served_pages);
-	claim(served, half);
+	claim(served, late ? half : 2 * half);
 	MUST(pthread_create(&thread, NULL, serve, NULL) == 0);
 	unsigned char *plain = map_pages(pages - served_pages);
 	fill(plain, pages - served_pages, "tn", 7);
-	claim(served + half * PAGE, half);
+	if (late)
+		claim(served + half * PAGE, half);
 	for (size_t i = 0; i < served_pages; i++)
 		check_page(served + i * PAGE, TEXT, i, "first");
 	for (size_t i = 0; i < served_pages / 8; i++) {

@@ -1,5 +1,3 @@
-//go:build withc
-
 // A program that calls C is linked dynamically.
 
 package main
