@@ -77,7 +77,7 @@ def ocaml_program() -> str:
     source = BUILT / "ocaml_job.ml"
     BUILT.mkdir(parents=True, exist_ok=True)
     shutil.copy(job("job.ml"), source)
-    return built("ocaml-job", ["ocamlfind" if shutil.which("ocamlfind") else "ocamlopt", "-o", "OUT", str(source)], job("job.ml"))
+    return built("ocaml-job", ["ocamlopt", "-o", "OUT", str(source)], job("job.ml"))
 
 
 def java_class() -> str:
@@ -104,21 +104,20 @@ def preloaded(library: str, *command: str) -> Command:
     return ["env", f"LD_PRELOAD={library}", *command]
 
 
+def directory(name: str) -> str:
+    return str(Path(tempfile.gettempdir(), f"lowtide-programs-{name}"))
+
+
 def chromium(more: str = "") -> Command:
-    profile = Path(tempfile.gettempdir(), "lowtide-programs-chromium")
-    shutil.rmtree(profile, ignore_errors=True)
+    profile = directory("chromium")
     page = f"file://{job('page.html')}"
     flags = f"--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-extensions --no-first-run --virtual-time-budget=100000 {more}"
-    script = f"{shutil.which('chromium')} {flags} --user-data-dir={profile} --dump-dom {page} 2>/dev/null | grep -o 'OK [^<]*'"
+    script = f"trap 'rm -rf {profile}' EXIT; rm -rf {profile}; chromium {flags} --user-data-dir={profile} --dump-dom {page} 2>/dev/null | grep -o 'OK [^<]*'"
     return ["sh", "-c", script]
 
 
 def small_mallocs() -> Command:
     return [c_program("small_mallocs", "plain"), "2000000"]
-
-
-def thread_mix() -> Command:
-    return [c_program("thread_mix", "plain")]
 
 
 @dataclass
@@ -131,10 +130,6 @@ class Entry:
     env: dict = field(default_factory=dict)
     # It works in forked copies of itself.
     copies: bool = False
-
-
-def directory(name: str) -> str:
-    return str(Path(tempfile.gettempdir(), f"lowtide-programs-{name}"))
 
 
 ENTRIES = [
