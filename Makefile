@@ -11,7 +11,7 @@ FUZZ_FLAGS := -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
 # Built elsewhere: what can be made to fail must never be taken for what is shipped.
 FAULTS := $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide --features faults --test faults
 
-.PHONY: build demo test model fuzz faults soak overhead table lab fmt lint clean setup help
+.PHONY: build demo test model fuzz faults soak overhead table programs lab fmt lint clean setup help
 
 build: ## target/release/lowtide: one file, the agent inside
 	$(CARGO) build --release
@@ -44,6 +44,9 @@ overhead: setup build ## what lowtide costs below the limit
 
 table: setup build ## the table of the README
 	$(PYTHON) tests/table.py
+
+programs: setup build ## runtimes, databases, tools that others wrote: docs/programs.md (installs them)
+	$(PYTHON) tests/programs_table.py
 
 lab: build ## the experiments, quickly
 	$(TARGET)/release/lowtide-lab all --quick

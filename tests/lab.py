@@ -6,6 +6,7 @@ called exec are left out: their pages are their parent's), lowtide's own process
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ PYTHON = TARGET / "venv/bin/python"
 MIB = 1 << 20
 FORKED_WITHOUT_EXEC = 0x40
 DEADLINE_SECONDS = 300
+SIGTERM_SECONDS = 5
 
 # Ended from outside, a script still ends what it started.
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -37,6 +39,8 @@ class Result:
     seconds: float
     peak: int
     stats: dict = field(default_factory=dict)
+    # Empty, or the signal that ended a run that took too long.
+    ended_by: str = ""
 
 
 def _stat(pid: str) -> list[str] | None:
@@ -46,14 +50,17 @@ def _stat(pid: str) -> list[str] | None:
         return None
 
 
-def _session(leader: int) -> list[str]:
-    """The processes of the run, without forked copies of a counted one."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        fields = _stat(pid)
-        if fields and int(fields[3]) == leader and not int(fields[6]) & FORKED_WITHOUT_EXEC:
-            found.append(pid)
-    return found
+def _session(leader: int, copies: bool = False) -> list[str]:
+    """The processes of the run, without forked copies of a counted one. With copies: those too, and all that descend from them, wherever
+    they have gone since (servers give each of their processes a session of its own)."""
+    fields = {pid: stat for pid in filter(str.isdigit, os.listdir("/proc")) if (stat := _stat(pid))}
+    session = [pid for pid in fields if int(fields[pid][3]) == leader]
+    if not copies:
+        return [pid for pid in session if not int(fields[pid][6]) & FORKED_WITHOUT_EXEC]
+    family = {str(leader), *session}
+    while more := {pid for pid in fields if fields[pid][1] in family} - family:
+        family |= more
+    return [pid for pid in family if pid in fields]
 
 
 def _anonymous(pid: str) -> int:
@@ -62,6 +69,15 @@ def _anonymous(pid: str) -> int:
     except (OSError, ValueError):
         return 0
     return max(0, int(resident) - int(shared)) * 4096
+
+
+def _share(pid: str) -> int:
+    """Its anonymous memory; of what it shares with forked copies, its part. Slow: the kernel looks at every page."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss_Anon:"))
 
 
 def _memfds(pid: int) -> int:
@@ -76,22 +92,50 @@ def _memfds(pid: int) -> int:
 
 
 class _Sampler(threading.Thread):
-    def __init__(self, leader: int, limited: bool):
+    def __init__(self, leader: int, limited: bool, copies: bool):
         super().__init__(daemon=True)
-        self.leader, self.limited, self.peak, self.stop = leader, limited, 0, threading.Event()
+        self.leader, self.limited, self.copies, self.peak, self.stop = leader, limited, copies, 0, threading.Event()
 
     def run(self) -> None:
         count, shared, processes = 0, 0, []
-        while not self.stop.wait(0.004):
+        size = _share if self.copies else _anonymous
+        while not self.stop.wait(0.02 if self.copies else 0.004):
             if count % 5 == 0 or len(processes) < 2:
-                processes = _session(self.leader)
+                processes = _session(self.leader, self.copies)
                 shared = _memfds(self.leader) if self.limited else 0
             count += 1
-            self.peak = max(self.peak, shared + sum(map(_anonymous, processes)))
+            self.peak = max(self.peak, shared + sum(map(size, processes)))
 
 
-def run(command: list[str], ram: int | None = None, options: list[str] | None = None, sample: bool = True, env: dict | None = None) -> Result:
-    """Runs `command`; with `ram`, under lowtide with that limit. Without `sample` nothing disturbs the timing."""
+def _end(child: subprocess.Popen) -> str:
+    """Ends a run as a user would, and then as one who is tired of it; which signal it took."""
+    family = _session(child.pid, copies=True)
+    child.terminate()
+    try:
+        child.wait(SIGTERM_SECONDS)
+        return "SIGTERM"
+    except subprocess.TimeoutExpired:
+        return "SIGKILL"
+    finally:
+        child.kill()
+        child.wait()
+        for pid in set(_session(child.pid, copies=True)) & set(family):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+
+def run(
+    command: list[str],
+    ram: int | None = None,
+    options: list[str] | None = None,
+    sample: bool = True,
+    env: dict | None = None,
+    deadline: float | None = None,
+    copies: bool = False,
+) -> Result:
+    """Runs `command`; with `ram`, under lowtide with that limit. Without `sample` nothing disturbs the timing. A run that takes longer
+    than `deadline` is ended, and its result says how; without one, that ends this script. With `copies`, forked copies are measured
+    as well, as exactly as the kernel knows it and not as often: for programs that do their work in them."""
     with tempfile.TemporaryDirectory() as directory:
         stats = Path(directory, "stats.json")
         if ram is not None:
@@ -102,13 +146,17 @@ def run(command: list[str], ram: int | None = None, options: list[str] | None = 
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True, env={**os.environ, "LC_ALL": "C", **(env or {})}
             )
-            sampler = _Sampler(child.pid, ram is not None)
+            sampler = _Sampler(child.pid, ram is not None, copies)
             if sample:
                 sampler.start()
+            ended_by = ""
             try:
-                status = child.wait(DEADLINE_SECONDS)
+                status = child.wait(deadline or DEADLINE_SECONDS)
             except subprocess.TimeoutExpired:
-                sys.exit(f"no end after {DEADLINE_SECONDS} s: {' '.join(command)}")
+                if deadline is None:
+                    sys.exit(f"no end after {DEADLINE_SECONDS} s: {' '.join(command)}")
+                ended_by = _end(child)
+                status = child.returncode
             finally:
                 if child.poll() is None:
                     os.killpg(child.pid, signal.SIGKILL)
@@ -120,7 +168,7 @@ def run(command: list[str], ram: int | None = None, options: list[str] | None = 
             err.seek(0)
             text, errors = out.read().decode(errors="replace"), err.read().decode(errors="replace")
         found = json.loads(stats.read_text()) if stats.exists() else {}
-        return Result(status if status >= 0 else 128 - status, text, errors, seconds, sampler.peak, found)
+        return Result(status if status >= 0 else 128 - status, text, errors, seconds, sampler.peak, found, ended_by)
 
 
 def mib(size: float) -> str:

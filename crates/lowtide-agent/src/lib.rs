@@ -29,6 +29,7 @@ mod say;
 mod start;
 mod swap_file;
 mod thread;
+mod unfit;
 
 #[global_allocator]
 static HEAP: heap::Heap = heap::Heap::new();

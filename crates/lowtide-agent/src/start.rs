@@ -9,7 +9,7 @@ use lowtide_pager::segment::{ENV_SEGMENT, MAGIC, Segment, VERSION};
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::{agent, atfork, hooks, keeper, patch, say, thread};
+use crate::{agent, atfork, hooks, keeper, patch, say, thread, unfit};
 
 /// `LOWTIDE_SEGMENT=path`, as it came: kept for programs that are started with another environment.
 struct Variable(UnsafeCell<[u8; 128]>);
@@ -53,6 +53,9 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
     agent::set_proc(proc, agent::pid());
     if own.is_err() || !shared {
         return;
+    }
+    if let Some(why) = unfit::why() {
+        return say::warn(why);
     }
     // SAFETY: the program has not started: one thread.
     unsafe { hooks::install() };

@@ -8,14 +8,38 @@ use std::os::unix::fs::FileExt;
 pub enum Kind {
     /// Not ELF: the first bytes decide (a script, or nothing that we know).
     Other,
-    /// ELF of this machine, with this loader (PT_INTERP).
-    Dynamic(Vec<u8>),
+    /// ELF of this machine, dynamically linked.
+    Dynamic(Dynamic),
     /// ELF of this machine without a loader: static, static-pie, or the loader itself.
     Static,
     /// ELF of another architecture, word size or byte order; the text names it.
     Foreign(String),
     /// Not a program, or cut off.
     Broken(&'static str),
+}
+
+/// What a dynamically linked program says of itself.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Dynamic {
+    /// Its loader (PT_INTERP).
+    pub loader: Vec<u8>,
+    /// The names of all its symbols and libraries (`.dynstr`), each with a NUL behind it; empty if they can't be found.
+    pub names: Vec<u8>,
+}
+
+impl Dynamic {
+    /// Whether `name` is among the names, or the end of one: linkers let names share their ends.
+    pub fn names_end_with(&self, name: &str) -> bool {
+        let wanted = [name.as_bytes(), b"\0"].concat();
+        self.names.windows(wanted.len()).any(|part| part == wanted)
+    }
+}
+
+/// A header that says something is there, and where.
+struct Segment {
+    offset: u64,
+    address: u64,
+    size: u64,
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -28,7 +52,14 @@ compile_error!("lowtide knows x86_64 and aarch64");
 const BYTE_ORDER: u8 = if cfg!(target_endian = "little") { 1 } else { 2 };
 const EXEC: u16 = 2;
 const DYN: u16 = 3;
+const PT_LOAD: u32 = 1;
+const PT_DYNAMIC: u32 = 2;
 const PT_INTERP: u32 = 3;
+const DT_STRTAB: u64 = 5;
+const DT_STRSZ: u64 = 10;
+/// More names than that are not looked at.
+const MOST_NAMES: u64 = 64 << 20;
+const MOST_DYNAMIC: u64 = 1 << 20;
 const PHDR_SIZE: usize = 56;
 
 /// Looks at `file`. An error is one of reading.
@@ -53,6 +84,9 @@ pub fn inspect(file: &File) -> std::io::Result<Kind> {
     if usize::from(size) != PHDR_SIZE {
         return Ok(Kind::Broken("its program headers are damaged"));
     }
+    let mut loader = None;
+    let mut dynamic = None;
+    let mut loads = Vec::new();
     for i in 0..u64::from(count) {
         let mut phdr = [0u8; PHDR_SIZE];
         let Some(at) = offset.checked_add(i * PHDR_SIZE as u64) else {
@@ -61,21 +95,42 @@ pub fn inspect(file: &File) -> std::io::Result<Kind> {
         if read_up_to(file, &mut phdr, at)? < PHDR_SIZE {
             return Ok(Kind::Broken("it is cut off"));
         }
-        if word(&phdr, 0) != PT_INTERP {
-            continue;
+        let segment = Segment { offset: quad(&phdr, 8), address: quad(&phdr, 16), size: quad(&phdr, 32) };
+        match word(&phdr, 0) {
+            PT_LOAD => loads.push(segment),
+            PT_DYNAMIC => dynamic = Some(segment),
+            PT_INTERP if loader.is_none() => loader = Some(segment),
+            _ => {}
         }
-        let (at, len) = (quad(&phdr, 8), quad(&phdr, 32));
-        if !(2..=4096).contains(&len) {
-            return Ok(Kind::Broken("the name of its loader is damaged"));
-        }
-        let mut interp = vec![0; len as usize];
-        if read_up_to(file, &mut interp, at)? < interp.len() {
-            return Ok(Kind::Broken("it is cut off"));
-        }
-        interp.truncate(interp.iter().position(|&b| b == 0).unwrap_or(interp.len()));
-        return Ok(Kind::Dynamic(interp));
     }
-    Ok(Kind::Static)
+    let Some(loader) = loader else { return Ok(Kind::Static) };
+    if !(2..=4096).contains(&loader.size) {
+        return Ok(Kind::Broken("the name of its loader is damaged"));
+    }
+    let Some(mut loader) = read_all(file, loader.offset, loader.size)? else { return Ok(Kind::Broken("it is cut off")) };
+    loader.truncate(loader.iter().position(|&b| b == 0).unwrap_or(loader.len()));
+    let names = match dynamic {
+        Some(dynamic) => names(file, &dynamic, &loads)?,
+        None => None,
+    };
+    Ok(Kind::Dynamic(Dynamic { loader, names: names.unwrap_or_default() }))
+}
+
+/// The table of names that the dynamic section points at.
+fn names(file: &File, dynamic: &Segment, loads: &[Segment]) -> std::io::Result<Option<Vec<u8>>> {
+    let Some(entries) = read_all(file, dynamic.offset, dynamic.size.min(MOST_DYNAMIC))? else { return Ok(None) };
+    let value = |tag| entries.chunks_exact(16).find(|entry| quad(entry, 0) == tag).map(|entry| quad(entry, 8));
+    let (Some(address), Some(size)) = (value(DT_STRTAB), value(DT_STRSZ)) else { return Ok(None) };
+    let holds = |load: &&Segment| address.checked_sub(load.address).is_some_and(|into| into < load.size);
+    let Some(load) = loads.iter().find(holds) else { return Ok(None) };
+    read_all(file, load.offset.saturating_add(address - load.address), size.min(MOST_NAMES))
+}
+
+/// These bytes of the file; None if it does not have that many.
+fn read_all(file: &File, at: u64, size: u64) -> std::io::Result<Option<Vec<u8>>> {
+    let mut bytes = vec![0; size as usize];
+    let n = read_up_to(file, &mut bytes, at)?;
+    Ok((n == bytes.len()).then_some(bytes))
 }
 
 fn read_up_to(file: &File, buffer: &mut [u8], at: u64) -> std::io::Result<usize> {
@@ -164,7 +219,7 @@ mod tests {
         phdr[32..40].copy_from_slice(&6u64.to_le_bytes());
         bytes.extend(phdr);
         bytes.extend(b"/ld/x\0");
-        assert_eq!(of(&bytes), Kind::Dynamic(b"/ld/x".to_vec()));
+        assert_eq!(of(&bytes), Kind::Dynamic(Dynamic { loader: b"/ld/x".to_vec(), names: Vec::new() }));
         // An offset beyond every file.
         bytes[64 + 8..64 + 16].copy_from_slice(&u64::MAX.to_le_bytes());
         assert!(matches!(of(&bytes), Kind::Broken(_)));
@@ -173,6 +228,8 @@ mod tests {
     #[test]
     fn this_test_is_dynamic() {
         let file = File::open("/proc/self/exe").unwrap();
-        assert!(matches!(inspect(&file).unwrap(), Kind::Dynamic(_)));
+        let Kind::Dynamic(found) = inspect(&file).unwrap() else { panic!("not dynamic") };
+        assert!(found.names_end_with("libc.so.6") && found.names_end_with("malloc"), "its names were not found");
+        assert!(!found.names_end_with("__asan_init") && !found.names_end_with("mallo"));
     }
 }

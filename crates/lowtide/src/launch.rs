@@ -1,5 +1,5 @@
 //! Starts the program in the world that it would have had without us: same process group, terminal, signal mask and dispositions,
-//! environment but for two variables.
+//! environment but for three variables.
 
 use crate::error::Failure;
 use crate::plan::Plan;
@@ -21,6 +21,13 @@ pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<libc
     let mut command = Command::new(&plan.path);
     command.arg0(&plan.argv[0]).args(&plan.argv[1..]);
     command.env("LD_PRELOAD", preload).env(ENV_SEGMENT, &shared.segment_path);
+    // A child that is built with AddressSanitizer would not start behind another library, and lowtide's has to be the first.
+    let mut asan = std::env::var_os("ASAN_OPTIONS").unwrap_or_default();
+    if !asan.is_empty() {
+        asan.push(":");
+    }
+    asan.push("verify_asan_link_order=0");
+    command.env("ASAN_OPTIONS", asan);
     let supervisor = std::process::id() as libc::pid_t;
     let prepare = move || {
         // The program can't live without the segment's owner: it ends with us, even after SIGKILL.

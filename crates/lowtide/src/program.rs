@@ -1,6 +1,6 @@
 //! The program to run: finds it as a shell would, and refuses before anything starts what an agent can't be preloaded into.
 
-use crate::elf::{self, Kind};
+use crate::elf::{self, Dynamic, Kind};
 use crate::error::Failure;
 use rustix::fs::{Access, AtFlags, CWD};
 use std::ffi::{OsStr, OsString};
@@ -132,8 +132,14 @@ fn judge(shown: &str, path: &Path, file: &File, kind: Kind) -> Result<(), Failur
                 "is statically linked, so nothing can be preloaded into it: use a dynamically linked build of it".to_owned(),
             );
         }
-        Kind::Dynamic(interp) => {
-            let loader = OsString::from_vec(interp);
+        Kind::Dynamic(dynamic) => {
+            if let Some(sanitizer) = sanitizer(&dynamic) {
+                return refuse(format!(
+                    "is built with {}, whose runtime must have the memory to itself: use a build without {}",
+                    sanitizer.name, sanitizer.option
+                ));
+            }
+            let loader = OsString::from_vec(dynamic.loader);
             let base = Path::new(&loader).file_name().unwrap_or_default().as_bytes().to_vec();
             if base.starts_with(b"ld-musl") {
                 return refuse(
@@ -161,6 +167,31 @@ fn judge(shown: &str, path: &Path, file: &File, kind: Kind) -> Result<(), Failur
         return refuse(format!("has file capabilities: {copy}"));
     }
     Ok(())
+}
+
+/// A sanitizer whose runtime lays out the address space by itself, terabytes of it, maps and unmaps past the C library, and takes the
+/// place of functions that lowtide's own threads call.
+struct Sanitizer {
+    name: &'static str,
+    /// What the compiler was told.
+    option: &'static str,
+    /// What a program that is built with it calls.
+    entry: &'static str,
+    /// The runtime of gcc, in case only a library of the program is built with it.
+    library: &'static str,
+}
+
+const SANITIZERS: [Sanitizer; 4] = [
+    Sanitizer { name: "AddressSanitizer", option: "-fsanitize=address", entry: "__asan_init", library: "libasan.so." },
+    Sanitizer { name: "ThreadSanitizer", option: "-fsanitize=thread", entry: "__tsan_init", library: "libtsan.so." },
+    Sanitizer { name: "MemorySanitizer", option: "-fsanitize=memory", entry: "__msan_init", library: "libmsan.so." },
+    Sanitizer { name: "HWAddressSanitizer", option: "-fsanitize=hwaddress", entry: "__hwasan_init", library: "libhwasan.so." },
+];
+
+fn sanitizer(program: &Dynamic) -> Option<&'static Sanitizer> {
+    SANITIZERS.iter().find(|it| {
+        program.names_end_with(it.entry) || program.names.split(|&b| b == 0).any(|name| name.starts_with(it.library.as_bytes()))
+    })
 }
 
 /// What a `#!` line names.

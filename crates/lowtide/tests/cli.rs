@@ -309,6 +309,45 @@ fn programs_that_cannot_be_managed() {
     Spoilt::new(|bytes| bytes[16] = 1).refused(126, &["not a program"]);
 }
 
+/// Compiles the smallest program with these options of gcc. None, and a word about it: there is no compiler, or it can't do that.
+fn compiled(dir: &Path, options: &[&str]) -> Option<PathBuf> {
+    let (source, program) = (dir.join("program.c"), dir.join("program"));
+    std::fs::write(&source, "#include <stdio.h>\nint main(void) { puts(\"it ran\"); return 0; }\n").expect("written");
+    let done = Command::new("gcc").args(options).arg("-o").args([&program, &source]).output();
+    if done.as_ref().is_ok_and(|output| output.status.success()) {
+        return Some(program);
+    }
+    eprintln!("skipped: gcc {options:?}: {done:?}");
+    assert!(std::env::var_os("CI").is_none(), "can't be skipped here");
+    None
+}
+
+#[test]
+fn programs_with_sanitizers() {
+    let dir = tempfile::tempdir().expect("directory");
+    for (option, name) in [("-fsanitize=address", "AddressSanitizer"), ("-fsanitize=thread", "ThreadSanitizer")] {
+        let Some(program) = compiled(dir.path(), &[option]) else { return };
+        let output = with("run --ram 64M -- {}", &program);
+        assert_refused(&output, 126, &[name, option, "use a build without"]);
+        if works() {
+            // As a child it runs as it would without lowtide, and one line says that no limit holds for it.
+            let output = with("run --ram 64M --quiet -- timeout 20 {}", &program);
+            assert_eq!(String::from_utf8_lossy(&output.stdout), "it ran\n", "{output:?}");
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(said.contains("not limited") && said.contains(name) && said.matches('\n').count() == 1, "{said}");
+            assert_eq!(output.status.code(), Some(0));
+        }
+    }
+    // These only check: they leave the memory as it is.
+    for option in ["-fsanitize=undefined", "-fno-sanitize=all"] {
+        let Some(program) = compiled(dir.path(), &[option]) else { return };
+        if works() {
+            let output = with("run --ram 64M -- {}", &program);
+            assert_eq!(String::from_utf8_lossy(&output.stdout), "it ran\n", "{output:?}");
+        }
+    }
+}
+
 #[test]
 fn privileged_programs() {
     let program = Spoilt::new(|_| ());

@@ -73,3 +73,15 @@ fn scattered_areas() {
 fn programs_with_their_own_memcpy() {
     program("own memcpy", "own_memcpy", "96", Growth::Existing, Data::Compressible);
 }
+
+/// The kernel makes a mapping larger by itself when it is touched below its start.
+#[test]
+fn stacks_that_the_kernel_grows() {
+    program("MAP_GROWSDOWN", "grows_down", "20 64", Growth::Existing, Data::Any);
+}
+
+/// What a program serves itself is left to it, all else is paged.
+#[test]
+fn programs_with_their_own_userfaultfd() {
+    program("own userfaultfd", "own_userfaultfd", "early 128", Growth::Existing, Data::Any);
+}

@@ -1,0 +1,5 @@
+// A program that calls C is linked dynamically.
+
+package main
+
+import "C"

@@ -1,0 +1,13 @@
+;;; A vector of lists: passes over all, jumps with changes, a checksum.
+(defconstant +count+ 1500000)
+(defun mix (x) (logand (+ (* x 6364136223) 1442695040888963407) #xffffffffffff))
+(let ((all (make-array +count+)) (state 1) (sum 0))
+  (dotimes (i +count+)
+    (setf (aref all i) (list i (format nil "~d" (mod i 1000)) (float (* i 1.5d0) 1d0))))
+  (dotimes (pass 3)
+    (loop for it across all do (setf sum (logand (+ (* sum 3) (first it) (length (second it)) (round (third it))) #xffffffffff))))
+  (dotimes (jump 60000)
+    (setf state (mix state))
+    (incf (first (aref all (mod (ash state -8) +count+))) jump))
+  (loop for it across all do (setf sum (logand (+ (* sum 3) (first it)) #xffffffffff)))
+  (format t "OK ~d~%" sum))
