@@ -14,6 +14,7 @@ mod atfork;
 mod exec;
 #[cfg(feature = "faults")]
 mod faults;
+mod files;
 mod gate;
 mod heap;
 mod hooks;

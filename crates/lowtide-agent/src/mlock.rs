@@ -14,7 +14,7 @@ static LOCKED: AtomicU64 = AtomicU64::new(0);
 
 /// Whether a lock of `len` bytes is to be passed to the kernel.
 pub fn honour(len: usize) -> bool {
-    let most = agent::segment().settings.ram_limit.load(Ordering::Relaxed) / 16;
+    let most = agent::settings().ram_limit.load(Ordering::Relaxed) / 16;
     let before = LOCKED.fetch_add(len as u64, Ordering::Relaxed);
     if before + len as u64 <= most {
         return true;

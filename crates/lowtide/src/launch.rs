@@ -20,7 +20,7 @@ pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<libc
     }
     let mut command = Command::new(&plan.path);
     command.arg0(&plan.argv[0]).args(&plan.argv[1..]);
-    command.env("LD_PRELOAD", preload).env(ENV_SEGMENT, &shared.segment_path);
+    command.env("LD_PRELOAD", preload).env(ENV_SEGMENT, &shared.settings_path);
     let supervisor = std::process::id() as libc::pid_t;
     let prepare = move || {
         // The program can't live without the segment's owner: it ends with us, even after SIGKILL.
