@@ -11,6 +11,7 @@ extern crate alloc;
 
 mod agent;
 mod atfork;
+mod broker;
 mod exec;
 #[cfg(feature = "faults")]
 mod faults;
@@ -29,6 +30,7 @@ mod say;
 mod start;
 mod swap_file;
 mod thread;
+mod transient;
 
 #[global_allocator]
 static HEAP: heap::Heap = heap::Heap::new();

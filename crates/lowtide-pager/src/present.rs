@@ -45,6 +45,11 @@ impl Present {
         Ok(Present { fd: rustix::fs::open(c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())? })
     }
 
+    /// The page map of this process that another one has opened for it.
+    pub fn opened(fd: OwnedFd) -> Present {
+        Present { fd }
+    }
+
     /// Bytes of private memory in `start .. end` (the shared zero page and shared mappings are none): what the kernel counts as
     /// resident anonymous memory. Takes time by the page tables that are there, not by the length.
     ///
