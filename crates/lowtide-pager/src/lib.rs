@@ -9,6 +9,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod backoff;
+pub mod broker;
 pub mod budget;
 pub mod clock;
 pub mod drain;
@@ -17,9 +18,9 @@ pub mod evict;
 pub mod fault;
 pub mod fork;
 pub mod line;
-pub mod monitor;
 pub mod locks;
 pub mod mapping;
+pub mod monitor;
 pub mod pagemap;
 pub mod pager;
 pub mod patience;

@@ -49,6 +49,14 @@ impl Present {
         Ok(Present { fd, mappings: Mappings::open()? })
     }
 
+    /// With the page map of this process that another one has opened for it. (The list of mappings anybody may read.)
+    ///
+    /// # Errors
+    /// Those of opening `/proc/self/maps`.
+    pub fn opened(fd: OwnedFd) -> Result<Present, Errno> {
+        Ok(Present { fd, mappings: Mappings::open()? })
+    }
+
     /// Bytes of private memory in `start .. end` (the shared zero page and shared mappings are none): what the kernel counts as
     /// resident anonymous memory. Takes time by the page tables that are there, not by the length.
     ///
