@@ -27,7 +27,7 @@ pub extern "C" fn execve(path: *const c_char, argv: *const *const c_char, envp: 
 
 /// Writes the environment as it should be. False: it is as it should be, or too large.
 fn mend(envp: *const *const c_char, out: &mut [*const c_char; MAX_VARIABLES + 3], preload: &mut [u8; MAX_PRELOAD]) -> bool {
-    let settings = &agent::segment().settings;
+    let settings = agent::settings();
     let ours_len = settings.preload.iter().position(|&b| b == 0).unwrap_or(0);
     let ours = &settings.preload[..ours_len];
     let mut old: &[u8] = &[];
@@ -50,7 +50,7 @@ fn mend(envp: *const *const c_char, out: &mut [*const c_char; MAX_VARIABLES + 3]
                     old = value;
                 }
             } else {
-                has_segment |= start::is_segment(variable);
+                has_segment |= start::is_settings(variable);
                 out[n] = *p;
                 n += 1;
             }
@@ -76,7 +76,7 @@ fn mend(envp: *const *const c_char, out: &mut [*const c_char; MAX_VARIABLES + 3]
         n += 1;
     }
     if !has_segment {
-        out[n] = start::segment_variable();
+        out[n] = start::settings_variable();
         n += 1;
     }
     out[n] = core::ptr::null();

@@ -15,6 +15,7 @@ mod code;
 mod exec;
 #[cfg(feature = "faults")]
 mod faults;
+mod files;
 mod gate;
 mod heap;
 mod hooks;

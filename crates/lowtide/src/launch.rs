@@ -20,7 +20,7 @@ pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<libc
     }
     let mut command = Command::new(&plan.path);
     command.arg0(&plan.argv[0]).args(&plan.argv[1..]);
-    command.env("LD_PRELOAD", preload).env(ENV_SEGMENT, &shared.segment_path);
+    command.env("LD_PRELOAD", preload).env(ENV_SEGMENT, &shared.settings_path);
     // A child that is built with AddressSanitizer would not start behind another library, and lowtide's has to be the first.
     let mut asan = std::env::var_os("ASAN_OPTIONS").unwrap_or_default();
     if !asan.is_empty() {

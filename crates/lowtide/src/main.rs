@@ -3,6 +3,7 @@
 //! `run` reads its options into a [`plan`], asks the kernel what it can do ([`probe`]), makes the memory that all processes of
 //! the run share ([`shared`]), starts the program with the agent preloaded ([`launch`]) and stays with it ([`supervise`]).
 
+mod ancestry;
 mod args;
 mod doctor;
 mod elf;

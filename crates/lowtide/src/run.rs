@@ -1,5 +1,6 @@
 //! `lowtide run`: plan, probe, start, supervise, report.
 
+use crate::ancestry;
 use crate::args::RunArgs;
 use crate::error::{Failure, say};
 use crate::launch::launch;
@@ -28,10 +29,12 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     if plan.verbose {
         describe(&plan).iter().for_each(|line| say(line));
     }
+    ancestry::adopt_orphans()
+        .map_err(|error| Failure::failed(format!("can't become the parent of orphans among the program's children ({error})")))?;
     let child = launch(&plan, &shared, inherited)?;
     let outcome = supervise(&plan, &shared, &signals, child);
 
-    let stats = Stats::new(&plan, shared.segment(), &outcome);
+    let stats = Stats::new(&plan, shared.settings(), shared.segment(), &outcome);
     if let Some(file) = plan.stats.take() {
         let written =
             serde_json::to_string_pretty(&stats).map_err(std::io::Error::from).and_then(|text| file.write(&(text + "\n")));

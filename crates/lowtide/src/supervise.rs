@@ -1,5 +1,6 @@
 //! While the program runs: signals go to it, the dead are buried, warnings are shown, a fatal message stops the tree.
 
+use crate::ancestry;
 use crate::error::{self, say};
 use crate::plan::Plan;
 use crate::shared::Shared;
@@ -74,6 +75,7 @@ pub fn supervise(plan: &Plan, shared: &Shared, signals: &Signals, child: libc::p
                 unsafe { libc::kill(child, signal.number) };
             }
         }
+        ancestry::reap_orphans(child);
         match wait(child, libc::WNOHANG | libc::WUNTRACED) {
             Waited::Ended(code) => break Some(code),
             // ^Z in a terminal: the shell waits for us to stop as well.

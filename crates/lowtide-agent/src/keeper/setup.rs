@@ -42,13 +42,13 @@ impl Keeper {
     /// Sets up the pager: milliseconds on a busy machine, in which a program can touch more than the room between the mark above
     /// which memory is adopted and the limit.
     pub(super) fn prepare(&mut self, limit: u64) -> Result<(), Errno> {
-        let run = agent::segment();
-        let codec = match run.settings.codec {
-            segment::CODEC_ZSTD => Codec::Zstd(run.settings.codec_level),
+        let run = agent::settings();
+        let codec = match run.codec {
+            segment::CODEC_ZSTD => Codec::Zstd(run.codec_level),
             _ => Codec::Lz4,
         };
         let store = Store::new(StoreConfig {
-            pool_limit: run.settings.pool_limit.load(Ordering::Relaxed) as usize,
+            pool_limit: run.pool_limit.load(Ordering::Relaxed) as usize,
             accept_percent: 90,
             codec,
         })
@@ -64,7 +64,7 @@ impl Keeper {
 
     /// The pager goes to work.
     pub(super) fn activate(&mut self, pager: &'static Pager) -> Result<(), Errno> {
-        pager.budget.set_limit(agent::segment().settings.ram_limit.load(Ordering::Relaxed));
+        pager.budget.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
         pager.activate()?;
         agent::set_pager(pager);
         monitor::start();
