@@ -5,14 +5,53 @@ use core::ffi::CStr;
 use core::sync::atomic::Ordering;
 
 use lowtide_core::vm::{self, Whose};
-use lowtide_pager::segment::{MAGIC, SEALS, Segment, Settings, VERSION};
+use lowtide_pager::broker::FILES;
+use lowtide_pager::line::Line;
+use lowtide_pager::segment::{BROKER_FOLLOWS, MAGIC, SEALS, Segment, Settings, VERSION};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// Maps both; the settings are at `path` and say where the segment is. None: these are not files of a run, or not of this version.
-pub fn map(path: &CStr) -> Option<(&'static Settings, &'static Segment)> {
-    let settings = map_settings(&open(path, OFlags::RDONLY)?)?;
+use crate::broker;
+
+/// Where the files of the run are to be had, as the environment says.
+struct Origin<'a> {
+    /// Of the settings.
+    path: &'a [u8],
+    /// The name of the socket of `lowtide run`; empty: there is none.
+    broker: &'a [u8],
+}
+
+impl<'a> Origin<'a> {
+    fn parse(text: &'a [u8]) -> Origin<'a> {
+        let mut parts = text.splitn(2, |byte| *byte == BROKER_FOLLOWS);
+        Origin { path: parts.next().unwrap_or(&[]), broker: parts.next().unwrap_or(&[]) }
+    }
+
+    /// Whose descriptor the path names: the pid of `lowtide run`.
+    fn supervisor(&self) -> Option<u32> {
+        let rest = self.path.strip_prefix(b"/proc/")?;
+        core::str::from_utf8(rest.split(|byte| *byte == b'/').next()?).ok()?.parse().ok()
+    }
+
+    /// The settings and the segment, from `lowtide run` itself.
+    fn ask(&self) -> Option<(OwnedFd, OwnedFd)> {
+        let connection = broker::connect_to(self.broker, self.supervisor()?).ok()?;
+        let [settings, segment] = connection.ask(FILES, None).ok()?.into_inner().ok()?;
+        Some((settings, segment))
+    }
+}
+
+/// Maps both. `origin`: what the environment says. None: they can't be had, or these are not files of a run, or not of this version.
+pub fn map(origin: &[u8]) -> Option<(&'static Settings, &'static Segment)> {
+    let origin = Origin::parse(origin);
+    let mut path = Line::new();
+    let path = CStr::from_bytes_with_nul(path.push(origin.path).push(b"\0").bytes()).ok()?;
+    let Some(settings) = open(path, OFlags::RDONLY) else {
+        let (settings, segment) = origin.ask()?;
+        return Some((map_settings(&settings)?, map_segment(&segment)?));
+    };
+    let settings = map_settings(&settings)?;
     let segment = open(CStr::from_bytes_until_nul(&settings.segment).ok()?, OFlags::RDWR)?;
     Some((settings, map_segment(&segment)?))
 }

@@ -11,6 +11,7 @@ extern crate alloc;
 
 mod agent;
 mod atfork;
+mod broker;
 mod code;
 mod exec;
 #[cfg(feature = "faults")]
@@ -30,6 +31,7 @@ mod say;
 mod start;
 mod swap_file;
 mod thread;
+mod transient;
 mod unfit;
 
 #[global_allocator]

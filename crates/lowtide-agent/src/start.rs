@@ -6,9 +6,9 @@ use core::ffi::{CStr, c_char, c_int};
 use lowtide_core::vm::{self, Whose};
 use lowtide_pager::segment::ENV_SEGMENT;
 
-use crate::{agent, atfork, files, hooks, keeper, patch, say, thread, unfit};
+use crate::{agent, atfork, files, hooks, keeper, patch, say, thread, transient, unfit};
 
-/// `LOWTIDE_SEGMENT=path`, as it came: kept for programs that are started with another environment.
+/// `LOWTIDE_SEGMENT=...`, as it came: kept for programs that are started with another environment.
 struct Variable(UnsafeCell<[u8; 128]>);
 // SAFETY: written once by the constructor, while the process has one thread.
 unsafe impl Sync for Variable {}
@@ -34,8 +34,11 @@ pub fn settings_variable() -> *const c_char {
 }
 
 extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const *const c_char) {
-    let Some(path) = find_settings(envp) else { return };
-    let Some((settings, segment)) = files::map(path) else { return };
+    let found = find_settings(envp).and_then(files::map);
+    let preload = found.map_or(&b""[..], |(settings, _)| CStr::from_bytes_until_nul(&settings.preload).map_or(b"", CStr::to_bytes));
+    // SAFETY: the program has not started: one thread.
+    unsafe { transient::finish(envp, preload) };
+    let Some((settings, segment)) = found else { return };
     agent::set_run(settings, segment);
     #[cfg(feature = "faults")]
     // SAFETY: what the C library passes to constructors.
@@ -62,8 +65,8 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
     }
 }
 
-/// The path of the settings, from the environment.
-fn find_settings(envp: *const *const c_char) -> Option<&'static CStr> {
+/// Where the settings are, from the environment.
+fn find_settings(envp: *const *const c_char) -> Option<&'static [u8]> {
     // SAFETY: the C library passes the environment to constructors; it is a NULL-terminated array of C strings.
     unsafe {
         let mut p = envp;
@@ -72,7 +75,7 @@ fn find_settings(envp: *const *const c_char) -> Option<&'static CStr> {
             let kept = &mut *VARIABLE.0.get();
             if is_settings(variable) && variable.len() <= kept.len() {
                 kept[..variable.len()].copy_from_slice(variable);
-                return CStr::from_bytes_with_nul(&kept[ENV_SEGMENT.len() + 1..variable.len()]).ok();
+                return Some(&kept[ENV_SEGMENT.len() + 1..variable.len() - 1]);
             }
             p = p.add(1);
         }

@@ -22,11 +22,10 @@ use rustix::thread::futex;
 
 use crate::pagemap::Word;
 use crate::pager::{Pager, Worker};
-use crate::present::Present;
 use crate::regions::Range;
 use crate::segment::Proc;
 use crate::space::Exclusive;
-use crate::uffd::{Message, NEEDED_FEATURES, Uffd};
+use crate::uffd::{Message, Uffd};
 
 /// Events of the child that can be passed on to it.
 const PASSED: usize = 120;
@@ -218,8 +217,8 @@ impl Pager {
                 .fork_child(reopen)
                 .map_err(|_| &b"a forked child can't open its parent's swap file"[..])?;
         }
-        let uffd = Uffd::open(NEEDED_FEATURES).map_err(|_| &b"a forked child can't open a userfaultfd"[..])?;
-        let present = Present::open().map_err(|_| &b"a forked child can't open its page map"[..])?;
+        let uffd = (self.host.open_uffd)().map_err(|_| &b"a forked child can't open a userfaultfd"[..])?;
+        let present = (self.host.open_page_map)().map_err(|_| &b"a forked child can't open its page map"[..])?;
         self.reopen(uffd, present);
         // From here the parent may let go.
         let handover = self.handover();

@@ -49,6 +49,11 @@ impl Present {
         Ok(Present { fd, mappings: Mappings::open()? })
     }
 
+    /// The page map of this process that another one has opened for it.
+    pub fn opened(fd: OwnedFd) -> Present {
+        Present { fd }
+    }
+
     /// Bytes of private memory in `start .. end` (the shared zero page and shared mappings are none): what the kernel counts as
     /// resident anonymous memory. Takes time by the page tables that are there, not by the length.
     ///

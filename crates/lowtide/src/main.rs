@@ -5,12 +5,14 @@
 
 mod ancestry;
 mod args;
+mod broker;
 mod doctor;
 mod elf;
 mod error;
 mod launch;
 mod machine;
 mod plan;
+mod privilege;
 mod probe;
 mod program;
 mod run;
@@ -30,6 +32,7 @@ use clap::CommandFactory;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    privilege::keep();
     let args: Vec<_> = std::env::args_os().collect();
     let done = match args::parse(&args) {
         Err(None) => Ok(0),

@@ -214,7 +214,8 @@ fn memfd_exec() -> Result<(), Errno> {
     }
 }
 
-fn last_error() -> Errno {
+/// What the last system call said.
+pub fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 

@@ -6,8 +6,8 @@ use crate::error::Failure;
 use crate::plan::Plan;
 use crate::probe;
 use crate::swap_spec::{Swap, Where};
-use lowtide_pager::segment::{self, FileId, Segment, Settings, SwapArea};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use lowtide_pager::segment::{self, transient, FileId, Segment, Settings, SwapArea};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -28,23 +28,24 @@ pub struct Shared {
     /// The value that LD_PRELOAD begins with.
     pub preload: String,
     /// The value of LOWTIDE_SEGMENT.
-    pub settings_path: String,
+    pub origin: String,
 }
 
 impl Shared {
     /// Makes the files and writes the settings.
-    pub fn new(plan: &Plan) -> Result<Shared, Failure> {
+    /// `broker`: the name of the socket for those who can't follow the paths.
+    pub fn new(plan: &Plan, broker: &str) -> Result<Shared, Failure> {
         let pid = std::process::id();
         if std::fs::read_link("/proc/self").ok().as_deref() != Some(Path::new(&pid.to_string())) {
             return Err(Failure::failed(
                 "/proc is missing or belongs to other processes: mount it (`mount -t proc proc /proc`)",
             ));
         }
-        Self::make(plan, pid)
+        Self::make(plan, broker, pid)
             .map_err(|error| Failure::failed(format!("can't make the shared memory of the run ({})", probe::text(error))))
     }
 
-    fn make(plan: &Plan, pid: u32) -> Result<Shared, Errno> {
+    fn make(plan: &Plan, broker: &str, pid: u32) -> Result<Shared, Errno> {
         let agent = memfd(c"lowtide-agent")?;
         let mut rest = AGENT;
         while !rest.is_empty() {
@@ -77,12 +78,15 @@ impl Shared {
         put(&mut to.preload, preload.as_bytes())?;
         let stat = rustix::fs::fstat(&agent)?;
         to.agent = FileId { device: stat.st_dev, inode: stat.st_ino };
+        put(&mut to.broker, broker.as_bytes())?;
         put(&mut to.segment, path(segment_file.as_fd()).as_bytes())?;
         to.magic = segment::MAGIC;
 
         // SAFETY: as above; the mapping stays until this process ends, and from here on only its atomics are written.
         let settings = unsafe { &*settings.cast() };
-        Ok(Shared { agent, settings_file, settings, segment_file, segment, preload, settings_path })
+        let follows = char::from(segment::BROKER_FOLLOWS);
+        let origin = if broker.is_empty() { settings_path } else { format!("{settings_path}{follows}{broker}") };
+        Ok(Shared { agent, settings_file, settings, segment_file, segment, preload, origin })
     }
 
     /// The settings.
@@ -93,6 +97,33 @@ impl Shared {
     /// The segment.
     pub fn segment(&self) -> &'static Segment {
         self.segment
+    }
+
+    /// The agent's file.
+    pub fn library(&self) -> BorrowedFd<'_> {
+        self.agent.as_fd()
+    }
+
+    /// A descriptor of the agent's file that stays open over an exec, and the value of LD_PRELOAD that leads to it.
+    ///
+    /// # Errors
+    /// Those of making a descriptor.
+    pub fn open_library(&self) -> Result<(OwnedFd, String), Errno> {
+        let open = |first: libc::c_int| {
+            // SAFETY: makes a descriptor, which is ours then.
+            unsafe {
+                let fd = libc::fcntl(self.agent.as_raw_fd(), libc::F_DUPFD, first);
+                if fd < 0 { Err(probe::last_error()) } else { Ok(OwnedFd::from_raw_fd(fd)) }
+            }
+        };
+        let library = open(transient::FIRST).or_else(|_| open(0))?;
+        let entry = format!("{}{}", transient::PREFIX, library.as_raw_fd());
+        Ok((library, entry))
+    }
+
+    /// The files of the settings and of the segment.
+    pub fn files(&self) -> [BorrowedFd<'_>; 2] {
+        [self.settings_file.as_fd(), self.segment_file.as_fd()]
     }
 
     /// Resident bytes of the files.

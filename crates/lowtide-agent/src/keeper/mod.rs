@@ -13,13 +13,13 @@ use lowtide_core::store::MAX_AREAS;
 use lowtide_pager::line::Line;
 use lowtide_pager::pager::{Pager, Worker};
 use lowtide_pager::segment::proc_state;
-use lowtide_pager::uffd::{NEEDED_FEATURES, Uffd};
+use lowtide_pager::uffd::Uffd;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 
 use crate::idle::Idle;
 use crate::request::Request;
-use crate::{agent, atfork, monitor, request, say, swap_file, thread};
+use crate::{agent, atfork, broker, monitor, request, say, swap_file, thread};
 use floor::Floor;
 use setup::Look;
 
@@ -52,7 +52,7 @@ pub fn look_again() {
 /// Thread entry: the keeper of a process that starts with nothing adopted.
 pub extern "C" fn fresh(_: usize) -> ! {
     begin();
-    let uffd = match Uffd::open(NEEDED_FEATURES) {
+    let uffd = match broker::userfaultfd() {
         Ok(uffd) => uffd,
         Err(e) => {
             let mut line = Line::new();

@@ -13,7 +13,7 @@ use lowtide_pager::segment::{self, proc_state};
 use rustix::io::Errno;
 
 use super::{Keeper, LOOK_AGAIN};
-use crate::{agent, gate, hooks, maps, monitor, say, swap_file};
+use crate::{agent, broker, gate, hooks, maps, monitor, say, swap_file};
 
 /// Mappings that were made past the C library are looked for this often at least, ...
 const LOOK_EVERY_US: u64 = 100_000;
@@ -57,7 +57,13 @@ impl Keeper {
         let staging = (limit / 16).clamp(512 << 10, 64 << 20) as usize;
         self.worker = Some(Worker::new(true)?);
         let uffd = self.uffd.take().ok_or(Errno::BADF)?;
-        let pager = Pager::new(uffd, store, staging, agent::proc(), Host { fatal: say::fatal, warn: say::warn })?;
+        let host = Host {
+            fatal: say::fatal,
+            warn: say::warn,
+            open_uffd: broker::userfaultfd,
+            open_page_map: broker::page_map,
+        };
+        let pager = Pager::new(uffd, store, staging, agent::proc(), host)?;
         self.prepared = Some(Box::leak(Box::new(pager)));
         Ok(())
     }

@@ -29,8 +29,21 @@ pub const MAX_PROCS: usize = 1024;
 /// Kept warnings of a run; later ones are counted only.
 pub const MAX_WARNINGS: usize = 16;
 
-/// Environment variable that holds the path of the settings (`/proc/PID/fd/N`), which name the segment.
+/// Environment variable that says where the settings are, which name the segment: their path (`/proc/PID/fd/N`), and behind
+/// [`BROKER_FOLLOWS`] the name of the socket where they can be had by who can't follow the path.
 pub const ENV_SEGMENT: &str = "LOWTIDE_SEGMENT";
+
+/// How a program finds the agent that can't follow the path of its file: by a descriptor that is left open for it.
+pub mod transient {
+    /// How such an entry of LD_PRELOAD begins; the number of the descriptor follows. Nobody else writes it with the dot.
+    pub const PREFIX: &str = "/proc/./self/fd/";
+    /// It has this number or a higher one, if it may have: out of the way of programs without an agent, which nobody closes it for, and
+    /// which may rely on the numbers of theirs.
+    pub const FIRST: i32 = 800;
+}
+
+/// Between the path and the socket in [`ENV_SEGMENT`].
+pub const BROKER_FOLLOWS: u8 = b'@';
 
 /// What all processes of the run together have used of a swap area.
 #[repr(C)]

@@ -85,6 +85,9 @@ pub struct Settings {
     pub preload: [u8; 64],
     /// The file that it leads to as long as `lowtide run` lives (afterwards its pid may be another's).
     pub agent: FileId,
+    /// Name of the socket (in the abstract name space) on which `lowtide run` answers its descendants, NUL-terminated: see
+    /// [`crate::broker`]. Empty: there is none.
+    pub broker: [u8; 32],
     /// The path of the segment, a descriptor of `lowtide run`, NUL-terminated.
     pub segment: [u8; 64],
 }
