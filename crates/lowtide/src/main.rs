@@ -6,6 +6,7 @@
 mod ancestry;
 mod args;
 mod broker;
+mod confinement;
 mod doctor;
 mod elf;
 mod error;
