@@ -21,6 +21,7 @@ mod gate;
 mod heap;
 mod hooks;
 mod idle;
+mod inheritance;
 mod keeper;
 mod maps;
 mod mlock;

@@ -29,6 +29,10 @@ pub const DEVICE: u32 = 3;
 pub const HANDSHAKE: u32 = 4;
 /// The page map of the asking process. Answer: its file.
 pub const PAGE_MAP: u32 = 5;
+/// The swap file that comes with the question is for children that the asking process forks: they find it under [`of_file`]'s number.
+pub const HAND_ON: u32 = 6;
+/// What the parent of the asking process has handed on under this number. Answer: the file.
+pub const INHERIT: u32 = 7;
 
 /// Most descriptors of a message.
 pub const MAX_FILES: usize = 2;
@@ -37,6 +41,16 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Descriptors that came with a message.
 pub type Files = ArrayVec<OwnedFd, MAX_FILES>;
+
+/// A question about the file that has the descriptor `number` in the process whose it was first.
+pub const fn of_file(question: u32, number: u32) -> u32 {
+    question | number << 8
+}
+
+/// The question and the number in it (see [`of_file`]); 0 where none belongs to it.
+pub const fn parts(word: u32) -> (u32, u32) {
+    (word & 0xff, word >> 8)
+}
 
 /// The address of a name.
 ///

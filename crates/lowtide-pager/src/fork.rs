@@ -18,6 +18,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use lowtide_core::vm::{self, OnFork, PAGE_SIZE};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
 
 use crate::pagemap::Word;
@@ -46,6 +47,17 @@ impl Handover {
     /// A fresh page, for the next fork of this process.
     pub(crate) fn new() -> Result<*mut Handover, Errno> {
         Ok(vm::map(size_of::<Handover>(), OnFork::Share)?.as_ptr().cast())
+    }
+
+    /// Puts a fresh page in the place of the one that is at `at`. The child of the last fork keeps that one, and what it writes there no
+    /// other child must believe.
+    ///
+    /// # Safety
+    /// `at` comes from [`Handover::new`], and nobody looks at it now.
+    unsafe fn renew(at: *mut Handover) -> Result<(), Errno> {
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED);
+        // SAFETY: replaces a mapping of lowtide's own, of this size, to which the caller says nobody refers.
+        unsafe { rustix::mm::mmap_anonymous(at.cast(), size_of::<Handover>(), prot, flags) }.map(drop)
     }
 
     fn pass(&self, event: [u64; 4]) -> bool {
@@ -90,8 +102,11 @@ impl Pager {
     pub fn announce_fork(&self) {
         // The last child may still be on its way out of this process's hands.
         drop(self.space.exclusive());
-        self.handover().state.store(IDLE, Ordering::Relaxed);
-        self.handover().passed.store(0, Ordering::Relaxed);
+        // SAFETY: only a monitor that serves a fork looks at it, with the exclusive lock, and none does: forks take turns.
+        if unsafe { Handover::renew(self.handover.load(Ordering::Acquire)) }.is_err() {
+            (self.host.fatal)(b"no memory for a fork");
+        }
+        debug_assert_eq!(self.handover().state.load(Ordering::Relaxed), IDLE);
         self.forks();
         self.pause();
         // An event that was read before may still be being applied.

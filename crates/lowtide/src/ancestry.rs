@@ -100,7 +100,8 @@ pub struct Stat {
     pub is_alive: bool,
     /// When it was started, in clock ticks since the machine was: with the pid, it tells processes apart.
     pub start: u64,
-    parent: u32,
+    /// Its parent's pid.
+    pub parent: u32,
 }
 
 impl Stat {

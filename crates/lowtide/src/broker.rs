@@ -3,10 +3,10 @@
 //! Whoever connects must be a descendant of this process. What it asks for it gets for itself, or it is no secret; what it sends is looked
 //! at before anything is done with it. Nothing here waits for a client.
 
-use crate::ancestry;
+use crate::ancestry::{self, Stat};
 use crate::privilege;
 use crate::shared::Shared;
-use lowtide_pager::broker::{self, DEVICE, FILES, HANDSHAKE, LIBRARY, PAGE_MAP, send};
+use lowtide_pager::broker::{self, DEVICE, FILES, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, PAGE_MAP, send};
 use lowtide_pager::uffd::{self, NEEDED_FEATURES};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 const MAX_CONNECTIONS: usize = 64;
 /// Whoever has not asked for so long is let go.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Files that are kept for children, of all processes and of one: each takes a descriptor.
+const MAX_HANDED_ON: usize = 256;
+const MAX_OF_ONE: usize = 32;
 /// What a link of `/proc/PID/fd` says of a userfaultfd. No path can say it: paths begin with a slash.
 const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
 
@@ -26,6 +29,19 @@ pub struct Broker {
     listener: Option<OwnedFd>,
     name: String,
     connections: Vec<Connection>,
+    handed_on: HandedOn,
+}
+
+/// Swap files that processes have handed on to children that they fork.
+#[derive(Default)]
+struct HandedOn(Vec<Heirloom>);
+
+struct Heirloom {
+    /// Whose children may have it.
+    parent: OwnedFd,
+    pid: u32,
+    number: u32,
+    file: OwnedFd,
 }
 
 struct Connection {
@@ -39,7 +55,7 @@ struct Connection {
 impl Broker {
     /// Listens on a socket with a name that nobody can guess; the error says why it can't.
     pub fn new() -> (Broker, Result<(), Errno>) {
-        let mut broker = Broker { listener: None, name: String::new(), connections: Vec::new() };
+        let mut broker = Broker { listener: None, name: String::new(), connections: Vec::new(), handed_on: HandedOn::default() };
         let listening = broker.listen();
         (broker, listening)
     }
@@ -75,7 +91,9 @@ impl Broker {
         {
             self.connections.extend(Connection::of(socket));
         }
-        self.connections.retain(|connection| connection.serve(shared) && connection.since.elapsed() < PATIENCE);
+        let handed_on = &mut self.handed_on;
+        handed_on.0.retain(|heirloom| ancestry::is_alive(&heirloom.parent));
+        self.connections.retain(|connection| connection.serve(shared, handed_on) && connection.since.elapsed() < PATIENCE);
     }
 }
 
@@ -93,18 +111,24 @@ impl Connection {
     }
 
     /// Answers what has been asked; false: this is over.
-    fn serve(&self, shared: &Shared) -> bool {
+    fn serve(&self, shared: &Shared, handed_on: &mut HandedOn) -> bool {
         loop {
-            let (question, files) = match broker::receive(self.socket.as_fd()) {
+            let (word, mut files) = match broker::receive(self.socket.as_fd()) {
                 Ok(received) => received,
                 Err(error) => return error == Errno::AGAIN,
             };
+            let (question, number) = broker::parts(word);
             let answer = match question {
                 LIBRARY => send(self.socket.as_fd(), 0, &[shared.library()]),
                 FILES => send(self.socket.as_fd(), 0, &shared.files()),
                 DEVICE => self.answer(privilege::open_device()),
                 PAGE_MAP => self.answer(self.page_map()),
                 HANDSHAKE => self.done(files.first().ok_or(Errno::BADF).and_then(shake_hands)),
+                HAND_ON => self.done(files.pop().ok_or(Errno::BADF).and_then(|file| handed_on.take(self, number, file))),
+                INHERIT => match handed_on.of_parent(self, number) {
+                    Some(file) => send(self.socket.as_fd(), 0, &[file.as_fd()]),
+                    None => self.done(Err(Errno::NOENT)),
+                },
                 _ => self.done(Err(Errno::INVAL)),
             };
             if answer.is_err() {
@@ -131,6 +155,27 @@ impl Connection {
         let file = privilege::with(privilege::NEEDED, open)?;
         // It still lives, so the number was its own.
         if ancestry::is_alive(&self.peer) { Ok(file) } else { Err(Errno::SRCH) }
+    }
+}
+
+impl HandedOn {
+    /// Keeps a file for the children of the process that sends it.
+    fn take(&mut self, from: &Connection, number: u32, file: OwnedFd) -> Result<(), Errno> {
+        self.0.retain(|heirloom| (heirloom.pid, heirloom.number) != (from.pid, number));
+        if self.0.len() == MAX_HANDED_ON || self.0.iter().filter(|heirloom| heirloom.pid == from.pid).count() == MAX_OF_ONE {
+            return Err(Errno::MFILE);
+        }
+        let parent = from.peer.try_clone().map_err(|_| Errno::MFILE)?;
+        self.0.push(Heirloom { parent, pid: from.pid, number, file });
+        Ok(())
+    }
+
+    /// What the parent of the process that asks has handed on under this number.
+    fn of_parent(&self, child: &Connection, number: u32) -> Option<&OwnedFd> {
+        let parent = Stat::of(child.pid)?.parent;
+        let heirloom = self.0.iter().find(|heirloom| (heirloom.pid, heirloom.number) == (parent, number))?;
+        // Both still live, so the numbers are theirs.
+        (ancestry::is_alive(&heirloom.parent) && ancestry::is_alive(&child.peer)).then_some(&heirloom.file)
     }
 }
 

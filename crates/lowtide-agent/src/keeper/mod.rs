@@ -19,7 +19,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::idle::Idle;
 use crate::request::Request;
-use crate::{agent, atfork, broker, monitor, request, say, swap_file, thread};
+use crate::{agent, atfork, broker, inheritance, monitor, request, say, swap_file, thread};
 use floor::Floor;
 use setup::Look;
 
@@ -74,12 +74,7 @@ pub extern "C" fn inherited(_: usize) -> ! {
     begin();
     let Some(pager) = agent::pager() else { sleep_for_ever() };
     let Some(parent) = rustix::process::getppid() else { say::fatal(b"a forked child has no parent") };
-    let mut reopen = |_area: u8, fd: i32| {
-        let mut path = Line::new();
-        path.push(b"/proc/").number(parent.as_raw_nonzero().get() as u64).push(b"/task/").number(u64::from(parent_keeper));
-        path.push(b"/fd/").number(fd as u64).push(b"\0");
-        swap_file::open_path(path.bytes())
-    };
+    let mut reopen = |_area: u8, number: i32| inheritance::reopen(parent, parent_keeper, number);
     // SAFETY: the handler of the fork waits for this thread, and there is no other.
     let result = unsafe { pager.take_over(parent, agent::proc(), &mut reopen) };
     if let Err(why) = result {
@@ -215,7 +210,10 @@ impl Keeper {
             |request| match request {
                 // What can't be adopted (a kind of memory, too many ranges) stays with the program.
                 Request::Adopt(range) => drop(pager.adopt(range)),
-                Request::Fork => pager.announce_fork(),
+                Request::Fork => {
+                    inheritance::hand_on(pager);
+                    pager.announce_fork();
+                }
             },
         );
     }

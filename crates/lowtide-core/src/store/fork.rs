@@ -45,6 +45,17 @@ impl Store {
         }
     }
 
+    /// Calls `f` with the number of the descriptor of each swap file that this process has open, those of its parents included.
+    pub fn each_file(&self, f: &mut dyn FnMut(i32)) {
+        for area in self.areas.iter() {
+            if let Device::File(device) = &area.device
+                && device.raw_fd() >= 0
+            {
+                f(device.raw_fd());
+            }
+        }
+    }
+
     fn each_shared_page(&self, mut f: impl FnMut(&Area, u64)) {
         for area in self.areas.iter().filter(|area| area.is_shared()) {
             area.each_word(|slot, word| {
