@@ -6,7 +6,7 @@
 use crate::ancestry::{self, Stat};
 use crate::privilege;
 use crate::shared::Shared;
-use lowtide_pager::broker::{self, DEVICE, FILES, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, PAGE_MAP, send};
+use lowtide_pager::broker::{self, DEVICE, FILES, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, PAGE_MAP, SWAP_FILE, send};
 use lowtide_pager::uffd::{self, NEEDED_FEATURES};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
@@ -125,6 +125,7 @@ impl Connection {
                 PAGE_MAP => self.answer(self.page_map()),
                 HANDSHAKE => self.done(files.first().ok_or(Errno::BADF).and_then(shake_hands)),
                 HAND_ON => self.done(files.pop().ok_or(Errno::BADF).and_then(|file| handed_on.take(self, number, file))),
+                SWAP_FILE => self.answer(shared.open_swap_file(number as usize)),
                 INHERIT => match handed_on.of_parent(self, number) {
                     Some(file) => send(self.socket.as_fd(), 0, &[file.as_fd()]),
                     None => self.done(Err(Errno::NOENT)),
