@@ -5,13 +5,14 @@ use core::sync::atomic::Ordering;
 
 use lowtide_core::device::DeviceName;
 use lowtide_core::store::{AreaStats, FileConfig, MAX_AREAS, Store, StoreError};
+use lowtide_pager::broker::{SWAP_FILE, of_file};
 use lowtide_pager::line::Line;
 use lowtide_pager::segment::{self, AreaBudget, Proc, SwapArea, proc_state};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::{agent, say};
+use crate::{agent, broker, say};
 
 /// Whether the run has swap files with names.
 pub fn any_named() -> bool {
@@ -103,15 +104,9 @@ fn add(store: &Store, number: u8, area: &'static SwapArea, may_claim: bool) -> R
     added
 }
 
-fn add_file(
-    store: &Store,
-    number: u8,
-    area: &'static SwapArea,
-    budget: &'static AreaBudget,
-    named: bool,
-) -> Result<(), Failed> {
+fn add_file(store: &Store, number: u8, area: &'static SwapArea, budget: &'static AreaBudget, named: bool) -> Result<(), Failed> {
     let (fd, name) = if named {
-        (open_path(&area.file).map_err(Failed::File)?, DeviceName { kind: "file:", path: text(&area.file_name), number })
+        (open_named(number, area).map_err(Failed::File)?, DeviceName { kind: "file:", path: text(&area.file_name), number })
     } else {
         (unnamed(&area.dir)?, DeviceName { kind: "dir:", path: text(&area.dir), number })
     };
@@ -133,6 +128,14 @@ fn unnamed(dir: &'static [u8]) -> Result<OwnedFd, Failed> {
     }
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR).map_err(Failed::File)
+}
+
+/// The named file of an area; from `lowtide run` itself where this process may not follow the path into its descriptors.
+fn open_named(number: u8, area: &SwapArea) -> Result<OwnedFd, Errno> {
+    match open_path(&area.file) {
+        Err(Errno::ACCESS | Errno::PERM) => broker::connect()?.ask_file(of_file(SWAP_FILE, number.into())),
+        other => other,
+    }
 }
 
 /// Opens what a NUL-terminated path names, for reading and writing.

@@ -15,8 +15,8 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::{Errno, IoSlice, IoSliceMut, retry_on_intr};
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 /// The library to preload. Answer: its file.
@@ -33,6 +33,8 @@ pub const PAGE_MAP: u32 = 5;
 pub const HAND_ON: u32 = 6;
 /// What the parent of the asking process has handed on under this number. Answer: the file.
 pub const INHERIT: u32 = 7;
+/// The named file of a swap area, whose number stands where that of a file stands. Answer: the file.
+pub const SWAP_FILE: u32 = 8;
 
 /// Most descriptors of a message.
 pub const MAX_FILES: usize = 2;

@@ -6,7 +6,7 @@
 use crate::ancestry::{self, Stat};
 use crate::privilege;
 use crate::shared::Shared;
-use lowtide_pager::broker::{self, DEVICE, FILES, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, PAGE_MAP, send};
+use lowtide_pager::broker::{self, DEVICE, FILES, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, PAGE_MAP, SWAP_FILE, send};
 use lowtide_pager::uffd::{self, NEEDED_FEATURES};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
@@ -55,8 +55,7 @@ struct Connection {
 impl Broker {
     /// Listens on a socket with a name that nobody can guess; the error says why it can't.
     pub fn new() -> (Broker, Result<(), Errno>) {
-        let mut broker =
-            Broker { listener: None, name: String::new(), connections: Vec::new(), handed_on: HandedOn::default() };
+        let mut broker = Broker { listener: None, name: String::new(), connections: Vec::new(), handed_on: HandedOn::default() };
         let listening = broker.listen();
         (broker, listening)
     }
@@ -126,6 +125,7 @@ impl Connection {
                 PAGE_MAP => self.answer(self.page_map()),
                 HANDSHAKE => self.done(files.first().ok_or(Errno::BADF).and_then(shake_hands)),
                 HAND_ON => self.done(files.pop().ok_or(Errno::BADF).and_then(|file| handed_on.take(self, number, file))),
+                SWAP_FILE => self.answer(shared.open_swap_file(number as usize)),
                 INHERIT => match handed_on.of_parent(self, number) {
                     Some(file) => send(self.socket.as_fd(), 0, &[file.as_fd()]),
                     None => self.done(Err(Errno::NOENT)),
@@ -184,7 +184,9 @@ impl HandedOn {
 fn option<T: Default>(socket: &OwnedFd, name: libc::c_int) -> Option<T> {
     let (mut value, mut len) = (T::default(), size_of::<T>() as libc::socklen_t);
     // SAFETY: at most as many bytes are written as are said.
-    let r = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut len) };
+    let r = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut len)
+    };
     (r == 0 && len as usize == size_of::<T>()).then_some(value)
 }
 

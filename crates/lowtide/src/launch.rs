@@ -23,13 +23,15 @@ pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<libc
     // Left open for the program, which could not follow the path; its agent closes it.
     let library = if privilege::is_above_program() { Some(shared.open_library().map_err(no_descriptor)?) } else { None };
     let mut preload = OsString::from(library.as_ref().map_or(&shared.preload, |(_, entry)| entry));
-    if let Some(old) = std::env::var_os("LD_PRELOAD").filter(|old| !old.is_empty()) {
+    let hidden = privilege::hidden_variables();
+    let old = hidden.iter().find(|(name, _)| name == "LD_PRELOAD").map(|(_, value)| value.clone());
+    if let Some(old) = std::env::var_os("LD_PRELOAD").or(old).filter(|old| !old.is_empty()) {
         preload.push(":");
         preload.push(old);
     }
     let mut command = Command::new(&plan.path);
     command.arg0(&plan.argv[0]).args(&plan.argv[1..]);
-    command.env("LD_PRELOAD", preload).env(ENV_SEGMENT, &shared.origin);
+    command.envs(hidden).env("LD_PRELOAD", preload).env(ENV_SEGMENT, &shared.origin);
     // A child that is built with AddressSanitizer would not start behind another library, and lowtide's has to be the first.
     let mut asan = std::env::var_os("ASAN_OPTIONS").unwrap_or_default();
     if !asan.is_empty() {

@@ -5,6 +5,8 @@
 //! them ([`with`]), and the program does not get them. Root keeps all that it has, and so does its program.
 
 use rustix::io::Errno;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, configure_capability_in_ambient_set, set_capabilities};
 
 /// What lowtide needs: to see forks, and to open what is root's for reading.
@@ -46,6 +48,23 @@ pub fn with<R>(wanted: CapabilitySet, f: impl FnOnce() -> R) -> R {
     // Lowering and raising within what is permitted never fails.
     let _ = set_capabilities(None, old);
     result
+}
+
+/// Variables of the environment that the C library took away because lowtide has privileges, such as LD_PRELOAD and LD_LIBRARY_PATH:
+/// they are the program's, which has none.
+pub fn hidden_variables() -> Vec<(OsString, OsString)> {
+    // SAFETY: asks for a number.
+    if is_root() || unsafe { libc::getauxval(libc::AT_SECURE) } == 0 {
+        return Vec::new();
+    }
+    // What was given stays in memory, and the file of a process with privileges is root's.
+    let text = with(NEEDED, || std::fs::read("/proc/self/environ")).unwrap_or_default();
+    let variables = text.split(|byte| *byte == 0).filter_map(|variable| {
+        let at = variable.iter().position(|byte| *byte == b'=')?;
+        let [name, value] = [&variable[..at], &variable[at + 1..]].map(|part| OsStr::from_bytes(part).to_owned());
+        std::env::var_os(&name).is_none().then_some((name, value))
+    });
+    variables.collect()
 }
 
 /// Opens `/dev/userfaultfd`.

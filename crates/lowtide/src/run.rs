@@ -19,6 +19,7 @@ use std::path::PathBuf;
 
 /// Runs the program; the exit code of lowtide.
 pub fn run(args: RunArgs) -> Result<u8, Failure> {
+    refuse_setuid()?;
     let mut plan = Plan::new(args)?;
     refuse_nesting()?;
     if let Some(why) = Probe::new().refusal() {
@@ -38,9 +39,8 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     if plan.verbose {
         describe(&plan).iter().for_each(|line| say(line));
     }
-    ancestry::adopt_orphans().map_err(|error| {
-        Failure::failed(format!("can't become the parent of orphans among the program's children ({error})"))
-    })?;
+    ancestry::adopt_orphans()
+        .map_err(|error| Failure::failed(format!("can't become the parent of orphans among the program's children ({error})")))?;
     let child = launch(&plan, &shared, inherited)?;
     let outcome = supervise(&plan, &shared, &mut broker, &signals, child);
 
@@ -56,6 +56,19 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
         say(&stats.summary(outcome.managed));
     }
     Ok(outcome.code)
+}
+
+/// It would run any program as root for anybody.
+fn refuse_setuid() -> Result<(), Failure> {
+    use rustix::process::{getegid, geteuid, getgid, getuid};
+    if geteuid() == getuid() && getegid() == getgid() {
+        return Ok(());
+    }
+    let exe = std::env::current_exe().map_or_else(|_| "lowtide".to_owned(), |path| path.display().to_string());
+    Err(Failure::failed(format!(
+        "lowtide is setuid or setgid, which would give its privilege to every program: \
+         `sudo chmod ug-s {exe} && sudo setcap cap_sys_ptrace,cap_dac_read_search=p {exe}`"
+    )))
 }
 
 /// Two agents in one program would page each other's memory.

@@ -6,11 +6,12 @@ use crate::error::Failure;
 use crate::plan::Plan;
 use crate::probe;
 use crate::swap_spec::{Swap, Where};
-use lowtide_pager::segment::{self, FileId, Segment, Settings, SwapArea, transient};
+use lowtide_pager::segment::{self, transient, FileId, Segment, Settings, SwapArea};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
+use std::ffi::CStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -126,6 +127,16 @@ impl Shared {
         [self.settings_file.as_fd(), self.segment_file.as_fd()]
     }
 
+    /// Opens the named file of a swap area once more.
+    ///
+    /// # Errors
+    /// Those of open; `NOENT`: that area has none.
+    pub fn open_swap_file(&self, number: usize) -> Result<OwnedFd, Errno> {
+        let area = self.settings.swap.get(number).ok_or(Errno::NOENT)?;
+        let path = CStr::from_bytes_until_nul(&area.file).map_err(|_| Errno::NOENT)?;
+        rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+    }
+
     /// Resident bytes of the files.
     pub fn resident(&self) -> u64 {
         let of = |fd: &OwnedFd| rustix::fs::fstat(fd).map_or(0, |stat| stat.st_blocks as u64 * 512);
@@ -158,7 +169,7 @@ fn describe(swap: &Swap, area: &mut SwapArea, path: impl Fn(BorrowedFd<'_>) -> S
 }
 
 /// A memfd that closes on exec and whose file can't be executed; mapping it as code stays possible, whatever vm.memfd_noexec says.
-fn memfd(name: &std::ffi::CStr) -> Result<OwnedFd, Errno> {
+fn memfd(name: &CStr) -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
         Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags),
@@ -167,7 +178,7 @@ fn memfd(name: &std::ffi::CStr) -> Result<OwnedFd, Errno> {
 }
 
 /// A memfd of this size, all zero, mapped writable and then sealed.
-fn mapped(name: &std::ffi::CStr, size: usize, seals: SealFlags) -> Result<(OwnedFd, *mut u8), Errno> {
+fn mapped(name: &CStr, size: usize, seals: SealFlags) -> Result<(OwnedFd, *mut u8), Errno> {
     let file = memfd(name)?;
     rustix::fs::ftruncate(&file, size as u64)?;
     let prot = ProtFlags::READ | ProtFlags::WRITE;
