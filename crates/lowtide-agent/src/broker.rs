@@ -73,7 +73,7 @@ pub fn userfaultfd() -> Result<Uffd, Errno> {
 /// As [`userfaultfd`].
 pub fn page_map() -> Result<Present, Errno> {
     match Present::open() {
-        Err(Errno::ACCESS | Errno::PERM) => Ok(Present::opened(connect()?.ask_file(PAGE_MAP)?)),
+        Err(Errno::ACCESS | Errno::PERM) => Present::opened(connect()?.ask_file(PAGE_MAP)?),
         other => other,
     }
 }

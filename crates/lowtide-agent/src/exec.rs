@@ -72,7 +72,9 @@ fn leads_to_agent(path: &[u8]) -> bool {
 /// Whether there is a file at the path of an exec.
 fn exists(path: *const c_char) -> bool {
     // SAFETY: the kernel checks the caller's pointer, as it does for exec.
-    unsafe { syscall3(sys::__NR_access, path as usize, 0 /* F_OK */, 0) == 0 }
+    unsafe {
+        syscall3(sys::__NR_access, path as usize, 0 /* F_OK */, 0) == 0
+    }
 }
 
 /// A descriptor of the agent's file that stays open over an exec, and the entry of LD_PRELOAD for it. None, with a warning: it can't
@@ -86,9 +88,11 @@ fn open_library() -> Option<(OwnedFd, Line)> {
     })();
     if let Err(error) = &opened {
         let mut line = Line::new();
-        line.push(b"programs that a process starts after it changed its user, its root directory or its namespaces are not limited: ")
-            .push(b"lowtide can't be reached from there, error ")
-            .number(error.raw_os_error() as u64);
+        line.push(
+            b"programs that a process starts after it changed its user, its root directory or its namespaces are not limited: ",
+        )
+        .push(b"lowtide can't be reached from there, error ")
+        .number(error.raw_os_error() as u64);
         say::warn(line.bytes());
     }
     opened.ok()

@@ -35,7 +35,8 @@ pub fn settings_variable() -> *const c_char {
 
 extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const *const c_char) {
     let found = find_settings(envp).and_then(files::map);
-    let preload = found.map_or(&b""[..], |(settings, _)| CStr::from_bytes_until_nul(&settings.preload).map_or(b"", CStr::to_bytes));
+    let preload =
+        found.map_or(&b""[..], |(settings, _)| CStr::from_bytes_until_nul(&settings.preload).map_or(b"", CStr::to_bytes));
     // SAFETY: the program has not started: one thread.
     unsafe { transient::finish(envp, preload) };
     let Some((settings, segment)) = found else { return };

@@ -104,7 +104,13 @@ fn add(store: &Store, number: u8, area: &'static SwapArea, may_claim: bool) -> R
     added
 }
 
-fn add_file(store: &Store, number: u8, area: &'static SwapArea, budget: &'static AreaBudget, named: bool) -> Result<(), Failed> {
+fn add_file(
+    store: &Store,
+    number: u8,
+    area: &'static SwapArea,
+    budget: &'static AreaBudget,
+    named: bool,
+) -> Result<(), Failed> {
     let (fd, name) = if named {
         (open_named(number, area).map_err(Failed::File)?, DeviceName { kind: "file:", path: text(&area.file_name), number })
     } else {

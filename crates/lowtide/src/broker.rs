@@ -55,7 +55,8 @@ struct Connection {
 impl Broker {
     /// Listens on a socket with a name that nobody can guess; the error says why it can't.
     pub fn new() -> (Broker, Result<(), Errno>) {
-        let mut broker = Broker { listener: None, name: String::new(), connections: Vec::new(), handed_on: HandedOn::default() };
+        let mut broker =
+            Broker { listener: None, name: String::new(), connections: Vec::new(), handed_on: HandedOn::default() };
         let listening = broker.listen();
         (broker, listening)
     }
@@ -184,9 +185,7 @@ impl HandedOn {
 fn option<T: Default>(socket: &OwnedFd, name: libc::c_int) -> Option<T> {
     let (mut value, mut len) = (T::default(), size_of::<T>() as libc::socklen_t);
     // SAFETY: at most as many bytes are written as are said.
-    let r = unsafe {
-        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut len)
-    };
+    let r = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut len) };
     (r == 0 && len as usize == size_of::<T>()).then_some(value)
 }
 

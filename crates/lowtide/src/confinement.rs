@@ -100,10 +100,8 @@ impl Confinement {
             };
             format!("{name}: {how}")
         };
-        let mut parts = vec![
-            has(CapabilitySet::SYS_PTRACE, "CAP_SYS_PTRACE"),
-            has(CapabilitySet::DAC_READ_SEARCH, "CAP_DAC_READ_SEARCH"),
-        ];
+        let mut parts =
+            vec![has(CapabilitySet::SYS_PTRACE, "CAP_SYS_PTRACE"), has(CapabilitySet::DAC_READ_SEARCH, "CAP_DAC_READ_SEARCH")];
         for (is, text) in [
             (self.is_filtered, "system calls are filtered (seccomp)"),
             (self.no_new_privileges, "no_new_privs is set"),

@@ -5,9 +5,9 @@
 //! them ([`with`]), and the program does not get them. Root keeps all that it has, and so does its program.
 
 use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, configure_capability_in_ambient_set, set_capabilities};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, configure_capability_in_ambient_set, set_capabilities};
 
 /// What lowtide needs: to see forks, and to open what is root's for reading.
 pub const NEEDED: CapabilitySet = CapabilitySet::SYS_PTRACE.union(CapabilitySet::DAC_READ_SEARCH);

@@ -39,8 +39,9 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     if plan.verbose {
         describe(&plan).iter().for_each(|line| say(line));
     }
-    ancestry::adopt_orphans()
-        .map_err(|error| Failure::failed(format!("can't become the parent of orphans among the program's children ({error})")))?;
+    ancestry::adopt_orphans().map_err(|error| {
+        Failure::failed(format!("can't become the parent of orphans among the program's children ({error})"))
+    })?;
     let child = launch(&plan, &shared, inherited)?;
     let outcome = supervise(&plan, &shared, &mut broker, &signals, child);
 

@@ -6,7 +6,7 @@ use crate::error::Failure;
 use crate::plan::Plan;
 use crate::probe;
 use crate::swap_spec::{Swap, Where};
-use lowtide_pager::segment::{self, transient, FileId, Segment, Settings, SwapArea};
+use lowtide_pager::segment::{self, FileId, Segment, Settings, SwapArea, transient};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;

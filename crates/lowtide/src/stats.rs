@@ -5,7 +5,9 @@ use crate::size;
 use crate::supervise::Outcome;
 use crate::tree::AreaNow;
 use lowtide_core::store::{AreaState, FillWords, MAX_AREAS};
-use lowtide_pager::segment::{AreaCounters, Counters, LATENCY_BUCKETS, Segment, Settings, area_state, latency_floor_ns, proc_state};
+use lowtide_pager::segment::{
+    AreaCounters, Counters, LATENCY_BUCKETS, Segment, Settings, area_state, latency_floor_ns, proc_state,
+};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 

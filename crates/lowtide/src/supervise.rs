@@ -54,13 +54,7 @@ struct Supervisor<'a> {
 }
 
 /// Stays until the program has ended.
-pub fn supervise(
-    plan: &Plan,
-    shared: &Shared,
-    broker: &mut Broker,
-    signals: &Signals,
-    child: libc::pid_t,
-) -> Outcome {
+pub fn supervise(plan: &Plan, shared: &Shared, broker: &mut Broker, signals: &Signals, child: libc::pid_t) -> Outcome {
     let started = Instant::now();
     let mut this = Supervisor {
         shared,

@@ -47,22 +47,14 @@ impl Keeper {
             segment::CODEC_ZSTD => Codec::Zstd(run.codec_level),
             _ => Codec::Lz4,
         };
-        let store = Store::new(StoreConfig {
-            pool_limit: run.pool_limit.load(Ordering::Relaxed) as usize,
-            accept_percent: 90,
-            codec,
-        })
-        .map_err(|_| Errno::NOMEM)?;
+        let store =
+            Store::new(StoreConfig { pool_limit: run.pool_limit.load(Ordering::Relaxed) as usize, accept_percent: 90, codec })
+                .map_err(|_| Errno::NOMEM)?;
         swap_file::add_all(&store);
         let staging = (limit / 16).clamp(512 << 10, 64 << 20) as usize;
         self.worker = Some(Worker::new(true)?);
         let uffd = self.uffd.take().ok_or(Errno::BADF)?;
-        let host = Host {
-            fatal: say::fatal,
-            warn: say::warn,
-            open_uffd: broker::userfaultfd,
-            open_page_map: broker::page_map,
-        };
+        let host = Host { fatal: say::fatal, warn: say::warn, open_uffd: broker::userfaultfd, open_page_map: broker::page_map };
         let pager = Pager::new(uffd, store, staging, agent::proc(), host)?;
         self.prepared = Some(Box::leak(Box::new(pager)));
         Ok(())
