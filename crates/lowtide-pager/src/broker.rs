@@ -141,6 +141,8 @@ pub fn receive(socket: BorrowedFd<'_>) -> Result<(u32, Files), Errno> {
     }
     match message.bytes {
         _ if message.flags.contains(ReturnFlags::CTRUNC) => Err(Errno::MFILE),
+        // It was longer.
+        _ if message.flags.contains(ReturnFlags::TRUNC) => Err(Errno::BADMSG),
         0 => Err(Errno::PIPE),
         4 => Ok((u32::from_ne_bytes(bytes), files)),
         _ => Err(Errno::BADMSG),

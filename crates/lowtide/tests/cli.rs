@@ -1,6 +1,6 @@
 //! `lowtide` from outside: what it refuses, and that a program keeps the world it would have without it.
 
-use lowtide_pager::segment::{Proc, Segment, Settings};
+use lowtide_pager::segment::{BROKER_FOLLOWS, Proc, Segment, Settings};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Pid, Signal};
 use std::ffi::OsStr;
@@ -597,7 +597,8 @@ fn map(file: &std::fs::File, size: usize, prot: ProtFlags) -> Option<*mut u8> {
 }
 
 /// Maps the settings and the segment of a run, as an agent would.
-fn shared(path: &str) -> (&'static Settings, &'static Segment) {
+fn shared(origin: &str) -> (&'static Settings, &'static Segment) {
+    let path = origin.split(char::from(BROKER_FOLLOWS)).next().expect("a path");
     let file = std::fs::File::open(path).expect("the settings open");
     let at = map(&file, Settings::SIZE, ProtFlags::READ).expect("mapped").cast::<Settings>();
     // SAFETY: as large as Settings, and written by lowtide.
@@ -640,7 +641,12 @@ impl StandIn {
         let program = idle();
         let run = Running::new(&format!("{} & echo $LOWTIDE_SEGMENT $!; {script}", program.path.display()));
         let (path, pid) = run.line.split_once(' ').expect("two words");
-        let ((settings, segment), pid) = (shared(path), pid.parse().expect("a pid"));
+        let ((settings, segment), pid) = (shared(path), pid.parse::<u32>().expect("a pid"));
+        // Until it is executed it is a shell with an agent, which says what it has by itself.
+        let is_executed = || std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program.path);
+        while !is_executed() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let slot = segment.claim(pid).expect("a slot");
         StandIn { run, settings, segment, slot, pid, _program: program }
     }
