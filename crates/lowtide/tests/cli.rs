@@ -418,7 +418,12 @@ fn no_privilege() {
     let as_nobody = |args: &[&str]| {
         let mut command = Command::new(&copy);
         command.args(args).env_remove("LOWTIDE_RAM").env_remove("LOWTIDE_SEGMENT").current_dir("/").uid(65534).gid(65534);
-        command.output().expect("lowtide starts")
+        // Another test may fork while the copy is open for writing, and its child has it open until it executes something.
+        let busy = |result: &std::io::Result<Output>| {
+            result.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::ExecutableFileBusy)
+        };
+        let attempts = std::iter::repeat_with(|| command.output());
+        attempts.take(1000).find(|result| !busy(result)).expect("not busy for ever").expect("lowtide starts")
     };
     let output = as_nobody(&["run", "--ram", "64M", "--", "true"]);
     assert_refused(&output, 125, &["privilege", "sudo -E setpriv", "--reuid=65534", "ambient", copy.to_str().expect("UTF-8")]);
@@ -596,9 +601,9 @@ fn map(file: &std::fs::File, size: usize, prot: ProtFlags) -> Option<*mut u8> {
     unsafe { rustix::mm::mmap(std::ptr::null_mut(), size, prot, MapFlags::SHARED, file, 0) }.ok().map(<*mut _>::cast)
 }
 
-/// Maps the settings and the segment of a run, as an agent would.
+/// Maps the settings and the segment of a run, as an agent would. `origin`: what LOWTIDE_SEGMENT says.
 fn shared(origin: &str) -> (&'static Settings, &'static Segment) {
-    let path = origin.split(char::from(BROKER_FOLLOWS)).next().expect("a path");
+    let path = origin.split('@').next().expect("a path");
     let file = std::fs::File::open(path).expect("the settings open");
     let at = map(&file, Settings::SIZE, ProtFlags::READ).expect("mapped").cast::<Settings>();
     // SAFETY: as large as Settings, and written by lowtide.

@@ -7,12 +7,21 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard};
 
 const LOWTIDE: &str = env!("CARGO_BIN_EXE_lowtide");
 /// A user without any privilege.
 const USER: [&str; 3] = ["--reuid=1234", "--regid=1234", "--clear-groups"];
 /// A program that has 100 MiB and reads into it, with system calls.
 const LARGE: &str = "dd if=/dev/zero of=/dev/null bs=100M count=3 2>/dev/null";
+
+/// One at a time: they measure memory, and a child that another test forks while an executable is written would keep it busy.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn turn() -> Option<MutexGuard<'static, ()>> {
+    let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    can_be_everybody().then_some(turn)
+}
 
 fn can_be_everybody() -> bool {
     let can = rustix::process::geteuid().is_root()
@@ -140,9 +149,7 @@ const SEES: &str = "CapPrm:\t0000000000000000\nCapEff:\t0000000000000000\n";
 
 #[test]
 fn a_user_with_capabilities_of_the_file() {
-    if !can_be_everybody() {
-        return;
-    }
+    let Some(_turn) = turn() else { return };
     let installed = Installed::with_capabilities(PTRACE | DAC_READ_SEARCH);
     let mut command = installed.behind(&as_user());
     // The C library takes these away from a file with capabilities; they are the program's.
@@ -158,9 +165,7 @@ fn a_user_with_capabilities_of_the_file() {
 
 #[test]
 fn a_user_with_ambient_capabilities() {
-    if !can_be_everybody() {
-        return;
-    }
+    let Some(_turn) = turn() else { return };
     let installed = Installed::new();
     let mut wrapper = as_user();
     wrapper.extend(["--inh-caps=+sys_ptrace,+dac_read_search", "--ambient-caps=+sys_ptrace,+dac_read_search"]);
@@ -170,9 +175,7 @@ fn a_user_with_ambient_capabilities() {
 
 #[test]
 fn a_named_swap_file_of_a_user_with_capabilities() {
-    if !can_be_everybody() {
-        return;
-    }
+    let Some(_turn) = turn() else { return };
     let installed = Installed::with_capabilities(PTRACE | DAC_READ_SEARCH);
     let swap = installed.dir.path().join("swap");
     std::fs::File::create(&swap).and_then(|file| file.set_len(256 << 20)).expect("made");
@@ -192,9 +195,7 @@ fn a_named_swap_file_of_a_user_with_capabilities() {
 
 #[test]
 fn a_user_without_what_it_takes() {
-    if !can_be_everybody() {
-        return;
-    }
+    let Some(_turn) = turn() else { return };
     let installed = Installed::new();
     let path = installed.path.to_str().expect("UTF-8");
     let refused = refusal(installed.behind(&as_user()));
@@ -210,9 +211,7 @@ fn a_user_without_what_it_takes() {
 
 #[test]
 fn root_of_a_container() {
-    if !can_be_everybody() {
-        return;
-    }
+    let Some(_turn) = turn() else { return };
     let installed = Installed::new();
     let container = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"];
     let words = ["root has no CAP_SYS_PTRACE", "bounding set", "--cap-add SYS_PTRACE", "--device /dev/userfaultfd"];
@@ -225,9 +224,7 @@ fn root_of_a_container() {
 
 #[test]
 fn root_of_a_user_namespace() {
-    if !can_be_everybody() {
-        return;
-    }
+    let Some(_turn) = turn() else { return };
     if !Command::new("unshare").args(["-Ur", "true"]).status().expect("unshare starts").success() {
         assert!(std::env::var_os("CI").is_none(), "CI must not skip: user namespaces can't be made here");
         eprintln!("SKIPPED: user namespaces can't be made here");
@@ -240,9 +237,7 @@ fn root_of_a_user_namespace() {
 
 #[test]
 fn under_a_filter() {
-    if !can_be_everybody() {
-        return;
-    }
+    let Some(_turn) = turn() else { return };
     let installed = Installed::new();
     // The system call is forbidden; the device is as good, for root and for whom it starts as another user.
     let others = format!("{LARGE}; exec setpriv {} sh -c '{LARGE}'", USER.join(" "));
@@ -256,9 +251,7 @@ fn under_a_filter() {
 
 #[test]
 fn setuid_is_refused() {
-    if !can_be_everybody() {
-        return;
-    }
+    let Some(_turn) = turn() else { return };
     let installed = Installed::new();
     std::fs::set_permissions(&installed.path, std::fs::Permissions::from_mode(0o4755)).expect("mode");
     assert_refused(&refusal(installed.behind(&as_user())), &["setuid", "chmod ug-s", "setcap"]);
