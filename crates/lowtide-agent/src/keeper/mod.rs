@@ -210,6 +210,8 @@ impl Keeper {
             |request| match request {
                 // What can't be adopted (a kind of memory, too many ranges) stays with the program.
                 Request::Adopt(range) => drop(pager.adopt(range)),
+                // What stays adopted the program can't have: it is told so by the kernel.
+                Request::Release(range) => drop(pager.release(range)),
                 Request::Fork => {
                     inheritance::hand_on(pager);
                     pager.announce_fork();
