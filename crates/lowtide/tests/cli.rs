@@ -1,6 +1,6 @@
 //! `lowtide` from outside: what it refuses, and that a program keeps the world it would have without it.
 
-use lowtide_pager::segment::{BROKER_FOLLOWS, Proc, Segment, Settings};
+use lowtide_pager::segment::{Proc, Segment, Settings};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Pid, Signal};
 use std::ffi::OsStr;
