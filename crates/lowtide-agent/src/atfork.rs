@@ -1,15 +1,26 @@
 //! Fork, on the side of the program's thread that calls it. What happens to the memory is told in the pager's fork.rs.
+//!
+//! All signals are blocked in that thread from before the fork until the child serves itself: for a moment nobody serves the child's memory,
+//! and a handler that touched it would read zeros. In the parent, fork returns when the child can live without it: daemons leave at
+//! once. Other threads that want to end the process, or to execute another program in its place, wait for that too.
 
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use rustix::thread::futex;
+use rustix::process::Pid;
+use rustix::thread::{Timespec, futex, nanosleep};
 
 use crate::request::{Request, ask};
 use crate::{HEAP, agent, gate, keeper, mlock, request, thread};
 
 /// Whether the fork under way was announced to the keeper.
 static ANNOUNCED: AtomicBool = AtomicBool::new(false);
+/// The process that forks: in a child, its parent, also when that is dead by now.
+static PARENT: AtomicU32 = AtomicU32::new(0);
+/// The signals that were blocked before. One thread forks at a time.
+static SIGNALS: AtomicU64 = AtomicU64::new(0);
+/// How long a thread that ends the process waits for a fork, in milliseconds: longer than the fork itself takes if all goes wrong.
+const PATIENCE_MS: u32 = 5000;
 /// In a child: 1 once its memory is its own.
 static READY: AtomicU32 = AtomicU32::new(0);
 
@@ -29,22 +40,49 @@ extern "C" fn prepare() {
     }
     gate::close();
     if agent::active().is_some() {
+        SIGNALS.store(thread::block_signals(), Ordering::Relaxed);
+        PARENT.store(agent::pid(), Ordering::Relaxed);
         ask(Request::Fork);
         ANNOUNCED.store(true, Ordering::Release);
     }
 }
 
 extern "C" fn parent() {
-    if ANNOUNCED.swap(false, Ordering::AcqRel) {
-        request::fork_is_over();
+    if ANNOUNCED.load(Ordering::Acquire) {
+        ask(Request::ForkIsOver);
+        ANNOUNCED.store(false, Ordering::Release);
+        thread::restore_signals(SIGNALS.load(Ordering::Relaxed));
     }
     if gate::is_closed_by_caller() {
         gate::open();
     }
 }
 
+/// Before this process ends or becomes another program by the will of the calling thread: lets a fork of another thread end, whose child
+/// needs this process until then.
+pub fn let_forks_end() {
+    let mut left = PATIENCE_MS;
+    while agent::active().is_some() && ANNOUNCED.load(Ordering::Acquire) && !gate::is_closed_by_caller() && left > 0 {
+        let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 });
+        left -= 1;
+    }
+}
+
+/// In a forked child: its parent, dead or alive.
+pub fn parent_of_child() -> Option<Pid> {
+    Pid::from_raw(PARENT.load(Ordering::Relaxed) as i32)
+}
+
 extern "C" fn child() {
     let announced = ANNOUNCED.swap(false, Ordering::AcqRel);
+    take_over(announced);
+    if announced {
+        thread::restore_signals(SIGNALS.load(Ordering::Relaxed));
+    }
+}
+
+/// The child comes to itself: its locks, its place in the segment, its threads. `announced`: its parent's memory was adopted.
+fn take_over(announced: bool) {
     gate::reset_after_fork();
     request::reset_after_fork();
     mlock::reset_after_fork();

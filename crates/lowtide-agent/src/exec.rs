@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use crate::hooks::result;
 use crate::thread::syscall3;
-use crate::{agent, broker, say, start, transient};
+use crate::{agent, atfork, broker, say, start, transient};
 
 pub const PRELOAD: &[u8] = b"LD_PRELOAD=";
 /// Most variables of an environment that can be mended; a larger one is passed as it is.
@@ -27,6 +27,7 @@ const MAX_VARIABLES: usize = 1000;
 const MAX_PRELOAD: usize = 1024;
 
 pub extern "C" fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
+    atfork::let_forks_end();
     let mut environment = [core::ptr::null::<c_char>(); MAX_VARIABLES + 3];
     let mut preload = [0u8; MAX_PRELOAD];
     let mut descriptor = None;

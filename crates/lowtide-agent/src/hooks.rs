@@ -16,7 +16,7 @@ use crate::mlock::MapLocked;
 use crate::patch::{self, Hook};
 use crate::request::{Request, ask};
 use crate::thread::{syscall3, syscall6};
-use crate::{agent, exec, gate, maps, mlock, say};
+use crate::{agent, atfork, exec, gate, maps, mlock, say};
 
 const PAGE: usize = 4096;
 const EINVAL: isize = 22;
@@ -55,6 +55,7 @@ pub unsafe fn install() -> bool {
     push(c"munlockall", munlockall as *const c_void);
     push(c"ioctl", ioctl as *const c_void);
     push(c"execve", exec::execve as *const c_void);
+    push(c"_exit", exit as *const c_void);
     if let Some(curbrk) = patch::variable(c"__curbrk") {
         CURBRK.store(curbrk, Ordering::Relaxed);
         push(c"brk", brk as *const c_void);
@@ -290,4 +291,12 @@ extern "C" fn ioctl(fd: c_int, request: usize, argument: usize) -> c_int {
         }
     }
     result(r) as c_int
+}
+
+extern "C" fn exit(status: c_int) -> ! {
+    atfork::let_forks_end();
+    loop {
+        // SAFETY: the caller's own call, which does not return.
+        unsafe { syscall3(sys::__NR_exit_group, status as usize, 0, 0) };
+    }
 }

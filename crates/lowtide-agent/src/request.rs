@@ -17,11 +17,14 @@ pub enum Request {
     Release(Range),
     /// The program is about to fork.
     Fork,
+    /// The fork is over: in the parent, whether it came to a child or not.
+    ForkIsOver,
 }
 
 const ADOPT: u32 = 0;
 const RELEASE: u32 = 1;
 const FORK: u32 = 2;
+const FORK_IS_OVER: u32 = 3;
 
 const FREE: u32 = 0;
 const CLAIMED: u32 = 1;
@@ -39,8 +42,6 @@ static SLOTS: [Slot; 64] = [const {
     Slot { state: AtomicU32::new(FREE), kind: AtomicU32::new(ADOPT), start: AtomicUsize::new(0), end: AtomicUsize::new(0) }
 }; 64];
 static BELL: AtomicU32 = AtomicU32::new(0);
-/// Forks that ended and about which the keeper has not yet been told.
-static FORKS_OVER: AtomicU32 = AtomicU32::new(0);
 
 /// Asks the keeper and waits until it has done it. Only when this process has a keeper.
 pub fn ask(request: Request) {
@@ -55,6 +56,7 @@ pub fn ask(request: Request) {
         Request::Adopt(range) => (ADOPT, range),
         Request::Release(range) => (RELEASE, range),
         Request::Fork => (FORK, Range { start: 0, end: 0 }),
+        Request::ForkIsOver => (FORK_IS_OVER, Range { start: 0, end: 0 }),
     };
     slot.kind.store(kind, Ordering::Relaxed);
     slot.start.store(range.start, Ordering::Relaxed);
@@ -65,12 +67,6 @@ pub fn ask(request: Request) {
         let _ = futex::wait(&slot.state, futex::Flags::PRIVATE, POSTED, None);
     }
     slot.state.store(FREE, Ordering::Release);
-}
-
-/// Tells the keeper that a fork is over, without waiting.
-pub fn fork_is_over() {
-    FORKS_OVER.fetch_add(1, Ordering::Release);
-    ring();
 }
 
 /// Wakes the keeper.
@@ -90,11 +86,8 @@ pub fn sleep(bell: u32, us: u64) {
     let _ = futex::wait(&BELL, futex::Flags::PRIVATE, bell, Some(&time));
 }
 
-/// Keeper: does all that is asked. `over` is called first if forks have ended.
-pub fn answer(over: impl FnOnce(), mut f: impl FnMut(Request)) {
-    if FORKS_OVER.swap(0, Ordering::AcqRel) > 0 {
-        over();
-    }
+/// Keeper: does all that is asked.
+pub fn answer(mut f: impl FnMut(Request)) {
     for slot in &SLOTS {
         if slot.state.load(Ordering::Acquire) != POSTED {
             continue;
@@ -103,7 +96,8 @@ pub fn answer(over: impl FnOnce(), mut f: impl FnMut(Request)) {
         f(match slot.kind.load(Ordering::Relaxed) {
             ADOPT => Request::Adopt(range),
             RELEASE => Request::Release(range),
-            _ => Request::Fork,
+            FORK => Request::Fork,
+            _ => Request::ForkIsOver,
         });
         slot.state.store(DONE, Ordering::Release);
         let _ = futex::wake(&slot.state, futex::Flags::PRIVATE, 1);
@@ -115,5 +109,4 @@ pub fn reset_after_fork() {
     for slot in &SLOTS {
         slot.state.store(FREE, Ordering::Relaxed);
     }
-    FORKS_OVER.store(0, Ordering::Relaxed);
 }

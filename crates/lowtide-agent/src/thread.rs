@@ -139,7 +139,8 @@ pub fn name(name: &core::ffi::CStr) {
     let _ = rustix::thread::set_name(name);
 }
 
-fn block_signals() -> u64 {
+/// Blocks all signals for the calling thread; what was blocked before, for [`restore_signals`].
+pub fn block_signals() -> u64 {
     let all = u64::MAX;
     let mut old = 0u64;
     // SAFETY: both pointers are to eight bytes, which is what the size says.
@@ -149,7 +150,8 @@ fn block_signals() -> u64 {
     old
 }
 
-fn restore_signals(old: u64) {
+/// Ends a [`block_signals`].
+pub fn restore_signals(old: u64) {
     // SAFETY: as above.
     unsafe { syscall4(sys::__NR_rt_sigprocmask, 2, &raw const old as usize, 0, 8) };
 }

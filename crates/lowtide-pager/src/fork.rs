@@ -6,8 +6,8 @@
 //! 2. The kernel clones the memory and blocks the forking thread until a monitor has read the fork event, which brings the
 //!    child's userfaultfd. Only then does the child run; first the C library's own code, then lowtide's handler.
 //! 3. From the event on, the monitor does nothing but serve the child's faults from its own tables, with the exclusive space
-//!    lock held, until the child says that its own agent is ready. Then it closes the child's userfaultfd (which unregisters all
-//!    of the child's memory), says so, and resumes.
+//!    lock held, until the child says that its own agent is ready, or for a second. Then it closes the child's userfaultfd (which unregisters all
+//!    of the child's memory), says so, and resumes. Only then does fork return in the parent.
 //! 4. The child registers its memory with a userfaultfd of its own and serves itself.
 //!
 //! A fork that was not announced (a raw system call) is served otherwise: the monitor fills in every page of the child that is in
@@ -42,6 +42,10 @@ pub struct Handover {
 const IDLE: u32 = 0;
 const READY: u32 = 1;
 const CLOSED: u32 = 2;
+
+/// How long a parent serves its child, in rounds of a millisecond. One that is not ready by then is stopped, or traced step by step: it gets
+/// all of its memory at once, so that it can come to itself when it likes, and the parent goes on.
+const MOST_ROUNDS: u32 = 1000;
 
 impl Handover {
     /// A fresh page, for the next fork of this process.
@@ -116,13 +120,21 @@ impl Pager {
     /// A fork event was read.
     pub(crate) fn forked(&self, lock: &Exclusive<'_>, child: Uffd, worker: &mut Worker) {
         if !self.paused() {
+            (self.host.warn)(
+                b"the program forked by a raw system call: the child's memory was brought in whole and is not limited",
+            );
             self.fill_child(lock, &child, worker);
             return;
         }
         self.store(lock).fork_add_references();
         let handover = self.handover();
-        let mut alive = true;
-        while alive && handover.state.load(Ordering::Acquire) != READY {
+        let mut rounds = 0;
+        while handover.state.load(Ordering::Acquire) != READY && self.is_alive(&child) {
+            if rounds == MOST_ROUNDS {
+                self.fill_child(lock, &child, worker);
+                break;
+            }
+            rounds += 1;
             child.wait_readable(1);
             loop {
                 match child.read() {
@@ -136,7 +148,6 @@ impl Pager {
                     Err(_) => break,
                 }
             }
-            alive = self.is_alive(&child);
         }
         // Closing the last descriptor unregisters all of the child's memory.
         drop(child);
@@ -163,9 +174,6 @@ impl Pager {
 
     /// Brings in all of a child's pages that are in lowtide's hands.
     fn fill_child(&self, lock: &Exclusive<'_>, child: &Uffd, worker: &mut Worker) {
-        (self.host.warn)(
-            b"the program forked by a raw system call: the child's memory was brought in whole and is not limited",
-        );
         // SAFETY of the data: the exclusive lock is held throughout, so no word changes but by operations under way: a page that
         // one of them is storing or loading is still readable where its word says.
         let mut gone = [Range { start: 0, end: 0 }; 32];
@@ -198,9 +206,7 @@ impl Pager {
                             gone[gone_len] = Range { start, end };
                             gone_len += 1;
                         }
-                        _ => (self.host.fatal)(
-                            b"a child forked by a raw system call changed its mappings too soon for lowtide to follow",
-                        ),
+                        _ => (self.host.fatal)(b"a forked child changed its mappings before lowtide could follow"),
                     }
                 }
             }
@@ -235,9 +241,9 @@ impl Pager {
         let uffd = (self.host.open_uffd)().map_err(|_| &b"a forked child can't open a userfaultfd"[..])?;
         let present = (self.host.open_page_map)().map_err(|_| &b"a forked child can't open its page map"[..])?;
         self.reopen(uffd, present);
-        // From here the parent may let go.
+        // From here the parent may let go, if it has not done so already.
         let handover = self.handover();
-        handover.state.store(READY, Ordering::Release);
+        let _ = handover.state.compare_exchange(IDLE, READY, Ordering::AcqRel, Ordering::Acquire);
         while handover.state.load(Ordering::Acquire) != CLOSED {
             let tick = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
             let _ = futex::wait(&handover.state, futex::Flags::empty(), READY, Some(&tick));

@@ -43,6 +43,15 @@ pub fn reap_orphans(child: libc::pid_t) {
     }
 }
 
+/// Whether this process has children, adopted ones among them: whether anything of the run is left.
+pub fn has_children() -> bool {
+    // SAFETY: zeroes are a valid siginfo_t, which waitid writes; what has ended stays waitable.
+    unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        libc::waitid(libc::P_ALL, 0, &raw mut info, libc::WEXITED | libc::WNOHANG | libc::WNOWAIT) == 0
+    }
+}
+
 /// A descriptor of the process `pid` if it lives and descends from this process.
 pub fn member(pid: u32) -> Option<OwnedFd> {
     let pidfd = rustix::process::pidfd_open(Pid::from_raw(pid as i32)?, PidfdFlags::empty()).ok()?;

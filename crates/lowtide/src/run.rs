@@ -42,8 +42,9 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     ancestry::adopt_orphans().map_err(|error| {
         Failure::failed(format!("can't become the parent of orphans among the program's children ({error})"))
     })?;
+    let alone = !ancestry::has_children();
     let child = launch(&plan, &shared, inherited)?;
-    let outcome = supervise(&plan, &shared, &mut broker, &signals, child);
+    let outcome = supervise(&plan, &shared, &mut broker, &signals, child, alone);
 
     let stats = Stats::new(&plan, shared.settings(), shared.segment(), &outcome);
     if let Some(file) = plan.stats.take() {

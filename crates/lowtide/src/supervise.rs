@@ -53,8 +53,16 @@ struct Supervisor<'a> {
     said_unmanaged: bool,
 }
 
-/// Stays until the program has ended.
-pub fn supervise(plan: &Plan, shared: &Shared, broker: &mut Broker, signals: &Signals, child: libc::pid_t) -> Outcome {
+/// Stays until the program has ended and nothing of what it started is left: a daemon that it became, or workers that outlive it. `alone`: this
+/// process had no children before it started the program; else it can't tell when all are gone, and stays for the program only.
+pub fn supervise(
+    plan: &Plan,
+    shared: &Shared,
+    broker: &mut Broker,
+    signals: &Signals,
+    child: libc::pid_t,
+    alone: bool,
+) -> Outcome {
     let started = Instant::now();
     let mut this = Supervisor {
         shared,
@@ -66,26 +74,37 @@ pub fn supervise(plan: &Plan, shared: &Shared, broker: &mut Broker, signals: &Si
     };
     let mut last_look = started;
     this.look();
-    let ended = loop {
+    let mut ended = None;
+    loop {
         let tick = if this.tree.is_crowded() { SHORT_TICK } else { TICK };
         sleep(signals, broker, tick.saturating_sub(last_look.elapsed()));
         broker.serve(shared);
         while let Some(signal) = signals.next() {
             // What the kernel sends (^C, ^Z, hang-up) went to the whole process group, and the program is in it.
-            if signal.number != libc::SIGCHLD && !signal.from_kernel {
+            if signal.number == libc::SIGCHLD || signal.from_kernel {
+                continue;
+            }
+            if ended.is_some() {
+                this.tree.signal(signal.number);
+            } else {
                 // SAFETY: sends a signal to our child, which hasn't been waited for yet, so the pid is still its own.
                 unsafe { libc::kill(child, signal.number) };
             }
         }
-        ancestry::reap_orphans(child);
-        match wait(child, libc::WNOHANG | libc::WUNTRACED) {
-            Waited::Ended(code) => break Some(code),
-            // ^Z in a terminal: the shell waits for us to stop as well.
-            Waited::Stopped(libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) => {
-                // SAFETY: stops this process; the shell's SIGCONT continues it and the program.
-                unsafe { libc::raise(libc::SIGSTOP) };
+        ancestry::reap_orphans(if ended.is_none() { child } else { 0 });
+        if ended.is_none() {
+            match wait(child, libc::WNOHANG | libc::WUNTRACED) {
+                Waited::Ended(code) => ended = Some(code),
+                // ^Z in a terminal: the shell waits for us to stop as well.
+                Waited::Stopped(libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) => {
+                    // SAFETY: stops this process; the shell's SIGCONT continues it and the program.
+                    unsafe { libc::raise(libc::SIGSTOP) };
+                }
+                Waited::Stopped(_) | Waited::Running => {}
             }
-            Waited::Stopped(_) | Waited::Running => {}
+        }
+        if ended.is_some() && (!alone || !ancestry::has_children()) {
+            break;
         }
         if last_look.elapsed() >= tick {
             last_look = Instant::now();
@@ -95,9 +114,9 @@ pub fn supervise(plan: &Plan, shared: &Shared, broker: &mut Broker, signals: &Si
             }
         }
         if this.shared.segment().fatal.get().is_some() {
-            break None;
+            break;
         }
-    };
+    }
     let elapsed = started.elapsed();
     this.look();
     // The program may have ended because of what its agent found.

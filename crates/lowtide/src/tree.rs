@@ -6,6 +6,7 @@
 use crate::ancestry::{self, Stat};
 use lowtide_core::store::MAX_AREAS;
 use lowtide_pager::segment::{AREA_STATES, MAX_PROCS, Proc, Segment, proc_state};
+use rustix::fd::AsRawFd;
 use rustix::process::{Pid, Signal};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -148,6 +149,19 @@ impl Tree {
             self.known[slot] = Known { pid, start: stat.start };
         }
         stat.is_alive && stat.start == self.known[slot].start
+    }
+
+    /// Sends a signal to all registered processes.
+    pub fn signal(&mut self, number: libc::c_int) {
+        for p in self.segment.used_procs() {
+            let pid = p.pid.load(Ordering::Relaxed);
+            if p.state.load(Ordering::Acquire) >= proc_state::WATCHING
+                && let Some(pidfd) = ancestry::member(pid)
+            {
+                // SAFETY: sends a signal to the process of a descriptor; no siginfo is passed.
+                unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), number, std::ptr::null::<u8>(), 0) };
+            }
+        }
     }
 
     /// Kills all registered processes, those too that are forked meanwhile, until none is left (or for two seconds: a process

@@ -10,12 +10,16 @@ mod watch;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use lowtide_core::store::MAX_AREAS;
+use lowtide_pager::clock::now_us;
 use lowtide_pager::line::Line;
 use lowtide_pager::pager::{Pager, Worker};
 use lowtide_pager::segment::proc_state;
 use lowtide_pager::uffd::Uffd;
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::thread::Timespec;
 
 use crate::idle::Idle;
 use crate::request::Request;
@@ -73,7 +77,7 @@ pub extern "C" fn inherited(_: usize) -> ! {
     let parent_keeper = agent::KEEPER.load(Ordering::Acquire);
     begin();
     let Some(pager) = agent::pager() else { sleep_for_ever() };
-    let Some(parent) = rustix::process::getppid() else { say::fatal(b"a forked child has no parent") };
+    let Some(parent) = atfork::parent_of_child() else { say::fatal(b"a forked child has no parent") };
     let mut reopen = |_area: u8, number: i32| inheritance::reopen(parent, parent_keeper, number);
     // SAFETY: the handler of the fork waits for this thread, and there is no other.
     let result = unsafe { pager.take_over(parent, agent::proc(), &mut reopen) };
@@ -101,9 +105,32 @@ fn begin() {
 }
 
 fn sleep_for_ever() -> ! {
+    let supervisor = Supervisor::open();
     loop {
-        request::sleep(request::bell(), u64::MAX >> 20);
-        request::answer(|| {}, |_| {});
+        supervisor.must_live();
+        request::sleep(request::bell(), 10 * LONGEST_SLEEP_US);
+        request::answer(|_| {});
+    }
+}
+
+/// `lowtide run`. A process of a run ends with it: nobody would keep its limit, show its warnings, or know its files any more, and what its
+/// environment says of lowtide would soon be another process's.
+struct Supervisor(Option<OwnedFd>);
+
+impl Supervisor {
+    fn open() -> Supervisor {
+        let pid = Pid::from_raw(agent::settings().supervisor as i32);
+        Supervisor(pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()))
+    }
+
+    /// Ends this process if `lowtide run` is gone. (Where it can't be seen, in another pid namespace, it lives.)
+    fn must_live(&self) {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if let Some(pidfd) = &self.0
+            && poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&now)) == Ok(1)
+        {
+            say::stop();
+        }
     }
 }
 
@@ -125,6 +152,9 @@ struct Keeper {
     /// What the run used when [`Keeper::watch`] last looked, and when that was, in microseconds.
     last_watched: (u64, u64),
     statm: Option<OwnedFd>,
+    supervisor: Supervisor,
+    /// When it was last looked whether that lives, in microseconds.
+    supervisor_seen_us: u64,
     worker: Option<Worker>,
     idle: Idle,
     look: Look,
@@ -147,6 +177,8 @@ impl Keeper {
             urgent: None,
             last_watched: (0, 0),
             statm,
+            supervisor: Supervisor::open(),
+            supervisor_seen_us: 0,
             worker: None,
             idle: Idle::new(),
             look: Look::default(),
@@ -183,6 +215,11 @@ impl Keeper {
         loop {
             let bell = request::bell();
             self.answer();
+            let now = now_us();
+            if now.saturating_sub(self.supervisor_seen_us) >= LONGEST_SLEEP_US {
+                self.supervisor_seen_us = now;
+                self.supervisor.must_live();
+            }
             let total = self.measure();
             let nap = match agent::pager() {
                 None => Nap::UntilFaults(self.watch(total)),
@@ -202,22 +239,20 @@ impl Keeper {
 
     fn answer(&mut self) {
         let Some(pager) = agent::pager() else {
-            request::answer(|| {}, |_| {});
+            request::answer(|_| {});
             return;
         };
-        request::answer(
-            || pager.fork_is_over(),
-            |request| match request {
-                // What can't be adopted (a kind of memory, too many ranges) stays with the program.
-                Request::Adopt(range) => drop(pager.adopt(range)),
-                // What stays adopted the program can't have: it is told so by the kernel.
-                Request::Release(range) => drop(pager.release(range)),
-                Request::Fork => {
-                    inheritance::hand_on(pager);
-                    pager.announce_fork();
-                }
-            },
-        );
+        request::answer(|request| match request {
+            // What can't be adopted (a kind of memory, too many ranges) stays with the program.
+            Request::Adopt(range) => drop(pager.adopt(range)),
+            // What stays adopted the program can't have: it is told so by the kernel.
+            Request::Release(range) => drop(pager.release(range)),
+            Request::Fork => {
+                inheritance::hand_on(pager);
+                pager.announce_fork();
+            }
+            Request::ForkIsOver => pager.fork_is_over(),
+        });
     }
 
     /// How long to sleep when `room` bytes may be touched before something has to happen.
