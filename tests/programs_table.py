@@ -298,6 +298,11 @@ def row(entry: Entry) -> list[str]:
     ram = max(LEAST_RAM, native.peak * PERCENT // 100)
     longest = native.seconds * LONGEST_RATIO + LONGEST_MORE
     limited = lab.run(command, ram=ram, env=environment, deadline=longest, copies=entry.copies)
+    # The machine may have had other work at the time: the better of a run before and one after.
+    again = lab.run(command, env=environment, deadline=lab.DEADLINE_SECONDS, copies=entry.copies)
+    if again.stdout != native.stdout:
+        return [name, "", "", "skipped", "two native runs differ"]
+    native.seconds = min(native.seconds, again.seconds)
     result = outcome(native, limited, ram)
     log = BUILT / "logs" / re.sub(r"\W+", "-", entry.name)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -323,6 +328,7 @@ def main() -> None:
     lab.require_lowtide()
     entries = [entry for entry in ENTRIES if not only or any(entry.name.lower().startswith(part.lower()) for part in only)]
     install(entries)
+    busy_before = os.getloadavg()[0]
     lines = ["| program | native: peak RAM, time | under lowtide: peak, limit, time | outcome | what it says, and why |", "|---|---|---|---|---|"]
     print("\n".join(lines), flush=True)
     for entry in entries:
@@ -330,8 +336,9 @@ def main() -> None:
         print(lines[-1], flush=True)
     if not only:
         system = f"{os.cpu_count()} CPUs, Linux {platform.release().split('-')[0]}, {platform.machine()}"
-        made = f"<!-- Made by `make programs`; change tests/programs_table.py or docs/programs-head.md. -->\n"
-        PAGE.write_text(f"{made}{HEAD.read_text()}\nMade by `make programs`: {system}; one run each.\n\n" + "\n".join(lines) + "\n")
+        busy = f"threads that ran or waited to run, on average: {busy_before:.1f} in the minute before, {os.getloadavg()[2]:.1f} in the 15 at its end"
+        made = "<!-- Made by `make programs`; change tests/programs_table.py or docs/programs-head.md. -->\n"
+        PAGE.write_text(f"{made}{HEAD.read_text()}\nMade by `make programs`: {system}; one run each, natively the faster of two ({busy}).\n\n" + "\n".join(lines) + "\n")
 
 
 main()

@@ -293,3 +293,31 @@ impl Pager {
         probe.error != Some(Errno::SRCH)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A second mapping of the same page, as the child of the last fork has it.
+    fn childs(at: *mut Handover) -> &'static Handover {
+        // SAFETY: of a shared mapping, a length of 0 makes another one of the same pages; it stays until the test ends.
+        unsafe { &*rustix::mm::mremap(at.cast(), 0, PAGE_SIZE, rustix::mm::MremapFlags::MAYMOVE).unwrap().cast() }
+    }
+
+    #[test]
+    fn what_the_child_of_an_earlier_fork_writes_no_later_one_sees() {
+        let at = Handover::new().unwrap();
+        // SAFETY: lives until the test ends; all its fields are atomics.
+        let mine = unsafe { &*at };
+        let earlier = childs(at);
+        earlier.state.store(READY, Ordering::Relaxed);
+        assert_eq!(mine.state.load(Ordering::Relaxed), READY, "the page is shared");
+        // SAFETY: nobody else looks at it.
+        unsafe { Handover::renew(at) }.unwrap();
+        assert!(earlier.pass([1, 0x1000, 0x2000, 0]));
+        earlier.state.store(CLOSED, Ordering::Relaxed);
+        assert_eq!((mine.state.load(Ordering::Relaxed), mine.passed_on().count()), (IDLE, 0));
+        let later = childs(at);
+        assert_eq!((later.state.load(Ordering::Relaxed), later.passed_on().count()), (IDLE, 0));
+    }
+}

@@ -87,7 +87,8 @@ impl Installed {
         assert!(complaints.lines().all(|line| line.starts_with("lowtide: ram peak")), "{complaints}");
         let stats: serde_json::Value = serde_json::from_slice(&std::fs::read(stats).expect("statistics")).expect("JSON");
         assert!(stats["evictions"]["pages"].as_u64() > Some(10_000), "{stats}");
-        assert!(stats["ram_peak"].as_u64() < Some(58 << 20), "{stats}");
+        // What is allowed to a stream of new mappings; natively it is more than 100 MiB.
+        assert!(stats["ram_peak"].as_u64() < Some(78 << 20), "{stats}");
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 }

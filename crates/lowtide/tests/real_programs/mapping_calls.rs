@@ -91,7 +91,7 @@ fn mappings_are_found_while_a_range_is_populated() {
     let Some(job) = job("populate", "populate", "advice 256 96") else { return };
     let limit = Limit { ram: 56 << 20, swap: Swap::Ram };
     let Some(limited) = same(&job, &limit) else { return };
-    let bound = Growth::Existing.bound(limit.ram);
+    let bound = Growth::Stream.bound(limit.ram);
     assert!(limited.peak <= bound, "peak {} bytes, allowed {bound}: {}", limited.peak, limited.stderr);
 }
 
