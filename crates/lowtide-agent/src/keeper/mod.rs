@@ -81,7 +81,7 @@ pub extern "C" fn inherited(_: usize) -> ! {
         swap_file::open_path(path.bytes())
     };
     // SAFETY: the handler of the fork waits for this thread, and there is no other.
-    let result = unsafe { pager.take_over(parent, agent::proc(), &mut reopen) };
+    let result = unsafe { pager.take_over(parent, agent::segment(), agent::proc(), &mut reopen) };
     if let Err(why) = result {
         say::fatal(why);
     }
@@ -136,6 +136,8 @@ struct Keeper {
     floor: Floor,
     /// When lowtide's tables were last measured, in microseconds, and how many pages had been evicted then.
     rest_measured: (u64, u64),
+    /// When it was last looked whether forked children are gone, in microseconds.
+    children_looked_at: u64,
     /// The run was above the low mark when last measured.
     above_low: bool,
     warned_full: bool,
@@ -157,6 +159,7 @@ impl Keeper {
             look: Look::default(),
             floor: Floor::default(),
             rest_measured: (0, 0),
+            children_looked_at: 0,
             above_low: false,
             warned_full: false,
             said_failing: [false; MAX_AREAS],
@@ -215,7 +218,7 @@ impl Keeper {
             |request| match request {
                 // What can't be adopted (a kind of memory, too many ranges) stays with the program.
                 Request::Adopt(range) => drop(pager.adopt(range)),
-                Request::Fork => pager.announce_fork(),
+                Request::Fork => pager.announce_fork(agent::segment()),
             },
         );
     }

@@ -11,7 +11,7 @@ mod text;
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use lowtide_core::store::{FILL_WORDS, FillWord, FillWords, MAX_AREAS};
+use lowtide_core::store::{FILL_WORDS, FillWord, FillWords, Image, MAX_AREAS};
 
 pub use latency::{LATENCY_BUCKETS, latency_bucket, latency_floor_ns};
 pub use process::{AREA_STATES, AreaCounters, AreaGauges, Counters, Proc, area_state, proc_state};
@@ -21,7 +21,7 @@ pub use text::{Text, text_state};
 /// First word of a segment.
 pub const MAGIC: u64 = 0x6c6f_7774_6964_6501;
 /// Layout version; the agent refuses another one.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 7;
 /// Processes of one run that can be alive at the same time and be counted.
 pub const MAX_PROCS: usize = 1024;
 /// Kept warnings of a run; later ones are counted only.
@@ -109,6 +109,7 @@ impl Segment {
         use proc_state::*;
         let held = |p: &&Proc| p.pid.load(Ordering::Relaxed) == pid && p.state.load(Ordering::Relaxed) != FREE;
         if let Some(p) = self.used_procs().iter().find(held) {
+            p.next_image();
             self.fold(p);
             self.give_back(p);
             p.clear_gauges();
@@ -121,6 +122,7 @@ impl Segment {
             .enumerate()
             .find(|(_, p)| p.state.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok())?;
         self.procs_high.fetch_max(i as u32 + 1, Ordering::AcqRel);
+        p.next_image();
         p.pid.store(pid, Ordering::Relaxed);
         p.state.store(WATCHING, Ordering::Release);
         Some(p)
@@ -132,8 +134,23 @@ impl Segment {
         self.fold(p);
         self.give_back(p);
         p.clear_gauges();
+        p.next_image();
         p.pid.store(0, Ordering::Relaxed);
         p.state.store(proc_state::FREE, Ordering::Release);
+    }
+
+    /// The image of the process that has a slot, a `Proc` of this segment.
+    pub fn image(&self, p: &Proc) -> Image {
+        let slot = (core::ptr::from_ref(p).addr() - self.procs.as_ptr().addr()) / size_of::<Proc>();
+        Image::new(p.image.load(Ordering::Acquire) * MAX_PROCS as u64 + slot as u64)
+    }
+
+    /// Whether a process image may still be there. False: it is proven that it is gone, because its process has been buried, or its slot
+    /// claimed since by a process of the same pid, which is another one or has called exec.
+    pub fn is_alive(&self, image: Image) -> bool {
+        let (slot, number) = (image.number() as usize % MAX_PROCS, image.number() / MAX_PROCS as u64);
+        // Acquire: pairs with the Release in `Proc::next_image`. What the image did comes before what is done because it is gone.
+        self.used_procs().get(slot).is_some_and(|p| p.image.load(Ordering::Acquire) == number)
     }
 
     /// Takes what a process that is gone had of the swap areas off what all use: its files, which have no names, went with it. (One with
@@ -199,6 +216,22 @@ mod tests {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         assert_eq!((of(&run.dead.writeback_ios), of(&run.dead.latency_max_ns)), (10, 500));
         assert_eq!((of(&run.dead_areas[2].writes), of(&run.dead_areas[7].errors), of(&run.dead_areas[0].writes)), (10, 3, 0));
+    }
+
+    #[test]
+    fn an_image_is_gone_after_an_exec_or_a_burial_and_never_comes_back() {
+        let run = segment();
+        let (first, second) = (run.claim(10).unwrap(), run.claim(11).unwrap());
+        let images = [run.image(first), run.image(second)];
+        assert!(images[0] != images[1] && images.iter().all(|image| run.is_alive(*image)));
+        assert!(core::ptr::eq(run.claim(10).unwrap(), first), "it called exec");
+        let executed = run.image(first);
+        assert_eq!([images[0], images[1], executed].map(|image| run.is_alive(image)), [false, true, true]);
+        run.bury(first);
+        assert!(!run.is_alive(executed) && !run.is_alive(Image::new(u64::MAX)));
+        assert!(core::ptr::eq(run.claim(12).unwrap(), first));
+        assert_eq!([images[0], executed, run.image(first)].map(|image| run.is_alive(image)), [false, false, true]);
+        assert!(run.is_alive(images[1]));
     }
 
     #[test]
