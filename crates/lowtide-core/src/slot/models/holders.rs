@@ -53,22 +53,21 @@ fn a_parent_that_does_not_say_that_it_has_filled_a_map_is_found() {
     hand_on_meanwhile(|_| {});
 }
 
-/// Two find a child dead, while another is forked, for which there is only the dead one's place.
+/// Two find a child dead at the same time; then one of them forks another, for which there is only the dead one's place.
 fn release_twice(release: fn(&Holders, usize, Image)) {
     explore(move || {
         let (holders, dead) = with_child(CHILD);
         (1..HOLDERS).for_each(|_| _ = holders.claim(OWNER).unwrap());
         let holders = Arc::new(holders);
-        let releasers = [OWNER, OTHER].map(|me| {
-            let holders = holders.clone();
-            thread::spawn(move || release(&holders, dead.holder, me))
-        });
+        let other = holders.clone();
+        let other = thread::spawn(move || release(&other, dead.holder, OTHER));
+        release(&holders, dead.holder, OWNER);
         let claim = holders.claim(OWNER);
         if let Some(claim) = claim {
             holders.add(claim, 0);
             holders.filled();
         }
-        releasers.into_iter().for_each(|releaser| releaser.join().unwrap());
+        other.join().unwrap();
         assert!((held(&holders) == 1) == claim.is_some(), "the dead one's references are gone, and only they");
         assert!(claim.is_some() || holders.claim(OWNER).is_some(), "so is its place");
     });
