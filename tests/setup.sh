@@ -26,6 +26,7 @@ need gcc gcc
 need make make
 need redis-server redis-server
 need memtester memtester
+need strace strace
 command -v cc >/dev/null && { echo '#include <stdio.h>' | cc -E - >/dev/null 2>&1 || packages+=(libc6-dev); }
 # python3 on PATH may be a version manager's, without what an environment needs; then the system's own does.
 python_for_venv() {

@@ -1,6 +1,6 @@
-/* A program that serves faults itself, with a userfaultfd of its own, and has as much other memory besides. `early`: it registers its range
- * at once; `late`: half of it only when all else is allocated. Some pages are dropped and must be asked for again.
- * own_userfaultfd early|late MIB */
+/* A program that serves faults itself, with a userfaultfd of its own, and has seven times as much other memory besides. `early`: it
+ * registers its range at once; `late`: half of it when that has been written and all else is allocated. Some pages are dropped and must
+ * be asked for again. own_userfaultfd early|late MIB */
 #include "common.h"
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
@@ -47,7 +47,7 @@ static void claim(unsigned char *start, size_t pages)
 int main(int argc, char **argv)
 {
 	int late = argc > 1 && strcmp(argv[1], "late") == 0;
-	size_t pages = number(argc, argv, 2, 128) * MIB / PAGE, half = pages / 4;
+	size_t pages = number(argc, argv, 2, 128) * MIB / PAGE, half = pages / 16;
 	uint64_t random = 1;
 	pthread_t thread;
 	uffd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
@@ -57,6 +57,9 @@ int main(int argc, char **argv)
 	served_pages = 2 * half;
 	served = map_pages(served_pages);
 	claim(served, late ? half : 2 * half);
+	if (late)
+		for (size_t i = half; i < 2 * half; i++)
+			make_page(served + i * PAGE, TEXT, i);
 	MUST(pthread_create(&thread, NULL, serve, NULL) == 0);
 	unsigned char *plain = map_pages(pages - served_pages);
 	fill(plain, pages - served_pages, "tn", 7);
@@ -64,7 +67,7 @@ int main(int argc, char **argv)
 		claim(served + half * PAGE, half);
 	for (size_t i = 0; i < served_pages; i++)
 		check_page(served + i * PAGE, TEXT, i, "first");
-	for (size_t i = 0; i < served_pages / 8; i++) {
+	for (size_t i = 0; i < served_pages / 2; i++) {
 		size_t index = next_random(&random) % served_pages;
 		MUST(madvise(served + index * PAGE, PAGE, MADV_DONTNEED) == 0);
 		check_page(served + index * PAGE, TEXT, index, "again");
@@ -72,7 +75,7 @@ int main(int argc, char **argv)
 	for (size_t i = 0; i < served_pages; i++)
 		check_page(served + i * PAGE, TEXT, i, "last");
 	check(plain, pages - served_pages, "tn", 7, "plain");
-	if (filled < served_pages + served_pages / 8)
+	if (filled < (late ? half : served_pages) + served_pages / 4)
 		die("%zu pages were asked for", filled);
 	printf("OK %zu\n", pages);
 	return 0;

@@ -1,11 +1,12 @@
-//! What the agent knows about this process: where the segment, the pager and its own threads are.
+//! What the agent knows about this process: where the settings, the segment, the pager and its own threads are.
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use lowtide_pager::pager::Pager;
-use lowtide_pager::segment::{Proc, Segment};
+use lowtide_pager::segment::{Proc, Segment, Settings};
 use rustix::process::Pid;
 
+static SETTINGS: AtomicPtr<Settings> = AtomicPtr::new(core::ptr::null_mut());
 static SEGMENT: AtomicPtr<Segment> = AtomicPtr::new(core::ptr::null_mut());
 static PROC: AtomicPtr<Proc> = AtomicPtr::new(core::ptr::null_mut());
 static PAGER: AtomicPtr<Pager> = AtomicPtr::new(core::ptr::null_mut());
@@ -19,9 +20,15 @@ pub fn present() -> bool {
     !SEGMENT.load(Ordering::Acquire).is_null()
 }
 
-/// The segment of the run.
-pub fn segment() -> &'static Segment {
+/// The settings of the run: what stands there may be believed.
+pub fn settings() -> &'static Settings {
     // SAFETY: only called once `start` has set it; it is never unmapped.
+    unsafe { &*SETTINGS.load(Ordering::Acquire) }
+}
+
+/// The segment of the run: any process of it may have written what stands there.
+pub fn segment() -> &'static Segment {
+    // SAFETY: as above.
     unsafe { &*SEGMENT.load(Ordering::Acquire) }
 }
 
@@ -31,8 +38,9 @@ pub fn proc() -> &'static Proc {
     unsafe { &*PROC.load(Ordering::Acquire) }
 }
 
-/// Sets what `segment` returns.
-pub fn set_segment(segment: &'static Segment) {
+/// Sets what `settings` and `segment` return.
+pub fn set_run(settings: &'static Settings, segment: &'static Segment) {
+    SETTINGS.store(core::ptr::from_ref(settings).cast_mut(), Ordering::Release);
     SEGMENT.store(core::ptr::from_ref(segment).cast_mut(), Ordering::Release);
 }
 

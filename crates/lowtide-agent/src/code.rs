@@ -64,6 +64,7 @@ unsafe fn by_file(changes: &[Change]) -> bool {
             continue;
         }
         // The first one is how it is found out that it can't be done; that a later one fails where others did not is not expected.
+        // SAFETY: as above.
         if i > 0 || unsafe { read(change.at) } != old {
             say::fatal(b"the C library's code could be changed in part only");
         }

@@ -1,17 +1,27 @@
-//! exec: the program that is started next belongs to the run too, even when its caller has changed LD_PRELOAD or cleared the
-//! environment.
+//! exec: the program that is started next belongs to the run too, even when its caller has changed LD_PRELOAD, cleared the
+//! environment, or become another user.
+//!
+//! The loader finds the agent by a path into `lowtide run`'s descriptors, which only the same user and root may follow. Who may not
+//! gets a descriptor of the agent's file from `lowtide run`, leaves it open over the exec and names that one; the constructor
+//! closes it again (`transient.rs`). Where that isn't possible either, the environment is handed on without lowtide's variables:
+//! the loader of each program would complain otherwise.
 //!
 //! Runs in forked and vforked children, on small stacks: it allocates nothing, and changes nothing but the new environment.
 
-use core::ffi::{c_char, c_int};
+use core::ffi::{CStr, c_char, c_int};
 
 use linux_raw_sys::general as sys;
+use lowtide_pager::broker::LIBRARY;
+use lowtide_pager::line::Line;
+use lowtide_pager::segment::transient::FIRST;
+use rustix::fd::{FromRawFd, OwnedFd, RawFd};
+use rustix::io::Errno;
 
 use crate::hooks::result;
 use crate::thread::syscall3;
-use crate::{agent, start};
+use crate::{agent, broker, say, start, transient};
 
-const PRELOAD: &[u8] = b"LD_PRELOAD=";
+pub const PRELOAD: &[u8] = b"LD_PRELOAD=";
 /// Most variables of an environment that can be mended; a larger one is passed as it is.
 const MAX_VARIABLES: usize = 1000;
 const MAX_PRELOAD: usize = 1024;
@@ -19,19 +29,105 @@ const MAX_PRELOAD: usize = 1024;
 pub extern "C" fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
     let mut environment = [core::ptr::null::<c_char>(); MAX_VARIABLES + 3];
     let mut preload = [0u8; MAX_PRELOAD];
-    let mended = agent::present() && !envp.is_null() && mend(envp, &mut environment, &mut preload);
+    let mut descriptor = None;
+    let mended = agent::present() && !envp.is_null() && {
+        if keeps_its_rights() && leads_to_agent(ours()) {
+            mend(envp, Some(ours()), &mut environment, &mut preload)
+        } else if !exists(path) {
+            // There will be no program. (Who looks for one in many directories comes here for each.)
+            false
+        } else {
+            descriptor = open_library();
+            let entry = descriptor.as_ref().map(|(_, entry)| &entry.bytes()[..entry.bytes().len() - 1]);
+            mend(envp, entry, &mut environment, &mut preload)
+        }
+    };
     let envp = if mended { environment.as_ptr() } else { envp };
     // SAFETY: the caller's own call; the environment is NULL-terminated and lives until the call ends.
-    result(unsafe { syscall3(sys::__NR_execve, path as usize, argv as usize, envp as usize) }) as c_int
+    let r = unsafe { syscall3(sys::__NR_execve, path as usize, argv as usize, envp as usize) };
+    drop(descriptor);
+    result(r) as c_int
 }
 
-/// Writes the environment as it should be. False: it is as it should be, or too large.
-fn mend(envp: *const *const c_char, out: &mut [*const c_char; MAX_VARIABLES + 3], preload: &mut [u8; MAX_PRELOAD]) -> bool {
-    let settings = &agent::segment().settings;
-    let ours_len = settings.preload.iter().position(|&b| b == 0).unwrap_or(0);
-    let ours = &settings.preload[..ours_len];
-    let mut old: &[u8] = &[];
-    let mut has_segment = false;
+/// The entry of LD_PRELOAD by which the agent is found by who may follow it.
+fn ours() -> &'static [u8] {
+    CStr::from_bytes_until_nul(&agent::settings().preload).map_or(b"", CStr::to_bytes)
+}
+
+/// Whether the program will have the rights that this process has now. Capabilities of who is not root are gone then, but for ambient
+/// ones, and until then they open every path.
+fn keeps_its_rights() -> bool {
+    rustix::process::geteuid().is_root() || rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.is_empty())
+}
+
+/// Whether a path leads to the agent's file, as the loader will follow it: with the rights of the caller. (That of `lowtide run`'s
+/// descriptor may lead elsewhere once that has ended.)
+fn leads_to_agent(path: &[u8]) -> bool {
+    let mut line = Line::new();
+    let Ok(path) = CStr::from_bytes_with_nul(line.push(path).push(b"\0").bytes()) else { return false };
+    let agent = agent::settings().agent;
+    rustix::fs::stat(path).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (agent.device, agent.inode))
+}
+
+/// Whether there is a file at the path of an exec.
+fn exists(path: *const c_char) -> bool {
+    // SAFETY: the kernel checks the caller's pointer, as it does for exec.
+    unsafe {
+        syscall3(sys::__NR_access, path as usize, 0 /* F_OK */, 0) == 0
+    }
+}
+
+/// A descriptor of the agent's file that stays open over an exec, and the entry of LD_PRELOAD for it. None, with a warning: it can't
+/// be had, or the loader would not find it.
+fn open_library() -> Option<(OwnedFd, Line)> {
+    let opened = (|| {
+        let file = broker::connect()?.ask_file(LIBRARY)?;
+        let high = stay_open(&file, FIRST as usize).or_else(|_| stay_open(&file, 0))?;
+        let entry = transient::entry(rustix::fd::AsRawFd::as_raw_fd(&high));
+        if leads_to_agent(&entry.bytes()[..entry.bytes().len() - 1]) { Ok((high, entry)) } else { Err(Errno::NOENT) }
+    })();
+    if let Err(error) = &opened {
+        let mut line = Line::new();
+        line.push(
+            b"programs that a process starts after it changed its user, its root directory or its namespaces are not limited: ",
+        )
+        .push(b"lowtide can't be reached from there, error ")
+        .number(error.raw_os_error() as u64);
+        say::warn(line.bytes());
+    }
+    opened.ok()
+}
+
+/// The same file with a number of at least `first`, not closed on exec.
+fn stay_open(file: &OwnedFd, first: usize) -> Result<OwnedFd, Errno> {
+    // SAFETY: makes a descriptor and touches no memory.
+    let r = unsafe { syscall3(sys::__NR_fcntl, rustix::fd::AsRawFd::as_raw_fd(file) as usize, sys::F_DUPFD as usize, first) };
+    // SAFETY: the kernel has just made it for us.
+    if r < 0 { Err(Errno::from_raw_os_error(-r as i32)) } else { Ok(unsafe { OwnedFd::from_raw_fd(r as RawFd) }) }
+}
+
+/// A value of LD_PRELOAD without the entry that is lowtide's, and that entry, if it begins with one.
+fn split(value: &[u8]) -> (Option<&[u8]>, &[u8]) {
+    if let Some((_, rest)) = transient::split(value) {
+        return (Some(&value[..value.len() - rest.len()]), rest);
+    }
+    match value.strip_prefix(ours()) {
+        Some([]) => (Some(value), &[]),
+        Some(rest @ [b':' | b' ', ..]) => (Some(ours()), &rest[1..]),
+        _ => (None, value),
+    }
+}
+
+/// Writes the environment as it should be: LD_PRELOAD begins with `entry`, and the variable of the settings is there; or neither. False: it
+/// is as it should be, or too large.
+fn mend(
+    envp: *const *const c_char,
+    entry: Option<&[u8]>,
+    out: &mut [*const c_char; MAX_VARIABLES + 3],
+    preload: &mut [u8; MAX_PRELOAD],
+) -> bool {
+    let mut others: &[u8] = &[];
+    let (mut is_right, mut has_settings) = (entry.is_none(), false);
     let mut n = 0;
     // SAFETY: `envp` is a NULL-terminated array of C strings, as execve demands.
     unsafe {
@@ -40,31 +136,32 @@ fn mend(envp: *const *const c_char, out: &mut [*const c_char; MAX_VARIABLES + 3]
             if n == MAX_VARIABLES {
                 return false;
             }
-            let variable = core::ffi::CStr::from_ptr(*p).to_bytes();
+            let variable = CStr::from_ptr(*p).to_bytes();
             if let Some(value) = variable.strip_prefix(PRELOAD) {
-                if value.starts_with(ours) {
+                let (mine, rest) = split(value);
+                is_right = mine == entry;
+                others = rest;
+            } else if start::is_settings(variable) {
+                has_settings = true;
+                if entry.is_some() {
                     out[n] = *p;
                     n += 1;
-                    old = value;
-                } else {
-                    old = value;
                 }
             } else {
-                has_segment |= start::is_segment(variable);
                 out[n] = *p;
                 n += 1;
             }
             p = p.add(1);
         }
     }
-    let has_ours = old.starts_with(ours);
-    if has_ours && has_segment {
+    if is_right && has_settings == entry.is_some() {
         return false;
     }
-    if !has_ours {
-        let parts = [PRELOAD, ours, if old.is_empty() { b"" } else { b":" }, old];
+    let entry_or_none = entry.unwrap_or(&[]);
+    if !entry_or_none.is_empty() || !others.is_empty() {
+        let between: &[u8] = if entry_or_none.is_empty() || others.is_empty() { b"" } else { b":" };
         let mut len = 0;
-        for part in parts {
+        for part in [PRELOAD, entry_or_none, between, others] {
             let Some(room) = preload.get_mut(len..len + part.len()) else { return false };
             room.copy_from_slice(part);
             len += part.len();
@@ -75,8 +172,8 @@ fn mend(envp: *const *const c_char, out: &mut [*const c_char; MAX_VARIABLES + 3]
         out[n] = preload.as_ptr().cast();
         n += 1;
     }
-    if !has_segment {
-        out[n] = start::segment_variable();
+    if entry.is_some() && !has_settings {
+        out[n] = start::settings_variable();
         n += 1;
     }
     out[n] = core::ptr::null();

@@ -21,6 +21,12 @@ use crate::{agent, exec, gate, maps, mlock, say};
 const PAGE: usize = 4096;
 const EINVAL: isize = 22;
 const ENOMEM: isize = 12;
+const EBUSY: isize = 16;
+
+/// `UFFDIO_REGISTER`, whose argument begins with the start and the length of a range.
+const UFFDIO_REGISTER: u32 = 0xc020_aa00;
+/// How often memory is given back for it: lowtide may look for memory to adopt just then.
+const RELEASES: usize = 8;
 
 /// Where the C library keeps the program break (`__curbrk`).
 static CURBRK: AtomicUsize = AtomicUsize::new(0);
@@ -47,6 +53,7 @@ pub unsafe fn install() -> bool {
     push(c"munlock", munlock as *const c_void);
     push(c"mlockall", mlockall as *const c_void);
     push(c"munlockall", munlockall as *const c_void);
+    push(c"ioctl", ioctl as *const c_void);
     push(c"execve", exec::execve as *const c_void);
     if let Some(curbrk) = patch::variable(c"__curbrk") {
         CURBRK.store(curbrk, Ordering::Relaxed);
@@ -262,4 +269,25 @@ extern "C" fn munlockall() -> c_int {
     mlock::unlocked_all();
     // SAFETY: the caller's own call.
     result(unsafe { syscall3(sys::__NR_munlockall, 0, 0, 0) }) as c_int
+}
+
+/// A range has one userfaultfd: what the program wants to register with its own is given back to it.
+///
+/// The third argument is variadic in the C library's prototype; on x86-64 it is passed like any other.
+extern "C" fn ioctl(fd: c_int, request: usize, argument: usize) -> c_int {
+    // SAFETY: the caller's own call.
+    let call = || unsafe { syscall3(sys::__NR_ioctl, fd as usize, request, argument) };
+    let mut r = call();
+    if request as u32 == UFFDIO_REGISTER && agent::active().is_some() {
+        for _ in 0..RELEASES {
+            if r != -EBUSY {
+                break;
+            }
+            // SAFETY: the kernel has read the structure there, else the error were another.
+            let [start, len] = unsafe { (argument as *const [usize; 2]).read() };
+            ask(Request::Release(Range { start, end: start.saturating_add(len) }));
+            r = call();
+        }
+    }
+    result(r) as c_int
 }

@@ -11,14 +11,17 @@ extern crate alloc;
 
 mod agent;
 mod atfork;
+mod broker;
 mod code;
 mod exec;
 #[cfg(feature = "faults")]
 mod faults;
+mod files;
 mod gate;
 mod heap;
 mod hooks;
 mod idle;
+mod inheritance;
 mod keeper;
 mod maps;
 mod mlock;
@@ -29,6 +32,7 @@ mod say;
 mod start;
 mod swap_file;
 mod thread;
+mod transient;
 mod unfit;
 
 #[global_allocator]

@@ -114,7 +114,7 @@ fn is_mapped(range: Range) -> bool {
 
 /// What is honoured in all.
 fn most() -> usize {
-    agent::segment().settings.ram_limit.load(Ordering::Relaxed) as usize / 16
+    agent::settings().ram_limit.load(Ordering::Relaxed) as usize / 16
 }
 
 /// mlock and mlock2: what the call returns. `native` makes it.

@@ -13,9 +13,15 @@ use rustix::thread::{Timespec, futex};
 pub enum Request {
     /// Adopt this new mapping before the program touches it.
     Adopt(Range),
+    /// Give this memory back to the program: it wants to do with it what nobody can do twice.
+    Release(Range),
     /// The program is about to fork.
     Fork,
 }
+
+const ADOPT: u32 = 0;
+const RELEASE: u32 = 1;
+const FORK: u32 = 2;
 
 const FREE: u32 = 0;
 const CLAIMED: u32 = 1;
@@ -24,12 +30,14 @@ const DONE: u32 = 3;
 
 struct Slot {
     state: AtomicU32,
+    kind: AtomicU32,
     start: AtomicUsize,
     end: AtomicUsize,
 }
 
-static SLOTS: [Slot; 64] =
-    [const { Slot { state: AtomicU32::new(FREE), start: AtomicUsize::new(0), end: AtomicUsize::new(0) } }; 64];
+static SLOTS: [Slot; 64] = [const {
+    Slot { state: AtomicU32::new(FREE), kind: AtomicU32::new(ADOPT), start: AtomicUsize::new(0), end: AtomicUsize::new(0) }
+}; 64];
 static BELL: AtomicU32 = AtomicU32::new(0);
 /// Forks that ended and about which the keeper has not yet been told.
 static FORKS_OVER: AtomicU32 = AtomicU32::new(0);
@@ -43,10 +51,12 @@ pub fn ask(request: Request) {
             None => rustix::thread::sched_yield(),
         }
     };
-    let range = match request {
-        Request::Adopt(range) => range,
-        Request::Fork => Range { start: 0, end: 0 },
+    let (kind, range) = match request {
+        Request::Adopt(range) => (ADOPT, range),
+        Request::Release(range) => (RELEASE, range),
+        Request::Fork => (FORK, Range { start: 0, end: 0 }),
     };
+    slot.kind.store(kind, Ordering::Relaxed);
     slot.start.store(range.start, Ordering::Relaxed);
     slot.end.store(range.end, Ordering::Relaxed);
     slot.state.store(POSTED, Ordering::Release);
@@ -90,7 +100,11 @@ pub fn answer(over: impl FnOnce(), mut f: impl FnMut(Request)) {
             continue;
         }
         let range = Range { start: slot.start.load(Ordering::Relaxed), end: slot.end.load(Ordering::Relaxed) };
-        f(if range.end == 0 { Request::Fork } else { Request::Adopt(range) });
+        f(match slot.kind.load(Ordering::Relaxed) {
+            ADOPT => Request::Adopt(range),
+            RELEASE => Request::Release(range),
+            _ => Request::Fork,
+        });
         slot.state.store(DONE, Ordering::Release);
         let _ = futex::wake(&slot.state, futex::Flags::PRIVATE, 1);
     }

@@ -33,7 +33,7 @@ fn pid() -> u32 {
 
 /// With `--verbose`: a line on the program's standard error.
 pub fn verbose(line: &mut Line) {
-    if agent::segment().settings.verbose == 0 {
+    if agent::settings().verbose == 0 {
         return;
     }
     line.push(b"\n");

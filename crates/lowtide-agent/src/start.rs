@@ -2,16 +2,13 @@
 
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int};
-use core::sync::atomic::Ordering;
 
 use lowtide_core::vm::{self, Whose};
-use lowtide_pager::segment::{ENV_SEGMENT, MAGIC, Segment, VERSION};
-use rustix::fs::{Mode, OFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use lowtide_pager::segment::ENV_SEGMENT;
 
-use crate::{agent, atfork, hooks, keeper, patch, say, thread, unfit};
+use crate::{agent, atfork, files, hooks, keeper, patch, say, thread, transient, unfit};
 
-/// `LOWTIDE_SEGMENT=path`, as it came: kept for programs that are started with another environment.
+/// `LOWTIDE_SEGMENT=...`, as it came: kept for programs that are started with another environment.
 struct Variable(UnsafeCell<[u8; 128]>);
 // SAFETY: written once by the constructor, while the process has one thread.
 unsafe impl Sync for Variable {}
@@ -26,20 +23,24 @@ unsafe extern "C" {
     static _end: u8;
 }
 
-/// Whether an environment variable is the one that names the segment.
-pub fn is_segment(variable: &[u8]) -> bool {
+/// Whether an environment variable is the one that names the settings.
+pub fn is_settings(variable: &[u8]) -> bool {
     variable.strip_prefix(ENV_SEGMENT.as_bytes()).is_some_and(|rest| rest.first() == Some(&b'='))
 }
 
-/// The variable that names the segment.
-pub fn segment_variable() -> *const c_char {
+/// The variable that names the settings.
+pub fn settings_variable() -> *const c_char {
     VARIABLE.0.get().cast()
 }
 
 extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const *const c_char) {
-    let Some(path) = find_segment(envp) else { return };
-    let Some(segment) = map_segment(path) else { return };
-    agent::set_segment(segment);
+    let found = find_settings(envp).and_then(files::map);
+    let preload =
+        found.map_or(&b""[..], |(settings, _)| CStr::from_bytes_until_nul(&settings.preload).map_or(b"", CStr::to_bytes));
+    // SAFETY: the program has not started: one thread.
+    unsafe { transient::finish(envp, preload) };
+    let Some((settings, segment)) = found else { return };
+    agent::set_run(settings, segment);
     #[cfg(feature = "faults")]
     // SAFETY: what the C library passes to constructors.
     unsafe {
@@ -65,43 +66,20 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
     }
 }
 
-/// The path of the segment, from the environment.
-fn find_segment(envp: *const *const c_char) -> Option<&'static CStr> {
+/// Where the settings are, from the environment.
+fn find_settings(envp: *const *const c_char) -> Option<&'static [u8]> {
     // SAFETY: the C library passes the environment to constructors; it is a NULL-terminated array of C strings.
     unsafe {
         let mut p = envp;
         while !(*p).is_null() {
             let variable = CStr::from_ptr(*p).to_bytes_with_nul();
             let kept = &mut *VARIABLE.0.get();
-            if is_segment(variable) && variable.len() <= kept.len() {
+            if is_settings(variable) && variable.len() <= kept.len() {
                 kept[..variable.len()].copy_from_slice(variable);
-                return CStr::from_bytes_with_nul(&kept[ENV_SEGMENT.len() + 1..variable.len()]).ok();
+                return Some(&kept[ENV_SEGMENT.len() + 1..variable.len() - 1]);
             }
             p = p.add(1);
         }
     }
     None
-}
-
-fn map_segment(path: &CStr) -> Option<&'static Segment> {
-    let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let size = rustix::fs::fstat(&fd).ok()?.st_size as usize;
-    if size < Segment::SIZE {
-        return None;
-    }
-    // SAFETY: a fresh shared mapping of a file that is never made shorter (`lowtide run` seals it); all bytes are valid.
-    let segment = unsafe {
-        let p = rustix::mm::mmap(
-            core::ptr::null_mut(),
-            Segment::SIZE,
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::SHARED,
-            &fd,
-            0,
-        );
-        &*p.ok()?.cast::<Segment>()
-    };
-    vm::own(core::ptr::from_ref(segment) as usize, core::ptr::from_ref(segment) as usize + Segment::SIZE, Whose::Lowtide)
-        .ok()?;
-    (segment.magic.load(Ordering::Acquire) == MAGIC && segment.version == VERSION).then_some(segment)
 }

@@ -5,23 +5,26 @@ use core::sync::atomic::Ordering;
 
 use lowtide_core::device::DeviceName;
 use lowtide_core::store::{AreaStats, FileConfig, MAX_AREAS, Store, StoreError};
+use lowtide_pager::broker::{SWAP_FILE, of_file};
 use lowtide_pager::line::Line;
-use lowtide_pager::segment::{self, Proc, SwapArea, proc_state};
+use lowtide_pager::segment::{self, AreaBudget, Proc, SwapArea, proc_state};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::{agent, say};
+use crate::{agent, broker, say};
 
 /// Whether the run has swap files with names.
 pub fn any_named() -> bool {
-    agent::segment().settings.swap.iter().any(|area| area.kind == segment::SWAP_FILE)
+    agent::settings().swap.iter().any(|area| area.kind == segment::SWAP_FILE)
 }
 
 /// Whether a swap file with a name is still to be had, and to be left to another process.
 pub fn named_is_left_to_another() -> bool {
-    let free = |area: &SwapArea| area.kind == segment::SWAP_FILE && area.claimed.load(Ordering::Relaxed) == 0;
-    agent::segment().settings.swap.iter().any(free) && is_another_larger()
+    let areas = agent::settings().swap.iter().zip(&agent::segment().areas);
+    let mut free =
+        areas.filter(|(area, budget)| area.kind == segment::SWAP_FILE && budget.claimed.load(Ordering::Relaxed) == 0);
+    free.next().is_some() && is_another_larger()
 }
 
 /// Whether there is a larger process than this one that has not adopted its memory yet: that one is to have the files with names.
@@ -35,7 +38,7 @@ fn is_another_larger() -> bool {
 
 /// Opens this process's file of each swap area of the run, and adds it to the store. What fails is said, and the others are used.
 pub fn add_all(store: &Store) {
-    let areas = &agent::segment().settings.swap;
+    let areas = &agent::settings().swap;
     let may_claim = !is_another_larger();
     let mut failures: [Option<Failed>; MAX_AREAS] = [const { None }; MAX_AREAS];
     for ((number, area), failure) in (0..).zip(areas).zip(&mut failures) {
@@ -57,7 +60,7 @@ pub fn add_all(store: &Store) {
 
 /// Says once of each area that it can't be written.
 pub fn say_what_fails(stats: &[AreaStats; MAX_AREAS], said: &mut [bool; MAX_AREAS]) {
-    for ((area, stats), said) in agent::segment().settings.swap.iter().zip(stats).zip(said) {
+    for ((area, stats), said) in agent::settings().swap.iter().zip(stats).zip(said) {
         let Some(errno) = stats.failing.filter(|_| !*said) else { continue };
         *said = true;
         let mut line = begin(area);
@@ -91,23 +94,30 @@ enum Failed {
 /// The named file if the area has one that no process has claimed yet and this one may have, else one without a name, so that nothing is left of it
 /// whatever happens.
 fn add(store: &Store, number: u8, area: &'static SwapArea, may_claim: bool) -> Result<(), Failed> {
-    let named = may_claim && area.kind == segment::SWAP_FILE && area.claimed.swap(1, Ordering::AcqRel) == 0;
-    let added = add_file(store, number, area, named);
+    let budget = agent::segment().areas.get(usize::from(number)).ok_or(Failed::Taken)?;
+    let named = may_claim && area.kind == segment::SWAP_FILE && budget.claimed.swap(1, Ordering::AcqRel) == 0;
+    let added = add_file(store, number, area, budget, named);
     if named && added.is_err() {
         // Nothing was written there: another process may try.
-        area.claimed.store(0, Ordering::Release);
+        budget.claimed.store(0, Ordering::Release);
     }
     added
 }
 
-fn add_file(store: &Store, number: u8, area: &'static SwapArea, named: bool) -> Result<(), Failed> {
+fn add_file(
+    store: &Store,
+    number: u8,
+    area: &'static SwapArea,
+    budget: &'static AreaBudget,
+    named: bool,
+) -> Result<(), Failed> {
     let (fd, name) = if named {
-        (open_path(&area.file).map_err(Failed::File)?, DeviceName { kind: "file:", path: text(&area.file_name), number })
+        (open_named(number, area).map_err(Failed::File)?, DeviceName { kind: "file:", path: text(&area.file_name), number })
     } else {
         (unnamed(&area.dir)?, DeviceName { kind: "dir:", path: text(&area.dir), number })
     };
     let charged = agent::proc().areas_now.get(usize::from(number)).map(|now| &now.charged);
-    let (size, budget, priority, discard) = (area.size, Some(&area.used), area.prio, area.discard != 0);
+    let (size, budget, priority, discard) = (area.size, Some(&budget.used), area.prio, area.discard != 0);
     let file = FileConfig { fd, name, size, budget, charged, budget_limit: size, priority, discard };
     store.add_file(file).map_err(Failed::Store)
 }
@@ -124,6 +134,14 @@ fn unnamed(dir: &'static [u8]) -> Result<OwnedFd, Failed> {
     }
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR).map_err(Failed::File)
+}
+
+/// The named file of an area; from `lowtide run` itself where this process may not follow the path into its descriptors.
+fn open_named(number: u8, area: &SwapArea) -> Result<OwnedFd, Errno> {
+    match open_path(&area.file) {
+        Err(Errno::ACCESS | Errno::PERM) => broker::connect()?.ask_file(of_file(SWAP_FILE, number.into())),
+        other => other,
+    }
 }
 
 /// Opens what a NUL-terminated path names, for reading and writing.

@@ -27,14 +27,16 @@ pub fn spawn(f: extern "C" fn(usize) -> !, arg: usize) -> Result<u32, Errno> {
     unsafe { (tls as *mut usize).write(tls) };
     let top = memory.addr() + TLS + STACK;
     let old = block_signals();
-    // CLONE_FILES: the first thread unshares right after; see `own_files`.
+    // CLONE_FILES: the first thread unshares right after; see `own_files`. CLONE_UNTRACED: who follows the program's threads
+    // (strace, a debugger) neither shows ours nor stops them at each of their system calls.
     let flags = sys::CLONE_VM
         | sys::CLONE_FS
         | sys::CLONE_FILES
         | sys::CLONE_SIGHAND
         | sys::CLONE_THREAD
         | sys::CLONE_SYSVSEM
-        | sys::CLONE_SETTLS;
+        | sys::CLONE_SETTLS
+        | sys::CLONE_UNTRACED;
     let result: isize;
     // SAFETY: the child runs on its own stack and never returns from `f`; the parent sees an ordinary system call.
     unsafe {

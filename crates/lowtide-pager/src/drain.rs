@@ -1,6 +1,6 @@
 //! Draining: the oldest segment of staging goes into the store, and its memory back to the kernel.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use arrayvec::ArrayVec;
 use lowtide_core::slot::Entry;
@@ -43,6 +43,7 @@ impl Operation<'_> {
     /// Stores what is left in the oldest segment, then empties it.
     pub(crate) fn drain(&self, worker: &mut Worker) -> Drained {
         let Some(segment) = self.staging.take_full() else { return Drained::Nothing };
+        self.staging.unregister(segment, self.uffd());
         let mut full = false;
         let mut patience = Patience::new();
         loop {
@@ -101,8 +102,15 @@ impl Operation<'_> {
 
     /// Stores claimed frames. NoRoom: some are Staged again because no tier takes them.
     fn store_frames(&self, frames: &[u32], worker: &mut Worker) -> Rest {
-        // SAFETY: the frames are populated and their words say Storing, so their bytes stay until this thread says otherwise.
-        let page = |frame: &u32| unsafe { &*(self.staging.addr(*frame) as *const Page) };
+        let page = |frame: &u32| {
+            let addr = self.staging.addr(*frame);
+            // SAFETY: the words say Storing, so this is lowtide's own memory until this thread says otherwise. A write that changes
+            // nothing: from here on the kernel may not drop the page, should the program have freed it by MADV_FREE; if it has, zeros are
+            // there.
+            unsafe { AtomicU64::from_ptr(addr as *mut u64).fetch_or(0, Ordering::Relaxed) };
+            // SAFETY: populated, and nobody changes the bytes until the words are set.
+            unsafe { &*(addr as *const Page) }
+        };
         let bytes: Frames<&Page> = frames.iter().map(page).collect();
         // The store uses the clean copies up.
         let clean = |frame: &u32| Entry::from_raw(self.staging.clean(*frame).swap(0, Ordering::AcqRel));
@@ -195,9 +203,10 @@ impl Operation<'_> {
             // SAFETY: the word says Moving, so nobody else touches the page or the frame.
             let mut p = unsafe { self.uffd().move_pages(at, from, PAGE_SIZE) };
             let mut memory = Memory::Went;
-            if matches!(p.error, Some(Errno::BUSY | Errno::INVAL)) {
+            // NOENT: the kernel has dropped the page from the frame, or the place is unmapped, in which case it can't be copied either.
+            if matches!(p.error, Some(Errno::BUSY | Errno::INVAL | Errno::NOENT)) {
                 memory = Memory::Stays;
-                // SAFETY: as above; a staged frame is populated.
+                // SAFETY: as above; a staged frame is populated, or not registered.
                 p = unsafe { self.uffd().copy(at, from as *const u8, PAGE_SIZE) };
             }
             match p.error {

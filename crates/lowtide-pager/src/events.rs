@@ -197,7 +197,12 @@ mod tests {
             }
         };
         let store = Store::new(StoreConfig { pool_limit: 1 << 20, accept_percent: 90, codec: Codec::Lz4 }).unwrap();
-        let host = Host { fatal: |text| panic!("{}", std::string::String::from_utf8_lossy(text)), warn: |_| {} };
+        let host = Host {
+            fatal: |text| panic!("{}", std::string::String::from_utf8_lossy(text)),
+            warn: |_| {},
+            open_uffd: || Uffd::open(NEEDED_FEATURES),
+            open_page_map: crate::present::Present::open,
+        };
         // SAFETY: zeros are a valid Proc.
         let proc = std::boxed::Box::leak(std::boxed::Box::new(unsafe { core::mem::zeroed() }));
         Some(Pager::new(uffd, store, 1 << 20, proc, host).unwrap())

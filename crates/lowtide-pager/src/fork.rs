@@ -19,15 +19,15 @@ use lowtide_core::store::StoreError;
 use lowtide_core::vm::{self, OnFork, PAGE_SIZE};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
 
 use crate::pagemap::Word;
 use crate::pager::{Pager, Worker};
-use crate::present::Present;
 use crate::regions::Range;
 use crate::segment::{Proc, Segment};
 use crate::space::Exclusive;
-use crate::uffd::{Message, NEEDED_FEATURES, Uffd};
+use crate::uffd::{Message, Uffd};
 
 /// Events of the child that can be passed on to it.
 const PASSED: usize = 120;
@@ -51,6 +51,17 @@ impl Handover {
     /// A fresh page, for the next fork of this process.
     pub(crate) fn new() -> Result<*mut Handover, Errno> {
         Ok(vm::map(size_of::<Handover>(), OnFork::Share)?.as_ptr().cast())
+    }
+
+    /// Puts a fresh page in the place of the one that is at `at`. The child of the last fork keeps that one, and what it writes there no
+    /// other child must believe.
+    ///
+    /// # Safety
+    /// `at` comes from [`Handover::new`], and nobody looks at it now.
+    unsafe fn renew(at: *mut Handover) -> Result<(), Errno> {
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED);
+        // SAFETY: replaces a mapping of lowtide's own, of this size, to which the caller says nobody refers.
+        unsafe { rustix::mm::mmap_anonymous(at.cast(), size_of::<Handover>(), prot, flags) }.map(drop)
     }
 
     fn pass(&self, event: [u64; 4]) -> bool {
@@ -96,8 +107,11 @@ impl Pager {
     pub fn announce_fork(&self, run: &Segment) {
         // The last child may still be on its way out of this process's hands.
         drop(self.space.exclusive());
-        self.handover().state.store(IDLE, Ordering::Relaxed);
-        self.handover().passed.store(0, Ordering::Relaxed);
+        // SAFETY: only a monitor that serves a fork looks at it, with the exclusive lock, and none does: forks take turns.
+        if unsafe { Handover::renew(self.handover.load(Ordering::Acquire)) }.is_err() {
+            (self.host.fatal)(b"no memory for a fork");
+        }
+        debug_assert_eq!(self.handover().state.load(Ordering::Relaxed), IDLE);
         self.forks();
         self.pause();
         // An event that was read before may still be being applied.
@@ -229,8 +243,8 @@ impl Pager {
                 _ => b"a forked child can't open its parent's swap file",
             })?;
         }
-        let uffd = Uffd::open(NEEDED_FEATURES).map_err(|_| &b"a forked child can't open a userfaultfd"[..])?;
-        let present = Present::open().map_err(|_| &b"a forked child can't open its page map"[..])?;
+        let uffd = (self.host.open_uffd)().map_err(|_| &b"a forked child can't open a userfaultfd"[..])?;
+        let present = (self.host.open_page_map)().map_err(|_| &b"a forked child can't open its page map"[..])?;
         self.reopen(uffd, present);
         // From here the parent may let go.
         let handover = self.handover();

@@ -9,6 +9,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod backoff;
+pub mod broker;
 pub mod budget;
 pub mod clock;
 pub mod drain;

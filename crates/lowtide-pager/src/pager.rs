@@ -41,6 +41,10 @@ pub struct Host {
     pub fatal: fn(&[u8]) -> !,
     /// Tell the user once.
     pub warn: fn(&[u8]),
+    /// A new userfaultfd of this process, ready for [`crate::uffd::NEEDED_FEATURES`].
+    pub open_uffd: fn() -> Result<Uffd, Errno>,
+    /// The page map of this process.
+    pub open_page_map: fn() -> Result<Present, Errno>,
 }
 
 /// The pager of one process.
@@ -153,7 +157,7 @@ impl Pager {
         let staging = Staging::new(staging)?;
         Ok(Pager {
             uffd: AtomicPtr::new(Box::into_raw(Box::new(uffd))),
-            present: AtomicPtr::new(Box::into_raw(Box::new(Present::open()?))),
+            present: AtomicPtr::new(Box::into_raw(Box::new((host.open_page_map)()?))),
             space: SpaceLock::new(),
             map: PageMap::new()?,
             regions: Regions::new()?,

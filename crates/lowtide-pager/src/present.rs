@@ -49,6 +49,24 @@ impl Present {
         Ok(Present { fd, mappings: Mappings::open()? })
     }
 
+    /// With the page map of this process that another one has opened for it. (The list of mappings anybody may read.)
+    ///
+    /// # Errors
+    /// Those of opening `/proc/self/maps`.
+    pub fn opened(fd: OwnedFd) -> Result<Present, Errno> {
+        Ok(Present { fd, mappings: Mappings::open()? })
+    }
+
+    /// Whether there is a page at `addr`, in memory or in the kernel's own swap. If it can't be told, there is.
+    pub fn holds_page(&self, addr: usize) -> bool {
+        let mut entry = [0u8; 8];
+        match rustix::io::pread(&self.fd, &mut entry, (addr / PAGE_SIZE * 8) as u64) {
+            // Bits 63 and 62 of an entry of the page map.
+            Ok(8) => u64::from_ne_bytes(entry) >> 62 != 0,
+            _ => true,
+        }
+    }
+
     /// Bytes of private memory in `start .. end` (the shared zero page and shared mappings are none): what the kernel counts as
     /// resident anonymous memory. Takes time by the page tables that are there, not by the length.
     ///

@@ -212,6 +212,15 @@ impl Staging {
         Some(segment)
     }
 
+    /// From here on a frame of the segment that has lost its page reads as zeros, instead of a fault that its reader itself might have
+    /// to serve. Pages can still be moved out.
+    pub fn unregister(&self, segment: Segment, uffd: &Uffd) {
+        let bytes = self.segment_frames * PAGE_SIZE;
+        // What can't be unregistered (the kernel allows only so many mappings) is read as it is.
+        // SAFETY: nobody moves pages into a segment that was taken from the queue of filled ones.
+        let _ = unsafe { uffd.unregister(self.memory.addr() + segment.0 as usize * bytes, bytes) };
+    }
+
     /// Gives the memory of a drained segment back to the kernel, and calls `step` after each part. No event is raised: the range is
     /// unregistered meanwhile.
     ///

@@ -31,6 +31,13 @@ impl Pager {
         }
     }
 
+    /// Whether the page that was detached into `frame` is still there. The kernel may drop what the program has freed by MADV_FREE and
+    /// not written since, and from Linux 6.15 on it does so in staging too (before, a MOVE made pages dirty). Such a page
+    /// is zeros. Once gone, it stays gone.
+    pub(crate) fn is_in_frame(&self, frame: u32) -> bool {
+        self.present().holds_page(self.staging.addr(frame))
+    }
+
     /// The page in `frame` is not needed there any more, nor its clean copy.
     pub(crate) fn leave(&self, right: &impl MayChange, frame: u32, memory: Memory) {
         self.forget(right, self.staging_to_place(frame));

@@ -108,30 +108,56 @@ pub struct Uffd {
     fd: OwnedFd,
 }
 
+/// Makes a non-blocking userfaultfd of this process's memory in full mode, by the system call or by `/dev/userfaultfd`.
+///
+/// # Errors
+/// Those of the system call; `PERM`: neither is allowed.
+pub fn create() -> Result<OwnedFd, Errno> {
+    // SAFETY: a new userfaultfd changes nothing until memory is registered.
+    let by_call = unsafe { rustix::mm::userfaultfd(UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK) };
+    by_call.or_else(|error| {
+        let device = rustix::fs::open(c"/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        create_on(device.map_err(|_| error)?.as_fd())
+    })
+}
+
+/// The same by an open `/dev/userfaultfd`, which may come from another process: no privilege is asked for.
+///
+/// # Errors
+/// `NOTTY`: it is something else.
+pub fn create_on(device: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    // SAFETY: USERFAULTFD_IOC_NEW takes its flags by value, in place of the pointer.
+    let fd = unsafe { rustix::ioctl::ioctl(device, NewByDevice)? };
+    // SAFETY: the kernel just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Shakes hands for `features` with a fresh userfaultfd, which may be another process's: the kernel asks whoever calls this for
+/// the privilege to see forks.
+///
+/// # Errors
+/// `PERM`: the privilege is missing (another process may try). `INVAL`: the kernel lacks a feature.
+pub fn handshake(uffd: BorrowedFd<'_>, features: u64) -> Result<(), Errno> {
+    let mut api = sys::uffdio_api { api: sys::UFFD_API as u64, features, ioctls: 0 };
+    // SAFETY: UFFDIO_API takes a uffdio_api.
+    unsafe { ioctl(uffd, API, &mut api)? };
+    Ok(())
+}
+
 impl Uffd {
     /// Opens a non-blocking userfaultfd in full mode (kernel accesses wait too) and shakes hands for `features`.
     ///
     /// # Errors
     /// `PERM` or `ACCESS`: the privilege is missing. `INVAL`: the kernel lacks a feature. `NOSYS`: it has no userfaultfd.
     pub fn open(features: u64) -> Result<Uffd, Errno> {
-        // SAFETY: a new userfaultfd changes nothing until memory is registered.
-        let by_call = unsafe { rustix::mm::userfaultfd(UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK) };
-        let fd = match by_call {
-            Ok(fd) => fd,
-            Err(by_call) => {
-                let dev = rustix::fs::open(c"/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
-                let Ok(dev) = dev else { return Err(by_call) };
-                // SAFETY: USERFAULTFD_IOC_NEW takes its flags by value, in place of the pointer.
-                let fd = unsafe { rustix::ioctl::ioctl(&dev, NewByDevice)? };
-                // SAFETY: the kernel just made this descriptor for us.
-                unsafe { OwnedFd::from_raw_fd(fd) }
-            }
-        };
-        let uffd = Uffd { fd };
-        let mut api = sys::uffdio_api { api: sys::UFFD_API as u64, features, ioctls: 0 };
-        // SAFETY: UFFDIO_API takes a uffdio_api.
-        unsafe { ioctl(uffd.fd.as_fd(), API, &mut api)? };
-        Ok(uffd)
+        let fd = create()?;
+        handshake(fd.as_fd(), features)?;
+        Ok(Uffd { fd })
+    }
+
+    /// A userfaultfd of this process (see [`create`]) with which somebody has shaken hands.
+    pub fn ready(fd: OwnedFd) -> Uffd {
+        Uffd { fd }
     }
 
     /// The descriptor, for poll.

@@ -74,7 +74,7 @@ fn lines(probe: &Probe) -> Vec<Line> {
     } else {
         match probe.handshake {
             Ok(()) => add(true, "its features", "fork, remap, remove and unmap events, UFFDIO_MOVE".to_owned()),
-            Err(Errno::PERM) => add(false, "its features", "fork events need CAP_SYS_PTRACE".to_owned()),
+            Err(Errno::PERM) => add(false, "its features", "fork events need CAP_SYS_PTRACE, in no user namespace".to_owned()),
             Err(error) => add(false, "its features", probe::text(error)),
         }
     }
@@ -87,6 +87,8 @@ fn lines(probe: &Probe) -> Vec<Line> {
         Ok(()) => add(true, "memfd as code", "works".to_owned()),
         Err(error) => add(false, "memfd as code", format!("{}; a security policy forbids it", probe::text(error))),
     }
+
+    lines.push(Line { mark: "", what: "privilege", found: probe.confinement.describe() });
 
     // What follows is good to know, and `run` works without it.
     let mut note = |what, found: String| lines.push(Line { mark: "", what, found });

@@ -3,24 +3,35 @@
 
 use crate::error::Failure;
 use crate::plan::Plan;
+use crate::privilege;
+use crate::probe;
 use crate::shared::Shared;
 use crate::signals::Inherited;
 use lowtide_pager::segment::ENV_SEGMENT;
+use rustix::io::Errno;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+fn no_descriptor(error: Errno) -> Failure {
+    Failure::failed(format!("no descriptor can be made ({}); see `ulimit -n`", probe::text(error)))
+}
+
 /// Starts the program; its pid.
 pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<libc::pid_t, Failure> {
-    let mut preload = OsString::from(&shared.preload);
-    if let Some(old) = std::env::var_os("LD_PRELOAD").filter(|old| !old.is_empty()) {
+    // Left open for the program, which could not follow the path; its agent closes it.
+    let library = if privilege::is_above_program() { Some(shared.open_library().map_err(no_descriptor)?) } else { None };
+    let mut preload = OsString::from(library.as_ref().map_or(&shared.preload, |(_, entry)| entry));
+    let hidden = privilege::hidden_variables();
+    let old = hidden.iter().find(|(name, _)| name == "LD_PRELOAD").map(|(_, value)| value.clone());
+    if let Some(old) = std::env::var_os("LD_PRELOAD").or(old).filter(|old| !old.is_empty()) {
         preload.push(":");
         preload.push(old);
     }
     let mut command = Command::new(&plan.path);
     command.arg0(&plan.argv[0]).args(&plan.argv[1..]);
-    command.env("LD_PRELOAD", preload).env(ENV_SEGMENT, &shared.segment_path);
+    command.envs(hidden).env("LD_PRELOAD", preload).env(ENV_SEGMENT, &shared.origin);
     // A child that is built with AddressSanitizer would not start behind another library, and lowtide's has to be the first.
     let mut asan = std::env::var_os("ASAN_OPTIONS").unwrap_or_default();
     if !asan.is_empty() {

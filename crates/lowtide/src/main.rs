@@ -3,13 +3,17 @@
 //! `run` reads its options into a [`plan`], asks the kernel what it can do ([`probe`]), makes the memory that all processes of
 //! the run share ([`shared`]), starts the program with the agent preloaded ([`launch`]) and stays with it ([`supervise`]).
 
+mod ancestry;
 mod args;
+mod broker;
+mod confinement;
 mod doctor;
 mod elf;
 mod error;
 mod launch;
 mod machine;
 mod plan;
+mod privilege;
 mod probe;
 mod program;
 mod run;
@@ -29,6 +33,7 @@ use clap::CommandFactory;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    privilege::keep();
     let args: Vec<_> = std::env::args_os().collect();
     let done = match args::parse(&args) {
         Err(None) => Ok(0),

@@ -1,27 +1,26 @@
 //! What the kernel lets this user do, found out by doing it. `run` refuses with what [`Probe::refusal`] says; `doctor` shows all.
 
+use crate::confinement::Confinement;
+use crate::privilege;
 use linux_raw_sys::general as sys;
-use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
+use lowtide_pager::uffd;
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{CWD, MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags};
 
 /// Features of userfaultfd that the pager asks for.
-pub const FEATURES: u64 = lowtide_pager::uffd::NEEDED_FEATURES;
+pub const FEATURES: u64 = uffd::NEEDED_FEATURES;
 
-/// `_IO(0xAA, 0)`.
-const USERFAULTFD_IOC_NEW: u32 = 0xAA00;
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: u32 = 3 << 30 | (size_of::<sys::pm_scan_arg>() as u32) << 16 | (b'f' as u32) << 8 | 16;
-
-const EVENT_FORK: u64 = sys::UFFD_FEATURE_EVENT_FORK as u64;
 
 /// Which door to userfaultfd is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Door {
-    /// `/dev/userfaultfd`.
+    /// `/dev/userfaultfd`, which lowtide opens for the program if that can't.
     Device,
-    /// The system call: root, CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd=1.
+    /// The system call, which the program can make: it is root, or vm.unprivileged_userfaultfd is 1.
     Syscall,
     /// Neither.
     Closed {
@@ -39,8 +38,8 @@ pub struct Probe {
     pub kernel: (u32, u32),
     /// How a userfaultfd was opened.
     pub door: Door,
-    /// vm.unprivileged_userfaultfd.
-    pub sysctl: Option<u32>,
+    /// What this process is allowed.
+    pub confinement: Confinement,
     /// Features that this kernel knows.
     pub features: u64,
     /// What the handshake with [`FEATURES`] said.
@@ -61,11 +60,10 @@ impl Probe {
                 Err(syscall) => Door::Closed { device, syscall },
             },
         };
-        let sysctl = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").ok();
         Probe {
             kernel: crate::machine::kernel_version(),
             door,
-            sysctl: sysctl.and_then(|text| text.trim().parse().ok()),
+            confinement: Confinement::new(),
             features: known_features(),
             handshake: open().and_then(|fd| handshake(&fd, FEATURES)).map(drop),
             pagemap_scan: pagemap_scan(),
@@ -80,14 +78,11 @@ impl Probe {
             Door::Closed { syscall: Errno::NOSYS, .. } => {
                 return Some("this kernel has no userfaultfd: boot one that is built with CONFIG_USERFAULTFD".to_owned());
             }
-            Door::Closed { .. } if self.sysctl == Some(1) => {
-                return Some(
-                    "a security filter forbids userfaultfd; in a container, start it with `--security-opt seccomp=unconfined`"
-                        .to_owned(),
-                );
-            }
             Door::Closed { .. } => {
-                return Some(format!("no privilege for userfaultfd; {}", remedy()));
+                let command = grant_command();
+                let why = self.confinement.why_no_forks(&command);
+                let why = why.unwrap_or_else(|| self.confinement.why_no_userfaultfd(&command));
+                return Some(format!("no privilege for userfaultfd: {why}"));
             }
             _ => {}
         }
@@ -102,8 +97,10 @@ impl Probe {
         }
         match self.handshake {
             Ok(()) => {}
-            Err(Errno::PERM) if FEATURES & EVENT_FORK != 0 => {
-                return Some(format!("no privilege to see forks through userfaultfd; {}", remedy()));
+            Err(Errno::PERM) => {
+                let why = self.confinement.why_no_forks(&grant_command());
+                let why = why.unwrap_or_else(|| "a security policy forbids it: allow it".to_owned());
+                return Some(format!("no privilege to see forks through userfaultfd: {why}"));
             }
             Err(error) => return Some(format!("userfaultfd fails ({}): `lowtide doctor` says more", text(error))),
         }
@@ -117,23 +114,15 @@ impl Probe {
     }
 }
 
-/// The command that grants what [`FEATURES`] needs.
-///
-/// Access to userfaultfd alone (vm.unprivileged_userfaultfd=1, or an ACL on /dev/userfaultfd) isn't enough while EVENT_FORK is
-/// among them: the kernel gives that feature only with CAP_SYS_PTRACE.
-pub fn remedy() -> String {
-    if FEATURES & EVENT_FORK != 0 {
-        format!("grant CAP_SYS_PTRACE: `{} run ...`, or run as root", grant_command())
-    } else {
-        "grant it with `sudo setfacl -m u:$USER:rw /dev/userfaultfd` or `sudo sysctl vm.unprivileged_userfaultfd=1`".to_owned()
-    }
-}
-
-/// Runs lowtide as this user with the one capability that is missing; the program inherits it.
-fn grant_command() -> String {
+/// The commands that run lowtide as this user with the capabilities that it needs: now, and for good.
+pub fn grant_command() -> String {
     let exe = std::env::current_exe().map_or_else(|_| "lowtide".to_owned(), |path| path.display().to_string());
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    format!("sudo -E setpriv --reuid={uid} --regid={gid} --init-groups --inh-caps=+sys_ptrace --ambient-caps=+sys_ptrace {exe}")
+    let caps = "+sys_ptrace,+dac_read_search";
+    format!(
+        "`sudo -E setpriv --reuid={uid} --regid={gid} --init-groups --inh-caps={caps} --ambient-caps={caps} {exe} run ...`, \
+         or, for all users, `sudo setcap cap_sys_ptrace,cap_dac_read_search=p {exe}`"
+    )
 }
 
 /// An error number in words, without the number.
@@ -146,18 +135,12 @@ fn open() -> Result<OwnedFd, Errno> {
     open_device().or_else(|_| open_syscall())
 }
 
+/// By a descriptor that lowtide may open for the program.
 fn open_device() -> Result<OwnedFd, Errno> {
-    let device = rustix::fs::openat(CWD, "/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
-    // SAFETY: USERFAULTFD_IOC_NEW takes flags by value and gives a new descriptor.
-    let fd = unsafe { libc::ioctl(device.as_raw_fd(), u64::from(USERFAULTFD_IOC_NEW) as _, flags) };
-    if fd < 0 {
-        return Err(last_error());
-    }
-    // SAFETY: the kernel has just made it for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    uffd::create_on(privilege::open_device()?.as_fd())
 }
 
+/// As the program may do it: with root's privilege, or none.
 fn open_syscall() -> Result<OwnedFd, Errno> {
     // SAFETY: nothing is registered with it, so no memory access changes its meaning.
     unsafe { rustix::mm::userfaultfd(UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK) }
@@ -167,7 +150,8 @@ fn open_syscall() -> Result<OwnedFd, Errno> {
 fn handshake(fd: &OwnedFd, features: u64) -> Result<u64, Errno> {
     let mut api = sys::uffdio_api { api: u64::from(sys::UFFD_API), features, ioctls: 0 };
     // SAFETY: UFFDIO_API reads and writes one uffdio_api.
-    let rc = unsafe { libc::ioctl(fd.as_raw_fd(), u64::from(linux_raw_sys::ioctl::UFFDIO_API) as _, &raw mut api) };
+    let shake = || unsafe { libc::ioctl(fd.as_raw_fd(), u64::from(linux_raw_sys::ioctl::UFFDIO_API) as _, &raw mut api) };
+    let rc = privilege::with(privilege::NEEDED, shake);
     if rc < 0 { Err(last_error()) } else { Ok(api.features) }
 }
 
@@ -177,7 +161,8 @@ fn known_features() -> u64 {
 
 /// PAGEMAP_SCAN of one page of our own.
 fn pagemap_scan() -> Result<(), Errno> {
-    let pagemap = rustix::fs::openat(CWD, "/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let open = || rustix::fs::openat(CWD, "/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    let pagemap = privilege::with(privilege::NEEDED, open)?;
     let here = (&raw const FEATURES_PAGE) as u64 & !4095;
     let mut regions = [const { sys::page_region { start: 0, end: 0, categories: 0 } }; 1];
     let present = 1 << 3;
@@ -214,7 +199,8 @@ fn memfd_exec() -> Result<(), Errno> {
     }
 }
 
-fn last_error() -> Errno {
+/// What the last system call said.
+pub fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
@@ -226,7 +212,14 @@ mod tests {
         Probe {
             kernel: (6, 18),
             door: Door::Device,
-            sysctl: Some(0),
+            confinement: Confinement {
+                is_root: true,
+                permitted: privilege::NEEDED,
+                bounding: privilege::NEEDED,
+                is_filtered: false,
+                no_new_privileges: false,
+                in_user_namespace: false,
+            },
             features: FEATURES,
             handshake: Ok(()),
             pagemap_scan: Ok(()),
@@ -238,10 +231,12 @@ mod tests {
     fn refusals_name_the_thing_and_the_remedy() {
         assert_eq!(good().refusal(), None);
         let closed = |syscall| Door::Closed { device: Errno::ACCESS, syscall };
+        let filtered = Confinement { is_filtered: true, ..good().confinement };
+        let user = Confinement { is_root: false, permitted: rustix::thread::CapabilitySet::empty(), ..good().confinement };
         for (probe, words) in [
-            (Probe { door: closed(Errno::PERM), ..good() }, ["privilege for userfaultfd", "sudo"]),
-            (Probe { handshake: Err(Errno::PERM), ..good() }, ["see forks", "sudo"]),
-            (Probe { door: closed(Errno::PERM), sysctl: Some(1), ..good() }, ["security filter", "seccomp=unconfined"]),
+            (Probe { door: closed(Errno::PERM), confinement: user, ..good() }, ["privilege for userfaultfd", "sudo"]),
+            (Probe { handshake: Err(Errno::PERM), confinement: user, ..good() }, ["see forks", "sudo"]),
+            (Probe { door: closed(Errno::PERM), confinement: filtered, ..good() }, ["seccomp", "--device /dev/userfaultfd"]),
             (Probe { door: closed(Errno::NOSYS), ..good() }, ["no userfaultfd", "CONFIG_USERFAULTFD"]),
             (Probe { features: 0, handshake: Err(Errno::INVAL), kernel: (6, 6), ..good() }, ["6.6", "6.8"]),
             (Probe { pagemap_scan: Err(Errno::NOTTY), kernel: (6, 6), ..good() }, ["PAGEMAP_SCAN", "6.7"]),

@@ -1,26 +1,37 @@
 //! `lowtide run`: plan, probe, start, supervise, report.
 
+use crate::ancestry;
 use crate::args::RunArgs;
+use crate::broker::Broker;
 use crate::error::{Failure, say};
 use crate::launch::launch;
 use crate::plan::Plan;
-use crate::probe::Probe;
+use crate::probe::{self, Probe};
 use crate::shared::Shared;
 use crate::signals::Signals;
 use crate::size;
 use crate::stats::Stats;
 use crate::supervise::supervise;
-use lowtide_pager::segment::{CODEC_LZ4, ENV_SEGMENT};
+use lowtide_pager::segment::{BROKER_FOLLOWS, CODEC_LZ4, ENV_SEGMENT};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 /// Runs the program; the exit code of lowtide.
 pub fn run(args: RunArgs) -> Result<u8, Failure> {
+    refuse_setuid()?;
     let mut plan = Plan::new(args)?;
     refuse_nesting()?;
     if let Some(why) = Probe::new().refusal() {
         return Err(Failure::failed(why));
     }
     plan.take_files()?;
-    let shared = Shared::new(&plan)?;
+    let (mut broker, listening) = Broker::new();
+    if let Err(error) = listening {
+        let why = probe::text(error);
+        plan.warnings.push(format!("no socket can be made ({why}): processes that change their user will not be limited"));
+    }
+    let shared = Shared::new(&plan, broker.name())?;
     let (signals, inherited) = Signals::take()?;
     for warning in &plan.warnings {
         say(&format!("warning: {warning}"));
@@ -28,10 +39,13 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     if plan.verbose {
         describe(&plan).iter().for_each(|line| say(line));
     }
+    ancestry::adopt_orphans().map_err(|error| {
+        Failure::failed(format!("can't become the parent of orphans among the program's children ({error})"))
+    })?;
     let child = launch(&plan, &shared, inherited)?;
-    let outcome = supervise(&plan, &shared, &signals, child);
+    let outcome = supervise(&plan, &shared, &mut broker, &signals, child);
 
-    let stats = Stats::new(&plan, shared.segment(), &outcome);
+    let stats = Stats::new(&plan, shared.settings(), shared.segment(), &outcome);
     if let Some(file) = plan.stats.take() {
         let written =
             serde_json::to_string_pretty(&stats).map_err(std::io::Error::from).and_then(|text| file.write(&(text + "\n")));
@@ -45,15 +59,34 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     Ok(outcome.code)
 }
 
+/// It would run any program as root for anybody.
+fn refuse_setuid() -> Result<(), Failure> {
+    use rustix::process::{getegid, geteuid, getgid, getuid};
+    if geteuid() == getuid() && getegid() == getgid() {
+        return Ok(());
+    }
+    let exe = std::env::current_exe().map_or_else(|_| "lowtide".to_owned(), |path| path.display().to_string());
+    Err(Failure::failed(format!(
+        "lowtide is setuid or setgid, which would give its privilege to every program: \
+         `sudo chmod ug-s {exe} && sudo setcap cap_sys_ptrace,cap_dac_read_search=p {exe}`"
+    )))
+}
+
 /// Two agents in one program would page each other's memory.
 fn refuse_nesting() -> Result<(), Failure> {
     match std::env::var_os(ENV_SEGMENT) {
         // The variable of a run that is over means nothing.
-        Some(path) if std::path::Path::new(&path).exists() => Err(Failure::usage(
+        Some(origin) if settings_path(&origin).exists() => Err(Failure::usage(
             "this is already inside a `lowtide run`, and its limit holds for all its children: start the program without lowtide",
         )),
         _ => Ok(()),
     }
+}
+
+/// The path in the variable that names the settings.
+fn settings_path(origin: &OsStr) -> PathBuf {
+    let path = origin.as_bytes().split(|byte| *byte == BROKER_FOLLOWS).next().unwrap_or_default();
+    PathBuf::from(OsStr::from_bytes(path))
 }
 
 /// What was understood, for `--verbose`: lines.

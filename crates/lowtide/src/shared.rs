@@ -1,15 +1,17 @@
-//! The two memfds of a run: the agent's file and the segment. Both close on exec, so only this process holds them; the program
-//! reaches them through `/proc/PID/fd`, and nothing is left of them when it ends.
+//! The memfds of a run: the agent's file, the settings and the segment. They close on exec, so only this process holds them; the
+//! program reaches them through `/proc/PID/fd`, and nothing is left of them when it ends. The first two are sealed: nobody, whatever
+//! his privileges, can change what all processes of the run load and obey.
 
 use crate::error::Failure;
 use crate::plan::Plan;
 use crate::probe;
 use crate::swap_spec::{Swap, Where};
-use lowtide_pager::segment::{self, Segment, SwapArea};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use rustix::fs::{MemfdFlags, SealFlags};
+use lowtide_pager::segment::{self, FileId, Segment, Settings, SwapArea, transient};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
+use std::ffi::CStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -20,28 +22,31 @@ static AGENT: &[u8] = include_bytes!(env!("LOWTIDE_AGENT_SO"));
 /// What the processes of a run share.
 pub struct Shared {
     agent: OwnedFd,
+    settings_file: OwnedFd,
+    settings: &'static Settings,
     segment_file: OwnedFd,
     segment: &'static Segment,
     /// The value that LD_PRELOAD begins with.
     pub preload: String,
     /// The value of LOWTIDE_SEGMENT.
-    pub segment_path: String,
+    pub origin: String,
 }
 
 impl Shared {
-    /// Makes both files and writes the settings.
-    pub fn new(plan: &Plan) -> Result<Shared, Failure> {
+    /// Makes the files and writes the settings.
+    /// `broker`: the name of the socket for those who can't follow the paths.
+    pub fn new(plan: &Plan, broker: &str) -> Result<Shared, Failure> {
         let pid = std::process::id();
         if std::fs::read_link("/proc/self").ok().as_deref() != Some(Path::new(&pid.to_string())) {
             return Err(Failure::failed(
                 "/proc is missing or belongs to other processes: mount it (`mount -t proc proc /proc`)",
             ));
         }
-        Self::make(plan, pid)
+        Self::make(plan, broker, pid)
             .map_err(|error| Failure::failed(format!("can't make the shared memory of the run ({})", probe::text(error))))
     }
 
-    fn make(plan: &Plan, pid: u32) -> Result<Shared, Errno> {
+    fn make(plan: &Plan, broker: &str, pid: u32) -> Result<Shared, Errno> {
         let agent = memfd(c"lowtide-agent")?;
         let mut rest = AGENT;
         while !rest.is_empty() {
@@ -51,37 +56,43 @@ impl Shared {
         let fixed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&agent, fixed | SealFlags::WRITE)?;
 
-        let segment_file = memfd(c"lowtide-run")?;
-        rustix::fs::ftruncate(&segment_file, Segment::SIZE as u64)?;
-        rustix::fs::fcntl_add_seals(&segment_file, fixed)?;
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), Segment::SIZE, prot, MapFlags::SHARED, &segment_file, 0)? };
-        let at: *mut Segment = at.cast();
+        let (segment_file, segment) = mapped(c"lowtide-run", Segment::SIZE, fixed)?;
+        // SAFETY: the mapping is as large as a Segment, page-aligned, all zero, which is a valid Segment, and stays until this process
+        // ends; all of its fields are atomics.
+        let segment: &Segment = unsafe { &*segment.cast() };
+        segment.magic.store(segment::MAGIC, Ordering::Release);
 
+        let (settings_file, settings) = mapped(c"lowtide-settings", Settings::SIZE, segment::SEALS)?;
         let path = |fd: BorrowedFd<'_>| format!("/proc/{pid}/fd/{}", fd.as_raw_fd());
-        let (preload, segment_path) = (path(agent.as_fd()), path(segment_file.as_fd()));
-        // SAFETY: the mapping is as large as a Segment, page-aligned, all zero, which is a valid Segment, and nobody else knows it
-        // before the program starts.
-        let to = unsafe { &mut *at };
-        to.version = segment::VERSION;
-        to.supervisor = pid;
-        let settings = &mut to.settings;
-        *settings.ram_limit.get_mut() = plan.ram;
-        *settings.pool_limit.get_mut() = plan.pool;
-        settings.codec = plan.codec;
-        settings.codec_level = plan.codec_level;
-        settings.when_full = plan.when_full;
-        settings.verbose = u32::from(plan.verbose);
-        for (swap, area) in plan.swap.iter().zip(&mut settings.swap) {
+        let (preload, settings_path) = (path(agent.as_fd()), path(settings_file.as_fd()));
+        // SAFETY: the mapping is as large as Settings, page-aligned, all zero, which is valid, and nobody else knows it before the
+        // program starts.
+        let to: &mut Settings = unsafe { &mut *settings.cast() };
+        (to.version, to.supervisor) = (segment::VERSION, pid);
+        *to.ram_limit.get_mut() = plan.ram;
+        *to.pool_limit.get_mut() = plan.pool;
+        (to.codec, to.codec_level) = (plan.codec, plan.codec_level);
+        (to.when_full, to.verbose) = (plan.when_full, plan.verbose.into());
+        for (swap, area) in plan.swap.iter().zip(&mut to.swap) {
             describe(swap, area, path)?;
         }
-        put(&mut settings.preload, preload.as_bytes())?;
-        to.magic.store(segment::MAGIC, Ordering::Release);
+        put(&mut to.preload, preload.as_bytes())?;
+        let stat = rustix::fs::fstat(&agent)?;
+        to.agent = FileId { device: stat.st_dev, inode: stat.st_ino };
+        put(&mut to.broker, broker.as_bytes())?;
+        put(&mut to.segment, path(segment_file.as_fd()).as_bytes())?;
+        to.magic = segment::MAGIC;
 
-        // SAFETY: as above; the mapping stays until this process ends, and from here on only atomics are written.
-        let segment = unsafe { &*at };
-        Ok(Shared { agent, segment_file, segment, preload, segment_path })
+        // SAFETY: as above; the mapping stays until this process ends, and from here on only its atomics are written.
+        let settings = unsafe { &*settings.cast() };
+        let follows = char::from(segment::BROKER_FOLLOWS);
+        let origin = if broker.is_empty() { settings_path } else { format!("{settings_path}{follows}{broker}") };
+        Ok(Shared { agent, settings_file, settings, segment_file, segment, preload, origin })
+    }
+
+    /// The settings.
+    pub fn settings(&self) -> &'static Settings {
+        self.settings
     }
 
     /// The segment.
@@ -89,10 +100,47 @@ impl Shared {
         self.segment
     }
 
-    /// Resident bytes of both files.
+    /// The agent's file.
+    pub fn library(&self) -> BorrowedFd<'_> {
+        self.agent.as_fd()
+    }
+
+    /// A descriptor of the agent's file that stays open over an exec, and the value of LD_PRELOAD that leads to it.
+    ///
+    /// # Errors
+    /// Those of making a descriptor.
+    pub fn open_library(&self) -> Result<(OwnedFd, String), Errno> {
+        let open = |first: libc::c_int| {
+            // SAFETY: makes a descriptor, which is ours then.
+            unsafe {
+                let fd = libc::fcntl(self.agent.as_raw_fd(), libc::F_DUPFD, first);
+                if fd < 0 { Err(probe::last_error()) } else { Ok(OwnedFd::from_raw_fd(fd)) }
+            }
+        };
+        let library = open(transient::FIRST).or_else(|_| open(0))?;
+        let entry = format!("{}{}", transient::PREFIX, library.as_raw_fd());
+        Ok((library, entry))
+    }
+
+    /// The files of the settings and of the segment.
+    pub fn files(&self) -> [BorrowedFd<'_>; 2] {
+        [self.settings_file.as_fd(), self.segment_file.as_fd()]
+    }
+
+    /// Opens the named file of a swap area once more.
+    ///
+    /// # Errors
+    /// Those of open; `NOENT`: that area has none.
+    pub fn open_swap_file(&self, number: usize) -> Result<OwnedFd, Errno> {
+        let area = self.settings.swap.get(number).ok_or(Errno::NOENT)?;
+        let path = CStr::from_bytes_until_nul(&area.file).map_err(|_| Errno::NOENT)?;
+        rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+    }
+
+    /// Resident bytes of the files.
     pub fn resident(&self) -> u64 {
         let of = |fd: &OwnedFd| rustix::fs::fstat(fd).map_or(0, |stat| stat.st_blocks as u64 * 512);
-        of(&self.agent) + of(&self.segment_file)
+        of(&self.agent) + of(&self.settings_file) + of(&self.segment_file)
     }
 }
 
@@ -121,12 +169,23 @@ fn describe(swap: &Swap, area: &mut SwapArea, path: impl Fn(BorrowedFd<'_>) -> S
 }
 
 /// A memfd that closes on exec and whose file can't be executed; mapping it as code stays possible, whatever vm.memfd_noexec says.
-fn memfd(name: &std::ffi::CStr) -> Result<OwnedFd, Errno> {
+fn memfd(name: &CStr) -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
         Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags),
         other => other,
     }
+}
+
+/// A memfd of this size, all zero, mapped writable and then sealed.
+fn mapped(name: &CStr, size: usize, seals: SealFlags) -> Result<(OwnedFd, *mut u8), Errno> {
+    let file = memfd(name)?;
+    rustix::fs::ftruncate(&file, size as u64)?;
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), size, prot, MapFlags::SHARED, &file, 0)? };
+    rustix::fs::fcntl_add_seals(&file, seals)?;
+    Ok((file, at.cast()))
 }
 
 /// Copies `text` into a field that ends with a NUL.

@@ -5,7 +5,9 @@ use crate::size;
 use crate::supervise::Outcome;
 use crate::tree::AreaNow;
 use lowtide_core::store::{AreaState, FillWords, MAX_AREAS};
-use lowtide_pager::segment::{AreaCounters, Counters, LATENCY_BUCKETS, Segment, area_state, latency_floor_ns, proc_state};
+use lowtide_pager::segment::{
+    AreaCounters, Counters, LATENCY_BUCKETS, Segment, Settings, area_state, latency_floor_ns, proc_state,
+};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -148,7 +150,7 @@ pub struct Area {
 
 impl Stats {
     /// The statistics of a run that has ended.
-    pub fn new(plan: &Plan, segment: &Segment, outcome: &Outcome) -> Stats {
+    pub fn new(plan: &Plan, settings: &Settings, segment: &Segment, outcome: &Outcome) -> Stats {
         let (counters, latency) = totals(segment);
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let gauges = outcome.tree.gauges();
@@ -172,7 +174,7 @@ impl Stats {
             program: plan.argv.first().map_or_else(String::new, |name| name.display().to_string()),
             pids: outcome.tree.pids().to_vec(),
             elapsed_seconds: rounded(outcome.elapsed.as_secs_f64()),
-            ram_limit: of(&segment.settings.ram_limit),
+            ram_limit: of(&settings.ram_limit),
             ram_now: gauges.ram,
             ram_peak: of(&segment.ram_peak),
             resident_bytes: gauges.ram.saturating_sub(gauges.own),
@@ -180,7 +182,7 @@ impl Stats {
             staged_bytes: gauges.staged,
             pool_bytes: gauges.pool,
             pool_stored_bytes: gauges.pool_stored,
-            pool_limit: of(&segment.settings.pool_limit),
+            pool_limit: of(&settings.pool_limit),
             compression_ratio: rounded(ratio),
             pages: Pages {
                 stored: of(&counters.stored_pages),

@@ -1,5 +1,7 @@
 //! While the program runs: signals go to it, the dead are buried, warnings are shown, a fatal message stops the tree.
 
+use crate::ancestry;
+use crate::broker::Broker;
 use crate::error::{self, say};
 use crate::plan::Plan;
 use crate::shared::Shared;
@@ -52,7 +54,7 @@ struct Supervisor<'a> {
 }
 
 /// Stays until the program has ended.
-pub fn supervise(plan: &Plan, shared: &Shared, signals: &Signals, child: libc::pid_t) -> Outcome {
+pub fn supervise(plan: &Plan, shared: &Shared, broker: &mut Broker, signals: &Signals, child: libc::pid_t) -> Outcome {
     let started = Instant::now();
     let mut this = Supervisor {
         shared,
@@ -66,7 +68,8 @@ pub fn supervise(plan: &Plan, shared: &Shared, signals: &Signals, child: libc::p
     this.look();
     let ended = loop {
         let tick = if this.tree.is_crowded() { SHORT_TICK } else { TICK };
-        sleep(signals, tick.saturating_sub(last_look.elapsed()));
+        sleep(signals, broker, tick.saturating_sub(last_look.elapsed()));
+        broker.serve(shared);
         while let Some(signal) = signals.next() {
             // What the kernel sends (^C, ^Z, hang-up) went to the whole process group, and the program is in it.
             if signal.number != libc::SIGCHLD && !signal.from_kernel {
@@ -74,6 +77,7 @@ pub fn supervise(plan: &Plan, shared: &Shared, signals: &Signals, child: libc::p
                 unsafe { libc::kill(child, signal.number) };
             }
         }
+        ancestry::reap_orphans(child);
         match wait(child, libc::WNOHANG | libc::WUNTRACED) {
             Waited::Ended(code) => break Some(code),
             // ^Z in a terminal: the shell waits for us to stop as well.
@@ -165,11 +169,13 @@ fn clean(text: &[u8]) -> String {
     String::from_utf8_lossy(&text[..end]).into_owned()
 }
 
-/// Until a signal comes or the time is over.
-fn sleep(signals: &Signals, time: Duration) {
+/// Until a signal or a question comes or the time is over.
+fn sleep(signals: &Signals, broker: &Broker, time: Duration) {
     let timeout = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
     // Interrupted or not, the caller looks at everything again.
-    let _ = rustix::event::poll(&mut [PollFd::new(signals, PollFlags::IN)], Some(&timeout));
+    let mut polled = vec![PollFd::new(signals, PollFlags::IN)];
+    polled.extend(broker.waits_for().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+    let _ = rustix::event::poll(&mut polled, Some(&timeout));
 }
 
 fn wait(child: libc::pid_t, flags: libc::c_int) -> Waited {

@@ -1,8 +1,12 @@
 //! The processes of a run as the supervisor sees them: who is registered, who is gone, what they hold, how to stop them all.
+//!
+//! What stands in the segment may have been written by any process of the run. So whoever is registered counts only if it descends from
+//! this process, and only such processes are stopped.
 
+use crate::ancestry::{self, Stat};
 use lowtide_core::store::MAX_AREAS;
 use lowtide_pager::segment::{AREA_STATES, MAX_PROCS, Proc, Segment, proc_state};
-use rustix::process::{Pid, PidfdFlags, Signal};
+use rustix::process::{Pid, Signal};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -57,7 +61,7 @@ impl Tree {
         Tree { segment, known: Vec::new(), next_examined: 0, pids: Vec::new(), gauges, fullest: gauges }
     }
 
-    /// Processes that have ever been seen registered, in the order of being seen; no more than [`MAX_PROCS`].
+    /// Processes of the run that have ever been seen registered, in the order of being seen; no more than [`MAX_PROCS`].
     pub fn pids(&self) -> &[u32] {
         &self.pids
     }
@@ -88,15 +92,16 @@ impl Tree {
         now.own = self.segment.supervisor_bytes.load(Ordering::Relaxed);
         for p in used.iter().filter(|p| p.state.load(Ordering::Acquire) != proc_state::FREE) {
             let get = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
-            now.own += get(&p.own_bytes);
-            now.staged += get(&p.staged_bytes);
-            now.pool += get(&p.pool_bytes);
-            now.pool_stored += get(&p.pool_stored_bytes);
-            now.now_stored += get(&p.now_stored);
-            now.now_on_device += get(&p.now_on_device);
-            now.adopted += get(&p.adopted_bytes);
+            let add = |sum: &mut u64, gauge| *sum = sum.saturating_add(get(gauge));
+            add(&mut now.own, &p.own_bytes);
+            add(&mut now.staged, &p.staged_bytes);
+            add(&mut now.pool, &p.pool_bytes);
+            add(&mut now.pool_stored, &p.pool_stored_bytes);
+            add(&mut now.now_stored, &p.now_stored);
+            add(&mut now.now_on_device, &p.now_on_device);
+            add(&mut now.adopted, &p.adopted_bytes);
             for (area, of) in now.areas.iter_mut().zip(&p.areas_now) {
-                area.used += get(&of.used);
+                add(&mut area.used, &of.used);
                 if let Some(count) = area.states.get_mut(get(&of.state) as usize) {
                     *count += 1;
                 }
@@ -125,6 +130,9 @@ impl Tree {
 
     fn is_alive(&mut self, slot: usize, pid: u32, examine: bool) -> bool {
         let is_new = self.known[slot].pid != pid;
+        if is_new && ancestry::belongs(pid) == Some(false) {
+            return false;
+        }
         if is_new && self.pids.len() < MAX_PROCS && !self.pids.contains(&pid) {
             self.pids.push(pid);
         }
@@ -156,9 +164,9 @@ impl Tree {
                 left = true;
                 let start = self.known.get(i).filter(|known| known.pid == pid).map(|known| known.start);
                 // Registered since the poll: the next round knows it.
-                let (Some(start), Some(id)) = (start, Pid::from_raw(pid as i32)) else { continue };
+                let Some(start) = start else { continue };
                 // Whoever has the pid once the descriptor is open keeps it: then the start time proves who it is.
-                let Ok(pidfd) = rustix::process::pidfd_open(id, PidfdFlags::empty()) else { continue };
+                let Some(pidfd) = ancestry::member(pid) else { continue };
                 if Stat::of(pid).is_some_and(|stat| stat.start == start) {
                     let _ = rustix::process::pidfd_send_signal(&pidfd, Signal::KILL);
                 }
@@ -168,29 +176,6 @@ impl Tree {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-    }
-}
-
-/// The part of /proc/PID/stat that matters here.
-struct Stat {
-    is_alive: bool,
-    start: u64,
-}
-
-impl Stat {
-    fn of(pid: u32) -> Option<Stat> {
-        Self::parse(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
-    }
-
-    fn parse(text: &[u8]) -> Option<Stat> {
-        // pid (name) state ...: the name may hold anything, but no later field holds a bracket.
-        let end = text.iter().rposition(|&b| b == b')')?;
-        let mut fields = str::from_utf8(&text[end + 1..]).ok()?.split_ascii_whitespace();
-        let state = fields.next()?;
-        let threads: u32 = fields.nth(16)?.parse().ok()?;
-        let start = fields.nth(1)?.parse().ok()?;
-        // A first thread that has ended looks like a zombie while others go on.
-        Some(Stat { is_alive: !["Z", "X"].contains(&state) || threads > 1, start })
     }
 }
 
@@ -205,20 +190,6 @@ pub fn own_anonymous() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn stat_lines() {
-        let line = "12 (a) b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 1 0 4242 99 1\n";
-        let stat = Stat::parse(line.as_bytes()).unwrap();
-        assert!(stat.is_alive);
-        assert_eq!(stat.start, 4242);
-        let zombie = Stat::parse(line.replace(") S", ") Z").as_bytes()).unwrap();
-        assert!(!zombie.is_alive);
-        let others_go_on = Stat::parse(line.replace(") S", ") Z").replace("16 1 0", "16 3 0").as_bytes()).unwrap();
-        assert!(others_go_on.is_alive);
-        assert!(Stat::parse(b"").is_none());
-        assert!(Stat::of(std::process::id()).unwrap().is_alive);
-    }
 
     #[test]
     fn own_memory_is_small() {

@@ -50,8 +50,7 @@ fn recompress(pager: &Pager, worker: &mut Worker, idle: &mut Idle, now_us: u64) 
 impl Keeper {
     /// Memory is adopted: keep it under the limit. Returns for how long to sleep.
     pub(super) fn keep(&mut self, pager: &Pager, total: u64) -> Nap {
-        let run = agent::segment();
-        pager.budget.set_limit(run.settings.ram_limit.load(Ordering::Relaxed));
+        pager.budget.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
         let expected = pager.budget.now();
         pager.budget.measured(total);
         let now = now_us();
@@ -145,7 +144,6 @@ impl Keeper {
 
     /// No tier takes a page.
     fn full(&mut self, pager: &Pager) {
-        let run = agent::segment();
         pager.publish();
         if self.areas_fail() {
             swap_file::say_what_fails(&pager.area_stats(), &mut self.said_failing);
@@ -154,7 +152,7 @@ impl Keeper {
         if pager.budget.now() <= pager.budget.limit() {
             return;
         }
-        if run.settings.when_full == segment::WHEN_FULL_STOP {
+        if agent::settings().when_full == segment::WHEN_FULL_STOP {
             say::fatal(match self.areas_fail() {
                 true => b"the rest of swap is full, an area can't be written, and --when-full stop was given: see the warnings",
                 false => b"swap is full and --when-full stop was given: raise --ram or --pool, or give more --swap",
@@ -167,14 +165,13 @@ impl Keeper {
 
     /// What the pool limit of the run leaves for this process.
     fn pool_share(&self) -> u64 {
-        let run = agent::segment();
         let mine = core::ptr::from_ref(agent::proc());
-        let others: u64 = run
+        let others = agent::segment()
             .used_procs()
             .iter()
             .filter(|p| !core::ptr::eq(*p, mine) && p.state.load(Ordering::Relaxed) == proc_state::ACTIVE)
             .map(|p| p.pool_bytes.load(Ordering::Relaxed))
-            .sum();
-        run.settings.pool_limit.load(Ordering::Relaxed).saturating_sub(others)
+            .fold(0, u64::saturating_add);
+        agent::settings().pool_limit.load(Ordering::Relaxed).saturating_sub(others)
     }
 }

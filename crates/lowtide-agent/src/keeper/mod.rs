@@ -13,13 +13,13 @@ use lowtide_core::store::MAX_AREAS;
 use lowtide_pager::line::Line;
 use lowtide_pager::pager::{Pager, Worker};
 use lowtide_pager::segment::proc_state;
-use lowtide_pager::uffd::{NEEDED_FEATURES, Uffd};
+use lowtide_pager::uffd::Uffd;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 
 use crate::idle::Idle;
 use crate::request::Request;
-use crate::{agent, atfork, monitor, request, say, swap_file, thread};
+use crate::{agent, atfork, broker, inheritance, monitor, request, say, swap_file, thread};
 use floor::Floor;
 use setup::Look;
 
@@ -52,7 +52,7 @@ pub fn look_again() {
 /// Thread entry: the keeper of a process that starts with nothing adopted.
 pub extern "C" fn fresh(_: usize) -> ! {
     begin();
-    let uffd = match Uffd::open(NEEDED_FEATURES) {
+    let uffd = match broker::userfaultfd() {
         Ok(uffd) => uffd,
         Err(e) => {
             let mut line = Line::new();
@@ -74,12 +74,7 @@ pub extern "C" fn inherited(_: usize) -> ! {
     begin();
     let Some(pager) = agent::pager() else { sleep_for_ever() };
     let Some(parent) = rustix::process::getppid() else { say::fatal(b"a forked child has no parent") };
-    let mut reopen = |_area: u8, fd: i32| {
-        let mut path = Line::new();
-        path.push(b"/proc/").number(parent.as_raw_nonzero().get() as u64).push(b"/task/").number(u64::from(parent_keeper));
-        path.push(b"/fd/").number(fd as u64).push(b"\0");
-        swap_file::open_path(path.bytes())
-    };
+    let mut reopen = |_area: u8, number: i32| inheritance::reopen(parent, parent_keeper, number);
     // SAFETY: the handler of the fork waits for this thread, and there is no other.
     let result = unsafe { pager.take_over(parent, agent::segment(), agent::proc(), &mut reopen) };
     if let Err(why) = result {
@@ -218,7 +213,12 @@ impl Keeper {
             |request| match request {
                 // What can't be adopted (a kind of memory, too many ranges) stays with the program.
                 Request::Adopt(range) => drop(pager.adopt(range)),
-                Request::Fork => pager.announce_fork(agent::segment()),
+                // What stays adopted the program can't have: it is told so by the kernel.
+                Request::Release(range) => drop(pager.release(range)),
+                Request::Fork => {
+                    inheritance::hand_on(pager);
+                    pager.announce_fork(agent::segment());
+                }
             },
         );
     }

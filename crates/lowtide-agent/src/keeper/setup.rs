@@ -13,7 +13,7 @@ use lowtide_pager::segment::{self, proc_state};
 use rustix::io::Errno;
 
 use super::{Keeper, LOOK_AGAIN};
-use crate::{agent, gate, hooks, maps, monitor, say, swap_file};
+use crate::{agent, broker, gate, hooks, maps, monitor, say, swap_file};
 
 /// Mappings that were made past the C library are looked for this often at least, ...
 const LOOK_EVERY_US: u64 = 100_000;
@@ -42,29 +42,27 @@ impl Keeper {
     /// Sets up the pager: milliseconds on a busy machine, in which a program can touch more than the room between the mark above
     /// which memory is adopted and the limit.
     pub(super) fn prepare(&mut self, limit: u64) -> Result<(), Errno> {
-        let run = agent::segment();
-        let codec = match run.settings.codec {
-            segment::CODEC_ZSTD => Codec::Zstd(run.settings.codec_level),
+        let run = agent::settings();
+        let codec = match run.codec {
+            segment::CODEC_ZSTD => Codec::Zstd(run.codec_level),
             _ => Codec::Lz4,
         };
-        let store = Store::new(StoreConfig {
-            pool_limit: run.settings.pool_limit.load(Ordering::Relaxed) as usize,
-            accept_percent: 90,
-            codec,
-        })
-        .map_err(|_| Errno::NOMEM)?;
+        let store =
+            Store::new(StoreConfig { pool_limit: run.pool_limit.load(Ordering::Relaxed) as usize, accept_percent: 90, codec })
+                .map_err(|_| Errno::NOMEM)?;
         swap_file::add_all(&store);
         let staging = (limit / 16).clamp(512 << 10, 64 << 20) as usize;
         self.worker = Some(Worker::new(true)?);
         let uffd = self.uffd.take().ok_or(Errno::BADF)?;
-        let pager = Pager::new(uffd, store, staging, agent::proc(), Host { fatal: say::fatal, warn: say::warn })?;
+        let host = Host { fatal: say::fatal, warn: say::warn, open_uffd: broker::userfaultfd, open_page_map: broker::page_map };
+        let pager = Pager::new(uffd, store, staging, agent::proc(), host)?;
         self.prepared = Some(Box::leak(Box::new(pager)));
         Ok(())
     }
 
     /// The pager goes to work.
     pub(super) fn activate(&mut self, pager: &'static Pager) -> Result<(), Errno> {
-        pager.budget.set_limit(agent::segment().settings.ram_limit.load(Ordering::Relaxed));
+        pager.budget.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
         pager.activate()?;
         agent::set_pager(pager);
         monitor::start();

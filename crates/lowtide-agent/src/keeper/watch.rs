@@ -18,7 +18,7 @@ const ADOPTION_US: u64 = 20_000;
 impl Keeper {
     /// Nothing is adopted: is it time? Returns for how long to sleep.
     pub(super) fn watch(&mut self, total: u64) -> u64 {
-        let limit = agent::segment().settings.ram_limit.load(Ordering::Relaxed);
+        let limit = agent::settings().ram_limit.load(Ordering::Relaxed);
         let marks = Budget::default();
         marks.set_limit(limit);
         // A named swap file goes to the largest process when it prepares, and until the limit is near nobody knows which that is.

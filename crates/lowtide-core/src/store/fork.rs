@@ -60,6 +60,17 @@ impl Store {
         any
     }
 
+    /// Calls `f` with the number of the descriptor of each swap file that this process has open, those of its parents included.
+    pub fn each_file(&self, f: &mut dyn FnMut(i32)) {
+        for area in self.areas.iter() {
+            if let Device::File(device) = &area.device
+                && device.raw_fd() >= 0
+            {
+                f(device.raw_fd());
+            }
+        }
+    }
+
     /// Child side of a fork: the first call in the child, which is `me`. Swap files become inherited: readable and freeable, never allocated
     /// from. Their descriptors are not closed, only forgotten, and replaced by what
     /// `reopen(area, number of the descriptor in the parent)` returns; files that hold no page of this process are not

@@ -34,7 +34,7 @@ impl Pager {
     /// Copies what belongs at `page` to there, through `uffd` (this process's or a forked child's), changing nothing here.
     pub(crate) fn copy_to(&self, lock: &Exclusive<'_>, uffd: &Uffd, page: usize, worker: &mut Worker) -> Result<(), Errno> {
         let source = match self.map.get(page) {
-            Word::Staged(frame) | Word::Storing(frame) => self.staging.addr(frame) as *const u8,
+            Word::Staged(frame) | Word::Storing(frame) if self.is_in_frame(frame) => self.staging.addr(frame) as *const u8,
             Word::Swapped(raw) | Word::Loading(raw) if raw != 0 => {
                 let Some(entry) = Entry::from_raw(raw) else { return Err(Errno::INVAL) };
                 let (buffer, scratch) = worker.parts();

@@ -48,14 +48,21 @@ impl Operation<'_> {
             match p.error {
                 None => {}
                 Some(Errno::AGAIN) if moved > 0 => {}
-                // The frame is shared with a forked child, or the place may not be written just now: copy instead of moving.
-                Some(Errno::BUSY | Errno::INVAL) => {
+                // The frame is shared with a forked child, or the place may not be written just now: copy instead of moving. Or the
+                // kernel has dropped the page.
+                Some(error_of_move @ (Errno::BUSY | Errno::INVAL | Errno::NOENT))
+                    if error_of_move != Errno::NOENT || !self.is_in_frame(frame + done as u32) =>
+                {
                     let (at, from) = (page + done, frame + done as u32);
-                    // SAFETY: a frame whose word says Moving and that was staged before is populated.
-                    let p = unsafe { self.uffd().copy(at * PAGE_SIZE, self.staging.addr(from) as *const u8, PAGE_SIZE) };
+                    // A frame keeps its bytes until its segment is emptied.
+                    let (source, memory) = match self.is_in_frame(from) {
+                        true => (self.staging.addr(from) as *const u8, Memory::Stays),
+                        false => (self.zeros.as_ptr().cast_const(), Memory::Went),
+                    };
+                    // SAFETY: the word says Moving, so nobody else touches the frame; the page is there, or zeros stand for it.
+                    let p = unsafe { self.uffd().copy(at * PAGE_SIZE, source, PAGE_SIZE) };
                     match p.error {
-                        // The frame keeps its bytes until its segment is emptied.
-                        None => self.back_in_place(at, from, Memory::Stays),
+                        None => self.back_in_place(at, from, memory),
                         Some(Errno::EXIST) => self.stale_in_staging(at, from),
                         Some(e) => {
                             error = Some(e);
@@ -92,7 +99,8 @@ impl Operation<'_> {
         if !self.map.swap(page, Word::Storing(frame), Word::Moving(frame)) {
             return Err(Again::Changed);
         }
-        // SAFETY: a frame that is being stored is populated.
+        // SAFETY: a frame that is being stored is populated, or will be: it is not registered while it is being stored, and zeros stand for
+        // a page that the kernel has dropped.
         let p = unsafe { self.uffd().copy(page * PAGE_SIZE, self.staging.addr(frame) as *const u8, PAGE_SIZE) };
         match p.error {
             None => self.arrived(1),

@@ -1,8 +1,10 @@
-//! The segment of a run: one piece of shared memory that holds the settings (written once by `lowtide run`), one [`Proc`] for
-//! each process of the tree (written by its agent), and the way up for warnings and for the message of a fatal end.
+//! What the processes of a run share: two memfds that `lowtide run` makes, and that agents map through `/proc/PID/fd/N`.
 //!
-//! `lowtide run` creates it as a memfd and keeps the descriptor; agents map it through `/proc/PID/fd/N`. All fields are atomics
-//! or are written before the first agent starts. Nobody locks anything in it, so a process may die at any instruction.
+//! - The [`Settings`]: nobody but `lowtide run` can write them.
+//! - The [`Segment`]: one [`Proc`] for each process of the tree (written by its agent), the budgets of the swap areas, and the way up for
+//!   warnings and for the message of a fatal end. All fields are atomics. Nobody locks anything in it, so a process may die at any
+//!   instruction. Every process of the run can write all of it, also one that gave its privileges up: nothing may be
+//!   opened, executed, signalled, indexed or followed as an address because of what stands here. It says how much there is of something.
 
 mod latency;
 mod process;
@@ -18,7 +20,7 @@ pub use process::{AREA_STATES, AreaCounters, AreaGauges, Counters, Proc, area_st
 pub use settings::*;
 pub use text::{Text, text_state};
 
-/// First word of a segment.
+/// First word of the settings and of the segment.
 pub const MAGIC: u64 = 0x6c6f_7774_6964_6501;
 /// Layout version; the agent refuses another one.
 pub const VERSION: u32 = 7;
@@ -27,20 +29,39 @@ pub const MAX_PROCS: usize = 1024;
 /// Kept warnings of a run; later ones are counted only.
 pub const MAX_WARNINGS: usize = 16;
 
-/// Environment variable that holds the path of the segment (`/proc/PID/fd/N`).
+/// Environment variable that says where the settings are, which name the segment: their path (`/proc/PID/fd/N`), and behind
+/// [`BROKER_FOLLOWS`] the name of the socket where they can be had by who can't follow the path.
 pub const ENV_SEGMENT: &str = "LOWTIDE_SEGMENT";
+
+/// How a program finds the agent that can't follow the path of its file: by a descriptor that is left open for it.
+pub mod transient {
+    /// How such an entry of LD_PRELOAD begins; the number of the descriptor follows. Nobody else writes it with the dot.
+    pub const PREFIX: &str = "/proc/./self/fd/";
+    /// It has this number or a higher one, if it may have: out of the way of programs without an agent, which nobody closes it for, and
+    /// which may rely on the numbers of theirs.
+    pub const FIRST: i32 = 800;
+}
+
+/// Between the path and the socket in [`ENV_SEGMENT`].
+pub const BROKER_FOLLOWS: u8 = b'@';
+
+/// What all processes of the run together have used of a swap area.
+#[repr(C)]
+pub struct AreaBudget {
+    /// Bytes of its files in use: agents add before they grow a file.
+    pub used: AtomicU64,
+    /// 1: a process of the run has the named file. It is not given to another when that one is gone, because its forked children may
+    /// still read it.
+    pub claimed: AtomicU32,
+}
 
 /// The whole segment. An all-zero one (a fresh memfd) is valid and empty.
 #[repr(C)]
 pub struct Segment {
     /// [`MAGIC`], written last.
     pub magic: AtomicU64,
-    /// [`VERSION`].
-    pub version: u32,
-    /// Pid of `lowtide run`.
-    pub supervisor: u32,
-    /// What was asked for.
-    pub settings: Settings,
+    /// What has been used of the swap areas, as in [`Settings::swap`].
+    pub areas: [AreaBudget; MAX_AREAS],
     /// Highest sum of `Proc::ram_bytes` seen by anyone.
     pub ram_peak: AtomicU64,
     /// Why the run must be stopped (device lost with pages on it, `--when-full stop`): `lowtide run` kills the tree when it is set.
@@ -96,7 +117,7 @@ impl Segment {
         let mut sum = self.supervisor_bytes.load(Ordering::Relaxed);
         for p in self.used_procs() {
             if p.state.load(Ordering::Relaxed) >= proc_state::WATCHING {
-                sum += p.ram_bytes.load(Ordering::Relaxed);
+                sum = sum.saturating_add(p.ram_bytes.load(Ordering::Relaxed));
             }
         }
         self.ram_peak.fetch_max(sum, Ordering::Relaxed);
@@ -146,7 +167,9 @@ impl Segment {
     }
 
     /// Whether a process image may still be there. False: it is proven that it is gone, because its process has been buried, or its slot
-    /// claimed since by a process of the same pid, which is another one or has called exec.
+    /// claimed since by a process of the same pid, which is another one or has called exec. (A process of the run that writes here what is
+    /// not so can make one that forked stop with a message, because pages that come from a file are known by their tags; it can't make it
+    /// read others.)
     pub fn is_alive(&self, image: Image) -> bool {
         let (slot, number) = (image.number() as usize % MAX_PROCS, image.number() / MAX_PROCS as u64);
         // Acquire: pairs with the Release in `Proc::next_image`. What the image did comes before what is done because it is gone.
@@ -157,7 +180,7 @@ impl Segment {
     /// a name is used by nobody any more. Forked children may still read their parent's file, whose space is then used and not
     /// counted, until they are gone too.)
     fn give_back(&self, p: &Proc) {
-        for (area, now) in self.settings.swap.iter().zip(&p.areas_now) {
+        for (area, now) in self.areas.iter().zip(&p.areas_now) {
             let bytes = now.charged.swap(0, Ordering::Acquire);
             let less = |used: u64| Some(used.saturating_sub(bytes));
             let _ = area.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
@@ -239,10 +262,10 @@ mod tests {
         let run = segment();
         let (first, second) = (run.claim(10).unwrap(), run.claim(11).unwrap());
         let write = |p: &Proc, area: usize, bytes: u64| {
-            run.settings.swap[area].used.fetch_add(bytes, Ordering::Relaxed);
+            run.areas[area].used.fetch_add(bytes, Ordering::Relaxed);
             p.areas_now[area].charged.fetch_add(bytes, Ordering::Relaxed);
         };
-        let used = || [0, 1, 2].map(|area: usize| run.settings.swap[area].used.load(Ordering::Relaxed));
+        let used = || [0, 1, 2].map(|area: usize| run.areas[area].used.load(Ordering::Relaxed));
         write(first, 0, 5);
         write(first, 2, 3);
         write(second, 2, 4);
@@ -256,7 +279,7 @@ mod tests {
         assert!(core::ptr::eq(run.claim(12).unwrap(), first));
         run.bury(first);
         assert_eq!(used(), [0, 0, 4], "what another had there before is not its own");
-        run.settings.swap[2].used.store(1, Ordering::Relaxed);
+        run.areas[2].used.store(1, Ordering::Relaxed);
         run.bury(second);
         assert_eq!(used(), [0, 0, 0], "never below nothing");
     }

@@ -9,6 +9,7 @@ use lowtide_core::store::{FileConfig, Store, StoreConfig};
 use lowtide_pager::evict::Evicted;
 use lowtide_pager::monitor::Monitor;
 use lowtide_pager::pager::{Host, Pager, Worker};
+use lowtide_pager::present::Present;
 use lowtide_pager::regions::Range;
 use lowtide_pager::segment::Proc;
 use lowtide_pager::uffd::{NEEDED_FEATURES, Uffd};
@@ -61,7 +62,8 @@ impl House {
         }
         // SAFETY: zeros are a valid Proc, and the memory is the global allocator's, of this layout; it is never freed.
         let proc: &'static Proc = unsafe { &*std::alloc::alloc_zeroed(std::alloc::Layout::new::<Proc>()).cast() };
-        let pager = Pager::new(uffd, store, 2 * MIB, proc, Host { fatal, warn }).unwrap();
+        let host = Host { fatal, warn, open_uffd: || Uffd::open(NEEDED_FEATURES), open_page_map: Present::open };
+        let pager = Pager::new(uffd, store, 2 * MIB, proc, host).unwrap();
         let pager: &'static Pager = Box::leak(Box::new(pager));
         pager.budget.set_limit(1 << 40);
         pager.activate().unwrap();

@@ -2,6 +2,7 @@
 //! `house` sets that up, `random` does everything at once against a shadow, the others are single promises.
 
 mod busy;
+mod freed;
 mod full;
 mod house;
 mod random;

@@ -58,22 +58,23 @@ impl Program<'_> {
         };
         let first = self.random.below(PAGES - n);
         let (at, len) = (self.page(first).cast::<c_void>(), n * PAGE);
-        // SAFETY: all of this is about memory of this thread's own region.
         match self.random.below(20) {
             0..6 => {
                 for i in first..first + n {
                     let seed = 1 + self.random.below(1 << 40) as u64;
-                    self.shadow[i] = if seed % 5 == 0 { 0 } else { seed };
+                    self.shadow[i] = if seed.is_multiple_of(5) { 0 } else { seed };
                     write(self.page(i), self.shadow[i]);
                 }
             }
             6..12 => self.check(first, n, "read"),
+            // SAFETY: memory of this thread's own region.
             12 => unsafe {
                 let _inside = self.gate.inside.read().unwrap();
                 rustix::mm::madvise(at, len, Advice::LinuxDontNeed).unwrap();
                 self.house.pager.removed(at as usize, len);
                 self.shadow[first..first + n].fill(0);
             },
+            // SAFETY: memory of this thread's own region.
             13 => unsafe {
                 // The bytes may stay or go: afterwards they are written.
                 let _inside = self.gate.inside.read().unwrap();
@@ -84,6 +85,7 @@ impl Program<'_> {
                     write(self.page(i), self.shadow[i]);
                 }
             },
+            // SAFETY: memory of this thread's own region.
             14 => unsafe {
                 let _turn = self.gate.changing.lock().unwrap();
                 rustix::mm::munmap(at, len).unwrap();
@@ -91,6 +93,7 @@ impl Program<'_> {
                 self.house.adopt(at.cast(), n);
                 self.shadow[first..first + n].fill(0);
             },
+            // SAFETY: memory of this thread's own region.
             15 => unsafe {
                 // One call does one mapping, and which these are the kernel decides.
                 let turn = self.gate.changing.lock().unwrap();
@@ -116,11 +119,13 @@ impl Program<'_> {
                     self.shadow[first..first + n].fill(0);
                 }
             }
+            // SAFETY: memory of this thread's own region.
             17 => unsafe {
                 rustix::mm::mprotect(at, len, MprotectFlags::READ).unwrap();
                 self.check(first, n.min(8), "read-only");
                 rustix::mm::mprotect(at, len, MprotectFlags::READ | MprotectFlags::WRITE).unwrap();
             },
+            // SAFETY: memory of this thread's own region.
             18 => unsafe {
                 let _ = rustix::mm::madvise(at, len, Advice::LinuxPopulateWrite);
             },

@@ -12,7 +12,7 @@ fn released_memory_is_whole_and_can_be_registered_by_others() {
     let at = house.region(pages);
     // SAFETY: inside the region.
     let page = |i: usize| unsafe { at.add(i * PAGE) };
-    let seed = |i: usize| if i % 7 == 0 { 0 } else { i as u64 + 1 };
+    let seed = |i: usize| if i.is_multiple_of(7) { 0 } else { i as u64 + 1 };
     (0..pages).for_each(|i| write(page(i), seed(i)));
     house.evict_all();
     let (from, to) = (page(500) as usize, page(1500) as usize);

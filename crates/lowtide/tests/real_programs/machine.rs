@@ -14,7 +14,7 @@ pub fn say(text: &str) {
 }
 
 /// With `CI` set, what would be skipped fails.
-fn skip(why: &str) {
+pub fn skip(why: &str) {
     assert!(std::env::var_os("CI").is_none(), "cannot run here, and CI must not skip: {why}");
     say(&format!("SKIPPED: {why}"));
 }

@@ -31,4 +31,5 @@ mod system_calls;
 mod threads;
 mod tools;
 mod tree;
+mod users;
 mod writeback;

@@ -84,14 +84,15 @@ fn freed_pages_are_dropped_anywhere() {
     same(&job.around(shell, &["-c", &join, "sh"]), &Limit { ram: 48 << 20, swap: Swap::Ram });
 }
 
-/// While a thread waits for all of a range, the keeper goes on evicting: it is not left to threads that fault.
+/// While a thread waits for all of a range, again and again, the keeper goes on looking for mappings that it was not told of.
 #[test]
-fn the_keeper_evicts_while_a_range_is_populated() {
+fn mappings_are_found_while_a_range_is_populated() {
     let Some(_turn) = turn() else { return };
-    let Some(job) = job("populate", "populate", "advice 64 64 12") else { return };
-    let Some(limited) = same(&job, &Limit { ram: 48 << 20, swap: Swap::Ram }) else { return };
-    let (all, background) = (limited.stat("evictions.pages"), limited.stat("evictions.background"));
-    assert!(background >= 0.9 * all, "of {all} pages the keeper evicted {background}");
+    let Some(job) = job("populate", "populate", "advice 256 96") else { return };
+    let limit = Limit { ram: 56 << 20, swap: Swap::Ram };
+    let Some(limited) = same(&job, &limit) else { return };
+    let bound = Growth::Existing.bound(limit.ram);
+    assert!(limited.peak <= bound, "peak {} bytes, allowed {bound}: {}", limited.peak, limited.stderr);
 }
 
 /// A file that is mapped and read at once holds nobody up.

@@ -85,3 +85,9 @@ fn stacks_that_the_kernel_grows() {
 fn programs_with_their_own_userfaultfd() {
     program("own userfaultfd", "own_userfaultfd", "early 128", Growth::Existing, Data::Any);
 }
+
+/// It gets back what lowtide had adopted.
+#[test]
+fn programs_with_their_own_userfaultfd_under_pressure() {
+    program("own userfaultfd, late", "own_userfaultfd", "late 128", Growth::Existing, Data::Any);
+}

@@ -47,6 +47,11 @@ pub fn compiled(name: &str) -> Option<PathBuf> {
     compile(name, name, &[])
 }
 
+/// The compiled program `name`, by itself, statically linked.
+pub fn compiled_statically(name: &str) -> Option<PathBuf> {
+    compile(name, &format!("{name}.static"), &["-static"])
+}
+
 /// The compiled shared library `name`.
 pub fn library(name: &str) -> Option<PathBuf> {
     compile(name, &format!("{name}.so"), &["-shared", "-fPIC"])

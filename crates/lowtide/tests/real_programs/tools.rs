@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::check::{Data, Growth, compare, ends_well};
 use crate::machine::{tool, turn};
 use crate::measure::{Job, Outcome};
+use crate::programs::compiled;
 
 const SORTED_LINES: u64 = 900_000;
 const COMPILED_FUNCTIONS: u64 = 2_000;
@@ -113,5 +114,15 @@ fn through_wrappers() {
     let Some(program) = crate::programs::job("through wrappers", "one_malloc", "160 zwt") else { return };
     let Some(wrapper) = tool("timeout") else { return };
     let job = program.behind(wrapper, &["120", "nice", "-n", "1", "env", "SOME=thing"]);
+    compare(&job, Growth::Existing, Data::Compressible, ends_well);
+}
+
+/// Who traces the program sees the program: with lowtide's threads traced this took five times as long, and showed their calls.
+#[test]
+fn strace_sees_the_program_only() {
+    let Some(_turn) = turn() else { return };
+    let (Some(strace), Some(program)) = (tool("strace"), compiled("small_mallocs")) else { return };
+    // `|cat`: what it shows goes where the program's own output goes.
+    let job = Job::new("strace", strace).words("-f -qq -e trace=ioctl -o |cat").args([program]).words("1500000");
     compare(&job, Growth::Existing, Data::Compressible, ends_well);
 }

@@ -1,0 +1,79 @@
+//! What this process gets from `lowtide run` because it can't get it by itself: see the pager's `broker`.
+
+use core::ffi::CStr;
+
+use linux_raw_sys::net as sys;
+use lowtide_pager::broker::{Connection, DEVICE, HANDSHAKE, PAGE_MAP};
+use lowtide_pager::present::Present;
+use lowtide_pager::uffd::{self, NEEDED_FEATURES, Uffd};
+use rustix::fd::{AsFd, AsRawFd};
+use rustix::io::Errno;
+
+use crate::agent;
+use crate::thread::syscall6;
+
+/// A connection to the `lowtide run` of this run.
+///
+/// # Errors
+/// It is not there, or not to be reached from here (another network namespace).
+pub fn connect() -> Result<Connection, Errno> {
+    let settings = agent::settings();
+    let name = CStr::from_bytes_until_nul(&settings.broker).map_err(|_| Errno::INVAL)?;
+    connect_to(name.to_bytes(), settings.supervisor)
+}
+
+/// A connection to the socket of this name, which must be the process's `supervisor`: once that has ended, others can take the name.
+///
+/// # Errors
+/// As [`connect`].
+pub fn connect_to(name: &[u8], supervisor: u32) -> Result<Connection, Errno> {
+    if name.is_empty() {
+        return Err(Errno::NOTCONN);
+    }
+    let connection = Connection::new(name)?;
+    // Pid, user, group. The pid is 0 if the process is in none of this one's pid namespaces.
+    let (mut peer, mut len) = ([0u32; 3], 12u32);
+    // SAFETY: SO_PEERCRED writes twelve bytes at most, as said.
+    let r = unsafe {
+        syscall6(
+            linux_raw_sys::general::__NR_getsockopt,
+            connection.as_fd().as_raw_fd() as usize,
+            sys::SOL_SOCKET as usize,
+            sys::SO_PEERCRED as usize,
+            peer.as_mut_ptr() as usize,
+            &raw mut len as usize,
+            0,
+        )
+    };
+    if r < 0 || peer[0] != supervisor { Err(Errno::PERM) } else { Ok(connection) }
+}
+
+/// A userfaultfd of this process, ready for all that lowtide needs. What takes a privilege that this process has not got, `lowtide run`
+/// does for it.
+///
+/// # Errors
+/// What the kernel said to this process, or `lowtide run`.
+pub fn userfaultfd() -> Result<Uffd, Errno> {
+    let fd = match uffd::create() {
+        Ok(fd) => match uffd::handshake(fd.as_fd(), NEEDED_FEATURES) {
+            Ok(()) => return Ok(Uffd::ready(fd)),
+            Err(Errno::PERM) => fd,
+            Err(error) => return Err(error),
+        },
+        Err(Errno::NOSYS) => return Err(Errno::NOSYS),
+        Err(_) => uffd::create_on(connect()?.ask_file(DEVICE)?.as_fd())?,
+    };
+    connect()?.ask(HANDSHAKE, Some(fd.as_fd()))?;
+    Ok(Uffd::ready(fd))
+}
+
+/// The page map of this process. (One that has changed its user may not open its own.)
+///
+/// # Errors
+/// As [`userfaultfd`].
+pub fn page_map() -> Result<Present, Errno> {
+    match Present::open() {
+        Err(Errno::ACCESS | Errno::PERM) => Present::opened(connect()?.ask_file(PAGE_MAP)?),
+        other => other,
+    }
+}

@@ -1,0 +1,79 @@
+//! How a program finds the agent whose user may not follow the path of its file: by a descriptor that it gets from whoever executes
+//! it (`exec.rs`, or `lowtide run` itself), and that the constructor closes before the program begins.
+
+use core::cell::UnsafeCell;
+use core::ffi::{CStr, c_char};
+
+use lowtide_pager::line::Line;
+use lowtide_pager::segment::transient::PREFIX;
+use rustix::fd::{FromRawFd, OwnedFd, RawFd};
+
+use crate::exec::PRELOAD;
+
+/// What such a descriptor is of.
+const FILE: &[u8] = b"/memfd:lowtide-agent (deleted)";
+const MAX_PRELOAD: usize = 1024;
+
+/// LD_PRELOAD as it is put right by the constructor.
+struct Variable(UnsafeCell<[u8; MAX_PRELOAD]>);
+// SAFETY: written once by the constructor, while the process has one thread.
+unsafe impl Sync for Variable {}
+static VARIABLE: Variable = Variable(UnsafeCell::new([0; MAX_PRELOAD]));
+
+/// The entry of LD_PRELOAD for a descriptor, NUL-terminated.
+pub fn entry(fd: RawFd) -> Line {
+    let mut line = Line::new();
+    line.push(PREFIX.as_bytes()).number(fd as u64).push(b"\0");
+    line
+}
+
+/// The descriptor that a value of LD_PRELOAD begins with, and what follows behind it.
+pub fn split(value: &[u8]) -> Option<(RawFd, &[u8])> {
+    let rest = value.strip_prefix(PREFIX.as_bytes())?;
+    let digits = rest.iter().take_while(|c| c.is_ascii_digit()).count();
+    let fd = core::str::from_utf8(&rest[..digits]).ok()?.parse().ok()?;
+    match rest.get(digits) {
+        None => Some((fd, &[])),
+        Some(b':' | b' ') => Some((fd, &rest[digits + 1..])),
+        Some(_) => None,
+    }
+}
+
+/// Closes the descriptor by which the agent was found, if it was, and writes LD_PRELOAD as it is for all others, beginning with `ours`:
+/// the program and what it executes see no difference.
+///
+/// # Safety
+/// To be called by the constructor, with the environment, while the process has one thread.
+pub unsafe fn finish(envp: *const *const c_char, ours: &[u8]) {
+    let mut at = envp.cast_mut();
+    // SAFETY: the environment is a NULL-terminated array of C strings, which belongs to the program and may be changed.
+    unsafe {
+        while !(*at).is_null() {
+            if let Some((fd, rest)) = CStr::from_ptr(*at).to_bytes().strip_prefix(PRELOAD).and_then(split) {
+                close(fd);
+                let parts = [PRELOAD, ours, if rest.is_empty() { b"" } else { b":" }, rest, b"\0"];
+                let to = &mut *VARIABLE.0.get();
+                if parts.iter().map(|part| part.len()).sum::<usize>() <= to.len() {
+                    let mut len = 0;
+                    for part in parts {
+                        to[len..len + part.len()].copy_from_slice(part);
+                        len += part.len();
+                    }
+                    *at = to.as_ptr().cast();
+                }
+            }
+            at = at.add(1);
+        }
+    }
+}
+
+/// Closes a descriptor if it is one of the agent's file: the variable may be older than what the number means now.
+fn close(fd: RawFd) {
+    let mut target = [0u8; 64];
+    let path = entry(fd);
+    let Ok(path) = CStr::from_bytes_with_nul(path.bytes()) else { return };
+    if rustix::fs::readlinkat_raw(rustix::fs::CWD, path, &mut target[..]).is_ok_and(|n| target[..n] == *FILE) {
+        // SAFETY: it is not the program's, which has not begun.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    }
+}

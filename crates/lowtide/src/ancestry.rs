@@ -1,0 +1,163 @@
+//! Which processes belong to the run: those that descend from this one. `lowtide run` is the reaper of orphans among them
+//! ([`adopt_orphans`]), so that a process whose parent has ended goes on being one of its descendants.
+//!
+//! Nothing that a process writes into the shared memory of the run makes it, or another, a member.
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags};
+
+/// Longest chain of parents that is followed.
+const MAX_GENERATIONS: usize = 4096;
+/// How often the chain is read again when it changes under way: somebody in it has ended.
+const ATTEMPTS: usize = 8;
+
+/// Makes this process the parent of orphans among its descendants.
+///
+/// # Errors
+/// Those of prctl.
+pub fn adopt_orphans() -> std::io::Result<()> {
+    // SAFETY: PR_SET_CHILD_SUBREAPER takes a number.
+    match unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+/// Waits for adopted orphans that have ended; `child`, the program itself, is left to whoever waits for it.
+pub fn reap_orphans(child: libc::pid_t) {
+    loop {
+        // SAFETY: zeroes are a valid siginfo_t, which waitid writes; what has ended stays waitable.
+        let ended = unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            match libc::waitid(libc::P_ALL, 0, &raw mut info, libc::WEXITED | libc::WNOHANG | libc::WNOWAIT) {
+                0 => info.si_pid(),
+                _ => 0,
+            }
+        };
+        if ended == 0 || ended == child {
+            return;
+        }
+        // SAFETY: a child of ours, by its id; no status is wanted.
+        unsafe { libc::waitpid(ended, std::ptr::null_mut(), libc::WNOHANG) };
+    }
+}
+
+/// A descriptor of the process `pid` if it lives and descends from this process.
+pub fn member(pid: u32) -> Option<OwnedFd> {
+    let pidfd = rustix::process::pidfd_open(Pid::from_raw(pid as i32)?, PidfdFlags::empty()).ok()?;
+    belongs(pid)?.then_some(())?;
+    // It is still there, so what was read under its number was about it.
+    is_alive(&pidfd).then_some(pidfd)
+}
+
+/// Whether the process of a descriptor has not ended.
+pub fn is_alive(pidfd: &OwnedFd) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&now)) == Ok(0)
+}
+
+/// Whether the process `pid`, alive or not yet buried, descends from this one. None: there is none.
+pub fn belongs(pid: u32) -> Option<bool> {
+    let ancestor = std::process::id();
+    for _ in 0..ATTEMPTS {
+        // Read twice. Were one of the chain gone and its number another process's by the time that it was looked at, its child would
+        // have another parent by the second time.
+        let (Some(chain), Some(again)) = (chain(pid, ancestor), chain(pid, ancestor)) else { continue };
+        if chain == again {
+            return chain.last().map(|last| last.parent == ancestor);
+        }
+    }
+    None
+}
+
+/// A process and who its parent is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Link {
+    pid: u32,
+    start: u64,
+    parent: u32,
+}
+
+/// From `pid` up to the child of `ancestor`, or to a process without a parent. None: one of them ended meanwhile.
+fn chain(pid: u32, ancestor: u32) -> Option<Vec<Link>> {
+    let mut links = Vec::new();
+    let mut next = pid;
+    while links.len() < MAX_GENERATIONS {
+        let stat = Stat::of(next)?;
+        links.push(Link { pid: next, start: stat.start, parent: stat.parent });
+        if stat.parent == ancestor || stat.parent == 0 {
+            break;
+        }
+        next = stat.parent;
+    }
+    Some(links)
+}
+
+/// The part of /proc/PID/stat that matters here.
+pub struct Stat {
+    /// Not a zombie.
+    pub is_alive: bool,
+    /// When it was started, in clock ticks since the machine was: with the pid, it tells processes apart.
+    pub start: u64,
+    /// Its parent's pid.
+    pub parent: u32,
+}
+
+impl Stat {
+    /// Of a process; None: there is none.
+    pub fn of(pid: u32) -> Option<Stat> {
+        Self::parse(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    fn parse(text: &[u8]) -> Option<Stat> {
+        // pid (name) state parent ...: the name may hold anything, but no later field holds a bracket.
+        let end = text.iter().rposition(|&b| b == b')')?;
+        let mut fields = str::from_utf8(&text[end + 1..]).ok()?.split_ascii_whitespace();
+        let state = fields.next()?;
+        let parent = fields.next()?.parse().ok()?;
+        let threads: u32 = fields.nth(15)?.parse().ok()?;
+        let start = fields.nth(1)?.parse().ok()?;
+        // A first thread that has ended looks like a zombie while others go on.
+        Some(Stat { is_alive: !["Z", "X"].contains(&state) || threads > 1, start, parent })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stat_lines() {
+        let line = "12 (a) b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 1 0 4242 99 1\n";
+        let stat = Stat::parse(line.as_bytes()).unwrap();
+        assert!(stat.is_alive);
+        assert_eq!((stat.start, stat.parent), (4242, 1));
+        let zombie = Stat::parse(line.replace(") S", ") Z").as_bytes()).unwrap();
+        assert!(!zombie.is_alive);
+        let others_go_on = Stat::parse(line.replace(") S", ") Z").replace("16 1 0", "16 3 0").as_bytes()).unwrap();
+        assert!(others_go_on.is_alive);
+        assert!(Stat::parse(b"").is_none());
+        assert!(Stat::of(std::process::id()).unwrap().is_alive);
+    }
+
+    #[test]
+    fn children_and_their_children_are_members_and_nobody_else_is() {
+        use std::io::{BufRead, BufReader};
+        use std::process::{Command, Stdio};
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 100 & echo $!; wait"]).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let grandchild: u32 = line.trim().parse().unwrap();
+        let pidfd = member(grandchild).expect("a descendant");
+        assert!(member(child.id()).is_some_and(|pidfd| is_alive(&pidfd)));
+        for stranger in [std::process::id(), std::os::unix::process::parent_id(), 1, 0, u32::MAX] {
+            assert!(member(stranger).is_none(), "{stranger}");
+        }
+        rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL).unwrap();
+        child.wait().unwrap();
+        assert!(!is_alive(&pidfd) && member(child.id()).is_none());
+    }
+}
