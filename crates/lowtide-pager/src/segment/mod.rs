@@ -45,6 +45,9 @@ pub mod transient {
 /// Between the path and the socket in [`ENV_SEGMENT`].
 pub const BROKER_FOLLOWS: u8 = b'@';
 
+/// Part of the number of a process image of which nobody knows when it is gone: it counts as alive as long as the run lasts.
+const ELSEWHERE: u64 = 1 << 61;
+
 /// What all processes of the run together have used of a swap area.
 #[repr(C)]
 pub struct AreaBudget {
@@ -163,7 +166,9 @@ impl Segment {
     /// The image of the process that has a slot, a `Proc` of this segment.
     pub fn image(&self, p: &Proc) -> Image {
         let slot = (core::ptr::from_ref(p).addr() - self.procs.as_ptr().addr()) / size_of::<Proc>();
-        Image::new(p.image.load(Ordering::Acquire) * MAX_PROCS as u64 + slot as u64)
+        let elsewhere = if p.elsewhere.load(Ordering::Acquire) == 0 { 0 } else { ELSEWHERE };
+        let image = p.image.load(Ordering::Acquire).wrapping_mul(MAX_PROCS as u64) % ELSEWHERE;
+        Image::new(elsewhere | image | slot as u64)
     }
 
     /// Whether a process image may still be there. False: it is proven that it is gone, because its process has been buried, or its slot
@@ -171,6 +176,9 @@ impl Segment {
     /// not so can make one that forked stop with a message, because pages that come from a file are known by their tags; it can't make it
     /// read others.)
     pub fn is_alive(&self, image: Image) -> bool {
+        if image.number() & ELSEWHERE != 0 {
+            return true;
+        }
         let (slot, number) = (image.number() as usize % MAX_PROCS, image.number() / MAX_PROCS as u64);
         // Acquire: pairs with the Release in `Proc::next_image`. What the image did comes before what is done because it is gone.
         self.used_procs().get(slot).is_some_and(|p| p.image.load(Ordering::Acquire) == number)
@@ -251,10 +259,15 @@ mod tests {
         let executed = run.image(first);
         assert_eq!([images[0], images[1], executed].map(|image| run.is_alive(image)), [false, true, true]);
         run.bury(first);
-        assert!(!run.is_alive(executed) && !run.is_alive(Image::new(u64::MAX)));
+        assert!(!run.is_alive(executed) && !run.is_alive(Image::new(ELSEWHERE - 1)));
         assert!(core::ptr::eq(run.claim(12).unwrap(), first));
         assert_eq!([images[0], executed, run.image(first)].map(|image| run.is_alive(image)), [false, false, true]);
         assert!(run.is_alive(images[1]));
+        second.has_another_pid();
+        let elsewhere = run.image(second);
+        run.bury(second);
+        assert_eq!([images[1], elsewhere].map(|image| run.is_alive(image)), [false, true], "what its pid says is not about it");
+        assert_ne!(run.image(run.claim(13).unwrap()).number() & ELSEWHERE, ELSEWHERE);
     }
 
     #[test]

@@ -135,6 +135,8 @@ pub struct Proc {
     pub pid: AtomicU32,
     /// Another number for each process image that has had the slot, and while nobody has.
     pub(super) image: AtomicU64,
+    /// 1: the process has another pid for `lowtide run` than it knows.
+    pub(super) elsewhere: AtomicU64,
     /// Resident anonymous bytes that count against the limit (lowtide's own inside the process included).
     pub ram_bytes: AtomicU64,
     /// Of those, lowtide's own: pool, staged pages, tables, buffers, stacks, heap; 0 before memory is adopted.
@@ -166,8 +168,14 @@ pub struct Proc {
 }
 
 impl Proc {
+    /// In a process that is in another pid namespace than `lowtide run`, or may be: nobody can tell by its pid whether it is alive.
+    pub fn has_another_pid(&self) {
+        self.elsewhere.store(1, Ordering::Release);
+    }
+
     /// The image that had the slot can execute no other instruction.
     pub(super) fn next_image(&self) {
+        self.elsewhere.store(0, Ordering::Relaxed);
         // Release: pairs with the Acquire in `Segment::is_alive`.
         self.image.fetch_add(1, Ordering::AcqRel);
     }
