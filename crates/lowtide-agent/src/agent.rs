@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use lowtide_pager::pager::Pager;
-use lowtide_pager::segment::{Proc, Segment, Settings};
+use lowtide_pager::segment::{FileId, Proc, Segment, Settings};
 use rustix::process::Pid;
 
 static SETTINGS: AtomicPtr<Settings> = AtomicPtr::new(core::ptr::null_mut());
@@ -46,6 +46,10 @@ pub fn set_run(settings: &'static Settings, segment: &'static Segment) {
 
 /// Sets what `proc` returns, for the process `pid`.
 pub fn set_proc(proc: &'static Proc, pid: u32) {
+    let here = rustix::fs::stat(c"/proc/self/ns/pid").map(|stat| FileId { device: stat.st_dev, inode: stat.st_ino });
+    if here != Ok(settings().pid_namespace) {
+        proc.has_another_pid();
+    }
     PROC.store(core::ptr::from_ref(proc).cast_mut(), Ordering::Release);
     OWNER.store(pid, Ordering::Release);
 }

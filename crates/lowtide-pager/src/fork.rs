@@ -2,7 +2,7 @@
 //! nobody. What this file takes care of is the moment itself:
 //!
 //! 1. Before (agent, `pthread_atfork`): operations are paused, so that the copied tables are consistent. Faults are still served,
-//!    by copying only.
+//!    by copying only. A reference is added to each slot of swap files for the child, which finds in its copy of the store whose they are.
 //! 2. The kernel clones the memory and blocks the forking thread until a monitor has read the fork event, which brings the
 //!    child's userfaultfd. Only then does the child run; first the C library's own code, then lowtide's handler.
 //! 3. From the event on, the monitor does nothing but serve the child's faults from its own tables, with the exclusive space
@@ -15,6 +15,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use lowtide_core::store::StoreError;
 use lowtide_core::vm::{self, OnFork, PAGE_SIZE};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -24,7 +25,7 @@ use rustix::thread::futex;
 use crate::pagemap::Word;
 use crate::pager::{Pager, Worker};
 use crate::regions::Range;
-use crate::segment::Proc;
+use crate::segment::{Proc, Segment};
 use crate::space::Exclusive;
 use crate::uffd::{Message, Uffd};
 
@@ -38,6 +39,9 @@ pub struct Handover {
     passed: AtomicU32,
     events: [[AtomicU64; 4]; PASSED],
 }
+
+/// Why a child can't go on.
+const PARENT_KILLED: &[u8] = b"the parent was killed while it forked: the child's memory is not whole";
 
 const IDLE: u32 = 0;
 const READY: u32 = 1;
@@ -96,14 +100,15 @@ impl Pager {
 
     /// A fork that was announced is over; if it failed, no event came, and this resumes.
     pub fn fork_is_over(&self) {
-        let _lock = self.space.exclusive();
+        let lock = self.space.exclusive();
         if self.paused() {
+            self.store(&lock).fork_undo_references();
             self.resume();
         }
     }
 
     /// Before a fork: from here to [`Pager::resume`] the tables don't change. Not to be called by host threads (it locks).
-    pub fn announce_fork(&self) {
+    pub fn announce_fork(&self, run: &Segment) {
         // The last child may still be on its way out of this process's hands.
         drop(self.space.exclusive());
         // SAFETY: only a monitor that serves a fork looks at it, with the exclusive lock, and none does: forks take turns.
@@ -114,7 +119,9 @@ impl Pager {
         self.forks();
         self.pause();
         // An event that was read before may still be being applied.
-        drop(self.space.exclusive());
+        let lock = self.space.exclusive();
+        // Before the memory is copied: the child must know what was added for it.
+        self.store(&lock).fork_add_references(run.image(self.proc()), &mut |image| run.is_alive(image));
     }
 
     /// A fork event was read.
@@ -126,7 +133,6 @@ impl Pager {
             self.fill_child(lock, &child, worker);
             return;
         }
-        self.store(lock).fork_add_references();
         let handover = self.handover();
         let mut rounds = 0;
         while handover.state.load(Ordering::Acquire) != READY && self.is_alive(&child) {
@@ -148,6 +154,9 @@ impl Pager {
                     Err(_) => break,
                 }
             }
+        }
+        if !alive {
+            self.store(lock).fork_child_died();
         }
         // Closing the last descriptor unregisters all of the child's memory.
         drop(child);
@@ -224,6 +233,7 @@ impl Pager {
     pub unsafe fn take_over(
         &self,
         parent: rustix::process::Pid,
+        run: &Segment,
         proc: &'static Proc,
         reopen: &mut dyn FnMut(u8, i32) -> Result<OwnedFd, Errno>,
     ) -> Result<(), &'static [u8]> {
@@ -234,9 +244,10 @@ impl Pager {
             self.hand.reset_after_fork();
             self.map.reset_after_fork();
             self.staging.reset_after_fork();
-            self.store(&self.space.exclusive())
-                .fork_child(reopen)
-                .map_err(|_| &b"a forked child can't open its parent's swap file"[..])?;
+            self.store(&self.space.exclusive()).fork_child(run.image(proc), reopen).map_err(|error| match error {
+                StoreError::ParentDied => PARENT_KILLED,
+                _ => b"a forked child can't open its parent's swap file",
+            })?;
         }
         let uffd = (self.host.open_uffd)().map_err(|_| &b"a forked child can't open a userfaultfd"[..])?;
         let present = (self.host.open_page_map)().map_err(|_| &b"a forked child can't open its page map"[..])?;
@@ -248,7 +259,7 @@ impl Pager {
             let tick = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
             let _ = futex::wait(&handover.state, futex::Flags::empty(), READY, Some(&tick));
             if rustix::process::getppid() != Some(parent) && handover.state.load(Ordering::Acquire) != CLOSED {
-                return Err(b"the parent was killed while it forked: the child's memory is not whole");
+                return Err(PARENT_KILLED);
             }
         }
         {

@@ -23,7 +23,7 @@ use crate::pagemap::PageMap;
 use crate::patience::Patience;
 use crate::present::Present;
 use crate::regions::{Range, Regions};
-use crate::segment::{Counters, Proc, area_state};
+use crate::segment::{Counters, Proc, Segment, area_state};
 use crate::space::{Exclusive, SpaceLock};
 use crate::staging::Staging;
 use crate::stream::{MAX_WINDOW, Streams};
@@ -362,6 +362,13 @@ impl Pager {
     pub fn drain_frames(&self) {
         let Some(operation) = self.enter() else { return };
         operation.store().drain_frames(&mut || self.publish_own());
+    }
+
+    /// Drops what forked descendants that are gone had of this process's swap files. Whether there was anything to do; `false` also while the
+    /// program forks.
+    pub fn release_dead(&self, run: &Segment) -> bool {
+        let Some(operation) = self.enter() else { return false };
+        operation.store().release_dead(run.image(self.proc()), &mut |image| run.is_alive(image))
     }
 
     /// What the store does when there is time; not while the program forks.

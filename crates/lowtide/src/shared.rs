@@ -79,6 +79,8 @@ impl Shared {
         put(&mut to.preload, preload.as_bytes())?;
         let stat = rustix::fs::fstat(&agent)?;
         to.agent = FileId { device: stat.st_dev, inode: stat.st_ino };
+        let stat = rustix::fs::stat(c"/proc/self/ns/pid")?;
+        to.pid_namespace = FileId { device: stat.st_dev, inode: stat.st_ino };
         put(&mut to.broker, broker.as_bytes())?;
         put(&mut to.segment, path(segment_file.as_fd()).as_bytes())?;
         to.magic = segment::MAGIC;

@@ -144,7 +144,8 @@ impl Tree {
         if !is_new && !examine {
             return true;
         }
-        let Some(stat) = Stat::of(pid) else { return false };
+        // It was there a moment ago. What can't be read proves nothing, and who is buried loses its part of other processes' swap files.
+        let Some(stat) = Stat::of(pid) else { return true };
         if is_new {
             self.known[slot] = Known { pid, start: stat.start };
         }

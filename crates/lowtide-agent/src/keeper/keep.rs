@@ -20,6 +20,8 @@ const UNACCOUNTED: u64 = 1 << 20;
 /// that is evicted for the first time.
 const MEASURE_REST_US: u64 = 100_000;
 const MEASURE_REST_PAGES: u64 = 4096;
+/// What forked children had that are gone is dropped this often.
+const LOOK_AT_CHILDREN_US: u64 = 1_000_000;
 /// No tier could take a page: the keeper looks again after this. (Whether it is worth while to try is the pager's affair.)
 const FULL_PAUSE_US: u64 = 100_000;
 /// Nothing could be evicted: the same.
@@ -57,6 +59,10 @@ impl Keeper {
         if now.saturating_sub(at) >= MEASURE_REST_US || evicted.saturating_sub(then) >= MEASURE_REST_PAGES {
             self.rest_measured = (now, evicted);
             pager.measure_rest();
+        }
+        if pager.was_forked() && now.saturating_sub(self.children_looked_at) >= LOOK_AT_CHILDREN_US {
+            self.children_looked_at = now;
+            pager.release_dead(agent::segment());
         }
         pager.publish();
         if self.areas_fail() {
@@ -114,6 +120,10 @@ impl Keeper {
                 }
                 Evicted::Full => {
                     pager.drain_frames();
+                    // What dead children had may be all that is needed.
+                    if pager.was_forked() && pager.release_dead(agent::segment()) {
+                        return Nap::UntilFaults(0);
+                    }
                     // Room inside the pool's spans is the last resort.
                     if pager.compact(COMPACT_PAGES) {
                         return Nap::UntilFaults(0);

@@ -80,7 +80,7 @@ pub extern "C" fn inherited(_: usize) -> ! {
     let Some(parent) = atfork::parent_of_child() else { say::fatal(b"a forked child has no parent") };
     let mut reopen = |_area: u8, number: i32| inheritance::reopen(parent, parent_keeper, number);
     // SAFETY: the handler of the fork waits for this thread, and there is no other.
-    let result = unsafe { pager.take_over(parent, agent::proc(), &mut reopen) };
+    let result = unsafe { pager.take_over(parent, agent::segment(), agent::proc(), &mut reopen) };
     if let Err(why) = result {
         say::fatal(why);
     }
@@ -161,6 +161,8 @@ struct Keeper {
     floor: Floor,
     /// When lowtide's tables were last measured, in microseconds, and how many pages had been evicted then.
     rest_measured: (u64, u64),
+    /// When it was last looked whether forked children are gone, in microseconds.
+    children_looked_at: u64,
     /// The run was above the low mark when last measured.
     above_low: bool,
     warned_full: bool,
@@ -184,6 +186,7 @@ impl Keeper {
             look: Look::default(),
             floor: Floor::default(),
             rest_measured: (0, 0),
+            children_looked_at: 0,
             above_low: false,
             warned_full: false,
             said_failing: [false; MAX_AREAS],
@@ -249,7 +252,7 @@ impl Keeper {
             Request::Release(range) => drop(pager.release(range)),
             Request::Fork => {
                 inheritance::hand_on(pager);
-                pager.announce_fork();
+                pager.announce_fork(agent::segment());
             }
             Request::ForkIsOver => pager.fork_is_over(),
         });

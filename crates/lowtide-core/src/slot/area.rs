@@ -1,7 +1,7 @@
-//! A swap area: slots in clusters, a table word and (where a forked child may share the slots) a reference count for each.
+//! A swap area: slots in clusters, a table word for each, and (where forked children may share them) who else refers to them.
 //! Allocation is in `search.rs`.
 
-use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 
@@ -12,8 +12,8 @@ use super::io::IoCounts;
 use super::lists::{ListId, LockedInner, Place, Places};
 use super::next::Next;
 use super::policy::{Policy, Search, Searcher};
-use super::refs;
 use super::rest::Rest;
+use super::sharing::Sharing;
 use super::swap_cache::CacheMarks;
 use super::usage::Usage;
 use crate::device::Device;
@@ -94,8 +94,8 @@ pub struct Area {
     /// Where the bytes go.
     pub device: Device,
     words: Table<AtomicU64>,
-    /// `None`: every slot in use has one reference.
-    pub(super) refs: Option<Table<AtomicU16>>,
+    /// Who else refers to slots; `None`: nobody ever does.
+    pub(super) sharing: Option<Sharing>,
     pub(super) clusters: Array<Cluster>,
     pub(super) places: Places,
     /// Clusters ever used: those below this index. Only grows, under the list lock.
@@ -109,7 +109,6 @@ pub struct Area {
     used_about: CacheAligned<AtomicU64>,
     /// Counts full clusters.
     pub(super) usage: CacheAligned<Usage>,
-    pub(super) zombies: AtomicU64,
     pub(super) marks: CacheMarks,
     /// Which clusters the caller's pages in RAM have slots in.
     pub ages: Ages,
@@ -118,8 +117,6 @@ pub struct Area {
     pub(super) rest: Rest,
     /// Where the next search for full clusters with cache marks begins.
     pub(super) reclaim_at: AtomicU32,
-    /// Where the next search for dead zombies begins.
-    pub(super) reap_at: AtomicU32,
     /// The area was made by a parent: nothing is allocated here.
     pub(super) inherited: AtomicBool,
     /// Nothing is allocated here: swapoff.
@@ -148,7 +145,7 @@ impl Area {
                 priority: cfg.priority,
                 device,
                 words: Table::new(n, OnFork::Copy)?,
-                refs: if cfg.shared { Some(Table::new(n, OnFork::Share)?) } else { None },
+                sharing: if cfg.shared { Some(Sharing::new(clusters)?) } else { None },
                 clusters: Array::new(clusters, OnFork::Copy)?,
                 places: Places::new(clusters, cfg.policy == Policy::Exact)?,
                 opened: AtomicU32::new(0),
@@ -159,13 +156,11 @@ impl Area {
                 charged: AtomicU64::new(0),
                 used_about: CacheAligned(AtomicU64::new(0)),
                 usage: CacheAligned(Usage::new(clusters as u64)),
-                zombies: AtomicU64::new(0),
                 marks: CacheMarks::new(clusters)?,
                 ages: Ages::new(clusters)?,
                 io: IoCounts::default(),
                 rest: Rest::default(),
                 reclaim_at: AtomicU32::new(0),
-                reap_at: AtomicU32::new(0),
                 inherited: AtomicBool::new(false),
                 closed: AtomicBool::new(false),
                 quiet: AtomicBool::new(false),
@@ -249,7 +244,7 @@ impl Area {
     }
 
     /// Drops this process's reference to a slot, whose table word the caller has set to 0 before. When it was the last one,
-    /// the slot is free. To be called once per slot that was given out or that a fork added; anything else is an error that
+    /// the slot is free. To be called once per slot that was given out, or that this process got by a fork; anything else is an error that
     /// [`Area::free_run`] reports and that changes nothing here either.
     pub fn release(&self, slot: u64) {
         let freed = self.free_run(slot, 1);
@@ -261,7 +256,7 @@ impl Area {
     ///
     /// # Errors
     /// `NoSuchSlot`, `AcrossClusters`, `NotInUse`: nothing has changed then. In an area that a parent made, where there is no
-    /// lock that both processes could take, references are counted one by one.
+    /// lock that both processes could take, references are dropped one by one.
     pub fn free_run(&self, first: u64, n: u64) -> Result<(), SlotError> {
         let (i, index) = (first as usize / CLUSTER_SLOTS, first as usize % CLUSTER_SLOTS);
         let end = first.checked_add(n).ok_or(SlotError::NoSuchSlot)?;
@@ -271,34 +266,34 @@ impl Area {
         if n == 0 || index + n as usize > CLUSTER_SLOTS {
             return Err(SlotError::AcrossClusters);
         }
-        if self.inherited.load(Ordering::Relaxed) {
-            // The owner finds out when it runs out of clusters.
-            (first..end).for_each(|slot| _ = self.refs.as_ref().map(|r| refs::drop_one(&r[slot as usize])));
+        if let Some(sharing) = self.sharing.as_ref().filter(|_| self.is_inherited()) {
+            // The owner finds out (`zombies.rs`).
+            (first..end).for_each(|slot| sharing.drop_one(slot as usize));
             return Ok(());
         }
         let mut inner = self.clusters[i].0.lock();
         if !inner.all_used(index, n as usize) {
             return Err(SlotError::NotInUse);
         }
-        let Some(refs) = &self.refs else {
+        let Some(sharing) = &self.sharing else {
             self.give(i, &mut inner, index, n as usize);
             return Ok(());
         };
-        // Under the cluster's lock, so that nobody who looks for dead zombies sees a count of 0 before the slot is free.
+        let held = sharing.held(i, index, n as usize);
+        // Slots in a row that nobody else holds, up to here.
         let mut last = 0;
-        for slot in first..end {
-            let index = slot as usize % CLUSTER_SLOTS;
-            if refs::drop_one(&refs[slot as usize]) == 0 {
+        for index in index..index + n as usize {
+            if !held.is_set(index) {
                 last += 1;
                 continue;
             }
-            self.marks.set(&mut inner, slot as usize, false);
-            inner.zombies += 1;
-            self.zombies.fetch_add(1, Ordering::Relaxed);
+            let slot = i * CLUSTER_SLOTS + index;
+            self.marks.set(&mut inner, slot, false);
+            sharing.zombies.add(&mut inner, slot);
             self.give(i, &mut inner, index - last, last);
             last = 0;
         }
-        self.give(i, &mut inner, (end as usize - last) % CLUSTER_SLOTS, last);
+        self.give(i, &mut inner, index + n as usize - last, last);
         Ok(())
     }
 
@@ -407,10 +402,10 @@ impl Area {
 
     /// Bytes of memory that the area's tables take.
     pub fn table_bytes(&self) -> usize {
-        let refs = self.refs.as_ref().map_or(0, Table::populated_bytes);
+        let sharing = self.sharing.as_ref().map_or(0, Sharing::table_bytes);
         let places = self.places.table_bytes();
         self.words.populated_bytes()
-            + refs
+            + sharing
             + self.clusters.populated_bytes()
             + places
             + self.marks.table_bytes()
@@ -436,7 +431,7 @@ impl Area {
             self.next.reset_after_fork();
         }
         self.io.after_fork();
-        if self.refs.is_some() {
+        if self.is_shared() {
             self.inherited.store(true, Ordering::Relaxed);
             return;
         }

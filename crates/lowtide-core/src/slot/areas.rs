@@ -346,10 +346,19 @@ impl Areas {
     /// (`is_empty`) are removed.
     ///
     /// # Safety
-    /// Only in a forked child that has one thread, when no other call was in flight in the parent at the moment of the fork.
+    /// Only in a forked child that has one thread and no [`AreaRef`], when no call that changes anything was in flight in the parent at the
+    /// moment of the fork.
     pub unsafe fn after_fork(&self, is_empty: &dyn Fn(&Area) -> bool) {
         // SAFETY: the caller answers.
         unsafe { self.available.reset_after_fork() };
+        // Threads of the parent that were using an area at the moment of the fork (to read figures, say) are users here too, and would be waited
+        // for without end.
+        for place in &self.places {
+            // SAFETY: as in `get`.
+            if let Some(users) = unsafe { place.users.load(Ordering::Relaxed).as_ref() } {
+                users.iter().for_each(|stripe| stripe.0.store(0, Ordering::Relaxed));
+            }
+        }
         for id in 0..=u8::MAX {
             let Some(area) = self.get(id) else { continue };
             // SAFETY: the caller answers.

@@ -21,8 +21,6 @@ pub enum SlotError {
     AcrossClusters,
     /// A slot that is free already.
     NotInUse,
-    /// As many references as a count can hold: the slot stays in use for good.
-    TooManyReferences,
     /// The area is being emptied, or gone.
     Closed,
     /// The area still holds pages, or still takes them.
@@ -40,7 +38,6 @@ impl fmt::Display for SlotError {
             SlotError::NoSuchSlot => "the area has no such slot in use",
             SlotError::AcrossClusters => "a run of slots must lie in one cluster",
             SlotError::NotInUse => "the slot is free already",
-            SlotError::TooManyReferences => "the slot has as many references as can be counted",
             SlotError::Closed => "the swap area is being emptied, or gone",
             SlotError::StillInUse => "the swap area still holds pages",
         })

@@ -20,8 +20,8 @@ use super::index::Level;
 use super::lists::{self, ListId, LockedInner, Place};
 use super::next::Hint;
 use super::policy::{Search, Tried, Trier};
-use super::refs;
 use super::swap_cache::{NoCache, SwapCache};
+use super::zombies::{self, Reach};
 use crate::percpu::Zone;
 use crate::sync::spin_loop;
 
@@ -101,12 +101,7 @@ impl Area {
     /// What is to be done after `n` slots of a locked cluster were marked as used.
     #[inline]
     fn took(&self, i: usize, inner: &mut LockedInner<'_>, index: usize, n: usize) {
-        let first = i * CLUSTER_SLOTS + index;
-        if let Some(refs) = &self.refs {
-            for count in &refs[first..first + n] {
-                count.store(1, Ordering::Relaxed);
-            }
-        }
+        debug_assert!(inner.all_used(index, n));
         // Where clusters are by what room they have, one that this CPU fills stays where it was when it began.
         if self.searcher.mixes() && inner.state == ListState::Frag && !inner.is_full() {
             self.tell(inner);
@@ -196,7 +191,7 @@ impl<'a> Request<'a> {
         {
             return Some(slot);
         }
-        if refs::reap(area)
+        if zombies::reap(area, Reach::SHORT)
             && let Some(slot) = self.take_free(true, Zone::ALL).or_else(|| self.take_partly_used())
         {
             return Some(slot);

@@ -85,7 +85,8 @@ impl Area {
 
     /// Whether slots that count as used could be had all the same: clean copies, or those that a dead child held.
     pub(super) fn may_be_reclaimed(&self) -> bool {
-        self.marks.count.load(Relaxed) > 0 || self.zombies.load(Relaxed) > 0
+        let zombies = self.sharing.as_ref().map_or(0, |sharing| sharing.zombies.count.load(Relaxed));
+        self.marks.count.load(Relaxed) > 0 || zombies > 0
     }
 
     /// Whether half of the slots that this process can have are used, or more: then slots that hold only a cache mark are worth more

@@ -1,8 +1,11 @@
 //! What a store does when the process forks.
 //!
 //! The child's memory is a copy-on-write copy of the parent's, so the pool, the tables and area 0 are its own at once. Swap files
-//! are shared, and so are the reference counts of their slots. A child never allocates in a file that a parent made: it only reads
-//! its slots and drops its references; the owner frees a slot when no reference is left, and finds that out by itself.
+//! are shared, and so is who refers to their slots (`slot/holders.rs`). A child never allocates in a file that a parent made: it only reads
+//! its slots and drops its references; the owner frees a slot when no reference is left, and finds that out by itself. What a child had when it
+//! died or called exec, the owner drops on its behalf ([`Store::release_dead`]).
+//!
+//! When the owner is gone itself, nothing is allocated in its files any more, and what is referred to there concerns nobody.
 
 use core::sync::atomic::Ordering;
 
@@ -10,39 +13,51 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 
 use super::word::Word;
-use super::{Store, StoreError};
+use super::{Image, Store, StoreError};
 use crate::device::Device;
 use crate::slot::Area;
 
+/// Whether a slot's table word refers to it.
+fn refers(_slot: u64, word: u64) -> bool {
+    Word::decode(word).is_reference()
+}
+
 impl Store {
-    /// Parent side of a fork, before it, with no other call in flight: adds one reference to every used slot of file areas on
-    /// behalf of the child. If the fork then fails, [`Store::fork_undo_references`].
-    pub fn fork_add_references(&self) {
-        self.each_shared_page(|area, slot| {
-            if area.add_reference(slot).is_err() {
-                self.counters.stuck_references.add(1);
+    /// Parent side of a fork, before it, with no other call in flight from here to the fork that stores a page: adds one reference to every
+    /// used slot of file areas on behalf of the child that this process, `me`, makes next. (The child finds in its copy of the store which.) If
+    /// the fork then fails, [`Store::fork_undo_references`]; if the child dies before it could call [`Store::fork_child`],
+    /// [`Store::fork_child_died`]. `is_alive` as in [`Store::release_dead`].
+    pub fn fork_add_references(&self, me: Image, is_alive: &mut dyn FnMut(Image) -> bool) {
+        for area in self.areas.iter().filter(|area| area.is_shared()) {
+            if !area.has_holder() {
+                // Children that died since the last regular look.
+                area.release_dead(me, is_alive, false);
             }
-        });
+            self.counters.stuck_references.add(area.add_references(me, refers));
+        }
     }
 
     /// Takes back what [`Store::fork_add_references`] added, for a fork that failed. No other call may have been made between.
     pub fn fork_undo_references(&self) {
-        self.each_shared_page(|area, slot| area.undo_reference(slot));
+        self.areas.iter().for_each(|area| area.undo_references(Some(&refers)));
     }
 
-    /// Drops this process's references to slots of swap files that its parents made, so that their owners can use them again: for
-    /// a child that is about to exit or to become another program. The pages behind them are gone for this process.
-    pub fn release_inherited(&self) {
-        for area in self.areas.iter().filter(|area| area.is_inherited()) {
-            area.each_word(|slot, word| {
-                if Word::decode(word.load(Ordering::Acquire)).is_reference()
-                    && let Some(e) = super::Entry::new(area.id(), slot)
-                {
-                    let _ = self.take(e);
-                    self.drop_cached(e);
-                }
-            });
+    /// Takes back what the child of the latest fork, which is dead, still has of what [`Store::fork_add_references`] added, unless it has got as
+    /// far as [`Store::fork_child`]: then [`Store::release_dead`] does.
+    pub fn fork_child_died(&self) {
+        self.areas.iter().for_each(|area| area.undo_references(None));
+    }
+
+    /// Drops the references that other processes have to slots of this process's swap files, where `is_alive` says that they are dead: that
+    /// they can't read another page, and never come back. To be called now and then where the process has forked, or its children have, and
+    /// when slots are scarce. Slots that nobody refers to any more are free then. Whether there was anything to do.
+    pub fn release_dead(&self, me: Image, is_alive: &mut dyn FnMut(Image) -> bool) -> bool {
+        let mut any = false;
+        for area in self.areas.iter().filter(|area| area.is_shared() && !area.is_inherited()) {
+            any |= area.release_dead(me, is_alive, true);
+            any |= area.reap();
         }
+        any
     }
 
     /// Calls `f` with the number of the descriptor of each swap file that this process has open, those of its parents included.
@@ -56,28 +71,22 @@ impl Store {
         }
     }
 
-    fn each_shared_page(&self, mut f: impl FnMut(&Area, u64)) {
-        for area in self.areas.iter().filter(|area| area.is_shared()) {
-            area.each_word(|slot, word| {
-                if Word::decode(word.load(Ordering::Acquire)).is_reference() {
-                    f(&area, slot);
-                }
-            });
-        }
-    }
-
-    /// Child side of a fork: the first call in the child. Swap files become inherited: readable and freeable, never allocated
+    /// Child side of a fork: the first call in the child, which is `me`. Swap files become inherited: readable and freeable, never allocated
     /// from. Their descriptors are not closed, only forgotten, and replaced by what
     /// `reopen(area, number of the descriptor in the parent)` returns; files that hold no page of this process are not
     /// reopened. The child has no swap file of its own then: [`Store::add_file`].
     ///
     /// # Errors
-    /// The first error of `reopen` (loads from that area then fail, all else works; the offset is 0).
+    /// The first error of `reopen` (loads from that area then fail, all else works; the offset is 0). `ParentDied`: nothing may be loaded.
     ///
     /// # Safety
-    /// Only in a forked child that has one thread, when no other call was in flight in the parent at the moment of the fork, and
-    /// after [`Store::fork_add_references`] in the parent.
-    pub unsafe fn fork_child(&self, reopen: &mut dyn FnMut(u8, i32) -> Result<OwnedFd, Errno>) -> Result<(), StoreError> {
+    /// Only in a forked child that has one thread, when no call that changes anything was in flight in the parent at the moment of the fork,
+    /// and after [`Store::fork_add_references`] in the parent.
+    pub unsafe fn fork_child(
+        &self,
+        me: Image,
+        reopen: &mut dyn FnMut(u8, i32) -> Result<OwnedFd, Errno>,
+    ) -> Result<(), StoreError> {
         // SAFETY: the caller answers.
         unsafe { self.pool.reset_after_fork() };
         self.own.store(0, Ordering::Release);
@@ -86,6 +95,9 @@ impl Store {
         // The numbers of descriptors in the parent, which mean nothing here.
         let mut parents = [-1; 256];
         for area in self.areas.iter() {
+            if !area.take_references(me) {
+                result = Err(StoreError::ParentDied);
+            }
             if let Device::File(device) = &area.device {
                 parents[area.id() as usize] = device.raw_fd();
                 device.replace(None);

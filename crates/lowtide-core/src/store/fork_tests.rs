@@ -3,43 +3,68 @@
 
 use super::*;
 
+/// What this process is called among those that share slots.
+pub(super) fn me() -> Image {
+    Image::new(u64::from(std::process::id()))
+}
+
+/// Whether the process is there and can still run.
+pub(super) fn is_alive(image: Image) -> bool {
+    let stat = std::fs::read_to_string(std::format!("/proc/{}/stat", image.number()));
+    stat.is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|fields| !fields.starts_with(" Z") && !fields.starts_with(" X")))
+}
+
 unsafe extern "C" {
     fn fork() -> i32;
     fn _exit(status: i32) -> !;
+    fn alarm(seconds: u32) -> u32;
     fn waitpid(pid: i32, status: *mut i32, options: i32) -> i32;
 }
 
 /// Forks; the child runs `child` and exits with what it returns (0: all well). The parent runs `parent` before it waits.
 pub(super) fn in_child(s: &Store, child: impl FnOnce() -> i32, parent: impl FnOnce()) {
-    s.fork_add_references();
+    let pid = start(s, child);
+    parent();
+    assert_eq!(ended(pid), 0, "status of the child (exit code << 8, or signal)");
+}
+
+/// Forks; the child runs `child` and exits with what it returns. Returns the child's pid.
+pub(super) fn start(s: &Store, child: impl FnOnce() -> i32) -> i32 {
+    s.fork_add_references(me(), &mut is_alive);
     // SAFETY: the child calls store operations, which use no lock that another thread of the harness may hold.
     let pid = unsafe { fork() };
     assert!(pid >= 0);
     if pid == 0 {
+        // SAFETY: no handler is set. A child that hangs is killed after a while.
+        unsafe { alarm(60) };
         // A panic must not go on into the harness.
         let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)).unwrap_or(101);
         // SAFETY: ends the child without running anything of the harness.
         unsafe { _exit(status) }
     }
-    parent();
+    pid
+}
+
+/// Waits for a child; how it ended.
+pub(super) fn ended(pid: i32) -> i32 {
     let mut status = 0;
-    // SAFETY: waits for the child made above.
+    // SAFETY: waits for a child of this process.
     assert_eq!(unsafe { waitpid(pid, &mut status, 0) }, pid);
-    assert_eq!(status, 0, "status of the child (exit code << 8, or signal)");
+    status
 }
 
 /// Waits in the child until the parent says so, through the kernel, so that both see the same moment.
-struct Gate(OwnedFd, OwnedFd);
+pub(super) struct Gate(OwnedFd, OwnedFd);
 
 impl Gate {
-    fn new() -> Gate {
+    pub(super) fn new() -> Gate {
         let (r, w) = rustix::pipe::pipe().unwrap();
         Gate(r, w)
     }
-    fn open(&self) {
+    pub(super) fn open(&self) {
         rustix::io::write(&self.1, &[1]).unwrap();
     }
-    fn wait(&self) {
+    pub(super) fn wait(&self) {
         while rustix::io::read(&self.0, &mut [0; 1]) != Ok(1) {}
     }
 }
@@ -49,7 +74,7 @@ pub(super) fn dup(fd: i32) -> Result<OwnedFd, Errno> {
     rustix::io::dup(unsafe { rustix::fd::BorrowedFd::borrow_raw(fd) })
 }
 
-fn check(s: &Store, es: &[Entry], pages: &[Page], scratch: &mut Scratch) -> bool {
+pub(super) fn check(s: &Store, es: &[Entry], pages: &[Page], scratch: &mut Scratch) -> bool {
     let mut page = [0; 4096];
     es.iter().zip(pages).all(|(e, want)| s.load(*e, &mut page, scratch).is_ok() && page == *want)
 }
@@ -73,7 +98,8 @@ fn a_child_keeps_what_the_parent_frees_and_overwrites() {
                 dup(fd)
             };
             // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
-            if unsafe { s.fork_child(&mut reopen) }.is_err() || reopened != 1 || s.add_file(own.take().unwrap()).is_err() {
+            if unsafe { s.fork_child(me(), &mut reopen) }.is_err() || reopened != 1 || s.add_file(own.take().unwrap()).is_err()
+            {
                 return 1;
             }
             if !check(&s, &es, &pages, &mut scratch) {
@@ -121,28 +147,28 @@ fn a_grandchild_and_a_failed_fork() {
     let s = store(0, file(2 * MIB));
     let pages: Vec<Page> = (0..100).map(noise).collect();
     let es = entries(&put(&s, &pages));
-    s.fork_add_references();
+    s.fork_add_references(me(), &mut is_alive);
     s.fork_undo_references();
     let mut scratch = Scratch::new().unwrap();
     in_child(
         &s,
         || {
             // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
-            if unsafe { s.fork_child(&mut |_, fd| dup(fd)) }.is_err() {
+            if unsafe { s.fork_child(me(), &mut |_, fd| dup(fd)) }.is_err() {
                 return 1;
             }
-            s.fork_add_references();
+            s.fork_add_references(me(), &mut is_alive);
             // SAFETY: as in `in_child`.
             let pid = unsafe { fork() };
             if pid == 0 {
                 // SAFETY: as above, in the grandchild.
-                let ok = unsafe { s.fork_child(&mut |_, fd| dup(fd)) }.is_ok() && check(&s, &es, &pages, &mut scratch);
-                s.release_inherited();
+                let ok = unsafe { s.fork_child(me(), &mut |_, fd| dup(fd)) }.is_ok() && check(&s, &es, &pages, &mut scratch);
+                es.iter().for_each(|e| s.free(*e));
                 let empty = s.stats().stored_now == 0;
                 // SAFETY: ends the grandchild.
                 unsafe { _exit(if ok && empty { 0 } else { 2 }) }
             }
-            s.release_inherited();
+            es.iter().for_each(|e| s.free(*e));
             let mut status = -1;
             // SAFETY: waits for the grandchild.
             unsafe { waitpid(pid, &mut status, 0) };
@@ -165,7 +191,7 @@ fn in_ram_a_fork_is_a_copy() {
         &s,
         || {
             // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
-            if unsafe { s.fork_child(&mut |_, _| Err(Errno::BADF)) }.is_err() || !check(&s, &es, &pages, &mut scratch) {
+            if unsafe { s.fork_child(me(), &mut |_, _| Err(Errno::BADF)) }.is_err() || !check(&s, &es, &pages, &mut scratch) {
                 return 1;
             }
             es.iter().for_each(|e| s.free(*e));
@@ -202,7 +228,7 @@ fn a_child_goes_on_with_a_pass_of_compaction() {
         &s,
         || {
             // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
-            let taken = unsafe { s.fork_child(&mut |_, _| Err(Errno::BADF)) };
+            let taken = unsafe { s.fork_child(me(), &mut |_, _| Err(Errno::BADF)) };
             i32::from(taken.is_err() || !finish(&mut scratch))
         },
         || {},
@@ -233,7 +259,7 @@ fn a_child_has_what_was_recompressed_and_goes_on_with_the_round() {
         &s,
         || {
             // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
-            let taken = unsafe { s.fork_child(&mut |_, fd| dup(fd)) };
+            let taken = unsafe { s.fork_child(me(), &mut |_, fd| dup(fd)) };
             if taken.is_err() || !finish(&mut child_scratch, 700) {
                 return 1;
             }
@@ -260,7 +286,7 @@ fn a_child_writes_its_own_pages_and_never_those_of_its_parent_s_slots() {
         &s,
         || {
             // SAFETY: the child has one thread, and nothing was in flight.
-            let forked = unsafe { s.fork_child(&mut |_, fd| dup(fd)) };
+            let forked = unsafe { s.fork_child(me(), &mut |_, fd| dup(fd)) };
             let forked = forked.and_then(|()| s.add_file(FileConfig::new(own, 8 * MIB)));
             let mut scratch = Scratch::new().unwrap();
             let mine = entries(&put(&s, &(100..164).map(text).collect::<Vec<_>>()));
@@ -296,7 +322,7 @@ fn a_child_has_an_area_of_its_own_for_each_and_reads_those_of_its_parent() {
         || {
             let mut scratch = Scratch::new().unwrap();
             // SAFETY: the child has one thread, and nothing was in flight.
-            if unsafe { s.fork_child(&mut |_, fd| dup(fd)) }.is_err() {
+            if unsafe { s.fork_child(me(), &mut |_, fd| dup(fd)) }.is_err() {
                 return 1;
             }
             if s.has_device() || own.take().unwrap().into_iter().any(|file| s.add_file(file).is_err()) {
@@ -324,4 +350,23 @@ fn a_child_has_an_area_of_its_own_for_each_and_reads_those_of_its_parent() {
     assert!(check(&s, &es, &pages, &mut Scratch::new().unwrap()));
     es.drain(..).for_each(|e| s.free(e));
     assert_eq!(put(&s, &pages).iter().filter(|r| r.is_ok()).count(), pages.len(), "all slots can be had again");
+}
+
+#[test]
+fn a_child_does_not_wait_for_what_threads_of_its_parent_were_using() {
+    // Nothing is stored: the child has no use for the area.
+    let s = store(0, file(2 * MIB));
+    let in_use = s.areas.get(1);
+    in_child(
+        &s,
+        || {
+            // SAFETY: ends a child that waits; the first call in the child, which has one thread; nothing was changed in the parent.
+            let taken = unsafe {
+                alarm(5);
+                s.fork_child(me(), &mut |_, fd| dup(fd))
+            };
+            i32::from(taken.is_err() || s.areas.get(1).is_some())
+        },
+        || drop(in_use),
+    );
 }

@@ -37,7 +37,7 @@ use shrink::Shrinker;
 use word::Word;
 
 pub use crate::codec::{Codec, Scratch};
-pub use crate::slot::Entry;
+pub use crate::slot::{Entry, Image};
 pub use group::{GROUPS, Group, GroupStats};
 pub use recompress::{RECOMPRESS_LEVEL, ROUND_US, Recompressed};
 pub use shrink::Shrunk;

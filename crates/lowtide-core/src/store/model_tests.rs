@@ -223,7 +223,7 @@ proptest! {
                 // with its mappings is none of the child's.
                 let forked = unsafe {
                     crate::vm::reset_after_fork();
-                    s.fork_child(&mut |_, fd| fork_tests::dup(fd))
+                    s.fork_child(fork_tests::me(), &mut |_, fd| fork_tests::dup(fd))
                 };
                 add(&s, own.take().unwrap());
                 let right = forked.is_ok() && model.perform(&s, &child).and_then(|()| model.finish(&s)).is_ok();

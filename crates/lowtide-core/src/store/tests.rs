@@ -9,6 +9,8 @@ use std::vec::Vec;
 
 #[path = "area_tests.rs"]
 mod area_tests;
+#[path = "dead_children_tests.rs"]
+mod dead_children_tests;
 #[path = "fault_tests.rs"]
 mod fault_tests;
 #[path = "fork_tests.rs"]

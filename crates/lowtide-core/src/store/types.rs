@@ -135,6 +135,8 @@ pub enum StoreError {
     NoMemory,
     /// An area that can't be.
     Area(SlotError),
+    /// The parent died while it forked this process, whose references to slots were dropped before it could make them its own.
+    ParentDied,
 }
 
 /// Figures of a store.
@@ -194,7 +196,8 @@ pub struct StoreStats {
     pub folios: [u64; ORDERS],
     /// Folios that were split because no run of that order was free.
     pub folios_split: [u64; ORDERS],
-    /// References to slots that could not be counted: those slots stay in use for good.
+    /// References that were added for forked children without a name, because there were as many children as can have one: what such
+    /// a child has when it dies stays in use for good.
     pub stuck_references: u64,
     /// Bytes of this process's own swap files in use or once used (what it has added to their budgets).
     pub file_bytes: u64,

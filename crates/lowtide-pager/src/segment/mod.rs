@@ -13,7 +13,7 @@ mod text;
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use lowtide_core::store::{FILL_WORDS, FillWord, FillWords, MAX_AREAS};
+use lowtide_core::store::{FILL_WORDS, FillWord, FillWords, Image, MAX_AREAS};
 
 pub use latency::{LATENCY_BUCKETS, latency_bucket, latency_floor_ns};
 pub use process::{AREA_STATES, AreaCounters, AreaGauges, Counters, Proc, area_state, proc_state};
@@ -23,7 +23,7 @@ pub use text::{Text, text_state};
 /// First word of the settings and of the segment.
 pub const MAGIC: u64 = 0x6c6f_7774_6964_6501;
 /// Layout version; the agent refuses another one.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// Processes of one run that can be alive at the same time and be counted.
 pub const MAX_PROCS: usize = 1024;
 /// Kept warnings of a run; later ones are counted only.
@@ -44,6 +44,9 @@ pub mod transient {
 
 /// Between the path and the socket in [`ENV_SEGMENT`].
 pub const BROKER_FOLLOWS: u8 = b'@';
+
+/// Part of the number of a process image of which nobody knows when it is gone: it counts as alive as long as the run lasts.
+const ELSEWHERE: u64 = 1 << 61;
 
 /// What all processes of the run together have used of a swap area.
 #[repr(C)]
@@ -130,6 +133,7 @@ impl Segment {
         use proc_state::*;
         let held = |p: &&Proc| p.pid.load(Ordering::Relaxed) == pid && p.state.load(Ordering::Relaxed) != FREE;
         if let Some(p) = self.used_procs().iter().find(held) {
+            p.next_image();
             self.fold(p);
             self.give_back(p);
             p.clear_gauges();
@@ -142,6 +146,7 @@ impl Segment {
             .enumerate()
             .find(|(_, p)| p.state.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok())?;
         self.procs_high.fetch_max(i as u32 + 1, Ordering::AcqRel);
+        p.next_image();
         p.pid.store(pid, Ordering::Relaxed);
         p.state.store(WATCHING, Ordering::Release);
         Some(p)
@@ -153,8 +158,30 @@ impl Segment {
         self.fold(p);
         self.give_back(p);
         p.clear_gauges();
+        p.next_image();
         p.pid.store(0, Ordering::Relaxed);
         p.state.store(proc_state::FREE, Ordering::Release);
+    }
+
+    /// The image of the process that has a slot, a `Proc` of this segment.
+    pub fn image(&self, p: &Proc) -> Image {
+        let slot = (core::ptr::from_ref(p).addr() - self.procs.as_ptr().addr()) / size_of::<Proc>();
+        let elsewhere = if p.elsewhere.load(Ordering::Acquire) == 0 { 0 } else { ELSEWHERE };
+        let image = p.image.load(Ordering::Acquire).wrapping_mul(MAX_PROCS as u64) % ELSEWHERE;
+        Image::new(elsewhere | image | slot as u64)
+    }
+
+    /// Whether a process image may still be there. False: it is proven that it is gone, because its process has been buried, or its slot
+    /// claimed since by a process of the same pid, which is another one or has called exec. (A process of the run that writes here what is
+    /// not so can make one that forked stop with a message, because pages that come from a file are known by their tags; it can't make it
+    /// read others.)
+    pub fn is_alive(&self, image: Image) -> bool {
+        if image.number() & ELSEWHERE != 0 {
+            return true;
+        }
+        let (slot, number) = (image.number() as usize % MAX_PROCS, image.number() / MAX_PROCS as u64);
+        // Acquire: pairs with the Release in `Proc::next_image`. What the image did comes before what is done because it is gone.
+        self.used_procs().get(slot).is_some_and(|p| p.image.load(Ordering::Acquire) == number)
     }
 
     /// Takes what a process that is gone had of the swap areas off what all use: its files, which have no names, went with it. (One with
@@ -220,6 +247,27 @@ mod tests {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         assert_eq!((of(&run.dead.writeback_ios), of(&run.dead.latency_max_ns)), (10, 500));
         assert_eq!((of(&run.dead_areas[2].writes), of(&run.dead_areas[7].errors), of(&run.dead_areas[0].writes)), (10, 3, 0));
+    }
+
+    #[test]
+    fn an_image_is_gone_after_an_exec_or_a_burial_and_never_comes_back() {
+        let run = segment();
+        let (first, second) = (run.claim(10).unwrap(), run.claim(11).unwrap());
+        let images = [run.image(first), run.image(second)];
+        assert!(images[0] != images[1] && images.iter().all(|image| run.is_alive(*image)));
+        assert!(core::ptr::eq(run.claim(10).unwrap(), first), "it called exec");
+        let executed = run.image(first);
+        assert_eq!([images[0], images[1], executed].map(|image| run.is_alive(image)), [false, true, true]);
+        run.bury(first);
+        assert!(!run.is_alive(executed) && !run.is_alive(Image::new(ELSEWHERE - 1)));
+        assert!(core::ptr::eq(run.claim(12).unwrap(), first));
+        assert_eq!([images[0], executed, run.image(first)].map(|image| run.is_alive(image)), [false, false, true]);
+        assert!(run.is_alive(images[1]));
+        second.has_another_pid();
+        let elsewhere = run.image(second);
+        run.bury(second);
+        assert_eq!([images[1], elsewhere].map(|image| run.is_alive(image)), [false, true], "what its pid says is not about it");
+        assert_ne!(run.image(run.claim(13).unwrap()).number() & ELSEWHERE, ELSEWHERE);
     }
 
     #[test]

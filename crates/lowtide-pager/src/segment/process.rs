@@ -133,6 +133,10 @@ pub struct Proc {
     pub state: AtomicU32,
     /// Process id in the supervisor's pid namespace; 0 when free.
     pub pid: AtomicU32,
+    /// Another number for each process image that has had the slot, and while nobody has.
+    pub(super) image: AtomicU64,
+    /// 1: the process has another pid for `lowtide run` than it knows.
+    pub(super) elsewhere: AtomicU64,
     /// Resident anonymous bytes that count against the limit (lowtide's own inside the process included).
     pub ram_bytes: AtomicU64,
     /// Of those, lowtide's own: pool, staged pages, tables, buffers, stacks, heap; 0 before memory is adopted.
@@ -164,6 +168,18 @@ pub struct Proc {
 }
 
 impl Proc {
+    /// In a process that is in another pid namespace than `lowtide run`, or may be: nobody can tell by its pid whether it is alive.
+    pub fn has_another_pid(&self) {
+        self.elsewhere.store(1, Ordering::Release);
+    }
+
+    /// The image that had the slot can execute no other instruction.
+    pub(super) fn next_image(&self) {
+        self.elsewhere.store(0, Ordering::Relaxed);
+        // Release: pairs with the Acquire in `Segment::is_alive`.
+        self.image.fetch_add(1, Ordering::AcqRel);
+    }
+
     /// Sets all gauges (what is so now, unlike counts) to zero: for a new image of the process, or none.
     pub(super) fn clear_gauges(&self) {
         for gauge in [

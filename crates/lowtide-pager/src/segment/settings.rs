@@ -85,6 +85,8 @@ pub struct Settings {
     pub preload: [u8; 64],
     /// The file that it leads to as long as `lowtide run` lives (afterwards its pid may be another's).
     pub agent: FileId,
+    /// The pid namespace of `lowtide run`.
+    pub pid_namespace: FileId,
     /// Name of the socket (in the abstract name space) on which `lowtide run` answers its descendants, NUL-terminated: see
     /// [`crate::broker`]. Empty: there is none.
     pub broker: [u8; 32],

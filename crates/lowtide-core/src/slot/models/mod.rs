@@ -5,6 +5,8 @@
 #[cfg(feature = "loom")]
 mod clusters;
 #[cfg(feature = "loom")]
+mod holders;
+#[cfg(feature = "loom")]
 mod references;
 #[cfg(feature = "loom")]
 mod usage;

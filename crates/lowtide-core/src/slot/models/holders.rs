@@ -1,0 +1,135 @@
+//! Who holds a slot: nobody gives it out while a process refers to it, whatever others find out at the same time. Processes are threads here.
+
+use loom::thread;
+use std::sync::Arc;
+
+use super::explore;
+use crate::slot::holders::{Claim, HOLDERS, Holders, Image};
+
+const OWNER: Image = Image::new(1);
+const CHILD: Image = Image::new(2);
+const OTHER: Image = Image::new(3);
+
+/// Holders, the first of which is `child`, with slot 0.
+fn with_child(child: Image) -> (Holders, Claim) {
+    let holders = Holders::new(1).unwrap();
+    let claim = holders.claim(OWNER).unwrap();
+    holders.add(claim, 0);
+    holders.filled();
+    assert!(holders.take(claim, child));
+    (holders, claim)
+}
+
+fn held(holders: &Holders) -> u64 {
+    holders.held(0, || 0)
+}
+
+/// A child forks and lets go of its slot, while the owner looks whether it is free.
+fn hand_on_meanwhile(filled: fn(&Holders)) {
+    explore(move || {
+        let (holders, child) = with_child(CHILD);
+        let holders = Arc::new(holders);
+        let forking = holders.clone();
+        let forking = thread::spawn(move || {
+            let grandchild = forking.claim(CHILD).unwrap();
+            forking.add(grandchild, 0);
+            filled(&forking);
+            forking.drop_one(child.holder, 0);
+        });
+        assert!(held(&holders) & 1 == 1, "given out while a grandchild refers to it");
+        forking.join().unwrap();
+        assert!(held(&holders) == 1);
+    });
+}
+
+#[test]
+fn a_slot_that_is_handed_on_is_held_all_the_time() {
+    hand_on_meanwhile(Holders::filled);
+}
+
+#[test]
+#[should_panic(expected = "given out while a grandchild refers to it")]
+fn a_parent_that_does_not_say_that_it_has_filled_a_map_is_found() {
+    hand_on_meanwhile(|_| {});
+}
+
+/// Two find a child dead at the same time; then one of them forks another, for which there is only the dead one's place.
+fn release_twice(release: fn(&Holders, usize, Image)) {
+    explore(move || {
+        let (holders, dead) = with_child(CHILD);
+        (1..HOLDERS).for_each(|_| _ = holders.claim(OWNER).unwrap());
+        let holders = Arc::new(holders);
+        let other = holders.clone();
+        let other = thread::spawn(move || release(&other, dead.holder, OTHER));
+        release(&holders, dead.holder, OWNER);
+        let claim = holders.claim(OWNER);
+        if let Some(claim) = claim {
+            holders.add(claim, 0);
+            holders.filled();
+        }
+        other.join().unwrap();
+        assert!((held(&holders) == 1) == claim.is_some(), "the dead one's references are gone, and only they");
+        assert!(claim.is_some() || holders.claim(OWNER).is_some(), "so is its place");
+    });
+}
+
+fn is_dead(image: Image) -> bool {
+    image == CHILD
+}
+
+#[test]
+fn two_that_release_a_dead_child_leave_the_next_one_alone() {
+    release_twice(|holders, holder, me| {
+        if let Some(entry) = holders.entry(holder).filter(|entry| is_dead(entry.image())) {
+            holders.release(holder, entry, me, 1);
+        }
+    });
+}
+
+#[test]
+#[should_panic(expected = "and only they")]
+fn a_release_that_does_not_take_the_entry_first_is_found() {
+    release_twice(|holders, holder, _| {
+        if holders.entry(holder).is_some_and(|entry| is_dead(entry.image())) {
+            holders.clear(holder, 1);
+        }
+    });
+}
+
+/// A child makes its references its own and drops one of two, while the owner, which has found its parent dead, drops all on its behalf.
+fn take_meanwhile(take: fn(&Holders, Claim) -> bool) {
+    explore(move || {
+        let holders = Holders::new(1).unwrap();
+        let claim = holders.claim(CHILD).unwrap();
+        (0..2).for_each(|slot| holders.add(claim, slot));
+        holders.filled();
+        let holders = Arc::new(holders);
+        let grandchild = holders.clone();
+        let grandchild = thread::spawn(move || {
+            let taken = take(&grandchild, claim);
+            if taken {
+                grandchild.drop_one(claim.holder, 1);
+            }
+            taken
+        });
+        let entry = holders.entry(claim.holder).filter(|entry| is_dead(entry.image()));
+        let released = entry.is_some_and(|entry| holders.release(claim.holder, entry, OWNER, 1));
+        let taken = grandchild.join().unwrap();
+        assert!(taken != released, "either of them has it");
+        assert_eq!(held(&holders), u64::from(taken));
+    });
+}
+
+#[test]
+fn a_child_whose_parent_died_has_all_that_it_was_given_or_nothing() {
+    take_meanwhile(|holders, claim| holders.take(claim, OTHER));
+}
+
+#[test]
+#[should_panic(expected = "either of them has it")]
+fn a_child_that_does_not_ask_whether_it_still_has_its_entry_is_found() {
+    take_meanwhile(|holders, claim| {
+        holders.take(claim, OTHER);
+        true
+    });
+}

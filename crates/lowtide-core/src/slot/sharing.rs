@@ -1,0 +1,203 @@
+//! The slots of an area that a process shares with its forked children: it refers to them on behalf of a child before it forks, the child drops
+//! what it does not need any more, and what it had when it died, or called exec, is dropped by the owner ([`Area::release_dead`]).
+//!
+//! Who holds what is in `holders.rs`. A child for which there is no holder left has *strays*: they are counted for each slot, by nobody's
+//! name, so only the child itself drops them. Those that it has when it dies are used for as long as the owner lives.
+
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use rustix::io::Errno;
+
+use super::area::Area;
+use super::bitmap::{Bitmap, WORDS};
+use super::cluster::CLUSTER_SLOTS;
+use super::holders::{Claim, HOLDERS, Holders, Image};
+use super::zombies::{self, Reach, Zombies};
+use crate::table::Table;
+use crate::vm::OnFork;
+
+/// Of which process the references are, as `Sharing::mine` and `Sharing::childs` say it: of a holder with a lower number, or
+const NOBODYS: u32 = u32::MAX;
+const STRAYS: u32 = u32::MAX - 1;
+const _: () = assert!(HOLDERS < STRAYS as usize);
+
+/// How often a dead parent's entry for a child that has not made it its own is passed over in [`Area::release_dead`]: the child may still be
+/// about to, on a busy machine.
+const PATIENCE: u8 = 30;
+
+/// Who else than this process refers to slots of an area.
+#[derive(Debug)]
+pub(super) struct Sharing {
+    holders: Holders,
+    /// How many children without a holder refer to each slot. For slot 0, which nobody refers to: whether there was such a child. Takes memory
+    /// only then.
+    strays: Table<AtomicU16>,
+    /// In the owner.
+    pub zombies: Zombies,
+    /// Whose this process's references are, in a process that has them from a parent.
+    mine: AtomicU32,
+    /// Whose those are that this process has added for the child that it forks next; the child finds it in its copy.
+    childs: AtomicU32,
+    /// If a holder's, what its entry said.
+    entry: AtomicU64,
+    /// How often a parent was found dead before its child had made the entry its own. The owner's.
+    orphaned: [AtomicU8; HOLDERS],
+}
+
+impl Sharing {
+    pub(super) fn new(clusters: usize) -> Result<Sharing, Errno> {
+        Ok(Sharing {
+            holders: Holders::new(clusters * WORDS)?,
+            strays: Table::new(clusters * CLUSTER_SLOTS, OnFork::Share)?,
+            zombies: Zombies::new(clusters)?,
+            mine: AtomicU32::new(NOBODYS),
+            childs: AtomicU32::new(NOBODYS),
+            entry: AtomicU64::new(0),
+            orphaned: [const { AtomicU8::new(0) }; HOLDERS],
+        })
+    }
+
+    /// Which of `n` slots from index `first` of cluster `i` on somebody else refers to, or may refer to. A slot that this process has freed, and
+    /// of which this says that nobody does, is free.
+    pub(super) fn held(&self, i: usize, first: usize, n: usize) -> Bitmap {
+        // Acquire: as for the maps in `Holders::held`, between whose two looks at `filled` this happens.
+        let strays_of = |w: usize| {
+            if self.strays[0].load(Ordering::Acquire) == 0 {
+                return 0;
+            }
+            let slots = &self.strays[i * CLUSTER_SLOTS + w * 64..][..64];
+            let is = |(at, count): (usize, &AtomicU16)| u64::from(count.load(Ordering::Acquire) != 0) << at;
+            slots.iter().enumerate().map(is).fold(0, |all, bit| all | bit)
+        };
+        let words = first / 64..(first + n).div_ceil(64);
+        Bitmap::from_words(|w| match words.contains(&w) {
+            false => 0,
+            true => self.holders.held(i * WORDS + w, || strays_of(w)),
+        })
+    }
+
+    /// Drops a reference of this process, which has it from a parent.
+    pub(super) fn drop_one(&self, slot: usize) {
+        match self.mine.load(Ordering::Relaxed) {
+            NOBODYS => {}
+            STRAYS => self.drop_stray(slot),
+            holder => self.holders.drop_one(holder as usize, slot),
+        }
+    }
+
+    /// False: there are as many as can be counted. The slot is used for good then.
+    fn add_stray(&self, slot: usize) -> bool {
+        self.strays[0].store(1, Ordering::Relaxed);
+        self.strays[slot].fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_add(1)).is_ok()
+    }
+
+    fn drop_stray(&self, slot: usize) {
+        let fewer = |n: u16| if n == u16::MAX { None } else { n.checked_sub(1) };
+        // Release: as in `Holders::drop_one`.
+        let _ = self.strays[slot].fetch_update(Ordering::Release, Ordering::Relaxed, fewer);
+    }
+
+    /// What this process has claimed for the child that it forks next.
+    fn claimed(&self) -> Option<Claim> {
+        let holder = self.childs.load(Ordering::Relaxed) as usize;
+        (holder < HOLDERS).then(|| Claim { holder, entry: self.entry.load(Ordering::Relaxed) })
+    }
+
+    pub(super) fn table_bytes(&self) -> usize {
+        self.holders.table_bytes() + self.strays.populated_bytes() + self.zombies.table_bytes()
+    }
+}
+
+impl Area {
+    /// Whether forked children get references to slots of this area.
+    pub fn is_shared(&self) -> bool {
+        self.sharing.is_some()
+    }
+
+    /// Adds a reference to each slot of which `refers` says, by its number and its table word, that this process refers to it, on behalf of the
+    /// child that this process, `me`, forks next. Returns how many of them are strays. No effect on a private area. No other call may be in
+    /// flight.
+    pub fn add_references(&self, me: Image, refers: impl Fn(u64, u64) -> bool) -> u64 {
+        let Some(sharing) = &self.sharing else { return 0 };
+        let (mut claimed, mut strays) = (None, 0);
+        sharing.childs.store(NOBODYS, Ordering::Relaxed);
+        self.each_word(|slot, word| {
+            // Acquire: pairs with the Release with which a word is changed.
+            if slot == 0 || !refers(slot, word.load(Ordering::Acquire)) {
+                return;
+            }
+            // An entry only where there is something to hold.
+            match *claimed.get_or_insert_with(|| sharing.holders.claim(me)) {
+                Some(claim) => sharing.holders.add(claim, slot as usize),
+                None => {
+                    sharing.add_stray(slot as usize);
+                    strays += 1;
+                }
+            }
+        });
+        if let Some(claim) = claimed {
+            sharing.holders.filled();
+            sharing.entry.store(claim.map_or(0, |claim| claim.entry), Ordering::Relaxed);
+            sharing.childs.store(claim.map_or(STRAYS, |claim| claim.holder as u32), Ordering::Relaxed);
+        }
+        strays
+    }
+
+    /// Whether [`Area::add_references`] would find a holder.
+    pub fn has_holder(&self) -> bool {
+        self.sharing.as_ref().is_none_or(|sharing| (0..HOLDERS).any(|holder| sharing.holders.entry(holder).is_none()))
+    }
+
+    /// Takes back what [`Area::add_references`] added, because there is no child. `refers`: as then; `None` if there was one that died: it may
+    /// have dropped some already. (Its strays stay: how many it has dropped is not known.)
+    pub fn undo_references(&self, refers: Option<&dyn Fn(u64, u64) -> bool>) {
+        let Some(sharing) = &self.sharing else { return };
+        if let Some(claim) = sharing.claimed() {
+            sharing.holders.abandon(claim, self.opened_clusters() * WORDS);
+        } else if sharing.childs.load(Ordering::Relaxed) == STRAYS
+            && let Some(refers) = refers
+        {
+            self.each_word(|slot, word| {
+                if slot != 0 && refers(slot, word.load(Ordering::Acquire)) {
+                    sharing.drop_stray(slot as usize);
+                }
+            });
+        }
+        sharing.childs.store(NOBODYS, Ordering::Relaxed);
+    }
+
+    /// In the child, `me`, once: what the parent added for it is its own. False: the parent died, and that was dropped.
+    pub fn take_references(&self, me: Image) -> bool {
+        let Some(sharing) = &self.sharing else { return true };
+        let taken = sharing.claimed().is_none_or(|claim| sharing.holders.take(claim, me));
+        let childs = sharing.childs.swap(NOBODYS, Ordering::Relaxed);
+        sharing.mine.store(if taken { childs } else { NOBODYS }, Ordering::Relaxed);
+        taken
+    }
+
+    /// In the owner, `me`: drops what holders have of which `is_alive` says that they are dead. `counts`: this is one of the looks, some
+    /// seconds of them, after which a dead parent's child is no longer waited for. Whether any was dropped.
+    pub fn release_dead(&self, me: Image, is_alive: &mut dyn FnMut(Image) -> bool, counts: bool) -> bool {
+        let Some(sharing) = self.sharing.as_ref().filter(|_| !self.is_inherited()) else { return false };
+        let mut any = false;
+        for (holder, orphaned) in sharing.orphaned.iter().enumerate() {
+            let dead = sharing.holders.entry(holder).filter(|entry| !is_alive(entry.image()));
+            let Some(entry) = dead else {
+                orphaned.store(0, Ordering::Relaxed);
+                continue;
+            };
+            let waits = entry.is_filling() && {
+                let looks = orphaned.load(Ordering::Relaxed);
+                orphaned.store(looks.saturating_add(u8::from(counts)), Ordering::Relaxed);
+                looks < PATIENCE
+            };
+            any |= !waits && sharing.holders.release(holder, entry, me, self.opened_clusters() * WORDS);
+        }
+        any
+    }
+
+    /// In the owner: frees slots that it has freed, and nobody refers to any more, a great many at a time. Whether there were any.
+    pub fn reap(&self) -> bool {
+        zombies::reap(self, Reach::LONG)
+    }
+}
