@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use rustix::thread::futex;
 
 use crate::request::{Request, ask};
-use crate::{HEAP, agent, gate, keeper, mlock, request, thread};
+use crate::{HEAP, agent, gate, keeper, mlock, request, resident, thread};
 
 /// Whether the fork under way was announced to the keeper.
 static ANNOUNCED: AtomicBool = AtomicBool::new(false);
@@ -28,6 +28,7 @@ extern "C" fn prepare() {
         return;
     }
     gate::close();
+    resident::before_fork();
     if agent::active().is_some() {
         ask(Request::Fork);
         ANNOUNCED.store(true, Ordering::Release);
@@ -70,6 +71,7 @@ extern "C" fn child() {
         agent::forget_pager();
     }
     agent::set_proc(proc, pid);
+    resident::in_child(proc);
     READY.store(0, Ordering::Release);
     let entry = if inherits { keeper::inherited } else { keeper::fresh };
     if thread::spawn(entry, 0).is_err() {

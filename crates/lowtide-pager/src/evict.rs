@@ -3,6 +3,9 @@
 //! Without access bits the proof that a page is cold is that it was not asked back while it waited in staging. Blocks into which a
 //! page came in during the present round are passed by (they are younger than the rest), unless a whole round found nothing else.
 //!
+//! Pages that are shared with a forked process are passed by as well, unless a whole round found nothing else: they must be copied before
+//! they can be moved, and make room only when the other process evicts or drops them too.
+//!
 //! Nothing is detached that no tier would take, and where a look at all memory found nothing, the next one waits (`backoff.rs`).
 
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -38,7 +41,7 @@ const SCANS: usize = 64;
 const LEAST_REACH: usize = 256 << 20;
 const MOST_REACH: usize = 1 << 44;
 const SCAN_NS: u64 = 100_000;
-/// Rounds of the hand that find nothing, after which there is nothing: in the first one young blocks are passed by.
+/// Rounds of the hand that find nothing, after which there is nothing: in the first one young blocks and shared pages are passed by.
 const IDLE_ROUNDS: u32 = 2;
 
 /// The clock hand.
@@ -50,6 +53,26 @@ pub(crate) struct Hand {
     detached: usize,
     /// Rounds in a row in which it detached none.
     idle_rounds: u32,
+    /// Shared pages are evicted as well, from when this many pages had come into memory on.
+    shared_since: Option<usize>,
+}
+
+/// Pages that came into memory since shared ones are evicted, after which exclusive ones are looked for again.
+const SHARED_FOR: usize = 512;
+
+impl Hand {
+    /// Whether pages that are shared with another process are to be passed by. `arrived`: pages that have come into memory.
+    fn passes_shared(&mut self, arrived: usize) -> bool {
+        match self.shared_since {
+            Some(since) if arrived.wrapping_sub(since) > SHARED_FOR => {
+                self.shared_since = None;
+                self.idle_rounds = 0;
+            }
+            None if self.idle_rounds > 0 => self.shared_since = Some(arrived),
+            _ => {}
+        }
+        self.shared_since.is_none()
+    }
 }
 
 /// What a scan came to.
@@ -169,7 +192,10 @@ impl Operation<'_> {
                         let reach = self.reach.load(Ordering::Relaxed);
                         let end = range.end.min(range.start.saturating_add(reach));
                         let started = now_ns();
-                        let scan = self.present().scan(range.start, end, room).ok();
+                        let mut scan = self.present().scan(range.start, end, room).ok();
+                        if self.is_shared() && hand.passes_shared(self.arrived.load(Ordering::Relaxed)) {
+                            scan = scan.and_then(|mut found| found.keep_exclusive(self.present()).is_ok().then_some(found));
+                        }
                         let took = now_ns() - started;
                         adapt(&self.reach, reach, took, end == range.start + reach);
                         hand.at = scan.as_ref().map_or(end, |s| s.walk_end.max(range.start + PAGE_SIZE));

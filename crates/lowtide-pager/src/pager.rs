@@ -75,6 +75,8 @@ pub struct Pager {
     pub(crate) handover: AtomicPtr<crate::fork::Handover>,
     forking: AtomicBool,
     was_forked: AtomicBool,
+    /// See [`Pager::set_shared`].
+    shared: AtomicBool,
     operations: AtomicU32,
     /// Pages of the program that have come into memory; wraps.
     pub(crate) arrived: AtomicUsize,
@@ -176,6 +178,7 @@ impl Pager {
             handover: AtomicPtr::new(crate::fork::Handover::new()?),
             forking: AtomicBool::new(false),
             was_forked: AtomicBool::new(false),
+            shared: AtomicBool::new(false),
             operations: AtomicU32::new(0),
             arrived: AtomicUsize::new(0),
             zero_now: AtomicU64::new(0),
@@ -315,6 +318,15 @@ impl Pager {
     /// Whether this process, or one that it was forked from, has ever forked since memory was adopted.
     pub fn was_forked(&self) -> bool {
         self.was_forked.load(Ordering::Relaxed)
+    }
+
+    /// Whether this process may have pages in common with another one, as its keeper found last: these are evicted last.
+    pub fn set_shared(&self, shared: bool) {
+        self.shared.store(shared, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared.load(Ordering::Relaxed)
     }
 
     /// Whether operations are stopped.

@@ -8,7 +8,7 @@ use lowtide_pager::evict::Evicted;
 use lowtide_pager::pager::{Pager, Worker};
 use lowtide_pager::segment::{self, area_state, proc_state};
 
-use super::{INHERITED, Keeper, LONGEST_SLEEP_US, LOOK_AGAIN, Nap, SHORTEST_SLEEP_US};
+use super::{Keeper, LONGEST_SLEEP_US, LOOK_AGAIN, Nap, SHORTEST_SLEEP_US};
 use crate::idle::Idle;
 use crate::{agent, say, swap_file};
 
@@ -32,9 +32,8 @@ const RECOMPRESS_PAGES: usize = 16;
 const RECOMPRESS_REST: u64 = 3;
 
 /// Compresses some cold pages of the pool again; for how long to sleep afterwards.
-fn recompress(pager: &Pager, worker: &mut Worker, idle: &mut Idle, now_us: u64) -> Option<u64> {
+fn recompress(pager: &Pager, worker: &mut Worker, idle: &mut Idle, shared: bool, now_us: u64) -> Option<u64> {
     // The pool of a forked child is its parent's too, copy-on-write, until one of them changes it: that would take memory in both.
-    let shared = INHERITED.load(Ordering::Relaxed) > 0 || pager.was_forked();
     if shared || !pager.wants_recompression(now_us) || !idle.is_cpu_free(now_us) {
         return None;
     }
@@ -51,6 +50,7 @@ impl Keeper {
         pager.budget.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
         let expected = pager.budget.now();
         pager.budget.measured(total);
+        pager.set_shared(self.resident.is_shared());
         let now = now_us();
         let evicted = pager.counters().evictions_pages.load(Ordering::Relaxed);
         let (at, then) = self.rest_measured;
@@ -83,7 +83,7 @@ impl Keeper {
                     return Nap::UntilFaults(SHORTEST_SLEEP_US);
                 }
             }
-            if quiet && let Some(sleep) = recompress(pager, worker, &mut self.idle, now_us()) {
+            if quiet && let Some(sleep) = recompress(pager, worker, &mut self.idle, self.resident.is_shared(), now_us()) {
                 return Nap::UntilFaults(sleep);
             }
             worker.forget_compressor();
