@@ -122,6 +122,13 @@ impl Pager {
 
 impl Operation<'_> {
     fn evict(&self, worker: &mut Worker) -> Evicted {
+        // What waits is memory too: of many processes it would be all that there is.
+        if self.staging.is_above_target() {
+            match self.drained(worker) {
+                Evicted::Nothing => {}
+                other => return other,
+            }
+        }
         let Some(segment) = self.staging.take_empty() else { return self.drained(worker) };
         let frames = self.staging.segment_frames();
         let mut filled = 0;

@@ -329,6 +329,11 @@ impl Pager {
         self.shared.load(Ordering::Relaxed)
     }
 
+    /// How many bytes of evicted pages are to wait before they are stored, in this process.
+    pub fn set_staging_target(&self, bytes: usize) {
+        self.staging.set_target(bytes);
+    }
+
     /// Whether operations are stopped.
     pub fn paused(&self) -> bool {
         self.forking.load(Ordering::SeqCst)

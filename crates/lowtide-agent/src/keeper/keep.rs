@@ -8,7 +8,7 @@ use lowtide_pager::evict::Evicted;
 use lowtide_pager::pager::{Pager, Worker};
 use lowtide_pager::segment::{self, area_state, proc_state};
 
-use super::{Keeper, LONGEST_SLEEP_US, LOOK_AGAIN, Nap, SHORTEST_SLEEP_US};
+use super::{Keeper, LONGEST_SLEEP_US, LOOK_AGAIN, Nap, SHORTEST_SLEEP_US, setup};
 use crate::idle::Idle;
 use crate::{agent, say, swap_file};
 
@@ -62,6 +62,7 @@ impl Keeper {
         if self.areas_fail() {
             swap_file::say_what_fails(&pager.area_stats(), &mut self.said_failing);
         }
+        pager.set_staging_target(setup::staging_target(pager.budget.asked(), run.active()));
         pager.set_pool_limit(self.pool_share() as usize);
         let grown = total.saturating_sub(expected) > UNACCOUNTED && total > pager.budget.adopt_mark();
         if self.look.is_due(now, grown || LOOK_AGAIN.load(Ordering::Acquire)) {

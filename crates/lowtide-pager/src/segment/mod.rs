@@ -133,6 +133,11 @@ impl Segment {
         self.used_procs().iter().filter(|p| p.state.load(Ordering::Relaxed) >= proc_state::WATCHING).count() as u64
     }
 
+    /// How many of them have adopted memory.
+    pub fn active(&self) -> u64 {
+        self.used_procs().iter().filter(|p| p.state.load(Ordering::Relaxed) == proc_state::ACTIVE).count() as u64
+    }
+
     /// The living processes that share memory with `mine` by forks.
     pub fn others_of(&self, mine: &Proc) -> Others {
         let mut others = Others::default();
