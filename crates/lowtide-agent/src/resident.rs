@@ -45,6 +45,7 @@ pub fn in_child(proc: &Proc) {
 /// What the keeper knows of this process's memory.
 pub struct Resident {
     statm: Option<OwnedFd>,
+    /// Open from the start: a process that changes its user may not open it any more.
     smaps: Option<OwnedFd>,
     share: Share,
     /// The forks that `share` knows of.
@@ -63,7 +64,7 @@ impl Resident {
     pub fn new() -> Resident {
         let mut this = Resident {
             statm: open(c"/proc/self/statm"),
-            smaps: None,
+            smaps: open(c"/proc/self/smaps_rollup"),
             share: Share::default(),
             forks: FORKS.load(Ordering::Acquire),
             next_look_us: now_us() + LEAST_REST_US,
@@ -75,17 +76,17 @@ impl Resident {
         this
     }
 
-    /// Whether this process may have pages in common with another one.
-    pub fn is_shared(&self) -> bool {
-        self.others.members > 0
+    /// With how many other processes this one may have pages in common.
+    pub fn sharers(&self) -> u64 {
+        self.others.members
     }
 
     /// Measures this process and publishes it. `watched`: the run is near enough to its limit for looks to be worth their time.
     pub fn measure(&mut self, watched: bool) {
         let proc = agent::proc();
         self.others = agent::segment().others_of(proc);
-        let now = Now { resident: self.statm(), faults: if self.is_shared() { faults() } else { 0 } };
-        if !self.is_shared() {
+        let now = Now { resident: self.statm(), faults: if self.sharers() > 0 { faults() } else { 0 } };
+        if self.sharers() == 0 {
             // Pages that were shared with processes that are gone are its own.
             self.share = Share::alone(now);
         } else {
@@ -127,10 +128,7 @@ impl Resident {
         resident.saturating_sub(shared) * PAGE_SIZE as u64
     }
 
-    fn smaps(&mut self) -> Option<Look> {
-        if self.smaps.is_none() {
-            self.smaps = open(c"/proc/self/smaps_rollup");
-        }
+    fn smaps(&self) -> Option<Look> {
         let mut text = [0u8; 2048];
         let n = rustix::io::pread(self.smaps.as_ref()?, &mut text, 0).ok()?;
         let field = |name: &[u8]| {

@@ -4,7 +4,8 @@
 //! page came in during the present round are passed by (they are younger than the rest), unless a whole round found nothing else.
 //!
 //! Pages that are shared with a forked process are passed by as well, unless a whole round found nothing else: they must be copied before
-//! they can be moved, and make room only when the other process evicts or drops them too.
+//! they can be moved, and make room only when the other process evicts or drops them too. With more than two processes that have the same
+//! pages they stay: each would keep a compressed copy of its own in place of a part of a page.
 //!
 //! Nothing is detached that no tier would take, and where a look at all memory found nothing, the next one waits (`backoff.rs`).
 
@@ -61,8 +62,11 @@ pub(crate) struct Hand {
 const SHARED_FOR: usize = 512;
 
 impl Hand {
-    /// Whether pages that are shared with another process are to be passed by. `arrived`: pages that have come into memory.
-    fn passes_shared(&mut self, arrived: usize) -> bool {
+    /// Whether pages that are shared with other processes, so many, are to be passed by. `arrived`: pages that have come into memory.
+    fn passes_shared(&mut self, others: u32, arrived: usize) -> bool {
+        if others != 1 {
+            return others > 0;
+        }
         match self.shared_since {
             Some(since) if arrived.wrapping_sub(since) > SHARED_FOR => {
                 self.shared_since = None;
@@ -200,7 +204,7 @@ impl Operation<'_> {
                         let end = range.end.min(range.start.saturating_add(reach));
                         let started = now_ns();
                         let mut scan = self.present().scan(range.start, end, room).ok();
-                        if self.is_shared() && hand.passes_shared(self.arrived.load(Ordering::Relaxed)) {
+                        if hand.passes_shared(self.sharers(), self.arrived.load(Ordering::Relaxed)) {
                             scan = scan.and_then(|mut found| found.keep_exclusive(self.present()).is_ok().then_some(found));
                         }
                         let took = now_ns() - started;

@@ -75,8 +75,8 @@ pub struct Pager {
     pub(crate) handover: AtomicPtr<crate::fork::Handover>,
     forking: AtomicBool,
     was_forked: AtomicBool,
-    /// See [`Pager::set_shared`].
-    shared: AtomicBool,
+    /// See [`Pager::set_sharers`].
+    sharers: AtomicU32,
     operations: AtomicU32,
     /// Pages of the program that have come into memory; wraps.
     pub(crate) arrived: AtomicUsize,
@@ -178,7 +178,7 @@ impl Pager {
             handover: AtomicPtr::new(crate::fork::Handover::new()?),
             forking: AtomicBool::new(false),
             was_forked: AtomicBool::new(false),
-            shared: AtomicBool::new(false),
+            sharers: AtomicU32::new(0),
             operations: AtomicU32::new(0),
             arrived: AtomicUsize::new(0),
             zero_now: AtomicU64::new(0),
@@ -320,13 +320,13 @@ impl Pager {
         self.was_forked.load(Ordering::Relaxed)
     }
 
-    /// Whether this process may have pages in common with another one, as its keeper found last: these are evicted last.
-    pub fn set_shared(&self, shared: bool) {
-        self.shared.store(shared, Ordering::Relaxed);
+    /// With how many other processes this one may have pages in common.
+    pub fn set_sharers(&self, others: u64) {
+        self.sharers.store(others.min(u64::from(u32::MAX)) as u32, Ordering::Relaxed);
     }
 
-    pub(crate) fn is_shared(&self) -> bool {
-        self.shared.load(Ordering::Relaxed)
+    pub(crate) fn sharers(&self) -> u32 {
+        self.sharers.load(Ordering::Relaxed)
     }
 
     /// How many bytes of evicted pages are to wait before they are stored, in this process.

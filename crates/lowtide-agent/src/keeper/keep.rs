@@ -50,7 +50,7 @@ impl Keeper {
         pager.budget.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
         let expected = pager.budget.now();
         pager.budget.measured(total);
-        pager.set_shared(self.resident.is_shared());
+        pager.set_sharers(self.resident.sharers());
         let now = now_us();
         let evicted = pager.counters().evictions_pages.load(Ordering::Relaxed);
         let (at, then) = self.rest_measured;
@@ -62,7 +62,7 @@ impl Keeper {
         if self.areas_fail() {
             swap_file::say_what_fails(&pager.area_stats(), &mut self.said_failing);
         }
-        pager.set_staging_target(setup::staging_target(pager.budget.asked(), run.active()));
+        pager.set_staging_target(setup::staging_target(pager.budget.asked(), agent::segment().active()));
         pager.set_pool_limit(self.pool_share() as usize);
         let grown = total.saturating_sub(expected) > UNACCOUNTED && total > pager.budget.adopt_mark();
         if self.look.is_due(now, grown || LOOK_AGAIN.load(Ordering::Acquire)) {
@@ -84,7 +84,7 @@ impl Keeper {
                     return Nap::UntilFaults(SHORTEST_SLEEP_US);
                 }
             }
-            if quiet && let Some(sleep) = recompress(pager, worker, &mut self.idle, self.resident.is_shared(), now_us()) {
+            if quiet && let Some(sleep) = recompress(pager, worker, &mut self.idle, self.resident.sharers() > 0, now_us()) {
                 return Nap::UntilFaults(sleep);
             }
             worker.forget_compressor();

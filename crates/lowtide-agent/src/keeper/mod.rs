@@ -159,7 +159,7 @@ impl Keeper {
     /// Measures this process, publishes it, and returns what the whole run uses.
     fn measure(&mut self) -> u64 {
         let marks = Budget::default();
-        marks.set_limit(agent::segment().settings.ram_limit.load(Ordering::Relaxed));
+        marks.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
         self.resident.measure(self.total > marks.earliest_adopt_mark());
         self.total = agent::segment().ram_now();
         self.total
