@@ -5,7 +5,6 @@
 #include "common.h"
 #include <signal.h>
 #include <sys/wait.h>
-#include <time.h>
 
 static unsigned char *area;
 static size_t pages, workers, own_pages;
@@ -33,17 +32,16 @@ static void work(size_t index, uint64_t inherited)
 {
 	uint64_t seed = 1000 + (uint64_t)getpid();
 	unsigned char *own = map_pages(own_pages);
-	/* Signals from here on: the parent waits for the first byte of the pipe. */
 	part(index, 0, inherited);
 	part(index, 1, seed);
 	fill(own, own_pages, kinds, seed);
 	for (size_t lap = 0; !is_over; lap++) {
-		size_t first = lap % 8 * (own_pages / 8);
-		for (size_t i = first; i < first + own_pages / 8; i++) {
+		size_t first = lap % 16 * (own_pages / 16);
+		for (size_t i = first; i < first + own_pages / 16; i++) {
 			check_page(own + i * PAGE, kind_at(kinds, i), seed + i * PAGE, "a worker's own");
 			make_page(own + i * PAGE, kind_at(kinds, i), seed + i * PAGE);
 		}
-		usleep(100 * 1000);
+		usleep(200 * 1000);
 	}
 	part(index, 0, seed);
 	check(own, own_pages, kinds, seed, "a worker's own, at the end");

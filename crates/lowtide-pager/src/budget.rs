@@ -174,9 +174,10 @@ mod tests {
         assert!(is_worth_adopting(2 << 20, 2 << 20, 1));
         assert!(!is_worth_adopting(1 << 20, 1 << 20, 1), "too small for anyone");
         // However unequal a run's processes are, what the small ones have is a third of it at most.
-        let runs: [&dyn Fn(u64) -> u64; 4] = [&|_| 5 << 20, &|i| (i + 4) << 20, &|i| if i == 0 { 4 << 30 } else { 4 << 20 }, &|i| {
-            (4 << 20) + ((8 << 30) >> i.min(40))
-        }];
+        let runs: [&dyn Fn(u64) -> u64; 4] =
+            [&|_| 5 << 20, &|i| (i + 4) << 20, &|i| if i == 0 { 4 << 30 } else { 4 << 20 }, &|i| {
+                (4 << 20) + ((8 << 30) >> i.min(40))
+            }];
         for of in runs {
             for processes in [1, 2, 63, 64, 65, 80, 200, 1000] {
                 let sizes = (0..processes).map(of);

@@ -139,8 +139,7 @@ impl Present {
     /// # Errors
     /// `NOTTY`: the kernel is older than 6.7.
     pub fn scan(&self, start: usize, end: usize, max_pages: usize) -> Result<Ranges, Errno> {
-        let mut out =
-            Ranges { regions: [NO_REGION; MAX_RANGES], len: 0, walk_end: start };
+        let mut out = Ranges { regions: [NO_REGION; MAX_RANGES], len: 0, walk_end: start };
         let unwanted = u64::from(sys::PAGE_IS_FILE | sys::PAGE_IS_PFNZERO);
         let mut arg = sys::pm_scan_arg {
             size: size_of::<sys::pm_scan_arg>() as u64,

@@ -77,7 +77,8 @@ impl Share {
     /// This process forks: what it had to itself may be shared from now on. `now` and `others` from before, or shortly after.
     pub fn forks(&mut self, now: Now, others: Others) {
         let bytes = self.count(now, others).bytes;
-        *self = Share { exclusive: 0, shared: bytes, members: others.members.max(self.members), copyable: now.resident, then: now };
+        *self =
+            Share { exclusive: 0, shared: bytes, members: others.members.max(self.members), copyable: now.resident, then: now };
     }
 
     /// A look. `before`: from before it began, so that what was copied meanwhile counts.
