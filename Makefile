@@ -42,6 +42,9 @@ soak: setup ## the tests that find races, for SOAK_SECONDS (default 300)
 overhead: setup build ## what lowtide costs below the limit
 	$(PYTHON) tests/overhead.py
 
+forktime: setup build ## how long a fork takes, of a parent of which half is out
+	$(PYTHON) tests/fork_time.py
+
 table: setup build ## the table of the README
 	$(PYTHON) tests/table.py
 

@@ -11,7 +11,7 @@ use rustix::process::Pid;
 use rustix::thread::{Timespec, futex, nanosleep};
 
 use crate::request::{Request, ask};
-use crate::{HEAP, agent, gate, keeper, mlock, request, thread};
+use crate::{HEAP, agent, gate, keeper, mlock, request, resident, thread};
 
 /// Whether the fork under way was announced to the keeper.
 static ANNOUNCED: AtomicBool = AtomicBool::new(false);
@@ -39,6 +39,7 @@ extern "C" fn prepare() {
         return;
     }
     gate::close();
+    resident::before_fork();
     if agent::active().is_some() {
         SIGNALS.store(thread::block_signals(), Ordering::Relaxed);
         PARENT.store(agent::pid(), Ordering::Relaxed);
@@ -108,6 +109,7 @@ fn take_over(announced: bool) {
         agent::forget_pager();
     }
     agent::set_proc(proc, pid);
+    resident::in_child(proc);
     READY.store(0, Ordering::Release);
     let entry = if inherits { keeper::inherited } else { keeper::fresh };
     if thread::spawn(entry, 0).is_err() {

@@ -28,6 +28,7 @@ mod mlock;
 mod monitor;
 mod patch;
 mod request;
+mod resident;
 mod say;
 mod start;
 mod swap_file;

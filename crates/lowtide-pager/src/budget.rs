@@ -71,9 +71,9 @@ impl Budget {
     }
 
     /// Bytes of a process that stay in memory where the limit can't be held: an eighth of the limit, 4 to 64 MiB. A program that must run
-    /// in less does little but wait for pages.
-    pub fn working_minimum(&self) -> u64 {
-        (self.asked() / 8).clamp(4 << 20, 64 << 20)
+    /// in less does little but wait for pages. Where so many processes of the run have adopted memory, each has its part of that.
+    pub fn working_minimum(&self, processes: u64) -> u64 {
+        ((self.asked() / 8).clamp(4 << 20, 64 << 20) / processes.max(1)).max(512 << 10)
     }
 
     /// Above this all is made ready for adoption, so that it takes no longer than registering memory when it is time.
@@ -113,6 +113,15 @@ impl Budget {
     pub fn above_high(&self) -> bool {
         self.now() > self.high_mark()
     }
+}
+
+/// A process smaller than this is not worth adopting: lowtide's own threads and tables would take what they save.
+const WORTHWHILE: u64 = 2 << 20;
+
+/// Whether a process that has `mine` bytes is worth adopting in a run of so many processes that has `total`: not while most of the run's
+/// memory is in larger ones. Where all are equal, all are worth it, however many there are.
+pub fn is_worth_adopting(mine: u64, total: u64, processes: u64) -> bool {
+    mine >= WORTHWHILE && (mine >= total / 64 || mine >= total / processes.max(1) / 2)
 }
 
 #[cfg(test)]
@@ -158,5 +167,25 @@ mod tests {
         assert_eq!((b.asked(), b.limit(), b.at_limit()), (100 << 20, 150 << 20, false));
         b.set_floor(0);
         assert!(b.at_limit());
+    }
+
+    #[test]
+    fn the_processes_worth_adopting_have_most_of_the_memory() {
+        assert!(is_worth_adopting(2 << 20, 2 << 20, 1));
+        assert!(!is_worth_adopting(1 << 20, 1 << 20, 1), "too small for anyone");
+        // However unequal a run's processes are, what the small ones have is a third of it at most.
+        let runs: [&dyn Fn(u64) -> u64; 4] =
+            [&|_| 5 << 20, &|i| (i + 4) << 20, &|i| if i == 0 { 4 << 30 } else { 4 << 20 }, &|i| {
+                (4 << 20) + ((8 << 30) >> i.min(40))
+            }];
+        for of in runs {
+            for processes in [1, 2, 63, 64, 65, 80, 200, 1000] {
+                let sizes = (0..processes).map(of);
+                let total: u64 = sizes.clone().sum();
+                let adopted: u64 = sizes.filter(|mine| is_worth_adopting(*mine, total, processes)).sum();
+                assert!(adopted > total / 2, "{processes} processes: {} of {} MiB", adopted >> 20, total >> 20);
+            }
+        }
+        assert!(!is_worth_adopting(4 << 20, 4100 << 20, 25), "while there are larger ones");
     }
 }

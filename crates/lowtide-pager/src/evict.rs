@@ -3,6 +3,10 @@
 //! Without access bits the proof that a page is cold is that it was not asked back while it waited in staging. Blocks into which a
 //! page came in during the present round are passed by (they are younger than the rest), unless a whole round found nothing else.
 //!
+//! Pages that are shared with a forked process are passed by as well, unless a whole round found nothing else: they must be copied before
+//! they can be moved, and make room only when the other process evicts or drops them too. With more than two processes that have the same
+//! pages they stay: each would keep a compressed copy of its own in place of a part of a page.
+//!
 //! Nothing is detached that no tier would take, and where a look at all memory found nothing, the next one waits (`backoff.rs`).
 
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -38,7 +42,7 @@ const SCANS: usize = 64;
 const LEAST_REACH: usize = 256 << 20;
 const MOST_REACH: usize = 1 << 44;
 const SCAN_NS: u64 = 100_000;
-/// Rounds of the hand that find nothing, after which there is nothing: in the first one young blocks are passed by.
+/// Rounds of the hand that find nothing, after which there is nothing: in the first one young blocks and shared pages are passed by.
 const IDLE_ROUNDS: u32 = 2;
 
 /// The clock hand.
@@ -50,6 +54,29 @@ pub(crate) struct Hand {
     detached: usize,
     /// Rounds in a row in which it detached none.
     idle_rounds: u32,
+    /// Shared pages are evicted as well, from when this many pages had come into memory on.
+    shared_since: Option<usize>,
+}
+
+/// Pages that came into memory since shared ones are evicted, after which exclusive ones are looked for again.
+const SHARED_FOR: usize = 512;
+
+impl Hand {
+    /// Whether pages that are shared with other processes, so many, are to be passed by. `arrived`: pages that have come into memory.
+    fn passes_shared(&mut self, others: u32, arrived: usize) -> bool {
+        if others != 1 {
+            return others > 0;
+        }
+        match self.shared_since {
+            Some(since) if arrived.wrapping_sub(since) > SHARED_FOR => {
+                self.shared_since = None;
+                self.idle_rounds = 0;
+            }
+            None if self.idle_rounds > 0 => self.shared_since = Some(arrived),
+            _ => {}
+        }
+        self.shared_since.is_none()
+    }
 }
 
 /// What a scan came to.
@@ -99,6 +126,13 @@ impl Pager {
 
 impl Operation<'_> {
     fn evict(&self, worker: &mut Worker) -> Evicted {
+        // What waits is memory too: of many processes it would be all that there is.
+        if self.staging.is_above_target() {
+            match self.drained(worker) {
+                Evicted::Nothing => {}
+                other => return other,
+            }
+        }
         let Some(segment) = self.staging.take_empty() else { return self.drained(worker) };
         let frames = self.staging.segment_frames();
         let mut filled = 0;
@@ -169,7 +203,10 @@ impl Operation<'_> {
                         let reach = self.reach.load(Ordering::Relaxed);
                         let end = range.end.min(range.start.saturating_add(reach));
                         let started = now_ns();
-                        let scan = self.present().scan(range.start, end, room).ok();
+                        let mut scan = self.present().scan(range.start, end, room).ok();
+                        if hand.passes_shared(self.sharers(), self.arrived.load(Ordering::Relaxed)) {
+                            scan = scan.and_then(|mut found| found.keep_exclusive(self.present()).is_ok().then_some(found));
+                        }
                         let took = now_ns() - started;
                         adapt(&self.reach, reach, took, end == range.start + reach);
                         hand.at = scan.as_ref().map_or(end, |s| s.walk_end.max(range.start + PAGE_SIZE));

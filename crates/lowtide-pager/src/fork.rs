@@ -134,8 +134,8 @@ impl Pager {
             return;
         }
         let handover = self.handover();
-        let mut rounds = 0;
-        while handover.state.load(Ordering::Acquire) != READY && self.is_alive(&child) {
+        let (mut rounds, mut alive) = (0, true);
+        while alive && handover.state.load(Ordering::Acquire) != READY {
             if rounds == MOST_ROUNDS {
                 self.fill_child(lock, &child, worker);
                 break;
@@ -154,6 +154,7 @@ impl Pager {
                     Err(_) => break,
                 }
             }
+            alive = self.is_alive(&child);
         }
         if !alive {
             self.store(lock).fork_child_died();

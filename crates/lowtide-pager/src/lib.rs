@@ -28,6 +28,7 @@ pub mod present;
 pub mod regions;
 mod release;
 pub mod segment;
+pub mod share;
 pub mod space;
 pub mod staging;
 pub mod stream;

@@ -75,6 +75,8 @@ pub struct Pager {
     pub(crate) handover: AtomicPtr<crate::fork::Handover>,
     forking: AtomicBool,
     was_forked: AtomicBool,
+    /// See [`Pager::set_sharers`].
+    sharers: AtomicU32,
     operations: AtomicU32,
     /// Pages of the program that have come into memory; wraps.
     pub(crate) arrived: AtomicUsize,
@@ -176,6 +178,7 @@ impl Pager {
             handover: AtomicPtr::new(crate::fork::Handover::new()?),
             forking: AtomicBool::new(false),
             was_forked: AtomicBool::new(false),
+            sharers: AtomicU32::new(0),
             operations: AtomicU32::new(0),
             arrived: AtomicUsize::new(0),
             zero_now: AtomicU64::new(0),
@@ -315,6 +318,20 @@ impl Pager {
     /// Whether this process, or one that it was forked from, has ever forked since memory was adopted.
     pub fn was_forked(&self) -> bool {
         self.was_forked.load(Ordering::Relaxed)
+    }
+
+    /// With how many other processes this one may have pages in common.
+    pub fn set_sharers(&self, others: u64) {
+        self.sharers.store(others.min(u64::from(u32::MAX)) as u32, Ordering::Relaxed);
+    }
+
+    pub(crate) fn sharers(&self) -> u32 {
+        self.sharers.load(Ordering::Relaxed)
+    }
+
+    /// How many bytes of evicted pages are to wait before they are stored, in this process.
+    pub fn set_staging_target(&self, bytes: usize) {
+        self.staging.set_target(bytes);
     }
 
     /// Whether operations are stopped.

@@ -13,6 +13,10 @@ use crate::uffd::ioctl;
 
 const PAGEMAP_SCAN: Opcode = 0xc060_6610;
 
+/// In an entry of `/proc/self/pagemap`: no other process maps the page, and this one maps it once.
+const EXCLUSIVE: u64 = 1 << 56;
+const NO_REGION: sys::page_region = sys::page_region { start: 0, end: 0, categories: 0 };
+
 /// Ranges that one scan returns at most.
 pub const MAX_RANGES: usize = 64;
 
@@ -33,6 +37,42 @@ pub struct Ranges {
 }
 
 impl Ranges {
+    /// Leaves out the pages that another process maps as well. What is not looked at, because there are too many ranges, is left to the
+    /// next scan.
+    pub fn keep_exclusive(&mut self, present: &Present) -> Result<(), Errno> {
+        let all = core::mem::replace(&mut self.regions, [NO_REGION; MAX_RANGES]);
+        let len = core::mem::take(&mut self.len);
+        for region in &all[..len] {
+            let mut at = region.start as usize;
+            while at < region.end as usize {
+                let mut bits = [0u64; 64];
+                let pages = present.bits(at, region.end as usize, &mut bits)?;
+                for bits in &bits[..pages] {
+                    if bits & EXCLUSIVE != 0 && !self.push(at) {
+                        self.walk_end = at;
+                        return Ok(());
+                    }
+                    at += PAGE_SIZE;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a page behind all others; false: there is no room for another range.
+    fn push(&mut self, page: usize) -> bool {
+        if let Some(last) = self.len.checked_sub(1)
+            && self.regions[last].end == page as u64
+        {
+            self.regions[last].end += PAGE_SIZE as u64;
+            return true;
+        }
+        let Some(next) = self.regions.get_mut(self.len) else { return false };
+        *next = sys::page_region { start: page as u64, end: (page + PAGE_SIZE) as u64, categories: 0 };
+        self.len += 1;
+        true
+    }
+
     /// The ranges `(start, end)` with pages in memory, in order of address.
     pub fn iter(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         self.regions[..self.len].iter().map(|r| (r.start as usize, r.end as usize))
@@ -82,13 +122,24 @@ impl Present {
         Ok(bytes)
     }
 
+    /// The kernel's bits of the pages in `start .. end`, as many as there is room for; how many.
+    fn bits(&self, start: usize, end: usize, bits: &mut [u64]) -> Result<usize, Errno> {
+        let wanted = ((end - start) / PAGE_SIZE).min(bits.len());
+        let (head, bytes, tail) = {
+            // SAFETY: bytes of integers, which may have any value.
+            unsafe { bits[..wanted].align_to_mut::<u8>() }
+        };
+        debug_assert!(head.is_empty() && tail.is_empty());
+        let n = rustix::io::pread(&self.fd, bytes, (start / PAGE_SIZE * size_of::<u64>()) as u64)?;
+        if n < size_of::<u64>() { Err(Errno::IO) } else { Ok(n / size_of::<u64>()) }
+    }
+
     /// Finds private pages in memory (the shared zero page is none) in `start .. end`, at most `max_pages` of them (0: any number).
     ///
     /// # Errors
     /// `NOTTY`: the kernel is older than 6.7.
     pub fn scan(&self, start: usize, end: usize, max_pages: usize) -> Result<Ranges, Errno> {
-        let mut out =
-            Ranges { regions: [sys::page_region { start: 0, end: 0, categories: 0 }; MAX_RANGES], len: 0, walk_end: start };
+        let mut out = Ranges { regions: [NO_REGION; MAX_RANGES], len: 0, walk_end: start };
         let unwanted = u64::from(sys::PAGE_IS_FILE | sys::PAGE_IS_PFNZERO);
         let mut arg = sys::pm_scan_arg {
             size: size_of::<sys::pm_scan_arg>() as u64,

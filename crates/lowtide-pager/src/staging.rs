@@ -56,6 +56,8 @@ pub struct Staging {
     segment_frames: usize,
     queues: Lock<Queues, { rank::STAGING }>,
     staged: AtomicUsize,
+    /// See [`Staging::set_target`].
+    target: AtomicUsize,
     /// By segment, frames that nobody owns and that still have memory behind them.
     spent: [AtomicU32; MAX_SEGMENTS],
 }
@@ -81,6 +83,7 @@ impl Staging {
             segment_frames,
             queues: Lock::new(Queues { empty, empty_len: segments, full: [Segment(0); MAX_SEGMENTS], head: 0, full_len: 0 }),
             staged: AtomicUsize::new(0),
+            target: AtomicUsize::new(usize::MAX),
             spent: [const { AtomicU32::new(0) }; MAX_SEGMENTS],
         })
     }
@@ -92,6 +95,17 @@ impl Staging {
     pub fn register(&self, uffd: &Uffd) -> Result<(), Errno> {
         // SAFETY: lowtide touches no frame that is empty, and nobody else knows the area.
         unsafe { uffd.register(self.memory.addr(), self.memory.len()) }
+    }
+
+    /// How many bytes of pages are to wait here at most, from now on: less than there is room for where other processes of the run have
+    /// staging areas too.
+    pub fn set_target(&self, bytes: usize) {
+        self.target.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether more pages wait than should.
+    pub fn is_above_target(&self) -> bool {
+        self.staged() * PAGE_SIZE > self.target.load(Ordering::Relaxed)
     }
 
     /// Whether `addr` is in the area.

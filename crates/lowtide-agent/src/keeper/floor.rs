@@ -40,7 +40,7 @@ impl Floor {
     /// `fixed`: bytes that the run uses and this process can't evict.
     fn set(&mut self, pager: &Pager, fixed: u64, now_us: u64) {
         self.next_look_us = now_us + LOOK_EVERY_US;
-        let (asked, minimum) = (pager.budget.asked(), pager.budget.working_minimum());
+        let (asked, minimum) = (pager.budget.asked(), pager.budget.working_minimum(agent::segment().active()));
         if fixed + minimum / 2 <= asked {
             pager.budget.set_floor(0);
             return;

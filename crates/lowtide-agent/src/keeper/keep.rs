@@ -8,7 +8,7 @@ use lowtide_pager::evict::Evicted;
 use lowtide_pager::pager::{Pager, Worker};
 use lowtide_pager::segment::{self, area_state, proc_state};
 
-use super::{INHERITED, Keeper, LONGEST_SLEEP_US, LOOK_AGAIN, Nap, SHORTEST_SLEEP_US};
+use super::{Keeper, LONGEST_SLEEP_US, LOOK_AGAIN, Nap, SHORTEST_SLEEP_US, setup};
 use crate::idle::Idle;
 use crate::{agent, say, swap_file};
 
@@ -34,9 +34,8 @@ const RECOMPRESS_PAGES: usize = 16;
 const RECOMPRESS_REST: u64 = 3;
 
 /// Compresses some cold pages of the pool again; for how long to sleep afterwards.
-fn recompress(pager: &Pager, worker: &mut Worker, idle: &mut Idle, now_us: u64) -> Option<u64> {
+fn recompress(pager: &Pager, worker: &mut Worker, idle: &mut Idle, shared: bool, now_us: u64) -> Option<u64> {
     // The pool of a forked child is its parent's too, copy-on-write, until one of them changes it: that would take memory in both.
-    let shared = INHERITED.load(Ordering::Relaxed) > 0 || pager.was_forked();
     if shared || !pager.wants_recompression(now_us) || !idle.is_cpu_free(now_us) {
         return None;
     }
@@ -53,6 +52,7 @@ impl Keeper {
         pager.budget.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
         let expected = pager.budget.now();
         pager.budget.measured(total);
+        pager.set_sharers(self.resident.sharers());
         let now = now_us();
         let evicted = pager.counters().evictions_pages.load(Ordering::Relaxed);
         let (at, then) = self.rest_measured;
@@ -68,6 +68,7 @@ impl Keeper {
         if self.areas_fail() {
             swap_file::say_what_fails(&pager.area_stats(), &mut self.said_failing);
         }
+        pager.set_staging_target(setup::staging_target(pager.budget.asked(), agent::segment().active()));
         pager.set_pool_limit(self.pool_share() as usize);
         let grown = total.saturating_sub(expected) > UNACCOUNTED && total > pager.budget.adopt_mark();
         if self.look.is_due(now, grown || LOOK_AGAIN.load(Ordering::Acquire)) {
@@ -89,7 +90,7 @@ impl Keeper {
                     return Nap::UntilFaults(SHORTEST_SLEEP_US);
                 }
             }
-            if quiet && let Some(sleep) = recompress(pager, worker, &mut self.idle, now_us()) {
+            if quiet && let Some(sleep) = recompress(pager, worker, &mut self.idle, self.resident.sharers() > 0, now_us()) {
                 return Nap::UntilFaults(sleep);
             }
             worker.forget_compressor();

@@ -7,9 +7,10 @@ mod keep;
 mod setup;
 mod watch;
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use lowtide_core::store::MAX_AREAS;
+use lowtide_pager::budget::Budget;
 use lowtide_pager::clock::now_us;
 use lowtide_pager::line::Line;
 use lowtide_pager::pager::{Pager, Worker};
@@ -17,12 +18,12 @@ use lowtide_pager::segment::proc_state;
 use lowtide_pager::uffd::Uffd;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
-use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::Timespec;
 
 use crate::idle::Idle;
 use crate::request::Request;
+use crate::resident::Resident;
 use crate::{agent, atfork, broker, inheritance, monitor, request, say, swap_file, thread};
 use floor::Floor;
 use setup::Look;
@@ -38,8 +39,6 @@ pub const NO_THREAD: &[u8] = b"a process of the run is not limited: lowtide's th
 
 static ASLEEP: AtomicBool = AtomicBool::new(false);
 static LOOK_AGAIN: AtomicBool = AtomicBool::new(false);
-/// Resident bytes at the time of the fork that made this process: shared with the parent, so they are the parent's.
-static INHERITED: AtomicU64 = AtomicU64::new(0);
 
 /// Wakes the keeper if it sleeps: the high mark was passed.
 pub fn wake_if_asleep() {
@@ -66,7 +65,6 @@ pub extern "C" fn fresh(_: usize) -> ! {
             sleep_for_ever();
         }
     };
-    INHERITED.store(0, Ordering::Relaxed);
     let mut keeper = Keeper::new(Some(uffd));
     keeper.urgent = thread::Urgent::new();
     keeper.run()
@@ -87,8 +85,7 @@ pub extern "C" fn inherited(_: usize) -> ! {
     let Some(operation) = pager.enter() else { say::fatal(b"a forked child was made to wait for itself") };
     swap_file::add_all(operation.store());
     drop(operation);
-    let mut keeper = Keeper::new(None);
-    INHERITED.store(keeper.resident(), Ordering::Relaxed);
+    let keeper = Keeper::new(None);
     agent::proc().state.store(proc_state::ACTIVE, Ordering::Release);
     monitor::start();
     atfork::child_is_ready();
@@ -151,10 +148,12 @@ struct Keeper {
     urgent: Option<thread::Urgent>,
     /// What the run used when [`Keeper::watch`] last looked, and when that was, in microseconds.
     last_watched: (u64, u64),
-    statm: Option<OwnedFd>,
     supervisor: Supervisor,
     /// When it was last looked whether that lives, in microseconds.
     supervisor_seen_us: u64,
+    resident: Resident,
+    /// What the run used when last measured.
+    total: u64,
     worker: Option<Worker>,
     idle: Idle,
     look: Look,
@@ -172,15 +171,15 @@ struct Keeper {
 
 impl Keeper {
     fn new(uffd: Option<Uffd>) -> Keeper {
-        let statm = rustix::fs::open(c"/proc/self/statm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
         Keeper {
             uffd,
             prepared: None,
             urgent: None,
             last_watched: (0, 0),
-            statm,
             supervisor: Supervisor::open(),
             supervisor_seen_us: 0,
+            resident: Resident::new(),
+            total: 0,
             worker: None,
             idle: Idle::new(),
             look: Look::default(),
@@ -193,25 +192,13 @@ impl Keeper {
         }
     }
 
-    /// Anonymous resident bytes of this process, lowtide's own included.
-    fn resident(&mut self) -> u64 {
-        let mut text = [0u8; 128];
-        let Some(fd) = &self.statm else { return 0 };
-        let n = rustix::io::pread(fd, &mut text, 0).unwrap_or(0);
-        let mut fields = text[..n]
-            .split(|&c| c == b' ')
-            .map(|f| f.iter().take_while(|c| c.is_ascii_digit()).fold(0u64, |n, c| n * 10 + u64::from(c - b'0')));
-        let resident = fields.nth(1).unwrap_or(0);
-        let shared = fields.next().unwrap_or(0);
-        resident.saturating_sub(shared) * 4096
-    }
-
     /// Measures this process, publishes it, and returns what the whole run uses.
     fn measure(&mut self) -> u64 {
-        let resident = self.resident();
-        let counted = resident.saturating_sub(INHERITED.load(Ordering::Relaxed));
-        agent::proc().ram_bytes.store(counted, Ordering::Relaxed);
-        agent::segment().ram_now()
+        let marks = Budget::default();
+        marks.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
+        self.resident.measure(self.total > marks.earliest_adopt_mark());
+        self.total = agent::segment().ram_now();
+        self.total
     }
 
     fn run(mut self) -> ! {

@@ -22,6 +22,11 @@ const LOOK_REST: u64 = 20;
 /// When the program did not let the keeper look, it tries again after this.
 const LOOK_LATER_US: u64 = 10_000;
 
+/// Bytes of evicted pages that wait in this process before they are stored, one of so many that have adopted memory.
+pub(super) fn staging_target(limit: u64, processes: u64) -> usize {
+    ((limit / 16).min(64 << 20) / processes.max(1)).max(512 << 10) as usize
+}
+
 /// Looks for mappings to adopt.
 #[derive(Default)]
 pub(super) struct Look {
@@ -51,7 +56,7 @@ impl Keeper {
             Store::new(StoreConfig { pool_limit: run.pool_limit.load(Ordering::Relaxed) as usize, accept_percent: 90, codec })
                 .map_err(|_| Errno::NOMEM)?;
         swap_file::add_all(&store);
-        let staging = (limit / 16).clamp(512 << 10, 64 << 20) as usize;
+        let staging = staging_target(limit, agent::segment().active() + 1);
         self.worker = Some(Worker::new(true)?);
         let uffd = self.uffd.take().ok_or(Errno::BADF)?;
         let host = Host { fatal: say::fatal, warn: say::warn, open_uffd: broker::userfaultfd, open_page_map: broker::page_map };

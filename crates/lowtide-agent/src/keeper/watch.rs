@@ -2,15 +2,13 @@
 
 use core::sync::atomic::Ordering;
 
-use lowtide_pager::budget::Budget;
+use lowtide_pager::budget::{Budget, is_worth_adopting};
 use lowtide_pager::clock::now_us;
 use lowtide_pager::line::Line;
 
 use super::{Keeper, SHORTEST_SLEEP_US, sleep_for_ever};
 use crate::{agent, gate, say, swap_file};
 
-/// A process smaller than this is not worth adopting while there are larger ones.
-const WORTHWHILE: u64 = 2 << 20;
 /// How long it takes to adopt memory where more threads touch it than there are CPUs: the kernel lets nobody change a mapping while a
 /// thread is in a page fault there, and most threads that wait for a CPU wait in one.
 const ADOPTION_US: u64 = 20_000;
@@ -31,7 +29,8 @@ impl Keeper {
         let ahead = total.saturating_sub(last) * ADOPTION_US / now.saturating_sub(at).max(1);
         let mark = marks.adopt_mark().saturating_sub(ahead).max(marks.earliest_adopt_mark());
         let room = mark.saturating_sub(total);
-        if agent::proc().ram_bytes.load(Ordering::Relaxed) < WORTHWHILE.max(total / 64) {
+        let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
+        if !is_worth_adopting(mine, total, agent::segment().processes()) {
             return Self::nap(room).max(SHORTEST_SLEEP_US * 5);
         }
         if self.prepared.is_some() && room > 0 {

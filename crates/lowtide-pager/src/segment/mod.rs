@@ -15,6 +15,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use lowtide_core::store::{FILL_WORDS, FillWord, FillWords, Image, MAX_AREAS};
 
+use crate::share::Others;
+
 pub use latency::{LATENCY_BUCKETS, latency_bucket, latency_floor_ns};
 pub use process::{AREA_STATES, AreaCounters, AreaGauges, Counters, Proc, area_state, proc_state};
 pub use settings::*;
@@ -88,6 +90,8 @@ pub struct Segment {
     pub supervisor_bytes: AtomicU64,
     /// No slot from this index on has ever been claimed.
     pub procs_high: AtomicU32,
+    /// Families of forked processes that there have been.
+    pub families: AtomicU64,
 }
 
 impl Segment {
@@ -125,6 +129,42 @@ impl Segment {
         }
         self.ram_peak.fetch_max(sum, Ordering::Relaxed);
         sum
+    }
+
+    /// How many processes there are, zombies included for a moment.
+    pub fn processes(&self) -> u64 {
+        self.used_procs().iter().filter(|p| p.state.load(Ordering::Relaxed) >= proc_state::WATCHING).count() as u64
+    }
+
+    /// How many of them have adopted memory.
+    pub fn active(&self) -> u64 {
+        self.used_procs().iter().filter(|p| p.state.load(Ordering::Relaxed) == proc_state::ACTIVE).count() as u64
+    }
+
+    /// The living processes that share memory with `mine` by forks.
+    pub fn others_of(&self, mine: &Proc) -> Others {
+        let mut others = Others::default();
+        let family = mine.family.load(Ordering::Relaxed);
+        for p in self.used_procs().iter().filter(|p| !core::ptr::eq(*p, mine)) {
+            let counts = p.state.load(Ordering::Relaxed) >= proc_state::WATCHING;
+            if family != 0 && counts && p.family.load(Ordering::Acquire) == family {
+                others.members += 1;
+                others.shared += p.shared_bytes.load(Ordering::Relaxed);
+            }
+        }
+        others
+    }
+
+    /// Makes a process that is about to fork a member of a family, if it is not yet, and returns the family's number.
+    pub fn found_family(&self, mine: &Proc) -> u64 {
+        match mine.family.load(Ordering::Relaxed) {
+            0 => {
+                let family = self.families.fetch_add(1, Ordering::Relaxed) + 1;
+                mine.family.store(family, Ordering::Release);
+                family
+            }
+            family => family,
+        }
     }
 
     /// Claims a slot for process `pid`; one that this pid already holds (it called exec) is kept, its counts are folded into the

@@ -139,7 +139,11 @@ pub struct Proc {
     pub(super) elsewhere: AtomicU64,
     /// Resident anonymous bytes that count against the limit (lowtide's own inside the process included).
     pub ram_bytes: AtomicU64,
-    /// Of those, lowtide's own: pool, staged pages, tables, buffers, stacks, heap; 0 before memory is adopted.
+    /// Of those, its part of the pages that it shares with other processes of its family ([`crate::share`]).
+    pub shared_bytes: AtomicU64,
+    /// Number of its family; 0: it shares memory with nobody.
+    pub family: AtomicU64,
+    /// Of `ram_bytes`, lowtide's own: pool, staged pages, tables, buffers, stacks, heap; 0 before memory is adopted.
     pub own_bytes: AtomicU64,
     /// Bytes of program pages waiting in staging (part of `own_bytes`).
     pub staged_bytes: AtomicU64,
@@ -184,6 +188,8 @@ impl Proc {
     pub(super) fn clear_gauges(&self) {
         for gauge in [
             &self.ram_bytes,
+            &self.shared_bytes,
+            &self.family,
             &self.own_bytes,
             &self.staged_bytes,
             &self.pool_bytes,

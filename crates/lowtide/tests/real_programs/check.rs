@@ -15,6 +15,8 @@ pub enum Growth {
     Existing,
     /// New mappings in a stream, as fast as possible.
     Stream,
+    /// Processes that share their memory by forks, and come to have their own; the samples are those of [`Job::with_forks`].
+    Forks,
 }
 
 impl Growth {
@@ -22,6 +24,7 @@ impl Growth {
     pub fn bound(self, ram: u64) -> u64 {
         match self {
             Self::Existing => ram + ram / 20 + 16 * MIB,
+            Self::Forks => ram + ram / 10 + 32 * MIB,
             Self::Stream => ram + ram * 15 / 100 + 32 * MIB,
         }
     }

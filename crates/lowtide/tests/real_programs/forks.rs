@@ -1,7 +1,8 @@
 //! Children: those that exec at once, those that stay, those that outlive their parent.
 
-use crate::check::{Data, Growth, compare, ends_well};
-use crate::machine::turn;
+use crate::check::{Data, Growth, compare, ends_well, faults, report};
+use crate::machine::{native_only, say, turn};
+use crate::measure::{Job, Limit, Swap};
 use crate::programs::job;
 
 /// A child that stays has as much memory again as its parent: compressed RAM alone can't hold both.
@@ -47,4 +48,40 @@ fn three_generations() {
 #[test]
 fn bare_system_calls() {
     forks("raw", "128 1", STAYING);
+}
+
+/// Children and parent together stay under the limit: each page that they share counts once, and the copies as they arise.
+/// Both write what they share as fast as they can: the kernel copies it, and nobody can make them wait, as with a stream of new mappings.
+fn counted(label: &str, program: &str, arguments: &str, percent: u64, growth: Growth) {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job(label, program, arguments).map(Job::with_forks) else { return };
+    let native = job.native();
+    assert!(ends_well(&native), "{label}: the native run is unsound: {native:?}");
+    say(&format!("  {label:<28} native {} MiB, {:.2} s", native.peak >> 20, native.elapsed.as_secs_f64()));
+    if native_only() {
+        return;
+    }
+    let limit = Limit { ram: native.peak / 100 * percent, swap: Swap::Default };
+    let limited = job.limited(&limit);
+    report(&job, &limit, &native, &limited);
+    let faults = faults(&native, &limited, &limit, growth);
+    assert!(faults.is_empty(), "{label}: {faults:?}\n{}", limited.stderr);
+    assert!(limited.samples > 5, "only {} samples", limited.samples);
+}
+
+/// 80 equal processes, none of which has more than an 80th of all.
+#[test]
+fn workers_forked_ahead() {
+    counted("forks, workers", "prefork", "96 80 4 2", 70, Growth::Forks);
+}
+
+#[test]
+fn child_that_stays_is_counted() {
+    counted("forks, stay, counted", "forks", "stay 128 3", 60, Growth::Stream);
+}
+
+/// The parent loads, forks and goes; all that is left is the child's.
+#[test]
+fn child_that_outlives_its_parent_is_counted() {
+    counted("forks, orphan, counted", "forks", "orphan 128", 60, Growth::Stream);
 }

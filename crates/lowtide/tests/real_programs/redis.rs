@@ -1,6 +1,7 @@
 //! redis-server: DEBUG DIGEST as natively, BGSAVE while everything is overwritten, the saved file loaded again.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::check::{Data, Growth, faults, limits, report};
 use crate::machine::{native_only, say, tool, turn};
-use crate::measure::{Job, Outcome, Running};
+use crate::measure::{Job, Limit, Outcome, Running, Swap};
 
 const KEYS: u64 = 150_000;
 /// Commands sent before their replies are read.
@@ -65,9 +66,20 @@ impl Client {
         }
     }
 
+    /// Waits until a background save is over.
+    fn wait_for_save(&mut self) -> Result<(), String> {
+        self.wait("INFO persistence", |reply| matches!(reply, Ok(text) if text.contains("rdb_bgsave_in_progress:0")))?;
+        let state = self.ask("INFO persistence")?;
+        if state.contains("rdb_last_bgsave_status:ok") { Ok(()) } else { Err(format!("BGSAVE failed: {state}")) }
+    }
+
     /// Writes all keys, in batches: mostly strings, some hashes and lists; `version` decides about the content.
     fn write_all_keys(&mut self, version: u64) -> Result<(), String> {
-        for first in (0..KEYS).step_by(BATCH as usize) {
+        self.write_keys(version, 0..KEYS)
+    }
+
+    fn write_keys(&mut self, version: u64, keys: Range<u64>) -> Result<(), String> {
+        for first in keys.step_by(BATCH as usize) {
             let mut commands = String::new();
             for key in first..first + BATCH {
                 let word = (key + version) % 17;
@@ -112,6 +124,12 @@ impl Server {
         Some(Self { job, socket })
     }
 
+    /// The same, and what its children have in memory while they save counts.
+    fn that_saves() -> Option<Self> {
+        let Self { job, socket } = Self::new()?;
+        Some(Self { job: job.with_forks(), socket })
+    }
+
     fn connect(&self, run: &mut Running) -> Result<Client, String> {
         let mut client = None;
         run.wait_until(|_| {
@@ -154,16 +172,53 @@ impl Server {
             let before = client.ask("DEBUG DIGEST")?;
             client.ask("BGSAVE")?;
             client.write_all_keys(2)?;
-            client.wait("INFO persistence", |reply| matches!(reply, Ok(text) if text.contains("rdb_bgsave_in_progress:0")))?;
-            let state = client.ask("INFO persistence")?;
-            if !state.contains("rdb_last_bgsave_status:ok") {
-                return Err(format!("BGSAVE failed: {state}"));
-            }
+            client.wait_for_save()?;
             Ok((before, client.ask("DEBUG DIGEST")?))
         })?;
         let (loaded, second) = self.talk(start(&self.job), |client| client.ask("DEBUG DIGEST"))?;
         Ok((Digests { before, after, loaded }, [first, second]))
     }
+}
+
+/// How often the server saves, one time after the other.
+const SAVES: u64 = 10;
+
+/// Saves again and again, while a third of the keys are overwritten each time; what is there in the end, and what the last file holds.
+fn saves_in_a_row(server: &Server, start: impl Fn(&Job) -> Running) -> Result<((String, String), Outcome), String> {
+    let _ = std::fs::remove_file(server.job.directory.join("dump.rdb"));
+    let (after, outcome) = server.talk(start(&server.job), |client| {
+        client.write_all_keys(1)?;
+        for save in 0..SAVES {
+            client.ask("BGSAVE")?;
+            let third = KEYS / 3;
+            client.write_keys(2 + save, save % 3 * third..(save % 3 + 1) * third)?;
+            client.wait_for_save()?;
+        }
+        client.ask("DEBUG DIGEST")
+    })?;
+    let (loaded, _) = server.talk(server.job.start_native(), |client| client.ask("DEBUG DIGEST"))?;
+    Ok(((after, loaded), outcome))
+}
+
+/// What the child that saves has in memory counts, its part of what it shares with its parent and the copies that arise.
+#[test]
+fn ten_background_saves_in_a_row() {
+    let Some(_turn) = turn() else { return };
+    let Some(server) = Server::that_saves() else { return };
+    let (expected, native) = saves_in_a_row(&server, Job::start_native).unwrap_or_else(|error| panic!("natively: {error}"));
+    say(&format!("  redis, ten saves: native {} MiB, {:.2} s", native.peak >> 20, native.elapsed.as_secs_f64()));
+    if native_only() {
+        return;
+    }
+    let limit = Limit { ram: native.peak / 100 * 65, swap: Swap::Default };
+    let (digests, limited) = saves_in_a_row(&server, |job| job.start_limited(&limit))
+        .unwrap_or_else(|error| panic!("at --ram {}: {error}", limit.ram));
+    report(&server.job, &limit, &native, &limited);
+    assert_eq!(digests, expected);
+    let mut wrong = faults(&native, &limited, &limit, Growth::Forks);
+    wrong.retain(|fault| !fault.starts_with("prints"));
+    assert!(wrong.is_empty(), "at --ram {}: {wrong:?}\n{}", limit.ram, limited.stderr);
+    assert!(limited.samples > 50, "only {} samples", limited.samples);
 }
 
 #[test]

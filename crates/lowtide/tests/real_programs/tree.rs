@@ -43,6 +43,13 @@ impl Process {
         }
     }
 
+    /// Its part of resident anonymous memory in bytes: each page divided by how many processes map it; 0 for a process that has gone.
+    pub fn part_of_anonymous(&self) -> u64 {
+        let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid)).unwrap_or_default();
+        let part = text.lines().find_map(|line| line.strip_prefix("Pss_Anon:")).unwrap_or_default();
+        part.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) * 1024
+    }
+
     /// Resident anonymous memory (RssAnon) in bytes; 0 for a process that has gone.
     pub fn anonymous(&self) -> u64 {
         let text = fs::read_to_string(format!("/proc/{}/statm", self.pid)).unwrap_or_default();

@@ -1,0 +1,164 @@
+//! How many bytes of anonymous memory this process counts for.
+//!
+//! While it shares none with another process: what `/proc/self/statm` says, in 1 us. When it has forked, or was forked, and a process of
+//! its family is still there, what it says is put right by looks (the pager's `share.rs` tells how): `Pss_Anon` of
+//! `/proc/self/smaps_rollup`, 5 us a MiB that is in memory. (The bits of `/proc/self/pagemap` that say which pages are exclusive take 4 us a MiB,
+//! and don't say with how many processes the others are shared.) All processes of a family together take 5 % of a CPU for their looks at
+//! most, and none while the run is far below its limit.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use linux_raw_sys::general as sys;
+use lowtide_core::vm::PAGE_SIZE;
+use lowtide_pager::clock::now_us;
+use lowtide_pager::segment::Proc;
+use lowtide_pager::share::{Look, Now, Others, Share};
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::{agent, thread};
+
+/// Between two looks of a family is so many times as much time as a look takes: 5 % of a CPU.
+const LOOK_REST: u64 = 20;
+/// The first look of a child, and looks at all, are so far apart at least: a child that only executes something else is left alone.
+const LEAST_REST_US: u64 = 20_000;
+
+/// Forks of this process that were announced, or are about to happen.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+/// Number of the family (see [`Proc::family`]). In a child it is the parent's, by inheritance.
+static FAMILY: AtomicU64 = AtomicU64::new(0);
+
+/// The calling thread of the program is about to fork. All that this process counts for may be shared from now on.
+pub fn before_fork() {
+    let proc = agent::proc();
+    FAMILY.store(agent::segment().found_family(proc), Ordering::Relaxed);
+    proc.shared_bytes.store(proc.ram_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
+    FORKS.fetch_add(1, Ordering::Release);
+}
+
+/// In a forked child, whose place in the segment is `proc`: it counts from here on.
+pub fn in_child(proc: &Proc) {
+    proc.family.store(FAMILY.load(Ordering::Relaxed), Ordering::Release);
+}
+
+/// What the keeper knows of this process's memory.
+pub struct Resident {
+    statm: Option<OwnedFd>,
+    /// Open from the start: a process that changes its user may not open it any more.
+    smaps: Option<OwnedFd>,
+    share: Share,
+    /// The forks that `share` knows of.
+    forks: u32,
+    /// When the next look may be, in microseconds.
+    next_look_us: u64,
+    others: Others,
+}
+
+fn open(path: &core::ffi::CStr) -> Option<OwnedFd> {
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
+}
+
+impl Resident {
+    /// Of a process that shares nothing, or, in a forked child, everything.
+    pub fn new() -> Resident {
+        let mut this = Resident {
+            statm: open(c"/proc/self/statm"),
+            smaps: open(c"/proc/self/smaps_rollup"),
+            share: Share::default(),
+            forks: FORKS.load(Ordering::Acquire),
+            next_look_us: now_us() + LEAST_REST_US,
+            others: Others::default(),
+        };
+        let resident = this.statm();
+        let is_child = agent::proc().family.load(Ordering::Relaxed) != 0;
+        this.share = if is_child { Share::of_child(resident) } else { Share::alone(Now { resident, faults: faults() }) };
+        this
+    }
+
+    /// With how many other processes this one may have pages in common.
+    pub fn sharers(&self) -> u64 {
+        self.others.members
+    }
+
+    /// Measures this process and publishes it. `watched`: the run is near enough to its limit for looks to be worth their time.
+    pub fn measure(&mut self, watched: bool) {
+        let proc = agent::proc();
+        self.others = agent::segment().others_of(proc);
+        let now = Now { resident: self.statm(), faults: if self.sharers() > 0 { faults() } else { 0 } };
+        if self.sharers() == 0 {
+            // Pages that were shared with processes that are gone are its own.
+            self.share = Share::alone(now);
+        } else {
+            let forks = FORKS.load(Ordering::Acquire);
+            if forks != core::mem::replace(&mut self.forks, forks) {
+                self.share.forks(now, self.others);
+            }
+            let at = now_us();
+            if watched && at >= self.next_look_us {
+                self.look(now, at);
+            }
+        }
+        let count = self.share.count(now, self.others);
+        proc.shared_bytes.store(count.shared, Ordering::Relaxed);
+        proc.ram_bytes.store(count.bytes, Ordering::Relaxed);
+    }
+
+    fn look(&mut self, before: Now, at_us: u64) {
+        let cpu = || {
+            let t = clock_gettime(ClockId::ThreadCPUTime);
+            t.tv_sec as u64 * 1_000_000 + t.tv_nsec as u64 / 1000
+        };
+        let began = cpu();
+        if let Some(look) = self.smaps() {
+            self.share.looked(look, before, self.others);
+        }
+        let took = (cpu() - began) * LOOK_REST * (self.others.members + 1);
+        self.next_look_us = at_us + took.max(LEAST_REST_US);
+    }
+
+    /// Anonymous resident bytes, lowtide's own included.
+    fn statm(&self) -> u64 {
+        let mut text = [0u8; 128];
+        let Some(fd) = &self.statm else { return 0 };
+        let n = rustix::io::pread(fd, &mut text, 0).unwrap_or(0);
+        let mut fields = text[..n].split(|&c| c == b' ').map(number);
+        let resident = fields.nth(1).unwrap_or(0);
+        let shared = fields.next().unwrap_or(0);
+        resident.saturating_sub(shared) * PAGE_SIZE as u64
+    }
+
+    fn smaps(&self) -> Option<Look> {
+        let mut text = [0u8; 2048];
+        let n = rustix::io::pread(self.smaps.as_ref()?, &mut text, 0).ok()?;
+        let field = |name: &[u8]| {
+            let line = text[..n].split(|&c| c == b'\n').find_map(|line| line.strip_prefix(name))?;
+            Some(number(line.trim_ascii_start()) << 10)
+        };
+        Some(Look {
+            anonymous: field(b"Anonymous:")?,
+            proportional: field(b"Pss_Anon:")?,
+            // Private memory of files is only read; what was written is anonymous.
+            exclusive: field(b"Private_Dirty:")?,
+        })
+    }
+}
+
+/// The number that a field begins with.
+fn number(text: &[u8]) -> u64 {
+    text.iter().take_while(|c| c.is_ascii_digit()).fold(0, |n, c| n * 10 + u64::from(c - b'0'))
+}
+
+/// Page faults of this process that no monitor served, as bytes: a copy of a shared page is one.
+fn faults() -> u64 {
+    // SAFETY: all-zero bytes are a valid rusage.
+    let mut usage: sys::rusage = unsafe { core::mem::zeroed() };
+    // SAFETY: room for what the call writes.
+    let r = unsafe { thread::syscall3(sys::__NR_getrusage, sys::RUSAGE_SELF as usize, &raw mut usage as usize, 0) };
+    if r < 0 {
+        return 0;
+    }
+    // A fault that waited for a monitor is one of these as well, of the one kind or the other.
+    let served = agent::proc().counters.faults_total.load(Ordering::Relaxed);
+    (usage.ru_minflt as u64 + usage.ru_majflt as u64).saturating_sub(served) * PAGE_SIZE as u64
+}
