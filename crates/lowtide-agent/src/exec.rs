@@ -28,10 +28,39 @@ const MAX_PRELOAD: usize = 1024;
 
 pub extern "C" fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
     atfork::let_forks_end();
+    if agent::present() && !envp.is_null() && !(keeps_its_rights() && leads_to_agent(ours()) && is_right(envp)) {
+        return mended(path, argv, envp);
+    }
+    // SAFETY: the caller's own call.
+    result(unsafe { syscall3(sys::__NR_execve, path as usize, argv as usize, envp as usize) }) as c_int
+}
+
+/// Whether an environment names what belongs to the run as it should: nearly always. On a stack of its own size: programs execute others on the
+/// small stacks of signal handlers.
+fn is_right(envp: *const *const c_char) -> bool {
+    let (mut preload, mut has_settings) = (false, false);
+    // SAFETY: `envp` is a NULL-terminated array of C strings, as execve demands.
+    unsafe {
+        let mut p = envp;
+        while !(*p).is_null() {
+            let variable = CStr::from_ptr(*p).to_bytes();
+            if let Some(value) = variable.strip_prefix(PRELOAD) {
+                preload = split(value).0 == Some(ours());
+            }
+            has_settings |= start::is_settings(variable);
+            p = p.add(1);
+        }
+    }
+    preload && has_settings
+}
+
+/// Executes a program with an environment that had to be mended. Takes some 10 KiB of stack.
+#[inline(never)]
+fn mended(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
     let mut environment = [core::ptr::null::<c_char>(); MAX_VARIABLES + 3];
     let mut preload = [0u8; MAX_PRELOAD];
     let mut descriptor = None;
-    let mended = agent::present() && !envp.is_null() && {
+    let mended = {
         if keeps_its_rights() && leads_to_agent(ours()) {
             mend(envp, Some(ours()), &mut environment, &mut preload)
         } else if !exists(path) {

@@ -16,7 +16,7 @@ use crate::mlock::MapLocked;
 use crate::patch::{self, Hook};
 use crate::request::{Request, ask};
 use crate::thread::{syscall3, syscall6};
-use crate::{agent, atfork, exec, gate, maps, mlock, say};
+use crate::{agent, atfork, exec, gate, keeper, maps, mlock, say};
 
 const PAGE: usize = 4096;
 const EINVAL: isize = 22;
@@ -173,7 +173,8 @@ extern "C" fn mremap(addr: usize, old_len: usize, new_len: usize, flags: c_int, 
     if r != -1 {
         mlock::remapped(addr, old_len, r as usize, new_len);
         if new_len > old_len {
-            born(r as usize, new_len);
+            // Of what kind it is only the list of mappings tells: a file's, in memory or not, must never be adopted.
+            keeper::look_again();
         }
     }
     r
@@ -190,9 +191,10 @@ fn remove(addr: usize, len: usize, advice: u32) -> isize {
     let _inside = gate::enter();
     // SAFETY: the caller's own call.
     let r = unsafe { syscall3(sys::__NR_madvise, addr, len, advice as usize) };
-    if advice != sys::MADV_REMOVE
-        && let Some(pager) = agent::active()
-    {
+    // A call that failed may not have come to the end of the range, where another thread's is still at work; after MADV_FREE the pages may
+    // still go.
+    let has_ended = matches!(advice, sys::MADV_DONTNEED | sys::MADV_DONTNEED_LOCKED) && (r == 0 || r == -ENOMEM);
+    if has_ended && let Some(pager) = agent::active() {
         pager.removed(addr, len);
     }
     r

@@ -42,7 +42,12 @@ pub fn verbose(line: &mut Line) {
     path.push(b"/proc/").number(u64::from(pid())).push(b"/fd/2\0");
     // SAFETY: a NUL-terminated path, and bytes to write; the descriptor is closed again.
     unsafe {
-        let fd = syscall3(sys::__NR_open, path.bytes().as_ptr() as usize, (sys::O_WRONLY | sys::O_APPEND) as usize, 0);
+        let fd = syscall3(
+            sys::__NR_open,
+            path.bytes().as_ptr() as usize,
+            (sys::O_WRONLY | sys::O_APPEND | sys::O_NONBLOCK) as usize,
+            0,
+        );
         if fd >= 0 {
             syscall4(sys::__NR_write, fd as usize, line.bytes().as_ptr() as usize, line.bytes().len(), 0);
             syscall3(sys::__NR_close, fd as usize, 0, 0);

@@ -11,6 +11,7 @@
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
+use arrayvec::ArrayVec;
 use lowtide_core::store::Group;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
@@ -44,15 +45,18 @@ const MOST_REACH: usize = 1 << 44;
 const SCAN_NS: u64 = 100_000;
 /// Rounds of the hand that find nothing, after which there is nothing: in the first one young blocks and shared pages are passed by.
 const IDLE_ROUNDS: u32 = 2;
+/// A round that detaches no more than one of so many pages is idle.
+const IDLE_SHARE: usize = 64;
 
 /// The clock hand.
 #[derive(Debug, Default)]
 pub(crate) struct Hand {
     /// Address up to which it has looked.
     at: usize,
-    /// Pages that it has detached in this round.
+    /// Pages that it has found and detached in this round.
+    found: usize,
     detached: usize,
-    /// Rounds in a row in which it detached none.
+    /// Rounds in a row in which it detached next to none of what it found.
     idle_rounds: u32,
     /// Shared pages are evicted as well, from when this many pages had come into memory on.
     shared_since: Option<usize>,
@@ -83,10 +87,14 @@ impl Hand {
 enum Detached {
     Pages(usize),
     EventsFirst,
+    /// Nothing, because pages are shared or pinned, which this thread can't do anything about.
+    Busy,
 }
 
-/// Pages that the kernel would not move because they are shared or pinned, as addresses.
-type Busy = Option<(usize, usize)>;
+/// Runs of pages that the kernel would not move because they are shared or pinned, as addresses; so many are dealt with at a time.
+type Busy = ArrayVec<(usize, usize), 16>;
+/// Stale words, from the first to behind the last, as addresses.
+type Stale = Option<(usize, usize)>;
 
 impl Pager {
     /// One step of reclaim: fills a segment of staging, and drains the oldest one when enough are filled. May be
@@ -144,7 +152,8 @@ impl Operation<'_> {
             let first = self.staging.first(segment) + filled as u32;
             match self.advance(first, frames - filled, worker) {
                 Detached::Pages(n) => filled += n,
-                Detached::EventsFirst => {
+                // The keeper unshares what is shared. A monitor that went on looking would try all of it in vain for each fault.
+                Detached::EventsFirst | Detached::Busy => {
                     later = true;
                     break;
                 }
@@ -185,7 +194,7 @@ impl Operation<'_> {
 
     /// Advances the hand by one scan and moves what it finds into the frames from `first` on, `room` of them.
     fn advance(&self, first: u32, room: usize, worker: &mut Worker) -> Detached {
-        let (mut busy, mut stale) = (None, None);
+        let (mut busy, mut stale) = (Busy::new(), None);
         let moved = {
             let lock = self.space.shared();
             let Some(found) = ({
@@ -193,8 +202,9 @@ impl Operation<'_> {
                 match self.regions.next(&lock, hand.at) {
                     None => {
                         hand.at = 0;
-                        hand.idle_rounds = if hand.detached == 0 { hand.idle_rounds + 1 } else { 0 };
-                        hand.detached = 0;
+                        // A page here and there that comes in and goes out again proves nothing.
+                        hand.idle_rounds = if hand.detached <= hand.found / IDLE_SHARE { hand.idle_rounds + 1 } else { 0 };
+                        (hand.found, hand.detached) = (0, 0);
                         // Zero means "never", so it is left out.
                         self.round.store(self.round.load(Ordering::Relaxed).wrapping_add(1).max(1), Ordering::Relaxed);
                         None
@@ -210,45 +220,48 @@ impl Operation<'_> {
                         let took = now_ns() - started;
                         adapt(&self.reach, reach, took, end == range.start + reach);
                         hand.at = scan.as_ref().map_or(end, |s| s.walk_end.max(range.start + PAGE_SIZE));
+                        hand.found += scan.as_ref().map_or(0, |s| s.iter().map(|(from, to)| (to - from) / PAGE_SIZE).sum());
                         scan
                     }
                 }
             }) else {
                 return Detached::Pages(0);
             };
-            self.detach(&found, first, room, &mut busy, &mut stale)
+            self.detach(&found, first, room, Some(&mut busy), &mut stale)
         };
         if let Some((start, end)) = stale {
             self.forget_stale(start, end);
         }
         let mut pages = match moved {
             Detached::Pages(n) => n,
-            Detached::EventsFirst => return moved,
+            other => return other,
         };
-        if let Some((start, end)) = busy
-            && worker.may_fault
-            && pages < room
-        {
+        if !busy.is_empty() && !worker.may_fault && pages == 0 {
+            return Detached::Busy;
+        }
+        for (start, end) in busy.into_iter().filter(|_| worker.may_fault) {
+            if pages == room {
+                break;
+            }
             unshare(start, end);
             // Once more. What is still busy is pinned, and stays: the hand goes on, or it would come to nothing else.
             let _lock = self.space.shared();
-            if let Ok(found) = self.present().scan(start, end, room - pages) {
-                let frame = first + pages as u32;
-                if let Detached::Pages(n) = self.detach(&found, frame, room - pages, &mut Some((0, 0)), &mut None) {
-                    pages += n;
-                }
+            if let Ok(found) = self.present().scan(start, end, room - pages)
+                && let Detached::Pages(n) = self.detach(&found, first + pages as u32, room - pages, None, &mut None)
+            {
+                pages += n;
             }
         }
         self.hand.lock().detached += pages;
         Detached::Pages(pages)
     }
 
-    /// Moves the pages that a scan found. `busy` is set to those that the kernel would not move because they are shared or pinned, or,
-    /// if it is set already, these are passed by, more of them at a time the more there are.
-    fn detach(&self, found: &Ranges, first: u32, room: usize, busy: &mut Busy, stale: &mut Busy) -> Detached {
+    /// Moves the pages that a scan found. Those that the kernel would not move because they are shared or pinned come into `busy`, or,
+    /// without it, are passed by, more of them at a time the more there are.
+    fn detach(&self, found: &Ranges, first: u32, room: usize, mut busy: Option<&mut Busy>, stale: &mut Stale) -> Detached {
         let round = self.round.load(Ordering::Relaxed);
         let young = |page| self.map.age(page).is_some_and(|age| age.load(Ordering::Relaxed) == round);
-        let again = busy.is_some();
+        let again = busy.is_none();
         let mut passed = 1;
         let mut filled = 0;
         for (start, end) in found.iter() {
@@ -286,20 +299,19 @@ impl Operation<'_> {
                     Some(Errno::AGAIN) => return if filled > 0 { Detached::Pages(filled) } else { Detached::EventsFirst },
                     // Not there any more.
                     Some(Errno::NOENT) => page += 1,
-                    Some(Errno::BUSY) if again => {
-                        page += passed;
-                        passed = (passed * 2).min(BLOCK_PAGES);
-                    }
-                    Some(Errno::BUSY) => {
-                        let shared = busy.get_or_insert((page * PAGE_SIZE, page * PAGE_SIZE));
+                    Some(Errno::BUSY) => match &mut busy {
                         // The rest of the run is likely to be shared as well: after a fork all of it is.
-                        shared.1 = end * PAGE_SIZE;
-                        page = end;
-                    }
+                        Some(busy) => {
+                            let _ = busy.try_push((page * PAGE_SIZE, end * PAGE_SIZE));
+                            page = end;
+                        }
+                        None => {
+                            page += passed;
+                            passed = (passed * 2).min(BLOCK_PAGES);
+                        }
+                    },
                     // Locked, read-only or otherwise immovable: a matter of the whole mapping, of which this is a part.
-                    Some(_) => {
-                        page += (end - page).min(BLOCK_PAGES);
-                    }
+                    Some(_) => page = end,
                 }
             }
         }
@@ -329,7 +341,7 @@ impl Operation<'_> {
     /// Forgets the words of pages that are in memory all the same: faults served during a fork leave such words behind. Alone, so
     /// that what is seen is so.
     fn forget_stale(&self, start: usize, end: usize) {
-        if !self.was_forked() {
+        if !self.may_have_stale_words() {
             return;
         }
         let lock = self.space.exclusive();
@@ -388,14 +400,13 @@ impl Operation<'_> {
         (moved, error)
     }
 
-    /// How many of `len` frames from `frame` on, which were empty, hold a page after a MOVE that did not do all of its work. The
-    /// kernel's own count can't be relied on then: on Linux 6.18 a MOVE that has to split a huge page on its way has been seen to
-    /// report fewer pages than it moved.
+    /// How many of `len` frames from `frame` on, which were empty, hold a page after a MOVE that did not do all of its work: up to the last
+    /// one that does. (The shared zero page is one too: parts of a huge page that was split can be that.) The kernel's own count can't be
+    /// relied on then: on Linux 6.18 a MOVE that has to split a huge page on its way has been seen to report fewer pages than it moved.
     fn landed(&self, frame: u32, len: usize) -> usize {
-        let start = self.staging.addr(frame);
-        let found = self.present().scan(start, start + len * PAGE_SIZE, len);
-        let first = found.ok().and_then(|ranges| ranges.iter().next());
-        first.filter(|&(from, _)| from == start).map_or(0, |(from, to)| (to - from) / PAGE_SIZE)
+        // None at all is by far the most frequent.
+        let is_there = |i: &usize| self.present().holds_page(self.staging.addr(frame + *i as u32));
+        if !is_there(&0) { 0 } else { (0..len).rev().find(is_there).map_or(0, |last| last + 1) }
     }
 }
 

@@ -75,6 +75,8 @@ pub struct Pager {
     pub(crate) handover: AtomicPtr<crate::fork::Handover>,
     forking: AtomicBool,
     was_forked: AtomicBool,
+    /// Faults were served by copying: there may be stale words.
+    has_copied: AtomicBool,
     /// See [`Pager::set_sharers`].
     sharers: AtomicU32,
     operations: AtomicU32,
@@ -178,6 +180,7 @@ impl Pager {
             handover: AtomicPtr::new(crate::fork::Handover::new()?),
             forking: AtomicBool::new(false),
             was_forked: AtomicBool::new(false),
+            has_copied: AtomicBool::new(false),
             sharers: AtomicU32::new(0),
             operations: AtomicU32::new(0),
             arrived: AtomicUsize::new(0),
@@ -250,6 +253,16 @@ impl Pager {
     /// The program is about to fork: memory that it shares with a child may from now on have stale words.
     pub(crate) fn forks(&self) {
         self.was_forked.store(true, Ordering::Relaxed);
+    }
+
+    /// Pages are in memory now whose words say otherwise.
+    pub(crate) fn copied(&self) {
+        self.has_copied.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether there may be such words.
+    pub(crate) fn may_have_stale_words(&self) -> bool {
+        self.was_forked() || self.has_copied.load(Ordering::Relaxed)
     }
 
     /// Ends a [`Pager::pause`].

@@ -10,7 +10,7 @@ use crate::pager::Pager;
 use crate::regions::Range;
 
 /// How often pages that were evicted again meanwhile are brought in again.
-const ROUNDS: usize = 16;
+const ROUNDS: usize = 4;
 
 impl Pager {
     /// Brings in all pages of the adopted parts of `range`, and lets go of these. Called by a thread that may wait for faults, without any

@@ -9,13 +9,15 @@ use crate::shared::Shared;
 use lowtide_pager::broker::{self, DEVICE, FILES, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, PAGE_MAP, SWAP_FILE, send};
 use lowtide_pager::uffd::{self, NEEDED_FEATURES};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::time::{Duration, Instant};
 
 /// Connections that are served at a time; those that come then wait.
 const MAX_CONNECTIONS: usize = 64;
+/// Questions of one connection that are answered before it is another's turn.
+const MOST_AT_ONCE: usize = 16;
 /// Whoever has not asked for so long is let go.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Files that are kept for children, of all processes and of one: each takes a descriptor.
@@ -49,7 +51,22 @@ struct Connection {
     /// The process that connected.
     peer: OwnedFd,
     pid: u32,
+    /// Who it was then.
+    user: u32,
+    rights: Rights,
     since: Instant,
+}
+
+/// What `/proc/PID/status` says of a process's users, groups and capabilities.
+#[derive(PartialEq, Eq)]
+struct Rights(Vec<String>);
+
+impl Rights {
+    fn of(pid: u32) -> Option<Rights> {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let is_right = |line: &&str| ["Uid:", "Gid:", "CapPrm:", "CapEff:"].iter().any(|key| line.starts_with(key));
+        Some(Rights(status.lines().filter(is_right).map(str::to_owned).collect()))
+    }
 }
 
 impl Broker {
@@ -105,15 +122,16 @@ impl Connection {
         // SAFETY: the kernel has just made it for us.
         let peer = unsafe { OwnedFd::from_raw_fd(peer) };
         // Pid, user, group; the pid is 0 if the process can't be seen from here.
-        let [pid, ..]: [u32; 3] = option(&socket, libc::SO_PEERCRED)?;
+        let [pid, user, _]: [u32; 3] = option(&socket, libc::SO_PEERCRED)?;
         // The number is that of the descriptor's process as long as that lives.
         let is_ours = ancestry::belongs(pid) == Some(true) && ancestry::is_alive(&peer);
-        is_ours.then(|| Connection { socket, peer, pid, since: Instant::now() })
+        let rights = Rights::of(pid)?;
+        is_ours.then(|| Connection { socket, peer, pid, user, rights, since: Instant::now() })
     }
 
     /// Answers what has been asked; false: this is over.
     fn serve(&self, shared: &Shared, handed_on: &mut HandedOn) -> bool {
-        loop {
+        for _ in 0..MOST_AT_ONCE {
             let (word, mut files) = match broker::receive(self.socket.as_fd()) {
                 Ok(received) => received,
                 Err(error) => return error == Errno::AGAIN,
@@ -126,7 +144,11 @@ impl Connection {
                 PAGE_MAP => self.answer(self.page_map()),
                 HANDSHAKE => self.done(files.first().ok_or(Errno::BADF).and_then(shake_hands)),
                 HAND_ON => self.done(files.pop().ok_or(Errno::BADF).and_then(|file| handed_on.take(self, number, file))),
-                SWAP_FILE => self.answer(shared.open_swap_file(number as usize)),
+                // With a name, it is the user's who started the run.
+                SWAP_FILE if self.user == rustix::process::getuid().as_raw() => {
+                    self.answer(shared.open_swap_file(number as usize))
+                }
+                SWAP_FILE => self.done(Err(Errno::PERM)),
                 INHERIT => match handed_on.of_parent(self, number) {
                     Some(file) => send(self.socket.as_fd(), 0, &[file.as_fd()]),
                     None => self.done(Err(Errno::NOENT)),
@@ -137,6 +159,7 @@ impl Connection {
                 return false;
             }
         }
+        true
     }
 
     fn done(&self, result: Result<(), Errno>) -> Result<(), Errno> {
@@ -155,14 +178,24 @@ impl Connection {
         let path = format!("/proc/{}/pagemap", self.pid);
         let open = || rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         let file = privilege::with(privilege::NEEDED, open)?;
-        // It still lives, so the number was its own.
-        if ancestry::is_alive(&self.peer) { Ok(file) } else { Err(Errno::SRCH) }
+        // It still lives, so the number was its own; and it has not become a program with other rights, whose page map this is none of the
+        // business of whoever it left the connection to.
+        if Rights::of(self.pid).as_ref() == Some(&self.rights) && ancestry::is_alive(&self.peer) {
+            Ok(file)
+        } else {
+            Err(Errno::SRCH)
+        }
     }
 }
 
 impl HandedOn {
     /// Keeps a file for the children of the process that sends it.
     fn take(&mut self, from: &Connection, number: u32, file: OwnedFd) -> Result<(), Errno> {
+        // Only what swap files are: to close another file can take for ever, if its file system likes.
+        let is_swap = |mode| matches!(FileType::from_raw_mode(mode), FileType::RegularFile | FileType::BlockDevice);
+        if !rustix::fs::fstat(&file).is_ok_and(|stat| is_swap(stat.st_mode)) {
+            return Err(Errno::BADF);
+        }
         self.0.retain(|heirloom| (heirloom.pid, heirloom.number) != (from.pid, number));
         if self.0.len() == MAX_HANDED_ON || self.0.iter().filter(|heirloom| heirloom.pid == from.pid).count() == MAX_OF_ONE {
             return Err(Errno::MFILE);

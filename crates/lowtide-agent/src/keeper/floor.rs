@@ -24,6 +24,9 @@ pub(super) struct Floor {
 impl Floor {
     /// Nothing more could be evicted, and the run uses `total` bytes.
     pub(super) fn exhausted(&mut self, pager: &Pager, total: u64, now_us: u64) {
+        if now_us < self.next_look_us {
+            return;
+        }
         self.stuck = pager.adopted_in_memory().unwrap_or(0);
         self.set(pager, total, now_us);
     }
@@ -45,7 +48,8 @@ impl Floor {
             pager.budget.set_floor(0);
             return;
         }
-        pager.budget.set_floor(fixed + minimum);
+        // More than the low mark is below the limit, or this would never end.
+        pager.budget.set_floor(fixed + minimum.max(fixed / 16));
         // Where other processes have most of it, they can do something about it.
         let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
         if fixed > asked && mine > fixed / 4 * 3 && !core::mem::replace(&mut self.warned, true) {

@@ -21,6 +21,7 @@ impl Pager {
         if !self.paused() {
             return None;
         }
+        self.copied();
         Some(match self.copy_to(&lock, self.uffd(), page, worker) {
             Ok(()) => Served::Done,
             Err(Errno::AGAIN) => Served::EventsFirst,

@@ -1,0 +1,123 @@
+//! Forks whose parent does not stay: daemons, parents that are killed in the middle, children that are stopped. The child's every byte is
+//! right, or the run ends with one message; nothing hangs and nothing is left.
+
+use crate::check::ends_well;
+use crate::machine::{native_only, say, turn};
+use crate::measure::{Job, Limit, Outcome, Swap};
+use crate::programs::job;
+
+const MIB: u64 = 1 << 20;
+
+fn limited(job: &Job, ram: u64) -> Outcome {
+    job.limited(&Limit { ram: ram * MIB, swap: Swap::Default })
+}
+
+fn daemon(mode: &str) {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job(&format!("daemon {mode}"), "daemonize", &format!("96 {mode}")) else { return };
+    if native_only() {
+        return;
+    }
+    let outcome = limited(&job, 40);
+    assert!(ends_well(&outcome) && outcome.left.is_empty(), "{mode}: {outcome:?}");
+    assert!(outcome.stat("evictions.pages") > 1000.0, "{mode}: {}", outcome.stats);
+    // The statistics come when all is over: what the daemon read is in them.
+    assert!(outcome.stat("elapsed_seconds") > 0.5 && outcome.stat("faults.total") > 100.0, "{mode}: {}", outcome.stats);
+}
+
+#[test]
+fn a_parent_that_leaves_at_once() {
+    daemon("once");
+}
+
+#[test]
+fn twice_in_a_row() {
+    daemon("twice");
+}
+
+#[test]
+fn a_parent_that_exits() {
+    daemon("exit");
+}
+
+#[test]
+fn a_parent_that_executes_another_program() {
+    daemon("execs");
+}
+
+#[test]
+fn a_parent_that_is_killed_at_every_point_of_the_fork() {
+    let Some(_turn) = turn() else { return };
+    if native_only() {
+        return;
+    }
+    let (mut right, mut stopped, mut none) = (0, 0, 0);
+    for step in 0..24 {
+        let delay = step * step * 10;
+        let Some(job) = job("killed fork", "killed_fork", &format!("64 {delay}")) else { return };
+        let outcome = limited(&job, 32);
+        assert!(outcome.left.is_empty(), "after {delay} us: {outcome:?}");
+        let begun = outcome.stdout.contains("begun");
+        let message = outcome.stderr.contains("was stopped: ");
+        match (begun, outcome.stdout.contains("OK the child"), message) {
+            (_, true, false) => right += 1,
+            (_, false, true) => {
+                stopped += 1;
+                assert_eq!(outcome.status, 125, "{outcome:?}");
+            }
+            (false, false, false) => none += 1,
+            _ => panic!("after {delay} us: {outcome:?}"),
+        }
+    }
+    say(&format!("  killed forks: {right} children right, {stopped} runs stopped with a message, {none} without a child"));
+    assert!(right > 0 && right + stopped + none == 24);
+}
+
+#[test]
+fn a_child_that_is_stopped_holds_up_nobody() {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job("stopped child", "stopped_child", "64") else { return };
+    let native = job.native();
+    assert!(ends_well(&native), "{native:?}");
+    if native_only() {
+        return;
+    }
+    let outcome = limited(&job, 40);
+    assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
+    assert!(outcome.stat("evictions.pages") > 1000.0, "{}", outcome.stats);
+}
+
+#[test]
+fn signals_during_forks() {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job("fork signals", "fork_signals", "48 60") else { return };
+    let native = job.native();
+    assert!(ends_well(&native), "{native:?}");
+    if native_only() {
+        return;
+    }
+    let outcome = limited(&job, 32);
+    assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
+}
+
+/// What children that are gone had of a swap file is given out again: a file that is large enough without forks is large enough with them.
+#[test]
+fn a_hundred_forks_leave_no_slots_behind() {
+    let Some(_turn) = turn() else { return };
+    if native_only() {
+        return;
+    }
+    let run = |forks: usize| {
+        let job = job(&format!("churn {forks} forks"), "fork_churn", &format!("48 {forks}"))?;
+        let dir = format!("dir:{},size=128M", job.directory.display());
+        let options = ["--swap", &dir, "--pool", "0"].map(str::to_owned).to_vec();
+        let limit = Limit { ram: 28 * MIB, swap: Swap::Options(options) };
+        let outcome = job.limited(&limit);
+        assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
+        assert_eq!(outcome.stats["warnings"], serde_json::json!([]), "{}", outcome.stderr);
+        outcome.stats["areas"][0]["used"].as_u64()
+    };
+    let (Some(none), Some(hundred)) = (run(0), run(100)) else { return };
+    say(&format!("  used after 100 forks: {} KiB, after none {} KiB", hundred >> 10, none >> 10));
+    assert!(hundred < none + 8 * MIB, "{hundred} bytes used after 100 forks, {none} after none");
+}
