@@ -1,4 +1,4 @@
-/* daemonize MIB MODE: a program that fills its memory and becomes a daemon.
+/* daemonize MIB MODE [MS]: a program that fills its memory and becomes a daemon.
    once    if (fork()) _exit(0), as most do
    twice   fork, setsid, fork, as the books say
    exit    the parent leaves by exit(), which runs its handlers
@@ -52,7 +52,7 @@ int main(int argc, char **argv)
 		if (child > 0)
 			_exit(0);
 	}
-	usleep(500 * 1000);
+	usleep((unsigned)number(argc, argv, 3, 500) * 1000);
 	check(start, pages, "tnzw", 1, "the daemon");
 	for (size_t i = 0; i < pages; i += 3)
 		make_page(start + i * PAGE, kind_at("tnzw", i), 5 + i * PAGE);

@@ -16,6 +16,7 @@ pub mod device;
 pub mod faults;
 pub mod fill;
 pub mod frame;
+pub mod handshake;
 pub mod lock;
 pub mod percpu;
 pub mod pool;

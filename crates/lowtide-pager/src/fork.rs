@@ -15,6 +15,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use lowtide_core::handshake::Handshake;
 use lowtide_core::store::StoreError;
 use lowtide_core::vm::{self, OnFork, PAGE_SIZE};
 use rustix::fd::OwnedFd;
@@ -35,17 +36,13 @@ const PASSED: usize = 120;
 /// The page that a forking parent and its child share.
 #[repr(C)]
 pub struct Handover {
-    state: AtomicU32,
+    handshake: Handshake,
     passed: AtomicU32,
     events: [[AtomicU64; 4]; PASSED],
 }
 
 /// Why a child can't go on.
 const PARENT_KILLED: &[u8] = b"the parent was killed while it forked: the child's memory is not whole";
-
-const IDLE: u32 = 0;
-const READY: u32 = 1;
-const CLOSED: u32 = 2;
 
 /// How long a parent serves its child, in rounds of a millisecond. One that is not ready by then is stopped, or traced step by step: it gets
 /// all of its memory at once, so that it can come to itself when it likes, and the parent goes on.
@@ -115,7 +112,7 @@ impl Pager {
         if unsafe { Handover::renew(self.handover.load(Ordering::Acquire)) }.is_err() {
             (self.host.fatal)(b"no memory for a fork");
         }
-        debug_assert_eq!(self.handover().state.load(Ordering::Relaxed), IDLE);
+        debug_assert!(self.handover().handshake.has_just_begun());
         self.forks();
         self.pause();
         // An event that was read before may still be being applied.
@@ -135,7 +132,7 @@ impl Pager {
         }
         let handover = self.handover();
         let (mut rounds, mut alive) = (0, true);
-        while alive && handover.state.load(Ordering::Acquire) != READY {
+        while alive && !handover.handshake.is_ready() {
             if rounds == MOST_ROUNDS {
                 self.fill_child(lock, &child, worker);
                 break;
@@ -161,8 +158,8 @@ impl Pager {
         }
         // Closing the last descriptor unregisters all of the child's memory.
         drop(child);
-        handover.state.store(CLOSED, Ordering::Release);
-        let _ = futex::wake(&handover.state, futex::Flags::empty(), 1);
+        handover.handshake.close();
+        let _ = futex::wake(handover.handshake.word(), futex::Flags::empty(), 1);
         self.resume();
     }
 
@@ -255,11 +252,12 @@ impl Pager {
         self.reopen(uffd, present);
         // From here the parent may let go, if it has not done so already.
         let handover = self.handover();
-        let _ = handover.state.compare_exchange(IDLE, READY, Ordering::AcqRel, Ordering::Acquire);
-        while handover.state.load(Ordering::Acquire) != CLOSED {
+        handover.handshake.ready();
+        while !handover.handshake.is_closed() {
             let tick = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-            let _ = futex::wait(&handover.state, futex::Flags::empty(), READY, Some(&tick));
-            if rustix::process::getppid() != Some(parent) && handover.state.load(Ordering::Acquire) != CLOSED {
+            let (word, ready) = (handover.handshake.word(), Handshake::READY);
+            let _ = futex::wait(word, futex::Flags::empty(), ready, Some(&tick));
+            if rustix::process::getppid() != Some(parent) && !handover.handshake.is_closed() {
                 return Err(PARENT_KILLED);
             }
         }
@@ -322,14 +320,14 @@ mod tests {
         // SAFETY: lives until the test ends; all its fields are atomics.
         let mine = unsafe { &*at };
         let earlier = childs(at);
-        earlier.state.store(READY, Ordering::Relaxed);
-        assert_eq!(mine.state.load(Ordering::Relaxed), READY, "the page is shared");
+        earlier.handshake.ready();
+        assert!(mine.handshake.is_ready(), "the page is shared");
         // SAFETY: nobody else looks at it.
         unsafe { Handover::renew(at) }.unwrap();
         assert!(earlier.pass([1, 0x1000, 0x2000, 0]));
-        earlier.state.store(CLOSED, Ordering::Relaxed);
-        assert_eq!((mine.state.load(Ordering::Relaxed), mine.passed_on().count()), (IDLE, 0));
+        earlier.handshake.close();
+        assert_eq!((mine.handshake.has_just_begun(), mine.passed_on().count()), (true, 0));
         let later = childs(at);
-        assert_eq!((later.state.load(Ordering::Relaxed), later.passed_on().count()), (IDLE, 0));
+        assert_eq!((later.handshake.has_just_begun(), later.passed_on().count()), (true, 0));
     }
 }

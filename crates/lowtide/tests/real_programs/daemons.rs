@@ -2,6 +2,7 @@
 //! right, or the run ends with one message; nothing hangs and nothing is left.
 
 use crate::check::ends_well;
+use crate::gauges::Gauges;
 use crate::machine::{native_only, say, turn};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::job;
@@ -43,6 +44,23 @@ fn a_parent_that_exits() {
 #[test]
 fn a_parent_that_executes_another_program() {
     daemon("execs");
+}
+
+/// A process of the run that has another session and no parent any more ends with lowtide as the program itself does.
+#[test]
+fn daemons_end_when_lowtide_is_killed() {
+    let Some(_turn) = turn() else { return };
+    if native_only() {
+        return;
+    }
+    let Some(job) = job("daemon, lowtide killed", "daemonize", "96 twice 30000") else { return };
+    let mut run = job.start_limited(&Limit { ram: 40 * MIB, swap: Swap::Default });
+    let lowtide = run.session;
+    let daemons = || crate::tree::all().into_iter().filter(|p| p.name == "daemonize" && p.state != 'Z').count();
+    assert!(run.wait_until(|_| Gauges::of(lowtide).is_some_and(|gauges| gauges.active().count() == 1) && daemons() == 1));
+    run.kill();
+    let outcome = run.finish();
+    assert_eq!((outcome.stdout.as_str(), daemons()), ("", 0), "{outcome:?}");
 }
 
 #[test]
