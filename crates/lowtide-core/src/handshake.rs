@@ -21,7 +21,7 @@ impl Handshake {
 
     /// The word, to wait for changes of (a shared futex).
     #[cfg(not(any(feature = "loom", feature = "shuttle")))]
-    pub fn word(&self) -> &core::sync::atomic::AtomicU32 {
+    pub fn word(&self) -> &AtomicU32 {
         &self.0
     }
 

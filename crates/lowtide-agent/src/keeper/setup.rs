@@ -19,6 +19,8 @@ use crate::{agent, broker, gate, hooks, maps, monitor, say, swap_file};
 const LOOK_EVERY_US: u64 = 100_000;
 /// ... and no more often than this many times as long as a look takes: it is 5 % of a CPU at most.
 const LOOK_REST: u64 = 20;
+/// How often that is tried, a few milliseconds each, before memory is adopted for the first time.
+const FIRST_TRIES: usize = 25;
 /// When the program did not let the keeper look, it tries again after this.
 const LOOK_LATER_US: u64 = 10_000;
 
@@ -75,14 +77,23 @@ impl Keeper {
         Ok(())
     }
 
-    /// Adopts all memory that can be adopted and is not yet.
-    pub(super) fn adopt_all(&mut self, pager: &Pager) {
+    /// Adopts the program's memory for the first time: until that is done nothing holds it back.
+    pub(super) fn adopt_first(&mut self, pager: &Pager) {
+        for _ in 0..FIRST_TRIES {
+            if self.adopt_all(pager) {
+                return;
+            }
+        }
+    }
+
+    /// Adopts all memory that can be adopted and is not yet; false: the program did not let it look.
+    pub(super) fn adopt_all(&mut self, pager: &Pager) -> bool {
         let started = now_us();
         // Nobody maps or unmaps meanwhile: what the list says is adopted is still there when it is adopted.
         if !gate::try_close() {
             self.look.not_before_us = started + LOOK_LATER_US;
             self.look.due_us = self.look.not_before_us;
-            return;
+            return false;
         }
         // Nobody is in a hook either, so nobody looks at the page map but operations, which are paused.
         pager.collect_page_map();
@@ -123,5 +134,6 @@ impl Keeper {
             }
             say::verbose(&mut line);
         }
+        true
     }
 }

@@ -58,7 +58,7 @@ impl Keeper {
             sleep_for_ever()
         }
         if let Some(pager) = agent::pager() {
-            self.adopt_all(pager);
+            self.adopt_first(pager);
             self.urgent = None;
         }
         0

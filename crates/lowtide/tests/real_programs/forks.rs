@@ -77,11 +77,11 @@ fn workers_forked_ahead() {
 
 #[test]
 fn child_that_stays_is_counted() {
-    counted("forks, stay, counted", "forks", "stay 128 3", 60, Growth::Stream);
+    counted("forks, stay, counted", "forks", "stay 128 3", 60, Growth::Copies);
 }
 
 /// The parent loads, forks and goes; all that is left is the child's.
 #[test]
 fn child_that_outlives_its_parent_is_counted() {
-    counted("forks, orphan, counted", "forks", "orphan 128", 60, Growth::Stream);
+    counted("forks, orphan, counted", "forks", "orphan 128", 60, Growth::Copies);
 }
