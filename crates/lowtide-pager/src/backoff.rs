@@ -9,6 +9,10 @@ use crate::evict::Evicted;
 const FIRST_NS: u64 = 250_000_000;
 /// ... and twice as long after each failure that follows, up to this.
 const LONGEST_NS: u64 = 1_000_000_000;
+/// The same where no tier could take a page: room may come to be at any moment, by the death of another process for one, and whether there is
+/// some is asked before a page is detached.
+const FIRST_FULL_NS: u64 = 25_000_000;
+const LONGEST_FULL_NS: u64 = 100_000_000;
 /// So many pages that came into memory since are worth a look.
 const WORTH_A_LOOK: usize = 512;
 
@@ -39,7 +43,8 @@ impl Backoff {
 
     /// A try came to nothing: pause.
     pub fn failed(&self, why: Evicted, now_ns: u64, arrived: usize) {
-        let pause = (self.pause_ns.load(Ordering::Relaxed) * 2).clamp(FIRST_NS, LONGEST_NS);
+        let (first, longest) = if why == Evicted::Full { (FIRST_FULL_NS, LONGEST_FULL_NS) } else { (FIRST_NS, LONGEST_NS) };
+        let pause = (self.pause_ns.load(Ordering::Relaxed) * 2).clamp(first, longest);
         self.pause_ns.store(pause, Ordering::Relaxed);
         self.until_ns.store(now_ns + pause, Ordering::Relaxed);
         self.arrived.store(arrived, Ordering::Relaxed);
