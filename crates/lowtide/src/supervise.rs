@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How often the tree is looked at.
-const TICK: Duration = Duration::from_millis(100);
+const TICK: Duration = Duration::from_millis(25);
 /// The same while many processes come and go.
 const SHORT_TICK: Duration = Duration::from_millis(10);
 /// How often the supervisor's own memory is measured.

@@ -225,7 +225,7 @@ pub struct Runs {
 }
 
 impl Runs {
-    const ROOM: usize = 128;
+    const ROOM: usize = 32;
 
     /// None.
     pub fn new() -> Runs {
