@@ -2,6 +2,7 @@
 
 use arrayvec::ArrayVec;
 use lowtide_core::vm;
+use lowtide_pager::mapping;
 use lowtide_pager::regions::Range;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -20,21 +21,16 @@ fn adoptable(perms: &[u8], inode: &[u8], name: &[u8]) -> bool {
         && (name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon:"))
 }
 
-fn hex(text: &[u8]) -> Option<usize> {
-    text.iter().try_fold(0usize, |n, &c| Some(n << 4 | (c as char).to_digit(16)? as usize))
-}
-
 /// The range of a line of the file if it can be adopted.
 fn parse(line: &[u8]) -> Option<Range> {
     let mut fields = line.split(|&c| c == b' ').filter(|f| !f.is_empty());
-    let addresses = fields.next()?;
+    let _addresses = fields.next()?;
     let (perms, _offset, _device, inode) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
     let name = fields.next().unwrap_or(b"");
     if !adoptable(perms, inode, name) {
         return None;
     }
-    let dash = addresses.iter().position(|&c| c == b'-')?;
-    Some(Range { start: hex(&addresses[..dash])?, end: hex(&addresses[dash + 1..])? })
+    mapping::range_of(line)
 }
 
 /// Adopts each range of the program that can be adopted by calling `f`, which says whether it did. Ranges of lowtide's own are left

@@ -55,7 +55,7 @@ impl Mappings {
             (len, offset) = (len + got, offset + got as u64);
             let mut start = 0;
             while let Some(n) = buffer[start..len].iter().position(|&c| c == b'\n') {
-                if let Some(range) = parse(&buffer[start..start + n]).filter(|range| addr < range.end) {
+                if let Some(range) = range_of(&buffer[start..start + n]).filter(|range| addr < range.end) {
                     return Ok((range.start <= addr).then_some(range));
                 }
                 start += n + 1;
@@ -64,7 +64,7 @@ impl Mappings {
             len -= start;
             if len == buffer.len() {
                 // A longer line: its addresses were not those, or it ends the search at the next one.
-                match parse(&buffer).filter(|range| addr < range.end) {
+                match range_of(&buffer).filter(|range| addr < range.end) {
                     Some(range) => return Ok((range.start <= addr).then_some(range)),
                     None => len = 0,
                 }
@@ -73,8 +73,8 @@ impl Mappings {
     }
 }
 
-/// The range that a line, or the beginning of one, is about.
-fn parse(line: &[u8]) -> Option<Range> {
+/// The range that a line of the list, or the beginning of one, is about.
+pub fn range_of(line: &[u8]) -> Option<Range> {
     let addresses = line.split(|&c| c == b' ').next()?;
     let dash = addresses.iter().position(|&c| c == b'-')?;
     Some(Range { start: hex(&addresses[..dash])?, end: hex(&addresses[dash + 1..])? })
