@@ -87,7 +87,9 @@ pub struct Stopwatch {
 impl Stopwatch {
     /// Starts for this thread.
     pub fn start() -> Stopwatch {
-        Stopwatch { queued_ns: queued_ns(), began: Instant::now() }
+        // The watch is started before the queue is read and read after it: what is taken off lies within what is measured.
+        let began = Instant::now();
+        Stopwatch { queued_ns: queued_ns(), began }
     }
 
     /// Seconds since the start.
@@ -98,7 +100,8 @@ impl Stopwatch {
     /// Seconds since the start without those for which this thread was ready to run and did not get its CPU. If the experiment
     /// has a CPU for each of its threads, only others can have had it.
     pub fn own_seconds(&self) -> f64 {
-        self.seconds() - (queued_ns() - self.queued_ns) as f64 / 1e9
+        let queued = queued_ns() - self.queued_ns;
+        self.seconds() - queued as f64 / 1e9
     }
 }
 
@@ -111,6 +114,7 @@ fn queued_ns() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::threads;
 
     #[test]
     fn medians_and_spread() {
@@ -129,6 +133,14 @@ mod tests {
         let ((), cpu) = cpu_ns(|| std::thread::sleep(pause));
         assert!(watch.seconds() >= pause.as_secs_f64() && cpu < pause.as_nanos() as f64);
         assert!(watch.own_seconds() <= watch.seconds());
+    }
+
+    #[test]
+    fn what_others_took_is_never_more_than_what_passed() {
+        // More threads than CPUs, so that each waits again and again: also between the two readings of a start or an end.
+        let threads = 4 * threads::allowed().unwrap().len();
+        let all = threads::pinned(threads, |_| (0..500).all(|_| Stopwatch::start().own_seconds() > 0.0), || ());
+        assert!(all.unwrap().into_iter().all(|positive| positive));
     }
 
     #[test]
