@@ -7,7 +7,7 @@ use lowtide_core::device::DeviceName;
 use lowtide_core::store::{AreaStats, FileConfig, MAX_AREAS, Store, StoreError};
 use lowtide_pager::broker::{SWAP_FILE, of_file};
 use lowtide_pager::line::Line;
-use lowtide_pager::segment::{self, AreaBudget, Proc, SwapArea, proc_state};
+use lowtide_pager::segment::{self, AreaBudget, AreaSpec, Proc, SwapArea, proc_state};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -16,14 +16,17 @@ use crate::{agent, broker, say};
 
 /// Whether the run has swap files with names.
 pub fn any_named() -> bool {
-    agent::settings().swap.iter().any(|area| area.kind == segment::SWAP_FILE)
+    agent::settings().swap.iter().any(has_name)
+}
+
+fn has_name(area: &SwapArea) -> bool {
+    area.is_on() && area.spec().kind == segment::SWAP_FILE
 }
 
 /// Whether a swap file with a name is still to be had, and to be left to another process.
 pub fn named_is_left_to_another() -> bool {
     let areas = agent::settings().swap.iter().zip(&agent::segment().areas);
-    let mut free =
-        areas.filter(|(area, budget)| area.kind == segment::SWAP_FILE && budget.claimed.load(Ordering::Relaxed) == 0);
+    let mut free = areas.filter(|(area, budget)| has_name(area) && budget.claimed.load(Ordering::Relaxed) == 0);
     free.next().is_some() && is_another_larger()
 }
 
@@ -36,26 +39,37 @@ fn is_another_larger() -> bool {
     agent::segment().used_procs().iter().any(is_larger)
 }
 
-/// Opens this process's file of each swap area of the run, and adds it to the store. What fails is said, and the others are used.
+/// Opens this process's file of each swap area of the run that is on, and adds it to the store. What fails is said, and the others are used.
 pub fn add_all(store: &Store) {
-    let areas = &agent::settings().swap;
-    let may_claim = !is_another_larger();
     let mut failures: [Option<Failed>; MAX_AREAS] = [const { None }; MAX_AREAS];
-    for ((number, area), failure) in (0..).zip(areas).zip(&mut failures) {
-        *failure = if area.kind == segment::SWAP_NONE { None } else { add(store, number, area, may_claim).err() };
+    for ((number, area), failure) in (0..).zip(&agent::settings().swap).zip(&mut failures) {
+        *failure = if area.is_on() { add(store, number).err() } else { None };
     }
-    for (area, failure) in areas.iter().zip(failures) {
+    for (area, failure) in agent::settings().swap.iter().zip(failures) {
         let Some(failure) = failure else { continue };
-        let mut line = begin(area);
-        match failure {
-            Failed::Taken => line.push(b": it is another process's of the run"),
-            Failed::File(errno) => line.push(b": no swap file, error ").number(errno.raw_os_error() as u64),
-            Failed::Store(StoreError::NoMemory) => line.push(b": no memory for the tables of a swap area"),
-            Failed::Store(_) => line.push(b": no swap area can be made of it"),
-        };
-        let without: &[u8] = if store.has_device() { b"without it" } else { b"with compressed RAM only" };
-        say::warn(line.push(b"; a process goes on ").push(without).bytes());
+        say_why_not(store, area.spec(), failure);
     }
+}
+
+/// As [`add_all`], for one area.
+pub fn add_one(store: &Store, number: u8) {
+    if let Err(failure) = add(store, number)
+        && let Some(area) = agent::settings().swap.get(usize::from(number))
+    {
+        say_why_not(store, area.spec(), failure);
+    }
+}
+
+fn say_why_not(store: &Store, area: &AreaSpec, failure: Failed) {
+    let mut line = begin(area);
+    match failure {
+        Failed::Taken => line.push(b": it is another process's of the run"),
+        Failed::File(errno) => line.push(b": no swap file, error ").number(errno.raw_os_error() as u64),
+        Failed::Store(StoreError::NoMemory) => line.push(b": no memory for the tables of a swap area"),
+        Failed::Store(_) => line.push(b": no swap area can be made of it"),
+    };
+    let without: &[u8] = if store.has_device() { b"without it" } else { b"with compressed RAM only" };
+    say::warn(line.push(b"; a process goes on ").push(without).bytes());
 }
 
 /// Says once of each area that it can't be written.
@@ -63,7 +77,7 @@ pub fn say_what_fails(stats: &[AreaStats; MAX_AREAS], said: &mut [bool; MAX_AREA
     for ((area, stats), said) in agent::settings().swap.iter().zip(stats).zip(said) {
         let Some(errno) = stats.failing.filter(|_| !*said) else { continue };
         *said = true;
-        let mut line = begin(area);
+        let mut line = begin(area.spec());
         match errno {
             Errno::NOSPC | Errno::DQUOT => line.push(b": its file system is full"),
             Errno::FBIG => line.push(b": files may not get that large (`ulimit -f`, or its file system)"),
@@ -74,7 +88,7 @@ pub fn say_what_fails(stats: &[AreaStats; MAX_AREAS], said: &mut [bool; MAX_AREA
 }
 
 /// A line about an area.
-fn begin(area: &SwapArea) -> Line {
+fn begin(area: &AreaSpec) -> Line {
     let mut line = Line::new();
     match area.kind {
         segment::SWAP_FILE => line.push(b"file:").path(text(&area.file_name)),
@@ -93,9 +107,11 @@ enum Failed {
 
 /// The named file if the area has one that no process has claimed yet and this one may have, else one without a name, so that nothing is left of it
 /// whatever happens.
-fn add(store: &Store, number: u8, area: &'static SwapArea, may_claim: bool) -> Result<(), Failed> {
+fn add(store: &Store, number: u8) -> Result<(), Failed> {
+    let area = agent::settings().swap.get(usize::from(number)).ok_or(Failed::Taken)?.spec();
     let budget = agent::segment().areas.get(usize::from(number)).ok_or(Failed::Taken)?;
-    let named = may_claim && area.kind == segment::SWAP_FILE && budget.claimed.swap(1, Ordering::AcqRel) == 0;
+    let may_claim = area.kind == segment::SWAP_FILE && !is_another_larger();
+    let named = may_claim && budget.claimed.swap(1, Ordering::AcqRel) == 0;
     let added = add_file(store, number, area, budget, named);
     if named && added.is_err() {
         // Nothing was written there: another process may try.
@@ -107,7 +123,7 @@ fn add(store: &Store, number: u8, area: &'static SwapArea, may_claim: bool) -> R
 fn add_file(
     store: &Store,
     number: u8,
-    area: &'static SwapArea,
+    area: &'static AreaSpec,
     budget: &'static AreaBudget,
     named: bool,
 ) -> Result<(), Failed> {
@@ -137,7 +153,7 @@ fn unnamed(dir: &'static [u8]) -> Result<OwnedFd, Failed> {
 }
 
 /// The named file of an area; from `lowtide run` itself where this process may not follow the path into its descriptors.
-fn open_named(number: u8, area: &SwapArea) -> Result<OwnedFd, Errno> {
+fn open_named(number: u8, area: &AreaSpec) -> Result<OwnedFd, Errno> {
     match open_path(&area.file) {
         Err(Errno::ACCESS | Errno::PERM) => broker::connect()?.ask_file(of_file(SWAP_FILE, number.into())),
         other => other,

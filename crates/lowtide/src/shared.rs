@@ -6,7 +6,7 @@ use crate::error::Failure;
 use crate::plan::Plan;
 use crate::probe;
 use crate::swap_spec::{Swap, Where};
-use lowtide_pager::segment::{self, FileId, Segment, Settings, SwapArea, transient};
+use lowtide_pager::segment::{self, AreaSpec, FileId, Phase, Segment, Settings, transient};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
@@ -70,11 +70,14 @@ impl Shared {
         let to: &mut Settings = unsafe { &mut *settings.cast() };
         (to.version, to.supervisor) = (segment::VERSION, pid);
         *to.ram_limit.get_mut() = plan.ram;
+        *to.ram_ceiling.get_mut() = plan.ram;
         *to.pool_limit.get_mut() = plan.pool;
         (to.codec, to.codec_level) = (plan.codec, plan.codec_level);
         (to.when_full, to.verbose) = (plan.when_full, plan.verbose.into());
-        for (swap, area) in plan.swap.iter().zip(&mut to.swap) {
-            describe(swap, area, path)?;
+        for (swap, area) in plan.swap.iter().zip(&to.swap) {
+            // SAFETY: it has never been on.
+            unsafe { area.rewrite(&describe(swap, path)?) };
+            area.give(Phase::On);
         }
         put(&mut to.preload, preload.as_bytes())?;
         let stat = rustix::fs::fstat(&agent)?;
@@ -134,8 +137,8 @@ impl Shared {
     /// # Errors
     /// Those of open; `NOENT`: that area has none.
     pub fn open_swap_file(&self, number: usize) -> Result<OwnedFd, Errno> {
-        let area = self.settings.swap.get(number).ok_or(Errno::NOENT)?;
-        let path = CStr::from_bytes_until_nul(&area.file).map_err(|_| Errno::NOENT)?;
+        let area = self.settings.swap.get(number).filter(|area| area.is_on()).ok_or(Errno::NOENT)?;
+        let path = CStr::from_bytes_until_nul(&area.spec().file).map_err(|_| Errno::NOENT)?;
         rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
     }
 
@@ -146,13 +149,14 @@ impl Shared {
     }
 }
 
-/// Writes down a swap area. `path`: where agents find what this process has open.
-fn describe(swap: &Swap, area: &mut SwapArea, path: impl Fn(BorrowedFd<'_>) -> String) -> Result<(), Errno> {
+/// What processes of the run are told of a swap area. `path`: where they find what this process has open.
+fn describe(swap: &Swap, path: impl Fn(BorrowedFd<'_>) -> String) -> Result<AreaSpec, Errno> {
+    let mut area = AreaSpec::default();
     (area.size, area.prio, area.discard) = (swap.size, swap.prio, swap.discard.into());
     match &swap.place {
         Where::Dir(dir) => {
             area.kind = segment::SWAP_DIR;
-            put(&mut area.dir, dir.as_os_str().as_bytes())
+            put(&mut area.dir, dir.as_os_str().as_bytes())?;
         }
         Where::File(file) => {
             area.kind = segment::SWAP_FILE;
@@ -165,9 +169,9 @@ fn describe(swap: &Swap, area: &mut SwapArea, path: impl Fn(BorrowedFd<'_>) -> S
                 let dir = file.path.parent().ok_or(Errno::INVAL)?;
                 put(&mut area.dir, dir.as_os_str().as_bytes())?;
             }
-            Ok(())
         }
     }
+    Ok(area)
 }
 
 /// A memfd that closes on exec and whose file can't be executed; mapping it as code stays possible, whatever vm.memfd_noexec says.

@@ -104,6 +104,23 @@ pub struct AreaGauges {
     /// Bytes that the process has added to [`super::SwapArea::used`] and not given back. When it is gone, by death or by exec, whoever
     /// notices takes them off there, and this to 0.
     pub charged: AtomicU64,
+    /// The latest [`super::Order`] about the area with which the process has complied.
+    pub order: AtomicU64,
+    /// While it takes its pages off: bytes of those that are still there, with those that it has from its parents.
+    pub left: AtomicU64,
+    /// The same: bytes for which there is no room elsewhere. Until there is, or the order changes, it tries again now and then.
+    pub homeless: AtomicU64,
+    /// The same: pages that could not be read, at the latest try, ...
+    pub unreadable: AtomicU64,
+    /// ... and the address of the first of them.
+    pub unreadable_at: AtomicU64,
+}
+
+impl AreaGauges {
+    /// All but what [`super::Segment`] accounts for.
+    fn gauges(&self) -> [&AtomicU64; 7] {
+        [&self.used, &self.state, &self.order, &self.left, &self.homeless, &self.unreadable, &self.unreadable_at]
+    }
 }
 
 /// How many numbers there are for states.
@@ -159,6 +176,14 @@ pub struct Proc {
     pub now_on_device: AtomicU64,
     /// Bytes of address space adopted.
     pub adopted_bytes: AtomicU64,
+    /// The latest [`super::Reclaim::number`] that the process has dealt with, as far as it could, ...
+    pub reclaimed: AtomicU64,
+    /// ... and the bytes of the program's pages that it has moved out because of such requests, all together.
+    pub reclaimed_bytes: AtomicU64,
+    /// The latest [`super::Settings::question`] that it has answered, ...
+    pub answered: AtomicU64,
+    /// ... and the answer: bytes that it counts for and can't move out, with a working minimum.
+    pub fixed_bytes: AtomicU64,
     /// The swap areas, as in `Settings::swap`.
     pub areas_now: [AreaGauges; MAX_AREAS],
     /// Counts since the process was last started by exec.
@@ -198,9 +223,13 @@ impl Proc {
             &self.now_zero,
             &self.now_on_device,
             &self.adopted_bytes,
+            &self.reclaimed,
+            &self.reclaimed_bytes,
+            &self.answered,
+            &self.fixed_bytes,
         ]
         .into_iter()
-        .chain(self.areas_now.iter().flat_map(|area| [&area.used, &area.state]))
+        .chain(self.areas_now.iter().flat_map(AreaGauges::gauges))
         {
             gauge.store(0, Ordering::Relaxed);
         }

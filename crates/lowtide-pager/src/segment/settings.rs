@@ -2,7 +2,8 @@
 //! can write. It maps the file before it seals it ([`SEALS`]); every process of the run maps it read-only, and no process, root's
 //! included, can change it. So whatever is said here may be believed, whoever else belongs to the run.
 
-use core::sync::atomic::AtomicU64;
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use lowtide_core::store::MAX_AREAS;
 use rustix::fs::SealFlags;
@@ -21,17 +22,77 @@ pub const CODEC_LZ4: u32 = 0;
 /// `Settings::codec`: zstd at `Settings::codec_level`.
 pub const CODEC_ZSTD: u32 = 1;
 
-/// `SwapArea::kind`: there is no such area.
+/// `AreaSpec::kind`: there is no such area.
 pub const SWAP_NONE: u32 = 0;
-/// `SwapArea::kind`: each process has an unnamed file in `SwapArea::dir`.
+/// `AreaSpec::kind`: each process has an unnamed file in `AreaSpec::dir`.
 pub const SWAP_DIR: u32 = 1;
-/// `SwapArea::kind`: `SwapArea::file`, which is the process's that claims it (`AreaBudget::claimed`), the largest when the limit is near; the
-/// others have unnamed files in `SwapArea::dir`.
+/// `AreaSpec::kind`: `AreaSpec::file`, which is the process's that claims it (`AreaBudget::claimed`), the largest when the limit is near; the
+/// others have unnamed files in `AreaSpec::dir`.
 pub const SWAP_FILE: u32 = 2;
+
+/// What the processes of the run are to do about a swap area.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// There is no such area.
+    Absent,
+    /// Each process has it, and puts pages there.
+    On,
+    /// Each process takes its pages off, and closes its file.
+    Off,
+}
+
+/// A phase of a swap area, with a number that tells it from all other phases that the place has ever had. A process that has done what
+/// is asked repeats it in [`super::AreaGauges::order`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Order(u64);
+
+impl Order {
+    /// As [`SwapArea::order`] has it.
+    pub const fn from_raw(raw: u64) -> Order {
+        Order(raw)
+    }
+
+    /// For [`SwapArea::order`].
+    pub const fn raw(self) -> u64 {
+        self.0
+    }
+
+    /// What is to be done.
+    pub const fn phase(self) -> Phase {
+        match self.0 & 3 {
+            1 => Phase::On,
+            2 => Phase::Off,
+            _ => Phase::Absent,
+        }
+    }
+
+    /// The order after this one.
+    #[must_use]
+    pub const fn next(self, phase: Phase) -> Order {
+        let phase = match phase {
+            Phase::Absent => 0,
+            Phase::On => 1,
+            Phase::Off => 2,
+        };
+        Order((self.0 >> 2).wrapping_add(1) << 2 | phase)
+    }
+}
 
 /// A swap area of the run. Without any, evicted pages stay in compressed RAM.
 #[repr(C)]
 pub struct SwapArea {
+    /// An [`Order`].
+    pub order: AtomicU64,
+    spec: UnsafeCell<AreaSpec>,
+}
+
+// SAFETY: `spec` changes only as `rewrite` says.
+unsafe impl Sync for SwapArea {}
+
+/// What a swap area is.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct AreaSpec {
     /// Most bytes of all its files together.
     pub size: u64,
     /// One of the `SWAP_` values.
@@ -48,6 +109,48 @@ pub struct SwapArea {
     pub file_name: [u8; 256],
 }
 
+impl Default for AreaSpec {
+    fn default() -> AreaSpec {
+        AreaSpec { size: 0, kind: SWAP_NONE, prio: 0, discard: 0, dir: [0; 1024], file: [0; 64], file_name: [0; 256] }
+    }
+}
+
+impl SwapArea {
+    /// What the processes are to do about it now.
+    pub fn order(&self) -> Order {
+        // Acquire: pairs with the Release in `give`, before which the area was described.
+        Order(self.order.load(Ordering::Acquire))
+    }
+
+    /// Whether pages go there.
+    pub fn is_on(&self) -> bool {
+        self.order().phase() == Phase::On
+    }
+
+    /// What it is; to be asked by who has seen that it is on, or off.
+    pub fn spec(&self) -> &AreaSpec {
+        // SAFETY: changed only while nobody has a reference: see `rewrite`. Any bytes are an AreaSpec.
+        unsafe { &*self.spec.get() }
+    }
+
+    /// `lowtide run`: gives the next order; returns it.
+    pub fn give(&self, phase: Phase) -> Order {
+        let next = self.order().next(phase);
+        self.order.store(next.raw(), Ordering::Release);
+        next
+    }
+
+    /// `lowtide run`: describes another area, before it is turned on.
+    ///
+    /// # Safety
+    /// The place must never have been on, or every process of the run, and this one, must be done with what was there ([`Phase::Off`] is complied
+    /// with).
+    pub unsafe fn rewrite(&self, spec: &AreaSpec) {
+        // SAFETY: the caller answers.
+        unsafe { *self.spec.get() = *spec };
+    }
+}
+
 /// Which file it is, whatever path leads to it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +159,17 @@ pub struct FileId {
     pub device: u64,
     /// Its number there.
     pub inode: u64,
+}
+
+/// How much is to be moved out at once, by all processes together, whether the limit is reached or not.
+#[repr(C)]
+pub struct Reclaim {
+    /// Another number for each request. Written last.
+    pub number: AtomicU64,
+    /// Bytes of the program's pages; each process takes its part.
+    pub bytes: AtomicU64,
+    /// What the whole run used then.
+    pub of: AtomicU64,
 }
 
 /// The settings of a run. Written by `lowtide run` before the program starts, except for the atomics, which it may change later.
@@ -69,8 +183,15 @@ pub struct Settings {
     pub supervisor: u32,
     /// RAM limit of the whole tree in bytes.
     pub ram_limit: AtomicU64,
+    /// While the run still uses more than a limit that was lowered, the bytes that it may not exceed meanwhile; else not more than the limit. It
+    /// follows what the run uses down, so that the program need not wait until all that is too much is out.
+    pub ram_ceiling: AtomicU64,
     /// Pool limit of the whole tree in bytes.
     pub pool_limit: AtomicU64,
+    /// See there.
+    pub reclaim: Reclaim,
+    /// Another number for each time that the processes are asked how much of their memory can't be moved out ([`super::Proc::fixed_bytes`]).
+    pub question: AtomicU64,
     /// One of the `CODEC_` values.
     pub codec: u32,
     /// zstd level; 0 is zstd's default.
