@@ -11,12 +11,15 @@ use rustix::event::PollFlags;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
+use serde_json::{Map, Value};
 use std::time::{Duration, Instant};
 
 /// Who has an answer to read and reads nothing of it for so long is dropped.
 const READS_WITHIN: Duration = Duration::from_secs(5);
 /// Who asks nothing for so long is let go.
 const ASKS_WITHIN: Duration = Duration::from_secs(30);
+/// Who waits for an answer hears something within this time.
+const SAYS_WITHIN: Duration = Duration::from_secs(2);
 /// Bytes that are read at once.
 const CHUNK: usize = 16 << 10;
 
@@ -83,6 +86,11 @@ impl Connection {
             // Who has not read the last report needs no other.
             Step::Going(Some(report)) if self.output.is_empty() => {
                 self.output = protocol::progress(report);
+                self.seen = Instant::now();
+            }
+            // Who hears nothing for long thinks that we are stopped.
+            Step::Going(None) if self.output.is_empty() && self.seen.elapsed() > SAYS_WITHIN => {
+                self.output = protocol::progress(Value::Object(Map::new()));
                 self.seen = Instant::now();
             }
             Step::Going(_) => {}

@@ -137,11 +137,6 @@ impl Place {
         Ok((Place { dir, path: path.to_owned(), owner }, stat))
     }
 
-    /// Whose sockets these are.
-    pub fn owner(&self) -> u32 {
-        self.owner
-    }
-
     fn only_for_us(self, stat: &Stat) -> Result<Place, String> {
         if stat.st_mode & 0o777 != 0o700 {
             let changed = rustix::fs::fchmod(&self.dir, Mode::RWXU);
