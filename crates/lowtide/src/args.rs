@@ -2,7 +2,7 @@
 
 use crate::error::Failure;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
@@ -201,7 +201,8 @@ fn one_line(error: &clap::Error, args: &[OsString]) -> String {
         _ => String::new(),
     };
     let run = args.get(1).is_some_and(|arg| arg == "run");
-    let help = if run { "see `lowtide run --help`" } else { "see `lowtide --help`" };
+    let command = args.get(1).and_then(|arg| arg.to_str()).filter(|name| Cli::command().find_subcommand(name).is_some());
+    let help = command.map_or("see `lowtide --help`".to_owned(), |name| format!("see `lowtide {name} --help`"));
     let arg = text(ContextKind::InvalidArg);
     match error.kind() {
         ErrorKind::UnknownArgument if run && !arg.starts_with('-') => {
@@ -230,6 +231,7 @@ fn one_line(error: &clap::Error, args: &[OsString]) -> String {
             }
         }
         ErrorKind::InvalidValue if text(ContextKind::InvalidValue).is_empty() => format!("{arg} needs a value; {help}"),
+        ErrorKind::MissingRequiredArgument => format!("{arg} is missing; {help}"),
         ErrorKind::InvalidUtf8 => format!("an option's value is not valid UTF-8; {help}"),
         _ => {
             let rendered = error.render().to_string();
@@ -242,7 +244,6 @@ fn one_line(error: &clap::Error, args: &[OsString]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn clap_agrees_with_itself() {

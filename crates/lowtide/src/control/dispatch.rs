@@ -17,6 +17,8 @@ pub enum Reply {
 
 /// Starts what is asked for.
 pub fn start(request: Request, run: &mut Live<'_>) -> Reply {
+    // What is said is to be so now.
+    run.look();
     let begun = match request {
         Request::Ps => return Reply::Now(said(ps(run))),
         Request::Stat => {
