@@ -281,6 +281,13 @@ fn who_does_not_know_how_to_ask_is_told() {
     assert_eq!((client.answer()["schema"].clone(), client.answer()["schema"].clone()), (1.into(), Value::Null));
     client.refused(2, &["lowtide"]);
 
+    // Who has nothing more to say still gets an answer, if that takes time.
+    let mut client = run.connect();
+    client.send("{\"lowtide\":1,\"do\":\"swapoff\",\"spec\":\"auto\"}\n");
+    client.stream.shutdown(std::net::Shutdown::Write).expect("shut down");
+    assert_eq!(client.answer()["ok"], true);
+    assert!(client.is_closed());
+
     let mut client = run.connect();
     client.send(&STAT[..12]);
     client.stream.shutdown(std::net::Shutdown::Write).expect("shut down");

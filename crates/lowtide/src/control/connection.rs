@@ -7,7 +7,7 @@ use super::dispatch::{self, Reply};
 use super::protocol::{self, LONGEST_REQUEST, Request};
 use crate::error::Failure;
 use crate::live::{Answer, Live, Step, Task};
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -170,8 +170,12 @@ impl Connection {
                 self.end_with(Failure::usage(line));
             }
             None if self.has_ended => {
-                if let Some(mut task) = self.task.take() {
-                    self.finish(task.cancel(run));
+                if let Some(task) = &mut self.task {
+                    // Who has only said all that there is to say still listens.
+                    if is_gone(&self.socket) {
+                        let answer = task.cancel(run);
+                        self.finish(answer);
+                    }
                 } else if !self.input.is_empty() {
                     self.end_with(Failure::usage("the request is cut off: end it with a newline"));
                 }
@@ -212,4 +216,12 @@ impl Connection {
         self.is_closing = true;
         self.say(Err(why));
     }
+}
+
+/// Whether the other side has closed its socket.
+fn is_gone(socket: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(socket, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let polled = rustix::event::poll(&mut polled, Some(&now)).map(|_| polled[0].revents());
+    polled.is_ok_and(|events| events.intersects(PollFlags::HUP | PollFlags::ERR))
 }
