@@ -287,7 +287,7 @@ impl Client {
     /// Whether the other side has closed it.
     pub fn is_closed(&mut self) -> bool {
         let mut rest = Vec::new();
-        matches!(self.lines.read_to_end(&mut rest), Ok(_) if rest.is_empty())
+        self.lines.read_to_end(&mut rest).is_ok() && rest.is_empty()
             || matches!(self.stream.take_error(), Ok(Some(_)))
             || !self.send("\n")
     }
