@@ -2,12 +2,12 @@
 
 use crate::error::Failure;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 /// Commands that INTERFACE names and that are not there yet.
-const LATER: [&str; 7] = ["ps", "stat", "limit", "reclaim", "swapon", "swapoff", "top"];
+const LATER: [&str; 1] = ["top"];
 
 const EXAMPLES: &str = "\
 Examples:
@@ -17,6 +17,8 @@ Examples:
       40 % of this machine's RAM, cold pages compressed first, then to a file in /mnt/fast
   lowtide run --ram 1G --swap ram --codec zstd:3 --stats out.json -- redis-server
       compressed RAM only, and the numbers of the run in a file
+  lowtide limit 4242 1G
+      let a run use more (or less) from now on; 4242 is the pid of any of its processes
   lowtide doctor
       what this machine can do, and what would enable the rest";
 
@@ -54,6 +56,57 @@ pub enum Command {
         after_long_help = EXAMPLES
     )]
     Run(Box<RunArgs>),
+    /// List the runs that there are
+    #[command(
+        long_about = "List the runs that there are: pid of `lowtide run`, RAM used and its limit, bytes of pages that are out (in \
+                            the compressed pool and on devices), time since the start, processes, program. root sees everybody's."
+    )]
+    Ps,
+    /// Show the statistics of a run
+    Stat(StatArgs),
+    /// Set another RAM limit
+    #[command(
+        long_about = "Set another RAM limit of a run. A higher one holds at once and brings nothing in by force. A lower one makes the \
+                            run evict at once, while the program goes on; one that is below what can't be moved out is refused."
+    )]
+    Limit {
+        /// Of `lowtide run`, or of any process of the run
+        pid: u32,
+        /// As for `lowtide run --ram`: 512M, 2G, 40%
+        #[arg(allow_hyphen_values = true)]
+        size: String,
+        /// Do not wait (at most 10 seconds) until the run is below its limit
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// Move pages out now, though the limit is not reached
+    Reclaim {
+        /// Of `lowtide run`, or of any process of the run
+        pid: u32,
+        /// How much: 512M, 2G
+        #[arg(allow_hyphen_values = true)]
+        size: String,
+    },
+    /// Add a swap area
+    Swapon {
+        /// Of `lowtide run`, or of any process of the run
+        pid: u32,
+        /// As for `lowtide run --swap`: dir:DIR[,size=8G][,prio=N], file:PATH[,size=8G][,prio=N][,discard], or auto
+        spec: String,
+    },
+    /// Move everything off a swap area and take it away, while the program goes on
+    #[command(
+        long_about = "Move everything off a swap area, to other areas, to the compressed pool or back into RAM as the limit allows, and \
+                            take the area away, while the program goes on. Refused before anything is moved if there is not room enough \
+                            elsewhere. ^C cancels: then, and after an error, the area stays in use. Exit status 1: pages have no room or \
+                            can't be read, as the message says; 130: cancelled by ^C."
+    )]
+    Swapoff {
+        /// Of `lowtide run`, or of any process of the run
+        pid: u32,
+        /// dir:DIR or file:PATH as `lowtide stat` shows it, or the path alone
+        spec: String,
+    },
     /// Show what this machine can do, and the exact command that would enable what it can't
     Doctor,
     /// Print the manual page (roff) on standard output
@@ -114,6 +167,21 @@ pub struct RunArgs {
     pub program: Vec<OsString>,
 }
 
+/// Options of `lowtide stat`.
+#[derive(Args, Debug)]
+pub struct StatArgs {
+    /// Of `lowtide run`, or of any process of the run [default: the only run of this user]
+    pub pid: Option<u32>,
+
+    /// One JSON object, with the fields of `lowtide run --stats`
+    #[arg(long)]
+    pub json: bool,
+
+    /// Again each second, until the run ends or ^C
+    #[arg(long)]
+    pub watch: bool,
+}
+
 /// Reads the command line. Err(None): help or version was printed.
 pub fn parse(args: &[OsString]) -> Result<Cli, Option<Failure>> {
     Cli::try_parse_from(args).map_err(|error| match error.kind() {
@@ -133,7 +201,8 @@ fn one_line(error: &clap::Error, args: &[OsString]) -> String {
         _ => String::new(),
     };
     let run = args.get(1).is_some_and(|arg| arg == "run");
-    let help = if run { "see `lowtide run --help`" } else { "see `lowtide --help`" };
+    let command = args.get(1).and_then(|arg| arg.to_str()).filter(|name| Cli::command().find_subcommand(name).is_some());
+    let help = command.map_or("see `lowtide --help`".to_owned(), |name| format!("see `lowtide {name} --help`"));
     let arg = text(ContextKind::InvalidArg);
     match error.kind() {
         ErrorKind::UnknownArgument if run && !arg.starts_with('-') => {
@@ -162,6 +231,7 @@ fn one_line(error: &clap::Error, args: &[OsString]) -> String {
             }
         }
         ErrorKind::InvalidValue if text(ContextKind::InvalidValue).is_empty() => format!("{arg} needs a value; {help}"),
+        ErrorKind::MissingRequiredArgument => format!("{arg} is missing; {help}"),
         ErrorKind::InvalidUtf8 => format!("an option's value is not valid UTF-8; {help}"),
         _ => {
             let rendered = error.render().to_string();
@@ -174,7 +244,6 @@ fn one_line(error: &clap::Error, args: &[OsString]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn clap_agrees_with_itself() {
@@ -186,7 +255,14 @@ mod tests {
         for line in [
             "lowtide",
             "lowtide dance",
-            "lowtide stat 1",
+            "lowtide top",
+            "lowtide stat x",
+            "lowtide stat -1",
+            "lowtide stat 1 2",
+            "lowtide limit 1",
+            "lowtide limit 1 2 3",
+            "lowtide swapoff",
+            "lowtide swapon 1",
             "lowtide run --ram",
             "lowtide run --ram 1G --ram 2G -- x",
             "lowtide run --ram 1G sort -n",

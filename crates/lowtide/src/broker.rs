@@ -4,6 +4,7 @@
 //! at before anything is done with it. Nothing here waits for a client.
 
 use crate::ancestry::{self, Stat};
+use crate::peer::option;
 use crate::privilege;
 use crate::shared::Shared;
 use lowtide_pager::broker::{self, DEVICE, FILES, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, PAGE_MAP, SWAP_FILE, send};
@@ -212,14 +213,6 @@ impl HandedOn {
         // Both still live, so the numbers are theirs.
         (ancestry::is_alive(&heirloom.parent) && ancestry::is_alive(&child.peer)).then_some(&heirloom.file)
     }
-}
-
-/// An option of a socket. `T`: what the kernel writes for it, for which all bytes are valid.
-fn option<T: Default>(socket: &OwnedFd, name: libc::c_int) -> Option<T> {
-    let (mut value, mut len) = (T::default(), size_of::<T>() as libc::socklen_t);
-    // SAFETY: at most as many bytes are written as are said.
-    let r = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut len) };
-    (r == 0 && len as usize == size_of::<T>()).then_some(value)
 }
 
 /// Makes a userfaultfd of another process ready, and nothing else that it may have sent.

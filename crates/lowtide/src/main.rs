@@ -1,17 +1,22 @@
 //! `lowtide`: swap in user space, for one program.
 //!
 //! `run` reads its options into a [`plan`], asks the kernel what it can do ([`probe`]), makes the memory that all processes of
-//! the run share ([`shared`]), starts the program with the agent preloaded ([`launch`]) and stays with it ([`supervise`]).
+//! the run share ([`shared`]), starts the program with the agent preloaded ([`launch`]) and stays with it ([`supervise`]), also to be
+//! asked and told things ([`control`], [`live`]). The other commands do that ([`client`]).
 
 mod ancestry;
 mod args;
 mod broker;
+mod client;
 mod confinement;
+mod control;
 mod doctor;
 mod elf;
 mod error;
 mod launch;
+mod live;
 mod machine;
+mod peer;
 mod plan;
 mod privilege;
 mod probe;
@@ -24,6 +29,8 @@ mod stats;
 mod stats_file;
 mod supervise;
 mod swap_file;
+mod swap_name;
+mod swap_place;
 mod swap_spec;
 mod tree;
 
@@ -40,6 +47,12 @@ fn main() -> ExitCode {
         Err(Some(failure)) => Err(failure),
         Ok(cli) => match cli.command {
             Command::Run(args) => run::run(*args),
+            Command::Ps => client::ps(),
+            Command::Stat(args) => client::stat(&args),
+            Command::Limit { pid, size, no_wait } => client::limit(pid, &size, !no_wait),
+            Command::Reclaim { pid, size } => client::reclaim(pid, &size),
+            Command::Swapon { pid, spec } => client::swapon(pid, &spec),
+            Command::Swapoff { pid, spec } => client::swapoff(pid, &spec),
             Command::Doctor => Ok(doctor::doctor()),
             Command::Man { command } => man(command.as_deref()),
         },

@@ -20,6 +20,8 @@ pub struct Plan {
     pub ram: u64,
     /// Pool limit in bytes.
     pub pool: u64,
+    /// The same, if the user said something about it.
+    pub pool_given: Option<u64>,
     /// Where cold pages go that don't stay in compressed RAM.
     pub swap: Vec<Swap>,
     /// One of the segment's `CODEC_` values.
@@ -57,22 +59,14 @@ impl Plan {
         let text = args.ram.filter(|text| !text.is_empty());
         let text =
             text.ok_or_else(|| Failure::usage("no limit is given: add --ram SIZE, like --ram 512M, or set LOWTIDE_RAM"))?;
-        let ram = size::parse(&text, usable).map_err(|why| Failure::usage(format!("--ram: {why}")))?;
-        if ram < LEAST_RAM {
-            let line = format!("--ram {text}: too small, no program runs in less than {}; give it more", size::show(LEAST_RAM));
-            return Err(Failure::usage(line));
-        }
-        if ram > usable {
-            let line = format!("--ram {text} is more than the RAM there is ({}), so it limits nothing", size::show(usable));
-            warnings.push(line);
-        }
+        let (ram, odd) = read_limit("--ram", &text, usable)?;
+        warnings.extend(odd);
 
         let (swap, odd) = swap_spec::resolve(&args.swap, usable)?;
         warnings.extend(odd);
-        let pool = match &args.pool {
-            None => default_pool(ram, swap.is_empty()),
-            Some(text) => size::parse(text, usable).map_err(|why| Failure::usage(format!("--pool: {why}")))?,
-        };
+        let pool_given = args.pool.as_ref().map(|text| size::parse(text, usable)).transpose();
+        let pool_given = pool_given.map_err(|why| Failure::usage(format!("--pool: {why}")))?;
+        let pool = pool_given.unwrap_or_else(|| default_pool(ram, swap.is_empty()));
         if pool > ram {
             let line = format!(
                 "--pool {} is larger than --ram {}, of which it is a part: make it smaller",
@@ -103,21 +97,33 @@ impl Plan {
         let path = program::find(name)?;
         let stats = args.stats.as_deref().map(StatsFile::open).transpose()?;
         let (quiet, verbose) = (args.quiet, args.verbose);
-        Ok(Plan { ram, pool, swap, codec, codec_level, when_full, quiet, verbose, stats, path, argv, warnings })
+        Ok(Plan { ram, pool, pool_given, swap, codec, codec_level, when_full, quiet, verbose, stats, path, argv, warnings })
     }
 
     /// Takes the swap files with names, whose content is lost then: to be called when nothing else can refuse the run any more.
     pub fn take_files(&mut self) -> Result<(), Failure> {
         for swap in &mut self.swap {
-            self.warnings.extend(swap.take()?);
+            let odd = swap.take().map_err(|why| Failure::usage(format!("--swap {why}")))?;
+            self.warnings.extend(odd.into_iter().map(|why| format!("--swap {why}")));
         }
         Ok(())
     }
 }
 
+/// Reads a limit, which `what` asks for. The second value is what is odd about it, but not wrong.
+pub fn read_limit(what: &str, text: &str, usable: u64) -> Result<(u64, Option<String>), Failure> {
+    let ram = size::parse(text, usable).map_err(|why| Failure::usage(format!("{what}: {why}")))?;
+    if ram < LEAST_RAM {
+        let line = format!("{what} {text}: too small, no program runs in less than {}; give it more", size::show(LEAST_RAM));
+        return Err(Failure::usage(line));
+    }
+    let odd = format!("{what} {text} is more than the RAM there is ({}), so it limits nothing", size::show(usable));
+    Ok((ram, (ram > usable).then_some(odd)))
+}
+
 /// Bytes that the pool may take of `ram` if nobody says: half of it; or, where pages have nowhere else to go, all but a working minimum
 /// of the program (an eighth, at least 4 MiB) and what is in staging on its way (a thirty-second).
-fn default_pool(ram: u64, ram_only: bool) -> u64 {
+pub fn default_pool(ram: u64, ram_only: bool) -> u64 {
     if ram_only { ram - (ram / 8).max(4 << 20) - ram / 32 } else { ram / 2 }
 }
 

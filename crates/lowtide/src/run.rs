@@ -3,8 +3,10 @@
 use crate::ancestry;
 use crate::args::RunArgs;
 use crate::broker::Broker;
+use crate::control::Control;
 use crate::error::{Failure, say};
 use crate::launch::launch;
+use crate::live::Live;
 use crate::plan::Plan;
 use crate::probe::{self, Probe};
 use crate::shared::Shared;
@@ -31,6 +33,11 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
         let why = probe::text(error);
         plan.warnings.push(format!("no socket can be made ({why}): processes that change their user will not be limited"));
     }
+    let (mut control, listening) = Control::new();
+    if let Err(why) = listening {
+        plan.warnings
+            .push(format!("no control socket can be made ({why}): `lowtide ps`, stat, limit and so on can't reach this run"));
+    }
     let shared = Shared::new(&plan, broker.name())?;
     let (signals, inherited) = Signals::take()?;
     for warning in &plan.warnings {
@@ -44,9 +51,12 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     })?;
     let alone = !ancestry::has_children();
     let child = launch(&plan, &shared, inherited)?;
-    let outcome = supervise(&plan, &shared, &mut broker, &signals, child, alone);
+    let run = Live::new(&mut plan, &shared);
+    let outcome = supervise(run, &mut broker, &mut control, &signals, child, alone);
+    // Nobody is to find a run that is over.
+    drop(control);
 
-    let stats = Stats::new(&plan, shared.settings(), shared.segment(), &outcome);
+    let stats = Stats::new(&outcome.run, outcome.run.tree.gauges(), outcome.elapsed);
     if let Some(file) = plan.stats.take() {
         let written =
             serde_json::to_string_pretty(&stats).map_err(std::io::Error::from).and_then(|text| file.write(&(text + "\n")));

@@ -65,7 +65,7 @@ impl Shared {
         segment.magic.store(segment::MAGIC, Ordering::Release);
 
         let (settings_file, settings) = mapped(c"lowtide-settings", Settings::SIZE, segment::SEALS)?;
-        let path = |fd: BorrowedFd<'_>| format!("/proc/{pid}/fd/{}", fd.as_raw_fd());
+        let path = |fd: BorrowedFd<'_>| path(pid, fd);
         let (preload, settings_path) = (path(agent.as_fd()), path(settings_file.as_fd()));
         // SAFETY: the mapping is as large as Settings, page-aligned, all zero, which is valid, and nobody else knows it before the
         // program starts.
@@ -134,6 +134,14 @@ impl Shared {
         [self.settings_file.as_fd(), self.segment_file.as_fd()]
     }
 
+    /// What processes of the run are told of a swap area.
+    ///
+    /// # Errors
+    /// `NAMETOOLONG`: its path is.
+    pub fn describe(&self, swap: &Swap) -> Result<AreaSpec, Errno> {
+        describe(swap, |fd| path(std::process::id(), fd))
+    }
+
     /// Opens the named file of a swap area once more.
     ///
     /// # Errors
@@ -149,6 +157,11 @@ impl Shared {
         let of = |fd: &OwnedFd| rustix::fs::fstat(fd).map_or(0, |stat| stat.st_blocks as u64 * 512);
         of(&self.agent) + of(&self.settings_file) + of(&self.segment_file)
     }
+}
+
+/// Where processes of the run find what process `pid`, this one, has open.
+fn path(pid: u32, fd: BorrowedFd<'_>) -> String {
+    format!("/proc/{pid}/fd/{}", fd.as_raw_fd())
 }
 
 /// What processes of the run are told of a swap area. `path`: where they find what this process has open.

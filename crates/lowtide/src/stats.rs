@@ -1,27 +1,29 @@
 //! The statistics of a run: the JSON object of INTERFACE and the summary line.
 
-use crate::plan::Plan;
+use crate::live::Live;
+use crate::live::areas::{Listed, State};
+use crate::live::processes::{self, Process};
 use crate::size;
-use crate::supervise::Outcome;
-use crate::tree::AreaNow;
-use lowtide_core::store::{AreaState, FillWords, MAX_AREAS};
-use lowtide_pager::segment::{
-    AreaCounters, Counters, LATENCY_BUCKETS, Segment, Settings, area_state, latency_floor_ns, proc_state,
-};
+use crate::tree::{AreaNow, Gauges};
+use lowtide_core::store::{AreaState, FillWords};
+use lowtide_pager::segment::{Counters, LATENCY_BUCKETS, Segment, area_state, latency_floor_ns, proc_state};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 const PAGE: u64 = 4096;
 /// Most words in `pages.same_filled_words`.
 const WORDS_SHOWN: usize = 8;
 
-/// What `--stats` writes. Counts are of the whole run, all processes together; what is held at one moment (`ram_now`, `pool_bytes`
+/// What `--stats` writes and `lowtide stat` shows. Counts are of the whole run, all processes together; what is held at one moment (`ram_now`, `pool_bytes`
 /// and so on) is of the last moment at which a process had adopted memory, see [`crate::tree::Tree::gauges`].
 #[derive(Serialize)]
 #[allow(missing_docs)] // the names are those of INTERFACE
 pub struct Stats {
     pub schema: u32,
     pub program: String,
+    /// Of `lowtide run`.
+    pub pid: u32,
     pub pids: Vec<u32>,
     pub elapsed_seconds: f64,
     pub ram_limit: u64,
@@ -43,6 +45,8 @@ pub struct Stats {
     pub fault_latency_us: Latency,
     pub stall_seconds: Stall,
     pub areas: Vec<Area>,
+    /// Those that there are now.
+    pub processes: Vec<Process>,
     pub warnings: Vec<String>,
 }
 
@@ -141,7 +145,7 @@ pub struct Area {
     pub size: u64,
     /// Bytes of pages that are there, without those that a process has from its parent.
     pub used: u64,
-    /// `active`, `full`, or `failing` if the latest write of a process failed.
+    /// `active`, `full`, or `failing` if the latest write of a process failed; `emptying` while it is being taken off, then `off`.
     pub state: &'static str,
     pub reads: u64,
     pub writes: u64,
@@ -149,32 +153,22 @@ pub struct Area {
 }
 
 impl Stats {
-    /// The statistics of a run that has ended.
-    pub fn new(plan: &Plan, settings: &Settings, segment: &Segment, outcome: &Outcome) -> Stats {
+    /// The statistics of a run after this time. `gauges`: what is said to be held.
+    pub fn new(run: &Live<'_>, gauges: &Gauges, elapsed: Duration) -> Stats {
+        let segment = run.shared.segment();
         let (counters, latency) = totals(segment);
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let gauges = outcome.tree.gauges();
-        let fullest = outcome.tree.fullest();
+        let fullest = run.tree.fullest();
         let in_pool = fullest.now_stored.saturating_sub(fullest.now_on_device) * PAGE;
         let ratio = if fullest.pool_stored > 0 { in_pool as f64 / fullest.pool_stored as f64 } else { 0.0 };
-        let areas = plan.swap.iter().zip(area_totals(segment)).zip(&gauges.areas);
-        let areas = areas.map(|((area, counts), now)| Area {
-            spec: area.spec(),
-            prio: area.prio.into(),
-            size: area.size,
-            used: now.used,
-            state: state(now),
-            reads: of(&counts.reads),
-            writes: of(&counts.writes),
-            errors: of(&counts.errors),
-        });
-        let areas = areas.collect();
+        let areas = run.areas.list().into_iter().map(|area| Area::new(area, gauges)).collect();
         Stats {
             schema: 1,
-            program: plan.argv.first().map_or_else(String::new, |name| name.display().to_string()),
-            pids: outcome.tree.pids().to_vec(),
-            elapsed_seconds: rounded(outcome.elapsed.as_secs_f64()),
-            ram_limit: of(&settings.ram_limit),
+            program: run.program.clone(),
+            pid: std::process::id(),
+            pids: run.tree.pids().to_vec(),
+            elapsed_seconds: rounded(elapsed.as_secs_f64()),
+            ram_limit: run.limits.ram(),
             ram_now: gauges.ram,
             ram_peak: of(&segment.ram_peak),
             resident_bytes: gauges.ram.saturating_sub(gauges.own),
@@ -182,7 +176,7 @@ impl Stats {
             staged_bytes: gauges.staged,
             pool_bytes: gauges.pool,
             pool_stored_bytes: gauges.pool_stored,
-            pool_limit: of(&settings.pool_limit),
+            pool_limit: run.limits.pool(),
             compression_ratio: rounded(ratio),
             pages: Pages {
                 stored: of(&counters.stored_pages),
@@ -224,7 +218,8 @@ impl Stats {
             fault_latency_us: percentiles(&latency, of(&counters.latency_max_ns)),
             stall_seconds: Stall { some: rounded(of(&counters.stall_some_us) as f64 / 1e6), full: None },
             areas,
-            warnings: outcome.warnings.clone(),
+            processes: processes::list(segment),
+            warnings: run.warnings.clone(),
         }
     }
 
@@ -266,14 +261,25 @@ fn totals(segment: &Segment) -> (Counters, [u64; LATENCY_BUCKETS]) {
     (sum, latency)
 }
 
-/// I/Os on the swap areas by all processes, dead and alive.
-fn area_totals(segment: &Segment) -> [AreaCounters; MAX_AREAS] {
-    let sums: [AreaCounters; MAX_AREAS] = Default::default();
-    let alive = segment.used_procs().iter().filter(|p| p.state.load(Ordering::Acquire) != proc_state::FREE);
-    for areas in alive.map(|p| &p.areas).chain([&segment.dead_areas]) {
-        sums.iter().zip(areas).for_each(|(sum, area)| sum.fold(area));
+impl Area {
+    fn new(area: Listed, gauges: &Gauges) -> Area {
+        let now = area.place.and_then(|place| gauges.areas.get(place)).filter(|_| area.state != State::Off);
+        let state = match area.state {
+            State::On => now.map_or("active", state),
+            State::Emptying => "emptying",
+            State::Off => "off",
+        };
+        Area {
+            spec: area.spec,
+            prio: area.prio.into(),
+            size: area.size,
+            used: now.map_or(0, |now| now.used),
+            state,
+            reads: area.counts.reads,
+            writes: area.counts.writes,
+            errors: area.counts.errors,
+        }
     }
-    sums
 }
 
 /// The state of a swap area: some processes may find it full while others still have room in their files.

@@ -2,11 +2,11 @@
 
 use crate::ancestry;
 use crate::broker::Broker;
+use crate::control::Control;
 use crate::error::{self, say};
-use crate::plan::Plan;
-use crate::shared::Shared;
+use crate::live::Live;
 use crate::signals::Signals;
-use crate::tree::{self, Tree};
+use crate::tree;
 use lowtide_pager::segment::{MAX_WARNINGS, Segment};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::sync::atomic::Ordering;
@@ -22,13 +22,11 @@ const OWN_MEMORY: Duration = Duration::from_secs(1);
 const UNMANAGED_AFTER: Duration = Duration::from_secs(2);
 
 /// How a run ended.
-pub struct Outcome {
+pub struct Outcome<'a> {
     /// Exit code of lowtide.
     pub code: u8,
-    /// The tree, for the statistics.
-    pub tree: Tree,
-    /// All warnings shown.
-    pub warnings: Vec<String>,
+    /// What it was in the end, for the statistics.
+    pub run: Live<'a>,
     /// Whether an agent ever reported.
     pub managed: bool,
     /// From the start of the program to its end.
@@ -45,47 +43,38 @@ enum Waited {
 }
 
 struct Supervisor<'a> {
-    shared: &'a Shared,
-    name: String,
-    tree: Tree,
-    warnings: Vec<String>,
+    run: Live<'a>,
     own_memory_at: Option<Instant>,
     said_unmanaged: bool,
 }
 
 /// Stays until the program has ended and nothing of what it started is left: a daemon that it became, or workers that outlive it. `alone`: this
 /// process had no children before it started the program; else it can't tell when all are gone, and stays for the program only.
-pub fn supervise(
-    plan: &Plan,
-    shared: &Shared,
+pub fn supervise<'a>(
+    run: Live<'a>,
     broker: &mut Broker,
+    control: &mut Control,
     signals: &Signals,
     child: libc::pid_t,
     alone: bool,
-) -> Outcome {
-    let started = Instant::now();
-    let mut this = Supervisor {
-        shared,
-        name: plan.argv.first().map_or_else(String::new, |name| name.display().to_string()),
-        tree: Tree::new(shared.segment()),
-        warnings: plan.warnings.clone(),
-        own_memory_at: None,
-        said_unmanaged: false,
-    };
+) -> Outcome<'a> {
+    let (shared, started) = (run.shared, run.started);
+    let mut this = Supervisor { run, own_memory_at: None, said_unmanaged: false };
     let mut last_look = started;
     this.look();
     let mut ended = None;
     loop {
-        let tick = if this.tree.is_crowded() { SHORT_TICK } else { TICK };
-        sleep(signals, broker, tick.saturating_sub(last_look.elapsed()));
+        let tick = if this.run.tree.is_crowded() { SHORT_TICK } else { TICK };
+        sleep(signals, broker, control, tick.saturating_sub(last_look.elapsed()));
         broker.serve(shared);
+        control.serve(&mut this.run);
         while let Some(signal) = signals.next() {
             // What the kernel sends (^C, ^Z, hang-up) went to the whole process group, and the program is in it.
             if signal.number == libc::SIGCHLD || signal.from_kernel {
                 continue;
             }
             if ended.is_some() {
-                this.tree.signal(signal.number);
+                this.run.tree.signal(signal.number);
             } else {
                 // SAFETY: sends a signal to our child, which hasn't been waited for yet, so the pid is still its own.
                 unsafe { libc::kill(child, signal.number) };
@@ -109,45 +98,46 @@ pub fn supervise(
         if last_look.elapsed() >= tick {
             last_look = Instant::now();
             this.look();
+            control.step(&mut this.run);
             if started.elapsed() > UNMANAGED_AFTER {
                 this.check_managed();
             }
         }
-        if this.shared.segment().fatal.get().is_some() {
+        if shared.segment().fatal.get().is_some() {
             break;
         }
     }
     let elapsed = started.elapsed();
     this.look();
     // The program may have ended because of what its agent found.
-    let code = match (this.shared.segment().fatal.get(), ended) {
+    let code = match (shared.segment().fatal.get(), ended) {
         (Some(text), ended) => {
-            this.tree.kill();
+            this.run.tree.kill();
             if ended.is_none() {
                 // SAFETY: our child, not waited for yet.
                 unsafe { libc::kill(child, libc::SIGKILL) };
                 wait(child, 0);
             }
             this.look();
-            say(&format!("{} was stopped: {}", this.name, clean(&text)));
+            say(&format!("{} was stopped: {}", this.run.program, clean(&text)));
             error::FAILED
         }
         (None, ended) => ended.unwrap_or(error::FAILED),
     };
     this.check_managed();
-    let managed = !this.tree.pids().is_empty();
-    Outcome { code, tree: this.tree, warnings: this.warnings, managed, elapsed }
+    let managed = !this.run.tree.pids().is_empty();
+    Outcome { code, run: this.run, managed, elapsed }
 }
 
 impl Supervisor<'_> {
     /// One look at the tree.
     fn look(&mut self) {
-        let segment = self.shared.segment();
+        let (shared, segment) = (self.run.shared, self.run.shared.segment());
         if self.own_memory_at.is_none_or(|at| at.elapsed() >= OWN_MEMORY) {
-            segment.supervisor_bytes.store(tree::own_anonymous() + self.shared.resident(), Ordering::Relaxed);
+            segment.supervisor_bytes.store(tree::own_anonymous() + shared.resident(), Ordering::Relaxed);
             self.own_memory_at = Some(Instant::now());
         }
-        self.tree.poll();
+        self.run.look();
         self.show_warnings(segment);
     }
 
@@ -164,17 +154,17 @@ impl Supervisor<'_> {
     }
 
     fn warn(&mut self, text: String) {
-        if !self.warnings.contains(&text) {
+        if !self.run.warnings.contains(&text) {
             say(&format!("warning: {text}"));
-            self.warnings.push(text);
+            self.run.warnings.push(text);
         }
     }
 
     /// Says once if no agent has ever reported.
     fn check_managed(&mut self) {
-        if self.tree.pids().is_empty() && !self.said_unmanaged {
+        if self.run.tree.pids().is_empty() && !self.said_unmanaged {
             self.said_unmanaged = true;
-            let name = &self.name;
+            let name = &self.run.program;
             self.warn(format!(
                 "{name} is not managed, no limit holds: the preloaded agent never reported (LD_PRELOAD was ignored)"
             ));
@@ -188,12 +178,13 @@ fn clean(text: &[u8]) -> String {
     String::from_utf8_lossy(&text[..end]).into_owned()
 }
 
-/// Until a signal or a question comes or the time is over.
-fn sleep(signals: &Signals, broker: &Broker, time: Duration) {
+/// Until a signal, a question or a client comes or the time is over.
+fn sleep(signals: &Signals, broker: &Broker, control: &Control, time: Duration) {
     let timeout = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
     // Interrupted or not, the caller looks at everything again.
     let mut polled = vec![PollFd::new(signals, PollFlags::IN)];
     polled.extend(broker.waits_for().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+    polled.extend(control.waits_for().map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
     let _ = rustix::event::poll(&mut polled, Some(&timeout));
 }
 

@@ -5,7 +5,8 @@
 //! a swap file.
 
 use crate::size;
-use crate::swap_spec::{LEAST, is_in_ram, reason};
+use crate::swap_place::{is_in_ram, reason};
+use crate::swap_spec::LEAST;
 use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;

@@ -3,10 +3,9 @@
 use crate::error::Failure;
 use crate::size;
 use crate::swap_file::SwapFile;
+use crate::swap_place::{Place, how, reason};
 use lowtide_core::device::{DeviceName, FileDevice};
 use lowtide_core::store::MAX_AREAS;
-use rustix::fs::{CWD, Mode, OFlags};
-use rustix::io::Errno;
 use std::fmt;
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -45,12 +44,13 @@ impl Swap {
     }
 
     /// The last step before a run: what its file with a name held is gone. Gives what is odd about it, but not wrong.
-    pub fn take(&mut self) -> Result<Vec<String>, Failure> {
+    /// Lines begin with the SPEC.
+    pub fn take(&mut self) -> Result<Vec<String>, String> {
         let spec = self.spec();
         let Where::File(file) = &mut self.place else { return Ok(Vec::new()) };
-        file.take().map_err(|why| Failure::usage(format!("--swap {spec}: {why}")))?;
+        file.take().map_err(|why| format!("{spec}: {why}"))?;
         self.discard = file.discard;
-        Ok(file.warnings.drain(..).map(|why| format!("--swap {spec}: {why}")).collect())
+        Ok(file.warnings.drain(..).map(|why| format!("{spec}: {why}")).collect())
     }
 
     /// How its files are read and written, in words; for those in a directory found out by making one.
@@ -70,10 +70,16 @@ impl Swap {
 
 /// One SPEC as written.
 #[derive(Debug, PartialEq, Eq)]
-enum Spec {
+pub enum Spec {
+    /// An unnamed file where it fits best.
     Auto,
+    /// Compressed RAM only.
     Ram,
+    /// Unnamed files in a directory.
+    #[allow(missing_docs)] // as they are written
     Dir { dir: PathBuf, size: Option<u64>, prio: Option<i16> },
+    /// A file, or a block device.
+    #[allow(missing_docs)]
     File { path: PathBuf, size: Option<u64>, prio: Option<i16>, discard: bool },
 }
 
@@ -107,7 +113,9 @@ const FIRST_PRIO: i16 = -2;
 
 /// Resolves the SPECs of a command line. The second value are warnings: what is odd, but not wrong. No area: compressed RAM only.
 pub fn resolve(specs: &[String], ram_usable: u64) -> Result<(Vec<Swap>, Vec<String>), Failure> {
-    let mut parsed = specs.iter().map(|text| parse(text, ram_usable)).collect::<Result<Vec<_>, _>>()?;
+    let about = |why: String| Failure::usage(format!("--swap {why}"));
+    let parsed = specs.iter().map(|text| parse(text, ram_usable)).collect::<Result<Vec<_>, _>>();
+    let mut parsed = parsed.map_err(about)?;
     parsed.retain(|spec| *spec != Spec::Ram);
     if parsed.len() > MAX_AREAS {
         return Err(Failure::usage(format!(
@@ -116,50 +124,67 @@ pub fn resolve(specs: &[String], ram_usable: u64) -> Result<(Vec<Swap>, Vec<Stri
         )));
     }
     let (mut areas, mut warnings): (Vec<Swap>, Vec<String>) = (Vec::new(), Vec::new());
-    let mut next_prio = FIRST_PRIO;
     for spec in parsed {
-        let Some(mut area) = open(&spec, &areas, &mut warnings)? else { continue };
-        area.prio = spec.prio().unwrap_or(next_prio);
-        next_prio -= i16::from(spec.prio().is_none());
+        // What nobody asked for need not be there.
+        if spec == Spec::Auto
+            && !is_auto_chosen()
+            && let Err(why) = auto_place()
+        {
+            warnings.push(format!("{}: compressed RAM only; LOWTIDE_DIR names another directory", no_auto(&why)));
+            continue;
+        }
+        let before: Vec<&Swap> = areas.iter().collect();
+        let (area, odd) = open(&spec, &before).map_err(about)?;
+        warnings.extend(odd.into_iter().map(|why| format!("--swap {why}")));
         areas.push(area);
     }
     Ok((areas, warnings))
 }
 
-/// Opens what a SPEC names, which must be none of the areas before. `None`: there is nothing that could be used, as a warning says.
-fn open(spec: &Spec, before: &[Swap], warnings: &mut Vec<String>) -> Result<Option<Swap>, Failure> {
+/// Opens what a SPEC names, which must be none of the areas before, and takes its file. The second value are warnings. Lines begin with
+/// the SPEC.
+pub fn open_one(text: &str, before: &[&Swap], ram_usable: u64) -> Result<(Swap, Vec<String>), Failure> {
+    let spec = parse(text, ram_usable).map_err(Failure::usage)?;
+    let (mut swap, mut warnings) = open(&spec, before).map_err(Failure::usage)?;
+    warnings.extend(swap.take().map_err(Failure::usage)?);
+    Ok((swap, warnings))
+}
+
+/// Whether a SPEC is one of an area that can be added; the error begins with the SPEC.
+pub fn check(text: &str) -> Result<(), String> {
+    match parse(text, u64::MAX)? {
+        Spec::Ram => Err("ram: compressed RAM is always there: name dir:DIR or file:PATH".to_owned()),
+        _ => Ok(()),
+    }
+}
+
+/// Opens what a SPEC names, which must be none of the areas before. Lines, of warnings too, begin with the SPEC.
+fn open(spec: &Spec, before: &[&Swap]) -> Result<(Swap, Vec<String>), String> {
+    let mut warnings = Vec::new();
     let failure = |why: String| {
-        let line = format!("--swap {spec}: {why}");
         // An option that does not exist is part of the path.
         let commas = if spec.to_string().contains(',') {
             " (of what follows a comma, size= and prio= are options, and for file: discard)"
         } else {
             ""
         };
-        Failure::usage(line + commas)
+        format!("{spec}: {why}{commas}")
     };
     let (place, size, discard) = match spec {
-        Spec::Ram => return Ok(None),
+        Spec::Ram => return Err("ram: compressed RAM is always there: name dir:DIR or file:PATH".to_owned()),
         Spec::Auto => match auto_place() {
             Ok(place) => (Where::Dir(place.dir), place.free / 2, false),
-            Err(why) if is_auto_chosen() => {
-                return Err(Failure::usage(format!("LOWTIDE_DIR={}: {why}", auto_dir().display())));
-            }
-            Err(why) => {
-                let line =
-                    format!("no swap file in /var/tmp ({why}): compressed RAM only; LOWTIDE_DIR names another directory");
-                warnings.push(line);
-                return Ok(None);
-            }
+            Err(why) if is_auto_chosen() => return Err(failure(format!("LOWTIDE_DIR={}: {why}", auto_dir().display()))),
+            Err(why) => return Err(failure(format!("{}: name dir:DIR or file:PATH", no_auto(&why)))),
         },
         Spec::Dir { dir, size, .. } => {
             let place = Place::new(dir).map_err(failure)?;
             if let Some(size) = size.filter(|&size| size > place.free) {
                 let (free, size) = (size::show(place.free), size::show(size));
-                warnings.push(format!("--swap {spec}: there is only {free} free, less than size={size}"));
+                warnings.push(format!("{spec}: there is only {free} free, less than size={size}"));
             }
             if place.in_ram {
-                warnings.push(format!("--swap {spec}: it is in RAM (tmpfs), so swapping to it saves nothing"));
+                warnings.push(format!("{spec}: it is in RAM (tmpfs), so swapping to it saves nothing"));
             }
             (Where::Dir(place.dir), size.unwrap_or(place.free / 2), false)
         }
@@ -169,7 +194,7 @@ fn open(spec: &Spec, before: &[Swap], warnings: &mut Vec<String>) -> Result<Opti
                 return Err(failure("this run uses it already, it is given twice: leave one out".to_owned()));
             }
             let mut file = SwapFile::open(path, *size, *discard).map_err(failure)?;
-            warnings.extend(file.warnings.drain(..).map(|why| format!("--swap {spec}: {why}")));
+            warnings.extend(file.warnings.drain(..).map(|why| format!("{spec}: {why}")));
             let (size, discard) = (file.size, file.discard);
             (Where::File(file), size, discard)
         }
@@ -179,11 +204,17 @@ fn open(spec: &Spec, before: &[Swap], warnings: &mut Vec<String>) -> Result<Opti
     {
         return Err(failure(format!("{} is given twice: one area in a directory is enough", dir.display())));
     }
-    Ok(Some(Swap { place, size, prio: 0, discard }))
+    let prio = spec.prio().unwrap_or_else(|| next_prio(before));
+    Ok((Swap { place, size, prio, discard }, warnings))
+}
+
+/// The priority of an area without `prio=`, after these.
+fn next_prio(before: &[&Swap]) -> i16 {
+    before.iter().map(|area| area.prio - i16::from(area.prio > i16::MIN)).min().map_or(FIRST_PRIO, |next| next.min(FIRST_PRIO))
 }
 
 /// Whether two paths lead to the same file or directory.
-fn is_same(a: &Path, b: &Path) -> bool {
+pub fn is_same(a: &Path, b: &Path) -> bool {
     let id = |path: &Path| std::fs::metadata(path).map(|data| (data.dev(), data.ino())).ok();
     id(a).is_some() && id(a) == id(b)
 }
@@ -191,6 +222,10 @@ fn is_same(a: &Path, b: &Path) -> bool {
 /// Whether the user chose the directory of `auto`.
 fn is_auto_chosen() -> bool {
     std::env::var_os("LOWTIDE_DIR").is_some_and(|dir| !dir.is_empty())
+}
+
+fn no_auto(why: &str) -> String {
+    format!("no swap file in /var/tmp ({why})")
 }
 
 /// The directory that `auto` uses.
@@ -210,78 +245,13 @@ pub fn auto_place() -> Result<Place, String> {
     Ok(place)
 }
 
-/// A directory where unnamed swap files can be made.
-#[derive(Debug)]
-pub struct Place {
-    /// Absolute.
-    pub dir: PathBuf,
-    /// Bytes that are free there.
-    pub free: u64,
-    /// Its files are in RAM.
-    pub in_ram: bool,
-    /// How files there are read and written, in words.
-    pub how: String,
-}
-
-impl Place {
-    /// Looks at a directory by making a file in it. The error says what is wrong.
-    pub fn new(dir: &Path) -> Result<Place, String> {
-        let dir = dir.canonicalize().map_err(|error| reason(&error))?;
-        if !dir.is_dir() {
-            return Err("not a directory".to_owned());
-        }
-        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let file = match rustix::fs::openat(CWD, &dir, flags, Mode::RUSR | Mode::WUSR) {
-            Ok(file) => file,
-            Err(Errno::OPNOTSUPP | Errno::ISDIR) => {
-                return Err(
-                    "its file system has no unnamed files (O_TMPFILE): name a directory on ext4, xfs or btrfs".to_owned()
-                );
-            }
-            Err(error) => return Err(format!("no file can be made there: {}", reason(&error.into()))),
-        };
-        if dir.as_os_str().len() >= 1024 {
-            return Err("the path is too long".to_owned());
-        }
-        let space = rustix::fs::fstatvfs(&file).map_err(|error| reason(&error.into()))?;
-        let free = space.f_bavail.saturating_mul(space.f_frsize);
-        if free < LEAST {
-            return Err("its file system is full: free some space, or name another directory".to_owned());
-        }
-        let in_ram = is_in_ram(&file);
-        let device = FileDevice::new(file, DeviceName::default()).map_err(|error| reason(&error.into()))?;
-        Ok(Place { dir, free, in_ram, how: how(&device) })
-    }
-}
-
-/// How a swap file is read and written, in words.
-pub fn how(device: &FileDevice) -> String {
-    let cache = if device.is_direct() { "O_DIRECT" } else { "through the page cache (no O_DIRECT there)" };
-    match device.has_rings() {
-        Ok(()) => format!("{cache}, io_uring"),
-        Err(errno) => format!("{cache}, pread and pwrite (io_uring: {})", reason(&errno.into())),
-    }
-}
-
-/// Whether a file's bytes are in RAM (tmpfs, ramfs).
-pub fn is_in_ram(file: impl rustix::fd::AsFd) -> bool {
-    const TMPFS: u64 = 0x0102_1994;
-    const RAMFS: u64 = 0x8584_58f6;
-    rustix::fs::fstatfs(file).is_ok_and(|fs| [TMPFS, RAMFS].contains(&(fs.f_type as u64 & 0xffff_ffff)))
-}
-
-/// `No such file or directory (os error 2)` without the number.
-pub fn reason(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or(&text).to_lowercase()
-}
-
-fn parse(text: &str, ram_usable: u64) -> Result<Spec, Failure> {
-    let bad = |why: &str| Failure::usage(format!("--swap {text}: {why}"));
+/// Reads one SPEC; the error begins with it.
+pub fn parse(text: &str, ram_usable: u64) -> Result<Spec, String> {
+    let bad = |why: &str| format!("{text}: {why}");
     let (kind, rest) = match text.split_once(':') {
         None if text == "auto" => return Ok(Spec::Auto),
         None if text == "ram" => return Ok(Spec::Ram),
-        Some(("redis" | "rediss", _)) => return Err(Failure::not_built("--swap redis: (a remote store)")),
+        Some(("redis" | "rediss", _)) => return Err(Failure::not_built("redis: (a remote store)").line),
         Some((kind @ ("dir" | "file"), rest)) => (kind, rest),
         _ => {
             return Err(bad(
@@ -324,7 +294,7 @@ fn parse(text: &str, ram_usable: u64) -> Result<Spec, Failure> {
 }
 
 /// The path, which may hold commas, and what follows it: after the last commas, all that looks like an option.
-fn split_options(text: &str) -> (&str, &str) {
+pub fn split_options(text: &str) -> (&str, &str) {
     let is_option = |part: &str| part == "discard" || ["size=", "prio=", "discard="].iter().any(|name| part.starts_with(name));
     let (mut path, mut options) = (text, "");
     while let Some((before, part)) = path.rsplit_once(',')
@@ -379,8 +349,7 @@ mod tests {
             "ram,size=1G",
             "DIR:/x",
         ] {
-            let failure = parse(text, 0).expect_err(text);
-            assert_eq!(failure.code, 2, "{text}");
+            assert!(parse(text, 0).is_err(), "{text}");
         }
     }
 
@@ -416,15 +385,5 @@ mod tests {
         let (dir, dot) = (format!("dir:{}", dir.path().display()), format!("dir:{}/.,prio=3", dir.path().display()));
         assert!(areas(&[&dir, &dot]).unwrap_err().contains("is given twice"));
         assert_eq!(areas(&[&dir, &file]).unwrap().len(), 2, "a file in the directory is another area");
-    }
-
-    #[test]
-    fn places() {
-        assert!(Place::new(Path::new("/nonexistent")).unwrap_err().contains("no such file"));
-        if rustix::fs::statfs("/dev/shm").is_ok_and(|fs| fs.f_type as u64 == 0x0102_1994) {
-            assert!(Place::new(Path::new("/dev/shm")).unwrap().in_ram);
-            let (swap, warnings) = resolve(&["dir:/dev/shm,size=2M".to_owned()], 0).unwrap();
-            assert!(swap[0].size == 2 << 20 && warnings[0].contains("tmpfs"));
-        }
     }
 }

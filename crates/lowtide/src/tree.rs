@@ -52,6 +52,7 @@ pub struct Tree {
     next_examined: usize,
     pids: Vec<u32>,
     gauges: Gauges,
+    latest: Gauges,
     fullest: Gauges,
 }
 
@@ -59,7 +60,7 @@ impl Tree {
     /// An empty tree.
     pub fn new(segment: &'static Segment) -> Tree {
         let gauges = Gauges::default();
-        Tree { segment, known: Vec::new(), next_examined: 0, pids: Vec::new(), gauges, fullest: gauges }
+        Tree { segment, known: Vec::new(), next_examined: 0, pids: Vec::new(), gauges, latest: gauges, fullest: gauges }
     }
 
     /// Processes of the run that have ever been seen registered, in the order of being seen; no more than [`MAX_PROCS`].
@@ -72,6 +73,11 @@ impl Tree {
     /// that its last managed process left behind.
     pub fn gauges(&self) -> &Gauges {
         &self.gauges
+    }
+
+    /// What the processes held at the last poll.
+    pub fn now(&self) -> &Gauges {
+        &self.latest
     }
 
     /// What the processes held at the poll that found the most compressed bytes in the pool.
@@ -108,6 +114,7 @@ impl Tree {
                 }
             }
         }
+        self.latest = now;
         if now.adopted > 0 || self.gauges.adopted == 0 {
             self.gauges = now;
         }

@@ -108,6 +108,8 @@ fn help_and_version() {
         ("--version", &["lowtide 0."]),
         ("man", &[".TH", "doctor"]),
         ("man run", &[".TH", "ram"]),
+        ("man swapoff", &[".TH", "cancels"]),
+        ("stat --help", &["--json", "--watch"]),
     ] {
         let output = with(line, Path::new(""));
         let text = String::from_utf8_lossy(&output.stdout);
@@ -121,7 +123,9 @@ fn help_and_version() {
 fn bad_usage() {
     refused("", 2, &["command", "lowtide run --ram"]);
     refused("dance", 2, &["dance", "lowtide run --ram"]);
-    refused("stat 12", 2, &["stat", "not built yet"]);
+    refused("top 12", 2, &["top", "not built yet"]);
+    refused("limit", 2, &["PID", "SIZE"]);
+    refused("swapon x dir:/tmp", 2, &["invalid value", "x"]);
     refused("run --ram 64M true", 2, &["`--` is missing", "-- true"]);
     refused("run --ram 64M sort -n", 2, &["`--` is missing", "-- sort -n"]);
     refused("run --ram 64M", 2, &["no program", "--"]);

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -182,5 +183,8 @@ fn after_sigkill_of_lowtide() {
     run.kill();
     let outcome = run.finish();
     assert_eq!(outcome.status, 128 + 9, "{outcome:?}");
+    // Its control socket, on which nobody listens, goes with the next command.
+    let ps = Command::new(env!("CARGO_BIN_EXE_lowtide")).arg("ps").env("XDG_RUNTIME_DIR", &scene.runtime).output();
+    assert!(ps.expect("lowtide starts").status.success());
     scene.verify(&outcome);
 }

@@ -1,0 +1,91 @@
+//! The commands that ask a run something, or change it: the other side of [`crate::control`].
+
+mod change;
+mod connection;
+mod find;
+mod interrupt;
+mod ps;
+mod stat;
+mod swapoff;
+
+pub use change::{limit, reclaim, swapon};
+pub use ps::ps;
+pub use stat::stat;
+pub use swapoff::swapoff;
+
+use crate::error::Failure;
+use serde_json::Value;
+use std::io::{self, Write};
+
+/// An error that is no bad usage: exit status 1.
+fn failed(line: impl Into<String>) -> Failure {
+    Failure { code: 1, line: line.into() }
+}
+
+/// A number of an answer; 0 where there is none.
+fn number(value: &Value, key: &str) -> u64 {
+    value[key].as_u64().unwrap_or(0)
+}
+
+/// A text of an answer, safe to be shown: another user's run may say anything.
+fn text(value: &Value, key: &str) -> String {
+    clean(value[key].as_str().unwrap_or("?"))
+}
+
+fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// What is odd about what was done, on standard error.
+fn show_warnings(answer: &Value) {
+    for warning in answer["warnings"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        crate::error::say(&format!("warning: {warning}"));
+    }
+}
+
+/// Writes to standard output; false: nobody reads it any more.
+fn print(text: &str) -> Result<bool, Failure> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(failed(format!("standard output can't be written ({error})"))),
+    }
+}
+
+/// A table with its columns aligned: those of numbers (`>` before the heading) to the right.
+fn table(headings: &[&str], rows: &[Vec<String>], indent: &str) -> String {
+    let width = |i: usize| {
+        let cells = rows.iter().map(|row| row[i].chars().count());
+        cells.max().unwrap_or(0).max(headings[i].trim_start_matches('>').chars().count())
+    };
+    let widths: Vec<usize> = (0..headings.len()).map(width).collect();
+    let mut all = String::new();
+    let head: Vec<String> = headings.iter().map(|heading| heading.trim_start_matches('>').to_owned()).collect();
+    for row in std::iter::once(&head).chain(rows) {
+        let mut line = indent.to_owned();
+        for ((cell, heading), width) in row.iter().zip(headings).zip(&widths) {
+            let width = *width;
+            line += &if heading.starts_with('>') { format!("{cell:>width$}  ") } else { format!("{cell:<width$}  ") };
+        }
+        all += line.trim_end();
+        all.push('\n');
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_aligned() {
+        let rows = [vec!["1".to_owned(), "sort".to_owned()], vec!["4242".to_owned(), "é".to_owned()]];
+        assert_eq!(table(&[">PID", "PROGRAM"], &rows, " "), "  PID  PROGRAM\n    1  sort\n 4242  é\n");
+    }
+
+    #[test]
+    fn what_is_shown_is_clean() {
+        assert_eq!(text(&serde_json::json!({ "program": "a\u{1b}[2Jb\n" }), "program"), "a?[2Jb?");
+    }
+}

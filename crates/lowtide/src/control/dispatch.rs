@@ -1,0 +1,53 @@
+//! From a request to what is done about it.
+
+use super::protocol::Request;
+use crate::ancestry;
+use crate::error::Failure;
+use crate::live::{Answer, Live, Task, limit, reclaim, said, swapoff, swapon};
+use crate::stats::Stats;
+use serde_json::{Value, json};
+
+/// How a request is answered.
+pub enum Reply {
+    /// At once.
+    Now(Answer),
+    /// When this is done.
+    Later(Box<dyn Task>),
+}
+
+/// Starts what is asked for.
+pub fn start(request: Request, run: &mut Live<'_>) -> Reply {
+    // What is said is to be so now.
+    run.look();
+    let begun = match request {
+        Request::Ps => return Reply::Now(said(ps(run))),
+        Request::Stat => {
+            let stats = Stats::new(run, run.tree.now(), run.started.elapsed());
+            let value = serde_json::to_value(stats).map_err(|error| Failure::failed(format!("no statistics: {error}")));
+            return Reply::Now(value.and_then(said));
+        }
+        Request::Has { pid } => {
+            let has = ancestry::belongs(pid) == Some(true);
+            return Reply::Now(said(json!({ "has": has, "program": run.program })));
+        }
+        Request::Cancel => Err(Failure::usage("there is nothing to cancel")),
+        Request::Limit { size, wait } => limit::start(&size, wait, run),
+        Request::Reclaim { size } => reclaim::start(&size, run),
+        Request::Swapon { spec } => swapon::start(spec),
+        Request::Swapoff { spec } => swapoff::start(&spec, run),
+    };
+    begun.map_or_else(|failure| Reply::Now(Err(failure)), Reply::Later)
+}
+
+fn ps(run: &Live<'_>) -> Value {
+    let now = run.tree.now();
+    json!({
+        "pid": std::process::id(),
+        "program": run.program,
+        "ram_now": now.ram,
+        "ram_limit": run.limits.ram(),
+        "out_bytes": now.now_stored.saturating_mul(4096),
+        "elapsed_seconds": run.started.elapsed().as_secs_f64(),
+        "processes": run.shared.segment().processes(),
+    })
+}

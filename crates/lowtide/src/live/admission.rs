@@ -1,0 +1,113 @@
+//! Whether the pages of a swap area have room elsewhere: asked before any of them is moved.
+
+use super::Live;
+use super::areas::{Area, Areas, State};
+use super::evacuation;
+use super::processes;
+use crate::size;
+use crate::swap_spec::{Swap, Where};
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::Ordering;
+
+/// Refuses to take away an area whose pages have no room elsewhere; the error says how much is missing.
+pub fn check(run: &Live<'_>, place: usize, spec: &str) -> Result<(), String> {
+    let need = evacuation::used(run.shared.segment(), place);
+    let room = room_in_ram(run.limits.ram(), run.tree.now().ram).saturating_add(room_in_areas(run, place));
+    // What others that are being emptied still hold goes there too.
+    let emptying = run.areas.iter().filter(|(other, area)| *other != place && area.state == State::Emptying);
+    let room = room.saturating_sub(emptying.map(|(other, _)| evacuation::used(run.shared.segment(), other)).sum());
+    let missing = need.saturating_sub(room);
+    if missing == 0 {
+        return Ok(());
+    }
+    let [need, room, missing] = [need, room, missing].map(mib);
+    let pid = std::process::id();
+    Err(format!(
+        "swapoff {spec}: {need} of pages are there and there is room for {room} elsewhere: {missing} are missing; add an area \
+         (`lowtide swapon {pid} SPEC`) or raise the limit (`lowtide limit {pid} SIZE`)"
+    ))
+}
+
+/// In MiB, unless that is nothing.
+fn mib(bytes: u64) -> String {
+    match bytes >> 20 {
+        0 => size::show(bytes),
+        mib => format!("{mib} MiB"),
+    }
+}
+
+/// Up to where the background evicts.
+fn room_in_ram(limit: u64, now: u64) -> u64 {
+    (limit / 20 * 19).saturating_sub(now)
+}
+
+/// Free slots in files, and what the files can still grow by.
+fn room_in_areas(run: &Live<'_>, leaving: usize) -> u64 {
+    // Areas of one file system share what is free there.
+    let mut free_on: HashMap<u64, u64> = HashMap::new();
+    let mut room = 0u64;
+    for (place, area) in run.areas.on().filter(|(place, _)| *place != leaving) {
+        let segment = run.shared.segment();
+        let charged = segment.areas[place].used.load(Ordering::Relaxed);
+        let free_slots = charged.saturating_sub(evacuation::used(segment, place));
+        let growth = area.size.saturating_sub(charged);
+        room = room.saturating_add(free_slots).saturating_add(grown(area, growth, charged, &mut free_on));
+    }
+    room
+}
+
+/// By how much the files of an area can really grow, up to `growth`.
+fn grown(area: &Area, growth: u64, charged: u64, free_on: &mut HashMap<u64, u64>) -> u64 {
+    let Some(swap) = Areas::swap(area) else { return 0 };
+    let Some((device, free)) = space(swap) else { return growth };
+    let free = free_on.entry(device).or_insert(free);
+    // What a named file has already need not be found.
+    let has = allocated(swap).saturating_sub(charged).min(growth);
+    let more = (growth - has).min(*free);
+    *free -= more;
+    has + more
+}
+
+/// The file system, and what is free there. None: that does not matter, or can't be known.
+fn space(swap: &Swap) -> Option<(u64, u64)> {
+    let path = match &swap.place {
+        Where::Dir(dir) => dir,
+        Where::File(file) if file.is_device => return None,
+        Where::File(file) => &file.path,
+    };
+    let space = rustix::fs::statvfs(path).ok()?;
+    Some((path.metadata().ok()?.dev(), space.f_bavail.saturating_mul(space.f_frsize)))
+}
+
+fn allocated(swap: &Swap) -> u64 {
+    match &swap.place {
+        Where::File(file) if !file.is_device => file.file.metadata().map_or(0, |data| data.blocks() * 512),
+        _ => 0,
+    }
+}
+
+/// Bytes that all processes together count for and can't move out, of those that have answered.
+pub fn fixed(run: &Live<'_>, question: u64) -> u64 {
+    let segment = run.shared.segment();
+    let answered = processes::alive(segment).filter(|p| p.answered.load(Ordering::Acquire) == question);
+    let fixed = answered.fold(0u64, |sum, p| sum.saturating_add(p.fixed_bytes.load(Ordering::Relaxed)));
+    fixed.saturating_add(segment.supervisor_bytes.load(Ordering::Relaxed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_in_ram_ends_where_eviction_begins() {
+        assert_eq!(room_in_ram(1000, 900), 50);
+        assert_eq!(room_in_ram(1000, 990), 0);
+    }
+
+    #[test]
+    fn small_amounts_are_not_shown_as_nothing() {
+        assert_eq!(mib(812 << 20), "812 MiB");
+        assert_eq!(mib(4096), "4 KiB");
+    }
+}

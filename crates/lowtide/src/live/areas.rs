@@ -1,0 +1,256 @@
+//! The swap areas of a run: which are on, which are being emptied, and which there were.
+//!
+//! There are [`MAX_AREAS`] places for them in the settings. A place is used again when nobody refers to what was there; until then it keeps the
+//! counts of its area, and afterwards they are kept here.
+
+use crate::shared::Shared;
+use crate::swap_name::Which;
+use crate::swap_spec::Swap;
+use lowtide_core::store::MAX_AREAS;
+use lowtide_pager::segment::{Order, Phase, Segment, Settings, proc_state};
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Areas that are gone whose counts are kept each for itself; those of more are kept as one.
+const MAX_GONE: usize = 64;
+/// What these are called.
+const OTHERS: &str = "(others)";
+
+/// I/Os on a swap area by all processes, dead and alive.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[allow(missing_docs)] // the names are those of INTERFACE
+pub struct Counts {
+    pub reads: u64,
+    pub writes: u64,
+    pub errors: u64,
+}
+
+impl Counts {
+    fn plus(self, other: Counts) -> Counts {
+        Counts { reads: self.reads + other.reads, writes: self.writes + other.writes, errors: self.errors + other.errors }
+    }
+
+    fn since(self, before: Counts) -> Counts {
+        Counts {
+            reads: self.reads.saturating_sub(before.reads),
+            writes: self.writes.saturating_sub(before.writes),
+            errors: self.errors.saturating_sub(before.errors),
+        }
+    }
+}
+
+/// What becomes of an area.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Pages go there.
+    On,
+    /// Its pages are being taken off.
+    Emptying,
+    /// No process refers to it.
+    Off,
+}
+
+/// A swap area in its place.
+pub struct Area {
+    /// What it is made of; dropped, and with it the lock of its file, when it is off.
+    swap: Option<Arc<Swap>>,
+    /// As [`Swap::spec`].
+    pub spec: String,
+    /// Its priority.
+    pub prio: i16,
+    /// Most bytes of its files.
+    pub size: u64,
+    /// What becomes of it.
+    pub state: State,
+    /// What had been counted in its place before.
+    before: Counts,
+    /// Its place in the order in which areas were given.
+    turn: u64,
+}
+
+/// An area as the statistics show it.
+pub struct Listed {
+    /// Its place, if it still has one.
+    pub place: Option<usize>,
+    /// As [`Swap::spec`].
+    pub spec: String,
+    /// Its priority.
+    pub prio: i16,
+    /// Most bytes of its files.
+    pub size: u64,
+    /// What becomes of it.
+    pub state: State,
+    /// I/Os on it.
+    pub counts: Counts,
+}
+
+/// All of them.
+pub struct Areas {
+    places: [Option<Area>; MAX_AREAS],
+    /// Those whose places were used again: name, priority, size and counts.
+    gone: Vec<(String, i16, u64, Counts)>,
+    turns: u64,
+    settings: &'static Settings,
+    segment: &'static Segment,
+}
+
+impl Areas {
+    /// Those that a run starts with, which [`Shared`] has described and turned on.
+    pub fn new(swap: Vec<Swap>, settings: &'static Settings, segment: &'static Segment) -> Areas {
+        let mut areas = Areas { places: Default::default(), gone: Vec::new(), turns: 0, settings, segment };
+        for (place, swap) in swap.into_iter().enumerate().take(MAX_AREAS) {
+            areas.put(place, swap, Counts::default());
+        }
+        areas
+    }
+
+    fn put(&mut self, place: usize, swap: Swap, before: Counts) {
+        let (spec, prio, size) = (swap.spec(), swap.prio, swap.size);
+        let area = Area { swap: Some(Arc::new(swap)), spec, prio, size, state: State::On, before, turn: self.turns };
+        self.turns += 1;
+        if let Some(old) = self.places[place].replace(area) {
+            self.keep(old, before);
+        }
+    }
+
+    /// Keeps the counts of an area whose place is used again.
+    fn keep(&mut self, old: Area, now: Counts) {
+        let counts = now.since(old.before);
+        let is_full = self.gone.len() >= MAX_GONE;
+        if let Some(same) = self.gone.iter_mut().find(|(spec, ..)| *spec == old.spec) {
+            (same.1, same.2, same.3) = (old.prio, old.size, same.3.plus(counts));
+        } else if !is_full {
+            self.gone.push((old.spec, old.prio, old.size, counts));
+        } else if let Some(last) = self.gone.last_mut() {
+            *last = (OTHERS.to_owned(), 0, 0, last.3.plus(counts));
+        }
+    }
+
+    /// The files of all areas that are not off.
+    pub fn in_use(&self) -> Vec<Arc<Swap>> {
+        self.iter().filter_map(|(_, area)| area.swap.clone()).collect()
+    }
+
+    /// All areas that have a place, with its number.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &Area)> {
+        self.places.iter().enumerate().filter_map(|(place, area)| Some((place, area.as_ref()?)))
+    }
+
+    /// Those that pages go to.
+    pub fn on(&self) -> impl Iterator<Item = (usize, &Area)> {
+        self.iter().filter(|(_, area)| area.state == State::On)
+    }
+
+    /// Whether there is any.
+    pub fn is_any_on(&self) -> bool {
+        self.on().next().is_some()
+    }
+
+    /// Their names, for messages.
+    pub fn names(&self) -> String {
+        let names: Vec<&str> = self.on().map(|(_, area)| area.spec.as_str()).collect();
+        if names.is_empty() {
+            "there is none, only compressed RAM".to_owned()
+        } else {
+            format!("there is {}", names.join(", "))
+        }
+    }
+
+    /// The place of the area that is meant, if there is one that is not off.
+    pub fn find(&self, which: &Which) -> Option<(usize, &Area)> {
+        self.iter().find(|(_, area)| area.swap.as_ref().is_some_and(|swap| which.is(swap)))
+    }
+
+    /// A place for another one: one that was never used, or one whose area is off.
+    pub fn free_place(&self) -> Option<usize> {
+        let is_off = |area: &Option<Area>| area.as_ref().is_some_and(|area| area.state == State::Off);
+        self.places.iter().position(Option::is_none).or_else(|| self.places.iter().position(is_off))
+    }
+
+    /// Describes an area to the processes, in a free place, and turns it on.
+    ///
+    /// # Errors
+    /// `NOSPC`: no place is free; those of describing it.
+    pub fn turn_on(&mut self, swap: Swap, shared: &Shared) -> Result<(), Errno> {
+        let place = self.free_place().ok_or(Errno::NOSPC)?;
+        let (area, budget) = (&self.settings.swap[place], &self.segment.areas[place]);
+        let spec = shared.describe(&swap)?;
+        // SAFETY: the place is free: it was never on, or all processes have complied with the order that turned it off (`State::Off`).
+        unsafe { area.rewrite(&spec) };
+        // Nobody has a file of it.
+        budget.used.store(0, Ordering::Relaxed);
+        budget.claimed.store(0, Ordering::Relaxed);
+        area.give(Phase::On);
+        let before = counts(self.segment)[place];
+        self.put(place, swap, before);
+        Ok(())
+    }
+
+    /// Has an area emptied.
+    pub fn empty(&mut self, place: usize) -> Order {
+        self.give(place, State::Emptying, Phase::Off)
+    }
+
+    /// An area that was being emptied is used again.
+    pub fn keep_on(&mut self, place: usize) {
+        self.give(place, State::On, Phase::On);
+    }
+
+    fn give(&mut self, place: usize, state: State, phase: Phase) -> Order {
+        if let Some(area) = &mut self.places[place] {
+            area.state = state;
+        }
+        self.settings.swap[place].give(phase)
+    }
+
+    /// All processes have complied: lets go of an area's file.
+    pub fn is_empty_now(&mut self, place: usize) {
+        if let Some(area) = &mut self.places[place] {
+            (area.swap, area.state) = (None, State::Off);
+        }
+        self.segment.areas[place].claimed.store(0, Ordering::Release);
+    }
+
+    /// What an area is made of.
+    pub fn swap(area: &Area) -> Option<&Swap> {
+        area.swap.as_deref()
+    }
+
+    /// Those in use in the order in which they were given, then those that there were.
+    pub fn list(&self) -> Vec<Listed> {
+        let totals = counts(self.segment);
+        let mut placed: Vec<(usize, &Area)> = self.iter().collect();
+        placed.sort_by_key(|(_, area)| (area.state == State::Off, area.turn));
+        let placed = placed.into_iter().map(|(place, area)| Listed {
+            place: Some(place),
+            spec: area.spec.clone(),
+            prio: area.prio,
+            size: area.size,
+            state: area.state,
+            counts: totals[place].since(area.before),
+        });
+        let gone = self.gone.iter().map(|(spec, prio, size, counts)| Listed {
+            place: None,
+            spec: spec.clone(),
+            prio: *prio,
+            size: *size,
+            state: State::Off,
+            counts: *counts,
+        });
+        placed.chain(gone).collect()
+    }
+}
+
+/// I/Os in each place by all processes, dead and alive.
+fn counts(segment: &Segment) -> [Counts; MAX_AREAS] {
+    let mut sums = [Counts::default(); MAX_AREAS];
+    let alive = segment.used_procs().iter().filter(|p| p.state.load(Ordering::Acquire) != proc_state::FREE);
+    for areas in alive.map(|p| &p.areas).chain([&segment.dead_areas]) {
+        for (sum, area) in sums.iter_mut().zip(areas) {
+            let [reads, writes, errors] = area.words().map(|word| word.load(Ordering::Relaxed));
+            *sum = sum.plus(Counts { reads, writes, errors });
+        }
+    }
+    sums
+}

@@ -1,0 +1,217 @@
+//! `limit`: another limit for a run that goes on.
+//!
+//! A higher one holds at once, and brings nothing in. A lower one too, for those who evict in the background; but a program that uses more than
+//! that must not wait until all that is too much is out. So there is a ceiling, which only the program's own faults obey: it follows
+//! what the run uses down, a little above it, until it is the limit.
+
+use super::task::{in_vain, said};
+use super::{Answer, Live, Step, Task, admission, processes};
+use crate::error::Failure;
+use crate::machine;
+use crate::plan::{self, default_pool};
+use crate::size;
+use lowtide_pager::segment::Settings;
+use serde_json::{Value, json};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// What a program may use more while the ceiling comes down.
+const HEADROOM: u64 = 8 << 20;
+/// The processes have so long to say what can't be moved out.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+/// The run has so long to come below its limit before that is answered.
+const REACHED_WITHIN: Duration = Duration::from_secs(10);
+/// How often its progress is reported.
+const REPORTS: Duration = Duration::from_millis(250);
+
+/// The limits of a run.
+pub struct Limits {
+    settings: &'static Settings,
+    /// `--pool`.
+    pool_given: Option<u64>,
+}
+
+impl Limits {
+    /// Those in the settings; `pool_given`: what the user said about the pool.
+    pub fn new(settings: &'static Settings, pool_given: Option<u64>) -> Limits {
+        Limits { settings, pool_given }
+    }
+
+    /// The limit.
+    pub fn ram(&self) -> u64 {
+        self.settings.ram_limit.load(Ordering::Relaxed)
+    }
+
+    /// The pool's.
+    pub fn pool(&self) -> u64 {
+        self.settings.pool_limit.load(Ordering::Relaxed)
+    }
+
+    /// Sets another one, for a run that uses `now`.
+    fn set(&self, ram: u64, now: u64, is_any_on: bool) {
+        let before = self.settings.ram_ceiling.load(Ordering::Relaxed);
+        let ceiling = ceiling(ram, before, now);
+        // The ceiling is never below the limit.
+        if ram > self.ram() {
+            self.settings.ram_ceiling.store(ceiling, Ordering::Release);
+            self.settings.ram_limit.store(ram, Ordering::Release);
+        } else {
+            self.settings.ram_limit.store(ram, Ordering::Release);
+            self.settings.ram_ceiling.store(ceiling, Ordering::Release);
+        }
+        self.set_pool(is_any_on);
+    }
+
+    /// What the pool may take now.
+    pub fn set_pool(&self, is_any_on: bool) {
+        let ram = self.ram();
+        let pool = self.pool_given.map_or_else(|| default_pool(ram, !is_any_on), |given| given.min(ram));
+        if pool != self.pool() {
+            self.settings.pool_limit.store(pool, Ordering::Release);
+        }
+    }
+
+    /// Lets the ceiling come down to what the run uses.
+    pub fn follow(&self, now: u64) {
+        let before = self.settings.ram_ceiling.load(Ordering::Relaxed);
+        let ceiling = ceiling(self.ram(), before, now);
+        if ceiling != before {
+            self.settings.ram_ceiling.store(ceiling, Ordering::Release);
+        }
+    }
+}
+
+fn ceiling(limit: u64, before: u64, now: u64) -> u64 {
+    limit.max(before.min(now.saturating_add(HEADROOM)))
+}
+
+/// Near enough: the marks are below the limit, and what the run uses is measured by each process by itself.
+fn is_reached(limit: u64, now: u64) -> bool {
+    now <= limit.saturating_add(limit / 50).saturating_add(2 << 20)
+}
+
+/// A limit that is to be set and reached.
+struct Lower {
+    asked: String,
+    bytes: u64,
+    warning: Option<String>,
+    waits: bool,
+    stage: Stage,
+    started: Instant,
+    reported: Option<Instant>,
+}
+
+enum Stage {
+    /// The processes have been asked this question.
+    Asked(u64),
+    /// It is the limit.
+    Set,
+}
+
+/// Starts to set another limit.
+pub fn start(asked: &str, waits: bool, run: &mut Live<'_>) -> Result<Box<dyn Task>, Failure> {
+    let (bytes, warning) = plan::read_limit("limit", asked, machine::ram_usable())?;
+    let stage = if bytes < run.limits.ram() {
+        let question = &run.shared.settings().question;
+        Stage::Asked(question.fetch_add(1, Ordering::AcqRel) + 1)
+    } else {
+        run.limits.set(bytes, run.tree.now().ram, run.areas.is_any_on());
+        Stage::Set
+    };
+    Ok(Box::new(Lower { asked: asked.to_owned(), bytes, warning, waits, stage, started: Instant::now(), reported: None }))
+}
+
+impl Task for Lower {
+    fn step(&mut self, run: &mut Live<'_>) -> Step {
+        if let Stage::Asked(question) = self.stage {
+            // Another question than the latest will not be answered any more; what was said to it does as well.
+            let latest = run.shared.settings().question.load(Ordering::Relaxed);
+            if !have_answered(run, latest.max(question)) && self.started.elapsed() < ANSWERS_WITHIN {
+                return Step::Going(None);
+            }
+            let fixed = admission::fixed(run, latest.max(question));
+            if fixed > self.bytes {
+                return Step::Done(Err(self.too_low(fixed)));
+            }
+            run.limits.set(self.bytes, run.tree.now().ram, run.areas.is_any_on());
+            (self.stage, self.started) = (Stage::Set, Instant::now());
+        }
+        let (now, limit) = (run.tree.now().ram, run.limits.ram());
+        if limit != self.bytes {
+            let line = format!("limit {}: another limit was set meanwhile, {}", self.asked, size::show(limit));
+            return Step::Done(Err(in_vain(line)));
+        }
+        let reached = is_reached(limit, now);
+        if reached || !self.waits || self.started.elapsed() >= REACHED_WITHIN {
+            return Step::Done(self.answer(run, reached));
+        }
+        Step::Going(self.report(now, limit))
+    }
+
+    /// What has been set stays.
+    fn cancel(&mut self, run: &mut Live<'_>) -> Answer {
+        match self.stage {
+            Stage::Asked(_) => Err(in_vain(format!("limit {}: cancelled, the limit is as before", self.asked))),
+            Stage::Set => self.answer(run, is_reached(self.bytes, run.tree.now().ram)),
+        }
+    }
+}
+
+fn have_answered(run: &Live<'_>, question: u64) -> bool {
+    let mut active = processes::alive(run.shared.segment()).filter(|p| processes::is_active(p));
+    active.all(|p| p.answered.load(Ordering::Acquire) >= question)
+}
+
+impl Lower {
+    fn too_low(&self, fixed: u64) -> Failure {
+        let fixed = size::show(fixed);
+        Failure::usage(format!(
+            "limit {}: {fixed} can't be moved out (locked or shared memory, a working minimum of each process, what lowtide \
+             needs), so the limit can't be lower than that: give it more",
+            self.asked
+        ))
+    }
+
+    fn answer(&self, run: &Live<'_>, reached: bool) -> Answer {
+        let warnings: Vec<&String> = self.warning.iter().collect();
+        said(json!({
+            "ram_limit": run.limits.ram(),
+            "pool_limit": run.limits.pool(),
+            "ram_now": run.tree.now().ram,
+            "reached": reached,
+            "seconds": self.started.elapsed().as_secs_f64(),
+            "warnings": warnings,
+        }))
+    }
+
+    fn report(&mut self, now: u64, limit: u64) -> Option<Value> {
+        if self.reported.is_some_and(|at| at.elapsed() < REPORTS) {
+            return None;
+        }
+        self.reported = Some(Instant::now());
+        Some(json!({ "ram_now": now, "ram_limit": limit, "seconds": self.started.elapsed().as_secs_f64() }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn the_ceiling_follows_down_and_jumps_up() {
+        // 512 -> 256 MiB while 500 are used.
+        assert_eq!(ceiling(256 * MIB, 512 * MIB, 500 * MIB), 508 * MIB);
+        assert_eq!(ceiling(256 * MIB, 508 * MIB, 400 * MIB), 408 * MIB);
+        assert_eq!(ceiling(256 * MIB, 408 * MIB, 450 * MIB), 408 * MIB, "never up");
+        assert_eq!(ceiling(256 * MIB, 408 * MIB, 200 * MIB), 256 * MIB);
+        assert_eq!(ceiling(600 * MIB, 256 * MIB, 256 * MIB), 600 * MIB);
+        assert_eq!(ceiling(600 * MIB, 600 * MIB, 900 * MIB), 600 * MIB, "it is over its limit for other reasons");
+    }
+
+    #[test]
+    fn a_limit_is_reached_within_its_tolerance() {
+        assert!(is_reached(100 * MIB, 104 * MIB) && !is_reached(100 * MIB, 105 * MIB));
+    }
+}

@@ -1,0 +1,73 @@
+//! A run while it goes on: what `lowtide run` knows of it, and what may be changed: its limit ([`limit`]), its swap areas ([`swapon`],
+//! [`swapoff`]), how much is in memory ([`reclaim`]).
+//!
+//! Whatever takes time is a [`Task`], which is asked at each look at the tree how far it is. None of them waits.
+
+pub mod admission;
+pub mod areas;
+pub mod evacuation;
+pub mod limit;
+pub mod processes;
+pub mod reclaim;
+pub mod swapoff;
+pub mod swapon;
+mod task;
+
+pub use task::{Answer, Step, Task, said};
+
+use crate::plan::Plan;
+use crate::shared::Shared;
+use crate::tree::Tree;
+use areas::Areas;
+use limit::Limits;
+use std::time::Instant;
+
+/// A run that goes on.
+pub struct Live<'a> {
+    /// What its processes share.
+    pub shared: &'a Shared,
+    /// What the user calls the program.
+    pub program: String,
+    /// Its processes.
+    pub tree: Tree,
+    /// Its swap areas.
+    pub areas: Areas,
+    /// Its limits.
+    pub limits: Limits,
+    /// All warnings shown.
+    pub warnings: Vec<String>,
+    /// When the program was started.
+    pub started: Instant,
+    /// A swap area is being opened: another one must see first which it is.
+    pub opening: bool,
+    /// A request to move pages out has not been dealt with: there is place for one.
+    pub reclaiming: bool,
+}
+
+impl<'a> Live<'a> {
+    /// A run that starts now. Takes the swap areas of the plan.
+    pub fn new(plan: &mut Plan, shared: &'a Shared) -> Live<'a> {
+        Live {
+            shared,
+            program: plan.argv.first().map_or_else(String::new, |name| name.display().to_string()),
+            tree: Tree::new(shared.segment()),
+            areas: Areas::new(std::mem::take(&mut plan.swap), shared.settings(), shared.segment()),
+            limits: Limits::new(shared.settings(), plan.pool_given),
+            warnings: plan.warnings.clone(),
+            started: Instant::now(),
+            opening: false,
+            reclaiming: false,
+        }
+    }
+
+    /// Looks at the tree, and lets the limits follow.
+    pub fn look(&mut self) {
+        self.tree.poll();
+        self.limits.follow(self.tree.now().ram);
+    }
+
+    /// Where an area was turned on or off: what the pool may take depends on whether there is any.
+    pub fn areas_changed(&self) {
+        self.limits.set_pool(self.areas.is_any_on());
+    }
+}

@@ -1,0 +1,61 @@
+//! The processes of a run one by one.
+
+use lowtide_pager::segment::{Proc, Segment, proc_state};
+use serde::Serialize;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What one process has now.
+#[derive(Serialize)]
+pub struct Process {
+    /// Its pid, as it says.
+    pub pid: u32,
+    /// `watching`: at native speed, nothing adopted; or `active`.
+    pub state: &'static str,
+    /// What it counts for.
+    pub ram_bytes: u64,
+    /// Of that, lowtide's own.
+    pub own_bytes: u64,
+    /// Of lowtide's own, pages that wait in staging, and the pool.
+    pub staged_bytes: u64,
+    /// See `staged_bytes`.
+    pub pool_bytes: u64,
+    /// Bytes of its pages that are out, in the pool or on a device; ...
+    pub out_bytes: u64,
+    /// ... of those, on a device.
+    pub on_device_bytes: u64,
+    /// Bytes of address space that lowtide looks after.
+    pub adopted_bytes: u64,
+}
+
+/// Those that live, or have not been found dead yet.
+pub fn alive(segment: &Segment) -> impl Iterator<Item = &Proc> {
+    segment.used_procs().iter().filter(|p| p.state.load(Ordering::Acquire) >= proc_state::WATCHING)
+}
+
+/// Whether a process has adopted memory: only then anything of it can be out.
+pub fn is_active(p: &Proc) -> bool {
+    p.state.load(Ordering::Acquire) == proc_state::ACTIVE
+}
+
+/// Its pid, as it says.
+pub fn pid(p: &Proc) -> u32 {
+    p.pid.load(Ordering::Relaxed)
+}
+
+/// All of them.
+pub fn list(segment: &Segment) -> Vec<Process> {
+    let get = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
+    let pages = |gauge: &AtomicU64| get(gauge).saturating_mul(4096);
+    let list = alive(segment).map(|p| Process {
+        pid: pid(p),
+        state: if is_active(p) { "active" } else { "watching" },
+        ram_bytes: get(&p.ram_bytes),
+        own_bytes: get(&p.own_bytes),
+        staged_bytes: get(&p.staged_bytes),
+        pool_bytes: get(&p.pool_bytes),
+        out_bytes: pages(&p.now_stored),
+        on_device_bytes: pages(&p.now_on_device),
+        adopted_bytes: get(&p.adopted_bytes),
+    });
+    list.collect()
+}

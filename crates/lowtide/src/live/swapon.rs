@@ -1,0 +1,102 @@
+//! `swapon`: another area for a run that goes on.
+//!
+//! What is asked for is looked at, locked and marked by a thread of its own: that can take as long as a busy disk likes.
+
+use super::task::{in_vain, said};
+use super::{Answer, Live, Step, Task};
+use crate::error::Failure;
+use crate::machine;
+use crate::probe;
+use crate::size;
+use crate::swap_spec::{self, Swap};
+use lowtide_core::store::MAX_AREAS;
+use rustix::io::Errno;
+use serde_json::json;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+
+type Opened = Result<(Swap, Vec<String>), Failure>;
+
+/// An area that is to be added.
+struct Swapon {
+    spec: String,
+    /// None: it has not been its turn yet.
+    opened: Option<Receiver<Opened>>,
+}
+
+/// Starts to add an area.
+pub fn start(spec: String) -> Result<Box<dyn Task>, Failure> {
+    swap_spec::check(&spec).map_err(|why| Failure::usage(format!("swapon {why}")))?;
+    Ok(Box::new(Swapon { spec, opened: None }))
+}
+
+impl Task for Swapon {
+    fn step(&mut self, run: &mut Live<'_>) -> Step {
+        let Some(opened) = &self.opened else {
+            if run.opening {
+                return Step::Going(None);
+            }
+            if run.areas.free_place().is_none() {
+                return Step::Done(Err(self.no_place()));
+            }
+            return match open(self.spec.clone(), run.areas.in_use()) {
+                Ok(opened) => {
+                    (run.opening, self.opened) = (true, Some(opened));
+                    Step::Going(None)
+                }
+                Err(error) => Step::Done(Err(in_vain(format!("swapon {}: no thread can be started ({error})", self.spec)))),
+            };
+        };
+        match opened.try_recv() {
+            Err(TryRecvError::Empty) => Step::Going(None),
+            Err(TryRecvError::Disconnected) => {
+                run.opening = false;
+                Step::Done(Err(in_vain(format!("swapon {}: it was given up", self.spec))))
+            }
+            Ok(opened) => {
+                run.opening = false;
+                Step::Done(opened.and_then(|(swap, warnings)| self.add(swap, &warnings, run)))
+            }
+        }
+    }
+
+    fn cancel(&mut self, run: &mut Live<'_>) -> Answer {
+        // What the thread opens is closed when it finds nobody who takes it.
+        if self.opened.take().is_some() {
+            run.opening = false;
+        }
+        Err(in_vain(format!("swapon {}: cancelled, it is not used", self.spec)))
+    }
+}
+
+impl Swapon {
+    fn add(&self, swap: Swap, warnings: &[String], run: &mut Live<'_>) -> Answer {
+        let (spec, size, prio) = (swap.spec(), swap.size, swap.prio);
+        match run.areas.turn_on(swap, run.shared) {
+            Ok(()) => {}
+            Err(Errno::NOSPC) => return Err(self.no_place()),
+            Err(Errno::NAMETOOLONG) => return Err(Failure::usage(format!("swapon {spec}: the path is too long"))),
+            Err(error) => return Err(in_vain(format!("swapon {spec}: {}", probe::text(error)))),
+        }
+        run.areas_changed();
+        said(json!({ "spec": spec, "size": size, "shown_size": size::show(size), "prio": prio, "warnings": warnings }))
+    }
+
+    fn no_place(&self) -> Failure {
+        let spec = &self.spec;
+        Failure::usage(format!("swapon {spec}: the run has {MAX_AREAS} areas, and that is the most: take one off first"))
+    }
+}
+
+fn open(spec: String, before: Vec<Arc<Swap>>) -> std::io::Result<Receiver<Opened>> {
+    // Room for one, so that the thread never waits for who may be gone.
+    let (sender, receiver) = sync_channel(1);
+    let work = move || {
+        let before: Vec<&Swap> = before.iter().map(Arc::as_ref).collect();
+        let opened = swap_spec::open_one(&spec, &before, machine::ram_usable());
+        let opened = opened.map_err(|failure| Failure { line: format!("swapon {}", failure.line), ..failure });
+        let _ = sender.send(opened);
+    };
+    std::thread::Builder::new().name("lowtide-swapon".to_owned()).stack_size(256 << 10).spawn(work)?;
+    Ok(receiver)
+}
