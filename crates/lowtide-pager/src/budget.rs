@@ -13,6 +13,7 @@ use lowtide_core::vm::PAGE_SIZE;
 pub struct Budget {
     asked: AtomicU64,
     floor: AtomicU64,
+    ceiling: AtomicU64,
     measured: AtomicU64,
     /// Bytes of the program's pages that came (or, negative, went) since.
     program: AtomicI64,
@@ -45,6 +46,16 @@ impl Budget {
     /// The limit that can be held: what was asked for, or the floor where that is higher. All marks go by it.
     pub fn limit(&self) -> u64 {
         self.asked().max(self.floor.load(Ordering::Relaxed))
+    }
+
+    /// What the run may not exceed meanwhile, when its limit was lowered to less than it uses; no effect below the limit.
+    pub fn set_ceiling(&self, ceiling: u64) {
+        self.ceiling.store(ceiling, Ordering::Relaxed);
+    }
+
+    /// What the run may not exceed now: the limit, or the ceiling where that is higher.
+    pub fn ceiling(&self) -> u64 {
+        self.limit().max(self.ceiling.load(Ordering::Relaxed))
     }
 
     /// A new measurement of the whole run.
@@ -106,7 +117,7 @@ impl Budget {
 
     /// Whether a fault must evict before it is served.
     pub fn at_limit(&self) -> bool {
-        self.now() + (1 << 20) > self.limit()
+        self.now() + (1 << 20) > self.ceiling()
     }
 
     /// Whether the background should evict.
@@ -167,6 +178,20 @@ mod tests {
         assert_eq!((b.asked(), b.limit(), b.at_limit()), (100 << 20, 150 << 20, false));
         b.set_floor(0);
         assert!(b.at_limit());
+    }
+
+    #[test]
+    fn above_a_lowered_limit_the_background_evicts_and_no_fault_does() {
+        let b = Budget::default();
+        b.set_limit(100 << 20);
+        b.set_ceiling(208 << 20);
+        b.measured(200 << 20);
+        assert!(b.above_high() && !b.at_limit());
+        b.add_pages(8 << 8);
+        assert!(b.at_limit(), "it does not grow meanwhile");
+        b.measured(90 << 20);
+        b.set_ceiling(0);
+        assert_eq!((b.above_high(), b.at_limit(), b.ceiling()), (false, false, 100 << 20));
     }
 
     #[test]

@@ -128,8 +128,11 @@ impl Pager {
     }
 
     /// The call that removed a range has returned: what is in memory there now is new. Called by host threads (the hook of
-    /// madvise), hence without a lock: each word is one compare-and-swap.
+    /// madvise), hence without a lock: each word is one compare-and-swap. The call returned when its event was read; whoever read it
+    /// may not have marked the pages yet, and has the space lock until then. (Marks that came later would stay: what MADV_FREE leaves in
+    /// memory could never be evicted again.)
     pub fn removed(&self, start: usize, len: usize) {
+        self.space.outlast_exclusive();
         self.map.each(start / PAGE_SIZE, (start + len).div_ceil(PAGE_SIZE), |_, slot| {
             if slot.load(Ordering::Relaxed) == Word::Removing.bits() {
                 let _ = slot.compare_exchange(Word::Removing.bits(), 0, Ordering::AcqRel, Ordering::Relaxed);

@@ -32,5 +32,6 @@ pub mod share;
 pub mod space;
 pub mod staging;
 pub mod stream;
+pub mod swapoff;
 mod transitions;
 pub mod uffd;

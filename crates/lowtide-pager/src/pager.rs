@@ -18,6 +18,7 @@ use rustix::io::Errno;
 
 use crate::backoff::Backoff;
 use crate::budget::Budget;
+use crate::drain::Drained;
 use crate::evict::Hand;
 use crate::pagemap::PageMap;
 use crate::patience::Patience;
@@ -423,6 +424,12 @@ impl Pager {
             }
         });
         self.rest.store(rest, Ordering::Relaxed);
+    }
+
+    /// Stores all that waits in staging, a segment at a time; false: nothing is left to store, or it can't be now.
+    pub fn empty_staging(&self, worker: &mut Worker) -> bool {
+        let Some(operation) = self.enter() else { return false };
+        operation.drain(worker) == Drained::Freed
     }
 
     /// Writes old pages from the pool to the swap file, a cluster or a few, if the pool is about to get full. Whether pages were

@@ -17,6 +17,8 @@ pub struct SpaceLock {
     state: AtomicU32,
     writers: AtomicU32,
     sleepers: AtomicU32,
+    /// How often somebody had it alone; wraps.
+    ended: AtomicU32,
 }
 
 /// The right to serve and evict; see [`SpaceLock::shared`].
@@ -27,7 +29,12 @@ pub struct Exclusive<'a>(&'a SpaceLock);
 impl SpaceLock {
     /// A free lock.
     pub const fn new() -> Self {
-        SpaceLock { state: AtomicU32::new(0), writers: AtomicU32::new(0), sleepers: AtomicU32::new(0) }
+        SpaceLock {
+            state: AtomicU32::new(0),
+            writers: AtomicU32::new(0),
+            sleepers: AtomicU32::new(0),
+            ended: AtomicU32::new(0),
+        }
     }
 
     /// Takes the lock together with other sharers.
@@ -57,6 +64,16 @@ impl SpaceLock {
             }
             let s = self.state.load(Ordering::Relaxed);
             self.pause(&mut spins, s, s != 0);
+        }
+    }
+
+    /// Waits until whoever has the lock alone at this moment, if anybody does, has let go of it. For host threads: it takes nothing.
+    pub fn outlast_exclusive(&self) {
+        let ended = self.ended.load(Ordering::Acquire);
+        let mut spins = 0;
+        // Acquire: what was done under the lock can be seen then.
+        while self.state.load(Ordering::Acquire) & EXCLUSIVE != 0 && self.ended.load(Ordering::Acquire) == ended {
+            self.pause(&mut spins, 0, false);
         }
     }
 
@@ -101,6 +118,7 @@ impl Drop for Shared<'_> {
 
 impl Drop for Exclusive<'_> {
     fn drop(&mut self) {
+        self.0.ended.fetch_add(1, Ordering::Release);
         self.0.state.store(0, Ordering::SeqCst);
         self.0.wake();
     }

@@ -54,7 +54,9 @@ impl Shared {
             rest = &rest[n..];
         }
         let fixed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        rustix::fs::fcntl_add_seals(&agent, fixed | SealFlags::WRITE)?;
+        // Nobody has it mapped, so nobody can write it from here on. (The kernel refuses to seal by WRITE, with EBUSY, while it holds a page
+        // of it for reasons of its own.)
+        rustix::fs::fcntl_add_seals(&agent, fixed | SealFlags::FUTURE_WRITE)?;
 
         let (segment_file, segment) = mapped(c"lowtide-run", Segment::SIZE, fixed)?;
         // SAFETY: the mapping is as large as a Segment, page-aligned, all zero, which is a valid Segment, and stays until this process

@@ -22,6 +22,11 @@ pub(super) struct Floor {
 }
 
 impl Floor {
+    /// Bytes of adopted memory that were found not to move.
+    pub(super) fn stuck(&self) -> u64 {
+        self.stuck
+    }
+
     /// Nothing more could be evicted, and the run uses `total` bytes.
     pub(super) fn exhausted(&mut self, pager: &Pager, total: u64, now_us: u64) {
         if now_us < self.next_look_us {

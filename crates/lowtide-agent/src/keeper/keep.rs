@@ -50,6 +50,7 @@ impl Keeper {
     /// Memory is adopted: keep it under the limit. Returns for how long to sleep.
     pub(super) fn keep(&mut self, pager: &Pager, total: u64) -> Nap {
         pager.budget.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
+        pager.budget.set_ceiling(agent::settings().ram_ceiling.load(Ordering::Relaxed));
         let expected = pager.budget.now();
         pager.budget.measured(total);
         pager.set_sharers(self.resident.sharers());
@@ -77,6 +78,15 @@ impl Keeper {
         self.floor.look(pager, total, now);
         if self.worker.is_none() {
             self.worker = Worker::new(true).ok();
+        }
+        if self.worker.is_none() {
+            return Nap::UntilFaults(SHORTEST_SLEEP_US);
+        }
+        self.answer_what_is_fixed(pager);
+        if total <= pager.budget.limit()
+            && let Some(nap) = self.reclaim(pager)
+        {
+            return nap;
         }
         let Some(worker) = &mut self.worker else { return Nap::UntilFaults(SHORTEST_SLEEP_US) };
         let low = pager.budget.low_mark();
@@ -106,6 +116,8 @@ impl Keeper {
         let excess = (total - low) as u128 * u128::from(mine) / u128::from(total.max(1));
         let segment = pager.batch_bytes() as u64;
         let batches = (excess as u64 / segment).clamp(1, (2 << 20) / segment);
+        // Far above a limit that was lowered: the program has half of the time in which pages are on their way out.
+        let (started, lowered) = (now_us(), pager.budget.ceiling() > pager.budget.limit());
         for _ in 0..batches {
             let before = pager.counters().evictions_pages.load(Ordering::Relaxed);
             match pager.evict(worker) {
@@ -134,7 +146,7 @@ impl Keeper {
                 }
             }
         }
-        Nap::UntilFaults(0)
+        Nap::UntilFaults(if lowered { (now_us() - started).min(LONGEST_SLEEP_US) } else { 0 })
     }
 
     /// Whether a swap area of this process can't be written, as was last published.
@@ -150,7 +162,7 @@ impl Keeper {
             swap_file::say_what_fails(&pager.area_stats(), &mut self.said_failing);
         }
         // Being full at times is normal for a small pool; being over the limit because of it is not.
-        if pager.budget.now() <= pager.budget.limit() {
+        if pager.budget.now() <= pager.budget.ceiling() {
             return;
         }
         if agent::settings().when_full == segment::WHEN_FULL_STOP {

@@ -2,8 +2,10 @@
 //! costs (`watch.rs`). Near the limit it sets up the pager and adopts the program's memory (`setup.rs`); above the high mark it evicts down
 //! to the low one (`keep.rs`), and where that can't be reached it finds out what can (`floor.rs`).
 
+mod areas;
 mod floor;
 mod keep;
+mod reclaim;
 mod setup;
 mod watch;
 
@@ -25,7 +27,9 @@ use crate::idle::Idle;
 use crate::request::Request;
 use crate::resident::Resident;
 use crate::{agent, atfork, broker, inheritance, monitor, request, say, swap_file, thread};
+use areas::Orders;
 use floor::Floor;
+use reclaim::Reclaim;
 use setup::Look;
 
 /// Looks at the memory are at most this far apart.
@@ -139,6 +143,16 @@ enum Nap {
     Undisturbed(u64),
 }
 
+impl Nap {
+    /// The same, but no longer than so many microseconds.
+    fn at_most(self, most_us: u64) -> Nap {
+        match self {
+            Nap::UntilFaults(us) => Nap::UntilFaults(us.min(most_us)),
+            Nap::Undisturbed(us) => Nap::Undisturbed(us.min(most_us)),
+        }
+    }
+}
+
 struct Keeper {
     /// Until it is the pager's.
     uffd: Option<Uffd>,
@@ -167,6 +181,8 @@ struct Keeper {
     warned_full: bool,
     /// Of which swap areas it was said that they can't be written.
     said_failing: [bool; MAX_AREAS],
+    orders: Orders,
+    reclaim: Reclaim,
 }
 
 impl Keeper {
@@ -189,6 +205,8 @@ impl Keeper {
             above_low: false,
             warned_full: false,
             said_failing: [false; MAX_AREAS],
+            orders: Orders::default(),
+            reclaim: Reclaim::default(),
         }
     }
 
@@ -215,6 +233,7 @@ impl Keeper {
                 None => Nap::UntilFaults(self.watch(total)),
                 Some(pager) => self.keep(pager, total),
             };
+            let nap = nap.at_most(self.follow_orders(now));
             match nap {
                 Nap::UntilFaults(0) | Nap::Undisturbed(0) => {}
                 Nap::UntilFaults(us) => {

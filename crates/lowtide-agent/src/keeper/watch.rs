@@ -6,7 +6,7 @@ use lowtide_pager::budget::{Budget, is_worth_adopting};
 use lowtide_pager::clock::now_us;
 use lowtide_pager::line::Line;
 
-use super::{Keeper, SHORTEST_SLEEP_US, sleep_for_ever};
+use super::{Keeper, SHORTEST_SLEEP_US, reclaim, sleep_for_ever};
 use crate::{agent, gate, say, swap_file};
 
 /// How long it takes to adopt memory where more threads touch it than there are CPUs: the kernel lets nobody change a mapping while a
@@ -14,13 +14,35 @@ use crate::{agent, gate, say, swap_file};
 const ADOPTION_US: u64 = 20_000;
 
 impl Keeper {
+    /// Whether this process is asked to move pages out, and has any that are worth it.
+    fn watch_for_requests(&self) -> bool {
+        let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
+        // Nothing is known to be fixed.
+        agent::proc().answered.store(agent::settings().question.load(Ordering::Acquire), Ordering::Release);
+        match reclaim::asked() {
+            None => false,
+            Some(_) if is_worth_adopting(mine, mine, 1) => true,
+            Some(number) => {
+                reclaim::done(number);
+                false
+            }
+        }
+    }
+
     /// Nothing is adopted: is it time? Returns for how long to sleep.
     pub(super) fn watch(&mut self, total: u64) -> u64 {
         let limit = agent::settings().ram_limit.load(Ordering::Relaxed);
         let marks = Budget::default();
         marks.set_limit(limit);
         // A named swap file goes to the largest process when it prepares, and until the limit is near nobody knows which that is.
-        let prepare_mark = if swap_file::any_named() { marks.adopt_mark() } else { marks.prepare_mark() };
+        let reclaim = self.watch_for_requests();
+        let prepare_mark = if reclaim {
+            0
+        } else if swap_file::any_named() {
+            marks.adopt_mark()
+        } else {
+            marks.prepare_mark()
+        };
         if total <= prepare_mark {
             return Self::nap(prepare_mark - total);
         }
@@ -28,7 +50,7 @@ impl Keeper {
         let (last, at) = core::mem::replace(&mut self.last_watched, (total, now));
         let ahead = total.saturating_sub(last) * ADOPTION_US / now.saturating_sub(at).max(1);
         let mark = marks.adopt_mark().saturating_sub(ahead).max(marks.earliest_adopt_mark());
-        let room = mark.saturating_sub(total);
+        let room = if reclaim { 0 } else { mark.saturating_sub(total) };
         let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
         if !is_worth_adopting(mine, total, agent::segment().processes()) {
             return Self::nap(room).max(SHORTEST_SLEEP_US * 5);
@@ -37,7 +59,7 @@ impl Keeper {
             return Self::nap(room);
         }
         // It comes near the limit too; until then this one has little that would be better off in a swap file.
-        if self.prepared.is_none() && total <= marks.high_mark() && swap_file::named_is_left_to_another() {
+        if self.prepared.is_none() && !reclaim && total <= marks.high_mark() && swap_file::named_is_left_to_another() {
             return Self::nap(marks.high_mark() - total);
         }
         // A fork is under way otherwise.

@@ -395,6 +395,11 @@ impl Area {
         self.rest.pass();
     }
 
+    /// Whether it is closed: being emptied, or about to be.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
     /// Whether this process may not allocate here because a parent made the area.
     pub fn is_inherited(&self) -> bool {
         self.inherited.load(Ordering::Relaxed)

@@ -319,6 +319,23 @@ impl Areas {
         Ok(())
     }
 
+    /// The last step of a swapoff as far as this process is concerned: removes a closed area, or one of a parent's, where this process has
+    /// nothing, as the caller knows. (Forked children may have something there: the slots stay theirs, and are given out no more.)
+    /// Waits for calls in flight.
+    ///
+    /// # Errors
+    /// `Closed` when there is no such area; `StillInUse` when it is not closed, or [`Areas::close`] has not returned yet.
+    pub fn dismiss(&self, id: u8) -> Result<(), SlotError> {
+        {
+            let area = self.get(id).ok_or(SlotError::Closed)?;
+            if !area.is_inherited() && !area.quiet.swap(false, Ordering::SeqCst) {
+                return Err(SlotError::StillInUse);
+            }
+        }
+        self.take_out(id);
+        Ok(())
+    }
+
     /// Takes an area out, whatever is in use there.
     fn take_out(&self, id: u8) {
         let area = self.places[id as usize].area.swap(null_mut(), Ordering::SeqCst);

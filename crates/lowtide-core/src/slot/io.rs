@@ -20,8 +20,17 @@ pub struct IoCounts {
 }
 
 impl IoCounts {
+    /// What has happened there also happened here.
+    pub fn fold(&self, other: &IoCounts) {
+        self.reads.add(other.reads.get());
+        self.writes.add(other.writes.get());
+        self.read_bytes.add(other.read_bytes.get());
+        self.write_bytes.add(other.write_bytes.get());
+        self.errors.add(other.errors.get());
+    }
+
     /// In a forked child: what happened before was the parent's doing.
-    pub(super) fn after_fork(&self) {
+    pub fn after_fork(&self) {
         [&self.reads, &self.writes, &self.read_bytes, &self.write_bytes, &self.errors].into_iter().for_each(Counter::reset);
     }
 }

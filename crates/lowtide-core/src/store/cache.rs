@@ -47,7 +47,7 @@ impl Store {
         let Some(area) = self.areas.get(e.area()) else { return false };
         let device = |word| if let Word::Device(tag) = word { Some(Word::Cached(tag)) } else { None };
         // Slots that a parent made are given back as soon as can be.
-        if area.is_inherited() || self.is_scarce(&area) || !change(&area, e.offset(), device) {
+        if area.is_inherited() || area.is_closed() || self.is_scarce(&area) || !change(&area, e.offset(), device) {
             return false;
         }
         area.mark_cached(e.offset(), true);
@@ -70,6 +70,10 @@ impl Store {
     /// then stored there. False: the clean copy is gone.
     pub(super) fn store_clean(&self, e: Entry, page: &Page) -> bool {
         let Some(area) = self.areas.get(e.area()) else { return false };
+        if area.is_closed() {
+            self.drop_cached(e);
+            return false;
+        }
         let Some(tag) = area.device.tag(e.offset(), page) else { return false };
         let same = |word| (word == Word::Cached(tag)).then_some(Word::Device(tag));
         // Counted first: a free, which subtracts, may follow at once.

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use super::word::Word;
 use super::{Image, Store, StoreError};
 use crate::device::Device;
-use crate::slot::Area;
+use crate::slot::{Area, IoCounts};
 
 /// Whether a slot's table word refers to it.
 fn refers(_slot: u64, word: u64) -> bool {
@@ -91,6 +91,7 @@ impl Store {
         unsafe { self.pool.reset_after_fork() };
         self.own.store(0, Ordering::Release);
         self.counters.after_fork();
+        self.retired.iter().for_each(IoCounts::after_fork);
         let mut result = Ok(());
         // The numbers of descriptors in the parent, which mean nothing here.
         let mut parents = [-1; 256];

@@ -10,6 +10,7 @@
 //! the pool's figures. Accounts are a process's own, like the pool: a fork copies both.
 
 use super::Store;
+use super::shrink::takes_writes;
 use super::word::{Made, Object, Word};
 use crate::pool::Limit;
 use crate::slot::{Area, AreaRef, CLUSTER_SLOTS, Clock};
@@ -97,8 +98,7 @@ impl Store {
     /// Whether some tier would take a page of `group` now, as far as is known without trying: the pool, or a device with free slots that
     /// does not rest after a failure. A page that is all zero needs none.
     pub fn would_take(&self, group: Group) -> bool {
-        let takes =
-            |area: &AreaRef<'_>| area.device.takes_pages() && !area.is_inherited() && !area.rests() && !area.is_off_list();
+        let takes = |area: &AreaRef<'_>| takes_writes(area) && !area.is_off_list();
         // Clean copies are given up for new pages.
         if self.counters.cached_now.get() > 0 {
             return true;

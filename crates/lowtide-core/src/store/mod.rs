@@ -19,6 +19,7 @@ mod group;
 mod out;
 mod recompress;
 mod shrink;
+mod swapoff;
 mod types;
 mod word;
 mod words;
@@ -27,7 +28,7 @@ use core::sync::atomic::{AtomicU8, Ordering};
 
 use crate::device::{Device, DeviceName, FileDevice, NoDevice};
 use crate::pool::Pool;
-use crate::slot::{Area, AreaConfig, Areas, Budget};
+use crate::slot::{Area, AreaConfig, Areas, Budget, IoCounts};
 use crate::vm::PAGE_SIZE;
 use compact::Compaction;
 use counters::Counters;
@@ -41,6 +42,7 @@ pub use crate::slot::{Entry, Image};
 pub use group::{GROUPS, Group, GroupStats};
 pub use recompress::{RECOMPRESS_LEVEL, ROUND_US, Recompressed};
 pub use shrink::Shrunk;
+pub use swapoff::Emptying;
 pub use types::{AreaState, AreaStats, FileConfig, Loaded, MAX_AREAS, Page, StoreConfig, StoreError, StoreStats, Stored};
 pub use words::{FILL_WORDS, FillWord, FillWords};
 
@@ -55,6 +57,8 @@ pub struct Store {
     areas: Areas,
     /// How many areas with a device this process has of its own.
     own: AtomicU8,
+    /// I/Os on areas that were removed, by the number of the run's area.
+    retired: [IoCounts; MAX_AREAS],
     counters: Counters,
     compaction: Compaction,
     shrinker: Shrinker,
@@ -75,6 +79,7 @@ impl Store {
             pool: Pool::new(cfg.pool_limit, ram, cfg.accept_percent).map_err(|_| StoreError::NoMemory)?,
             areas: Areas::new(),
             own: AtomicU8::new(0),
+            retired: Default::default(),
             counters: Counters::default(),
             compaction: Compaction::default(),
             shrinker: Shrinker::new().map_err(|_| StoreError::NoMemory)?,
@@ -161,13 +166,17 @@ impl Store {
     pub fn stats(&self) -> StoreStats {
         let c = &self.counters;
         let mut stats = StoreStats::default();
+        let mut count = |io: &IoCounts| {
+            stats.on_device_now += io.pages.get();
+            stats.device_read_ios += io.reads.get();
+            stats.device_write_ios += io.writes.get();
+            stats.device_read_bytes += io.read_bytes.get();
+            stats.device_write_bytes += io.write_bytes.get();
+            stats.device_errors += io.errors.get();
+        };
+        self.retired.iter().for_each(&mut count);
+        self.areas.iter().filter(|area| area.device.takes_pages()).for_each(|area| count(&area.io));
         for area in self.areas.iter().filter(|area| area.device.takes_pages()) {
-            stats.on_device_now += area.io.pages.get();
-            stats.device_read_ios += area.io.reads.get();
-            stats.device_write_ios += area.io.writes.get();
-            stats.device_read_bytes += area.io.read_bytes.get();
-            stats.device_write_bytes += area.io.write_bytes.get();
-            stats.device_errors += area.io.errors.get();
             if !area.is_inherited() {
                 stats.file_bytes += area.opened_bytes();
             }
@@ -202,6 +211,9 @@ impl Store {
     /// What this process has of each of the run's swap areas, by [`DeviceName::number`].
     pub fn area_stats(&self) -> [AreaStats; MAX_AREAS] {
         let mut all = [AreaStats::default(); MAX_AREAS];
+        for (stats, io) in all.iter_mut().zip(&self.retired) {
+            (stats.reads, stats.writes, stats.errors) = (io.reads.get(), io.writes.get(), io.errors.get());
+        }
         for area in self.areas.iter().filter(|area| area.device.takes_pages()) {
             let Some(stats) = all.get_mut(usize::from(area.device.name().number)) else { continue };
             stats.reads += area.io.reads.get();

@@ -22,7 +22,7 @@ const FOLIOS: usize = 32;
 
 /// What becomes of a page before it has a slot.
 #[derive(Clone, Copy)]
-enum Plan {
+pub(super) enum Plan {
     /// The result is known.
     Done,
     /// Its object is in the pool.
@@ -213,7 +213,7 @@ impl Store {
 
     /// Gives slots to the pages in the pool, neighbours neighbouring ones: folio by folio, each as large as the pages that are left
     /// allow.
-    fn place(&self, pages: &[&Page], plans: &[Plan], group: Group, out: Results<'_>, scratch: &mut Scratch) {
+    pub(super) fn place(&self, pages: &[&Page], plans: &[Plan], group: Group, out: Results<'_>, scratch: &mut Scratch) {
         let in_pool = |(i, plan): (usize, &Plan)| if let Plan::Pool(object) = plan { Some((i, *object)) } else { None };
         let which: Chunk<(usize, Object)> = plans.iter().enumerate().filter_map(in_pool).collect();
         let mut which = &which[..];

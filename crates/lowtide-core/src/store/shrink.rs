@@ -310,7 +310,7 @@ impl Store {
 
 /// Whether pages of the pool can be written to an area now.
 pub(super) fn takes_writes(area: &Area) -> bool {
-    area.device.takes_pages() && !area.is_inherited() && !area.rests()
+    area.device.takes_pages() && !area.is_inherited() && !area.is_closed() && !area.rests()
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ mod race;
 mod recompress;
 mod slots_fragmentation;
 mod slots_locks;
+mod swapoff;
 mod thp_model;
 mod zero;
 
@@ -25,6 +26,7 @@ const EXPERIMENTS: &[Experiment] = &[
     zero::EXPERIMENT,
     hysteresis::EXPERIMENT,
     disk::EXPERIMENT,
+    swapoff::EXPERIMENT,
 ];
 
 /// What changes the machine while it runs, and takes root: only by name.

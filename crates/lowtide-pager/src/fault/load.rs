@@ -200,7 +200,7 @@ impl Operation<'_> {
     }
 
     /// A claimed page is in memory: its word goes, and its copy in the store, if that is not kept. Returns the raw entry to free.
-    fn loaded(&self, page: usize, raw: u64) -> Option<u64> {
+    pub(crate) fn loaded(&self, page: usize, raw: u64) -> Option<u64> {
         let kept = Entry::from_raw(raw).filter(|e| self.store().keep_cached(*e));
         let word = kept.map_or(Word::None, |e| Word::Clean(e.raw()));
         // By compare-and-swap: after an mremap there and back two monitors may have claimed the same entry; one of them frees it.
@@ -216,7 +216,7 @@ impl Operation<'_> {
     }
 
     /// Claimed pages were not installed after all.
-    fn unload(&self, first: usize, claimed: &[u64]) {
+    pub(crate) fn unload(&self, first: usize, claimed: &[u64]) {
         for (i, &raw) in claimed.iter().enumerate() {
             self.map.set(first + i, if raw == 0 { Word::Zero } else { Word::Swapped(raw) });
         }

@@ -14,6 +14,7 @@
 /// | Storing | Swapped, Zero; Staged (no room) | drain, which stores without the lock | shared |
 /// | Storing | Moving, then None (or Storing again) | fault: copied back; the drainer waits for it | shared, one hold |
 /// | Swapped, Zero | Loading | fault, read-ahead: the claim | none, in an operation |
+/// | Swapped | Swapped (elsewhere), Zero; Loading, as above | swapoff, which moves without a claim | shared, in an operation |
 /// | Loading | None, Clean; Swapped, Zero (not this time) | fault, read-ahead | shared |
 /// | None, Removing, Zero | Loading(0), then None (or as before) | first touch | shared, one hold |
 /// | Clean | None | fault on a page that is missing all the same | none, in an operation |

@@ -1,8 +1,6 @@
 //! MADV_FREE: the kernel drops what the program has freed and not written since, when it likes, from staging too. To the program these
 //! are zeros; nobody waits for them for ever.
 
-use std::sync::Mutex;
-
 use lowtide_core::vm;
 use lowtide_pager::evict::Evicted;
 use lowtide_pager::pager::Worker;
@@ -11,9 +9,6 @@ use rustix::mm::Advice;
 use crate::house::{Config, House, MIB, PAGE, verify, write};
 
 const PAGES: usize = 384;
-
-/// What one test makes the kernel drop may be another one's.
-static ALONE: Mutex<()> = Mutex::new(());
 
 /// Makes the kernel drop what it may drop of lowtide's own memory, as it would if memory were short.
 fn drop_freed_pages() {
@@ -55,14 +50,12 @@ fn check(at: *mut u8) {
 
 #[test]
 fn what_was_dropped_from_staging_comes_back_as_zeros() {
-    let _alone = ALONE.lock();
     let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
     check(freed_in_staging(&house));
 }
 
 #[test]
 fn what_was_dropped_from_staging_is_stored_as_zeros() {
-    let _alone = ALONE.lock();
     let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
     let at = freed_in_staging(&house);
     house.evict_all();

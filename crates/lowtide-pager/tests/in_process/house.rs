@@ -1,10 +1,11 @@
 //! A pager with its threads, and regions that it pages.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use lowtide_core::codec::Codec;
+use lowtide_core::device::DeviceName;
 use lowtide_core::store::{FileConfig, Store, StoreConfig};
 use lowtide_pager::evict::Evicted;
 use lowtide_pager::monitor::Monitor;
@@ -30,6 +31,8 @@ pub struct Config {
 
 pub struct House {
     pub pager: &'static Pager,
+    /// One at a time: what a test does to the process's memory (drops pages of it, leaves holes in it) is not to meet another's pager.
+    _alone: MutexGuard<'static, ()>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -43,9 +46,12 @@ fn warn(text: &[u8]) {
     eprintln!("warning: {}", String::from_utf8_lossy(text));
 }
 
+static ALONE: Mutex<()> = Mutex::new(());
+
 impl House {
     /// None, said loudly, where this user may not have a userfaultfd with all events; in CI nothing is skipped.
     pub fn new(config: Config) -> Option<House> {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let uffd = match Uffd::open(NEEDED_FEATURES) {
             Ok(uffd) => uffd,
             Err(error) => {
@@ -56,9 +62,7 @@ impl House {
         };
         let store = Store::new(StoreConfig { pool_limit: config.pool, accept_percent: 90, codec: Codec::Lz4 }).unwrap();
         if config.file > 0 {
-            let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-            let fd = rustix::fs::open(env!("CARGO_TARGET_TMPDIR"), flags, Mode::RUSR | Mode::WUSR).unwrap();
-            store.add_file(FileConfig::new(fd, config.file as u64)).unwrap();
+            store.add_file(file(0, config.file)).unwrap();
         }
         // SAFETY: zeros are a valid Proc, and the memory is the global allocator's, of this layout; it is never freed.
         let proc: &'static Proc = unsafe { &*std::alloc::alloc_zeroed(std::alloc::Layout::new::<Proc>()).cast() };
@@ -78,7 +82,7 @@ impl House {
             })
         };
         let threads = (0..config.monitors).map(monitor).collect();
-        Some(House { pager, stop, threads })
+        Some(House { pager, _alone: alone, stop, threads })
     }
 
     /// Fresh memory of `pages` pages, adopted.
@@ -119,6 +123,14 @@ impl Drop for House {
 
 pub fn get(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
+}
+
+/// A swap file of so many bytes for the run's area `number`.
+pub fn file(number: u8, bytes: usize) -> FileConfig {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(env!("CARGO_TARGET_TMPDIR"), flags, Mode::RUSR | Mode::WUSR).unwrap();
+    let name = DeviceName { kind: "dir:", path: b"here", number };
+    FileConfig { name, ..FileConfig::new(fd, bytes as u64) }
 }
 
 /// Private anonymous memory.

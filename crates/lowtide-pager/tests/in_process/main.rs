@@ -8,3 +8,4 @@ mod house;
 mod random;
 mod release;
 mod removal;
+mod swapoff;

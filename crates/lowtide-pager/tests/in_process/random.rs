@@ -8,9 +8,10 @@ use std::sync::{Mutex, RwLock};
 use std::time::{Duration, Instant};
 
 use lowtide_pager::pager::Worker;
+use lowtide_pager::swapoff::{Step, Swapoff};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags};
 
-use crate::house::{Config, House, MIB, PAGE, map, mix, verify, write};
+use crate::house::{Config, House, MIB, PAGE, file, map, mix, verify, write};
 
 /// Pages of each program thread.
 const PAGES: usize = 3000;
@@ -30,6 +31,52 @@ impl Random {
     fn below(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_add(1);
         (mix(self.0) % n as u64) as usize
+    }
+}
+
+/// Swap areas that are turned on and off, as a keeper does it.
+struct Areas {
+    /// Of each, bytes of its files; 0: there are none.
+    sizes: [usize; 3],
+    on: [bool; 3],
+    off: Option<Swapoff>,
+    /// Swapoffs that were completed, and that were given up.
+    done: u64,
+    cancelled: u64,
+}
+
+impl Areas {
+    fn step(&mut self, house: &House, worker: &mut Worker, random: &mut Random) {
+        let number = random.below(3);
+        match &mut self.off {
+            Some(off) => {
+                let number = usize::from(off.number());
+                match off.step(house.pager, worker) {
+                    Step::Done => {
+                        assert_eq!(house.pager.left_in_area(number as u8), 0);
+                        self.off = None;
+                        self.done += 1;
+                    }
+                    _ if random.below(60) == 0 => {
+                        self.off = None;
+                        assert_eq!(house.pager.reopen_area(number as u8), Some(true));
+                        self.on[number] = true;
+                        self.cancelled += 1;
+                    }
+                    Step::More | Step::Stuck | Step::Later => {}
+                }
+            }
+            None if self.sizes[number] == 0 => {}
+            None if self.on[number] => {
+                self.off = Swapoff::begin(house.pager, number as u8).unwrap();
+                self.on[number] = self.off.is_none();
+            }
+            None => {
+                let Some(operation) = house.pager.enter() else { return };
+                operation.store().add_file(file(number as u8, self.sizes[number])).unwrap();
+                self.on[number] = true;
+            }
+        }
     }
 }
 
@@ -88,7 +135,7 @@ impl Program<'_> {
             // SAFETY: memory of this thread's own region.
             14 => unsafe {
                 let _turn = self.gate.changing.lock().unwrap();
-                rustix::mm::munmap(at, len).unwrap();
+                // Unmapped by what takes its place: in a hole another thread of the test, or lowtide's, could have its memory by then.
                 map(at.cast(), n, MapFlags::FIXED);
                 self.house.adopt(at.cast(), n);
                 self.shadow[first..first + n].fill(0);
@@ -98,15 +145,15 @@ impl Program<'_> {
                 // One call does one mapping, and which these are the kernel decides.
                 let turn = self.gate.changing.lock().unwrap();
                 let there = self.elsewhere.cast();
-                let fixed = MremapFlags::MAYMOVE;
+                let fixed = MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP;
                 if rustix::mm::mremap_fixed(at, len, len, fixed, there).is_ok() {
                     drop(turn);
                     for i in 0..n.min(4) {
                         verify(self.elsewhere.add(i * PAGE), self.shadow[first + i], "moved");
                     }
                     let _turn = self.gate.changing.lock().unwrap();
-                    // The address space stays taken.
-                    rustix::mm::mremap_fixed(there, len, len, fixed | MremapFlags::DONTUNMAP, at).unwrap();
+                    // The address space stays taken, here and there.
+                    rustix::mm::mremap_fixed(there, len, len, fixed, at).unwrap();
                 }
             },
             16 => {
@@ -143,13 +190,17 @@ fn everything_at_once(config: Config) {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let seed = number("LOWTIDE_SEED").unwrap_or(now.as_nanos() as u64);
     let seconds = number("LOWTIDE_SECONDS").unwrap_or(3);
+    let has_files = config.file > 0;
+    let sizes = if has_files { [config.file, 64 * MIB, 16 * MIB] } else { [0; 3] };
     let Some(house) = House::new(config) else { return };
     eprintln!("LOWTIDE_SEED={seed}");
     let (gate, stop) = (Gate::default(), AtomicBool::new(false));
+    let areas = Mutex::new(Areas { sizes, on: [has_files, false, false], off: None, done: 0, cancelled: 0 });
     let steps = std::thread::scope(|scope| {
         scope.spawn(|| {
             let (mut worker, mut random) = (Worker::new(true).unwrap(), Random(seed ^ 99));
             let pager = house.pager;
+            let mut areas = areas.lock().unwrap();
             while !stop.load(Ordering::Relaxed) {
                 for _ in 0..random.below(8) {
                     let _ = pager.evict(&mut worker);
@@ -166,6 +217,7 @@ fn everything_at_once(config: Config) {
                         pager.collect_page_map();
                     }
                     5 => pager.measure_rest(),
+                    7..12 => (0..random.below(20)).for_each(|_| areas.step(&house, &mut worker, &mut random)),
                     6 => std::thread::sleep(Duration::from_micros(random.below(500) as u64)),
                     _ => {}
                 }
@@ -196,6 +248,9 @@ fn everything_at_once(config: Config) {
     let c = house.pager.counters();
     eprintln!("{steps} steps, {} faults, {} pages out", crate::house::get(&c.faults_total), house.evictions());
     assert!(steps > 100 && house.evictions() > 1000, "it did something");
+    let areas = areas.into_inner().unwrap();
+    eprintln!("{} areas taken off, {} swapoffs given up", areas.done, areas.cancelled);
+    assert!(!has_files || areas.done > 2 && areas.cancelled > 0);
 }
 
 #[test]

@@ -1,0 +1,137 @@
+//! Swap areas of the run are turned on and off while it goes on: the keeper does what the settings ask, and says so in its place in the segment.
+
+use core::sync::atomic::Ordering;
+
+use lowtide_core::store::MAX_AREAS;
+use lowtide_pager::pager::{Pager, Worker};
+use lowtide_pager::segment::{AreaGauges, Order, Phase};
+use lowtide_pager::swapoff::{Step, Swapoff};
+
+use super::{Keeper, LONGEST_SLEEP_US, SHORTEST_SLEEP_US};
+use crate::{agent, say, swap_file};
+
+/// Where nothing can be moved now, the next try comes after this.
+const STUCK_PAUSE_US: u64 = 50_000;
+/// How often it is counted what is left.
+const COUNT_EVERY_US: u64 = 100_000;
+
+/// What the keeper has done about the orders so far.
+#[derive(Default)]
+pub(super) struct Orders {
+    /// The latest with which it has complied, for each area.
+    done: [u64; MAX_AREAS],
+    off: Option<Swapoff>,
+    not_before_us: u64,
+    counted_us: u64,
+}
+
+/// How an order stands.
+enum Obeyed {
+    Yes,
+    /// There is more to do, after so many microseconds.
+    NotYet(u64),
+}
+
+impl Keeper {
+    /// Does what is asked about swap areas, or a part of it. After how many microseconds there is more to do, at the latest.
+    pub(super) fn follow_orders(&mut self, now_us: u64) -> u64 {
+        let mut pause = LONGEST_SLEEP_US;
+        for (number, area) in (0..).zip(&agent::settings().swap) {
+            let order = area.order();
+            let place = usize::from(number);
+            if order.raw() == self.orders.done[place] {
+                continue;
+            }
+            let Some(gauges) = agent::proc().areas_now.get(place) else { continue };
+            match self.obey(number, order, gauges, now_us) {
+                Obeyed::Yes => {
+                    self.orders.done[place] = order.raw();
+                    for gauge in [&gauges.left, &gauges.homeless, &gauges.unreadable, &gauges.unreadable_at] {
+                        gauge.store(0, Ordering::Relaxed);
+                    }
+                    // Release: who sees it finds the rest.
+                    gauges.order.store(order.raw(), Ordering::Release);
+                }
+                Obeyed::NotYet(us) => pause = pause.min(us),
+            }
+        }
+        pause
+    }
+
+    fn obey(&mut self, number: u8, order: Order, gauges: &AreaGauges, now_us: u64) -> Obeyed {
+        // What is not made yet will be made as the settings have it then.
+        let Some(pager) = agent::pager().or(self.prepared) else { return Obeyed::Yes };
+        match order.phase() {
+            Phase::Absent => Obeyed::Yes,
+            Phase::On => self.turn_on(pager, number),
+            Phase::Off => self.turn_off(pager, number, gauges, now_us),
+        }
+    }
+
+    fn turn_on(&mut self, pager: &Pager, number: u8) -> Obeyed {
+        if self.orders.off.as_ref().is_some_and(|off| off.number() == number) {
+            self.orders.off = None;
+        }
+        match pager.reopen_area(number) {
+            None => return Obeyed::NotYet(SHORTEST_SLEEP_US),
+            Some(true) => {}
+            Some(false) => {
+                let Some(operation) = pager.enter() else { return Obeyed::NotYet(SHORTEST_SLEEP_US) };
+                swap_file::add_one(operation.store(), number);
+            }
+        }
+        self.said_failing[usize::from(number)] = false;
+        Obeyed::Yes
+    }
+
+    fn turn_off(&mut self, pager: &Pager, number: u8, gauges: &AreaGauges, now_us: u64) -> Obeyed {
+        if now_us < self.orders.not_before_us {
+            return Obeyed::NotYet(self.orders.not_before_us - now_us);
+        }
+        let off = match &mut self.orders.off {
+            Some(off) if off.number() == number => off,
+            // One after the other.
+            Some(_) => return Obeyed::NotYet(SHORTEST_SLEEP_US),
+            none => match Swapoff::begin(pager, number) {
+                Ok(Some(off)) => none.insert(off),
+                Ok(None) => return Obeyed::NotYet(SHORTEST_SLEEP_US),
+                Err(_) => {
+                    say::warn(b"no memory for taking a swap area off: it is tried again");
+                    return Obeyed::NotYet(STUCK_PAUSE_US);
+                }
+            },
+        };
+        // What is over the limit goes first.
+        if pager.budget.now() > pager.budget.ceiling()
+            && pager.budget.above_high()
+            && now_us < self.orders.counted_us + COUNT_EVERY_US
+        {
+            return Obeyed::NotYet(SHORTEST_SLEEP_US);
+        }
+        if self.worker.is_none() {
+            self.worker = Worker::new(true).ok();
+        }
+        let Some(worker) = &mut self.worker else { return Obeyed::NotYet(STUCK_PAUSE_US) };
+        let step = off.step(pager, worker);
+        if step == Step::Stuck || now_us >= self.orders.counted_us + COUNT_EVERY_US {
+            self.orders.counted_us = now_us;
+            let obstacles = off.obstacles();
+            gauges.left.store(pager.left_in_area(number), Ordering::Relaxed);
+            gauges.homeless.store(obstacles.homeless * 4096, Ordering::Relaxed);
+            gauges.unreadable.store(obstacles.unreadable, Ordering::Relaxed);
+            gauges.unreadable_at.store(obstacles.unreadable_at as u64, Ordering::Relaxed);
+        }
+        match step {
+            Step::More => Obeyed::NotYet(0),
+            Step::Later => Obeyed::NotYet(SHORTEST_SLEEP_US),
+            Step::Stuck => {
+                self.orders.not_before_us = now_us + STUCK_PAUSE_US;
+                Obeyed::NotYet(STUCK_PAUSE_US)
+            }
+            Step::Done => {
+                self.orders.off = None;
+                Obeyed::Yes
+            }
+        }
+    }
+}

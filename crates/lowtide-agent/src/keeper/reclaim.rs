@@ -1,0 +1,86 @@
+//! Pages are moved out because the user asks for it, whether the limit is near or not; and the user is told how much can't be.
+
+use core::sync::atomic::Ordering;
+
+use lowtide_pager::evict::Evicted;
+use lowtide_pager::pager::Pager;
+
+use super::{Keeper, Nap, SHORTEST_SLEEP_US};
+use crate::agent;
+
+/// Batches of eviction at a time.
+const BATCHES: usize = 4;
+
+/// A request that is being dealt with.
+#[derive(Default)]
+pub(super) struct Reclaim {
+    number: u64,
+    left: u64,
+}
+
+/// The latest request, if it has not been dealt with.
+pub(super) fn asked() -> Option<u64> {
+    // Acquire: the rest of it was written before.
+    let number = agent::settings().reclaim.number.load(Ordering::Acquire);
+    (number != agent::proc().reclaimed.load(Ordering::Relaxed)).then_some(number)
+}
+
+/// It has been dealt with.
+pub(super) fn done(number: u64) {
+    agent::proc().reclaimed.store(number, Ordering::Release);
+}
+
+impl Keeper {
+    /// Memory is adopted: moves some of what is asked for out, if anything is. `None`: there is nothing of the kind to do.
+    pub(super) fn reclaim(&mut self, pager: &Pager) -> Option<Nap> {
+        let number = asked()?;
+        let worker = self.worker.as_mut()?;
+        let proc = agent::proc();
+        if self.reclaim.number != number {
+            let request = &agent::settings().reclaim;
+            let (bytes, of) = (request.bytes.load(Ordering::Relaxed), request.of.load(Ordering::Relaxed).max(1));
+            let mine = proc.ram_bytes.load(Ordering::Relaxed).min(of);
+            let part = u128::from(bytes) * u128::from(mine) / u128::from(of);
+            self.reclaim = Reclaim { number, left: part as u64 };
+        }
+        for _ in 0..BATCHES {
+            if self.reclaim.left == 0 {
+                break;
+            }
+            let before = pager.counters().evictions_pages.load(Ordering::Relaxed);
+            match pager.evict(worker) {
+                Evicted::Some => {
+                    let n = pager.counters().evictions_pages.load(Ordering::Relaxed) - before;
+                    pager.counters().evictions_background.fetch_add(n, Ordering::Relaxed);
+                    proc.reclaimed_bytes.fetch_add(n * 4096, Ordering::Relaxed);
+                    self.reclaim.left = self.reclaim.left.saturating_sub(n * 4096);
+                }
+                Evicted::Later => return Some(Nap::UntilFaults(SHORTEST_SLEEP_US)),
+                // That is all that can go.
+                Evicted::Nothing | Evicted::Full => self.reclaim.left = 0,
+            }
+        }
+        if self.reclaim.left > 0 || pager.empty_staging(worker) {
+            return Some(Nap::UntilFaults(0));
+        }
+        pager.drain_frames();
+        pager.publish();
+        done(number);
+        None
+    }
+
+    /// Answers how much of what this process counts for can't be moved out, if that is asked.
+    pub(super) fn answer_what_is_fixed(&mut self, pager: &Pager) {
+        let question = agent::settings().question.load(Ordering::Acquire);
+        let proc = agent::proc();
+        if question == proc.answered.load(Ordering::Relaxed) {
+            return;
+        }
+        let get = |gauge: &core::sync::atomic::AtomicU64| gauge.load(Ordering::Relaxed);
+        let movable = pager.adopted_in_memory().unwrap_or(0).saturating_sub(self.floor.stuck());
+        let can_go = movable + get(&proc.staged_bytes) + get(&proc.pool_bytes);
+        let fixed = get(&proc.ram_bytes).saturating_sub(can_go);
+        proc.fixed_bytes.store(fixed, Ordering::Relaxed);
+        proc.answered.store(question, Ordering::Release);
+    }
+}

@@ -1,0 +1,214 @@
+//! swapoff (T4): an area on a file, past the page cache, is emptied page by page and in runs, with owners in the order of the slots and
+//! scattered.
+//!
+//! What is published (FreeBSD, 2017-19) pages in: each page goes from the area into the memory that it belongs to. So does the first table. The
+//! second one moves the pages to another area, which is what lowtide does with them.
+
+use std::time::Instant;
+
+use lowtide_core::device::DeviceName;
+use lowtide_core::slot::Entry;
+use lowtide_core::store::{Codec, FileConfig, Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
+use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
+use rustix::fs::{Mode, OFlags};
+
+use crate::experiment::{Experiment, Outcome, Scale};
+use crate::measure::{Sample, in_turn};
+use crate::report::{Finding, Table, Target};
+
+pub const EXPERIMENT: Experiment =
+    Experiment { name: "swapoff", question: "how long does it take to empty a swap area, page by page and in runs?", run };
+
+/// Where the files are.
+const DIR: &str = "/var/tmp";
+/// Pages that are moved at a time: one; what FreeBSD's runs came to; and what the pager's swapoff reads at once.
+const RUNS: [usize; 3] = [1, 18, 128];
+const MOST: usize = 128;
+
+/// Whose pages neighbouring slots hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Owners {
+    Sequential,
+    Scattered,
+}
+
+/// Where the pages go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum To {
+    Memory,
+    Area,
+}
+
+const WAYS: [(Owners, To); 3] =
+    [(Owners::Sequential, To::Memory), (Owners::Scattered, To::Memory), (Owners::Sequential, To::Area)];
+
+#[derive(Default)]
+struct Measured {
+    seconds: Sample,
+    reads: f64,
+    writes: f64,
+}
+
+fn run(scale: &Scale) -> Result<Outcome, String> {
+    let pages = scale.pick(16 << 10, 256 << 10);
+    let memory = pages_of(map(pages * PAGE_SIZE)?);
+    fastrand::Rng::with_seed(5).fill(memory.as_flattened_mut());
+    let kinds: Vec<_> = WAYS.iter().flat_map(|way| RUNS.map(|run| (*way, run))).collect();
+    let mut all: Vec<Measured> = kinds.iter().map(|_| Measured::default()).collect();
+    in_turn(&kinds, scale.pick(3, 3), |i, ((owners, to), run)| {
+        let once = empty(memory, *owners, *to, *run)?;
+        all[i].seconds.add(once.seconds);
+        (all[i].reads, all[i].writes) = (once.reads, once.writes);
+        Ok::<(), String>(())
+    })?;
+    let mut outcome = Outcome::default();
+    for (way, of) in WAYS.iter().zip(all.chunks(RUNS.len())) {
+        let (owners, to) = way;
+        let title = format!("{} MiB in {DIR}, owners {owners:?}, to {to:?}", (pages * PAGE_SIZE) >> 20).to_lowercase();
+        let mut table =
+            Table::new(title, &["pages at a time", "seconds", "spread", "MiB/s", "reads", "pages a read", "writes"]);
+        for (run, m) in RUNS.iter().zip(of) {
+            let seconds = m.seconds.median();
+            table.row([
+                run.to_string(),
+                format!("{seconds:.2}"),
+                format!("{:.0} %", m.seconds.spread() * 100.0),
+                format!("{:.0}", (pages * PAGE_SIZE) as f64 / 1048576.0 / seconds),
+                format!("{:.0}", m.reads),
+                format!("{:.1}", pages as f64 / m.reads),
+                format!("{:.0}", m.writes),
+            ]);
+        }
+        outcome.tables.push(table);
+        let [one, .., batched] = of else { continue };
+        let ratio = one.seconds.over(&batched.seconds);
+        let ours = format!("{:.2} s against {:.2} s", one.seconds.median(), batched.seconds.median());
+        let fewer = one.reads / batched.reads;
+        let what = format!("{owners:?} owners, to {to:?}").to_lowercase();
+        let mut time =
+            Finding::new(format!("time, page by page over batched: {what}"), ours, ratio.median()).spread(ratio.spread());
+        let mut ios = Finding::new(format!("reads: {what}"), format!("{:.0} against {:.0}", one.reads, batched.reads), fewer);
+        if (*owners, *to) == (Owners::Sequential, To::Memory) {
+            time = time.published("47.5 s against 7.9 s").target(Target::AtLeast(7.0));
+            ios = ios.published("18 x fewer").target(Target::AtLeast(18.0));
+        }
+        outcome.findings.extend([time, ios]);
+    }
+    Ok(outcome)
+}
+
+struct Once {
+    seconds: f64,
+    reads: f64,
+    writes: f64,
+}
+
+/// Stores all pages in one area, with `owners`, and then takes it off.
+fn empty(pages: &[Page], owners: Owners, to: To, run: usize) -> Result<Once, String> {
+    let text = |e: StoreError| format!("the store: {e:?}");
+    // Nothing is kept in the pool: it is the device that is measured.
+    let store = Store::new(StoreConfig { pool_limit: 0, accept_percent: 90, codec: Codec::Lz4 }).map_err(text)?;
+    store.add_file(file(0, pages.len())?).map_err(text)?;
+    let mut scratch = Scratch::new().map_err(|e| format!("no memory: {e:?}"))?;
+    let mut order: Vec<usize> = (0..pages.len()).collect();
+    if owners == Owners::Scattered {
+        fastrand::Rng::with_seed(7).shuffle(&mut order);
+    }
+    // What a page map is: by page, the entry.
+    let mut entries: Vec<Option<Entry>> = vec![None; pages.len()];
+    let mut stored = [const { Err(StoreError::Full) }; MOST];
+    for some in order.chunks(MOST) {
+        let run: Vec<&Page> = some.iter().map(|i| &pages[*i]).collect();
+        store.store_run(&run, &[], Group::RUN, &mut stored[..run.len()], &mut scratch);
+        for (i, result) in some.iter().zip(&stored) {
+            let Stored::Entry(entry) = result.map_err(text)? else { return Err("noise is no zero page".to_owned()) };
+            entries[*i] = Some(entry);
+        }
+    }
+    if to == To::Area {
+        store.add_file(file(1, pages.len())?).map_err(text)?;
+    }
+    let maps = [map(pages.len() * PAGE_SIZE)?, map(MOST * PAGE_SIZE)?];
+    let [home, buffer] = maps.map(pages_of);
+    let before = store.stats();
+    let began = Instant::now();
+    store.close_area(0);
+    // The table of owners, of all slots at once.
+    let area = store.next_emptying(0, 0).ok_or("the area is not there")?;
+    let mut table: Vec<usize> = vec![usize::MAX; area.slots as usize];
+    for (page, entry) in entries.iter().enumerate() {
+        if let Some(entry) = entry {
+            table[entry.offset() as usize] = page;
+        }
+    }
+    let used: Vec<usize> = table.into_iter().filter(|page| *page != usize::MAX).collect();
+    let mut loaded = [const { Err(StoreError::Full) }; MOST];
+    for some in used.chunks(run) {
+        let from: Vec<Entry> = some.iter().filter_map(|page| entries[*page]).collect();
+        match to {
+            To::Memory => {
+                store.load_run(&from, &mut buffer[..some.len()], &mut loaded, &mut scratch);
+                for (i, page) in some.iter().enumerate() {
+                    loaded[i].map_err(text)?;
+                    home[*page] = buffer[i];
+                    entries[*page] = None;
+                }
+            }
+            To::Area => {
+                store.move_out(&from, Group::RUN, &mut buffer[..some.len()], &mut stored[..some.len()], &mut scratch);
+                for (page, result) in some.iter().zip(&stored) {
+                    let Stored::Entry(entry) = result.map_err(text)? else { return Err("noise is no zero page".to_owned()) };
+                    entries[*page] = Some(entry);
+                }
+            }
+        }
+        from.into_iter().for_each(|entry| store.free(entry));
+    }
+    if !store.remove_area(0) {
+        return Err("the area is not empty".to_owned());
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    let after = store.stats();
+    if to == To::Memory && home != pages {
+        return Err("pages came back with other bytes".to_owned());
+    }
+    let count = |f: fn(&lowtide_core::store::StoreStats) -> u64| (f(&after) - f(&before)) as f64;
+    let once = Once { seconds, reads: count(|s| s.device_read_ios), writes: count(|s| s.device_write_ios) };
+    // SAFETY: nobody refers to them any more.
+    maps.into_iter().for_each(|map| unsafe { map.retire() });
+    Ok(once)
+}
+
+/// A file without a name for the area `number`, of twice as many pages.
+fn file(number: u8, pages: usize) -> Result<FileConfig, String> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(DIR, flags, Mode::RUSR | Mode::WUSR).map_err(|e| format!("no file in {DIR}: {e}"))?;
+    let name = DeviceName { kind: "dir:", path: DIR.as_bytes(), number };
+    Ok(FileConfig { name, ..FileConfig::new(fd, (2 * pages * PAGE_SIZE) as u64) })
+}
+
+fn map(bytes: usize) -> Result<Mapping, String> {
+    vm::map(bytes, OnFork::Copy).map_err(|e| format!("no memory: {e}"))
+}
+
+/// The pages of a mapping that is used for nothing else.
+fn pages_of(map: Mapping) -> &'static mut [Page] {
+    // SAFETY: fresh, page-aligned, all bytes are valid, stays until `empty` gives it back, and only this refers to it.
+    unsafe { std::slice::from_raw_parts_mut(map.as_ptr().cast(), map.len() / PAGE_SIZE) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_brings_all_pages_out_and_runs_take_few_reads() {
+        let memory = pages_of(map(600 * PAGE_SIZE).unwrap());
+        fastrand::Rng::with_seed(5).fill(memory.as_flattened_mut());
+        for (owners, to) in WAYS {
+            let [one, .., long] = RUNS.map(|run| empty(memory, owners, to, run).unwrap());
+            assert_eq!(one.reads, 600.0, "{owners:?} {to:?}");
+            assert!(long.reads < 20.0, "{owners:?} {to:?}: {}", long.reads);
+        }
+    }
+}
