@@ -45,6 +45,7 @@ extern "C" fn prepare() {
         PARENT.store(agent::pid(), Ordering::Relaxed);
         ask(Request::Fork);
         ANNOUNCED.store(true, Ordering::Release);
+        gate::goes_on();
     }
 }
 

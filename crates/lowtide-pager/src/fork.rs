@@ -113,6 +113,7 @@ impl Pager {
             (self.host.fatal)(b"no memory for a fork");
         }
         debug_assert!(self.handover().handshake.has_just_begun());
+        self.has_moved();
         self.forks();
         self.pause();
         // An event that was read before may still be being applied.
@@ -129,6 +130,9 @@ impl Pager {
             );
             self.fill_child(lock, &child, worker);
             return;
+        }
+        if self.has_moved() {
+            (self.host.fatal)(b"memory was moved (mremap) while the program forked: the child can't know where it is");
         }
         let handover = self.handover();
         let (mut rounds, mut alive) = (0, true);

@@ -75,6 +75,8 @@ pub struct Pager {
     pub(crate) handover: AtomicPtr<crate::fork::Handover>,
     forking: AtomicBool,
     was_forked: AtomicBool,
+    /// See [`Pager::moves_during_fork`].
+    has_moved: AtomicBool,
     /// Faults were served by copying: there may be stale words.
     has_copied: AtomicBool,
     /// See [`Pager::set_sharers`].
@@ -180,6 +182,7 @@ impl Pager {
             handover: AtomicPtr::new(crate::fork::Handover::new()?),
             forking: AtomicBool::new(false),
             was_forked: AtomicBool::new(false),
+            has_moved: AtomicBool::new(false),
             has_copied: AtomicBool::new(false),
             sharers: AtomicU32::new(0),
             operations: AtomicU32::new(0),
@@ -248,6 +251,17 @@ impl Pager {
                 (self.host.fatal)(b"an I/O on swap has not ended for ten minutes");
             }
         }
+    }
+
+    /// A thread of the program moves memory though a fork is under way for which it should have waited: nobody can tell whether the child's
+    /// copy of the tables knows of it.
+    pub fn moves_during_fork(&self) {
+        self.has_moved.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether one did since this was last asked.
+    pub(crate) fn has_moved(&self) -> bool {
+        self.has_moved.swap(false, Ordering::SeqCst)
     }
 
     /// The program is about to fork: memory that it shares with a child may from now on have stale words.

@@ -233,6 +233,9 @@ impl Keeper {
             return;
         };
         request::answer(|request| match request {
+            // The child's copy of the tables must not be one of tables that change. And who asks may hold a lock that the forking thread
+            // waits for: it is answered at once, and what it asks for is found afterwards.
+            Request::Adopt(_) | Request::Release(_) if pager.paused() => look_again(),
             // What can't be adopted (a kind of memory, too many ranges) stays with the program.
             Request::Adopt(range) => drop(pager.adopt(range)),
             // What stays adopted the program can't have: it is told so by the kernel.
