@@ -1,7 +1,8 @@
 //! Fork, on the side of the program's thread that calls it. What happens to the memory is told in the pager's fork.rs.
 //!
 //! All signals are blocked in that thread from before the fork until the child serves itself: for a moment nobody serves the child's memory,
-//! and a handler that touched it would read zeros. In the parent, fork returns when the child can live without it: daemons leave at
+//! and a handler that touched it would read zeros. They are also blocked as long as the gate is closed: a handler that leaves by longjmp, ends the
+//! process or forks itself would leave it closed for ever, or open it too early. In the parent, fork returns when the child can live without it: daemons leave at
 //! once. Other threads that want to end the process, or to execute another program in its place, wait for that too.
 
 use core::ffi::{c_int, c_void};
@@ -17,8 +18,9 @@ use crate::{HEAP, agent, gate, keeper, mlock, request, resident, thread};
 static ANNOUNCED: AtomicBool = AtomicBool::new(false);
 /// The process that forks: in a child, its parent, also when that is dead by now.
 static PARENT: AtomicU32 = AtomicU32::new(0);
-/// The signals that were blocked before. One thread forks at a time.
+/// The signals that were blocked before, if `BLOCKED` says that they all are. One thread forks at a time.
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
+static BLOCKED: AtomicBool = AtomicBool::new(false);
 /// How long a thread that ends the process waits for a fork, in milliseconds: longer than the fork itself takes if all goes wrong.
 const PATIENCE_MS: u32 = 5000;
 /// In a child: 1 once its memory is its own.
@@ -38,10 +40,13 @@ extern "C" fn prepare() {
     if !agent::has_threads() {
         return;
     }
+    let signals = thread::block_signals();
     gate::close();
+    // Another thread's until the gate is closed.
+    SIGNALS.store(signals, Ordering::Relaxed);
+    BLOCKED.store(true, Ordering::Relaxed);
     resident::before_fork();
     if agent::active().is_some() {
-        SIGNALS.store(thread::block_signals(), Ordering::Relaxed);
         PARENT.store(agent::pid(), Ordering::Relaxed);
         ask(Request::Fork);
         ANNOUNCED.store(true, Ordering::Release);
@@ -50,13 +55,18 @@ extern "C" fn prepare() {
 }
 
 extern "C" fn parent() {
+    if !gate::is_closed_by_caller() {
+        return;
+    }
     if ANNOUNCED.load(Ordering::Acquire) {
         ask(Request::ForkIsOver);
         ANNOUNCED.store(false, Ordering::Release);
-        thread::restore_signals(SIGNALS.load(Ordering::Relaxed));
     }
-    if gate::is_closed_by_caller() {
-        gate::open();
+    let signals = BLOCKED.swap(false, Ordering::Relaxed).then(|| SIGNALS.load(Ordering::Relaxed));
+    gate::open();
+    // Last: handlers run here and now.
+    if let Some(signals) = signals {
+        thread::restore_signals(signals);
     }
 }
 
@@ -76,9 +86,8 @@ pub fn parent_of_child() -> Option<Pid> {
 }
 
 extern "C" fn child() {
-    let announced = ANNOUNCED.swap(false, Ordering::AcqRel);
-    take_over(announced);
-    if announced {
+    take_over(ANNOUNCED.swap(false, Ordering::AcqRel));
+    if BLOCKED.swap(false, Ordering::Relaxed) {
         thread::restore_signals(SIGNALS.load(Ordering::Relaxed));
     }
 }

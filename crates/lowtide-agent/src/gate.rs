@@ -24,6 +24,8 @@ use rustix::thread::{Timespec, futex};
 use crate::agent;
 
 static INSIDE: AtomicU32 = AtomicU32::new(0);
+/// Another one in each forked child, where `INSIDE` begins at 0.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
 /// Thread id of the thread that forks, or of the keeper while it changes what a fork must not see half done; 0: open.
 static CLOSED_BY: AtomicU32 = AtomicU32::new(0);
 /// In `CLOSED_BY`: the thread that forks has left its handler, and may wait for whoever waits at the gate. Thread ids are smaller.
@@ -63,12 +65,15 @@ fn ms(n: i64) -> Timespec {
     Timespec { tv_sec: 0, tv_nsec: n * 1_000_000 }
 }
 
-/// Passed the gate; leaves when dropped.
-pub struct Inside(());
+/// Passed the gate in this generation; leaves when dropped.
+pub struct Inside(u32);
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        INSIDE.fetch_sub(1, Ordering::SeqCst);
+        // A signal handler that forks in the middle of such a call: its child comes out of a call that it never went into.
+        if self.0 == GENERATION.load(Ordering::Relaxed) {
+            INSIDE.fetch_sub(1, Ordering::SeqCst);
+        }
     }
 }
 
@@ -76,17 +81,18 @@ impl Drop for Inside {
 pub fn enter(call: Call) -> Inside {
     let mut waits_until = 0;
     loop {
+        let inside = Inside(GENERATION.load(Ordering::Relaxed));
         INSIDE.fetch_add(1, Ordering::SeqCst);
         let by = CLOSED_BY.load(Ordering::SeqCst);
         // The forking thread itself passes, and so does a child that has not yet opened its copy of the gate.
         if by == 0 || by & !GOES_ON == tid() {
-            return Inside(());
+            return inside;
         }
-        let Some(pager) = agent::active() else { return Inside(()) };
+        let Some(pager) = agent::active() else { return inside };
         if by & GOES_ON != 0 {
             let now = now_us();
             let patience = match call {
-                Call::Silent => return Inside(()),
+                Call::Silent => return inside,
                 Call::Drops => EVENT_US,
                 Call::Moves => MOVE_US,
             };
@@ -96,10 +102,10 @@ pub fn enter(call: Call) -> Inside {
                 if call == Call::Moves {
                     pager.moves_during_fork();
                 }
-                return Inside(());
+                return inside;
             }
         }
-        INSIDE.fetch_sub(1, Ordering::SeqCst);
+        drop(inside);
         let _ = futex::wait(&CLOSED_BY, futex::Flags::PRIVATE, by, Some(&ms(1)));
     }
 }
@@ -217,6 +223,7 @@ pub fn open() {
 
 /// In a forked child: open, nobody inside.
 pub fn reset_after_fork() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
     INSIDE.store(0, Ordering::SeqCst);
     CLOSED_BY.store(0, Ordering::SeqCst);
     CHANGING.store(0, Ordering::SeqCst);

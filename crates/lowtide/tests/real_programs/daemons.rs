@@ -118,6 +118,18 @@ fn signals_during_forks() {
     assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
 }
 
+/// A handler that leaves fork by siglongjmp finds the gate open again.
+#[test]
+fn a_jump_out_of_a_fork() {
+    let Some(_turn) = turn() else { return };
+    if native_only() {
+        return;
+    }
+    let Some(job) = job("jump out of fork", "fork_longjmp", "48 20") else { return };
+    let outcome = limited(&job, 40);
+    assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
+}
+
 /// What children that are gone had of a swap file is given out again: a file that is large enough without forks is large enough with them.
 #[test]
 fn a_hundred_forks_leave_no_slots_behind() {
