@@ -178,7 +178,7 @@ impl Pager {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::pager::Host;
     use crate::uffd::{NEEDED_FEATURES, Uffd};
@@ -187,7 +187,7 @@ mod tests {
     use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
     /// A pager without threads: nothing is evicted, and nothing faults. None where this user may not have a userfaultfd.
-    fn pager() -> Option<Pager> {
+    pub(crate) fn pager() -> Option<Pager> {
         let uffd = match Uffd::open(NEEDED_FEATURES) {
             Ok(uffd) => uffd,
             Err(error) => {

@@ -240,6 +240,7 @@ impl Pager {
         reopen: &mut dyn FnMut(u8, i32) -> Result<OwnedFd, Errno>,
     ) -> Result<(), &'static [u8]> {
         self.set_proc(proc);
+        self.forget_operations();
         // SAFETY: this process has no other agent thread, and the parent's operations were paused.
         unsafe {
             self.space.reset_after_fork();
@@ -316,6 +317,17 @@ mod tests {
     fn childs(at: *mut Handover) -> &'static Handover {
         // SAFETY: of a shared mapping, a length of 0 makes another one of the same pages; it stays until the test ends.
         unsafe { &*rustix::mm::mremap(at.cast(), 0, PAGE_SIZE, rustix::mm::MremapFlags::MAYMOVE).unwrap().cast() }
+    }
+
+    /// A monitor that tries to begin an operation while the program forks counts itself for a moment.
+    #[test]
+    fn a_child_does_not_wait_for_operations_of_its_parent() {
+        let Some(pager) = crate::events::tests::pager() else { return };
+        core::mem::forget(pager.enter());
+        pager.forget_operations();
+        let waited = std::time::Instant::now();
+        pager.pause();
+        assert!(waited.elapsed().as_secs() < 60);
     }
 
     #[test]

@@ -264,6 +264,12 @@ impl Pager {
         self.has_moved.swap(false, Ordering::SeqCst)
     }
 
+    /// In a forked child: the parent's threads, of which one may just have found that no operation may begin and was about to take its count
+    /// back, are not here.
+    pub(crate) fn forget_operations(&self) {
+        self.operations.store(0, Ordering::SeqCst);
+    }
+
     /// The program is about to fork: memory that it shares with a child may from now on have stale words.
     pub(crate) fn forks(&self) {
         self.was_forked.store(true, Ordering::Relaxed);
