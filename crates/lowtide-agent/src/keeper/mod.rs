@@ -87,7 +87,10 @@ pub extern "C" fn inherited(_: usize) -> ! {
     drop(operation);
     let keeper = Keeper::new(None);
     agent::proc().state.store(proc_state::ACTIVE, Ordering::Release);
-    monitor::start();
+    if monitor::start().is_err() {
+        say::fatal(monitor::NONE);
+    }
+    monitor::go();
     atfork::child_is_ready();
     keeper.run()
 }
