@@ -8,11 +8,13 @@
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use lowtide_pager::line::Line;
+use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::{Timespec, futex, nanosleep};
 
 use crate::request::{Request, ask};
-use crate::{HEAP, agent, gate, keeper, mlock, request, resident, thread};
+use crate::{HEAP, agent, gate, keeper, mlock, request, resident, say, thread};
 
 /// Whether the fork under way was announced to the keeper.
 static ANNOUNCED: AtomicBool = AtomicBool::new(false);
@@ -85,6 +87,30 @@ pub fn parent_of_child() -> Option<Pid> {
     Pid::from_raw(PARENT.load(Ordering::Relaxed) as i32)
 }
 
+/// In a forked child: whether its parent's agent, of which this is the keeper, still serves it, as far as can be seen.
+pub fn parent_serves(keeper: u32) -> bool {
+    const ESRCH: isize = 3;
+    // In a new pid namespace nothing can be seen of it.
+    let Some(now) = rustix::process::getppid() else { return true };
+    if Some(now) != parent_of_child() {
+        return false;
+    }
+    // A process that has become another program has no such thread any more. (Signal 0 is none; one of another user may not be asked.)
+    let (process, keeper) = (PARENT.load(Ordering::Relaxed) as usize, keeper as usize);
+    // SAFETY: asks, and touches no memory.
+    unsafe { thread::syscall3(linux_raw_sys::general::__NR_tgkill, process, keeper, 0) != -ESRCH }
+}
+
+/// In a forked child that can't serve itself, when its parent has given it all of its memory: it goes on without lowtide, like one that a raw
+/// system call made.
+pub fn child_is_whole(why: Errno) {
+    agent::forget_pager();
+    let mut line = Line::new();
+    line.push(b"a forked child is not limited, and its memory was brought in whole: lowtide can't work there, error ")
+        .number(why.raw_os_error() as u64);
+    say::warn(line.bytes());
+}
+
 extern "C" fn child() {
     take_over(ANNOUNCED.swap(false, Ordering::AcqRel));
     if BLOCKED.swap(false, Ordering::Relaxed) {
@@ -107,14 +133,24 @@ fn take_over(announced: bool) {
         return;
     }
     let pid = agent::pid();
-    let Some(proc) = agent::segment().claim(pid) else {
-        if announced {
-            crate::say::fatal(b"more than 1024 processes at a time in one run");
-        }
-        return;
-    };
     // A parent that had no agent threads of its own (itself made by a bare clone) leaves nothing to take over.
     let inherits = announced && agent::active().is_none();
+    let parent_keeper = agent::KEEPER.load(Ordering::Relaxed);
+    // Whoever has no keeper asks for its memory here, on the program's stack: that is not in the child's tables but in its memory, and the parent
+    // serves what is missing of it meanwhile.
+    let alone = |why| {
+        if inherits && let Some(pager) = agent::pager() {
+            if let Err(why) = pager.become_whole(&|| parent_serves(parent_keeper)) {
+                say::fatal(why);
+            }
+            child_is_whole(why);
+        }
+    };
+    let Some(proc) = agent::segment().claim(pid) else {
+        // More than 1024 processes at a time in one run.
+        alone(Errno::USERS);
+        return;
+    };
     if !inherits {
         agent::forget_pager();
     }
@@ -122,11 +158,11 @@ fn take_over(announced: bool) {
     resident::in_child(proc);
     READY.store(0, Ordering::Release);
     let entry = if inherits { keeper::inherited } else { keeper::fresh };
-    if thread::spawn(entry, 0).is_err() {
-        if inherits {
-            crate::say::fatal(b"a forked child can't start lowtide's thread");
+    if let Err(why) = thread::spawn(entry, 0) {
+        alone(why);
+        if !inherits {
+            say::warn(keeper::NO_THREAD);
         }
-        crate::say::warn(keeper::NO_THREAD);
         return;
     }
     while inherits && READY.load(Ordering::Acquire) == 0 {

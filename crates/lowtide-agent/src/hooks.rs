@@ -56,6 +56,8 @@ pub unsafe fn install() -> bool {
     push(c"munlockall", munlockall as *const c_void);
     push(c"ioctl", ioctl as *const c_void);
     push(c"execve", exec::execve as *const c_void);
+    push(c"execveat", exec::execveat as *const c_void);
+    push(c"fexecve", exec::fexecve as *const c_void);
     push(c"_exit", exit as *const c_void);
     if let Some(curbrk) = patch::variable(c"__curbrk") {
         CURBRK.store(curbrk, Ordering::Relaxed);

@@ -19,7 +19,8 @@ const PR_GET_DUMPABLE: usize = 3;
 /// `PR_GET_DUMPABLE`: others of the same user may look at this process.
 const DUMPABLE: isize = 1;
 
-/// Parent, before a fork, by the keeper: makes sure that the child can have the swap files. If they can't be handed on, the child says so.
+/// Parent, before a fork, by the keeper: makes sure that the child can have the swap files. If they can't be
+/// handed on, the child gets all of its memory at once.
 pub fn hand_on(pager: &Pager) {
     if child_may_look() {
         return;
@@ -37,8 +38,8 @@ fn child_may_look() -> bool {
     // SAFETY: asks, and touches no memory.
     let dumpable = unsafe { syscall3(sys::__NR_prctl, PR_GET_DUMPABLE, 0, 0) } == DUMPABLE;
     let of = |pid| capabilities(pid).map(|sets| sets.permitted).ok();
-    // The keeper has the privileges that the process began with.
-    dumpable && of(Some(rustix::process::getpid())) == of(None)
+    // Not where the root directory has been changed and there is no /proc. The keeper has the privileges that the process began with.
+    dumpable && rustix::fs::stat(c"/proc/self/fd").is_ok() && of(Some(rustix::process::getpid())) == of(None)
 }
 
 /// Child: opens the file that the parent's keeper has under this number.
@@ -50,7 +51,7 @@ pub fn reopen(parent: Pid, parent_keeper: u32, number: i32) -> Result<OwnedFd, E
     path.push(b"/proc/").number(parent.as_raw_nonzero().get() as u64).push(b"/task/").number(u64::from(parent_keeper));
     path.push(b"/fd/").number(number as u64).push(b"\0");
     match swap_file::open_path(path.bytes()) {
-        Err(Errno::ACCESS | Errno::PERM) => broker::connect()?.ask_file(of_file(INHERIT, number as u32)),
+        Err(Errno::ACCESS | Errno::PERM | Errno::NOENT) => broker::connect()?.ask_file(of_file(INHERIT, number as u32)),
         other => other,
     }
 }
