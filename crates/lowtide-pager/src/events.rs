@@ -53,7 +53,7 @@ impl Pager {
     }
 
     /// Applies an event that was read just now: the mappings are still as it left them.
-    fn happened(&self, lock: &Exclusive<'_>, mut event: Message) {
+    pub(crate) fn happened(&self, lock: &Exclusive<'_>, mut event: Message) {
         if let Message::Remap { to, len, .. } = &mut event
             // Where nothing is mapped any more, it was unmapped since, and that is reported next.
             && let Ok(Some(mapping)) = self.present().mappings.find(*to)

@@ -158,19 +158,48 @@ impl Pager {
         self.has_moved();
         self.forks();
         self.pause();
-        // An event that was read before may still be being applied.
+        // An event that was read before may still be being applied, and others may wait: of raw system calls, or the C library's own.
         let lock = self.space.exclusive();
+        self.read_all(&lock);
         // Before the memory is copied: the child must know what was added for it.
         self.store(&lock).fork_add_references(run.image(self.proc()), &mut |image| run.is_alive(image));
+    }
+
+    /// Applies all events that wait. The kernel reports faults first: those threads fault again.
+    fn read_all(&self, lock: &Exclusive<'_>) {
+        let mut waiting = arrayvec::ArrayVec::<usize, 256>::new();
+        loop {
+            match self.uffd().read() {
+                Ok(Message::Fault { addr }) => {
+                    if waiting.try_push(addr).is_err() {
+                        self.uffd().wake(addr, PAGE_SIZE);
+                    }
+                }
+                Ok(Message::Fork(child)) => match Worker::new(false) {
+                    Ok(mut worker) => self.forked_unannounced(lock, &child, &mut worker),
+                    Err(_) => (self.host.fatal)(b"no memory for a fork"),
+                },
+                Ok(event) => self.happened(lock, event),
+                Err(_) => break,
+            }
+        }
+        for addr in waiting {
+            self.uffd().wake(addr, PAGE_SIZE);
+        }
+    }
+
+    /// A fork event was read of which nobody had said a word.
+    fn forked_unannounced(&self, lock: &Exclusive<'_>, child: &Uffd, worker: &mut Worker) {
+        (self.host.warn)(
+            b"the program forked by a raw system call: the child's memory was brought in whole and is not limited",
+        );
+        self.fill_child(lock, child, worker);
     }
 
     /// A fork event was read.
     pub(crate) fn forked(&self, lock: &Exclusive<'_>, child: Uffd, worker: &mut Worker) {
         if !self.paused() {
-            (self.host.warn)(
-                b"the program forked by a raw system call: the child's memory was brought in whole and is not limited",
-            );
-            self.fill_child(lock, &child, worker);
+            self.forked_unannounced(lock, &child, worker);
             return;
         }
         if self.has_moved() {
@@ -391,14 +420,37 @@ impl Pager {
             };
             let Some(range) = next else { return Ok(()) };
             at = range.end;
-            // SAFETY: this child's monitors serve every fault.
-            match unsafe { self.uffd().register(range.start, range.end - range.start) } {
-                Ok(()) => {}
-                // Nothing of it is mapped here (MADV_DONTFORK).
-                Err(Errno::INVAL) => self.abandon(&self.space.exclusive(), range),
-                Err(_) => return Err(b"a forked child can't register its memory"),
-            }
+            self.register_mapped(range)?;
         }
+    }
+
+    /// Registers what is mapped of a range, and abandons the rest: what the parent had advised not to hand on (MADV_DONTFORK), and what it had
+    /// unmapped just before, of which the child's tables did not know yet. What is taken for adopted and is not registered would be
+    /// evicted, and never served.
+    fn register_mapped(&self, range: Range) -> Result<(), &'static [u8]> {
+        const REFUSED: &[u8] = b"a forked child can't register its memory";
+        let mut at = range.start;
+        while at < range.end {
+            let mapping = self.present().mappings.next(at).map_err(|_| REFUSED)?.filter(|mapping| mapping.start < range.end);
+            let mapped = mapping.map_or(Range { start: range.end, end: range.end }, |mapping| Range {
+                start: mapping.start.max(at),
+                end: mapping.end.min(range.end),
+            });
+            if at < mapped.start {
+                self.abandon(&self.space.exclusive(), Range { start: at, end: mapped.start });
+            }
+            if mapped.start < mapped.end {
+                // SAFETY: this child's monitors serve every fault.
+                match unsafe { self.uffd().register(mapped.start, mapped.end - mapped.start) } {
+                    Ok(()) => {}
+                    // Something else has been mapped there, that can't be adopted.
+                    Err(Errno::INVAL) => self.abandon(&self.space.exclusive(), mapped),
+                    Err(_) => return Err(REFUSED),
+                }
+            }
+            at = mapped.end;
+        }
+        Ok(())
     }
 
     /// Whether the process of a userfaultfd still has its memory.

@@ -50,6 +50,21 @@ fn bare_system_calls() {
     forks("raw", "128 1", STAYING);
 }
 
+/// What the child maps where it inherited nothing is served like all of its memory.
+#[test]
+fn holes_in_what_is_inherited() {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job("forks, holes", "fork_holes", "64") else { return };
+    let native = job.native();
+    assert!(ends_well(&native), "{native:?}");
+    if native_only() {
+        return;
+    }
+    let outcome = job.limited(&Limit { ram: 40 << 20, swap: Swap::Default });
+    assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
+    assert!(outcome.stat("evictions.pages") > 1000.0, "{}", outcome.stats);
+}
+
 /// Threads hold malloc's locks while they change mappings, and a fork takes these locks: neither waits for the other for ever.
 #[test]
 fn beside_threads_that_allocate() {
