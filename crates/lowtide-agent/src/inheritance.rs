@@ -3,8 +3,10 @@
 //! The child opens them again through `/proc`, by the parent's keeper, which holds them. When the parent has changed its user or given
 //! privileges up since it was started, the child may not: then the parent leaves them with `lowtide run` before it forks.
 
+use core::sync::atomic::{AtomicBool, Ordering};
+
 use linux_raw_sys::general as sys;
-use lowtide_pager::broker::{HAND_ON, INHERIT, of_file};
+use lowtide_pager::broker::{HAND_ON, INHERIT, TAKE_BACK, of_file};
 use lowtide_pager::line::Line;
 use lowtide_pager::pager::Pager;
 use rustix::fd::{BorrowedFd, OwnedFd};
@@ -14,6 +16,9 @@ use rustix::thread::capabilities;
 
 use crate::thread::syscall3;
 use crate::{broker, swap_file};
+
+/// Files have been left with `lowtide run` since they were last taken back.
+static HANDED_ON: AtomicBool = AtomicBool::new(false);
 
 const PR_GET_DUMPABLE: usize = 3;
 /// `PR_GET_DUMPABLE`: others of the same user may look at this process.
@@ -29,8 +34,19 @@ pub fn hand_on(pager: &Pager) {
     operation.store().each_file(&mut |number| {
         // SAFETY: the keeper has it open for as long as the store is there.
         let file = unsafe { BorrowedFd::borrow_raw(number) };
+        // Refused (there are too many): the child gets all of its memory at once.
         let _ = connection.ask(of_file(HAND_ON, number as u32), Some(file));
+        HANDED_ON.store(true, Ordering::Relaxed);
     });
+}
+
+/// Parent, after a fork, by the keeper: its child has the files, or needs them no more.
+pub fn take_back() {
+    if HANDED_ON.swap(false, Ordering::Relaxed)
+        && let Ok(connection) = broker::connect()
+    {
+        let _ = connection.ask(TAKE_BACK, None);
+    }
 }
 
 /// Whether a child that is forked now may look at the keeper's descriptors.

@@ -260,7 +260,10 @@ impl Keeper {
                 inheritance::hand_on(pager);
                 pager.announce_fork(agent::segment());
             }
-            Request::ForkIsOver => pager.fork_is_over(),
+            Request::ForkIsOver => {
+                pager.fork_is_over();
+                inheritance::take_back();
+            }
         });
     }
 
