@@ -441,10 +441,11 @@ impl Pager {
             }
             if mapped.start < mapped.end {
                 // SAFETY: this child's monitors serve every fault.
-                match unsafe { self.uffd().register(mapped.start, mapped.end - mapped.start) } {
-                    Ok(()) => {}
-                    // Something else has been mapped there, that can't be adopted.
-                    Err(Errno::INVAL) => self.abandon(&self.space.exclusive(), mapped),
+                let register = || unsafe { self.uffd().register(mapped.start, mapped.end - mapped.start) };
+                match vm::unless_own(mapped.start, mapped.end, register).transpose() {
+                    Ok(Some(())) => {}
+                    // Something else has been mapped there: the stack of a thread of lowtide's, say, or what can't be adopted.
+                    Ok(None) | Err(Errno::INVAL) => self.abandon(&self.space.exclusive(), mapped),
                     Err(_) => return Err(REFUSED),
                 }
             }
