@@ -1,5 +1,6 @@
 /* fork_hindered MIB HOW: a program whose forked children can't have what lowtide needs there. HOW: `root`: its root directory is an empty one, without
-   /proc; `threads`: no thread can be started, as with RLIMIT_NPROC or pids.max; `files`: nothing can be opened. Every byte is right, in the parent and
+   /proc; `threads`: no thread can be started, as with RLIMIT_NPROC or pids.max; `files`: nothing can be opened;
+   `limit`: nor can the parent (RLIMIT_NOFILE). Every byte is right, in the parent and
    in the children. */
 #include "common.h"
 #include <linux/audit.h>
@@ -8,6 +9,7 @@
 #include <sched.h>
 #include <stddef.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -37,6 +39,9 @@ int main(int argc, char **argv)
 		MUST(mkdtemp(directory) && chroot(directory) == 0 && chdir("/") == 0);
 	} else if (strcmp(how, "threads") == 0) {
 		refuse(SYS_clone, CLONE_THREAD, EAGAIN);
+	} else if (strcmp(how, "limit") == 0) {
+		struct rlimit none = { 1, 1 };
+		MUST(setrlimit(RLIMIT_NOFILE, &none) == 0);
 	} else {
 		/* Paths are never at address 0. */
 		refuse(SYS_open, ~0u, EMFILE);

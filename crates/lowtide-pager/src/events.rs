@@ -36,17 +36,32 @@ impl Pager {
     /// Reads one message and, if it is an event, applies it. No lock may be held.
     pub fn read(&self, worker: &mut Worker) -> Read {
         let lock = self.space.exclusive();
-        match self.uffd().read() {
-            Err(Errno::AGAIN | Errno::INTR) => Read::Nothing,
+        let mut message = self.uffd().read();
+        if let Err(Errno::MFILE | Errno::NFILE) = message {
+            // A fork event brings a descriptor (RLIMIT_NOFILE counts lowtide's own, too). It stays where it is until it can be read, and nothing
+            // can be installed until then.
+            self.close_reserve(&lock);
+            message = self.uffd().read();
+            if let Err(Errno::MFILE | Errno::NFILE) = message {
+                (self.host.fatal)(b"the program forked, and there is no descriptor left for it (ulimit -n, fs.file-max)");
+            }
+        }
+        let read = self.act_on(&lock, message, worker);
+        self.keep_reserve();
+        read
+    }
+
+    fn act_on(&self, lock: &Exclusive<'_>, message: Result<Message, Errno>, worker: &mut Worker) -> Read {
+        match message {
             Err(_) => Read::Nothing,
             Ok(Message::Fault { addr }) => Read::Fault(addr),
             Ok(Message::Fork(child)) => {
-                self.forked(&lock, child, worker);
+                self.forked(lock, child, worker);
                 Read::Event
             }
             Ok(event) => {
                 let remapped = matches!(event, Message::Remap { .. });
-                self.happened(&lock, event);
+                self.happened(lock, event);
                 if remapped { Read::Remapped } else { Read::Event }
             }
         }

@@ -164,6 +164,19 @@ fn a_child_that_can_open_nothing() {
     hindered("files", false);
 }
 
+/// The fork event brings a descriptor, for which there is no number: the run ends with a message, and nothing hangs.
+#[test]
+fn a_program_without_descriptors() {
+    let Some(_turn) = turn() else { return };
+    if native_only() {
+        return;
+    }
+    let Some(job) = job("forks without descriptors", "fork_hindered", "48 limit") else { return };
+    let outcome = limited(&job, 32);
+    assert!(outcome.status == 125 && outcome.left.is_empty(), "{outcome:?}");
+    assert!(outcome.stderr.contains("there is no descriptor left for it"), "{}", outcome.stderr);
+}
+
 #[test]
 fn signals_during_forks() {
     let Some(_turn) = turn() else { return };
