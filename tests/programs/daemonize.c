@@ -1,16 +1,38 @@
-/* daemonize MIB MODE [MS]: a program that fills its memory and becomes a daemon.
+/* daemonize MIB MODE [MS [US]]: a program that fills its memory and becomes a daemon.
    once    if (fork()) _exit(0), as most do
    twice   fork, setsid, fork, as the books say
    exit    the parent leaves by exit(), which runs its handlers
    thread  another thread of the parent calls exit_group at about the time of the fork
    execs   the parent executes another program right after the fork
+   fexec   another thread of the parent executes another program by fexecve US microseconds after the beginning of the fork
+   rawexec the same by a bare system call
    The one that is left waits a moment, verifies every byte, changes some, and verifies again. */
 #include "common.h"
 #include <pthread.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 static int go;
+static const char *mode;
+static unsigned delay_us;
+
+static void *executes(void *unused)
+{
+	(void)unused;
+	char *arguments[] = { "true", NULL };
+	int file = open("/bin/true", O_RDONLY | O_CLOEXEC);
+	MUST(file >= 0);
+	while (!__atomic_load_n(&go, __ATOMIC_ACQUIRE))
+		;
+	usleep(delay_us);
+	if (strcmp(mode, "fexec") == 0)
+		fexecve(file, arguments, environ);
+	else
+		syscall(SYS_execve, "/bin/true", arguments, environ);
+	_exit(9);
+}
 
 static void *leaves(void *unused)
 {
@@ -24,12 +46,19 @@ static void *leaves(void *unused)
 int main(int argc, char **argv)
 {
 	size_t pages = number(argc, argv, 1, 100) * MIB / PAGE;
-	const char *mode = argc > 2 ? argv[2] : "once";
+	mode = argc > 2 ? argv[2] : "once";
+	delay_us = (unsigned)number(argc, argv, 4, 200);
 	unsigned char *start = map_pages(pages);
 	fill(start, pages, "tnzw", 1);
 	if (strcmp(mode, "thread") == 0) {
 		pthread_t thread;
 		MUST(pthread_create(&thread, NULL, leaves, NULL) == 0);
+		__atomic_store_n(&go, 1, __ATOMIC_RELEASE);
+	}
+	if (strstr(mode, "exec") && strcmp(mode, "execs") != 0) {
+		pthread_t thread;
+		MUST(pthread_create(&thread, NULL, executes, NULL) == 0);
+		usleep(2000);
 		__atomic_store_n(&go, 1, __ATOMIC_RELEASE);
 	}
 	pid_t child = fork();
@@ -41,7 +70,7 @@ int main(int argc, char **argv)
 			execl("/bin/true", "true", NULL);
 			_exit(9);
 		}
-		if (strcmp(mode, "thread") == 0)
+		if (strcmp(mode, "thread") == 0 || strstr(mode, "exec"))
 			pause();
 		_exit(0);
 	}

@@ -1,5 +1,5 @@
-/* stopped_child MIB: a program whose forked child is stopped at its first instruction, by a debugger that follows forks, for three seconds. Its
-   fork must return before that, all its memory must be there meanwhile, and the child's when it goes on. */
+/* stopped_child MIB [leaves]: a program whose forked child is stopped at its first instruction, by a debugger that follows forks, for three seconds. Its
+   fork must return before that, all its memory must be there meanwhile, and the child's when it goes on. `leaves`: the parent ends at once, and the child says when it is done. */
 #include "common.h"
 #include <signal.h>
 #include <sys/ptrace.h>
@@ -13,7 +13,7 @@ static double now(void)
 	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-static int traced(size_t pages)
+static int traced(size_t pages, int leaves)
 {
 	unsigned char *start = map_pages(pages);
 	fill(start, pages, "tnzw", 1);
@@ -24,11 +24,17 @@ static int traced(size_t pages)
 	MUST(child >= 0);
 	if (child == 0) {
 		check(start, pages, "tnzw", 1, "the child");
+		fill(start, pages, "nt", 7);
+		check(start, pages, "nt", 7, "the child, later");
+		if (leaves)
+			MUST(write(1, "OK the child\n", 13) == 13);
 		return 0;
 	}
 	double took = now() - begin;
 	if (took > 2.5)
 		die("fork waited %.1f s for a child that is stopped", took);
+	if (leaves)
+		return 0;
 	check(start, pages, "tnzw", 1, "the parent");
 	fill(start, pages / 4, "tnzw", 9);
 	check(start, pages / 4, "tnzw", 9, "the parent, later");
@@ -42,14 +48,14 @@ int main(int argc, char **argv)
 	size_t pages = number(argc, argv, 1, 80) * MIB / PAGE;
 	pid_t parent = fork(), child = 0;
 	double stopped = 0;
-	int status, left = 1;
+	int status, left = 1, leaves = argc > 2;
 	MUST(parent >= 0);
 	if (parent == 0)
-		_exit(traced(pages));
+		_exit(traced(pages, leaves));
 	MUST(waitpid(parent, &status, 0) == parent && WIFSTOPPED(status));
 	MUST(ptrace(PTRACE_SETOPTIONS, parent, 0, PTRACE_O_TRACEFORK) == 0);
 	MUST(ptrace(PTRACE_CONT, parent, 0, 0) == 0);
-	while (left > 0) {
+	while (left > 0 || stopped > 0) {
 		if (stopped > 0 && now() - stopped > 3) {
 			MUST(ptrace(PTRACE_DETACH, child, 0, 0) == 0);
 			stopped = 0;

@@ -1,24 +1,28 @@
 //! Fork, on the side of the program's thread that calls it. What happens to the memory is told in the pager's fork.rs.
 //!
 //! All signals are blocked in that thread from before the fork until the child serves itself: for a moment nobody serves the child's memory,
-//! and a handler that touched it would read zeros. In the parent, fork returns when the child can live without it: daemons leave at
+//! and a handler that touched it would read zeros. They are also blocked as long as the gate is closed: a handler that leaves by longjmp, ends the
+//! process or forks itself would leave it closed for ever, or open it too early. In the parent, fork returns when the child can live without it: daemons leave at
 //! once. Other threads that want to end the process, or to execute another program in its place, wait for that too.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use lowtide_pager::line::Line;
+use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::{Timespec, futex, nanosleep};
 
 use crate::request::{Request, ask};
-use crate::{HEAP, agent, gate, keeper, mlock, request, resident, thread};
+use crate::{HEAP, agent, gate, keeper, mlock, request, resident, say, thread};
 
 /// Whether the fork under way was announced to the keeper.
 static ANNOUNCED: AtomicBool = AtomicBool::new(false);
 /// The process that forks: in a child, its parent, also when that is dead by now.
 static PARENT: AtomicU32 = AtomicU32::new(0);
-/// The signals that were blocked before. One thread forks at a time.
+/// The signals that were blocked before, if `BLOCKED` says that they all are. One thread forks at a time.
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
+static BLOCKED: AtomicBool = AtomicBool::new(false);
 /// How long a thread that ends the process waits for a fork, in milliseconds: longer than the fork itself takes if all goes wrong.
 const PATIENCE_MS: u32 = 5000;
 /// In a child: 1 once its memory is its own.
@@ -38,24 +42,33 @@ extern "C" fn prepare() {
     if !agent::has_threads() {
         return;
     }
+    let signals = thread::block_signals();
     gate::close();
+    // Another thread's until the gate is closed.
+    SIGNALS.store(signals, Ordering::Relaxed);
+    BLOCKED.store(true, Ordering::Relaxed);
     resident::before_fork();
     if agent::active().is_some() {
-        SIGNALS.store(thread::block_signals(), Ordering::Relaxed);
         PARENT.store(agent::pid(), Ordering::Relaxed);
         ask(Request::Fork);
         ANNOUNCED.store(true, Ordering::Release);
+        gate::goes_on();
     }
 }
 
 extern "C" fn parent() {
+    if !gate::is_closed_by_caller() {
+        return;
+    }
     if ANNOUNCED.load(Ordering::Acquire) {
         ask(Request::ForkIsOver);
         ANNOUNCED.store(false, Ordering::Release);
-        thread::restore_signals(SIGNALS.load(Ordering::Relaxed));
     }
-    if gate::is_closed_by_caller() {
-        gate::open();
+    let signals = BLOCKED.swap(false, Ordering::Relaxed).then(|| SIGNALS.load(Ordering::Relaxed));
+    gate::open();
+    // Last: handlers run here and now.
+    if let Some(signals) = signals {
+        thread::restore_signals(signals);
     }
 }
 
@@ -74,10 +87,33 @@ pub fn parent_of_child() -> Option<Pid> {
     Pid::from_raw(PARENT.load(Ordering::Relaxed) as i32)
 }
 
+/// In a forked child: whether its parent's agent, of which this is the keeper, still serves it, as far as can be seen.
+pub fn parent_serves(keeper: u32) -> bool {
+    const ESRCH: isize = 3;
+    // In a new pid namespace nothing can be seen of it.
+    let Some(now) = rustix::process::getppid() else { return true };
+    if Some(now) != parent_of_child() {
+        return false;
+    }
+    // A process that has become another program has no such thread any more. (Signal 0 is none; one of another user may not be asked.)
+    let (process, keeper) = (PARENT.load(Ordering::Relaxed) as usize, keeper as usize);
+    // SAFETY: asks, and touches no memory.
+    unsafe { thread::syscall3(linux_raw_sys::general::__NR_tgkill, process, keeper, 0) != -ESRCH }
+}
+
+/// In a forked child that can't serve itself, when its parent has given it all of its memory: it goes on without lowtide, like one that a raw
+/// system call made.
+pub fn child_is_whole(why: Errno) {
+    agent::forget_pager();
+    let mut line = Line::new();
+    line.push(b"a forked child is not limited, and its memory was brought in whole: lowtide can't work there, error ")
+        .number(why.raw_os_error() as u64);
+    say::warn(line.bytes());
+}
+
 extern "C" fn child() {
-    let announced = ANNOUNCED.swap(false, Ordering::AcqRel);
-    take_over(announced);
-    if announced {
+    take_over(ANNOUNCED.swap(false, Ordering::AcqRel));
+    if BLOCKED.swap(false, Ordering::Relaxed) {
         thread::restore_signals(SIGNALS.load(Ordering::Relaxed));
     }
 }
@@ -97,14 +133,24 @@ fn take_over(announced: bool) {
         return;
     }
     let pid = agent::pid();
-    let Some(proc) = agent::segment().claim(pid) else {
-        if announced {
-            crate::say::fatal(b"more than 1024 processes at a time in one run");
-        }
-        return;
-    };
     // A parent that had no agent threads of its own (itself made by a bare clone) leaves nothing to take over.
     let inherits = announced && agent::active().is_none();
+    let parent_keeper = agent::KEEPER.load(Ordering::Relaxed);
+    // Whoever has no keeper asks for its memory here, on the program's stack: that is not in the child's tables but in its memory, and the parent
+    // serves what is missing of it meanwhile.
+    let alone = |why| {
+        if inherits && let Some(pager) = agent::pager() {
+            if let Err(why) = pager.become_whole(&|| parent_serves(parent_keeper)) {
+                say::fatal(why);
+            }
+            child_is_whole(why);
+        }
+    };
+    let Some(proc) = agent::segment().claim(pid) else {
+        // More than 1024 processes at a time in one run.
+        alone(Errno::USERS);
+        return;
+    };
     if !inherits {
         agent::forget_pager();
     }
@@ -112,11 +158,11 @@ fn take_over(announced: bool) {
     resident::in_child(proc);
     READY.store(0, Ordering::Release);
     let entry = if inherits { keeper::inherited } else { keeper::fresh };
-    if thread::spawn(entry, 0).is_err() {
-        if inherits {
-            crate::say::fatal(b"a forked child can't start lowtide's thread");
+    if let Err(why) = thread::spawn(entry, 0) {
+        alone(why);
+        if !inherits {
+            say::warn(keeper::NO_THREAD);
         }
-        crate::say::warn(keeper::NO_THREAD);
         return;
     }
     while inherits && READY.load(Ordering::Acquire) == 0 {

@@ -18,21 +18,75 @@ use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 
 use crate::hooks::result;
-use crate::thread::syscall3;
+use crate::thread::{syscall3, syscall6};
 use crate::{agent, atfork, broker, say, start, transient};
 
 pub const PRELOAD: &[u8] = b"LD_PRELOAD=";
 /// Most variables of an environment that can be mended; a larger one is passed as it is.
 const MAX_VARIABLES: usize = 1000;
 const MAX_PRELOAD: usize = 1024;
+const EINVAL: isize = 22;
+
+/// A call of the program's, but for the environment.
+#[derive(Clone, Copy)]
+struct Call {
+    /// Of execveat: the directory and the flags.
+    at: Option<(c_int, c_int)>,
+    path: *const c_char,
+    argv: *const *const c_char,
+}
+
+impl Call {
+    fn with(self, envp: *const *const c_char) -> c_int {
+        let (path, argv, envp) = (self.path as usize, self.argv as usize, envp as usize);
+        // SAFETY: the caller's own call.
+        result(unsafe {
+            match self.at {
+                None => syscall3(sys::__NR_execve, path, argv, envp),
+                Some((directory, flags)) => {
+                    syscall6(sys::__NR_execveat, directory as usize, path, argv, envp, flags as usize, 0)
+                }
+            }
+        }) as c_int
+    }
+
+    fn execute(self, envp: *const *const c_char) -> c_int {
+        atfork::let_forks_end();
+        if agent::present() && !envp.is_null() && !(keeps_its_rights() && leads_to_agent(ours()) && is_right(envp)) {
+            return mended(self, envp);
+        }
+        self.with(envp)
+    }
+
+    /// Whether there is a file to execute.
+    fn finds_file(self) -> bool {
+        // SAFETY: the kernel checks the caller's pointer, as it does for exec.
+        self.at.is_some()
+            || unsafe {
+                syscall3(sys::__NR_access, self.path as usize, 0 /* F_OK */, 0) == 0
+            }
+    }
+}
 
 pub extern "C" fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
-    atfork::let_forks_end();
-    if agent::present() && !envp.is_null() && !(keeps_its_rights() && leads_to_agent(ours()) && is_right(envp)) {
-        return mended(path, argv, envp);
+    Call { at: None, path, argv }.execute(envp)
+}
+
+pub extern "C" fn execveat(
+    directory: c_int,
+    path: *const c_char,
+    argv: *const *const c_char,
+    envp: *const *const c_char,
+    flags: c_int,
+) -> c_int {
+    Call { at: Some((directory, flags)), path, argv }.execute(envp)
+}
+
+pub extern "C" fn fexecve(file: c_int, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
+    if file < 0 || argv.is_null() || envp.is_null() {
+        return result(-EINVAL) as c_int;
     }
-    // SAFETY: the caller's own call.
-    result(unsafe { syscall3(sys::__NR_execve, path as usize, argv as usize, envp as usize) }) as c_int
+    execveat(file, c"".as_ptr(), argv, envp, sys::AT_EMPTY_PATH as c_int)
 }
 
 /// Whether an environment names what belongs to the run as it should: nearly always. On a stack of its own size: programs execute others on the
@@ -56,14 +110,14 @@ fn is_right(envp: *const *const c_char) -> bool {
 
 /// Executes a program with an environment that had to be mended. Takes some 10 KiB of stack.
 #[inline(never)]
-fn mended(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
+fn mended(call: Call, envp: *const *const c_char) -> c_int {
     let mut environment = [core::ptr::null::<c_char>(); MAX_VARIABLES + 3];
     let mut preload = [0u8; MAX_PRELOAD];
     let mut descriptor = None;
     let mended = {
         if keeps_its_rights() && leads_to_agent(ours()) {
             mend(envp, Some(ours()), &mut environment, &mut preload)
-        } else if !exists(path) {
+        } else if !call.finds_file() {
             // There will be no program. (Who looks for one in many directories comes here for each.)
             false
         } else {
@@ -73,10 +127,11 @@ fn mended(path: *const c_char, argv: *const *const c_char, envp: *const *const c
         }
     };
     let envp = if mended { environment.as_ptr() } else { envp };
-    // SAFETY: the caller's own call; the environment is NULL-terminated and lives until the call ends.
-    let r = unsafe { syscall3(sys::__NR_execve, path as usize, argv as usize, envp as usize) };
+    // The environment is NULL-terminated and lives until the call ends.
+    let r = call.with(envp);
+    // By a bare system call: errno stays.
     drop(descriptor);
-    result(r) as c_int
+    r
 }
 
 /// The entry of LD_PRELOAD by which the agent is found by who may follow it.
@@ -97,14 +152,6 @@ fn leads_to_agent(path: &[u8]) -> bool {
     let Ok(path) = CStr::from_bytes_with_nul(line.push(path).push(b"\0").bytes()) else { return false };
     let agent = agent::settings().agent;
     rustix::fs::stat(path).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (agent.device, agent.inode))
-}
-
-/// Whether there is a file at the path of an exec.
-fn exists(path: *const c_char) -> bool {
-    // SAFETY: the kernel checks the caller's pointer, as it does for exec.
-    unsafe {
-        syscall3(sys::__NR_access, path as usize, 0 /* F_OK */, 0) == 0
-    }
 }
 
 /// A descriptor of the agent's file that stays open over an exec, and the entry of LD_PRELOAD for it. None, with a warning: it can't

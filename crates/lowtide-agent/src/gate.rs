@@ -7,16 +7,29 @@
 //!
 //! Waiting is bounded throughout: a thread that left a call by longjmp from a signal handler never comes out of the gate. And calls
 //! that wait for memory to come in stay outside: under a limit they may take minutes.
+//!
+//! A fork itself waits for locks of the C library that threads hold while they wait here: malloc calls brk, mmap, munmap, mprotect and
+//! madvise with its locks held, all of which a fork takes after its handlers have run. So the gate is shut only as long as the forking
+//! thread is in its handler ([`close`] to [`goes_on`]). From there to the end of the fork, calls that raise no event pass, and others after
+//! a while: who holds a lock of malloc can't meet the cloning of the memory, which comes after the fork has got that lock; and a child can
+//! do with an event that it does not know of ([`Pager::take_over`] looks at what is mapped), unless it says that memory has moved.
+//!
+//! [`Pager::take_over`]: lowtide_pager::pager::Pager::take_over
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use lowtide_pager::clock::now_us;
 use rustix::thread::{Timespec, futex};
 
 use crate::agent;
 
 static INSIDE: AtomicU32 = AtomicU32::new(0);
+/// Another one in each forked child, where `INSIDE` begins at 0.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
 /// Thread id of the thread that forks, or of the keeper while it changes what a fork must not see half done; 0: open.
 static CLOSED_BY: AtomicU32 = AtomicU32::new(0);
+/// In `CLOSED_BY`: the thread that forks has left its handler, and may wait for whoever waits at the gate. Thread ids are smaller.
+const GOES_ON: u32 = 1 << 31;
 
 /// Thread id of the thread that maps, unmaps or moves; 0: none.
 static CHANGING: AtomicU32 = AtomicU32::new(0);
@@ -27,6 +40,22 @@ const PATIENCE_MS: u32 = 50;
 const KEEPERS_PATIENCE_MS: u32 = 2;
 /// How long a thread waits for its turn to change mappings. Much longer than any such call takes.
 const TURN_MS: u32 = 2000;
+/// How long a call that raises an event waits for a fork that goes on. Most forks are over by then.
+const EVENT_US: u64 = 20_000;
+/// The same for a call that moves memory: if it met the cloning, the run would have to end. So this is longer than a fork takes; malloc
+/// moves nothing with its locks held.
+const MOVE_US: u64 = 2_000_000;
+
+/// What a call that changes mappings does, as a fork sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Call {
+    /// No event reports it: it makes a mapping where none is, or changes a protection.
+    Silent,
+    /// It takes memory away.
+    Drops,
+    /// It may take memory elsewhere.
+    Moves,
+}
 
 fn tid() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
@@ -36,25 +65,47 @@ fn ms(n: i64) -> Timespec {
     Timespec { tv_sec: 0, tv_nsec: n * 1_000_000 }
 }
 
-/// Passed the gate; leaves when dropped.
-pub struct Inside(());
+/// Passed the gate in this generation; leaves when dropped.
+pub struct Inside(u32);
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        INSIDE.fetch_sub(1, Ordering::SeqCst);
+        // A signal handler that forks in the middle of such a call: its child comes out of a call that it never went into.
+        if self.0 == GENERATION.load(Ordering::Relaxed) {
+            INSIDE.fetch_sub(1, Ordering::SeqCst);
+        }
     }
 }
 
 /// Enters a call that changes mappings.
-pub fn enter() -> Inside {
+pub fn enter(call: Call) -> Inside {
+    let mut waits_until = 0;
     loop {
+        let inside = Inside(GENERATION.load(Ordering::Relaxed));
         INSIDE.fetch_add(1, Ordering::SeqCst);
         let by = CLOSED_BY.load(Ordering::SeqCst);
         // The forking thread itself passes, and so does a child that has not yet opened its copy of the gate.
-        if by == 0 || by == tid() || agent::active().is_none() {
-            return Inside(());
+        if by == 0 || by & !GOES_ON == tid() {
+            return inside;
         }
-        INSIDE.fetch_sub(1, Ordering::SeqCst);
+        let Some(pager) = agent::active() else { return inside };
+        if by & GOES_ON != 0 {
+            let now = now_us();
+            let patience = match call {
+                Call::Silent => return inside,
+                Call::Drops => EVENT_US,
+                Call::Moves => MOVE_US,
+            };
+            if waits_until == 0 {
+                waits_until = now + patience;
+            } else if now >= waits_until {
+                if call == Call::Moves {
+                    pager.moves_during_fork();
+                }
+                return inside;
+            }
+        }
+        drop(inside);
         let _ = futex::wait(&CLOSED_BY, futex::Flags::PRIVATE, by, Some(&ms(1)));
     }
 }
@@ -74,8 +125,8 @@ impl Drop for Changing {
 }
 
 /// Enters a call that maps, unmaps or moves: one thread at a time, once memory is adopted.
-pub fn change() -> Changing {
-    let inside = enter();
+pub fn change(call: Call) -> Changing {
+    let inside = enter(call);
     if agent::active().is_none() {
         return Changing { _inside: inside, tid: 0 };
     }
@@ -97,7 +148,7 @@ pub fn close() {
     while CLOSED_BY.compare_exchange(0, me, Ordering::SeqCst, Ordering::Relaxed).is_err() {
         let by = CLOSED_BY.load(Ordering::Relaxed);
         // A signal handler that forks in the middle of a fork.
-        if by == me {
+        if by & !GOES_ON == me {
             return;
         }
         if by != 0 {
@@ -107,6 +158,13 @@ pub fn close() {
     if agent::active().is_some() {
         wait_for_those_inside(PATIENCE_MS);
     }
+}
+
+/// The thread that closed the gate for a fork leaves its handler, and takes the C library's locks next: calls that raise no event
+/// pass, and others when they have waited for a while.
+pub fn goes_on() {
+    CLOSED_BY.store(tid() | GOES_ON, Ordering::SeqCst);
+    let _ = futex::wake(&CLOSED_BY, futex::Flags::PRIVATE, i32::MAX as u32);
 }
 
 /// Closes the gate and waits until nobody is inside, unless another thread has closed it or somebody does not come out soon. For
@@ -139,9 +197,22 @@ fn wait_for_those_inside(ms: u32) -> bool {
     false
 }
 
+/// Waits for a fork under way, if there is one, as long as a call does that moves memory.
+pub fn wait_for_forks() {
+    let until = now_us() + MOVE_US;
+    loop {
+        let by = CLOSED_BY.load(Ordering::SeqCst);
+        let keeper = agent::KEEPER.load(Ordering::Relaxed);
+        if by == 0 || by & !GOES_ON == tid() || by == keeper || now_us() >= until {
+            return;
+        }
+        let _ = futex::wait(&CLOSED_BY, futex::Flags::PRIVATE, by, Some(&ms(1)));
+    }
+}
+
 /// Whether the calling thread closed the gate.
 pub fn is_closed_by_caller() -> bool {
-    CLOSED_BY.load(Ordering::SeqCst) == tid()
+    CLOSED_BY.load(Ordering::SeqCst) & !GOES_ON == tid()
 }
 
 /// Opens the gate.
@@ -152,6 +223,7 @@ pub fn open() {
 
 /// In a forked child: open, nobody inside.
 pub fn reset_after_fork() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
     INSIDE.store(0, Ordering::SeqCst);
     CLOSED_BY.store(0, Ordering::SeqCst);
     CHANGING.store(0, Ordering::SeqCst);

@@ -12,6 +12,7 @@ use linux_raw_sys::general as sys;
 use lowtide_pager::locks::Lock;
 use lowtide_pager::regions::Range;
 
+use crate::gate::Call;
 use crate::mlock::MapLocked;
 use crate::patch::{self, Hook};
 use crate::request::{Request, ask};
@@ -55,6 +56,8 @@ pub unsafe fn install() -> bool {
     push(c"munlockall", munlockall as *const c_void);
     push(c"ioctl", ioctl as *const c_void);
     push(c"execve", exec::execve as *const c_void);
+    push(c"execveat", exec::execveat as *const c_void);
+    push(c"fexecve", exec::fexecve as *const c_void);
     push(c"_exit", exit as *const c_void);
     if let Some(curbrk) = patch::variable(c"__curbrk") {
         CURBRK.store(curbrk, Ordering::Relaxed);
@@ -123,7 +126,7 @@ extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int
         populate = Some(()).filter(|()| !anonymous && flags & sys::MAP_NONBLOCK == 0);
     }
     let r = {
-        let _turn = gate::change();
+        let _turn = gate::change(if flags & sys::MAP_FIXED == 0 { Call::Silent } else { Call::Drops });
         // SAFETY: the caller's own call.
         unsafe { syscall6(sys::__NR_mmap, addr, len, prot as usize, flags as usize, fd as usize, offset) }
     };
@@ -152,7 +155,7 @@ extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int
 
 extern "C" fn munmap(addr: usize, len: usize) -> c_int {
     let r = {
-        let _turn = gate::change();
+        let _turn = gate::change(Call::Drops);
         // SAFETY: the caller's own call.
         unsafe { syscall3(sys::__NR_munmap, addr, len, 0) }
     };
@@ -164,8 +167,10 @@ extern "C" fn munmap(addr: usize, len: usize) -> c_int {
 
 // The fifth argument is variadic in the C library's prototype; on x86-64 it is passed like any other.
 extern "C" fn mremap(addr: usize, old_len: usize, new_len: usize, flags: c_int, new_addr: usize) -> isize {
+    // What only makes shorter moves nothing.
+    let stays = new_len <= old_len && flags as u32 & !sys::MREMAP_MAYMOVE == 0;
     let r = {
-        let _turn = gate::change();
+        let _turn = gate::change(if stays { Call::Drops } else { Call::Moves });
         // SAFETY: the caller's own call.
         unsafe { syscall6(sys::__NR_mremap, addr, old_len, new_len, flags as usize, new_addr, 0) }
     };
@@ -188,7 +193,7 @@ fn removes(advice: u32) -> bool {
 /// A call of madvise that takes pages away: inside the gate, because an event reports it, and because the keeper gives memory of
 /// the page map back only when nobody is there.
 fn remove(addr: usize, len: usize, advice: u32) -> isize {
-    let _inside = gate::enter();
+    let _inside = gate::enter(Call::Drops);
     // SAFETY: the caller's own call.
     let r = unsafe { syscall3(sys::__NR_madvise, addr, len, advice as usize) };
     // A call that failed may not have come to the end of the range, where another thread's is still at work; after MADV_FREE the pages may
@@ -219,7 +224,7 @@ extern "C" fn madvise(addr: usize, len: usize, advice: c_int) -> c_int {
 }
 
 extern "C" fn mprotect(addr: usize, len: usize, prot: c_int) -> c_int {
-    let _inside = gate::enter();
+    let _inside = gate::enter(Call::Silent);
     // SAFETY: the caller's own call.
     result(unsafe { syscall3(sys::__NR_mprotect, addr, len, prot as usize) }) as c_int
 }
@@ -227,7 +232,9 @@ extern "C" fn mprotect(addr: usize, len: usize, prot: c_int) -> c_int {
 extern "C" fn brk(addr: usize) -> c_int {
     let curbrk = CURBRK.load(Ordering::Relaxed) as *mut usize;
     let (old, new) = {
-        let _turn = gate::change();
+        // SAFETY: the C library's variable.
+        let grows = addr == 0 || addr >= unsafe { *curbrk };
+        let _turn = gate::change(if grows { Call::Silent } else { Call::Drops });
         // SAFETY: the C library's variable, which this call is there to set; callers serialise as they do for the original.
         unsafe {
             let old = *curbrk;
@@ -289,6 +296,8 @@ extern "C" fn ioctl(fd: c_int, request: usize, argument: usize) -> c_int {
             // SAFETY: the kernel has read the structure there, else the error were another.
             let [start, len] = unsafe { (argument as *const [usize; 2]).read() };
             ask(Request::Release(Range { start, end: start.saturating_add(len) }));
+            // While the program forks nothing is given back: then it is tried again afterwards.
+            gate::wait_for_forks();
             r = call();
         }
     }

@@ -3,8 +3,10 @@
 //! The child opens them again through `/proc`, by the parent's keeper, which holds them. When the parent has changed its user or given
 //! privileges up since it was started, the child may not: then the parent leaves them with `lowtide run` before it forks.
 
+use core::sync::atomic::{AtomicBool, Ordering};
+
 use linux_raw_sys::general as sys;
-use lowtide_pager::broker::{HAND_ON, INHERIT, of_file};
+use lowtide_pager::broker::{HAND_ON, INHERIT, TAKE_BACK, of_file};
 use lowtide_pager::line::Line;
 use lowtide_pager::pager::Pager;
 use rustix::fd::{BorrowedFd, OwnedFd};
@@ -15,11 +17,15 @@ use rustix::thread::capabilities;
 use crate::thread::syscall3;
 use crate::{broker, swap_file};
 
+/// Files have been left with `lowtide run` since they were last taken back.
+static HANDED_ON: AtomicBool = AtomicBool::new(false);
+
 const PR_GET_DUMPABLE: usize = 3;
 /// `PR_GET_DUMPABLE`: others of the same user may look at this process.
 const DUMPABLE: isize = 1;
 
-/// Parent, before a fork, by the keeper: makes sure that the child can have the swap files. If they can't be handed on, the child says so.
+/// Parent, before a fork, by the keeper: makes sure that the child can have the swap files. If they can't be
+/// handed on, the child gets all of its memory at once.
 pub fn hand_on(pager: &Pager) {
     if child_may_look() {
         return;
@@ -28,8 +34,19 @@ pub fn hand_on(pager: &Pager) {
     operation.store().each_file(&mut |number| {
         // SAFETY: the keeper has it open for as long as the store is there.
         let file = unsafe { BorrowedFd::borrow_raw(number) };
+        // Refused (there are too many): the child gets all of its memory at once.
         let _ = connection.ask(of_file(HAND_ON, number as u32), Some(file));
+        HANDED_ON.store(true, Ordering::Relaxed);
     });
+}
+
+/// Parent, after a fork, by the keeper: its child has the files, or needs them no more.
+pub fn take_back() {
+    if HANDED_ON.swap(false, Ordering::Relaxed)
+        && let Ok(connection) = broker::connect()
+    {
+        let _ = connection.ask(TAKE_BACK, None);
+    }
 }
 
 /// Whether a child that is forked now may look at the keeper's descriptors.
@@ -37,8 +54,8 @@ fn child_may_look() -> bool {
     // SAFETY: asks, and touches no memory.
     let dumpable = unsafe { syscall3(sys::__NR_prctl, PR_GET_DUMPABLE, 0, 0) } == DUMPABLE;
     let of = |pid| capabilities(pid).map(|sets| sets.permitted).ok();
-    // The keeper has the privileges that the process began with.
-    dumpable && of(Some(rustix::process::getpid())) == of(None)
+    // Not where the root directory has been changed and there is no /proc. The keeper has the privileges that the process began with.
+    dumpable && rustix::fs::stat(c"/proc/self/fd").is_ok() && of(Some(rustix::process::getpid())) == of(None)
 }
 
 /// Child: opens the file that the parent's keeper has under this number.
@@ -50,7 +67,7 @@ pub fn reopen(parent: Pid, parent_keeper: u32, number: i32) -> Result<OwnedFd, E
     path.push(b"/proc/").number(parent.as_raw_nonzero().get() as u64).push(b"/task/").number(u64::from(parent_keeper));
     path.push(b"/fd/").number(number as u64).push(b"\0");
     match swap_file::open_path(path.bytes()) {
-        Err(Errno::ACCESS | Errno::PERM) => broker::connect()?.ask_file(of_file(INHERIT, number as u32)),
+        Err(Errno::ACCESS | Errno::PERM | Errno::NOENT) => broker::connect()?.ask_file(of_file(INHERIT, number as u32)),
         other => other,
     }
 }

@@ -1,33 +1,74 @@
 //! The monitor threads, one pinned to each CPU. When a thread of the program blocks on a missing page, the monitor of its CPU runs at
 //! once, with no other CPU to be woken in between. What a monitor does is the pager's monitor.rs.
 
+use alloc::boxed::Box;
+use core::sync::atomic::{AtomicU32, Ordering};
+
 use lowtide_pager::monitor::Monitor;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::io::Errno;
+use rustix::thread::{CpuSet, futex, sched_getaffinity, sched_setaffinity};
 
 use crate::{agent, keeper, say, thread};
 
 /// Most monitors: each fault wakes all of them, so more of them cost more.
 const MAX_MONITORS: usize = 16;
 
-/// Starts a monitor for each CPU that this process may use.
-pub fn start() {
-    let cpus = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
-    let mut started = 0;
-    for cpu in (0..CpuSet::MAX_CPU).filter(|&cpu| cpus.is_set(cpu)).take(MAX_MONITORS) {
-        started += usize::from(thread::spawn(run, cpu).is_ok());
-    }
-    if started == 0 {
-        say::fatal(b"no monitor thread could be started");
-    }
+/// Said where there are none.
+pub const NONE: &[u8] = b"no monitor thread could be started";
+
+/// 1: they go to work.
+static GO: AtomicU32 = AtomicU32::new(0);
+
+/// What a monitor thread begins with. The keeper makes it: no fork may meet a monitor that allocates, which is no operation that a fork would
+/// wait for.
+struct Start {
+    cpu: usize,
+    monitor: Monitor,
 }
 
-extern "C" fn run(cpu: usize) -> ! {
+/// Starts a monitor for each CPU that this process may use. They do nothing before [`go`]. By the keeper.
+///
+/// # Errors
+/// Not one could be started.
+pub fn start() -> Result<(), Errno> {
+    GO.store(0, Ordering::Relaxed);
+    let cpus = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
+    let mut result = Err(Errno::SRCH);
+    for cpu in (0..CpuSet::MAX_CPU).filter(|&cpu| cpus.is_set(cpu)).take(MAX_MONITORS) {
+        result = match (start_on(cpu), result) {
+            (Err(error), Err(_)) => Err(error),
+            _ => Ok(()),
+        };
+    }
+    result
+}
+
+fn start_on(cpu: usize) -> Result<(), Errno> {
+    let start = Box::into_raw(Box::new(Start { cpu, monitor: Monitor::new()? }));
+    thread::spawn(run, start.expose_provenance()).map(drop).inspect_err(|_| {
+        // SAFETY: made here, and no thread has it.
+        drop(unsafe { Box::from_raw(start) });
+    })
+}
+
+/// The monitors go to work: there is a pager.
+pub fn go() {
+    GO.store(1, Ordering::Release);
+    let _ = futex::wake(&GO, futex::Flags::PRIVATE, i32::MAX as u32);
+}
+
+extern "C" fn run(start: usize) -> ! {
     thread::name(c"lowtide-monitor");
+    // SAFETY: the box that `start_on` made for this thread alone, which never frees it.
+    let Start { cpu, monitor } = unsafe { &mut *core::ptr::with_exposed_provenance_mut::<Start>(start) };
     let mut only = CpuSet::new();
-    only.set(cpu);
+    only.set(*cpu);
     // Without it the monitor floats: slower, not wrong.
     let _ = sched_setaffinity(None, &only);
-    let (Some(pager), Ok(mut monitor)) = (agent::pager(), Monitor::new()) else { say::fatal(b"no memory for a monitor") };
+    while GO.load(Ordering::Acquire) == 0 {
+        let _ = futex::wait(&GO, futex::Flags::PRIVATE, 0, None);
+    }
+    let Some(pager) = agent::pager() else { say::fatal(b"a monitor has nothing to watch") };
     loop {
         let turn = monitor.turn(pager, -1);
         if turn.remapped {

@@ -11,7 +11,7 @@ use arrayvec::ArrayVec;
 use crate::code::{self, Change};
 
 /// Most hooks that can be installed.
-pub const MAX_HOOKS: usize = 16;
+pub const MAX_HOOKS: usize = 20;
 
 /// `jmp *0(%rip)`: to the address behind it.
 const JUMP: [u8; code::LEN - size_of::<usize>()] = [0xff, 0x25, 0, 0, 0, 0];

@@ -1,14 +1,16 @@
 //! The handshake of a fork: a parent serves the memory of its child until the child can do so itself, and not a moment longer. Two
 //! processes on a word of shared memory, which is zero at first; either may be killed at any instruction, which is for others to find out.
 //!
-//! The child says that it is ready; the parent, which may have stopped waiting by then, says that it has let go. What the parent did to the
-//! child's memory happened before that, and what the child does with it comes after.
+//! The child says that it is ready, or that it never will be and wants all of its memory at once; the parent, which may have stopped waiting by
+//! then, says that it has let go. What the parent did to the child's memory happened before that, and what the child does with it comes after.
+//! Unless the child was ready, all of its memory is there.
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 
 const BEGUN: u32 = 0;
 const READY: u32 = 1;
 const CLOSED: u32 = 2;
+const WANTS_ALL: u32 = 3;
 
 /// The state of a fork, in memory that parent and child share. All-zero bytes are one that has just begun.
 #[derive(Debug)]
@@ -16,9 +18,6 @@ const CLOSED: u32 = 2;
 pub struct Handshake(AtomicU32);
 
 impl Handshake {
-    /// What the word is while the child waits for the parent to let go.
-    pub const READY: u32 = READY;
-
     /// The word, to wait for changes of (a shared futex).
     #[cfg(not(any(feature = "loom", feature = "shuttle")))]
     pub fn word(&self) -> &AtomicU32 {
@@ -28,6 +27,17 @@ impl Handshake {
     /// Child: it can take over. No effect if the parent has let go already.
     pub fn ready(&self) {
         let _ = self.0.compare_exchange(BEGUN, READY, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Child: it can't serve itself, and all of its memory must be there before the parent lets go. No effect if the parent has let go already:
+    /// then it is.
+    pub fn want_all(&self) {
+        let _ = self.0.compare_exchange(BEGUN, WANTS_ALL, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Parent: whether the child wants that.
+    pub fn wants_all(&self) -> bool {
+        self.0.load(Ordering::Acquire) == WANTS_ALL
     }
 
     /// Parent: whether the child can take over.
@@ -63,8 +73,8 @@ mod models {
 
     struct Fork {
         handshake: Handshake,
-        /// The child's memory: loom finds two that use it at the same time.
-        memory: UnsafeCell<u32>,
+        /// The child's memory, and whether all of it is there: loom finds two that use it at the same time.
+        memory: UnsafeCell<bool>,
     }
 
     // SAFETY: that the two never use it at the same time is what is checked.
@@ -72,23 +82,35 @@ mod models {
     // SAFETY: as above.
     unsafe impl Send for Fork {}
 
-    /// What the child does when it is there; whether it finds that its memory is its own. (If not, it would look again.)
-    type Child = fn(&Handshake) -> bool;
+    /// What the child does when it is there; whether it finds that its memory is its own, and then whether it relies on all of it being there.
+    /// (If not its own, it would look again.)
+    type Child = fn(&Handshake) -> Option<bool>;
 
-    fn by_the_rules(handshake: &Handshake) -> bool {
+    fn by_the_rules(handshake: &Handshake) -> Option<bool> {
         handshake.ready();
-        handshake.is_closed()
+        handshake.is_closed().then_some(false)
     }
 
-    fn without_waiting(handshake: &Handshake) -> bool {
+    fn that_wants_all(handshake: &Handshake) -> Option<bool> {
+        handshake.want_all();
+        handshake.is_closed().then_some(true)
+    }
+
+    fn without_waiting(handshake: &Handshake) -> Option<bool> {
         handshake.ready();
-        true
+        Some(false)
+    }
+
+    /// Too late to want more.
+    fn that_changes_its_mind(handshake: &Handshake) -> Option<bool> {
+        handshake.ready();
+        that_wants_all(handshake)
     }
 
     /// A parent that has let go is never heard of.
-    fn saying_so_whatever_was_said(handshake: &Handshake) -> bool {
+    fn saying_so_whatever_was_said(handshake: &Handshake) -> Option<bool> {
         handshake.0.store(READY, Ordering::Release);
-        handshake.is_closed()
+        handshake.is_closed().then_some(false)
     }
 
     fn check(child: Child) {
@@ -96,21 +118,28 @@ mod models {
         model.preemption_bound.get_or_insert(3);
         model.max_branches = 10_000;
         model.check(move || {
-            let fork = Arc::new(Fork { handshake: Handshake(AtomicU32::new(BEGUN)), memory: UnsafeCell::new(0) });
+            let fork = Arc::new(Fork { handshake: Handshake(AtomicU32::new(BEGUN)), memory: UnsafeCell::new(false) });
             let served = fork.clone();
             let child = thread::spawn(move || {
-                if child(&served.handshake) {
+                if let Some(relies_on_all) = child(&served.handshake) {
                     // SAFETY: see the type.
-                    served.memory.with_mut(|memory| unsafe { *memory += 1 });
+                    let all = served.memory.with_mut(|memory| unsafe { *memory });
+                    assert!(all || !relies_on_all, "the child takes for whole what is not");
                 }
             });
             // The parent.
+            let mut is_ready = false;
             for _ in 0..2 {
-                if fork.handshake.is_ready() {
+                is_ready = fork.handshake.is_ready();
+                if is_ready || fork.handshake.wants_all() {
                     break;
                 }
                 // SAFETY: see the type.
-                fork.memory.with_mut(|memory| unsafe { *memory += 1 });
+                fork.memory.with_mut(|memory| unsafe { *memory = false });
+            }
+            if !is_ready {
+                // SAFETY: see the type.
+                fork.memory.with_mut(|memory| unsafe { *memory = true });
             }
             fork.handshake.close();
             child.join().unwrap();
@@ -124,9 +153,20 @@ mod models {
     }
 
     #[test]
+    fn a_child_that_wants_all_of_its_memory_gets_it() {
+        check(that_wants_all);
+    }
+
+    #[test]
     #[should_panic]
     fn a_child_that_does_not_wait_is_found() {
         check(without_waiting);
+    }
+
+    #[test]
+    #[should_panic]
+    fn a_child_that_changes_its_mind_is_found() {
+        check(that_changes_its_mind);
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub const HAND_ON: u32 = 6;
 pub const INHERIT: u32 = 7;
 /// The named file of a swap area, whose number stands where that of a file stands. Answer: the file.
 pub const SWAP_FILE: u32 = 8;
+/// The asking process has no child that needs what it has handed on: the fork is over.
+pub const TAKE_BACK: u32 = 9;
 
 /// Most descriptors of a message.
 pub const MAX_FILES: usize = 2;

@@ -36,24 +36,39 @@ impl Pager {
     /// Reads one message and, if it is an event, applies it. No lock may be held.
     pub fn read(&self, worker: &mut Worker) -> Read {
         let lock = self.space.exclusive();
-        match self.uffd().read() {
-            Err(Errno::AGAIN | Errno::INTR) => Read::Nothing,
+        let mut message = self.uffd().read();
+        if let Err(Errno::MFILE | Errno::NFILE) = message {
+            // A fork event brings a descriptor (RLIMIT_NOFILE counts lowtide's own, too). It stays where it is until it can be read, and nothing
+            // can be installed until then.
+            self.close_reserve(&lock);
+            message = self.uffd().read();
+            if let Err(Errno::MFILE | Errno::NFILE) = message {
+                (self.host.fatal)(b"the program forked, and there is no descriptor left for it (ulimit -n, fs.file-max)");
+            }
+        }
+        let read = self.act_on(&lock, message, worker);
+        self.keep_reserve();
+        read
+    }
+
+    fn act_on(&self, lock: &Exclusive<'_>, message: Result<Message, Errno>, worker: &mut Worker) -> Read {
+        match message {
             Err(_) => Read::Nothing,
             Ok(Message::Fault { addr }) => Read::Fault(addr),
             Ok(Message::Fork(child)) => {
-                self.forked(&lock, child, worker);
+                self.forked(lock, child, worker);
                 Read::Event
             }
             Ok(event) => {
                 let remapped = matches!(event, Message::Remap { .. });
-                self.happened(&lock, event);
+                self.happened(lock, event);
                 if remapped { Read::Remapped } else { Read::Event }
             }
         }
     }
 
     /// Applies an event that was read just now: the mappings are still as it left them.
-    fn happened(&self, lock: &Exclusive<'_>, mut event: Message) {
+    pub(crate) fn happened(&self, lock: &Exclusive<'_>, mut event: Message) {
         if let Message::Remap { to, len, .. } = &mut event
             // Where nothing is mapped any more, it was unmapped since, and that is reported next.
             && let Ok(Some(mapping)) = self.present().mappings.find(*to)
@@ -181,7 +196,7 @@ impl Pager {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::pager::Host;
     use crate::uffd::{NEEDED_FEATURES, Uffd};
@@ -190,7 +205,7 @@ mod tests {
     use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
     /// A pager without threads: nothing is evicted, and nothing faults. None where this user may not have a userfaultfd.
-    fn pager() -> Option<Pager> {
+    pub(crate) fn pager() -> Option<Pager> {
         let uffd = match Uffd::open(NEEDED_FEATURES) {
             Ok(uffd) => uffd,
             Err(error) => {

@@ -91,6 +91,8 @@ enum Detached {
     Busy,
 }
 
+/// Bytes in which there are no more ranges than a scan finds.
+const STALE_BYTES: usize = crate::present::MAX_RANGES * PAGE_SIZE;
 /// Runs of pages that the kernel would not move because they are shared or pinned, as addresses; so many are dealt with at a time.
 type Busy = ArrayVec<(usize, usize), 16>;
 /// Stale words, from the first to behind the last, as addresses.
@@ -357,7 +359,26 @@ impl Operation<'_> {
             });
         }
     }
+}
 
+impl Pager {
+    /// Forgets the words of pages of a range that are in memory all the same: faults served during a fork leave such words behind. By who holds
+    /// no lock.
+    pub(crate) fn forget_all_stale(&self, range: crate::regions::Range) {
+        if !self.may_have_stale_words() {
+            return;
+        }
+        let Some(operation) = self.enter() else { return };
+        let mut at = range.start;
+        while at < range.end {
+            let end = range.end.min(at + STALE_BYTES);
+            operation.forget_stale(at, end);
+            at = end;
+        }
+    }
+}
+
+impl Operation<'_> {
     /// Moves `n` claimed pages into frames; the words of those that stay are what they were. Returns the pages moved and why it stopped.
     fn move_out(&self, page: usize, frame: u32, n: usize) -> (usize, Option<Errno>) {
         let (mut moved, mut most) = (0, n);

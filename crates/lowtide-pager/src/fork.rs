@@ -10,19 +10,22 @@
 //!    of the child's memory), says so, and resumes. Only then does fork return in the parent.
 //! 4. The child registers its memory with a userfaultfd of its own and serves itself.
 //!
+//! A child that is not ready after a second, or says that it will never be (no thread can be started there, no file opened), is *whole*: it gets
+//! all of its pages at once, and no references. If it comes to itself, what its tables say is out is forgotten.
+//!
 //! A fork that was not announced (a raw system call) is served otherwise: the monitor fills in every page of the child that is in
 //! lowtide's hands, at once, and lets it go: right, but it costs RAM.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use lowtide_core::handshake::Handshake;
-use lowtide_core::store::StoreError;
 use lowtide_core::vm::{self, OnFork, PAGE_SIZE};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
 
+use crate::clock::now_us;
 use crate::pagemap::Word;
 use crate::pager::{Pager, Worker};
 use crate::regions::Range;
@@ -37,16 +40,50 @@ const PASSED: usize = 120;
 #[repr(C)]
 pub struct Handover {
     handshake: Handshake,
+    /// What becomes of the references that were added for the child: UNCLAIMED, then CHILDS or UNDONE.
+    references: AtomicU32,
     passed: AtomicU32,
     events: [[AtomicU64; 4]; PASSED],
 }
 
+/// The child has not come so far.
+const UNCLAIMED: u32 = 0;
+/// The child makes them its own. (If it is killed just then, they stay until its parent ends.)
+const CHILDS: u32 = 1;
+/// The child is whole, and the parent has taken them back. Or it is about to: the parent may fork again and claim the same for another child,
+/// so the child must not even try.
+const UNDONE: u32 = 2;
+
 /// Why a child can't go on.
 const PARENT_KILLED: &[u8] = b"the parent was killed while it forked: the child's memory is not whole";
 
-/// How long a parent serves its child, in rounds of a millisecond. One that is not ready by then is stopped, or traced step by step: it gets
+/// How long a parent serves its child, in microseconds. One that is not ready by then is stopped, or traced step by step, or has no CPU: it gets
 /// all of its memory at once, so that it can come to itself when it likes, and the parent goes on.
-const MOST_ROUNDS: u32 = 1000;
+const SERVES_US: u64 = 1_000_000;
+
+/// What a child needs to come to itself.
+pub struct Inheritance<'a> {
+    /// The run.
+    pub run: &'a Segment,
+    /// This process's place in it.
+    pub proc: &'static Proc,
+    /// Whether the parent's agent still serves this process, or the parent has let go properly. False: it was killed, or has become another
+    /// program.
+    pub parent_serves: &'a dyn Fn() -> bool,
+    /// Opens one of the parent's swap files: see the store.
+    pub reopen: &'a mut dyn FnMut(u8, i32) -> Result<OwnedFd, Errno>,
+    /// Whether this process can serve itself at all.
+    pub able: Result<(), Errno>,
+}
+
+/// What became of a child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TakenOver {
+    /// It serves itself from now on.
+    Serves,
+    /// It can't, for this reason, and all of its memory is there. The pager must not be used.
+    Whole(Errno),
+}
 
 impl Handover {
     /// A fresh page, for the next fork of this process.
@@ -63,6 +100,11 @@ impl Handover {
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED);
         // SAFETY: replaces a mapping of lowtide's own, of this size, to which the caller says nobody refers.
         unsafe { rustix::mm::mmap_anonymous(at.cast(), size_of::<Handover>(), prot, flags) }.map(drop)
+    }
+
+    /// Decides what becomes of the child's references; false: that has been decided.
+    fn claim_references(&self, by: u32) -> bool {
+        self.references.compare_exchange(UNCLAIMED, by, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     fn pass(&self, event: [u64; 4]) -> bool {
@@ -113,45 +155,76 @@ impl Pager {
             (self.host.fatal)(b"no memory for a fork");
         }
         debug_assert!(self.handover().handshake.has_just_begun());
+        self.has_moved();
         self.forks();
         self.pause();
-        // An event that was read before may still be being applied.
+        // An event that was read before may still be being applied, and others may wait: of raw system calls, or the C library's own.
         let lock = self.space.exclusive();
+        self.read_all(&lock);
         // Before the memory is copied: the child must know what was added for it.
         self.store(&lock).fork_add_references(run.image(self.proc()), &mut |image| run.is_alive(image));
+    }
+
+    /// Applies all events that wait. The kernel reports faults first: those threads fault again.
+    fn read_all(&self, lock: &Exclusive<'_>) {
+        let mut waiting = arrayvec::ArrayVec::<usize, 256>::new();
+        loop {
+            match self.uffd().read() {
+                Ok(Message::Fault { addr }) => {
+                    if waiting.try_push(addr).is_err() {
+                        self.uffd().wake(addr, PAGE_SIZE);
+                    }
+                }
+                Ok(Message::Fork(child)) => match Worker::new(false) {
+                    Ok(mut worker) => self.forked_unannounced(lock, &child, &mut worker),
+                    Err(_) => (self.host.fatal)(b"no memory for a fork"),
+                },
+                Ok(event) => self.happened(lock, event),
+                Err(_) => break,
+            }
+        }
+        for addr in waiting {
+            self.uffd().wake(addr, PAGE_SIZE);
+        }
+    }
+
+    /// A fork event was read of which nobody had said a word.
+    fn forked_unannounced(&self, lock: &Exclusive<'_>, child: &Uffd, worker: &mut Worker) {
+        (self.host.warn)(
+            b"the program forked by a raw system call: the child's memory was brought in whole and is not limited",
+        );
+        self.fill_child(lock, child, worker);
     }
 
     /// A fork event was read.
     pub(crate) fn forked(&self, lock: &Exclusive<'_>, child: Uffd, worker: &mut Worker) {
         if !self.paused() {
-            (self.host.warn)(
-                b"the program forked by a raw system call: the child's memory was brought in whole and is not limited",
-            );
-            self.fill_child(lock, &child, worker);
+            self.forked_unannounced(lock, &child, worker);
             return;
         }
+        if self.has_moved() {
+            (self.host.fatal)(b"memory was moved (mremap) while the program forked: the child can't know where it is");
+        }
         let handover = self.handover();
-        let (mut rounds, mut alive) = (0, true);
+        let (until, mut alive) = (now_us() + SERVES_US, true);
         while alive && !handover.handshake.is_ready() {
-            if rounds == MOST_ROUNDS {
-                self.fill_child(lock, &child, worker);
+            if handover.handshake.wants_all() || now_us() >= until {
+                alive = self.make_whole(lock, &child, worker);
                 break;
             }
-            rounds += 1;
-            child.wait_readable(1);
-            loop {
-                match child.read() {
-                    Ok(Message::Fault { addr }) => {
-                        // An event of the child that waits makes this fail; it is read next, and the fault comes again.
-                        if self.copy_to(lock, &child, addr / PAGE_SIZE, worker).is_err() {
-                            child.wake(addr, PAGE_SIZE);
-                        }
+            match child.read() {
+                Ok(Message::Fault { addr }) => {
+                    // An event of the child that waits makes this fail; it is read next, and the fault comes again.
+                    if self.copy_to(lock, &child, addr / PAGE_SIZE, worker).is_err() {
+                        child.wake(addr, PAGE_SIZE);
                     }
-                    Ok(event) => self.pass_on(&event),
-                    Err(_) => break,
+                }
+                Ok(event) => self.pass_on(&event),
+                Err(_) => {
+                    alive = self.is_alive(&child);
+                    child.wait_readable(1);
                 }
             }
-            alive = self.is_alive(&child);
         }
         if !alive {
             self.store(lock).fork_child_died();
@@ -161,6 +234,20 @@ impl Pager {
         handover.handshake.close();
         let _ = futex::wake(handover.handshake.word(), futex::Flags::empty(), 1);
         self.resume();
+    }
+
+    /// The child gets all of its memory, and no references; false: it is dead.
+    fn make_whole(&self, lock: &Exclusive<'_>, child: &Uffd, worker: &mut Worker) -> bool {
+        let handover = self.handover();
+        if handover.passed_on().any(|event| matches!(event, Message::Remap { .. })) {
+            (self.host.fatal)(b"a forked child moved memory before its agent was ready");
+        }
+        let alive = self.fill_child(lock, child, worker);
+        // Release: what was filled comes before. If the child has them already, it frees what it refers to by itself.
+        if alive && handover.claim_references(UNDONE) {
+            self.store(lock).fork_child_died();
+        }
+        alive
     }
 
     fn pass_on(&self, event: &Message) {
@@ -179,8 +266,8 @@ impl Pager {
         }
     }
 
-    /// Brings in all of a child's pages that are in lowtide's hands.
-    fn fill_child(&self, lock: &Exclusive<'_>, child: &Uffd, worker: &mut Worker) {
+    /// Brings in all of a child's pages that are in lowtide's hands; false: it is dead.
+    fn fill_child(&self, lock: &Exclusive<'_>, child: &Uffd, worker: &mut Worker) -> bool {
         // SAFETY of the data: the exclusive lock is held throughout, so no word changes but by operations under way: a page that
         // one of them is storing or loading is still readable where its word says.
         let mut gone = [Range { start: 0, end: 0 }; 32];
@@ -218,60 +305,109 @@ impl Pager {
                 }
             }
         });
+        !dead
     }
 
     /// In a forked child, before anything else of the pager is used there: frees what threads of the parent may have held, and
-    /// takes over the store, which has no swap file of its own then. `reopen`: see the store.
+    /// takes over the store, which has no swap file of its own then.
     ///
     /// # Errors
-    /// The parent died too early, or a descriptor can't be opened: the child's memory can't be made whole.
+    /// The parent died too early, or the kernel refuses at the end what it can hardly refuse: the child's memory is not whole.
     ///
     /// # Safety
-    /// Only in a child of a process that called [`Pager::announce_fork`], by its only agent thread, while its host thread waits.
-    pub unsafe fn take_over(
-        &self,
-        parent: rustix::process::Pid,
-        run: &Segment,
-        proc: &'static Proc,
-        reopen: &mut dyn FnMut(u8, i32) -> Result<OwnedFd, Errno>,
-    ) -> Result<(), &'static [u8]> {
-        self.set_proc(proc);
-        // SAFETY: this process has no other agent thread, and the parent's operations were paused.
-        unsafe {
+    /// Only in a child of a process that called [`Pager::announce_fork`], while its host thread waits, and no other of its threads uses the
+    /// pager.
+    pub unsafe fn take_over(&self, with: Inheritance<'_>) -> Result<TakenOver, &'static [u8]> {
+        self.set_proc(with.proc);
+        self.forget_operations();
+        let handover = self.handover();
+        // SAFETY: no other thread of this process uses the pager, and the parent's operations were paused.
+        let has_files = unsafe {
             self.space.reset_after_fork();
             self.hand.reset_after_fork();
             self.map.reset_after_fork();
             self.staging.reset_after_fork();
-            self.store(&self.space.exclusive()).fork_child(run.image(proc), reopen).map_err(|error| match error {
-                StoreError::ParentDied => PARENT_KILLED,
-                _ => b"a forked child can't open its parent's swap file",
-            })?;
-        }
-        let uffd = (self.host.open_uffd)().map_err(|_| &b"a forked child can't open a userfaultfd"[..])?;
-        let present = (self.host.open_page_map)().map_err(|_| &b"a forked child can't open its page map"[..])?;
-        self.reopen(uffd, present);
-        // From here the parent may let go, if it has not done so already.
-        let handover = self.handover();
-        handover.handshake.ready();
-        while !handover.handshake.is_closed() {
-            let tick = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-            let (word, ready) = (handover.handshake.word(), Handshake::READY);
-            let _ = futex::wait(word, futex::Flags::empty(), ready, Some(&tick));
-            if rustix::process::getppid() != Some(parent) && !handover.handshake.is_closed() {
-                return Err(PARENT_KILLED);
+            let lock = self.space.exclusive();
+            if handover.claim_references(CHILDS) {
+                self.store(&lock).fork_child(with.run.image(with.proc), with.reopen).is_ok()
+            } else {
+                self.store(&lock).fork_child_whole();
+                false
             }
+        };
+        let means = with.able.and_then(|()| {
+            let (uffd, present) = ((self.host.open_uffd)()?, (self.host.open_page_map)()?);
+            Ok((uffd, present, Handover::new()?))
+        });
+        // From here the parent may let go, if it has not done so already. A parent that dies now, or was found dead, is found out below.
+        if has_files && means.is_ok() {
+            handover.handshake.ready();
+        } else {
+            handover.handshake.want_all();
         }
+        self.wait_for_parent(with.parent_serves)?;
+        let (uffd, present, next) = match means {
+            Ok(means) => means,
+            Err(errno) => {
+                // Its parent's slots are not needed here any more.
+                self.forget_what_is_out(&self.space.exclusive());
+                return Ok(TakenOver::Whole(errno));
+            }
+        };
+        self.reopen(uffd, present);
         {
             let lock = self.space.exclusive();
             self.staging.register(self.uffd()).map_err(|_| &b"a forked child can't register its memory"[..])?;
             for event in handover.passed_on() {
                 self.apply(&lock, &event);
             }
+            if !has_files {
+                self.forget_what_is_out(&lock);
+            }
         }
         self.register_inherited()?;
-        self.handover.store(Handover::new().map_err(|_| &b"no memory for a forked child"[..])?, Ordering::Release);
+        self.handover.store(next, Ordering::Release);
         self.resume();
+        Ok(TakenOver::Serves)
+    }
+
+    /// In a forked child that can't start an agent thread: asks its parent for all of its memory, and waits for it. `parent_serves`: see
+    /// [`Inheritance`].
+    ///
+    /// # Errors
+    /// The parent died too early.
+    pub fn become_whole(&self, parent_serves: &dyn Fn() -> bool) -> Result<(), &'static [u8]> {
+        self.handover().handshake.want_all();
+        self.wait_for_parent(parent_serves)
+    }
+
+    /// In a forked child: waits until its memory is its own.
+    fn wait_for_parent(&self, parent_serves: &dyn Fn() -> bool) -> Result<(), &'static [u8]> {
+        let handshake = &self.handover().handshake;
+        while !handshake.is_closed() {
+            let tick = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+            let said = handshake.word().load(Ordering::Relaxed);
+            if !handshake.is_closed() {
+                let _ = futex::wait(handshake.word(), futex::Flags::empty(), said, Some(&tick));
+            }
+            if !parent_serves() && !handshake.is_closed() {
+                return Err(PARENT_KILLED);
+            }
+        }
         Ok(())
+    }
+
+    /// In a child that is whole: lets go of all that its tables say is out, or has a copy that is, for all of that is in memory, and it may have
+    /// no reference to the slots that it stands for.
+    fn forget_what_is_out(&self, lock: &Exclusive<'_>) {
+        self.map.each_used(|_, slot| {
+            let word = Word::from_bits(slot.load(Ordering::Acquire));
+            if matches!(word, Word::Staged(_) | Word::Swapped(_) | Word::Clean(_)) {
+                slot.store(Word::None.bits(), Ordering::Release);
+                self.forget(lock, word);
+            }
+        });
+        self.publish_own();
     }
 
     /// Registers what was adopted in the parent.
@@ -284,14 +420,38 @@ impl Pager {
             };
             let Some(range) = next else { return Ok(()) };
             at = range.end;
-            // SAFETY: this child's monitors serve every fault.
-            match unsafe { self.uffd().register(range.start, range.end - range.start) } {
-                Ok(()) => {}
-                // Nothing of it is mapped here (MADV_DONTFORK).
-                Err(Errno::INVAL) => self.abandon(&self.space.exclusive(), range),
-                Err(_) => return Err(b"a forked child can't register its memory"),
-            }
+            self.register_mapped(range)?;
         }
+    }
+
+    /// Registers what is mapped of a range, and abandons the rest: what the parent had advised not to hand on (MADV_DONTFORK), and what it had
+    /// unmapped just before, of which the child's tables did not know yet. What is taken for adopted and is not registered would be
+    /// evicted, and never served.
+    fn register_mapped(&self, range: Range) -> Result<(), &'static [u8]> {
+        const REFUSED: &[u8] = b"a forked child can't register its memory";
+        let mut at = range.start;
+        while at < range.end {
+            let mapping = self.present().mappings.next(at).map_err(|_| REFUSED)?.filter(|mapping| mapping.start < range.end);
+            let mapped = mapping.map_or(Range { start: range.end, end: range.end }, |mapping| Range {
+                start: mapping.start.max(at),
+                end: mapping.end.min(range.end),
+            });
+            if at < mapped.start {
+                self.abandon(&self.space.exclusive(), Range { start: at, end: mapped.start });
+            }
+            if mapped.start < mapped.end {
+                // SAFETY: this child's monitors serve every fault.
+                let register = || unsafe { self.uffd().register(mapped.start, mapped.end - mapped.start) };
+                match vm::unless_own(mapped.start, mapped.end, register).transpose() {
+                    Ok(Some(())) => {}
+                    // Something else has been mapped there: the stack of a thread of lowtide's, say, or what can't be adopted.
+                    Ok(None) | Err(Errno::INVAL) => self.abandon(&self.space.exclusive(), mapped),
+                    Err(_) => return Err(REFUSED),
+                }
+            }
+            at = mapped.end;
+        }
+        Ok(())
     }
 
     /// Whether the process of a userfaultfd still has its memory.
@@ -312,6 +472,17 @@ mod tests {
     fn childs(at: *mut Handover) -> &'static Handover {
         // SAFETY: of a shared mapping, a length of 0 makes another one of the same pages; it stays until the test ends.
         unsafe { &*rustix::mm::mremap(at.cast(), 0, PAGE_SIZE, rustix::mm::MremapFlags::MAYMOVE).unwrap().cast() }
+    }
+
+    /// A monitor that tries to begin an operation while the program forks counts itself for a moment.
+    #[test]
+    fn a_child_does_not_wait_for_operations_of_its_parent() {
+        let Some(pager) = crate::events::tests::pager() else { return };
+        core::mem::forget(pager.enter());
+        pager.forget_operations();
+        let waited = std::time::Instant::now();
+        pager.pause();
+        assert!(waited.elapsed().as_secs() < 60);
     }
 
     #[test]

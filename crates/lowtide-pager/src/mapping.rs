@@ -10,6 +10,8 @@ use crate::regions::Range;
 use crate::uffd::ioctl;
 
 const PROCMAP_QUERY: Opcode = 0xc068_6611;
+/// `PROCMAP_QUERY_COVERING_OR_NEXT_VMA`.
+const OR_NEXT: u64 = 0x10;
 
 /// The mappings of this process.
 #[derive(Debug)]
@@ -31,9 +33,23 @@ impl Mappings {
     /// # Errors
     /// Those of reading the list.
     pub fn find(&self, addr: usize) -> Result<Option<Range>, Errno> {
+        Ok(self.query(addr, 0)?.filter(|range| range.start <= addr))
+    }
+
+    /// The first mapping that ends behind `addr`.
+    ///
+    /// # Errors
+    /// Those of reading the list.
+    pub fn next(&self, addr: usize) -> Result<Option<Range>, Errno> {
+        self.query(addr, OR_NEXT)
+    }
+
+    /// The mapping that holds `addr`, or, always with [`OR_NEXT`] and perhaps without, the one that follows.
+    fn query(&self, addr: usize, flags: u64) -> Result<Option<Range>, Errno> {
         // SAFETY: all fields are numbers, for which zero is a value.
         let mut query: sys::procmap_query = unsafe { core::mem::zeroed() };
         query.size = size_of::<sys::procmap_query>() as u64;
+        query.query_flags = flags;
         query.query_addr = addr as u64;
         // SAFETY: PROCMAP_QUERY takes a procmap_query; without a name and a build id it writes nowhere else.
         match unsafe { ioctl(self.fd.as_fd(), PROCMAP_QUERY, &mut query) } {
@@ -44,7 +60,7 @@ impl Mappings {
         }
     }
 
-    /// The same, by reading the list from its start.
+    /// The first mapping that ends behind `addr`, by reading the list from its start.
     fn read(&self, addr: usize) -> Result<Option<Range>, Errno> {
         let (mut buffer, mut len, mut offset) = ([0u8; 4096], 0, 0);
         loop {
@@ -56,7 +72,7 @@ impl Mappings {
             let mut start = 0;
             while let Some(n) = buffer[start..len].iter().position(|&c| c == b'\n') {
                 if let Some(range) = range_of(&buffer[start..start + n]).filter(|range| addr < range.end) {
-                    return Ok((range.start <= addr).then_some(range));
+                    return Ok(Some(range));
                 }
                 start += n + 1;
             }
@@ -65,7 +81,7 @@ impl Mappings {
             if len == buffer.len() {
                 // A longer line: its addresses were not those, or it ends the search at the next one.
                 match range_of(&buffer).filter(|range| addr < range.end) {
-                    Some(range) => return Ok((range.start <= addr).then_some(range)),
+                    Some(range) => return Ok(Some(range)),
                     None => len = 0,
                 }
             }
@@ -100,7 +116,12 @@ mod tests {
             assert_eq!(mappings.find(addr), Ok(Some(whole)));
             assert_eq!(mappings.read(addr), Ok(Some(whole)), "as on a kernel without the ioctl");
         }
+        // Nothing is that low.
         assert_eq!(mappings.find(PAGE_SIZE), Ok(None));
-        assert_eq!(mappings.read(PAGE_SIZE), Ok(None));
+        let first = mappings.next(PAGE_SIZE).unwrap();
+        assert!(first.is_some_and(|range| range.start > PAGE_SIZE));
+        assert_eq!(mappings.read(PAGE_SIZE), Ok(first));
+        assert_eq!(mappings.next(whole.start - PAGE_SIZE).unwrap().map(|range| range.end), Some(whole.start), "the guard page");
+        assert_eq!((mappings.next(usize::MAX - PAGE_SIZE), mappings.read(usize::MAX - PAGE_SIZE)), (Ok(None), Ok(None)));
     }
 }

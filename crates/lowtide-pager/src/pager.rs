@@ -14,6 +14,7 @@ use lowtide_core::lock::{Lock, rank};
 use lowtide_core::slot::{Entry, ORDERS};
 use lowtide_core::store::{AreaStats, MAX_AREAS, Page, Store};
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE, Whose};
+use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 
 use crate::backoff::Backoff;
@@ -76,6 +77,10 @@ pub struct Pager {
     pub(crate) handover: AtomicPtr<crate::fork::Handover>,
     forking: AtomicBool,
     was_forked: AtomicBool,
+    /// See [`Pager::moves_during_fork`].
+    has_moved: AtomicBool,
+    /// A descriptor to close where there are no more, so that a fork event can be read, which brings one; null: there is none now.
+    reserve: AtomicPtr<OwnedFd>,
     /// Faults were served by copying: there may be stale words.
     has_copied: AtomicBool,
     /// See [`Pager::set_sharers`].
@@ -181,6 +186,8 @@ impl Pager {
             handover: AtomicPtr::new(crate::fork::Handover::new()?),
             forking: AtomicBool::new(false),
             was_forked: AtomicBool::new(false),
+            has_moved: AtomicBool::new(false),
+            reserve: AtomicPtr::new(core::ptr::null_mut()),
             has_copied: AtomicBool::new(false),
             sharers: AtomicU32::new(0),
             operations: AtomicU32::new(0),
@@ -196,6 +203,7 @@ impl Pager {
     /// # Errors
     /// Those of registering the staging area.
     pub fn activate(&self) -> Result<(), Errno> {
+        self.keep_reserve();
         self.staging.register(self.uffd())
     }
 
@@ -215,6 +223,26 @@ impl Pager {
         // The old ones are leaked on purpose: their numbers mean nothing in this process and must not be closed here.
         self.uffd.store(Box::into_raw(Box::new(uffd)), Ordering::Release);
         self.present.store(Box::into_raw(Box::new(present)), Ordering::Release);
+        self.reserve.store(core::ptr::null_mut(), Ordering::Release);
+        self.keep_reserve();
+    }
+
+    /// Keeps a descriptor at hand, if there is one to be had.
+    pub(crate) fn keep_reserve(&self) {
+        if self.reserve.load(Ordering::Acquire).is_null()
+            && let Ok(fd) = rustix::io::fcntl_dupfd_cloexec(self.uffd().as_fd(), 0)
+        {
+            self.reserve.store(Box::into_raw(Box::new(fd)), Ordering::Release);
+        }
+    }
+
+    /// Closes it. With the space lock held alone, as above but where nobody else is at work.
+    pub(crate) fn close_reserve(&self, _: &Exclusive<'_>) {
+        let reserve = self.reserve.swap(core::ptr::null_mut(), Ordering::AcqRel);
+        if !reserve.is_null() {
+            // SAFETY: from `keep_reserve`, and taken out once.
+            drop(unsafe { Box::from_raw(reserve) });
+        }
     }
 
     /// This process's place in the segment of the run.
@@ -249,6 +277,23 @@ impl Pager {
                 (self.host.fatal)(b"an I/O on swap has not ended for ten minutes");
             }
         }
+    }
+
+    /// A thread of the program moves memory though a fork is under way for which it should have waited: nobody can tell whether the child's
+    /// copy of the tables knows of it.
+    pub fn moves_during_fork(&self) {
+        self.has_moved.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether one did since this was last asked.
+    pub(crate) fn has_moved(&self) -> bool {
+        self.has_moved.swap(false, Ordering::SeqCst)
+    }
+
+    /// In a forked child: the parent's threads, of which one may just have found that no operation may begin and was about to take its count
+    /// back, are not here.
+    pub(crate) fn forget_operations(&self) {
+        self.operations.store(0, Ordering::SeqCst);
     }
 
     /// The program is about to fork: memory that it shares with a child may from now on have stale words.

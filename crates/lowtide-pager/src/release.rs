@@ -31,6 +31,8 @@ impl Pager {
 
     fn release_part(&self, part: Range) -> Result<(), Errno> {
         for _ in 0..ROUNDS {
+            // Words of pages that were served by copies while the program forked: they are in memory, and populating brings nothing in.
+            self.forget_all_stale(part);
             let lock = self.space.exclusive();
             let Some(out) = self.first_out(part) else {
                 self.abandon(&lock, part);

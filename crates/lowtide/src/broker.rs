@@ -7,7 +7,7 @@ use crate::ancestry::{self, Stat};
 use crate::peer::option;
 use crate::privilege;
 use crate::shared::Shared;
-use lowtide_pager::broker::{self, DEVICE, FILES, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, PAGE_MAP, SWAP_FILE, send};
+use lowtide_pager::broker::{self, DEVICE, FILES, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, PAGE_MAP, SWAP_FILE, TAKE_BACK, send};
 use lowtide_pager::uffd::{self, NEEDED_FEATURES};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags};
@@ -145,6 +145,10 @@ impl Connection {
                 PAGE_MAP => self.answer(self.page_map()),
                 HANDSHAKE => self.done(files.first().ok_or(Errno::BADF).and_then(shake_hands)),
                 HAND_ON => self.done(files.pop().ok_or(Errno::BADF).and_then(|file| handed_on.take(self, number, file))),
+                TAKE_BACK => {
+                    handed_on.0.retain(|heirloom| heirloom.pid != self.pid);
+                    self.done(Ok(()))
+                }
                 // With a name, it is the user's who started the run.
                 SWAP_FILE if self.user == rustix::process::getuid().as_raw() => {
                     self.answer(shared.open_swap_file(number as usize))

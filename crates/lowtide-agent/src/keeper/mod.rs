@@ -14,6 +14,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use lowtide_core::store::MAX_AREAS;
 use lowtide_pager::budget::Budget;
 use lowtide_pager::clock::now_us;
+use lowtide_pager::fork::{Inheritance, TakenOver};
 use lowtide_pager::line::Line;
 use lowtide_pager::pager::{Pager, Worker};
 use lowtide_pager::segment::proc_state;
@@ -77,21 +78,36 @@ pub extern "C" fn fresh(_: usize) -> ! {
 /// Thread entry: the keeper of a forked child whose parent had adopted memory.
 pub extern "C" fn inherited(_: usize) -> ! {
     let parent_keeper = agent::KEEPER.load(Ordering::Acquire);
-    begin();
+    thread::name(c"lowtide-keeper");
+    // Before the parent lets go: a child that has no threads to serve itself gets all of its memory instead.
+    let able = thread::own_files().and_then(|()| monitor::start());
+    agent::KEEPER.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
     let Some(pager) = agent::pager() else { sleep_for_ever() };
     let Some(parent) = atfork::parent_of_child() else { say::fatal(b"a forked child has no parent") };
     let mut reopen = |_area: u8, number: i32| inheritance::reopen(parent, parent_keeper, number);
-    // SAFETY: the handler of the fork waits for this thread, and there is no other.
-    let result = unsafe { pager.take_over(parent, agent::segment(), agent::proc(), &mut reopen) };
-    if let Err(why) = result {
-        say::fatal(why);
+    let inheritance = Inheritance {
+        run: agent::segment(),
+        proc: agent::proc(),
+        parent_serves: &|| atfork::parent_serves(parent_keeper),
+        reopen: &mut reopen,
+        able,
+    };
+    // SAFETY: the handler of the fork waits for this thread, and the monitors wait until they are told to go.
+    match unsafe { pager.take_over(inheritance) } {
+        Ok(TakenOver::Serves) => {}
+        Ok(TakenOver::Whole(errno)) => {
+            atfork::child_is_whole(errno);
+            atfork::child_is_ready();
+            sleep_for_ever();
+        }
+        Err(why) => say::fatal(why),
     }
     let Some(operation) = pager.enter() else { say::fatal(b"a forked child was made to wait for itself") };
     swap_file::add_all(operation.store());
     drop(operation);
     let keeper = Keeper::new(None);
     agent::proc().state.store(proc_state::ACTIVE, Ordering::Release);
-    monitor::start();
+    monitor::go();
     atfork::child_is_ready();
     keeper.run()
 }
@@ -252,6 +268,9 @@ impl Keeper {
             return;
         };
         request::answer(|request| match request {
+            // The child's copy of the tables must not be one of tables that change. And who asks may hold a lock that the forking thread
+            // waits for: it is answered at once, and what it asks for is found afterwards.
+            Request::Adopt(_) | Request::Release(_) if pager.paused() => look_again(),
             // What can't be adopted (a kind of memory, too many ranges) stays with the program.
             Request::Adopt(range) => drop(pager.adopt(range)),
             // What stays adopted the program can't have: it is told so by the kernel.
@@ -260,7 +279,10 @@ impl Keeper {
                 inheritance::hand_on(pager);
                 pager.announce_fork(agent::segment());
             }
-            Request::ForkIsOver => pager.fork_is_over(),
+            Request::ForkIsOver => {
+                pager.fork_is_over();
+                inheritance::take_back();
+            }
         });
     }
 

@@ -71,8 +71,11 @@ impl Keeper {
     pub(super) fn activate(&mut self, pager: &'static Pager) -> Result<(), Errno> {
         pager.budget.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
         pager.activate()?;
+        if monitor::start().is_err() {
+            say::fatal(monitor::NONE);
+        }
         agent::set_pager(pager);
-        monitor::start();
+        monitor::go();
         agent::proc().state.store(proc_state::ACTIVE, Ordering::Release);
         Ok(())
     }

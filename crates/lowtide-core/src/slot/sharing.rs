@@ -175,6 +175,14 @@ impl Area {
         taken
     }
 
+    /// In the child, once, in place of [`Area::take_references`]: it refers to nothing here, for its parent has taken back what it added. (But
+    /// not what it added by nobody's name, which is the child's to drop.)
+    pub fn leave_references(&self) {
+        let Some(sharing) = &self.sharing else { return };
+        let strays = sharing.childs.swap(NOBODYS, Ordering::Relaxed) == STRAYS;
+        sharing.mine.store(if strays { STRAYS } else { NOBODYS }, Ordering::Relaxed);
+    }
+
     /// In the owner, `me`: drops what holders have of which `is_alive` says that they are dead. `counts`: this is one of the looks, some
     /// seconds of them, after which a dead parent's child is no longer waited for. Whether any was dropped.
     pub fn release_dead(&self, me: Image, is_alive: &mut dyn FnMut(Image) -> bool, counts: bool) -> bool {

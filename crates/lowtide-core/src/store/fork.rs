@@ -42,8 +42,8 @@ impl Store {
         self.areas.iter().for_each(|area| area.undo_references(Some(&refers)));
     }
 
-    /// Takes back what the child of the latest fork, which is dead, still has of what [`Store::fork_add_references`] added, unless it has got as
-    /// far as [`Store::fork_child`]: then [`Store::release_dead`] does.
+    /// Takes back what the child of the latest fork, which is dead or will call [`Store::fork_child_whole`], still has of what
+    /// [`Store::fork_add_references`] added, unless it has got as far as [`Store::fork_child`]: then [`Store::release_dead`] does.
     pub fn fork_child_died(&self) {
         self.areas.iter().for_each(|area| area.undo_references(None));
     }
@@ -88,6 +88,26 @@ impl Store {
         reopen: &mut dyn FnMut(u8, i32) -> Result<OwnedFd, Errno>,
     ) -> Result<(), StoreError> {
         // SAFETY: the caller answers.
+        unsafe { self.becomes_child(Some(me), reopen) }
+    }
+
+    /// The same in a child all of whose pages are in memory, and whose parent has called [`Store::fork_child_died`] for it: it has references to
+    /// nothing in its parent's swap files, and opens none. What its own tables still refer to there it must free, and not load.
+    ///
+    /// # Safety
+    /// As [`Store::fork_child`].
+    pub unsafe fn fork_child_whole(&self) {
+        // SAFETY: the caller answers.
+        let _ = unsafe { self.becomes_child(None, &mut |_, _| Err(Errno::NOENT)) };
+    }
+
+    /// `me`: the child, if it has references.
+    unsafe fn becomes_child(
+        &self,
+        me: Option<Image>,
+        reopen: &mut dyn FnMut(u8, i32) -> Result<OwnedFd, Errno>,
+    ) -> Result<(), StoreError> {
+        // SAFETY: the caller answers.
         unsafe { self.pool.reset_after_fork() };
         self.own.store(0, Ordering::Release);
         self.counters.after_fork();
@@ -96,8 +116,10 @@ impl Store {
         // The numbers of descriptors in the parent, which mean nothing here.
         let mut parents = [-1; 256];
         for area in self.areas.iter() {
-            if !area.take_references(me) {
-                result = Err(StoreError::ParentDied);
+            match me {
+                Some(me) if !area.take_references(me) => result = Err(StoreError::ParentDied),
+                Some(_) => {}
+                None => area.leave_references(),
             }
             if let Device::File(device) = &area.device {
                 parents[area.id() as usize] = device.raw_fd();

@@ -46,6 +46,23 @@ fn a_parent_that_executes_another_program() {
     daemon("execs");
 }
 
+/// By another thread, while the program forks. If it does so by a bare system call, the child finds out: nothing waits for ever.
+#[test]
+fn a_parent_of_which_a_thread_executes_another_program() {
+    let Some(_turn) = turn() else { return };
+    if native_only() {
+        return;
+    }
+    for (mode, delay) in ["fexec", "rawexec"].into_iter().flat_map(|mode| (0..6u32).map(move |i| (mode, i * i * 60))) {
+        let Some(job) = job("daemon, a thread executes", "daemonize", &format!("64 {mode} 100 {delay}")) else { return };
+        let outcome = limited(&job, 32);
+        let right = outcome.stdout.contains("OK the daemon") || outcome.stdout.is_empty() && outcome.status == 0;
+        let stopped =
+            mode == "rawexec" && outcome.status == 125 && outcome.stderr.contains(" was stopped: the parent was killed");
+        assert!((right || stopped) && outcome.left.is_empty(), "{mode} after {delay} us: {outcome:?}");
+    }
+}
+
 /// A process of the run that has another session and no parent any more ends with lowtide as the program itself does.
 #[test]
 fn daemons_end_when_lowtide_is_killed() {
@@ -105,6 +122,61 @@ fn a_child_that_is_stopped_holds_up_nobody() {
     assert!(outcome.stat("evictions.pages") > 1000.0, "{}", outcome.stats);
 }
 
+/// Its parent has given it all of its memory, and is gone before it wakes.
+#[test]
+fn a_child_that_is_stopped_until_its_parent_is_gone() {
+    let Some(_turn) = turn() else { return };
+    if native_only() {
+        return;
+    }
+    let Some(job) = job("stopped child, parent gone", "stopped_child", "64 leaves") else { return };
+    let outcome = limited(&job, 40);
+    assert!(outcome.status == 0 && outcome.stdout.contains("OK the child") && outcome.left.is_empty(), "{outcome:?}");
+}
+
+/// Children in which lowtide can't work, or has not what it needs: they get all of their memory at once, and nothing ends.
+fn hindered(how: &str, is_limited: bool) {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job(&format!("hindered child, {how}"), "fork_hindered", &format!("48 {how}")) else { return };
+    let native = job.native();
+    assert!(ends_well(&native), "{native:?}");
+    if native_only() {
+        return;
+    }
+    let outcome = limited(&job, 32);
+    assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
+    assert!(outcome.stat("evictions.pages") > 1000.0, "{}", outcome.stats);
+    assert_eq!(outcome.stderr.contains("was brought in whole"), !is_limited, "{}", outcome.stderr);
+}
+
+#[test]
+fn a_child_without_proc() {
+    hindered("root", false);
+}
+
+#[test]
+fn a_child_that_can_start_no_thread() {
+    hindered("threads", false);
+}
+
+#[test]
+fn a_child_that_can_open_nothing() {
+    hindered("files", false);
+}
+
+/// The fork event brings a descriptor, for which there is no number: the run ends with a message, and nothing hangs.
+#[test]
+fn a_program_without_descriptors() {
+    let Some(_turn) = turn() else { return };
+    if native_only() {
+        return;
+    }
+    let Some(job) = job("forks without descriptors", "fork_hindered", "48 limit") else { return };
+    let outcome = limited(&job, 32);
+    assert!(outcome.status == 125 && outcome.left.is_empty(), "{outcome:?}");
+    assert!(outcome.stderr.contains("there is no descriptor left for it"), "{}", outcome.stderr);
+}
+
 #[test]
 fn signals_during_forks() {
     let Some(_turn) = turn() else { return };
@@ -115,6 +187,18 @@ fn signals_during_forks() {
         return;
     }
     let outcome = limited(&job, 32);
+    assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
+}
+
+/// A handler that leaves fork by siglongjmp finds the gate open again.
+#[test]
+fn a_jump_out_of_a_fork() {
+    let Some(_turn) = turn() else { return };
+    if native_only() {
+        return;
+    }
+    let Some(job) = job("jump out of fork", "fork_longjmp", "48 20") else { return };
+    let outcome = limited(&job, 40);
     assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
 }
 
