@@ -9,12 +9,13 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use lowtide_pager::line::Line;
+use lowtide_pager::segment::proc_state;
 use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::{Timespec, futex, nanosleep};
 
 use crate::request::{Request, ask};
-use crate::{HEAP, agent, gate, keeper, mlock, request, resident, say, thread};
+use crate::{HEAP, agent, gate, keeper, mlock, request, resident, say, swap_file, thread};
 
 /// Whether the fork under way was announced to the keeper.
 static ANNOUNCED: AtomicBool = AtomicBool::new(false);
@@ -123,6 +124,7 @@ fn take_over(announced: bool) {
     gate::reset_after_fork();
     request::reset_after_fork();
     mlock::reset_after_fork();
+    swap_file::reset_after_fork();
     // SAFETY: this process has one thread, and the parent's operations, which allocate, were paused (or there were none: the gate
     // keeps the keeper from setting up a pager while it is closed).
     unsafe {
@@ -151,15 +153,20 @@ fn take_over(announced: bool) {
         alone(Errno::USERS);
         return;
     };
-    if !inherits {
+    if inherits {
+        // Before the parent is let go: from here on the run waits for this process too when an area is taken off.
+        proc.state.store(proc_state::ACTIVE, Ordering::Release);
+    } else {
         agent::forget_pager();
     }
     agent::set_proc(proc, pid);
+    keeper::forget_requests(proc);
     resident::in_child(proc);
     READY.store(0, Ordering::Release);
     let entry = if inherits { keeper::inherited } else { keeper::fresh };
     if let Err(why) = thread::spawn(entry, 0) {
         alone(why);
+        proc.state.store(proc_state::WATCHING, Ordering::Release);
         if !inherits {
             say::warn(keeper::NO_THREAD);
         }

@@ -52,6 +52,7 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
     let shared = patch::object_of(c"memcpy").is_some_and(|(start, end)| vm::own(start, end, Whose::Program).is_ok());
     let Some(proc) = segment.claim(agent::pid()) else { return };
     agent::set_proc(proc, agent::pid());
+    keeper::forget_requests(proc);
     if own.is_err() || !shared {
         return;
     }

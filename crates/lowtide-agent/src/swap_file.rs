@@ -1,13 +1,13 @@
 //! The swap files of a process.
 
 use core::ffi::CStr;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use lowtide_core::device::DeviceName;
 use lowtide_core::store::{AreaStats, FileConfig, MAX_AREAS, Store, StoreError};
 use lowtide_pager::broker::{SWAP_FILE, of_file};
 use lowtide_pager::line::Line;
-use lowtide_pager::segment::{self, AreaBudget, AreaSpec, Proc, SwapArea, proc_state};
+use lowtide_pager::segment::{self, AreaBudget, AreaSpec, Order, Proc, SwapArea, proc_state};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -37,6 +37,38 @@ fn is_another_larger() -> bool {
     let is_larger =
         |p: &Proc| p.state.load(Ordering::Relaxed) == proc_state::WATCHING && p.ram_bytes.load(Ordering::Relaxed) > mine;
     agent::segment().used_procs().iter().any(is_larger)
+}
+
+/// The areas whose files with names this process has claimed.
+static CLAIMED: [AtomicBool; MAX_AREAS] = [const { AtomicBool::new(false) }; MAX_AREAS];
+
+/// Whether an area has a file with a name that a larger process, which has not complied with the order yet, is to have.
+pub fn goes_to_a_larger(number: u8, order: Order) -> bool {
+    let place = usize::from(number);
+    let mine = agent::proc();
+    let is_larger = |p: &Proc| {
+        let has_complied = p.areas_now.get(place).is_none_or(|now| now.order.load(Ordering::Relaxed) == order.raw());
+        let more = p.ram_bytes.load(Ordering::Relaxed) > mine.ram_bytes.load(Ordering::Relaxed);
+        !core::ptr::eq(p, mine) && p.state.load(Ordering::Relaxed) == proc_state::ACTIVE && more && !has_complied
+    };
+    agent::settings().swap.get(place).is_some_and(has_name) && agent::segment().used_procs().iter().any(is_larger)
+}
+
+/// This process has taken all off an area and closed its file: where it had the one with a name, that can be had again, by this one too. Not if
+/// forked children may still read there.
+pub fn gave_up(number: u8, has_forked: bool) {
+    let place = usize::from(number);
+    if CLAIMED.get(place).is_some_and(|claimed| claimed.swap(false, Ordering::Relaxed))
+        && !has_forked
+        && let Some(budget) = agent::segment().areas.get(place)
+    {
+        budget.claimed.store(0, Ordering::Release);
+    }
+}
+
+/// In a forked child: what its parent has claimed it has not.
+pub fn reset_after_fork() {
+    CLAIMED.iter().for_each(|claimed| claimed.store(false, Ordering::Relaxed));
 }
 
 /// Opens this process's file of each swap area of the run that is on, and adds it to the store. What fails is said, and the others are used.
@@ -116,6 +148,8 @@ fn add(store: &Store, number: u8) -> Result<(), Failed> {
     if named && added.is_err() {
         // Nothing was written there: another process may try.
         budget.claimed.store(0, Ordering::Release);
+    } else if named && let Some(claimed) = CLAIMED.get(usize::from(number)) {
+        claimed.store(true, Ordering::Relaxed);
     }
     added
 }

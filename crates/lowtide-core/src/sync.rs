@@ -13,6 +13,13 @@ mod real {
     pub fn pause() {
         rustix::thread::sched_yield();
     }
+
+    /// The same for longer: some tens of microseconds.
+    pub fn rest() {
+        let time = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 20_000 };
+        // Interrupted or not, the caller looks again.
+        let _ = rustix::thread::nanosleep(&time);
+    }
 }
 #[cfg(not(any(feature = "loom", feature = "shuttle")))]
 pub use real::*;

@@ -72,8 +72,13 @@ impl SpaceLock {
         let ended = self.ended.load(Ordering::Acquire);
         let mut spins = 0;
         // Acquire: what was done under the lock can be seen then.
-        while self.state.load(Ordering::Acquire) & EXCLUSIVE != 0 && self.ended.load(Ordering::Acquire) == ended {
-            self.pause(&mut spins, 0, false);
+        loop {
+            let state = self.state.load(Ordering::Acquire);
+            if state & EXCLUSIVE == 0 || self.ended.load(Ordering::Acquire) != ended {
+                return;
+            }
+            // It sleeps in the end: its priority may be higher than that of whoever has the lock, on the same CPU.
+            self.pause(&mut spins, state, true);
         }
     }
 

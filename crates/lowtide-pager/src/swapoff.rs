@@ -21,6 +21,8 @@ use crate::pager::{Operation, Pager, Worker};
 
 /// Most pages of a step: those of one long read. More would keep faults that need the same device waiting for longer.
 const STEP: usize = 128;
+/// The same, once a page could not be read.
+const FEW: usize = 8;
 /// Slots of a window of the table of owners.
 const WINDOW: usize = 1 << 15;
 
@@ -109,7 +111,9 @@ impl Swapoff {
         let Some(operation) = pager.enter() else { return Step::Later };
         let Some(mut window) = self.window.or_else(|| self.next_window(&operation)) else { return self.end_pass(&operation) };
         let (mut entries, mut owners) = (Each::<Entry>::new(), Each::<usize>::new());
-        while window.done < window.len && !entries.is_full() {
+        // What can't be read is tried page by page, and a disk that fails takes its time: nobody is to wait for all of a long run.
+        let most = if self.now.unreadable > 0 { FEW } else { STEP };
+        while window.done < window.len && entries.len() < most {
             let owner = self.owners()[window.done];
             let entry = Entry::new(window.id, window.first + window.done as u64);
             window.done += 1;
@@ -203,6 +207,7 @@ impl Swapoff {
                     },
                     // The page that had the slot is gone, or it was about another one.
                     Err(_) if operation.map.get(*owner) != old => {}
+                    Err(StoreError::NoMemory) => self.now.homeless += 1,
                     Err(_) => {
                         if self.now.unreadable == 0 {
                             self.now.unreadable_at = owner * PAGE_SIZE;
@@ -282,11 +287,11 @@ impl Operation<'_> {
                 self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE);
                 Brought::In(old)
             }
-            Some(_) => {
-                self.unload(page, &[entry.raw()]);
+            Some(error) => {
+                self.map.swap(page, Word::Loading(entry.raw()), Word::Swapped(entry.raw()));
                 // Who has faulted on it meanwhile waits for the word to change.
                 self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE);
-                Brought::NotNow
+                if error == Errno::NOMEM { Brought::NoRoom } else { Brought::NotNow }
             }
         }
     }

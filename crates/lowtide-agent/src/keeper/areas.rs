@@ -3,6 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use lowtide_core::store::MAX_AREAS;
+use lowtide_pager::clock;
 use lowtide_pager::pager::{Pager, Worker};
 use lowtide_pager::segment::{AreaGauges, Order, Phase};
 use lowtide_pager::swapoff::{Step, Swapoff};
@@ -12,8 +13,12 @@ use crate::{agent, say, swap_file};
 
 /// Where nothing can be moved now, the next try comes after this.
 const STUCK_PAUSE_US: u64 = 50_000;
-/// How often it is counted what is left.
+const LONGEST_STUCK_PAUSE_US: u64 = 1_000_000;
+/// How often it is counted what is left, and so many times as long as it took later.
 const COUNT_EVERY_US: u64 = 100_000;
+const COUNT_REST: u64 = 20;
+/// For how long a process leaves an area that is turned on to larger ones.
+const AFTER_YOU_US: u64 = 1_000_000;
 
 /// What the keeper has done about the orders so far.
 #[derive(Default)]
@@ -23,6 +28,12 @@ pub(super) struct Orders {
     off: Option<Swapoff>,
     not_before_us: u64,
     counted_us: u64,
+    /// It is not counted again before this: a count takes its time where much is out.
+    count_at_us: u64,
+    stuck_pause_us: u64,
+    /// The order with which larger processes are to comply first, and since when.
+    waiting: u64,
+    waiting_since_us: u64,
 }
 
 /// How an order stands.
@@ -30,6 +41,13 @@ enum Obeyed {
     Yes,
     /// There is more to do, after so many microseconds.
     NotYet(u64),
+}
+
+/// In a process without a keeper that works: it has nothing in any area.
+pub(super) fn have_nothing() {
+    for (gauges, area) in agent::proc().areas_now.iter().zip(&agent::settings().swap) {
+        gauges.order.store(area.order().raw(), Ordering::Release);
+    }
 }
 
 impl Keeper {
@@ -63,12 +81,12 @@ impl Keeper {
         let Some(pager) = agent::pager().or(self.prepared) else { return Obeyed::Yes };
         match order.phase() {
             Phase::Absent => Obeyed::Yes,
-            Phase::On => self.turn_on(pager, number),
+            Phase::On => self.turn_on(pager, number, order, now_us),
             Phase::Off => self.turn_off(pager, number, gauges, now_us),
         }
     }
 
-    fn turn_on(&mut self, pager: &Pager, number: u8) -> Obeyed {
+    fn turn_on(&mut self, pager: &Pager, number: u8, order: Order, now_us: u64) -> Obeyed {
         if self.orders.off.as_ref().is_some_and(|off| off.number() == number) {
             self.orders.off = None;
         }
@@ -76,6 +94,12 @@ impl Keeper {
             None => return Obeyed::NotYet(SHORTEST_SLEEP_US),
             Some(true) => {}
             Some(false) => {
+                // The largest process goes first: it may be a device, or a file with a name, which one can have.
+                let since = if self.orders.waiting == order.raw() { self.orders.waiting_since_us } else { now_us };
+                (self.orders.waiting, self.orders.waiting_since_us) = (order.raw(), since);
+                if now_us - since < AFTER_YOU_US && swap_file::goes_to_a_larger(number, order) {
+                    return Obeyed::NotYet(SHORTEST_SLEEP_US);
+                }
                 let Some(operation) = pager.enter() else { return Obeyed::NotYet(SHORTEST_SLEEP_US) };
                 swap_file::add_one(operation.store(), number);
             }
@@ -113,23 +137,30 @@ impl Keeper {
         }
         let Some(worker) = &mut self.worker else { return Obeyed::NotYet(STUCK_PAUSE_US) };
         let step = off.step(pager, worker);
-        if step == Step::Stuck || now_us >= self.orders.counted_us + COUNT_EVERY_US {
+        if step != Step::Done && now_us >= self.orders.count_at_us {
             self.orders.counted_us = now_us;
-            let obstacles = off.obstacles();
+            let (obstacles, started) = (off.obstacles(), clock::now_us());
             gauges.left.store(pager.left_in_area(number), Ordering::Relaxed);
+            self.orders.count_at_us = now_us + COUNT_EVERY_US.max((clock::now_us() - started) * COUNT_REST);
             gauges.homeless.store(obstacles.homeless * 4096, Ordering::Relaxed);
             gauges.unreadable.store(obstacles.unreadable, Ordering::Relaxed);
             gauges.unreadable_at.store(obstacles.unreadable_at as u64, Ordering::Relaxed);
         }
         match step {
-            Step::More => Obeyed::NotYet(0),
+            Step::More => {
+                self.orders.stuck_pause_us = STUCK_PAUSE_US;
+                Obeyed::NotYet(0)
+            }
             Step::Later => Obeyed::NotYet(SHORTEST_SLEEP_US),
             Step::Stuck => {
-                self.orders.not_before_us = now_us + STUCK_PAUSE_US;
-                Obeyed::NotYet(STUCK_PAUSE_US)
+                let pause = self.orders.stuck_pause_us.clamp(STUCK_PAUSE_US, LONGEST_STUCK_PAUSE_US);
+                self.orders.stuck_pause_us = pause * 2;
+                self.orders.not_before_us = now_us + pause;
+                Obeyed::NotYet(pause)
             }
             Step::Done => {
                 self.orders.off = None;
+                swap_file::gave_up(number, pager.was_forked());
                 Obeyed::Yes
             }
         }

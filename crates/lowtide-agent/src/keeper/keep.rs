@@ -162,10 +162,12 @@ impl Keeper {
             swap_file::say_what_fails(&pager.area_stats(), &mut self.said_failing);
         }
         // Being full at times is normal for a small pool; being over the limit because of it is not.
-        if pager.budget.now() <= pager.budget.ceiling() {
+        if pager.budget.now() <= pager.budget.limit() {
             return;
         }
-        if agent::settings().when_full == segment::WHEN_FULL_STOP {
+        // Who lowers a limit to what can't be held does not want the program to end.
+        let is_lowered = pager.budget.ceiling() > pager.budget.limit();
+        if agent::settings().when_full == segment::WHEN_FULL_STOP && !is_lowered {
             say::fatal(match self.areas_fail() {
                 true => b"the rest of swap is full, an area can't be written, and --when-full stop was given: see the warnings",
                 false => b"swap is full and --when-full stop was given: raise --ram or --pool, or give more --swap",

@@ -17,7 +17,7 @@ use lowtide_pager::clock::now_us;
 use lowtide_pager::fork::{Inheritance, TakenOver};
 use lowtide_pager::line::Line;
 use lowtide_pager::pager::{Pager, Worker};
-use lowtide_pager::segment::proc_state;
+use lowtide_pager::segment::{Proc, proc_state};
 use lowtide_pager::uffd::Uffd;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
@@ -96,6 +96,7 @@ pub extern "C" fn inherited(_: usize) -> ! {
     match unsafe { pager.take_over(inheritance) } {
         Ok(TakenOver::Serves) => {}
         Ok(TakenOver::Whole(errno)) => {
+            agent::proc().state.store(proc_state::WATCHING, Ordering::Release);
             atfork::child_is_whole(errno);
             atfork::child_is_ready();
             sleep_for_ever();
@@ -106,10 +107,14 @@ pub extern "C" fn inherited(_: usize) -> ! {
     swap_file::add_all(operation.store());
     drop(operation);
     let keeper = Keeper::new(None);
-    agent::proc().state.store(proc_state::ACTIVE, Ordering::Release);
     monitor::go();
     atfork::child_is_ready();
     keeper.run()
+}
+
+/// A process image, or a forked child, has nothing to do with what was asked before it came to be.
+pub fn forget_requests(proc: &Proc) {
+    proc.reclaimed.store(agent::settings().reclaim.number.load(Ordering::Acquire), Ordering::Release);
 }
 
 /// What every keeper does first.
@@ -125,6 +130,7 @@ fn sleep_for_ever() -> ! {
     let supervisor = Supervisor::open();
     loop {
         supervisor.must_live();
+        areas::have_nothing();
         request::sleep(request::bell(), 10 * LONGEST_SLEEP_US);
         request::answer(|_| {});
     }

@@ -15,13 +15,13 @@ const ADOPTION_US: u64 = 20_000;
 
 impl Keeper {
     /// Whether this process is asked to move pages out, and has any that are worth it.
-    fn watch_for_requests(&self) -> bool {
+    fn watch_for_requests(&self, total: u64) -> bool {
         let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
         // Nothing is known to be fixed.
         agent::proc().answered.store(agent::settings().question.load(Ordering::Acquire), Ordering::Release);
         match reclaim::asked() {
             None => false,
-            Some(_) if is_worth_adopting(mine, mine, 1) => true,
+            Some(_) if is_worth_adopting(mine, total, agent::segment().processes()) => true,
             Some(number) => {
                 reclaim::done(number);
                 false
@@ -35,7 +35,7 @@ impl Keeper {
         let marks = Budget::default();
         marks.set_limit(limit);
         // A named swap file goes to the largest process when it prepares, and until the limit is near nobody knows which that is.
-        let reclaim = self.watch_for_requests();
+        let reclaim = self.watch_for_requests(total);
         let prepare_mark = if reclaim {
             0
         } else if swap_file::any_named() {

@@ -15,7 +15,7 @@ use super::swap_cache::SwapCache;
 use crate::lock::rank;
 use crate::percpu::{self, CacheAligned};
 use crate::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
-use crate::sync::{Lock, pause};
+use crate::sync::{Lock, pause, rest};
 
 /// Most areas: an entry has 8 bits for them. Models need few, and look at each of them again and again.
 const MAX: usize = if cfg!(any(feature = "loom", feature = "shuttle")) { 2 } else { 256 };
@@ -352,9 +352,12 @@ impl Areas {
         // SAFETY: as in `get`.
         let Some(users) = (unsafe { self.places[id as usize].users.load(Ordering::Acquire).as_ref() }) else { return };
         for stripe in users {
+            let mut looks = 0u32;
             // A stripe that is zero once has let go of all who came before.
             while stripe.0.load(Ordering::SeqCst) != 0 {
-                pause();
+                looks += 1;
+                // Somebody has it while he waits for a disk. With few CPUs, who only yields is run just when that is so.
+                if looks > 64 { rest() } else { pause() }
             }
         }
     }

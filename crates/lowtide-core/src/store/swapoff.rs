@@ -91,7 +91,7 @@ impl Store {
     /// Stores pages elsewhere: `out[i]` is as from [`Store::store_run`] for the page of `entries[i]`, whose area is closed (or a parent's). The old
     /// entries stay; they are to be freed when the new ones have replaced them, or the new ones when they could not. `pages` is
     /// memory for as many pages. A result is `BadEntry` if the page was freed meanwhile. (If that goes unnoticed, what is stored is garbage, and the
-    /// caller finds out as well.) Where it is `Full` the page has been read, and is `pages[i]`.
+    /// caller finds out as well.) Where it is `Full` the page has been read, and is `pages[i]`; `NoMemory`: there is no slot for what is in the pool.
     pub fn move_out(
         &self,
         entries: &[Entry],
@@ -122,7 +122,10 @@ impl Store {
             let none: Chunk<&Page> = plans.iter().map(|_| &pages[0]).collect();
             self.place(&none, &plans, group, &mut results, scratch);
         }
-        in_pool.iter().zip(results).for_each(|(i, result)| out[*i] = result);
+        for (i, result) in in_pool.iter().zip(results) {
+            // `Full` would say that the page has been read.
+            out[*i] = result.map_err(|error| if error == StoreError::Full { StoreError::NoMemory } else { error });
+        }
         let mut loaded: Chunk<_> = to_load.iter().map(|_| Err(StoreError::BadEntry)).collect();
         self.load_run(&to_load, pages, &mut loaded, scratch);
         // From the last one on, so that no page is in another's way: each is put where its entry is.

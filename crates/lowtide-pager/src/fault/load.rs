@@ -216,7 +216,7 @@ impl Operation<'_> {
     }
 
     /// Claimed pages were not installed after all.
-    pub(crate) fn unload(&self, first: usize, claimed: &[u64]) {
+    fn unload(&self, first: usize, claimed: &[u64]) {
         for (i, &raw) in claimed.iter().enumerate() {
             self.map.set(first + i, if raw == 0 { Word::Zero } else { Word::Swapped(raw) });
         }
