@@ -122,6 +122,23 @@ fn reclaim_moves_out_what_is_asked() {
     assert!(run.finish().0.starts_with("OK"));
 }
 
+/// What a broken disk has lost is named, the rest is moved, and the area stays.
+#[test]
+fn a_page_that_can_not_be_read_is_named() {
+    let Some(_turn) = turn() else { return };
+    let scene = Scene::new();
+    let (file, dir) = (scene.swap_file("file", 256 * MIB), scene.swap_dir("dir"));
+    let mut run = scene.sleeper(&format!("--quiet --ram 32M --pool 2M --swap {file}"), 96, "n");
+    run.wait_until("pages are out", |run| number(&area(&scene, run, &file), "used") > 64 * MIB);
+    std::fs::File::options().write(true).open(scene.path("file")).and_then(|file| file.set_len(40 * MIB)).expect("cut");
+    scene.done(&format!("swapon {} {dir}", run.pid));
+    scene.refused(&format!("swapoff {} {file}", run.pid), 1, &["can't be read", "0x", "the area stays in use"]);
+    let (old, new) = (area(&scene, &run, &file), area(&scene, &run, &dir));
+    assert!(number(&new, "used") > 16 * MIB && old["state"] != "emptying" && number(&old, "used") > 16 * MIB, "{old} {new}");
+    assert!(number(&old, "errors") > 0 && run.is_alive(), "{old}");
+    run.kill();
+}
+
 fn begin_swapoff(scene: &Scene, run: &Run, spec: &str) -> Child {
     let mut command = scene.lowtide();
     command.args(["swapoff", &run.pid.to_string(), spec]).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -236,8 +253,10 @@ fn everything_changes_at_random(rounds: u64) {
             0..3 => {
                 let limit = random.u64(SIZE / 5..=SIZE);
                 watch.limit.store(0, Ordering::Release);
-                scene.done(&format!("limit {pid} {limit}M"));
-                watch.limit.store(limit * MIB, Ordering::Release);
+                let out = scene.done(&format!("limit {pid} {limit}M"));
+                // Where no area is left, or not enough in RAM, it may not be held, which is said.
+                let is_held = !out.contains("the rest") && on.contains(&true);
+                watch.limit.store(if is_held { limit * MIB } else { 0 }, Ordering::Release);
             }
             3 => drop(scene.done(&format!("reclaim {pid} {}M", random.u64(1..SIZE / 4)))),
             _ => {
@@ -255,7 +274,12 @@ fn everything_changes_at_random(rounds: u64) {
                 let output = swapoff.wait_with_output().expect("waited for");
                 let line = String::from_utf8_lossy(&output.stderr);
                 match output.status.code() {
-                    Some(0) => (on[i], offs) = (false, offs + 1),
+                    Some(0) => {
+                        (on[i], offs) = (false, offs + 1);
+                        if !on.contains(&true) {
+                            watch.limit.store(0, Ordering::Release);
+                        }
+                    }
                     Some(130) => cancelled += 1,
                     // The last one is needed, or what there is beside it is too small.
                     Some(1 | 2) if line.contains("missing") || line.contains("no room") => refused += 1,

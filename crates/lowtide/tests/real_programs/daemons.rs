@@ -211,7 +211,7 @@ fn a_hundred_forks_leave_no_slots_behind() {
     }
     let run = |forks: usize| {
         let job = job(&format!("churn {forks} forks"), "fork_churn", &format!("48 {forks}"))?;
-        let dir = format!("dir:{},size=128M", job.directory.display());
+        let dir = format!("dir:{},size=192M", job.directory.display());
         let options = ["--swap", &dir, "--pool", "0"].map(str::to_owned).to_vec();
         let limit = Limit { ram: 28 * MIB, swap: Swap::Options(options) };
         let outcome = job.limited(&limit);
