@@ -13,13 +13,13 @@ use rustix::io::Errno;
 use crate::vm::OnFork;
 
 #[cfg(feature = "loom")]
-pub use loom::{hint::spin_loop, thread::yield_now as pause};
+pub use loom::{hint::spin_loop, thread::yield_now as pause, thread::yield_now as rest};
 #[cfg(feature = "loom")]
 use mutex::{Mutex, MutexGuard};
 #[cfg(all(feature = "shuttle", not(feature = "loom")))]
 use shuttle::sync::{Mutex, MutexGuard};
 #[cfg(all(feature = "shuttle", not(feature = "loom")))]
-pub use shuttle::{hint::spin_loop, sync::atomic, thread::yield_now as pause};
+pub use shuttle::{hint::spin_loop, sync::atomic, thread::yield_now as pause, thread::yield_now as rest};
 
 /// As [`crate::lock::Lock`].
 #[derive(Debug, Default)]

@@ -132,14 +132,13 @@ impl Program<'_> {
                     write(self.page(i), self.shadow[i]);
                 }
             },
-            // SAFETY: memory of this thread's own region.
-            14 => unsafe {
+            14 => {
                 let _turn = self.gate.changing.lock().unwrap();
                 // Unmapped by what takes its place: in a hole another thread of the test, or lowtide's, could have its memory by then.
                 map(at.cast(), n, MapFlags::FIXED);
                 self.house.adopt(at.cast(), n);
                 self.shadow[first..first + n].fill(0);
-            },
+            }
             // SAFETY: memory of this thread's own region.
             15 => unsafe {
                 // One call does one mapping, and which these are the kernel decides.
