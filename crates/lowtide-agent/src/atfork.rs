@@ -8,6 +8,7 @@
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use lowtide_core::steps;
 use lowtide_pager::line::Line;
 use lowtide_pager::segment::proc_state;
 use rustix::io::Errno;
@@ -51,8 +52,10 @@ extern "C" fn prepare() {
     resident::before_fork();
     if agent::active().is_some() {
         PARENT.store(agent::pid(), Ordering::Relaxed);
+        steps::taken(steps::Fork::Parent);
         ask(Request::Fork);
         ANNOUNCED.store(true, Ordering::Release);
+        steps::taken(steps::Fork::Parent);
         gate::goes_on();
     }
 }
@@ -63,6 +66,7 @@ extern "C" fn parent() {
     }
     if ANNOUNCED.load(Ordering::Acquire) {
         ask(Request::ForkIsOver);
+        steps::taken(steps::Fork::Parent);
         ANNOUNCED.store(false, Ordering::Release);
     }
     let signals = BLOCKED.swap(false, Ordering::Relaxed).then(|| SIGNALS.load(Ordering::Relaxed));
@@ -162,6 +166,7 @@ fn take_over(announced: bool) {
     agent::set_proc(proc, pid);
     keeper::forget_requests(proc);
     resident::in_child(proc);
+    steps::taken(steps::Fork::Child);
     READY.store(0, Ordering::Release);
     let entry = if inherits { keeper::inherited } else { keeper::fresh };
     if let Err(why) = thread::spawn(entry, 0) {

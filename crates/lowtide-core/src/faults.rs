@@ -13,9 +13,13 @@ pub enum Op {
     Map,
     /// An allocation on lowtide's heap.
     Heap,
+    /// A step of a fork in the process that forks.
+    Forking,
+    /// The same in the one that is forked.
+    Forked,
 }
 
-const OPS: usize = 3;
+const OPS: usize = 5;
 
 /// How a call fails. What can't happen to it leaves it whole: a read can't be lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,6 +47,8 @@ pub enum Fault {
     Swapped,
     /// A mapping or an allocation: there is no memory.
     NoMemory,
+    /// The process is killed.
+    Killed,
 }
 
 /// One failure, and the counts of calls. It may lie in memory that processes share: then the counts are theirs together.

@@ -21,6 +21,7 @@ pub mod lock;
 pub mod percpu;
 pub mod pool;
 pub mod slot;
+pub mod steps;
 pub mod store;
 pub mod sync;
 pub mod table;

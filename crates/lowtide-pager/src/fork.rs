@@ -19,6 +19,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use lowtide_core::handshake::Handshake;
+use lowtide_core::steps;
 use lowtide_core::vm::{self, OnFork, PAGE_SIZE};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -158,11 +159,13 @@ impl Pager {
         self.has_moved();
         self.forks();
         self.pause();
+        steps::taken(steps::Fork::Parent);
         // An event that was read before may still be being applied, and others may wait: of raw system calls, or the C library's own.
         let lock = self.space.exclusive();
         self.read_all(&lock);
         // Before the memory is copied: the child must know what was added for it.
         self.store(&lock).fork_add_references(run.image(self.proc()), &mut |image| run.is_alive(image));
+        steps::taken(steps::Fork::Parent);
     }
 
     /// Applies all events that wait. The kernel reports faults first: those threads fault again.
@@ -206,6 +209,7 @@ impl Pager {
             (self.host.fatal)(b"memory was moved (mremap) while the program forked: the child can't know where it is");
         }
         let handover = self.handover();
+        steps::taken(steps::Fork::Parent);
         let (until, mut alive) = (now_us() + SERVES_US, true);
         while alive && !handover.handshake.is_ready() {
             if handover.handshake.wants_all() || now_us() >= until {
@@ -229,9 +233,12 @@ impl Pager {
         if !alive {
             self.store(lock).fork_child_died();
         }
+        steps::taken(steps::Fork::Parent);
         // Closing the last descriptor unregisters all of the child's memory.
         drop(child);
+        steps::taken(steps::Fork::Parent);
         handover.handshake.close();
+        steps::taken(steps::Fork::Parent);
         let _ = futex::wake(handover.handshake.word(), futex::Flags::empty(), 1);
         self.resume();
     }
@@ -320,6 +327,7 @@ impl Pager {
     pub unsafe fn take_over(&self, with: Inheritance<'_>) -> Result<TakenOver, &'static [u8]> {
         self.set_proc(with.proc);
         self.forget_operations();
+        steps::taken(steps::Fork::Child);
         let handover = self.handover();
         // SAFETY: no other thread of this process uses the pager, and the parent's operations were paused.
         let has_files = unsafe {
@@ -339,13 +347,16 @@ impl Pager {
             let (uffd, present) = ((self.host.open_uffd)()?, (self.host.open_page_map)()?);
             Ok((uffd, present, Handover::new()?))
         });
+        steps::taken(steps::Fork::Child);
         // From here the parent may let go, if it has not done so already. A parent that dies now, or was found dead, is found out below.
         if has_files && means.is_ok() {
             handover.handshake.ready();
         } else {
             handover.handshake.want_all();
         }
+        steps::taken(steps::Fork::Child);
         self.wait_for_parent(with.parent_serves)?;
+        steps::taken(steps::Fork::Child);
         let (uffd, present, next) = match means {
             Ok(means) => means,
             Err(errno) => {
@@ -366,6 +377,7 @@ impl Pager {
             }
         }
         self.register_inherited()?;
+        steps::taken(steps::Fork::Child);
         self.handover.store(next, Ordering::Release);
         self.resume();
         Ok(TakenOver::Serves)

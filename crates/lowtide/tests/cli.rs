@@ -213,6 +213,8 @@ fn bad_swap_files() {
     let lock = rustix::fs::FlockOperation::LockExclusive;
     rustix::fs::flock(&file, lock).expect("locked");
     assert_refused(&run(""), 2, &[shown, "another run"]);
+    // Not only closed: a process that another test is starting just now may have it open for a moment.
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::Unlock).expect("unlocked");
     drop(file);
     let twice = with("run --ram 64M --swap file:{},prio=1 --swap file:{},prio=2 -- true", &path);
     assert_refused(&twice, 2, &[shown, "this run uses it already", "twice"]);

@@ -11,6 +11,7 @@ mod watch;
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use lowtide_core::steps;
 use lowtide_core::store::MAX_AREAS;
 use lowtide_pager::budget::Budget;
 use lowtide_pager::clock::now_us;
@@ -106,6 +107,7 @@ pub extern "C" fn inherited(_: usize) -> ! {
     let Some(operation) = pager.enter() else { say::fatal(b"a forked child was made to wait for itself") };
     swap_file::add_all(operation.store());
     drop(operation);
+    steps::taken(steps::Fork::Child);
     let keeper = Keeper::new(None);
     monitor::go();
     atfork::child_is_ready();

@@ -64,6 +64,20 @@ fn no_memory_for_mappings() {
     with(Op::Map, &[Fault::NoMemory]);
 }
 
+/// One of the two processes is killed after each step of a fork (those of ARCHITECTURE's list, in parts). The other one's every byte is right, or
+/// the run ends with a message; nothing hangs, and nothing is left.
+#[test]
+fn killed_after_each_step_of_a_fork() {
+    let Some(_turn) = machine::turn() else { return };
+    let mut wrong = Vec::new();
+    for op in [Op::Forking, Op::Forked] {
+        let Some((tally, found)) = run::killed_at_each_step(op) else { return };
+        machine::say(&format!("  {op:?}: {tally}"));
+        wrong.extend(found);
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 /// A process whose swap area has no memory for its tables goes on with the others, and is limited all the same.
 #[test]
 fn no_memory_for_the_tables_of_an_area() {

@@ -123,6 +123,7 @@ fn judge(outcome: &Outcome, right: &str, op: Op, specs: &[String]) -> Result<boo
             offset.is_some_and(|offset| offset > 0 && offset.is_multiple_of(4096))
                 && specs.iter().any(|spec| text.ends_with(spec))
         }
+        (Op::Forking | Op::Forked, _) => false,
         (Op::Map | Op::Heap, Some(text)) => text.contains("memory") || text.contains("thread"),
     };
     // lowtide's own status, and no word from the program, whose standard output the test reads.
@@ -179,4 +180,34 @@ pub fn without_tables(scene: &Scene) -> (usize, Vec<String>) {
         }
     }
     (found, wrong)
+}
+
+/// Steps of the parent before there is a child: the kernel gives a fork up if the process is killed before its event has been read, or just then.
+const BEFORE_THE_CLONE: u64 = 5;
+
+/// Kills the process that forks, or the one that is forked, after each step; how the runs ended, and what is wrong.
+pub fn killed_at_each_step(op: Op) -> Option<(String, Vec<String>)> {
+    let scene = Scene { name: "killed fork", program: "fork_steps", arguments: "24", swap: &["dir:"], pool: "1M" };
+    let (whole, plan, _) = run(&scene, op, Fault::Killed, u64::MAX)?;
+    let steps = plan.faults.calls(op);
+    assert!(whole.status == 0 && whole.stdout == "OK the child\nOK the parent\n" && steps > 4, "{steps} steps: {whole:?}");
+    let (mut right, mut stopped, mut wrong) = (0, 0, Vec::new());
+    for at in 0..steps {
+        let (outcome, plan, _) = run(&scene, op, Fault::Killed, at)?;
+        let message = outcome.status == 125 && outcome.stderr.contains(" was stopped: ");
+        let the_other = match op {
+            Op::Forking if at < BEFORE_THE_CLONE => outcome.stdout.is_empty() && outcome.status == 137,
+            Op::Forking => outcome.stdout == "OK the child\n" && outcome.status == 137,
+            _ => outcome.stdout == "OK the parent\n" && outcome.status == 0,
+        };
+        right += u64::from(the_other);
+        stopped += u64::from(message);
+        if !(the_other || message) || !outcome.left.is_empty() || !plan.faults.has_struck() {
+            wrong.push(format!("{op:?} {at}: {outcome:?}"));
+        }
+    }
+    Some((
+        format!("killed after each of {steps} steps: {right} times the other one was right, {stopped} stopped with a message"),
+        wrong,
+    ))
 }
