@@ -46,6 +46,20 @@ fn recompress(pager: &Pager, worker: &mut Worker, idle: &mut Idle, shared: bool,
     Some((took * RECOMPRESS_REST).clamp(SHORTEST_SLEEP_US, LONGEST_SLEEP_US))
 }
 
+/// Evicts a batch in the background; what came of it, and how many pages went out if any did. (Monitors may evict at the same time: theirs are
+/// counted here too.)
+pub(super) fn evict(pager: &Pager, worker: &mut Worker) -> (Evicted, u64) {
+    let counters = pager.counters();
+    let before = counters.evictions_pages.load(Ordering::Relaxed);
+    let evicted = pager.evict(worker);
+    if evicted != Evicted::Some {
+        return (evicted, 0);
+    }
+    let pages = counters.evictions_pages.load(Ordering::Relaxed) - before;
+    counters.evictions_background.fetch_add(pages, Ordering::Relaxed);
+    (evicted, pages)
+}
+
 impl Keeper {
     /// Memory is adopted: keep it under the limit. Returns for how long to sleep.
     pub(super) fn keep(&mut self, pager: &Pager, total: u64) -> Nap {
@@ -119,12 +133,8 @@ impl Keeper {
         // Far above a limit that was lowered: the program has half of the time in which pages are on their way out.
         let (started, lowered) = (now_us(), pager.budget.ceiling() > pager.budget.limit());
         for _ in 0..batches {
-            let before = pager.counters().evictions_pages.load(Ordering::Relaxed);
-            match pager.evict(worker) {
-                Evicted::Some => {
-                    let n = pager.counters().evictions_pages.load(Ordering::Relaxed) - before;
-                    pager.counters().evictions_background.fetch_add(n, Ordering::Relaxed);
-                }
+            match evict(pager, worker).0 {
+                Evicted::Some => {}
                 Evicted::Later => return Nap::UntilFaults(50),
                 Evicted::Nothing => {
                     pager.drain_frames();

@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 use lowtide_pager::evict::Evicted;
 use lowtide_pager::pager::Pager;
 
+use super::keep::evict;
 use super::{Keeper, Nap, SHORTEST_SLEEP_US};
 use crate::agent;
 
@@ -47,17 +48,14 @@ impl Keeper {
             if self.reclaim.left == 0 {
                 break;
             }
-            let before = pager.counters().evictions_pages.load(Ordering::Relaxed);
-            match pager.evict(worker) {
-                Evicted::Some => {
-                    let n = pager.counters().evictions_pages.load(Ordering::Relaxed) - before;
-                    pager.counters().evictions_background.fetch_add(n, Ordering::Relaxed);
+            match evict(pager, worker) {
+                (Evicted::Some, n) => {
                     proc.reclaimed_bytes.fetch_add(n * 4096, Ordering::Relaxed);
                     self.reclaim.left = self.reclaim.left.saturating_sub(n * 4096);
                 }
-                Evicted::Later => return Some(Nap::UntilFaults(SHORTEST_SLEEP_US)),
+                (Evicted::Later, _) => return Some(Nap::UntilFaults(SHORTEST_SLEEP_US)),
                 // That is all that can go.
-                Evicted::Nothing | Evicted::Full => self.reclaim.left = 0,
+                (Evicted::Nothing | Evicted::Full, _) => self.reclaim.left = 0,
             }
         }
         if self.reclaim.left > 0 || pager.empty_staging(worker) {

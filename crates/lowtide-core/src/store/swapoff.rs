@@ -14,7 +14,6 @@
 
 use core::sync::atomic::Ordering;
 
-use super::cache::WordCache;
 use super::group::Insert;
 use super::out::{Chunk, Plan, RUN};
 use super::word::{Object, Word};
@@ -194,7 +193,7 @@ impl Store {
 
     /// Gives up what is no page of an area: clean copies, and slots that can't be written. Whether nothing is left.
     fn sweep(&self, area: &Area) -> bool {
-        let cache = WordCache { cached_now: &self.counters.cached_now };
+        let cache = self.word_cache();
         let mut is_empty = true;
         area.each_word(|slot, place| {
             if slot == 0 {

@@ -50,11 +50,11 @@ fn bare_system_calls() {
     forks("raw", "128 1", STAYING);
 }
 
-/// What the child maps where it inherited nothing is served like all of its memory.
-#[test]
-fn holes_in_what_is_inherited() {
+/// A program that verifies its memory ends well natively, and in 40 MiB, where much of it is evicted.
+#[track_caller]
+fn verified(label: &str, program: &str, arguments: &str) {
     let Some(_turn) = turn() else { return };
-    let Some(job) = job("forks, holes", "fork_holes", "64") else { return };
+    let Some(job) = job(label, program, arguments) else { return };
     let native = job.native();
     assert!(ends_well(&native), "{native:?}");
     if native_only() {
@@ -65,19 +65,16 @@ fn holes_in_what_is_inherited() {
     assert!(outcome.stat("evictions.pages") > 1000.0, "{}", outcome.stats);
 }
 
+/// What the child maps where it inherited nothing is served like all of its memory.
+#[test]
+fn holes_in_what_is_inherited() {
+    verified("forks, holes", "fork_holes", "64");
+}
+
 /// Threads hold malloc's locks while they change mappings, and a fork takes these locks: neither waits for the other for ever.
 #[test]
 fn beside_threads_that_allocate() {
-    let Some(_turn) = turn() else { return };
-    let Some(job) = job("forks, beside malloc", "fork_malloc", "4 60 48") else { return };
-    let native = job.native();
-    assert!(ends_well(&native), "{native:?}");
-    if native_only() {
-        return;
-    }
-    let outcome = job.limited(&Limit { ram: 40 << 20, swap: Swap::Default });
-    assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
-    assert!(outcome.stat("evictions.pages") > 1000.0, "{}", outcome.stats);
+    verified("forks, beside malloc", "fork_malloc", "4 60 48");
 }
 
 /// Children and parent together stay under the limit: each page that they share counts once, and the copies as they arise.
