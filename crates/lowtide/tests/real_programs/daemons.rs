@@ -200,6 +200,7 @@ fn a_jump_out_of_a_fork() {
     let Some(job) = job("jump out of fork", "fork_longjmp", "48 20") else { return };
     let outcome = limited(&job, 40);
     assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
+    assert!(!outcome.stderr.contains(" 0 jumps") && !outcome.stderr.starts_with("0 jumps"), "{}", outcome.stderr);
 }
 
 /// What children that are gone had of a swap file is given out again: a file that is large enough without forks is large enough with them.
