@@ -31,10 +31,12 @@ mod request;
 mod resident;
 mod say;
 mod start;
+mod starving;
 mod swap_file;
 mod thread;
 mod transient;
 mod unfit;
+mod watch;
 
 #[global_allocator]
 static HEAP: heap::Heap = heap::Heap::new();

@@ -1,5 +1,6 @@
 //! The monitor threads, one pinned to each CPU. When a thread of the program blocks on a missing page, the monitor of its CPU runs at
-//! once, with no other CPU to be woken in between. What a monitor does is the pager's monitor.rs.
+//! once, with no other CPU to be woken in between. Those of the other CPUs are not woken in vain (`watch.rs`), and none is in the way of
+//! other threads (`starving.rs`). What a monitor does is the pager's monitor.rs.
 
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -8,10 +9,11 @@ use lowtide_pager::monitor::Monitor;
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, futex, sched_getaffinity, sched_setaffinity};
 
-use crate::{agent, keeper, say, thread};
+use crate::watch::{self, Watch};
+use crate::{agent, keeper, say, starving, thread};
 
 /// Most monitors: each fault wakes all of them, so more of them cost more.
-const MAX_MONITORS: usize = 16;
+pub const MAX_MONITORS: usize = 16;
 
 /// Said where there are none.
 pub const NONE: &[u8] = b"no monitor thread could be started";
@@ -32,6 +34,8 @@ struct Start {
 /// Not one could be started.
 pub fn start() -> Result<(), Errno> {
     GO.store(0, Ordering::Relaxed);
+    watch::reset();
+    starving::reset();
     let cpus = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
     let mut result = Err(Errno::SRCH);
     for cpu in (0..CpuSet::MAX_CPU).filter(|&cpu| cpus.is_set(cpu)).take(MAX_MONITORS) {
@@ -39,6 +43,9 @@ pub fn start() -> Result<(), Errno> {
             (Err(error), Err(_)) => Err(error),
             _ => Ok(()),
         };
+    }
+    if result.is_ok() {
+        starving::start();
     }
     result
 }
@@ -53,6 +60,7 @@ fn start_on(cpu: usize) -> Result<(), Errno> {
 
 /// The monitors go to work: there is a pager.
 pub fn go() {
+    starving::go();
     GO.store(1, Ordering::Release);
     let _ = futex::wake(&GO, futex::Flags::PRIVATE, i32::MAX as u32);
 }
@@ -65,15 +73,29 @@ extern "C" fn run(start: usize) -> ! {
     only.set(*cpu);
     // Without it the monitor floats: slower, not wrong.
     let _ = sched_setaffinity(None, &only);
+    starving::join();
+    let mut watch = Watch::default();
     while GO.load(Ordering::Acquire) == 0 {
         let _ = futex::wait(&GO, futex::Flags::PRIVATE, 0, None);
     }
     let Some(pager) = agent::pager() else { say::fatal(b"a monitor has nothing to watch") };
+    let mut waited = false;
     loop {
-        let turn = monitor.turn(pager, -1);
+        let turn = monitor.turn(pager);
         if turn.remapped {
             keeper::look_again();
         }
+        if turn.read {
+            starving::served();
+            watch.won();
+        } else {
+            if waited {
+                pager.counters().monitor_wakeups_vain.fetch_add(1, Ordering::Relaxed);
+                watch.lost();
+            }
+            monitor.wait(pager, -1);
+        }
+        waited = !turn.read;
         if pager.budget.above_high() {
             keeper::wake_if_asleep();
         }

@@ -12,6 +12,7 @@ use crate::pagemap::Word;
 use crate::pager::{Operation, Worker, add};
 use crate::patience::{IN_HAND_SECONDS, Patience};
 use crate::staging::{MAX_SEGMENT_FRAMES, Memory, Segment};
+use crate::uffd::{Holes, Wake};
 
 /// What a drain came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -201,13 +202,13 @@ impl Operation<'_> {
             }
             let (at, from) = (page * PAGE_SIZE, self.staging.addr(frame));
             // SAFETY: the word says Moving, so nobody else touches the page or the frame.
-            let mut p = unsafe { self.uffd().move_pages(at, from, PAGE_SIZE) };
+            let mut p = unsafe { self.uffd().move_pages(at, from, PAGE_SIZE, Holes::Stop, Wake::Now) };
             let mut memory = Memory::Went;
             // NOENT: the kernel has dropped the page from the frame, or the place is unmapped, in which case it can't be copied either.
             if matches!(p.error, Some(Errno::BUSY | Errno::INVAL | Errno::NOENT)) {
                 memory = Memory::Stays;
                 // SAFETY: as above; a staged frame is populated, or not registered.
-                p = unsafe { self.uffd().copy(at, from as *const u8, PAGE_SIZE) };
+                p = unsafe { self.uffd().copy(at, from as *const u8, PAGE_SIZE, Wake::Now) };
             }
             match p.error {
                 None | Some(Errno::EXIST) => {

@@ -22,6 +22,7 @@ use crate::drain::Drained;
 use crate::pagemap::{BLOCK_PAGES, Word};
 use crate::pager::{Operation, Pager, Worker, add};
 use crate::present::Ranges;
+use crate::uffd::{Holes, Wake};
 
 /// What one call of [`Pager::evict`] came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -389,7 +390,8 @@ impl Operation<'_> {
             self.publish_own();
             // SAFETY: the words say Moving: a fault on these pages waits until they say more.
             let p = unsafe {
-                self.uffd().move_pages(self.staging.addr(frame + moved as u32), (page + moved) * PAGE_SIZE, len * PAGE_SIZE)
+                let (to, from) = (self.staging.addr(frame + moved as u32), (page + moved) * PAGE_SIZE);
+                self.uffd().move_pages(to, from, len * PAGE_SIZE, Holes::Stop, Wake::Later)
             };
             add(&self.counters().moved_calls, 1);
             let done = match p.error {

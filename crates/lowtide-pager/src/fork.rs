@@ -32,7 +32,7 @@ use crate::pager::{Pager, Worker};
 use crate::regions::Range;
 use crate::segment::{Proc, Segment};
 use crate::space::Exclusive;
-use crate::uffd::{Message, Uffd};
+use crate::uffd::{Message, Uffd, Wake};
 
 /// Events of the child that can be passed on to it.
 const PASSED: usize = 120;
@@ -471,7 +471,7 @@ impl Pager {
         // The guard page before the handover page is never registered: NOENT while there is an address space, SRCH when it is gone.
         let guard = self.handover.load(Ordering::Relaxed) as usize - PAGE_SIZE;
         // SAFETY: nothing can be copied to an address that is not registered.
-        let probe = unsafe { child.copy(guard, self.zeros.as_ptr(), PAGE_SIZE) };
+        let probe = unsafe { child.copy(guard, self.zeros.as_ptr(), PAGE_SIZE, Wake::Now) };
         probe.error != Some(Errno::SRCH)
     }
 }

@@ -13,7 +13,7 @@ use crate::clock::now_ns;
 use crate::events::Read;
 use crate::evict::Evicted;
 use crate::fault::Served;
-use crate::pager::{Pager, Worker};
+use crate::pager::{Pager, Worker, add};
 use crate::segment::latency_bucket;
 
 /// Faults kept until a waiting event has been read; more are sent back to the kernel, which reports them again.
@@ -43,10 +43,16 @@ impl Monitor {
         Ok(Monitor { worker: Worker::new(false)?, deferred: ArrayVec::new() })
     }
 
-    /// Waits for a message, `ms` milliseconds at most (negative: for ever), and deals with what there is. No lock may be held.
-    pub fn turn(&mut self, pager: &Pager, ms: i32) -> Turn {
-        let mut turn = Turn::default();
+    /// Waits for a message, `ms` milliseconds at most (negative: for ever). No lock may be held.
+    pub fn wait(&self, pager: &Pager, ms: i32) {
         pager.uffd().wait_readable(if self.deferred.is_empty() { ms } else { 1 });
+        add(&pager.counters().monitor_wakeups, 1);
+    }
+
+    /// Deals with what there is: a fault, or events up to the next fault. It does not wait for anything to come: under load the next fault is
+    /// there when this one's thread has run. No lock may be held.
+    pub fn turn(&mut self, pager: &Pager) -> Turn {
+        let mut turn = Turn::default();
         loop {
             let read = pager.read(&mut self.worker);
             turn.read |= !matches!(read, Read::Nothing);
@@ -54,7 +60,6 @@ impl Monitor {
                 Read::Nothing => break,
                 Read::Event => {}
                 Read::Remapped => turn.remapped = true,
-                // Reading takes the space lock alone; waiting tells as well whether there is more, and takes none.
                 Read::Fault(addr) if self.deferred.is_empty() => {
                     if self.serve(pager, addr) == Served::EventsFirst {
                         self.deferred.push(addr);
@@ -82,15 +87,19 @@ impl Monitor {
     /// Serves a fault, at the limit after some memory has been freed for it, and counts how long that took.
     fn serve(&mut self, pager: &Pager, addr: usize) -> Served {
         let start = now_ns();
+        pager.serving.fetch_add(1, Ordering::Relaxed);
         let (proc, counters) = (pager.proc(), pager.counters());
         if pager.budget.at_limit() && pager.evict(&mut self.worker) == Evicted::Some {
             counters.evictions_direct.fetch_add(1, Ordering::Relaxed);
         }
         let served = pager.serve(addr, &mut self.worker);
+        // Before the thread is woken, which may run in place of this one from then on.
         let took = now_ns() - start;
         proc.latency[latency_bucket(took)].fetch_add(1, Ordering::Relaxed);
         counters.stall_some_us.fetch_add(took / 1000, Ordering::Relaxed);
         counters.latency_max_ns.fetch_max(took, Ordering::Relaxed);
+        pager.serving.fetch_sub(1, Ordering::Relaxed);
+        self.worker.wake(pager.uffd());
         served
     }
 }

@@ -86,6 +86,8 @@ pub struct Pager {
     /// See [`Pager::set_sharers`].
     sharers: AtomicU32,
     operations: AtomicU32,
+    /// Monitors that are serving a fault.
+    pub(crate) serving: AtomicU32,
     /// Pages of the program that have come into memory; wraps.
     pub(crate) arrived: AtomicUsize,
     /// Zero pages that are out now.
@@ -102,6 +104,8 @@ pub struct Worker {
     buffer: Mapping,
     /// Whether this thread may wait for pages (the reclaimer may; a monitor, which serves them, must not).
     pub may_fault: bool,
+    /// Pages that were installed, from the first to behind the last (addresses / 4096), and whose waiting threads nobody has woken yet.
+    to_wake: Option<(usize, usize)>,
 }
 
 impl Worker {
@@ -114,7 +118,24 @@ impl Worker {
             scratch: Scratch::new().map_err(|_| Errno::NOMEM)?,
             buffer: vm::map(BATCH * PAGE_SIZE, OnFork::Copy)?,
             may_fault,
+            to_wake: None,
         })
+    }
+
+    /// The pages `first .. end` are in memory now, and whoever waits for them is still to be woken.
+    pub(crate) fn installed(&mut self, first: usize, end: usize) {
+        if first < end {
+            let (low, high) = self.to_wake.unwrap_or((first, end));
+            self.to_wake = Some((low.min(first), high.max(end)));
+        }
+    }
+
+    /// Lets the threads run on that wait for the pages that this worker has installed since the last call. The last thing that is done for a
+    /// fault, by who holds no lock and is in no operation: the program may run in place of this thread from here on.
+    pub fn wake(&mut self, uffd: &Uffd) {
+        if let Some((first, end)) = self.to_wake.take() {
+            uffd.wake(first * PAGE_SIZE, (end - first) * PAGE_SIZE);
+        }
     }
 
     /// Gives back what only compressing with zstd needs.
@@ -191,6 +212,7 @@ impl Pager {
             has_copied: AtomicBool::new(false),
             sharers: AtomicU32::new(0),
             operations: AtomicU32::new(0),
+            serving: AtomicU32::new(0),
             arrived: AtomicUsize::new(0),
             zero_now: AtomicU64::new(0),
             moving: AtomicUsize::new(0),
@@ -294,6 +316,7 @@ impl Pager {
     /// back, are not here.
     pub(crate) fn forget_operations(&self) {
         self.operations.store(0, Ordering::SeqCst);
+        self.serving.store(0, Ordering::SeqCst);
     }
 
     /// The program is about to fork: memory that it shares with a child may from now on have stale words.
@@ -324,6 +347,11 @@ impl Pager {
     /// Bytes of the page map that were ever in use at a time.
     pub fn page_map_bytes(&self) -> usize {
         self.map.used_bytes()
+    }
+
+    /// Whether a thread of the program waits, as far as can be seen: for a monitor to read its fault, or for one that has.
+    pub fn is_waited_for(&self) -> bool {
+        self.serving.load(Ordering::Relaxed) > 0 || self.uffd().is_readable()
     }
 
     /// The name of the device behind an entry.

@@ -18,6 +18,7 @@ use rustix::io::Errno;
 
 use crate::pagemap::Word;
 use crate::pager::{Operation, Pager, Worker};
+use crate::uffd::Wake;
 
 /// Most pages of a step: those of one long read. More would keep faults that need the same device waiting for longer.
 const STEP: usize = 128;
@@ -275,7 +276,7 @@ impl Operation<'_> {
             return Brought::NotNow;
         }
         // SAFETY: these are the bytes that the page had when it was evicted, and the word says that this is still so.
-        let progress = unsafe { self.uffd().copy(page * PAGE_SIZE, bytes.as_ptr(), PAGE_SIZE) };
+        let progress = unsafe { self.uffd().copy(page * PAGE_SIZE, bytes.as_ptr(), PAGE_SIZE, Wake::Now) };
         match progress.error {
             None => {
                 self.arrived(1);

@@ -25,6 +25,9 @@ pub const NEEDED_FEATURES: u64 = sys::UFFD_FEATURE_EVENT_FORK as u64
     | sys::UFFD_FEATURE_EVENT_UNMAP as u64
     | FEATURE_MOVE;
 
+const MOVE_DONTWAKE: u64 = 1 << 0;
+const MOVE_ALLOW_SRC_HOLES: u64 = 1 << 1;
+
 /// UFFD_FEATURE_MOVE.
 pub const FEATURE_MOVE: u64 = 1 << 16;
 
@@ -56,6 +59,24 @@ unsafe impl<T> Ioctl for Raw<'_, T> {
 pub(crate) unsafe fn ioctl<T>(fd: BorrowedFd<'_>, opcode: Opcode, arg: &mut T) -> Result<i32, Errno> {
     // SAFETY: handed on to the caller.
     unsafe { rustix::ioctl::ioctl(fd, Raw { opcode, arg }) }
+}
+
+/// When the threads run on that wait for a page that is installed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wake {
+    /// At once.
+    Now,
+    /// When [`Uffd::wake`] says so.
+    Later,
+}
+
+/// What a MOVE does about pages that are missing where it takes them from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holes {
+    /// Ends there.
+    Stop,
+    /// Goes on behind them.
+    Pass,
 }
 
 /// A message read from a userfaultfd.
@@ -170,6 +191,13 @@ impl Uffd {
         self.fd.as_raw_fd()
     }
 
+    /// Whether a message waits to be read.
+    pub fn is_readable(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::from_borrowed_fd(self.as_fd(), PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+
     /// Waits up to `ms` milliseconds (negative: for ever) for a message.
     pub fn wait_readable(&self, ms: i32) {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -211,23 +239,26 @@ impl Uffd {
         let _ = unsafe { ioctl(self.fd.as_fd(), WAKE, &mut arg) };
     }
 
-    /// Puts copies of the `len` bytes at `src` at `dst`, where no pages may be, and wakes the threads that wait there.
+    /// Puts copies of the `len` bytes at `src` at `dst`, where no pages may be.
     ///
     /// # Safety
     /// `src` is readable for `len` bytes and never missing; the bytes are what the program must see at `dst`.
-    pub unsafe fn copy(&self, dst: usize, src: *const u8, len: usize) -> Progress {
-        let mut arg = sys::uffdio_copy { dst: dst as u64, src: src as u64, len: len as u64, mode: 0, copy: 0 };
+    pub unsafe fn copy(&self, dst: usize, src: *const u8, len: usize, wake: Wake) -> Progress {
+        let mode = if wake == Wake::Later { u64::from(sys::UFFDIO_COPY_MODE_DONTWAKE) } else { 0 };
+        let mut arg = sys::uffdio_copy { dst: dst as u64, src: src as u64, len: len as u64, mode, copy: 0 };
         // SAFETY: COPY takes a uffdio_copy; the caller answers for the addresses.
         let result = unsafe { ioctl(self.fd.as_fd(), COPY, &mut arg) };
         progress(result, arg.copy, len)
     }
 
-    /// Moves the pages at `src` to `dst`, where no pages may be. Stops at the first page that can't be moved.
+    /// Moves the pages at `src` to `dst`, where no pages may be. Stops at the first page that can't be moved. What is missing at `src` stays
+    /// missing at `dst` and is counted as done, if `holes` says so; else it stops there.
     ///
     /// # Safety
     /// The page map says that the pages are on their way: a fault on `src` must find them.
-    pub unsafe fn move_pages(&self, dst: usize, src: usize, len: usize) -> Progress {
-        let mut arg = sys::uffdio_move { dst: dst as u64, src: src as u64, len: len as u64, mode: 0, move_: 0 };
+    pub unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, holes: Holes, wake: Wake) -> Progress {
+        let mode = if holes == Holes::Pass { MOVE_ALLOW_SRC_HOLES } else { 0 } | if wake == Wake::Later { MOVE_DONTWAKE } else { 0 };
+        let mut arg = sys::uffdio_move { dst: dst as u64, src: src as u64, len: len as u64, mode, move_: 0 };
         // SAFETY: MOVE takes a uffdio_move; the caller answers for the addresses.
         let result = unsafe { ioctl(self.fd.as_fd(), MOVE, &mut arg) };
         progress(result, arg.move_, len)

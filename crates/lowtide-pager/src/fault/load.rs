@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use super::{Again, Served, Try};
 use crate::pagemap::Word;
 use crate::pager::{BATCH, Operation, Pager, Worker, add};
+use crate::uffd::Wake;
 
 /// The raw entries of claimed pages, in a row; 0: a zero page.
 type Claimed = ArrayVec<u64, BATCH>;
@@ -108,8 +109,9 @@ impl Operation<'_> {
                 }
                 let (buffer, _) = worker.parts();
                 // SAFETY: the buffer holds what the pages held when they were evicted, and the words say that this is still so.
-                let progress = unsafe { self.uffd().copy(p * PAGE_SIZE, buffer[i].as_ptr(), run * PAGE_SIZE) };
+                let progress = unsafe { self.uffd().copy(p * PAGE_SIZE, buffer[i].as_ptr(), run * PAGE_SIZE, Wake::Later) };
                 let done = progress.done / PAGE_SIZE;
+                worker.installed(p, p + done);
                 freed.extend((i..i + done).filter_map(|j| self.loaded(first + j, claimed[j])));
                 installed += done;
                 self.arrived(done);

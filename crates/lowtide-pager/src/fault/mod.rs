@@ -14,6 +14,7 @@ use crate::pager::{Operation, Pager, Worker, add};
 use crate::patience::{IN_HAND_SECONDS, NO_MEMORY_SECONDS, Patience};
 use crate::space::Shared;
 use crate::stream::Window;
+use crate::uffd::Wake;
 
 /// What became of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +39,7 @@ type Try = Result<Served, Again>;
 
 impl Pager {
     /// Serves a fault at `addr`. Called by monitors without any lock held; never waits for another fault or for an event. A page that
-    /// can't be had for a long time ends the run.
+    /// can't be had for a long time ends the run. The threads that waited are woken by [`Worker::wake`], when nothing is held any more.
     pub fn serve(&self, addr: usize, worker: &mut Worker) -> Served {
         let page = addr / PAGE_SIZE;
         let (mut in_hand, mut no_memory) = (Patience::new(), Patience::new());
@@ -88,9 +89,9 @@ impl Operation<'_> {
     /// Serves a fault as the page's word says.
     fn serve(&self, page: usize, worker: &mut Worker) -> Try {
         match self.map.get(page) {
-            word @ (Word::None | Word::Removing | Word::Zero) => self.touch(page, word),
-            Word::Staged(frame) => self.unstage(page, frame),
-            Word::Storing(frame) => self.copy_back(page, frame),
+            word @ (Word::None | Word::Removing | Word::Zero) => self.touch(page, word, worker),
+            Word::Staged(frame) => self.unstage(page, frame, worker),
+            Word::Storing(frame) => self.copy_back(page, frame, worker),
             Word::Swapped(_) => self.page_in(page, worker),
             word @ Word::Clean(_) => {
                 // Missing although it was never evicted: the program dropped it, which its event says or will say.
@@ -140,7 +141,7 @@ impl Operation<'_> {
     fn must_not_be_own(&self, addr: usize) {
         lowtide_core::vm::own_ranges(|start, end, _| {
             // SAFETY: where the copy succeeds, a page of lowtide's own was missing, and this process ends.
-            let registered = || unsafe { self.uffd().copy(addr, self.zeros.as_ptr(), PAGE_SIZE) }.error != Some(Errno::NOENT);
+            let registered = || unsafe { self.uffd().copy(addr, self.zeros.as_ptr(), PAGE_SIZE, Wake::Now) }.error != Some(Errno::NOENT);
             if (start..end).contains(&addr) && registered() {
                 let mut text = crate::line::Line::new();
                 let staging = if self.staging.contains(addr) { &b" (staging)"[..] } else { b"" };

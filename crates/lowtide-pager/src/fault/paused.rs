@@ -10,7 +10,7 @@ use super::Served;
 use crate::pagemap::Word;
 use crate::pager::{Pager, Worker};
 use crate::space::Exclusive;
-use crate::uffd::Uffd;
+use crate::uffd::{Uffd, Wake};
 
 impl Pager {
     /// Serves a fault by copying. Alone: operations that began before may still be under way, and what a word says holds only while none
@@ -47,7 +47,7 @@ impl Pager {
             _ => self.zeros.as_ptr(),
         };
         // SAFETY: the source is a populated frame, the buffer or the zeros, none of which is ever missing.
-        match unsafe { uffd.copy(page * PAGE_SIZE, source, PAGE_SIZE) }.error {
+        match unsafe { uffd.copy(page * PAGE_SIZE, source, PAGE_SIZE, Wake::Now) }.error {
             None => {
                 self.arrived(1);
                 Ok(())

@@ -7,8 +7,9 @@ use rustix::io::Errno;
 
 use super::{Again, Served, Try};
 use crate::pagemap::Word;
-use crate::pager::{Operation, add};
+use crate::pager::{Operation, Worker, add};
 use crate::staging::Memory;
+use crate::uffd::{Holes, Wake};
 
 /// Pages that one fault takes back from staging at most.
 const MAX_UNSTAGED: usize = 64;
@@ -16,7 +17,7 @@ const MAX_UNSTAGED: usize = 64;
 impl Operation<'_> {
     /// The page is in staging: take it back, and with it, as far as the stream of faults suggests, the pages behind it that were
     /// detached together.
-    pub(super) fn unstage(&self, page: usize, frame: u32) -> Try {
+    pub(super) fn unstage(&self, page: usize, frame: u32, worker: &mut Worker) -> Try {
         let _lock = self.space.shared();
         let window = self.loads.window(page).pages.min(MAX_UNSTAGED);
         let mut n = 0;
@@ -39,8 +40,11 @@ impl Operation<'_> {
         while done < n && error.is_none() {
             let (at, from) = (page + done, frame + done as u32);
             // SAFETY: the words say Moving, so nobody else touches the pages or the frames.
-            let p = unsafe { self.uffd().move_pages(at * PAGE_SIZE, self.staging.addr(from), (n - done) * PAGE_SIZE) };
+            let p = unsafe {
+                self.uffd().move_pages(at * PAGE_SIZE, self.staging.addr(from), (n - done) * PAGE_SIZE, Holes::Stop, Wake::Later)
+            };
             let moved = p.done / PAGE_SIZE;
+            worker.installed(at, at + moved);
             for i in done..done + moved {
                 self.back_in_place(page + i, frame + i as u32, Memory::Went);
             }
@@ -60,9 +64,12 @@ impl Operation<'_> {
                         false => (self.zeros.as_ptr().cast_const(), Memory::Went),
                     };
                     // SAFETY: the word says Moving, so nobody else touches the frame; the page is there, or zeros stand for it.
-                    let p = unsafe { self.uffd().copy(at * PAGE_SIZE, source, PAGE_SIZE) };
+                    let p = unsafe { self.uffd().copy(at * PAGE_SIZE, source, PAGE_SIZE, Wake::Later) };
                     match p.error {
-                        None => self.back_in_place(at, from, memory),
+                        None => {
+                            worker.installed(at, at + 1);
+                            self.back_in_place(at, from, memory);
+                        }
                         Some(Errno::EXIST) => self.stale_in_staging(at, from),
                         Some(e) => {
                             error = Some(e);
@@ -94,16 +101,19 @@ impl Operation<'_> {
 
     /// The page is being stored, which may take as long as a write to a disk: a copy of the bytes in the frame, which nobody changes
     /// and which stay until the drainer has seen that this is done.
-    pub(super) fn copy_back(&self, page: usize, frame: u32) -> Try {
+    pub(super) fn copy_back(&self, page: usize, frame: u32, worker: &mut Worker) -> Try {
         let _lock = self.space.shared();
         if !self.map.swap(page, Word::Storing(frame), Word::Moving(frame)) {
             return Err(Again::Changed);
         }
         // SAFETY: a frame that is being stored is populated, or will be: it is not registered while it is being stored, and zeros stand for
         // a page that the kernel has dropped.
-        let p = unsafe { self.uffd().copy(page * PAGE_SIZE, self.staging.addr(frame) as *const u8, PAGE_SIZE) };
+        let p = unsafe { self.uffd().copy(page * PAGE_SIZE, self.staging.addr(frame) as *const u8, PAGE_SIZE, Wake::Later) };
         match p.error {
-            None => self.arrived(1),
+            None => {
+                worker.installed(page, page + 1);
+                self.arrived(1);
+            }
             // What is in memory is newer.
             Some(Errno::EXIST) => self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE),
             Some(e) => {

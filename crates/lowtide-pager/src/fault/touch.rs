@@ -8,13 +8,14 @@ use rustix::io::Errno;
 
 use super::{Again, Served, Try};
 use crate::pagemap::Word;
-use crate::pager::{BATCH, Operation, Pager, add};
+use crate::pager::{BATCH, Operation, Pager, Worker, add};
 use crate::stream::MAX_WINDOW;
+use crate::uffd::Wake;
 
 impl Operation<'_> {
     /// Installs zeros at `page`, whose word was `word`, and around it. Each page is claimed first: a page that came in and was evicted
     /// again since its word was read must not be covered by zeros.
-    pub(super) fn touch(&self, page: usize, word: Word) -> Try {
+    pub(super) fn touch(&self, page: usize, word: Word, worker: &mut Worker) -> Try {
         if self.map.populate(page).is_err() {
             return self.touch_without_word(page);
         }
@@ -42,8 +43,9 @@ impl Operation<'_> {
         while at < end && error.is_none() {
             let n = (end - at).min(most);
             // SAFETY: pages with these words read as zero while they are missing, and they are claimed; `zeros` is never written.
-            let p = unsafe { self.uffd().copy(at * PAGE_SIZE, self.zeros.as_ptr(), n * PAGE_SIZE) };
+            let p = unsafe { self.uffd().copy(at * PAGE_SIZE, self.zeros.as_ptr(), n * PAGE_SIZE, Wake::Later) };
             let done = p.done / PAGE_SIZE;
+            worker.installed(at, at + done);
             for p in at..at + done {
                 claims.done(self, low, p);
             }
@@ -87,7 +89,7 @@ impl Operation<'_> {
             return Err(Again::Changed);
         }
         // SAFETY: a page without a word reads as zero while it is missing.
-        let p = unsafe { self.uffd().copy(page * PAGE_SIZE, self.zeros.as_ptr(), PAGE_SIZE) };
+        let p = unsafe { self.uffd().copy(page * PAGE_SIZE, self.zeros.as_ptr(), PAGE_SIZE, Wake::Now) };
         match p.error {
             None => self.arrived(1),
             Some(Errno::EXIST) => self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE),

@@ -7,6 +7,9 @@ use lowtide_core::store::{AreaState, FillWords, MAX_AREAS};
 
 use super::latency::LATENCY_BUCKETS;
 
+/// Distances of [`Counters::refaults`].
+pub const REFAULT_DISTANCES: usize = 4;
+
 /// Counters of one process image, or of all dead ones. Pages are 4 KiB pages.
 #[repr(C)]
 #[derive(Default)]
@@ -40,6 +43,14 @@ pub struct Counters {
     /// Folios that got contiguous slots, by order, and those that were split for want of them.
     pub folios: [AtomicU64; ORDERS],
     pub folios_split: [AtomicU64; ORDERS],
+    /// How often a monitor woke or looked because a fault or an event may have come, and how often another monitor had it.
+    pub monitor_wakeups: AtomicU64,
+    pub monitor_wakeups_vain: AtomicU64,
+    /// Times that a thread slept for the space lock, and nanoseconds that threads waited for it.
+    pub space_lock_sleeps: AtomicU64,
+    pub space_lock_wait_ns: AtomicU64,
+    /// Pages that came back after so many others had been evicted: less than a 16th of what is in memory, a quarter, all of it, or more.
+    pub refaults: [AtomicU64; REFAULT_DISTANCES],
     /// Microseconds in which at least one thread waited for a page.
     pub stall_some_us: AtomicU64,
     /// Longest fault service in nanoseconds.

@@ -77,7 +77,9 @@ impl House {
             thread::spawn(move || {
                 let mut monitor = Monitor::new().unwrap();
                 while !stop.load(Ordering::Relaxed) {
-                    monitor.turn(pager, 5);
+                    if !monitor.turn(pager).read {
+                        monitor.wait(pager, 5);
+                    }
                 }
             })
         };
