@@ -74,11 +74,11 @@ extern "C" fn run(start: usize) -> ! {
     // Without it the monitor floats: slower, not wrong.
     let _ = sched_setaffinity(None, &only);
     starving::join();
-    let mut watch = Watch::default();
     while GO.load(Ordering::Acquire) == 0 {
         let _ = futex::wait(&GO, futex::Flags::PRIVATE, 0, None);
     }
     let Some(pager) = agent::pager() else { say::fatal(b"a monitor has nothing to watch") };
+    let mut watch = Watch::new(*cpu);
     let mut waited = false;
     loop {
         let turn = monitor.turn(pager);
@@ -87,16 +87,17 @@ extern "C" fn run(start: usize) -> ! {
         }
         if turn.read {
             starving::served();
-            watch.won();
+            watch.won(waited, turn.thread);
         } else {
             if waited {
+                // The kernel tells of few of them: see watch.rs.
                 pager.counters().monitor_wakeups_vain.fetch_add(1, Ordering::Relaxed);
                 watch.lost();
             }
-            monitor.wait(pager, -1);
+            monitor.wait(pager, watch.patience());
         }
         waited = !turn.read;
-        if pager.budget.above_high() {
+        if pager.wants_keeper() {
             keeper::wake_if_asleep();
         }
     }

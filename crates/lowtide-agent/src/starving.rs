@@ -77,7 +77,7 @@ extern "C" fn run(_: usize) -> ! {
     }
     let Some(pager) = agent::pager() else { crate::say::fatal(b"nothing to watch") };
     set_all(thread::Policy::Idle);
-    let (mut last, mut quiet) = (SERVED.load(Ordering::Relaxed), 0);
+    let (mut last, mut quiet, mut stuck) = (SERVED.load(Ordering::Relaxed), 0, 0);
     // Until when monitors are normal (0: they are idle), and for how long the next time.
     let (mut until, mut period, mut ended) = (0u64, LEAST_US, 0u64);
     loop {
@@ -89,11 +89,15 @@ extern "C" fn run(_: usize) -> ! {
         let now = now_us();
         let served = SERVED.load(Ordering::Relaxed);
         let waits = pager.is_waited_for();
-        if served == last && waits && until == 0 {
+        stuck = if served == last && waits { stuck + 1 } else { 0 };
+        if stuck == 1 {
+            // The only one that watches may be behind a thread of the program on its CPU.
+            watch::call_all();
+        }
+        if stuck > 1 && until == 0 {
             period = if now.saturating_sub(ended) < period * 2 { (period * 2).min(MOST_US) } else { LEAST_US };
             until = now + period;
             set_all(thread::Policy::Normal);
-            watch::call_all();
         } else if until != 0 && now >= until {
             (until, ended) = (0, now);
             set_all(thread::Policy::Idle);

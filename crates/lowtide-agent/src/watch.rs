@@ -1,94 +1,152 @@
-//! Which monitors watch the userfaultfd. A fault wakes all that do, and one of them gets it; waking another CPU for nothing is the larger part
-//! of what a fault costs. So a monitor that finds twice in a row that another one was faster steps aside, as long as one
-//! watches. Now and then all watch again for a moment: threads move from CPU to CPU. (A leader and its followers.)
+//! Which monitors watch the userfaultfd: those of the CPUs on which threads wait for pages.
+//!
+//! A fault wakes all that watch, one of them gets it, and waking another CPU for nothing is the larger part of what a fault costs. (The kernel
+//! puts the others back to sleep without telling them.) So the others sleep here. A monitor that had to be woken for a fault, where it should
+//! have run as soon as the thread of its own CPU stopped, asks on which CPU that thread is, and calls the monitor there; now and
+//! then it asks without that reason. Who watches and gets nothing goes back to sleep, but for the last one.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use lowtide_pager::clock::now_us;
+use lowtide_pager::line::Line;
+use rustix::fs::{Mode, OFlags};
 use rustix::thread::futex;
 
-/// Monitors that watch, or are about to.
-static WATCHING: AtomicU32 = AtomicU32::new(0);
-/// Monitors that have stepped aside.
-static ASIDE: AtomicU32 = AtomicU32::new(0);
-/// How often all were called back; those aside sleep on it.
-static CALLS: AtomicU32 = AtomicU32::new(0);
-/// When that was last done, in microseconds.
-static CALLED_US: AtomicU64 = AtomicU64::new(0);
+use crate::monitor::MAX_MONITORS;
 
-/// Faults found taken in a row after which a monitor steps aside.
+/// The place of one monitor.
+struct Place {
+    /// Its CPU, plus 1; 0: there is none.
+    cpu: AtomicU32,
+    /// 1: it is to watch.
+    called: AtomicU32,
+}
+
+static PLACES: [Place; MAX_MONITORS] = [const { Place { cpu: AtomicU32::new(0), called: AtomicU32::new(0) } }; MAX_MONITORS];
+/// Monitors that watch.
+static WATCHING: AtomicU32 = AtomicU32::new(0);
+/// Monitors that sleep here.
+static ASIDE: AtomicU32 = AtomicU32::new(0);
+
+/// Waits in a row that came to nothing, of a millisecond each at most, after which a monitor steps aside.
 const LOSSES: u32 = 2;
-/// Faults served by one monitor, and time, after which all are called back.
+/// Faults after which it asks where the thread of one is.
 const FAULTS: u32 = 64;
-const CALL_US: u64 = 2_000;
+/// Least time between two such questions, in microseconds: one takes some 5.
+const ASK_US: u64 = 100;
 
 /// In a new process image or a forked child, before its monitors start.
 pub fn reset() {
+    for place in &PLACES {
+        place.cpu.store(0, Ordering::Relaxed);
+    }
     for count in [&WATCHING, &ASIDE] {
         count.store(0, Ordering::Relaxed);
     }
 }
 
-/// All watch again: the one that does may be about to wait for a device, or can't run.
+/// All watch: the one that does may be about to wait for a device, or can't run.
 pub fn call_all() {
     if ASIDE.load(Ordering::Acquire) > 0 {
-        CALLS.fetch_add(1, Ordering::AcqRel);
-        let _ = futex::wake(&CALLS, futex::Flags::PRIVATE, i32::MAX as u32);
+        PLACES.iter().for_each(call);
     }
 }
 
-/// What one monitor knows of its luck. Watches from its first use on.
-#[derive(Default)]
+fn call(place: &Place) {
+    if place.called.swap(1, Ordering::AcqRel) == 0 {
+        let _ = futex::wake(&place.called, futex::Flags::PRIVATE, 1);
+    }
+}
+
+/// The CPU on which a thread of this process runs or last ran.
+fn cpu_of(thread: u32) -> Option<u32> {
+    let mut path = Line::new();
+    path.push(b"/proc/self/task/").number(u64::from(thread)).push(b"/stat");
+    let mut text = [0u8; 512];
+    let file = rustix::fs::open(path.bytes(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let read = rustix::io::read(&file, &mut text).ok()?;
+    parse_cpu(&text[..read])
+}
+
+/// From `/proc/PID/stat`: the 39th field. The second one is a name in parentheses, which may hold anything.
+fn parse_cpu(stat: &[u8]) -> Option<u32> {
+    let behind = stat.iter().rposition(|b| *b == b')')? + 1;
+    let field = stat[behind..].split(|b| *b == b' ').filter(|field| !field.is_empty()).nth(36)?;
+    core::str::from_utf8(field).ok()?.trim_ascii().parse().ok()
+}
+
+/// One monitor's.
 pub struct Watch {
-    watches: bool,
+    place: &'static Place,
+    cpu: u32,
     losses: u32,
     faults: u32,
+    asked_us: u64,
 }
 
 impl Watch {
-    fn begin(&mut self) {
-        if !self.watches {
-            self.watches = true;
-            WATCHING.fetch_add(1, Ordering::AcqRel);
-        }
+    /// The monitor of a CPU begins to watch.
+    pub fn new(cpu: usize) -> Watch {
+        let cpu = cpu as u32;
+        let free = |p: &&Place| p.cpu.compare_exchange(0, cpu + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        // There are as many places as monitors.
+        let place = PLACES.iter().find(free).unwrap_or(&PLACES[0]);
+        place.called.store(1, Ordering::Release);
+        WATCHING.fetch_add(1, Ordering::AcqRel);
+        Watch { place, cpu, losses: 0, faults: 0, asked_us: 0 }
     }
 
-    /// It has got a message.
-    pub fn won(&mut self) {
-        self.begin();
+    /// How long to wait for a message, in milliseconds (negative: for ever).
+    pub fn patience(&self) -> i32 {
+        if WATCHING.load(Ordering::Acquire) > 1 { 1 } else { -1 }
+    }
+
+    /// It has got a message; `slept`: it had to be woken for it. `thread` waited for a page, if that was it.
+    pub fn won(&mut self, slept: bool, thread: Option<u32>) {
         self.losses = 0;
         self.faults += 1;
-        if self.faults < FAULTS || ASIDE.load(Ordering::Relaxed) == 0 {
+        let Some(thread) = thread.filter(|_| (slept || self.faults >= FAULTS) && ASIDE.load(Ordering::Relaxed) > 0) else { return };
+        let now = now_us();
+        if now.saturating_sub(self.asked_us) < ASK_US {
             return;
         }
-        let now = now_us();
-        if now.saturating_sub(CALLED_US.load(Ordering::Relaxed)) >= CALL_US {
-            CALLED_US.store(now, Ordering::Relaxed);
-            self.faults = 0;
-            call_all();
+        (self.asked_us, self.faults) = (now, 0);
+        match cpu_of(thread) {
+            Some(cpu) if cpu == self.cpu => {}
+            Some(cpu) => {
+                let Some(there) = PLACES.iter().find(|place| place.cpu.load(Ordering::Acquire) == cpu + 1) else { return };
+                call(there);
+                // No thread of this CPU waits.
+                if slept {
+                    self.step_aside();
+                }
+            }
+            None => call_all(),
         }
     }
 
-    /// It was woken, and another one has got the message. Sleeps if others watch.
+    /// It waited, and there was nothing for it. Sleeps if others watch.
     pub fn lost(&mut self) {
-        self.begin();
         self.losses += 1;
-        if self.losses < LOSSES {
-            return;
+        if self.losses >= LOSSES {
+            self.step_aside();
         }
+    }
+
+    fn step_aside(&mut self) {
         self.losses = 0;
-        let calls = CALLS.load(Ordering::Acquire);
+        self.place.called.store(0, Ordering::Release);
+        ASIDE.fetch_add(1, Ordering::AcqRel);
         // One always watches.
         let aside = |watching: u32| (watching > 1).then(|| watching - 1);
-        if WATCHING.fetch_update(Ordering::AcqRel, Ordering::Acquire, aside).is_err() {
-            return;
+        if WATCHING.fetch_update(Ordering::AcqRel, Ordering::Acquire, aside).is_ok() {
+            while self.place.called.load(Ordering::Acquire) == 0 {
+                let _ = futex::wait(&self.place.called, futex::Flags::PRIVATE, 0, None);
+            }
+            WATCHING.fetch_add(1, Ordering::AcqRel);
         }
-        ASIDE.fetch_add(1, Ordering::AcqRel);
-        while CALLS.load(Ordering::Acquire) == calls {
-            let _ = futex::wait(&CALLS, futex::Flags::PRIVATE, calls, None);
-        }
+        self.place.called.store(1, Ordering::Release);
         ASIDE.fetch_sub(1, Ordering::AcqRel);
-        WATCHING.fetch_add(1, Ordering::AcqRel);
         self.faults = 0;
     }
 }

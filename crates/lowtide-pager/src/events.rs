@@ -22,8 +22,8 @@ const PUBLISH_EVERY: usize = 256;
 /// What a monitor has to do after reading.
 #[derive(Debug)]
 pub enum Read {
-    /// Serve the fault at this address.
-    Fault(usize),
+    /// Serve the fault at this address, of this thread.
+    Fault(usize, u32),
     /// An event was read and applied.
     Event,
     /// The mappings changed in a way that new ones may have to be looked for.
@@ -54,7 +54,7 @@ impl Pager {
     fn act_on(&self, lock: &Exclusive<'_>, message: Result<Message, Errno>, worker: &mut Worker) -> Read {
         match message {
             Err(_) => Read::Nothing,
-            Ok(Message::Fault { addr }) => Read::Fault(addr),
+            Ok(Message::Fault { addr, thread }) => Read::Fault(addr, thread),
             Ok(Message::Fork(child)) => {
                 self.forked(lock, child, worker);
                 Read::Event

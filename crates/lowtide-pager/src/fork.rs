@@ -173,7 +173,7 @@ impl Pager {
         let mut waiting = arrayvec::ArrayVec::<usize, 256>::new();
         loop {
             match self.uffd().read() {
-                Ok(Message::Fault { addr }) => {
+                Ok(Message::Fault { addr, .. }) => {
                     if waiting.try_push(addr).is_err() {
                         self.uffd().wake(addr, PAGE_SIZE);
                     }
@@ -217,7 +217,7 @@ impl Pager {
                 break;
             }
             match child.read() {
-                Ok(Message::Fault { addr }) => {
+                Ok(Message::Fault { addr, .. }) => {
                     // An event of the child that waits makes this fail; it is read next, and the fault comes again.
                     if self.copy_to(lock, &child, addr / PAGE_SIZE, worker).is_err() {
                         child.wake(addr, PAGE_SIZE);

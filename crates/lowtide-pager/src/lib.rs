@@ -1,6 +1,6 @@
 //! The pager: userfaultfd, page maps, fault service and reclaim. It runs inside the program whose memory it pages.
 //!
-//! The way of a page: out by `evict.rs` (from its place into staging) and `drain.rs` (from staging into the store), in by
+//! The way of a page: out by `hand.rs` (which), `detach.rs` (from its place into staging), `evict.rs` (when) and `drain.rs` (from staging into the store), in by
 //! `fault/`; `events.rs` follows what the program does to its mappings meanwhile, `fork.rs` what happens when it forks.
 #![no_std]
 
@@ -12,11 +12,13 @@ pub mod backoff;
 pub mod broker;
 pub mod budget;
 pub mod clock;
+mod detach;
 pub mod drain;
 pub mod events;
 pub mod evict;
 pub mod fault;
 pub mod fork;
+mod hand;
 pub mod line;
 pub mod locks;
 pub mod mapping;
@@ -31,6 +33,7 @@ pub mod segment;
 pub mod share;
 pub mod space;
 pub mod staging;
+mod stale;
 pub mod stream;
 pub mod swapoff;
 mod transitions;

@@ -32,6 +32,8 @@ pub struct Turn {
     pub remapped: bool,
     /// Something was read: an event or a fault.
     pub read: bool,
+    /// The thread whose fault was served.
+    pub thread: Option<u32>,
 }
 
 impl Monitor {
@@ -60,14 +62,15 @@ impl Monitor {
                 Read::Nothing => break,
                 Read::Event => {}
                 Read::Remapped => turn.remapped = true,
-                Read::Fault(addr) if self.deferred.is_empty() => {
+                Read::Fault(addr, thread) if self.deferred.is_empty() => {
+                    turn.thread = Some(thread);
                     if self.serve(pager, addr) == Served::EventsFirst {
                         self.deferred.push(addr);
                     }
                     break;
                 }
                 // To serve it in vain would only keep the event waiting.
-                Read::Fault(addr) => {
+                Read::Fault(addr, _) => {
                     if self.deferred.try_push(addr).is_err() {
                         pager.uffd().wake(addr, 4096);
                     }
@@ -98,6 +101,7 @@ impl Monitor {
         proc.latency[latency_bucket(took)].fetch_add(1, Ordering::Relaxed);
         counters.stall_some_us.fetch_add(took / 1000, Ordering::Relaxed);
         counters.latency_max_ns.fetch_max(took, Ordering::Relaxed);
+        pager.stage_ahead(&mut self.worker);
         pager.serving.fetch_sub(1, Ordering::Relaxed);
         self.worker.wake(pager.uffd());
         served

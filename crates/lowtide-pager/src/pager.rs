@@ -5,7 +5,7 @@
 //! reached through an [`Operation`] or the exclusive space lock only ([`MayChange`]).
 
 use core::ops::Deref;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use alloc::boxed::Box;
 use lowtide_core::codec::Scratch;
@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use crate::backoff::Backoff;
 use crate::budget::Budget;
 use crate::drain::Drained;
-use crate::evict::Hand;
+use crate::hand::Hand;
 use crate::pagemap::PageMap;
 use crate::patience::Patience;
 use crate::present::Present;
@@ -67,8 +67,6 @@ pub struct Pager {
     pub(crate) hand: Lock<Hand, { rank::HAND }>,
     /// How far the hand looks at a time, in bytes.
     pub(crate) reach: AtomicUsize,
-    /// Rounds of the hand, from 1; pages that came in during this round are young.
-    pub(crate) round: AtomicU8,
     pub(crate) loads: Streams,
     pub(crate) touches: Streams,
     pub(crate) zeros: Mapping,
@@ -86,6 +84,8 @@ pub struct Pager {
     /// See [`Pager::set_sharers`].
     sharers: AtomicU32,
     operations: AtomicU32,
+    /// The keeper is awake.
+    reclaiming: AtomicBool,
     /// Monitors that are serving a fault.
     pub(crate) serving: AtomicU32,
     /// Pages of the program that have come into memory; wraps.
@@ -199,7 +199,6 @@ impl Pager {
             proc: AtomicPtr::new(core::ptr::from_ref(proc).cast_mut()),
             hand: Lock::new(Hand::default()),
             reach: AtomicUsize::new(1 << 30),
-            round: AtomicU8::new(1),
             loads: Streams::new(4),
             touches: Streams::new(16),
             zeros: vm::map(MAX_WINDOW * PAGE_SIZE, OnFork::Copy)?,
@@ -212,6 +211,7 @@ impl Pager {
             has_copied: AtomicBool::new(false),
             sharers: AtomicU32::new(0),
             operations: AtomicU32::new(0),
+            reclaiming: AtomicBool::new(false),
             serving: AtomicU32::new(0),
             arrived: AtomicUsize::new(0),
             zero_now: AtomicU64::new(0),
@@ -347,6 +347,20 @@ impl Pager {
     /// Bytes of the page map that were ever in use at a time.
     pub fn page_map_bytes(&self) -> usize {
         self.map.used_bytes()
+    }
+
+    /// The keeper says whether it is awake: pages are detached for it while it is not.
+    pub fn set_reclaiming(&self, awake: bool) {
+        self.reclaiming.store(awake, Ordering::Release);
+    }
+
+    /// Whether there is something for the keeper to do that should not wait.
+    pub fn wants_keeper(&self) -> bool {
+        self.budget.above_high() && (self.staging.is_above_target() || self.budget.at_limit())
+    }
+
+    pub(crate) fn is_reclaiming(&self) -> bool {
+        self.reclaiming.load(Ordering::Acquire)
     }
 
     /// Whether a thread of the program waits, as far as can be seen: for a monitor to read its fault, or for one that has.

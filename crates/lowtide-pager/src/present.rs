@@ -18,7 +18,7 @@ const EXCLUSIVE: u64 = 1 << 56;
 const NO_REGION: sys::page_region = sys::page_region { start: 0, end: 0, categories: 0 };
 
 /// Ranges that one scan returns at most.
-pub const MAX_RANGES: usize = 64;
+pub const MAX_RANGES: usize = 128;
 
 /// The open page map of this process, and the list of its mappings.
 #[derive(Debug)]

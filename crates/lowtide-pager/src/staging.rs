@@ -24,6 +24,9 @@ const LARGE: usize = 16 << 20;
 /// Most segments.
 const MAX_SEGMENTS: usize = 160;
 
+/// Segments for each one that the pages would fill without holes.
+const HOLLOW: usize = 3;
+
 /// A segment by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment(u8);
@@ -70,7 +73,7 @@ impl Staging {
     pub fn new(target: usize) -> Result<Staging, Errno> {
         let segment_frames = if target < LARGE { SMALL_SEGMENT_FRAMES } else { MAX_SEGMENT_FRAMES };
         let segment_bytes = segment_frames * PAGE_SIZE;
-        let segments = (target.div_ceil(segment_bytes).max(1) + 2).min(MAX_SEGMENTS);
+        let segments = (target.div_ceil(segment_bytes).max(1) * HOLLOW + 2).min(MAX_SEGMENTS);
         let mut empty = [Segment(0); MAX_SEGMENTS];
         for (i, s) in empty.iter_mut().take(segments).enumerate() {
             *s = Segment((segments - 1 - i) as u8);
@@ -106,6 +109,13 @@ impl Staging {
     /// Whether more pages wait than should.
     pub fn is_above_target(&self) -> bool {
         self.staged() * PAGE_SIZE > self.target.load(Ordering::Relaxed)
+    }
+
+    /// Whether enough of them wait for the keeper to store some: less than the target, so that there is room for many before it is needed
+    /// again.
+    pub fn is_worth_draining(&self) -> bool {
+        let target = self.target.load(Ordering::Relaxed);
+        self.staged() * PAGE_SIZE > target - target / 4
     }
 
     /// Whether `addr` is in the area.

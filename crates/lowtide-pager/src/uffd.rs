@@ -23,6 +23,7 @@ pub const NEEDED_FEATURES: u64 = sys::UFFD_FEATURE_EVENT_FORK as u64
     | sys::UFFD_FEATURE_EVENT_REMAP as u64
     | sys::UFFD_FEATURE_EVENT_REMOVE as u64
     | sys::UFFD_FEATURE_EVENT_UNMAP as u64
+    | sys::UFFD_FEATURE_THREAD_ID as u64
     | FEATURE_MOVE;
 
 const MOVE_DONTWAKE: u64 = 1 << 0;
@@ -86,6 +87,8 @@ pub enum Message {
     Fault {
         /// Faulting address, as given by the kernel (page aligned).
         addr: usize,
+        /// Id of the thread.
+        thread: u32,
     },
     /// The process forked; this is the child's userfaultfd.
     Fork(Uffd),
@@ -283,7 +286,10 @@ impl Uffd {
             unsafe {
                 let msg = buf.assume_init();
                 return Ok(match u32::from(msg.event) {
-                    sys::UFFD_EVENT_PAGEFAULT => Message::Fault { addr: msg.arg.pagefault.address as usize & !0xfff },
+                    sys::UFFD_EVENT_PAGEFAULT => Message::Fault {
+                        addr: msg.arg.pagefault.address as usize & !0xfff,
+                        thread: msg.arg.pagefault.feat.ptid,
+                    },
                     sys::UFFD_EVENT_FORK => Message::Fork(Uffd { fd: OwnedFd::from_raw_fd(msg.arg.fork.ufd as RawFd) }),
                     sys::UFFD_EVENT_REMAP => Message::Remap {
                         from: msg.arg.remap.from as usize,

@@ -24,6 +24,8 @@ const MEASURE_REST_PAGES: u64 = 4096;
 const LOOK_AT_CHILDREN_US: u64 = 1_000_000;
 /// No tier could take a page: the keeper looks again after this. (Whether it is worth while to try is the pager's affair.)
 const FULL_PAUSE_US: u64 = 100_000;
+/// Monitors detach pages: the keeper looks whether they still do.
+const AHEAD_US: u64 = 2_000;
 /// Nothing could be evicted: the same.
 const EXHAUSTED_PAUSE_US: u64 = 10_000;
 /// Objects of the pool that are moved at a time while there is nothing else to do: a fraction of a millisecond.
@@ -132,8 +134,12 @@ impl Keeper {
         let batches = (excess as u64 / segment).clamp(1, (2 << 20) / segment);
         // Far above a limit that was lowered: the program has half of the time in which pages are on their way out.
         let (started, lowered) = (now_us(), pager.budget.ceiling() > pager.budget.limit());
+        let faults = pager.counters().faults_total.load(Ordering::Relaxed);
+        let faults_come = core::mem::replace(&mut self.faults_seen, faults) != faults;
         for _ in 0..batches {
-            match evict(pager, worker).0 {
+            let ahead = faults_come && !lowered && !pager.budget.at_limit();
+            match if ahead { pager.drain_staged(worker) } else { evict(pager, worker).0 } {
+                Evicted::Ahead => return Nap::UntilFaults(AHEAD_US),
                 Evicted::Some => {}
                 Evicted::Later => return Nap::UntilFaults(50),
                 Evicted::Nothing => {

@@ -202,6 +202,8 @@ struct Keeper {
     children_looked_at: u64,
     /// The run was above the low mark when last measured.
     above_low: bool,
+    /// Faults when it was last above it.
+    faults_seen: u64,
     warned_full: bool,
     /// Of which swap areas it was said that they can't be written.
     said_failing: [bool; MAX_AREAS],
@@ -227,6 +229,7 @@ impl Keeper {
             rest_measured: (0, 0),
             children_looked_at: 0,
             above_low: false,
+            faults_seen: 0,
             warned_full: false,
             said_failing: [false; MAX_AREAS],
             orders: Orders::default(),
@@ -252,12 +255,18 @@ impl Keeper {
                 self.supervisor_seen_us = now;
                 self.supervisor.must_live();
             }
+            if let Some(pager) = agent::pager() {
+                pager.set_reclaiming(true);
+            }
             let total = self.measure();
             let nap = match agent::pager() {
                 None => Nap::UntilFaults(self.watch(total)),
                 Some(pager) => self.keep(pager, total),
             };
             let nap = nap.at_most(self.follow_orders(now));
+            if let Some(pager) = agent::pager() {
+                pager.set_reclaiming(false);
+            }
             match nap {
                 Nap::UntilFaults(0) | Nap::Undisturbed(0) => {}
                 Nap::UntilFaults(us) => {

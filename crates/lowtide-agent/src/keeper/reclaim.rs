@@ -53,7 +53,7 @@ impl Keeper {
                     proc.reclaimed_bytes.fetch_add(n * 4096, Ordering::Relaxed);
                     self.reclaim.left = self.reclaim.left.saturating_sub(n * 4096);
                 }
-                (Evicted::Later, _) => return Some(Nap::UntilFaults(SHORTEST_SLEEP_US)),
+                (Evicted::Later | Evicted::Ahead, _) => return Some(Nap::UntilFaults(SHORTEST_SLEEP_US)),
                 // That is all that can go.
                 (Evicted::Nothing | Evicted::Full, _) => self.reclaim.left = 0,
             }

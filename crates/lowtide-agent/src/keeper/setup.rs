@@ -26,7 +26,7 @@ const LOOK_LATER_US: u64 = 10_000;
 
 /// Bytes of evicted pages that wait in this process before they are stored, one of so many that have adopted memory.
 pub(super) fn staging_target(limit: u64, processes: u64) -> usize {
-    ((limit / 16).min(64 << 20) / processes.max(1)).max(512 << 10) as usize
+    ((limit / 32).min(64 << 20) / processes.max(1)).max(512 << 10) as usize
 }
 
 /// Looks for mappings to adopt.

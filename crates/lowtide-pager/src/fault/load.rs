@@ -112,7 +112,7 @@ impl Operation<'_> {
                 let progress = unsafe { self.uffd().copy(p * PAGE_SIZE, buffer[i].as_ptr(), run * PAGE_SIZE, Wake::Later) };
                 let done = progress.done / PAGE_SIZE;
                 worker.installed(p, p + done);
-                freed.extend((i..i + done).filter_map(|j| self.loaded(first + j, claimed[j])));
+                freed.extend((i..i + done).filter_map(|j| self.loaded(first + j, claimed[j], wanted && j == 0)));
                 installed += done;
                 self.arrived(done);
                 i += done;
@@ -121,7 +121,7 @@ impl Operation<'_> {
                     Some(Errno::AGAIN) if done > 0 => {}
                     Some(Errno::EXIST) => {
                         // Stale: what is in memory is newer.
-                        freed.extend(self.loaded(first + i, claimed[i]));
+                        freed.extend(self.loaded(first + i, claimed[i], wanted && i == 0));
                         self.uffd().wake((first + i) * PAGE_SIZE, PAGE_SIZE);
                         i += 1;
                     }
@@ -201,8 +201,9 @@ impl Operation<'_> {
         bytes
     }
 
-    /// A claimed page is in memory: its word goes, and its copy in the store, if that is not kept. Returns the raw entry to free.
-    pub(crate) fn loaded(&self, page: usize, raw: u64) -> Option<u64> {
+    /// A claimed page is in memory: its word goes, and its copy in the store, if that is not kept. `missed`: a thread
+    /// waits for it. Returns the raw entry to free.
+    pub(crate) fn loaded(&self, page: usize, raw: u64, missed: bool) -> Option<u64> {
         let kept = Entry::from_raw(raw).filter(|e| self.store().keep_cached(*e));
         let word = kept.map_or(Word::None, |e| Word::Clean(e.raw()));
         // By compare-and-swap: after an mremap there and back two monitors may have claimed the same entry; one of them frees it.
@@ -210,7 +211,7 @@ impl Operation<'_> {
             self.forget(self, word);
             return None;
         }
-        self.stamp(page);
+        self.mark_loaded(page, missed);
         if raw == 0 {
             self.zero_now.fetch_sub(1, Ordering::Relaxed);
         }

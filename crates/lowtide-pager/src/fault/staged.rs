@@ -46,7 +46,7 @@ impl Operation<'_> {
             let moved = p.done / PAGE_SIZE;
             worker.installed(at, at + moved);
             for i in done..done + moved {
-                self.back_in_place(page + i, frame + i as u32, Memory::Went);
+                self.back_in_place(page + i, frame + i as u32, Memory::Went, i == 0);
             }
             done += moved;
             match p.error {
@@ -68,7 +68,7 @@ impl Operation<'_> {
                     match p.error {
                         None => {
                             worker.installed(at, at + 1);
-                            self.back_in_place(at, from, memory);
+                            self.back_in_place(at, from, memory, done == 0);
                         }
                         Some(Errno::EXIST) => self.stale_in_staging(at, from),
                         Some(e) => {
@@ -123,17 +123,17 @@ impl Operation<'_> {
         }
         self.staging.left(frame, Memory::Stays);
         self.map.set(page, Word::None);
-        self.stamp(page);
+        self.mark_taken_back(page);
         add(&self.counters().faults_staged, 1);
         add(&self.counters().pages_in, 1);
         Ok(Served::Done)
     }
 
-    fn back_in_place(&self, page: usize, frame: u32, memory: Memory) {
+    fn back_in_place(&self, page: usize, frame: u32, memory: Memory, missed: bool) {
         let word = self.staging_to_place(frame);
         self.staging.left(frame, memory);
         self.map.set(page, word);
-        self.stamp(page);
+        if missed { self.mark_taken_back(page) } else { self.mark_loaded(page, false) }
         self.arrived(1);
     }
 

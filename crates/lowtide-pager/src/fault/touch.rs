@@ -126,7 +126,7 @@ impl Claims {
     /// Page `p` is in memory. (One that was about to be removed was missing, so its removal is proven.)
     fn done(&self, pager: &Pager, low: usize, p: usize) {
         pager.map.set(p, Word::None);
-        pager.stamp(p);
+        pager.mark_loaded(p, false);
         if self.zero[(p - low) / 64] & 1 << ((p - low) % 64) != 0 {
             pager.zero_now.fetch_sub(1, Ordering::Relaxed);
             add(&pager.counters().pages_in, 1);

@@ -7,8 +7,10 @@ use lowtide_core::lock::Lock;
 use lowtide_core::vm::{self, Mapping, OnFork};
 use rustix::io::Errno;
 
-/// Bytes of a granule: a node of the tree. A leaf is two.
-pub(super) const GRANULE: usize = 256;
+/// Bytes of a granule: a cache line.
+pub(super) const GRANULE: usize = 64;
+/// Most granules that are handed out in a row.
+const MOST_IN_A_ROW: usize = 16;
 /// Address space to reserve: the leaves of 16 TiB of memory. Less where the kernel grants less, down to `LEAST`.
 const MOST: usize = 32 << 30;
 const LEAST: usize = 16 << 20;
@@ -16,7 +18,7 @@ const LEAST: usize = 16 << 20;
 const STEP: usize = 1 << 20;
 
 /// Lists of what was given back, by number of granules less one: the first word of each names the next.
-type Free = [u32; 2];
+type Free = [u32; MOST_IN_A_ROW];
 
 /// Where nodes and leaves are. A place in it is the number of a granule; 0 is none.
 pub(super) struct Arena {
@@ -39,7 +41,7 @@ impl Arena {
             }
         };
         // Granule 0 is never handed out.
-        Ok(Arena { memory, used: AtomicU32::new(1), open: AtomicUsize::new(0), free: Lock::new([0; 2]) })
+        Ok(Arena { memory, used: AtomicU32::new(1), open: AtomicUsize::new(0), free: Lock::new([0; MOST_IN_A_ROW]) })
     }
 
     /// Address of a granule.
@@ -49,17 +51,12 @@ impl Arena {
         unsafe { self.memory.as_ptr().add(granule as usize * GRANULE) }
     }
 
-    /// One more than the largest number of a granule can be.
-    pub(super) fn most_granules(&self) -> usize {
-        self.memory.len() / GRANULE
-    }
-
     /// Bytes of granules that were ever handed out.
     pub(super) fn used_bytes(&self) -> usize {
         self.used.load(Ordering::Relaxed) as usize * GRANULE
     }
 
-    /// `n` granules in a row (1 or 2), all zero.
+    /// `n` granules in a row (1 to 16), all zero.
     ///
     /// # Errors
     /// `NOMEM`: the kernel opens no more, or all is used.

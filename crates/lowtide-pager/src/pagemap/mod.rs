@@ -1,6 +1,6 @@
 //! The page map: one 64-bit word for each page of adopted memory, which says where the page is while it is not in its place.
 //!
-//! A radix tree with small leaves: 64 pages (256 KiB of address space) share a leaf of 512 bytes and a mark of youth, 64 leaves a node
+//! A radix tree with small leaves: 64 pages (256 KiB of address space) share a leaf of 576 bytes, a word and a mark each, 64 leaves a node
 //! of 256 bytes, 64 of these another one for each GiB. A program pays for pages that were in lowtide's hands, wherever they are: 8 bytes
 //! each where memory is dense, a KiB or so for a small mapping far from all others.
 //!
@@ -8,6 +8,7 @@
 //! [`PageMap::collect`], when nobody looks.
 
 mod arena;
+mod mark;
 mod word;
 
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -17,11 +18,12 @@ use lowtide_core::vm::{self, Mapping, OnFork};
 use rustix::io::Errno;
 
 use arena::{Arena, GRANULE};
+pub use mark::Mark;
 pub use word::Word;
 
 /// log2 of the pages of a leaf.
 const LEAF_SHIFT: u32 = 6;
-/// Pages that share a leaf and a mark of youth.
+/// Pages that share a leaf.
 pub const BLOCK_PAGES: usize = 1 << LEAF_SHIFT;
 /// log2 of the children of a node.
 const NODE_SHIFT: u32 = 6;
@@ -32,8 +34,10 @@ const LEVELS: [u32; 2] = [LEAF_SHIFT + NODE_SHIFT, LEAF_SHIFT];
 const ROOT_SHIFT: u32 = LEVELS[0] + NODE_SHIFT;
 /// Entries of the root: 47 bits of address space.
 const ROOT: usize = 1 << (47 - 12 - ROOT_SHIFT);
+/// Bytes of the words of a leaf; the marks come behind them.
+const WORDS_BYTES: usize = BLOCK_PAGES * 8;
 /// Granules of a leaf and of a node.
-const LEAF_GRANULES: usize = BLOCK_PAGES * 8 / GRANULE;
+const LEAF_GRANULES: usize = (WORDS_BYTES + BLOCK_PAGES) / GRANULE;
 const NODE_GRANULES: usize = CHILDREN * 4 / GRANULE;
 /// Leaves from which on it may be worth while to look for empty ones.
 const WORTH_COLLECTING: usize = 4096;
@@ -45,10 +49,6 @@ type Child = AtomicU32;
 pub struct PageMap {
     root: Mapping,
     arena: Arena,
-    /// By granule, the mark of youth of the leaf that begins there.
-    ages: Mapping,
-    /// How far `ages` is open, in bytes.
-    ages_open: AtomicUsize,
     /// Held while a node or leaf comes to be.
     grow: Lock<()>,
     leaves: AtomicUsize,
@@ -65,9 +65,7 @@ impl PageMap {
         let arena = Arena::new()?;
         Ok(PageMap {
             root: vm::map(ROOT * 4, OnFork::Copy)?,
-            ages: vm::reserve(arena.most_granules(), OnFork::Copy)?,
             arena,
-            ages_open: AtomicUsize::new(0),
             grow: Lock::new(()),
             leaves: AtomicUsize::new(0),
             collected: AtomicUsize::new(0),
@@ -166,28 +164,11 @@ impl PageMap {
         }
         let new = self.arena.take(granules)?;
         if granules == LEAF_GRANULES {
-            if let Err(e) = self.open_ages(new) {
-                // SAFETY: nobody knows it.
-                unsafe { self.arena.give_back(new, granules) };
-                return Err(e);
-            }
             self.leaves.fetch_add(1, Ordering::Relaxed);
         }
         // Release: pairs with the Acquire in `leaf`.
         child.store(new, Ordering::Release);
         Ok(new)
-    }
-
-    fn open_ages(&self, leaf: u32) -> Result<(), Errno> {
-        let open = self.ages_open.load(Ordering::Relaxed);
-        if leaf as usize >= open {
-            let step = (64 << 10).min(self.ages.len() - open);
-            self.ages.open(open, step)?;
-            self.ages_open.store(open + step, Ordering::Relaxed);
-        }
-        // SAFETY: open as far as this leaf.
-        unsafe { (*self.ages.as_ptr().add(leaf as usize).cast::<AtomicU8>()).store(0, Ordering::Relaxed) };
-        Ok(())
     }
 
     /// Calls `f` with each page of `first .. end` that has a word. What has none costs nothing.
@@ -236,11 +217,11 @@ impl PageMap {
         });
     }
 
-    /// The mark of youth of the block of `page`: the round of the clock hand in which a page of it last came in.
-    pub fn age(&self, page: usize) -> Option<&AtomicU8> {
+    /// What is remembered of `page`, if it has a word: see [`Mark`]. Zero at first.
+    pub fn mark(&self, page: usize) -> Option<&AtomicU8> {
         let leaf = self.leaf(page);
-        // SAFETY: the marks are open for every leaf that exists, and zero bytes are marks.
-        (leaf != 0).then(|| unsafe { &*self.ages.as_ptr().add(leaf as usize).cast() })
+        // SAFETY: behind the words of a leaf there is a byte for each of its pages; it stays as the words do.
+        (leaf != 0).then(|| unsafe { &*self.arena.at(leaf).add(WORDS_BYTES + page % BLOCK_PAGES).cast() })
     }
 
     /// Whether [`PageMap::collect`] may have much to find: there are twice as many leaves as it left.

@@ -18,7 +18,7 @@ use lowtide_core::store::{FILL_WORDS, FillWord, FillWords, Image, MAX_AREAS};
 use crate::share::Others;
 
 pub use latency::{LATENCY_BUCKETS, latency_bucket, latency_floor_ns};
-pub use process::{AREA_STATES, AreaCounters, AreaGauges, Counters, Proc, area_state, proc_state};
+pub use process::{AREA_STATES, AreaCounters, AreaGauges, Counters, Proc, REFAULT_DISTANCES, area_state, proc_state};
 pub use settings::*;
 pub use text::{Text, text_state};
 

@@ -103,7 +103,7 @@ impl House {
         let mut worker = Worker::new(true).unwrap();
         loop {
             match self.pager.evict(&mut worker) {
-                Evicted::Some | Evicted::Later => {}
+                Evicted::Some | Evicted::Later | Evicted::Ahead => {}
                 end => return end,
             }
         }

@@ -1,0 +1,122 @@
+//! The clock hand: goes round the adopted memory and finds pages to evict, in order of address.
+//!
+//! Pages that are shared with a forked process are passed by, unless a whole round found nothing else: they must be copied before
+//! they can be moved, and make room only when the other process evicts or drops them too. With more than two processes that have the same
+//! pages they stay: each would keep a compressed copy of its own in place of a part of a page.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use lowtide_core::vm::PAGE_SIZE;
+
+use crate::clock::now_ns;
+use crate::pager::Operation;
+use crate::present::Ranges;
+
+/// How far one scan looks in bytes of address space, at least and at most: as far as takes some 100 us. Address space that was
+/// reserved and never touched is passed by the terabyte.
+const LEAST_REACH: usize = 256 << 20;
+const MOST_REACH: usize = 1 << 44;
+const SCAN_NS: u64 = 100_000;
+/// Rounds of the hand that find nothing, after which there is nothing: in the first one young blocks and shared pages are passed by.
+const IDLE_ROUNDS: u32 = 2;
+/// A round that detaches no more than one of so many pages is idle.
+const IDLE_SHARE: usize = 64;
+
+/// The clock hand.
+#[derive(Debug, Default)]
+pub(crate) struct Hand {
+    /// Address up to which it has looked.
+    at: usize,
+    /// Pages that it has found and detached in this round.
+    found: usize,
+    detached: usize,
+    /// Rounds in a row in which it detached next to none of what it found.
+    idle_rounds: u32,
+    /// Shared pages are evicted as well, from when this many pages had come into memory on.
+    shared_since: Option<usize>,
+}
+
+/// Pages that came into memory since shared ones are evicted, after which exclusive ones are looked for again.
+const SHARED_FOR: usize = 512;
+
+impl Hand {
+    /// Whether pages that are shared with other processes, so many, are to be passed by. `arrived`: pages that have come into memory.
+    fn passes_shared(&mut self, others: u32, arrived: usize) -> bool {
+        if others != 1 {
+            return others > 0;
+        }
+        match self.shared_since {
+            Some(since) if arrived.wrapping_sub(since) > SHARED_FOR => {
+                self.shared_since = None;
+                self.idle_rounds = 0;
+            }
+            None if self.idle_rounds > 0 => self.shared_since = Some(arrived),
+            _ => {}
+        }
+        self.shared_since.is_none()
+    }
+}
+
+/// What the hand has found.
+pub(crate) struct Found {
+    pub ranges: Ranges,
+    /// Pages that are to be spared are taken all the same: nothing else was found in a whole round.
+    pub spares_none: bool,
+    /// Pages that are not in `ranges` are missing, as far as was looked: none was left out because it is shared.
+    pub is_complete: bool,
+}
+
+impl Hand {
+    /// Whether a round, or two, have found nothing to evict.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.idle_rounds >= IDLE_ROUNDS
+    }
+
+    /// The same, and from here on it looks again.
+    pub(crate) fn take_idle(&mut self) -> bool {
+        core::mem::take(&mut self.idle_rounds) >= IDLE_ROUNDS
+    }
+
+    /// So many pages were evicted of what it found.
+    pub(crate) fn detached(&mut self, pages: usize) {
+        self.detached += pages;
+    }
+}
+
+impl Operation<'_> {
+    /// Moves the hand on by one scan. None: a round has ended, or nothing can be seen.
+    pub(crate) fn find(&self, room: usize) -> Option<Found> {
+        let lock = self.space.shared();
+        let mut hand = self.hand.lock();
+        let Some(range) = self.regions.next(&lock, hand.at) else {
+            hand.at = 0;
+            // A page here and there that comes in and goes out again proves nothing.
+            hand.idle_rounds = if hand.detached <= hand.found / IDLE_SHARE { hand.idle_rounds + 1 } else { 0 };
+            (hand.found, hand.detached) = (0, 0);
+            return None;
+        };
+        let reach = self.reach.load(Ordering::Relaxed);
+        let end = range.end.min(range.start.saturating_add(reach));
+        let started = now_ns();
+        let mut scan = self.present().scan(range.start, end, room).ok();
+        let passes_shared = hand.passes_shared(self.sharers(), self.arrived.load(Ordering::Relaxed));
+        if passes_shared {
+            scan = scan.and_then(|mut found| found.keep_exclusive(self.present()).is_ok().then_some(found));
+        }
+        let took = now_ns() - started;
+        adapt(&self.reach, reach, took, end == range.start + reach);
+        hand.at = scan.as_ref().map_or(end, |s| s.walk_end.max(range.start + PAGE_SIZE));
+        hand.found += scan.as_ref().map_or(0, |s| s.iter().map(|(from, to)| (to - from) / PAGE_SIZE).sum());
+        let spares_none = hand.idle_rounds > 0;
+        scan.map(|ranges| Found { ranges, spares_none, is_complete: !passes_shared })
+    }
+}
+
+/// Lets the next scan look further, if this one came to its end soon, or less far, if it took long.
+fn adapt(reach: &AtomicUsize, was: usize, took_ns: u64, reached: bool) {
+    if took_ns > 2 * SCAN_NS {
+        reach.store((was / 2).max(LEAST_REACH), Ordering::Relaxed);
+    } else if reached && took_ns < SCAN_NS / 2 {
+        reach.store((was * 2).min(MOST_REACH), Ordering::Relaxed);
+    }
+}
