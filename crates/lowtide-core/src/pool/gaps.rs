@@ -26,16 +26,27 @@ pub(super) struct Window {
 impl Gaps {
     /// What `taken`, in any order, leaves of `all`, which is not more than a span has.
     pub(super) fn between(all: Range<usize>, taken: impl Iterator<Item = Range<usize>>) -> Gaps {
-        // A bit for each granule: cheaper than sorting the objects.
-        let mut bits = [0u64; MAX_GRANULES / 64];
-        set(&mut bits, 0..all.start);
-        taken.for_each(|range| set(&mut bits, range));
+        // A bit for each place where taken turns into free or back: cheaper than sorting. (Where one object ends and the next begins, both
+        // turn the bit.)
+        let mut turns = [0u64; MAX_GRANULES / 64 + 1];
+        for range in taken {
+            turns[range.start / 64] ^= 1 << (range.start % 64);
+            turns[range.end / 64] ^= 1 << (range.end % 64);
+        }
         let mut gaps = ArrayVec::new();
-        let mut at = all.start;
-        while at < all.end && !gaps.is_full() {
-            let end = next(&bits, true, at).min(all.end);
-            gaps.push((at as u16, end as u16));
-            at = next(&bits, false, end);
+        let mut begin = Some(all.start);
+        for (i, mut word) in turns.into_iter().enumerate() {
+            while word != 0 {
+                let place = i * 64 + word.trailing_zeros() as usize;
+                word &= word - 1;
+                match begin.take() {
+                    Some(begin) if !gaps.is_full() => gaps.push((begin as u16, place as u16)),
+                    _ => begin = Some(place),
+                }
+            }
+        }
+        if let Some(begin) = begin.filter(|begin| *begin < all.end && !gaps.is_full()) {
+            gaps.push((begin as u16, all.end as u16));
         }
         Gaps { gaps }
     }
@@ -105,36 +116,6 @@ impl Gaps {
     pub(super) fn total(&self) -> usize {
         (0..self.gaps.len()).map(|gap| self.len(gap)).sum()
     }
-}
-
-/// Sets the bits of a range.
-fn set(bits: &mut [u64], range: Range<usize>) {
-    if range.is_empty() {
-        return;
-    }
-    let (first, last) = (range.start / 64, (range.end - 1) / 64);
-    let (head, tail) = (!0 << (range.start % 64), !0 >> (63 - (range.end - 1) % 64));
-    if first == last {
-        bits[first] |= head & tail;
-        return;
-    }
-    bits[first] |= head;
-    bits[first + 1..last].fill(!0);
-    bits[last] |= tail;
-}
-
-/// The first bit from `at` on that is `set`; behind the last one if there is none.
-fn next(bits: &[u64], set: bool, at: usize) -> usize {
-    let mut i = at / 64;
-    let mut mask = !0 << (at % 64);
-    while let Some(word) = bits.get(i) {
-        let found = (if set { *word } else { !*word }) & mask;
-        if found != 0 {
-            return i * 64 + found.trailing_zeros() as usize;
-        }
-        (i, mask) = (i + 1, !0);
-    }
-    bits.len() * 64
 }
 
 #[cfg(test)]

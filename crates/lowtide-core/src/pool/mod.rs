@@ -49,7 +49,7 @@ const SHARD_BYTES: usize = 8 << 20;
 /// Bytes of a span, unless the limit leaves fewer.
 const SPAN_BYTES: usize = MAX_FRAMES * PAGE_SIZE;
 /// While a larger part than one in this is free, the pool makes room in its spans before it adds one.
-const LOOSE: usize = 28;
+const LOOSE: usize = 40;
 /// The byte of a frame that is a raw page.
 const RAW: u8 = 0x7f;
 /// The bit of a frame's byte that says that the span that begins there is isolated (`compact.rs`).

@@ -12,7 +12,7 @@ const STEP: usize = 8;
 const TOP: usize = granules(MAX_COMPRESSED).div_ceil(STEP);
 /// The first shelf by what is free, and how many there are of these.
 const BY_FREE: usize = TOP + 1;
-const PARTS: usize = 32;
+const PARTS: usize = 64;
 /// The shelf of spans that are being emptied: nothing new is put into them. They are on no other one.
 pub(super) const ISOLATED: usize = BY_FREE + PARTS;
 /// Which of a span's links is for which of its two shelves; [`ISOLATED`] goes with the former.

@@ -19,6 +19,8 @@ const WORD: usize = size_of::<Object>();
 pub(super) const HEADER: usize = size_of::<Header>();
 /// The directory grows and shrinks by so many words: then it ends where an object may begin.
 const CHUNK: usize = GRANULE;
+/// In a longer directory nobody looks for the neighbours of an object that goes.
+const LOOK_AROUND: usize = 64;
 /// Granules of these words.
 const CHUNK_GRANULES: usize = CHUNK * WORD / GRANULE;
 /// Granules of the longest span.
@@ -62,7 +64,7 @@ pub(super) struct Header {
     bottom: u16,
     /// Granules in gaps.
     free: u16,
-    /// Granules of the longest gap.
+    /// Granules of the longest gap, or fewer: it is looked for afresh when an object is put in a gap between others.
     longest: u16,
 }
 
@@ -232,7 +234,7 @@ impl Span {
             h.longest = gaps.longest_outside(window).max(end - front) as u16;
         }
         let h = self.header();
-        // The longest gap may be the one that becomes shorter. (It is looked for afresh when an object is put between others.)
+        // The longest gap may be the one that becomes shorter.
         if h.longest as usize == h.bottom as usize - front {
             h.longest -= CHUNK_GRANULES as u16;
         }
@@ -247,23 +249,31 @@ impl Span {
         let object = core::mem::replace(&mut self.directory()[place], Object::FREE);
         debug_assert!(object != Object::FREE);
         let (begins, end) = (object.begins(), object.begins() + object.granules());
-        // The gap that there is now reaches from the object before to the one behind.
-        let (mut from, mut to) = (self.front() / GRANULE, self.size() / GRANULE);
-        for other in self.directory().iter().filter(|o| **o != Object::FREE) {
-            if other.begins() < begins {
-                from = from.max(other.begins() + other.granules());
-            } else {
-                to = to.min(other.begins());
-            }
-        }
+        let lowest = begins == self.header().bottom as usize;
+        let short = self.places() <= LOOK_AROUND;
+        // The gap that there is now may be longer than what was the object's; it is looked for afresh when another is put in a gap.
+        let (from, to) = if short || lowest { self.around(begins) } else { (begins, end) };
         let h = self.header();
-        if begins == h.bottom as usize {
+        if lowest {
             h.bottom = to as u16;
         }
         h.longest = h.longest.max((to - from) as u16);
         h.free += (end - begins) as u16;
         h.taken -= 1;
         self.shorten();
+    }
+
+    /// The gap around a place: where the object before it ends, or the directory, and where the one behind begins, or the end is.
+    fn around(&mut self, place: usize) -> (usize, usize) {
+        let (mut from, mut to) = (self.front() / GRANULE, self.size() / GRANULE);
+        for other in self.directory().iter().filter(|o| **o != Object::FREE) {
+            if other.begins() < place {
+                from = from.max(other.begins() + other.granules());
+            } else {
+                to = to.min(other.begins());
+            }
+        }
+        (from, to)
     }
 
     /// Takes words that are nobody's off the end of the directory.
@@ -320,7 +330,6 @@ impl Span {
         taken == h.taken as usize
             && gaps.total() == h.free as usize
             && bottom.unwrap_or(end) == h.bottom as usize
-            // It is too little where the directory has grown into the longest one.
             && gaps.longest() >= h.longest as usize
     }
 
