@@ -22,8 +22,6 @@
 //! One lock is held at a time, for one object or for one slide of a span, and none during the swap.
 
 use super::handle::Handle;
-use super::shelf::Effort;
-use super::span::need;
 use super::{EMPTYING, MAX_COMPRESSED, PAGE_SIZE, Pool, RAW, SHARDS, SPAN_BYTES};
 use crate::sync::atomic::Ordering;
 
@@ -46,7 +44,7 @@ impl Pool {
     /// Whether so much of the pool is free room that compaction is worth its while: a tenth, and more than a few spans.
     pub fn is_sparse(&self) -> bool {
         let bytes = self.bytes();
-        let free = bytes.saturating_sub(self.limit.held.load(Ordering::Relaxed));
+        let free = self.free();
         free > bytes / 10 && free > (self.active() + 2) * SPAN_BYTES
     }
 
@@ -56,7 +54,7 @@ impl Pool {
         let bytes = self.bytes();
         let most = (bytes / PART / SPAN_BYTES).max(LEAST_SPANS);
         // Free room outside of the isolated spans, and what their objects will take of it.
-        let mut elsewhere = bytes.saturating_sub(self.limit.held.load(Ordering::Relaxed));
+        let mut elsewhere = self.free();
         let mut wanted = 0;
         let mut isolated = 0;
         while isolated < most {
@@ -103,11 +101,7 @@ impl Pool {
 
     /// Keeps a copy of `data`, 1 to [`MAX_COMPRESSED`] bytes, where there is room for it, without a new span.
     pub fn insert_into_room(&self, data: &[u8]) -> Option<Handle> {
-        (0..SHARDS).find_map(|shard| {
-            let mut shelves = self.shards[shard].lock();
-            let frame = shelves.find(&self.frames, need(data.len()), Effort::All)?;
-            Some(self.put(&mut shelves, frame, data))
-        })
+        self.insert_into_room_from(0, data)
     }
 
     /// Ends a pass: spans that are empty now go back, the others are used again.
@@ -121,7 +115,6 @@ impl Pool {
                 if span.is_empty() {
                     self.give_back(shelves, frame);
                 } else {
-                    span.slide();
                     shelves.link(&self.frames, frame);
                 }
             }

@@ -1,7 +1,9 @@
 //! The compressed pool: objects of up to a page, packed into spans of frames.
 //!
 //! Objects of any lengths share a span (`span.rs`): there are no size classes, whose half-filled spans and roundings are most of
-//! what a pool of small or middling size would waste. Spans belong to shards, each with a lock that protects its shelves
+//! what a pool of small or middling size would waste. A new object goes into the gap that it fits best, of all spans of the shard. That
+//! alone keeps a big pool dense whose objects are of many lengths. Where they are nearly alike most gaps are just too short; so while more
+//! than a [`LOOSE`]th of the pool is free, gaps of the emptiest span are joined rather than a span added. Spans belong to shards, each with a lock that protects its shelves
 //! (`shelf.rs`) and the memory of all its spans. A byte per frame says of which shard the span is that begins there; it changes
 //! under that shard's lock only. Objects are copied in and out under the lock, so that a handle whose object was freed meanwhile is
 //! an error or somebody else's bytes, never a bad access. Small pools use one shard, because each shard has a span that is being
@@ -10,6 +12,7 @@
 //! What does not compress to [`MAX_COMPRESSED`] is kept raw, in a frame of its own without a header.
 
 mod compact;
+mod gaps;
 mod handle;
 mod limit;
 mod shelf;
@@ -25,8 +28,8 @@ use crate::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use crate::sync::{Array, Guard, Lock};
 use crate::vm::{OnFork, PAGE_SIZE};
 use handle::MAX_ARENA;
-use shelf::{Effort, Shelves};
-use span::{MAX_FRAMES, Span, need};
+use shelf::Shelves;
+use span::{MAX_FRAMES, Span, granules, need};
 
 pub use compact::Moved;
 pub use handle::Handle;
@@ -45,6 +48,8 @@ const SHARDS: usize = 8;
 const SHARD_BYTES: usize = 8 << 20;
 /// Bytes of a span, unless the limit leaves fewer.
 const SPAN_BYTES: usize = MAX_FRAMES * PAGE_SIZE;
+/// While a larger part than one in this is free, the pool makes room in its spans before it adds one.
+const LOOSE: usize = 40;
 /// The byte of a frame that is a raw page.
 const RAW: u8 = 0x7f;
 /// The bit of a frame's byte that says that the span that begins there is isolated (`compact.rs`).
@@ -125,31 +130,60 @@ impl Pool {
         match data.len() {
             1..=MAX_COMPRESSED => {
                 let home = percpu::current() % self.active();
-                self.insert_into(home, data).or_else(|| {
-                    // The limit allows no new span; there may be room in another shard.
-                    (1..SHARDS).find_map(|i| {
-                        let mut shelves = self.shards[(home + i) % SHARDS].lock();
-                        let frame = shelves.find(&self.frames, need(data.len()), Effort::All)?;
-                        Some(self.put(&mut shelves, frame, data))
-                    })
-                })
+                self.insert_into(home, data).or_else(|| self.insert_into_room_from(home, data))
             }
             RAW_LEAST..=PAGE_SIZE => self.insert_raw(data),
             _ => None,
         }
     }
 
+    /// Into a gap of the shard, or a new span of it, unless the limit or looseness forbid one. One lock is held at a time.
     fn insert_into(&self, shard: usize, data: &[u8]) -> Option<Handle> {
         let mut shelves = self.shards[shard].lock();
-        let need = need(data.len());
-        let frame = match shelves.find(&self.frames, need, Effort::Little) {
-            Some(frame) => frame,
-            None => match self.grow(shard, &mut shelves) {
-                Some(frame) => frame,
-                None => shelves.find(&self.frames, need, Effort::All)?,
-            },
-        };
+        if let Some(frame) = shelves.find(&self.frames, granules(data.len())) {
+            return Some(self.put(&mut shelves, frame, data));
+        }
+        if self.is_loose() {
+            drop(shelves);
+            let handle = self.insert_into_room_from(shard, data);
+            if handle.is_some() {
+                return handle;
+            }
+            shelves = self.shards[shard].lock();
+        }
+        let frame = self.grow(shard, &mut shelves)?;
         Some(self.put(&mut shelves, frame, data))
+    }
+
+    /// Where there is room, looking at shard `home` first: into a gap that is long enough, else into the span of which most is free.
+    fn insert_into_room_from(&self, home: usize, data: &[u8]) -> Option<Handle> {
+        let need = granules(data.len());
+        let mut emptiest = (0, home);
+        for i in 0..SHARDS {
+            let shard = (home + i) % SHARDS;
+            let mut shelves = self.shards[shard].lock();
+            if let Some(frame) = shelves.find(&self.frames, need) {
+                return Some(self.put(&mut shelves, frame, data));
+            }
+            if let Some((room, _)) = shelves.emptiest(&self.frames)
+                && room > emptiest.0
+            {
+                emptiest = (room, shard);
+            }
+        }
+        let mut shelves = self.shards[emptiest.1].lock();
+        let (_, frame) = shelves.emptiest(&self.frames).filter(|(room, _)| *room >= need)?;
+        Some(self.put(&mut shelves, frame, data))
+    }
+
+    /// Whether there is so much free room inside spans that objects rather go there than to a new span.
+    fn is_loose(&self) -> bool {
+        self.free() > self.bytes() / LOOSE
+    }
+
+    /// Bytes of frames that no object takes.
+    fn free(&self) -> usize {
+        self.bytes().saturating_sub(self.limit.held.load(Ordering::Relaxed))
     }
 
     /// Puts an object into a span of a locked shard that has room for it.

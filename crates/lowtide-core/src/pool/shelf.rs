@@ -1,49 +1,37 @@
-//! The spans of a shard, on shelves by how much room they have.
-//!
-//! A span without holes is on the shelf of its room, so that the least room that is enough is found with one look at a bitmap.
-//! A span with holes is on a shelf by the eighths of it that are free: when no room fits, the objects of such a span slide together.
-//! That is done only where it yields an eighth of a span, so that its cost is spread over several objects; smaller holes wait for
-//! the limit to be reached or for compaction. So without compaction less than an eighth of a span is lost to holes once all have been
-//! looked at.
+//! The spans of a shard, each on two shelves: one by the longest of its gaps, so that the least that is enough for an object is found
+//! with one look at a bitmap; and one by how much of it is free, so that the span is found whose gaps are worth joining, or that is worth
+//! emptying.
 
 use super::MAX_COMPRESSED;
-use super::span::{Span, need};
+use super::span::{Link, MAX_GRANULES, Span, granules};
 use crate::frame::{FrameNo, Frames};
 
-/// Width of the shelves of spans without holes, in bytes of room.
-const STEP: usize = 64;
+/// Width of the shelves by gaps, in granules.
+const STEP: usize = 8;
 /// The last of these shelves: whatever needs room finds it there.
-const TOP: usize = need(MAX_COMPRESSED).div_ceil(STEP);
-/// The first shelf of spans with holes: there are as many as eighths.
-const HOLEY: usize = TOP + 1;
-const EIGHTHS: usize = 8;
-/// The shelf of spans that are being emptied: nothing new is put into them.
-pub(super) const ISOLATED: usize = HOLEY + EIGHTHS;
-/// How many spans with small holes are looked at for one object.
-const PROBES: usize = 16;
+const TOP: usize = granules(MAX_COMPRESSED).div_ceil(STEP);
+/// The first shelf by what is free, and how many there are of these.
+const BY_FREE: usize = TOP + 1;
+const PARTS: usize = 64;
+/// The shelf of spans that are being emptied: nothing new is put into them. They are on no other one.
+pub(super) const ISOLATED: usize = BY_FREE + PARTS;
+/// Which of a span's links is for which of its two shelves; [`ISOLATED`] goes with the former.
+const GAP: usize = 0;
+const FREE: usize = 1;
 
-const _: () = assert!(HOLEY <= u64::BITS as usize);
+const _: () = assert!(ISOLATED < u128::BITS as usize);
 
 /// The shelves of a shard. Lists of spans: first frame of the first one, plus one; 0 is none.
 #[derive(Debug)]
 pub(super) struct Shelves {
     heads: [u32; ISOLATED + 1],
-    /// Bit i: shelf i of those without holes is not empty.
-    roomy: u64,
-}
-
-/// How hard to look for room.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Effort {
-    /// Not at small holes: a new span is cheaper.
-    Little,
-    /// Small holes too.
-    All,
+    /// Bit i: shelf i is not empty.
+    filled: u128,
 }
 
 impl Shelves {
     pub(super) const fn new() -> Shelves {
-        Shelves { heads: [0; ISOLATED + 1], roomy: 0 }
+        Shelves { heads: [0; ISOLATED + 1], filled: 0 }
     }
 
     /// The span at `frame`, one of this shard.
@@ -52,118 +40,100 @@ impl Shelves {
         unsafe { Span::new(frames.ptr(FrameNo(frame))) }
     }
 
-    /// Where a span belongs.
-    pub(super) fn shelf_of(span: &mut Span) -> usize {
-        if span.holes() == 0 { (span.room() / STEP).min(TOP) } else { HOLEY + eighths(span) }
+    /// Where a span belongs that is not isolated.
+    pub(super) fn shelves_of(span: &mut Span) -> [u8; 2] {
+        [(span.fit() / STEP).min(TOP) as u8, (BY_FREE + span.room() * PARTS / MAX_GRANULES) as u8]
     }
 
     /// Puts a span that is on no shelf where it belongs.
     pub(super) fn link(&mut self, frames: &Frames, frame: u32) {
-        let shelf = Self::shelf_of(&mut self.span(frames, frame));
-        self.link_on(frames, frame, shelf);
+        let [gap, free] = Self::shelves_of(&mut self.span(frames, frame));
+        self.link_on(frames, frame, GAP, gap);
+        self.link_on(frames, frame, FREE, free);
     }
 
-    fn link_on(&mut self, frames: &Frames, frame: u32, shelf: usize) {
-        let next = core::mem::replace(&mut self.heads[shelf], frame + 1);
+    fn link_on(&mut self, frames: &Frames, frame: u32, by: usize, shelf: u8) {
+        let next = core::mem::replace(&mut self.heads[shelf as usize], frame + 1);
         let mut span = self.span(frames, frame);
         let header = span.header();
-        (header.next, header.prev, header.shelf) = (next, 0, shelf as u8);
+        header.links[by] = Link { next, prev: 0 };
+        header.shelves[by] = shelf;
         if next != 0 {
-            self.span(frames, next - 1).header().prev = frame + 1;
+            self.span(frames, next - 1).header().links[by].prev = frame + 1;
         }
-        if shelf <= TOP {
-            self.roomy |= 1 << shelf;
-        }
+        self.filled |= 1 << shelf;
     }
 
-    /// Takes a span off its shelf.
+    /// Takes a span that is not isolated off its shelves.
     pub(super) fn unlink(&mut self, frames: &Frames, frame: u32) {
+        self.unlink_from(frames, frame, GAP);
+        self.unlink_from(frames, frame, FREE);
+    }
+
+    fn unlink_from(&mut self, frames: &Frames, frame: u32, by: usize) {
         let mut span = self.span(frames, frame);
         let header = span.header();
-        let (next, prev, shelf) = (header.next, header.prev, header.shelf as usize);
+        let (Link { next, prev }, shelf) = (header.links[by], header.shelves[by]);
         if prev == 0 {
-            self.heads[shelf] = next;
-            if next == 0 && shelf <= TOP {
-                self.roomy &= !(1 << shelf);
+            self.heads[shelf as usize] = next;
+            if next == 0 {
+                self.filled &= !(1 << shelf);
             }
         } else {
-            self.span(frames, prev - 1).header().next = next;
+            self.span(frames, prev - 1).header().links[by].next = next;
         }
         if next != 0 {
-            self.span(frames, next - 1).header().prev = prev;
+            self.span(frames, next - 1).header().links[by].prev = prev;
         }
     }
 
     /// Puts a span whose room has changed where it belongs now. It is not isolated.
     pub(super) fn settle(&mut self, frames: &Frames, frame: u32) {
         let mut span = self.span(frames, frame);
-        if Self::shelf_of(&mut span) != span.header().shelf as usize {
-            self.unlink(frames, frame);
-            self.link(frames, frame);
+        let (now, then) = (Self::shelves_of(&mut span), span.header().shelves);
+        for by in [GAP, FREE] {
+            if now[by] != then[by] {
+                self.unlink_from(frames, frame, by);
+                self.link_on(frames, frame, by, now[by]);
+            }
         }
     }
 
     /// Isolates a span.
     pub(super) fn isolate(&mut self, frames: &Frames, frame: u32) {
         self.unlink(frames, frame);
-        self.link_on(frames, frame, ISOLATED);
+        self.link_on(frames, frame, GAP, ISOLATED as u8);
     }
 
     /// Whether a span is isolated.
     pub(super) fn is_isolated(&mut self, frames: &Frames, frame: u32) -> bool {
-        self.span(frames, frame).header().shelf as usize == ISOLATED
+        self.span(frames, frame).header().shelves[GAP] as usize == ISOLATED
     }
 
     /// The isolated span that is let go next; it is then on no shelf.
     pub(super) fn pop_isolated(&mut self, frames: &Frames) -> Option<u32> {
         let frame = self.heads[ISOLATED].checked_sub(1)?;
-        self.unlink(frames, frame);
+        self.unlink_from(frames, frame, GAP);
         Some(frame)
     }
 
-    /// A span with room for an object that needs `need` bytes: the one with the least that is enough, of those without holes; else
-    /// the fullest that can be made to have it.
-    pub(super) fn find(&mut self, frames: &Frames, need: usize, effort: Effort) -> Option<u32> {
+    /// A span with a gap for an object of `need` granules: the least that is enough, about.
+    pub(super) fn find(&mut self, frames: &Frames, need: usize) -> Option<u32> {
         let least = need.div_ceil(STEP);
-        let fits = self.roomy >> least;
-        if fits != 0 {
-            return Some(self.heads[least + fits.trailing_zeros() as usize] - 1);
+        let enough = self.filled << (u128::BITS as usize - BY_FREE) >> (u128::BITS as usize - BY_FREE) >> least;
+        if enough != 0 {
+            return Some(self.heads[least + enough.trailing_zeros() as usize] - 1);
         }
-        // The shelf below has some that fit, too.
-        if let Some(first) = self.heads[least - 1].checked_sub(1)
-            && self.span(frames, first).room() >= need
-        {
-            return Some(first);
-        }
-        for shelf in HOLEY + 1..HOLEY + EIGHTHS {
-            if let Some(frame) = self.slide_one(frames, shelf, need, 1) {
-                return Some(frame);
-            }
-        }
-        if effort == Effort::All { self.slide_one(frames, HOLEY, need, PROBES) } else { None }
+        // The shelf below has some that are long enough, too.
+        let first = self.heads[need / STEP].checked_sub(1)?;
+        (self.span(frames, first).fit() >= need).then_some(first)
     }
 
-    /// Makes room in one of the first `probes` spans of a shelf.
-    fn slide_one(&mut self, frames: &Frames, shelf: usize, need: usize, probes: usize) -> Option<u32> {
-        let mut next = self.heads[shelf];
-        for _ in 0..probes {
-            let frame = next.checked_sub(1)?;
-            let mut span = self.span(frames, frame);
-            if span.free() >= need {
-                span.slide();
-                self.settle(frames, frame);
-                return Some(frame);
-            }
-            next = span.header().next;
-        }
-        None
-    }
-
-    /// The emptiest span, about: with the eighths of it that are free.
+    /// The span of which most is free, about, and how many granules that are.
     pub(super) fn emptiest(&mut self, frames: &Frames) -> Option<(usize, u32)> {
-        let holey = (0..EIGHTHS).rev().find_map(|e| Some((e, self.heads[HOLEY + e].checked_sub(1)?)));
-        let roomy = self.heads[TOP].checked_sub(1).map(|frame| (eighths(&mut self.span(frames, frame)), frame));
-        holey.max(roomy)
+        let filled = self.filled & !(1 << ISOLATED) & (!0 << BY_FREE);
+        let frame = self.heads[filled.checked_ilog2()? as usize].checked_sub(1)?;
+        Some((self.span(frames, frame).room(), frame))
     }
 
     /// For checks: the first span of a shelf, plus one, or 0. Shelves are numbered from 0 until this returns `None`.
@@ -171,12 +141,13 @@ impl Shelves {
         self.heads.get(shelf).copied()
     }
 
-    /// For checks: whether the bitmap says that there are spans on the shelf; those with holes are not in it.
-    pub(super) fn is_marked(&self, shelf: usize) -> bool {
-        if shelf <= TOP { self.roomy >> shelf & 1 == 1 } else { self.heads[shelf] != 0 }
+    /// For checks: which of a span's links belong to a shelf.
+    pub(super) fn links_of(shelf: usize) -> usize {
+        if (BY_FREE..ISOLATED).contains(&shelf) { FREE } else { GAP }
     }
-}
 
-fn eighths(span: &mut Span) -> usize {
-    (span.free() * EIGHTHS / span.size()).min(EIGHTHS - 1)
+    /// For checks: whether the bitmap says that there are spans on the shelf.
+    pub(super) fn is_marked(&self, shelf: usize) -> bool {
+        self.filled >> shelf & 1 == 1
+    }
 }

@@ -40,7 +40,7 @@ impl Pool {
         }
         let raw = self.begins.iter().filter(|b| b.load(Ordering::Relaxed) == RAW).count();
         let listed = (0..SHARDS).map(|shard| self.check_shelves(shard)).sum::<Result<usize, Broken>>()?;
-        if listed != found.spans {
+        if listed != 2 * found.spans {
             return Err(Broken("a span is on no shelf"));
         }
         if found.frames * PAGE_SIZE != self.bytes() || found.frames != self.frames.in_use() {
@@ -85,10 +85,11 @@ impl Pool {
         if live == 0 || span.is_empty() {
             return Err(Broken("a span without objects was kept"));
         }
-        if span.front() + span.free() + used != size {
+        if span.front() + span.free() + used != size || !span.is_sound() {
             return Err(Broken("a span counts its free bytes wrongly"));
         }
-        if span.header().shelf as usize != Shelves::shelf_of(&mut span) {
+        let shelves = Shelves::shelves_of(&mut span);
+        if span.header().shelves != shelves {
             return Err(Broken("a span is on the wrong shelf"));
         }
         found.objects += live;
@@ -97,7 +98,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Walks the lists of a shard; returns how many spans are on them.
+    /// Walks the lists of a shard; returns how many spans are on them, each of which is on two.
     fn check_shelves(&self, shard: usize) -> Result<usize, Broken> {
         let shelves = self.shards[shard].lock();
         let mut listed = 0;
@@ -109,11 +110,12 @@ impl Pool {
                     return Err(Broken("a list names a frame where no span of its shard begins"));
                 }
                 let mut span = self.span(frame, &shelves);
-                let header = span.header();
-                if header.prev != prev || header.shelf as usize != shelf {
+                let by = Shelves::links_of(shelf);
+                let (link, on) = (span.header().links[by], span.header().shelves[by]);
+                if link.prev != prev || on as usize != shelf {
                     return Err(Broken("a list is torn"));
                 }
-                (prev, next) = (next, header.next);
+                (prev, next) = (next, link.next);
                 listed += 1;
             }
             if shelves.is_marked(shelf) != (prev != 0) {
