@@ -24,7 +24,7 @@ const HELD: u32 = 1;
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 /// How often to look at a held lock before sleeping: about as long as a futex call takes.
-const SPINS: u32 = 100;
+const SPINS: u32 = 400;
 
 /// A mutual exclusion lock of a rank around a `T`. Not fair; poison-free (lowtide does not unwind).
 // In this order: what each acquisition writes lies on one cache line, with the beginning of the value.

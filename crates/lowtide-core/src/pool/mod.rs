@@ -44,6 +44,8 @@ const RAW_LEAST: usize = MAX_COMPRESSED + 1;
 const SLACK: usize = 256;
 /// Most shards.
 const SHARDS: usize = 8;
+/// Objects in a row that go to one shard.
+const SHARD_TURN: usize = 256;
 /// A pool uses one more shard for each of these.
 const SHARD_BYTES: usize = 8 << 20;
 /// Bytes of a span, unless the limit leaves fewer.
@@ -73,6 +75,8 @@ pub struct Pool {
     /// The shard of a raw page is the frame's number modulo [`SHARDS`].
     shards: [CacheAligned<Lock<Shelves, { rank::POOL_SHARD }>>; SHARDS],
     limit: Limit,
+    /// Objects that were ever given a shard; wraps.
+    inserted: AtomicUsize,
     stored: AtomicUsize,
     objects: AtomicUsize,
 }
@@ -100,6 +104,7 @@ impl Pool {
             frames,
             shards: core::array::from_fn(|_| CacheAligned(Lock::new(Shelves::new()))),
             limit: Limit::new(limit, accept_percent),
+            inserted: AtomicUsize::new(0),
             stored: AtomicUsize::new(0),
             objects: AtomicUsize::new(0),
         })
@@ -125,11 +130,18 @@ impl Pool {
         self.limit.full_times.load(Ordering::Relaxed)
     }
 
+    /// The shard for the next object: another one for each CPU, and for every so many objects. One thread stores nearly all of them, and whoever
+    /// loads what it stored a while ago is not to meet it.
+    fn home(&self) -> usize {
+        let inserted = self.inserted.fetch_add(1, Ordering::Relaxed);
+        (percpu::current() + inserted / SHARD_TURN) % self.active()
+    }
+
     /// Keeps a copy of `data`, 1 to 4096 bytes. `None` when the limit or memory does not allow, or the length is wrong.
     pub fn insert(&self, data: &[u8]) -> Option<Handle> {
         match data.len() {
             1..=MAX_COMPRESSED => {
-                let home = percpu::current() % self.active();
+                let home = self.home();
                 self.insert_into(home, data).or_else(|| self.insert_into_room_from(home, data))
             }
             RAW_LEAST..=PAGE_SIZE => self.insert_raw(data),
