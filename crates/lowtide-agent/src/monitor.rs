@@ -58,6 +58,11 @@ fn start_on(cpu: usize) -> Result<(), Errno> {
     })
 }
 
+/// Thread ids of the monitors.
+pub fn threads() -> impl Iterator<Item = u32> {
+    starving::monitors()
+}
+
 /// The monitors go to work: there is a pager.
 pub fn go() {
     starving::go();

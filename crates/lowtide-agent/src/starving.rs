@@ -41,6 +41,11 @@ pub fn join() {
     let _ = MONITORS.iter().find(|place| place.compare_exchange(0, me, Ordering::AcqRel, Ordering::Relaxed).is_ok());
 }
 
+/// Their thread ids; 0: none.
+pub fn monitors() -> impl Iterator<Item = u32> {
+    MONITORS.iter().map(|monitor| monitor.load(Ordering::Relaxed))
+}
+
 /// A message was dealt with.
 pub fn served() {
     SERVED.fetch_add(1, Ordering::Relaxed);

@@ -74,7 +74,9 @@ impl Pager {
             return;
         }
         // Whoever evicts for want of memory finds out what it means if nothing can be detached.
+        let started = now_ns();
         let _ = operation.fill_segment(worker);
+        add(&self.counters().staging_ahead_ns, (now_ns() - started) as usize);
     }
 
     /// Bytes of the program that are adopted and in memory: what is not evicted, whether it could be or not. Some milliseconds for a

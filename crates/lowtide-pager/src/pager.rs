@@ -548,6 +548,8 @@ impl Pager {
         set(&p.now_zero, self.zero_now.load(Ordering::Relaxed));
         self.publish_own();
         let c = &p.counters;
+        set(&c.space_lock_sleeps, self.space.sleeps.load(Ordering::Relaxed));
+        set(&c.space_lock_wait_ns, self.space.waited_ns.load(Ordering::Relaxed));
         set(&c.same_filled_pages, s.same_filled);
         p.same_filled_words.set(&s.same_filled_words);
         set(&c.incompressible_pages, s.incompressible);

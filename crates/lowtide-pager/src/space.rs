@@ -4,9 +4,11 @@
 //! Outermost in the lock order. Host threads never take it: a host thread may fault on its own stack, and the monitor that
 //! would serve that fault needs this lock.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::thread::futex;
+
+use crate::clock::now_ns;
 
 const EXCLUSIVE: u32 = 1 << 31;
 const SPINS: u32 = 300;
@@ -19,6 +21,10 @@ pub struct SpaceLock {
     sleepers: AtomicU32,
     /// How often somebody had it alone; wraps.
     ended: AtomicU32,
+    /// How often a thread slept for it.
+    pub sleeps: AtomicU64,
+    /// For how many nanoseconds.
+    pub waited_ns: AtomicU64,
 }
 
 /// The right to serve and evict; see [`SpaceLock::shared`].
@@ -34,6 +40,8 @@ impl SpaceLock {
             writers: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
             ended: AtomicU32::new(0),
+            sleeps: AtomicU64::new(0),
+            waited_ns: AtomicU64::new(0),
         }
     }
 
@@ -88,9 +96,12 @@ impl SpaceLock {
         if *spins < SPINS {
             core::hint::spin_loop();
         } else if may_sleep {
+            let started = now_ns();
             self.sleepers.fetch_add(1, Ordering::SeqCst);
             let _ = futex::wait(&self.state, futex::Flags::PRIVATE, seen, None);
             self.sleepers.fetch_sub(1, Ordering::SeqCst);
+            self.sleeps.fetch_add(1, Ordering::Relaxed);
+            self.waited_ns.fetch_add(now_ns() - started, Ordering::Relaxed);
         } else {
             rustix::thread::sched_yield();
         }

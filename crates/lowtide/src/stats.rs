@@ -40,6 +40,9 @@ pub struct Stats {
     pub pages: Pages,
     pub faults: Faults,
     pub evictions: Evictions,
+    pub work: Work,
+    /// Pages that were missed, by how many others had been evicted since they had: up to an 8th of the limit, a quarter, all of it, more.
+    pub refaults: Vec<u64>,
     pub folios: Folios,
     pub writeback: Writeback,
     pub fault_latency_us: Latency,
@@ -98,6 +101,23 @@ pub struct Evictions {
     pub direct: u64,
     pub background: u64,
     pub moved_calls: u64,
+}
+
+/// What lowtide's own threads do, and wait for.
+#[derive(Serialize)]
+pub struct Work {
+    /// CPU that they have had, in the processes that adopted memory.
+    pub cpu_seconds: f64,
+    /// Times that a monitor slept until something came.
+    pub monitor_wakeups: u64,
+    /// Times that it found nothing then, or gave up.
+    pub monitor_wakeups_vain: u64,
+    /// Time in which a thread of the program waited while a monitor detached pages that are not its own.
+    pub staging_ahead_seconds: f64,
+    /// Times that a thread had to sleep for the lock that serving, evicting and following events share.
+    pub space_lock_sleeps: u64,
+    /// For how long.
+    pub space_lock_seconds: f64,
 }
 
 /// By order: the first number is of single pages, the next of pairs, the last of runs of 512 pages.
@@ -206,6 +226,15 @@ impl Stats {
                 background: of(&counters.evictions_background),
                 moved_calls: of(&counters.moved_calls),
             },
+            work: Work {
+                cpu_seconds: rounded(of(&counters.cpu_us) as f64 / 1e6),
+                monitor_wakeups: of(&counters.monitor_wakeups),
+                monitor_wakeups_vain: of(&counters.monitor_wakeups_vain),
+                staging_ahead_seconds: rounded(of(&counters.staging_ahead_ns) as f64 / 1e9),
+                space_lock_sleeps: of(&counters.space_lock_sleeps),
+                space_lock_seconds: rounded(of(&counters.space_lock_wait_ns) as f64 / 1e9),
+            },
+            refaults: counters.refaults.iter().map(of).collect(),
             folios: Folios {
                 whole: counters.folios.iter().map(of).collect(),
                 split: counters.folios_split.iter().map(of).collect(),

@@ -10,7 +10,7 @@ use lowtide_pager::segment::{self, area_state, proc_state};
 
 use super::{Keeper, LONGEST_SLEEP_US, LOOK_AGAIN, Nap, SHORTEST_SLEEP_US, setup};
 use crate::idle::Idle;
-use crate::{agent, say, swap_file};
+use crate::{agent, monitor, say, swap_file, thread};
 
 /// In a process in which nothing happens (`idle.rs`) looks are at least so far apart: a monitor wakes the keeper when something does.
 const QUIET_NAP_US: u64 = 5_000;
@@ -76,6 +76,7 @@ impl Keeper {
         if now.saturating_sub(at) >= MEASURE_REST_US || evicted.saturating_sub(then) >= MEASURE_REST_PAGES {
             self.rest_measured = (now, evicted);
             pager.measure_rest();
+            pager.counters().cpu_us.store(thread::cpu_us(monitor::threads()), Ordering::Relaxed);
         }
         if pager.was_forked() && now.saturating_sub(self.children_looked_at) >= LOOK_AT_CHILDREN_US {
             self.children_looked_at = now;

@@ -46,6 +46,10 @@ pub struct Counters {
     /// How often a monitor woke or looked because a fault or an event may have come, and how often another monitor had it.
     pub monitor_wakeups: AtomicU64,
     pub monitor_wakeups_vain: AtomicU64,
+    /// Nanoseconds in which monitors detached pages for the keeper while a thread waited.
+    pub staging_ahead_ns: AtomicU64,
+    /// Microseconds of CPU that lowtide's threads have had.
+    pub cpu_us: AtomicU64,
     /// Times that a thread slept for the space lock, and nanoseconds that threads waited for it.
     pub space_lock_sleeps: AtomicU64,
     pub space_lock_wait_ns: AtomicU64,
