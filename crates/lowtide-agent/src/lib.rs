@@ -31,7 +31,6 @@ mod request;
 mod resident;
 mod say;
 mod start;
-mod starving;
 mod swap_file;
 mod thread;
 mod transient;

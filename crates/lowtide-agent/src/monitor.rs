@@ -1,6 +1,6 @@
 //! The monitor threads, one pinned to each CPU. When a thread of the program blocks on a missing page, the monitor of its CPU runs at
-//! once, with no other CPU to be woken in between. Those of the other CPUs are not woken in vain (`watch.rs`), and none is in the way of
-//! other threads (`starving.rs`). What a monitor does is the pager's monitor.rs.
+//! once, with no other CPU to be woken in between. Those of the other CPUs are not woken in vain (`watch.rs`). What a monitor does is the
+//! pager's monitor.rs.
 
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::thread::{CpuSet, futex, sched_getaffinity, sched_setaffinity};
 
 use crate::watch::{self, Watch};
-use crate::{agent, keeper, say, starving, thread};
+use crate::{agent, keeper, say, thread};
 
 /// Most monitors: each fault wakes all of them, so more of them cost more.
 pub const MAX_MONITORS: usize = 16;
@@ -18,6 +18,8 @@ pub const MAX_MONITORS: usize = 16;
 /// Said where there are none.
 pub const NONE: &[u8] = b"no monitor thread could be started";
 
+/// See [`threads`].
+static THREADS: [AtomicU32; MAX_MONITORS] = [const { AtomicU32::new(0) }; MAX_MONITORS];
 /// 1: they go to work.
 static GO: AtomicU32 = AtomicU32::new(0);
 
@@ -35,7 +37,7 @@ struct Start {
 pub fn start() -> Result<(), Errno> {
     GO.store(0, Ordering::Relaxed);
     watch::reset();
-    starving::reset();
+    THREADS.iter().for_each(|thread| thread.store(0, Ordering::Relaxed));
     let cpus = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
     let mut result = Err(Errno::SRCH);
     for cpu in (0..CpuSet::MAX_CPU).filter(|&cpu| cpus.is_set(cpu)).take(MAX_MONITORS) {
@@ -44,28 +46,28 @@ pub fn start() -> Result<(), Errno> {
             _ => Ok(()),
         };
     }
-    if result.is_ok() {
-        starving::start();
-    }
     result
 }
 
 fn start_on(cpu: usize) -> Result<(), Errno> {
     let start = Box::into_raw(Box::new(Start { cpu, monitor: Monitor::new()? }));
-    thread::spawn(run, start.expose_provenance()).map(drop).inspect_err(|_| {
+    let thread = thread::spawn(run, start.expose_provenance()).inspect_err(|_| {
         // SAFETY: made here, and no thread has it.
         drop(unsafe { Box::from_raw(start) });
-    })
+    })?;
+    if let Some(place) = THREADS.iter().find(|place| place.load(Ordering::Relaxed) == 0) {
+        place.store(thread, Ordering::Relaxed);
+    }
+    Ok(())
 }
 
-/// Thread ids of the monitors.
+/// Thread ids of the monitors; 0: none.
 pub fn threads() -> impl Iterator<Item = u32> {
-    starving::monitors()
+    THREADS.iter().map(|thread| thread.load(Ordering::Relaxed))
 }
 
 /// The monitors go to work: there is a pager.
 pub fn go() {
-    starving::go();
     GO.store(1, Ordering::Release);
     let _ = futex::wake(&GO, futex::Flags::PRIVATE, i32::MAX as u32);
 }
@@ -78,7 +80,6 @@ extern "C" fn run(start: usize) -> ! {
     only.set(*cpu);
     // Without it the monitor floats: slower, not wrong.
     let _ = sched_setaffinity(None, &only);
-    starving::join();
     while GO.load(Ordering::Acquire) == 0 {
         let _ = futex::wait(&GO, futex::Flags::PRIVATE, 0, None);
     }
@@ -91,7 +92,6 @@ extern "C" fn run(start: usize) -> ! {
             keeper::look_again();
         }
         if turn.read {
-            starving::served();
             watch.won(waited, turn.thread);
         } else {
             if waited {

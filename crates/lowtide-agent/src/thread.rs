@@ -148,28 +148,6 @@ pub fn cpu_us(others: impl Iterator<Item = u32>) -> u64 {
     others.filter(|thread| *thread != 0).chain([me]).map(spent).sum()
 }
 
-/// How the scheduler treats a thread.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Policy {
-    /// Like any other.
-    Normal,
-    /// When nothing else wants the CPU.
-    Idle,
-}
-
-impl Policy {
-    /// Gives a thread of this process the policy, if that is allowed.
-    pub fn give(self, tid: u32) {
-        let policy = match self {
-            Policy::Normal => sys::SCHED_NORMAL,
-            Policy::Idle => sys::SCHED_IDLE,
-        };
-        let attributes = SchedAttr { size: size_of::<SchedAttr>() as u32, policy, ..SchedAttr::default() };
-        // SAFETY: a structure of the size that it says.
-        unsafe { syscall3(sys::__NR_sched_setattr, tid as usize, &raw const attributes as usize, 0) };
-    }
-}
-
 /// Names the calling thread, for `ps -L` and debuggers.
 pub fn name(name: &core::ffi::CStr) {
     let _ = rustix::thread::set_name(name);

@@ -1,9 +1,9 @@
 //! Which monitors watch the userfaultfd: those of the CPUs on which threads wait for pages.
 //!
 //! A fault wakes all that watch, one of them gets it, and waking another CPU for nothing is the larger part of what a fault costs. (The kernel
-//! puts the others back to sleep without telling them.) So the others sleep here. A monitor that had to be woken for a fault, where it should
-//! have run as soon as the thread of its own CPU stopped, asks on which CPU that thread is, and calls the monitor there; now and
-//! then it asks without that reason. Who watches and gets nothing goes back to sleep, but for the last one.
+//! puts the others back to sleep without telling them.) So the others sleep here. A monitor asks now and then on which CPU a thread is that
+//! it serves, and calls the monitor there if that is not its own; sooner if it had to be woken for the fault, which it need not be
+//! where the thread that stopped has left its CPU to it. Who watches and gets nothing goes back to sleep, but for the last one.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -32,8 +32,10 @@ static ASIDE: AtomicU32 = AtomicU32::new(0);
 const LOSSES: u32 = 2;
 /// Faults after which it asks where the thread of one is.
 const FAULTS: u32 = 64;
-/// Least time between two such questions, in microseconds: one takes some 5.
-const ASK_US: u64 = 100;
+/// Time between two such questions, in microseconds, at least and at most: one takes some 5. Twice as long each time that the answer is this
+/// monitor's own CPU.
+const LEAST_US: u64 = 100;
+const MOST_US: u64 = 10_000;
 
 /// In a new process image or a forked child, before its monitors start.
 pub fn reset() {
@@ -82,6 +84,7 @@ pub struct Watch {
     losses: u32,
     faults: u32,
     asked_us: u64,
+    pause_us: u64,
 }
 
 impl Watch {
@@ -93,7 +96,7 @@ impl Watch {
         let place = PLACES.iter().find(free).unwrap_or(&PLACES[0]);
         place.called.store(1, Ordering::Release);
         WATCHING.fetch_add(1, Ordering::AcqRel);
-        Watch { place, cpu, losses: 0, faults: 0, asked_us: 0 }
+        Watch { place, cpu, losses: 0, faults: 0, asked_us: 0, pause_us: LEAST_US }
     }
 
     /// How long to wait for a message, in milliseconds (negative: for ever).
@@ -107,12 +110,14 @@ impl Watch {
         self.faults += 1;
         let Some(thread) = thread.filter(|_| (slept || self.faults >= FAULTS) && ASIDE.load(Ordering::Relaxed) > 0) else { return };
         let now = now_us();
-        if now.saturating_sub(self.asked_us) < ASK_US {
+        if now.saturating_sub(self.asked_us) < self.pause_us {
             return;
         }
         (self.asked_us, self.faults) = (now, 0);
+        let own = self.pause_us * 2;
+        self.pause_us = LEAST_US;
         match cpu_of(thread) {
-            Some(cpu) if cpu == self.cpu => {}
+            Some(cpu) if cpu == self.cpu => self.pause_us = own.min(MOST_US),
             Some(cpu) => {
                 let Some(there) = PLACES.iter().find(|place| place.cpu.load(Ordering::Acquire) == cpu + 1) else { return };
                 call(there);

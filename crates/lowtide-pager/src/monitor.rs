@@ -90,7 +90,6 @@ impl Monitor {
     /// Serves a fault, at the limit after some memory has been freed for it, and counts how long that took.
     fn serve(&mut self, pager: &Pager, addr: usize) -> Served {
         let start = now_ns();
-        pager.serving.fetch_add(1, Ordering::Relaxed);
         let (proc, counters) = (pager.proc(), pager.counters());
         if pager.budget.at_limit() && pager.evict(&mut self.worker) == Evicted::Some {
             counters.evictions_direct.fetch_add(1, Ordering::Relaxed);
@@ -102,7 +101,6 @@ impl Monitor {
         counters.stall_some_us.fetch_add(took / 1000, Ordering::Relaxed);
         counters.latency_max_ns.fetch_max(took, Ordering::Relaxed);
         pager.stage_ahead(&mut self.worker);
-        pager.serving.fetch_sub(1, Ordering::Relaxed);
         self.worker.wake(pager.uffd());
         served
     }

@@ -86,8 +86,6 @@ pub struct Pager {
     operations: AtomicU32,
     /// The keeper is awake.
     reclaiming: AtomicBool,
-    /// Monitors that are serving a fault.
-    pub(crate) serving: AtomicU32,
     /// Pages of the program that have come into memory; wraps.
     pub(crate) arrived: AtomicUsize,
     /// Zero pages that are out now.
@@ -212,7 +210,6 @@ impl Pager {
             sharers: AtomicU32::new(0),
             operations: AtomicU32::new(0),
             reclaiming: AtomicBool::new(false),
-            serving: AtomicU32::new(0),
             arrived: AtomicUsize::new(0),
             zero_now: AtomicU64::new(0),
             moving: AtomicUsize::new(0),
@@ -316,7 +313,6 @@ impl Pager {
     /// back, are not here.
     pub(crate) fn forget_operations(&self) {
         self.operations.store(0, Ordering::SeqCst);
-        self.serving.store(0, Ordering::SeqCst);
     }
 
     /// The program is about to fork: memory that it shares with a child may from now on have stale words.
@@ -361,11 +357,6 @@ impl Pager {
 
     pub(crate) fn is_reclaiming(&self) -> bool {
         self.reclaiming.load(Ordering::Acquire)
-    }
-
-    /// Whether a thread of the program waits, as far as can be seen: for a monitor to read its fault, or for one that has.
-    pub fn is_waited_for(&self) -> bool {
-        self.serving.load(Ordering::Relaxed) > 0 || self.uffd().is_readable()
     }
 
     /// The name of the device behind an entry.

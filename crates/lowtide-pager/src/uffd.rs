@@ -194,13 +194,6 @@ impl Uffd {
         self.fd.as_raw_fd()
     }
 
-    /// Whether a message waits to be read.
-    pub fn is_readable(&self) -> bool {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut [PollFd::from_borrowed_fd(self.as_fd(), PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
-    }
-
     /// Waits up to `ms` milliseconds (negative: for ever) for a message.
     pub fn wait_readable(&self, ms: i32) {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
