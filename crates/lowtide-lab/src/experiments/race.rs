@@ -50,6 +50,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     let title = format!("in {} % of what each takes natively", course.percent);
     let loads = race::chosen(&wishes.only, swap);
     let prefixed = |line: String| format!("race: {line}");
+    race::missing(&loads).map_or(Ok(()), Err).map_err(prefixed)?;
     let mut race = Race::new(course).map_err(prefixed)?;
     let mut matches = Vec::new();
     for load in &loads {

@@ -7,6 +7,7 @@ mod loads;
 mod lowtide;
 mod match_up;
 mod memory;
+mod real;
 mod redis;
 mod restore;
 mod run;
@@ -14,7 +15,7 @@ mod synthetic;
 mod zipf;
 
 pub use kernel::Swap;
-pub use loads::{chosen, names};
+pub use loads::{chosen, missing, names};
 pub use match_up::{Course, Match, Race, Shown};
 
 use std::process::ExitCode;

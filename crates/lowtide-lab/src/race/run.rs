@@ -72,6 +72,7 @@ pub fn run(task: &Task, before: &[OsString], deadline: Duration, mut watch: impl
             Some(status) => break status,
             None if began.elapsed() > deadline => return Ok(Ended::TooLong(began.elapsed().as_secs_f64())),
             None => {
+                running.client_goes_on()?;
                 sampler.sample();
                 watch();
                 std::thread::sleep(SAMPLE_EVERY);
@@ -83,11 +84,11 @@ pub fn run(task: &Task, before: &[OsString], deadline: Duration, mut watch: impl
     kill_session(running.child.id());
     let said = joined(running.said.take())?;
     let last = said.lines().last().unwrap_or("no message");
-    let client = joined(running.client.take()).and_then(|found| found);
+    let found = running.found();
     if !status.success() {
         return Err(format!("{} ended with {status}: {last}", running.name));
     }
-    let mut hasher = Fnv(client?);
+    let mut hasher = Fnv(found?);
     hasher.write_u64(joined(running.output.take())?);
     let own = said.lines().find_map(|line| line.strip_prefix("seconds ")?.parse().ok());
     Ok(Ended::Well(Done { seconds: own.unwrap_or(wall), wall, checksum: hasher.finish(), peak: sampler.peak }))
@@ -99,7 +100,9 @@ struct Running {
     name: String,
     output: Option<JoinHandle<u64>>,
     said: Option<JoinHandle<String>>,
+    /// Until it has ended.
     client: Option<JoinHandle<Result<u64, String>>>,
+    found: u64,
 }
 
 impl Running {
@@ -125,9 +128,34 @@ impl Running {
         let output = child.stdout.take().map(sum_of);
         let said = child.stderr.take().map(text_of);
         let client = task.client.clone().map(|client| std::thread::spawn(move || client.talk()));
-        // Without a client there is nothing that it finds.
-        let client = Some(client.unwrap_or_else(|| std::thread::spawn(|| Ok(Fnv::START))));
-        Ok(Running { child, name, output, said, client })
+        Ok(Running { child, name, output, said, client, found: Fnv::START })
+    }
+
+    /// A server whose client has given up would wait for ever.
+    ///
+    /// # Errors
+    /// Why it gave up.
+    fn client_goes_on(&mut self) -> Result<(), String> {
+        match self.client.take_if(|client| client.is_finished()) {
+            Some(client) => self.ask(client),
+            None => Ok(()),
+        }
+    }
+
+    /// What the client found, when it has ended.
+    ///
+    /// # Errors
+    /// Why it gave up.
+    fn found(&mut self) -> Result<u64, String> {
+        if let Some(client) = self.client.take() {
+            self.ask(client)?;
+        }
+        Ok(self.found)
+    }
+
+    fn ask(&mut self, client: JoinHandle<Result<u64, String>>) -> Result<(), String> {
+        self.found = joined(Some(client))??;
+        Ok(())
     }
 }
 
