@@ -116,7 +116,11 @@ fn why(matches: &[Raced]) -> Table {
     let mut table = Table::new(title, &columns);
     for (name, _, m) in matches {
         let percent = |peak: u64| format!("{:.1}", peak as f64 / m.limit as f64 * 100.0);
-        let count = |sample: &Sample| format!("{:.0}", sample.median());
+        // A run that was ended leaves no counts.
+        let count = |sample: &Sample| match sample.median() {
+            median if median.is_nan() => "-".to_owned(),
+            median => format!("{median:.0}"),
+        };
         table.row([
             (*name).to_owned(),
             format!("{}", m.native.peak / MIB),

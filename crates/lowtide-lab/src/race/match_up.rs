@@ -229,7 +229,8 @@ impl Race {
         self.kernel.empty()?;
         let (mut highest, mut failed) = (Highest::default(), None);
         let ended = run(task, &self.kernel.words(), patience(native.wall, SLOWEST_KERNEL), || {
-            match self.kernel.limit(share.group).and_then(|()| self.kernel.held()) {
+            let limited = self.kernel.refresh_counts().and_then(|()| self.kernel.limit(share.group));
+            match limited.and_then(|()| self.kernel.held()) {
                 Ok(held) => highest.add(held),
                 Err(line) => failed = Some(line),
             }

@@ -70,7 +70,7 @@ pub fn gcc(site: &Site) -> Result<Task, String> {
 /// redis-server, which one client fills and asks.
 pub fn redis(site: &Site) -> Result<Task, String> {
     let socket = site.directory.join("redis");
-    let (keys, requests) = site.pick((180_000, 400_000), (500_000, 1_200_000));
+    let (keys, requests) = site.pick((180_000, 250_000), (400_000, 600_000));
     let server = ["redis-server", "--port", "0", "--save", "", "--appendonly", "no", "--logfile", "/dev/null", "--unixsocket"];
     let task = site.task(server.map(OsString::from).into_iter().chain([socket.clone().into()]))?;
     Ok(Task { client: Some(Client { socket, keys, requests }), ..task })

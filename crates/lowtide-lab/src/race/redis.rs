@@ -118,19 +118,20 @@ impl Server {
     }
 }
 
-/// A record as applications store them: names that repeat, numbers that don't; 300 to 900 bytes.
+/// A record as applications store them: words that repeat, numbers that don't; 300 to 900 bytes.
 fn value(key: usize, change: u32) -> String {
+    const PRODUCTS: [&str; 8] = ["bicycle", "lamp", "keyboard", "teapot", "notebook", "umbrella", "telescope", "chair"];
     let mut random = fastrand::Rng::with_seed((key as u64) << 20 | u64::from(change));
-    let mut text = format!(r#"{{"id":{key},"version":{change},"token":"{:032x}""#, random.u128(..));
-    for i in 0..random.usize(4..13) {
-        text += &format!(
-            r#","item{i}":{{"price":{},"count":{},"code":"{:016x}"}}"#,
-            random.u32(..100_000),
-            random.u8(..9),
-            random.u64(..)
-        );
+    let mut text = format!(r#"{{"customer":{key},"version":{change},"token":"{:016x}","ordered":["#, random.u64(..));
+    for _ in 0..random.usize(3..12) {
+        text += r#"{"product":""#;
+        text += PRODUCTS[random.usize(..PRODUCTS.len())];
+        text += r#"","currency":"EUR","status":"shipped","price":"#;
+        text += &random.u32(..10_000).to_string();
+        text += "},";
     }
-    text.push('}');
+    text.pop();
+    text += "]}";
     text
 }
 
