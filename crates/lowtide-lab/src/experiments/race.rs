@@ -112,10 +112,10 @@ fn why(matches: &[Raced]) -> Table {
         "of them staged",
         "pages in",
     ];
-    let title = "memory (highest sample; the kernel's group and its pool, lowtide and its program; % of the limit) and faults";
+    let title = "memory (highest sample, % of the limit: the kernel's group and its pool, the median of the rounds; the program and lowtide, the worst) and faults";
     let mut table = Table::new(title, &columns);
     for (name, _, m) in matches {
-        let percent = |peak: u64| format!("{:.1}", peak as f64 / m.limit as f64 * 100.0);
+        let percent = |peak: f64| format!("{:.1}", peak / m.limit as f64 * 100.0);
         // A run that was ended leaves no counts.
         let count = |sample: &Sample| match sample.median() {
             median if median.is_nan() => "-".to_owned(),
@@ -125,10 +125,10 @@ fn why(matches: &[Raced]) -> Table {
             (*name).to_owned(),
             format!("{}", m.native.peak / MIB),
             format!("{}", m.group / MIB),
-            percent(m.kernel.peak),
+            percent(m.kernel.peaks.median()),
             count(&m.kernel.faults),
             count(&m.kernel.pages_in),
-            percent(m.lowtide.peak),
+            percent(m.lowtide.peak as f64),
             count(&m.lowtide.faults),
             count(&m.lowtide.staged),
             count(&m.lowtide.pages_in),
@@ -155,11 +155,11 @@ fn findings(matches: &[Raced], whole: bool) -> Vec<Finding> {
         let (name, share) = found.unwrap_or(("no load", f64::NAN));
         Finding::new(what, name, share).target(target)
     };
-    let kernel = |m: &Match| m.kernel.peak as f64 / m.limit as f64;
+    let kernel = |m: &Match| m.kernel.peaks.median() / m.limit as f64;
     findings.extend([
-        worst("kernel: highest memory / limit", Target::AtMost(MORE), &kernel),
+        worst("kernel: highest peak of memory / limit", Target::AtMost(MORE), &kernel),
         worst("kernel: lowest peak of memory / limit", Target::AtLeast(LESS), &kernel),
-        worst("lowtide: highest memory / limit", Target::AtMost(MORE), &|m| m.lowtide.peak as f64 / m.limit as f64),
+        worst("lowtide: highest peak of memory / limit", Target::AtMost(MORE), &|m| m.lowtide.peak as f64 / m.limit as f64),
     ]);
     findings
 }

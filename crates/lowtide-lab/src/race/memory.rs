@@ -91,7 +91,7 @@ mod tests {
         let mut command = std::process::Command::new("sh");
         command.args(["-c", "head -c 40000000 /dev/zero | tail -c 1000000000 | sleep 100"]);
         // SAFETY: one system call that touches no memory.
-        unsafe { command.pre_exec(|| Ok(drop(rustix::process::setsid()?))) };
+        unsafe { command.pre_exec(|| rustix::process::setsid().map(|_| ()).map_err(Into::into)) };
         let mut child = crate::programs::Started(command.spawn().unwrap());
         let mut sampler = Sampler::new(child.0.id());
         let began = std::time::Instant::now();

@@ -9,12 +9,12 @@ mib, passes = int(sys.argv[1]), int(sys.argv[2])
 count = mib * (1 << 20) // 8 // 4
 generator = np.random.Generator(np.random.PCG64(7))
 columns = []
-for _ in range(3):
-    # Measurements have three digits, not sixteen.
+for held in (4, 6, 8):
+    # A sensor that is read more often than it changes.
     column = np.empty(count)
     for start in range(0, count, 1 << 18):
         part = column[start : start + (1 << 18)]
-        part[:] = generator.normal(20.0, 5.0, len(part)).round(2)
+        part[:] = np.repeat(generator.normal(20.0, 5.0, len(part) // held + 1).round(2), held)[: len(part)]
     columns.append(column)
 result = np.zeros(count)
 for step in range(passes):
