@@ -167,7 +167,7 @@ impl Race {
                     return Err(format!("WRONG RESULT: {name} {:016x}, expected {:016x}", done.checksum, native.checksum));
                 }
                 Ended::Well(done) => into.seconds.add(done.seconds),
-                Ended::TooLong(seconds) => {
+                Ended::TooLong { seconds, .. } => {
                     into.too_long += 1;
                     into.seconds.add(seconds);
                 }
@@ -211,9 +211,7 @@ impl Race {
 
     fn natively(&self, task: &Task, into: &mut Shown) -> Result<Ended, String> {
         let ended = run(task, &[], PATIENCE, || ())?;
-        if let Ended::Well(done) = ended {
-            into.saw_peak(done.peak);
-        }
+        into.saw_peak(ended.peak());
         Ok(ended)
     }
 
@@ -229,13 +227,15 @@ impl Race {
 
     fn under_lowtide(&self, task: &Task, limit: u64, swap: Swap, slowest: Duration, into: &mut Shown) -> Result<Ended, String> {
         let ended = run(task, &self.lowtide.words(limit, swap, SWAP), slowest, || ())?;
-        if let Ended::Well(done) = ended {
+        let mut peak = ended.peak();
+        if let Ended::Well(_) = ended {
             let counts = self.lowtide.take_counts()?;
             into.faults.add(counts.faults as f64);
             into.staged.add(counts.staged as f64);
             into.pages_in.add(counts.pages_in as f64);
-            into.saw_peak(counts.peak.max(done.peak));
+            peak = peak.max(counts.peak);
         }
+        into.saw_peak(peak);
         Ok(ended)
     }
 

@@ -106,7 +106,10 @@ pub fn numpy(site: &Site) -> Result<Task, String> {
 pub fn javascript(site: &Site) -> Result<Task, String> {
     let script = site.file("heap.js", |out| out.write_all(include_bytes!("jobs/heap.js")))?;
     let [count, steps] = site.pick(["350000", "500000"], ["1000000", "1500000"]);
-    site.task(["node".into(), script.into(), count.into(), steps.into()])
+    // It would take its limits from the group's, and collect garbage more often there than under lowtide.
+    let limits = ["--max-old-space-size=2048", "--max-semi-space-size=16"].map(OsString::from);
+    let job = [script.into(), count.into(), steps.into()];
+    site.task([OsString::from("node")].into_iter().chain(limits).chain(job))
 }
 
 fn python(site: &Site, module: &str, name: &str, text: &str, arguments: &[&str]) -> Result<Task, String> {

@@ -45,16 +45,28 @@ pub struct Done {
 pub enum Ended {
     /// With success.
     Well(Done),
-    /// It was ended after so many seconds.
-    TooLong(f64),
+    /// It was ended after so many seconds; its highest memory was sampled until then.
+    TooLong {
+        /// Wall time.
+        seconds: f64,
+        /// As in [`Done`].
+        peak: u64,
+    },
 }
 
 impl Ended {
+    /// Highest sample of its memory in bytes.
+    pub fn peak(self) -> u64 {
+        match self {
+            Ended::Well(Done { peak, .. }) | Ended::TooLong { peak, .. } => peak,
+        }
+    }
+
     /// Wall time.
     pub fn seconds_in_all(self) -> f64 {
         match self {
             Ended::Well(done) => done.wall,
-            Ended::TooLong(seconds) => seconds,
+            Ended::TooLong { seconds, .. } => seconds,
         }
     }
 }
@@ -70,7 +82,9 @@ pub fn run(task: &Task, before: &[OsString], deadline: Duration, mut watch: impl
     let status = loop {
         match running.child.try_wait().map_err(|e| e.to_string())? {
             Some(status) => break status,
-            None if began.elapsed() > deadline => return Ok(Ended::TooLong(began.elapsed().as_secs_f64())),
+            None if began.elapsed() > deadline => {
+                return Ok(Ended::TooLong { seconds: began.elapsed().as_secs_f64(), peak: sampler.peak });
+            }
             None => {
                 running.client_goes_on()?;
                 sampler.sample();
@@ -246,7 +260,7 @@ mod tests {
     fn done(script: &str) -> Done {
         match run(&sh(script), &[], Duration::from_secs(60), || ()).unwrap() {
             Ended::Well(done) => done,
-            Ended::TooLong(seconds) => panic!("{script}: {seconds}"),
+            Ended::TooLong { seconds, .. } => panic!("{script}: {seconds}"),
         }
     }
 
@@ -270,6 +284,6 @@ mod tests {
         assert!(failed.contains("exit status: 3") && failed.ends_with("why"), "{failed}");
         let began = Instant::now();
         let ended = run(&sh("sleep 100 & sleep 100"), &[], Duration::from_millis(50), || ()).unwrap();
-        assert!(matches!(ended, Ended::TooLong(_)) && began.elapsed() < Duration::from_secs(20));
+        assert!(matches!(ended, Ended::TooLong { .. }) && began.elapsed() < Duration::from_secs(20));
     }
 }
