@@ -11,7 +11,7 @@ FUZZ_FLAGS := -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
 # Built elsewhere: what can be made to fail must never be taken for what is shipped.
 FAULTS := $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide --features faults --test faults
 
-.PHONY: build demo test model fuzz faults soak overhead table programs lab fmt lint clean setup help
+.PHONY: build demo test model fuzz faults soak overhead table programs lab race fmt lint clean setup help
 
 build: ## target/release/lowtide: one file, the agent inside
 	$(CARGO) build --release
@@ -53,6 +53,10 @@ programs: setup build ## runtimes, databases, tools that others wrote: docs/prog
 
 lab: build ## the experiments, quickly
 	$(TARGET)/release/lowtide-lab all --quick
+
+race: build ## lowtide against the kernel's zram at the same total memory, an hour at most; as root (ARGS="--quick", "--only sort,gcc")
+	@tests/setup.sh race
+	$(TARGET)/release/lowtide-lab race $(ARGS)
 
 fmt: ## checks the formatting
 	$(CARGO) fmt --all --check

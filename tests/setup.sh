@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what building, testing and the demonstration need, and nothing that is there already.
+# Installs what building, testing and the demonstration need, and nothing that is there already. `setup.sh race`: also what the race runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
@@ -27,6 +27,14 @@ need make make
 need redis-server redis-server
 need memtester memtester
 need strace strace
+race=${1:-}
+[ -z "$race" ] || [ "$race" = race ] || fail "\`$race\`? There is: race"
+if [ -n "$race" ]; then
+	need sort coreutils
+	need node nodejs
+	need swapon mount
+	need mkswap util-linux
+fi
 command -v cc >/dev/null && { echo '#include <stdio.h>' | cc -E - >/dev/null 2>&1 || packages+=(libc6-dev); }
 # python3 on PATH may be a version manager's, without what an environment needs; then the system's own does.
 python_for_venv() {
@@ -59,5 +67,9 @@ if ! has_numpy; then
 	mkdir -p "$target"
 	"$(python_for_venv)" -m venv --clear "$target/venv"
 	"$target/venv/bin/pip" install --quiet --disable-pip-version-check 'numpy>=1.26,<3' </dev/null
+fi
+if [ -n "$race" ] && ! "$target/venv/bin/python" -c 'import duckdb' 2>/dev/null; then
+	say "adding duckdb to $target/venv"
+	"$target/venv/bin/pip" install --quiet --disable-pip-version-check duckdb </dev/null
 fi
 say "all there"

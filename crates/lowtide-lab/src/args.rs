@@ -6,8 +6,8 @@ use clap::Parser;
 use clap::builder::PossibleValuesParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-use crate::experiments;
-use crate::race::Swap;
+use crate::experiments::{self, Wishes};
+use crate::race::{self, Swap};
 
 /// The experiments behind lowtide's design: published figures, reproduced and beaten on this machine.
 #[derive(Parser, Debug)]
@@ -25,16 +25,46 @@ pub struct Args {
     /// Smaller and shorter: seconds, not minutes.
     #[arg(long)]
     pub quick: bool,
-    /// What the kernel swaps to; for `race`, where a file is the default.
+    /// Options of `race` alone.
+    #[command(flatten)]
+    pub race: RaceArgs,
+}
+
+/// Options of `race`.
+#[derive(clap::Args, Debug, Default)]
+#[command(next_help_heading = "Options of race")]
+pub struct RaceArgs {
+    /// What both swap to: compressed RAM (zram; the default), or a file, of which there is a race of its own.
     #[arg(long, value_enum)]
-    pub swap: Option<Swap>,
+    swap: Option<Swap>,
+    /// The limit, in percent of what a load takes natively (default: 70; 33 with `--swap file`).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(10..=95))]
+    percent: Option<u64>,
+    /// Only these loads.
+    #[arg(long, value_name = "NAME,NAME...", value_delimiter = ',', value_parser = PossibleValuesParser::new(race::names()))]
+    only: Vec<String>,
+    /// How often each load runs natively, under the kernel's swap and under lowtide (default: 3; 1 with `--quick`).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=99))]
+    rounds: Option<u64>,
+}
+
+impl RaceArgs {
+    /// What the race is to be like.
+    pub fn wishes(&self) -> Wishes {
+        let rounds = self.rounds.and_then(|rounds| usize::try_from(rounds).ok());
+        Wishes { swap: self.swap, percent: self.percent, only: self.only.clone(), rounds }
+    }
+
+    fn given(&self) -> bool {
+        self.swap.is_some() || self.percent.is_some() || !self.only.is_empty() || self.rounds.is_some()
+    }
 }
 
 /// Reads the command line. The error is a line that says what is wrong with it, or `None` when help was asked for and printed.
 pub fn parse() -> Result<Args, Option<String>> {
     match Args::try_parse() {
-        Ok(args) if args.swap.is_some() && args.experiment != experiments::RACE => {
-            Err(Some(format!("--swap is for `{}` only", experiments::RACE)))
+        Ok(args) if args.race.given() && args.experiment != experiments::RACE => {
+            Err(Some(format!("--swap, --percent, --only and --rounds are for `{}`", experiments::RACE)))
         }
         parsed => parsed.map_err(|error| explain(&error)),
     }
@@ -64,6 +94,10 @@ fn one_line(error: &clap::Error) -> String {
             text(ContextKind::InvalidValue),
             experiments::choices().collect::<Vec<_>>().join(", ")
         ),
+        ErrorKind::InvalidValue if !text(ContextKind::ValidValue).is_empty() => {
+            let (argument, value) = (text(ContextKind::InvalidArg), text(ContextKind::InvalidValue));
+            format!("`{value}` is nothing for {argument}; there are: {}", text(ContextKind::ValidValue))
+        }
         ErrorKind::MissingRequiredArgument => {
             format!("which experiment? There are: {}", experiments::choices().collect::<Vec<_>>().join(", "))
         }

@@ -1,7 +1,7 @@
 //! What an experiment is.
 
+use crate::experiments::Wishes;
 use crate::plot::Chart;
-use crate::race::Swap;
 use crate::report::{Finding, Table};
 
 /// An experiment. To add one: a file in `experiments/` and a line in the list there.
@@ -16,12 +16,12 @@ pub struct Experiment {
 }
 
 /// How thoroughly to measure.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Scale {
     /// Smaller sizes and fewer runs.
     pub quick: bool,
-    /// What the kernel swaps to, for the race.
-    pub swap: Swap,
+    /// How the race is to be.
+    pub race: Wishes,
 }
 
 impl Scale {

@@ -51,7 +51,7 @@ fn fail(code: u8, line: &str) -> ExitCode {
 /// Runs what is asked for, writes the files, and says whether all targets were met.
 fn run(args: &Args) -> Result<bool, String> {
     let chosen = experiments::named(&args.experiment);
-    let scale = experiment::Scale { quick: args.quick, swap: args.swap.unwrap_or(race::Swap::File) };
+    let scale = experiment::Scale { quick: args.quick, race: args.race.wishes() };
     let mut reports = Vec::new();
     for experiment in &chosen {
         let outcome = (experiment.run)(&scale)?;

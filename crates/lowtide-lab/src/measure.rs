@@ -15,6 +15,11 @@ impl Sample {
         self.0.push(value);
     }
 
+    /// The last measurement; not a number without any.
+    pub fn last(&self) -> f64 {
+        self.0.last().copied().unwrap_or(f64::NAN)
+    }
+
     /// The value below which the share `q` (0 to 1) of the measurements lies; not a number without measurements.
     fn quantile(&self, q: f64) -> f64 {
         let mut sorted = self.0.clone();

@@ -45,13 +45,19 @@ fn python(pages: usize) -> Result<Vec<[u8; PAGE]>, String> {
     read_when_ready(Command::new("python3").args(["-c", &script]), pages)
 }
 
+/// A Python that has a module: that of the environment beside the directory of this program, which `make setup` makes, or the system's.
+pub fn python_with(module: &str) -> Option<PathBuf> {
+    let own = std::env::current_exe().ok();
+    let made = own.iter().filter_map(|own| own.parent()?.parent()).map(|target| target.join("venv/bin/python"));
+    made.chain([PathBuf::from("python3")]).find(|python| {
+        let status = Command::new(python).args(["-c", &format!("import {module}")]).stderr(Stdio::null()).status();
+        status.is_ok_and(|status| status.success())
+    })
+}
+
 /// Normally distributed floats and a running sum of them, as simulations have.
 fn floats(pages: usize) -> Result<Vec<[u8; PAGE]>, String> {
-    let python = ["target/venv/bin/python", "python3"].into_iter().find(|python| {
-        let quiet = Command::new(python).args(["-c", "import numpy"]).stderr(Stdio::null()).status();
-        quiet.is_ok_and(|s| s.success())
-    });
-    let python = python.ok_or("no python3 with numpy (`make setup` makes one)")?;
+    let python = python_with("numpy").ok_or("no python3 with numpy (`make setup` makes one)")?;
     let half = pages * PAGE / 8;
     let script = format!(
         "import numpy\na = numpy.random.default_rng(1).normal(size={half}).round(3)\nb = a.cumsum()\nprint('ready', flush=True)\ninput()"

@@ -13,6 +13,8 @@ mod swapoff;
 mod thp_model;
 mod zero;
 
+pub use race::Wishes;
+
 use crate::experiment::Experiment;
 
 const EXPERIMENTS: &[Experiment] = &[
@@ -31,7 +33,7 @@ const EXPERIMENTS: &[Experiment] = &[
 
 /// What changes the machine while it runs, and takes root: only by name.
 const ALONE: &[Experiment] = &[race::EXPERIMENT];
-/// The experiment that has a kind of swap to choose.
+/// The experiment that has options of its own.
 pub const RACE: &str = race::EXPERIMENT.name;
 
 /// Runs all but [`ALONE`].

@@ -1,150 +1,175 @@
-//! lowtide against the kernel's own swap, on the same disk, with the same memory.
+//! lowtide against the kernel's own swap, with the same memory in all.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
 use crate::experiment::{Experiment, Outcome, Scale};
-use crate::measure::{self, Sample};
-use crate::programs::PAGE;
-use crate::race::{Kernel, Load, Swap, Times};
+use crate::measure::Sample;
+use crate::plot::{Chart, Series};
+use crate::race::{self, Course, Match, Race, Shown, Swap};
 use crate::report::{Finding, Table, Target};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "race",
-    question: "data of several times the limit, gone through and read at random: how fast is it under lowtide and under the kernel's swap?",
+    question: "programs in less memory than they take: how fast are they under lowtide and under the kernel's swap, with the same memory in all?",
     run,
 };
 
 const MIB: u64 = 1 << 20;
-/// Swap beyond the data.
-const SPARE: u64 = 64 * MIB;
-const RACERS: [&str; 2] = ["lowtide", "kernel"];
-const OURS: usize = 0;
-const KERNEL: usize = 1;
+/// The geometric mean of all loads.
+const TOGETHER: f64 = 1.5;
+/// Memory is compared as well: none may have had so much more than the limit, nor the kernel so much less.
+const MORE: f64 = 1.02;
+const LESS: f64 = 0.97;
 
-/// What both run, and in how much memory.
-struct Course {
-    swap: Swap,
-    load: Load,
-    limit: u64,
-    /// Part of the limit for compressed pages, where the kernel swaps to zram.
-    compressed: u64,
-    dir: PathBuf,
-}
-
-#[derive(Default)]
-struct Measured {
-    fill: Sample,
-    pass: Sample,
-    /// For each read.
-    random_us: Sample,
-    peak: u64,
-}
-
-impl Measured {
-    fn add(&mut self, times: &Times, reads: usize, peak: u64) {
-        self.fill.add(times.fill);
-        let mut passes = Sample::default();
-        times.passes.iter().for_each(|pass| passes.add(*pass));
-        self.pass.add(passes.median());
-        self.random_us.add(times.random * 1e6 / reads as f64);
-        self.peak = self.peak.max(peak);
-    }
+/// What the user says of a race; `None` and no names: as it was meant.
+#[derive(Debug, Clone, Default)]
+pub struct Wishes {
+    /// What is swapped to.
+    pub swap: Option<Swap>,
+    /// The limit, of what a load takes natively.
+    pub percent: Option<u64>,
+    /// The names of loads.
+    pub only: Vec<String>,
+    /// How often each runs.
+    pub rounds: Option<usize>,
 }
 
 fn run(scale: &Scale) -> Result<Outcome, String> {
-    let limit = scale.pick(256, 512) * MIB;
-    let bytes = scale.pick(600, 1536) * MIB;
-    let noise = match scale.swap {
-        Swap::File => PAGE / 8,
-        // So that the pool never gets full: both keep to the limit.
-        Swap::Zram => PAGE / 8 / 8,
+    let wishes = &scale.race;
+    let swap = wishes.swap.unwrap_or(Swap::Zram);
+    let course = Course {
+        swap,
+        percent: wishes.percent.unwrap_or(match swap {
+            Swap::Zram => 70,
+            Swap::File => 33,
+        }),
+        rounds: wishes.rounds.unwrap_or(scale.pick(1, 3)),
+        quick: scale.quick,
+        disk: PathBuf::from(std::env::var_os("LOWTIDE_DIR").unwrap_or_else(|| "/var/tmp".into())),
     };
-    let pages = bytes as usize / PAGE;
-    let load = Load { pages, noise, passes: scale.pick(2, 3), reads: scale.pick(5_000, 40_000) };
-    let dir = PathBuf::from(std::env::var_os("LOWTIDE_DIR").unwrap_or_else(|| "/var/tmp".into()));
-    let course = Course { swap: scale.swap, load, limit, compressed: limit / 2, dir };
-    let lowtide = lowtide()?;
-    let kernel = Kernel::new(course.swap, &course.dir, bytes + SPARE, limit, course.compressed)?;
-    let mut measured: [Measured; 2] = Default::default();
-    measure::in_turn(&RACERS, scale.pick(3, 5), |which, _| {
-        let (times, peak) = match which {
-            OURS => under_lowtide(&course, &lowtide)?,
-            _ => {
-                kernel.take_peak()?;
-                let times = course.load.run(kernel.command()).map_err(|e| format!("race: under the kernel's swap: {e}"))?;
-                (times, kernel.take_peak()?)
-            }
-        };
-        measured[which].add(&times, course.load.reads, peak);
-        Ok::<(), String>(())
-    })?;
-    kernel.end()?;
-    Ok(outcome(&course, &measured))
+    let title = format!("in {} % of what each takes natively", course.percent);
+    let loads = race::chosen(&wishes.only, swap);
+    let prefixed = |line: String| format!("race: {line}");
+    race::missing(&loads).map_or(Ok(()), Err).map_err(prefixed)?;
+    let mut race = Race::new(course).map_err(prefixed)?;
+    let mut matches = Vec::new();
+    for load in &loads {
+        matches.push((load.name, load.target, race.run(load).map_err(prefixed)?));
+    }
+    race.end().map_err(prefixed)?;
+    let whole = wishes.only.is_empty() && wishes.percent.is_none() && swap == Swap::Zram;
+    Ok(Outcome {
+        tables: vec![times(&title, &matches), why(&matches)],
+        findings: findings(&matches, whole),
+        charts: charts(&matches),
+    })
 }
 
-/// The program that is built together with this one.
-fn lowtide() -> Result<PathBuf, String> {
-    let own = std::env::current_exe().map_err(|e| format!("race: can't find this program: {e}"))?;
-    let path = own.with_file_name("lowtide");
-    if path.exists() { Ok(path) } else { Err(format!("race: there is no {}: build lowtide first", path.display())) }
+type Raced = (&'static str, Option<f64>, Match);
+
+/// How many times as fast as the kernel lowtide was, round by round.
+fn ratio(m: &Match) -> Sample {
+    m.kernel.seconds.over(&m.lowtide.seconds)
 }
 
-/// Runs the load under lowtide and reads from its statistics how much memory it took.
-fn under_lowtide(course: &Course, lowtide: &Path) -> Result<(Times, u64), String> {
-    let stats = std::env::temp_dir().join(format!("lowtide-lab-{}.json", std::process::id()));
-    let mut command = Command::new(lowtide);
-    command.args(["run", "--quiet", "--ram", &course.limit.to_string(), "--stats"]).arg(&stats).arg("--swap");
-    match course.swap {
-        Swap::File => command.arg(format!("dir:{},size={}", course.dir.display(), course.load.pages * PAGE + SPARE as usize)),
-        Swap::Zram => command.args(["ram", "--pool", &course.compressed.to_string()]),
-    };
-    command.arg("--");
-    let times = course.load.run(command).map_err(|e| format!("race: under lowtide: {e}"));
-    let text = std::fs::read_to_string(&stats).map_err(|e| format!("race: {}: {e}", stats.display()));
-    let _ = std::fs::remove_file(&stats);
-    let stats: serde_json::Value =
-        serde_json::from_str(&times.as_ref().map_or(Ok(String::new()), |_| text)?).unwrap_or_default();
-    Ok((times?, stats["ram_peak"].as_u64().unwrap_or(0)))
-}
-
-fn outcome(course: &Course, measured: &[Measured; 2]) -> Outcome {
-    let swap = match course.swap {
-        Swap::File => "a swap file",
-        Swap::Zram => "zram",
-    };
-    let load = &course.load;
-    let title = format!(
-        "{} MiB of data in {} MiB of RAM, {} % of it noise; the kernel has {swap}",
-        load.pages * PAGE / MIB as usize,
-        course.limit / MIB,
-        load.noise * 100 / (PAGE / 8)
-    );
-    let columns = ["", "fill s", "pass s", "MiB/s", "spread %", "random read us", "spread %", "peak MiB"];
+fn times(title: &str, matches: &[Raced]) -> Table {
+    let columns = ["", "kernel swaps to", "limit MiB", "native s", "kernel s", "lowtide s", "kernel / lowtide", "spread %"];
     let mut table = Table::new(title, &columns);
-    for (name, m) in RACERS.into_iter().zip(measured) {
+    for (name, _, m) in matches {
+        let swap = match m.swap {
+            Swap::Zram => "zram",
+            Swap::File => "file",
+        };
+        let seconds = |shown: &Shown| {
+            let more = if shown.too_long > 0 { "> " } else { "" };
+            format!("{more}{:.2} +-{:.0} %", shown.seconds.median(), shown.seconds.spread() * 100.0)
+        };
+        let ratio = ratio(m);
         table.row([
-            name.to_owned(),
-            format!("{:.2}", m.fill.median()),
-            format!("{:.2}", m.pass.median()),
-            format!("{:.0}", (load.pages * PAGE / MIB as usize) as f64 / m.pass.median()),
-            format!("{:.1}", m.pass.spread() * 100.0),
-            format!("{:.0}", m.random_us.median()),
-            format!("{:.1}", m.random_us.spread() * 100.0),
-            format!("{}", m.peak / MIB),
+            (*name).to_owned(),
+            swap.to_owned(),
+            format!("{}", m.limit / MIB),
+            seconds(&m.native),
+            seconds(&m.kernel),
+            seconds(&m.lowtide),
+            format!("{:.2}", ratio.median()),
+            format!("{:.1}", ratio.spread() * 100.0),
         ]);
     }
-    let [ours, kernel] = [&measured[OURS], &measured[KERNEL]];
-    let finding = |what: &str, unit: &str, ours: &Sample, theirs: &Sample, least: f64| {
-        let ratio = theirs.over(ours);
-        let told = format!("{:.2} {unit} against {:.2} {unit}", ours.median(), theirs.median());
-        let finding = Finding::new(what, told, ratio.median()).spread(ratio.spread());
-        // What is promised is promised against a file; zram is shown for information.
-        if course.swap == Swap::File { finding.target(Target::AtLeast(least)) } else { finding }
-    };
-    let findings = vec![
-        finding("sequential pass, kernel / lowtide", "s", &ours.pass, &kernel.pass, 2.0),
-        finding("random read, kernel / lowtide", "us", &ours.random_us, &kernel.random_us, 1.0),
+    table
+}
+
+fn why(matches: &[Raced]) -> Table {
+    let columns = [
+        "",
+        "native peak MiB",
+        "kernel: group MiB",
+        "peak %",
+        "major faults",
+        "pages in",
+        "lowtide: peak %",
+        "faults",
+        "of them staged",
+        "pages in",
     ];
-    Outcome { tables: vec![table], findings, charts: Vec::new() }
+    let title = "memory (highest sample, % of the limit: the kernel's group and its pool, the median of the rounds; the program and lowtide, the worst) and faults";
+    let mut table = Table::new(title, &columns);
+    for (name, _, m) in matches {
+        let percent = |peak: f64| format!("{:.1}", peak / m.limit as f64 * 100.0);
+        // A run that was ended leaves no counts.
+        let count = |sample: &Sample| match sample.median() {
+            median if median.is_nan() => "-".to_owned(),
+            median => format!("{median:.0}"),
+        };
+        table.row([
+            (*name).to_owned(),
+            format!("{}", m.native.peak / MIB),
+            format!("{}", m.group / MIB),
+            percent(m.kernel.peaks.median()),
+            count(&m.kernel.faults),
+            count(&m.kernel.pages_in),
+            percent(m.lowtide.peak as f64),
+            count(&m.lowtide.faults),
+            count(&m.lowtide.staged),
+            count(&m.lowtide.pages_in),
+        ]);
+    }
+    table
+}
+
+fn findings(matches: &[Raced], whole: bool) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (name, target, m) in matches {
+        let ratio = ratio(m);
+        let told = format!("{:.2} s against {:.2} s", m.lowtide.seconds.median(), m.kernel.seconds.median());
+        let finding = Finding::new(format!("{name}, kernel / lowtide"), told, ratio.median()).spread(ratio.spread());
+        findings.push(target.map_or(finding.clone(), |least| finding.target(Target::AtLeast(least))));
+    }
+    let logs: f64 = matches.iter().map(|(.., m)| ratio(m).median().ln()).sum();
+    let mean = Finding::new("geometric mean", format!("{} loads", matches.len()), (logs / matches.len() as f64).exp());
+    findings.push(if whole { mean.target(Target::AtLeast(TOGETHER)) } else { mean });
+    let worst = |what: &str, target: Target, of: &dyn Fn(&Match) -> f64| {
+        let shares = matches.iter().map(|(name, _, m)| (*name, of(m)));
+        let by = |a: &(&str, f64), b: &(&str, f64)| a.1.total_cmp(&b.1);
+        let found = if matches!(target, Target::AtLeast(_)) { shares.min_by(by) } else { shares.max_by(by) };
+        let (name, share) = found.unwrap_or(("no load", f64::NAN));
+        Finding::new(what, name, share).target(target)
+    };
+    let kernel = |m: &Match| m.kernel.peaks.median() / m.limit as f64;
+    findings.extend([
+        worst("kernel: highest peak of memory / limit", Target::AtMost(MORE), &kernel),
+        worst("kernel: lowest peak of memory / limit", Target::AtLeast(LESS), &kernel),
+        worst("lowtide: highest peak of memory / limit", Target::AtMost(MORE), &|m| m.lowtide.peak as f64 / m.limit as f64),
+    ]);
+    findings
+}
+
+fn charts(matches: &[Raced]) -> Vec<Chart> {
+    let series = |name: &str, of: fn(&Match) -> &Shown| {
+        let points = matches.iter().enumerate().map(|(i, (.., m))| ((i + 1) as f64, of(m).seconds.median()));
+        Series { name: name.to_owned(), points: points.collect() }
+    };
+    let title = "seconds".to_owned();
+    let series = vec![series("native", |m| &m.native), series("kernel", |m| &m.kernel), series("lowtide", |m| &m.lowtide)];
+    vec![Chart { title, x: "load, by its row in the table", y: "seconds", series }]
 }

@@ -1,118 +1,224 @@
 //! The kernel's swap under a memory cgroup (version 1), on a file or on a zram device that exist for the race only.
 
+use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
+use std::io::ErrorKind;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::restore::{Made, Restorer, own_name, swap_is_on, tool};
+use super::balance::Held;
+use super::restore::{Made, PAGE_CLUSTER, Restorer, own_name, swap_is_on, tool};
 
 const GROUPS: &str = "/sys/fs/cgroup/memory";
+/// Of a group: reading its statistics brings them up to date.
+const STAT: &str = "memory.stat";
 const CONTROL: &str = "/sys/class/zram-control";
+/// How long the processes of a run may take to go.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// A limit is not changed for less.
+const STEP: u64 = 256 << 10;
 
-/// What the kernel swaps to.
+/// What is swapped to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Swap {
     /// A file on the disk that lowtide uses too.
     File,
-    /// Compressed RAM; its memory counts against the limit.
+    /// Compressed RAM, which counts: the kernel's zram, and `--swap ram` of lowtide.
     Zram,
 }
 
-/// The kernel's side of the race. Gone when this is dropped.
+/// What happened to a group's pages.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Events {
+    /// Page faults that had to wait for a page.
+    pub major_faults: u64,
+    /// Pages swapped in.
+    pub pages_in: u64,
+}
+
+/// The kernel's side of the race. The restorer takes it down.
 #[derive(Debug)]
 pub struct Kernel {
     group: PathBuf,
-    restorer: Restorer,
+    zram: u32,
+    file: PathBuf,
+    /// As it was before.
+    page_cluster: String,
+    /// What is swapped to now.
+    on: Option<Swap>,
+    size: u64,
 }
 
 impl Kernel {
-    /// Turns swap of `size` bytes on and makes a group. `limit` bytes are for the group, and `compressed` of them for zram.
+    /// Makes a group and a zram device, for up to `size` bytes of swap; swap files will be in `directory`.
     ///
     /// # Errors
-    /// A line: what this machine or user can't do. Nothing is left then.
-    pub fn new(swap: Swap, dir: &Path, size: u64, limit: u64, compressed: u64) -> Result<Kernel, String> {
-        if !rustix::process::geteuid().is_root() {
-            return Err("race: it takes root to turn the kernel's swap on".into());
-        }
+    /// A line: what this machine or user can't do.
+    pub fn new(restorer: &mut Restorer, directory: &Path, size: u64) -> Result<Kernel, String> {
         if !Path::new(GROUPS).join("memory.limit_in_bytes").exists() {
-            return Err(format!("race: there are no memory cgroups of version 1 in {GROUPS}"));
+            return Err(format!("there are no memory cgroups of version 1 in {GROUPS}"));
         }
-        let mut restorer = Restorer::new().map_err(|e| format!("race: {e}"))?;
         if swap_is_on(None) {
-            return Err("race: the machine swaps already, and would swap there".into());
+            return Err("the machine swaps already, and would swap there".into());
         }
         let group = Path::new(GROUPS).join(own_name());
-        let made = match swap {
-            Swap::File => swap_file(&mut restorer, dir, size),
-            Swap::Zram => zram(&mut restorer, size, compressed),
-        };
-        let of_group = if swap == Swap::Zram { limit - compressed } else { limit };
-        made.and_then(|()| {
-            restorer.will_make(&Made::Group(group.clone()))?;
-            fs::create_dir(&group).map_err(|e| format!("{}: {e}", group.display()))?;
-            write(&group.join("memory.limit_in_bytes"), of_group)
-        })
-        .map_err(|e| format!("race: {e}"))?;
-        Ok(Kernel { group, restorer })
+        restorer.will_make(&Made::Group(group.clone()))?;
+        fs::create_dir(&group).map_err(|e| format!("{}: {e}", group.display()))?;
+        let page_cluster = read(Path::new(PAGE_CLUSTER))?.trim().to_owned();
+        restorer.will_make(&Made::PageCluster(page_cluster.clone()))?;
+        let zram = zram(restorer, size)?;
+        let file = directory.join(format!("{}.swap", own_name()));
+        Ok(Kernel { group, zram, file, page_cluster, on: None, size })
+    }
+
+    /// Swaps to this from now on, and to nothing else.
+    ///
+    /// # Errors
+    /// A line: what the machine could not do.
+    pub fn swap_to(&mut self, restorer: &mut Restorer, swap: Swap) -> Result<(), String> {
+        if self.on == Some(swap) {
+            return Ok(());
+        }
+        if let Some(before) = self.on.take() {
+            tool(Command::new("swapoff").arg(self.path(before)))?;
+        }
+        if swap == Swap::File && !self.file.exists() {
+            swap_file(restorer, &self.file, self.size)?;
+        }
+        // What is next to a page costs the device's time for nothing; a disk has it almost for free.
+        write(Path::new(PAGE_CLUSTER), if swap == Swap::Zram { "0" } else { &self.page_cluster })?;
+        let path = self.path(swap);
+        tool(Command::new("mkswap").arg(&path))?;
+        tool(Command::new("swapon").arg(&path))?;
+        self.on = Some(swap);
+        Ok(())
+    }
+
+    fn path(&self, swap: Swap) -> PathBuf {
+        match swap {
+            Swap::File => self.file.clone(),
+            Swap::Zram => PathBuf::from(format!("/dev/zram{}", self.zram)),
+        }
     }
 
     /// The words in front of a command that put it into the group.
-    pub fn command(&self) -> Command {
-        let mut command = Command::new("/bin/sh");
-        command.args(["-c", r#"echo $$ > "$0/cgroup.procs" && exec "$@""#]).arg(&self.group);
-        command
+    pub fn words(&self) -> Vec<OsString> {
+        let script = r#"echo $$ > "$0/cgroup.procs" && exec "$@""#;
+        ["/bin/sh".into(), "-c".into(), script.into(), self.group.clone().into()].to_vec()
     }
 
-    /// Most bytes that the group has held since the last call.
+    /// Takes from the group what earlier runs left in it: the cache of files that they read.
     ///
     /// # Errors
     /// A line.
-    pub fn take_peak(&self) -> Result<u64, String> {
-        let path = self.group.join("memory.max_usage_in_bytes");
-        let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-        write(&path, 0)?;
-        text.trim().parse().map_err(|e| format!("{}: {e}", path.display()))
+    pub fn empty(&self) -> Result<(), String> {
+        let began = Instant::now();
+        let path = self.group.join("cgroup.procs");
+        // Those of a run that was ended may still be dying.
+        while !read(&path)?.trim().is_empty() {
+            if began.elapsed() > PATIENCE {
+                return Err(format!("{}: processes that do not end", path.display()));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        write(&self.group.join("memory.force_empty"), "0")
     }
 
-    /// Turns it all off.
+    /// Gives the group so many bytes. What the kernel has there for itself, page tables above all, is not in them, as a limit of lowtide
+    /// is not for that either: so this is to be called again and again while something runs.
     ///
     /// # Errors
-    /// A line: something could not be undone.
-    pub fn end(self) -> Result<(), String> {
-        self.restorer.restore()
+    /// A line.
+    pub fn limit(&self, bytes: u64) -> Result<(), String> {
+        let path = self.group.join("memory.limit_in_bytes");
+        let (before, now) = (number(&path)?, bytes + self.structures()?);
+        if before.abs_diff(now) <= STEP {
+            return Ok(());
+        }
+        match fs::write(&path, now.to_string()) {
+            // What it should give up is in use; the next call asks again.
+            Err(e) if e.kind() == ErrorKind::ResourceBusy => Ok(()),
+            done => done.map_err(|e| format!("{}: {e}", path.display())),
+        }
     }
+
+    fn structures(&self) -> Result<u64, String> {
+        number(&self.group.join("memory.kmem.usage_in_bytes"))
+    }
+
+    /// Lets the kernel count the group's pages. It does so by itself every two seconds only, and by what it counted last it decides whether
+    /// pages are old: a group whose pages have changed faster is taken for one without any page to swap out, and its program
+    /// is ended with gigabytes of swap free (Linux 6.18, seen with sort and redis-server). To be called all the time.
+    ///
+    /// # Errors
+    /// A line.
+    pub fn refresh_counts(&self) -> Result<(), String> {
+        read(&self.group.join(STAT)).map(drop)
+    }
+
+    /// What the group and the zram device hold now; a swap file holds no memory. Cached files that the group has read count as its memory.
+    ///
+    /// # Errors
+    /// A line.
+    pub fn held(&self) -> Result<Held, String> {
+        let used = number(&self.group.join("memory.usage_in_bytes"))?;
+        let path = PathBuf::from(format!("/sys/block/zram{}/mm_stat", self.zram));
+        // orig_data_size compr_data_size mem_used_total ...
+        let text = read(&path)?;
+        let fields: Vec<u64> = text.split_whitespace().filter_map(|field| field.parse().ok()).collect();
+        let &[stored, _, pool, ..] = fields.as_slice() else { return Err(format!("{}: {text}", path.display())) };
+        Ok(Held { resident: used.saturating_sub(self.structures()?), stored, pool })
+    }
+
+    /// What has happened since the group was made. Nobody else swaps: pages of the whole machine are the group's.
+    ///
+    /// # Errors
+    /// A line.
+    pub fn events(&self) -> Result<Events, String> {
+        let count = |path: &Path, name: &str| {
+            let text = read(path)?;
+            let of = |line: &str| line.strip_prefix(name)?.trim().parse().ok();
+            text.lines().find_map(of).ok_or_else(|| format!("{}: no {name}", path.display()))
+        };
+        Ok(Events {
+            major_faults: count(&self.group.join(STAT), "total_pgmajfault ")?,
+            pages_in: count(Path::new("/proc/vmstat"), "pswpin ")?,
+        })
+    }
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+fn number(path: &Path) -> Result<u64, String> {
+    read(path)?.trim().parse().map_err(|e| format!("{}: {e}", path.display()))
 }
 
 fn write(path: &Path, value: impl ToString) -> Result<(), String> {
     fs::write(path, value.to_string()).map_err(|e| format!("{}: {e}", path.display()))
 }
 
-fn swap_file(restorer: &mut Restorer, dir: &Path, size: u64) -> Result<(), String> {
-    let path = dir.join(format!("{}.swap", own_name()));
-    restorer.will_make(&Made::SwapFile(path.clone()))?;
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+fn swap_file(restorer: &mut Restorer, path: &Path, size: u64) -> Result<(), String> {
+    restorer.will_make(&Made::SwapFile(path.to_owned()))?;
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     let file = file.map_err(|e| format!("{}: {e}", path.display()))?;
-    fallocate(&file, FallocateFlags::empty(), 0, size).map_err(|e| format!("{}: {e}", path.display()))?;
-    swap_on(&path)
+    fallocate(&file, FallocateFlags::empty(), 0, size).map_err(|e| format!("{}: {e}", path.display()))
 }
 
-fn zram(restorer: &mut Restorer, size: u64, compressed: u64) -> Result<(), String> {
-    let number = fs::read_to_string(format!("{CONTROL}/hot_add")).map_err(|e| format!("no zram: {CONTROL}/hot_add: {e}"))?;
-    let number: u32 = number.trim().parse().map_err(|e| format!("{CONTROL}/hot_add: {e}"))?;
+fn zram(restorer: &mut Restorer, size: u64) -> Result<u32, String> {
+    let control = PathBuf::from(format!("{CONTROL}/hot_add"));
+    let number = number(&control).map_err(|e| format!("no zram: {e}"))?;
+    let number = u32::try_from(number).map_err(|e| e.to_string())?;
     restorer.will_make(&Made::Zram(number))?;
     let device = PathBuf::from(format!("/sys/block/zram{number}"));
     // lowtide's own default.
     write(&device.join("comp_algorithm"), "lz4")?;
     write(&device.join("disksize"), size)?;
-    write(&device.join("mem_limit"), compressed)?;
-    swap_on(Path::new(&format!("/dev/zram{number}")))
-}
-
-fn swap_on(path: &Path) -> Result<(), String> {
-    tool(Command::new("mkswap").arg(path))?;
-    tool(Command::new("swapon").arg(path))
+    Ok(number)
 }

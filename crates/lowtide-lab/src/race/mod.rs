@@ -1,11 +1,22 @@
 //! lowtide against the kernel's swap: what both of them run, and the kernel's side of it, which is taken down again whatever happens.
 
+mod balance;
+mod content;
 mod kernel;
-mod load;
+mod loads;
+mod lowtide;
+mod match_up;
+mod memory;
+mod real;
+mod redis;
 mod restore;
+mod run;
+mod synthetic;
+mod zipf;
 
-pub use kernel::{Kernel, Swap};
-pub use load::{Load, Times};
+pub use kernel::Swap;
+pub use loads::{chosen, missing, names};
+pub use match_up::{Course, Match, Race, Shown};
 
 use std::process::ExitCode;
 
@@ -13,7 +24,7 @@ use std::process::ExitCode;
 pub fn helper() -> Option<ExitCode> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.first()?.as_str() {
-        load::NAME => Some(load::main(&args[1..])),
+        synthetic::NAME => Some(synthetic::main(&args[1..])),
         restore::NAME => Some(restore::main(&args[1..])),
         _ => None,
     }

@@ -19,6 +19,8 @@ pub const NAME: &str = "race-restore";
 const PREFIX: &str = "lowtide-lab-race.";
 /// Records are in memory: after a restart of the machine nothing is left to undo but files.
 const RECORDS: &str = "/run";
+/// How many pages (2 to the power of this) the kernel reads from swap at once.
+pub const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
 const CONTROL: &str = "/sys/class/zram-control";
 /// How long the processes of a group may take to die.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -32,6 +34,10 @@ pub enum Made {
     Zram(u32),
     /// A memory cgroup.
     Group(PathBuf),
+    /// A directory and all that is in it.
+    Directory(PathBuf),
+    /// The setting `vm.page-cluster`, which was this before.
+    PageCluster(String),
 }
 
 impl Made {
@@ -40,6 +46,8 @@ impl Made {
             Made::SwapFile(path) => format!("swap {}\n", path.display()),
             Made::Zram(number) => format!("zram {number}\n"),
             Made::Group(path) => format!("group {}\n", path.display()),
+            Made::Directory(path) => format!("directory {}\n", path.display()),
+            Made::PageCluster(before) => format!("page-cluster {before}\n"),
         }
     }
 
@@ -51,6 +59,8 @@ impl Made {
             "swap" => own().map(Made::SwapFile),
             "zram" => what.parse().ok().map(Made::Zram),
             "group" => own().map(Made::Group),
+            "directory" => own().map(Made::Directory),
+            "page-cluster" => what.parse::<u32>().ok().map(|before| Made::PageCluster(before.to_string())),
             _ => None,
         }
     }
@@ -72,6 +82,8 @@ impl Made {
                 write(format!("/sys/block/zram{number}/reset"), "1".into())?;
                 write(format!("{CONTROL}/hot_remove"), number.to_string())
             }
+            Made::Directory(path) => gone(fs::remove_dir_all(path)).map_err(|e| format!("{}: {e}", path.display())),
+            Made::PageCluster(before) => fs::write(PAGE_CLUSTER, before).map_err(|e| format!("{PAGE_CLUSTER}: {e}")),
             Made::Group(path) => {
                 let began = Instant::now();
                 loop {
@@ -241,10 +253,24 @@ mod tests {
     #[test]
     fn lines_map_both_ways_and_foreign_names_are_not_touched() {
         let own = |dir: &str| Path::new(dir).join(own_name());
-        for made in [Made::SwapFile(own("/var/tmp")), Made::Zram(3), Made::Group(own("/sys/fs/cgroup/memory"))] {
+        let made = [
+            Made::SwapFile(own("/var/tmp")),
+            Made::Zram(3),
+            Made::Group(own("/sys/fs/cgroup/memory")),
+            Made::Directory(own("/tmp")),
+            Made::PageCluster("3".to_owned()),
+        ];
+        for made in made {
             assert_eq!(Made::parse(made.line().trim_end()), Some(made));
         }
-        for line in ["swap /swapfile", "group /sys/fs/cgroup/memory/system", "zram x", "file /tmp/lowtide-lab-race.1"] {
+        for line in [
+            "swap /swapfile",
+            "group /sys/fs/cgroup/memory/system",
+            "zram x",
+            "directory /tmp",
+            "page-cluster x",
+            "file /tmp/lowtide-lab-race.1",
+        ] {
             assert_eq!(Made::parse(line), None, "{line}");
         }
     }
@@ -252,7 +278,9 @@ mod tests {
     #[test]
     fn what_is_undone_already_is_no_error() {
         let missing = std::env::temp_dir().join(own_name()).join(own_name());
-        for made in [Made::SwapFile(missing.clone()), Made::Group(missing), Made::Zram(u32::MAX)] {
+        for made in
+            [Made::SwapFile(missing.clone()), Made::Directory(missing.clone()), Made::Group(missing), Made::Zram(u32::MAX)]
+        {
             assert_eq!(made.undo(), Ok(()));
         }
     }

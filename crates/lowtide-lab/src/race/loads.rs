@@ -1,0 +1,167 @@
+//! The loads of the race.
+
+use std::path::PathBuf;
+
+use super::content::Content;
+use super::kernel::Swap;
+use super::real::{self, Need};
+use super::run::Task;
+use super::synthetic::{Synthetic, Touch};
+
+/// Pages of a MiB.
+const MIB: usize = 256;
+
+/// Where and how thoroughly a load runs.
+#[derive(Debug)]
+pub struct Site {
+    /// Empty at first; its files go there.
+    pub directory: PathBuf,
+    /// A smaller one.
+    pub quick: bool,
+}
+
+impl Site {
+    /// One value for quick runs, one for full ones.
+    pub fn pick<T>(&self, quick: T, full: T) -> T {
+        if self.quick { quick } else { full }
+    }
+
+    fn synthetic(&self, touch: Touch, content: Content, mib: usize, count: usize) -> Result<Task, String> {
+        let load = Synthetic { touch, pages: mib * MIB, content, count };
+        Ok(Task { command: load.command()?, directory: self.directory.clone(), client: None })
+    }
+}
+
+/// A load.
+#[derive(Debug)]
+pub struct Load {
+    /// What the user calls it.
+    pub name: &'static str,
+    /// How many times as fast as the kernel lowtide must be; `None` where nothing is promised.
+    pub target: Option<f64>,
+    /// What is swapped to where the user does not choose loads by name.
+    pub home: Swap,
+    /// What must be on the machine.
+    pub needs: &'static [Need],
+    /// Prepares it.
+    pub task: fn(&Site) -> Result<Task, String>,
+}
+
+/// LZ4 makes a page of this 2.6 times as small.
+const COMPRESSIBLE: Content = Content { noise: 24, zeros: 0 };
+/// LZ4 makes nothing of this.
+const NOISE: Content = Content { noise: 64, zeros: 0 };
+
+const LOADS: &[Load] = &[
+    Load {
+        name: "sequential",
+        target: Some(2.5),
+        home: Swap::Zram,
+        needs: &[],
+        task: |site| site.synthetic(Touch::Passes, COMPRESSIBLE, site.pick(512, 1024), site.pick(4, 5)),
+    },
+    Load {
+        name: "random-read",
+        target: Some(1.25),
+        home: Swap::Zram,
+        needs: &[],
+        task: |site| site.synthetic(Touch::Reads, COMPRESSIBLE, site.pick(512, 1024), site.pick(200_000, 600_000)),
+    },
+    Load {
+        name: "random-write",
+        target: Some(1.2),
+        home: Swap::Zram,
+        needs: &[],
+        task: |site| site.synthetic(Touch::Writes, COMPRESSIBLE, site.pick(512, 1024), site.pick(200_000, 500_000)),
+    },
+    Load {
+        name: "threads",
+        target: Some(1.2),
+        home: Swap::Zram,
+        needs: &[],
+        task: |site| site.synthetic(Touch::Threads, COMPRESSIBLE, site.pick(512, 1024), site.pick(200_000, 600_000)),
+    },
+    Load {
+        name: "zipf",
+        target: Some(1.0),
+        home: Swap::Zram,
+        needs: &[],
+        task: |site| site.synthetic(Touch::Zipf, COMPRESSIBLE, site.pick(512, 1024), site.pick(1_000_000, 3_000_000)),
+    },
+    Load {
+        name: "zeros",
+        target: None,
+        home: Swap::Zram,
+        needs: &[],
+        task: |site| {
+            let content = Content { zeros: 80, ..COMPRESSIBLE };
+            site.synthetic(Touch::Reads, content, site.pick(512, 1024), site.pick(200_000, 600_000))
+        },
+    },
+    Load { name: "sort", target: Some(1.0), home: Swap::Zram, needs: &[Need::Command("sort")], task: real::sort },
+    Load { name: "sqlite", target: Some(1.0), home: Swap::Zram, needs: &[Need::Module("sqlite3")], task: real::sqlite },
+    Load { name: "python", target: Some(1.0), home: Swap::Zram, needs: &[Need::Module("zlib")], task: real::objects },
+    Load { name: "redis", target: Some(1.0), home: Swap::Zram, needs: &[Need::Command("redis-server")], task: real::redis },
+    Load { name: "gcc", target: Some(1.0), home: Swap::Zram, needs: &[Need::Command("gcc")], task: real::gcc },
+    Load { name: "javascript", target: Some(1.0), home: Swap::Zram, needs: &[Need::Command("node")], task: real::javascript },
+    Load { name: "duckdb", target: None, home: Swap::Zram, needs: &[Need::Module("duckdb")], task: real::duckdb },
+    Load { name: "numpy", target: None, home: Swap::Zram, needs: &[Need::Module("numpy")], task: real::numpy },
+    Load {
+        name: "file-passes",
+        target: Some(2.0),
+        home: Swap::File,
+        needs: &[],
+        task: |site| site.synthetic(Touch::Updates, NOISE, site.pick(600, 1536), site.pick(2, 3)),
+    },
+    Load {
+        name: "file-random",
+        target: Some(1.0),
+        home: Swap::File,
+        needs: &[],
+        task: |site| site.synthetic(Touch::Reads, NOISE, site.pick(600, 1536), site.pick(5_000, 40_000)),
+    },
+];
+
+/// What a user can choose from.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    LOADS.iter().map(|load| load.name)
+}
+
+/// Those with these names, in this file's order; those at home with `swap` where none is named.
+pub fn chosen(names: &[String], swap: Swap) -> Vec<&'static Load> {
+    let wanted = |load: &&Load| if names.is_empty() { load.home == swap } else { names.iter().any(|name| name == load.name) };
+    LOADS.iter().filter(wanted).collect()
+}
+
+/// A line about loads that can't run here and why; `None` when all can.
+pub fn missing(loads: &[&Load]) -> Option<String> {
+    let lacks = |load: &&Load| {
+        let what: Vec<String> = load.needs.iter().filter_map(|need| need.missing()).collect();
+        (!what.is_empty()).then(|| format!("{} needs {}", load.name, what.join(" and ")))
+    };
+    let lines: Vec<String> = loads.iter().filter_map(lacks).collect();
+    (!lines.is_empty()).then(|| format!("{} (`make race` installs it, `--only` runs others)", lines.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loads_are_chosen_by_home_or_by_name() {
+        let names = |loads: Vec<&Load>| loads.iter().map(|load| load.name).collect::<Vec<_>>();
+        assert_eq!(names(chosen(&[], Swap::File)), ["file-passes", "file-random"]);
+        assert!(
+            names(chosen(&[], Swap::Zram)).starts_with(&["sequential"]) && chosen(&[], Swap::Zram).len() == LOADS.len() - 2
+        );
+        assert_eq!(names(chosen(&["zipf".to_owned(), "file-passes".to_owned()], Swap::Zram)), ["zipf", "file-passes"]);
+    }
+
+    #[test]
+    fn what_is_missing_is_said_with_the_load_that_needs_it() {
+        let load = Load { needs: &[Need::Command("sh"), Need::Command("no-such-command")], ..LOADS[0] };
+        let line = missing(&[&LOADS[0], &load]).unwrap();
+        assert!(line.starts_with("sequential needs no-such-command ("), "{line}");
+        assert_eq!(missing(&[&LOADS[0]]), None);
+    }
+}

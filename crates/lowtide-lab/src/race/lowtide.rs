@@ -1,0 +1,74 @@
+//! lowtide's side of the race.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use super::Swap;
+
+/// How lowtide runs a program in the race.
+#[derive(Debug)]
+pub struct Lowtide {
+    program: PathBuf,
+    stats: PathBuf,
+    directory: PathBuf,
+}
+
+/// What lowtide says that it did.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Counts {
+    /// Most memory in bytes, lowtide's own included.
+    pub peak: u64,
+    /// Page faults that it served.
+    pub faults: u64,
+    /// Those of them that took back what was still in memory.
+    pub staged: u64,
+    /// Pages that were loaded.
+    pub pages_in: u64,
+}
+
+impl Lowtide {
+    /// Takes the program that was built together with this one. `work` is for its statistics, `disk` for its swap file.
+    ///
+    /// # Errors
+    /// A line: it was not built.
+    pub fn new(work: &Path, disk: &Path) -> Result<Lowtide, String> {
+        let own = std::env::current_exe().map_err(|e| format!("can't find this program: {e}"))?;
+        let program = own.with_file_name("lowtide");
+        if !program.exists() {
+            return Err(format!("there is no {}: build lowtide first", program.display()));
+        }
+        Ok(Lowtide { program, stats: work.join("stats.json"), directory: disk.to_owned() })
+    }
+
+    /// The words in front of a command that run it in `limit` bytes, with a swap file of `size` bytes if it is for one.
+    pub fn words(&self, limit: u64, swap: Swap, size: u64) -> Vec<OsString> {
+        let swap = match swap {
+            Swap::Zram => "ram".to_owned(),
+            Swap::File => format!("dir:{},size={size}", self.directory.display()),
+        };
+        let limit = limit.to_string();
+        let mut words: Vec<OsString> = vec![self.program.clone().into()];
+        words.extend(["run", "--quiet", "--ram", &limit, "--swap", &swap, "--stats"].map(OsString::from));
+        words.extend([self.stats.clone().into(), "--".into()]);
+        words
+    }
+
+    /// What the last run did.
+    ///
+    /// # Errors
+    /// A line: it left no statistics.
+    pub fn take_counts(&self) -> Result<Counts, String> {
+        let fail = |e: &dyn std::fmt::Display| format!("{}: {e}", self.stats.display());
+        let text = std::fs::read_to_string(&self.stats).map_err(|e| fail(&e))?;
+        // So that they are not taken for those of the next run.
+        std::fs::remove_file(&self.stats).map_err(|e| fail(&e))?;
+        let stats: serde_json::Value = serde_json::from_str(&text).map_err(|e| fail(&e))?;
+        let count = |path: &str| stats.pointer(path).and_then(|n| n.as_u64()).ok_or_else(|| fail(&format!("no {path}")));
+        Ok(Counts {
+            peak: count("/ram_peak")?,
+            faults: count("/faults/total")?,
+            staged: count("/faults/staged")?,
+            pages_in: count("/pages/loaded")?,
+        })
+    }
+}

@@ -1,0 +1,260 @@
+//! One load after the other, natively, under the kernel's swap and under lowtide, at the same total memory.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::balance::{self, Highest};
+use super::kernel::{Kernel, Swap};
+use super::loads::{Load, Site};
+use super::lowtide::Lowtide;
+use super::restore::{Made, Restorer, own_name};
+use super::run::{Done, Ended, Task, run};
+use crate::measure::{self, Sample};
+
+/// Swap that both have: more than any load needs.
+const SWAP: u64 = 4 << 30;
+/// A run on its own, and before it is known how long the load takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The kernel's first run may take so many times the native time more.
+const SLOWEST_KERNEL: f64 = 30.0;
+/// lowtide may take so many times the kernel's time, and so many seconds more: what takes longer has lost, and by how much
+/// is not worth an hour.
+const SLOWEST: f64 = 4.0;
+const MORE_SECONDS: f64 = 20.0;
+/// The group's memory is right when group and pool held the limit up to this share.
+const CLOSE_ENOUGH: f64 = 0.015;
+const CORRECTIONS: usize = 4;
+
+/// How to race.
+#[derive(Debug, Clone)]
+pub struct Course {
+    /// The limit, of what a load takes natively.
+    pub percent: u64,
+    /// What is swapped to.
+    pub swap: Swap,
+    /// How often each runs.
+    pub rounds: usize,
+    /// Smaller loads.
+    pub quick: bool,
+    /// Where swap files are.
+    pub disk: PathBuf,
+}
+
+/// Which of those that take turns is which.
+const NATIVE: usize = 0;
+const KERNEL: usize = 1;
+
+/// What a racer showed.
+#[derive(Debug, Default)]
+pub struct Shown {
+    /// In each round.
+    pub seconds: Sample,
+    /// Rounds that were ended because they took too long.
+    pub too_long: usize,
+    /// Highest memory in bytes, in any round.
+    pub peak: u64,
+    /// The same in each round.
+    pub peaks: Sample,
+    /// Major faults of the kernel; faults that lowtide served.
+    pub faults: Sample,
+    /// Of lowtide's faults those that took back what was still in memory.
+    pub staged: Sample,
+    /// Pages loaded.
+    pub pages_in: Sample,
+}
+
+impl Shown {
+    fn saw_peak(&mut self, bytes: u64) {
+        self.peak = self.peak.max(bytes);
+        self.peaks.add(bytes as f64);
+    }
+}
+
+/// What came out for a load.
+#[derive(Debug)]
+pub struct Match {
+    /// Without a limit.
+    pub native: Shown,
+    /// Under the kernel's swap.
+    pub kernel: Shown,
+    /// Under lowtide.
+    pub lowtide: Shown,
+    /// What was swapped to: a file also where compressed RAM can't hold enough.
+    pub swap: Swap,
+    /// Bytes in all.
+    pub limit: u64,
+    /// Bytes that the kernel's group had of them, the kernel's own structures not counted.
+    pub group: u64,
+}
+
+/// The machine, prepared.
+#[derive(Debug)]
+pub struct Race {
+    course: Course,
+    restorer: Restorer,
+    kernel: Kernel,
+    lowtide: Lowtide,
+    site: Site,
+}
+
+/// How much the kernel's group gets, and what it swaps to.
+#[derive(Debug, Clone, Copy)]
+struct Share {
+    swap: Swap,
+    group: u64,
+}
+
+impl Race {
+    /// Prepares the machine.
+    ///
+    /// # Errors
+    /// A line: what this machine or user can't do. Nothing is left then.
+    pub fn new(course: Course) -> Result<Race, String> {
+        if !rustix::process::geteuid().is_root() {
+            return Err("it takes root to turn the kernel's swap on".into());
+        }
+        let work = course.disk.join(own_name());
+        let lowtide = Lowtide::new(&work, &course.disk)?;
+        let mut restorer = Restorer::new()?;
+        restorer.will_make(&Made::Directory(work.clone()))?;
+        std::fs::create_dir(&work).map_err(|e| format!("{}: {e}", work.display()))?;
+        let kernel = Kernel::new(&mut restorer, &course.disk, SWAP)?;
+        let site = Site { directory: work, quick: course.quick };
+        Ok(Race { course, restorer, kernel, lowtide, site })
+    }
+
+    /// Takes everything back.
+    ///
+    /// # Errors
+    /// A line: something could not be undone.
+    pub fn end(self) -> Result<(), String> {
+        self.restorer.restore()
+    }
+
+    /// Lets all three run a load in turn.
+    ///
+    /// # Errors
+    /// A line: a run failed, or its result differs from the native one.
+    pub fn run(&mut self, load: &Load) -> Result<Match, String> {
+        self.measure(load).map_err(|e| format!("{}: {e}", load.name))
+    }
+
+    fn measure(&mut self, load: &Load) -> Result<Match, String> {
+        let task = (load.task)(&self.site)?;
+        let Ended::Well(native) = run(&task, &[], PATIENCE, || ())? else {
+            return Err("takes too long without a limit".into());
+        };
+        let limit = native.peak / 100 * self.course.percent;
+        let told = |text: String| eprintln!("race: {}: {text}", load.name);
+        told(format!("native {:.2} s, {} MiB", native.seconds, native.peak >> 20));
+        let share = self.share(&task, &native, limit)?;
+        let mut shown: [Shown; 3] = Default::default();
+        // The longest that lowtide may take; the kernel's turn in the first round is before lowtide's.
+        let mut slowest = PATIENCE;
+        measure::in_turn(&["native", "kernel", "lowtide"], self.course.rounds, |which, name| {
+            let into = &mut shown[which];
+            let ended = match which {
+                NATIVE => self.natively(&task, into)?,
+                KERNEL => {
+                    let ended = self.under_kernel(&task, share, &native, into)?;
+                    slowest = patience(ended.seconds_in_all(), SLOWEST);
+                    ended
+                }
+                _ => self.under_lowtide(&task, limit, share.swap, slowest, into)?,
+            };
+            match ended {
+                Ended::Well(done) if done.checksum != native.checksum => {
+                    return Err(format!("WRONG RESULT: {name} {:016x}, expected {:016x}", done.checksum, native.checksum));
+                }
+                Ended::Well(done) => into.seconds.add(done.seconds),
+                Ended::TooLong { seconds, .. } => {
+                    into.too_long += 1;
+                    into.seconds.add(seconds);
+                }
+            }
+            told(format!("{name} {:.2} s", into.seconds.last()));
+            Ok(())
+        })?;
+        let [native, kernel, lowtide] = shown;
+        Ok(Match { native, kernel, lowtide, swap: share.swap, limit, group: share.group })
+    }
+
+    /// Finds out how much the group must get.
+    fn share(&mut self, task: &Task, native: &Done, limit: u64) -> Result<Share, String> {
+        self.kernel.swap_to(&mut self.restorer, self.course.swap)?;
+        let mut share = Share { swap: self.course.swap, group: limit };
+        if share.swap == Swap::File {
+            return Ok(share);
+        }
+        let (_, highest) = self.sampled(task, share, native)?;
+        let Some(group) = balance::for_group(limit, highest.demand) else {
+            self.kernel.swap_to(&mut self.restorer, Swap::File)?;
+            return Ok(Share { swap: Swap::File, group: limit });
+        };
+        share.group = group;
+        // What is swapped out of less memory may compress better or worse than what was swapped out of more. The best so far is kept:
+        // programs that collect garbage don't take the same in each run.
+        let (mut best, mut least_off) = (share, f64::INFINITY);
+        for _ in 0..CORRECTIONS {
+            let highest = self.sampled(task, share, native)?.1;
+            let off = (highest.used.used() as f64 / limit as f64 - 1.0).abs();
+            if off < least_off {
+                (best, least_off) = (share, off);
+            }
+            if off < CLOSE_ENOUGH {
+                break;
+            }
+            share.group = balance::corrected(share.group, limit, highest.used);
+        }
+        Ok(best)
+    }
+
+    fn natively(&self, task: &Task, into: &mut Shown) -> Result<Ended, String> {
+        let ended = run(task, &[], PATIENCE, || ())?;
+        into.saw_peak(ended.peak());
+        Ok(ended)
+    }
+
+    fn under_kernel(&self, task: &Task, share: Share, native: &Done, into: &mut Shown) -> Result<Ended, String> {
+        let before = self.kernel.events()?;
+        let (ended, highest) = self.sampled(task, share, native)?;
+        let after = self.kernel.events()?;
+        into.faults.add((after.major_faults - before.major_faults) as f64);
+        into.pages_in.add((after.pages_in - before.pages_in) as f64);
+        into.saw_peak(highest.used.used());
+        Ok(ended)
+    }
+
+    fn under_lowtide(&self, task: &Task, limit: u64, swap: Swap, slowest: Duration, into: &mut Shown) -> Result<Ended, String> {
+        let ended = run(task, &self.lowtide.words(limit, swap, SWAP), slowest, || ())?;
+        let mut peak = ended.peak();
+        if let Ended::Well(_) = ended {
+            let counts = self.lowtide.take_counts()?;
+            into.faults.add(counts.faults as f64);
+            into.staged.add(counts.staged as f64);
+            into.pages_in.add(counts.pages_in as f64);
+            peak = peak.max(counts.peak);
+        }
+        into.saw_peak(peak);
+        Ok(ended)
+    }
+
+    /// Runs the task in the kernel's group, and returns what it and the pool held at most.
+    fn sampled(&self, task: &Task, share: Share, native: &Done) -> Result<(Ended, Highest), String> {
+        self.kernel.empty()?;
+        let (mut highest, mut failed) = (Highest::default(), None);
+        let ended = run(task, &self.kernel.words(), patience(native.wall, SLOWEST_KERNEL), || {
+            let limited = self.kernel.refresh_counts().and_then(|()| self.kernel.limit(share.group));
+            match limited.and_then(|()| self.kernel.held()) {
+                Ok(held) => highest.add(held),
+                Err(line) => failed = Some(line),
+            }
+        });
+        failed.map_or(Ok(()), Err)?;
+        Ok((ended?, highest))
+    }
+}
+
+fn patience(seconds: f64, times: f64) -> Duration {
+    Duration::from_secs_f64(seconds * times + MORE_SECONDS)
+}

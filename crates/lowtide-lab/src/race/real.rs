@@ -1,0 +1,136 @@
+//! Real programs, as distributions package them, and the jobs that they do in the race. Each job prints sums over all that it keeps.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::PathBuf;
+
+use super::loads::Site;
+use super::redis::Client;
+use super::run::Task;
+use crate::programs::python_with;
+
+/// What a load needs on the machine.
+#[derive(Debug, Clone, Copy)]
+pub enum Need {
+    /// A command on `PATH`.
+    Command(&'static str),
+    /// A module of Python's.
+    Module(&'static str),
+}
+
+impl Need {
+    /// What is missing, as the user knows it; `None` when it is there.
+    pub fn missing(self) -> Option<String> {
+        match self {
+            Need::Command(name) => {
+                let paths = std::env::var_os("PATH").unwrap_or_default();
+                let found = std::env::split_paths(&paths).any(|directory| directory.join(name).is_file());
+                (!found).then(|| name.to_owned())
+            }
+            Need::Module(name) => python_with(name).is_none().then(|| format!("Python with {name}")),
+        }
+    }
+}
+
+/// GNU sort of lines of a log by two threads, in memory.
+pub fn sort(site: &Site) -> Result<Task, String> {
+    let lines = site.pick(1_300_000, 4_000_000);
+    let file = site.file("lines", |out| {
+        let mut random = fastrand::Rng::with_seed(1);
+        (0..lines).try_for_each(|i| writeln!(out, "{:016x} line {i} of a log file, status {}", random.u64(..), random.u8(..5)))
+    })?;
+    site.task(["sort".into(), "--parallel=2".into(), "-S".into(), "2G".into(), file.into()])
+}
+
+/// gcc on one large unit: a table as parser generators write them, and functions.
+pub fn gcc(site: &Site) -> Result<Task, String> {
+    let (functions, rules) = site.pick((700, 90_000), (1_800, 220_000));
+    let file = site.file("unit.c", |out| {
+        writeln!(out, "struct rule {{ const char *name; int left, right; double weight; }};\nconst struct rule rules[] = {{")?;
+        for i in 0..rules {
+            let (left, right) = (i * 31 % 1009, i * 17 % 2003);
+            writeln!(out, "{{ \"rule {i} of {}\", {left}, {right}, {}.25 }},", i % 97, i % 100)?;
+        }
+        writeln!(out, "}};")?;
+        for i in 0..functions {
+            writeln!(out, "int f{i}(const struct rule *r, int n)\n{{\n  int s = {i};\n  for (; n > {}; n--, r++) {{", i % 7)?;
+            writeln!(
+                out,
+                "    if (r->left > s) s += r->right * {};\n    else s ^= rules[(unsigned) s % {rules}].left;",
+                i % 77
+            )?;
+            writeln!(out, "  }}\n  return s;\n}}")?;
+        }
+        Ok(())
+    })?;
+    site.task(["gcc", "-w", "-O1", "-S", "-o", "-"].map(OsString::from).into_iter().chain([file.into()]))
+}
+
+/// redis-server, which one client fills and asks.
+pub fn redis(site: &Site) -> Result<Task, String> {
+    let socket = site.directory.join("redis");
+    let (keys, requests) = site.pick((180_000, 250_000), (400_000, 600_000));
+    let server = ["redis-server", "--port", "0", "--save", "", "--appendonly", "no", "--logfile", "/dev/null", "--unixsocket"];
+    let task = site.task(server.map(OsString::from).into_iter().chain([socket.clone().into()]))?;
+    Ok(Task { client: Some(Client { socket, keys, requests }), ..task })
+}
+
+/// SQLite in memory, as Python has it: point queries and updates.
+pub fn sqlite(site: &Site) -> Result<Task, String> {
+    python(
+        site,
+        "sqlite3",
+        "sqlite.py",
+        include_str!("jobs/sqlite.py"),
+        site.pick(&["350000", "150000"], &["1000000", "400000"]),
+    )
+}
+
+/// Dictionaries, lists and strings of Python's.
+pub fn objects(site: &Site) -> Result<Task, String> {
+    python(site, "zlib", "objects.py", include_str!("jobs/objects.py"), site.pick(&["220000"], &["600000"]))
+}
+
+/// DuckDB: joins, sorts, updates.
+pub fn duckdb(site: &Site) -> Result<Task, String> {
+    python(site, "duckdb", "duckdb_job.py", include_str!("jobs/duckdb_job.py"), site.pick(&["1200000"], &["2500000"]))
+}
+
+/// numpy: columns that are streamed through.
+pub fn numpy(site: &Site) -> Result<Task, String> {
+    python(site, "numpy", "arrays.py", include_str!("jobs/arrays.py"), site.pick(&["200", "10"], &["512", "15"]))
+}
+
+/// A JavaScript heap under garbage collection.
+pub fn javascript(site: &Site) -> Result<Task, String> {
+    let script = site.file("heap.js", |out| out.write_all(include_bytes!("jobs/heap.js")))?;
+    let [count, steps] = site.pick(["350000", "500000"], ["1000000", "1500000"]);
+    // It would take its limits from the group's, and collect garbage more often there than under lowtide.
+    let limits = ["--max-old-space-size=2048", "--max-semi-space-size=16"].map(OsString::from);
+    let job = [script.into(), count.into(), steps.into()];
+    site.task([OsString::from("node")].into_iter().chain(limits).chain(job))
+}
+
+fn python(site: &Site, module: &str, name: &str, text: &str, arguments: &[&str]) -> Result<Task, String> {
+    let python = python_with(module).ok_or_else(|| format!("no Python with {module}"))?;
+    let script = site.file(name, |out| out.write_all(text.as_bytes()))?;
+    site.task([python.into(), script.into()].into_iter().chain(arguments.iter().map(OsString::from)))
+}
+
+impl Site {
+    fn task(&self, command: impl IntoIterator<Item = OsString>) -> Result<Task, String> {
+        Ok(Task { command: command.into_iter().collect(), directory: self.directory.clone(), client: None })
+    }
+
+    /// Writes a file. It is in the cache then, on nobody's account: a group would be charged for what it reads first.
+    fn file(&self, name: &str, write: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>) -> Result<PathBuf, String> {
+        let path = self.directory.join(name);
+        let written = File::create(&path).map(BufWriter::new).and_then(|mut out| {
+            write(&mut out)?;
+            out.flush()
+        });
+        written.map_err(|e| format!("{}: {e}", path.display()))?;
+        Ok(path)
+    }
+}

@@ -1,0 +1,147 @@
+//! The client of the race's redis-server: fills it, asks at random, a few keys often, changes some, verifies every answer.
+
+use std::io::{BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::run::Fnv;
+use super::zipf::Zipf;
+use std::hash::Hasher;
+
+/// Requests that are under way at once.
+const PIPELINE: usize = 64;
+/// How long the server may take to listen, and to answer.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Of so many requests one changes its key.
+const REQUESTS_PER_CHANGE: usize = 5;
+
+/// What it asks.
+#[derive(Debug, Clone)]
+pub struct Client {
+    /// Where the server listens.
+    pub socket: PathBuf,
+    /// How many keys there are; two or more.
+    pub keys: usize,
+    /// Requests after all keys are there.
+    pub requests: usize,
+}
+
+impl Client {
+    /// Does it all, ends the server, and returns a sum over the answers.
+    ///
+    /// # Errors
+    /// A line: the server does not answer, or wrongly.
+    pub fn talk(&self) -> Result<u64, String> {
+        let mut server = Server::connect(self)?;
+        let mut changes = vec![0u32; self.keys];
+        for first in (0..self.keys).step_by(PIPELINE) {
+            let keys = first..(first + PIPELINE).min(self.keys);
+            let requests: Vec<_> = keys.map(|key| (key, Some(0))).collect();
+            server.round(&requests, &changes)?;
+        }
+        let (zipf, mut random, mut sum) = (Zipf::new(self.keys), fastrand::Rng::with_seed(1), Fnv::new());
+        for round in 0..self.requests / PIPELINE {
+            // A key is changed before it is asked for again in the same round: the server does one after the other.
+            let mut requests = Vec::with_capacity(PIPELINE);
+            for i in 0..PIPELINE {
+                let key = zipf.next(&mut random);
+                let change = (round * PIPELINE + i).is_multiple_of(REQUESTS_PER_CHANGE);
+                requests.push((key, change.then(|| changes[key] + 1 + i as u32)));
+            }
+            sum.write_u64(server.round(&requests, &changes)?);
+            requests.iter().filter_map(|(key, to)| Some((*key, (*to)?))).for_each(|(key, to)| changes[key] = to);
+        }
+        server.write(b"SHUTDOWN NOSAVE\r\n")?;
+        Ok(sum.finish())
+    }
+}
+
+/// A connection.
+struct Server {
+    to: UnixStream,
+    from: BufReader<UnixStream>,
+}
+
+impl Server {
+    fn connect(client: &Client) -> Result<Server, String> {
+        let began = Instant::now();
+        let to = loop {
+            match UnixStream::connect(&client.socket) {
+                Ok(stream) => break stream,
+                Err(e) if began.elapsed() > PATIENCE => return Err(format!("redis-server does not answer: {e}")),
+                Err(_) => std::thread::sleep(Duration::from_millis(2)),
+            }
+        };
+        to.set_read_timeout(Some(PATIENCE)).map_err(|e| e.to_string())?;
+        let from = to.try_clone().map_err(|e| e.to_string())?;
+        Ok(Server { to, from: BufReader::new(from) })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
+        self.to.write_all(bytes).map_err(|e| format!("redis-server: {e}"))
+    }
+
+    /// Sets each key to what it is after so many changes, or, without a number, asks for it; `changes` counts them as they were before.
+    /// Returns a sum over what was asked for.
+    fn round(&mut self, requests: &[(usize, Option<u32>)], changes: &[u32]) -> Result<u64, String> {
+        let mut text = Vec::new();
+        for (key, change) in requests {
+            let written = match change {
+                Some(change) => {
+                    let value = value(*key, *change);
+                    write!(text, "*3\r\n$3\r\nSET\r\n$11\r\nkey:{key:07}\r\n${}\r\n{value}\r\n", value.len())
+                }
+                None => write!(text, "*2\r\n$3\r\nGET\r\n$11\r\nkey:{key:07}\r\n"),
+            };
+            written.map_err(|e| e.to_string())?;
+        }
+        self.write(&text)?;
+        let (mut sum, mut answer) = (Fnv::new(), Vec::new());
+        for (i, (key, change)) in requests.iter().enumerate() {
+            let expected = match change {
+                Some(_) => "+OK\r\n".to_owned(),
+                None => {
+                    let earlier = requests[..i].iter().rev().find_map(|(k, to)| (k == key).then_some(*to)?);
+                    let value = value(*key, earlier.unwrap_or(changes[*key]));
+                    format!("${}\r\n{value}\r\n", value.len())
+                }
+            };
+            answer.resize(expected.len(), 0);
+            self.from.read_exact(&mut answer).map_err(|e| format!("redis-server: {e}"))?;
+            if answer != expected.as_bytes() {
+                return Err(format!("redis-server: wrong answer for key {key}"));
+            }
+            sum.write(&answer);
+        }
+        Ok(sum.finish())
+    }
+}
+
+/// A record as applications store them: words that repeat, numbers that don't; 300 to 900 bytes.
+fn value(key: usize, change: u32) -> String {
+    const PRODUCTS: [&str; 8] = ["bicycle", "lamp", "keyboard", "teapot", "notebook", "umbrella", "telescope", "chair"];
+    let mut random = fastrand::Rng::with_seed((key as u64) << 20 | u64::from(change));
+    let mut text = format!(r#"{{"customer":{key},"version":{change},"token":"{:016x}","ordered":["#, random.u64(..));
+    for _ in 0..random.usize(3..12) {
+        text += r#"{"product":""#;
+        text += PRODUCTS[random.usize(..PRODUCTS.len())];
+        text += r#"","currency":"EUR","status":"shipped","price":"#;
+        text += &random.u32(..10_000).to_string();
+        text += "},";
+    }
+    text.pop();
+    text += "]}";
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_differ_by_key_and_by_change() {
+        assert_eq!(value(7, 1), value(7, 1));
+        assert!(value(7, 1) != value(8, 1) && value(7, 1) != value(7, 2));
+    }
+}

@@ -1,0 +1,289 @@
+//! One run of a load: started in a session of its own, sampled while it runs, ended when it takes too long, its output summed up.
+
+use std::ffi::OsString;
+use std::hash::Hasher;
+use std::io::{ErrorKind, Read};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use super::memory::{Sampler, kill_session};
+use super::redis::Client;
+
+const SAMPLE_EVERY: Duration = Duration::from_millis(4);
+
+/// What is run.
+#[derive(Debug, Clone)]
+pub struct Task {
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
+    /// Where it runs.
+    pub directory: PathBuf,
+    /// Who talks to it, outside of its limit: a server does nothing by itself.
+    pub client: Option<Client>,
+}
+
+/// A run that came to its end.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Done {
+    /// What it says itself that took so long, or else its wall time.
+    pub seconds: f64,
+    /// Its wall time in seconds.
+    pub wall: f64,
+    /// Of its output, and of what its client found.
+    pub checksum: u64,
+    /// Highest sample of its memory in bytes; under lowtide lowtide's own is in it.
+    pub peak: u64,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Ended {
+    /// With success.
+    Well(Done),
+    /// It was ended after so many seconds; its highest memory was sampled until then.
+    TooLong {
+        /// Wall time.
+        seconds: f64,
+        /// As in [`Done`].
+        peak: u64,
+    },
+}
+
+impl Ended {
+    /// Highest sample of its memory in bytes.
+    pub fn peak(self) -> u64 {
+        match self {
+            Ended::Well(Done { peak, .. }) | Ended::TooLong { peak, .. } => peak,
+        }
+    }
+
+    /// Wall time.
+    pub fn seconds_in_all(self) -> f64 {
+        match self {
+            Ended::Well(done) => done.wall,
+            Ended::TooLong { seconds, .. } => seconds,
+        }
+    }
+}
+
+/// Runs a task after the words of `before`, which put it under a limit; calls `watch` every few milliseconds.
+///
+/// # Errors
+/// A line: it can't be started or it failed.
+pub fn run(task: &Task, before: &[OsString], deadline: Duration, mut watch: impl FnMut()) -> Result<Ended, String> {
+    let began = Instant::now();
+    let mut running = Running::start(task, before)?;
+    let mut sampler = Sampler::new(running.child.id());
+    let status = loop {
+        match running.child.try_wait().map_err(|e| e.to_string())? {
+            Some(status) => break status,
+            None if began.elapsed() > deadline => {
+                return Ok(Ended::TooLong { seconds: began.elapsed().as_secs_f64(), peak: sampler.peak });
+            }
+            None => {
+                running.client_goes_on()?;
+                sampler.sample();
+                watch();
+                std::thread::sleep(SAMPLE_EVERY);
+            }
+        }
+    };
+    let wall = began.elapsed().as_secs_f64();
+    // Children that hold the output would keep the readers waiting.
+    kill_session(running.child.id());
+    let said = joined(running.said.take())?;
+    let last = said.lines().last().unwrap_or("no message");
+    let found = running.found();
+    if !status.success() {
+        return Err(format!("{} ended with {status}: {last}", running.name));
+    }
+    let mut hasher = Fnv(found?);
+    hasher.write_u64(joined(running.output.take())?);
+    let own = said.lines().find_map(|line| line.strip_prefix("seconds ")?.parse().ok());
+    Ok(Ended::Well(Done { seconds: own.unwrap_or(wall), wall, checksum: hasher.finish(), peak: sampler.peak }))
+}
+
+/// Ends its session when it is dropped.
+struct Running {
+    child: Child,
+    name: String,
+    output: Option<JoinHandle<u64>>,
+    said: Option<JoinHandle<String>>,
+    /// Until it has ended.
+    client: Option<JoinHandle<Result<u64, String>>>,
+    found: u64,
+}
+
+impl Running {
+    fn start(task: &Task, before: &[OsString]) -> Result<Running, String> {
+        let name = task.command.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
+        let mut words = before.iter().chain(&task.command);
+        let mut command = Command::new(words.next().ok_or("nothing to run")?);
+        command.args(words).current_dir(&task.directory).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // Nothing but the limit must differ, neither from run to run nor from machine to machine.
+        for (variable, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("LOWTIDE_")) {
+            command.env_remove(variable);
+        }
+        command.env("LC_ALL", "C").env("PYTHONHASHSEED", "0").env("TMPDIR", &task.directory).env_remove("LD_PRELOAD");
+        let own_session = || {
+            rustix::process::setsid()?;
+            // Ends with the experiment, however that ends.
+            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            Ok(())
+        };
+        // SAFETY: two system calls that touch no memory.
+        unsafe { command.pre_exec(own_session) };
+        let mut child = command.spawn().map_err(|e| format!("{name} can't be started: {e}"))?;
+        let output = child.stdout.take().map(sum_of);
+        let said = child.stderr.take().map(text_of);
+        let client = task.client.clone().map(|client| std::thread::spawn(move || client.talk()));
+        Ok(Running { child, name, output, said, client, found: Fnv::START })
+    }
+
+    /// A server whose client has given up would wait for ever.
+    ///
+    /// # Errors
+    /// Why it gave up.
+    fn client_goes_on(&mut self) -> Result<(), String> {
+        match self.client.take_if(|client| client.is_finished()) {
+            Some(client) => self.ask(client),
+            None => Ok(()),
+        }
+    }
+
+    /// What the client found, when it has ended.
+    ///
+    /// # Errors
+    /// Why it gave up.
+    fn found(&mut self) -> Result<u64, String> {
+        if let Some(client) = self.client.take() {
+            self.ask(client)?;
+        }
+        Ok(self.found)
+    }
+
+    fn ask(&mut self, client: JoinHandle<Result<u64, String>>) -> Result<(), String> {
+        self.found = joined(Some(client))??;
+        Ok(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        kill_session(self.child.id());
+        let _ = self.child.wait();
+    }
+}
+
+fn joined<T>(thread: Option<JoinHandle<T>>) -> Result<T, String> {
+    thread.and_then(|thread| thread.join().ok()).ok_or_else(|| "a thread of the race failed".to_owned())
+}
+
+fn text_of(mut from: ChildStderr) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = from.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// Some output is large: it is summed up as it comes.
+fn sum_of(mut from: ChildStdout) -> JoinHandle<u64> {
+    std::thread::spawn(move || {
+        let (mut hasher, mut buffer) = (Fnv(Fnv::START), vec![0; 1 << 16]);
+        // Where a read ends must not matter, but a word may come in two reads.
+        let mut rest = 0;
+        loop {
+            match from.read(&mut buffer[rest..]) {
+                Ok(0) => break,
+                Ok(more) => {
+                    let (filled, whole) = (rest + more, (rest + more) / 8 * 8);
+                    buffer[..whole].chunks_exact(8).for_each(|word| hasher.add(word));
+                    buffer.copy_within(whole..filled, 0);
+                    rest = filled - whole;
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+        }
+        hasher.add(&buffer[..rest]);
+        hasher.finish()
+    })
+}
+
+/// FNV-1a by words of up to eight bytes: a sum that costs the runs next to nothing.
+pub struct Fnv(u64);
+
+impl Fnv {
+    /// What a sum over nothing is.
+    pub const START: u64 = 0xcbf2_9ce4_8422_2325;
+
+    /// A sum over nothing yet.
+    pub fn new() -> Fnv {
+        Fnv(Fnv::START)
+    }
+
+    /// Takes a word.
+    fn add(&mut self, word: &[u8]) {
+        let mut bytes = [0; 8];
+        bytes[..word.len()].copy_from_slice(word);
+        self.0 = (self.0 ^ u64::from_le_bytes(bytes)).wrapping_mul(0x0000_0100_0000_01b3);
+        // The multiplication moves nothing down.
+        self.0 ^= self.0 >> 29;
+    }
+}
+
+impl Hasher for Fnv {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.chunks(8).for_each(|word| self.add(word));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sh(script: &str) -> Task {
+        let command = ["sh", "-c", script].map(OsString::from).to_vec();
+        Task { command, directory: std::env::temp_dir(), client: None }
+    }
+
+    fn done(script: &str) -> Done {
+        match run(&sh(script), &[], Duration::from_secs(60), || ()).unwrap() {
+            Ended::Well(done) => done,
+            Ended::TooLong { seconds, .. } => panic!("{script}: {seconds}"),
+        }
+    }
+
+    #[test]
+    fn the_same_output_has_the_same_sum_however_it_comes() {
+        let sum = done("echo one line; echo another").checksum;
+        assert_eq!(done("printf 'one li'; sleep 0.05; printf 'ne\\nanoth'; sleep 0.05; echo er").checksum, sum);
+        assert_ne!(done("echo one line; echo anothes").checksum, sum);
+        assert_ne!(done("echo another; echo one line").checksum, sum);
+    }
+
+    #[test]
+    fn own_seconds_count_and_else_those_of_the_clock() {
+        assert_eq!(done("echo seconds 0.125 >&2; sleep 0.05").seconds, 0.125);
+        assert!(done("sleep 0.05").seconds >= 0.05);
+    }
+
+    #[test]
+    fn failure_is_a_line_and_a_run_that_hangs_is_ended() {
+        let failed = run(&sh("echo why >&2; exit 3"), &[], Duration::from_secs(60), || ()).unwrap_err();
+        assert!(failed.contains("exit status: 3") && failed.ends_with("why"), "{failed}");
+        let began = Instant::now();
+        let ended = run(&sh("sleep 100 & sleep 100"), &[], Duration::from_millis(50), || ()).unwrap();
+        assert!(matches!(ended, Ended::TooLong { .. }) && began.elapsed() < Duration::from_secs(20));
+    }
+}
