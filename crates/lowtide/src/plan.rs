@@ -66,7 +66,7 @@ impl Plan {
         warnings.extend(odd);
         let pool_given = args.pool.as_ref().map(|text| size::parse(text, usable)).transpose();
         let pool_given = pool_given.map_err(|why| Failure::usage(format!("--pool: {why}")))?;
-        let pool = pool_given.unwrap_or_else(|| default_pool(ram, swap.is_empty()));
+        let pool = pool_given.unwrap_or_else(|| default_pool(ram));
         if pool > ram {
             let line = format!(
                 "--pool {} is larger than --ram {}, of which it is a part: make it smaller",
@@ -121,10 +121,11 @@ pub fn read_limit(what: &str, text: &str, usable: u64) -> Result<(u64, Option<St
     Ok((ram, (ram > usable).then_some(odd)))
 }
 
-/// Bytes that the pool may take of `ram` if nobody says: half of it; or, where pages have nowhere else to go, all but a working minimum
-/// of the program (an eighth, at least 4 MiB) and what is in staging on its way (a thirty-second).
-pub fn default_pool(ram: u64, ram_only: bool) -> u64 {
-    if ram_only { ram - (ram / 8).max(4 << 20) - ram / 32 } else { ram / 2 }
+/// Bytes that the pool may take of `ram` if nobody says: all but a working minimum of the program (an eighth, at least 4 MiB) and what is
+/// in staging on its way (a thirty-second). (Of the upper part of it pages must compress well to get some where there is a device: see
+/// `Store::store_run`.)
+pub fn default_pool(ram: u64) -> u64 {
+    ram - (ram / 8).max(4 << 20) - ram / 32
 }
 
 /// `lz4`, `zstd` or `zstd:LEVEL`.

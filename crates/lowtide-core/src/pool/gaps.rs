@@ -123,17 +123,17 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    fn gaps(of: &[Range<usize>]) -> Vec<Range<usize>> {
+    fn gaps(of: &[Range<usize>]) -> Vec<(usize, usize)> {
         let gaps = Gaps::between(4..200, of.iter().cloned());
-        (0..gaps.gaps.len()).map(|gap| gaps.begin(gap)..gaps.end(gap)).collect()
+        (0..gaps.gaps.len()).map(|gap| (gaps.begin(gap), gaps.end(gap))).collect()
     }
 
     #[test]
     fn what_objects_leave() {
-        assert_eq!(gaps(&[]), [4..200]);
-        assert_eq!(gaps(&[4..10, 190..200]), [4..4, 10..190]);
-        assert_eq!(gaps(&[70..128, 64..65, 129..193]), [4..64, 65..70, 128..129, 193..200]);
-        assert_eq!(gaps(&[4..200]), [4..4]);
+        assert_eq!(gaps(&[]), [(4, 200)]);
+        assert_eq!(gaps(&[4..10, 190..200]), [(4, 4), (10, 190)]);
+        assert_eq!(gaps(&[70..128, 64..65, 129..193]), [(4, 64), (65, 70), (128, 129), (193, 200)]);
+        assert_eq!(gaps(&[150..200, 4..150]), [(4, 4)]);
     }
 
     #[test]

@@ -53,6 +53,11 @@ impl Limit {
         accepts
     }
 
+    /// Whether more than three fifths of the limit are taken.
+    pub(super) fn is_mostly_taken(&self) -> bool {
+        self.held.load(Ordering::Relaxed) > percent(self.limit.load(Ordering::Relaxed), 60)
+    }
+
     fn set_full(&self) {
         if !self.full.swap(true, Ordering::Relaxed) {
             self.full_times.fetch_add(1, Ordering::Relaxed);

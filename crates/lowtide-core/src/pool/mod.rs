@@ -115,6 +115,12 @@ impl Pool {
         self.limit.accepts()
     }
 
+    /// Whether an object of `len` bytes is worth its place in the pool if it could be on a device instead, where it takes none. In the last two
+    /// fifths of the limit each byte is taken from what the program needs most: there a page must become half as long.
+    pub fn pays(&self, len: usize) -> bool {
+        len <= PAGE_SIZE / 2 || !self.limit.is_mostly_taken()
+    }
+
     /// Whether the limit leaves room for another span.
     pub fn has_room_for_span(&self) -> bool {
         self.limit.left() > 0

@@ -238,7 +238,8 @@ fn a_child_goes_on_with_a_pass_of_compaction() {
 
 #[test]
 fn a_child_has_what_was_recompressed_and_goes_on_with_the_round() {
-    let s = store(4 << 20, file(8 * MIB));
+    // So much that all stay in the pool, though none compresses to half.
+    let s = store(8 << 20, file(8 * MIB));
     let pages: Vec<Page> = (0..1000).map(digits).collect();
     let group = Group::new(7).unwrap();
     let es = entries(&put_as(&s, group, &pages));

@@ -15,6 +15,8 @@ use crate::vm::PAGE_SIZE;
 
 /// Most pages that are handled at once: the largest folio.
 pub(super) const RUN: usize = 1 << MAX_ORDER;
+/// While the pool is sparse, who stores pages moves one object at most for so many.
+const COMPACT_PART: usize = 8;
 /// Something for each page that is handled.
 pub(super) type Chunk<T> = ArrayVec<T, RUN>;
 /// Most folios that are written at the same time.
@@ -55,6 +57,7 @@ impl Store {
     /// Stores pages that go together, neighbours in order; `out[i]` is set for every page. A page that cannot be stored leaves nothing
     /// behind. Pages that do not compress to 7/8 go to the device if there is one, with as few writes as free slots allow, else raw
     /// into the pool.
+    /// So do pages that compress to more than half once the pool is mostly taken ([`Pool::pays`](crate::pool::Pool::pays)).
     /// While the pool is full, a cluster of old pages is written to the device first; if it still is, all go to the device.
     ///
     /// `clean[i]`, if there is one, is the entry that [`Store::keep_cached`] kept for page `i`; it is used up. The pages are of one group.
@@ -69,6 +72,10 @@ impl Store {
         for (i, (pages, out)) in pages.chunks(RUN).zip(out.chunks_mut(RUN)).enumerate() {
             let n = pages.len().min(out.len());
             self.store_chunk(&pages[..n], clean.get(i * RUN..).unwrap_or(&[]), group, &mut out[..n], scratch);
+        }
+        // Who stores pays for a sparse pool: while pages come and go the keeper is never idle.
+        if self.wants_compaction() {
+            self.compact(pages.len().div_ceil(COMPACT_PART));
         }
     }
 
@@ -119,6 +126,7 @@ impl Store {
             return otherwise;
         }
         let kept = match self.codec.compress(page, scratch) {
+            Some(len) if device && !self.pool.pays(len) => None,
             Some(len) => {
                 let kept = self.keep(&scratch.bytes[..len], Made::Stored, group, Insert::Anywhere);
                 self.counters.pool_refused.add(u64::from(kept.is_none()));

@@ -142,11 +142,6 @@ impl Areas {
         self.iter().filter(|(_, area)| area.state == State::On)
     }
 
-    /// Whether there is any.
-    pub fn is_any_on(&self) -> bool {
-        self.on().next().is_some()
-    }
-
     /// Their names, for messages.
     pub fn names(&self) -> String {
         let names: Vec<&str> = self.on().map(|(_, area)| area.spec.as_str()).collect();

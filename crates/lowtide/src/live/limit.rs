@@ -48,7 +48,7 @@ impl Limits {
     }
 
     /// Sets another one, for a run that uses `now`.
-    fn set(&self, ram: u64, now: u64, is_any_on: bool) {
+    fn set(&self, ram: u64, now: u64) {
         let before = self.settings.ram_ceiling.load(Ordering::Relaxed);
         let ceiling = ceiling(ram, before, now);
         // The ceiling is never below the limit.
@@ -59,13 +59,13 @@ impl Limits {
             self.settings.ram_limit.store(ram, Ordering::Release);
             self.settings.ram_ceiling.store(ceiling, Ordering::Release);
         }
-        self.set_pool(is_any_on);
+        self.set_pool();
     }
 
     /// What the pool may take now.
-    pub fn set_pool(&self, is_any_on: bool) {
+    fn set_pool(&self) {
         let ram = self.ram();
-        let pool = self.pool_given.map_or_else(|| default_pool(ram, !is_any_on), |given| given.min(ram));
+        let pool = self.pool_given.map_or_else(|| default_pool(ram), |given| given.min(ram));
         if pool != self.pool() {
             self.settings.pool_limit.store(pool, Ordering::Release);
         }
@@ -115,7 +115,7 @@ pub fn start(asked: &str, waits: bool, run: &mut Live<'_>) -> Result<Box<dyn Tas
         let question = &run.shared.settings().question;
         Stage::Asked(question.fetch_add(1, Ordering::AcqRel) + 1)
     } else {
-        run.limits.set(bytes, run.tree.now().ram, run.areas.is_any_on());
+        run.limits.set(bytes, run.tree.now().ram);
         Stage::Set
     };
     Ok(Box::new(Lower { asked: asked.to_owned(), bytes, warning, waits, stage, started: Instant::now(), reported: None }))
@@ -133,7 +133,7 @@ impl Task for Lower {
             if fixed > self.bytes {
                 return Step::Done(Err(self.too_low(fixed)));
             }
-            run.limits.set(self.bytes, run.tree.now().ram, run.areas.is_any_on());
+            run.limits.set(self.bytes, run.tree.now().ram);
             (self.stage, self.started) = (Stage::Set, Instant::now());
         }
         let (now, limit) = (run.tree.now().ram, run.limits.ram());

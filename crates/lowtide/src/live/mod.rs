@@ -65,9 +65,4 @@ impl<'a> Live<'a> {
         self.tree.poll();
         self.limits.follow(self.tree.now().ram);
     }
-
-    /// Where an area was turned on or off: what the pool may take depends on whether there is any.
-    pub fn areas_changed(&self) {
-        self.limits.set_pool(self.areas.is_any_on());
-    }
 }

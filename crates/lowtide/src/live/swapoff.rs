@@ -33,7 +33,6 @@ pub fn start(asked: &str, run: &mut Live<'_>) -> Result<Box<dyn Task>, Failure> 
     let spec = area.spec.clone();
     admission::check(run, place, &spec).map_err(Failure::usage)?;
     let order = run.areas.empty(place);
-    run.areas_changed();
     let evacuation = Evacuation::new(run.shared.segment(), place, order, Instant::now());
     Ok(Box::new(Swapoff { spec, place, evacuation, reported: None }))
 }
@@ -86,7 +85,6 @@ impl Swapoff {
 
     fn keep(&self, run: &mut Live<'_>) {
         run.areas.keep_on(self.place);
-        run.areas_changed();
     }
 
     fn give_up(&self, why: &str, run: &mut Live<'_>) -> Failure {

@@ -78,7 +78,6 @@ impl Swapon {
             Err(Errno::NAMETOOLONG) => return Err(Failure::usage(format!("swapon {spec}: the path is too long"))),
             Err(error) => return Err(in_vain(format!("swapon {spec}: {}", probe::text(error)))),
         }
-        run.areas_changed();
         said(json!({ "spec": spec, "size": size, "shown_size": size::show(size), "prio": prio, "warnings": warnings }))
     }
 
