@@ -681,7 +681,7 @@ fn statistics_and_warnings() {
     let (settings, segment, slot, pid) = (stand_in.settings, stand_in.segment, stand_in.slot, stand_in.pid);
     assert_eq!(settings.supervisor, stand_in.run.child.id());
     assert_eq!(settings.ram_limit.load(Ordering::Relaxed), 64 << 20);
-    assert_eq!(settings.pool_limit.load(Ordering::Relaxed), 32 << 20);
+    assert_eq!(settings.pool_limit.load(Ordering::Relaxed), 54 << 20);
     slot.counters.evictions_pages.store(1000, Ordering::Relaxed);
     slot.counters.faults_total.store(500, Ordering::Relaxed);
     slot.counters.zero_pages.store(12, Ordering::Relaxed);
