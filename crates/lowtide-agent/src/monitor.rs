@@ -92,12 +92,14 @@ extern "C" fn run(start: usize) -> ! {
             keeper::look_again();
         }
         if turn.read {
-            watch.won(waited, turn.thread);
+            watch.won(waited, turn.thread.filter(|_| !monitor.has_deferred()));
         } else {
             if waited {
                 // The kernel tells of few of them: see watch.rs.
                 pager.counters().monitor_wakeups_vain.fetch_add(1, Ordering::Relaxed);
-                watch.lost();
+                if !monitor.has_deferred() {
+                    watch.lost();
+                }
             }
             monitor.wait(pager, watch.patience());
         }

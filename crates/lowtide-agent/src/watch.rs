@@ -47,7 +47,7 @@ pub fn reset() {
     }
 }
 
-/// All watch: the one that does may be about to wait for a device, or can't run.
+/// All watch: the one that does is about to wait for a device, or can't run.
 pub fn call_all() {
     if ASIDE.load(Ordering::Acquire) > 0 {
         PLACES.iter().for_each(call);
@@ -108,7 +108,9 @@ impl Watch {
     pub fn won(&mut self, slept: bool, thread: Option<u32>) {
         self.losses = 0;
         self.faults += 1;
-        let Some(thread) = thread.filter(|_| (slept || self.faults >= FAULTS) && ASIDE.load(Ordering::Relaxed) > 0) else { return };
+        let Some(thread) = thread.filter(|_| (slept || self.faults >= FAULTS) && ASIDE.load(Ordering::Relaxed) > 0) else {
+            return;
+        };
         let now = now_us();
         if now.saturating_sub(self.asked_us) < self.pause_us {
             return;
@@ -119,14 +121,21 @@ impl Watch {
         match cpu_of(thread) {
             Some(cpu) if cpu == self.cpu => self.pause_us = own.min(MOST_US),
             Some(cpu) => {
-                let Some(there) = PLACES.iter().find(|place| place.cpu.load(Ordering::Acquire) == cpu + 1) else { return };
+                let Some(there) = PLACES.iter().find(|place| place.cpu.load(Ordering::Acquire) == cpu + 1) else {
+                    // There are more CPUs than monitors: whichever serves it has to be woken.
+                    self.pause_us = own.min(MOST_US);
+                    return call_all();
+                };
                 call(there);
                 // No thread of this CPU waits.
                 if slept {
                     self.step_aside();
                 }
             }
-            None => call_all(),
+            None => {
+                self.pause_us = own.min(MOST_US);
+                call_all();
+            }
         }
     }
 

@@ -14,6 +14,7 @@ use rustix::mm::Advice;
 use crate::hand::Found;
 use crate::pagemap::{Mark, Word};
 use crate::pager::{Operation, Worker, add};
+use crate::regions::Range;
 use crate::space::Exclusive;
 use crate::uffd::{Holes, Wake};
 
@@ -25,7 +26,10 @@ const MOST_MISSING: usize = 16;
 /// What became of pages that were found.
 pub(crate) enum Detached {
     /// So many frames are used up, by so many pages.
-    Pages { frames: usize, pages: usize },
+    Pages {
+        frames: usize,
+        pages: usize,
+    },
     EventsFirst,
     /// Nothing, because pages are shared or pinned, which this thread can't do anything about.
     Busy,
@@ -126,14 +130,21 @@ impl Operation<'_> {
     /// Moves the pages `first .. end`, but for those that are to stay.
     fn detach_window(&self, first: usize, end: usize, work: &mut Detaching<'_>) {
         let alone = self.space.exclusive();
-        let Ok(present) = self.present().scan(first * PAGE_SIZE, end * PAGE_SIZE, 0) else { return };
+        // It was found without the lock: the program may have something else there by now that is not adopted.
+        if !self.regions.covers(&alone, Range { start: first * PAGE_SIZE, end: end * PAGE_SIZE }) {
+            return;
+        }
+        // A MOVE takes all that there is, also what is in the kernel's own swap: only what is missing altogether is a hole.
+        let Ok(all) = self.present().scan_all(first * PAGE_SIZE, end * PAGE_SIZE) else { return };
         let (mut at, mut claimed): (usize, Claimed) = (first, 0);
-        for page in present.iter().flat_map(|(from, to)| from / PAGE_SIZE..to / PAGE_SIZE) {
+        let pages =
+            all.evictable().flat_map(|(from, to, can_go)| (from / PAGE_SIZE..to / PAGE_SIZE).map(move |page| (page, can_go)));
+        for (page, can_go) in pages {
             if claimed == 0 {
                 at = page;
             }
             let frame = work.frame + (page - at) as u32;
-            if !self.is_spared(page, work.found) && self.claim_out(&alone, page, frame, work) {
+            if can_go && !self.is_spared(page, work.found) && self.claim_out(&alone, page, frame, work) {
                 claimed |= 1 << (page - at);
             } else if claimed != 0 {
                 self.move_out(&alone, at, core::mem::take(&mut claimed), work);
@@ -203,7 +214,7 @@ impl Operation<'_> {
             add(&self.counters().moved_calls, 1);
             let done = match p.error {
                 None => len,
-                Some(_) => self.landed(frame, len).max(p.done / PAGE_SIZE),
+                Some(_) => self.landed(frame, len).max(p.done / PAGE_SIZE).min(len),
             };
             let mut moved = 0;
             for i in (at..at + done).filter(|i| claimed >> i & 1 != 0) {
@@ -224,6 +235,7 @@ impl Operation<'_> {
             }
             if moved > 0 {
                 used = at;
+                most = span;
                 work.passed = 1;
             }
             let stays = match p.error {

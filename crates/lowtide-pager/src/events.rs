@@ -19,6 +19,9 @@ use crate::uffd::Message;
 /// Pages that an event takes away between two looks at what lowtide holds.
 const PUBLISH_EVERY: usize = 256;
 
+/// How often a message is read again for which there is no descriptor.
+const DESCRIPTOR_TRIES: usize = 1000;
+
 /// What a monitor has to do after reading.
 #[derive(Debug)]
 pub enum Read {
@@ -41,7 +44,14 @@ impl Pager {
             // A fork event brings a descriptor (RLIMIT_NOFILE counts lowtide's own, too). It stays where it is until it can be read, and nothing
             // can be installed until then.
             self.close_reserve(&lock);
-            message = self.uffd().read();
+            // A monitor that asks where a thread is has one for a moment.
+            for _ in 0..DESCRIPTOR_TRIES {
+                message = self.uffd().read();
+                if !matches!(message, Err(Errno::MFILE | Errno::NFILE)) {
+                    break;
+                }
+                rustix::thread::sched_yield();
+            }
             if let Err(Errno::MFILE | Errno::NFILE) = message {
                 (self.host.fatal)(b"the program forked, and there is no descriptor left for it (ulimit -n, fs.file-max)");
             }
@@ -218,6 +228,7 @@ pub(crate) mod tests {
         let host = Host {
             fatal: |text| panic!("{}", std::string::String::from_utf8_lossy(text)),
             warn: |_| {},
+            waits: || {},
             open_uffd: || Uffd::open(NEEDED_FEATURES),
             open_page_map: crate::present::Present::open,
         };

@@ -12,6 +12,7 @@ use core::sync::atomic::Ordering;
 use lowtide_core::store::Group;
 use rustix::io::Errno;
 
+use crate::backoff::Backoff;
 use crate::clock::now_ns;
 use crate::detach::Detached;
 use crate::drain::Drained;
@@ -70,13 +71,26 @@ impl Pager {
             return;
         }
         let Some(operation) = self.enter() else { return };
-        if self.backoff.holds(now_ns(), self.arrived.load(Ordering::Relaxed)).is_some() || !operation.store().would_take(Group::RUN) {
+        let (started, arrived) = (now_ns(), self.arrived.load(Ordering::Relaxed));
+        let is_vain = |backoff: &Backoff| backoff.holds(started, arrived).is_some();
+        if is_vain(&self.backoff) || is_vain(&self.ahead_backoff) || !operation.store().would_take(Group::RUN) {
             return;
         }
-        // Whoever evicts for want of memory finds out what it means if nothing can be detached.
-        let started = now_ns();
-        let _ = operation.fill_segment(worker);
+        let before = self.counters().evictions_pages.load(Ordering::Relaxed);
+        match operation.fill_segment(worker) {
+            Filled::Some => self.ahead_backoff.succeeded(),
+            // Who evicts for want of memory finds out what it means. Here it means not to try at each fault.
+            _ => self.ahead_backoff.failed(Evicted::Nothing, started, arrived),
+        }
+        let pages = self.counters().evictions_pages.load(Ordering::Relaxed) - before;
+        add(&self.counters().evictions_background, pages as usize);
         add(&self.counters().staging_ahead_ns, (now_ns() - started) as usize);
+    }
+
+    /// The same by a monitor, whose other faults are for others meanwhile: pages may go to a device.
+    pub(crate) fn evict_for_fault(&self, worker: &mut Worker) -> Evicted {
+        (self.host.waits)();
+        self.evict(worker)
     }
 
     /// Bytes of the program that are adopted and in memory: what is not evicted, whether it could be or not. Some milliseconds for a
@@ -123,10 +137,13 @@ impl Operation<'_> {
             Filled::Later => Evicted::Later,
             Filled::NoSegment => self.drained(worker),
             // Nothing left to detach: what waits in staging is all there is.
-            Filled::Nothing => match self.drained(worker) {
-                Evicted::Some if self.staging.staged() == 0 => Evicted::Nothing,
-                other => other,
-            },
+            Filled::Nothing => {
+                self.hand.lock().look_again();
+                match self.drained(worker) {
+                    Evicted::Some if self.staging.staged() == 0 => Evicted::Nothing,
+                    other => other,
+                }
+            }
         }
     }
 
@@ -159,7 +176,7 @@ impl Operation<'_> {
         self.staging.put_empty(segment);
         if later {
             Filled::Later
-        } else if self.hand.lock().take_idle() {
+        } else if self.hand.lock().is_idle() {
             Filled::Nothing
         } else {
             Filled::Some

@@ -72,9 +72,9 @@ impl Hand {
         self.idle_rounds >= IDLE_ROUNDS
     }
 
-    /// The same, and from here on it looks again.
-    pub(crate) fn take_idle(&mut self) -> bool {
-        core::mem::take(&mut self.idle_rounds) >= IDLE_ROUNDS
+    /// From here on it looks again.
+    pub(crate) fn look_again(&mut self) {
+        self.idle_rounds = 0;
     }
 
     /// So many pages were evicted of what it found.

@@ -51,6 +51,11 @@ impl Monitor {
         add(&pager.counters().monitor_wakeups, 1);
     }
 
+    /// Whether it has faults in hand that nobody else knows of.
+    pub fn has_deferred(&self) -> bool {
+        !self.deferred.is_empty()
+    }
+
     /// Deals with what there is: a fault, or events up to the next fault. It does not wait for anything to come: under load the next fault is
     /// there when this one's thread has run. No lock may be held.
     pub fn turn(&mut self, pager: &Pager) -> Turn {
@@ -63,9 +68,9 @@ impl Monitor {
                 Read::Event => {}
                 Read::Remapped => turn.remapped = true,
                 Read::Fault(addr, thread) if self.deferred.is_empty() => {
-                    turn.thread = Some(thread);
-                    if self.serve(pager, addr) == Served::EventsFirst {
-                        self.deferred.push(addr);
+                    match self.serve(pager, addr) {
+                        Served::EventsFirst => self.deferred.push(addr),
+                        Served::Done => turn.thread = Some(thread),
                     }
                     break;
                 }
@@ -91,7 +96,7 @@ impl Monitor {
     fn serve(&mut self, pager: &Pager, addr: usize) -> Served {
         let start = now_ns();
         let (proc, counters) = (pager.proc(), pager.counters());
-        if pager.budget.at_limit() && pager.evict(&mut self.worker) == Evicted::Some {
+        if pager.budget.at_limit() && pager.evict_for_fault(&mut self.worker) == Evicted::Some {
             counters.evictions_direct.fetch_add(1, Ordering::Relaxed);
         }
         let served = pager.serve(addr, &mut self.worker);

@@ -43,6 +43,8 @@ pub struct Host {
     pub fatal: fn(&[u8]) -> !,
     /// Tell the user once.
     pub warn: fn(&[u8]),
+    /// The calling monitor is about to wait: others are to look after the program's faults.
+    pub waits: fn(),
     /// A new userfaultfd of this process, ready for [`crate::uffd::NEEDED_FEATURES`].
     pub open_uffd: fn() -> Result<Uffd, Errno>,
     /// The page map of this process.
@@ -63,6 +65,8 @@ pub struct Pager {
     pub budget: Budget,
     /// When not to look for pages to evict.
     pub(crate) backoff: Backoff,
+    /// The same of monitors that detach pages for the keeper.
+    pub(crate) ahead_backoff: Backoff,
     proc: AtomicPtr<Proc>,
     pub(crate) hand: Lock<Hand, { rank::HAND }>,
     /// How far the hand looks at a time, in bytes.
@@ -194,6 +198,7 @@ impl Pager {
             store,
             budget: Budget::default(),
             backoff: Backoff::default(),
+            ahead_backoff: Backoff::default(),
             proc: AtomicPtr::new(core::ptr::from_ref(proc).cast_mut()),
             hand: Lock::new(Hand::default()),
             reach: AtomicUsize::new(1 << 30),

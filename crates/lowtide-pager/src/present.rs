@@ -15,6 +15,8 @@ const PAGEMAP_SCAN: Opcode = 0xc060_6610;
 
 /// In an entry of `/proc/self/pagemap`: no other process maps the page, and this one maps it once.
 const EXCLUSIVE: u64 = 1 << 56;
+/// Kinds of pages in memory that are not the program's own: of a file, and the shared zero page.
+const UNWANTED: u64 = (sys::PAGE_IS_FILE | sys::PAGE_IS_PFNZERO) as u64;
 const NO_REGION: sys::page_region = sys::page_region { start: 0, end: 0, categories: 0 };
 
 /// Ranges that one scan returns at most.
@@ -71,6 +73,13 @@ impl Ranges {
         *next = sys::page_region { start: page as u64, end: (page + PAGE_SIZE) as u64, categories: 0 };
         self.len += 1;
         true
+    }
+
+    /// Of what [`Present::scan_all`] has found, the ranges `(start, end)` in order of address, and whether they are pages that can be evicted.
+    pub fn evictable(&self) -> impl Iterator<Item = (usize, usize, bool)> + '_ {
+        let is_page =
+            |categories: u64| categories & (u64::from(sys::PAGE_IS_PRESENT) | UNWANTED) == u64::from(sys::PAGE_IS_PRESENT);
+        self.regions[..self.len].iter().map(move |r| (r.start as usize, r.end as usize, is_page(r.categories)))
     }
 
     /// The ranges `(start, end)` with pages in memory, in order of address.
@@ -134,13 +143,34 @@ impl Present {
         if n < size_of::<u64>() { Err(Errno::IO) } else { Ok(n / size_of::<u64>()) }
     }
 
+    /// Finds all of `start .. end` that is not missing altogether: pages in memory of any kind, in the kernel's own swap, or on their way between
+    /// places of memory, and guard markers. [`Ranges::evictable`] says which of it can be evicted.
+    ///
+    /// # Errors
+    /// As [`Present::scan`].
+    pub fn scan_all(&self, start: usize, end: usize) -> Result<Ranges, Errno> {
+        let any = u64::from(sys::PAGE_IS_PRESENT | sys::PAGE_IS_SWAPPED);
+        self.ask(start, end, |arg| {
+            arg.category_anyof_mask = any;
+            arg.return_mask = any | UNWANTED;
+        })
+    }
+
     /// Finds private pages in memory (the shared zero page is none) in `start .. end`, at most `max_pages` of them (0: any number).
     ///
     /// # Errors
     /// `NOTTY`: the kernel is older than 6.7.
     pub fn scan(&self, start: usize, end: usize, max_pages: usize) -> Result<Ranges, Errno> {
+        self.ask(start, end, |arg| {
+            arg.max_pages = max_pages as u64;
+            arg.category_inverted = UNWANTED;
+            arg.category_mask = u64::from(sys::PAGE_IS_PRESENT) | UNWANTED;
+            arg.return_mask = u64::from(sys::PAGE_IS_PRESENT);
+        })
+    }
+
+    fn ask(&self, start: usize, end: usize, wanted: impl FnOnce(&mut sys::pm_scan_arg)) -> Result<Ranges, Errno> {
         let mut out = Ranges { regions: [NO_REGION; MAX_RANGES], len: 0, walk_end: start };
-        let unwanted = u64::from(sys::PAGE_IS_FILE | sys::PAGE_IS_PFNZERO);
         let mut arg = sys::pm_scan_arg {
             size: size_of::<sys::pm_scan_arg>() as u64,
             flags: 0,
@@ -149,12 +179,13 @@ impl Present {
             walk_end: 0,
             vec: out.regions.as_mut_ptr() as u64,
             vec_len: MAX_RANGES as u64,
-            max_pages: max_pages as u64,
-            category_inverted: unwanted,
-            category_mask: u64::from(sys::PAGE_IS_PRESENT) | unwanted,
+            max_pages: 0,
+            category_inverted: 0,
+            category_mask: 0,
             category_anyof_mask: 0,
-            return_mask: u64::from(sys::PAGE_IS_PRESENT),
+            return_mask: 0,
         };
+        wanted(&mut arg);
         // SAFETY: PAGEMAP_SCAN takes a pm_scan_arg; `vec` points to `vec_len` regions of ours.
         out.len = unsafe { ioctl(self.fd.as_fd(), PAGEMAP_SCAN, &mut arg)? } as usize;
         out.walk_end = arg.walk_end as usize;

@@ -106,16 +106,16 @@ impl Staging {
         self.target.store(bytes, Ordering::Relaxed);
     }
 
-    /// Whether more pages wait than should.
+    /// Whether more pages wait than should, or they are spread over nearly all segments.
     pub fn is_above_target(&self) -> bool {
-        self.staged() * PAGE_SIZE > self.target.load(Ordering::Relaxed)
+        self.staged() * PAGE_SIZE > self.target.load(Ordering::Relaxed) || self.empty_segments() < 2
     }
 
     /// Whether enough of them wait for the keeper to store some: less than the target, so that there is room for many before it is needed
     /// again.
     pub fn is_worth_draining(&self) -> bool {
         let target = self.target.load(Ordering::Relaxed);
-        self.staged() * PAGE_SIZE > target - target / 4
+        self.staged() * PAGE_SIZE > target - target / 4 || self.empty_segments() < self.segments / 3
     }
 
     /// Whether `addr` is in the area.
@@ -288,7 +288,7 @@ mod tests {
     #[test]
     fn segments_come_out_in_the_order_they_went_in() {
         let s = Staging::new(3 * SMALL_SEGMENT_FRAMES * PAGE_SIZE).unwrap();
-        assert_eq!(s.empty_segments(), 5);
+        assert_eq!(s.empty_segments(), 3 * HOLLOW + 2);
         let (a, b) = (s.take_empty().unwrap(), s.take_empty().unwrap());
         assert_ne!(a, b);
         s.put_full(a);
@@ -298,7 +298,7 @@ mod tests {
         assert_eq!(s.take_full(), Some(b));
         assert_eq!(s.take_full(), None);
         s.put_empty(b);
-        assert_eq!(s.empty_segments(), 5);
+        assert_eq!(s.empty_segments(), 3 * HOLLOW + 2);
         assert!(s.arrived(s.first(b), 77));
         assert!(!s.arrived(s.first(b), 78), "the frame is taken");
         s.staged.fetch_sub(1, Ordering::Relaxed);

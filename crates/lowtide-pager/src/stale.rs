@@ -21,12 +21,13 @@ impl Operation<'_> {
         let lock = self.space.exclusive();
         let Ok(found) = self.present().scan(start, end, (end - start) / PAGE_SIZE) else { return };
         for (start, end) in found.iter() {
-            self.map.each(start / PAGE_SIZE, end / PAGE_SIZE, |_, slot| {
+            self.map.each(start / PAGE_SIZE, end / PAGE_SIZE, |page, slot| {
                 let word = Word::from_bits(slot.load(Ordering::Acquire));
                 if matches!(word, Word::Swapped(_) | Word::Staged(_))
                     && slot.compare_exchange(word.bits(), 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
                 {
                     self.forget(&lock, word);
+                    self.mark_loaded(page, false);
                 }
             });
         }

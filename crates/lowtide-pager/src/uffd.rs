@@ -194,11 +194,17 @@ impl Uffd {
         self.fd.as_raw_fd()
     }
 
-    /// Waits up to `ms` milliseconds (negative: for ever) for a message.
-    pub fn wait_readable(&self, ms: i32) {
+    /// Whether a message waits to be read.
+    pub fn is_readable(&self) -> bool {
+        self.wait_readable(0)
+    }
+
+    /// Waits up to `ms` milliseconds (negative: for ever) for a message; whether there is one.
+    pub fn wait_readable(&self, ms: i32) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let timeout = Timespec { tv_sec: i64::from(ms) / 1000, tv_nsec: i64::from(ms) % 1000 * 1_000_000 };
-        let _ = poll(&mut [PollFd::from_borrowed_fd(self.as_fd(), PollFlags::IN)], (ms >= 0).then_some(&timeout));
+        let ready = poll(&mut [PollFd::from_borrowed_fd(self.as_fd(), PollFlags::IN)], (ms >= 0).then_some(&timeout));
+        ready.is_ok_and(|ready| ready > 0)
     }
 
     /// Registers `start .. start + len` for missing pages.
@@ -253,7 +259,8 @@ impl Uffd {
     /// # Safety
     /// The page map says that the pages are on their way: a fault on `src` must find them.
     pub unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, holes: Holes, wake: Wake) -> Progress {
-        let mode = if holes == Holes::Pass { MOVE_ALLOW_SRC_HOLES } else { 0 } | if wake == Wake::Later { MOVE_DONTWAKE } else { 0 };
+        let mode =
+            if holes == Holes::Pass { MOVE_ALLOW_SRC_HOLES } else { 0 } | if wake == Wake::Later { MOVE_DONTWAKE } else { 0 };
         let mut arg = sys::uffdio_move { dst: dst as u64, src: src as u64, len: len as u64, mode, move_: 0 };
         // SAFETY: MOVE takes a uffdio_move; the caller answers for the addresses.
         let result = unsafe { ioctl(self.fd.as_fd(), MOVE, &mut arg) };

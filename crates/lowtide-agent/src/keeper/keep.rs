@@ -8,9 +8,9 @@ use lowtide_pager::evict::Evicted;
 use lowtide_pager::pager::{Pager, Worker};
 use lowtide_pager::segment::{self, area_state, proc_state};
 
-use super::{Keeper, LONGEST_SLEEP_US, LOOK_AGAIN, Nap, SHORTEST_SLEEP_US, setup};
+use super::{Keeper, LONGEST_SLEEP_US, LOOK_AGAIN, Nap, SHORTEST_SLEEP_US, TOUCH_BYTES_PER_US, setup};
 use crate::idle::Idle;
-use crate::{agent, monitor, say, swap_file, thread};
+use crate::{agent, monitor, say, swap_file, thread, watch};
 
 /// In a process in which nothing happens (`idle.rs`) looks are at least so far apart: a monitor wakes the keeper when something does.
 const QUIET_NAP_US: u64 = 5_000;
@@ -26,6 +26,7 @@ const LOOK_AT_CHILDREN_US: u64 = 1_000_000;
 const FULL_PAUSE_US: u64 = 100_000;
 /// Monitors detach pages: the keeper looks whether they still do.
 const AHEAD_US: u64 = 2_000;
+const SHORTEST_AHEAD_US: u64 = 100;
 /// Nothing could be evicted: the same.
 const EXHAUSTED_PAUSE_US: u64 = 10_000;
 /// Objects of the pool that are moved at a time while there is nothing else to do: a fraction of a millisecond.
@@ -109,6 +110,11 @@ impl Keeper {
         let low = pager.budget.low_mark();
         let was_above = core::mem::replace(&mut self.above_low, total > low);
         let quiet = self.idle.is_quiet(pager, now);
+        // The one monitor that watches may wait for a CPU that others keep busy.
+        let served = pager.counters().faults_total.load(Ordering::Relaxed);
+        if core::mem::replace(&mut self.served, served) == served && pager.uffd().is_readable() {
+            watch::call_all();
+        }
         if total <= low {
             // Well below the limit, or when nothing happens: while this works, nobody watches what the program touches.
             if quiet || total <= pager.budget.adopt_mark() {
@@ -140,7 +146,10 @@ impl Keeper {
         for _ in 0..batches {
             let ahead = faults_come && !lowered && !pager.budget.at_limit();
             match if ahead { pager.drain_staged(worker) } else { evict(pager, worker).0 } {
-                Evicted::Ahead => return Nap::UntilFaults(AHEAD_US),
+                Evicted::Ahead => {
+                    let room = pager.budget.limit().saturating_sub(total) / TOUCH_BYTES_PER_US;
+                    return Nap::UntilFaults(room.clamp(SHORTEST_AHEAD_US, AHEAD_US));
+                }
                 Evicted::Some => {}
                 Evicted::Later => return Nap::UntilFaults(50),
                 Evicted::Nothing => {

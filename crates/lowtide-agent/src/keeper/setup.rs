@@ -13,7 +13,7 @@ use lowtide_pager::segment::{self, proc_state};
 use rustix::io::Errno;
 
 use super::{Keeper, LOOK_AGAIN};
-use crate::{agent, broker, gate, hooks, maps, monitor, say, swap_file};
+use crate::{agent, broker, gate, hooks, maps, monitor, say, swap_file, watch};
 
 /// Mappings that were made past the C library are looked for this often at least, ...
 const LOOK_EVERY_US: u64 = 100_000;
@@ -61,7 +61,13 @@ impl Keeper {
         let staging = staging_target(limit, agent::segment().active() + 1);
         self.worker = Some(Worker::new(true)?);
         let uffd = self.uffd.take().ok_or(Errno::BADF)?;
-        let host = Host { fatal: say::fatal, warn: say::warn, open_uffd: broker::userfaultfd, open_page_map: broker::page_map };
+        let host = Host {
+            fatal: say::fatal,
+            warn: say::warn,
+            waits: watch::call_all,
+            open_uffd: broker::userfaultfd,
+            open_page_map: broker::page_map,
+        };
         let pager = Pager::new(uffd, store, staging, agent::proc(), host)?;
         self.prepared = Some(Box::leak(Box::new(pager)));
         Ok(())

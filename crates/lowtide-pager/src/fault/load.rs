@@ -182,6 +182,9 @@ impl Operation<'_> {
             if n == 0 {
                 (self.host.fatal)(b"internal error: a page map word holds no valid swap entry");
             }
+            if entries.iter().any(|e| self.store().is_on_device(*e)) {
+                (self.host.waits)();
+            }
             let mut results = [const { Err(StoreError::BadEntry) }; BATCH];
             self.store().load_run(&entries, &mut buffer[i..i + n], &mut results[..n], scratch);
             for (j, result) in results[..n].iter().enumerate() {

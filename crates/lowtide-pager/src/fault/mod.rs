@@ -53,6 +53,10 @@ impl Pager {
             };
             let served = operation.serve(page, worker);
             drop(operation);
+            if served.is_err() {
+                // Somebody else is at work on the page, or there is no memory: that may take long.
+                (self.host.waits)();
+            }
             let goes_on = match served {
                 Ok(served) => {
                     self.publish_own();
@@ -141,7 +145,8 @@ impl Operation<'_> {
     fn must_not_be_own(&self, addr: usize) {
         lowtide_core::vm::own_ranges(|start, end, _| {
             // SAFETY: where the copy succeeds, a page of lowtide's own was missing, and this process ends.
-            let registered = || unsafe { self.uffd().copy(addr, self.zeros.as_ptr(), PAGE_SIZE, Wake::Now) }.error != Some(Errno::NOENT);
+            let registered =
+                || unsafe { self.uffd().copy(addr, self.zeros.as_ptr(), PAGE_SIZE, Wake::Now) }.error != Some(Errno::NOENT);
             if (start..end).contains(&addr) && registered() {
                 let mut text = crate::line::Line::new();
                 let staging = if self.staging.contains(addr) { &b" (staging)"[..] } else { b"" };

@@ -41,7 +41,13 @@ impl Operation<'_> {
             let (at, from) = (page + done, frame + done as u32);
             // SAFETY: the words say Moving, so nobody else touches the pages or the frames.
             let p = unsafe {
-                self.uffd().move_pages(at * PAGE_SIZE, self.staging.addr(from), (n - done) * PAGE_SIZE, Holes::Stop, Wake::Later)
+                self.uffd().move_pages(
+                    at * PAGE_SIZE,
+                    self.staging.addr(from),
+                    (n - done) * PAGE_SIZE,
+                    Holes::Stop,
+                    Wake::Later,
+                )
             };
             let moved = p.done / PAGE_SIZE;
             worker.installed(at, at + moved);
@@ -133,7 +139,11 @@ impl Operation<'_> {
         let word = self.staging_to_place(frame);
         self.staging.left(frame, memory);
         self.map.set(page, word);
-        if missed { self.mark_taken_back(page) } else { self.mark_loaded(page, false) }
+        if missed {
+            self.mark_taken_back(page)
+        } else {
+            self.mark_loaded(page, false)
+        }
         self.arrived(1);
     }
 

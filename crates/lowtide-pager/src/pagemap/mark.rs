@@ -14,7 +14,6 @@ const ROUNDS: [u8; 4] = [0, 1, 3, 7];
 const CLASS_SHIFT: u32 = 6;
 const REST: u8 = (1 << CLASS_SHIFT) - 1;
 
-
 impl Mark {
     /// The mark that a byte encodes.
     pub const fn from_bits(bits: u8) -> Mark {
