@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use lowtide_pager::clock::now_us;
 use lowtide_pager::line::Line;
+use lowtide_pager::stat::parse_cpu;
 use rustix::fs::{Mode, OFlags};
 use rustix::thread::futex;
 
@@ -68,13 +69,6 @@ fn cpu_of(thread: u32) -> Option<u32> {
     let file = rustix::fs::open(path.bytes(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let read = rustix::io::read(&file, &mut text).ok()?;
     parse_cpu(&text[..read])
-}
-
-/// From `/proc/PID/stat`: the 39th field. The second one is a name in parentheses, which may hold anything.
-fn parse_cpu(stat: &[u8]) -> Option<u32> {
-    let behind = stat.iter().rposition(|b| *b == b')')? + 1;
-    let field = stat[behind..].split(|b| *b == b' ').filter(|field| !field.is_empty()).nth(36)?;
-    core::str::from_utf8(field).ok()?.trim_ascii().parse().ok()
 }
 
 /// One monitor's.

@@ -120,6 +120,12 @@ impl Budget {
         self.now() + (1 << 20) > self.ceiling()
     }
 
+    /// Whether a limit that was lowered is not reached yet: then faults bring in less than goes out meanwhile.
+    pub fn is_coming_down(&self) -> bool {
+        let limit = self.limit();
+        self.ceiling.load(Ordering::Relaxed) > limit && self.now() > limit
+    }
+
     /// Whether the background should evict.
     pub fn above_high(&self) -> bool {
         self.now() > self.high_mark()

@@ -34,6 +34,7 @@ pub mod share;
 pub mod space;
 pub mod staging;
 mod stale;
+pub mod stat;
 pub mod stream;
 pub mod swapoff;
 mod transitions;

@@ -96,7 +96,9 @@ impl Monitor {
     fn serve(&mut self, pager: &Pager, addr: usize) -> Served {
         let start = now_ns();
         let (proc, counters) = (pager.proc(), pager.counters());
-        if pager.budget.at_limit() && pager.evict_for_fault(&mut self.worker) == Evicted::Some {
+        if (pager.budget.at_limit() || pager.budget.is_coming_down())
+            && pager.evict_for_fault(&mut self.worker) == Evicted::Some
+        {
             counters.evictions_direct.fetch_add(1, Ordering::Relaxed);
         }
         let served = pager.serve(addr, &mut self.worker);

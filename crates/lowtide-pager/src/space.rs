@@ -1,5 +1,5 @@
-//! The space lock: many may serve and evict at a time (shared); whoever reads a message from the userfaultfd is alone
-//! (exclusive), so that an event is applied in the same critical section in which it is read.
+//! The space lock: many may serve and store at a time (shared); whoever reads a message from the userfaultfd is alone
+//! (exclusive), so that an event is applied in the same critical section in which it is read, and so is whoever detaches pages.
 //!
 //! Outermost in the lock order. Host threads never take it: a host thread may fault on its own stack, and the monitor that
 //! would serve that fault needs this lock.

@@ -86,7 +86,7 @@ impl Staging {
             segment_frames,
             queues: Lock::new(Queues { empty, empty_len: segments, full: [Segment(0); MAX_SEGMENTS], head: 0, full_len: 0 }),
             staged: AtomicUsize::new(0),
-            target: AtomicUsize::new(usize::MAX),
+            target: AtomicUsize::new(target),
             spent: [const { AtomicU32::new(0) }; MAX_SEGMENTS],
         })
     }

@@ -38,7 +38,9 @@ impl Operation<'_> {
         let (first, end) = {
             let lock = self.space.shared();
             let mut window = self.loads.window(page);
-            if self.budget.at_limit() {
+            if self.budget.is_coming_down() {
+                window.pages = window.pages.min(BATCH / 4);
+            } else if self.budget.at_limit() {
                 window.pages = window.pages.min(BATCH);
             }
             self.clip(&lock, page, window)

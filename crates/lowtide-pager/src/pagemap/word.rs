@@ -6,8 +6,8 @@
 ///
 /// | from | to | who | lock |
 /// |---|---|---|---|
-/// | None, Zero, Clean | Moving | evict, before the MOVE | shared |
-/// | Moving | Staged; None, Clean (not moved) | evict, after the MOVE | shared, the same hold |
+/// | None, Zero, Clean | Moving | detach, before the MOVE | exclusive |
+/// | Moving | Staged; None, Clean (not moved) | detach, after the MOVE | exclusive, the same hold |
 /// | Staged | Moving, then None, Clean (or Staged again) | fault, and drain where no tier takes the page: moved back | shared, one hold |
 /// | Staged, Swapped | None | evict, when proven stale | exclusive |
 /// | Staged | Storing | drain | shared |

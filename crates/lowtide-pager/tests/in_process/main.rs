@@ -4,6 +4,7 @@
 mod busy;
 mod freed;
 mod full;
+mod holes;
 mod house;
 mod random;
 mod release;

@@ -1,0 +1,23 @@
+//! What `/proc/PID/stat` says.
+
+/// The CPU on which a thread runs or last ran: the 39th field. The second one is a name in parentheses, which may hold anything.
+pub fn parse_cpu(stat: &[u8]) -> Option<u32> {
+    let behind = stat.iter().rposition(|b| *b == b')')? + 1;
+    let field = stat[behind..].split(|b| *b == b' ').filter(|field| !field.is_empty()).nth(36)?;
+    core::str::from_utf8(field).ok()?.trim_ascii().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_of_this_thread() {
+        let only = rustix::thread::sched_getaffinity(None).unwrap();
+        let stat = std::fs::read("/proc/thread-self/stat").unwrap();
+        assert!(only.is_set(parse_cpu(&stat).unwrap() as usize), "{}", std::string::String::from_utf8_lossy(&stat));
+        let odd = b"1 (a) b) 7) S 1 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 5 0 0 9 0 0 0 0 0 0 0 0 0 0 0 0 17 3 0 0";
+        assert_eq!(parse_cpu(odd), Some(3));
+        assert_eq!((parse_cpu(b""), parse_cpu(b"1 (a) S 1")), (None, None));
+    }
+}
