@@ -8,7 +8,7 @@ use lowtide_pager::evict::Evicted;
 use lowtide_pager::pager::{Pager, Worker};
 use lowtide_pager::segment::{self, area_state, proc_state};
 
-use super::{Keeper, LONGEST_SLEEP_US, LOOK_AGAIN, Nap, SHORTEST_SLEEP_US, TOUCH_BYTES_PER_US, setup};
+use super::{Keeper, LONGEST_SLEEP_US, LOOK_AGAIN, Nap, SHORTEST_SLEEP_US, TOUCH_BYTES_PER_US, reclaim, setup};
 use crate::idle::Idle;
 use crate::{agent, monitor, say, swap_file, thread, watch};
 
@@ -155,6 +155,7 @@ impl Keeper {
                 Evicted::Nothing => {
                     pager.drain_frames();
                     self.floor.exhausted(pager, total, now);
+                    reclaim::give_up();
                     return Nap::Undisturbed(EXHAUSTED_PAUSE_US);
                 }
                 Evicted::Full => {
@@ -168,6 +169,7 @@ impl Keeper {
                         return Nap::UntilFaults(0);
                     }
                     self.full(pager);
+                    reclaim::give_up();
                     return Nap::Undisturbed(FULL_PAUSE_US);
                 }
             }

@@ -31,6 +31,13 @@ pub(super) fn done(number: u64) {
     agent::proc().reclaimed.store(number, Ordering::Release);
 }
 
+/// Nothing more can be moved out now, and the limit is not even reached: whoever asks for less is told so rather than left to wait.
+pub(super) fn give_up() {
+    if let Some(number) = asked() {
+        done(number);
+    }
+}
+
 impl Keeper {
     /// Memory is adopted: moves some of what is asked for out, if anything is. `None`: there is nothing of the kind to do.
     pub(super) fn reclaim(&mut self, pager: &Pager) -> Option<Nap> {
