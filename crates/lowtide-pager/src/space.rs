@@ -11,7 +11,9 @@ use rustix::thread::futex;
 use crate::clock::now_ns;
 
 const EXCLUSIVE: u32 = 1 << 31;
-const SPINS: u32 = 300;
+/// How often to look before sleeping: some tens of microseconds. It is held for one or two, but waking a thread on a virtual CPU that has halted
+/// takes 40, and that CPU's threads wait for the same.
+const SPINS: u32 = 2000;
 
 /// A reader-writer lock without thread-local storage or allocation; waiting writers keep new readers out.
 #[derive(Debug, Default)]
