@@ -12,14 +12,12 @@ use rustix::thread::{CpuSet, futex, sched_getaffinity, sched_setaffinity};
 use crate::watch::{self, Watch};
 use crate::{agent, keeper, say, thread};
 
-/// Most monitors: each fault wakes all of them, so more of them cost more.
+/// Most monitors: a fault wakes all of them that watch, so more of them cost more.
 pub const MAX_MONITORS: usize = 16;
 
 /// Said where there are none.
 pub const NONE: &[u8] = b"no monitor thread could be started";
 
-/// See [`threads`].
-static THREADS: [AtomicU32; MAX_MONITORS] = [const { AtomicU32::new(0) }; MAX_MONITORS];
 /// 1: they go to work.
 static GO: AtomicU32 = AtomicU32::new(0);
 
@@ -37,7 +35,6 @@ struct Start {
 pub fn start() -> Result<(), Errno> {
     GO.store(0, Ordering::Relaxed);
     watch::reset();
-    THREADS.iter().for_each(|thread| thread.store(0, Ordering::Relaxed));
     let cpus = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
     let mut result = Err(Errno::SRCH);
     for cpu in (0..CpuSet::MAX_CPU).filter(|&cpu| cpus.is_set(cpu)).take(MAX_MONITORS) {
@@ -51,19 +48,10 @@ pub fn start() -> Result<(), Errno> {
 
 fn start_on(cpu: usize) -> Result<(), Errno> {
     let start = Box::into_raw(Box::new(Start { cpu, monitor: Monitor::new()? }));
-    let thread = thread::spawn(run, start.expose_provenance()).inspect_err(|_| {
+    thread::spawn(run, start.expose_provenance()).map(drop).inspect_err(|_| {
         // SAFETY: made here, and no thread has it.
         drop(unsafe { Box::from_raw(start) });
-    })?;
-    if let Some(place) = THREADS.iter().find(|place| place.load(Ordering::Relaxed) == 0) {
-        place.store(thread, Ordering::Relaxed);
-    }
-    Ok(())
-}
-
-/// Thread ids of the monitors; 0: none.
-pub fn threads() -> impl Iterator<Item = u32> {
-    THREADS.iter().map(|thread| thread.load(Ordering::Relaxed))
+    })
 }
 
 /// The monitors go to work: there is a pager.

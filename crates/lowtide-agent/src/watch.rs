@@ -11,7 +11,7 @@ use lowtide_pager::clock::now_us;
 use lowtide_pager::line::Line;
 use lowtide_pager::stat::parse_cpu;
 use rustix::fs::{Mode, OFlags};
-use rustix::thread::futex;
+use rustix::thread::{futex, gettid};
 
 use crate::monitor::MAX_MONITORS;
 
@@ -19,11 +19,14 @@ use crate::monitor::MAX_MONITORS;
 struct Place {
     /// Its CPU, plus 1; 0: there is none.
     cpu: AtomicU32,
+    /// Its thread id.
+    thread: AtomicU32,
     /// 1: it is to watch.
     called: AtomicU32,
 }
 
-static PLACES: [Place; MAX_MONITORS] = [const { Place { cpu: AtomicU32::new(0), called: AtomicU32::new(0) } }; MAX_MONITORS];
+static PLACES: [Place; MAX_MONITORS] =
+    [const { Place { cpu: AtomicU32::new(0), thread: AtomicU32::new(0), called: AtomicU32::new(0) } }; MAX_MONITORS];
 /// Monitors that watch.
 static WATCHING: AtomicU32 = AtomicU32::new(0);
 /// Monitors that sleep here.
@@ -42,10 +45,16 @@ const MOST_US: u64 = 10_000;
 pub fn reset() {
     for place in &PLACES {
         place.cpu.store(0, Ordering::Relaxed);
+        place.thread.store(0, Ordering::Relaxed);
     }
     for count in [&WATCHING, &ASIDE] {
         count.store(0, Ordering::Relaxed);
     }
+}
+
+/// Thread ids of the monitors; 0: none.
+pub fn threads() -> impl Iterator<Item = u32> {
+    PLACES.iter().map(|place| place.thread.load(Ordering::Relaxed))
 }
 
 /// All watch: the one that does is about to wait for a device, or can't run.
@@ -88,6 +97,7 @@ impl Watch {
         let free = |p: &&Place| p.cpu.compare_exchange(0, cpu + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         // There are as many places as monitors.
         let place = PLACES.iter().find(free).unwrap_or(&PLACES[0]);
+        place.thread.store(gettid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
         place.called.store(1, Ordering::Release);
         WATCHING.fetch_add(1, Ordering::AcqRel);
         Watch { place, cpu, losses: 0, faults: 0, asked_us: 0, pause_us: LEAST_US }

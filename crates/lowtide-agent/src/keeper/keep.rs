@@ -10,7 +10,7 @@ use lowtide_pager::segment::{self, area_state, proc_state};
 
 use super::{Keeper, LONGEST_SLEEP_US, LOOK_AGAIN, Nap, SHORTEST_SLEEP_US, TOUCH_BYTES_PER_US, reclaim, setup};
 use crate::idle::Idle;
-use crate::{agent, monitor, say, swap_file, thread, watch};
+use crate::{agent, say, swap_file, thread, watch};
 
 /// In a process in which nothing happens (`idle.rs`) looks are at least so far apart: a monitor wakes the keeper when something does.
 const QUIET_NAP_US: u64 = 5_000;
@@ -24,11 +24,12 @@ const MEASURE_REST_PAGES: u64 = 4096;
 const LOOK_AT_CHILDREN_US: u64 = 1_000_000;
 /// No tier could take a page: the keeper looks again after this. (Whether it is worth while to try is the pager's affair.)
 const FULL_PAUSE_US: u64 = 100_000;
-/// Monitors detach pages: the keeper looks whether they still do.
-const AHEAD_US: u64 = 2_000;
-const SHORTEST_AHEAD_US: u64 = 100;
 /// Nothing could be evicted: the same.
 const EXHAUSTED_PAUSE_US: u64 = 10_000;
+/// Monitors detach pages: the keeper looks after so long at most whether they still do, ...
+const AHEAD_US: u64 = 2_000;
+/// ... and at least, however little room is left.
+const SHORTEST_AHEAD_US: u64 = 100;
 /// Objects of the pool that are moved at a time while there is nothing else to do: a fraction of a millisecond.
 const COMPACT_PAGES: usize = 256;
 /// Cold pages that are compressed again at a time, while nothing happens at all: half a millisecond.
@@ -77,7 +78,7 @@ impl Keeper {
         if now.saturating_sub(at) >= MEASURE_REST_US || evicted.saturating_sub(then) >= MEASURE_REST_PAGES {
             self.rest_measured = (now, evicted);
             pager.measure_rest();
-            pager.counters().cpu_us.store(thread::cpu_us(monitor::threads()), Ordering::Relaxed);
+            pager.counters().cpu_us.store(thread::cpu_us(watch::threads()), Ordering::Relaxed);
         }
         if pager.was_forked() && now.saturating_sub(self.children_looked_at) >= LOOK_AT_CHILDREN_US {
             self.children_looked_at = now;
@@ -111,8 +112,9 @@ impl Keeper {
         let was_above = core::mem::replace(&mut self.above_low, total > low);
         let quiet = self.idle.is_quiet(pager, now);
         // The one monitor that watches may wait for a CPU that others keep busy.
-        let served = pager.counters().faults_total.load(Ordering::Relaxed);
-        if core::mem::replace(&mut self.served, served) == served && pager.uffd().is_readable() {
+        let faults = pager.counters().faults_total.load(Ordering::Relaxed);
+        let faults_come = core::mem::replace(&mut self.faults_seen, faults) != faults;
+        if !faults_come && pager.uffd().is_readable() {
             watch::call_all();
         }
         if total <= low {
@@ -141,8 +143,6 @@ impl Keeper {
         let batches = (excess as u64 / segment).clamp(1, (2 << 20) / segment);
         // Far above a limit that was lowered: the program has half of the time in which pages are on their way out.
         let (started, lowered) = (now_us(), pager.budget.ceiling() > pager.budget.limit());
-        let faults = pager.counters().faults_total.load(Ordering::Relaxed);
-        let faults_come = core::mem::replace(&mut self.faults_seen, faults) != faults;
         for _ in 0..batches {
             let ahead = faults_come && !lowered && !pager.budget.at_limit();
             match if ahead { pager.drain_staged(worker) } else { evict(pager, worker).0 } {

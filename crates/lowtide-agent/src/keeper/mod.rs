@@ -203,8 +203,6 @@ struct Keeper {
     /// The run was above the low mark when last measured.
     above_low: bool,
     /// Faults that were served when it last looked.
-    served: u64,
-    /// Faults when it was last above it.
     faults_seen: u64,
     warned_full: bool,
     /// Of which swap areas it was said that they can't be written.
@@ -231,7 +229,6 @@ impl Keeper {
             rest_measured: (0, 0),
             children_looked_at: 0,
             above_low: false,
-            served: 0,
             faults_seen: 0,
             warned_full: false,
             said_failing: [false; MAX_AREAS],
