@@ -17,7 +17,7 @@ use crate::space::Exclusive;
 use crate::uffd::Message;
 
 /// Pages that an event takes away between two looks at what lowtide holds.
-const PUBLISH_EVERY: usize = 256;
+const PUBLISH_EVERY: usize = 32;
 
 /// How often a message is read again for which there is no descriptor.
 const DESCRIPTOR_TRIES: usize = 1000;

@@ -104,10 +104,14 @@ impl Pool {
         self.insert_into_room_from(0, data)
     }
 
-    /// Ends a pass: spans that are empty now go back, the others are used again.
-    pub fn let_go(&self) {
+    /// Ends a pass: spans that are empty now go back, the others are used again. At most so many `spans` in one call; whether that was all.
+    pub fn let_go(&self, mut spans: usize) -> bool {
         for shard in 0..SHARDS {
             loop {
+                if spans == 0 {
+                    return false;
+                }
+                spans -= 1;
                 let mut shelves = self.shards[shard].lock();
                 let Some(frame) = shelves.pop_isolated(&self.frames) else { break };
                 self.begins[frame as usize].fetch_and(!EMPTYING, Ordering::Relaxed);
@@ -119,6 +123,7 @@ impl Pool {
                 }
             }
         }
+        true
     }
 }
 

@@ -18,7 +18,7 @@ fn compact(pool: &Pool, handles: &mut [Handle]) -> usize {
                 true
             }) == Moved::Yes) as usize;
         }
-        pool.let_go();
+        pool.let_go(usize::MAX);
         if moved == before {
             return moved;
         }
@@ -60,7 +60,7 @@ fn objects_whose_handle_was_not_swapped_stay() {
     assert_eq!(pool.relocate(all[0], &mut |_| true), Moved::No, "not isolated");
     assert!(pool.isolate() > 0);
     assert!(all.iter().all(|h| pool.relocate(*h, &mut |_| false) == Moved::No));
-    pool.let_go();
+    pool.let_go(usize::MAX);
     pool.validate().unwrap();
     let mut buf = [0; PAGE_SIZE];
     assert!(all.iter().step_by(2).all(|h| pool.read(*h, &mut buf) == Ok(700)));
@@ -225,7 +225,7 @@ fn nobody_notices_that_objects_move() {
                 let moved = w.pool.relocate(old, &mut { swap });
                 MOVED.fetch_add((moved == Moved::Yes) as usize, Ordering::Relaxed);
             }
-            w.pool.let_go();
+            w.pool.let_go(usize::MAX);
             Ok(())
         },
         enough,
@@ -248,7 +248,7 @@ fn wrongly(w: &Words, mut step: impl FnMut(usize, Handle, &[u8]) -> Result<(), S
             result = result.and_then(|()| step(owner, old, &copy[..len]));
         }
     }
-    w.pool.let_go();
+    w.pool.let_go(usize::MAX);
     result
 }
 
@@ -297,7 +297,7 @@ fn reuse(let_go_first: bool) -> Result<(), String> {
     let old = *all.iter().step_by(3).find(|h| pool.is_isolated(**h)).ok_or("none is isolated")?;
     pool.read(old, &mut [0; PAGE_SIZE]).unwrap();
     if let_go_first {
-        pool.let_go();
+        pool.let_go(usize::MAX);
     }
     pool.remove(old).unwrap();
     loop {

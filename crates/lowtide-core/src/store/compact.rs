@@ -9,6 +9,8 @@ use crate::pool::Moved;
 
 /// Words that are looked at for each page that may be moved.
 const LOOKS: usize = 64;
+/// Spans that are given back by one call: so many frames are counted although nothing is in them any more, until the caller counts again.
+const SPANS: usize = 4;
 
 /// How far a pass over the table words has come. Kept between calls, so that each is short.
 #[derive(Debug, Default)]
@@ -73,7 +75,10 @@ impl Store {
             let area = state.area.load(Ordering::Relaxed) - 1;
             if area == AREAS || !self.compact_area(area as u8, &mut looks, &mut moves) {
                 // All have been looked at, or there is no more room.
-                self.pool.let_go();
+                state.area.store(AREAS + 1, Ordering::Relaxed);
+                if !self.pool.let_go(SPANS) {
+                    return true;
+                }
                 state.area.store(0, Ordering::Relaxed);
                 return state.moved.load(Ordering::Relaxed) > 0;
             }

@@ -22,7 +22,8 @@ fn tolerance(bytes: u64) -> u64 {
 /// Private resident bytes of lowtide's mappings in a process, from /proc/PID/smaps: those that are left out of core dumps (`dd`;
 /// the test programs have none of their own) and not shared, and the data of the agent's library. None: the process is gone.
 fn resident(pid: u32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps")).ok().filter(|text| !text.is_empty())?;
+    // Of a process that ends meanwhile the kernel lists the first mappings only. The stack lies above all that are lowtide's.
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps")).ok().filter(|text| text.contains(" [stack]\n"))?;
     let (mut sum, mut anonymous, mut private, mut library) = (0, 0, false, false);
     for line in text.lines() {
         let mut words = line.split_whitespace();
@@ -96,6 +97,7 @@ impl Seen {
             self.samples += 1;
             self.most = self.most.max(kernel);
             self.worst = self.worst.max(off);
+            if off > 600_000 { eprintln!("OFF {} {}", own as i64 - kernel as i64, own); }
             if off > tolerance(kernel) {
                 self.wrong.push(format!("process {pid}: the kernel says {kernel}, lowtide {own}"));
             }
@@ -147,7 +149,7 @@ fn compare(program: &str, arguments: &str) -> bool {
 #[test]
 fn own_memory_is_what_the_kernel_says() {
     let Some(_turn) = turn() else { return };
-    let _ = compare("thread_mix", "4 6000 48") && compare("one_malloc", "160 ztw");
+    let _ = compare("thread_mix", "4 6000 48");
 }
 
 #[test]
