@@ -17,7 +17,7 @@ const QUIET_NAP_US: u64 = 5_000;
 /// Growth that nobody counted: there must be mappings that are not adopted.
 const UNACCOUNTED: u64 = 1 << 20;
 /// What lowtide's tables take is measured this often, and after so many pages: they grow by as much as a hundred bytes for each page
-/// that is evicted for the first time.
+/// that is evicted for the first time. Sooner while few have been: at first nearly all are such.
 const MEASURE_REST_US: u64 = 100_000;
 const MEASURE_REST_PAGES: u64 = 4096;
 /// What forked children had that are gone is dropped this often.
@@ -75,7 +75,7 @@ impl Keeper {
         let now = now_us();
         let evicted = pager.counters().evictions_pages.load(Ordering::Relaxed);
         let (at, then) = self.rest_measured;
-        if now.saturating_sub(at) >= MEASURE_REST_US || evicted.saturating_sub(then) >= MEASURE_REST_PAGES {
+        if now.saturating_sub(at) >= MEASURE_REST_US || evicted.saturating_sub(then) >= MEASURE_REST_PAGES.min(then / 4) {
             self.rest_measured = (now, evicted);
             pager.measure_rest();
             pager.counters().cpu_us.store(thread::cpu_us(watch::threads()), Ordering::Relaxed);
