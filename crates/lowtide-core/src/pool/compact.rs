@@ -111,9 +111,9 @@ impl Pool {
                 if spans == 0 {
                     return false;
                 }
-                spans -= 1;
                 let mut shelves = self.shards[shard].lock();
                 let Some(frame) = shelves.pop_isolated(&self.frames) else { break };
+                spans -= 1;
                 self.begins[frame as usize].fetch_and(!EMPTYING, Ordering::Relaxed);
                 let mut span = self.span(frame, &shelves);
                 if span.is_empty() {

@@ -66,6 +66,31 @@ fn objects_whose_handle_was_not_swapped_stay() {
     assert!(all.iter().step_by(2).all(|h| pool.read(*h, &mut buf) == Ok(700)));
 }
 
+#[test]
+fn spans_go_back_a_few_at_a_time() {
+    let pool = Pool::new(64 * MIB, 0, 90).unwrap();
+    let mut all: Vec<_> = (0..20_000).map(|i| pool.insert(&object(i, 700)).unwrap()).collect();
+    let gone: Vec<_> = all.extract_if(.., |h| h.place() % 4 != 0).collect();
+    gone.into_iter().for_each(|h| pool.remove(h).unwrap());
+    let isolated = pool.isolate();
+    assert!(isolated > 10, "{isolated}");
+    for old in &mut all {
+        pool.relocate(*old, &mut |new| {
+            *old = new;
+            true
+        });
+    }
+    let mut held = pool.bytes();
+    let mut calls = 1;
+    while !pool.let_go(3) {
+        assert_eq!(held - pool.bytes(), 3 * span::MAX_FRAMES * PAGE_SIZE);
+        held = pool.bytes();
+        calls += 1;
+    }
+    assert_eq!(calls, isolated / 3 + 1);
+    pool.validate().unwrap();
+}
+
 /// How often each writer replaces an object, at least.
 const ROUNDS: usize = 20_000;
 /// How many owners there are, and so how many words.
