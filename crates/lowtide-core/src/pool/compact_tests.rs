@@ -83,7 +83,7 @@ fn spans_go_back_a_few_at_a_time() {
     let mut held = pool.bytes();
     let mut calls = 1;
     while !pool.let_go(3) {
-        assert_eq!(held - pool.bytes(), 3 * span::MAX_FRAMES * PAGE_SIZE);
+        assert_eq!(held - pool.bytes(), 3 * MAX_FRAMES * PAGE_SIZE);
         held = pool.bytes();
         calls += 1;
     }
