@@ -119,7 +119,8 @@ impl Operation<'_> {
         let mut results = [const { Err(StoreError::Full) }; MAX_SEGMENT_FRAMES];
         let results = &mut results[..frames.len()];
         // Together, so that what goes to a device goes there with one write.
-        self.store().store_run(&bytes, &clean, Group::RUN, results, &mut worker.scratch);
+        let mut publish = || self.publish_own();
+        self.store().store_run_in_steps(&bytes, &clean, Group::RUN, results, &mut worker.scratch, &mut publish);
         let mut rest = Rest::Nothing;
         // A page is found in its frame until its word is set.
         for ((frames, clean), results) in

@@ -389,9 +389,7 @@ impl Pager {
     /// Moves up to `pages` objects of a sparse pool together. False: there was nothing to do; also while the program forks.
     pub fn compact(&self, pages: usize) -> bool {
         let Some(operation) = self.enter() else { return false };
-        let more = operation.store().wants_compaction() && operation.store().compact(pages);
-        self.publish_own();
-        more
+        operation.store().wants_compaction() && operation.store().compact_in_steps(pages, &mut || self.publish_own())
     }
 
     /// Gives memory of the page map back, when there may be much of it that speaks of no page any more. Not while a thread of the

@@ -104,26 +104,22 @@ impl Pool {
         self.insert_into_room_from(0, data)
     }
 
-    /// Ends a pass: spans that are empty now go back, the others are used again. At most so many `spans` in one call; whether that was all.
-    pub fn let_go(&self, mut spans: usize) -> bool {
+    /// Ends a pass: spans that are empty now go back, the others are used again. Calls `step` after each that went back.
+    pub fn let_go(&self, step: &mut dyn FnMut()) {
         for shard in 0..SHARDS {
             loop {
-                if spans == 0 {
-                    return false;
-                }
                 let mut shelves = self.shards[shard].lock();
                 let Some(frame) = shelves.pop_isolated(&self.frames) else { break };
-                spans -= 1;
                 self.begins[frame as usize].fetch_and(!EMPTYING, Ordering::Relaxed);
                 let mut span = self.span(frame, &shelves);
                 if span.is_empty() {
                     self.give_back(shelves, frame);
+                    step();
                 } else {
                     shelves.link(&self.frames, frame);
                 }
             }
         }
-        true
     }
 }
 

@@ -18,7 +18,7 @@ fn compact(pool: &Pool, handles: &mut [Handle]) -> usize {
                 true
             }) == Moved::Yes) as usize;
         }
-        pool.let_go(usize::MAX);
+        pool.let_go(&mut || ());
         if moved == before {
             return moved;
         }
@@ -60,14 +60,14 @@ fn objects_whose_handle_was_not_swapped_stay() {
     assert_eq!(pool.relocate(all[0], &mut |_| true), Moved::No, "not isolated");
     assert!(pool.isolate() > 0);
     assert!(all.iter().all(|h| pool.relocate(*h, &mut |_| false) == Moved::No));
-    pool.let_go(usize::MAX);
+    pool.let_go(&mut || ());
     pool.validate().unwrap();
     let mut buf = [0; PAGE_SIZE];
     assert!(all.iter().step_by(2).all(|h| pool.read(*h, &mut buf) == Ok(700)));
 }
 
 #[test]
-fn spans_go_back_a_few_at_a_time() {
+fn a_step_for_each_span_that_goes_back() {
     let pool = Pool::new(64 * MIB, 0, 90).unwrap();
     let mut all: Vec<_> = (0..20_000).map(|i| pool.insert(&object(i, 700)).unwrap()).collect();
     let gone: Vec<_> = all.extract_if(.., |h| h.place() % 4 != 0).collect();
@@ -80,14 +80,12 @@ fn spans_go_back_a_few_at_a_time() {
             true
         });
     }
-    let mut held = pool.bytes();
-    let mut calls = 1;
-    while !pool.let_go(3) {
-        assert_eq!(held - pool.bytes(), 3 * MAX_FRAMES * PAGE_SIZE);
-        held = pool.bytes();
-        calls += 1;
-    }
-    assert_eq!(calls, isolated / 3 + 1);
+    let (mut held, mut steps) = (pool.bytes(), 0);
+    pool.let_go(&mut || {
+        assert_eq!(held - pool.bytes(), MAX_FRAMES * PAGE_SIZE);
+        (held, steps) = (pool.bytes(), steps + 1);
+    });
+    assert_eq!(steps, isolated);
     pool.validate().unwrap();
 }
 
@@ -250,7 +248,7 @@ fn nobody_notices_that_objects_move() {
                 let moved = w.pool.relocate(old, &mut { swap });
                 MOVED.fetch_add((moved == Moved::Yes) as usize, Ordering::Relaxed);
             }
-            w.pool.let_go(usize::MAX);
+            w.pool.let_go(&mut || ());
             Ok(())
         },
         enough,
@@ -273,7 +271,7 @@ fn wrongly(w: &Words, mut step: impl FnMut(usize, Handle, &[u8]) -> Result<(), S
             result = result.and_then(|()| step(owner, old, &copy[..len]));
         }
     }
-    w.pool.let_go(usize::MAX);
+    w.pool.let_go(&mut || ());
     result
 }
 
@@ -322,7 +320,7 @@ fn reuse(let_go_first: bool) -> Result<(), String> {
     let old = *all.iter().step_by(3).find(|h| pool.is_isolated(**h)).ok_or("none is isolated")?;
     pool.read(old, &mut [0; PAGE_SIZE]).unwrap();
     if let_go_first {
-        pool.let_go(usize::MAX);
+        pool.let_go(&mut || ());
     }
     pool.remove(old).unwrap();
     loop {

@@ -9,8 +9,6 @@ use crate::pool::Moved;
 
 /// Words that are looked at for each page that may be moved.
 const LOOKS: usize = 64;
-/// Spans that are given back by one call: so many frames are counted although nothing is in them any more, until the caller counts again.
-const SPANS: usize = 4;
 
 /// How far a pass over the table words has come. Kept between calls, so that each is short.
 #[derive(Debug, Default)]
@@ -50,15 +48,20 @@ impl Store {
     /// progress are not disturbed. Returns whether there is more to do now: `false` when nothing is gained any more, or another
     /// thread is at it.
     pub fn compact(&self, pages: usize) -> bool {
+        self.compact_in_steps(pages, &mut || ())
+    }
+
+    /// As [`Store::compact`], and calls `step` whenever memory has gone back: for who counts it ([`Store::held_bytes`]).
+    pub fn compact_in_steps(&self, pages: usize, step: &mut dyn FnMut()) -> bool {
         if self.compaction.busy.swap(true, Ordering::Acquire) {
             return false;
         }
-        let more = self.compact_some(pages);
+        let more = self.compact_some(pages, step);
         self.compaction.busy.store(false, Ordering::Release);
         more
     }
 
-    fn compact_some(&self, pages: usize) -> bool {
+    fn compact_some(&self, pages: usize, step: &mut dyn FnMut()) -> bool {
         let state = &self.compaction;
         if state.area.load(Ordering::Relaxed) == 0 {
             if self.pool.isolate() == 0 {
@@ -75,10 +78,7 @@ impl Store {
             let area = state.area.load(Ordering::Relaxed) - 1;
             if area == AREAS || !self.compact_area(area as u8, &mut looks, &mut moves) {
                 // All have been looked at, or there is no more room.
-                state.area.store(AREAS + 1, Ordering::Relaxed);
-                if !self.pool.let_go(SPANS) {
-                    return true;
-                }
+                self.pool.let_go(step);
                 state.area.store(0, Ordering::Relaxed);
                 return state.moved.load(Ordering::Relaxed) > 0;
             }

@@ -69,13 +69,26 @@ impl Store {
         out: &mut [Result<Stored, StoreError>],
         scratch: &mut Scratch,
     ) {
+        self.store_run_in_steps(pages, clean, group, out, scratch, &mut || ());
+    }
+
+    /// As [`Store::store_run`], and calls `step` whenever memory has gone back: for who counts it ([`Store::held_bytes`]).
+    pub fn store_run_in_steps(
+        &self,
+        pages: &[&Page],
+        clean: &[Option<Entry>],
+        group: Group,
+        out: &mut [Result<Stored, StoreError>],
+        scratch: &mut Scratch,
+        step: &mut dyn FnMut(),
+    ) {
         for (i, (pages, out)) in pages.chunks(RUN).zip(out.chunks_mut(RUN)).enumerate() {
             let n = pages.len().min(out.len());
             self.store_chunk(&pages[..n], clean.get(i * RUN..).unwrap_or(&[]), group, &mut out[..n], scratch);
         }
         // Who stores pays for a sparse pool: while pages come and go the keeper is never idle.
         if self.wants_compaction() {
-            self.compact(pages.len().div_ceil(COMPACT_PART));
+            self.compact_in_steps(pages.len().div_ceil(COMPACT_PART), step);
         }
     }
 

@@ -138,7 +138,7 @@ fn densities(objects: &Objects, percent: usize) -> Result<[f64; 3], String> {
             };
             moved |= pool.relocate(old, swap) == Moved::Yes;
         }
-        pool.let_go(usize::MAX);
+        pool.let_go(&mut || ());
     }
     pool.validate().map_err(|broken| broken.0.to_owned())?;
     Ok([filled, freed, density()])
