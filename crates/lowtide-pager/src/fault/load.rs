@@ -35,7 +35,7 @@ struct Bytes {
 impl Operation<'_> {
     /// Brings in `page` and, by the stream of faults, its neighbours.
     pub(super) fn page_in(&self, page: usize, worker: &mut Worker) -> Try {
-        let (first, end) = {
+        let (window, (first, end)) = {
             let lock = self.space.shared();
             let mut window = self.loads.window(page);
             if self.budget.is_coming_down() {
@@ -43,7 +43,7 @@ impl Operation<'_> {
             } else if self.budget.at_limit() {
                 window.pages = window.pages.min(BATCH);
             }
-            self.clip(&lock, page, window)
+            (window, self.clip(&lock, page, window))
         };
         // The faulting page's batch first; then the rest of the window, while it goes well.
         let batch = self.load_batch(page, end.min(page + BATCH), true, worker);
@@ -66,7 +66,8 @@ impl Operation<'_> {
             }
             low = next;
         }
-        self.loads.advance(page, low, high);
+        self.loads.advance(window, low, high);
+        add(&self.counters().read_ahead_used, window.used);
         Ok(Served::Done)
     }
 

@@ -19,9 +19,10 @@ impl Operation<'_> {
     /// detached together.
     pub(super) fn unstage(&self, page: usize, frame: u32, worker: &mut Worker) -> Try {
         let _lock = self.space.shared();
-        let window = self.loads.window(page).pages.min(MAX_UNSTAGED);
+        let window = self.loads.window(page);
+        let most = window.pages.min(MAX_UNSTAGED);
         let mut n = 0;
-        while n < window
+        while n < most
             && self.staging.same_segment(frame, frame + n as u32)
             && self.map.swap(page + n, Word::Staged(frame + n as u32), Word::Moving(frame + n as u32))
         {
@@ -97,7 +98,7 @@ impl Operation<'_> {
         match error {
             Some(e) if done == 0 => self.failed(page, e),
             _ => {
-                self.loads.advance(page, page, page + done);
+                self.loads.advance(window, page, page + done);
                 add(&self.counters().faults_staged, 1);
                 add(&self.counters().pages_in, done);
                 Ok(Served::Done)

@@ -77,7 +77,8 @@ impl Operation<'_> {
         let c = self.counters();
         add(if word == Word::Zero { &c.faults_zero } else { &c.faults_first_touch }, 1);
         add(&c.read_ahead_pages, installed.saturating_sub(1));
-        streams.advance(page, first, at);
+        add(&c.read_ahead_used, window.used);
+        streams.advance(window, first, at);
         Ok(Served::Done)
     }
 
