@@ -3,7 +3,7 @@
 //! Measured values come from the kernel at intervals (`/proc/self/statm`); between two measurements the pager counts the pages of the
 //! program that it installs and takes away, and what it holds itself.
 
-use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use lowtide_core::vm::PAGE_SIZE;
 
@@ -20,6 +20,7 @@ pub struct Budget {
     /// Bytes that lowtide holds now, and those when the run was last measured.
     own: AtomicU64,
     own_then: AtomicU64,
+    calm: AtomicBool,
 }
 
 impl Budget {
@@ -103,16 +104,27 @@ impl Budget {
         self.adopt_mark() / 2
     }
 
+    /// Whether all growth of the last while was counted: it came through faults. Then it stops where it is to stop, and less has to
+    /// be kept free for the rest.
+    pub fn set_calm(&self, calm: bool) {
+        self.calm.store(calm, Ordering::Relaxed);
+    }
+
     /// Background eviction starts above this ...
     pub fn high_mark(&self) -> u64 {
         let limit = self.limit();
-        limit - (limit / 32).clamp(1 << 20, 32 << 20)
+        limit - self.margin((limit / 32).clamp(1 << 20, 32 << 20), 2 << 20)
     }
 
     /// ... and stops below this.
     pub fn low_mark(&self) -> u64 {
         let limit = self.limit();
-        limit - (limit / 20).clamp(1_500 << 10, 48 << 20)
+        limit - self.margin((limit / 20).clamp(1_500 << 10, 48 << 20), 4 << 20)
+    }
+
+    /// What of `most` is to be free: a quarter in calm times, but not less than `least` for that.
+    fn margin(&self, most: u64, least: u64) -> u64 {
+        if self.calm.load(Ordering::Relaxed) { most.min((most / 4).max(least)) } else { most }
     }
 
     /// Whether a fault must evict before it is served.
@@ -150,6 +162,7 @@ mod tests {
         let b = Budget::default();
         for mib in [16, 17, 32, 64, 100, 512, 4096, 100_000] {
             b.set_limit(mib << 20);
+            b.set_calm(mib % 2 == 0);
             assert!(b.low_mark() < b.high_mark() && b.high_mark() < b.limit(), "{mib} MiB");
             assert!(b.adopt_mark() <= b.low_mark(), "memory is adopted before it must be evicted: {mib} MiB");
             b.measured(b.limit());

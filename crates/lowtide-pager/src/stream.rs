@@ -36,9 +36,9 @@ struct Stream {
     up: AtomicU64,
     /// The page at which a backward continuation would fault.
     down: AtomicU64,
-    /// Pages that the latest window had, ...
-    window: AtomicU32,
-    /// ... and all windows, at most [`MAX_WINDOW`]; 0: no stream.
+    /// Pages that came in by its latest window, ...
+    latest: AtomicU32,
+    /// ... and by all, at most [`MAX_WINDOW`]; 0: no stream, or its first window is under way.
     pages: AtomicU32,
     /// It has gone on since another one was last to take its place.
     went_on: AtomicBool,
@@ -49,7 +49,7 @@ impl Stream {
         Stream {
             up: AtomicU64::new(0),
             down: AtomicU64::new(0),
-            window: AtomicU32::new(0),
+            latest: AtomicU32::new(0),
             pages: AtomicU32::new(0),
             went_on: AtomicBool::new(false),
         }
@@ -113,29 +113,23 @@ impl Streams {
                 continue;
             }
             let (up, down) = (s.up.load(Ordering::Relaxed) as usize, s.down.load(Ordering::Relaxed) as usize);
-            let window = s.window.load(Ordering::Relaxed) as usize;
-            if page + 1 == up && page == down + 1 {
-                // The same fault once more.
-                return Window { pages: window, backwards: false, used: 0, stream: i };
-            }
+            let latest = s.latest.load(Ordering::Relaxed) as usize;
             // A stream may step over a few pages that were in memory already.
-            let slack = (window / 4).max(2);
+            let slack = (latest / 4).max(2);
             let forwards = (up..up + slack).contains(&page);
             if forwards || (page <= down && page + slack > down) {
                 self.chances[length(had)].learn(true);
                 let goes_on = self.chances[length(had * 2)].get() >= self.worthwhile;
                 let pages = if goes_on { had } else { (had / 4).max(1) };
-                s.window.store(pages as u32, Ordering::Relaxed);
-                s.pages.store((had + pages).min(MAX_WINDOW) as u32, Ordering::Relaxed);
                 s.went_on.store(true, Ordering::Relaxed);
-                return Window { pages, backwards: !forwards, used: window - 1, stream: i };
+                return Window { pages, backwards: !forwards, used: latest.saturating_sub(1), stream: i };
             }
         }
-        self.begin(page)
+        self.begin()
     }
 
     /// A new stream, in place of one that has not gone on for long.
-    fn begin(&self, page: usize) -> Window {
+    fn begin(&self) -> Window {
         let next = || self.next.fetch_add(1, Ordering::Relaxed) as usize % STREAMS;
         let stream = (0..STREAMS).map(|_| next()).find(|i| !self.table[*i].went_on.swap(false, Ordering::Relaxed));
         let stream = stream.unwrap_or_else(next);
@@ -148,10 +142,7 @@ impl Streams {
             0 => 1,
             _ => self.at_first(),
         };
-        s.window.store(pages as u32, Ordering::Relaxed);
-        s.pages.store(pages as u32, Ordering::Relaxed);
-        s.up.store(page as u64 + 1, Ordering::Relaxed);
-        s.down.store((page as u64).saturating_sub(1), Ordering::Relaxed);
+        s.pages.store(0, Ordering::Relaxed);
         Window { pages, backwards: false, used: 0, stream }
     }
 
@@ -171,6 +162,9 @@ impl Streams {
     /// Pages `first .. end` came in by a window: the stream goes on behind them.
     pub fn advance(&self, window: Window, first: usize, end: usize) {
         let s = &self.table[window.stream];
+        let (had, came) = (s.pages.load(Ordering::Relaxed) as usize, end - first);
+        s.latest.store(came as u32, Ordering::Relaxed);
+        s.pages.store((had + came).min(MAX_WINDOW) as u32, Ordering::Relaxed);
         s.up.store(end as u64, Ordering::Relaxed);
         s.down.store(first.saturating_sub(1) as u64, Ordering::Relaxed);
     }
@@ -249,7 +243,7 @@ mod tests {
         let mut page = 1000;
         for i in 0..200 {
             page += fault(&s, page).pages;
-            (0..4).for_each(|j| drop(fault(&s, 1_000_000 + (i * 4 + j) * 7919)));
+            (0..4).for_each(|j| assert!(fault(&s, 1_000_000 + (i * 4 + j) * 7919).pages <= 4));
         }
         assert!(page > 50_000, "{page}");
     }

@@ -16,6 +16,8 @@ use crate::{agent, say, swap_file, thread, watch};
 const QUIET_NAP_US: u64 = 5_000;
 /// Growth that nobody counted: there must be mappings that are not adopted.
 const UNACCOUNTED: u64 = 1 << 20;
+/// Without such growth for so long, none is expected.
+const CALM_US: u64 = 300_000;
 /// What lowtide's tables take is measured this often, and after so many pages: they grow by as much as a hundred bytes for each page
 /// that is evicted for the first time. Sooner while few have been: at first nearly all are such.
 const MEASURE_REST_US: u64 = 100_000;
@@ -90,7 +92,12 @@ impl Keeper {
         }
         pager.set_staging_target(setup::staging_target(pager.budget.asked(), agent::segment().active()));
         pager.set_pool_limit(self.pool_share() as usize);
-        let grown = total.saturating_sub(expected) > UNACCOUNTED && total > pager.budget.adopt_mark();
+        let grown = total.saturating_sub(expected) > UNACCOUNTED;
+        if grown {
+            self.grown_at = now;
+        }
+        pager.budget.set_calm(now - self.grown_at > CALM_US);
+        let grown = grown && total > pager.budget.adopt_mark();
         if self.look.is_due(now, grown || LOOK_AGAIN.load(Ordering::Acquire)) {
             self.adopt_all(pager);
         }

@@ -198,6 +198,8 @@ struct Keeper {
     floor: Floor,
     /// When lowtide's tables were last measured, in microseconds, and how many pages had been evicted then.
     rest_measured: (u64, u64),
+    /// When memory last grew in ways that nobody counted.
+    grown_at: u64,
     /// When it was last looked whether forked children are gone, in microseconds.
     children_looked_at: u64,
     /// The run was above the low mark when last measured.
@@ -227,6 +229,7 @@ impl Keeper {
             look: Look::default(),
             floor: Floor::default(),
             rest_measured: (0, 0),
+            grown_at: 0,
             children_looked_at: 0,
             above_low: false,
             faults_seen: 0,
