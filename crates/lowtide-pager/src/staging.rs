@@ -17,8 +17,8 @@ use crate::uffd::Uffd;
 pub const MAX_SEGMENT_FRAMES: usize = 512;
 /// Frames in a segment of a small staging area: there the cost of a MOVE has nearly levelled out.
 const SMALL_SEGMENT_FRAMES: usize = 128;
-/// Frames whose memory is given back at a time: until the kernel has done it, they are counted.
-const DISCARDED_FRAMES: usize = 16;
+/// Frames whose memory is given back at a time: until the kernel has done it, they are counted. Each time the other CPUs are interrupted.
+const DISCARDED_FRAMES: usize = 128;
 /// Bytes from which on an area has large segments.
 const LARGE: usize = 16 << 20;
 /// Most segments.
