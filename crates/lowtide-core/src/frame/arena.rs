@@ -19,6 +19,8 @@ use crate::vm::Mapping;
 
 /// Frames freed by a list of frames under one hold of the lock.
 pub(super) const BULK: usize = 32;
+/// So many CPUs are asked for a run with memory.
+const NEIGHBOURS: usize = 8;
 
 /// What one CPU keeps. The figures are changed with the lock held, by plain stores, and read without.
 #[derive(Debug)]
@@ -84,24 +86,48 @@ impl Arena {
         &self.cpus[if cpu < n { cpu } else { cpu % n }].0
     }
 
-    /// Hands out `n` frames, from the lists of `cpu` if they have such a run. The lists of other CPUs are left alone.
+    /// Hands out `n` frames, from the lists of `cpu` if they have such a run with memory, else from those of CPUs next to it, else any.
     #[inline]
     pub(super) fn take(&self, cpu: usize, n: u32, handed: &Handed) -> Option<FrameNo> {
         let start = match kind_of(n) {
             Some(kind) => {
-                let cpu = self.cpu(cpu);
-                let mut lists = cpu.lists.lock();
+                let own = self.cpu(cpu);
+                let mut lists = own.lists.lock();
+                if !lists.top(kind).is_some_and(Entry::is_warm) {
+                    drop(lists);
+                    if let Some(start) = self.take_from_neighbours(cpu, n, kind) {
+                        handed.set(self.base + start, n);
+                        return Some(FrameNo(self.base + start));
+                    }
+                    lists = own.lists.lock();
+                }
                 let entry = match lists.pop(kind) {
                     Some(entry) => entry,
                     None => self.refill(&mut lists, kind)?,
                 };
-                cpu.count(n as isize, if entry.is_warm() { -(n as isize) } else { 0 });
+                own.count(n as isize, if entry.is_warm() { -(n as isize) } else { 0 });
                 entry.start()
             }
             None => self.take_large(n)?,
         };
         handed.set(self.base + start, n);
         Some(FrameNo(self.base + start))
+    }
+
+    /// One thread stores pages and others, on other CPUs, free them. Their frames would go back to the kernel, with an interrupt for all
+    /// CPUs, while this one got fresh ones from it, with a fault for each.
+    #[cold]
+    fn take_from_neighbours(&self, cpu: usize, n: u32, kind: usize) -> Option<u32> {
+        (1..self.cpus.len().min(NEIGHBOURS + 1)).map(|i| self.cpu(cpu + i)).find_map(|other| {
+            if other.warm.load(Relaxed) < n as isize {
+                return None;
+            }
+            let mut lists = other.lists.lock();
+            lists.top(kind).filter(|entry| entry.is_warm())?;
+            let entry = lists.pop(kind)?;
+            other.count(n as isize, -(n as isize));
+            Some(entry.start())
+        })
     }
 
     #[cold]

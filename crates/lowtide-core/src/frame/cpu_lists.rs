@@ -94,6 +94,13 @@ impl CpuLists {
         CpuLists { frames: 0, high: bound.div_ceil(2), bound, last: Last::Refill, lists: [list; KINDS] }
     }
 
+    /// The run of `kind` that [`CpuLists::pop`] would take.
+    #[inline]
+    pub fn top(&self, kind: usize) -> Option<Entry> {
+        let list = &self.lists[kind];
+        list.runs.get(list.len.wrapping_sub(1) as usize).copied()
+    }
+
     /// Takes the run of `kind` that was put last.
     #[inline]
     pub fn pop(&mut self, kind: usize) -> Option<Entry> {

@@ -111,6 +111,19 @@ fn draining_loses_nothing_and_takes_nothing_that_is_used() {
 }
 
 #[test]
+fn a_run_is_taken_from_the_lists_of_another_cpu() {
+    check(|| {
+        let frames = small();
+        use_one(&frames, RIGHT, 0, 1);
+        let there = frames.clone();
+        let thread = thread::spawn(move || use_one(&there, RIGHT, 1, 2));
+        use_one(&frames, RIGHT, 0, 3);
+        thread.join().unwrap();
+        assert_at_rest(&frames);
+    });
+}
+
+#[test]
 fn overflow_and_refill_meet() {
     check(|| {
         let frames = small();

@@ -43,9 +43,12 @@ fn a_freed_run_is_given_out_again_while_warm() {
     let frames = two_cpus(512, LIST_FRAMES);
     let a = frames.alloc_on(0, 4).unwrap();
     frames.free_on(0, a, 4).unwrap();
-    let other = frames.alloc_on(1, 4).unwrap();
-    assert_ne!(other, a, "another CPU's lists are left alone");
     assert_eq!(frames.alloc_on(0, 4), Some(a));
+    frames.free_on(0, a, 4).unwrap();
+    let cold = frames.alloc_on(1, 2).unwrap();
+    assert_ne!(cold, a, "there is no such run with memory");
+    assert_eq!(frames.alloc_on(1, 4), Some(a), "the other CPU has one with memory");
+    assert_ne!(frames.alloc_on(1, 4), Some(a));
     assert_eq!((frames.alloc(10), frames.alloc_run(0), frames.alloc_run(513)), (None, None, None));
 }
 
