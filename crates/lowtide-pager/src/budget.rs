@@ -119,10 +119,16 @@ impl Budget {
     /// ... and stops below this.
     pub fn low_mark(&self) -> u64 {
         let limit = self.limit();
-        limit - self.margin((limit / 20).clamp(1_500 << 10, 48 << 20), 4 << 20)
+        limit - self.margin((limit / 20).clamp(1_500 << 10, 48 << 20), 6 << 20)
     }
 
-    /// What of `most` is to be free: a quarter in calm times, but not less than `least` for that.
+    /// Whether a long read-ahead at once may pass the limit.
+    pub fn is_near_limit(&self) -> bool {
+        self.now() + (self.limit() / 32).clamp(1 << 20, 32 << 20) > self.ceiling()
+    }
+
+    /// What of `most` is to be free: in calm times a quarter, but at least `least`, which is what a program touches while the keeper
+    /// sleeps for as short as it does.
     fn margin(&self, most: u64, least: u64) -> u64 {
         if self.calm.load(Ordering::Relaxed) { most.min((most / 4).max(least)) } else { most }
     }
@@ -162,7 +168,9 @@ mod tests {
         let b = Budget::default();
         for mib in [16, 17, 32, 64, 100, 512, 4096, 100_000] {
             b.set_limit(mib << 20);
-            b.set_calm(mib % 2 == 0);
+            b.set_calm(true);
+            assert!(b.low_mark() < b.high_mark() && b.high_mark() < b.limit(), "calm, {mib} MiB");
+            b.set_calm(false);
             assert!(b.low_mark() < b.high_mark() && b.high_mark() < b.limit(), "{mib} MiB");
             assert!(b.adopt_mark() <= b.low_mark(), "memory is adopted before it must be evicted: {mib} MiB");
             b.measured(b.limit());

@@ -19,6 +19,8 @@ pub const MAX_SEGMENT_FRAMES: usize = 512;
 const SMALL_SEGMENT_FRAMES: usize = 128;
 /// Frames whose memory is given back at a time: until the kernel has done it, they are counted. Each time the other CPUs are interrupted.
 const DISCARDED_FRAMES: usize = 128;
+const _: () =
+    assert!(SMALL_SEGMENT_FRAMES.is_multiple_of(DISCARDED_FRAMES) && MAX_SEGMENT_FRAMES.is_multiple_of(DISCARDED_FRAMES));
 /// Bytes from which on an area has large segments.
 const LARGE: usize = 16 << 20;
 /// Most segments.

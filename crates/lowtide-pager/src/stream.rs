@@ -40,6 +40,8 @@ struct Stream {
     latest: AtomicU32,
     /// ... and by all, at most [`MAX_WINDOW`]; 0: no stream, or its first window is under way.
     pages: AtomicU32,
+    /// The latest window went downwards.
+    backwards: AtomicBool,
     /// It has gone on since another one was last to take its place.
     went_on: AtomicBool,
 }
@@ -51,6 +53,7 @@ impl Stream {
             down: AtomicU64::new(0),
             latest: AtomicU32::new(0),
             pages: AtomicU32::new(0),
+            backwards: AtomicBool::new(false),
             went_on: AtomicBool::new(false),
         }
     }
@@ -120,9 +123,17 @@ impl Streams {
             if forwards || (page <= down && page + slack > down) {
                 self.chances[length(had)].learn(true);
                 let goes_on = self.chances[length(had * 2)].get() >= self.worthwhile;
+                // It has gone on once more although most do not: a little.
                 let pages = if goes_on { had } else { (had / 4).max(1) };
                 s.went_on.store(true, Ordering::Relaxed);
-                return Window { pages, backwards: !forwards, used: latest.saturating_sub(1), stream: i };
+                // Whoever turns round may have had no use for what came in the other way.
+                let turned = s.backwards.load(Ordering::Relaxed) == forwards;
+                return Window {
+                    pages,
+                    backwards: !forwards,
+                    used: if turned { 0 } else { latest.saturating_sub(1) },
+                    stream: i,
+                };
             }
         }
         self.begin()
@@ -143,6 +154,7 @@ impl Streams {
             _ => self.at_first(),
         };
         s.pages.store(0, Ordering::Relaxed);
+        s.backwards.store(false, Ordering::Relaxed);
         Window { pages, backwards: false, used: 0, stream }
     }
 
@@ -163,10 +175,11 @@ impl Streams {
     pub fn advance(&self, window: Window, first: usize, end: usize) {
         let s = &self.table[window.stream];
         let (had, came) = (s.pages.load(Ordering::Relaxed) as usize, end - first);
-        s.latest.store(came as u32, Ordering::Relaxed);
-        s.pages.store((had + came).min(MAX_WINDOW) as u32, Ordering::Relaxed);
         s.up.store(end as u64, Ordering::Relaxed);
         s.down.store(first.saturating_sub(1) as u64, Ordering::Relaxed);
+        s.backwards.store(window.backwards, Ordering::Relaxed);
+        s.latest.store(came as u32, Ordering::Relaxed);
+        s.pages.store((had + came).min(MAX_WINDOW) as u32, Ordering::Relaxed);
     }
 }
 

@@ -15,9 +15,7 @@ use crate::{agent, say, swap_file, thread, watch};
 /// In a process in which nothing happens (`idle.rs`) looks are at least so far apart: a monitor wakes the keeper when something does.
 const QUIET_NAP_US: u64 = 5_000;
 /// Growth that nobody counted: there must be mappings that are not adopted.
-const UNACCOUNTED: u64 = 1 << 20;
-/// Without such growth for so long, none is expected.
-const CALM_US: u64 = 300_000;
+pub(super) const UNACCOUNTED: u64 = 1 << 20;
 /// What lowtide's tables take is measured this often, and after so many pages: they grow by as much as a hundred bytes for each page
 /// that is evicted for the first time. Sooner while few have been: at first nearly all are such.
 const MEASURE_REST_US: u64 = 100_000;
@@ -77,7 +75,9 @@ impl Keeper {
         let now = now_us();
         let evicted = pager.counters().evictions_pages.load(Ordering::Relaxed);
         let (at, then) = self.rest_measured;
-        if now.saturating_sub(at) >= MEASURE_REST_US || evicted.saturating_sub(then) >= MEASURE_REST_PAGES.min(then / 4) {
+        if now.saturating_sub(at) >= MEASURE_REST_US
+            || evicted.saturating_sub(then) >= (then / 4).clamp(MEASURE_REST_PAGES / 64, MEASURE_REST_PAGES)
+        {
             self.rest_measured = (now, evicted);
             pager.measure_rest();
             pager.counters().cpu_us.store(thread::cpu_us(watch::threads()), Ordering::Relaxed);
@@ -92,13 +92,11 @@ impl Keeper {
         }
         pager.set_staging_target(setup::staging_target(pager.budget.asked(), agent::segment().active()));
         pager.set_pool_limit(self.pool_share() as usize);
-        let grown = total.saturating_sub(expected) > UNACCOUNTED;
-        if grown {
-            self.grown_at = now;
-        }
-        pager.budget.set_calm(now - self.grown_at > CALM_US);
-        let grown = grown && total > pager.budget.adopt_mark();
-        if self.look.is_due(now, grown || LOOK_AGAIN.load(Ordering::Acquire)) {
+        let changed = LOOK_AGAIN.load(Ordering::Acquire);
+        let alone = !changed && self.resident.sharers() == 0 && agent::segment().active() <= 1;
+        pager.budget.set_calm(self.calm.look(now, total as i64 - expected as i64, alone));
+        let grown = total.saturating_sub(expected) > UNACCOUNTED && total > pager.budget.adopt_mark();
+        if self.look.is_due(now, grown || changed) {
             self.adopt_all(pager);
         }
         self.floor.look(pager, total, now);

@@ -3,6 +3,7 @@
 //! to the low one (`keep.rs`), and where that can't be reached it finds out what can (`floor.rs`).
 
 mod areas;
+mod calm;
 mod floor;
 mod keep;
 mod reclaim;
@@ -30,6 +31,7 @@ use crate::request::Request;
 use crate::resident::Resident;
 use crate::{agent, atfork, broker, inheritance, monitor, request, say, swap_file, thread};
 use areas::Orders;
+use calm::Calm;
 use floor::Floor;
 use reclaim::Reclaim;
 use setup::Look;
@@ -198,8 +200,7 @@ struct Keeper {
     floor: Floor,
     /// When lowtide's tables were last measured, in microseconds, and how many pages had been evicted then.
     rest_measured: (u64, u64),
-    /// When memory last grew in ways that nobody counted.
-    grown_at: u64,
+    calm: Calm,
     /// When it was last looked whether forked children are gone, in microseconds.
     children_looked_at: u64,
     /// The run was above the low mark when last measured.
@@ -229,7 +230,7 @@ impl Keeper {
             look: Look::default(),
             floor: Floor::default(),
             rest_measured: (0, 0),
-            grown_at: 0,
+            calm: Calm::new(now_us()),
             children_looked_at: 0,
             above_low: false,
             faults_seen: 0,

@@ -52,13 +52,13 @@ impl Operation<'_> {
         }
         let (mut low, mut high) = (page, batch.end);
         let mut whole = true;
-        while whole && high < end {
+        while whole && high < end && !self.budget.at_limit() {
             let next = (high + BATCH).min(end);
             let batch = self.load_batch(high, next, false, worker);
             high = batch.end;
             whole = batch.served == Ok(Served::Done) && high == next;
         }
-        while low > first {
+        while low > first && !self.budget.at_limit() {
             let next = low.saturating_sub(BATCH).max(first);
             let batch = self.load_batch(next, low, false, worker);
             if batch.served != Ok(Served::Done) || batch.end < low {

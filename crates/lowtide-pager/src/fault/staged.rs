@@ -99,8 +99,11 @@ impl Operation<'_> {
             Some(e) if done == 0 => self.failed(page, e),
             _ => {
                 self.loads.advance(window, page, page + done);
-                add(&self.counters().faults_staged, 1);
-                add(&self.counters().pages_in, done);
+                let c = self.counters();
+                add(&c.faults_staged, 1);
+                add(&c.pages_in, done);
+                add(&c.read_ahead_pages, done - 1);
+                add(&c.read_ahead_used, window.used);
                 Ok(Served::Done)
             }
         }

@@ -22,7 +22,7 @@ impl Operation<'_> {
         let lock = self.space.shared();
         let streams = if word == Word::Zero { &self.loads } else { &self.touches };
         let mut window = streams.window(page);
-        if self.budget.above_high() {
+        if self.budget.is_near_limit() {
             window.pages = window.pages.min(BATCH);
         }
         let (low, high) = self.clip(&lock, page, window);

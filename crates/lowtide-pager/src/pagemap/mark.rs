@@ -13,6 +13,7 @@ pub struct Mark(u8);
 const ROUNDS: [u8; 4] = [0, 2, 8, 30];
 const CLASS_SHIFT: u32 = 6;
 const REST: u8 = (1 << CLASS_SHIFT) - 1;
+const _: () = assert!(ROUNDS[3] <= REST);
 
 impl Mark {
     /// The mark that a byte encodes.
