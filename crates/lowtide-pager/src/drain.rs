@@ -176,10 +176,11 @@ impl Operation<'_> {
             } else {
                 // Dropped by the program or back in its place meanwhile. In the latter case the frame is nobody's any more, and the
                 // word may be about to become another thread's.
-                self.forget(self, word);
                 if self.staging.owner(frame).load(Ordering::Acquire) as usize == page {
                     self.map.swap(page, Word::Orphan, Word::None);
                 }
+                // Last: of a page that no tier took it is the frame that is forgotten, and with it whose it is.
+                self.forget(self, word);
             }
             self.staging.left(frame, Memory::Stays);
         }
