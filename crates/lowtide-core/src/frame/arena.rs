@@ -90,28 +90,31 @@ impl Arena {
     #[inline]
     pub(super) fn take(&self, cpu: usize, n: u32, handed: &Handed) -> Option<FrameNo> {
         let start = match kind_of(n) {
-            Some(kind) => {
-                let own = self.cpu(cpu);
-                let mut lists = own.lists.lock();
-                if !lists.top(kind).is_some_and(Entry::is_warm) {
-                    drop(lists);
-                    if let Some(start) = self.take_from_neighbours(cpu, n, kind) {
-                        handed.set(self.base + start, n);
-                        return Some(FrameNo(self.base + start));
-                    }
-                    lists = own.lists.lock();
-                }
-                let entry = match lists.pop(kind) {
-                    Some(entry) => entry,
-                    None => self.refill(&mut lists, kind)?,
-                };
-                own.count(n as isize, if entry.is_warm() { -(n as isize) } else { 0 });
-                entry.start()
-            }
+            Some(kind) => self.take_listed(cpu, n, kind)?,
             None => self.take_large(n)?,
         };
         handed.set(self.base + start, n);
         Some(FrameNo(self.base + start))
+    }
+
+    #[inline]
+    fn take_listed(&self, cpu: usize, n: u32, kind: usize) -> Option<u32> {
+        let own = self.cpu(cpu);
+        let mut lists = own.lists.lock();
+        if !lists.top(kind).is_some_and(Entry::is_warm) {
+            drop(lists);
+            let start = self.take_from_neighbours(cpu, n, kind);
+            if start.is_some() {
+                return start;
+            }
+            lists = own.lists.lock();
+        }
+        let entry = match lists.pop(kind) {
+            Some(entry) => entry,
+            None => self.refill(&mut lists, kind)?,
+        };
+        own.count(n as isize, if entry.is_warm() { -(n as isize) } else { 0 });
+        Some(entry.start())
     }
 
     /// One thread stores pages and others, on other CPUs, free them. Their frames would go back to the kernel, with an interrupt for all
