@@ -6,6 +6,7 @@ mod paused;
 mod staged;
 mod touch;
 
+use lowtide_core::slot::Entry;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
@@ -69,6 +70,13 @@ impl Pager {
                 self.give_up(page, served);
             }
         }
+    }
+
+    /// Whether serving a fault at `addr` takes as long as reading from a device.
+    pub fn is_slow(&self, addr: usize) -> bool {
+        let Word::Swapped(raw) = self.map.get(addr / PAGE_SIZE) else { return false };
+        let Some(operation) = self.enter() else { return false };
+        Entry::from_raw(raw).is_some_and(|entry| operation.store().is_on_device(entry))
     }
 
     /// A fault can't be served: without its page the program can't go on.
