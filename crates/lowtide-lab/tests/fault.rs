@@ -46,19 +46,33 @@ fn programs_that_burn_end_with_the_experiment_however_it_ends() {
         eprintln!("not tested: the experiment takes root");
         return;
     }
-    for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
+    // By itself, and in front of a program that it runs beside them.
+    for (args, signal) in [
+        (&["fault", "--quick"][..], Signal::INT),
+        (&["fault", "--quick"], Signal::KILL),
+        (&["beside", "2", "sleep", "100"], Signal::TERM),
+        (&["beside", "2", "sleep", "100"], Signal::KILL),
+    ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lowtide-lab"));
-        command.args(["fault", "--quick"]).stdout(Stdio::null()).stderr(Stdio::null());
+        command.args(args).stdout(Stdio::null()).stderr(Stdio::null());
         let mut measuring = Measuring(command.spawn().unwrap());
         let mut found = Vec::new();
         until("burning", || {
             assert!(measuring.0.try_wait().unwrap().is_none(), "it ended");
             found = burners(measuring.0.id(), &[]);
-            !found.is_empty()
+            found.len() >= 2
         });
         kill_process(Pid::from_raw(measuring.0.id().cast_signed()).unwrap(), signal).unwrap();
         assert!(!measuring.0.wait().unwrap().success());
         until("ending", || burners(measuring.0.id(), &found).is_empty());
+    }
+}
+
+#[test]
+fn a_program_beside_others_keeps_its_status() {
+    for (script, status) in [("exit 0", 0), ("exit 7", 7)] {
+        let out = Command::new(env!("CARGO_BIN_EXE_lowtide-lab")).args(["beside", "1", "sh", "-c", script]).output().unwrap();
+        assert_eq!(out.status.code(), Some(status), "{script}");
     }
 }
 

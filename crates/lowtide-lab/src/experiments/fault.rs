@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::experiment::{Experiment, Outcome, Scale};
+use crate::fault::install::{self, How};
 use crate::fault::plain::{self, Parts, Way};
 use crate::fault::program::Told;
 use crate::fault::under_lowtide::{self, Service, Size};
@@ -35,11 +36,12 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     let size = Size { pages, limit: Some(pages as u64 * 4096 / 100 * PERCENT) };
     let fail = |line: String| format!("fault: {line}");
     let plain = faults_by_plain_userfaultfd(scale, &places).map_err(fail)?;
+    let install = installing(scale).map_err(fail)?;
     let real = faults_under_lowtide(scale, &places, size).map_err(fail)?;
     let longest = the_slowest(scale, size, cpus).map_err(fail)?;
     let mut findings = longest.findings;
     findings.extend(comparisons(&places, &plain, &real));
-    let tables = vec![table_of_parts(&plain), table_under_lowtide(&real, size), longest.table];
+    let tables = vec![table_of_parts(&plain), install, table_under_lowtide(&real, size), longest.table];
     Ok(Outcome { tables, findings, charts: charts(&places, &plain, &real) })
 }
 
@@ -82,6 +84,27 @@ fn median_us(faults: &[Parts], of: impl Fn(&Parts) -> u64) -> f64 {
     let mut values: Vec<u64> = faults.iter().map(of).collect();
     values.sort_unstable();
     values.get(values.len() / 2).map_or(f64::NAN, |ns| *ns as f64 / 1000.0)
+}
+
+fn installing(scale: &Scale) -> Result<Table, String> {
+    let of = |how| [1, 64].map(|pages| [false, true].map(|busy| install::Setup { how, pages, busy }));
+    let variants = [of(How::Copy), of(How::Move)].concat().concat();
+    let mut all: Vec<Sample> = variants.iter().map(|_| Sample::default()).collect();
+    in_turn(&variants, scale.pick(3, 7), |i, setup| {
+        all[i].add(install::run(*setup)?);
+        Ok::<(), String>(())
+    })?;
+    let mut table =
+        Table::new("installing pages, no fault: medians (us a page)", &["", "pages a call", "alone", "another thread runs"]);
+    for (setups, samples) in variants.chunks(2).zip(all.chunks(2)) {
+        let name = match setups[0].how {
+            How::Copy => "UFFDIO_COPY",
+            How::Move => "UFFDIO_MOVE",
+        };
+        let fine = |sample: &Sample| format!("{:.2} +-{:.0} %", sample.median(), sample.spread() * 100.0);
+        table.row([name.to_owned(), setups[0].pages.to_string(), fine(&samples[0]), fine(&samples[1])]);
+    }
+    Ok(table)
 }
 
 /// What the program found in a place under `lowtide run`, round by round.
