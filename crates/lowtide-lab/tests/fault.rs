@@ -60,7 +60,7 @@ fn programs_that_burn_end_with_the_experiment_however_it_ends() {
         until("burning", || {
             assert!(measuring.0.try_wait().unwrap().is_none(), "it ended");
             found = burners(measuring.0.id(), &[]);
-            found.len() >= 2
+            !found.is_empty()
         });
         kill_process(Pid::from_raw(measuring.0.id().cast_signed()).unwrap(), signal).unwrap();
         assert!(!measuring.0.wait().unwrap().success());

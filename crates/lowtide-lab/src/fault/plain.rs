@@ -227,7 +227,7 @@ impl Served {
     /// Touches the pages of thread `i` until the time is over.
     fn touch(&self, i: usize, way: Way) -> Result<Seen, String> {
         // Dropped last: until then faults of this thread are its own.
-        let _hands = if way == Way::Signal { Some(signal::Catcher::new(self, Hands::new()?)?) } else { None };
+        let _catcher = if way == Way::Signal { Some(signal::Catcher::new(self, Hands::new()?)?) } else { None };
         let (mut seen, first) = (Seen::default(), i * PAGES);
         loop {
             for k in 0..PAGES {
@@ -242,8 +242,11 @@ impl Served {
                     return Ok(seen);
                 }
                 let [read, loaded, installed] = self.stamps[page].each_ref().map(|stamp| stamp.load(Ordering::Acquire));
-                let (delivery, load) = (read.saturating_sub(began), loaded - read);
-                seen.faults.push(Parts { delivery, load, install: installed - loaded, wake: ended.saturating_sub(installed) });
+                // Else they are an earlier fault's.
+                if began <= read && installed <= ended {
+                    let (delivery, load, install) = (read - began, loaded - read, installed - loaded);
+                    seen.faults.push(Parts { delivery, load, install, wake: ended - installed });
+                }
             }
             let all = std::ptr::with_exposed_provenance_mut(self.start + first * PAGE_SIZE);
             // SAFETY: pages of this thread alone, which it no longer looks at. Removals raise no event: none was asked for.
