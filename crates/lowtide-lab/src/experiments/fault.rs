@@ -23,10 +23,10 @@ const THREADS: [usize; 3] = [1, 2, 4];
 const PERCENT: u64 = 60;
 /// The slowest fault beside programs that burn all CPUs, in milliseconds.
 const SLOWEST_MS: f64 = 50.0;
-/// What takes longer is in the tables only: the other curves would be one line at the bottom.
-const MOST_CHARTED_US: f64 = 200.0;
 /// Of the run in which it is looked for.
 const THREADS_OF_SLOWEST: usize = 2;
+/// What takes longer is in the tables only: the other curves would be one line at the bottom.
+const MOST_CHARTED_US: f64 = 200.0;
 
 /// Threads that fault, and programs that burn CPU.
 type Place = (usize, usize);
