@@ -44,7 +44,7 @@ pub struct Host {
     pub fatal: fn(&[u8]) -> !,
     /// Tell the user once.
     pub warn: fn(&[u8]),
-    /// The calling monitor is about to wait: others are to look after the program's faults.
+    /// The calling monitor is about to wait: until its turn is over others are to look after the program's faults.
     pub waits: fn(),
     /// A new userfaultfd of this process, ready for [`crate::uffd::NEEDED_FEATURES`].
     pub open_uffd: fn() -> Result<Uffd, Errno>,

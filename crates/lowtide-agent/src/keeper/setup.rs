@@ -64,7 +64,7 @@ impl Keeper {
         let host = Host {
             fatal: say::fatal,
             warn: say::warn,
-            waits: watch::call_all,
+            waits: watch::leave,
             open_uffd: broker::userfaultfd,
             open_page_map: broker::page_map,
         };

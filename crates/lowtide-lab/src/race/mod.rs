@@ -14,9 +14,12 @@ mod run;
 mod synthetic;
 mod zipf;
 
+pub use content::{Content, RECORDS, WORDS};
 pub use kernel::Swap;
 pub use loads::{chosen, missing, names};
+pub use lowtide::program as lowtide_program;
 pub use match_up::{Course, Match, Race, Shown};
+pub use run::{Ended, Task, run};
 
 use std::process::ExitCode;
 
