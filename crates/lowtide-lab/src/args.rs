@@ -34,10 +34,10 @@ pub struct Args {
 #[derive(clap::Args, Debug, Default)]
 #[command(next_help_heading = "Options of race")]
 pub struct RaceArgs {
-    /// What both swap to: compressed RAM (zram; the default), or a file, of which there is a race of its own.
+    /// What both swap to: compressed RAM (zram; the default), a file, of which there is a race of its own, or a file behind compressed RAM (zswap).
     #[arg(long, value_enum)]
     swap: Option<Swap>,
-    /// The limit, in percent of what a load takes natively (default: 70; 33 with `--swap file`).
+    /// The limit, in percent of what a load takes natively (default: 70; 40 with `--swap zswap`, 33 with `--swap file`).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(10..=95))]
     percent: Option<u64>,
     /// Only these loads.

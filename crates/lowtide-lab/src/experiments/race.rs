@@ -43,6 +43,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
         swap,
         percent: wishes.percent.unwrap_or(match swap {
             Swap::Zram => 70,
+            Swap::Zswap => 40,
             Swap::File => 33,
         }),
         rounds: wishes.rounds.unwrap_or(scale.pick(1, 3)),
@@ -65,7 +66,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     let whole = wishes.only.is_empty() && wishes.percent.is_none() && !crowded && swap == Swap::Zram;
     Ok(Outcome {
         tables: vec![times(&title, &matches), why(&matches)],
-        findings: findings(&matches, whole, crowded),
+        findings: findings(&matches, whole, target_of(swap, crowded)),
         charts: charts(&matches),
     })
 }
@@ -84,6 +85,7 @@ fn times(title: &str, matches: &[Raced]) -> Table {
         let swap = match m.swap {
             Swap::Zram => "zram",
             Swap::File => "file",
+            Swap::Zswap => "zswap and file",
         };
         let seconds = |shown: &Shown| {
             let more = if shown.too_long > 0 { "> " } else { "" };
@@ -142,14 +144,23 @@ fn why(matches: &[Raced]) -> Table {
     table
 }
 
-fn findings(matches: &[Raced], whole: bool, crowded: bool) -> Vec<Finding> {
+/// What becomes of a load's target. Beside others both racers wait for CPUs most of the time. Behind zswap it is seen what becomes of programs that have
+/// far too little memory, and no target was set.
+fn target_of(swap: Swap, crowded: bool) -> fn(f64) -> Option<f64> {
+    match swap {
+        Swap::Zswap => |_| None,
+        _ if crowded => |_| Some(1.0),
+        _ => Some,
+    }
+}
+
+fn findings(matches: &[Raced], whole: bool, target_of: fn(f64) -> Option<f64>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (name, target, m) in matches {
         let ratio = ratio(m);
         let told = format!("{:.2} s against {:.2} s", m.lowtide.seconds.median(), m.kernel.seconds.median());
         let finding = Finding::new(format!("{name}, kernel / lowtide"), told, ratio.median()).spread(ratio.spread());
-        // Beside others both wait for CPUs most of the time.
-        let least = target.map(|least| if crowded { 1.0 } else { least });
+        let least = target.and_then(target_of);
         findings.push(least.map_or(finding.clone(), |least| finding.target(Target::AtLeast(least))));
     }
     let logs: f64 = matches.iter().map(|(.., m)| ratio(m).median().ln()).sum();

@@ -122,9 +122,10 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     LOADS.iter().map(|load| load.name)
 }
 
-/// Those with these names, in this file's order; those at home with `swap` where none is named.
+/// Those with these names, in this file's order; those at home with `swap` where none is named. What is at home with zram is so with zswap.
 pub fn chosen(names: &[String], swap: Swap) -> Vec<&'static Load> {
-    let wanted = |load: &&Load| if names.is_empty() { load.home == swap } else { names.iter().any(|name| name == load.name) };
+    let home = if swap == Swap::Zswap { Swap::Zram } else { swap };
+    let wanted = |load: &&Load| if names.is_empty() { load.home == home } else { names.iter().any(|name| name == load.name) };
     LOADS.iter().filter(wanted).collect()
 }
 

@@ -49,7 +49,7 @@ impl Lowtide {
     pub fn words(&self, limit: u64, swap: Swap, size: u64) -> Vec<OsString> {
         let swap = match swap {
             Swap::Zram => "ram".to_owned(),
-            Swap::File => format!("dir:{},size={size}", self.directory.display()),
+            Swap::File | Swap::Zswap => format!("dir:{},size={size}", self.directory.display()),
         };
         let limit = limit.to_string();
         let mut words: Vec<OsString> = vec![self.program.clone().into()];
