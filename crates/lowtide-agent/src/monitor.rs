@@ -81,7 +81,8 @@ extern "C" fn run(start: usize) -> ! {
             keeper::look_again();
         }
         if turn.read {
-            watch.won(waited, turn.thread.filter(|_| !monitor.has_deferred()));
+            // Where several threads waited, not all need be on the CPU of the one that is asked for.
+            watch.won(waited && turn.threads < 2, turn.thread.filter(|_| !monitor.has_deferred()));
         } else {
             if waited {
                 // The kernel tells of few of them: see watch.rs.

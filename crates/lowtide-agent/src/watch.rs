@@ -51,7 +51,7 @@ pub fn threads() -> impl Iterator<Item = u32> {
     PLACES.iter().map(|place| place.thread.load(Ordering::Relaxed))
 }
 
-/// All watch: the one that does can't run.
+/// All watch: the one that does can't run, or is not on the CPU of the thread that waits.
 pub fn call_all() {
     WATCHERS.call_all();
 }

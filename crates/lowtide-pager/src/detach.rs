@@ -13,10 +13,11 @@ use rustix::mm::Advice;
 
 use crate::hand::Found;
 use crate::pagemap::{Mark, Word};
-use crate::pager::{Operation, Worker, add};
+use crate::pager::{Operation, add};
 use crate::regions::Range;
 use crate::space::Exclusive;
 use crate::uffd::{Holes, Wake};
+use crate::worker::Worker;
 
 /// Most pages from the first to the last of a window.
 const WINDOW: usize = 128;

@@ -9,10 +9,11 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use crate::pagemap::Word;
-use crate::pager::{Operation, Worker, add};
+use crate::pager::{Operation, add};
 use crate::patience::{IN_HAND_SECONDS, Patience};
 use crate::staging::{MAX_SEGMENT_FRAMES, Memory, Segment};
 use crate::uffd::{Holes, Wake};
+use crate::worker::Worker;
 
 /// What a drain came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,7 +121,7 @@ impl Operation<'_> {
         let results = &mut results[..frames.len()];
         // Together, so that what goes to a device goes there with one write.
         let mut publish = || self.publish_own();
-        self.store().store_run_in_steps(&bytes, &clean, Group::RUN, results, &mut worker.scratch, &mut publish);
+        self.store().store_run_in_steps(&bytes, &clean, Group::RUN, results, worker.scratch(), &mut publish);
         let mut rest = Rest::Nothing;
         // A page is found in its frame until its word is set.
         for ((frames, clean), results) in

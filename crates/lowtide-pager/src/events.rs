@@ -12,10 +12,11 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use crate::pagemap::Word;
-use crate::pager::{Pager, Worker};
+use crate::pager::Pager;
 use crate::regions::Range;
 use crate::space::Exclusive;
 use crate::uffd::{MOST_READ, Message};
+use crate::worker::Worker;
 
 /// Pages that an event takes away between two looks at what lowtide holds.
 const PUBLISH_EVERY: usize = 32;

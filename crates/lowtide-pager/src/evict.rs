@@ -16,7 +16,8 @@ use crate::backoff::Backoff;
 use crate::clock::now_ns;
 use crate::detach::Detached;
 use crate::drain::Drained;
-use crate::pager::{Operation, Pager, Worker, add};
+use crate::pager::{Operation, Pager, add};
+use crate::worker::Worker;
 
 /// What one call of [`Pager::evict`] came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,7 +90,7 @@ impl Pager {
 
     /// The same by a monitor, whose other faults are for others meanwhile: pages may go to a device.
     pub(crate) fn evict_for_fault(&self, worker: &mut Worker) -> Evicted {
-        (self.host.waits)();
+        self.is_about_to_wait(worker);
         self.evict(worker)
     }
 

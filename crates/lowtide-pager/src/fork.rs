@@ -28,11 +28,12 @@ use rustix::thread::futex;
 
 use crate::clock::now_us;
 use crate::pagemap::Word;
-use crate::pager::{Pager, Worker};
+use crate::pager::Pager;
 use crate::regions::Range;
 use crate::segment::{Proc, Segment};
 use crate::space::Exclusive;
 use crate::uffd::{Message, Uffd, Wake};
+use crate::worker::Worker;
 
 /// Events of the child that can be passed on to it.
 const PASSED: usize = 120;

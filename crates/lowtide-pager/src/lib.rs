@@ -39,3 +39,4 @@ pub mod stream;
 pub mod swapoff;
 mod transitions;
 pub mod uffd;
+pub mod worker;

@@ -14,21 +14,24 @@ use crate::clock::now_ns;
 use crate::events::Fault;
 use crate::evict::Evicted;
 use crate::fault::Served;
-use crate::pager::{Pager, Worker, add};
+use crate::pager::{Pager, add};
 use crate::segment::latency_bucket;
 use crate::uffd::MOST_READ;
+use crate::worker::Worker;
 
 /// Faults kept until a waiting event has been read; more are sent back to the kernel, which reports them again.
 const DEFERRED: usize = 1024;
-/// What was read together is served together for so long, in nanoseconds. With pages in the pool that is some ten faults.
+/// A thread whose page has come waits for so long for others that were read with it, in nanoseconds. With pages in the pool that is some ten faults.
 const PROMPT_NS: u64 = 50_000;
 
 /// One monitor.
 pub struct Monitor {
     worker: Worker,
     deferred: ArrayVec<usize, DEFERRED>,
-    /// How many messages to read at a time: fewer when faults take long.
+    /// How many messages to read at a time: one after a fault that took long, and where not more were waiting of late.
     most: usize,
+    /// There was something to read in the last turn.
+    is_busy: bool,
 }
 
 /// What came of a turn.
@@ -38,8 +41,10 @@ pub struct Turn {
     pub remapped: bool,
     /// Something was read: an event or a fault.
     pub read: bool,
-    /// The thread whose fault was served.
+    /// One of the threads whose faults were served.
     pub thread: Option<u32>,
+    /// How many there were.
+    pub threads: usize,
 }
 
 impl Monitor {
@@ -48,7 +53,7 @@ impl Monitor {
     /// # Errors
     /// `NOMEM`.
     pub fn new() -> Result<Monitor, Errno> {
-        Ok(Monitor { worker: Worker::new(false)?, deferred: ArrayVec::new(), most: 1 })
+        Ok(Monitor { worker: Worker::new(false)?, deferred: ArrayVec::new(), most: 1, is_busy: false })
     }
 
     /// Waits for a message, `ms` milliseconds at most (negative: for ever). No lock may be held.
@@ -62,8 +67,8 @@ impl Monitor {
         !self.deferred.is_empty()
     }
 
-    /// Deals with what there is: faults, or events up to the next fault. It does not wait for anything to come: under load the next fault is
-    /// there when this one's thread has run. No lock may be held.
+    /// Deals with what there is: some faults, or events up to the next faults. It does not wait for anything to come: under load the next fault
+    /// is there when this one's thread has run. No lock may be held.
     pub fn turn(&mut self, pager: &Pager) -> Turn {
         let mut turn = Turn::default();
         loop {
@@ -74,51 +79,54 @@ impl Monitor {
             turn.read = true;
             turn.remapped |= read.remapped;
             if self.deferred.is_empty() && !read.faults.is_empty() {
+                turn.threads = read.faults.len();
                 turn.thread = self.serve_all(pager, &read.faults);
-                break;
+                if self.deferred.is_empty() {
+                    break;
+                }
+                continue;
             }
             // To serve them in vain would only keep the event waiting.
             for fault in read.faults {
                 self.defer(pager, fault.addr);
             }
         }
-        if self.has_deferred() {
-            self.serve_deferred(pager);
-        }
+        self.serve_deferred(pager);
+        self.is_busy = turn.read;
         turn
     }
 
-    /// Serves faults that were read together, and wakes their threads together: to change threads costs more than to bring in a page. None that
-    /// may take long keeps another waiting: such a one is served alone, and what would have to wait for it is sent back to the kernel, which
-    /// tells the next monitor of it. Returns the thread of one that was served.
+    /// Serves faults that were read together, and wakes their threads together: to change threads costs more than to bring in a page. A
+    /// fault that may take long keeps no other waiting ([`Worker::is_about_to_wait`]). Returns the thread of one that was served.
     fn serve_all(&mut self, pager: &Pager, faults: &[Fault]) -> Option<u32> {
-        let started = now_ns();
+        let read_at = now_ns();
+        let mut unwoken_since = read_at;
         let mut served = None;
-        let mut slow = None;
-        let mut late = false;
-        for fault in faults {
-            if late || (faults.len() > 1 && pager.is_slow(fault.addr)) {
-                match slow {
-                    None => slow = Some(fault),
-                    Some(_) => pager.uffd().wake(fault.addr, PAGE_SIZE),
+        self.worker.take_in_hand(faults.iter().map(|fault| fault.addr));
+        let mut threads = faults.iter().map(|fault| fault.thread);
+        while let Some(addr) = self.worker.next_in_hand() {
+            if self.serve(pager, addr, read_at) == Served::EventsFirst {
+                self.defer(pager, addr);
+                while let Some(addr) = self.worker.next_in_hand() {
+                    self.defer(pager, addr);
                 }
-                continue;
+                break;
             }
-            match self.serve(pager, fault.addr, started) {
-                Served::EventsFirst => self.defer(pager, fault.addr),
-                Served::Done => served = Some(fault.thread),
+            served = threads.next();
+            let now = now_ns();
+            if now - unwoken_since > PROMPT_NS {
+                self.worker.wake(pager.uffd());
+                unwoken_since = now;
             }
-            late = now_ns() - started > PROMPT_NS;
         }
         self.let_run(pager);
-        if let Some(fault) = slow {
-            match self.serve(pager, fault.addr, now_ns()) {
-                Served::EventsFirst => self.defer(pager, fault.addr),
-                Served::Done => served = Some(fault.thread),
-            }
-            self.let_run(pager);
-        }
-        self.most = if late || slow.is_some() { 1 } else { (self.most * 2).min(MOST_READ) };
+        self.most = match faults.len() {
+            _ if self.worker.has_waited() => 1,
+            // To ask for more than there is costs a thread that faults alone 4 %.
+            read if read == self.most && (self.is_busy || read > 1) => (self.most * 2).min(MOST_READ),
+            read if read * 2 <= self.most => self.most / 2,
+            _ => self.most,
+        };
         served
     }
 
@@ -141,9 +149,10 @@ impl Monitor {
         self.deferred.drain(..served);
     }
 
-    /// Serves a fault that was read at `start`, at the limit after some memory has been freed for it, and counts how long that took. Its thread still
-    /// waits.
-    fn serve(&mut self, pager: &Pager, addr: usize, start: u64) -> Served {
+    /// Serves a fault that was read at `read_at`, at the limit after some memory has been freed for it, and counts how long it took until its page
+    /// was there. Its thread still waits.
+    fn serve(&mut self, pager: &Pager, addr: usize, read_at: u64) -> Served {
+        let start = now_ns();
         let (proc, counters) = (pager.proc(), pager.counters());
         if (pager.budget.at_limit() || pager.budget.is_coming_down())
             && pager.evict_for_fault(&mut self.worker) == Evicted::Some
@@ -152,10 +161,10 @@ impl Monitor {
         }
         let served = pager.serve(addr, &mut self.worker);
         // Before the thread is woken, which may run in place of this one from then on.
-        let took = now_ns() - start;
-        proc.latency[latency_bucket(took)].fetch_add(1, Ordering::Relaxed);
-        counters.stall_some_us.fetch_add(took / 1000, Ordering::Relaxed);
-        counters.latency_max_ns.fetch_max(took, Ordering::Relaxed);
+        let now = now_ns();
+        proc.latency[latency_bucket(now - read_at)].fetch_add(1, Ordering::Relaxed);
+        counters.stall_some_us.fetch_add((now - start) / 1000, Ordering::Relaxed);
+        counters.latency_max_ns.fetch_max(now - read_at, Ordering::Relaxed);
         served
     }
 

@@ -8,12 +8,10 @@ use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use alloc::boxed::Box;
-use arrayvec::ArrayVec;
-use lowtide_core::codec::Scratch;
 use lowtide_core::device::DeviceName;
 use lowtide_core::lock::{Lock, rank};
 use lowtide_core::slot::{Entry, ORDERS};
-use lowtide_core::store::{AreaStats, MAX_AREAS, Page, Store};
+use lowtide_core::store::{AreaStats, MAX_AREAS, Store};
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE, Whose};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -30,10 +28,9 @@ use crate::segment::{Counters, Proc, Segment, area_state};
 use crate::space::{Exclusive, SpaceLock};
 use crate::staging::Staging;
 use crate::stream::{MAX_WINDOW, Streams};
-use crate::uffd::{MOST_READ, Uffd};
+use crate::uffd::Uffd;
+use crate::worker::Worker;
 
-/// Pages that are loaded and installed at a time: bounds a worker's buffer and how long the space lock is shared.
-pub const BATCH: usize = 64;
 /// Bytes of objects that leave the pool at a time: those of one cluster, or a few.
 const SHRINK_BYTES: usize = 1 << 20;
 
@@ -99,63 +96,6 @@ pub struct Pager {
     pub(crate) moving: AtomicUsize,
     /// See [`Pager::measure_rest`].
     rest: AtomicUsize,
-}
-
-/// The private means of one thread that serves or evicts.
-pub struct Worker {
-    pub(crate) scratch: Scratch,
-    buffer: Mapping,
-    /// Whether this thread may wait for pages (the reclaimer may; a monitor, which serves them, must not).
-    pub may_fault: bool,
-    /// Runs of pages that were installed, from the first to behind the last (addresses / 4096), and whose waiting threads nobody has woken yet.
-    to_wake: ArrayVec<(usize, usize), MOST_READ>,
-}
-
-impl Worker {
-    /// Buffers for one thread.
-    ///
-    /// # Errors
-    /// `NOMEM`.
-    pub fn new(may_fault: bool) -> Result<Worker, Errno> {
-        Ok(Worker {
-            scratch: Scratch::new().map_err(|_| Errno::NOMEM)?,
-            buffer: vm::map(BATCH * PAGE_SIZE, OnFork::Copy)?,
-            may_fault,
-            to_wake: ArrayVec::new(),
-        })
-    }
-
-    /// The pages `first .. end` are in memory now, and whoever waits for them is still to be woken.
-    pub(crate) fn installed(&mut self, first: usize, end: usize) {
-        if first >= end {
-            return;
-        }
-        let is_full = self.to_wake.is_full();
-        match self.to_wake.last_mut() {
-            // Where they don't meet: who waits for a page in between, which has not come, faults again.
-            Some(last) if is_full || (first <= last.1 && last.0 <= end) => *last = (last.0.min(first), last.1.max(end)),
-            _ => self.to_wake.push((first, end)),
-        }
-    }
-
-    /// Lets the threads run on that wait for the pages that this worker has installed since the last call. The last thing that is done for a
-    /// fault, by who holds no lock and is in no operation: the program may run in place of this thread from here on.
-    pub fn wake(&mut self, uffd: &Uffd) {
-        for (first, end) in self.to_wake.take() {
-            uffd.wake(first * PAGE_SIZE, (end - first) * PAGE_SIZE);
-        }
-    }
-
-    /// Gives back what only compressing with zstd needs.
-    pub fn forget_compressor(&mut self) {
-        self.scratch.forget_compressor();
-    }
-
-    /// The page buffer and the codec's buffers.
-    pub(crate) fn parts(&mut self) -> (&mut [Page; BATCH], &mut Scratch) {
-        // SAFETY: the mapping has BATCH pages, any bytes are a valid Page, and `&mut self` makes the reference unique.
-        (unsafe { &mut *self.buffer.as_ptr().cast() }, &mut self.scratch)
-    }
 }
 
 /// The right to change words and the store; see [`Pager::enter`]. What the pager does in an operation are methods of this type.
@@ -526,14 +466,14 @@ impl Pager {
     pub fn shrink_pool(&self, worker: &mut Worker) -> bool {
         let Some(operation) = self.enter() else { return false };
         let wanted = operation.store().wants_shrinking().min(SHRINK_BYTES);
-        wanted > 0 && operation.store().shrink(wanted, &mut worker.scratch).pages > 0
+        wanted > 0 && operation.store().shrink(wanted, worker.scratch()).pages > 0
     }
 
     /// Compresses up to `pages` cold pages of the pool again ([`Store::recompress`]); how many words it looked at, 0 also while the
     /// program forks. The worker keeps the compressor until [`Worker::forget_compressor`].
     pub fn recompress(&self, worker: &mut Worker, pages: usize, now_us: u64) -> usize {
         let Some(operation) = self.enter() else { return 0 };
-        operation.store().recompress(pages, now_us, &mut worker.scratch).looked
+        operation.store().recompress(pages, now_us, worker.scratch()).looked
     }
 
     /// Writes the gauges of this process into the run's segment.

@@ -17,8 +17,9 @@ use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
 
 use crate::pagemap::Word;
-use crate::pager::{Operation, Pager, Worker};
+use crate::pager::{Operation, Pager};
 use crate::uffd::Wake;
+use crate::worker::Worker;
 
 /// Most pages of a step: those of one long read. More would keep faults that need the same device waiting for longer.
 const STEP: usize = 128;
@@ -178,7 +179,7 @@ impl Swapoff {
         let mut results = [const { Err(StoreError::BadEntry) }; STEP];
         let results = &mut results[..entries.len()];
         let pages = self.pages();
-        operation.store().move_out(entries, Group::RUN, pages, results, &mut worker.scratch);
+        operation.store().move_out(entries, Group::RUN, pages, results, worker.scratch());
         let mut unused = Each::<Entry>::new();
         {
             // No page is moved elsewhere by mremap meanwhile.

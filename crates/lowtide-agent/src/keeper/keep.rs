@@ -5,8 +5,9 @@ use core::sync::atomic::Ordering;
 use lowtide_core::store::AreaState;
 use lowtide_pager::clock::{self, now_us};
 use lowtide_pager::evict::Evicted;
-use lowtide_pager::pager::{Pager, Worker};
+use lowtide_pager::pager::Pager;
 use lowtide_pager::segment::{self, area_state, proc_state};
+use lowtide_pager::worker::Worker;
 
 use super::{Keeper, LONGEST_SLEEP_US, LOOK_AGAIN, Nap, SHORTEST_SLEEP_US, TOUCH_BYTES_PER_US, reclaim, setup};
 use crate::idle::Idle;

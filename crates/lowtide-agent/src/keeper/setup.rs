@@ -7,9 +7,10 @@ use lowtide_core::codec::Codec;
 use lowtide_core::store::{Store, StoreConfig};
 use lowtide_pager::clock::now_us;
 use lowtide_pager::line::Line;
-use lowtide_pager::pager::{Host, Pager, Worker};
+use lowtide_pager::pager::{Host, Pager};
 use lowtide_pager::regions::Range;
 use lowtide_pager::segment::{self, proc_state};
+use lowtide_pager::worker::Worker;
 use rustix::io::Errno;
 
 use super::{Keeper, LOOK_AGAIN};

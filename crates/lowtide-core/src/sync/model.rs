@@ -1,4 +1,4 @@
-//! The model checker's lock behind the interface of [`crate::lock::Lock`].
+//! The model checker's lock behind the interface of [`crate::lock::Lock`]; its atomics and words to sleep on are files of their own.
 
 #[cfg(feature = "loom")]
 pub mod atomic;

@@ -10,6 +10,6 @@ use std::process::ExitCode;
 
 /// What this program does when it is started by the experiment; `None` when a user started it.
 pub fn helper() -> Option<ExitCode> {
-    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<String> = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
     (args.first()? == program::NAME).then(|| program::main(&args[1..]))
 }

@@ -190,7 +190,7 @@ impl Served {
 
     /// Serves the fault at `addr`, of which one knew at `read`.
     pub(super) fn serve(&self, addr: usize, read: u64, hands: &mut Hands) -> Result<(), String> {
-        let i = (addr - self.start) / PAGE_SIZE;
+        let i = addr.checked_sub(self.start).ok_or("a page is missing that is not of the experiment")? / PAGE_SIZE;
         let entry = self.entries[i % STORED];
         self.store.load(entry, &mut hands.page, &mut hands.scratch).map_err(|e| format!("a page can't be loaded: {e:?}"))?;
         let loaded = now_ns();

@@ -60,5 +60,10 @@ extern "C" fn catch(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     // takes it out of the cell first. The kernel gives an `info` with an address for SIGBUS.
     let (catcher, addr) = unsafe { (&mut *catcher, (*info).si_addr() as usize) };
     let done = catcher.served.serve(addr, now, &mut catcher.hands);
+    if done.is_err() {
+        // The next try of the instruction would end here again.
+        // SAFETY: the default action is a valid one.
+        unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+    }
     catcher.served.note(done);
 }

@@ -1,6 +1,7 @@
 //! The memory of a run, seen from outside through /proc: the resident anonymous pages of each process of its session, and of a run
 //! under lowtide also the memory that lowtide shares with its agents.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
@@ -34,7 +35,7 @@ impl Sampler {
     pub fn sample(&mut self) {
         if self.samples.is_multiple_of(SAMPLES_PER_SCAN) || self.processes.len() < 2 {
             self.processes = of_session(self.session, |flags| flags & FORKED_WITHOUT_EXEC == 0);
-            self.shared = memfd_bytes(self.session);
+            self.shared = memfd_bytes(&self.processes);
         }
         self.samples += 1;
         self.peak = self.peak.max(self.shared + self.processes.iter().map(|pid| anonymous(*pid)).sum::<u64>());
@@ -74,11 +75,17 @@ fn anonymous(pid: u32) -> u64 {
     resident.saturating_sub(of_files_or_shared) * PAGE as u64
 }
 
-/// Bytes in the memfds that a process holds.
-fn memfd_bytes(pid: u32) -> u64 {
-    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten().map(|entry| entry.path());
-    let memfds = entries.filter(|path| fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with("/memfd:")));
-    memfds.filter_map(|path| Some(fs::metadata(path).ok()?.blocks() * 512)).sum()
+/// Bytes in the memfds that processes hold, each once.
+fn memfd_bytes(pids: &[u32]) -> u64 {
+    let mut seen = BTreeMap::new();
+    for pid in pids {
+        let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten().map(|entry| entry.path());
+        let memfds = entries.filter(|path| fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with("/memfd:")));
+        seen.extend(
+            memfds.filter_map(|path| fs::metadata(path).ok()).map(|file| ((file.dev(), file.ino()), file.blocks() * 512)),
+        );
+    }
+    seen.values().sum()
 }
 
 #[cfg(test)]

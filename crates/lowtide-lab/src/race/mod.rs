@@ -25,7 +25,7 @@ use std::process::ExitCode;
 
 /// What this program does when it is started by an experiment; `None` when a user started it.
 pub fn helper() -> Option<ExitCode> {
-    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<String> = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
     match args.first()?.as_str() {
         synthetic::NAME => Some(synthetic::main(&args[1..])),
         restore::NAME => Some(restore::main(&args[1..])),

@@ -10,8 +10,9 @@ use rustix::io::Errno;
 
 use super::{Again, Served, Try};
 use crate::pagemap::Word;
-use crate::pager::{BATCH, Operation, Pager, Worker, add};
+use crate::pager::{Operation, Pager, add};
 use crate::uffd::Wake;
+use crate::worker::{BATCH, Worker};
 
 /// The raw entries of claimed pages, in a row; 0: a zero page.
 type Claimed = ArrayVec<u64, BATCH>;
@@ -45,6 +46,10 @@ impl Operation<'_> {
             }
             (window, self.clip(&lock, page, window))
         };
+        // A millisecond, for the largest window.
+        if end - first > BATCH && worker.keeps_others() {
+            self.is_about_to_wait(worker);
+        }
         // The faulting page's batch first; then the rest of the window, while it goes well.
         let batch = self.load_batch(page, end.min(page + BATCH), true, worker);
         if batch.served != Ok(Served::Done) {
@@ -171,12 +176,11 @@ impl Operation<'_> {
     /// Loads claimed pages into the worker's buffer. A page other than the wanted one that can't be loaded is let go; the wanted
     /// one ends the run: it must never read as anything but what was stored.
     fn load_claimed(&self, first: usize, claimed: &[u64], wanted: bool, worker: &mut Worker) -> Bytes {
-        let (buffer, scratch) = worker.parts();
         let mut bytes = Bytes { from_device: false, missing: 0 };
         let mut i = 0;
         while i < claimed.len() {
             if claimed[i] == 0 {
-                buffer[i].fill(0);
+                worker.parts().0[i].fill(0);
                 i += 1;
                 continue;
             }
@@ -186,8 +190,9 @@ impl Operation<'_> {
                 (self.host.fatal)(b"internal error: a page map word holds no valid swap entry");
             }
             if entries.iter().any(|e| self.store().is_on_device(*e)) {
-                (self.host.waits)();
+                self.is_about_to_wait(worker);
             }
+            let (buffer, scratch) = worker.parts();
             let mut results = [const { Err(StoreError::BadEntry) }; BATCH];
             self.store().load_run(&entries, &mut buffer[i..i + n], &mut results[..n], scratch);
             for (j, result) in results[..n].iter().enumerate() {

@@ -6,16 +6,16 @@ mod paused;
 mod staged;
 mod touch;
 
-use lowtide_core::slot::Entry;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use crate::pagemap::Word;
-use crate::pager::{Operation, Pager, Worker, add};
+use crate::pager::{Operation, Pager, add};
 use crate::patience::{IN_HAND_SECONDS, NO_MEMORY_SECONDS, Patience};
 use crate::space::Shared;
 use crate::stream::Window;
 use crate::uffd::Wake;
+use crate::worker::Worker;
 
 /// What became of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Pager {
             drop(operation);
             if served.is_err() {
                 // Somebody else is at work on the page, or there is no memory: that may take long.
-                (self.host.waits)();
+                self.is_about_to_wait(worker);
             }
             let goes_on = match served {
                 Ok(served) => {
@@ -72,11 +72,10 @@ impl Pager {
         }
     }
 
-    /// Whether serving a fault at `addr` takes as long as reading from a device.
-    pub fn is_slow(&self, addr: usize) -> bool {
-        let Word::Swapped(raw) = self.map.get(addr / PAGE_SIZE) else { return false };
-        let Some(operation) = self.enter() else { return false };
-        Entry::from_raw(raw).is_some_and(|entry| operation.store().is_on_device(entry))
+    /// The calling monitor, which has this worker, is about to wait: others are to look after the program's faults.
+    pub(crate) fn is_about_to_wait(&self, worker: &mut Worker) {
+        worker.is_about_to_wait(self.uffd());
+        (self.host.waits)();
     }
 
     /// A fault can't be served: without its page the program can't go on.

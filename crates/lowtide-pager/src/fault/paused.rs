@@ -8,9 +8,10 @@ use rustix::io::Errno;
 
 use super::Served;
 use crate::pagemap::Word;
-use crate::pager::{Pager, Worker};
+use crate::pager::Pager;
 use crate::space::Exclusive;
 use crate::uffd::{Uffd, Wake};
+use crate::worker::Worker;
 
 impl Pager {
     /// Serves a fault by copying. Alone: operations that began before may still be under way, and what a word says holds only while none

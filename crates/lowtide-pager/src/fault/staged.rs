@@ -7,9 +7,10 @@ use rustix::io::Errno;
 
 use super::{Again, Served, Try};
 use crate::pagemap::Word;
-use crate::pager::{Operation, Worker, add};
+use crate::pager::{Operation, add};
 use crate::staging::Memory;
 use crate::uffd::{Holes, Wake};
+use crate::worker::Worker;
 
 /// Pages that one fault takes back from staging at most.
 const MAX_UNSTAGED: usize = 64;

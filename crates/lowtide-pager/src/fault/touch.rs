@@ -8,9 +8,10 @@ use rustix::io::Errno;
 
 use super::{Again, Served, Try};
 use crate::pagemap::Word;
-use crate::pager::{BATCH, Operation, Pager, Worker, add};
+use crate::pager::{Operation, Pager, add};
 use crate::stream::MAX_WINDOW;
 use crate::uffd::Wake;
+use crate::worker::{BATCH, Worker};
 
 impl Operation<'_> {
     /// Installs zeros at `page`, whose word was `word`, and around it. Each page is claimed first: a page that came in and was evicted

@@ -3,7 +3,7 @@
 
 use lowtide_core::vm;
 use lowtide_pager::evict::Evicted;
-use lowtide_pager::pager::Worker;
+use lowtide_pager::worker::Worker;
 use rustix::mm::Advice;
 
 use crate::house::{Config, House, MIB, PAGE, verify, write};

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use lowtide_pager::evict::Evicted;
-use lowtide_pager::pager::Worker;
+use lowtide_pager::worker::Worker;
 
 use crate::house::{Config, House, MIB, PAGE, get, verify, write};
 

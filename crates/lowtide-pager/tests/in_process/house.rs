@@ -9,11 +9,12 @@ use lowtide_core::device::DeviceName;
 use lowtide_core::store::{FileConfig, Store, StoreConfig};
 use lowtide_pager::evict::Evicted;
 use lowtide_pager::monitor::Monitor;
-use lowtide_pager::pager::{Host, Pager, Worker};
+use lowtide_pager::pager::{Host, Pager};
 use lowtide_pager::present::Present;
 use lowtide_pager::regions::Range;
 use lowtide_pager::segment::Proc;
 use lowtide_pager::uffd::{NEEDED_FEATURES, Uffd};
+use lowtide_pager::worker::Worker;
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 

@@ -3,8 +3,8 @@
 use rustix::fd::AsRawFd;
 
 use lowtide_pager::evict::Evicted;
-use lowtide_pager::pager::Worker;
 use lowtide_pager::swapoff::{Obstacles, Step, Swapoff};
+use lowtide_pager::worker::Worker;
 
 use crate::house::{Config, House, MIB, PAGE, file, get, verify, write};
 
