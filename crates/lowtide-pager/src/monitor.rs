@@ -28,10 +28,8 @@ const PROMPT_NS: u64 = 50_000;
 pub struct Monitor {
     worker: Worker,
     deferred: ArrayVec<usize, DEFERRED>,
-    /// How many messages to read at a time: one after a fault that took long, and where not more were waiting of late.
+    /// How many messages to read at a time: one after a fault that took long. (To ask for more than there are costs nothing that could be measured.)
     most: usize,
-    /// There was something to read in the last turn.
-    is_busy: bool,
 }
 
 /// What came of a turn.
@@ -53,7 +51,7 @@ impl Monitor {
     /// # Errors
     /// `NOMEM`.
     pub fn new() -> Result<Monitor, Errno> {
-        Ok(Monitor { worker: Worker::new(false)?, deferred: ArrayVec::new(), most: 1, is_busy: false })
+        Ok(Monitor { worker: Worker::new(false)?, deferred: ArrayVec::new(), most: 1 })
     }
 
     /// Waits for a message, `ms` milliseconds at most (negative: for ever). No lock may be held.
@@ -92,7 +90,6 @@ impl Monitor {
             }
         }
         self.serve_deferred(pager);
-        self.is_busy = turn.read;
         turn
     }
 
@@ -120,13 +117,7 @@ impl Monitor {
             }
         }
         self.let_run(pager);
-        self.most = match faults.len() {
-            _ if self.worker.has_waited() => 1,
-            // To ask for more than there is costs a thread that faults alone 4 %.
-            read if read == self.most && (self.is_busy || read > 1) => (self.most * 2).min(MOST_READ),
-            read if read * 2 <= self.most => self.most / 2,
-            _ => self.most,
-        };
+        self.most = if self.worker.has_waited() { 1 } else { (self.most * 2).min(MOST_READ) };
         served
     }
 
