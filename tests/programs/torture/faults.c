@@ -12,8 +12,10 @@ static void segmentation_fault(int signal, siginfo_t *info, void *context)
 {
 	(void)context;
 	unsigned char *at = info->si_addr;
-	if (expected == NULL || (size_t)(at - expected) >= PAGE)
+	if (expected == NULL || (size_t)(at - expected) >= PAGE) {
+		say_history(at);
 		fail("signal %d at %p, code %d", signal, (void *)at, info->si_code);
+	}
 	expected = NULL;
 	siglongjmp(back, 1);
 }
@@ -36,6 +38,7 @@ void expect_fault(unsigned char *at, int is_write, const char *where)
 		*byte = 1;
 	else
 		(void)*byte;
+	say_history(at);
 	fail("%s: %p could be %s", where, (void *)at, is_write ? "written" : "read");
 }
 

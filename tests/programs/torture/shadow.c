@@ -57,10 +57,11 @@ static const char *state_of(unsigned char state)
 	return text;
 }
 
-/* Says all that is known of where `at` is, and ends. */
-static void say_history(const struct worker *w, const unsigned char *at)
+/* Says all that is known of where `at` is. */
+void say_history(const unsigned char *at)
 {
-	for (size_t slot = 0; slot < SLOTS; slot++) {
+	const struct worker *w = self;
+	for (size_t slot = 0; w != NULL && slot < SLOTS; slot++) {
 		const struct region *r = &w->region[slot];
 		if (r->start == NULL || at < r->start || at >= r->start + r->pages * PAGE)
 			continue;
@@ -107,8 +108,7 @@ static __attribute__((noinline)) void mismatch(const unsigned char *at, const un
 		}
 	nanosleep(&moment, NULL);
 	memcpy(&later, at + (first == PAGE ? 0 : first), 8);
-	if (self)
-		say_history(self, at);
+	say_history(at);
 	fail("%s: page %p (seed %llx, stamp %llx), %zu words are wrong, the first at %zu: %016llx, not %016llx; 20 ms later %016llx", where,
 	     (const void *)at, (unsigned long long)page.seed, (unsigned long long)page.stamp, wrong, first, (unsigned long long)found,
 	     (unsigned long long)want, (unsigned long long)later);

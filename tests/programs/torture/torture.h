@@ -75,6 +75,7 @@ void check_region_page(struct worker *w, struct region *r, size_t i, const char 
 void check_pages(struct worker *w, struct region *r, size_t first, size_t pages, const char *where);
 void check_sample(struct worker *w, struct region *r, size_t first, size_t pages, const char *where);
 void set_zero(struct region *r, size_t first, size_t pages);
+void say_history(const unsigned char *at);
 void remember(struct worker *w, struct region *r, const char *what, size_t first, size_t pages);
 __attribute__((noreturn, format(printf, 1, 2))) void fail(const char *format, ...);
 

@@ -78,7 +78,7 @@ static const struct {
 	{ signal_another, 30, "tgkill" },
 	{ new_alternate_stack, 4, "sigaltstack" },
 	{ short_thread, 8, "thread" },
-	{ fork_child, 4, "fork" },
+	{ fork_child, 2, "fork" },
 	{ fork_reader, 2, "process_vm_readv" },
 	{ execute, 2, "exec" },
 };
@@ -123,7 +123,7 @@ static void one_step(struct worker *w)
 {
 	size_t kinds = w->depth > 0 ? IN_CHILDREN : KINDS, all = 0, which = 0;
 	w->step++;
-	w->random = mix(mix(mix(seed ^ w->number) ^ w->depth) ^ w->step);
+	w->random = mix(mix(mix(mix(seed) ^ w->number) ^ w->depth) ^ w->step);
 	for (size_t i = 0; i < kinds; i++)
 		all += STEPS[i].weight;
 	for (size_t at = pick(w, all); at >= STEPS[which].weight; which++)
