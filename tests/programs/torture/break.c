@@ -1,4 +1,5 @@
-/* The program break: the first worker's. The C library's allocator uses it too, so it gets all that it will want at the start. */
+/* The program break: the first worker's. The C library's allocator uses it too, so it gets all that it will want
+ * at the start. */
 #include "torture.h"
 #include <malloc.h>
 

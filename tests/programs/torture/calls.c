@@ -90,7 +90,9 @@ void transfer(struct worker *w)
 	make_plain(w, a, from, pages);
 	make_plain(w, b, to, pages);
 	unsigned char *source = a->start + from * PAGE, *target = b->start + to * PAGE;
-	static const char *const NAME[] = { "file", "O_DIRECT", "iovecs", "pipe", "vmsplice", "sendmsg", "process_vm_readv", "io_uring" };
+	static const char *const NAME[] = {
+		"file", "O_DIRECT", "iovecs", "pipe", "vmsplice", "sendmsg", "process_vm_readv", "io_uring",
+	};
 	remember(w, a, NAME[way], from, pages);
 	remember(w, b, NAME[way], to, pages);
 	switch (way) {

@@ -1,5 +1,6 @@
-/* torture [--seed S] [--threads N] [--seconds T] [--mib M] [--steps K]: see torture.h. M is for each thread; after K steps (0: none) each
- * thread ends even before the time is over. With the same seed, number of threads and M, each thread does the same again. */
+/* torture [--seed S] [--threads N] [--seconds T] [--mib M] [--steps K]: see torture.h. M is for each thread. With K, each
+ * thread ends after so many steps, whatever the time. With the same seed, number of threads and M, each thread does the same
+ * again. */
 #include "torture.h"
 #include <sched.h>
 #include <signal.h>

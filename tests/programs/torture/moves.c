@@ -3,8 +3,8 @@
 
 atomic_ulong refused;
 
-/* Whether a region is one mapping. Parts that had another protection while the process forked may stay mappings of their own; then the
- * kernel refuses to make it longer before it looks whether there is room. */
+/* Whether a region is one mapping. Parts that had another protection while the process forked may stay mappings of their
+ * own; then the kernel refuses to make it longer before it looks whether there is room. */
 static int is_one_mapping(const struct region *r)
 {
 	size_t length = r->pages * PAGE;
@@ -17,7 +17,8 @@ static int is_one_mapping(const struct region *r)
 	return 1;
 }
 
-/* A region that mremap takes: one mapping, without locks and protection. NULL: none was found. Guards stay now and then: they move along. */
+/* A region that mremap takes: one mapping, without locks and protection. NULL: none was found. Guards stay now and then:
+ * they move along. */
 static struct region *movable(struct worker *w)
 {
 	struct region *r = any_region(w);

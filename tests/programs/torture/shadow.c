@@ -66,12 +66,13 @@ void say_history(const unsigned char *at)
 		if (r->start == NULL || at < r->start || at >= r->start + r->pages * PAGE)
 			continue;
 		size_t i = (size_t)(at - r->start) / PAGE;
-		dprintf(2, "region %zu: %p, %zu pages%s%s; page %zu:%s\n", slot, (void *)r->start, r->pages, r->patched ? ", patched" : "",
-		        r->is_break ? ", the break" : "", i, state_of(r->state[i]));
+		dprintf(2, "region %zu: %p, %zu pages%s%s; page %zu:%s\n", slot, (void *)r->start, r->pages,
+		        r->patched ? ", patched" : "", r->is_break ? ", the break" : "", i, state_of(r->state[i]));
 		for (size_t k = r->events > HISTORY ? r->events - HISTORY : 0; k < r->events; k++) {
 			const struct event *e = &r->history[k % HISTORY];
-			dprintf(2, "  step %llu: %s, pages %zu to %zu%s\n", (unsigned long long)e->step, e->what, e->first, e->first + e->pages,
-			        i >= e->first && i < e->first + e->pages ? "  <-" : "");
+			int is_in = i >= e->first && i < e->first + e->pages;
+			dprintf(2, "  step %llu: %s, pages %zu to %zu%s\n", (unsigned long long)e->step, e->what, e->first,
+			        e->first + e->pages, is_in ? "  <-" : "");
 		}
 	}
 }
@@ -87,12 +88,14 @@ __attribute__((noreturn)) void fail(const char *format, ...)
 	va_start(list, format);
 	vsnprintf(text, sizeof text, format, list);
 	va_end(list);
-	dprintf(2, "FAILED: --seed %llu --threads %zu, thread %zu, step %llu, pid %d, %u forks deep: %s\n", (unsigned long long)seed, workers,
-	        self ? self->number : MOST_WORKERS, self ? (unsigned long long)self->step : 0, (int)getpid(), self ? self->depth : 0, text);
+	dprintf(2, "FAILED: --seed %llu --threads %zu, thread %zu, step %llu, pid %d, %u forks deep: %s\n",
+	        (unsigned long long)seed, workers, self ? self->number : MOST_WORKERS,
+	        self ? (unsigned long long)self->step : 0, (int)getpid(), self ? self->depth : 0, text);
 	_exit(9);
 }
 
-static __attribute__((noinline)) void mismatch(const unsigned char *at, const unsigned char *expected, struct page page, const char *where)
+static __attribute__((noinline)) void mismatch(const unsigned char *at, const unsigned char *expected, struct page page,
+                                               const char *where)
 {
 	struct timespec moment = { .tv_nsec = 20000000 };
 	size_t wrong = 0, first = PAGE;
@@ -109,9 +112,9 @@ static __attribute__((noinline)) void mismatch(const unsigned char *at, const un
 	nanosleep(&moment, NULL);
 	memcpy(&later, at + (first == PAGE ? 0 : first), 8);
 	say_history(at);
-	fail("%s: page %p (seed %llx, stamp %llx), %zu words are wrong, the first at %zu: %016llx, not %016llx; 20 ms later %016llx", where,
-	     (const void *)at, (unsigned long long)page.seed, (unsigned long long)page.stamp, wrong, first, (unsigned long long)found,
-	     (unsigned long long)want, (unsigned long long)later);
+	fail("%s: page %p (seed %llx, stamp %llx), %zu words are wrong, the first at %zu: %016llx, not %016llx; 20 ms later %016llx",
+	     where, (const void *)at, (unsigned long long)page.seed, (unsigned long long)page.stamp, wrong, first,
+	     (unsigned long long)found, (unsigned long long)want, (unsigned long long)later);
 }
 
 /* Compares a page with what it must hold. Not inlined: its page must not lie in the caller's frame. */

@@ -1,4 +1,5 @@
-/* Signals: of a timer, and from thread to thread; handlers that read and write memory of their own, on the thread's stack or another one. */
+/* Signals: of a timer, and from thread to thread; handlers that read and write memory of their own, on the thread's stack or
+ * another one. */
 #include "torture.h"
 #include <signal.h>
 #include <sys/syscall.h>

@@ -1,7 +1,9 @@
-/* Threads that do to their memory all that Linux lets them do, and know what every byte must be. After the kernel's uffd-stress.
+/* Threads that do to their memory all that Linux lets them do, and know what every byte must be. (The idea is that of the
+ * kernel's uffd-stress.)
  *
- * Each worker (worker.c) has regions of its own, and a shadow that says what each of their pages holds (shadow.c). A step is one of the
- * steps of the table in worker.c; what it does follows from the seed, the worker's number and the step's, and not from the time. */
+ * Each worker (worker.c) has regions of its own, and a shadow that says what each of their pages holds (shadow.c). A step is
+ * one of the steps of the table in worker.c; what it does follows from the seed, the worker's number and the step's, and not
+ * from the time. */
 #ifndef TORTURE_H
 #define TORTURE_H
 #include "../common.h"

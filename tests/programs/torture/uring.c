@@ -7,8 +7,8 @@
 enum { ENTRIES = 4 };
 
 /* One request of a ring that nobody else uses: `opcode` for a whole fixed buffer. */
-static void one(int ring, const struct io_uring_params *p, unsigned char *rings, struct io_uring_sqe *entries, unsigned opcode, int file,
-                unsigned char *at, size_t length, unsigned index)
+static void one(int ring, const struct io_uring_params *p, unsigned char *rings, struct io_uring_sqe *entries, unsigned opcode,
+                int file, unsigned char *at, size_t length, unsigned index)
 {
 	_Atomic uint32_t *tail = (_Atomic uint32_t *)(rings + p->sq_off.tail), *head = (_Atomic uint32_t *)(rings + p->cq_off.head);
 	uint32_t *array = (uint32_t *)(rings + p->sq_off.array);

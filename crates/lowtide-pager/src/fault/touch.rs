@@ -83,8 +83,8 @@ impl Operation<'_> {
         Ok(Served::Done)
     }
 
-    /// The part of `low .. high` around `page` in which there are no guards: a COPY would put pages in their place. (Linux 6.18; ZEROPAGE
-    /// and MOVE would not.)
+    /// The part of `low .. high` around `page` in which there are no guards: a COPY would put pages in their place. (Linux 6.18;
+    /// ZEROPAGE and MOVE would not.)
     fn between_markers(&self, page: usize, low: usize, high: usize) -> (usize, usize) {
         if high - low == 1 {
             return (low, high);
