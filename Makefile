@@ -37,7 +37,7 @@ faults: setup ## whole runs with each operation of the swap file, each mapping a
 	LOWTIDE_FAULTS_ALL=1 $(FAULTS)
 
 soak: setup ## the tests that find races, for SOAK_SECONDS (default 300)
-	$(CARGO) test --release -p lowtide --test real_programs --test swapoff -- --ignored --test-threads=1 --nocapture soak
+	$(CARGO) test --release -p lowtide --test torture --test real_programs --test swapoff -- --ignored --test-threads=1 --nocapture soak
 
 overhead: setup build ## what lowtide costs below the limit
 	$(PYTHON) tests/overhead.py

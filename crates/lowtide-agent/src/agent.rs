@@ -15,6 +15,12 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 /// Thread id of the keeper: its descriptors are where a child finds its parent's swap file.
 pub static KEEPER: AtomicU32 = AtomicU32::new(0);
 
+/// The calling thread is lowtide's, and never ends before the process does.
+pub fn thread_begins() {
+    proc().thread_begins(rustix::thread::gettid().as_raw_nonzero().get() as u32);
+    proc().agent_at.store((thread_begins as *const ()).addr() as u64, Ordering::Release);
+}
+
 /// Whether this process belongs to a run.
 pub fn present() -> bool {
     !SEGMENT.load(Ordering::Acquire).is_null()

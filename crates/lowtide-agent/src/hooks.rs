@@ -219,6 +219,12 @@ extern "C" fn madvise(addr: usize, len: usize, advice: c_int) -> c_int {
         // MADV_FREE: the kernel would drop the pages when it likes, from lowtide's hands too. It may do so at once, says its contract.
         // MADV_GUARD_INSTALL: those that are out would be back when the guard is taken away. The guard stays.
         r = remove(addr, len, sys::MADV_DONTNEED);
+        if r == 0 && advice == sys::MADV_GUARD_INSTALL {
+            // Where it is not because a page came in over it meanwhile (Linux 6.18's COPY does that), it comes back: those pages have been
+            // dropped, and nothing is on its way there from before.
+            // SAFETY: the caller's own call, once more.
+            r = unsafe { syscall3(sys::__NR_madvise, addr, len, advice as usize) };
+        }
     }
     result(r) as c_int
 }

@@ -72,6 +72,7 @@ extern "C" fn run(start: usize) -> ! {
         let _ = futex::wait(&GO, futex::Flags::PRIVATE, 0, None);
     }
     let Some(pager) = agent::pager() else { say::fatal(b"a monitor has nothing to watch") };
+    agent::thread_begins();
     let mut watch = Watch::new(*cpu);
     let mut waited = false;
     loop {

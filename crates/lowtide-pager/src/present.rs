@@ -156,6 +156,17 @@ impl Present {
         })
     }
 
+    /// Finds what is neither missing nor in memory in `start .. end`: guard markers, and pages in the kernel's own swap.
+    ///
+    /// # Errors
+    /// As [`Present::scan`].
+    pub fn scan_markers(&self, start: usize, end: usize) -> Result<Ranges, Errno> {
+        self.ask(start, end, |arg| {
+            arg.category_mask = u64::from(sys::PAGE_IS_SWAPPED);
+            arg.return_mask = u64::from(sys::PAGE_IS_SWAPPED);
+        })
+    }
+
     /// Finds private pages in memory (the shared zero page is none) in `start .. end`, at most `max_pages` of them (0: any number).
     ///
     /// # Errors

@@ -16,6 +16,7 @@ mod error;
 mod launch;
 mod live;
 mod machine;
+mod own_threads;
 mod peer;
 mod plan;
 mod privilege;

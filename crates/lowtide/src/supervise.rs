@@ -5,6 +5,7 @@ use crate::broker::Broker;
 use crate::control::Control;
 use crate::error::{self, say};
 use crate::live::Live;
+use crate::own_threads::OwnThreads;
 use crate::signals::Signals;
 use crate::tree;
 use lowtide_pager::segment::{MAX_WARNINGS, Segment};
@@ -46,6 +47,7 @@ struct Supervisor<'a> {
     run: Live<'a>,
     own_memory_at: Option<Instant>,
     said_unmanaged: bool,
+    own_threads: OwnThreads,
 }
 
 /// Stays until the program has ended and nothing of what it started is left: a daemon that it became, or workers that outlive it. `alone`: this
@@ -59,7 +61,7 @@ pub fn supervise<'a>(
     alone: bool,
 ) -> Outcome<'a> {
     let (shared, started) = (run.shared, run.started);
-    let mut this = Supervisor { run, own_memory_at: None, said_unmanaged: false };
+    let mut this = Supervisor { run, own_memory_at: None, said_unmanaged: false, own_threads: OwnThreads::default() };
     let mut last_look = started;
     this.look();
     let mut ended = None;
@@ -138,6 +140,12 @@ impl Supervisor<'_> {
             self.own_memory_at = Some(Instant::now());
         }
         self.run.look();
+        if let Some(pid) = self.own_threads.ended(segment) {
+            let text = format!(
+                "one of lowtide's threads in process {pid} was ended (by a system call filter, a debugger?): its memory can't be served"
+            );
+            segment.fatal.put(pid, text.as_bytes());
+        }
         self.show_warnings(segment);
     }
 

@@ -86,6 +86,7 @@ pub extern "C" fn inherited(_: usize) -> ! {
     // Before the parent lets go: a child that has no threads to serve itself gets all of its memory instead.
     let able = thread::own_files().and_then(|()| monitor::start());
     agent::KEEPER.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
+    agent::thread_begins();
     let Some(pager) = agent::pager() else { sleep_for_ever() };
     let Some(parent) = atfork::parent_of_child() else { say::fatal(b"a forked child has no parent") };
     let mut reopen = |_area: u8, number: i32| inheritance::reopen(parent, parent_keeper, number);
@@ -129,6 +130,7 @@ fn begin() {
         say::fatal(b"Linux 5.9 or later is needed (close_range)");
     }
     agent::KEEPER.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
+    agent::thread_begins();
 }
 
 fn sleep_for_ever() -> ! {

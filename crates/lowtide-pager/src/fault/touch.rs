@@ -27,6 +27,7 @@ impl Operation<'_> {
             window.pages = window.pages.min(BATCH);
         }
         let (low, high) = self.clip(&lock, page, window);
+        let (low, high) = self.between_markers(page, low, high);
         let mut claims = Claims::default();
         let mut end = page;
         while end < high && claims.claim(self, low, end) {
@@ -81,6 +82,25 @@ impl Operation<'_> {
         add(&c.read_ahead_used, window.used);
         streams.advance(window, first, at);
         Ok(Served::Done)
+    }
+
+    /// The part of `low .. high` around `page` in which there are no guards: a COPY would put pages in their place. (Linux 6.18;
+    /// ZEROPAGE and MOVE would not.)
+    fn between_markers(&self, page: usize, low: usize, high: usize) -> (usize, usize) {
+        if high - low == 1 {
+            return (low, high);
+        }
+        let Ok(markers) = self.present().scan_markers(low * PAGE_SIZE, high * PAGE_SIZE) else { return (page, page + 1) };
+        let seen = high.min(markers.walk_end / PAGE_SIZE);
+        if seen <= page {
+            return (page, page + 1);
+        }
+        markers.iter().map(|(start, end)| (start / PAGE_SIZE, end / PAGE_SIZE)).fold(
+            (low, seen),
+            |(low, high), (start, end)| {
+                if end <= page { (end, high) } else { (low, high.min(start.max(page + 1))) }
+            },
+        )
     }
 
     /// There is no memory for the word of a page, so it was never out. Alone, so that nobody gives it one and evicts it meanwhile.

@@ -158,6 +158,9 @@ pub mod proc_state {
     pub const ACTIVE: u32 = 3;
 }
 
+/// Most threads that lowtide has in a process.
+pub const OWN_THREADS: usize = 17;
+
 /// One process of the tree.
 #[repr(C, align(64))]
 pub struct Proc {
@@ -169,6 +172,10 @@ pub struct Proc {
     pub(super) image: AtomicU64,
     /// 1: the process has another pid for `lowtide run` than it knows.
     pub(super) elsewhere: AtomicU64,
+    /// Ids of lowtide's threads in it, ...
+    threads: [AtomicU32; OWN_THREADS],
+    /// ... and an address in the code of the library that they execute; 0: there are none.
+    pub agent_at: AtomicU64,
     /// Resident anonymous bytes that count against the limit (lowtide's own inside the process included).
     pub ram_bytes: AtomicU64,
     /// Of those, its part of the pages that it shares with other processes of its family ([`crate::share`]).
@@ -217,6 +224,19 @@ impl Proc {
         self.elsewhere.store(1, Ordering::Release);
     }
 
+    /// The calling thread, of this id, is lowtide's, and lives as long as the process image.
+    pub fn thread_begins(&self, id: u32) {
+        let free = |place: &&AtomicU32| place.compare_exchange(0, id, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        let _ = self.threads.iter().find(free);
+    }
+
+    /// Ids of lowtide's threads in it; none where they mean something else to `lowtide run`.
+    pub fn threads(&self) -> impl Iterator<Item = u32> {
+        let here = self.elsewhere.load(Ordering::Acquire) == 0;
+        let all = if here { &self.threads[..] } else { &[] };
+        all.iter().map(|id| id.load(Ordering::Relaxed)).filter(|id| *id != 0)
+    }
+
     /// The image that had the slot can execute no other instruction.
     pub(super) fn next_image(&self) {
         self.elsewhere.store(0, Ordering::Relaxed);
@@ -226,6 +246,8 @@ impl Proc {
 
     /// Sets all gauges (what is so now, unlike counts) to zero: for a new image of the process, or none.
     pub(super) fn clear_gauges(&self) {
+        self.agent_at.store(0, Ordering::Relaxed);
+        self.threads.iter().for_each(|id| id.store(0, Ordering::Relaxed));
         for gauge in [
             &self.ram_bytes,
             &self.shared_bytes,

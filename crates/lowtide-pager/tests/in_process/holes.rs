@@ -1,6 +1,9 @@
 //! A window is detached with its holes. What is no page of the program, and is there all the same (the shared zero page, a guard), is no
 //! hole: it stays where it is.
 
+use std::ffi::{c_int, c_void};
+use std::io::Write;
+
 use lowtide_pager::evict::Evicted;
 use rustix::mm::MapFlags;
 
@@ -35,6 +38,52 @@ fn only_what_is_missing_is_a_hole() {
             if i + 1 < PAGES {
                 verify(page(i + 1), 0, "read only");
             }
+        }
+    }
+}
+
+/// MADV_GUARD_INSTALL, of Linux 6.13 and newer than some C libraries.
+const GUARD_INSTALL: i32 = 102;
+const EFAULT: i32 = 14;
+
+unsafe extern "C" {
+    fn madvise(at: *mut c_void, length: usize, advice: c_int) -> c_int;
+}
+
+/// Zeros are brought in ahead of a thread that touches fresh memory, and a COPY of the kernel puts them in the place of guards, too.
+#[test]
+fn a_guard_is_no_untouched_page() {
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 2 }) else { return };
+    let at = house.region(PAGES);
+    let guards: Vec<usize> = (0..PAGES).filter(|i| i % 97 == 40 || (2000..2300).contains(i) && i % 2 == 0).collect();
+    // SAFETY: inside the region.
+    let page = |i: usize| unsafe { at.add(i * PAGE) };
+    for &i in &guards {
+        // SAFETY: as above.
+        if unsafe { madvise(page(i).cast(), PAGE, GUARD_INSTALL) } != 0 {
+            assert_eq!(std::io::Error::last_os_error().kind(), std::io::ErrorKind::InvalidInput);
+            eprintln!("SKIPPED: this kernel has no guard pages");
+            return;
+        }
+    }
+    let is_guard = |i: usize| guards.binary_search(&i).is_ok();
+    let (_reader, mut writer) = std::io::pipe().unwrap();
+    // First from the beginning, then from the end.
+    for i in (0..PAGES / 2).chain((PAGES / 2..PAGES).rev()).filter(|&i| !is_guard(i)) {
+        write(page(i), i as u64 + 1);
+    }
+    assert_eq!(house.evict_all(), Evicted::Nothing);
+    for i in 0..PAGES {
+        if is_guard(i) {
+            // SAFETY: the kernel finds out whether it may read there.
+            let bytes = unsafe { std::slice::from_raw_parts(page(i), 1) };
+            assert_eq!(
+                writer.write(bytes).err().and_then(|error| error.raw_os_error()),
+                Some(EFAULT),
+                "page {i} is a guard no more"
+            );
+        } else {
+            verify(page(i), i as u64 + 1, "beside guards");
         }
     }
 }

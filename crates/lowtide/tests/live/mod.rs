@@ -42,17 +42,23 @@ pub fn is_root() -> bool {
     root
 }
 
-/// The program `name` of tests/programs. (Called by one at a time: see [`turn`].)
+/// The program `name` of tests/programs: a file, or all files of a directory. (Called by one at a time: see [`turn`].)
 pub fn program(name: &str) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs").join(format!("{name}.c"));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs").join(name);
+    let files: Vec<PathBuf> = match std::fs::read_dir(&source) {
+        Ok(list) => list.filter_map(Result::ok).map(|entry| entry.path()).collect(),
+        Err(_) => vec![source.with_extension("c")],
+    };
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("live");
     std::fs::create_dir_all(&dir).expect("a directory under target/");
     let output = dir.join(name);
     let time = |path: &Path| path.metadata().and_then(|data| data.modified()).ok();
-    if time(&output).is_none_or(|made| time(&source).is_some_and(|changed| changed >= made)) {
+    let changed = files.iter().filter_map(|file| time(file)).max();
+    if time(&output).is_none_or(|made| changed.is_some_and(|changed| changed >= made)) {
         let mut cc = Command::new("cc");
-        cc.args(["-O2", "-std=gnu11", "-pthread", "-rdynamic", "-o"]).arg(&output).arg(&source);
-        assert!(cc.status().expect("cc starts").success(), "cc {name}.c");
+        cc.args(["-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", "-rdynamic", "-o"]).arg(&output);
+        cc.args(files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "c")));
+        assert!(cc.status().expect("cc starts").success(), "cc {name}");
     }
     output
 }
@@ -206,6 +212,18 @@ impl Run {
         let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         assert!(output.status.success(), "{:?}: {out}{err}", output.status);
         (out, err)
+    }
+
+    /// Waits so long for its end; its status, standard output and error. None: it goes on.
+    pub fn ended_within(&mut self, time: Duration) -> Option<Output> {
+        let until = Instant::now() + time;
+        while self.is_alive() {
+            if Instant::now() > until {
+                return None;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Some(self.child.take().expect("not finished yet").wait_with_output().expect("waited for"))
     }
 
     /// The pids of the program and its children.
