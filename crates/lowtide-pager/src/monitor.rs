@@ -4,17 +4,13 @@
 //! While an event waits, the kernel refuses to install pages, and reports all faults before the event. Faults are put aside then without
 //! trying, nobody is woken for nothing (the thread would fault again), and they are served when the event has been read.
 
-use core::sync::atomic::Ordering;
-
 use arrayvec::ArrayVec;
+use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
-use crate::clock::now_ns;
 use crate::events::Read;
-use crate::evict::Evicted;
 use crate::fault::Served;
 use crate::pager::{Pager, Worker, add};
-use crate::segment::latency_bucket;
 
 /// Faults kept until a waiting event has been read; more are sent back to the kernel, which reports them again.
 const DEFERRED: usize = 1024;
@@ -70,21 +66,21 @@ impl Monitor {
                 Read::Fault(addr, thread) if self.deferred.is_empty() => {
                     match self.serve(pager, addr) {
                         Served::EventsFirst => self.deferred.push(addr),
-                        Served::Done => turn.thread = Some(thread),
+                        Served::Done | Served::Lost => turn.thread = Some(thread),
                     }
                     break;
                 }
                 // To serve it in vain would only keep the event waiting.
                 Read::Fault(addr, _) => {
                     if self.deferred.try_push(addr).is_err() {
-                        pager.uffd().wake(addr, 4096);
+                        pager.uffd().wake(addr, PAGE_SIZE);
                     }
                 }
             }
         }
         let mut served = 0;
         while let Some(&addr) = self.deferred.get(served)
-            && self.serve(pager, addr) == Served::Done
+            && self.serve(pager, addr) != Served::EventsFirst
         {
             served += 1;
         }
@@ -92,22 +88,13 @@ impl Monitor {
         turn
     }
 
-    /// Serves a fault, at the limit after some memory has been freed for it, and counts how long that took.
+    /// Serves a fault, and lets the thread run on.
     fn serve(&mut self, pager: &Pager, addr: usize) -> Served {
-        let start = now_ns();
-        let (proc, counters) = (pager.proc(), pager.counters());
-        if (pager.budget.at_limit() || pager.budget.is_coming_down())
-            && pager.evict_for_fault(&mut self.worker) == Evicted::Some
-        {
-            counters.evictions_direct.fetch_add(1, Ordering::Relaxed);
+        let served = pager.serve_within_limit(addr, &mut self.worker);
+        // Without poison (Linux before 6.6) it faults again, and this is tried again.
+        if served == Served::Lost && pager.uffd().poison(addr, PAGE_SIZE).is_err() {
+            pager.uffd().wake(addr, PAGE_SIZE);
         }
-        let served = pager.serve(addr, &mut self.worker);
-        // Before the thread is woken, which may run in place of this one from then on.
-        let took = now_ns() - start;
-        proc.latency[latency_bucket(took)].fetch_add(1, Ordering::Relaxed);
-        counters.stall_some_us.fetch_add(took / 1000, Ordering::Relaxed);
-        counters.latency_max_ns.fetch_max(took, Ordering::Relaxed);
-        pager.stage_ahead(&mut self.worker);
         self.worker.wake(pager.uffd());
         served
     }

@@ -24,7 +24,6 @@ mod program;
 mod run;
 mod shared;
 mod signals;
-mod size;
 mod stats;
 mod stats_file;
 mod supervise;
@@ -37,6 +36,7 @@ mod tree;
 use crate::args::Command;
 use crate::error::{Failure, say};
 use clap::CommandFactory;
+use lowtide::size;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

@@ -63,6 +63,7 @@ impl Keeper {
         let uffd = self.uffd.take().ok_or(Errno::BADF)?;
         let host = Host {
             fatal: say::fatal,
+            lost: |text| say::fatal(text),
             warn: say::warn,
             waits: watch::call_all,
             open_uffd: broker::userfaultfd,

@@ -1,0 +1,138 @@
+//! Whose an address is: asked in a signal handler, so without a lock and without waiting.
+//!
+//! Readers look at a sorted list that nobody changes. Who changes it publishes another one, and frees the old one when all
+//! that may still look at it have left: they are counted, by the parity of an epoch that ends with the change (as in Linux's SRCU).
+
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+/// Ranges of addresses, and something that belongs to each.
+pub struct Addresses<T> {
+    current: AtomicPtr<Vec<Entry<T>>>,
+    epoch: AtomicUsize,
+    readers: [Line; 2],
+}
+
+/// A counter with a cache line of its own.
+#[repr(align(64))]
+struct Line(AtomicUsize);
+
+/// `start .. end` is `of`'s.
+#[derive(Clone, Copy)]
+struct Entry<T> {
+    start: usize,
+    end: usize,
+    of: T,
+}
+
+impl<T: Copy> Addresses<T> {
+    /// None.
+    pub const fn new() -> Self {
+        Addresses {
+            current: AtomicPtr::new(core::ptr::null_mut()),
+            epoch: AtomicUsize::new(0),
+            readers: [const { Line(AtomicUsize::new(0)) }; 2],
+        }
+    }
+
+    /// What belongs to `addr`. Safe in signal handlers, by any thread.
+    pub fn find(&self, addr: usize) -> Option<T> {
+        let readers = loop {
+            let epoch = self.epoch.load(Ordering::SeqCst);
+            let readers = &self.readers[epoch % 2].0;
+            readers.fetch_add(1, Ordering::SeqCst);
+            // Else whoever ended that epoch may not wait for this reader any more.
+            if self.epoch.load(Ordering::SeqCst) % 2 == epoch % 2 {
+                break readers;
+            }
+            readers.fetch_sub(1, Ordering::SeqCst);
+        };
+        // SAFETY: null, or a list that is freed only when no reader of the epoch in which it was replaced is left; this is one.
+        let list = unsafe { self.current.load(Ordering::SeqCst).as_ref() };
+        let found = list.and_then(|list| {
+            let entry = list.get(list.partition_point(|entry| entry.end <= addr))?;
+            (entry.start <= addr).then_some(entry.of)
+        });
+        // Release: pairs with the load in `change`, after which the list is freed.
+        readers.fetch_sub(1, Ordering::SeqCst);
+        found
+    }
+
+    /// Adds a range, which overlaps no other.
+    ///
+    /// # Safety
+    /// One thread at a time changes the list.
+    pub unsafe fn insert(&self, start: usize, end: usize, of: T) {
+        // SAFETY: handed on to the caller.
+        unsafe { self.change(|list| list.insert(list.partition_point(|entry| entry.start < start), Entry { start, end, of })) }
+    }
+
+    /// Takes out the range that begins at `start`.
+    ///
+    /// # Safety
+    /// As for [`Addresses::insert`].
+    pub unsafe fn remove(&self, start: usize) {
+        // SAFETY: handed on to the caller.
+        unsafe { self.change(|list| list.retain(|entry| entry.start != start)) }
+    }
+
+    /// # Safety
+    /// As for [`Addresses::insert`].
+    unsafe fn change(&self, change: impl FnOnce(&mut Vec<Entry<T>>)) {
+        // SAFETY: this thread alone replaces and frees lists.
+        let mut list = unsafe { self.current.load(Ordering::SeqCst).as_ref() }.cloned().unwrap_or_default();
+        change(&mut list);
+        let old = self.current.swap(Box::into_raw(Box::new(list)), Ordering::SeqCst);
+        let ended = self.epoch.fetch_add(1, Ordering::SeqCst);
+        while self.readers[ended % 2].0.load(Ordering::SeqCst) > 0 {
+            std::thread::yield_now();
+        }
+        if !old.is_null() {
+            // SAFETY: from a box; readers that came before the swap have left, and others can't find it.
+            drop(unsafe { Box::from_raw(old) });
+        }
+    }
+
+    /// In a forked child: the ranges are its parent's. (The list is left to itself: the thread that was changing it is not here.)
+    ///
+    /// # Safety
+    /// There is one thread.
+    pub unsafe fn forget_in_child(&self) {
+        self.current.store(core::ptr::null_mut(), Ordering::SeqCst);
+        self.readers.iter().for_each(|readers| readers.0.store(0, Ordering::SeqCst));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn finds_what_is_there_while_others_come_and_go() {
+        let (addresses, over) = (Addresses::new(), AtomicBool::new(false));
+        // SAFETY: this thread alone changes the list.
+        unsafe { addresses.insert(1000, 2000, 1u32) };
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        assert_eq!((addresses.find(1000), addresses.find(1999)), (Some(1), Some(1)));
+                        assert_eq!((addresses.find(999), addresses.find(2000)), (None, None));
+                        let other = addresses.find(5000);
+                        assert!(other.is_none_or(|of| (10..310).contains(&of)), "{other:?}");
+                    }
+                });
+            }
+            for i in 0..300 {
+                // SAFETY: as above.
+                unsafe {
+                    addresses.insert(4096, 8192, 10 + i);
+                    assert_eq!(addresses.find(8191), Some(10 + i));
+                    addresses.remove(4096);
+                }
+                assert_eq!(addresses.find(4096), None);
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+    }
+}
