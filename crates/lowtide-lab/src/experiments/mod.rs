@@ -7,6 +7,7 @@ mod hysteresis;
 mod pool;
 mod race;
 mod recompress;
+mod region;
 mod slots_fragmentation;
 mod slots_locks;
 mod swapoff;
@@ -32,7 +33,7 @@ const EXPERIMENTS: &[Experiment] = &[
 ];
 
 /// What changes the machine while it runs, and takes root: only by name.
-const ALONE: &[Experiment] = &[race::EXPERIMENT];
+const ALONE: &[Experiment] = &[race::EXPERIMENT, region::EXPERIMENT];
 /// The experiment that has options of its own.
 pub const RACE: &str = race::EXPERIMENT.name;
 

@@ -9,6 +9,8 @@ mod match_up;
 mod memory;
 mod real;
 mod redis;
+mod region_load;
+mod regions;
 mod restore;
 mod run;
 mod synthetic;
@@ -17,6 +19,8 @@ mod zipf;
 pub use kernel::Swap;
 pub use loads::{chosen, missing, names};
 pub use match_up::{Course, Match, Race, Shown};
+pub use region_load::Order;
+pub use regions::{SIDES, Touched};
 
 use std::process::ExitCode;
 
@@ -25,6 +29,7 @@ pub fn helper() -> Option<ExitCode> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.first()?.as_str() {
         synthetic::NAME => Some(synthetic::main(&args[1..])),
+        region_load::NAME => Some(region_load::main(&args[1..])),
         restore::NAME => Some(restore::main(&args[1..])),
         _ => None,
     }
