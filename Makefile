@@ -11,7 +11,7 @@ FUZZ_FLAGS := -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
 # Built elsewhere: what can be made to fail must never be taken for what is shipped.
 FAULTS := $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide --features faults --test faults
 
-.PHONY: build demo test model fuzz faults soak overhead table programs lab race fmt lint clean setup help
+.PHONY: build demo test model fuzz faults soak overhead table programs header wheel test-python lab race fmt lint clean setup help
 
 build: ## target/release/lowtide: one file, the agent inside
 	$(CARGO) build --release
@@ -50,6 +50,16 @@ table: setup build ## the table of the README
 
 programs: setup build ## runtimes, databases, tools that others wrote: docs/programs.md (installs them)
 	$(PYTHON) tests/programs_table.py
+
+header: ## lowtide.h, of the code of crates/lowtide-c
+	LOWTIDE_WRITE_HEADER=1 $(CARGO) test --release -p lowtide-c the_header
+
+wheel: setup ## the Python package, in target/wheels
+	@tests/setup.sh wheel
+	$(TARGET)/wheel-venv/bin/maturin build --release --manifest-path python/Cargo.toml --out $(TARGET)/wheels
+
+test-python: wheel ## the wheel in a fresh environment: its tests and examples
+	@tests/wheel.sh $(TARGET)
 
 lab: build ## the experiments, quickly
 	$(TARGET)/release/lowtide-lab all --quick

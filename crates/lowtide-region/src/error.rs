@@ -57,6 +57,11 @@ pub enum Error {
         /// The level.
         level: i32,
     },
+    /// A delivery that does not exist.
+    UnknownDelivery {
+        /// Its number.
+        number: i32,
+    },
     /// The kernel does not let this program have a userfaultfd of the kind that is needed.
     Userfaultfd {
         /// What it said.
@@ -109,6 +114,9 @@ impl fmt::Display for Error {
             ),
             Error::Swap(why) => write!(f, "swap {why}"),
             Error::Codec { level } => write!(f, "zstd has no level {level}: use -7 to -1 or 1 to 22"),
+            Error::UnknownDelivery { number } => {
+                write!(f, "{number} is no delivery: use 0 (in-thread), 1 (monitor) or 2 (user monitor)")
+            }
             Error::Userfaultfd { errno: Errno::NOSYS, .. } => {
                 f.write_str("this kernel has no userfaultfd: boot one that is built with CONFIG_USERFAULTFD")
             }
