@@ -9,7 +9,7 @@ use lowtide_core::vm;
 use crate::addresses::Addresses;
 use crate::error::Error;
 use crate::house::{self, House};
-use crate::signals;
+use crate::{sigbus, signals};
 
 /// Whose the regions of this process are.
 static HOUSES: Addresses<&'static House> = Addresses::new();
@@ -86,5 +86,6 @@ extern "C" fn in_child() {
         CHANGING.reset_after_fork();
         HOUSES.forget_in_child();
         house::forget_in_child();
+        sigbus::reset_after_fork();
     }
 }

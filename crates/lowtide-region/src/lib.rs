@@ -32,7 +32,9 @@
 //! With [`Delivery::InThread`] the thread that touches a missing page brings it in itself, in a handler of SIGBUS. That works in any
 //! thread, on any stack that has room for a signal frame (the rest is done on stacks of lowtide's own), and in signal handlers. The handler
 //! is installed with the first group; what was installed before is called for addresses that are no region's. A program that installs a handler of SIGBUS
-//! *after* that must call the earlier one for such faults. A debugger stops at each SIGBUS: `handle SIGBUS nostop noprint` in gdb.
+//! *after* that must call the earlier one for such faults. A thread that *blocks* SIGBUS
+//! (`sigfillset`, also in the mask of a signal handler) and touches a missing page is ended by the kernel, with the process: leave SIGBUS out of such masks, or use
+//! [`Delivery::UserMonitor`]. A debugger stops at each SIGBUS: `handle SIGBUS nostop noprint` in gdb.
 //!
 //! # Forks
 //! A forked child has none of the parent's regions: touching one there is SIGSEGV, and calls on it fail with [`Error::Forked`]. It may make
@@ -43,7 +45,7 @@
 //! file that can't be read. It never reads other bytes than were written. Contradictions in lowtide's own tables, which must not be, abort the process with a message.
 //!
 //! # What one must not do with a region's memory
-//! Unmap it, move it (`mremap`), or drop pages with `madvise`: [`Region::drop_range`] does that. Lock it with `mlock`: a guard does that. Give it to
+//! Unmap it, move it (`mremap`), or drop pages with `madvise`: [`Region::drop_range`] does that. Lock it with `mlock` or `mlockall`: a guard does that. Give it to
 //! another userfaultfd.
 
 mod addresses;

@@ -9,6 +9,8 @@ use core::mem::MaybeUninit;
 use core::ptr;
 use std::sync::OnceLock;
 
+use lowtide_core::lock::Lock;
+
 use crate::error::Error;
 use crate::{fork, signals};
 
@@ -18,6 +20,8 @@ const BUS_ADRERR: libc::c_int = 2;
 /// What was done about SIGBUS before.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
+static INSTALLED: Lock<bool> = Lock::new(false);
+
 type Action = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
 type Handler = extern "C" fn(libc::c_int);
 
@@ -26,8 +30,8 @@ type Handler = extern "C" fn(libc::c_int);
 /// # Errors
 /// [`Error::System`]: the kernel does not like it.
 pub fn install() -> Result<(), Error> {
-    static DONE: std::sync::Mutex<bool> = std::sync::Mutex::new(false);
-    let mut done = DONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _blocked = signals::block();
+    let mut done = INSTALLED.lock();
     if *done {
         return Ok(());
     }
@@ -50,6 +54,15 @@ pub fn install() -> Result<(), Error> {
     }
     *done = true;
     Ok(())
+}
+
+/// In a forked child, which has the handler from its parent.
+///
+/// # Safety
+/// There is one thread.
+pub unsafe fn reset_after_fork() {
+    // SAFETY: handed on to the caller.
+    unsafe { INSTALLED.reset_after_fork() };
 }
 
 fn last_error() -> rustix::io::Errno {
