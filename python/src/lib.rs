@@ -13,7 +13,8 @@ fn raised(error: Error) -> PyErr {
     match error {
         Error::TooLarge { .. } => PyMemoryError::new_err(line),
         Error::Guarded => PyBufferError::new_err(line),
-        Error::Userfaultfd { .. } | Error::System { .. } | Error::Lost | Error::UnderRun | Error::Forked => PyOSError::new_err(line),
+        Error::Userfaultfd { .. } | Error::System { .. } => PyOSError::new_err(line),
+        Error::Lost | Error::UnderRun | Error::Forked => PyOSError::new_err(line),
         _ => PyValueError::new_err(line),
     }
 }

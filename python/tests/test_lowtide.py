@@ -24,7 +24,7 @@ def filled(mib=64, ram="16M", **more):
 
 
 def test_doctests():
-    failed, tried = doctest.testmod(lowtide)
+    failed, tried = doctest.testmod(lowtide, extraglobs={"lowtide": lowtide})
     assert tried > 15 and failed == 0
 
 

@@ -109,17 +109,18 @@ fn done(result: Result<(), Error>) -> c_int {
     }
 }
 
-/// Says in one line what was wrong and what to do, of the latest call that failed in this thread. Empty if none did. Valid until
-/// the next call of this thread that fails.
+/// Says in one line what was wrong and what to do, of the latest call that failed in this thread. Empty if none did. Valid
+/// until the next call of this thread that fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
 /// Makes a region of len bytes, all zero. NULL on failure, with errno:
-/// EINVAL (len or an option is wrong: zero, no RAM limit or less than 16 MiB, an unknown swap, level or delivery), ENOMEM (there is no address
-/// space for len), EPERM or EACCES (no privilege for LOWTIDE_MONITOR, or a filter forbids userfaultfd), ENOSYS (no userfaultfd in this kernel),
-/// ENOTSUP (the program runs under `lowtide run`), ECHILD (group_with is a parent process's), or another one from the kernel.
+/// EINVAL (len or an option is wrong: zero, no RAM limit or less than 16 MiB, an unknown swap, level or delivery), ENOMEM
+/// (there is no address space for len), EPERM or EACCES (no privilege for LOWTIDE_MONITOR, or a filter forbids userfaultfd),
+/// ENOSYS (no userfaultfd in this kernel), ENOTSUP (the program runs under `lowtide run`), ECHILD (group_with is a parent
+/// process's), or another one from the kernel.
 ///
 /// # Safety
 /// options points to a struct lowtide_options whose pointers are NULL or valid.
@@ -208,8 +209,8 @@ pub unsafe extern "C" fn lowtide_region_len(region: *const Region) -> usize {
     unsafe { (*region).region.len() }
 }
 
-/// Changes the RAM limit, in bytes, of a region and of those that share it. A lower one is reached by and by. Errors: EINVAL (less than 16 MiB, or than
-/// twice what guards keep in memory), ECHILD (a parent process's region).
+/// Changes the RAM limit, in bytes, of a region and of those that share it. A lower one is reached by and by. Errors: EINVAL
+/// (less than 16 MiB, or than twice what guards keep in memory), ECHILD (a parent process's region).
 ///
 /// # Safety
 /// region is a region.
@@ -249,8 +250,8 @@ pub unsafe extern "C" fn lowtide_get_stats(region: *const Region, stats: *mut St
     }
 }
 
-/// Brings in the pages of a range that are out: a hint. Errors: ERANGE (not in the region), EINVAL (no bytes), EIO (a page can't be read
-/// back), ECHILD (a parent process's region).
+/// Brings in the pages of a range that are out: a hint. Errors: ERANGE (not in the region), EINVAL (no bytes), EIO (a page
+/// can't be read back), ECHILD (a parent process's region).
 ///
 /// # Safety
 /// region is a region.
@@ -260,8 +261,8 @@ pub unsafe extern "C" fn lowtide_prefetch(region: *const Region, offset: usize, 
     done(unsafe { (*region).region.prefetch(offset..offset.saturating_add(len)) })
 }
 
-/// Evicts the pages of a range now, but for what guards keep in memory and what no swap takes. Errors: ERANGE, EINVAL, ECHILD, as
-/// for lowtide_prefetch().
+/// Evicts the pages of a range now, but for what guards keep in memory and what no swap takes. Errors: ERANGE, EINVAL, ECHILD,
+/// as for lowtide_prefetch().
 ///
 /// # Safety
 /// region is a region.
@@ -271,8 +272,8 @@ pub unsafe extern "C" fn lowtide_evict(region: *const Region, offset: usize, len
     done(unsafe { (*region).region.evict(offset..offset.saturating_add(len)) })
 }
 
-/// Sets a range to zeros, and gives its memory and its room in swap back. No other thread may use the range meanwhile. Errors: ERANGE, EINVAL, ECHILD,
-/// as for lowtide_prefetch().
+/// Sets a range to zeros, and gives its memory and its room in swap back. No other thread may use the range meanwhile. Errors:
+/// ERANGE, EINVAL, ECHILD, as for lowtide_prefetch().
 ///
 /// # Safety
 /// region is a region.
@@ -282,9 +283,9 @@ pub unsafe extern "C" fn lowtide_drop(region: *const Region, offset: usize, len:
     done(unsafe { (*region).region.drop_shared(offset, offset.saturating_add(len)) })
 }
 
-/// Brings a range into memory and keeps it there until lowtide_guard_free(): for system calls and devices. At most half of the RAM limit
-/// stays in memory by guards. NULL on failure, with errno: ENOBUFS (that would be more), ERANGE, EINVAL, EIO, ECHILD, as for
-/// lowtide_prefetch().
+/// Brings a range into memory and keeps it there until lowtide_guard_free(): for system calls and devices. At most half of the
+/// RAM limit stays in memory by guards. NULL on failure, with errno: ENOBUFS (that would be more), ERANGE, EINVAL, EIO, ECHILD,
+/// as for lowtide_prefetch().
 ///
 /// # Safety
 /// region is a region.

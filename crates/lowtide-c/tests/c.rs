@@ -1,5 +1,5 @@
-//! The C interface, installed into a directory of the test's own and used from there: by pkg-config, with the shared and the static library,
-//! and with the address sanitizer.
+//! The C interface, installed into a directory of the test's own and used from there: by pkg-config, with the shared and the
+//! static library, and with the address sanitizer.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -17,10 +17,19 @@ fn well(command: &mut Command) -> String {
     text
 }
 
-/// Where this build's libraries are: beside the directory of this program.
+/// Builds the libraries as they are to be installed (for tests cargo does not), beside the directory of this program; where
+/// that is.
 fn built() -> PathBuf {
     let own = std::env::current_exe().unwrap();
-    own.ancestors().nth(2).unwrap().to_owned()
+    let built = own.ancestors().nth(2).unwrap();
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--package", "lowtide-c", "--manifest-path"]).arg(Path::new(HERE).join("Cargo.toml"));
+    cargo.arg("--target-dir").arg(built.parent().unwrap());
+    if built.ends_with("release") {
+        cargo.arg("--release");
+    }
+    well(&mut cargo);
+    built.to_owned()
 }
 
 fn installed() -> tempfile::TempDir {

@@ -1,5 +1,5 @@
-//! What the owner of adopted memory asks of a range of it, where that is not found out by events: the library's regions. Nobody else
-//! changes the mapping of such a range, so these calls are all that happens to it.
+//! What the owner of adopted memory asks of a range of it, where that is not found out by events: the library's regions. Nobody
+//! else changes the mapping of such a range, so these calls are all that happens to it.
 //!
 //! All of them by threads that hold no lock, and in which no signal handler runs that may touch the memory.
 
@@ -46,8 +46,8 @@ impl Pager {
         unsafe { rustix::mm::madvise(range.start as *mut _, range.end - range.start, Advice::LinuxDontNeed) }
     }
 
-    /// Lets go of an adopted range for good: what is out is forgotten, and missing pages are not served any more. The range is to be
-    /// unmapped next.
+    /// Lets go of an adopted range for good: what is out is forgotten, and missing pages are not served any more. The range is
+    /// to be unmapped next.
     ///
     /// # Errors
     /// Those of UFFDIO_UNREGISTER.
@@ -80,8 +80,8 @@ impl Pager {
         self.pinned.remove(&self.space.exclusive(), range);
     }
 
-    /// Brings in the missing pages of a range, within the limit: where that is less than the range, those that came in first are evicted
-    /// for those that come last, unless they are pinned. False: a page could not be had.
+    /// Brings in the missing pages of a range, within the limit: where that is less than the range, those that came in first
+    /// are evicted for those that come last, unless they are pinned. False: a page could not be had.
     ///
     /// # Errors
     /// Those of looking at what is in memory.
@@ -126,7 +126,8 @@ impl Pager {
         }
     }
 
-    /// Evicts what is in memory of a range, as far as it can be moved and a tier takes it; and stores all that waits in staging.
+    /// Evicts what is in memory of a range, as far as it can be moved and a tier takes it; and stores all that waits in
+    /// staging.
     pub fn evict_range(&self, range: Range, worker: &mut Worker) -> Evicted {
         let mut at = range.start;
         while at < range.end {

@@ -14,8 +14,8 @@ struct Bump {
     used: AtomicUsize,
 }
 
-// SAFETY: blocks lie in the region, which stays where it is as long as the allocator lives (only references to it are allocators, so it is not moved
-// away under them), and none overlaps another.
+// SAFETY: blocks lie in the region, which stays where it is as long as the allocator lives (only references to it are
+// allocators, so it is not moved away under them), and none overlaps another.
 unsafe impl Allocator for &Bump {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         let mut used = self.used.load(Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! A key-value cache of 64 MiB in 20 MiB of RAM: values in a region, an index in ordinary memory. What was not asked for lately leaves RAM by itself.
+//! A key-value cache of 64 MiB in 20 MiB of RAM: values in a region, an index in ordinary memory. What was not asked for lately
+//! leaves RAM by itself.
 
 use std::collections::HashMap;
 

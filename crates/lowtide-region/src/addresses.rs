@@ -1,7 +1,8 @@
 //! Whose an address is: asked in a signal handler, so without a lock and without waiting.
 //!
 //! Readers look at a sorted list that nobody changes. Who changes it publishes another one, and frees the old one when all
-//! that may still look at it have left: they are counted, by the parity of an epoch that ends with the change (as in Linux's SRCU).
+//! that may still look at it have left: they are counted, by the parity of an epoch that ends with the change (as in Linux's
+//! SRCU).
 
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
@@ -92,7 +93,8 @@ impl<T: Copy> Addresses<T> {
         }
     }
 
-    /// In a forked child: the ranges are its parent's. (The list is left to itself: the thread that was changing it is not here.)
+    /// In a forked child: the ranges are its parent's. (The list is left to itself: the thread that was changing it is not
+    /// here.)
     ///
     /// # Safety
     /// There is one thread.

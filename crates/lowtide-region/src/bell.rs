@@ -21,7 +21,8 @@ impl Bell {
         self.rung.load(Ordering::Acquire)
     }
 
-    /// Sleeps for so many microseconds, or until it rings; not at all if it rang since `seen`. `lightly`: [`Bell::wake_sleeper`] ends it.
+    /// Sleeps for so many microseconds, or until it rings; not at all if it rang since `seen`. `lightly`:
+    /// [`Bell::wake_sleeper`] ends it.
     pub fn sleep(&self, seen: u32, us: u64, lightly: bool) {
         self.asleep.store(lightly, Ordering::Release);
         let time = Timespec { tv_sec: (us / 1_000_000) as i64, tv_nsec: (us % 1_000_000 * 1000) as i64 };

@@ -1,4 +1,5 @@
-//! Forks: a child has none of its parent's regions, nor of the memory that lowtide has for them. It may have regions of its own.
+//! Forks: a child has none of its parent's regions, nor of the memory that lowtide has for them. It may have regions of its
+//! own.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::OnceLock;

@@ -58,8 +58,8 @@ impl GroupBuilder {
     /// Makes the group.
     ///
     /// # Errors
-    /// [`Error::NoLimit`], [`Error::RamTooSmall`], [`Error::Codec`], [`Error::Swap`]: it can't be made so. [`Error::Userfaultfd`],
-    /// [`Error::UnderRun`], [`Error::System`]: not here.
+    /// [`Error::NoLimit`], [`Error::RamTooSmall`], [`Error::Codec`], [`Error::Swap`]: it can't be made so.
+    /// [`Error::Userfaultfd`], [`Error::UnderRun`], [`Error::System`]: not here.
     pub fn build(self) -> Result<Group, Error> {
         let ram = self.ram.ok_or(Error::NoLimit)?;
         if ram < LEAST_RAM {

@@ -29,8 +29,8 @@ use crate::workers::Workers;
 /// How pages come in that a thread touches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Delivery {
-    /// By the thread itself, in a handler of SIGBUS. Needs no privilege, and is the fastest. A system call that meets a page that is out
-    /// fails with EFAULT.
+    /// By the thread itself, in a handler of SIGBUS. Needs no privilege, and is the fastest. A system call that meets a page
+    /// that is out fails with EFAULT.
     #[default]
     InThread,
     /// By a thread of lowtide, for which the other one waits: also a thread in a system call. Needs the privilege to serve the

@@ -65,8 +65,8 @@ impl Builder {
     /// Makes the region.
     ///
     /// # Errors
-    /// [`Error::Empty`], [`Error::TooLarge`]: of its length. [`Error::GroupHasItsOwn`]: a group was given, and something else as well. Else those
-    /// of [`GroupBuilder::build`].
+    /// [`Error::Empty`], [`Error::TooLarge`]: of its length. [`Error::GroupHasItsOwn`]: a group was given, and something else
+    /// as well. Else those of [`GroupBuilder::build`].
     pub fn build(self) -> Result<Region, Error> {
         if self.len == 0 {
             return Err(Error::Empty);
@@ -111,7 +111,8 @@ fn map(len: usize) -> Result<NonNull<u8>, Errno> {
     }
 }
 
-/// A region of memory that may be larger than RAM. Zeros at first. See [the crate's documentation](crate) for system calls, signals and forks.
+/// A region of memory that may be larger than RAM. Zeros at first. See [the crate's documentation](crate) for system calls,
+/// signals and forks.
 ///
 /// It is unmapped when it is dropped. All calls but those that take `&mut self` may be made by several threads at a time.
 #[derive(Debug)]
@@ -154,8 +155,8 @@ impl Region {
         self.start.as_ptr()
     }
 
-    /// The first byte, to write as well. The usual rules for pointers hold: while a slice of [`Region::as_slice`] lives, what it shows must not
-    /// be written to.
+    /// The first byte, to write as well. The usual rules for pointers hold: while a slice of [`Region::as_slice`] lives, what
+    /// it shows must not be written to.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -193,7 +194,8 @@ impl Region {
         self.group.set_ram(bytes)
     }
 
-    /// Brings in the pages of a range that are out. A hint: if that is more than the RAM limit allows, those that came first are evicted again.
+    /// Brings in the pages of a range that are out. A hint: if that is more than the RAM limit allows, those that came first
+    /// are evicted again.
     ///
     /// # Errors
     /// [`Error::OutOfRange`], [`Error::Empty`], [`Error::Forked`]; [`Error::Lost`]: a page can't be read back.
@@ -263,8 +265,8 @@ impl Region {
         Ok(())
     }
 
-    /// Brings a range into memory and keeps it there while the guard lives: for system calls, and for devices. Guards of a group keep
-    /// at most half of its RAM limit in memory.
+    /// Brings a range into memory and keeps it there while the guard lives: for system calls, and for devices. Guards of a
+    /// group keep at most half of its RAM limit in memory.
     ///
     /// ```
     /// # use lowtide_region::{Region, Swap};
@@ -279,7 +281,8 @@ impl Region {
     /// ```
     ///
     /// # Errors
-    /// [`Error::TooMuchResident`], [`Error::OutOfRange`], [`Error::Empty`], [`Error::Forked`]; [`Error::Lost`]: a page can't be read back.
+    /// [`Error::TooMuchResident`], [`Error::OutOfRange`], [`Error::Empty`], [`Error::Forked`]; [`Error::Lost`]: a page can't be
+    /// read back.
     pub fn resident(&self, range: impl RangeBounds<usize>) -> Result<Resident<'_>, Error> {
         let (start, end) = self.bounds(range)?;
         Resident::new(self, start, end)

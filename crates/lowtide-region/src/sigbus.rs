@@ -1,9 +1,9 @@
 //! In-thread delivery: the handler of SIGBUS.
 //!
-//! A thread that touches a missing page of a region gets SIGBUS with the page's address, and brings the page in itself. What that takes is
-//! made beforehand (`workers.rs`): nothing is allocated here, and no lock is taken that the code under the signal can hold, because
-//! whoever takes one of lowtide's locks has signals blocked and touches no region. All other signals are blocked meanwhile. What is not a region's goes to the handler
-//! that was there before.
+//! A thread that touches a missing page of a region gets SIGBUS with the page's address, and brings the page in itself. What
+//! that takes is made beforehand (`workers.rs`): nothing is allocated here, and no lock is taken that the code under the signal
+//! can hold, because whoever takes one of lowtide's locks has signals blocked and touches no region. All other signals are
+//! blocked meanwhile. What is not a region's goes to the handler that was there before.
 
 use core::mem::MaybeUninit;
 use core::ptr;
@@ -90,7 +90,8 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
 /// The arguments are those of a handler of SIGBUS.
 unsafe fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let Some(before) = BEFORE.get() else { return };
-    // SAFETY: what the program has installed is called as the kernel would call it: with the signals blocked that are to be, and with these arguments.
+    // SAFETY: what the program has installed is called as the kernel would call it: with the signals blocked that are to be,
+    // and with these arguments.
     unsafe {
         // Above zero: raised by the kernel, which does not let it be ignored.
         let is_ignored = before.sa_sigaction == libc::SIG_IGN && (*info).si_code <= 0;

@@ -1,4 +1,5 @@
-//! Calling a function on another stack: a signal handler may run on an alternate stack of 8 KiB, and serving a fault takes more.
+//! Calling a function on another stack: a signal handler may run on an alternate stack of 8 KiB, and serving a fault takes
+//! more.
 
 use core::arch::asm;
 
@@ -8,10 +9,11 @@ compile_error!("lowtide is for 64-bit x86 only, so far");
 /// Calls `f(argument)` with the stack that ends at `top`.
 ///
 /// # Safety
-/// `top` is a multiple of 16, and the end of memory that is large enough and that nobody else uses meanwhile. `f` returns; it does not unwind.
+/// `top` is a multiple of 16, and the end of memory that is large enough and that nobody else uses meanwhile. `f` returns; it
+/// does not unwind.
 pub unsafe fn call_on(top: *mut u8, f: extern "C" fn(*mut u8), argument: *mut u8) {
-    // SAFETY: r12 keeps the old stack pointer, since `f` preserves it; all that `f` may change is declared. At the call the stack
-    // pointer is a multiple of 16, as the calling convention has it.
+    // SAFETY: r12 keeps the old stack pointer, since `f` preserves it; all that `f` may change is declared. At the call the
+    // stack pointer is a multiple of 16, as the calling convention has it.
     unsafe {
         asm!(
             "xchg rsp, r12",

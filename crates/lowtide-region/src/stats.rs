@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::house::House;
 
-/// Figures of a group of regions (of a region that is alone in its group, that region's). Sizes in bytes, pages of 4 KiB; each is exact by
-/// itself, not a snapshot of one moment together.
+/// Figures of a group of regions (of a region that is alone in its group, that region's). Sizes in bytes, pages of 4 KiB; each
+/// is exact by itself, not a snapshot of one moment together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {

@@ -1,5 +1,5 @@
-//! What threads of the program borrow to serve a fault: a worker of the pager, and a stack. Made beforehand, so that a signal handler
-//! allocates nothing; taken without a lock.
+//! What threads of the program borrow to serve a fault: a worker of the pager, and a stack. Made beforehand, so that a signal
+//! handler allocates nothing; taken without a lock.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -58,8 +58,8 @@ impl Workers {
         Ok(Workers((0..count).map(place).collect::<Result<_, Errno>>()?))
     }
 
-    /// Calls `f` with a worker and on its stack; waits for one if all are in use, which is not for long: who has one waits for no other.
-    /// Safe in signal handlers. Signals are to be blocked: a handler must not wait for what the thread under it has.
+    /// Calls `f` with a worker and on its stack; waits for one if all are in use, which is not for long: who has one waits for
+    /// no other. Safe in signal handlers. Signals are to be blocked: a handler must not wait for what the thread under it has.
     pub fn with<R>(&self, f: impl FnOnce(&mut Worker) -> R) -> R {
         let place = self.take();
         // SAFETY: `busy` is this thread's, hence the worker.

@@ -10,8 +10,9 @@
 //! # Ok::<(), lowtide::Error>(())
 //! ```
 //!
-//! **System calls** on memory of a region fail with `EFAULT` where a page is out, unless [`Region::resident`] holds it, or [`Delivery::Monitor`] is chosen.
-//! This, signals, forks and limits are described in [`lowtide_region`], of which this crate is the public name.
+//! **System calls** on memory of a region fail with `EFAULT` where a page is out, unless [`Region::resident`] holds it, or
+//! [`Delivery::Monitor`] is chosen. This, signals, forks and limits are described in [`lowtide_region`], of which this crate is
+//! the public name.
 //!
 //! Depend on it without the command line: `lowtide = { version = "0.1", default-features = false }`.
 

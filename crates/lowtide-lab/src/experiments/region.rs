@@ -8,7 +8,7 @@ use crate::report::{Finding, Table, Target};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "region",
-    question: "a region in less memory than it takes: what does a touch cost, against zram with the same memory in all and a mapped file?",
+    question: "a region that is larger than its RAM: what does a touch cost, against zram with the same memory and a mapped file?",
     run,
 };
 
