@@ -4,13 +4,19 @@
 //! that may still look at it have left: they are counted, by the parity of an epoch that ends with the change (as in Linux's
 //! SRCU).
 
-use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use crate::sync::{AtomicPtr, AtomicUsize, Life, Ordering, constant, yield_now};
 
 /// Ranges of addresses, and something that belongs to each.
 pub struct Addresses<T> {
-    current: AtomicPtr<Vec<Entry<T>>>,
+    current: AtomicPtr<List<T>>,
     epoch: AtomicUsize,
     readers: [Line; 2],
+}
+
+/// A list that nobody changes.
+struct List<T> {
+    entries: Vec<Entry<T>>,
+    life: Life,
 }
 
 /// A counter with a cache line of its own.
@@ -26,12 +32,14 @@ struct Entry<T> {
 }
 
 impl<T: Copy> Addresses<T> {
-    /// None.
-    pub const fn new() -> Self {
-        Addresses {
-            current: AtomicPtr::new(core::ptr::null_mut()),
-            epoch: AtomicUsize::new(0),
-            readers: [const { Line(AtomicUsize::new(0)) }; 2],
+    constant! {
+        /// None.
+        fn new() -> Self {
+            Addresses {
+                current: AtomicPtr::new(core::ptr::null_mut()),
+                epoch: AtomicUsize::new(0),
+                readers: [Line(AtomicUsize::new(0)), Line(AtomicUsize::new(0))],
+            }
         }
     }
 
@@ -50,10 +58,11 @@ impl<T: Copy> Addresses<T> {
         // SAFETY: null, or a list that is freed only when no reader of the epoch in which it was replaced is left; this is one.
         let list = unsafe { self.current.load(Ordering::SeqCst).as_ref() };
         let found = list.and_then(|list| {
-            let entry = list.get(list.partition_point(|entry| entry.end <= addr))?;
+            list.life.goes_on();
+            let entry = list.entries.get(list.entries.partition_point(|entry| entry.end <= addr))?;
             (entry.start <= addr).then_some(entry.of)
         });
-        // Release: pairs with the load in `change`, after which the list is freed.
+        // Pairs with the look in `change`, after which the list is freed.
         readers.fetch_sub(1, Ordering::SeqCst);
         found
     }
@@ -80,16 +89,20 @@ impl<T: Copy> Addresses<T> {
     /// As for [`Addresses::insert`].
     unsafe fn change(&self, change: impl FnOnce(&mut Vec<Entry<T>>)) {
         // SAFETY: this thread alone replaces and frees lists.
-        let mut list = unsafe { self.current.load(Ordering::SeqCst).as_ref() }.cloned().unwrap_or_default();
-        change(&mut list);
-        let old = self.current.swap(Box::into_raw(Box::new(list)), Ordering::SeqCst);
+        let list = unsafe { self.current.load(Ordering::SeqCst).as_ref() };
+        let mut entries = list.map_or_else(Vec::new, |list| list.entries.clone());
+        change(&mut entries);
+        let new = Box::new(List { entries, life: Life::default() });
+        let old = self.current.swap(Box::into_raw(new), Ordering::SeqCst);
         let ended = self.epoch.fetch_add(1, Ordering::SeqCst);
-        while self.readers[ended % 2].0.load(Ordering::SeqCst) > 0 {
-            std::thread::yield_now();
+        // Read by a change of nothing: a reader that is not seen here counts itself later, and so sees the new list and epoch.
+        while self.readers[ended % 2].0.fetch_add(0, Ordering::SeqCst) > 0 {
+            yield_now();
         }
         if !old.is_null() {
             // SAFETY: from a box; readers that came before the swap have left, and others can't find it.
-            drop(unsafe { Box::from_raw(old) });
+            let old = unsafe { Box::from_raw(old) };
+            old.life.ends();
         }
     }
 
@@ -101,40 +114,5 @@ impl<T: Copy> Addresses<T> {
     pub unsafe fn forget_in_child(&self) {
         self.current.store(core::ptr::null_mut(), Ordering::SeqCst);
         self.readers.iter().for_each(|readers| readers.0.store(0, Ordering::SeqCst));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::atomic::AtomicBool;
-
-    #[test]
-    fn finds_what_is_there_while_others_come_and_go() {
-        let (addresses, over) = (Addresses::new(), AtomicBool::new(false));
-        // SAFETY: this thread alone changes the list.
-        unsafe { addresses.insert(1000, 2000, 1u32) };
-        std::thread::scope(|scope| {
-            for _ in 0..3 {
-                scope.spawn(|| {
-                    while !over.load(Ordering::Relaxed) {
-                        assert_eq!((addresses.find(1000), addresses.find(1999)), (Some(1), Some(1)));
-                        assert_eq!((addresses.find(999), addresses.find(2000)), (None, None));
-                        let other = addresses.find(5000);
-                        assert!(other.is_none_or(|of| (10..310).contains(&of)), "{other:?}");
-                    }
-                });
-            }
-            for i in 0..300 {
-                // SAFETY: as above.
-                unsafe {
-                    addresses.insert(4096, 8192, 10 + i);
-                    assert_eq!(addresses.find(8191), Some(10 + i));
-                    addresses.remove(4096);
-                }
-                assert_eq!(addresses.find(4096), None);
-            }
-            over.store(true, Ordering::Relaxed);
-        });
     }
 }

@@ -53,7 +53,10 @@
 //! `mlockall`: a guard does that. Give it to another userfaultfd.
 
 mod addresses;
+#[cfg(test)]
+mod addresses_tests;
 mod bell;
+mod builder;
 mod error;
 mod fork;
 mod group;
@@ -68,13 +71,15 @@ pub mod size;
 mod stack;
 mod stats;
 mod swap;
+mod sync;
 mod workers;
 
+pub use builder::Builder;
 pub use error::Error;
 pub use group::{Group, GroupBuilder, LEAST_RAM};
 pub use house::Delivery;
 pub use lowtide_core::codec::Codec;
-pub use region::{Builder, Region};
+pub use region::Region;
 pub use resident::Resident;
 pub use stats::Stats;
 pub use swap::Swap;

@@ -5,111 +5,19 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
-use lowtide_core::codec::Codec;
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::evict::Evicted;
 use lowtide_pager::ranges::BringIn;
 use lowtide_pager::regions::Range;
-use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
+use crate::builder::Builder;
 use crate::error::Error;
 use crate::fork::{self, Process};
-use crate::group::{Group, GroupBuilder};
-use crate::house::{Delivery, House};
+use crate::group::Group;
+use crate::house::House;
 use crate::resident::{Pins, Resident};
 use crate::signals;
 use crate::stats::Stats;
-use crate::swap::Swap;
-
-/// What a region is to be: see [`Region::builder`].
-#[derive(Debug, Clone)]
-#[must_use]
-pub struct Builder {
-    len: usize,
-    own: GroupBuilder,
-    group: Option<Group>,
-}
-
-impl Builder {
-    /// The RAM limit in bytes, as [`GroupBuilder::ram`].
-    pub fn ram(mut self, bytes: u64) -> Self {
-        self.own.ram = Some(bytes);
-        self
-    }
-
-    /// Where pages go that don't stay in RAM.
-    pub fn swap(mut self, swap: Swap) -> Self {
-        self.own.swap = Some(swap);
-        self
-    }
-
-    /// What compresses pages in RAM.
-    pub fn codec(mut self, codec: Codec) -> Self {
-        self.own.codec = Some(codec);
-        self
-    }
-
-    /// How missing pages come in.
-    pub fn delivery(mut self, delivery: Delivery) -> Self {
-        self.own.delivery = Some(delivery);
-        self
-    }
-
-    /// The region shares this group's RAM limit, pool, swap and delivery. Without, it is alone in a group of its own.
-    pub fn group(mut self, group: &Group) -> Self {
-        self.group = Some(group.clone());
-        self
-    }
-
-    /// Makes the region.
-    ///
-    /// # Errors
-    /// [`Error::Empty`], [`Error::TooLarge`]: of its length. [`Error::GroupHasItsOwn`]: a group was given, and something else
-    /// as well. Else those of [`GroupBuilder::build`].
-    pub fn build(self) -> Result<Region, Error> {
-        if self.len == 0 {
-            return Err(Error::Empty);
-        }
-        let own = &self.own;
-        let says_more = own.ram.is_some() || own.swap.is_some() || own.codec.is_some() || own.delivery.is_some();
-        let too_large = Error::TooLarge { bytes: self.len };
-        let whole = self.len.checked_next_multiple_of(PAGE_SIZE).filter(|whole| *whole <= isize::MAX as usize - 2 * PAGE_SIZE);
-        let whole = whole.ok_or(too_large.clone())?;
-        let group = match self.group {
-            Some(_) if says_more => return Err(Error::GroupHasItsOwn),
-            Some(group) => group,
-            None => self.own.build()?,
-        };
-        let house = group.house()?;
-        let start = map(whole).map_err(|errno| match errno {
-            Errno::NOMEM => too_large,
-            errno => Error::System { what: "mapping the region", errno },
-        })?;
-        let range = Range { start: start.as_ptr() as usize, end: start.as_ptr() as usize + whole };
-        let region = Region { start, len: self.len, whole, process: Process::this(), pins: Mutex::default(), group };
-        fork::enter(range.start, range.end, house);
-        house.adopt(range).map_err(|errno| Error::System { what: "registering the region with userfaultfd", errno })?;
-        Ok(region)
-    }
-}
-
-/// Fresh memory between two inaccessible pages, so that the kernel never makes one mapping of it and another.
-fn map(len: usize) -> Result<NonNull<u8>, Errno> {
-    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: fresh memory of the kernel's choice, and a part of it.
-    unsafe {
-        let base = rustix::mm::mmap_anonymous(core::ptr::null_mut(), len + 2 * PAGE_SIZE, ProtFlags::empty(), flags)?;
-        let start = base.cast::<u8>().add(PAGE_SIZE);
-        let made = rustix::mm::mprotect(start.cast(), len, MprotectFlags::READ | MprotectFlags::WRITE)
-            .and_then(|()| rustix::mm::madvise(base, len + 2 * PAGE_SIZE, Advice::LinuxDontFork));
-        if let Err(errno) = made {
-            let _ = rustix::mm::munmap(base, len + 2 * PAGE_SIZE);
-            return Err(errno);
-        }
-        NonNull::new(start).ok_or(Errno::NOMEM)
-    }
-}
 
 /// A region of memory that may be larger than RAM. Zeros at first. See [the crate's documentation](crate) for system calls,
 /// signals and forks.
@@ -131,6 +39,19 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
+    /// A region of `len` bytes in `whole` bytes of fresh memory at `start`, which are mapped between two pages that are not accessible.
+    ///
+    /// # Errors
+    /// [`Error::System`]: it can't be registered. It is unmapped then.
+    pub(crate) fn over(start: NonNull<u8>, len: usize, whole: usize, group: Group) -> Result<Region, Error> {
+        let house = group.house()?;
+        let range = Range { start: start.as_ptr() as usize, end: start.as_ptr() as usize + whole };
+        let region = Region { start, len, whole, process: Process::this(), pins: Mutex::default(), group };
+        fork::enter(range.start, range.end, house);
+        house.adopt(range).map_err(|errno| Error::System { what: "registering the region with userfaultfd", errno })?;
+        Ok(region)
+    }
+
     /// Begins a region of `len` bytes.
     ///
     /// ```
@@ -141,7 +62,7 @@ impl Region {
     /// # Ok::<(), lowtide_region::Error>(())
     /// ```
     pub fn builder(len: usize) -> Builder {
-        Builder { len, own: GroupBuilder::default(), group: None }
+        Builder::new(len)
     }
 
     /// Bytes of the region.
