@@ -11,7 +11,7 @@ FUZZ_FLAGS := -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
 # Built elsewhere: what can be made to fail must never be taken for what is shipped.
 FAULTS := $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide --features faults --test faults
 
-.PHONY: build demo test model fuzz faults soak overhead table programs header wheel test-python lab race fmt lint clean setup help
+.PHONY: build demo test model fuzz faults soak overhead table programs header crate wheel test-python lab race fmt lint clean setup help
 
 build: ## target/release/lowtide: one file, the agent inside
 	$(CARGO) build --release
@@ -53,6 +53,9 @@ programs: setup build ## runtimes, databases, tools that others wrote: docs/prog
 
 header: ## lowtide.h, of the code of crates/lowtide-c
 	LOWTIDE_WRITE_HEADER=1 $(CARGO) test --release -p lowtide-c the_header
+
+crate: ## the packages of the library for Rust, in target/package, tried from a project of its own
+	@tests/crate.sh $(TARGET)
 
 wheel: setup ## the Python package, in target/wheels
 	@tests/setup.sh wheel
