@@ -35,6 +35,7 @@ fuzz: ## fuzzes the frame allocator, the pool and the slot allocator for SECONDS
 
 faults: setup ## whole runs with each operation of the swap file, each mapping and each allocation failing in turn
 	LOWTIDE_FAULTS_ALL=1 $(FAULTS)
+	LOWTIDE_FAULTS_ALL=1 $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide-region --features faults --test faults
 
 soak: setup ## the tests that find races, for SOAK_SECONDS (default 300)
 	$(CARGO) test --release -p lowtide --test real_programs --test swapoff -- --ignored --test-threads=1 --nocapture soak
