@@ -76,6 +76,7 @@ extern "C" fn run(start: usize) -> ! {
     let mut waited = false;
     loop {
         let turn = monitor.turn(pager);
+        watch.back();
         if turn.remapped {
             keeper::look_again();
         }

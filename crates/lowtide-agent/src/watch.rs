@@ -7,11 +7,12 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use lowtide_core::watchers::Watchers;
 use lowtide_pager::clock::now_us;
 use lowtide_pager::line::Line;
 use lowtide_pager::stat::parse_cpu;
 use rustix::fs::{Mode, OFlags};
-use rustix::thread::{futex, gettid};
+use rustix::thread::gettid;
 
 use crate::monitor::MAX_MONITORS;
 
@@ -21,16 +22,11 @@ struct Place {
     cpu: AtomicU32,
     /// Its thread id.
     thread: AtomicU32,
-    /// 1: it is to watch.
-    called: AtomicU32,
 }
 
-static PLACES: [Place; MAX_MONITORS] =
-    [const { Place { cpu: AtomicU32::new(0), thread: AtomicU32::new(0), called: AtomicU32::new(0) } }; MAX_MONITORS];
-/// Monitors that watch.
-static WATCHING: AtomicU32 = AtomicU32::new(0);
-/// Monitors that sleep here.
-static ASIDE: AtomicU32 = AtomicU32::new(0);
+static PLACES: [Place; MAX_MONITORS] = [const { Place { cpu: AtomicU32::new(0), thread: AtomicU32::new(0) } }; MAX_MONITORS];
+/// Who of them watches, by place.
+static WATCHERS: Watchers<MAX_MONITORS> = Watchers::new();
 
 /// Waits in a row that came to nothing, of a millisecond each at most, after which a monitor steps aside.
 const LOSSES: u32 = 2;
@@ -47,9 +43,7 @@ pub fn reset() {
         place.cpu.store(0, Ordering::Relaxed);
         place.thread.store(0, Ordering::Relaxed);
     }
-    for count in [&WATCHING, &ASIDE] {
-        count.store(0, Ordering::Relaxed);
-    }
+    WATCHERS.reset();
 }
 
 /// Thread ids of the monitors; 0: none.
@@ -57,17 +51,22 @@ pub fn threads() -> impl Iterator<Item = u32> {
     PLACES.iter().map(|place| place.thread.load(Ordering::Relaxed))
 }
 
-/// All watch: the one that does is about to wait for a device, or can't run.
+/// All watch: the one that does can't run.
 pub fn call_all() {
-    if ASIDE.load(Ordering::Acquire) > 0 {
-        PLACES.iter().for_each(call);
+    WATCHERS.call_all();
+}
+
+/// All watch but the calling thread, which is about to wait, for a device or for another thread; if it is a monitor, until its turn is over.
+pub fn leave() {
+    let own = own_thread();
+    match PLACES.iter().position(|place| place.thread.load(Ordering::Relaxed) == own) {
+        Some(place) => WATCHERS.leave(place),
+        None => WATCHERS.call_all(),
     }
 }
 
-fn call(place: &Place) {
-    if place.called.swap(1, Ordering::AcqRel) == 0 {
-        let _ = futex::wake(&place.called, futex::Flags::PRIVATE, 1);
-    }
+fn own_thread() -> u32 {
+    gettid().as_raw_nonzero().get() as u32
 }
 
 /// The CPU on which a thread of this process runs or last ran.
@@ -82,7 +81,7 @@ fn cpu_of(thread: u32) -> Option<u32> {
 
 /// One monitor's.
 pub struct Watch {
-    place: &'static Place,
+    place: usize,
     cpu: u32,
     losses: u32,
     faults: u32,
@@ -94,25 +93,29 @@ impl Watch {
     /// The monitor of a CPU begins to watch.
     pub fn new(cpu: usize) -> Watch {
         let cpu = cpu as u32;
-        let free = |p: &&Place| p.cpu.compare_exchange(0, cpu + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        let free = |p: &Place| p.cpu.compare_exchange(0, cpu + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         // There are as many places as monitors.
-        let place = PLACES.iter().find(free).unwrap_or(&PLACES[0]);
-        place.thread.store(gettid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
-        place.called.store(1, Ordering::Release);
-        WATCHING.fetch_add(1, Ordering::AcqRel);
+        let place = PLACES.iter().position(free).unwrap_or(0);
+        PLACES[place].thread.store(own_thread(), Ordering::Relaxed);
+        WATCHERS.begin(place);
         Watch { place, cpu, losses: 0, faults: 0, asked_us: 0, pause_us: LEAST_US }
     }
 
     /// How long to wait for a message, in milliseconds (negative: for ever).
     pub fn patience(&self) -> i32 {
-        if WATCHING.load(Ordering::Acquire) > 1 { 1 } else { -1 }
+        if WATCHERS.is_alone() { -1 } else { 1 }
+    }
+
+    /// Its turn is over: if it had to wait, it watches again.
+    pub fn back(&self) {
+        WATCHERS.back(self.place);
     }
 
     /// It has got a message; `slept`: it had to be woken for it. `thread` waited for a page, if that was it.
     pub fn won(&mut self, slept: bool, thread: Option<u32>) {
         self.losses = 0;
         self.faults += 1;
-        let Some(thread) = thread.filter(|_| (slept || self.faults >= FAULTS) && ASIDE.load(Ordering::Relaxed) > 0) else {
+        let Some(thread) = thread.filter(|_| (slept || self.faults >= FAULTS) && WATCHERS.any_aside()) else {
             return;
         };
         let now = now_us();
@@ -125,12 +128,12 @@ impl Watch {
         match cpu_of(thread) {
             Some(cpu) if cpu == self.cpu => self.pause_us = own.min(MOST_US),
             Some(cpu) => {
-                let Some(there) = PLACES.iter().find(|place| place.cpu.load(Ordering::Acquire) == cpu + 1) else {
+                let Some(there) = PLACES.iter().position(|place| place.cpu.load(Ordering::Acquire) == cpu + 1) else {
                     // There are more CPUs than monitors: whichever serves it has to be woken.
                     self.pause_us = own.min(MOST_US);
                     return call_all();
                 };
-                call(there);
+                WATCHERS.call(there);
                 // No thread of this CPU waits.
                 if slept {
                     self.step_aside();
@@ -153,18 +156,7 @@ impl Watch {
 
     fn step_aside(&mut self) {
         self.losses = 0;
-        self.place.called.store(0, Ordering::Release);
-        ASIDE.fetch_add(1, Ordering::AcqRel);
-        // One always watches.
-        let aside = |watching: u32| (watching > 1).then(|| watching - 1);
-        if WATCHING.fetch_update(Ordering::AcqRel, Ordering::Acquire, aside).is_ok() {
-            while self.place.called.load(Ordering::Acquire) == 0 {
-                let _ = futex::wait(&self.place.called, futex::Flags::PRIVATE, 0, None);
-            }
-            WATCHING.fetch_add(1, Ordering::AcqRel);
-        }
-        self.place.called.store(1, Ordering::Release);
-        ASIDE.fetch_sub(1, Ordering::AcqRel);
+        WATCHERS.step_aside(self.place);
         self.faults = 0;
     }
 }

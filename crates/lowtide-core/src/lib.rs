@@ -26,3 +26,4 @@ pub mod store;
 pub mod sync;
 pub mod table;
 pub mod vm;
+pub mod watchers;

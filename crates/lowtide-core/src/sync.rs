@@ -2,7 +2,10 @@
 //! the model checker.
 
 #[cfg(not(any(feature = "loom", feature = "shuttle")))]
+mod futex;
+#[cfg(not(any(feature = "loom", feature = "shuttle")))]
 mod real {
+    pub use super::futex::Futex;
     pub use crate::lock::{Guard, Lock};
     pub use core::hint::spin_loop;
     pub use core::sync::atomic;

@@ -34,10 +34,10 @@ pub struct Args {
 #[derive(clap::Args, Debug, Default)]
 #[command(next_help_heading = "Options of race")]
 pub struct RaceArgs {
-    /// What both swap to: compressed RAM (zram; the default), or a file, of which there is a race of its own.
+    /// What both swap to: compressed RAM (zram; the default), a file, of which there is a race of its own, or a file behind compressed RAM (zswap).
     #[arg(long, value_enum)]
     swap: Option<Swap>,
-    /// The limit, in percent of what a load takes natively (default: 70; 33 with `--swap file`).
+    /// The limit, in percent of what a load takes natively (default: 70; 40 with `--swap zswap`, 33 with `--swap file`).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(10..=95))]
     percent: Option<u64>,
     /// Only these loads.
@@ -46,17 +46,22 @@ pub struct RaceArgs {
     /// How often each load runs natively, under the kernel's swap and under lowtide (default: 3; 1 with `--quick`).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=99))]
     rounds: Option<u64>,
+    /// Programs that burn CPU while a load runs (default: none).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64))]
+    burners: Option<u64>,
 }
 
 impl RaceArgs {
     /// What the race is to be like.
     pub fn wishes(&self) -> Wishes {
-        let rounds = self.rounds.and_then(|rounds| usize::try_from(rounds).ok());
-        Wishes { swap: self.swap, percent: self.percent, only: self.only.clone(), rounds }
+        let count = |wish: Option<u64>| wish.and_then(|n| usize::try_from(n).ok());
+        let (rounds, burners) = (count(self.rounds), count(self.burners));
+        Wishes { swap: self.swap, percent: self.percent, only: self.only.clone(), rounds, burners }
     }
 
     fn given(&self) -> bool {
-        self.swap.is_some() || self.percent.is_some() || !self.only.is_empty() || self.rounds.is_some()
+        let counts = [self.percent, self.rounds, self.burners];
+        self.swap.is_some() || !self.only.is_empty() || counts.iter().any(Option::is_some)
     }
 }
 
@@ -64,7 +69,7 @@ impl RaceArgs {
 pub fn parse() -> Result<Args, Option<String>> {
     match Args::try_parse() {
         Ok(args) if args.race.given() && args.experiment != experiments::RACE => {
-            Err(Some(format!("--swap, --percent, --only and --rounds are for `{}`", experiments::RACE)))
+            Err(Some(format!("--swap, --percent, --only, --rounds and --burners are for `{}`", experiments::RACE)))
         }
         parsed => parsed.map_err(|error| explain(&error)),
     }

@@ -4,8 +4,10 @@
 //! Exit status: 0 all targets met, 1 a target missed, 2 bad usage, 125 the lab itself failed.
 
 mod args;
+mod burners;
 mod experiment;
 mod experiments;
+mod fault;
 mod measure;
 mod plot;
 mod programs;
@@ -28,7 +30,7 @@ const USAGE: u8 = 2;
 const FAILED: u8 = 125;
 
 fn main() -> ExitCode {
-    if let Some(code) = race::helper() {
+    if let Some(code) = race::helper().or_else(fault::helper).or_else(burners::helper) {
         return code;
     }
     let args = match args::parse() {

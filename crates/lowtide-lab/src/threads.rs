@@ -21,6 +21,19 @@ pub fn pin(cpu: usize) -> Result<(), String> {
     sched_setaffinity(None, &set).map_err(|e| format!("can't stay on CPU {cpu}: {e}"))
 }
 
+/// Lets this thread run only where and when nobody else wants to (SCHED_IDLE).
+///
+/// # Errors
+/// What the kernel says, in a line.
+pub fn run_only_when_idle() -> Result<(), String> {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: a structure that the call only reads.
+    match unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &parameters) } {
+        0 => Ok(()),
+        _ => Err(format!("SCHED_IDLE: {}", std::io::Error::last_os_error())),
+    }
+}
+
 /// Runs `f` with the number of the thread on `n` threads at once, pinned to the CPUs in turn, calls `meanwhile` on this one, and
 /// returns what they return, by number.
 ///

@@ -7,6 +7,7 @@
 
 use core::sync::atomic::Ordering;
 
+use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
@@ -14,7 +15,7 @@ use crate::pagemap::Word;
 use crate::pager::{Pager, Worker};
 use crate::regions::Range;
 use crate::space::Exclusive;
-use crate::uffd::Message;
+use crate::uffd::{MOST_READ, Message};
 
 /// Pages that an event takes away between two looks at what lowtide holds.
 const PUBLISH_EVERY: usize = 32;
@@ -22,62 +23,74 @@ const PUBLISH_EVERY: usize = 32;
 /// How often a message is read again for which there is no descriptor.
 const DESCRIPTOR_TRIES: usize = 1000;
 
-/// What a monitor has to do after reading.
-#[derive(Debug)]
-pub enum Read {
-    /// Serve the fault at this address, of this thread.
-    Fault(usize, u32),
-    /// An event was read and applied.
-    Event,
+/// A thread of the program waits for a page.
+#[derive(Debug, Clone, Copy)]
+pub struct Fault {
+    /// Where it is missing.
+    pub addr: usize,
+    /// The thread's id.
+    pub thread: u32,
+}
+
+/// What was read, and what a monitor has to do with it.
+#[derive(Debug, Default)]
+pub struct Read {
+    /// To be served.
+    pub faults: ArrayVec<Fault, MOST_READ>,
+    /// There was an event, which has been applied.
+    pub event: bool,
     /// The mappings changed in a way that new ones may have to be looked for.
-    Remapped,
-    /// There was nothing to read.
-    Nothing,
+    pub remapped: bool,
+}
+
+impl Read {
+    /// Whether there was nothing to read.
+    pub fn is_empty(&self) -> bool {
+        self.faults.is_empty() && !self.event
+    }
 }
 
 impl Pager {
-    /// Reads one message and, if it is an event, applies it. No lock may be held.
-    pub fn read(&self, worker: &mut Worker) -> Read {
+    /// Reads what waits, `most` messages at most, and applies the events, in the order in which they came. No lock may be held.
+    pub fn read(&self, most: usize, worker: &mut Worker) -> Read {
         let lock = self.space.exclusive();
-        let mut message = self.uffd().read();
-        if let Err(Errno::MFILE | Errno::NFILE) = message {
+        let mut messages = self.uffd().read_several(most);
+        if let Err(Errno::MFILE | Errno::NFILE) = messages {
             // A fork event brings a descriptor (RLIMIT_NOFILE counts lowtide's own, too). It stays where it is until it can be read, and nothing
             // can be installed until then.
             self.close_reserve(&lock);
             // A monitor that asks where a thread is has one for a moment.
             for _ in 0..DESCRIPTOR_TRIES {
-                message = self.uffd().read();
-                if !matches!(message, Err(Errno::MFILE | Errno::NFILE)) {
+                messages = self.uffd().read_several(most);
+                if !matches!(messages, Err(Errno::MFILE | Errno::NFILE)) {
                     break;
                 }
                 rustix::thread::sched_yield();
             }
-            if let Err(Errno::MFILE | Errno::NFILE) = message {
+            if let Err(Errno::MFILE | Errno::NFILE) = messages {
                 (self.host.fatal)(b"the program forked, and there is no descriptor left for it (ulimit -n, fs.file-max)");
             }
         }
-        let read = self.act_on(&lock, message, worker);
+        let mut read = Read::default();
+        for message in messages.into_iter().flatten() {
+            self.act_on(&lock, message, worker, &mut read);
+        }
         self.keep_reserve();
         read
     }
 
-    fn act_on(&self, lock: &Exclusive<'_>, message: Result<Message, Errno>, worker: &mut Worker) -> Read {
+    fn act_on(&self, lock: &Exclusive<'_>, message: Message, worker: &mut Worker, read: &mut Read) {
+        read.event |= !matches!(message, Message::Fault { .. });
+        read.remapped |= matches!(message, Message::Remap { .. });
         match message {
-            Err(_) => Read::Nothing,
-            Ok(Message::Fault { addr, thread }) => Read::Fault(addr, thread),
-            Ok(Message::Fork(child)) => {
-                self.forked(lock, child, worker);
-                Read::Event
-            }
-            Ok(event) => {
-                let remapped = matches!(event, Message::Remap { .. });
-                self.happened(lock, event);
-                if remapped { Read::Remapped } else { Read::Event }
-            }
+            Message::Fault { addr, thread } => read.faults.push(Fault { addr, thread }),
+            Message::Fork(child) => self.forked(lock, child, worker),
+            event => self.happened(lock, event),
         }
     }
 
-    /// Applies an event that was read just now: the mappings are still as it left them.
+    /// Applies an event that was read just now. Whoever caused it, or another thread whose event was read with it, may go on meanwhile: what
+    /// is mapped may be as a later event will say, never as an earlier one did.
     pub(crate) fn happened(&self, lock: &Exclusive<'_>, mut event: Message) {
         if let Message::Remap { to, len, .. } = &mut event
             // Where nothing is mapped any more, it was unmapped since, and that is reported next.

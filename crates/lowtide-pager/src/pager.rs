@@ -8,6 +8,7 @@ use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use alloc::boxed::Box;
+use arrayvec::ArrayVec;
 use lowtide_core::codec::Scratch;
 use lowtide_core::device::DeviceName;
 use lowtide_core::lock::{Lock, rank};
@@ -29,7 +30,7 @@ use crate::segment::{Counters, Proc, Segment, area_state};
 use crate::space::{Exclusive, SpaceLock};
 use crate::staging::Staging;
 use crate::stream::{MAX_WINDOW, Streams};
-use crate::uffd::Uffd;
+use crate::uffd::{MOST_READ, Uffd};
 
 /// Pages that are loaded and installed at a time: bounds a worker's buffer and how long the space lock is shared.
 pub const BATCH: usize = 64;
@@ -45,7 +46,7 @@ pub struct Host {
     pub lost: fn(&[u8]),
     /// Tell the user once.
     pub warn: fn(&[u8]),
-    /// The calling monitor is about to wait: others are to look after the program's faults.
+    /// The calling monitor is about to wait: until its turn is over others are to look after the program's faults.
     pub waits: fn(),
     /// A new userfaultfd of this process, ready for [`crate::uffd::NEEDED_FEATURES`].
     pub open_uffd: fn() -> Result<Uffd, Errno>,
@@ -112,8 +113,8 @@ pub struct Worker {
     buffer: Mapping,
     /// Whether this thread may wait for pages (the reclaimer may; a monitor, which serves them, must not).
     pub may_fault: bool,
-    /// Pages that were installed, from the first to behind the last (addresses / 4096), and whose waiting threads nobody has woken yet.
-    to_wake: Option<(usize, usize)>,
+    /// Runs of pages that were installed, from the first to behind the last (addresses / 4096), and whose waiting threads nobody has woken yet.
+    to_wake: ArrayVec<(usize, usize), MOST_READ>,
 }
 
 impl Worker {
@@ -126,22 +127,27 @@ impl Worker {
             scratch: Scratch::new().map_err(|_| Errno::NOMEM)?,
             buffer: vm::map(BATCH * PAGE_SIZE, OnFork::Copy)?,
             may_fault,
-            to_wake: None,
+            to_wake: ArrayVec::new(),
         })
     }
 
     /// The pages `first .. end` are in memory now, and whoever waits for them is still to be woken.
     pub(crate) fn installed(&mut self, first: usize, end: usize) {
-        if first < end {
-            let (low, high) = self.to_wake.unwrap_or((first, end));
-            self.to_wake = Some((low.min(first), high.max(end)));
+        if first >= end {
+            return;
+        }
+        let is_full = self.to_wake.is_full();
+        match self.to_wake.last_mut() {
+            // Where they don't meet: who waits for a page in between, which has not come, faults again.
+            Some(last) if is_full || (first <= last.1 && last.0 <= end) => *last = (last.0.min(first), last.1.max(end)),
+            _ => self.to_wake.push((first, end)),
         }
     }
 
     /// Lets the threads run on that wait for the pages that this worker has installed since the last call. The last thing that is done for a
     /// fault, by who holds no lock and is in no operation: the program may run in place of this thread from here on.
     pub fn wake(&mut self, uffd: &Uffd) {
-        if let Some((first, end)) = self.to_wake.take() {
+        for (first, end) in self.to_wake.take() {
             uffd.wake(first * PAGE_SIZE, (end - first) * PAGE_SIZE);
         }
     }

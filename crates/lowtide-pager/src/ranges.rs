@@ -8,6 +8,7 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 use rustix::mm::Advice;
 
+use crate::clock::now_ns;
 use crate::detach::Detached;
 use crate::evict::Evicted;
 use crate::fault::Served;
@@ -117,8 +118,11 @@ impl Pager {
 
     fn bring_in_page(&self, addr: usize, worker: &mut Worker) -> bool {
         loop {
-            match self.serve_within_limit(addr, worker) {
-                Served::Done => return true,
+            match self.serve_within_limit(addr, now_ns(), worker) {
+                Served::Done => {
+                    self.stage_ahead(worker);
+                    return true;
+                }
                 Served::Lost => return false,
                 // No events are asked for.
                 Served::EventsFirst => rustix::thread::sched_yield(),

@@ -3,12 +3,16 @@
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 
+use arrayvec::ArrayVec;
 use linux_raw_sys::general as sys;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode};
 use rustix::mm::UserfaultfdFlags;
+
+/// Most messages that are read at a time.
+pub const MOST_READ: usize = 4;
 
 const NEW: Opcode = 0xaa00;
 const API: Opcode = 0xc018_aa3f;
@@ -313,40 +317,47 @@ impl Uffd {
     /// # Errors
     /// `AGAIN`: nothing to read.
     pub fn read(&self) -> Result<Message, Errno> {
-        loop {
-            let mut buf = MaybeUninit::<sys::uffd_msg>::uninit();
-            // SAFETY: the buffer is as large as one message and any bytes are a valid uffd_msg.
-            let bytes = unsafe {
-                core::slice::from_raw_parts_mut(buf.as_mut_ptr().cast::<MaybeUninit<u8>>(), size_of::<sys::uffd_msg>())
-            };
-            let (got, _) = rustix::io::read(&self.fd, bytes)?;
-            if got.len() != size_of::<sys::uffd_msg>() {
-                return Err(Errno::AGAIN);
-            }
-            // SAFETY: the kernel wrote all of it, and which member counts is told by `event`.
-            unsafe {
-                let msg = buf.assume_init();
-                return Ok(match u32::from(msg.event) {
-                    sys::UFFD_EVENT_PAGEFAULT => Message::Fault {
-                        addr: msg.arg.pagefault.address as usize & !0xfff,
-                        thread: msg.arg.pagefault.feat.ptid,
-                    },
-                    sys::UFFD_EVENT_FORK => Message::Fork(Uffd { fd: OwnedFd::from_raw_fd(msg.arg.fork.ufd as RawFd) }),
-                    sys::UFFD_EVENT_REMAP => Message::Remap {
-                        from: msg.arg.remap.from as usize,
-                        to: msg.arg.remap.to as usize,
-                        len: msg.arg.remap.len as usize,
-                    },
-                    sys::UFFD_EVENT_REMOVE => {
-                        Message::Remove { start: msg.arg.remove.start as usize, end: msg.arg.remove.end as usize }
-                    }
-                    sys::UFFD_EVENT_UNMAP => {
-                        Message::Unmap { start: msg.arg.remove.start as usize, end: msg.arg.remove.end as usize }
-                    }
-                    // Events that were not asked for don't come.
-                    _ => continue,
-                });
-            }
+        self.read_several(1)?.pop().ok_or(Errno::AGAIN)
+    }
+
+    /// Reads what there is, `most` messages at most ([`MOST_READ`] bounds it), in the order in which they are to be applied. Call with the space lock
+    /// held exclusively, and apply what comes before letting go.
+    ///
+    /// # Errors
+    /// `AGAIN`: nothing to read. `MFILE`, `NFILE`: the next is of a fork, for which there is no descriptor. It stays.
+    pub fn read_several(&self, most: usize) -> Result<ArrayVec<Message, MOST_READ>, Errno> {
+        let mut buffer = [const { MaybeUninit::<sys::uffd_msg>::uninit() }; MOST_READ];
+        let room = &mut buffer[..most.clamp(1, MOST_READ)];
+        // SAFETY: the same memory, as bytes that need not be initialised.
+        let bytes = unsafe { core::slice::from_raw_parts_mut(room.as_mut_ptr().cast::<MaybeUninit<u8>>(), size_of_val(room)) };
+        let (got, _) = rustix::io::read(&self.fd, bytes)?;
+        let read = got.len() / size_of::<sys::uffd_msg>();
+        // SAFETY: the kernel wrote all of these, each message once.
+        Ok(buffer[..read].iter().filter_map(|message| unsafe { Message::from_kernel(message.assume_init_ref()) }).collect())
+    }
+}
+
+impl Message {
+    /// None: an event that was not asked for; such do not come.
+    ///
+    /// # Safety
+    /// The kernel wrote it, and it is taken up once: a fork's brings a descriptor.
+    unsafe fn from_kernel(message: &sys::uffd_msg) -> Option<Message> {
+        // SAFETY: which member counts is told by `event`, and the descriptor is the caller's.
+        unsafe {
+            let arg = message.arg;
+            Some(match u32::from(message.event) {
+                sys::UFFD_EVENT_PAGEFAULT => {
+                    Message::Fault { addr: arg.pagefault.address as usize & !0xfff, thread: arg.pagefault.feat.ptid }
+                }
+                sys::UFFD_EVENT_FORK => Message::Fork(Uffd { fd: OwnedFd::from_raw_fd(arg.fork.ufd as RawFd) }),
+                sys::UFFD_EVENT_REMAP => {
+                    Message::Remap { from: arg.remap.from as usize, to: arg.remap.to as usize, len: arg.remap.len as usize }
+                }
+                sys::UFFD_EVENT_REMOVE => Message::Remove { start: arg.remove.start as usize, end: arg.remove.end as usize },
+                sys::UFFD_EVENT_UNMAP => Message::Unmap { start: arg.remove.start as usize, end: arg.remove.end as usize },
+                _ => return None,
+            })
         }
     }
 }

@@ -11,6 +11,7 @@ use lowtide_core::lock::Lock;
 use lowtide_core::percpu;
 use lowtide_core::store::{Store, StoreConfig, StoreError};
 use lowtide_core::vm::{self, PAGE_SIZE};
+use lowtide_pager::clock::now_ns;
 use lowtide_pager::fault::Served;
 use lowtide_pager::monitor::Monitor;
 use lowtide_pager::pager::{Host, Pager, Worker};
@@ -199,7 +200,8 @@ impl House {
     pub fn serve(&self, addr: usize) -> bool {
         let addr = addr & !(PAGE_SIZE - 1);
         let served = self.workers.with(|worker| {
-            let served = self.pager.serve_within_limit(addr, worker);
+            let served = self.pager.serve_within_limit(addr, now_ns(), worker);
+            self.pager.stage_ahead(worker);
             worker.forget_waiters();
             served
         });

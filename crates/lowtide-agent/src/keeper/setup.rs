@@ -65,7 +65,7 @@ impl Keeper {
             fatal: say::fatal,
             lost: |text| say::fatal(text),
             warn: say::warn,
-            waits: watch::call_all,
+            waits: watch::leave,
             open_uffd: broker::userfaultfd,
             open_page_map: broker::page_map,
         };

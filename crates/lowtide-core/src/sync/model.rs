@@ -2,6 +2,7 @@
 
 #[cfg(feature = "loom")]
 pub mod atomic;
+mod futex;
 #[cfg(feature = "loom")]
 mod mutex;
 
@@ -12,6 +13,7 @@ use rustix::io::Errno;
 
 use crate::vm::OnFork;
 
+pub use futex::Futex;
 #[cfg(feature = "loom")]
 pub use loom::{hint::spin_loop, thread::yield_now as pause, thread::yield_now as rest};
 #[cfg(feature = "loom")]

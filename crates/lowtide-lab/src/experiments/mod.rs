@@ -1,6 +1,7 @@
 //! The experiments, one a file.
 
 mod disk;
+mod fault;
 mod frames;
 mod frames_drain;
 mod hysteresis;
@@ -32,8 +33,8 @@ const EXPERIMENTS: &[Experiment] = &[
     swapoff::EXPERIMENT,
 ];
 
-/// What changes the machine while it runs, and takes root: only by name.
-const ALONE: &[Experiment] = &[race::EXPERIMENT, region::EXPERIMENT];
+/// What takes root, and the whole machine while it runs: only by name.
+const ALONE: &[Experiment] = &[fault::EXPERIMENT, race::EXPERIMENT, region::EXPERIMENT];
 /// The experiment that has options of its own.
 pub const RACE: &str = race::EXPERIMENT.name;
 

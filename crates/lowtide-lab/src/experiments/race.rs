@@ -32,6 +32,8 @@ pub struct Wishes {
     pub only: Vec<String>,
     /// How often each runs.
     pub rounds: Option<usize>,
+    /// How many programs burn CPU meanwhile.
+    pub burners: Option<usize>,
 }
 
 fn run(scale: &Scale) -> Result<Outcome, String> {
@@ -41,13 +43,16 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
         swap,
         percent: wishes.percent.unwrap_or(match swap {
             Swap::Zram => 70,
+            Swap::Zswap => 40,
             Swap::File => 33,
         }),
         rounds: wishes.rounds.unwrap_or(scale.pick(1, 3)),
+        burners: wishes.burners.unwrap_or(0),
         quick: scale.quick,
         disk: PathBuf::from(std::env::var_os("LOWTIDE_DIR").unwrap_or_else(|| "/var/tmp".into())),
     };
-    let title = format!("in {} % of what each takes natively", course.percent);
+    let beside = if course.burners > 0 { format!(", beside {} programs that burn CPU", course.burners) } else { String::new() };
+    let title = format!("in {} % of what each takes natively{beside}", course.percent);
     let loads = race::chosen(&wishes.only, swap);
     let prefixed = |line: String| format!("race: {line}");
     race::missing(&loads).map_or(Ok(()), Err).map_err(prefixed)?;
@@ -57,10 +62,11 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
         matches.push((load.name, load.target, race.run(load).map_err(prefixed)?));
     }
     race.end().map_err(prefixed)?;
-    let whole = wishes.only.is_empty() && wishes.percent.is_none() && swap == Swap::Zram;
+    let crowded = wishes.burners.is_some();
+    let whole = wishes.only.is_empty() && wishes.percent.is_none() && !crowded && swap == Swap::Zram;
     Ok(Outcome {
         tables: vec![times(&title, &matches), why(&matches)],
-        findings: findings(&matches, whole),
+        findings: findings(&matches, whole, target_of(swap, crowded)),
         charts: charts(&matches),
     })
 }
@@ -79,6 +85,7 @@ fn times(title: &str, matches: &[Raced]) -> Table {
         let swap = match m.swap {
             Swap::Zram => "zram",
             Swap::File => "file",
+            Swap::Zswap => "zswap and file",
         };
         let seconds = |shown: &Shown| {
             let more = if shown.too_long > 0 { "> " } else { "" };
@@ -137,13 +144,24 @@ fn why(matches: &[Raced]) -> Table {
     table
 }
 
-fn findings(matches: &[Raced], whole: bool) -> Vec<Finding> {
+/// What becomes of a load's target. Beside others both racers wait for CPUs most of the time. Behind zswap it is seen what becomes of programs that have
+/// far too little memory, and no target was set.
+fn target_of(swap: Swap, crowded: bool) -> fn(f64) -> Option<f64> {
+    match swap {
+        Swap::Zswap => |_| None,
+        _ if crowded => |_| Some(1.0),
+        _ => Some,
+    }
+}
+
+fn findings(matches: &[Raced], whole: bool, target_of: fn(f64) -> Option<f64>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (name, target, m) in matches {
         let ratio = ratio(m);
         let told = format!("{:.2} s against {:.2} s", m.lowtide.seconds.median(), m.kernel.seconds.median());
         let finding = Finding::new(format!("{name}, kernel / lowtide"), told, ratio.median()).spread(ratio.spread());
-        findings.push(target.map_or(finding.clone(), |least| finding.target(Target::AtLeast(least))));
+        let least = target.and_then(target_of);
+        findings.push(least.map_or(finding.clone(), |least| finding.target(Target::AtLeast(least))));
     }
     let logs: f64 = matches.iter().map(|(.., m)| ratio(m).median().ln()).sum();
     let mean = Finding::new("geometric mean", format!("{} loads", matches.len()), (logs / matches.len() as f64).exp());

@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::balance::Held;
-use super::restore::{Made, PAGE_CLUSTER, Restorer, own_name, swap_is_on, tool};
+use super::restore::{Made, PAGE_CLUSTER, Restorer, ZSWAP, own_name, swap_is_on, tool};
 
 const GROUPS: &str = "/sys/fs/cgroup/memory";
 /// Of a group: reading its statistics brings them up to date.
@@ -30,6 +30,8 @@ pub enum Swap {
     File,
     /// Compressed RAM, which counts: the kernel's zram, and `--swap ram` of lowtide.
     Zram,
+    /// The same file behind compressed RAM, which counts: the kernel's zswap, and what lowtide does by default.
+    Zswap,
 }
 
 /// What happened to a group's pages.
@@ -87,9 +89,10 @@ impl Kernel {
         if let Some(before) = self.on.take() {
             tool(Command::new("swapoff").arg(self.path(before)))?;
         }
-        if swap == Swap::File && !self.file.exists() {
+        if swap != Swap::Zram && !self.file.exists() {
             swap_file(restorer, &self.file, self.size)?;
         }
+        set_zswap(restorer, swap == Swap::Zswap)?;
         // What is next to a page costs the device's time for nothing; a disk has it almost for free.
         write(Path::new(PAGE_CLUSTER), if swap == Swap::Zram { "0" } else { &self.page_cluster })?;
         let path = self.path(swap);
@@ -101,7 +104,7 @@ impl Kernel {
 
     fn path(&self, swap: Swap) -> PathBuf {
         match swap {
-            Swap::File => self.file.clone(),
+            Swap::File | Swap::Zswap => self.file.clone(),
             Swap::Zram => PathBuf::from(format!("/dev/zram{}", self.zram)),
         }
     }
@@ -161,18 +164,24 @@ impl Kernel {
         read(&self.group.join(STAT)).map(drop)
     }
 
-    /// What the group and the zram device hold now; a swap file holds no memory. Cached files that the group has read count as its memory.
+    /// What the group and the compressed RAM behind it hold now; a swap file holds no memory. Cached files that the group has read count as
+    /// its memory.
     ///
     /// # Errors
     /// A line.
     pub fn held(&self) -> Result<Held, String> {
         let used = number(&self.group.join("memory.usage_in_bytes"))?;
+        let (stored, pool) = if self.on == Some(Swap::Zswap) { zswap_held()? } else { self.zram_held()? };
+        Ok(Held { resident: used.saturating_sub(self.structures()?), stored, pool })
+    }
+
+    fn zram_held(&self) -> Result<(u64, u64), String> {
         let path = PathBuf::from(format!("/sys/block/zram{}/mm_stat", self.zram));
         // orig_data_size compr_data_size mem_used_total ...
         let text = read(&path)?;
         let fields: Vec<u64> = text.split_whitespace().filter_map(|field| field.parse().ok()).collect();
         let &[stored, _, pool, ..] = fields.as_slice() else { return Err(format!("{}: {text}", path.display())) };
-        Ok(Held { resident: used.saturating_sub(self.structures()?), stored, pool })
+        Ok((stored, pool))
     }
 
     /// What has happened since the group was made. Nobody else swaps: pages of the whole machine are the group's.
@@ -202,6 +211,36 @@ fn number(path: &Path) -> Result<u64, String> {
 
 fn write(path: &Path, value: impl ToString) -> Result<(), String> {
     fs::write(path, value.to_string()).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// Bytes that are in zswap, before and after compression. Nobody else swaps.
+fn zswap_held() -> Result<(u64, u64), String> {
+    let path = Path::new("/proc/meminfo");
+    let text = read(path)?;
+    let bytes = |name: &str| {
+        let kib = text.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        kib.map(|kib| kib << 10).ok_or_else(|| format!("{}: no {name}", path.display()))
+    };
+    Ok((bytes("Zswapped:")?, bytes("Zswap:")?))
+}
+
+/// Turns zswap on, or off again, for what is swapped out from now on.
+fn set_zswap(restorer: &mut Restorer, on: bool) -> Result<(), String> {
+    let zswap = Path::new(ZSWAP);
+    if !zswap.exists() {
+        return if on { Err(format!("no zswap: there is no {ZSWAP}")) } else { Ok(()) };
+    }
+    // lowtide's own default for the codec; the rest is as the machine has it.
+    for (name, value) in [("compressor", on.then_some("lz4")), ("enabled", Some(if on { "Y" } else { "N" }))] {
+        let Some(value) = value else { continue };
+        let path = zswap.join(name);
+        let before = read(&path)?.trim().to_owned();
+        if before != value {
+            restorer.will_make(&Made::Zswap { name: name.to_owned(), before })?;
+            write(&path, value)?;
+        }
+    }
+    Ok(())
 }
 
 fn swap_file(restorer: &mut Restorer, path: &Path, size: u64) -> Result<(), String> {

@@ -47,46 +47,41 @@ pub struct Load {
     pub task: fn(&Site) -> Result<Task, String>,
 }
 
-/// LZ4 makes a page of this 2.6 times as small.
-const COMPRESSIBLE: Content = Content { noise: 24, zeros: 0 };
-/// LZ4 makes nothing of this.
-const NOISE: Content = Content { noise: 64, zeros: 0 };
-
 const LOADS: &[Load] = &[
     Load {
         name: "sequential",
         target: Some(2.5),
         home: Swap::Zram,
         needs: &[],
-        task: |site| site.synthetic(Touch::Passes, COMPRESSIBLE, site.pick(512, 1024), site.pick(4, 5)),
+        task: |site| site.synthetic(Touch::Passes, Content::COMPRESSIBLE, site.pick(512, 1024), site.pick(4, 5)),
     },
     Load {
         name: "random-read",
         target: Some(1.25),
         home: Swap::Zram,
         needs: &[],
-        task: |site| site.synthetic(Touch::Reads, COMPRESSIBLE, site.pick(512, 1024), site.pick(200_000, 600_000)),
+        task: |site| site.synthetic(Touch::Reads, Content::COMPRESSIBLE, site.pick(512, 1024), site.pick(200_000, 600_000)),
     },
     Load {
         name: "random-write",
         target: Some(1.2),
         home: Swap::Zram,
         needs: &[],
-        task: |site| site.synthetic(Touch::Writes, COMPRESSIBLE, site.pick(512, 1024), site.pick(200_000, 500_000)),
+        task: |site| site.synthetic(Touch::Writes, Content::COMPRESSIBLE, site.pick(512, 1024), site.pick(200_000, 500_000)),
     },
     Load {
         name: "threads",
         target: Some(1.2),
         home: Swap::Zram,
         needs: &[],
-        task: |site| site.synthetic(Touch::Threads, COMPRESSIBLE, site.pick(512, 1024), site.pick(200_000, 600_000)),
+        task: |site| site.synthetic(Touch::Threads, Content::COMPRESSIBLE, site.pick(512, 1024), site.pick(200_000, 600_000)),
     },
     Load {
         name: "zipf",
         target: Some(1.0),
         home: Swap::Zram,
         needs: &[],
-        task: |site| site.synthetic(Touch::Zipf, COMPRESSIBLE, site.pick(512, 1024), site.pick(1_000_000, 3_000_000)),
+        task: |site| site.synthetic(Touch::Zipf, Content::COMPRESSIBLE, site.pick(512, 1024), site.pick(1_000_000, 3_000_000)),
     },
     Load {
         name: "zeros",
@@ -94,7 +89,7 @@ const LOADS: &[Load] = &[
         home: Swap::Zram,
         needs: &[],
         task: |site| {
-            let content = Content { zeros: 80, ..COMPRESSIBLE };
+            let content = Content { zeros: 80, ..Content::COMPRESSIBLE };
             site.synthetic(Touch::Reads, content, site.pick(512, 1024), site.pick(200_000, 600_000))
         },
     },
@@ -111,14 +106,14 @@ const LOADS: &[Load] = &[
         target: Some(2.0),
         home: Swap::File,
         needs: &[],
-        task: |site| site.synthetic(Touch::Updates, NOISE, site.pick(600, 1536), site.pick(2, 3)),
+        task: |site| site.synthetic(Touch::Updates, Content::NOISE, site.pick(600, 1536), site.pick(2, 3)),
     },
     Load {
         name: "file-random",
         target: Some(1.0),
         home: Swap::File,
         needs: &[],
-        task: |site| site.synthetic(Touch::Reads, NOISE, site.pick(600, 1536), site.pick(5_000, 40_000)),
+        task: |site| site.synthetic(Touch::Reads, Content::NOISE, site.pick(600, 1536), site.pick(5_000, 40_000)),
     },
 ];
 
@@ -127,9 +122,10 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     LOADS.iter().map(|load| load.name)
 }
 
-/// Those with these names, in this file's order; those at home with `swap` where none is named.
+/// Those with these names, in this file's order; those at home with `swap` where none is named. What is at home with zram is so with zswap.
 pub fn chosen(names: &[String], swap: Swap) -> Vec<&'static Load> {
-    let wanted = |load: &&Load| if names.is_empty() { load.home == swap } else { names.iter().any(|name| name == load.name) };
+    let home = if swap == Swap::Zswap { Swap::Zram } else { swap };
+    let wanted = |load: &&Load| if names.is_empty() { load.home == home } else { names.iter().any(|name| name == load.name) };
     LOADS.iter().filter(wanted).collect()
 }
 

@@ -26,25 +26,30 @@ pub struct Counts {
     pub pages_in: u64,
 }
 
+/// The program that was built together with this one.
+///
+/// # Errors
+/// A line: it was not built.
+pub fn program() -> Result<PathBuf, String> {
+    let own = std::env::current_exe().map_err(|e| format!("can't find this program: {e}"))?;
+    let program = own.with_file_name("lowtide");
+    if program.exists() { Ok(program) } else { Err(format!("there is no {}: build lowtide first", program.display())) }
+}
+
 impl Lowtide {
-    /// Takes the program that was built together with this one. `work` is for its statistics, `disk` for its swap file.
+    /// Takes the [`program`]. `work` is for its statistics, `disk` for its swap file.
     ///
     /// # Errors
     /// A line: it was not built.
     pub fn new(work: &Path, disk: &Path) -> Result<Lowtide, String> {
-        let own = std::env::current_exe().map_err(|e| format!("can't find this program: {e}"))?;
-        let program = own.with_file_name("lowtide");
-        if !program.exists() {
-            return Err(format!("there is no {}: build lowtide first", program.display()));
-        }
-        Ok(Lowtide { program, stats: work.join("stats.json"), directory: disk.to_owned() })
+        Ok(Lowtide { program: program()?, stats: work.join("stats.json"), directory: disk.to_owned() })
     }
 
     /// The words in front of a command that run it in `limit` bytes, with a swap file of `size` bytes if it is for one.
     pub fn words(&self, limit: u64, swap: Swap, size: u64) -> Vec<OsString> {
         let swap = match swap {
             Swap::Zram => "ram".to_owned(),
-            Swap::File => format!("dir:{},size={size}", self.directory.display()),
+            Swap::File | Swap::Zswap => format!("dir:{},size={size}", self.directory.display()),
         };
         let limit = limit.to_string();
         let mut words: Vec<OsString> = vec![self.program.clone().into()];

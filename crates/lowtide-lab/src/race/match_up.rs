@@ -1,5 +1,6 @@
 //! One load after the other, natively, under the kernel's swap and under lowtide, at the same total memory.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use super::loads::{Load, Site};
 use super::lowtide::Lowtide;
 use super::restore::{Made, Restorer, own_name};
 use super::run::{Done, Ended, Task, run};
+use crate::burners;
 use crate::measure::{self, Sample};
 
 /// Swap that both have: more than any load needs.
@@ -34,6 +36,8 @@ pub struct Course {
     pub swap: Swap,
     /// How often each runs.
     pub rounds: usize,
+    /// Other programs, which burn CPU all the while.
+    pub burners: usize,
     /// Smaller loads.
     pub quick: bool,
     /// Where swap files are.
@@ -141,7 +145,7 @@ impl Race {
 
     fn measure(&mut self, load: &Load) -> Result<Match, String> {
         let task = (load.task)(&self.site)?;
-        let Ended::Well(native) = run(&task, &[], PATIENCE, || ())? else {
+        let Ended::Well(native) = run(&task, &self.beside(Vec::new())?, PATIENCE, || ())? else {
             return Err("takes too long without a limit".into());
         };
         let limit = native.peak / 100 * self.course.percent;
@@ -179,6 +183,13 @@ impl Race {
         Ok(Match { native, kernel, lowtide, swap: share.swap, limit, group: share.group })
     }
 
+    /// The words in front of a command: those that put it under a limit, after those that let others burn CPU outside of it.
+    fn beside(&self, words: Vec<OsString>) -> Result<Vec<OsString>, String> {
+        let mut all = burners::words(self.course.burners)?;
+        all.extend(words);
+        Ok(all)
+    }
+
     /// Finds out how much the group must get.
     pub(super) fn share(&mut self, task: &Task, native: &Done, limit: u64) -> Result<Share, String> {
         self.kernel.swap_to(&mut self.restorer, self.course.swap)?;
@@ -210,7 +221,7 @@ impl Race {
     }
 
     fn natively(&self, task: &Task, into: &mut Shown) -> Result<Ended, String> {
-        let ended = run(task, &[], PATIENCE, || ())?;
+        let ended = run(task, &self.beside(Vec::new())?, PATIENCE, || ())?;
         into.saw_peak(ended.peak());
         Ok(ended)
     }
@@ -226,7 +237,7 @@ impl Race {
     }
 
     fn under_lowtide(&self, task: &Task, limit: u64, swap: Swap, slowest: Duration, into: &mut Shown) -> Result<Ended, String> {
-        let ended = run(task, &self.lowtide.words(limit, swap, SWAP), slowest, || ())?;
+        let ended = run(task, &self.beside(self.lowtide.words(limit, swap, SWAP))?, slowest, || ())?;
         let mut peak = ended.peak();
         if let Ended::Well(_) = ended {
             let counts = self.lowtide.take_counts()?;
@@ -243,7 +254,7 @@ impl Race {
     pub(super) fn sampled(&self, task: &Task, share: Share, native: &Done) -> Result<(Ended, Highest), String> {
         self.kernel.empty()?;
         let (mut highest, mut failed) = (Highest::default(), None);
-        let ended = run(task, &self.kernel.words(), patience(native.wall, SLOWEST_KERNEL), || {
+        let ended = run(task, &self.beside(self.kernel.words())?, patience(native.wall, SLOWEST_KERNEL), || {
             let limited = self.kernel.refresh_counts().and_then(|()| self.kernel.limit(share.group));
             match limited.and_then(|()| self.kernel.held()) {
                 Ok(held) => highest.add(held),

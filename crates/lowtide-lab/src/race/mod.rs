@@ -16,11 +16,14 @@ mod run;
 mod synthetic;
 mod zipf;
 
+pub use content::{Content, RECORDS, WORDS};
 pub use kernel::Swap;
 pub use loads::{chosen, missing, names};
+pub use lowtide::program as lowtide_program;
 pub use match_up::{Course, Match, Race, Shown};
 pub use region_load::Order;
 pub use regions::{SIDES, Touched};
+pub use run::{Ended, Task, run};
 
 use std::process::ExitCode;
 

@@ -21,6 +21,10 @@ const PREFIX: &str = "lowtide-lab-race.";
 const RECORDS: &str = "/run";
 /// How many pages (2 to the power of this) the kernel reads from swap at once.
 pub const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
+/// zswap's settings.
+pub const ZSWAP: &str = "/sys/module/zswap/parameters";
+/// Those of them that the race changes.
+const ZSWAP_PARAMETERS: [&str; 2] = ["compressor", "enabled"];
 const CONTROL: &str = "/sys/class/zram-control";
 /// How long the processes of a group may take to die.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -38,6 +42,13 @@ pub enum Made {
     Directory(PathBuf),
     /// The setting `vm.page-cluster`, which was this before.
     PageCluster(String),
+    /// A parameter of zswap, which was this before.
+    Zswap {
+        /// Its name.
+        name: String,
+        /// What it was.
+        before: String,
+    },
 }
 
 impl Made {
@@ -48,6 +59,7 @@ impl Made {
             Made::Group(path) => format!("group {}\n", path.display()),
             Made::Directory(path) => format!("directory {}\n", path.display()),
             Made::PageCluster(before) => format!("page-cluster {before}\n"),
+            Made::Zswap { name, before } => format!("zswap {name} {before}\n"),
         }
     }
 
@@ -60,6 +72,10 @@ impl Made {
             "zram" => what.parse().ok().map(Made::Zram),
             "group" => own().map(Made::Group),
             "directory" => own().map(Made::Directory),
+            "zswap" => what
+                .split_once(' ')
+                .filter(|(name, _)| ZSWAP_PARAMETERS.contains(name))
+                .map(|(name, before)| Made::Zswap { name: name.to_owned(), before: before.to_owned() }),
             "page-cluster" => what.parse::<u32>().ok().map(|before| Made::PageCluster(before.to_string())),
             _ => None,
         }
@@ -83,6 +99,10 @@ impl Made {
                 write(format!("{CONTROL}/hot_remove"), number.to_string())
             }
             Made::Directory(path) => gone(fs::remove_dir_all(path)).map_err(|e| format!("{}: {e}", path.display())),
+            Made::Zswap { name, before } => {
+                let path = Path::new(ZSWAP).join(name);
+                fs::write(&path, before).map_err(|e| format!("{}: {e}", path.display()))
+            }
             Made::PageCluster(before) => fs::write(PAGE_CLUSTER, before).map_err(|e| format!("{PAGE_CLUSTER}: {e}")),
             Made::Group(path) => {
                 let began = Instant::now();
@@ -259,6 +279,7 @@ mod tests {
             Made::Group(own("/sys/fs/cgroup/memory")),
             Made::Directory(own("/tmp")),
             Made::PageCluster("3".to_owned()),
+            Made::Zswap { name: "enabled".to_owned(), before: "N".to_owned() },
         ];
         for made in made {
             assert_eq!(Made::parse(made.line().trim_end()), Some(made));
@@ -269,6 +290,7 @@ mod tests {
             "zram x",
             "directory /tmp",
             "page-cluster x",
+            "zswap ../../kernel/parameters/panic 1",
             "file /tmp/lowtide-lab-race.1",
         ] {
             assert_eq!(Made::parse(line), None, "{line}");

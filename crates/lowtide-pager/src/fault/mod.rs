@@ -49,10 +49,9 @@ enum Again {
 type Try = Result<Served, Again>;
 
 impl Pager {
-    /// Serves a fault at `addr`, at the limit after some memory has been freed for it, and counts how long that took. As
-    /// [`Pager::serve`] but for that.
-    pub fn serve_within_limit(&self, addr: usize, worker: &mut Worker) -> Served {
-        let start = now_ns();
+    /// Serves a fault at `addr` that is known since `start`, at the limit after some memory has been freed for it, and counts how
+    /// long that took. As [`Pager::serve`] but for that.
+    pub fn serve_within_limit(&self, addr: usize, start: u64, worker: &mut Worker) -> Served {
         let (proc, counters) = (self.proc(), self.counters());
         if (self.budget.at_limit() || self.budget.is_coming_down()) && self.evict_for_fault(worker) == Evicted::Some {
             add(&counters.evictions_direct, 1);
@@ -63,12 +62,12 @@ impl Pager {
         proc.latency[latency_bucket(took)].fetch_add(1, Ordering::Relaxed);
         counters.stall_some_us.fetch_add(took / 1000, Ordering::Relaxed);
         counters.latency_max_ns.fetch_max(took, Ordering::Relaxed);
-        self.stage_ahead(worker);
         served
     }
 
-    /// Serves a fault at `addr`. Called without any lock held; never waits for another fault or for an event. A page that
-    /// can't be had, for a long time or for ever, is [`Served::Lost`], or ends the run, as the host likes. The threads that waited are woken by [`Worker::wake`], when nothing is held any more.
+    /// Serves a fault at `addr`. Called without any lock held; never waits for another fault or for an event. A page that can't be
+    /// had, for a long time or for ever, is [`Served::Lost`], or ends the run, as the host likes. The threads that waited are woken by
+    /// [`Worker::wake`], when nothing is held any more.
     pub fn serve(&self, addr: usize, worker: &mut Worker) -> Served {
         let page = addr / PAGE_SIZE;
         let (mut in_hand, mut no_memory) = (Patience::new(), Patience::new());
@@ -100,6 +99,13 @@ impl Pager {
                 return Served::Lost;
             }
         }
+    }
+
+    /// Whether serving a fault at `addr` takes as long as reading from a device.
+    pub fn is_slow(&self, addr: usize) -> bool {
+        let Word::Swapped(raw) = self.map.get(addr / PAGE_SIZE) else { return false };
+        let Some(operation) = self.enter() else { return false };
+        Entry::from_raw(raw).is_some_and(|entry| operation.store().is_on_device(entry))
     }
 
     /// A fault can't be served: without its page the program can't go on.

@@ -10,3 +10,4 @@ mod random;
 mod release;
 mod removal;
 mod swapoff;
+mod together;

@@ -1,0 +1,38 @@
+//! A word for whose change threads sleep.
+
+use core::ops::Deref;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::thread::futex;
+
+/// A word of this process's own (a private futex).
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct Futex(AtomicU32);
+
+impl Futex {
+    /// A word nobody waits for.
+    pub const fn new(value: u32) -> Futex {
+        Futex(AtomicU32::new(value))
+    }
+
+    /// Sleeps while the word says `value`. What happened before another value was stored (with Release) has happened.
+    pub fn wait_while(&self, value: u32) {
+        while self.0.load(Ordering::Acquire) == value {
+            // Interrupted, or changed already: it is looked at again.
+            let _ = futex::wait(&self.0, futex::Flags::PRIVATE, value, None);
+        }
+    }
+
+    /// Wakes one that sleeps. After the word was changed.
+    pub fn wake_one(&self) {
+        let _ = futex::wake(&self.0, futex::Flags::PRIVATE, 1);
+    }
+}
+
+impl Deref for Futex {
+    type Target = AtomicU32;
+    fn deref(&self) -> &AtomicU32 {
+        &self.0
+    }
+}

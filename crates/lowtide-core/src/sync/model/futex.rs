@@ -1,0 +1,45 @@
+//! The model checker's threads, asleep on a word.
+
+use core::ops::Deref;
+
+use super::atomic::{AtomicU32, Ordering};
+#[cfg(feature = "loom")]
+use loom::sync::{Condvar, Mutex};
+#[cfg(all(feature = "shuttle", not(feature = "loom")))]
+use shuttle::sync::{Condvar, Mutex};
+
+/// As [`crate::sync::Futex`] of what is shipped: the kernel looks at the word and puts the thread to sleep in one step.
+#[derive(Debug)]
+pub struct Futex {
+    word: AtomicU32,
+    kernel: Mutex<()>,
+    woken: Condvar,
+}
+
+impl Futex {
+    /// A word nobody waits for.
+    pub fn new(value: u32) -> Futex {
+        Futex { word: AtomicU32::new(value), kernel: Mutex::new(()), woken: Condvar::new() }
+    }
+
+    /// Sleeps while the word says `value`.
+    pub fn wait_while(&self, value: u32) {
+        let mut kernel = self.kernel.lock().unwrap();
+        while self.word.load(Ordering::Acquire) == value {
+            kernel = self.woken.wait(kernel).unwrap();
+        }
+    }
+
+    /// Wakes one that sleeps.
+    pub fn wake_one(&self) {
+        let _kernel = self.kernel.lock().unwrap();
+        self.woken.notify_one();
+    }
+}
+
+impl Deref for Futex {
+    type Target = AtomicU32;
+    fn deref(&self) -> &AtomicU32 {
+        &self.word
+    }
+}

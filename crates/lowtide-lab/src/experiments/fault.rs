@@ -1,0 +1,275 @@
+//! Page faults: what one costs from the access until the thread goes on, with several threads, and beside programs that burn all CPUs.
+
+use std::time::Duration;
+
+use crate::experiment::{Experiment, Outcome, Scale};
+use crate::fault::install::{self, How};
+use crate::fault::plain::{self, Parts, Way};
+use crate::fault::program::Told;
+use crate::fault::under_lowtide::{self, Service, Size};
+use crate::measure::{Sample, in_turn};
+use crate::plot::{Chart, Series};
+use crate::report::{Finding, Table, Target};
+use crate::threads;
+
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "fault",
+    question: "what does a page fault cost, where does the time go, and how slow is the slowest beside programs that burn all CPUs?",
+    run,
+};
+
+const THREADS: [usize; 3] = [1, 2, 4];
+/// The limit in percent of the data: about every other touch is of a page that is out.
+const PERCENT: u64 = 60;
+/// The slowest fault beside programs that burn all CPUs, in milliseconds.
+const SLOWEST_MS: f64 = 50.0;
+/// Of the run in which it is looked for.
+const THREADS_OF_SLOWEST: usize = 2;
+/// What takes longer is in the tables only: the other curves would be one line at the bottom.
+const MOST_CHARTED_US: f64 = 200.0;
+
+/// Threads that fault, and programs that burn CPU.
+type Place = (usize, usize);
+
+fn run(scale: &Scale) -> Result<Outcome, String> {
+    let cpus = threads::allowed()?.len();
+    let places: Vec<Place> = [0, cpus].iter().flat_map(|burners| THREADS.map(|threads| (threads, *burners))).collect();
+    let pages = scale.pick(128 << 8, 512 << 8);
+    let size = Size { pages, limit: Some(pages as u64 * 4096 / 100 * PERCENT) };
+    let fail = |line: String| format!("fault: {line}");
+    let plain = faults_by_plain_userfaultfd(scale, &places).map_err(fail)?;
+    let install = installing(scale).map_err(fail)?;
+    let real = faults_under_lowtide(scale, &places, size).map_err(fail)?;
+    let longest = the_slowest(scale, size, cpus).map_err(fail)?;
+    let mut findings = longest.findings;
+    findings.extend(comparisons(&places, &plain, &real));
+    let tables = vec![table_of_parts(&plain), install, table_under_lowtide(&real, size), longest.table];
+    Ok(Outcome { tables, findings, charts: charts(&places, &plain, &real) })
+}
+
+/// What a way of serving showed in a place: in each round the median of each part and of the whole, and the slowest fault of all.
+struct Shown {
+    way: Way,
+    place: Place,
+    parts: [Sample; 4],
+    total: Sample,
+    a_second: Sample,
+    slowest: f64,
+}
+
+const PARTS: [fn(&Parts) -> u64; 4] = [|p| p.delivery, |p| p.load, |p| p.install, |p| p.wake];
+
+fn faults_by_plain_userfaultfd(scale: &Scale, places: &[Place]) -> Result<Vec<Shown>, String> {
+    let time = Duration::from_millis(scale.pick(200, 600));
+    let variants: Vec<(Way, Place)> = places.iter().flat_map(|place| Way::ALL.map(|way| (way, *place))).collect();
+    let nothing = |&(way, place): &(Way, Place)| {
+        let (parts, total, a_second) = Default::default();
+        Shown { way, place, parts, total, a_second, slowest: 0.0 }
+    };
+    let mut all: Vec<Shown> = variants.iter().map(nothing).collect();
+    in_turn(&variants, scale.pick(2, 5), |i, &(way, (threads, burners))| {
+        let seen = plain::run(plain::Setup { way, threads, burners }, time)?;
+        let shown = &mut all[i];
+        for (sample, part) in shown.parts.iter_mut().zip(PARTS) {
+            sample.add(median_us(&seen.faults, part));
+        }
+        shown.total.add(median_us(&seen.faults, Parts::total));
+        shown.a_second.add(seen.faults.len() as f64 / time.as_secs_f64());
+        shown.slowest = shown.slowest.max(seen.slowest as f64 / 1000.0);
+        Ok::<(), String>(())
+    })?;
+    Ok(all)
+}
+
+/// Microseconds; not a number where nothing was served.
+fn median_us(faults: &[Parts], of: impl Fn(&Parts) -> u64) -> f64 {
+    let mut values: Vec<u64> = faults.iter().map(of).collect();
+    values.sort_unstable();
+    values.get(values.len() / 2).map_or(f64::NAN, |ns| *ns as f64 / 1000.0)
+}
+
+fn installing(scale: &Scale) -> Result<Table, String> {
+    let of = |how| [1, 64].map(|pages| [false, true].map(|busy| install::Setup { how, pages, busy }));
+    let variants = [of(How::Copy), of(How::Move)].concat().concat();
+    let mut all: Vec<Sample> = variants.iter().map(|_| Sample::default()).collect();
+    in_turn(&variants, scale.pick(3, 7), |i, setup| {
+        all[i].add(install::run(*setup)?);
+        Ok::<(), String>(())
+    })?;
+    let mut table =
+        Table::new("installing pages, no fault: medians (us a page)", &["", "pages a call", "alone", "another thread runs"]);
+    for (setups, samples) in variants.chunks(2).zip(all.chunks(2)) {
+        let name = match setups[0].how {
+            How::Copy => "UFFDIO_COPY",
+            How::Move => "UFFDIO_MOVE",
+        };
+        let fine = |sample: &Sample| format!("{:.2} +-{:.0} %", sample.median(), sample.spread() * 100.0);
+        table.row([name.to_owned(), setups[0].pages.to_string(), fine(&samples[0]), fine(&samples[1])]);
+    }
+    Ok(table)
+}
+
+/// What the program found in a place under `lowtide run`, round by round.
+#[derive(Default)]
+struct Real {
+    place: Place,
+    p50: Sample,
+    p99: Sample,
+    p999: Sample,
+    a_second: Sample,
+    service: Sample,
+    slowest: f64,
+    slowest_service: f64,
+}
+
+impl Real {
+    fn add(&mut self, told: &Told, service: Service) {
+        self.p50.add(told.p50);
+        self.p99.add(told.p99);
+        self.p999.add(told.p999);
+        self.a_second.add(told.faults as f64 / told.seconds);
+        self.service.add(service.p50);
+        self.slowest = self.slowest.max(told.max);
+        self.slowest_service = self.slowest_service.max(service.max);
+    }
+}
+
+fn faults_under_lowtide(scale: &Scale, places: &[Place], size: Size) -> Result<Vec<Real>, String> {
+    let time = Duration::from_millis(scale.pick(1000, 4000));
+    let mut all: Vec<Real> = places.iter().map(|place| Real { place: *place, ..Real::default() }).collect();
+    in_turn(places, scale.pick(1, 3), |i, &(threads, burners)| {
+        let (told, service) = under_lowtide::measure(under_lowtide::Setup { threads, burners }, size, time)?;
+        if service.faults == 0 {
+            return Err("lowtide served no fault: the data fit into the limit".to_owned());
+        }
+        all[i].add(&told, service);
+        Ok(())
+    })?;
+    Ok(all)
+}
+
+/// The slowest touch in one long run.
+struct Longest {
+    table: Table,
+    findings: Vec<Finding>,
+}
+
+fn the_slowest(scale: &Scale, size: Size, cpus: usize) -> Result<Longest, String> {
+    let time = Duration::from_secs(scale.pick(3, 60));
+    let setup = under_lowtide::Setup { threads: THREADS_OF_SLOWEST, burners: cpus };
+    let title = format!("{} s beside {cpus} programs that burn CPU, {THREADS_OF_SLOWEST} threads (us)", time.as_secs());
+    let columns = ["", "faults", "p50", "p99", "p99.9", "slowest touch", "served: p50", "p99", "slowest"];
+    let mut table = Table::new(title, &columns);
+    let mut slowest = [0.0; 2];
+    for (at, (name, limit)) in [("natively", None), ("under lowtide", size.limit)].into_iter().enumerate() {
+        let (told, service) = under_lowtide::measure(setup, Size { limit, ..size }, time)?;
+        slowest[at] = told.max.max(service.max) / 1000.0;
+        // Natively nothing is out; what takes long is that others run.
+        let figure = |us: f64| if limit.is_some() { format!("{us:.1}") } else { "-".to_owned() };
+        let [p50, p99, p999] = [told.p50, told.p99, told.p999].map(figure);
+        let [served_p50, served_p99, served_max] = [service.p50, service.p99, service.max].map(figure);
+        let max = format!("{:.1}", told.max);
+        let faults = service.faults.to_string();
+        table.row([name.to_owned(), faults, p50, p99, p999, max, served_p50, served_p99, served_max]);
+    }
+    let [native, lowtide] = slowest;
+    let told = format!("{lowtide:.1} ms");
+    let what = format!("slowest touch in {} s, all CPUs burnt, ms", time.as_secs());
+    let findings = vec![
+        Finding::new(what, told, lowtide).target(Target::AtMost(SLOWEST_MS)),
+        Finding::new("the same natively, where nothing is out: the scheduler alone, ms", format!("{native:.1} ms"), native),
+    ];
+    Ok(Longest { table, findings })
+}
+
+fn us(sample: &Sample) -> String {
+    format!("{:.1} +-{:.0} %", sample.median(), sample.spread() * 100.0)
+}
+
+fn table_of_parts(all: &[Shown]) -> Table {
+    let columns = ["served", "threads", "burners", "delivery", "load", "install", "wake", "total", "slowest", "faults/s"];
+    let mut table = Table::new("a plain userfaultfd, one page a fault: medians (us), and the slowest of all rounds", &columns);
+    for shown in all {
+        let (threads, burners) = shown.place;
+        let cells = [shown.way.name().to_owned(), threads.to_string(), burners.to_string()];
+        let parts = shown.parts.iter().chain([&shown.total]).map(us);
+        let rest = [format!("{:.0}", shown.slowest), format!("{:.0}", shown.a_second.median())];
+        table.row(cells.into_iter().chain(parts).chain(rest));
+    }
+    table
+}
+
+fn table_under_lowtide(all: &[Real], size: Size) -> Table {
+    let columns = ["threads", "burners", "p50", "p99", "p99.9", "slowest", "served: p50", "slowest", "faults/s"];
+    let title = format!(
+        "lowtide run --ram {}M, {} MiB read at random: what a fault takes the program, and of that the service that lowtide counts (us)",
+        size.limit.unwrap_or(0) >> 20,
+        size.pages >> 8
+    );
+    let mut table = Table::new(title, &columns);
+    for real in all {
+        let (threads, burners) = real.place;
+        table.row([
+            threads.to_string(),
+            burners.to_string(),
+            us(&real.p50),
+            us(&real.p99),
+            us(&real.p999),
+            format!("{:.0}", real.slowest),
+            us(&real.service),
+            format!("{:.0}", real.slowest_service),
+            format!("{:.0}", real.a_second.median()),
+        ]);
+    }
+    table
+}
+
+fn comparisons(places: &[Place], plain: &[Shown], real: &[Real]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for place in places {
+        let of = |way: Way| plain.iter().find(|shown| (shown.way, shown.place) == (way, *place)).map(|shown| &shown.total);
+        let (Some(monitors), Some(idle), Some(signal)) = (of(Way::Monitors), of(Way::IdleMonitors), of(Way::Signal)) else {
+            continue;
+        };
+        let (threads, burners) = place;
+        let mut compare = |what: &str, a: &Sample, b: &Sample| {
+            let ratio = a.over(b);
+            let told = format!("{:.1} against {:.1} us", a.median(), b.median());
+            let what = format!("{what}: {threads} threads, {burners} burners");
+            findings.push(Finding::new(what, told, ratio.median()).spread(ratio.spread()));
+        };
+        compare("SCHED_IDLE over plain monitors", idle, monitors);
+        compare("in the thread over plain monitors", signal, monitors);
+        if let Some(real) = real.iter().find(|real| real.place == *place) {
+            // Of different rounds: only the medians can be compared.
+            let ratio = real.p50.median() / monitors.median();
+            let told = format!("{:.1} against {:.1} us", real.p50.median(), monitors.median());
+            findings.push(Finding::new(
+                format!("lowtide over a plain userfaultfd: {threads} threads, {burners} burners"),
+                told,
+                ratio,
+            ));
+        }
+    }
+    findings
+}
+
+fn charts(places: &[Place], plain: &[Shown], real: &[Real]) -> Vec<Chart> {
+    let mut burners: Vec<usize> = places.iter().map(|(_, burners)| *burners).collect();
+    burners.dedup();
+    let chart = |burners: usize| {
+        let mut series: Vec<Series> = Way::ALL
+            .iter()
+            .map(|way| {
+                let of = plain.iter().filter(|shown| shown.way == *way && shown.place.1 == burners);
+                let points =
+                    of.map(|shown| (shown.place.0 as f64, shown.total.median())).filter(|point| point.1 < MOST_CHARTED_US);
+                Series { name: way.name().to_owned(), points: points.collect() }
+            })
+            .collect();
+        let points = real.iter().filter(|real| real.place.1 == burners).map(|real| (real.place.0 as f64, real.p50.median()));
+        series.push(Series { name: "lowtide run".to_owned(), points: points.collect() });
+        Chart { title: format!("a fault beside {burners} burners"), x: "threads", y: "median us", series }
+    };
+    burners.into_iter().map(chart).collect()
+}

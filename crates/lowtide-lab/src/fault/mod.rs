@@ -1,0 +1,15 @@
+//! What a page fault costs: by a plain userfaultfd with a stamp at each boundary, and to a program under `lowtide run`.
+
+pub mod install;
+pub mod plain;
+pub mod program;
+mod signal;
+pub mod under_lowtide;
+
+use std::process::ExitCode;
+
+/// What this program does when it is started by the experiment; `None` when a user started it.
+pub fn helper() -> Option<ExitCode> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    (args.first()? == program::NAME).then(|| program::main(&args[1..]))
+}

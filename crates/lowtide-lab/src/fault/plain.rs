@@ -1,0 +1,282 @@
+//! Page faults served from lowtide's store by a plain userfaultfd, one page at a time, with a stamp at each boundary: the least that a fault
+//! costs, by who serves it. There is no limit here and nothing is evicted.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use lowtide_core::store::{Codec, Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
+use lowtide_core::{slot::Entry, vm::PAGE_SIZE};
+use lowtide_pager::clock::now_ns;
+use lowtide_pager::uffd::{Message, Uffd, Wake};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+use super::signal;
+use crate::burners::Burners;
+use crate::race::Content;
+use crate::threads;
+
+/// Pages of each thread that faults. When it has touched all of them it drops them, and begins again.
+const PAGES: usize = 4096;
+/// A prime: the order in which they are touched is no order.
+const STEP: usize = 1031;
+/// Different pages in the store.
+const STORED: usize = 1024;
+/// How long a monitor waits until it looks whether it is to end.
+const LOOK_MS: i32 = 20;
+
+/// Who serves a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// A monitor pinned to each CPU; all of them poll.
+    Monitors,
+    /// The same, which run only where nobody else wants to (SCHED_IDLE).
+    IdleMonitors,
+    /// The thread itself, by a signal (UFFD_FEATURE_SIGBUS): system calls on missing pages would fail.
+    Signal,
+}
+
+impl Way {
+    /// All of them.
+    pub const ALL: [Way; 3] = [Way::Monitors, Way::IdleMonitors, Way::Signal];
+
+    /// In words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::Monitors => "a monitor on each CPU",
+            Way::IdleMonitors => "the same, SCHED_IDLE",
+            Way::Signal => "in the thread, by SIGBUS",
+        }
+    }
+}
+
+/// Who does what.
+#[derive(Debug, Clone, Copy)]
+pub struct Setup {
+    /// Who serves.
+    pub way: Way,
+    /// Threads that fault.
+    pub threads: usize,
+    /// Other programs that burn CPU.
+    pub burners: usize,
+}
+
+/// Nanoseconds of a fault.
+#[derive(Debug, Clone, Copy)]
+pub struct Parts {
+    /// From the access until who serves it knows of it.
+    pub delivery: u64,
+    /// Finding the page in the store and decompressing it.
+    pub load: u64,
+    /// UFFDIO_COPY.
+    pub install: u64,
+    /// From before UFFDIO_WAKE until the thread goes on.
+    pub wake: u64,
+}
+
+impl Parts {
+    /// From the access until the thread goes on.
+    pub fn total(&self) -> u64 {
+        self.delivery + self.load + self.install + self.wake
+    }
+}
+
+/// What was seen in one run.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// Each fault that was served.
+    pub faults: Vec<Parts>,
+    /// The slowest, in nanoseconds, one included that was not served when the time was over.
+    pub slowest: u64,
+}
+
+/// Memory that is served.
+pub(super) struct Served {
+    uffd: Uffd,
+    store: Store,
+    entries: Vec<Entry>,
+    start: usize,
+    bytes: usize,
+    /// For each page when its fault was read, its page loaded, and installed.
+    stamps: Vec<[AtomicU64; 3]>,
+    stop: AtomicBool,
+    failed: Mutex<Option<String>>,
+}
+
+/// What one that serves works with.
+pub(super) struct Hands {
+    page: Box<Page>,
+    scratch: Scratch,
+}
+
+impl Hands {
+    pub(super) fn new() -> Result<Hands, String> {
+        let scratch = Scratch::new().map_err(|e| format!("no memory: {e:?}"))?;
+        Ok(Hands { page: Box::new([0; PAGE_SIZE]), scratch })
+    }
+}
+
+/// Lets threads fault for `time`.
+///
+/// # Errors
+/// A line: what the machine can't do, or what failed.
+pub fn run(setup: Setup, time: Duration) -> Result<Seen, String> {
+    let served = Served::new(setup)?;
+    let cpus = threads::allowed()?;
+    let burners = Burners::start(setup.burners)?;
+    std::thread::scope(|scope| {
+        let served = &served;
+        if setup.way != Way::Signal {
+            for cpu in cpus {
+                scope.spawn(move || served.note(served.monitor(cpu, setup.way)));
+            }
+        }
+        let touching: Vec<_> = (0..setup.threads).map(|i| scope.spawn(move || served.touch(i, setup.way))).collect();
+        std::thread::sleep(time);
+        served.stop.store(true, Ordering::Relaxed);
+        // Who waits for a page goes on, with zeros: nobody may ever come to serve it.
+        // SAFETY: no page is in anybody's hands: what is installed there from now on is refused.
+        served.note(unsafe { served.uffd.unregister(served.start, served.bytes) }.map_err(|e| format!("unregister: {e}")));
+        // Before the monitors are to end, which may not run beside them.
+        drop(burners);
+        let mut all = Seen::default();
+        for thread in touching {
+            match thread.join() {
+                Ok(Ok(seen)) => {
+                    all.faults.extend(seen.faults);
+                    all.slowest = all.slowest.max(seen.slowest);
+                }
+                Ok(Err(line)) => served.note(Err(line)),
+                Err(_) => served.note(Err("a thread that faults failed".to_owned())),
+            }
+        }
+        let failed = served.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        failed.map_or(Ok(all), Err)
+    })
+}
+
+impl Served {
+    fn new(setup: Setup) -> Result<Served, String> {
+        let features = if setup.way == Way::Signal { signal::FEATURE } else { 0 };
+        let uffd = Uffd::open(features).map_err(|e| format!("no userfaultfd: {e}; it takes root or CAP_SYS_PTRACE"))?;
+        let (store, entries) = store()?;
+        let pages = setup.threads * PAGES;
+        let bytes = pages * PAGE_SIZE;
+        // SAFETY: a fresh mapping.
+        let map = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        };
+        let map = map.map_err(|e| format!("no memory: {e}"))?;
+        let stamps = (0..pages).map(|_| Default::default()).collect();
+        let (stop, failed) = (AtomicBool::new(false), Mutex::new(None));
+        let served = Served { uffd, store, entries, start: map.expose_provenance(), bytes, stamps, stop, failed };
+        // SAFETY: the mapping made here, in which nothing is yet; all its missing pages are served, or unregistered.
+        let registered =
+            unsafe { madvise(map, bytes, Advice::LinuxNoHugepage).and_then(|()| served.uffd.register(served.start, bytes)) };
+        registered.map(|()| served).map_err(|e| format!("memory can't be registered: {e}"))
+    }
+
+    /// Keeps the first failure. Nobody stops for it: the time ends all.
+    pub(super) fn note(&self, result: Result<(), String>) {
+        if let Err(line) = result {
+            self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(line);
+        }
+    }
+
+    /// Serves the fault at `addr`, of which one knew at `read`.
+    pub(super) fn serve(&self, addr: usize, read: u64, hands: &mut Hands) -> Result<(), String> {
+        let i = (addr - self.start) / PAGE_SIZE;
+        let entry = self.entries[i % STORED];
+        self.store.load(entry, &mut hands.page, &mut hands.scratch).map_err(|e| format!("a page can't be loaded: {e:?}"))?;
+        let loaded = now_ns();
+        // SAFETY: the page is of this one, and what was asked for.
+        let done = unsafe { self.uffd.copy(addr & !(PAGE_SIZE - 1), hands.page.as_ptr(), PAGE_SIZE, Wake::Later) };
+        let installed = now_ns();
+        for (stamp, value) in self.stamps[i].iter().zip([read, loaded, installed]) {
+            // Release: pairs with the Acquire of the thread that faulted.
+            stamp.store(value, Ordering::Release);
+        }
+        match done.error {
+            Some(e) if !self.stop.load(Ordering::Relaxed) => Err(format!("a page can't be installed: {e}")),
+            _ => Ok(()),
+        }
+    }
+
+    fn monitor(&self, cpu: usize, way: Way) -> Result<(), String> {
+        threads::pin(cpu)?;
+        if way == Way::IdleMonitors {
+            threads::run_only_when_idle()?;
+        }
+        let mut hands = Hands::new()?;
+        while !self.stop.load(Ordering::Relaxed) {
+            self.uffd.wait_readable(LOOK_MS);
+            while let Ok(Message::Fault { addr, .. }) = self.uffd.read() {
+                let served = self.serve(addr, now_ns(), &mut hands);
+                self.uffd.wake(addr, PAGE_SIZE);
+                served?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Touches the pages of thread `i` until the time is over.
+    fn touch(&self, i: usize, way: Way) -> Result<Seen, String> {
+        // Dropped last: until then faults of this thread are its own.
+        let _catcher = if way == Way::Signal { Some(signal::Catcher::new(self, Hands::new()?)?) } else { None };
+        let (mut seen, first) = (Seen::default(), i * PAGES);
+        loop {
+            for k in 0..PAGES {
+                let page = first + k * STEP % PAGES;
+                let addr = std::ptr::with_exposed_provenance::<u64>(self.start + page * PAGE_SIZE);
+                let began = now_ns();
+                // SAFETY: a page of the mapping, which nobody writes to but the kernel.
+                unsafe { addr.read_volatile() };
+                let ended = now_ns();
+                seen.slowest = seen.slowest.max(ended - began);
+                if self.stop.load(Ordering::Relaxed) {
+                    return Ok(seen);
+                }
+                let [read, loaded, installed] = self.stamps[page].each_ref().map(|stamp| stamp.load(Ordering::Acquire));
+                // Else they are an earlier fault's.
+                if began <= read && installed <= ended {
+                    let (delivery, load, install) = (read - began, loaded - read, installed - loaded);
+                    seen.faults.push(Parts { delivery, load, install, wake: ended - installed });
+                }
+            }
+            let all = std::ptr::with_exposed_provenance_mut(self.start + first * PAGE_SIZE);
+            // SAFETY: pages of this thread alone, which it no longer looks at. Removals raise no event: none was asked for.
+            unsafe { madvise(all, PAGES * PAGE_SIZE, Advice::LinuxDontNeed) }.map_err(|e| format!("MADV_DONTNEED: {e}"))?;
+        }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `new`; the threads that knew of it have ended.
+        let _ = unsafe { munmap(std::ptr::with_exposed_provenance_mut(self.start), self.bytes) };
+    }
+}
+
+/// A store with some pages in its pool.
+fn store() -> Result<(Store, Vec<Entry>), String> {
+    let text = |e: StoreError| format!("the store: {e:?}");
+    let store = Store::new(StoreConfig { pool_limit: 64 << 20, accept_percent: 90, codec: Codec::Lz4 }).map_err(text)?;
+    let mut scratch = Scratch::new().map_err(|e| format!("no memory: {e:?}"))?;
+    let mut words = vec![0u64; PAGE_SIZE / 8];
+    let mut entries = Vec::new();
+    for i in 0..STORED {
+        Content::COMPRESSIBLE.fill(i, &mut words);
+        let mut page = [0; PAGE_SIZE];
+        page.chunks_exact_mut(8).zip(&words).for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_ne_bytes()));
+        let mut stored = [Err(StoreError::Full)];
+        store.store_run(&[&page], &[], Group::RUN, &mut stored, &mut scratch);
+        let [Ok(Stored::Entry(entry))] = stored else { return Err("a page can't be stored".to_owned()) };
+        entries.push(entry);
+    }
+    Ok((store, entries))
+}
