@@ -154,7 +154,7 @@ impl Worker {
 
     /// Nobody waits for the pages that were installed: the thread that needs them is this one.
     pub fn forget_waiters(&mut self) {
-        self.to_wake = None;
+        self.to_wake.clear();
     }
 
     /// Gives back what only compressing with zstd needs.
