@@ -11,7 +11,7 @@ FUZZ_FLAGS := -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
 # Built elsewhere: what can be made to fail must never be taken for what is shipped.
 FAULTS := $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide --features faults --test faults
 
-.PHONY: build demo test model fuzz faults soak overhead table programs lab race fmt lint clean setup help
+.PHONY: build demo test model fuzz faults soak overhead table programs header crate wheel test-python lab race fmt lint clean setup help
 
 build: ## target/release/lowtide: one file, the agent inside
 	$(CARGO) build --release
@@ -35,6 +35,7 @@ fuzz: ## fuzzes the frame allocator, the pool and the slot allocator for SECONDS
 
 faults: setup ## whole runs with each operation of the swap file, each mapping and each allocation failing in turn
 	LOWTIDE_FAULTS_ALL=1 $(FAULTS)
+	LOWTIDE_FAULTS_ALL=1 $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide-region --features faults --test faults
 
 soak: setup ## the tests that find races, for SOAK_SECONDS (default 300)
 	$(CARGO) test --release -p lowtide --test torture --test real_programs --test swapoff -- --ignored --test-threads=1 --nocapture soak
@@ -50,6 +51,19 @@ table: setup build ## the table of the README
 
 programs: setup build ## runtimes, databases, tools that others wrote: docs/programs.md (installs them)
 	$(PYTHON) tests/programs_table.py
+
+header: ## lowtide.h, of the code of crates/lowtide-c
+	LOWTIDE_WRITE_HEADER=1 $(CARGO) test --release -p lowtide-c the_header
+
+crate: ## the packages of the library for Rust, in target/package, tried from a project of its own
+	@tests/crate.sh $(TARGET)
+
+wheel: setup ## the Python package, in target/wheels
+	@tests/setup.sh wheel
+	$(TARGET)/wheel-venv/bin/maturin build --release --manifest-path python/Cargo.toml --out $(TARGET)/wheels
+
+test-python: wheel ## the wheel in a fresh environment: its tests and examples
+	@tests/wheel.sh $(TARGET)
 
 lab: build ## the experiments, quickly
 	$(TARGET)/release/lowtide-lab all --quick

@@ -27,8 +27,12 @@ need make make
 need redis-server redis-server
 need memtester memtester
 need strace strace
+need pkg-config pkg-config
+need c++ g++
 race=${1:-}
-[ -z "$race" ] || [ "$race" = race ] || fail "\`$race\`? There is: race"
+[ -z "$race" ] || [ "$race" = race ] || [ "$race" = wheel ] || fail "\`$race\`? There are: race, wheel"
+wheel=
+if [ "$race" = wheel ]; then race= wheel=wheel; fi
 if [ -n "$race" ]; then
 	need sort coreutils
 	need node nodejs
@@ -71,5 +75,10 @@ fi
 if [ -n "$race" ] && ! "$target/venv/bin/python" -c 'import duckdb' 2>/dev/null; then
 	say "adding duckdb to $target/venv"
 	"$target/venv/bin/pip" install --quiet --disable-pip-version-check duckdb </dev/null
+fi
+if [ -n "$wheel" ] && [ ! -x "$target/wheel-venv/bin/maturin" ]; then
+	say "making a Python environment with maturin in $target/wheel-venv"
+	"$(python_for_venv)" -m venv --clear "$target/wheel-venv"
+	"$target/wheel-venv/bin/pip" install --quiet --disable-pip-version-check 'maturin>=1.7,<2' </dev/null
 fi
 say "all there"

@@ -8,6 +8,10 @@ use std::path::PathBuf;
 use std::process::Command;
 
 fn main() {
+    // A library has no agent.
+    if env::var_os("CARGO_FEATURE_CLI").is_none() {
+        return println!("cargo::rerun-if-changed=build.rs");
+    }
     let here = PathBuf::from(var("CARGO_MANIFEST_DIR"));
     let root = here.join("../..");
     for path in ["Cargo.toml", "Cargo.lock", "crates/lowtide-agent/build.rs"] {

@@ -58,6 +58,37 @@ fn table() -> &'static [OwnRange] {
     if len == 0 { &[] } else { unsafe { core::slice::from_raw_parts(at, len) } }
 }
 
+/// See [`keep_from_children`].
+static FROM_CHILDREN: AtomicBool = AtomicBool::new(false);
+
+/// From here on mappings are left out of forked processes, the table of own ranges included: for who pages memory that no child
+/// has either. Pages that are shared with a child could not be moved, and each change of a table would copy a page.
+///
+/// A child must call [`forget_in_child`] before anything else of lowtide.
+pub fn keep_from_children() {
+    FROM_CHILDREN.store(true, Ordering::Relaxed);
+}
+
+/// In a forked child whose parent had called [`keep_from_children`]: none of the mappings is there, and the table begins anew.
+///
+/// # Safety
+/// As [`Lock::reset_after_fork`], and nothing may use a [`Mapping`] of the parent's any more.
+pub unsafe fn forget_in_child() {
+    OWN_LEN.store(0, Ordering::Relaxed);
+    OWN.store(core::ptr::null_mut(), Ordering::Relaxed);
+    // SAFETY: handed on to the caller.
+    unsafe { MAKING.reset_after_fork() };
+    *MAKING.lock() = 0;
+}
+
+fn keep_from_child(at: *mut core::ffi::c_void, len: usize) -> Result<(), Errno> {
+    if !FROM_CHILDREN.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    // SAFETY: a mapping just made; it stays as it is in this process.
+    unsafe { rustix::mm::madvise(at, len, Advice::LinuxDontFork) }
+}
+
 /// A readable and writable mapping of lowtide's own, zero-filled on first touch. Lives as long as the process.
 #[derive(Debug, Clone, Copy)]
 pub struct Mapping {
@@ -115,6 +146,7 @@ pub fn reserve(len: usize, on_fork: OnFork) -> Result<Mapping, Errno> {
             base
         }
     };
+    keep_from_child(base, whole)?;
     // SAFETY: the inner part of the mapping just made.
     let inner = unsafe { base.cast::<u8>().add(PAGE_SIZE) };
     // SAFETY: `inner .. inner + len` is inside the mapping just made and nobody uses it yet.
@@ -173,6 +205,7 @@ fn enter(open: &mut usize, start: usize, end: usize, whose: Whose) -> Result<(),
             if base.is_null() {
                 let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
                 base = rustix::mm::mmap_anonymous(core::ptr::null_mut(), MAX_OWN * size, ProtFlags::empty(), flags)?.cast();
+                keep_from_child(base.cast(), MAX_OWN * size)?;
                 OWN.store(base.cast(), Ordering::Relaxed);
             }
             rustix::mm::mprotect(base.add(i * size).cast(), step, MprotectFlags::READ | MprotectFlags::WRITE)?;
@@ -219,9 +252,20 @@ pub unsafe fn reset_after_fork() {
     unsafe { MAKING.reset_after_fork() }
 }
 
+/// How many own ranges there are. Those that come to be later have higher numbers.
+pub fn own_count() -> usize {
+    table().len()
+}
+
 /// Calls `f` with each own range (start, end, whose), in the order in which they were made.
-pub fn own_ranges(mut f: impl FnMut(usize, usize, Whose)) {
-    for slot in table() {
+pub fn own_ranges(f: impl FnMut(usize, usize, Whose)) {
+    own_ranges_in(0, usize::MAX, f);
+}
+
+/// The same for the ranges of the numbers `first .. end`, of those that there are.
+pub fn own_ranges_in(first: usize, end: usize, mut f: impl FnMut(usize, usize, Whose)) {
+    let table = table();
+    for slot in &table[first.min(table.len())..end.min(table.len())] {
         let whose = if slot.programs.load(Ordering::Relaxed) { Whose::Program } else { Whose::Lowtide };
         f(slot.start.load(Ordering::Relaxed), slot.end.load(Ordering::Relaxed), whose);
     }

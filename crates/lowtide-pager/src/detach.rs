@@ -136,6 +136,7 @@ impl Operation<'_> {
             return;
         }
         // A MOVE takes all that there is, also what is in the kernel's own swap: only what is missing altogether is a hole.
+        let pinned = self.pinned.overlaps(&alone, Range { start: first * PAGE_SIZE, end: end * PAGE_SIZE });
         let Ok(all) = self.present().scan_all(first * PAGE_SIZE, end * PAGE_SIZE) else { return };
         let (mut at, mut claimed): (usize, Claimed) = (first, 0);
         let pages =
@@ -145,7 +146,8 @@ impl Operation<'_> {
                 at = page;
             }
             let frame = work.frame + (page - at) as u32;
-            if can_go && !self.is_spared(page, work.found) && self.claim_out(&alone, page, frame, work) {
+            let stays = pinned && self.pinned.overlaps(&alone, page_range(page));
+            if can_go && !stays && !self.is_spared(page, work.found) && self.claim_out(&alone, page, frame, work) {
                 claimed |= 1 << (page - at);
             } else if claimed != 0 {
                 self.move_out(&alone, at, core::mem::take(&mut claimed), work);
@@ -296,6 +298,10 @@ impl Operation<'_> {
         let is_there = |i: &usize| self.present().holds_page(self.staging.addr(frame + *i as u32));
         if !is_there(&0) { 0 } else { (0..len).rev().find(is_there).map_or(0, |last| last + 1) }
     }
+}
+
+fn page_range(page: usize) -> Range {
+    Range { start: page * PAGE_SIZE, end: (page + 1) * PAGE_SIZE }
 }
 
 /// The lowest `n` bits.

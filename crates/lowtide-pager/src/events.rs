@@ -241,6 +241,7 @@ pub(crate) mod tests {
         let store = Store::new(StoreConfig { pool_limit: 1 << 20, accept_percent: 90, codec: Codec::Lz4 }).unwrap();
         let host = Host {
             fatal: |text| panic!("{}", std::string::String::from_utf8_lossy(text)),
+            lost: |text| panic!("{}", std::string::String::from_utf8_lossy(text)),
             warn: |_| {},
             waits: || {},
             open_uffd: || Uffd::open(NEEDED_FEATURES),

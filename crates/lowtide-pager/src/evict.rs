@@ -185,7 +185,7 @@ impl Operation<'_> {
     }
 
     /// Drains the oldest segment.
-    fn drained(&self, worker: &mut Worker) -> Evicted {
+    pub(crate) fn drained(&self, worker: &mut Worker) -> Evicted {
         match self.drain(worker) {
             Drained::Freed => Evicted::Some,
             Drained::Nothing => Evicted::Nothing,

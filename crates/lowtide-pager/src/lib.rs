@@ -27,6 +27,7 @@ pub mod pagemap;
 pub mod pager;
 pub mod patience;
 pub mod present;
+pub mod ranges;
 pub mod regions;
 mod release;
 pub mod segment;

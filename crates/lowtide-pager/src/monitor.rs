@@ -4,18 +4,14 @@
 //! While an event waits, the kernel refuses to install pages, and reports all faults before the event. Faults are put aside then without
 //! trying, nobody is woken for nothing (the thread would fault again), and they are served when the event has been read.
 
-use core::sync::atomic::Ordering;
-
 use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use crate::clock::now_ns;
 use crate::events::Fault;
-use crate::evict::Evicted;
 use crate::fault::Served;
 use crate::pager::{Pager, add};
-use crate::segment::latency_bucket;
 use crate::uffd::MOST_READ;
 use crate::worker::Worker;
 
@@ -131,7 +127,7 @@ impl Monitor {
     fn serve_deferred(&mut self, pager: &Pager) {
         let mut served = 0;
         while let Some(&addr) = self.deferred.get(served)
-            && self.serve(pager, addr, now_ns()) == Served::Done
+            && self.serve(pager, addr, now_ns()) != Served::EventsFirst
         {
             self.let_run(pager);
             served += 1;
@@ -140,22 +136,13 @@ impl Monitor {
         self.deferred.drain(..served);
     }
 
-    /// Serves a fault that was read at `read_at`, at the limit after some memory has been freed for it, and counts how long it took until its page
-    /// was there. Its thread still waits.
+    /// Serves a fault that was read at `read_at`. Its thread still waits, unless its page is lost.
     fn serve(&mut self, pager: &Pager, addr: usize, read_at: u64) -> Served {
-        let start = now_ns();
-        let (proc, counters) = (pager.proc(), pager.counters());
-        if (pager.budget.at_limit() || pager.budget.is_coming_down())
-            && pager.evict_for_fault(&mut self.worker) == Evicted::Some
-        {
-            counters.evictions_direct.fetch_add(1, Ordering::Relaxed);
+        let served = pager.serve_within_limit(addr, read_at, &mut self.worker);
+        // Without poison (Linux before 6.6) it faults again, and this is tried again.
+        if served == Served::Lost && pager.uffd().poison(addr, PAGE_SIZE).is_err() {
+            pager.uffd().wake(addr, PAGE_SIZE);
         }
-        let served = pager.serve(addr, &mut self.worker);
-        // Before the thread is woken, which may run in place of this one from then on.
-        let now = now_ns();
-        proc.latency[latency_bucket(now - read_at)].fetch_add(1, Ordering::Relaxed);
-        counters.stall_some_us.fetch_add((now - start) / 1000, Ordering::Relaxed);
-        counters.latency_max_ns.fetch_max(now - read_at, Ordering::Relaxed);
         served
     }
 

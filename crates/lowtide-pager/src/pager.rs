@@ -39,6 +39,8 @@ const SHRINK_BYTES: usize = 1 << 20;
 pub struct Host {
     /// The program can't go on: end the run with this message.
     pub fatal: fn(&[u8]) -> !,
+    /// A page can't be had, says the message. Where this returns, the thread that touched it is to be told ([`crate::fault::Served::Lost`]).
+    pub lost: fn(&[u8]),
     /// Tell the user once.
     pub warn: fn(&[u8]),
     /// The calling monitor is about to wait: until its turn is over others are to look after the program's faults.
@@ -56,6 +58,8 @@ pub struct Pager {
     pub(crate) space: SpaceLock,
     pub(crate) map: PageMap,
     pub(crate) regions: Regions,
+    /// What is to stay in memory; see `ranges.rs`.
+    pub(crate) pinned: Regions,
     pub(crate) staging: Staging,
     /// Everything that left staging. Reached through [`Operation::store`] and [`Pager::store`].
     store: Store,
@@ -96,6 +100,8 @@ pub struct Pager {
     pub(crate) moving: AtomicUsize,
     /// See [`Pager::measure_rest`].
     rest: AtomicUsize,
+    /// See [`Pager::owns`].
+    own: [AtomicUsize; 2],
 }
 
 /// The right to change words and the store; see [`Pager::enter`]. What the pager does in an operation are methods of this type.
@@ -140,6 +146,7 @@ impl Pager {
             space: SpaceLock::new(),
             map: PageMap::new()?,
             regions: Regions::new()?,
+            pinned: Regions::new()?,
             staging,
             store,
             budget: Budget::default(),
@@ -165,6 +172,7 @@ impl Pager {
             zero_now: AtomicU64::new(0),
             moving: AtomicUsize::new(0),
             rest: AtomicUsize::new(0),
+            own: [AtomicUsize::new(0), AtomicUsize::new(usize::MAX)],
         })
     }
 
@@ -438,6 +446,12 @@ impl Pager {
         self.publish_own();
     }
 
+    /// Of lowtide's own ranges only those of the numbers `first .. end` (see [`vm::own_count`]) are this pager's: there are others.
+    pub fn owns(&self, first: usize, end: usize) {
+        self.own[0].store(first, Ordering::Relaxed);
+        self.own[1].store(end, Ordering::Relaxed);
+    }
+
     /// Asks the kernel how much memory is behind lowtide's own mappings but for staging and the pool's frames: tables, buffers,
     /// stacks, heap, the library's data. Mappings shared with forked processes (reference counts) are not in it: the kernel does not
     /// count them as anonymous memory of any of them either, and so they are not in `ram_bytes`. Some microseconds for each mapping:
@@ -446,7 +460,8 @@ impl Pager {
         let [frames, buffer] = self.store.addresses();
         let counted = [self.staging.addresses(), frames, buffer];
         let mut rest = 0;
-        vm::own_ranges(|start, end, whose| {
+        let [first, end] = self.own.each_ref().map(|number| number.load(Ordering::Relaxed));
+        vm::own_ranges_in(first, end, |start, end, whose| {
             if whose == Whose::Lowtide && !counted.iter().any(|c| c.start < end && start < c.end) {
                 // What the kernel does not tell is nothing: it told what to evict by the same call.
                 rest += self.present().bytes(start, end).unwrap_or(0);

@@ -87,6 +87,12 @@ impl Regions {
         all.get(i).is_some_and(|r| r.start <= range.start && range.end <= r.end)
     }
 
+    /// Whether any of `range` is in the set.
+    pub fn overlaps(&self, _: &Exclusive<'_>, range: Range) -> bool {
+        let all = self.slice();
+        all.get(all.partition_point(|r| r.end <= range.start)).is_some_and(|r| r.start < range.end)
+    }
+
     /// Adds a range. False: the set is full.
     pub fn insert(&self, lock: &Exclusive<'_>, range: Range) -> bool {
         let all = self.slice();

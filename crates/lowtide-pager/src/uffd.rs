@@ -21,6 +21,7 @@ const UNREGISTER: Opcode = 0x8010_aa01;
 const WAKE: Opcode = 0x8010_aa02;
 const COPY: Opcode = 0xc028_aa03;
 const MOVE: Opcode = 0xc028_aa05;
+const POISON: Opcode = 0xc020_aa08;
 
 /// Kernel features without which lowtide can't work: the events, and UFFDIO_MOVE (Linux 6.8).
 pub const NEEDED_FEATURES: u64 = sys::UFFD_FEATURE_EVENT_FORK as u64
@@ -33,8 +34,16 @@ pub const NEEDED_FEATURES: u64 = sys::UFFD_FEATURE_EVENT_FORK as u64
 const MOVE_DONTWAKE: u64 = 1 << 0;
 const MOVE_ALLOW_SRC_HOLES: u64 = 1 << 1;
 
+/// UFFD_USER_MODE_ONLY.
+const USER_MODE_ONLY: u32 = 1;
+
 /// UFFD_FEATURE_MOVE.
 pub const FEATURE_MOVE: u64 = 1 << 16;
+
+/// What the pager of the library needs, to which nothing happens that it does not do itself: no events.
+pub const NEEDED_WITHOUT_EVENTS: u64 = FEATURE_MOVE;
+/// A missing page is a SIGBUS for the thread that touched it, and no message.
+pub const FEATURE_SIGBUS: u64 = sys::UFFD_FEATURE_SIGBUS as u64;
 
 /// One ioctl whose argument is a structure that the kernel may write to even when it fails.
 struct Raw<'a, T> {
@@ -149,6 +158,17 @@ pub fn create() -> Result<OwnedFd, Errno> {
     })
 }
 
+/// Makes a non-blocking userfaultfd for faults of user mode only: a system call that meets a missing page fails with EFAULT. No
+/// privilege is needed.
+///
+/// # Errors
+/// `NOSYS`: the kernel has none. `INVAL`: it is older than 5.11. `PERM`: a filter of system calls forbids it.
+pub fn create_for_user_mode() -> Result<OwnedFd, Errno> {
+    let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK | UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY);
+    // SAFETY: a new userfaultfd changes nothing until memory is registered.
+    unsafe { rustix::mm::userfaultfd(flags) }
+}
+
 /// The same by an open `/dev/userfaultfd`, which may come from another process: no privilege is asked for.
 ///
 /// # Errors
@@ -179,6 +199,16 @@ impl Uffd {
     /// `PERM` or `ACCESS`: the privilege is missing. `INVAL`: the kernel lacks a feature. `NOSYS`: it has no userfaultfd.
     pub fn open(features: u64) -> Result<Uffd, Errno> {
         let fd = create()?;
+        handshake(fd.as_fd(), features)?;
+        Ok(Uffd { fd })
+    }
+
+    /// The same for faults of user mode only, without privilege: see [`create_for_user_mode`].
+    ///
+    /// # Errors
+    /// Those of [`create_for_user_mode`]; `INVAL`: the kernel lacks a feature.
+    pub fn open_for_user_mode(features: u64) -> Result<Uffd, Errno> {
+        let fd = create_for_user_mode()?;
         handshake(fd.as_fd(), features)?;
         Ok(Uffd { fd })
     }
@@ -255,6 +285,17 @@ impl Uffd {
         // SAFETY: COPY takes a uffdio_copy; the caller answers for the addresses.
         let result = unsafe { ioctl(self.fd.as_fd(), COPY, &mut arg) };
         progress(result, arg.copy, len)
+    }
+
+    /// From now on a touch of the missing pages of the range is a SIGBUS (Linux 6.6), until they are dropped. Wakes who waits for them.
+    ///
+    /// # Errors
+    /// `INVAL`: the kernel is older. `EXIST`: a page is there.
+    pub fn poison(&self, start: usize, len: usize) -> Result<(), Errno> {
+        let range = sys::uffdio_range { start: start as u64, len: len as u64 };
+        let mut arg = sys::uffdio_poison { range, mode: 0, updated: 0 };
+        // SAFETY: POISON takes a uffdio_poison. Nothing reads other bytes for it.
+        unsafe { ioctl(self.fd.as_fd(), POISON, &mut arg).map(drop) }
     }
 
     /// Moves the pages at `src` to `dst`, where no pages may be. Stops at the first page that can't be moved. What is missing at `src` stays

@@ -83,6 +83,11 @@ impl Worker {
         }
     }
 
+    /// Nobody waits for the pages that were installed: the thread that needs them is this one.
+    pub fn forget_waiters(&mut self) {
+        self.to_wake.clear();
+    }
+
     /// This thread is about to do what takes long, for the fault that it serves: threads whose pages have come run on, and faults
     /// that it has in hand go back to the kernel (their threads fault again), which tells other monitors of them. Without the space lock; in an operation it
     /// only makes a fork wait.

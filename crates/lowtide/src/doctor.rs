@@ -92,6 +92,13 @@ fn lines(probe: &Probe) -> Vec<Line> {
 
     // What follows is good to know, and `run` works without it.
     let mut note = |what, found: String| lines.push(Line { mark: "", what, found });
+    note(
+        "regions",
+        match probe.regions {
+            Ok(()) => "the library works, without privilege (userfaultfd for user mode, SIGBUS)".to_owned(),
+            Err(error) => format!("the library does not work: userfaultfd for user mode: {}", probe::text(error)),
+        },
+    );
     let dir = swap_spec::auto_dir();
     match swap_spec::auto_place() {
         Ok(place) => {

@@ -25,7 +25,6 @@ mod program;
 mod run;
 mod shared;
 mod signals;
-mod size;
 mod stats;
 mod stats_file;
 mod supervise;
@@ -38,6 +37,7 @@ mod tree;
 use crate::args::Command;
 use crate::error::{Failure, say};
 use clap::CommandFactory;
+use lowtide::size;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

@@ -46,6 +46,8 @@ pub struct Probe {
     pub handshake: Result<(), Errno>,
     /// What PAGEMAP_SCAN said.
     pub pagemap_scan: Result<(), Errno>,
+    /// What opening a userfaultfd for the library's regions said, which need no privilege.
+    pub regions: Result<(), Errno>,
     /// What mapping a memfd as code said: the agent comes out of one.
     pub memfd_exec: Result<(), Errno>,
 }
@@ -67,6 +69,7 @@ impl Probe {
             features: known_features(),
             handshake: open().and_then(|fd| handshake(&fd, FEATURES)).map(drop),
             pagemap_scan: pagemap_scan(),
+            regions: uffd::Uffd::open_for_user_mode(uffd::NEEDED_WITHOUT_EVENTS | uffd::FEATURE_SIGBUS).map(drop),
             memfd_exec: memfd_exec(),
         }
     }
@@ -223,6 +226,7 @@ mod tests {
             features: FEATURES,
             handshake: Ok(()),
             pagemap_scan: Ok(()),
+            regions: Ok(()),
             memfd_exec: Ok(()),
         }
     }

@@ -64,6 +64,7 @@ impl Keeper {
         let uffd = self.uffd.take().ok_or(Errno::BADF)?;
         let host = Host {
             fatal: say::fatal,
+            lost: |text| say::fatal(text),
             warn: say::warn,
             waits: watch::leave,
             open_uffd: broker::userfaultfd,

@@ -8,6 +8,7 @@ mod hysteresis;
 mod pool;
 mod race;
 mod recompress;
+mod region;
 mod slots_fragmentation;
 mod slots_locks;
 mod swapoff;
@@ -33,7 +34,7 @@ const EXPERIMENTS: &[Experiment] = &[
 ];
 
 /// What takes root, and the whole machine while it runs: only by name.
-const ALONE: &[Experiment] = &[fault::EXPERIMENT, race::EXPERIMENT];
+const ALONE: &[Experiment] = &[fault::EXPERIMENT, race::EXPERIMENT, region::EXPERIMENT];
 /// The experiment that has options of its own.
 pub const RACE: &str = race::EXPERIMENT.name;
 

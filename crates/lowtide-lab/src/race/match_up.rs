@@ -94,18 +94,18 @@ pub struct Match {
 /// The machine, prepared.
 #[derive(Debug)]
 pub struct Race {
-    course: Course,
+    pub(super) course: Course,
     restorer: Restorer,
     kernel: Kernel,
     lowtide: Lowtide,
-    site: Site,
+    pub(super) site: Site,
 }
 
 /// How much the kernel's group gets, and what it swaps to.
 #[derive(Debug, Clone, Copy)]
-struct Share {
-    swap: Swap,
-    group: u64,
+pub(super) struct Share {
+    pub swap: Swap,
+    pub group: u64,
 }
 
 impl Race {
@@ -191,7 +191,7 @@ impl Race {
     }
 
     /// Finds out how much the group must get.
-    fn share(&mut self, task: &Task, native: &Done, limit: u64) -> Result<Share, String> {
+    pub(super) fn share(&mut self, task: &Task, native: &Done, limit: u64) -> Result<Share, String> {
         self.kernel.swap_to(&mut self.restorer, self.course.swap)?;
         let mut share = Share { swap: self.course.swap, group: limit };
         if share.swap == Swap::File {
@@ -251,7 +251,7 @@ impl Race {
     }
 
     /// Runs the task in the kernel's group, and returns what it and the pool held at most.
-    fn sampled(&self, task: &Task, share: Share, native: &Done) -> Result<(Ended, Highest), String> {
+    pub(super) fn sampled(&self, task: &Task, share: Share, native: &Done) -> Result<(Ended, Highest), String> {
         self.kernel.empty()?;
         let (mut highest, mut failed) = (Highest::default(), None);
         let ended = run(task, &self.beside(self.kernel.words())?, patience(native.wall, SLOWEST_KERNEL), || {

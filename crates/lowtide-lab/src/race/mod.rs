@@ -9,6 +9,8 @@ mod match_up;
 mod memory;
 mod real;
 mod redis;
+mod region_load;
+mod regions;
 mod restore;
 mod run;
 mod synthetic;
@@ -19,6 +21,8 @@ pub use kernel::Swap;
 pub use loads::{chosen, missing, names};
 pub use lowtide::program as lowtide_program;
 pub use match_up::{Course, Match, Race, Shown};
+pub use region_load::Order;
+pub use regions::{SIDES, Touched};
 pub use run::{Ended, Task, run};
 
 use std::process::ExitCode;
@@ -28,6 +32,7 @@ pub fn helper() -> Option<ExitCode> {
     let args: Vec<String> = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
     match args.first()?.as_str() {
         synthetic::NAME => Some(synthetic::main(&args[1..])),
+        region_load::NAME => Some(region_load::main(&args[1..])),
         restore::NAME => Some(restore::main(&args[1..])),
         _ => None,
     }

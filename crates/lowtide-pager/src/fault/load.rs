@@ -9,6 +9,7 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use super::{Again, Served, Try};
+use crate::line::Line;
 use crate::pagemap::Word;
 use crate::pager::{Operation, Pager, add};
 use crate::uffd::Wake;
@@ -31,6 +32,8 @@ struct Bytes {
     from_device: bool,
     /// A bit for each page that could not be loaded.
     missing: u64,
+    /// Why the first one could not, for which a thread waits.
+    lost: Option<(Entry, StoreError)>,
 }
 
 impl Operation<'_> {
@@ -148,6 +151,9 @@ impl Operation<'_> {
         if wanted {
             add(if bytes.from_device { &c.faults_device } else { &c.faults_pool }, 1);
         }
+        if let Some((entry, why)) = bytes.lost {
+            return Batch { served: Err(Again::Lost(entry, why)), end: first };
+        }
         match error {
             Some((0, e)) if wanted => Batch { served: self.failed(first, e), end: first },
             Some((i, _)) => Batch { served: Ok(Served::Done), end: first + i },
@@ -173,10 +179,10 @@ impl Operation<'_> {
         claimed
     }
 
-    /// Loads claimed pages into the worker's buffer. A page other than the wanted one that can't be loaded is let go; the wanted
-    /// one ends the run: it must never read as anything but what was stored.
+    /// Loads claimed pages into the worker's buffer. A page that can't be loaded is let go; that the wanted one can't is
+    /// told: it must never read as anything but what was stored.
     fn load_claimed(&self, first: usize, claimed: &[u64], wanted: bool, worker: &mut Worker) -> Bytes {
-        let mut bytes = Bytes { from_device: false, missing: 0 };
+        let mut bytes = Bytes { from_device: false, missing: 0, lost: None };
         let mut i = 0;
         while i < claimed.len() {
             if claimed[i] == 0 {
@@ -202,7 +208,10 @@ impl Operation<'_> {
                     Ok(_) => {}
                     // Dropped or moved by the program meanwhile: the bytes will not be used.
                     Err(_) if self.map.get(page) != Word::Loading(claimed[i + j]) => bytes.missing |= 1 << (i + j),
-                    Err(e) if wanted && page == first => self.lost(page, entries[j], *e),
+                    Err(e) if wanted && page == first => {
+                        bytes.lost = Some((entries[j], *e));
+                        bytes.missing |= 1;
+                    }
                     // Not needed now: whoever needs it will be told.
                     Err(_) => bytes.missing |= 1 << (i + j),
                 }
@@ -238,9 +247,8 @@ impl Operation<'_> {
 }
 
 impl Pager {
-    /// The bytes of a page can't be had any more.
-    pub(super) fn lost(&self, page: usize, entry: Entry, error: StoreError) -> ! {
-        let mut text = crate::line::Line::new();
+    /// Says that the bytes of a page can't be had any more.
+    pub(super) fn why_lost(&self, text: &mut Line, page: usize, entry: Entry, error: StoreError) {
         text.push(b"a page of the program could not be read back: ");
         let offset = match error {
             StoreError::Io { errno, offset } => {
@@ -253,7 +261,7 @@ impl Pager {
             }
             _ => {
                 text.push(b"no such entry (internal error), page ").number(page as u64);
-                (self.host.fatal)(text.bytes())
+                return;
             }
         };
         let device = self.device_of(entry);
@@ -262,6 +270,5 @@ impl Pager {
             "" => text.push(b" in RAM, slot ").number(entry.offset()),
             kind => text.push(b" at offset ").number(offset).push(b" of ").push(kind.as_bytes()).path(device.path),
         };
-        (self.host.fatal)(text.bytes())
     }
 }

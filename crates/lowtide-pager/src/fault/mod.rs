@@ -6,12 +6,19 @@ mod paused;
 mod staged;
 mod touch;
 
+use core::sync::atomic::Ordering;
+
+use lowtide_core::slot::Entry;
+use lowtide_core::store::StoreError;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
+use crate::clock::now_ns;
+use crate::evict::Evicted;
 use crate::pagemap::Word;
 use crate::pager::{Operation, Pager, add};
 use crate::patience::{IN_HAND_SECONDS, NO_MEMORY_SECONDS, Patience};
+use crate::segment::latency_bucket;
 use crate::space::Shared;
 use crate::stream::Window;
 use crate::uffd::Wake;
@@ -24,6 +31,8 @@ pub enum Served {
     Done,
     /// An event waits to be read: read it, then serve this fault again.
     EventsFirst,
+    /// The page can't be had, which was said ([`crate::pager::Host::lost`]). It is as before; who tries again may be luckier.
+    Lost,
 }
 
 /// Why a page did not come in this time.
@@ -33,14 +42,35 @@ enum Again {
     Changed,
     /// The kernel had no memory for it.
     NoMemory(Errno),
+    /// The store does not have its bytes.
+    Lost(Entry, StoreError),
 }
 
 /// What one try to serve a fault came to.
 type Try = Result<Served, Again>;
 
 impl Pager {
-    /// Serves a fault at `addr`. Called by monitors without any lock held; never waits for another fault or for an event. A page that
-    /// can't be had for a long time ends the run. The threads that waited are woken by [`Worker::wake`], when nothing is held any more.
+    /// Serves a fault at `addr` that is known since `known_ns`, at the limit after some memory has been freed for it, and counts how
+    /// long it took until the page was there. As [`Pager::serve`] but for that.
+    pub fn serve_within_limit(&self, addr: usize, known_ns: u64, worker: &mut Worker) -> Served {
+        let start = now_ns();
+        let (proc, counters) = (self.proc(), self.counters());
+        if (self.budget.at_limit() || self.budget.is_coming_down()) && self.evict_for_fault(worker) == Evicted::Some {
+            add(&counters.evictions_direct, 1);
+        }
+        let served = self.serve(addr, worker);
+        // Before the thread is woken, which may run in place of this one from then on.
+        let now = now_ns();
+        let took = now.saturating_sub(known_ns);
+        proc.latency[latency_bucket(took)].fetch_add(1, Ordering::Relaxed);
+        counters.stall_some_us.fetch_add((now - start) / 1000, Ordering::Relaxed);
+        counters.latency_max_ns.fetch_max(took, Ordering::Relaxed);
+        served
+    }
+
+    /// Serves a fault at `addr`. Called without any lock held; never waits for another fault or for an event. A page that can't be
+    /// had, for a long time or for ever, is [`Served::Lost`], or ends the run, as the host likes. The threads that waited are woken by
+    /// [`Worker::wake`], when nothing is held any more.
     pub fn serve(&self, addr: usize, worker: &mut Worker) -> Served {
         let page = addr / PAGE_SIZE;
         let (mut in_hand, mut no_memory) = (Patience::new(), Patience::new());
@@ -65,9 +95,11 @@ impl Pager {
                 }
                 Err(Again::Changed) => in_hand.wait(IN_HAND_SECONDS),
                 Err(Again::NoMemory(_)) => no_memory.wait(NO_MEMORY_SECONDS),
+                Err(Again::Lost(..)) => false,
             };
             if !goes_on {
                 self.give_up(page, served);
+                return Served::Lost;
             }
         }
     }
@@ -80,9 +112,10 @@ impl Pager {
 
     /// A fault can't be served: without its page the program can't go on.
     #[cold]
-    fn give_up(&self, page: usize, last: Try) -> ! {
+    fn give_up(&self, page: usize, last: Try) {
         let mut text = crate::line::Line::new();
         match last {
+            Err(Again::Lost(entry, error)) => self.why_lost(&mut text, page, entry, error),
             Err(Again::NoMemory(errno)) => {
                 text.push(b"the kernel gives no memory for a page of the program, error ").number(errno.raw_os_error() as u64);
                 text.push(b": this machine, or the program's memory cgroup, is out of memory");
@@ -92,7 +125,7 @@ impl Pager {
                 text.number(self.map.get(page).bits());
             }
         }
-        (self.host.fatal)(text.bytes())
+        (self.host.lost)(text.bytes())
     }
 }
 

@@ -7,6 +7,7 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use super::Served;
+use crate::line::Line;
 use crate::pagemap::Word;
 use crate::pager::Pager;
 use crate::space::Exclusive;
@@ -41,7 +42,9 @@ impl Pager {
                 let Some(entry) = Entry::from_raw(raw) else { return Err(Errno::INVAL) };
                 let (buffer, scratch) = worker.parts();
                 if let Err(e) = self.store(lock).load(entry, &mut buffer[0], scratch) {
-                    self.lost(page, entry, e);
+                    let mut text = Line::new();
+                    self.why_lost(&mut text, page, entry, e);
+                    (self.host.fatal)(text.bytes());
                 }
                 buffer[0].as_ptr()
             }

@@ -1,6 +1,7 @@
 //! Sizes as people write them: `512M`, `2G`, `1.5GiB`, plain bytes, `40%`.
 
-/// Reads a size. `40%` is a share of `whole`. Units are binary, upper or lower case. The error says what is wrong with the text.
+/// Reads a size. `40%` is a share of `whole`. Units are binary, upper or lower case. The error says what is wrong with the
+/// text.
 pub fn parse(text: &str, whole: u64) -> Result<u64, String> {
     let bad = || format!("`{text}` is not a size: write it like 512M, 2G, 1.5GiB or 40%");
     let text_trimmed = text.trim();

@@ -1,0 +1,99 @@
+//! Regions against the kernel's zram and against a mapped file, each within the same memory in all.
+
+use std::time::Duration;
+
+use super::kernel::Swap;
+use super::match_up::{Race, Share};
+use super::region_load::{Home, Order, RegionLoad};
+use super::run::{Done, Ended, Task, run};
+use crate::measure::{Sample, in_turn};
+
+/// No run takes longer.
+const PATIENCE: Duration = Duration::from_secs(90);
+/// A mapped file is touched so much less often: what is not in memory comes from the disk.
+const FILE_SHARE: usize = 8;
+/// Who is compared, in the order of turns.
+pub const SIDES: [(&str, Home); 4] =
+    [("zram", Home::Memory), ("in-thread", Home::Thread), ("monitor", Home::Monitor), ("mapped file", Home::File)];
+
+/// One way of touching, by so many threads.
+#[derive(Debug)]
+pub struct Touched {
+    /// How.
+    pub order: Order,
+    /// By how many.
+    pub threads: usize,
+    /// Microseconds for each touch, of all threads together, of each of [`SIDES`].
+    pub us: [Sample; SIDES.len()],
+    /// Memory at its peak, of the limit.
+    pub peak: [f64; SIDES.len()],
+}
+
+impl Race {
+    /// Measures `pages` pages in `percent` of their memory.
+    ///
+    /// # Errors
+    /// A line.
+    pub fn regions(&mut self, pages: usize, count: usize, percent: u64, threads: &[usize]) -> Result<Vec<Touched>, String> {
+        let rounds = self.course.rounds;
+        let load = |home, order, threads, ram| RegionLoad { home, order, threads, pages, count, ram };
+        let native = self.native(&load(Home::Memory, Order::Random, 1, 0))?;
+        let limit = native.peak / 100 * percent;
+        // The content is the same in all of them, and so is what the pool makes of it.
+        let task = self.task(&load(Home::Memory, Order::Random, 1, 0))?;
+        let share = self.share(&task, &native, limit)?;
+        if share.swap != Swap::Zram {
+            return Err("the data does not compress enough for zram".into());
+        }
+        let mut all = Vec::new();
+        for order in [Order::Sequential, Order::Random, Order::Zipf] {
+            for &threads in threads {
+                let mut touched = Touched { order, threads, us: Default::default(), peak: Default::default() };
+                in_turn(&SIDES, rounds, |side, (name, home)| {
+                    let mut load = load(*home, order, threads, limit);
+                    if *home == Home::File {
+                        load.count /= FILE_SHARE;
+                    }
+                    let (seconds, peak) = self.one(&load, share, limit, &native)?;
+                    touched.us[side].add(seconds * 1e6 / load.count as f64);
+                    touched.peak[side] = touched.peak[side].max(peak as f64 / limit as f64);
+                    eprintln!("region: {order:?}, {threads} threads, {name}: {:.2} us", touched.us[side].last());
+                    Ok::<(), String>(())
+                })?;
+                all.push(touched);
+            }
+        }
+        Ok(all)
+    }
+
+    fn task(&self, load: &RegionLoad) -> Result<Task, String> {
+        Ok(Task { command: load.command()?, directory: self.site.directory.clone(), client: None })
+    }
+
+    fn native(&self, load: &RegionLoad) -> Result<Done, String> {
+        match run(&self.task(load)?, &[], PATIENCE, || ())? {
+            Ended::Well(done) => Ok(done),
+            Ended::TooLong { .. } => Err("takes too long without a limit".into()),
+        }
+    }
+
+    /// Seconds of the touching, and the peak of memory in bytes.
+    fn one(&self, load: &RegionLoad, share: Share, limit: u64, native: &Done) -> Result<(f64, u64), String> {
+        let task = self.task(load)?;
+        let (ended, peak) = match load.home {
+            Home::Memory | Home::File => {
+                let group = if load.home == Home::File { limit } else { share.group };
+                let (ended, highest) = self.sampled(&task, Share { group, ..share }, native)?;
+                (ended, highest.used.used())
+            }
+            Home::Thread | Home::Monitor => {
+                let ended = run(&task, &[], PATIENCE, || ())?;
+                (ended, ended.peak())
+            }
+        };
+        match ended {
+            Ended::Well(done) => Ok((done.seconds, peak)),
+            Ended::TooLong { .. } => Err(format!("{load:?} takes too long")),
+        }
+    }
+}

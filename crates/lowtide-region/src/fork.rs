@@ -1,0 +1,92 @@
+//! Forks: a child has none of its parent's regions, nor of the memory that lowtide has for them. It may have regions of its
+//! own.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::sync::OnceLock;
+
+use lowtide_core::lock::Lock;
+use lowtide_core::vm;
+
+use crate::addresses::Addresses;
+use crate::error::Error;
+use crate::house::{self, House};
+use crate::{sigbus, signals};
+
+/// Whose the regions of this process are.
+static HOUSES: Addresses<&'static House> = Addresses::new();
+/// Held by who changes [`HOUSES`].
+static CHANGING: Lock<()> = Lock::new(());
+/// How many forks there are between this process and the first that had regions.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+/// Whose an address is.
+pub fn houses() -> &'static Addresses<&'static House> {
+    &HOUSES
+}
+
+/// The memory `start .. end` is this house's from now on.
+pub fn enter(start: usize, end: usize, house: &'static House) {
+    let _blocked = signals::block();
+    let _changing = CHANGING.lock();
+    // SAFETY: the lock is held.
+    unsafe { HOUSES.insert(start, end, house) }
+}
+
+/// The memory that begins at `start` is nobody's any more.
+pub fn leave(start: usize) {
+    let _blocked = signals::block();
+    let _changing = CHANGING.lock();
+    // SAFETY: the lock is held.
+    unsafe { HOUSES.remove(start) }
+}
+
+/// The process in which something was made.
+#[derive(Debug, Clone, Copy)]
+pub struct Process(u32);
+
+impl Process {
+    /// This one.
+    pub fn this() -> Process {
+        Process(GENERATION.load(Ordering::Relaxed))
+    }
+
+    /// Whether it is this one.
+    pub fn is_this(self) -> bool {
+        self.0 == GENERATION.load(Ordering::Relaxed)
+    }
+
+    /// # Errors
+    /// [`Error::Forked`]: it is not this one.
+    pub fn must_be_this(self) -> Result<(), Error> {
+        if self.is_this() { Ok(()) } else { Err(Error::Forked) }
+    }
+}
+
+/// To be called before anything is mapped, as often as one likes.
+///
+/// # Errors
+/// [`Error::System`]: there is no memory for the handler of forks.
+pub fn prepare() -> Result<(), Error> {
+    static DONE: OnceLock<Result<(), Error>> = OnceLock::new();
+    DONE.get_or_init(|| {
+        vm::keep_from_children();
+        // SAFETY: the handler does what one may do in a child.
+        match unsafe { libc::pthread_atfork(None, None, Some(in_child)) } {
+            0 => Ok(()),
+            errno => Err(Error::System { what: "preparing for forks", errno: rustix::io::Errno::from_raw_os_error(errno) }),
+        }
+    })
+    .clone()
+}
+
+extern "C" fn in_child() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: a child has one thread at first, and its parent's regions, groups and houses refuse from now on.
+    unsafe {
+        vm::forget_in_child();
+        CHANGING.reset_after_fork();
+        HOUSES.forget_in_child();
+        house::forget_in_child();
+        sigbus::reset_after_fork();
+    }
+}

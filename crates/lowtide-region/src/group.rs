@@ -1,0 +1,213 @@
+//! Groups: regions that share a RAM limit, a pool and swap.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::{Builder as Thread, JoinHandle};
+
+use lowtide_core::codec::Codec;
+use lowtide_pager::monitor::Monitor;
+use lowtide_pager::worker::Worker;
+
+use crate::error::Error;
+use crate::fork::{self, Process};
+use crate::house::{Delivery, House, Kind, Threads};
+use crate::reclaimer::Reclaimer;
+use crate::stats::Stats;
+use crate::swap::Swap;
+use crate::{sigbus, signals};
+
+/// The smallest RAM limit, in bytes: lowtide's own tables and buffers are a part of it.
+pub const LEAST_RAM: u64 = 16 << 20;
+
+/// What a group is to be: see [`Group::builder`].
+#[derive(Debug, Clone, Default)]
+#[must_use]
+pub struct GroupBuilder {
+    pub(crate) ram: Option<u64>,
+    pub(crate) swap: Option<Swap>,
+    pub(crate) codec: Option<Codec>,
+    pub(crate) delivery: Option<Delivery>,
+}
+
+impl GroupBuilder {
+    /// The RAM limit in bytes: pages of the group's regions that are in memory, compressed ones, and lowtide's tables for them.
+    /// At least [`LEAST_RAM`].
+    pub fn ram(mut self, bytes: u64) -> Self {
+        self.ram = Some(bytes);
+        self
+    }
+
+    /// Where pages go that don't stay in RAM.
+    pub fn swap(mut self, swap: Swap) -> Self {
+        self.swap = Some(swap);
+        self
+    }
+
+    /// What compresses pages in RAM.
+    pub fn codec(mut self, codec: Codec) -> Self {
+        self.codec = Some(codec);
+        self
+    }
+
+    /// How missing pages come in.
+    pub fn delivery(mut self, delivery: Delivery) -> Self {
+        self.delivery = Some(delivery);
+        self
+    }
+
+    /// Makes the group.
+    ///
+    /// # Errors
+    /// [`Error::NoLimit`], [`Error::RamTooSmall`], [`Error::Codec`], [`Error::Swap`]: it can't be made so.
+    /// [`Error::Userfaultfd`], [`Error::UnderRun`], [`Error::System`]: not here.
+    pub fn build(self) -> Result<Group, Error> {
+        let ram = self.ram.ok_or(Error::NoLimit)?;
+        if ram < LEAST_RAM {
+            return Err(Error::RamTooSmall { ram, least: LEAST_RAM });
+        }
+        if let Some(Codec::Zstd(level)) = self.codec
+            && !matches!(level, -7..=-1 | 1..=22)
+        {
+            return Err(Error::Codec { level });
+        }
+        // Set by `lowtide run` for its agent.
+        if std::env::var_os("LOWTIDE_SEGMENT").is_some() {
+            return Err(Error::UnderRun);
+        }
+        fork::prepare()?;
+        let delivery = self.delivery.unwrap_or_default();
+        let kind = Kind { codec: self.codec.unwrap_or_default(), swap: self.swap.unwrap_or_default(), delivery };
+        let house = House::open(&kind, ram)?;
+        let tenancy = Tenancy::begin(house)?;
+        if delivery == Delivery::InThread {
+            sigbus::install()?;
+        }
+        Ok(Group(Arc::new(tenancy)))
+    }
+}
+
+/// Regions that share a RAM limit, a pool and swap. A handle: clones are the same group, which lives as long as one of them, or
+/// a region of it.
+#[derive(Debug, Clone)]
+pub struct Group(Arc<Tenancy>);
+
+impl Group {
+    /// Begins a group.
+    pub fn builder() -> GroupBuilder {
+        GroupBuilder::default()
+    }
+
+    pub(crate) fn house(&self) -> Result<&'static House, Error> {
+        self.0.process.must_be_this()?;
+        Ok(self.0.house)
+    }
+
+    /// The RAM limit in bytes.
+    pub fn ram(&self) -> u64 {
+        self.0.house_or_none().map_or(0, |house| house.pager.budget.asked())
+    }
+
+    /// Changes the RAM limit, in bytes. A lower one is reached by and by, in the background.
+    ///
+    /// # Errors
+    /// [`Error::RamTooSmall`]: it is less than [`LEAST_RAM`], or than twice what guards keep in memory. [`Error::Forked`].
+    pub fn set_ram(&self, bytes: u64) -> Result<(), Error> {
+        let house = self.house()?;
+        let least = LEAST_RAM.max(2 * house.resident.load(Ordering::Relaxed));
+        if bytes < least {
+            return Err(Error::RamTooSmall { ram: bytes, least });
+        }
+        let _blocked = signals::block();
+        let budget = &house.pager.budget;
+        // Faults obey the ceiling, which comes down by and by.
+        budget.set_ceiling(budget.now().max(budget.limit()));
+        budget.set_limit(bytes);
+        house.share(bytes);
+        house.bell.ring();
+        Ok(())
+    }
+
+    /// What the group has now, and what it has done.
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn stats(&self) -> Result<Stats, Error> {
+        let house = self.house()?;
+        let _blocked = signals::block();
+        Ok(Stats::of(house))
+    }
+}
+
+/// A group in its house.
+#[derive(Debug)]
+struct Tenancy {
+    process: Process,
+    house: &'static House,
+    reclaimer: Option<JoinHandle<Worker>>,
+    monitors: Vec<JoinHandle<Monitor>>,
+}
+
+impl std::fmt::Debug for House {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("House").field("delivery", &self.delivery()).finish_non_exhaustive()
+    }
+}
+
+impl Tenancy {
+    /// Starts the threads of the house, in which signals stay blocked.
+    fn begin(house: &'static House) -> Result<Tenancy, Error> {
+        let _blocked = signals::block();
+        let mut tenancy = Tenancy { process: Process::this(), house, reclaimer: None, monitors: Vec::new() };
+        let Some(Threads { reclaimer, monitors }) = house.take_threads() else {
+            unreachable!("an empty house has its threads' things")
+        };
+        let no_thread = |error: std::io::Error| Error::System {
+            what: "starting a thread",
+            errno: rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN),
+        };
+        let reclaimer = Reclaimer::new(house, reclaimer);
+        // Where one fails, the house is not used again: what it has is small.
+        let name = |name: &str| Thread::new().name(name.to_owned());
+        tenancy.reclaimer = Some(name("lowtide-reclaim").spawn(move || reclaimer.run()).map_err(no_thread)?);
+        for monitor in monitors {
+            let watch = move || watch(house, monitor);
+            tenancy.monitors.push(name("lowtide-monitor").spawn(watch).map_err(no_thread)?);
+        }
+        Ok(tenancy)
+    }
+
+    fn house_or_none(&self) -> Option<&'static House> {
+        self.process.is_this().then_some(self.house)
+    }
+}
+
+impl Drop for Tenancy {
+    fn drop(&mut self) {
+        if !self.process.is_this() {
+            // The threads are the parent's.
+            core::mem::forget((self.reclaimer.take(), core::mem::take(&mut self.monitors)));
+            return;
+        }
+        self.house.is_closing.store(true, Ordering::Release);
+        self.house.bell.ring();
+        let reclaimer = self.reclaimer.take().and_then(|thread| thread.join().ok());
+        let monitors: Vec<_> = self.monitors.drain(..).filter_map(|thread| thread.join().ok()).collect();
+        if let Some(reclaimer) = reclaimer {
+            self.house.leave(Threads { reclaimer, monitors });
+        }
+    }
+}
+
+/// How long a monitor waits for a fault before it looks whether it is to end, in milliseconds.
+const WATCH_MS: i32 = 50;
+
+/// A monitor thread.
+fn watch(house: &'static House, mut monitor: Monitor) -> Monitor {
+    while !house.is_closing.load(Ordering::Acquire) {
+        if !monitor.turn(&house.pager).read {
+            monitor.wait(&house.pager, WATCH_MS);
+        }
+        house.wake_reclaimer();
+    }
+    monitor
+}

@@ -1,0 +1,85 @@
+//! Regions of memory that may be larger than RAM, for one program, without root. The pages of a region that have not been used
+//! for a while are compressed in RAM, then written to an unnamed file, and come back when a thread touches them.
+//!
+//! **System calls.** A page that is out comes back when a *thread* touches it. When the *kernel* does, because a slice of a
+//! region was given to `read`, `write`, `sendfile` or the like, the call fails with `EFAULT` ("Bad address"), or moves fewer
+//! bytes than it was asked to. The remedy: hold [`Region::resident`] for the range during the call, or choose
+//! [`Delivery::Monitor`], with which system calls wait as threads do and for which a privilege is needed. Code that only
+//! computes needs neither.
+//!
+//! ```
+//! use lowtide_region::{Region, Swap};
+//!
+//! // 64 MiB that take no more than 16 MiB of RAM.
+//! let mut region = Region::builder(64 << 20).ram(16 << 20).swap(Swap::Auto).build()?;
+//! for (i, chunk) in region.as_mut_slice().chunks_mut(4096).enumerate() {
+//!     chunk[..8].copy_from_slice(&i.to_le_bytes());
+//! }
+//! assert!(region.as_slice().chunks(4096).enumerate().all(|(i, chunk)| chunk[..8] == i.to_le_bytes()));
+//! let stats = region.stats()?;
+//! assert!(stats.ram_now <= stats.ram_limit && stats.pages_out > 0);
+//! # Ok::<(), lowtide_region::Error>(())
+//! ```
+//!
+//! # What it needs
+//! Linux 6.8 or later on 64-bit x86, and no privilege, unless [`Delivery::Monitor`] is chosen. Pages of 4 KiB.
+//!
+//! # Limits and groups
+//! A [`Group`] has one RAM limit: pages of its regions that are in memory, compressed ones, and all that lowtide needs for
+//! them. A region that names no group is alone in one. Each group has a thread (`lowtide-reclaim`) that works while the group
+//! is near its limit. When a group ends, its memory goes back to the system but for the part of its tables that was touched,
+//! which the next group of the same kind uses.
+//!
+//! # SIGBUS
+//! With [`Delivery::InThread`] the thread that touches a missing page brings it in itself, in a handler of SIGBUS. That works
+//! in any thread, on any stack that has room for a signal frame (the rest is done on stacks of lowtide's own), and in signal
+//! handlers. The handler is installed with the first group; what was installed before is called for addresses that are no
+//! region's. A program that installs a handler of SIGBUS *after* that must call the earlier one for such faults. A thread that
+//! *blocks* SIGBUS (`sigfillset`, also in the mask of a signal handler) and touches a missing page is ended by the kernel, with
+//! the process: leave SIGBUS out of such masks, or use [`Delivery::UserMonitor`]. A debugger stops at each SIGBUS: `handle
+//! SIGBUS nostop noprint` in gdb.
+//!
+//! # Forks
+//! A forked child has none of the parent's regions: touching one there is SIGSEGV, and calls on it fail with [`Error::Forked`].
+//! It may make regions of its own. (`vfork` and `posix_spawn` are no matter.)
+//!
+//! # When a page can't be read back
+//! A swap file that fails, or whose bytes are not what was written there, is reported on standard error, and the thread that
+//! touched the page gets SIGBUS, as from a mapped file that can't be read. It never reads other bytes than were written.
+//! Contradictions in lowtide's own tables, which must not be, abort the process with a message.
+//!
+//! # What one must not do with a region's memory
+//! Unmap it, move it (`mremap`), or drop pages with `madvise`: [`Region::drop_range`] does that. Lock it with `mlock` or
+//! `mlockall`: a guard does that. Give it to another userfaultfd.
+
+mod addresses;
+#[cfg(test)]
+mod addresses_tests;
+mod bell;
+mod builder;
+mod error;
+mod fork;
+mod group;
+mod house;
+mod reclaimer;
+mod region;
+mod resident;
+mod sigbus;
+mod signals;
+#[doc(hidden)]
+pub mod size;
+mod stack;
+mod stats;
+mod swap;
+mod sync;
+mod workers;
+
+pub use builder::Builder;
+pub use error::Error;
+pub use group::{Group, GroupBuilder, LEAST_RAM};
+pub use house::Delivery;
+pub use lowtide_core::codec::Codec;
+pub use region::Region;
+pub use resident::Resident;
+pub use stats::Stats;
+pub use swap::Swap;

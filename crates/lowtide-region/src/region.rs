@@ -1,0 +1,288 @@
+//! A region.
+
+use std::ops::{Bound, RangeBounds};
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
+
+use lowtide_core::vm::PAGE_SIZE;
+use lowtide_pager::evict::Evicted;
+use lowtide_pager::ranges::BringIn;
+use lowtide_pager::regions::Range;
+
+use crate::builder::Builder;
+use crate::error::Error;
+use crate::fork::{self, Process};
+use crate::group::Group;
+use crate::house::House;
+use crate::resident::{Pins, Resident};
+use crate::signals;
+use crate::stats::Stats;
+
+/// A region of memory that may be larger than RAM. Zeros at first. See [the crate's documentation](crate) for system calls,
+/// signals and forks.
+///
+/// It is unmapped when it is dropped. All calls but those that take `&mut self` may be made by several threads at a time.
+#[derive(Debug)]
+pub struct Region {
+    start: NonNull<u8>,
+    len: usize,
+    whole: usize,
+    process: Process,
+    pins: Mutex<Pins>,
+    group: Group,
+}
+
+// SAFETY: memory that the region owns, as a Vec does.
+unsafe impl Send for Region {}
+// SAFETY: as a Vec; what changes inside under `&self` is behind locks.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// A region of `len` bytes in `whole` bytes of fresh memory at `start`, which are mapped between two pages that are not accessible.
+    ///
+    /// # Errors
+    /// [`Error::System`]: it can't be registered. It is unmapped then.
+    pub(crate) fn over(start: NonNull<u8>, len: usize, whole: usize, group: Group) -> Result<Region, Error> {
+        let house = group.house()?;
+        let range = Range { start: start.as_ptr() as usize, end: start.as_ptr() as usize + whole };
+        let region = Region { start, len, whole, process: Process::this(), pins: Mutex::default(), group };
+        fork::enter(range.start, range.end, house);
+        house.adopt(range).map_err(|errno| Error::System { what: "registering the region with userfaultfd", errno })?;
+        Ok(region)
+    }
+
+    /// Begins a region of `len` bytes.
+    ///
+    /// ```
+    /// use lowtide_region::{Region, Swap};
+    /// let mut region = Region::builder(64 << 20).ram(16 << 20).swap(Swap::Ram).build()?;
+    /// region.as_mut_slice()[40 << 20] = 7;
+    /// assert_eq!(region.as_slice()[40 << 20], 7);
+    /// # Ok::<(), lowtide_region::Error>(())
+    /// ```
+    pub fn builder(len: usize) -> Builder {
+        Builder::new(len)
+    }
+
+    /// Bytes of the region.
+    #[allow(clippy::len_without_is_empty)] // there is no empty one
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The first byte.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.start.as_ptr()
+    }
+
+    /// The first byte, to write as well. The usual rules for pointers hold: while a slice of [`Region::as_slice`] lives, what
+    /// it shows must not be written to.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// All bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: mapped and initialised (zeros) for `len` bytes as long as this lives; `&self` keeps safe writers away.
+        unsafe { core::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    /// All bytes, to write as well.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` keeps all others away.
+        unsafe { core::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+
+    /// The group to which it belongs, for more regions that share its limit.
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// The figures of its group.
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn stats(&self) -> Result<Stats, Error> {
+        self.group.stats()
+    }
+
+    /// Changes the RAM limit of its group: see [`Group::set_ram`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_ram(&self, bytes: u64) -> Result<(), Error> {
+        self.group.set_ram(bytes)
+    }
+
+    /// Brings in the pages of a range that are out. A hint: if that is more than the RAM limit allows, those that came first
+    /// are evicted again.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`], [`Error::Empty`], [`Error::Forked`]; [`Error::Lost`]: a page can't be read back.
+    pub fn prefetch(&self, range: impl RangeBounds<usize>) -> Result<(), Error> {
+        let range = self.pages(range)?;
+        self.bring_in(range, BringIn::Evicted)
+    }
+
+    pub(crate) fn bring_in(&self, range: Range, which: BringIn) -> Result<(), Error> {
+        let brought = self.house()?.with_worker(|pager, worker| pager.bring_in(range, which, worker));
+        match brought {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Error::Lost),
+            Err(errno) => Err(Error::System { what: "asking which pages are in memory", errno }),
+        }
+    }
+
+    /// Evicts the pages of a range now. What guards keep in memory stays, and what no swap takes. Returns when they are stored.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`], [`Error::Empty`], [`Error::Forked`].
+    pub fn evict(&self, range: impl RangeBounds<usize>) -> Result<(), Error> {
+        let range = self.pages(range)?;
+        self.house()?.with_worker(|pager, worker| {
+            // The page map is being tidied up for a moment.
+            while pager.evict_range(range, worker) == Evicted::Later {
+                rustix::thread::sched_yield();
+            }
+        });
+        Ok(())
+    }
+
+    /// Sets a range to zeros and gives its memory and its room in swap back: whole pages at once, the rest by writing.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`], [`Error::Empty`], [`Error::Forked`].
+    pub fn drop_range(&mut self, range: impl RangeBounds<usize>) -> Result<(), Error> {
+        let (start, end) = self.bounds(range)?;
+        // SAFETY: `&mut self` keeps all others away.
+        unsafe { self.drop_shared(start, end) }
+    }
+
+    /// As [`Region::drop_range`], for who shares the memory with others: other languages.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// Nobody may rely on the bytes of `start .. end`, or have a reference into them.
+    pub unsafe fn drop_shared(&self, start: usize, end: usize) -> Result<(), Error> {
+        let (start, end) = self.bounds(start..end)?;
+        let house = self.house()?;
+        let first = start.next_multiple_of(PAGE_SIZE);
+        // What is behind the end of the region, in its last page, is nobody's.
+        let last = if end == self.len { self.whole } else { end - end % PAGE_SIZE };
+        // SAFETY: inside the region; the caller answers for references.
+        let fill = |from: usize, to: usize| unsafe { self.start.as_ptr().add(from).write_bytes(0, to.saturating_sub(from)) };
+        fill(start, first.min(end));
+        if first < last {
+            let base = self.start.as_ptr() as usize;
+            let range = Range { start: base + first, end: base + last };
+            let _blocked = signals::block();
+            // SAFETY: the caller relies on none of the bytes.
+            unsafe { house.pager.drop_pages(range) }.map_err(|errno| Error::System { what: "giving memory back", errno })?;
+        }
+        fill(last.max(first.min(end)), end);
+        Ok(())
+    }
+
+    /// Brings a range into memory and keeps it there while the guard lives: for system calls, and for devices. Guards of a
+    /// group keep at most half of its RAM limit in memory.
+    ///
+    /// ```
+    /// # use lowtide_region::{Region, Swap};
+    /// # use std::io::Read;
+    /// let mut region = Region::builder(32 << 20).ram(16 << 20).swap(Swap::Ram).build()?;
+    /// let guard = region.resident(0..65536)?;
+    /// // SAFETY: nothing else uses these bytes now.
+    /// let bytes = unsafe { std::slice::from_raw_parts_mut(guard.as_mut_ptr(), guard.len()) };
+    /// let read = std::fs::File::open("/proc/self/exe").unwrap().read(bytes).unwrap();
+    /// assert!(read > 4 && bytes.starts_with(b"\x7fELF"));
+    /// # Ok::<(), lowtide_region::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::TooMuchResident`], [`Error::OutOfRange`], [`Error::Empty`], [`Error::Forked`]; [`Error::Lost`]: a page can't be
+    /// read back.
+    pub fn resident(&self, range: impl RangeBounds<usize>) -> Result<Resident<'_>, Error> {
+        let (start, end) = self.bounds(range)?;
+        Resident::new(self, start, end)
+    }
+
+    /// Whether a guard keeps a part of it in memory.
+    pub fn is_guarded(&self) -> bool {
+        !self.pins().is_empty()
+    }
+
+    pub(crate) fn pins(&self) -> std::sync::MutexGuard<'_, Pins> {
+        self.pins.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn house(&self) -> Result<&'static House, Error> {
+        self.process.must_be_this()?;
+        self.group.house()
+    }
+
+    /// The bytes of a range, from and to.
+    fn bounds(&self, range: impl RangeBounds<usize>) -> Result<(usize, usize), Error> {
+        let start = match range.start_bound() {
+            Bound::Included(start) => *start,
+            Bound::Excluded(start) => start.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(end) => end.saturating_add(1),
+            Bound::Excluded(end) => *end,
+            Bound::Unbounded => self.len,
+        };
+        if start > end || end > self.len {
+            return Err(Error::OutOfRange { start, end, len: self.len });
+        }
+        if start == end {
+            return Err(Error::Empty);
+        }
+        Ok((start, end))
+    }
+
+    /// The pages that hold a range, as addresses.
+    fn pages(&self, range: impl RangeBounds<usize>) -> Result<Range, Error> {
+        let (start, end) = self.bounds(range)?;
+        Ok(self.pages_of(start, end))
+    }
+
+    /// The pages that hold the bytes `start .. end`, as addresses.
+    pub(crate) fn pages_of(&self, start: usize, end: usize) -> Range {
+        let base = self.start.as_ptr() as usize;
+        Range { start: base + start - start % PAGE_SIZE, end: base + end.next_multiple_of(PAGE_SIZE) }
+    }
+}
+
+impl AsRef<[u8]> for Region {
+    fn as_ref(&self) -> &[u8] {
+        self.as_slice()
+    }
+}
+
+impl AsMut<[u8]> for Region {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.as_mut_slice()
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // A forked child has no such memory, and may have something else there by now.
+        let Ok(house) = self.house() else { return };
+        let range = self.pages_of(0, self.len);
+        fork::leave(range.start);
+        let kept: u64 = self.pins().drain_all();
+        house.resident.fetch_sub(kept, Ordering::Relaxed);
+        let _blocked = signals::block();
+        // SAFETY: nobody has a reference into the region any more.
+        unsafe {
+            // Where it fails the kernel unregisters what is unmapped.
+            let _ = house.pager.let_go(range);
+            let _ = rustix::mm::munmap((range.start - PAGE_SIZE) as *mut _, self.whole + 2 * PAGE_SIZE);
+        }
+    }
+}

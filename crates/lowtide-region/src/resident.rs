@@ -1,0 +1,147 @@
+//! Guards: ranges that stay in memory.
+
+use std::sync::atomic::Ordering;
+
+use lowtide_pager::ranges::BringIn;
+use lowtide_pager::regions::Range;
+
+use crate::error::Error;
+use crate::region::Region;
+use crate::signals;
+
+/// The ranges that guards of one region keep in memory, as addresses. They may overlap.
+#[derive(Debug, Default)]
+pub struct Pins(Vec<Range>);
+
+impl Pins {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn add(&mut self, range: Range) {
+        self.0.push(range);
+    }
+
+    /// Takes out one such range; calls `free` for each part of it that no other guard keeps.
+    fn remove(&mut self, range: Range, mut free: impl FnMut(Range)) {
+        let Some(i) = self.0.iter().position(|other| *other == range) else { return };
+        self.0.swap_remove(i);
+        let mut others: Vec<Range> =
+            self.0.iter().copied().filter(|other| other.start < range.end && range.start < other.end).collect();
+        others.sort_by_key(|other| other.start);
+        let mut at = range.start;
+        for other in others {
+            if at < other.start {
+                free(Range { start: at, end: other.start });
+            }
+            at = at.max(other.end);
+        }
+        if at < range.end {
+            free(Range { start: at, end: range.end });
+        }
+    }
+
+    /// Takes out all; how many bytes they were, counted as often as there are guards.
+    pub fn drain_all(&mut self) -> u64 {
+        self.0.drain(..).map(bytes).sum()
+    }
+}
+
+fn bytes(range: Range) -> u64 {
+    (range.end - range.start) as u64
+}
+
+/// A range that stays in memory while this lives: see [`Region::resident`].
+#[derive(Debug)]
+#[must_use = "the range may be evicted as soon as the guard is dropped"]
+pub struct Resident<'a> {
+    region: &'a Region,
+    start: usize,
+    end: usize,
+}
+
+impl<'a> Resident<'a> {
+    pub(crate) fn new(region: &'a Region, start: usize, end: usize) -> Result<Resident<'a>, Error> {
+        let house = region.house()?;
+        let range = region.pages_of(start, end);
+        let most = house.pager.budget.asked() / 2;
+        let all = house.resident.fetch_add(bytes(range), Ordering::Relaxed) + bytes(range);
+        let guard = Resident { region, start, end };
+        {
+            let mut pins = region.pins();
+            let _blocked = signals::block();
+            pins.add(range);
+            // First, so that what comes in stays. (There is room for a million ranges.)
+            if all > most || !house.pager.pin(range) {
+                return Err(Error::TooMuchResident { bytes: all, most });
+            }
+        }
+        region.bring_in(range, BringIn::All)?;
+        Ok(guard)
+    }
+
+    /// The first byte.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.as_mut_ptr()
+    }
+
+    /// The first byte, to write as well; with the same rules as [`Region::as_mut_ptr`].
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        // SAFETY: inside the region.
+        unsafe { self.region.as_mut_ptr().add(self.start) }
+    }
+
+    /// Its bytes.
+    pub fn as_slice(&self) -> &'a [u8] {
+        &self.region.as_slice()[self.start..self.end]
+    }
+
+    /// How many there are.
+    #[allow(clippy::len_without_is_empty)] // there is no empty one
+    pub fn len(&self) -> usize {
+        self.end - self.start
+    }
+}
+
+impl AsRef<[u8]> for Resident<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self.as_slice()
+    }
+}
+
+impl Drop for Resident<'_> {
+    fn drop(&mut self) {
+        let Ok(house) = self.region.house() else { return };
+        let range = self.region.pages_of(self.start, self.end);
+        let mut pins = self.region.pins();
+        let _blocked = signals::block();
+        pins.remove(range, |part| house.pager.unpin(part));
+        house.resident.fetch_sub(bytes(range), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_another_guard_keeps_is_not_freed() {
+        let range = |start, end| Range { start, end };
+        let mut pins = Pins::default();
+        for r in [range(0, 10), range(2, 4), range(2, 4), range(6, 12)] {
+            pins.add(r);
+        }
+        let mut freed = |r| {
+            let mut parts = Vec::new();
+            pins.remove(r, |part| parts.push((part.start, part.end)));
+            parts
+        };
+        assert_eq!(freed(range(0, 10)), [(0, 2), (4, 6)]);
+        assert_eq!(freed(range(2, 4)), []);
+        assert_eq!(freed(range(2, 4)), [(2, 4)]);
+        assert_eq!(freed(range(2, 4)), [], "there is none any more");
+        assert_eq!(freed(range(6, 12)), [(6, 12)]);
+        assert!(pins.is_empty());
+    }
+}

@@ -1,0 +1,214 @@
+"""The package as its users see it."""
+
+import doctest
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+
+import lowtide
+import numpy as np
+import pytest
+
+MIB = 1 << 20
+
+
+def filled(mib=64, ram="16M", **more):
+    array = lowtide.empty(mib * MIB // 8, "u8", ram=ram, **more)
+    array[:] = np.arange(len(array), dtype="u8")
+    return array
+
+
+def test_doctests():
+    failed, tried = doctest.testmod(lowtide, extraglobs={"lowtide": lowtide})
+    assert tried > 15 and failed == 0
+
+
+def test_arithmetic_is_what_numpy_s_is():
+    array, native = filled(), np.arange(64 * MIB // 8, dtype="u8")
+    assert np.array_equal(array, native)
+    array *= 3
+    native *= 3
+    array[::7] ^= 5
+    native[::7] ^= 5
+    assert np.array_equal(array, native) and array.sum() == native.sum()
+    assert np.array_equal(np.sqrt(array[1000:5000]), np.sqrt(native[1000:5000]))
+    stats = lowtide.region_of(array[5:][::2]).stats()
+    assert stats["pages_out"] > 0 and stats["ram_now"] <= stats["ram_limit"] == 16 * MIB
+
+
+def test_sort_and_dot():
+    random = np.random.default_rng(1)
+    values = random.integers(0, 1 << 40, 40 * MIB // 8, dtype="i8")
+    array = lowtide.copy(values, ram="16M")
+    array.sort()
+    values.sort()
+    assert np.array_equal(array, values)
+    left, right = random.random((600, 4000)), random.random((4000, 500))
+    product = lowtide.copy(left, ram="16M") @ lowtide.copy(right, ram="16M")
+    assert np.allclose(product, left @ right)
+
+
+def test_threads():
+    array = filled()
+    wrong = []
+
+    def check(part):
+        for _ in range(3):
+            if not np.array_equal(array[part::4], np.arange(part, len(array), 4, dtype="u8")):
+                wrong.append(part)
+
+    threads = [threading.Thread(target=check, args=(part,)) for part in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_the_kernel_needs_a_guard():
+    array = filled(8)
+    region = lowtide.region_of(array)
+    region.evict()
+    with tempfile.TemporaryFile() as file:
+        with pytest.raises(OSError):
+            os.write(file.fileno(), array.data.cast("B")[:4096])
+        with lowtide.resident(array[: MIB // 8]):
+            assert os.write(file.fileno(), array.data.cast("B")[:MIB]) == MIB
+        assert region.stats()["resident_bytes"] == 0
+        file.seek(0)
+        assert file.read() == np.arange(MIB // 8, dtype="u8").tobytes()
+
+
+def rss():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def test_memory_lives_as_long_as_the_last_view():
+    view = filled(32, ram="64M")[1000:2000]
+    gc.collect()
+    assert view[5] == 1005
+    before = rss()
+    del view
+    gc.collect()
+    assert rss() < before - 16 * MIB
+
+
+def test_close():
+    region = lowtide.Region(MIB, ram="16M")
+    array = np.frombuffer(region.buffer(), "u1")
+    with pytest.raises(BufferError, match="views"):
+        region.close()
+    del array
+    gc.collect()
+    guard = region.resident(0, 4096)
+    with pytest.raises(BufferError, match="guard"):
+        region.close()
+    guard.release()
+    guard.release()
+    region.close()
+    region.close()
+    for call in (region.stats, region.evict, region.buffer, region.resident, lambda: region.set_ram("20M")):
+        with pytest.raises(ValueError, match="closed"):
+            call()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (0, "16M"),
+        (-1, "16M"),
+        (MIB, "1M"),
+        (MIB, "lots"),
+        (MIB, "40%"),
+        (MIB, -5),
+        (MIB, "16M", "tape"),
+        (MIB, "16M", "dir:/nonexistent"),
+    ],
+)
+def test_bad_input_is_one_line(arguments):
+    with pytest.raises(ValueError) as raised:
+        lowtide.Region(*arguments)
+    assert str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_more_bad_input():
+    with pytest.raises(MemoryError, match="address space"):
+        lowtide.Region((1 << 63) - 1, ram="16M")
+    for more in ({"codec": "lzo"}, {"codec": "zstd:99"}, {"delivery": "mail"}):
+        with pytest.raises(ValueError):
+            lowtide.Region(MIB, ram="16M", **more)
+    region = lowtide.Region(MIB, ram="16M")
+    with pytest.raises(ValueError, match="not in the region"):
+        region.evict(0, MIB + 1)
+    with pytest.raises(ValueError, match="group"):
+        lowtide.Region(MIB, ram="16M", group=region)
+    with pytest.raises(ValueError, match="objects"):
+        lowtide.zeros(10, object, ram="16M")
+    with pytest.raises(ValueError, match="no region"):
+        lowtide.region_of(np.zeros(3))
+    assert lowtide.zeros((3, 0)).shape == (3, 0)
+
+
+def test_regions_of_a_group():
+    first = lowtide.Region(24 * MIB, ram="16M")
+    second = lowtide.Region(24 * MIB, group=first)
+    a, b = (np.frombuffer(region.buffer(), "u8") for region in (first, second))
+    a[:], b[:] = 7, np.arange(len(b))
+    assert (a == 7).all() and np.array_equal(b, np.arange(len(b), dtype="u8"))
+    assert first.stats()["ram_limit"] == second.stats()["ram_limit"] == 16 * MIB
+
+
+def test_monitors():
+    for delivery in ("user-monitor", "monitor") if os.geteuid() == 0 else ("user-monitor",):
+        array = filled(32, delivery=delivery)
+        assert np.array_equal(array, np.arange(len(array), dtype="u8"))
+
+
+def touch(array):
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+    os._exit(int(array[0] * 0))
+
+
+def test_a_forked_child_has_no_such_array():
+    array = filled(8)
+    child = multiprocessing.get_context("fork").Process(target=touch, args=(array,))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGSEGV
+    assert array[77] == 77
+
+
+def test_faulthandler_from_before_is_called_for_what_is_not_a_region_s():
+    code = "import faulthandler; faulthandler.enable(); import lowtide, signal; lowtide.zeros(9, ram='16M'); signal.raise_signal(signal.SIGBUS)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGBUS and "Bus error" in done.stderr
+
+
+def test_pyarrow():
+    pyarrow = pytest.importorskip("pyarrow")
+    compute = pytest.importorskip("pyarrow.compute")
+    array = filled()
+    buffer = pyarrow.py_buffer(lowtide.region_of(array).buffer())
+    arrow = pyarrow.Array.from_buffers(pyarrow.uint64(), len(array), [None, buffer])
+    count = len(array)
+    del array, buffer
+    gc.collect()
+    assert compute.sum(arrow).as_py() == count * (count - 1) // 2
+
+
+def test_polars():
+    polars = pytest.importorskip("polars")
+    pyarrow = pytest.importorskip("pyarrow")
+    array = filled()
+    buffer = pyarrow.py_buffer(lowtide.region_of(array).buffer())
+    arrow = pyarrow.Array.from_buffers(pyarrow.uint64(), len(array), [None, buffer])
+    frame = polars.DataFrame({"x": polars.from_arrow(arrow)})
+    count = len(array)
+    assert frame.select(polars.col("x").sum()).item() == count * (count - 1) // 2
+    assert frame.filter(polars.col("x") % 1000 == 7).height == (count - 8) // 1000 + 1
