@@ -81,14 +81,15 @@ typedef struct lowtide_stats {
 extern "C" {
 #endif // __cplusplus
 
-// Says in one line what was wrong and what to do, of the latest call that failed in this thread. Empty if none did. Valid until
-// the next call of this thread that fails.
+// Says in one line what was wrong and what to do, of the latest call that failed in this thread. Empty if none did. Valid
+// until the next call of this thread that fails.
 const char *lowtide_error(void);
 
 // Makes a region of len bytes, all zero. NULL on failure, with errno:
-// EINVAL (len or an option is wrong: zero, no RAM limit or less than 16 MiB, an unknown swap, level or delivery), ENOMEM (there is no address
-// space for len), EPERM or EACCES (no privilege for LOWTIDE_MONITOR, or a filter forbids userfaultfd), ENOSYS (no userfaultfd in this kernel),
-// ENOTSUP (the program runs under `lowtide run`), ECHILD (group_with is a parent process's), or another one from the kernel.
+// EINVAL (len or an option is wrong: zero, no RAM limit or less than 16 MiB, an unknown swap, level or delivery), ENOMEM
+// (there is no address space for len), EPERM or EACCES (no privilege for LOWTIDE_MONITOR, or a filter forbids userfaultfd),
+// ENOSYS (no userfaultfd in this kernel), ENOTSUP (the program runs under `lowtide run`), ECHILD (group_with is a parent
+// process's), or another one from the kernel.
 //
 // # Safety
 // options points to a struct lowtide_options whose pointers are NULL or valid.
@@ -114,8 +115,8 @@ void *lowtide_region_data(const struct lowtide_region *region);
 // region is a region.
 size_t lowtide_region_len(const struct lowtide_region *region);
 
-// Changes the RAM limit, in bytes, of a region and of those that share it. A lower one is reached by and by. Errors: EINVAL (less than 16 MiB, or than
-// twice what guards keep in memory), ECHILD (a parent process's region).
+// Changes the RAM limit, in bytes, of a region and of those that share it. A lower one is reached by and by. Errors: EINVAL
+// (less than 16 MiB, or than twice what guards keep in memory), ECHILD (a parent process's region).
 //
 // # Safety
 // region is a region.
@@ -128,8 +129,8 @@ int lowtide_set_ram(const struct lowtide_region *region,
 // region is a region, and stats points to a struct lowtide_stats.
 int lowtide_get_stats(const struct lowtide_region *region, struct lowtide_stats *stats);
 
-// Brings in the pages of a range that are out: a hint. Errors: ERANGE (not in the region), EINVAL (no bytes), EIO (a page can't be read
-// back), ECHILD (a parent process's region).
+// Brings in the pages of a range that are out: a hint. Errors: ERANGE (not in the region), EINVAL (no bytes), EIO (a page
+// can't be read back), ECHILD (a parent process's region).
 //
 // # Safety
 // region is a region.
@@ -137,8 +138,8 @@ int lowtide_prefetch(const struct lowtide_region *region,
                      size_t offset,
                      size_t len);
 
-// Evicts the pages of a range now, but for what guards keep in memory and what no swap takes. Errors: ERANGE, EINVAL, ECHILD, as
-// for lowtide_prefetch().
+// Evicts the pages of a range now, but for what guards keep in memory and what no swap takes. Errors: ERANGE, EINVAL, ECHILD,
+// as for lowtide_prefetch().
 //
 // # Safety
 // region is a region.
@@ -146,8 +147,8 @@ int lowtide_evict(const struct lowtide_region *region,
                   size_t offset,
                   size_t len);
 
-// Sets a range to zeros, and gives its memory and its room in swap back. No other thread may use the range meanwhile. Errors: ERANGE, EINVAL, ECHILD,
-// as for lowtide_prefetch().
+// Sets a range to zeros, and gives its memory and its room in swap back. No other thread may use the range meanwhile. Errors:
+// ERANGE, EINVAL, ECHILD, as for lowtide_prefetch().
 //
 // # Safety
 // region is a region.
@@ -155,9 +156,9 @@ int lowtide_drop(const struct lowtide_region *region,
                  size_t offset,
                  size_t len);
 
-// Brings a range into memory and keeps it there until lowtide_guard_free(): for system calls and devices. At most half of the RAM limit
-// stays in memory by guards. NULL on failure, with errno: ENOBUFS (that would be more), ERANGE, EINVAL, EIO, ECHILD, as for
-// lowtide_prefetch().
+// Brings a range into memory and keeps it there until lowtide_guard_free(): for system calls and devices. At most half of the
+// RAM limit stays in memory by guards. NULL on failure, with errno: ENOBUFS (that would be more), ERANGE, EINVAL, EIO, ECHILD,
+// as for lowtide_prefetch().
 //
 // # Safety
 // region is a region.

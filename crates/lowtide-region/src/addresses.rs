@@ -92,9 +92,7 @@ impl<T: Copy> Addresses<T> {
         let list = unsafe { self.current.load(Ordering::SeqCst).as_ref() };
         let mut entries = list.map_or_else(Vec::new, |list| list.entries.clone());
         change(&mut entries);
-        #[allow(clippy::default_constructed_unit_structs, reason = "a unit only where no model is checked")]
-        let life = Life::default();
-        let new = Box::new(List { entries, life });
+        let new = Box::new(List { entries, life: Life::new() });
         let old = self.current.swap(Box::into_raw(new), Ordering::SeqCst);
         let ended = self.epoch.fetch_add(1, Ordering::SeqCst);
         // Read by a change of nothing: a reader that is not seen here counts itself later, and so sees the new list and epoch.

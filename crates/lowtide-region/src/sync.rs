@@ -4,10 +4,14 @@ pub use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 pub use std::thread::yield_now;
 
 /// In the model: whether something is still there when it is used.
-#[derive(Default)]
 pub struct Life;
 
 impl Life {
+    /// It is there.
+    pub fn new() -> Life {
+        Life
+    }
+
     /// It is used.
     pub fn goes_on(&self) {}
 

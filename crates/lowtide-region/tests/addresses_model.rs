@@ -7,10 +7,13 @@ mod sync {
     pub use loom::thread::yield_now;
 
     /// A use that does not happen before the end fails the model.
-    #[derive(Default)]
     pub struct Life(UnsafeCell<()>);
 
     impl Life {
+        pub fn new() -> Life {
+            Life(UnsafeCell::new(()))
+        }
+
         pub fn goes_on(&self) {
             self.0.with(|_| ());
         }
