@@ -15,13 +15,15 @@ Where a C function passes the buffer to the kernel (tofile, os.write, socket.sen
 fails with "Bad address", or writes less. Code that only computes needs nothing.
 
 The memory is given back when the last view of it is gone. A forked child has no such memory: touching it there is a segmentation fault
-(``multiprocessing`` with "spawn" or "forkserver" is no matter). ``faulthandler`` is to be enabled before the first region, not after.
+(``multiprocessing`` with "spawn" or "forkserver" is no matter). ``faulthandler`` is to be enabled before the first region, not after, and not to be disabled.
+Each array has a limit, a thread and some descriptors of its own, unless it shares those of another: ``group=lowtide.region_of(other)``.
 """
 
 from __future__ import annotations
 
 import ctypes
 import operator
+import threading
 import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -96,6 +98,7 @@ class Region:
         self._native = Native(length, ram, swap, codec, delivery, None if group is None else group._native)
         self._length = length
         self._view: weakref.ref[Any] | None = None
+        self._views = threading.Lock()
 
     def __len__(self) -> int:
         return self._length
@@ -103,21 +106,23 @@ class Region:
     def buffer(self) -> Any:
         """The memory as an object with the buffer protocol, for ``memoryview``, ``numpy.frombuffer``, ``pyarrow.py_buffer``. The region lives as long as
         it does."""
-        view = None if self._view is None else self._view()
-        if view is None:
-            view = type("Memory", (ctypes.c_char * self._length,), {}).from_address(self._native.address())
-            view.region = self
-            self._view = weakref.ref(view)
-        return view
+        with self._views:
+            view = None if self._view is None else self._view()
+            if view is None:
+                view = type("Memory", (ctypes.c_char * self._length,), {}).from_address(self._native.address())
+                view.region = self
+                self._view = weakref.ref(view)
+            return view
 
     def __buffer__(self, flags: int) -> memoryview:
         return memoryview(self.buffer())
 
     def close(self) -> None:
         """Gives the memory back now. ``BufferError``: something still uses it."""
-        if self._view is not None and self._view() is not None:
-            raise BufferError("views of the region are in use: delete them first")
-        self._native.close()
+        with self._views:
+            if self._view is not None and self._view() is not None:
+                raise BufferError("views of the region are in use: delete them first")
+            self._native.close()
 
     def stats(self) -> dict[str, int]:
         """What the region, and those of its group, have now and have done."""

@@ -273,7 +273,7 @@ pub unsafe extern "C" fn lowtide_evict(region: *const Region, offset: usize, len
 }
 
 /// Sets a range to zeros, and gives its memory and its room in swap back. No other thread may use the range meanwhile. Errors:
-/// ERANGE, EINVAL, ECHILD, as for lowtide_prefetch().
+/// ERANGE, EINVAL, ECHILD, as for lowtide_prefetch(); EBUSY: a guard keeps some of it in memory.
 ///
 /// # Safety
 /// region is a region.

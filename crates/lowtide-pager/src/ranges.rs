@@ -173,7 +173,8 @@ impl Operation<'_> {
             }
         };
         let next = ranges.walk_end.max(at + PAGE_SIZE);
-        let found = Found { ranges, spares_none: true, is_complete: true };
+        // Runs without their holes: as many frames as pages were found. What did not fit would be passed over.
+        let found = Found { ranges, spares_none: true, is_complete: false };
         let detached = self.detach(&found, self.staging.first(segment), room, worker);
         let pages = if let Detached::Pages { pages, .. } = detached { pages } else { 0 };
         if pages > 0 {

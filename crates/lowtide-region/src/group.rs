@@ -145,6 +145,8 @@ struct Tenancy {
     house: &'static House,
     reclaimer: Option<JoinHandle<Worker>>,
     monitors: Vec<JoinHandle<Monitor>>,
+    /// How many monitors the house has.
+    wanted: usize,
 }
 
 impl std::fmt::Debug for House {
@@ -157,10 +159,11 @@ impl Tenancy {
     /// Starts the threads of the house, in which signals stay blocked.
     fn begin(house: &'static House) -> Result<Tenancy, Error> {
         let _blocked = signals::block();
-        let mut tenancy = Tenancy { process: Process::this(), house, reclaimer: None, monitors: Vec::new() };
         let Some(Threads { reclaimer, monitors }) = house.take_threads() else {
             unreachable!("an empty house has its threads' things")
         };
+        let wanted = monitors.len();
+        let mut tenancy = Tenancy { process: Process::this(), house, reclaimer: None, monitors: Vec::new(), wanted };
         let no_thread = |error: std::io::Error| Error::System {
             what: "starting a thread",
             errno: rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN),
@@ -192,7 +195,8 @@ impl Drop for Tenancy {
         self.house.bell.ring();
         let reclaimer = self.reclaimer.take().and_then(|thread| thread.join().ok());
         let monitors: Vec<_> = self.monitors.drain(..).filter_map(|thread| thread.join().ok()).collect();
-        if let Some(reclaimer) = reclaimer {
+        // Without one of its monitors nobody could live there.
+        if let Some(reclaimer) = reclaimer.filter(|_| monitors.len() == self.wanted) {
             self.house.leave(Threads { reclaimer, monitors });
         }
     }

@@ -39,6 +39,13 @@
 //! the process: leave SIGBUS out of such masks, or use [`Delivery::UserMonitor`]. A debugger stops at each SIGBUS: `handle
 //! SIGBUS nostop noprint` in gdb.
 //!
+//! The kernel touches more than the buffers of `read` and `write`: locks and condition variables that sleep (futex), thread stacks and
+//! alternate signal stacks, buffers of io_uring that are in flight. Such things must not be in a region without a guard.
+//!
+//! # Descriptors
+//! A group has some descriptors in this process. Who closes descriptors that are not theirs (`closefrom`) takes them away, and a file
+//! that is opened next may get the number of the swap file.
+//!
 //! # Forks
 //! A forked child has none of the parent's regions: touching one there is SIGSEGV, and calls on it fail with [`Error::Forked`].
 //! It may make regions of its own. (`vfork` and `posix_spawn` are no matter.)

@@ -126,12 +126,15 @@ impl Region {
     }
 
     pub(crate) fn bring_in(&self, range: Range, which: BringIn) -> Result<(), Error> {
-        let brought = self.house()?.with_worker(|pager, worker| pager.bring_in(range, which, worker));
-        match brought {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(Error::Lost),
-            Err(errno) => Err(Error::System { what: "asking which pages are in memory", errno }),
+        let house = self.house()?;
+        for part in parts(range) {
+            match house.with_worker(|pager, worker| pager.bring_in(part, which, worker)) {
+                Ok(true) => {}
+                Ok(false) => return Err(Error::Lost),
+                Err(errno) => return Err(Error::System { what: "asking which pages are in memory", errno }),
+            }
         }
+        Ok(())
     }
 
     /// Evicts the pages of a range now. What guards keep in memory stays, and what no swap takes. Returns when they are stored.
@@ -140,19 +143,20 @@ impl Region {
     /// [`Error::OutOfRange`], [`Error::Empty`], [`Error::Forked`].
     pub fn evict(&self, range: impl RangeBounds<usize>) -> Result<(), Error> {
         let range = self.pages(range)?;
-        self.house()?.with_worker(|pager, worker| {
+        let house = self.house()?;
+        for part in parts(range) {
             // The page map is being tidied up for a moment.
-            while pager.evict_range(range, worker) == Evicted::Later {
+            while house.with_worker(|pager, worker| pager.evict_range(part, worker)) == Evicted::Later {
                 rustix::thread::sched_yield();
             }
-        });
+        }
         Ok(())
     }
 
     /// Sets a range to zeros and gives its memory and its room in swap back: whole pages at once, the rest by writing.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`], [`Error::Empty`], [`Error::Forked`].
+    /// [`Error::OutOfRange`], [`Error::Empty`], [`Error::Forked`]; [`Error::Guarded`]: a guard keeps some of it in memory.
     pub fn drop_range(&mut self, range: impl RangeBounds<usize>) -> Result<(), Error> {
         let (start, end) = self.bounds(range)?;
         // SAFETY: `&mut self` keeps all others away.
@@ -169,6 +173,11 @@ impl Region {
     pub unsafe fn drop_shared(&self, start: usize, end: usize) -> Result<(), Error> {
         let (start, end) = self.bounds(start..end)?;
         let house = self.house()?;
+        // Until the pages are gone, so that no guard begins meanwhile.
+        let pins = self.pins();
+        if pins.overlap(self.pages_of(start, end)) {
+            return Err(Error::Guarded);
+        }
         let first = start.next_multiple_of(PAGE_SIZE);
         // What is behind the end of the region, in its last page, is nobody's.
         let last = if end == self.len { self.whole } else { end - end % PAGE_SIZE };
@@ -255,6 +264,12 @@ impl Region {
         let base = self.start.as_ptr() as usize;
         Range { start: base + start - start % PAGE_SIZE, end: base + end.next_multiple_of(PAGE_SIZE) }
     }
+}
+
+/// Parts of a range that take a worker for a moment only, and signals that are blocked meanwhile.
+fn parts(range: Range) -> impl Iterator<Item = Range> {
+    const PART: usize = 2 << 20;
+    (range.start..range.end).step_by(PART).map(move |start| Range { start, end: range.end.min(start + PART) })
 }
 
 impl AsRef<[u8]> for Region {

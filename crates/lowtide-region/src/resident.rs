@@ -19,6 +19,11 @@ impl Pins {
         self.0.is_empty()
     }
 
+    /// Whether any of them holds a page of `range`.
+    pub fn overlap(&self, range: Range) -> bool {
+        self.0.iter().any(|pin| pin.start < range.end && range.start < pin.end)
+    }
+
     fn add(&mut self, range: Range) {
         self.0.push(range);
     }
@@ -66,15 +71,18 @@ impl<'a> Resident<'a> {
         let house = region.house()?;
         let range = region.pages_of(start, end);
         let most = house.pager.budget.asked() / 2;
-        let all = house.resident.fetch_add(bytes(range), Ordering::Relaxed) + bytes(range);
+        let fits = |now: u64| now.checked_add(bytes(range)).filter(|all| *all <= most);
+        if let Err(now) = house.resident.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
+            return Err(Error::TooMuchResident { bytes: now.saturating_add(bytes(range)), most });
+        }
         let guard = Resident { region, start, end };
         {
             let mut pins = region.pins();
             let _blocked = signals::block();
             pins.add(range);
             // First, so that what comes in stays. (There is room for a million ranges.)
-            if all > most || !house.pager.pin(range) {
-                return Err(Error::TooMuchResident { bytes: all, most });
+            if !house.pager.pin(range) {
+                return Err(Error::TooMuchResident { bytes: bytes(range), most });
             }
         }
         region.bring_in(range, BringIn::All)?;

@@ -16,6 +16,8 @@ use crate::{fork, signals};
 
 /// A signal raised by the kernel for an address, and not by a process or for broken memory.
 const BUS_ADRERR: libc::c_int = 2;
+/// Broken memory that no thread has touched yet.
+const BUS_MCEERR_AO: libc::c_int = 5;
 
 /// What was done about SIGBUS before.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
@@ -25,16 +27,14 @@ static INSTALLED: Lock<bool> = Lock::new(false);
 type Action = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
 type Handler = extern "C" fn(libc::c_int);
 
-/// Installs the handler, once. Handlers that the program installs later must call this one for addresses that are not theirs.
+/// Installs the handler, once, and again where the program has none at all by now (who restores what was before theirs takes this one
+/// away too). Handlers that the program installs later must call this one for addresses that are not theirs.
 ///
 /// # Errors
 /// [`Error::System`]: the kernel does not like it.
 pub fn install() -> Result<(), Error> {
     let _blocked = signals::block();
     let mut done = INSTALLED.lock();
-    if *done {
-        return Ok(());
-    }
     let refused = || Error::System { what: "installing a handler of SIGBUS", errno: last_error() };
     let mut before = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: the structure is filled by the call; and the handler is one that may run at any time.
@@ -42,8 +42,13 @@ pub fn install() -> Result<(), Error> {
         if libc::sigaction(libc::SIGBUS, ptr::null(), before.as_mut_ptr()) != 0 {
             return Err(refused());
         }
+        let before = before.assume_init();
+        // Another handler may call this one, and would be called by it for ever.
+        if *done && before.sa_sigaction != libc::SIG_DFL && before.sa_sigaction != libc::SIG_IGN {
+            return Ok(());
+        }
         // Known before the handler can run.
-        let _ = BEFORE.set(before.assume_init());
+        let _ = BEFORE.set(before);
         let mut action: libc::sigaction = core::mem::zeroed();
         action.sa_sigaction = on_sigbus as Action as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER | libc::SA_RESTART;
@@ -102,8 +107,9 @@ unsafe fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut
             let mut action: libc::sigaction = core::mem::zeroed();
             action.sa_sigaction = libc::SIG_DFL;
             libc::sigaction(libc::SIGBUS, &action, ptr::null_mut());
-            // One that the kernel raised comes again by itself, with its address; one that was sent does not.
-            if (*info).si_code <= 0 {
+            // One that the kernel raised for what the thread does comes again by itself, with its address; one that was sent does not, nor
+            // one that tells of broken memory elsewhere.
+            if (*info).si_code <= 0 || (*info).si_code == BUS_MCEERR_AO {
                 libc::raise(signal);
             }
             return;

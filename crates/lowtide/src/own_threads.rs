@@ -4,8 +4,9 @@
 //! in hand, or a lock: the program would wait for ever, and the limit would not be held. Nobody inside can be sure to notice, so it
 //! is done from here.
 //!
-//! A process that ends, or executes another program, loses them as well. Its memory tells: the library whose code they execute is
-//! not where it was.
+//! A process that ends, or executes another program, loses them as well, and that may take long where another of its threads waits
+//! for a disk. So a thread of it that is about to end, or has a SIGKILL to take, tells that it does; and where none is left that could, its memory: the
+//! library whose code lowtide's threads execute is not where it was. (A false alarm would end the whole run.)
 
 use lowtide_core::store::Image;
 use lowtide_pager::segment::{Proc, Segment, proc_state};
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 /// How often it is looked.
 const EVERY: Duration = Duration::from_secs(1);
 /// After how many looks in a row in which a thread is missing it is believed.
-const LOOKS: u32 = 3;
+const LOOKS: u32 = 10;
 
 /// A thread that was missing.
 struct Missing {
@@ -44,7 +45,7 @@ impl OwnThreads {
             let Some(thread) = p.threads().find(|&thread| is_missing(pid, thread)) else { continue };
             let same = before.iter().find(|missing| missing.image == image && missing.thread == thread);
             let looks = same.map_or(0, |missing| missing.looks) + 1;
-            if looks >= LOOKS && has_agent(pid, p) {
+            if looks >= LOOKS && !is_ending(pid) && has_agent(pid, p) {
                 return Some(pid);
             }
             self.missing.push(Missing { image, thread, looks });
@@ -60,11 +61,40 @@ fn is_missing(pid: u32, thread: u32) -> bool {
     r == -1 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
 }
 
+/// Whether any thread of a process ends, or is told to by SIGKILL, as all are when their process ends or executes another program. What can't be read
+/// proves that nothing is known.
+fn is_ending(pid: u32) -> bool {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    tasks.flatten().any(|task| {
+        let read = |name: &str| std::fs::read(task.path().join(name)).map(|text| String::from_utf8_lossy(&text).into_owned());
+        match (read("status"), read("stat")) {
+            (Ok(status), Ok(stat)) => has_kill_pending(&status) || is_exiting(&stat),
+            // It has gone since.
+            _ => true,
+        }
+    })
+}
+
+/// By `/proc/PID/task/TID/status`.
+fn has_kill_pending(status: &str) -> bool {
+    const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);
+    let pending = |line: &str| line.strip_prefix("SigPnd:").or(line.strip_prefix("ShdPnd:")).map(str::trim).map(str::to_owned);
+    status.lines().filter_map(pending).any(|set| u64::from_str_radix(&set, 16).is_ok_and(|set| set & SIGKILL != 0))
+}
+
+/// By `/proc/PID/task/TID/stat`. A zombie leader of a process that goes on is one too: then nothing is known.
+fn is_exiting(stat: &str) -> bool {
+    /// `PF_EXITING` of the kernel.
+    const EXITING: u64 = 0x4;
+    let flags = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(6)?.parse::<u64>().ok());
+    flags.is_none_or(|flags| flags & EXITING != 0)
+}
+
 /// Whether a process still has the agent's library mapped where it was. (What can't be read proves nothing.)
 fn has_agent(pid: u32, p: &Proc) -> bool {
     let at = p.agent_at.load(Ordering::Acquire);
-    let text = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-    text.lines().filter(|line| line.contains("/memfd:lowtide-agent")).any(|line| holds(line, at))
+    let text = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+    String::from_utf8_lossy(&text).lines().filter(|line| line.contains("/memfd:lowtide-agent")).any(|line| holds(line, at))
 }
 
 /// Whether a line of `/proc/PID/maps` is of a mapping that holds this address.
@@ -83,6 +113,17 @@ mod tests {
         let line = "7f00a000-7f00c000 r-xp 00000000 00:01 2087 /memfd:lowtide-agent (deleted)";
         assert!(holds(line, 0x7f00_a000) && holds(line, 0x7f00_bfff));
         assert!(!holds(line, 0x7f00_9fff) && !holds(line, 0x7f00_c000) && !holds("", 0));
+    }
+
+    #[test]
+    fn who_is_told_to_end_or_does() {
+        assert!(has_kill_pending("Name:\tx\nSigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n"));
+        assert!(has_kill_pending("SigPnd:\t0000000000000000\nShdPnd:\t0000000000004100\n"));
+        assert!(!has_kill_pending("SigPnd:\t0000000000000200\nSigBlk:\t0000000000000100\n"));
+        assert!(is_exiting("7 (a) b) Z 1 7 7 0 -1 4194316 0 0"));
+        assert!(!is_exiting("7 (a) b) S 1 7 7 0 -1 4194304 0 0"));
+        assert!(!is_ending(std::process::id()));
+        assert!(is_ending(i32::MAX as u32));
     }
 
     #[test]

@@ -98,7 +98,14 @@ impl Operation<'_> {
         markers.iter().map(|(start, end)| (start / PAGE_SIZE, end / PAGE_SIZE)).fold(
             (low, seen),
             |(low, high), (start, end)| {
-                if end <= page { (end, high) } else { (low, high.min(start.max(page + 1))) }
+                if end <= page {
+                    (end, high)
+                } else if start <= page {
+                    // A guard where the page itself is missing: it came since.
+                    (page, page + 1)
+                } else {
+                    (low, high.min(start))
+                }
             },
         )
     }

@@ -1,6 +1,6 @@
 //! Eviction, prefetching, dropping and guards do to a range what they say, and nothing to its neighbours.
 
-use lowtide_region::{Region, Swap};
+use lowtide_region::{Error, Region, Swap};
 
 use crate::content::{MIB, PAGE, check_all, deliveries, fill, resident_bytes};
 
@@ -28,6 +28,33 @@ fn evict_and_prefetch() {
         assert_eq!(in_memory(&region, MIB, 2 * MIB), MIB);
         check_all(&region, 0);
     }
+}
+
+#[test]
+fn evict_leaves_nothing_of_a_range_with_holes() {
+    for delivery in deliveries() {
+        let mut region = Region::builder(8 * MIB).ram(32 << 20).swap(Swap::Ram).delivery(delivery).build().unwrap();
+        fill(&mut region, 0);
+        for page in (0..8 * MIB / PAGE).step_by(2) {
+            region.drop_range(page * PAGE..(page + 1) * PAGE).unwrap();
+        }
+        region.evict(..).unwrap();
+        assert_eq!(in_memory(&region, 0, 8 * MIB), 0);
+    }
+}
+
+#[test]
+fn what_a_guard_holds_is_not_dropped() {
+    let region = Region::builder(8 * MIB).ram(32 << 20).swap(Swap::Ram).build().unwrap();
+    let guard = region.resident(MIB..2 * MIB).unwrap();
+    // SAFETY: nobody relies on the bytes.
+    let drop_shared = |start, end| unsafe { region.drop_shared(start, end) };
+    assert!(matches!(drop_shared(2 * MIB - 1, 3 * MIB), Err(Error::Guarded)));
+    assert_eq!(in_memory(&region, MIB, 2 * MIB), MIB);
+    drop_shared(2 * MIB, 3 * MIB).unwrap();
+    drop(guard);
+    drop_shared(MIB, 2 * MIB).unwrap();
+    assert_eq!(in_memory(&region, MIB, 2 * MIB), 0);
 }
 
 #[test]
