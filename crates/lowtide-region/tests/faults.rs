@@ -98,7 +98,8 @@ fn one(test: &str, op: &str, kind: &str, at: u64) -> Result<u64, String> {
     if text.contains("WRONG DATA") {
         return wrong("wrong data");
     }
-    let operations = text.lines().find_map(|line| line.strip_prefix("operations ")?.parse().ok());
+    // The harness has begun the line.
+    let operations = text.lines().find_map(|line| line.split_once("operations ")?.1.parse().ok());
     match (output.status.code(), output.status.signal()) {
         (Some(0), _) => operations.map_or_else(|| wrong("no count"), Ok),
         (Some(REFUSED), _) if text.contains("refused: ") => Ok(operations.unwrap_or(0)),
