@@ -148,7 +148,7 @@ int lowtide_evict(const struct lowtide_region *region,
                   size_t len);
 
 // Sets a range to zeros, and gives its memory and its room in swap back. No other thread may use the range meanwhile. Errors:
-// ERANGE, EINVAL, ECHILD, as for lowtide_prefetch().
+// ERANGE, EINVAL, ECHILD, as for lowtide_prefetch(); EBUSY: a guard keeps some of it in memory.
 //
 // # Safety
 // region is a region.

@@ -15,7 +15,7 @@ pub struct IoCounts {
     pub read_bytes: Counter,
     /// Bytes that were written.
     pub write_bytes: Counter,
-    /// Reads and writes that failed.
+    /// Reads and writes that failed, and pages that came back as something else than was written.
     pub errors: Counter,
 }
 

@@ -131,6 +131,9 @@ impl Store {
 
     fn corrupt(&self, entry: Entry) -> StoreError {
         self.counters.corrupt.add(1);
+        if let Some(area) = self.areas.get(entry.area()) {
+            area.io.errors.add(1);
+        }
         StoreError::Corrupt { entry, offset: entry.offset() * PAGE_SIZE as u64 }
     }
 
