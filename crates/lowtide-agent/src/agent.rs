@@ -17,7 +17,7 @@ pub static KEEPER: AtomicU32 = AtomicU32::new(0);
 
 /// The calling thread is lowtide's, and never ends before the process does.
 pub fn thread_begins() {
-    proc().thread_begins(rustix::thread::gettid().as_raw_nonzero().get() as u32);
+    proc().thread_begins(crate::thread::id());
     proc().agent_at.store((thread_begins as *const ()).addr() as u64, Ordering::Release);
 }
 

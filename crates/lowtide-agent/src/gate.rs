@@ -22,6 +22,7 @@ use lowtide_pager::clock::now_us;
 use rustix::thread::{Timespec, futex};
 
 use crate::agent;
+use crate::thread::id as tid;
 
 static INSIDE: AtomicU32 = AtomicU32::new(0);
 /// Another one in each forked child, where `INSIDE` begins at 0.
@@ -55,10 +56,6 @@ pub enum Call {
     Drops,
     /// It may take memory elsewhere.
     Moves,
-}
-
-fn tid() -> u32 {
-    rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
 fn ms(n: i64) -> Timespec {

@@ -51,7 +51,7 @@ static ALL: AtomicUsize = AtomicUsize::new(0);
 
 /// Calls `f` with the table. None: a thread that is in the middle of using it does not come out (this one, in a signal handler).
 fn with<R>(f: impl FnOnce(&mut Locks) -> R) -> Option<R> {
-    let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    let tid = crate::thread::id();
     for _ in 0..PATIENCE {
         match TABLE.by.compare_exchange(0, tid, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => {

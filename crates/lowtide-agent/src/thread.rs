@@ -109,6 +109,11 @@ impl SchedAttr {
     }
 }
 
+/// The calling thread's id.
+pub fn id() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get() as u32
+}
+
 /// The calling thread runs as soon as it wakes, until this is dropped.
 pub struct Urgent(SchedAttr);
 
@@ -144,8 +149,7 @@ pub fn cpu_us(others: impl Iterator<Item = u32>) -> u64 {
         let r = unsafe { syscall3(sys::__NR_clock_gettime, clock(thread) as usize, &raw mut time as usize, 0) };
         if r == 0 { time[0] * 1_000_000 + time[1] / 1000 } else { 0 }
     };
-    let me = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-    others.filter(|thread| *thread != 0).chain([me]).map(spent).sum()
+    others.filter(|thread| *thread != 0).chain([id()]).map(spent).sum()
 }
 
 /// Names the calling thread, for `ps -L` and debuggers.

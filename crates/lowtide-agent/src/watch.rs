@@ -12,9 +12,9 @@ use lowtide_pager::clock::now_us;
 use lowtide_pager::line::Line;
 use lowtide_pager::stat::parse_cpu;
 use rustix::fs::{Mode, OFlags};
-use rustix::thread::gettid;
 
 use crate::monitor::MAX_MONITORS;
+use crate::thread;
 
 /// The place of one monitor.
 struct Place {
@@ -58,15 +58,11 @@ pub fn call_all() {
 
 /// All watch but the calling thread, which is about to wait, for a device or for another thread; if it is a monitor, until its turn is over.
 pub fn leave() {
-    let own = own_thread();
+    let own = thread::id();
     match PLACES.iter().position(|place| place.thread.load(Ordering::Relaxed) == own) {
         Some(place) => WATCHERS.leave(place),
         None => WATCHERS.call_all(),
     }
-}
-
-fn own_thread() -> u32 {
-    gettid().as_raw_nonzero().get() as u32
 }
 
 /// The CPU on which a thread of this process runs or last ran.
@@ -96,7 +92,7 @@ impl Watch {
         let free = |p: &Place| p.cpu.compare_exchange(0, cpu + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         // There are as many places as monitors.
         let place = PLACES.iter().position(free).unwrap_or(0);
-        PLACES[place].thread.store(own_thread(), Ordering::Relaxed);
+        PLACES[place].thread.store(thread::id(), Ordering::Relaxed);
         WATCHERS.begin(place);
         Watch { place, cpu, losses: 0, faults: 0, asked_us: 0, pause_us: LEAST_US }
     }

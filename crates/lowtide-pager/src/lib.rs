@@ -22,6 +22,7 @@ mod hand;
 pub mod line;
 pub mod locks;
 pub mod mapping;
+pub mod measuring;
 pub mod monitor;
 pub mod pagemap;
 pub mod pager;

@@ -4,6 +4,7 @@ use core::sync::atomic::Ordering;
 
 use lowtide_pager::clock::now_us;
 use lowtide_pager::evict::Evicted;
+use lowtide_pager::measuring::Measuring;
 use lowtide_pager::pager::Pager;
 use lowtide_pager::worker::Worker;
 
@@ -22,9 +23,6 @@ const SHORTEST_AHEAD_US: u64 = 100;
 const FULL_PAUSE_US: u64 = 100_000;
 /// Nothing could be evicted: the same.
 const EXHAUSTED_PAUSE_US: u64 = 10_000;
-/// What lowtide's tables take is measured this often, and after so many pages, or fewer while few have gone out.
-const MEASURE_REST_US: u64 = 100_000;
-const MEASURE_REST_PAGES: u64 = 4096;
 /// Pages are counted as they come and go; whether the count is right is looked at this often, when nothing happens.
 const COUNT_AGAIN_US: u64 = 1_000_000;
 /// Objects of the pool that are moved at a time.
@@ -44,8 +42,7 @@ enum Nap {
 pub struct Reclaimer {
     house: &'static House,
     worker: Worker,
-    /// When the tables were measured, and how many pages had been evicted then.
-    rest_measured: (u64, u64),
+    measuring: Measuring,
     counted: u64,
     above_low: bool,
     /// Faults and evictions when it last looked.
@@ -60,7 +57,7 @@ impl Reclaimer {
         Reclaimer {
             house,
             worker,
-            rest_measured: (0, 0),
+            measuring: Measuring::default(),
             counted: now_us(),
             above_low: false,
             faults_seen: 0,
@@ -154,11 +151,7 @@ impl Reclaimer {
 
     fn measure(&mut self, pager: &Pager, now: u64) {
         let evicted = pager.counters().evictions_pages.load(Ordering::Relaxed);
-        let (at, then) = self.rest_measured;
-        if now.saturating_sub(at) >= MEASURE_REST_US
-            || evicted.saturating_sub(then) >= (then / 4).clamp(MEASURE_REST_PAGES / 64, MEASURE_REST_PAGES)
-        {
-            self.rest_measured = (now, evicted);
+        if self.measuring.is_due(now, evicted) {
             pager.measure_rest();
         }
         let happened = || {

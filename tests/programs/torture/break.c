@@ -33,17 +33,8 @@ void move_break(struct worker *w)
 	if (wanted < pages)
 		make_plain(w, r, wanted, pages - wanted);
 	MUST(brk(lowest + wanted * PAGE) == 0);
-	w->used = w->used - pages + wanted;
-	r->start = wanted == 0 ? NULL : lowest;
-	r->pages = wanted;
+	r->pages = pages;
 	r->is_break = r->patched = 1;
 	remember(w, r, "brk", 0, wanted);
-	if (wanted <= pages)
-		return;
-	memset(r->state + pages, 0, wanted - pages);
-	set_zero(r, pages, wanted - pages);
-	check_sample(w, r, pages, wanted - pages, "grown break");
-	for (size_t i = pages; i < wanted; i++)
-		if (pick(w, 4) != 0)
-			write_page(w, r, i);
+	resized(w, r, wanted == 0 ? NULL : lowest, wanted);
 }

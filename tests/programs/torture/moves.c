@@ -37,7 +37,7 @@ static struct region *movable(struct worker *w)
 }
 
 /* Gives a region its new place and length; what is new is zero, and most of it is written. */
-static void resized(struct worker *w, struct region *r, unsigned char *start, size_t pages)
+void resized(struct worker *w, struct region *r, unsigned char *start, size_t pages)
 {
 	size_t old = r->pages;
 	r->start = start;

@@ -108,6 +108,7 @@ void resize(struct worker *w);
 void move_over(struct worker *w);
 void move_and_leave(struct worker *w);
 void move_tail(struct worker *w);
+void resized(struct worker *w, struct region *r, unsigned char *start, size_t pages);
 /* break.c */
 void break_init(void);
 void move_break(struct worker *w);

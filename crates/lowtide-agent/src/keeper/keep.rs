@@ -17,10 +17,6 @@ use crate::{agent, say, swap_file, thread, watch};
 const QUIET_NAP_US: u64 = 5_000;
 /// Growth that nobody counted: there must be mappings that are not adopted.
 pub(super) const UNACCOUNTED: u64 = 1 << 20;
-/// What lowtide's tables take is measured this often, and after so many pages: they grow by as much as a hundred bytes for each page
-/// that is evicted for the first time. Sooner while few have been: at first nearly all are such.
-const MEASURE_REST_US: u64 = 100_000;
-const MEASURE_REST_PAGES: u64 = 4096;
 /// What forked children had that are gone is dropped this often.
 const LOOK_AT_CHILDREN_US: u64 = 1_000_000;
 /// No tier could take a page: the keeper looks again after this. (Whether it is worth while to try is the pager's affair.)
@@ -75,11 +71,7 @@ impl Keeper {
         pager.set_sharers(self.resident.sharers());
         let now = now_us();
         let evicted = pager.counters().evictions_pages.load(Ordering::Relaxed);
-        let (at, then) = self.rest_measured;
-        if now.saturating_sub(at) >= MEASURE_REST_US
-            || evicted.saturating_sub(then) >= (then / 4).clamp(MEASURE_REST_PAGES / 64, MEASURE_REST_PAGES)
-        {
-            self.rest_measured = (now, evicted);
+        if self.measuring.is_due(now, evicted) {
             pager.measure_rest();
             pager.counters().cpu_us.store(thread::cpu_us(watch::threads()), Ordering::Relaxed);
         }

@@ -18,6 +18,7 @@ use lowtide_pager::budget::Budget;
 use lowtide_pager::clock::now_us;
 use lowtide_pager::fork::{Inheritance, TakenOver};
 use lowtide_pager::line::Line;
+use lowtide_pager::measuring::Measuring;
 use lowtide_pager::pager::Pager;
 use lowtide_pager::segment::{Proc, proc_state};
 use lowtide_pager::uffd::Uffd;
@@ -85,7 +86,7 @@ pub extern "C" fn inherited(_: usize) -> ! {
     thread::name(c"lowtide-keeper");
     // Before the parent lets go: a child that has no threads to serve itself gets all of its memory instead.
     let able = thread::own_files().and_then(|()| monitor::start());
-    agent::KEEPER.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
+    agent::KEEPER.store(thread::id(), Ordering::Release);
     agent::thread_begins();
     let Some(pager) = agent::pager() else { sleep_for_ever() };
     let Some(parent) = atfork::parent_of_child() else { say::fatal(b"a forked child has no parent") };
@@ -129,7 +130,7 @@ fn begin() {
     if thread::own_files().is_err() {
         say::fatal(b"Linux 5.9 or later is needed (close_range)");
     }
-    agent::KEEPER.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
+    agent::KEEPER.store(thread::id(), Ordering::Release);
     agent::thread_begins();
 }
 
@@ -201,8 +202,7 @@ struct Keeper {
     idle: Idle,
     look: Look,
     floor: Floor,
-    /// When lowtide's tables were last measured, in microseconds, and how many pages had been evicted then.
-    rest_measured: (u64, u64),
+    measuring: Measuring,
     calm: Calm,
     /// When it was last looked whether forked children are gone, in microseconds.
     children_looked_at: u64,
@@ -232,7 +232,7 @@ impl Keeper {
             idle: Idle::new(),
             look: Look::default(),
             floor: Floor::default(),
-            rest_measured: (0, 0),
+            measuring: Measuring::default(),
             calm: Calm::new(now_us()),
             children_looked_at: 0,
             above_low: false,
