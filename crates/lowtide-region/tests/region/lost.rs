@@ -11,17 +11,18 @@ use crate::content::{MIB, check_all, fill};
 
 const DIR: &str = env!("CARGO_TARGET_TMPDIR");
 
-/// A region all of whose pages are in a swap file that was overwritten since.
+/// A region many of whose pages are in a swap file that was overwritten since. A third of it is noise, twice what compressed RAM
+/// could hold: how much more of it went to the file is a matter of time.
 fn spoilt(delivery: Delivery) -> Region {
     let swap = Swap::Dir { dir: DIR.into(), size: None };
-    let mut region = Region::builder(32 * MIB).ram(16 << 20).swap(swap).delivery(delivery).build().unwrap();
+    let mut region = Region::builder(96 * MIB).ram(16 << 20).swap(swap).delivery(delivery).build().unwrap();
     fill(&mut region, 0);
     region.evict(..).unwrap();
     for entry in std::fs::read_dir("/proc/self/fd").unwrap().map(Result::unwrap) {
         if std::fs::read_link(entry.path()).is_ok_and(|to| to.to_string_lossy().starts_with(DIR)) {
             let mut file = std::fs::File::options().write(true).open(entry.path()).unwrap();
             file.rewind().unwrap();
-            file.write_all(&vec![0x5a; 48 * MIB]).unwrap();
+            file.write_all(&vec![0x5a; 2 * region.len()]).unwrap();
         }
     }
     assert!(region.stats().unwrap().file_pages > 1000);
