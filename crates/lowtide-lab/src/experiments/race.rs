@@ -73,8 +73,11 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
 
 type Raced = (&'static str, Option<f64>, Match);
 
-/// How many times as fast as the kernel lowtide was, round by round.
+/// How many times as fast as the kernel lowtide was, round by round; nothing where the kernel killed the program in any.
 fn ratio(m: &Match) -> Sample {
+    if m.kernel.killed > 0 {
+        return Sample::default();
+    }
     m.kernel.seconds.over(&m.lowtide.seconds)
 }
 
@@ -89,7 +92,8 @@ fn times(title: &str, matches: &[Raced]) -> Table {
         };
         let seconds = |shown: &Shown| {
             let more = if shown.too_long > 0 { "> " } else { "" };
-            format!("{more}{:.2} +-{:.0} %", shown.seconds.median(), shown.seconds.spread() * 100.0)
+            let killed = if shown.killed > 0 { format!(", killed {} times", shown.killed) } else { String::new() };
+            format!("{more}{:.2} +-{:.0} %{killed}", shown.seconds.median(), shown.seconds.spread() * 100.0)
         };
         let ratio = ratio(m);
         table.row([
@@ -99,8 +103,8 @@ fn times(title: &str, matches: &[Raced]) -> Table {
             seconds(&m.native),
             seconds(&m.kernel),
             seconds(&m.lowtide),
-            format!("{:.2}", ratio.median()),
-            format!("{:.1}", ratio.spread() * 100.0),
+            if m.kernel.killed > 0 { "-".to_owned() } else { format!("{:.2}", ratio.median()) },
+            if m.kernel.killed > 0 { "-".to_owned() } else { format!("{:.1}", ratio.spread() * 100.0) },
         ]);
     }
     table
@@ -156,15 +160,22 @@ fn target_of(swap: Swap, crowded: bool) -> fn(f64) -> Option<f64> {
 
 fn findings(matches: &[Raced], whole: bool, target_of: fn(f64) -> Option<f64>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for (name, target, m) in matches {
+    // A program that was killed has no time to compare with.
+    for (name, _, m) in matches.iter().filter(|(.., m)| m.kernel.killed > 0) {
+        let told = format!("the kernel killed it in {} rounds, with swap free", m.kernel.killed);
+        findings.push(Finding::new(format!("{name}, seconds under lowtide"), told, m.lowtide.seconds.median()));
+    }
+    let compared = || matches.iter().filter(|(.., m)| m.kernel.killed == 0);
+    for (name, target, m) in compared() {
         let ratio = ratio(m);
         let told = format!("{:.2} s against {:.2} s", m.lowtide.seconds.median(), m.kernel.seconds.median());
         let finding = Finding::new(format!("{name}, kernel / lowtide"), told, ratio.median()).spread(ratio.spread());
         let least = target.and_then(target_of);
         findings.push(least.map_or(finding.clone(), |least| finding.target(Target::AtLeast(least))));
     }
-    let logs: f64 = matches.iter().map(|(.., m)| ratio(m).median().ln()).sum();
-    let mean = Finding::new("geometric mean", format!("{} loads", matches.len()), (logs / matches.len() as f64).exp());
+    let logs: f64 = compared().map(|(.., m)| ratio(m).median().ln()).sum();
+    let loads = compared().count();
+    let mean = Finding::new("geometric mean", format!("{loads} loads"), (logs / loads as f64).exp());
     findings.push(if whole { mean.target(Target::AtLeast(TOGETHER)) } else { mean });
     let worst = |what: &str, target: Target, of: &dyn Fn(&Match) -> f64| {
         let shares = matches.iter().map(|(name, _, m)| (*name, of(m)));

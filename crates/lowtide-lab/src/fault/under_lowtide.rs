@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::program::{self, Told};
 use crate::burners;
-use crate::race::{Ended, Task, lowtide_program, run};
+use crate::race::{Task, lowtide_program, run};
 
 /// How long a run may take beside the time for which pages are touched.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -68,9 +68,8 @@ pub fn measure(setup: Setup, size: Size, time: Duration) -> Result<(Told, Servic
     command.extend(numbers.map(OsString::from));
     command.push(told.path().into());
     let task = Task { command, directory: "/".into(), client: None };
-    if let Ended::TooLong { seconds, .. } = run(&task, &before, time + PATIENCE, || ())? {
-        return Err(format!("{} threads that touch pages for {time:?} had not ended after {seconds:.0} s", setup.threads));
-    }
+    let ended = run(&task, &before, time + PATIENCE, || ())?;
+    ended.done().map_err(|why| format!("what touches pages with {} threads for {time:?} {why}", setup.threads))?;
     let service = if size.limit.is_some() { service(&stats.take()?)? } else { Service::default() };
     Ok((told.take()?, service))
 }

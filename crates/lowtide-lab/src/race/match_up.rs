@@ -55,6 +55,8 @@ pub struct Shown {
     pub seconds: Sample,
     /// Rounds that were ended because they took too long.
     pub too_long: usize,
+    /// Rounds in which the kernel ended it for lack of memory, with swap free.
+    pub killed: usize,
     /// Highest memory in bytes, in any round.
     pub peak: u64,
     /// The same in each round.
@@ -145,9 +147,8 @@ impl Race {
 
     fn measure(&mut self, load: &Load) -> Result<Match, String> {
         let task = (load.task)(&self.site)?;
-        let Ended::Well(native) = run(&task, &self.beside(Vec::new())?, PATIENCE, || ())? else {
-            return Err("takes too long without a limit".into());
-        };
+        let native = run(&task, &self.beside(Vec::new())?, PATIENCE, || ())?;
+        let native = native.done().map_err(|why| format!("without a limit: {why}"))?;
         let limit = native.peak / 100 * self.course.percent;
         let told = |text: String| eprintln!("race: {}: {text}", load.name);
         told(format!("native {:.2} s, {} MiB", native.seconds, native.peak >> 20));
@@ -175,8 +176,14 @@ impl Race {
                     into.too_long += 1;
                     into.seconds.add(seconds);
                 }
+                Ended::Killed { seconds, .. } if which == KERNEL => {
+                    into.killed += 1;
+                    into.seconds.add(seconds);
+                }
+                Ended::Killed { .. } => return Err(ended.done().err().map(|why| format!("{name}: {why}")).unwrap_or_default()),
             }
-            told(format!("{name} {:.2} s", into.seconds.last()));
+            let killed = if matches!(ended, Ended::Killed { .. }) { ", killed for lack of memory" } else { "" };
+            told(format!("{name} {:.2} s{killed}", into.seconds.last()));
             Ok(())
         })?;
         let [native, kernel, lowtide] = shown;

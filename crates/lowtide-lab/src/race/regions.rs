@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::kernel::Swap;
 use super::match_up::{Race, Share};
 use super::region_load::{Home, Order, RegionLoad};
-use super::run::{Done, Ended, Task, run};
+use super::run::{Done, Task, run};
 use crate::measure::{Sample, in_turn};
 
 /// No run takes longer.
@@ -71,10 +71,7 @@ impl Race {
     }
 
     fn native(&self, load: &RegionLoad) -> Result<Done, String> {
-        match run(&self.task(load)?, &[], PATIENCE, || ())? {
-            Ended::Well(done) => Ok(done),
-            Ended::TooLong { .. } => Err("takes too long without a limit".into()),
-        }
+        run(&self.task(load)?, &[], PATIENCE, || ())?.done().map_err(|why| format!("without a limit: {why}"))
     }
 
     /// Seconds of the touching, and the peak of memory in bytes.
@@ -91,9 +88,6 @@ impl Race {
                 (ended, ended.peak())
             }
         };
-        match ended {
-            Ended::Well(done) => Ok((done.seconds, peak)),
-            Ended::TooLong { .. } => Err(format!("{load:?} takes too long")),
-        }
+        Ok((ended.done().map_err(|why| format!("{load:?} {why}"))?.seconds, peak))
     }
 }

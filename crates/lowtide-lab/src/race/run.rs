@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::hash::Hasher;
 use std::io::{ErrorKind, Read};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::thread::JoinHandle;
@@ -15,6 +15,8 @@ use super::memory::{Sampler, kill_session};
 use super::redis::Client;
 
 const SAMPLE_EVERY: Duration = Duration::from_millis(4);
+/// How long a server may take to be gone when its client has seen that it goes.
+const GOING: Duration = Duration::from_millis(500);
 
 /// What is run.
 #[derive(Debug, Clone)]
@@ -52,13 +54,20 @@ pub enum Ended {
         /// As in [`Done`].
         peak: u64,
     },
+    /// Somebody else ended it by force after so many seconds: under a limit the kernel, for lack of memory.
+    Killed {
+        /// Wall time.
+        seconds: f64,
+        /// As in [`Done`].
+        peak: u64,
+    },
 }
 
 impl Ended {
     /// Highest sample of its memory in bytes.
     pub fn peak(self) -> u64 {
         match self {
-            Ended::Well(Done { peak, .. }) | Ended::TooLong { peak, .. } => peak,
+            Ended::Well(Done { peak, .. }) | Ended::TooLong { peak, .. } | Ended::Killed { peak, .. } => peak,
         }
     }
 
@@ -66,7 +75,19 @@ impl Ended {
     pub fn seconds_in_all(self) -> f64 {
         match self {
             Ended::Well(done) => done.wall,
-            Ended::TooLong { seconds, .. } => seconds,
+            Ended::TooLong { seconds, .. } | Ended::Killed { seconds, .. } => seconds,
+        }
+    }
+
+    /// A run that must have come to its end.
+    ///
+    /// # Errors
+    /// How it ended else.
+    pub fn done(self) -> Result<Done, String> {
+        match self {
+            Ended::Well(done) => Ok(done),
+            Ended::TooLong { seconds, .. } => Err(format!("takes too long: not done after {seconds:.0} s")),
+            Ended::Killed { seconds, .. } => Err(format!("was ended by SIGKILL after {seconds:.1} s")),
         }
     }
 }
@@ -86,7 +107,14 @@ pub fn run(task: &Task, before: &[OsString], deadline: Duration, mut watch: impl
                 return Ok(Ended::TooLong { seconds: began.elapsed().as_secs_f64(), peak: sampler.peak });
             }
             None => {
-                running.client_goes_on()?;
+                if let Err(line) = running.client_goes_on() {
+                    // It may have given up because the server is no more.
+                    std::thread::sleep(GOING);
+                    match running.child.try_wait().map_err(|e| e.to_string())? {
+                        Some(status) if status.signal() == Some(libc::SIGKILL) => break status,
+                        _ => return Err(line),
+                    }
+                }
                 sampler.sample();
                 watch();
                 std::thread::sleep(SAMPLE_EVERY);
@@ -96,6 +124,9 @@ pub fn run(task: &Task, before: &[OsString], deadline: Duration, mut watch: impl
     let wall = began.elapsed().as_secs_f64();
     // Children that hold the output would keep the readers waiting.
     kill_session(running.child.id());
+    if status.signal() == Some(libc::SIGKILL) {
+        return Ok(Ended::Killed { seconds: wall, peak: sampler.peak });
+    }
     let said = joined(running.said.take())?;
     let last = said.lines().last().unwrap_or("no message");
     let found = running.found();
@@ -258,10 +289,7 @@ mod tests {
     }
 
     fn done(script: &str) -> Done {
-        match run(&sh(script), &[], Duration::from_secs(60), || ()).unwrap() {
-            Ended::Well(done) => done,
-            Ended::TooLong { seconds, .. } => panic!("{script}: {seconds}"),
-        }
+        run(&sh(script), &[], Duration::from_secs(60), || ()).unwrap().done().unwrap()
     }
 
     #[test]
@@ -285,5 +313,7 @@ mod tests {
         let began = Instant::now();
         let ended = run(&sh("sleep 100 & sleep 100"), &[], Duration::from_millis(50), || ()).unwrap();
         assert!(matches!(ended, Ended::TooLong { .. }) && began.elapsed() < Duration::from_secs(20));
+        let ended = run(&sh("kill -KILL $$"), &[], Duration::from_secs(60), || ()).unwrap();
+        assert!(matches!(ended, Ended::Killed { .. }) && ended.done().unwrap_err().contains("SIGKILL"));
     }
 }
