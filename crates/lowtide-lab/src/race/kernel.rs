@@ -20,6 +20,8 @@ const STAT: &str = "memory.stat";
 const CONTROL: &str = "/sys/class/zram-control";
 /// How long the processes of a run may take to go.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Codecs for zswap, the first that the kernel has: the one that lowtide takes, and the next best.
+const CODECS: [&str; 3] = ["lz4", "lzo-rle", "lzo"];
 /// A limit is not changed for less.
 const STEP: u64 = 256 << 10;
 
@@ -226,21 +228,33 @@ fn zswap_held() -> Result<(u64, u64), String> {
 
 /// Turns zswap on, or off again, for what is swapped out from now on.
 fn set_zswap(restorer: &mut Restorer, on: bool) -> Result<(), String> {
-    let zswap = Path::new(ZSWAP);
-    if !zswap.exists() {
+    if !Path::new(ZSWAP).exists() {
         return if on { Err(format!("no zswap: there is no {ZSWAP}")) } else { Ok(()) };
     }
-    // lowtide's own default for the codec; the rest is as the machine has it.
-    for (name, value) in [("compressor", on.then_some("lz4")), ("enabled", Some(if on { "Y" } else { "N" }))] {
-        let Some(value) = value else { continue };
-        let path = zswap.join(name);
-        let before = read(&path)?.trim().to_owned();
-        if before != value {
-            restorer.will_make(&Made::Zswap { name: name.to_owned(), before })?;
-            write(&path, value)?;
+    set_zswap_parameter(restorer, "enabled", if on { "Y" } else { "N" })?;
+    if !on {
+        return Ok(());
+    }
+    // lowtide's own default for the codec; the rest is as the machine has it. Only after zswap was enabled for the first time the kernel
+    // says which codecs it lacks.
+    let mut missing = String::new();
+    for codec in CODECS {
+        match set_zswap_parameter(restorer, "compressor", codec) {
+            Ok(()) => return Ok(()),
+            Err(line) => missing = line,
         }
     }
-    Ok(())
+    Err(missing)
+}
+
+fn set_zswap_parameter(restorer: &mut Restorer, name: &str, value: &str) -> Result<(), String> {
+    let path = Path::new(ZSWAP).join(name);
+    let before = read(&path)?.trim().to_owned();
+    if before == value {
+        return Ok(());
+    }
+    restorer.will_make(&Made::Zswap { name: name.to_owned(), before })?;
+    write(&path, value)
 }
 
 fn swap_file(restorer: &mut Restorer, path: &Path, size: u64) -> Result<(), String> {

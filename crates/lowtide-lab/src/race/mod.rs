@@ -23,7 +23,7 @@ pub use lowtide::program as lowtide_program;
 pub use match_up::{Course, Match, Race, Shown};
 pub use region_load::Order;
 pub use regions::{SIDES, Touched};
-pub use run::{Ended, Task, run};
+pub use run::{Task, run};
 
 use std::process::ExitCode;
 
