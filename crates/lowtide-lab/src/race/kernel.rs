@@ -166,6 +166,14 @@ impl Kernel {
         read(&self.group.join(STAT)).map(drop)
     }
 
+    /// How many processes of the group the kernel has ended for lack of memory.
+    ///
+    /// # Errors
+    /// A line.
+    pub fn kills(&self) -> Result<u64, String> {
+        count(&self.group.join("memory.oom_control"), "oom_kill ")
+    }
+
     /// What the group and the compressed RAM behind it hold now; a swap file holds no memory. Cached files that the group has read count as
     /// its memory.
     ///
@@ -191,11 +199,6 @@ impl Kernel {
     /// # Errors
     /// A line.
     pub fn events(&self) -> Result<Events, String> {
-        let count = |path: &Path, name: &str| {
-            let text = read(path)?;
-            let of = |line: &str| line.strip_prefix(name)?.trim().parse().ok();
-            text.lines().find_map(of).ok_or_else(|| format!("{}: no {name}", path.display()))
-        };
         Ok(Events {
             major_faults: count(&self.group.join(STAT), "total_pgmajfault ")?,
             pages_in: count(Path::new("/proc/vmstat"), "pswpin ")?,
@@ -205,6 +208,13 @@ impl Kernel {
 
 fn read(path: &Path) -> Result<String, String> {
     fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// What stands behind a name in a file of lines.
+fn count(path: &Path, name: &str) -> Result<u64, String> {
+    let text = read(path)?;
+    let of = |line: &str| line.strip_prefix(name)?.trim().parse().ok();
+    text.lines().find_map(of).ok_or_else(|| format!("{}: no {name}", path.display()))
 }
 
 fn number(path: &Path) -> Result<u64, String> {

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::balance::{self, Highest};
 use super::kernel::{Kernel, Swap};
@@ -176,11 +176,10 @@ impl Race {
                     into.too_long += 1;
                     into.seconds.add(seconds);
                 }
-                Ended::Killed { seconds, .. } if which == KERNEL => {
+                Ended::Killed { seconds, .. } => {
                     into.killed += 1;
                     into.seconds.add(seconds);
                 }
-                Ended::Killed { .. } => return Err(ended.done().err().map(|why| format!("{name}: {why}")).unwrap_or_default()),
             }
             let killed = if matches!(ended, Ended::Killed { .. }) { ", killed for lack of memory" } else { "" };
             told(format!("{name} {:.2} s{killed}", into.seconds.last()));
@@ -261,6 +260,7 @@ impl Race {
     pub(super) fn sampled(&self, task: &Task, share: Share, native: &Done) -> Result<(Ended, Highest), String> {
         self.kernel.empty()?;
         let (mut highest, mut failed) = (Highest::default(), None);
+        let (began, kills) = (Instant::now(), self.kernel.kills()?);
         let ended = run(task, &self.beside(self.kernel.words())?, patience(native.wall, SLOWEST_KERNEL), || {
             let limited = self.kernel.refresh_counts().and_then(|()| self.kernel.limit(share.group));
             match limited.and_then(|()| self.kernel.held()) {
@@ -269,6 +269,10 @@ impl Race {
             }
         });
         failed.map_or(Ok(()), Err)?;
+        // What it says then is its own affair: a compiler fails when a part of it is gone.
+        if self.kernel.kills()? > kills {
+            return Ok((Ended::Killed { seconds: began.elapsed().as_secs_f64(), peak: highest.used.used() }, highest));
+        }
         Ok((ended?, highest))
     }
 }

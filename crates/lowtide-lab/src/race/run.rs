@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::hash::Hasher;
 use std::io::{ErrorKind, Read};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::thread::JoinHandle;
@@ -15,8 +15,6 @@ use super::memory::{Sampler, kill_session};
 use super::redis::Client;
 
 const SAMPLE_EVERY: Duration = Duration::from_millis(4);
-/// How long a server may take to be gone when its client has seen that it goes.
-const GOING: Duration = Duration::from_millis(500);
 
 /// What is run.
 #[derive(Debug, Clone)]
@@ -54,7 +52,7 @@ pub enum Ended {
         /// As in [`Done`].
         peak: u64,
     },
-    /// Somebody else ended it by force after so many seconds: under a limit the kernel, for lack of memory.
+    /// The kernel ended it, or a part of it, for lack of memory after so many seconds. Only who gave it a group knows that.
     Killed {
         /// Wall time.
         seconds: f64,
@@ -87,7 +85,7 @@ impl Ended {
         match self {
             Ended::Well(done) => Ok(done),
             Ended::TooLong { seconds, .. } => Err(format!("takes too long: not done after {seconds:.0} s")),
-            Ended::Killed { seconds, .. } => Err(format!("was ended by SIGKILL after {seconds:.1} s")),
+            Ended::Killed { seconds, .. } => Err(format!("was ended for lack of memory after {seconds:.1} s")),
         }
     }
 }
@@ -107,14 +105,7 @@ pub fn run(task: &Task, before: &[OsString], deadline: Duration, mut watch: impl
                 return Ok(Ended::TooLong { seconds: began.elapsed().as_secs_f64(), peak: sampler.peak });
             }
             None => {
-                if let Err(line) = running.client_goes_on() {
-                    // It may have given up because the server is no more.
-                    std::thread::sleep(GOING);
-                    match running.child.try_wait().map_err(|e| e.to_string())? {
-                        Some(status) if status.signal() == Some(libc::SIGKILL) => break status,
-                        _ => return Err(line),
-                    }
-                }
+                running.client_goes_on()?;
                 sampler.sample();
                 watch();
                 std::thread::sleep(SAMPLE_EVERY);
@@ -124,9 +115,6 @@ pub fn run(task: &Task, before: &[OsString], deadline: Duration, mut watch: impl
     let wall = began.elapsed().as_secs_f64();
     // Children that hold the output would keep the readers waiting.
     kill_session(running.child.id());
-    if status.signal() == Some(libc::SIGKILL) {
-        return Ok(Ended::Killed { seconds: wall, peak: sampler.peak });
-    }
     let said = joined(running.said.take())?;
     let last = said.lines().last().unwrap_or("no message");
     let found = running.found();
@@ -313,7 +301,5 @@ mod tests {
         let began = Instant::now();
         let ended = run(&sh("sleep 100 & sleep 100"), &[], Duration::from_millis(50), || ()).unwrap();
         assert!(matches!(ended, Ended::TooLong { .. }) && began.elapsed() < Duration::from_secs(20));
-        let ended = run(&sh("kill -KILL $$"), &[], Duration::from_secs(60), || ()).unwrap();
-        assert!(matches!(ended, Ended::Killed { .. }) && ended.done().unwrap_err().contains("SIGKILL"));
     }
 }
