@@ -6,9 +6,6 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Commands that INTERFACE names and that are not there yet.
-const LATER: [&str; 1] = ["top"];
-
 const EXAMPLES: &str = "\
 Examples:
   lowtide run --ram 512M python3 big.py
@@ -65,6 +62,16 @@ pub enum Command {
     Ps,
     /// Show the statistics of a run
     Stat(StatArgs),
+    /// Watch runs on the terminal, and change them by keys
+    #[command(
+        long_about = "Watch the runs of this user (root: everybody's), or one of them, on the terminal: where their memory is, faults and how \
+                            long they take, swap areas, processes. Keys set another limit, move pages out and turn swap areas on and off; ? lists \
+                            them. It ends with the last run, or by q; the runs go on. Without colours if NO_COLOR is set."
+    )]
+    Top {
+        /// Of `lowtide run`, or of any process of the run [default: all runs]
+        pid: Option<u32>,
+    },
     /// Set another RAM limit
     #[command(
         long_about = "Set another RAM limit of a run. A higher one holds at once and brings nothing in by force. A lower one makes the \
@@ -208,9 +215,6 @@ fn one_line(error: &clap::Error, args: &[OsString]) -> String {
         ErrorKind::UnknownArgument => format!("unknown option {arg}; {help}"),
         ErrorKind::InvalidSubcommand => {
             let name = text(ContextKind::InvalidSubcommand);
-            if LATER.contains(&name.as_str()) {
-                return Failure::not_built(&format!("`lowtide {name}`")).line;
-            }
             format!("`{name}` is not a command of lowtide; to run a program: `lowtide run --ram SIZE PROGRAM`")
         }
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
@@ -248,7 +252,8 @@ mod tests {
         for line in [
             "lowtide",
             "lowtide dance",
-            "lowtide top",
+            "lowtide top x",
+            "lowtide top 1 2",
             "lowtide stat x",
             "lowtide stat -1",
             "lowtide stat 1 2",

@@ -57,8 +57,9 @@ impl Plan {
         let mut warnings = Vec::new();
 
         let text = args.ram.filter(|text| !text.is_empty());
-        let text =
-            text.ok_or_else(|| Failure::usage("no limit is given: add --ram SIZE before the program, like --ram 512M, or set LOWTIDE_RAM"))?;
+        let text = text.ok_or_else(|| {
+            Failure::usage("no limit is given: add --ram SIZE before the program, like --ram 512M, or set LOWTIDE_RAM")
+        })?;
         let (ram, odd) = read_limit("--ram", &text, usable)?;
         warnings.extend(odd);
 

@@ -123,7 +123,9 @@ fn help_and_version() {
 fn bad_usage() {
     refused("", 2, &["command", "lowtide run --ram"]);
     refused("dance", 2, &["dance", "lowtide run --ram"]);
-    refused("top 12", 2, &["top", "not built yet"]);
+    refused("top", 2, &["terminal", "lowtide stat"]);
+    refused("top 12 13", 2, &["13", "--help"]);
+    refused("top x", 2, &["invalid value", "x"]);
     refused("limit", 2, &["PID", "SIZE"]);
     refused("swapon x dir:/tmp", 2, &["invalid value", "x"]);
     refused("run --ram 64M", 2, &["no program", "lowtide run --ram"]);

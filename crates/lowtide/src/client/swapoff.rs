@@ -1,8 +1,8 @@
 //! `lowtide swapoff`: shows how far it is; ^C leaves the area in use.
 
-use super::change::moved;
+use super::change::turned_off;
 use super::connection::{Connection, PATIENCE, Said, ended, silent, wait};
-use super::interrupt::Interrupt;
+use super::interrupt::{ENDS, Interrupt};
 use super::ps::time;
 use super::{find, number, print};
 use crate::error::{Failure, say};
@@ -19,7 +19,7 @@ const LINES: Duration = Duration::from_secs(5);
 /// Takes an area away.
 pub fn swapoff(pid: u32, spec: &str) -> Result<u8, Failure> {
     let mut run = find::by_pid(pid)?;
-    let interrupt = Interrupt::take()?;
+    let interrupt = Interrupt::take(&ENDS)?;
     run.ask("swapoff", &[("spec", json!(swap_name::absolute(spec)))])?;
     let mut shown = Shown::new();
     let done = follow(&mut run, &interrupt, &mut shown);
@@ -39,7 +39,7 @@ fn follow(run: &mut Connection, interrupt: &Interrupt, shown: &mut Shown) -> Res
             }
             Said::Answer(answer) => {
                 shown.clear();
-                print(&format!("{}: {}, the area is off\n", super::text(&answer, "spec"), moved(&answer)))?;
+                print(&(turned_off(&answer) + "\n"))?;
                 return Ok(0);
             }
             Said::Error(failure) => {
@@ -103,7 +103,7 @@ impl Shown {
 }
 
 /// `312 MiB left of 812 MiB, 120.3 MB/s, 2.7 s to go`.
-fn line(progress: &Value) -> String {
+pub fn line(progress: &Value) -> String {
     let (left, total) = (number(progress, "left_bytes"), number(progress, "total_bytes"));
     let seconds = progress["seconds"].as_f64().unwrap_or(0.0);
     let speed = if seconds > 0.0 { total.saturating_sub(left) as f64 / seconds } else { 0.0 };
