@@ -65,7 +65,8 @@ def main() -> None:
         finally:
             tmux("kill-server")
     finally:
-        run.terminate()
+        # With it go all its processes.
+        run.kill()
         run.wait()
     picture = ROOT / "docs" / "images" / "top.svg"
     picture.parent.mkdir(parents=True, exist_ok=True)

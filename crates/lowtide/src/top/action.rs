@@ -61,7 +61,7 @@ impl Wish {
                 Some(format!("{} moved out so far", bytes("moved_bytes")))
             }
             Wish::SwapOff(spec) if report.get("left_bytes").is_some() => {
-                Some(format!("swapoff {spec}: {} (c cancels)", swapoff::line(report)))
+                Some(format!("swapoff {spec} (c cancels): {}", swapoff::line(report)))
             }
             _ => None,
         }
@@ -164,7 +164,7 @@ mod tests {
         let off = Wish::SwapOff("dir:/x".to_owned());
         let report = json!({ "left_bytes": 100 << 20, "total_bytes": 300 << 20, "seconds": 2.0 });
         let line = off.progress(&report).unwrap();
-        assert!(line.starts_with("swapoff dir:/x: 100 MiB left of 300 MiB") && line.ends_with("(c cancels)"), "{line}");
+        assert!(line.starts_with("swapoff dir:/x (c cancels): 100 MiB left of 300 MiB"), "{line}");
         assert_eq!(off.progress(&json!({})), None, "a sign of life is no progress");
         let done = off.done(&json!({ "spec": "dir:/x", "moved_bytes": 300 << 20, "seconds": 3.0 }));
         assert_eq!(done, "dir:/x: 300 MiB moved in 3.0 s, the area is off");

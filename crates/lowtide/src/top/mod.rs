@@ -24,6 +24,7 @@ use crate::error::Failure;
 use app::{App, Next};
 use crossterm::event::{self, Event, KeyEventKind};
 use rustix::event::{PollFd, PollFlags};
+use std::io::Write;
 use std::time::{Duration, Instant};
 use terminal::Screen;
 use theme::Theme;
@@ -59,7 +60,7 @@ pub fn top(pid: Option<u32>) -> Result<u8, Failure> {
         End::Quit => Ok(0),
         End::Signal(signal) => Ok(128 + signal),
         End::NoRun(farewell) => {
-            println!("{farewell}");
+            let _ = writeln!(std::io::stdout(), "{farewell}");
             Ok(0)
         }
     }
@@ -80,7 +81,8 @@ fn show(mut app: App, screen: &mut Option<Screen>, signals: &Interrupt) -> Resul
             screen.terminal.draw(|frame| view.draw(frame)).map_err(gone)?;
         }
         let next = asked.map_or(Duration::ZERO, |at| ASKS.saturating_sub(at.elapsed()));
-        if wait_for_something(&app, signals, next) {
+        let keyboard = wait_for_something(&app, signals, next);
+        if keyboard.intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
             return Ok(End::Quit);
         }
         let mut suspend = false;
@@ -94,7 +96,7 @@ fn show(mut app: App, screen: &mut Option<Screen>, signals: &Interrupt) -> Resul
                 _ => return Ok(End::Signal(signal)),
             }
         }
-        while event::poll(KEY).map_err(gone)? {
+        while keyboard.contains(PollFlags::IN) && event::poll(KEY).map_err(gone)? {
             let Event::Key(key) = event::read().map_err(gone)? else { continue };
             if key.kind == KeyEventKind::Release {
                 continue;
@@ -128,12 +130,12 @@ fn retake(screen: &mut Option<Screen>) -> Result<Screen, Failure> {
     Screen::take()
 }
 
-/// Waits for a key, a signal, what a run says, or the time; whether the terminal is gone.
-fn wait_for_something(app: &App, signals: &Interrupt, time: Duration) -> bool {
+/// Waits for a key, a signal, what a run says, or the time; what the keyboard has.
+fn wait_for_something(app: &App, signals: &Interrupt, time: Duration) -> PollFlags {
     let stdin = std::io::stdin();
     let mut polled = vec![PollFd::new(&stdin, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
     let runs = app.watch.runs.iter().filter_map(|run| run.connection());
     polled.extend(runs.chain(app.action.iter().map(|action| action.connection())).map(|run| PollFd::new(run, PollFlags::IN)));
     wait(&mut polled, time);
-    polled[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL)
+    polled[0].revents()
 }

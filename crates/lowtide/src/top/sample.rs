@@ -105,6 +105,8 @@ pub struct Process {
     pub on_device: u64,
     /// `watching` or `active`.
     pub state: String,
+    /// Its name and its parent, if the run says them.
+    pub kin: Option<(String, u32)>,
 }
 
 impl Sample {
@@ -184,12 +186,14 @@ fn area(area: &Value) -> Area {
 }
 
 fn process(process: &Value) -> Process {
+    let pid = |key| u32::try_from(number(process, key)).unwrap_or(0);
     Process {
-        pid: u32::try_from(number(process, "pid")).unwrap_or(0),
+        pid: pid("pid"),
         ram: number(process, "ram_bytes"),
         out: number(process, "out_bytes"),
         on_device: number(process, "on_device_bytes"),
         state: text(process, "state"),
+        kin: process["name"].as_str().filter(|_| pid("parent") > 0).map(|name| (name.to_owned(), pid("parent"))),
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::client::interrupt::{ENDS, Interrupt};
 use crate::error::Failure;
 use ratatui::DefaultTerminal;
+use rustix::fs::{Mode, OFlags};
 use std::io::{self, IsTerminal};
 
 /// Signals that are waited for, besides those that end: they change the terminal under us, or are to give it back first.
@@ -35,6 +36,7 @@ pub fn signals() -> Result<Interrupt, Failure> {
 impl Screen {
     /// Takes the terminal.
     pub fn take() -> Result<Screen, Failure> {
+        read_without_waiting();
         let failed = |error: io::Error| Failure::failed(format!("top: the terminal can't be drawn on ({error})"));
         match ratatui::try_init() {
             Ok(terminal) => Ok(Screen { terminal }),
@@ -59,6 +61,16 @@ impl Screen {
             libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut());
         }
         Screen::take()
+    }
+}
+
+/// The reader of keys waits for the rest of a key of several bytes, and a part may be all that there is: it is to find that there is nothing
+/// more. The terminal is opened anew for that, as its flags are those of the shell, too. Where that can't be (another user's terminal)
+/// the reader waits.
+fn read_without_waiting() {
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    if let Ok(own) = rustix::fs::open("/proc/self/fd/0", flags, Mode::empty()) {
+        let _ = rustix::stdio::dup2_stdin(own);
     }
 }
 

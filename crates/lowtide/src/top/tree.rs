@@ -1,6 +1,6 @@
 //! The processes of a run as a tree.
 //!
-//! Parents and names are from `/proc`. Not the command line: to read it is to read the process's memory, which may be out.
+//! Parents and names are what the run says, else from `/proc`. Not the command line: to read it is to read the process's memory, which may be out.
 
 use super::sample::Process;
 use std::collections::{HashMap, HashSet};
@@ -35,13 +35,13 @@ fn parse(stat: &str) -> Option<Kin> {
     Some((stat.get(start + 1..end)?.to_owned(), parent))
 }
 
-/// Orders processes, each behind its parent; what is between two of them and not managed is left out. `kin` is asked for those and for
-/// what is between them.
+/// Orders processes, each behind its parent; what is between two of them and not managed is left out. `kin` is asked for what is
+/// between them, and for those of which the run says nothing.
 pub fn order(processes: &[Process], kin: impl Fn(u32) -> Option<Kin>) -> Vec<Branch> {
     let places: HashMap<u32, usize> = processes.iter().enumerate().map(|(place, process)| (process.pid, place)).collect();
     let (mut names, mut children, mut roots) = (HashMap::new(), HashMap::<u32, Vec<u32>>::new(), Vec::new());
     for pid in places.keys().copied() {
-        let found = kin(pid);
+        let found = processes[places[&pid]].kin.clone().or_else(|| kin(pid));
         let mut parent = found.as_ref().map_or(0, |(_, parent)| *parent);
         names.insert(pid, found.map_or(String::new(), |(name, _)| name));
         for _ in 0..DEEPEST {
@@ -111,6 +111,14 @@ mod tests {
         // 15 is not managed: 20 and 21 are below 10 all the same.
         let tree = shape(&processes, &[(10, 5), (5, 1), (15, 10), (20, 15), (21, 10), (30, 20)]);
         assert_eq!(tree, [(10, 0, false), (20, 1, true), (30, 2, false), (21, 1, false)]);
+    }
+
+    #[test]
+    fn what_the_run_says_goes_before_proc() {
+        let said = |pid, parent| Process { pid, kin: Some((format!("n{pid}"), parent)), ..Process::default() };
+        let tree = order(&[said(2, 1), said(3, 2), said(4, 9)], |pid| (pid == 9).then(|| ("between".to_owned(), 3)));
+        let lines: Vec<(&str, usize)> = tree.iter().map(|branch| (branch.name.as_str(), branch.more.len())).collect();
+        assert_eq!(lines, [("n2", 1), ("n3", 2), ("n4", 3)]);
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl Watched {
             },
             Some(asked) if asked.elapsed() >= SILENT => {
                 let seconds = asked.elapsed().as_secs();
-                self.trouble = Some(format!("has not answered for {seconds} s: is it stopped? (kill -CONT {})", self.pid));
+                self.trouble = Some(format!("no answer for {seconds} s: is it stopped?"));
             }
             Some(_) => {}
         }

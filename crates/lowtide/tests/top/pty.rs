@@ -102,8 +102,21 @@ impl Terminal {
         colours.any(|colours| colours != (vt100::Color::Default, vt100::Color::Default))
     }
 
-    /// Whether it is as a shell has it: lines are edited and shown, the cursor is there, and so is what was on the screen before.
+    /// Whether it is as a shell has it, at the latest when all that was written has come: lines are edited and shown, the cursor is there, and
+    /// so is what was on the screen before.
     pub fn is_as_before(&self) -> bool {
+        let until = Instant::now() + Duration::from_secs(2);
+        while !self.is_a_shells() {
+            if Instant::now() > until {
+                return false;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        true
+    }
+
+    /// Whether it is so now.
+    pub fn is_a_shells(&self) -> bool {
         let modes = rustix::termios::tcgetattr(&self.slave).expect("its modes").local_modes;
         let parser = self.screen.lock().expect("no panic");
         let is_cooked = modes.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG);

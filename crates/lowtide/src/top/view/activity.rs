@@ -55,8 +55,8 @@ const fn row(
 
 const TABLE: [Row; ROWS] = [
     row("faults/s", 0, Color::Reset, Scale::Faults, |r| Some(r.all_faults()), count),
-    row("  first touch", 10, Color::Green, Scale::Faults, |r| Some(r.faults[0]), count),
-    row("  zero", 11, Color::Cyan, Scale::Faults, |r| Some(r.faults[1]), count),
+    row("  first touch", 9, Color::Green, Scale::Faults, |r| Some(r.faults[0]), count),
+    row("  zero", 10, Color::Cyan, Scale::Faults, |r| Some(r.faults[1]), count),
     row("  staged", 6, Color::Yellow, Scale::Faults, |r| Some(r.faults[2]), count),
     row("  pool", 4, Color::Blue, Scale::Faults, |r| Some(r.faults[3]), count),
     row("  device", 5, Color::Red, Scale::Faults, |r| Some(r.faults[4]), count),
@@ -64,9 +64,9 @@ const TABLE: [Row; ROWS] = [
     row("p99", 1, Color::Reset, Scale::Own, |r| r.p99_us, latency),
     row("waiting", 2, Color::Reset, Scale::Share, |r| Some(r.stall), percent),
     row("refaults/s", 7, Color::Reset, Scale::Own, |r| Some(r.all_refaults()), count),
-    row("read-ahead/s", 12, Color::Reset, Scale::Own, |r| Some(r.read_ahead), count),
-    row("out/s", 8, Color::Reset, Scale::Own, |r| Some(r.out_bytes), bytes),
-    row("in/s", 9, Color::Reset, Scale::Own, |r| Some(r.in_bytes), bytes),
+    row("read-ahead/s", 8, Color::Reset, Scale::Own, |r| Some(r.read_ahead), count),
+    row("out/s", 11, Color::Reset, Scale::Own, |r| Some(r.out_bytes), bytes),
+    row("in/s", 12, Color::Reset, Scale::Own, |r| Some(r.in_bytes), bytes),
     row("lowtide's CPU", 13, Color::Reset, Scale::Own, |r| Some(r.cpu), percent),
 ];
 
@@ -117,7 +117,12 @@ fn draw_row(row: &Row, run: &Watched, sample: &Sample, theme: Theme, frame: &mut
 
 /// What explains a number.
 fn note(label: &str, now: Option<&Rates>, sample: &Sample) -> String {
+    let memory = &sample.memory;
     match (label, now) {
+        ("  pool", _) if memory.pool_stored > 0 => {
+            let held = memory.out.saturating_sub(memory.on_device);
+            format!("{:.1}:1", held as f64 / memory.pool_stored as f64)
+        }
         ("refaults/s", Some(rates)) => format!("near {}", count(rates.refaults[0] + rates.refaults[1])),
         ("read-ahead/s", Some(Rates { read_ahead_used: Some(used), .. })) => format!("{} used", percent(*used)),
         ("p99", _) => percentile_us(&sample.latency, 0.99).map_or(String::new(), |us| format!("all {}", latency(us))),

@@ -26,13 +26,14 @@ use Section::{Activity, Areas, Header, Keys, Memory, Processes, Runs, Status};
 const SECTIONS: usize = 8;
 
 /// What gets lines first: up to how many.
-const ORDER: [(Section, u16); 17] = [
+const ORDER: [(Section, u16); 18] = [
     (Header, 1),
     (Status, 1),
     (Memory, 1),
     (Activity, 1),
     (Runs, 3),
     (Keys, 1),
+    (Status, u16::MAX),
     (Memory, 3),
     (Activity, 4),
     (Areas, 2),

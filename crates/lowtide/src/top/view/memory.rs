@@ -84,25 +84,25 @@ fn cells(parts: &[u64], whole: u64, width: usize) -> Vec<usize> {
     parts.iter().map(share).collect()
 }
 
-/// `█ program 300 MiB  █ staging 24 MiB  █ pool 150 MiB (2.4:1)  ...`.
+/// `█ program 300 MiB  █ staging 24 MiB  █ pool 150 MiB  ...`.
 fn legend(memory: &Memory, width: u16, theme: Theme) -> Line<'static> {
-    let in_pool = memory.out.saturating_sub(memory.on_device);
-    let ratio = match memory.pool_stored {
-        0 => String::new(),
-        stored => format!(" ({:.1}:1)", in_pool as f64 / stored as f64),
-    };
     let [resident, staged, pool, tables] = in_ram(memory).map(|(_, bytes)| bytes);
     let names = [
-        (Part::Resident, "program", resident, String::new()),
-        (Part::Staging, "staging", staged, String::new()),
-        (Part::Pool, "pool", pool, ratio),
-        (Part::Tables, "tables", tables, String::new()),
-        (Part::Device, "device", memory.on_device, String::new()),
+        (Part::Resident, "program", resident),
+        (Part::Staging, "staging", staged),
+        (Part::Pool, "pool", pool),
+        (Part::Tables, "tables", tables),
+        (Part::Device, "device", memory.on_device),
     ];
     let mut spans = Vec::new();
-    for (part, name, bytes, more) in names {
+    for (part, name, bytes) in names {
+        // The least of them, where there is not room enough for all.
+        let room = if width >= NARROW { 96 } else { 50 };
+        if width < room && part == Part::Tables {
+            continue;
+        }
         spans.push(Span::styled(theme.fill(part), theme.part(part)));
-        let text = if width >= NARROW { format!("{name} {}{more}", size::show(bytes)) } else { name.to_owned() };
+        let text = if width >= NARROW { format!("{name} {}", size::show(bytes)) } else { name.to_owned() };
         spans.push(Span::raw(format!(" {text}  ")));
     }
     Line::from(spans)

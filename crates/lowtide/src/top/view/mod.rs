@@ -73,7 +73,7 @@ impl<'a> View<'a> {
         // A table has a heading.
         let table = |count: usize| if count == 0 { 0 } else { lines(count + 1) };
         let runs = self.app.watch.runs.len();
-        let areas = self.app.run().and_then(|run| run.sample.as_ref()).map_or(0, |sample| sample.areas.len());
+        let areas = self.app.areas().len();
         let rows = lines(activity::ROWS);
         // Charts may be taller than the numbers beside them.
         let activity = if screen.width >= WIDE { rows.max(screen.height / 2) } else { rows };
@@ -84,13 +84,13 @@ impl<'a> View<'a> {
             .want(Section::Activity, activity)
             .want(Section::Areas, table(areas))
             .want(Section::Processes, table(self.branches.len()))
-            .want(Section::Status, 1)
+            .want(Section::Status, footer::lines(self, screen.width))
             .want(Section::Keys, 1)
     }
 
     fn activity(&self, frame: &mut Frame<'_>, place: Rect) {
         let Some(run) = self.app.run() else { return };
-        if place.width < WIDE || place.height < CHARTS {
+        if place.width < WIDE || place.height < CHARTS || !self.theme.has_signs {
             activity::draw(run, self.theme, frame, place);
             return;
         }

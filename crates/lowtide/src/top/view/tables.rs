@@ -93,21 +93,15 @@ pub fn runs(view: &View<'_>, frame: &mut Frame<'_>, place: Rect) {
     table(&RUNS, rows.collect(), view, frame, place);
 }
 
-/// Swap areas, numbered as `s` wants them.
+/// Swap areas that are not off, numbered as `s` wants them.
 pub fn areas(view: &View<'_>, sample: &Sample, now: Option<&Rates>, frame: &mut Frame<'_>, place: Rect) {
-    let mut number = 0;
-    let rows = sample.areas.iter().enumerate().map(|(i, area)| {
-        number += usize::from(area.is_on());
+    let on = sample.areas.iter().enumerate().filter(|(_, area)| area.is_on());
+    let rows = (1..).zip(on).map(|(number, (i, area))| {
         let (read, written) = now.and_then(|rates| rates.areas.get(i)).copied().unwrap_or_default();
-        let style = match area.state.as_str() {
-            "off" => view.theme.dim(),
-            "failing" => view.theme.error(),
-            _ => Style::new(),
-        };
-        let place = if area.is_on() { number.to_string() } else { String::new() };
+        let style = if area.state == "failing" { view.theme.error() } else { Style::new() };
         let [used, size] = [area.used, area.size].map(size::show);
-        let state = escaped(&area.state);
-        ([place, escaped(&area.spec), area.prio.to_string(), used, size, state, bytes(read), bytes(written)], style)
+        let (number, prio, state) = (format!("{number}"), area.prio.to_string(), escaped(&area.state));
+        ([number, escaped(&area.spec), prio, used, size, state, bytes(read), bytes(written)], style)
     });
     table(&AREAS, rows.collect(), view, frame, place);
 }
