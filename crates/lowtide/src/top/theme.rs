@@ -1,7 +1,7 @@
 //! Colours and signs, or what stands for them where a terminal has none.
 
 use ratatui::style::{Color, Modifier, Style};
-use ratatui::symbols::{Marker, bar};
+use ratatui::symbols::bar;
 use std::ffi::OsStr;
 use termini::{NumberCapability, TermInfo};
 
@@ -109,11 +109,6 @@ impl Theme {
     /// The signs of sparklines.
     pub fn bars(&self) -> bar::Set<'static> {
         if self.has_signs { bar::NINE_LEVELS } else { PLAIN_BARS }
-    }
-
-    /// The dots of charts.
-    pub fn marker(&self) -> Marker {
-        if self.has_signs { Marker::Braille } else { Marker::Custom('*') }
     }
 
     /// The four signs of a tree: a child, the last one, beside a child, beside nothing.

@@ -21,7 +21,7 @@ use ratatui::layout::Rect;
 
 /// From this width on there are charts beside the numbers.
 const WIDE: u16 = 100;
-/// Charts are not drawn with fewer lines.
+/// Charts are not drawn with fewer lines, nor where there are no dots.
 const CHARTS: u16 = 10;
 
 /// What is drawn: the state, how it looks, and the tree of the selected run's processes.
