@@ -11,7 +11,7 @@ FUZZ_FLAGS := -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
 # Built elsewhere: what can be made to fail must never be taken for what is shipped.
 FAULTS := $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide --features faults --test faults
 
-.PHONY: build demo test model fuzz faults soak overhead table programs header crate wheel test-python lab race fmt lint clean setup help
+.PHONY: build demo test model fuzz faults soak overhead table picture programs header crate wheel test-python lab race fmt lint clean setup help
 
 build: ## target/release/lowtide: one file, the agent inside
 	$(CARGO) build --release
@@ -48,6 +48,10 @@ forktime: setup build ## how long a fork takes, of a parent of which half is out
 
 table: setup build ## the table of the README
 	$(PYTHON) tests/table.py
+
+picture: build ## docs/images/top.svg: what `lowtide top` shows of a run that thrashes (takes tmux)
+	@tests/setup.sh picture
+	$(PYTHON) tests/top_picture.py
 
 programs: setup build ## runtimes, databases, tools that others wrote: docs/programs.md (installs them)
 	$(PYTHON) tests/programs_table.py

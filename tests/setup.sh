@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what building, testing and the demonstration need, and nothing that is there already. `setup.sh race`: also what the race runs.
+# Installs what building, testing and the demonstration need, and nothing that is there already. `setup.sh race`: also what the race runs; `picture`: what draws a terminal.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
@@ -30,9 +30,10 @@ need strace strace
 need pkg-config pkg-config
 need c++ g++
 race=${1:-}
-[ -z "$race" ] || [ "$race" = race ] || [ "$race" = wheel ] || fail "\`$race\`? There are: race, wheel"
-wheel=
+[ -z "$race" ] || [ "$race" = race ] || [ "$race" = wheel ] || [ "$race" = picture ] || fail "\`$race\`? There are: race, wheel, picture"
+wheel= picture=
 if [ "$race" = wheel ]; then race= wheel=wheel; fi
+if [ "$race" = picture ]; then race= picture=picture; need tmux tmux; fi
 if [ -n "$race" ]; then
 	need sort coreutils
 	need node nodejs
@@ -80,5 +81,9 @@ if [ -n "$wheel" ] && [ ! -x "$target/wheel-venv/bin/maturin" ]; then
 	say "making a Python environment with maturin in $target/wheel-venv"
 	"$(python_for_venv)" -m venv --clear "$target/wheel-venv"
 	"$target/wheel-venv/bin/pip" install --quiet --disable-pip-version-check 'maturin>=1.7,<2' </dev/null
+fi
+if [ -n "$picture" ] && ! "$target/venv/bin/python" -c 'import rich' 2>/dev/null; then
+	say "adding rich to $target/venv"
+	"$target/venv/bin/pip" install --quiet --disable-pip-version-check 'rich>=14,<16' </dev/null
 fi
 say "all there"

@@ -2,6 +2,7 @@
 
 use crate::experiments::Wishes;
 use crate::plot::Chart;
+use crate::progress::Progress;
 use crate::report::{Finding, Table};
 
 /// An experiment. To add one: a file in `experiments/` and a line in the list there.
@@ -22,6 +23,8 @@ pub struct Scale {
     pub quick: bool,
     /// How the race is to be.
     pub race: Wishes,
+    /// What is said of how far it is.
+    pub progress: Progress,
 }
 
 impl Scale {

@@ -11,6 +11,7 @@ mod fault;
 mod measure;
 mod plot;
 mod programs;
+mod progress;
 mod race;
 mod report;
 mod slots;
@@ -23,6 +24,7 @@ use std::process::ExitCode;
 
 use args::Args;
 use experiment::Experiment;
+use progress::Progress;
 use report::Report;
 
 const MISSED: u8 = 1;
@@ -53,17 +55,22 @@ fn fail(code: u8, line: &str) -> ExitCode {
 /// Runs what is asked for, writes the files, and says whether all targets were met.
 fn run(args: &Args) -> Result<bool, String> {
     let chosen = experiments::named(&args.experiment);
-    let scale = experiment::Scale { quick: args.quick, race: args.race.wishes() };
+    let progress = Progress::new(chosen.len());
+    let scale = experiment::Scale { quick: args.quick, race: args.race.wishes(), progress: progress.clone() };
     let mut reports = Vec::new();
     for experiment in &chosen {
-        let outcome = (experiment.run)(&scale)?;
+        progress.doing(format!("{}: {}", experiment.name, experiment.question));
+        let outcome = (experiment.run)(&scale).inspect_err(|_| progress.end())?;
+        progress.done();
         let report = Report::new(experiment, args.quick, outcome.tables, outcome.findings);
-        std::io::stdout().write_all(report.to_string().as_bytes()).map_err(|e| format!("can't print: {e}"))?;
+        let printed = progress.above(|| std::io::stdout().write_all(report.to_string().as_bytes()));
+        printed.map_err(|e| format!("can't print: {e}"))?;
         if let Some(path) = &args.plot {
             draw(experiment, &outcome.charts, &plot_path(path, experiment, chosen.len()))?;
         }
         reports.push(report);
     }
+    progress.end();
     if let Some(path) = &args.json {
         let text = serde_json::to_string_pretty(&reports).map_err(|e| e.to_string())?;
         std::fs::write(path, text + "\n").map_err(|e| format!("can't write {}: {e}", path.display()))?;

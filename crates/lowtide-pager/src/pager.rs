@@ -524,6 +524,8 @@ impl Pager {
             set(&now.state, area_state(area.state));
             set(&counts.reads, area.reads);
             set(&counts.writes, area.writes);
+            set(&counts.read_bytes, area.read_bytes);
+            set(&counts.write_bytes, area.write_bytes);
             set(&counts.errors, area.errors);
         }
     }

@@ -3,19 +3,16 @@
 use crate::error::Failure;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, Parser, Subcommand};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::PathBuf;
-
-/// Commands that INTERFACE names and that are not there yet.
-const LATER: [&str; 1] = ["top"];
 
 const EXAMPLES: &str = "\
 Examples:
-  lowtide run --ram 512M -- python3 big.py
+  lowtide run --ram 512M python3 big.py
       keep python3 and all its children under 512 MiB
-  lowtide run --ram 40% --swap dir:/mnt/fast,size=20G -- sort -S 4G huge.txt
+  lowtide run --ram 40% --swap dir:/mnt/fast,size=20G sort -S 4G huge.txt
       40 % of this machine's RAM, cold pages compressed first, then to a file in /mnt/fast
-  lowtide run --ram 1G --swap ram --codec zstd:3 --stats out.json -- redis-server
+  lowtide run --ram 1G --swap ram --codec zstd:3 --stats out.json redis-server
       compressed RAM only, and the numbers of the run in a file
   lowtide limit 4242 1G
       let a run use more (or less) from now on; 4242 is the pid of any of its processes
@@ -45,9 +42,10 @@ pub struct Cli {
 pub enum Command {
     /// Run a program under a memory limit
     #[command(
-        override_usage = "lowtide run --ram SIZE [OPTIONS] -- PROGRAM [ARGS]...",
+        override_usage = "lowtide run --ram SIZE [OPTIONS] [--] PROGRAM [ARGS]...",
         long_about = "Run a program with all its children under a memory limit. Its anonymous pages and all that lowtide holds for \
-                      them (compressed pages, staging, tables) stay under --ram; below the limit it runs at native speed.\n\n\
+                      them (compressed pages, staging, tables) stay under --ram; below the limit it runs at native speed. All that follows \
+                      the program's name is the program's, also what looks like an option.\n\n\
                       Standard input and output, the terminal, signals and the exit status (128+N after signal N) are the \
                       program's own. Exit status 2: bad usage; 125: lowtide itself failed; 126: the program can't be executed; \
                       127: it was not found. At exit one summary line goes to standard error.\n\n\
@@ -64,6 +62,16 @@ pub enum Command {
     Ps,
     /// Show the statistics of a run
     Stat(StatArgs),
+    /// Watch runs on the terminal, and change them by keys
+    #[command(
+        long_about = "Watch the runs of this user (root: everybody's), or one of them, on the terminal: where their memory is, faults and how \
+                            long they take, swap areas, processes. Keys set another limit, move pages out and turn swap areas on and off; ? lists \
+                            them. It ends with the last run, or by q; the runs go on. Without colours if NO_COLOR is set."
+    )]
+    Top {
+        /// Of `lowtide run`, or of any process of the run [default: all runs]
+        pid: Option<u32>,
+    },
     /// Set another RAM limit
     #[command(
         long_about = "Set another RAM limit of a run. A higher one holds at once and brings nothing in by force. A lower one makes the \
@@ -162,8 +170,8 @@ pub struct RunArgs {
     #[arg(long)]
     pub verbose: bool,
 
-    /// The program and its arguments
-    #[arg(last = true, value_name = "PROGRAM")]
+    /// The program, then its arguments, whatever they look like
+    #[arg(trailing_var_arg = true, value_name = "PROGRAM")]
     pub program: Vec<OsString>,
 }
 
@@ -200,28 +208,17 @@ fn one_line(error: &clap::Error, args: &[OsString]) -> String {
         Some(ContextValue::Strings(texts)) => texts.join(", "),
         _ => String::new(),
     };
-    let run = args.get(1).is_some_and(|arg| arg == "run");
     let command = args.get(1).and_then(|arg| arg.to_str()).filter(|name| Cli::command().find_subcommand(name).is_some());
     let help = command.map_or("see `lowtide --help`".to_owned(), |name| format!("see `lowtide {name} --help`"));
     let arg = text(ContextKind::InvalidArg);
     match error.kind() {
-        ErrorKind::UnknownArgument if run && !arg.starts_with('-') => {
-            let rest = match args.iter().position(|a| *a == *OsStr::new(&arg)) {
-                Some(i) => args[i..].iter().map(|a| a.display().to_string()).collect::<Vec<_>>().join(" "),
-                None => arg.clone(),
-            };
-            format!("`--` is missing before the program: write `lowtide run --ram SIZE -- {rest}`")
-        }
         ErrorKind::UnknownArgument => format!("unknown option {arg}; {help}"),
         ErrorKind::InvalidSubcommand => {
             let name = text(ContextKind::InvalidSubcommand);
-            if LATER.contains(&name.as_str()) {
-                return Failure::not_built(&format!("`lowtide {name}`")).line;
-            }
-            format!("`{name}` is not a command of lowtide; to run a program: `lowtide run --ram SIZE -- PROGRAM`")
+            format!("`{name}` is not a command of lowtide; to run a program: `lowtide run --ram SIZE PROGRAM`")
         }
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            format!("no command is given; to run a program: `lowtide run --ram SIZE -- PROGRAM`; {help}")
+            format!("no command is given; to run a program: `lowtide run --ram SIZE PROGRAM`; {help}")
         }
         ErrorKind::ArgumentConflict => {
             if arg.is_empty() || arg == text(ContextKind::PriorArg) {
@@ -255,7 +252,8 @@ mod tests {
         for line in [
             "lowtide",
             "lowtide dance",
-            "lowtide top",
+            "lowtide top x",
+            "lowtide top 1 2",
             "lowtide stat x",
             "lowtide stat -1",
             "lowtide stat 1 2",
@@ -265,7 +263,6 @@ mod tests {
             "lowtide swapon 1",
             "lowtide run --ram",
             "lowtide run --ram 1G --ram 2G -- x",
-            "lowtide run --ram 1G sort -n",
             "lowtide run --frob -- x",
             "lowtide run --quiet --verbose -- x",
             "lowtide run --quiet=3 -- x",
@@ -274,6 +271,26 @@ mod tests {
             let failure = parse(&args).expect_err(line).expect(line);
             assert_eq!(failure.code, 2, "{line}");
             assert!(!failure.line.contains('\n') && !failure.line.is_empty(), "{line}: {}", failure.line);
+        }
+    }
+
+    #[test]
+    fn what_follows_the_name_of_the_program_is_its_own() {
+        for (line, program, quiet) in [
+            ("lowtide run --ram 1G sort -n", "sort -n", false),
+            ("lowtide run --quiet --ram 1G sort --quiet --frob", "sort --quiet --frob", true),
+            ("lowtide run --ram 1G sort --ram 2G", "sort --ram 2G", false),
+            ("lowtide run --ram 1G sort --help --version", "sort --help --version", false),
+            ("lowtide run --ram 1G sort -- -x", "sort -- -x", false),
+            ("lowtide run --ram 1G -- sort --quiet", "sort --quiet", false),
+            ("lowtide run --ram 1G -- -odd -- x", "-odd -- x", false),
+            ("lowtide run --ram 1G", "", false),
+            ("lowtide run --ram 1G --", "", false),
+        ] {
+            let args: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            let Ok(Cli { command: Command::Run(run) }) = parse(&args) else { panic!("{line}") };
+            let words: Vec<String> = run.program.iter().map(|word| word.display().to_string()).collect();
+            assert_eq!((words.join(" ").as_str(), run.quiet, run.ram.as_deref()), (program, quiet, Some("1G")), "{line}");
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! `run` reads its options into a [`plan`], asks the kernel what it can do ([`probe`]), makes the memory that all processes of
 //! the run share ([`shared`]), starts the program with the agent preloaded ([`launch`]) and stays with it ([`supervise`]), also to be
-//! asked and told things ([`control`], [`live`]). The other commands do that ([`client`]).
+//! asked and told things ([`control`], [`live`]). The other commands do that ([`client`], [`top`]).
 
 mod ancestry;
 mod args;
@@ -32,6 +32,7 @@ mod swap_file;
 mod swap_name;
 mod swap_place;
 mod swap_spec;
+mod top;
 mod tree;
 
 use crate::args::Command;
@@ -50,10 +51,11 @@ fn main() -> ExitCode {
             Command::Run(args) => run::run(*args),
             Command::Ps => client::ps(),
             Command::Stat(args) => client::stat(&args),
-            Command::Limit { pid, size, no_wait } => client::limit(pid, &size, !no_wait),
-            Command::Reclaim { pid, size } => client::reclaim(pid, &size),
-            Command::Swapon { pid, spec } => client::swapon(pid, &spec),
-            Command::Swapoff { pid, spec } => client::swapoff(pid, &spec),
+            Command::Top { pid } => top::top(pid),
+            Command::Limit { pid, size, no_wait } => client::change::limit(pid, &size, !no_wait),
+            Command::Reclaim { pid, size } => client::change::reclaim(pid, &size),
+            Command::Swapon { pid, spec } => client::change::swapon(pid, &spec),
+            Command::Swapoff { pid, spec } => client::swapoff::swapoff(pid, &spec),
             Command::Doctor => Ok(doctor::doctor()),
             Command::Man { command } => man(command.as_deref()),
         },

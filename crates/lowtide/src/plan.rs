@@ -57,8 +57,9 @@ impl Plan {
         let mut warnings = Vec::new();
 
         let text = args.ram.filter(|text| !text.is_empty());
-        let text =
-            text.ok_or_else(|| Failure::usage("no limit is given: add --ram SIZE, like --ram 512M, or set LOWTIDE_RAM"))?;
+        let text = text.ok_or_else(|| {
+            Failure::usage("no limit is given: add --ram SIZE before the program, like --ram 512M, or set LOWTIDE_RAM")
+        })?;
         let (ram, odd) = read_limit("--ram", &text, usable)?;
         warnings.extend(odd);
 
@@ -90,9 +91,7 @@ impl Plan {
 
         let argv = args.program;
         let Some(name) = argv.first() else {
-            return Err(Failure::usage(
-                "no program is given: put it after `--`, like `lowtide run --ram 512M -- python3 big.py`",
-            ));
+            return Err(Failure::usage("no program is given: add it, like `lowtide run --ram 512M python3 big.py`"));
         };
         let path = program::find(name)?;
         let stats = args.stats.as_deref().map(StatsFile::open).transpose()?;

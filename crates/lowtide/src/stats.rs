@@ -46,6 +46,8 @@ pub struct Stats {
     pub folios: Folios,
     pub writeback: Writeback,
     pub fault_latency_us: Latency,
+    /// The histogram behind it: the lower bound of each bucket that is not empty, in microseconds, and how many faults are in it.
+    pub fault_latency_histogram: Vec<(f64, u64)>,
     pub stall_seconds: Stall,
     pub areas: Vec<Area>,
     /// Those that there are now.
@@ -169,6 +171,8 @@ pub struct Area {
     pub state: &'static str,
     pub reads: u64,
     pub writes: u64,
+    pub read_bytes: u64,
+    pub write_bytes: u64,
     pub errors: u64,
 }
 
@@ -245,6 +249,7 @@ impl Stats {
                 bytes: of(&counters.writeback_bytes),
             },
             fault_latency_us: percentiles(&latency, of(&counters.latency_max_ns)),
+            fault_latency_histogram: histogram(&latency),
             stall_seconds: Stall { some: rounded(of(&counters.stall_some_us) as f64 / 1e6), full: None },
             areas,
             processes: processes::list(segment),
@@ -306,6 +311,8 @@ impl Area {
             state,
             reads: area.counts.reads,
             writes: area.counts.writes,
+            read_bytes: area.counts.read_bytes,
+            write_bytes: area.counts.write_bytes,
             errors: area.counts.errors,
         }
     }
@@ -330,6 +337,11 @@ fn most_words(segment: &Segment) -> Vec<SameFilledWord> {
     }
     let most = sum.most().into_iter().filter(|w| w.pages > 0).take(WORDS_SHOWN);
     most.map(|w| SameFilledWord { word: format!("{:#018x}", w.word), pages: w.pages }).collect()
+}
+
+fn histogram(buckets: &[u64; LATENCY_BUCKETS]) -> Vec<(f64, u64)> {
+    let used = buckets.iter().enumerate().filter(|(_, count)| **count > 0);
+    used.map(|(i, count)| (rounded(latency_floor_ns(i) as f64 / 1e3), *count)).collect()
 }
 
 fn percentiles(buckets: &[u64; LATENCY_BUCKETS], max_ns: u64) -> Latency {

@@ -123,16 +123,18 @@ fn help_and_version() {
 fn bad_usage() {
     refused("", 2, &["command", "lowtide run --ram"]);
     refused("dance", 2, &["dance", "lowtide run --ram"]);
-    refused("top 12", 2, &["top", "not built yet"]);
+    refused("top", 2, &["terminal", "lowtide stat"]);
+    refused("top 12 13", 2, &["13", "--help"]);
+    refused("top x", 2, &["invalid value", "x"]);
     refused("limit", 2, &["PID", "SIZE"]);
     refused("swapon x dir:/tmp", 2, &["invalid value", "x"]);
-    refused("run --ram 64M true", 2, &["`--` is missing", "-- true"]);
-    refused("run --ram 64M sort -n", 2, &["`--` is missing", "-- sort -n"]);
-    refused("run --ram 64M", 2, &["no program", "--"]);
-    refused("run --ram 64M --", 2, &["no program", "--"]);
+    refused("run --ram 64M", 2, &["no program", "lowtide run --ram"]);
+    refused("run --ram 64M --", 2, &["no program", "lowtide run --ram"]);
+    refused("run true --ram 64M", 2, &["--ram SIZE before the program"]);
     refused("run -- true", 2, &["--ram SIZE", "LOWTIDE_RAM"]);
     refused("run --ram", 2, &["--ram", "value"]);
     refused("run --ram 64M --frob -- true", 2, &["--frob", "--help"]);
+    refused("run --ram 64M --frob true", 2, &["--frob", "--help"]);
     refused("run --ram 64M --ram 65M -- true", 2, &["--ram", "twice"]);
     refused("run --ram 64M --quiet --verbose -- true", 2, &["--quiet", "--verbose"]);
     refused("run --ram 64M --report x.html -- true", 2, &["--report", "not built yet"]);
@@ -466,6 +468,25 @@ fn exit_status_is_the_programs() {
     let output = lowtide().args(["run", "--", "true"]).env("LOWTIDE_RAM", "4P").output().expect("lowtide starts");
     assert_eq!(output.status.code(), Some(0));
     assert!(String::from_utf8_lossy(&output.stderr).contains("warning: --ram 4P is more than the RAM there is"));
+}
+
+#[test]
+fn no_dashes_are_needed_before_the_program() {
+    if !works() {
+        return;
+    }
+    for (line, said) in [
+        ("run --ram 64M --quiet echo --quiet --ram 1 -- -n", "--quiet --ram 1 -- -n\n"),
+        ("run --ram 64M --quiet -- echo --quiet -- -n", "--quiet -- -n\n"),
+        ("run --quiet --ram 64M env printf %s,%s --stats /no/such", "--stats,/no/such"),
+    ] {
+        let output = with(line, Path::new(""));
+        assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stdout).as_ref()), (Some(0), said), "{line}");
+    }
+    // What the program says of itself, not what lowtide does.
+    let help = with("run --ram 64M --quiet env --help", Path::new(""));
+    let native = Command::new("env").arg("--help").output().expect("env starts");
+    assert!(help.status.success() && help.stdout == native.stdout, "{}", String::from_utf8_lossy(&help.stdout));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What the processes of a run do when it is changed while they go on: pages move, and every byte stays right.
 
 mod live;
+mod progress;
 
 use live::{MIB, Run, Scene, program, turn};
 use rustix::process::{Pid, Signal};
@@ -233,7 +234,7 @@ impl Watch {
 }
 
 /// Changes everything at random, so many times; a swapoff is cancelled now and then.
-fn everything_changes_at_random(rounds: u64) {
+fn everything_changes_at_random(rounds: u64, progress: Option<progress::Progress>) {
     let Some(_turn) = turn() else { return };
     const SIZE: u64 = 128;
     let scene = Scene::new();
@@ -251,7 +252,8 @@ fn everything_changes_at_random(rounds: u64) {
     let mut on = [true, false, false];
     let (mut offs, mut cancelled, mut refused) = (0, 0, 0);
     let mut may_be_full = false;
-    for _ in 0..rounds {
+    for round in 0..rounds {
+        progress.iter().for_each(|progress| progress.at(round, "rounds"));
         match random.u32(..10) {
             0..3 => {
                 let limit = random.u64(SIZE / 5..=SIZE);
@@ -312,13 +314,13 @@ fn everything_changes_at_random(rounds: u64) {
 
 #[test]
 fn everything_changes_at_random_and_every_byte_stays_right() {
-    everything_changes_at_random(20);
+    everything_changes_at_random(20, None);
 }
 
 #[test]
 #[ignore = "100 rounds: make soak"]
 fn soak_everything_changes_at_random() {
-    everything_changes_at_random(100);
+    everything_changes_at_random(100, Some(progress::Progress::new("swapoff", 100)));
 }
 
 /// How long the program waits for pages while areas are emptied, against before; printed, not judged, because machines differ.

@@ -5,8 +5,10 @@
 //! by hand.
 
 mod live;
+mod progress;
 
 use live::{MIB, Run, Scene, program, turn};
+use progress::Progress;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use std::process::Stdio;
@@ -109,7 +111,7 @@ fn round(seed: u64, seconds: u64) {
     );
 }
 
-fn torture(all: u64) {
+fn torture(all: u64, progress: Option<Progress>) {
     let Some(_turn) = turn() else { return };
     let given = std::env::var("LOWTIDE_SEED").ok().and_then(|text| text.parse().ok());
     let first = given.unwrap_or_else(|| fastrand::u64(1..1 << 32));
@@ -122,6 +124,7 @@ fn torture(all: u64) {
     let began = Instant::now();
     for seed in first.. {
         let left = all.saturating_sub(began.elapsed().as_secs());
+        progress.iter().for_each(|progress| progress.now(format!("seconds: round {}", seed - first + 1)));
         round(seed, left.min(ROUND));
         if left <= ROUND {
             break;
@@ -131,11 +134,12 @@ fn torture(all: u64) {
 
 #[test]
 fn every_byte_stays_right() {
-    torture(seconds("TORTURE_SECONDS", 60));
+    torture(seconds("TORTURE_SECONDS", 60), None);
 }
 
 #[test]
 #[ignore = "takes minutes: make soak"]
 fn soak_every_byte_stays_right() {
-    torture(seconds("SOAK_SECONDS", 300));
+    let all = seconds("SOAK_SECONDS", 300);
+    torture(all, Some(Progress::new("torture", all)));
 }

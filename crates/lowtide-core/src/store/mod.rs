@@ -211,14 +211,17 @@ impl Store {
     /// What this process has of each of the run's swap areas, by [`DeviceName::number`].
     pub fn area_stats(&self) -> [AreaStats; MAX_AREAS] {
         let mut all = [AreaStats::default(); MAX_AREAS];
-        for (stats, io) in all.iter_mut().zip(&self.retired) {
-            (stats.reads, stats.writes, stats.errors) = (io.reads.get(), io.writes.get(), io.errors.get());
-        }
+        let count = |stats: &mut AreaStats, io: &IoCounts| {
+            stats.reads += io.reads.get();
+            stats.writes += io.writes.get();
+            stats.read_bytes += io.read_bytes.get();
+            stats.write_bytes += io.write_bytes.get();
+            stats.errors += io.errors.get();
+        };
+        all.iter_mut().zip(&self.retired).for_each(|(stats, io)| count(stats, io));
         for area in self.areas.iter().filter(|area| area.device.takes_pages()) {
             let Some(stats) = all.get_mut(usize::from(area.device.name().number)) else { continue };
-            stats.reads += area.io.reads.get();
-            stats.writes += area.io.writes.get();
-            stats.errors += area.io.errors.get();
+            count(stats, &area.io);
             if !area.is_inherited() {
                 stats.used += area.io.pages.get() * PAGE_SIZE as u64;
                 stats.failing = area.failing();

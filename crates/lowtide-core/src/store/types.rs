@@ -88,6 +88,10 @@ pub struct AreaStats {
     pub reads: u64,
     /// Writes of runs of slots.
     pub writes: u64,
+    /// Bytes that these reads brought.
+    pub read_bytes: u64,
+    /// Bytes that these writes took.
+    pub write_bytes: u64,
     /// Reads and writes that failed.
     pub errors: u64,
 }

@@ -49,6 +49,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
         rounds: wishes.rounds.unwrap_or(scale.pick(1, 3)),
         burners: wishes.burners.unwrap_or(0),
         quick: scale.quick,
+        progress: scale.progress.clone(),
         disk: PathBuf::from(std::env::var_os("LOWTIDE_DIR").unwrap_or_else(|| "/var/tmp".into())),
     };
     let beside = if course.burners > 0 { format!(", beside {} programs that burn CPU", course.burners) } else { String::new() };
@@ -57,9 +58,11 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     let prefixed = |line: String| format!("race: {line}");
     race::missing(&loads).map_or(Ok(()), Err).map_err(prefixed)?;
     let mut race = Race::new(course).map_err(prefixed)?;
+    scale.progress.more(loads.len());
     let mut matches = Vec::new();
     for load in &loads {
         matches.push((load.name, load.target, race.run(load).map_err(prefixed)?));
+        scale.progress.done();
     }
     race.end().map_err(prefixed)?;
     let crowded = wishes.burners.is_some();

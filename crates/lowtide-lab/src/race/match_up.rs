@@ -12,6 +12,7 @@ use super::restore::{Made, Restorer, own_name};
 use super::run::{Done, Ended, Task, run};
 use crate::burners;
 use crate::measure::{self, Sample};
+use crate::progress::Progress;
 
 /// Swap that both have: more than any load needs.
 const SWAP: u64 = 4 << 30;
@@ -42,6 +43,8 @@ pub struct Course {
     pub quick: bool,
     /// Where swap files are.
     pub disk: PathBuf,
+    /// What is said of how far it is.
+    pub progress: Progress,
 }
 
 /// Which of those that take turns is which.
@@ -53,6 +56,8 @@ const KERNEL: usize = 1;
 pub struct Shown {
     /// In each round.
     pub seconds: Sample,
+    /// Rounds that were begun.
+    rounds: usize,
     /// Rounds that were ended because they took too long.
     pub too_long: usize,
     /// Rounds in which the kernel ended it for lack of memory, with swap free.
@@ -146,18 +151,23 @@ impl Race {
     }
 
     fn measure(&mut self, load: &Load) -> Result<Match, String> {
+        let progress = self.course.progress.clone();
+        progress.doing(format!("{}: how much it takes", load.name));
         let task = (load.task)(&self.site)?;
         let native = run(&task, &self.beside(Vec::new())?, PATIENCE, || ())?;
         let native = native.done().map_err(|why| format!("without a limit: {why}"))?;
         let limit = native.peak / 100 * self.course.percent;
-        let told = |text: String| eprintln!("race: {}: {text}", load.name);
+        let told = |text: String| progress.above(|| eprintln!("race: {}: {text}", load.name));
         told(format!("native {:.2} s, {} MiB", native.seconds, native.peak >> 20));
+        progress.doing(format!("{}: how much the kernel's group is to get", load.name));
         let share = self.share(&task, &native, limit)?;
         let mut shown: [Shown; 3] = Default::default();
         // The longest that lowtide may take; the kernel's turn in the first round is before lowtide's.
         let mut slowest = PATIENCE;
         measure::in_turn(&["native", "kernel", "lowtide"], self.course.rounds, |which, name| {
             let into = &mut shown[which];
+            progress.doing(format!("{}: {name}, {} of {} rounds done", load.name, into.rounds, self.course.rounds));
+            into.rounds += 1;
             let ended = match which {
                 NATIVE => self.natively(&task, into)?,
                 KERNEL => {

@@ -91,13 +91,15 @@ impl Counters {
 pub struct AreaCounters {
     pub reads: AtomicU64,
     pub writes: AtomicU64,
+    pub read_bytes: AtomicU64,
+    pub write_bytes: AtomicU64,
     pub errors: AtomicU64,
 }
 
 impl AreaCounters {
     /// All counters, in the order of declaration.
-    pub fn words(&self) -> [&AtomicU64; 3] {
-        [&self.reads, &self.writes, &self.errors]
+    pub fn words(&self) -> [&AtomicU64; 5] {
+        [&self.reads, &self.writes, &self.read_bytes, &self.write_bytes, &self.errors]
     }
 
     /// Adds `other` to `self`.

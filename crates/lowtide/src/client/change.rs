@@ -12,22 +12,29 @@ pub fn limit(pid: u32, size: &str, wait: bool) -> Result<u8, Failure> {
     let mut run = find::by_pid(pid)?;
     let answer = run.answer("limit", &[("size", json!(size)), ("wait", json!(wait))], |_| ())?;
     show_warnings(&answer);
-    let [limit, now] = ["ram_limit", "ram_now"].map(|key| size::show(number(&answer, key)));
-    let mut line = format!("limit {limit}, {now} used");
-    if answer["reached"] != true {
-        line += ": the rest is being moved out";
-    }
-    print(&(line + "\n"))?;
+    print(&(limited(&answer) + "\n"))?;
     Ok(0)
+}
+
+/// `limit 512 MiB, 498 MiB used`.
+pub fn limited(answer: &Value) -> String {
+    let [limit, now] = ["ram_limit", "ram_now"].map(|key| size::show(number(answer, key)));
+    let rest = if answer["reached"] == true { "" } else { ": the rest is being moved out" };
+    format!("limit {limit}, {now} used{rest}")
 }
 
 /// Moves pages out.
 pub fn reclaim(pid: u32, size: &str) -> Result<u8, Failure> {
     let mut run = find::by_pid(pid)?;
     let answer = run.answer("reclaim", &[("size", json!(size))], |_| ())?;
-    let [moved, before, now] = ["moved_bytes", "ram_before", "ram_now"].map(|key| size::show(number(&answer, key)));
-    print(&format!("{moved} moved out, {before} used before, {now} now\n"))?;
+    print(&(reclaimed(&answer) + "\n"))?;
     Ok(0)
+}
+
+/// `64 MiB moved out, 512 MiB used before, 450 MiB now`.
+pub fn reclaimed(answer: &Value) -> String {
+    let [moved, before, now] = ["moved_bytes", "ram_before", "ram_now"].map(|key| size::show(number(answer, key)));
+    format!("{moved} moved out, {before} used before, {now} now")
 }
 
 /// Adds a swap area.
@@ -35,14 +42,20 @@ pub fn swapon(pid: u32, spec: &str) -> Result<u8, Failure> {
     let mut run = find::by_pid(pid)?;
     let answer = run.answer("swapon", &[("spec", json!(swap_name::absolute(spec)))], |_| ())?;
     show_warnings(&answer);
-    let (spec, size) = (super::text(&answer, "spec"), size::show(number(&answer, "size")));
-    let prio = answer["prio"].as_i64().unwrap_or(0);
-    print(&format!("{spec}: up to {size}, priority {prio}\n"))?;
+    print(&(turned_on(&answer) + "\n"))?;
     Ok(0)
 }
 
-/// `812 MiB moved in 3.1 s`.
-pub fn moved(answer: &Value) -> String {
+/// `dir:/x: up to 8 GiB, priority -2`.
+pub fn turned_on(answer: &Value) -> String {
+    let (spec, size) = (super::text(answer, "spec"), size::show(number(answer, "size")));
+    let prio = answer["prio"].as_i64().unwrap_or(0);
+    format!("{spec}: up to {size}, priority {prio}")
+}
+
+/// `dir:/x: 812 MiB moved in 3.1 s, the area is off`.
+pub fn turned_off(answer: &Value) -> String {
+    let (spec, moved) = (super::text(answer, "spec"), size::show(number(answer, "moved_bytes")));
     let seconds = answer["seconds"].as_f64().unwrap_or(0.0);
-    format!("{} moved in {}", size::show(number(answer, "moved_bytes")), time(seconds))
+    format!("{spec}: {moved} moved in {}, the area is off", time(seconds))
 }

@@ -52,10 +52,15 @@ pub fn by_pid(pid: u32) -> Result<Connection, Failure> {
 pub fn only() -> Result<Connection, Failure> {
     let runs = all();
     match &runs[..] {
-        [] => Err(Failure::usage("no run: start one with `lowtide run --ram SIZE -- PROGRAM`")),
+        [] => Err(none()),
         [run] => Connection::new(&run.place, run.pid)?.ok_or_else(|| super::connection::ended(run.pid)),
         _ => Err(Failure::usage(format!("there are several runs, so say which by its pid ({})", names(&runs)))),
     }
+}
+
+/// There is no run.
+pub fn none() -> Failure {
+    Failure::usage("no run: start one with `lowtide run --ram SIZE PROGRAM`")
 }
 
 /// `runs of this user: 12 (sort), 15 (redis-server)`.

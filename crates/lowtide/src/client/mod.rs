@@ -1,17 +1,15 @@
 //! The commands that ask a run something, or change it: the other side of [`crate::control`].
 
-mod change;
-mod connection;
-mod find;
-mod interrupt;
-mod ps;
+pub mod change;
+pub mod connection;
+pub mod find;
+pub mod interrupt;
+pub mod ps;
 mod stat;
-mod swapoff;
+pub mod swapoff;
 
-pub use change::{limit, reclaim, swapon};
 pub use ps::ps;
 pub use stat::stat;
-pub use swapoff::swapoff;
 
 use crate::error::Failure;
 use serde_json::Value;
@@ -23,12 +21,12 @@ fn failed(line: impl Into<String>) -> Failure {
 }
 
 /// A number of an answer; 0 where there is none.
-fn number(value: &Value, key: &str) -> u64 {
+pub fn number(value: &Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or(0)
 }
 
 /// A text of an answer, safe to be shown: another user's run may say anything.
-fn text(value: &Value, key: &str) -> String {
+pub fn text(value: &Value, key: &str) -> String {
     clean(value[key].as_str().unwrap_or("?"))
 }
 

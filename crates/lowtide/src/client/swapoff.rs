@@ -1,33 +1,30 @@
 //! `lowtide swapoff`: shows how far it is; ^C leaves the area in use.
 
-use super::change::moved;
+use super::change::turned_off;
 use super::connection::{Connection, PATIENCE, Said, ended, silent, wait};
-use super::interrupt::Interrupt;
+use super::interrupt::{ENDS, Interrupt};
 use super::ps::time;
 use super::{find, number, print};
-use crate::error::{Failure, say};
+use crate::error::Failure;
 use crate::size;
 use crate::swap_name;
+use indicatif::{ProgressBar, ProgressStyle};
 use rustix::event::{PollFd, PollFlags};
 use serde_json::{Value, json};
-use std::io::{IsTerminal, Write};
-use std::time::{Duration, Instant};
-
-/// How often a line is written where that is no terminal.
-const LINES: Duration = Duration::from_secs(5);
+use std::time::Instant;
 
 /// Takes an area away.
 pub fn swapoff(pid: u32, spec: &str) -> Result<u8, Failure> {
     let mut run = find::by_pid(pid)?;
-    let interrupt = Interrupt::take()?;
+    let interrupt = Interrupt::take(&ENDS)?;
     run.ask("swapoff", &[("spec", json!(swap_name::absolute(spec)))])?;
-    let mut shown = Shown::new();
-    let done = follow(&mut run, &interrupt, &mut shown);
+    let shown = Shown::new();
+    let done = follow(&mut run, &interrupt, &shown);
     shown.clear();
     done
 }
 
-fn follow(run: &mut Connection, interrupt: &Interrupt, shown: &mut Shown) -> Result<u8, Failure> {
+fn follow(run: &mut Connection, interrupt: &Interrupt, shown: &Shown) -> Result<u8, Failure> {
     let mut cancelled = None;
     let mut heard = Instant::now();
     loop {
@@ -39,7 +36,7 @@ fn follow(run: &mut Connection, interrupt: &Interrupt, shown: &mut Shown) -> Res
             }
             Said::Answer(answer) => {
                 shown.clear();
-                print(&format!("{}: {}, the area is off\n", super::text(&answer, "spec"), moved(&answer)))?;
+                print(&(turned_off(&answer) + "\n"))?;
                 return Ok(0);
             }
             Said::Error(failure) => {
@@ -65,45 +62,32 @@ fn follow(run: &mut Connection, interrupt: &Interrupt, shown: &mut Shown) -> Res
     }
 }
 
-/// What is shown of the progress.
-struct Shown {
-    is_terminal: bool,
-    /// When a line was last written.
-    at: Option<Instant>,
-    /// The terminal's last line is ours.
-    is_open: bool,
-}
+/// A bar on a terminal; nothing where standard error is none.
+struct Shown(ProgressBar);
 
 impl Shown {
     fn new() -> Shown {
-        Shown { is_terminal: std::io::stderr().is_terminal(), at: None, is_open: false }
+        let style = ProgressStyle::with_template("[{bar:24}] {wide_msg}").map(|style| style.progress_chars("=> "));
+        Shown(ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
     }
 
-    fn show(&mut self, progress: &Value) {
+    fn show(&self, progress: &Value) {
         if progress.get("left_bytes").is_none() {
             return;
         }
-        if self.is_terminal {
-            let _ = write!(std::io::stderr(), "\r{}\x1b[K", line(progress));
-            self.is_open = true;
-        } else if self.at.is_none_or(|at| at.elapsed() >= LINES) {
-            // The first after a while: what is done at once needs none.
-            if self.at.is_some() {
-                say(&line(progress));
-            }
-            self.at = Some(Instant::now());
-        }
+        let total = number(progress, "total_bytes");
+        self.0.set_length(total);
+        self.0.set_position(total.saturating_sub(number(progress, "left_bytes")));
+        self.0.set_message(line(progress));
     }
 
-    fn clear(&mut self) {
-        if std::mem::take(&mut self.is_open) {
-            let _ = write!(std::io::stderr(), "\r\x1b[K");
-        }
+    fn clear(&self) {
+        self.0.finish_and_clear();
     }
 }
 
 /// `312 MiB left of 812 MiB, 120.3 MB/s, 2.7 s to go`.
-fn line(progress: &Value) -> String {
+pub fn line(progress: &Value) -> String {
     let (left, total) = (number(progress, "left_bytes"), number(progress, "total_bytes"));
     let seconds = progress["seconds"].as_f64().unwrap_or(0.0);
     let speed = if seconds > 0.0 { total.saturating_sub(left) as f64 / seconds } else { 0.0 };

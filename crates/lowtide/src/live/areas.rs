@@ -23,18 +23,28 @@ const OTHERS: &str = "(others)";
 pub struct Counts {
     pub reads: u64,
     pub writes: u64,
+    pub read_bytes: u64,
+    pub write_bytes: u64,
     pub errors: u64,
 }
 
 impl Counts {
     fn plus(self, other: Counts) -> Counts {
-        Counts { reads: self.reads + other.reads, writes: self.writes + other.writes, errors: self.errors + other.errors }
+        Counts {
+            reads: self.reads + other.reads,
+            writes: self.writes + other.writes,
+            read_bytes: self.read_bytes + other.read_bytes,
+            write_bytes: self.write_bytes + other.write_bytes,
+            errors: self.errors + other.errors,
+        }
     }
 
     fn since(self, before: Counts) -> Counts {
         Counts {
             reads: self.reads.saturating_sub(before.reads),
             writes: self.writes.saturating_sub(before.writes),
+            read_bytes: self.read_bytes.saturating_sub(before.read_bytes),
+            write_bytes: self.write_bytes.saturating_sub(before.write_bytes),
             errors: self.errors.saturating_sub(before.errors),
         }
     }
@@ -243,8 +253,8 @@ fn counts(segment: &Segment) -> [Counts; MAX_AREAS] {
     let alive = segment.used_procs().iter().filter(|p| p.state.load(Ordering::Acquire) != proc_state::FREE);
     for areas in alive.map(|p| &p.areas).chain([&segment.dead_areas]) {
         for (sum, area) in sums.iter_mut().zip(areas) {
-            let [reads, writes, errors] = area.words().map(|word| word.load(Ordering::Relaxed));
-            *sum = sum.plus(Counts { reads, writes, errors });
+            let [reads, writes, read_bytes, write_bytes, errors] = area.words().map(|word| word.load(Ordering::Relaxed));
+            *sum = sum.plus(Counts { reads, writes, read_bytes, write_bytes, errors });
         }
     }
     sums

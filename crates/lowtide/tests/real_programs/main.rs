@@ -24,6 +24,8 @@ mod memory_locks;
 mod no_exec_gain;
 mod on_disk;
 mod programs;
+#[path = "../progress/mod.rs"]
+mod progress;
 mod python;
 mod redis;
 mod soak;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use crate::check::{Data, Growth, ends_well, faults, limits, report};
 use crate::machine::{native_only, say, turn};
 use crate::programs::job;
+use crate::progress::Progress;
 
 /// Programs with their arguments; `SEED` becomes the round's number.
 const MIXES: [(&str, &str); 9] = [
@@ -25,6 +26,7 @@ fn everything_again_and_again() {
     let seconds = std::env::var("SOAK_SECONDS").map_or(300, |text| text.parse().expect("SOAK_SECONDS is a number"));
     let until = Instant::now() + Duration::from_secs(seconds);
     let Some(_turn) = turn() else { return };
+    let progress = Progress::new("programs", seconds);
     for round in 1u64.. {
         for (program, arguments) in MIXES {
             if Instant::now() > until {
@@ -32,6 +34,7 @@ fn everything_again_and_again() {
                 return;
             }
             let label = format!("soak {program} {}", arguments.split(' ').next().unwrap_or_default());
+            progress.now(format!("seconds: round {round}, {label}"));
             let Some(job) = job(&label, program, &arguments.replace("SEED", &round.to_string())) else { return };
             let native = job.native();
             assert!(ends_well(&native), "{label}, round {round}: natively {native:?}");

@@ -1,0 +1,145 @@
+//! What happened between two samples, by the second.
+
+use super::sample::{Counts, KINDS, Sample};
+use lowtide_pager::segment::{LATENCY_BUCKETS, REFAULT_DISTANCES, latency_floor_ns};
+
+const PAGE: f64 = 4096.0;
+
+/// What happened between two samples. All but the shares by the second.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Rates {
+    /// Faults by kind, as in [`Counts::faults`].
+    pub faults: [f64; KINDS],
+    /// Microseconds within which half of the faults were served; None: there were none.
+    pub p50_us: Option<f64>,
+    /// The same for 99 of 100.
+    pub p99_us: Option<f64>,
+    /// Bytes of pages that went out.
+    pub out_bytes: f64,
+    /// Bytes of pages that came in.
+    pub in_bytes: f64,
+    /// Pages that were brought in before they were asked for.
+    pub read_ahead: f64,
+    /// The share of these behind which the program went on; None: there were none.
+    pub read_ahead_used: Option<f64>,
+    /// Pages that were missed, by how much more RAM would have kept them.
+    pub refaults: [f64; REFAULT_DISTANCES],
+    /// The share of the time in which a thread of the program waited for a page.
+    pub stall: f64,
+    /// CPUs that lowtide's threads used.
+    pub cpu: f64,
+    /// Bytes read from and written to each area, as in [`Sample::areas`].
+    pub areas: Vec<(f64, f64)>,
+}
+
+impl Rates {
+    /// From one sample to the next of the same run. None: no time has passed.
+    pub fn between(before: &Sample, after: &Sample) -> Option<Rates> {
+        let seconds = after.elapsed - before.elapsed;
+        if seconds <= 0.0 {
+            return None;
+        }
+        let (b, a) = (&before.counts, &after.counts);
+        // Counts may go down: processes that died are not counted twice, and may be missed for a moment.
+        let per_second = |before: u64, after: u64| after.saturating_sub(before) as f64 / seconds;
+        let each = |of: fn(&Counts) -> u64| per_second(of(b), of(a));
+        let latency: [u64; LATENCY_BUCKETS] = std::array::from_fn(|i| after.latency[i].saturating_sub(before.latency[i]));
+        let read_ahead = each(|c| c.read_ahead);
+        Some(Rates {
+            faults: std::array::from_fn(|i| per_second(b.faults[i], a.faults[i])),
+            p50_us: percentile_us(&latency, 0.5),
+            p99_us: percentile_us(&latency, 0.99),
+            out_bytes: each(|c| c.evicted) * PAGE,
+            in_bytes: each(|c| c.loaded) * PAGE,
+            read_ahead,
+            // Some are used a while after they were brought in.
+            read_ahead_used: (read_ahead > 0.0).then(|| (each(|c| c.read_ahead_used) / read_ahead).min(1.0)),
+            refaults: std::array::from_fn(|i| per_second(b.refaults[i], a.refaults[i])),
+            stall: ((a.stall_seconds - b.stall_seconds) / seconds).clamp(0.0, 1.0),
+            cpu: ((a.cpu_seconds - b.cpu_seconds) / seconds).max(0.0),
+            areas: after.areas.iter().map(|area| throughput(before, area, per_second)).collect(),
+        })
+    }
+
+    /// Faults of all kinds.
+    pub fn all_faults(&self) -> f64 {
+        self.faults.iter().sum()
+    }
+
+    /// Refaults of all distances.
+    pub fn all_refaults(&self) -> f64 {
+        self.refaults.iter().sum()
+    }
+}
+
+fn throughput(before: &Sample, area: &super::sample::Area, per_second: impl Fn(u64, u64) -> f64) -> (f64, f64) {
+    // By name: areas come and go. One that was not there has begun with nothing.
+    let same = before.areas.iter().find(|old| old.spec == area.spec);
+    let (read, written) = same.map_or((0, 0), |old| (old.read_bytes, old.write_bytes));
+    (per_second(read, area.read_bytes), per_second(written, area.write_bytes))
+}
+
+/// The middle of the bucket below which this share of the faults lies.
+pub fn percentile_us(buckets: &[u64; LATENCY_BUCKETS], share: f64) -> Option<f64> {
+    let total: u64 = buckets.iter().sum();
+    let wanted = ((total as f64 * share).ceil() as u64).max(1);
+    let mut seen = 0;
+    let at = buckets.iter().position(|count| {
+        seen += count;
+        seen >= wanted
+    })?;
+    let floor = latency_floor_ns(at);
+    let middle = if at + 1 < LATENCY_BUCKETS { floor.midpoint(latency_floor_ns(at + 1)) } else { floor };
+    Some(middle as f64 / 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn sample(value: Value) -> Sample {
+        Sample::read(&value)
+    }
+
+    #[test]
+    fn counts_become_rates_by_the_time_of_the_run() {
+        let before = sample(json!({
+            "elapsed_seconds": 10.0, "faults": { "pool": 100, "read_ahead_pages": 10, "read_ahead_used": 10 },
+            "evictions": { "pages": 5 }, "stall_seconds": { "some": 1.0 }, "work": { "cpu_seconds": 2.0 },
+            "areas": [{ "spec": "a", "read_bytes": 100, "write_bytes": 50 }], "refaults": [1, 0, 0, 8],
+        }));
+        let after = sample(json!({
+            "elapsed_seconds": 12.0, "faults": { "pool": 300, "device": 20, "read_ahead_pages": 30, "read_ahead_used": 15 },
+            "evictions": { "pages": 7 }, "stall_seconds": { "some": 1.5 }, "work": { "cpu_seconds": 2.5 },
+            "areas": [{ "spec": "b", "read_bytes": 40 }, { "spec": "a", "read_bytes": 300, "write_bytes": 50 }],
+            "refaults": [5, 0, 0, 10],
+        }));
+        let rates = Rates::between(&before, &after).unwrap();
+        assert_eq!((rates.faults, rates.all_faults()), ([0.0, 0.0, 0.0, 100.0, 10.0], 110.0));
+        assert_eq!((rates.out_bytes, rates.read_ahead, rates.read_ahead_used), (4096.0, 10.0, Some(0.25)));
+        assert_eq!((rates.stall, rates.cpu), (0.25, 0.25));
+        assert_eq!(rates.areas, [(20.0, 0.0), (100.0, 0.0)], "by name, not by place");
+        assert_eq!((rates.refaults, rates.all_refaults()), ([2.0, 0.0, 0.0, 1.0], 3.0));
+    }
+
+    #[test]
+    fn latency_is_that_of_the_time_between() {
+        let at = |pairs: Value, seconds: f64| sample(json!({ "elapsed_seconds": seconds, "fault_latency_histogram": pairs }));
+        let (before, after) = (at(json!([[1024.0, 1000]]), 1.0), at(json!([[8.192, 99], [131.072, 1], [1024.0, 1000]]), 2.0));
+        let rates = Rates::between(&before, &after).unwrap();
+        assert!(rates.p50_us.is_some_and(|us| (8.192..9.3).contains(&us)), "{rates:?}");
+        assert_eq!(rates.p50_us, rates.p99_us);
+        let idle = Rates::between(&after, &at(json!([[8.192, 99], [131.072, 1], [1024.0, 1000]]), 3.0)).unwrap();
+        assert_eq!((idle.p50_us, idle.p99_us, idle.read_ahead_used), (None, None, None));
+    }
+
+    #[test]
+    fn nothing_is_below_nothing_and_no_time_is_no_rate() {
+        let one = sample(json!({ "elapsed_seconds": 1.0, "faults": { "pool": 9 }, "stall_seconds": { "some": 5.0 } }));
+        let less = sample(json!({ "elapsed_seconds": 2.0, "faults": { "pool": 3 } }));
+        let rates = Rates::between(&one, &less).unwrap();
+        assert_eq!((rates.all_faults(), rates.stall), (0.0, 0.0));
+        assert_eq!(Rates::between(&less, &less), None);
+    }
+}
