@@ -14,7 +14,7 @@ dir=$(mktemp -d /var/tmp/lowtide-deb.XXXXXX)
 trap 'exit 1' TERM INT HUP
 trap 'umount -R "$dir/proc" "$dir/dev" 2>/dev/null; rm -rf --one-file-system "$dir"' EXIT
 echo "$(basename "$deb") on Debian $suite"
-mmdebstrap --quiet --variant=apt "$suite" "$dir"
+mmdebstrap --quiet --variant=apt --include=libcap2-bin "$suite" "$dir"
 cp "$deb" "$dir/tmp/lowtide.deb"
 mount -t proc proc "$dir/proc"
 mount --rbind /dev "$dir/dev"
@@ -22,7 +22,7 @@ inside() { chroot "$dir" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LA
 
 before=$(inside sh -c 'find / -xdev -path "*lowtide*" -not -path "/tmp/*"')
 [ -z "$before" ] || fail "there before it is installed: $before"
-inside apt-get install -qq --no-install-recommends /tmp/lowtide.deb libcap2-bin >"$dir/tmp/log" 2>&1 || { cat "$dir/tmp/log" >&2; fail "it can't be installed"; }
+inside apt-get install -qq --no-install-recommends /tmp/lowtide.deb >"$dir/tmp/log" 2>&1 || { cat "$dir/tmp/log" >&2; fail "it can't be installed"; }
 inside lowtide --version
 
 for file in man/man1/lowtide.1.gz man/man1/lowtide-run.1.gz man/man1/lowtide-swapoff.1.gz doc/lowtide/copyright doc/lowtide/LICENSE-APACHE \

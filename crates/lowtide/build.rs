@@ -1,7 +1,8 @@
 //! Builds the agent (crates/lowtide-agent) so that the binary can carry it inside: copying `lowtide` is installing it.
 //!
-//! The agent is a cdylib without `std` and always a release build, whatever the profile of the command line; a nested cargo with
-//! its own target directory builds it, because the features of shared dependencies must not be unified with those of this crate.
+//! The agent is a cdylib without `std` and always a release build, whatever the profile of the command line; a nested cargo
+//! with its own target directory builds it, because the features of shared dependencies must not be unified with those of this
+//! crate.
 
 use std::env;
 use std::fs;
@@ -74,8 +75,8 @@ fn watch(repository: &Path) {
     }
 }
 
-/// Out of the repository (the sources come from a registry): makes a package in `dir` whose only dependency is the agent of this version,
-/// and returns its manifest. Cargo can build a dependency by itself, and takes the profile from this manifest.
+/// Out of the repository (the sources come from a registry): makes a package in `dir` whose only dependency is the agent of
+/// this version, and returns its manifest. Cargo can build a dependency by itself, and takes the profile from this manifest.
 fn package(here: &Path, dir: &Path) -> PathBuf {
     let version = var("CARGO_PKG_VERSION");
     let text = format!(
@@ -86,7 +87,8 @@ fn package(here: &Path, dir: &Path) -> PathBuf {
          [profile.release]\npanic = \"abort\"\nlto = \"thin\"\ncodegen-units = 4\n"
     );
     let write = |name: &str, text: &str| {
-        fs::write(dir.join(name), text).unwrap_or_else(|error| fail(&format!("can't write {}: {error}", dir.join(name).display())));
+        fs::write(dir.join(name), text)
+            .unwrap_or_else(|error| fail(&format!("can't write {}: {error}", dir.join(name).display())));
     };
     fs::create_dir_all(dir.join("src")).unwrap_or_else(|error| fail(&format!("can't make {}: {error}", dir.display())));
     write("Cargo.toml", &text);

@@ -30,8 +30,9 @@ pub fn man(command: Option<&str>) -> Result<u8, Failure> {
 /// # Errors
 /// One of them can't be written.
 pub fn man_pages(dir: &Path) -> Result<u8, Failure> {
-    clap_mangen::generate_to(Cli::command(), dir)
-        .map_err(|error| Failure::usage(format!("can't write manual pages into {}: {error}; name a directory that exists", dir.display())))?;
+    clap_mangen::generate_to(Cli::command(), dir).map_err(|error| {
+        Failure::usage(format!("can't write manual pages into {}: {error}; name a directory that exists", dir.display()))
+    })?;
     Ok(0)
 }
 

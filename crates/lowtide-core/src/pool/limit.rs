@@ -34,8 +34,8 @@ impl Limit {
     }
 
     /// THE predicate: whether the pool takes objects now. It stops when a span did not fit under the limit ([`Limit::reserve`])
-    /// or the limit was set below what it holds, and goes on once it holds less than `accept_percent` of the limit. What it holds
-    /// is counted in bytes that objects take, not frames: room inside spans that frees have left is room.
+    /// or the limit was set below what it holds, and goes on once it holds less than `accept_percent` of the limit. What it
+    /// holds is counted in bytes that objects take, not frames: room inside spans that frees have left is room.
     pub(crate) fn accepts(&self) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         let held = self.held.load(Ordering::Relaxed);

@@ -42,8 +42,8 @@ pub(super) struct Inner {
     pub caches: u16,
     /// Slots in use that this process has freed while a forked child still refers to them.
     pub zombies: u16,
-    /// How many orders the largest aligned free run is below a whole cluster, at least; [`ORDERS`] if no slot is free. Allocations
-    /// leave it as it is: the search that finds less than it promises corrects it.
+    /// How many orders the largest aligned free run is below a whole cluster, at least; [`ORDERS`] if no slot is free.
+    /// Allocations leave it as it is: the search that finds less than it promises corrects it.
     below: u8,
     /// The order that the cluster serves, from its first slot until it is empty again.
     pub order: u8,

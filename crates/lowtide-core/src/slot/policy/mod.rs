@@ -62,7 +62,8 @@ pub(super) trait Trier {
     /// Tries one cluster, of the first list of several that holds one.
     fn try_first(&mut self, lists: &mut dyn Iterator<Item = ListId>) -> Option<u64>;
 
-    /// Tries the clusters of a level of the index, and of a zone, until one is as it says. (It always is, unless other threads are at it.)
+    /// Tries the clusters of a level of the index, and of a zone, until one is as it says. (It always is, unless other threads
+    /// are at it.)
     fn try_level(&mut self, level: Level, zone: Zone) -> Option<u64>;
 }
 
