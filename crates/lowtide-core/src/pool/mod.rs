@@ -14,7 +14,6 @@
 mod compact;
 mod gaps;
 mod handle;
-mod limit;
 mod shelf;
 mod span;
 mod validate;
@@ -22,6 +21,7 @@ mod validate;
 use rustix::io::Errno;
 
 use crate::frame::{FrameNo, Frames, LIST_FRAMES};
+use crate::limit::Limit;
 use crate::lock::rank;
 use crate::percpu::{self, CacheAligned};
 use crate::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
@@ -34,7 +34,6 @@ use span::{MAX_FRAMES, Span, granules, need};
 pub use crate::codec::MAX_COMPRESSED;
 pub use compact::Moved;
 pub use handle::Handle;
-pub(crate) use limit::Limit;
 pub use validate::Broken;
 
 /// Shortest object that is kept raw.

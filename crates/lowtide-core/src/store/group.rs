@@ -13,7 +13,7 @@
 use super::Store;
 use super::shrink::takes_writes;
 use super::table_word::{Made, Object, Word};
-use crate::pool::Limit;
+use crate::limit::Limit;
 use crate::slot::{Area, AreaRef, CLUSTER_SLOTS, Clock};
 use core::sync::atomic::{AtomicU16, Ordering};
 
