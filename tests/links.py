@@ -4,7 +4,6 @@ Prints each that is not, as FILE:LINE, and exits with 1.
 """
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,11 +15,10 @@ FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 PLACES = ("crates/", "docs/", "tests/", "demo/", "contrib/", "python/", "fuzz/")
 
 
-def tracked(*patterns: str) -> list[Path]:
-    """Files of the repository, new ones included."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns]
-    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
-    return [ROOT / name for name in names if (ROOT / name).exists()]
+def pages() -> list[Path]:
+    """All documents, but what was built or installed."""
+    found = (page.relative_to(ROOT) for page in ROOT.rglob("*.md"))
+    return sorted(ROOT / page for page in found if not {"target", ".git", "node_modules"} & set(page.parts))
 
 
 def anchors(page: Path) -> set[str]:
@@ -69,7 +67,7 @@ def wrong_names(text: str, targets: set[str]) -> list[tuple[int, str]]:
 def main() -> int:
     targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.M))
     failed = False
-    for page in tracked("*.md"):
+    for page in pages():
         text = page.read_text()
         for at, what in sorted(wrong_links(page, text) + wrong_names(text, targets)):
             failed = True
