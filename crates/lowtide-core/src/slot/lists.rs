@@ -11,13 +11,14 @@ use rustix::io::Errno;
 
 use super::cluster::{Cluster, Inner, ListState, ORDERS};
 use super::index::{Index, Level};
-use super::policy::BUCKETS;
 use crate::lock::rank;
 use crate::percpu::{CacheAligned, Zone};
 use crate::sync::{Array, Guard, Lock};
 use crate::table::{Table, Zeroed};
 use crate::vm::OnFork;
 
+/// Buckets of frag lists for each order: a policy may use fewer.
+pub(super) const BUCKETS: usize = ORDERS;
 const COUNT: usize = 3 + ORDERS + ORDERS * BUCKETS;
 
 /// One of the lists of an area.

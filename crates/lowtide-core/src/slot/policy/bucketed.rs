@@ -8,9 +8,9 @@
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use super::{BUCKETS, Search, Tried, Trier, by_latest_change};
+use super::{Search, Tried, Trier, by_latest_change};
 use crate::slot::cluster::{CLUSTER_SLOTS, Inner, ListState, ORDERS};
-use crate::slot::lists::{ListId, Place};
+use crate::slot::lists::{BUCKETS, ListId, Place};
 
 /// Shares are kept in 65536ths.
 const ONE: u32 = 1 << 16;

@@ -10,11 +10,8 @@ use alloc::boxed::Box;
 
 use super::cluster::{CLUSTER_SLOTS, Inner, MAX_ORDER};
 use super::index::Level;
-use super::lists::{ListId, Place};
+use super::lists::{BUCKETS, ListId, Place};
 use crate::percpu::Zone;
-
-/// Buckets of frag lists for each order: a policy may use fewer.
-pub(super) const BUCKETS: usize = MAX_ORDER as usize + 1;
 
 /// How fragmented clusters are searched.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
