@@ -11,7 +11,8 @@ FUZZ_FLAGS := -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
 # Built elsewhere: what can be made to fail must never be taken for what is shipped.
 FAULTS := $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide --features faults --test faults
 
-.PHONY: build demo test model fuzz faults soak overhead table picture programs header crate wheel test-python lab race fmt lint clean setup help
+.PHONY: build demo test model fuzz faults soak overhead forktime table picture programs header crate deb test-deb deny wheel test-python lab race fmt \
+	links lint clean setup help
 
 build: ## target/release/lowtide: one file, the agent inside
 	$(CARGO) build --release
@@ -19,7 +20,7 @@ build: ## target/release/lowtide: one file, the agent inside
 demo: setup build ## a real program natively and in 40 % of its memory
 	$(PYTHON) demo/demo.py
 
-test: setup fmt lint model ## formatting, lints, model checks, unit tests, real programs under limits
+test: setup fmt links lint model ## formatting, links, lints, model checks, unit tests, real programs under limits
 	$(CARGO) test --release --workspace --exclude lowtide-agent
 
 model: ## model checking with loom and shuttle
@@ -59,8 +60,21 @@ programs: setup build ## runtimes, databases, tools that others wrote: docs/prog
 header: ## lowtide.h, of the code of crates/lowtide-c
 	LOWTIDE_WRITE_HEADER=1 $(CARGO) test --release -p lowtide-c the_header
 
-crate: ## the packages of the library for Rust, in target/package, tried from a project of its own
+crate: ## the packages for a registry, in target/package; the library and the command built from them, elsewhere
 	@tests/crate.sh $(TARGET)
+
+deb: build ## the Debian package of the command, in target/debian
+	@tests/setup.sh deb
+	@contrib/deb/build.sh $(TARGET)
+
+test-deb: deb ## the package in a fresh Debian root, and programs under it; as root
+	@tests/setup.sh test-deb
+	@tests/deb.sh $(TARGET)
+
+deny: ## licences, advisories, duplicates and sources of dependencies (deny.toml)
+	@tests/setup.sh deny
+	PATH="$(abspath $(TARGET))/tools/bin:$$PATH" $(CARGO) deny --all-features check
+	PATH="$(abspath $(TARGET))/tools/bin:$$PATH" $(CARGO) deny --manifest-path python/Cargo.toml check
 
 wheel: setup ## the Python package, in target/wheels
 	@tests/setup.sh wheel
@@ -83,6 +97,9 @@ lint: setup ## warnings are errors
 	$(CARGO) clippy --release --workspace --exclude lowtide-agent --all-targets -- -D warnings
 	$(CARGO) clippy --release -p lowtide-agent -- -D warnings
 
+links: ## what the documents name is there
+	python3 tests/links.py
+
 setup: ## installs what is missing
 	@tests/setup.sh
 
@@ -90,4 +107,4 @@ clean:
 	$(CARGO) clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1: /p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile

@@ -1,21 +1,35 @@
 #!/usr/bin/env bash
-# Packs the crates of the library, and runs an example against what is in the packages, in a project of its own.
+# crate.sh TARGET: packs all crates that are published, and uses the packages as their users will, from a registry (here: a directory in
+# its place, with copies of what others wrote): an example of the library in a project of its own, and `cargo install lowtide`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath -m "$1")
-crates=(lowtide-core lowtide-pager lowtide-region lowtide)
-# Without the command line, whose agent is not in its package.
-cargo package --quiet --allow-dirty --no-default-features --target-dir "$target" "${crates[@]/#/--package=}"
+# In the order in which they are published.
+crates=(lowtide-core lowtide-pager lowtide-region lowtide-agent lowtide)
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+# Not verified one by one: a package of the agent is to be had from a registry only, so all are tried together below.
+cargo package --quiet --allow-dirty --no-verify --target-dir "$target" "${crates[@]/#/--package=}"
+
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
-mkdir -p "$dir/user/src"
-{
-	printf '[package]\nname = "user"\nversion = "0.0.0"\nedition = "2024"\n\n[dependencies]\nfastrand = "2"\n'
-	printf 'lowtide = { version = "0.1", default-features = false }\n\n[patch.crates-io]\n'
-	for crate in "${crates[@]}"; do
-		tar -xzf "$target/package/$crate-0.1.0.crate" -C "$dir"
-		echo "$crate = { path = \"../$crate-0.1.0\" }"
+mkdir -p "$dir/cargo-home" "$dir/user/src"
+cargo vendor --quiet --locked --versioned-dirs "$dir/vendor" >/dev/null
+printf '[source.crates-io]\nreplace-with = "copies"\n[source.copies]\ndirectory = "%s"\n' "$dir/vendor" >"$dir/cargo-home/config.toml"
+for crate in "${crates[@]}"; do
+	package=$target/package/$crate-$version.crate
+	tar -xzf "$package" -C "$dir/vendor"
+	for file in LICENSE-MIT LICENSE-APACHE Cargo.lock; do
+		[ -f "$dir/vendor/$crate-$version/$file" ] || { echo "crate.sh: $file is not in the package of $crate" >&2; exit 1; }
 	done
-} >"$dir/user/Cargo.toml"
+	printf '{"files":{},"package":"%s"}' "$(sha256sum "$package" | cut -d' ' -f1)" >"$dir/vendor/$crate-$version/.cargo-checksum.json"
+done
+
+printf '[package]\nname = "user"\nversion = "0.0.0"\nedition = "2024"\n\n[dependencies]\nfastrand = "2"\n%s\n' \
+	"lowtide = { version = \"$version\", default-features = false }" >"$dir/user/Cargo.toml"
 sed 's/lowtide_region/lowtide/' crates/lowtide-region/examples/cache.rs >"$dir/user/src/main.rs"
-cargo run --quiet --release --manifest-path "$dir/user/Cargo.toml" --target-dir "$target/crate-test"
+cd "$dir"
+export CARGO_HOME=$dir/cargo-home
+cargo run --quiet --release --offline --manifest-path user/Cargo.toml --target-dir "$target/crate-test"
+cargo install --quiet --locked --offline --target-dir "$target/crate-test" --root "$dir/root" lowtide
+"$dir/root/bin/lowtide" --version
+"$dir/root/bin/lowtide" run --ram 64M -- python3 -c 'a = [bytes([i % 256, i % 251]) * 2048 for i in range(32768)]; assert all(p[9] == i % 251 for i, p in enumerate(a))'

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what building, testing and the demonstration need, and nothing that is there already. `setup.sh race`: also what the race runs; `picture`: what draws a terminal.
+# Installs what building, testing and the demonstration need, and nothing that is there already. With a word, also what else that needs: race, wheel, picture, deb, test-deb, deny.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
@@ -29,16 +29,22 @@ need memtester memtester
 need strace strace
 need pkg-config pkg-config
 need c++ g++
-race=${1:-}
-[ -z "$race" ] || [ "$race" = race ] || [ "$race" = wheel ] || [ "$race" = picture ] || fail "\`$race\`? There are: race, wheel, picture"
-wheel= picture=
-if [ "$race" = wheel ]; then race= wheel=wheel; fi
-if [ "$race" = picture ]; then race= picture=picture; need tmux tmux; fi
-if [ -n "$race" ]; then
+for_what=${1:-}
+case $for_what in '' | race | wheel | picture | deb | test-deb | deny) ;; *) fail "\`$for_what\`? There are: race, wheel, picture, deb, test-deb, deny" ;; esac
+if [ "$for_what" = picture ]; then need tmux tmux; fi
+if [ "$for_what" = race ]; then
 	need sort coreutils
 	need node nodejs
 	need swapon mount
 	need mkswap util-linux
+fi
+if [ "$for_what" = deb ]; then
+	need dpkg-shlibdeps dpkg-dev
+	need python3 python3
+fi
+if [ "$for_what" = test-deb ]; then
+	need mmdebstrap mmdebstrap
+	need unshare util-linux
 fi
 command -v cc >/dev/null && { echo '#include <stdio.h>' | cc -E - >/dev/null 2>&1 || packages+=(libc6-dev); }
 # python3 on PATH may be a version manager's, without what an environment needs; then the system's own does.
@@ -73,17 +79,25 @@ if ! has_numpy; then
 	"$(python_for_venv)" -m venv --clear "$target/venv"
 	"$target/venv/bin/pip" install --quiet --disable-pip-version-check 'numpy>=1.26,<3' </dev/null
 fi
-if [ -n "$race" ] && ! "$target/venv/bin/python" -c 'import duckdb' 2>/dev/null; then
+if [ "$for_what" = race ] && ! "$target/venv/bin/python" -c 'import duckdb' 2>/dev/null; then
 	say "adding duckdb to $target/venv"
 	"$target/venv/bin/pip" install --quiet --disable-pip-version-check duckdb </dev/null
 fi
-if [ -n "$wheel" ] && [ ! -x "$target/wheel-venv/bin/maturin" ]; then
+if [ "$for_what" = wheel ] && [ ! -x "$target/wheel-venv/bin/maturin" ]; then
 	say "making a Python environment with maturin in $target/wheel-venv"
 	"$(python_for_venv)" -m venv --clear "$target/wheel-venv"
 	"$target/wheel-venv/bin/pip" install --quiet --disable-pip-version-check 'maturin>=1.7,<2' </dev/null
 fi
-if [ -n "$picture" ] && ! "$target/venv/bin/python" -c 'import rich' 2>/dev/null; then
+if [ "$for_what" = picture ] && ! "$target/venv/bin/python" -c 'import rich' 2>/dev/null; then
 	say "adding rich to $target/venv"
 	"$target/venv/bin/pip" install --quiet --disable-pip-version-check 'rich>=14,<16' </dev/null
 fi
+# Tools of cargo, in these versions.
+tool() {
+	PATH=$target/tools/bin:$PATH command -v "$1" >/dev/null && return
+	say "building $1 $2 (some minutes)"
+	cargo install --quiet --locked --root "$target/tools" --version "$2" "$1"
+}
+if [ "$for_what" = deb ]; then tool cargo-deb 3.8.0; fi
+if [ "$for_what" = deny ]; then tool cargo-deny 0.20.2; fi
 say "all there"

@@ -1,36 +1,37 @@
 //! Builds the agent (crates/lowtide-agent) so that the binary can carry it inside: copying `lowtide` is installing it.
 //!
-//! The agent is a cdylib without `std` and always a release build, whatever the profile of the command line; a nested cargo with
-//! its own target directory builds it, because the features of shared dependencies must not be unified with those of this crate.
+//! The agent is a cdylib without `std` and always a release build, whatever the profile of the command line; a nested cargo
+//! with its own target directory builds it, because the features of shared dependencies must not be unified with those of this
+//! crate.
 
 use std::env;
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
     // A library has no agent.
     if env::var_os("CARGO_FEATURE_CLI").is_none() {
-        return println!("cargo::rerun-if-changed=build.rs");
+        return;
     }
-    let here = PathBuf::from(var("CARGO_MANIFEST_DIR"));
-    let root = here.join("../..");
-    for path in ["Cargo.toml", "Cargo.lock", "crates/lowtide-agent/build.rs"] {
-        println!("cargo::rerun-if-changed={}", root.join(path).display());
-    }
-    for name in ["lowtide-agent", "lowtide-pager", "lowtide-core"] {
-        for part in ["src", "Cargo.toml"] {
-            println!("cargo::rerun-if-changed={}", root.join("crates").join(name).join(part).display());
-        }
-    }
-    println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=LOWTIDE_AGENT_DEBUG");
+    let here = PathBuf::from(var("CARGO_MANIFEST_DIR"));
+    let out = PathBuf::from(var("OUT_DIR"));
+    let repository = here.join("../..");
+    let manifest = if repository.join("crates/lowtide-agent").is_dir() {
+        watch(&repository);
+        repository.join("Cargo.toml")
+    } else {
+        package(&here, &out.join("agent-package"))
+    };
 
     // A command line linked with musl still preloads its agent into glibc programs.
     let target = var("TARGET").replace("musl", "gnu");
-    let out = PathBuf::from(var("OUT_DIR")).join("agent-target");
+    let out = out.join("agent-target");
     let mut cargo = Command::new(var("CARGO"));
     cargo.args(["build", "--package", "lowtide-agent", "--release"]);
-    cargo.arg("--manifest-path").arg(root.join("Cargo.toml")).arg("--target-dir").arg(&out).args(["--target", &target]);
+    cargo.arg("--manifest-path").arg(manifest).arg("--target-dir").arg(&out).args(["--target", &target]);
     if outer_cargo_is_offline() {
         cargo.arg("--offline");
     }
@@ -62,6 +63,43 @@ fn main() {
     println!("cargo::rustc-env=LOWTIDE_AGENT_SO={}", agent.display());
 }
 
+/// In the repository: what the agent is built of.
+fn watch(repository: &Path) {
+    for path in ["Cargo.toml", "Cargo.lock", "crates/lowtide-agent/build.rs"] {
+        println!("cargo::rerun-if-changed={}", repository.join(path).display());
+    }
+    for name in ["lowtide-agent", "lowtide-pager", "lowtide-core"] {
+        for part in ["src", "Cargo.toml"] {
+            println!("cargo::rerun-if-changed={}", repository.join("crates").join(name).join(part).display());
+        }
+    }
+}
+
+/// Out of the repository (the sources come from a registry): makes a package in `dir` whose only dependency is the agent of
+/// this version, and returns its manifest. Cargo can build a dependency by itself, and takes the profile from this manifest.
+fn package(here: &Path, dir: &Path) -> PathBuf {
+    let version = var("CARGO_PKG_VERSION");
+    let text = format!(
+        "[package]\nname = \"agent-package\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n\
+         [dependencies]\nlowtide-agent = \"={version}\"\n\n\
+         [features]\nfaults = [\"lowtide-agent/faults\"]\n\n\
+         [workspace]\n\n\
+         [profile.release]\npanic = \"abort\"\nlto = \"thin\"\ncodegen-units = 4\n"
+    );
+    let write = |name: &str, text: &str| {
+        fs::write(dir.join(name), text)
+            .unwrap_or_else(|error| fail(&format!("can't write {}: {error}", dir.join(name).display())));
+    };
+    fs::create_dir_all(dir.join("src")).unwrap_or_else(|error| fail(&format!("can't make {}: {error}", dir.display())));
+    write("Cargo.toml", &text);
+    write("src/lib.rs", "");
+    // The versions that the two have in common are the command line's.
+    if let Ok(lock) = fs::read_to_string(here.join("Cargo.lock")) {
+        write("Cargo.lock", &lock);
+    }
+    dir.join("Cargo.toml")
+}
+
 fn var(name: &str) -> String {
     env::var(name).unwrap_or_else(|_| fail(&format!("cargo doesn't set {name}")))
 }
@@ -75,6 +113,6 @@ fn fail(message: &str) -> ! {
 /// the configuration reach the nested one by themselves).
 fn outer_cargo_is_offline() -> bool {
     let parent = std::os::unix::process::parent_id();
-    std::fs::read(format!("/proc/{parent}/cmdline"))
+    fs::read(format!("/proc/{parent}/cmdline"))
         .is_ok_and(|line| line.split(|&b| b == 0).any(|arg| arg == b"--offline" || arg == b"--frozen"))
 }

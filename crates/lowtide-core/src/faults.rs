@@ -1,5 +1,5 @@
-//! Failures made on purpose: one call of a kind fails in a chosen way, and all calls are counted, so that a test can let each of
-//! them fail in turn. Only in unit tests and with the cargo feature `faults`, which nothing that is shipped has.
+//! Failures made on purpose: one call of a kind fails in a chosen way, and all calls are counted, so that a test can let each
+//! of them fail in turn. Only in unit tests and with the cargo feature `faults`, which nothing that is shipped has.
 
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 

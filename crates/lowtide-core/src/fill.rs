@@ -1,6 +1,6 @@
 //! Pages that are all zeros, or one word repeated.
 
-use crate::store::Page;
+use crate::vm::Page;
 
 cpufeatures::new!(avx2, "avx2");
 

@@ -1,9 +1,10 @@
-//! The handshake of a fork: a parent serves the memory of its child until the child can do so itself, and not a moment longer. Two
-//! processes on a word of shared memory, which is zero at first; either may be killed at any instruction, which is for others to find out.
+//! The handshake of a fork: a parent serves the memory of its child until the child can do so itself, and not a moment longer.
+//! Two processes on a word of shared memory, which is zero at first; either may be killed at any instruction, which is for
+//! others to find out.
 //!
-//! The child says that it is ready, or that it never will be and wants all of its memory at once; the parent, which may have stopped waiting by
-//! then, says that it has let go. What the parent did to the child's memory happened before that, and what the child does with it comes after.
-//! Unless the child was ready, all of its memory is there.
+//! The child says that it is ready, or that it never will be and wants all of its memory at once; the parent, which may have
+//! stopped waiting by then, says that it has let go. What the parent did to the child's memory happened before that, and what
+//! the child does with it comes after. Unless the child was ready, all of its memory is there.
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 
@@ -29,8 +30,8 @@ impl Handshake {
         let _ = self.0.compare_exchange(BEGUN, READY, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Child: it can't serve itself, and all of its memory must be there before the parent lets go. No effect if the parent has let go already:
-    /// then it is.
+    /// Child: it can't serve itself, and all of its memory must be there before the parent lets go. No effect if the parent has
+    /// let go already: then it is.
     pub fn want_all(&self) {
         let _ = self.0.compare_exchange(BEGUN, WANTS_ALL, Ordering::AcqRel, Ordering::Acquire);
     }
@@ -62,8 +63,8 @@ impl Handshake {
     }
 }
 
-/// All orders of events of a parent that gives up waiting after a round or two and a child that takes its time; and the same with a step
-/// missing, which has to fail.
+/// All orders of events of a parent that gives up waiting after a round or two and a child that takes its time; and the same
+/// with a step missing, which has to fail.
 #[cfg(all(test, feature = "loom"))]
 mod models {
     use super::*;
@@ -82,8 +83,8 @@ mod models {
     // SAFETY: as above.
     unsafe impl Send for Fork {}
 
-    /// What the child does when it is there; whether it finds that its memory is its own, and then whether it relies on all of it being there.
-    /// (If not its own, it would look again.)
+    /// What the child does when it is there; whether it finds that its memory is its own, and then whether it relies on all of
+    /// it being there. (If not its own, it would look again.)
     type Child = fn(&Handshake) -> Option<bool>;
 
     fn by_the_rules(handshake: &Handshake) -> Option<bool> {

@@ -9,8 +9,9 @@ use rustix::fs::{Mode, OFlags};
 /// Most CPUs that are told apart; beyond that, two share what is kept per CPU.
 pub const MAX_CPUS: usize = 1024;
 
-/// Number of the CPU that this thread runs on, below [`count`]. Stale as soon as it is known: what is kept per CPU has a lock, and
-/// a stale number costs a lock of another CPU, never a wrong result. Costs a nanosecond or two where one instruction tells it.
+/// Number of the CPU that this thread runs on, below [`count`]. Stale as soon as it is known: what is kept per CPU has a lock,
+/// and a stale number costs a lock of another CPU, never a wrong result. Costs a nanosecond or two where one instruction tells
+/// it.
 #[inline]
 pub fn current() -> usize {
     // Models replay the same decisions.
@@ -52,8 +53,8 @@ mod rdpid {
     #[inline]
     fn read() -> usize {
         let id: u64;
-        // SAFETY: the processor has the instruction; it only reads a register that Linux fills with the numbers of CPU (the lower
-        // 12 bits) and node.
+        // SAFETY: the processor has the instruction; it only reads a register that Linux fills with the numbers of CPU (the
+        // lower 12 bits) and node.
         unsafe { core::arch::asm!("rdpid {}", out(reg) id, options(nomem, nostack, preserves_flags)) };
         (id & 0xfff) as usize
     }

@@ -1,4 +1,5 @@
-//! The steps of a fork, at each of which a test kills the process, to see what becomes of the others. In what is shipped they are nothing.
+//! The steps of a fork, at each of which a test kills the process, to see what becomes of the others. In what is shipped they
+//! are nothing.
 
 /// Whose step it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,5 +1,5 @@
-//! What the data structures that are model-checked build on: locks, atomics and words to sleep on, or with the feature `loom` or `shuttle` those of
-//! the model checker.
+//! What the data structures that are model-checked build on: locks, atomics and words to sleep on, or with the feature `loom`
+//! or `shuttle` those of the model checker.
 
 #[cfg(not(any(feature = "loom", feature = "shuttle")))]
 mod futex;

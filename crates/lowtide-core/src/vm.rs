@@ -3,8 +3,8 @@
 //!
 //! A mapping has an inaccessible guard page on each side: the kernel then never merges it with a mapping of the program.
 //! The table of own ranges only grows: the address range of a mapping that is no longer needed is kept, empty, for the next
-//! mapping of about the same length ([`Mapping::retire`]). Pages are given back with [`Mapping::discard`]. What may become large is
-//! reserved as address space first and opened as it grows ([`reserve`], [`Mapping::open`]): so is that table itself.
+//! mapping of about the same length ([`Mapping::retire`]). Pages are given back with [`Mapping::discard`]. What may become
+//! large is reserved as address space first and opened as it grows ([`reserve`], [`Mapping::open`]): so is that table itself.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
@@ -17,8 +17,11 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 /// Bytes in a page. lowtide supports 4 KiB pages only.
 pub const PAGE_SIZE: usize = 4096;
 
-/// Most ranges of the table: address space for 32 MiB. What lowtide maps in one process is a few dozen; what a chain of forks leaves
-/// behind in its last child is some more for each.
+/// The bytes of one page.
+pub type Page = [u8; PAGE_SIZE];
+
+/// Most ranges of the table: address space for 32 MiB. What lowtide maps in one process is a few dozen; what a chain of forks
+/// leaves behind in its last child is some more for each.
 const MAX_OWN: usize = 1 << 20;
 /// Ranges for which the table is opened at a time.
 const OPENED: usize = 1 << 10;
@@ -120,8 +123,8 @@ pub fn map(len: usize, on_fork: OnFork) -> Result<Mapping, Errno> {
     Ok(mapping)
 }
 
-/// Reserves `len` bytes (rounded up to pages) of address space, inaccessible until [`Mapping::open`], and enters them into the table of
-/// own ranges. Costs no memory, and nothing of what the kernel allows to be committed.
+/// Reserves `len` bytes (rounded up to pages) of address space, inaccessible until [`Mapping::open`], and enters them into the
+/// table of own ranges. Costs no memory, and nothing of what the kernel allows to be committed.
 ///
 /// # Errors
 /// `NOMEM` when the kernel refuses.
@@ -227,9 +230,9 @@ fn enter(open: &mut usize, start: usize, end: usize, whose: Whose) -> Result<(),
     Ok(())
 }
 
-/// Calls `f` unless `start .. end` touches lowtide's own memory; no mapping of lowtide's own comes to be meanwhile. For what must
-/// never happen to own memory: the program may have unmapped a range, and lowtide mapped something there, since the range was
-/// looked up.
+/// Calls `f` unless `start .. end` touches lowtide's own memory; no mapping of lowtide's own comes to be meanwhile. For what
+/// must never happen to own memory: the program may have unmapped a range, and lowtide mapped something there, since the range
+/// was looked up.
 pub fn unless_own<R>(start: usize, end: usize, f: impl FnOnce() -> R) -> Option<R> {
     let _making = MAKING.lock();
     let mut own = false;
@@ -317,7 +320,8 @@ impl Mapping {
         populated
     }
 
-    /// Gives all memory of the mapping back and leaves its address range, inaccessible, to a later [`map`] of about the same length.
+    /// Gives all memory of the mapping back and leaves its address range, inaccessible, to a later [`map`] of about the same
+    /// length.
     ///
     /// # Safety
     /// Nobody may use the mapping, or a copy of it, from here on.

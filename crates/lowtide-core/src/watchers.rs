@@ -1,8 +1,9 @@
-//! Which of several threads watch what all of them serve, and which sleep aside until they are called, because being woken in vain costs
-//! them more. One that watches may have to wait for something else: then it goes away, for a while.
+//! Which of several threads watch what all of them serve, and which sleep aside until they are called, because being woken in
+//! vain costs them more. One that watches may have to wait for something else: then it goes away, for a while.
 //!
-//! As long as one is not away, one watches, or was called and is about to. A call is not lost: who is called after it began to step aside
-//! watches again. (These are monitors; why they step aside, and whom they call, is the affair of `lowtide-agent`'s watch.rs.)
+//! As long as one is not away, one watches, or was called and is about to. A call is not lost: who is called after it began to
+//! step aside watches again. (These are monitors; why they step aside, and whom they call, is the affair of `lowtide-agent`'s
+//! watch.rs.)
 
 use crate::sync::Futex;
 use crate::sync::atomic::{AtomicU32, Ordering};
@@ -79,12 +80,12 @@ impl<const N: usize> Watchers<N> {
         }
     }
 
-    /// Thread `i`, which watches, is about to wait for something else: the others watch, and the last of them won't step aside until it is
-    /// [back](Watchers::back). May be said again.
+    /// Thread `i`, which watches, is about to wait for something else: the others watch, and the last of them won't step aside
+    /// until it is [back](Watchers::back). May be said again.
     pub fn leave(&self, i: usize) {
         if self.places[i].away.swap(1, Ordering::Relaxed) == 0 {
-            // Before the call: who has stepped aside by then was counted as aside before that, and is called; who has not finds that it is
-            // the last.
+            // Before the call: who has stepped aside by then was counted as aside before that, and is called; who has not finds
+            // that it is the last.
             self.watching.fetch_sub(1, Ordering::AcqRel);
         }
         self.call_all();
@@ -137,8 +138,8 @@ impl<const N: usize> Default for Watchers<N> {
     }
 }
 
-/// All orders of events of two or three that watch; and the same with a step missing or in another place, which has to fail. Where nobody
-/// watches and somebody has to, all threads of a model sleep, which is what loom finds.
+/// All orders of events of two or three that watch; and the same with a step missing or in another place, which has to fail.
+/// Where nobody watches and somebody has to, all threads of a model sleep, which is what loom finds.
 #[cfg(all(test, feature = "loom"))]
 mod models {
     use super::*;

@@ -1,8 +1,7 @@
 //! The private means of one thread that serves or evicts: its buffers, and which threads of the program wait for it.
 
 use arrayvec::ArrayVec;
-use lowtide_core::codec::Scratch;
-use lowtide_core::store::Page;
+use lowtide_core::store::{Page, Scratch};
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
 

@@ -3,6 +3,7 @@
 use crate::error::Failure;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -122,6 +123,16 @@ pub enum Command {
     Man {
         /// A command, like `run`; without, lowtide itself
         command: Option<String>,
+        /// Write the pages of lowtide and of all its commands into this directory
+        #[arg(long, value_name = "DIR", conflicts_with = "command")]
+        all: Option<PathBuf>,
+    },
+    /// Print the completions for a shell on standard output
+    #[command(hide = true)]
+    Completions {
+        /// bash, zsh, fish, elvish or powershell
+        #[arg(hide_possible_values = true)]
+        shell: Shell,
     },
 }
 

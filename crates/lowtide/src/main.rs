@@ -17,6 +17,7 @@ mod launch;
 mod live;
 mod machine;
 mod own_threads;
+mod pages;
 mod peer;
 mod plan;
 mod privilege;
@@ -36,8 +37,7 @@ mod top;
 mod tree;
 
 use crate::args::Command;
-use crate::error::{Failure, say};
-use clap::CommandFactory;
+use crate::error::say;
 use lowtide::size;
 use std::process::ExitCode;
 
@@ -57,7 +57,9 @@ fn main() -> ExitCode {
             Command::Swapon { pid, spec } => client::change::swapon(pid, &spec),
             Command::Swapoff { pid, spec } => client::swapoff::swapoff(pid, &spec),
             Command::Doctor => Ok(doctor::doctor()),
-            Command::Man { command } => man(command.as_deref()),
+            Command::Man { all: Some(dir), .. } => pages::man_pages(&dir),
+            Command::Man { command, all: None } => pages::man(command.as_deref()),
+            Command::Completions { shell } => Ok(pages::completions(shell)),
         },
     };
     match done {
@@ -67,19 +69,4 @@ fn main() -> ExitCode {
             ExitCode::from(failure.code)
         }
     }
-}
-
-/// Prints the manual page of lowtide, or of one of its commands.
-fn man(command: Option<&str>) -> Result<u8, Failure> {
-    let mut cli = args::Cli::command();
-    cli.build();
-    let page = match command {
-        None => cli,
-        Some(name) => match cli.find_subcommand(name) {
-            Some(found) => found.clone(),
-            None => return Err(Failure::usage(format!("`{name}` is not a command of lowtide; see `lowtide --help`"))),
-        },
-    };
-    let _ = clap_mangen::Man::new(page).render(&mut std::io::stdout());
-    Ok(0)
 }

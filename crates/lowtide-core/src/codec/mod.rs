@@ -9,10 +9,7 @@ use core::ffi::{c_char, c_int, c_void};
 // For its link attributes: the functions are in the library that this crate builds.
 use lz4_sys as _;
 
-use crate::pool::MAX_COMPRESSED;
-use crate::slot::Entry;
-use crate::store::{Page, StoreError};
-use crate::vm::PAGE_SIZE;
+use crate::vm::{PAGE_SIZE, Page};
 use zstd::Zstd;
 
 // lz4-sys lacks these two. Names and types are those of lz4.h.
@@ -38,48 +35,42 @@ pub enum Codec {
     Zstd(i32),
 }
 
-/// What one thread needs to store and load pages: 24 KiB of buffers, and address space for zstd, which takes some 100 KiB of it once a
-/// page is decompressed, and some 300 KiB once one is compressed. Make one per thread and keep it.
+/// Largest compressed page; what is longer is kept as it is.
+pub const MAX_COMPRESSED: usize = PAGE_SIZE / 8 * 7;
+
+/// What one thread needs to compress and decompress pages: 20 KiB of buffers, and address space for zstd, which takes some 100
+/// KiB of it once a page is decompressed, and some 300 KiB once one is compressed. Make one per thread and keep it.
 #[derive(Debug)]
-pub struct Scratch {
+pub struct Workspace {
     lz4: Vec<u64>,
     zstd: Zstd,
     /// A compressed page.
     pub bytes: Vec<u8>,
-    /// Where the thread goes on.
-    pub(crate) ends: Ends,
 }
 
-/// The slots behind those that a thread's latest pages got: its next ones are best put there.
-#[derive(Debug, Default)]
-pub(crate) struct Ends {
-    /// Of pages for a device.
-    pub on_device: Option<Entry>,
-    /// Pages in the slots before `on_device` that wait to be written (`store/gather.rs`).
-    pub gathered: usize,
-    /// Of pages in the pool.
-    pub in_pool: Option<Entry>,
-}
+/// The allocator or the kernel has no memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NoMemory;
 
-fn zeroed<T: Clone + Default>(len: usize) -> Result<Vec<T>, StoreError> {
+fn zeroed<T: Clone + Default>(len: usize) -> Result<Vec<T>, NoMemory> {
     let mut v = Vec::new();
-    v.try_reserve_exact(len).map_err(|_| StoreError::NoMemory)?;
-    // The optimizer must not make one call of `alloc_zeroed` of this: in the agent it does so when the symbol behind that, which nobody
-    // else calls, is gone already (thin LTO, rustc 1.95), and the agent can't be loaded then.
+    v.try_reserve_exact(len).map_err(|_| NoMemory)?;
+    // The optimizer must not make one call of `alloc_zeroed` of this: in the agent it does so when the symbol behind that,
+    // which nobody else calls, is gone already (thin LTO, rustc 1.95), and the agent can't be loaded then.
     v.resize(len, core::hint::black_box(T::default()));
     Ok(v)
 }
 
-impl Scratch {
+impl Workspace {
     /// Allocates the buffers. Nothing that is done with them allocates anything.
     ///
     /// # Errors
-    /// `NoMemory` when the allocator or the kernel has none.
-    pub fn new() -> Result<Scratch, StoreError> {
+    /// When the allocator or the kernel has no memory.
+    pub fn new() -> Result<Workspace, NoMemory> {
         // SAFETY: a pure function.
         let state = unsafe { LZ4_sizeofState() } as usize;
-        let zstd = Zstd::new().map_err(|_| StoreError::NoMemory)?;
-        Ok(Scratch { lz4: zeroed(state.div_ceil(8))?, zstd, bytes: zeroed(PAGE_SIZE)?, ends: Ends::default() })
+        let zstd = Zstd::new().map_err(|_| NoMemory)?;
+        Ok(Workspace { lz4: zeroed(state.div_ceil(8))?, zstd, bytes: zeroed(PAGE_SIZE)? })
     }
 
     /// Gives the memory of zstd's compressor back to the kernel; it is there again when a page is compressed.
@@ -89,18 +80,18 @@ impl Scratch {
 }
 
 impl Codec {
-    /// Compresses a page into the front of `scratch.bytes` and returns how long it is there; `None` if it does not fit into
+    /// Compresses a page into the front of `workspace.bytes` and returns how long it is there; `None` if it does not fit into
     /// [`MAX_COMPRESSED`] bytes.
-    pub fn compress(self, page: &Page, scratch: &mut Scratch) -> Option<usize> {
+    pub fn compress(self, page: &Page, workspace: &mut Workspace) -> Option<usize> {
         match self {
             Codec::Lz4 => {
                 // SAFETY: the state is as big as LZ4_sizeofState says and aligned to 8; source and destination are as long as
                 // is said.
                 let n = unsafe {
                     LZ4_compress_fast_extState(
-                        scratch.lz4.as_mut_ptr().cast(),
+                        workspace.lz4.as_mut_ptr().cast(),
                         page.as_ptr().cast(),
-                        scratch.bytes.as_mut_ptr().cast(),
+                        workspace.bytes.as_mut_ptr().cast(),
                         PAGE_SIZE as c_int,
                         MAX_COMPRESSED as c_int,
                         1,
@@ -108,13 +99,14 @@ impl Codec {
                 };
                 usize::try_from(n).ok().filter(|n| *n > 0)
             }
-            Codec::Zstd(level) => scratch.zstd.compress(level, page, &mut scratch.bytes),
+            Codec::Zstd(level) => workspace.zstd.compress(level, page, &mut workspace.bytes),
         }
     }
 
-    /// Decompresses the first `len` bytes of `scratch.bytes`. False if they are not a compressed page; `into` then holds garbage.
-    pub fn decompress(self, scratch: &mut Scratch, len: usize, into: &mut Page) -> bool {
-        if len > scratch.bytes.len() {
+    /// Decompresses the first `len` bytes of `workspace.bytes`. False if they are not a compressed page; `into` then holds
+    /// garbage.
+    pub fn decompress(self, workspace: &mut Workspace, len: usize, into: &mut Page) -> bool {
+        if len > workspace.bytes.len() {
             return false;
         }
         match self {
@@ -122,7 +114,7 @@ impl Codec {
                 // SAFETY: source and destination are as long as is said; the function is safe with any bytes.
                 let n = unsafe {
                     lz4_sys::LZ4_decompress_safe(
-                        scratch.bytes.as_ptr().cast(),
+                        workspace.bytes.as_ptr().cast(),
                         into.as_mut_ptr().cast(),
                         len as c_int,
                         PAGE_SIZE as c_int,
@@ -131,7 +123,7 @@ impl Codec {
                 n == PAGE_SIZE as c_int
             }
             // Whatever the level was.
-            Codec::Zstd(_) => scratch.zstd.decompress(&scratch.bytes[..len], into),
+            Codec::Zstd(_) => workspace.zstd.decompress(&workspace.bytes[..len], into),
         }
     }
 }
@@ -156,55 +148,55 @@ mod tests {
 
     #[test]
     fn every_codec_and_level_gives_the_page_back() {
-        let mut scratch = Scratch::new().unwrap();
+        let mut workspace = Workspace::new().unwrap();
         let levels = [-5, -1, 0, 1, 2, 3, 4, 7, 9, 12, 15, 19, 22].map(Codec::Zstd);
         for codec in levels.into_iter().chain([Codec::Lz4]) {
             for seed in 0..20 {
                 let page = text(seed);
-                let n = codec.compress(&page, &mut scratch).unwrap();
+                let n = codec.compress(&page, &mut workspace).unwrap();
                 assert!(n < 3000, "{codec:?} {n}");
                 let mut back = [0; PAGE_SIZE];
-                assert!(codec.decompress(&mut scratch, n, &mut back), "{codec:?}");
+                assert!(codec.decompress(&mut workspace, n, &mut back), "{codec:?}");
                 assert_eq!(back, page);
             }
-            assert_eq!(codec.compress(&noise(), &mut scratch), None);
+            assert_eq!(codec.compress(&noise(), &mut workspace), None);
         }
     }
 
     #[test]
     fn a_compressor_takes_memory_only_from_its_use_until_it_is_forgotten() {
-        let mut scratch = Scratch::new().unwrap();
-        let held = |scratch: &Scratch| scratch.zstd.populated_pages() * PAGE_SIZE;
-        assert_eq!(held(&scratch), 0);
-        let n = Codec::Zstd(3).compress(&text(1), &mut scratch).unwrap();
-        let with_compressor = held(&scratch);
-        scratch.forget_compressor();
-        assert_eq!(held(&scratch), 0);
+        let mut workspace = Workspace::new().unwrap();
+        let held = |workspace: &Workspace| workspace.zstd.populated_pages() * PAGE_SIZE;
+        assert_eq!(held(&workspace), 0);
+        let n = Codec::Zstd(3).compress(&text(1), &mut workspace).unwrap();
+        let with_compressor = held(&workspace);
+        workspace.forget_compressor();
+        assert_eq!(held(&workspace), 0);
         let mut back = [0; PAGE_SIZE];
-        assert!(Codec::Zstd(3).decompress(&mut scratch, n, &mut back) && back == text(1));
-        let with_decompressor = held(&scratch);
+        assert!(Codec::Zstd(3).decompress(&mut workspace, n, &mut back) && back == text(1));
+        let with_decompressor = held(&workspace);
         assert!(with_decompressor < 128 << 10 && with_compressor > with_decompressor, "{with_decompressor} {with_compressor}");
-        scratch.forget_compressor();
-        assert_eq!(held(&scratch), with_decompressor, "there was no compressor");
-        assert_eq!(Codec::Zstd(3).compress(&text(1), &mut scratch), Some(n));
+        workspace.forget_compressor();
+        assert_eq!(held(&workspace), with_decompressor, "there was no compressor");
+        assert_eq!(Codec::Zstd(3).compress(&text(1), &mut workspace), Some(n));
     }
 
     #[test]
     fn garbage_is_refused_not_believed() {
-        let mut scratch = Scratch::new().unwrap();
+        let mut workspace = Workspace::new().unwrap();
         let page = text(1);
         for codec in [Codec::Lz4, Codec::Zstd(1)] {
-            let n = codec.compress(&page, &mut scratch).unwrap();
+            let n = codec.compress(&page, &mut workspace).unwrap();
             let mut back = [0; PAGE_SIZE];
-            assert!(!codec.decompress(&mut scratch, n - 1, &mut back), "cut off");
-            assert!(!codec.decompress(&mut scratch, PAGE_SIZE + 1, &mut back), "longer than the buffer");
-            scratch.bytes.copy_from_slice(&noise());
-            assert!(!codec.decompress(&mut scratch, PAGE_SIZE, &mut back));
+            assert!(!codec.decompress(&mut workspace, n - 1, &mut back), "cut off");
+            assert!(!codec.decompress(&mut workspace, PAGE_SIZE + 1, &mut back), "longer than the buffer");
+            workspace.bytes.copy_from_slice(&noise());
+            assert!(!codec.decompress(&mut workspace, PAGE_SIZE, &mut back));
             // Bytes that another thread overwrote half way must do no harm, whatever they decode to.
             for i in 0..2000 {
-                let n = codec.compress(&page, &mut scratch).unwrap();
-                scratch.bytes[i % n] ^= 1 << (i % 8);
-                codec.decompress(&mut scratch, n, &mut back);
+                let n = codec.compress(&page, &mut workspace).unwrap();
+                workspace.bytes[i % n] ^= 1 << (i % 8);
+                codec.decompress(&mut workspace, n, &mut back);
             }
         }
     }

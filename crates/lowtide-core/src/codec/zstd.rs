@@ -1,5 +1,5 @@
-//! zstd's contexts, in a mapping of their own: address space from the start, memory once it is used. So nobody who loads a page has to
-//! allocate anything, and what only stores pages takes no memory where pages are only loaded.
+//! zstd's contexts, in a mapping of their own: address space from the start, memory once it is used. So nobody who loads a page
+//! has to allocate anything, and what only stores pages takes no memory where pages are only loaded.
 
 use core::ffi::c_void;
 use core::ptr::NonNull;
@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use zstd_sys::{ZSTD_CCtx, ZSTD_DCtx};
 
 use super::MAX_COMPRESSED;
-use crate::store::Page;
+use crate::vm::Page;
 use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
 
 /// Levels that differ in what they need; beyond them zstd takes the nearest.
@@ -51,8 +51,8 @@ impl Zstd {
                 if self.front + bytes > self.memory.len() {
                     return None;
                 }
-                // SAFETY: inside the mapping, behind the decompressor, aligned to a page; it lives as long as the context, and a
-                // context that was there before is not used any more.
+                // SAFETY: inside the mapping, behind the decompressor, aligned to a page; it lives as long as the context, and
+                // a context that was there before is not used any more.
                 let context = unsafe {
                     let at: *mut c_void = self.memory.as_ptr().add(self.front).cast();
                     NonNull::new(zstd_sys::ZSTD_initStaticCCtx(at, bytes))?

@@ -6,11 +6,11 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use rustix::io::Errno;
 use rustix::thread::futex;
 
-use crate::store::Page;
+use crate::vm::Page;
 use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
 
-/// Pages in a buffer: what the pager stores at a time. Disks get faster up to writes of about a MiB (256 KiB: 0.75 of the speed of
-/// 512 KiB where this was measured), and memory is short.
+/// Pages in a buffer: what the pager stores at a time. Disks get faster up to writes of about a MiB (256 KiB: 0.75 of the speed
+/// of 512 KiB where this was measured), and memory is short.
 pub const BUFFER_PAGES: usize = 128;
 /// Buffers. They take memory once they are used; the lowest ones are used first.
 pub const BUFFERS: usize = 4;
@@ -57,8 +57,8 @@ impl Buffers {
         }
     }
 
-    /// Takes a buffer, and waits for one if all are in use: for the I/O of others, so the caller may hold no other buffer and no
-    /// lock.
+    /// Takes a buffer, and waits for one if all are in use: for the I/O of others, so the caller may hold no other buffer and
+    /// no lock.
     pub fn take(&self) -> Buffer<'_> {
         loop {
             if let Some(buffer) = self.try_take() {

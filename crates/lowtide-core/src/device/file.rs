@@ -2,8 +2,8 @@
 //!
 //! It is read and written past the page cache (O_DIRECT) where its file system can do that: a page that was just swapped out
 //! would otherwise stay in RAM for a while, outside of the limit. Where it can't, the cache is told to forget what was moved.
-//! Several transfers at once go through io_uring where that is allowed, which takes a quarter of the time on a disk with queues; a
-//! single one is a plain system call.
+//! Several transfers at once go through io_uring where that is allowed, which takes a quarter of the time on a disk with
+//! queues; a single one is a plain system call.
 
 use core::num::NonZeroU64;
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -18,8 +18,8 @@ use super::seal::{Seal, Tag};
 use super::transfer::{File, Pages, Transfer};
 use super::uring::{DEPTH, Rings};
 use super::{DeviceName, ReadRun, SealRun, WriteRun};
-use crate::store::Page;
 use crate::vm::PAGE_SIZE;
+use crate::vm::Page;
 
 /// Without O_DIRECT: after so many bytes written, what has reached the disk by then is dropped from the page cache.
 const FORGET_EVERY: u64 = 4 << 20;
@@ -43,8 +43,8 @@ pub struct FileDevice {
 }
 
 impl FileDevice {
-    /// The device on an open file, with fresh keys. Finds out whether O_DIRECT works, by reading and writing slot 0, which no area
-    /// gives out.
+    /// The device on an open file, with fresh keys. Finds out whether O_DIRECT works, by reading and writing slot 0, which no
+    /// area gives out.
     ///
     /// # Errors
     /// `NOMEM` without memory for its buffers; the errors of getrandom.
@@ -82,10 +82,10 @@ impl FileDevice {
         self.rings.as_ref().map(drop).map_err(|errno| *errno)
     }
 
-    /// Makes a regular file without a name that is shorter so many bytes long, without giving it space: writes inside its length go
-    /// on at the same time, those that make it longer do not. Where that can't be done nothing is lost. Files with names stay as they
-    /// are: they may lie on a file system without holes (FAT), which would write all of it now. Those without are only where there
-    /// are holes.
+    /// Makes a regular file without a name that is shorter so many bytes long, without giving it space: writes inside its
+    /// length go on at the same time, those that make it longer do not. Where that can't be done nothing is lost. Files with
+    /// names stay as they are: they may lie on a file system without holes (FAT), which would write all of it now. Those
+    /// without are only where there are holes.
     pub fn lengthen(&self, bytes: u64) {
         let Ok(file) = self.file() else { return };
         if rustix::fs::fstat(file.fd)
@@ -100,8 +100,9 @@ impl FileDevice {
         self.fd.load(Ordering::Relaxed)
     }
 
-    /// Puts another descriptor of the same file, or none, in the place of this one, which is NOT closed: for a forked child, where
-    /// it is not valid. This process may have no call in flight; calls that threads of the parent had in flight do not matter.
+    /// Puts another descriptor of the same file, or none, in the place of this one, which is NOT closed: for a forked child,
+    /// where it is not valid. This process may have no call in flight; calls that threads of the parent had in flight do not
+    /// matter.
     pub fn replace(&self, fd: Option<OwnedFd>) {
         self.buffers.reset_after_fork();
         if let Ok(rings) = &self.rings {
@@ -235,8 +236,8 @@ impl FileDevice {
         });
     }
 
-    /// Performs a transfer for each run, but for those that need none, as many at once as possible. `start`: the transfer, and what
-    /// receives its result.
+    /// Performs a transfer for each run, but for those that need none, as many at once as possible. `start`: the transfer, and
+    /// what receives its result.
     fn perform_all<'r, R>(
         &self,
         file: File<'_>,

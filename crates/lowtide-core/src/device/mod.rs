@@ -12,7 +12,7 @@ mod uring;
 
 use rustix::io::Errno;
 
-use crate::store::Page;
+use crate::vm::Page;
 
 pub use file::FileDevice;
 pub use none::NoDevice;
@@ -33,7 +33,7 @@ pub enum Device {
 pub struct DeviceName {
     /// With the colon; empty for an area without a device.
     pub kind: &'static str,
-    /// The rest.
+    /// What follows the colon: a path.
     pub path: &'static [u8],
     /// Which of the run's swap areas it belongs to, from 0.
     pub number: u8,
@@ -90,8 +90,8 @@ impl Device {
         }
     }
 
-    /// Seals and writes runs of pages; each run gets its own result. Returns with how many I/Os (as far as the kernel does not split
-    /// them): one for each run, and for each buffer that a long one fills.
+    /// Seals and writes runs of pages; each run gets its own result. Returns with how many I/Os (as far as the kernel does not
+    /// split them): one for each run, and for each buffer that a long one fills.
     pub fn write_runs(&self, runs: &mut [WriteRun<'_>]) -> usize {
         match self {
             Device::None(d) => d.write_runs(runs),
@@ -115,8 +115,8 @@ impl Device {
         }
     }
 
-    /// Makes a page that was read from `slot` what was written there, in place. False: it is not the page that got this tag when
-    /// it was written to this slot of this device; `page` then holds garbage.
+    /// Makes a page that was read from `slot` what was written there, in place. False: it is not the page that got this tag
+    /// when it was written to this slot of this device; `page` then holds garbage.
     #[must_use]
     pub fn open(&self, slot: u64, tag: Tag, page: &mut Page) -> bool {
         match self {
@@ -125,7 +125,8 @@ impl Device {
         }
     }
 
-    /// The tag that `page` would get in `slot`: a page has one tag in a slot, and no other page has it. `None` without a device.
+    /// The tag that `page` would get in `slot`: a page has one tag in a slot, and no other page has it. `None` without a
+    /// device.
     pub fn tag(&self, slot: u64, page: &Page) -> Option<Tag> {
         match self {
             Device::None(_) => None,

@@ -1,20 +1,21 @@
 //! Encryption and authentication of pages that leave RAM.
 //!
 //! A sealed page is as long as the page, so that it fits its slot; its tag stays in RAM, in the slot's table word. That is the
-//! synthetic-IV construction of Rogaway and Shrimpton (deterministic authenticated encryption, EUROCRYPT 2006): the tag is a MAC of
-//! slot and page under one key, and the page is encrypted under another key with tag and slot as the nonce. Both are AEGIS-128X2
-//! (draft-irtf-cfrg-aegis-aead), in its MAC and its keystream mode. What follows from that:
+//! synthetic-IV construction of Rogaway and Shrimpton (deterministic authenticated encryption, EUROCRYPT 2006): the tag is a
+//! MAC of slot and page under one key, and the page is encrypted under another key with tag and slot as the nonce. Both are
+//! AEGIS-128X2 (draft-irtf-cfrg-aegis-aead), in its MAC and its keystream mode. What follows from that:
 //!
-//! - There is no counter of writes, which would take memory for each slot and would have to survive forks and failed writes: a nonce
-//!   comes twice only when the same page is written to the same slot (then the same bytes are written, which is all that someone
-//!   who sees the device twice learns), or when two different pages of one slot have one tag. That has a chance of n² / 2^62 after n
-//!   writes to that slot: for a million writes to each, one in four million per slot.
+//! - There is no counter of writes, which would take memory for each slot and would have to survive forks and failed writes: a
+//!   nonce comes twice only when the same page is written to the same slot (then the same bytes are written, which is all that
+//!   someone who sees the device twice learns), or when two different pages of one slot have one tag. That has a chance of n² /
+//!   2^62 after n writes to that slot: for a million writes to each, one in four million per slot.
 //! - The tag of a page in memory tells whether the slot still holds that page, so that a clean one need not be written again.
 //! - Whatever comes back in place of what was written is found out, be it a flipped bit, the page of another slot, or what the
 //!   same slot held before: the tag in RAM belongs to one page in one slot.
-//! - The tag has [`TAG_BITS`] bits, fewer than the 128 that AEGIS gives. A forgery therefore passes with a chance of 2^-61 and has
-//!   one try: the tags never leave RAM, so they can be neither read nor tested against, and the program is stopped at the first
-//!   page that does not pass. AEGIS tags may be cut: unlike those of GCM, the bits that are left say nothing about the key.
+//! - The tag has [`TAG_BITS`] bits, fewer than the 128 that AEGIS gives. A forgery therefore passes with a chance of 2^-61 and
+//!   has one try: the tags never leave RAM, so they can be neither read nor tested against, and the program is stopped at the
+//!   first page that does not pass. AEGIS tags may be cut: unlike those of GCM, the bits that are left say nothing about the
+//!   key.
 //!
 //! Measured for a page of 4 KiB on a CPU with VAES: 0.16 µs for the MAC and 0.12 µs for the encryption; AES-128-GCM of
 //! RustCrypto 3.0 µs, ChaCha20-Poly1305 4.6 µs. (A page that is compressed takes about 5 µs.)
@@ -23,7 +24,7 @@ use aegis::aegis128x2::{Aegis128X2, Aegis128X2Mac, Key, Nonce};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use crate::store::Page;
+use crate::vm::Page;
 
 /// Bits of a tag.
 pub const TAG_BITS: u32 = 61;
@@ -71,7 +72,8 @@ impl Seal {
         tag
     }
 
-    /// Restores a sealed page in place. False: it is not what [`Seal::seal`] made for this slot and tag, and `page` holds garbage.
+    /// Restores a sealed page in place. False: it is not what [`Seal::seal`] made for this slot and tag, and `page` holds
+    /// garbage.
     #[must_use]
     pub fn open(&self, slot: u64, tag: Tag, page: &mut Page) -> bool {
         self.crypt(slot, tag, page);

@@ -3,8 +3,8 @@
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 
-use crate::store::Page;
 use crate::vm::PAGE_SIZE;
+use crate::vm::Page;
 
 /// How often a transfer goes on after the kernel said "not now", or moved less than a page, before that counts as an error.
 const PATIENCE: u32 = 100;

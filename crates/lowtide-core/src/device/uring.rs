@@ -1,8 +1,8 @@
 //! io_uring: several transfers in flight at once, started and awaited with one system call.
 //!
 //! A ring belongs to one batch at a time; batches that find all rings in use go on without. Each ring's memory is two pages of
-//! lowtide's own (IORING_SETUP_NO_MMAP), so no mapping of the kernel's appears among the program's. There is no kernel thread: the
-//! kernel looks at a ring only during `io_uring_enter` of the batch that has it.
+//! lowtide's own (IORING_SETUP_NO_MMAP), so no mapping of the kernel's appears among the program's. There is no kernel thread:
+//! the kernel looks at a ring only during `io_uring_enter` of the batch that has it.
 //!
 //! A forked child inherits neither descriptor nor kernel side of a ring, only a useless copy of its memory: it must
 //! [`Rings::forget`] them before it does anything else.
@@ -67,8 +67,8 @@ impl Rings {
     /// Makes the rings.
     ///
     /// # Errors
-    /// `PERM` or `NOSYS` where io_uring is not allowed or not there, others of io_uring_setup and of [`vm::map`]: the device then
-    /// works without.
+    /// `PERM` or `NOSYS` where io_uring is not allowed or not there, others of io_uring_setup and of [`vm::map`]: the device
+    /// then works without.
     pub fn new() -> Result<Rings, Errno> {
         let mut list = ArrayVec::new();
         list.push(Ring::new()?);
@@ -83,8 +83,8 @@ impl Rings {
         }
     }
 
-    /// Moves the bytes of all transfers, up to [`DEPTH`] of them, and hands each, with its result, to `done`. False: no ring was free,
-    /// and nothing was done.
+    /// Moves the bytes of all transfers, up to [`DEPTH`] of them, and hands each, with its result, to `done`. False: no ring
+    /// was free, and nothing was done.
     pub fn perform(&self, file: File<'_>, batch: &mut [Transfer<'_>], mut done: impl FnMut(usize, Result<(), Errno>)) -> bool {
         // Faults are made in plain system calls.
         #[cfg(any(test, feature = "faults"))]
@@ -148,8 +148,8 @@ impl Ring {
         unsafe { AtomicU32::from_ptr(self.map.as_ptr().add(PAGE_SIZE + offset as usize).cast()) }
     }
 
-    /// Starts all transfers and waits for all; `out[i]`: bytes moved, or the error. What could not be started stays as it was. Only
-    /// for the ring's one user.
+    /// Starts all transfers and waits for all; `out[i]`: bytes moved, or the error. What could not be started stays as it was.
+    /// Only for the ring's one user.
     fn start_and_wait(&self, fd: BorrowedFd<'_>, batch: &mut [Transfer<'_>], out: &mut [Result<usize, Errno>; DEPTH]) {
         // SAFETY: the ring's descriptor stays open while the device lives.
         let ring = unsafe { BorrowedFd::borrow_raw(self.fd.load(Ordering::Relaxed)) };
@@ -168,7 +168,8 @@ impl Ring {
             entry.addr_or_splice_off_in.addr = io_uring_ptr::new(addr);
             entry.len.len = transfer.len() as u32;
             entry.user_data = io_uring_user_data::from_u64(i as u64);
-            // SAFETY: entry `at` of the first page; the kernel has taken all that were there (nothing is left by earlier batches).
+            // SAFETY: entry `at` of the first page; the kernel has taken all that were there (nothing is left by earlier
+            // batches).
             unsafe { self.map.as_ptr().cast::<io_uring_sqe>().add(at as usize).write(entry) };
         }
         let mut end = begin.wrapping_add(batch.len() as u32);

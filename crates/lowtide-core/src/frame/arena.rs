@@ -1,7 +1,7 @@
 //! The frames of one NUMA node: a buddy under one lock, and in front of it the lists of each CPU under a lock of its own.
 //!
-//! Lock order: the lists of one CPU, then the buddy. Nobody holds two CPUs' lists, and nobody gives memory back to the kernel with
-//! a lock held: runs on their way from a list to the buddy are in neither, so that nobody else can reach them.
+//! Lock order: the lists of one CPU, then the buddy. Nobody holds two CPUs' lists, and nobody gives memory back to the kernel
+//! with a lock held: runs on their way from a list to the buddy are in neither, so that nobody else can reach them.
 
 use alloc::boxed::Box;
 use core::sync::atomic::Ordering::Relaxed;
@@ -86,7 +86,8 @@ impl Arena {
         &self.cpus[if cpu < n { cpu } else { cpu % n }].0
     }
 
-    /// Hands out `n` frames, from the lists of `cpu` if they have such a run with memory, else from those of CPUs next to it, else any.
+    /// Hands out `n` frames, from the lists of `cpu` if they have such a run with memory, else from those of CPUs next to it,
+    /// else any.
     #[inline]
     pub(super) fn take(&self, cpu: usize, n: u32, handed: &Handed) -> Option<FrameNo> {
         let start = match kind_of(n) {
@@ -117,8 +118,8 @@ impl Arena {
         Some(entry.start())
     }
 
-    /// One thread stores pages and others, on other CPUs, free them. Their frames would go back to the kernel, with an interrupt for all
-    /// CPUs, while this one got fresh ones from it, with a fault for each.
+    /// One thread stores pages and others, on other CPUs, free them. Their frames would go back to the kernel, with an
+    /// interrupt for all CPUs, while this one got fresh ones from it, with a fault for each.
     #[cold]
     fn take_from_neighbours(&self, cpu: usize, n: u32, kind: usize) -> Option<u32> {
         (1..self.cpus.len().min(NEIGHBOURS + 1)).map(|i| self.cpu(cpu + i)).find_map(|other| {
@@ -193,8 +194,8 @@ impl Arena {
         self.give_back(out);
     }
 
-    /// Frees the frames at the front of `frames` that are of this arena, at most [`BULK`], under one hold of the lock. Returns how
-    /// many that were, and whether all of them were handed out; those that were are freed.
+    /// Frees the frames at the front of `frames` that are of this arena, at most [`BULK`], under one hold of the lock. Returns
+    /// how many that were, and whether all of them were handed out; those that were are freed.
     pub(super) fn put_bulk(&self, cpu: usize, frames: &[FrameNo], handed: &Handed) -> (usize, bool) {
         let range = self.range();
         let len = frames.iter().take(BULK).take_while(|f| range.contains(&(f.0 as usize))).count();

@@ -1,7 +1,7 @@
 //! The buddy allocator of one arena: which frames are free, in blocks of 2^order frames, order 0 to 9.
 //!
-//! Free blocks are bits, one set per order, not lists through the frames: a free frame has no memory behind it that could hold a
-//! link. The lowest block is taken first, so that what is in use stays dense.
+//! Free blocks are bits, one set per order, not lists through the frames: a free frame has no memory behind it that could hold
+//! a link. The lowest block is taken first, so that what is in use stays dense.
 
 use rustix::io::Errno;
 

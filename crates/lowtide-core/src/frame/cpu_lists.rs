@@ -1,8 +1,8 @@
 //! The free runs that one CPU keeps at hand: a stack of numbers per length, beside the frames and never in them.
 //!
-//! Lengths 1 to 8 (orders 0 to 3 and the spans between) and 512 (order 9) are kept. How much may be kept, the high mark, follows
-//! the load between a quarter of its bound and the bound: an overflow after an overflow means that frees come in bulk and will not
-//! be wanted again, and halves it; a refill means that the lists were too short, and raises it by a batch.
+//! Lengths 1 to 8 (orders 0 to 3 and the spans between) and 512 (order 9) are kept. How much may be kept, the high mark,
+//! follows the load between a quarter of its bound and the bound: an overflow after an overflow means that frees come in bulk
+//! and will not be wanted again, and halves it; a refill means that the lists were too short, and raises it by a batch.
 
 use super::buddy::Buddy;
 use super::{MAX_ORDER, Run};
@@ -31,8 +31,8 @@ fn frames_of(kind: usize) -> u32 {
     if kind == KINDS - 1 { 1 << MAX_ORDER } else { kind as u32 + 1 }
 }
 
-/// A free run of known length: its first frame, and whether there may be memory behind it (it was handed out since its memory was
-/// last given back).
+/// A free run of known length: its first frame, and whether there may be memory behind it (it was handed out since its memory
+/// was last given back).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry(u32);
 
@@ -173,8 +173,8 @@ impl CpuLists {
         Some(wanted)
     }
 
-    /// A run of `kind` found no room: moves the oldest runs, a batch of frames at least, into `out`, so that it will. Runs longer
-    /// than the bound never find room; nothing happens then.
+    /// A run of `kind` found no room: moves the oldest runs, a batch of frames at least, into `out`, so that it will. Runs
+    /// longer than the bound never find room; nothing happens then.
     pub fn make_room(&mut self, kind: usize, out: &mut Runs) {
         let n = frames_of(kind);
         if n > self.bound {
@@ -224,8 +224,8 @@ impl CpuLists {
 /// Runs on their way from lists to the buddy.
 #[derive(Debug)]
 pub struct Runs {
-    /// With how many of its frames may have memory behind them. One place more than there is room: for the run that found no room in
-    /// a list.
+    /// With how many of its frames may have memory behind them. One place more than there is room: for the run that found no
+    /// room in a list.
     runs: [(Run, u32); Runs::ROOM + 1],
     len: usize,
     warm_frames: usize,

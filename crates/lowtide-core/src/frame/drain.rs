@@ -1,9 +1,10 @@
-//! The way back: runs that left a list lose their memory and go to the buddy; and the drain, by which any thread empties the lists
-//! of all CPUs.
+//! The way back: runs that left a list lose their memory and go to the buddy; and the drain, by which any thread empties the
+//! lists of all CPUs.
 //!
-//! The lists are under real locks, not "only for this CPU". So the drain takes each lock in turn, wakes nobody, and needs nothing
-//! from a CPU that sleeps, or runs a thread that never makes a system call. (The kernel interrupts CPUs that run threads of this
-//! process when memory is given back, because they may remember its addresses; lists without memory drain without a system call.)
+//! The lists are under real locks, not "only for this CPU". So the drain takes each lock in turn, wakes nobody, and needs
+//! nothing from a CPU that sleeps, or runs a thread that never makes a system call. (The kernel interrupts CPUs that run
+//! threads of this process when memory is given back, because they may remember its addresses; lists without memory drain
+//! without a system call.)
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -12,8 +13,8 @@ use super::cpu_lists::{CpuLists, Runs};
 use crate::vm::PAGE_SIZE;
 
 impl Arena {
-    /// Empties the lists of all CPUs and calls `step` each time that memory has been given back. What other threads free meanwhile may
-    /// stay.
+    /// Empties the lists of all CPUs and calls `step` each time that memory has been given back. What other threads free
+    /// meanwhile may stay.
     pub(super) fn drain(&self, step: &mut dyn FnMut()) {
         for cpu in &self.cpus {
             for _ in 0..CpuLists::MOST_TAKES {

@@ -8,8 +8,9 @@ use super::NotHandedOut;
 use crate::table::Table;
 use crate::vm::OnFork;
 
-/// A byte per frame, so that neighbours change without a lock or a read-modify-write. Who is handed a frame and who frees it are
-/// ordered by the locks of the lists between them; only two threads that free the same frame at the same moment may both succeed.
+/// A byte per frame, so that neighbours change without a lock or a read-modify-write. Who is handed a frame and who frees it
+/// are ordered by the locks of the lists between them; only two threads that free the same frame at the same moment may both
+/// succeed.
 #[derive(Debug)]
 pub(super) struct Handed(Table<AtomicU8>);
 
@@ -52,8 +53,8 @@ impl Handed {
 #[inline]
 fn words(bytes: &[AtomicU8]) -> (&[AtomicU8], &[AtomicU64], &[AtomicU8]) {
     // SAFETY: eight atomic bytes, aligned to eight, are an atomic word. The bytes are those of frames that one thread owns, so
-    // nobody accesses a part of a word at the same time (or, where two threads free one frame, with relaxed loads and stores whose
-    // outcome is documented as unspecified).
+    // nobody accesses a part of a word at the same time (or, where two threads free one frame, with relaxed loads and stores
+    // whose outcome is documented as unspecified).
     unsafe { bytes.align_to() }
 }
 

@@ -65,8 +65,8 @@ pub struct Layout<'a> {
     pub nodes: &'a [usize],
     /// The node of each CPU, by index into `nodes`; CPUs beyond the end begin again.
     pub node_of_cpu: &'a [u8],
-    /// Most free frames in the lists of all CPUs and nodes together: bounds the memory that is held and not used. Lists of a CPU
-    /// keep runs of 512 frames only if this allows each of them that many.
+    /// Most free frames in the lists of all CPUs and nodes together: bounds the memory that is held and not used. Lists of a
+    /// CPU keep runs of 512 frames only if this allows each of them that many.
     pub list_frames: usize,
 }
 
@@ -143,8 +143,8 @@ impl Frames {
         if order > MAX_ORDER { None } else { self.alloc_run(1 << order) }
     }
 
-    /// Hands out `n` consecutive frames, 1 to 512, at a multiple of `n` rounded up to a power of two, of this CPU's node if it has
-    /// some; `None` when there is no such run. Their bytes are undefined.
+    /// Hands out `n` consecutive frames, 1 to 512, at a multiple of `n` rounded up to a power of two, of this CPU's node if it
+    /// has some; `None` when there is no such run. Their bytes are undefined.
     #[inline]
     pub fn alloc_run(&self, n: u32) -> Option<FrameNo> {
         self.alloc_on(percpu::current(), n)
@@ -243,8 +243,8 @@ impl Frames {
         if all { Ok(()) } else { Err(NotHandedOut) }
     }
 
-    /// Empties the lists of all CPUs and gives their memory back to the kernel. Waits for no thread but the holder of a lock, and
-    /// wakes none. What other threads free meanwhile may stay.
+    /// Empties the lists of all CPUs and gives their memory back to the kernel. Waits for no thread but the holder of a lock,
+    /// and wakes none. What other threads free meanwhile may stay.
     pub fn drain(&self) {
         self.drain_in_steps(&mut || ());
     }
@@ -281,8 +281,8 @@ impl Frames {
         self.arenas.iter().map(Arena::in_use).sum::<isize>().max(0) as usize
     }
 
-    /// Bytes of memory behind frames: those handed out, and those freed whose memory was not given back yet. A frame that is handed
-    /// out counts before it is written to. Exact when no other call is in flight.
+    /// Bytes of memory behind frames: those handed out, and those freed whose memory was not given back yet. A frame that is
+    /// handed out counts before it is written to. Exact when no other call is in flight.
     pub fn held_bytes(&self) -> usize {
         let warm: isize = self.arenas.iter().map(Arena::warm).sum();
         self.in_use() * PAGE_SIZE + warm.max(0) as usize * PAGE_SIZE

@@ -1,5 +1,6 @@
 //! The lists, their refill, their overflow and the drain under a model checker: all orders of what two or three threads do
-//! (loom, with a bound on preemptions), or many random ones (shuttle). Each model is also run with a bug put in, which it finds.
+//! (loom, with a bound on preemptions), or many random ones (shuttle). Each model is also run with a bug put in, which it
+//! finds.
 //!
 //! `cargo test --features loom models` or `--features shuttle`.
 

@@ -29,8 +29,8 @@ impl Seen {
 }
 
 impl Frames {
-    /// Looks at every frame, list and free block, and compares them with the figures. For tests: to be called while nobody else uses
-    /// the allocator; it takes as long as there are frames. (Where the kernel makes huge pages unasked, memory seems to be
+    /// Looks at every frame, list and free block, and compares them with the figures. For tests: to be called while nobody else
+    /// uses the allocator; it takes as long as there are frames. (Where the kernel makes huge pages unasked, memory seems to be
     /// held in excess.)
     ///
     /// # Errors

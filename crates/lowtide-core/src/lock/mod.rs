@@ -160,8 +160,9 @@ impl<T, const RANK: u8> Drop for Guard<'_, T, RANK> {
     fn drop(&mut self) {
         order::gave(RANK);
         self.lock.word.store(FREE, Ordering::Release);
-        // A plain store, not a read-modify-write, which would cost as much as taking the lock. So a processor may look for sleepers
-        // before its store is seen by one who is about to sleep: then nobody wakes that one, who looks again after its nap.
+        // A plain store, not a read-modify-write, which would cost as much as taking the lock. So a processor may look for
+        // sleepers before its store is seen by one who is about to sleep: then nobody wakes that one, who looks again after its
+        // nap.
         if self.lock.sleepers.load(Ordering::Relaxed) != 0 {
             let _ = futex::wake(&self.lock.word, futex::Flags::PRIVATE, 1);
         }

@@ -8,8 +8,8 @@ mod checked {
     use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
     const PLACES: usize = 4096;
-    /// How far from its first choice a thread may have its place. More threads than this with the same first choice, all holding
-    /// locks, would be an error of this table, not of theirs.
+    /// How far from its first choice a thread may have its place. More threads than this with the same first choice, all
+    /// holding locks, would be an error of this table, not of theirs.
     const WINDOW: usize = 128;
 
     /// Thread number in the upper half, ranks held (one bit each) in the lower.

@@ -1,23 +1,24 @@
 //! Compaction: the objects of the emptiest spans move into the room that is left in others, and the emptied spans go back.
 //!
-//! The pool does not know who keeps its handles. (A reference back from each object to the word that says where it is would be a
-//! third of what may be spent on a page.) So compaction comes in passes: [`Pool::isolate`] chooses spans, then whoever keeps the
-//! handles looks through all of them, which costs little for each object when a good part of the pool is chosen, and calls
+//! The pool does not know who keeps its handles. (A reference back from each object to the word that says where it is would be
+//! a third of what may be spent on a page.) So compaction comes in passes: [`Pool::isolate`] chooses spans, then whoever keeps
+//! the handles looks through all of them, which costs little for each object when a good part of the pool is chosen, and calls
 //! [`Pool::relocate`] for those of chosen spans ([`Pool::is_isolated`]); [`Pool::let_go`] ends the pass.
 //!
 //! An object moves while others load and free it. The order is:
 //!
 //! 1. While a span is isolated, nothing new is put into it, and it is not given back. So the old handle names this object or
-//!    none, whatever happens meanwhile: a word that says the old handle in step 3 says it of the bytes that were copied in step 2. (Were
-//!    the place used again, the same word could come to name other bytes there, and the swap would replace them with the old ones.)
+//!    none, whatever happens meanwhile: a word that says the old handle in step 3 says it of the bytes that were copied in step
+//!    2. (Were the place used again, the same word could come to name other bytes there, and the swap would replace them with
+//!    the old ones.)
 //! 2. A copy is put into another span. Nobody knows it yet.
 //! 3. The keeper of the handle swaps the old one for the new one in its word, if the word still says the old one.
-//! 4. If it did, the old place is freed: who has read the old handle before finds either the bytes, which are the same, or nothing,
-//!    and sees that the word has changed. If it did not, the object was freed or is about to be: the copy is freed, and nothing has
-//!    happened.
+//! 4. If it did, the old place is freed: who has read the old handle before finds either the bytes, which are the same, or
+//!    nothing, and sees that the word has changed. If it did not, the object was freed or is about to be: the copy is freed,
+//!    and nothing has happened.
 //!
-//! A reader that looks at its word before and after must know that the word did not change twice meanwhile, there and back, with
-//! another object in the place in between. An object moves at most once in a pass, so it is enough that no pass began.
+//! A reader that looks at its word before and after must know that the word did not change twice meanwhile, there and back,
+//! with another object in the place in between. An object moves at most once in a pass, so it is enough that no pass began.
 //!
 //! One lock is held at a time, for one object or for one slide of a span, and none during the swap.
 
@@ -48,8 +49,8 @@ impl Pool {
         free > bytes / 10 && free > (self.active() + 2) * SPAN_BYTES
     }
 
-    /// Begins a pass: isolates the emptiest spans, as many as have room elsewhere for their objects; returns how many. To be called,
-    /// like the rest of a pass, by one thread at a time.
+    /// Begins a pass: isolates the emptiest spans, as many as have room elsewhere for their objects; returns how many. To be
+    /// called, like the rest of a pass, by one thread at a time.
     pub fn isolate(&self) -> usize {
         let bytes = self.bytes();
         let most = (bytes / PART / SPAN_BYTES).max(LEAST_SPANS);
@@ -83,8 +84,8 @@ impl Pool {
         self.begins.get(handle.frame() as usize).is_some_and(|byte| byte.load(Ordering::Relaxed) & EMPTYING != 0)
     }
 
-    /// Moves an object out of its isolated span. `swap` gets the new handle and says whether it has replaced the old one where that
-    /// was kept; it is called with no lock held.
+    /// Moves an object out of its isolated span. `swap` gets the new handle and says whether it has replaced the old one where
+    /// that was kept; it is called with no lock held.
     pub fn relocate(&self, old: Handle, swap: &mut dyn FnMut(Handle) -> bool) -> Moved {
         let mut copy = [0; MAX_COMPRESSED];
         let copy = &mut copy[..old.object_len().min(MAX_COMPRESSED)];

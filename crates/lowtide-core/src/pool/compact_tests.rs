@@ -1,4 +1,5 @@
-//! Compaction: what it gains, and that nobody notices it. The test with threads is run on wrong compactors too, and must catch them.
+//! Compaction: what it gains, and that nobody notices it. The test with threads is run on wrong compactors too, and must catch
+//! them.
 
 use super::*;
 use core::sync::atomic::{AtomicBool, AtomicU64};
@@ -310,8 +311,8 @@ fn a_swap_that_does_not_compare_is_caught() {
     });
 }
 
-/// Copies an object that is to move, frees it before the swap, and puts others into the pool until it is full. An error if one of
-/// them has got the same handle: then the swap would replace it with the copy.
+/// Copies an object that is to move, frees it before the swap, and puts others into the pool until it is full. An error if one
+/// of them has got the same handle: then the swap would replace it with the copy.
 fn reuse(let_go_first: bool) -> Result<(), String> {
     let pool = Pool::new(MIB, 0, 90).unwrap();
     let all: Vec<_> = (0..1000).map(|i| pool.insert(&object(i, 700)).unwrap()).collect();

@@ -26,8 +26,8 @@ pub(super) struct Window {
 impl Gaps {
     /// What `taken`, in any order, leaves of `all`, which is not more than a span has.
     pub(super) fn between(all: Range<usize>, taken: impl Iterator<Item = Range<usize>>) -> Gaps {
-        // A bit for each place where taken turns into free or back: cheaper than sorting. (Where one object ends and the next begins, both
-        // turn the bit.)
+        // A bit for each place where taken turns into free or back: cheaper than sorting. (Where one object ends and the next
+        // begins, both turn the bit.)
         let mut turns = [0u64; MAX_GRANULES / 64 + 1];
         for range in taken {
             turns[range.start / 64] ^= 1 << (range.start % 64);
@@ -63,8 +63,9 @@ impl Gaps {
         self.end(gap) - self.begin(gap)
     }
 
-    /// The gaps that together have `need` granules with the fewest granules of objects between them; of such, those with the fewest of their
-    /// own. (So a gap that is long enough is a window of its own, and the shortest one.) All gaps together have as many.
+    /// The gaps that together have `need` granules with the fewest granules of objects between them; of such, those with the
+    /// fewest of their own. (So a gap that is long enough is a window of its own, and the shortest one.) All gaps together have
+    /// as many.
     pub(super) fn window(&self, need: usize) -> Window {
         let mut best = (usize::MAX, usize::MAX);
         let mut window = Window { first: 0, last: self.gaps.len().saturating_sub(1) };

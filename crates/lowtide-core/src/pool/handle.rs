@@ -23,8 +23,8 @@ impl Handle {
         self.0
     }
 
-    /// The handle with that number. Any number will do: the pool checks handles when they are used. (All but the length of a raw
-    /// page, which only its handle says.)
+    /// The handle with that number. Any number will do: the pool checks handles when they are used. (All but the length of a
+    /// raw page, which only its handle says.)
     pub fn from_raw(raw: u64) -> Handle {
         Handle(raw & Self::MASK)
     }

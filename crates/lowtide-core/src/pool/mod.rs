@@ -1,20 +1,19 @@
 //! The compressed pool: objects of up to a page, packed into spans of frames.
 //!
-//! Objects of any lengths share a span (`span.rs`): there are no size classes, whose half-filled spans and roundings are most of
-//! what a pool of small or middling size would waste. A new object goes into the gap that it fits best, of all spans of the shard. That
-//! alone keeps a big pool dense whose objects are of many lengths. Where they are nearly alike most gaps are just too short; so while more
-//! than a [`LOOSE`]th of the pool is free, gaps of the emptiest span are joined rather than a span added. Spans belong to shards, each with a lock that protects its shelves
-//! (`shelf.rs`) and the memory of all its spans. A byte per frame says of which shard the span is that begins there; it changes
-//! under that shard's lock only. Objects are copied in and out under the lock, so that a handle whose object was freed meanwhile is
-//! an error or somebody else's bytes, never a bad access. Small pools use one shard, because each shard has a span that is being
-//! filled.
+//! Objects of any lengths share a span (`span.rs`): there are no size classes, whose half-filled spans and roundings are most
+//! of what a pool of small or middling size would waste. A new object goes into the gap that it fits best, of all spans of the
+//! shard. That alone keeps a big pool dense whose objects are of many lengths. Where they are nearly alike most gaps are just
+//! too short; so while more than a [`LOOSE`]th of the pool is free, gaps of the emptiest span are joined rather than a span
+//! added. Spans belong to shards, each with a lock that protects its shelves (`shelf.rs`) and the memory of all its spans. A
+//! byte per frame says of which shard the span is that begins there; it changes under that shard's lock only. Objects are
+//! copied in and out under the lock, so that a handle whose object was freed meanwhile is an error or somebody else's bytes,
+//! never a bad access. Small pools use one shard, because each shard has a span that is being filled.
 //!
 //! What does not compress to [`MAX_COMPRESSED`] is kept raw, in a frame of its own without a header.
 
 mod compact;
 mod gaps;
 mod handle;
-mod limit;
 mod shelf;
 mod span;
 mod validate;
@@ -22,6 +21,7 @@ mod validate;
 use rustix::io::Errno;
 
 use crate::frame::{FrameNo, Frames, LIST_FRAMES};
+use crate::limit::Limit;
 use crate::lock::rank;
 use crate::percpu::{self, CacheAligned};
 use crate::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
@@ -31,13 +31,11 @@ use handle::MAX_ARENA;
 use shelf::Shelves;
 use span::{MAX_FRAMES, Span, granules, need};
 
+pub use crate::codec::MAX_COMPRESSED;
 pub use compact::Moved;
 pub use handle::Handle;
-pub(crate) use limit::Limit;
 pub use validate::Broken;
 
-/// Largest compressed object; what is longer is kept raw.
-pub const MAX_COMPRESSED: usize = PAGE_SIZE / 8 * 7;
 /// Shortest object that is kept raw.
 const RAW_LEAST: usize = MAX_COMPRESSED + 1;
 /// Frames of the arena beyond what the limit can use: warm frames, and room so that a full pool's buddy is not fragmented.
@@ -115,8 +113,9 @@ impl Pool {
         self.limit.accepts()
     }
 
-    /// Whether an object of `len` bytes is worth its place in the pool if it could be on a device instead, where it takes none. In the last two
-    /// fifths of the limit each byte is taken from what the program needs most: there a page must become half as long.
+    /// Whether an object of `len` bytes is worth its place in the pool if it could be on a device instead, where it takes none.
+    /// In the last two fifths of the limit each byte is taken from what the program needs most: there a page must become half
+    /// as long.
     pub fn pays(&self, len: usize) -> bool {
         len <= PAGE_SIZE / 2 || !self.limit.is_mostly_taken()
     }
@@ -136,8 +135,8 @@ impl Pool {
         self.limit.full_times.load(Ordering::Relaxed)
     }
 
-    /// The shard for the next object: another one for each CPU, and for every so many objects. One thread stores nearly all of them, and whoever
-    /// loads what it stored a while ago is not to meet it.
+    /// The shard for the next object: another one for each CPU, and for every so many objects. One thread stores nearly all of
+    /// them, and whoever loads what it stored a while ago is not to meet it.
     fn home(&self) -> usize {
         let inserted = self.inserted.fetch_add(1, Ordering::Relaxed);
         (percpu::current() + inserted / SHARD_TURN) % self.active()
@@ -173,7 +172,8 @@ impl Pool {
         Some(self.put(&mut shelves, frame, data))
     }
 
-    /// Where there is room, looking at shard `home` first: into a gap that is long enough, else into the span of which most is free.
+    /// Where there is room, looking at shard `home` first: into a gap that is long enough, else into the span of which most is
+    /// free.
     fn insert_into_room_from(&self, home: usize, data: &[u8]) -> Option<Handle> {
         let need = granules(data.len());
         let mut emptiest = (0, home);
@@ -227,9 +227,9 @@ impl Pool {
     /// Copies an object into the front of `into` and returns its length.
     ///
     /// # Errors
-    /// If the handle names no object, or one longer than `into`. An object that was moved is not found at its old place, and a handle
-    /// whose place was given to another object meanwhile may yield bytes of that one: who reads while others free or compact must
-    /// check afterwards whether the handle still counts.
+    /// If the handle names no object, or one longer than `into`. An object that was moved is not found at its old place, and a
+    /// handle whose place was given to another object meanwhile may yield bytes of that one: who reads while others free or
+    /// compact must check afterwards whether the handle still counts.
     pub fn read(&self, handle: Handle, into: &mut [u8]) -> Result<usize, Stale> {
         let len = handle.object_len();
         let into = into.get_mut(..len).ok_or(Stale)?;
@@ -355,8 +355,8 @@ impl Pool {
         self.limit.bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of memory behind frames: [`Pool::bytes`], and free frames whose memory was not given back yet. Exact when no other call
-    /// is in flight.
+    /// Bytes of memory behind frames: [`Pool::bytes`], and free frames whose memory was not given back yet. Exact when no other
+    /// call is in flight.
     pub fn held_bytes(&self) -> usize {
         self.frames.held_bytes()
     }
@@ -391,8 +391,8 @@ impl Pool {
         self.limit.set(bytes);
     }
 
-    /// Bytes of memory that the pool takes beside the bytes of objects, roundings and free room: tables, and what stands in front of
-    /// the objects in spans. For experiments: looks at every frame.
+    /// Bytes of memory that the pool takes beside the bytes of objects, roundings and free room: tables, and what stands in
+    /// front of the objects in spans. For experiments: looks at every frame.
     pub fn table_bytes(&self) -> usize {
         let front = |shard: usize| {
             let shelves = self.shards[shard].lock();

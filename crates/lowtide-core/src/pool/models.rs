@@ -1,5 +1,5 @@
-//! Compaction under shuttle: one thread compacts while others store, load and free objects, in many random orders of events. Who
-//! loads reads the bytes that were stored. Beside it stand compactors with a step wrong, which are found.
+//! Compaction under shuttle: one thread compacts while others store, load and free objects, in many random orders of events.
+//! Who loads reads the bytes that were stored. Beside it stand compactors with a step wrong, which are found.
 
 use core::sync::atomic::AtomicUsize as Count;
 use shuttle::rand::{Rng, thread_rng};
@@ -16,8 +16,8 @@ const ORDERS_TRIED: usize = 1000;
 /// Owners of objects in spans, four to a span at first. One more has a raw page.
 const PACKED: usize = 12;
 const OWNERS: usize = PACKED + 1;
-/// Those that have no object at first. What the others have leaves the second span emptiest, with room elsewhere for what is in it.
-/// Those that were put into a span first are among them: they leave holes.
+/// Those that have no object at first. What the others have leaves the second span emptiest, with room elsewhere for what is in
+/// it. Those that were put into a span first are among them: they leave holes.
 const WITHOUT: [usize; 6] = [0, 4, 5, 6, 8, 9];
 /// Words are a handle and, above it, how often the owner has got a new object: its generation.
 const GENERATION: u32 = Handle::MASK.count_ones();

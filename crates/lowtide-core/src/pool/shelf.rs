@@ -1,6 +1,6 @@
-//! The spans of a shard, each on two shelves: one by the longest of its gaps, so that the least that is enough for an object is found
-//! with one look at a bitmap; and one by how much of it is free, so that the span is found whose gaps are worth joining, or that is worth
-//! emptying.
+//! The spans of a shard, each on two shelves: one by the longest of its gaps, so that the least that is enough for an object is
+//! found with one look at a bitmap; and one by how much of it is free, so that the span is found whose gaps are worth joining,
+//! or that is worth emptying.
 
 use super::MAX_COMPRESSED;
 use super::span::{Link, MAX_GRANULES, Span, granules};
@@ -36,7 +36,8 @@ impl Shelves {
 
     /// The span at `frame`, one of this shard.
     fn span(&mut self, frames: &Frames, frame: u32) -> Span {
-        // SAFETY: callers name spans of this shard, and having the shelves mutably they hold its lock, for longer than the span.
+        // SAFETY: callers name spans of this shard, and having the shelves mutably they hold its lock, for longer than the
+        // span.
         unsafe { Span::new(frames.ptr(FrameNo(frame))) }
     }
 

@@ -1,10 +1,10 @@
-//! A span: a few frames full of objects of any lengths. In front lie a header and a directory with a short word for each object; the
-//! objects lie behind it, and between them gaps that others have left. A handle names a place in the directory, so that objects can
-//! slide inside their span without anybody noticing. (The layout is that of the slotted pages of databases: Gray and Reuter,
-//! "Transaction Processing", 1993, section 14.3.)
+//! A span: a few frames full of objects of any lengths. In front lie a header and a directory with a short word for each
+//! object; the objects lie behind it, and between them gaps that others have left. A handle names a place in the directory, so
+//! that objects can slide inside their span without anybody noticing. (The layout is that of the slotted pages of databases:
+//! Gray and Reuter, "Transaction Processing", 1993, section 14.3.)
 //!
-//! A new object goes into the gap that it fits best. Where none is long enough, neighbouring gaps are made one ([`gaps.rs`](super::gaps)):
-//! of all that together are long enough, those with the fewest bytes of objects between them.
+//! A new object goes into the gap that it fits best. Where none is long enough, neighbouring gaps are made one
+//! ([`gaps.rs`](super::gaps)): of all that together are long enough, those with the fewest bytes of objects between them.
 
 use super::gaps::{Gaps, Window};
 use crate::vm::PAGE_SIZE;
@@ -68,8 +68,8 @@ pub(super) struct Header {
     longest: u16,
 }
 
-/// A word of the directory: 24 bits, because it counts for every page that is out. 0 is free (no object begins at offset 0). Bits
-/// 0..12 length - 1, 12..24 where the object begins, in granules.
+/// A word of the directory: 24 bits, because it counts for every page that is out. 0 is free (no object begins at offset 0).
+/// Bits 0..12 length - 1, 12..24 where the object begins, in granules.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Object([u8; 3]);
@@ -108,8 +108,8 @@ pub(super) struct Span {
 
 impl Span {
     /// # Safety
-    /// `base` is the first byte of a span (or of frames that [`Span::clear`] is about to make one of), and the lock of its shard is
-    /// held as long as the value lives, so that nobody else reads or writes it.
+    /// `base` is the first byte of a span (or of frames that [`Span::clear`] is about to make one of), and the lock of its
+    /// shard is held as long as the value lives, so that nobody else reads or writes it.
     pub(super) unsafe fn new(base: *mut u8) -> Span {
         Span { base }
     }
@@ -129,8 +129,8 @@ impl Span {
 
     fn directory(&mut self) -> &mut [Object] {
         let places = self.header().places as usize;
-        // SAFETY: the directory lies behind the header, needs no alignment, and is this thread's; `put` keeps it below `bottom`, so it is
-        // inside the span, and wrote all of its words.
+        // SAFETY: the directory lies behind the header, needs no alignment, and is this thread's; `put` keeps it below
+        // `bottom`, so it is inside the span, and wrote all of its words.
         unsafe { core::slice::from_raw_parts_mut(self.base.add(HEADER).cast(), places) }
     }
 
@@ -251,7 +251,8 @@ impl Span {
         let (begins, end) = (object.begins(), object.begins() + object.granules());
         let lowest = begins == self.header().bottom as usize;
         let short = self.places() <= LOOK_AROUND;
-        // The gap that there is now may be longer than what was the object's; it is looked for afresh when another is put in a gap.
+        // The gap that there is now may be longer than what was the object's; it is looked for afresh when another is put in a
+        // gap.
         let (from, to) = if short || lowest { self.around(begins) } else { (begins, end) };
         let h = self.header();
         if lowest {
@@ -263,7 +264,8 @@ impl Span {
         self.shorten();
     }
 
-    /// The gap around a place: where the object before it ends, or the directory, and where the one behind begins, or the end is.
+    /// The gap around a place: where the object before it ends, or the directory, and where the one behind begins, or the end
+    /// is.
     fn around(&mut self, place: usize) -> (usize, usize) {
         let (mut from, mut to) = (self.front() / GRANULE, self.size() / GRANULE);
         for other in self.directory().iter().filter(|o| **o != Object::FREE) {
@@ -297,8 +299,8 @@ impl Span {
         Gaps::between(front..end, taken.map(|o| o.begins()..o.begins() + o.granules()))
     }
 
-    /// Makes the gaps of a window one, which begins where the first of them did: moves what is between them behind it. Returns where it
-    /// ends.
+    /// Makes the gaps of a window one, which begins where the first of them did: moves what is between them behind it. Returns
+    /// where it ends.
     fn join(&mut self, gaps: &Gaps, window: Window) -> usize {
         let mut end = gaps.end(window.last);
         if window.first == window.last {
@@ -313,7 +315,8 @@ impl Span {
         for gap in (window.first..window.last).rev() {
             let (from, len) = (gaps.end(gap), gaps.begin(gap + 1) - gaps.end(gap));
             end -= len;
-            // SAFETY: both inside the span, by the gaps' places: objects move up, the last ones first, into gaps and what others have left.
+            // SAFETY: both inside the span, by the gaps' places: objects move up, the last ones first, into gaps and what
+            // others have left.
             unsafe { core::ptr::copy(self.base.add(from * GRANULE), self.base.add(end * GRANULE), len * GRANULE) };
         }
         end

@@ -20,8 +20,8 @@ struct Found {
 }
 
 impl Pool {
-    /// Looks at every span and list, and compares what they hold with the pool's figures. For tests: to be called while nobody else
-    /// uses the pool and no span is isolated; it takes as long as the pool is big.
+    /// Looks at every span and list, and compares what they hold with the pool's figures. For tests: to be called while nobody
+    /// else uses the pool and no span is isolated; it takes as long as the pool is big.
     ///
     /// # Errors
     /// What is wrong first.

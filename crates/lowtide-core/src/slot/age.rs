@@ -1,6 +1,6 @@
-//! Two clocks over the clusters of an area, for pages that are in RAM and have their slots there: which clusters have such pages, and
-//! which of those were used since the hand last came by. One clock is of who writes pages to the device, one of who compresses
-//! them better. A byte for each cluster.
+//! Two clocks over the clusters of an area, for pages that are in RAM and have their slots there: which clusters have such
+//! pages, and which of those were used since the hand last came by. One clock is of who writes pages to the device, one of who
+//! compresses them better. A byte for each cluster.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 

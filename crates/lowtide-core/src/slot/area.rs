@@ -6,13 +6,13 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use rustix::io::Errno;
 
 use super::age::Ages;
+use super::backoff::Rest;
 use super::cluster::{CLUSTER_SLOTS, Cluster};
 use super::error::SlotError;
 use super::io::IoCounts;
 use super::lists::{ListId, LockedInner, Place, Places};
 use super::next::Next;
 use super::policy::{Policy, Search, Searcher};
-use super::rest::Rest;
 use super::sharing::Sharing;
 use super::swap_cache::CacheMarks;
 use super::usage::Usage;
@@ -25,8 +25,8 @@ use crate::vm::{OnFork, PAGE_SIZE};
 /// Most slots of an area: what an entry can name.
 pub const MAX_SLOTS: u64 = 1 << 40;
 
-/// A cluster tells the area how many of its slots are used when it is empty, or when so many have come or gone: if it told each time,
-/// all CPUs would fight for the cache line of the area's count.
+/// A cluster tells the area how many of its slots are used when it is empty, or when so many have come or gone: if it told each
+/// time, all CPUs would fight for the cache line of the area's count.
 const TELL: u16 = 32;
 
 /// A limit on bytes of file that the processes of a run share.
@@ -34,9 +34,9 @@ const TELL: u16 = 32;
 pub struct Budget {
     /// Bytes in use by all.
     pub used: &'static AtomicU64,
-    /// Those of `used` that are this process's: what is to be taken off `used` when it is gone without having given them back. Changed
-    /// after `used` when bytes come and before it when they go, so that a process that is killed between the two leaves too much in
-    /// `used`, by a cluster, and never too little.
+    /// Those of `used` that are this process's: what is to be taken off `used` when it is gone without having given them back.
+    /// Changed after `used` when bytes come and before it when they go, so that a process that is killed between the two leaves
+    /// too much in `used`, by a cluster, and never too little.
     pub mine: Option<&'static AtomicU64>,
     /// Most bytes.
     pub limit: u64,
@@ -244,8 +244,8 @@ impl Area {
     }
 
     /// Drops this process's reference to a slot, whose table word the caller has set to 0 before. When it was the last one,
-    /// the slot is free. To be called once per slot that was given out, or that this process got by a fork; anything else is an error that
-    /// [`Area::free_run`] reports and that changes nothing here either.
+    /// the slot is free. To be called once per slot that was given out, or that this process got by a fork; anything else is an
+    /// error that [`Area::free_run`] reports and that changes nothing here either.
     pub fn release(&self, slot: u64) {
         let freed = self.free_run(slot, 1);
         debug_assert!(freed.is_ok(), "slot {slot}: {freed:?}");

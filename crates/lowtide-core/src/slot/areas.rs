@@ -155,8 +155,8 @@ impl Areas {
         let users = &users[percpu::current() % STRIPES].0;
         // Sequentially consistent, as is what `take_out` does: either that sees this reference, or this sees no area.
         users.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: the pointer came from a Box, which is freed only after the pointer was taken away and nobody counted as a user
-        // since.
+        // SAFETY: the pointer came from a Box, which is freed only after the pointer was taken away and nobody counted as a
+        // user since.
         match unsafe { place.area.load(Ordering::SeqCst).as_ref() } {
             Some(area) => Some(AreaRef { areas: self, id, area, users }),
             None => {
@@ -199,8 +199,8 @@ impl Areas {
         Err(SlotError::TooManyAreas)
     }
 
-    /// Gives out 2^`order` aligned slots of an available area: the highest priority first, areas of one priority in turn. (A turn
-    /// lasts until a CPU's cluster is used up.) Areas that rest give out nothing. Returns the area and the first slot.
+    /// Gives out 2^`order` aligned slots of an available area: the highest priority first, areas of one priority in turn. (A
+    /// turn lasts until a CPU's cluster is used up.) Areas that rest give out nothing. Returns the area and the first slot.
     pub fn alloc<'a>(&'a self, order: u32, cache: &dyn SwapCache) -> Option<(AreaRef<'a>, u64)> {
         self.alloc_if(order, cache, true)
     }
@@ -301,8 +301,8 @@ impl Areas {
     /// The last step of swapoff: removes a closed area of which no slot is in use. Waits for calls in flight.
     ///
     /// # Errors
-    /// `Closed` when there is no such area; `StillInUse` when it is not closed (or [`Areas::close`] has not returned yet) or not
-    /// empty.
+    /// `Closed` when there is no such area; `StillInUse` when it is not closed (or [`Areas::close`] has not returned yet) or
+    /// not empty.
     pub fn remove(&self, id: u8) -> Result<(), SlotError> {
         {
             let area = self.get(id).ok_or(SlotError::Closed)?;
@@ -319,9 +319,9 @@ impl Areas {
         Ok(())
     }
 
-    /// The last step of a swapoff as far as this process is concerned: removes a closed area, or one of a parent's, where this process has
-    /// nothing, as the caller knows. (Forked children may have something there: the slots stay theirs, and are given out no more.)
-    /// Waits for calls in flight.
+    /// The last step of a swapoff as far as this process is concerned: removes a closed area, or one of a parent's, where this
+    /// process has nothing, as the caller knows. (Forked children may have something there: the slots stay theirs, and are
+    /// given out no more.) Waits for calls in flight.
     ///
     /// # Errors
     /// `Closed` when there is no such area; `StillInUse` when it is not closed, or [`Areas::close`] has not returned yet.
@@ -366,13 +366,13 @@ impl Areas {
     /// (`is_empty`) are removed.
     ///
     /// # Safety
-    /// Only in a forked child that has one thread and no [`AreaRef`], when no call that changes anything was in flight in the parent at the
-    /// moment of the fork.
+    /// Only in a forked child that has one thread and no [`AreaRef`], when no call that changes anything was in flight in the
+    /// parent at the moment of the fork.
     pub unsafe fn after_fork(&self, is_empty: &dyn Fn(&Area) -> bool) {
         // SAFETY: the caller answers.
         unsafe { self.available.reset_after_fork() };
-        // Threads of the parent that were using an area at the moment of the fork (to read figures, say) are users here too, and would be waited
-        // for without end.
+        // Threads of the parent that were using an area at the moment of the fork (to read figures, say) are users here too,
+        // and would be waited for without end.
         for place in &self.places {
             // SAFETY: as in `get`.
             if let Some(users) = unsafe { place.users.load(Ordering::Relaxed).as_ref() } {

@@ -1,6 +1,11 @@
 //! One bit for each slot of a cluster, and the search for aligned runs of clear ones.
 
-use super::cluster::{CLUSTER_SLOTS, MAX_ORDER};
+/// Slots in a cluster (2 MiB of pages).
+pub const CLUSTER_SLOTS: usize = 512;
+/// Largest order: a whole cluster.
+pub const MAX_ORDER: u32 = CLUSTER_SLOTS.ilog2();
+/// How many orders there are.
+pub const ORDERS: usize = MAX_ORDER as usize + 1;
 
 /// Words of 64 bits in a map.
 pub(super) const WORDS: usize = CLUSTER_SLOTS / 64;

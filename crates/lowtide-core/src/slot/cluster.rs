@@ -1,15 +1,9 @@
 //! A cluster: 512 slots with their own lock.
 
 use super::bitmap::Bitmap;
+pub use super::bitmap::{CLUSTER_SLOTS, MAX_ORDER, ORDERS};
 use crate::lock::rank;
 use crate::sync::Lock;
-
-/// Slots in a cluster (2 MiB of pages).
-pub const CLUSTER_SLOTS: usize = 512;
-/// Largest order: a whole cluster.
-pub const MAX_ORDER: u32 = CLUSTER_SLOTS.ilog2();
-/// How many orders there are.
-pub const ORDERS: usize = MAX_ORDER as usize + 1;
 
 /// What a cluster is, one thing at a time. Changes with the cluster's lock held; it agrees with the list that the cluster is on
 /// except between isolation and relocation, when the cluster is on none.
@@ -42,8 +36,8 @@ pub(super) struct Inner {
     pub caches: u16,
     /// Slots in use that this process has freed while a forked child still refers to them.
     pub zombies: u16,
-    /// How many orders the largest aligned free run is below a whole cluster, at least; [`ORDERS`] if no slot is free. Allocations
-    /// leave it as it is: the search that finds less than it promises corrects it.
+    /// How many orders the largest aligned free run is below a whole cluster, at least; [`ORDERS`] if no slot is free.
+    /// Allocations leave it as it is: the search that finds less than it promises corrects it.
     below: u8,
     /// The order that the cluster serves, from its first slot until it is empty again.
     pub order: u8,

@@ -1,5 +1,5 @@
-//! Discard: a cluster that becomes free on a device that can is punched out before it is given out again, so that the space goes
-//! back to the file system and the area's budget.
+//! Discard: a cluster that becomes free on a device that can is punched out before it is given out again, so that the space
+//! goes back to the file system and the area's budget.
 
 use super::area::Area;
 use super::cluster::{CLUSTER_SLOTS, ListState};

@@ -1,25 +1,27 @@
 //! Who else refers to the slots of an area: the forked descendants of the process that made it, its owner.
 //!
-//! A descendant that refers to slots is a *holder*: an entry that says which process image it is, and a map with a bit for each slot. Entries
-//! and maps are in memory that the whole family shares, and any of its processes may be killed between any two instructions. So there are no
-//! counts: a count that was lowered, but not yet noted as lowered, is wrong for ever. A bit can be cleared twice, and by whoever comes
-//! after one that died half way. A slot that its owner has freed is free when no map has its bit.
+//! A descendant that refers to slots is a *holder*: an entry that says which process image it is, and a map with a bit for each
+//! slot. Entries and maps are in memory that the whole family shares, and any of its processes may be killed between any two
+//! instructions. So there are no counts: a count that was lowered, but not yet noted as lowered, is wrong for ever. A bit can
+//! be cleared twice, and by whoever comes after one that died half way. A slot that its owner has freed is free when no map has
+//! its bit.
 //!
-//! **An entry has one process that may change it and its map**: the live one that it names, or, once that is dead, whoever makes the entry name
-//! itself by compare-and-swap. From 0 (free):
+//! **An entry has one process that may change it and its map**: the live one that it names, or, once that is dead, whoever
+//! makes the entry name itself by compare-and-swap. From 0 (free):
 //!
 //! - `Filling(parent)`: the parent claims it before it forks, and fills the map with what it refers to itself.
-//! - `Held(child)`: the child makes it its own, by compare-and-swap, because its parent may be dead and the entry taken from it by then. It
-//!   clears bits as it lets go of slots.
-//! - `Clearing(process)`: the child was never made, or has been found dead, or a parent was that died in between; `process` clears the map,
-//!   and then the entry. If it dies as well, another one goes on in the same way.
+//! - `Held(child)`: the child makes it its own, by compare-and-swap, because its parent may be dead and the entry taken from it
+//!   by then. It clears bits as it lets go of slots.
+//! - `Clearing(process)`: the child was never made, or has been found dead, or a parent was that died in between; `process`
+//!   clears the map, and then the entry. If it dies as well, another one goes on in the same way.
 //!
-//! A process image is dead when it can't execute another instruction, and never comes back; so nothing that was read of an entry before it was
-//! taken over can be mistaken for what it says afterwards.
+//! A process image is dead when it can't execute another instruction, and never comes back; so nothing that was read of an
+//! entry before it was taken over can be mistaken for what it says afterwards.
 //!
-//! **A look at all maps takes a while**, and meanwhile a child can hand a slot on to a grandchild and let go of it: who looked at the
-//! grandchild's map before and at the child's map after that saw nobody. So each parent counts in `filled` when it has filled a map, before it
-//! can let go of anything, and who finds that the count has changed while it looked knows nothing ([`Holders::held`]).
+//! **A look at all maps takes a while**, and meanwhile a child can hand a slot on to a grandchild and let go of it: who looked
+//! at the grandchild's map before and at the child's map after that saw nobody. So each parent counts in `filled` when it has
+//! filled a map, before it can let go of anything, and who finds that the count has changed while it looked knows nothing
+//! ([`Holders::held`]).
 
 use rustix::io::Errno;
 
@@ -27,13 +29,14 @@ use crate::sync::Array;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::vm::OnFork;
 
-/// Most holders at a time, for each area. (An entry takes 8 bytes; a map takes memory only where there are references.) In models each word
-/// costs.
+/// Most holders at a time, for each area. (An entry takes 8 bytes; a map takes memory only where there are references.) In
+/// models each word costs.
 pub(super) const HOLDERS: usize = if cfg!(any(feature = "loom", feature = "shuttle")) { 2 } else { 256 };
 /// Words with a bit for each entry that is not free.
 const IN_USE: usize = HOLDERS.div_ceil(64);
 
-/// A process image: a process from its start, or from an exec, to its end, or to the next exec. No other image ever has the same number.
+/// A process image: a process from its start, or from an exec, to its end, or to the next exec. No other image ever has the
+/// same number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Image(u64);
 
@@ -119,7 +122,8 @@ impl Holders {
         self.filled[0].fetch_add(1, Ordering::Release);
     }
 
-    /// In the child: what its parent claimed for it is its own. False: the parent was found dead before, and the references are gone.
+    /// In the child: what its parent claimed for it is its own. False: the parent was found dead before, and the references are
+    /// gone.
     pub(super) fn take(&self, claim: Claim, child: Image) -> bool {
         // Acquire: pairs with the Release in `take_over`, whoever took it.
         let entry = &self.entries[claim.holder];
@@ -132,13 +136,14 @@ impl Holders {
         self.maps[holder * self.words + slot / 64].fetch_and(!(1 << (slot % 64)), Ordering::Release);
     }
 
-    /// The slots of word `w` of the maps that anybody holds, and those that `also` finds. All of them if that can't be told now.
+    /// The slots of word `w` of the maps that anybody holds, and those that `also` finds. All of them if that can't be told
+    /// now.
     pub(super) fn held(&self, w: usize, also: impl FnOnce() -> u64) -> u64 {
         let filled = self.filled[0].load(Ordering::Acquire);
         let mut held = also();
         for (first, in_use) in (0..).step_by(64).zip(self.in_use.iter()) {
-            // Acquire, here and below: pairs with the Release in `drop_one` and `clear`. Who sees a bit gone that a parent had, sees in the
-            // last line that this parent had filled a map before, if it has.
+            // Acquire, here and below: pairs with the Release in `drop_one` and `clear`. Who sees a bit gone that a parent had,
+            // sees in the last line that this parent had filled a map before, if it has.
             let mut in_use = in_use.load(Ordering::Acquire);
             while in_use != 0 {
                 let holder = first + in_use.trailing_zeros() as usize;
@@ -149,7 +154,8 @@ impl Holders {
         if self.filled[0].load(Ordering::Acquire) == filled { held } else { u64::MAX }
     }
 
-    /// Gives up an entry that this process has claimed, if no child has made it its own. `words`: words of the map that may have bits.
+    /// Gives up an entry that this process has claimed, if no child has made it its own. `words`: words of the map that may
+    /// have bits.
     pub(super) fn abandon(&self, claim: Claim, words: usize) -> bool {
         let taken = self.take_over(claim.holder, claim.entry, Image::of(claim.entry));
         if taken {
@@ -164,8 +170,9 @@ impl Holders {
         (raw != 0).then_some(Entry { raw })
     }
 
-    /// Clears the entry and the map of a holder, on behalf of the process that the entry names, which is dead. False: another process has done
-    /// so, or does, or (if the entry is a dead parent's) the child has made it its own. `words` as in [`Holders::abandon`].
+    /// Clears the entry and the map of a holder, on behalf of the process that the entry names, which is dead. False: another
+    /// process has done so, or does, or (if the entry is a dead parent's) the child has made it its own. `words` as in
+    /// [`Holders::abandon`].
     pub(super) fn release(&self, holder: usize, entry: Entry, me: Image, words: usize) -> bool {
         let taken = self.take_over(holder, entry.raw, me);
         if taken {
@@ -176,7 +183,8 @@ impl Holders {
 
     /// Makes an entry this process's to clear.
     pub(super) fn take_over(&self, holder: usize, entry: u64, me: Image) -> bool {
-        // Acquire: pairs with the Release in `take` and here. Release: who takes it over from this process, or fails to, comes after.
+        // Acquire: pairs with the Release in `take` and here. Release: who takes it over from this process, or fails to, comes
+        // after.
         self.entries[holder].compare_exchange(entry, CLEARING | me.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
@@ -241,7 +249,8 @@ mod tests {
 
     #[test]
     fn a_holder_that_dies_half_way_is_released_by_another_wherever_it_was() {
-        // The steps of a releaser that is killed after the first `n` of them: its entry, a part of the map, all of it, the entry's bit.
+        // The steps of a releaser that is killed after the first `n` of them: its entry, a part of the map, all of it, the
+        // entry's bit.
         for n in 0..=4 {
             let (holders, claim) = filled();
             assert!(holders.take(claim, CHILD));

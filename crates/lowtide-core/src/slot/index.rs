@@ -1,5 +1,5 @@
-//! Which clusters have which room: a bitmap of clusters for each level, changed by atomic operations with the cluster's lock held,
-//! searched without any lock. Who finds a cluster here locks it and looks again.
+//! Which clusters have which room: a bitmap of clusters for each level, changed by atomic operations with the cluster's lock
+//! held, searched without any lock. Who finds a cluster here locks it and looks again.
 //!
 //! Above each 64 words of a bitmap there is one word that says which of them are not empty, so that a search of an area of a
 //! terabyte reads a few hundred words at most.
@@ -18,8 +18,8 @@ const LARGEST: usize = MAX_ORDER as usize;
 /// More free slots than this are much room: a CPU that takes the cluster as its own has something of it.
 const LITTLE: usize = 64;
 
-/// What an index knows of a cluster that is neither free nor waiting for discard: how large its largest run is, and whether it has
-/// much room; or that it is full.
+/// What an index knows of a cluster that is neither free nor waiting for discard: how large its largest run is, and whether it
+/// has much room; or that it is full.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Level(u8);
 

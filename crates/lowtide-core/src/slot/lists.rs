@@ -1,6 +1,6 @@
-//! Where an area's clusters are: on lists, linked by number, or in the index of those that are partly used. The lock around [`Lists`]
-//! protects the lists and nothing else; a thread waits for it with a cluster's lock held, never the other way round: with the
-//! lists locked, clusters are only tried.
+//! Where an area's clusters are: on lists, linked by number, or in the index of those that are partly used. The lock around
+//! [`Lists`] protects the lists and nothing else; a thread waits for it with a cluster's lock held, never the other way round:
+//! with the lists locked, clusters are only tried.
 //!
 //! Isolation and relocation are those of the kernel's swap allocator since its locks were reworked (Kairui Song's series
 //! "mm, swap: rework of swap allocator locks", 2024).
@@ -11,13 +11,14 @@ use rustix::io::Errno;
 
 use super::cluster::{Cluster, Inner, ListState, ORDERS};
 use super::index::{Index, Level};
-use super::policy::BUCKETS;
 use crate::lock::rank;
 use crate::percpu::{CacheAligned, Zone};
 use crate::sync::{Array, Guard, Lock};
 use crate::table::{Table, Zeroed};
 use crate::vm::OnFork;
 
+/// Buckets of frag lists for each order: a policy may use fewer.
+pub(super) const BUCKETS: usize = ORDERS;
 const COUNT: usize = 3 + ORDERS + ORDERS * BUCKETS;
 
 /// One of the lists of an area.
@@ -181,8 +182,8 @@ impl Places {
         self.lens[list.0 as usize].load(Relaxed) as usize
     }
 
-    /// Takes the first cluster of a list whose lock is free off the list and returns it locked: nobody else can walk onto it. Of one
-    /// CPU's zone only those near the head of the list are looked at.
+    /// Takes the first cluster of a list whose lock is free off the list and returns it locked: nobody else can walk onto it.
+    /// Of one CPU's zone only those near the head of the list are looked at.
     pub(super) fn isolate<'a>(
         &self,
         clusters: &'a Array<Cluster>,
@@ -201,7 +202,8 @@ impl Places {
         Some((i, inner))
     }
 
-    /// Puts a locked cluster somewhere (on a list: to its tail), from wherever it is; leaves it where it is if it is there already.
+    /// Puts a locked cluster somewhere (on a list: to its tail), from wherever it is; leaves it where it is if it is there
+    /// already.
     #[inline]
     pub(super) fn relocate(&self, i: usize, inner: &mut Inner, to: Place) {
         if inner.place != to.number() {

@@ -1,11 +1,12 @@
 //! Swap slots: areas, clusters, and the entries that name a slot.
 //!
-//! The journey of an allocation: `areas.rs` (which area) > `search.rs` (which cluster) > `policy/` (which of the partly used ones) >
-//! `cluster.rs` and `bitmap.rs` (which slots). A free goes straight to the cluster: `area.rs`.
+//! The journey of an allocation: `areas.rs` (which area) > `search.rs` (which cluster) > `policy/` (which of the partly used
+//! ones) > `cluster.rs` and `bitmap.rs` (which slots). A free goes straight to the cluster: `area.rs`.
 
 mod age;
 mod area;
 mod areas;
+mod backoff;
 mod bitmap;
 mod cluster;
 mod discard;
@@ -17,7 +18,6 @@ mod io;
 mod lists;
 mod next;
 mod policy;
-mod rest;
 mod search;
 mod sharing;
 mod swap_cache;

@@ -1,6 +1,6 @@
 //! Where the next allocation is tried first: per CPU and order the offset after the latest one, so that each CPU fills its own
-//! cluster and takes only that cluster's lock; or, on rotating devices, one offset per order for the whole area under a lock, so
-//! that all writes stay sequential.
+//! cluster and takes only that cluster's lock; or, on rotating devices, one offset per order for the whole area under a lock,
+//! so that all writes stay sequential.
 
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -49,8 +49,8 @@ impl Next {
         }
     }
 
-    /// Counts one search beyond the first try, and the clusters that it opened. Figures for the lab; racing threads of one CPU may
-    /// lose some.
+    /// Counts one search beyond the first try, and the clusters that it opened. Figures for the lab; racing threads of one CPU
+    /// may lose some.
     pub(super) fn count(&self, opened: u64) {
         let cpu = &self.cpus[percpu::current()];
         cpu.searches.store(cpu.searches.load(Relaxed) + 1, Relaxed);

@@ -3,8 +3,8 @@
 //! 1. the cluster that this CPU used last for this order;
 //! 2. in an area half full, partly used clusters that are better taken than a free one, if the policy can tell;
 //! 3. a free cluster of this CPU's zone;
-//! 4. a cluster that was never used, if those that were are at least half used (so that a file does not grow while it has holes),
-//!    or any free one;
+//! 4. a cluster that was never used, if those that were are at least half used (so that a file does not grow while it has
+//!    holes), or any free one;
 //! 5. in an area half full, one full cluster gives up its swap cache;
 //! 6. partly used clusters that serve the order, as the policy says;
 //! 7. any cluster that was never used;
@@ -48,8 +48,8 @@ struct Request<'a> {
 }
 
 impl Area {
-    /// Gives out 2^`order` slots at a multiple of that; each has one reference and the table word 0. `None` when there is no such
-    /// run that the policy finds, or other threads held on to the last ones.
+    /// Gives out 2^`order` slots at a multiple of that; each has one reference and the table word 0. `None` when there is no
+    /// such run that the policy finds, or other threads held on to the last ones.
     pub fn alloc(&self, order: u32) -> Option<u64> {
         self.alloc_reclaiming(order, &NoCache)
     }
@@ -80,9 +80,9 @@ impl Area {
         self.request(order, &NoCache)?.take_next()
     }
 
-    /// Gives out the `n` slots from `slot` on, as [`Area::alloc`] does, if they are free and the cluster of the slot before them holds
-    /// them too: for who goes on where it ended, so that pages of any number lie together without rests between. False: they are not,
-    /// or the policy wants one order in a cluster.
+    /// Gives out the `n` slots from `slot` on, as [`Area::alloc`] does, if they are free and the cluster of the slot before
+    /// them holds them too: for who goes on where it ended, so that pages of any number lie together without rests between.
+    /// False: they are not, or the policy wants one order in a cluster.
     pub fn alloc_behind(&self, slot: u64, n: usize) -> bool {
         let (i, index) = (slot as usize / CLUSTER_SLOTS, slot as usize % CLUSTER_SLOTS);
         let possible = index > 0 && index + n <= CLUSTER_SLOTS && slot < self.opened_slots();
@@ -124,7 +124,8 @@ impl Area {
         possible.then(|| Request { area: self, order, hint: self.next.hint(order), cache, opened: 0 })
     }
 
-    /// Whether 2^`order` aligned free slots exist anywhere: looks at every cluster. The truth that searches are measured against.
+    /// Whether 2^`order` aligned free slots exist anywhere: looks at every cluster. The truth that searches are measured
+    /// against.
     pub fn has_free_run(&self, order: u32) -> bool {
         let opened = self.opened.load(Ordering::Acquire) as usize;
         opened < self.clusters.len() || (0..opened).any(|i| self.clusters[i].0.lock().find_best() >= Some(order))

@@ -1,8 +1,10 @@
-//! The slots of an area that a process shares with its forked children: it refers to them on behalf of a child before it forks, the child drops
-//! what it does not need any more, and what it had when it died, or called exec, is dropped by the owner ([`Area::release_dead`]).
+//! The slots of an area that a process shares with its forked children: it refers to them on behalf of a child before it forks,
+//! the child drops what it does not need any more, and what it had when it died, or called exec, is dropped by the owner
+//! ([`Area::release_dead`]).
 //!
-//! Who holds what is in `holders.rs`. A child for which there is no holder left has *strays*: they are counted for each slot, by nobody's
-//! name, so only the child itself drops them. Those that it has when it dies are used for as long as the owner lives.
+//! Who holds what is in `holders.rs`. A child for which there is no holder left has *strays*: they are counted for each slot,
+//! by nobody's name, so only the child itself drops them. Those that it has when it dies are used for as long as the owner
+//! lives.
 
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -21,16 +23,16 @@ const NOBODYS: u32 = u32::MAX;
 const STRAYS: u32 = u32::MAX - 1;
 const _: () = assert!(HOLDERS < STRAYS as usize);
 
-/// How often a dead parent's entry for a child that has not made it its own is passed over in [`Area::release_dead`]: the child may still be
-/// about to, on a busy machine.
+/// How often a dead parent's entry for a child that has not made it its own is passed over in [`Area::release_dead`]: the child
+/// may still be about to, on a busy machine.
 const PATIENCE: u8 = 30;
 
 /// Who else than this process refers to slots of an area.
 #[derive(Debug)]
 pub(super) struct Sharing {
     holders: Holders,
-    /// How many children without a holder refer to each slot. For slot 0, which nobody refers to: whether there was such a child. Takes memory
-    /// only then.
+    /// How many children without a holder refer to each slot. For slot 0, which nobody refers to: whether there was such a
+    /// child. Takes memory only then.
     strays: Table<AtomicU16>,
     /// In the owner.
     pub zombies: Zombies,
@@ -57,8 +59,8 @@ impl Sharing {
         })
     }
 
-    /// Which of `n` slots from index `first` of cluster `i` on somebody else refers to, or may refer to. A slot that this process has freed, and
-    /// of which this says that nobody does, is free.
+    /// Which of `n` slots from index `first` of cluster `i` on somebody else refers to, or may refer to. A slot that this
+    /// process has freed, and of which this says that nobody does, is free.
     pub(super) fn held(&self, i: usize, first: usize, n: usize) -> Bitmap {
         // Acquire: as for the maps in `Holders::held`, between whose two looks at `filled` this happens.
         let strays_of = |w: usize| {
@@ -114,9 +116,9 @@ impl Area {
         self.sharing.is_some()
     }
 
-    /// Adds a reference to each slot of which `refers` says, by its number and its table word, that this process refers to it, on behalf of the
-    /// child that this process, `me`, forks next. Returns how many of them are strays. No effect on a private area. No other call may be in
-    /// flight.
+    /// Adds a reference to each slot of which `refers` says, by its number and its table word, that this process refers to it,
+    /// on behalf of the child that this process, `me`, forks next. Returns how many of them are strays. No effect on a private
+    /// area. No other call may be in flight.
     pub fn add_references(&self, me: Image, refers: impl Fn(u64, u64) -> bool) -> u64 {
         let Some(sharing) = &self.sharing else { return 0 };
         let (mut claimed, mut strays) = (None, 0);
@@ -148,8 +150,8 @@ impl Area {
         self.sharing.as_ref().is_none_or(|sharing| (0..HOLDERS).any(|holder| sharing.holders.entry(holder).is_none()))
     }
 
-    /// Takes back what [`Area::add_references`] added, because there is no child. `refers`: as then; `None` if there was one that died: it may
-    /// have dropped some already. (Its strays stay: how many it has dropped is not known.)
+    /// Takes back what [`Area::add_references`] added, because there is no child. `refers`: as then; `None` if there was one
+    /// that died: it may have dropped some already. (Its strays stay: how many it has dropped is not known.)
     pub fn undo_references(&self, refers: Option<&dyn Fn(u64, u64) -> bool>) {
         let Some(sharing) = &self.sharing else { return };
         if let Some(claim) = sharing.claimed() {
@@ -175,16 +177,16 @@ impl Area {
         taken
     }
 
-    /// In the child, once, in place of [`Area::take_references`]: it refers to nothing here, for its parent has taken back what it added. (But
-    /// not what it added by nobody's name, which is the child's to drop.)
+    /// In the child, once, in place of [`Area::take_references`]: it refers to nothing here, for its parent has taken back what
+    /// it added. (But not what it added by nobody's name, which is the child's to drop.)
     pub fn leave_references(&self) {
         let Some(sharing) = &self.sharing else { return };
         let strays = sharing.childs.swap(NOBODYS, Ordering::Relaxed) == STRAYS;
         sharing.mine.store(if strays { STRAYS } else { NOBODYS }, Ordering::Relaxed);
     }
 
-    /// In the owner, `me`: drops what holders have of which `is_alive` says that they are dead. `counts`: this is one of the looks, some
-    /// seconds of them, after which a dead parent's child is no longer waited for. Whether any was dropped.
+    /// In the owner, `me`: drops what holders have of which `is_alive` says that they are dead. `counts`: this is one of the
+    /// looks, some seconds of them, after which a dead parent's child is no longer waited for. Whether any was dropped.
     pub fn release_dead(&self, me: Image, is_alive: &mut dyn FnMut(Image) -> bool, counts: bool) -> bool {
         let Some(sharing) = self.sharing.as_ref().filter(|_| !self.is_inherited()) else { return false };
         let mut any = false;
@@ -204,7 +206,8 @@ impl Area {
         any
     }
 
-    /// In the owner: frees slots that it has freed, and nobody refers to any more, a great many at a time. Whether there were any.
+    /// In the owner: frees slots that it has freed, and nobody refers to any more, a great many at a time. Whether there were
+    /// any.
     pub fn reap(&self) -> bool {
         zombies::reap(self, Reach::LONG)
     }

@@ -1,5 +1,5 @@
-//! Swap cache: slots whose page is in memory and clean. They hold only a cache mark: the page can be evicted again without being
-//! written, and the slot can be had back at any time without I/O. Areas that are over half full take such slots back.
+//! Swap cache: slots whose page is in memory and clean. They hold only a cache mark: the page can be evicted again without
+//! being written, and the slot can be had back at any time without I/O. Areas that are over half full take such slots back.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -16,8 +16,8 @@ use crate::vm::OnFork;
 
 /// Who owns the pages behind the slots of an area.
 pub trait SwapCache {
-    /// The slot holds only a cache mark, or did a moment ago: gives up the clean copy if it is still that. True: the caller frees
-    /// the slot. Called without any lock held; may take none that is held around calls of [`Area`].
+    /// The slot holds only a cache mark, or did a moment ago: gives up the clean copy if it is still that. True: the caller
+    /// frees the slot. Called without any lock held; may take none that is held around calls of [`Area`].
     fn give_up(&self, area: &Area, slot: u64) -> bool;
 }
 
@@ -31,8 +31,8 @@ impl SwapCache for NoCache {
     }
 }
 
-/// Which slots of an area hold only a cache mark: a bit for each. The bits of a cluster belong to its lock's holder. Memory only
-/// where pages are cached.
+/// Which slots of an area hold only a cache mark: a bit for each. The bits of a cluster belong to its lock's holder. Memory
+/// only where pages are cached.
 #[derive(Debug)]
 pub(super) struct CacheMarks {
     words: Table<AtomicU64>,
@@ -89,8 +89,8 @@ impl Area {
         self.marks.count.load(Relaxed) > 0 || zombies > 0
     }
 
-    /// Whether half of the slots that this process can have are used, or more: then slots that hold only a cache mark are worth more
-    /// free. What it can have is bounded by the size and by what others leave of the budget.
+    /// Whether half of the slots that this process can have are used, or more: then slots that hold only a cache mark are worth
+    /// more free. What it can have is bounded by the size and by what others leave of the budget.
     pub fn is_over_half_full(&self) -> bool {
         self.used_about() >= self.slots().min(self.affordable_slots()) / 2
     }
@@ -156,8 +156,8 @@ impl Area {
         self.marks.is_marked(slot)
     }
 
-    /// Takes back the slots among `n` from index `first` of a cluster that hold only a cache mark. The cluster must not be locked:
-    /// everything about it is to be looked at again afterwards. Returns how many slots it freed.
+    /// Takes back the slots among `n` from index `first` of a cluster that hold only a cache mark. The cluster must not be
+    /// locked: everything about it is to be looked at again afterwards. Returns how many slots it freed.
     pub(super) fn reclaim(&self, i: usize, first: usize, n: usize, cache: &dyn SwapCache) -> u64 {
         let mut freed = 0;
         for index in first..first + n {

@@ -1,6 +1,6 @@
-//! How many clusters of an area are full, and whether the area is off the list of available areas, in one word: who makes the area
-//! full, or not full again, decides by compare-and-swap on that word whether the list has to change, so that exactly one thread
-//! changes it. All other updates are one atomic add and touch no list.
+//! How many clusters of an area are full, and whether the area is off the list of available areas, in one word: who makes the
+//! area full, or not full again, decides by compare-and-swap on that word whether the list has to change, so that exactly one
+//! thread changes it. All other updates are one atomic add and touch no list.
 //!
 //! Full clusters and not used slots are counted, because an area is full when all its clusters are, and a word that every
 //! allocation writes would be a cache line that all CPUs fight for. (Used slots are known about only: clusters tell the

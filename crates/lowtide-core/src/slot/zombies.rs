@@ -1,5 +1,5 @@
-//! Zombies: slots that their owner has freed, and that forked descendants still refer to. They are used until the owner finds that
-//! nobody does any more, and give their place up then.
+//! Zombies: slots that their owner has freed, and that forked descendants still refer to. They are used until the owner finds
+//! that nobody does any more, and give their place up then.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -12,7 +12,8 @@ use super::lists::LockedInner;
 use crate::table::Table;
 use crate::vm::OnFork;
 
-/// Which slots of an area are zombies: a bit for each. The bits of a cluster belong to its lock's holder, like its count of them.
+/// Which slots of an area are zombies: a bit for each. The bits of a cluster belong to its lock's holder, like its count of
+/// them.
 #[derive(Debug)]
 pub(super) struct Zombies {
     words: Table<AtomicU64>,

@@ -6,14 +6,14 @@
 //! the copy would cost memory.
 //!
 //! The slot can be taken back at any time, by allocation or by a worker, and be given to another page; who remembers it as its
-//! clean copy finds that out here. Whoever changes the table word away from `Cached` by compare-and-swap is the slot's one owner.
-//! Should the word say `Cached` with the right tag on behalf of another page by then, that page's clean copy is as good: its
-//! bytes are the same.
+//! clean copy finds that out here. Whoever changes the table word away from `Cached` by compare-and-swap is the slot's one
+//! owner. Should the word say `Cached` with the right tag on behalf of another page by then, that page's clean copy is as good:
+//! its bytes are the same.
 
 use core::sync::atomic::Ordering;
 
 use super::shrink::takes_writes;
-use super::word::Word;
+use super::table_word::Word;
 use super::{Entry, Page, Store};
 use crate::count::Counter;
 use crate::slot::{Area, SwapCache};
@@ -41,8 +41,8 @@ fn change(area: &Area, slot: u64, to: impl Fn(Word) -> Option<Word>) -> bool {
 }
 
 impl Store {
-    /// Instead of [`Store::free`], after a page was loaded from a device: keeps the slot as its clean copy. False: the page is not
-    /// on a device, or slots are scarce; the entry is then as it was.
+    /// Instead of [`Store::free`], after a page was loaded from a device: keeps the slot as its clean copy. False: the page is
+    /// not on a device, or slots are scarce; the entry is then as it was.
     pub fn keep_cached(&self, e: Entry) -> bool {
         let Some(area) = self.areas.get(e.area()) else { return false };
         let device = |word| if let Word::Device(tag) = word { Some(Word::Cached(tag)) } else { None };
@@ -66,8 +66,8 @@ impl Store {
         }
     }
 
-    /// Stores a page that may be as it was when it was loaded: true if the clean copy kept under `e` still is the page, which is
-    /// then stored there. False: the clean copy is gone.
+    /// Stores a page that may be as it was when it was loaded: true if the clean copy kept under `e` still is the page, which
+    /// is then stored there. False: the clean copy is gone.
     pub(super) fn store_clean(&self, e: Entry, page: &Page) -> bool {
         let Some(area) = self.areas.get(e.area()) else { return false };
         if area.is_closed() {
@@ -90,8 +90,9 @@ impl Store {
         false
     }
 
-    /// Whether clean copies in an area are to be given up: it is over half full, and so are all others that take pages now. (As long
-    /// as another has room, giving them up would only move pages from a small area of high priority to a large one of low priority.)
+    /// Whether clean copies in an area are to be given up: it is over half full, and so are all others that take pages now. (As
+    /// long as another has room, giving them up would only move pages from a small area of high priority to a large one of low
+    /// priority.)
     fn is_scarce(&self, area: &Area) -> bool {
         let has_room = |area: &Area| !area.is_over_half_full() && takes_writes(area);
         area.is_over_half_full() && !self.areas.iter().any(|other| has_room(&other))

@@ -1,22 +1,22 @@
 //! Claims: how background workers (`shrink.rs`, `recompress.rs`) work on a page in the pool while others load it and free it.
 //!
-//! `Pool(object)` becomes `Claimed(object)` by compare-and-swap: from then on compaction leaves the object where it is, no other
-//! worker takes the page, and the slot is the worker's until it says otherwise. A load reads the object as before. A free makes the
-//! word `Dropped` and removes the object, but not the slot, which could be given to another page while the worker is still at the
-//! old one; the worker frees it afterwards.
+//! `Pool(object)` becomes `Claimed(object)` by compare-and-swap: from then on compaction leaves the object where it is, no
+//! other worker takes the page, and the slot is the worker's until it says otherwise. A load reads the object as before. A free
+//! makes the word `Dropped` and removes the object, but not the slot, which could be given to another page while the worker is
+//! still at the old one; the worker frees it afterwards.
 //!
-//! When the worker has the page's bytes in their new place, `Claimed` becomes the word that names it, by compare-and-swap, and only
-//! then the worker removes the object: a load that was reading it finds that the word has changed, and reads again. If the swap fails,
-//! the page was freed meanwhile, and the new place is the worker's to give up. When nothing came of the work, the word becomes `Pool`
-//! again and nothing has happened.
+//! When the worker has the page's bytes in their new place, `Claimed` becomes the word that names it, by compare-and-swap, and
+//! only then the worker removes the object: a load that was reading it finds that the word has changed, and reads again. If the
+//! swap fails, the page was freed meanwhile, and the new place is the worker's to give up. When nothing came of the work, the
+//! word becomes `Pool` again and nothing has happened.
 //!
-//! The object that `Claimed` names in the swap can't be another one than the one that was claimed, because the word can't come to say
-//! `Claimed` again without this worker. (Should the object be freed while it is read, then the worker has garbage, and makes of it a new
-//! place that no word ever names.) Claims do not outlive the call that makes them, so no fork copies one.
+//! The object that `Claimed` names in the swap can't be another one than the one that was claimed, because the word can't come
+//! to say `Claimed` again without this worker. (Should the object be freed while it is read, then the worker has garbage, and
+//! makes of it a new place that no word ever names.) Claims do not outlive the call that makes them, so no fork copies one.
 
 use core::sync::atomic::Ordering;
 
-use super::word::{Object, Word};
+use super::table_word::{Object, Word};
 use crate::slot::Area;
 
 /// Claims the page of a slot, if it is an object in the pool that is `wanted`.

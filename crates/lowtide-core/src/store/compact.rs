@@ -1,10 +1,10 @@
-//! Compaction of the pool, as far as it is the store's part: the table words are looked through for objects that are to move, and
-//! follow them.
+//! Compaction of the pool, as far as it is the store's part: the table words are looked through for objects that are to move,
+//! and follow them.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::Store;
-use super::word::{Object, Word};
+use super::table_word::{Object, Word};
 use crate::pool::Moved;
 
 /// Words that are looked at for each page that may be moved.
@@ -26,9 +26,9 @@ pub(super) struct Compaction {
 }
 
 impl Compaction {
-    /// How many passes have begun. Read before a table word and after it was read again: if it has not changed, and the word has not,
-    /// then the object was not moved between. (An object that moved there and back did so in two passes. The second one began after the
-    /// first move; who sees the second move's word also sees that it began.)
+    /// How many passes have begun. Read before a table word and after it was read again: if it has not changed, and the word
+    /// has not, then the object was not moved between. (An object that moved there and back did so in two passes. The second
+    /// one began after the first move; who sees the second move's word also sees that it began.)
     pub(super) fn passes(&self) -> u64 {
         self.passes.load(Ordering::Acquire)
     }
@@ -38,8 +38,8 @@ impl Compaction {
 const AREAS: usize = 1 << u8::BITS;
 
 impl Store {
-    /// Whether [`Store::compact`] should be called: the pool has much free room inside its spans, or a pass is under way (until it is
-    /// over, the spans that it empties take no objects).
+    /// Whether [`Store::compact`] should be called: the pool has much free room inside its spans, or a pass is under way (until
+    /// it is over, the spans that it empties take no objects).
     pub fn wants_compaction(&self) -> bool {
         self.compaction.area.load(Ordering::Relaxed) != 0 || self.pool.is_sparse()
     }

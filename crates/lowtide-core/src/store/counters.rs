@@ -1,6 +1,6 @@
 //! The figures that a store keeps while it works.
 
-use super::words::{FILL_WORDS, FillWord, FillWords};
+use super::fill_words::{FILL_WORDS, FillWord, FillWords};
 use crate::count::Counter;
 use crate::slot::ORDERS;
 

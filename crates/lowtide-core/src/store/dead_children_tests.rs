@@ -1,5 +1,5 @@
-//! What children had that did not let go of it themselves: killed, or ended as most are, by `_exit` or exec. How real forks are made is in
-//! `fork_tests.rs`.
+//! What children had that did not let go of it themselves: killed, or ended as most are, by `_exit` or exec. How real forks are
+//! made is in `fork_tests.rs`.
 
 use super::fork_tests::{Gate, check, dup, ended, is_alive, me, start};
 use super::*;

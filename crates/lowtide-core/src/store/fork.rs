@@ -1,9 +1,9 @@
 //! What a store does when the process forks.
 //!
-//! The child's memory is a copy-on-write copy of the parent's, so the pool, the tables and area 0 are its own at once. Swap files
-//! are shared, and so is who refers to their slots (`slot/holders.rs`). A child never allocates in a file that a parent made: it only reads
-//! its slots and drops its references; the owner frees a slot when no reference is left, and finds that out by itself. What a child had when it
-//! died or called exec, the owner drops on its behalf ([`Store::release_dead`]).
+//! The child's memory is a copy-on-write copy of the parent's, so the pool, the tables and area 0 are its own at once. Swap
+//! files are shared, and so is who refers to their slots (`slot/holders.rs`). A child never allocates in a file that a parent
+//! made: it only reads its slots and drops its references; the owner frees a slot when no reference is left, and finds that out
+//! by itself. What a child had when it died or called exec, the owner drops on its behalf ([`Store::release_dead`]).
 //!
 //! When the owner is gone itself, nothing is allocated in its files any more, and what is referred to there concerns nobody.
 
@@ -12,7 +12,7 @@ use core::sync::atomic::Ordering;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 
-use super::word::Word;
+use super::table_word::Word;
 use super::{Image, Store, StoreError};
 use crate::device::Device;
 use crate::slot::{Area, IoCounts};
@@ -23,10 +23,10 @@ fn refers(_slot: u64, word: u64) -> bool {
 }
 
 impl Store {
-    /// Parent side of a fork, before it, with no other call in flight from here to the fork that stores a page: adds one reference to every
-    /// used slot of file areas on behalf of the child that this process, `me`, makes next. (The child finds in its copy of the store which.) If
-    /// the fork then fails, [`Store::fork_undo_references`]; if the child dies before it could call [`Store::fork_child`],
-    /// [`Store::fork_child_died`]. `is_alive` as in [`Store::release_dead`].
+    /// Parent side of a fork, before it, with no other call in flight from here to the fork that stores a page: adds one
+    /// reference to every used slot of file areas on behalf of the child that this process, `me`, makes next. (The child finds
+    /// in its copy of the store which.) If the fork then fails, [`Store::fork_undo_references`]; if the child dies before it
+    /// could call [`Store::fork_child`], [`Store::fork_child_died`]. `is_alive` as in [`Store::release_dead`].
     pub fn fork_add_references(&self, me: Image, is_alive: &mut dyn FnMut(Image) -> bool) {
         for area in self.areas.iter().filter(|area| area.is_shared()) {
             if !area.has_holder() {
@@ -43,14 +43,16 @@ impl Store {
     }
 
     /// Takes back what the child of the latest fork, which is dead or will call [`Store::fork_child_whole`], still has of what
-    /// [`Store::fork_add_references`] added, unless it has got as far as [`Store::fork_child`]: then [`Store::release_dead`] does.
+    /// [`Store::fork_add_references`] added, unless it has got as far as [`Store::fork_child`]: then [`Store::release_dead`]
+    /// does.
     pub fn fork_child_died(&self) {
         self.areas.iter().for_each(|area| area.undo_references(None));
     }
 
-    /// Drops the references that other processes have to slots of this process's swap files, where `is_alive` says that they are dead: that
-    /// they can't read another page, and never come back. To be called now and then where the process has forked, or its children have, and
-    /// when slots are scarce. Slots that nobody refers to any more are free then. Whether there was anything to do.
+    /// Drops the references that other processes have to slots of this process's swap files, where `is_alive` says that they
+    /// are dead: that they can't read another page, and never come back. To be called now and then where the process has
+    /// forked, or its children have, and when slots are scarce. Slots that nobody refers to any more are free then. Whether
+    /// there was anything to do.
     pub fn release_dead(&self, me: Image, is_alive: &mut dyn FnMut(Image) -> bool) -> bool {
         let mut any = false;
         for area in self.areas.iter().filter(|area| area.is_shared() && !area.is_inherited()) {
@@ -71,17 +73,18 @@ impl Store {
         }
     }
 
-    /// Child side of a fork: the first call in the child, which is `me`. Swap files become inherited: readable and freeable, never allocated
-    /// from. Their descriptors are not closed, only forgotten, and replaced by what
-    /// `reopen(area, number of the descriptor in the parent)` returns; files that hold no page of this process are not
-    /// reopened. The child has no swap file of its own then: [`Store::add_file`].
+    /// Child side of a fork: the first call in the child, which is `me`. Swap files become inherited: readable and freeable,
+    /// never allocated from. Their descriptors are not closed, only forgotten, and replaced by what `reopen(area, number of the
+    /// descriptor in the parent)` returns; files that hold no page of this process are not reopened. The child has no swap file
+    /// of its own then: [`Store::add_file`].
     ///
     /// # Errors
-    /// The first error of `reopen` (loads from that area then fail, all else works; the offset is 0). `ParentDied`: nothing may be loaded.
+    /// The first error of `reopen` (loads from that area then fail, all else works; the offset is 0). `ParentDied`: nothing may
+    /// be loaded.
     ///
     /// # Safety
-    /// Only in a forked child that has one thread, when no call that changes anything was in flight in the parent at the moment of the fork,
-    /// and after [`Store::fork_add_references`] in the parent.
+    /// Only in a forked child that has one thread, when no call that changes anything was in flight in the parent at the moment
+    /// of the fork, and after [`Store::fork_add_references`] in the parent.
     pub unsafe fn fork_child(
         &self,
         me: Image,
@@ -91,8 +94,9 @@ impl Store {
         unsafe { self.becomes_child(Some(me), reopen) }
     }
 
-    /// The same in a child all of whose pages are in memory, and whose parent has called [`Store::fork_child_died`] for it: it has references to
-    /// nothing in its parent's swap files, and opens none. What its own tables still refer to there it must free, and not load.
+    /// The same in a child all of whose pages are in memory, and whose parent has called [`Store::fork_child_died`] for it: it
+    /// has references to nothing in its parent's swap files, and opens none. What its own tables still refer to there it must
+    /// free, and not load.
     ///
     /// # Safety
     /// As [`Store::fork_child`].

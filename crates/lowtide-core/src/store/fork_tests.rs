@@ -361,7 +361,8 @@ fn a_child_does_not_wait_for_what_threads_of_its_parent_were_using() {
     in_child(
         &s,
         || {
-            // SAFETY: ends a child that waits; the first call in the child, which has one thread; nothing was changed in the parent.
+            // SAFETY: ends a child that waits; the first call in the child, which has one thread; nothing was changed in the
+            // parent.
             let taken = unsafe {
                 alarm(5);
                 s.fork_child(me(), &mut |_, fd| dup(fd))

@@ -1,13 +1,14 @@
-//! Gathering: pages for the device that come in too small a number for a long write wait in the pool, uncompressed, in slots that are
-//! in a row, until there are enough of them. A program that changes a page here and there would otherwise cause a write for each.
+//! Gathering: pages for the device that come in too small a number for a long write wait in the pool, uncompressed, in slots
+//! that are in a row, until there are enough of them. A program that changes a page here and there would otherwise cause a
+//! write for each.
 //!
 //! They are pages in the pool like others: whoever needs one before it is written finds it there, and nothing is lost when the
-//! thread that gathers never comes to write them, because the shrinker (`shrink.rs`) does in the end. What a thread has gathered is
-//! only where it goes on (`Scratch`), and it does not matter whether that is still true.
+//! thread that gathers never comes to write them, because the shrinker (`shrink.rs`) does in the end. What a thread has
+//! gathered is only where it goes on (`Scratch`), and it does not matter whether that is still true.
 
 use super::group::Insert;
-use super::out::{Results, Slots};
-use super::word::{Made, Object, Word};
+use super::store_pages::{Results, Slots};
+use super::table_word::{Made, Object, Word};
 use super::{Entry, Group, Page, Scratch, Store};
 use crate::slot::CLUSTER_SLOTS;
 use crate::vm::PAGE_SIZE;
@@ -19,8 +20,8 @@ pub(super) const ENOUGH: usize = 128;
 const SHARE: usize = 16;
 
 impl Store {
-    /// Keeps pages `which` of `pages`, which are for the device, in the pool until there are more. Returns how many of them it has dealt
-    /// with: the first ones.
+    /// Keeps pages `which` of `pages`, which are for the device, in the pool until there are more. Returns how many of them it
+    /// has dealt with: the first ones.
     pub(super) fn gather(
         &self,
         pages: &[&Page],

@@ -1,18 +1,19 @@
-//! Groups: parts of what is stored that have a limit of their own in the pool. And the one place where objects come into the pool and
-//! leave it, so that accounts are exact.
+//! Groups: parts of what is stored that have a limit of their own in the pool. And the one place where objects come into the
+//! pool and leave it, so that accounts are exact.
 //!
-//! A group's account is the bytes of its objects, which a table word names with its group. Its limit has the pool's hysteresis, and
-//! within the pool's limit it decides: over its limit a group's pages go to the device, or are refused, whatever room the pool
-//! has, and the shrinker takes its pages and no others' ([`Store::shrink`]). A limit of 0 keeps all of them out of the pool. A page
-//! that comes to the pool while other threads are at it may pass the limit by what is in flight: one object for each thread.
+//! A group's account is the bytes of its objects, which a table word names with its group. Its limit has the pool's hysteresis,
+//! and within the pool's limit it decides: over its limit a group's pages go to the device, or are refused, whatever room the
+//! pool has, and the shrinker takes its pages and no others' ([`Store::shrink`]). A limit of 0 keeps all of them out of the
+//! pool. A page that comes to the pool while other threads are at it may pass the limit by what is in flight: one object for
+//! each thread.
 //!
-//! Zero pages are of no group: nothing is kept for them. Group 0 has the pool's limit and no account; what the others have is taken off
-//! the pool's figures. Accounts are a process's own, like the pool: a fork copies both.
+//! Zero pages are of no group: nothing is kept for them. Group 0 has the pool's limit and no account; what the others have is
+//! taken off the pool's figures. Accounts are a process's own, like the pool: a fork copies both.
 
 use super::Store;
 use super::shrink::takes_writes;
-use super::word::{Made, Object, Word};
-use crate::pool::Limit;
+use super::table_word::{Made, Object, Word};
+use crate::limit::Limit;
 use crate::slot::{Area, AreaRef, CLUSTER_SLOTS, Clock};
 use core::sync::atomic::{AtomicU16, Ordering};
 
@@ -95,8 +96,8 @@ impl Groups {
 }
 
 impl Store {
-    /// Whether some tier would take a page of `group` now, as far as is known without trying: the pool, or a device with free slots that
-    /// does not rest after a failure. A page that is all zero needs none.
+    /// Whether some tier would take a page of `group` now, as far as is known without trying: the pool, or a device with free
+    /// slots that does not rest after a failure. A page that is all zero needs none.
     pub fn would_take(&self, group: Group) -> bool {
         let takes = |area: &AreaRef<'_>| takes_writes(area) && !area.is_off_list();
         // Clean copies are given up for new pages.
@@ -106,8 +107,8 @@ impl Store {
         self.pool_takes(group) || self.areas.iter().any(|area| takes(&area))
     }
 
-    /// Changes the limit of a group, in bytes of objects; for [`Group::RUN`], of the pool ([`Store::set_pool_limit`]). A group that has
-    /// more keeps what it has until the shrinker comes, if there is a device.
+    /// Changes the limit of a group, in bytes of objects; for [`Group::RUN`], of the pool ([`Store::set_pool_limit`]). A group
+    /// that has more keeps what it has until the shrinker comes, if there is a device.
     pub fn set_group_limit(&self, group: Group, bytes: usize) {
         match self.groups.of(group) {
             Some(limit) => {
@@ -118,7 +119,8 @@ impl Store {
         }
     }
 
-    /// Figures of a group; of [`Group::RUN`] the pool's, without the other groups' objects. Exact when no other call is in flight.
+    /// Figures of a group; of [`Group::RUN`] the pool's, without the other groups' objects. Exact when no other call is in
+    /// flight.
     pub fn group_stats(&self, group: Group) -> GroupStats {
         let of = |limit: &Limit| GroupStats {
             limit: limit.get(),
@@ -151,8 +153,8 @@ impl Store {
         }
     }
 
-    /// Whether a cluster has pages in the pool that belong to `some`, and that the shrinker has not taken. So its hand takes no marks
-    /// away where it takes no pages. Looks through the cluster's words, but not if they are anybody's.
+    /// Whether a cluster has pages in the pool that belong to `some`, and that the shrinker has not taken. So its hand takes no
+    /// marks away where it takes no pages. Looks through the cluster's words, but not if they are anybody's.
     pub(super) fn has_pages_of(&self, some: GroupSet, area: &Area, cluster: usize) -> bool {
         let first = (cluster * CLUSTER_SLOTS) as u64;
         let of_some = |slot| {

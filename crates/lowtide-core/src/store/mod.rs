@@ -1,6 +1,6 @@
 //! The store: where the bytes of a page that left memory are, whether in the compressed pool or on a device.
 //!
-//! A page that is stored has a slot in an area, and the slot's table word (`word.rs`) says where its bytes are. With a swap file,
+//! A page that is stored has a slot in an area, and the slot's table word (`table_word.rs`) says where its bytes are. With a swap file,
 //! every page has a slot of the file, also while its bytes are in the pool, so that it can be written back later without its
 //! entry changing; only when the file has no slot left do pages in the pool get a slot of area 0, which has no device. Without a
 //! swap file, all slots are of area 0.
@@ -8,21 +8,22 @@
 //! The bytes behind an entry never change while it is referred to. Nothing is locked across I/O, and nothing here holds two
 //! locks.
 
-mod back;
 mod cache;
 mod claim;
 mod compact;
 mod counters;
+mod fill_words;
 mod fork;
 mod gather;
 mod group;
-mod out;
+mod load;
 mod recompress;
+mod scratch;
 mod shrink;
+mod store_pages;
 mod swapoff;
+mod table_word;
 mod types;
-mod word;
-mod words;
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -35,16 +36,18 @@ use counters::Counters;
 use group::Groups;
 use recompress::Recompressor;
 use shrink::Shrinker;
-use word::Word;
+use table_word::Word;
 
-pub use crate::codec::{Codec, Scratch};
+pub use crate::codec::Codec;
 pub use crate::slot::{Entry, Image};
+pub use crate::vm::Page;
+pub use fill_words::{FILL_WORDS, FillWord, FillWords};
 pub use group::{GROUPS, Group, GroupStats};
 pub use recompress::{RECOMPRESS_LEVEL, ROUND_US, Recompressed};
+pub use scratch::Scratch;
 pub use shrink::Shrunk;
 pub use swapoff::Emptying;
-pub use types::{AreaState, AreaStats, FileConfig, Loaded, MAX_AREAS, Page, StoreConfig, StoreError, StoreStats, Stored};
-pub use words::{FILL_WORDS, FillWord, FillWords};
+pub use types::{AreaState, AreaStats, FileConfig, Loaded, MAX_AREAS, StoreConfig, StoreError, StoreStats, Stored};
 
 /// The number of the area without a device.
 const RAM_AREA: u8 = 0;

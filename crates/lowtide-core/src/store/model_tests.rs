@@ -219,8 +219,8 @@ proptest! {
         fork_tests::in_child(
             &s,
             || {
-                // SAFETY: the child has one thread, and nothing of the store was in flight. What another thread of the harness did
-                // with its mappings is none of the child's.
+                // SAFETY: the child has one thread, and nothing of the store was in flight. What another thread of the harness
+                // did with its mappings is none of the child's.
                 let forked = unsafe {
                     crate::vm::reset_after_fork();
                     s.fork_child(fork_tests::me(), &mut |_, fd| fork_tests::dup(fd))

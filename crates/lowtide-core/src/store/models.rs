@@ -1,6 +1,7 @@
-//! Recompression under shuttle: a worker compresses pages again and another claims them and lets them go, while objects are moved and
-//! programs store, load and free, in many random orders of events. Each program reads what it stored, and in the end nothing is left. (Events
-//! are what takes a lock; the changes of a table word come between these.) Beside it stand workers with a step wrong, which are found.
+//! Recompression under shuttle: a worker compresses pages again and another claims them and lets them go, while objects are
+//! moved and programs store, load and free, in many random orders of events. Each program reads what it stored, and in the end
+//! nothing is left. (Events are what takes a lock; the changes of a table word come between these.) Beside it stand workers
+//! with a step wrong, which are found.
 
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::RandomScheduler;
@@ -10,8 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::vec::Vec;
 
 use super::group::Insert;
+use super::table_word::{Made, Object, Word};
 use super::tests::{digits, entries};
-use super::word::{Made, Object, Word};
 use super::*;
 use crate::slot::{Area, AreaRef, CLUSTER_SLOTS};
 
@@ -135,7 +136,7 @@ fn wrongly(store: &Store, scratch: &mut Scratch, step: fn(&Store, &AreaRef<'_>, 
         let new = match store.unpack(old, &mut page, scratch) {
             Ok(true) => Codec::Zstd(1)
                 .compress(&page, scratch)
-                .and_then(|len| store.keep(&scratch.bytes[..len], Made::Recompressed, old.group, Insert::Anywhere)),
+                .and_then(|len| store.keep(&scratch.workspace.bytes[..len], Made::Recompressed, old.group, Insert::Anywhere)),
             _ => None,
         };
         match new {

@@ -1,14 +1,14 @@
-//! Recompression: pages in the pool that were compressed by the fast codec, and that nobody has wanted for a while, are compressed
-//! again by zstd, which takes longer and packs them tighter. Only the CPU time of who calls this is spent on it.
+//! Recompression: pages in the pool that were compressed by the fast codec, and that nobody has wanted for a while, are
+//! compressed again by zstd, which takes longer and packs them tighter. Only the CPU time of who calls this is spent on it.
 //!
-//! A clock over the clusters of all areas, those without a device too: a cluster of which no page was stored or loaded for a whole
-//! round of the hand is cold. A round takes [`ROUND_US`] at least. How a page goes from one object to the other, and why nothing is
-//! lost, is in `claim.rs`.
+//! A clock over the clusters of all areas, those without a device too: a cluster of which no page was stored or loaded for a
+//! whole round of the hand is cold. A round takes [`ROUND_US`] at least. How a page goes from one object to the other, and why
+//! nothing is lost, is in `claim.rs`.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::group::Insert;
-use super::word::{Made, Object, Word};
+use super::table_word::{Made, Object, Word};
 use super::{Codec, Page, Scratch, Store, claim};
 use crate::slot::{Area, CLUSTER_SLOTS, Clock, Visit};
 use crate::vm::PAGE_SIZE;
@@ -79,9 +79,9 @@ impl Store {
             && (hand.area.load(Ordering::Relaxed) < AREAS || now_us >= hand.next_round_us.load(Ordering::Relaxed))
     }
 
-    /// Compresses cold pages again, at most `pages`, and looks at no more than 64 words or clusters for each. `now_us` is the time, in
-    /// microseconds from any moment. Loads and frees in progress are not disturbed. Does nothing where the store compresses with zstd
-    /// anyway, or while another thread is at it.
+    /// Compresses cold pages again, at most `pages`, and looks at no more than 64 words or clusters for each. `now_us` is the
+    /// time, in microseconds from any moment. Loads and frees in progress are not disturbed. Does nothing where the store
+    /// compresses with zstd anyway, or while another thread is at it.
     ///
     /// The memory of zstd's compressor stays with `scratch` until [`Scratch::forget_compressor`].
     pub fn recompress(&self, pages: usize, now_us: u64, scratch: &mut Scratch) -> Recompressed {
@@ -172,11 +172,11 @@ impl Store {
 
     /// The page as an object of zstd's, if that saves enough.
     fn pack_tighter(&self, page: &Page, old: Object, scratch: &mut Scratch) -> Result<Option<Object>, NoRoom> {
-        let Some(len) = Codec::Zstd(RECOMPRESS_LEVEL).compress(page, scratch) else { return Ok(None) };
+        let Some(len) = Codec::Zstd(RECOMPRESS_LEVEL).compress(page, &mut scratch.workspace) else { return Ok(None) };
         if !pays(old.handle.object_len(), len) {
             return Ok(None);
         }
-        let data = &scratch.bytes[..len];
+        let data = &scratch.workspace.bytes[..len];
         // Into room that is there: the pool shall not grow to become smaller. At first there may be none.
         let keep = |how| self.keep(data, Made::Recompressed, old.group, how);
         match keep(Insert::IntoRoom) {

@@ -1,7 +1,8 @@
 //! The shrinker: makes room in the pool by writing pages to the devices where they have their slots.
 //!
 //! A clock over the clusters of all areas with a device: clusters that were used since the hand last came by (a page was stored
-//! there, or loaded from the pool) are passed over once, the others are written whole, each run of neighbouring slots with one I/O.
+//! there, or loaded from the pool) are passed over once, the others are written whole, each run of neighbouring slots with one
+//! I/O.
 //!
 //! How a page goes, and why nothing is lost, is in `claim.rs`.
 
@@ -13,8 +14,8 @@ use rustix::io::Errno;
 
 use super::gather::ENOUGH;
 use super::group::GroupSet;
-use super::out::{ended, is_no_space};
-use super::word::{Object, Word};
+use super::store_pages::{ended, is_no_space};
+use super::table_word::{Object, Word};
 use super::{Page, Scratch, Store, claim};
 use crate::device::{SealRun, Tag};
 use crate::slot::{Area, AreaRef, CLUSTER_SLOTS, Clock, Visit};
@@ -89,7 +90,7 @@ impl Shrinker {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Where that is.
+    /// Where the memory for a batch is.
     pub(super) fn addresses(&self) -> Range<usize> {
         let start = self.batch.as_ptr().addr();
         start..start + self.batch.len()
@@ -101,8 +102,8 @@ struct Taken<'a>(&'a Shrinker);
 
 impl Taken<'_> {
     fn get(&mut self) -> &mut Batch {
-        // SAFETY: the mapping is large and aligned enough, lives as long as the store, and `busy` makes this thread its only user. Any
-        // bytes are a Batch.
+        // SAFETY: the mapping is large and aligned enough, lives as long as the store, and `busy` makes this thread its only
+        // user. Any bytes are a Batch.
         unsafe { &mut *self.0.batch.as_ptr().cast::<Batch>() }
     }
 
@@ -135,8 +136,8 @@ impl Drop for Shrinker {
 }
 
 impl Store {
-    /// Bytes of objects that [`Store::shrink`] should make leave the pool: 0 between calls while the pool and all groups are below
-    /// their high marks, and without a device that can be written to now.
+    /// Bytes of objects that [`Store::shrink`] should make leave the pool: 0 between calls while the pool and all groups are
+    /// below their high marks, and without a device that can be written to now.
     pub fn wants_shrinking(&self) -> usize {
         match self.excess().0 {
             excess @ 1.. if self.areas.iter().any(|area| takes_writes(&area)) => excess,
@@ -144,10 +145,11 @@ impl Store {
         }
     }
 
-    /// Writes clusters of pages from the pool to their devices until objects of `bytes` bytes have left, or no page is left that can
-    /// be written (those that got their slots from a parent, without a device, or on one that fails can't); all of it or nothing of a
-    /// cluster, unless the device fails meanwhile. Only pages of groups that are over their limits are written, if there are such and
-    /// the pool is not over its own. Loads and frees in progress are not disturbed. Nothing happens while another thread is at it.
+    /// Writes clusters of pages from the pool to their devices until objects of `bytes` bytes have left, or no page is left
+    /// that can be written (those that got their slots from a parent, without a device, or on one that fails can't); all of it
+    /// or nothing of a cluster, unless the device fails meanwhile. Only pages of groups that are over their limits are written,
+    /// if there are such and the pool is not over its own. Loads and frees in progress are not disturbed. Nothing happens while
+    /// another thread is at it.
     pub fn shrink(&self, bytes: usize, scratch: &mut Scratch) -> Shrunk {
         let mut shrunk = Shrunk::default();
         if bytes == 0 {
@@ -185,8 +187,8 @@ impl Store {
         }
     }
 
-    /// Writes the pages of slots of one cluster that are in the pool, as objects that `wanted` says yes to. Nothing happens while another
-    /// thread is at it.
+    /// Writes the pages of slots of one cluster that are in the pool, as objects that `wanted` says yes to. Nothing happens
+    /// while another thread is at it.
     pub(super) fn write_part(
         &self,
         area: &AreaRef<'_>,
@@ -252,8 +254,8 @@ impl Store {
         }
     }
 
-    /// Writes up to [`RUNS`] runs of claimed pages of a cluster, from index `at` of the batch on, which begins with slot `first`. Returns
-    /// where to go on.
+    /// Writes up to [`RUNS`] runs of claimed pages of a cluster, from index `at` of the batch on, which begins with slot
+    /// `first`. Returns where to go on.
     fn write_some(&self, area: &AreaRef<'_>, first: u64, mut at: usize, batch: &mut Batch, shrunk: &mut Shrunk) -> usize {
         let cluster = first as usize / CLUSTER_SLOTS;
         let mut runs: ArrayVec<SealRun<'_>, RUNS> = ArrayVec::new();

@@ -1,22 +1,26 @@
 //! swapoff: a swap area is emptied while everything else goes on.
 //!
-//! The store knows which slots of an area hold something for this process, and not whose pages they are. Who keeps the entries (a pager's page
-//! map) closes the area, so that none of its slots is given out again, calls [`Store::move_out`] with entries in the order of their slots, gets
-//! for each page another entry that is as good, and replaces the old one by it wherever that still is. Nothing is claimed meanwhile: a load finds
-//! the page under its old entry until the new one is there. Neighbouring slots are read with one I/O, whosever they are (FreeBSD's
-//! swapoff in runs, 2017-19, needs neighbouring owners for that too: it pages in).
+//! The store knows which slots of an area hold something for this process, and not whose pages they are. Who keeps the entries
+//! (a pager's page map) closes the area, so that none of its slots is given out again, calls [`Store::move_out`] with entries
+//! in the order of their slots, gets for each page another entry that is as good, and replaces the old one by it wherever that
+//! still is. Nothing is claimed meanwhile: a load finds the page under its old entry until the new one is there. Neighbouring
+//! slots are read with one I/O, whosever they are (FreeBSD's swapoff in runs, 2017-19, needs neighbouring owners for that too:
+//! it pages in).
 //!
-//! That an old entry still names the same page is certain as long as the area is closed: its slots, once free, are given to nobody.
+//! That an old entry still names the same page is certain as long as the area is closed: its slots, once free, are given to
+//! nobody.
 //!
-//! Pages in the pool that only have their slots in the area are given others, with a copy of their objects: no I/O, and nothing compressed again.
+//! Pages in the pool that only have their slots in the area are given others, with a copy of their objects: no I/O, and nothing
+//! compressed again.
 //!
-//! An area is removed when this process has nothing there. What others have there, forked children and parents, is theirs to move out.
+//! An area is removed when this process has nothing there. What others have there, forked children and parents, is theirs to
+//! move out.
 
 use core::sync::atomic::Ordering;
 
 use super::group::Insert;
-use super::out::{Chunk, Plan, RUN};
-use super::word::{Object, Word};
+use super::store_pages::{Chunk, Plan, RUN};
+use super::table_word::{Object, Word};
 use super::{Entry, Group, MAX_AREAS, Page, Scratch, Store, StoreError, Stored};
 use crate::slot::{Area, AreaRef, SwapCache};
 
@@ -35,8 +39,8 @@ impl Store {
         self.areas.iter().filter(move |area| area.device.takes_pages() && area.device.name().number == number)
     }
 
-    /// The first step of a swapoff: nothing more is put into the run's swap area `number`. Waits for stores in flight. No effect if that is so
-    /// already.
+    /// The first step of a swapoff: nothing more is put into the run's swap area `number`. Waits for stores in flight. No
+    /// effect if that is so already.
     pub fn close_area(&self, number: u8) {
         for area in self.areas_of(number).filter(|area| !area.is_inherited()) {
             let id = area.id();
@@ -87,10 +91,11 @@ impl Store {
         self.areas_of(number).map(|area| self.pages_in(area.id(), 0, opened(&area))).sum()
     }
 
-    /// Stores pages elsewhere: `out[i]` is as from [`Store::store_run`] for the page of `entries[i]`, whose area is closed (or a parent's). The old
-    /// entries stay; they are to be freed when the new ones have replaced them, or the new ones when they could not. `pages` is
-    /// memory for as many pages. A result is `BadEntry` if the page was freed meanwhile. (If that goes unnoticed, what is stored is garbage, and the
-    /// caller finds out as well.) Where it is `Full` the page has been read, and is `pages[i]`; `NoMemory`: there is no slot for what is in the pool.
+    /// Stores pages elsewhere: `out[i]` is as from [`Store::store_run`] for the page of `entries[i]`, whose area is closed (or
+    /// a parent's). The old entries stay; they are to be freed when the new ones have replaced them, or the new ones when they
+    /// could not. `pages` is memory for as many pages. A result is `BadEntry` if the page was freed meanwhile. (If that goes
+    /// unnoticed, what is stored is garbage, and the caller finds out as well.) Where it is `Full` the page has been read, and
+    /// is `pages[i]`; `NoMemory`: there is no slot for what is in the pool.
     pub fn move_out(
         &self,
         entries: &[Entry],
@@ -156,7 +161,7 @@ impl Store {
                 _ => return Copied::Gone,
             };
             let len = object.handle.object_len();
-            let read = self.pool.read(object.handle, &mut scratch.bytes).is_ok();
+            let read = self.pool.read(object.handle, &mut scratch.workspace.bytes).is_ok();
             if place.load(Ordering::Acquire) != raw || self.compaction.passes() != passes {
                 // Moved, freed, or written to the device meanwhile: see `Store::load`.
                 continue;
@@ -165,15 +170,15 @@ impl Store {
                 return Copied::Gone;
             }
             // Beyond the limit too: the old object goes in a moment.
-            return match self.keep(&scratch.bytes[..len], object.made, object.group, Insert::Anywhere) {
+            return match self.keep(&scratch.workspace.bytes[..len], object.made, object.group, Insert::Anywhere) {
                 Some(object) => Copied::Object(object),
                 None => Copied::No,
             };
         }
     }
 
-    /// Removes the areas of this number that hold nothing for this process any more, and says whether all are gone. To be called after
-    /// [`Store::close_area`], by the thread that may close files.
+    /// Removes the areas of this number that hold nothing for this process any more, and says whether all are gone. To be
+    /// called after [`Store::close_area`], by the thread that may close files.
     pub fn remove_area(&self, number: u8) -> bool {
         let mut all = true;
         for area in self.areas_of(number) {

@@ -99,7 +99,8 @@ fn a_slot_of_an_area_that_is_gone_is_never_given_out() {
                     let es = entries(&put(s, &pages));
                     i += 20;
                     for (e, page) in es.iter().zip(&pages) {
-                        // Turned off meanwhile, by somebody who does not care for its pages: that it is gone is all that may be.
+                        // Turned off meanwhile, by somebody who does not care for its pages: that it is gone is all that may
+                        // be.
                         match get(s, *e) {
                             Ok((_, loaded)) => assert!(loaded == *page, "another page's slot"),
                             Err(error) => assert_eq!(error, StoreError::BadEntry),

@@ -5,13 +5,10 @@ use core::sync::atomic::AtomicU64;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 
-use super::words::{FILL_WORDS, FillWord};
+use super::fill_words::{FILL_WORDS, FillWord};
 use crate::codec::Codec;
 use crate::device::DeviceName;
 use crate::slot::{Entry, ORDERS, SlotError};
-
-/// The bytes of one page.
-pub type Page = [u8; crate::vm::PAGE_SIZE];
 
 /// How a store is set up.
 #[derive(Debug)]

@@ -1,4 +1,5 @@
-//! The model checker's lock behind the interface of [`crate::lock::Lock`]; its atomics and words to sleep on are files of their own.
+//! The model checker's lock behind the interface of [`crate::lock::Lock`]; its atomics and words to sleep on are files of their
+//! own.
 
 #[cfg(feature = "loom")]
 pub mod atomic;

@@ -1,7 +1,7 @@
 //! A load that sits at the pool's limit: how often the pool changes between full and not full, with and without hysteresis.
 
-use lowtide_core::codec::{Codec, Scratch};
-use lowtide_core::store::{Group, Page, Store, StoreConfig, StoreError, Stored};
+use lowtide_core::codec::Codec;
+use lowtide_core::store::{Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
 
 use crate::experiment::{Experiment, Outcome, Scale};
 use crate::measure::{self, Sample};

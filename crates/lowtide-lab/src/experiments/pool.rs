@@ -2,9 +2,9 @@
 
 use std::hint::black_box;
 
-use lowtide_core::codec::{Codec, Scratch};
+use lowtide_core::codec::{Codec, Workspace};
 use lowtide_core::pool::{Handle, Moved, Pool};
-use lowtide_core::store::{Group, Page, Store, StoreConfig, StoreError, Stored};
+use lowtide_core::store::{Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
 
 use crate::experiment::{Experiment, Outcome, Scale};
 use crate::measure::{self, Sample};
@@ -98,9 +98,9 @@ fn text(i: u64) -> Page {
 }
 
 fn compress(pages: &[[u8; PAGE]]) -> Result<Objects, String> {
-    let mut scratch = Scratch::new().map_err(|e| format!("{e:?}"))?;
-    let object = |page: &[u8; PAGE]| match Codec::Lz4.compress(page, &mut scratch) {
-        Some(len) => scratch.bytes[..len].to_vec(),
+    let mut workspace = Workspace::new().map_err(|e| format!("{e:?}"))?;
+    let object = |page: &[u8; PAGE]| match Codec::Lz4.compress(page, &mut workspace) {
+        Some(len) => workspace.bytes[..len].to_vec(),
         None => page.to_vec(),
     };
     // Zero pages never come to the pool.

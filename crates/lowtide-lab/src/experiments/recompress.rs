@@ -2,8 +2,8 @@
 
 use std::hint::black_box;
 
-use lowtide_core::codec::{Codec, Scratch};
-use lowtide_core::store::{Entry, Group, Page, RECOMPRESS_LEVEL, ROUND_US, Store, StoreConfig, StoreError, Stored};
+use lowtide_core::codec::{Codec, Workspace};
+use lowtide_core::store::{Entry, Group, Page, RECOMPRESS_LEVEL, ROUND_US, Scratch, Store, StoreConfig, StoreError, Stored};
 
 use crate::experiment::{Experiment, Outcome, Scale};
 use crate::measure;
@@ -143,8 +143,8 @@ fn in_store(pages: &[Page]) -> Result<InStore, String> {
 
 /// What each level would save of LZ4's bytes, for each threshold, and its time.
 fn levels(pages: &[Page]) -> Result<Table, String> {
-    let mut scratch = scratch()?;
-    let lz4: Vec<usize> = pages.iter().map(|page| Codec::Lz4.compress(page, &mut scratch).unwrap_or(PAGE)).collect();
+    let mut workspace = Workspace::new().map_err(|e| format!("no buffers: {e:?}"))?;
+    let lz4: Vec<usize> = pages.iter().map(|page| Codec::Lz4.compress(page, &mut workspace).unwrap_or(PAGE)).collect();
     let whole: usize = lz4.iter().sum();
     let columns =
         ["zstd level", "compress ns", "decompress ns", "saved %", "if 1/16 each", "1/8 (lowtide)", "1/4", "replaced % at 1/8"];
@@ -152,17 +152,17 @@ fn levels(pages: &[Page]) -> Result<Table, String> {
         Table::new("levels: all pages, bytes saved of LZ4's if pages are replaced that get smaller by so much", &columns);
     for level in LEVELS {
         let codec = Codec::Zstd(level);
-        let lengths = |scratch: &mut Scratch| -> Vec<usize> {
-            pages.iter().map(|page| codec.compress(page, scratch).unwrap_or(PAGE)).collect()
+        let lengths = |workspace: &mut Workspace| -> Vec<usize> {
+            pages.iter().map(|page| codec.compress(page, workspace).unwrap_or(PAGE)).collect()
         };
-        lengths(&mut scratch);
-        let (zstd, compress) = measure::cpu_ns(|| lengths(&mut scratch));
+        lengths(&mut workspace);
+        let (zstd, compress) = measure::cpu_ns(|| lengths(&mut workspace));
         // One object again and again is in the cache, as are few others: pages of their own, each once.
         let mut decompress = 0.0;
         let mut into = [0; PAGE];
         for page in pages.iter().step_by(16) {
-            if let Some(len) = codec.compress(page, &mut scratch) {
-                decompress += measure::cpu_ns(|| codec.decompress(&mut scratch, len, black_box(&mut into))).1;
+            if let Some(len) = codec.compress(page, &mut workspace) {
+                decompress += measure::cpu_ns(|| codec.decompress(&mut workspace, len, black_box(&mut into))).1;
             }
         }
         let saved = |sixteenths: usize| {

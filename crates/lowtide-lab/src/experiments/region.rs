@@ -19,7 +19,8 @@ const THREAD: usize = 1;
 
 fn run(scale: &Scale) -> Result<Outcome, String> {
     let disk = PathBuf::from(std::env::var_os("LOWTIDE_DIR").unwrap_or_else(|| "/var/tmp".into()));
-    let course = Course { percent: PERCENT, swap: Swap::Zram, rounds: scale.pick(1, 3), burners: 0, quick: scale.quick, disk };
+    let (rounds, progress) = (scale.pick(1, 3), scale.progress.clone());
+    let course = Course { percent: PERCENT, swap: Swap::Zram, rounds, burners: 0, quick: scale.quick, disk, progress };
     let prefixed = |line: String| format!("region: {line}");
     let mut race = Race::new(course).map_err(prefixed)?;
     let pages = scale.pick(32 << 10, 96 << 10);

@@ -3,11 +3,11 @@
 use std::hint::black_box;
 use std::sync::atomic::Ordering;
 
-use lowtide_core::codec::{Codec, Scratch};
+use lowtide_core::codec::{Codec, Workspace};
 use lowtide_core::fill::repeated_word;
 use lowtide_core::pool::{Handle, Pool};
 use lowtide_core::slot::{Area, Entry, Policy};
-use lowtide_core::store::{FillWords, Group, Page, Store, StoreConfig, StoreError, Stored};
+use lowtide_core::store::{FillWords, Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
 
 use crate::experiment::{Experiment, Outcome, Scale};
 use crate::measure::{self, Sample};
@@ -111,7 +111,7 @@ struct Entries {
     zero_checked: bool,
     area: Area,
     pool: Pool,
-    scratch: Scratch,
+    workspace: Workspace,
     kept: Vec<Entry>,
 }
 
@@ -122,7 +122,7 @@ impl Entries {
             zero_checked,
             area: area(slots, Policy::default())?,
             pool: Pool::new(POOL, 0, 90).map_err(|e| format!("a pool can't be made: {e}"))?,
-            scratch: scratch()?,
+            workspace: Workspace::new().map_err(|e| format!("no buffers: {e:?}"))?,
             kept: Vec::new(),
         })
     }
@@ -134,8 +134,8 @@ impl Way for Entries {
             let word = if self.zero_checked && repeated_word(page) == Some(0) {
                 ZERO_WORD
             } else {
-                let handle = match self.codec.compress(page, &mut self.scratch) {
-                    Some(len) => self.pool.insert(&self.scratch.bytes[..len]),
+                let handle = match self.codec.compress(page, &mut self.workspace) {
+                    Some(len) => self.pool.insert(&self.workspace.bytes[..len]),
                     None => self.pool.insert(&page[..]),
                 };
                 handle.ok_or("the pool is full")?.raw()
@@ -157,8 +157,8 @@ impl Way for Entries {
                 let loaded = match handle.object_len() {
                     PAGE => self.pool.read(handle, into).is_ok(),
                     len => {
-                        self.pool.read(handle, &mut self.scratch.bytes).is_ok()
-                            && self.codec.decompress(&mut self.scratch, len, into)
+                        self.pool.read(handle, &mut self.workspace.bytes).is_ok()
+                            && self.codec.decompress(&mut self.workspace, len, into)
                     }
                 };
                 if !loaded {

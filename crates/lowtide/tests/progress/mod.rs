@@ -26,6 +26,7 @@ impl Progress {
     }
 
     /// As many seconds are over as have passed.
+    #[allow(dead_code, reason = "of the tests that share this, some count rounds")]
     pub fn now(&self, doing: impl Into<String>) {
         self.at(self.began.elapsed().as_secs(), doing);
     }

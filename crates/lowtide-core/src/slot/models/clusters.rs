@@ -1,5 +1,5 @@
-//! Cluster locks and the list lock: whatever threads do at once, each slot is given out once, and each cluster is on the list that
-//! its count says.
+//! Cluster locks and the list lock: whatever threads do at once, each slot is given out once, and each cluster is on the list
+//! that its count says.
 
 use loom::thread;
 use std::sync::Arc;

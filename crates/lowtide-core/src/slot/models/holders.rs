@@ -1,4 +1,5 @@
-//! Who holds a slot: nobody gives it out while a process refers to it, whatever others find out at the same time. Processes are threads here.
+//! Who holds a slot: nobody gives it out while a process refers to it, whatever others find out at the same time. Processes are
+//! threads here.
 
 use loom::thread;
 use std::sync::Arc;
@@ -96,7 +97,8 @@ fn a_release_that_does_not_take_the_entry_first_is_found() {
     });
 }
 
-/// A child makes its references its own and drops one of two, while the owner, which has found its parent dead, drops all on its behalf.
+/// A child makes its references its own and drops one of two, while the owner, which has found its parent dead, drops all on
+/// its behalf.
 fn take_meanwhile(take: fn(&Holders, Claim) -> bool) {
     explore(move || {
         let holders = Holders::new(1).unwrap();

@@ -1,6 +1,6 @@
 //! Model checks of the slot allocator. Loom tries all orders of events of small cases (with at most two preemptions, unless
-//! `LOOM_MAX_PREEMPTIONS` says otherwise), shuttle many random ones of large cases. Beside each check stands the same check of a
-//! protocol with a step missing, which has to fail.
+//! `LOOM_MAX_PREEMPTIONS` says otherwise), shuttle many random ones of large cases. Beside each check stands the same check of
+//! a protocol with a step missing, which has to fail.
 
 #[cfg(feature = "loom")]
 mod clusters;

@@ -62,7 +62,8 @@ fn removal_that_does_not_wait_is_found() {
     static ALIVE: AtomicU64 = AtomicU64::new(0);
     remove_meanwhile(&ALIVE, |areas| {
         let area = areas.places[0].area.swap(null_mut(), Ordering::SeqCst);
-        // SAFETY: it came from a Box; that somebody may still use it is the error to be found, and who finds it does not touch it.
+        // SAFETY: it came from a Box; that somebody may still use it is the error to be found, and who finds it does not touch
+        // it.
         drop(unsafe { Box::from_raw(area) });
     });
 }

@@ -1,5 +1,5 @@
-//! Everything at once: threads allocate runs of all orders from two areas, free parts of them, and leave clean copies behind, while
-//! workers take copies back, discard, and remove one of the areas. A shadow of every slot knows whose it is.
+//! Everything at once: threads allocate runs of all orders from two areas, free parts of them, and leave clean copies behind,
+//! while workers take copies back, discard, and remove one of the areas. A shadow of every slot knows whose it is.
 
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};

@@ -1,16 +1,16 @@
-//! The frag list is split by how empty a cluster is, and searched from the emptiest bucket on, each bucket as long as it is likely
-//! to pay.
+//! The frag list is split by how empty a cluster is, and searched from the emptiest bucket on, each bucket as long as it is
+//! likely to pay.
 //!
-//! If the c used slots of a cluster lie at random, one aligned run of 2^o is free with p = C(512 - 2^o, c) / C(512, c), and one of
-//! the G = 512 >> o runs (taken for independent) is with P(o, c) = 1 - (1 - p)^G. A bucket is tried for about 1/P clusters: then one more try costs more
-//! than it brings. What was seen of late corrects P, because slots are not used at random; and a full area tries longer, because
-//! what it does not find there it finds nowhere.
+//! If the c used slots of a cluster lie at random, one aligned run of 2^o is free with p = C(512 - 2^o, c) / C(512, c), and one
+//! of the G = 512 >> o runs (taken for independent) is with P(o, c) = 1 - (1 - p)^G. A bucket is tried for about 1/P clusters:
+//! then one more try costs more than it brings. What was seen of late corrects P, because slots are not used at random; and a
+//! full area tries longer, because what it does not find there it finds nowhere.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use super::{BUCKETS, Search, Tried, Trier, by_latest_change};
+use super::{Search, Tried, Trier, by_latest_change};
 use crate::slot::cluster::{CLUSTER_SLOTS, Inner, ListState, ORDERS};
-use crate::slot::lists::{ListId, Place};
+use crate::slot::lists::{BUCKETS, ListId, Place};
 
 /// Shares are kept in 65536ths.
 const ONE: u32 = 1 << 16;

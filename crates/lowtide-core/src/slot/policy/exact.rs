@@ -2,9 +2,9 @@
 //! clusters that surely have what it looks for, whatever order they served so far, and finds nothing exactly when there is
 //! nothing. The index (`index.rs`) takes no lock, so that neither a search nor a free waits for others.
 //!
-//! The clusters that CPUs are filling at the moment are let be: the index says of them what was true when a CPU took them, and is
-//! put right when that CPU leaves or a search opens them in vain. So a search opens in vain at most as many clusters as there are
-//! CPUs times orders, and never misses a run.
+//! The clusters that CPUs are filling at the moment are let be: the index says of them what was true when a CPU took them, and
+//! is put right when that CPU leaves or a search opens them in vain. So a search opens in vain at most as many clusters as
+//! there are CPUs times orders, and never misses a run.
 
 use super::{Search, Trier};
 use crate::percpu::Zone;

@@ -10,11 +10,8 @@ use alloc::boxed::Box;
 
 use super::cluster::{CLUSTER_SLOTS, Inner, MAX_ORDER};
 use super::index::Level;
-use super::lists::{ListId, Place};
+use super::lists::{BUCKETS, ListId, Place};
 use crate::percpu::Zone;
-
-/// Buckets of frag lists for each order: a policy may use fewer.
-pub(super) const BUCKETS: usize = MAX_ORDER as usize + 1;
 
 /// How fragmented clusters are searched.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -62,7 +59,8 @@ pub(super) trait Trier {
     /// Tries one cluster, of the first list of several that holds one.
     fn try_first(&mut self, lists: &mut dyn Iterator<Item = ListId>) -> Option<u64>;
 
-    /// Tries the clusters of a level of the index, and of a zone, until one is as it says. (It always is, unless other threads are at it.)
+    /// Tries the clusters of a level of the index, and of a zone, until one is as it says. (It always is, unless other threads
+    /// are at it.)
     fn try_level(&mut self, level: Level, zone: Zone) -> Option<u64>;
 }
 

@@ -1,5 +1,5 @@
-//! Try one frag cluster, rotate it to the tail, give up: the kernel's way since "mm, swap: only scan one cluster in fragment list"
-//! (Kairui Song, 2025). Fast, and misses runs that exist.
+//! Try one frag cluster, rotate it to the tail, give up: the kernel's way since "mm, swap: only scan one cluster in fragment
+//! list" (Kairui Song, 2025). Fast, and misses runs that exist.
 
 use super::{Search, Trier, by_latest_change};
 use crate::slot::cluster::Inner;

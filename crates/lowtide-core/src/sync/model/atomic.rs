@@ -1,8 +1,8 @@
 //! Loom's atomics, with sequential consistency where it decides something.
 //!
 //! Loom takes a sequentially consistent access for an acquire-release one, and so reports what can't happen. It does know
-//! sequentially consistent fences: one after each such read-modify-write keeps later loads of the thread from reading what was there
-//! before. A read-modify-write with less gets no fence, so that its missing order is found; that of a load is not.
+//! sequentially consistent fences: one after each such read-modify-write keeps later loads of the thread from reading what was
+//! there before. A read-modify-write with less gets no fence, so that its missing order is found; that of a load is not.
 
 use core::ops::Deref;
 use loom::sync::atomic as inner;

@@ -1,5 +1,5 @@
-//! A mutex of loom's parts in place of loom's own, which blocks a thread that is about to *try* a mutex when another one takes it,
-//! and so reports deadlocks that can't happen.
+//! A mutex of loom's parts in place of loom's own, which blocks a thread that is about to *try* a mutex when another one takes
+//! it, and so reports deadlocks that can't happen.
 
 use loom::sync::{Condvar, Mutex as Turn};
 use std::ops::{Deref, DerefMut};

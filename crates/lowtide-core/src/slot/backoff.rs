@@ -1,6 +1,6 @@
-//! Areas whose device fails rest: for a while nothing is allocated or written there, so that a full disk or a dead device costs one
-//! I/O now and then and not one for each page, and pages go to other areas meanwhile. The first rest is short; as long as the write
-//! that follows a rest fails, the next is twice as long. What is on the device is read all the same.
+//! Areas whose device fails rest: for a while nothing is allocated or written there, so that a full disk or a dead device costs
+//! one I/O now and then and not one for each page, and pages go to other areas meanwhile. The first rest is short; as long as
+//! the write that follows a rest fails, the next is twice as long. What is on the device is read all the same.
 //!
 //! Asked where areas are chosen, not for each slot: who fails takes the area away from the CPUs that would go on with it
 //! ([`super::AreaRef::failed`]).
@@ -17,7 +17,8 @@ const LONGEST: u64 = 10_000_000_000;
 /// Who fails until rests are so long is not one bad place of a device, but all of it.
 const OUTAGE: u64 = 800_000_000;
 
-/// Whether an area rests. All methods are thread-safe; a race of two makes a rest start a moment later, or be as long as the last.
+/// Whether an area rests. All methods are thread-safe; a race of two makes a rest start a moment later, or be as long as the
+/// last.
 #[derive(Debug, Default)]
 pub(super) struct Rest {
     /// When the rest is over, in nanoseconds of the monotonic clock; 0: the latest write went well.
@@ -47,8 +48,8 @@ impl Rest {
         self.failed_at(now());
     }
 
-    /// A write went well. During a rest that changes nothing, as above. Returns whether that ended an outage: several failures with none
-    /// that went well between.
+    /// A write went well. During a rest that changes nothing, as above. Returns whether that ended an outage: several failures
+    /// with none that went well between.
     pub(super) fn succeeded(&self) -> bool {
         self.until.load(Relaxed) != 0 && self.succeeded_at(now())
     }

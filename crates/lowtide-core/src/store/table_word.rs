@@ -1,9 +1,9 @@
 //! The table word of a slot: where the slot's page is for this process. The slot's one word of metadata beside its reference
 //! count.
 //!
-//! Bits 62..64 say what it is. The rest is, of a page in the pool: in bits 0..54 the handle (with the object's length), in bits 54..56
-//! who made the object, in bits 56..60 the page's group, in bit 61 whether a worker has claimed it; of one on the device: in bits 0..61 the tag of the sealed page, in
-//! bit 61 whether the page is in memory as well.
+//! Bits 62..64 say what it is. The rest is, of a page in the pool: in bits 0..54 the handle (with the object's length), in bits
+//! 54..56 who made the object, in bits 56..60 the page's group, in bit 61 whether a worker has claimed it; of one on the
+//! device: in bits 0..61 the tag of the sealed page, in bit 61 whether the page is in memory as well.
 
 use super::group::{GROUPS, Group};
 use crate::device::{TAG_BITS, Tag};
@@ -62,8 +62,8 @@ pub(super) enum Word {
     Empty,
     /// The page is an object in the pool.
     Pool(Object),
-    /// The page is an object in the pool, and a worker is at it (`claim.rs`). Until that is over, the object stays at its place,
-    /// and the slot is the worker's.
+    /// The page is an object in the pool, and a worker is at it (`claim.rs`). Until that is over, the object stays at its
+    /// place, and the slot is the worker's.
     Claimed(Object),
     /// The page was freed while a worker was at it: the worker frees the slot.
     Dropped,

@@ -24,10 +24,10 @@ struct Place {
     before: AtomicU64,
 }
 
-/// Counts the words of same-filled pages in a table of fixed size, with the Space-Saving algorithm (Metwally, Agrawal and El Abbadi
-/// 2005): a new word takes over the place of the rarest, so that a frequent one gets a place however late it comes. All zeros is a
-/// valid, empty value, also in memory shared between processes. No locks: words that come at the same time as others may be
-/// miscounted by a few, which a figure that is only reported can bear.
+/// Counts the words of same-filled pages in a table of fixed size, with the Space-Saving algorithm (Metwally, Agrawal and El
+/// Abbadi 2005): a new word takes over the place of the rarest, so that a frequent one gets a place however late it comes. All
+/// zeros is a valid, empty value, also in memory shared between processes. No locks: words that come at the same time as others
+/// may be miscounted by a few, which a figure that is only reported can bear.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct FillWords([Place; FILL_WORDS]);

@@ -6,7 +6,7 @@ use arrayvec::ArrayVec;
 use rustix::io::Errno;
 
 use super::group::Insert;
-use super::word::{Made, Object, Word};
+use super::table_word::{Made, Object, Word};
 use super::{Entry, Group, MAX_AREAS, Page, RAM_AREA, Scratch, Store, StoreError, Stored};
 use crate::device::WriteRun;
 use crate::fill;
@@ -54,13 +54,14 @@ pub(super) struct Folio<'a> {
 pub(super) type Results<'a> = &'a mut [Result<Stored, StoreError>];
 
 impl Store {
-    /// Stores pages that go together, neighbours in order; `out[i]` is set for every page. A page that cannot be stored leaves nothing
-    /// behind. Pages that do not compress to 7/8 go to the device if there is one, with as few writes as free slots allow, else raw
-    /// into the pool.
-    /// So do pages that compress to more than half once the pool is mostly taken ([`Pool::pays`](crate::pool::Pool::pays)).
-    /// While the pool is full, a cluster of old pages is written to the device first; if it still is, all go to the device.
+    /// Stores pages that go together, neighbours in order; `out[i]` is set for every page. A page that cannot be stored leaves
+    /// nothing behind. Pages that do not compress to 7/8 go to the device if there is one, with as few writes as free slots
+    /// allow, else raw into the pool. So do pages that compress to more than half once the pool is mostly taken
+    /// ([`Pool::pays`](crate::pool::Pool::pays)). While the pool is full, a cluster of old pages is written to the device
+    /// first; if it still is, all go to the device.
     ///
-    /// `clean[i]`, if there is one, is the entry that [`Store::keep_cached`] kept for page `i`; it is used up. The pages are of one group.
+    /// `clean[i]`, if there is one, is the entry that [`Store::keep_cached`] kept for page `i`; it is used up. The pages are of
+    /// one group.
     pub fn store_run(
         &self,
         pages: &[&Page],
@@ -93,7 +94,8 @@ impl Store {
     }
 
     fn store_chunk(&self, pages: &[&Page], clean: &[Option<Entry>], group: Group, out: Results<'_>, scratch: &mut Scratch) {
-        // Where background work lags, the thread that needs room makes some. It is the newest pages that would go to the device else.
+        // Where background work lags, the thread that needs room makes some. It is the newest pages that would go to the device
+        // else.
         if !self.pool_takes(group) {
             self.shrink(self.wants_shrinking().min(1), scratch);
         }
@@ -138,10 +140,10 @@ impl Store {
             self.counters.pool_refused.add(1);
             return otherwise;
         }
-        let kept = match self.codec.compress(page, scratch) {
+        let kept = match self.codec.compress(page, &mut scratch.workspace) {
             Some(len) if device && !self.pool.pays(len) => None,
             Some(len) => {
-                let kept = self.keep(&scratch.bytes[..len], Made::Stored, group, Insert::Anywhere);
+                let kept = self.keep(&scratch.workspace.bytes[..len], Made::Stored, group, Insert::Anywhere);
                 self.counters.pool_refused.add(u64::from(kept.is_none()));
                 kept
             }
@@ -153,8 +155,8 @@ impl Store {
         kept.map(Plan::Pool).map_or(otherwise, Ok)
     }
 
-    /// Writes the pages that are for the device. Those that an area fails to write are for the next one, and what none takes is offered
-    /// to the pool.
+    /// Writes the pages that are for the device. Those that an area fails to write are for the next one, and what none takes is
+    /// offered to the pool.
     fn write_out(&self, pages: &[&Page], plans: &[Plan], group: Group, out: Results<'_>, scratch: &mut Scratch) {
         let mut which: Chunk<usize> = (0..pages.len()).filter(|&i| matches!(plans[i], Plan::Device)).collect();
         if which.is_empty() {
@@ -176,9 +178,9 @@ impl Store {
         }
     }
 
-    /// Writes pages `which`, which get slots together, whatever is between them, so that there are few and long writes; those to one area
-    /// are in flight at the same time. Left in `which` are those that could not be written: because of the error that is returned, or
-    /// because there are no slots for them.
+    /// Writes pages `which`, which get slots together, whatever is between them, so that there are few and long writes; those
+    /// to one area are in flight at the same time. Left in `which` are those that could not be written: because of the error
+    /// that is returned, or because there are no slots for them.
     fn write_round(
         &self,
         pages: &[&Page],
@@ -232,8 +234,8 @@ impl Store {
         why
     }
 
-    /// Gives slots to the pages in the pool, neighbours neighbouring ones: folio by folio, each as large as the pages that are left
-    /// allow.
+    /// Gives slots to the pages in the pool, neighbours neighbouring ones: folio by folio, each as large as the pages that are
+    /// left allow.
     pub(super) fn place(&self, pages: &[&Page], plans: &[Plan], group: Group, out: Results<'_>, scratch: &mut Scratch) {
         let in_pool = |(i, plan): (usize, &Plan)| if let Plan::Pool(object) = plan { Some((i, *object)) } else { None };
         let which: Chunk<(usize, Object)> = plans.iter().enumerate().filter_map(in_pool).collect();
@@ -254,8 +256,8 @@ impl Store {
         }
     }
 
-    /// Consecutive slots for up to `pages` pages: those behind `behind`, where the latest ones ended, if they are free; else of the
-    /// smallest power of two that holds them all, of which the rest is given back; or of the largest that there is.
+    /// Consecutive slots for up to `pages` pages: those behind `behind`, where the latest ones ended, if they are free; else of
+    /// the smallest power of two that holds them all, of which the rest is given back; or of the largest that there is.
     pub(super) fn alloc_folio(&self, pages: usize, slots: Slots, behind: &mut Option<Entry>) -> Option<Folio<'_>> {
         let whole = pages.checked_next_power_of_two().filter(|_| pages > 0)?.ilog2().min(MAX_ORDER);
         let folio = self.alloc_behind(pages, slots, *behind).or_else(|| {
@@ -308,8 +310,8 @@ impl Store {
         }
     }
 
-    /// Keeps a page that has no slot of a file in the pool after all, if that takes it; else the error is `error`. `object` is what the page
-    /// has in the pool already, which is gone then.
+    /// Keeps a page that has no slot of a file in the pool after all, if that takes it; else the error is `error`. `object` is
+    /// what the page has in the pool already, which is gone then.
     fn keep_in_ram(
         &self,
         page: &Page,
@@ -319,8 +321,8 @@ impl Store {
         scratch: &mut Scratch,
     ) -> Result<Stored, StoreError> {
         let object = match object {
-            None if self.pool_takes(group) => match self.codec.compress(page, scratch) {
-                Some(len) => self.keep(&scratch.bytes[..len], Made::Stored, group, Insert::Anywhere),
+            None if self.pool_takes(group) => match self.codec.compress(page, &mut scratch.workspace) {
+                Some(len) => self.keep(&scratch.workspace.bytes[..len], Made::Stored, group, Insert::Anywhere),
                 None => self.keep(page, Made::Stored, group, Insert::Anywhere),
             },
             known => known,

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 
-use super::word::{Made, Object, Word};
+use super::table_word::{Made, Object, Word};
 use super::{Codec, Entry, Loaded, Page, RECOMPRESS_LEVEL, Scratch, Store, StoreError};
 use crate::device::ReadRun;
 use crate::pool::Stale;
@@ -15,8 +15,8 @@ use crate::vm::PAGE_SIZE;
 const RUNS: usize = 32;
 
 impl Store {
-    /// Brings the bytes of a page back. The entry stays; [`Store::free`] drops it. When another thread frees the entry meanwhile,
-    /// the result is garbage or `BadEntry`.
+    /// Brings the bytes of a page back. The entry stays; [`Store::free`] drops it. When another thread frees the entry
+    /// meanwhile, the result is garbage or `BadEntry`.
     ///
     /// # Errors
     /// As in [`StoreError`]; `into` then holds garbage.
@@ -51,13 +51,13 @@ impl Store {
             if same || !Word::decode(now).is_page() {
                 return if same { loaded } else { Err(StoreError::BadEntry) };
             }
-            // While it was read, compaction may have moved the object, or a worker may have written the page to the device or compressed
-            // it again. Each further round takes such a step, or the beginning of a pass.
+            // While it was read, compaction may have moved the object, or a worker may have written the page to the device or
+            // compressed it again. Each further round takes such a step, or the beginning of a pass.
         }
     }
 
-    /// Loads neighbours: consecutive slots of a device are read with one I/O, and several such runs at the same time. `into` and
-    /// `out` are as long as `entries`; each result is as from [`Store::load`].
+    /// Loads neighbours: consecutive slots of a device are read with one I/O, and several such runs at the same time. `into`
+    /// and `out` are as long as `entries`; each result is as from [`Store::load`].
     pub fn load_run(
         &self,
         entries: &[Entry],
@@ -95,8 +95,8 @@ impl Store {
                 for page in run.into {
                     out[i] = match run.result.is_ok() && opened(&area, entries[i], page) {
                         true => Ok(Loaded::Device),
-                        // The read failed, the bytes are wrong, or the page moved or went while it was read: that is found out afresh,
-                        // and page by page, so that one bad slot does not take its neighbours with it.
+                        // The read failed, the bytes are wrong, or the page moved or went while it was read: that is found out
+                        // afresh, and page by page, so that one bad slot does not take its neighbours with it.
                         false => self.load(entries[i], page, scratch),
                     };
                     i += 1;
@@ -124,9 +124,9 @@ impl Store {
         if len == PAGE_SIZE {
             return self.pool.read(object.handle, into).map(|_| true);
         }
-        self.pool.read(object.handle, &mut scratch.bytes)?;
+        self.pool.read(object.handle, &mut scratch.workspace.bytes)?;
         let codec = if object.made == Made::Recompressed { Codec::Zstd(RECOMPRESS_LEVEL) } else { self.codec };
-        Ok(codec.decompress(scratch, len, into))
+        Ok(codec.decompress(&mut scratch.workspace, len, into))
     }
 
     fn corrupt(&self, entry: Entry) -> StoreError {

@@ -34,8 +34,8 @@ impl Limit {
     }
 
     /// THE predicate: whether the pool takes objects now. It stops when a span did not fit under the limit ([`Limit::reserve`])
-    /// or the limit was set below what it holds, and goes on once it holds less than `accept_percent` of the limit. What it holds
-    /// is counted in bytes that objects take, not frames: room inside spans that frees have left is room.
+    /// or the limit was set below what it holds, and goes on once it holds less than `accept_percent` of the limit. What it
+    /// holds is counted in bytes that objects take, not frames: room inside spans that frees have left is room.
     pub(crate) fn accepts(&self) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         let held = self.held.load(Ordering::Relaxed);
@@ -54,7 +54,7 @@ impl Limit {
     }
 
     /// Whether more than three fifths of the limit are taken.
-    pub(super) fn is_mostly_taken(&self) -> bool {
+    pub(crate) fn is_mostly_taken(&self) -> bool {
         self.held.load(Ordering::Relaxed) > percent(self.limit.load(Ordering::Relaxed), 60)
     }
 
@@ -82,7 +82,7 @@ impl Limit {
     }
 
     /// Counts `frames` more frames, if the limit allows; else the pool is full.
-    pub(super) fn reserve(&self, frames: usize) -> bool {
+    pub(crate) fn reserve(&self, frames: usize) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         let more = |bytes: usize| bytes.checked_add(frames * PAGE_SIZE).filter(|b| *b <= limit);
         let fits = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
@@ -93,12 +93,12 @@ impl Limit {
     }
 
     /// Frames that may be added now.
-    pub(super) fn left(&self) -> usize {
+    pub(crate) fn left(&self) -> usize {
         self.limit.load(Ordering::Relaxed).saturating_sub(self.bytes.load(Ordering::Relaxed)) / PAGE_SIZE
     }
 
     /// Counts `frames` fewer frames.
-    pub(super) fn release(&self, frames: usize) {
+    pub(crate) fn release(&self, frames: usize) {
         self.bytes.fetch_sub(frames * PAGE_SIZE, Ordering::Relaxed);
     }
 

@@ -1,0 +1,42 @@
+//! What a thread needs to work with a store.
+
+use super::types::StoreError;
+use crate::codec::Workspace;
+use crate::slot::Entry;
+
+/// What one thread needs to store and load pages: a compressor's memory, and where the thread goes on. Make one per thread and
+/// keep it.
+#[derive(Debug)]
+pub struct Scratch {
+    /// The compressor's.
+    pub(super) workspace: Workspace,
+    /// Where the thread goes on.
+    pub(super) ends: Ends,
+}
+
+/// The slots behind those that a thread's latest pages got: its next ones are best put there.
+#[derive(Debug, Default)]
+pub(super) struct Ends {
+    /// Of pages for a device.
+    pub on_device: Option<Entry>,
+    /// Pages in the slots before `on_device` that wait to be written (`gather.rs`).
+    pub gathered: usize,
+    /// Of pages in the pool.
+    pub in_pool: Option<Entry>,
+}
+
+impl Scratch {
+    /// Allocates what is needed. Nothing that is done with it allocates anything.
+    ///
+    /// # Errors
+    /// `NoMemory` when the allocator or the kernel has none.
+    pub fn new() -> Result<Scratch, StoreError> {
+        let workspace = Workspace::new().map_err(|_| StoreError::NoMemory)?;
+        Ok(Scratch { workspace, ends: Ends::default() })
+    }
+
+    /// Gives the memory of zstd's compressor back to the kernel; it is there again when a page is compressed.
+    pub fn forget_compressor(&mut self) {
+        self.workspace.forget_compressor();
+    }
+}
