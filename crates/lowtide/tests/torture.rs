@@ -124,7 +124,9 @@ fn torture(all: u64, progress: Option<Progress>) {
     let began = Instant::now();
     for seed in first.. {
         let left = all.saturating_sub(began.elapsed().as_secs());
-        progress.iter().for_each(|progress| progress.now(format!("seconds: round {}", seed - first + 1)));
+        progress
+            .iter()
+            .for_each(|progress| progress.at(began.elapsed().as_secs(), format!("seconds: round {}", seed - first + 1)));
         round(seed, left.min(ROUND));
         if left <= ROUND {
             break;

@@ -24,7 +24,8 @@ const MIXES: [(&str, &str); 9] = [
 #[ignore = "takes minutes: make soak"]
 fn everything_again_and_again() {
     let seconds = std::env::var("SOAK_SECONDS").map_or(300, |text| text.parse().expect("SOAK_SECONDS is a number"));
-    let until = Instant::now() + Duration::from_secs(seconds);
+    let began = Instant::now();
+    let until = began + Duration::from_secs(seconds);
     let Some(_turn) = turn() else { return };
     let progress = Progress::new("programs", seconds);
     for round in 1u64.. {
@@ -34,7 +35,7 @@ fn everything_again_and_again() {
                 return;
             }
             let label = format!("soak {program} {}", arguments.split(' ').next().unwrap_or_default());
-            progress.now(format!("seconds: round {round}, {label}"));
+            progress.at(began.elapsed().as_secs(), format!("seconds: round {round}, {label}"));
             let Some(job) = job(&label, program, &arguments.replace("SEED", &round.to_string())) else { return };
             let native = job.native();
             assert!(ends_well(&native), "{label}, round {round}: natively {native:?}");
