@@ -11,7 +11,7 @@ pub struct Progress(ProgressBar);
 impl Progress {
     /// So many steps are to be done.
     pub fn new(steps: usize) -> Progress {
-        let style = ProgressStyle::with_template("[{elapsed_precise}] {pos} of {len} done: {wide_msg}");
+        let style = ProgressStyle::with_template("{pos} of {len} done: {wide_msg}");
         Progress(ProgressBar::new(steps as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
     }
 
