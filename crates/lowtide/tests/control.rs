@@ -229,7 +229,7 @@ fn bad_input() {
         ("swapoff {} ram", &["always there"]),
         ("swapoff {} auto", &["no such area", &dir]),
         ("swapoff {} disk:x", &["unknown kind"]),
-        ("top {}", &["not built yet"]),
+        ("top {}", &["not a terminal", "lowtide stat"]),
     ] {
         scene.refused(&what.replace("{}", &pid.to_string()), 2, words);
     }
