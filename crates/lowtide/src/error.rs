@@ -1,4 +1,4 @@
-//! What goes to standard error: one line each, beginning `lowtide:`; and the exit codes of INTERFACE.
+//! What goes to standard error: one line each, beginning `lowtide:`; and the exit codes.
 
 use std::io::Write;
 
@@ -26,7 +26,7 @@ impl Failure {
         Failure { code: USAGE, line: line.into() }
     }
 
-    /// Something that INTERFACE promises and that is not there yet: exit code 2.
+    /// Something that is promised and not there yet: exit code 2.
     pub fn not_built(what: &str) -> Self {
         Failure::usage(format!("{what} is not built yet in this version"))
     }

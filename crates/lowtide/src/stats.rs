@@ -1,4 +1,4 @@
-//! The statistics of a run: the JSON object of INTERFACE and the summary line.
+//! The statistics of a run: the JSON object of docs/statistics.md and the summary line.
 
 use crate::live::Live;
 use crate::live::areas::{Listed, State};
@@ -18,7 +18,7 @@ const WORDS_SHOWN: usize = 8;
 /// What `--stats` writes and `lowtide stat` shows. Counts are of the whole run, all processes together; what is held at one moment (`ram_now`, `pool_bytes`
 /// and so on) is of the last moment at which a process had adopted memory, see [`crate::tree::Tree::gauges`].
 #[derive(Serialize)]
-#[allow(missing_docs)] // the names are those of INTERFACE
+#[allow(missing_docs)] // docs/statistics.md says what they are
 pub struct Stats {
     pub schema: u32,
     pub program: String,

@@ -13,7 +13,7 @@ pub const REFAULT_DISTANCES: usize = 4;
 /// Counters of one process image, or of all dead ones. Pages are 4 KiB pages.
 #[repr(C)]
 #[derive(Default)]
-#[allow(missing_docs)] // the names are those of INTERFACE.md's statistics
+#[allow(missing_docs)] // docs/statistics.md says what they are
 pub struct Counters {
     pub faults_total: AtomicU64,
     pub faults_zero: AtomicU64,
@@ -87,7 +87,7 @@ impl Counters {
 /// Counts of I/Os on one swap area.
 #[repr(C)]
 #[derive(Default)]
-#[allow(missing_docs)] // the names are those of INTERFACE.md's statistics
+#[allow(missing_docs)] // docs/statistics.md says what they are
 pub struct AreaCounters {
     pub reads: AtomicU64,
     pub writes: AtomicU64,

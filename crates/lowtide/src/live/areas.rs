@@ -19,7 +19,7 @@ const OTHERS: &str = "(others)";
 
 /// I/Os on a swap area by all processes, dead and alive.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[allow(missing_docs)] // the names are those of INTERFACE
+#[allow(missing_docs)] // docs/statistics.md says what they are
 pub struct Counts {
     pub reads: u64,
     pub writes: u64,

@@ -34,7 +34,7 @@ pub struct Sample {
 
 /// Where the memory of a run is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[allow(missing_docs)] // the names are those of INTERFACE
+#[allow(missing_docs)] // docs/statistics.md says what they are
 pub struct Memory {
     pub limit: u64,
     pub now: u64,
