@@ -155,6 +155,44 @@ def test_more_bad_input():
     assert lowtide.zeros((3, 0)).shape == (3, 0)
 
 
+# Lets the system call userfaultfd fail as a kernel does that has none, or a filter that forbids it.
+WITHOUT_USERFAULTFD = """
+import ctypes, errno, struct, lowtide
+def instruction(code, k, otherwise=0):
+    return struct.pack("HBBI", code, 0, otherwise, k)
+filter = instruction(0x20, 0) + instruction(0x15, 323, 1) + instruction(0x06, 0x50000 | errno.{errno}) + instruction(0x06, 0x7FFF0000)
+buffer = ctypes.create_string_buffer(filter)
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 4, ctypes.addressof(buffer)))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program) == 0
+try:
+    lowtide.zeros(9, ram="16M")
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("errno, says", [("ENOSYS", "CONFIG_USERFAULTFD"), ("EPERM", "filter")])
+def test_a_kernel_without_userfaultfd(errno, says):
+    code = WITHOUT_USERFAULTFD.format(errno=errno)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and says in done.stdout and done.stdout.count("\n") == 1, done
+
+
+def test_a_guard_outlives_the_names_of_its_region():
+    array = filled(8)
+    region = lowtide.region_of(array)
+    other = lowtide.Region(MIB, group=region)
+    guard = region.resident(0, MIB)
+    del array, region
+    gc.collect()
+    assert other.stats()["resident_bytes"] == MIB
+    with pytest.raises(ValueError, match="too small"):
+        lowtide.Region(MIB, group=other).set_ram("1M")
+    guard.release()
+    assert other.stats()["resident_bytes"] == 0
+
+
 def test_regions_of_a_group():
     first = lowtide.Region(24 * MIB, ram="16M")
     second = lowtide.Region(24 * MIB, group=first)

@@ -2,9 +2,15 @@
 #include <lowtide.h>
 
 #include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static int bad;
 
@@ -14,6 +20,32 @@ static void refused(const char *what, int is_refused, int expected) {
 		fprintf(stderr, "%s: %s, errno %d (%d expected), %s\n", what, is_refused ? "refused" : "ACCEPTED", got, expected, lowtide_error());
 		bad = 1;
 	}
+}
+
+/* From here on the kernel has no userfaultfd, as it seems to this process. */
+static int without_userfaultfd(void) {
+	struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_userfaultfd, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = {.len = sizeof filter / sizeof *filter, .filter = filter};
+	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+
+/* A forked child has no region of its parent's. */
+static void refused_in_child(lowtide_region *region) {
+	struct lowtide_stats stats;
+	int status;
+	pid_t child = fork();
+	if (child == 0) {
+		refused("a parent's region", lowtide_evict(region, 0, 4096), ECHILD);
+		refused("figures of a parent's region", lowtide_get_stats(region, &stats), ECHILD);
+		_exit(bad);
+	}
+	if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status))
+		bad = 1;
 }
 
 int main(void) {
@@ -39,8 +71,18 @@ int main(void) {
 	refused("a lower limit", lowtide_set_ram(region, 4096), EINVAL);
 	lowtide_region *large = lowtide_region_new(64 << 20, &(struct lowtide_options){.group_with = region});
 	refused("too much to stay", !lowtide_resident(large, 0, 9 << 20), ENOBUFS);
+	lowtide_guard *guard = lowtide_resident(large, 0, 4096);
+	if (!guard)
+		return fprintf(stderr, "%s\n", lowtide_error()), 1;
+	refused("free while a guard lives", lowtide_region_free(large), EBUSY);
+	refused("drop what a guard keeps", lowtide_drop(large, 0, 1 << 20), EBUSY);
+	lowtide_guard_free(guard);
+	refused_in_child(large);
 	if (lowtide_region_free(large) || lowtide_region_free(region) || lowtide_region_free(NULL))
 		return fprintf(stderr, "not freed: %s\n", lowtide_error()), 1;
 	lowtide_guard_free(NULL);
+	if (without_userfaultfd())
+		return perror("seccomp"), 1;
+	refused("no userfaultfd", !lowtide_region_new(4096, &(struct lowtide_options){.ram = 16 << 20, .zstd_level = 2}), ENOSYS);
 	return bad;
 }

@@ -7,7 +7,7 @@ use clap::builder::PossibleValuesParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::experiments::{self, Wishes};
-use crate::race::{self, Swap};
+use crate::race::{self, Order, Swap};
 
 /// The experiments behind lowtide's design: published figures, reproduced and beaten on this machine.
 #[derive(Parser, Debug)]
@@ -25,7 +25,7 @@ pub struct Args {
     /// Smaller and shorter: seconds, not minutes.
     #[arg(long)]
     pub quick: bool,
-    /// Options of `race` alone.
+    /// Options of `race`, and of `region` some of them.
     #[command(flatten)]
     pub race: RaceArgs,
 }
@@ -40,10 +40,10 @@ pub struct RaceArgs {
     /// The limit, in percent of what a load takes natively (default: 70; 40 with `--swap zswap`, 33 with `--swap file`).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(10..=95))]
     percent: Option<u64>,
-    /// Only these loads.
-    #[arg(long, value_name = "NAME,NAME...", value_delimiter = ',', value_parser = PossibleValuesParser::new(race::names()))]
+    /// Only these loads; of `region`: only these orders.
+    #[arg(long, value_name = "NAME,NAME...", value_delimiter = ',', value_parser = PossibleValuesParser::new(names()))]
     only: Vec<String>,
-    /// How often each load runs natively, under the kernel's swap and under lowtide (default: 3; 1 with `--quick`).
+    /// How often each load runs natively, under the kernel's swap and under lowtide; also of `region` (default: 3; 1 with `--quick`).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=99))]
     rounds: Option<u64>,
     /// Programs that burn CPU while a load runs (default: none).
@@ -59,19 +59,32 @@ impl RaceArgs {
         Wishes { swap: self.swap, percent: self.percent, only: self.only.clone(), rounds, burners }
     }
 
-    fn given(&self) -> bool {
-        let counts = [self.percent, self.rounds, self.burners];
-        self.swap.is_some() || !self.only.is_empty() || counts.iter().any(Option::is_some)
+    /// What is wrong with these options for that experiment.
+    fn misfit(&self, experiment: &str) -> Option<String> {
+        let is_more = self.swap.is_some() || self.percent.is_some() || self.burners.is_some();
+        let is_given = is_more || !self.only.is_empty() || self.rounds.is_some();
+        let own: Vec<&str> = match experiment {
+            experiments::RACE => race::names().collect(),
+            experiments::REGION if is_more => return Some("--swap, --percent and --burners are for `race`".to_owned()),
+            experiments::REGION => Order::NAMES.to_vec(),
+            _ => return is_given.then(|| "--swap, --percent, --only, --rounds and --burners are for `race`".to_owned()),
+        };
+        let other = self.only.iter().find(|name| !own.contains(&name.as_str()))?;
+        Some(format!("`{other}` is nothing of `{experiment}`; there are: {}", own.join(", ")))
     }
+}
+
+/// What `--only` can name.
+fn names() -> impl Iterator<Item = &'static str> {
+    let more = |name: &&str| !race::names().any(|other| other == *name);
+    race::names().chain(Order::NAMES.into_iter().filter(more))
 }
 
 /// Reads the command line. The error is a line that says what is wrong with it, or `None` when help was asked for and printed.
 pub fn parse() -> Result<Args, Option<String>> {
     match Args::try_parse() {
-        Ok(args) if args.race.given() && args.experiment != experiments::RACE => {
-            Err(Some(format!("--swap, --percent, --only, --rounds and --burners are for `{}`", experiments::RACE)))
-        }
-        parsed => parsed.map_err(|error| explain(&error)),
+        Ok(args) => args.race.misfit(&args.experiment).map_or(Ok(args), |line| Err(Some(line))),
+        Err(error) => Err(explain(&error)),
     }
 }
 

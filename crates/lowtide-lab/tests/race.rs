@@ -23,6 +23,9 @@ fn bad_usage_is_one_line_and_status_2() {
         (vec!["race", "--percent", "99"], "99"),
         (vec!["race", "--rounds", "0"], "0"),
         (vec!["race", "--swap", "tape"], "tape"),
+        (vec!["race", "--only", "random"], "`random` is nothing of `race`"),
+        (vec!["region", "--only", "sort"], "`sort` is nothing of `region`"),
+        (vec!["region", "--percent", "50"], "`race`"),
         (vec!["zero", "--only", "sort"], "`race`"),
     ] {
         let Output { status, stdout, stderr } = lab(&args).output().unwrap();

@@ -96,6 +96,7 @@ impl Operation<'_> {
             Ok(()) => self.staging.put_empty(segment),
             // The segment is never used again; with all of them gone nothing can be evicted, which is said elsewhere.
             Err(_) => {
+                self.staging.lose(segment);
                 (self.host.warn)(b"part of lowtide's staging area could not be registered again; it is not used any more")
             }
         }

@@ -114,6 +114,8 @@ impl Pager {
     }
 
     fn is_evicted(&self, page: usize) -> bool {
+        // The page map may be tidied up, which is done alone.
+        let _lock = self.space.shared();
         !matches!(self.map.get(page), Word::None | Word::Removing | Word::Clean(_))
     }
 
@@ -156,6 +158,7 @@ impl Operation<'_> {
     fn evict_some(&self, at: usize, end: usize, worker: &mut Worker) -> Result<usize, Evicted> {
         let Some(segment) = self.staging.take_empty() else {
             return Err(match self.drained(worker) {
+                Evicted::Nothing if self.staging.is_lost() => Evicted::Full,
                 // Others have all segments in hand.
                 Evicted::Nothing => {
                     rustix::thread::sched_yield();

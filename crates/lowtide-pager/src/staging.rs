@@ -65,6 +65,8 @@ pub struct Staging {
     target: AtomicUsize,
     /// By segment, frames that nobody owns and that still have memory behind them.
     spent: [AtomicU32; MAX_SEGMENTS],
+    /// Segments that are never used again.
+    lost: AtomicUsize,
 }
 
 impl Staging {
@@ -90,6 +92,7 @@ impl Staging {
             staged: AtomicUsize::new(0),
             target: AtomicUsize::new(target),
             spent: [const { AtomicU32::new(0) }; MAX_SEGMENTS],
+            lost: AtomicUsize::new(0),
         })
     }
 
@@ -219,6 +222,16 @@ impl Staging {
         let n = q.empty_len;
         q.empty[n] = segment;
         q.empty_len = n + 1;
+    }
+
+    /// A segment that is in no queue can't be used any more.
+    pub fn lose(&self, _: Segment) {
+        self.lost.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether that has become of all of them: no page can wait here ever again.
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed) >= self.segments
     }
 
     /// Queues a filled segment as the youngest.

@@ -40,19 +40,23 @@ pub fn leave(start: usize) {
     unsafe { HOUSES.remove(start) }
 }
 
-/// The process in which something was made.
-#[derive(Debug, Clone, Copy)]
-pub struct Process(u32);
+/// The process in which something was made. By its number as well: the handler of forks runs in no child of `_Fork` or of the bare
+/// system call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Process {
+    generation: u32,
+    number: u32,
+}
 
 impl Process {
     /// This one.
     pub fn this() -> Process {
-        Process(GENERATION.load(Ordering::Relaxed))
+        Process { generation: GENERATION.load(Ordering::Relaxed), number: std::process::id() }
     }
 
     /// Whether it is this one.
     pub fn is_this(self) -> bool {
-        self.0 == GENERATION.load(Ordering::Relaxed)
+        self == Process::this()
     }
 
     /// # Errors

@@ -76,7 +76,7 @@ impl GroupBuilder {
         }
         fork::prepare()?;
         let delivery = self.delivery.unwrap_or_default();
-        let kind = Kind { codec: self.codec.unwrap_or_default(), swap: self.swap.unwrap_or_default(), delivery };
+        let kind = Kind::new(self.codec.unwrap_or_default(), self.swap.unwrap_or_default(), delivery, ram);
         let house = House::open(&kind, ram)?;
         let tenancy = Tenancy::begin(house)?;
         if delivery == Delivery::InThread {

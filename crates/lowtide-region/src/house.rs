@@ -49,6 +49,15 @@ pub struct Kind {
     pub codec: Codec,
     pub swap: Swap,
     pub delivery: Delivery,
+    /// Bytes of its staging area: a group finds one that is neither too small for its limit nor much too large.
+    staging: usize,
+}
+
+impl Kind {
+    /// Of the house for a group with this limit.
+    pub fn new(codec: Codec, swap: Swap, delivery: Delivery, ram: u64) -> Kind {
+        Kind { codec, swap, delivery, staging: staging_target(ram).next_power_of_two() }
+    }
 }
 
 /// A house.
@@ -121,7 +130,7 @@ impl House {
             open_uffd: || Err(Errno::NOSYS),
             open_page_map: Present::open,
         };
-        let pager = Pager::new(uffd, store, staging_target(ram), proc, host)
+        let pager = Pager::new(uffd, store, kind.staging, proc, host)
             .map_err(|errno| Error::System { what: "opening /proc/self/pagemap and mapping lowtide's tables", errno })?;
         pager.activate().map_err(|errno| Error::System { what: "registering memory with userfaultfd", errno })?;
         let cpus = percpu::count();

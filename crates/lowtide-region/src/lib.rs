@@ -28,7 +28,10 @@
 //! A [`Group`] has one RAM limit: pages of its regions that are in memory, compressed ones, and all that lowtide needs for
 //! them. A region that names no group is alone in one. Each group has a thread (`lowtide-reclaim`) that works while the group
 //! is near its limit. When a group ends, its memory goes back to the system but for the part of its tables that was touched,
-//! which the next group of the same kind uses.
+//! which the next group of the same kind (codec, swap, delivery, order of size of the limit) uses.
+//!
+//! A group costs four descriptors, a thread, and for each CPU two stacks and buffers with which faults are served (4 at least, 32 at
+//! most), of which only what is used takes memory: a few MiB of its limit. So many small regions belong in one group.
 //!
 //! # SIGBUS
 //! With [`Delivery::InThread`] the thread that touches a missing page brings it in itself, in a handler of SIGBUS. That works
@@ -39,6 +42,9 @@
 //! the process: leave SIGBUS out of such masks, or use [`Delivery::UserMonitor`]. A debugger stops at each SIGBUS: `handle
 //! SIGBUS nostop noprint` in gdb.
 //!
+//! SIGSEGV, SIGILL, SIGFPE, SIGTRAP and SIGSYS are not blocked while lowtide works, because a thread that raises one while it is
+//! blocked is ended. Their handlers must not touch a region, in case somebody *sends* such a signal (`kill`) at that moment.
+//!
 //! The kernel touches more than the buffers of `read` and `write`: locks and condition variables that sleep (futex), thread stacks and
 //! alternate signal stacks, buffers of io_uring that are in flight. Such things must not be in a region without a guard.
 //!
@@ -48,7 +54,8 @@
 //!
 //! # Forks
 //! A forked child has none of the parent's regions: touching one there is SIGSEGV, and calls on it fail with [`Error::Forked`].
-//! It may make regions of its own. (`vfork` and `posix_spawn` are no matter.)
+//! It may make regions of its own. (`vfork` and `posix_spawn` are no matter.) In a child of `_Fork()` or of the bare system call no
+//! handler of forks runs: it has none of the regions either, and must not make any.
 //!
 //! # When a page can't be read back
 //! A swap file that fails, or whose bytes are not what was written there, is reported on standard error, and the thread that

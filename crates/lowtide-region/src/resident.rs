@@ -57,7 +57,17 @@ fn bytes(range: Range) -> u64 {
     (range.end - range.start) as u64
 }
 
-/// A range that stays in memory while this lives: see [`Region::resident`].
+/// A range that stays in memory while this lives: see [`Region::resident`]. It borrows the region, which can't be dropped
+/// meanwhile:
+///
+/// ```compile_fail,E0505
+/// # use lowtide_region::{Region, Swap};
+/// let region = Region::builder(1 << 20).ram(16 << 20).swap(Swap::Ram).build()?;
+/// let guard = region.resident(..)?;
+/// drop(region);
+/// drop(guard);
+/// # Ok::<(), lowtide_region::Error>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "the range may be evicted as soon as the guard is dropped"]
 pub struct Resident<'a> {

@@ -35,8 +35,9 @@ const EXPERIMENTS: &[Experiment] = &[
 
 /// What takes root, and the whole machine while it runs: only by name.
 const ALONE: &[Experiment] = &[fault::EXPERIMENT, race::EXPERIMENT, region::EXPERIMENT];
-/// The experiment that has options of its own.
+/// The experiments that have options of their own.
 pub const RACE: &str = race::EXPERIMENT.name;
+pub const REGION: &str = region::EXPERIMENT.name;
 
 /// Runs all but [`ALONE`].
 const ALL: &str = "all";

@@ -41,6 +41,11 @@ pub enum Order {
     Zipf,
 }
 
+impl Order {
+    /// What users call them.
+    pub const NAMES: [&str; 3] = ["sequential", "random", "zipf"];
+}
+
 /// What the program does.
 #[derive(Debug, Clone, Copy)]
 pub struct RegionLoad {
@@ -166,6 +171,7 @@ mod tests {
 
     #[test]
     fn a_command_is_read_back_and_every_order_verifies() {
+        assert!(Order::value_variants().iter().zip(Order::NAMES).all(|(order, name)| value(*order) == name));
         for order in Order::value_variants() {
             let load = RegionLoad { home: Home::Memory, order: *order, threads: 2, pages: 50, count: 300, ram: 1 << 24 };
             let args: Vec<String> = load.command().unwrap()[2..].iter().map(|a| a.to_str().unwrap().to_owned()).collect();

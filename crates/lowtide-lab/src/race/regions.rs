@@ -30,11 +30,18 @@ pub struct Touched {
 }
 
 impl Race {
-    /// Measures `pages` pages in `percent` of their memory.
+    /// Measures `pages` pages in `percent` of their memory, in these orders and with so many threads.
     ///
     /// # Errors
     /// A line.
-    pub fn regions(&mut self, pages: usize, count: usize, percent: u64, threads: &[usize]) -> Result<Vec<Touched>, String> {
+    pub fn regions(
+        &mut self,
+        pages: usize,
+        count: usize,
+        percent: u64,
+        orders: &[Order],
+        threads: &[usize],
+    ) -> Result<Vec<Touched>, String> {
         let rounds = self.course.rounds;
         let load = |home, order, threads, ram| RegionLoad { home, order, threads, pages, count, ram };
         let native = self.native(&load(Home::Memory, Order::Random, 1, 0))?;
@@ -46,7 +53,7 @@ impl Race {
             return Err("the data does not compress enough for zram".into());
         }
         let mut all = Vec::new();
-        for order in [Order::Sequential, Order::Random, Order::Zipf] {
+        for &order in orders {
             for &threads in threads {
                 let mut touched = Touched { order, threads, us: Default::default(), peak: Default::default() };
                 in_turn(&SIDES, rounds, |side, (name, home)| {

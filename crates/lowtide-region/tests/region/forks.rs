@@ -47,6 +47,23 @@ fn touching_a_parent_s_region_is_a_segmentation_fault() {
 }
 
 #[test]
+fn a_child_without_handlers_of_forks_is_refused_too() {
+    let mut region = region(Delivery::InThread);
+    // SAFETY: the child makes calls that are refused, and leaves.
+    let pid = unsafe { libc::syscall(libc::SYS_fork) } as i32;
+    if pid == 0 {
+        let refused = region.evict(..) == Err(Error::Forked) && region.drop_range(..) == Err(Error::Forked);
+        // SAFETY: leaves.
+        unsafe { libc::_exit(if refused && region.stats() == Err(Error::Forked) { 0 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert_eq!(status, 0);
+    check_all(&region, 0);
+}
+
+#[test]
 fn calls_on_a_parent_s_region_fail_and_its_end_is_harmless() {
     for delivery in deliveries() {
         let mut region = region(delivery);
