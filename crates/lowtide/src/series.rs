@@ -1,5 +1,6 @@
-//! What a run had and did over time: a look at the counters now and then, at the supervisor's own looks at the tree, so that it needs no timer of
-//! its own. When there are many samples every other one goes, and from then on looks are half as frequent: memory stays bounded.
+//! What a run had and did over time: a look at the counters now and then, at the supervisor's own looks at the tree, so
+//! that it needs no timer of its own. When there are many samples every other one goes, and from then on looks are half
+//! as frequent: memory stays bounded.
 
 use crate::live::Live;
 use crate::stats::list::Faults;

@@ -30,7 +30,8 @@ impl Listening {
         let address = parse(text)?;
         if !address.ip().is_loopback() && !anywhere {
             return Err(Failure::usage(format!(
-                "--metrics {text}: other machines could read there what this run does: use 127.0.0.1:{}, or add --metrics-anywhere",
+                "--metrics {text}: other machines could read there what this run does: use 127.0.0.1:{}, \
+                 or add --metrics-anywhere",
                 address.port()
             )));
         }

@@ -1,5 +1,5 @@
-//! Between the threads that serve metrics and the supervisor, which alone sees the run: they ask, and it answers when it next wakes, at once.
-//! Nobody who asks can make it wait.
+//! Between the threads that serve metrics and the supervisor, which alone sees the run: they ask, and it answers when
+//! it next wakes, at once. Nobody who asks can make it wait.
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,5 +1,5 @@
-//! The statistics of a run as OpenMetrics text: what it says (`text.rs`), where it is served (`address.rs`), how (`server.rs`), and how the
-//! threads that serve it get it from the supervisor (`desk.rs`).
+//! The statistics of a run as OpenMetrics text: what it says (`text.rs`), where it is served (`address.rs`), how
+//! (`server.rs`), and how the threads that serve it get it from the supervisor (`desk.rs`).
 
 mod address;
 mod desk;

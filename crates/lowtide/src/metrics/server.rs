@@ -1,5 +1,5 @@
-//! A small HTTP server for `GET /metrics` and nothing else. Threads of its own: the supervisor never waits for a client, and a client that says
-//! nothing, or reads nothing, is let go.
+//! A small HTTP server for `GET /metrics` and nothing else. Threads of its own: the supervisor never waits for a
+//! client, and a client that says nothing, or reads nothing, is let go.
 
 use super::address::Listening;
 use super::desk::Asker;
@@ -168,7 +168,8 @@ fn answer(stream: &mut impl Write, answer: &Answer, head: bool) -> io::Result<()
     let Answer { status, kind, more, body } = answer;
     let length = body.len();
     let mut all = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n{more}X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n{more}\
+         X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
     );
     if !head {
         all += body;

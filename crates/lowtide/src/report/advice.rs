@@ -61,19 +61,23 @@ fn where_the_time_went(report: &Report<'_>, waited: impl Fn(FaultKind) -> f64) -
     let (part, each_shown) = (units::percent(waited(most), 1.0), units::seconds(each));
     match most {
         FaultKind::Device if each > SLOW_DEVICE => format!(
-            "It is the disk: {part} of the time went into faults from devices, {each_shown} each. A faster device in --swap, or more --pool, would help as much as more RAM."
+            "It is the disk: {part} of the time went into faults from devices, {each_shown} each. A faster device \
+            in --swap, or more --pool, would help as much as more RAM."
         ),
         FaultKind::Device => format!(
-            "Most of the waiting is for devices ({part} of the time), but they are quick: {each_shown} a fault. What counts is how many faults there are."
+            "Most of the waiting is for devices ({part} of the time), but they are \
+            quick: {each_shown} a fault. What counts is how many faults there are."
         ),
         FaultKind::Pool => {
             format!("It is the CPU, not the disk: {part} of the time went into faults on compressed pages, {each_shown} each.")
         }
         FaultKind::Staged => format!(
-            "Most of the waiting ({part} of the time) is for pages that were taken back right after they had left: the working set is a little larger than what fits."
+            "Most of the waiting ({part} of the time) is for pages that were taken back right after they had left: \
+            the working set is a little larger than what fits."
         ),
         FaultKind::Zero | FaultKind::FirstTouch => format!(
-            "Most of the waiting ({part} of the time) is for fresh memory, {each_shown} each time: more RAM changes that only where no page has to leave for it."
+            "Most of the waiting ({part} of the time) is for fresh memory, {each_shown} each time: more RAM changes that \
+            only where no page has to leave for it."
         ),
     }
 }
@@ -83,8 +87,16 @@ fn data(report: &Report<'_>) -> Option<String> {
     let incompressible = pages.incompressible as f64 / (pages.stored.max(1) as f64);
     let has_device = !report.stats.areas.is_empty();
     match (incompressible > 0.5, has_device) {
-        (true, true) => Some("More than half of the pages do not compress: they go straight to the device, and a pool can't help.".to_owned()),
-        (true, false) => Some("More than half of the pages do not compress, and there is no swap file: add --swap dir:DIR, or the limit can't be held by compression alone.".to_owned()),
+        (true, true) => Some(
+            "More than half of the pages do not compress: \
+            they go straight to the device, and a pool can't help."
+                .to_owned(),
+        ),
+        (true, false) => Some(
+            "More than half of the pages do not compress, and there is no swap file: add --swap dir:DIR, \
+        or the limit can't be held by compression alone."
+                .to_owned(),
+        ),
         _ => None,
     }
 }
@@ -95,7 +107,8 @@ fn cpu(report: &Report<'_>) -> Option<String> {
     let used = (observed.program_cpu + work) / observed.seconds.max(1e-9);
     (work > 0.1 * observed.seconds && used > 0.85 * cpus).then(|| {
         format!(
-            "All {cpus:.0} CPUs were busy, and lowtide's own threads had {} of CPU time: they compete with the program. More RAM or a free CPU would help.",
+            "All {cpus:.0} CPUs were busy, and lowtide's own threads had {} of CPU time: \
+            they compete with the program. More RAM or a free CPU would help.",
             units::seconds(work)
         )
     })

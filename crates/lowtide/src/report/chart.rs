@@ -1,4 +1,5 @@
-//! Charts as SVG inside the page. Colours are classes (`style.css`), so that they follow the reader's light or dark mode, and paper.
+//! Charts as SVG inside the page. Colours are classes (`style.css`), so that they follow the reader's light or dark
+//! mode, and paper.
 
 use maud::{Markup, html};
 use std::fmt::Write as _;
@@ -107,16 +108,23 @@ impl Chart<'_> {
         let n = self.xs.len().max(1) as f64;
         let x = Scale { from: 0.0, to: n, start: LEFT, length: WIDTH - LEFT - RIGHT };
         let width = x.length / n;
-        self.frame(&x, &y, std::slice::from_ref(bars), &[], &html! {
-            @for (i, value) in bars.values.iter().enumerate() {
-                @let top = y.at(*value);
-                rect class={ "fill " (bars.class) } x=(tenth(x.at(i as f64) + 1.0)) y=(tenth(top)) width=(tenth((width - 2.0).max(1.0)))
-                    height=(tenth(HEIGHT - BOTTOM - top)) {}
-                @if let Some(edge) = edge(i) {
-                    text class="tick" x=(tenth(x.at(i as f64))) y=(HEIGHT - BOTTOM + 17.0) text-anchor="middle" { (edge) }
+        self.frame(
+            &x,
+            &y,
+            std::slice::from_ref(bars),
+            &[],
+            &html! {
+                @for (i, value) in bars.values.iter().enumerate() {
+                    @let top = y.at(*value);
+                    rect class={ "fill " (bars.class) } x=(tenth(x.at(i as f64) + 1.0)) y=(tenth(top))
+                        width=(tenth((width - 2.0).max(1.0)))
+                        height=(tenth(HEIGHT - BOTTOM - top)) {}
+                    @if let Some(edge) = edge(i) {
+                        text class="tick" x=(tenth(x.at(i as f64))) y=(HEIGHT - BOTTOM + 17.0) text-anchor="middle" { (edge) }
+                    }
                 }
-            }
-        })
+            },
+        )
     }
 
     fn scales(&self, most: f64) -> (Scale, Scale) {
@@ -142,10 +150,14 @@ impl Chart<'_> {
                         text class="tick" x=(tenth(x.at(tick))) y=(bottom + 17.0) text-anchor="middle" { ((self.x_show)(tick)) }
                     }
                     text class="name" x=(middle) y=(HEIGHT - 8.0) text-anchor="middle" { (self.x_name) }
-                    text class="name" transform={ "translate(13 " (TOP + (bottom - TOP) / 2.0) ") rotate(-90)" } text-anchor="middle" { (self.y_name) }
+                    text class="name" transform={ "translate(13 " (TOP + (bottom - TOP) / 2.0) ") rotate(-90)" } text-anchor="middle" {
+                        (self.y_name)
+                    }
                 }
                 figcaption {
-                    @for layer in layers.iter().rev() { span class="key" { span class={ "swatch " (layer.class) } {} (layer.name) } }
+                    @for layer in layers.iter().rev() {
+                        span class="key" { span class={ "swatch " (layer.class) } {} (layer.name) }
+                    }
                     @for curve in lines { span class="key" { span class={ "stroke " (curve.class) } {} (curve.name) } }
                 }
             }
@@ -183,7 +195,9 @@ pub fn divided(title: &str, parts: &[(&str, &'static str, f64, String)]) -> Mark
                 }
             }
             figcaption {
-                @for (name, class, _, shown) in parts { span class="key" { span class={ "swatch " (class) } {} (name) ": " (shown) } }
+                @for (name, class, _, shown) in parts {
+                    span class="key" { span class={ "swatch " (class) } {} (name) ": " (shown) }
+                }
             }
         }
     }

@@ -1,5 +1,6 @@
-//! The page of `--report`: what happened (`over_time.rs`), where pages were and what they held (`pages.rs`), what more RAM would have brought
-//! (`working_set.rs`, `more_ram.rs`), and what to do (`advice.rs`); put together in `page.rs`, drawn by `chart.rs`.
+//! The page of `--report`: what happened (`over_time.rs`), where pages were and what they held (`pages.rs`), what more
+//! RAM would have brought (`working_set.rs`, `more_ram.rs`), and what to do (`advice.rs`); put together in `page.rs`,
+//! drawn by `chart.rs`.
 
 mod advice;
 mod chart;

@@ -27,6 +27,18 @@ pub fn gain(observed: &Observed, there: &Prediction) -> String {
     format!("{:.1} times as fast", observed.seconds / there.seconds.max(1e-9))
 }
 
+/// Some limits, up to the first with which nothing comes back any more.
+fn rows(observed: &Observed) -> Vec<Prediction> {
+    let mut all = Vec::new();
+    for sixteenths in SHOWN {
+        all.push(observed.at(observed.limit * f64::from(sixteenths) / 16.0));
+        if all.last().is_some_and(|there| there.refaults() < 0.01 * observed.refaults()) {
+            break;
+        }
+    }
+    all
+}
+
 /// The section.
 pub fn section(report: &Report<'_>) -> Markup {
     let observed = &report.observed;
@@ -67,32 +79,36 @@ pub fn section(report: &Report<'_>) -> Markup {
             p.big {
                 @match enough(observed, &curve) {
                     Some(there) => {
-                        "With " b { "--ram " (units::about_bytes(there.limit)) } " it would have run about " b { (gain(observed, &there)) }
+                        "With " b { "--ram " (units::about_bytes(there.limit)) } " it would have run about "
+                        b { (gain(observed, &there)) }
                         ": " (units::seconds(there.seconds)) " instead of " (units::seconds(observed.seconds)) "."
                     },
-                    None => { "Little: with any amount it would have run less than " (format!("{:.0} %", (WORTH - 1.0) * 100.0)) " faster." },
+                    None => { "Little: with any amount it would have run less than " (units::percent(WORTH - 1.0, 1.0)) " faster." },
                 }
             }
             p {
-                "Predicted from this run: by how many other pages had been evicted since each page that came back had, and by what faults took. "
-                "It holds for the same work again; it can be wrong by a third. Nothing is said of less RAM, of which this run knows nothing."
+                "Predicted from this run: by how many other pages had been evicted since each page that came back had, and by "
+                "what faults took. It holds for the same work again; it can be wrong by a third. Nothing is said of less RAM, "
+                "of which this run knows nothing."
             }
             h3 { "Time of the run" }
             (chart("Predicted time of the run by RAM", "seconds", |y| format!("{y} s")).stacked(&[], &times))
             h3 { "Faults on pages that had been stored" }
             (chart("Predicted faults by RAM", "faults in the run", units::count).stacked(&faults, &[]))
             table id="predictions" {
-                tr { th.n { "--ram" } th.n { "from the pool" } th.n { "from a device" } th.n { "time of the run" } th { "speed" } }
-                @for sixteenths in SHOWN {
-                    @let there = observed.at(observed.limit * f64::from(sixteenths) / 16.0);
-                    tr data-ram=(format!("{:.0}", there.limit)) data-seconds=(format!("{:.3}", there.seconds)) data-faults=(format!("{:.0}", there.refaults())) {
+                tr {
+                    @for name in ["--ram", "from the pool", "from a device", "time of the run"] { th.n { (name) } }
+                    th { "speed" }
+                }
+                @for there in rows(observed) {
+                    tr data-ram=(format!("{:.0}", there.limit)) data-seconds=(format!("{:.3}", there.seconds))
+                        data-faults=(format!("{:.0}", there.refaults())) {
                         td.n { (units::about_bytes(there.limit)) }
                         td.n { (units::count(there.pool_faults)) " faults" }
                         td.n { (units::count(there.device_faults)) " faults" }
                         td.n { (units::seconds(there.seconds)) }
-                        td { @if sixteenths == 16 { "this run" } @else { (gain(observed, &there)) } }
+                        td { @if there.limit == observed.limit { "this run" } @else { (gain(observed, &there)) } }
                     }
-                    @if there.refaults() < 0.01 * observed.refaults() { @break; }
                 }
             }
         }

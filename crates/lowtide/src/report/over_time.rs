@@ -68,13 +68,16 @@ fn waiting(samples: &[Sample]) -> Markup {
     };
     let layers: Vec<_> = KINDS.into_iter().map(|(name, class, kind)| Layer { name, class, values: share(kind) }).collect();
     html! {
-        p { "How much of the time faults were being served: 100 % is one thread that always waits, several threads that wait add up." }
-        (time_chart("Share of time waiting, over time", &xs, "% of the time", |y| format!("{y:.0} %"), false).stacked(&layers, &[]))
+        p {
+            "How much of the time faults were being served: 100 % is one thread that always waits; several threads that wait "
+            "add up."
+        }
+        (time_chart("Share of time waiting", &xs, "% of the time", |y| format!("{y:.0} %"), false).stacked(&layers, &[]))
     }
 }
 
-/// Pairs of samples with the time between them, and the ends of these times. Counts of a process that has just executed another program may be
-/// seen before they are added to the sums: such a pair counts as nothing.
+/// Pairs of samples with the time between them, and the ends of these times. Counts of a process that has just executed
+/// another program may be seen before they are added to the sums: such a pair counts as nothing.
 fn spans(samples: &[Sample]) -> (Vec<f64>, Vec<(Sample, Sample, f64)>) {
     let grows = |then: &Sample, now: &Sample| {
         let counts = |sample: &Sample| sample.faults.into_iter().chain(sample.service_ns);

@@ -84,7 +84,11 @@ fn options(report: &Report<'_>) -> Markup {
             }
             @if !report.stats.areas.is_empty() {
                 table {
-                    tr { th { "swap area" } th { "state" } th.n { "held at the end" } th.n { "size" } th.n { "reads" } th.n { "writes" } th.n { "errors" } }
+                    tr {
+                        th { "swap area" }
+                        th { "state" }
+                        @for name in ["held at the end", "size", "reads", "writes", "errors"] { th.n { (name) } }
+                    }
                     @for area in &report.stats.areas {
                         tr {
                             td { (area.spec) }
@@ -106,8 +110,8 @@ fn footer(report: &Report<'_>) -> Markup {
     let series = report.series;
     html! {
         footer {
-            "lowtide " (env!("CARGO_PKG_VERSION")) ". Sizes are binary (1 MiB = 1048576 bytes), pages are 4 KiB. For this page lowtide looked "
-            (series.taken) " times, every " (units::seconds(series.step().as_secs_f64())) " in the end, which took "
+            "lowtide " (env!("CARGO_PKG_VERSION")) ". Sizes are binary (1 MiB = 1048576 bytes), pages are 4 KiB. "
+            "For this page lowtide looked " (series.taken) " times, every " (units::seconds(series.step().as_secs_f64())) " in the end, which took "
             (units::seconds(series.cpu.as_secs_f64())) " of CPU time."
         }
     }

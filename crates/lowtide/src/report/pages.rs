@@ -12,6 +12,7 @@ const IN_A_BAR: usize = 4;
 /// How long faults took.
 pub fn latency(report: &Report<'_>) -> Markup {
     let latency = &report.stats.fault_latency_us;
+    let micros = |us: f64| units::seconds(us / 1e6);
     let total: u64 = report.latencies.iter().sum();
     if total == 0 {
         return html! { section { h2 { "How long faults took" } p { "lowtide served no fault." } } };
@@ -20,13 +21,16 @@ pub fn latency(report: &Report<'_>) -> Markup {
         section {
             h2 { "How long faults took" }
             p {
-                "From when lowtide knew of a fault until its page was there. Half took up to " b { (units::seconds(latency.p50 / 1e6)) }
-                ", 90 % up to " b { (units::seconds(latency.p90 / 1e6)) } ", 99 % up to " b { (units::seconds(latency.p99 / 1e6)) }
-                ", the longest " b { (units::seconds(latency.max / 1e6)) } "."
+                "From when lowtide knew of a fault until its page was there. "
+                "Half took up to " b { (micros(latency.p50)) } ", 90 % up to " b { (micros(latency.p90)) }
+                ", 99 % up to " b { (micros(latency.p99)) } ", the longest " b { (micros(latency.max)) } "."
             }
             (histogram(&report.latencies))
             table {
-                tr { th { "kind of fault" } th.n { "faults" } th.n { "mean time of service" } th.n { "time of service, all of them" } }
+                tr {
+                    th { "kind of fault" }
+                    @for name in ["faults", "mean time of service", "time of service, all of them"] { th.n { (name) } }
+                }
                 @for (name, _, kind) in KINDS {
                     @let (faults, seconds) = (report.observed.faults[kind], report.observed.service[kind]);
                     tr {
@@ -73,6 +77,8 @@ pub fn journeys(report: &Report<'_>) -> Markup {
     let row = |name: &str, n: u64, note: String| {
         html! { tr { td { (name) } td.n { (units::count(n as f64)) } td.n { (units::bytes(n * 4096)) } td { (note) } } }
     };
+    let ahead_used = share(back.read_ahead_used, back.read_ahead_pages);
+    let writes = units::count(stats.writeback.ios as f64);
     let of_out = |part| format!("{} of what was evicted", share(part, out.pages));
     html! {
         section {
@@ -84,9 +90,9 @@ pub fn journeys(report: &Report<'_>) -> Markup {
                 (row("zero: kept as a mark", pages.zero, of_out(pages.zero)))
                 (row("stored in the pool or on a device", pages.stored, of_out(pages.stored)))
                 (row("still good on a device, not written again", out.clean, of_out(out.clean)))
-                (row("written to devices", stats.writeback.pages, format!("in {} writes", units::count(stats.writeback.ios as f64))))
+                (row("written to devices", stats.writeback.pages, format!("in {writes} writes")))
                 (row("came back, read-ahead included", pages.loaded, String::new()))
-                (row("read ahead", back.read_ahead_pages, format!("{} of it seen to be used", share(back.read_ahead_used, back.read_ahead_pages))))
+                (row("read ahead", back.read_ahead_pages, format!("{ahead_used} of it seen to be used")))
             }
         }
     }
@@ -117,7 +123,10 @@ pub fn data(report: &Report<'_>) -> Markup {
                 p { "When the pool held most, " b { (format!("{ratio:.2} bytes")) } " of pages took one byte there." }
             }
             @if pages.recompressed > 0 {
-                p { (units::pages(pages.recompressed)) " that were cold were packed tighter, which saved " (units::bytes(pages.recompressed_bytes)) "." }
+                p {
+                    (units::pages(pages.recompressed)) " that were cold were packed tighter, which saved "
+                    (units::bytes(pages.recompressed_bytes)) "."
+                }
             }
         }
     }

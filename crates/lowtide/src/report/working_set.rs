@@ -1,12 +1,14 @@
 //! What the run would have done with another limit, from what it did with its own: how far away the pages were that came back.
 //!
-//! **Which faults more memory saves.** A page that came back after R others had been evicted would have stayed if those of the R that were still
-//! out then had fitted beside it. How many that are follows from the same counts: of the pages evicted some time ago, those that had not come
-//! back yet. So a fault has a depth, in pages of memory beyond what the program had: `depth(R)` is the sum over the R evictions of the
-//! share of pages that are still out after so many. For pages asked for at random, and for pages read round and round, this is exact.
+//! **Which faults more memory saves.** A page that came back after R others had been evicted would have stayed if those
+//! of the R that were still out then had fitted beside it. How many that are follows from the same counts: of the pages
+//! evicted some time ago, those that had not come back yet. So a fault has a depth, in pages of memory beyond what the
+//! program had: `depth(R)` is the sum over the R evictions of the share of pages that are still out after so many. For
+//! pages asked for at random, and for pages read round and round, this is exact.
 //!
-//! **How many pages more RAM is.** What is in memory need not be compressed, so the pool shrinks: a MiB more of limit is more than a MiB of
-//! pages. With a full pool and a device the pool keeps its share of the limit, and pages move from the device into it.
+//! **How many pages more RAM is.** What is in memory need not be compressed, so the pool shrinks: a MiB more of limit
+//! is more than a MiB of pages. With a full pool and a device the pool keeps its share of the limit, and pages move
+//! from the device into it.
 //!
 //! **How long it takes.** Each fault that is saved saves what faults of its kind took on average.
 
@@ -16,8 +18,8 @@ use lowtide_pager::segment::{EPOCHS_A_LIMIT, FaultKind};
 use std::time::Duration;
 
 const PAGE: f64 = 4096.0;
-/// What a fault takes beside its service, in seconds: the kernel tells a monitor, and wakes the thread. If the program's own CPU time and the time
-/// of the run say less or more, they are believed within these bounds.
+/// What a fault takes beside its service, in seconds: the kernel tells a monitor, and wakes the thread. If the
+/// program's own CPU time and the time of the run say less or more, they are believed within these bounds.
 const DELIVERY: [f64; 2] = [3e-6, 15e-6];
 /// The part of a fault that the program's thread does itself, in seconds.
 const OWN_PART: f64 = 2e-6;
@@ -255,7 +257,8 @@ mod tests {
 
     const MIB: f64 = 1048576.0;
 
-    /// A run of `total` MiB of incompressible pages in 64 MiB, all on a device; the ages of its faults by how much was evicted since.
+    /// A run of `total` MiB of incompressible pages in 64 MiB, all on a device; the ages of its faults by how much was
+    /// evicted since.
     fn run(total: f64, ages: impl Fn(f64) -> f64) -> Observed {
         let step = 4.0;
         let device_ages: Vec<f64> = (0..64).map(|age| 1e5 * ages(f64::from(age) * step)).collect();

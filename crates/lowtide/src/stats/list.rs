@@ -1,5 +1,6 @@
-//! The list of statistics. Each is defined here once: its JSON key, its help text, what kind of figure it is, and the counter of the
-//! segment that it is read from, if it is one. The JSON object ([`super::Stats`]) and the metrics ([`crate::metrics`]) come of it.
+//! The list of statistics. Each is defined here once: its JSON key, its help text, what kind of figure it is, and the
+//! counter of the segment that it is read from, if it is one. The JSON object ([`super::Stats`]) and the metrics
+//! ([`crate::metrics`]) come of it.
 
 use super::SameFilledWord;
 use lowtide_pager::segment::Counters;
@@ -241,7 +242,8 @@ figures! {
         size: u64, Bytes;
         /// Pages that are there, without those that a process has from its parent.
         used: u64, Bytes;
-        /// `active`, `full`, or `failing` if the latest write of a process failed; `emptying` while it is being taken off, then `off`.
+        /// `active`, `full`, or `failing` if the latest write of a process failed; `emptying` while it is being taken
+        /// off, then `off`.
         state: &'static str, Text;
         /// Reads.
         reads: u64, Count;

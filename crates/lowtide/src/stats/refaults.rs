@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Ages up to which a refault is of each of the four kinds of `refaults`.
 const IN_FOUR: [usize; 3] = [1, EPOCHS_A_LIMIT / 4, EPOCHS_A_LIMIT];
 
-/// Faults on pages in the pool and on devices, by how much had been evicted since the page had: entry `i` counts those with about
-/// `i` times `step_bytes`.
+/// Faults on pages in the pool and on devices, by how much had been evicted since the page had: entry `i` counts those
+/// with about `i` times `step_bytes`.
 #[derive(Debug, Clone, Serialize)]
 pub struct Refaults {
     /// A 16th of the limit.
