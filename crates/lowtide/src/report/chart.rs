@@ -147,7 +147,8 @@ impl Chart<'_> {
                     path class="axis" d={ "M" (LEFT) " " (TOP) "V" (bottom) "H" (WIDTH - RIGHT) } {}
                     @for tick in ticks(x.from, x.to, self.x_binary) {
                         path class="axis" d={ "M" (tenth(x.at(tick))) " " (bottom) "v4" } {}
-                        text class="tick" x=(tenth(x.at(tick))) y=(bottom + 17.0) text-anchor="middle" { ((self.x_show)(tick)) }
+                        @let anchor = if x.at(tick) > WIDTH - 3.0 * RIGHT { "end" } else { "middle" };
+                        text class="tick" x=(tenth(x.at(tick))) y=(bottom + 17.0) text-anchor=(anchor) { ((self.x_show)(tick)) }
                     }
                     text class="name" x=(middle) y=(HEIGHT - 8.0) text-anchor="middle" { (self.x_name) }
                     text class="name" transform={ "translate(13 " (TOP + (bottom - TOP) / 2.0) ") rotate(-90)" } text-anchor="middle" {
@@ -155,7 +156,7 @@ impl Chart<'_> {
                     }
                 }
                 figcaption {
-                    @for layer in layers.iter().rev() {
+                    @for layer in layers.iter().rev().filter(|layer| layer.values.iter().any(|value| *value > 0.0)) {
                         span class="key" { span class={ "swatch " (layer.class) } {} (layer.name) }
                     }
                     @for curve in lines { span class="key" { span class={ "stroke " (curve.class) } {} (curve.name) } }

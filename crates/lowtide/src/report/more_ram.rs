@@ -92,7 +92,7 @@ pub fn section(report: &Report<'_>) -> Markup {
                 "of which this run knows nothing."
             }
             h3 { "Time of the run" }
-            (chart("Predicted time of the run by RAM", "seconds", |y| format!("{y} s")).stacked(&[], &times))
+            (chart("Predicted time of the run by RAM", "seconds", |y| format!("{} s", units::plain(y))).stacked(&[], &times))
             h3 { "Faults on pages that had been stored" }
             (chart("Predicted faults by RAM", "faults in the run", units::count).stacked(&faults, &[]))
             table id="predictions" {

@@ -70,7 +70,7 @@ fn waiting(samples: &[Sample]) -> Markup {
     html! {
         p {
             "How much of the time faults were being served: 100 % is one thread that always waits; several threads that wait "
-            "add up."
+            "add up. Before and after that the kernel changes from thread to thread, which can take as long again."
         }
         (time_chart("Share of time waiting", &xs, "% of the time", |y| format!("{y:.0} %"), false).stacked(&layers, &[]))
     }
@@ -96,7 +96,7 @@ fn time_chart<'a>(title: &'a str, xs: &'a [f64], y_name: &'a str, y_show: fn(f64
         x_name: "seconds since the start",
         y_name,
         xs,
-        x_show: |x| format!("{x} s"),
+        x_show: |x| format!("{} s", units::plain(x)),
         y_show,
         y_binary,
         x_binary: false,

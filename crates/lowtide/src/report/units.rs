@@ -11,10 +11,17 @@ pub fn bytes(bytes: u64) -> String {
 pub fn about_bytes(bytes: f64) -> String {
     let mib = bytes / 1048576.0;
     match mib {
+        0.0 => "0".to_owned(),
         ..10.0 => format!("{mib:.1} MiB"),
         ..10240.0 => format!("{mib:.0} MiB"),
         _ => format!("{:.1} GiB", mib / 1024.0),
     }
+}
+
+/// `0.6`, without what is left over of a calculation.
+pub fn plain(value: f64) -> String {
+    let text = format!("{value:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 /// `1.5 s`, `20 ms`, `3 µs`.
@@ -56,6 +63,7 @@ mod tests {
     #[test]
     fn figures_are_short_and_have_units() {
         assert_eq!([0.0000034, 0.02, 1.5, 75.0, 7200.0].map(seconds), ["3.4 µs", "20 ms", "1.5 s", "75 s", "120 min"]);
+        assert_eq!([0.0, 0.1 + 0.2, 40.0].map(plain), ["0", "0.3", "40"]);
         assert_eq!([0.0, 9999.0, 12345.0, 5.6e6].map(count), ["0", "9999", "12.3 k", "5.60 M"]);
         assert_eq!(
             (percent(1.0, 3.0), percent(0.5, 100.0), percent(1.0, 0.0)),

@@ -200,9 +200,12 @@ impl Observed {
         let (_, pool) = self.places(self.limit);
         let mut faults = [0.0; 2];
         let step = self.limit / EPOCHS_A_LIMIT as f64;
+        // Nothing is deeper than all that is out. (Ages are counted modulo their number.)
+        let deepest = self.in_pool + self.on_device;
         for (age, depth) in self.depths().into_iter().enumerate() {
             // A step's faults are spread over its width.
             let half = step / 2.0 * if age == 0 { 0.6 } else { 1.0 };
+            let depth = depth.min((deepest - half).max(half));
             let above = |edge: f64| ((depth + half - edge) / (2.0 * half)).clamp(0.0, 1.0);
             let missed = above(kept);
             // On a device because the pool was full, not because it did not compress: deeper than what the pool had.
