@@ -58,7 +58,8 @@ def check(metrics: str, prometheus: str) -> None:
     wait_for("metrics", lambda: fetch(f"http://{metrics}/metrics"))
     text = fetch(f"http://{metrics}/metrics")
     # promtool reads the older text format, in which the name of a counter is that of its sample, and nothing is said of units.
-    older = re.sub(rb"(?m)^# (HELP|TYPE) (\S+)", rename(text), text)
+    text_of_infos = re.sub(rb"(?m)^(# TYPE \S+) info", rb"\1 gauge", text)
+    older = re.sub(rb"(?m)^# (HELP|TYPE) (\S+)", rename(text), text_of_infos)
     older = b"\n".join(line for line in older.splitlines() if not line.startswith((b"# UNIT", b"# EOF"))) + b"\n"
     found = subprocess.run(["promtool", "check", "metrics"], input=older, capture_output=True)
     if found.returncode != 0:

@@ -113,7 +113,7 @@ fn split_unit(name: &str, shape: Shape) -> (String, Option<Unit>) {
     (name.to_owned(), (shape == Shape::Bytes).then_some(Unit::Bytes))
 }
 
-/// A text of several lines of source as one, without its full stop: the encoder adds one.
+/// A text of several lines of source as one, without its full stop.
 fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ").trim_end_matches('.').to_owned()
 }

@@ -204,7 +204,7 @@ impl Histogram {
         let service_ns: u64 = totals(segment).service_ns.iter().map(|ns| ns.load(Ordering::Relaxed)).sum();
         let octaves = latencies.chunks(8).enumerate();
         let bound =
-            |i: usize| if (i + 1) * 8 < LATENCY_BUCKETS { latency_floor_ns((i + 1) * 8) as f64 / 1e9 } else { f64::MAX };
+            |i: usize| if (i + 1) * 8 < LATENCY_BUCKETS { latency_floor_ns((i + 1) * 8) as f64 / 1e9 } else { f64::INFINITY };
         Histogram {
             sum_seconds: service_ns as f64 / 1e9,
             count: latencies.iter().sum(),
