@@ -106,6 +106,8 @@ impl Observed {
         for pair in samples.windows(2) {
             let (then, now) = (&pair[0], &pair[1]);
             let weight = real(now.refaults().saturating_sub(then.refaults()));
+            // What was held at the end went with the program.
+            let now = if now.stored_pages < then.stored_pages / 2 { then } else { now };
             let device = real(now.device_pages) * PAGE;
             weights += weight;
             observed.resident += weight * real(now.resident());
