@@ -12,7 +12,7 @@ FUZZ_FLAGS := -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
 FAULTS := $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide --features faults --test faults
 
 .PHONY: build demo test model miri fuzz faults soak overhead forktime table picture programs header crate deb test-deb deny wheel test-python lab race fmt \
-	links lint clean setup help
+	report prometheus pictures watching links lint clean setup help
 
 build: ## target/release/lowtide: one file, the agent inside
 	$(CARGO) build --release
@@ -50,6 +50,20 @@ overhead: setup build ## what lowtide costs below the limit
 
 forktime: setup build ## how long a fork takes, of a parent of which half is out
 	$(PYTHON) tests/fork_time.py
+
+report: setup build ## what --report predicts for more RAM, against runs with that much
+	$(PYTHON) tests/report_check.py
+
+prometheus: setup build ## a real Prometheus scrapes a run, and answers what the dashboard asks
+	@tests/setup.sh prometheus
+	$(PYTHON) tests/prometheus_check.py
+
+pictures: setup build ## reports in a browser: light, dark and printed, as pictures in target/pictures
+	@tests/setup.sh browser
+	$(PYTHON) tests/report_pictures.py
+
+watching: setup build ## what --report and --metrics cost the run: wake-ups and CPU time
+	$(PYTHON) tests/watching_cost.py
 
 table: setup build ## the table of the README
 	$(PYTHON) tests/table.py

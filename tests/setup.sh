@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what building, testing and the demonstration need, and nothing that is there already. With a word, also what else that needs: race, wheel, picture, deb, test-deb, deny.
+# Installs what building, testing and the demonstration need, and nothing that is there already. With a word, also what else that needs: race, wheel, picture, deb, test-deb, deny,
+# prometheus, browser.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
@@ -30,8 +31,10 @@ need strace strace
 need pkg-config pkg-config
 need c++ g++
 for_what=${1:-}
-case $for_what in '' | race | wheel | picture | deb | test-deb | deny) ;; *) fail "\`$for_what\`? There are: race, wheel, picture, deb, test-deb, deny" ;; esac
+case $for_what in '' | race | wheel | picture | deb | test-deb | deny | prometheus | browser) ;; *) fail "\`$for_what\`? There are: race, wheel, picture, deb, test-deb, deny, prometheus, browser" ;; esac
 if [ "$for_what" = picture ]; then need tmux tmux; fi
+if [ "$for_what" = prometheus ]; then need prometheus prometheus; fi
+if [ "$for_what" = browser ]; then need chromium chromium; fi
 if [ "$for_what" = race ]; then
 	need sort coreutils
 	need node nodejs
@@ -55,6 +58,7 @@ python_for_venv() {
 	done
 }
 has_numpy() { "$target/venv/bin/python" -c 'import numpy' 2>/dev/null; }
+has_reader() { "$target/venv/bin/python" -c 'import prometheus_client' 2>/dev/null; }
 has_numpy || [ -n "$(python_for_venv)" ] || packages+=(python3 python3-venv)
 
 if [ ${#packages[@]} -gt 0 ]; then
@@ -78,6 +82,10 @@ if ! has_numpy; then
 	mkdir -p "$target"
 	"$(python_for_venv)" -m venv --clear "$target/venv"
 	"$target/venv/bin/pip" install --quiet --disable-pip-version-check 'numpy>=1.26,<3' </dev/null
+fi
+if ! has_reader; then
+	say "adding prometheus_client to $target/venv"
+	"$target/venv/bin/pip" install --quiet --disable-pip-version-check 'prometheus_client>=0.20,<1' </dev/null
 fi
 if [ "$for_what" = race ] && ! "$target/venv/bin/python" -c 'import duckdb' 2>/dev/null; then
 	say "adding duckdb to $target/venv"

@@ -218,7 +218,7 @@ impl Operation<'_> {
                 None | Some(Errno::EXIST) => {
                     self.leave(self, frame, if p.error.is_none() { memory } else { Memory::Stays });
                     self.map.set(page, Word::None);
-                    self.mark_loaded(page, false);
+                    self.mark_loaded(page, None);
                     self.budget.add_pages(isize::from(p.error.is_none()));
                     self.uffd().wake(at, PAGE_SIZE);
                 }

@@ -27,7 +27,7 @@ impl Operation<'_> {
                     && slot.compare_exchange(word.bits(), 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
                 {
                     self.forget(&lock, word);
-                    self.mark_loaded(page, false);
+                    self.mark_loaded(page, None);
                 }
             });
         }

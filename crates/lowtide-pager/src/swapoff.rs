@@ -281,11 +281,11 @@ impl Operation<'_> {
         match progress.error {
             None => {
                 self.arrived(1);
-                Brought::In(self.loaded(page, entry.raw(), false).and_then(Entry::from_raw))
+                Brought::In(self.loaded(page, entry.raw(), None).and_then(Entry::from_raw))
             }
             // Stale: what is in memory is newer.
             Some(Errno::EXIST) => {
-                let old = self.loaded(page, entry.raw(), false).and_then(Entry::from_raw);
+                let old = self.loaded(page, entry.raw(), None).and_then(Entry::from_raw);
                 self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE);
                 Brought::In(old)
             }

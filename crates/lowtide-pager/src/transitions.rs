@@ -8,15 +8,11 @@ use lowtide_core::vm::PAGE_SIZE;
 
 use crate::pagemap::{Mark, Word};
 use crate::pager::{MayChange, Pager, add};
-use crate::segment::REFAULT_DISTANCES;
+use crate::segment::{EPOCHS_A_LIMIT, FaultKind};
 use crate::staging::Memory;
 
-/// Epochs in which as many pages are evicted as the limit has.
-const EPOCHS_A_TURN: usize = 16;
-/// Ages in epochs up to which a page has come back soon, ...
+/// Age in epochs up to which a page has come back soon.
 const SOON: u8 = 1;
-/// ... and up to which it is counted as a refault of each distance.
-const REFAULT_AGES: [u8; REFAULT_DISTANCES - 1] = [SOON, EPOCHS_A_TURN as u8 / 4, EPOCHS_A_TURN as u8];
 
 impl Pager {
     /// Lets go of what a word stood for that stands for it no more.
@@ -76,22 +72,23 @@ impl Pager {
         }
     }
 
-    /// Marks a page that is in memory again, from the store; `missed`: a thread waited for it.
-    pub(crate) fn mark_loaded(&self, page: usize, missed: bool) {
+    /// Marks a page that is in memory again, from the store; `missed`: a thread waited for it, and where it was.
+    pub(crate) fn mark_loaded(&self, page: usize, missed: Option<FaultKind>) {
         let Some(mark) = self.map.mark(page) else { return };
         let was = Mark::from_bits(mark.load(Ordering::Relaxed));
         let age = was.age(self.epoch());
-        let now = if missed && age <= SOON { was.came_back_soon() } else { Mark::default() };
+        let now = if missed.is_some() && age <= SOON { was.came_back_soon() } else { Mark::default() };
         mark.store(now.bits(), Ordering::Relaxed);
-        if missed {
-            let distance = REFAULT_AGES.iter().position(|most| age <= *most).unwrap_or(REFAULT_AGES.len());
-            add(&self.counters().refaults[distance], 1);
+        match missed {
+            Some(FaultKind::Pool) => add(&self.counters().refaults_pool[age as usize], 1),
+            Some(FaultKind::Device) => add(&self.counters().refaults_device[age as usize], 1),
+            _ => {}
         }
     }
 
     /// Counts a 16th of what is in memory being evicted as one epoch; of the low bits only.
     pub(crate) fn epoch(&self) -> u8 {
-        let part = (self.budget.asked() as usize / PAGE_SIZE / EPOCHS_A_TURN).max(1) as u64;
+        let part = (self.budget.asked() as usize / PAGE_SIZE / EPOCHS_A_LIMIT).max(1) as u64;
         (self.counters().evictions_pages.load(Ordering::Relaxed) / part) as u8
     }
 

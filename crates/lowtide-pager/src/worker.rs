@@ -5,6 +5,7 @@ use lowtide_core::store::{Page, Scratch};
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
 
+use crate::segment::FaultKind;
 use crate::uffd::{MOST_READ, Uffd};
 
 /// Pages that are loaded and installed at a time: bounds a worker's buffer and how long the space lock is shared.
@@ -22,6 +23,8 @@ pub struct Worker {
     in_hand: ArrayVec<usize, MOST_READ>,
     /// See [`Worker::has_waited`].
     waited: bool,
+    /// The kind of the fault that it served last.
+    pub(crate) counted: Option<FaultKind>,
 }
 
 impl Worker {
@@ -37,6 +40,7 @@ impl Worker {
             to_wake: ArrayVec::new(),
             in_hand: ArrayVec::new(),
             waited: false,
+            counted: None,
         })
     }
 

@@ -73,6 +73,11 @@ pub enum Command {
         /// Of `lowtide run`, or of any process of the run [default: all runs]
         pid: Option<u32>,
     },
+    /// Print the statistics of a run as OpenMetrics text
+    Metrics {
+        /// Of `lowtide run`, or of any process of the run [default: the only run of this user]
+        pid: Option<u32>,
+    },
     /// Set another RAM limit
     #[command(
         long_about = "Set another RAM limit of a run. A higher one holds at once and brings nothing in by force. A lower one makes the \
@@ -165,13 +170,17 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
 
-    /// Write a self-contained report with plots (not built yet)
-    #[arg(long, value_name = "FILE.html", hide = true)]
+    /// Write a page about the run that needs nothing else: what happened over time, what more RAM would bring, advice
+    #[arg(long, value_name = "FILE.html")]
     pub report: Option<PathBuf>,
 
-    /// Serve Prometheus text on this loopback address (not built yet)
-    #[arg(long, value_name = "ADDR", hide = true)]
+    /// Serve the statistics as OpenMetrics text (for Prometheus) while the program runs: 127.0.0.1:PORT, [::1]:PORT or unix:PATH
+    #[arg(long, value_name = "ADDR")]
     pub metrics: Option<String>,
+
+    /// Let --metrics name an address that other machines can reach
+    #[arg(long, requires = "metrics")]
+    pub metrics_anywhere: bool,
 
     /// No summary line
     #[arg(long, conflicts_with = "verbose")]

@@ -16,6 +16,8 @@ mod error;
 mod launch;
 mod live;
 mod machine;
+mod metrics;
+mod output_file;
 mod own_threads;
 mod pages;
 mod peer;
@@ -23,11 +25,12 @@ mod plan;
 mod privilege;
 mod probe;
 mod program;
+mod report;
 mod run;
+mod series;
 mod shared;
 mod signals;
 mod stats;
-mod stats_file;
 mod supervise;
 mod swap_file;
 mod swap_name;
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
             Command::Ps => client::ps(),
             Command::Stat(args) => client::stat(&args),
             Command::Top { pid } => top::top(pid),
+            Command::Metrics { pid } => client::metrics(pid),
             Command::Limit { pid, size, no_wait } => client::change::limit(pid, &size, !no_wait),
             Command::Reclaim { pid, size } => client::change::reclaim(pid, &size),
             Command::Swapon { pid, spec } => client::change::swapon(pid, &spec),

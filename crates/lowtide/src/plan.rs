@@ -3,9 +3,10 @@
 use crate::args::RunArgs;
 use crate::error::Failure;
 use crate::machine;
+use crate::metrics::Listening;
+use crate::output_file::OutputFile;
 use crate::program;
 use crate::size;
-use crate::stats_file::StatsFile;
 use crate::swap_spec::{self, Swap};
 use lowtide_pager::segment;
 use std::ffi::OsString;
@@ -35,7 +36,11 @@ pub struct Plan {
     /// Say what happens.
     pub verbose: bool,
     /// Where the statistics go.
-    pub stats: Option<StatsFile>,
+    pub stats: Option<OutputFile>,
+    /// Where the report goes.
+    pub report: Option<OutputFile>,
+    /// Where metrics are served.
+    pub metrics: Option<Listening>,
     /// The file to execute.
     pub path: PathBuf,
     /// Program name and arguments as given.
@@ -47,12 +52,6 @@ pub struct Plan {
 impl Plan {
     /// Reads the options; the error is the first thing that is wrong.
     pub fn new(args: RunArgs) -> Result<Plan, Failure> {
-        if args.report.is_some() {
-            return Err(Failure::not_built("--report"));
-        }
-        if args.metrics.is_some() {
-            return Err(Failure::not_built("--metrics"));
-        }
         let usable = machine::ram_usable();
         let mut warnings = Vec::new();
 
@@ -94,9 +93,36 @@ impl Plan {
             return Err(Failure::usage("no program is given: add it, like `lowtide run --ram 512M python3 big.py`"));
         };
         let path = program::find(name)?;
-        let stats = args.stats.as_deref().map(StatsFile::open).transpose()?;
+        let stats = args.stats.as_deref().map(|path| OutputFile::open("--stats", path)).transpose()?;
+        let report = args.report.as_deref().map(|path| OutputFile::open("--report", path)).transpose()?;
+        let metrics = args.metrics.as_deref().map(|address| Listening::new(address, args.metrics_anywhere)).transpose()?;
         let (quiet, verbose) = (args.quiet, args.verbose);
-        Ok(Plan { ram, pool, pool_given, swap, codec, codec_level, when_full, quiet, verbose, stats, path, argv, warnings })
+        Ok(Plan {
+            ram,
+            pool,
+            pool_given,
+            swap,
+            codec,
+            codec_level,
+            when_full,
+            quiet,
+            verbose,
+            stats,
+            report,
+            metrics,
+            path,
+            argv,
+            warnings,
+        })
+    }
+
+    /// The codec as `--codec` names it.
+    pub fn codec_name(&self) -> String {
+        match (self.codec, self.codec_level) {
+            (segment::CODEC_LZ4, _) => "lz4".to_owned(),
+            (_, 0) => "zstd".to_owned(),
+            (_, level) => format!("zstd:{level}"),
+        }
     }
 
     /// Takes the swap files with names, whose content is lost then: to be called when nothing else can refuse the run any more.

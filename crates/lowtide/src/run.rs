@@ -7,14 +7,17 @@ use crate::control::Control;
 use crate::error::{Failure, say};
 use crate::launch::launch;
 use crate::live::Live;
+use crate::metrics::{self, Desk};
 use crate::plan::Plan;
 use crate::probe::{self, Probe};
+use crate::report::Report;
+use crate::series::Series;
 use crate::shared::Shared;
 use crate::signals::Signals;
 use crate::size;
 use crate::stats::Stats;
-use crate::supervise::supervise;
-use lowtide_pager::segment::{BROKER_FOLLOWS, CODEC_LZ4, ENV_SEGMENT};
+use crate::supervise::{Onlookers, supervise};
+use lowtide_pager::segment::{BROKER_FOLLOWS, ENV_SEGMENT};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -50,9 +53,28 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
         Failure::failed(format!("can't become the parent of orphans among the program's children ({error})"))
     })?;
     let alone = !ancestry::has_children();
+    let mut onlookers = Onlookers { series: plan.report.as_ref().map(|_| Series::default()), ..Onlookers::default() };
+    let asker = match &plan.metrics {
+        None => None,
+        Some(_) => {
+            let (desk, asker) = Desk::new().map_err(|error| {
+                Failure::failed(format!("no descriptor can be made ({}); see `ulimit -n`", probe::text(error)))
+            })?;
+            onlookers.desk = Some(desk);
+            Some(asker)
+        }
+    };
     let child = launch(&plan, &shared, inherited)?;
+    if let (Some(listening), Some(asker)) = (&plan.metrics, asker) {
+        match metrics::start(listening, asker) {
+            // A port that the kernel chose is known by nobody.
+            Ok(()) if plan.verbose || listening.has_chosen_port() => say(&format!("metrics at {}", listening.shown())),
+            Ok(()) => {}
+            Err(error) => say(&format!("warning: the metrics can't be served: {error}")),
+        }
+    }
     let run = Live::new(&mut plan, &shared);
-    let outcome = supervise(run, &mut broker, &mut control, &signals, child, alone);
+    let outcome = supervise(run, &mut broker, &mut control, &signals, child, alone, onlookers);
     // Nobody is to find a run that is over.
     drop(control);
 
@@ -62,6 +84,12 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
             serde_json::to_string_pretty(&stats).map_err(std::io::Error::from).and_then(|text| file.write(&(text + "\n")));
         if let Err(error) = written {
             say(&format!("warning: the statistics can't be written: {error}"));
+        }
+    }
+    if let (Some(file), Some(series)) = (plan.report.take(), &outcome.series) {
+        let report = Report::new(&plan, &stats, shared.segment(), series, outcome.code);
+        if let Err(error) = file.write(&report.page()) {
+            say(&format!("warning: the report can't be written: {error}"));
         }
     }
     if !plan.quiet {
@@ -102,11 +130,7 @@ fn settings_path(origin: &OsStr) -> PathBuf {
 
 /// What was understood, for `--verbose`: lines.
 fn describe(plan: &Plan) -> Vec<String> {
-    let codec = match (plan.codec, plan.codec_level) {
-        (CODEC_LZ4, _) => "lz4".to_owned(),
-        (_, 0) => "zstd".to_owned(),
-        (_, level) => format!("zstd:{level}"),
-    };
+    let codec = plan.codec_name();
     let (ram, pool) = (size::show(plan.ram), size::show(plan.pool));
     let swap = if plan.swap.is_empty() { ", swap: compressed RAM only" } else { "" };
     let mut lines = vec![format!("{}: ram {ram}, pool up to {pool} ({codec}){swap}", plan.path.display())];

@@ -5,7 +5,9 @@ use crate::broker::Broker;
 use crate::control::Control;
 use crate::error::{self, say};
 use crate::live::Live;
+use crate::metrics::Desk;
 use crate::own_threads::OwnThreads;
+use crate::series::Series;
 use crate::signals::Signals;
 use crate::tree;
 use lowtide_pager::segment::{MAX_WARNINGS, Segment};
@@ -32,6 +34,8 @@ pub struct Outcome<'a> {
     pub managed: bool,
     /// From the start of the program to its end.
     pub elapsed: Duration,
+    /// What it did over time, if that was asked for.
+    pub series: Option<Series>,
 }
 
 /// How waiting for the program went.
@@ -43,8 +47,18 @@ enum Waited {
     Ended(u8),
 }
 
+/// Who wants to know what the run does.
+#[derive(Default)]
+pub struct Onlookers {
+    /// Threads that serve metrics.
+    pub desk: Option<Desk>,
+    /// The report.
+    pub series: Option<Series>,
+}
+
 struct Supervisor<'a> {
     run: Live<'a>,
+    onlookers: Onlookers,
     own_memory_at: Option<Instant>,
     said_unmanaged: bool,
     own_threads: OwnThreads,
@@ -59,16 +73,22 @@ pub fn supervise<'a>(
     signals: &Signals,
     child: libc::pid_t,
     alone: bool,
+    onlookers: Onlookers,
 ) -> Outcome<'a> {
     let (shared, started) = (run.shared, run.started);
-    let mut this = Supervisor { run, own_memory_at: None, said_unmanaged: false, own_threads: OwnThreads::default() };
+    let mut this =
+        Supervisor { run, onlookers, own_memory_at: None, said_unmanaged: false, own_threads: OwnThreads::default() };
     let mut last_look = started;
     this.look();
     let mut ended = None;
     loop {
         let tick = if this.run.tree.is_crowded() { SHORT_TICK } else { TICK };
-        sleep(signals, broker, control, tick.saturating_sub(last_look.elapsed()));
+        sleep(signals, broker, control, this.onlookers.desk.as_ref(), tick.saturating_sub(last_look.elapsed()));
+        this.run.wakeups += 1;
         broker.serve(shared);
+        if let Some(desk) = &this.onlookers.desk {
+            desk.serve(|| this.run.metrics());
+        }
         control.serve(&mut this.run);
         while let Some(signal) = signals.next() {
             // What the kernel sends (^C, ^Z, hang-up) went to the whole process group, and the program is in it.
@@ -128,7 +148,10 @@ pub fn supervise<'a>(
     };
     this.check_managed();
     let managed = !this.run.tree.pids().is_empty();
-    Outcome { code, run: this.run, managed, elapsed }
+    if let Some(series) = &mut this.onlookers.series {
+        series.finish(&this.run, elapsed);
+    }
+    Outcome { code, run: this.run, managed, elapsed, series: this.onlookers.series }
 }
 
 impl Supervisor<'_> {
@@ -140,6 +163,9 @@ impl Supervisor<'_> {
             self.own_memory_at = Some(Instant::now());
         }
         self.run.look();
+        if let Some(series) = &mut self.onlookers.series {
+            series.look(&self.run);
+        }
         if let Some(pid) = self.own_threads.ended(segment) {
             let text = format!(
                 "one of lowtide's threads in process {pid} was ended (by a system call filter, a debugger?): its memory can't be served"
@@ -187,12 +213,13 @@ fn clean(text: &[u8]) -> String {
 }
 
 /// Until a signal, a question or a client comes or the time is over.
-fn sleep(signals: &Signals, broker: &Broker, control: &Control, time: Duration) {
+fn sleep(signals: &Signals, broker: &Broker, control: &Control, desk: Option<&Desk>, time: Duration) {
     let timeout = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
     // Interrupted or not, the caller looks at everything again.
     let mut polled = vec![PollFd::new(signals, PollFlags::IN)];
     polled.extend(broker.waits_for().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
     polled.extend(control.waits_for().map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
+    polled.extend(desk.map(|desk| PollFd::from_borrowed_fd(desk.waits_for(), PollFlags::IN)));
     let _ = rustix::event::poll(&mut polled, Some(&timeout));
 }
 

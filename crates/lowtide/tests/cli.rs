@@ -113,6 +113,7 @@ fn help_and_version() {
         ("completions zsh", &["#compdef lowtide", "swapoff", "--when-full"]),
         ("completions fish", &["complete -c lowtide", "swapoff", "when-full"]),
         ("stat --help", &["--json", "--watch"]),
+        ("man run", &["report", "metrics"]),
     ] {
         let output = with(line, Path::new(""));
         let text = String::from_utf8_lossy(&output.stdout);
@@ -162,8 +163,8 @@ fn bad_usage() {
     refused("run --ram 64M --frob true", 2, &["--frob", "--help"]);
     refused("run --ram 64M --ram 65M -- true", 2, &["--ram", "twice"]);
     refused("run --ram 64M --quiet --verbose -- true", 2, &["--quiet", "--verbose"]);
-    refused("run --ram 64M --report x.html -- true", 2, &["--report", "not built yet"]);
-    refused("run --ram 64M --metrics 127.0.0.1:1 -- true", 2, &["--metrics", "not built yet"]);
+    refused("run --ram 64M --report /nonexistent/x.html -- true", 2, &["--report", "can't be written"]);
+    refused("run --ram 64M --metrics 192.0.2.1:1 -- true", 2, &["--metrics", "--metrics-anywhere"]);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use super::{Again, Served, Try};
 use crate::line::Line;
 use crate::pagemap::Word;
 use crate::pager::{Operation, Pager, add};
+use crate::segment::FaultKind;
 use crate::uffd::Wake;
 use crate::worker::{BATCH, Worker};
 
@@ -34,6 +35,12 @@ struct Bytes {
     missing: u64,
     /// Why the first one could not, for which a thread waits.
     lost: Option<(Entry, StoreError)>,
+}
+
+impl Bytes {
+    fn kind(&self) -> FaultKind {
+        if self.from_device { FaultKind::Device } else { FaultKind::Pool }
+    }
 }
 
 impl Operation<'_> {
@@ -88,6 +95,7 @@ impl Operation<'_> {
             return Batch { served: if wanted { Err(Again::Changed) } else { Ok(Served::Done) }, end: first };
         }
         let bytes = self.load_claimed(first, &claimed, wanted, worker);
+        let missed = wanted.then(|| bytes.kind());
         let mut freed: Claimed = ArrayVec::new();
         let (mut installed, mut most) = (0, BATCH);
         let mut error = None;
@@ -123,7 +131,7 @@ impl Operation<'_> {
                 let progress = unsafe { self.uffd().copy(p * PAGE_SIZE, buffer[i].as_ptr(), run * PAGE_SIZE, Wake::Later) };
                 let done = progress.done / PAGE_SIZE;
                 worker.installed(p, p + done);
-                freed.extend((i..i + done).filter_map(|j| self.loaded(first + j, claimed[j], wanted && j == 0)));
+                freed.extend((i..i + done).filter_map(|j| self.loaded(first + j, claimed[j], missed.filter(|_| j == 0))));
                 installed += done;
                 self.arrived(done);
                 i += done;
@@ -132,7 +140,7 @@ impl Operation<'_> {
                     Some(Errno::AGAIN) if done > 0 => {}
                     Some(Errno::EXIST) => {
                         // Stale: what is in memory is newer.
-                        freed.extend(self.loaded(first + i, claimed[i], wanted && i == 0));
+                        freed.extend(self.loaded(first + i, claimed[i], missed.filter(|_| i == 0)));
                         self.uffd().wake((first + i) * PAGE_SIZE, PAGE_SIZE);
                         i += 1;
                     }
@@ -149,7 +157,7 @@ impl Operation<'_> {
         add(&c.pages_in, installed);
         add(&c.read_ahead_pages, installed.saturating_sub(usize::from(wanted)));
         if wanted {
-            add(if bytes.from_device { &c.faults_device } else { &c.faults_pool }, 1);
+            self.count(bytes.kind(), worker);
         }
         if let Some((entry, why)) = bytes.lost {
             return Batch { served: Err(Again::Lost(entry, why)), end: first };
@@ -222,8 +230,8 @@ impl Operation<'_> {
     }
 
     /// A claimed page is in memory: its word goes, and its copy in the store, if that is not kept. `missed`: a thread
-    /// waits for it. Returns the raw entry to free.
-    pub(crate) fn loaded(&self, page: usize, raw: u64, missed: bool) -> Option<u64> {
+    /// waits for it, and where it was. Returns the raw entry to free.
+    pub(crate) fn loaded(&self, page: usize, raw: u64, missed: Option<FaultKind>) -> Option<u64> {
         let kept = Entry::from_raw(raw).filter(|e| self.store().keep_cached(*e));
         let word = kept.map_or(Word::None, |e| Word::Clean(e.raw()));
         // By compare-and-swap: after an mremap there and back two monitors may have claimed the same entry; one of them frees it.

@@ -18,7 +18,7 @@ use crate::evict::Evicted;
 use crate::pagemap::Word;
 use crate::pager::{Operation, Pager, add};
 use crate::patience::{IN_HAND_SECONDS, NO_MEMORY_SECONDS, Patience};
-use crate::segment::latency_bucket;
+use crate::segment::{FaultKind, latency_bucket};
 use crate::space::Shared;
 use crate::stream::Window;
 use crate::uffd::Wake;
@@ -58,6 +58,7 @@ impl Pager {
         if (self.budget.at_limit() || self.budget.is_coming_down()) && self.evict_for_fault(worker) == Evicted::Some {
             add(&counters.evictions_direct, 1);
         }
+        worker.counted = None;
         let served = self.serve(addr, worker);
         // Before the thread is woken, which may run in place of this one from then on.
         let now = now_ns();
@@ -65,6 +66,9 @@ impl Pager {
         proc.latency[latency_bucket(took)].fetch_add(1, Ordering::Relaxed);
         counters.stall_some_us.fetch_add((now - start) / 1000, Ordering::Relaxed);
         counters.latency_max_ns.fetch_max(took, Ordering::Relaxed);
+        if let Some(kind) = worker.counted {
+            counters.service_ns[kind as usize].fetch_add(took, Ordering::Relaxed);
+        }
         served
     }
 
@@ -130,6 +134,12 @@ impl Pager {
 }
 
 impl Operation<'_> {
+    /// Counts a fault, and remembers its kind until its time is known.
+    fn count(&self, kind: FaultKind, worker: &mut Worker) {
+        add(self.counters().faults(kind), 1);
+        worker.counted = Some(kind);
+    }
+
     /// Serves a fault as the page's word says.
     fn serve(&self, page: usize, worker: &mut Worker) -> Try {
         match self.map.get(page) {

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use super::{Again, Served, Try};
 use crate::pagemap::Word;
 use crate::pager::{Operation, add};
+use crate::segment::FaultKind;
 use crate::staging::Memory;
 use crate::uffd::{Holes, Wake};
 use crate::worker::Worker;
@@ -114,7 +115,7 @@ impl Operation<'_> {
             _ => {
                 self.loads.advance(window, page, page + done);
                 let c = self.counters();
-                add(&c.faults_staged, 1);
+                self.count(FaultKind::Staged, worker);
                 add(&c.pages_in, done);
                 add(&c.read_ahead_pages, done - 1);
                 add(&c.read_ahead_used, window.used);
@@ -148,7 +149,7 @@ impl Operation<'_> {
         self.staging.left(frame, Memory::Stays);
         self.map.set(page, Word::None);
         self.mark_taken_back(page);
-        add(&self.counters().faults_staged, 1);
+        self.count(FaultKind::Staged, worker);
         add(&self.counters().pages_in, 1);
         Ok(Served::Done)
     }
@@ -160,7 +161,7 @@ impl Operation<'_> {
         if missed {
             self.mark_taken_back(page)
         } else {
-            self.mark_loaded(page, false)
+            self.mark_loaded(page, None)
         }
         self.arrived(1);
     }

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use super::{Again, Served, Try};
 use crate::pagemap::Word;
 use crate::pager::{Operation, Pager, add};
+use crate::segment::FaultKind;
 use crate::stream::MAX_WINDOW;
 use crate::uffd::Wake;
 use crate::worker::{BATCH, Worker};
@@ -18,7 +19,7 @@ impl Operation<'_> {
     /// again since its word was read must not be covered by zeros.
     pub(super) fn touch(&self, page: usize, word: Word, worker: &mut Worker) -> Try {
         if self.map.populate(page).is_err() {
-            return self.touch_without_word(page);
+            return self.touch_without_word(page, worker);
         }
         let lock = self.space.shared();
         let streams = if word == Word::Zero { &self.loads } else { &self.touches };
@@ -77,7 +78,7 @@ impl Operation<'_> {
             return self.failed(page, e);
         }
         let c = self.counters();
-        add(if word == Word::Zero { &c.faults_zero } else { &c.faults_first_touch }, 1);
+        self.count(if word == Word::Zero { FaultKind::Zero } else { FaultKind::FirstTouch }, worker);
         add(&c.read_ahead_pages, installed.saturating_sub(1));
         add(&c.read_ahead_used, window.used);
         streams.advance(window, first, at);
@@ -112,7 +113,7 @@ impl Operation<'_> {
 
     /// There is no memory for the word of a page, so it was never out. Alone, so that nobody gives it one and evicts it meanwhile.
     #[cold]
-    fn touch_without_word(&self, page: usize) -> Try {
+    fn touch_without_word(&self, page: usize, worker: &mut Worker) -> Try {
         let _lock = self.space.exclusive();
         if self.map.slot(page).is_some() {
             return Err(Again::Changed);
@@ -124,7 +125,7 @@ impl Operation<'_> {
             Some(Errno::EXIST) => self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE),
             Some(e) => return self.failed(page, e),
         }
-        add(&self.counters().faults_first_touch, 1);
+        self.count(FaultKind::FirstTouch, worker);
         Ok(Served::Done)
     }
 }
@@ -155,7 +156,7 @@ impl Claims {
     /// Page `p` is in memory. (One that was about to be removed was missing, so its removal is proven.)
     fn done(&self, pager: &Pager, low: usize, p: usize) {
         pager.map.set(p, Word::None);
-        pager.mark_loaded(p, false);
+        pager.mark_loaded(p, None);
         if self.zero[(p - low) / 64] & 1 << ((p - low) % 64) != 0 {
             pager.zero_now.fetch_sub(1, Ordering::Relaxed);
             add(&pager.counters().pages_in, 1);

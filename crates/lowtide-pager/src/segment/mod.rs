@@ -18,14 +18,16 @@ use lowtide_core::store::{FILL_WORDS, FillWord, FillWords, Image, MAX_AREAS};
 use crate::share::Others;
 
 pub use latency::{LATENCY_BUCKETS, latency_bucket, latency_floor_ns};
-pub use process::{AREA_STATES, AreaCounters, AreaGauges, Counters, Proc, REFAULT_DISTANCES, area_state, proc_state};
+pub use process::{
+    AREA_STATES, AreaCounters, AreaGauges, Counters, EPOCHS_A_LIMIT, FaultKind, Proc, REFAULT_AGES, area_state, proc_state,
+};
 pub use settings::*;
 pub use text::{Text, text_state};
 
 /// First word of the settings and of the segment.
 pub const MAGIC: u64 = 0x6c6f_7774_6964_6501;
 /// Layout version; the agent refuses another one.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 /// Processes of one run that can be alive at the same time and be counted.
 pub const MAX_PROCS: usize = 1024;
 /// Kept warnings of a run; later ones are counted only.

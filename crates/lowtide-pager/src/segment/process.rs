@@ -7,12 +7,34 @@ use lowtide_core::store::{AreaState, FillWords, MAX_AREAS};
 
 use super::latency::LATENCY_BUCKETS;
 
-/// Distances of [`Counters::refaults`].
-pub const REFAULT_DISTANCES: usize = 4;
+/// Ages of [`Counters::refaults_pool`]: how many epochs ago a page was evicted. What is older counts as age modulo this number.
+pub const REFAULT_AGES: usize = 64;
+/// Epochs in which as many pages are evicted as the limit has.
+pub const EPOCHS_A_LIMIT: usize = 16;
+
+/// Where the page of a fault was: indices of [`Counters::service_ns`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FaultKind {
+    /// Evicted as zeros.
+    Zero,
+    /// In staging.
+    Staged,
+    /// In the compressed pool.
+    Pool,
+    /// On a device.
+    Device,
+    /// Nowhere: its first touch.
+    FirstTouch,
+}
+
+impl FaultKind {
+    /// All of them, in order.
+    pub const ALL: [FaultKind; 5] =
+        [FaultKind::Zero, FaultKind::Staged, FaultKind::Pool, FaultKind::Device, FaultKind::FirstTouch];
+}
 
 /// Counters of one process image, or of all dead ones. Pages are 4 KiB pages.
 #[repr(C)]
-#[derive(Default)]
 #[allow(missing_docs)] // docs/statistics.md says what they are
 pub struct Counters {
     pub faults_total: AtomicU64,
@@ -53,15 +75,36 @@ pub struct Counters {
     /// Times that a thread slept for the space lock, and nanoseconds that threads waited for it.
     pub space_lock_sleeps: AtomicU64,
     pub space_lock_wait_ns: AtomicU64,
-    /// Pages that came back after so many others had been evicted: less than a 16th of what is in memory, a quarter, all of it, or more.
-    pub refaults: [AtomicU64; REFAULT_DISTANCES],
+    /// Faults on pages in the pool, and on a device, by how many epochs ago the page was evicted ([`EPOCHS_A_LIMIT`]).
+    pub refaults_pool: [AtomicU64; REFAULT_AGES],
+    pub refaults_device: [AtomicU64; REFAULT_AGES],
+    /// Nanoseconds that faults of each [`FaultKind`] took to serve.
+    pub service_ns: [AtomicU64; FaultKind::ALL.len()],
     /// Microseconds in which at least one thread waited for a page.
     pub stall_some_us: AtomicU64,
     /// Longest fault service in nanoseconds.
     pub latency_max_ns: AtomicU64,
 }
 
+impl Default for Counters {
+    fn default() -> Self {
+        // SAFETY: repr(C), every field is an AtomicU64 or an array of them, of which zeros are one.
+        unsafe { core::mem::zeroed() }
+    }
+}
+
 impl Counters {
+    /// The count of faults of a kind.
+    pub fn faults(&self, kind: FaultKind) -> &AtomicU64 {
+        match kind {
+            FaultKind::Zero => &self.faults_zero,
+            FaultKind::Staged => &self.faults_staged,
+            FaultKind::Pool => &self.faults_pool,
+            FaultKind::Device => &self.faults_device,
+            FaultKind::FirstTouch => &self.faults_first_touch,
+        }
+    }
+
     /// Number of counters, for folding them as words.
     pub const WORDS: usize = size_of::<Counters>() / 8;
 

@@ -4,10 +4,12 @@ pub mod change;
 pub mod connection;
 pub mod find;
 pub mod interrupt;
+mod metrics;
 pub mod ps;
 mod stat;
 pub mod swapoff;
 
+pub use metrics::metrics;
 pub use ps::ps;
 pub use stat::stat;
 

@@ -26,6 +26,7 @@ pub fn start(request: Request, run: &mut Live<'_>) -> Reply {
             let value = serde_json::to_value(stats).map_err(|error| Failure::failed(format!("no statistics: {error}")));
             return Reply::Now(value.and_then(said));
         }
+        Request::Metrics => return Reply::Now(said(json!({ "text": run.metrics() }))),
         Request::Has { pid } => {
             let has = ancestry::belongs(pid) == Some(true);
             return Reply::Now(said(json!({ "has": has, "program": run.program })));

@@ -24,6 +24,8 @@ pub enum Request {
     Ps,
     /// The statistics so far.
     Stat,
+    /// The statistics so far, as OpenMetrics text.
+    Metrics,
     /// Whether a process belongs to the run.
     Has {
         /// Which.
@@ -61,7 +63,7 @@ fn yes() -> bool {
 }
 
 /// How each request is named.
-const NAMES: [&str; 8] = ["ps", "stat", "has", "limit", "reclaim", "swapon", "swapoff", "cancel"];
+const NAMES: [&str; 9] = ["ps", "stat", "metrics", "has", "limit", "reclaim", "swapon", "swapoff", "cancel"];
 
 /// Why a line is no request.
 #[derive(Debug, PartialEq, Eq)]

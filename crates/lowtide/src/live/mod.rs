@@ -15,8 +15,11 @@ mod task;
 
 pub use task::{Answer, Step, Task, said};
 
+use crate::metrics;
 use crate::plan::Plan;
+use crate::series::{self, Cost};
 use crate::shared::Shared;
+use crate::stats::{Histogram, Stats};
 use crate::tree::Tree;
 use areas::Areas;
 use limit::Limits;
@@ -42,6 +45,8 @@ pub struct Live<'a> {
     pub opening: bool,
     /// A request to move pages out has not been dealt with: there is place for one.
     pub reclaiming: bool,
+    /// Times that `lowtide run` woke up.
+    pub wakeups: u64,
 }
 
 impl<'a> Live<'a> {
@@ -57,7 +62,15 @@ impl<'a> Live<'a> {
             started: Instant::now(),
             opening: false,
             reclaiming: false,
+            wakeups: 0,
         }
+    }
+
+    /// The statistics of now as OpenMetrics text.
+    pub fn metrics(&self) -> String {
+        let stats = Stats::new(self, self.tree.now(), self.started.elapsed());
+        let cost = Cost { cpu: series::process_cpu(), wakeups: self.wakeups };
+        metrics::text(&stats, Histogram::new(self.shared.segment()), cost)
     }
 
     /// Looks at the tree, and lets the limits follow.

@@ -1,4 +1,4 @@
-//! The file of `--stats`: found unwritable before the program starts, complete or untouched after it ends.
+//! A file that is written at the end (`--stats`, `--report`): found unwritable before the program starts, complete or untouched after it ends.
 
 use crate::error::Failure;
 use rustix::fs::{Access, AtFlags, CWD};
@@ -6,8 +6,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Where the statistics will be written.
-pub enum StatsFile {
+/// Where something will be written at the end.
+pub enum OutputFile {
     /// A new file beside it, renamed over it at the end.
     Replace(PathBuf),
     /// A file in a directory where nothing can be made: emptied and written at the end.
@@ -16,29 +16,29 @@ pub enum StatsFile {
     Append(File),
 }
 
-impl StatsFile {
-    /// Makes sure that `path` can be written; leaves nothing behind.
-    pub fn open(path: &Path) -> Result<StatsFile, Failure> {
+impl OutputFile {
+    /// Makes sure that `path`, which this option names, can be written; leaves nothing behind.
+    pub fn open(option: &str, path: &Path) -> Result<OutputFile, Failure> {
         Self::prepare(path).map_err(|error| {
             let text = error.to_string();
             let why = text.split(" (os error").next().unwrap_or(&text).to_lowercase();
-            Failure::usage(format!("--stats {}: can't be written ({why}): name a file that can", path.display()))
+            Failure::usage(format!("{option} {}: can't be written ({why}): name a file that can", path.display()))
         })
     }
 
-    fn prepare(path: &Path) -> io::Result<StatsFile> {
+    fn prepare(path: &Path) -> io::Result<OutputFile> {
         // A link stays a link: what it points to is replaced. But behind /dev/stdout is a file that others hold open.
         match path.metadata() {
             Ok(meta) if !meta.is_file() || ["/dev", "/proc"].iter().any(|dir| path.starts_with(dir)) => {
-                return Ok(StatsFile::Append(OpenOptions::new().append(true).open(path)?));
+                return Ok(OutputFile::Append(OpenOptions::new().append(true).open(path)?));
             }
             Ok(_) => {
                 let path = path.canonicalize()?;
                 rustix::fs::accessat(CWD, &path, Access::WRITE_OK, AtFlags::EACCESS)?;
                 if Self::try_temporary(&path).is_err() {
-                    return Ok(StatsFile::Rewrite(OpenOptions::new().write(true).open(&path)?));
+                    return Ok(OutputFile::Rewrite(OpenOptions::new().write(true).open(&path)?));
                 }
-                return Ok(StatsFile::Replace(path));
+                return Ok(OutputFile::Replace(path));
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound && !path.is_symlink() => {}
             Err(error) => return Err(error),
@@ -47,7 +47,7 @@ impl StatsFile {
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let path = dir.canonicalize()?.join(name);
         Self::try_temporary(&path)?;
-        Ok(StatsFile::Replace(path))
+        Ok(OutputFile::Replace(path))
     }
 
     fn try_temporary(path: &Path) -> io::Result<()> {
@@ -67,12 +67,12 @@ impl StatsFile {
     /// Writes the whole text.
     pub fn write(self, text: &str) -> io::Result<()> {
         match self {
-            StatsFile::Append(mut file) => file.write_all(text.as_bytes()),
-            StatsFile::Rewrite(mut file) => {
+            OutputFile::Append(mut file) => file.write_all(text.as_bytes()),
+            OutputFile::Rewrite(mut file) => {
                 file.set_len(0)?;
                 file.write_all(text.as_bytes())
             }
-            StatsFile::Replace(path) => {
+            OutputFile::Replace(path) => {
                 let (temporary, mut file) = Self::make_temporary(&path)?;
                 let written = (|| {
                     if let Ok(old) = path.metadata() {
@@ -99,14 +99,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s.json");
         for text in ["{}\n", "[1]\n"] {
-            let file = StatsFile::open(&path).unwrap();
+            let file = OutputFile::open("--stats", &path).unwrap();
             assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), usize::from(path.exists()));
             file.write(text).unwrap();
             assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
         }
         let link = dir.path().join("link");
         std::os::unix::fs::symlink("s.json", &link).unwrap();
-        StatsFile::open(&link).unwrap().write("x").unwrap();
+        OutputFile::open("--stats", &link).unwrap().write("x").unwrap();
         assert!(link.is_symlink());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "x");
     }
@@ -114,14 +114,14 @@ mod tests {
     #[test]
     fn unwritable() {
         for path in ["/nonexistent/x", "/", "", "/proc/version/x"] {
-            assert_eq!(StatsFile::open(Path::new(path)).err().map(|f| f.code), Some(2), "{path}");
+            assert_eq!(OutputFile::open("--stats", Path::new(path)).err().map(|f| f.code), Some(2), "{path}");
         }
     }
 
     #[test]
     fn devices_are_appended_to() {
-        let file = StatsFile::open(Path::new("/dev/null")).unwrap();
-        assert!(matches!(file, StatsFile::Append(_)));
+        let file = OutputFile::open("--stats", Path::new("/dev/null")).unwrap();
+        assert!(matches!(file, OutputFile::Append(_)));
         file.write("{}").unwrap();
     }
 }

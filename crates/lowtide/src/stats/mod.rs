@@ -1,4 +1,10 @@
-//! The statistics of a run: the JSON object of docs/statistics.md and the summary line.
+//! The statistics of a run: the JSON object of docs/statistics.md and the summary line. What they are is in the list, `list.rs`.
+
+pub mod list;
+mod refaults;
+
+pub use list::{Area, Evictions, Faults, Memory, Pages, Work, Writeback};
+pub use refaults::Refaults;
 
 use crate::live::Live;
 use crate::live::areas::{Listed, State};
@@ -6,7 +12,7 @@ use crate::live::processes::{self, Process};
 use crate::size;
 use crate::tree::{AreaNow, Gauges};
 use lowtide_core::store::{AreaState, FillWords};
-use lowtide_pager::segment::{Counters, LATENCY_BUCKETS, Segment, area_state, latency_floor_ns, proc_state};
+use lowtide_pager::segment::{Counters, LATENCY_BUCKETS, Proc, Segment, area_state, latency_floor_ns, proc_state};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -26,15 +32,8 @@ pub struct Stats {
     pub pid: u32,
     pub pids: Vec<u32>,
     pub elapsed_seconds: f64,
-    pub ram_limit: u64,
-    pub ram_now: u64,
-    pub ram_peak: u64,
-    pub resident_bytes: u64,
-    pub own_bytes: u64,
-    pub staged_bytes: u64,
-    pub pool_bytes: u64,
-    pub pool_stored_bytes: u64,
-    pub pool_limit: u64,
+    #[serde(flatten)]
+    pub memory: Memory,
     /// Bytes of the pages in the pool to bytes of their compressed objects, when it held most; 0 if it never held any.
     pub compression_ratio: f64,
     pub pages: Pages,
@@ -43,6 +42,7 @@ pub struct Stats {
     pub work: Work,
     /// Pages that were missed, by how many others had been evicted since they had: up to an 8th of the limit, a quarter, all of it, more.
     pub refaults: Vec<u64>,
+    pub refault_distances: Refaults,
     pub folios: Folios,
     pub writeback: Writeback,
     pub fault_latency_us: Latency,
@@ -55,71 +55,13 @@ pub struct Stats {
     pub warnings: Vec<String>,
 }
 
-/// Pages by what became of them when they left, over the whole run; `on_device` is what is there at the last moment.
-#[derive(Serialize)]
-#[allow(missing_docs)]
-pub struct Pages {
-    pub stored: u64,
-    pub zero: u64,
-    pub same_filled: u64,
-    /// The words that most same-filled pages repeat.
-    pub same_filled_words: Vec<SameFilledWord>,
-    pub incompressible: u64,
-    /// Cold pages that were compressed again with zstd, and by how many bytes they became smaller.
-    pub recompressed: u64,
-    pub recompressed_bytes: u64,
-    pub on_device: u64,
-    /// Pages that came back, read-ahead included.
-    pub loaded: u64,
-}
-
 /// How many pages were filled with a word, at least (exactly, unless there are more than 16 different words).
-#[derive(Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct SameFilledWord {
     /// In hexadecimal, as the processor reads it: `0x` and 16 digits. (JSON readers round large numbers.)
     pub word: String,
     /// How many.
     pub pages: u64,
-}
-
-#[derive(Serialize)]
-#[allow(missing_docs)]
-pub struct Faults {
-    pub total: u64,
-    pub zero: u64,
-    pub staged: u64,
-    pub pool: u64,
-    pub device: u64,
-    pub first_touch: u64,
-    pub read_ahead_pages: u64,
-    pub read_ahead_used: u64,
-}
-
-#[derive(Serialize)]
-#[allow(missing_docs)]
-pub struct Evictions {
-    pub pages: u64,
-    pub clean: u64,
-    pub direct: u64,
-    pub background: u64,
-    pub moved_calls: u64,
-}
-
-/// What lowtide's own threads do, and wait for.
-#[derive(Serialize)]
-pub struct Work {
-    /// CPU that they have had, in the processes that adopted memory.
-    pub cpu_seconds: f64,
-    /// Times that a monitor slept until something came.
-    pub monitor_wakeups: u64,
-    /// Times that it found nothing then, or gave up.
-    pub monitor_wakeups_vain: u64,
-    /// Time in which a thread of the program waited while a monitor detached pages that are not its own.
-    pub staging_ahead_seconds: f64,
-    /// Times that a thread had to sleep for the lock that serving, evicting and following events share.
-    pub space_lock_sleeps: u64,
-    /// For how long.
-    pub space_lock_seconds: f64,
 }
 
 /// By order: the first number is of single pages, the next of pairs, the last of runs of 512 pages.
@@ -129,14 +71,6 @@ pub struct Folios {
     pub whole: Vec<u64>,
     /// Folios that were split because no run of slots of their size was free.
     pub split: Vec<u64>,
-}
-
-#[derive(Serialize)]
-#[allow(missing_docs)]
-pub struct Writeback {
-    pub pages: u64,
-    pub ios: u64,
-    pub bytes: u64,
 }
 
 /// Microseconds of fault service; the percentiles are exact to the 12 % of the histogram's buckets.
@@ -158,33 +92,16 @@ pub struct Stall {
     pub full: Option<f64>,
 }
 
-/// A swap area, with what all processes did there.
-#[derive(Serialize)]
-#[allow(missing_docs)]
-pub struct Area {
-    pub spec: String,
-    pub prio: i32,
-    pub size: u64,
-    /// Bytes of pages that are there, without those that a process has from its parent.
-    pub used: u64,
-    /// `active`, `full`, or `failing` if the latest write of a process failed; `emptying` while it is being taken off, then `off`.
-    pub state: &'static str,
-    pub reads: u64,
-    pub writes: u64,
-    pub read_bytes: u64,
-    pub write_bytes: u64,
-    pub errors: u64,
-}
-
 impl Stats {
     /// The statistics of a run after this time. `gauges`: what is said to be held.
     pub fn new(run: &Live<'_>, gauges: &Gauges, elapsed: Duration) -> Stats {
         let segment = run.shared.segment();
-        let (counters, latency) = totals(segment);
+        let (counters, latency) = (totals(segment), latencies(segment));
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let fullest = run.tree.fullest();
         let in_pool = fullest.now_stored.saturating_sub(fullest.now_on_device) * PAGE;
         let ratio = if fullest.pool_stored > 0 { in_pool as f64 / fullest.pool_stored as f64 } else { 0.0 };
+        let refaults = Refaults::new(&counters, run.limits.ram());
         let areas = run.areas.list().into_iter().map(|area| Area::new(area, gauges)).collect();
         Stats {
             schema: 1,
@@ -192,62 +109,33 @@ impl Stats {
             pid: std::process::id(),
             pids: run.tree.pids().to_vec(),
             elapsed_seconds: rounded(elapsed.as_secs_f64()),
-            ram_limit: run.limits.ram(),
-            ram_now: gauges.ram,
-            ram_peak: of(&segment.ram_peak),
-            resident_bytes: gauges.ram.saturating_sub(gauges.own),
-            own_bytes: gauges.own,
-            staged_bytes: gauges.staged,
-            pool_bytes: gauges.pool,
-            pool_stored_bytes: gauges.pool_stored,
-            pool_limit: run.limits.pool(),
+            memory: Memory {
+                ram_limit: run.limits.ram(),
+                ram_now: gauges.ram,
+                ram_peak: of(&segment.ram_peak),
+                resident_bytes: gauges.ram.saturating_sub(gauges.own),
+                own_bytes: gauges.own,
+                staged_bytes: gauges.staged,
+                pool_bytes: gauges.pool,
+                pool_stored_bytes: gauges.pool_stored,
+                pool_limit: run.limits.pool(),
+            },
             compression_ratio: rounded(ratio),
             pages: Pages {
-                stored: of(&counters.stored_pages),
-                zero: of(&counters.zero_pages),
-                same_filled: of(&counters.same_filled_pages),
                 same_filled_words: most_words(segment),
-                incompressible: of(&counters.incompressible_pages),
-                recompressed: of(&counters.recompressed_pages),
-                recompressed_bytes: of(&counters.recompressed_bytes),
                 on_device: gauges.now_on_device,
-                loaded: of(&counters.pages_in),
+                ..Pages::counted(&counters)
             },
-            faults: Faults {
-                total: of(&counters.faults_total),
-                zero: of(&counters.faults_zero),
-                staged: of(&counters.faults_staged),
-                pool: of(&counters.faults_pool),
-                device: of(&counters.faults_device),
-                first_touch: of(&counters.faults_first_touch),
-                read_ahead_pages: of(&counters.read_ahead_pages),
-                read_ahead_used: of(&counters.read_ahead_used),
-            },
-            evictions: Evictions {
-                pages: of(&counters.evictions_pages),
-                clean: of(&counters.evictions_clean),
-                direct: of(&counters.evictions_direct),
-                background: of(&counters.evictions_background),
-                moved_calls: of(&counters.moved_calls),
-            },
-            work: Work {
-                cpu_seconds: rounded(of(&counters.cpu_us) as f64 / 1e6),
-                monitor_wakeups: of(&counters.monitor_wakeups),
-                monitor_wakeups_vain: of(&counters.monitor_wakeups_vain),
-                staging_ahead_seconds: rounded(of(&counters.staging_ahead_ns) as f64 / 1e9),
-                space_lock_sleeps: of(&counters.space_lock_sleeps),
-                space_lock_seconds: rounded(of(&counters.space_lock_wait_ns) as f64 / 1e9),
-            },
-            refaults: counters.refaults.iter().map(of).collect(),
+            faults: Faults::counted(&counters),
+            evictions: Evictions::counted(&counters),
+            work: Work::counted(&counters),
+            refaults: refaults.in_four(),
+            refault_distances: refaults,
             folios: Folios {
                 whole: counters.folios.iter().map(of).collect(),
                 split: counters.folios_split.iter().map(of).collect(),
             },
-            writeback: Writeback {
-                pages: of(&counters.writeback_pages),
-                ios: of(&counters.writeback_ios),
-                bytes: of(&counters.writeback_bytes),
-            },
+            writeback: Writeback::counted(&counters),
             fault_latency_us: percentiles(&latency, of(&counters.latency_max_ns)),
             fault_latency_histogram: histogram(&latency),
             stall_seconds: Stall { some: rounded(of(&counters.stall_some_us) as f64 / 1e6), full: None },
@@ -263,7 +151,7 @@ impl Stats {
         if !managed {
             return format!("ram not known, the program was not managed, {elapsed:.1} s");
         }
-        let mut line = format!("ram peak {} of {}, ", size::show(self.ram_peak), size::show(self.ram_limit));
+        let mut line = format!("ram peak {} of {}, ", size::show(self.memory.ram_peak), size::show(self.memory.ram_limit));
         let (out, zero, back) = (self.evictions.pages, self.pages.zero, self.pages.loaded);
         if out == 0 {
             line += "no pages out";
@@ -277,22 +165,52 @@ impl Stats {
     }
 }
 
-/// Counts and latencies of all processes, dead and alive.
-fn totals(segment: &Segment) -> (Counters, [u64; LATENCY_BUCKETS]) {
+/// Counts of all processes, dead and alive.
+pub fn totals(segment: &Segment) -> Counters {
     let sum = Counters::default();
     sum.fold(&segment.dead);
-    let mut latency = [0; LATENCY_BUCKETS];
-    let mut add = |from: &[AtomicU64; LATENCY_BUCKETS]| {
-        for (to, from) in latency.iter_mut().zip(from) {
-            *to += from.load(Ordering::Relaxed);
-        }
-    };
-    add(&segment.dead_latency);
-    for p in segment.used_procs().iter().filter(|p| p.state.load(Ordering::Acquire) != proc_state::FREE) {
-        sum.fold(&p.counters);
-        add(&p.latency);
+    counted(segment).for_each(|p| sum.fold(&p.counters));
+    sum
+}
+
+/// Latencies of all processes, dead and alive, in buckets.
+pub fn latencies(segment: &Segment) -> [u64; LATENCY_BUCKETS] {
+    let mut sum = [0; LATENCY_BUCKETS];
+    for from in std::iter::once(&segment.dead_latency).chain(counted(segment).map(|p| &p.latency)) {
+        sum.iter_mut().zip(from).for_each(|(to, from)| *to += from.load(Ordering::Relaxed));
     }
-    (sum, latency)
+    sum
+}
+
+fn counted(segment: &Segment) -> impl Iterator<Item = &Proc> {
+    segment.used_procs().iter().filter(|p| p.state.load(Ordering::Acquire) != proc_state::FREE)
+}
+
+/// Latencies of faults in octaves.
+#[derive(Debug, Clone)]
+pub struct Histogram {
+    /// All of them added up.
+    pub sum_seconds: f64,
+    /// How many.
+    pub count: u64,
+    /// Upper bounds in seconds, the last one infinite, and how many there are up to there since the bound before.
+    pub buckets: Vec<(f64, u64)>,
+}
+
+impl Histogram {
+    /// Of all processes.
+    pub fn new(segment: &Segment) -> Histogram {
+        let latencies = latencies(segment);
+        let service_ns: u64 = totals(segment).service_ns.iter().map(|ns| ns.load(Ordering::Relaxed)).sum();
+        let octaves = latencies.chunks(8).enumerate();
+        let bound =
+            |i: usize| if (i + 1) * 8 < LATENCY_BUCKETS { latency_floor_ns((i + 1) * 8) as f64 / 1e9 } else { f64::INFINITY };
+        Histogram {
+            sum_seconds: service_ns as f64 / 1e9,
+            count: latencies.iter().sum(),
+            buckets: octaves.map(|(i, counts)| (bound(i), counts.iter().sum())).collect(),
+        }
+    }
 }
 
 impl Area {
@@ -332,9 +250,7 @@ fn state(now: &AreaNow) -> &'static str {
 fn most_words(segment: &Segment) -> Vec<SameFilledWord> {
     let sum = FillWords::default();
     sum.fold(&segment.dead_words);
-    for p in segment.used_procs().iter().filter(|p| p.state.load(Ordering::Acquire) != proc_state::FREE) {
-        sum.fold(&p.same_filled_words);
-    }
+    counted(segment).for_each(|p| sum.fold(&p.same_filled_words));
     let most = sum.most().into_iter().filter(|w| w.pages > 0).take(WORDS_SHOWN);
     most.map(|w| SameFilledWord { word: format!("{:#018x}", w.word), pages: w.pages }).collect()
 }

@@ -1,0 +1,178 @@
+//! A small HTTP server for `GET /metrics` and nothing else. Threads of its own: the supervisor never waits for a
+//! client, and a client that says nothing, or reads nothing, is let go.
+
+use super::address::Listening;
+use super::desk::Asker;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// A client has so long to ask, and as long again to read.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Clients that are served at a time; the next is told to come later.
+const MOST: usize = 8;
+/// Longest request.
+const LONGEST: usize = 8 << 10;
+/// What a request may have of headers.
+const HEADERS: usize = 64;
+const STACK: usize = 256 << 10;
+/// As OpenMetrics 1.0 is called.
+const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// A connection of either kind.
+trait Stream: Read + Write + Send + 'static {
+    fn let_wait(&self, time: Duration) -> io::Result<()>;
+}
+
+impl Stream for TcpStream {
+    fn let_wait(&self, time: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(time)).and_then(|()| self.set_write_timeout(Some(time)))
+    }
+}
+
+impl Stream for UnixStream {
+    fn let_wait(&self, time: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(time)).and_then(|()| self.set_write_timeout(Some(time)))
+    }
+}
+
+/// Serves until this process ends. Call it when the program has been started: what a fork copies must have one thread.
+///
+/// # Errors
+/// No thread, or no descriptor, is left.
+pub fn start(listening: &Listening, asker: Asker) -> io::Result<()> {
+    match listening {
+        Listening::Tcp(listener, _) => {
+            let listener = listener.try_clone()?;
+            spawn(move || accept(|| listener.accept().map(|(stream, _)| stream), &asker))
+        }
+        Listening::Unix(listener, _) => {
+            let listener = listener.try_clone()?;
+            spawn(move || accept(|| listener.accept().map(|(stream, _)| stream), &asker))
+        }
+    }
+}
+
+fn spawn(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    std::thread::Builder::new().name("metrics".to_owned()).stack_size(STACK).spawn(work).map(drop)
+}
+
+fn accept<S: Stream>(next: impl Fn() -> io::Result<S>, asker: &Asker) {
+    let served = Arc::new(AtomicUsize::new(0));
+    loop {
+        let Ok(mut stream) = next() else {
+            // No descriptors left, most likely: what waits would keep this thread busy.
+            std::thread::sleep(Duration::from_millis(200));
+            continue;
+        };
+        if served.load(Ordering::Relaxed) >= MOST {
+            let _ = stream.let_wait(Duration::from_millis(10)).and_then(|()| answer(&mut stream, &busy(), false));
+            continue;
+        }
+        served.fetch_add(1, Ordering::Relaxed);
+        let (asker, count) = (asker.clone(), served.clone());
+        let started = spawn(move || {
+            let _ = serve(stream, &asker);
+            count.fetch_sub(1, Ordering::Relaxed);
+        });
+        if started.is_err() {
+            served.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What is answered.
+struct Answer {
+    status: &'static str,
+    kind: &'static str,
+    more: &'static str,
+    body: String,
+}
+
+fn plain(status: &'static str, more: &'static str, body: &str) -> Answer {
+    Answer { status, kind: "text/plain; charset=utf-8", more, body: body.to_owned() }
+}
+
+fn busy() -> Answer {
+    plain("503 Service Unavailable", "Retry-After: 1\r\n", "many clients are connected already\n")
+}
+
+fn serve(mut stream: impl Stream, asker: &Asker) -> io::Result<()> {
+    let until = Instant::now() + PATIENCE;
+    let mut input = Vec::new();
+    let (answered, head) = loop {
+        match asked(&input) {
+            Asked::More if input.len() >= LONGEST => {
+                break (plain("431 Request Header Fields Too Large", "", "the request is too long\n"), false);
+            }
+            Asked::More => {
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    break (plain("408 Request Timeout", "", "the request did not end\n"), false);
+                }
+                stream.let_wait(left)?;
+                let mut chunk = [0; 1024];
+                match stream.read(&mut chunk) {
+                    Ok(0) => return Ok(()),
+                    Ok(n) => input.extend_from_slice(&chunk[..n]),
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    // Its time is over: said above.
+                    Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Asked::Metrics { head } => {
+                let text = asker.text(PATIENCE);
+                let stopped = || plain("503 Service Unavailable", "", "lowtide run does not answer: is it stopped?\n");
+                break (text.map_or_else(stopped, |body| Answer { status: "200 OK", kind: TYPE, more: "", body }), head);
+            }
+            Asked::Other(answer) => break (answer, false),
+        }
+    };
+    stream.let_wait(PATIENCE)?;
+    answer(&mut stream, &answered, head)
+}
+
+/// What a client wants.
+enum Asked {
+    /// Not known yet.
+    More,
+    Metrics {
+        /// Without the body.
+        head: bool,
+    },
+    Other(Answer),
+}
+
+fn asked(input: &[u8]) -> Asked {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS];
+    let mut request = httparse::Request::new(&mut headers);
+    match request.parse(input) {
+        Ok(httparse::Status::Partial) => return Asked::More,
+        Ok(httparse::Status::Complete(_)) => {}
+        Err(_) => return Asked::Other(plain("400 Bad Request", "", "this is not HTTP\n")),
+    }
+    let path = request.path.unwrap_or_default().split('?').next().unwrap_or_default();
+    match (request.method.unwrap_or_default(), path) {
+        (_, path) if path != "/metrics" => Asked::Other(plain("404 Not Found", "", "there is /metrics only\n")),
+        ("GET", _) => Asked::Metrics { head: false },
+        ("HEAD", _) => Asked::Metrics { head: true },
+        _ => Asked::Other(plain("405 Method Not Allowed", "Allow: GET, HEAD\r\n", "GET and HEAD only\n")),
+    }
+}
+
+fn answer(stream: &mut impl Write, answer: &Answer, head: bool) -> io::Result<()> {
+    let Answer { status, kind, more, body } = answer;
+    let length = body.len();
+    let mut all = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n{more}\
+         X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+    );
+    if !head {
+        all += body;
+    }
+    stream.write_all(all.as_bytes())
+}

@@ -1,0 +1,259 @@
+//! The list of statistics. Each is defined here once: its JSON key, its help text, what kind of figure it is, and the
+//! counter of the segment that it is read from, if it is one. The JSON object ([`super::Stats`]) and the metrics
+//! ([`crate::metrics`]) come of it.
+
+use super::SameFilledWord;
+use lowtide_pager::segment::Counters;
+use serde::Serialize;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What kind of figure a statistic is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    /// It only grows.
+    Count,
+    /// It only grows, and with the others of this kind in its group it adds up to [`Shape::Sum`].
+    Kind,
+    /// The sum of the group's kinds.
+    Sum,
+    /// What is so now, in bytes.
+    Bytes,
+    /// What is so now.
+    Gauge,
+    /// No figure.
+    Text,
+}
+
+/// The value of a figure.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Number {
+    /// A whole number.
+    Whole(u64),
+    /// Another one.
+    Real(f64),
+}
+
+/// A figure with its definition.
+#[derive(Debug, Clone, Copy)]
+pub struct Figure {
+    /// Its JSON key in its group.
+    pub key: &'static str,
+    /// One line.
+    pub help: &'static str,
+    /// What it is.
+    pub shape: Shape,
+    /// Its value.
+    pub value: Number,
+}
+
+/// What a field of a group holds.
+trait Value {
+    fn number(&self) -> Option<Number>;
+}
+
+impl Value for u64 {
+    fn number(&self) -> Option<Number> {
+        Some(Number::Whole(*self))
+    }
+}
+
+impl Value for f64 {
+    fn number(&self) -> Option<Number> {
+        Some(Number::Real(*self))
+    }
+}
+
+macro_rules! no_figures {
+    ($($type:ty),+) => { $(impl Value for $type {
+        fn number(&self) -> Option<Number> {
+            None
+        }
+    })+ };
+}
+no_figures!(i32, String, &'static str, Vec<SameFilledWord>);
+
+fn read(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+/// Fields: `/// help`, then `key: type, Shape = counter / units a second;` where the last two parts may be missing.
+macro_rules! figures {
+    ($(#[doc = $about:literal])+ $Group:ident, $name:literal {
+        $($(#[doc = $help:literal])+ $key:ident: $type:ty, $shape:ident $(= $counter:ident $(/ $per:literal)?)?;)+
+    }) => {
+        $(#[doc = $about])+
+        #[derive(Debug, Clone, Default, Serialize)]
+        pub struct $Group {
+            $($(#[doc = $help])+ pub $key: $type,)+
+        }
+
+        #[allow(dead_code)] // not every group is made of counters
+        impl $Group {
+            /// What the group is called among the metrics.
+            pub const NAME: &'static str = $name;
+            /// What the group is about.
+            pub const ABOUT: &'static str = concat!($($about),+);
+
+            /// The statistics that are counters; the others are zero or empty.
+            pub fn counted(counters: &Counters) -> $Group {
+                let _ = counters;
+                $Group { $($key: figures!(@from counters $type $(, $counter $(/ $per)?)?),)+ }
+            }
+
+            /// All figures of the group.
+            pub fn figures(&self) -> Vec<Figure> {
+                let all = [$((stringify!($key), concat!($($help),+), Shape::$shape, self.$key.number()),)+];
+                let figure = |(key, help, shape, value)| Some(Figure { key, help: str::trim(help), shape, value: value? });
+                all.into_iter().filter(|(.., shape, _)| *shape != Shape::Text).filter_map(figure).collect()
+            }
+        }
+    };
+    (@from $counters:ident $type:ty) => { <$type>::default() };
+    (@from $counters:ident $type:ty, $counter:ident) => { read(&$counters.$counter) };
+    (@from $counters:ident $type:ty, $counter:ident / $per:literal) => {
+        super::rounded(read(&$counters.$counter) as f64 / $per)
+    };
+}
+
+figures! {
+    /// Memory of the run: what its limits are, and what it has.
+    Memory, "" {
+        /// The limit: what the run may have of RAM.
+        ram_limit: u64, Bytes;
+        /// What the run has of RAM: its processes' anonymous memory and lowtide's own.
+        ram_now: u64, Bytes;
+        /// The most that it has had.
+        ram_peak: u64, Bytes;
+        /// Pages of the program that are in memory.
+        resident_bytes: u64, Bytes;
+        /// What lowtide holds: pool, staging, tables, and lowtide run itself.
+        own_bytes: u64, Bytes;
+        /// Pages that wait in staging, detached and not stored yet.
+        staged_bytes: u64, Bytes;
+        /// Memory of the compressed pool.
+        pool_bytes: u64, Bytes;
+        /// Compressed bytes in the pool.
+        pool_stored_bytes: u64, Bytes;
+        /// The most that the pool may have.
+        pool_limit: u64, Bytes;
+    }
+}
+
+figures! {
+    /// Pages by what became of them when they left, over the whole run.
+    Pages, "pages" {
+        /// Pages that were stored, in the pool or on a device.
+        stored: u64, Count = stored_pages;
+        /// Pages that were all zero, which take no room.
+        zero: u64, Count = zero_pages;
+        /// Pages that repeat one word, which take no room.
+        same_filled: u64, Count = same_filled_pages;
+        /// The words that most same-filled pages repeat.
+        same_filled_words: Vec<SameFilledWord>, Text;
+        /// Pages that did not become smaller by compression.
+        incompressible: u64, Count = incompressible_pages;
+        /// Cold pages that were compressed again with zstd.
+        recompressed: u64, Count = recompressed_pages;
+        /// Bytes by which recompressed pages became smaller.
+        recompressed_bytes: u64, Count = recompressed_bytes;
+        /// Pages that are on devices now.
+        on_device: u64, Gauge;
+        /// Pages that came back, read-ahead included.
+        loaded: u64, Count = pages_in;
+    }
+}
+
+figures! {
+    /// Page faults that lowtide served, by where the page was.
+    Faults, "faults" {
+        /// All faults.
+        total: u64, Sum = faults_total;
+        /// On pages that were all zero when they left.
+        zero: u64, Kind = faults_zero;
+        /// On pages that waited in staging.
+        staged: u64, Kind = faults_staged;
+        /// On pages in the compressed pool.
+        pool: u64, Kind = faults_pool;
+        /// On pages that were on a device.
+        device: u64, Kind = faults_device;
+        /// On pages that nobody had touched before.
+        first_touch: u64, Kind = faults_first_touch;
+        /// Pages brought in before they were asked for.
+        read_ahead_pages: u64, Count = read_ahead_pages;
+        /// Pages brought in ahead, behind which the program went on in the same direction.
+        read_ahead_used: u64, Count = read_ahead_used;
+    }
+}
+
+figures! {
+    /// Evictions: pages that were taken out of the program's memory.
+    Evictions, "evictions" {
+        /// Pages that were detached from the program.
+        pages: u64, Count = evictions_pages;
+        /// Pages that had a copy on a device which was still good, and were not written again.
+        clean: u64, Count = evictions_clean;
+        /// Times that a fault had to evict before it was served.
+        direct: u64, Count = evictions_direct;
+        /// Pages that were evicted in the background.
+        background: u64, Count = evictions_background;
+        /// System calls that moved pages out.
+        moved_calls: u64, Count = moved_calls;
+    }
+}
+
+figures! {
+    /// What lowtide's own threads do, and wait for.
+    Work, "work" {
+        /// CPU that lowtide's threads in the processes have had.
+        cpu_seconds: f64, Count = cpu_us / 1e6;
+        /// Times that a monitor slept until something came.
+        monitor_wakeups: u64, Count = monitor_wakeups;
+        /// Times that a monitor woke and found nothing, or gave up.
+        monitor_wakeups_vain: u64, Count = monitor_wakeups_vain;
+        /// Time in which a thread of the program waited while a monitor detached pages that are not its own.
+        staging_ahead_seconds: f64, Count = staging_ahead_ns / 1e9;
+        /// Times that a thread slept for the lock that serving, evicting and following events share.
+        space_lock_sleeps: u64, Count = space_lock_sleeps;
+        /// Time that threads waited for that lock.
+        space_lock_seconds: f64, Count = space_lock_wait_ns / 1e9;
+    }
+}
+
+figures! {
+    /// What was written to devices.
+    Writeback, "writeback" {
+        /// Pages that were written.
+        pages: u64, Count = writeback_pages;
+        /// Writes.
+        ios: u64, Count = writeback_ios;
+        /// Bytes that were written.
+        bytes: u64, Count = writeback_bytes;
+    }
+}
+
+figures! {
+    /// A swap area, with what all processes did there.
+    Area, "area" {
+        /// How it was asked for.
+        spec: String, Text;
+        /// Areas with a higher one are used first.
+        prio: i32, Text;
+        /// The most that it may hold.
+        size: u64, Bytes;
+        /// Pages that are there, without those that a process has from its parent.
+        used: u64, Bytes;
+        /// `active`, `full`, or `failing` if the latest write of a process failed; `emptying` while it is being taken
+        /// off, then `off`.
+        state: &'static str, Text;
+        /// Reads.
+        reads: u64, Count;
+        /// Writes.
+        writes: u64, Count;
+        /// Bytes that were read.
+        read_bytes: u64, Count;
+        /// Bytes that were written.
+        write_bytes: u64, Count;
+        /// Reads and writes that failed.
+        errors: u64, Count;
+    }
+}
