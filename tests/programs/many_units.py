@@ -50,7 +50,7 @@ all: program
 program: $(OBJECTS)
 	@$(CXX) -o $@ $^
 %.o: %.cpp
-	@$(CXX) -std=c++17 -O1 -c -o $@ $<
+	@$(CXX) -std=c++17 -O0 -c -o $@ $<
 """
 
 
