@@ -154,9 +154,11 @@ impl Keeper {
                 Evicted::Later => return Nap::UntilFaults(50),
                 Evicted::Nothing => {
                     pager.drain_frames();
-                    // Who gives way has given what it has. What the others can't move it can't know.
                     if !yields {
                         self.floor.exhausted(pager, total, now);
+                    } else if pager.empty_pool(worker) || pager.compact(COMPACT_PAGES) {
+                        // What was compressed goes last. What the others can't move is not for this process to find out.
+                        return Nap::UntilFaults(SHORTEST_SLEEP_US);
                     }
                     reclaim::give_up();
                     return Nap::Undisturbed(EXHAUSTED_PAUSE_US);

@@ -1,6 +1,6 @@
 //! An idle process gives way to a busy one. Each process evicts its part of what is too much, by its size; but who has not missed a page for
 //! a while, when another process of the run has only just, begins before all others ([`Budget::yielding_mark`]) and evicts all that is
-//! above that. So the busy ones find room below the marks at which they would evict themselves, as long as the idle ones have anything.
+//! above that; when nothing is left to evict, it writes what it has in compressed RAM to the devices. So the busy ones find room below the marks at which they would evict themselves, as long as the idle ones have anything.
 //!
 //! [`Budget::yielding_mark`]: lowtide_pager::budget::Budget::yielding_mark
 
@@ -12,7 +12,7 @@ use lowtide_pager::segment::{Proc, Segment, proc_state};
 const IDLE_US: u64 = 1_000_000;
 /// ... and one is busy that has, within so long before now. (A keeper looks ten times a second at least.)
 const BUSY_US: u64 = 300_000;
-/// With less of the program's memory than this a process has nothing to give.
+/// With less of the program's memory than this, compressed or not, a process has nothing to give.
 const LEAST: u64 = 1 << 20;
 
 /// What the keeper remembers to find out.
@@ -32,7 +32,7 @@ impl Yields {
             return false;
         }
         if now_us.saturating_sub(get(&mine.faulted_us)) < IDLE_US
-            || get(&mine.ram_bytes).saturating_sub(get(&mine.own_bytes)) < LEAST
+            || (get(&mine.ram_bytes) + get(&mine.pool_bytes)).saturating_sub(get(&mine.own_bytes)) < LEAST
         {
             return false;
         }
