@@ -32,7 +32,7 @@ def trees() -> dict[str, list[str]]:
         "make": ["make", "--no-print-directory", "-B", "-j4", "-C", str(units)],
         "fork": python("shared_arrays.py", "fork", 192, 4),
         "spawn": python("shared_arrays.py", "spawn", 192, 4),
-        "server": [lab.compiled("tree_server"), "192", "12", "12", "4000"],
+        "server": [lab.compiled("tree_server"), "192", "6", "24", "24000", "1000"],
         "redis": python("redis_saves.py", WORK / "redis", 20, 300_000),
         "orphan": [lab.compiled("forks"), "orphan", "256"],
         "threads": [lab.compiled("fork_malloc"), "8", "60", "192"],

@@ -1,7 +1,7 @@
-/* A server with workers that come and go, under load: tree_server MIB WORKERS OWN_MIB REQUESTS.
+/* A server with workers that come and go, under load: tree_server MIB WORKERS OWN_MIB REQUESTS EACH.
  * A client, forked first, sends REQUESTS requests over 8 connections at a time and checks each answer. The server fills MIB, listens, and forks WORKERS, which
  * accept by themselves. A worker fills OWN_MIB of its own at the start; a request makes it check a part of what it inherited, and check and overwrite a part of
- * its own. After some 40 requests it ends and another is forked; meanwhile the server overwrites a part of its own memory, which new workers inherit. */
+ * its own, and then to wait for 2 ms. After some EACH requests it ends and another is forked; meanwhile the server overwrites a part of its own memory, which new workers inherit. */
 #include "common.h"
 #include <poll.h>
 #include <signal.h>
@@ -80,6 +80,7 @@ static void work(int listener, size_t most)
 			check_page(own + page * PAGE, kind_at(kinds, page), seed + page * PAGE, "a worker's own");
 			make_page(own + page * PAGE, kind_at(kinds, page), seed + page * PAGE);
 		}
+		usleep(2000);
 		MUST(write(fd, &got, 8) == 8);
 		close(fd);
 	}
@@ -87,19 +88,19 @@ static void work(int listener, size_t most)
 	_exit(0);
 }
 
-static pid_t start(int listener, uint64_t number)
+static pid_t start(int listener, size_t each, uint64_t number)
 {
 	pid_t worker = fork();
 	MUST(worker >= 0);
 	if (worker == 0)
-		work(listener, 30 + number % 20);
+		work(listener, each + number % 7 * each / 8);
 	return worker;
 }
 
 int main(int argc, char **argv)
 {
 	pages = number(argc, argv, 1, 64) * MIB / PAGE;
-	size_t workers = number(argc, argv, 2, 8), requests = number(argc, argv, 4, 2000);
+	size_t workers = number(argc, argv, 2, 8), requests = number(argc, argv, 4, 2000), each = number(argc, argv, 5, 400);
 	own_pages = number(argc, argv, 3, 8) * MIB / PAGE;
 	/* An abstract name: nothing is left behind. */
 	snprintf(where.sun_path + 1, 14, "lts-%08x", (unsigned)getpid());
@@ -115,7 +116,7 @@ int main(int argc, char **argv)
 	pid_t *pids = calloc(workers, sizeof *pids);
 	uint64_t started = 0;
 	for (size_t i = 0; i < workers; i++)
-		pids[i] = start(listener, started++);
+		pids[i] = start(listener, each, started++);
 	for (;;) {
 		pid_t ended = wait(&status);
 		MUST(ended > 0);
@@ -125,7 +126,7 @@ int main(int argc, char **argv)
 			break;
 		for (size_t i = 0; i < workers; i++)
 			if (pids[i] == ended)
-				pids[i] = start(listener, started++);
+				pids[i] = start(listener, each, started++);
 		for (size_t i = pages / 4 * 3; i < pages; i += 16)
 			make_page(area + i * PAGE, kind_at(kinds, i), i + started);
 	}

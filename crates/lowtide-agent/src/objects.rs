@@ -1,8 +1,8 @@
 //! The objects that the loader has mapped, and where their symbols are.
 //!
-//! What the C library offers for this takes its time in every process of a run, be it as short as it may: `dladdr` compares an address with all
-//! symbols of an object, and a `dlsym` that finds nothing writes its error message, with malloc. Here a name is looked up in the object's own
-//! hash table, without locks and without malloc.
+//! What the C library offers for this takes its time in every process of a run, be it as short as it may: `dladdr` compares an
+//! address with all symbols of an object, and a `dlsym` that finds nothing writes its error message, with malloc. Here a name
+//! is looked up in the object's own hash table, without locks and without malloc.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
@@ -102,8 +102,8 @@ pub fn c_library() -> Option<Object> {
 
 impl Object {
     fn new(info: &Info) -> Object {
-        // SAFETY: the loader keeps both as long as the object is mapped. Those that are looked at here were loaded with the program, and are
-        // never unmapped.
+        // SAFETY: the loader keeps both as long as the object is mapped. Those that are looked at here were loaded with the
+        // program, and are never unmapped.
         let (name, headers) = unsafe {
             let name = if info.name.is_null() { c"" } else { CStr::from_ptr(info.name) };
             (name, core::slice::from_raw_parts(info.headers, info.count.into()))
@@ -157,8 +157,9 @@ impl Object {
         }
         let hash = name.to_bytes().iter().fold(5381u32, |hash, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)));
         let table = self.hash as *const u32;
-        // SAFETY: the layout of DT_GNU_HASH: numbers of buckets, of the first symbol, of words of the filter, and a shift; the filter, the
-        // buckets, and a word for each symbol from the first on, of which the last of a bucket is odd. The loader goes by it too.
+        // SAFETY: the layout of DT_GNU_HASH: numbers of buckets, of the first symbol, of words of the filter, and a shift; the
+        // filter, the buckets, and a word for each symbol from the first on, of which the last of a bucket is odd. The loader
+        // goes by it too.
         unsafe {
             let [buckets, first, words, shift] = table.cast::<[u32; 4]>().read();
             if buckets == 0 || words == 0 {

@@ -25,7 +25,8 @@ pub struct Hook {
     pub with: *const c_void,
 }
 
-/// Installs the hooks in the C library, `object`. False: none of them (the system does not allow to change code, or the C library looks strange).
+/// Installs the hooks in the C library, `object`. False: none of them (the system does not allow to change code, or the C
+/// library looks strange).
 ///
 /// # Safety
 /// The process has one thread, and each hook keeps the contract of the function it replaces.

@@ -122,8 +122,8 @@ impl Budget {
         limit - self.margin((limit / 20).clamp(1_500 << 10, 48 << 20), 6 << 20)
     }
 
-    /// A process that gives way to busier ones evicts above this: as far below the low mark as the others can come by faults before it looks
-    /// again.
+    /// A process that gives way to busier ones evicts above this: as far below the low mark as the others can come by faults
+    /// before it looks again.
     pub fn yielding_mark(&self) -> u64 {
         let limit = self.limit();
         self.low_mark() - (limit / 16).clamp(1 << 20, 64 << 20)

@@ -135,7 +135,8 @@ impl Keeper {
         if !was_above {
             pager.drain_frames();
         }
-        // This process's part of what is too much, or all of it; measured again after at most 2 MiB, because new mappings may have appeared.
+        // This process's part of what is too much, or all of it; measured again after at most 2 MiB, because new mappings may
+        // have appeared.
         let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
         let part = (total - low) as u128 * u128::from(mine) / u128::from(total.max(1));
         let excess = if yields { total - low } else { part as u64 };

@@ -1,6 +1,8 @@
-//! An idle process gives way to a busy one. Each process evicts its part of what is too much, by its size; but who has not missed a page for
-//! a while, when another process of the run has only just, begins before all others ([`Budget::yielding_mark`]) and evicts all that is
-//! above that; when nothing is left to evict, it writes what it has in compressed RAM to the devices. So the busy ones find room below the marks at which they would evict themselves, as long as the idle ones have anything.
+//! An idle process gives way to a busy one. Each process evicts its part of what is too much, by its size; but who has not
+//! missed a page for a while, when another process of the run has only just, begins before all others
+//! ([`Budget::yielding_mark`]) and evicts all that is above that; when nothing is left to evict, it writes what it has in
+//! compressed RAM to the devices. So the busy ones find room below the marks at which they would evict themselves, as long as
+//! the idle ones have anything.
 //!
 //! [`Budget::yielding_mark`]: lowtide_pager::budget::Budget::yielding_mark
 
@@ -23,7 +25,8 @@ pub(super) struct Yields {
 }
 
 impl Yields {
-    /// Whether this process, `mine`, is to give way now. To be asked at each look: says to the others when it was last seen to miss pages.
+    /// Whether this process, `mine`, is to give way now. To be asked at each look: says to the others when it was last seen to
+    /// miss pages.
     pub(super) fn look(&mut self, run: &Segment, mine: &Proc, now_us: u64) -> bool {
         let get = |n: &core::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
         let faults = get(&mine.counters.faults_total);

@@ -149,7 +149,8 @@ fn by_process(stat: &Value) -> String {
     table(&headings, &rows, "  ") + &more
 }
 
-/// Each process behind its parent, with how many generations of the list are above it. Whatever the list says, each is there once.
+/// Each process behind its parent, with how many generations of the list are above it. Whatever the list says, each is there
+/// once.
 fn as_tree<'a>(list: &[&'a Value]) -> Vec<(usize, &'a Value)> {
     let is_parent = |parent: &Value, child: &Value| number(child, "parent") == number(parent, "pid");
     let is_root = |process: &&&Value| !list.iter().any(|other| is_parent(other, process));

@@ -1,5 +1,5 @@
-//! Whole process trees at 40 % of what they take natively, each with the output of its native run and within 1.10 x `--ram` + 32 MiB at every
-//! sample but those shortly after a large process has forked. `make trees` runs them in full size.
+//! Whole process trees at 40 % of what they take natively, each with the output of its native run and within 1.10 x `--ram` +
+//! 32 MiB at every sample but those shortly after a large process has forked. `make trees` runs them in full size.
 
 use std::fs;
 use std::sync::atomic::Ordering;
@@ -64,7 +64,7 @@ fn spawned_workers_with_arrays() {
 #[test]
 fn workers_that_come_and_go_under_load() {
     let Some(_turn) = turn() else { return };
-    let Some(job) = job("tree, server", "tree_server", "64 6 8 800").map(Job::with_forks) else { return };
+    let Some(job) = job("tree, server", "tree_server", "64 3 12 4000 500").map(Job::with_forks) else { return };
     tree(&job, ends_well);
 }
 
@@ -113,7 +113,8 @@ fn resident(process: &Proc) -> u64 {
     process.ram_bytes.load(Ordering::Relaxed).saturating_sub(own(process))
 }
 
-/// Two processes of 200 MiB in less than 240 MiB: the one that does nothing gives its memory to the other, until that misses none.
+/// Two processes of 200 MiB in less than 240 MiB: the one that does nothing gives its memory to the other, until that misses
+/// none.
 fn an_idle_and_a_busy_process(ram: u64, options: &[&str]) {
     /// Rounds of the busy one, of 51,200 touches each, in which hardly a page may be missed.
     const ROUNDS: u64 = 10;
