@@ -11,7 +11,7 @@ FUZZ_FLAGS := -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
 # Built elsewhere: what can be made to fail must never be taken for what is shipped.
 FAULTS := $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide --features faults --test faults
 
-.PHONY: build demo test model miri fuzz faults soak overhead forktime table picture programs header crate deb test-deb deny wheel test-python lab race fmt \
+.PHONY: build demo test model miri fuzz faults soak overhead forktime table trees picture programs header crate deb test-deb deny wheel test-python lab race fmt \
 	report prometheus pictures watching links lint clean setup help
 
 build: ## target/release/lowtide: one file, the agent inside
@@ -71,6 +71,9 @@ table: setup build ## the table of the README
 picture: build ## docs/images/top.svg: what `lowtide top` shows of a run that thrashes (takes tmux)
 	@tests/setup.sh picture
 	$(PYTHON) tests/top_picture.py
+
+trees: setup build ## process trees at 40 % of what they take natively, and a script of short processes (half an hour)
+	$(PYTHON) tests/trees.py
 
 programs: setup build ## runtimes, databases, tools that others wrote: docs/programs.md (installs them)
 	$(PYTHON) tests/programs_table.py

@@ -14,6 +14,7 @@ use lowtide_pager::regions::Range;
 
 use crate::gate::Call;
 use crate::mlock::MapLocked;
+use crate::objects::Object;
 use crate::patch::{self, Hook};
 use crate::request::{Request, ask};
 use crate::thread::{syscall3, syscall6};
@@ -37,11 +38,11 @@ unsafe extern "C" {
     fn __errno_location() -> *mut c_int;
 }
 
-/// Installs all hooks. False: lowtide has to look for new mappings by itself.
+/// Installs all hooks in the C library. False: lowtide has to look for new mappings by itself.
 ///
 /// # Safety
 /// The process has one thread.
-pub unsafe fn install() -> bool {
+pub unsafe fn install(library: &Object) -> bool {
     let mut hooks = ArrayVec::<Hook, { patch::MAX_HOOKS }>::new();
     let mut push = |name, with: *const c_void| hooks.push(Hook { name, with });
     push(c"mmap64", mmap as *const c_void);
@@ -59,12 +60,12 @@ pub unsafe fn install() -> bool {
     push(c"execveat", exec::execveat as *const c_void);
     push(c"fexecve", exec::fexecve as *const c_void);
     push(c"_exit", exit as *const c_void);
-    if let Some(curbrk) = patch::variable(c"__curbrk") {
-        CURBRK.store(curbrk, Ordering::Relaxed);
+    if let Some(curbrk) = library.symbol(c"__curbrk") {
+        CURBRK.store(curbrk.at, Ordering::Relaxed);
         push(c"brk", brk as *const c_void);
     }
     // SAFETY: handed on to the caller; the functions below keep the contracts.
-    let done = unsafe { patch::install(&hooks) };
+    let done = unsafe { patch::install(library, &hooks) };
     INSTALLED.store(done, Ordering::Relaxed);
     if !done {
         say::warn(

@@ -26,6 +26,7 @@ mod keeper;
 mod maps;
 mod mlock;
 mod monitor;
+mod objects;
 mod patch;
 mod request;
 mod resident;

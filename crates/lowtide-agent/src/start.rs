@@ -6,7 +6,7 @@ use core::ffi::{CStr, c_char, c_int};
 use lowtide_core::vm::{self, Whose};
 use lowtide_pager::segment::ENV_SEGMENT;
 
-use crate::{agent, atfork, files, hooks, keeper, patch, say, thread, transient, unfit};
+use crate::{agent, atfork, files, hooks, keeper, objects, say, thread, transient, unfit};
 
 /// `LOWTIDE_SEGMENT=...`, as it came: kept for programs that are started with another environment.
 struct Variable(UnsafeCell<[u8; 128]>);
@@ -49,18 +49,19 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
     let (start, end) = (&raw const __ehdr_start as usize, &raw const _end as usize);
     let own = vm::own(start & !0xfff, end.next_multiple_of(4096), Whose::Lowtide);
     // lowtide's threads call memcpy and its like, which read the C library's variables: those must never be swapped out.
-    let shared = patch::object_of(c"memcpy").is_some_and(|(start, end)| vm::own(start, end, Whose::Program).is_ok());
+    let library = objects::c_library().filter(|library| {
+        let (start, end) = library.range();
+        vm::own(start, end, Whose::Program).is_ok()
+    });
     let Some(proc) = segment.claim(agent::pid()) else { return };
     agent::set_proc(proc, agent::pid());
     keeper::forget_requests(proc);
-    if own.is_err() || !shared {
-        return;
-    }
+    let Some(library) = library.filter(|_| own.is_ok()) else { return };
     if let Some(why) = unfit::why() {
         return say::warn(why);
     }
     // SAFETY: the program has not started: one thread.
-    unsafe { hooks::install() };
+    unsafe { hooks::install(&library) };
     atfork::install();
     if thread::spawn(keeper::fresh, 0).is_err() {
         say::warn(keeper::NO_THREAD);

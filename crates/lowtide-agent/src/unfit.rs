@@ -2,7 +2,9 @@
 //! program before it starts; this is for children, and for what can't be seen in a file.
 
 use core::arch::asm;
-use core::ffi::{CStr, c_char, c_void};
+use core::ffi::CStr;
+
+use crate::objects;
 
 /// What the runtimes of sanitizers define, and what is said of a process that has one. They lay out terabytes of shadow, map and unmap
 /// past the C library, and take the place of its functions.
@@ -14,19 +16,17 @@ const RUNTIMES: [(&CStr, &[u8]); 4] = [
 ];
 const VALGRIND: &[u8] = b"a process of the run is not limited: it runs under valgrind";
 
-const RTLD_DEFAULT: *mut c_void = core::ptr::null_mut();
-
-unsafe extern "C" {
-    fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
-}
-
 /// Why this process can't be managed, in words for the user.
 pub fn why() -> Option<&'static [u8]> {
     if in_valgrind() {
         return Some(VALGRIND);
     }
-    // SAFETY: plain look-ups.
-    RUNTIMES.iter().find(|(name, _)| !unsafe { dlsym(RTLD_DEFAULT, name.as_ptr()) }.is_null()).map(|&(_, why)| why)
+    let mut why = None;
+    objects::find(|object| {
+        why = RUNTIMES.iter().find(|(name, _)| object.symbol(name).is_some()).map(|&(_, why)| why);
+        why.is_some()
+    });
+    why
 }
 
 /// Valgrind runs the program on a processor of its own making, which has no userfaultfd and can't start our threads. It answers to a

@@ -122,6 +122,13 @@ impl Budget {
         limit - self.margin((limit / 20).clamp(1_500 << 10, 48 << 20), 6 << 20)
     }
 
+    /// A process that gives way to busier ones evicts above this: as far below the low mark as the others can come by faults
+    /// before it looks again.
+    pub fn yielding_mark(&self) -> u64 {
+        let limit = self.limit();
+        self.low_mark() - (limit / 16).clamp(1 << 20, 64 << 20)
+    }
+
     /// Whether a long read-ahead at once may pass the limit.
     pub fn is_near_limit(&self) -> bool {
         self.now() + (self.limit() / 32).clamp(1 << 20, 32 << 20) > self.ceiling()
@@ -170,6 +177,7 @@ mod tests {
             b.set_limit(mib << 20);
             b.set_calm(true);
             assert!(b.low_mark() < b.high_mark() && b.high_mark() < b.limit(), "calm, {mib} MiB");
+            assert!(b.yielding_mark() < b.low_mark(), "who is idle begins first: {mib} MiB");
             b.set_calm(false);
             assert!(b.low_mark() < b.high_mark() && b.high_mark() < b.limit(), "{mib} MiB");
             assert!(b.adopt_mark() <= b.low_mark(), "memory is adopted before it must be evicted: {mib} MiB");

@@ -1,8 +1,9 @@
 //! The clock hand: goes round the adopted memory and finds pages to evict, in order of address.
 //!
 //! Pages that are shared with a forked process are passed by, unless a whole round found nothing else: they must be copied before
-//! they can be moved, and make room only when the other process evicts or drops them too. With more than two processes that have the same
-//! pages they stay: each would keep a compressed copy of its own in place of a part of a page.
+//! they can be moved, and make room only when the other processes evict or drop them too. Each of them keeps a compressed copy
+//! of its own: so with more than two processes that have the same pages they stay if there is no device, and with more than
+//! eight they stay anyway.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -36,13 +37,18 @@ pub(crate) struct Hand {
     shared_since: Option<usize>,
 }
 
+/// With more other processes than this that have the same pages, these stay: where there is a device, ...
+const MOST_OTHERS: u32 = 7;
+/// ... and where there is none.
+const MOST_OTHERS_IN_RAM: u32 = 1;
 /// Pages that came into memory since shared ones are evicted, after which exclusive ones are looked for again.
 const SHARED_FOR: usize = 512;
 
 impl Hand {
-    /// Whether pages that are shared with other processes, so many, are to be passed by. `arrived`: pages that have come into memory.
-    fn passes_shared(&mut self, others: u32, arrived: usize) -> bool {
-        if others != 1 {
+    /// Whether pages that are shared with other processes, so many, are to be passed by. `most`: with more than so many they
+    /// stay. `arrived`: pages that have come into memory.
+    fn passes_shared(&mut self, others: u32, most: u32, arrived: usize) -> bool {
+        if others == 0 || others > most {
             return others > 0;
         }
         match self.shared_since {
@@ -99,7 +105,9 @@ impl Operation<'_> {
         let end = range.end.min(range.start.saturating_add(reach));
         let started = now_ns();
         let mut scan = self.present().scan(range.start, end, room).ok();
-        let passes_shared = hand.passes_shared(self.sharers(), self.arrived.load(Ordering::Relaxed));
+        let others = self.sharers();
+        let most = if others > MOST_OTHERS_IN_RAM && self.store().has_device() { MOST_OTHERS } else { MOST_OTHERS_IN_RAM };
+        let passes_shared = hand.passes_shared(others, most, self.arrived.load(Ordering::Relaxed));
         if passes_shared {
             scan = scan.and_then(|mut found| found.keep_exclusive(self.present()).is_ok().then_some(found));
         }

@@ -487,6 +487,14 @@ impl Pager {
         wanted > 0 && operation.store().shrink(wanted, worker.scratch()).pages > 0
     }
 
+    /// The same whether or not the pool is about to get full: its memory is for others.
+    pub fn empty_pool(&self, worker: &mut Worker) -> bool {
+        let Some(operation) = self.enter() else { return false };
+        let shrunk = operation.store().shrink(SHRINK_BYTES, worker.scratch());
+        self.publish_own();
+        shrunk.pages > 0 && !shrunk.failed
+    }
+
     /// Compresses up to `pages` cold pages of the pool again ([`Store::recompress`]); how many words it looked at, 0 also while the
     /// program forks. The worker keeps the compressor until [`Worker::forget_compressor`].
     pub fn recompress(&self, worker: &mut Worker, pages: usize, now_us: u64) -> usize {

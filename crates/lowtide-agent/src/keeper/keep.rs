@@ -106,7 +106,8 @@ impl Keeper {
             return nap;
         }
         let Some(worker) = &mut self.worker else { return Nap::UntilFaults(SHORTEST_SLEEP_US) };
-        let low = pager.budget.low_mark();
+        let yields = self.yields.look(agent::segment(), agent::proc(), now);
+        let low = if yields { pager.budget.yielding_mark() } else { pager.budget.low_mark() };
         let was_above = core::mem::replace(&mut self.above_low, total > low);
         let quiet = self.idle.is_quiet(pager, now);
         // The one monitor that watches may wait for a CPU that others keep busy.
@@ -134,11 +135,13 @@ impl Keeper {
         if !was_above {
             pager.drain_frames();
         }
-        // This process's part of what is too much; measured again after at most 2 MiB, because new mappings may have appeared.
+        // This process's part of what is too much, or all of it; measured again after at most 2 MiB, because new mappings may
+        // have appeared.
         let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
-        let excess = (total - low) as u128 * u128::from(mine) / u128::from(total.max(1));
+        let part = (total - low) as u128 * u128::from(mine) / u128::from(total.max(1));
+        let excess = if yields { total - low } else { part as u64 };
         let segment = pager.batch_bytes() as u64;
-        let batches = (excess as u64 / segment).clamp(1, (2 << 20) / segment);
+        let batches = (excess / segment).clamp(1, (2 << 20) / segment);
         // Far above a limit that was lowered: the program has half of the time in which pages are on their way out.
         let (started, lowered) = (now_us(), pager.budget.ceiling() > pager.budget.limit());
         for _ in 0..batches {
@@ -152,7 +155,12 @@ impl Keeper {
                 Evicted::Later => return Nap::UntilFaults(50),
                 Evicted::Nothing => {
                     pager.drain_frames();
-                    self.floor.exhausted(pager, total, now);
+                    if !yields {
+                        self.floor.exhausted(pager, total, now);
+                    } else if pager.empty_pool(worker) || pager.compact(COMPACT_PAGES) {
+                        // What was compressed goes last. What the others can't move is not for this process to find out.
+                        return Nap::UntilFaults(SHORTEST_SLEEP_US);
+                    }
                     reclaim::give_up();
                     return Nap::Undisturbed(EXHAUSTED_PAUSE_US);
                 }

@@ -9,6 +9,7 @@ mod keep;
 mod reclaim;
 mod setup;
 mod watch;
+mod yields;
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -37,6 +38,7 @@ use calm::Calm;
 use floor::Floor;
 use reclaim::Reclaim;
 use setup::Look;
+use yields::Yields;
 
 /// Looks at the memory are at most this far apart.
 const LONGEST_SLEEP_US: u64 = 100_000;
@@ -204,6 +206,7 @@ struct Keeper {
     floor: Floor,
     measuring: Measuring,
     calm: Calm,
+    yields: Yields,
     /// When it was last looked whether forked children are gone, in microseconds.
     children_looked_at: u64,
     /// The run was above the low mark when last measured.
@@ -234,6 +237,7 @@ impl Keeper {
             floor: Floor::default(),
             measuring: Measuring::default(),
             calm: Calm::new(now_us()),
+            yields: Yields::default(),
             children_looked_at: 0,
             above_low: false,
             faults_seen: 0,

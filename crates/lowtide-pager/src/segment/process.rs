@@ -243,6 +243,8 @@ pub struct Proc {
     pub now_on_device: AtomicU64,
     /// Bytes of address space adopted.
     pub adopted_bytes: AtomicU64,
+    /// When it was last seen to miss a page, or to touch a new one, in microseconds of [`crate::clock`]; 0 before memory is adopted.
+    pub faulted_us: AtomicU64,
     /// The latest [`super::Reclaim::number`] that the process has dealt with, as far as it could, ...
     pub reclaimed: AtomicU64,
     /// ... and the bytes of the program's pages that it has moved out because of such requests, all together.
@@ -305,6 +307,7 @@ impl Proc {
             &self.now_zero,
             &self.now_on_device,
             &self.adopted_bytes,
+            &self.faulted_us,
             &self.reclaimed,
             &self.reclaimed_bytes,
             &self.answered,

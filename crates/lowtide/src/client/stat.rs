@@ -128,20 +128,46 @@ fn areas(stat: &Value) -> String {
     table(&["AREA", ">PRIO", ">USED", ">SIZE", "STATE", ">READS", ">WRITES", ">ERRORS"], &rows, "  ")
 }
 
+/// The tree, the largest processes first among those of one parent.
 fn by_process(stat: &Value) -> String {
     let mut list: Vec<&Value> = stat["processes"].as_array().into_iter().flatten().collect();
     if list.len() < 2 {
         return String::new();
     }
     list.sort_by_key(|process| std::cmp::Reverse(number(process, "ram_bytes")));
-    let row = |process: &&Value| {
-        let sizes = ["ram_bytes", "own_bytes", "out_bytes", "on_device_bytes"].map(|key| size::show(number(process, key)));
-        [vec![number(process, "pid").to_string(), text(process, "state")], sizes.to_vec()].concat()
-    };
-    let rows: Vec<Vec<String>> = list.iter().take(PROCESSES).map(row).collect();
     let more = list.len().saturating_sub(PROCESSES);
+    list.truncate(PROCESSES);
+    let row = |(depth, process): &(usize, &Value)| {
+        let sizes = ["resident_bytes", "own_bytes", "out_bytes", "on_device_bytes"].map(|key| size::show(number(process, key)));
+        let name = "  ".repeat(*depth) + &text(process, "name");
+        let faults = number(process, "faults").to_string();
+        [vec![number(process, "pid").to_string(), name, text(process, "state")], sizes.to_vec(), vec![faults]].concat()
+    };
+    let rows: Vec<Vec<String>> = as_tree(&list).iter().map(row).collect();
     let more = if more > 0 { format!("  and {more} smaller ones\n") } else { String::new() };
-    table(&[">PID", "STATE", ">RAM", ">LOWTIDE'S", ">OUT", ">ON DEVICES"], &rows, "  ") + &more
+    let headings = [">PID", "NAME", "STATE", ">RESIDENT", ">LOWTIDE'S", ">SWAPPED", ">ON DEVICES", ">FAULTS"];
+    table(&headings, &rows, "  ") + &more
+}
+
+/// Each process behind its parent, with how many generations of the list are above it. Whatever the list says, each is there
+/// once.
+fn as_tree<'a>(list: &[&'a Value]) -> Vec<(usize, &'a Value)> {
+    let is_parent = |parent: &Value, child: &Value| number(child, "parent") == number(parent, "pid");
+    let is_root = |process: &&&Value| !list.iter().any(|other| is_parent(other, process));
+    let mut waiting: Vec<(usize, &Value)> = list.iter().filter(is_root).rev().map(|root| (0, *root)).collect();
+    let mut tree: Vec<(usize, &Value)> = Vec::new();
+    let is_in = |tree: &[(usize, &Value)], process: &Value| tree.iter().any(|(_, other)| std::ptr::eq(*other, process));
+    while let Some((depth, process)) = waiting.pop() {
+        if is_in(&tree, process) {
+            continue;
+        }
+        tree.push((depth, process));
+        waiting.extend(list.iter().rev().filter(|child| is_parent(process, child)).map(|child| (depth + 1, *child)));
+    }
+    // Processes that were read at different moments may be each other's parents.
+    let rest: Vec<&Value> = list.iter().copied().filter(|process| !is_in(&tree, process)).collect();
+    tree.extend(rest.into_iter().map(|process| (0, process)));
+    tree
 }
 
 fn warnings(stat: &Value) -> String {
@@ -159,6 +185,16 @@ mod tests {
         let text = readable(&json!({ "ok": true, "program": "x", "areas": [{ "spec": "dir:/x" }], "warnings": ["odd\u{7}"] }));
         assert!(text.contains("dir:/x") && text.contains("warning: odd?"), "{text}");
         assert!(!readable(&json!({})).is_empty());
+    }
+
+    #[test]
+    fn processes_stand_behind_their_parents_each_once() {
+        let of = |pid: u64, parent: u64, ram: u64| json!({ "pid": pid, "parent": parent, "name": format!("p{pid}"), "ram_bytes": ram });
+        let text =
+            readable(&json!({ "processes": [of(4, 3, 9), of(2, 1, 5), of(3, 2, 7), of(5, 2, 8), of(8, 9, 1), of(9, 8, 1)] }));
+        let names: Vec<&str> =
+            text.lines().skip_while(|line| !line.contains("NAME")).skip(1).map(|line| &line[6..13]).collect();
+        assert_eq!(names, ["p2     ", "  p5   ", "  p3   ", "    p4 ", "p8     ", "p9     "], "{text}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The processes of a run one by one.
 
+use crate::ancestry::Stat;
 use lowtide_pager::segment::{Proc, Segment, proc_state};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,12 +10,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Process {
     /// Its pid, as it says.
     pub pid: u32,
+    /// The pid of its parent; 0 if that can't be found out.
+    pub parent: u32,
+    /// The name of its first thread (`/proc/PID/comm`); empty if that can't be found out.
+    pub name: String,
     /// `watching`: at native speed, nothing adopted; or `active`.
     pub state: &'static str,
     /// What it counts for.
     pub ram_bytes: u64,
     /// Of that, lowtide's own.
     pub own_bytes: u64,
+    /// Of that, the program's.
+    pub resident_bytes: u64,
     /// Of lowtide's own, pages that wait in staging, and the pool.
     pub staged_bytes: u64,
     /// See `staged_bytes`.
@@ -25,6 +32,10 @@ pub struct Process {
     pub on_device_bytes: u64,
     /// Bytes of address space that lowtide looks after.
     pub adopted_bytes: u64,
+    /// Faults that lowtide has served since the program was started in it by exec, first touches included; ...
+    pub faults: u64,
+    /// ... and pages that were evicted from it.
+    pub evicted_pages: u64,
 }
 
 /// Those that live, or have not been found dead yet.
@@ -42,20 +53,30 @@ pub fn pid(p: &Proc) -> u32 {
     p.pid.load(Ordering::Relaxed)
 }
 
+fn name(pid: u32) -> String {
+    let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned()
+}
+
 /// All of them.
 pub fn list(segment: &Segment) -> Vec<Process> {
     let get = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
     let pages = |gauge: &AtomicU64| get(gauge).saturating_mul(4096);
     let list = alive(segment).map(|p| Process {
         pid: pid(p),
+        parent: Stat::of(pid(p)).map_or(0, |stat| stat.parent),
+        name: name(pid(p)),
         state: if is_active(p) { "active" } else { "watching" },
         ram_bytes: get(&p.ram_bytes),
         own_bytes: get(&p.own_bytes),
+        resident_bytes: get(&p.ram_bytes).saturating_sub(get(&p.own_bytes)),
         staged_bytes: get(&p.staged_bytes),
         pool_bytes: get(&p.pool_bytes),
         out_bytes: pages(&p.now_stored),
         on_device_bytes: pages(&p.now_on_device),
         adopted_bytes: get(&p.adopted_bytes),
+        faults: get(&p.counters.faults_total),
+        evicted_pages: get(&p.counters.evictions_pages),
     });
     list.collect()
 }

@@ -34,5 +34,6 @@ mod system_calls;
 mod threads;
 mod tools;
 mod tree;
+mod trees;
 mod users;
 mod writeback;

@@ -3,7 +3,7 @@
 //! What is counted every few milliseconds: the resident anonymous pages of every process of the run's session that is not a
 //! forked copy of its parent, and under lowtide also lowtide's own process and the memory that it shares with its agents.
 //! Where forked children stay ([`Job::with_forks`]), they are counted too, each page divided by how many processes map it (`Pss_Anon`), but not
-//! in the first 100 ms after a fork.
+//! in the first 100 ms after a fork of a large process.
 
 use std::ffi::OsString;
 use std::fs;
@@ -25,7 +25,9 @@ const SAMPLE_EVERY: Duration = Duration::from_millis(3);
 /// New processes are looked for less often than known ones are sampled.
 const SAMPLES_PER_SCAN: usize = 4;
 const DEADLINE: Duration = Duration::from_secs(120);
-/// How long after a fork nothing is counted, where forked processes are.
+/// A process that has so much when it is forked is a large one.
+const LARGE: u64 = 16 << 20;
+/// How long after a fork of a large process nothing is counted, where forked processes are.
 const SETTLING: Duration = Duration::from_millis(100);
 /// For the children that outlive the first process.
 const CHILDRENS_DEADLINE: Duration = Duration::from_secs(60);
@@ -330,15 +332,16 @@ fn sample(session: u32, limited: bool, stop: &AtomicBool) -> (u64, usize) {
     (peak, count)
 }
 
-/// The same with forked children, by parts of pages, and without the samples shortly after forks.
+/// The same with forked children, by parts of pages, and without the samples shortly after forks of large processes.
 fn sample_with_forks(session: u32, limited: bool, stop: &AtomicBool) -> (u64, usize) {
     let (mut peak, mut count) = (0, 0);
     let mut known: Vec<u32> = Vec::new();
     let mut last_fork = Instant::now();
-    // The processes as they are now, and when they last became more.
+    // The processes as they are now, and when a large one was last forked.
     let mut look = || {
         let processes = tree::of_session(session);
-        if processes.iter().any(|process| !known.contains(&process.pid)) {
+        let is_new = |process: &&tree::Process| !known.contains(&process.pid);
+        if processes.iter().filter(is_new).any(|process| process.anonymous() >= LARGE) {
             last_fork = Instant::now();
         }
         known = processes.iter().map(|process| process.pid).collect();
