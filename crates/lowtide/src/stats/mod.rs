@@ -4,7 +4,7 @@ pub mod list;
 mod refaults;
 
 pub use list::{Area, Evictions, Faults, Memory, Pages, Work, Writeback};
-pub use refaults::Refaults;
+pub use refaults::{KINDS as REFAULT_KINDS, Refaults};
 
 use crate::live::Live;
 use crate::live::areas::{Listed, State};
@@ -41,7 +41,7 @@ pub struct Stats {
     pub evictions: Evictions,
     pub work: Work,
     /// Pages that were missed, by how many others had been evicted since they had: up to an 8th of the limit, a quarter, all of it, more.
-    pub refaults: Vec<u64>,
+    pub refaults: [u64; REFAULT_KINDS],
     pub refault_distances: Refaults,
     pub folios: Folios,
     pub writeback: Writeback,

@@ -4,7 +4,9 @@ use lowtide_pager::segment::{Counters, EPOCHS_A_LIMIT, REFAULT_AGES};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Ages up to which a refault is of each of the four kinds of `refaults`.
+/// Kinds of `refaults`.
+pub const KINDS: usize = IN_FOUR.len() + 1;
+/// Ages up to which a refault is of each of them but the last.
 const IN_FOUR: [usize; 3] = [1, EPOCHS_A_LIMIT / 4, EPOCHS_A_LIMIT];
 
 /// Faults on pages in the pool and on devices, by how much had been evicted since the page had: entry `i` counts those
@@ -28,8 +30,8 @@ impl Refaults {
     }
 
     /// Up to an 8th of the limit, up to a quarter, all of it, more.
-    pub fn in_four(&self) -> Vec<u64> {
-        let mut four = vec![0; IN_FOUR.len() + 1];
+    pub fn in_four(&self) -> [u64; KINDS] {
+        let mut four = [0; KINDS];
         for (age, count) in self.pool.iter().zip(&self.device).map(|(pool, device)| pool + device).enumerate() {
             four[IN_FOUR.iter().position(|most| age <= *most).unwrap_or(IN_FOUR.len())] += count;
         }

@@ -1,7 +1,8 @@
 //! What happened between two samples, by the second.
 
 use super::sample::{Counts, KINDS, Sample};
-use lowtide_pager::segment::{LATENCY_BUCKETS, REFAULT_DISTANCES, latency_floor_ns};
+use crate::stats::REFAULT_KINDS;
+use lowtide_pager::segment::{LATENCY_BUCKETS, latency_floor_ns};
 
 const PAGE: f64 = 4096.0;
 
@@ -23,7 +24,7 @@ pub struct Rates {
     /// The share of these behind which the program went on; None: there were none.
     pub read_ahead_used: Option<f64>,
     /// Pages that were missed, by how much more RAM would have kept them.
-    pub refaults: [f64; REFAULT_DISTANCES],
+    pub refaults: [f64; REFAULT_KINDS],
     /// The share of the time in which a thread of the program waited for a page.
     pub stall: f64,
     /// CPUs that lowtide's threads used.

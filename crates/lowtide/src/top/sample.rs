@@ -1,7 +1,8 @@
 //! What a run says of itself at one moment: the answer to `stat`, as numbers.
 
 use crate::client::number;
-use lowtide_pager::segment::{LATENCY_BUCKETS, REFAULT_DISTANCES, latency_bucket};
+use crate::stats::REFAULT_KINDS;
+use lowtide_pager::segment::{LATENCY_BUCKETS, latency_bucket};
 use serde_json::Value;
 
 const PAGE: u64 = 4096;
@@ -64,7 +65,7 @@ pub struct Counts {
     /// Of these, those behind which the program went on.
     pub read_ahead_used: u64,
     /// Pages that were missed, by how much more RAM would have kept them.
-    pub refaults: [u64; REFAULT_DISTANCES],
+    pub refaults: [u64; REFAULT_KINDS],
     /// CPU of lowtide's threads.
     pub cpu_seconds: f64,
     /// Time in which a thread of the program waited.
@@ -146,7 +147,7 @@ fn list<'a>(value: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
 }
 
 fn counts(stat: &Value) -> Counts {
-    let (faults, mut refaults) = (&stat["faults"], [0; REFAULT_DISTANCES]);
+    let (faults, mut refaults) = (&stat["faults"], [0; REFAULT_KINDS]);
     for (to, from) in refaults.iter_mut().zip(list(stat, "refaults")) {
         *to = from.as_u64().unwrap_or(0);
     }
