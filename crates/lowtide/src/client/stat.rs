@@ -193,8 +193,8 @@ mod tests {
         let text =
             readable(&json!({ "processes": [of(4, 3, 9), of(2, 1, 5), of(3, 2, 7), of(5, 2, 8), of(8, 9, 1), of(9, 8, 1)] }));
         let names: Vec<&str> =
-            text.lines().skip_while(|line| !line.contains("NAME")).skip(1).map(|line| &line[6..13]).collect();
-        assert_eq!(names, ["p2     ", "  p5   ", "  p3   ", "    p4 ", "p8     ", "p9     "], "{text}");
+            text.lines().skip_while(|line| !line.contains("NAME")).skip(1).map(|line| &line[7..13]).collect();
+        assert_eq!(names, ["p2    ", "  p5  ", "  p3  ", "    p4", "p8    ", "p9    "], "{text}");
     }
 
     #[test]

@@ -40,7 +40,7 @@ fn make_with_large_compilers() {
     let Some(_turn) = turn() else { return };
     let (Some(units), Some(make)) = (script("tree, units", "many_units.py"), tool("make")) else { return };
     let job = Job::new("tree, make", make).words("--no-print-directory -B -j4").with_forks();
-    let written = units.args([&job.directory]).words("3").native();
+    let written = units.args([&job.directory]).words("2").native();
     assert_eq!(written.status, 0, "{written:?}");
     tree(&job, |native| native.status == 0 && native.stdout.contains("beta-"));
 }
@@ -73,7 +73,7 @@ fn saves_under_writes() {
     let Some(_turn) = turn() else { return };
     let (Some(job), Some(_)) = (script("tree, redis", "redis_saves.py"), tool("redis-server")) else { return };
     let directory = job.directory.clone();
-    tree(&job.args([directory]).words("4 60000"), ends_well);
+    tree(&job.args([directory]).words("3 60000"), ends_well);
 }
 
 /// Its parent is gone when the child looks at what it inherited.
