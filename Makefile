@@ -11,7 +11,7 @@ FUZZ_FLAGS := -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
 # Built elsewhere: what can be made to fail must never be taken for what is shipped.
 FAULTS := $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide --features faults --test faults
 
-.PHONY: build demo test model miri fuzz faults soak overhead forktime table trees picture programs header crate deb test-deb deny wheel test-python lab race fmt \
+.PHONY: build demo test model fuzz faults soak overhead forktime table trees picture programs header crate deb test-deb deny wheel test-python lab race fmt \
 	report prometheus pictures watching links lint clean setup help
 
 build: ## target/release/lowtide: one file, the agent inside
@@ -20,16 +20,12 @@ build: ## target/release/lowtide: one file, the agent inside
 demo: setup build ## a real program natively and in 40 % of its memory
 	$(PYTHON) demo/demo.py
 
-test: setup fmt links lint model wheel ## formatting, links, lints, model checks, unit tests, real programs under limits, the Python package
+test: setup fmt links lint model ## formatting, links, lints, model checks, unit tests, real programs under limits
 	$(CARGO) test --release --workspace --exclude lowtide-agent
-	@tests/wheel.sh $(TARGET) again
 
 model: ## model checking with loom and shuttle
 	$(CARGO) test -p lowtide-core --lib --features loom models
 	$(CARGO) test -p lowtide-core --lib --features shuttle models
-
-miri: ## the library's table of addresses and its guards under miri; needs a nightly Rust with miri and rust-src
-	$(CARGO) +nightly miri test -p lowtide-region --lib --target-dir $(TARGET)/miri -- addresses resident
 
 # Long inputs from the start: short sequences of calls get nowhere near full lists and spans.
 fuzz: ## fuzzes the frame allocator, the pool and the slot allocator for SECONDS each (default 60)

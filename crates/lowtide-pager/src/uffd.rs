@@ -143,8 +143,6 @@ pub struct Progress {
 #[derive(Debug)]
 pub struct Uffd {
     fd: OwnedFd,
-    /// See [`Uffd::signals`].
-    signals: bool,
 }
 
 /// Makes a non-blocking userfaultfd of this process's memory in full mode, by the system call or by `/dev/userfaultfd`.
@@ -202,7 +200,7 @@ impl Uffd {
     pub fn open(features: u64) -> Result<Uffd, Errno> {
         let fd = create()?;
         handshake(fd.as_fd(), features)?;
-        Ok(Uffd { fd, signals: features & FEATURE_SIGBUS != 0 })
+        Ok(Uffd { fd })
     }
 
     /// The same for faults of user mode only, without privilege: see [`create_for_user_mode`].
@@ -212,17 +210,12 @@ impl Uffd {
     pub fn open_for_user_mode(features: u64) -> Result<Uffd, Errno> {
         let fd = create_for_user_mode()?;
         handshake(fd.as_fd(), features)?;
-        Ok(Uffd { fd, signals: features & FEATURE_SIGBUS != 0 })
+        Ok(Uffd { fd })
     }
 
     /// A userfaultfd of this process (see [`create`]) with which somebody has shaken hands.
     pub fn ready(fd: OwnedFd) -> Uffd {
-        Uffd { fd, signals: false }
-    }
-
-    /// Whether a missing page is a SIGBUS, or EFAULT to the kernel, and nobody waits for it.
-    pub fn signals(&self) -> bool {
-        self.signals
+        Uffd { fd }
     }
 
     /// The descriptor, for poll.
@@ -357,7 +350,7 @@ impl Message {
                 sys::UFFD_EVENT_PAGEFAULT => {
                     Message::Fault { addr: arg.pagefault.address as usize & !0xfff, thread: arg.pagefault.feat.ptid }
                 }
-                sys::UFFD_EVENT_FORK => Message::Fork(Uffd::ready(OwnedFd::from_raw_fd(arg.fork.ufd as RawFd))),
+                sys::UFFD_EVENT_FORK => Message::Fork(Uffd { fd: OwnedFd::from_raw_fd(arg.fork.ufd as RawFd) }),
                 sys::UFFD_EVENT_REMAP => {
                     Message::Remap { from: arg.remap.from as usize, to: arg.remap.to as usize, len: arg.remap.len as usize }
                 }

@@ -40,19 +40,6 @@ impl Operation<'_> {
         }
         let mut error = None;
         let mut done = 0;
-        // To copy one page costs less than a MOVE, which interrupts the CPUs of all other threads, though none of them has seen the frame.
-        // Not where others might have to serve the kernel's read: where a missing page is no signal, this thread could wait for itself.
-        if n == 1 && self.uffd().signals() {
-            // SAFETY: the word says Moving, so nobody else touches the page or the frame.
-            let p =
-                unsafe { self.uffd().copy(page * PAGE_SIZE, self.staging.addr(frame) as *const u8, PAGE_SIZE, Wake::Later) };
-            // Why it was not copied, the MOVE finds out.
-            if p.error.is_none() {
-                worker.installed(page, page + 1);
-                self.back_in_place(page, frame, Memory::Stays, true);
-                done = 1;
-            }
-        }
         while done < n && error.is_none() {
             let (at, from) = (page + done, frame + done as u32);
             // SAFETY: the words say Moving, so nobody else touches the pages or the frames.
