@@ -97,7 +97,10 @@ pub fn find(mut is_it: impl FnMut(&Object) -> bool) -> Option<Object> {
 
 /// The C library.
 pub fn c_library() -> Option<Object> {
-    find(|object| object.name.to_bytes().windows(7).any(|part| part == b"libc.so"))
+    find(|object| {
+        let file = object.name.to_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        file.starts_with(b"libc.so") && object.symbol(c"memcpy").is_some()
+    })
 }
 
 impl Object {
@@ -106,7 +109,11 @@ impl Object {
         // program, and are never unmapped.
         let (name, headers) = unsafe {
             let name = if info.name.is_null() { c"" } else { CStr::from_ptr(info.name) };
-            (name, core::slice::from_raw_parts(info.headers, info.count.into()))
+            let headers = match info.count {
+                0 => &[][..],
+                count => core::slice::from_raw_parts(info.headers, count.into()),
+            };
+            (name, headers)
         };
         let (start, end) = headers.iter().filter(|h| h.kind == PT_LOAD).fold((usize::MAX, 0), |(start, end), h| {
             let at = info.base.wrapping_add(h.address);

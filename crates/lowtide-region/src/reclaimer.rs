@@ -99,7 +99,6 @@ impl Reclaimer {
         let was_above = core::mem::replace(&mut self.above_low, total > low);
         if total <= low {
             if !faults_come {
-                pager.collect_page_map();
                 pager.maintain();
                 if pager.shrink_pool(&mut self.worker) || pager.compact(COMPACT_PAGES) {
                     return Nap::UntilFaults(SHORTEST_NAP_US);

@@ -108,6 +108,10 @@ impl Keeper {
         let Some(worker) = &mut self.worker else { return Nap::UntilFaults(SHORTEST_SLEEP_US) };
         let yields = self.yields.look(agent::segment(), agent::proc(), now);
         let low = if yields { pager.budget.yielding_mark() } else { pager.budget.low_mark() };
+        if yields && total <= pager.budget.high_mark() {
+            // It gives what is its alone: what it shares makes no room, and would be stored by each that has it.
+            pager.set_sharers(u64::MAX);
+        }
         let was_above = core::mem::replace(&mut self.above_low, total > low);
         let quiet = self.idle.is_quiet(pager, now);
         // The one monitor that watches may wait for a CPU that others keep busy.

@@ -14,6 +14,8 @@ use lowtide_pager::segment::{Proc, Segment, proc_state};
 const IDLE_US: u64 = 1_000_000;
 /// ... and one is busy that has, within so long before now. (A keeper looks ten times a second at least.)
 const BUSY_US: u64 = 300_000;
+/// For so long after it gave way its own faults make nobody else do so.
+const SETTLES_US: u64 = 5_000_000;
 /// With less of the program's memory than this, compressed or not, a process has nothing to give.
 const LEAST: u64 = 1 << 20;
 
@@ -22,6 +24,10 @@ const LEAST: u64 = 1 << 20;
 pub(super) struct Yields {
     /// Faults that were served when it last looked; None: it has not looked.
     faults: Option<u64>,
+    /// When it saw that there were more.
+    faulted_us: u64,
+    /// When this process last gave way.
+    yielded_us: Option<u64>,
 }
 
 impl Yields {
@@ -31,10 +37,14 @@ impl Yields {
         let get = |n: &core::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
         let faults = get(&mine.counters.faults_total);
         if self.faults.replace(faults) != Some(faults) {
-            mine.faulted_us.store(now_us, Ordering::Relaxed);
+            self.faulted_us = now_us;
+            // What it gave away it takes back. That makes it no busy one to which the other gives way in turn.
+            if self.yielded_us.is_none_or(|at| now_us.saturating_sub(at) >= SETTLES_US) {
+                mine.faulted_us.store(now_us, Ordering::Relaxed);
+            }
             return false;
         }
-        if now_us.saturating_sub(get(&mine.faulted_us)) < IDLE_US
+        if now_us.saturating_sub(self.faulted_us) < IDLE_US
             || (get(&mine.ram_bytes) + get(&mine.pool_bytes)).saturating_sub(get(&mine.own_bytes)) < LEAST
         {
             return false;
@@ -42,6 +52,10 @@ impl Yields {
         let is_busy = |p: &Proc| {
             p.state.load(Ordering::Relaxed) == proc_state::ACTIVE && now_us.saturating_sub(get(&p.faulted_us)) < BUSY_US
         };
-        run.used_procs().iter().any(|p| !core::ptr::eq(p, mine) && is_busy(p))
+        let yields = run.used_procs().iter().any(|p| !core::ptr::eq(p, mine) && is_busy(p));
+        if yields {
+            self.yielded_us = Some(now_us);
+        }
+        yields
     }
 }

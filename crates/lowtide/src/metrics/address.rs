@@ -3,7 +3,7 @@
 use crate::error::Failure;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 pub enum Listening {
     /// TCP; whether the kernel was to choose the port.
     Tcp(TcpListener, bool),
-    /// A path.
-    Unix(UnixListener, PathBuf),
+    /// A path, and what was made there.
+    Unix(UnixListener, PathBuf, Option<(u64, u64)>),
 }
 
 impl Listening {
@@ -25,7 +25,8 @@ impl Listening {
                 io::ErrorKind::AddrInUse => refuse("something is there already: remove it or name another path"),
                 _ => refuse(&format!("can't listen there ({}): name another path", reason(&error))),
             })?;
-            return Ok(Listening::Unix(listener, path));
+            let made = identity(&path);
+            return Ok(Listening::Unix(listener, path, made));
         }
         let address = parse(text)?;
         if !address.ip().is_loopback() && !anywhere {
@@ -53,7 +54,7 @@ impl Listening {
             Listening::Tcp(listener, _) => {
                 listener.local_addr().map_or_else(|_| "?".to_owned(), |at| format!("http://{at}/metrics"))
             }
-            Listening::Unix(_, path) => format!("unix:{}", path.display()),
+            Listening::Unix(_, path, _) => format!("unix:{}", path.display()),
         }
     }
 }
@@ -61,10 +62,18 @@ impl Listening {
 /// The program must not be able to connect anything to a path that is no longer ours.
 impl Drop for Listening {
     fn drop(&mut self) {
-        if let Listening::Unix(_, path) = self {
+        if let Listening::Unix(_, path, made) = self
+            && made.is_some()
+            && identity(path) == *made
+        {
             let _ = std::fs::remove_file(path);
         }
     }
+}
+
+/// Which file a path names, without following links: another run may have taken the path since.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    path.symlink_metadata().ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
 /// A socket that nobody listens at any more, left by a run that was killed, is replaced. Only its user may connect.
