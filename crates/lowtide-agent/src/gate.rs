@@ -16,7 +16,7 @@
 //!
 //! [`Pager::take_over`]: lowtide_pager::pager::Pager::take_over
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use lowtide_pager::clock::now_us;
 use rustix::thread::{Timespec, futex};
@@ -34,6 +34,10 @@ const GOES_ON: u32 = 1 << 31;
 
 /// Thread id of the thread that maps, unmaps or moves; 0: none.
 static CHANGING: AtomicU32 = AtomicU32::new(0);
+
+/// Calls that change mappings, as they begin and as they end: see [`changes`].
+static BEGUN: AtomicUsize = AtomicUsize::new(0);
+static ENDED: AtomicUsize = AtomicUsize::new(0);
 
 /// How long a fork waits for others to come out.
 const PATIENCE_MS: u32 = 50;
@@ -109,12 +113,15 @@ pub fn enter(call: Call) -> Inside {
 
 /// Its turn to map, unmap or move; over when dropped.
 pub struct Changing {
-    _inside: Inside,
+    inside: Inside,
     tid: u32,
 }
 
 impl Drop for Changing {
     fn drop(&mut self) {
+        if self.inside.0 == GENERATION.load(Ordering::Relaxed) {
+            ENDED.fetch_add(1, Ordering::SeqCst);
+        }
         if self.tid != 0 && CHANGING.compare_exchange(self.tid, 0, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
             let _ = futex::wake(&CHANGING, futex::Flags::PRIVATE, 1);
         }
@@ -124,19 +131,26 @@ impl Drop for Changing {
 /// Enters a call that maps, unmaps or moves: one thread at a time, once memory is adopted.
 pub fn change(call: Call) -> Changing {
     let inside = enter(call);
+    BEGUN.fetch_add(1, Ordering::SeqCst);
     if agent::active().is_none() {
-        return Changing { _inside: inside, tid: 0 };
+        return Changing { inside, tid: 0 };
     }
     let tid = tid();
     for _ in 0..TURN_MS {
         match CHANGING.compare_exchange(0, tid, Ordering::SeqCst, Ordering::Relaxed) {
-            Ok(_) => return Changing { _inside: inside, tid },
+            Ok(_) => return Changing { inside, tid },
             // A signal handler in the middle of such a call: its outer call keeps the turn.
             Err(by) if by == tid => break,
             Err(by) => drop(futex::wait(&CHANGING, futex::Flags::PRIVATE, by, Some(&ms(1)))),
         }
     }
-    Changing { _inside: inside, tid: 0 }
+    Changing { inside, tid: 0 }
+}
+
+/// How many calls have changed mappings; None while one is at it, and for good after a thread left one by longjmp from a signal handler.
+pub fn changes() -> Option<usize> {
+    let ended = ENDED.load(Ordering::SeqCst);
+    (BEGUN.load(Ordering::SeqCst) == ended).then_some(ended)
 }
 
 /// Closes the gate: the keeper sets nothing up meanwhile, and, once memory is adopted, nobody is inside.
@@ -224,4 +238,6 @@ pub fn reset_after_fork() {
     INSIDE.store(0, Ordering::SeqCst);
     CLOSED_BY.store(0, Ordering::SeqCst);
     CHANGING.store(0, Ordering::SeqCst);
+    BEGUN.store(0, Ordering::SeqCst);
+    ENDED.store(0, Ordering::SeqCst);
 }

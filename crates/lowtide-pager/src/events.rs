@@ -24,6 +24,9 @@ const PUBLISH_EVERY: usize = 32;
 /// How often a message is read again for which there is no descriptor.
 const DESCRIPTOR_TRIES: usize = 1000;
 
+/// Faults kept that are read while a move is settled. Others are sent back to the kernel.
+const MOST_PUT_ASIDE: usize = 64;
+
 /// A thread of the program waits for a page.
 #[derive(Debug, Clone, Copy)]
 pub struct Fault {
@@ -38,6 +41,8 @@ pub struct Fault {
 pub struct Read {
     /// To be served.
     pub faults: ArrayVec<Fault, MOST_READ>,
+    /// The same, that were read with a move: where these pages are missing.
+    pub put_aside: ArrayVec<usize, MOST_PUT_ASIDE>,
     /// There was an event, which has been applied.
     pub event: bool,
     /// The mappings changed in a way that new ones may have to be looked for.
@@ -55,6 +60,7 @@ impl Pager {
     /// Reads what waits, `most` messages at most, and applies the events, in the order in which they came. No lock may be held.
     pub fn read(&self, most: usize, worker: &mut Worker) -> Read {
         let lock = self.space.exclusive();
+        let changes = (self.host.changes)();
         let mut messages = self.uffd().read_several(most);
         if let Err(Errno::MFILE | Errno::NFILE) = messages {
             // A fork event brings a descriptor (RLIMIT_NOFILE counts lowtide's own, too). It stays where it is until it can be read, and nothing
@@ -73,7 +79,20 @@ impl Pager {
             }
         }
         let mut read = Read::default();
-        for message in messages.into_iter().flatten() {
+        let mut messages = messages.into_iter().flatten();
+        while let Some(message) = messages.next() {
+            if matches!(message, Message::Unmap { .. } | Message::Remap { .. }) && self.passed_the_gate(changes) {
+                self.has_raw_calls.store(true, Ordering::Relaxed);
+            }
+            if matches!(message, Message::Remap { .. }) && self.has_raw_calls.load(Ordering::Relaxed) {
+                (read.event, read.remapped) = (true, true);
+                self.settle_move(&lock, message, &mut messages, &mut |fault| {
+                    if read.put_aside.try_push(fault.addr).is_err() {
+                        self.uffd().wake(fault.addr, PAGE_SIZE);
+                    }
+                });
+                continue;
+            }
             self.act_on(&lock, message, worker, &mut read);
         }
         self.keep_reserve();
@@ -244,6 +263,7 @@ pub(crate) mod tests {
             lost: |text| panic!("{}", std::string::String::from_utf8_lossy(text)),
             warn: |_| {},
             waits: || {},
+            changes: || Some(0),
             open_uffd: || Uffd::open(NEEDED_FEATURES),
             open_page_map: crate::present::Present::open,
         };
@@ -253,7 +273,7 @@ pub(crate) mod tests {
     }
 
     /// `pages` pages of memory, a mapping by itself: what surrounds it is mapped, too, but not accessible.
-    fn mapping(pages: usize) -> usize {
+    pub(crate) fn mapping(pages: usize) -> usize {
         let whole = (pages + 32) * PAGE_SIZE;
         // SAFETY: fresh memory of the kernel's choice, and a part of it.
         unsafe {
@@ -265,18 +285,18 @@ pub(crate) mod tests {
     }
 
     /// Says of `pages` pages from `at` on that they are in the store, under entries that begin with `entry`.
-    fn swap_out(pager: &Pager, at: usize, pages: usize, entry: u64) {
+    pub(crate) fn swap_out(pager: &Pager, at: usize, pages: usize, entry: u64) {
         for i in 0..pages {
             pager.map.populate(at / PAGE_SIZE + i).unwrap();
             pager.map.set(at / PAGE_SIZE + i, Word::Swapped(entry + i as u64));
         }
     }
 
-    fn words(pager: &Pager, at: usize, pages: usize) -> std::vec::Vec<Word> {
+    pub(crate) fn words(pager: &Pager, at: usize, pages: usize) -> std::vec::Vec<Word> {
         (0..pages).map(|i| pager.map.get(at / PAGE_SIZE + i)).collect()
     }
 
-    fn swapped(entry: u64, pages: u64) -> std::vec::Vec<Word> {
+    pub(crate) fn swapped(entry: u64, pages: u64) -> std::vec::Vec<Word> {
         (entry..entry + pages).map(Word::Swapped).collect()
     }
 

@@ -183,6 +183,13 @@ impl Pager {
                     Ok(mut worker) => self.forked_unannounced(lock, &child, &mut worker),
                     Err(_) => (self.host.fatal)(b"no memory for a fork"),
                 },
+                Ok(event @ Message::Remap { .. }) if self.has_raw_calls.load(Ordering::Relaxed) => {
+                    self.settle_move(lock, event, &mut core::iter::empty(), &mut |fault| {
+                        if waiting.try_push(fault.addr).is_err() {
+                            self.uffd().wake(fault.addr, PAGE_SIZE);
+                        }
+                    });
+                }
                 Ok(event) => self.happened(lock, event),
                 Err(_) => break,
             }

@@ -24,6 +24,7 @@ pub mod locks;
 pub mod mapping;
 pub mod measuring;
 pub mod monitor;
+mod moves;
 pub mod pagemap;
 pub mod pager;
 pub mod patience;

@@ -72,6 +72,9 @@ impl Monitor {
             }
             turn.read = true;
             turn.remapped |= read.remapped;
+            for addr in read.put_aside {
+                self.defer(pager, addr);
+            }
             if self.deferred.is_empty() && !read.faults.is_empty() {
                 turn.threads = read.faults.len();
                 turn.thread = self.serve_all(pager, &read.faults);

@@ -15,6 +15,7 @@ use lowtide_core::store::{AreaStats, MAX_AREAS, Store};
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE, Whose};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
+use rustix::mm::MsyncFlags;
 
 use crate::backoff::Backoff;
 use crate::budget::Budget;
@@ -45,6 +46,9 @@ pub struct Host {
     pub warn: fn(&[u8]),
     /// The calling monitor is about to wait: until its turn is over others are to look after the program's faults.
     pub waits: fn(),
+    /// How many calls that change mappings have gone through the gate, one at a time; None while one is inside. A change that is made
+    /// while nobody is was made by a raw system call.
+    pub changes: fn() -> Option<usize>,
     /// A new userfaultfd of this process, ready for [`crate::uffd::NEEDED_FEATURES`].
     pub open_uffd: fn() -> Result<Uffd, Errno>,
     /// The page map of this process.
@@ -79,6 +83,8 @@ pub struct Pager {
     pub(crate) host: Host,
     /// Memory shared with the next forked child; see `fork.rs`.
     pub(crate) handover: AtomicPtr<crate::fork::Handover>,
+    /// Mappings have been changed past the gate: see `moves.rs`.
+    pub(crate) has_raw_calls: AtomicBool,
     forking: AtomicBool,
     was_forked: AtomicBool,
     /// See [`Pager::moves_during_fork`].
@@ -162,6 +168,7 @@ impl Pager {
             zeros: vm::map(MAX_WINDOW * PAGE_SIZE, OnFork::Copy)?,
             host,
             handover: AtomicPtr::new(crate::fork::Handover::new()?),
+            has_raw_calls: AtomicBool::new(false),
             forking: AtomicBool::new(false),
             was_forked: AtomicBool::new(false),
             has_moved: AtomicBool::new(false),
@@ -396,7 +403,8 @@ impl Pager {
     /// Adopts a range: registers it, so that its missing pages are served from now on, and makes it evictable.
     ///
     /// # Errors
-    /// Those of UFFDIO_REGISTER; `NOMEM`: too many ranges; `EXIST`: lowtide's own memory is there by now.
+    /// Those of UFFDIO_REGISTER; `NOMEM`: too many ranges; `EXIST`: lowtide's own memory is there by now; `AGAIN`: the mappings of the range are
+    /// changing just now.
     pub fn adopt(&self, range: Range) -> Result<(), Errno> {
         let lock = self.space.exclusive();
         if self.regions.covers(&lock, range) {
@@ -410,12 +418,33 @@ impl Pager {
         for gap in self.regions.gaps(&lock, range) {
             self.dropped(&lock, gap.start, gap.end);
         }
-        if self.regions.insert(&lock, range) {
+        if self.insert_registered(&lock, range)? {
             return Ok(());
         }
         // SAFETY: nothing of the range has been evicted yet.
         unsafe { self.uffd().unregister(range.start, range.end - range.start)? };
         Err(Errno::NOMEM)
+    }
+
+    /// Takes a range that was registered just now among the adopted ones. The kernel passes over what is not mapped in it: the program may have
+    /// unmapped a part since it was found, of which no event told; were that taken for adopted, what is mapped there next would be
+    /// evicted and not served. False: the set is full.
+    fn insert_registered(&self, lock: &Exclusive<'_>, range: Range) -> Result<bool, Errno> {
+        match self.present().mappings.is_one(range) {
+            // What was unmapped since of a single mapping, an event will tell.
+            Some(true) => Ok(self.regions.insert(lock, range)),
+            Some(false) => {
+                let mut inserted = true;
+                self.each_registered(range, |part| inserted &= self.regions.insert(lock, part))?;
+                Ok(inserted)
+            }
+            None => {
+                // SAFETY: an asynchronous msync does nothing but to look for holes.
+                unsafe { rustix::mm::msync(range.start as *mut _, range.end - range.start, MsyncFlags::ASYNC) }
+                    .map_err(|_| Errno::AGAIN)?;
+                Ok(self.regions.insert(lock, range))
+            }
+        }
     }
 
     /// Writes the bytes of memory that are lowtide's own in this process into the run's segment: the frames of staging and of the pool

@@ -126,6 +126,7 @@ impl House {
             lost: |text| say(&[b"lowtide: ", text, b"; the thread that needs it gets SIGBUS\n"]),
             warn,
             waits: || {},
+            changes: || None,
             // Only a forked child, which has no region, would ask for these.
             open_uffd: || Err(Errno::NOSYS),
             open_page_map: Present::open,

@@ -62,17 +62,23 @@ fn is_missing(pid: u32, thread: u32) -> bool {
 }
 
 /// Whether any thread of a process ends, or is told to by SIGKILL, as all are when their process ends or executes another program. What can't be read
-/// proves that nothing is known.
+/// proves that nothing is known. A first thread that has ended stays until all others have: it tells nothing of them.
 fn is_ending(pid: u32) -> bool {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
-    tasks.flatten().any(|task| {
+    let mut others = 0;
+    let ends = tasks.flatten().any(|task| {
         let read = |name: &str| std::fs::read(task.path().join(name)).map(|text| String::from_utf8_lossy(&text).into_owned());
         match (read("status"), read("stat")) {
-            (Ok(status), Ok(stat)) => has_kill_pending(&status) || is_exiting(&stat),
+            (Ok(_), Ok(stat)) if is_zombie(&stat) && task.file_name().to_string_lossy() == pid.to_string() => false,
+            (Ok(status), Ok(stat)) => {
+                others += 1;
+                has_kill_pending(&status) || is_exiting(&stat)
+            }
             // It has gone since.
             _ => true,
         }
-    })
+    });
+    ends || others == 0
 }
 
 /// By `/proc/PID/task/TID/status`.
@@ -82,7 +88,12 @@ fn has_kill_pending(status: &str) -> bool {
     status.lines().filter_map(pending).any(|set| u64::from_str_radix(&set, 16).is_ok_and(|set| set & SIGKILL != 0))
 }
 
-/// By `/proc/PID/task/TID/stat`. A zombie leader of a process that goes on is one too: then nothing is known.
+/// By `/proc/PID/task/TID/stat`.
+fn is_zombie(stat: &str) -> bool {
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z'))
+}
+
+/// By the same.
 fn is_exiting(stat: &str) -> bool {
     /// `PF_EXITING` of the kernel.
     const EXITING: u64 = 0x4;
@@ -120,7 +131,8 @@ mod tests {
         assert!(has_kill_pending("Name:\tx\nSigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n"));
         assert!(has_kill_pending("SigPnd:\t0000000000000000\nShdPnd:\t0000000000004100\n"));
         assert!(!has_kill_pending("SigPnd:\t0000000000000200\nSigBlk:\t0000000000000100\n"));
-        assert!(is_exiting("7 (a) b) Z 1 7 7 0 -1 4194316 0 0"));
+        assert!(is_exiting("7 (a) b) Z 1 7 7 0 -1 4194316 0 0") && is_zombie("7 (a) b) Z 1 7 7 0 -1 4194316 0 0"));
+        assert!(!is_zombie("7 (a) Z) S 1 7 7 0 -1 4194304 0 0"));
         assert!(!is_exiting("7 (a) b) S 1 7 7 0 -1 4194304 0 0"));
         assert!(!is_ending(std::process::id()));
         assert!(is_ending(i32::MAX as u32));

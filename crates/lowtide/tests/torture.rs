@@ -7,7 +7,7 @@
 mod live;
 mod progress;
 
-use live::{MIB, Run, Scene, program, turn};
+use live::{MIB, Run, Scene, program, program_with_raw_calls, turn};
 use progress::Progress;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
@@ -21,6 +21,7 @@ const MIB_EACH: u64 = 24;
 const ALL_MIB: u64 = THREADS * MIB_EACH;
 /// How long a round takes.
 const ROUND: u64 = 20;
+const SHORTEST_ROUND: u64 = 5;
 /// How much longer it may take: at the end all pages are looked at.
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -89,9 +90,13 @@ fn round(seed: u64, seconds: u64) {
     let codec = if random.u32(..4) == 0 { "--codec zstd" } else { "" };
     let options = format!("--quiet --ram {ram}M {swap} {codec} --stats stats.json");
     let arguments = format!("--seed {seed} --threads {THREADS} --seconds {seconds} --mib {MIB_EACH}");
-    let how = format!("LOWTIDE_SEED={seed} TORTURE_SECONDS={seconds}: lowtide run {options} -- torture {arguments}");
+    let torture = if random.u32(..3) == 0 { program_with_raw_calls("torture") } else { program("torture") };
+    let how = format!(
+        "LOWTIDE_SEED={seed} TORTURE_SECONDS={seconds}: lowtide run {options} -- {} {arguments}",
+        torture.file_name().expect("a name").to_string_lossy()
+    );
     eprintln!("{how}");
-    let mut run = scene.start(&options, &program("torture"), &arguments).listens();
+    let mut run = scene.start(&options, &torture, &arguments).listens();
     let done = change(&scene, &mut run, &mut random, &areas, Instant::now() + Duration::from_secs(seconds));
     let Some(output) = run.ended_within(PATIENCE) else {
         panic!("{how}: it hangs\n{}", threads(&run.processes(&scene)));
@@ -127,8 +132,9 @@ fn torture(all: u64, progress: Option<Progress>) {
         progress
             .iter()
             .for_each(|progress| progress.at(began.elapsed().as_secs(), format!("seconds: round {}", seed - first + 1)));
-        round(seed, left.min(ROUND));
-        if left <= ROUND {
+        // In less than a second or two it may not come to its limit.
+        round(seed, left.clamp(SHORTEST_ROUND, ROUND));
+        if left < ROUND + SHORTEST_ROUND {
             break;
         }
     }

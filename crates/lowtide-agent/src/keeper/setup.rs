@@ -67,6 +67,7 @@ impl Keeper {
             lost: |text| say::fatal(text),
             warn: say::warn,
             waits: watch::leave,
+            changes: gate::changes,
             open_uffd: broker::userfaultfd,
             open_page_map: broker::page_map,
         };

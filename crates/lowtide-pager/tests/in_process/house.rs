@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use lowtide_core::codec::Codec;
 use lowtide_core::device::DeviceName;
@@ -68,7 +69,7 @@ impl House {
         // SAFETY: zeros are a valid Proc, and the memory is the global allocator's, of this layout; it is never freed.
         let proc: &'static Proc = unsafe { &*std::alloc::alloc_zeroed(std::alloc::Layout::new::<Proc>()).cast() };
         let (lost, open_uffd) = (|text: &[u8]| fatal(text), || Uffd::open(NEEDED_FEATURES));
-        let host = Host { fatal, lost, warn, waits: || {}, open_uffd, open_page_map: Present::open };
+        let host = Host { fatal, lost, warn, waits: || {}, changes: || Some(0), open_uffd, open_page_map: Present::open };
         let pager = Pager::new(uffd, store, 2 * MIB, proc, host).unwrap();
         let pager: &'static Pager = Box::leak(Box::new(pager));
         pager.budget.set_limit(1 << 40);
@@ -123,6 +124,16 @@ impl Drop for House {
             let _ = thread.join();
         }
     }
+}
+
+/// Does what hangs where lowtide is at fault.
+pub fn within(what: &str, f: impl FnOnce() + Send + 'static) {
+    let (ended, ends) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        f();
+        let _ = ended.send(());
+    });
+    assert!(ends.recv_timeout(Duration::from_secs(60)).is_ok(), "this hangs: {what}");
 }
 
 pub fn get(counter: &AtomicU64) -> u64 {

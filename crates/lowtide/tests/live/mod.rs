@@ -44,19 +44,34 @@ pub fn is_root() -> bool {
 
 /// The program `name` of tests/programs: a file, or all files of a directory. (Called by one at a time: see [`turn`].)
 pub fn program(name: &str) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs").join(name);
+    compile(name, name, &[])
+}
+
+/// The same; its mapping calls are raw system calls.
+pub fn program_with_raw_calls(name: &str) -> PathBuf {
+    compile(name, &format!("{name}.raw"), &["-include", &sources().join("raw_calls.h").to_string_lossy()])
+}
+
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs")
+}
+
+fn compile(name: &str, output: &str, options: &[&str]) -> PathBuf {
+    let source = sources().join(name);
     let files: Vec<PathBuf> = match std::fs::read_dir(&source) {
         Ok(list) => list.filter_map(Result::ok).map(|entry| entry.path()).collect(),
         Err(_) => vec![source.with_extension("c")],
     };
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("live");
     std::fs::create_dir_all(&dir).expect("a directory under target/");
-    let output = dir.join(name);
+    let output = dir.join(output);
     let time = |path: &Path| path.metadata().and_then(|data| data.modified()).ok();
     let changed = files.iter().filter_map(|file| time(file)).max();
     if time(&output).is_none_or(|made| changed.is_some_and(|changed| changed >= made)) {
         let mut cc = Command::new("cc");
-        cc.args(["-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", "-rdynamic", "-o"]).arg(&output);
+        cc.args(["-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", "-rdynamic", "-o"])
+            .arg(&output)
+            .args(options);
         cc.args(files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "c")));
         assert!(cc.status().expect("cc starts").success(), "cc {name}");
     }

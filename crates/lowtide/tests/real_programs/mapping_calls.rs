@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::check::{Data, Growth, compare, ends_well};
 use crate::machine::{native_only, say, tool, turn};
 use crate::measure::{Job, Limit, Outcome, Swap};
-use crate::programs::job;
+use crate::programs::{job, job_with_raw_calls};
 
 /// Natively and at a limit: the same output, and something was evicted.
 fn same(job: &Job, limit: &Limit) -> Option<Outcome> {
@@ -101,4 +101,12 @@ fn a_file_is_populated() {
     let Some(_turn) = turn() else { return };
     let Some(job) = job("populate a file", "populate", "file 64 96 12") else { return };
     compare(&job, Growth::Existing, Data::Compressible, ends_well);
+}
+
+/// Nobody sees to it that threads change mappings one after the other, and lowtide finds new ones by looking only.
+#[test]
+fn raw_calls_of_several_threads() {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job_with_raw_calls("raw calls", "thread_mix", "6 5000 24") else { return };
+    same(&job, &Limit { ram: 40 << 20, swap: Swap::Ram });
 }

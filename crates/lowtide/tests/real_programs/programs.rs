@@ -20,7 +20,7 @@ fn is_newer(output: &Path, sources: &[PathBuf]) -> bool {
 
 fn compile(name: &str, output: &str, options: &[&str]) -> Option<PathBuf> {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
-    let (output, sources) = (directory.join(output), [source(&format!("{name}.c")), source("common.h")]);
+    let (output, sources) = (directory.join(output), [source(&format!("{name}.c")), source("common.h"), source("raw_calls.h")]);
     if is_newer(&output, &sources) {
         return Some(output);
     }
@@ -40,6 +40,13 @@ fn compile(name: &str, output: &str, options: &[&str]) -> Option<PathBuf> {
 /// The compiled program `name`, to run with these arguments.
 pub fn job(label: &str, name: &str, arguments: &str) -> Option<Job> {
     Some(Job::new(label, compile(name, name, &[])?).words(arguments))
+}
+
+/// The same; its mapping calls are raw system calls.
+pub fn job_with_raw_calls(label: &str, name: &str, arguments: &str) -> Option<Job> {
+    let raw_calls = source("raw_calls.h").display().to_string();
+    let program = compile(name, &format!("{name}.raw"), &["-include", &raw_calls])?;
+    Some(Job::new(label, program).words(arguments))
 }
 
 /// The compiled program `name`, by itself.
