@@ -126,21 +126,24 @@ impl Pager {
     }
 
     fn apply_in_order(&self, lock: &Exclusive<'_>, mut waiting: ArrayVec<Change, MOST_CHANGES>) {
+        let mut moves = ArrayVec::<(Range, Parts), MOST_CHANGES>::new();
         while !waiting.is_empty() {
             let is_next = |i: &usize| (0..waiting.len()).all(|j| j == *i || !comes_before(&waiting, j, *i));
             let Some(next) = (0..waiting.len()).find(is_next) else { (self.host.fatal)(NO_ORDER) };
             let Change { event, landed } = waiting.remove(next);
-            let Message::Remap { to, len, .. } = event else {
-                self.happened(lock, event);
-                continue;
-            };
-            if self.holds_words(Range { start: to, end: to + len }) {
-                (self.host.fatal)(NO_ORDER);
+            if let Message::Remap { to, len, .. } = event {
+                let place = Range { start: to, end: to + len };
+                if self.holds_words(place) {
+                    (self.host.fatal)(NO_ORDER);
+                }
+                moves.push((place, landed));
             }
             self.happened(lock, event);
-            // What is not there any more was unmapped since, which may have been applied before.
-            let mut at = to;
-            for part in landed.iter().chain(&[Range { start: to + len, end: to + len }]) {
+        }
+        // What is not there any more was unmapped since, which may have been applied before.
+        for (place, landed) in moves {
+            let mut at = place.start;
+            for part in landed.iter().chain(&[Range { start: place.end, end: place.end }]) {
                 if at < part.start {
                     self.abandon(lock, Range { start: at, end: part.start });
                 }

@@ -20,6 +20,7 @@ use rustix::mm::MsyncFlags;
 use crate::backoff::Backoff;
 use crate::budget::Budget;
 use crate::drain::Drained;
+use crate::guards::Guards;
 use crate::hand::Hand;
 use crate::pagemap::PageMap;
 use crate::patience::Patience;
@@ -69,6 +70,8 @@ pub struct Pager {
     store: Store,
     /// RAM left.
     pub budget: Budget,
+    /// Guards that the program makes.
+    pub guards: Guards,
     /// When not to look for pages to evict.
     pub(crate) backoff: Backoff,
     /// The same of monitors that detach pages for the keeper.
@@ -158,6 +161,7 @@ impl Pager {
             staging,
             store,
             budget: Budget::default(),
+            guards: Guards::default(),
             backoff: Backoff::default(),
             ahead_backoff: Backoff::default(),
             proc: AtomicPtr::new(core::ptr::from_ref(proc).cast_mut()),

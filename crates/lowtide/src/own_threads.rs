@@ -101,11 +101,16 @@ fn is_exiting(stat: &str) -> bool {
     flags.is_none_or(|flags| flags & EXITING != 0)
 }
 
-/// Whether a process still has the agent's library mapped where it was. (What can't be read proves nothing.)
+/// Whether a process still has the agent's library mapped where it was. (What can't be read proves nothing.) A thread that has ended has no memory,
+/// and the first one may have.
 fn has_agent(pid: u32, p: &Proc) -> bool {
     let at = p.agent_at.load(Ordering::Acquire);
-    let text = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
-    String::from_utf8_lossy(&text).lines().filter(|line| line.contains("/memfd:lowtide-agent")).any(|line| holds(line, at))
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let text = tasks.filter_map(|task| std::fs::read(task.path().join("maps")).ok()).find(|text| !text.is_empty());
+    String::from_utf8_lossy(&text.unwrap_or_default())
+        .lines()
+        .filter(|line| line.contains("/memfd:lowtide-agent"))
+        .any(|line| holds(line, at))
 }
 
 /// Whether a line of `/proc/PID/maps` is of a mapping that holds this address.
