@@ -42,6 +42,16 @@ struct Change {
     event: Message,
     /// Of a move.
     landed: Parts,
+    /// Of a move: what it brought is what is there now. (There may be more than one to the same place, one after the other.)
+    is_there: bool,
+    /// Of a move: its old place was unmapped. (With MREMAP_DONTUNMAP it stays.)
+    made_room: bool,
+}
+
+impl From<Message> for Change {
+    fn from(event: Message) -> Change {
+        Change { event, landed: Parts::new(), is_there: false, made_room: false }
+    }
 }
 
 impl Pager {
@@ -60,7 +70,7 @@ impl Pager {
     ) {
         let mut waiting = ArrayVec::<Change, MOST_CHANGES>::new();
         let mut patience = Patience::new();
-        waiting.push(Change { event: first, landed: Parts::new() });
+        waiting.push(first.into());
         loop {
             loop {
                 let event = match rest.next().map_or_else(|| self.uffd().read(), Ok) {
@@ -74,7 +84,7 @@ impl Pager {
                 };
                 if !matches!(event, Message::Remap { .. }) && !waiting.iter().any(|other| meet(&other.event, &event)) {
                     self.happened(lock, event);
-                } else if waiting.try_push(Change { event, landed: Parts::new() }).is_err() {
+                } else if waiting.try_push(event.into()).is_err() {
                     (self.host.fatal)(NO_ORDER);
                 }
             }
@@ -126,11 +136,24 @@ impl Pager {
     }
 
     fn apply_in_order(&self, lock: &Exclusive<'_>, mut waiting: ArrayVec<Change, MOST_CHANGES>) {
+        for i in 0..waiting.len() {
+            let Message::Remap { from, to, len } = waiting[i].event else { continue };
+            let [old, new] = [from, to].map(|start| Range { start, end: start + len });
+            let is_left = waiting[i + 1..].iter().any(|later| {
+                matches!(later.event, Message::Remap { to, len, .. }
+                if overlap(new, Range { start: to, end: to + len }))
+            });
+            waiting[i].is_there = !waiting[i].landed.is_empty() && !is_left;
+            waiting[i].made_room = waiting[i + 1..].iter().any(|later| {
+                matches!(later.event, Message::Unmap { start, end }
+                if overlap(old, Range { start, end }))
+            });
+        }
         let mut moves = ArrayVec::<(Range, Parts), MOST_CHANGES>::new();
         while !waiting.is_empty() {
             let is_next = |i: &usize| (0..waiting.len()).all(|j| j == *i || !comes_before(&waiting, j, *i));
             let Some(next) = (0..waiting.len()).find(is_next) else { (self.host.fatal)(NO_ORDER) };
-            let Change { event, landed } = waiting.remove(next);
+            let Change { event, landed, .. } = waiting.remove(next);
             if let Message::Remap { to, len, .. } = event {
                 let place = Range { start: to, end: to + len };
                 if self.holds_words(place) {
@@ -166,21 +189,21 @@ impl Pager {
 /// Whether the change at `j` was made before the one at `i`, of the two.
 fn comes_before(changes: &[Change], j: usize, i: usize) -> bool {
     let (one, other) = (&changes[j], &changes[i]);
-    if makes_room(&one.event, other) {
+    if makes_room(one, other) {
         return true;
     }
-    !makes_room(&other.event, one) && j < i && meet(&one.event, &other.event)
+    !makes_room(other, one) && j < i && meet(&one.event, &other.event)
 }
 
-/// Whether `event` took away what was in the place to which `landed` has moved something that is still there.
-fn makes_room(event: &Message, landed: &Change) -> bool {
+/// Whether `change` took away what was in the place to which `landed` has moved something that is there now.
+fn makes_room(change: &Change, landed: &Change) -> bool {
     let Message::Remap { to, len, .. } = landed.event else { return false };
-    let taken = match *event {
+    let taken = match change.event {
         Message::Unmap { start, end } => Range { start, end },
-        Message::Remap { from, len, .. } => Range { start: from, end: from + len },
+        Message::Remap { from, len, .. } if change.made_room => Range { start: from, end: from + len },
         _ => return false,
     };
-    !landed.landed.is_empty() && overlap(taken, Range { start: to, end: to + len })
+    landed.is_there && overlap(taken, Range { start: to, end: to + len })
 }
 
 /// Whether two events are about the same place.
@@ -283,6 +306,16 @@ mod tests {
         settle(&pager, vec![moved(from, to), unmapped(from)]);
         assert_eq!(words(&pager, to, PAGES), [Word::None; PAGES]);
         assert!(!pager.regions.overlaps(&pager.space.exclusive(), Range { start: to, end: to + LEN }), "nobody serves it");
+    }
+
+    /// One thread moves memory there and back and there again, and leaves its old places mapped (MREMAP_DONTUNMAP).
+    #[test]
+    fn what_one_thread_does_stays_in_order() {
+        let Some((pager, one, other)) = places() else { return };
+        pager.happened(&pager.space.exclusive(), unmapped(other));
+        settle(&pager, vec![moved(one, other), unmapped(one), moved(other, one), unmapped(other), moved(one, other)]);
+        assert_eq!(words(&pager, other, PAGES), swapped(100, PAGES as u64));
+        assert_eq!(words(&pager, one, PAGES), [Word::None; PAGES]);
     }
 
     #[test]

@@ -1,14 +1,12 @@
 //! MADV_DONTNEED marks what is in memory, and nothing else.
 
-use std::ffi::c_int;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use lowtide_pager::monitor::Monitor;
 use lowtide_pager::worker::Worker;
 use rustix::mm::{Advice, MapFlags};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::house::{Config, House, MIB, PAGE, map, verify, write};
 
@@ -51,68 +49,38 @@ fn removed_pages_can_be_evicted_again() {
     (0..1024).for_each(|i| verify(page(i), i as u64 + 1, "after all"));
 }
 
-const SCHED_IDLE: c_int = 5;
-
-unsafe extern "C" {
-    fn sched_setscheduler(thread: c_int, policy: c_int, parameters: *const c_int) -> c_int;
-}
-
-/// From here on the calling thread runs on this CPU only.
-fn stay_on(cpu: usize) {
-    let mut only = CpuSet::new();
-    only.set(cpu);
-    sched_setaffinity(None, &only).unwrap();
-}
-
-/// The kernel tells of a removal before it takes the pages away. What is evicted just then would come back with its old bytes. Here the thread that
-/// removes them gets no CPU meanwhile: it is to run when nothing else wants to, on a CPU where something does.
+/// The kernel tells of a removal before it takes the pages away, and that takes a while where there are many. What is evicted just then would come
+/// back with its old bytes.
 #[test]
 fn pages_that_are_about_to_go_are_not_evicted() {
-    const PAGES: usize = 1024;
+    const PAGES: usize = 16384;
     let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 0 }) else { return };
     let at = map(std::ptr::null_mut(), PAGES, MapFlags::empty());
+    // SAFETY: the test's own memory, where huge pages would go too fast.
+    unsafe { rustix::mm::madvise(at.cast(), PAGES * PAGE, Advice::LinuxNoHugepage).unwrap() };
     // SAFETY: inside the mapping.
-    (0..PAGES).for_each(|i| write(unsafe { at.add(i * PAGE) }, i as u64 + 1));
+    (0..PAGES).for_each(|i| write(unsafe { at.add(i * PAGE) }, i as u64 * 3 + 1));
     house.adopt(at, PAGES);
-    let (pager, at) = (house.pager, at as usize);
-    let allowed = sched_getaffinity(None).unwrap();
-    let cpu = (0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu)).unwrap();
-    let program = thread::spawn(move || {
-        stay_on(cpu);
-        // SAFETY: the priority that this policy takes, and the test's own memory.
-        unsafe {
-            assert_eq!(sched_setscheduler(0, SCHED_IDLE, &0), 0);
-            rustix::mm::madvise(at as *mut _, PAGES * PAGE, Advice::LinuxDontNeed).unwrap();
-        }
-    });
-    let (mut monitor, mut worker) = (Monitor::new().unwrap(), Worker::new(true).unwrap());
-    monitor.wait(pager, -1);
-    let is_busy = Arc::new(AtomicU32::new(0));
-    let busy = {
-        let is_busy = is_busy.clone();
+    let (pager, at, removed) = (house.pager, at as usize, Arc::new(AtomicBool::new(false)));
+    let program = {
+        let removed = removed.clone();
         thread::spawn(move || {
-            stay_on(cpu);
-            is_busy.store(1, Ordering::SeqCst);
-            while is_busy.load(Ordering::SeqCst) == 1 {
-                std::hint::spin_loop();
-            }
+            // SAFETY: the test's own memory.
+            unsafe { rustix::mm::madvise(at as *mut _, PAGES * PAGE, Advice::LinuxDontNeed).unwrap() };
+            removed.store(true, Ordering::SeqCst);
+            (0..PAGES).for_each(|i| verify((at + i * PAGE) as *const u8, 0, "removed"));
         })
     };
-    while is_busy.load(Ordering::SeqCst) == 0 {
-        thread::yield_now();
-    }
+    let (mut monitor, mut worker) = (Monitor::new().unwrap(), Worker::new(true).unwrap());
+    monitor.wait(pager, -1);
     assert!(monitor.turn(pager).read, "the removal was told of");
-    for _ in 0..20 {
+    while !removed.load(Ordering::SeqCst) {
         let _ = pager.evict(&mut worker);
     }
-    is_busy.store(2, Ordering::SeqCst);
-    busy.join().unwrap();
-    program.join().unwrap();
-    let reader = thread::spawn(move || (0..PAGES).for_each(|i| verify((at + i * PAGE) as *const u8, 0, "removed")));
-    while !reader.is_finished() {
+    while !program.is_finished() {
         if !monitor.turn(pager).read {
             monitor.wait(pager, 1);
         }
     }
-    reader.join().unwrap();
+    program.join().unwrap();
 }
