@@ -12,6 +12,8 @@ use crate::house::{Config, House, MIB, PAGE, map, mix, verify, write};
 const THREADS: usize = 4;
 /// All are of the same size, so that what one thread unmaps is where another's memory goes next.
 const PAGES: usize = 64;
+/// What is moved there and back: more comes in than the evictor wants to see before it looks again.
+const MOVED: usize = 1024;
 const SECONDS: u64 = 3;
 
 /// Evicts until it is told to stop.
@@ -78,21 +80,21 @@ fn threads_move_and_unmap_as_they_like() {
 #[test]
 fn what_has_moved_is_there_at_once() {
     let program = |house: &House, _: usize| {
-        let (mut at, mut there) = (house.region(PAGES), map(std::ptr::null_mut(), PAGES, MapFlags::empty()));
+        let (mut at, mut there) = (house.region(MOVED), map(std::ptr::null_mut(), MOVED, MapFlags::empty()));
         // SAFETY: inside the mappings.
         let page = |at: *mut u8, i: usize| unsafe { at.add(i * PAGE) };
         until_time_is_over(|round| {
-            (0..PAGES).for_each(|i| write(page(at, i), mix(round) ^ i as u64));
+            (0..MOVED).for_each(|i| write(page(at, i), mix(round) ^ i as u64));
             thread::sleep(Duration::from_micros(round % 1000));
             // SAFETY: memory of this thread's own, and so is what it goes to.
             let moved = unsafe {
                 let fixed = MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP;
-                rustix::mm::mremap_fixed(at.cast(), PAGES * PAGE, PAGES * PAGE, fixed, there.cast())
+                rustix::mm::mremap_fixed(at.cast(), MOVED * PAGE, MOVED * PAGE, fixed, there.cast())
             };
             if moved.is_ok() {
                 (at, there) = (there, at);
             }
-            (0..PAGES).for_each(|i| verify(page(at, i), mix(round) ^ i as u64, "moved"));
+            (0..MOVED).for_each(|i| verify(page(at, i), mix(round) ^ i as u64, "moved"));
         });
     };
     under_pressure(program, 1);
