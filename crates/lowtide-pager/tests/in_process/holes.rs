@@ -100,13 +100,14 @@ fn a_guard_that_meets_a_touch_stays() {
         let guards: Vec<_> = (0..PAGES).filter(|i| i % 7 == 3).rev().map(|i| (at + i * PAGE) as *mut u8).collect();
         for &page in &guards {
             loop {
-                // SAFETY: the test's own memory; and below.
+                // SAFETY: the test's own memory.
                 let (r, made) = house.pager.guards.make(|| unsafe { madvise(page.cast(), PAGE, GUARD_INSTALL) });
                 if r != 0 {
                     eprintln!("SKIPPED: this kernel has no guard pages");
                     toucher.join().unwrap();
                     return;
                 }
+                // SAFETY: as above.
                 unsafe { rustix::mm::madvise(page.cast(), PAGE, rustix::mm::Advice::LinuxDontNeed).unwrap() };
                 if !house.pager.guards.were_met(made) {
                     break;
