@@ -1,10 +1,8 @@
-/* Memory that is checked all the time while part of it is written again. verifies MIB KINDS [FIXED_MIB [1]]
+/* Memory that is checked all the time while part of it is written again. verifies MIB KINDS [FIXED_MIB]
  * Makes the file `ready` when all is written once, and goes on until the file `go` is there. So many FIXED_MIB more are executable, which
- * lowtide leaves where they are. At SIGUSR1 it says in the file `latency` how long it has waited for pages since the latest one.
- * With a 1 its first thread ends, and another does all this. */
+ * lowtide leaves where they are. At SIGUSR1 it says in the file `latency` how long it has waited for pages since the latest one. */
 #include "common.h"
 #include <fcntl.h>
-#include <pthread.h>
 #include <signal.h>
 #include <time.h>
 
@@ -60,7 +58,7 @@ static void tell(void)
 	asked = 0;
 }
 
-static int work(int argc, char **argv)
+int main(int argc, char **argv)
 {
 	size_t pages = number(argc, argv, 1, 64) * MIB / PAGE, fixed = number(argc, argv, 3, 0) * MIB / PAGE;
 	const char *kinds = argc > 2 ? argv[2] : "t";
@@ -92,21 +90,4 @@ static int work(int argc, char **argv)
 		check(area + i * BLOCK * PAGE, BLOCK, kinds, generation[i] + i * 1000003, "at the end");
 	printf("OK\n");
 	return 0;
-}
-
-static int count;
-
-static void *second(void *arguments)
-{
-	exit(work(count, arguments));
-}
-
-int main(int argc, char **argv)
-{
-	pthread_t thread;
-	if (number(argc, argv, 4, 0) == 0)
-		return work(argc, argv);
-	count = argc;
-	MUST(pthread_create(&thread, NULL, second, argv) == 0);
-	pthread_exit(NULL);
 }

@@ -62,23 +62,17 @@ fn is_missing(pid: u32, thread: u32) -> bool {
 }
 
 /// Whether any thread of a process ends, or is told to by SIGKILL, as all are when their process ends or executes another program. What can't be read
-/// proves that nothing is known. A first thread that has ended stays until all others have: it tells nothing of them.
+/// proves that nothing is known.
 fn is_ending(pid: u32) -> bool {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
-    let mut others = 0;
-    let ends = tasks.flatten().any(|task| {
+    tasks.flatten().any(|task| {
         let read = |name: &str| std::fs::read(task.path().join(name)).map(|text| String::from_utf8_lossy(&text).into_owned());
         match (read("status"), read("stat")) {
-            (Ok(_), Ok(stat)) if is_zombie(&stat) && task.file_name().to_string_lossy() == pid.to_string() => false,
-            (Ok(status), Ok(stat)) => {
-                others += 1;
-                has_kill_pending(&status) || is_exiting(&stat)
-            }
+            (Ok(status), Ok(stat)) => has_kill_pending(&status) || is_exiting(&stat),
             // It has gone since.
             _ => true,
         }
-    });
-    ends || others == 0
+    })
 }
 
 /// By `/proc/PID/task/TID/status`.
@@ -88,12 +82,7 @@ fn has_kill_pending(status: &str) -> bool {
     status.lines().filter_map(pending).any(|set| u64::from_str_radix(&set, 16).is_ok_and(|set| set & SIGKILL != 0))
 }
 
-/// By `/proc/PID/task/TID/stat`.
-fn is_zombie(stat: &str) -> bool {
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z'))
-}
-
-/// By the same.
+/// By `/proc/PID/task/TID/stat`. A zombie leader of a process that goes on is one too: then nothing is known.
 fn is_exiting(stat: &str) -> bool {
     /// `PF_EXITING` of the kernel.
     const EXITING: u64 = 0x4;
@@ -101,16 +90,11 @@ fn is_exiting(stat: &str) -> bool {
     flags.is_none_or(|flags| flags & EXITING != 0)
 }
 
-/// Whether a process still has the agent's library mapped where it was. (What can't be read proves nothing.) A thread that has ended has no memory,
-/// and the first one may have.
+/// Whether a process still has the agent's library mapped where it was. (What can't be read proves nothing.)
 fn has_agent(pid: u32, p: &Proc) -> bool {
     let at = p.agent_at.load(Ordering::Acquire);
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let text = tasks.filter_map(|task| std::fs::read(task.path().join("maps")).ok()).find(|text| !text.is_empty());
-    String::from_utf8_lossy(&text.unwrap_or_default())
-        .lines()
-        .filter(|line| line.contains("/memfd:lowtide-agent"))
-        .any(|line| holds(line, at))
+    let text = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+    String::from_utf8_lossy(&text).lines().filter(|line| line.contains("/memfd:lowtide-agent")).any(|line| holds(line, at))
 }
 
 /// Whether a line of `/proc/PID/maps` is of a mapping that holds this address.
@@ -136,8 +120,7 @@ mod tests {
         assert!(has_kill_pending("Name:\tx\nSigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n"));
         assert!(has_kill_pending("SigPnd:\t0000000000000000\nShdPnd:\t0000000000004100\n"));
         assert!(!has_kill_pending("SigPnd:\t0000000000000200\nSigBlk:\t0000000000000100\n"));
-        assert!(is_exiting("7 (a) b) Z 1 7 7 0 -1 4194316 0 0") && is_zombie("7 (a) b) Z 1 7 7 0 -1 4194316 0 0"));
-        assert!(!is_zombie("7 (a) Z) S 1 7 7 0 -1 4194304 0 0"));
+        assert!(is_exiting("7 (a) b) Z 1 7 7 0 -1 4194316 0 0"));
         assert!(!is_exiting("7 (a) b) S 1 7 7 0 -1 4194304 0 0"));
         assert!(!is_ending(std::process::id()));
         assert!(is_ending(i32::MAX as u32));

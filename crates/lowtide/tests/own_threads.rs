@@ -16,14 +16,9 @@ const HELD: Duration = Duration::from_secs(10);
 /// Whatever becomes of a run is so within this time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What the program is told.
-const ALONE: &str = "96 tn";
-/// The same, by a second thread after the first one has ended.
-const WITHOUT_ITS_FIRST: &str = "96 tn 0 1";
-
 /// A run of a program that checks its memory all the time, twice as much as its limit, and its process.
-fn verifier(scene: &Scene, arguments: &str) -> (Run, u32) {
-    let mut run = scene.start("--quiet --ram 48M --pool 8M", &program("verifies"), arguments);
+fn verifier(scene: &Scene) -> (Run, u32) {
+    let mut run = scene.start("--quiet --ram 48M --pool 8M", &program("verifies"), "96 tn");
     run.wait_until("the memory is filled", |_| scene.path("ready").exists());
     let process = run.processes(scene)[0];
     (run, process)
@@ -111,7 +106,7 @@ fn who_is_held_up_for_ten_seconds_does_no_harm() {
         .iter()
         .map(|names| {
             let scene = Scene::new();
-            let (run, process) = verifier(&scene, ALONE);
+            let (run, process) = verifier(&scene);
             let mut ids: Vec<i32> = names.iter().flat_map(|name| threads(process, name)).collect();
             assert!(ids.len() >= names.len(), "{ids:?}");
             if names.len() == 1 {
@@ -138,10 +133,10 @@ fn who_is_held_up_for_ten_seconds_does_no_harm() {
 
 /// A run of which threads have been ended ends with one message.
 #[track_caller]
-fn is_stopped_without(name: &str, most: usize, arguments: &str) {
+fn is_stopped_without(name: &str, most: usize) {
     let Some(_turn) = turn() else { return };
     let scene = Scene::new();
-    let (mut run, process) = verifier(&scene, arguments);
+    let (mut run, process) = verifier(&scene);
     threads(process, name).into_iter().take(most).for_each(|id| Held::new(id).ends());
     let Some(output) = run.ended_within(PATIENCE) else { panic!("without {name} it hangs") };
     let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
@@ -156,16 +151,15 @@ fn is_stopped_without(name: &str, most: usize, arguments: &str) {
 
 #[test]
 fn without_its_keeper() {
-    is_stopped_without("lowtide-keeper", 1, ALONE);
+    is_stopped_without("lowtide-keeper", 1);
 }
 
-/// The program's first thread has ended, too.
 #[test]
 fn without_a_monitor() {
-    is_stopped_without("lowtide-monitor", 1, WITHOUT_ITS_FIRST);
+    is_stopped_without("lowtide-monitor", 1);
 }
 
 #[test]
 fn without_any_monitor() {
-    is_stopped_without("lowtide-monitor", usize::MAX, ALONE);
+    is_stopped_without("lowtide-monitor", usize::MAX);
 }
