@@ -168,6 +168,7 @@ ENTRIES = [
     # Compiled.
     Entry("Rust", lambda: [rust_program()], [] if shutil.which("rustc") else ["rustc"]),
     Entry("Go, linked dynamically (cgo)", lambda: [go_program("cgo", "job.go", "with_c.go")], [] if shutil.which("go") else ["golang-go"]),
+    Entry("Go, four threads and the collector", lambda: [go_program("collector", "collector.go", "with_c.go")], [] if shutil.which("go") else ["golang-go"]),
     Entry("Go, linked statically", lambda: [go_program("static", "job.go")], [] if shutil.which("go") else ["golang-go"]),
     # Databases.
     Entry("PostgreSQL, as another user", lambda: ["sh", job("postgres.sh"), directory("postgres")], ["postgresql"], copies=True),

@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use arrayvec::ArrayVec;
 use linux_raw_sys::general as sys;
 use lowtide_pager::locks::Lock;
+use lowtide_pager::pager::Pager;
 use lowtide_pager::regions::Range;
 
 use crate::gate::Call;
@@ -27,6 +28,8 @@ const EBUSY: isize = 16;
 
 /// `UFFDIO_REGISTER`, whose argument begins with the start and the length of a range.
 const UFFDIO_REGISTER: u32 = 0xc020_aa00;
+/// How often guards are made again that a page may have come in over. Each time a touch has to meet them in the same microseconds.
+const GUARD_TRIES: usize = 100;
 /// How often memory is given back for it: lowtide may look for memory to adopt just then.
 const RELEASES: usize = 8;
 
@@ -206,6 +209,28 @@ fn remove(addr: usize, len: usize, advice: u32) -> isize {
     r
 }
 
+/// Guards were made: drops what is out there, and makes them again where a page came in over one (Linux 6.18's COPY does that). Then nothing is on its way
+/// there from before but zeros, and it is known when those have met a guard.
+fn guard(pager: &Pager, addr: usize, len: usize) -> isize {
+    let mut r = remove(addr, len, sys::MADV_DONTNEED);
+    for _ in 0..GUARD_TRIES {
+        if r != 0 {
+            break;
+        }
+        // SAFETY: the caller's own call, once more.
+        let again = || unsafe { syscall3(sys::__NR_madvise, addr, len, sys::MADV_GUARD_INSTALL as usize) };
+        let (guarded, made) = pager.guards.make(again);
+        if guarded != 0 {
+            return guarded;
+        }
+        r = remove(addr, len, sys::MADV_DONTNEED);
+        if !pager.guards.were_met(made) {
+            break;
+        }
+    }
+    r
+}
+
 extern "C" fn madvise(addr: usize, len: usize, advice: c_int) -> c_int {
     let advice = advice as u32;
     let mut r = if removes(advice) {
@@ -216,16 +241,16 @@ extern "C" fn madvise(addr: usize, len: usize, advice: c_int) -> c_int {
         unsafe { syscall3(sys::__NR_madvise, addr, len, advice as usize) }
     };
     // After these two the pages may be dropped, or have been, without an event.
-    if r == 0 && matches!(advice, sys::MADV_FREE | sys::MADV_GUARD_INSTALL) && agent::active().is_some() {
-        // MADV_FREE: the kernel would drop the pages when it likes, from lowtide's hands too. It may do so at once, says its contract.
-        // MADV_GUARD_INSTALL: those that are out would be back when the guard is taken away. The guard stays.
-        r = remove(addr, len, sys::MADV_DONTNEED);
-        if r == 0 && advice == sys::MADV_GUARD_INSTALL {
-            // Where it is not because a page came in over it meanwhile (Linux 6.18's COPY does that), it comes back: those pages have been
-            // dropped, and nothing is on its way there from before.
-            // SAFETY: the caller's own call, once more.
-            r = unsafe { syscall3(sys::__NR_madvise, addr, len, advice as usize) };
-        }
+    if r == 0
+        && let Some(pager) = agent::active()
+    {
+        r = match advice {
+            // The kernel would drop the pages when it likes, from lowtide's hands too. It may do so at once, says its contract.
+            sys::MADV_FREE => remove(addr, len, sys::MADV_DONTNEED),
+            // Those that are out would be back when the guard is taken away.
+            sys::MADV_GUARD_INSTALL => guard(pager, addr, len),
+            _ => r,
+        };
     }
     result(r) as c_int
 }

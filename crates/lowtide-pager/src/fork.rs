@@ -328,6 +328,7 @@ impl Pager {
     pub unsafe fn take_over(&self, with: Inheritance<'_>) -> Result<TakenOver, &'static [u8]> {
         self.set_proc(with.proc);
         self.forget_operations();
+        self.guards.reset_after_fork();
         steps::taken(steps::Fork::Child);
         let handover = self.handover();
         // SAFETY: no other thread of this process uses the pager, and the parent's operations were paused.

@@ -18,6 +18,7 @@ pub mod events;
 pub mod evict;
 pub mod fault;
 pub mod fork;
+pub mod guards;
 mod hand;
 pub mod line;
 pub mod locks;

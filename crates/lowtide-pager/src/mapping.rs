@@ -44,8 +44,22 @@ impl Mappings {
         self.query(addr, OR_NEXT)
     }
 
+    /// Whether one mapping holds all of `range`. None: the kernel does not tell without making the whole list (before Linux 6.11).
+    pub fn is_one(&self, range: Range) -> Option<bool> {
+        let holds = |mapping: Range| mapping.start <= range.start && range.end <= mapping.end;
+        self.ask(range.start, 0).ok().map(|mapping| mapping.is_some_and(holds))
+    }
+
     /// The mapping that holds `addr`, or, always with [`OR_NEXT`] and perhaps without, the one that follows.
     fn query(&self, addr: usize, flags: u64) -> Result<Option<Range>, Errno> {
+        match self.ask(addr, flags) {
+            Err(Errno::NOTTY) => self.read(addr),
+            answer => answer,
+        }
+    }
+
+    /// The same by the ioctl alone. `NOTTY`: there is none.
+    fn ask(&self, addr: usize, flags: u64) -> Result<Option<Range>, Errno> {
         // SAFETY: all fields are numbers, for which zero is a value.
         let mut query: sys::procmap_query = unsafe { core::mem::zeroed() };
         query.size = size_of::<sys::procmap_query>() as u64;
@@ -55,7 +69,6 @@ impl Mappings {
         match unsafe { ioctl(self.fd.as_fd(), PROCMAP_QUERY, &mut query) } {
             Ok(_) => Ok(Some(Range { start: query.vma_start as usize, end: query.vma_end as usize })),
             Err(Errno::NOENT) => Ok(None),
-            Err(Errno::NOTTY) => self.read(addr),
             Err(e) => Err(e),
         }
     }
@@ -115,6 +128,8 @@ mod tests {
         for addr in [whole.start, whole.start + 2 * PAGE_SIZE, whole.end - 1] {
             assert_eq!(mappings.find(addr), Ok(Some(whole)));
             assert_eq!(mappings.read(addr), Ok(Some(whole)), "as on a kernel without the ioctl");
+            assert_ne!(mappings.is_one(Range { start: addr, end: whole.end }), Some(false));
+            assert_ne!(mappings.is_one(Range { start: addr, end: whole.end + PAGE_SIZE }), Some(true));
         }
         // Nothing is that low.
         assert_eq!(mappings.find(PAGE_SIZE), Ok(None));

@@ -15,10 +15,12 @@ use lowtide_core::store::{AreaStats, MAX_AREAS, Store};
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE, Whose};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
+use rustix::mm::MsyncFlags;
 
 use crate::backoff::Backoff;
 use crate::budget::Budget;
 use crate::drain::Drained;
+use crate::guards::Guards;
 use crate::hand::Hand;
 use crate::pagemap::PageMap;
 use crate::patience::Patience;
@@ -28,7 +30,7 @@ use crate::segment::{Counters, Proc, Segment, area_state};
 use crate::space::{Exclusive, SpaceLock};
 use crate::staging::Staging;
 use crate::stream::{MAX_WINDOW, Streams};
-use crate::uffd::Uffd;
+use crate::uffd::{Standing, Uffd};
 use crate::worker::Worker;
 
 /// Bytes of objects that leave the pool at a time: those of one cluster, or a few.
@@ -65,6 +67,8 @@ pub struct Pager {
     store: Store,
     /// RAM left.
     pub budget: Budget,
+    /// Guards that the program makes.
+    pub guards: Guards,
     /// When not to look for pages to evict.
     pub(crate) backoff: Backoff,
     /// The same of monitors that detach pages for the keeper.
@@ -152,6 +156,7 @@ impl Pager {
             staging,
             store,
             budget: Budget::default(),
+            guards: Guards::default(),
             backoff: Backoff::default(),
             ahead_backoff: Backoff::default(),
             proc: AtomicPtr::new(core::ptr::from_ref(proc).cast_mut()),
@@ -396,7 +401,8 @@ impl Pager {
     /// Adopts a range: registers it, so that its missing pages are served from now on, and makes it evictable.
     ///
     /// # Errors
-    /// Those of UFFDIO_REGISTER; `NOMEM`: too many ranges; `EXIST`: lowtide's own memory is there by now.
+    /// Those of UFFDIO_REGISTER; `NOMEM`: too many ranges; `EXIST`: lowtide's own memory is there by now; `AGAIN`: the mappings of the range are
+    /// changing just now.
     pub fn adopt(&self, range: Range) -> Result<(), Errno> {
         let lock = self.space.exclusive();
         if self.regions.covers(&lock, range) {
@@ -410,12 +416,53 @@ impl Pager {
         for gap in self.regions.gaps(&lock, range) {
             self.dropped(&lock, gap.start, gap.end);
         }
-        if self.regions.insert(&lock, range) {
+        if self.insert_registered(&lock, range)? {
             return Ok(());
         }
         // SAFETY: nothing of the range has been evicted yet.
         unsafe { self.uffd().unregister(range.start, range.end - range.start)? };
         Err(Errno::NOMEM)
+    }
+
+    /// Takes a range that was registered just now among the adopted ones. The kernel passes over what is not mapped in it: the program may have
+    /// unmapped a part since it was found, of which no event told; were that taken for adopted, what is mapped there next would be
+    /// evicted and not served. False: the set is full.
+    fn insert_registered(&self, lock: &Exclusive<'_>, range: Range) -> Result<bool, Errno> {
+        match self.present().mappings.is_one(range) {
+            // What was unmapped since of a single mapping, an event will tell.
+            Some(true) => Ok(self.regions.insert(lock, range)),
+            Some(false) => {
+                let mut inserted = true;
+                self.each_registered(range, |part| inserted &= self.regions.insert(lock, part))?;
+                Ok(inserted)
+            }
+            None => {
+                // SAFETY: an asynchronous msync does nothing but to look for holes.
+                unsafe { rustix::mm::msync(range.start as *mut _, range.end - range.start, MsyncFlags::ASYNC) }
+                    .map_err(|_| Errno::AGAIN)?;
+                Ok(self.regions.insert(lock, range))
+            }
+        }
+    }
+
+    /// Calls `f` with the parts of `range` that are registered with a userfaultfd.
+    ///
+    /// # Errors
+    /// `AGAIN`: the mappings are changing, and events wait or will come. Those of reading the list of mappings.
+    fn each_registered(&self, range: Range, mut f: impl FnMut(Range)) -> Result<(), Errno> {
+        let mut at = range.start;
+        while at < range.end {
+            let Some(mapping) = self.present().mappings.next(at)?.filter(|mapping| mapping.start < range.end) else { break };
+            let part = Range { start: mapping.start.max(at), end: mapping.end.min(range.end) };
+            // Its first page speaks for a mapping, also for one that has been cut meanwhile.
+            match self.uffd().standing(part.start) {
+                Standing::Changing => return Err(Errno::AGAIN),
+                Standing::Registered => f(part),
+                Standing::NotRegistered => {}
+            }
+            at = part.end;
+        }
+        Ok(())
     }
 
     /// Writes the bytes of memory that are lowtide's own in this process into the run's segment: the frames of staging and of the pool

@@ -21,6 +21,7 @@ const UNREGISTER: Opcode = 0x8010_aa01;
 const WAKE: Opcode = 0x8010_aa02;
 const COPY: Opcode = 0xc028_aa03;
 const MOVE: Opcode = 0xc028_aa05;
+const CONTINUE: Opcode = 0xc020_aa07;
 const POISON: Opcode = 0xc020_aa08;
 
 /// Kernel features without which lowtide can't work: the events, and UFFDIO_MOVE (Linux 6.8).
@@ -137,6 +138,17 @@ pub struct Progress {
     pub done: usize,
     /// Why it stopped; None: it is complete. `AGAIN` with nothing done: an event waits to be read.
     pub error: Option<Errno>,
+}
+
+/// What the kernel says of an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// Nothing now: mappings, whichever, are changing. An event waits, will come, or was read by now and its thread has not run yet.
+    Changing,
+    /// It is registered with a userfaultfd.
+    Registered,
+    /// It is not, or nothing is mapped there.
+    NotRegistered,
 }
 
 /// A userfaultfd of this process (or, from a fork event, of a child).
@@ -296,6 +308,20 @@ impl Uffd {
         let mut arg = sys::uffdio_poison { range, mode: 0, updated: 0 };
         // SAFETY: POISON takes a uffdio_poison. Nothing reads other bytes for it.
         unsafe { ioctl(self.fd.as_fd(), POISON, &mut arg).map(drop) }
+    }
+
+    /// Whether private memory at `addr` is registered, and whether mappings are changing. Some tenths of a microsecond.
+    pub fn standing(&self, addr: usize) -> Standing {
+        let range = sys::uffdio_range { start: (addr & !0xfff) as u64, len: 4096 };
+        let mut arg = sys::uffdio_continue { range, mode: 0, mapped: 0 };
+        // SAFETY: CONTINUE takes a uffdio_continue. It is for shared memory: of private memory the kernel says only why it does nothing, and
+        // what it looks at comes in this order. (In shared memory it would map a page that the file has.)
+        match unsafe { ioctl(self.fd.as_fd(), CONTINUE, &mut arg) } {
+            Err(Errno::NOENT) => Standing::NotRegistered,
+            Ok(_) | Err(Errno::INVAL | Errno::EXIST) => Standing::Registered,
+            // Whatever that is, it is no answer.
+            Err(_) => Standing::Changing,
+        }
     }
 
     /// Moves the pages at `src` to `dst`, where no pages may be. Stops at the first page that can't be moved. What is missing at `src` stays

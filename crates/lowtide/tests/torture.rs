@@ -21,6 +21,7 @@ const MIB_EACH: u64 = 24;
 const ALL_MIB: u64 = THREADS * MIB_EACH;
 /// How long a round takes.
 const ROUND: u64 = 20;
+const SHORTEST_ROUND: u64 = 5;
 /// How much longer it may take: at the end all pages are looked at.
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -127,8 +128,9 @@ fn torture(all: u64, progress: Option<Progress>) {
         progress
             .iter()
             .for_each(|progress| progress.at(began.elapsed().as_secs(), format!("seconds: round {}", seed - first + 1)));
-        round(seed, left.min(ROUND));
-        if left <= ROUND {
+        // In less than a second or two it may not come to its limit.
+        round(seed, left.clamp(SHORTEST_ROUND, ROUND));
+        if left < ROUND + SHORTEST_ROUND {
             break;
         }
     }

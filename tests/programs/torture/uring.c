@@ -6,9 +6,10 @@
 
 enum { ENTRIES = 4 };
 
-/* One request of a ring that nobody else uses: `opcode` for a whole fixed buffer. */
-static void one(int ring, const struct io_uring_params *p, unsigned char *rings, struct io_uring_sqe *entries, unsigned opcode,
-                int file, unsigned char *at, size_t length, unsigned index)
+/* One request of a ring that nobody else uses: `opcode` for a whole fixed buffer. 0: it was cancelled, which the kernel does where it needs a
+ * thread for it and a signal meets the making of that. */
+static int one(int ring, const struct io_uring_params *p, unsigned char *rings, struct io_uring_sqe *entries, unsigned opcode,
+               int file, unsigned char *at, size_t length, unsigned index)
 {
 	_Atomic uint32_t *tail = (_Atomic uint32_t *)(rings + p->sq_off.tail), *head = (_Atomic uint32_t *)(rings + p->cq_off.head);
 	uint32_t *array = (uint32_t *)(rings + p->sq_off.array);
@@ -30,9 +31,11 @@ static void one(int ring, const struct io_uring_params *p, unsigned char *rings,
 		if (n > 0)
 			submit = 0;
 	}
-	if (done->res != (int32_t)length)
-		fail("io_uring, operation %u: %d of %zu", opcode, done->res, length);
+	int32_t result = done->res;
 	++*head;
+	if (result != (int32_t)length && result != -ECANCELED)
+		fail("io_uring, operation %u: %d of %zu", opcode, result, length);
+	return result != -ECANCELED;
 }
 
 /* Writes pages to a file and reads them back to another place, both fixed buffers. 0: there is no io_uring here. */
@@ -56,8 +59,10 @@ int uring_fixed(int file, unsigned char *from, unsigned char *to, size_t pages)
 	int pinned = syscall(SYS_io_uring_register, ring, IORING_REGISTER_BUFFERS, buffers, 2) == 0;
 	MUST(pinned || errno == ENOMEM);
 	if (pinned) {
-		one(ring, &p, rings, entries, IORING_OP_WRITE_FIXED, file, from, pages * PAGE, 0);
-		one(ring, &p, rings, entries, IORING_OP_READ_FIXED, file, to, pages * PAGE, 1);
+		while (!one(ring, &p, rings, entries, IORING_OP_WRITE_FIXED, file, from, pages * PAGE, 0))
+			;
+		while (!one(ring, &p, rings, entries, IORING_OP_READ_FIXED, file, to, pages * PAGE, 1))
+			;
 	}
 	munmap(entries, p.sq_entries * sizeof *entries);
 	munmap(rings, length);

@@ -28,7 +28,12 @@ impl Operation<'_> {
             window.pages = window.pages.min(BATCH);
         }
         let (low, high) = self.clip(&lock, page, window);
-        let (low, high) = self.between_markers(page, low, high);
+        let guards = self.guards.begin_look();
+        let Some((low, high)) = self.between_markers(page, low, high) else {
+            // A guard came since: its thread finds that out by itself.
+            self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE);
+            return Ok(Served::Done);
+        };
         let mut claims = Claims::default();
         let mut end = page;
         while end < high && claims.claim(self, low, end) {
@@ -68,6 +73,7 @@ impl Operation<'_> {
                 Some(e) => error = Some(e),
             }
         }
+        self.guards.end_look(guards);
         for p in at..end {
             claims.undo(self, low, p);
         }
@@ -86,29 +92,27 @@ impl Operation<'_> {
     }
 
     /// The part of `low .. high` around `page` in which there are no guards: a COPY would put pages in their place. (Linux 6.18;
-    /// ZEROPAGE and MOVE would not.)
-    fn between_markers(&self, page: usize, low: usize, high: usize) -> (usize, usize) {
-        if high - low == 1 {
-            return (low, high);
+    /// ZEROPAGE and MOVE would not.) None: there is one where the page is missing.
+    fn between_markers(&self, page: usize, low: usize, high: usize) -> Option<(usize, usize)> {
+        if high - low == 1 && !self.guards.any() {
+            return Some((low, high));
         }
-        let Ok(markers) = self.present().scan_markers(low * PAGE_SIZE, high * PAGE_SIZE) else { return (page, page + 1) };
+        let Ok(markers) = self.present().scan_markers(low * PAGE_SIZE, high * PAGE_SIZE) else { return Some((page, page + 1)) };
         let seen = high.min(markers.walk_end / PAGE_SIZE);
         if seen <= page {
-            return (page, page + 1);
+            return Some((page, page + 1));
         }
-        markers.iter().map(|(start, end)| (start / PAGE_SIZE, end / PAGE_SIZE)).fold(
-            (low, seen),
-            |(low, high), (start, end)| {
-                if end <= page {
-                    (end, high)
-                } else if start <= page {
-                    // A guard where the page itself is missing: it came since.
-                    (page, page + 1)
-                } else {
-                    (low, high.min(start))
-                }
-            },
-        )
+        let mut part = (low, seen);
+        for (start, end) in markers.iter().map(|(start, end)| (start / PAGE_SIZE, end / PAGE_SIZE)) {
+            if end <= page {
+                part.0 = end;
+            } else if start <= page {
+                return None;
+            } else {
+                part.1 = part.1.min(start);
+            }
+        }
+        Some(part)
     }
 
     /// There is no memory for the word of a page, so it was never out. Alone, so that nobody gives it one and evicts it meanwhile.

@@ -87,3 +87,39 @@ fn a_guard_is_no_untouched_page() {
         }
     }
 }
+
+/// Guards made while other threads touch fresh memory around them stay.
+#[test]
+fn a_guard_that_meets_a_touch_stays() {
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 2 }) else { return };
+    let (_reader, mut writer) = std::io::pipe().unwrap();
+    for _ in 0..40 {
+        let at = house.region(PAGES) as usize;
+        let toucher =
+            std::thread::spawn(move || (0..PAGES).filter(|i| i % 7 != 3).for_each(|i| write((at + i * PAGE) as *mut u8, 1)));
+        let guards: Vec<_> = (0..PAGES).filter(|i| i % 7 == 3).rev().map(|i| (at + i * PAGE) as *mut u8).collect();
+        for &page in &guards {
+            loop {
+                // SAFETY: the test's own memory.
+                let (r, made) = house.pager.guards.make(|| unsafe { madvise(page.cast(), PAGE, GUARD_INSTALL) });
+                if r != 0 {
+                    eprintln!("SKIPPED: this kernel has no guard pages");
+                    toucher.join().unwrap();
+                    return;
+                }
+                // SAFETY: as above.
+                unsafe { rustix::mm::madvise(page.cast(), PAGE, rustix::mm::Advice::LinuxDontNeed).unwrap() };
+                if !house.pager.guards.were_met(made) {
+                    break;
+                }
+            }
+        }
+        toucher.join().unwrap();
+        for page in guards {
+            // SAFETY: the kernel finds out whether it may read there.
+            let bytes = unsafe { std::slice::from_raw_parts(page, 1) };
+            let error = writer.write(bytes).err().and_then(|error| error.raw_os_error());
+            assert_eq!(error, Some(EFAULT), "{page:?} is a guard no more");
+        }
+    }
+}

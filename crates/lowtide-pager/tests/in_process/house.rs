@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use lowtide_core::codec::Codec;
 use lowtide_core::device::DeviceName;
@@ -123,6 +124,16 @@ impl Drop for House {
             let _ = thread.join();
         }
     }
+}
+
+/// Does what hangs where lowtide is at fault.
+pub fn within(what: &str, f: impl FnOnce() + Send + 'static) {
+    let (ended, ends) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        f();
+        let _ = ended.send(());
+    });
+    assert!(ends.recv_timeout(Duration::from_secs(60)).is_ok(), "this hangs: {what}");
 }
 
 pub fn get(counter: &AtomicU64) -> u64 {

@@ -2,10 +2,12 @@
 //! `house` sets that up, `random` does everything at once against a shadow, the others are single promises.
 
 mod busy;
+mod events;
 mod freed;
 mod full;
 mod holes;
 mod house;
+mod order;
 mod random;
 mod release;
 mod removal;

@@ -1,8 +1,14 @@
 //! MADV_DONTNEED marks what is in memory, and nothing else.
 
-use rustix::mm::Advice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
-use crate::house::{Config, House, MIB, PAGE, verify, write};
+use lowtide_pager::monitor::Monitor;
+use lowtide_pager::worker::Worker;
+use rustix::mm::{Advice, MapFlags};
+
+use crate::house::{Config, House, MIB, PAGE, map, verify, write};
 
 #[test]
 fn a_removal_of_address_space_costs_by_what_is_in_memory() {
@@ -41,4 +47,40 @@ fn removed_pages_can_be_evicted_again() {
     let evicted = house.evictions() - out;
     assert!((960..=1024).contains(&evicted), "{evicted} of 1024");
     (0..1024).for_each(|i| verify(page(i), i as u64 + 1, "after all"));
+}
+
+/// The kernel tells of a removal before it takes the pages away, and that takes a while where there are many. What is evicted just then would come
+/// back with its old bytes.
+#[test]
+fn pages_that_are_about_to_go_are_not_evicted() {
+    const PAGES: usize = 16384;
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 0 }) else { return };
+    let at = map(std::ptr::null_mut(), PAGES, MapFlags::empty());
+    // SAFETY: the test's own memory, where huge pages would go too fast.
+    unsafe { rustix::mm::madvise(at.cast(), PAGES * PAGE, Advice::LinuxNoHugepage).unwrap() };
+    // SAFETY: inside the mapping.
+    (0..PAGES).for_each(|i| write(unsafe { at.add(i * PAGE) }, i as u64 * 3 + 1));
+    house.adopt(at, PAGES);
+    let (pager, at, removed) = (house.pager, at as usize, Arc::new(AtomicBool::new(false)));
+    let program = {
+        let removed = removed.clone();
+        thread::spawn(move || {
+            // SAFETY: the test's own memory.
+            unsafe { rustix::mm::madvise(at as *mut _, PAGES * PAGE, Advice::LinuxDontNeed).unwrap() };
+            removed.store(true, Ordering::SeqCst);
+            (0..PAGES).for_each(|i| verify((at + i * PAGE) as *const u8, 0, "removed"));
+        })
+    };
+    let (mut monitor, mut worker) = (Monitor::new().unwrap(), Worker::new(true).unwrap());
+    monitor.wait(pager, -1);
+    assert!(monitor.turn(pager).read, "the removal was told of");
+    while !removed.load(Ordering::SeqCst) {
+        let _ = pager.evict(&mut worker);
+    }
+    while !program.is_finished() {
+        if !monitor.turn(pager).read {
+            monitor.wait(pager, 1);
+        }
+    }
+    program.join().unwrap();
 }

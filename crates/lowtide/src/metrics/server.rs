@@ -49,7 +49,7 @@ pub fn start(listening: &Listening, asker: Asker) -> io::Result<()> {
             let listener = listener.try_clone()?;
             spawn(move || accept(|| listener.accept().map(|(stream, _)| stream), &asker))
         }
-        Listening::Unix(listener, _) => {
+        Listening::Unix(listener, ..) => {
             let listener = listener.try_clone()?;
             spawn(move || accept(|| listener.accept().map(|(stream, _)| stream), &asker))
         }

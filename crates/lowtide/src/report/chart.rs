@@ -184,14 +184,16 @@ pub fn divided(title: &str, parts: &[(&str, &'static str, f64, String)]) -> Mark
     if total <= 0.0 {
         return html! {};
     }
-    let mut at = 0.0;
+    // Where each begins, and how wide it is.
+    let bars = parts.iter().scan(0.0, |at, (_, class, value, _)| {
+        let (from, width) = (*at, WIDTH * value / total);
+        *at += width;
+        Some((class, from, width))
+    });
     html! {
         figure {
             svg viewBox={ "0 0 " (WIDTH) " 34" } role="img" aria-label=(title) {
-                @for (_, class, value, _) in parts {
-                    @let from = at;
-                    @let width = WIDTH * value / total;
-                    @let _end = { at += width; };
+                @for (class, from, width) in bars {
                     rect class={ "fill " (class) } x=(tenth(from)) y="2" width=(tenth(width)) height="30" {}
                 }
             }

@@ -48,7 +48,7 @@ fn memory(samples: &[Sample]) -> Markup {
         layers.push(layer("on devices (no RAM)", "c4", of(&|sample| sample.device_pages * 4096)));
     }
     let limit = layer("the limit", "limit", of(&|sample| sample.limit));
-    time_chart("Memory over time", &xs, "bytes", |y| units::about_bytes(y), true).stacked(&layers, &[limit])
+    time_chart("Memory over time", &xs, "bytes", units::about_bytes, true).stacked(&layers, &[limit])
 }
 
 fn faults(samples: &[Sample]) -> Markup {

@@ -1,0 +1,110 @@
+//! While an event waits, nothing can be installed or taken away, and whoever caused it waits for a monitor to read it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use lowtide_pager::monitor::Monitor;
+use lowtide_pager::worker::Worker;
+use rustix::mm::{Advice, MapFlags};
+
+use crate::house::{Config, House, MIB, PAGE, map, verify, within, write};
+
+const PAGES: usize = 4096;
+
+/// Memory that is out, but for some pages at its end, and nobody who reads what the kernel says.
+fn out() -> Option<(House, usize)> {
+    let house = House::new(Config { pool: 64 * MIB, file: 0, monitors: 0 })?;
+    let at = map(std::ptr::null_mut(), PAGES, MapFlags::empty());
+    // SAFETY: inside the mapping.
+    (0..PAGES).for_each(|i| write(unsafe { at.add(i * PAGE) }, i as u64 + 1));
+    house.adopt(at, PAGES);
+    within("nobody is needed to evict", {
+        let pager = house.pager;
+        move || {
+            let mut worker = Worker::new(true).unwrap();
+            while pager.counters().evictions_pages.load(Ordering::Relaxed) < PAGES as u64 / 2 {
+                let _ = pager.evict(&mut worker);
+            }
+        }
+    });
+    Some((house, at as usize))
+}
+
+/// Staging is emptied by a MADV_DONTNEED, for which the thread that empties it must not have to wait: it may be the one that reads events.
+#[test]
+fn to_empty_staging_is_no_event() {
+    let Some((house, _)) = out() else { return };
+    within("nobody is needed to empty staging", {
+        let pager = house.pager;
+        move || {
+            let mut worker = Worker::new(true).unwrap();
+            while pager.empty_staging(&mut worker) {}
+        }
+    });
+    assert!(!house.pager.uffd().is_readable(), "an event of lowtide's own");
+}
+
+/// One thread waits for a page, and then another for its event to be read; one monitor serves both. Returns after that.
+fn a_fault_and_an_event(house: &House, at: usize) {
+    let done = Arc::new(AtomicUsize::new(0));
+    let threads = [0, 1].map(|which| {
+        let done = done.clone();
+        let thread = thread::spawn(move || {
+            if which == 0 {
+                verify(at as *const u8, 1, "before a removal");
+            } else {
+                // SAFETY: memory that nobody looks at any more.
+                unsafe { rustix::mm::madvise((at + PAGES / 2 * PAGE) as *mut _, PAGES / 2 * PAGE, Advice::LinuxDontNeed) }
+                    .unwrap();
+            }
+            done.fetch_add(1, Ordering::SeqCst);
+        });
+        // The kernel tells of faults first, whenever they came.
+        while !house.pager.uffd().is_readable() {
+            thread::yield_now();
+        }
+        thread
+    });
+    // The second thread's event is on its way, or there.
+    thread::sleep(std::time::Duration::from_millis(20));
+    let pager = house.pager;
+    within("a monitor puts a fault aside, and reads the event", move || {
+        let mut monitor = Monitor::new().unwrap();
+        while done.load(Ordering::SeqCst) < 2 {
+            if !monitor.turn(pager).read {
+                monitor.wait(pager, 1);
+            }
+        }
+    });
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+#[test]
+fn a_fault_waits_until_an_event_is_read() {
+    let Some((house, at)) = out() else { return };
+    a_fault_and_an_event(&house, at);
+}
+
+/// At the limit, too, where room has to be made first: whoever makes it can't before the event is read.
+#[test]
+fn a_monitor_that_holds_threads_back_goes_on_reading() {
+    let Some((house, at)) = out() else { return };
+    house.pager.budget.set_limit(1 << 20);
+    house.pager.budget.measured((PAGES * PAGE) as u64);
+    assert!(house.pager.budget.at_limit());
+    let stop = Arc::new(AtomicBool::new(false));
+    let reclaimer = {
+        let (pager, stop) = (house.pager, stop.clone());
+        thread::spawn(move || {
+            let mut worker = Worker::new(false).unwrap();
+            while !stop.load(Ordering::SeqCst) {
+                let _ = pager.evict(&mut worker);
+                thread::yield_now();
+            }
+        })
+    };
+    a_fault_and_an_event(&house, at);
+    stop.store(true, Ordering::SeqCst);
+    reclaimer.join().unwrap();
+}

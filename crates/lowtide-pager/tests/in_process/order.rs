@@ -1,0 +1,70 @@
+//! What a thread does to its mappings is applied before its call returns.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lowtide_pager::worker::Worker;
+use rustix::mm::{MapFlags, MremapFlags};
+
+use crate::house::{Config, House, MIB, PAGE, map, mix, verify, write};
+
+/// What is moved there and back: more comes in than the evictor wants to see before it looks again.
+const MOVED: usize = 1024;
+const SECONDS: u64 = 3;
+
+/// Evicts until it is told to stop.
+fn press(house: &House, stop: &AtomicBool) {
+    let mut worker = Worker::new(true).unwrap();
+    while !stop.load(Ordering::SeqCst) {
+        if house.pager.evict(&mut worker) == lowtide_pager::evict::Evicted::Nothing {
+            thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
+
+fn until_time_is_over(mut step: impl FnMut(u64)) {
+    let started = Instant::now();
+    for round in 1.. {
+        step(round);
+        if started.elapsed() >= Duration::from_secs(SECONDS) {
+            break;
+        }
+    }
+}
+
+fn under_pressure(program: impl Fn(&House) + Sync) {
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 2 }) else { return };
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| press(&house, &stop));
+        let end = scope.spawn(|| program(&house)).join();
+        stop.store(true, Ordering::SeqCst);
+        assert!(end.is_ok(), "see above");
+    });
+    assert!(house.evictions() > 1000, "{} evictions", house.evictions());
+}
+
+/// Memory that has moved is at its new place as soon as the call returns.
+#[test]
+fn what_has_moved_is_there_at_once() {
+    let program = |house: &House| {
+        let (mut at, mut there) = (house.region(MOVED), map(std::ptr::null_mut(), MOVED, MapFlags::empty()));
+        // SAFETY: inside the mappings.
+        let page = |at: *mut u8, i: usize| unsafe { at.add(i * PAGE) };
+        until_time_is_over(|round| {
+            (0..MOVED).for_each(|i| write(page(at, i), mix(round) ^ i as u64));
+            thread::sleep(Duration::from_micros(round % 1000));
+            // SAFETY: memory of this thread's own, and so is what it goes to.
+            let moved = unsafe {
+                let fixed = MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP;
+                rustix::mm::mremap_fixed(at.cast(), MOVED * PAGE, MOVED * PAGE, fixed, there.cast())
+            };
+            if moved.is_ok() {
+                (at, there) = (there, at);
+            }
+            (0..MOVED).for_each(|i| verify(page(at, i), mix(round) ^ i as u64, "moved"));
+        });
+    };
+    under_pressure(program);
+}
