@@ -30,7 +30,8 @@ def fetch(url: str) -> bytes:
 
 def expressions(value: object) -> list[str]:
     if isinstance(value, dict):
-        return [value["expr"]] * ("expr" in value) + [e for field in value.values() for e in expressions(field)]
+        own = [value["expr"]] if "expr" in value else []
+        return own + [e for field in value.values() for e in expressions(field)]
     return [e for item in value for e in expressions(item)] if isinstance(value, list) else []
 
 

@@ -116,7 +116,7 @@ fn a_strict_reader_understands_it() {
     let mut run = scene.start("--ram 64M --quiet", &odd, "8 t").listens();
     run.wait_until("it is ready", |_| scene.path("ready").exists());
     let text = scene.done(&format!("metrics {}", run.pid));
-    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/venv/bin/python");
+    let python = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("venv/bin/python");
     let parse = "import sys\nfrom prometheus_client.openmetrics.parser import text_string_to_metric_families as parse\n\
                  for f in parse(sys.stdin.read()):\n assert f.documentation and f.type in ('counter', 'gauge', 'info', 'histogram'), f\n \
                  assert f.name.startswith('lowtide_'), f\n for s in f.samples:\n  print(s.name, s.labels.get('program', ''))\n";
