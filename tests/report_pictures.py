@@ -1,8 +1,10 @@
 """make pictures: the report of a run that thrashes and of one that does not, in a browser: light, dark, on a narrow screen and printed.
 
-They are to be looked at. What is checked is that the browser finds nothing to complain of, and that light, dark and paper look different.
+They are to be looked at. With `readme`: only the picture of the README, docs/images/report.png. What is checked is that the browser finds nothing to complain of, and that light, dark and paper look different.
 """
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,9 +33,22 @@ def picture(page: Path, name: str, width: int, height: int, scheme: int) -> Path
     return file
 
 
+def for_readme() -> None:
+    """As a user writes it: the page shows the command line."""
+    page = PICTURES / "report.html"
+    environment = {**os.environ, "PATH": f"{lab.LOWTIDE.parent}:{os.environ['PATH']}"}
+    command = ["lowtide", "run", "--ram", "192M", "--report", page.name, "python3", "big.py"]
+    shutil.copy(lab.ROOT / "demo/big.py", PICTURES)
+    subprocess.run(command, check=True, capture_output=True, cwd=PICTURES, env=environment)
+    shutil.copy(picture(page, "readme", 900, 1500, LIGHT), lab.ROOT / "docs/images/report.png")
+
+
 def main() -> int:
     lab.require_lowtide()
     PICTURES.mkdir(parents=True, exist_ok=True)
+    if sys.argv[1:] == ["readme"]:
+        for_readme()
+        return 0
     touches = lab.compiled("touches")
     runs = {
         "thrashes": (["--ram", "96M", "--swap", "auto"], [touches, "192", "300000", "skewed", "n"]),
