@@ -289,8 +289,8 @@ mod tests {
     #[test]
     fn random_touches_miss_in_proportion_to_what_is_out() {
         // Any page is equally likely to be next: how long a page stays away is exponential, with what is out as its mean.
-        let observed = run(128.0, |evicted| (-evicted / 64.0).exp() * (1.0 - (-4.0f64 / 64.0).exp()));
-        for (limit, remain) in [(64.0, 1.0), (80.0, 0.75), (96.0, 0.5), (112.0, 0.25)] {
+        let observed = run(96.0, |evicted| (-evicted / 32.0).exp() * (1.0 - (-4.0f64 / 32.0).exp()));
+        for (limit, remain) in [(64.0, 1.0), (72.0, 0.75), (80.0, 0.5), (88.0, 0.25)] {
             let found = observed.at(limit * MIB).refaults() / observed.refaults();
             assert!((found - remain).abs() < 0.05, "{limit} MiB: {found}, not {remain}");
         }
