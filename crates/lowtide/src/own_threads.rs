@@ -122,7 +122,12 @@ mod tests {
         assert!(!has_kill_pending("SigPnd:\t0000000000000200\nSigBlk:\t0000000000000100\n"));
         assert!(is_exiting("7 (a) b) Z 1 7 7 0 -1 4194316 0 0"));
         assert!(!is_exiting("7 (a) b) S 1 7 7 0 -1 4194304 0 0"));
-        assert!(!is_ending(std::process::id()));
+        // Not this process: threads of other tests end here.
+        let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        assert!(!is_ending(other.id()));
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert!(is_ending(other.id()));
         assert!(is_ending(i32::MAX as u32));
     }
 

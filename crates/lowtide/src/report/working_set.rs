@@ -179,17 +179,20 @@ impl Observed {
     fn depths(&self) -> Vec<f64> {
         let missed = self.refaults().max(1.0);
         let step = self.limit / EPOCHS_A_LIMIT as f64;
-        let mut back = self.taken_back;
+        let (mut before, mut back) = (self.taken_back, self.taken_back);
         let mut depth = 0.0;
         let mut depths = Vec::new();
         for (age, count) in self.pool_ages.iter().zip(&self.device_ages).map(|(pool, device)| pool + device).enumerate() {
-            let now_back = back + self.loaded * count / missed;
-            let out = |back: f64| (1.0 - back / self.evicted.max(1.0)).max(0.0);
-            // Of age 0 are faults in the same step; those of others lie a step's width around their age.
-            let width = if age == 0 { step / 3.0 } else { step };
-            depth += width * out(back.midpoint(now_back));
+            let returned = self.loaded * count / missed;
+            // Half of those of an age are back where it is in the mean.
+            let back_there = back + returned / 2.0;
+            let out = (1.0 - before.midpoint(back_there) / self.evicted.max(1.0)).max(0.0);
+            // Where in its step a page left is chance: those of age 0 are a third of a step away on average, others as many steps
+            // as their age says.
+            let width = step * [1.0 / 3.0, 2.0 / 3.0].get(age).copied().unwrap_or(1.0);
+            depth += width * out;
             depths.push(depth);
-            back = now_back;
+            (before, back) = (back_there, back + returned);
         }
         depths
     }
@@ -289,10 +292,15 @@ mod tests {
     #[test]
     fn random_touches_miss_in_proportion_to_what_is_out() {
         // Any page is equally likely to be next: how long a page stays away is exponential, with what is out as its mean.
-        let observed = run(128.0, |evicted| (-evicted / 64.0).exp() * (1.0 - (-4.0f64 / 64.0).exp()));
-        for (limit, remain) in [(64.0, 1.0), (80.0, 0.75), (96.0, 0.5), (112.0, 0.25)] {
+        // Its age is how many ends of steps lie between: where in a step it left is chance.
+        let left = |evicted: f64| (-evicted.max(0.0) / 32.0).exp();
+        let of_age = |from: f64| {
+            (0..100).map(|i| 4.0 * f64::from(i) / 100.0).map(|u| left(from - u) - left(from - u + 4.0)).sum::<f64>()
+        };
+        let observed = run(96.0, |evicted| of_age(evicted) / 100.0);
+        for (limit, remain) in [(64.0, 1.0), (72.0, 0.75), (80.0, 0.5), (88.0, 0.25)] {
             let found = observed.at(limit * MIB).refaults() / observed.refaults();
-            assert!((found - remain).abs() < 0.05, "{limit} MiB: {found}, not {remain}");
+            assert!((found - remain).abs() < 0.02, "{limit} MiB: {found}, not {remain}");
         }
     }
 
