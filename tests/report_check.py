@@ -30,7 +30,7 @@ def sort(directory: str) -> list[str]:
     lines = Path(directory) / "lines"
     with lines.open("w") as file:
         number = 1
-        for _ in range(2_500_000):
+        for _ in range(4_000_000):
             number = number * 6364136223846793005 + 1442695040888963407 & (1 << 64) - 1
             file.write(f"{number:020d} {number >> 40}\n")
     return ["sort", "-S", "1G", "--parallel=1", "-o", "/dev/null", str(lines)]

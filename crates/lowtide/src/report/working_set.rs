@@ -209,7 +209,7 @@ impl Observed {
         let deepest = self.in_pool + self.on_device;
         for (age, depth) in self.depths().into_iter().enumerate() {
             // A step's faults are spread over its width.
-            let half = step / 2.0 * if age == 0 { 0.6 } else { 1.0 };
+            let half = (step / 2.0 * if age == 0 { 0.6 } else { 1.0 }).min(deepest / 2.0).max(1.0);
             let depth = depth.min((deepest - half).max(half));
             let above = |edge: f64| ((depth + half - edge) / (2.0 * half)).clamp(0.0, 1.0);
             let missed = above(kept);
@@ -313,6 +313,14 @@ mod tests {
         }
         let last = observed.curve().last().copied().unwrap();
         assert!((last.seconds - 2.0).abs() < 0.5, "the program alone: {last:?}");
+    }
+
+    #[test]
+    fn once_all_of_it_fits_nothing_is_missed_however_little_is_out() {
+        for out in [1.0, 4.0, 20.0] {
+            let observed = run(64.0 + out, |evicted| f64::from(u8::from(evicted <= 4.0)));
+            assert_eq!(observed.at((65.0 + out) * MIB).refaults(), 0.0, "{out} MiB out");
+        }
     }
 
     #[test]
