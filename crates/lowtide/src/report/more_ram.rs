@@ -88,8 +88,9 @@ pub fn section(report: &Report<'_>) -> Markup {
             }
             p {
                 "Predicted from this run: by how many other pages had been evicted since each page that came back had, and by "
-                "what faults took. It holds for the same work again; it can be wrong by a third. Nothing is said of less RAM, "
-                "of which this run knows nothing."
+                "what faults took. It holds for the same work again, for random touches mostly within a third; where memory is "
+                "passed over in order, or differently at different times, the gain can be larger than said. Nothing is said of "
+                "less RAM, of which this run knows nothing."
             }
             h3 { "Time of the run" }
             (chart("Predicted time of the run by RAM", "seconds", |y| format!("{} s", units::plain(y))).stacked(&[], &times))
