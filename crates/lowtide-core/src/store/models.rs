@@ -135,7 +135,7 @@ fn wrongly(store: &Store, scratch: &mut Scratch, step: fn(&Store, &AreaRef<'_>, 
         let mut page = [0; PAGE_SIZE];
         let new = match store.unpack(old, &mut page, scratch) {
             Ok(true) => Codec::Zstd(1)
-                .compress(&page, scratch)
+                .compress(&page, &mut scratch.workspace)
                 .and_then(|len| store.keep(&scratch.workspace.bytes[..len], Made::Recompressed, old.group, Insert::Anywhere)),
             _ => None,
         };
