@@ -25,7 +25,9 @@ fn regions_of_a_group_share_its_limit() {
         let gone = regions.remove(1);
         drop(gone);
         check_all(&regions[1], 2_000_000);
-        assert_eq!(regions[0].stats().unwrap().stored_pages, group.stats().unwrap().stored_pages);
+        // What is evicted between the two looks makes them differ, so they are compared more than once.
+        let same = || regions[0].stats().unwrap().stored_pages == group.stats().unwrap().stored_pages;
+        assert!((0..100).any(|_| same()), "a region tells of its group");
     }
 }
 
