@@ -77,14 +77,8 @@ impl Pager {
         if is_vain(&self.backoff) || is_vain(&self.ahead_backoff) || !operation.store().would_take(Group::RUN) {
             return;
         }
-        // Two at a time would wait for the hand, and interrupt each other with every MOVE.
-        if self.is_staging_ahead.swap(true, Ordering::Acquire) {
-            return;
-        }
         let before = self.counters().evictions_pages.load(Ordering::Relaxed);
-        let filled = operation.fill_segment(worker);
-        self.is_staging_ahead.store(false, Ordering::Release);
-        match filled {
+        match operation.fill_segment(worker) {
             Filled::Some => self.ahead_backoff.succeeded(),
             // Who evicts for want of memory finds out what it means. Here it means not to try at each fault.
             _ => self.ahead_backoff.failed(Evicted::Nothing, started, arrived),

@@ -96,8 +96,6 @@ pub struct Pager {
     operations: AtomicU32,
     /// The keeper is awake.
     reclaiming: AtomicBool,
-    /// See [`Pager::stage_ahead`].
-    pub(crate) is_staging_ahead: AtomicBool,
     /// Pages of the program that have come into memory; wraps.
     pub(crate) arrived: AtomicUsize,
     /// Zero pages that are out now.
@@ -175,7 +173,6 @@ impl Pager {
             sharers: AtomicU32::new(0),
             operations: AtomicU32::new(0),
             reclaiming: AtomicBool::new(false),
-            is_staging_ahead: AtomicBool::new(false),
             arrived: AtomicUsize::new(0),
             zero_now: AtomicU64::new(0),
             moving: AtomicUsize::new(0),
