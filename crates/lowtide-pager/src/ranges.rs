@@ -114,8 +114,6 @@ impl Pager {
     }
 
     fn is_evicted(&self, page: usize) -> bool {
-        // The page map may be tidied up, which is done alone.
-        let _lock = self.space.shared();
         !matches!(self.map.get(page), Word::None | Word::Removing | Word::Clean(_))
     }
 

@@ -106,11 +106,16 @@ fn times(title: &str, matches: &[Raced]) -> Table {
             seconds(&m.native),
             seconds(&m.kernel),
             seconds(&m.lowtide),
-            if m.kernel.killed > 0 { "-".to_owned() } else { format!("{:.2}", ratio.median()) },
-            if m.kernel.killed > 0 { "-".to_owned() } else { format!("{:.1}", ratio.spread() * 100.0) },
+            cell(ratio.median(), 2),
+            cell(ratio.spread() * 100.0, 1),
         ]);
     }
     table
+}
+
+/// A number with so many decimals; a run that was ended leaves none.
+fn cell(value: f64, decimals: usize) -> String {
+    if value.is_nan() { "-".to_owned() } else { format!("{value:.decimals$}") }
 }
 
 fn why(matches: &[Raced]) -> Table {
@@ -130,11 +135,7 @@ fn why(matches: &[Raced]) -> Table {
     let mut table = Table::new(title, &columns);
     for (name, _, m) in matches {
         let percent = |peak: f64| format!("{:.1}", peak / m.limit as f64 * 100.0);
-        // A run that was ended leaves no counts.
-        let count = |sample: &Sample| match sample.median() {
-            median if median.is_nan() => "-".to_owned(),
-            median => format!("{median:.0}"),
-        };
+        let count = |sample: &Sample| cell(sample.median(), 0);
         table.row([
             (*name).to_owned(),
             format!("{}", m.native.peak / MIB),
@@ -164,20 +165,20 @@ fn target_of(swap: Swap, crowded: bool) -> fn(f64) -> Option<f64> {
 fn findings(matches: &[Raced], whole: bool, target_of: fn(f64) -> Option<f64>) -> Vec<Finding> {
     let mut findings = Vec::new();
     // A program that was killed has no time to compare with.
-    for (name, _, m) in matches.iter().filter(|(.., m)| m.kernel.killed > 0) {
+    let (killed, compared): (Vec<&Raced>, Vec<_>) = matches.iter().partition(|(.., m)| m.kernel.killed > 0);
+    for (name, _, m) in killed {
         let told = format!("the kernel killed it in {} rounds, with swap free", m.kernel.killed);
         findings.push(Finding::new(format!("{name}, seconds under lowtide"), told, m.lowtide.seconds.median()));
     }
-    let compared = || matches.iter().filter(|(.., m)| m.kernel.killed == 0);
-    for (name, target, m) in compared() {
+    for (name, target, m) in &compared {
         let ratio = ratio(m);
         let told = format!("{:.2} s against {:.2} s", m.lowtide.seconds.median(), m.kernel.seconds.median());
         let finding = Finding::new(format!("{name}, kernel / lowtide"), told, ratio.median()).spread(ratio.spread());
         let least = target.and_then(target_of);
         findings.push(least.map_or(finding.clone(), |least| finding.target(Target::AtLeast(least))));
     }
-    let logs: f64 = compared().map(|(.., m)| ratio(m).median().ln()).sum();
-    let loads = compared().count();
+    let logs: f64 = compared.iter().map(|(.., m)| ratio(m).median().ln()).sum();
+    let loads = compared.len();
     let mean = Finding::new("geometric mean", format!("{loads} loads"), (logs / loads as f64).exp());
     findings.push(if whole { mean.target(Target::AtLeast(TOGETHER)) } else { mean });
     let worst = |what: &str, target: Target, of: &dyn Fn(&Match) -> f64| {
