@@ -16,9 +16,10 @@
 //!
 //! [`Pager::take_over`]: lowtide_pager::pager::Pager::take_over
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use lowtide_pager::clock::now_us;
+use lowtide_pager::regions::Range;
 use rustix::thread::{Timespec, futex};
 
 use crate::agent;
@@ -34,6 +35,8 @@ const GOES_ON: u32 = 1 << 31;
 
 /// Thread id of the thread that maps, unmaps or moves; 0: none.
 static CHANGING: AtomicU32 = AtomicU32::new(0);
+/// What that thread changes: from where to where, of two ranges. Written by it alone.
+static CHANGED: [[AtomicUsize; 2]; 2] = [const { [const { AtomicUsize::new(0) }; 2] }; 2];
 
 /// How long a fork waits for others to come out.
 const PATIENCE_MS: u32 = 50;
@@ -115,14 +118,30 @@ pub struct Changing {
 
 impl Drop for Changing {
     fn drop(&mut self) {
+        if self.tid != 0 {
+            set_changed([Range::NONE; 2]);
+        }
         if self.tid != 0 && CHANGING.compare_exchange(self.tid, 0, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
             let _ = futex::wake(&CHANGING, futex::Flags::PRIVATE, 1);
         }
     }
 }
 
-/// Enters a call that maps, unmaps or moves: one thread at a time, once memory is adopted.
-pub fn change(call: Call) -> Changing {
+fn set_changed(ranges: [Range; 2]) {
+    for (at, range) in CHANGED.iter().zip(ranges) {
+        at[0].store(range.start, Ordering::SeqCst);
+        at[1].store(range.end, Ordering::SeqCst);
+    }
+}
+
+/// Where the thread that has the turn takes memory from, if one has it ([`lowtide_pager::pager::Host::turn`]). For monitors: its event is being
+/// read, so it stays as it is.
+pub fn changed() -> [Range; 2] {
+    CHANGED.each_ref().map(|at| Range { start: at[0].load(Ordering::SeqCst), end: at[1].load(Ordering::SeqCst) })
+}
+
+/// Enters a call that maps, unmaps or moves: one thread at a time, once memory is adopted. It takes memory from these ranges.
+pub fn change(call: Call, ranges: [Range; 2]) -> Changing {
     let inside = enter(call);
     if agent::active().is_none() {
         return Changing { _inside: inside, tid: 0 };
@@ -130,7 +149,10 @@ pub fn change(call: Call) -> Changing {
     let tid = tid();
     for _ in 0..TURN_MS {
         match CHANGING.compare_exchange(0, tid, Ordering::SeqCst, Ordering::Relaxed) {
-            Ok(_) => return Changing { _inside: inside, tid },
+            Ok(_) => {
+                set_changed(ranges);
+                return Changing { _inside: inside, tid };
+            }
             // A signal handler in the middle of such a call: its outer call keeps the turn.
             Err(by) if by == tid => break,
             Err(by) => drop(futex::wait(&CHANGING, futex::Flags::PRIVATE, by, Some(&ms(1)))),
@@ -224,4 +246,5 @@ pub fn reset_after_fork() {
     INSIDE.store(0, Ordering::SeqCst);
     CLOSED_BY.store(0, Ordering::SeqCst);
     CHANGING.store(0, Ordering::SeqCst);
+    set_changed([Range::NONE; 2]);
 }

@@ -130,7 +130,8 @@ extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int
         populate = Some(()).filter(|()| !anonymous && flags & sys::MAP_NONBLOCK == 0);
     }
     let r = {
-        let _turn = gate::change(if flags & sys::MAP_FIXED == 0 { Call::Silent } else { Call::Drops });
+        let call = if flags & sys::MAP_FIXED == 0 { Call::Silent } else { Call::Drops };
+        let _turn = gate::change(call, [bytes(addr, len), Range::NONE]);
         // SAFETY: the caller's own call.
         unsafe { syscall6(sys::__NR_mmap, addr, len, prot as usize, flags as usize, fd as usize, offset) }
     };
@@ -157,9 +158,14 @@ extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int
     r
 }
 
+/// What a call names, to whole pages.
+fn bytes(addr: usize, len: usize) -> Range {
+    Range { start: addr & !(PAGE - 1), end: addr.saturating_add(len).saturating_add(PAGE - 1) & !(PAGE - 1) }
+}
+
 extern "C" fn munmap(addr: usize, len: usize) -> c_int {
     let r = {
-        let _turn = gate::change(Call::Drops);
+        let _turn = gate::change(Call::Drops, [bytes(addr, len), Range::NONE]);
         // SAFETY: the caller's own call.
         unsafe { syscall3(sys::__NR_munmap, addr, len, 0) }
     };
@@ -174,7 +180,8 @@ extern "C" fn mremap(addr: usize, old_len: usize, new_len: usize, flags: c_int, 
     // What only makes shorter moves nothing.
     let stays = new_len <= old_len && flags as u32 & !sys::MREMAP_MAYMOVE == 0;
     let r = {
-        let _turn = gate::change(if stays { Call::Drops } else { Call::Moves });
+        let over = if flags as u32 & sys::MREMAP_FIXED != 0 { bytes(new_addr, new_len) } else { Range::NONE };
+        let _turn = gate::change(if stays { Call::Drops } else { Call::Moves }, [bytes(addr, old_len), over]);
         // SAFETY: the caller's own call.
         unsafe { syscall6(sys::__NR_mremap, addr, old_len, new_len, flags as usize, new_addr, 0) }
     };
@@ -265,8 +272,10 @@ extern "C" fn brk(addr: usize) -> c_int {
     let curbrk = CURBRK.load(Ordering::Relaxed) as *mut usize;
     let (old, new) = {
         // SAFETY: the C library's variable.
-        let grows = addr == 0 || addr >= unsafe { *curbrk };
-        let _turn = gate::change(if grows { Call::Silent } else { Call::Drops });
+        let end = unsafe { *curbrk };
+        let grows = addr == 0 || addr >= end;
+        let _turn =
+            gate::change(if grows { Call::Silent } else { Call::Drops }, [bytes(addr, end.saturating_sub(addr)), Range::NONE]);
         // SAFETY: the C library's variable, which this call is there to set; callers serialise as they do for the original.
         unsafe {
             let old = *curbrk;

@@ -5,6 +5,7 @@
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use lowtide_pager::line::Line;
 use lowtide_pager::monitor::Monitor;
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, futex, sched_getaffinity, sched_setaffinity};
@@ -16,7 +17,11 @@ use crate::{agent, keeper, say, thread};
 pub const MAX_MONITORS: usize = 16;
 
 /// Said where there are none.
-pub const NONE: &[u8] = b"no monitor thread could be started";
+pub fn none(error: Errno) -> Line {
+    let mut line = Line::new();
+    line.push(b"no monitor thread could be started (errno ").number(error.raw_os_error() as u64).push(b")");
+    line
+}
 
 /// 1: they go to work.
 static GO: AtomicU32 = AtomicU32::new(0);

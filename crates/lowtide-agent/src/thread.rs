@@ -9,6 +9,7 @@ use core::arch::asm;
 
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::{self, OnFork};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 const STACK: usize = 256 << 10;
@@ -150,6 +151,17 @@ pub fn cpu_us(others: impl Iterator<Item = u32>) -> u64 {
         if r == 0 { time[0] * 1_000_000 + time[1] / 1000 } else { 0 }
     };
     others.filter(|thread| *thread != 0).chain([id()]).map(spent).sum()
+}
+
+/// How many threads this process has beside `own` of lowtide's; None: nobody says.
+pub fn others(own: usize) -> Option<usize> {
+    let mut text = [0u8; 512];
+    let file = rustix::fs::open(c"/proc/self/stat", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let read = rustix::io::read(&file, &mut text).ok()?;
+    // Behind the name, which may hold anything: num_threads is the twentieth field, the state the third.
+    let behind = text[..read].rsplit(|byte| *byte == b')').next()?;
+    let threads = behind.split(|byte| *byte == b' ').nth(18)?;
+    core::str::from_utf8(threads).ok()?.parse::<usize>().ok()?.checked_sub(own)
 }
 
 /// Names the calling thread, for `ps -L` and debuggers.

@@ -15,7 +15,7 @@ use crate::pagemap::Word;
 use crate::pager::Pager;
 use crate::regions::Range;
 use crate::space::Exclusive;
-use crate::uffd::{MOST_READ, Message};
+use crate::uffd::{MOST_READ, Message, Standing};
 use crate::worker::Worker;
 
 /// Pages that an event takes away between two looks at what lowtide holds.
@@ -55,6 +55,8 @@ impl Pager {
     /// Reads what waits, `most` messages at most, and applies the events, in the order in which they came. No lock may be held.
     pub fn read(&self, most: usize, worker: &mut Worker) -> Read {
         let lock = self.space.exclusive();
+        self.settle(&lock);
+        let turn = (self.host.turn)();
         let mut messages = self.uffd().read_several(most);
         if let Err(Errno::MFILE | Errno::NFILE) = messages {
             // A fork event brings a descriptor (RLIMIT_NOFILE counts lowtide's own, too). It stays where it is until it can be read, and nothing
@@ -74,6 +76,7 @@ impl Pager {
         }
         let mut read = Read::default();
         for message in messages.into_iter().flatten() {
+            self.look_at_order(&lock, &message, turn);
             self.act_on(&lock, message, worker, &mut read);
         }
         self.keep_reserve();
@@ -87,6 +90,28 @@ impl Pager {
             Message::Fault { addr, thread } => read.faults.push(Fault { addr, thread }),
             Message::Fork(child) => self.forked(lock, child, worker),
             event => self.happened(lock, event),
+        }
+    }
+
+    /// What was read so far is certain if no change is on its way now.
+    pub(crate) fn settle(&self, _: &Exclusive<'_>) {
+        let mut order = self.order.lock();
+        if !order.is_settled() && self.uffd().standing(self.staging.addresses().start) != Standing::Changing {
+            order.settle();
+        }
+    }
+
+    /// Ends the run if what was read before this message may have come after it. `turn` is what [`crate::pager::Host::turn`] said before it was read: its
+    /// thread may have gone on since.
+    pub(crate) fn look_at_order(&self, _: &Exclusive<'_>, message: &Message, turn: [Range; 2]) {
+        if matches!(message, Message::Fault { .. }) {
+            return;
+        }
+        let in_turn = |range: Range| turn.into_iter().chain((self.host.turn)()).any(|changed| changed.covers(range));
+        if !self.order.lock().is_certain(message, in_turn) && !(self.host.is_alone)() {
+            (self.host.fatal)(
+                b"the program moves memory (mremap) by raw system calls of several threads, and lowtide can't tell which came first",
+            );
         }
     }
 
@@ -246,6 +271,8 @@ pub(crate) mod tests {
             waits: || {},
             open_uffd: || Uffd::open(NEEDED_FEATURES),
             open_page_map: crate::present::Present::open,
+            turn: || [Range::NONE; 2],
+            is_alone: || true,
         };
         // SAFETY: zeros are a valid Proc.
         let proc = std::boxed::Box::leak(std::boxed::Box::new(unsafe { core::mem::zeroed() }));

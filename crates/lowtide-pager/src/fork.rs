@@ -173,7 +173,9 @@ impl Pager {
     fn read_all(&self, lock: &Exclusive<'_>) {
         let mut waiting = arrayvec::ArrayVec::<usize, 256>::new();
         loop {
-            match self.uffd().read() {
+            self.settle(lock);
+            let turn = (self.host.turn)();
+            match self.uffd().read().inspect(|message| self.look_at_order(lock, message, turn)) {
                 Ok(Message::Fault { addr, .. }) => {
                     if waiting.try_push(addr).is_err() {
                         self.uffd().wake(addr, PAGE_SIZE);
@@ -335,8 +337,10 @@ impl Pager {
         let has_files = unsafe {
             self.space.reset_after_fork();
             self.hand.reset_after_fork();
+            self.order.reset_after_fork();
             self.map.reset_after_fork();
             self.staging.reset_after_fork();
+            self.order.lock().settle();
             let lock = self.space.exclusive();
             if handover.claim_references(CHILDS) {
                 self.store(&lock).fork_child(with.run.image(with.proc), with.reopen).is_ok()

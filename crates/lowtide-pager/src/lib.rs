@@ -25,6 +25,7 @@ pub mod locks;
 pub mod mapping;
 pub mod measuring;
 pub mod monitor;
+mod order;
 pub mod pagemap;
 pub mod pager;
 pub mod patience;

@@ -22,6 +22,7 @@ use crate::budget::Budget;
 use crate::drain::Drained;
 use crate::guards::Guards;
 use crate::hand::Hand;
+use crate::order::Order;
 use crate::pagemap::PageMap;
 use crate::patience::Patience;
 use crate::present::Present;
@@ -51,6 +52,10 @@ pub struct Host {
     pub open_uffd: fn() -> Result<Uffd, Errno>,
     /// The page map of this process.
     pub open_page_map: fn() -> Result<Present, Errno>,
+    /// Where the one thread changes memory that has the turn to map, unmap or move; see `order.rs`.
+    pub turn: fn() -> [Range; 2],
+    /// Whether the program has one thread only.
+    pub is_alone: fn() -> bool,
 }
 
 /// The pager of one process.
@@ -60,6 +65,8 @@ pub struct Pager {
     pub(crate) space: SpaceLock,
     pub(crate) map: PageMap,
     pub(crate) regions: Regions,
+    /// Changed with the space lock held exclusively.
+    pub(crate) order: Lock<Order, { rank::UNRANKED }>,
     /// What is to stay in memory; see `ranges.rs`.
     pub(crate) pinned: Regions,
     pub(crate) staging: Staging,
@@ -150,6 +157,7 @@ impl Pager {
             space: SpaceLock::new(),
             map: PageMap::new()?,
             regions: Regions::new()?,
+            order: Lock::new(Order::default()),
             pinned: Regions::new()?,
             staging,
             store,

@@ -23,6 +23,21 @@ pub struct Range {
     pub end: usize,
 }
 
+impl Range {
+    /// No bytes.
+    pub const NONE: Range = Range { start: 0, end: 0 };
+
+    /// Whether all of the other is in it.
+    pub fn covers(self, other: Range) -> bool {
+        self.start <= other.start && other.end <= self.end
+    }
+
+    /// Whether some byte is in both.
+    pub fn meets(self, other: Range) -> bool {
+        self.start < other.end && other.start < self.end
+    }
+}
+
 /// The set of adopted ranges: disjoint, sorted, neighbours merged.
 pub struct Regions {
     memory: Mapping,

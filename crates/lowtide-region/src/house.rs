@@ -129,6 +129,8 @@ impl House {
             // Only a forked child, which has no region, would ask for these.
             open_uffd: || Err(Errno::NOSYS),
             open_page_map: Present::open,
+            turn: || [Range::NONE; 2],
+            is_alone: || true,
         };
         let pager = Pager::new(uffd, store, kind.staging, proc, host)
             .map_err(|errno| Error::System { what: "opening /proc/self/pagemap and mapping lowtide's tables", errno })?;

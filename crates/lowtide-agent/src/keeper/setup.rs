@@ -14,7 +14,7 @@ use lowtide_pager::worker::Worker;
 use rustix::io::Errno;
 
 use super::{Keeper, LOOK_AGAIN};
-use crate::{agent, broker, gate, hooks, maps, monitor, say, swap_file, watch};
+use crate::{agent, broker, gate, hooks, maps, monitor, say, swap_file, thread, watch};
 
 /// Mappings that were made past the C library are looked for this often at least, ...
 const LOOK_EVERY_US: u64 = 100_000;
@@ -69,6 +69,8 @@ impl Keeper {
             waits: watch::leave,
             open_uffd: broker::userfaultfd,
             open_page_map: broker::page_map,
+            turn: gate::changed,
+            is_alone: || thread::others(agent::proc().own_threads()) == Some(1),
         };
         let pager = Pager::new(uffd, store, staging, agent::proc(), host)?;
         self.prepared = Some(Box::leak(Box::new(pager)));
@@ -79,8 +81,8 @@ impl Keeper {
     pub(super) fn activate(&mut self, pager: &'static Pager) -> Result<(), Errno> {
         pager.budget.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
         pager.activate()?;
-        if monitor::start().is_err() {
-            say::fatal(monitor::NONE);
+        if let Err(error) = monitor::start() {
+            say::fatal(monitor::none(error).bytes());
         }
         agent::set_pager(pager);
         monitor::go();

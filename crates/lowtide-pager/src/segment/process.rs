@@ -277,6 +277,11 @@ impl Proc {
         let _ = self.threads.iter().find(free);
     }
 
+    /// How many threads of lowtide's it has.
+    pub fn own_threads(&self) -> usize {
+        self.threads.iter().filter(|id| id.load(Ordering::Relaxed) != 0).count()
+    }
+
     /// Ids of lowtide's threads in it; none where they mean something else to `lowtide run`.
     pub fn threads(&self) -> impl Iterator<Item = u32> {
         let here = self.elsewhere.load(Ordering::Acquire) == 0;

@@ -2,12 +2,33 @@
 
 use crate::check::{Data, Growth, compare, ends_well};
 use crate::machine::turn;
+use crate::measure::{Limit, Swap};
 use crate::programs::job;
 
 #[test]
 fn four_threads_mix_everything() {
     let Some(_turn) = turn() else { return };
     let Some(job) = job("four threads mix", "thread_mix", "4 6000 48") else { return };
+    compare(&job, Growth::Stream, Data::Compressible, ends_well);
+}
+
+/// System calls past the C library, of several threads that move memory: the kernel's reports of these come in any order.
+#[test]
+fn raw_calls_of_threads_are_right_or_refused() {
+    let Some(_turn) = turn() else { return };
+    for seed in 1..=4 {
+        let Some(job) = job("four threads with raw calls", "thread_mix_raw", &format!("4 2500 48 {seed}")) else { return };
+        let outcome = job.limited(&Limit { ram: 64 << 20, swap: Swap::Default });
+        let is_refused = outcome.stderr.contains("by raw system calls of several threads");
+        assert!(ends_well(&outcome) != is_refused, "seed {seed}: {} {}", outcome.stdout, outcome.stderr);
+    }
+}
+
+/// One thread's are in order.
+#[test]
+fn raw_calls_of_one_thread_are_right() {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job("one thread with raw calls", "thread_mix_raw", "1 8000 100") else { return };
     compare(&job, Growth::Stream, Data::Compressible, ends_well);
 }
 
