@@ -4,10 +4,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use lowtide_pager::monitor::Monitor;
+use lowtide_pager::pager::Pager;
 use lowtide_pager::worker::Worker;
-use rustix::mm::{MapFlags, MremapFlags};
+use rustix::mm::{Advice, MapFlags, MremapFlags};
 
 use crate::house::{Config, House, MIB, PAGE, map, mix, verify, write};
+use crate::one_cpu;
 
 /// What is moved there and back: more comes in than the evictor wants to see before it looks again.
 const MOVED: usize = 1024;
@@ -67,4 +70,52 @@ fn what_has_moved_is_there_at_once() {
         });
     };
     under_pressure(program);
+}
+
+/// Runs `f` beside a monitor that leaves no CPU to those who give way.
+fn beside_a_monitor(pager: &Pager, f: impl FnOnce() + Send) {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut monitor = Monitor::new().unwrap();
+            while !over.load(Ordering::SeqCst) {
+                monitor.turn(pager);
+            }
+        });
+        let end = scope.spawn(f).join();
+        over.store(true, Ordering::SeqCst);
+        assert!(end.is_ok(), "see above");
+    });
+}
+
+/// An event is applied in the moment in which it is read, for all that others can see. Here who reads it gives way to the thread that it wakes by that,
+/// whose next pages are written and evicted before the reader runs again, unless they have to wait for it.
+#[test]
+fn nothing_is_evicted_between_reading_an_event_and_applying_it() {
+    const PAGES: usize = 512;
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 0 }) else { return };
+    one_cpu::stay();
+    let at = map(std::ptr::null_mut(), PAGES, MapFlags::empty()) as usize;
+    let page = |i: usize| (at + i * PAGE) as *mut u8;
+    (0..PAGES).for_each(|i| write(page(i), 7));
+    house.adopt(at as *mut u8, PAGES);
+    let pager = house.pager;
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            one_cpu::give_way();
+            let mut worker = Worker::new(false).unwrap();
+            assert!(pager.uffd().wait_readable(60_000), "nobody removes anything");
+            assert!(pager.read(1, &mut worker).event);
+        });
+        // SAFETY: the test's own memory.
+        unsafe { rustix::mm::madvise(at as *mut _, PAGES * PAGE, Advice::LinuxDontNeed).unwrap() };
+        beside_a_monitor(pager, || {
+            pager.removed(at, PAGES * PAGE);
+            (0..PAGES).for_each(|i| write(page(i), i as u64 + 1));
+            house.evict_all();
+        });
+        reader.join().unwrap();
+        beside_a_monitor(pager, || (0..PAGES).for_each(|i| verify(page(i), i as u64 + 1, "written after a removal")));
+    });
+    assert!(house.evictions() > PAGES as u64 / 2, "{} evictions", house.evictions());
 }

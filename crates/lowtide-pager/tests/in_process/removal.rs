@@ -3,12 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
+use lowtide_pager::evict::Evicted;
 use lowtide_pager::monitor::Monitor;
 use lowtide_pager::worker::Worker;
 use rustix::mm::{Advice, MapFlags};
 
 use crate::house::{Config, House, MIB, PAGE, map, verify, write};
+use crate::one_cpu;
 
 #[test]
 fn a_removal_of_address_space_costs_by_what_is_in_memory() {
@@ -49,12 +52,13 @@ fn removed_pages_can_be_evicted_again() {
     (0..1024).for_each(|i| verify(page(i), i as u64 + 1, "after all"));
 }
 
-/// The kernel tells of a removal before it takes the pages away, and that takes a while where there are many. What is evicted just then would come
-/// back with its old bytes.
+/// The kernel tells of a removal before it takes the pages away, which takes a while. Here it takes very long, because the thread that removes gives way to
+/// the one that evicts. What is evicted just then would come back with its old bytes.
 #[test]
 fn pages_that_are_about_to_go_are_not_evicted() {
     const PAGES: usize = 16384;
     let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 0 }) else { return };
+    one_cpu::stay();
     let at = map(std::ptr::null_mut(), PAGES, MapFlags::empty());
     // SAFETY: the test's own memory, where huge pages would go too fast.
     unsafe { rustix::mm::madvise(at.cast(), PAGES * PAGE, Advice::LinuxNoHugepage).unwrap() };
@@ -65,6 +69,7 @@ fn pages_that_are_about_to_go_are_not_evicted() {
     let program = {
         let removed = removed.clone();
         thread::spawn(move || {
+            one_cpu::give_way();
             // SAFETY: the test's own memory.
             unsafe { rustix::mm::madvise(at as *mut _, PAGES * PAGE, Advice::LinuxDontNeed).unwrap() };
             removed.store(true, Ordering::SeqCst);
@@ -75,7 +80,10 @@ fn pages_that_are_about_to_go_are_not_evicted() {
     monitor.wait(pager, -1);
     assert!(monitor.turn(pager).read, "the removal was told of");
     while !removed.load(Ordering::SeqCst) {
-        let _ = pager.evict(&mut worker);
+        if pager.evict(&mut worker) != Evicted::Some {
+            // The kernel goes on, until this thread wants to run again.
+            thread::sleep(Duration::from_micros(50));
+        }
     }
     while !program.is_finished() {
         if !monitor.turn(pager).read {
