@@ -32,6 +32,14 @@ fn mremap_in_all_cases() {
     same(&job, &Limit { ram: 40 << 20, swap: Swap::Ram });
 }
 
+/// That a range was unmapped is told after it was, when something else may be there.
+#[test]
+fn what_was_unmapped_is_in_use_again() {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job("taken place", "taken_place", "32 10") else { return };
+    same(&job, &Limit { ram: 40 << 20, swap: Swap::Ram });
+}
+
 /// A guard that is taken away again leaves zeros, not what was evicted there.
 #[test]
 fn pages_under_a_guard_are_gone() {
