@@ -113,7 +113,8 @@ fn through_wrappers() {
     let Some(_turn) = turn() else { return };
     let Some(program) = crate::programs::job("through wrappers", "one_malloc", "160 zwt") else { return };
     let Some(wrapper) = tool("timeout") else { return };
-    let job = program.behind(wrapper, &["120", "nice", "-n", "1", "env", "SOME=thing"]);
+    let shell = ["sh", "-c", "\"$@\"; exit $?", "sh"];
+    let job = program.behind(wrapper, &[&["120", "nice", "-n", "1"], &shell[..], &["env", "SOME=thing"]].concat());
     compare(&job, Growth::Existing, Data::Compressible, ends_well);
 }
 
