@@ -62,6 +62,12 @@ fn split_mappings() {
     program("split mappings", "split_mapping", "160", Growth::Existing, Data::Compressible);
 }
 
+/// The kernel allows a process only so many mappings, and they are the program's.
+#[test]
+fn mappings_are_left_for_the_program() {
+    program("many ranges", "many_ranges", "96 2000", Growth::Existing, Data::Compressible);
+}
+
 /// 20,000 areas of 256 KiB at random addresses: what lowtide keeps of them must not depend on where they are.
 #[test]
 fn scattered_areas() {
