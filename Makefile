@@ -20,8 +20,10 @@ build: ## target/release/lowtide: one file, the agent inside
 demo: setup build ## a real program natively and in 40 % of its memory
 	$(PYTHON) demo/demo.py
 
-test: setup fmt links lint model ## formatting, links, lints, model checks, unit tests, real programs under limits
+test: setup fmt links lint model ## formatting, links, lints, model checks, unit tests, real programs under limits, the Python package
 	$(CARGO) test --release --workspace --exclude lowtide-agent
+	@$(MAKE) --no-print-directory wheel
+	@tests/wheel.sh $(TARGET) again
 
 model: ## model checking with loom and shuttle
 	$(CARGO) test -p lowtide-core --lib --features loom models

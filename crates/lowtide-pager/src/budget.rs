@@ -129,9 +129,9 @@ impl Budget {
         self.low_mark() - (limit / 16).clamp(1 << 20, 64 << 20)
     }
 
-    /// Whether a long read-ahead at once may pass the limit.
+    /// Whether a long read-ahead at once ([`crate::stream::MAX_WINDOW`]) may pass the limit.
     pub fn is_near_limit(&self) -> bool {
-        self.now() + (self.limit() / 32).clamp(1 << 20, 32 << 20) > self.ceiling()
+        self.now() + (self.limit() / 32).clamp(3 << 20, 32 << 20) > self.ceiling()
     }
 
     /// What of `most` is to be free: in calm times a quarter, but at least `least`, which is what a program touches while the keeper
@@ -140,7 +140,8 @@ impl Budget {
         if self.calm.load(Ordering::Relaxed) { most.min((most / 4).max(least)) } else { most }
     }
 
-    /// Whether a fault must evict before it is served.
+    /// Whether a fault must evict before it is served: there must be room for what it brings in, and for what is on its way into the pool
+    /// meanwhile, which is counted twice until it is there.
     pub fn at_limit(&self) -> bool {
         self.now() + (1 << 20) > self.ceiling()
     }

@@ -525,6 +525,11 @@ impl Pager {
         self.rest.store(rest, Ordering::Relaxed);
     }
 
+    /// What [`Pager::measure_rest`] found: bytes of tables, buffers and stacks.
+    pub fn rest_bytes(&self) -> usize {
+        self.rest.load(Ordering::Relaxed)
+    }
+
     /// Stores all that waits in staging, a segment at a time; false: nothing is left to store, or it can't be now.
     pub fn empty_staging(&self, worker: &mut Worker) -> bool {
         let Some(operation) = self.enter() else { return false };

@@ -153,6 +153,7 @@ impl Reclaimer {
         let evicted = pager.counters().evictions_pages.load(Ordering::Relaxed);
         if self.measuring.is_due(now, evicted) {
             pager.measure_rest();
+            self.house.share_with_tables(pager.budget.asked());
         }
         let happened = || {
             let c = pager.counters();

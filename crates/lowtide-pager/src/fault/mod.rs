@@ -24,6 +24,9 @@ use crate::stream::Window;
 use crate::uffd::Wake;
 use crate::worker::Worker;
 
+/// Steps of eviction for one fault at most: then others are served, who evict too.
+const MOST_STEPS: usize = 32;
+
 /// What became of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Served {
@@ -55,8 +58,8 @@ impl Pager {
     pub fn serve_within_limit(&self, addr: usize, known_ns: u64, worker: &mut Worker) -> Served {
         let start = now_ns();
         let (proc, counters) = (self.proc(), self.counters());
-        if (self.budget.at_limit() || self.budget.is_coming_down()) && self.evict_for_fault(worker) == Evicted::Some {
-            add(&counters.evictions_direct, 1);
+        if self.budget.at_limit() || self.budget.is_coming_down() {
+            self.make_room(worker);
         }
         worker.counted = None;
         let served = self.serve(addr, worker);
@@ -70,6 +73,21 @@ impl Pager {
             counters.service_ns[kind as usize].fetch_add(took, Ordering::Relaxed);
         }
         served
+    }
+
+    /// Evicts until what this fault brings in has room below the limit, as far as there is something to evict. One step may free less than
+    /// a fault brings in: pages that compress badly leave most of themselves in the pool, and a step that only fills staging frees
+    /// nothing.
+    fn make_room(&self, worker: &mut Worker) {
+        for _ in 0..MOST_STEPS {
+            if self.evict_for_fault(worker) != Evicted::Some {
+                return;
+            }
+            add(&self.counters().evictions_direct, 1);
+            if !self.budget.at_limit() {
+                return;
+            }
+        }
     }
 
     /// Serves a fault at `addr`. Called without any lock held; never waits for another fault or for an event. A page that can't be

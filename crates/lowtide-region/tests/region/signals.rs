@@ -126,16 +126,20 @@ fn an_alternate_stack_of_the_smallest_size_will_do() {
 static AT: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 static PAGES: AtomicUsize = AtomicUsize::new(0);
 static TICKS: AtomicU64 = AtomicU64::new(0);
+/// Handlers that run now, in any thread.
+static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
 /// A handler that reads pages of a region.
 extern "C" fn tick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    RUNNING.fetch_add(1, Ordering::SeqCst);
     let n = TICKS.fetch_add(1, Ordering::Relaxed);
-    let at = AT.load(Ordering::Relaxed);
+    let at = AT.load(Ordering::SeqCst);
     if !at.is_null() {
         let page = crate::content::mix(n) as usize % PAGES.load(Ordering::Relaxed);
-        // SAFETY: a page of the region, which lives until the timer is off.
+        // SAFETY: a page of the region, which lives until no handler runs that has its address.
         unsafe { crate::content::check(at.add(page * PAGE), 1 + page as u64) };
     }
+    RUNNING.fetch_sub(1, Ordering::SeqCst);
 }
 
 /// In a process of its own: its signals would meet other tests.
@@ -171,6 +175,11 @@ fn handlers_may_touch_regions_wherever_they_interrupt() {
         }
     });
     every(0);
+    // On a busy machine another thread may still be in the handler, or get to it only now.
+    AT.store(std::ptr::null_mut(), Ordering::SeqCst);
+    while RUNNING.load(Ordering::SeqCst) > 0 {
+        std::thread::yield_now();
+    }
     assert!(TICKS.load(Ordering::Relaxed) > 10, "the handler ran");
 }
 
