@@ -52,6 +52,8 @@ pub struct Host {
     pub open_uffd: fn() -> Result<Uffd, Errno>,
     /// The page map of this process.
     pub open_page_map: fn() -> Result<Present, Errno>,
+    /// Steps of eviction for one fault at most: one where others evict as well, and a fault need not wait for all the room that it takes.
+    pub steps: usize,
     /// Where the one thread changes memory that has the turn to map, unmap or move; see `order.rs`.
     pub turn: fn() -> [Range; 2],
     /// Whether the program has one thread only.

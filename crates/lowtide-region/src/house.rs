@@ -83,6 +83,8 @@ pub struct Threads {
 /// Most threads that serve faults at a time, in their own thread or as monitors: more find one after a moment.
 const MAX_WORKERS: usize = 32;
 const MAX_MONITORS: usize = 4;
+/// Steps of eviction for one fault at most: then others are served, who evict too. One step may free less than a fault brings in.
+const MOST_STEPS: usize = 32;
 
 /// Houses without a group.
 static EMPTY: Lock<Vec<&'static House>> = Lock::new(Vec::new());
@@ -129,6 +131,7 @@ impl House {
             // Only a forked child, which has no region, would ask for these.
             open_uffd: || Err(Errno::NOSYS),
             open_page_map: Present::open,
+            steps: MOST_STEPS,
             turn: || [Range::NONE; 2],
             is_alone: || true,
         };

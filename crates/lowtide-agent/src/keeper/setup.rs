@@ -69,6 +69,7 @@ impl Keeper {
             waits: watch::leave,
             open_uffd: broker::userfaultfd,
             open_page_map: broker::page_map,
+            steps: 1,
             turn: gate::changed,
             is_alone: || thread::others(agent::proc().own_threads()) == Some(1),
         };

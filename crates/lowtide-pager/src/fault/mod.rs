@@ -24,9 +24,6 @@ use crate::stream::Window;
 use crate::uffd::Wake;
 use crate::worker::Worker;
 
-/// Steps of eviction for one fault at most: then others are served, who evict too.
-const MOST_STEPS: usize = 32;
-
 /// What became of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Served {
@@ -79,7 +76,7 @@ impl Pager {
     /// a fault brings in: pages that compress badly leave most of themselves in the pool, and a step that only fills staging frees
     /// nothing.
     fn make_room(&self, worker: &mut Worker) {
-        for _ in 0..MOST_STEPS {
+        for _ in 0..self.host.steps {
             if self.evict_for_fault(worker) != Evicted::Some {
                 return;
             }

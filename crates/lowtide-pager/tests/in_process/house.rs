@@ -70,7 +70,7 @@ impl House {
         let proc: &'static Proc = unsafe { &*std::alloc::alloc_zeroed(std::alloc::Layout::new::<Proc>()).cast() };
         let (lost, open_uffd) = (|text: &[u8]| fatal(text), || Uffd::open(NEEDED_FEATURES));
         let (turn, is_alone) = (|| [Range::NONE; 2], || true);
-        let host = Host { fatal, lost, warn, waits: || {}, open_uffd, open_page_map: Present::open, turn, is_alone };
+        let host = Host { fatal, lost, warn, waits: || {}, open_uffd, open_page_map: Present::open, steps: 1, turn, is_alone };
         let pager = Pager::new(uffd, store, 2 * MIB, proc, host).unwrap();
         let pager: &'static Pager = Box::leak(Box::new(pager));
         pager.budget.set_limit(1 << 40);
