@@ -19,6 +19,7 @@
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use lowtide_pager::clock::now_us;
+use lowtide_pager::pager::Pager;
 use lowtide_pager::regions::Range;
 use rustix::thread::{Timespec, futex};
 
@@ -113,15 +114,26 @@ pub fn enter(call: Call) -> Inside {
 /// Its turn to map, unmap or move; over when dropped.
 pub struct Changing {
     _inside: Inside,
+    /// Of the thread whose turn it is; 0: it goes without one, or in that of the call that it has interrupted.
     tid: u32,
+    /// What that call changes.
+    interrupted: Option<[Range; 2]>,
 }
 
 impl Drop for Changing {
     fn drop(&mut self) {
-        if self.tid != 0 {
+        if let Some(outer) = self.interrupted {
+            set_changed(outer);
+        }
+        if self.tid == 0 || CHANGING.load(Ordering::Relaxed) != self.tid {
+            return;
+        }
+        if changed() != [Range::NONE; 2] {
+            // Whoever has just read the event of this call may not have asked yet whose it is.
+            agent::active().into_iter().for_each(Pager::outlast_reading);
             set_changed([Range::NONE; 2]);
         }
-        if self.tid != 0 && CHANGING.compare_exchange(self.tid, 0, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+        if CHANGING.compare_exchange(self.tid, 0, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
             let _ = futex::wake(&CHANGING, futex::Flags::PRIVATE, 1);
         }
     }
@@ -129,36 +141,44 @@ impl Drop for Changing {
 
 fn set_changed(ranges: [Range; 2]) {
     for (at, range) in CHANGED.iter().zip(ranges) {
+        // Nothing, before it begins elsewhere.
+        at[1].store(0, Ordering::SeqCst);
         at[0].store(range.start, Ordering::SeqCst);
         at[1].store(range.end, Ordering::SeqCst);
     }
 }
 
-/// Where the thread that has the turn takes memory from, if one has it ([`lowtide_pager::pager::Host::turn`]). For monitors: its event is being
-/// read, so it stays as it is.
+/// Where the thread that has the turn takes memory away, if one has it ([`lowtide_pager::pager::Host::turn`]). As long as its event is being read and
+/// applied it stays as it is.
 pub fn changed() -> [Range; 2] {
     CHANGED.each_ref().map(|at| Range { start: at[0].load(Ordering::SeqCst), end: at[1].load(Ordering::SeqCst) })
 }
 
-/// Enters a call that maps, unmaps or moves: one thread at a time, once memory is adopted. It takes memory from these ranges.
+/// Enters a call that maps, unmaps or moves: one thread at a time, once memory is adopted. If it is not silent, events may tell of these
+/// ranges.
 pub fn change(call: Call, ranges: [Range; 2]) -> Changing {
     let inside = enter(call);
     if agent::active().is_none() {
-        return Changing { _inside: inside, tid: 0 };
+        return Changing { _inside: inside, tid: 0, interrupted: None };
     }
+    let ranges = if call == Call::Silent { [Range::NONE; 2] } else { ranges };
     let tid = tid();
     for _ in 0..TURN_MS {
         match CHANGING.compare_exchange(0, tid, Ordering::SeqCst, Ordering::Relaxed) {
             Ok(_) => {
                 set_changed(ranges);
-                return Changing { _inside: inside, tid };
+                return Changing { _inside: inside, tid, interrupted: None };
             }
             // A signal handler in the middle of such a call: its outer call keeps the turn.
-            Err(by) if by == tid => break,
+            Err(by) if by == tid => {
+                let outer = changed();
+                set_changed(ranges);
+                return Changing { _inside: inside, tid: 0, interrupted: Some(outer) };
+            }
             Err(by) => drop(futex::wait(&CHANGING, futex::Flags::PRIVATE, by, Some(&ms(1)))),
         }
     }
-    Changing { _inside: inside, tid: 0 }
+    Changing { _inside: inside, tid: 0, interrupted: None }
 }
 
 /// Closes the gate: the keeper sets nothing up meanwhile, and, once memory is adopted, nobody is inside.

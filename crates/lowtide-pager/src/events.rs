@@ -56,7 +56,6 @@ impl Pager {
     pub fn read(&self, most: usize, worker: &mut Worker) -> Read {
         let lock = self.space.exclusive();
         self.settle(&lock);
-        let turn = (self.host.turn)();
         let mut messages = self.uffd().read_several(most);
         if let Err(Errno::MFILE | Errno::NFILE) = messages {
             // A fork event brings a descriptor (RLIMIT_NOFILE counts lowtide's own, too). It stays where it is until it can be read, and nothing
@@ -76,7 +75,7 @@ impl Pager {
         }
         let mut read = Read::default();
         for message in messages.into_iter().flatten() {
-            self.look_at_order(&lock, &message, turn);
+            self.look_at_order(&lock, &message);
             self.act_on(&lock, message, worker, &mut read);
         }
         self.keep_reserve();
@@ -101,18 +100,23 @@ impl Pager {
         }
     }
 
-    /// Ends the run if what was read before this message may have come after it. `turn` is what [`crate::pager::Host::turn`] said before it was read: its
-    /// thread may have gone on since.
-    pub(crate) fn look_at_order(&self, _: &Exclusive<'_>, message: &Message, turn: [Range; 2]) {
+    /// Ends the run if what was read before this message may have come after it.
+    pub(crate) fn look_at_order(&self, _: &Exclusive<'_>, message: &Message) {
         if matches!(message, Message::Fault { .. }) {
             return;
         }
-        let in_turn = |range: Range| turn.into_iter().chain((self.host.turn)()).any(|changed| changed.covers(range));
-        if !self.order.lock().is_certain(message, in_turn) && !(self.host.is_alone)() {
+        let in_turn = |range: Range| (self.host.turn)().into_iter().any(|changed| changed.covers(range));
+        let is_certain = self.order.lock().is_certain(message, in_turn);
+        if !is_certain && !(self.host.is_alone)() {
             (self.host.fatal)(
                 b"the program moves memory (mremap) by raw system calls of several threads, and lowtide can't tell which came first",
             );
         }
+    }
+
+    /// Whoever reads messages at this moment has applied them when this returns. For host threads: it takes nothing.
+    pub fn outlast_reading(&self) {
+        self.space.outlast_exclusive();
     }
 
     /// Applies an event that was read just now. Whoever caused it, or another thread whose event was read with it, may go on meanwhile: what

@@ -174,8 +174,7 @@ impl Pager {
         let mut waiting = arrayvec::ArrayVec::<usize, 256>::new();
         loop {
             self.settle(lock);
-            let turn = (self.host.turn)();
-            match self.uffd().read().inspect(|message| self.look_at_order(lock, message, turn)) {
+            match self.uffd().read().inspect(|message| self.look_at_order(lock, message)) {
                 Ok(Message::Fault { addr, .. }) => {
                     if waiting.try_push(addr).is_err() {
                         self.uffd().wake(addr, PAGE_SIZE);

@@ -52,7 +52,8 @@ impl Monitor {
 
     /// Waits for a message, `ms` milliseconds at most (negative: for ever). No lock may be held.
     pub fn wait(&self, pager: &Pager, ms: i32) {
-        pager.uffd().wait_readable(if self.deferred.is_empty() { ms } else { 1 });
+        let is_calm = self.deferred.is_empty() && pager.order.lock().is_settled();
+        pager.uffd().wait_readable(if is_calm { ms } else { 1 });
         add(&pager.counters().monitor_wakeups, 1);
     }
 

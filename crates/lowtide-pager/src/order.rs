@@ -2,9 +2,9 @@
 //!
 //! The kernel queues an event after it has let go of its locks. So of two threads that change mappings at the same time the one that came
 //! later may be read first: that X was unmapped, after that a mapping has been moved to X, where the kernel found room. Applied in this order
-//! the first would drop what the second brought. The calls of the C library come one at a time (the host's gate), so only raw system
-//! calls of several threads can do this, and only where one of them moves memory: where nothing has moved, events take away what
-//! is gone by then in any order. Such events don't tell which came first. So the program is ended rather than given wrong bytes.
+//! the first would drop what the second brought. The calls that the host watches come one at a time (the agent's gate), so only other ones
+//! (raw system calls) can do this, of several threads, and only where one of them moves memory: where nothing has moved, events take away
+//! what is gone by then in any order. Such events don't tell which came first. So the program is ended rather than given wrong bytes.
 //!
 //! What can still be out of order is known: the kernel counts changes from before they are made until the thread that made one
 //! runs on (`mmap_changing`). What was read before that count was seen at zero is certain. And who has moved memory uses the new place, and tells others
@@ -39,7 +39,7 @@ struct Change {
 pub(crate) struct Order(ArrayVec<Change, MOST>);
 
 impl Order {
-    /// Whether any event is certain.
+    /// Whether all that was read is certain.
     pub(crate) fn is_settled(&self) -> bool {
         self.0.is_empty()
     }
@@ -65,7 +65,7 @@ impl Order {
                 let Some(own) = self.0.iter().position(|earlier| earlier.is_of_the_call(&change)) else {
                     return self.take_up(change);
                 };
-                self.0[own].has_left = true;
+                self.0[own].has_left = start == self.0[own].left.start;
                 // Of the same thread, which had to wait for the other to be read.
                 !self.0.iter().enumerate().any(|(i, earlier)| i != own && earlier.makes_doubtful(&change))
             }
@@ -76,7 +76,8 @@ impl Order {
     fn take_up(&mut self, change: Change) -> bool {
         let is_certain = !self.0.iter().any(|earlier| earlier.makes_doubtful(&change));
         if self.0.is_full() {
-            self.0.remove(0);
+            // Rather the unmappings than the moves, of which there are fewer.
+            self.0.remove(self.0.iter().position(|earlier| earlier.to.is_none()).unwrap_or(0));
         }
         self.0.push(change);
         is_certain
@@ -84,9 +85,12 @@ impl Order {
 }
 
 impl Change {
-    /// Whether this is the move to which that unmapping belongs.
+    /// Whether this is the move to which that unmapping belongs. Before Linux 6.15 one that makes shorter as well is reported with the length from
+    /// before, and the end and the beginning are unmapped, in this order.
     fn is_of_the_call(&self, unmapping: &Change) -> bool {
-        self.to.is_some() && !self.has_left && self.left == unmapping.left && self.in_turn == unmapping.in_turn
+        let is_part = self.left.covers(unmapping.left)
+            && (self.left.start == unmapping.left.start || self.left.end == unmapping.left.end);
+        self.to.is_some() && !self.has_left && is_part && self.in_turn == unmapping.in_turn
     }
 
     /// Whether this one, which was read earlier, may have come later.
