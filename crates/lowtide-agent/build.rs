@@ -1,6 +1,6 @@
-//! Compiles the agent's own memcpy and its like, hidden (`src/freestanding.c`), and makes a symbol that nobody defines an error when the agent
-//! is linked, not when a program is started with it. (The optimizer has been seen to call the allocator's `alloc_zeroed` after its
-//! symbol was gone.)
+//! Compiles the agent's own memcpy and its like, hidden (`src/freestanding.c`), and makes a symbol that nobody defines an error
+//! when the agent is linked, not when a program is started with it. (The optimizer has been seen to call the allocator's
+//! `alloc_zeroed` after its symbol was gone.)
 
 fn main() {
     let objects = cc::Build::new()

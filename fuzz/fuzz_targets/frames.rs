@@ -1,5 +1,5 @@
-//! Any sequence of allocations, frees and drains of frames on behalf of several CPUs and nodes, against a plain map of the runs in
-//! use, whose bytes say whose they are.
+//! Any sequence of allocations, frees and drains of frames on behalf of several CPUs and nodes, against a plain map of the runs
+//! in use, whose bytes say whose they are.
 #![no_main]
 
 use std::collections::BTreeMap;

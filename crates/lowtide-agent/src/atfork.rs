@@ -1,9 +1,10 @@
 //! Fork, on the side of the program's thread that calls it. What happens to the memory is told in the pager's fork.rs.
 //!
-//! All signals are blocked in that thread from before the fork until the child serves itself: for a moment nobody serves the child's memory,
-//! and a handler that touched it would read zeros. They are also blocked as long as the gate is closed: a handler that leaves by longjmp, ends the
-//! process or forks itself would leave it closed for ever, or open it too early. In the parent, fork returns when the child can live without it: daemons leave at
-//! once. Other threads that want to end the process, or to execute another program in its place, wait for that too.
+//! All signals are blocked in that thread from before the fork until the child serves itself: for a moment nobody serves the
+//! child's memory, and a handler that touched it would read zeros. They are also blocked as long as the gate is closed: a
+//! handler that leaves by longjmp, ends the process or forks itself would leave it closed for ever, or open it too early. In
+//! the parent, fork returns when the child can live without it: daemons leave at once. Other threads that want to end the
+//! process, or to execute another program in its place, wait for that too.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -25,7 +26,8 @@ static PARENT: AtomicU32 = AtomicU32::new(0);
 /// The signals that were blocked before, if `BLOCKED` says that they all are. One thread forks at a time.
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
 static BLOCKED: AtomicBool = AtomicBool::new(false);
-/// How long a thread that ends the process waits for a fork, in milliseconds: longer than the fork itself takes if all goes wrong.
+/// How long a thread that ends the process waits for a fork, in milliseconds: longer than the fork itself takes if all goes
+/// wrong.
 const PATIENCE_MS: u32 = 5000;
 /// In a child: 1 once its memory is its own.
 static READY: AtomicU32 = AtomicU32::new(0);
@@ -77,8 +79,8 @@ extern "C" fn parent() {
     }
 }
 
-/// Before this process ends or becomes another program by the will of the calling thread: lets a fork of another thread end, whose child
-/// needs this process until then.
+/// Before this process ends or becomes another program by the will of the calling thread: lets a fork of another thread end,
+/// whose child needs this process until then.
 pub fn let_forks_end() {
     let mut left = PATIENCE_MS;
     while agent::active().is_some() && ANNOUNCED.load(Ordering::Acquire) && !gate::is_closed_by_caller() && left > 0 {
@@ -100,14 +102,15 @@ pub fn parent_serves(keeper: u32) -> bool {
     if Some(now) != parent_of_child() {
         return false;
     }
-    // A process that has become another program has no such thread any more. (Signal 0 is none; one of another user may not be asked.)
+    // A process that has become another program has no such thread any more. (Signal 0 is none; one of another user may not be
+    // asked.)
     let (process, keeper) = (PARENT.load(Ordering::Relaxed) as usize, keeper as usize);
     // SAFETY: asks, and touches no memory.
     unsafe { thread::syscall3(linux_raw_sys::general::__NR_tgkill, process, keeper, 0) != -ESRCH }
 }
 
-/// In a forked child that can't serve itself, when its parent has given it all of its memory: it goes on without lowtide, like one that a raw
-/// system call made.
+/// In a forked child that can't serve itself, when its parent has given it all of its memory: it goes on without lowtide, like
+/// one that a raw system call made.
 pub fn child_is_whole(why: Errno) {
     agent::forget_pager();
     let mut line = Line::new();
@@ -129,8 +132,8 @@ fn take_over(announced: bool) {
     request::reset_after_fork();
     mlock::reset_after_fork();
     swap_file::reset_after_fork();
-    // SAFETY: this process has one thread, and the parent's operations, which allocate, were paused (or there were none: the gate
-    // keeps the keeper from setting up a pager while it is closed).
+    // SAFETY: this process has one thread, and the parent's operations, which allocate, were paused (or there were none: the
+    // gate keeps the keeper from setting up a pager while it is closed).
     unsafe {
         HEAP.reset_after_fork();
         lowtide_core::vm::reset_after_fork();
@@ -142,8 +145,8 @@ fn take_over(announced: bool) {
     // A parent that had no agent threads of its own (itself made by a bare clone) leaves nothing to take over.
     let inherits = announced && agent::active().is_none();
     let parent_keeper = agent::KEEPER.load(Ordering::Relaxed);
-    // Whoever has no keeper asks for its memory here, on the program's stack: that is not in the child's tables but in its memory, and the parent
-    // serves what is missing of it meanwhile.
+    // Whoever has no keeper asks for its memory here, on the program's stack: that is not in the child's tables but in its
+    // memory, and the parent serves what is missing of it meanwhile.
     let alone = |why| {
         if inherits && let Some(pager) = agent::pager() {
             if let Err(why) = pager.become_whole(&|| parent_serves(parent_keeper)) {

@@ -22,7 +22,8 @@ pub fn connect() -> Result<Connection, Errno> {
     connect_to(name.to_bytes(), settings.supervisor)
 }
 
-/// A connection to the socket of this name, which must be the process's `supervisor`: once that has ended, others can take the name.
+/// A connection to the socket of this name, which must be the process's `supervisor`: once that has ended, others can take the
+/// name.
 ///
 /// # Errors
 /// As [`connect`].
@@ -48,8 +49,8 @@ pub fn connect_to(name: &[u8], supervisor: u32) -> Result<Connection, Errno> {
     if r < 0 || peer[0] != supervisor { Err(Errno::PERM) } else { Ok(connection) }
 }
 
-/// A userfaultfd of this process, ready for all that lowtide needs. What takes a privilege that this process has not got, `lowtide run`
-/// does for it.
+/// A userfaultfd of this process, ready for all that lowtide needs. What takes a privilege that this process has not got,
+/// `lowtide run` does for it.
 ///
 /// # Errors
 /// What the kernel said to this process, or `lowtide run`.

@@ -2,9 +2,9 @@
 //!
 //! Through `/proc/self/mem` the kernel writes to memory that its owner may only read and execute, as it does for debuggers: no
 //! protection changes, there is no moment at which the code can't be executed, and what forbids a process to make memory
-//! executable (prctl PR_SET_MDWE, systemd's MemoryDenyWriteExecute=) does not forbid this. Where that file can't be written, the
-//! protection is changed and changed back, but only after the change back has been rehearsed on a page that nobody needs: code
-//! that can't be made executable again would end the program at its next call.
+//! executable (prctl PR_SET_MDWE, systemd's MemoryDenyWriteExecute=) does not forbid this. Where that file can't be written,
+//! the protection is changed and changed back, but only after the change back has been rehearsed on a page that nobody needs:
+//! code that can't be made executable again would end the program at its next call.
 
 use linux_raw_sys::general as sys;
 use rustix::fd::OwnedFd;
@@ -63,8 +63,8 @@ unsafe fn by_file(changes: &[Change]) -> bool {
         if write(&mem, change.at, &change.bytes) && unsafe { read(change.at) } == change.bytes {
             continue;
         }
-        // The first one is how it is found out that it can't be done; that a later one fails where others did not is not expected.
-        // SAFETY: as above.
+        // The first one is how it is found out that it can't be done; that a later one fails where others did not is not
+        // expected. SAFETY: as above.
         if i > 0 || unsafe { read(change.at) } != old {
             say::fatal(b"the C library's code could be changed in part only");
         }
@@ -103,8 +103,8 @@ fn protect(start: usize, len: usize, protection: u32) -> bool {
     unsafe { syscall3(sys::__NR_mprotect, start, len, protection as usize) == 0 }
 }
 
-/// Whether private code that is mapped from a file can be made writable, written, and made executable again. Tried with a page of the
-/// program's own file: security modules ask where changed code came from.
+/// Whether private code that is mapped from a file can be made writable, written, and made executable again. Tried with a page
+/// of the program's own file: security modules ask where changed code came from.
 fn code_can_be_changed() -> bool {
     let Ok(file) = rustix::fs::open(c"/proc/self/exe", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return false };
     let protection = (sys::PROT_READ | sys::PROT_EXEC) as usize;
@@ -116,7 +116,8 @@ fn code_can_be_changed() -> bool {
     }
     let page = page as usize;
     let can = protect(page, PAGE, sys::PROT_READ | sys::PROT_WRITE) && {
-        // SAFETY: writable, and private to this process: an ELF file has bytes at its start. The first one is not executed by anyone.
+        // SAFETY: writable, and private to this process: an ELF file has bytes at its start. The first one is not executed by
+        // anyone.
         unsafe { (page as *mut u8).write_volatile((page as *const u8).read_volatile()) };
         protect(page, PAGE, sys::PROT_READ | sys::PROT_EXEC)
     };

@@ -1,10 +1,10 @@
 //! exec: the program that is started next belongs to the run too, even when its caller has changed LD_PRELOAD, cleared the
 //! environment, or become another user.
 //!
-//! The loader finds the agent by a path into `lowtide run`'s descriptors, which only the same user and root may follow. Who may not
-//! gets a descriptor of the agent's file from `lowtide run`, leaves it open over the exec and names that one; the constructor
-//! closes it again (`transient.rs`). Where that isn't possible either, the environment is handed on without lowtide's variables:
-//! the loader of each program would complain otherwise.
+//! The loader finds the agent by a path into `lowtide run`'s descriptors, which only the same user and root may follow. Who may
+//! not gets a descriptor of the agent's file from `lowtide run`, leaves it open over the exec and names that one; the
+//! constructor closes it again (`transient.rs`). Where that isn't possible either, the environment is handed on without
+//! lowtide's variables: the loader of each program would complain otherwise.
 //!
 //! Runs in forked and vforked children, on small stacks: it allocates nothing, and changes nothing but the new environment.
 
@@ -89,8 +89,8 @@ pub extern "C" fn fexecve(file: c_int, argv: *const *const c_char, envp: *const 
     execveat(file, c"".as_ptr(), argv, envp, sys::AT_EMPTY_PATH as c_int)
 }
 
-/// Whether an environment names what belongs to the run as it should: nearly always. On a stack of its own size: programs execute others on the
-/// small stacks of signal handlers.
+/// Whether an environment names what belongs to the run as it should: nearly always. On a stack of its own size: programs
+/// execute others on the small stacks of signal handlers.
 fn is_right(envp: *const *const c_char) -> bool {
     let (mut preload, mut has_settings) = (false, false);
     // SAFETY: `envp` is a NULL-terminated array of C strings, as execve demands.
@@ -139,14 +139,14 @@ fn ours() -> &'static [u8] {
     CStr::from_bytes_until_nul(&agent::settings().preload).map_or(b"", CStr::to_bytes)
 }
 
-/// Whether the program will have the rights that this process has now. Capabilities of who is not root are gone then, but for ambient
-/// ones, and until then they open every path.
+/// Whether the program will have the rights that this process has now. Capabilities of who is not root are gone then, but for
+/// ambient ones, and until then they open every path.
 fn keeps_its_rights() -> bool {
     rustix::process::geteuid().is_root() || rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.is_empty())
 }
 
-/// Whether a path leads to the agent's file, as the loader will follow it: with the rights of the caller. (That of `lowtide run`'s
-/// descriptor may lead elsewhere once that has ended.)
+/// Whether a path leads to the agent's file, as the loader will follow it: with the rights of the caller. (That of `lowtide
+/// run`'s descriptor may lead elsewhere once that has ended.)
 fn leads_to_agent(path: &[u8]) -> bool {
     let mut line = Line::new();
     let Ok(path) = CStr::from_bytes_with_nul(line.push(path).push(b"\0").bytes()) else { return false };
@@ -154,8 +154,8 @@ fn leads_to_agent(path: &[u8]) -> bool {
     rustix::fs::stat(path).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (agent.device, agent.inode))
 }
 
-/// A descriptor of the agent's file that stays open over an exec, and the entry of LD_PRELOAD for it. None, with a warning: it can't
-/// be had, or the loader would not find it.
+/// A descriptor of the agent's file that stays open over an exec, and the entry of LD_PRELOAD for it. None, with a warning: it
+/// can't be had, or the loader would not find it.
 fn open_library() -> Option<(OwnedFd, Line)> {
     let opened = (|| {
         let file = broker::connect()?.ask_file(LIBRARY)?;
@@ -195,8 +195,8 @@ fn split(value: &[u8]) -> (Option<&[u8]>, &[u8]) {
     }
 }
 
-/// Writes the environment as it should be: LD_PRELOAD begins with `entry`, and the variable of the settings is there; or neither. False: it
-/// is as it should be, or too large.
+/// Writes the environment as it should be: LD_PRELOAD begins with `entry`, and the variable of the settings is there; or
+/// neither. False: it is as it should be, or too large.
 fn mend(
     envp: *const *const c_char,
     entry: Option<&[u8]>,

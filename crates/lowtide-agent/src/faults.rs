@@ -1,5 +1,5 @@
-//! Failures made on purpose: `LOWTIDE_FAULTS` names a file that holds a [`Faults`], written by a test. It is mapped, so that the
-//! test sees the counts also of processes that were killed.
+//! Failures made on purpose: `LOWTIDE_FAULTS` names a file that holds a [`Faults`], written by a test. It is mapped, so that
+//! the test sees the counts also of processes that were killed.
 
 use core::ffi::{CStr, c_char};
 

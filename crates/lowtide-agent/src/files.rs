@@ -1,5 +1,5 @@
-//! The two files of a run, mapped: the settings, which only `lowtide run` can write, and the segment, which every process of the run
-//! can (see the pager's `segment`).
+//! The two files of a run, mapped: the settings, which only `lowtide run` can write, and the segment, which every process of
+//! the run can (see the pager's `segment`).
 
 use core::ffi::CStr;
 use core::sync::atomic::Ordering;
@@ -42,7 +42,8 @@ impl<'a> Origin<'a> {
     }
 }
 
-/// Maps both. `origin`: what the environment says. None: they can't be had, or these are not files of a run, or not of this version.
+/// Maps both. `origin`: what the environment says. None: they can't be had, or these are not files of a run, or not of this
+/// version.
 pub fn map(origin: &[u8]) -> Option<(&'static Settings, &'static Segment)> {
     let origin = Origin::parse(origin);
     let mut path = Line::new();
@@ -73,8 +74,8 @@ fn map_settings(file: &OwnedFd) -> Option<&'static Settings> {
 
 fn map_segment(file: &OwnedFd) -> Option<&'static Segment> {
     let at: *const Segment = map_file(file, Segment::SIZE, ProtFlags::READ | ProtFlags::WRITE)?.cast();
-    // SAFETY: all bytes are valid for a Segment, whose fields are atomics; `lowtide run`, whose settings name the file, has sealed its
-    // length.
+    // SAFETY: all bytes are valid for a Segment, whose fields are atomics; `lowtide run`, whose settings name the file, has
+    // sealed its length.
     let segment = unsafe { &*at };
     (segment.magic.load(Ordering::Acquire) == MAGIC).then_some(segment)
 }

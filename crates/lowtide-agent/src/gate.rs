@@ -1,18 +1,19 @@
 //! The gate before the calls that change mappings. It keeps two promises that the kernel does not give:
 //!
-//! - Events arrive in the order of what they report. The kernel queues an event after it has let go of its locks, so with two threads
-//!   at work the news that a range was unmapped may come after the news that another mapping has moved there. So, once memory is
-//!   adopted, one thread at a time maps, unmaps and moves.
+//! - Events arrive in the order of what they report. The kernel queues an event after it has let go of its locks, so with two
+//!   threads at work the news that a range was unmapped may come after the news that another mapping has moved there. So, once
+//!   memory is adopted, one thread at a time maps, unmaps and moves.
 //! - No event is on its way while memory is cloned: a fork waits until nobody is inside, and others wait for the fork.
 //!
-//! Waiting is bounded throughout: a thread that left a call by longjmp from a signal handler never comes out of the gate. And calls
-//! that wait for memory to come in stay outside: under a limit they may take minutes.
+//! Waiting is bounded throughout: a thread that left a call by longjmp from a signal handler never comes out of the gate. And
+//! calls that wait for memory to come in stay outside: under a limit they may take minutes.
 //!
-//! A fork itself waits for locks of the C library that threads hold while they wait here: malloc calls brk, mmap, munmap, mprotect and
-//! madvise with its locks held, all of which a fork takes after its handlers have run. So the gate is shut only as long as the forking
-//! thread is in its handler ([`close`] to [`goes_on`]). From there to the end of the fork, calls that raise no event pass, and others after
-//! a while: who holds a lock of malloc can't meet the cloning of the memory, which comes after the fork has got that lock; and a child can
-//! do with an event that it does not know of ([`Pager::take_over`] looks at what is mapped), unless it says that memory has moved.
+//! A fork itself waits for locks of the C library that threads hold while they wait here: malloc calls brk, mmap, munmap,
+//! mprotect and madvise with its locks held, all of which a fork takes after its handlers have run. So the gate is shut only as
+//! long as the forking thread is in its handler ([`close`] to [`goes_on`]). From there to the end of the fork, calls that raise
+//! no event pass, and others after a while: who holds a lock of malloc can't meet the cloning of the memory, which comes after
+//! the fork has got that lock; and a child can do with an event that it does not know of ([`Pager::take_over`] looks at what is
+//! mapped), unless it says that memory has moved.
 //!
 //! [`Pager::take_over`]: lowtide_pager::pager::Pager::take_over
 
@@ -31,7 +32,8 @@ static INSIDE: AtomicU32 = AtomicU32::new(0);
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 /// Thread id of the thread that forks, or of the keeper while it changes what a fork must not see half done; 0: open.
 static CLOSED_BY: AtomicU32 = AtomicU32::new(0);
-/// In `CLOSED_BY`: the thread that forks has left its handler, and may wait for whoever waits at the gate. Thread ids are smaller.
+/// In `CLOSED_BY`: the thread that forks has left its handler, and may wait for whoever waits at the gate. Thread ids are
+/// smaller.
 const GOES_ON: u32 = 1 << 31;
 
 /// Thread id of the thread that maps, unmaps or moves; 0: none.
@@ -47,8 +49,8 @@ const KEEPERS_PATIENCE_MS: u32 = 2;
 const TURN_MS: u32 = 2000;
 /// How long a call that raises an event waits for a fork that goes on. Most forks are over by then.
 const EVENT_US: u64 = 20_000;
-/// The same for a call that moves memory: if it met the cloning, the run would have to end. So this is longer than a fork takes; malloc
-/// moves nothing with its locks held.
+/// The same for a call that moves memory: if it met the cloning, the run would have to end. So this is longer than a fork
+/// takes; malloc moves nothing with its locks held.
 const MOVE_US: u64 = 2_000_000;
 
 /// What a call that changes mappings does, as a fork sees it.
@@ -148,14 +150,14 @@ fn set_changed(ranges: [Range; 2]) {
     }
 }
 
-/// Where the thread that has the turn takes memory away, if one has it ([`lowtide_pager::pager::Host::turn`]). As long as its event is being read and
-/// applied it stays as it is.
+/// Where the thread that has the turn takes memory away, if one has it ([`lowtide_pager::pager::Host::turn`]). As long as its
+/// event is being read and applied it stays as it is.
 pub fn changed() -> [Range; 2] {
     CHANGED.each_ref().map(|at| Range { start: at[0].load(Ordering::SeqCst), end: at[1].load(Ordering::SeqCst) })
 }
 
-/// Enters a call that maps, unmaps or moves: one thread at a time, once memory is adopted. If it is not silent, events may tell of these
-/// ranges.
+/// Enters a call that maps, unmaps or moves: one thread at a time, once memory is adopted. If it is not silent, events may tell
+/// of these ranges.
 pub fn change(call: Call, ranges: [Range; 2]) -> Changing {
     let inside = enter(call);
     if agent::active().is_none() {
@@ -199,15 +201,15 @@ pub fn close() {
     }
 }
 
-/// The thread that closed the gate for a fork leaves its handler, and takes the C library's locks next: calls that raise no event
-/// pass, and others when they have waited for a while.
+/// The thread that closed the gate for a fork leaves its handler, and takes the C library's locks next: calls that raise no
+/// event pass, and others when they have waited for a while.
 pub fn goes_on() {
     CLOSED_BY.store(tid() | GOES_ON, Ordering::SeqCst);
     let _ = futex::wake(&CLOSED_BY, futex::Flags::PRIVATE, i32::MAX as u32);
 }
 
-/// Closes the gate and waits until nobody is inside, unless another thread has closed it or somebody does not come out soon. For
-/// the keeper, which a forking thread waits for, and so may threads that fault: false means later, not at once again.
+/// Closes the gate and waits until nobody is inside, unless another thread has closed it or somebody does not come out soon.
+/// For the keeper, which a forking thread waits for, and so may threads that fault: false means later, not at once again.
 pub fn try_close() -> bool {
     if !keep_forks_away() {
         return false;

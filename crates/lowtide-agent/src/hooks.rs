@@ -28,7 +28,8 @@ const EBUSY: isize = 16;
 
 /// `UFFDIO_REGISTER`, whose argument begins with the start and the length of a range.
 const UFFDIO_REGISTER: u32 = 0xc020_aa00;
-/// How often guards are made again that a page may have come in over. Each time a touch has to meet them in the same microseconds.
+/// How often guards are made again that a page may have come in over. Each time a touch has to meet them in the same
+/// microseconds.
 const GUARD_TRIES: usize = 100;
 /// How often memory is given back for it: lowtide may look for memory to adopt just then.
 const RELEASES: usize = 8;
@@ -124,8 +125,8 @@ extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int
     };
     let mut populate = None;
     if flags & sys::MAP_POPULATE != 0 && agent::active().is_some() {
-        // A hint, followed as far as that is possible. Followed in the call, it would fill memory before it can be adopted, and hold
-        // up all others that change mappings while a file is read.
+        // A hint, followed as far as that is possible. Followed in the call, it would fill memory before it can be adopted, and
+        // hold up all others that change mappings while a file is read.
         flags &= !sys::MAP_POPULATE;
         populate = Some(()).filter(|()| !anonymous && flags & sys::MAP_NONBLOCK == 0);
     }
@@ -201,14 +202,14 @@ fn removes(advice: u32) -> bool {
     matches!(advice, sys::MADV_DONTNEED | sys::MADV_DONTNEED_LOCKED | sys::MADV_FREE | sys::MADV_REMOVE)
 }
 
-/// A call of madvise that takes pages away: inside the gate, because an event reports it, and because the keeper gives memory of
-/// the page map back only when nobody is there.
+/// A call of madvise that takes pages away: inside the gate, because an event reports it, and because the keeper gives memory
+/// of the page map back only when nobody is there.
 fn remove(addr: usize, len: usize, advice: u32) -> isize {
     let _inside = gate::enter(Call::Drops);
     // SAFETY: the caller's own call.
     let r = unsafe { syscall3(sys::__NR_madvise, addr, len, advice as usize) };
-    // A call that failed may not have come to the end of the range, where another thread's is still at work; after MADV_FREE the pages may
-    // still go.
+    // A call that failed may not have come to the end of the range, where another thread's is still at work; after MADV_FREE
+    // the pages may still go.
     let has_ended = matches!(advice, sys::MADV_DONTNEED | sys::MADV_DONTNEED_LOCKED) && (r == 0 || r == -ENOMEM);
     if has_ended && let Some(pager) = agent::active() {
         pager.removed(addr, len);
@@ -216,8 +217,8 @@ fn remove(addr: usize, len: usize, advice: u32) -> isize {
     r
 }
 
-/// Guards were made: drops what is out there, and makes them again where a page came in over one (Linux 6.18's COPY does that). Then nothing is on its way
-/// there from before but zeros, and it is known when those have met a guard.
+/// Guards were made: drops what is out there, and makes them again where a page came in over one (Linux 6.18's COPY does that).
+/// Then nothing is on its way there from before but zeros, and it is known when those have met a guard.
 fn guard(pager: &Pager, addr: usize, len: usize) -> isize {
     let mut r = remove(addr, len, sys::MADV_DONTNEED);
     for _ in 0..GUARD_TRIES {
@@ -243,8 +244,8 @@ extern "C" fn madvise(addr: usize, len: usize, advice: c_int) -> c_int {
     let mut r = if removes(advice) {
         remove(addr, len, advice)
     } else {
-        // Nothing is reported and nothing unmapped, so it passes by the gate: MADV_POPULATE_WRITE, for one, may wait for many pages.
-        // SAFETY: the caller's own call.
+        // Nothing is reported and nothing unmapped, so it passes by the gate: MADV_POPULATE_WRITE, for one, may wait for many
+        // pages. SAFETY: the caller's own call.
         unsafe { syscall3(sys::__NR_madvise, addr, len, advice as usize) }
     };
     // After these two the pages may be dropped, or have been, without an event.

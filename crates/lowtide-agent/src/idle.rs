@@ -43,8 +43,8 @@ impl Idle {
         now_us.saturating_sub(self.since_us) >= QUIET_US
     }
 
-    /// Whether fewer threads run, this one not counted, than there are CPUs. If it can't be told, no. To be asked last: it takes a system
-    /// call.
+    /// Whether fewer threads run, this one not counted, than there are CPUs. If it can't be told, no. To be asked last: it
+    /// takes a system call.
     pub fn is_cpu_free(&mut self, now_us: u64) -> bool {
         if now_us < self.look_again_us {
             return false;

@@ -33,12 +33,12 @@ fn parse(line: &[u8]) -> Option<Range> {
     mapping::range_of(line)
 }
 
-/// Adopts each range of the program that can be adopted by calling `f`, which says whether it did. Ranges of lowtide's own are left
-/// out. Returns the bytes that `f` refused.
+/// Adopts each range of the program that can be adopted by calling `f`, which says whether it did. Ranges of lowtide's own are
+/// left out. Returns the bytes that `f` refused.
 ///
 /// Neighbouring mappings are one range, whatever they are used for just now: to the program they may be one mapping, a part of
-/// which is read-only for a moment. Were only the other parts adopted, the kernel could never make one mapping of them again, and
-/// mremap, which does one mapping, would fail where it does not natively.
+/// which is read-only for a moment. Were only the other parts adopted, the kernel could never make one mapping of them again,
+/// and mremap, which does one mapping, would fail where it does not natively.
 ///
 /// # Errors
 /// Those of reading the file.

@@ -1,15 +1,16 @@
 //! mlock: what it means under lowtide.
 //!
-//! Locked pages can't be moved, so they would stay in RAM whatever the limit. Small locks, which programs use to keep secrets off
-//! disks, are honoured, up to a sixteenth of the limit in all. Larger ones, and mlockall, are answered with success and otherwise
-//! ignored: the run warns about it once.
+//! Locked pages can't be moved, so they would stay in RAM whatever the limit. Small locks, which programs use to keep secrets
+//! off disks, are honoured, up to a sixteenth of the limit in all. Larger ones, and mlockall, are answered with success and
+//! otherwise ignored: the run warns about it once.
 //!
-//! But a call that the kernel would have refused is refused, with the same error: programs say so and decide by it. The rules are the
-//! kernel's (RLIMIT_MEMLOCK, CAP_IPC_LOCK), so it is asked: a lock of the last page of the address space and n - 1 pages behind
-//! the end is never made (EINVAL), but before that is found out it is decided whether n pages more may be locked (else ENOMEM) and
-//! whether anything may be (else EPERM).
+//! But a call that the kernel would have refused is refused, with the same error: programs say so and decide by it. The rules
+//! are the kernel's (RLIMIT_MEMLOCK, CAP_IPC_LOCK), so it is asked: a lock of the last page of the address space and n - 1
+//! pages behind the end is never made (EINVAL), but before that is found out it is decided whether n pages more may be locked
+//! (else ENOMEM) and whether anything may be (else EPERM).
 //!
-//! These functions run on the program's stacks. The table's lock is used by the program's threads only, so no monitor ever waits for it.
+//! These functions run on the program's stacks. The table's lock is used by the program's threads only, so no monitor ever
+//! waits for it.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -31,8 +32,8 @@ const EAGAIN: isize = 11;
 const ENOMEM: isize = 12;
 const EINVAL: isize = 22;
 
-/// How often a thread looks whether the table is free. It is used for microseconds; but a thread may have left a signal handler by
-/// longjmp in the middle of that.
+/// How often a thread looks whether the table is free. It is used for microseconds; but a thread may have left a signal handler
+/// by longjmp in the middle of that.
 const PATIENCE: usize = 10_000;
 
 struct Table {
@@ -49,7 +50,8 @@ static RANGES: AtomicUsize = AtomicUsize::new(0);
 /// Bytes of address space when the program last locked all of it (mlockall); 0: it has not, or has unlocked it.
 static ALL: AtomicUsize = AtomicUsize::new(0);
 
-/// Calls `f` with the table. None: a thread that is in the middle of using it does not come out (this one, in a signal handler).
+/// Calls `f` with the table. None: a thread that is in the middle of using it does not come out (this one, in a signal
+/// handler).
 fn with<R>(f: impl FnOnce(&mut Locks) -> R) -> Option<R> {
     let tid = crate::thread::id();
     for _ in 0..PATIENCE {

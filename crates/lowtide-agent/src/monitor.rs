@@ -1,6 +1,6 @@
-//! The monitor threads, one pinned to each CPU. When a thread of the program blocks on a missing page, the monitor of its CPU runs at
-//! once, with no other CPU to be woken in between. Those of the other CPUs are not woken in vain (`watch.rs`). What a monitor does is the
-//! pager's monitor.rs.
+//! The monitor threads, one pinned to each CPU. When a thread of the program blocks on a missing page, the monitor of its CPU
+//! runs at once, with no other CPU to be woken in between. Those of the other CPUs are not woken in vain (`watch.rs`). What a
+//! monitor does is the pager's monitor.rs.
 
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -26,8 +26,8 @@ pub fn none(error: Errno) -> Line {
 /// 1: they go to work.
 static GO: AtomicU32 = AtomicU32::new(0);
 
-/// What a monitor thread begins with. The keeper makes it: no fork may meet a monitor that allocates, which is no operation that a fork would
-/// wait for.
+/// What a monitor thread begins with. The keeper makes it: no fork may meet a monitor that allocates, which is no operation
+/// that a fork would wait for.
 struct Start {
     cpu: usize,
     monitor: Monitor,

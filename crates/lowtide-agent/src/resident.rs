@@ -1,10 +1,10 @@
 //! How many bytes of anonymous memory this process counts for.
 //!
-//! While it shares none with another process: what `/proc/self/statm` says, in 1 us. When it has forked, or was forked, and a process of
-//! its family is still there, what it says is put right by looks (the pager's `share.rs` tells how): `Pss_Anon` of
-//! `/proc/self/smaps_rollup`, 5 us a MiB that is in memory. (The bits of `/proc/self/pagemap` that say which pages are exclusive take 4 us a MiB,
-//! and don't say with how many processes the others are shared.) All processes of a family together take 5 % of a CPU for their looks at
-//! most, and none while the run is far below its limit.
+//! While it shares none with another process: what `/proc/self/statm` says, in 1 us. When it has forked, or was forked, and a
+//! process of its family is still there, what it says is put right by looks (the pager's `share.rs` tells how): `Pss_Anon` of
+//! `/proc/self/smaps_rollup`, 5 us a MiB that is in memory. (The bits of `/proc/self/pagemap` that say which pages are
+//! exclusive take 4 us a MiB, and don't say with how many processes the others are shared.) All processes of a family together
+//! take 5 % of a CPU for their looks at most, and none while the run is far below its limit.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -21,7 +21,8 @@ use crate::{agent, thread};
 
 /// Between two looks of a family is so many times as much time as a look takes: 5 % of a CPU.
 const LOOK_REST: u64 = 20;
-/// The first look of a child, and looks at all, are so far apart at least: a child that only executes something else is left alone.
+/// The first look of a child, and looks at all, are so far apart at least: a child that only executes something else is left
+/// alone.
 const LEAST_REST_US: u64 = 20_000;
 
 /// Forks of this process that were announced, or are about to happen.

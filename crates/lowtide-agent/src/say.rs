@@ -1,4 +1,5 @@
-//! Words to the user: through the segment to `lowtide run`, which prints them, or straight to standard error when asked to be verbose.
+//! Words to the user: through the segment to `lowtide run`, which prints them, or straight to standard error when asked to be
+//! verbose.
 
 use linux_raw_sys::general as sys;
 use lowtide_pager::line::Line;

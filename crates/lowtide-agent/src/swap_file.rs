@@ -30,8 +30,8 @@ pub fn named_is_left_to_another() -> bool {
     free.next().is_some() && is_another_larger()
 }
 
-/// Whether there is a larger process than this one that has not adopted its memory yet: that one is to have the files with names.
-/// (Not a launcher, which would have no use for them. Of those that are left one is always the largest.)
+/// Whether there is a larger process than this one that has not adopted its memory yet: that one is to have the files with
+/// names. (Not a launcher, which would have no use for them. Of those that are left one is always the largest.)
 fn is_another_larger() -> bool {
     let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
     let is_larger =
@@ -54,8 +54,8 @@ pub fn goes_to_a_larger(number: u8, order: Order) -> bool {
     agent::settings().swap.get(place).is_some_and(has_name) && agent::segment().used_procs().iter().any(is_larger)
 }
 
-/// This process has taken all off an area and closed its file: where it had the one with a name, that can be had again, by this one too. Not if
-/// forked children may still read there.
+/// This process has taken all off an area and closed its file: where it had the one with a name, that can be had again, by this
+/// one too. Not if forked children may still read there.
 pub fn gave_up(number: u8, has_forked: bool) {
     let place = usize::from(number);
     if CLAIMED.get(place).is_some_and(|claimed| claimed.swap(false, Ordering::Relaxed))
@@ -71,7 +71,8 @@ pub fn reset_after_fork() {
     CLAIMED.iter().for_each(|claimed| claimed.store(false, Ordering::Relaxed));
 }
 
-/// Opens this process's file of each swap area of the run that is on, and adds it to the store. What fails is said, and the others are used.
+/// Opens this process's file of each swap area of the run that is on, and adds it to the store. What fails is said, and the
+/// others are used.
 pub fn add_all(store: &Store) {
     let mut failures: [Option<Failed>; MAX_AREAS] = [const { None }; MAX_AREAS];
     for ((number, area), failure) in (0..).zip(&agent::settings().swap).zip(&mut failures) {
@@ -137,8 +138,8 @@ enum Failed {
     Store(StoreError),
 }
 
-/// The named file if the area has one that no process has claimed yet and this one may have, else one without a name, so that nothing is left of it
-/// whatever happens.
+/// The named file if the area has one that no process has claimed yet and this one may have, else one without a name, so that
+/// nothing is left of it whatever happens.
 fn add(store: &Store, number: u8) -> Result<(), Failed> {
     let area = agent::settings().swap.get(usize::from(number)).ok_or(Failed::Taken)?.spec();
     let budget = agent::segment().areas.get(usize::from(number)).ok_or(Failed::Taken)?;

@@ -1,9 +1,9 @@
 //! lowtide's threads inside the program, made with the bare system call.
 //!
-//! They are none of the C library's: it does not count them (a program whose last thread ends by `pthread_exit` still ends), it goes
-//! on knowing that it is single-threaded where it is, and nothing calls the program's malloc for their sake. In return they must
-//! not call the C library, but for functions like memcpy, and have no thread-local storage. They have a descriptor table of
-//! their own: the program can't see or close lowtide's descriptors.
+//! They are none of the C library's: it does not count them (a program whose last thread ends by `pthread_exit` still ends), it
+//! goes on knowing that it is single-threaded where it is, and nothing calls the program's malloc for their sake. In return
+//! they must not call the C library, but for functions like memcpy, and have no thread-local storage. They have a descriptor
+//! table of their own: the program can't see or close lowtide's descriptors.
 
 use core::arch::asm;
 
@@ -23,8 +23,8 @@ const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
 pub fn spawn(f: extern "C" fn(usize) -> !, arg: usize) -> Result<u32, Errno> {
     let memory = vm::map(TLS + STACK, OnFork::Copy)?;
     let tls = memory.addr() + TLS / 2;
-    // SAFETY: inside the fresh mapping. The block's first word points to itself, as code that reads %fs:0 expects (compiled C may
-    // read the stack protector's canary at %fs:0x28: any constant will do).
+    // SAFETY: inside the fresh mapping. The block's first word points to itself, as code that reads %fs:0 expects (compiled C
+    // may read the stack protector's canary at %fs:0x28: any constant will do).
     unsafe { (tls as *mut usize).write(tls) };
     let top = memory.addr() + TLS + STACK;
     let old = block_signals();
@@ -119,8 +119,8 @@ pub fn id() -> u32 {
 pub struct Urgent(SchedAttr);
 
 impl Urgent {
-    /// None: not allowed (it takes CAP_SYS_NICE, or a limit such as RLIMIT_RTPRIO). Where all CPUs are busy a thread that wakes waits
-    /// its turn then: 10 ms with eight busy threads to a CPU, in which they can touch 20 MiB.
+    /// None: not allowed (it takes CAP_SYS_NICE, or a limit such as RLIMIT_RTPRIO). Where all CPUs are busy a thread that wakes
+    /// waits its turn then: 10 ms with eight busy threads to a CPU, in which they can touch 20 MiB.
     pub fn new() -> Option<Urgent> {
         let old = SchedAttr::get()?;
         let urgent = SchedAttr { flags: RESET_ON_FORK, runtime_ns: 0, ..old };

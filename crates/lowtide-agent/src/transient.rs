@@ -1,5 +1,5 @@
-//! How a program finds the agent whose user may not follow the path of its file: by a descriptor that it gets from whoever executes
-//! it (`exec.rs`, or `lowtide run` itself), and that the constructor closes before the program begins.
+//! How a program finds the agent whose user may not follow the path of its file: by a descriptor that it gets from whoever
+//! executes it (`exec.rs`, or `lowtide run` itself), and that the constructor closes before the program begins.
 
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char};
@@ -39,8 +39,8 @@ pub fn split(value: &[u8]) -> Option<(RawFd, &[u8])> {
     }
 }
 
-/// Closes the descriptor by which the agent was found, if it was, and writes LD_PRELOAD as it is for all others, beginning with `ours`:
-/// the program and what it executes see no difference.
+/// Closes the descriptor by which the agent was found, if it was, and writes LD_PRELOAD as it is for all others, beginning with
+/// `ours`: the program and what it executes see no difference.
 ///
 /// # Safety
 /// To be called by the constructor, with the environment, while the process has one thread.

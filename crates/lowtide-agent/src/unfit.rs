@@ -1,13 +1,13 @@
-//! Processes that the agent stays out of: those whose memory something else manages that can't share it. `lowtide run` refuses such a
-//! program before it starts; this is for children, and for what can't be seen in a file.
+//! Processes that the agent stays out of: those whose memory something else manages that can't share it. `lowtide run` refuses
+//! such a program before it starts; this is for children, and for what can't be seen in a file.
 
 use core::arch::asm;
 use core::ffi::CStr;
 
 use crate::objects;
 
-/// What the runtimes of sanitizers define, and what is said of a process that has one. They lay out terabytes of shadow, map and unmap
-/// past the C library, and take the place of its functions.
+/// What the runtimes of sanitizers define, and what is said of a process that has one. They lay out terabytes of shadow, map
+/// and unmap past the C library, and take the place of its functions.
 const RUNTIMES: [(&CStr, &[u8]); 4] = [
     (c"__asan_init", b"a process of the run is not limited: it is built with AddressSanitizer"),
     (c"__tsan_init", b"a process of the run is not limited: it is built with ThreadSanitizer"),
@@ -29,8 +29,8 @@ pub fn why() -> Option<&'static [u8]> {
     why
 }
 
-/// Valgrind runs the program on a processor of its own making, which has no userfaultfd and can't start our threads. It answers to a
-/// sequence of instructions that does nothing elsewhere (`RUNNING_ON_VALGRIND` of valgrind.h).
+/// Valgrind runs the program on a processor of its own making, which has no userfaultfd and can't start our threads. It answers
+/// to a sequence of instructions that does nothing elsewhere (`RUNNING_ON_VALGRIND` of valgrind.h).
 fn in_valgrind() -> bool {
     const RUNNING_ON_VALGRIND: usize = 0x1001;
     let question = [RUNNING_ON_VALGRIND, 0, 0, 0, 0, 0];

@@ -1,9 +1,10 @@
 //! Which monitors watch the userfaultfd: those of the CPUs on which threads wait for pages.
 //!
-//! A fault wakes all that watch, one of them gets it, and waking another CPU for nothing is the larger part of what a fault costs. (The kernel
-//! puts the others back to sleep without telling them.) So the others sleep here. A monitor asks now and then on which CPU a thread is that
-//! it serves, and calls the monitor there if that is not its own; sooner if it had to be woken for the fault, which it need not be
-//! where the thread that stopped has left its CPU to it. Who watches and gets nothing goes back to sleep, but for the last one.
+//! A fault wakes all that watch, one of them gets it, and waking another CPU for nothing is the larger part of what a fault
+//! costs. (The kernel puts the others back to sleep without telling them.) So the others sleep here. A monitor asks now and
+//! then on which CPU a thread is that it serves, and calls the monitor there if that is not its own; sooner if it had to be
+//! woken for the fault, which it need not be where the thread that stopped has left its CPU to it. Who watches and gets nothing
+//! goes back to sleep, but for the last one.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -32,8 +33,8 @@ static WATCHERS: Watchers<MAX_MONITORS> = Watchers::new();
 const LOSSES: u32 = 2;
 /// Faults after which it asks where the thread of one is.
 const FAULTS: u32 = 64;
-/// Time between two such questions, in microseconds, at least and at most: one takes some 5. Twice as long each time that the answer is this
-/// monitor's own CPU.
+/// Time between two such questions, in microseconds, at least and at most: one takes some 5. Twice as long each time that the
+/// answer is this monitor's own CPU.
 const LEAST_US: u64 = 100;
 const MOST_US: u64 = 10_000;
 
@@ -56,7 +57,8 @@ pub fn call_all() {
     WATCHERS.call_all();
 }
 
-/// All watch but the calling thread, which is about to wait, for a device or for another thread; if it is a monitor, until its turn is over.
+/// All watch but the calling thread, which is about to wait, for a device or for another thread; if it is a monitor, until its
+/// turn is over.
 pub fn leave() {
     let own = thread::id();
     match PLACES.iter().position(|place| place.thread.load(Ordering::Relaxed) == own) {

@@ -34,7 +34,8 @@ pub struct Args {
 #[derive(clap::Args, Debug, Default)]
 #[command(next_help_heading = "Options of race")]
 pub struct RaceArgs {
-    /// What both swap to: compressed RAM (zram; the default), a file, of which there is a race of its own, or a file behind compressed RAM (zswap).
+    /// What both swap to: compressed RAM (zram; the default), a file, of which there is a race of its own, or a file behind
+    /// compressed RAM (zswap).
     #[arg(long, value_enum)]
     swap: Option<Swap>,
     /// The limit, in percent of what a load takes natively (default: 70; 40 with `--swap zswap`, 33 with `--swap file`).
@@ -43,7 +44,8 @@ pub struct RaceArgs {
     /// Only these loads; of `region`: only these orders.
     #[arg(long, value_name = "NAME,NAME...", value_delimiter = ',', value_parser = PossibleValuesParser::new(names()))]
     only: Vec<String>,
-    /// How often each load runs natively, under the kernel's swap and under lowtide; also of `region` (default: 3; 1 with `--quick`).
+    /// How often each load runs natively, under the kernel's swap and under lowtide; also of `region` (default: 3; 1 with
+    /// `--quick`).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=99))]
     rounds: Option<u64>,
     /// Programs that burn CPU while a load runs (default: none).

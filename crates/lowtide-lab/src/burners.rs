@@ -1,7 +1,9 @@
-//! Other programs that keep CPUs busy: processes that compute for ever, until the experiment lets go of them, or ends in whatever way.
+//! Other programs that keep CPUs busy: processes that compute for ever, until the experiment lets go of them, or ends in
+//! whatever way.
 //!
-//! They are in the session of whom they disturb, as if both were started from one terminal: of several sessions the kernel may share the
-//! CPUs out among the sessions first (autogroup), and then a thread that gives way to all others (SCHED_IDLE) runs beside them all the same.
+//! They are in the session of whom they disturb, as if both were started from one terminal: of several sessions the kernel may
+//! share the CPUs out among the sessions first (autogroup), and then a thread that gives way to all others (SCHED_IDLE) runs
+//! beside them all the same.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;

@@ -1,5 +1,5 @@
-//! Measuring on a machine that others use too: what is compared runs in turn, figures are medians with their spread, and the time
-//! for which somebody else had the CPU is not counted.
+//! Measuring on a machine that others use too: what is compared runs in turn, figures are medians with their spread, and the
+//! time for which somebody else had the CPU is not counted.
 
 use std::time::Instant;
 
@@ -59,8 +59,8 @@ impl Sample {
     }
 }
 
-/// Calls `run` with each variant in turn, `rounds` times over; every other round goes backwards, so that none always follows the
-/// same neighbour. Stops at the first error.
+/// Calls `run` with each variant in turn, `rounds` times over; every other round goes backwards, so that none always follows
+/// the same neighbour. Stops at the first error.
 pub fn in_turn<V, E>(variants: &[V], rounds: usize, mut run: impl FnMut(usize, &V) -> Result<(), E>) -> Result<(), E> {
     for round in 0..rounds {
         for i in 0..variants.len() {

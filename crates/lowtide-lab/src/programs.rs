@@ -45,7 +45,8 @@ fn python(pages: usize) -> Result<Vec<[u8; PAGE]>, String> {
     read_when_ready(Command::new("python3").args(["-c", &script]), pages)
 }
 
-/// A Python that has a module: that of the environment beside the directory of this program, which `make setup` makes, or the system's.
+/// A Python that has a module: that of the environment beside the directory of this program, which `make setup` makes, or the
+/// system's.
 pub fn python_with(module: &str) -> Option<PathBuf> {
     let own = std::env::current_exe().ok();
     let made = own.iter().filter_map(|own| own.parent()?.parent()).map(|target| target.join("venv/bin/python"));

@@ -34,8 +34,8 @@ pub fn run_only_when_idle() -> Result<(), String> {
     }
 }
 
-/// Runs `f` with the number of the thread on `n` threads at once, pinned to the CPUs in turn, calls `meanwhile` on this one, and
-/// returns what they return, by number.
+/// Runs `f` with the number of the thread on `n` threads at once, pinned to the CPUs in turn, calls `meanwhile` on this one,
+/// and returns what they return, by number.
 ///
 /// # Errors
 /// A line that says that a thread could not be pinned; `f` has run all the same.

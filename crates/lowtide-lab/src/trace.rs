@@ -1,7 +1,7 @@
 //! A trace of slot requests that is the same for every allocator: a full area, random frees, then traffic at one fullness.
 //!
-//! Objects have numbers and orders; where they land is the allocator's affair, so the trace does not depend on it. (An object that
-//! finds no run is kept in single slots, as a folio that is split: the fullness stays the same.)
+//! Objects have numbers and orders; where they land is the allocator's affair, so the trace does not depend on it. (An object
+//! that finds no run is kept in single slots, as a folio that is split: the fullness stays the same.)
 
 use fastrand::Rng;
 
@@ -24,14 +24,15 @@ pub struct Shape {
 const ROUND: f64 = 0.05;
 /// How full the area is before the random frees.
 const PEAK: f64 = 0.985;
-/// Share of the slots that is asked for in each order. The area is filled mostly with single slots; then the traffic swings to and
-/// fro between few large folios and many, so that these must find room where single slots were.
+/// Share of the slots that is asked for in each order. The area is filled mostly with single slots; then the traffic swings to
+/// and fro between few large folios and many, so that these must find room where single slots were.
 type Mix = [(u8, f64); 3];
 const FILL: Mix = [(0, 0.75), (4, 0.2), (9, 0.05)];
 const SWING: [Mix; 2] = [[(0, 0.3), (4, 0.55), (9, 0.15)], [(0, 0.7), (4, 0.25), (9, 0.05)]];
 /// Rounds from one end of the swing to the other.
 const SWING_ROUNDS: usize = 5;
-/// How often a free is a stretch of neighbours, as when a program ends, rather than one object. (It makes about half of the frees.)
+/// How often a free is a stretch of neighbours, as when a program ends, rather than one object. (It makes about half of the
+/// frees.)
 const STRETCHES: f64 = 0.02;
 /// Most pieces in a stretch.
 const STRETCH: usize = 128;

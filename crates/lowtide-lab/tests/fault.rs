@@ -18,7 +18,8 @@ impl Drop for Measuring {
     }
 }
 
-/// Processes whose first argument is `burn` and which are children of `parent`, or, of the processes `known`, those that still are there.
+/// Processes whose first argument is `burn` and which are children of `parent`, or, of the processes `known`, those that still
+/// are there.
 fn burners(parent: u32, known: &[u32]) -> Vec<u32> {
     let of = |pid: u32| {
         let words = fs::read(format!("/proc/{pid}/cmdline")).ok()?;

@@ -1,5 +1,5 @@
-//! When not to look for pages to evict: after all of the adopted memory was looked at in vain, or no tier could take a page. To look
-//! again at each fault would only burn the CPU that the program needs.
+//! When not to look for pages to evict: after all of the adopted memory was looked at in vain, or no tier could take a page. To
+//! look again at each fault would only burn the CPU that the program needs.
 
 use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
@@ -9,8 +9,8 @@ use crate::evict::Evicted;
 const FIRST_NS: u64 = 250_000_000;
 /// ... and twice as long after each failure that follows, up to this.
 const LONGEST_NS: u64 = 1_000_000_000;
-/// The same where no tier could take a page: room may come to be at any moment, by the death of another process for one, and whether there is
-/// some is asked before a page is detached.
+/// The same where no tier could take a page: room may come to be at any moment, by the death of another process for one, and
+/// whether there is some is asked before a page is detached.
 const FIRST_FULL_NS: u64 = 25_000_000;
 const LONGEST_FULL_NS: u64 = 100_000_000;
 /// So many pages that came into memory since are worth a look.
@@ -31,7 +31,8 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Why not to try now: as [`Evicted::Nothing`] or [`Evicted::Full`], or None. `arrived` counts the pages that came into memory.
+    /// Why not to try now: as [`Evicted::Nothing`] or [`Evicted::Full`], or None. `arrived` counts the pages that came into
+    /// memory.
     pub fn holds(&self, now_ns: u64, arrived: usize) -> Option<Evicted> {
         let why = match self.why.load(Ordering::Relaxed) {
             NOTHING if arrived.wrapping_sub(self.arrived.load(Ordering::Relaxed)) < WORTH_A_LOOK => Evicted::Nothing,

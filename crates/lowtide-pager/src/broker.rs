@@ -1,9 +1,9 @@
-//! What a process of the run asks `lowtide run` for when it can't get it by itself: its user is another, it has no privilege, or it
-//! can't follow the paths of the run's files. `lowtide run` listens on a socket without a place in the file system, and answers its
-//! descendants only.
+//! What a process of the run asks `lowtide run` for when it can't get it by itself: its user is another, it has no privilege,
+//! or it can't follow the paths of the run's files. `lowtide run` listens on a socket without a place in the file system, and
+//! answers its descendants only.
 //!
-//! One connection carries questions and answers in turn; each is one message of one word, perhaps with descriptors. The word of an answer is
-//! 0 or the number of an error. Neither side trusts the other's descriptors to be what they should be.
+//! One connection carries questions and answers in turn; each is one message of one word, perhaps with descriptors. The word of
+//! an answer is 0 or the number of an error. Neither side trusts the other's descriptors to be what they should be.
 //!
 //! Nothing here allocates or takes a lock: a child that shares its parent's memory (`vfork`) may call it.
 
@@ -29,7 +29,8 @@ pub const DEVICE: u32 = 3;
 pub const HANDSHAKE: u32 = 4;
 /// The page map of the asking process. Answer: its file.
 pub const PAGE_MAP: u32 = 5;
-/// The swap file that comes with the question is for children that the asking process forks: they find it under [`of_file`]'s number.
+/// The swap file that comes with the question is for children that the asking process forks: they find it under [`of_file`]'s
+/// number.
 pub const HAND_ON: u32 = 6;
 /// What the parent of the asking process has handed on under this number. Answer: the file.
 pub const INHERIT: u32 = 7;
@@ -125,8 +126,8 @@ pub fn send(socket: BorrowedFd<'_>, word: u32, files: &[BorrowedFd<'_>]) -> Resu
 /// Receives a message. The descriptors close on exec.
 ///
 /// # Errors
-/// Those of recvmsg; `PIPE`: the other side has gone; `BADMSG`: it is no message of this kind; `MFILE`: there is no room for the
-/// descriptors.
+/// Those of recvmsg; `PIPE`: the other side has gone; `BADMSG`: it is no message of this kind; `MFILE`: there is no room for
+/// the descriptors.
 pub fn receive(socket: BorrowedFd<'_>) -> Result<(u32, Files), Errno> {
     let mut bytes = [0; 4];
     let mut space = [const { MaybeUninit::uninit() }; rustix::cmsg_space!(ScmRights(MAX_FILES))];

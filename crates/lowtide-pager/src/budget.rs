@@ -1,7 +1,7 @@
 //! How much RAM there is left: the limit, what was last measured, and what has come and gone since.
 //!
-//! Measured values come from the kernel at intervals (`/proc/self/statm`); between two measurements the pager counts the pages of the
-//! program that it installs and takes away, and what it holds itself.
+//! Measured values come from the kernel at intervals (`/proc/self/statm`); between two measurements the pager counts the pages
+//! of the program that it installs and takes away, and what it holds itself.
 
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
@@ -82,8 +82,9 @@ impl Budget {
         self.measured.load(Ordering::Relaxed).saturating_add_signed(self.program.load(Ordering::Relaxed) + own)
     }
 
-    /// Bytes of a process that stay in memory where the limit can't be held: an eighth of the limit, 4 to 64 MiB. A program that must run
-    /// in less does little but wait for pages. Where so many processes of the run have adopted memory, each has its part of that.
+    /// Bytes of a process that stay in memory where the limit can't be held: an eighth of the limit, 4 to 64 MiB. A program
+    /// that must run in less does little but wait for pages. Where so many processes of the run have adopted memory, each has
+    /// its part of that.
     pub fn working_minimum(&self, processes: u64) -> u64 {
         ((self.asked() / 8).clamp(4 << 20, 64 << 20) / processes.max(1)).max(512 << 10)
     }
@@ -104,8 +105,8 @@ impl Budget {
         self.adopt_mark() / 2
     }
 
-    /// Whether all growth of the last while was counted: it came through faults. Then it stops where it is to stop, and less has to
-    /// be kept free for the rest.
+    /// Whether all growth of the last while was counted: it came through faults. Then it stops where it is to stop, and less
+    /// has to be kept free for the rest.
     pub fn set_calm(&self, calm: bool) {
         self.calm.store(calm, Ordering::Relaxed);
     }
@@ -134,14 +135,14 @@ impl Budget {
         self.now() + (self.limit() / 32).clamp(3 << 20, 32 << 20) > self.ceiling()
     }
 
-    /// What of `most` is to be free: in calm times a quarter, but at least `least`, which is what a program touches while the keeper
-    /// sleeps for as short as it does.
+    /// What of `most` is to be free: in calm times a quarter, but at least `least`, which is what a program touches while the
+    /// keeper sleeps for as short as it does.
     fn margin(&self, most: u64, least: u64) -> u64 {
         if self.calm.load(Ordering::Relaxed) { most.min((most / 4).max(least)) } else { most }
     }
 
-    /// Whether a fault must evict before it is served: there must be room for what it brings in, and for what is on its way into the pool
-    /// meanwhile, which is counted twice until it is there.
+    /// Whether a fault must evict before it is served: there must be room for what it brings in, and for what is on its way
+    /// into the pool meanwhile, which is counted twice until it is there.
     pub fn at_limit(&self) -> bool {
         self.now() + (1 << 20) > self.ceiling()
     }
@@ -161,8 +162,8 @@ impl Budget {
 /// A process smaller than this is not worth adopting: lowtide's own threads and tables would take what they save.
 const WORTHWHILE: u64 = 2 << 20;
 
-/// Whether a process that has `mine` bytes is worth adopting in a run of so many processes that has `total`: not while most of the run's
-/// memory is in larger ones. Where all are equal, all are worth it, however many there are.
+/// Whether a process that has `mine` bytes is worth adopting in a run of so many processes that has `total`: not while most of
+/// the run's memory is in larger ones. Where all are equal, all are worth it, however many there are.
 pub fn is_worth_adopting(mine: u64, total: u64, processes: u64) -> bool {
     mine >= WORTHWHILE && (mine >= total / 64 || mine >= total / processes.max(1) / 2)
 }

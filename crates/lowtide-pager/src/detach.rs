@@ -1,8 +1,9 @@
 //! From their places into staging: pages that the hand has found are detached by UFFDIO_MOVE, window by window.
 //!
-//! What a MOVE costs is the interrupt that makes other CPUs forget the pages, if threads of the program run there, and the call. So a window is
-//! moved with its holes: what is missing in it stays missing in staging, where it is but address space. The space lock is taken alone
-//! for a window: nobody may bring a page in between the look and the MOVE, which would take it along.
+//! What a MOVE costs is the interrupt that makes other CPUs forget the pages, if threads of the program run there, and the
+//! call. So a window is moved with its holes: what is missing in it stays missing in staging, where it is but address space.
+//! The space lock is taken alone for a window: nobody may bring a page in between the look and the MOVE, which would take it
+//! along.
 
 use core::sync::atomic::Ordering;
 
@@ -12,7 +13,7 @@ use rustix::io::Errno;
 use rustix::mm::Advice;
 
 use crate::hand::Found;
-use crate::pagemap::{Mark, Word};
+use crate::pagemap::{Mark, PageState};
 use crate::pager::{Operation, add};
 use crate::regions::Range;
 use crate::space::Exclusive;
@@ -36,7 +37,8 @@ pub(crate) enum Detached {
     Busy,
 }
 
-/// Runs of pages that the kernel would not move because they are shared or pinned, as addresses; so many are dealt with at a time.
+/// Runs of pages that the kernel would not move because they are shared or pinned, as addresses; so many are dealt with at a
+/// time.
 type Busy = ArrayVec<(usize, usize), 16>;
 
 /// Pages of a window that are claimed, by their distance from its first.
@@ -174,24 +176,24 @@ impl Operation<'_> {
         spared.is_some()
     }
 
-    /// Claims a page for the way out that is in memory. A word that holds bytes is not taken for stale before others have been kept away. A
-    /// page that can't have a word stays.
+    /// Claims a page for the way out that is in memory. A word that holds bytes is not taken for stale before others have been
+    /// kept away. A page that can't have a word stays.
     fn claim_out(&self, _: &Exclusive<'_>, page: usize, frame: u32, work: &mut Detaching<'_>) -> bool {
         let word = self.map.get(page);
         let clean = match word {
-            Word::None | Word::Zero => 0,
-            Word::Clean(raw) => raw,
-            Word::Swapped(_) | Word::Staged(_) => {
+            PageState::None | PageState::Zero => 0,
+            PageState::Clean(raw) => raw,
+            PageState::Swapped(_) | PageState::Staged(_) => {
                 work.stale.get_or_insert((page * PAGE_SIZE, 0)).1 = (page + 1) * PAGE_SIZE;
                 return false;
             }
             _ => return false,
         };
-        if self.map.claim(page, word, Word::Moving(frame)) != Ok(true) {
+        if self.map.claim(page, word, PageState::Moving(frame)) != Ok(true) {
             return false;
         }
         self.staging.clean(frame).store(clean, Ordering::Release);
-        if word == Word::Zero {
+        if word == PageState::Zero {
             // If the page is not there, then None says the same.
             self.forget(self, word);
         }
@@ -225,7 +227,7 @@ impl Operation<'_> {
                 if !self.staging.arrived(f, first + i) {
                     self.broken(b"a frame was given out twice", first + i, f);
                 }
-                self.map.set(first + i, Word::Staged(f));
+                self.map.set(first + i, PageState::Staged(f));
                 self.mark_leaving(first + i);
                 moved += 1;
             }
@@ -290,9 +292,10 @@ impl Operation<'_> {
         work.room -= used;
     }
 
-    /// How many of `len` frames from `frame` on, which were empty, hold a page after a MOVE that did not do all of its work: up to the last
-    /// one that does. (The shared zero page is one too: parts of a huge page that was split can be that.) The kernel's own count can't be
-    /// relied on then: on Linux 6.18 a MOVE that has to split a huge page on its way has been seen to report fewer pages than it moved.
+    /// How many of `len` frames from `frame` on, which were empty, hold a page after a MOVE that did not do all of its work: up
+    /// to the last one that does. (The shared zero page is one too: parts of a huge page that was split can be that.) The
+    /// kernel's own count can't be relied on then: on Linux 6.18 a MOVE that has to split a huge page on its way has been seen
+    /// to report fewer pages than it moved.
     fn landed(&self, frame: u32, len: usize) -> usize {
         // None at all is by far the most frequent.
         let is_there = |i: &usize| self.present().holds_page(self.staging.addr(frame + *i as u32));

@@ -8,7 +8,7 @@ use lowtide_core::store::{Group, Page, StoreError, Stored};
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
-use crate::pagemap::Word;
+use crate::pagemap::PageState;
 use crate::pager::{Operation, add};
 use crate::patience::{IN_HAND_SECONDS, Patience};
 use crate::staging::{MAX_SEGMENT_FRAMES, Memory, Segment};
@@ -60,12 +60,14 @@ impl Operation<'_> {
                         continue;
                     }
                     match self.map.get(page) {
-                        Word::Staged(f) if f == frame && self.map.swap(page, Word::Staged(f), Word::Storing(f)) => {
+                        PageState::Staged(f)
+                            if f == frame && self.map.swap(page, PageState::Staged(f), PageState::Storing(f)) =>
+                        {
                             frames.push(frame);
                         }
                         // A monitor takes it back this moment.
-                        Word::Moving(f) if f == frame => waiting = true,
-                        Word::Staged(f) if f == frame => waiting = true,
+                        PageState::Moving(f) if f == frame => waiting = true,
+                        PageState::Staged(f) if f == frame => waiting = true,
                         // Dropped by the program.
                         _ => self.leave(self, frame, Memory::Stays),
                     }
@@ -107,9 +109,9 @@ impl Operation<'_> {
     fn store_frames(&self, frames: &[u32], worker: &mut Worker) -> Rest {
         let page = |frame: &u32| {
             let addr = self.staging.addr(*frame);
-            // SAFETY: the words say Storing, so this is lowtide's own memory until this thread says otherwise. A write that changes
-            // nothing: from here on the kernel may not drop the page, should the program have freed it by MADV_FREE; if it has, zeros are
-            // there.
+            // SAFETY: the words say Storing, so this is lowtide's own memory until this thread says otherwise. A write that
+            // changes nothing: from here on the kernel may not drop the page, should the program have freed it by MADV_FREE; if
+            // it has, zeros are there.
             unsafe { AtomicU64::from_ptr(addr as *mut u64).fetch_or(0, Ordering::Relaxed) };
             // SAFETY: populated, and nobody changes the bytes until the words are set.
             unsafe { &*(addr as *const Page) }
@@ -142,44 +144,46 @@ impl Operation<'_> {
         let _lock = self.space.shared();
         for ((&frame, clean), result) in frames.iter().zip(clean).zip(results) {
             let word = match result {
-                Ok(Stored::Zero) => Word::Zero,
-                Ok(Stored::Entry(e)) => Word::Swapped(e.raw()),
-                Err(_) => Word::Staged(frame),
+                Ok(Stored::Zero) => PageState::Zero,
+                Ok(Stored::Entry(e)) => PageState::Swapped(e.raw()),
+                Err(_) => PageState::Staged(frame),
             };
             // Counted before it can be seen, so that the count never goes below zero.
             match word {
-                Word::Zero => {
+                PageState::Zero => {
                     self.zero_now.fetch_add(1, Ordering::Relaxed);
                 }
-                Word::Swapped(_) if clean.is_some_and(|e| word == Word::Swapped(e.raw())) => add(&c.evictions_clean, 1),
-                Word::Swapped(_) => add(&c.stored_pages, 1),
+                PageState::Swapped(_) if clean.is_some_and(|e| word == PageState::Swapped(e.raw())) => {
+                    add(&c.evictions_clean, 1)
+                }
+                PageState::Swapped(_) => add(&c.stored_pages, 1),
                 _ => rest = Rest::NoRoom,
             }
             let page = self.staging.owner(frame).load(Ordering::Acquire) as usize;
             let mut patience = Patience::new();
             let set = loop {
-                if self.map.swap(page, Word::Storing(frame), word) {
+                if self.map.swap(page, PageState::Storing(frame), word) {
                     break true;
                 }
                 match self.map.get(page) {
                     // A monitor copies it back this moment ...
-                    Word::Moving(f) if f == frame => self.wait_for_copy(&mut patience, frame),
+                    PageState::Moving(f) if f == frame => self.wait_for_copy(&mut patience, frame),
                     // ... or could not.
-                    Word::Storing(f) if f == frame => {}
+                    PageState::Storing(f) if f == frame => {}
                     _ => break false,
                 }
             };
             if set {
                 match word {
-                    Word::Zero => add(&c.zero_pages, 1),
-                    Word::Swapped(_) => {}
+                    PageState::Zero => add(&c.zero_pages, 1),
+                    PageState::Swapped(_) => {}
                     _ => continue,
                 }
             } else {
-                // Dropped by the program or back in its place meanwhile. In the latter case the frame is nobody's any more, and the
-                // word may be about to become another thread's.
+                // Dropped by the program or back in its place meanwhile. In the latter case the frame is nobody's any more, and
+                // the word may be about to become another thread's.
                 if self.staging.owner(frame).load(Ordering::Acquire) as usize == page {
-                    self.map.swap(page, Word::Orphan, Word::None);
+                    self.map.swap(page, PageState::Orphan, PageState::None);
                 }
                 // Last: of a page that no tier took it is the frame that is forgotten, and with it whose it is.
                 self.forget(self, word);
@@ -201,14 +205,15 @@ impl Operation<'_> {
         let _lock = self.space.shared();
         for frame in self.staging.frames(segment) {
             let page = self.staging.owner(frame).load(Ordering::Acquire) as usize;
-            if page == 0 || !self.map.swap(page, Word::Staged(frame), Word::Moving(frame)) {
+            if page == 0 || !self.map.swap(page, PageState::Staged(frame), PageState::Moving(frame)) {
                 continue;
             }
             let (at, from) = (page * PAGE_SIZE, self.staging.addr(frame));
             // SAFETY: the word says Moving, so nobody else touches the page or the frame.
             let mut p = unsafe { self.uffd().move_pages(at, from, PAGE_SIZE, Holes::Stop, Wake::Now) };
             let mut memory = Memory::Went;
-            // NOENT: the kernel has dropped the page from the frame, or the place is unmapped, in which case it can't be copied either.
+            // NOENT: the kernel has dropped the page from the frame, or the place is unmapped, in which case it can't be copied
+            // either.
             if matches!(p.error, Some(Errno::BUSY | Errno::INVAL | Errno::NOENT)) {
                 memory = Memory::Stays;
                 // SAFETY: as above; a staged frame is populated, or not registered.
@@ -217,13 +222,13 @@ impl Operation<'_> {
             match p.error {
                 None | Some(Errno::EXIST) => {
                     self.leave(self, frame, if p.error.is_none() { memory } else { Memory::Stays });
-                    self.map.set(page, Word::None);
+                    self.map.set(page, PageState::None);
                     self.mark_loaded(page, None);
                     self.budget.add_pages(isize::from(p.error.is_none()));
                     self.uffd().wake(at, PAGE_SIZE);
                 }
                 Some(_) => {
-                    self.map.set(page, Word::Staged(frame));
+                    self.map.set(page, PageState::Staged(frame));
                     return false;
                 }
             }

@@ -1,9 +1,9 @@
 //! Events: what the program did to its mappings. Each is read and applied under the exclusive space lock, so no page is being
 //! installed or moved at that moment; only threads that are storing (Storing) or loading (Loading) go on, outside the lock.
 //!
-//! A removal (MADV_DONTNEED, MADV_FREE) is reported *before* the pages are dropped. What is in memory then must not be evicted until the
-//! call has ended, or the old bytes would come back after it: it is marked Removing. What was out is gone at once; what comes
-//! in by a fault between the two is dropped or not, as natively, and is the program's race.
+//! A removal (MADV_DONTNEED, MADV_FREE) is reported *before* the pages are dropped. What is in memory then must not be evicted
+//! until the call has ended, or the old bytes would come back after it: it is marked Removing. What was out is gone at once;
+//! what comes in by a fault between the two is dropped or not, as natively, and is the program's race.
 
 use core::sync::atomic::Ordering;
 
@@ -11,7 +11,7 @@ use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
-use crate::pagemap::Word;
+use crate::pagemap::PageState;
 use crate::pager::Pager;
 use crate::regions::Range;
 use crate::space::Exclusive;
@@ -55,11 +55,11 @@ impl Pager {
     /// Reads what waits, `most` messages at most, and applies the events, in the order in which they came. No lock may be held.
     pub fn read(&self, most: usize, worker: &mut Worker) -> Read {
         let lock = self.space.exclusive();
-        self.settle(&lock);
+        self.look_whether_all_was_read(&lock);
         let mut messages = self.uffd().read_several(most);
         if let Err(Errno::MFILE | Errno::NFILE) = messages {
-            // A fork event brings a descriptor (RLIMIT_NOFILE counts lowtide's own, too). It stays where it is until it can be read, and nothing
-            // can be installed until then.
+            // A fork event brings a descriptor (RLIMIT_NOFILE counts lowtide's own, too). It stays where it is until it can be
+            // read, and nothing can be installed until then.
             self.close_reserve(&lock);
             // A monitor that asks where a thread is has one for a moment.
             for _ in 0..DESCRIPTOR_TRIES {
@@ -93,10 +93,10 @@ impl Pager {
     }
 
     /// What was read so far is certain if no change is on its way now.
-    pub(crate) fn settle(&self, _: &Exclusive<'_>) {
+    pub(crate) fn look_whether_all_was_read(&self, _: &Exclusive<'_>) {
         let mut order = self.order.lock();
-        if !order.is_settled() && self.uffd().standing(self.staging.addresses().start) != Standing::Changing {
-            order.settle();
+        if !order.is_all_certain() && self.uffd().standing(self.staging.addresses().start) != Standing::Changing {
+            order.all_is_certain();
         }
     }
 
@@ -119,8 +119,8 @@ impl Pager {
         self.space.outlast_exclusive();
     }
 
-    /// Applies an event that was read just now. Whoever caused it, or another thread whose event was read with it, may go on meanwhile: what
-    /// is mapped may be as a later event will say, never as an earlier one did.
+    /// Applies an event that was read just now. Whoever caused it, or another thread whose event was read with it, may go on
+    /// meanwhile: what is mapped may be as a later event will say, never as an earlier one did.
     pub(crate) fn happened(&self, lock: &Exclusive<'_>, mut event: Message) {
         if let Message::Remap { to, len, .. } = &mut event
             // Where nothing is mapped any more, it was unmapped since, and that is reported next.
@@ -140,8 +140,9 @@ impl Pager {
             Message::Remap { from, to, len } => {
                 let len = self.really_moved(lock, to, len);
                 self.remapped(from, to, len);
-                // The kernel keeps the registration of the new place. What a grown mapping adds behind `len` is found by the next
-                // look at the maps; the old place, if it is still mapped (MREMAP_DONTUNMAP), by an UNMAP that does not come.
+                // The kernel keeps the registration of the new place. What a grown mapping adds behind `len` is found by the
+                // next look at the maps; the old place, if it is still mapped (MREMAP_DONTUNMAP), by an UNMAP that does not
+                // come.
                 self.regions.insert(lock, Range { start: to, end: to + len });
             }
             _ => {}
@@ -154,17 +155,19 @@ impl Pager {
         self.regions.remove(lock, range);
     }
 
-    /// The pages of a range are gone for good: lets go of what their words stood for. Memory is given back on the way, and is soon
-    /// counted no more.
+    /// The pages of a range are gone for good: lets go of what their words stood for. Memory is given back on the way, and is
+    /// soon counted no more.
     pub(crate) fn dropped(&self, lock: &Exclusive<'_>, start: usize, end: usize) {
         let mut forgotten = 0;
         self.map.each(start / PAGE_SIZE, end.div_ceil(PAGE_SIZE), |_, slot| {
-            if slot.load(Ordering::Acquire) == Word::None.bits() {
+            if slot.load(Ordering::Acquire) == PageState::None.bits() {
                 return;
             }
-            match Word::from_bits(slot.swap(Word::None.bits(), Ordering::AcqRel)) {
+            match PageState::from_bits(slot.swap(PageState::None.bits(), Ordering::AcqRel)) {
                 // Whoever is at work finds this and cleans up.
-                Word::Storing(_) | Word::Loading(_) | Word::Orphan => slot.store(Word::Orphan.bits(), Ordering::Release),
+                PageState::Storing(_) | PageState::Loading(_) | PageState::Orphan => {
+                    slot.store(PageState::Orphan.bits(), Ordering::Release)
+                }
                 other => {
                     self.forget(lock, other);
                     forgotten += 1;
@@ -187,7 +190,7 @@ impl Pager {
             };
             for page in found.iter().flat_map(|(from, to)| from / PAGE_SIZE..to / PAGE_SIZE) {
                 // Loading and Storing are Orphan by now: those are not in memory, or only in a frame.
-                if self.map.claim(page, Word::None, Word::Removing).is_err() {
+                if self.map.claim(page, PageState::None, PageState::Removing).is_err() {
                     (self.host.fatal)(b"no memory left for lowtide's page map");
                 }
             }
@@ -196,23 +199,23 @@ impl Pager {
     }
 
     /// The call that removed a range has returned: what is in memory there now is new. Called by host threads (the hook of
-    /// madvise), hence without a lock: each word is one compare-and-swap. The call returned when its event was read; whoever read it
-    /// may not have marked the pages yet, and has the space lock until then. (Marks that came later would stay: what MADV_FREE leaves in
-    /// memory could never be evicted again.)
+    /// madvise), hence without a lock: each word is one compare-and-swap. The call returned when its event was read; whoever
+    /// read it may not have marked the pages yet, and has the space lock until then. (Marks that came later would stay: what
+    /// MADV_FREE leaves in memory could never be evicted again.)
     pub fn removed(&self, start: usize, len: usize) {
         self.space.outlast_exclusive();
         self.map.each(start / PAGE_SIZE, (start + len).div_ceil(PAGE_SIZE), |_, slot| {
-            if slot.load(Ordering::Relaxed) == Word::Removing.bits() {
-                let _ = slot.compare_exchange(Word::Removing.bits(), 0, Ordering::AcqRel, Ordering::Relaxed);
+            if slot.load(Ordering::Relaxed) == PageState::Removing.bits() {
+                let _ = slot.compare_exchange(PageState::Removing.bits(), 0, Ordering::AcqRel, Ordering::Relaxed);
             }
         });
     }
 
-    /// How much has moved to `to` of the `len` bytes that were reported. Before Linux 6.15 a call that moves to a given place and makes
-    /// shorter at once (MREMAP_FIXED) reports the length from before; behind what has moved is somebody else's memory then. It ends
-    /// with the mapping (`happened`), or, where the kernel has made one mapping of it and an adopted neighbour, before that: what was
-    /// adopted at the new place was unmapped before, which was reported before, so that what begins behind it is the neighbour.
-    /// What stays behind at the old place is unmapped, which is reported next.
+    /// How much has moved to `to` of the `len` bytes that were reported. Before Linux 6.15 a call that moves to a given place
+    /// and makes shorter at once (MREMAP_FIXED) reports the length from before; behind what has moved is somebody else's memory
+    /// then. It ends with the mapping (`happened`), or, where the kernel has made one mapping of it and an adopted neighbour,
+    /// before that: what was adopted at the new place was unmapped before, which was reported before, so that what begins
+    /// behind it is the neighbour. What stays behind at the old place is unmapped, which is reported next.
     fn really_moved(&self, lock: &Exclusive<'_>, to: usize, len: usize) -> usize {
         self.regions.first_after(lock, to).map_or(len, |neighbour| len.min(neighbour - to))
     }
@@ -228,17 +231,17 @@ impl Pager {
             if self.map.populate(new).is_err() {
                 (self.host.fatal)(b"no memory left for lowtide's page map");
             }
-            let word = match Word::from_bits(old.swap(0, Ordering::AcqRel)) {
-                word @ (Word::Staged(f) | Word::Storing(f)) => {
+            let word = match PageState::from_bits(old.swap(0, Ordering::AcqRel)) {
+                word @ (PageState::Staged(f) | PageState::Storing(f)) => {
                     // A thread that is storing it finds the word by the frame's owner.
                     self.staging.owner(f).store(new as u64, Ordering::Release);
                     word
                 }
-                Word::Loading(0) => Word::Zero,
-                Word::Loading(e) => Word::Swapped(e),
-                Word::Orphan => {
+                PageState::Loading(0) => PageState::Zero,
+                PageState::Loading(e) => PageState::Swapped(e),
+                PageState::Orphan => {
                     // Dropped before it was moved; the thread at work still looks for it at the old place.
-                    old.store(Word::Orphan.bits(), Ordering::Release);
+                    old.store(PageState::Orphan.bits(), Ordering::Release);
                     return;
                 }
                 other => other,
@@ -300,16 +303,16 @@ pub(crate) mod tests {
     fn swap_out(pager: &Pager, at: usize, pages: usize, entry: u64) {
         for i in 0..pages {
             pager.map.populate(at / PAGE_SIZE + i).unwrap();
-            pager.map.set(at / PAGE_SIZE + i, Word::Swapped(entry + i as u64));
+            pager.map.set(at / PAGE_SIZE + i, PageState::Swapped(entry + i as u64));
         }
     }
 
-    fn words(pager: &Pager, at: usize, pages: usize) -> std::vec::Vec<Word> {
+    fn words(pager: &Pager, at: usize, pages: usize) -> std::vec::Vec<PageState> {
         (0..pages).map(|i| pager.map.get(at / PAGE_SIZE + i)).collect()
     }
 
-    fn swapped(entry: u64, pages: u64) -> std::vec::Vec<Word> {
-        (entry..entry + pages).map(Word::Swapped).collect()
+    fn swapped(entry: u64, pages: u64) -> std::vec::Vec<PageState> {
+        (entry..entry + pages).map(PageState::Swapped).collect()
     }
 
     /// As before Linux 6.15, for a mapping of 8 pages of which 4 have moved.
@@ -321,7 +324,7 @@ pub(crate) mod tests {
         let lock = pager.space.exclusive();
         pager.happened(&lock, Message::Remap { from, to, len: 8 * PAGE_SIZE });
         assert_eq!(words(&pager, to, 4), swapped(100, 4));
-        assert_eq!(words(&pager, to + 4 * PAGE_SIZE, 4), [Word::None; 4], "nothing has moved to behind the mapping");
+        assert_eq!(words(&pager, to + 4 * PAGE_SIZE, 4), [PageState::None; 4], "nothing has moved to behind the mapping");
         assert_eq!(words(&pager, from + 4 * PAGE_SIZE, 4), swapped(104, 4), "the rest is unmapped next");
         let adopted: std::vec::Vec<_> = pager.regions.gaps(&lock, Range { start: to, end: to + 8 * PAGE_SIZE }).collect();
         assert_eq!(
@@ -354,12 +357,12 @@ pub(crate) mod tests {
         pager.adopt(old).unwrap();
         for page in 0..8 {
             pager.map.populate(at / PAGE_SIZE + page).unwrap();
-            pager.map.set(at / PAGE_SIZE + page, Word::Zero);
+            pager.map.set(at / PAGE_SIZE + page, PageState::Zero);
             pager.zero_now.fetch_add(1, Ordering::Relaxed);
         }
         pager.adopt(Range { start: at, end: at + 8 * PAGE_SIZE }).unwrap();
-        let mut expected = [Word::None; 8];
-        expected[2..4].fill(Word::Zero);
+        let mut expected = [PageState::None; 8];
+        expected[2..4].fill(PageState::Zero);
         assert_eq!(words(&pager, at, 8), expected, "but for those of what was adopted before");
     }
 }

@@ -1,11 +1,12 @@
 //! Eviction: when pages leave their places, and when staging is drained.
 //!
-//! Detaching a page interrupts the CPUs on which threads of the program or of lowtide run, and storing one takes time. So they are done by
-//! different threads: a monitor detaches some hundred pages while the program's thread waits for it anyway, on the same CPU and while the
-//! keeper sleeps, and leaves them in staging ([`Pager::stage_ahead`]); the keeper drains staging meanwhile ([`Pager::evict`]), and
-//! detaches pages itself only where there are no faults to do it.
+//! Detaching a page interrupts the CPUs on which threads of the program or of lowtide run, and storing one takes time. So they
+//! are done by different threads: a monitor detaches some hundred pages while the program's thread waits for it anyway, on the
+//! same CPU and while the keeper sleeps, and leaves them in staging ([`Pager::stage_ahead`]); the keeper drains staging
+//! meanwhile ([`Pager::evict`]), and detaches pages itself only where there are no faults to do it.
 //!
-//! Nothing is detached that no tier would take, and where a look at all memory found nothing, the next one waits (`backoff.rs`).
+//! Nothing is detached that no tier would take, and where a look at all memory found nothing, the next one waits
+//! (`backoff.rs`).
 
 use core::sync::atomic::Ordering;
 
@@ -65,8 +66,8 @@ impl Pager {
         evicted
     }
 
-    /// Detaches pages for the keeper to store, if it sleeps and there is reason: by a monitor, whose CPU's thread waits. It goes no further than
-    /// staging has room for.
+    /// Detaches pages for the keeper to store, if it sleeps and there is reason: by a monitor, whose CPU's thread waits. It
+    /// goes no further than staging has room for.
     pub fn stage_ahead(&self, worker: &mut Worker) {
         if !self.budget.above_high() || self.is_reclaiming() || self.staging.is_above_target() {
             return;
@@ -94,8 +95,8 @@ impl Pager {
         self.evict(worker)
     }
 
-    /// Bytes of the program that are adopted and in memory: what is not evicted, whether it could be or not. Some milliseconds for a
-    /// GiB that is in memory.
+    /// Bytes of the program that are adopted and in memory: what is not evicted, whether it could be or not. Some milliseconds
+    /// for a GiB that is in memory.
     ///
     /// # Errors
     /// Those of looking: then nothing is known.
@@ -161,7 +162,8 @@ impl Operation<'_> {
             let Some(found) = self.find(frames - used) else { continue };
             match self.detach(&found, self.staging.first(segment) + used as u32, frames - used, worker) {
                 Detached::Pages { frames, pages } => (used, filled) = (used + frames, filled + pages),
-                // The keeper unshares what is shared. A monitor that went on looking would try all of it in vain for each fault.
+                // The keeper unshares what is shared. A monitor that went on looking would try all of it in vain for each
+                // fault.
                 Detached::EventsFirst | Detached::Busy => {
                     later = true;
                     break;

@@ -1,20 +1,22 @@
-//! Fork: the child gets a copy-on-write copy of all of lowtide's tables with the rest of its memory, and from then on depends on
-//! nobody. What this file takes care of is the moment itself:
+//! Fork: the child gets a copy-on-write copy of all of lowtide's tables with the rest of its memory, and from then on depends
+//! on nobody. What this file takes care of is the moment itself:
 //!
-//! 1. Before (agent, `pthread_atfork`): operations are paused, so that the copied tables are consistent. Faults are still served,
-//!    by copying only. A reference is added to each slot of swap files for the child, which finds in its copy of the store whose they are.
+//! 1. Before (agent, `pthread_atfork`): operations are paused, so that the copied tables are consistent. Faults are still
+//!    served, by copying only. A reference is added to each slot of swap files for the child, which finds in its copy of the
+//!    store whose they are.
 //! 2. The kernel clones the memory and blocks the forking thread until a monitor has read the fork event, which brings the
 //!    child's userfaultfd. Only then does the child run; first the C library's own code, then lowtide's handler.
 //! 3. From the event on, the monitor does nothing but serve the child's faults from its own tables, with the exclusive space
-//!    lock held, until the child says that its own agent is ready, or for a second. Then it closes the child's userfaultfd (which unregisters all
-//!    of the child's memory), says so, and resumes. Only then does fork return in the parent.
+//!    lock held, until the child says that its own agent is ready, or for a second. Then it closes the child's userfaultfd
+//!    (which unregisters all of the child's memory), says so, and resumes. Only then does fork return in the parent.
 //! 4. The child registers its memory with a userfaultfd of its own and serves itself.
 //!
-//! A child that is not ready after a second, or says that it will never be (no thread can be started there, no file opened), is *whole*: it gets
-//! all of its pages at once, and no references. If it comes to itself, what its tables say is out is forgotten.
+//! A child that is not ready after a second, or says that it will never be (no thread can be started there, no file opened), is
+//! *whole*: it gets all of its pages at once, and no references. If it comes to itself, what its tables say is out is
+//! forgotten.
 //!
-//! A fork that was not announced (a raw system call) is served otherwise: the monitor fills in every page of the child that is in
-//! lowtide's hands, at once, and lets it go: right, but it costs RAM.
+//! A fork that was not announced (a raw system call) is served otherwise: the monitor fills in every page of the child that is
+//! in lowtide's hands, at once, and lets it go: right, but it costs RAM.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -27,7 +29,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
 
 use crate::clock::now_us;
-use crate::pagemap::Word;
+use crate::pagemap::PageState;
 use crate::pager::Pager;
 use crate::regions::Range;
 use crate::segment::{Proc, Segment};
@@ -52,15 +54,15 @@ pub struct Handover {
 const UNCLAIMED: u32 = 0;
 /// The child makes them its own. (If it is killed just then, they stay until its parent ends.)
 const CHILDS: u32 = 1;
-/// The child is whole, and the parent has taken them back. Or it is about to: the parent may fork again and claim the same for another child,
-/// so the child must not even try.
+/// The child is whole, and the parent has taken them back. Or it is about to: the parent may fork again and claim the same for
+/// another child, so the child must not even try.
 const UNDONE: u32 = 2;
 
 /// Why a child can't go on.
 const PARENT_KILLED: &[u8] = b"the parent was killed while it forked: the child's memory is not whole";
 
-/// How long a parent serves its child, in microseconds. One that is not ready by then is stopped, or traced step by step, or has no CPU: it gets
-/// all of its memory at once, so that it can come to itself when it likes, and the parent goes on.
+/// How long a parent serves its child, in microseconds. One that is not ready by then is stopped, or traced step by step, or
+/// has no CPU: it gets all of its memory at once, so that it can come to itself when it likes, and the parent goes on.
 const SERVES_US: u64 = 1_000_000;
 
 /// What a child needs to come to itself.
@@ -69,8 +71,8 @@ pub struct Inheritance<'a> {
     pub run: &'a Segment,
     /// This process's place in it.
     pub proc: &'static Proc,
-    /// Whether the parent's agent still serves this process, or the parent has let go properly. False: it was killed, or has become another
-    /// program.
+    /// Whether the parent's agent still serves this process, or the parent has let go properly. False: it was killed, or has
+    /// become another program.
     pub parent_serves: &'a dyn Fn() -> bool,
     /// Opens one of the parent's swap files: see the store.
     pub reopen: &'a mut dyn FnMut(u8, i32) -> Result<OwnedFd, Errno>,
@@ -93,8 +95,8 @@ impl Handover {
         Ok(vm::map(size_of::<Handover>(), OnFork::Share)?.as_ptr().cast())
     }
 
-    /// Puts a fresh page in the place of the one that is at `at`. The child of the last fork keeps that one, and what it writes there no
-    /// other child must believe.
+    /// Puts a fresh page in the place of the one that is at `at`. The child of the last fork keeps that one, and what it writes
+    /// there no other child must believe.
     ///
     /// # Safety
     /// `at` comes from [`Handover::new`], and nobody looks at it now.
@@ -161,7 +163,8 @@ impl Pager {
         self.forks();
         self.pause();
         steps::taken(steps::Fork::Parent);
-        // An event that was read before may still be being applied, and others may wait: of raw system calls, or the C library's own.
+        // An event that was read before may still be being applied, and others may wait: of raw system calls, or the C
+        // library's own.
         let lock = self.space.exclusive();
         self.read_all(&lock);
         // Before the memory is copied: the child must know what was added for it.
@@ -173,7 +176,7 @@ impl Pager {
     fn read_all(&self, lock: &Exclusive<'_>) {
         let mut waiting = arrayvec::ArrayVec::<usize, 256>::new();
         loop {
-            self.settle(lock);
+            self.look_whether_all_was_read(lock);
             match self.uffd().read().inspect(|message| self.look_at_order(lock, message)) {
                 Ok(Message::Fault { addr, .. }) => {
                     if waiting.try_push(addr).is_err() {
@@ -277,15 +280,16 @@ impl Pager {
 
     /// Brings in all of a child's pages that are in lowtide's hands; false: it is dead.
     fn fill_child(&self, lock: &Exclusive<'_>, child: &Uffd, worker: &mut Worker) -> bool {
-        // SAFETY of the data: the exclusive lock is held throughout, so no word changes but by operations under way: a page that
-        // one of them is storing or loading is still readable where its word says.
+        // SAFETY of the data: the exclusive lock is held throughout, so no word changes but by operations under way: a page
+        // that one of them is storing or loading is still readable where its word says.
         let mut gone = [Range { start: 0, end: 0 }; 32];
         let mut gone_len = 0;
         let mut dead = false;
         self.map.each_used(|page, slot| {
-            let word = Word::from_bits(slot.load(Ordering::Acquire));
-            let here = !matches!(word, Word::Staged(_) | Word::Storing(_) | Word::Swapped(_) | Word::Loading(_))
-                || word == Word::Loading(0);
+            let word = PageState::from_bits(slot.load(Ordering::Acquire));
+            let here =
+                !matches!(word, PageState::Staged(_) | PageState::Storing(_) | PageState::Swapped(_) | PageState::Loading(_))
+                    || word == PageState::Loading(0);
             if dead || here {
                 return;
             }
@@ -324,8 +328,8 @@ impl Pager {
     /// The parent died too early, or the kernel refuses at the end what it can hardly refuse: the child's memory is not whole.
     ///
     /// # Safety
-    /// Only in a child of a process that called [`Pager::announce_fork`], while its host thread waits, and no other of its threads uses the
-    /// pager.
+    /// Only in a child of a process that called [`Pager::announce_fork`], while its host thread waits, and no other of its
+    /// threads uses the pager.
     pub unsafe fn take_over(&self, with: Inheritance<'_>) -> Result<TakenOver, &'static [u8]> {
         self.set_proc(with.proc);
         self.forget_operations();
@@ -339,7 +343,7 @@ impl Pager {
             self.order.reset_after_fork();
             self.map.reset_after_fork();
             self.staging.reset_after_fork();
-            self.order.lock().settle();
+            self.order.lock().all_is_certain();
             let lock = self.space.exclusive();
             if handover.claim_references(CHILDS) {
                 self.store(&lock).fork_child(with.run.image(with.proc), with.reopen).is_ok()
@@ -353,7 +357,8 @@ impl Pager {
             Ok((uffd, present, Handover::new()?))
         });
         steps::taken(steps::Fork::Child);
-        // From here the parent may let go, if it has not done so already. A parent that dies now, or was found dead, is found out below.
+        // From here the parent may let go, if it has not done so already. A parent that dies now, or was found dead, is found
+        // out below.
         if has_files && means.is_ok() {
             handover.handshake.ready();
         } else {
@@ -388,7 +393,8 @@ impl Pager {
         Ok(TakenOver::Serves)
     }
 
-    /// In a forked child that can't start an agent thread: asks its parent for all of its memory, and waits for it. `parent_serves`: see
+    /// In a forked child that can't start an agent thread: asks its parent for all of its memory, and waits for it.
+    /// `parent_serves`: see
     /// [`Inheritance`].
     ///
     /// # Errors
@@ -414,13 +420,13 @@ impl Pager {
         Ok(())
     }
 
-    /// In a child that is whole: lets go of all that its tables say is out, or has a copy that is, for all of that is in memory, and it may have
-    /// no reference to the slots that it stands for.
+    /// In a child that is whole: lets go of all that its tables say is out, or has a copy that is, for all of that is in
+    /// memory, and it may have no reference to the slots that it stands for.
     fn forget_what_is_out(&self, lock: &Exclusive<'_>) {
         self.map.each_used(|_, slot| {
-            let word = Word::from_bits(slot.load(Ordering::Acquire));
-            if matches!(word, Word::Staged(_) | Word::Swapped(_) | Word::Clean(_)) {
-                slot.store(Word::None.bits(), Ordering::Release);
+            let word = PageState::from_bits(slot.load(Ordering::Acquire));
+            if matches!(word, PageState::Staged(_) | PageState::Swapped(_) | PageState::Clean(_)) {
+                slot.store(PageState::None.bits(), Ordering::Release);
                 self.forget(lock, word);
             }
         });
@@ -441,9 +447,9 @@ impl Pager {
         }
     }
 
-    /// Registers what is mapped of a range, and abandons the rest: what the parent had advised not to hand on (MADV_DONTFORK), and what it had
-    /// unmapped just before, of which the child's tables did not know yet. What is taken for adopted and is not registered would be
-    /// evicted, and never served.
+    /// Registers what is mapped of a range, and abandons the rest: what the parent had advised not to hand on (MADV_DONTFORK),
+    /// and what it had unmapped just before, of which the child's tables did not know yet. What is taken for adopted and is not
+    /// registered would be evicted, and never served.
     fn register_mapped(&self, range: Range) -> Result<(), &'static [u8]> {
         const REFUSED: &[u8] = b"a forked child can't register its memory";
         let mut at = range.start;
@@ -473,7 +479,8 @@ impl Pager {
 
     /// Whether the process of a userfaultfd still has its memory.
     fn is_alive(&self, child: &Uffd) -> bool {
-        // The guard page before the handover page is never registered: NOENT while there is an address space, SRCH when it is gone.
+        // The guard page before the handover page is never registered: NOENT while there is an address space, SRCH when it is
+        // gone.
         let guard = self.handover.load(Ordering::Relaxed) as usize - PAGE_SIZE;
         // SAFETY: nothing can be copied to an address that is not registered.
         let probe = unsafe { child.copy(guard, self.zeros.as_ptr(), PAGE_SIZE, Wake::Now) };

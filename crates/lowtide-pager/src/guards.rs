@@ -1,10 +1,11 @@
-//! Guards (MADV_GUARD_INSTALL) that one thread makes while another's fault is served. Zeros are brought in ahead up to the next guard; but a
-//! COPY of the kernel (Linux 6.18) puts a page in the place of one that is made between the look and the COPY, and tells nobody.
+//! Guards (MADV_GUARD_INSTALL) that one thread makes while another's fault is served. Zeros are brought in ahead up to the next
+//! guard; but a COPY of the kernel (Linux 6.18) puts a page in the place of one that is made between the look and the COPY, and
+//! tells nobody.
 //!
-//! So who makes guards says so before and after ([`Guards::make`]), and who serves a touch finds out that this has happened meanwhile
-//! ([`Guards::end_look`]), still holding the space lock. Then a MADV_DONTNEED of the range: its event is read by who has that lock alone, so that all
-//! touches have ended that had begun before; and it drops the pages that took the place of guards. If a touch has met the call
-//! ([`Guards::were_met`]), it is made again.
+//! So who makes guards says so before and after ([`Guards::make`]), and who serves a touch finds out that this has happened
+//! meanwhile ([`Guards::end_look`]), still holding the space lock. Then a MADV_DONTNEED of the range: its event is read by who
+//! has that lock alone, so that all touches have ended that had begun before; and it drops the pages that took the place of
+//! guards. If a touch has met the call ([`Guards::were_met`]), it is made again.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 

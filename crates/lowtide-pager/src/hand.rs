@@ -1,9 +1,9 @@
 //! The clock hand: goes round the adopted memory and finds pages to evict, in order of address.
 //!
-//! Pages that are shared with a forked process are passed by, unless a whole round found nothing else: they must be copied before
-//! they can be moved, and make room only when the other processes evict or drop them too. Each of them keeps a compressed copy
-//! of its own: so with more than two processes that have the same pages they stay if there is no device, and with more than
-//! eight they stay anyway.
+//! Pages that are shared with a forked process are passed by, unless a whole round found nothing else: they must be copied
+//! before they can be moved, and make room only when the other processes evict or drop them too. Each of them keeps a
+//! compressed copy of its own: so with more than two processes that have the same pages they stay if there is no device, and
+//! with more than eight they stay anyway.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -18,7 +18,8 @@ use crate::present::Ranges;
 const LEAST_REACH: usize = 256 << 20;
 const MOST_REACH: usize = 1 << 44;
 const SCAN_NS: u64 = 100_000;
-/// Rounds of the hand that find nothing, after which there is nothing: in the first one young blocks and shared pages are passed by.
+/// Rounds of the hand that find nothing, after which there is nothing: in the first one young blocks and shared pages are
+/// passed by.
 const IDLE_ROUNDS: u32 = 2;
 /// A round that detaches no more than one of so many pages is idle.
 const IDLE_SHARE: usize = 64;

@@ -1,7 +1,8 @@
 //! The pager: userfaultfd, page maps, fault service and reclaim. It runs inside the program whose memory it pages.
 //!
-//! The way of a page: out by `hand.rs` (which), `detach.rs` (from its place into staging), `evict.rs` (when) and `drain.rs` (from staging into the store), in by
-//! `fault/`; `events.rs` follows what the program does to its mappings meanwhile, `fork.rs` what happens when it forks.
+//! The way of a page: out by `hand.rs` (which), `detach.rs` (from its place into staging), `evict.rs` (when) and `drain.rs`
+//! (from staging into the store), in by `fault/`; `events.rs` follows what the program does to its mappings meanwhile,
+//! `fork.rs` what happens when it forks.
 #![no_std]
 
 extern crate alloc;

@@ -53,7 +53,8 @@ impl Locks {
         parts.map(|(r, _)| r.end.min(range.end).saturating_sub(r.start.max(range.start))).sum()
     }
 
-    /// A range is locked now. What the kernel holds already it goes on holding. A table that is full forgets: less is counted then.
+    /// A range is locked now. What the kernel holds already it goes on holding. A table that is full forgets: less is counted
+    /// then.
     pub fn lock(&mut self, range: Range, lock: Lock) {
         if lock == Lock::Honoured {
             self.unlock(range);
@@ -92,8 +93,8 @@ impl Locks {
         }
     }
 
-    /// mremap: the locks of `from` are at `to` now, and what has been added behind is locked as the end is. (Or what was cut off is
-    /// not any more.)
+    /// mremap: the locks of `from` are at `to` now, and what has been added behind is locked as the end is. (Or what was cut
+    /// off is not any more.)
     pub fn remapped(&mut self, from: Range, to: Range) {
         let mut moved = [(Range { start: 0, end: 0 }, Lock::Ignored); MAX_LOCKS];
         let mut n = 0;

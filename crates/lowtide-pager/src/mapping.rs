@@ -1,4 +1,5 @@
-//! Where the mapping that holds an address begins and ends, from `/proc/self/maps`: by its ioctl PROCMAP_QUERY (Linux 6.11), or by reading it.
+//! Where the mapping that holds an address begins and ends, from `/proc/self/maps`: by its ioctl PROCMAP_QUERY (Linux 6.11), or
+//! by reading it.
 
 use linux_raw_sys::general as sys;
 use rustix::fd::{AsFd, OwnedFd};
@@ -44,7 +45,8 @@ impl Mappings {
         self.query(addr, OR_NEXT)
     }
 
-    /// Whether one mapping holds all of `range`. None: the kernel does not tell without making the whole list (before Linux 6.11).
+    /// Whether one mapping holds all of `range`. None: the kernel does not tell without making the whole list (before Linux
+    /// 6.11).
     pub fn is_one(&self, range: Range) -> Option<bool> {
         let holds = |mapping: Range| mapping.start <= range.start && range.end <= mapping.end;
         self.ask(range.start, 0).ok().map(|mapping| mapping.is_some_and(holds))

@@ -2,8 +2,8 @@
 
 /// Time between two measurements, in microseconds.
 const EVERY_US: u64 = 100_000;
-/// Pages evicted between two: the tables grow by those that are evicted for the first time. Sooner while few have been: at first nearly all are
-/// such.
+/// Pages evicted between two: the tables grow by those that are evicted for the first time. Sooner while few have been: at
+/// first nearly all are such.
 const MOST_PAGES: u64 = 4096;
 
 /// When it was last done.

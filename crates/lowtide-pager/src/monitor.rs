@@ -1,8 +1,9 @@
-//! What a monitor does: reads messages, applies events, serves faults. Where there are threads to do it, and on which CPUs, is the
-//! affair of the process (`lowtide-agent`'s monitor.rs).
+//! What a monitor does: reads messages, applies events, serves faults. Where there are threads to do it, and on which CPUs, is
+//! the affair of the process (`lowtide-agent`'s monitor.rs).
 //!
-//! While an event waits, the kernel refuses to install pages, and reports all faults before the event. Faults are put aside then without
-//! trying, nobody is woken for nothing (the thread would fault again), and they are served when the event has been read.
+//! While an event waits, the kernel refuses to install pages, and reports all faults before the event. Faults are put aside
+//! then without trying, nobody is woken for nothing (the thread would fault again), and they are served when the event has been
+//! read.
 
 use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
@@ -17,14 +18,16 @@ use crate::worker::Worker;
 
 /// Faults kept until a waiting event has been read; more are sent back to the kernel, which reports them again.
 const DEFERRED: usize = 1024;
-/// A thread whose page has come waits for so long for others that were read with it, in nanoseconds. With pages in the pool that is some ten faults.
+/// A thread whose page has come waits for so long for others that were read with it, in nanoseconds. With pages in the pool
+/// that is some ten faults.
 const PROMPT_NS: u64 = 50_000;
 
 /// One monitor.
 pub struct Monitor {
     worker: Worker,
     deferred: ArrayVec<usize, DEFERRED>,
-    /// How many messages to read at a time: one after a fault that took long. (To ask for more than there are costs nothing that could be measured.)
+    /// How many messages to read at a time: one after a fault that took long. (To ask for more than there are costs nothing
+    /// that could be measured.)
     most: usize,
 }
 
@@ -52,7 +55,7 @@ impl Monitor {
 
     /// Waits for a message, `ms` milliseconds at most (negative: for ever). No lock may be held.
     pub fn wait(&self, pager: &Pager, ms: i32) {
-        let is_calm = self.deferred.is_empty() && pager.order.lock().is_settled();
+        let is_calm = self.deferred.is_empty() && pager.order.lock().is_all_certain();
         pager.uffd().wait_readable(if is_calm { ms } else { 1 });
         add(&pager.counters().monitor_wakeups, 1);
     }
@@ -62,8 +65,8 @@ impl Monitor {
         !self.deferred.is_empty()
     }
 
-    /// Deals with what there is: some faults, or events up to the next faults. It does not wait for anything to come: under load the next fault
-    /// is there when this one's thread has run. No lock may be held.
+    /// Deals with what there is: some faults, or events up to the next faults. It does not wait for anything to come: under
+    /// load the next fault is there when this one's thread has run. No lock may be held.
     pub fn turn(&mut self, pager: &Pager) -> Turn {
         let mut turn = Turn::default();
         loop {
@@ -90,8 +93,9 @@ impl Monitor {
         turn
     }
 
-    /// Serves faults that were read together, and wakes their threads together: to change threads costs more than to bring in a page. A
-    /// fault that may take long keeps no other waiting ([`Worker::is_about_to_wait`]). Returns the thread of one that was served.
+    /// Serves faults that were read together, and wakes their threads together: to change threads costs more than to bring in a
+    /// page. A fault that may take long keeps no other waiting ([`Worker::is_about_to_wait`]). Returns the thread of one that
+    /// was served.
     fn serve_all(&mut self, pager: &Pager, faults: &[Fault]) -> Option<u32> {
         let read_at = now_ns();
         let mut unwoken_since = read_at;

@@ -1,24 +1,25 @@
 //! Whether events were read in the order of what they report.
 //!
-//! The kernel queues an event after it has let go of its locks. So of two threads that change mappings at the same time the one that came
-//! later may be read first: that X was unmapped, after that a mapping has been moved to X, where the kernel found room. Applied in this order
-//! the first would drop what the second brought. The calls that the host watches come one at a time (the agent's gate), so only other ones
-//! (raw system calls) can do this, of several threads, and only where one of them moves memory: where nothing has moved, events take away
-//! what is gone by then in any order. Such events don't tell which came first. So the program is ended rather than given wrong bytes.
+//! The kernel queues an event after it has let go of its locks. So of two threads that change mappings at the same time the one
+//! that came later may be read first: that X was unmapped, after that a mapping has been moved to X, where the kernel found
+//! room. Applied in this order the first would drop what the second brought. The calls that the host watches come one at a time
+//! (the agent's gate), so only other ones (raw system calls) can do this, of several threads, and only where one of them moves
+//! memory: where nothing has moved, events take away what is gone by then in any order. Such events don't tell which came
+//! first. So the program is ended rather than given wrong bytes.
 //!
 //! What can still be out of order is known: the kernel counts changes from before they are made until the thread that made one
-//! runs on (`mmap_changing`). What was read before that count was seen at zero is certain. And who has moved memory uses the new place, and tells others
-//! of it, only after its own event has been read. This leaves in doubt: that memory is taken from where something was moved to,
-//! from where something was moved away (but for the move's own unmapping), and, by a move, from where something was unmapped.
-//! A model of a kernel that delays any event checks that nothing else can be wrong.
+//! runs on (`mmap_changing`). What was read before that count was seen at zero is certain. And who has moved memory uses the
+//! new place, and tells others of it, only after its own event has been read. This leaves in doubt: that memory is taken from
+//! where something was moved to, from where something was moved away (but for the move's own unmapping), and, by a move, from
+//! where something was unmapped. A model of a kernel that delays any event checks that nothing else can be wrong.
 
 use arrayvec::ArrayVec;
 
 use crate::regions::Range;
 use crate::uffd::Message;
 
-/// Changes that are remembered, of those that may be read while changes never cease. A thread that is held up for longer than that is
-/// not noticed.
+/// Changes that are remembered, of those that may be read while changes never cease. A thread that is held up for longer than
+/// that is not noticed.
 const MOST: usize = 64;
 
 /// What was read, and may have been read too early.
@@ -40,12 +41,12 @@ pub(crate) struct Order(ArrayVec<Change, MOST>);
 
 impl Order {
     /// Whether all that was read is certain.
-    pub(crate) fn is_settled(&self) -> bool {
+    pub(crate) fn is_all_certain(&self) -> bool {
         self.0.is_empty()
     }
 
     /// No change was on its way at a time after the last event was read and before the next is.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn all_is_certain(&mut self) {
         self.0.clear();
     }
 
@@ -85,8 +86,8 @@ impl Order {
 }
 
 impl Change {
-    /// Whether this is the move to which that unmapping belongs. Before Linux 6.15 one that makes shorter as well is reported with the length from
-    /// before, and the end and the beginning are unmapped, in this order.
+    /// Whether this is the move to which that unmapping belongs. Before Linux 6.15 one that makes shorter as well is reported
+    /// with the length from before, and the end and the beginning are unmapped, in this order.
     fn is_of_the_call(&self, unmapping: &Change) -> bool {
         let is_part = self.left.covers(unmapping.left)
             && (self.left.start == unmapping.left.start || self.left.end == unmapping.left.end);
@@ -110,8 +111,8 @@ mod tests {
 
     const PLACES: usize = 6;
 
-    /// A program and its kernel: each place is one page, and at every moment at which nothing is on its way all that is mapped is
-    /// evicted.
+    /// A program and its kernel: each place is one page, and at every moment at which nothing is on its way all that is mapped
+    /// is evicted.
     #[derive(Default)]
     struct World {
         mapped: [bool; PLACES],
@@ -194,9 +195,9 @@ mod tests {
         }
 
         /// Where nothing is under way: is all as it should be? Evicts the rest.
-        fn settle(&mut self) -> bool {
+        fn look_and_evict(&mut self) -> bool {
             let is_right = self.words == self.evicted && (0..PLACES).all(|at| self.mapped[at] || !self.adopted[at]);
-            self.order.settle();
+            self.order.all_is_certain();
             for at in 0..PLACES {
                 if self.mapped[at] && self.evicted[at].is_none() {
                     self.next += 1;
@@ -233,7 +234,7 @@ mod tests {
                     world.turn = Some(thread);
                 }
             }
-            if world.under_way.iter().all(VecDeque::is_empty) && !world.settle() {
+            if world.under_way.iter().all(VecDeque::is_empty) && !world.look_and_evict() {
                 return End::Wrong;
             }
         }
@@ -260,7 +261,7 @@ mod tests {
         assert!(order.is_certain(&Message::Remap { from: 1, to: 5, len: 1 }, raw));
         assert!(order.is_certain(&Message::Unmap { start: 1, end: 2 }, raw), "its own");
         assert!(!order.is_certain(&Message::Unmap { start: 5, end: 6 }, raw));
-        order.settle();
+        order.all_is_certain();
         assert!(order.is_certain(&Message::Unmap { start: 5, end: 6 }, raw));
     }
 }

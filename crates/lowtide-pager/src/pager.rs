@@ -1,8 +1,8 @@
 //! The pager's parts in one place, and the rules about who may change what when.
 //!
 //! LOCK ORDER: space lock > hand > staging queues > locks of the store. A thread in an *operation* (see [`Pager::enter`]) may
-//! change page-map words and the store; while the program forks there are none, so that the child's copy is consistent. The store is
-//! reached through an [`Operation`] or the exclusive space lock only ([`MayChange`]).
+//! change page-map words and the store; while the program forks there are none, so that the child's copy is consistent. The
+//! store is reached through an [`Operation`] or the exclusive space lock only ([`MayChange`]).
 
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -42,7 +42,8 @@ const SHRINK_BYTES: usize = 1 << 20;
 pub struct Host {
     /// The program can't go on: end the run with this message.
     pub fatal: fn(&[u8]) -> !,
-    /// A page can't be had, says the message. Where this returns, the thread that touched it is to be told ([`crate::fault::Served::Lost`]).
+    /// A page can't be had, says the message. Where this returns, the thread that touched it is to be told
+    /// ([`crate::fault::Served::Lost`]).
     pub lost: fn(&[u8]),
     /// Tell the user once.
     pub warn: fn(&[u8]),
@@ -52,7 +53,8 @@ pub struct Host {
     pub open_uffd: fn() -> Result<Uffd, Errno>,
     /// The page map of this process.
     pub open_page_map: fn() -> Result<Present, Errno>,
-    /// Steps of eviction for one fault at most: one where others evict as well, and a fault need not wait for all the room that it takes.
+    /// Steps of eviction for one fault at most: one where others evict as well, and a fault need not wait for all the room that
+    /// it takes.
     pub steps: usize,
     /// Where the one thread changes memory that has the turn to map, unmap or move; see `order.rs`.
     pub turn: fn() -> [Range; 2],
@@ -96,7 +98,8 @@ pub struct Pager {
     was_forked: AtomicBool,
     /// See [`Pager::moves_during_fork`].
     has_moved: AtomicBool,
-    /// A descriptor to close where there are no more, so that a fork event can be read, which brings one; null: there is none now.
+    /// A descriptor to close where there are no more, so that a fork event can be read, which brings one; null: there is none
+    /// now.
     reserve: AtomicPtr<OwnedFd>,
     /// Faults were served by copying: there may be stale words.
     has_copied: AtomicBool,
@@ -134,7 +137,8 @@ impl Deref for Operation<'_> {
     }
 }
 
-/// What gives the right to change words and the store: an operation, or the space lock alone (events, and the moment of a fork).
+/// What gives the right to change words and the store: an operation, or the space lock alone (events, and the moment of a
+/// fork).
 pub(crate) trait MayChange {}
 impl MayChange for Operation<'_> {}
 impl MayChange for Exclusive<'_> {}
@@ -272,8 +276,8 @@ impl Pager {
         }
     }
 
-    /// A thread of the program moves memory though a fork is under way for which it should have waited: nobody can tell whether the child's
-    /// copy of the tables knows of it.
+    /// A thread of the program moves memory though a fork is under way for which it should have waited: nobody can tell whether
+    /// the child's copy of the tables knows of it.
     pub fn moves_during_fork(&self) {
         self.has_moved.store(true, Ordering::SeqCst);
     }
@@ -283,8 +287,8 @@ impl Pager {
         self.has_moved.swap(false, Ordering::SeqCst)
     }
 
-    /// In a forked child: the parent's threads, of which one may just have found that no operation may begin and was about to take its count
-    /// back, are not here.
+    /// In a forked child: the parent's threads, of which one may just have found that no operation may begin and was about to
+    /// take its count back, are not here.
     pub(crate) fn forget_operations(&self) {
         self.operations.store(0, Ordering::SeqCst);
     }
@@ -361,8 +365,8 @@ impl Pager {
         operation.store().wants_compaction() && operation.store().compact_in_steps(pages, &mut || self.publish_own())
     }
 
-    /// Gives memory of the page map back, when there may be much of it that speaks of no page any more. Not while a thread of the
-    /// program is in [`Pager::removed`], which is for the caller to see to.
+    /// Gives memory of the page map back, when there may be much of it that speaks of no page any more. Not while a thread of
+    /// the program is in [`Pager::removed`], which is for the caller to see to.
     pub fn collect_page_map(&self) {
         if !self.map.wants_collection() || self.paused() {
             return;
@@ -408,8 +412,8 @@ impl Pager {
     /// Adopts a range: registers it, so that its missing pages are served from now on, and makes it evictable.
     ///
     /// # Errors
-    /// Those of UFFDIO_REGISTER; `NOMEM`: too many ranges; `EXIST`: lowtide's own memory is there by now; `AGAIN`: the mappings of the range are
-    /// changing just now.
+    /// Those of UFFDIO_REGISTER; `NOMEM`: too many ranges; `EXIST`: lowtide's own memory is there by now; `AGAIN`: the mappings
+    /// of the range are changing just now.
     pub fn adopt(&self, range: Range) -> Result<(), Errno> {
         let lock = self.space.exclusive();
         if self.regions.covers(&lock, range) {
@@ -418,8 +422,8 @@ impl Pager {
         // SAFETY: the monitors serve every fault, once this thread has let go of the lock.
         let register = || unsafe { self.uffd().register(range.start, range.end - range.start) };
         vm::unless_own(range.start, range.end, register).ok_or(Errno::EXIST)??;
-        // There should be none; but where a program changes its mappings past the C library from several threads, words may have been
-        // left behind, and would give old bytes to pages that were never touched.
+        // There should be none; but where a program changes its mappings past the C library from several threads, words may
+        // have been left behind, and would give old bytes to pages that were never touched.
         for gap in self.regions.gaps(&lock, range) {
             self.dropped(&lock, gap.start, gap.end);
         }
@@ -431,9 +435,9 @@ impl Pager {
         Err(Errno::NOMEM)
     }
 
-    /// Takes a range that was registered just now among the adopted ones. The kernel passes over what is not mapped in it: the program may have
-    /// unmapped a part since it was found, of which no event told; were that taken for adopted, what is mapped there next would be
-    /// evicted and not served. False: the set is full.
+    /// Takes a range that was registered just now among the adopted ones. The kernel passes over what is not mapped in it: the
+    /// program may have unmapped a part since it was found, of which no event told; were that taken for adopted, what is mapped
+    /// there next would be evicted and not served. False: the set is full.
     fn insert_registered(&self, lock: &Exclusive<'_>, range: Range) -> Result<bool, Errno> {
         match self.present().mappings.is_one(range) {
             // What was unmapped since of a single mapping, an event will tell.
@@ -472,8 +476,8 @@ impl Pager {
         Ok(())
     }
 
-    /// Writes the bytes of memory that are lowtide's own in this process into the run's segment: the frames of staging and of the pool
-    /// as they are counted now, and the rest as [`Pager::measure_rest`] found it. Cheap: for every batch of pages.
+    /// Writes the bytes of memory that are lowtide's own in this process into the run's segment: the frames of staging and of
+    /// the pool as they are counted now, and the rest as [`Pager::measure_rest`] found it. Cheap: for every batch of pages.
     pub(crate) fn publish_own(&self) {
         // None of these have arrived, or all: half of them is never wrong by more than half of a MOVE.
         let moving = self.moving.load(Ordering::Relaxed) * PAGE_SIZE / 2;
@@ -489,8 +493,8 @@ impl Pager {
         operation.store().drain_frames(&mut || self.publish_own());
     }
 
-    /// Drops what forked descendants that are gone had of this process's swap files. Whether there was anything to do; `false` also while the
-    /// program forks.
+    /// Drops what forked descendants that are gone had of this process's swap files. Whether there was anything to do; `false`
+    /// also while the program forks.
     pub fn release_dead(&self, run: &Segment) -> bool {
         let Some(operation) = self.enter() else { return false };
         operation.store().release_dead(run.image(self.proc()), &mut |image| run.is_alive(image))
@@ -503,16 +507,17 @@ impl Pager {
         self.publish_own();
     }
 
-    /// Of lowtide's own ranges only those of the numbers `first .. end` (see [`vm::own_count`]) are this pager's: there are others.
+    /// Of lowtide's own ranges only those of the numbers `first .. end` (see [`vm::own_count`]) are this pager's: there are
+    /// others.
     pub fn owns(&self, first: usize, end: usize) {
         self.own[0].store(first, Ordering::Relaxed);
         self.own[1].store(end, Ordering::Relaxed);
     }
 
     /// Asks the kernel how much memory is behind lowtide's own mappings but for staging and the pool's frames: tables, buffers,
-    /// stacks, heap, the library's data. Mappings shared with forked processes (reference counts) are not in it: the kernel does not
-    /// count them as anonymous memory of any of them either, and so they are not in `ram_bytes`. Some microseconds for each mapping:
-    /// a few times a second.
+    /// stacks, heap, the library's data. Mappings shared with forked processes (reference counts) are not in it: the kernel
+    /// does not count them as anonymous memory of any of them either, and so they are not in `ram_bytes`. Some microseconds for
+    /// each mapping: a few times a second.
     pub fn measure_rest(&self) {
         let [frames, buffer] = self.store.addresses();
         let counted = [self.staging.addresses(), frames, buffer];
@@ -538,8 +543,8 @@ impl Pager {
         operation.drain(worker) == Drained::Freed
     }
 
-    /// Writes old pages from the pool to the swap file, a cluster or a few, if the pool is about to get full. Whether pages were
-    /// written; `false` also while the program forks.
+    /// Writes old pages from the pool to the swap file, a cluster or a few, if the pool is about to get full. Whether pages
+    /// were written; `false` also while the program forks.
     pub fn shrink_pool(&self, worker: &mut Worker) -> bool {
         let Some(operation) = self.enter() else { return false };
         let wanted = operation.store().wants_shrinking().min(SHRINK_BYTES);
@@ -554,8 +559,8 @@ impl Pager {
         shrunk.pages > 0 && !shrunk.failed
     }
 
-    /// Compresses up to `pages` cold pages of the pool again ([`Store::recompress`]); how many words it looked at, 0 also while the
-    /// program forks. The worker keeps the compressor until [`Worker::forget_compressor`].
+    /// Compresses up to `pages` cold pages of the pool again ([`Store::recompress`]); how many words it looked at, 0 also while
+    /// the program forks. The worker keeps the compressor until [`Worker::forget_compressor`].
     pub fn recompress(&self, worker: &mut Worker, pages: usize, now_us: u64) -> usize {
         let Some(operation) = self.enter() else { return 0 };
         operation.store().recompress(pages, now_us, worker.scratch()).looked

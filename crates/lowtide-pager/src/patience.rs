@@ -1,7 +1,8 @@
-//! Waiting for something that another thread, or the kernel, will soon have done: spinning, yielding, then sleeping; and not for ever.
+//! Waiting for something that another thread, or the kernel, will soon have done: spinning, yielding, then sleeping; and not
+//! for ever.
 //!
-//! Patience is counted in naps, not by the clock: while the process is stopped (a debugger, SIGSTOP, a machine that sleeps) nobody gets
-//! on with anything, and that is nobody's fault.
+//! Patience is counted in naps, not by the clock: while the process is stopped (a debugger, SIGSTOP, a machine that sleeps)
+//! nobody gets on with anything, and that is nobody's fault.
 
 use rustix::thread::{Timespec, nanosleep, sched_yield};
 

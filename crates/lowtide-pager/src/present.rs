@@ -39,8 +39,8 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// Leaves out the pages that another process maps as well. What is not looked at, because there are too many ranges, is left to the
-    /// next scan.
+    /// Leaves out the pages that another process maps as well. What is not looked at, because there are too many ranges, is
+    /// left to the next scan.
     pub fn keep_exclusive(&mut self, present: &Present) -> Result<(), Errno> {
         let all = core::mem::replace(&mut self.regions, [NO_REGION; MAX_RANGES]);
         let len = core::mem::take(&mut self.len);
@@ -75,7 +75,8 @@ impl Ranges {
         true
     }
 
-    /// Of what [`Present::scan_all`] has found, the ranges `(start, end)` in order of address, and whether they are pages that can be evicted.
+    /// Of what [`Present::scan_all`] has found, the ranges `(start, end)` in order of address, and whether they are pages that
+    /// can be evicted.
     pub fn evictable(&self) -> impl Iterator<Item = (usize, usize, bool)> + '_ {
         let is_page =
             |categories: u64| categories & (u64::from(sys::PAGE_IS_PRESENT) | UNWANTED) == u64::from(sys::PAGE_IS_PRESENT);
@@ -143,8 +144,8 @@ impl Present {
         if n < size_of::<u64>() { Err(Errno::IO) } else { Ok(n / size_of::<u64>()) }
     }
 
-    /// Finds all of `start .. end` that is not missing altogether: pages in memory of any kind, in the kernel's own swap, or on their way between
-    /// places of memory, and guard markers. [`Ranges::evictable`] says which of it can be evicted.
+    /// Finds all of `start .. end` that is not missing altogether: pages in memory of any kind, in the kernel's own swap, or on
+    /// their way between places of memory, and guard markers. [`Ranges::evictable`] says which of it can be evicted.
     ///
     /// # Errors
     /// As [`Present::scan`].
@@ -167,7 +168,8 @@ impl Present {
         })
     }
 
-    /// Finds private pages in memory (the shared zero page is none) in `start .. end`, at most `max_pages` of them (0: any number).
+    /// Finds private pages in memory (the shared zero page is none) in `start .. end`, at most `max_pages` of them (0: any
+    /// number).
     ///
     /// # Errors
     /// `NOTTY`: the kernel is older than 6.7.

@@ -13,7 +13,7 @@ use crate::detach::Detached;
 use crate::evict::Evicted;
 use crate::fault::Served;
 use crate::hand::Found;
-use crate::pagemap::Word;
+use crate::pagemap::PageState;
 use crate::pager::{Operation, Pager, add};
 use crate::regions::Range;
 use crate::space::Exclusive;
@@ -114,7 +114,7 @@ impl Pager {
     }
 
     fn is_evicted(&self, page: usize) -> bool {
-        !matches!(self.map.get(page), Word::None | Word::Removing | Word::Clean(_))
+        !matches!(self.map.get(page), PageState::None | PageState::Removing | PageState::Clean(_))
     }
 
     fn bring_in_page(&self, addr: usize, worker: &mut Worker) -> bool {

@@ -10,8 +10,8 @@ use rustix::io::Errno;
 
 use crate::space::{Exclusive, Shared};
 
-/// Most ranges that can be adopted: 16 times as many as the mappings that the kernel allows a process unless it was told otherwise
-/// (vm.max_map_count). The table takes memory only as far as it is used.
+/// Most ranges that can be adopted: 16 times as many as the mappings that the kernel allows a process unless it was told
+/// otherwise (vm.max_map_count). The table takes memory only as far as it is used.
 pub const MAX_REGIONS: usize = 1 << 20;
 
 /// A range of addresses.

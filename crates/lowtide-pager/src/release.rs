@@ -1,11 +1,11 @@
-//! Giving memory back to the program for good: it wants to do something with it that lowtide is in the way of, such as registering it with
-//! a userfaultfd of its own.
+//! Giving memory back to the program for good: it wants to do something with it that lowtide is in the way of, such as
+//! registering it with a userfaultfd of its own.
 
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 use rustix::mm::Advice;
 
-use crate::pagemap::Word;
+use crate::pagemap::PageState;
 use crate::pager::Pager;
 use crate::regions::Range;
 
@@ -13,8 +13,8 @@ use crate::regions::Range;
 const ROUNDS: usize = 4;
 
 impl Pager {
-    /// Brings in all pages of the adopted parts of `range`, and lets go of these. Called by a thread that may wait for faults, without any
-    /// lock held. What a monitor evicts again and again under a tight limit stays adopted.
+    /// Brings in all pages of the adopted parts of `range`, and lets go of these. Called by a thread that may wait for faults,
+    /// without any lock held. What a monitor evicts again and again under a tight limit stays adopted.
     ///
     /// # Errors
     /// `BUSY`: some of it could not be brought in and is still adopted.
@@ -31,7 +31,8 @@ impl Pager {
 
     fn release_part(&self, part: Range) -> Result<(), Errno> {
         for _ in 0..ROUNDS {
-            // Words of pages that were served by copies while the program forked: they are in memory, and populating brings nothing in.
+            // Words of pages that were served by copies while the program forked: they are in memory, and populating brings
+            // nothing in.
             self.forget_all_stale(part);
             let lock = self.space.exclusive();
             let Some(out) = self.first_out(part) else {
@@ -50,8 +51,11 @@ impl Pager {
     fn first_out(&self, part: Range) -> Option<usize> {
         let mut first = None;
         self.map.each(part.start / PAGE_SIZE, part.end / PAGE_SIZE, |page, slot| {
-            let word = Word::from_bits(slot.load(core::sync::atomic::Ordering::Acquire));
-            let here = matches!(word, Word::None | Word::Removing | Word::Clean(_) | Word::Zero | Word::Loading(0));
+            let word = PageState::from_bits(slot.load(core::sync::atomic::Ordering::Acquire));
+            let here = matches!(
+                word,
+                PageState::None | PageState::Removing | PageState::Clean(_) | PageState::Zero | PageState::Loading(0)
+            );
             if !here && first.is_none() {
                 first = Some(page * PAGE_SIZE);
             }

@@ -1,15 +1,16 @@
-//! How many bytes of anonymous memory a process counts for, when it shares some with processes that it forked or was forked from.
+//! How many bytes of anonymous memory a process counts for, when it shares some with processes that it forked or was forked
+//! from.
 //!
-//! All processes that come from one by forks, without an exec between, are a *family*, and a page that several of them map is to count
-//! once in the sum over them. What the kernel tells exactly (`Pss_Anon` of `/proc/self/smaps_rollup`) takes 5 ms a GiB, so it is asked
-//! now and then only: a *look*. Between looks each process counts by itself:
+//! All processes that come from one by forks, without an exec between, are a *family*, and a page that several of them map is
+//! to count once in the sum over them. What the kernel tells exactly (`Pss_Anon` of `/proc/self/smaps_rollup`) takes 5 ms a
+//! GiB, so it is asked now and then only: a *look*. Between looks each process counts by itself:
 //!
 //! - what it had to itself, and by how much it has grown or shrunk since (statm);
-//! - one page for each page fault since that can have copied a shared page, as long as there are such pages: too many at times, and
-//!   never too late;
+//! - one page for each page fault since that can have copied a shared page, as long as there are such pages: too many at times,
+//!   and never too late;
 //! - its part of the shared pages, made smaller or larger as the family is now: right for what all of its members share;
-//! - its part of what it maps and nobody in the family counts: a new child counts for nothing at first, so the two together count for
-//!   what the parent did, and when one is gone the others count for what it shared with them.
+//! - its part of what it maps and nobody in the family counts: a new child counts for nothing at first, so the two together
+//!   count for what the parent did, and when one is gone the others count for what it shared with them.
 //!
 //! So the sum is right after a fork, an exec and an end, before anyone has looked.
 
@@ -69,7 +70,8 @@ impl Share {
         Share { exclusive: now.resident, shared: 0, members: 1, copyable: 0, then: now }
     }
 
-    /// A child that was just forked: nothing of what it maps is its own, and every page fault of its life may have changed that.
+    /// A child that was just forked: nothing of what it maps is its own, and every page fault of its life may have changed
+    /// that.
     pub fn of_child(resident: u64) -> Share {
         Share { exclusive: 0, shared: 0, members: 1, copyable: resident, then: Now { resident, faults: 0 } }
     }

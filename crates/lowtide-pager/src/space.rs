@@ -11,8 +11,8 @@ use rustix::thread::futex;
 use crate::clock::now_ns;
 
 const EXCLUSIVE: u32 = 1 << 31;
-/// How often to look before sleeping: some tens of microseconds. It is held for one or two, but waking a thread on a virtual CPU that has halted
-/// takes 40, and that CPU's threads wait for the same.
+/// How often to look before sleeping: some tens of microseconds. It is held for one or two, but waking a thread on a virtual
+/// CPU that has halted takes 40, and that CPU's threads wait for the same.
 const SPINS: u32 = 2000;
 
 /// A reader-writer lock without thread-local storage or allocation; waiting writers keep new readers out.
@@ -77,7 +77,8 @@ impl SpaceLock {
         }
     }
 
-    /// Waits until whoever has the lock alone at this moment, if anybody does, has let go of it. For host threads: it takes nothing.
+    /// Waits until whoever has the lock alone at this moment, if anybody does, has let go of it. For host threads: it takes
+    /// nothing.
     pub fn outlast_exclusive(&self) {
         let ended = self.ended.load(Ordering::Acquire);
         let mut spins = 0;

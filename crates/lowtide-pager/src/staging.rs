@@ -17,7 +17,8 @@ use crate::uffd::Uffd;
 pub const MAX_SEGMENT_FRAMES: usize = 512;
 /// Frames in a segment of a small staging area: there the cost of a MOVE has nearly levelled out.
 const SMALL_SEGMENT_FRAMES: usize = 128;
-/// Frames whose memory is given back at a time: until the kernel has done it, they are counted. Each time the other CPUs are interrupted.
+/// Frames whose memory is given back at a time: until the kernel has done it, they are counted. Each time the other CPUs are
+/// interrupted.
 const DISCARDED_FRAMES: usize = 128;
 const _: () =
     assert!(SMALL_SEGMENT_FRAMES.is_multiple_of(DISCARDED_FRAMES) && MAX_SEGMENT_FRAMES.is_multiple_of(DISCARDED_FRAMES));
@@ -105,8 +106,8 @@ impl Staging {
         unsafe { uffd.register(self.memory.addr(), self.memory.len()) }
     }
 
-    /// How many bytes of pages are to wait here at most, from now on: less than there is room for where other processes of the run have
-    /// staging areas too.
+    /// How many bytes of pages are to wait here at most, from now on: less than there is room for where other processes of the
+    /// run have staging areas too.
     pub fn set_target(&self, bytes: usize) {
         self.target.store(bytes, Ordering::Relaxed);
     }
@@ -116,8 +117,8 @@ impl Staging {
         self.staged() * PAGE_SIZE > self.target.load(Ordering::Relaxed) || self.empty_segments() < 2
     }
 
-    /// Whether enough of them wait for the keeper to store some: less than the target, so that there is room for many before it is needed
-    /// again.
+    /// Whether enough of them wait for the keeper to store some: less than the target, so that there is room for many before it
+    /// is needed again.
     pub fn is_worth_draining(&self) -> bool {
         let target = self.target.load(Ordering::Relaxed);
         self.staged() * PAGE_SIZE > target - target / 4 || self.empty_segments() < self.segments / 3
@@ -154,8 +155,8 @@ impl Staging {
         a as usize / self.segment_frames == b as usize / self.segment_frames
     }
 
-    /// The raw entry under which the swap cache may hold a clean copy of the page in `frame`; 0: none. It belongs to whoever may
-    /// change the page's word.
+    /// The raw entry under which the swap cache may hold a clean copy of the page in `frame`; 0: none. It belongs to whoever
+    /// may change the page's word.
     pub fn clean(&self, frame: u32) -> &AtomicU64 {
         debug_assert!((frame as usize) < self.segments * self.segment_frames);
         // SAFETY: inside the mapping, zero at first, which lives as long as the process.
@@ -192,8 +193,8 @@ impl Staging {
         self.staged.load(Ordering::Relaxed)
     }
 
-    /// Bytes of memory behind the frames: pages that wait, and pages that have left but for their bytes. Exact when no other call
-    /// is in flight.
+    /// Bytes of memory behind the frames: pages that wait, and pages that have left but for their bytes. Exact when no other
+    /// call is in flight.
     pub fn held_bytes(&self) -> usize {
         let spent = self.spent[..self.segments].iter().map(|n| n.load(Ordering::Relaxed) as usize).sum::<usize>();
         (self.staged() + spent) * PAGE_SIZE
@@ -251,8 +252,8 @@ impl Staging {
         Some(segment)
     }
 
-    /// From here on a frame of the segment that has lost its page reads as zeros, instead of a fault that its reader itself might have
-    /// to serve. Pages can still be moved out.
+    /// From here on a frame of the segment that has lost its page reads as zeros, instead of a fault that its reader itself
+    /// might have to serve. Pages can still be moved out.
     pub fn unregister(&self, segment: Segment, uffd: &Uffd) {
         let bytes = self.segment_frames * PAGE_SIZE;
         // What can't be unregistered (the kernel allows only so many mappings) is read as it is.
@@ -260,8 +261,8 @@ impl Staging {
         let _ = unsafe { uffd.unregister(self.memory.addr() + segment.0 as usize * bytes, bytes) };
     }
 
-    /// Gives the memory of a drained segment back to the kernel, and calls `step` after each part. No event is raised: the range is
-    /// unregistered meanwhile.
+    /// Gives the memory of a drained segment back to the kernel, and calls `step` after each part. No event is raised: the
+    /// range is unregistered meanwhile.
     ///
     /// # Errors
     /// Those of registering again: the segment must then never be used.

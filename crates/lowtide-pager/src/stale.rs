@@ -1,19 +1,19 @@
-//! Stale words: faults that were served by copying while the program forked leave pages in memory whose words say otherwise. They are found when
-//! a page is to be evicted, and forgotten here.
+//! Stale words: faults that were served by copying while the program forked leave pages in memory whose words say otherwise.
+//! They are found when a page is to be evicted, and forgotten here.
 
 use core::sync::atomic::Ordering;
 
 use lowtide_core::vm::PAGE_SIZE;
 
-use crate::pagemap::Word;
+use crate::pagemap::PageState;
 use crate::pager::{Operation, Pager};
 
 /// Bytes in which there are no more ranges than a scan finds.
 const STALE_BYTES: usize = crate::present::MAX_RANGES * PAGE_SIZE;
 
 impl Operation<'_> {
-    /// Forgets the words of pages that are in memory all the same: faults served during a fork leave such words behind. Alone, so
-    /// that what is seen is so.
+    /// Forgets the words of pages that are in memory all the same: faults served during a fork leave such words behind. Alone,
+    /// so that what is seen is so.
     pub(crate) fn forget_stale(&self, start: usize, end: usize) {
         if !self.may_have_stale_words() {
             return;
@@ -22,8 +22,8 @@ impl Operation<'_> {
         let Ok(found) = self.present().scan(start, end, (end - start) / PAGE_SIZE) else { return };
         for (start, end) in found.iter() {
             self.map.each(start / PAGE_SIZE, end / PAGE_SIZE, |page, slot| {
-                let word = Word::from_bits(slot.load(Ordering::Acquire));
-                if matches!(word, Word::Swapped(_) | Word::Staged(_))
+                let word = PageState::from_bits(slot.load(Ordering::Acquire));
+                if matches!(word, PageState::Swapped(_) | PageState::Staged(_))
                     && slot.compare_exchange(word.bits(), 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
                 {
                     self.forget(&lock, word);
@@ -35,8 +35,8 @@ impl Operation<'_> {
 }
 
 impl Pager {
-    /// Forgets the words of pages of a range that are in memory all the same: faults served during a fork leave such words behind. By who holds
-    /// no lock.
+    /// Forgets the words of pages of a range that are in memory all the same: faults served during a fork leave such words
+    /// behind. By who holds no lock.
     pub(crate) fn forget_all_stale(&self, range: crate::regions::Range) {
         if !self.may_have_stale_words() {
             return;

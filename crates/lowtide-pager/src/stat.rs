@@ -1,6 +1,7 @@
 //! What `/proc/PID/stat` says.
 
-/// The CPU on which a thread runs or last ran: the 39th field. The second one is a name in parentheses, which may hold anything.
+/// The CPU on which a thread runs or last ran: the 39th field. The second one is a name in parentheses, which may hold
+/// anything.
 pub fn parse_cpu(stat: &[u8]) -> Option<u32> {
     let behind = stat.iter().rposition(|b| *b == b')')? + 1;
     let field = stat[behind..].split(|b| *b == b' ').filter(|field| !field.is_empty()).nth(36)?;

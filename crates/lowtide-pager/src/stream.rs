@@ -1,12 +1,15 @@
 //! Read-ahead: how many neighbours to bring in with a page.
 //!
-//! Faults that follow on what was brought in are a stream, forwards or backwards, which gets as many pages again as it had so far, up to
-//! 512. Whether that pays is learnt: for each length the share of streams that went on behind it ([`Chance`]). A new stream begins with
-//! as many pages as are probably wanted, and of these some begin with one page all the same, or nobody would notice that one is enough.
-//! (Linux counts hits of read-ahead by access bits, `swap_vma_readahead`. User space has none: that pages were wanted shows
-//! only in a fault behind them.)
+//! Faults that follow on what was brought in are a stream, forwards or backwards, which gets as many pages again as it had so
+//! far, up to
+//! 512. Whether that pays is learnt: for each length the share of streams that went on behind it ([`Chance`]). A new stream
+//!      begins with
+//! as many pages as are probably wanted, and of these some begin with one page all the same, or nobody would notice that one is
+//! enough. (Linux counts hits of read-ahead by access bits, `swap_vma_readahead`. User space has none: that pages were wanted
+//! shows only in a fault behind them.)
 //!
-//! The table is shared by all monitors and read and written without a lock: a torn entry costs a wrong guess, never a wrong page.
+//! The table is shared by all monitors and read and written without a lock: a torn entry costs a wrong guess, never a wrong
+//! page.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -95,8 +98,8 @@ fn length(pages: usize) -> usize {
 }
 
 impl Streams {
-    /// No streams yet; a new one begins with at most `most_at_first` pages. Bringing in a page pays if it is wanted in `percent` of cases:
-    /// by what a fault costs, and what it costs to bring in a page in vain.
+    /// No streams yet; a new one begins with at most `most_at_first` pages. Bringing in a page pays if it is wanted in
+    /// `percent` of cases: by what a fault costs, and what it costs to bring in a page in vain.
     pub const fn new(most_at_first: usize, percent: u32) -> Streams {
         Streams {
             table: [const { Stream::none() }; STREAMS],

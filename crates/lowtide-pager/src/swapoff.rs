@@ -1,12 +1,13 @@
-//! swapoff: the pages that this process has in a swap area of the run go elsewhere, to the pool or another area, or into memory as far as the
-//! limit allows; a step at a time, while the program goes on.
+//! swapoff: the pages that this process has in a swap area of the run go elsewhere, to the pool or another area, or into memory
+//! as far as the limit allows; a step at a time, while the program goes on.
 //!
 //! Whose page a slot holds is looked up in a table of owners, of a window of slots at a time, for which the page map is gone
-//! through once. The table may be out of date when it is used, and need not be right: a word is changed only if it still names the slot. (A
-//! reference back from each slot at all times would cost every page that is ever stored.) Pages that have moved, or were on their way in or out,
-//! are found in the next pass; when a pass finds nothing that names the area, it is gone.
+//! through once. The table may be out of date when it is used, and need not be right: a word is changed only if it still names
+//! the slot. (A reference back from each slot at all times would cost every page that is ever stored.) Pages that have moved,
+//! or were on their way in or out, are found in the next pass; when a pass finds nothing that names the area, it is gone.
 //!
-//! Nothing is claimed while a page is read and stored again: a fault takes it from where it is, and then the new copy is dropped.
+//! Nothing is claimed while a page is read and stored again: a fault takes it from where it is, and then the new copy is
+//! dropped.
 
 use core::sync::atomic::Ordering;
 
@@ -16,7 +17,7 @@ use lowtide_core::store::{Group, Page, StoreError, Stored};
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
 
-use crate::pagemap::Word;
+use crate::pagemap::PageState;
 use crate::pager::{Operation, Pager};
 use crate::uffd::Wake;
 use crate::worker::Worker;
@@ -33,7 +34,8 @@ const WINDOW: usize = 1 << 15;
 pub enum Step {
     /// There is more to do.
     More,
-    /// Nothing can be moved now: there is no room, or what is left can't be read, or is on its way in or out. Try again in a while.
+    /// Nothing can be moved now: there is no room, or what is left can't be read, or is on its way in or out. Try again in a
+    /// while.
     Stuck,
     /// The area is gone.
     Done,
@@ -52,7 +54,8 @@ pub struct Obstacles {
     pub unreadable_at: usize,
 }
 
-/// A swapoff of this process, under way. Dropping it leaves the area closed, with what is still there: see [`Pager::reopen_area`].
+/// A swapoff of this process, under way. Dropping it leaves the area closed, with what is still there: see
+/// [`Pager::reopen_area`].
 #[derive(Debug)]
 pub struct Swapoff {
     /// The run's number of the area.
@@ -113,7 +116,8 @@ impl Swapoff {
         let Some(operation) = pager.enter() else { return Step::Later };
         let Some(mut window) = self.window.or_else(|| self.next_window(&operation)) else { return self.end_pass(&operation) };
         let (mut entries, mut owners) = (Each::<Entry>::new(), Each::<usize>::new());
-        // What can't be read is tried page by page, and a disk that fails takes its time: nobody is to wait for all of a long run.
+        // What can't be read is tried page by page, and a disk that fails takes its time: nobody is to wait for all of a long
+        // run.
         let most = if self.now.unreadable > 0 { FEW } else { STEP };
         while window.done < window.len && entries.len() < most {
             let owner = self.owners()[window.done];
@@ -154,7 +158,10 @@ impl Swapoff {
             let owners = self.owners();
             owners.fill(0);
             operation.map.each_used(|page, word| {
-                let (Word::Swapped(raw) | Word::Loading(raw)) = Word::from_bits(word.load(Ordering::Acquire)) else { return };
+                let (PageState::Swapped(raw) | PageState::Loading(raw)) = PageState::from_bits(word.load(Ordering::Acquire))
+                else {
+                    return;
+                };
                 let Some(entry) = Entry::from_raw(raw).filter(|entry| entry.area() == area.id) else { return };
                 if (first..end).contains(&entry.offset()) {
                     owners[(entry.offset() - first) as usize] = page as u64;
@@ -185,7 +192,7 @@ impl Swapoff {
             // No page is moved elsewhere by mremap meanwhile.
             let _lock = operation.space.shared();
             for (i, (entry, owner)) in entries.iter().zip(owners).enumerate() {
-                let old = Word::Swapped(entry.raw());
+                let old = PageState::Swapped(entry.raw());
                 match &results[i] {
                     Ok(stored) => {
                         let done = operation.replace(*owner, old, *stored);
@@ -223,7 +230,8 @@ impl Swapoff {
     }
 
     fn pages(&self) -> &'static mut [Page] {
-        // SAFETY: the mapping has STEP pages, lives as long as this, and only `move_out` asks for them, which keeps them to itself.
+        // SAFETY: the mapping has STEP pages, lives as long as this, and only `move_out` asks for them, which keeps them to
+        // itself.
         unsafe { core::slice::from_raw_parts_mut(self.pages.as_ptr().cast(), STEP) }
     }
 
@@ -255,13 +263,13 @@ enum Brought {
 
 impl Operation<'_> {
     /// A page is somewhere else in the store. False: its word has changed. With the space lock shared.
-    fn replace(&self, page: usize, old: Word, new: Stored) -> bool {
+    fn replace(&self, page: usize, old: PageState, new: Stored) -> bool {
         match new {
-            Stored::Entry(entry) => self.map.swap(page, old, Word::Swapped(entry.raw())),
+            Stored::Entry(entry) => self.map.swap(page, old, PageState::Swapped(entry.raw())),
             Stored::Zero => {
                 // Counted before it can be seen.
                 self.zero_now.fetch_add(1, Ordering::Relaxed);
-                let done = self.map.swap(page, old, Word::Zero);
+                let done = self.map.swap(page, old, PageState::Zero);
                 self.zero_now.fetch_sub(u64::from(!done), Ordering::Relaxed);
                 done
             }
@@ -273,7 +281,7 @@ impl Operation<'_> {
         if self.budget.now() >= self.budget.low_mark() {
             return Brought::NoRoom;
         }
-        if !self.map.swap(page, Word::Swapped(entry.raw()), Word::Loading(entry.raw())) {
+        if !self.map.swap(page, PageState::Swapped(entry.raw()), PageState::Loading(entry.raw())) {
             return Brought::NotNow;
         }
         // SAFETY: these are the bytes that the page had when it was evicted, and the word says that this is still so.
@@ -290,7 +298,7 @@ impl Operation<'_> {
                 Brought::In(old)
             }
             Some(error) => {
-                self.map.swap(page, Word::Loading(entry.raw()), Word::Swapped(entry.raw()));
+                self.map.swap(page, PageState::Loading(entry.raw()), PageState::Swapped(entry.raw()));
                 // Who has faulted on it meanwhile waits for the word to change.
                 self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE);
                 if error == Errno::NOMEM { Brought::NoRoom } else { Brought::NotNow }
@@ -300,8 +308,8 @@ impl Operation<'_> {
 }
 
 impl Pager {
-    /// Pages are put again into the run's area `number`, which a swapoff has closed. False: this process has none of that number;
-    /// `None` while the program forks.
+    /// Pages are put again into the run's area `number`, which a swapoff has closed. False: this process has none of that
+    /// number; `None` while the program forks.
     pub fn reopen_area(&self, number: u8) -> Option<bool> {
         Some(self.enter()?.store().reopen_area(number))
     }

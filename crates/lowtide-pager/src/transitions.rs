@@ -1,12 +1,13 @@
-//! What goes with a change of a page's word: the store's entry, the frame's owner, the mark of youth. The table of changes is at
-//! [`Word`].
+//! What goes with a change of a page's word: the store's entry, the frame's owner, the mark of youth. The table of changes is
+//! at
+//! [`PageState`].
 
 use core::sync::atomic::Ordering;
 
 use lowtide_core::slot::Entry;
 use lowtide_core::vm::PAGE_SIZE;
 
-use crate::pagemap::{Mark, Word};
+use crate::pagemap::{Mark, PageState};
 use crate::pager::{MayChange, Pager, add};
 use crate::segment::{EPOCHS_A_LIMIT, FaultKind};
 use crate::staging::Memory;
@@ -16,18 +17,18 @@ const SOON: u8 = 1;
 
 impl Pager {
     /// Lets go of what a word stood for that stands for it no more.
-    pub(crate) fn forget(&self, right: &impl MayChange, word: Word) {
+    pub(crate) fn forget(&self, right: &impl MayChange, word: PageState) {
         match word {
-            Word::Zero => {
+            PageState::Zero => {
                 self.zero_now.fetch_sub(1, Ordering::Relaxed);
             }
-            Word::Staged(frame) => self.leave(right, frame, Memory::Stays),
-            Word::Swapped(raw) => {
+            PageState::Staged(frame) => self.leave(right, frame, Memory::Stays),
+            PageState::Swapped(raw) => {
                 if let Some(entry) = Entry::from_raw(raw) {
                     self.store(right).free(entry);
                 }
             }
-            Word::Clean(raw) => {
+            PageState::Clean(raw) => {
                 if let Some(entry) = Entry::from_raw(raw) {
                     self.store(right).drop_cached(entry);
                 }
@@ -36,9 +37,9 @@ impl Pager {
         }
     }
 
-    /// Whether the page that was detached into `frame` is still there. The kernel may drop what the program has freed by MADV_FREE and
-    /// not written since, and from Linux 6.15 on it does so in staging too (before, a MOVE made pages dirty). Such a page
-    /// is zeros. Once gone, it stays gone.
+    /// Whether the page that was detached into `frame` is still there. The kernel may drop what the program has freed by
+    /// MADV_FREE and not written since, and from Linux 6.15 on it does so in staging too (before, a MOVE made pages dirty).
+    /// Such a page is zeros. Once gone, it stays gone.
     pub(crate) fn is_in_frame(&self, frame: u32) -> bool {
         self.present().holds_page(self.staging.addr(frame))
     }
@@ -50,10 +51,10 @@ impl Pager {
     }
 
     /// What the word of a page says once the page is back in its place from `frame`: Clean, if it was when it left.
-    pub(crate) fn staging_to_place(&self, frame: u32) -> Word {
+    pub(crate) fn staging_to_place(&self, frame: u32) -> PageState {
         match self.staging.clean(frame).swap(0, Ordering::AcqRel) {
-            0 => Word::None,
-            raw => Word::Clean(raw),
+            0 => PageState::None,
+            raw => PageState::Clean(raw),
         }
     }
 

@@ -143,7 +143,8 @@ pub struct Progress {
 /// What the kernel says of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// Nothing now: mappings, whichever, are changing. An event waits, will come, or was read by now and its thread has not run yet.
+    /// Nothing now: mappings, whichever, are changing. An event waits, will come, or was read by now and its thread has not run
+    /// yet.
     Changing,
     /// It is registered with a userfaultfd.
     Registered,
@@ -299,7 +300,8 @@ impl Uffd {
         progress(result, arg.copy, len)
     }
 
-    /// From now on a touch of the missing pages of the range is a SIGBUS (Linux 6.6), until they are dropped. Wakes who waits for them.
+    /// From now on a touch of the missing pages of the range is a SIGBUS (Linux 6.6), until they are dropped. Wakes who waits
+    /// for them.
     ///
     /// # Errors
     /// `INVAL`: the kernel is older. `EXIST`: a page is there.
@@ -314,8 +316,8 @@ impl Uffd {
     pub fn standing(&self, addr: usize) -> Standing {
         let range = sys::uffdio_range { start: (addr & !0xfff) as u64, len: 4096 };
         let mut arg = sys::uffdio_continue { range, mode: 0, mapped: 0 };
-        // SAFETY: CONTINUE takes a uffdio_continue. It is for shared memory: of private memory the kernel says only why it does nothing, and
-        // what it looks at comes in this order. (In shared memory it would map a page that the file has.)
+        // SAFETY: CONTINUE takes a uffdio_continue. It is for shared memory: of private memory the kernel says only why it does
+        // nothing, and what it looks at comes in this order. (In shared memory it would map a page that the file has.)
         match unsafe { ioctl(self.fd.as_fd(), CONTINUE, &mut arg) } {
             Err(Errno::NOENT) => Standing::NotRegistered,
             Ok(_) | Err(Errno::INVAL | Errno::EXIST) => Standing::Registered,
@@ -324,8 +326,8 @@ impl Uffd {
         }
     }
 
-    /// Moves the pages at `src` to `dst`, where no pages may be. Stops at the first page that can't be moved. What is missing at `src` stays
-    /// missing at `dst` and is counted as done, if `holes` says so; else it stops there.
+    /// Moves the pages at `src` to `dst`, where no pages may be. Stops at the first page that can't be moved. What is missing
+    /// at `src` stays missing at `dst` and is counted as done, if `holes` says so; else it stops there.
     ///
     /// # Safety
     /// The page map says that the pages are on their way: a fault on `src` must find them.
@@ -346,8 +348,8 @@ impl Uffd {
         self.read_several(1)?.pop().ok_or(Errno::AGAIN)
     }
 
-    /// Reads what there is, `most` messages at most ([`MOST_READ`] bounds it), in the order in which they are to be applied. Call with the space lock
-    /// held exclusively, and apply what comes before letting go.
+    /// Reads what there is, `most` messages at most ([`MOST_READ`] bounds it), in the order in which they are to be applied.
+    /// Call with the space lock held exclusively, and apply what comes before letting go.
     ///
     /// # Errors
     /// `AGAIN`: nothing to read. `MFILE`, `NFILE`: the next is of a fork, for which there is no descriptor. It stays.

@@ -17,7 +17,8 @@ pub struct Worker {
     buffer: Mapping,
     /// Whether this thread may wait for pages (the reclaimer may; a monitor, which serves them, must not).
     pub may_fault: bool,
-    /// Runs of pages that were installed, from the first to behind the last (addresses / 4096), and whose waiting threads nobody has woken yet.
+    /// Runs of pages that were installed, from the first to behind the last (addresses / 4096), and whose waiting threads
+    /// nobody has woken yet.
     to_wake: ArrayVec<(usize, usize), MOST_READ>,
     /// Addresses of faults that were read and are not served yet, the next one last.
     in_hand: ArrayVec<usize, MOST_READ>,
@@ -78,8 +79,9 @@ impl Worker {
         }
     }
 
-    /// Lets the threads run on that wait for the pages that this worker has installed since the last call. The last thing that is done for a
-    /// fault, by who holds no lock and is in no operation: the program may run in place of this thread from here on.
+    /// Lets the threads run on that wait for the pages that this worker has installed since the last call. The last thing that
+    /// is done for a fault, by who holds no lock and is in no operation: the program may run in place of this thread from here
+    /// on.
     pub fn wake(&mut self, uffd: &Uffd) {
         for (first, end) in self.to_wake.take() {
             uffd.wake(first * PAGE_SIZE, (end - first) * PAGE_SIZE);
@@ -91,9 +93,9 @@ impl Worker {
         self.to_wake.clear();
     }
 
-    /// This thread is about to do what takes long, for the fault that it serves: threads whose pages have come run on, and faults
-    /// that it has in hand go back to the kernel (their threads fault again), which tells other monitors of them. Without the space lock; in an operation it
-    /// only makes a fork wait.
+    /// This thread is about to do what takes long, for the fault that it serves: threads whose pages have come run on, and
+    /// faults that it has in hand go back to the kernel (their threads fault again), which tells other monitors of them.
+    /// Without the space lock; in an operation it only makes a fork wait.
     pub(crate) fn is_about_to_wait(&mut self, uffd: &Uffd) {
         self.waited = true;
         self.wake(uffd);

@@ -71,7 +71,8 @@ fn an_idle_process_gives_way_while_another_is_busy() {
     assert!((15 * SECOND_US..16 * SECOND_US).contains(&last), "to nobody who is busy no more: {last}");
 }
 
-/// What a process gave away it takes back when it is used; the other has to give nothing for that, or it would take that back in turn.
+/// What a process gave away it takes back when it is used; the other has to give nothing for that, or it would take that back
+/// in turn.
 #[test]
 fn two_processes_do_not_give_way_to_each_other_for_ever() {
     let run = run();

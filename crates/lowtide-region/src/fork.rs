@@ -40,8 +40,8 @@ pub fn leave(start: usize) {
     unsafe { HOUSES.remove(start) }
 }
 
-/// The process in which something was made. By its number as well: the handler of forks runs in no child of `_Fork` or of the bare
-/// system call.
+/// The process in which something was made. By its number as well: the handler of forks runs in no child of `_Fork` or of the
+/// bare system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Process {
     generation: u32,

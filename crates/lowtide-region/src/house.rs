@@ -83,7 +83,8 @@ pub struct Threads {
 /// Most threads that serve faults at a time, in their own thread or as monitors: more find one after a moment.
 const MAX_WORKERS: usize = 32;
 const MAX_MONITORS: usize = 4;
-/// Steps of eviction for one fault at most: then others are served, who evict too. One step may free less than a fault brings in.
+/// Steps of eviction for one fault at most: then others are served, who evict too. One step may free less than a fault brings
+/// in.
 const MOST_STEPS: usize = 32;
 
 /// Houses without a group.
@@ -177,8 +178,8 @@ impl House {
         self.share_with_tables(ram);
     }
 
-    /// What lowtide's tables and buffers take, which grow with what is out, comes off the pool: else they would leave the program's
-    /// pages less than a working minimum. Not where the pool is the only place for pages. With signals blocked.
+    /// What lowtide's tables and buffers take, which grow with what is out, comes off the pool: else they would leave the
+    /// program's pages less than a working minimum. Not where the pool is the only place for pages. With signals blocked.
     pub fn share_with_tables(&self, ram: u64) {
         let tables = if self.kind.swap == Swap::Ram { 0 } else { self.pager.rest_bytes() };
         let most = default_pool(ram);

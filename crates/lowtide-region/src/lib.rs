@@ -33,8 +33,8 @@
 //! system but for the part of its tables that was touched, which the next group of the same kind (codec, swap, delivery,
 //! order of size of the limit) uses.
 //!
-//! A group costs four descriptors, a thread, and for each CPU two stacks and buffers with which faults are served (4 at least, 32 at
-//! most), of which only what is used takes memory: a few MiB of its limit. So many small regions belong in one group.
+//! A group costs four descriptors, a thread, and for each CPU two stacks and buffers with which faults are served (4 at least,
+//! 32 at most), of which only what is used takes memory: a few MiB of its limit. So many small regions belong in one group.
 //!
 //! # SIGBUS
 //! With [`Delivery::InThread`] the thread that touches a missing page brings it in itself, in a handler of SIGBUS. That works
@@ -45,20 +45,21 @@
 //! the process: leave SIGBUS out of such masks, or use [`Delivery::UserMonitor`]. A debugger stops at each SIGBUS: `handle
 //! SIGBUS nostop noprint` in gdb.
 //!
-//! SIGSEGV, SIGILL, SIGFPE, SIGTRAP and SIGSYS are not blocked while lowtide works, because a thread that raises one while it is
-//! blocked is ended. Their handlers must not touch a region, in case somebody *sends* such a signal (`kill`) at that moment.
+//! SIGSEGV, SIGILL, SIGFPE, SIGTRAP and SIGSYS are not blocked while lowtide works, because a thread that raises one while it
+//! is blocked is ended. Their handlers must not touch a region, in case somebody *sends* such a signal (`kill`) at that moment.
 //!
-//! The kernel touches more than the buffers of `read` and `write`: locks and condition variables that sleep (futex), thread stacks and
-//! alternate signal stacks, buffers of io_uring that are in flight. Such things must not be in a region without a guard.
+//! The kernel touches more than the buffers of `read` and `write`: locks and condition variables that sleep (futex), thread
+//! stacks and alternate signal stacks, buffers of io_uring that are in flight. Such things must not be in a region without a
+//! guard.
 //!
 //! # Descriptors
-//! A group has some descriptors in this process. Who closes descriptors that are not theirs (`closefrom`) takes them away, and a file
-//! that is opened next may get the number of the swap file.
+//! A group has some descriptors in this process. Who closes descriptors that are not theirs (`closefrom`) takes them away, and
+//! a file that is opened next may get the number of the swap file.
 //!
 //! # Forks
 //! A forked child has none of the parent's regions: touching one there is SIGSEGV, and calls on it fail with [`Error::Forked`].
-//! It may make regions of its own. (`vfork` and `posix_spawn` are no matter.) In a child of `_Fork()` or of the bare system call no
-//! handler of forks runs: it has none of the regions either, and must not make any.
+//! It may make regions of its own. (`vfork` and `posix_spawn` are no matter.) In a child of `_Fork()` or of the bare system
+//! call no handler of forks runs: it has none of the regions either, and must not make any.
 //!
 //! # When a page can't be read back
 //! A swap file that fails, or whose bytes are not what was written there, is reported on standard error, and the thread that

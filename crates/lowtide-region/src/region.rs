@@ -39,7 +39,8 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// A region of `len` bytes in `whole` bytes of fresh memory at `start`, which are mapped between two pages that are not accessible.
+    /// A region of `len` bytes in `whole` bytes of fresh memory at `start`, which are mapped between two pages that are not
+    /// accessible.
     ///
     /// # Errors
     /// [`Error::System`]: it can't be registered. It is unmapped then.

@@ -27,8 +27,8 @@ static INSTALLED: Lock<bool> = Lock::new(false);
 type Action = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
 type Handler = extern "C" fn(libc::c_int);
 
-/// Installs the handler, once, and again where the program has none at all by now (who restores what was before theirs takes this one
-/// away too). Handlers that the program installs later must call this one for addresses that are not theirs.
+/// Installs the handler, once, and again where the program has none at all by now (who restores what was before theirs takes
+/// this one away too). Handlers that the program installs later must call this one for addresses that are not theirs.
 ///
 /// # Errors
 /// [`Error::System`]: the kernel does not like it.
@@ -107,8 +107,8 @@ unsafe fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut
             let mut action: libc::sigaction = core::mem::zeroed();
             action.sa_sigaction = libc::SIG_DFL;
             libc::sigaction(libc::SIGBUS, &action, ptr::null_mut());
-            // One that the kernel raised for what the thread does comes again by itself, with its address; one that was sent does not, nor
-            // one that tells of broken memory elsewhere.
+            // One that the kernel raised for what the thread does comes again by itself, with its address; one that was sent
+            // does not, nor one that tells of broken memory elsewhere.
             if (*info).si_code <= 0 || (*info).si_code == BUS_MCEERR_AO {
                 libc::raise(signal);
             }

@@ -2,7 +2,8 @@
 
 use core::mem::MaybeUninit;
 
-/// Those that a thread raises by what it does. Blocked, they would end the process at once. (SIGABRT is not among them: abort() unblocks it.)
+/// Those that a thread raises by what it does. Blocked, they would end the process at once. (SIGABRT is not among them: abort()
+/// unblocks it.)
 const SYNCHRONOUS: [libc::c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
 
 /// All signals but those.

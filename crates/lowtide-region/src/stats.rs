@@ -11,8 +11,8 @@ use crate::house::House;
 pub struct Stats {
     /// The RAM limit.
     pub ram_limit: u64,
-    /// What counts against it now: pages in memory, and all that lowtide has for the group. For a moment it can be a little more than the
-    /// limit ([limits and groups](crate#limits-and-groups)).
+    /// What counts against it now: pages in memory, and all that lowtide has for the group. For a moment it can be a little
+    /// more than the limit ([limits and groups](crate#limits-and-groups)).
     pub ram_now: u64,
     /// Of that, lowtide's own: pool, staging, tables, buffers.
     pub own_bytes: u64,

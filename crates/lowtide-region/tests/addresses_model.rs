@@ -1,4 +1,5 @@
-//! The table of addresses in all interleavings of a few steps (loom): who looks finds what is there, and no list is freed that somebody looks at.
+//! The table of addresses in all interleavings of a few steps (loom): who looks finds what is there, and no list is freed that
+//! somebody looks at.
 
 /// As the library's `sync.rs`, of loom's parts.
 mod sync {

@@ -70,8 +70,8 @@ pub fn is_alive(pidfd: &OwnedFd) -> bool {
 pub fn belongs(pid: u32) -> Option<bool> {
     let ancestor = std::process::id();
     for _ in 0..ATTEMPTS {
-        // Read twice. Were one of the chain gone and its number another process's by the time that it was looked at, its child would
-        // have another parent by the second time.
+        // Read twice. Were one of the chain gone and its number another process's by the time that it was looked at, its child
+        // would have another parent by the second time.
         let (Some(chain), Some(again)) = (chain(pid, ancestor), chain(pid, ancestor)) else {
             // Of many short processes most are gone by now.
             Stat::of(pid)?;

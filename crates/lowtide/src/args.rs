@@ -148,9 +148,9 @@ pub struct RunArgs {
     #[arg(long, value_name = "SIZE", env = "LOWTIDE_RAM", hide_env_values = true, allow_hyphen_values = true)]
     pub ram: Option<String>,
 
-    /// Where cold pages go, repeatable for several areas, of which those with a higher prio= come first: auto (compressed RAM first, then an unnamed file in $LOWTIDE_DIR, else /var/tmp), ram (compressed RAM
-    /// only), dir:DIR[,size=8G][,prio=N] (an unnamed file in DIR), file:PATH[,size=8G][,prio=N][,discard] (a file of mode 0600, or a
-    /// block device)
+    /// Where cold pages go, repeatable for several areas, of which those with a higher prio= come first: auto (compressed RAM
+    /// first, then an unnamed file in $LOWTIDE_DIR, else /var/tmp), ram (compressed RAM only), dir:DIR[,size=8G][,prio=N] (an
+    /// unnamed file in DIR), file:PATH[,size=8G][,prio=N][,discard] (a file of mode 0600, or a block device)
     #[arg(long, value_name = "SPEC", default_value = "auto")]
     pub swap: Vec<String>,
 
@@ -162,7 +162,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME[:LEVEL]", default_value = "lz4")]
     pub codec: String,
 
-    /// When nothing can take another page: exceed (go over the limit with one warning) or stop (stop the program with a message)
+    /// When nothing can take another page: exceed (go over the limit with one warning) or stop (stop the program with a
+    /// message)
     #[arg(long, value_name = "exceed|stop", default_value = "exceed")]
     pub when_full: String,
 
@@ -174,7 +175,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE.html")]
     pub report: Option<PathBuf>,
 
-    /// Serve the statistics as OpenMetrics text (for Prometheus) while the program runs: 127.0.0.1:PORT, [::1]:PORT or unix:PATH
+    /// Serve the statistics as OpenMetrics text (for Prometheus) while the program runs: 127.0.0.1:PORT, [::1]:PORT or
+    /// unix:PATH
     #[arg(long, value_name = "ADDR")]
     pub metrics: Option<String>,
 

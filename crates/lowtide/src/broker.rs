@@ -1,7 +1,7 @@
 //! Answers processes of the run that can't help themselves: see the pager's `broker` for what they may ask.
 //!
-//! Whoever connects must be a descendant of this process. What it asks for it gets for itself, or it is no secret; what it sends is looked
-//! at before anything is done with it. Nothing here waits for a client.
+//! Whoever connects must be a descendant of this process. What it asks for it gets for itself, or it is no secret; what it
+//! sends is looked at before anything is done with it. Nothing here waits for a client.
 
 use crate::ancestry::{self, Stat};
 use crate::peer::option;
@@ -183,8 +183,8 @@ impl Connection {
         let path = format!("/proc/{}/pagemap", self.pid);
         let open = || rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         let file = privilege::with(privilege::NEEDED, open)?;
-        // It still lives, so the number was its own; and it has not become a program with other rights, whose page map this is none of the
-        // business of whoever it left the connection to.
+        // It still lives, so the number was its own; and it has not become a program with other rights, whose page map this is
+        // none of the business of whoever it left the connection to.
         if Rights::of(self.pid).as_ref() == Some(&self.rights) && ancestry::is_alive(&self.peer) {
             Ok(file)
         } else {

@@ -1,5 +1,5 @@
-//! Starts the program in the world that it would have had without us: same process group, terminal, signal mask and dispositions,
-//! environment but for three variables.
+//! Starts the program in the world that it would have had without us: same process group, terminal, signal mask and
+//! dispositions, environment but for three variables.
 
 use crate::error::Failure;
 use crate::plan::Plan;

@@ -1,8 +1,8 @@
 //! `lowtide`: swap in user space, for one program.
 //!
 //! `run` reads its options into a [`plan`], asks the kernel what it can do ([`probe`]), makes the memory that all processes of
-//! the run share ([`shared`]), starts the program with the agent preloaded ([`launch`]) and stays with it ([`supervise`]), also to be
-//! asked and told things ([`control`], [`live`]). The other commands do that ([`client`], [`top`]).
+//! the run share ([`shared`]), starts the program with the agent preloaded ([`launch`]) and stays with it ([`supervise`]), also
+//! to be asked and told things ([`control`], [`live`]). The other commands do that ([`client`], [`top`]).
 
 mod ancestry;
 mod args;

@@ -1,4 +1,5 @@
-//! A file that is written at the end (`--stats`, `--report`): found unwritable before the program starts, complete or untouched after it ends.
+//! A file that is written at the end (`--stats`, `--report`): found unwritable before the program starts, complete or untouched
+//! after it ends.
 
 use crate::error::Failure;
 use rustix::fs::{Access, AtFlags, CWD};

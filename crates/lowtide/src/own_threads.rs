@@ -1,12 +1,13 @@
 //! Whether lowtide's threads in the processes of a run are all there.
 //!
-//! They end with their process. Where one was ended before (a system call filter does that, or a debugger), it may have had a page
-//! in hand, or a lock: the program would wait for ever, and the limit would not be held. Nobody inside can be sure to notice, so it
-//! is done from here.
+//! They end with their process. Where one was ended before (a system call filter does that, or a debugger), it may have had a
+//! page in hand, or a lock: the program would wait for ever, and the limit would not be held. Nobody inside can be sure to
+//! notice, so it is done from here.
 //!
-//! A process that ends, or executes another program, loses them as well, and that may take long where another of its threads waits
-//! for a disk. So a thread of it that is about to end, or has a SIGKILL to take, tells that it does; and where none is left that could, its memory: the
-//! library whose code lowtide's threads execute is not where it was. (A false alarm would end the whole run.)
+//! A process that ends, or executes another program, loses them as well, and that may take long where another of its threads
+//! waits for a disk. So a thread of it that is about to end, or has a SIGKILL to take, tells that it does; and where none is
+//! left that could, its memory: the library whose code lowtide's threads execute is not where it was. (A false alarm would end
+//! the whole run.)
 
 use lowtide_core::store::Image;
 use lowtide_pager::segment::{Proc, Segment, proc_state};
@@ -61,8 +62,8 @@ fn is_missing(pid: u32, thread: u32) -> bool {
     r == -1 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
 }
 
-/// Whether any thread of a process ends, or is told to by SIGKILL, as all are when their process ends or executes another program. What can't be read
-/// proves that nothing is known.
+/// Whether any thread of a process ends, or is told to by SIGKILL, as all are when their process ends or executes another
+/// program. What can't be read proves that nothing is known.
 fn is_ending(pid: u32) -> bool {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
     tasks.flatten().any(|task| {

@@ -146,9 +146,9 @@ pub fn read_limit(what: &str, text: &str, usable: u64) -> Result<(u64, Option<St
     Ok((ram, (ram > usable).then_some(odd)))
 }
 
-/// Bytes that the pool may take of `ram` if nobody says: all but a working minimum of the program (an eighth, at least 4 MiB) and what is
-/// in staging on its way (a thirty-second). (Of the upper part of it pages must compress well to get some where there is a device: see
-/// `Store::store_run`.)
+/// Bytes that the pool may take of `ram` if nobody says: all but a working minimum of the program (an eighth, at least 4 MiB)
+/// and what is in staging on its way (a thirty-second). (Of the upper part of it pages must compress well to get some where
+/// there is a device: see `Store::store_run`.)
 pub fn default_pool(ram: u64) -> u64 {
     ram - (ram / 8).max(4 << 20) - ram / 32
 }

@@ -1,8 +1,8 @@
 //! lowtide's privilege: what it may do, and what it keeps to itself.
 //!
-//! An ordinary user may run lowtide with two capabilities, of its file or ambient ones: CAP_SYS_PTRACE (the kernel reports forks
-//! to nobody without it) and CAP_DAC_READ_SEARCH (`/dev/userfaultfd` is root's). They are kept out of effect but for the calls that need
-//! them ([`with`]), and the program does not get them. Root keeps all that it has, and so does its program.
+//! An ordinary user may run lowtide with two capabilities, of its file or ambient ones: CAP_SYS_PTRACE (the kernel reports
+//! forks to nobody without it) and CAP_DAC_READ_SEARCH (`/dev/userfaultfd` is root's). They are kept out of effect but for the
+//! calls that need them ([`with`]), and the program does not get them. Root keeps all that it has, and so does its program.
 
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, configure_capability_in_ambient_set, set_capabilities};
@@ -17,7 +17,8 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Whether this process has capabilities that its program will not have. Then nobody of the run can follow paths into its descriptors.
+/// Whether this process has capabilities that its program will not have. Then nobody of the run can follow paths into its
+/// descriptors.
 pub fn is_above_program() -> bool {
     !is_root() && capabilities(None).is_ok_and(|sets| sets.permitted.intersects(NEEDED))
 }
@@ -50,8 +51,8 @@ pub fn with<R>(wanted: CapabilitySet, f: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Variables of the environment that the C library took away because lowtide has privileges, such as LD_PRELOAD and LD_LIBRARY_PATH:
-/// they are the program's, which has none.
+/// Variables of the environment that the C library took away because lowtide has privileges, such as LD_PRELOAD and
+/// LD_LIBRARY_PATH: they are the program's, which has none.
 pub fn hidden_variables() -> Vec<(OsString, OsString)> {
     // SAFETY: asks for a number.
     if is_root() || unsafe { libc::getauxval(libc::AT_SECURE) } == 0 {

@@ -1,4 +1,5 @@
-//! What the kernel lets this user do, found out by doing it. `run` refuses with what [`Probe::refusal`] says; `doctor` shows all.
+//! What the kernel lets this user do, found out by doing it. `run` refuses with what [`Probe::refusal`] says; `doctor` shows
+//! all.
 
 use crate::confinement::Confinement;
 use crate::privilege;

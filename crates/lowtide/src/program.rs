@@ -169,8 +169,8 @@ fn judge(shown: &str, path: &Path, file: &File, kind: Kind) -> Result<(), Failur
     Ok(())
 }
 
-/// A sanitizer whose runtime lays out the address space by itself, terabytes of it, maps and unmaps past the C library, and takes the
-/// place of functions that lowtide's own threads call.
+/// A sanitizer whose runtime lays out the address space by itself, terabytes of it, maps and unmaps past the C library, and
+/// takes the place of functions that lowtide's own threads call.
 struct Sanitizer {
     name: &'static str,
     /// What the compiler was told.

@@ -1,6 +1,6 @@
-//! The memfds of a run: the agent's file, the settings and the segment. They close on exec, so only this process holds them; the
-//! program reaches them through `/proc/PID/fd`, and nothing is left of them when it ends. The first two are sealed: nobody, whatever
-//! his privileges, can change what all processes of the run load and obey.
+//! The memfds of a run: the agent's file, the settings and the segment. They close on exec, so only this process holds them;
+//! the program reaches them through `/proc/PID/fd`, and nothing is left of them when it ends. The first two are sealed: nobody,
+//! whatever his privileges, can change what all processes of the run load and obey.
 
 use crate::error::Failure;
 use crate::plan::Plan;
@@ -54,21 +54,21 @@ impl Shared {
             rest = &rest[n..];
         }
         let fixed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        // Nobody has it mapped, so nobody can write it from here on. (The kernel refuses to seal by WRITE, with EBUSY, while it holds a page
-        // of it for reasons of its own.)
+        // Nobody has it mapped, so nobody can write it from here on. (The kernel refuses to seal by WRITE, with EBUSY, while it
+        // holds a page of it for reasons of its own.)
         rustix::fs::fcntl_add_seals(&agent, fixed | SealFlags::FUTURE_WRITE)?;
 
         let (segment_file, segment) = mapped(c"lowtide-run", Segment::SIZE, fixed)?;
-        // SAFETY: the mapping is as large as a Segment, page-aligned, all zero, which is a valid Segment, and stays until this process
-        // ends; all of its fields are atomics.
+        // SAFETY: the mapping is as large as a Segment, page-aligned, all zero, which is a valid Segment, and stays until this
+        // process ends; all of its fields are atomics.
         let segment: &Segment = unsafe { &*segment.cast() };
         segment.magic.store(segment::MAGIC, Ordering::Release);
 
         let (settings_file, settings) = mapped(c"lowtide-settings", Settings::SIZE, segment::SEALS)?;
         let path = |fd: BorrowedFd<'_>| path(pid, fd);
         let (preload, settings_path) = (path(agent.as_fd()), path(settings_file.as_fd()));
-        // SAFETY: the mapping is as large as Settings, page-aligned, all zero, which is valid, and nobody else knows it before the
-        // program starts.
+        // SAFETY: the mapping is as large as Settings, page-aligned, all zero, which is valid, and nobody else knows it before
+        // the program starts.
         let to: &mut Settings = unsafe { &mut *settings.cast() };
         (to.version, to.supervisor) = (segment::VERSION, pid);
         *to.ram_limit.get_mut() = plan.ram;
@@ -189,7 +189,8 @@ fn describe(swap: &Swap, path: impl Fn(BorrowedFd<'_>) -> String) -> Result<Area
     Ok(area)
 }
 
-/// A memfd that closes on exec and whose file can't be executed; mapping it as code stays possible, whatever vm.memfd_noexec says.
+/// A memfd that closes on exec and whose file can't be executed; mapping it as code stays possible, whatever vm.memfd_noexec
+/// says.
 fn memfd(name: &CStr) -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {

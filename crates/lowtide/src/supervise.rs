@@ -64,8 +64,9 @@ struct Supervisor<'a> {
     own_threads: OwnThreads,
 }
 
-/// Stays until the program has ended and nothing of what it started is left: a daemon that it became, or workers that outlive it. `alone`: this
-/// process had no children before it started the program; else it can't tell when all are gone, and stays for the program only.
+/// Stays until the program has ended and nothing of what it started is left: a daemon that it became, or workers that outlive
+/// it. `alone`: this process had no children before it started the program; else it can't tell when all are gone, and stays for
+/// the program only.
 pub fn supervise<'a>(
     run: Live<'a>,
     broker: &mut Broker,

@@ -1,8 +1,8 @@
-//! `--swap file:PATH`: a named swap file or a block device, checked and locked before anything is started, and marked once nothing
-//! else is wrong with the run.
+//! `--swap file:PATH`: a named swap file or a block device, checked and locked before anything is started, and marked once
+//! nothing else is wrong with the run.
 //!
-//! Its first page is never used for pages of a program. It holds [`MARK`], so that a file with other data in it is not taken for
-//! a swap file.
+//! Its first page is never used for pages of a program. It holds [`MARK`], so that a file with other data in it is not taken
+//! for a swap file.
 
 use crate::size;
 use crate::swap_place::{is_in_ram, reason};

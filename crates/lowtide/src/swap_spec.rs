@@ -107,11 +107,12 @@ impl fmt::Display for Spec {
 /// Smallest swap file that makes sense: one cluster.
 pub const LEAST: u64 = 2 << 20;
 
-/// The priority of the first area that has no `prio=`; each further one has one less, so that they are used in the order in which they
-/// are given, after those with a priority (from -1 on, as swapon(8) has it).
+/// The priority of the first area that has no `prio=`; each further one has one less, so that they are used in the order in
+/// which they are given, after those with a priority (from -1 on, as swapon(8) has it).
 const FIRST_PRIO: i16 = -2;
 
-/// Resolves the SPECs of a command line. The second value are warnings: what is odd, but not wrong. No area: compressed RAM only.
+/// Resolves the SPECs of a command line. The second value are warnings: what is odd, but not wrong. No area: compressed RAM
+/// only.
 pub fn resolve(specs: &[String], ram_usable: u64) -> Result<(Vec<Swap>, Vec<String>), Failure> {
     let about = |why: String| Failure::usage(format!("--swap {why}"));
     let parsed = specs.iter().map(|text| parse(text, ram_usable)).collect::<Result<Vec<_>, _>>();
@@ -141,8 +142,8 @@ pub fn resolve(specs: &[String], ram_usable: u64) -> Result<(Vec<Swap>, Vec<Stri
     Ok((areas, warnings))
 }
 
-/// Opens what a SPEC names, which must be none of the areas before, and takes its file. The second value are warnings. Lines begin with
-/// the SPEC.
+/// Opens what a SPEC names, which must be none of the areas before, and takes its file. The second value are warnings. Lines
+/// begin with the SPEC.
 pub fn open_one(text: &str, before: &[&Swap], ram_usable: u64) -> Result<(Swap, Vec<String>), Failure> {
     let spec = parse(text, ram_usable).map_err(Failure::usage)?;
     let (mut swap, mut warnings) = open(&spec, before).map_err(Failure::usage)?;

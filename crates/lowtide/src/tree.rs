@@ -1,7 +1,7 @@
 //! The processes of a run as the supervisor sees them: who is registered, who is gone, what they hold, how to stop them all.
 //!
-//! What stands in the segment may have been written by any process of the run. So whoever is registered counts only if it descends from
-//! this process, and only such processes are stopped.
+//! What stands in the segment may have been written by any process of the run. So whoever is registered counts only if it
+//! descends from this process, and only such processes are stopped.
 
 use crate::ancestry::{self, Stat};
 use lowtide_core::store::MAX_AREAS;
@@ -68,8 +68,8 @@ impl Tree {
         &self.pids
     }
 
-    /// What the processes held when a poll last found adopted memory (or, as long as none has, at the last poll). A process that
-    /// has ended since the poll before is in it with what it held at its end, so at the end of a run these are the values
+    /// What the processes held when a poll last found adopted memory (or, as long as none has, at the last poll). A process
+    /// that has ended since the poll before is in it with what it held at its end, so at the end of a run these are the values
     /// that its last managed process left behind.
     pub fn gauges(&self) -> &Gauges {
         &self.gauges
@@ -151,7 +151,8 @@ impl Tree {
         if !is_new && !examine {
             return true;
         }
-        // It was there a moment ago. What can't be read proves nothing, and who is buried loses its part of other processes' swap files.
+        // It was there a moment ago. What can't be read proves nothing, and who is buried loses its part of other processes'
+        // swap files.
         let Some(stat) = Stat::of(pid) else { return true };
         if is_new {
             self.known[slot] = Known { pid, start: stat.start };

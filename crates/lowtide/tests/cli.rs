@@ -344,7 +344,8 @@ fn programs_that_cannot_be_managed() {
     Spoilt::new(|bytes| bytes[16] = 1).refused(126, &["not a program"]);
 }
 
-/// Compiles the smallest program with these options of gcc. None, and a word about it: there is no compiler, or it can't do that.
+/// Compiles the smallest program with these options of gcc. None, and a word about it: there is no compiler, or it can't do
+/// that.
 fn compiled(dir: &Path, options: &[&str]) -> Option<PathBuf> {
     let (source, program) = (dir.join("program.c"), dir.join("program"));
     std::fs::write(&source, "#include <stdio.h>\nint main(void) { puts(\"it ran\"); return 0; }\n").expect("written");
@@ -670,7 +671,8 @@ fn shared(origin: &str) -> (&'static Settings, &'static Segment) {
 
 /// A static program that waits for a signal: no agent can be preloaded into it.
 fn idle() -> Spoilt {
-    // ELF header; one program header: all of it at 0x400000, readable and executable; `1: mov $34 (pause), %eax; syscall; jmp 1b`.
+    // ELF header; one program header: all of it at 0x400000, readable and executable; `1: mov $34 (pause), %eax; syscall; jmp
+    // 1b`.
     let header = [0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 62, 0, 1, 0, 0, 0];
     let code = [0xb8, 34, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xf7];
     let words = |words: &[u64]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();
@@ -683,7 +685,8 @@ fn idle() -> Spoilt {
     })
 }
 
-/// A run with a process that stands in for one of the tree: registered by the test, without an agent that would write into its slot.
+/// A run with a process that stands in for one of the tree: registered by the test, without an agent that would write into its
+/// slot.
 struct StandIn {
     run: Running,
     settings: &'static Settings,

@@ -1,8 +1,8 @@
-//! lowtide's threads inside a program are held up for long, or ended: the program goes on, or is stopped with a message. It never
-//! reads a wrong byte, and nothing hangs.
+//! lowtide's threads inside a program are held up for long, or ended: the program goes on, or is stopped with a message. It
+//! never reads a wrong byte, and nothing hangs.
 //!
-//! A debugger can hold up single threads, and so can a machine that lacks CPUs; a system call filter can end them. Here it is done
-//! by ptrace, by the thread of the test.
+//! A debugger can hold up single threads, and so can a machine that lacks CPUs; a system call filter can end them. Here it is
+//! done by ptrace, by the thread of the test.
 
 mod live;
 

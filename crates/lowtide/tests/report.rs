@@ -1,5 +1,5 @@
-//! `--report`: the page of a run, read as text. How it looks is for eyes (`make pictures`), whether its predictions come true takes time
-//! (`make report`).
+//! `--report`: the page of a run, read as text. How it looks is for eyes (`make pictures`), whether its predictions come true
+//! takes time (`make report`).
 
 mod live;
 

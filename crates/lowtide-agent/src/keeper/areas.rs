@@ -1,4 +1,5 @@
-//! Swap areas of the run are turned on and off while it goes on: the keeper does what the settings ask, and says so in its place in the segment.
+//! Swap areas of the run are turned on and off while it goes on: the keeper does what the settings ask, and says so in its
+//! place in the segment.
 
 use core::sync::atomic::Ordering;
 

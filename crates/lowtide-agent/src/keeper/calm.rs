@@ -1,5 +1,5 @@
-//! Calm times: memory grows by faults only, which are counted and stop where they are to stop. Then less has to be kept free below the
-//! limit for what grows otherwise (`Budget::set_calm`): new mappings, and copies of what forks share.
+//! Calm times: memory grows by faults only, which are counted and stop where they are to stop. Then less has to be kept free
+//! below the limit for what grows otherwise (`Budget::set_calm`): new mappings, and copies of what forks share.
 
 /// So long must nothing else have been seen.
 const CALM_US: u64 = 300_000;
@@ -19,8 +19,8 @@ impl Calm {
         Calm { disturbed: now, uncounted: 0, since: now }
     }
 
-    /// A look at the memory, which differs from what was expected by `uncounted` bytes. `alone`: no other process of the run has memory,
-    /// none shares some with this one, and no mapping is known to have changed. Whether times are calm.
+    /// A look at the memory, which differs from what was expected by `uncounted` bytes. `alone`: no other process of the run
+    /// has memory, none shares some with this one, and no mapping is known to have changed. Whether times are calm.
     pub(super) fn look(&mut self, now: u64, uncounted: i64, alone: bool) -> bool {
         self.uncounted += uncounted;
         if !alone || self.uncounted > super::keep::UNACCOUNTED as i64 {

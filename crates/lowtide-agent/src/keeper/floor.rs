@@ -1,5 +1,5 @@
-//! The limit can't be held: all that can be evicted is out, and the run is above it all the same. Then the program is let run with a
-//! working minimum of its memory, and the user is told once how much can't be moved out.
+//! The limit can't be held: all that can be evicted is out, and the run is above it all the same. Then the program is let run
+//! with a working minimum of its memory, and the user is told once how much can't be moved out.
 
 use core::sync::atomic::Ordering;
 
@@ -14,8 +14,8 @@ const LOOK_EVERY_US: u64 = 1_000_000;
 /// What the keeper knows of memory that can't be evicted.
 #[derive(Default)]
 pub(super) struct Floor {
-    /// Bytes of adopted memory that could not be moved when nothing else was left: locked, pinned, or in mappings of another kind than
-    /// they were adopted as.
+    /// Bytes of adopted memory that could not be moved when nothing else was left: locked, pinned, or in mappings of another
+    /// kind than they were adopted as.
     stuck: u64,
     next_look_us: u64,
     warned: bool,

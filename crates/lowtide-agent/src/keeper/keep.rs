@@ -13,7 +13,8 @@ use super::{Keeper, LONGEST_SLEEP_US, LOOK_AGAIN, Nap, SHORTEST_SLEEP_US, TOUCH_
 use crate::idle::Idle;
 use crate::{agent, say, swap_file, thread, watch};
 
-/// In a process in which nothing happens (`idle.rs`) looks are at least so far apart: a monitor wakes the keeper when something does.
+/// In a process in which nothing happens (`idle.rs`) looks are at least so far apart: a monitor wakes the keeper when something
+/// does.
 const QUIET_NAP_US: u64 = 5_000;
 /// Growth that nobody counted: there must be mappings that are not adopted.
 pub(super) const UNACCOUNTED: u64 = 1 << 20;
@@ -36,7 +37,8 @@ const RECOMPRESS_REST: u64 = 3;
 
 /// Compresses some cold pages of the pool again; for how long to sleep afterwards.
 fn recompress(pager: &Pager, worker: &mut Worker, idle: &mut Idle, shared: bool, now_us: u64) -> Option<u64> {
-    // The pool of a forked child is its parent's too, copy-on-write, until one of them changes it: that would take memory in both.
+    // The pool of a forked child is its parent's too, copy-on-write, until one of them changes it: that would take memory in
+    // both.
     if shared || !pager.wants_recompression(now_us) || !idle.is_cpu_free(now_us) {
         return None;
     }
@@ -47,8 +49,8 @@ fn recompress(pager: &Pager, worker: &mut Worker, idle: &mut Idle, shared: bool,
     Some((took * RECOMPRESS_REST).clamp(SHORTEST_SLEEP_US, LONGEST_SLEEP_US))
 }
 
-/// Evicts a batch in the background; what came of it, and how many pages went out if any did. (Monitors may evict at the same time: theirs are
-/// counted here too.)
+/// Evicts a batch in the background; what came of it, and how many pages went out if any did. (Monitors may evict at the same
+/// time: theirs are counted here too.)
 pub(super) fn evict(pager: &Pager, worker: &mut Worker) -> (Evicted, u64) {
     let counters = pager.counters();
     let before = counters.evictions_pages.load(Ordering::Relaxed);

@@ -1,6 +1,6 @@
-//! The keeper: one thread in each process. Below the limit it looks at the process's memory now and then, and that is all lowtide
-//! costs (`watch.rs`). Near the limit it sets up the pager and adopts the program's memory (`setup.rs`); above the high mark it evicts down
-//! to the low one (`keep.rs`), and where that can't be reached it finds out what can (`floor.rs`).
+//! The keeper: one thread in each process. Below the limit it looks at the process's memory now and then, and that is all
+//! lowtide costs (`watch.rs`). Near the limit it sets up the pager and adopts the program's memory (`setup.rs`); above the high
+//! mark it evicts down to the low one (`keep.rs`), and where that can't be reached it finds out what can (`floor.rs`).
 
 mod areas;
 mod calm;
@@ -146,8 +146,8 @@ fn sleep_for_ever() -> ! {
     }
 }
 
-/// `lowtide run`. A process of a run ends with it: nobody would keep its limit, show its warnings, or know its files any more, and what its
-/// environment says of lowtide would soon be another process's.
+/// `lowtide run`. A process of a run ends with it: nobody would keep its limit, show its warnings, or know its files any more,
+/// and what its environment says of lowtide would soon be another process's.
 struct Supervisor(Option<OwnedFd>);
 
 impl Supervisor {
@@ -296,8 +296,8 @@ impl Keeper {
             return;
         };
         request::answer(|request| match request {
-            // The child's copy of the tables must not be one of tables that change. And who asks may hold a lock that the forking thread
-            // waits for: it is answered at once, and what it asks for is found afterwards.
+            // The child's copy of the tables must not be one of tables that change. And who asks may hold a lock that the
+            // forking thread waits for: it is answered at once, and what it asks for is found afterwards.
             Request::Adopt(_) | Request::Release(_) if pager.paused() => look_again(),
             // What can't be adopted (a kind of memory, too many ranges) stays with the program.
             Request::Adopt(range) => drop(pager.adopt(range)),

@@ -31,7 +31,8 @@ pub(super) fn done(number: u64) {
     agent::proc().reclaimed.store(number, Ordering::Release);
 }
 
-/// Nothing more can be moved out now, and the limit is not even reached: whoever asks for less is told so rather than left to wait.
+/// Nothing more can be moved out now, and the limit is not even reached: whoever asks for less is told so rather than left to
+/// wait.
 pub(super) fn give_up() {
     if let Some(number) = asked() {
         done(number);

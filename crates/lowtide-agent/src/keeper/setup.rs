@@ -47,8 +47,8 @@ impl Look {
 }
 
 impl Keeper {
-    /// Sets up the pager: milliseconds on a busy machine, in which a program can touch more than the room between the mark above
-    /// which memory is adopted and the limit.
+    /// Sets up the pager: milliseconds on a busy machine, in which a program can touch more than the room between the mark
+    /// above which memory is adopted and the limit.
     pub(super) fn prepare(&mut self, limit: u64) -> Result<(), Errno> {
         let run = agent::settings();
         let codec = match run.codec {

@@ -9,8 +9,8 @@ use lowtide_pager::line::Line;
 use super::{Keeper, SHORTEST_SLEEP_US, reclaim, sleep_for_ever};
 use crate::{agent, gate, say, swap_file};
 
-/// How long it takes to adopt memory where more threads touch it than there are CPUs: the kernel lets nobody change a mapping while a
-/// thread is in a page fault there, and most threads that wait for a CPU wait in one.
+/// How long it takes to adopt memory where more threads touch it than there are CPUs: the kernel lets nobody change a mapping
+/// while a thread is in a page fault there, and most threads that wait for a CPU wait in one.
 const ADOPTION_US: u64 = 20_000;
 
 impl Keeper {
@@ -34,7 +34,8 @@ impl Keeper {
         let limit = agent::settings().ram_limit.load(Ordering::Relaxed);
         let marks = Budget::default();
         marks.set_limit(limit);
-        // A named swap file goes to the largest process when it prepares, and until the limit is near nobody knows which that is.
+        // A named swap file goes to the largest process when it prepares, and until the limit is near nobody knows which that
+        // is.
         let reclaim = self.watch_for_requests(total);
         let prepare_mark = if reclaim {
             0

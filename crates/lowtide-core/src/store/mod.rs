@@ -1,9 +1,9 @@
 //! The store: where the bytes of a page that left memory are, whether in the compressed pool or on a device.
 //!
-//! A page that is stored has a slot in an area, and the slot's table word (`table_word.rs`) says where its bytes are. With a swap file,
-//! every page has a slot of the file, also while its bytes are in the pool, so that it can be written back later without its
-//! entry changing; only when the file has no slot left do pages in the pool get a slot of area 0, which has no device. Without a
-//! swap file, all slots are of area 0.
+//! A page that is stored has a slot in an area, and the slot's table word (`table_word.rs`) says where its bytes are. With a
+//! swap file, every page has a slot of the file, also while its bytes are in the pool, so that it can be written back later
+//! without its entry changing; only when the file has no slot left do pages in the pool get a slot of area 0, which has no
+//! device. Without a swap file, all slots are of area 0.
 //!
 //! The bytes behind an entry never change while it is referred to. Nothing is locked across I/O, and nothing here holds two
 //! locks.
@@ -104,11 +104,12 @@ impl Store {
         Ok(store)
     }
 
-    /// Makes an area of a swap file and allocates there from now on: before areas of lower priority, in turn with those of the same.
+    /// Makes an area of a swap file and allocates there from now on: before areas of lower priority, in turn with those of the
+    /// same.
     ///
     /// # Errors
-    /// `NoMemory` when its tables or buffers cannot be mapped; `Area` for a file of less than a cluster, or one too many. The store is
-    /// as it was then, and the file closed.
+    /// `NoMemory` when its tables or buffers cannot be mapped; `Area` for a file of less than a cluster, or one too many. The
+    /// store is as it was then, and the file closed.
     pub fn add_file(&self, file: FileConfig) -> Result<(), StoreError> {
         let budget = file.budget.map(|used| Budget { used, mine: file.charged, limit: file.budget_limit });
         let slots = file.size / PAGE_SIZE as u64;
@@ -243,8 +244,8 @@ impl Store {
         self.pool.set_limit(bytes);
     }
 
-    /// Bytes of memory behind the pool's frames (those that hold objects, and those freed whose memory was not given back yet) and the
-    /// shrinker's buffer. Exact when no other call is in flight.
+    /// Bytes of memory behind the pool's frames (those that hold objects, and those freed whose memory was not given back yet)
+    /// and the shrinker's buffer. Exact when no other call is in flight.
     pub fn held_bytes(&self) -> usize {
         self.pool.held_bytes() + self.shrinker.held_bytes()
     }

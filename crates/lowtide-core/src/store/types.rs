@@ -197,8 +197,8 @@ pub struct StoreStats {
     pub folios: [u64; ORDERS],
     /// Folios that were split because no run of that order was free.
     pub folios_split: [u64; ORDERS],
-    /// References that were added for forked children without a name, because there were as many children as can have one: what such
-    /// a child has when it dies stays in use for good.
+    /// References that were added for forked children without a name, because there were as many children as can have one: what
+    /// such a child has when it dies stays in use for good.
     pub stuck_references: u64,
     /// Bytes of this process's own swap files in use or once used (what it has added to their budgets).
     pub file_bytes: u64,

@@ -1,4 +1,5 @@
-//! Page faults: what one costs from the access until the thread goes on, with several threads, and beside programs that burn all CPUs.
+//! Page faults: what one costs from the access until the thread goes on, with several threads, and beside programs that burn
+//! all CPUs.
 
 use std::time::Duration;
 
@@ -47,7 +48,8 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     Ok(Outcome { tables, findings, charts: charts(&places, &plain, &real) })
 }
 
-/// What a way of serving showed in a place: in each round the median of each part and of the whole, and the slowest fault of all.
+/// What a way of serving showed in a place: in each round the median of each part and of the whole, and the slowest fault of
+/// all.
 struct Shown {
     way: Way,
     place: Place,

@@ -1,9 +1,9 @@
-//! T5, first part: what does the lock around a CPU's lists of free frames cost? Frames as they are, against the same lists owned by
-//! a thread without a lock, and against the buddy alone.
+//! T5, first part: what does the lock around a CPU's lists of free frames cost? Frames as they are, against the same lists
+//! owned by a thread without a lock, and against the buddy alone.
 //!
-//! Published (the kernel's per-CPU page lists under locks, 2021): -0.5 % to +2 % on the path that allocates a page. There it is a
-//! part of a page fault; here the path is measured bare, taken apart, and as a part of storing a page. The allocator llfree, which
-//! does without locks, is not among them: it is not published as a package.
+//! Published (the kernel's per-CPU page lists under locks, 2021): -0.5 % to +2 % on the path that allocates a page. There it is
+//! a part of a page fault; here the path is measured bare, taken apart, and as a part of storing a page. The allocator llfree,
+//! which does without locks, is not among them: it is not published as a package.
 
 use std::sync::Barrier;
 

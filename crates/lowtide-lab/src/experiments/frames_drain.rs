@@ -1,11 +1,11 @@
-//! T5, second part: how long does it take to empty all CPUs' lists of free frames, and what does a thread notice that never makes a
-//! system call?
+//! T5, second part: how long does it take to empty all CPUs' lists of free frames, and what does a thread notice that never
+//! makes a system call?
 //!
-//! Published (the kernel's per-CPU page lists under locks, 2021): CPUs that must not be disturbed are not. Before, a drain had to
-//! run work on each CPU; that is the baseline here: a thread that goes to each CPU in turn and drains there.
+//! Published (the kernel's per-CPU page lists under locks, 2021): CPUs that must not be disturbed are not. Before, a drain had
+//! to run work on each CPU; that is the baseline here: a thread that goes to each CPU in turn and drains there.
 //!
-//! A frame with memory behind it costs an interrupt of the CPUs on which the process runs when its memory goes back to the kernel,
-//! whoever does it, because they may remember its address. So that is measured apart from emptying the lists.
+//! A frame with memory behind it costs an interrupt of the CPUs on which the process runs when its memory goes back to the
+//! kernel, whoever does it, because they may remember its address. So that is measured apart from emptying the lists.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use std::sync::{Barrier, Mutex};
@@ -69,8 +69,8 @@ fn list_some(frames: &Frames, fill: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// Drains; returns the microseconds that it took. The thread for it runs already: starting it is not counted, going from CPU to CPU
-/// is.
+/// Drains; returns the microseconds that it took. The thread for it runs already: starting it is not counted, going from CPU to
+/// CPU is.
 fn drain(frames: &Frames, how: Drain, cpus: &[usize]) -> Result<f64, String> {
     let watch = Stopwatch::start();
     match how {

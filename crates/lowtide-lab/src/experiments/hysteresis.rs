@@ -76,8 +76,8 @@ struct Sums {
     ns: f64,
 }
 
-/// Replaces random live pages by new ones. A page that the pool refuses is live as well: it would be on the device, where it takes no
-/// room in the pool.
+/// Replaces random live pages by new ones. A page that the pool refuses is live as well: it would be on the device, where it
+/// takes no room in the pool.
 fn at_the_limit(limit: usize, accept_percent: u32, stores: usize) -> Result<Sums, String> {
     let cfg = StoreConfig { pool_limit: limit, accept_percent, codec: Codec::Lz4 };
     let store = Store::new(cfg).map_err(|e| format!("no store: {e:?}"))?;

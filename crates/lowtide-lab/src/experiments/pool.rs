@@ -68,10 +68,12 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     Ok(outcome)
 }
 
-/// Bytes beside the objects for a swapped page, in an area that is full: the pager's page map, the area's and the pool's tables.
+/// Bytes beside the objects for a swapped page, in an area that is full: the pager's page map, the area's and the pool's
+/// tables.
 fn metadata(scale: &Scale) -> Result<Finding, String> {
     const PAGE_MAP: usize = 8;
-    // Tables are as large as the slots that were ever used, but for what is there from the start: fewer pages show more for each.
+    // Tables are as large as the slots that were ever used, but for what is there from the start: fewer pages show more for
+    // each.
     let n: u64 = scale.pick(60_000, 240_000);
     let store = Store::new(StoreConfig { pool_limit: 1 << 30, accept_percent: 90, codec: Codec::Lz4 })
         .map_err(|e| format!("a store can't be made: {e:?}"))?;
@@ -144,8 +146,8 @@ fn densities(objects: &Objects, percent: usize) -> Result<[f64; 3], String> {
     Ok([filled, freed, density()])
 }
 
-/// What the density would be in size classes of 32 bytes with spans of up to 8 frames, each class with a span that is filled in part:
-/// what the pool did before.
+/// What the density would be in size classes of 32 bytes with spans of up to 8 frames, each class with a span that is filled in
+/// part: what the pool did before.
 fn in_size_classes(objects: &Objects) -> f64 {
     const CLASS: usize = 32;
     let mut counts = vec![0usize; PAGE / CLASS + 1];
@@ -238,7 +240,8 @@ fn malloc_each(objects: &Objects, into: &mut [u8; PAGE]) -> [f64; 3] {
     [store, load, free]
 }
 
-/// Bytes of the block that an object gets: without the allocator's own tables and pages that are used in part, so in its favour.
+/// Bytes of the block that an object gets: without the allocator's own tables and pages that are used in part, so in its
+/// favour.
 fn usable(object: &[u8]) -> usize {
     // SAFETY: a pure function of a length.
     unsafe { libmimalloc_sys::mi_good_size(object.len()) }

@@ -152,8 +152,8 @@ fn why(matches: &[Raced]) -> Table {
     table
 }
 
-/// What becomes of a load's target. Beside others both racers wait for CPUs most of the time. Behind zswap it is seen what becomes of programs that have
-/// far too little memory, and no target was set.
+/// What becomes of a load's target. Beside others both racers wait for CPUs most of the time. Behind zswap it is seen what
+/// becomes of programs that have far too little memory, and no target was set.
 fn target_of(swap: Swap, crowded: bool) -> fn(f64) -> Option<f64> {
     match swap {
         Swap::Zswap => |_| None,

@@ -1,7 +1,8 @@
-//! T2 and T3: do large folios stay whole on a fragmented device, and what does the search cost? Four policies on the same traces.
+//! T2 and T3: do large folios stay whole on a fragmented device, and what does the search cost? Four policies on the same
+//! traces.
 //!
-//! Published (the kernel's swap allocator): 64 KiB allocations that fell back from 19.9 % to 7.8 % (2024); with the search of one
-//! fragmented cluster only, system time -52 % to -72 % at about the same fallbacks, in one case 1.9 times as many (2025).
+//! Published (the kernel's swap allocator): 64 KiB allocations that fell back from 19.9 % to 7.8 % (2024); with the search of
+//! one fragmented cluster only, system time -52 % to -72 % at about the same fallbacks, in one case 1.9 times as many (2025).
 
 use std::collections::HashMap;
 

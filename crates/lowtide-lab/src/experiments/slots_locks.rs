@@ -1,7 +1,7 @@
 //! T1: does the slot allocator scale with threads? Cluster locks against one lock for the whole area.
 //!
-//! Published (the kernel's swap allocator, 2024, a build under memory pressure with 48 threads): waits for the device's lock from
-//! 34,948, together 53.6 s, to 91, together 0.2 ms; system time -47.7 %.
+//! Published (the kernel's swap allocator, 2024, a build under memory pressure with 48 threads): waits for the device's lock
+//! from 34,948, together 53.6 s, to 91, together 0.2 ms; system time -47.7 %.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

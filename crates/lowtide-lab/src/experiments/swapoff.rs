@@ -1,8 +1,8 @@
-//! swapoff (T4): an area on a file, past the page cache, is emptied page by page and in runs, with owners in the order of the slots and
-//! scattered.
+//! swapoff (T4): an area on a file, past the page cache, is emptied page by page and in runs, with owners in the order of the
+//! slots and scattered.
 //!
-//! What is published (FreeBSD, 2017-19) pages in: each page goes from the area into the memory that it belongs to. So does the first table. The
-//! second one moves the pages to another area, which is what lowtide does with them.
+//! What is published (FreeBSD, 2017-19) pages in: each page goes from the area into the memory that it belongs to. So does the
+//! first table. The second one moves the pages to another area, which is what lowtide does with them.
 
 use std::time::Instant;
 

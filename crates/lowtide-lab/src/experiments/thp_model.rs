@@ -1,6 +1,6 @@
-//! Do 64 KiB folios go out whole, time after time, into an area hardly larger than the memory? A model of what the kernel's test
-//! of its swap allocator for large folios does: 60 MiB of memory in folios of 64 KiB, an area of 64 MiB, and 100 rounds of random
-//! drops and loads, beside a little memory in single pages.
+//! Do 64 KiB folios go out whole, time after time, into an area hardly larger than the memory? A model of what the kernel's
+//! test of its swap allocator for large folios does: 60 MiB of memory in folios of 64 KiB, an area of 64 MiB, and 100 rounds of
+//! random drops and loads, beside a little memory in single pages.
 //!
 //! Published (the kernel, 2024): 100 % fallbacks after a few rounds before its allocator knew orders; 0 % is expected now.
 

@@ -21,8 +21,8 @@ pub const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// What is measured: how many percent of the pages are zero, and whether there are only so many pages that the CPU's cache holds
-/// them. Elsewhere reading a page from memory, which every way has to do, is most of what a zero page costs.
+/// What is measured: how many percent of the pages are zero, and whether there are only so many pages that the CPU's cache
+/// holds them. Elsewhere reading a page from memory, which every way has to do, is most of what a zero page costs.
 const LOADS: [(usize, bool); 6] = [(0, false), (25, false), (50, false), (75, false), (100, false), (100, true)];
 /// The places in [`LOADS`] of zero pages only.
 const MEMORY: usize = 4;

@@ -1,5 +1,5 @@
-//! What it costs to put pages in their places, alone and while another thread of the process runs: then a MOVE must tell its CPU to forget
-//! where the pages were.
+//! What it costs to put pages in their places, alone and while another thread of the process runs: then a MOVE must tell its
+//! CPU to forget where the pages were.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,5 +1,5 @@
-//! Page faults served from lowtide's store by a plain userfaultfd, one page at a time, with a stamp at each boundary: the least that a fault
-//! costs, by who serves it. There is no limit here and nothing is evicted.
+//! Page faults served from lowtide's store by a plain userfaultfd, one page at a time, with a stamp at each boundary: the least
+//! that a fault costs, by who serves it. There is no limit here and nothing is evicted.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};

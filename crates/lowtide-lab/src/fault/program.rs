@@ -1,5 +1,5 @@
-//! The program behind the measurement of `lowtide run`: threads that read single pages at random, each read timed and verified. It is this
-//! program itself, started again.
+//! The program behind the measurement of `lowtide run`: threads that read single pages at random, each read timed and verified.
+//! It is this program itself, started again.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};

@@ -56,8 +56,8 @@ extern "C" fn catch(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
         unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
         return;
     }
-    // SAFETY: the thread that made it runs this in place of what it did, which was to touch a page and not to use the catcher; dropping one
-    // takes it out of the cell first. The kernel gives an `info` with an address for SIGBUS.
+    // SAFETY: the thread that made it runs this in place of what it did, which was to touch a page and not to use the catcher;
+    // dropping one takes it out of the cell first. The kernel gives an `info` with an address for SIGBUS.
     let (catcher, addr) = unsafe { (&mut *catcher, (*info).si_addr() as usize) };
     let done = catcher.served.serve(addr, now, &mut catcher.hands);
     if done.is_err() {

@@ -81,7 +81,8 @@ fn service(stats: &Value) -> Result<Service, String> {
     Ok(Service { faults: number("/faults/total")? as u64, p50: p50?, p99: p99?, max: max? })
 }
 
-/// A file without a name, into which a process that is started writes what it found: nothing is left of it, however the experiment ends.
+/// A file without a name, into which a process that is started writes what it found: nothing is left of it, however the
+/// experiment ends.
 struct Mailbox(File);
 
 impl Mailbox {

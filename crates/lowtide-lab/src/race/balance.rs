@@ -1,5 +1,5 @@
-//! How much memory a group gets so that it and the kernel's compressed pool, which no group is charged for, hold as much together
-//! as lowtide may.
+//! How much memory a group gets so that it and the kernel's compressed pool, which no group is charged for, hold as much
+//! together as lowtide may.
 
 /// What a group held at one moment, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -61,8 +61,8 @@ pub fn for_group(limit: u64, demand: Held) -> Option<u64> {
     (r < 1.0 && m >= l * LEAST_SHARE).then_some(m.round() as u64)
 }
 
-/// A better value than `group`, with which `used` was the highest of what was sampled: a byte more for the group is a compressed byte
-/// less in the pool.
+/// A better value than `group`, with which `used` was the highest of what was sampled: a byte more for the group is a
+/// compressed byte less in the pool.
 pub fn corrected(group: u64, limit: u64, used: Held) -> u64 {
     let step = (limit as f64 - used.used() as f64) / (1.0 - used.ratio()).max(0.1);
     (group as f64 + step).max(limit as f64 * LEAST_SHARE) as u64

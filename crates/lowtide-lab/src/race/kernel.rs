@@ -134,8 +134,8 @@ impl Kernel {
         write(&self.group.join("memory.force_empty"), "0")
     }
 
-    /// Gives the group so many bytes. What the kernel has there for itself, page tables above all, is not in them, as a limit of lowtide
-    /// is not for that either: so this is to be called again and again while something runs.
+    /// Gives the group so many bytes. What the kernel has there for itself, page tables above all, is not in them, as a limit
+    /// of lowtide is not for that either: so this is to be called again and again while something runs.
     ///
     /// # Errors
     /// A line.
@@ -156,9 +156,10 @@ impl Kernel {
         number(&self.group.join("memory.kmem.usage_in_bytes"))
     }
 
-    /// Lets the kernel count the group's pages. It does so by itself every two seconds only, and by what it counted last it decides whether
-    /// pages are old: a group whose pages have changed faster is taken for one without any page to swap out, and its program
-    /// is ended with gigabytes of swap free (Linux 6.18, seen with sort and redis-server). To be called all the time.
+    /// Lets the kernel count the group's pages. It does so by itself every two seconds only, and by what it counted last it
+    /// decides whether pages are old: a group whose pages have changed faster is taken for one without any page to swap out,
+    /// and its program is ended with gigabytes of swap free (Linux 6.18, seen with sort and redis-server). To be called all the
+    /// time.
     ///
     /// # Errors
     /// A line.
@@ -174,8 +175,8 @@ impl Kernel {
         count(&self.group.join("memory.oom_control"), "oom_kill ")
     }
 
-    /// What the group and the compressed RAM behind it hold now; a swap file holds no memory. Cached files that the group has read count as
-    /// its memory.
+    /// What the group and the compressed RAM behind it hold now; a swap file holds no memory. Cached files that the group has
+    /// read count as its memory.
     ///
     /// # Errors
     /// A line.
@@ -245,8 +246,8 @@ fn set_zswap(restorer: &mut Restorer, on: bool) -> Result<(), String> {
     if !on {
         return Ok(());
     }
-    // lowtide's own default for the codec; the rest is as the machine has it. Only after zswap was enabled for the first time the kernel
-    // says which codecs it lacks.
+    // lowtide's own default for the codec; the rest is as the machine has it. Only after zswap was enabled for the first time
+    // the kernel says which codecs it lacks.
     let mut missing = String::new();
     for codec in CODECS {
         match set_zswap_parameter(restorer, "compressor", codec) {

@@ -122,7 +122,8 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     LOADS.iter().map(|load| load.name)
 }
 
-/// Those with these names, in this file's order; those at home with `swap` where none is named. What is at home with zram is so with zswap.
+/// Those with these names, in this file's order; those at home with `swap` where none is named. What is at home with zram is so
+/// with zswap.
 pub fn chosen(names: &[String], swap: Swap) -> Vec<&'static Load> {
     let home = if swap == Swap::Zswap { Swap::Zram } else { swap };
     let wanted = |load: &&Load| if names.is_empty() { load.home == home } else { names.iter().any(|name| name == load.name) };

@@ -219,8 +219,8 @@ impl Race {
             return Ok(Share { swap: Swap::File, group: limit });
         };
         share.group = group;
-        // What is swapped out of less memory may compress better or worse than what was swapped out of more. The best so far is kept:
-        // programs that collect garbage don't take the same in each run.
+        // What is swapped out of less memory may compress better or worse than what was swapped out of more. The best so far is
+        // kept: programs that collect garbage don't take the same in each run.
         let (mut best, mut least_off) = (share, f64::INFINITY);
         for _ in 0..CORRECTIONS {
             let highest = self.sampled(task, share, native)?.1;

@@ -1,5 +1,5 @@
-//! The memory of a run, seen from outside through /proc: the resident anonymous pages of each process of its session, and of a run
-//! under lowtide also the memory that lowtide shares with its agents.
+//! The memory of a run, seen from outside through /proc: the resident anonymous pages of each process of its session, and of a
+//! run under lowtide also the memory that lowtide shares with its agents.
 
 use std::collections::BTreeMap;
 use std::fs;

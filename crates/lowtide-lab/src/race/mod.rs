@@ -1,4 +1,5 @@
-//! lowtide against the kernel's swap: what both of them run, and the kernel's side of it, which is taken down again whatever happens.
+//! lowtide against the kernel's swap: what both of them run, and the kernel's side of it, which is taken down again whatever
+//! happens.
 
 mod balance;
 mod content;

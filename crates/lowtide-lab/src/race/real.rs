@@ -1,4 +1,5 @@
-//! Real programs, as distributions package them, and the jobs that they do in the race. Each job prints sums over all that it keeps.
+//! Real programs, as distributions package them, and the jobs that they do in the race. Each job prints sums over all that it
+//! keeps.
 
 use std::ffi::OsString;
 use std::fs::File;

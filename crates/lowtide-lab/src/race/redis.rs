@@ -82,8 +82,8 @@ impl Server {
         self.to.write_all(bytes).map_err(|e| format!("redis-server: {e}"))
     }
 
-    /// Sets each key to what it is after so many changes, or, without a number, asks for it; `changes` counts them as they were before.
-    /// Returns a sum over what was asked for.
+    /// Sets each key to what it is after so many changes, or, without a number, asks for it; `changes` counts them as they were
+    /// before. Returns a sum over what was asked for.
     fn round(&mut self, requests: &[(usize, Option<u32>)], changes: &[u32]) -> Result<u64, String> {
         let mut text = Vec::new();
         for (key, change) in requests {

@@ -1,6 +1,6 @@
-//! What the race changes on the machine is undone by a process of its own, which does it when the experiment ends, however it ends:
-//! it waits for the other end of a pipe to be closed. What is to be undone stands in a record file, written before it is made, so that
-//! the next race undoes what a killed one has left.
+//! What the race changes on the machine is undone by a process of its own, which does it when the experiment ends, however it
+//! ends: it waits for the other end of a pipe to be closed. What is to be undone stands in a record file, written before it is
+//! made, so that the next race undoes what a killed one has left.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};

@@ -1,4 +1,5 @@
-//! One run of a load: started in a session of its own, sampled while it runs, ended when it takes too long, its output summed up.
+//! One run of a load: started in a session of its own, sampled while it runs, ended when it takes too long, its output summed
+//! up.
 
 use std::ffi::OsString;
 use std::hash::Hasher;

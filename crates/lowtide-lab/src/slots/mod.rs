@@ -27,7 +27,8 @@ pub trait Slots: Sync {
     /// How often the shared lock and all the local ones were taken.
     fn taken(&self) -> Taken;
 
-    /// Searches that went beyond the cluster used last, and the clusters they opened, since the start; zeros if it doesn't count.
+    /// Searches that went beyond the cluster used last, and the clusters they opened, since the start; zeros if it doesn't
+    /// count.
     fn searched(&self) -> Searched;
 }
 

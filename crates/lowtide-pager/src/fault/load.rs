@@ -1,4 +1,5 @@
-//! A page that is in the store: it is loaded, with its neighbours as far as the stream of faults suggests, and installed by COPY.
+//! A page that is in the store: it is loaded, with its neighbours as far as the stream of faults suggests, and installed by
+//! COPY.
 
 use core::sync::atomic::Ordering;
 
@@ -10,7 +11,7 @@ use rustix::io::Errno;
 
 use super::{Again, Served, Try};
 use crate::line::Line;
-use crate::pagemap::Word;
+use crate::pagemap::PageState;
 use crate::pager::{Operation, Pager, add};
 use crate::segment::FaultKind;
 use crate::uffd::Wake;
@@ -86,8 +87,8 @@ impl Operation<'_> {
         Ok(Served::Done)
     }
 
-    /// Loads the swapped (and zero) pages from `first` on, up to `end` or the first page that is neither, and installs them. `wanted`:
-    /// a thread waits for the first.
+    /// Loads the swapped (and zero) pages from `first` on, up to `end` or the first page that is neither, and installs them.
+    /// `wanted`: a thread waits for the first.
     fn load_batch(&self, first: usize, end: usize, wanted: bool, worker: &mut Worker) -> Batch {
         let claimed = self.claim_in(first, end);
         let n = claimed.len();
@@ -104,9 +105,9 @@ impl Operation<'_> {
             let mut i = 0;
             while i < n {
                 let p = first + i;
-                if self.map.get(p) != Word::Loading(claimed[i]) {
+                if self.map.get(p) != PageState::Loading(claimed[i]) {
                     // Dropped (clean up) or moved elsewhere by mremap (the word went along) while it was loaded.
-                    if self.map.swap(p, Word::Orphan, Word::None) {
+                    if self.map.swap(p, PageState::Orphan, PageState::None) {
                         freed.push(claimed[i]);
                         self.zero_now.fetch_sub(u64::from(claimed[i] == 0), Ordering::Relaxed);
                     }
@@ -119,7 +120,8 @@ impl Operation<'_> {
                     i += 1;
                     continue;
                 }
-                let here = |&j: &usize| bytes.missing & 1 << j == 0 && self.map.get(first + j) == Word::Loading(claimed[j]);
+                let here =
+                    |&j: &usize| bytes.missing & 1 << j == 0 && self.map.get(first + j) == PageState::Loading(claimed[j]);
                 let run = (i..n).take_while(here).count().min(most);
                 if error.is_some() {
                     self.unload(first + i, &claimed[i..i + run]);
@@ -175,11 +177,11 @@ impl Operation<'_> {
         for page in (first..end).take(BATCH) {
             let word = self.map.get(page);
             let raw = match word {
-                Word::Swapped(e) => e,
-                Word::Zero => 0,
+                PageState::Swapped(e) => e,
+                PageState::Zero => 0,
                 _ => break,
             };
-            if !self.map.swap(page, word, Word::Loading(raw)) {
+            if !self.map.swap(page, word, PageState::Loading(raw)) {
                 break;
             }
             claimed.push(raw);
@@ -215,7 +217,7 @@ impl Operation<'_> {
                     Ok(Loaded::Device) if i + j == 0 => bytes.from_device = true,
                     Ok(_) => {}
                     // Dropped or moved by the program meanwhile: the bytes will not be used.
-                    Err(_) if self.map.get(page) != Word::Loading(claimed[i + j]) => bytes.missing |= 1 << (i + j),
+                    Err(_) if self.map.get(page) != PageState::Loading(claimed[i + j]) => bytes.missing |= 1 << (i + j),
                     Err(e) if wanted && page == first => {
                         bytes.lost = Some((entries[j], *e));
                         bytes.missing |= 1;
@@ -233,9 +235,10 @@ impl Operation<'_> {
     /// waits for it, and where it was. Returns the raw entry to free.
     pub(crate) fn loaded(&self, page: usize, raw: u64, missed: Option<FaultKind>) -> Option<u64> {
         let kept = Entry::from_raw(raw).filter(|e| self.store().keep_cached(*e));
-        let word = kept.map_or(Word::None, |e| Word::Clean(e.raw()));
-        // By compare-and-swap: after an mremap there and back two monitors may have claimed the same entry; one of them frees it.
-        if !self.map.swap(page, Word::Loading(raw), word) {
+        let word = kept.map_or(PageState::None, |e| PageState::Clean(e.raw()));
+        // By compare-and-swap: after an mremap there and back two monitors may have claimed the same entry; one of them frees
+        // it.
+        if !self.map.swap(page, PageState::Loading(raw), word) {
             self.forget(self, word);
             return None;
         }
@@ -249,7 +252,7 @@ impl Operation<'_> {
     /// Claimed pages were not installed after all.
     fn unload(&self, first: usize, claimed: &[u64]) {
         for (i, &raw) in claimed.iter().enumerate() {
-            self.map.set(first + i, if raw == 0 { Word::Zero } else { Word::Swapped(raw) });
+            self.map.set(first + i, if raw == 0 { PageState::Zero } else { PageState::Swapped(raw) });
         }
     }
 }

@@ -1,5 +1,5 @@
-//! A page comes in: what a monitor does with one fault. Where the page is says which way it comes: `touch.rs` (nowhere: it reads as
-//! zero), `staged.rs` (in staging), `load.rs` (in the store). While the program forks, all ways are `paused.rs`.
+//! A page comes in: what a monitor does with one fault. Where the page is says which way it comes: `touch.rs` (nowhere: it
+//! reads as zero), `staged.rs` (in staging), `load.rs` (in the store). While the program forks, all ways are `paused.rs`.
 
 mod load;
 mod paused;
@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use crate::clock::now_ns;
 use crate::evict::Evicted;
-use crate::pagemap::Word;
+use crate::pagemap::PageState;
 use crate::pager::{Operation, Pager, add};
 use crate::patience::{IN_HAND_SECONDS, NO_MEMORY_SECONDS, Patience};
 use crate::segment::{FaultKind, latency_bucket};
@@ -50,8 +50,8 @@ enum Again {
 type Try = Result<Served, Again>;
 
 impl Pager {
-    /// Serves a fault at `addr` that is known since `known_ns`, at the limit after some memory has been freed for it, and counts how
-    /// long it took until the page was there. As [`Pager::serve`] but for that.
+    /// Serves a fault at `addr` that is known since `known_ns`, at the limit after some memory has been freed for it, and
+    /// counts how long it took until the page was there. As [`Pager::serve`] but for that.
     pub fn serve_within_limit(&self, addr: usize, known_ns: u64, worker: &mut Worker) -> Served {
         let start = now_ns();
         let (proc, counters) = (self.proc(), self.counters());
@@ -72,9 +72,9 @@ impl Pager {
         served
     }
 
-    /// Evicts until what this fault brings in has room below the limit, as far as there is something to evict. One step may free less than
-    /// a fault brings in: pages that compress badly leave most of themselves in the pool, and a step that only fills staging frees
-    /// nothing.
+    /// Evicts until what this fault brings in has room below the limit, as far as there is something to evict. One step may
+    /// free less than a fault brings in: pages that compress badly leave most of themselves in the pool, and a step that only
+    /// fills staging frees nothing.
     fn make_room(&self, worker: &mut Worker) {
         for _ in 0..self.host.steps {
             if self.evict_for_fault(worker) != Evicted::Some {
@@ -87,8 +87,9 @@ impl Pager {
         }
     }
 
-    /// Serves a fault at `addr`. Called without any lock held; never waits for another fault or for an event. A page that can't be
-    /// had, for a long time or for ever, is [`Served::Lost`], or ends the run, as the host likes. The threads that waited are woken by
+    /// Serves a fault at `addr`. Called without any lock held; never waits for another fault or for an event. A page that can't
+    /// be had, for a long time or for ever, is [`Served::Lost`], or ends the run, as the host likes. The threads that waited
+    /// are woken by
     /// [`Worker::wake`], when nothing is held any more.
     pub fn serve(&self, addr: usize, worker: &mut Worker) -> Served {
         let page = addr / PAGE_SIZE;
@@ -158,20 +159,20 @@ impl Operation<'_> {
     /// Serves a fault as the page's word says.
     fn serve(&self, page: usize, worker: &mut Worker) -> Try {
         match self.map.get(page) {
-            word @ (Word::None | Word::Removing | Word::Zero) => self.touch(page, word, worker),
-            Word::Staged(frame) => self.unstage(page, frame, worker),
-            Word::Storing(frame) => self.copy_back(page, frame, worker),
-            Word::Swapped(_) => self.page_in(page, worker),
-            word @ Word::Clean(_) => {
+            word @ (PageState::None | PageState::Removing | PageState::Zero) => self.touch(page, word, worker),
+            PageState::Staged(frame) => self.unstage(page, frame, worker),
+            PageState::Storing(frame) => self.copy_back(page, frame, worker),
+            PageState::Swapped(_) => self.page_in(page, worker),
+            word @ PageState::Clean(_) => {
                 // Missing although it was never evicted: the program dropped it, which its event says or will say.
-                if self.map.swap(page, word, Word::None) {
+                if self.map.swap(page, word, PageState::None) {
                     self.forget(self, word);
                 }
                 Err(Again::Changed)
             }
             // Another monitor is bringing it in and wakes all who wait for it; it may have been done when it looked, hence
             // once more from here.
-            Word::Loading(_) | Word::Moving(_) | Word::Orphan => Err(Again::Changed),
+            PageState::Loading(_) | PageState::Moving(_) | PageState::Orphan => Err(Again::Changed),
         }
     }
 

@@ -1,6 +1,6 @@
-//! Faults while the program forks (the pager is paused): a page is served by copying and nothing is changed, so that the child's copy of
-//! all tables is consistent. That leaves pages that are in memory and still have a word: the word is stale, and is forgotten
-//! when the page is evicted or dropped.
+//! Faults while the program forks (the pager is paused): a page is served by copying and nothing is changed, so that the
+//! child's copy of all tables is consistent. That leaves pages that are in memory and still have a word: the word is stale, and
+//! is forgotten when the page is evicted or dropped.
 
 use lowtide_core::slot::Entry;
 use lowtide_core::vm::PAGE_SIZE;
@@ -8,16 +8,15 @@ use rustix::io::Errno;
 
 use super::Served;
 use crate::line::Line;
-use crate::pagemap::Word;
+use crate::pagemap::PageState;
 use crate::pager::Pager;
 use crate::space::Exclusive;
 use crate::uffd::{Uffd, Wake};
 use crate::worker::Worker;
 
 impl Pager {
-    /// Serves a fault by copying. Alone: operations that began before may still be under way, and what a word says holds only while none
-    /// of them can set it.
-    /// None: the pager is not paused any more.
+    /// Serves a fault by copying. Alone: operations that began before may still be under way, and what a word says holds only
+    /// while none of them can set it. None: the pager is not paused any more.
     pub(super) fn serve_paused(&self, page: usize, worker: &mut Worker) -> Option<Served> {
         let lock = self.space.exclusive();
         if !self.paused() {
@@ -37,8 +36,10 @@ impl Pager {
     /// Copies what belongs at `page` to there, through `uffd` (this process's or a forked child's), changing nothing here.
     pub(crate) fn copy_to(&self, lock: &Exclusive<'_>, uffd: &Uffd, page: usize, worker: &mut Worker) -> Result<(), Errno> {
         let source = match self.map.get(page) {
-            Word::Staged(frame) | Word::Storing(frame) if self.is_in_frame(frame) => self.staging.addr(frame) as *const u8,
-            Word::Swapped(raw) | Word::Loading(raw) if raw != 0 => {
+            PageState::Staged(frame) | PageState::Storing(frame) if self.is_in_frame(frame) => {
+                self.staging.addr(frame) as *const u8
+            }
+            PageState::Swapped(raw) | PageState::Loading(raw) if raw != 0 => {
                 let Some(entry) = Entry::from_raw(raw) else { return Err(Errno::INVAL) };
                 let (buffer, scratch) = worker.parts();
                 if let Err(e) = self.store(lock).load(entry, &mut buffer[0], scratch) {

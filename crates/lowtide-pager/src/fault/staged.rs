@@ -6,7 +6,7 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use super::{Again, Served, Try};
-use crate::pagemap::Word;
+use crate::pagemap::PageState;
 use crate::pager::{Operation, add};
 use crate::segment::FaultKind;
 use crate::staging::Memory;
@@ -17,8 +17,8 @@ use crate::worker::Worker;
 const MAX_UNSTAGED: usize = 64;
 
 impl Operation<'_> {
-    /// The page is in staging: take it back, and with it, as far as the stream of faults suggests, the pages behind it that were
-    /// detached together.
+    /// The page is in staging: take it back, and with it, as far as the stream of faults suggests, the pages behind it that
+    /// were detached together.
     pub(super) fn unstage(&self, page: usize, frame: u32, worker: &mut Worker) -> Try {
         let _lock = self.space.shared();
         let window = self.loads.window(page);
@@ -26,7 +26,7 @@ impl Operation<'_> {
         let mut n = 0;
         while n < most
             && self.staging.same_segment(frame, frame + n as u32)
-            && self.map.swap(page + n, Word::Staged(frame + n as u32), Word::Moving(frame + n as u32))
+            && self.map.swap(page + n, PageState::Staged(frame + n as u32), PageState::Moving(frame + n as u32))
         {
             n += 1;
         }
@@ -61,8 +61,8 @@ impl Operation<'_> {
             match p.error {
                 None => {}
                 Some(Errno::AGAIN) if moved > 0 => {}
-                // The frame is shared with a forked child, or the place may not be written just now: copy instead of moving. Or the
-                // kernel has dropped the page.
+                // The frame is shared with a forked child, or the place may not be written just now: copy instead of moving. Or
+                // the kernel has dropped the page.
                 Some(error_of_move @ (Errno::BUSY | Errno::INVAL | Errno::NOENT))
                     if error_of_move != Errno::NOENT || !self.is_in_frame(frame + done as u32) =>
                 {
@@ -95,7 +95,7 @@ impl Operation<'_> {
             }
         }
         for i in done..n {
-            self.map.set(page + i, Word::Staged(frame + i as u32));
+            self.map.set(page + i, PageState::Staged(frame + i as u32));
         }
         match error {
             Some(e) if done == 0 => self.failed(page, e),
@@ -111,15 +111,15 @@ impl Operation<'_> {
         }
     }
 
-    /// The page is being stored, which may take as long as a write to a disk: a copy of the bytes in the frame, which nobody changes
-    /// and which stay until the drainer has seen that this is done.
+    /// The page is being stored, which may take as long as a write to a disk: a copy of the bytes in the frame, which nobody
+    /// changes and which stay until the drainer has seen that this is done.
     pub(super) fn copy_back(&self, page: usize, frame: u32, worker: &mut Worker) -> Try {
         let _lock = self.space.shared();
-        if !self.map.swap(page, Word::Storing(frame), Word::Moving(frame)) {
+        if !self.map.swap(page, PageState::Storing(frame), PageState::Moving(frame)) {
             return Err(Again::Changed);
         }
-        // SAFETY: a frame that is being stored is populated, or will be: it is not registered while it is being stored, and zeros stand for
-        // a page that the kernel has dropped.
+        // SAFETY: a frame that is being stored is populated, or will be: it is not registered while it is being stored, and
+        // zeros stand for a page that the kernel has dropped.
         let p = unsafe { self.uffd().copy(page * PAGE_SIZE, self.staging.addr(frame) as *const u8, PAGE_SIZE, Wake::Later) };
         match p.error {
             None => {
@@ -129,12 +129,12 @@ impl Operation<'_> {
             // What is in memory is newer.
             Some(Errno::EXIST) => self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE),
             Some(e) => {
-                self.map.set(page, Word::Storing(frame));
+                self.map.set(page, PageState::Storing(frame));
                 return self.failed(page, e);
             }
         }
         self.staging.left(frame, Memory::Stays);
-        self.map.set(page, Word::None);
+        self.map.set(page, PageState::None);
         self.mark_taken_back(page);
         self.count(FaultKind::Staged, worker);
         add(&self.counters().pages_in, 1);
@@ -156,7 +156,7 @@ impl Operation<'_> {
     /// The page is in memory although its word said that it is staged: what is in memory is newer.
     fn stale_in_staging(&self, page: usize, frame: u32) {
         self.leave(self, frame, Memory::Stays);
-        self.map.set(page, Word::None);
+        self.map.set(page, PageState::None);
         self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE);
     }
 }

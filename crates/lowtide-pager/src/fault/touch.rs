@@ -1,5 +1,6 @@
-//! A page that reads as zero: its first touch, or one that was all zero when it was evicted. Zeros are installed by COPY, for untouched
-//! neighbours too. (UFFDIO_ZEROPAGE would map the shared zero page: the write faults again, and the page is not counted.)
+//! A page that reads as zero: its first touch, or one that was all zero when it was evicted. Zeros are installed by COPY, for
+//! untouched neighbours too. (UFFDIO_ZEROPAGE would map the shared zero page: the write faults again, and the page is not
+//! counted.)
 
 use core::sync::atomic::Ordering;
 
@@ -7,7 +8,7 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use super::{Again, Served, Try};
-use crate::pagemap::Word;
+use crate::pagemap::PageState;
 use crate::pager::{Operation, Pager, add};
 use crate::segment::FaultKind;
 use crate::stream::MAX_WINDOW;
@@ -15,14 +16,14 @@ use crate::uffd::Wake;
 use crate::worker::{BATCH, Worker};
 
 impl Operation<'_> {
-    /// Installs zeros at `page`, whose word was `word`, and around it. Each page is claimed first: a page that came in and was evicted
-    /// again since its word was read must not be covered by zeros.
-    pub(super) fn touch(&self, page: usize, word: Word, worker: &mut Worker) -> Try {
+    /// Installs zeros at `page`, whose word was `word`, and around it. Each page is claimed first: a page that came in and was
+    /// evicted again since its word was read must not be covered by zeros.
+    pub(super) fn touch(&self, page: usize, word: PageState, worker: &mut Worker) -> Try {
         if self.map.populate(page).is_err() {
             return self.touch_without_word(page, worker);
         }
         let lock = self.space.shared();
-        let streams = if word == Word::Zero { &self.loads } else { &self.touches };
+        let streams = if word == PageState::Zero { &self.loads } else { &self.touches };
         let mut window = streams.window(page);
         if self.budget.is_near_limit() {
             window.pages = window.pages.min(BATCH);
@@ -50,7 +51,8 @@ impl Operation<'_> {
         let mut most = MAX_WINDOW;
         while at < end && error.is_none() {
             let n = (end - at).min(most);
-            // SAFETY: pages with these words read as zero while they are missing, and they are claimed; `zeros` is never written.
+            // SAFETY: pages with these words read as zero while they are missing, and they are claimed; `zeros` is never
+            // written.
             let p = unsafe { self.uffd().copy(at * PAGE_SIZE, self.zeros.as_ptr(), n * PAGE_SIZE, Wake::Later) };
             let done = p.done / PAGE_SIZE;
             worker.installed(at, at + done);
@@ -84,15 +86,15 @@ impl Operation<'_> {
             return self.failed(page, e);
         }
         let c = self.counters();
-        self.count(if word == Word::Zero { FaultKind::Zero } else { FaultKind::FirstTouch }, worker);
+        self.count(if word == PageState::Zero { FaultKind::Zero } else { FaultKind::FirstTouch }, worker);
         add(&c.read_ahead_pages, installed.saturating_sub(1));
         add(&c.read_ahead_used, window.used);
         streams.advance(window, first, at);
         Ok(Served::Done)
     }
 
-    /// The part of `low .. high` around `page` in which there are no guards: a COPY would put pages in their place. (Linux 6.18;
-    /// ZEROPAGE and MOVE would not.) None: there is one where the page is missing.
+    /// The part of `low .. high` around `page` in which there are no guards: a COPY would put pages in their place. (Linux
+    /// 6.18; ZEROPAGE and MOVE would not.) None: there is one where the page is missing.
     fn between_markers(&self, page: usize, low: usize, high: usize) -> Option<(usize, usize)> {
         if high - low == 1 && !self.guards.any() {
             return Some((low, high));
@@ -115,7 +117,8 @@ impl Operation<'_> {
         Some(part)
     }
 
-    /// There is no memory for the word of a page, so it was never out. Alone, so that nobody gives it one and evicts it meanwhile.
+    /// There is no memory for the word of a page, so it was never out. Alone, so that nobody gives it one and evicts it
+    /// meanwhile.
     #[cold]
     fn touch_without_word(&self, page: usize, worker: &mut Worker) -> Try {
         let _lock = self.space.exclusive();
@@ -145,13 +148,15 @@ impl Claims {
     /// Claims page `p` (of a window that begins at `low`) if it reads as zero, and has or can have a word.
     fn claim(&mut self, pager: &Pager, low: usize, p: usize) -> bool {
         let word = pager.map.get(p);
-        if !matches!(word, Word::None | Word::Removing | Word::Zero) || pager.map.claim(p, word, Word::Loading(0)) != Ok(true) {
+        if !matches!(word, PageState::None | PageState::Removing | PageState::Zero)
+            || pager.map.claim(p, word, PageState::Loading(0)) != Ok(true)
+        {
             return false;
         }
         let (i, bit) = ((p - low) / 64, 1 << ((p - low) % 64));
         match word {
-            Word::Zero => self.zero[i] |= bit,
-            Word::Removing => self.removing[i] |= bit,
+            PageState::Zero => self.zero[i] |= bit,
+            PageState::Removing => self.removing[i] |= bit,
             _ => {}
         }
         true
@@ -159,7 +164,7 @@ impl Claims {
 
     /// Page `p` is in memory. (One that was about to be removed was missing, so its removal is proven.)
     fn done(&self, pager: &Pager, low: usize, p: usize) {
-        pager.map.set(p, Word::None);
+        pager.map.set(p, PageState::None);
         pager.mark_loaded(p, None);
         if self.zero[(p - low) / 64] & 1 << ((p - low) % 64) != 0 {
             pager.zero_now.fetch_sub(1, Ordering::Relaxed);
@@ -171,9 +176,9 @@ impl Claims {
     fn undo(&self, pager: &Pager, low: usize, p: usize) {
         let (i, bit) = ((p - low) / 64, 1 << ((p - low) % 64));
         let word = match (self.zero[i] & bit != 0, self.removing[i] & bit != 0) {
-            (true, _) => Word::Zero,
-            (_, true) => Word::Removing,
-            _ => Word::None,
+            (true, _) => PageState::Zero,
+            (_, true) => PageState::Removing,
+            _ => PageState::None,
         };
         pager.map.set(p, word);
     }

@@ -1,5 +1,5 @@
-//! The memory of the page map: one reserved range of addresses, cut into granules, which is opened as it is used. Granules that are
-//! given back are used again.
+//! The memory of the page map: one reserved range of addresses, cut into granules, which is opened as it is used. Granules that
+//! are given back are used again.
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 

@@ -1,15 +1,15 @@
 //! The page map: one 64-bit word for each page of adopted memory, which says where the page is while it is not in its place.
 //!
-//! A radix tree with small leaves: 64 pages (256 KiB of address space) share a leaf of 576 bytes, a word and a mark each, 64 leaves a node
-//! of 256 bytes, 64 of these another one for each GiB. A program pays for pages that were in lowtide's hands, wherever they are: 8 bytes
-//! each where memory is dense, a KiB or so for a small mapping far from all others.
+//! A radix tree with small leaves: 64 pages (256 KiB of address space) share a leaf of 576 bytes, a word and a mark each, 64
+//! leaves a node of 256 bytes, 64 of these another one for each GiB. A program pays for pages that were in lowtide's hands,
+//! wherever they are: 8 bytes each where memory is dense, a KiB or so for a small mapping far from all others.
 //!
 //! Leaves come to be as pages are touched, evicted or removed. They go again, those that say nothing of any page, in
 //! [`PageMap::collect`], when nobody looks.
 
 mod arena;
 mod mark;
-mod word;
+mod state;
 
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use arena::{Arena, GRANULE};
 pub use mark::Mark;
-pub use word::Word;
+pub use state::PageState;
 
 /// log2 of the pages of a leaf.
 const LEAF_SHIFT: u32 = 6;
@@ -112,21 +112,21 @@ impl PageMap {
     }
 
     /// What the map says of `page`.
-    pub fn get(&self, page: usize) -> Word {
-        self.slot(page).map_or(Word::None, |w| Word::from_bits(w.load(Ordering::Acquire)))
+    pub fn get(&self, page: usize) -> PageState {
+        self.slot(page).map_or(PageState::None, |w| PageState::from_bits(w.load(Ordering::Acquire)))
     }
 
-    /// Sets the word of `page`, which has one; the caller owns it in the sense of the table at [`Word`].
-    pub fn set(&self, page: usize, word: Word) {
+    /// Sets the word of `page`, which has one; the caller owns it in the sense of the table at [`PageState`].
+    pub fn set(&self, page: usize, word: PageState) {
         let slot = self.slot(page);
-        debug_assert!(slot.is_some() || word == Word::None, "a word for a page that has none");
+        debug_assert!(slot.is_some() || word == PageState::None, "a word for a page that has none");
         if let Some(slot) = slot {
             slot.store(word.bits(), Ordering::Release);
         }
     }
 
     /// Replaces `from` by `to` if it still stands there. A page without a word has none to replace: see [`PageMap::claim`].
-    pub fn swap(&self, page: usize, from: Word, to: Word) -> bool {
+    pub fn swap(&self, page: usize, from: PageState, to: PageState) -> bool {
         self.slot(page).is_some_and(|w| w.compare_exchange(from.bits(), to.bits(), Ordering::AcqRel, Ordering::Acquire).is_ok())
     }
 
@@ -134,7 +134,7 @@ impl PageMap {
     ///
     /// # Errors
     /// `NOMEM`: it can't have one.
-    pub fn claim(&self, page: usize, from: Word, to: Word) -> Result<bool, Errno> {
+    pub fn claim(&self, page: usize, from: PageState, to: PageState) -> Result<bool, Errno> {
         self.populate(page)?;
         Ok(self.swap(page, from, to))
     }
@@ -304,19 +304,19 @@ mod tests {
         let map = PageMap::new().unwrap();
         let page = (0x7f12_3456_7000usize) >> 12;
         let far = page + (1 << ROOT_SHIFT);
-        assert_eq!(map.get(page), Word::None);
-        assert!(!map.swap(page, Word::None, Word::Zero), "no word, no swap");
-        assert_eq!(map.claim(page, Word::None, Word::Swapped(9)), Ok(true));
-        assert_eq!(map.claim(page, Word::None, Word::Zero), Ok(false));
+        assert_eq!(map.get(page), PageState::None);
+        assert!(!map.swap(page, PageState::None, PageState::Zero), "no word, no swap");
+        assert_eq!(map.claim(page, PageState::None, PageState::Swapped(9)), Ok(true));
+        assert_eq!(map.claim(page, PageState::None, PageState::Zero), Ok(false));
         map.populate(far).unwrap();
-        map.set(far, Word::Zero);
+        map.set(far, PageState::Zero);
         let mut seen = Vec::new();
         map.each_used(|p, _| seen.push(p));
         assert_eq!(seen, [page, far]);
         let mut n = 0;
         map.each(page, far + 1, |_, _| n += 1);
         assert_eq!(n, BLOCK_PAGES - page % BLOCK_PAGES + far % BLOCK_PAGES + 1, "two leaves in part, and nothing between");
-        assert_eq!(map.claim(ROOT << ROOT_SHIFT, Word::None, Word::Zero), Err(Errno::NOMEM), "no such address");
+        assert_eq!(map.claim(ROOT << ROOT_SHIFT, PageState::None, PageState::Zero), Err(Errno::NOMEM), "no such address");
     }
 
     #[test]
@@ -332,15 +332,15 @@ mod tests {
             for _ in 0..2000 {
                 // Here and there, close together and far apart.
                 let page = ((random(7) << random(33)) + random(300)) as usize % (ROOT << ROOT_SHIFT);
-                let word = if random(3) == 0 { Word::None } else { Word::Swapped(random(1000) + 1) };
+                let word = if random(3) == 0 { PageState::None } else { PageState::Swapped(random(1000) + 1) };
                 map.populate(page).unwrap();
                 map.set(page, word);
                 model.insert(page, word);
             }
-            model.retain(|_, word| *word != Word::None);
+            model.retain(|_, word| *word != PageState::None);
             let listed = |map: &PageMap| {
                 let mut all = Vec::new();
-                map.each_used(|page, slot| all.push((page, Word::from_bits(slot.load(Ordering::Relaxed)))));
+                map.each_used(|page, slot| all.push((page, PageState::from_bits(slot.load(Ordering::Relaxed)))));
                 all
             };
             let expected: Vec<_> = model.iter().map(|(page, word)| (*page, *word)).collect();
@@ -353,7 +353,7 @@ mod tests {
                 assert_eq!(map.leaves.load(Ordering::Relaxed), blocks.len());
             }
             if round % 5 == 4 {
-                model.keys().for_each(|page| map.set(*page, Word::None));
+                model.keys().for_each(|page| map.set(*page, PageState::None));
                 model.clear();
             }
         }
@@ -367,7 +367,7 @@ mod tests {
         for shift in 0..10 {
             let area = |i: usize| (i * 0x14_0000 + shift * 0x1_0000 + 0x1000) % (100 << 28);
             for page in (0..20_000).flat_map(|i| area(i)..area(i) + BLOCK_PAGES) {
-                assert_eq!(map.claim(page, Word::None, Word::Zero), Ok(true));
+                assert_eq!(map.claim(page, PageState::None, PageState::Zero), Ok(true));
             }
             assert!(map.wants_collection());
             map.each_used(|_, slot| slot.store(0, Ordering::Relaxed));

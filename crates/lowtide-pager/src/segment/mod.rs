@@ -1,10 +1,11 @@
 //! What the processes of a run share: two memfds that `lowtide run` makes, and that agents map through `/proc/PID/fd/N`.
 //!
 //! - The [`Settings`]: nobody but `lowtide run` can write them.
-//! - The [`Segment`]: one [`Proc`] for each process of the tree (written by its agent), the budgets of the swap areas, and the way up for
-//!   warnings and for the message of a fatal end. All fields are atomics. Nobody locks anything in it, so a process may die at any
-//!   instruction. Every process of the run can write all of it, also one that gave its privileges up: nothing may be
-//!   opened, executed, signalled, indexed or followed as an address because of what stands here. It says how much there is of something.
+//! - The [`Segment`]: one [`Proc`] for each process of the tree (written by its agent), the budgets of the swap areas, and the
+//!   way up for warnings and for the message of a fatal end. All fields are atomics. Nobody locks anything in it, so a process
+//!   may die at any instruction. Every process of the run can write all of it, also one that gave its privileges up: nothing
+//!   may be opened, executed, signalled, indexed or followed as an address because of what stands here. It says how much there
+//!   is of something.
 
 mod latency;
 mod process;
@@ -41,8 +42,8 @@ pub const ENV_SEGMENT: &str = "LOWTIDE_SEGMENT";
 pub mod transient {
     /// How such an entry of LD_PRELOAD begins; the number of the descriptor follows. Nobody else writes it with the dot.
     pub const PREFIX: &str = "/proc/./self/fd/";
-    /// It has this number or a higher one, if it may have: out of the way of programs without an agent, which nobody closes it for, and
-    /// which may rely on the numbers of theirs.
+    /// It has this number or a higher one, if it may have: out of the way of programs without an agent, which nobody closes it
+    /// for, and which may rely on the numbers of theirs.
     pub const FIRST: i32 = 800;
 }
 
@@ -57,8 +58,8 @@ const ELSEWHERE: u64 = 1 << 61;
 pub struct AreaBudget {
     /// Bytes of its files in use: agents add before they grow a file.
     pub used: AtomicU64,
-    /// 1: a process of the run has the named file. It is not given to another when that one is gone, because its forked children may
-    /// still read it.
+    /// 1: a process of the run has the named file. It is not given to another when that one is gone, because its forked
+    /// children may still read it.
     pub claimed: AtomicU32,
 }
 
@@ -71,8 +72,8 @@ pub struct Segment {
     pub areas: [AreaBudget; MAX_AREAS],
     /// Highest sum of `Proc::ram_bytes` seen by anyone.
     pub ram_peak: AtomicU64,
-    /// Why the run must be stopped (device lost with pages on it, `--when-full stop`): `lowtide run` kills the tree when it is set.
-    /// The writer wakes `fatal.state` (shared futex).
+    /// Why the run must be stopped (device lost with pages on it, `--when-full stop`): `lowtide run` kills the tree when it is
+    /// set. The writer wakes `fatal.state` (shared futex).
     pub fatal: Text,
     /// Warnings sent so far (those beyond [`MAX_WARNINGS`] are dropped).
     pub warnings_sent: AtomicU32,
@@ -169,8 +170,8 @@ impl Segment {
         }
     }
 
-    /// Claims a slot for process `pid`; one that this pid already holds (it called exec) is kept, its counts are folded into the
-    /// sums, and the space of its swap files is given back. None: all taken.
+    /// Claims a slot for process `pid`; one that this pid already holds (it called exec) is kept, its counts are folded into
+    /// the sums, and the space of its swap files is given back. None: all taken.
     pub fn claim(&self, pid: u32) -> Option<&Proc> {
         use proc_state::*;
         let held = |p: &&Proc| p.pid.load(Ordering::Relaxed) == pid && p.state.load(Ordering::Relaxed) != FREE;
@@ -194,8 +195,8 @@ impl Segment {
         Some(p)
     }
 
-    /// Folds the counts of a process that is gone into the sums, gives the space of its swap files back, and frees its slot. Only
-    /// `lowtide run` calls this.
+    /// Folds the counts of a process that is gone into the sums, gives the space of its swap files back, and frees its slot.
+    /// Only `lowtide run` calls this.
     pub fn bury(&self, p: &Proc) {
         self.fold(p);
         self.give_back(p);
@@ -213,22 +214,23 @@ impl Segment {
         Image::new(elsewhere | image | slot as u64)
     }
 
-    /// Whether a process image may still be there. False: it is proven that it is gone, because its process has been buried, or its slot
-    /// claimed since by a process of the same pid, which is another one or has called exec. (A process of the run that writes here what is
-    /// not so can make one that forked stop with a message, because pages that come from a file are known by their tags; it can't make it
-    /// read others.)
+    /// Whether a process image may still be there. False: it is proven that it is gone, because its process has been buried, or
+    /// its slot claimed since by a process of the same pid, which is another one or has called exec. (A process of the run that
+    /// writes here what is not so can make one that forked stop with a message, because pages that come from a file are known
+    /// by their tags; it can't make it read others.)
     pub fn is_alive(&self, image: Image) -> bool {
         if image.number() & ELSEWHERE != 0 {
             return true;
         }
         let (slot, number) = (image.number() as usize % MAX_PROCS, image.number() / MAX_PROCS as u64);
-        // Acquire: pairs with the Release in `Proc::next_image`. What the image did comes before what is done because it is gone.
+        // Acquire: pairs with the Release in `Proc::next_image`. What the image did comes before what is done because it is
+        // gone.
         self.used_procs().get(slot).is_some_and(|p| p.image.load(Ordering::Acquire) == number)
     }
 
-    /// Takes what a process that is gone had of the swap areas off what all use: its files, which have no names, went with it. (One with
-    /// a name is used by nobody any more. Forked children may still read their parent's file, whose space is then used and not
-    /// counted, until they are gone too.)
+    /// Takes what a process that is gone had of the swap areas off what all use: its files, which have no names, went with it.
+    /// (One with a name is used by nobody any more. Forked children may still read their parent's file, whose space is then
+    /// used and not counted, until they are gone too.)
     fn give_back(&self, p: &Proc) {
         for (area, now) in self.areas.iter().zip(&p.areas_now) {
             let bytes = now.charged.swap(0, Ordering::Acquire);

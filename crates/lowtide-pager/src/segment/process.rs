@@ -161,8 +161,8 @@ pub struct AreaGauges {
     pub used: AtomicU64,
     /// An [`AreaState`] as a number.
     pub state: AtomicU64,
-    /// Bytes that the process has added to [`super::SwapArea::used`] and not given back. When it is gone, by death or by exec, whoever
-    /// notices takes them off there, and this to 0.
+    /// Bytes that the process has added to [`super::SwapArea::used`] and not given back. When it is gone, by death or by exec,
+    /// whoever notices takes them off there, and this to 0.
     pub charged: AtomicU64,
     /// The latest [`super::Order`] about the area with which the process has complied.
     pub order: AtomicU64,
@@ -243,7 +243,8 @@ pub struct Proc {
     pub now_on_device: AtomicU64,
     /// Bytes of address space adopted.
     pub adopted_bytes: AtomicU64,
-    /// When it was last seen to miss a page, or to touch a new one, in microseconds of [`crate::clock`]; 0 before memory is adopted.
+    /// When it was last seen to miss a page, or to touch a new one, in microseconds of [`crate::clock`]; 0 before memory is
+    /// adopted.
     pub faulted_us: AtomicU64,
     /// The latest [`super::Reclaim::number`] that the process has dealt with, as far as it could, ...
     pub reclaimed: AtomicU64,
@@ -266,7 +267,8 @@ pub struct Proc {
 }
 
 impl Proc {
-    /// In a process that is in another pid namespace than `lowtide run`, or may be: nobody can tell by its pid whether it is alive.
+    /// In a process that is in another pid namespace than `lowtide run`, or may be: nobody can tell by its pid whether it is
+    /// alive.
     pub fn has_another_pid(&self) {
         self.elsewhere.store(1, Ordering::Release);
     }

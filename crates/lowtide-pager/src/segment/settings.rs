@@ -1,6 +1,6 @@
-//! What a run was asked for, and where the processes of the run find what belongs to it: a file of its own that only `lowtide run`
-//! can write. It maps the file before it seals it ([`SEALS`]); every process of the run maps it read-only, and no process, root's
-//! included, can change it. So whatever is said here may be believed, whoever else belongs to the run.
+//! What a run was asked for, and where the processes of the run find what belongs to it: a file of its own that only `lowtide
+//! run` can write. It maps the file before it seals it ([`SEALS`]); every process of the run maps it read-only, and no process,
+//! root's included, can change it. So whatever is said here may be believed, whoever else belongs to the run.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -26,8 +26,8 @@ pub const CODEC_ZSTD: u32 = 1;
 pub const SWAP_NONE: u32 = 0;
 /// `AreaSpec::kind`: each process has an unnamed file in `AreaSpec::dir`.
 pub const SWAP_DIR: u32 = 1;
-/// `AreaSpec::kind`: `AreaSpec::file`, which is the process's that claims it (`AreaBudget::claimed`), the largest when the limit is near; the
-/// others have unnamed files in `AreaSpec::dir`.
+/// `AreaSpec::kind`: `AreaSpec::file`, which is the process's that claims it (`AreaBudget::claimed`), the largest when the
+/// limit is near; the others have unnamed files in `AreaSpec::dir`.
 pub const SWAP_FILE: u32 = 2;
 
 /// What the processes of the run are to do about a swap area.
@@ -41,8 +41,8 @@ pub enum Phase {
     Off,
 }
 
-/// A phase of a swap area, with a number that tells it from all other phases that the place has ever had. A process that has done what
-/// is asked repeats it in [`super::AreaGauges::order`].
+/// A phase of a swap area, with a number that tells it from all other phases that the place has ever had. A process that has
+/// done what is asked repeats it in [`super::AreaGauges::order`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Order(u64);
 
@@ -143,8 +143,8 @@ impl SwapArea {
     /// `lowtide run`: describes another area, before it is turned on.
     ///
     /// # Safety
-    /// The place must never have been on, or every process of the run, and this one, must be done with what was there ([`Phase::Off`] is complied
-    /// with).
+    /// The place must never have been on, or every process of the run, and this one, must be done with what was there
+    /// ([`Phase::Off`] is complied with).
     pub unsafe fn rewrite(&self, spec: &AreaSpec) {
         // SAFETY: the caller answers.
         unsafe { *self.spec.get() = *spec };
@@ -172,7 +172,8 @@ pub struct Reclaim {
     pub of: AtomicU64,
 }
 
-/// The settings of a run. Written by `lowtide run` before the program starts, except for the atomics, which it may change later.
+/// The settings of a run. Written by `lowtide run` before the program starts, except for the atomics, which it may change
+/// later.
 #[repr(C)]
 pub struct Settings {
     /// [`super::MAGIC`].
@@ -183,14 +184,15 @@ pub struct Settings {
     pub supervisor: u32,
     /// RAM limit of the whole tree in bytes.
     pub ram_limit: AtomicU64,
-    /// While the run still uses more than a limit that was lowered, the bytes that it may not exceed meanwhile; else not more than the limit. It
-    /// follows what the run uses down, so that the program need not wait until all that is too much is out.
+    /// While the run still uses more than a limit that was lowered, the bytes that it may not exceed meanwhile; else not more
+    /// than the limit. It follows what the run uses down, so that the program need not wait until all that is too much is out.
     pub ram_ceiling: AtomicU64,
     /// Pool limit of the whole tree in bytes.
     pub pool_limit: AtomicU64,
     /// See there.
     pub reclaim: Reclaim,
-    /// Another number for each time that the processes are asked how much of their memory can't be moved out ([`super::Proc::fixed_bytes`]).
+    /// Another number for each time that the processes are asked how much of their memory can't be moved out
+    /// ([`super::Proc::fixed_bytes`]).
     pub question: AtomicU64,
     /// One of the `CODEC_` values.
     pub codec: u32,

@@ -31,7 +31,8 @@ fn out() -> Option<(House, usize)> {
     Some((house, at as usize))
 }
 
-/// Staging is emptied by a MADV_DONTNEED, for which the thread that empties it must not have to wait: it may be the one that reads events.
+/// Staging is emptied by a MADV_DONTNEED, for which the thread that empties it must not have to wait: it may be the one that
+/// reads events.
 #[test]
 fn to_empty_staging_is_no_event() {
     let Some((house, _)) = out() else { return };

@@ -1,5 +1,5 @@
-//! MADV_FREE: the kernel drops what the program has freed and not written since, when it likes, from staging too. To the program these
-//! are zeros; nobody waits for them for ever.
+//! MADV_FREE: the kernel drops what the program has freed and not written since, when it likes, from staging too. To the
+//! program these are zeros; nobody waits for them for ever.
 
 use lowtide_core::vm;
 use lowtide_pager::evict::Evicted;

@@ -1,5 +1,5 @@
-//! A window is detached with its holes. What is no page of the program, and is there all the same (the shared zero page, a guard), is no
-//! hole: it stays where it is.
+//! A window is detached with its holes. What is no page of the program, and is there all the same (the shared zero page, a
+//! guard), is no hole: it stays where it is.
 
 use std::ffi::{c_int, c_void};
 use std::io::Write;
@@ -50,7 +50,8 @@ unsafe extern "C" {
     fn madvise(at: *mut c_void, length: usize, advice: c_int) -> c_int;
 }
 
-/// Zeros are brought in ahead of a thread that touches fresh memory, and a COPY of the kernel puts them in the place of guards, too.
+/// Zeros are brought in ahead of a thread that touches fresh memory, and a COPY of the kernel puts them in the place of guards,
+/// too.
 #[test]
 fn a_guard_is_no_untouched_page() {
     let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 2 }) else { return };

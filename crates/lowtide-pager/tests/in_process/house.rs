@@ -33,7 +33,8 @@ pub struct Config {
 
 pub struct House {
     pub pager: &'static Pager,
-    /// One at a time: what a test does to the process's memory (drops pages of it, leaves holes in it) is not to meet another's pager.
+    /// One at a time: what a test does to the process's memory (drops pages of it, leaves holes in it) is not to meet another's
+    /// pager.
     _alone: MutexGuard<'static, ()>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,

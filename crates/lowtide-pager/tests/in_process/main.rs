@@ -1,5 +1,5 @@
-//! The pager in the test's own process: a real userfaultfd, regions of the test's own memory, monitors and a keeper as threads of it.
-//! `house` sets that up, `random` does everything at once against a shadow, the others are single promises.
+//! The pager in the test's own process: a real userfaultfd, regions of the test's own memory, monitors and a keeper as threads
+//! of it. `house` sets that up, `random` does everything at once against a shadow, the others are single promises.
 
 mod busy;
 mod events;

@@ -1,5 +1,6 @@
-//! An order of threads that a test sets: all have one CPU, and one that gives way runs only while no other wants to. What the kernel does for one of
-//! these (it takes pages away, it returns from a read) is then held up at the moment in which it makes another thread run.
+//! An order of threads that a test sets: all have one CPU, and one that gives way runs only while no other wants to. What the
+//! kernel does for one of these (it takes pages away, it returns from a read) is then held up at the moment in which it makes
+//! another thread run.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 

@@ -88,8 +88,9 @@ fn beside_a_monitor(pager: &Pager, f: impl FnOnce() + Send) {
     });
 }
 
-/// An event is applied in the moment in which it is read, for all that others can see. Here who reads it gives way to the thread that it wakes by that,
-/// whose next pages are written and evicted before the reader runs again, unless they have to wait for it.
+/// An event is applied in the moment in which it is read, for all that others can see. Here who reads it gives way to the
+/// thread that it wakes by that, whose next pages are written and evicted before the reader runs again, unless they have to
+/// wait for it.
 #[test]
 fn nothing_is_evicted_between_reading_an_event_and_applying_it() {
     const PAGES: usize = 512;

@@ -1,5 +1,5 @@
-//! Faults, evictions and events, interleaved at random by several threads, against a shadow. `LOWTIDE_SEED` repeats a run as far as
-//! threads can be repeated; `LOWTIDE_SECONDS` makes it longer.
+//! Faults, evictions and events, interleaved at random by several threads, against a shadow. `LOWTIDE_SEED` repeats a run as
+//! far as threads can be repeated; `LOWTIDE_SECONDS` makes it longer.
 
 use std::ffi::c_void;
 use std::io::{Read, Write};
@@ -134,7 +134,8 @@ impl Program<'_> {
             },
             14 => {
                 let _turn = self.gate.changing.lock().unwrap();
-                // Unmapped by what takes its place: in a hole another thread of the test, or lowtide's, could have its memory by then.
+                // Unmapped by what takes its place: in a hole another thread of the test, or lowtide's, could have its memory
+                // by then.
                 map(at.cast(), n, MapFlags::FIXED);
                 self.house.adopt(at.cast(), n);
                 self.shadow[first..first + n].fill(0);

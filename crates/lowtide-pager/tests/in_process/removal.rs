@@ -52,8 +52,8 @@ fn removed_pages_can_be_evicted_again() {
     (0..1024).for_each(|i| verify(page(i), i as u64 + 1, "after all"));
 }
 
-/// The kernel tells of a removal before it takes the pages away, which takes a while. Here it takes very long, because the thread that removes gives way to
-/// the one that evicts. What is evicted just then would come back with its old bytes.
+/// The kernel tells of a removal before it takes the pages away, which takes a while. Here it takes very long, because the
+/// thread that removes gives way to the one that evicts. What is evicted just then would come back with its old bytes.
 #[test]
 fn pages_that_are_about_to_go_are_not_evicted() {
     const PAGES: usize = 16384;

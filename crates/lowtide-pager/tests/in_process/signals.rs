@@ -1,5 +1,5 @@
-//! A signal is handled while its thread waits for a page: the handler may wait for other pages, and afterwards the thread faults again, so that the
-//! pager hears of the same fault twice.
+//! A signal is handled while its thread waits for a page: the handler may wait for other pages, and afterwards the thread
+//! faults again, so that the pager hears of the same fault twice.
 
 use std::ffi::c_int;
 use std::os::unix::thread::JoinHandleExt;
@@ -39,8 +39,8 @@ fn next_fault(house: &House, worker: &mut Worker) -> usize {
     read.faults[0].addr & !(PAGE - 1)
 }
 
-/// A thread that reads `page`, is interrupted while it waits for that, waits for `other` in its handler, and then again for `page`. Both
-/// messages about `page` are served, which the pager can't tell from each other.
+/// A thread that reads `page`, is interrupted while it waits for that, waits for `other` in its handler, and then again for
+/// `page`. Both messages about `page` are served, which the pager can't tell from each other.
 fn interrupted(house: &House, page: (usize, u64), other: (usize, u64)) {
     let mut worker = Worker::new(false).unwrap();
     let mut serve = |house: &House, at, what| {

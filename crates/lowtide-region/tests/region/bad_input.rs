@@ -63,8 +63,8 @@ fn more_resident_than_can_be() {
 
 #[test]
 fn a_region_dropped_while_a_guard_lives() {
-    // The borrow checker refuses it (see the documentation of `Resident`), unless the guard is leaked: then the region goes, and
-    // the group counts nothing of it any more.
+    // The borrow checker refuses it (see the documentation of `Resident`), unless the guard is leaked: then the region goes,
+    // and the group counts nothing of it any more.
     let group = Group::builder().ram(32 << 20).swap(Swap::Ram).build().unwrap();
     let mut region = Region::builder(8 * MIB).group(&group).build().unwrap();
     let guard = region.resident(MIB..2 * MIB).unwrap();

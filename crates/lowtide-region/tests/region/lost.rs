@@ -11,8 +11,8 @@ use crate::content::{MIB, check_all, fill};
 
 const DIR: &str = env!("CARGO_TARGET_TMPDIR");
 
-/// A region many of whose pages are in a swap file that was overwritten since. A third of it is noise, twice what compressed RAM
-/// could hold: how much more of it went to the file is a matter of time.
+/// A region many of whose pages are in a swap file that was overwritten since. A third of it is noise, twice what compressed
+/// RAM could hold: how much more of it went to the file is a matter of time.
 fn spoilt(delivery: Delivery) -> Region {
     let swap = Swap::Dir { dir: DIR.into(), size: None };
     let mut region = Region::builder(96 * MIB).ram(16 << 20).swap(swap).delivery(delivery).build().unwrap();

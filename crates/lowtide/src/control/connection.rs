@@ -1,7 +1,7 @@
 //! One client: its requests one after the other, each answered before the next is looked at.
 //!
-//! Neither buffer grows beyond one message: what a client says while it has an answer to read stays in the socket, and one that reads
-//! nothing for a while is dropped.
+//! Neither buffer grows beyond one message: what a client says while it has an answer to read stays in the socket, and one that
+//! reads nothing for a while is dropped.
 
 use super::dispatch::{self, Reply};
 use super::protocol::{self, LONGEST_REQUEST, Request};

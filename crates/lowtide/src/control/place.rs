@@ -1,7 +1,8 @@
 //! Where control sockets are: `PID.sock` in a directory of their user's, which nobody else can enter.
 //!
-//! Whatever is done in such a directory is done through a descriptor of it, so that it is the directory whose owner and mode were looked at.
-//! A socket appears under its name when somebody listens already; so one that refuses is what a dead run left, and may go.
+//! Whatever is done in such a directory is done through a descriptor of it, so that it is the directory whose owner and mode
+//! were looked at. A socket appears under its name when somebody listens already; so one that refuses is what a dead run left,
+//! and may go.
 
 use crate::peer;
 use crate::swap_place::reason;

@@ -2,7 +2,8 @@
 //!
 //! A request: `{"lowtide":1,"do":"limit","size":"512M"}`. Its answer: any number of `{"lowtide":1,"progress":{...}}`, then
 //! `{"lowtide":1,"ok":true,...}` or `{"lowtide":1,"ok":false,"error":"one line","code":2}`, where the code is the exit status
-//! that the error is worth. Fields may be added to all of them. While a request is being dealt with, `{"lowtide":1,"do":"cancel"}` ends it.
+//! that the error is worth. Fields may be added to all of them. While a request is being dealt with,
+//! `{"lowtide":1,"do":"cancel"}` ends it.
 
 use crate::error::Failure;
 use crate::live::Answer;

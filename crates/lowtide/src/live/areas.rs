@@ -1,7 +1,7 @@
 //! The swap areas of a run: which are on, which are being emptied, and which there were.
 //!
-//! There are [`MAX_AREAS`] places for them in the settings. A place is used again when nobody refers to what was there; until then it keeps the
-//! counts of its area, and afterwards they are kept here.
+//! There are [`MAX_AREAS`] places for them in the settings. A place is used again when nobody refers to what was there; until
+//! then it keeps the counts of its area, and afterwards they are kept here.
 
 use crate::shared::Shared;
 use crate::swap_name::Which;
@@ -181,7 +181,8 @@ impl Areas {
         let place = self.free_place().ok_or(Errno::NOSPC)?;
         let (area, budget) = (&self.settings.swap[place], &self.segment.areas[place]);
         let spec = shared.describe(&swap)?;
-        // SAFETY: the place is free: it was never on, or all processes have complied with the order that turned it off (`State::Off`).
+        // SAFETY: the place is free: it was never on, or all processes have complied with the order that turned it off
+        // (`State::Off`).
         unsafe { area.rewrite(&spec) };
         // Nobody has a file of it.
         budget.used.store(0, Ordering::Relaxed);

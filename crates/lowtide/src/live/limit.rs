@@ -1,8 +1,8 @@
 //! `limit`: another limit for a run that goes on.
 //!
-//! A higher one holds at once, and brings nothing in. A lower one too, for those who evict in the background; but a program that uses more than
-//! that must not wait until all that is too much is out. So there is a ceiling, which only the program's own faults obey: it follows
-//! what the run uses down, a little above it, until it is the limit.
+//! A higher one holds at once, and brings nothing in. A lower one too, for those who evict in the background; but a program
+//! that uses more than that must not wait until all that is too much is out. So there is a ceiling, which only the program's
+//! own faults obey: it follows what the run uses down, a little above it, until it is the limit.
 
 use super::task::{in_vain, said};
 use super::{Answer, Live, Step, Task, admission, processes};

@@ -1,4 +1,5 @@
-//! A run while it goes on: what `lowtide run` knows of it, and what may be changed: its limit ([`limit`]), its swap areas ([`swapon`],
+//! A run while it goes on: what `lowtide run` knows of it, and what may be changed: its limit ([`limit`]), its swap areas
+//! ([`swapon`],
 //! [`swapoff`]), how much is in memory ([`reclaim`]).
 //!
 //! Whatever takes time is a [`Task`], which is asked at each look at the tree how far it is. None of them waits.

@@ -187,8 +187,8 @@ impl Observed {
             // Half of those of an age are back where it is in the mean.
             let back_there = back + returned / 2.0;
             let out = (1.0 - before.midpoint(back_there) / self.evicted.max(1.0)).max(0.0);
-            // Where in its step a page left is chance: those of age 0 are a third of a step away on average, others as many steps
-            // as their age says.
+            // Where in its step a page left is chance: those of age 0 are a third of a step away on average, others as many
+            // steps as their age says.
             let width = step * [1.0 / 3.0, 2.0 / 3.0].get(age).copied().unwrap_or(1.0);
             depth += width * out;
             depths.push(depth);

@@ -1,4 +1,5 @@
-//! The statistics of a run: the JSON object of docs/statistics.md and the summary line. What they are is in the list, `list.rs`.
+//! The statistics of a run: the JSON object of docs/statistics.md and the summary line. What they are is in the list,
+//! `list.rs`.
 
 pub mod list;
 mod refaults;
@@ -21,8 +22,9 @@ const PAGE: u64 = 4096;
 /// Most words in `pages.same_filled_words`.
 const WORDS_SHOWN: usize = 8;
 
-/// What `--stats` writes and `lowtide stat` shows. Counts are of the whole run, all processes together; what is held at one moment (`ram_now`, `pool_bytes`
-/// and so on) is of the last moment at which a process had adopted memory, see [`crate::tree::Tree::gauges`].
+/// What `--stats` writes and `lowtide stat` shows. Counts are of the whole run, all processes together; what is held at one
+/// moment (`ram_now`, `pool_bytes` and so on) is of the last moment at which a process had adopted memory, see
+/// [`crate::tree::Tree::gauges`].
 #[derive(Serialize)]
 #[allow(missing_docs)] // docs/statistics.md says what they are
 pub struct Stats {
@@ -40,13 +42,15 @@ pub struct Stats {
     pub faults: Faults,
     pub evictions: Evictions,
     pub work: Work,
-    /// Pages that were missed, by how many others had been evicted since they had: up to an 8th of the limit, a quarter, all of it, more.
+    /// Pages that were missed, by how many others had been evicted since they had: up to an 8th of the limit, a quarter, all of
+    /// it, more.
     pub refaults: [u64; REFAULT_KINDS],
     pub refault_distances: Refaults,
     pub folios: Folios,
     pub writeback: Writeback,
     pub fault_latency_us: Latency,
-    /// The histogram behind it: the lower bound of each bucket that is not empty, in microseconds, and how many faults are in it.
+    /// The histogram behind it: the lower bound of each bucket that is not empty, in microseconds, and how many faults are in
+    /// it.
     pub fault_latency_histogram: Vec<(f64, u64)>,
     pub stall_seconds: Stall,
     pub areas: Vec<Area>,

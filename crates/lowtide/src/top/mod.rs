@@ -1,8 +1,8 @@
 //! `lowtide top`: the runs of this user on a terminal, and keys to change them.
 //!
-//! From the socket to the screen: [`watch`] asks each run once a second, [`sample`] reads what it says, [`rates`] is what happened between
-//! two samples, [`app`] is the state and what keys make of it, [`action`] is what a run was asked to do, [`view`] draws. [`terminal`] takes
-//! and gives back the terminal.
+//! From the socket to the screen: [`watch`] asks each run once a second, [`sample`] reads what it says, [`rates`] is what
+//! happened between two samples, [`app`] is the state and what keys make of it, [`action`] is what a run was asked to do,
+//! [`view`] draws. [`terminal`] takes and gives back the terminal.
 
 mod action;
 mod app;

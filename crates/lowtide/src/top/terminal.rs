@@ -51,8 +51,8 @@ impl Screen {
     pub fn suspend(self) -> Result<Screen, Failure> {
         drop(self);
         let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: the set is initialised first. While the signal is let through, it stops this process with all of its group, as its
-        // terminal would have done; without a shell that could go on with it nothing happens.
+        // SAFETY: the set is initialised first. While the signal is let through, it stops this process with all of its group,
+        // as its terminal would have done; without a shell that could go on with it nothing happens.
         unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             libc::sigaddset(set.as_mut_ptr(), libc::SIGTSTP);
@@ -64,9 +64,9 @@ impl Screen {
     }
 }
 
-/// The reader of keys waits for the rest of a key of several bytes, and a part may be all that there is: it is to find that there is nothing
-/// more. The terminal is opened anew for that, as its flags are those of the shell, too. Where that can't be (another user's terminal)
-/// the reader waits.
+/// The reader of keys waits for the rest of a key of several bytes, and a part may be all that there is: it is to find that
+/// there is nothing more. The terminal is opened anew for that, as its flags are those of the shell, too. Where that can't be
+/// (another user's terminal) the reader waits.
 fn read_without_waiting() {
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     if let Ok(own) = rustix::fs::open("/proc/self/fd/0", flags, Mode::empty()) {

@@ -1,6 +1,7 @@
 //! The processes of a run as a tree.
 //!
-//! Parents and names are what the run says, else from `/proc`. Not the command line: to read it is to read the process's memory, which may be out.
+//! Parents and names are what the run says, else from `/proc`. Not the command line: to read it is to read the process's
+//! memory, which may be out.
 
 use super::sample::Process;
 use std::collections::{HashMap, HashSet};
@@ -35,8 +36,8 @@ fn parse(stat: &str) -> Option<Kin> {
     Some((stat.get(start + 1..end)?.to_owned(), parent))
 }
 
-/// Orders processes, each behind its parent; what is between two of them and not managed is left out. `kin` is asked for what is
-/// between them, and for those of which the run says nothing.
+/// Orders processes, each behind its parent; what is between two of them and not managed is left out. `kin` is asked for what
+/// is between them, and for those of which the run says nothing.
 pub fn order(processes: &[Process], kin: impl Fn(u32) -> Option<Kin>) -> Vec<Branch> {
     let places: HashMap<u32, usize> = processes.iter().enumerate().map(|(place, process)| (process.pid, place)).collect();
     let (mut names, mut children, mut roots) = (HashMap::new(), HashMap::<u32, Vec<u32>>::new(), Vec::new());

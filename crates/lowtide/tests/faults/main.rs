@@ -1,6 +1,7 @@
-//! Whole runs of real programs, again and again, with each operation of lowtide on its swap file, each of its mappings and each of
-//! its allocations failing in turn. Whatever fails: the program ends as it should (it checks every byte of its memory itself), or
-//! it is stopped with a message that says what failed, and where; it never goes on with wrong data, and it never hangs.
+//! Whole runs of real programs, again and again, with each operation of lowtide on its swap file, each of its mappings and each
+//! of its allocations failing in turn. Whatever fails: the program ends as it should (it checks every byte of its memory
+//! itself), or it is stopped with a message that says what failed, and where; it never goes on with wrong data, and it never
+//! hangs.
 //!
 //! `make faults` lets every operation fail; without `LOWTIDE_FAULTS_ALL` a sample of them does. A failure is repeated with
 //! `LOWTIDE_FAULTS_ONLY='SCENE KIND AT'`, as the message says it.
@@ -64,8 +65,8 @@ fn no_memory_for_mappings() {
     with(Op::Map, &[Fault::NoMemory]);
 }
 
-/// One of the two processes is killed after each step of a fork (those of ARCHITECTURE's list, in parts). The other one's every byte is right, or
-/// the run ends with a message; nothing hangs, and nothing is left.
+/// One of the two processes is killed after each step of a fork (those of ARCHITECTURE's list, in parts). The other one's every
+/// byte is right, or the run ends with a message; nothing hangs, and nothing is left.
 #[test]
 fn killed_after_each_step_of_a_fork() {
     let Some(_turn) = machine::turn() else { return };

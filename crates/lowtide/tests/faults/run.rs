@@ -162,8 +162,8 @@ pub fn at_each(scene: &Scene, op: Op, kind: Fault, sample: u64, tally: &mut Tall
     wrong
 }
 
-/// Lets each mapping of a scene fail in its turn, and looks at those runs that came to an area without memory for its tables: how many
-/// they were; what is wrong.
+/// Lets each mapping of a scene fail in its turn, and looks at those runs that came to an area without memory for its tables:
+/// how many they were; what is wrong.
 pub fn without_tables(scene: &Scene) -> (usize, Vec<String>) {
     let Some((whole, plan, _)) = run(scene, Op::Map, Fault::NoMemory, u64::MAX) else { return (0, Vec::new()) };
     let (mut found, mut wrong) = (0, Vec::new());
@@ -182,7 +182,8 @@ pub fn without_tables(scene: &Scene) -> (usize, Vec<String>) {
     (found, wrong)
 }
 
-/// Steps of the parent before there is a child: the kernel gives a fork up if the process is killed before its event has been read, or just then.
+/// Steps of the parent before there is a child: the kernel gives a fork up if the process is killed before its event has been
+/// read, or just then.
 const BEFORE_THE_CLONE: u64 = 5;
 
 /// Kills the process that forks, or the one that is forked, after each step; how the runs ended, and what is wrong.

@@ -19,8 +19,9 @@ fn tolerance(bytes: u64) -> u64 {
     bytes / 50 + MIB
 }
 
-/// Private resident bytes of lowtide's mappings in a process, from /proc/PID/smaps: those that are left out of core dumps (`dd`;
-/// the test programs have none of their own) and not shared, and the data of the agent's library. None: the process is gone.
+/// Private resident bytes of lowtide's mappings in a process, from /proc/PID/smaps: those that are left out of core dumps
+/// (`dd`; the test programs have none of their own) and not shared, and the data of the agent's library. None: the process is
+/// gone.
 fn resident(pid: u32) -> Option<u64> {
     // Of a process that ends meanwhile the kernel lists the first mappings only. The stack lies above all that are lowtide's.
     let text = fs::read_to_string(format!("/proc/{pid}/smaps")).ok().filter(|text| text.contains(" [stack]\n"))?;
@@ -41,8 +42,8 @@ fn resident(pid: u32) -> Option<u64> {
     Some(sum)
 }
 
-/// Stops lowtide's threads in a process, wherever they are, until this is dropped. (Threads of the program that wait for a page in a
-/// system call can't stop before they have it.)
+/// Stops lowtide's threads in a process, wherever they are, until this is dropped. (Threads of the program that wait for a page
+/// in a system call can't stop before they have it.)
 struct Stopped(Pid);
 
 impl Stopped {
@@ -83,8 +84,8 @@ struct Seen {
 }
 
 impl Seen {
-    /// Compares all processes of the run. Each is stopped meanwhile: the kernel takes milliseconds to read out the mappings, in which
-    /// megabytes go from one to another and would be counted twice or not at all.
+    /// Compares all processes of the run. Each is stopped meanwhile: the kernel takes milliseconds to read out the mappings, in
+    /// which megabytes go from one to another and would be counted twice or not at all.
     fn sample(&mut self, gauges: &Gauges) {
         for (pid, process) in gauges.active() {
             let Some(_stopped) = Stopped::new(pid) else { continue };

@@ -1,5 +1,5 @@
-//! Where the limit can't be held: memory that can't be moved, and data that no tier takes. The program runs on at its own speed, the
-//! user is told once, and nobody moves pages about in vain.
+//! Where the limit can't be held: memory that can't be moved, and data that no tier takes. The program runs on at its own
+//! speed, the user is told once, and nobody moves pages about in vain.
 
 use std::time::Duration;
 
@@ -37,7 +37,8 @@ fn warnings(outcome: &Outcome) -> Vec<String> {
     list.iter().map(|text| text.as_str().unwrap_or_default().to_owned()).collect()
 }
 
-/// The heap of some Lisps is executable: nothing of it is adopted, and the little that is must not be moved out and in for ever.
+/// The heap of some Lisps is executable: nothing of it is adopted, and the little that is must not be moved out and in for
+/// ever.
 #[test]
 fn memory_that_cant_be_moved_is_said_and_the_program_runs() {
     let Some(_turn) = turn() else { return };

@@ -15,7 +15,8 @@ pub enum Growth {
     Existing,
     /// New mappings in a stream, as fast as possible.
     Stream,
-    /// Two processes overwrite what they share as fast as they can: the kernel copies it at the speed of memory, and holds nobody back.
+    /// Two processes overwrite what they share as fast as they can: the kernel copies it at the speed of memory, and holds
+    /// nobody back.
     Copies,
     /// Processes that share their memory by forks, and come to have their own; the samples are those of [`Job::with_forks`].
     Forks,

@@ -1,5 +1,5 @@
-//! A program that leaves its memory alone for a while: what is in compressed RAM gets smaller while a CPU has nothing else to do, and
-//! is what it was.
+//! A program that leaves its memory alone for a while: what is in compressed RAM gets smaller while a CPU has nothing else to
+//! do, and is what it was.
 
 use std::fs;
 use std::sync::atomic::Ordering;

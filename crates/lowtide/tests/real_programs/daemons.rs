@@ -1,5 +1,5 @@
-//! Forks whose parent does not stay: daemons, parents that are killed in the middle, children that are stopped. The child's every byte is
-//! right, or the run ends with one message; nothing hangs and nothing is left.
+//! Forks whose parent does not stay: daemons, parents that are killed in the middle, children that are stopped. The child's
+//! every byte is right, or the run ends with one message; nothing hangs and nothing is left.
 
 use crate::check::ends_well;
 use crate::gauges::Gauges;
@@ -46,7 +46,8 @@ fn a_parent_that_executes_another_program() {
     daemon("execs");
 }
 
-/// By another thread, while the program forks. If it does so by a bare system call, the child finds out: nothing waits for ever.
+/// By another thread, while the program forks. If it does so by a bare system call, the child finds out: nothing waits for
+/// ever.
 #[test]
 fn a_parent_of_which_a_thread_executes_another_program() {
     let Some(_turn) = turn() else { return };
@@ -203,7 +204,8 @@ fn a_jump_out_of_a_fork() {
     assert!(!outcome.stderr.contains(" 0 jumps") && !outcome.stderr.starts_with("0 jumps"), "{}", outcome.stderr);
 }
 
-/// What children that are gone had of a swap file is given out again: a file that is large enough without forks is large enough with them.
+/// What children that are gone had of a swap file is given out again: a file that is large enough without forks is large enough
+/// with them.
 #[test]
 fn a_hundred_forks_leave_no_slots_behind() {
     let Some(_turn) = turn() else { return };

@@ -78,7 +78,8 @@ fn beside_threads_that_allocate() {
 }
 
 /// Children and parent together stay under the limit: each page that they share counts once, and the copies as they arise.
-/// Both write what they share as fast as they can: the kernel copies it, and nobody can make them wait, as with a stream of new mappings.
+/// Both write what they share as fast as they can: the kernel copies it, and nobody can make them wait, as with a stream of new
+/// mappings.
 fn counted(label: &str, program: &str, arguments: &str, percent: u64, growth: Growth) {
     let Some(_turn) = turn() else { return };
     let Some(job) = job(label, program, arguments).map(Job::with_forks) else { return };

@@ -21,7 +21,8 @@ impl Gauges {
         if file.metadata().ok()?.len() < Segment::SIZE as u64 {
             return None;
         }
-        // SAFETY: a new mapping at an address of the kernel's choice, of a file that is never made shorter from here on (sealed).
+        // SAFETY: a new mapping at an address of the kernel's choice, of a file that is never made shorter from here on
+        // (sealed).
         let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), Segment::SIZE, ProtFlags::READ, MapFlags::SHARED, &file, 0) };
         // SAFETY: as large as a Segment and page-aligned, any bytes are one, and it is never unmapped; only atomics are read.
         Some(Self(unsafe { &*at.ok()?.cast::<Segment>() }))

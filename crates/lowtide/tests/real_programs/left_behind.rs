@@ -41,8 +41,8 @@ fn entries(directory: &Path) -> Vec<PathBuf> {
     fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }
 
-/// Processes that have an open file in `directory`, a file without a name included. Each thread is asked: lowtide's threads have
-/// descriptors of their own.
+/// Processes that have an open file in `directory`, a file without a name included. Each thread is asked: lowtide's threads
+/// have descriptors of their own.
 fn holders(directory: &Path) -> Vec<u32> {
     let holds = |pid: u32| {
         let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();

@@ -1,5 +1,5 @@
-//! Calls that change mappings or drop pages, under a limit: mremap in all its cases, pages that are dropped without an event, and calls
-//! that fill memory, which take long.
+//! Calls that change mappings or drop pages, under a limit: mremap in all its cases, pages that are dropped without an event,
+//! and calls that fill memory, which take long.
 
 use std::path::{Path, PathBuf};
 

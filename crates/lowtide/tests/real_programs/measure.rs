@@ -2,8 +2,8 @@
 //!
 //! What is counted every few milliseconds: the resident anonymous pages of every process of the run's session that is not a
 //! forked copy of its parent, and under lowtide also lowtide's own process and the memory that it shares with its agents.
-//! Where forked children stay ([`Job::with_forks`]), they are counted too, each page divided by how many processes map it (`Pss_Anon`), but not
-//! in the first 100 ms after a fork of a large process.
+//! Where forked children stay ([`Job::with_forks`]), they are counted too, each page divided by how many processes map it
+//! (`Pss_Anon`), but not in the first 100 ms after a fork of a large process.
 
 use std::ffi::OsString;
 use std::fs;
@@ -82,8 +82,8 @@ impl Job {
         }
     }
 
-    /// Counts forked children too, and all pages in proportion to how many processes map them. Takes 5 ms for a GiB that is in the memory of
-    /// one process, so there are fewer samples.
+    /// Counts forked children too, and all pages in proportion to how many processes map them. Takes 5 ms for a GiB that is in
+    /// the memory of one process, so there are fewer samples.
     pub fn with_forks(mut self) -> Self {
         self.forks = true;
         self

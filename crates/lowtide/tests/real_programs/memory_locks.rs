@@ -1,4 +1,5 @@
-//! mlock and its family return what they return natively, with each kind of limit and privilege: programs say so, and decide by it.
+//! mlock and its family return what they return natively, with each kind of limit and privilege: programs say so, and decide by
+//! it.
 
 use crate::check::ends_well;
 use crate::machine::{native_only, tool, turn};

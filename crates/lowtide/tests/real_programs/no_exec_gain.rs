@@ -1,5 +1,6 @@
-//! Where no memory may be made executable, as for a service with MemoryDenyWriteExecute=: the C library's code is changed without
-//! that, or not at all. (Were it made writable and could not be made executable again, each program would crash at its start.)
+//! Where no memory may be made executable, as for a service with MemoryDenyWriteExecute=: the C library's code is changed
+//! without that, or not at all. (Were it made writable and could not be made executable again, each program would crash at its
+//! start.)
 
 use crate::check::ends_well;
 use crate::machine::{native_only, turn};
@@ -10,8 +11,8 @@ const LIMIT: Limit = Limit { ram: 40 << 20, swap: Swap::Ram };
 /// What is said when there are no hooks.
 const NO_HOOKS: &str = "new mappings are looked for";
 
-/// Runs a program for which `kind` of rules hold, and for lowtide too if they are made around it. Checks all but how often it is said
-/// that there are no hooks, which is returned.
+/// Runs a program for which `kind` of rules hold, and for lowtide too if they are made around it. Checks all but how often it
+/// is said that there are no hooks, which is returned.
 fn warnings(label: &str, kind: &str, around: bool) -> Option<usize> {
     let _turn = turn()?;
     let launcher = compiled("no_exec_gain")?;

@@ -183,7 +183,8 @@ impl Server {
 /// How often the server saves, one time after the other.
 const SAVES: u64 = 10;
 
-/// Saves again and again, while a third of the keys are overwritten each time; what is there in the end, and what the last file holds.
+/// Saves again and again, while a third of the keys are overwritten each time; what is there in the end, and what the last file
+/// holds.
 fn saves_in_a_row(server: &Server, start: impl Fn(&Job) -> Running) -> Result<((String, String), Outcome), String> {
     let _ = std::fs::remove_file(server.job.directory.join("dump.rdb"));
     let (after, outcome) = server.talk(start(&server.job), |client| {

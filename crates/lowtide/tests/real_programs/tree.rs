@@ -43,7 +43,8 @@ impl Process {
         }
     }
 
-    /// Its part of resident anonymous memory in bytes: each page divided by how many processes map it; 0 for a process that has gone.
+    /// Its part of resident anonymous memory in bytes: each page divided by how many processes map it; 0 for a process that has
+    /// gone.
     pub fn part_of_anonymous(&self) -> u64 {
         let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid)).unwrap_or_default();
         let part = text.lines().find_map(|line| line.strip_prefix("Pss_Anon:")).unwrap_or_default();

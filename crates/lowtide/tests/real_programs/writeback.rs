@@ -1,5 +1,5 @@
-//! Programs whose memory goes to the disk: data that do not compress, and data that do under a small pool. The limit holds, and the
-//! writes are long.
+//! Programs whose memory goes to the disk: data that do not compress, and data that do under a small pool. The limit holds, and
+//! the writes are long.
 
 use std::time::Duration;
 

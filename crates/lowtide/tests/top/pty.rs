@@ -102,8 +102,8 @@ impl Terminal {
         colours.any(|colours| colours != (vt100::Color::Default, vt100::Color::Default))
     }
 
-    /// Whether it is as a shell has it, at the latest when all that was written has come: lines are edited and shown, the cursor is there, and
-    /// so is what was on the screen before.
+    /// Whether it is as a shell has it, at the latest when all that was written has come: lines are edited and shown, the
+    /// cursor is there, and so is what was on the screen before.
     pub fn is_as_before(&self) -> bool {
         let until = Instant::now() + Duration::from_secs(2);
         while !self.is_a_shells() {
@@ -148,7 +148,8 @@ impl Drop for Terminal {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        // The reader ends with the last descriptor of the other side; it is not waited for, some other process may still have one.
+        // The reader ends with the last descriptor of the other side; it is not waited for, some other process may still have
+        // one.
         drop(self.reader.take());
     }
 }

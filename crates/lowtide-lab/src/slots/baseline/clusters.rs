@@ -1,5 +1,5 @@
-//! What the baseline's one lock protects: a bitmap for each cluster, and lists of clusters that are free, and by order those with
-//! room (nonfull) and those where a search failed (frag).
+//! What the baseline's one lock protects: a bitmap for each cluster, and lists of clusters that are free, and by order those
+//! with room (nonfull) and those where a search failed (frag).
 
 /// Slots in a cluster.
 const CLUSTER: usize = 512;

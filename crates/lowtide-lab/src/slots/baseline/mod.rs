@@ -1,9 +1,10 @@
-//! What lowtide's areas are compared with: one lock for the whole area, and in front of it a cache for each CPU of slots to give
-//! out and of slots that were freed. Swap allocators in kernels worked like this until 2024.
+//! What lowtide's areas are compared with: one lock for the whole area, and in front of it a cache for each CPU of slots to
+//! give out and of slots that were freed. Swap allocators in kernels worked like this until 2024.
 //!
-//! Single slots come from the CPU's cache, refilled 64 at a time, and go back to it, emptied 64 at a time; larger runs go straight
-//! to the area. It keeps its clusters by order, so that its searches are short: it is slow only by its locks. A map with a byte for
-//! each slot says what is in use as its users see it, whatever the caches hold, so that a slot is freed once and no more.
+//! Single slots come from the CPU's cache, refilled 64 at a time, and go back to it, emptied 64 at a time; larger runs go
+//! straight to the area. It keeps its clusters by order, so that its searches are short: it is slow only by its locks. A map
+//! with a byte for each slot says what is in use as its users see it, whatever the caches hold, so that a slot is freed once
+//! and no more.
 
 mod clusters;
 

@@ -1,6 +1,7 @@
 //! What the page map says of a page, and who may change it to what: THE table.
 
-/// What a word says. A word counts only while its page is missing, but for Clean, Removing and None, which speak of a page in its place.
+/// What a word says. A word counts only while its page is missing, but for Clean, Removing and None, which speak of a page in
+/// its place.
 ///
 /// Every change is one store or one compare-and-swap. Who makes it, and with which side of the space lock:
 ///
@@ -26,7 +27,7 @@
 ///
 /// Only Storing and Loading outlive a hold of the space lock, so only these can meet an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Word {
+pub enum PageState {
     /// Not in lowtide's hands: in its place, or never touched (reads as zero).
     None,
     /// In its place and about to be dropped by the program: must not be evicted until that is proven done.
@@ -49,37 +50,37 @@ pub enum Word {
     Orphan,
 }
 
-impl Word {
+impl PageState {
     /// The word as bits. None is 0: what was never written.
     pub const fn bits(self) -> u64 {
         match self {
-            Word::None => 0,
-            Word::Removing => 1,
-            Word::Zero => 2,
-            Word::Staged(f) => 3 | (f as u64) << 4,
-            Word::Moving(f) => 4 | (f as u64) << 4,
-            Word::Storing(f) => 5 | (f as u64) << 4,
-            Word::Swapped(e) => 6 | e << 4,
-            Word::Loading(e) => 7 | e << 4,
-            Word::Orphan => 8,
-            Word::Clean(e) => 9 | e << 4,
+            PageState::None => 0,
+            PageState::Removing => 1,
+            PageState::Zero => 2,
+            PageState::Staged(f) => 3 | (f as u64) << 4,
+            PageState::Moving(f) => 4 | (f as u64) << 4,
+            PageState::Storing(f) => 5 | (f as u64) << 4,
+            PageState::Swapped(e) => 6 | e << 4,
+            PageState::Loading(e) => 7 | e << 4,
+            PageState::Orphan => 8,
+            PageState::Clean(e) => 9 | e << 4,
         }
     }
 
     /// The word that `bits` encode.
-    pub const fn from_bits(bits: u64) -> Word {
+    pub const fn from_bits(bits: u64) -> PageState {
         let arg = bits >> 4;
         match bits & 15 {
-            1 => Word::Removing,
-            2 => Word::Zero,
-            3 => Word::Staged(arg as u32),
-            4 => Word::Moving(arg as u32),
-            5 => Word::Storing(arg as u32),
-            6 => Word::Swapped(arg),
-            7 => Word::Loading(arg),
-            8 => Word::Orphan,
-            9 => Word::Clean(arg),
-            _ => Word::None,
+            1 => PageState::Removing,
+            2 => PageState::Zero,
+            3 => PageState::Staged(arg as u32),
+            4 => PageState::Moving(arg as u32),
+            5 => PageState::Storing(arg as u32),
+            6 => PageState::Swapped(arg),
+            7 => PageState::Loading(arg),
+            8 => PageState::Orphan,
+            9 => PageState::Clean(arg),
+            _ => PageState::None,
         }
     }
 }
@@ -92,20 +93,20 @@ mod tests {
     fn words_survive_their_bits() {
         let entry = 0xff_ff_ff_ff_ff_ff;
         for word in [
-            Word::None,
-            Word::Removing,
-            Word::Zero,
-            Word::Clean(entry),
-            Word::Staged(0),
-            Word::Staged(u32::MAX),
-            Word::Moving(3),
-            Word::Storing(4),
-            Word::Swapped(entry),
-            Word::Loading(entry),
-            Word::Loading(0),
-            Word::Orphan,
+            PageState::None,
+            PageState::Removing,
+            PageState::Zero,
+            PageState::Clean(entry),
+            PageState::Staged(0),
+            PageState::Staged(u32::MAX),
+            PageState::Moving(3),
+            PageState::Storing(4),
+            PageState::Swapped(entry),
+            PageState::Loading(entry),
+            PageState::Loading(0),
+            PageState::Orphan,
         ] {
-            assert_eq!(Word::from_bits(word.bits()), word);
+            assert_eq!(PageState::from_bits(word.bits()), word);
         }
     }
 }
