@@ -576,6 +576,14 @@ impl Running {
         Running { child, line: line.trim().to_owned(), dir }
     }
 
+    /// What the program says next.
+    fn next_line(&mut self) -> String {
+        let mut line = String::new();
+        let stdout = self.child.stdout.as_mut().expect("piped");
+        BufReader::with_capacity(1, stdout).read_line(&mut line).expect("a line");
+        line.trim().to_owned()
+    }
+
     fn signal(&self, signal: Signal) {
         rustix::process::kill_process(pid_of(&self.child), signal).expect("signal");
     }
@@ -602,16 +610,16 @@ fn signals_are_passed_on() {
     if !works() {
         return;
     }
-    let run = Running::new(
+    let mut run = Running::new(
         "trap 'echo usr1' USR1; trap 'echo int' INT; trap 'exit 9' TERM; echo ready; while :; do sleep 0.05; done",
     );
     run.signal(Signal::USR1);
+    assert_eq!(run.next_line(), "usr1");
     run.signal(Signal::INT);
-    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(run.next_line(), "int");
     run.signal(Signal::TERM);
-    let (code, out, _, stats) = run.output();
+    let (code, _, _, stats) = run.output();
     assert_eq!(code, Some(9));
-    assert!(out.contains("usr1") && out.contains("int"), "{out}");
     assert_eq!(stats["program"], "sh");
 
     let run = Running::new("echo ready; exec sleep 100");
