@@ -566,7 +566,9 @@ impl Running {
     /// `script` must print one line when it is ready.
     fn new(script: &str) -> Running {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut command = lowtide();
+        // What was started in the background ignores SIGINT, and a shell can't trap what it was told to ignore.
+        let mut command = Command::new("env");
+        command.env_remove("LOWTIDE_SEGMENT").args(["--default-signal=INT", LOWTIDE]);
         command.args(["run", "--ram", "64M", "--stats"]).arg(dir.path().join("stats.json"));
         command.args([OsStr::new("--"), OsStr::new("sh"), OsStr::new("-c"), OsStr::new(script)]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
