@@ -54,8 +54,10 @@ fn programs_that_burn_end_with_the_experiment_however_it_ends() {
         (&["beside", "2", "sleep", "100"], Signal::TERM),
         (&["beside", "2", "sleep", "100"], Signal::KILL),
     ] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_lowtide-lab"));
-        command.args(args).stdout(Stdio::null()).stderr(Stdio::null());
+        // What was started in the background ignores SIGINT.
+        let mut command = Command::new("env");
+        command.args(["--default-signal=INT", env!("CARGO_BIN_EXE_lowtide-lab")]).args(args);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
         let mut measuring = Measuring(command.spawn().unwrap());
         let mut found = Vec::new();
         until("burning", || {
