@@ -9,6 +9,7 @@ use core::arch::asm;
 
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::{self, OnFork};
+use lowtide_pager::stat::parse_threads;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -155,13 +156,15 @@ pub fn cpu_us(others: impl Iterator<Item = u32>) -> u64 {
 
 /// How many threads this process has beside `own` of lowtide's; None: nobody says.
 pub fn others(own: usize) -> Option<usize> {
+    (read_stat(b"/proc/self/stat", parse_threads)? as usize).checked_sub(own)
+}
+
+/// What `parse` finds in a file of the kernel's, of which the first 512 bytes count.
+pub fn read_stat<T>(path: &[u8], parse: fn(&[u8]) -> Option<T>) -> Option<T> {
     let mut text = [0u8; 512];
-    let file = rustix::fs::open(c"/proc/self/stat", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let read = rustix::io::read(&file, &mut text).ok()?;
-    // Behind the name, which may hold anything: num_threads is the twentieth field, the state the third.
-    let behind = text[..read].rsplit(|byte| *byte == b')').next()?;
-    let threads = behind.split(|byte| *byte == b' ').nth(18)?;
-    core::str::from_utf8(threads).ok()?.parse::<usize>().ok()?.checked_sub(own)
+    parse(&text[..read])
 }
 
 /// Names the calling thread, for `ps -L` and debuggers.

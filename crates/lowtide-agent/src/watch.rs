@@ -12,7 +12,6 @@ use lowtide_core::watchers::Watchers;
 use lowtide_pager::clock::now_us;
 use lowtide_pager::line::Line;
 use lowtide_pager::stat::parse_cpu;
-use rustix::fs::{Mode, OFlags};
 
 use crate::monitor::MAX_MONITORS;
 use crate::thread;
@@ -71,10 +70,7 @@ pub fn leave() {
 fn cpu_of(thread: u32) -> Option<u32> {
     let mut path = Line::new();
     path.push(b"/proc/self/task/").number(u64::from(thread)).push(b"/stat");
-    let mut text = [0u8; 512];
-    let file = rustix::fs::open(path.bytes(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let read = rustix::io::read(&file, &mut text).ok()?;
-    parse_cpu(&text[..read])
+    thread::read_stat(path.bytes(), parse_cpu)
 }
 
 /// One monitor's.

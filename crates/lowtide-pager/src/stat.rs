@@ -1,10 +1,19 @@
 //! What `/proc/PID/stat` says.
 
-/// The CPU on which a thread runs or last ran: the 39th field. The second one is a name in parentheses, which may hold
-/// anything.
+/// The CPU on which a thread runs or last ran.
 pub fn parse_cpu(stat: &[u8]) -> Option<u32> {
+    field(stat, 39)
+}
+
+/// How many threads a process has, lowtide's among them.
+pub fn parse_threads(stat: &[u8]) -> Option<u32> {
+    field(stat, 20)
+}
+
+/// A field by its number in proc(5), from the third on: the second is a name in parentheses, which may hold anything.
+fn field(stat: &[u8], number: usize) -> Option<u32> {
     let behind = stat.iter().rposition(|b| *b == b')')? + 1;
-    let field = stat[behind..].split(|b| *b == b' ').filter(|field| !field.is_empty()).nth(36)?;
+    let field = stat[behind..].split(|b| *b == b' ').filter(|field| !field.is_empty()).nth(number - 3)?;
     core::str::from_utf8(field).ok()?.trim_ascii().parse().ok()
 }
 
@@ -19,6 +28,7 @@ mod tests {
         assert!(only.is_set(parse_cpu(&stat).unwrap() as usize), "{}", std::string::String::from_utf8_lossy(&stat));
         let odd = b"1 (a) b) 7) S 1 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 5 0 0 9 0 0 0 0 0 0 0 0 0 0 0 0 17 3 0 0";
         assert_eq!(parse_cpu(odd), Some(3));
+        assert_eq!(parse_threads(odd), Some(1));
         assert_eq!((parse_cpu(b""), parse_cpu(b"1 (a) S 1")), (None, None));
     }
 }
