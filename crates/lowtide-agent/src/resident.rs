@@ -82,8 +82,9 @@ impl Resident {
         self.others.members
     }
 
-    /// Measures this process and publishes it. `watched`: the run is near enough to its limit for looks to be worth their time.
-    pub fn measure(&mut self, watched: bool) {
+    /// Measures what this process counts for, in bytes. `watched`: the run is near enough to its limit for looks to be worth
+    /// their time.
+    pub fn measure(&mut self, watched: bool) -> u64 {
         let proc = agent::proc();
         self.others = agent::segment().others_of(proc);
         let now = Now { resident: self.statm(), faults: if self.sharers() > 0 { faults() } else { 0 } };
@@ -102,7 +103,7 @@ impl Resident {
         }
         let count = self.share.count(now, self.others);
         proc.shared_bytes.store(count.shared, Ordering::Relaxed);
-        proc.ram_bytes.store(count.bytes, Ordering::Relaxed);
+        count.bytes
     }
 
     fn look(&mut self, before: Now, at_us: u64) {

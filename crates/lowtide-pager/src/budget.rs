@@ -1,11 +1,14 @@
 //! How much RAM there is left: the limit, what was last measured, and what has come and gone since.
 //!
 //! Measured values come from the kernel at intervals (`/proc/self/statm`); between two measurements the pager counts the pages
-//! of the program that it installs and takes away, and what it holds itself.
+//! of the program that it installs and takes away, and what it holds itself; and the processes of a run tell each other
+//! ([`Membership`]).
 
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use lowtide_core::vm::PAGE_SIZE;
+
+use crate::segment::{Membership, Proc, Segment};
 
 /// The RAM budget of a run as one process sees it. All sizes in bytes. Any thread may call anything; figures are guesses that a
 /// measurement puts right.
@@ -20,10 +23,18 @@ pub struct Budget {
     /// Bytes that lowtide holds now, and those when the run was last measured.
     own: AtomicU64,
     own_then: AtomicU64,
+    membership: Membership,
+    /// What the run had told when it was last measured.
+    told_then: AtomicI64,
     calm: AtomicBool,
 }
 
 impl Budget {
+    /// The process is one of a run, in which it has the place `mine`: its budget is that of all. Again in a forked child.
+    pub fn join(&self, run: &'static Segment, mine: &'static Proc) {
+        self.membership.join(run, mine);
+    }
+
     /// Sets the limit of the run.
     pub fn set_limit(&self, limit: u64) {
         self.asked.store(limit, Ordering::Relaxed);
@@ -59,27 +70,40 @@ impl Budget {
         self.limit().max(self.ceiling.load(Ordering::Relaxed))
     }
 
-    /// A new measurement of the whole run.
-    pub fn measured(&self, total: u64) {
+    /// This process was measured: what it grows by counts from here.
+    pub fn counted(&self) {
         self.program.store(0, Ordering::Relaxed);
         self.own_then.store(self.own.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// What the whole run uses, after [`Budget::counted`].
+    pub fn measured(&self, total: u64) {
+        self.told_then.store(self.membership.told(), Ordering::Relaxed);
         self.measured.store(total, Ordering::Relaxed);
     }
 
     /// The program's pages in memory have become more (or, negative, fewer): installed, or moved in or out.
     pub fn add_pages(&self, pages: isize) {
         self.program.fetch_add(pages as i64 * PAGE_SIZE as i64, Ordering::Relaxed);
+        self.membership.tell(self.grown());
     }
 
     /// What lowtide holds now: staging, pool, buffers.
     pub fn set_own(&self, bytes: u64) {
         self.own.store(bytes, Ordering::Relaxed);
+        self.membership.tell(self.grown());
+    }
+
+    /// Bytes by which this process has grown since the last measurement.
+    fn grown(&self) -> i64 {
+        let own = self.own.load(Ordering::Relaxed) as i64 - self.own_then.load(Ordering::Relaxed) as i64;
+        self.program.load(Ordering::Relaxed) + own
     }
 
     /// Best guess of what the run uses now.
     pub fn now(&self) -> u64 {
-        let own = self.own.load(Ordering::Relaxed) as i64 - self.own_then.load(Ordering::Relaxed) as i64;
-        self.measured.load(Ordering::Relaxed).saturating_add_signed(self.program.load(Ordering::Relaxed) + own)
+        let others = self.membership.told() - self.told_then.load(Ordering::Relaxed);
+        self.measured.load(Ordering::Relaxed).saturating_add_signed(self.grown() + others)
     }
 
     /// Bytes of a process that stay in memory where the limit can't be held: an eighth of the limit, 4 to 64 MiB. A program
@@ -183,6 +207,7 @@ mod tests {
             b.set_calm(false);
             assert!(b.low_mark() < b.high_mark() && b.high_mark() < b.limit(), "{mib} MiB");
             assert!(b.adopt_mark() <= b.low_mark(), "memory is adopted before it must be evicted: {mib} MiB");
+            b.counted();
             b.measured(b.limit());
             assert!(b.at_limit() && b.above_high());
             b.add_pages(-(mib as isize) * 64);
@@ -195,6 +220,7 @@ mod tests {
         let b = Budget::default();
         b.set_limit(100 << 20);
         b.set_own(10 << 20);
+        b.counted();
         b.measured(90 << 20);
         // 512 pages are moved to staging, and then to the pool, where they take half.
         b.add_pages(-512);
@@ -202,6 +228,7 @@ mod tests {
         assert_eq!(b.now(), 90 << 20, "moved, not freed");
         b.set_own(11 << 20);
         assert_eq!(b.now(), 89 << 20);
+        b.counted();
         b.measured(89 << 20);
         assert_eq!(b.now(), 89 << 20);
     }
@@ -211,6 +238,7 @@ mod tests {
         let b = Budget::default();
         b.set_limit(100 << 20);
         b.set_floor(150 << 20);
+        b.counted();
         b.measured(140 << 20);
         assert_eq!((b.asked(), b.limit(), b.at_limit()), (100 << 20, 150 << 20, false));
         b.set_floor(0);
@@ -222,10 +250,12 @@ mod tests {
         let b = Budget::default();
         b.set_limit(100 << 20);
         b.set_ceiling(208 << 20);
+        b.counted();
         b.measured(200 << 20);
         assert!(b.above_high() && !b.at_limit());
         b.add_pages(8 << 8);
         assert!(b.at_limit(), "it does not grow meanwhile");
+        b.counted();
         b.measured(90 << 20);
         b.set_ceiling(0);
         assert_eq!((b.above_high(), b.at_limit(), b.ceiling()), (false, false, 100 << 20));

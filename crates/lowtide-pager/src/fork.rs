@@ -68,7 +68,7 @@ const SERVES_US: u64 = 1_000_000;
 /// What a child needs to come to itself.
 pub struct Inheritance<'a> {
     /// The run.
-    pub run: &'a Segment,
+    pub run: &'static Segment,
     /// This process's place in it.
     pub proc: &'static Proc,
     /// Whether the parent's agent still serves this process, or the parent has let go properly. False: it was killed, or has
@@ -332,6 +332,7 @@ impl Pager {
     /// threads uses the pager.
     pub unsafe fn take_over(&self, with: Inheritance<'_>) -> Result<TakenOver, &'static [u8]> {
         self.set_proc(with.proc);
+        self.budget.join(with.run, with.proc);
         self.forget_operations();
         self.guards.reset_after_fork();
         steps::taken(steps::Fork::Child);

@@ -30,6 +30,7 @@ mod order;
 pub mod pagemap;
 pub mod pager;
 pub mod patience;
+pub mod pool_share;
 pub mod present;
 pub mod ranges;
 pub mod regions;

@@ -359,6 +359,11 @@ impl Pager {
         }
     }
 
+    /// Whether there is a swap area with a device.
+    pub fn has_device(&self) -> bool {
+        self.store.has_device()
+    }
+
     /// Moves up to `pages` objects of a sparse pool together. False: there was nothing to do; also while the program forks.
     pub fn compact(&self, pages: usize) -> bool {
         let Some(operation) = self.enter() else { return false };

@@ -6,7 +6,8 @@ use lowtide_core::store::AreaState;
 use lowtide_pager::clock::{self, now_us};
 use lowtide_pager::evict::Evicted;
 use lowtide_pager::pager::Pager;
-use lowtide_pager::segment::{self, area_state, proc_state};
+use lowtide_pager::pool_share;
+use lowtide_pager::segment::{self, area_state};
 use lowtide_pager::worker::Worker;
 
 use super::{Keeper, LONGEST_SLEEP_US, LOOK_AGAIN, Nap, SHORTEST_SLEEP_US, TOUCH_BYTES_PER_US, reclaim, setup};
@@ -68,7 +69,6 @@ impl Keeper {
     pub(super) fn keep(&mut self, pager: &Pager, total: u64) -> Nap {
         pager.budget.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
         pager.budget.set_ceiling(agent::settings().ram_ceiling.load(Ordering::Relaxed));
-        let expected = pager.budget.now();
         pager.budget.measured(total);
         pager.set_sharers(self.resident.sharers());
         let now = now_us();
@@ -86,11 +86,12 @@ impl Keeper {
             swap_file::say_what_fails(&pager.area_stats(), &mut self.said_failing);
         }
         pager.set_staging_target(setup::staging_target(pager.budget.asked(), agent::segment().active()));
-        pager.set_pool_limit(self.pool_share() as usize);
+        let pool_limit = agent::settings().pool_limit.load(Ordering::Relaxed);
+        pager.set_pool_limit(pool_share::of(agent::segment(), pager, pool_limit, total) as usize);
         let changed = LOOK_AGAIN.load(Ordering::Acquire);
         let alone = !changed && self.resident.sharers() == 0 && agent::segment().active() <= 1;
-        pager.budget.set_calm(self.calm.look(now, total as i64 - expected as i64, alone));
-        let grown = total.saturating_sub(expected) > UNACCOUNTED && total > pager.budget.adopt_mark();
+        pager.budget.set_calm(self.calm.look(now, total as i64 - self.expected as i64, alone));
+        let grown = total.saturating_sub(self.expected) > UNACCOUNTED && total > pager.budget.adopt_mark();
         if self.look.is_due(now, grown || changed) {
             self.adopt_all(pager);
         }
@@ -216,17 +217,5 @@ impl Keeper {
         if !core::mem::replace(&mut self.warned_full, true) {
             say::warn(b"swap is full: the run goes over its limit (raise --ram or --pool, or give more --swap)");
         }
-    }
-
-    /// What the pool limit of the run leaves for this process.
-    fn pool_share(&self) -> u64 {
-        let mine = core::ptr::from_ref(agent::proc());
-        let others = agent::segment()
-            .used_procs()
-            .iter()
-            .filter(|p| !core::ptr::eq(*p, mine) && p.state.load(Ordering::Relaxed) == proc_state::ACTIVE)
-            .map(|p| p.pool_bytes.load(Ordering::Relaxed))
-            .fold(0, u64::saturating_add);
-        agent::settings().pool_limit.load(Ordering::Relaxed).saturating_sub(others)
     }
 }

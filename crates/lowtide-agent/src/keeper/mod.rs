@@ -198,8 +198,9 @@ struct Keeper {
     /// When it was last looked whether that lives, in microseconds.
     supervisor_seen_us: u64,
     resident: Resident,
-    /// What the run used when last measured.
+    /// What the run used when last measured, and what was thought then that it used.
     total: u64,
+    expected: u64,
     worker: Option<Worker>,
     idle: Idle,
     look: Look,
@@ -231,6 +232,7 @@ impl Keeper {
             supervisor_seen_us: 0,
             resident: Resident::new(),
             total: 0,
+            expected: 0,
             worker: None,
             idle: Idle::new(),
             look: Look::default(),
@@ -252,7 +254,12 @@ impl Keeper {
     fn measure(&mut self) -> u64 {
         let marks = Budget::default();
         marks.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
-        self.resident.measure(self.total > marks.earliest_adopt_mark());
+        let bytes = self.resident.measure(self.total > marks.earliest_adopt_mark());
+        if let Some(pager) = agent::pager() {
+            self.expected = pager.budget.now();
+            pager.budget.counted();
+        }
+        agent::segment().publish_ram(agent::proc(), bytes);
         self.total = agent::segment().ram_now();
         self.total
     }

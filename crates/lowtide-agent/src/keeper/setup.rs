@@ -81,6 +81,7 @@ impl Keeper {
     /// The pager goes to work.
     pub(super) fn activate(&mut self, pager: &'static Pager) -> Result<(), Errno> {
         pager.budget.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
+        pager.budget.join(agent::segment(), agent::proc());
         pager.activate()?;
         if let Err(error) = monitor::start() {
             say::fatal(monitor::none(error).bytes());

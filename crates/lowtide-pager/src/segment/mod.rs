@@ -9,10 +9,11 @@
 
 mod latency;
 mod process;
+mod ram;
 mod settings;
 mod text;
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use lowtide_core::store::{FILL_WORDS, FillWord, FillWords, Image, MAX_AREAS};
 
@@ -22,13 +23,14 @@ pub use latency::{LATENCY_BUCKETS, latency_bucket, latency_floor_ns};
 pub use process::{
     AREA_STATES, AreaCounters, AreaGauges, Counters, EPOCHS_A_LIMIT, FaultKind, Proc, REFAULT_AGES, area_state, proc_state,
 };
+pub use ram::Membership;
 pub use settings::*;
 pub use text::{Text, text_state};
 
 /// First word of the settings and of the segment.
 pub const MAGIC: u64 = 0x6c6f_7774_6964_6501;
 /// Layout version; the agent refuses another one.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 /// Processes of one run that can be alive at the same time and be counted.
 pub const MAX_PROCS: usize = 1024;
 /// Kept warnings of a run; later ones are counted only.
@@ -70,7 +72,7 @@ pub struct Segment {
     pub magic: AtomicU64,
     /// What has been used of the swap areas, as in [`Settings::swap`].
     pub areas: [AreaBudget; MAX_AREAS],
-    /// Highest sum of `Proc::ram_bytes` seen by anyone.
+    /// Highest [`Segment::ram_now`] seen by anyone.
     pub ram_peak: AtomicU64,
     /// Why the run must be stopped (device lost with pages on it, `--when-full stop`): `lowtide run` kills the tree when it is
     /// set. The writer wakes `fatal.state` (shared futex).
@@ -95,6 +97,9 @@ pub struct Segment {
     pub procs_high: AtomicU32,
     /// Families of forked processes that there have been.
     pub families: AtomicU64,
+    /// All that processes of the run have told of how they grew and shrank, in bytes: its differences say by how much the run
+    /// did (`ram.rs`).
+    pub grown: AtomicI64,
 }
 
 impl Segment {
@@ -120,18 +125,6 @@ impl Segment {
     /// The slots that have ever been claimed; all others are free.
     pub fn used_procs(&self) -> &[Proc] {
         &self.procs[..(self.procs_high.load(Ordering::Acquire) as usize).min(MAX_PROCS)]
-    }
-
-    /// Sum of what all live processes and `lowtide run` itself count against the limit, in bytes. Also keeps `ram_peak`.
-    pub fn ram_now(&self) -> u64 {
-        let mut sum = self.supervisor_bytes.load(Ordering::Relaxed);
-        for p in self.used_procs() {
-            if p.state.load(Ordering::Relaxed) >= proc_state::WATCHING {
-                sum = sum.saturating_add(p.ram_bytes.load(Ordering::Relaxed));
-            }
-        }
-        self.ram_peak.fetch_max(sum, Ordering::Relaxed);
-        sum
     }
 
     /// How many processes there are, zombies included for a moment.
@@ -179,6 +172,7 @@ impl Segment {
             p.next_image();
             self.fold(p);
             self.give_back(p);
+            self.publish_ram(p, 0);
             p.clear_gauges();
             p.state.store(WATCHING, Ordering::Release);
             return Some(p);
@@ -200,6 +194,7 @@ impl Segment {
     pub fn bury(&self, p: &Proc) {
         self.fold(p);
         self.give_back(p);
+        self.publish_ram(p, 0);
         p.clear_gauges();
         p.next_image();
         p.pid.store(0, Ordering::Relaxed);

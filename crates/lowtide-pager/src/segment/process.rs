@@ -1,6 +1,6 @@
 //! What a process of the run says of itself: what it has now, and what it has done so far.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use lowtide_core::slot::ORDERS;
 use lowtide_core::store::{AreaState, FillWords, MAX_AREAS};
@@ -223,7 +223,9 @@ pub struct Proc {
     pub agent_at: AtomicU64,
     /// Resident anonymous bytes that count against the limit (lowtide's own inside the process included).
     pub ram_bytes: AtomicU64,
-    /// Of those, its part of the pages that it shares with other processes of its family ([`crate::share`]).
+    /// Bytes by which it has grown, or shrunk, since then, as far as it has told (`ram.rs`).
+    pub grown: AtomicI64,
+    /// Of `ram_bytes`, its part of the pages that it shares with other processes of its family ([`crate::share`]).
     pub shared_bytes: AtomicU64,
     /// Number of its family; 0: it shares memory with nobody.
     pub family: AtomicU64,
@@ -303,7 +305,6 @@ impl Proc {
         self.agent_at.store(0, Ordering::Relaxed);
         self.threads.iter().for_each(|id| id.store(0, Ordering::Relaxed));
         for gauge in [
-            &self.ram_bytes,
             &self.shared_bytes,
             &self.family,
             &self.own_bytes,
