@@ -2,6 +2,8 @@
 
 What is counted is what the limit is for: the resident anonymous pages of every process of the run (forked copies that have not
 called exec are left out: their pages are their parent's), lowtide's own process and the memory it shares with its agents.
+Where copies count as well, a memory cgroup of the kernel's counts them (version 1; as root): at one moment, while a sum over
+processes, each page divided by how many have it, takes up to half a second, in which pages move from one to the other.
 """
 
 from __future__ import annotations
@@ -43,6 +45,9 @@ class Result:
     peak: int
     # With copies: the highest sample of those that are not from the first 100 ms after a large process forked, and how many there are.
     settled_peak: int = 0
+    # The same of the cgroup, and its highest sample of all; None: there is none.
+    group_settled_peak: int | None = None
+    group_peak: int | None = None
     samples: int = 0
     stats: dict = field(default_factory=dict)
     # Empty, or the signal that ended a run that took too long.
@@ -97,11 +102,42 @@ def _memfds(pid: int) -> int:
     return total
 
 
+class _Group:
+    """A memory cgroup for one run, which limits nothing."""
+
+    PARENT = Path("/sys/fs/cgroup/memory")
+
+    def __init__(self):
+        self.path = self.PARENT / f"lowtide-lab-{os.getpid()}"
+        self.path.mkdir()
+
+    @staticmethod
+    def possible() -> bool:
+        return os.geteuid() == 0 and (_Group.PARENT / "memory.stat").exists()
+
+    def started_in(self, command: list[str]) -> list[str]:
+        return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.path / "cgroup.procs"), *command]
+
+    def size(self) -> int:
+        """Anonymous memory, and files in memory only: lowtide shares such with its agents."""
+        fields = dict(line.split() for line in (self.path / "memory.stat").read_text().splitlines())
+        return int(fields["rss"]) + int(fields["shmem"])
+
+    def remove(self) -> None:
+        for _ in range(100):
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
+                return
+            time.sleep(0.05)
+
+
 class _Sampler(threading.Thread):
-    def __init__(self, leader: int, limited: bool, copies: bool):
+    def __init__(self, leader: int, limited: bool, copies: bool, group: _Group | None = None):
         super().__init__(daemon=True)
+        self.group = group
         self.leader, self.limited, self.copies, self.peak, self.stop = leader, limited, copies, 0, threading.Event()
         self.settled_peak, self.samples = 0, 0
+        self.pause = 0.01
         self.known, self.last_fork = set(), 0.0
 
     def _look(self) -> list[str]:
@@ -113,10 +149,13 @@ class _Sampler(threading.Thread):
         return processes
 
     def _sample_copies(self) -> None:
-        while not self.stop.wait(0.01):
+        while not self.stop.wait(self.pause):
             processes = self._look()
             settled, fork = time.monotonic() - self.last_fork > SETTLING_SECONDS, self.last_fork
-            size = (_memfds(self.leader) if self.limited else 0) + sum(map(_share, processes))
+            if self.group:
+                size = self.group.size()
+            else:
+                size = (_memfds(self.leader) if self.limited else 0) + sum(map(_share, processes))
             self.peak = max(self.peak, size)
             # Of a sum that a fork came between, a page may be in it twice.
             self._look()
@@ -171,13 +210,21 @@ def run(
             command = [str(LOWTIDE), "run", "--ram", str(ram), "--stats", str(stats), *(options or []), "--", *command]
         out, err = open(Path(directory, "out"), "w+b"), open(Path(directory, "err"), "w+b")
         with out, err:
+            group = _Group() if copies and sample and _Group.possible() else None
+            if group:
+                command = group.started_in(command)
             start = time.monotonic()
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True, env={**os.environ, "LC_ALL": "C", **(env or {})}
             )
             sampler = _Sampler(child.pid, ram is not None, copies)
-            if sample:
-                sampler.start()
+            samplers = [sampler] if sample else []
+            if group:
+                # It holds up those that map memory: where there is another one, now and then is enough.
+                sampler.pause = 0.1
+                samplers.append(_Sampler(child.pid, ram is not None, copies, group))
+            for each in samplers:
+                each.start()
             ended_by = ""
             try:
                 status = child.wait(deadline or DEADLINE_SECONDS)
@@ -190,15 +237,20 @@ def run(
                 if child.poll() is None:
                     os.killpg(child.pid, signal.SIGKILL)
             seconds = time.monotonic() - start
-            if sample:
-                sampler.stop.set()
-                sampler.join()
+            for each in samplers:
+                each.stop.set()
+                each.join()
+            if group:
+                group.remove()
             out.seek(0)
             err.seek(0)
             text, errors = out.read().decode(errors="replace"), err.read().decode(errors="replace")
         found = json.loads(stats.read_text()) if stats.exists() else {}
         status = status if status >= 0 else 128 - status
-        return Result(status, text, errors, seconds, sampler.peak, sampler.settled_peak, sampler.samples, found, ended_by)
+        result = Result(status, text, errors, seconds, sampler.peak, sampler.settled_peak, samples=sampler.samples, stats=found, ended_by=ended_by)
+        if group:
+            result.group_settled_peak, result.group_peak = samplers[1].settled_peak, samplers[1].peak
+        return result
 
 
 def mib(size: float) -> str:

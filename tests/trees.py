@@ -1,8 +1,9 @@
 """make trees: whole process trees, natively and at 40 % of what they take natively, and a script of many short processes.
 
-Each tree's output must be the native one's, and the sum over its processes (anonymous pages, each divided by how many processes map it) with lowtide's
-own at most 1.10 x --ram + 32 MiB at every sample but those of the first 100 ms after a large process has forked; the highest of all
-samples stands beside it. TREES=name,name runs some; TREES_PERCENT (default 40) and TREES_PAIRS (default 9) change the rest.
+Each tree's output must be the native one's, and its memory with lowtide's own at most 1.10 x --ram + 32 MiB at every sample but those of the first 100 ms
+after a large process has forked; the highest of all samples stands beside it. As root a memory cgroup counts it, every 10 ms. The sum over processes
+(anonymous pages, each divided by how many processes map it) stands beside it, every 100 ms; it takes up to half a second, in which pages move from one
+process to another, so it decides only where there is no cgroup. TREES=name,name runs some; TREES_PERCENT (default 40) and TREES_PAIRS (default 9) change the rest.
 """
 
 import os
@@ -34,7 +35,8 @@ def trees() -> dict[str, list[str]]:
         "spawn": python("shared_arrays.py", "spawn", 192, 4),
         "server": [lab.compiled("tree_server"), "192", "6", "24", "24000", "1000"],
         "redis": python("redis_saves.py", WORK / "redis", 20, 300_000),
-        "orphan": [lab.compiled("forks"), "orphan", "256"],
+        # Natively nobody else would wait for the child.
+        "orphan": ["sh", "-c", 'exec "$0" orphan 256 | cat', lab.compiled("forks")],
         "threads": [lab.compiled("fork_malloc"), "8", "60", "192"],
     }
 
@@ -59,9 +61,12 @@ def run_tree(name: str, command: list[str]) -> list[str]:
     ram = max(native.settled_peak * PERCENT // 100, LEAST_RAM)
     limited = lab.run(command, ram=ram, copies=True, deadline=DEADLINE)
     stats = limited.stats
+    settled, peak = limited.group_settled_peak, limited.group_peak
+    if settled is None:
+        settled, peak = limited.settled_peak, limited.peak
     print(
-        f"| {name} | {lab.mib(native.settled_peak)}, {native.seconds:.1f} s | {lab.mib(ram)} | {lab.mib(limited.settled_peak)} of {lab.mib(bound(ram))}"
-        f" | {lab.mib(limited.peak)} | {limited.seconds:.1f} s | {len(stats.get('pids', []))} | {stats.get('evictions', {}).get('pages', 0):,} |",
+        f"| {name} | {lab.mib(native.settled_peak)}, {native.seconds:.1f} s | {lab.mib(ram)} | {lab.mib(settled)} of {lab.mib(bound(ram))}"
+        f" | {lab.mib(peak)} | {lab.mib(limited.settled_peak)} | {limited.seconds:.1f} s | {len(stats.get('pids', []))} | {stats.get('evictions', {}).get('pages', 0):,} |",
         flush=True,
     )
     wrong = []
@@ -71,8 +76,8 @@ def run_tree(name: str, command: list[str]) -> list[str]:
         wrong.append(f"status {limited.status}")
     elif limited.stdout != native.stdout:
         wrong.append(f"prints {limited.stdout[-1000:]!r}, natively {native.stdout[-1000:]!r}")
-    if limited.settled_peak > bound(ram):
-        wrong.append(f"{lab.mib(limited.settled_peak)} in a sample, allowed are {lab.mib(bound(ram))}")
+    if settled > bound(ram):
+        wrong.append(f"{lab.mib(settled)} in a sample, allowed are {lab.mib(bound(ram))}")
     if not stats.get("evictions", {}).get("pages"):
         wrong.append("nothing was evicted")
     return [f"{name} at {lab.mib(ram)}: {what}\n{limited.stderr[-2000:]}" for what in wrong]
@@ -110,8 +115,8 @@ def main() -> None:
     lab.require_lowtide()
     prepare()
     wrong = []
-    print(f"| tree | native: peak, time | `--ram` ({PERCENT} %) | highest sample, of | in the 100 ms after forks | time | processes | pages out |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(f"| tree | native: peak, time | `--ram` ({PERCENT} %) | highest sample, of | with the 100 ms after forks | sum over processes | time | processes | pages out |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for name, command in trees().items():
         if not ONLY or name in ONLY:
             wrong += run_tree(name, command)
