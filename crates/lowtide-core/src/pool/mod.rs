@@ -113,11 +113,9 @@ impl Pool {
         self.limit.accepts()
     }
 
-    /// Whether an object of `len` bytes is worth its place in the pool if it could be on a device instead, where it takes none.
-    /// In the last two fifths of the limit each byte is taken from what the program needs most: there a page must become half
-    /// as long.
-    pub fn pays(&self, len: usize) -> bool {
-        len <= PAGE_SIZE / 2 || !self.limit.is_mostly_taken()
+    /// Whether more than three fifths of the limit are taken.
+    pub fn is_mostly_taken(&self) -> bool {
+        self.limit.is_mostly_taken()
     }
 
     /// Whether the limit leaves room for another span.

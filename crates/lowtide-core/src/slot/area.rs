@@ -331,7 +331,8 @@ impl Area {
         self.opened.load(Ordering::Acquire) as usize
     }
 
-    pub(super) fn opened_slots(&self) -> u64 {
+    /// No slot from this one on was ever given out.
+    pub fn opened_slots(&self) -> u64 {
         self.opened.load(Ordering::Acquire) as u64 * CLUSTER_SLOTS as u64
     }
 
@@ -382,6 +383,11 @@ impl Area {
     /// Whether nothing is to be written here for the time being, because the device fails. Reads the clock if it does.
     pub fn rests(&self) -> bool {
         self.rest.is_on()
+    }
+
+    /// Whether pages can be written here now: there is a device that works, and it is neither a parent's nor being emptied.
+    pub fn takes_writes(&self) -> bool {
+        self.device.takes_pages() && !self.is_inherited() && !self.is_closed() && !self.rests()
     }
 
     /// The error of the latest write, if it failed.

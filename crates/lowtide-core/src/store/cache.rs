@@ -12,7 +12,6 @@
 
 use core::sync::atomic::Ordering;
 
-use super::shrink::takes_writes;
 use super::table_word::Word;
 use super::{Entry, Page, Store};
 use crate::count::Counter;
@@ -94,7 +93,7 @@ impl Store {
     /// long as another has room, giving them up would only move pages from a small area of high priority to a large one of low
     /// priority.)
     fn is_scarce(&self, area: &Area) -> bool {
-        let has_room = |area: &Area| !area.is_over_half_full() && takes_writes(area);
+        let has_room = |area: &Area| !area.is_over_half_full() && area.takes_writes();
         area.is_over_half_full() && !self.areas.iter().any(|other| has_room(&other))
     }
 

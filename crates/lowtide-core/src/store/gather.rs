@@ -6,22 +6,17 @@
 //! thread that gathers never comes to write them, because the shrinker (`shrink.rs`) does in the end. What a thread has
 //! gathered is only where it goes on (`Scratch`), and it does not matter whether that is still true.
 
+use super::folio::Results;
 use super::group::Insert;
-use super::store_pages::{Results, Slots};
 use super::table_word::{Made, Object, Word};
+use super::tier::{Slots, waits_for};
 use super::{Entry, Group, Page, Scratch, Store};
 use crate::slot::CLUSTER_SLOTS;
 use crate::vm::PAGE_SIZE;
 
-/// As many pages as this are written at once.
-const LONG: usize = 64;
-/// Most pages that wait for others, for each thread; where the pool is small, a [`SHARE`]th of it.
-pub(super) const ENOUGH: usize = 128;
-const SHARE: usize = 16;
-
 impl Store {
-    /// Keeps pages `which` of `pages`, which are for the device, in the pool until there are more. Returns how many of them it
-    /// has dealt with: the first ones.
+    /// Keeps pages `which` of `pages`, which are for the device, in the pool until there are more, if they are few. Returns how
+    /// many of them it has dealt with: the first ones.
     pub(super) fn gather(
         &self,
         pages: &[&Page],
@@ -30,10 +25,7 @@ impl Store {
         out: Results<'_>,
         scratch: &mut Scratch,
     ) -> usize {
-        let enough = ENOUGH.min(self.pool.limit() / PAGE_SIZE / SHARE);
-        if which.len() >= LONG.min(enough) {
-            return 0;
-        }
+        let Some(enough) = waits_for(which.len(), self.pool.limit()) else { return 0 };
         let mut done = 0;
         while done < which.len() && self.pool_takes(group) {
             let before = scratch.ends.on_device;

@@ -11,7 +11,6 @@
 //! taken off the pool's figures. Accounts are a process's own, like the pool: a fork copies both.
 
 use super::Store;
-use super::shrink::takes_writes;
 use super::table_word::{Made, Object, Word};
 use crate::limit::Limit;
 use crate::slot::{Area, AreaRef, CLUSTER_SLOTS, Clock};
@@ -99,7 +98,7 @@ impl Store {
     /// Whether some tier would take a page of `group` now, as far as is known without trying: the pool, or a device with free
     /// slots that does not rest after a failure. A page that is all zero needs none.
     pub fn would_take(&self, group: Group) -> bool {
-        let takes = |area: &AreaRef<'_>| takes_writes(area) && !area.is_off_list();
+        let takes = |area: &AreaRef<'_>| area.takes_writes() && !area.is_off_list();
         // Clean copies are given up for new pages.
         if self.counters.cached_now.get() > 0 {
             return true;

@@ -13,6 +13,7 @@ mod claim;
 mod compact;
 mod counters;
 mod fill_words;
+mod folio;
 mod fork;
 mod gather;
 mod group;
@@ -23,7 +24,10 @@ mod shrink;
 mod store_pages;
 mod swapoff;
 mod table_word;
+mod tier;
 mod types;
+mod walk;
+mod write_out;
 
 use core::sync::atomic::{AtomicU8, Ordering};
 

@@ -5,10 +5,11 @@
 //! whole round of the hand is cold. A round takes [`ROUND_US`] at least. How a page goes from one object to the other, and why
 //! nothing is lost, is in `claim.rs`.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::group::Insert;
 use super::table_word::{Made, Object, Word};
+use super::walk::Walk;
 use super::{Codec, Page, Scratch, Store, claim};
 use crate::slot::{Area, CLUSTER_SLOTS, Clock, Visit};
 use crate::vm::PAGE_SIZE;
@@ -20,8 +21,6 @@ pub const RECOMPRESS_LEVEL: i32 = 2;
 pub const ROUND_US: u64 = 5_000_000;
 /// Words and clusters that are looked at for each page that may be compressed.
 const LOOKS: usize = 64;
-/// Areas have numbers of 8 bits.
-const AREAS: usize = 1 << u8::BITS;
 
 /// What [`Store::recompress`] did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -34,28 +33,13 @@ pub struct Recompressed {
     pub bytes_saved: usize,
 }
 
-/// The clock's hand.
-#[derive(Debug)]
+/// The clock.
+#[derive(Debug, Default)]
 pub(super) struct Recompressor {
-    /// A thread is at work; it alone moves the hand.
-    busy: AtomicBool,
-    /// The area where the hand is; [`AREAS`]: the round is over.
-    area: AtomicUsize,
-    /// The slot to look at next.
-    slot: AtomicU64,
+    /// The hand; a round of it.
+    round: Walk,
     /// When the next round may begin.
     next_round_us: AtomicU64,
-}
-
-impl Default for Recompressor {
-    fn default() -> Recompressor {
-        Recompressor {
-            busy: AtomicBool::new(false),
-            area: AtomicUsize::new(AREAS),
-            slot: AtomicU64::new(0),
-            next_round_us: AtomicU64::new(0),
-        }
-    }
 }
 
 /// What became of a page.
@@ -73,10 +57,10 @@ enum Fate {
 impl Store {
     /// Whether [`Store::recompress`] has something to look at now. Cheap.
     pub fn wants_recompression(&self, now_us: u64) -> bool {
-        let hand = &self.recompressor;
+        let clock = &self.recompressor;
         self.codec == Codec::Lz4
             && self.pool.objects() > 0
-            && (hand.area.load(Ordering::Relaxed) < AREAS || now_us >= hand.next_round_us.load(Ordering::Relaxed))
+            && (clock.round.is_under_way() || now_us >= clock.next_round_us.load(Ordering::Relaxed))
     }
 
     /// Compresses cold pages again, at most `pages`, and looks at no more than 64 words or clusters for each. `now_us` is the
@@ -86,29 +70,21 @@ impl Store {
     /// The memory of zstd's compressor stays with `scratch` until [`Scratch::forget_compressor`].
     pub fn recompress(&self, pages: usize, now_us: u64, scratch: &mut Scratch) -> Recompressed {
         let mut done = Recompressed::default();
-        let hand = &self.recompressor;
-        if !self.wants_recompression(now_us) || hand.busy.swap(true, Ordering::Acquire) {
+        if !self.wants_recompression(now_us) {
             return done;
         }
-        if hand.area.load(Ordering::Relaxed) >= AREAS {
-            hand.next_round_us.store(now_us.saturating_add(ROUND_US), Ordering::Relaxed);
-            hand.slot.store(0, Ordering::Relaxed);
-            hand.area.store(0, Ordering::Relaxed);
+        let clock = &self.recompressor;
+        let Some(mut hand) = clock.round.go_on(&self.areas) else { return done };
+        if !clock.round.is_under_way() {
+            clock.next_round_us.store(now_us.saturating_add(ROUND_US), Ordering::Relaxed);
+            hand.begin();
         }
         let looks = pages.saturating_mul(LOOKS);
         let mut tries = pages;
-        while done.looked < looks && tries > 0 {
-            let id = hand.area.load(Ordering::Relaxed);
-            if id >= AREAS {
-                break;
-            }
-            let slot = hand.slot.load(Ordering::Relaxed);
-            let area = self.areas.get(id as u8);
-            let Some(area) = area.filter(|area| slot < (area.opened_clusters() * CLUSTER_SLOTS) as u64) else {
-                hand.slot.store(0, Ordering::Relaxed);
-                hand.area.store(id + 1, Ordering::Relaxed);
-                continue;
-            };
+        while done.looked < looks
+            && tries > 0
+            && let Some((area, slot)) = hand.next()
+        {
             done.looked += 1;
             let (cluster, index) = (slot as usize / CLUSTER_SLOTS, slot as usize % CLUSTER_SLOTS);
             let is_cold = if index == 0 {
@@ -121,10 +97,10 @@ impl Store {
                     // Used while the hand was there: the rest has its turn when it is cold again.
                     area.ages.left(cluster, Clock::Recompressing);
                 }
-                hand.slot.store(((cluster + 1) * CLUSTER_SLOTS) as u64, Ordering::Relaxed);
+                hand.skip_cluster();
                 continue;
             }
-            match self.recompress_page(&area, slot, scratch) {
+            match self.recompress_page(area, slot, scratch) {
                 Fate::Smaller(bytes) => {
                     tries -= 1;
                     done.pages += 1;
@@ -134,15 +110,13 @@ impl Store {
                 Fate::Skipped => {}
                 Fate::NoRoom => {
                     area.ages.left(cluster, Clock::Recompressing);
-                    hand.area.store(AREAS, Ordering::Relaxed);
+                    hand.end();
                     break;
                 }
             }
-            hand.slot.store(slot + 1, Ordering::Relaxed);
         }
         self.counters.recompressed.add(done.pages as u64);
         self.counters.recompressed_bytes.add(done.bytes_saved as u64);
-        hand.busy.store(false, Ordering::Release);
         done
     }
 

@@ -12,10 +12,10 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering}
 use arrayvec::ArrayVec;
 use rustix::io::Errno;
 
-use super::gather::ENOUGH;
 use super::group::GroupSet;
-use super::store_pages::{ended, is_no_space};
 use super::table_word::{Object, Word};
+use super::tier::ENOUGH;
+use super::write_out::{ended, is_no_space};
 use super::{Page, Scratch, Store, claim};
 use crate::device::{SealRun, Tag};
 use crate::slot::{Area, AreaRef, CLUSTER_SLOTS, Clock, Visit};
@@ -140,7 +140,7 @@ impl Store {
     /// below their high marks, and without a device that can be written to now.
     pub fn wants_shrinking(&self) -> usize {
         match self.excess().0 {
-            excess @ 1.. if self.areas.iter().any(|area| takes_writes(&area)) => excess,
+            excess @ 1.. if self.areas.iter().any(|area| area.takes_writes()) => excess,
             _ => 0,
         }
     }
@@ -206,7 +206,7 @@ impl Store {
         for _ in 0..=u16::from(u8::MAX) + 1 {
             let (id, cluster) = (hand.area.load(Ordering::Relaxed), hand.cluster.load(Ordering::Relaxed));
             if let Some(area) = self.areas.get(id)
-                && takes_writes(&area)
+                && area.takes_writes()
                 && (cluster as usize) < area.opened_clusters()
             {
                 hand.cluster.store(cluster + 1, Ordering::Relaxed);
@@ -308,11 +308,6 @@ impl Store {
         self.counters.written_back.add(1);
         true
     }
-}
-
-/// Whether pages of the pool can be written to an area now.
-pub(super) fn takes_writes(area: &Area) -> bool {
-    area.device.takes_pages() && !area.is_inherited() && !area.is_closed() && !area.rests()
 }
 
 #[cfg(test)]

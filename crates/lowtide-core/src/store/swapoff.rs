@@ -18,8 +18,9 @@
 
 use core::sync::atomic::Ordering;
 
+use super::folio::{Chunk, RUN};
 use super::group::Insert;
-use super::store_pages::{Chunk, Plan, RUN};
+use super::store_pages::Plan;
 use super::table_word::{Object, Word};
 use super::{Entry, Group, MAX_AREAS, Page, Scratch, Store, StoreError, Stored};
 use crate::slot::{Area, AreaRef, SwapCache};
@@ -69,7 +70,7 @@ impl Store {
     /// What is to be emptied: the areas of number `number`, from entry number `from` on.
     pub fn next_emptying(&self, number: u8, from: u16) -> Option<Emptying> {
         let area = self.areas_of(number).find(|area| u16::from(area.id()) >= from)?;
-        Some(Emptying { id: area.id(), slots: (area.opened_clusters() * crate::slot::CLUSTER_SLOTS) as u64 })
+        Some(Emptying { id: area.id(), slots: area.opened_slots() })
     }
 
     /// Whether the page of an entry is on a device, and nowhere else.
@@ -87,8 +88,7 @@ impl Store {
 
     /// How many pages of this process are in areas of this number.
     pub fn pages_left(&self, number: u8) -> u64 {
-        let opened = |area: &AreaRef<'_>| (area.opened_clusters() * crate::slot::CLUSTER_SLOTS) as u64;
-        self.areas_of(number).map(|area| self.pages_in(area.id(), 0, opened(&area))).sum()
+        self.areas_of(number).map(|area| self.pages_in(area.id(), 0, area.opened_slots())).sum()
     }
 
     /// Stores pages elsewhere: `out[i]` is as from [`Store::store_run`] for the page of `entries[i]`, whose area is closed (or
@@ -121,11 +121,7 @@ impl Store {
             }
         }
         let mut results: Chunk<Result<Stored, StoreError>> = plans.iter().map(|_| Err(StoreError::Full)).collect();
-        {
-            // Their bytes are in the pool: the pages are not looked at.
-            let none: Chunk<&Page> = plans.iter().map(|_| &pages[0]).collect();
-            self.place(&none, &plans, group, &mut results, scratch);
-        }
+        self.place(&plans, &mut results, scratch);
         for (i, result) in in_pool.iter().zip(results) {
             // `Full` would say that the page has been read.
             out[*i] = result.map_err(|error| if error == StoreError::Full { StoreError::NoMemory } else { error });

@@ -1,0 +1,81 @@
+//! Slots for pages that are stored together: folios, neighbours in order, as large as can be had.
+
+use core::sync::atomic::Ordering;
+
+use arrayvec::ArrayVec;
+
+use super::table_word::Word;
+use super::tier::Slots;
+use super::{Entry, RAM_AREA, Store, StoreError, Stored};
+use crate::slot::{AreaRef, MAX_ORDER};
+
+/// Most pages that are handled at once: the largest folio.
+pub(super) const RUN: usize = 1 << MAX_ORDER;
+/// Something for each page that is handled.
+pub(super) type Chunk<T> = ArrayVec<T, RUN>;
+
+/// What became of each page that is handled.
+pub(super) type Results<'a> = &'a mut [Result<Stored, StoreError>];
+
+/// Consecutive slots that were given out.
+pub(super) struct Folio<'a> {
+    pub area: AreaRef<'a>,
+    pub slot: u64,
+    pub pages: usize,
+}
+
+impl Store {
+    /// Consecutive slots for up to `pages` pages: those behind `behind`, where the latest ones ended, if they are free; else of
+    /// the smallest power of two that holds them all, of which the rest is given back; or of the largest that there is.
+    pub(super) fn alloc_folio(&self, pages: usize, slots: Slots, behind: &mut Option<Entry>) -> Option<Folio<'_>> {
+        let whole = pages.checked_next_power_of_two().filter(|_| pages > 0)?.ilog2().min(MAX_ORDER);
+        let folio = self.alloc_behind(pages, slots, *behind).or_else(|| {
+            let alloc = |order| match slots {
+                Slots::Writable => self.areas.alloc(order, &self.word_cache()),
+                Slots::OfDevices => self.areas.alloc_to_write_later(order, &self.word_cache()),
+                Slots::OfRam => self.areas.get(RAM_AREA).and_then(|area| area.alloc(order).map(|slot| (area, slot))),
+            };
+            let (order, (area, slot)) = (0..=whole).rev().find_map(|order| Some((order, alloc(order)?)))?;
+            let slots = 1 << order;
+            let pages = pages.min(slots);
+            if pages < slots {
+                let given_back = area.free_run(slot + pages as u64, (slots - pages) as u64);
+                debug_assert!(given_back.is_ok(), "{given_back:?}");
+            }
+            Some(Folio { area, slot, pages })
+        })?;
+        let order = folio.pages.next_power_of_two().ilog2();
+        self.counters.folios[order as usize].add(1);
+        if order < whole {
+            self.counters.folios_split[whole as usize].add(1);
+        }
+        *behind = Entry::new(folio.area.id(), folio.slot + folio.pages as u64);
+        Some(folio)
+    }
+
+    /// The `pages` slots from `slot` on, if they are free.
+    fn alloc_behind(&self, pages: usize, slots: Slots, slot: Option<Entry>) -> Option<Folio<'_>> {
+        let slot = slot.filter(|slot| (slot.area() == RAM_AREA) == (slots == Slots::OfRam))?;
+        let area = self.areas.get(slot.area()).filter(|area| slots != Slots::Writable || !area.rests())?;
+        let slot = slot.offset();
+        area.alloc_behind(slot, pages).then_some(Folio { area, slot, pages })
+    }
+
+    /// Makes a slot's page known. Fails only for a slot that no entry can name, which areas do not have.
+    pub(super) fn publish(&self, area: &AreaRef<'_>, slot: u64, word: Word) -> Result<Stored, StoreError> {
+        let entry = Entry::new(area.id(), slot).ok_or(StoreError::Full)?;
+        let place = area.word(slot).ok_or(StoreError::Full)?;
+        debug_assert_eq!(place.load(Ordering::Relaxed), Word::Empty.encode(), "a slot was given out twice");
+        // Counted first: a free, which subtracts, may follow at once.
+        self.counters.stored_now.add(1);
+        if matches!(word, Word::Device(_)) {
+            area.io.pages.add(1);
+        }
+        // Release: whoever sees the word finds the object.
+        place.store(word.encode(), Ordering::Release);
+        if matches!(word, Word::Pool(_)) {
+            area.ages.stored(slot);
+        }
+        Ok(Stored::Entry(entry))
+    }
+}

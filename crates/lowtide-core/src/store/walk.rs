@@ -1,0 +1,157 @@
+//! A walk over the slots of all areas, by number, a bit at each call, by one thread at a time: for background work that looks
+//! through the table words.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use crate::slot::{AreaRef, Areas, CLUSTER_SLOTS};
+
+/// Areas have numbers of 8 bits.
+const AREAS: usize = 1 << u8::BITS;
+
+/// How far a walk has come. Kept between calls, so that each is short.
+#[derive(Debug)]
+pub(super) struct Walk {
+    /// A thread is at work.
+    busy: AtomicBool,
+    /// The area to go on with; [`AREAS`]: the walk is over.
+    area: AtomicUsize,
+    /// The slot of it to go on with.
+    slot: AtomicU64,
+}
+
+impl Default for Walk {
+    fn default() -> Walk {
+        Walk { busy: AtomicBool::new(false), area: AtomicUsize::new(AREAS), slot: AtomicU64::new(0) }
+    }
+}
+
+impl Walk {
+    /// Whether there are slots to come.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.area.load(Ordering::Relaxed) < AREAS
+    }
+
+    /// Goes on; `None` while another thread walks.
+    pub(super) fn go_on<'a>(&'a self, areas: &'a Areas) -> Option<Walker<'a>> {
+        // Acquire: pairs with the Release with which the walker before is dropped.
+        let busy = self.busy.swap(true, Ordering::Acquire);
+        (!busy).then(|| Walker { walk: self, areas, area: None, slot: self.slot.load(Ordering::Relaxed) })
+    }
+}
+
+/// Who walks, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Walker<'a> {
+    walk: &'a Walk,
+    areas: &'a Areas,
+    /// The area that is walked through, and its first slot that was never given out; `None` before its first slot.
+    area: Option<(AreaRef<'a>, u64)>,
+    slot: u64,
+}
+
+impl<'a> Walker<'a> {
+    /// The walk begins, with the first slot of the first area.
+    pub(super) fn begin(&mut self) {
+        self.go_to(0);
+    }
+
+    /// The walk is over.
+    pub(super) fn end(&mut self) {
+        self.go_to(AREAS);
+    }
+
+    fn go_to(&mut self, area: usize) {
+        (self.area, self.slot) = (None, 0);
+        self.walk.area.store(area, Ordering::Relaxed);
+    }
+
+    /// The next slot that may have been given out, and its area. `None`: the walk is over.
+    pub(super) fn next(&mut self) -> Option<(&AreaRef<'a>, u64)> {
+        loop {
+            let id = self.walk.area.load(Ordering::Relaxed);
+            match &self.area {
+                Some((_, end)) if self.slot < *end => break,
+                None if id >= AREAS => return None,
+                Some(_) => self.go_to(id + 1),
+                None => match self.areas.get(id as u8) {
+                    Some(area) => {
+                        let end = area.opened_slots();
+                        self.area = Some((area, end));
+                    }
+                    None => self.go_to(id + 1),
+                },
+            }
+        }
+        self.slot += 1;
+        self.area.as_ref().map(|(area, _)| (area, self.slot - 1))
+    }
+
+    /// Passes over what is left of the cluster of the latest slot.
+    pub(super) fn skip_cluster(&mut self) {
+        self.slot = self.slot.next_multiple_of(CLUSTER_SLOTS as u64);
+    }
+}
+
+impl Drop for Walker<'_> {
+    fn drop(&mut self) {
+        self.walk.slot.store(self.slot, Ordering::Relaxed);
+        // Release: pairs with the Acquire in `go_on`.
+        self.walk.busy.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(all(test, not(any(feature = "loom", feature = "shuttle"))))]
+mod tests {
+    use super::*;
+    use crate::device::{Device, NoDevice};
+    use crate::slot::{Area, AreaConfig};
+    use std::vec::Vec;
+
+    /// Areas of which one, two and no clusters were ever used.
+    fn areas() -> Areas {
+        let areas = Areas::new();
+        for clusters in [1, 2, 0] {
+            let slots = 4 * CLUSTER_SLOTS as u64;
+            let id = areas.add(Area::new(Device::None(NoDevice), AreaConfig { slots, ..AreaConfig::default() }).unwrap(), true);
+            let area = areas.get(id.unwrap()).unwrap();
+            while area.opened_clusters() < clusters {
+                area.alloc(8).unwrap();
+            }
+        }
+        areas
+    }
+
+    fn some(walker: &mut Walker<'_>, n: usize) -> Vec<(u8, u64)> {
+        core::iter::from_fn(|| walker.next().map(|(area, slot)| (area.id(), slot))).take(n).collect()
+    }
+
+    #[test]
+    fn all_slots_of_all_areas_once_and_in_order_however_short_the_calls_are() {
+        let (areas, walk) = (areas(), Walk::default());
+        assert!(walk.go_on(&areas).unwrap().next().is_none() && !walk.is_under_way(), "not begun");
+        walk.go_on(&areas).unwrap().begin();
+        let mut all = Vec::new();
+        while walk.is_under_way() {
+            all.extend(some(&mut walk.go_on(&areas).unwrap(), 100));
+        }
+        let expected = (0..512).map(|slot| (0, slot)).chain((0..1024).map(|slot| (1, slot)));
+        assert!(all.into_iter().eq(expected));
+    }
+
+    #[test]
+    fn clusters_are_passed_over_and_walks_ended() {
+        let (areas, walk) = (areas(), Walk::default());
+        let mut walker = walk.go_on(&areas).unwrap();
+        walker.begin();
+        assert_eq!(some(&mut walker, 2), [(0, 0), (0, 1)]);
+        walker.skip_cluster();
+        assert_eq!(some(&mut walker, 512).last(), Some(&(1, 511)), "the last slot of a cluster");
+        walker.skip_cluster();
+        assert_eq!(some(&mut walker, 1), [(1, 512)], "there was nothing to pass over");
+        assert!(walk.go_on(&areas).is_none(), "one at a time");
+        walker.end();
+        assert!(walker.next().is_none());
+        drop(walker);
+        assert!(!walk.is_under_way() && walk.go_on(&areas).is_some());
+    }
+}
