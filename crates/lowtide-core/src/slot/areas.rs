@@ -24,11 +24,11 @@ const STRIPES: usize = 16;
 
 type Users = [CacheAligned<AtomicU32>; STRIPES];
 
-/// The place of one number.
+/// What has one number: an area, or none now.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Cell {
     pub(super) area: AtomicPtr<Area>,
-    /// Made with the first area that has the number; lives as long as the list, so that a late user finds it.
+    /// Made with the first area that has the number; lives as long as [`Areas`], so that a late user finds it.
     users: AtomicPtr<Users>,
 }
 
@@ -49,8 +49,8 @@ struct Available {
 /// The areas of a store. All methods are thread-safe unless they say otherwise.
 #[derive(Debug)]
 pub struct Areas {
-    pub(super) places: [Place; MAX],
-    /// No place from this index on ever had an area. Only grows.
+    pub(super) cells: [Cell; MAX],
+    /// No cell from this index on ever had an area. Only grows.
     high: AtomicUsize,
     available: Lock<Available, { rank::AVAILABLE }>,
     /// By CPU and order, the number of the area used last, plus one; 0: none.
@@ -75,7 +75,7 @@ impl AreaRef<'_> {
     /// A write to the area's device failed: the area rests ([`Area::rests`]), and [`Areas::alloc`] passes it over meanwhile.
     #[cold]
     pub fn failed(&self, errno: Errno) {
-        self.area.rest.failed(errno);
+        self.area.availability().write_failed(errno);
         // A thread that is choosing the area at this moment makes its CPU go on there, until its write fails as well.
         for last in self.areas.last.iter().flat_map(|cpu| &cpu.0) {
             let _ = last.compare_exchange(u32::from(self.id) + 1, 0, Ordering::Relaxed, Ordering::Relaxed);
@@ -84,7 +84,7 @@ impl AreaRef<'_> {
 
     /// A write to the area's device went well.
     pub fn wrote(&self) {
-        if self.area.rest.succeeded() {
+        if self.area.availability().write_succeeded() {
             // The device was gone for a while: what could not be written then is no sign of bad places.
             (0..self.area.opened_clusters()).for_each(|cluster| self.area.ages.mended(cluster));
         }
@@ -103,8 +103,8 @@ impl Drop for AreaRef<'_> {
     #[inline]
     fn drop(&mut self) {
         // Whoever made it full, or not full again, comes by here.
-        if self.area.usage.is_unsettled() {
-            self.areas.settle(self.id, self.area);
+        if self.area.availability().may_change_list() {
+            self.areas.update_list(self.id, self.area);
         }
         self.users.fetch_sub(1, Ordering::Release);
     }
@@ -137,9 +137,9 @@ impl Areas {
     /// No areas.
     #[must_use]
     pub fn new() -> Areas {
-        let place = |_| Place { area: AtomicPtr::new(null_mut()), users: AtomicPtr::new(null_mut()) };
+        let cell = |_| Cell { area: AtomicPtr::new(null_mut()), users: AtomicPtr::new(null_mut()) };
         Areas {
-            places: core::array::from_fn(place),
+            cells: core::array::from_fn(cell),
             high: AtomicUsize::new(0),
             available: Lock::new(Available { list: [Listed::default(); MAX], len: 0 }),
             last: (0..percpu::count()).map(|_| CacheAligned(core::array::from_fn(|_| AtomicU32::new(0)))).collect(),
@@ -149,15 +149,15 @@ impl Areas {
     /// The area of that number.
     #[inline]
     pub fn get(&self, id: u8) -> Option<AreaRef<'_>> {
-        let place = self.places.get(id as usize)?;
+        let cell = self.cells.get(id as usize)?;
         // SAFETY: made from a Box, and freed only with the list itself, which is borrowed.
-        let users = unsafe { place.users.load(Ordering::Acquire).as_ref()? };
+        let users = unsafe { cell.users.load(Ordering::Acquire).as_ref()? };
         let users = &users[percpu::current() % STRIPES].0;
         // Sequentially consistent, as is what `take_out` does: either that sees this reference, or this sees no area.
         users.fetch_add(1, Ordering::SeqCst);
         // SAFETY: the pointer came from a Box, which is freed only after the pointer was taken away and nobody counted as a
         // user since.
-        match unsafe { place.area.load(Ordering::SeqCst).as_ref() } {
+        match unsafe { cell.area.load(Ordering::SeqCst).as_ref() } {
             Some(area) => Some(AreaRef { areas: self, id, area, users }),
             None => {
                 users.fetch_sub(1, Ordering::Release);
@@ -177,17 +177,17 @@ impl Areas {
     /// `TooManyAreas`.
     pub fn add(&self, area: Area, listed: bool) -> Result<u8, SlotError> {
         let area = Box::into_raw(Box::new(area));
-        for (id, place) in self.places.iter().enumerate() {
-            if place.users.load(Ordering::Acquire).is_null() {
+        for (id, cell) in self.cells.iter().enumerate() {
+            if cell.users.load(Ordering::Acquire).is_null() {
                 let users: Box<Users> = Box::new(core::array::from_fn(|_| CacheAligned(AtomicU32::new(0))));
                 let users = Box::into_raw(users);
-                if place.users.compare_exchange(null_mut(), users, Ordering::AcqRel, Ordering::Acquire).is_err() {
+                if cell.users.compare_exchange(null_mut(), users, Ordering::AcqRel, Ordering::Acquire).is_err() {
                     // SAFETY: made above and entered nowhere.
                     drop(unsafe { Box::from_raw(users) });
                 }
             }
             self.high.fetch_max(id + 1, Ordering::AcqRel);
-            if place.area.compare_exchange(null_mut(), area, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+            if cell.area.compare_exchange(null_mut(), area, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
                 if listed {
                     self.reopen(id as u8);
                 }
@@ -233,7 +233,7 @@ impl Areas {
         };
         let found = available.list[..available.len].iter().find_map(|l| try_area(self.get(l.id)?));
         // Full areas are off the list, and have room all the same if they can take slots back.
-        let full = |area: &AreaRef<'_>| area.usage.is_full() && area.may_be_reclaimed();
+        let full = |area: &AreaRef<'_>| area.availability().is_full() && area.may_be_reclaimed();
         found.or_else(|| self.iter().filter(full).find_map(try_area))
     }
 
@@ -250,11 +250,11 @@ impl Areas {
 
     /// Puts an area on the list or takes it off, if it is for this thread to do.
     #[cold]
-    fn settle(&self, id: u8, area: &Area) {
+    fn update_list(&self, id: u8, area: &Area) {
         let mut available = self.available.lock();
-        if area.usage.try_delist() {
+        if area.availability().try_delist() {
             available.remove(id);
-        } else if area.usage.try_relist() {
+        } else if area.availability().try_relist() {
             available.insert(Listed { priority: area.priority, id });
         }
     }
@@ -267,17 +267,14 @@ impl Areas {
         {
             let area = self.get(id).ok_or(SlotError::Closed)?;
             let mut available = self.available.lock();
-            if area.closed.swap(true, Ordering::SeqCst) {
-                return Err(SlotError::Closed);
-            }
-            if area.usage.keep_off() {
+            if area.availability().close().ok_or(SlotError::Closed)? {
                 available.remove(id);
             }
         }
         self.wait_for_users(id);
         // Still there: nobody removes it before it is quiet.
         if let Some(area) = self.get(id) {
-            area.quiet.store(true, Ordering::SeqCst);
+            area.availability().quiesced();
         }
         Ok(())
     }
@@ -287,12 +284,7 @@ impl Areas {
     pub fn reopen(&self, id: u8) {
         if let Some(area) = self.get(id) {
             let mut available = self.available.lock();
-            if area.closed.load(Ordering::SeqCst) && !area.quiet.swap(false, Ordering::SeqCst) {
-                return;
-            }
-            area.closed.store(false, Ordering::SeqCst);
-            area.usage.keep_off_no_more();
-            if area.usage.try_relist() {
+            if area.availability().open() && area.availability().try_relist() {
                 available.insert(Listed { priority: area.priority, id });
             }
         }
@@ -306,12 +298,12 @@ impl Areas {
     pub fn remove(&self, id: u8) -> Result<(), SlotError> {
         {
             let area = self.get(id).ok_or(SlotError::Closed)?;
-            if !area.quiet.swap(false, Ordering::SeqCst) {
+            if !area.availability().begin_removal() {
                 return Err(SlotError::StillInUse);
             }
             // Slot 0 is always used, once its cluster is.
             if area.used() > 1 {
-                area.quiet.store(true, Ordering::SeqCst);
+                area.availability().cancel_removal();
                 return Err(SlotError::StillInUse);
             }
         }
@@ -328,7 +320,7 @@ impl Areas {
     pub fn dismiss(&self, id: u8) -> Result<(), SlotError> {
         {
             let area = self.get(id).ok_or(SlotError::Closed)?;
-            if !area.is_inherited() && !area.quiet.swap(false, Ordering::SeqCst) {
+            if !area.is_inherited() && !area.availability().begin_removal() {
                 return Err(SlotError::StillInUse);
             }
         }
@@ -338,7 +330,7 @@ impl Areas {
 
     /// Takes an area out, whatever is in use there.
     fn take_out(&self, id: u8) {
-        let area = self.places[id as usize].area.swap(null_mut(), Ordering::SeqCst);
+        let area = self.cells[id as usize].area.swap(null_mut(), Ordering::SeqCst);
         if !area.is_null() {
             self.wait_for_users(id);
             // SAFETY: it came from a Box, and nobody has a reference: those who came before the swap have gone, and since then
@@ -350,7 +342,7 @@ impl Areas {
     /// Waits until everybody who had a reference at the time of the call has dropped it.
     fn wait_for_users(&self, id: u8) {
         // SAFETY: as in `get`.
-        let Some(users) = (unsafe { self.places[id as usize].users.load(Ordering::Acquire).as_ref() }) else { return };
+        let Some(users) = (unsafe { self.cells[id as usize].users.load(Ordering::Acquire).as_ref() }) else { return };
         for stripe in users {
             let mut looks = 0u32;
             // A stripe that is zero once has let go of all who came before.
@@ -373,9 +365,9 @@ impl Areas {
         unsafe { self.available.reset_after_fork() };
         // Threads of the parent that were using an area at the moment of the fork (to read figures, say) are users here too,
         // and would be waited for without end.
-        for place in &self.places {
+        for cell in &self.cells {
             // SAFETY: as in `get`.
-            if let Some(users) = unsafe { place.users.load(Ordering::Relaxed).as_ref() } {
+            if let Some(users) = unsafe { cell.users.load(Ordering::Relaxed).as_ref() } {
                 users.iter().for_each(|stripe| stripe.0.store(0, Ordering::Relaxed));
             }
         }
@@ -386,11 +378,7 @@ impl Areas {
             if !area.is_inherited() {
                 continue;
             }
-            let mut available = self.available.lock();
-            if area.usage.keep_off() {
-                available.remove(id);
-            }
-            drop(available);
+            self.available.lock().remove(id);
             if is_empty(&area) {
                 drop(area);
                 self.take_out(id);
@@ -408,9 +396,9 @@ impl Areas {
 
 impl Drop for Areas {
     fn drop(&mut self) {
-        for (id, place) in self.places.iter().enumerate() {
+        for (id, cell) in self.cells.iter().enumerate() {
             self.take_out(id as u8);
-            let users = place.users.load(Ordering::Acquire);
+            let users = cell.users.load(Ordering::Acquire);
             if !users.is_null() {
                 // SAFETY: made from a Box, and nobody else uses the list.
                 drop(unsafe { Box::from_raw(users) });

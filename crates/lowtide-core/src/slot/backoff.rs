@@ -17,10 +17,10 @@ const LONGEST: u64 = 10_000_000_000;
 /// Who fails until rests are so long is not one bad place of a device, but all of it.
 const OUTAGE: u64 = 800_000_000;
 
-/// Whether an area rests. All methods are thread-safe; a race of two makes a rest start a moment later, or be as long as the
+/// How long an area rests. All methods are thread-safe; a race of two makes a rest start a moment later, or be as long as the
 /// last.
 #[derive(Debug, Default)]
-pub(super) struct Rest {
+pub(super) struct Backoff {
     /// When the rest is over, in nanoseconds of the monotonic clock; 0: the latest write went well.
     until: AtomicU64,
     /// How long it is.
@@ -29,7 +29,7 @@ pub(super) struct Rest {
     errno: AtomicI32,
 }
 
-impl Rest {
+impl Backoff {
     /// The error of the latest write, if it failed.
     pub(super) fn error(&self) -> Option<Errno> {
         (self.until.load(Relaxed) != 0).then(|| Errno::from_raw_os_error(self.errno.load(Relaxed)))
@@ -88,36 +88,36 @@ mod tests {
 
     #[test]
     fn rests_grow_while_writes_fail_and_end_with_one_that_does_not() {
-        let rest = Rest::default();
-        assert!(!rest.is_on() && rest.error().is_none());
+        let backoff = Backoff::default();
+        assert!(!backoff.is_on() && backoff.error().is_none());
         let mut now = 1000;
         let mut lengths = std::vec::Vec::new();
         for _ in 0..10 {
-            rest.failed_at(now);
-            let until = rest.until.load(Relaxed);
+            backoff.failed_at(now);
+            let until = backoff.until.load(Relaxed);
             lengths.push((until - now) / 1_000_000);
             // Writes that had begun before: nothing new.
-            rest.failed_at(until - 1);
-            rest.succeeded_at(until - 1);
-            assert_eq!(rest.until.load(Relaxed), until);
+            backoff.failed_at(until - 1);
+            backoff.succeeded_at(until - 1);
+            assert_eq!(backoff.until.load(Relaxed), until);
             now = until;
         }
         assert_eq!(lengths, [100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000, 10_000]);
-        rest.succeeded_at(now);
-        assert!(rest.error().is_none());
-        rest.failed_at(now);
-        assert_eq!(rest.until.load(Relaxed) - now, SHORTEST, "the next failure is a first one again");
+        backoff.succeeded_at(now);
+        assert!(backoff.error().is_none());
+        backoff.failed_at(now);
+        assert_eq!(backoff.until.load(Relaxed) - now, SHORTEST, "the next failure is a first one again");
     }
 
     #[test]
     fn a_rest_is_on_from_the_failure() {
-        let rest = Rest::default();
-        rest.succeeded();
-        rest.failed(Errno::NOSPC);
-        assert!(rest.is_on());
-        rest.pass();
-        assert_eq!((rest.is_on(), rest.error()), (false, Some(Errno::NOSPC)), "failing until a write goes well");
-        rest.succeeded();
-        assert!(rest.error().is_none());
+        let backoff = Backoff::default();
+        backoff.succeeded();
+        backoff.failed(Errno::NOSPC);
+        assert!(backoff.is_on());
+        backoff.pass();
+        assert_eq!((backoff.is_on(), backoff.error()), (false, Some(Errno::NOSPC)), "failing until a write goes well");
+        backoff.succeeded();
+        assert!(backoff.error().is_none());
     }
 }

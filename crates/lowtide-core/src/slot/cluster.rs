@@ -44,7 +44,7 @@ pub(super) struct Inner {
     pub state: ListState,
     /// Number of the place where it is (`lists.rs`); 0: none.
     pub place: u8,
-    /// Its bytes count against the area's budget.
+    /// Its bytes count against the run's quota.
     pub charged: bool,
     used: Bitmap,
 }

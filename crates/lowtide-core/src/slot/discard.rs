@@ -1,5 +1,5 @@
 //! Discard: a cluster that becomes free on a device that can is punched out before it is given out again, so that the space
-//! goes back to the file system and the area's budget.
+//! goes back to the file system and the run's quota.
 
 use super::area::Area;
 use super::cluster::{CLUSTER_SLOTS, ListState};
@@ -9,7 +9,7 @@ use crate::percpu::Zone;
 impl Area {
     /// Whether clusters wait to be punched out.
     pub fn has_discards(&self) -> bool {
-        self.discard && self.places.len(ListId::DISCARD) > 0
+        self.clusters().discards() && self.clusters().len(ListId::DISCARD) > 0
     }
 
     /// Punches out up to `most` of the clusters that wait for it; each can be given out again afterwards, also where the device
@@ -19,20 +19,20 @@ impl Area {
     }
 
     fn discard_one(&self) -> bool {
-        if !self.discard {
+        let clusters = self.clusters();
+        if !clusters.discards() {
             return false;
         }
-        let Some((i, mut inner)) = self.places.isolate(&self.clusters, ListId::DISCARD, Zone::ALL) else { return false };
+        let Some((i, mut inner)) = clusters.isolate(ListId::DISCARD, Zone::ALL) else { return false };
         // On no list, and not usable: nobody else changes it while the device works.
         inner.state = ListState::Discard;
         drop(inner);
         let punched = self.device.discard((i * CLUSTER_SLOTS) as u64, CLUSTER_SLOTS as u64).is_ok();
-        let mut inner = self.clusters[i].0.lock();
+        let mut inner = clusters.lock(i);
         if punched && inner.charged {
-            self.uncharge(i);
-            inner.charged = false;
+            clusters.uncharge(i, &mut inner);
         }
-        self.places.relocate(i, &mut inner, Place::List(ListId::FREE));
+        clusters.move_to(i, &mut inner, Place::List(ListId::FREE));
         true
     }
 }

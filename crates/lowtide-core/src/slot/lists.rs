@@ -205,13 +205,13 @@ impl Places {
     /// Puts a locked cluster somewhere (on a list: to its tail), from wherever it is; leaves it where it is if it is there
     /// already.
     #[inline]
-    pub(super) fn relocate(&self, i: usize, inner: &mut Inner, to: Place) {
+    pub(super) fn move_to(&self, i: usize, inner: &mut Inner, to: Place) {
         if inner.place != to.number() {
-            self.relocate_elsewhere(i, inner, to);
+            self.move_elsewhere(i, inner, to);
         }
     }
 
-    fn relocate_elsewhere(&self, i: usize, inner: &mut Inner, to: Place) {
+    fn move_elsewhere(&self, i: usize, inner: &mut Inner, to: Place) {
         match to {
             Place::List(list) => {
                 let mut lists = self.lists.lock();

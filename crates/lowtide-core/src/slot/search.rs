@@ -12,8 +12,6 @@
 //! 9. slots that dead children held;
 //! 10. clusters that serve other orders, as the policy says.
 
-use core::sync::atomic::Ordering;
-
 use super::area::Area;
 use super::cluster::{CLUSTER_SLOTS, ListState, MAX_ORDER};
 use super::index::Level;
@@ -62,12 +60,12 @@ impl Area {
                 return Some(slot);
             }
             let found = request.search();
-            self.next.count(request.opened);
+            self.next().count(request.opened);
             if found.is_some() {
                 return found;
             }
             drop(request);
-            if order > 0 || self.usage.count() >= self.opened.load(Ordering::Relaxed).into() {
+            if order > 0 || self.availability().full_clusters() >= self.opened_clusters() as u64 {
                 break;
             }
             spin_loop();
@@ -86,10 +84,10 @@ impl Area {
     pub fn alloc_behind(&self, slot: u64, n: usize) -> bool {
         let (i, index) = (slot as usize / CLUSTER_SLOTS, slot as usize % CLUSTER_SLOTS);
         let possible = index > 0 && index + n <= CLUSTER_SLOTS && slot < self.opened_slots();
-        if n == 0 || !possible || self.is_shut() || !self.searcher.mixes() {
+        if n == 0 || !possible || !self.availability().is_open() || !self.clusters().searcher().mixes() {
             return false;
         }
-        let mut inner = self.clusters[i].0.lock();
+        let mut inner = self.clusters().lock(i);
         if inner.count == 0 || !inner.usable(0, true) || !inner.all_free(index, n) {
             return false;
         }
@@ -103,37 +101,33 @@ impl Area {
     fn took(&self, i: usize, inner: &mut LockedInner<'_>, index: usize, n: usize) {
         debug_assert!(inner.all_used(index, n));
         // Where clusters are by what room they have, one that this CPU fills stays where it was when it began.
-        if self.searcher.mixes() && inner.state == ListState::Frag && !inner.is_full() {
-            self.tell(inner);
+        let clusters = self.clusters();
+        if clusters.searcher().mixes() && inner.state == ListState::Frag && !inner.is_full() {
+            clusters.tell(inner);
         } else {
-            self.settle(i, inner, false);
+            clusters.relocate(i, inner, false);
         }
         if inner.is_full() {
-            self.usage.add(1);
+            self.availability().cluster_filled();
         }
-    }
-
-    /// Whether nothing is given out.
-    fn is_shut(&self) -> bool {
-        self.inherited.load(Ordering::Relaxed) || self.closed.load(Ordering::SeqCst)
     }
 
     /// `None` for areas that give out nothing, and orders that don't exist.
     fn request<'a>(&'a self, order: u32, cache: &'a dyn SwapCache) -> Option<Request<'a>> {
-        let possible = order <= MAX_ORDER && !self.is_shut();
-        possible.then(|| Request { area: self, order, hint: self.next.hint(order), cache, opened: 0 })
+        let possible = order <= MAX_ORDER && self.availability().is_open();
+        possible.then(|| Request { area: self, order, hint: self.next().hint(order), cache, opened: 0 })
     }
 
     /// Whether 2^`order` aligned free slots exist anywhere: looks at every cluster. The truth that searches are measured
     /// against.
     pub fn has_free_run(&self, order: u32) -> bool {
-        let opened = self.opened.load(Ordering::Acquire) as usize;
-        opened < self.clusters.len() || (0..opened).any(|i| self.clusters[i].0.lock().find_best() >= Some(order))
+        let clusters = self.clusters();
+        !clusters.are_all_opened() || (0..clusters.opened()).any(|i| clusters.lock(i).find_best() >= Some(order))
     }
 
     /// Figures of all allocations so far.
     pub fn search_stats(&self) -> SearchStats {
-        let (searches, opened) = self.next.counted();
+        let (searches, opened) = self.next().counted();
         SearchStats { searches, opened }
     }
 }
@@ -146,14 +140,15 @@ impl<'a> Request<'a> {
         }
         // The offset after a cluster's last slot still means that cluster.
         let i = (next as usize - 1) / CLUSTER_SLOTS;
-        let mut inner = self.area.clusters[i].0.lock();
-        if !inner.usable(self.order, self.area.searcher.mixes()) || inner.count == 0 && !inner.charged {
+        let clusters = self.area.clusters();
+        let mut inner = clusters.lock(i);
+        if !inner.usable(self.order, clusters.searcher().mixes()) || inner.count == 0 && !inner.charged {
             return None;
         }
         let slot = self.take(i, &mut inner, next as usize - i * CLUSTER_SLOTS);
         if slot.is_none() && inner.state == ListState::Frag && inner.count > 0 {
             // Left by this CPU: now it is to be where it belongs.
-            self.area.settle(i, &mut inner, false);
+            clusters.relocate(i, &mut inner, false);
         }
         slot
     }
@@ -161,10 +156,10 @@ impl<'a> Request<'a> {
     fn search(&mut self) -> Option<u64> {
         let area = self.area;
         let over_half = area.is_over_half_full();
-        if over_half && let Some(slot) = area.searcher.search_first(self.order, self) {
+        if over_half && let Some(slot) = area.clusters().searcher().search_first(self.order, self) {
             return Some(slot);
         }
-        let half_used = area.used_about() * 2 >= area.opened_slots();
+        let half_used = area.clusters().used_about() * 2 >= area.opened_slots();
         if let Some(slot) = self.take_free(half_used, Zone::own()) {
             return Some(slot);
         }
@@ -197,34 +192,30 @@ impl<'a> Request<'a> {
         {
             return Some(slot);
         }
-        area.searcher.steal(self.order, self)
+        area.clusters().searcher().steal(self.order, self)
     }
 
     /// One of a zone. `grow`: also one that is no part of the file yet, or no more.
     fn take_free(&mut self, grow: bool, zone: Zone) -> Option<u64> {
-        let area = self.area;
-        let (i, mut inner) = area.places.isolate(&area.clusters, ListId::FREE, zone)?;
+        let clusters = self.area.clusters();
+        let (i, mut inner) = clusters.isolate(ListId::FREE, zone)?;
         self.opened += 1;
-        if !inner.charged {
-            if !grow || !area.charge(i) {
-                area.places.relocate(i, &mut inner, Place::List(ListId::FREE));
-                return None;
-            }
-            inner.charged = true;
+        if !inner.charged && (!grow || !clusters.charge(i, &mut inner)) {
+            clusters.move_to(i, &mut inner, Place::List(ListId::FREE));
+            return None;
         }
         self.take(i, &mut inner, 0)
     }
 
     fn take_unused(&mut self) -> Option<u64> {
-        let (area, zone) = (self.area, Zone::own());
+        let (clusters, zone) = (self.area.clusters(), Zone::own());
         let mut left = false;
-        while let Some((i, mut inner)) = area.open() {
+        while let Some((i, mut inner)) = clusters.open() {
             self.opened += 1;
             // Those of other zones are left to them, free and not yet part of the file.
             if inner.count == 0 && !zone.has(i) {
-                area.uncharge(i);
-                inner.charged = false;
-                area.places.relocate(i, &mut inner, Place::List(ListId::FREE));
+                clusters.uncharge(i, &mut inner);
+                clusters.move_to(i, &mut inner, Place::List(ListId::FREE));
                 left = true;
                 continue;
             }
@@ -234,15 +225,16 @@ impl<'a> Request<'a> {
             }
             // The first and the last cluster are never empty, and may have no run of a high order.
             inner.order = 0;
-            area.settle(i, &mut inner, true);
+            clusters.relocate(i, &mut inner, true);
         }
         // The last ones are for whoever comes.
         if left { self.take_free(true, Zone::ALL) } else { None }
     }
 
     fn take_partly_used(&mut self) -> Option<u64> {
-        let (used, total) = (self.area.used_about(), self.area.slots());
-        self.area.searcher.search(self.order, used, total, self)
+        let clusters = self.area.clusters();
+        let (used, total) = (clusters.used_about(), clusters.slots());
+        clusters.searcher().search(self.order, used, total, self)
     }
 
     /// Takes slots from a locked cluster and puts it where it belongs then.
@@ -258,20 +250,20 @@ impl<'a> Request<'a> {
 
     /// Takes from an isolated cluster; if it has no room, from where its swap cache was; else it goes back to a list.
     fn take_isolated(&mut self, i: usize, mut inner: LockedInner<'a>) -> Option<u64> {
-        let area = self.area;
+        let (area, clusters) = (self.area, self.area.clusters());
         self.opened += 1;
         if let Some(slot) = self.take(i, &mut inner, 0) {
             return Some(slot);
         }
         if inner.caches > 0
-            && self.area.is_over_half_full()
-            && let Some(first) = inner.find_reclaimable(self.order, &self.area.marks.of(i))
+            && area.is_over_half_full()
+            && let Some(first) = inner.find_reclaimable(self.order, &area.marks().of(i))
         {
             drop(inner);
             area.reclaim(i, first, 1 << self.order, self.cache);
-            inner = area.clusters[i].0.lock();
+            inner = clusters.lock(i);
             // Anything may have happened to it meanwhile.
-            let usable = inner.usable(self.order, self.area.searcher.mixes()) && inner.charged;
+            let usable = inner.usable(self.order, clusters.searcher().mixes()) && inner.charged;
             if usable && let Some(slot) = self.take(i, &mut inner, first) {
                 return Some(slot);
             }
@@ -279,7 +271,7 @@ impl<'a> Request<'a> {
                 return None;
             }
         }
-        self.area.settle(i, &mut inner, false);
+        clusters.relocate(i, &mut inner, false);
         None
     }
 }
@@ -287,33 +279,33 @@ impl<'a> Request<'a> {
 impl Trier for Request<'_> {
     fn try_list(&mut self, list: ListId, tries: usize) -> Tried {
         // A cluster that goes back to the tail of the same list is not met again.
-        let tries = tries.min(self.area.places.len(list));
+        let tries = tries.min(self.area.clusters().len(list));
         let before = self.opened;
         let slot = (0..tries).find_map(|_| {
-            let (i, inner) = self.area.places.isolate(&self.area.clusters, list, Zone::ALL)?;
+            let (i, inner) = self.area.clusters().isolate(list, Zone::ALL)?;
             self.take_isolated(i, inner)
         });
         Tried { slot, opened: (self.opened - before) as usize }
     }
 
     fn try_first(&mut self, mut lists: &mut dyn Iterator<Item = ListId>) -> Option<u64> {
-        let (i, inner) = Iterator::find_map(&mut lists, |list| self.area.places.isolate(&self.area.clusters, list, Zone::ALL))?;
+        let (i, inner) = Iterator::find_map(&mut lists, |list| self.area.clusters().isolate(list, Zone::ALL))?;
         self.take_isolated(i, inner)
     }
 
     fn try_level(&mut self, level: Level, zone: Zone) -> Option<u64> {
-        let area = self.area;
-        let index = area.places.index.as_ref().filter(|index| !index.is_empty(level))?;
+        let clusters = self.area.clusters();
+        let index = clusters.index().filter(|index| !index.is_empty(level))?;
         // On from where this CPU was last: CPUs keep apart, and what is written together lies together.
         let start = self.hint.get() as usize / CLUSTER_SLOTS;
         let from = |start| core::iter::successors(index.find(level, zone, start), move |i| index.find(level, zone, i + 1));
         let (ahead, behind) = (from(start), from(0).take_while(|i| *i < start));
         ahead.chain(behind).find_map(|i| {
-            let mut inner = area.clusters[i].0.try_lock()?;
+            let mut inner = clusters.try_lock(i)?;
             self.opened += 1;
             let slot = self.take(i, &mut inner, 0);
             if slot.is_none() && inner.state == ListState::Frag {
-                area.settle(i, &mut inner, false);
+                clusters.relocate(i, &mut inner, false);
             }
             slot
         })

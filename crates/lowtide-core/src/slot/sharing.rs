@@ -113,14 +113,14 @@ impl Sharing {
 impl Area {
     /// Whether forked children get references to slots of this area.
     pub fn is_shared(&self) -> bool {
-        self.sharing.is_some()
+        self.sharing().is_some()
     }
 
     /// Adds a reference to each slot of which `refers` says, by its number and its table word, that this process refers to it,
     /// on behalf of the child that this process, `me`, forks next. Returns how many of them are strays. No effect on a private
     /// area. No other call may be in flight.
     pub fn add_references(&self, me: Image, refers: impl Fn(u64, u64) -> bool) -> u64 {
-        let Some(sharing) = &self.sharing else { return 0 };
+        let Some(sharing) = self.sharing() else { return 0 };
         let (mut claimed, mut strays) = (None, 0);
         sharing.childs.store(NOBODYS, Ordering::Relaxed);
         self.each_word(|slot, word| {
@@ -147,13 +147,13 @@ impl Area {
 
     /// Whether [`Area::add_references`] would find a holder.
     pub fn has_holder(&self) -> bool {
-        self.sharing.as_ref().is_none_or(|sharing| (0..HOLDERS).any(|holder| sharing.holders.entry(holder).is_none()))
+        self.sharing().is_none_or(|sharing| (0..HOLDERS).any(|holder| sharing.holders.entry(holder).is_none()))
     }
 
     /// Takes back what [`Area::add_references`] added, because there is no child. `refers`: as then; `None` if there was one
     /// that died: it may have dropped some already. (Its strays stay: how many it has dropped is not known.)
     pub fn undo_references(&self, refers: Option<&dyn Fn(u64, u64) -> bool>) {
-        let Some(sharing) = &self.sharing else { return };
+        let Some(sharing) = self.sharing() else { return };
         if let Some(claim) = sharing.claimed() {
             sharing.holders.abandon(claim, self.opened_clusters() * WORDS);
         } else if sharing.childs.load(Ordering::Relaxed) == STRAYS
@@ -170,7 +170,7 @@ impl Area {
 
     /// In the child, `me`, once: what the parent added for it is its own. False: the parent died, and that was dropped.
     pub fn take_references(&self, me: Image) -> bool {
-        let Some(sharing) = &self.sharing else { return true };
+        let Some(sharing) = self.sharing() else { return true };
         let taken = sharing.claimed().is_none_or(|claim| sharing.holders.take(claim, me));
         let childs = sharing.childs.swap(NOBODYS, Ordering::Relaxed);
         sharing.mine.store(if taken { childs } else { NOBODYS }, Ordering::Relaxed);
@@ -180,7 +180,7 @@ impl Area {
     /// In the child, once, in place of [`Area::take_references`]: it refers to nothing here, for its parent has taken back what
     /// it added. (But not what it added by nobody's name, which is the child's to drop.)
     pub fn leave_references(&self) {
-        let Some(sharing) = &self.sharing else { return };
+        let Some(sharing) = self.sharing() else { return };
         let strays = sharing.childs.swap(NOBODYS, Ordering::Relaxed) == STRAYS;
         sharing.mine.store(if strays { STRAYS } else { NOBODYS }, Ordering::Relaxed);
     }
@@ -188,7 +188,7 @@ impl Area {
     /// In the owner, `me`: drops what holders have of which `is_alive` says that they are dead. `counts`: this is one of the
     /// looks, some seconds of them, after which a dead parent's child is no longer waited for. Whether any was dropped.
     pub fn release_dead(&self, me: Image, is_alive: &mut dyn FnMut(Image) -> bool, counts: bool) -> bool {
-        let Some(sharing) = self.sharing.as_ref().filter(|_| !self.is_inherited()) else { return false };
+        let Some(sharing) = self.sharing().filter(|_| !self.is_inherited()) else { return false };
         let mut any = false;
         for (holder, orphaned) in sharing.orphaned.iter().enumerate() {
             let dead = sharing.holders.entry(holder).filter(|entry| !is_alive(entry.image()));

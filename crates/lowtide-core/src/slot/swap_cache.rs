@@ -1,7 +1,7 @@
 //! Swap cache: slots whose page is in memory and clean. They hold only a cache mark: the page can be evicted again without
 //! being written, and the slot can be had back at any time without I/O. Areas that are over half full take such slots back.
 
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use rustix::io::Errno;
 
@@ -37,12 +37,19 @@ impl SwapCache for NoCache {
 pub(super) struct CacheMarks {
     words: Table<AtomicU64>,
     /// How many there are.
-    pub count: CacheAligned<AtomicU64>,
+    count: CacheAligned<AtomicU64>,
+    /// Where the next search for full clusters with marks begins.
+    at: AtomicU32,
 }
 
 impl CacheMarks {
     pub(super) fn new(clusters: usize) -> Result<CacheMarks, Errno> {
-        Ok(CacheMarks { words: Table::new(clusters * WORDS, OnFork::Copy)?, count: CacheAligned(AtomicU64::new(0)) })
+        let words = Table::new(clusters * WORDS, OnFork::Copy)?;
+        Ok(CacheMarks { words, count: CacheAligned(AtomicU64::new(0)), at: AtomicU32::new(0) })
+    }
+
+    fn any(&self) -> bool {
+        self.count.load(Relaxed) > 0
     }
 
     fn is_marked(&self, slot: usize) -> bool {
@@ -76,52 +83,52 @@ impl Area {
         // In a forked child the clusters of its parent's areas are an old copy.
         if slot < self.opened_slots() && !self.is_inherited() {
             let (i, index) = (slot as usize / CLUSTER_SLOTS, slot as usize % CLUSTER_SLOTS);
-            let mut inner = self.clusters[i].0.lock();
+            let mut inner = self.clusters().lock(i);
             if inner.is_used(index) {
-                self.marks.set(&mut inner, slot as usize, cached);
+                self.marks().set(&mut inner, slot as usize, cached);
             }
         }
     }
 
     /// Whether slots that count as used could be had all the same: clean copies, or those that a dead child held.
     pub(super) fn may_be_reclaimed(&self) -> bool {
-        let zombies = self.sharing.as_ref().map_or(0, |sharing| sharing.zombies.count.load(Relaxed));
-        self.marks.count.load(Relaxed) > 0 || zombies > 0
+        self.marks().any() || self.sharing().is_some_and(|sharing| sharing.zombies.any())
     }
 
     /// Whether half of the slots that this process can have are used, or more: then slots that hold only a cache mark are worth
-    /// more free. What it can have is bounded by the size and by what others leave of the budget.
+    /// more free. What it can have is bounded by the size and by what others leave of the quota.
     pub fn is_over_half_full(&self) -> bool {
-        self.used_about() >= self.slots().min(self.affordable_slots()) / 2
+        self.clusters().used_about() >= self.slots().min(self.clusters().affordable_slots()) / 2
     }
 
     /// Takes back slots that hold only a cache mark from up to `most` full clusters. For a background worker, when the area
     /// [`Area::is_over_half_full`]; allocation does it with one cluster at a time. Returns how many slots it freed.
     pub fn reclaim_full(&self, most: usize, cache: &dyn SwapCache) -> u64 {
         let mut freed = 0;
-        let mut from = self.reclaim_at.load(Relaxed) as usize;
+        let mut from = self.marks().at.load(Relaxed) as usize;
         for _ in 0..most {
-            if self.marks.count.load(Relaxed) == 0 {
+            if !self.marks().any() {
                 break;
             }
             let Some(i) = self.next_full(&mut from) else { break };
             freed += self.reclaim(i, 0, CLUSTER_SLOTS, cache);
-            self.settle_after(i, self.clusters[i].0.lock());
+            self.put_back(i, self.clusters().lock(i));
         }
-        self.reclaim_at.store(from as u32, Relaxed);
+        self.marks().at.store(from as u32, Relaxed);
         freed
     }
 
     /// The next full cluster with cache marks, from `from` on in the index, or the first on the list, isolated.
     fn next_full(&self, from: &mut usize) -> Option<usize> {
-        let Some(index) = &self.places.index else {
-            let full = self.places.len(ListId::FULL);
+        let clusters = self.clusters();
+        let Some(index) = clusters.index() else {
+            let full = clusters.len(ListId::FULL);
             return (0..full).find_map(|_| {
-                let (i, inner) = self.places.isolate(&self.clusters, ListId::FULL, Zone::ALL)?;
+                let (i, inner) = clusters.isolate(ListId::FULL, Zone::ALL)?;
                 if inner.caches > 0 {
                     return Some(i);
                 }
-                self.settle_after(i, inner);
+                self.put_back(i, inner);
                 None
             });
         };
@@ -131,7 +138,7 @@ impl Area {
             match index.find(Level::FULL, Zone::ALL, *from) {
                 Some(i) => {
                     *from = i + 1;
-                    if self.clusters[i].0.lock().caches > 0 {
+                    if clusters.lock(i).caches > 0 {
                         return Some(i);
                     }
                 }
@@ -145,15 +152,15 @@ impl Area {
     }
 
     /// Puts an isolated cluster back on a list, if nobody else has meanwhile.
-    fn settle_after(&self, i: usize, mut inner: LockedInner<'_>) {
+    fn put_back(&self, i: usize, mut inner: LockedInner<'_>) {
         if lists::of(&inner).is_none() && inner.state == ListState::None {
-            self.settle(i, &mut inner, true);
+            self.clusters().relocate(i, &mut inner, true);
         }
     }
 
     fn is_cached(&self, i: usize, slot: usize) -> bool {
-        let _inner = self.clusters[i].0.lock();
-        self.marks.is_marked(slot)
+        let _inner = self.clusters().lock(i);
+        self.marks().is_marked(slot)
     }
 
     /// Takes back the slots among `n` from index `first` of a cluster that hold only a cache mark. The cluster must not be

@@ -100,8 +100,8 @@ fn what_may_not_be_freed_changes_nothing() {
 fn the_budget_is_shared_and_counts_clusters() {
     static USED: AtomicU64 = AtomicU64::new(1 << 20);
     static MINE: AtomicU64 = AtomicU64::new(0);
-    let budget = Some(Budget { used: &USED, mine: Some(&MINE), limit: 6 << 20 });
-    let a = make(AreaConfig { slots: 1 << 20, shared: true, budget, ..AreaConfig::default() });
+    let quota = Some(Quota { used: &USED, mine: Some(&MINE), limit: 6 << 20 });
+    let a = make(AreaConfig { slots: 1 << 20, shared: true, quota, ..AreaConfig::default() });
     assert_eq!(all(&a, 0).len(), 2 * 512 - 1);
     let now = || (USED.load(Ordering::Relaxed), MINE.load(Ordering::Relaxed));
     assert_eq!((now(), a.opened_bytes()), ((5 << 20, 4 << 20), 4 << 20));
@@ -132,8 +132,8 @@ fn free_clusters_are_punched_out_before_they_are_given_out_again() {
     let same = rustix::io::dup(&fd).unwrap();
     static USED: AtomicU64 = AtomicU64::new(0);
     static MINE: AtomicU64 = AtomicU64::new(0);
-    let budget = Some(Budget { used: &USED, mine: Some(&MINE), limit: 1 << 40 });
-    let cfg = AreaConfig { slots: 1024, discard: true, budget, ..AreaConfig::default() };
+    let quota = Some(Quota { used: &USED, mine: Some(&MINE), limit: 1 << 40 });
+    let cfg = AreaConfig { slots: 1024, discard: true, quota, ..AreaConfig::default() };
     let a = Area::new(Device::File(crate::device::FileDevice::new(fd, Default::default()).unwrap()), cfg).unwrap();
     let first = a.alloc(9).unwrap();
     // Slot 0 has a block of its own.
@@ -184,7 +184,7 @@ fn a_slot_that_a_child_refers_to_stays_until_the_child_lets_go() {
     a.free_run(1, 511).unwrap();
     assert_eq!(a.alloc(0), None, "all zombies");
     // What an inherited area's release does in the child.
-    slots[10..30].iter().for_each(|slot| a.sharing.as_ref().unwrap().drop_one(*slot as usize));
+    slots[10..30].iter().for_each(|slot| a.sharing().unwrap().drop_one(*slot as usize));
     let again: HashSet<u64> = all(&a, 0).into_iter().collect();
     assert_eq!(again, slots[10..30].iter().copied().collect());
     a.validate().unwrap();
@@ -240,7 +240,7 @@ fn without_a_holder_references_are_counted_and_a_count_at_its_maximum_stays() {
     for _ in 0..70_000 {
         assert_eq!(a.add_references(PARENT, refers), 1);
         a.undo_references(Some(&refers));
-        a.sharing.as_ref().unwrap().drop_one(s as usize);
+        a.sharing().unwrap().drop_one(s as usize);
     }
     a.release(s);
     assert!(!a.release_dead(PARENT, &mut |image| image == PARENT, true) || a.has_holder());

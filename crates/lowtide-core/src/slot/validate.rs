@@ -2,7 +2,6 @@
 
 use alloc::vec;
 use core::fmt;
-use core::sync::atomic::Ordering;
 
 use super::area::Area;
 use super::cluster::{CLUSTER_SLOTS, ListState};
@@ -59,10 +58,11 @@ impl Area {
     /// # Errors
     /// The first thing that is wrong.
     pub fn validate(&self) -> Result<(), Invalid> {
-        let opened = self.opened.load(Ordering::Acquire) as usize;
+        let clusters = self.clusters();
+        let opened = clusters.opened();
         let mut on: vec::Vec<Option<Place>> = vec![None; opened];
         {
-            let lists = self.places.lists.lock();
+            let lists = clusters.lock_lists();
             for list in ListId::all() {
                 let mut len = 0;
                 for cluster in lists.iter(list) {
@@ -72,12 +72,12 @@ impl Area {
                     on[cluster] = Some(Place::List(list));
                     len += 1;
                 }
-                if len != self.places.len(list) {
+                if len != clusters.len(list) {
                     return Err(Invalid::List { cluster: opened });
                 }
             }
         }
-        if let Some(index) = &self.places.index {
+        if let Some(index) = clusters.index() {
             for level in (0..Level::COUNT as u8).map(Level::from_number) {
                 for cluster in core::iter::successors(index.find(level, Zone::ALL, 0), |i| index.find(level, Zone::ALL, i + 1))
                 {
@@ -90,14 +90,14 @@ impl Area {
         }
         let (mut found, mut full, mut told) = (0, 0, 0);
         for (cluster, on) in on.iter().enumerate() {
-            let mut inner = self.clusters[cluster].0.lock();
-            if !inner.is_consistent(&self.marks.of(cluster)) {
+            let mut inner = clusters.lock(cluster);
+            if !inner.is_consistent(&self.marks().of(cluster)) {
                 return Err(Invalid::Counts { cluster });
             }
             inner.find_best();
             let right = match (*on, inner.count as usize) {
                 (Some(place), 0) => place == Place::List(ListId::FREE) || place == Place::List(ListId::DISCARD),
-                (Some(place), _) => match (place, self.searcher.place(&inner, place.state() == ListState::NonFull)) {
+                (Some(place), _) => match (place, clusters.searcher().place(&inner, place.state() == ListState::NonFull)) {
                     (Place::Index(is), Place::Index(belongs)) => is.may_stand_for(belongs),
                     (is, belongs) => is == belongs,
                 },
@@ -111,11 +111,11 @@ impl Area {
             told += inner.told as u64 - beyond as u64;
             found += inner.count as u64 - beyond as u64;
         }
-        let counted = self.used_about();
+        let counted = clusters.used_about();
         if counted != told || counted.abs_diff(found) > (opened * CLUSTER_SLOTS) as u64 / 16 {
             return Err(Invalid::Usage { counted, found });
         }
-        let counted = self.usage.count();
+        let counted = self.availability().full_clusters();
         if counted == full { Ok(()) } else { Err(Invalid::Full { counted, found: full }) }
     }
 }

@@ -18,7 +18,7 @@ use crate::vm::OnFork;
 pub(super) struct Zombies {
     words: Table<AtomicU64>,
     /// How many there are.
-    pub count: AtomicU64,
+    count: AtomicU64,
     /// Where the next search begins.
     at: AtomicU32,
 }
@@ -43,6 +43,11 @@ impl Zombies {
     pub(super) fn new(clusters: usize) -> Result<Zombies, Errno> {
         let words = Table::new(clusters * WORDS, OnFork::Copy)?;
         Ok(Zombies { words, count: AtomicU64::new(0), at: AtomicU32::new(0) })
+    }
+
+    /// Whether there are any.
+    pub(super) fn any(&self) -> bool {
+        self.count.load(Ordering::Relaxed) > 0
     }
 
     /// Those of cluster `i`, whose lock the caller holds.
@@ -72,9 +77,9 @@ impl Zombies {
 
 /// Frees zombies that nobody refers to any more, in some clusters of an area. Whether any was found.
 pub(super) fn reap(area: &Area, reach: Reach) -> bool {
-    let Some(sharing) = &area.sharing else { return false };
-    let (zombies, opened) = (&sharing.zombies, area.opened.load(Ordering::Acquire) as usize);
-    if zombies.count.load(Ordering::Relaxed) == 0 || opened == 0 || area.is_inherited() {
+    let Some(sharing) = area.sharing() else { return false };
+    let (zombies, opened) = (&sharing.zombies, area.opened_clusters());
+    if !zombies.any() || opened == 0 || area.is_inherited() {
         return false;
     }
     let start = zombies.at.load(Ordering::Relaxed) as usize;
@@ -82,7 +87,7 @@ pub(super) fn reap(area: &Area, reach: Reach) -> bool {
     while passed < opened.min(reach.passed) && searched < reach.searched {
         let i = (start + passed) % opened;
         passed += 1;
-        let mut inner = area.clusters[i].0.lock();
+        let mut inner = area.clusters().lock(i);
         if inner.zombies == 0 {
             continue;
         }

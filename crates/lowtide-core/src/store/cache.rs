@@ -46,7 +46,7 @@ impl Store {
         let Some(area) = self.areas.get(e.area()) else { return false };
         let device = |word| if let Word::Device(tag) = word { Some(Word::Cached(tag)) } else { None };
         // Slots that a parent made are given back as soon as can be.
-        if area.is_inherited() || area.is_closed() || self.is_scarce(&area) || !change(&area, e.offset(), device) {
+        if !area.is_open() || self.is_scarce(&area) || !change(&area, e.offset(), device) {
             return false;
         }
         area.mark_cached(e.offset(), true);

@@ -64,7 +64,7 @@ impl Store {
         let raw = |object: Object| object.handle.object_len() == PAGE_SIZE;
         if gathered > 0
             && let Some(end) = end.filter(|end| end.offset() > 0)
-            && let Some(area) = self.areas.get(end.area()).filter(|area| !area.is_inherited() && !area.is_closed())
+            && let Some(area) = self.areas.get(end.area()).filter(|area| area.is_open())
         {
             let end = end.offset();
             let cluster = (end - 1) / CLUSTER_SLOTS as u64 * CLUSTER_SLOTS as u64;

@@ -98,12 +98,12 @@ impl Store {
     /// Whether some tier would take a page of `group` now, as far as is known without trying: the pool, or a device with free
     /// slots that does not rest after a failure. A page that is all zero needs none.
     pub fn would_take(&self, group: Group) -> bool {
-        let takes = |area: &AreaRef<'_>| area.takes_writes() && !area.is_off_list();
+        let takes = |area: AreaRef<'_>| area.device.takes_pages() && area.unavailable().is_none();
         // Clean copies are given up for new pages.
         if self.counters.cached_now.get() > 0 {
             return true;
         }
-        self.pool_takes(group) || self.areas.iter().any(|area| takes(&area))
+        self.pool_takes(group) || self.areas.iter().any(takes)
     }
 
     /// Changes the limit of a group, in bytes of objects; for [`Group::RUN`], of the pool ([`Store::set_pool_limit`]). A group

@@ -33,7 +33,7 @@ use core::sync::atomic::{AtomicU8, Ordering};
 
 use crate::device::{Device, DeviceName, FileDevice, NoDevice};
 use crate::pool::Pool;
-use crate::slot::{Area, AreaConfig, Areas, Budget, IoCounts};
+use crate::slot::{Area, AreaConfig, Areas, IoCounts, Quota};
 use crate::vm::PAGE_SIZE;
 use compact::Compaction;
 use counters::Counters;
@@ -115,12 +115,12 @@ impl Store {
     /// `NoMemory` when its tables or buffers cannot be mapped; `Area` for a file of less than a cluster, or one too many. The
     /// store is as it was then, and the file closed.
     pub fn add_file(&self, file: FileConfig) -> Result<(), StoreError> {
-        let budget = file.budget.map(|used| Budget { used, mine: file.charged, limit: file.budget_limit });
+        let quota = file.budget.map(|used| Quota { used, mine: file.charged, limit: file.budget_limit });
         let slots = file.size / PAGE_SIZE as u64;
         let device = FileDevice::new(file.fd, file.name).map_err(|_| StoreError::NoMemory)?;
         device.lengthen(file.size);
         let FileConfig { priority, discard, .. } = file;
-        let cfg = AreaConfig { slots, priority, discard, shared: true, budget, ..AreaConfig::default() };
+        let cfg = AreaConfig { slots, priority, discard, shared: true, quota, ..AreaConfig::default() };
         self.areas.add(Area::new(Device::File(device), cfg)?, true)?;
         self.own.fetch_add(1, Ordering::Release);
         Ok(())

@@ -5,8 +5,7 @@ use loom::thread;
 use std::sync::Arc;
 
 use super::{area, explore};
-use crate::slot::index::Level;
-use crate::slot::lists::{ListId, Place};
+use crate::slot::lists::ListId;
 use crate::slot::{Area, AreaConfig, CLUSTER_SLOTS, Policy};
 
 /// Two clusters that were never used.
@@ -83,11 +82,11 @@ fn a_cluster_becomes_partly_used_and_full_at_once() {
 /// Frees a slot as [`Area::free_run`] does, but gives the cluster's lock back before the cluster is put where it belongs.
 fn free_and_relocate_later(area: &Area, slot: usize) {
     let (i, index) = (slot / CLUSTER_SLOTS, slot % CLUSTER_SLOTS);
-    let mut inner = area.clusters[i].0.lock();
+    let mut inner = area.clusters().lock(i);
     inner.give(index, 1);
-    let to = if inner.count == 0 { Place::List(ListId::FREE) } else { Place::Index(Level::of(&inner)) };
+    let to = area.clusters().place_of(&inner, true);
     drop(inner);
-    area.places.relocate(i, &mut area.clusters[i].0.lock(), to);
+    area.clusters().move_to(i, &mut area.clusters().lock(i), to);
 }
 
 #[test]
@@ -103,10 +102,10 @@ fn relocation_by_a_count_of_an_earlier_hold_is_found() {
 
 /// Isolates as `Places::isolate` does, but waits for the cluster instead of trying.
 fn isolate_and_wait(area: &Area, list: ListId) {
-    let lists = area.places.lists.lock();
+    let lists = area.clusters().lock_lists();
     let first = lists.iter(list).next();
     if let Some(i) = first {
-        drop(area.clusters[i].0.lock());
+        drop(area.clusters().lock(i));
     }
 }
 

@@ -3,13 +3,13 @@
 //! a protocol with a step missing, which has to fail.
 
 #[cfg(feature = "loom")]
+mod availability;
+#[cfg(feature = "loom")]
 mod clusters;
 #[cfg(feature = "loom")]
 mod holders;
 #[cfg(feature = "loom")]
 mod references;
-#[cfg(feature = "loom")]
-mod usage;
 
 #[cfg(all(feature = "shuttle", not(feature = "loom")))]
 mod together;

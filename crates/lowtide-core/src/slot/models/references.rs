@@ -7,14 +7,14 @@ use std::boxed::Box;
 use std::sync::Arc;
 
 use super::{area, explore};
-use crate::slot::{AreaConfig, Areas, Budget, CLUSTER_SLOTS, NoCache};
+use crate::slot::{AreaConfig, Areas, CLUSTER_SLOTS, NoCache, Quota};
 
 /// Areas with one area, which counts against `alive` until it is freed.
 fn one_area(alive: &'static AtomicU64) -> Arc<Areas> {
     alive.store(0, Ordering::Relaxed);
     let areas = Areas::new();
-    let budget = Some(Budget { used: alive, mine: None, limit: u64::MAX });
-    let id = areas.add(area(AreaConfig { slots: CLUSTER_SLOTS as u64, budget, ..AreaConfig::default() }), true).unwrap();
+    let quota = Some(Quota { used: alive, mine: None, limit: u64::MAX });
+    let id = areas.add(area(AreaConfig { slots: CLUSTER_SLOTS as u64, quota, ..AreaConfig::default() }), true).unwrap();
     let (area, slot) = areas.alloc(0, &NoCache).unwrap();
     area.release(slot);
     drop(area);
@@ -61,7 +61,7 @@ fn removal_waits_for_users() {
 fn removal_that_does_not_wait_is_found() {
     static ALIVE: AtomicU64 = AtomicU64::new(0);
     remove_meanwhile(&ALIVE, |areas| {
-        let area = areas.places[0].area.swap(null_mut(), Ordering::SeqCst);
+        let area = areas.cells[0].area.swap(null_mut(), Ordering::SeqCst);
         // SAFETY: it came from a Box; that somebody may still use it is the error to be found, and who finds it does not touch
         // it.
         drop(unsafe { Box::from_raw(area) });

@@ -231,8 +231,8 @@ fn all_together_exact() {
 /// Takes a slot of the first cluster that was free under an earlier hold of its lock, and does not look again.
 fn take_later(world: &World, me: u8) {
     let area = world.areas.get(0).unwrap();
-    let index = area.clusters[0].0.lock().find_reclaimable(0, &area.marks.of(0)).unwrap();
-    let mut inner = area.clusters[0].0.lock();
+    let index = area.clusters().lock(0).find_reclaimable(0, &area.marks().of(0)).unwrap();
+    let mut inner = area.clusters().lock(0);
     if !inner.is_used(index) {
         inner.occupy(index, 1);
     }

@@ -16,6 +16,8 @@ pub struct Fenced<A>(A);
 /// As loom's.
 pub type AtomicU32 = Fenced<inner::AtomicU32>;
 /// As loom's.
+pub type AtomicU64 = Fenced<inner::AtomicU64>;
+/// As loom's.
 pub type AtomicPtr<T> = Fenced<inner::AtomicPtr<T>>;
 
 fn fence_if_seq_cst(order: Ordering) {
@@ -40,6 +42,20 @@ impl AtomicU32 {
     /// Adds and returns the value before.
     pub fn fetch_add(&self, n: u32, order: Ordering) -> u32 {
         let before = self.0.fetch_add(n, order);
+        fence_if_seq_cst(order);
+        before
+    }
+}
+
+impl AtomicU64 {
+    /// A new atomic.
+    pub fn new(value: u64) -> Self {
+        Fenced(inner::AtomicU64::new(value))
+    }
+
+    /// Sets bits and returns the value before.
+    pub fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
+        let before = self.0.fetch_or(bits, order);
         fence_if_seq_cst(order);
         before
     }
