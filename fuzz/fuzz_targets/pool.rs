@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
-use lowtide_core::pool::{Handle, MAX_COMPRESSED, Moved, Pool, Stale};
+use lowtide_core::pool::{Handle, MAX_COMPRESSED, Relocated, Pool, Stale};
 use lowtide_core::vm::PAGE_SIZE;
 
 /// Frames of the largest limit.
@@ -112,9 +112,9 @@ impl World {
                 }
                 agrees
             });
-            assert!(moved == Moved::NoRoom || (moved == Moved::Yes) == agrees);
-            assert_eq!(moved == Moved::Yes, *handle != old);
-            assert!(moved != Moved::Yes || self.pool.read(old, &mut [0; PAGE_SIZE]) == Err(Stale));
+            assert!(moved == Relocated::NoRoom || (moved == Relocated::Yes) == agrees);
+            assert_eq!(moved == Relocated::Yes, *handle != old);
+            assert!(moved != Relocated::Yes || self.pool.read(old, &mut [0; PAGE_SIZE]) == Err(Stale));
         }
         assert_eq!(self.pool.bytes(), before, "compaction grew the pool");
     }
@@ -159,7 +159,7 @@ impl World {
                 if !self.objects.iter().any(|(_, h)| names(*h)) {
                     let moved = self.pool.relocate(handle, &mut |_| true);
                     let read = self.pool.read(handle, &mut [0; PAGE_SIZE]);
-                    assert_eq!((moved, read, self.pool.remove(handle)), (Moved::No, Err(Stale), Err(Stale)));
+                    assert_eq!((moved, read, self.pool.remove(handle)), (Relocated::No, Err(Stale), Err(Stale)));
                 }
             }
             Op::LoadShort { which } => {

@@ -55,7 +55,7 @@ pub fn each_adoptable(mut f: impl FnMut(Range) -> bool) -> Result<usize, Errno> 
             return Ok(refused);
         }
         len += got;
-        vm::settle();
+        vm::wait_for_makers();
         let mut start = 0;
         while let Some(n) = buffer[start..len].iter().position(|&c| c == b'\n') {
             let range = parse(&buffer[start..start + n]);

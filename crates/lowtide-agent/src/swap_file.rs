@@ -4,7 +4,7 @@ use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use lowtide_core::device::DeviceName;
-use lowtide_core::store::{AreaStats, FileConfig, MAX_AREAS, Store, StoreError};
+use lowtide_core::store::{AreaStats, FileConfig, MAX_AREAS, Quota, Store, StoreError};
 use lowtide_pager::broker::{SWAP_FILE, of_file};
 use lowtide_pager::line::Line;
 use lowtide_pager::segment::{self, AreaBudget, AreaSpec, Order, Proc, SwapArea, proc_state};
@@ -167,9 +167,10 @@ fn add_file(
     } else {
         (unnamed(&area.dir)?, DeviceName { kind: "dir:", path: text(&area.dir), number })
     };
-    let charged = agent::proc().areas_now.get(usize::from(number)).map(|now| &now.charged);
-    let (size, budget, priority, discard) = (area.size, Some(&budget.used), area.prio, area.discard != 0);
-    let file = FileConfig { fd, name, size, budget, charged, budget_limit: size, priority, discard };
+    let (size, priority, discard) = (area.size, area.prio, area.discard != 0);
+    let mine = agent::proc().areas_now.get(usize::from(number)).map(|now| &now.charged);
+    let quota = Some(Quota { used: &budget.used, mine, limit: size });
+    let file = FileConfig { fd, name, size, quota, priority, discard };
     store.add_file(file).map_err(Failed::Store)
 }
 

@@ -15,7 +15,7 @@ pub enum Op {
     Heap,
     /// A step of a fork in the process that forks.
     Forking,
-    /// The same in the one that is forked.
+    /// A step of a fork in the process that is forked.
     Forked,
 }
 
@@ -35,9 +35,9 @@ pub enum Fault {
     Interrupted,
     /// With ENODEV, like all calls after it: the device has gone.
     Gone,
-    /// It moves one page only.
+    /// A read or write moves one page only.
     Page,
-    /// It moves half a kilobyte only.
+    /// A read or write moves half a kilobyte only.
     Sector,
     /// A read gives, or a write puts, one wrong bit.
     Flip,
@@ -105,7 +105,7 @@ pub fn install(faults: &'static Faults) {
     INSTALLED.store(core::ptr::from_ref(faults).cast_mut(), Ordering::Release);
 }
 
-/// Those of this process.
+/// The faults of this process.
 pub fn installed() -> Option<&'static Faults> {
     // SAFETY: set from a `&'static Faults` only, whose changing parts are atomics.
     unsafe { INSTALLED.load(Ordering::Acquire).as_ref() }

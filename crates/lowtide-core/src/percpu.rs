@@ -110,7 +110,7 @@ impl Zone {
     /// Everything.
     pub const ALL: Zone = Zone { mask: u64::MAX };
 
-    /// This CPU's.
+    /// The zone of this CPU.
     #[inline]
     pub fn own() -> Zone {
         let zones = count().next_power_of_two().min(64);

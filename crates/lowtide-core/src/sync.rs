@@ -17,7 +17,7 @@ mod real {
         rustix::thread::sched_yield();
     }
 
-    /// The same for longer: some tens of microseconds.
+    /// As [`pause`], for longer: some tens of microseconds.
     pub fn rest() {
         let time = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 20_000 };
         // Interrupted or not, the caller looks again.

@@ -242,7 +242,7 @@ pub fn unless_own<R>(start: usize, end: usize, f: impl FnOnce() -> R) -> Option<
 
 /// Waits until every mapping that exists by now is in the table of own ranges. To be called between looking at the process's
 /// mappings and asking which of them are lowtide's own.
-pub fn settle() {
+pub fn wait_for_makers() {
     drop(MAKING.lock());
 }
 
@@ -265,7 +265,7 @@ pub fn own_ranges(f: impl FnMut(usize, usize, Whose)) {
     own_ranges_in(0, usize::MAX, f);
 }
 
-/// The same for the ranges of the numbers `first .. end`, of those that there are.
+/// As [`own_ranges`], for the ranges of the numbers `first .. end`, of those that there are.
 pub fn own_ranges_in(first: usize, end: usize, mut f: impl FnMut(usize, usize, Whose)) {
     let table = table();
     for slot in &table[first.min(table.len())..end.min(table.len())] {

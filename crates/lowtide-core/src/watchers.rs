@@ -8,9 +8,9 @@
 use crate::sync::Futex;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
-/// One of them.
+/// A thread that watches or sleeps aside.
 #[derive(Debug)]
-struct Place {
+struct Thread {
     /// 1: it is to watch.
     called: Futex,
     /// 1: it waits for something else. Only its own thread uses it.
@@ -20,7 +20,7 @@ struct Place {
 /// Up to `N` threads, by number. Each number is used by one thread, but for [`Watchers::call`], which all may use.
 #[derive(Debug)]
 pub struct Watchers<const N: usize> {
-    places: [Place; N],
+    threads: [Thread; N],
     /// How many watch.
     watching: AtomicU32,
     /// How many sleep aside, or are about to.
@@ -28,30 +28,30 @@ pub struct Watchers<const N: usize> {
 }
 
 impl<const N: usize> Watchers<N> {
-    /// Nobody yet.
+    /// No thread has begun so far.
     #[cfg(not(any(feature = "loom", feature = "shuttle")))]
     pub const fn new() -> Watchers<N> {
-        let places = [const { Place { called: Futex::new(0), away: AtomicU32::new(0) } }; N];
-        Watchers { places, watching: AtomicU32::new(0), aside: AtomicU32::new(0) }
+        let threads = [const { Thread { called: Futex::new(0), away: AtomicU32::new(0) } }; N];
+        Watchers { threads, watching: AtomicU32::new(0), aside: AtomicU32::new(0) }
     }
 
-    /// Nobody yet.
+    /// No thread has begun so far.
     #[cfg(any(feature = "loom", feature = "shuttle"))]
     pub fn new() -> Watchers<N> {
-        let places = core::array::from_fn(|_| Place { called: Futex::new(0), away: AtomicU32::new(0) });
-        Watchers { places, watching: AtomicU32::new(0), aside: AtomicU32::new(0) }
+        let threads = core::array::from_fn(|_| Thread { called: Futex::new(0), away: AtomicU32::new(0) });
+        Watchers { threads, watching: AtomicU32::new(0), aside: AtomicU32::new(0) }
     }
 
-    /// Nobody again: in a forked child, whose threads are gone, before others begin.
+    /// No thread has begun any more: in a forked child, whose threads are gone, before others begin.
     pub fn reset(&self) {
-        for count in self.places.iter().map(|place| &place.away).chain([&self.watching, &self.aside]) {
+        for count in self.threads.iter().map(|thread| &thread.away).chain([&self.watching, &self.aside]) {
             count.store(0, Ordering::Relaxed);
         }
     }
 
     /// Thread `i` begins to watch.
     pub fn begin(&self, i: usize) {
-        self.places[i].called.store(1, Ordering::Release);
+        self.threads[i].called.store(1, Ordering::Release);
         self.watching.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -68,8 +68,8 @@ impl<const N: usize> Watchers<N> {
 
     /// Thread `i` is to watch, if it is aside.
     pub fn call(&self, i: usize) {
-        if self.places[i].called.swap(1, Ordering::AcqRel) == 0 {
-            self.places[i].called.wake_one();
+        if self.threads[i].called.swap(1, Ordering::AcqRel) == 0 {
+            self.threads[i].called.wake_one();
         }
     }
 
@@ -83,7 +83,7 @@ impl<const N: usize> Watchers<N> {
     /// Thread `i`, which watches, is about to wait for something else: the others watch, and the last of them won't step aside
     /// until it is [back](Watchers::back). May be said again.
     pub fn leave(&self, i: usize) {
-        if self.places[i].away.swap(1, Ordering::Relaxed) == 0 {
+        if self.threads[i].away.swap(1, Ordering::Relaxed) == 0 {
             // Before the call: who has stepped aside by then was counted as aside before that, and is called; who has not finds
             // that it is the last.
             self.watching.fetch_sub(1, Ordering::AcqRel);
@@ -94,8 +94,8 @@ impl<const N: usize> Watchers<N> {
     /// Thread `i` watches again, if it was away.
     pub fn back(&self, i: usize) {
         // No read-modify-write after each turn for what happens seldom.
-        if self.places[i].away.load(Ordering::Relaxed) != 0 {
-            self.places[i].away.store(0, Ordering::Relaxed);
+        if self.threads[i].away.load(Ordering::Relaxed) != 0 {
+            self.threads[i].away.store(0, Ordering::Relaxed);
             self.watching.fetch_add(1, Ordering::AcqRel);
         }
     }
@@ -111,7 +111,7 @@ impl<const N: usize> Watchers<N> {
 
     fn begin_to_step_aside(&self, i: usize) {
         // Before anybody can know: a call from now on counts.
-        self.places[i].called.store(0, Ordering::Release);
+        self.threads[i].called.store(0, Ordering::Release);
         self.aside.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -122,12 +122,12 @@ impl<const N: usize> Watchers<N> {
     }
 
     fn sleep(&self, i: usize) {
-        self.places[i].called.wait_while(0);
+        self.threads[i].called.wait_while(0);
         self.watching.fetch_add(1, Ordering::AcqRel);
     }
 
     fn end_of_step_aside(&self, i: usize) {
-        self.places[i].called.store(1, Ordering::Release);
+        self.threads[i].called.store(1, Ordering::Release);
         self.aside.fetch_sub(1, Ordering::AcqRel);
     }
 }
@@ -164,7 +164,7 @@ mod models {
     fn forgetting_a_call<const N: usize>(watchers: &Watchers<N>, i: usize) {
         watchers.aside.fetch_add(1, Ordering::AcqRel);
         if watchers.is_not_the_last() {
-            watchers.places[i].called.store(0, Ordering::Release);
+            watchers.threads[i].called.store(0, Ordering::Release);
             watchers.sleep(i);
         }
         watchers.end_of_step_aside(i);

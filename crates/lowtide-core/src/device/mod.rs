@@ -82,7 +82,7 @@ impl Device {
         matches!(self, Device::File(_))
     }
 
-    /// Its name.
+    /// The device's name.
     pub fn name(&self) -> DeviceName {
         match self {
             Device::None(_) => DeviceName::default(),

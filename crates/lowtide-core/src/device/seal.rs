@@ -49,7 +49,7 @@ impl Seal {
     /// Fresh keys.
     ///
     /// # Errors
-    /// Those of getrandom.
+    /// The errors of getrandom.
     pub fn new() -> Result<Seal, Errno> {
         let mut seal = Seal { mac: [0; 16], stream: [0; 16] };
         for key in [&mut seal.mac, &mut seal.stream] {

@@ -12,7 +12,7 @@ const PATIENCE: u32 = 100;
 /// A file as transfers see it.
 #[derive(Clone, Copy, Debug)]
 pub struct File<'a> {
-    /// Its descriptor.
+    /// The file's descriptor.
     pub fd: BorrowedFd<'a>,
     /// What goes wrong with it.
     #[cfg(any(test, feature = "faults"))]
@@ -51,7 +51,7 @@ pub struct Transfer<'a> {
 pub enum Pages<'a> {
     /// The file is read into these.
     Into(&'a mut [Page]),
-    /// These are written to the file.
+    /// Pages that are written to the file.
     From(&'a [Page]),
 }
 

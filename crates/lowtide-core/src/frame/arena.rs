@@ -9,7 +9,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use rustix::io::Errno;
 
 use super::buddy::Buddy;
-use super::cpu_lists::{CpuLists, Entry, Runs, kind_of};
+use super::cpu_lists::{CpuLists, ListedRun, Runs, kind_of};
 use super::{FrameNo, Handed, NotHandedOut, Run};
 use crate::lock::rank;
 use crate::percpu::CacheAligned;
@@ -102,7 +102,7 @@ impl Arena {
     fn take_listed(&self, cpu: usize, n: u32, kind: usize) -> Option<u32> {
         let own = self.cpu(cpu);
         let mut lists = own.lists.lock();
-        if !lists.top(kind).is_some_and(Entry::is_warm) {
+        if !lists.top(kind).is_some_and(ListedRun::is_warm) {
             drop(lists);
             let start = self.take_from_neighbours(cpu, n, kind);
             if start.is_some() {
@@ -110,12 +110,12 @@ impl Arena {
             }
             lists = own.lists.lock();
         }
-        let entry = match lists.pop(kind) {
-            Some(entry) => entry,
+        let listed = match lists.pop(kind) {
+            Some(listed) => listed,
             None => self.refill(&mut lists, kind)?,
         };
-        own.count(n as isize, if entry.is_warm() { -(n as isize) } else { 0 });
-        Some(entry.start())
+        own.count(n as isize, if listed.is_warm() { -(n as isize) } else { 0 });
+        Some(listed.start())
     }
 
     /// One thread stores pages and others, on other CPUs, free them. Their frames would go back to the kernel, with an
@@ -127,15 +127,15 @@ impl Arena {
                 return None;
             }
             let mut lists = other.lists.lock();
-            lists.top(kind).filter(|entry| entry.is_warm())?;
-            let entry = lists.pop(kind)?;
+            lists.top(kind).filter(|listed| listed.is_warm())?;
+            let listed = lists.pop(kind)?;
             other.count(n as isize, -(n as isize));
-            Some(entry.start())
+            Some(listed.start())
         })
     }
 
     #[cold]
-    fn refill(&self, lists: &mut CpuLists, kind: usize) -> Option<Entry> {
+    fn refill(&self, lists: &mut CpuLists, kind: usize) -> Option<ListedRun> {
         lists.refill(kind, &mut self.buddy.lock())
     }
 
@@ -155,9 +155,9 @@ impl Arena {
         match kind_of(n).filter(|_| run.start.is_multiple_of(n.next_power_of_two())) {
             Some(kind) => {
                 let cpu = self.cpu(cpu);
-                let entry = Entry::new(run.start, true);
+                let listed = ListedRun::new(run.start, true);
                 let mut lists = cpu.lists.lock();
-                if lists.push(kind, entry) {
+                if lists.push(kind, listed) {
                     cpu.count(-(n as isize), n as isize);
                 } else {
                     self.overflow(cpu, lists, kind, run);
@@ -174,7 +174,7 @@ impl Arena {
         let mut out = Runs::new();
         lists.make_room(kind, &mut out);
         self.left(cpu, &out);
-        if lists.push(kind, Entry::new(run.start, true)) {
+        if lists.push(kind, ListedRun::new(run.start, true)) {
             cpu.count(-n, n);
         } else {
             self.returning.fetch_add(run.frames as usize, Relaxed);
@@ -208,7 +208,7 @@ impl Arena {
             }
             freed += 1;
             let start = frame.0 - self.base;
-            if lists.push(0, Entry::new(start, true)) {
+            if lists.push(0, ListedRun::new(start, true)) {
                 kept += 1;
             } else {
                 out.push(Run { start, frames: 1 }, true);

@@ -81,7 +81,7 @@ impl Buddy {
     /// For checks: calls `f` with each free block, lowest and smallest first, until it fails.
     ///
     /// # Errors
-    /// That of `f`, or that a block was not merged with its neighbour, or cannot be found.
+    /// The error of `f`, or that a block was not merged with its neighbour, or cannot be found.
     pub(super) fn free_blocks(&self, mut f: impl FnMut(Run) -> Result<(), Broken>) -> Result<(), Broken> {
         for (order, set) in (0..).zip(&self.free) {
             if !set.agrees(&self.words) {

@@ -34,13 +34,13 @@ fn frames_of(kind: usize) -> u32 {
 /// A free run of known length: its first frame, and whether there may be memory behind it (it was handed out since its memory
 /// was last given back).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Entry(u32);
+pub struct ListedRun(u32);
 
-impl Entry {
+impl ListedRun {
     /// A run that begins at frame `start`, below 2^31.
     #[inline]
-    pub fn new(start: u32, warm: bool) -> Entry {
-        Entry(start << 1 | u32::from(warm))
+    pub fn new(start: u32, warm: bool) -> ListedRun {
+        ListedRun(start << 1 | u32::from(warm))
     }
 
     /// The first frame.
@@ -60,7 +60,7 @@ impl Entry {
 #[repr(C)]
 struct List {
     len: u32,
-    runs: [Entry; PLACES],
+    runs: [ListedRun; PLACES],
 }
 
 /// What the lists last had to ask the buddy for.
@@ -90,39 +90,39 @@ impl CpuLists {
 
     /// Empty lists of at most `bound` frames together; 0 keeps nothing.
     pub fn new(bound: u32) -> CpuLists {
-        let list = List { len: 0, runs: [Entry(0); PLACES] };
+        let list = List { len: 0, runs: [ListedRun(0); PLACES] };
         CpuLists { frames: 0, high: bound.div_ceil(2), bound, last: Last::Refill, lists: [list; KINDS] }
     }
 
     /// The run of `kind` that [`CpuLists::pop`] would take.
     #[inline]
-    pub fn top(&self, kind: usize) -> Option<Entry> {
+    pub fn top(&self, kind: usize) -> Option<ListedRun> {
         let list = &self.lists[kind];
         list.runs.get(list.len.wrapping_sub(1) as usize).copied()
     }
 
     /// Takes the run of `kind` that was put last.
     #[inline]
-    pub fn pop(&mut self, kind: usize) -> Option<Entry> {
+    pub fn pop(&mut self, kind: usize) -> Option<ListedRun> {
         let list = &mut self.lists[kind];
         let len = list.len.wrapping_sub(1);
         // Also false when the list was empty.
-        let entry = *list.runs.get(len as usize)?;
+        let listed = *list.runs.get(len as usize)?;
         list.len = len;
         self.frames -= frames_of(kind);
-        Some(entry)
+        Some(listed)
     }
 
     /// Puts a run; false if there is no room below the high mark.
     #[inline]
-    pub fn push(&mut self, kind: usize, entry: Entry) -> bool {
+    pub fn push(&mut self, kind: usize, listed: ListedRun) -> bool {
         let frames = self.frames + frames_of(kind);
         let list = &mut self.lists[kind];
         if frames > self.high {
             return false;
         }
         let Some(place) = list.runs.get_mut(list.len as usize) else { return false };
-        *place = entry;
+        *place = listed;
         list.len += 1;
         self.frames = frames;
         true
@@ -145,7 +145,7 @@ impl CpuLists {
 
     /// For checks: the runs in all lists, and whether there may be memory behind them.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Run, bool)> + '_ {
-        let run = |kind, entry: &Entry| (Run { start: entry.start(), frames: frames_of(kind) }, entry.is_warm());
+        let run = |kind, listed: &ListedRun| (Run { start: listed.start(), frames: frames_of(kind) }, listed.is_warm());
         self.lists.iter().enumerate().flat_map(move |(kind, l)| l.runs[..l.len as usize].iter().map(move |e| run(kind, e)))
     }
 
@@ -154,9 +154,9 @@ impl CpuLists {
     }
 
     /// An empty list is to be filled: takes a run for the caller from the buddy and more for the list.
-    pub fn refill(&mut self, kind: usize, buddy: &mut Buddy) -> Option<Entry> {
+    pub fn refill(&mut self, kind: usize, buddy: &mut Buddy) -> Option<ListedRun> {
         let n = frames_of(kind);
-        let wanted = Entry::new(buddy.take(n)?, false);
+        let wanted = ListedRun::new(buddy.take(n)?, false);
         self.high = (self.high + self.batch()).min(self.bound);
         self.last = Last::Refill;
         let room = self.batch().saturating_sub(n).min(self.high.saturating_sub(self.frames)) / n;
@@ -164,7 +164,7 @@ impl CpuLists {
         let from = list.len as usize;
         for place in list.runs[from..].iter_mut().take(room as usize) {
             let Some(start) = buddy.take(n) else { break };
-            *place = Entry::new(start, false);
+            *place = ListedRun::new(start, false);
             list.len += 1;
             self.frames += n;
         }
@@ -212,8 +212,8 @@ impl CpuLists {
         let list = &mut self.lists[kind];
         let len = list.len as usize;
         let taken = most.min(len).min(out.room());
-        for entry in &list.runs[..taken] {
-            out.push(Run { start: entry.start(), frames: frames_of(kind) }, entry.is_warm());
+        for listed in &list.runs[..taken] {
+            out.push(Run { start: listed.start(), frames: frames_of(kind) }, listed.is_warm());
         }
         list.runs.copy_within(taken..len, 0);
         list.len -= taken as u32;

@@ -29,7 +29,7 @@ use arena::Arena;
 use handed::Handed;
 
 pub use buddy::Buddy;
-pub use cpu_lists::{CpuLists, Entry, Runs, kind_of};
+pub use cpu_lists::{CpuLists, ListedRun, Runs, kind_of};
 pub use validate::Broken;
 
 /// Largest order: 2^9 frames, 2 MiB.
@@ -54,7 +54,7 @@ pub struct NotHandedOut;
 pub struct Run {
     /// The first.
     pub start: u32,
-    /// How many.
+    /// How many frames the run has.
     pub frames: u32,
 }
 
@@ -137,7 +137,7 @@ impl Frames {
     }
 
     /// Hands out 2^`order` frames, at a multiple of that; `None` when there is no such run or the order is above [`MAX_ORDER`].
-    /// Their bytes are undefined.
+    /// The bytes of the frames are undefined.
     #[inline]
     pub fn alloc(&self, order: u32) -> Option<FrameNo> {
         if order > MAX_ORDER { None } else { self.alloc_run(1 << order) }

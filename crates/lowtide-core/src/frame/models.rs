@@ -187,7 +187,7 @@ fn drain_in_two_holds(frames: &Frames) {
         let mut lists = cpu.lists.lock();
         lists.take_all(&mut copied);
         for (run, warm) in copied.iter() {
-            assert!(lists.push(0, Entry::new(run.start, warm > 0)));
+            assert!(lists.push(0, ListedRun::new(run.start, warm > 0)));
         }
         drop(lists);
         let mut lists = cpu.lists.lock();

@@ -32,7 +32,7 @@ const LEAST_SPANS: usize = 8;
 
 /// What became of an object that was to be moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Moved {
+pub enum Relocated {
     /// It has its new handle.
     Yes,
     /// It stays: it was freed meanwhile, or its span is not isolated.
@@ -86,15 +86,15 @@ impl Pool {
 
     /// Moves an object out of its isolated span. `swap` gets the new handle and says whether it has replaced the old one where
     /// that was kept; it is called with no lock held.
-    pub fn relocate(&self, old: Handle, swap: &mut dyn FnMut(Handle) -> bool) -> Moved {
+    pub fn relocate(&self, old: Handle, swap: &mut dyn FnMut(Handle) -> bool) -> Relocated {
         let mut copy = [0; MAX_COMPRESSED];
         let copy = &mut copy[..old.object_len().min(MAX_COMPRESSED)];
         if !self.is_isolated(old) || self.read(old, copy).is_err() {
-            return Moved::No;
+            return Relocated::No;
         }
-        let Some(new) = self.insert_into_room(copy) else { return Moved::NoRoom };
+        let Some(new) = self.insert_into_room(copy) else { return Relocated::NoRoom };
         // Either way, whoever frees the object from now on frees the other one.
-        let (gone, moved) = if swap(new) { (old, Moved::Yes) } else { (new, Moved::No) };
+        let (gone, moved) = if swap(new) { (old, Relocated::Yes) } else { (new, Relocated::No) };
         let freed = self.remove(gone);
         debug_assert!(freed.is_ok(), "an object was freed at a place that its keeper did not know");
         moved

@@ -17,7 +17,7 @@ fn compact(pool: &Pool, handles: &mut [Handle]) -> usize {
             moved += (pool.relocate(old, &mut |new| {
                 *h = new;
                 true
-            }) == Moved::Yes) as usize;
+            }) == Relocated::Yes) as usize;
         }
         pool.let_go(&mut || ());
         if moved == before {
@@ -58,9 +58,9 @@ fn objects_whose_handle_was_not_swapped_stay() {
     for h in all.iter().skip(1).step_by(2) {
         pool.remove(*h).unwrap();
     }
-    assert_eq!(pool.relocate(all[0], &mut |_| true), Moved::No, "not isolated");
+    assert_eq!(pool.relocate(all[0], &mut |_| true), Relocated::No, "not isolated");
     assert!(pool.isolate() > 0);
-    assert!(all.iter().all(|h| pool.relocate(*h, &mut |_| false) == Moved::No));
+    assert!(all.iter().all(|h| pool.relocate(*h, &mut |_| false) == Relocated::No));
     pool.let_go(&mut || ());
     pool.validate().unwrap();
     let mut buf = [0; PAGE_SIZE];
@@ -247,7 +247,7 @@ fn nobody_notices_that_objects_move() {
             for owner in 0..OWNERS {
                 let (old, swap) = w.swap(owner);
                 let moved = w.pool.relocate(old, &mut { swap });
-                MOVED.fetch_add((moved == Moved::Yes) as usize, Ordering::Relaxed);
+                MOVED.fetch_add((moved == Relocated::Yes) as usize, Ordering::Relaxed);
             }
             w.pool.let_go(&mut || ());
             Ok(())

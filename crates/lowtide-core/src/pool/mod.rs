@@ -32,7 +32,7 @@ use shelf::Shelves;
 use span::{MAX_FRAMES, Span, granules, need};
 
 pub use crate::codec::MAX_COMPRESSED;
-pub use compact::Moved;
+pub use compact::Relocated;
 pub use handle::Handle;
 pub use validate::Broken;
 
@@ -205,7 +205,7 @@ impl Pool {
     /// Puts an object into a span of a locked shard that has room for it.
     fn put(&self, shelves: &mut Shard<'_>, frame: u32, data: &[u8]) -> Handle {
         let place = self.span(frame, shelves).put(data);
-        shelves.settle(&self.frames, frame);
+        shelves.reshelve(&self.frames, frame);
         self.count(data.len());
         Handle::new(frame, place, data.len())
     }
@@ -268,7 +268,7 @@ impl Pool {
                 shelves.unlink(&self.frames, frame);
                 self.give_back(shelves, frame);
             } else {
-                shelves.settle(&self.frames, frame);
+                shelves.reshelve(&self.frames, frame);
             }
         }
         Ok(())

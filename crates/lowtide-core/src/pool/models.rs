@@ -107,10 +107,10 @@ impl World {
     }
 
     /// A pass; returns how many objects moved.
-    fn pass(&self, relocate: fn(&World, usize, Handle) -> Moved) -> usize {
+    fn pass(&self, relocate: fn(&World, usize, Handle) -> Relocated) -> usize {
         self.pool.isolate();
         self.passes.fetch_add(1, Ordering::Release);
-        let moved = (0..OWNERS).filter(|owner| relocate(self, *owner, self.handle(*owner)) == Moved::Yes).count();
+        let moved = (0..OWNERS).filter(|owner| relocate(self, *owner, self.handle(*owner)) == Relocated::Yes).count();
         self.pool.let_go(&mut || ());
         moved
     }
@@ -181,14 +181,14 @@ fn right(w: &World) -> usize {
 }
 
 /// A wrong way to move the object of an isolated span: `step` gets its copy, and says whether it has moved.
-fn wrongly(w: &World, old: Handle, step: impl FnOnce(Handle) -> bool) -> Moved {
+fn wrongly(w: &World, old: Handle, step: impl FnOnce(Handle) -> bool) -> Relocated {
     let mut copy = [0; PAGE_SIZE];
     if !w.pool.is_isolated(old) {
-        return Moved::No;
+        return Relocated::No;
     }
-    let Ok(len) = w.pool.read(old, &mut copy) else { return Moved::No };
-    let Some(new) = w.pool.insert_into_room(&copy[..len]) else { return Moved::NoRoom };
-    if step(new) { Moved::Yes } else { Moved::No }
+    let Ok(len) = w.pool.read(old, &mut copy) else { return Relocated::No };
+    let Some(new) = w.pool.insert_into_room(&copy[..len]) else { return Relocated::NoRoom };
+    if step(new) { Relocated::Yes } else { Relocated::No }
 }
 
 /// Bug: the old place is freed before the word says the new one.

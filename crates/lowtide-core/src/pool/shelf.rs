@@ -89,7 +89,7 @@ impl Shelves {
     }
 
     /// Puts a span whose room has changed where it belongs now. It is not isolated.
-    pub(super) fn settle(&mut self, frames: &Frames, frame: u32) {
+    pub(super) fn reshelve(&mut self, frames: &Frames, frame: u32) {
         let mut span = self.span(frames, frame);
         let (now, then) = (Self::shelves_of(&mut span), span.header().shelves);
         for by in [GAP, FREE] {

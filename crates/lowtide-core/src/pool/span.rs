@@ -58,7 +58,7 @@ pub(super) struct Header {
     frames: u8,
     /// Words of the directory.
     places: u16,
-    /// Those that are an object's.
+    /// Places that are an object's.
     taken: u16,
     /// Where the lowest object begins, in granules; the end of the span if there is none.
     bottom: u16,

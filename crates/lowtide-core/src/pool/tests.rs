@@ -151,7 +151,7 @@ fn any_number_is_a_safe_handle() {
         let h = Handle::from_raw(near);
         if h != kept {
             let relocated = pool.relocate(h, &mut |_| true);
-            assert_eq!((pool.read(h, &mut buf), pool.remove(h), relocated), (Err(Stale), Err(Stale), Moved::No));
+            assert_eq!((pool.read(h, &mut buf), pool.remove(h), relocated), (Err(Stale), Err(Stale), Relocated::No));
         }
     }
     assert_eq!(pool.read(kept, &mut buf[..99]), Err(Stale), "no room");
@@ -249,8 +249,8 @@ proptest! {
                             }
                             agrees
                         });
-                        prop_assert_eq!(moved == Moved::Yes, *h != old);
-                        prop_assert!(moved != Moved::Yes || pool.read(old, &mut buf) == Err(Stale));
+                        prop_assert_eq!(moved == Relocated::Yes, *h != old);
+                        prop_assert!(moved != Relocated::Yes || pool.read(old, &mut buf) == Err(Stale));
                     }
                     prop_assert!(pool.bytes() == before);
                 }

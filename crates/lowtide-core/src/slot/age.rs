@@ -13,9 +13,9 @@ use crate::vm::OnFork;
 /// A clock: its two bits of a cluster's byte.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Clock {
-    /// Of who writes pages to the device.
+    /// The clock of who writes pages to the device.
     Writing,
-    /// Of who compresses pages better.
+    /// The clock of who compresses pages better.
     Recompressing,
 }
 

@@ -1,22 +1,22 @@
 //! Who else refers to the slots of an area: the forked descendants of the process that made it, its owner.
 //!
-//! A descendant that refers to slots is a *holder*: an entry that says which process image it is, and a map with a bit for each
-//! slot. Entries and maps are in memory that the whole family shares, and any of its processes may be killed between any two
+//! A descendant that refers to slots is a *holder*: a record that says which process image it is, and a map with a bit for each
+//! slot. Records and maps are in memory that the whole family shares, and any of its processes may be killed between any two
 //! instructions. So there are no counts: a count that was lowered, but not yet noted as lowered, is wrong for ever. A bit can
 //! be cleared twice, and by whoever comes after one that died half way. A slot that its owner has freed is free when no map has
 //! its bit.
 //!
-//! **An entry has one process that may change it and its map**: the live one that it names, or, once that is dead, whoever
-//! makes the entry name itself by compare-and-swap. From 0 (free):
+//! **A record has one process that may change it and its map**: the live one that it names, or, once that is dead, whoever
+//! makes the record name itself by compare-and-swap. From 0 (free):
 //!
 //! - `Filling(parent)`: the parent claims it before it forks, and fills the map with what it refers to itself.
-//! - `Held(child)`: the child makes it its own, by compare-and-swap, because its parent may be dead and the entry taken from it
+//! - `Held(child)`: the child makes it its own, by compare-and-swap, because its parent may be dead and the record taken from it
 //!   by then. It clears bits as it lets go of slots.
 //! - `Clearing(process)`: the child was never made, or has been found dead, or a parent was that died in between; `process`
-//!   clears the map, and then the entry. If it dies as well, another one goes on in the same way.
+//!   clears the map, and then the record. If it dies as well, another one goes on in the same way.
 //!
 //! A process image is dead when it can't execute another instruction, and never comes back; so nothing that was read of an
-//! entry before it was taken over can be mistaken for what it says afterwards.
+//! record before it was taken over can be mistaken for what it says afterwards.
 //!
 //! **A look at all maps takes a while**, and meanwhile a child can hand a slot on to a grandchild and let go of it: who looked
 //! at the grandchild's map before and at the child's map after that saw nobody. So each parent counts in `filled` when it has
@@ -29,10 +29,10 @@ use crate::sync::Array;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::vm::OnFork;
 
-/// Most holders at a time, for each area. (An entry takes 8 bytes; a map takes memory only where there are references.) In
+/// Most holders at a time, for each area. (A record takes 8 bytes; a map takes memory only where there are references.) In
 /// models each word costs.
 pub(super) const HOLDERS: usize = if cfg!(any(feature = "loom", feature = "shuttle")) { 2 } else { 256 };
-/// Words with a bit for each entry that is not free.
+/// Words with a bit for each record that is not free.
 const IN_USE: usize = HOLDERS.div_ceil(64);
 
 /// A process image: a process from its start, or from an exec, to its end, or to the next exec. No other image ever has the
@@ -40,7 +40,7 @@ const IN_USE: usize = HOLDERS.div_ceil(64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Image(u64);
 
-/// Bits of an image's number; above them an entry has its state.
+/// Bits of an image's number; above them a record has its state.
 const IMAGE_BITS: u32 = 62;
 const FILLING: u64 = 1 << IMAGE_BITS;
 const HELD: u64 = 2 << IMAGE_BITS;
@@ -53,22 +53,22 @@ impl Image {
         Image(number & !STATE)
     }
 
-    /// Its number.
+    /// The image's number.
     pub const fn number(self) -> u64 {
         self.0
     }
 
-    /// Whose entry it is.
-    fn of(entry: u64) -> Image {
-        Image::new(entry)
+    /// Whose record it is.
+    fn of(record: u64) -> Image {
+        Image::new(record)
     }
 }
 
-/// An entry that this process has claimed for a child, and what it says.
+/// A record that this process has claimed for a child, and what it says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Claim {
     pub holder: usize,
-    pub entry: u64,
+    pub record: u64,
 }
 
 /// The holders of an area, in memory that the family of its owner shares.
@@ -76,10 +76,10 @@ pub(super) struct Claim {
 pub(super) struct Holders {
     /// How often a map was filled.
     filled: Array<AtomicU64>,
-    /// Which entries are not free: a bit for each, set before there are bits in its map and cleared after them.
+    /// Which records are not free: a bit for each, set before there are bits in its map and cleared after them.
     in_use: Array<AtomicU64>,
-    /// An entry for each holder.
-    entries: Array<AtomicU64>,
+    /// A record for each holder.
+    records: Array<AtomicU64>,
     /// The maps, one behind the other.
     maps: Array<AtomicU64>,
     /// Words of a map.
@@ -93,26 +93,26 @@ impl Holders {
         Ok(Holders {
             filled: Array::new(1, OnFork::Share)?,
             in_use: Array::new(IN_USE, OnFork::Share)?,
-            entries: Array::new(HOLDERS, OnFork::Share)?,
+            records: Array::new(HOLDERS, OnFork::Share)?,
             maps: Array::new(maps, OnFork::Share)?,
             words,
         })
     }
 
-    /// Claims a free entry, for a child of `parent` that is about to be forked.
+    /// Claims a free record, for a child of `parent` that is about to be forked.
     pub(super) fn claim(&self, parent: Image) -> Option<Claim> {
-        let entry = FILLING | parent.0;
+        let record = FILLING | parent.0;
         // Acquire: pairs with the Release in `clear`, after which the map is empty.
-        let free = |e: &AtomicU64| e.compare_exchange(0, entry, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        let holder = self.entries.iter().position(|e| e.load(Ordering::Relaxed) == 0 && free(e))?;
+        let free = |e: &AtomicU64| e.compare_exchange(0, record, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        let holder = self.records.iter().position(|e| e.load(Ordering::Relaxed) == 0 && free(e))?;
         self.in_use[holder / 64].fetch_or(1 << (holder % 64), Ordering::Relaxed);
-        Some(Claim { holder, entry })
+        Some(Claim { holder, record })
     }
 
-    /// Enters a slot in the map of an entry that this process has claimed, by the thread that claimed it.
+    /// Enters a slot in the map of a record that this process has claimed, by the thread that claimed it.
     pub(super) fn add(&self, claim: Claim, slot: usize) {
         let word = &self.maps[claim.holder * self.words + slot / 64];
-        // Nobody else changes the map of a `Filling` entry whose process lives.
+        // Nobody else changes the map of a `Filling` record whose process lives.
         word.store(word.load(Ordering::Relaxed) | 1 << (slot % 64), Ordering::Relaxed);
     }
 
@@ -126,8 +126,8 @@ impl Holders {
     /// gone.
     pub(super) fn take(&self, claim: Claim, child: Image) -> bool {
         // Acquire: pairs with the Release in `take_over`, whoever took it.
-        let entry = &self.entries[claim.holder];
-        entry.compare_exchange(claim.entry, HELD | child.0, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        let record = &self.records[claim.holder];
+        record.compare_exchange(claim.record, HELD | child.0, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// Drops a holder's reference to a slot: by the holder itself.
@@ -154,41 +154,41 @@ impl Holders {
         if self.filled[0].load(Ordering::Acquire) == filled { held } else { u64::MAX }
     }
 
-    /// Gives up an entry that this process has claimed, if no child has made it its own. `words`: words of the map that may
+    /// Gives up a record that this process has claimed, if no child has made it its own. `words`: words of the map that may
     /// have bits.
     pub(super) fn abandon(&self, claim: Claim, words: usize) -> bool {
-        let taken = self.take_over(claim.holder, claim.entry, Image::of(claim.entry));
+        let taken = self.take_over(claim.holder, claim.record, Image::of(claim.record));
         if taken {
             self.clear(claim.holder, words);
         }
         taken
     }
 
-    /// What the entry of a holder says.
-    pub(super) fn entry(&self, holder: usize) -> Option<Entry> {
-        let raw = self.entries[holder].load(Ordering::Acquire);
-        (raw != 0).then_some(Entry { raw })
+    /// What the record of a holder says.
+    pub(super) fn record(&self, holder: usize) -> Option<Record> {
+        let raw = self.records[holder].load(Ordering::Acquire);
+        (raw != 0).then_some(Record { raw })
     }
 
-    /// Clears the entry and the map of a holder, on behalf of the process that the entry names, which is dead. False: another
-    /// process has done so, or does, or (if the entry is a dead parent's) the child has made it its own. `words` as in
+    /// Clears the record and the map of a holder, on behalf of the process that the record names, which is dead. False: another
+    /// process has done so, or does, or (if the record is a dead parent's) the child has made it its own. `words` as in
     /// [`Holders::abandon`].
-    pub(super) fn release(&self, holder: usize, entry: Entry, me: Image, words: usize) -> bool {
-        let taken = self.take_over(holder, entry.raw, me);
+    pub(super) fn release(&self, holder: usize, record: Record, me: Image, words: usize) -> bool {
+        let taken = self.take_over(holder, record.raw, me);
         if taken {
             self.clear(holder, words);
         }
         taken
     }
 
-    /// Makes an entry this process's to clear.
-    pub(super) fn take_over(&self, holder: usize, entry: u64, me: Image) -> bool {
+    /// Makes a record this process's to clear.
+    pub(super) fn take_over(&self, holder: usize, record: u64, me: Image) -> bool {
         // Acquire: pairs with the Release in `take` and here. Release: who takes it over from this process, or fails to, comes
         // after.
-        self.entries[holder].compare_exchange(entry, CLEARING | me.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        self.records[holder].compare_exchange(record, CLEARING | me.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Clears the map of a holder whose entry says that this process does, and then the entry.
+    /// Clears the map of a holder whose record says that this process does, and then the record.
     pub(super) fn clear(&self, holder: usize, words: usize) {
         let first = holder * self.words;
         for word in &self.maps[first..first + words.min(self.words)] {
@@ -199,22 +199,22 @@ impl Holders {
         }
         self.in_use[holder / 64].fetch_and(!(1 << (holder % 64)), Ordering::Release);
         // Release: pairs with the Acquire in `claim`.
-        self.entries[holder].store(0, Ordering::Release);
+        self.records[holder].store(0, Ordering::Release);
     }
 
     /// Bytes of memory behind the tables.
     pub(super) fn table_bytes(&self) -> usize {
-        [&self.filled, &self.in_use, &self.entries, &self.maps].map(Array::populated_bytes).iter().sum()
+        [&self.filled, &self.in_use, &self.records, &self.maps].map(Array::populated_bytes).iter().sum()
     }
 }
 
-/// What an entry said when it was read.
+/// What a record said when it was read.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Entry {
+pub(super) struct Record {
     raw: u64,
 }
 
-impl Entry {
+impl Record {
     /// Who may change it as long as it lives.
     pub(super) fn image(self) -> Image {
         Image::of(self.raw)
@@ -249,24 +249,24 @@ mod tests {
 
     #[test]
     fn a_holder_that_dies_half_way_is_released_by_another_wherever_it_was() {
-        // The steps of a releaser that is killed after the first `n` of them: its entry, a part of the map, all of it, the
-        // entry's bit.
+        // The steps of a releaser that is killed after the first `n` of them: its record, a part of the map, all of it, the
+        // record's bit.
         for n in 0..=4 {
             let (holders, claim) = filled();
             assert!(holders.take(claim, CHILD));
             let (first, second) = (Image::new(3), Image::new(4));
             let steps: [&dyn Fn(); 4] = [
-                &|| assert!(holders.take_over(claim.holder, holders.entry(claim.holder).unwrap().raw, first)),
+                &|| assert!(holders.take_over(claim.holder, holders.record(claim.holder).unwrap().raw, first)),
                 &|| holders.maps[claim.holder * holders.words].store(0, Ordering::Release),
                 &|| holders.maps[claim.holder * holders.words + 1].store(0, Ordering::Release),
                 &|| _ = holders.in_use[0].fetch_and(!1, Ordering::Release),
             ];
             steps.iter().take(n).for_each(|step| step());
-            let entry = holders.entry(claim.holder).unwrap();
-            assert_eq!(entry.image(), if n == 0 { CHILD } else { first });
-            assert!(holders.release(claim.holder, entry, second, 8));
-            assert!(!holders.release(claim.holder, entry, second, 8), "once");
-            assert_eq!((held(&holders), holders.entry(claim.holder).is_none()), ([0, 0], true));
+            let record = holders.record(claim.holder).unwrap();
+            assert_eq!(record.image(), if n == 0 { CHILD } else { first });
+            assert!(holders.release(claim.holder, record, second, 8));
+            assert!(!holders.release(claim.holder, record, second, 8), "once");
+            assert_eq!((held(&holders), holders.record(claim.holder).is_none()), ([0, 0], true));
             let again = holders.claim(PARENT).unwrap();
             holders.add(again, 5);
             assert_eq!(held(&holders), [1 << 5, 0], "after {n} steps");
@@ -274,12 +274,12 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_the_child_s_or_who_releases_it_for_a_dead_parent() {
+    fn a_record_is_the_child_s_or_who_releases_it_for_a_dead_parent() {
         let (holders, claim) = filled();
-        assert!(holders.release(claim.holder, holders.entry(claim.holder).unwrap(), Image::new(3), 8));
+        assert!(holders.release(claim.holder, holders.record(claim.holder).unwrap(), Image::new(3), 8));
         assert!(!holders.take(claim, CHILD), "too late");
         let (holders, claim) = filled();
-        let before = holders.entry(claim.holder).unwrap();
+        let before = holders.record(claim.holder).unwrap();
         assert!(before.is_filling() && holders.take(claim, CHILD));
         assert!(!holders.release(claim.holder, before, Image::new(3), 8) && !holders.abandon(claim, 8));
         assert_eq!(held(&holders), [1 << 3, 1 << 6]);
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_of_another_claim_is_not_mistaken_for_one_s_own() {
+    fn a_record_of_another_claim_is_not_mistaken_for_one_s_own() {
         let (holders, claim) = filled();
         assert!(holders.abandon(claim, 8));
         let other = holders.claim(Image::new(9)).unwrap();

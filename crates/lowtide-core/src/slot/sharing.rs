@@ -23,7 +23,7 @@ const NOBODYS: u32 = u32::MAX;
 const STRAYS: u32 = u32::MAX - 1;
 const _: () = assert!(HOLDERS < STRAYS as usize);
 
-/// How often a dead parent's entry for a child that has not made it its own is passed over in [`Area::release_dead`]: the child
+/// How often a dead parent's record for a child that has not made it its own is passed over in [`Area::release_dead`]: the child
 /// may still be about to, on a busy machine.
 const PATIENCE: u8 = 30;
 
@@ -40,9 +40,9 @@ pub(super) struct Sharing {
     mine: AtomicU32,
     /// Whose those are that this process has added for the child that it forks next; the child finds it in its copy.
     childs: AtomicU32,
-    /// If a holder's, what its entry said.
-    entry: AtomicU64,
-    /// How often a parent was found dead before its child had made the entry its own. The owner's.
+    /// If a holder's, what its record said.
+    record: AtomicU64,
+    /// How often a parent was found dead before its child had made the record its own. The owner's.
     orphaned: [AtomicU8; HOLDERS],
 }
 
@@ -54,7 +54,7 @@ impl Sharing {
             zombies: Zombies::new(clusters)?,
             mine: AtomicU32::new(NOBODYS),
             childs: AtomicU32::new(NOBODYS),
-            entry: AtomicU64::new(0),
+            record: AtomicU64::new(0),
             orphaned: [const { AtomicU8::new(0) }; HOLDERS],
         })
     }
@@ -102,7 +102,7 @@ impl Sharing {
     /// What this process has claimed for the child that it forks next.
     fn claimed(&self) -> Option<Claim> {
         let holder = self.childs.load(Ordering::Relaxed) as usize;
-        (holder < HOLDERS).then(|| Claim { holder, entry: self.entry.load(Ordering::Relaxed) })
+        (holder < HOLDERS).then(|| Claim { holder, record: self.record.load(Ordering::Relaxed) })
     }
 
     pub(super) fn table_bytes(&self) -> usize {
@@ -128,7 +128,7 @@ impl Area {
             if slot == 0 || !refers(slot, word.load(Ordering::Acquire)) {
                 return;
             }
-            // An entry only where there is something to hold.
+            // A record only where there is something to hold.
             match *claimed.get_or_insert_with(|| sharing.holders.claim(me)) {
                 Some(claim) => sharing.holders.add(claim, slot as usize),
                 None => {
@@ -139,7 +139,7 @@ impl Area {
         });
         if let Some(claim) = claimed {
             sharing.holders.filled();
-            sharing.entry.store(claim.map_or(0, |claim| claim.entry), Ordering::Relaxed);
+            sharing.record.store(claim.map_or(0, |claim| claim.record), Ordering::Relaxed);
             sharing.childs.store(claim.map_or(STRAYS, |claim| claim.holder as u32), Ordering::Relaxed);
         }
         strays
@@ -147,7 +147,7 @@ impl Area {
 
     /// Whether [`Area::add_references`] would find a holder.
     pub fn has_holder(&self) -> bool {
-        self.sharing().is_none_or(|sharing| (0..HOLDERS).any(|holder| sharing.holders.entry(holder).is_none()))
+        self.sharing().is_none_or(|sharing| (0..HOLDERS).any(|holder| sharing.holders.record(holder).is_none()))
     }
 
     /// Takes back what [`Area::add_references`] added, because there is no child. `refers`: as then; `None` if there was one
@@ -191,17 +191,17 @@ impl Area {
         let Some(sharing) = self.sharing().filter(|_| !self.is_inherited()) else { return false };
         let mut any = false;
         for (holder, orphaned) in sharing.orphaned.iter().enumerate() {
-            let dead = sharing.holders.entry(holder).filter(|entry| !is_alive(entry.image()));
-            let Some(entry) = dead else {
+            let dead = sharing.holders.record(holder).filter(|record| !is_alive(record.image()));
+            let Some(record) = dead else {
                 orphaned.store(0, Ordering::Relaxed);
                 continue;
             };
-            let waits = entry.is_filling() && {
+            let waits = record.is_filling() && {
                 let looks = orphaned.load(Ordering::Relaxed);
                 orphaned.store(looks.saturating_add(u8::from(counts)), Ordering::Relaxed);
                 looks < PATIENCE
             };
-            any |= !waits && sharing.holders.release(holder, entry, me, self.opened_clusters() * WORDS);
+            any |= !waits && sharing.holders.release(holder, record, me, self.opened_clusters() * WORDS);
         }
         any
     }

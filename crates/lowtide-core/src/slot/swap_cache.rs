@@ -56,7 +56,7 @@ impl CacheMarks {
         self.words[slot / 64].load(Relaxed) >> (slot % 64) & 1 == 1
     }
 
-    /// Those of cluster `i`.
+    /// The marks of cluster `i`.
     pub(super) fn of(&self, i: usize) -> Bitmap {
         Bitmap::from_words(|w| self.words[i * WORDS + w].load(Relaxed))
     }

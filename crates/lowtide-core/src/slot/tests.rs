@@ -97,7 +97,7 @@ fn what_may_not_be_freed_changes_nothing() {
 }
 
 #[test]
-fn the_budget_is_shared_and_counts_clusters() {
+fn the_quota_is_shared_and_counts_clusters() {
     static USED: AtomicU64 = AtomicU64::new(1 << 20);
     static MINE: AtomicU64 = AtomicU64::new(0);
     let quota = Some(Quota { used: &USED, mine: Some(&MINE), limit: 6 << 20 });
@@ -150,7 +150,7 @@ fn free_clusters_are_punched_out_before_they_are_given_out_again() {
     assert_eq!((blocks(), a.has_discards()), (0, false));
     a.free_run(first, 512).unwrap();
     assert_eq!(a.discard_some(10), 1);
-    assert_eq!([&USED, &MINE].map(|n| n.load(Ordering::Relaxed)), [2 << 20; 2], "the space is the budget's again");
+    assert_eq!([&USED, &MINE].map(|n| n.load(Ordering::Relaxed)), [2 << 20; 2], "the space is the quota's again");
     a.validate().unwrap();
     assert_eq!(a.alloc(9), Some(first));
     assert_eq!(USED.load(Ordering::Relaxed), 4 << 20);

@@ -33,9 +33,9 @@ pub(super) struct Reach {
 }
 
 impl Reach {
-    /// Of an allocation.
+    /// The reach of an allocation.
     pub(super) const SHORT: Reach = Reach { searched: 16, passed: 4096 };
-    /// Of a background worker.
+    /// The reach of a background worker.
     pub(super) const LONG: Reach = Reach { searched: 4096, passed: 1 << 16 };
 }
 
@@ -50,7 +50,7 @@ impl Zombies {
         self.count.load(Ordering::Relaxed) > 0
     }
 
-    /// Those of cluster `i`, whose lock the caller holds.
+    /// The zombies of cluster `i`, whose lock the caller holds.
     fn of(&self, i: usize) -> Bitmap {
         Bitmap::from_words(|w| self.words[i * WORDS + w].load(Ordering::Relaxed))
     }

@@ -84,12 +84,12 @@ fn clean_copies_stay_in_a_full_area_as_long_as_another_has_room() {
 }
 
 #[test]
-fn clean_copies_are_taken_back_when_others_have_used_up_the_budget() {
+fn clean_copies_are_taken_back_when_others_have_used_up_the_quota() {
     // A CPU has a cluster of its own.
     crate::percpu::stay_on_cpu_1();
     static USED: AtomicU64 = AtomicU64::new(0);
     let limit = 32 * 2 * MIB;
-    let s = store(0, [FileConfig { budget: Some(&USED), budget_limit: limit, ..area(0, 0, 32) }]);
+    let s = store(0, [FileConfig { quota: Some(Quota { used: &USED, mine: None, limit }), ..area(0, 0, 32) }]);
     let es: Vec<Entry> = noises(0, 1023).into_iter().map(|page| put_one(&s, page).unwrap()).collect();
     assert!(es.iter().all(|e| s.keep_cached(*e)) && USED.load(Ordering::Relaxed) == 4 * MIB);
     USED.store(limit, Ordering::Relaxed);
@@ -103,9 +103,9 @@ fn clean_copies_are_taken_back_when_others_have_used_up_the_budget() {
 }
 
 #[test]
-fn an_area_that_rests_or_has_no_budget_has_no_room_for_what_clean_copies_hold() {
+fn an_area_that_rests_or_has_no_quota_has_no_room_for_what_clean_copies_hold() {
     static USED: AtomicU64 = AtomicU64::new(4 * MIB);
-    let poor = FileConfig { budget: Some(&USED), budget_limit: 4 * MIB, ..area(1, 0, 4) };
+    let poor = FileConfig { quota: Some(Quota { used: &USED, mine: None, limit: 4 * MIB }), ..area(1, 0, 4) };
     for (other, has_room) in [(poor, false), (broken(1, 0, Errno::NOSPC), false), (area(1, 0, 4), true)] {
         let s = store(0, [area(0, 5, 1), other]);
         let es: Vec<Entry> = noises(0, 511).into_iter().map(|page| put_one(&s, page).unwrap()).collect();

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use super::Store;
 use super::table_word::{Object, Word};
 use super::walk::Walk;
-use crate::pool::Moved;
+use crate::pool::Relocated;
 
 /// Words that are looked at for each page that may be moved.
 const LOOKS: usize = 64;
@@ -63,14 +63,14 @@ impl Store {
                 return true;
             }
             // `NoRoom`: what has not moved so far stays.
-            let moved = walker.next().map(|(area, slot)| area.word(slot).map_or(Moved::No, |word| self.compact_page(word)));
+            let moved = walker.next().map(|(area, slot)| area.word(slot).map_or(Relocated::No, |word| self.compact_page(word)));
             match moved {
-                Some(Moved::Yes) => {
+                Some(Relocated::Yes) => {
                     moves -= 1;
                     state.moved.fetch_add(1, Ordering::Relaxed);
                 }
-                Some(Moved::No) => {}
-                Some(Moved::NoRoom) | None => {
+                Some(Relocated::No) => {}
+                Some(Relocated::NoRoom) | None => {
                     self.pool.let_go(step);
                     walker.end();
                     return state.moved.load(Ordering::Relaxed) > 0;
@@ -81,11 +81,11 @@ impl Store {
     }
 
     /// Moves the object that a table word names, if its span is isolated.
-    fn compact_page(&self, word: &AtomicU64) -> Moved {
+    fn compact_page(&self, word: &AtomicU64) -> Relocated {
         let raw = word.load(Ordering::Acquire);
-        let Word::Pool(old) = Word::decode(raw) else { return Moved::No };
+        let Word::Pool(old) = Word::decode(raw) else { return Relocated::No };
         if !self.pool.is_isolated(old.handle) {
-            return Moved::No;
+            return Relocated::No;
         }
         // Release: whoever sees the new handle finds the copy.
         let moved = |handle| Word::Pool(Object { handle, ..old }).encode();

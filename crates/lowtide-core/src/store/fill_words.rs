@@ -16,21 +16,21 @@ pub struct FillWord {
 
 #[derive(Debug, Default)]
 #[repr(C)]
-struct Place {
+struct Count {
     word: AtomicU64,
     /// Pages counted here, those of words that were here before included.
     pages: AtomicU64,
-    /// `pages` when `word` took the place over.
+    /// `pages` when `word` took the count over.
     before: AtomicU64,
 }
 
 /// Counts the words of same-filled pages in a table of fixed size, with the Space-Saving algorithm (Metwally, Agrawal and El
-/// Abbadi 2005): a new word takes over the place of the rarest, so that a frequent one gets a place however late it comes. All
+/// Abbadi 2005): a new word takes over the count of the rarest, so that a frequent one gets a count however late it comes. All
 /// zeros is a valid, empty value, also in memory shared between processes. No locks: words that come at the same time as others
 /// may be miscounted by a few, which a figure that is only reported can bear.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub struct FillWords([Place; FILL_WORDS]);
+pub struct FillWords([Count; FILL_WORDS]);
 
 impl FillWords {
     /// Counts `pages` pages filled with `word`; zeros are not counted.
@@ -38,19 +38,19 @@ impl FillWords {
         if word == 0 || pages == 0 {
             return;
         }
-        for place in &self.0 {
-            let found = match place.word.load(Ordering::Relaxed) {
+        for count in &self.0 {
+            let found = match count.word.load(Ordering::Relaxed) {
                 0 => {
-                    place.word.compare_exchange(0, word, Ordering::Relaxed, Ordering::Relaxed).map_or_else(|now| now, |_| word)
+                    count.word.compare_exchange(0, word, Ordering::Relaxed, Ordering::Relaxed).map_or_else(|now| now, |_| word)
                 }
                 now => now,
             };
             if found == word {
-                place.pages.fetch_add(pages, Ordering::Relaxed);
+                count.pages.fetch_add(pages, Ordering::Relaxed);
                 return;
             }
         }
-        if let Some(rarest) = self.0.iter().min_by_key(|place| place.pages.load(Ordering::Relaxed)) {
+        if let Some(rarest) = self.0.iter().min_by_key(|count| count.pages.load(Ordering::Relaxed)) {
             let before = rarest.pages.fetch_add(pages, Ordering::Relaxed);
             rarest.before.store(before, Ordering::Relaxed);
             rarest.word.store(word, Ordering::Relaxed);
@@ -60,9 +60,9 @@ impl FillWords {
     /// The words, the most frequent first.
     pub fn most(&self) -> [FillWord; FILL_WORDS] {
         let mut words = core::array::from_fn(|i| {
-            let place = &self.0[i];
-            let pages = place.pages.load(Ordering::Relaxed).saturating_sub(place.before.load(Ordering::Relaxed));
-            FillWord { word: place.word.load(Ordering::Relaxed), pages }
+            let count = &self.0[i];
+            let pages = count.pages.load(Ordering::Relaxed).saturating_sub(count.before.load(Ordering::Relaxed));
+            FillWord { word: count.word.load(Ordering::Relaxed), pages }
         });
         words.sort_unstable_by(|a: &FillWord, b| b.pages.cmp(&a.pages).then(a.word.cmp(&b.word)));
         words
@@ -77,10 +77,10 @@ impl FillWords {
 
     /// Becomes what was counted elsewhere; readers meanwhile may see a mixture.
     pub fn set(&self, words: &[FillWord; FILL_WORDS]) {
-        for (place, from) in self.0.iter().zip(words) {
-            place.word.store(from.word, Ordering::Relaxed);
-            place.pages.store(from.pages, Ordering::Relaxed);
-            place.before.store(0, Ordering::Relaxed);
+        for (count, from) in self.0.iter().zip(words) {
+            count.word.store(from.word, Ordering::Relaxed);
+            count.pages.store(from.pages, Ordering::Relaxed);
+            count.before.store(0, Ordering::Relaxed);
         }
     }
 }

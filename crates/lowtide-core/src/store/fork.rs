@@ -94,7 +94,7 @@ impl Store {
         unsafe { self.becomes_child(Some(me), reopen) }
     }
 
-    /// The same in a child all of whose pages are in memory, and whose parent has called [`Store::fork_child_died`] for it: it
+    /// As [`Store::fork_child`], in a child all of whose pages are in memory, and whose parent has called [`Store::fork_child_died`] for it: it
     /// has references to nothing in its parent's swap files, and opens none. What its own tables still refer to there it must
     /// free, and not load.
     ///

@@ -32,7 +32,7 @@ impl Group {
         if (number as usize) < GROUPS { Some(Group(number)) } else { None }
     }
 
-    /// Its number.
+    /// The group's number.
     pub const fn number(self) -> u8 {
         self.0
     }
@@ -65,7 +65,7 @@ impl GroupSet {
 #[derive(Debug)]
 pub(super) struct Groups {
     limits: [Limit; GROUPS - 1],
-    /// Those that ever had a limit.
+    /// Groups that ever had a limit, a bit each.
     limited: AtomicU16,
 }
 

@@ -33,7 +33,7 @@ use core::sync::atomic::{AtomicU8, Ordering};
 
 use crate::device::{Device, DeviceName, FileDevice, NoDevice};
 use crate::pool::Pool;
-use crate::slot::{Area, AreaConfig, Areas, IoCounts, Quota};
+use crate::slot::{Area, AreaConfig, Areas, IoCounts};
 use crate::vm::PAGE_SIZE;
 use compact::Compaction;
 use counters::Counters;
@@ -43,7 +43,7 @@ use shrink::Shrinker;
 use table_word::Word;
 
 pub use crate::codec::Codec;
-pub use crate::slot::{Entry, Image};
+pub use crate::slot::{Entry, Image, Quota};
 pub use crate::vm::Page;
 pub use fill_words::{FILL_WORDS, FillWord, FillWords};
 pub use group::{GROUPS, Group, GroupStats};
@@ -115,11 +115,10 @@ impl Store {
     /// `NoMemory` when its tables or buffers cannot be mapped; `Area` for a file of less than a cluster, or one too many. The
     /// store is as it was then, and the file closed.
     pub fn add_file(&self, file: FileConfig) -> Result<(), StoreError> {
-        let quota = file.budget.map(|used| Quota { used, mine: file.charged, limit: file.budget_limit });
         let slots = file.size / PAGE_SIZE as u64;
         let device = FileDevice::new(file.fd, file.name).map_err(|_| StoreError::NoMemory)?;
         device.lengthen(file.size);
-        let FileConfig { priority, discard, .. } = file;
+        let FileConfig { priority, discard, quota, .. } = file;
         let cfg = AreaConfig { slots, priority, discard, shared: true, quota, ..AreaConfig::default() };
         self.areas.add(Area::new(Device::File(device), cfg)?, true)?;
         self.own.fetch_add(1, Ordering::Release);

@@ -17,11 +17,11 @@ pub struct Scratch {
 /// The slots behind those that a thread's latest pages got: its next ones are best put there.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
-    /// Of pages for a device.
+    /// The slot behind the latest page for a device.
     pub on_device: Option<Entry>,
     /// Pages in the slots before `on_device` that wait to be written (`gather.rs`).
     pub gathered: usize,
-    /// Of pages in the pool.
+    /// The slot behind the latest page in the pool.
     pub in_pool: Option<Entry>,
 }
 

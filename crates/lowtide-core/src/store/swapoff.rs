@@ -28,7 +28,7 @@ use crate::slot::{Area, AreaRef, SwapCache};
 /// An area that is to be emptied, as far as this process is concerned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Emptying {
-    /// Its number in entries.
+    /// The area's number in entries.
     pub id: u8,
     /// No slot from this one on was ever used.
     pub slots: u64,

@@ -284,14 +284,15 @@ fn nothing_that_can_be_read_is_on_the_file() {
 }
 
 #[test]
-fn the_budget_of_the_run_limits_the_file() {
+fn the_quota_of_the_run_limits_the_file() {
     static USED: AtomicU64 = AtomicU64::new(0);
-    let cfg = FileConfig { budget: Some(&USED), budget_limit: 3 * MIB, ..FileConfig::new(tmpfile(), 64 * MIB) };
+    let cfg =
+        FileConfig { quota: Some(Quota { used: &USED, mine: None, limit: 3 * MIB }), ..FileConfig::new(tmpfile(), 64 * MIB) };
     let s = store(4 * 4096, Some(cfg));
     s.set_pool_limit(0);
     let pages: Vec<Page> = (0..600).map(text).collect();
     let stored = put(&s, &pages);
-    // One cluster fits into the budget, and its first slot is never given out.
+    // One cluster fits into the quota, and its first slot is never given out.
     assert!(stored[..511].iter().all(Result::is_ok) && stored[511..].iter().all(|r| *r == Err(StoreError::Full)));
     assert_eq!((USED.load(Ordering::Relaxed), s.stats().file_bytes, s.stats().refused), (2 * MIB, 2 * MIB, 89));
     s.set_pool_limit(16 * 4096);

@@ -1,14 +1,12 @@
 //! What goes into a store and what comes out: configuration, results, errors and figures.
 
-use core::sync::atomic::AtomicU64;
-
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 
 use super::fill_words::{FILL_WORDS, FillWord};
 use crate::codec::Codec;
 use crate::device::DeviceName;
-use crate::slot::{Entry, ORDERS, SlotError};
+use crate::slot::{Entry, ORDERS, Quota, SlotError};
 
 /// How a store is set up.
 #[derive(Debug)]
@@ -30,23 +28,19 @@ pub struct FileConfig {
     pub name: DeviceName,
     /// Most bytes that the file may hold.
     pub size: u64,
-    /// Bytes of file used by all processes of the run. The store adds to it, cluster by cluster, before its file grows.
-    pub budget: Option<&'static AtomicU64>,
-    /// Those of them that are this process's, which the store adds and subtracts as well.
-    pub charged: Option<&'static AtomicU64>,
-    /// What `budget` may not exceed, in bytes.
-    pub budget_limit: u64,
+    /// What the store adds to, cluster by cluster, before its file grows; `None`: nothing limits it.
+    pub quota: Option<Quota>,
     /// Files of higher priority are used first; those of the same in turn.
     pub priority: i16,
-    /// Clusters that become free are punched out, so that their space goes back to the file system and the budget.
+    /// Clusters that become free are punched out, so that their space goes back to the file system and the quota.
     pub discard: bool,
 }
 
 impl FileConfig {
-    /// A file without a name and a budget, of priority 0.
+    /// A file without a name and a quota, of priority 0.
     pub fn new(fd: OwnedFd, size: u64) -> FileConfig {
         let name = DeviceName::default();
-        FileConfig { fd, name, size, budget: None, charged: None, budget_limit: 0, priority: 0, discard: false }
+        FileConfig { fd, name, size, quota: None, priority: 0, discard: false }
     }
 }
 
@@ -68,7 +62,7 @@ pub enum AreaState {
 }
 
 impl AreaState {
-    /// All of them.
+    /// All states.
     pub const ALL: [AreaState; 4] = [AreaState::Absent, AreaState::Full, AreaState::Active, AreaState::Failing];
 }
 
@@ -200,7 +194,7 @@ pub struct StoreStats {
     /// References that were added for forked children without a name, because there were as many children as can have one: what
     /// such a child has when it dies stays in use for good.
     pub stuck_references: u64,
-    /// Bytes of this process's own swap files in use or once used (what it has added to their budgets).
+    /// Bytes of this process's own swap files in use or once used (what it has added to their quotas).
     pub file_bytes: u64,
 }
 

@@ -8,7 +8,7 @@
 use std::sync::Barrier;
 
 use lowtide_core::codec::Codec;
-use lowtide_core::frame::{Buddy, CpuLists, Entry, FrameNo, Frames, Run, Runs, kind_of};
+use lowtide_core::frame::{Buddy, CpuLists, FrameNo, Frames, ListedRun, Run, Runs, kind_of};
 use lowtide_core::lock::{Lock, rank};
 use lowtide_core::percpu;
 use lowtide_core::store::{Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
@@ -68,12 +68,12 @@ struct Local<'a> {
 
 fn pop(lists: &mut CpuLists, buddy: &SharedBuddy, n: u32) -> Option<u32> {
     let kind = kind_of(n)?;
-    lists.pop(kind).or_else(|| lists.refill(kind, &mut buddy.lock())).map(Entry::start)
+    lists.pop(kind).or_else(|| lists.refill(kind, &mut buddy.lock())).map(ListedRun::start)
 }
 
 fn push(lists: &mut CpuLists, buddy: &SharedBuddy, start: u32, n: u32) {
     let Some(kind) = kind_of(n) else { return };
-    if !lists.push(kind, Entry::new(start, true)) {
+    if !lists.push(kind, ListedRun::new(start, true)) {
         spill(lists, buddy, kind, Run { start, frames: n });
     }
 }
@@ -82,7 +82,7 @@ fn push(lists: &mut CpuLists, buddy: &SharedBuddy, start: u32, n: u32) {
 fn spill(lists: &mut CpuLists, buddy: &SharedBuddy, kind: usize, run: Run) {
     let mut out = Runs::new();
     lists.make_room(kind, &mut out);
-    let kept = lists.push(kind, Entry::new(run.start, true));
+    let kept = lists.push(kind, ListedRun::new(run.start, true));
     let mut buddy = buddy.lock();
     out.iter().for_each(|(run, _)| buddy.put(run));
     if !kept {
@@ -204,7 +204,7 @@ fn store_ns(pages: usize) -> Result<f64, String> {
             (0..pages).try_for_each(|_| {
                 let mut out = [Err(StoreError::NoMemory)];
                 store.store_run(&[&page], &[], Group::RUN, &mut out, &mut scratch);
-                if let Stored::Entry(entry) = out[0].map_err(fail)? {
+                if let Stored::ListedRun(entry) = out[0].map_err(fail)? {
                     store.free(entry);
                 }
                 Ok(())

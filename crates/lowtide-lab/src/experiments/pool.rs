@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use lowtide_core::codec::{Codec, Workspace};
-use lowtide_core::pool::{Handle, Moved, Pool};
+use lowtide_core::pool::{Handle, Pool, Relocated};
 use lowtide_core::store::{Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
 
 use crate::experiment::{Experiment, Outcome, Scale};
@@ -138,7 +138,7 @@ fn densities(objects: &Objects, percent: usize) -> Result<[f64; 3], String> {
                 *handle = new;
                 true
             };
-            moved |= pool.relocate(old, swap) == Moved::Yes;
+            moved |= pool.relocate(old, swap) == Relocated::Yes;
         }
         pool.let_go(&mut || ());
     }

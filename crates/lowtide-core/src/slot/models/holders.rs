@@ -81,17 +81,17 @@ fn is_dead(image: Image) -> bool {
 #[test]
 fn two_that_release_a_dead_child_leave_the_next_one_alone() {
     release_twice(|holders, holder, me| {
-        if let Some(entry) = holders.entry(holder).filter(|entry| is_dead(entry.image())) {
-            holders.release(holder, entry, me, 1);
+        if let Some(record) = holders.record(holder).filter(|record| is_dead(record.image())) {
+            holders.release(holder, record, me, 1);
         }
     });
 }
 
 #[test]
 #[should_panic(expected = "and only they")]
-fn a_release_that_does_not_take_the_entry_first_is_found() {
+fn a_release_that_does_not_take_the_record_first_is_found() {
     release_twice(|holders, holder, _| {
-        if holders.entry(holder).is_some_and(|entry| is_dead(entry.image())) {
+        if holders.record(holder).is_some_and(|record| is_dead(record.image())) {
             holders.clear(holder, 1);
         }
     });
@@ -114,8 +114,8 @@ fn take_meanwhile(take: fn(&Holders, Claim) -> bool) {
             }
             taken
         });
-        let entry = holders.entry(claim.holder).filter(|entry| is_dead(entry.image()));
-        let released = entry.is_some_and(|entry| holders.release(claim.holder, entry, OWNER, 1));
+        let record = holders.record(claim.holder).filter(|record| is_dead(record.image()));
+        let released = record.is_some_and(|record| holders.release(claim.holder, record, OWNER, 1));
         let taken = grandchild.join().unwrap();
         assert!(taken != released, "either of them has it");
         assert_eq!(held(&holders), u64::from(taken));
@@ -129,7 +129,7 @@ fn a_child_whose_parent_died_has_all_that_it_was_given_or_nothing() {
 
 #[test]
 #[should_panic(expected = "either of them has it")]
-fn a_child_that_does_not_ask_whether_it_still_has_its_entry_is_found() {
+fn a_child_that_does_not_ask_whether_it_still_has_its_record_is_found() {
     take_meanwhile(|holders, claim| {
         holders.take(claim, OTHER);
         true

@@ -31,7 +31,7 @@ impl Policy {
     /// All policies.
     pub const ALL: [Policy; 4] = [Policy::ScanAll, Policy::ScanOne, Policy::Bucketed, Policy::Exact];
 
-    /// Its name in reports.
+    /// The policy's name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Policy::ScanAll => "scan-all",

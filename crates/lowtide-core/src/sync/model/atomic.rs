@@ -13,11 +13,11 @@ pub use loom::sync::atomic::*;
 #[derive(Debug, Default)]
 pub struct Fenced<A>(A);
 
-/// As loom's.
+/// Loom's AtomicU32, with fences.
 pub type AtomicU32 = Fenced<inner::AtomicU32>;
-/// As loom's.
+/// Loom's AtomicU64, with fences.
 pub type AtomicU64 = Fenced<inner::AtomicU64>;
-/// As loom's.
+/// Loom's AtomicPtr, with fences.
 pub type AtomicPtr<T> = Fenced<inner::AtomicPtr<T>>;
 
 fn fence_if_seq_cst(order: Ordering) {
