@@ -102,11 +102,13 @@ static INSTALLED: AtomicPtr<Faults> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Makes `faults` those of this process, and of its forked children.
 pub fn install(faults: &'static Faults) {
+    // Release: pairs with the Acquire in `installed`.
     INSTALLED.store(core::ptr::from_ref(faults).cast_mut(), Ordering::Release);
 }
 
 /// The faults of this process.
 pub fn installed() -> Option<&'static Faults> {
+    // Acquire: pairs with the Release in `install`.
     // SAFETY: set from a `&'static Faults` only, whose changing parts are atomics.
     unsafe { INSTALLED.load(Ordering::Acquire).as_ref() }
 }

@@ -166,6 +166,7 @@ fn map_again(whole: usize, flags: MapFlags) -> Result<Option<*mut core::ffi::c_v
         let start = slot.start.load(Ordering::Relaxed);
         if !slot.retired.load(Ordering::Relaxed)
             || !(whole..=2 * whole).contains(&slot.end.load(Ordering::Acquire).wrapping_sub(start))
+            // Acquire: pairs with the Release in `retire`, after which nobody uses the range.
             || slot.retired.compare_exchange(true, false, Ordering::Acquire, Ordering::Relaxed).is_err()
         {
             continue;
@@ -177,6 +178,7 @@ fn map_again(whole: usize, flags: MapFlags) -> Result<Option<*mut core::ffi::c_v
         return match mapped {
             Ok(base) => Ok(Some(base)),
             Err(errno) => {
+                // Release: pairs with the Acquire of the exchange above.
                 slot.retired.store(true, Ordering::Release);
                 Err(errno)
             }
@@ -332,6 +334,7 @@ impl Mapping {
         let whole = slot.end.load(Ordering::Acquire) - base;
         // SAFETY: replaces the mapping and its guards, which nobody uses any more.
         if unsafe { rustix::mm::mmap_anonymous(base as *mut _, whole, ProtFlags::empty(), flags) }.is_ok() {
+            // Release: pairs with the Acquire in `map_again`.
             slot.retired.store(true, Ordering::Release);
         }
     }

@@ -85,7 +85,7 @@ impl<const N: usize> Watchers<N> {
     pub fn leave(&self, i: usize) {
         if self.threads[i].away.swap(1, Ordering::Relaxed) == 0 {
             // Before the call: who has stepped aside by then was counted as aside before that, and is called; who has not finds
-            // that it is the last.
+            // that it is the last. Acquire: pairs with the Release in `is_not_the_last`.
             self.watching.fetch_sub(1, Ordering::AcqRel);
         }
         self.call_all();
@@ -112,11 +112,14 @@ impl<const N: usize> Watchers<N> {
     fn begin_to_step_aside(&self, i: usize) {
         // Before anybody can know: a call from now on counts.
         self.threads[i].called.store(0, Ordering::Release);
+        // Release: pairs with the Acquire in `any_aside`.
         self.aside.fetch_add(1, Ordering::AcqRel);
     }
 
     /// One always watches: whether this one need not, and is not counted any more.
     fn is_not_the_last(&self) -> bool {
+        // Release: pairs with the Acquire in `leave`, which then sees this one aside. Acquire: pairs with the Release of those
+        // that begin to watch, come back, or are woken: who is counted watches.
         let others = |watching: u32| (watching > 1).then(|| watching - 1);
         self.watching.fetch_update(Ordering::AcqRel, Ordering::Acquire, others).is_ok()
     }

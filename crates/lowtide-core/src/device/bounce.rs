@@ -50,6 +50,7 @@ impl Buffers {
             if index as usize >= BUFFERS {
                 return None;
             }
+            // Acquire: pairs with the Release with which a buffer is dropped.
             match self.busy.compare_exchange_weak(busy, busy | 1 << index, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return Some(Buffer { of: self, index }),
                 Err(now) => busy = now,
@@ -88,6 +89,7 @@ impl Buffer<'_> {
 
 impl Drop for Buffer<'_> {
     fn drop(&mut self) {
+        // Release: pairs with the Acquire in `try_take`.
         let busy = self.of.busy.fetch_and(!(1 << self.index | WAITERS), Ordering::Release);
         if busy & WAITERS != 0 {
             let _ = futex::wake(&self.of.busy, futex::Flags::PRIVATE, u32::MAX >> 1);

@@ -91,6 +91,7 @@ impl Rings {
         if file.faults.is_some_and(|faults| !faults.pass(crate::faults::Op::Device, batch.len() as u64)) {
             return false;
         }
+        // Acquire: pairs with the Release below.
         let free = |ring: &&Ring| {
             ring.fd.load(Ordering::Relaxed) >= 0
                 && ring.busy.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
@@ -99,6 +100,7 @@ impl Rings {
         let mut first = [Err(Errno::AGAIN); DEPTH];
         let n = batch.len().min(DEPTH);
         ring.start_and_wait(file.fd, &mut batch[..n], &mut first);
+        // Release: pairs with the Acquire above.
         ring.busy.store(false, Ordering::Release);
         for (i, transfer) in batch.iter_mut().enumerate() {
             // What the ring did not finish is finished without it.
@@ -173,12 +175,14 @@ impl Ring {
             unsafe { self.map.as_ptr().cast::<io_uring_sqe>().add(at as usize).write(entry) };
         }
         let mut end = begin.wrapping_add(batch.len() as u32);
+        // Release: pairs with the kernel's Acquire. It finds the entries.
         tail.store(end, Ordering::Release);
         let (mut left, mut waiting) = (batch.len() as u32, 0u32);
         loop {
             // SAFETY: the entries name buffers that are borrowed until all of their completions are here.
             let entered = unsafe { io_uring_enter(ring, left, left + waiting, IoringEnterFlags::GETEVENTS) };
-            // What the kernel has taken is what its head says, whatever the call returned.
+            // What the kernel has taken is what its head says, whatever the call returned. Acquire: pairs with the kernel's
+            // Release.
             let taken = self.word(self.offsets.sq_head).load(Ordering::Acquire);
             let untaken = end.wrapping_sub(taken);
             waiting += left - untaken;
@@ -204,6 +208,7 @@ impl Ring {
     /// Takes the completions that are there; how many.
     fn collect(&self, out: &mut [Result<usize, Errno>; DEPTH]) -> u32 {
         let (head, mask) = (self.word(self.offsets.cq_head), self.word(self.offsets.cq_mask).load(Ordering::Relaxed));
+        // Acquire: pairs with the kernel's Release, after it has written the completions.
         let (begin, end) = (head.load(Ordering::Relaxed), self.word(self.offsets.cq_tail).load(Ordering::Acquire));
         let mut at = begin;
         while at != end {
@@ -219,6 +224,7 @@ impl Ring {
             }
             at = at.wrapping_add(1);
         }
+        // Release: pairs with the kernel's Acquire, after which it may overwrite what was read.
         head.store(end, Ordering::Release);
         end.wrapping_sub(begin)
     }

@@ -69,6 +69,7 @@ impl<T, const RANK: u8> Lock<T, RANK> {
     #[inline]
     pub fn lock(&self) -> Guard<'_, T, RANK> {
         order::assert_may_wait(RANK);
+        // Acquire, wherever the lock is taken: pairs with the Release with which it is given back.
         if self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
             self.lock_contended();
         }
@@ -159,6 +160,7 @@ impl<T, const RANK: u8> Drop for Guard<'_, T, RANK> {
     #[inline]
     fn drop(&mut self) {
         order::gave(RANK);
+        // Release: pairs with the Acquire with which the lock is taken.
         self.lock.word.store(FREE, Ordering::Release);
         // A plain store, not a read-modify-write, which would cost as much as taking the lock. So a processor may look for
         // sleepers before its store is seen by one who is about to sleep: then nobody wakes that one, who looks again after its

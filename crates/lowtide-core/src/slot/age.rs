@@ -67,7 +67,7 @@ impl Ages {
     pub fn stored(&self, slot: u64) {
         if let Some(age) = self.of(slot) {
             // Not only where it seems necessary: if a hand takes the mark away at this moment, then it sees the page, or this
-            // leaves a mark behind.
+            // leaves a mark behind. Release: pairs with the Acquire in `visit`.
             age.fetch_or(PAGES | USED, Ordering::AcqRel);
         }
     }
@@ -84,6 +84,7 @@ impl Ages {
 
     /// Pages of a cluster stay as they are that were to be taken.
     pub fn left(&self, cluster: usize, clock: Clock) {
+        // Release: pairs with the Acquire in `visit`.
         self.0[cluster].fetch_or(clock.pages(), Ordering::AcqRel);
     }
 
@@ -117,7 +118,7 @@ impl Ages {
             _ if now & clock.pages() == 0 || clock == Clock::Writing && now & BROKEN != 0 => None,
             marks => Some(now & !if marks & clock.used() != 0 { clock.used() } else { clock.pages() }),
         };
-        // Acquire: the pages that were there when it was marked are seen.
+        // Acquire: pairs with the Release in `stored` and `left`. The pages that were there when it was marked are seen.
         match age.fetch_update(Ordering::AcqRel, Ordering::Relaxed, takes) {
             Err(_) => Visit::Nothing,
             Ok(before) if before & clock.used() != 0 => Visit::Used,

@@ -106,6 +106,7 @@ impl Drop for AreaRef<'_> {
         if self.area.availability().may_change_list() {
             self.areas.update_list(self.id, self.area);
         }
+        // Release: pairs with the load in `wait_for_users`, after which nobody uses the area.
         self.users.fetch_sub(1, Ordering::Release);
     }
 }
@@ -150,6 +151,7 @@ impl Areas {
     #[inline]
     pub fn get(&self, id: u8) -> Option<AreaRef<'_>> {
         let cell = self.cells.get(id as usize)?;
+        // Acquire: pairs with the Release in `add`.
         // SAFETY: made from a Box, and freed only with the list itself, which is borrowed.
         let users = unsafe { cell.users.load(Ordering::Acquire).as_ref()? };
         let users = &users[percpu::current() % STRIPES].0;
@@ -168,6 +170,7 @@ impl Areas {
 
     /// The areas, by number.
     pub fn iter(&self) -> impl Iterator<Item = AreaRef<'_>> {
+        // Acquire: pairs with the Release in `add`, which has made the number's users before.
         (0..self.high.load(Ordering::Acquire)).filter_map(|id| self.get(id as u8))
     }
 
@@ -181,12 +184,15 @@ impl Areas {
             if cell.users.load(Ordering::Acquire).is_null() {
                 let users: Box<Users> = Box::new(core::array::from_fn(|_| CacheAligned(AtomicU32::new(0))));
                 let users = Box::into_raw(users);
+                // Release: pairs with the Acquire in `get`, `wait_for_users` and here.
                 if cell.users.compare_exchange(null_mut(), users, Ordering::AcqRel, Ordering::Acquire).is_err() {
                     // SAFETY: made above and entered nowhere.
                     drop(unsafe { Box::from_raw(users) });
                 }
             }
+            // Release: pairs with the Acquire in `iter`.
             self.high.fetch_max(id + 1, Ordering::AcqRel);
+            // Sequentially consistent, for its Release: pairs with the load in `get`, which then sees all of the area.
             if cell.area.compare_exchange(null_mut(), area, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
                 if listed {
                     self.reopen(id as u8);
@@ -330,6 +336,7 @@ impl Areas {
 
     /// Takes an area out, whatever is in use there.
     fn take_out(&self, id: u8) {
+        // Sequentially consistent: pairs with the count in `get`.
         let area = self.cells[id as usize].area.swap(null_mut(), Ordering::SeqCst);
         if !area.is_null() {
             self.wait_for_users(id);
@@ -345,7 +352,8 @@ impl Areas {
         let Some(users) = (unsafe { self.cells[id as usize].users.load(Ordering::Acquire).as_ref() }) else { return };
         for stripe in users {
             let mut looks = 0u32;
-            // A stripe that is zero once has let go of all who came before.
+            // A stripe that is zero once has let go of all who came before. (Acquire: pairs with the Release with which they
+            // drop their references. Sequentially consistent: as in `get`.)
             while stripe.0.load(Ordering::SeqCst) != 0 {
                 looks += 1;
                 // Somebody has it while he waits for a disk. With few CPUs, who only yields is run just when that is so.

@@ -137,18 +137,21 @@ impl Availability {
     /// With the list locked: swapoff closes the area. Whether it is on the list now, and is to be taken off; `None` if it was
     /// closed before.
     pub(super) fn close(&self) -> Option<bool> {
+        // Sequentially consistent: pairs with `is_open`.
         let before = self.word.fetch_or(CLOSED | OFF, Ordering::SeqCst);
         (before & CLOSED == 0).then_some(before & OFF == 0)
     }
 
     /// By who closed it: nobody allocates here any more, so that it may be removed, or opened again.
     pub(super) fn quiesced(&self) {
+        // Release: pairs with the Acquire in `begin_removal` and `open`, after which nobody has an allocation in flight.
         self.word.fetch_or(QUIET, Ordering::SeqCst);
     }
 
     /// Whether this thread, and no other, may remove the area: it is closed and quiet, and is quiet no more, so that nobody
     /// opens it.
     pub(super) fn begin_removal(&self) -> bool {
+        // Acquire: pairs with the Release in `quiesced`.
         self.word.fetch_and(!QUIET, Ordering::SeqCst) & QUIET != 0
     }
 
@@ -164,6 +167,7 @@ impl Availability {
             let may = word & INHERITED == 0 && word & (CLOSED | QUIET) != CLOSED;
             may.then_some(word & !(UNLISTED | CLOSED | QUIET))
         };
+        // Acquire: pairs with the Release in `quiesced`.
         self.word.fetch_update(Ordering::SeqCst, Ordering::Relaxed, open).is_ok()
     }
 

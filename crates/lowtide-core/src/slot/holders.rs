@@ -10,12 +10,12 @@
 //! makes the record name itself by compare-and-swap. From 0 (free):
 //!
 //! - `Filling(parent)`: the parent claims it before it forks, and fills the map with what it refers to itself.
-//! - `Held(child)`: the child makes it its own, by compare-and-swap, because its parent may be dead and the record taken from it
-//!   by then. It clears bits as it lets go of slots.
+//! - `Held(child)`: the child makes it its own, by compare-and-swap, because its parent may be dead and the record taken from
+//!   it by then. It clears bits as it lets go of slots.
 //! - `Clearing(process)`: the child was never made, or has been found dead, or a parent was that died in between; `process`
 //!   clears the map, and then the record. If it dies as well, another one goes on in the same way.
 //!
-//! A process image is dead when it can't execute another instruction, and never comes back; so nothing that was read of an
+//! A process image is dead when it can't execute another instruction, and never comes back; so nothing that was read of a
 //! record before it was taken over can be mistaken for what it says afterwards.
 //!
 //! **A look at all maps takes a while**, and meanwhile a child can hand a slot on to a grandchild and let go of it: who looked
@@ -139,6 +139,7 @@ impl Holders {
     /// The slots of word `w` of the maps that anybody holds, and those that `also` finds. All of them if that can't be told
     /// now.
     pub(super) fn held(&self, w: usize, also: impl FnOnce() -> u64) -> u64 {
+        // Acquire, here and in the last line: pairs with the Release in `filled`.
         let filled = self.filled[0].load(Ordering::Acquire);
         let mut held = also();
         for (first, in_use) in (0..).step_by(64).zip(self.in_use.iter()) {
@@ -166,6 +167,7 @@ impl Holders {
 
     /// What the record of a holder says.
     pub(super) fn record(&self, holder: usize) -> Option<Record> {
+        // Acquire: pairs with the Release in `take`, `take_over` and `clear`.
         let raw = self.records[holder].load(Ordering::Acquire);
         (raw != 0).then_some(Record { raw })
     }

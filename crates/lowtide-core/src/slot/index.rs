@@ -91,6 +91,7 @@ impl Index {
         let (words, above) = self.level(level);
         let w = i / 64;
         if words[w].fetch_or(1 << (i % 64), Ordering::Relaxed) == 0 {
+            // Release: pairs with the Acquire of `remove`'s second step. Who takes this bit away sees the cluster in the word.
             above[w / 64].fetch_or(1 << (w % 64), Ordering::SeqCst);
         }
     }
@@ -101,6 +102,7 @@ impl Index {
         let (w, bit) = (i / 64, 1 << (i % 64));
         if words[w].fetch_and(!bit, Ordering::SeqCst) == bit {
             let above_bit = 1 << (w % 64);
+            // Acquire: pairs with the Release in `add`.
             above[w / 64].fetch_and(!above_bit, Ordering::SeqCst);
             // Somebody may have entered another one between the two, and set the bit too early.
             if words[w].load(Ordering::SeqCst) != 0 {

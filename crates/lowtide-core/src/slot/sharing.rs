@@ -23,8 +23,8 @@ const NOBODYS: u32 = u32::MAX;
 const STRAYS: u32 = u32::MAX - 1;
 const _: () = assert!(HOLDERS < STRAYS as usize);
 
-/// How often a dead parent's record for a child that has not made it its own is passed over in [`Area::release_dead`]: the child
-/// may still be about to, on a busy machine.
+/// How often a dead parent's record for a child that has not made it its own is passed over in [`Area::release_dead`]: the
+/// child may still be about to, on a busy machine.
 const PATIENCE: u8 = 30;
 
 /// Who else than this process refers to slots of an area.
@@ -160,6 +160,7 @@ impl Area {
             && let Some(refers) = refers
         {
             self.each_word(|slot, word| {
+                // Acquire: as in `add_references`.
                 if slot != 0 && refers(slot, word.load(Ordering::Acquire)) {
                     sharing.drop_stray(slot as usize);
                 }

@@ -27,6 +27,7 @@ impl Compaction {
     /// has not, then the object was not moved between. (An object that moved there and back did so in two passes. The second
     /// one began after the first move; who sees the second move's word also sees that it began.)
     pub(super) fn passes(&self) -> u64 {
+        // Acquire: pairs with the Release with which a pass begins.
         self.passes.load(Ordering::Acquire)
     }
 }
@@ -53,6 +54,7 @@ impl Store {
             if self.pool.isolate() == 0 {
                 return false;
             }
+            // Release: pairs with the Acquire in `passes`.
             state.passes.fetch_add(1, Ordering::Release);
             state.moved.store(0, Ordering::Relaxed);
             walker.begin();

@@ -94,9 +94,9 @@ impl Store {
         unsafe { self.becomes_child(Some(me), reopen) }
     }
 
-    /// As [`Store::fork_child`], in a child all of whose pages are in memory, and whose parent has called [`Store::fork_child_died`] for it: it
-    /// has references to nothing in its parent's swap files, and opens none. What its own tables still refer to there it must
-    /// free, and not load.
+    /// As [`Store::fork_child`], in a child all of whose pages are in memory, and whose parent has called
+    /// [`Store::fork_child_died`] for it: it has references to nothing in its parent's swap files, and opens none. What its own
+    /// tables still refer to there it must free, and not load.
     ///
     /// # Safety
     /// As [`Store::fork_child`].

@@ -121,6 +121,7 @@ impl Store {
         let FileConfig { priority, discard, quota, .. } = file;
         let cfg = AreaConfig { slots, priority, discard, shared: true, quota, ..AreaConfig::default() };
         self.areas.add(Area::new(Device::File(device), cfg)?, true)?;
+        // Release: pairs with the Acquire in `has_device`. Who sees it finds the area.
         self.own.fetch_add(1, Ordering::Release);
         Ok(())
     }
@@ -132,6 +133,7 @@ impl Store {
 
     /// Whether this process has an area with a device of its own.
     pub fn has_device(&self) -> bool {
+        // Acquire: pairs with the Release in `add_file` and `reopen_area`.
         self.own.load(Ordering::Acquire) > 0
     }
 

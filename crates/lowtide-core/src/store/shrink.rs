@@ -81,6 +81,7 @@ impl Shrinker {
 
     /// The memory for a batch; `None` while another thread has it.
     fn take(&self) -> Option<Taken<'_>> {
+        // Acquire: pairs with the Release with which `Taken` is dropped.
         // Not `then_some`: a value that is not handed out would be dropped, and that lets go of the memory.
         (!self.busy.swap(true, Ordering::Acquire)).then(|| Taken(self))
     }
@@ -124,6 +125,7 @@ impl Taken<'_> {
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
         self.count();
+        // Release: pairs with the Acquire in `take`.
         self.0.busy.store(false, Ordering::Release);
     }
 }

@@ -61,6 +61,7 @@ impl Store {
             let was_closed = area.is_closed();
             self.areas.reopen(area.id());
             if was_closed && !area.is_closed() {
+                // Release: pairs with the Acquire in `has_device`.
                 self.own.fetch_add(1, Ordering::AcqRel);
             }
         }

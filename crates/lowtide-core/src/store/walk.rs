@@ -107,16 +107,15 @@ mod tests {
     use crate::slot::{Area, AreaConfig};
     use std::vec::Vec;
 
-    /// Areas of which one, two and no clusters were ever used.
+    /// Areas of one cluster, of two, and of one that was never used.
     fn areas() -> Areas {
         let areas = Areas::new();
-        for clusters in [1, 2, 0] {
-            let slots = 4 * CLUSTER_SLOTS as u64;
-            let id = areas.add(Area::new(Device::None(NoDevice), AreaConfig { slots, ..AreaConfig::default() }).unwrap(), true);
-            let area = areas.get(id.unwrap()).unwrap();
-            while area.opened_clusters() < clusters {
-                area.alloc(8).unwrap();
-            }
+        for (clusters, opened) in [(1, 1), (2, 2), (1, 0)] {
+            let cfg = AreaConfig { slots: (clusters * CLUSTER_SLOTS) as u64, ..AreaConfig::default() };
+            let id = areas.add(Area::new(Device::None(NoDevice), cfg).unwrap(), true).unwrap();
+            let area = areas.get(id).unwrap();
+            while opened > 0 && area.alloc(0).is_some() {}
+            assert_eq!(area.opened_clusters(), opened);
         }
         areas
     }
