@@ -204,7 +204,7 @@ fn store_ns(pages: usize) -> Result<f64, String> {
             (0..pages).try_for_each(|_| {
                 let mut out = [Err(StoreError::NoMemory)];
                 store.store_run(&[&page], &[], Group::RUN, &mut out, &mut scratch);
-                if let Stored::ListedRun(entry) = out[0].map_err(fail)? {
+                if let Stored::Entry(entry) = out[0].map_err(fail)? {
                     store.free(entry);
                 }
                 Ok(())
