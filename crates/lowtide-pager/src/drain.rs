@@ -8,6 +8,7 @@ use lowtide_core::store::{Group, Page, StoreError, Stored};
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
+use crate::ids::{PageNo, StagingFrame};
 use crate::pagemap::PageState;
 use crate::pager::{Operation, add};
 use crate::patience::{IN_HAND_SECONDS, Patience};
@@ -49,16 +50,13 @@ impl Operation<'_> {
         let mut full = false;
         let mut patience = Patience::new();
         loop {
-            let mut frames: Frames<u32> = Frames::new();
+            let mut frames: Frames<StagingFrame> = Frames::new();
             let mut waiting = false;
             {
                 // Under the lock, so that no REMAP comes between looking up the owner and claiming its word.
                 let _lock = self.space.shared();
                 for frame in self.staging.frames(segment) {
-                    let page = self.staging.owner(frame).load(Ordering::Acquire) as usize;
-                    if page == 0 {
-                        continue;
-                    }
+                    let Some(page) = self.staging.owner(frame) else { continue };
                     match self.map.get(page) {
                         PageState::Staged(f)
                             if f == frame && self.map.swap(page, PageState::Staged(f), PageState::Storing(f)) =>
@@ -89,8 +87,7 @@ impl Operation<'_> {
             }
         }
         for frame in self.staging.frames(segment) {
-            let page = self.staging.owner(frame).load(Ordering::Acquire) as usize;
-            if page != 0 {
+            if let Some(page) = self.staging.owner(frame) {
                 self.broken(b"a drained frame still has an owner", page, frame);
             }
         }
@@ -106,8 +103,8 @@ impl Operation<'_> {
     }
 
     /// Stores claimed frames. NoRoom: some are Staged again because no tier takes them.
-    fn store_frames(&self, frames: &[u32], worker: &mut Worker) -> Rest {
-        let page = |frame: &u32| {
+    fn store_frames(&self, frames: &[StagingFrame], worker: &mut Worker) -> Rest {
+        let page = |frame: &StagingFrame| {
             let addr = self.staging.addr(*frame);
             // SAFETY: the words say Storing, so this is lowtide's own memory until this thread says otherwise. A write that
             // changes nothing: from here on the kernel may not drop the page, should the program have freed it by MADV_FREE; if
@@ -118,7 +115,7 @@ impl Operation<'_> {
         };
         let bytes: Frames<&Page> = frames.iter().map(page).collect();
         // The store uses the clean copies up.
-        let clean = |frame: &u32| Entry::from_raw(self.staging.clean(*frame).swap(0, Ordering::AcqRel));
+        let clean = |frame: &StagingFrame| Entry::from_raw(self.staging.take_clean(*frame));
         let clean: Frames<Option<Entry>> = frames.iter().map(clean).collect();
         let mut results = [const { Err(StoreError::Full) }; MAX_SEGMENT_FRAMES];
         let results = &mut results[..frames.len()];
@@ -137,7 +134,7 @@ impl Operation<'_> {
     }
 
     /// Sets the words of pages that have been stored, or could not be.
-    fn settle(&self, frames: &[u32], clean: &[Option<Entry>], results: &[Result<Stored, StoreError>]) -> Rest {
+    fn settle(&self, frames: &[StagingFrame], clean: &[Option<Entry>], results: &[Result<Stored, StoreError>]) -> Rest {
         let mut rest = Rest::Nothing;
         let c = self.counters();
         // Under the lock no REMAP comes between, so the owner is where the word is, wherever mremap has moved it meanwhile.
@@ -159,21 +156,8 @@ impl Operation<'_> {
                 PageState::Swapped(_) => add(&c.stored_pages, 1),
                 _ => rest = Rest::NoRoom,
             }
-            let page = self.staging.owner(frame).load(Ordering::Acquire) as usize;
-            let mut patience = Patience::new();
-            let set = loop {
-                if self.map.swap(page, PageState::Storing(frame), word) {
-                    break true;
-                }
-                match self.map.get(page) {
-                    // A monitor copies it back this moment ...
-                    PageState::Moving(f) if f == frame => self.wait_for_copy(&mut patience, frame),
-                    // ... or could not.
-                    PageState::Storing(f) if f == frame => {}
-                    _ => break false,
-                }
-            };
-            if set {
+            let owner = self.staging.owner(frame);
+            if owner.is_some_and(|page| self.set_stored(page, frame, word)) {
                 match word {
                     PageState::Zero => add(&c.zero_pages, 1),
                     PageState::Swapped(_) => {}
@@ -182,7 +166,7 @@ impl Operation<'_> {
             } else {
                 // Dropped by the program or back in its place meanwhile. In the latter case the frame is nobody's any more, and
                 // the word may be about to become another thread's.
-                if self.staging.owner(frame).load(Ordering::Acquire) as usize == page {
+                if let Some(page) = owner.filter(|page| self.staging.owner(frame) == Some(*page)) {
                     self.map.swap(page, PageState::Orphan, PageState::None);
                 }
                 // Last: of a page that no tier took it is the frame that is forgotten, and with it whose it is.
@@ -193,10 +177,27 @@ impl Operation<'_> {
         rest
     }
 
+    /// Sets the word of a page that is being stored. False: it is not any more.
+    fn set_stored(&self, page: PageNo, frame: StagingFrame, word: PageState) -> bool {
+        let mut patience = Patience::new();
+        loop {
+            if self.map.swap(page, PageState::Storing(frame), word) {
+                return true;
+            }
+            match self.map.get(page) {
+                // A monitor copies it back this moment ...
+                PageState::Moving(f) if f == frame => self.wait_for_copy(&mut patience, frame),
+                // ... or could not.
+                PageState::Storing(f) if f == frame => {}
+                _ => return false,
+            }
+        }
+    }
+
     /// A monitor takes a page back from its frame, which is a matter of microseconds.
-    fn wait_for_copy(&self, patience: &mut Patience, frame: u32) {
+    fn wait_for_copy(&self, patience: &mut Patience, frame: StagingFrame) {
         if !patience.wait(IN_HAND_SECONDS) {
-            self.broken(b"a page has been on its way back from staging for ten minutes", 0, frame);
+            self.broken(b"a page has been on its way back from staging for ten minutes", PageNo::new(0), frame);
         }
     }
 
@@ -204,11 +205,11 @@ impl Operation<'_> {
     fn put_back(&self, segment: Segment) -> bool {
         let _lock = self.space.shared();
         for frame in self.staging.frames(segment) {
-            let page = self.staging.owner(frame).load(Ordering::Acquire) as usize;
-            if page == 0 || !self.map.swap(page, PageState::Staged(frame), PageState::Moving(frame)) {
+            let Some(page) = self.staging.owner(frame) else { continue };
+            if !self.map.swap(page, PageState::Staged(frame), PageState::Moving(frame)) {
                 continue;
             }
-            let (at, from) = (page * PAGE_SIZE, self.staging.addr(frame));
+            let (at, from) = (page.addr(), self.staging.addr(frame));
             // SAFETY: the word says Moving, so nobody else touches the page or the frame.
             let mut p = unsafe { self.uffd().move_pages(at, from, PAGE_SIZE, Holes::Stop, Wake::Now) };
             let mut memory = Memory::Went;

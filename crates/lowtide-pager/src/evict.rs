@@ -160,7 +160,7 @@ impl Operation<'_> {
                 break;
             }
             let Some(found) = self.find(frames - used) else { continue };
-            match self.detach(&found, self.staging.first(segment) + used as u32, frames - used, worker) {
+            match self.detach(&found, self.staging.first(segment) + used, frames - used, worker) {
                 Detached::Pages { frames, pages } => (used, filled) = (used + frames, filled + pages),
                 // The keeper unshares what is shared. A monitor that went on looking would try all of it in vain for each
                 // fault.

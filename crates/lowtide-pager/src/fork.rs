@@ -29,6 +29,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
 
 use crate::clock::now_us;
+use crate::ids::PageNo;
 use crate::pagemap::PageState;
 use crate::pager::Pager;
 use crate::regions::Range;
@@ -224,7 +225,7 @@ impl Pager {
             match child.read() {
                 Ok(Message::Fault { addr, .. }) => {
                     // An event of the child that waits makes this fail; it is read next, and the fault comes again.
-                    if self.copy_to(lock, &child, addr / PAGE_SIZE, worker).is_err() {
+                    if self.copy_to(lock, &child, PageNo::of(addr), worker).is_err() {
                         child.wake(addr, PAGE_SIZE);
                     }
                 }
@@ -294,7 +295,7 @@ impl Pager {
                 return;
             }
             loop {
-                if gone[..gone_len].iter().any(|r| (r.start..r.end).contains(&(page * PAGE_SIZE))) {
+                if gone[..gone_len].iter().any(|r| (r.start..r.end).contains(&page.addr())) {
                     return;
                 }
                 match self.copy_to(lock, child, page, worker) {

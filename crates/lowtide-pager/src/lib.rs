@@ -21,6 +21,7 @@ pub mod fault;
 pub mod fork;
 pub mod guards;
 mod hand;
+pub mod ids;
 pub mod line;
 pub mod locks;
 pub mod mapping;

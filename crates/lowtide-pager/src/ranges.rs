@@ -13,6 +13,7 @@ use crate::detach::Detached;
 use crate::evict::Evicted;
 use crate::fault::Served;
 use crate::hand::Found;
+use crate::ids::PageNo;
 use crate::pagemap::PageState;
 use crate::pager::{Operation, Pager, add};
 use crate::regions::Range;
@@ -95,7 +96,7 @@ impl Pager {
             let mut missing = at;
             for (from, to) in found.iter().chain([(found.walk_end, found.walk_end)]) {
                 while missing < from {
-                    let wanted = which == BringIn::All || self.is_evicted(missing / PAGE_SIZE);
+                    let wanted = which == BringIn::All || self.is_evicted(missing);
                     if wanted && !self.is_there(missing) && !self.bring_in_page(missing, worker) {
                         return Ok(false);
                     }
@@ -110,11 +111,11 @@ impl Pager {
 
     /// Whether a page came in since it was looked for: as a neighbour of another.
     fn is_there(&self, addr: usize) -> bool {
-        !self.is_evicted(addr / PAGE_SIZE) && self.present().holds_page(addr)
+        !self.is_evicted(addr) && self.present().holds_page(addr)
     }
 
-    fn is_evicted(&self, page: usize) -> bool {
-        !matches!(self.map.get(page), PageState::None | PageState::Removing | PageState::Clean(_))
+    fn is_evicted(&self, addr: usize) -> bool {
+        !matches!(self.map.get(PageNo::of(addr)), PageState::None | PageState::Removing | PageState::Clean(_))
     }
 
     fn bring_in_page(&self, addr: usize, worker: &mut Worker) -> bool {

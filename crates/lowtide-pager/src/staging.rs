@@ -11,6 +11,7 @@ use lowtide_core::lock::{Lock, rank};
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
 
+use crate::ids::{PageNo, StagingFrame};
 use crate::uffd::Uffd;
 
 /// Most frames in a segment: the largest folio.
@@ -130,13 +131,13 @@ impl Staging {
     }
 
     /// Address of a frame.
-    pub fn addr(&self, frame: u32) -> usize {
-        self.memory.addr() + frame as usize * PAGE_SIZE
+    pub fn addr(&self, frame: StagingFrame) -> usize {
+        self.memory.addr() + frame.index() * PAGE_SIZE
     }
 
     /// First frame of a segment.
-    pub fn first(&self, segment: Segment) -> u32 {
-        u32::from(segment.0) * self.segment_frames as u32
+    pub fn first(&self, segment: Segment) -> StagingFrame {
+        StagingFrame::new(u32::from(segment.0) * self.segment_frames as u32)
     }
 
     /// Frames in a segment.
@@ -145,44 +146,62 @@ impl Staging {
     }
 
     /// The frames of a segment.
-    pub fn frames(&self, segment: Segment) -> core::ops::Range<u32> {
+    pub fn frames(&self, segment: Segment) -> impl Iterator<Item = StagingFrame> {
         let first = self.first(segment);
-        first..first + self.segment_frames as u32
+        first.up_to(first + self.segment_frames)
     }
 
     /// Whether two frames are of one segment.
-    pub fn same_segment(&self, a: u32, b: u32) -> bool {
-        a as usize / self.segment_frames == b as usize / self.segment_frames
+    pub fn same_segment(&self, a: StagingFrame, b: StagingFrame) -> bool {
+        a.index() / self.segment_frames == b.index() / self.segment_frames
     }
 
-    /// The raw entry under which the swap cache may hold a clean copy of the page in `frame`; 0: none. It belongs to whoever
-    /// may change the page's word.
-    pub fn clean(&self, frame: u32) -> &AtomicU64 {
-        debug_assert!((frame as usize) < self.segments * self.segment_frames);
+    fn clean_of(&self, frame: StagingFrame) -> &AtomicU64 {
+        debug_assert!(frame.index() < self.segments * self.segment_frames);
         // SAFETY: inside the mapping, zero at first, which lives as long as the process.
-        unsafe { &*self.cleans.as_ptr().cast::<AtomicU64>().add(frame as usize) }
+        unsafe { &*self.cleans.as_ptr().cast::<AtomicU64>().add(frame.index()) }
     }
 
-    /// The page (address / 4096) whose bytes are in `frame`; 0: none. Changed with the shared space lock by the thread that
-    /// moves the page, and by REMAP events with the exclusive one.
-    pub fn owner(&self, frame: u32) -> &AtomicU64 {
-        debug_assert!((frame as usize) < self.segments * self.segment_frames);
+    /// Notes the raw entry under which the swap cache may hold a clean copy of the page in `frame`; 0: none. By who may change
+    /// the page's word.
+    pub fn set_clean(&self, frame: StagingFrame, raw: u64) {
+        self.clean_of(frame).store(raw, Ordering::Release);
+    }
+
+    /// Takes that entry out; 0: there is none. By who may change the page's word.
+    pub fn take_clean(&self, frame: StagingFrame) -> u64 {
+        self.clean_of(frame).swap(0, Ordering::AcqRel)
+    }
+
+    fn owner_of(&self, frame: StagingFrame) -> &AtomicU64 {
+        debug_assert!(frame.index() < self.segments * self.segment_frames);
         // SAFETY: inside the mapping of owners, zero at first, which lives as long as the process.
-        unsafe { &*self.owners.as_ptr().cast::<AtomicU64>().add(frame as usize) }
+        unsafe { &*self.owners.as_ptr().cast::<AtomicU64>().add(frame.index()) }
+    }
+
+    /// The page whose bytes are in `frame`. Changed with the shared space lock by the thread that moves the page, and by REMAP
+    /// events with the exclusive one.
+    pub fn owner(&self, frame: StagingFrame) -> Option<PageNo> {
+        PageNo::from_raw(self.owner_of(frame).load(Ordering::Acquire))
+    }
+
+    /// The page in `frame` belongs elsewhere from now on: a REMAP event, with the space lock held exclusively.
+    pub fn set_owner(&self, frame: StagingFrame, page: PageNo) {
+        self.owner_of(frame).store(page.raw(), Ordering::Release);
     }
 
     /// A page arrived in `frame`. False: the frame had an owner, which must not be.
     #[must_use]
-    pub fn arrived(&self, frame: u32, page: usize) -> bool {
+    pub fn arrived(&self, frame: StagingFrame, page: PageNo) -> bool {
         self.staged.fetch_add(1, Ordering::Relaxed);
-        self.owner(frame).swap(page as u64, Ordering::AcqRel) == 0
+        self.owner_of(frame).swap(page.raw(), Ordering::AcqRel) == 0
     }
 
     /// The bytes in `frame` belong to nobody any more.
-    pub fn left(&self, frame: u32, memory: Memory) {
-        if self.owner(frame).swap(0, Ordering::AcqRel) != 0 {
+    pub fn left(&self, frame: StagingFrame, memory: Memory) {
+        if self.owner_of(frame).swap(0, Ordering::AcqRel) != 0 {
             if memory == Memory::Stays {
-                self.spent[frame as usize / self.segment_frames].fetch_add(1, Ordering::Relaxed);
+                self.spent[frame.index() / self.segment_frames].fetch_add(1, Ordering::Relaxed);
             }
             self.staged.fetch_sub(1, Ordering::Relaxed);
         }
@@ -315,14 +334,14 @@ mod tests {
         assert_eq!(s.take_full(), None);
         s.put_empty(b);
         assert_eq!(s.empty_segments(), 3 * HOLLOW + 2);
-        assert!(s.arrived(s.first(b), 77));
-        assert!(!s.arrived(s.first(b), 78), "the frame is taken");
+        assert!(s.arrived(s.first(b), PageNo::new(77)));
+        assert!(!s.arrived(s.first(b), PageNo::new(78)), "the frame is taken");
         s.staged.fetch_sub(1, Ordering::Relaxed);
         assert_eq!(s.held_bytes(), PAGE_SIZE);
         s.left(s.first(b), Memory::Went);
         s.left(s.first(b), Memory::Stays);
         assert_eq!((s.staged(), s.held_bytes()), (0, 0), "leaving twice counts once");
-        assert!(s.arrived(s.first(b), 79));
+        assert!(s.arrived(s.first(b), PageNo::new(79)));
         s.left(s.first(b), Memory::Stays);
         assert_eq!((s.staged(), s.held_bytes()), (0, PAGE_SIZE), "the bytes are there until the segment is discarded");
     }

@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 
 use lowtide_core::vm::PAGE_SIZE;
 
+use crate::ids::PageNo;
 use crate::pagemap::PageState;
 use crate::pager::{Operation, Pager};
 
@@ -21,7 +22,7 @@ impl Operation<'_> {
         let lock = self.space.exclusive();
         let Ok(found) = self.present().scan(start, end, (end - start) / PAGE_SIZE) else { return };
         for (start, end) in found.iter() {
-            self.map.each(start / PAGE_SIZE, end / PAGE_SIZE, |page, slot| {
+            self.map.each(PageNo::of(start), PageNo::of(end), |page, slot| {
                 let word = PageState::from_bits(slot.load(Ordering::Acquire));
                 if matches!(word, PageState::Swapped(_) | PageState::Staged(_))
                     && slot.compare_exchange(word.bits(), 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()

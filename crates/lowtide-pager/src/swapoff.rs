@@ -17,6 +17,7 @@ use lowtide_core::store::{Group, Page, StoreError, Stored};
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
 
+use crate::ids::PageNo;
 use crate::pagemap::PageState;
 use crate::pager::{Operation, Pager};
 use crate::uffd::Wake;
@@ -62,7 +63,7 @@ pub struct Swapoff {
     number: u8,
     /// [`STEP`] pages.
     pages: Mapping,
-    /// By slot of the window, the page (address / 4096) that had it; 0: none.
+    /// By slot of the window, the page that had it, raw; 0: none.
     owners: Mapping,
     window: Option<Window>,
     /// The entry number of the area, and the slot, from which on the next window is looked for.
@@ -115,20 +116,20 @@ impl Swapoff {
     pub fn step(&mut self, pager: &Pager, worker: &mut Worker) -> Step {
         let Some(operation) = pager.enter() else { return Step::Later };
         let Some(mut window) = self.window.or_else(|| self.next_window(&operation)) else { return self.end_pass(&operation) };
-        let (mut entries, mut owners) = (Each::<Entry>::new(), Each::<usize>::new());
+        let (mut entries, mut owners) = (Each::<Entry>::new(), Each::<PageNo>::new());
         // What can't be read is tried page by page, and a disk that fails takes its time: nobody is to wait for all of a long
         // run.
         let most = if self.now.unreadable > 0 { FEW } else { STEP };
         while window.done < window.len && entries.len() < most {
-            let owner = self.owners()[window.done];
+            let owner = PageNo::from_raw(self.owners()[window.done]);
             let entry = Entry::new(window.id, window.first + window.done as u64);
             window.done += 1;
-            let (Some(entry), 1..) = (entry, owner) else { continue };
+            let (Some(entry), Some(owner)) = (entry, owner) else { continue };
             if self.full && operation.store().is_on_device(entry) {
                 self.now.homeless += 1;
             } else {
                 entries.push(entry);
-                owners.push(owner as usize);
+                owners.push(owner);
             }
         }
         self.window = (window.done < window.len).then_some(window);
@@ -164,7 +165,7 @@ impl Swapoff {
                 };
                 let Some(entry) = Entry::from_raw(raw).filter(|entry| entry.area() == area.id) else { return };
                 if (first..end).contains(&entry.offset()) {
-                    owners[(entry.offset() - first) as usize] = page as u64;
+                    owners[(entry.offset() - first) as usize] = page.raw();
                 }
             });
             return Some(Window { id: area.id, first, len: (end - first) as usize, done: 0 });
@@ -182,7 +183,7 @@ impl Swapoff {
         if core::mem::take(&mut self.moved) > 0 { Step::More } else { Step::Stuck }
     }
 
-    fn move_out(&mut self, operation: &Operation<'_>, entries: &[Entry], owners: &[usize], worker: &mut Worker) {
+    fn move_out(&mut self, operation: &Operation<'_>, entries: &[Entry], owners: &[PageNo], worker: &mut Worker) {
         let mut results = [const { Err(StoreError::BadEntry) }; STEP];
         let results = &mut results[..entries.len()];
         let pages = self.pages();
@@ -219,7 +220,7 @@ impl Swapoff {
                     Err(StoreError::NoMemory) => self.now.homeless += 1,
                     Err(_) => {
                         if self.now.unreadable == 0 {
-                            self.now.unreadable_at = owner * PAGE_SIZE;
+                            self.now.unreadable_at = owner.addr();
                         }
                         self.now.unreadable += 1;
                     }
@@ -263,7 +264,7 @@ enum Brought {
 
 impl Operation<'_> {
     /// A page is somewhere else in the store. False: its word has changed. With the space lock shared.
-    fn replace(&self, page: usize, old: PageState, new: Stored) -> bool {
+    fn replace(&self, page: PageNo, old: PageState, new: Stored) -> bool {
         match new {
             Stored::Entry(entry) => self.map.swap(page, old, PageState::Swapped(entry.raw())),
             Stored::Zero => {
@@ -277,7 +278,7 @@ impl Operation<'_> {
     }
 
     /// Puts a page, whose bytes these are, into its place, if the limit allows. With the space lock shared.
-    fn bring_in(&self, page: usize, entry: Entry, bytes: &Page) -> Brought {
+    fn bring_in(&self, page: PageNo, entry: Entry, bytes: &Page) -> Brought {
         if self.budget.now() >= self.budget.low_mark() {
             return Brought::NoRoom;
         }
@@ -285,7 +286,7 @@ impl Operation<'_> {
             return Brought::NotNow;
         }
         // SAFETY: these are the bytes that the page had when it was evicted, and the word says that this is still so.
-        let progress = unsafe { self.uffd().copy(page * PAGE_SIZE, bytes.as_ptr(), PAGE_SIZE, Wake::Now) };
+        let progress = unsafe { self.uffd().copy(page.addr(), bytes.as_ptr(), PAGE_SIZE, Wake::Now) };
         match progress.error {
             None => {
                 self.arrived(1);
@@ -294,13 +295,13 @@ impl Operation<'_> {
             // Stale: what is in memory is newer.
             Some(Errno::EXIST) => {
                 let old = self.loaded(page, entry.raw(), None).and_then(Entry::from_raw);
-                self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE);
+                self.uffd().wake(page.addr(), PAGE_SIZE);
                 Brought::In(old)
             }
             Some(error) => {
                 self.map.swap(page, PageState::Loading(entry.raw()), PageState::Swapped(entry.raw()));
                 // Who has faulted on it meanwhile waits for the word to change.
-                self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE);
+                self.uffd().wake(page.addr(), PAGE_SIZE);
                 if error == Errno::NOMEM { Brought::NoRoom } else { Brought::NotNow }
             }
         }

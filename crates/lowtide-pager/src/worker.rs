@@ -5,6 +5,7 @@ use lowtide_core::store::{Page, Scratch};
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
 
+use crate::ids::PageNo;
 use crate::segment::FaultKind;
 use crate::uffd::{MOST_READ, Uffd};
 
@@ -17,9 +18,8 @@ pub struct Worker {
     buffer: Mapping,
     /// Whether this thread may wait for pages (the reclaimer may; a monitor, which serves them, must not).
     pub may_fault: bool,
-    /// Runs of pages that were installed, from the first to behind the last (addresses / 4096), and whose waiting threads
-    /// nobody has woken yet.
-    to_wake: ArrayVec<(usize, usize), MOST_READ>,
+    /// Runs of pages that were installed, from the first to behind the last, and whose waiting threads nobody has woken yet.
+    to_wake: ArrayVec<(PageNo, PageNo), MOST_READ>,
     /// Addresses of faults that were read and are not served yet, the next one last.
     in_hand: ArrayVec<usize, MOST_READ>,
     /// See [`Worker::has_waited`].
@@ -67,7 +67,7 @@ impl Worker {
     }
 
     /// The pages `first .. end` are in memory now, and whoever waits for them is still to be woken.
-    pub(crate) fn installed(&mut self, first: usize, end: usize) {
+    pub(crate) fn installed(&mut self, first: PageNo, end: PageNo) {
         if first >= end {
             return;
         }
@@ -84,7 +84,7 @@ impl Worker {
     /// on.
     pub fn wake(&mut self, uffd: &Uffd) {
         for (first, end) in self.to_wake.take() {
-            uffd.wake(first * PAGE_SIZE, (end - first) * PAGE_SIZE);
+            uffd.wake(first.addr(), (end - first) * PAGE_SIZE);
         }
     }
 

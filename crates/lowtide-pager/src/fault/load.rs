@@ -10,6 +10,7 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use super::{Again, Served, Try};
+use crate::ids::PageNo;
 use crate::line::Line;
 use crate::pagemap::PageState;
 use crate::pager::{Operation, Pager, add};
@@ -24,8 +25,8 @@ type Claimed = ArrayVec<u64, BATCH>;
 struct Batch {
     /// How it went for its first page.
     served: Try,
-    /// Up to which page (address / 4096) all came in.
-    end: usize,
+    /// Up to which page all came in.
+    end: PageNo,
 }
 
 /// The bytes of claimed pages, in the worker's buffer.
@@ -46,7 +47,7 @@ impl Bytes {
 
 impl Operation<'_> {
     /// Brings in `page` and, by the stream of faults, its neighbours.
-    pub(super) fn page_in(&self, page: usize, worker: &mut Worker) -> Try {
+    pub(super) fn page_in(&self, page: PageNo, worker: &mut Worker) -> Try {
         let (window, (first, end)) = {
             let lock = self.space.shared();
             let mut window = self.loads.window(page);
@@ -75,7 +76,7 @@ impl Operation<'_> {
             whole = batch.served == Ok(Served::Done) && high == next;
         }
         while low > first && !self.budget.at_limit() {
-            let next = low.saturating_sub(BATCH).max(first);
+            let next = low.back(BATCH).max(first);
             let batch = self.load_batch(next, low, false, worker);
             if batch.served != Ok(Served::Done) || batch.end < low {
                 break;
@@ -89,7 +90,7 @@ impl Operation<'_> {
 
     /// Loads the swapped (and zero) pages from `first` on, up to `end` or the first page that is neither, and installs them.
     /// `wanted`: a thread waits for the first.
-    fn load_batch(&self, first: usize, end: usize, wanted: bool, worker: &mut Worker) -> Batch {
+    fn load_batch(&self, first: PageNo, end: PageNo, wanted: bool, worker: &mut Worker) -> Batch {
         let claimed = self.claim_in(first, end);
         let n = claimed.len();
         if n == 0 {
@@ -111,7 +112,7 @@ impl Operation<'_> {
                         freed.push(claimed[i]);
                         self.zero_now.fetch_sub(u64::from(claimed[i] == 0), Ordering::Relaxed);
                     }
-                    self.uffd().wake(p * PAGE_SIZE, PAGE_SIZE);
+                    self.uffd().wake(p.addr(), PAGE_SIZE);
                     i += 1;
                     continue;
                 }
@@ -130,7 +131,7 @@ impl Operation<'_> {
                 }
                 let (buffer, _) = worker.parts();
                 // SAFETY: the buffer holds what the pages held when they were evicted, and the words say that this is still so.
-                let progress = unsafe { self.uffd().copy(p * PAGE_SIZE, buffer[i].as_ptr(), run * PAGE_SIZE, Wake::Later) };
+                let progress = unsafe { self.uffd().copy(p.addr(), buffer[i].as_ptr(), run * PAGE_SIZE, Wake::Later) };
                 let done = progress.done / PAGE_SIZE;
                 worker.installed(p, p + done);
                 freed.extend((i..i + done).filter_map(|j| self.loaded(first + j, claimed[j], missed.filter(|_| j == 0))));
@@ -143,7 +144,7 @@ impl Operation<'_> {
                     Some(Errno::EXIST) => {
                         // Stale: what is in memory is newer.
                         freed.extend(self.loaded(first + i, claimed[i], missed.filter(|_| i == 0)));
-                        self.uffd().wake((first + i) * PAGE_SIZE, PAGE_SIZE);
+                        self.uffd().wake((first + i).addr(), PAGE_SIZE);
                         i += 1;
                     }
                     // The pages lie in two mappings.
@@ -172,9 +173,9 @@ impl Operation<'_> {
     }
 
     /// Claims the swapped and zero pages from `first` on, up to `end` or the first page that is neither.
-    fn claim_in(&self, first: usize, end: usize) -> Claimed {
+    fn claim_in(&self, first: PageNo, end: PageNo) -> Claimed {
         let mut claimed = Claimed::new();
-        for page in (first..end).take(BATCH) {
+        for page in first.up_to(end).take(BATCH) {
             let word = self.map.get(page);
             let raw = match word {
                 PageState::Swapped(e) => e,
@@ -191,7 +192,7 @@ impl Operation<'_> {
 
     /// Loads claimed pages into the worker's buffer. A page that can't be loaded is let go; that the wanted one can't is
     /// told: it must never read as anything but what was stored.
-    fn load_claimed(&self, first: usize, claimed: &[u64], wanted: bool, worker: &mut Worker) -> Bytes {
+    fn load_claimed(&self, first: PageNo, claimed: &[u64], wanted: bool, worker: &mut Worker) -> Bytes {
         let mut bytes = Bytes { from_device: false, missing: 0, lost: None };
         let mut i = 0;
         while i < claimed.len() {
@@ -233,7 +234,7 @@ impl Operation<'_> {
 
     /// A claimed page is in memory: its word goes, and its copy in the store, if that is not kept. `missed`: a thread
     /// waits for it, and where it was. Returns the raw entry to free.
-    pub(crate) fn loaded(&self, page: usize, raw: u64, missed: Option<FaultKind>) -> Option<u64> {
+    pub(crate) fn loaded(&self, page: PageNo, raw: u64, missed: Option<FaultKind>) -> Option<u64> {
         let kept = Entry::from_raw(raw).filter(|e| self.store().keep_cached(*e));
         let word = kept.map_or(PageState::None, |e| PageState::Clean(e.raw()));
         // By compare-and-swap: after an mremap there and back two monitors may have claimed the same entry; one of them frees
@@ -250,7 +251,7 @@ impl Operation<'_> {
     }
 
     /// Claimed pages were not installed after all.
-    fn unload(&self, first: usize, claimed: &[u64]) {
+    fn unload(&self, first: PageNo, claimed: &[u64]) {
         for (i, &raw) in claimed.iter().enumerate() {
             self.map.set(first + i, if raw == 0 { PageState::Zero } else { PageState::Swapped(raw) });
         }
@@ -259,7 +260,7 @@ impl Operation<'_> {
 
 impl Pager {
     /// Says that the bytes of a page can't be had any more.
-    pub(super) fn why_lost(&self, text: &mut Line, page: usize, entry: Entry, error: StoreError) {
+    pub(super) fn why_lost(&self, text: &mut Line, page: PageNo, entry: Entry, error: StoreError) {
         text.push(b"a page of the program could not be read back: ");
         let offset = match error {
             StoreError::Io { errno, offset } => {
@@ -271,7 +272,7 @@ impl Pager {
                 offset
             }
             _ => {
-                text.push(b"no such entry (internal error), page ").number(page as u64);
+                text.push(b"no such entry (internal error), page ").number(page.raw());
                 return;
             }
         };
