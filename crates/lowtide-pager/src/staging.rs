@@ -8,6 +8,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use lowtide_core::lock::{Lock, rank};
+use lowtide_core::table::Table;
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
 
@@ -56,9 +57,10 @@ struct Queues {
 /// The staging area.
 pub struct Staging {
     memory: Mapping,
-    owners: Mapping,
+    /// By frame, the page whose bytes are in it, raw; 0: none.
+    owners: Table<AtomicU64>,
     /// By frame, the raw entry under which the swap cache may hold a clean copy of the page; 0: none.
-    cleans: Mapping,
+    cleans: Table<AtomicU64>,
     segments: usize,
     segment_frames: usize,
     queues: Lock<Queues, { rank::STAGING }>,
@@ -86,8 +88,8 @@ impl Staging {
         }
         Ok(Staging {
             memory: vm::map(segments * segment_bytes, OnFork::Copy)?,
-            owners: vm::map(segments * segment_frames * 8, OnFork::Copy)?,
-            cleans: vm::map(segments * segment_frames * 8, OnFork::Copy)?,
+            owners: Table::new(segments * segment_frames, OnFork::Copy)?,
+            cleans: Table::new(segments * segment_frames, OnFork::Copy)?,
             segments,
             segment_frames,
             queues: Lock::new(Queues { empty, empty_len: segments, full: [Segment(0); MAX_SEGMENTS], head: 0, full_len: 0 }),
@@ -132,6 +134,7 @@ impl Staging {
 
     /// Address of a frame.
     pub fn addr(&self, frame: StagingFrame) -> usize {
+        assert!(frame.index() < self.owners.len(), "no such frame of staging");
         self.memory.addr() + frame.index() * PAGE_SIZE
     }
 
@@ -156,50 +159,38 @@ impl Staging {
         a.index() / self.segment_frames == b.index() / self.segment_frames
     }
 
-    fn clean_of(&self, frame: StagingFrame) -> &AtomicU64 {
-        debug_assert!(frame.index() < self.segments * self.segment_frames);
-        // SAFETY: inside the mapping, zero at first, which lives as long as the process.
-        unsafe { &*self.cleans.as_ptr().cast::<AtomicU64>().add(frame.index()) }
-    }
-
     /// Notes the raw entry under which the swap cache may hold a clean copy of the page in `frame`; 0: none. By who may change
     /// the page's word.
     pub fn set_clean(&self, frame: StagingFrame, raw: u64) {
-        self.clean_of(frame).store(raw, Ordering::Release);
+        self.cleans[frame.index()].store(raw, Ordering::Release);
     }
 
     /// Takes that entry out; 0: there is none. By who may change the page's word.
     pub fn take_clean(&self, frame: StagingFrame) -> u64 {
-        self.clean_of(frame).swap(0, Ordering::AcqRel)
-    }
-
-    fn owner_of(&self, frame: StagingFrame) -> &AtomicU64 {
-        debug_assert!(frame.index() < self.segments * self.segment_frames);
-        // SAFETY: inside the mapping of owners, zero at first, which lives as long as the process.
-        unsafe { &*self.owners.as_ptr().cast::<AtomicU64>().add(frame.index()) }
+        self.cleans[frame.index()].swap(0, Ordering::AcqRel)
     }
 
     /// The page whose bytes are in `frame`. Changed with the shared space lock by the thread that moves the page, and by REMAP
     /// events with the exclusive one.
     pub fn owner(&self, frame: StagingFrame) -> Option<PageNo> {
-        PageNo::from_raw(self.owner_of(frame).load(Ordering::Acquire))
+        PageNo::from_raw(self.owners[frame.index()].load(Ordering::Acquire))
     }
 
     /// The page in `frame` belongs elsewhere from now on: a REMAP event, with the space lock held exclusively.
     pub fn set_owner(&self, frame: StagingFrame, page: PageNo) {
-        self.owner_of(frame).store(page.raw(), Ordering::Release);
+        self.owners[frame.index()].store(page.raw(), Ordering::Release);
     }
 
     /// A page arrived in `frame`. False: the frame had an owner, which must not be.
     #[must_use]
     pub fn arrived(&self, frame: StagingFrame, page: PageNo) -> bool {
         self.staged.fetch_add(1, Ordering::Relaxed);
-        self.owner_of(frame).swap(page.raw(), Ordering::AcqRel) == 0
+        self.owners[frame.index()].swap(page.raw(), Ordering::AcqRel) == 0
     }
 
     /// The bytes in `frame` belong to nobody any more.
     pub fn left(&self, frame: StagingFrame, memory: Memory) {
-        if self.owner_of(frame).swap(0, Ordering::AcqRel) != 0 {
+        if self.owners[frame.index()].swap(0, Ordering::AcqRel) != 0 {
             if memory == Memory::Stays {
                 self.spent[frame.index() / self.segment_frames].fetch_add(1, Ordering::Relaxed);
             }

@@ -14,6 +14,7 @@ use core::sync::atomic::Ordering;
 use arrayvec::ArrayVec;
 use lowtide_core::slot::Entry;
 use lowtide_core::store::{Group, Page, StoreError, Stored};
+use lowtide_core::table::Table;
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
 
@@ -64,7 +65,7 @@ pub struct Swapoff {
     /// [`STEP`] pages.
     pages: Mapping,
     /// By slot of the window, the page that had it, raw; 0: none.
-    owners: Mapping,
+    owners: Table<u64>,
     window: Option<Window>,
     /// The entry number of the area, and the slot, from which on the next window is looked for.
     next: (u16, u64),
@@ -94,7 +95,7 @@ impl Swapoff {
     /// # Errors
     /// `NOMEM`.
     pub fn begin(pager: &Pager, number: u8) -> Result<Option<Swapoff>, Errno> {
-        let (pages, owners) = (vm::map(STEP * PAGE_SIZE, OnFork::Copy)?, vm::map(WINDOW * 8, OnFork::Copy)?);
+        let (owners, pages) = (Table::new(WINDOW, OnFork::Copy)?, vm::map(STEP * PAGE_SIZE, OnFork::Copy)?);
         let (now, latest) = (Obstacles::default(), Obstacles::default());
         let this = Swapoff { number, pages, owners, window: None, next: (0, 0), moved: 0, full: false, now, latest };
         let Some(operation) = pager.enter() else { return Ok(None) };
@@ -121,7 +122,7 @@ impl Swapoff {
         // run.
         let most = if self.now.unreadable > 0 { FEW } else { STEP };
         while window.done < window.len && entries.len() < most {
-            let owner = PageNo::from_raw(self.owners()[window.done]);
+            let owner = PageNo::from_raw(self.owners[window.done]);
             let entry = Entry::new(window.id, window.first + window.done as u64);
             window.done += 1;
             let (Some(entry), Some(owner)) = (entry, owner) else { continue };
@@ -156,7 +157,7 @@ impl Swapoff {
             if store.pages_in(area.id, first, end) == 0 {
                 continue;
             }
-            let owners = self.owners();
+            let owners = &mut *self.owners;
             owners.fill(0);
             operation.map.each_used(|page, word| {
                 let (PageState::Swapped(raw) | PageState::Loading(raw)) = PageState::from_bits(word.load(Ordering::Acquire))
@@ -235,20 +236,12 @@ impl Swapoff {
         // itself.
         unsafe { core::slice::from_raw_parts_mut(self.pages.as_ptr().cast(), STEP) }
     }
-
-    fn owners(&self) -> &'static mut [u64] {
-        // SAFETY: the mapping has WINDOW words, lives as long as this, and no two of the slices are used at a time.
-        unsafe { core::slice::from_raw_parts_mut(self.owners.as_ptr().cast(), WINDOW) }
-    }
 }
 
 impl Drop for Swapoff {
     fn drop(&mut self) {
-        // SAFETY: what the methods hand out does not outlive them.
-        unsafe {
-            self.pages.retire();
-            self.owners.retire();
-        }
+        // SAFETY: what `pages` hands out does not outlive the method that asked for it.
+        unsafe { self.pages.retire() }
     }
 }
 

@@ -4,6 +4,7 @@
 use core::sync::atomic::Ordering;
 
 use lowtide_core::store::MAX_AREAS;
+use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::clock;
 use lowtide_pager::pager::Pager;
 use lowtide_pager::segment::{AreaGauges, Order, Phase};
@@ -144,7 +145,7 @@ impl Keeper {
             let (obstacles, started) = (off.obstacles(), clock::now_us());
             gauges.left.store(pager.left_in_area(number), Ordering::Relaxed);
             self.orders.count_at_us = now_us + COUNT_EVERY_US.max((clock::now_us() - started) * COUNT_REST);
-            gauges.homeless.store(obstacles.homeless * 4096, Ordering::Relaxed);
+            gauges.homeless.store(obstacles.homeless * PAGE_SIZE as u64, Ordering::Relaxed);
             gauges.unreadable.store(obstacles.unreadable, Ordering::Relaxed);
             gauges.unreadable_at.store(obstacles.unreadable_at as u64, Ordering::Relaxed);
         }

@@ -2,6 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
+use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::evict::Evicted;
 use lowtide_pager::pager::Pager;
 
@@ -58,8 +59,8 @@ impl Keeper {
             }
             match evict(pager, worker) {
                 (Evicted::Some, n) => {
-                    proc.reclaimed_bytes.fetch_add(n * 4096, Ordering::Relaxed);
-                    self.reclaim.left = self.reclaim.left.saturating_sub(n * 4096);
+                    proc.reclaimed_bytes.fetch_add(n * PAGE_SIZE as u64, Ordering::Relaxed);
+                    self.reclaim.left = self.reclaim.left.saturating_sub(n * PAGE_SIZE as u64);
                 }
                 (Evicted::Later | Evicted::Ahead, _) => return Some(Nap::UntilFaults(SHORTEST_SLEEP_US)),
                 // That is all that can go.

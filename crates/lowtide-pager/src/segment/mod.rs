@@ -16,6 +16,7 @@ mod text;
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use lowtide_core::store::{FILL_WORDS, FillWord, FillWords, Image, MAX_AREAS};
+use lowtide_core::vm::PAGE_SIZE;
 
 use crate::share::Others;
 
@@ -104,7 +105,7 @@ pub struct Segment {
 
 impl Segment {
     /// Bytes to map.
-    pub const SIZE: usize = size_of::<Segment>().next_multiple_of(4096);
+    pub const SIZE: usize = size_of::<Segment>().next_multiple_of(PAGE_SIZE);
 
     /// Sends a warning line unless the same line has been sent before.
     pub fn warn(&self, pid: u32, text: &[u8]) {
