@@ -47,3 +47,4 @@ pub mod swapoff;
 mod transitions;
 pub mod uffd;
 pub mod worker;
+pub mod yields;

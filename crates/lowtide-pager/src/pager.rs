@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use rustix::mm::MsyncFlags;
 
 use crate::backoff::Backoff;
-use crate::budget::Budget;
+use crate::budget::RamBudget;
 use crate::drain::Drained;
 use crate::guards::Guards;
 use crate::hand::Hand;
@@ -77,7 +77,7 @@ pub struct Pager {
     /// Everything that left staging. Reached through [`Operation::store`] and [`Pager::store`].
     store: Store,
     /// RAM left.
-    pub budget: Budget,
+    pub budget: RamBudget,
     /// Guards that the program makes.
     pub guards: Guards,
     /// When not to look for pages to evict.
@@ -167,7 +167,7 @@ impl Pager {
             pinned: Regions::new()?,
             staging,
             store,
-            budget: Budget::default(),
+            budget: RamBudget::default(),
             guards: Guards::default(),
             backoff: Backoff::default(),
             ahead_backoff: Backoff::default(),
@@ -342,9 +342,9 @@ impl Pager {
         self.store.device_of(entry)
     }
 
-    /// Bytes of a batch of eviction: a segment of staging.
+    /// Bytes of a batch of staging, which is what is evicted at a time.
     pub fn batch_bytes(&self) -> usize {
-        self.staging.segment_frames() * PAGE_SIZE
+        self.staging.batch_frames() * PAGE_SIZE
     }
 
     /// What this process has of each of the run's swap areas.
@@ -542,7 +542,7 @@ impl Pager {
         self.rest.load(Ordering::Relaxed)
     }
 
-    /// Stores all that waits in staging, a segment at a time; false: nothing is left to store, or it can't be now.
+    /// Stores all that waits in staging, a batch at a time; false: nothing is left to store, or it can't be now.
     pub fn empty_staging(&self, worker: &mut Worker) -> bool {
         let Some(operation) = self.enter() else { return false };
         operation.drain(worker) == Drained::Freed

@@ -153,12 +153,12 @@ impl Pager {
 }
 
 impl Operation<'_> {
-    /// Fills a segment with pages from `at` on; where it goes on. Some: room was made, try again.
+    /// Fills a batch with pages from `at` on; where it goes on. Some: room was made, try again.
     fn evict_some(&self, at: usize, end: usize, worker: &mut Worker) -> Result<usize, Evicted> {
-        let Some(segment) = self.staging.take_empty() else {
+        let Some(batch) = self.staging.take_empty() else {
             return Err(match self.drained(worker) {
                 Evicted::Nothing if self.staging.is_lost() => Evicted::Full,
-                // Others have all segments in hand.
+                // Others have all batches in hand.
                 Evicted::Nothing => {
                     rustix::thread::sched_yield();
                     Evicted::Some
@@ -166,24 +166,24 @@ impl Operation<'_> {
                 other => other,
             });
         };
-        let room = self.staging.segment_frames();
+        let room = self.staging.batch_frames();
         let ranges = match self.present().scan(at, end, room) {
             Ok(ranges) => ranges,
             Err(_) => {
-                self.staging.put_empty(segment);
+                self.staging.put_empty(batch);
                 return Err(Evicted::Nothing);
             }
         };
         let next = ranges.walk_end.max(at + PAGE_SIZE);
         // Runs without their holes: as many frames as pages were found. What did not fit would be passed over.
         let found = Found { ranges, spares_none: true, is_complete: false };
-        let detached = self.detach(&found, self.staging.first(segment), room, worker);
+        let detached = self.detach(&found, self.staging.first(batch), room, worker);
         let pages = if let Detached::Pages { pages, .. } = detached { pages } else { 0 };
         if pages > 0 {
-            self.staging.put_full(segment);
+            self.staging.put_full(batch);
             add(&self.counters().evictions_pages, pages);
         } else {
-            self.staging.put_empty(segment);
+            self.staging.put_empty(batch);
         }
         self.publish_own();
         Ok(next)

@@ -10,7 +10,7 @@ use crate::segment::FaultKind;
 use crate::uffd::{MOST_READ, Uffd};
 
 /// Pages that are loaded and installed at a time: bounds a worker's buffer and how long the space lock is shared.
-pub const BATCH: usize = 64;
+pub const CHUNK: usize = 64;
 
 /// See above.
 pub struct Worker {
@@ -36,7 +36,7 @@ impl Worker {
     pub fn new(may_fault: bool) -> Result<Worker, Errno> {
         Ok(Worker {
             scratch: Scratch::new().map_err(|_| Errno::NOMEM)?,
-            buffer: vm::map(BATCH * PAGE_SIZE, OnFork::Copy)?,
+            buffer: vm::map(CHUNK * PAGE_SIZE, OnFork::Copy)?,
             may_fault,
             to_wake: ArrayVec::new(),
             in_hand: ArrayVec::new(),
@@ -115,8 +115,8 @@ impl Worker {
     }
 
     /// The page buffer and the codec's buffers.
-    pub(crate) fn parts(&mut self) -> (&mut [Page; BATCH], &mut Scratch) {
-        // SAFETY: the mapping has BATCH pages, any bytes are a valid Page, and `&mut self` makes the reference unique.
+    pub(crate) fn parts(&mut self) -> (&mut [Page; CHUNK], &mut Scratch) {
+        // SAFETY: the mapping has CHUNK pages, any bytes are a valid Page, and `&mut self` makes the reference unique.
         (unsafe { &mut *self.buffer.as_ptr().cast() }, &mut self.scratch)
     }
 }

@@ -147,8 +147,8 @@ impl Keeper {
         let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
         let part = (total - low) as u128 * u128::from(mine) / u128::from(total.max(1));
         let excess = if yields { total - low } else { part as u64 };
-        let segment = pager.batch_bytes() as u64;
-        let batches = (excess / segment).clamp(1, (2 << 20) / segment);
+        let batch = pager.batch_bytes() as u64;
+        let batches = (excess / batch).clamp(1, (2 << 20) / batch);
         // Far above a limit that was lowered: the program has half of the time in which pages are on their way out.
         let (started, lowered) = (now_us(), pager.budget.ceiling() > pager.budget.limit());
         for _ in 0..batches {

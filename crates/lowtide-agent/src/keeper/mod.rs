@@ -9,13 +9,12 @@ mod keep;
 mod reclaim;
 mod setup;
 mod watch;
-mod yields;
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use lowtide_core::steps;
 use lowtide_core::store::MAX_AREAS;
-use lowtide_pager::budget::Budget;
+use lowtide_pager::budget::RamBudget;
 use lowtide_pager::clock::now_us;
 use lowtide_pager::fork::{Inheritance, TakenOver};
 use lowtide_pager::line::Line;
@@ -24,6 +23,7 @@ use lowtide_pager::pager::Pager;
 use lowtide_pager::segment::{Proc, proc_state};
 use lowtide_pager::uffd::Uffd;
 use lowtide_pager::worker::Worker;
+use lowtide_pager::yields::Yields;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -38,7 +38,6 @@ use calm::Calm;
 use floor::Floor;
 use reclaim::Reclaim;
 use setup::Look;
-use yields::Yields;
 
 /// Looks at the memory are at most this far apart.
 const LONGEST_SLEEP_US: u64 = 100_000;
@@ -252,7 +251,7 @@ impl Keeper {
 
     /// Measures this process, publishes it, and returns what the whole run uses.
     fn measure(&mut self) -> u64 {
-        let marks = Budget::default();
+        let marks = RamBudget::default();
         marks.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
         let bytes = self.resident.measure(self.total > marks.earliest_adopt_mark());
         if let Some(pager) = agent::pager() {

@@ -16,13 +16,13 @@ use crate::pagemap::PageState;
 use crate::pager::{Operation, Pager, add};
 use crate::segment::FaultKind;
 use crate::uffd::Wake;
-use crate::worker::{BATCH, Worker};
+use crate::worker::{CHUNK, Worker};
 
 /// The raw entries of claimed pages, in a row; 0: a zero page.
-type Claimed = ArrayVec<u64, BATCH>;
+type Claimed = ArrayVec<u64, CHUNK>;
 
-/// What became of a batch.
-struct Batch {
+/// What became of a chunk: pages that are loaded and installed together.
+struct Chunk {
     /// How it went for its first page.
     served: Try,
     /// Up to which page all came in.
@@ -52,33 +52,33 @@ impl Operation<'_> {
             let lock = self.space.shared();
             let mut window = self.loads.window(page);
             if self.budget.is_coming_down() {
-                window.pages = window.pages.min(BATCH / 4);
+                window.pages = window.pages.min(CHUNK / 4);
             } else if self.budget.at_limit() {
-                window.pages = window.pages.min(BATCH);
+                window.pages = window.pages.min(CHUNK);
             }
             (window, self.clip(&lock, page, window))
         };
         // A millisecond, for the largest window.
-        if end - first > BATCH && worker.keeps_others() {
+        if end - first > CHUNK && worker.keeps_others() {
             self.is_about_to_wait(worker);
         }
-        // The faulting page's batch first; then the rest of the window, while it goes well.
-        let batch = self.load_batch(page, end.min(page + BATCH), true, worker);
-        if batch.served != Ok(Served::Done) {
-            return batch.served;
+        // The faulting page's chunk first; then the rest of the window, while it goes well.
+        let chunk = self.load_chunk(page, end.min(page + CHUNK), true, worker);
+        if chunk.served != Ok(Served::Done) {
+            return chunk.served;
         }
-        let (mut low, mut high) = (page, batch.end);
+        let (mut low, mut high) = (page, chunk.end);
         let mut whole = true;
         while whole && high < end && !self.budget.at_limit() {
-            let next = (high + BATCH).min(end);
-            let batch = self.load_batch(high, next, false, worker);
-            high = batch.end;
-            whole = batch.served == Ok(Served::Done) && high == next;
+            let next = (high + CHUNK).min(end);
+            let chunk = self.load_chunk(high, next, false, worker);
+            high = chunk.end;
+            whole = chunk.served == Ok(Served::Done) && high == next;
         }
         while low > first && !self.budget.at_limit() {
-            let next = low.back(BATCH).max(first);
-            let batch = self.load_batch(next, low, false, worker);
-            if batch.served != Ok(Served::Done) || batch.end < low {
+            let next = low.back(CHUNK).max(first);
+            let chunk = self.load_chunk(next, low, false, worker);
+            if chunk.served != Ok(Served::Done) || chunk.end < low {
                 break;
             }
             low = next;
@@ -90,16 +90,16 @@ impl Operation<'_> {
 
     /// Loads the swapped (and zero) pages from `first` on, up to `end` or the first page that is neither, and installs them.
     /// `wanted`: a thread waits for the first.
-    fn load_batch(&self, first: PageNo, end: PageNo, wanted: bool, worker: &mut Worker) -> Batch {
+    fn load_chunk(&self, first: PageNo, end: PageNo, wanted: bool, worker: &mut Worker) -> Chunk {
         let claimed = self.claim_in(first, end);
         let n = claimed.len();
         if n == 0 {
-            return Batch { served: if wanted { Err(Again::Changed) } else { Ok(Served::Done) }, end: first };
+            return Chunk { served: if wanted { Err(Again::Changed) } else { Ok(Served::Done) }, end: first };
         }
         let bytes = self.load_claimed(first, &claimed, wanted, worker);
         let missed = wanted.then(|| bytes.kind());
         let mut freed: Claimed = ArrayVec::new();
-        let (mut installed, mut most) = (0, BATCH);
+        let (mut installed, mut most) = (0, CHUNK);
         let mut error = None;
         {
             let _lock = self.space.shared();
@@ -163,19 +163,19 @@ impl Operation<'_> {
             self.count(bytes.kind(), worker);
         }
         if let Some((entry, why)) = bytes.lost {
-            return Batch { served: Err(Again::Lost(entry, why)), end: first };
+            return Chunk { served: Err(Again::Lost(entry, why)), end: first };
         }
         match error {
-            Some((0, e)) if wanted => Batch { served: self.failed(first, e), end: first },
-            Some((i, _)) => Batch { served: Ok(Served::Done), end: first + i },
-            None => Batch { served: Ok(Served::Done), end: first + n },
+            Some((0, e)) if wanted => Chunk { served: self.failed(first, e), end: first },
+            Some((i, _)) => Chunk { served: Ok(Served::Done), end: first + i },
+            None => Chunk { served: Ok(Served::Done), end: first + n },
         }
     }
 
     /// Claims the swapped and zero pages from `first` on, up to `end` or the first page that is neither.
     fn claim_in(&self, first: PageNo, end: PageNo) -> Claimed {
         let mut claimed = Claimed::new();
-        for page in first.up_to(end).take(BATCH) {
+        for page in first.up_to(end).take(CHUNK) {
             let word = self.map.get(page);
             let raw = match word {
                 PageState::Swapped(e) => e,
@@ -201,7 +201,7 @@ impl Operation<'_> {
                 i += 1;
                 continue;
             }
-            let entries: ArrayVec<Entry, BATCH> = claimed[i..].iter().map_while(|raw| Entry::from_raw(*raw)).collect();
+            let entries: ArrayVec<Entry, CHUNK> = claimed[i..].iter().map_while(|raw| Entry::from_raw(*raw)).collect();
             let n = entries.len();
             if n == 0 {
                 (self.host.fatal)(b"internal error: a page map word holds no valid swap entry");
@@ -210,7 +210,7 @@ impl Operation<'_> {
                 self.is_about_to_wait(worker);
             }
             let (buffer, scratch) = worker.parts();
-            let mut results = [const { Err(StoreError::BadEntry) }; BATCH];
+            let mut results = [const { Err(StoreError::BadEntry) }; CHUNK];
             self.store().load_run(&entries, &mut buffer[i..i + n], &mut results[..n], scratch);
             for (j, result) in results[..n].iter().enumerate() {
                 let page = first + i + j;

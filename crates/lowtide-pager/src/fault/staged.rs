@@ -24,7 +24,7 @@ impl Operation<'_> {
         let most = window.pages.min(MAX_UNSTAGED);
         let mut n = 0;
         while n < most
-            && self.staging.same_segment(frame, frame + n)
+            && self.staging.same_batch(frame, frame + n)
             && self.map.swap(page + n, PageState::Staged(frame + n), PageState::Moving(frame + n))
         {
             n += 1;
@@ -60,7 +60,7 @@ impl Operation<'_> {
                     if error_of_move != Errno::NOENT || !self.is_in_frame(frame + done) =>
                 {
                     let (at, from) = (page + done, frame + done);
-                    // A frame keeps its bytes until its segment is emptied.
+                    // A frame keeps its bytes until its batch is emptied.
                     let (source, memory) = match self.is_in_frame(from) {
                         true => (self.staging.addr(from) as *const u8, Memory::Stays),
                         false => (self.zeros.as_ptr().cast_const(), Memory::Went),

@@ -14,7 +14,7 @@ use crate::pager::{Operation, Pager, add};
 use crate::segment::FaultKind;
 use crate::stream::MAX_WINDOW;
 use crate::uffd::Wake;
-use crate::worker::{BATCH, Worker};
+use crate::worker::{CHUNK, Worker};
 
 impl Operation<'_> {
     /// Installs zeros at `page`, whose word was `word`, and around it. Each page is claimed first: a page that came in and was
@@ -27,7 +27,7 @@ impl Operation<'_> {
         let streams = if word == PageState::Zero { &self.loads } else { &self.touches };
         let mut window = streams.window(page);
         if self.budget.is_near_limit() {
-            window.pages = window.pages.min(BATCH);
+            window.pages = window.pages.min(CHUNK);
         }
         let (low, high) = self.clip(&lock, page, window);
         let guards = self.guards.begin_look();
