@@ -54,12 +54,14 @@ static ALL: AtomicUsize = AtomicUsize::new(0);
 fn with<R>(f: impl FnOnce(&mut Locks) -> R) -> Option<R> {
     let tid = crate::thread::id();
     for _ in 0..PATIENCE {
+        // Acquire: pairs with the Release below.
         match TABLE.by.compare_exchange(0, tid, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => {
                 // SAFETY: this thread's id is in `by`.
                 let locks = unsafe { &mut *TABLE.locks.get() };
                 let result = f(locks);
                 RANGES.store(locks.len(), Ordering::Relaxed);
+                // Release: pairs with the Acquire above.
                 TABLE.by.store(0, Ordering::Release);
                 return Some(result);
             }

@@ -5,8 +5,6 @@
 //! until the call has ended, or the old bytes would come back after it: it is marked Removing. What was out is gone at once;
 //! what comes in by a fault between the two is dropped or not, as natively, and is the program's race.
 
-use core::sync::atomic::Ordering;
-
 use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
@@ -161,14 +159,12 @@ impl Pager {
     pub(crate) fn dropped(&self, lock: &Exclusive<'_>, start: usize, end: usize) {
         let mut forgotten = 0;
         self.map.each(PageNo::of(start), PageNo::behind(end), |_, slot| {
-            if slot.load(Ordering::Acquire) == PageState::None.bits() {
+            if slot.peek() == PageState::None {
                 return;
             }
-            match PageState::from_bits(slot.swap(PageState::None.bits(), Ordering::AcqRel)) {
+            match slot.take() {
                 // Whoever is at work finds this and cleans up.
-                PageState::Storing(_) | PageState::Loading(_) | PageState::Orphan => {
-                    slot.store(PageState::Orphan.bits(), Ordering::Release)
-                }
+                PageState::Storing(_) | PageState::Loading(_) | PageState::Orphan => slot.set(PageState::Orphan),
                 other => {
                     self.forget(lock, other);
                     forgotten += 1;
@@ -206,8 +202,8 @@ impl Pager {
     pub fn removed(&self, start: usize, len: usize) {
         self.space.outlast_exclusive();
         self.map.each(PageNo::of(start), PageNo::behind(start + len), |_, slot| {
-            if slot.load(Ordering::Relaxed) == PageState::Removing.bits() {
-                let _ = slot.compare_exchange(PageState::Removing.bits(), 0, Ordering::AcqRel, Ordering::Relaxed);
+            if slot.peek() == PageState::Removing {
+                slot.swap(PageState::Removing, PageState::None);
             }
         });
     }
@@ -225,14 +221,14 @@ impl Pager {
     fn remapped(&self, from: usize, to: usize, len: usize) {
         let (from, to) = (PageNo::of(from), PageNo::of(to));
         self.map.each(from, from + len.div_ceil(PAGE_SIZE), |page, old| {
-            if old.load(Ordering::Acquire) == 0 {
+            if old.peek() == PageState::None {
                 return;
             }
             let new = to + (page - from);
             if self.map.populate(new).is_err() {
                 (self.host.fatal)(b"no memory left for lowtide's page map");
             }
-            let word = match PageState::from_bits(old.swap(0, Ordering::AcqRel)) {
+            let word = match old.take() {
                 word @ (PageState::Staged(f) | PageState::Storing(f)) => {
                     // A thread that is storing it finds the word by the frame's owner.
                     self.staging.set_owner(f, new);
@@ -242,7 +238,7 @@ impl Pager {
                 PageState::Loading(e) => PageState::Swapped(e),
                 PageState::Orphan => {
                     // Dropped before it was moved; the thread at work still looks for it at the old place.
-                    old.store(PageState::Orphan.bits(), Ordering::Release);
+                    old.set(PageState::Orphan);
                     return;
                 }
                 other => other,
@@ -255,6 +251,8 @@ impl Pager {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use core::sync::atomic::Ordering;
+
     use crate::pager::Host;
     use crate::uffd::{NEEDED_FEATURES, Uffd};
     use lowtide_core::codec::Codec;

@@ -51,7 +51,7 @@ impl Pager {
     fn first_out(&self, part: Range) -> Option<usize> {
         let mut first = None;
         self.map.each(PageNo::of(part.start), PageNo::of(part.end), |page, slot| {
-            let word = PageState::from_bits(slot.load(core::sync::atomic::Ordering::Acquire));
+            let word = slot.get();
             let here = matches!(
                 word,
                 PageState::None | PageState::Removing | PageState::Clean(_) | PageState::Zero | PageState::Loading(0)

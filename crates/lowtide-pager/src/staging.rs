@@ -161,22 +161,26 @@ impl Staging {
     /// Notes the raw entry under which the swap cache may hold a clean copy of the page in `frame`; 0: none. By who may change
     /// the page's word.
     pub fn set_clean(&self, frame: StagingFrame, raw: u64) {
+        // Release: pairs with the swap in `take_clean`.
         self.cleans[frame.index()].store(raw, Ordering::Release);
     }
 
     /// Takes that entry out; 0: there is none. By who may change the page's word.
     pub fn take_clean(&self, frame: StagingFrame) -> u64 {
+        // AcqRel: pairs with the Release in `set_clean`, and with itself: one thread gets the entry.
         self.cleans[frame.index()].swap(0, Ordering::AcqRel)
     }
 
     /// The page whose bytes are in `frame`. Changed with the shared space lock by the thread that moves the page, and by REMAP
     /// events with the exclusive one.
     pub fn owner(&self, frame: StagingFrame) -> Option<PageNo> {
+        // Acquire: pairs with the Release in `set_owner`, `arrived` and `left`.
         PageNo::from_raw(self.owners[frame.index()].load(Ordering::Acquire))
     }
 
     /// The page in `frame` belongs elsewhere from now on: a REMAP event, with the space lock held exclusively.
     pub fn set_owner(&self, frame: StagingFrame, page: PageNo) {
+        // Release: pairs with the Acquire in `owner`, for a drainer that looks without the lock.
         self.owners[frame.index()].store(page.raw(), Ordering::Release);
     }
 
@@ -184,11 +188,13 @@ impl Staging {
     #[must_use]
     pub fn arrived(&self, frame: StagingFrame, page: PageNo) -> bool {
         self.staged.fetch_add(1, Ordering::Relaxed);
+        // AcqRel: pairs with the Acquire in `owner`, and with `left`, after which the frame may have another page.
         self.owners[frame.index()].swap(page.raw(), Ordering::AcqRel) == 0
     }
 
     /// The bytes in `frame` belong to nobody any more.
     pub fn left(&self, frame: StagingFrame, memory: Memory) {
+        // AcqRel: pairs with `arrived` and `owner`; of two that say so one counts.
         if self.owners[frame.index()].swap(0, Ordering::AcqRel) != 0 {
             if memory == Memory::Stays {
                 self.spent[frame.index() / self.batch_frames].fetch_add(1, Ordering::Relaxed);

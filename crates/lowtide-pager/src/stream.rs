@@ -3,8 +3,8 @@
 //! Faults that follow on what was brought in are a stream, forwards or backwards, which gets as many pages again as it had so
 //! far, up to [`MAX_WINDOW`]. Whether that pays is learnt: for each length the share of streams that went on behind it
 //! ([`Chance`]). A new stream begins with as many pages as are probably wanted, and of these some begin with one page all the
-//! same, or nobody would notice that one is enough. (Linux counts hits of read-ahead by access bits, `swap_vma_readahead`. User space has none: that pages were wanted
-//! shows only in a fault behind them.)
+//! same, or nobody would notice that one is enough. (Linux counts hits of read-ahead by access bits, `swap_vma_readahead`. User
+//! space has none: that pages were wanted shows only in a fault behind them.)
 //!
 //! The table is shared by all monitors and read and written without a lock: a torn entry costs a wrong guess, never a wrong
 //! page.

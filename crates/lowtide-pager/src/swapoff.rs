@@ -160,8 +160,7 @@ impl Swapoff {
             let owners = &mut *self.owners;
             owners.fill(0);
             operation.map.each_used(|page, word| {
-                let (PageState::Swapped(raw) | PageState::Loading(raw)) = PageState::from_bits(word.load(Ordering::Acquire))
-                else {
+                let (PageState::Swapped(raw) | PageState::Loading(raw)) = word.get() else {
                     return;
                 };
                 let Some(entry) = Entry::from_raw(raw).filter(|entry| entry.area() == area.id) else { return };

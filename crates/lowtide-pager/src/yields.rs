@@ -103,7 +103,8 @@ mod tests {
     }
 
     fn run() -> &'static Segment {
-        // SAFETY: zeros are a valid, empty Segment, and the memory is the global allocator's, of this layout; it is never freed.
+        // SAFETY: zeros are a valid, empty Segment, and the memory is the global allocator's, of this layout; it is never
+        // freed.
         unsafe { &*alloc_zeroed(Layout::new::<Segment>()).cast() }
     }
 
@@ -126,8 +127,8 @@ mod tests {
         assert!((15 * SECOND_US..16 * SECOND_US).contains(&last), "to nobody who is busy no more: {last}");
     }
 
-    /// What a process gave away it takes back when it is used; the other has to give nothing for that, or it would take that back
-    /// in turn.
+    /// What a process gave away it takes back when it is used; the other has to give nothing for that, or it would take that
+    /// back in turn.
     #[test]
     fn two_processes_do_not_give_way_to_each_other_for_ever() {
         let run = run();

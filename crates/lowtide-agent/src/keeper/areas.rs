@@ -49,6 +49,7 @@ enum Obeyed {
 /// In a process without a keeper that works: it has nothing in any area.
 pub(super) fn have_nothing() {
     for (gauges, area) in agent::proc().areas_now.iter().zip(&agent::settings().swap) {
+        // Release: pairs with the Acquire of `lowtide run` (`live/evacuation.rs`).
         gauges.order.store(area.order().raw(), Ordering::Release);
     }
 }
@@ -70,7 +71,7 @@ impl Keeper {
                     for gauge in [&gauges.left, &gauges.homeless, &gauges.unreadable, &gauges.unreadable_at] {
                         gauge.store(0, Ordering::Relaxed);
                     }
-                    // Release: who sees it finds the rest.
+                    // Release: pairs with the Acquire of `lowtide run` (`live/evacuation.rs`). Who sees it finds the rest.
                     gauges.order.store(order.raw(), Ordering::Release);
                 }
                 Obeyed::NotYet(us) => pause = pause.min(us),

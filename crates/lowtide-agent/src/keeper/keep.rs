@@ -88,6 +88,7 @@ impl Keeper {
         pager.set_staging_target(setup::staging_target(pager.budget.asked(), agent::segment().active()));
         let pool_limit = agent::settings().pool_limit.load(Ordering::Relaxed);
         pager.set_pool_limit(pool_share::of(agent::segment(), pager, pool_limit, total) as usize);
+        // Acquire: pairs with the Release in `look_again`. The mapping is there.
         let changed = LOOK_AGAIN.load(Ordering::Acquire);
         let alone = !changed && self.resident.sharers() == 0 && agent::segment().active() <= 1;
         pager.budget.set_calm(self.calm.look(now, total as i64 - self.expected as i64, alone));

@@ -53,6 +53,7 @@ static LOOK_AGAIN: AtomicBool = AtomicBool::new(false);
 
 /// Wakes the keeper if it sleeps: the high mark was passed.
 pub fn wake_if_asleep() {
+    // AcqRel: pairs with the Release in `run`.
     if ASLEEP.swap(false, Ordering::AcqRel) {
         request::ring();
     }
@@ -60,6 +61,7 @@ pub fn wake_if_asleep() {
 
 /// Mappings changed: there may be some to adopt.
 pub fn look_again() {
+    // Release: pairs with the Acquire in `keep`.
     LOOK_AGAIN.store(true, Ordering::Release);
 }
 
@@ -103,6 +105,7 @@ pub extern "C" fn inherited(_: usize) -> ! {
     match unsafe { pager.take_over(inheritance) } {
         Ok(TakenOver::Serves) => {}
         Ok(TakenOver::Whole(errno)) => {
+            // Release: pairs with the Acquire with which `lowtide run` looks for processes.
             agent::proc().state.store(proc_state::WATCHING, Ordering::Release);
             atfork::child_is_whole(errno);
             atfork::child_is_ready();
@@ -122,6 +125,8 @@ pub extern "C" fn inherited(_: usize) -> ! {
 
 /// A process image, or a forked child, has nothing to do with what was asked before it came to be.
 pub fn forget_requests(proc: &Proc) {
+    // Acquire: pairs with the Release with which `lowtide run` asks. Release: with the Acquire with which it looks for answers
+    // (`live/reclaim.rs`).
     proc.reclaimed.store(agent::settings().reclaim.number.load(Ordering::Acquire), Ordering::Release);
 }
 
@@ -287,6 +292,7 @@ impl Keeper {
             match nap {
                 Nap::UntilFaults(0) | Nap::Undisturbed(0) => {}
                 Nap::UntilFaults(us) => {
+                    // Release: pairs with the swap in `wake_if_asleep`.
                     ASLEEP.store(true, Ordering::Release);
                     request::sleep(bell, us);
                     ASLEEP.store(false, Ordering::Release);

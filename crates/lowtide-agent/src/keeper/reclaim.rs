@@ -22,13 +22,14 @@ pub(super) struct Reclaim {
 
 /// The latest request, if it has not been dealt with.
 pub(super) fn asked() -> Option<u64> {
-    // Acquire: the rest of it was written before.
+    // Acquire: pairs with the Release with which `lowtide run` asks (`live/reclaim.rs`). The rest of it was written before.
     let number = agent::settings().reclaim.number.load(Ordering::Acquire);
     (number != agent::proc().reclaimed.load(Ordering::Relaxed)).then_some(number)
 }
 
 /// It has been dealt with.
 pub(super) fn done(number: u64) {
+    // Release: pairs with the Acquire of `lowtide run` (`live/reclaim.rs`). How much it came to was written before.
     agent::proc().reclaimed.store(number, Ordering::Release);
 }
 
@@ -78,6 +79,7 @@ impl Keeper {
 
     /// Answers how much of what this process counts for can't be moved out, if that is asked.
     pub(super) fn answer_what_is_fixed(&mut self, pager: &Pager) {
+        // Acquire: pairs with the AcqRel with which `lowtide run` asks (`live/limit.rs`).
         let question = agent::settings().question.load(Ordering::Acquire);
         let proc = agent::proc();
         if question == proc.answered.load(Ordering::Relaxed) {
@@ -88,6 +90,8 @@ impl Keeper {
         let can_go = movable + get(&proc.staged_bytes) + get(&proc.pool_bytes);
         let fixed = get(&proc.ram_bytes).saturating_sub(can_go);
         proc.fixed_bytes.store(fixed, Ordering::Relaxed);
+        // Release: pairs with the Acquire of `lowtide run` (`live/limit.rs`, `live/admission.rs`). The answer was written
+        // before.
         proc.answered.store(question, Ordering::Release);
     }
 }

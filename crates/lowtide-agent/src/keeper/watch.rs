@@ -17,7 +17,7 @@ impl Keeper {
     /// Whether this process is asked to move pages out, and has any that are worth it.
     fn watch_for_requests(&self, total: u64) -> bool {
         let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
-        // Nothing is known to be fixed.
+        // Nothing is known to be fixed. Acquire and Release: as in `answer_what_is_fixed`.
         agent::proc().answered.store(agent::settings().question.load(Ordering::Acquire), Ordering::Release);
         match reclaim::asked() {
             None => false,

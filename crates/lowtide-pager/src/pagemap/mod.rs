@@ -10,8 +10,9 @@
 mod arena;
 mod mark;
 mod state;
+mod word;
 
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 use lowtide_core::lock::Lock;
 use lowtide_core::vm::{self, Mapping, OnFork};
@@ -21,6 +22,7 @@ use crate::ids::PageNo;
 use arena::{Arena, GRANULE};
 pub use mark::Mark;
 pub use state::PageState;
+pub use word::PageWord;
 
 /// log2 of the pages of a leaf.
 const LEAF_SHIFT: u32 = 6;
@@ -101,7 +103,7 @@ impl PageMap {
 
     /// The leaf that holds the word of `page`; 0: there is none.
     fn leaf(&self, page: PageNo) -> u32 {
-        // Acquire: pairs with the Release in `make`, before which what is below was zero.
+        // Acquire, here and below: pairs with the Release in `make`, before which what is below was zero.
         let mut at = self.top(page).map_or(0, |top| top.load(Ordering::Acquire));
         for shift in LEVELS {
             if at == 0 {
@@ -113,20 +115,20 @@ impl PageMap {
     }
 
     /// The word of `page` in its leaf.
-    fn word(&self, leaf: u32, page: PageNo) -> &AtomicU64 {
+    fn word(&self, leaf: u32, page: PageNo) -> &PageWord {
         // SAFETY: a leaf holds BLOCK_PAGES words, zero at first. It stays as long as somebody may look: see `collect`.
-        unsafe { &*self.arena.at(leaf).cast::<AtomicU64>().add(page.number() % BLOCK_PAGES) }
+        unsafe { &*self.arena.at(leaf).cast::<PageWord>().add(page.number() % BLOCK_PAGES) }
     }
 
     /// The word of `page`, if there is one.
-    pub fn slot(&self, page: PageNo) -> Option<&AtomicU64> {
+    pub fn slot(&self, page: PageNo) -> Option<&PageWord> {
         let leaf = self.leaf(page);
         (leaf != 0).then(|| self.word(leaf, page))
     }
 
     /// What the map says of `page`.
     pub fn get(&self, page: PageNo) -> PageState {
-        self.slot(page).map_or(PageState::None, |w| PageState::from_bits(w.load(Ordering::Acquire)))
+        self.slot(page).map_or(PageState::None, PageWord::get)
     }
 
     /// Sets the word of `page`, which has one; the caller owns it in the sense of the table at [`PageState`].
@@ -134,13 +136,13 @@ impl PageMap {
         let slot = self.slot(page);
         debug_assert!(slot.is_some() || word == PageState::None, "a word for a page that has none");
         if let Some(slot) = slot {
-            slot.store(word.bits(), Ordering::Release);
+            slot.set(word);
         }
     }
 
     /// Replaces `from` by `to` if it still stands there. A page without a word has none to replace: see [`PageMap::claim`].
     pub fn swap(&self, page: PageNo, from: PageState, to: PageState) -> bool {
-        self.slot(page).is_some_and(|w| w.compare_exchange(from.bits(), to.bits(), Ordering::AcqRel, Ordering::Acquire).is_ok())
+        self.slot(page).is_some_and(|slot| slot.swap(from, to))
     }
 
     /// As [`PageMap::swap`], for a page that may not have a word yet: it gets one.
@@ -185,7 +187,7 @@ impl PageMap {
     }
 
     /// Calls `f` with each page of `first .. end` that has a word. What has none costs nothing.
-    pub fn each<'a>(&'a self, first: PageNo, end: PageNo, mut f: impl FnMut(PageNo, &'a AtomicU64)) {
+    pub fn each<'a>(&'a self, first: PageNo, end: PageNo, mut f: impl FnMut(PageNo, &'a PageWord)) {
         let mut page = first;
         while page < end {
             match self.next_leaf(page) {
@@ -202,6 +204,7 @@ impl PageMap {
     /// The first leaf that holds a page at or after `page`, and the first such page in it.
     fn next_leaf(&self, mut page: PageNo) -> Result<(u32, PageNo), ()> {
         'root: while page < END {
+            // Acquire, here and below: as in `leaf`.
             let mut at = self.top(page).map_or(0, |top| top.load(Ordering::Acquire));
             if at == 0 {
                 page = behind(page, ROOT_SHIFT);
@@ -220,9 +223,9 @@ impl PageMap {
     }
 
     /// Calls `f` with each page that has a word other than None. Looks only at leaves that exist.
-    pub fn each_used<'a>(&'a self, mut f: impl FnMut(PageNo, &'a AtomicU64)) {
+    pub fn each_used<'a>(&'a self, mut f: impl FnMut(PageNo, &'a PageWord)) {
         self.each(PageNo::new(0), END, |page, slot| {
-            if slot.load(Ordering::Acquire) != 0 {
+            if slot.peek() != PageState::None {
                 f(page, slot);
             }
         });
@@ -249,7 +252,7 @@ impl PageMap {
         let empty_leaf = |child: &Child| unsafe {
             let leaf = child.load(Ordering::Relaxed);
             let is_empty =
-                leaf != 0 && (0..BLOCK_PAGES).map(PageNo::new).all(|page| self.word(leaf, page).load(Ordering::Relaxed) == 0);
+                leaf != 0 && (0..BLOCK_PAGES).map(PageNo::new).all(|page| self.word(leaf, page).peek() == PageState::None);
             if is_empty {
                 child.store(0, Ordering::Relaxed);
                 self.arena.give_back(leaf, LEAF_GRANULES);
@@ -356,7 +359,7 @@ mod tests {
             model.retain(|_, word| *word != PageState::None);
             let listed = |map: &PageMap| {
                 let mut all = Vec::new();
-                map.each_used(|page, slot| all.push((page, PageState::from_bits(slot.load(Ordering::Relaxed)))));
+                map.each_used(|page, slot| all.push((page, slot.get())));
                 all
             };
             let expected: Vec<_> = model.iter().map(|(page, word)| (*page, *word)).collect();
@@ -386,7 +389,7 @@ mod tests {
                 assert_eq!(map.claim(page, PageState::None, PageState::Zero), Ok(true));
             }
             assert!(map.wants_collection());
-            map.each_used(|_, slot| slot.store(0, Ordering::Relaxed));
+            map.each_used(|_, slot| slot.set(PageState::None));
             // SAFETY: one thread.
             unsafe { map.collect() };
             most = most.max(map.used_bytes());

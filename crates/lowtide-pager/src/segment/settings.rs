@@ -137,6 +137,7 @@ impl SwapArea {
     /// `lowtide run`: gives the next order; returns it.
     pub fn give(&self, phase: Phase) -> Order {
         let next = self.order().next(phase);
+        // Release: pairs with the Acquire in `order`.
         self.order.store(next.raw(), Ordering::Release);
         next
     }
