@@ -18,16 +18,19 @@ pub static KEEPER: AtomicU32 = AtomicU32::new(0);
 /// The calling thread is lowtide's, and never ends before the process does.
 pub fn thread_begins() {
     proc().thread_begins(crate::thread::id());
+    // Release: pairs with the Acquire with which `lowtide run` looks at the threads (`own_threads.rs`).
     proc().agent_at.store((thread_begins as *const ()).addr() as u64, Ordering::Release);
 }
 
 /// Whether this process belongs to a run.
 pub fn present() -> bool {
+    // Acquire: pairs with the Release in `set_run`.
     !SEGMENT.load(Ordering::Acquire).is_null()
 }
 
 /// The settings of the run: what stands there may be believed.
 pub fn settings() -> &'static Settings {
+    // Acquire, here and in `segment`: pairs with the Release in `set_run`.
     // SAFETY: only called once `start` has set it; it is never unmapped.
     unsafe { &*SETTINGS.load(Ordering::Acquire) }
 }
@@ -40,12 +43,14 @@ pub fn segment() -> &'static Segment {
 
 /// This process's place in the segment.
 pub fn proc() -> &'static Proc {
+    // Acquire: pairs with the Release in `set_proc`.
     // SAFETY: as above.
     unsafe { &*PROC.load(Ordering::Acquire) }
 }
 
 /// Sets what `settings` and `segment` return.
 pub fn set_run(settings: &'static Settings, segment: &'static Segment) {
+    // Release: pairs with the Acquire in `settings`, `segment` and `present`.
     SETTINGS.store(core::ptr::from_ref(settings).cast_mut(), Ordering::Release);
     SEGMENT.store(core::ptr::from_ref(segment).cast_mut(), Ordering::Release);
 }
@@ -56,18 +61,21 @@ pub fn set_proc(proc: &'static Proc, pid: u32) {
     if here != Ok(settings().pid_namespace) {
         proc.has_another_pid();
     }
+    // Release, of both: pairs with the Acquire in `proc` and `has_threads`.
     PROC.store(core::ptr::from_ref(proc).cast_mut(), Ordering::Release);
     OWNER.store(pid, Ordering::Release);
 }
 
 /// The pager, once memory has been adopted.
 pub fn pager() -> Option<&'static Pager> {
+    // Acquire: pairs with the Release in `set_pager`, before which the pager was made.
     // SAFETY: set once from a leaked box.
     unsafe { PAGER.load(Ordering::Acquire).as_ref() }
 }
 
 /// Whether this process has agent threads of its own to ask.
 pub fn has_threads() -> bool {
+    // Acquire: pairs with the Release in `set_proc`. Whose threads these are has a place in the segment.
     OWNER.load(Ordering::Acquire) == pid()
 }
 
@@ -78,11 +86,13 @@ pub fn active() -> Option<&'static Pager> {
 
 /// Sets what `pager` returns.
 pub fn set_pager(pager: &'static Pager) {
+    // Release: pairs with the Acquire in `pager`.
     PAGER.store(core::ptr::from_ref(pager).cast_mut(), Ordering::Release);
 }
 
 /// In a forked child that takes nothing over: the pager that its memory holds a copy of is an ancestor's.
 pub fn forget_pager() {
+    // Release: pairs with the Acquire in `pager`.
     PAGER.store(core::ptr::null_mut(), Ordering::Release);
 }
 

@@ -56,6 +56,7 @@ extern "C" fn prepare() {
         PARENT.store(agent::pid(), Ordering::Relaxed);
         steps::taken(steps::Fork::Parent);
         ask(Request::Fork);
+        // Release: pairs with the Acquire in `let_forks_end`.
         ANNOUNCED.store(true, Ordering::Release);
         steps::taken(steps::Fork::Parent);
         gate::goes_on();
@@ -69,6 +70,7 @@ extern "C" fn parent() {
     if ANNOUNCED.load(Ordering::Acquire) {
         ask(Request::ForkIsOver);
         steps::taken(steps::Fork::Parent);
+        // Release: pairs with the Acquire in `let_forks_end`. The child needs this process no more.
         ANNOUNCED.store(false, Ordering::Release);
     }
     let signals = BLOCKED.swap(false, Ordering::Relaxed).then(|| SIGNALS.load(Ordering::Relaxed));
@@ -83,6 +85,7 @@ extern "C" fn parent() {
 /// whose child needs this process until then.
 pub fn let_forks_end() {
     let mut left = PATIENCE_MS;
+    // Acquire: pairs with the Release in `prepare` and `parent`.
     while agent::active().is_some() && ANNOUNCED.load(Ordering::Acquire) && !gate::is_closed_by_caller() && left > 0 {
         let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 });
         left -= 1;
@@ -162,6 +165,7 @@ fn take_over(announced: bool) {
     };
     if inherits {
         // Before the parent is let go: from here on the run waits for this process too when an area is taken off.
+        // Release, here and below: pairs with the Acquire with which `lowtide run` looks for processes.
         proc.state.store(proc_state::ACTIVE, Ordering::Release);
     } else {
         agent::forget_pager();
@@ -180,6 +184,7 @@ fn take_over(announced: bool) {
         }
         return;
     }
+    // Acquire: pairs with the Release in `child_is_ready`, before which the child's memory became its own.
     while inherits && READY.load(Ordering::Acquire) == 0 {
         let _ = futex::wait(&READY, futex::Flags::PRIVATE, 0, None);
     }
@@ -187,6 +192,7 @@ fn take_over(announced: bool) {
 
 /// The child's keeper: the program's thread may go on.
 pub fn child_is_ready() {
+    // Release: pairs with the Acquire in `take_over`.
     READY.store(1, Ordering::Release);
     let _ = futex::wake(&READY, futex::Flags::PRIVATE, 1);
 }

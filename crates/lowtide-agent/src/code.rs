@@ -7,13 +7,13 @@
 //! code that can't be made executable again would end the program at its next call.
 
 use linux_raw_sys::general as sys;
+use lowtide_core::vm::PAGE_SIZE;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 
 use crate::say;
 use crate::thread::{syscall3, syscall4, syscall6};
 
-const PAGE: usize = 4096;
 /// Bytes of a [`Change`].
 pub const LEN: usize = 14;
 
@@ -79,8 +79,8 @@ unsafe fn by_file(changes: &[Change]) -> bool {
 /// As [`change`].
 unsafe fn by_protection(changes: &[Change]) -> bool {
     let (Some(low), Some(high)) = (changes.iter().map(|c| c.at).min(), changes.iter().map(|c| c.at).max()) else { return true };
-    let start = low & !(PAGE - 1);
-    let len = (high + LEN).next_multiple_of(PAGE) - start;
+    let start = low & !(PAGE_SIZE - 1);
+    let len = (high + LEN).next_multiple_of(PAGE_SIZE) - start;
     if !code_can_be_changed() || !protect(start, len, sys::PROT_READ | sys::PROT_WRITE) {
         return false;
     }
@@ -110,18 +110,18 @@ fn code_can_be_changed() -> bool {
     let protection = (sys::PROT_READ | sys::PROT_EXEC) as usize;
     let fd = rustix::fd::AsRawFd::as_raw_fd(&file) as usize;
     // SAFETY: a fresh mapping, which nobody else knows.
-    let page = unsafe { syscall6(sys::__NR_mmap, 0, PAGE, protection, sys::MAP_PRIVATE as usize, fd, 0) };
+    let page = unsafe { syscall6(sys::__NR_mmap, 0, PAGE_SIZE, protection, sys::MAP_PRIVATE as usize, fd, 0) };
     if (-4095..0).contains(&page) {
         return false;
     }
     let page = page as usize;
-    let can = protect(page, PAGE, sys::PROT_READ | sys::PROT_WRITE) && {
+    let can = protect(page, PAGE_SIZE, sys::PROT_READ | sys::PROT_WRITE) && {
         // SAFETY: writable, and private to this process: an ELF file has bytes at its start. The first one is not executed by
         // anyone.
         unsafe { (page as *mut u8).write_volatile((page as *const u8).read_volatile()) };
-        protect(page, PAGE, sys::PROT_READ | sys::PROT_EXEC)
+        protect(page, PAGE_SIZE, sys::PROT_READ | sys::PROT_EXEC)
     };
     // SAFETY: made above.
-    unsafe { syscall4(sys::__NR_munmap, page, PAGE, 0, 0) };
+    unsafe { syscall4(sys::__NR_munmap, page, PAGE_SIZE, 0, 0) };
     can
 }

@@ -75,6 +75,7 @@ impl Drop for Inside {
     fn drop(&mut self) {
         // A signal handler that forks in the middle of such a call: its child comes out of a call that it never went into.
         if self.0 == GENERATION.load(Ordering::Relaxed) {
+            // SeqCst: pairs with the look in `wait_for_those_inside`. The call comes before what is done with nobody inside.
             INSIDE.fetch_sub(1, Ordering::SeqCst);
         }
     }
@@ -85,6 +86,8 @@ pub fn enter(call: Call) -> Inside {
     let mut waits_until = 0;
     loop {
         let inside = Inside(GENERATION.load(Ordering::Relaxed));
+        // SeqCst, of both: pairs with the closing of the gate and the look at `INSIDE` that follows. Either this thread sees
+        // that it is closed, or who closed it sees this thread.
         INSIDE.fetch_add(1, Ordering::SeqCst);
         let by = CLOSED_BY.load(Ordering::SeqCst);
         // The forking thread itself passes, and so does a child that has not yet opened its copy of the gate.
@@ -135,6 +138,7 @@ impl Drop for Changing {
             agent::active().into_iter().for_each(Pager::outlast_reading);
             set_changed([Range::NONE; 2]);
         }
+        // SeqCst: pairs with the exchange in `change`, by who has the turn next.
         if CHANGING.compare_exchange(self.tid, 0, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
             let _ = futex::wake(&CHANGING, futex::Flags::PRIVATE, 1);
         }
@@ -142,6 +146,7 @@ impl Drop for Changing {
 }
 
 fn set_changed(ranges: [Range; 2]) {
+    // SeqCst: pairs with the loads in `changed`. Who reads the event of a call, which comes after this, finds what it changes.
     for (at, range) in CHANGED.iter().zip(ranges) {
         // Nothing, before it begins elsewhere.
         at[1].store(0, Ordering::SeqCst);
@@ -153,6 +158,7 @@ fn set_changed(ranges: [Range; 2]) {
 /// Where the thread that has the turn takes memory away, if one has it ([`lowtide_pager::pager::Host::turn`]). As long as its
 /// event is being read and applied it stays as it is.
 pub fn changed() -> [Range; 2] {
+    // SeqCst: pairs with the stores in `set_changed`.
     CHANGED.each_ref().map(|at| Range { start: at[0].load(Ordering::SeqCst), end: at[1].load(Ordering::SeqCst) })
 }
 
@@ -166,6 +172,7 @@ pub fn change(call: Call, ranges: [Range; 2]) -> Changing {
     let ranges = if call == Call::Silent { [Range::NONE; 2] } else { ranges };
     let tid = tid();
     for _ in 0..TURN_MS {
+        // SeqCst: pairs with the exchange with which a turn ends.
         match CHANGING.compare_exchange(0, tid, Ordering::SeqCst, Ordering::Relaxed) {
             Ok(_) => {
                 set_changed(ranges);
@@ -186,6 +193,7 @@ pub fn change(call: Call, ranges: [Range; 2]) -> Changing {
 /// Closes the gate: the keeper sets nothing up meanwhile, and, once memory is adopted, nobody is inside.
 pub fn close() {
     let me = tid();
+    // SeqCst: pairs with those in `enter` and `open`.
     while CLOSED_BY.compare_exchange(0, me, Ordering::SeqCst, Ordering::Relaxed).is_err() {
         let by = CLOSED_BY.load(Ordering::Relaxed);
         // A signal handler that forks in the middle of a fork.
@@ -204,6 +212,7 @@ pub fn close() {
 /// The thread that closed the gate for a fork leaves its handler, and takes the C library's locks next: calls that raise no
 /// event pass, and others when they have waited for a while.
 pub fn goes_on() {
+    // SeqCst: pairs with the load in `enter`.
     CLOSED_BY.store(tid() | GOES_ON, Ordering::SeqCst);
     let _ = futex::wake(&CLOSED_BY, futex::Flags::PRIVATE, i32::MAX as u32);
 }
@@ -224,12 +233,14 @@ pub fn try_close() -> bool {
 /// Keeps forks away until [`open`], and nobody else; false: one is under way. A child gets a copy of lowtide's heap and tables,
 /// which must not be half changed.
 pub fn keep_forks_away() -> bool {
+    // SeqCst: pairs with those in `enter` and `open`.
     CLOSED_BY.compare_exchange(0, tid(), Ordering::SeqCst, Ordering::Relaxed).is_ok()
 }
 
 /// Waits for so long at most until nobody is inside.
 fn wait_for_those_inside(ms: u32) -> bool {
     for _ in 0..ms * 10 {
+        // SeqCst: pairs with the two in `enter`, and with the one with which a thread leaves.
         if INSIDE.load(Ordering::SeqCst) == 0 {
             return true;
         }
@@ -242,6 +253,7 @@ fn wait_for_those_inside(ms: u32) -> bool {
 pub fn wait_for_forks() {
     let until = now_us() + MOVE_US;
     loop {
+        // SeqCst: pairs with the store in `open`.
         let by = CLOSED_BY.load(Ordering::SeqCst);
         let keeper = agent::KEEPER.load(Ordering::Relaxed);
         if by == 0 || by & !GOES_ON == tid() || by == keeper || now_us() >= until {
@@ -258,6 +270,8 @@ pub fn is_closed_by_caller() -> bool {
 
 /// Opens the gate.
 pub fn open() {
+    // SeqCst: pairs with the looks in `enter`, `close`, `keep_forks_away` and `wait_for_forks`. What the gate was closed for
+    // comes before.
     CLOSED_BY.store(0, Ordering::SeqCst);
     let _ = futex::wake(&CLOSED_BY, futex::Flags::PRIVATE, i32::MAX as u32);
 }

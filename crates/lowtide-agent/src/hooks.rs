@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use arrayvec::ArrayVec;
 use linux_raw_sys::general as sys;
+use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::locks::Lock;
 use lowtide_pager::pager::Pager;
 use lowtide_pager::regions::Range;
@@ -21,7 +22,6 @@ use crate::request::{Request, ask};
 use crate::thread::{syscall3, syscall6};
 use crate::{agent, atfork, exec, gate, keeper, maps, mlock, say};
 
-const PAGE: usize = 4096;
 const EINVAL: isize = 22;
 const ENOMEM: isize = 12;
 const EBUSY: isize = 16;
@@ -99,12 +99,12 @@ pub fn result(r: isize) -> isize {
 /// Asks for a new mapping to be adopted, if memory is being adopted and it is worth it.
 fn born(start: usize, len: usize) {
     if agent::active().is_some() && len >= maps::SMALLEST {
-        ask(Request::Adopt(Range { start, end: start + len.next_multiple_of(PAGE) }));
+        ask(Request::Adopt(Range { start, end: start + len.next_multiple_of(PAGE_SIZE) }));
     }
 }
 
 extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: usize) -> isize {
-    if offset & (PAGE - 1) != 0 {
+    if offset & (PAGE_SIZE - 1) != 0 {
         return result(-EINVAL);
     }
     let (prot, mut flags) = (prot as u32, flags as u32);
@@ -161,7 +161,7 @@ extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int
 
 /// What a call names, to whole pages.
 fn bytes(addr: usize, len: usize) -> Range {
-    Range { start: addr & !(PAGE - 1), end: addr.saturating_add(len).saturating_add(PAGE - 1) & !(PAGE - 1) }
+    Range { start: addr & !(PAGE_SIZE - 1), end: addr.saturating_add(len).saturating_add(PAGE_SIZE - 1) & !(PAGE_SIZE - 1) }
 }
 
 extern "C" fn munmap(addr: usize, len: usize) -> c_int {
@@ -288,7 +288,7 @@ extern "C" fn brk(addr: usize) -> c_int {
     if new < addr {
         return result(-ENOMEM) as c_int;
     }
-    let start = old.next_multiple_of(PAGE);
+    let start = old.next_multiple_of(PAGE_SIZE);
     if old != 0 && new > start {
         born(start, new - start);
     }

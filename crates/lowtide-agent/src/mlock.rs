@@ -16,7 +16,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use linux_raw_sys::general as sys;
-use lowtide_core::vm::{self, Whose};
+use lowtide_core::vm::{self, PAGE_SIZE, Whose};
 use lowtide_pager::line::Line;
 use lowtide_pager::locks::{Lock, Locks};
 use lowtide_pager::regions::Range;
@@ -26,7 +26,6 @@ use rustix::process::{Resource, getrlimit};
 use crate::thread::syscall3;
 use crate::{agent, say};
 
-const PAGE: usize = 4096;
 const EPERM: isize = 1;
 const EAGAIN: isize = 11;
 const ENOMEM: isize = 12;
@@ -55,12 +54,14 @@ static ALL: AtomicUsize = AtomicUsize::new(0);
 fn with<R>(f: impl FnOnce(&mut Locks) -> R) -> Option<R> {
     let tid = crate::thread::id();
     for _ in 0..PATIENCE {
+        // Acquire: pairs with the Release below.
         match TABLE.by.compare_exchange(0, tid, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => {
                 // SAFETY: this thread's id is in `by`.
                 let locks = unsafe { &mut *TABLE.locks.get() };
                 let result = f(locks);
                 RANGES.store(locks.len(), Ordering::Relaxed);
+                // Release: pairs with the Acquire above.
                 TABLE.by.store(0, Ordering::Release);
                 return Some(result);
             }
@@ -73,8 +74,8 @@ fn with<R>(f: impl FnOnce(&mut Locks) -> R) -> Option<R> {
 
 /// The pages of `addr .. addr + len`, as the lock calls round them; None: there are none, or they go over the end.
 fn pages(addr: usize, len: usize) -> Option<Range> {
-    let start = addr & !(PAGE - 1);
-    let end = addr.checked_add(len)?.checked_next_multiple_of(PAGE)?;
+    let start = addr & !(PAGE_SIZE - 1);
+    let end = addr.checked_add(len)?.checked_next_multiple_of(PAGE_SIZE)?;
     (start < end).then_some(Range { start, end })
 }
 
@@ -93,9 +94,9 @@ fn room_for(bytes: usize) -> Room {
     if getrlimit(Resource::Memlock).current.is_none() {
         return Room::Yes;
     }
-    let last_page = usize::MAX - PAGE + 1;
+    let last_page = usize::MAX - PAGE_SIZE + 1;
     // SAFETY: a range that goes over the end of the address space is never locked.
-    match unsafe { syscall3(sys::__NR_mlock, last_page, bytes.next_multiple_of(PAGE).max(PAGE), 0) } {
+    match unsafe { syscall3(sys::__NR_mlock, last_page, bytes.next_multiple_of(PAGE_SIZE).max(PAGE_SIZE), 0) } {
         r if r == -EPERM => Room::Never,
         r if r == -ENOMEM => Room::TooMuch,
         _ => Room::Yes,
@@ -163,7 +164,7 @@ pub enum MapLocked {
 
 /// What to do with a new mapping of `len` bytes that is to be locked. `managed`: lowtide would manage its memory.
 pub fn map_locked(len: usize, managed: bool) -> MapLocked {
-    let Some(size) = len.checked_next_multiple_of(PAGE).filter(|size| *size > 0) else { return MapLocked::Pass };
+    let Some(size) = len.checked_next_multiple_of(PAGE_SIZE).filter(|size| *size > 0) else { return MapLocked::Pass };
     let Some((ignored, honoured)) = with(|t| (ignored_bytes(t), t.bytes(Lock::Honoured))) else { return MapLocked::Pass };
     let honour = !managed || honoured + size <= most();
     if honour && ignored == 0 {
@@ -216,7 +217,7 @@ pub fn lock_all(flags: u32) -> isize {
     if flags == 0 || flags & !(sys::MCL_CURRENT | sys::MCL_FUTURE | sys::MCL_ONFAULT) != 0 || flags == sys::MCL_ONFAULT {
         return -EINVAL;
     }
-    if room_for(PAGE) == Room::Never {
+    if room_for(PAGE_SIZE) == Room::Never {
         return -EPERM;
     }
     if flags & sys::MCL_CURRENT != 0
@@ -257,7 +258,7 @@ fn address_space() -> usize {
     let pages = text[..n].iter().take_while(|c| c.is_ascii_digit()).fold(0usize, |n, c| n * 10 + usize::from(c - b'0'));
     let mut own = 0;
     vm::own_ranges(|start, end, whose| own += if whose == Whose::Lowtide { end - start } else { 0 });
-    (pages * PAGE).saturating_sub(own)
+    (pages * PAGE_SIZE).saturating_sub(own)
 }
 
 /// A lock was ignored.

@@ -61,6 +61,7 @@ fn start_on(cpu: usize) -> Result<(), Errno> {
 
 /// The monitors go to work: there is a pager.
 pub fn go() {
+    // Release: pairs with the Acquire in `run`. The pager is set.
     GO.store(1, Ordering::Release);
     let _ = futex::wake(&GO, futex::Flags::PRIVATE, i32::MAX as u32);
 }
@@ -73,6 +74,7 @@ extern "C" fn run(start: usize) -> ! {
     only.set(*cpu);
     // Without it the monitor floats: slower, not wrong.
     let _ = sched_setaffinity(None, &only);
+    // Acquire: pairs with the Release in `go`.
     while GO.load(Ordering::Acquire) == 0 {
         let _ = futex::wait(&GO, futex::Flags::PRIVATE, 0, None);
     }

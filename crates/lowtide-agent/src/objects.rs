@@ -6,6 +6,8 @@
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
+use lowtide_core::vm::PAGE_SIZE;
+
 const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
 const DT_NULL: usize = 0;
@@ -14,7 +16,6 @@ const DT_SYMTAB: usize = 6;
 const DT_GNU_HASH: usize = 0x6fff_fef5;
 /// The section of symbols that are used and not defined.
 const SHN_UNDEF: u16 = 0;
-const PAGE: usize = 4096;
 
 /// The kernel's and the loader's `Elf64_Phdr`.
 #[repr(C)]
@@ -122,8 +123,8 @@ impl Object {
         let mut this = Object {
             name,
             base: info.base,
-            start: start & !(PAGE - 1),
-            end: end.next_multiple_of(PAGE),
+            start: start & !(PAGE_SIZE - 1),
+            end: end.next_multiple_of(PAGE_SIZE),
             hash: 0,
             symbols: 0,
             strings: 0,

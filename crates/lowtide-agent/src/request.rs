@@ -46,6 +46,7 @@ static BELL: AtomicU32 = AtomicU32::new(0);
 /// Asks the keeper and waits until it has done it. Only when this process has a keeper.
 pub fn ask(request: Request) {
     let slot = loop {
+        // Acquire: pairs with the Release that frees a slot, below.
         let free = |s: &&Slot| s.state.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok();
         match SLOTS.iter().find(free) {
             Some(slot) => break slot,
@@ -61,22 +62,27 @@ pub fn ask(request: Request) {
     slot.kind.store(kind, Ordering::Relaxed);
     slot.start.store(range.start, Ordering::Relaxed);
     slot.end.store(range.end, Ordering::Relaxed);
+    // Release: pairs with the Acquire in `answer`.
     slot.state.store(POSTED, Ordering::Release);
     ring();
+    // Acquire: pairs with the Release of DONE in `answer`. What was asked has been done.
     while slot.state.load(Ordering::Acquire) == POSTED {
         let _ = futex::wait(&slot.state, futex::Flags::PRIVATE, POSTED, None);
     }
+    // Release: pairs with the Acquire above.
     slot.state.store(FREE, Ordering::Release);
 }
 
 /// Wakes the keeper.
 pub fn ring() {
+    // SeqCst: pairs with the load in `bell`.
     BELL.fetch_add(1, Ordering::SeqCst);
     let _ = futex::wake(&BELL, futex::Flags::PRIVATE, 1);
 }
 
 /// Keeper: the bell's count; pass it to [`sleep`] to sleep unless it has rung since.
 pub fn bell() -> u32 {
+    // SeqCst: pairs with the count in `ring`. What was posted before a ring that is counted here is seen by `answer`.
     BELL.load(Ordering::SeqCst)
 }
 
@@ -89,6 +95,7 @@ pub fn sleep(bell: u32, us: u64) {
 /// Keeper: does all that is asked.
 pub fn answer(mut f: impl FnMut(Request)) {
     for slot in &SLOTS {
+        // Acquire: pairs with the Release in `ask`, before which the request was written.
         if slot.state.load(Ordering::Acquire) != POSTED {
             continue;
         }
@@ -99,6 +106,7 @@ pub fn answer(mut f: impl FnMut(Request)) {
             FORK => Request::Fork,
             _ => Request::ForkIsOver,
         });
+        // Release: pairs with the Acquire in `ask`.
         slot.state.store(DONE, Ordering::Release);
         let _ = futex::wake(&slot.state, futex::Flags::PRIVATE, 1);
     }

@@ -35,11 +35,13 @@ pub fn before_fork() {
     let proc = agent::proc();
     FAMILY.store(agent::segment().found_family(proc), Ordering::Relaxed);
     proc.shared_bytes.store(proc.ram_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
+    // Release: pairs with the Acquire of the keeper, in `Resident`.
     FORKS.fetch_add(1, Ordering::Release);
 }
 
 /// In a forked child, whose place in the segment is `proc`: it counts from here on.
 pub fn in_child(proc: &Proc) {
+    // Release: pairs with the Acquire in `Segment::others_of`.
     proc.family.store(FAMILY.load(Ordering::Relaxed), Ordering::Release);
 }
 
@@ -67,6 +69,7 @@ impl Resident {
             statm: open(c"/proc/self/statm"),
             smaps: open(c"/proc/self/smaps_rollup"),
             share: Share::default(),
+            // Acquire, here and below: pairs with the Release in `before_fork`.
             forks: FORKS.load(Ordering::Acquire),
             next_look_us: now_us() + LEAST_REST_US,
             others: Others::default(),

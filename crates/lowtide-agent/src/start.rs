@@ -3,7 +3,7 @@
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int};
 
-use lowtide_core::vm::{self, Whose};
+use lowtide_core::vm::{self, PAGE_SIZE, Whose};
 use lowtide_pager::segment::ENV_SEGMENT;
 
 use crate::{agent, atfork, files, hooks, keeper, objects, say, thread, transient, unfit};
@@ -47,7 +47,7 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
         crate::faults::install(envp)
     };
     let (start, end) = (&raw const __ehdr_start as usize, &raw const _end as usize);
-    let own = vm::own(start & !0xfff, end.next_multiple_of(4096), Whose::Lowtide);
+    let own = vm::own(start & !(PAGE_SIZE - 1), end.next_multiple_of(PAGE_SIZE), Whose::Lowtide);
     // lowtide's threads call memcpy and its like, which read the C library's variables: those must never be swapped out.
     let library = objects::c_library().filter(|library| {
         let (start, end) = library.range();

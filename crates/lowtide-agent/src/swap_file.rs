@@ -62,6 +62,7 @@ pub fn gave_up(number: u8, has_forked: bool) {
         && !has_forked
         && let Some(budget) = agent::segment().areas.get(place)
     {
+        // Release: pairs with the AcqRel in `add`. This process does nothing with the file any more.
         budget.claimed.store(0, Ordering::Release);
     }
 }
@@ -144,10 +145,11 @@ fn add(store: &Store, number: u8) -> Result<(), Failed> {
     let area = agent::settings().swap.get(usize::from(number)).ok_or(Failed::Taken)?.spec();
     let budget = agent::segment().areas.get(usize::from(number)).ok_or(Failed::Taken)?;
     let may_claim = area.kind == segment::SWAP_FILE && !is_another_larger();
+    // AcqRel: pairs with the Release of who had it before, in `gave_up`, below, or `lowtide run` (`live/areas.rs`).
     let named = may_claim && budget.claimed.swap(1, Ordering::AcqRel) == 0;
     let added = add_file(store, number, area, budget, named);
     if named && added.is_err() {
-        // Nothing was written there: another process may try.
+        // Nothing was written there: another process may try. Release: pairs with the AcqRel above.
         budget.claimed.store(0, Ordering::Release);
     } else if named && let Some(claimed) = CLAIMED.get(usize::from(number)) {
         claimed.store(true, Ordering::Relaxed);

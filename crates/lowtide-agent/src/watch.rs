@@ -16,16 +16,16 @@ use lowtide_pager::stat::parse_cpu;
 use crate::monitor::MAX_MONITORS;
 use crate::thread;
 
-/// The place of one monitor.
-struct Place {
+/// One monitor, as the others find it.
+struct Post {
     /// Its CPU, plus 1; 0: there is none.
     cpu: AtomicU32,
     /// Its thread id.
     thread: AtomicU32,
 }
 
-static PLACES: [Place; MAX_MONITORS] = [const { Place { cpu: AtomicU32::new(0), thread: AtomicU32::new(0) } }; MAX_MONITORS];
-/// Who of them watches, by place.
+static POSTS: [Post; MAX_MONITORS] = [const { Post { cpu: AtomicU32::new(0), thread: AtomicU32::new(0) } }; MAX_MONITORS];
+/// Who of them watches, by post.
 static WATCHERS: Watchers<MAX_MONITORS> = Watchers::new();
 
 /// Waits in a row that came to nothing, of a millisecond each at most, after which a monitor steps aside.
@@ -39,16 +39,16 @@ const MOST_US: u64 = 10_000;
 
 /// In a new process image or a forked child, before its monitors start.
 pub fn reset() {
-    for place in &PLACES {
-        place.cpu.store(0, Ordering::Relaxed);
-        place.thread.store(0, Ordering::Relaxed);
+    for post in &POSTS {
+        post.cpu.store(0, Ordering::Relaxed);
+        post.thread.store(0, Ordering::Relaxed);
     }
     WATCHERS.reset();
 }
 
 /// Thread ids of the monitors; 0: none.
 pub fn threads() -> impl Iterator<Item = u32> {
-    PLACES.iter().map(|place| place.thread.load(Ordering::Relaxed))
+    POSTS.iter().map(|post| post.thread.load(Ordering::Relaxed))
 }
 
 /// All watch: the one that does can't run, or is not on the CPU of the thread that waits.
@@ -60,8 +60,8 @@ pub fn call_all() {
 /// turn is over.
 pub fn leave() {
     let own = thread::id();
-    match PLACES.iter().position(|place| place.thread.load(Ordering::Relaxed) == own) {
-        Some(place) => WATCHERS.leave(place),
+    match POSTS.iter().position(|post| post.thread.load(Ordering::Relaxed) == own) {
+        Some(post) => WATCHERS.leave(post),
         None => WATCHERS.call_all(),
     }
 }
@@ -75,7 +75,7 @@ fn cpu_of(thread: u32) -> Option<u32> {
 
 /// One monitor's.
 pub struct Watch {
-    place: usize,
+    post: usize,
     cpu: u32,
     losses: u32,
     faults: u32,
@@ -87,12 +87,12 @@ impl Watch {
     /// The monitor of a CPU begins to watch.
     pub fn new(cpu: usize) -> Watch {
         let cpu = cpu as u32;
-        let free = |p: &Place| p.cpu.compare_exchange(0, cpu + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        // There are as many places as monitors.
-        let place = PLACES.iter().position(free).unwrap_or(0);
-        PLACES[place].thread.store(thread::id(), Ordering::Relaxed);
-        WATCHERS.begin(place);
-        Watch { place, cpu, losses: 0, faults: 0, asked_us: 0, pause_us: LEAST_US }
+        let free = |p: &Post| p.cpu.compare_exchange(0, cpu + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        // There are as many posts as monitors.
+        let post = POSTS.iter().position(free).unwrap_or(0);
+        POSTS[post].thread.store(thread::id(), Ordering::Relaxed);
+        WATCHERS.begin(post);
+        Watch { post, cpu, losses: 0, faults: 0, asked_us: 0, pause_us: LEAST_US }
     }
 
     /// How long to wait for a message, in milliseconds (negative: for ever).
@@ -102,7 +102,7 @@ impl Watch {
 
     /// Its turn is over: if it had to wait, it watches again.
     pub fn back(&self) {
-        WATCHERS.back(self.place);
+        WATCHERS.back(self.post);
     }
 
     /// It has got a message; `slept`: it had to be woken for it. `thread` waited for a page, if that was it.
@@ -122,7 +122,7 @@ impl Watch {
         match cpu_of(thread) {
             Some(cpu) if cpu == self.cpu => self.pause_us = own.min(MOST_US),
             Some(cpu) => {
-                let Some(there) = PLACES.iter().position(|place| place.cpu.load(Ordering::Acquire) == cpu + 1) else {
+                let Some(there) = POSTS.iter().position(|post| post.cpu.load(Ordering::Acquire) == cpu + 1) else {
                     // There are more CPUs than monitors: whichever serves it has to be woken.
                     self.pause_us = own.min(MOST_US);
                     return call_all();
@@ -150,7 +150,7 @@ impl Watch {
 
     fn step_aside(&mut self) {
         self.losses = 0;
-        WATCHERS.step_aside(self.place);
+        WATCHERS.step_aside(self.post);
         self.faults = 0;
     }
 }

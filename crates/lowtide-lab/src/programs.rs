@@ -8,14 +8,13 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Bytes of a page.
-pub const PAGE: usize = 4096;
+use lowtide_core::vm::PAGE_SIZE;
 
 /// How long a program may take to fill its memory.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Reads up to so many pages of a kind of memory. The error says what is missing.
-type Pages = fn(usize) -> Result<Vec<[u8; PAGE]>, String>;
+type Pages = fn(usize) -> Result<Vec<[u8; PAGE_SIZE]>, String>;
 /// The anonymous memory of programs: pages that are in memory, all-zero ones included.
 pub const PROGRAMS: [(&str, Pages); 5] =
     [("python heap", python), ("redis", redis), ("compiler (cc1)", compiler), ("sort", sort), ("numpy floats", floats)];
@@ -37,7 +36,7 @@ fn start(command: &mut Command) -> Result<Started, String> {
     command.spawn().map(Started).map_err(|e| format!("{name} can't be started: {e}"))
 }
 
-fn python(pages: usize) -> Result<Vec<[u8; PAGE]>, String> {
+fn python(pages: usize) -> Result<Vec<[u8; PAGE_SIZE]>, String> {
     let script = format!(
         "d = {{i: ['name-%d' % i, i * 1.5, {{'next': i + 1}}] for i in range({})}}\nprint('ready', flush=True)\ninput()",
         pages * 12
@@ -57,16 +56,16 @@ pub fn python_with(module: &str) -> Option<PathBuf> {
 }
 
 /// Normally distributed floats and a running sum of them, as simulations have.
-fn floats(pages: usize) -> Result<Vec<[u8; PAGE]>, String> {
+fn floats(pages: usize) -> Result<Vec<[u8; PAGE_SIZE]>, String> {
     let python = python_with("numpy").ok_or("no python3 with numpy (`make setup` makes one)")?;
-    let half = pages * PAGE / 8;
+    let half = pages * PAGE_SIZE / 8;
     let script = format!(
         "import numpy\na = numpy.random.default_rng(1).normal(size={half}).round(3)\nb = a.cumsum()\nprint('ready', flush=True)\ninput()"
     );
     read_when_ready(Command::new(python).args(["-c", &script]), pages)
 }
 
-fn read_when_ready(command: &mut Command, pages: usize) -> Result<Vec<[u8; PAGE]>, String> {
+fn read_when_ready(command: &mut Command, pages: usize) -> Result<Vec<[u8; PAGE_SIZE]>, String> {
     let mut child = start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
     let mut line = String::new();
     let out = child.0.stdout.take().ok_or("no output")?;
@@ -77,7 +76,7 @@ fn read_when_ready(command: &mut Command, pages: usize) -> Result<Vec<[u8; PAGE]
     anonymous(child.0.id(), pages)
 }
 
-fn redis(pages: usize) -> Result<Vec<[u8; PAGE]>, String> {
+fn redis(pages: usize) -> Result<Vec<[u8; PAGE_SIZE]>, String> {
     let socket = std::env::temp_dir().join(format!("lowtide-lab-{}.sock", std::process::id()));
     let server = start(
         Command::new("redis-server").args(["--port", "0", "--save", "", "--unixsocket"]).arg(&socket).stdout(Stdio::null()),
@@ -111,13 +110,13 @@ fn redis(pages: usize) -> Result<Vec<[u8; PAGE]>, String> {
 }
 
 /// GNU sort while it waits for more lines.
-fn sort(pages: usize) -> Result<Vec<[u8; PAGE]>, String> {
+fn sort(pages: usize) -> Result<Vec<[u8; PAGE_SIZE]>, String> {
     let mut child = start(Command::new("sort").args(["-S", "1G"]).stdin(Stdio::piped()).stdout(Stdio::null()))?;
     let mut input = child.0.stdin.take().ok_or("no input")?;
     let mut random = fastrand::Rng::with_seed(1);
     let mut text = String::new();
     // Each line takes about as much again in sort's table of lines, so this is enough.
-    while text.len() < pages * PAGE {
+    while text.len() < pages * PAGE_SIZE {
         text += &format!("{:016x} line {} of a log file, status {}\n", random.u64(..), text.len(), random.u8(..5));
     }
     // What was written has been read, but for what a pipe holds.
@@ -130,7 +129,7 @@ fn cc1() -> Result<PathBuf, String> {
     Ok(PathBuf::from(String::from_utf8_lossy(&out.stdout).trim()))
 }
 
-fn compiler(pages: usize) -> Result<Vec<[u8; PAGE]>, String> {
+fn compiler(pages: usize) -> Result<Vec<[u8; PAGE_SIZE]>, String> {
     let mut child = start(
         Command::new(cc1()?).args(["-quiet", "-O2", "-", "-o", "/dev/null"]).stdin(Stdio::piped()).stderr(Stdio::null()),
     )?;
@@ -160,19 +159,21 @@ fn compiler(pages: usize) -> Result<Vec<[u8; PAGE]>, String> {
 }
 
 /// Pages of the biggest program that is here for sure: the compiler.
-fn code(pages: usize) -> Result<Vec<[u8; PAGE]>, String> {
+fn code(pages: usize) -> Result<Vec<[u8; PAGE_SIZE]>, String> {
     let path = cc1()?;
     let file = File::open(&path).map_err(|e| format!("{}: {e}", path.display()))?;
     let len = file.metadata().map_err(|e| e.to_string())?.len();
     // The code lies in the front half, behind the headers and relocations.
-    let first = len / 10 / PAGE as u64;
-    let end = (len / 2 / PAGE as u64).min(first + pages as u64);
-    let mut page = [0; PAGE];
-    (first..end).map(|i| file.read_exact_at(&mut page, i * PAGE as u64).map(|()| page).map_err(|e| e.to_string())).collect()
+    let first = len / 10 / PAGE_SIZE as u64;
+    let end = (len / 2 / PAGE_SIZE as u64).min(first + pages as u64);
+    let mut page = [0; PAGE_SIZE];
+    (first..end)
+        .map(|i| file.read_exact_at(&mut page, i * PAGE_SIZE as u64).map(|()| page).map_err(|e| e.to_string()))
+        .collect()
 }
 
 /// Up to `most` pages of private, writable, anonymous memory of a process, spread over all of it that is in memory.
-fn anonymous(pid: u32, most: usize) -> Result<Vec<[u8; PAGE]>, String> {
+fn anonymous(pid: u32, most: usize) -> Result<Vec<[u8; PAGE_SIZE]>, String> {
     const PRESENT: u64 = 1 << 63;
     let open = |name: &str| File::open(format!("/proc/{pid}/{name}")).map_err(|e| format!("process {pid}: {name}: {e}"));
     let maps = std::io::read_to_string(open("maps")?).map_err(|e| e.to_string())?;
@@ -183,11 +184,11 @@ fn anonymous(pid: u32, most: usize) -> Result<Vec<[u8; PAGE]>, String> {
         let anonymous = fields.len() == 5 || fields.get(5) == Some(&"[heap]");
         let Some((start, end)) = fields[0].split_once('-').filter(|_| fields[1] == "rw-p" && anonymous) else { continue };
         let parse = |hex| usize::from_str_radix(hex, 16).map_err(|e| e.to_string());
-        for at in (parse(start)?..parse(end)?).step_by(PAGE) {
-            let (mut page, mut state) = ([0; PAGE], [0; 8]);
+        for at in (parse(start)?..parse(end)?).step_by(PAGE_SIZE) {
+            let (mut page, mut state) = ([0; PAGE_SIZE], [0; 8]);
             // What was never touched reads as zeros, and is no page.
-            let present =
-                pagemap.read_exact_at(&mut state, (at / PAGE * 8) as u64).is_ok() && u64::from_ne_bytes(state) & PRESENT != 0;
+            let present = pagemap.read_exact_at(&mut state, (at / PAGE_SIZE * 8) as u64).is_ok()
+                && u64::from_ne_bytes(state) & PRESENT != 0;
             if present && mem.read_exact_at(&mut page, at as u64).is_ok() {
                 found.push(page);
             }

@@ -13,7 +13,7 @@ use crate::segment::{Membership, Proc, Segment};
 /// The RAM budget of a run as one process sees it. All sizes in bytes. Any thread may call anything; figures are guesses that a
 /// measurement puts right.
 #[derive(Debug, Default)]
-pub struct Budget {
+pub struct RamBudget {
     asked: AtomicU64,
     floor: AtomicU64,
     ceiling: AtomicU64,
@@ -29,7 +29,7 @@ pub struct Budget {
     calm: AtomicBool,
 }
 
-impl Budget {
+impl RamBudget {
     /// The process is one of a run, in which it has the place `mine`: its budget is that of all. Again in a forked child.
     pub fn join(&self, run: &'static Segment, mine: &'static Proc) {
         self.membership.join(run, mine);
@@ -76,7 +76,7 @@ impl Budget {
         self.own_then.store(self.own.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// What the whole run uses, after [`Budget::counted`].
+    /// What the whole run uses, after [`RamBudget::counted`].
     pub fn measured(&self, total: u64) {
         self.told_then.store(self.membership.told(), Ordering::Relaxed);
         self.measured.store(total, Ordering::Relaxed);
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn marks_are_in_order_at_every_size() {
-        let b = Budget::default();
+        let b = RamBudget::default();
         for mib in [16, 17, 32, 64, 100, 512, 4096, 100_000] {
             b.set_limit(mib << 20);
             b.set_calm(true);
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn what_goes_into_the_pool_is_not_freed() {
-        let b = Budget::default();
+        let b = RamBudget::default();
         b.set_limit(100 << 20);
         b.set_own(10 << 20);
         b.counted();
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn a_floor_lifts_the_marks_and_not_what_was_asked_for() {
-        let b = Budget::default();
+        let b = RamBudget::default();
         b.set_limit(100 << 20);
         b.set_floor(150 << 20);
         b.counted();
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn above_a_lowered_limit_the_background_evicts_and_no_fault_does() {
-        let b = Budget::default();
+        let b = RamBudget::default();
         b.set_limit(100 << 20);
         b.set_ceiling(208 << 20);
         b.counted();

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use rustix::mm::Advice;
 
 use crate::hand::Found;
+use crate::ids::{PageNo, StagingFrame};
 use crate::pagemap::{Mark, PageState};
 use crate::pager::{Operation, add};
 use crate::regions::Range;
@@ -48,7 +49,7 @@ type Claimed = u128;
 struct Detaching<'a> {
     found: &'a Found,
     /// The next free frame, and how many are free from there on.
-    frame: u32,
+    frame: StagingFrame,
     room: usize,
     pages: usize,
     /// What the kernel would not move. None: such pages are passed by, more of them at a time the more there are.
@@ -67,7 +68,7 @@ impl Detaching<'_> {
 
 impl Operation<'_> {
     /// Moves the pages that were found into the frames from `first` on, `room` of them.
-    pub(crate) fn detach(&self, found: &Found, first: u32, room: usize, worker: &mut Worker) -> Detached {
+    pub(crate) fn detach(&self, found: &Found, first: StagingFrame, room: usize, worker: &mut Worker) -> Detached {
         let mut work = Detaching {
             found,
             frame: first,
@@ -104,9 +105,9 @@ impl Operation<'_> {
     /// Windows are made of ranges that are near each other, if nothing that lies between them must stay.
     fn detach_ranges(&self, ranges: impl Iterator<Item = (usize, usize)>, work: &mut Detaching<'_>) {
         let nearest = if work.found.is_complete { MOST_MISSING } else { 0 };
-        let mut window: Option<(usize, usize)> = None;
+        let mut window: Option<(PageNo, PageNo)> = None;
         for (start, end) in ranges {
-            let (mut start, end) = (start / PAGE_SIZE, end / PAGE_SIZE);
+            let (mut start, end) = (PageNo::of(start), PageNo::of(end));
             while start < end && !work.is_over() {
                 let most = WINDOW.min(work.room);
                 match window {
@@ -131,24 +132,26 @@ impl Operation<'_> {
     }
 
     /// Moves the pages `first .. end`, but for those that are to stay.
-    fn detach_window(&self, first: usize, end: usize, work: &mut Detaching<'_>) {
+    fn detach_window(&self, first: PageNo, end: PageNo, work: &mut Detaching<'_>) {
         let alone = self.space.exclusive();
         // It was found without the lock: the program may have something else there by now that is not adopted.
-        if !self.regions.covers(&alone, Range { start: first * PAGE_SIZE, end: end * PAGE_SIZE }) {
+        let window = range_of(first, end);
+        if !self.regions.covers(&alone, window) {
             return;
         }
         // A MOVE takes all that there is, also what is in the kernel's own swap: only what is missing altogether is a hole.
-        let pinned = self.pinned.overlaps(&alone, Range { start: first * PAGE_SIZE, end: end * PAGE_SIZE });
-        let Ok(all) = self.present().scan_all(first * PAGE_SIZE, end * PAGE_SIZE) else { return };
-        let (mut at, mut claimed): (usize, Claimed) = (first, 0);
-        let pages =
-            all.evictable().flat_map(|(from, to, can_go)| (from / PAGE_SIZE..to / PAGE_SIZE).map(move |page| (page, can_go)));
+        let pinned = self.pinned.overlaps(&alone, window);
+        let Ok(all) = self.present().scan_all(window.start, window.end) else { return };
+        let (mut at, mut claimed): (PageNo, Claimed) = (first, 0);
+        let pages = all
+            .evictable()
+            .flat_map(|(from, to, can_go)| PageNo::of(from).up_to(PageNo::of(to)).map(move |page| (page, can_go)));
         for (page, can_go) in pages {
             if claimed == 0 {
                 at = page;
             }
-            let frame = work.frame + (page - at) as u32;
-            let stays = pinned && self.pinned.overlaps(&alone, page_range(page));
+            let frame = work.frame + (page - at);
+            let stays = pinned && self.pinned.overlaps(&alone, range_of(page, page + 1));
             if can_go && !stays && !self.is_spared(page, work.found) && self.claim_out(&alone, page, frame, work) {
                 claimed |= 1 << (page - at);
             } else if claimed != 0 {
@@ -164,7 +167,7 @@ impl Operation<'_> {
     }
 
     /// Whether a page stays this time. A thread that evicts what it tried before asks nothing.
-    fn is_spared(&self, page: usize, found: &Found) -> bool {
+    fn is_spared(&self, page: PageNo, found: &Found) -> bool {
         if found.spares_none {
             return false;
         }
@@ -178,13 +181,13 @@ impl Operation<'_> {
 
     /// Claims a page for the way out that is in memory. A word that holds bytes is not taken for stale before others have been
     /// kept away. A page that can't have a word stays.
-    fn claim_out(&self, _: &Exclusive<'_>, page: usize, frame: u32, work: &mut Detaching<'_>) -> bool {
+    fn claim_out(&self, _: &Exclusive<'_>, page: PageNo, frame: StagingFrame, work: &mut Detaching<'_>) -> bool {
         let word = self.map.get(page);
         let clean = match word {
             PageState::None | PageState::Zero => 0,
             PageState::Clean(raw) => raw,
             PageState::Swapped(_) | PageState::Staged(_) => {
-                work.stale.get_or_insert((page * PAGE_SIZE, 0)).1 = (page + 1) * PAGE_SIZE;
+                work.stale.get_or_insert((page.addr(), 0)).1 = (page + 1).addr();
                 return false;
             }
             _ => return false,
@@ -192,7 +195,7 @@ impl Operation<'_> {
         if self.map.claim(page, word, PageState::Moving(frame)) != Ok(true) {
             return false;
         }
-        self.staging.clean(frame).store(clean, Ordering::Release);
+        self.staging.set_clean(frame, clean);
         if word == PageState::Zero {
             // If the page is not there, then None says the same.
             self.forget(self, word);
@@ -201,7 +204,7 @@ impl Operation<'_> {
     }
 
     /// Moves the claimed pages of a window that begins at `first` into frames; the words of those that stay are what they were.
-    fn move_out(&self, _: &Exclusive<'_>, first: usize, mut claimed: Claimed, work: &mut Detaching<'_>) {
+    fn move_out(&self, _: &Exclusive<'_>, first: PageNo, mut claimed: Claimed, work: &mut Detaching<'_>) {
         let (base, span) = (work.frame, (Claimed::BITS - claimed.leading_zeros()) as usize);
         let mut used = 0;
         let (mut at, mut most) = (0, span);
@@ -210,10 +213,10 @@ impl Operation<'_> {
             let pages = (claimed >> at & mask(len)).count_ones() as usize;
             self.moving.fetch_add(pages, Ordering::Relaxed);
             self.publish_own();
-            let (frame, page) = (base + at as u32, first + at);
+            let (frame, page) = (base + at, first + at);
             // SAFETY: the words of all pages that are there say Moving: a fault on these pages waits until they say more.
             let p = unsafe {
-                let (to, from) = (self.staging.addr(frame), page * PAGE_SIZE);
+                let (to, from) = (self.staging.addr(frame), page.addr());
                 self.uffd().move_pages(to, from, len * PAGE_SIZE, Holes::Pass, Wake::Later)
             };
             add(&self.counters().moved_calls, 1);
@@ -223,7 +226,7 @@ impl Operation<'_> {
             };
             let mut moved = 0;
             for i in (at..at + done).filter(|i| claimed >> i & 1 != 0) {
-                let f = base + i as u32;
+                let f = base + i;
                 if !self.staging.arrived(f, first + i) {
                     self.broken(b"a frame was given out twice", first + i, f);
                 }
@@ -267,7 +270,7 @@ impl Operation<'_> {
                             // The rest of the run is likely to be shared as well: after a fork all of it is.
                             Some(busy) => {
                                 let start = first + at + missing;
-                                let _ = busy.try_push((start * PAGE_SIZE, (start + run) * PAGE_SIZE));
+                                let _ = busy.try_push((start.addr(), (start + run).addr()));
                                 run
                             }
                             None => {
@@ -281,14 +284,14 @@ impl Operation<'_> {
                 Some(_) => span - at,
             };
             for i in (at..at + stays).filter(|i| claimed >> i & 1 != 0) {
-                self.map.set(first + i, self.staging_to_place(base + i as u32));
+                self.map.set(first + i, self.staging_to_place(base + i));
             }
             if stays > 0 {
                 claimed &= !(mask(stays) << at);
                 at += stays;
             }
         }
-        work.frame += used as u32;
+        work.frame += used;
         work.room -= used;
     }
 
@@ -296,15 +299,16 @@ impl Operation<'_> {
     /// to the last one that does. (The shared zero page is one too: parts of a huge page that was split can be that.) The
     /// kernel's own count can't be relied on then: on Linux 6.18 a MOVE that has to split a huge page on its way has been seen
     /// to report fewer pages than it moved.
-    fn landed(&self, frame: u32, len: usize) -> usize {
+    fn landed(&self, frame: StagingFrame, len: usize) -> usize {
         // None at all is by far the most frequent.
-        let is_there = |i: &usize| self.present().holds_page(self.staging.addr(frame + *i as u32));
+        let is_there = |i: &usize| self.present().holds_page(self.staging.addr(frame + *i));
         if !is_there(&0) { 0 } else { (0..len).rev().find(is_there).map_or(0, |last| last + 1) }
     }
 }
 
-fn page_range(page: usize) -> Range {
-    Range { start: page * PAGE_SIZE, end: (page + 1) * PAGE_SIZE }
+/// The addresses of the pages `first .. end`.
+fn range_of(first: PageNo, end: PageNo) -> Range {
+    Range { start: first.addr(), end: end.addr() }
 }
 
 /// The lowest `n` bits.

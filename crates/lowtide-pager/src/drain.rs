@@ -1,4 +1,4 @@
-//! Draining: the oldest segment of staging goes into the store, and its memory back to the kernel.
+//! Draining: the oldest batch of staging goes into the store, and its memory back to the kernel.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,19 +8,20 @@ use lowtide_core::store::{Group, Page, StoreError, Stored};
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
+use crate::ids::{PageNo, StagingFrame};
 use crate::pagemap::PageState;
 use crate::pager::{Operation, add};
 use crate::patience::{IN_HAND_SECONDS, Patience};
-use crate::staging::{MAX_SEGMENT_FRAMES, Memory, Segment};
+use crate::staging::{Batch, MAX_BATCH_FRAMES, Memory};
 use crate::uffd::{Holes, Wake};
 use crate::worker::Worker;
 
 /// What a drain came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drained {
-    /// A segment is empty again.
+    /// A batch is empty again.
     Freed,
-    /// No segment was filled.
+    /// No batch was filled.
     Nothing,
     /// At least one page could not be stored and is in its place again.
     Full,
@@ -29,36 +30,26 @@ pub enum Drained {
 }
 
 /// Pages whose words are set under one hold of the space lock.
-const SETTLED_AT_ONCE: usize = 32;
+const COMMITTED_AT_ONCE: usize = 32;
 
-/// Something for each frame of a segment.
-type Frames<T> = ArrayVec<T, MAX_SEGMENT_FRAMES>;
-
-/// Why a frame is still in use after a pass.
-#[derive(PartialEq, Eq, PartialOrd, Ord, Clone, Copy)]
-enum Rest {
-    Nothing,
-    NoRoom,
-}
+/// Something for each frame of a batch.
+type Frames<T> = ArrayVec<T, MAX_BATCH_FRAMES>;
 
 impl Operation<'_> {
-    /// Stores what is left in the oldest segment, then empties it.
+    /// Stores what is left in the oldest batch, then empties it.
     pub(crate) fn drain(&self, worker: &mut Worker) -> Drained {
-        let Some(segment) = self.staging.take_full() else { return Drained::Nothing };
-        self.staging.unregister(segment, self.uffd());
+        let Some(batch) = self.staging.take_full() else { return Drained::Nothing };
+        self.staging.unregister(batch, self.uffd());
         let mut full = false;
         let mut patience = Patience::new();
         loop {
-            let mut frames: Frames<u32> = Frames::new();
+            let mut frames: Frames<StagingFrame> = Frames::new();
             let mut waiting = false;
             {
                 // Under the lock, so that no REMAP comes between looking up the owner and claiming its word.
                 let _lock = self.space.shared();
-                for frame in self.staging.frames(segment) {
-                    let page = self.staging.owner(frame).load(Ordering::Acquire) as usize;
-                    if page == 0 {
-                        continue;
-                    }
+                for frame in self.staging.frames(batch) {
+                    let Some(page) = self.staging.owner(frame) else { continue };
                     match self.map.get(page) {
                         PageState::Staged(f)
                             if f == frame && self.map.swap(page, PageState::Staged(f), PageState::Storing(f)) =>
@@ -75,39 +66,38 @@ impl Operation<'_> {
             }
             if frames.is_empty() {
                 if waiting {
-                    self.wait_for_copy(&mut patience, self.staging.first(segment));
+                    self.wait_for_copy(&mut patience, self.staging.first(batch));
                     continue;
                 }
                 break;
             }
-            if self.store_frames(&frames, worker) == Rest::NoRoom {
+            if !self.store_frames(&frames, worker) {
                 full = true;
-                if !self.put_back(segment) {
-                    self.staging.put_full(segment);
+                if !self.put_back(batch) {
+                    self.staging.put_full(batch);
                     return Drained::Later;
                 }
             }
         }
-        for frame in self.staging.frames(segment) {
-            let page = self.staging.owner(frame).load(Ordering::Acquire) as usize;
-            if page != 0 {
+        for frame in self.staging.frames(batch) {
+            if let Some(page) = self.staging.owner(frame) {
                 self.broken(b"a drained frame still has an owner", page, frame);
             }
         }
-        match self.staging.discard(segment, self.uffd(), || self.publish_own()) {
-            Ok(()) => self.staging.put_empty(segment),
-            // The segment is never used again; with all of them gone nothing can be evicted, which is said elsewhere.
+        match self.staging.discard(batch, self.uffd(), || self.publish_own()) {
+            Ok(()) => self.staging.put_empty(batch),
+            // The batch is never used again; with all of them gone nothing can be evicted, which is said elsewhere.
             Err(_) => {
-                self.staging.lose(segment);
+                self.staging.lose(batch);
                 (self.host.warn)(b"part of lowtide's staging area could not be registered again; it is not used any more")
             }
         }
         if full { Drained::Full } else { Drained::Freed }
     }
 
-    /// Stores claimed frames. NoRoom: some are Staged again because no tier takes them.
-    fn store_frames(&self, frames: &[u32], worker: &mut Worker) -> Rest {
-        let page = |frame: &u32| {
+    /// Stores claimed frames. False: some are Staged again because no tier takes them.
+    fn store_frames(&self, frames: &[StagingFrame], worker: &mut Worker) -> bool {
+        let page = |frame: &StagingFrame| {
             let addr = self.staging.addr(*frame);
             // SAFETY: the words say Storing, so this is lowtide's own memory until this thread says otherwise. A write that
             // changes nothing: from here on the kernel may not drop the page, should the program have freed it by MADV_FREE; if
@@ -118,27 +108,27 @@ impl Operation<'_> {
         };
         let bytes: Frames<&Page> = frames.iter().map(page).collect();
         // The store uses the clean copies up.
-        let clean = |frame: &u32| Entry::from_raw(self.staging.clean(*frame).swap(0, Ordering::AcqRel));
+        let clean = |frame: &StagingFrame| Entry::from_raw(self.staging.take_clean(*frame));
         let clean: Frames<Option<Entry>> = frames.iter().map(clean).collect();
-        let mut results = [const { Err(StoreError::Full) }; MAX_SEGMENT_FRAMES];
+        let mut results = [const { Err(StoreError::Full) }; MAX_BATCH_FRAMES];
         let results = &mut results[..frames.len()];
         // Together, so that what goes to a device goes there with one write.
         let mut publish = || self.publish_own();
         self.store().store_run_in_steps(&bytes, &clean, Group::RUN, results, worker.scratch(), &mut publish);
-        let mut rest = Rest::Nothing;
+        let mut stored = true;
         // A page is found in its frame until its word is set.
         for ((frames, clean), results) in
-            frames.chunks(SETTLED_AT_ONCE).zip(clean.chunks(SETTLED_AT_ONCE)).zip(results.chunks(SETTLED_AT_ONCE))
+            frames.chunks(COMMITTED_AT_ONCE).zip(clean.chunks(COMMITTED_AT_ONCE)).zip(results.chunks(COMMITTED_AT_ONCE))
         {
-            rest = rest.max(self.settle(frames, clean, results));
+            stored &= self.commit(frames, clean, results);
         }
         self.publish_own();
-        rest
+        stored
     }
 
-    /// Sets the words of pages that have been stored, or could not be.
-    fn settle(&self, frames: &[u32], clean: &[Option<Entry>], results: &[Result<Stored, StoreError>]) -> Rest {
-        let mut rest = Rest::Nothing;
+    /// Sets the words of pages that have been stored, or could not be. False: some could not.
+    fn commit(&self, frames: &[StagingFrame], clean: &[Option<Entry>], results: &[Result<Stored, StoreError>]) -> bool {
+        let mut stored = true;
         let c = self.counters();
         // Under the lock no REMAP comes between, so the owner is where the word is, wherever mremap has moved it meanwhile.
         let _lock = self.space.shared();
@@ -157,23 +147,10 @@ impl Operation<'_> {
                     add(&c.evictions_clean, 1)
                 }
                 PageState::Swapped(_) => add(&c.stored_pages, 1),
-                _ => rest = Rest::NoRoom,
+                _ => stored = false,
             }
-            let page = self.staging.owner(frame).load(Ordering::Acquire) as usize;
-            let mut patience = Patience::new();
-            let set = loop {
-                if self.map.swap(page, PageState::Storing(frame), word) {
-                    break true;
-                }
-                match self.map.get(page) {
-                    // A monitor copies it back this moment ...
-                    PageState::Moving(f) if f == frame => self.wait_for_copy(&mut patience, frame),
-                    // ... or could not.
-                    PageState::Storing(f) if f == frame => {}
-                    _ => break false,
-                }
-            };
-            if set {
+            let owner = self.staging.owner(frame);
+            if owner.is_some_and(|page| self.set_stored(page, frame, word)) {
                 match word {
                     PageState::Zero => add(&c.zero_pages, 1),
                     PageState::Swapped(_) => {}
@@ -182,7 +159,7 @@ impl Operation<'_> {
             } else {
                 // Dropped by the program or back in its place meanwhile. In the latter case the frame is nobody's any more, and
                 // the word may be about to become another thread's.
-                if self.staging.owner(frame).load(Ordering::Acquire) as usize == page {
+                if let Some(page) = owner.filter(|page| self.staging.owner(frame) == Some(*page)) {
                     self.map.swap(page, PageState::Orphan, PageState::None);
                 }
                 // Last: of a page that no tier took it is the frame that is forgotten, and with it whose it is.
@@ -190,25 +167,42 @@ impl Operation<'_> {
             }
             self.staging.left(frame, Memory::Stays);
         }
-        rest
+        stored
     }
 
-    /// A monitor takes a page back from its frame, which is a matter of microseconds.
-    fn wait_for_copy(&self, patience: &mut Patience, frame: u32) {
-        if !patience.wait(IN_HAND_SECONDS) {
-            self.broken(b"a page has been on its way back from staging for ten minutes", 0, frame);
+    /// Sets the word of a page that is being stored. False: it is not any more.
+    fn set_stored(&self, page: PageNo, frame: StagingFrame, word: PageState) -> bool {
+        let mut patience = Patience::new();
+        loop {
+            if self.map.swap(page, PageState::Storing(frame), word) {
+                return true;
+            }
+            match self.map.get(page) {
+                // A monitor copies it back this moment ...
+                PageState::Moving(f) if f == frame => self.wait_for_copy(&mut patience, frame),
+                // ... or could not.
+                PageState::Storing(f) if f == frame => {}
+                _ => return false,
+            }
         }
     }
 
-    /// Takes the pages that are left in a segment back to their places. False: an event waits to be read first.
-    fn put_back(&self, segment: Segment) -> bool {
+    /// A monitor takes a page back from its frame, which is a matter of microseconds.
+    fn wait_for_copy(&self, patience: &mut Patience, frame: StagingFrame) {
+        if !patience.wait(IN_HAND_SECONDS) {
+            self.broken(b"a page has been on its way back from staging for ten minutes", PageNo::new(0), frame);
+        }
+    }
+
+    /// Takes the pages that are left in a batch back to their places. False: an event waits to be read first.
+    fn put_back(&self, batch: Batch) -> bool {
         let _lock = self.space.shared();
-        for frame in self.staging.frames(segment) {
-            let page = self.staging.owner(frame).load(Ordering::Acquire) as usize;
-            if page == 0 || !self.map.swap(page, PageState::Staged(frame), PageState::Moving(frame)) {
+        for frame in self.staging.frames(batch) {
+            let Some(page) = self.staging.owner(frame) else { continue };
+            if !self.map.swap(page, PageState::Staged(frame), PageState::Moving(frame)) {
                 continue;
             }
-            let (at, from) = (page * PAGE_SIZE, self.staging.addr(frame));
+            let (at, from) = (page.addr(), self.staging.addr(frame));
             // SAFETY: the word says Moving, so nobody else touches the page or the frame.
             let mut p = unsafe { self.uffd().move_pages(at, from, PAGE_SIZE, Holes::Stop, Wake::Now) };
             let mut memory = Memory::Went;

@@ -5,12 +5,11 @@
 //! until the call has ended, or the old bytes would come back after it: it is marked Removing. What was out is gone at once;
 //! what comes in by a fault between the two is dropped or not, as natively, and is the program's race.
 
-use core::sync::atomic::Ordering;
-
 use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
+use crate::ids::PageNo;
 use crate::pagemap::PageState;
 use crate::pager::Pager;
 use crate::regions::Range;
@@ -159,15 +158,13 @@ impl Pager {
     /// soon counted no more.
     pub(crate) fn dropped(&self, lock: &Exclusive<'_>, start: usize, end: usize) {
         let mut forgotten = 0;
-        self.map.each(start / PAGE_SIZE, end.div_ceil(PAGE_SIZE), |_, slot| {
-            if slot.load(Ordering::Acquire) == PageState::None.bits() {
+        self.map.each(PageNo::of(start), PageNo::behind(end), |_, slot| {
+            if slot.peek() == PageState::None {
                 return;
             }
-            match PageState::from_bits(slot.swap(PageState::None.bits(), Ordering::AcqRel)) {
+            match slot.take() {
                 // Whoever is at work finds this and cleans up.
-                PageState::Storing(_) | PageState::Loading(_) | PageState::Orphan => {
-                    slot.store(PageState::Orphan.bits(), Ordering::Release)
-                }
+                PageState::Storing(_) | PageState::Loading(_) | PageState::Orphan => slot.set(PageState::Orphan),
                 other => {
                     self.forget(lock, other);
                     forgotten += 1;
@@ -188,7 +185,7 @@ impl Pager {
             let Ok(found) = self.present().scan(at, end, 0) else {
                 (self.host.fatal)(b"the kernel does not say any more which pages are in memory (PAGEMAP_SCAN)")
             };
-            for page in found.iter().flat_map(|(from, to)| from / PAGE_SIZE..to / PAGE_SIZE) {
+            for page in found.iter().flat_map(|(from, to)| PageNo::of(from).up_to(PageNo::of(to))) {
                 // Loading and Storing are Orphan by now: those are not in memory, or only in a frame.
                 if self.map.claim(page, PageState::None, PageState::Removing).is_err() {
                     (self.host.fatal)(b"no memory left for lowtide's page map");
@@ -204,9 +201,9 @@ impl Pager {
     /// MADV_FREE leaves in memory could never be evicted again.)
     pub fn removed(&self, start: usize, len: usize) {
         self.space.outlast_exclusive();
-        self.map.each(start / PAGE_SIZE, (start + len).div_ceil(PAGE_SIZE), |_, slot| {
-            if slot.load(Ordering::Relaxed) == PageState::Removing.bits() {
-                let _ = slot.compare_exchange(PageState::Removing.bits(), 0, Ordering::AcqRel, Ordering::Relaxed);
+        self.map.each(PageNo::of(start), PageNo::behind(start + len), |_, slot| {
+            if slot.peek() == PageState::Removing {
+                slot.swap(PageState::Removing, PageState::None);
             }
         });
     }
@@ -222,26 +219,26 @@ impl Pager {
 
     /// Words go where their pages went.
     fn remapped(&self, from: usize, to: usize, len: usize) {
-        let (from, to) = (from / PAGE_SIZE, to / PAGE_SIZE);
+        let (from, to) = (PageNo::of(from), PageNo::of(to));
         self.map.each(from, from + len.div_ceil(PAGE_SIZE), |page, old| {
-            if old.load(Ordering::Acquire) == 0 {
+            if old.peek() == PageState::None {
                 return;
             }
             let new = to + (page - from);
             if self.map.populate(new).is_err() {
                 (self.host.fatal)(b"no memory left for lowtide's page map");
             }
-            let word = match PageState::from_bits(old.swap(0, Ordering::AcqRel)) {
+            let word = match old.take() {
                 word @ (PageState::Staged(f) | PageState::Storing(f)) => {
                     // A thread that is storing it finds the word by the frame's owner.
-                    self.staging.owner(f).store(new as u64, Ordering::Release);
+                    self.staging.set_owner(f, new);
                     word
                 }
                 PageState::Loading(0) => PageState::Zero,
                 PageState::Loading(e) => PageState::Swapped(e),
                 PageState::Orphan => {
                     // Dropped before it was moved; the thread at work still looks for it at the old place.
-                    old.store(PageState::Orphan.bits(), Ordering::Release);
+                    old.set(PageState::Orphan);
                     return;
                 }
                 other => other,
@@ -254,6 +251,8 @@ impl Pager {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use core::sync::atomic::Ordering;
+
     use crate::pager::Host;
     use crate::uffd::{NEEDED_FEATURES, Uffd};
     use lowtide_core::codec::Codec;
@@ -302,13 +301,13 @@ pub(crate) mod tests {
     /// Says of `pages` pages from `at` on that they are in the store, under entries that begin with `entry`.
     fn swap_out(pager: &Pager, at: usize, pages: usize, entry: u64) {
         for i in 0..pages {
-            pager.map.populate(at / PAGE_SIZE + i).unwrap();
-            pager.map.set(at / PAGE_SIZE + i, PageState::Swapped(entry + i as u64));
+            pager.map.populate(PageNo::of(at) + i).unwrap();
+            pager.map.set(PageNo::of(at) + i, PageState::Swapped(entry + i as u64));
         }
     }
 
     fn words(pager: &Pager, at: usize, pages: usize) -> std::vec::Vec<PageState> {
-        (0..pages).map(|i| pager.map.get(at / PAGE_SIZE + i)).collect()
+        (0..pages).map(|i| pager.map.get(PageNo::of(at) + i)).collect()
     }
 
     fn swapped(entry: u64, pages: u64) -> std::vec::Vec<PageState> {
@@ -356,8 +355,8 @@ pub(crate) mod tests {
         let old = Range { start: at + 2 * PAGE_SIZE, end: at + 4 * PAGE_SIZE };
         pager.adopt(old).unwrap();
         for page in 0..8 {
-            pager.map.populate(at / PAGE_SIZE + page).unwrap();
-            pager.map.set(at / PAGE_SIZE + page, PageState::Zero);
+            pager.map.populate(PageNo::of(at) + page).unwrap();
+            pager.map.set(PageNo::of(at) + page, PageState::Zero);
             pager.zero_now.fetch_add(1, Ordering::Relaxed);
         }
         pager.adopt(Range { start: at, end: at + 8 * PAGE_SIZE }).unwrap();

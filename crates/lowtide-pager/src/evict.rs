@@ -39,7 +39,7 @@ pub enum Evicted {
 const SCANS: usize = 64;
 
 impl Pager {
-    /// The keeper's step of reclaim while faults come: drains a segment of staging, if enough waits there.
+    /// The keeper's step of reclaim while faults come: drains a batch of staging, if enough waits there.
     pub fn drain_staged(&self, worker: &mut Worker) -> Evicted {
         let Some(operation) = self.enter() else { return Evicted::Later };
         if !self.staging.is_worth_draining() {
@@ -48,7 +48,7 @@ impl Pager {
         operation.drained(worker)
     }
 
-    /// One step of reclaim: fills a segment of staging, and drains the oldest one when enough are filled. May be
+    /// One step of reclaim: fills a batch of staging, and drains the oldest one when enough are filled. May be
     /// called by any thread that holds no lock; never waits for a fault unless the worker may.
     pub fn evict(&self, worker: &mut Worker) -> Evicted {
         let Some(operation) = self.enter() else { return Evicted::Later };
@@ -79,7 +79,7 @@ impl Pager {
             return;
         }
         let before = self.counters().evictions_pages.load(Ordering::Relaxed);
-        match operation.fill_segment(worker) {
+        match operation.fill_batch(worker) {
             Filled::Some => self.ahead_backoff.succeeded(),
             // Who evicts for want of memory finds out what it means. Here it means not to try at each fault.
             _ => self.ahead_backoff.failed(Evicted::Nothing, started, arrived),
@@ -112,7 +112,7 @@ impl Pager {
     }
 }
 
-/// What filling a segment came to.
+/// What filling a batch came to.
 enum Filled {
     /// It is queued, or there is more to look at.
     Some,
@@ -120,8 +120,8 @@ enum Filled {
     Later,
     /// All memory was looked at.
     Nothing,
-    /// No segment is empty.
-    NoSegment,
+    /// No batch is empty.
+    NoBatch,
 }
 
 impl Operation<'_> {
@@ -133,11 +133,11 @@ impl Operation<'_> {
                 other => return other,
             }
         }
-        match self.fill_segment(worker) {
-            Filled::Some if self.staging.empty_segments() < 2 => self.drained(worker),
+        match self.fill_batch(worker) {
+            Filled::Some if self.staging.empty_batches() < 2 => self.drained(worker),
             Filled::Some => Evicted::Some,
             Filled::Later => Evicted::Later,
-            Filled::NoSegment => self.drained(worker),
+            Filled::NoBatch => self.drained(worker),
             // Nothing left to detach: what waits in staging is all there is.
             Filled::Nothing => {
                 self.hand.lock().look_again();
@@ -149,10 +149,10 @@ impl Operation<'_> {
         }
     }
 
-    /// Detaches pages into an empty segment, and queues it.
-    fn fill_segment(&self, worker: &mut Worker) -> Filled {
-        let Some(segment) = self.staging.take_empty() else { return Filled::NoSegment };
-        let frames = self.staging.segment_frames();
+    /// Detaches pages into an empty batch, and queues it.
+    fn fill_batch(&self, worker: &mut Worker) -> Filled {
+        let Some(batch) = self.staging.take_empty() else { return Filled::NoBatch };
+        let frames = self.staging.batch_frames();
         let (mut used, mut filled) = (0, 0);
         let mut later = false;
         for _ in 0..SCANS {
@@ -160,7 +160,7 @@ impl Operation<'_> {
                 break;
             }
             let Some(found) = self.find(frames - used) else { continue };
-            match self.detach(&found, self.staging.first(segment) + used as u32, frames - used, worker) {
+            match self.detach(&found, self.staging.first(batch) + used, frames - used, worker) {
                 Detached::Pages { frames, pages } => (used, filled) = (used + frames, filled + pages),
                 // The keeper unshares what is shared. A monitor that went on looking would try all of it in vain for each
                 // fault.
@@ -171,12 +171,12 @@ impl Operation<'_> {
             }
         }
         if filled > 0 {
-            self.staging.put_full(segment);
+            self.staging.put_full(batch);
             self.publish_own();
             add(&self.counters().evictions_pages, filled);
             return Filled::Some;
         }
-        self.staging.put_empty(segment);
+        self.staging.put_empty(batch);
         if later {
             Filled::Later
         } else if self.hand.lock().is_idle() {
@@ -186,7 +186,7 @@ impl Operation<'_> {
         }
     }
 
-    /// Drains the oldest segment.
+    /// Drains the oldest batch.
     pub(crate) fn drained(&self, worker: &mut Worker) -> Evicted {
         match self.drain(worker) {
             Drained::Freed => Evicted::Some,

@@ -29,6 +29,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
 
 use crate::clock::now_us;
+use crate::ids::PageNo;
 use crate::pagemap::PageState;
 use crate::pager::Pager;
 use crate::regions::Range;
@@ -108,6 +109,8 @@ impl Handover {
 
     /// Decides what becomes of the child's references; false: that has been decided.
     fn claim_references(&self, by: u32) -> bool {
+        // AcqRel, and Acquire of a failure: pairs with itself in the other process. A child that finds UNDONE finds its memory
+        // filled.
         self.references.compare_exchange(UNCLAIMED, by, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
@@ -117,11 +120,13 @@ impl Handover {
         for (word, value) in slot.iter().zip(event) {
             word.store(value, Ordering::Relaxed);
         }
+        // Release: pairs with the Acquire in `passed_on`.
         self.passed.store(i as u32 + 1, Ordering::Release);
         true
     }
 
     fn passed_on(&self) -> impl Iterator<Item = Message> + '_ {
+        // Acquire: pairs with the Release in `pass`, before which the event was written.
         let n = self.passed.load(Ordering::Acquire) as usize;
         self.events[..n.min(PASSED)].iter().filter_map(|slot| {
             let [kind, a, b, c] = slot.each_ref().map(|w| w.load(Ordering::Relaxed) as usize);
@@ -137,6 +142,7 @@ impl Handover {
 
 impl Pager {
     fn handover(&self) -> &Handover {
+        // Acquire: pairs with the Release in `take_over`, the only place where there comes to be another one.
         // SAFETY: a mapping made by `Handover::new`, never unmapped; all its fields are atomics.
         unsafe { &*self.handover.load(Ordering::Acquire) }
     }
@@ -154,6 +160,7 @@ impl Pager {
     pub fn announce_fork(&self, run: &Segment) {
         // The last child may still be on its way out of this process's hands.
         drop(self.space.exclusive());
+        // Acquire: as in `handover`.
         // SAFETY: only a monitor that serves a fork looks at it, with the exclusive lock, and none does: forks take turns.
         if unsafe { Handover::renew(self.handover.load(Ordering::Acquire)) }.is_err() {
             (self.host.fatal)(b"no memory for a fork");
@@ -224,7 +231,7 @@ impl Pager {
             match child.read() {
                 Ok(Message::Fault { addr, .. }) => {
                     // An event of the child that waits makes this fail; it is read next, and the fault comes again.
-                    if self.copy_to(lock, &child, addr / PAGE_SIZE, worker).is_err() {
+                    if self.copy_to(lock, &child, PageNo::of(addr), worker).is_err() {
                         child.wake(addr, PAGE_SIZE);
                     }
                 }
@@ -286,7 +293,7 @@ impl Pager {
         let mut gone_len = 0;
         let mut dead = false;
         self.map.each_used(|page, slot| {
-            let word = PageState::from_bits(slot.load(Ordering::Acquire));
+            let word = slot.get();
             let here =
                 !matches!(word, PageState::Staged(_) | PageState::Storing(_) | PageState::Swapped(_) | PageState::Loading(_))
                     || word == PageState::Loading(0);
@@ -294,7 +301,7 @@ impl Pager {
                 return;
             }
             loop {
-                if gone[..gone_len].iter().any(|r| (r.start..r.end).contains(&(page * PAGE_SIZE))) {
+                if gone[..gone_len].iter().any(|r| (r.start..r.end).contains(&page.addr())) {
                     return;
                 }
                 match self.copy_to(lock, child, page, worker) {
@@ -389,6 +396,7 @@ impl Pager {
         }
         self.register_inherited()?;
         steps::taken(steps::Fork::Child);
+        // Release: pairs with the Acquire in `handover`.
         self.handover.store(next, Ordering::Release);
         self.resume();
         Ok(TakenOver::Serves)
@@ -425,9 +433,9 @@ impl Pager {
     /// memory, and it may have no reference to the slots that it stands for.
     fn forget_what_is_out(&self, lock: &Exclusive<'_>) {
         self.map.each_used(|_, slot| {
-            let word = PageState::from_bits(slot.load(Ordering::Acquire));
+            let word = slot.get();
             if matches!(word, PageState::Staged(_) | PageState::Swapped(_) | PageState::Clean(_)) {
-                slot.store(PageState::None.bits(), Ordering::Release);
+                slot.set(PageState::None);
                 self.forget(lock, word);
             }
         });

@@ -28,6 +28,8 @@ pub(crate) struct Seen(usize, usize);
 impl Guards {
     /// Makes guards by `call`. By threads of the program.
     pub fn make<T>(&self, call: impl FnOnce() -> T) -> (T, Made) {
+        // SeqCst, here and below: pairs with those in `begin_look` and `end_look`. A look that began before this call ended
+        // sees that it had begun, in the end at the latest; then `were_met` sees that it was met.
         let before = Made(self.met.load(Ordering::SeqCst));
         self.begun.fetch_add(1, Ordering::SeqCst);
         let result = call();
@@ -37,22 +39,26 @@ impl Guards {
 
     /// Whether a touch has met a call since: after a MADV_DONTNEED of the range that followed it.
     pub fn were_met(&self, since: Made) -> bool {
+        // SeqCst: pairs with the count in `end_look`.
         self.met.load(Ordering::SeqCst) != since.0
     }
 
     /// Whether the program has made any while lowtide was at work.
     pub(crate) fn any(&self) -> bool {
+        // SeqCst: pairs with the count in `make`.
         self.begun.load(Ordering::SeqCst) != 0
     }
 
     /// Before a look where guards are. With the space lock shared, up to [`Guards::end_look`].
     pub(crate) fn begin_look(&self) -> Seen {
+        // SeqCst: pairs with the counts in `make`. Calls that end in between are taken for not ended.
         let ended = self.ended.load(Ordering::SeqCst);
         Seen(self.begun.load(Ordering::SeqCst), ended)
     }
 
     /// Pages have been installed by what was seen then.
     pub(crate) fn end_look(&self, seen: Seen) {
+        // SeqCst: pairs with the counts in `make`, and with the look in `were_met`.
         if seen.0 != seen.1 || self.begun.load(Ordering::SeqCst) != seen.0 {
             self.met.fetch_add(1, Ordering::SeqCst);
         }
@@ -60,6 +66,7 @@ impl Guards {
 
     /// In a forked child: other threads of the parent are not here, and what they were making is not made.
     pub(crate) fn reset_after_fork(&self) {
+        // SeqCst: pairs with `begin_look`, once the child has more threads.
         self.ended.store(self.begun.load(Ordering::SeqCst), Ordering::SeqCst);
     }
 }

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use rustix::mm::MsyncFlags;
 
 use crate::backoff::Backoff;
-use crate::budget::Budget;
+use crate::budget::RamBudget;
 use crate::drain::Drained;
 use crate::guards::Guards;
 use crate::hand::Hand;
@@ -77,7 +77,7 @@ pub struct Pager {
     /// Everything that left staging. Reached through [`Operation::store`] and [`Pager::store`].
     store: Store,
     /// RAM left.
-    pub budget: Budget,
+    pub budget: RamBudget,
     /// Guards that the program makes.
     pub guards: Guards,
     /// When not to look for pages to evict.
@@ -145,6 +145,7 @@ impl MayChange for Exclusive<'_> {}
 
 impl Drop for Operation<'_> {
     fn drop(&mut self) {
+        // SeqCst: pairs with the look in `pause`. What the operation has done comes before what is done while there are none.
         self.0.operations.fetch_sub(1, Ordering::SeqCst);
     }
 }
@@ -167,7 +168,7 @@ impl Pager {
             pinned: Regions::new()?,
             staging,
             store,
-            budget: Budget::default(),
+            budget: RamBudget::default(),
             guards: Guards::default(),
             backoff: Backoff::default(),
             ahead_backoff: Backoff::default(),
@@ -206,6 +207,7 @@ impl Pager {
 
     /// The userfaultfd.
     pub fn uffd(&self) -> &Uffd {
+        // Acquire, here and in `present`: pairs with the Release in `reopen`.
         // SAFETY: set by `new` or `reopen` from a box that is never freed.
         unsafe { &*self.uffd.load(Ordering::Acquire) }
     }
@@ -218,6 +220,7 @@ impl Pager {
     /// In a forked child: replaces the descriptors, which are the parent's.
     pub(crate) fn reopen(&self, uffd: Uffd, present: Present) {
         // The old ones are leaked on purpose: their numbers mean nothing in this process and must not be closed here.
+        // Release: of the first two, pairs with the Acquire in `uffd` and `present`; of the third, with that in `keep_reserve`.
         self.uffd.store(Box::into_raw(Box::new(uffd)), Ordering::Release);
         self.present.store(Box::into_raw(Box::new(present)), Ordering::Release);
         self.reserve.store(core::ptr::null_mut(), Ordering::Release);
@@ -226,6 +229,7 @@ impl Pager {
 
     /// Keeps a descriptor at hand, if there is one to be had.
     pub(crate) fn keep_reserve(&self) {
+        // Acquire: pairs with the swap in `close_reserve`. Release: with the same, which frees what is stored here.
         if self.reserve.load(Ordering::Acquire).is_null()
             && let Ok(fd) = rustix::io::fcntl_dupfd_cloexec(self.uffd().as_fd(), 0)
         {
@@ -235,6 +239,7 @@ impl Pager {
 
     /// Closes it. With the space lock held alone, as above but where nobody else is at work.
     pub(crate) fn close_reserve(&self, _: &Exclusive<'_>) {
+        // AcqRel: pairs with the two in `keep_reserve`.
         let reserve = self.reserve.swap(core::ptr::null_mut(), Ordering::AcqRel);
         if !reserve.is_null() {
             // SAFETY: from `keep_reserve`, and taken out once.
@@ -260,6 +265,8 @@ impl Pager {
 
     /// Begins an operation that changes words or the store, unless the program is forking.
     pub fn enter(&self) -> Option<Operation<'_>> {
+        // SeqCst, of both: pairs with the two in `pause`. Either this thread sees that the program forks, or that one sees the
+        // operation.
         self.operations.fetch_add(1, Ordering::SeqCst);
         let operation = Operation(self);
         (!self.forking.load(Ordering::SeqCst)).then_some(operation)
@@ -267,6 +274,7 @@ impl Pager {
 
     /// Stops operations from beginning, and waits for those under way. Monitors go on serving faults, by copying only.
     pub(crate) fn pause(&self) {
+        // SeqCst, of both: pairs with the two in `enter`.
         self.forking.store(true, Ordering::SeqCst);
         let mut patience = Patience::new();
         while self.operations.load(Ordering::SeqCst) > 0 {
@@ -279,17 +287,21 @@ impl Pager {
     /// A thread of the program moves memory though a fork is under way for which it should have waited: nobody can tell whether
     /// the child's copy of the tables knows of it.
     pub fn moves_during_fork(&self) {
+        // SeqCst: pairs with the swap in `has_moved`. Before the call that moves: if that meets the cloning of the memory,
+        // whoever reads the fork's event, which comes after the cloning, sees it.
         self.has_moved.store(true, Ordering::SeqCst);
     }
 
     /// Whether one did since this was last asked.
     pub(crate) fn has_moved(&self) -> bool {
+        // SeqCst: pairs with the store in `moves_during_fork`.
         self.has_moved.swap(false, Ordering::SeqCst)
     }
 
     /// In a forked child: the parent's threads, of which one may just have found that no operation may begin and was about to
     /// take its count back, are not here.
     pub(crate) fn forget_operations(&self) {
+        // SeqCst: pairs with `pause`, once the child has more threads.
         self.operations.store(0, Ordering::SeqCst);
     }
 
@@ -310,6 +322,7 @@ impl Pager {
 
     /// Ends a [`Pager::pause`].
     pub(crate) fn resume(&self) {
+        // SeqCst: pairs with the look in `enter`. What was done while there were no operations comes before those that begin.
         self.forking.store(false, Ordering::SeqCst);
     }
 
@@ -325,6 +338,7 @@ impl Pager {
 
     /// The keeper says whether it is awake: pages are detached for it while it is not.
     pub fn set_reclaiming(&self, awake: bool) {
+        // Release: pairs with the Acquire in `is_reclaiming`.
         self.reclaiming.store(awake, Ordering::Release);
     }
 
@@ -334,6 +348,7 @@ impl Pager {
     }
 
     pub(crate) fn is_reclaiming(&self) -> bool {
+        // Acquire: pairs with the Release in `set_reclaiming`.
         self.reclaiming.load(Ordering::Acquire)
     }
 
@@ -342,9 +357,9 @@ impl Pager {
         self.store.device_of(entry)
     }
 
-    /// Bytes of a batch of eviction: a segment of staging.
+    /// Bytes of a batch of staging, which is what is evicted at a time.
     pub fn batch_bytes(&self) -> usize {
-        self.staging.segment_frames() * PAGE_SIZE
+        self.staging.batch_frames() * PAGE_SIZE
     }
 
     /// What this process has of each of the run's swap areas.
@@ -411,6 +426,7 @@ impl Pager {
 
     /// Whether operations are stopped.
     pub fn paused(&self) -> bool {
+        // SeqCst: pairs with the stores in `pause` and `resume`.
         self.forking.load(Ordering::SeqCst)
     }
 
@@ -542,7 +558,7 @@ impl Pager {
         self.rest.load(Ordering::Relaxed)
     }
 
-    /// Stores all that waits in staging, a segment at a time; false: nothing is left to store, or it can't be now.
+    /// Stores all that waits in staging, a batch at a time; false: nothing is left to store, or it can't be now.
     pub fn empty_staging(&self, worker: &mut Worker) -> bool {
         let Some(operation) = self.enter() else { return false };
         operation.drain(worker) == Drained::Freed

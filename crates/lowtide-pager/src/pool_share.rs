@@ -5,7 +5,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::budget::Budget;
+use crate::budget::RamBudget;
 use crate::pager::Pager;
 use crate::segment::{Segment, proc_state};
 
@@ -48,7 +48,7 @@ impl Sums {
 }
 
 /// Of a run with devices.
-fn share(asked: u64, budget: &Budget, now: &Sums) -> u64 {
+fn share(asked: u64, budget: &RamBudget, now: &Sums) -> u64 {
     let limit = budget.limit();
     let room = limit.saturating_sub(now.rest.saturating_add(budget.working_minimum(1))).max(limit / LEAST_PART);
     let share = asked.min(room).saturating_sub(now.others());
@@ -66,8 +66,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn budget(mib: u64) -> Budget {
-        let budget = Budget::default();
+    fn budget(mib: u64) -> RamBudget {
+        let budget = RamBudget::default();
         budget.set_limit(mib * MIB);
         budget
     }

@@ -13,6 +13,7 @@ use crate::detach::Detached;
 use crate::evict::Evicted;
 use crate::fault::Served;
 use crate::hand::Found;
+use crate::ids::PageNo;
 use crate::pagemap::PageState;
 use crate::pager::{Operation, Pager, add};
 use crate::regions::Range;
@@ -95,7 +96,7 @@ impl Pager {
             let mut missing = at;
             for (from, to) in found.iter().chain([(found.walk_end, found.walk_end)]) {
                 while missing < from {
-                    let wanted = which == BringIn::All || self.is_evicted(missing / PAGE_SIZE);
+                    let wanted = which == BringIn::All || self.is_evicted(missing);
                     if wanted && !self.is_there(missing) && !self.bring_in_page(missing, worker) {
                         return Ok(false);
                     }
@@ -110,11 +111,11 @@ impl Pager {
 
     /// Whether a page came in since it was looked for: as a neighbour of another.
     fn is_there(&self, addr: usize) -> bool {
-        !self.is_evicted(addr / PAGE_SIZE) && self.present().holds_page(addr)
+        !self.is_evicted(addr) && self.present().holds_page(addr)
     }
 
-    fn is_evicted(&self, page: usize) -> bool {
-        !matches!(self.map.get(page), PageState::None | PageState::Removing | PageState::Clean(_))
+    fn is_evicted(&self, addr: usize) -> bool {
+        !matches!(self.map.get(PageNo::of(addr)), PageState::None | PageState::Removing | PageState::Clean(_))
     }
 
     fn bring_in_page(&self, addr: usize, worker: &mut Worker) -> bool {
@@ -152,12 +153,12 @@ impl Pager {
 }
 
 impl Operation<'_> {
-    /// Fills a segment with pages from `at` on; where it goes on. Some: room was made, try again.
+    /// Fills a batch with pages from `at` on; where it goes on. Some: room was made, try again.
     fn evict_some(&self, at: usize, end: usize, worker: &mut Worker) -> Result<usize, Evicted> {
-        let Some(segment) = self.staging.take_empty() else {
+        let Some(batch) = self.staging.take_empty() else {
             return Err(match self.drained(worker) {
                 Evicted::Nothing if self.staging.is_lost() => Evicted::Full,
-                // Others have all segments in hand.
+                // Others have all batches in hand.
                 Evicted::Nothing => {
                     rustix::thread::sched_yield();
                     Evicted::Some
@@ -165,24 +166,24 @@ impl Operation<'_> {
                 other => other,
             });
         };
-        let room = self.staging.segment_frames();
+        let room = self.staging.batch_frames();
         let ranges = match self.present().scan(at, end, room) {
             Ok(ranges) => ranges,
             Err(_) => {
-                self.staging.put_empty(segment);
+                self.staging.put_empty(batch);
                 return Err(Evicted::Nothing);
             }
         };
         let next = ranges.walk_end.max(at + PAGE_SIZE);
         // Runs without their holes: as many frames as pages were found. What did not fit would be passed over.
         let found = Found { ranges, spares_none: true, is_complete: false };
-        let detached = self.detach(&found, self.staging.first(segment), room, worker);
+        let detached = self.detach(&found, self.staging.first(batch), room, worker);
         let pages = if let Detached::Pages { pages, .. } = detached { pages } else { 0 };
         if pages > 0 {
-            self.staging.put_full(segment);
+            self.staging.put_full(batch);
             add(&self.counters().evictions_pages, pages);
         } else {
-            self.staging.put_empty(segment);
+            self.staging.put_empty(batch);
         }
         self.publish_own();
         Ok(next)

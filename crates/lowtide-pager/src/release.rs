@@ -1,10 +1,10 @@
 //! Giving memory back to the program for good: it wants to do something with it that lowtide is in the way of, such as
 //! registering it with a userfaultfd of its own.
 
-use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 use rustix::mm::Advice;
 
+use crate::ids::PageNo;
 use crate::pagemap::PageState;
 use crate::pager::Pager;
 use crate::regions::Range;
@@ -50,14 +50,14 @@ impl Pager {
     /// The address of the first page whose bytes are not in its place. Alone, so that this stays so.
     fn first_out(&self, part: Range) -> Option<usize> {
         let mut first = None;
-        self.map.each(part.start / PAGE_SIZE, part.end / PAGE_SIZE, |page, slot| {
-            let word = PageState::from_bits(slot.load(core::sync::atomic::Ordering::Acquire));
+        self.map.each(PageNo::of(part.start), PageNo::of(part.end), |page, slot| {
+            let word = slot.get();
             let here = matches!(
                 word,
                 PageState::None | PageState::Removing | PageState::Clean(_) | PageState::Zero | PageState::Loading(0)
             );
             if !here && first.is_none() {
-                first = Some(page * PAGE_SIZE);
+                first = Some(page.addr());
             }
         });
         first

@@ -121,7 +121,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::vec::Vec;
 
-    const PAGE: u64 = 4096;
+    const PAGE: u64 = lowtide_core::vm::PAGE_SIZE as u64;
 
     /// A process of the model: which frame each of its pages is.
     struct Process {

@@ -52,6 +52,7 @@ impl SpaceLock {
         let mut spins = 0;
         loop {
             let s = self.state.load(Ordering::Relaxed);
+            // Acquire: pairs with the SeqCst, as a Release, with which an Exclusive is dropped.
             let free = s & EXCLUSIVE == 0 && self.writers.load(Ordering::Relaxed) == 0;
             if free && self.state.compare_exchange_weak(s, s + 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 return Shared(self);
@@ -62,6 +63,7 @@ impl SpaceLock {
 
     /// Takes the lock alone.
     pub fn exclusive(&self) -> Exclusive<'_> {
+        // Acquire, here and below: pairs with the SeqCst, as a Release, with which a Shared or an Exclusive is dropped.
         if self.state.compare_exchange(0, EXCLUSIVE, Ordering::Acquire, Ordering::Relaxed).is_ok() {
             return Exclusive(self);
         }
@@ -80,9 +82,10 @@ impl SpaceLock {
     /// Waits until whoever has the lock alone at this moment, if anybody does, has let go of it. For host threads: it takes
     /// nothing.
     pub fn outlast_exclusive(&self) {
+        // Acquire, of both: pairs with the Release and the SeqCst with which an Exclusive is dropped. What was done under the
+        // lock can be seen then.
         let ended = self.ended.load(Ordering::Acquire);
         let mut spins = 0;
-        // Acquire: what was done under the lock can be seen then.
         loop {
             let state = self.state.load(Ordering::Acquire);
             if state & EXCLUSIVE == 0 || self.ended.load(Ordering::Acquire) != ended {
@@ -100,6 +103,8 @@ impl SpaceLock {
             core::hint::spin_loop();
         } else if may_sleep {
             let started = now_ns();
+            // SeqCst: pairs with the change of `state` and the look at `sleepers` of who lets go. Either that look sees this
+            // thread, or the kernel, which looks at `state` once more before it lets a thread sleep, sees the change.
             self.sleepers.fetch_add(1, Ordering::SeqCst);
             let _ = futex::wait(&self.state, futex::Flags::PRIVATE, seen, None);
             self.sleepers.fetch_sub(1, Ordering::SeqCst);
@@ -111,6 +116,7 @@ impl SpaceLock {
     }
 
     fn wake(&self) {
+        // SeqCst: pairs with the count in `pause`.
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             let _ = futex::wake(&self.state, futex::Flags::PRIVATE, i32::MAX as u32);
         }
@@ -129,6 +135,7 @@ impl SpaceLock {
 
 impl Drop for Shared<'_> {
     fn drop(&mut self) {
+        // SeqCst: pairs with the Acquire in `exclusive`, and with the sleepers' in `pause`.
         if self.0.state.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.0.wake();
         }
@@ -137,7 +144,9 @@ impl Drop for Shared<'_> {
 
 impl Drop for Exclusive<'_> {
     fn drop(&mut self) {
+        // Release: pairs with the Acquire in `outlast_exclusive`.
         self.0.ended.fetch_add(1, Ordering::Release);
+        // SeqCst: pairs with the Acquire in `shared`, `exclusive` and `outlast_exclusive`, and with the sleepers' in `pause`.
         self.0.state.store(0, Ordering::SeqCst);
         self.0.wake();
     }

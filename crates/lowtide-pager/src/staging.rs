@@ -2,52 +2,53 @@
 //! fault in the meantime proves that the page is hot and takes it back by a MOVE.
 //!
 //! The area is registered with the same userfaultfd (only registered memory can receive a MOVE; and only then does the kernel
-//! refuse to MOVE while an event waits). It is cut into segments of as many frames as the largest folio has, or fewer where
-//! RAM is small. A segment is filled by one thread, queued, later drained by one thread, and emptied in one call.
+//! refuse to MOVE while an event waits). It is cut into batches of as many frames as the largest folio has, or fewer where
+//! RAM is small. A batch is filled by one thread, queued, later drained by one thread, and emptied in one call.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use lowtide_core::lock::{Lock, rank};
+use lowtide_core::table::Table;
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
 
+use crate::ids::{PageNo, StagingFrame};
 use crate::uffd::Uffd;
 
-/// Most frames in a segment: the largest folio.
-pub const MAX_SEGMENT_FRAMES: usize = 512;
-/// Frames in a segment of a small staging area: there the cost of a MOVE has nearly levelled out.
-const SMALL_SEGMENT_FRAMES: usize = 128;
+/// Most frames in a batch: the largest folio.
+pub const MAX_BATCH_FRAMES: usize = 512;
+/// Frames in a batch of a small staging area: there the cost of a MOVE has nearly levelled out.
+const SMALL_BATCH_FRAMES: usize = 128;
 /// Frames whose memory is given back at a time: until the kernel has done it, they are counted. Each time the other CPUs are
 /// interrupted.
 const DISCARDED_FRAMES: usize = 128;
-const _: () =
-    assert!(SMALL_SEGMENT_FRAMES.is_multiple_of(DISCARDED_FRAMES) && MAX_SEGMENT_FRAMES.is_multiple_of(DISCARDED_FRAMES));
-/// Bytes from which on an area has large segments.
+const _: () = assert!(SMALL_BATCH_FRAMES.is_multiple_of(DISCARDED_FRAMES) && MAX_BATCH_FRAMES.is_multiple_of(DISCARDED_FRAMES));
+/// Bytes from which on an area has large batches.
 const LARGE: usize = 16 << 20;
-/// Most segments.
-const MAX_SEGMENTS: usize = 160;
+/// Most batches.
+const MAX_BATCHES: usize = 160;
 
-/// Segments for each one that the pages would fill without holes.
+/// Batches for each one that the pages would fill without holes.
 const HOLLOW: usize = 3;
 
-/// A segment by number.
+/// A batch by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment(u8);
+pub struct Batch(u8);
 
 /// What became of the memory behind a frame whose page has left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memory {
     /// It went with the page, by a MOVE.
     Went,
-    /// It stays until the segment is discarded.
+    /// It stays until the batch is discarded.
     Stays,
 }
 
 struct Queues {
-    empty: [Segment; MAX_SEGMENTS],
+    empty: [Batch; MAX_BATCHES],
     empty_len: usize,
-    /// Ring of filled segments, oldest at `head`.
-    full: [Segment; MAX_SEGMENTS],
+    /// Ring of filled batches, oldest at `head`.
+    full: [Batch; MAX_BATCHES],
     head: usize,
     full_len: usize,
 }
@@ -55,44 +56,45 @@ struct Queues {
 /// The staging area.
 pub struct Staging {
     memory: Mapping,
-    owners: Mapping,
+    /// By frame, the page whose bytes are in it, raw; 0: none.
+    owners: Table<AtomicU64>,
     /// By frame, the raw entry under which the swap cache may hold a clean copy of the page; 0: none.
-    cleans: Mapping,
-    segments: usize,
-    segment_frames: usize,
+    cleans: Table<AtomicU64>,
+    batches: usize,
+    batch_frames: usize,
     queues: Lock<Queues, { rank::STAGING }>,
     staged: AtomicUsize,
     /// See [`Staging::set_target`].
     target: AtomicUsize,
-    /// By segment, frames that nobody owns and that still have memory behind them.
-    spent: [AtomicU32; MAX_SEGMENTS],
-    /// Segments that are never used again.
+    /// By batch, frames that nobody owns and that still have memory behind them.
+    spent: [AtomicU32; MAX_BATCHES],
+    /// Batches that are never used again.
     lost: AtomicUsize,
 }
 
 impl Staging {
-    /// A staging area of `target` bytes (rounded up to segments) and two segments to work with.
+    /// A staging area of `target` bytes (rounded up to batches) and two batches to work with.
     ///
     /// # Errors
     /// `NOMEM`.
     pub fn new(target: usize) -> Result<Staging, Errno> {
-        let segment_frames = if target < LARGE { SMALL_SEGMENT_FRAMES } else { MAX_SEGMENT_FRAMES };
-        let segment_bytes = segment_frames * PAGE_SIZE;
-        let segments = (target.div_ceil(segment_bytes).max(1) * HOLLOW + 2).min(MAX_SEGMENTS);
-        let mut empty = [Segment(0); MAX_SEGMENTS];
-        for (i, s) in empty.iter_mut().take(segments).enumerate() {
-            *s = Segment((segments - 1 - i) as u8);
+        let batch_frames = if target < LARGE { SMALL_BATCH_FRAMES } else { MAX_BATCH_FRAMES };
+        let batch_bytes = batch_frames * PAGE_SIZE;
+        let batches = (target.div_ceil(batch_bytes).max(1) * HOLLOW + 2).min(MAX_BATCHES);
+        let mut empty = [Batch(0); MAX_BATCHES];
+        for (i, s) in empty.iter_mut().take(batches).enumerate() {
+            *s = Batch((batches - 1 - i) as u8);
         }
         Ok(Staging {
-            memory: vm::map(segments * segment_bytes, OnFork::Copy)?,
-            owners: vm::map(segments * segment_frames * 8, OnFork::Copy)?,
-            cleans: vm::map(segments * segment_frames * 8, OnFork::Copy)?,
-            segments,
-            segment_frames,
-            queues: Lock::new(Queues { empty, empty_len: segments, full: [Segment(0); MAX_SEGMENTS], head: 0, full_len: 0 }),
+            memory: vm::map(batches * batch_bytes, OnFork::Copy)?,
+            owners: Table::new(batches * batch_frames, OnFork::Copy)?,
+            cleans: Table::new(batches * batch_frames, OnFork::Copy)?,
+            batches,
+            batch_frames,
+            queues: Lock::new(Queues { empty, empty_len: batches, full: [Batch(0); MAX_BATCHES], head: 0, full_len: 0 }),
             staged: AtomicUsize::new(0),
             target: AtomicUsize::new(target),
-            spent: [const { AtomicU32::new(0) }; MAX_SEGMENTS],
+            spent: [const { AtomicU32::new(0) }; MAX_BATCHES],
             lost: AtomicUsize::new(0),
         })
     }
@@ -112,16 +114,16 @@ impl Staging {
         self.target.store(bytes, Ordering::Relaxed);
     }
 
-    /// Whether more pages wait than should, or they are spread over nearly all segments.
+    /// Whether more pages wait than should, or they are spread over nearly all batches.
     pub fn is_above_target(&self) -> bool {
-        self.staged() * PAGE_SIZE > self.target.load(Ordering::Relaxed) || self.empty_segments() < 2
+        self.staged() * PAGE_SIZE > self.target.load(Ordering::Relaxed) || self.empty_batches() < 2
     }
 
     /// Whether enough of them wait for the keeper to store some: less than the target, so that there is room for many before it
     /// is needed again.
     pub fn is_worth_draining(&self) -> bool {
         let target = self.target.load(Ordering::Relaxed);
-        self.staged() * PAGE_SIZE > target - target / 4 || self.empty_segments() < self.segments / 3
+        self.staged() * PAGE_SIZE > target - target / 4 || self.empty_batches() < self.batches / 3
     }
 
     /// Whether `addr` is in the area.
@@ -130,59 +132,72 @@ impl Staging {
     }
 
     /// Address of a frame.
-    pub fn addr(&self, frame: u32) -> usize {
-        self.memory.addr() + frame as usize * PAGE_SIZE
+    pub fn addr(&self, frame: StagingFrame) -> usize {
+        assert!(frame.index() < self.owners.len(), "no such frame of staging");
+        self.memory.addr() + frame.index() * PAGE_SIZE
     }
 
-    /// First frame of a segment.
-    pub fn first(&self, segment: Segment) -> u32 {
-        u32::from(segment.0) * self.segment_frames as u32
+    /// First frame of a batch.
+    pub fn first(&self, batch: Batch) -> StagingFrame {
+        StagingFrame::new(u32::from(batch.0) * self.batch_frames as u32)
     }
 
-    /// Frames in a segment.
-    pub fn segment_frames(&self) -> usize {
-        self.segment_frames
+    /// Frames in a batch.
+    pub fn batch_frames(&self) -> usize {
+        self.batch_frames
     }
 
-    /// The frames of a segment.
-    pub fn frames(&self, segment: Segment) -> core::ops::Range<u32> {
-        let first = self.first(segment);
-        first..first + self.segment_frames as u32
+    /// The frames of a batch.
+    pub fn frames(&self, batch: Batch) -> impl Iterator<Item = StagingFrame> {
+        let first = self.first(batch);
+        first.up_to(first + self.batch_frames)
     }
 
-    /// Whether two frames are of one segment.
-    pub fn same_segment(&self, a: u32, b: u32) -> bool {
-        a as usize / self.segment_frames == b as usize / self.segment_frames
+    /// Whether two frames are of one batch.
+    pub fn same_batch(&self, a: StagingFrame, b: StagingFrame) -> bool {
+        a.index() / self.batch_frames == b.index() / self.batch_frames
     }
 
-    /// The raw entry under which the swap cache may hold a clean copy of the page in `frame`; 0: none. It belongs to whoever
-    /// may change the page's word.
-    pub fn clean(&self, frame: u32) -> &AtomicU64 {
-        debug_assert!((frame as usize) < self.segments * self.segment_frames);
-        // SAFETY: inside the mapping, zero at first, which lives as long as the process.
-        unsafe { &*self.cleans.as_ptr().cast::<AtomicU64>().add(frame as usize) }
+    /// Notes the raw entry under which the swap cache may hold a clean copy of the page in `frame`; 0: none. By who may change
+    /// the page's word.
+    pub fn set_clean(&self, frame: StagingFrame, raw: u64) {
+        // Release: pairs with the swap in `take_clean`.
+        self.cleans[frame.index()].store(raw, Ordering::Release);
     }
 
-    /// The page (address / 4096) whose bytes are in `frame`; 0: none. Changed with the shared space lock by the thread that
-    /// moves the page, and by REMAP events with the exclusive one.
-    pub fn owner(&self, frame: u32) -> &AtomicU64 {
-        debug_assert!((frame as usize) < self.segments * self.segment_frames);
-        // SAFETY: inside the mapping of owners, zero at first, which lives as long as the process.
-        unsafe { &*self.owners.as_ptr().cast::<AtomicU64>().add(frame as usize) }
+    /// Takes that entry out; 0: there is none. By who may change the page's word.
+    pub fn take_clean(&self, frame: StagingFrame) -> u64 {
+        // AcqRel: pairs with the Release in `set_clean`, and with itself: one thread gets the entry.
+        self.cleans[frame.index()].swap(0, Ordering::AcqRel)
+    }
+
+    /// The page whose bytes are in `frame`. Changed with the shared space lock by the thread that moves the page, and by REMAP
+    /// events with the exclusive one.
+    pub fn owner(&self, frame: StagingFrame) -> Option<PageNo> {
+        // Acquire: pairs with the Release in `set_owner`, `arrived` and `left`.
+        PageNo::from_raw(self.owners[frame.index()].load(Ordering::Acquire))
+    }
+
+    /// The page in `frame` belongs elsewhere from now on: a REMAP event, with the space lock held exclusively.
+    pub fn set_owner(&self, frame: StagingFrame, page: PageNo) {
+        // Release: pairs with the Acquire in `owner`, for a drainer that looks without the lock.
+        self.owners[frame.index()].store(page.raw(), Ordering::Release);
     }
 
     /// A page arrived in `frame`. False: the frame had an owner, which must not be.
     #[must_use]
-    pub fn arrived(&self, frame: u32, page: usize) -> bool {
+    pub fn arrived(&self, frame: StagingFrame, page: PageNo) -> bool {
         self.staged.fetch_add(1, Ordering::Relaxed);
-        self.owner(frame).swap(page as u64, Ordering::AcqRel) == 0
+        // AcqRel: pairs with the Acquire in `owner`, and with `left`, after which the frame may have another page.
+        self.owners[frame.index()].swap(page.raw(), Ordering::AcqRel) == 0
     }
 
     /// The bytes in `frame` belong to nobody any more.
-    pub fn left(&self, frame: u32, memory: Memory) {
-        if self.owner(frame).swap(0, Ordering::AcqRel) != 0 {
+    pub fn left(&self, frame: StagingFrame, memory: Memory) {
+        // AcqRel: pairs with `arrived` and `owner`; of two that say so one counts.
+        if self.owners[frame.index()].swap(0, Ordering::AcqRel) != 0 {
             if memory == Memory::Stays {
-                self.spent[frame as usize / self.segment_frames].fetch_add(1, Ordering::Relaxed);
+                self.spent[frame.index() / self.batch_frames].fetch_add(1, Ordering::Relaxed);
             }
             self.staged.fetch_sub(1, Ordering::Relaxed);
         }
@@ -196,7 +211,7 @@ impl Staging {
     /// Bytes of memory behind the frames: pages that wait, and pages that have left but for their bytes. Exact when no other
     /// call is in flight.
     pub fn held_bytes(&self) -> usize {
-        let spent = self.spent[..self.segments].iter().map(|n| n.load(Ordering::Relaxed) as usize).sum::<usize>();
+        let spent = self.spent[..self.batches].iter().map(|n| n.load(Ordering::Relaxed) as usize).sum::<usize>();
         (self.staged() + spent) * PAGE_SIZE
     }
 
@@ -205,76 +220,76 @@ impl Staging {
         self.memory.addr()..self.memory.addr() + self.memory.len()
     }
 
-    /// An empty segment to fill.
-    pub fn take_empty(&self) -> Option<Segment> {
+    /// An empty batch to fill.
+    pub fn take_empty(&self) -> Option<Batch> {
         let mut q = self.queues.lock();
         q.empty_len = q.empty_len.checked_sub(1)?;
         Some(q.empty[q.empty_len])
     }
 
-    /// How many segments are empty.
-    pub fn empty_segments(&self) -> usize {
+    /// How many batches are empty.
+    pub fn empty_batches(&self) -> usize {
         self.queues.lock().empty_len
     }
 
-    /// Gives back a segment none of whose frames is populated.
-    pub fn put_empty(&self, segment: Segment) {
+    /// Gives back a batch none of whose frames is populated.
+    pub fn put_empty(&self, batch: Batch) {
         let mut q = self.queues.lock();
         let n = q.empty_len;
-        q.empty[n] = segment;
+        q.empty[n] = batch;
         q.empty_len = n + 1;
     }
 
-    /// A segment that is in no queue can't be used any more.
-    pub fn lose(&self, _: Segment) {
+    /// A batch that is in no queue can't be used any more.
+    pub fn lose(&self, _: Batch) {
         self.lost.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Whether that has become of all of them: no page can wait here ever again.
     pub fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Relaxed) >= self.segments
+        self.lost.load(Ordering::Relaxed) >= self.batches
     }
 
-    /// Queues a filled segment as the youngest.
-    pub fn put_full(&self, segment: Segment) {
+    /// Queues a filled batch as the youngest.
+    pub fn put_full(&self, batch: Batch) {
         let mut q = self.queues.lock();
-        let at = (q.head + q.full_len) % MAX_SEGMENTS;
-        q.full[at] = segment;
+        let at = (q.head + q.full_len) % MAX_BATCHES;
+        q.full[at] = batch;
         q.full_len += 1;
     }
 
-    /// The oldest filled segment.
-    pub fn take_full(&self) -> Option<Segment> {
+    /// The oldest filled batch.
+    pub fn take_full(&self) -> Option<Batch> {
         let mut q = self.queues.lock();
         q.full_len = q.full_len.checked_sub(1)?;
-        let segment = q.full[q.head];
-        q.head = (q.head + 1) % MAX_SEGMENTS;
-        Some(segment)
+        let batch = q.full[q.head];
+        q.head = (q.head + 1) % MAX_BATCHES;
+        Some(batch)
     }
 
-    /// From here on a frame of the segment that has lost its page reads as zeros, instead of a fault that its reader itself
+    /// From here on a frame of the batch that has lost its page reads as zeros, instead of a fault that its reader itself
     /// might have to serve. Pages can still be moved out.
-    pub fn unregister(&self, segment: Segment, uffd: &Uffd) {
-        let bytes = self.segment_frames * PAGE_SIZE;
+    pub fn unregister(&self, batch: Batch, uffd: &Uffd) {
+        let bytes = self.batch_frames * PAGE_SIZE;
         // What can't be unregistered (the kernel allows only so many mappings) is read as it is.
-        // SAFETY: nobody moves pages into a segment that was taken from the queue of filled ones.
-        let _ = unsafe { uffd.unregister(self.memory.addr() + segment.0 as usize * bytes, bytes) };
+        // SAFETY: nobody moves pages into a batch that was taken from the queue of filled ones.
+        let _ = unsafe { uffd.unregister(self.memory.addr() + batch.0 as usize * bytes, bytes) };
     }
 
-    /// Gives the memory of a drained segment back to the kernel, and calls `step` after each part. No event is raised: the
+    /// Gives the memory of a drained batch back to the kernel, and calls `step` after each part. No event is raised: the
     /// range is unregistered meanwhile.
     ///
     /// # Errors
-    /// Those of registering again: the segment must then never be used.
-    pub fn discard(&self, segment: Segment, uffd: &Uffd, mut step: impl FnMut()) -> Result<(), Errno> {
-        let bytes = self.segment_frames * PAGE_SIZE;
-        let offset = segment.0 as usize * bytes;
-        // SAFETY: every frame of the segment has left (the drainer checked each under the space lock), and the segment is in no
+    /// Those of registering again: the batch must then never be used.
+    pub fn discard(&self, batch: Batch, uffd: &Uffd, mut step: impl FnMut()) -> Result<(), Errno> {
+        let bytes = self.batch_frames * PAGE_SIZE;
+        let offset = batch.0 as usize * bytes;
+        // SAFETY: every frame of the batch has left (the drainer checked each under the space lock), and the batch is in no
         // queue, so that no thread moves pages from or to it.
         unsafe {
             uffd.unregister(self.memory.addr() + offset, bytes)?;
-            let spent = &self.spent[segment.0 as usize];
-            let mut parts = (self.segment_frames / DISCARDED_FRAMES) as u32;
+            let spent = &self.spent[batch.0 as usize];
+            let mut parts = (self.batch_frames / DISCARDED_FRAMES) as u32;
             let part = bytes / parts as usize;
             for at in (offset..offset + bytes).step_by(part) {
                 self.memory.discard(at, part);
@@ -302,9 +317,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn segments_come_out_in_the_order_they_went_in() {
-        let s = Staging::new(3 * SMALL_SEGMENT_FRAMES * PAGE_SIZE).unwrap();
-        assert_eq!(s.empty_segments(), 3 * HOLLOW + 2);
+    fn batches_come_out_in_the_order_they_went_in() {
+        let s = Staging::new(3 * SMALL_BATCH_FRAMES * PAGE_SIZE).unwrap();
+        assert_eq!(s.empty_batches(), 3 * HOLLOW + 2);
         let (a, b) = (s.take_empty().unwrap(), s.take_empty().unwrap());
         assert_ne!(a, b);
         s.put_full(a);
@@ -314,16 +329,16 @@ mod tests {
         assert_eq!(s.take_full(), Some(b));
         assert_eq!(s.take_full(), None);
         s.put_empty(b);
-        assert_eq!(s.empty_segments(), 3 * HOLLOW + 2);
-        assert!(s.arrived(s.first(b), 77));
-        assert!(!s.arrived(s.first(b), 78), "the frame is taken");
+        assert_eq!(s.empty_batches(), 3 * HOLLOW + 2);
+        assert!(s.arrived(s.first(b), PageNo::new(77)));
+        assert!(!s.arrived(s.first(b), PageNo::new(78)), "the frame is taken");
         s.staged.fetch_sub(1, Ordering::Relaxed);
         assert_eq!(s.held_bytes(), PAGE_SIZE);
         s.left(s.first(b), Memory::Went);
         s.left(s.first(b), Memory::Stays);
         assert_eq!((s.staged(), s.held_bytes()), (0, 0), "leaving twice counts once");
-        assert!(s.arrived(s.first(b), 79));
+        assert!(s.arrived(s.first(b), PageNo::new(79)));
         s.left(s.first(b), Memory::Stays);
-        assert_eq!((s.staged(), s.held_bytes()), (0, PAGE_SIZE), "the bytes are there until the segment is discarded");
+        assert_eq!((s.staged(), s.held_bytes()), (0, PAGE_SIZE), "the bytes are there until the batch is discarded");
     }
 }

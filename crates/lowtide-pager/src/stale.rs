@@ -1,10 +1,9 @@
 //! Stale words: faults that were served by copying while the program forked leave pages in memory whose words say otherwise.
 //! They are found when a page is to be evicted, and forgotten here.
 
-use core::sync::atomic::Ordering;
-
 use lowtide_core::vm::PAGE_SIZE;
 
+use crate::ids::PageNo;
 use crate::pagemap::PageState;
 use crate::pager::{Operation, Pager};
 
@@ -21,11 +20,9 @@ impl Operation<'_> {
         let lock = self.space.exclusive();
         let Ok(found) = self.present().scan(start, end, (end - start) / PAGE_SIZE) else { return };
         for (start, end) in found.iter() {
-            self.map.each(start / PAGE_SIZE, end / PAGE_SIZE, |page, slot| {
-                let word = PageState::from_bits(slot.load(Ordering::Acquire));
-                if matches!(word, PageState::Swapped(_) | PageState::Staged(_))
-                    && slot.compare_exchange(word.bits(), 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-                {
+            self.map.each(PageNo::of(start), PageNo::of(end), |page, slot| {
+                let word = slot.get();
+                if matches!(word, PageState::Swapped(_) | PageState::Staged(_)) && slot.swap(word, PageState::None) {
                     self.forget(&lock, word);
                     self.mark_loaded(page, None);
                 }

@@ -1,17 +1,17 @@
 //! Read-ahead: how many neighbours to bring in with a page.
 //!
 //! Faults that follow on what was brought in are a stream, forwards or backwards, which gets as many pages again as it had so
-//! far, up to
-//! 512. Whether that pays is learnt: for each length the share of streams that went on behind it ([`Chance`]). A new stream
-//!      begins with
-//! as many pages as are probably wanted, and of these some begin with one page all the same, or nobody would notice that one is
-//! enough. (Linux counts hits of read-ahead by access bits, `swap_vma_readahead`. User space has none: that pages were wanted
-//! shows only in a fault behind them.)
+//! far, up to [`MAX_WINDOW`]. Whether that pays is learnt: for each length the share of streams that went on behind it
+//! ([`Chance`]). A new stream begins with as many pages as are probably wanted, and of these some begin with one page all the
+//! same, or nobody would notice that one is enough. (Linux counts hits of read-ahead by access bits, `swap_vma_readahead`. User
+//! space has none: that pages were wanted shows only in a fault behind them.)
 //!
 //! The table is shared by all monitors and read and written without a lock: a torn entry costs a wrong guess, never a wrong
 //! page.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use crate::ids::PageNo;
 
 /// Largest window in pages.
 pub const MAX_WINDOW: usize = 512;
@@ -112,16 +112,17 @@ impl Streams {
     }
 
     /// The window for a fault on `page`.
-    pub fn window(&self, page: usize) -> Window {
+    pub fn window(&self, page: PageNo) -> Window {
+        let page = page.raw();
         for (i, s) in self.table.iter().enumerate() {
             let had = s.pages.load(Ordering::Relaxed) as usize;
             if had == 0 {
                 continue;
             }
-            let (up, down) = (s.up.load(Ordering::Relaxed) as usize, s.down.load(Ordering::Relaxed) as usize);
+            let (up, down) = (s.up.load(Ordering::Relaxed), s.down.load(Ordering::Relaxed));
             let latest = s.latest.load(Ordering::Relaxed) as usize;
             // A stream may step over a few pages that were in memory already.
-            let slack = (latest / 4).max(2);
+            let slack = (latest as u64 / 4).max(2);
             let forwards = (up..up + slack).contains(&page);
             if forwards || (page <= down && page + slack > down) {
                 self.chances[length(had)].learn(true);
@@ -175,11 +176,11 @@ impl Streams {
     }
 
     /// Pages `first .. end` came in by a window: the stream goes on behind them.
-    pub fn advance(&self, window: Window, first: usize, end: usize) {
+    pub fn advance(&self, window: Window, first: PageNo, end: PageNo) {
         let s = &self.table[window.stream];
         let (had, came) = (s.pages.load(Ordering::Relaxed) as usize, end - first);
-        s.up.store(end as u64, Ordering::Relaxed);
-        s.down.store(first.saturating_sub(1) as u64, Ordering::Relaxed);
+        s.up.store(end.raw(), Ordering::Relaxed);
+        s.down.store(first.back(1).raw(), Ordering::Relaxed);
         s.backwards.store(window.backwards, Ordering::Relaxed);
         s.latest.store(came as u32, Ordering::Relaxed);
         s.pages.store((had + came).min(MAX_WINDOW) as u32, Ordering::Relaxed);
@@ -192,9 +193,10 @@ mod tests {
 
     /// A fault on `page` by a program that wants all that comes in; the window.
     fn fault(s: &Streams, page: usize) -> Window {
+        let page = PageNo::new(page);
         let w = s.window(page);
         if w.backwards {
-            s.advance(w, page + 1 - w.pages, page + 1);
+            s.advance(w, (page + 1).back(w.pages), page + 1);
         } else {
             s.advance(w, page, page + w.pages);
         }

@@ -14,9 +14,11 @@ use core::sync::atomic::Ordering;
 use arrayvec::ArrayVec;
 use lowtide_core::slot::Entry;
 use lowtide_core::store::{Group, Page, StoreError, Stored};
+use lowtide_core::table::Table;
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
 
+use crate::ids::PageNo;
 use crate::pagemap::PageState;
 use crate::pager::{Operation, Pager};
 use crate::uffd::Wake;
@@ -62,8 +64,8 @@ pub struct Swapoff {
     number: u8,
     /// [`STEP`] pages.
     pages: Mapping,
-    /// By slot of the window, the page (address / 4096) that had it; 0: none.
-    owners: Mapping,
+    /// By slot of the window, the page that had it, raw; 0: none.
+    owners: Table<u64>,
     window: Option<Window>,
     /// The entry number of the area, and the slot, from which on the next window is looked for.
     next: (u16, u64),
@@ -93,7 +95,7 @@ impl Swapoff {
     /// # Errors
     /// `NOMEM`.
     pub fn begin(pager: &Pager, number: u8) -> Result<Option<Swapoff>, Errno> {
-        let (pages, owners) = (vm::map(STEP * PAGE_SIZE, OnFork::Copy)?, vm::map(WINDOW * 8, OnFork::Copy)?);
+        let (owners, pages) = (Table::new(WINDOW, OnFork::Copy)?, vm::map(STEP * PAGE_SIZE, OnFork::Copy)?);
         let (now, latest) = (Obstacles::default(), Obstacles::default());
         let this = Swapoff { number, pages, owners, window: None, next: (0, 0), moved: 0, full: false, now, latest };
         let Some(operation) = pager.enter() else { return Ok(None) };
@@ -115,20 +117,20 @@ impl Swapoff {
     pub fn step(&mut self, pager: &Pager, worker: &mut Worker) -> Step {
         let Some(operation) = pager.enter() else { return Step::Later };
         let Some(mut window) = self.window.or_else(|| self.next_window(&operation)) else { return self.end_pass(&operation) };
-        let (mut entries, mut owners) = (Each::<Entry>::new(), Each::<usize>::new());
+        let (mut entries, mut owners) = (Each::<Entry>::new(), Each::<PageNo>::new());
         // What can't be read is tried page by page, and a disk that fails takes its time: nobody is to wait for all of a long
         // run.
         let most = if self.now.unreadable > 0 { FEW } else { STEP };
         while window.done < window.len && entries.len() < most {
-            let owner = self.owners()[window.done];
+            let owner = PageNo::from_raw(self.owners[window.done]);
             let entry = Entry::new(window.id, window.first + window.done as u64);
             window.done += 1;
-            let (Some(entry), 1..) = (entry, owner) else { continue };
+            let (Some(entry), Some(owner)) = (entry, owner) else { continue };
             if self.full && operation.store().is_on_device(entry) {
                 self.now.homeless += 1;
             } else {
                 entries.push(entry);
-                owners.push(owner as usize);
+                owners.push(owner);
             }
         }
         self.window = (window.done < window.len).then_some(window);
@@ -155,16 +157,15 @@ impl Swapoff {
             if store.pages_in(area.id, first, end) == 0 {
                 continue;
             }
-            let owners = self.owners();
+            let owners = &mut *self.owners;
             owners.fill(0);
             operation.map.each_used(|page, word| {
-                let (PageState::Swapped(raw) | PageState::Loading(raw)) = PageState::from_bits(word.load(Ordering::Acquire))
-                else {
+                let (PageState::Swapped(raw) | PageState::Loading(raw)) = word.get() else {
                     return;
                 };
                 let Some(entry) = Entry::from_raw(raw).filter(|entry| entry.area() == area.id) else { return };
                 if (first..end).contains(&entry.offset()) {
-                    owners[(entry.offset() - first) as usize] = page as u64;
+                    owners[(entry.offset() - first) as usize] = page.raw();
                 }
             });
             return Some(Window { id: area.id, first, len: (end - first) as usize, done: 0 });
@@ -182,7 +183,7 @@ impl Swapoff {
         if core::mem::take(&mut self.moved) > 0 { Step::More } else { Step::Stuck }
     }
 
-    fn move_out(&mut self, operation: &Operation<'_>, entries: &[Entry], owners: &[usize], worker: &mut Worker) {
+    fn move_out(&mut self, operation: &Operation<'_>, entries: &[Entry], owners: &[PageNo], worker: &mut Worker) {
         let mut results = [const { Err(StoreError::BadEntry) }; STEP];
         let results = &mut results[..entries.len()];
         let pages = self.pages();
@@ -219,7 +220,7 @@ impl Swapoff {
                     Err(StoreError::NoMemory) => self.now.homeless += 1,
                     Err(_) => {
                         if self.now.unreadable == 0 {
-                            self.now.unreadable_at = owner * PAGE_SIZE;
+                            self.now.unreadable_at = owner.addr();
                         }
                         self.now.unreadable += 1;
                     }
@@ -234,20 +235,12 @@ impl Swapoff {
         // itself.
         unsafe { core::slice::from_raw_parts_mut(self.pages.as_ptr().cast(), STEP) }
     }
-
-    fn owners(&self) -> &'static mut [u64] {
-        // SAFETY: the mapping has WINDOW words, lives as long as this, and no two of the slices are used at a time.
-        unsafe { core::slice::from_raw_parts_mut(self.owners.as_ptr().cast(), WINDOW) }
-    }
 }
 
 impl Drop for Swapoff {
     fn drop(&mut self) {
-        // SAFETY: what the methods hand out does not outlive them.
-        unsafe {
-            self.pages.retire();
-            self.owners.retire();
-        }
+        // SAFETY: what `pages` hands out does not outlive the method that asked for it.
+        unsafe { self.pages.retire() }
     }
 }
 
@@ -263,7 +256,7 @@ enum Brought {
 
 impl Operation<'_> {
     /// A page is somewhere else in the store. False: its word has changed. With the space lock shared.
-    fn replace(&self, page: usize, old: PageState, new: Stored) -> bool {
+    fn replace(&self, page: PageNo, old: PageState, new: Stored) -> bool {
         match new {
             Stored::Entry(entry) => self.map.swap(page, old, PageState::Swapped(entry.raw())),
             Stored::Zero => {
@@ -277,7 +270,7 @@ impl Operation<'_> {
     }
 
     /// Puts a page, whose bytes these are, into its place, if the limit allows. With the space lock shared.
-    fn bring_in(&self, page: usize, entry: Entry, bytes: &Page) -> Brought {
+    fn bring_in(&self, page: PageNo, entry: Entry, bytes: &Page) -> Brought {
         if self.budget.now() >= self.budget.low_mark() {
             return Brought::NoRoom;
         }
@@ -285,7 +278,7 @@ impl Operation<'_> {
             return Brought::NotNow;
         }
         // SAFETY: these are the bytes that the page had when it was evicted, and the word says that this is still so.
-        let progress = unsafe { self.uffd().copy(page * PAGE_SIZE, bytes.as_ptr(), PAGE_SIZE, Wake::Now) };
+        let progress = unsafe { self.uffd().copy(page.addr(), bytes.as_ptr(), PAGE_SIZE, Wake::Now) };
         match progress.error {
             None => {
                 self.arrived(1);
@@ -294,13 +287,13 @@ impl Operation<'_> {
             // Stale: what is in memory is newer.
             Some(Errno::EXIST) => {
                 let old = self.loaded(page, entry.raw(), None).and_then(Entry::from_raw);
-                self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE);
+                self.uffd().wake(page.addr(), PAGE_SIZE);
                 Brought::In(old)
             }
             Some(error) => {
                 self.map.swap(page, PageState::Loading(entry.raw()), PageState::Swapped(entry.raw()));
                 // Who has faulted on it meanwhile waits for the word to change.
-                self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE);
+                self.uffd().wake(page.addr(), PAGE_SIZE);
                 if error == Errno::NOMEM { Brought::NoRoom } else { Brought::NotNow }
             }
         }

@@ -7,6 +7,7 @@ use core::sync::atomic::Ordering;
 use lowtide_core::slot::Entry;
 use lowtide_core::vm::PAGE_SIZE;
 
+use crate::ids::{PageNo, StagingFrame};
 use crate::pagemap::{Mark, PageState};
 use crate::pager::{MayChange, Pager, add};
 use crate::segment::{EPOCHS_A_LIMIT, FaultKind};
@@ -40,26 +41,26 @@ impl Pager {
     /// Whether the page that was detached into `frame` is still there. The kernel may drop what the program has freed by
     /// MADV_FREE and not written since, and from Linux 6.15 on it does so in staging too (before, a MOVE made pages dirty).
     /// Such a page is zeros. Once gone, it stays gone.
-    pub(crate) fn is_in_frame(&self, frame: u32) -> bool {
+    pub(crate) fn is_in_frame(&self, frame: StagingFrame) -> bool {
         self.present().holds_page(self.staging.addr(frame))
     }
 
     /// The page in `frame` is not needed there any more, nor its clean copy.
-    pub(crate) fn leave(&self, right: &impl MayChange, frame: u32, memory: Memory) {
+    pub(crate) fn leave(&self, right: &impl MayChange, frame: StagingFrame, memory: Memory) {
         self.forget(right, self.staging_to_place(frame));
         self.staging.left(frame, memory);
     }
 
     /// What the word of a page says once the page is back in its place from `frame`: Clean, if it was when it left.
-    pub(crate) fn staging_to_place(&self, frame: u32) -> PageState {
-        match self.staging.clean(frame).swap(0, Ordering::AcqRel) {
+    pub(crate) fn staging_to_place(&self, frame: StagingFrame) -> PageState {
+        match self.staging.take_clean(frame) {
             0 => PageState::None,
             raw => PageState::Clean(raw),
         }
     }
 
     /// Marks a page that has left.
-    pub(crate) fn mark_leaving(&self, page: usize) {
+    pub(crate) fn mark_leaving(&self, page: PageNo) {
         if let Some(mark) = self.map.mark(page) {
             let leaves = Mark::from_bits(mark.load(Ordering::Relaxed)).leaves(self.epoch());
             mark.store(leaves.bits(), Ordering::Relaxed);
@@ -67,14 +68,14 @@ impl Pager {
     }
 
     /// Marks a page that is in memory again, taken back from staging.
-    pub(crate) fn mark_taken_back(&self, page: usize) {
+    pub(crate) fn mark_taken_back(&self, page: PageNo) {
         if let Some(mark) = self.map.mark(page) {
             mark.store(Mark::from_bits(mark.load(Ordering::Relaxed)).came_back_soon().bits(), Ordering::Relaxed);
         }
     }
 
     /// Marks a page that is in memory again, from the store; `missed`: a thread waited for it, and where it was.
-    pub(crate) fn mark_loaded(&self, page: usize, missed: Option<FaultKind>) {
+    pub(crate) fn mark_loaded(&self, page: PageNo, missed: Option<FaultKind>) {
         let Some(mark) = self.map.mark(page) else { return };
         let was = Mark::from_bits(mark.load(Ordering::Relaxed));
         let age = was.age(self.epoch());
@@ -101,9 +102,14 @@ impl Pager {
 
     /// The tables contradict each other: going on could give the program wrong bytes.
     #[cold]
-    pub(crate) fn broken(&self, what: &[u8], page: usize, frame: u32) -> ! {
+    pub(crate) fn broken(&self, what: &[u8], page: PageNo, frame: StagingFrame) -> ! {
         let mut text = crate::line::Line::new();
-        text.push(b"internal error: ").push(what).push(b", page ").number(page as u64).push(b", frame ").number(frame.into());
+        text.push(b"internal error: ")
+            .push(what)
+            .push(b", page ")
+            .number(page.raw())
+            .push(b", frame ")
+            .number(frame.number().into());
         (self.host.fatal)(text.bytes())
     }
 }

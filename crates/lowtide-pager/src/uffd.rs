@@ -5,6 +5,7 @@ use core::mem::MaybeUninit;
 
 use arrayvec::ArrayVec;
 use linux_raw_sys::general as sys;
+use lowtide_core::vm::PAGE_SIZE;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -314,7 +315,7 @@ impl Uffd {
 
     /// Whether private memory at `addr` is registered, and whether mappings are changing. Some tenths of a microsecond.
     pub fn standing(&self, addr: usize) -> Standing {
-        let range = sys::uffdio_range { start: (addr & !0xfff) as u64, len: 4096 };
+        let range = sys::uffdio_range { start: (addr & !(PAGE_SIZE - 1)) as u64, len: PAGE_SIZE as u64 };
         let mut arg = sys::uffdio_continue { range, mode: 0, mapped: 0 };
         // SAFETY: CONTINUE takes a uffdio_continue. It is for shared memory: of private memory the kernel says only why it does
         // nothing, and what it looks at comes in this order. (In shared memory it would map a page that the file has.)

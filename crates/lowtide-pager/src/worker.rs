@@ -5,11 +5,12 @@ use lowtide_core::store::{Page, Scratch};
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
 
+use crate::ids::PageNo;
 use crate::segment::FaultKind;
 use crate::uffd::{MOST_READ, Uffd};
 
 /// Pages that are loaded and installed at a time: bounds a worker's buffer and how long the space lock is shared.
-pub const BATCH: usize = 64;
+pub const CHUNK: usize = 64;
 
 /// See above.
 pub struct Worker {
@@ -17,9 +18,8 @@ pub struct Worker {
     buffer: Mapping,
     /// Whether this thread may wait for pages (the reclaimer may; a monitor, which serves them, must not).
     pub may_fault: bool,
-    /// Runs of pages that were installed, from the first to behind the last (addresses / 4096), and whose waiting threads
-    /// nobody has woken yet.
-    to_wake: ArrayVec<(usize, usize), MOST_READ>,
+    /// Runs of pages that were installed, from the first to behind the last, and whose waiting threads nobody has woken yet.
+    to_wake: ArrayVec<(PageNo, PageNo), MOST_READ>,
     /// Addresses of faults that were read and are not served yet, the next one last.
     in_hand: ArrayVec<usize, MOST_READ>,
     /// See [`Worker::has_waited`].
@@ -36,7 +36,7 @@ impl Worker {
     pub fn new(may_fault: bool) -> Result<Worker, Errno> {
         Ok(Worker {
             scratch: Scratch::new().map_err(|_| Errno::NOMEM)?,
-            buffer: vm::map(BATCH * PAGE_SIZE, OnFork::Copy)?,
+            buffer: vm::map(CHUNK * PAGE_SIZE, OnFork::Copy)?,
             may_fault,
             to_wake: ArrayVec::new(),
             in_hand: ArrayVec::new(),
@@ -67,7 +67,7 @@ impl Worker {
     }
 
     /// The pages `first .. end` are in memory now, and whoever waits for them is still to be woken.
-    pub(crate) fn installed(&mut self, first: usize, end: usize) {
+    pub(crate) fn installed(&mut self, first: PageNo, end: PageNo) {
         if first >= end {
             return;
         }
@@ -84,7 +84,7 @@ impl Worker {
     /// on.
     pub fn wake(&mut self, uffd: &Uffd) {
         for (first, end) in self.to_wake.take() {
-            uffd.wake(first * PAGE_SIZE, (end - first) * PAGE_SIZE);
+            uffd.wake(first.addr(), (end - first) * PAGE_SIZE);
         }
     }
 
@@ -115,8 +115,8 @@ impl Worker {
     }
 
     /// The page buffer and the codec's buffers.
-    pub(crate) fn parts(&mut self) -> (&mut [Page; BATCH], &mut Scratch) {
-        // SAFETY: the mapping has BATCH pages, any bytes are a valid Page, and `&mut self` makes the reference unique.
+    pub(crate) fn parts(&mut self) -> (&mut [Page; CHUNK], &mut Scratch) {
+        // SAFETY: the mapping has CHUNK pages, any bytes are a valid Page, and `&mut self` makes the reference unique.
         (unsafe { &mut *self.buffer.as_ptr().cast() }, &mut self.scratch)
     }
 }

@@ -4,6 +4,7 @@
 use crate::confinement::Confinement;
 use crate::privilege;
 use linux_raw_sys::general as sys;
+use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::uffd;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{CWD, MemfdFlags, Mode, OFlags};
@@ -167,14 +168,14 @@ fn known_features() -> u64 {
 fn pagemap_scan() -> Result<(), Errno> {
     let open = || rustix::fs::openat(CWD, "/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
     let pagemap = privilege::with(privilege::NEEDED, open)?;
-    let here = (&raw const FEATURES_PAGE) as u64 & !4095;
+    let here = (&raw const FEATURES_PAGE) as u64 & !(PAGE_SIZE as u64 - 1);
     let mut regions = [const { sys::page_region { start: 0, end: 0, categories: 0 } }; 1];
     let present = 1 << 3;
     let mut scan = sys::pm_scan_arg {
         size: size_of::<sys::pm_scan_arg>() as u64,
         flags: 0,
         start: here,
-        end: here + 4096,
+        end: here + PAGE_SIZE as u64,
         walk_end: 0,
         vec: regions.as_mut_ptr() as u64,
         vec_len: 1,
@@ -195,11 +196,12 @@ static FEATURES_PAGE: u64 = FEATURES;
 /// Whether a shared library can be loaded from a memfd.
 fn memfd_exec() -> Result<(), Errno> {
     let fd = rustix::fs::memfd_create(c"lowtide-probe", MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL)?;
-    rustix::fs::ftruncate(&fd, 4096)?;
+    rustix::fs::ftruncate(&fd, PAGE_SIZE as u64)?;
     // SAFETY: a fresh mapping, which nobody touches, taken away again.
     unsafe {
-        let at = rustix::mm::mmap(std::ptr::null_mut(), 4096, ProtFlags::READ | ProtFlags::EXEC, MapFlags::PRIVATE, &fd, 0)?;
-        rustix::mm::munmap(at, 4096)
+        let at =
+            rustix::mm::mmap(std::ptr::null_mut(), PAGE_SIZE, ProtFlags::READ | ProtFlags::EXEC, MapFlags::PRIVATE, &fd, 0)?;
+        rustix::mm::munmap(at, PAGE_SIZE)
     }
 }
 

@@ -7,6 +7,7 @@
 use crate::size;
 use crate::swap_place::{is_in_ram, reason};
 use crate::swap_spec::LEAST;
+use lowtide_core::vm::PAGE_SIZE;
 use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
@@ -17,7 +18,6 @@ use std::path::{Path, PathBuf};
 const MARK: &[u8] = b"lowtide swap file 1\n";
 /// Where a kernel swap file or partition says that it is one.
 const KERNEL_MARK: (usize, &[u8]) = (4086, b"SWAPSPACE2");
-const PAGE: usize = 4096;
 
 /// An open swap file. No other run can use it while this lives.
 #[derive(Debug)]
@@ -123,9 +123,9 @@ impl SwapFile {
 
     /// Makes sure that it holds nothing but swap, by its first page.
     fn check_content(&self) -> Result<(), String> {
-        let mut page = [0; PAGE];
+        let mut page = [0; PAGE_SIZE];
         let mut n = 0;
-        while n < PAGE {
+        while n < PAGE_SIZE {
             match self.file.read_at(&mut page[n..], n as u64) {
                 Ok(0) => break,
                 Ok(more) => n += more,
@@ -147,7 +147,7 @@ impl SwapFile {
 
     /// Says in its first page that it holds nothing but swap.
     fn mark(&self) -> Result<(), String> {
-        let mut page = [0; PAGE];
+        let mut page = [0; PAGE_SIZE];
         page[..MARK.len()].copy_from_slice(MARK);
         match self.file.write_all_at(&page, 0) {
             Ok(()) => Ok(()),
@@ -161,7 +161,7 @@ impl SwapFile {
     /// Gives back all but the first page. (It takes a while, which a program that is short of memory would not have.)
     fn punch(&self) -> Result<(), Errno> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let first = PAGE as u64;
+        let first = PAGE_SIZE as u64;
         rustix::fs::fallocate(&self.file, flags, first, (self.size - first) / first * first)
     }
 }
@@ -198,10 +198,10 @@ mod tests {
         let first = SwapFile::open(&path, None, false).unwrap();
         assert_eq!((first.size, first.is_device, first.warnings.len()), (4 << 20, false, 0));
         assert!(SwapFile::open(&path, None, false).unwrap_err().contains("another run"));
-        first.file.write_all_at(&[7; PAGE], 8 * PAGE as u64).unwrap();
+        first.file.write_all_at(&[7; PAGE_SIZE], 8 * PAGE_SIZE as u64).unwrap();
         drop(first);
         let mut again = SwapFile::open(&path, Some(8 << 20), true).unwrap();
-        let is_left = |bytes: &[u8]| bytes[8 * PAGE..9 * PAGE] == [7; PAGE];
+        let is_left = |bytes: &[u8]| bytes[8 * PAGE_SIZE..9 * PAGE_SIZE] == [7; PAGE_SIZE];
         assert!(is_left(&std::fs::read(&path).unwrap()), "until it is taken");
         again.take().unwrap();
         assert_eq!((again.size, again.warnings.len()), (8 << 20, 0));
@@ -215,7 +215,7 @@ mod tests {
         std::fs::write(&path, "precious").unwrap();
         assert!(SwapFile::open(&path, Some(4 << 20), false).unwrap_err().contains("other data"));
         assert_eq!(std::fs::read(&path).unwrap(), b"precious");
-        let mut page = [0; PAGE];
+        let mut page = [0; PAGE_SIZE];
         page[KERNEL_MARK.0..].copy_from_slice(KERNEL_MARK.1);
         std::fs::write(&path, page).unwrap();
         assert!(SwapFile::open(&path, Some(4 << 20), false).is_ok(), "a swap file of the kernel's that is not in use");

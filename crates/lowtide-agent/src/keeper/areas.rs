@@ -4,6 +4,7 @@
 use core::sync::atomic::Ordering;
 
 use lowtide_core::store::MAX_AREAS;
+use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::clock;
 use lowtide_pager::pager::Pager;
 use lowtide_pager::segment::{AreaGauges, Order, Phase};
@@ -48,6 +49,7 @@ enum Obeyed {
 /// In a process without a keeper that works: it has nothing in any area.
 pub(super) fn have_nothing() {
     for (gauges, area) in agent::proc().areas_now.iter().zip(&agent::settings().swap) {
+        // Release: pairs with the Acquire of `lowtide run` (`live/evacuation.rs`).
         gauges.order.store(area.order().raw(), Ordering::Release);
     }
 }
@@ -69,7 +71,7 @@ impl Keeper {
                     for gauge in [&gauges.left, &gauges.homeless, &gauges.unreadable, &gauges.unreadable_at] {
                         gauge.store(0, Ordering::Relaxed);
                     }
-                    // Release: who sees it finds the rest.
+                    // Release: pairs with the Acquire of `lowtide run` (`live/evacuation.rs`). Who sees it finds the rest.
                     gauges.order.store(order.raw(), Ordering::Release);
                 }
                 Obeyed::NotYet(us) => pause = pause.min(us),
@@ -144,7 +146,7 @@ impl Keeper {
             let (obstacles, started) = (off.obstacles(), clock::now_us());
             gauges.left.store(pager.left_in_area(number), Ordering::Relaxed);
             self.orders.count_at_us = now_us + COUNT_EVERY_US.max((clock::now_us() - started) * COUNT_REST);
-            gauges.homeless.store(obstacles.homeless * 4096, Ordering::Relaxed);
+            gauges.homeless.store(obstacles.homeless * PAGE_SIZE as u64, Ordering::Relaxed);
             gauges.unreadable.store(obstacles.unreadable, Ordering::Relaxed);
             gauges.unreadable_at.store(obstacles.unreadable_at as u64, Ordering::Relaxed);
         }

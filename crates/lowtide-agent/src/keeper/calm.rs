@@ -1,5 +1,5 @@
 //! Calm times: memory grows by faults only, which are counted and stop where they are to stop. Then less has to be kept free
-//! below the limit for what grows otherwise (`Budget::set_calm`): new mappings, and copies of what forks share.
+//! below the limit for what grows otherwise (`RamBudget::set_calm`): new mappings, and copies of what forks share.
 
 /// So long must nothing else have been seen.
 const CALM_US: u64 = 300_000;

@@ -88,6 +88,7 @@ impl Keeper {
         pager.set_staging_target(setup::staging_target(pager.budget.asked(), agent::segment().active()));
         let pool_limit = agent::settings().pool_limit.load(Ordering::Relaxed);
         pager.set_pool_limit(pool_share::of(agent::segment(), pager, pool_limit, total) as usize);
+        // Acquire: pairs with the Release in `look_again`. The mapping is there.
         let changed = LOOK_AGAIN.load(Ordering::Acquire);
         let alone = !changed && self.resident.sharers() == 0 && agent::segment().active() <= 1;
         pager.budget.set_calm(self.calm.look(now, total as i64 - self.expected as i64, alone));
@@ -147,8 +148,8 @@ impl Keeper {
         let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
         let part = (total - low) as u128 * u128::from(mine) / u128::from(total.max(1));
         let excess = if yields { total - low } else { part as u64 };
-        let segment = pager.batch_bytes() as u64;
-        let batches = (excess / segment).clamp(1, (2 << 20) / segment);
+        let batch = pager.batch_bytes() as u64;
+        let batches = (excess / batch).clamp(1, (2 << 20) / batch);
         // Far above a limit that was lowered: the program has half of the time in which pages are on their way out.
         let (started, lowered) = (now_us(), pager.budget.ceiling() > pager.budget.limit());
         for _ in 0..batches {

@@ -9,13 +9,12 @@ mod keep;
 mod reclaim;
 mod setup;
 mod watch;
-mod yields;
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use lowtide_core::steps;
 use lowtide_core::store::MAX_AREAS;
-use lowtide_pager::budget::Budget;
+use lowtide_pager::budget::RamBudget;
 use lowtide_pager::clock::now_us;
 use lowtide_pager::fork::{Inheritance, TakenOver};
 use lowtide_pager::line::Line;
@@ -24,6 +23,7 @@ use lowtide_pager::pager::Pager;
 use lowtide_pager::segment::{Proc, proc_state};
 use lowtide_pager::uffd::Uffd;
 use lowtide_pager::worker::Worker;
+use lowtide_pager::yields::Yields;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -38,7 +38,6 @@ use calm::Calm;
 use floor::Floor;
 use reclaim::Reclaim;
 use setup::Look;
-use yields::Yields;
 
 /// Looks at the memory are at most this far apart.
 const LONGEST_SLEEP_US: u64 = 100_000;
@@ -54,6 +53,7 @@ static LOOK_AGAIN: AtomicBool = AtomicBool::new(false);
 
 /// Wakes the keeper if it sleeps: the high mark was passed.
 pub fn wake_if_asleep() {
+    // AcqRel: pairs with the Release in `run`.
     if ASLEEP.swap(false, Ordering::AcqRel) {
         request::ring();
     }
@@ -61,6 +61,7 @@ pub fn wake_if_asleep() {
 
 /// Mappings changed: there may be some to adopt.
 pub fn look_again() {
+    // Release: pairs with the Acquire in `keep`.
     LOOK_AGAIN.store(true, Ordering::Release);
 }
 
@@ -104,6 +105,7 @@ pub extern "C" fn inherited(_: usize) -> ! {
     match unsafe { pager.take_over(inheritance) } {
         Ok(TakenOver::Serves) => {}
         Ok(TakenOver::Whole(errno)) => {
+            // Release: pairs with the Acquire with which `lowtide run` looks for processes.
             agent::proc().state.store(proc_state::WATCHING, Ordering::Release);
             atfork::child_is_whole(errno);
             atfork::child_is_ready();
@@ -123,6 +125,8 @@ pub extern "C" fn inherited(_: usize) -> ! {
 
 /// A process image, or a forked child, has nothing to do with what was asked before it came to be.
 pub fn forget_requests(proc: &Proc) {
+    // Acquire: pairs with the Release with which `lowtide run` asks. Release: with the Acquire with which it looks for answers
+    // (`live/reclaim.rs`).
     proc.reclaimed.store(agent::settings().reclaim.number.load(Ordering::Acquire), Ordering::Release);
 }
 
@@ -252,7 +256,7 @@ impl Keeper {
 
     /// Measures this process, publishes it, and returns what the whole run uses.
     fn measure(&mut self) -> u64 {
-        let marks = Budget::default();
+        let marks = RamBudget::default();
         marks.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
         let bytes = self.resident.measure(self.total > marks.earliest_adopt_mark());
         if let Some(pager) = agent::pager() {
@@ -288,6 +292,7 @@ impl Keeper {
             match nap {
                 Nap::UntilFaults(0) | Nap::Undisturbed(0) => {}
                 Nap::UntilFaults(us) => {
+                    // Release: pairs with the swap in `wake_if_asleep`.
                     ASLEEP.store(true, Ordering::Release);
                     request::sleep(bell, us);
                     ASLEEP.store(false, Ordering::Release);

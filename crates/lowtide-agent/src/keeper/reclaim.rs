@@ -2,6 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
+use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::evict::Evicted;
 use lowtide_pager::pager::Pager;
 
@@ -21,13 +22,14 @@ pub(super) struct Reclaim {
 
 /// The latest request, if it has not been dealt with.
 pub(super) fn asked() -> Option<u64> {
-    // Acquire: the rest of it was written before.
+    // Acquire: pairs with the Release with which `lowtide run` asks (`live/reclaim.rs`). The rest of it was written before.
     let number = agent::settings().reclaim.number.load(Ordering::Acquire);
     (number != agent::proc().reclaimed.load(Ordering::Relaxed)).then_some(number)
 }
 
 /// It has been dealt with.
 pub(super) fn done(number: u64) {
+    // Release: pairs with the Acquire of `lowtide run` (`live/reclaim.rs`). How much it came to was written before.
     agent::proc().reclaimed.store(number, Ordering::Release);
 }
 
@@ -58,8 +60,8 @@ impl Keeper {
             }
             match evict(pager, worker) {
                 (Evicted::Some, n) => {
-                    proc.reclaimed_bytes.fetch_add(n * 4096, Ordering::Relaxed);
-                    self.reclaim.left = self.reclaim.left.saturating_sub(n * 4096);
+                    proc.reclaimed_bytes.fetch_add(n * PAGE_SIZE as u64, Ordering::Relaxed);
+                    self.reclaim.left = self.reclaim.left.saturating_sub(n * PAGE_SIZE as u64);
                 }
                 (Evicted::Later | Evicted::Ahead, _) => return Some(Nap::UntilFaults(SHORTEST_SLEEP_US)),
                 // That is all that can go.
@@ -77,6 +79,7 @@ impl Keeper {
 
     /// Answers how much of what this process counts for can't be moved out, if that is asked.
     pub(super) fn answer_what_is_fixed(&mut self, pager: &Pager) {
+        // Acquire: pairs with the AcqRel with which `lowtide run` asks (`live/limit.rs`).
         let question = agent::settings().question.load(Ordering::Acquire);
         let proc = agent::proc();
         if question == proc.answered.load(Ordering::Relaxed) {
@@ -87,6 +90,8 @@ impl Keeper {
         let can_go = movable + get(&proc.staged_bytes) + get(&proc.pool_bytes);
         let fixed = get(&proc.ram_bytes).saturating_sub(can_go);
         proc.fixed_bytes.store(fixed, Ordering::Relaxed);
+        // Release: pairs with the Acquire of `lowtide run` (`live/limit.rs`, `live/admission.rs`). The answer was written
+        // before.
         proc.answered.store(question, Ordering::Release);
     }
 }

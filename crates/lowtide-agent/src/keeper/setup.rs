@@ -88,6 +88,7 @@ impl Keeper {
         }
         agent::set_pager(pager);
         monitor::go();
+        // Release: pairs with the Acquire with which `lowtide run` looks for processes.
         agent::proc().state.store(proc_state::ACTIVE, Ordering::Release);
         Ok(())
     }

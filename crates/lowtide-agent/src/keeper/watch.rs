@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use lowtide_pager::budget::{Budget, is_worth_adopting};
+use lowtide_pager::budget::{RamBudget, is_worth_adopting};
 use lowtide_pager::clock::now_us;
 use lowtide_pager::line::Line;
 
@@ -17,7 +17,7 @@ impl Keeper {
     /// Whether this process is asked to move pages out, and has any that are worth it.
     fn watch_for_requests(&self, total: u64) -> bool {
         let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
-        // Nothing is known to be fixed.
+        // Nothing is known to be fixed. Acquire and Release: as in `answer_what_is_fixed`.
         agent::proc().answered.store(agent::settings().question.load(Ordering::Acquire), Ordering::Release);
         match reclaim::asked() {
             None => false,
@@ -32,7 +32,7 @@ impl Keeper {
     /// Nothing is adopted: is it time? Returns for how long to sleep.
     pub(super) fn watch(&mut self, total: u64) -> u64 {
         let limit = agent::settings().ram_limit.load(Ordering::Relaxed);
-        let marks = Budget::default();
+        let marks = RamBudget::default();
         marks.set_limit(limit);
         // A named swap file goes to the largest process when it prepares, and until the limit is near nobody knows which that
         // is.

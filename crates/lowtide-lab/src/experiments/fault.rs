@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use lowtide_core::vm::PAGE_SIZE;
+
 use crate::experiment::{Experiment, Outcome, Scale};
 use crate::fault::install::{self, How};
 use crate::fault::plain::{self, Parts, Way};
@@ -36,7 +38,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     let cpus = threads::allowed()?.len();
     let places: Vec<Place> = [0, cpus].iter().flat_map(|burners| THREADS.map(|threads| (threads, *burners))).collect();
     let pages = scale.pick(128 << 8, 512 << 8);
-    let size = Size { pages, limit: Some(pages as u64 * 4096 / 100 * PERCENT) };
+    let size = Size { pages, limit: Some((pages * PAGE_SIZE) as u64 / 100 * PERCENT) };
     let fail = |line: String| format!("fault: {line}");
     let plain = faults_by_plain_userfaultfd(scale, &places).map_err(fail)?;
     let install = installing(scale).map_err(fail)?;

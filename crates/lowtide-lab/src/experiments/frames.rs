@@ -12,6 +12,7 @@ use lowtide_core::frame::{Buddy, CpuLists, FrameNo, Frames, ListedRun, Run, Runs
 use lowtide_core::lock::{Lock, rank};
 use lowtide_core::percpu;
 use lowtide_core::store::{Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
+use lowtide_core::vm::PAGE_SIZE;
 
 use crate::experiment::{Experiment, Outcome, Scale};
 use crate::measure::{Sample, Stopwatch, cpu_ns, in_turn};
@@ -198,7 +199,7 @@ fn store_ns(pages: usize) -> Result<f64, String> {
     let store = Store::new(cfg).map_err(fail)?;
     threads::on_one_cpu(|| {
         let mut scratch = Scratch::new().map_err(fail)?;
-        let mut page: Page = [0; 4096];
+        let mut page: Page = [0; PAGE_SIZE];
         fastrand::Rng::with_seed(1).fill(&mut page);
         let (done, ns) = cpu_ns(|| {
             (0..pages).try_for_each(|_| {

@@ -2,10 +2,10 @@
 
 use lowtide_core::codec::Codec;
 use lowtide_core::store::{Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
+use lowtide_core::vm::PAGE_SIZE;
 
 use crate::experiment::{Experiment, Outcome, Scale};
 use crate::measure::{self, Sample};
-use crate::programs::PAGE;
 use crate::report::{Finding, Table, Target};
 
 pub const EXPERIMENT: Experiment = Experiment {
@@ -119,8 +119,8 @@ fn at_the_limit(limit: usize, accept_percent: u32, stores: usize) -> Result<Sums
 
 /// A page of which LZ4 leaves between 900 and 3300 bytes.
 fn page(random: &mut fastrand::Rng) -> Page {
-    let mut page = [0x5a; PAGE];
-    let noise = random.usize(PAGE / 5..PAGE / 5 * 4);
+    let mut page = [0x5a; PAGE_SIZE];
+    let noise = random.usize(PAGE_SIZE / 5..PAGE_SIZE / 5 * 4);
     random.fill(&mut page[..noise]);
     page
 }

@@ -5,10 +5,11 @@ use std::hint::black_box;
 use lowtide_core::codec::{Codec, Workspace};
 use lowtide_core::pool::{Handle, Pool, Relocated};
 use lowtide_core::store::{Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
+use lowtide_core::vm::PAGE_SIZE;
 
 use crate::experiment::{Experiment, Outcome, Scale};
 use crate::measure::{self, Sample};
-use crate::programs::{CODE, PAGE, PROGRAMS};
+use crate::programs::{CODE, PROGRAMS};
 use crate::report::{Finding, Table, Target};
 
 pub const EXPERIMENT: Experiment = Experiment {
@@ -50,7 +51,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
         filled = filled.min(half[0]);
         compacted = compacted.min(half[2]).min(tenth[2]);
         let bytes: usize = objects.iter().map(Vec::len).sum();
-        let ratio = (objects.len() * PAGE) as f64 / bytes as f64;
+        let ratio = (objects.len() * PAGE_SIZE) as f64 / bytes as f64;
         let figures = [half[0], half[1], half[2], tenth[1], tenth[2], in_size_classes(objects)];
         let cells = [(*name).to_owned(), objects.len().to_string(), format!("{ratio:.2}")];
         table.row(cells.into_iter().chain(figures.map(|f| format!("{f:.3}"))));
@@ -91,7 +92,7 @@ fn metadata(scale: &Scale) -> Result<Finding, String> {
 
 /// A page of words and numbers, different for each `i`: it compresses about three to one.
 fn text(i: u64) -> Page {
-    let mut page = [0; PAGE];
+    let mut page = [0; PAGE_SIZE];
     let mut rng = fastrand::Rng::with_seed(i);
     for field in page.chunks_mut(16) {
         field.copy_from_slice(format!("name={:<11}", rng.u32(..100_000)).as_bytes());
@@ -99,9 +100,9 @@ fn text(i: u64) -> Page {
     page
 }
 
-fn compress(pages: &[[u8; PAGE]]) -> Result<Objects, String> {
+fn compress(pages: &[[u8; PAGE_SIZE]]) -> Result<Objects, String> {
     let mut workspace = Workspace::new().map_err(|e| format!("{e:?}"))?;
-    let object = |page: &[u8; PAGE]| match Codec::Lz4.compress(page, &mut workspace) {
+    let object = |page: &[u8; PAGE_SIZE]| match Codec::Lz4.compress(page, &mut workspace) {
         Some(len) => workspace.bytes[..len].to_vec(),
         None => page.to_vec(),
     };
@@ -150,16 +151,16 @@ fn densities(objects: &Objects, percent: usize) -> Result<[f64; 3], String> {
 /// part: what the pool did before.
 fn in_size_classes(objects: &Objects) -> f64 {
     const CLASS: usize = 32;
-    let mut counts = vec![0usize; PAGE / CLASS + 1];
+    let mut counts = vec![0usize; PAGE_SIZE / CLASS + 1];
     for object in objects {
         counts[object.len().div_ceil(CLASS)] += 1;
     }
     let held: usize = (1..counts.len())
         .map(|class| {
             let size = class * CLASS;
-            let rest = |frames: &usize| (frames * PAGE % size * 1000) / frames;
-            let frames = (1..=8).filter(|frames| frames * PAGE >= size).min_by_key(rest).unwrap_or(1);
-            counts[class].div_ceil(frames * PAGE / size) * frames * PAGE
+            let rest = |frames: &usize| (frames * PAGE_SIZE % size * 1000) / frames;
+            let frames = (1..=8).filter(|frames| frames * PAGE_SIZE >= size).min_by_key(rest).unwrap_or(1);
+            counts[class].div_ceil(frames * PAGE_SIZE / size) * frames * PAGE_SIZE
         })
         .sum();
     objects.iter().map(Vec::len).sum::<usize>() as f64 / held as f64
@@ -168,7 +169,7 @@ fn in_size_classes(objects: &Objects) -> f64 {
 /// Stores, loads and frees all objects, in the pool and with an allocation for each.
 fn against_malloc(scale: &Scale, objects: &Objects, outcome: &mut Outcome) -> Result<(), String> {
     let mut times: [[Sample; 3]; 2] = Default::default();
-    let mut into = [0u8; PAGE];
+    let mut into = [0u8; PAGE_SIZE];
     let n = objects.len() as f64;
     measure::in_turn(&["pool", "mimalloc"], scale.pick(5, 15), |which, _| {
         let ns = if which == 0 {
@@ -213,7 +214,7 @@ fn against_malloc(scale: &Scale, objects: &Objects, outcome: &mut Outcome) -> Re
 }
 
 /// Nanoseconds of allocating and copying, copying back, and freeing.
-fn malloc_each(objects: &Objects, into: &mut [u8; PAGE]) -> [f64; 3] {
+fn malloc_each(objects: &Objects, into: &mut [u8; PAGE_SIZE]) -> [f64; 3] {
     let allocate = |object: &Vec<u8>| {
         // SAFETY: the block is as long as the object that is copied to it, unless there is no memory.
         unsafe {

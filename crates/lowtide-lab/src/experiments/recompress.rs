@@ -4,10 +4,11 @@ use std::hint::black_box;
 
 use lowtide_core::codec::{Codec, Workspace};
 use lowtide_core::store::{Entry, Group, Page, RECOMPRESS_LEVEL, ROUND_US, Scratch, Store, StoreConfig, StoreError, Stored};
+use lowtide_core::vm::PAGE_SIZE;
 
 use crate::experiment::{Experiment, Outcome, Scale};
 use crate::measure;
-use crate::programs::{CODE, PAGE, PROGRAMS};
+use crate::programs::{CODE, PROGRAMS};
 use crate::report::{Finding, Table, Target};
 
 pub const EXPERIMENT: Experiment = Experiment {
@@ -106,7 +107,7 @@ fn in_store(pages: &[Page]) -> Result<InStore, String> {
     }
     let n = pages.len() as f64;
     let load = |scratch: &mut Scratch| {
-        let mut into = [0; PAGE];
+        let mut into = [0; PAGE_SIZE];
         let (wrong, ns) = measure::cpu_ns(|| {
             let wrong =
                 |(e, page): &(&Entry, &Page)| store.load(**e, &mut into, scratch).is_err() || *black_box(&into) != **page;
@@ -116,7 +117,7 @@ fn in_store(pages: &[Page]) -> Result<InStore, String> {
     };
     let figures = || {
         let stats = store.stats();
-        ((pages.len() * PAGE) as f64 / stats.pool_stored_bytes as f64, stats.pool_bytes)
+        ((pages.len() * PAGE_SIZE) as f64 / stats.pool_stored_bytes as f64, stats.pool_bytes)
     };
     let (ratio, bytes) = figures();
     load(&mut scratch)?;
@@ -144,7 +145,7 @@ fn in_store(pages: &[Page]) -> Result<InStore, String> {
 /// What each level would save of LZ4's bytes, for each threshold, and its time.
 fn levels(pages: &[Page]) -> Result<Table, String> {
     let mut workspace = Workspace::new().map_err(|e| format!("no buffers: {e:?}"))?;
-    let lz4: Vec<usize> = pages.iter().map(|page| Codec::Lz4.compress(page, &mut workspace).unwrap_or(PAGE)).collect();
+    let lz4: Vec<usize> = pages.iter().map(|page| Codec::Lz4.compress(page, &mut workspace).unwrap_or(PAGE_SIZE)).collect();
     let whole: usize = lz4.iter().sum();
     let columns =
         ["zstd level", "compress ns", "decompress ns", "saved %", "if 1/16 each", "1/8 (lowtide)", "1/4", "replaced % at 1/8"];
@@ -153,13 +154,13 @@ fn levels(pages: &[Page]) -> Result<Table, String> {
     for level in LEVELS {
         let codec = Codec::Zstd(level);
         let lengths = |workspace: &mut Workspace| -> Vec<usize> {
-            pages.iter().map(|page| codec.compress(page, workspace).unwrap_or(PAGE)).collect()
+            pages.iter().map(|page| codec.compress(page, workspace).unwrap_or(PAGE_SIZE)).collect()
         };
         lengths(&mut workspace);
         let (zstd, compress) = measure::cpu_ns(|| lengths(&mut workspace));
         // One object again and again is in the cache, as are few others: pages of their own, each once.
         let mut decompress = 0.0;
-        let mut into = [0; PAGE];
+        let mut into = [0; PAGE_SIZE];
         for page in pages.iter().step_by(16) {
             if let Some(len) = codec.compress(page, &mut workspace) {
                 decompress += measure::cpu_ns(|| codec.decompress(&mut workspace, len, black_box(&mut into))).1;

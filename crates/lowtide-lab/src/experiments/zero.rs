@@ -8,10 +8,11 @@ use lowtide_core::fill::repeated_word;
 use lowtide_core::pool::{Handle, Pool};
 use lowtide_core::slot::{Area, Entry, Policy};
 use lowtide_core::store::{FillWords, Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
+use lowtide_core::vm::PAGE_SIZE;
 
 use crate::experiment::{Experiment, Outcome, Scale};
 use crate::measure::{self, Sample};
-use crate::programs::{PAGE, PROGRAMS};
+use crate::programs::PROGRAMS;
 use crate::report::{Finding, Table, Target};
 use crate::slots::area;
 
@@ -155,7 +156,7 @@ impl Way for Entries {
             } else {
                 let handle = Handle::from_raw(word);
                 let loaded = match handle.object_len() {
-                    PAGE => self.pool.read(handle, into).is_ok(),
+                    PAGE_SIZE => self.pool.read(handle, into).is_ok(),
                     len => {
                         self.pool.read(handle, &mut self.workspace.bytes).is_ok()
                             && self.codec.decompress(&mut self.workspace, len, into)
@@ -208,7 +209,7 @@ fn pages(n: usize, zero: usize) -> Vec<Page> {
     let mut random = fastrand::Rng::with_seed(6);
     let mut pages: Vec<Page> = (0..n)
         .map(|i| {
-            let mut page = [0; PAGE];
+            let mut page = [0; PAGE_SIZE];
             if i * 100 >= n * zero {
                 for part in page.chunks_exact_mut(16) {
                     random.fill(&mut part[..8]);
@@ -231,7 +232,7 @@ fn costs(scale: &Scale, outcome: &mut Outcome) -> Result<(), String> {
     // [way][percent]
     let mut samples: [[[Sample; 2]; LOADS.len()]; WAYS.len()] = Default::default();
     let mut bytes = [[0.0; LOADS.len()]; WAYS.len()];
-    let mut into = [0; PAGE];
+    let mut into = [0; PAGE_SIZE];
     for (at, (zero, in_cache)) in LOADS.into_iter().enumerate() {
         let few = if in_cache { RUN / 4 } else { n };
         let pages = pages(few, zero);
@@ -365,7 +366,7 @@ mod tests {
             way.free().unwrap();
             for page in &half {
                 way.store(&[page]).unwrap();
-                let mut into = [0x5a; PAGE];
+                let mut into = [0x5a; PAGE_SIZE];
                 way.load(&mut into).unwrap();
                 assert!(into == *page, "{name}");
                 way.free().unwrap();

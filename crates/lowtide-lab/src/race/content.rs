@@ -1,9 +1,9 @@
 //! What stands in the pages of the synthetic loads: every word is known beforehand, so that each one read can be verified.
 
-use crate::programs::PAGE;
+use lowtide_core::vm::PAGE_SIZE;
 
 /// Words of a page.
-pub const WORDS: usize = PAGE / 8;
+pub const WORDS: usize = PAGE_SIZE / 8;
 /// Words of a record. A page is records, each noise first and then one word again and again: LZ4 meets literals and matches all
 /// over the page, as in real data, and not one of each.
 pub const RECORD: usize = 64;

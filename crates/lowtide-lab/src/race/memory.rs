@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
+use lowtide_core::vm::PAGE_SIZE;
 use rustix::process::{Pid, Signal, kill_process};
-
-use crate::programs::PAGE;
 
 /// New processes are looked for less often than known ones are sampled.
 const SAMPLES_PER_SCAN: usize = 4;
@@ -72,7 +71,7 @@ fn anonymous(pid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
     let mut pages = text.split_whitespace().skip(1).map(|field| field.parse::<u64>().unwrap_or(0));
     let (resident, of_files_or_shared) = (pages.next().unwrap_or(0), pages.next().unwrap_or(0));
-    resident.saturating_sub(of_files_or_shared) * PAGE as u64
+    resident.saturating_sub(of_files_or_shared) * PAGE_SIZE as u64
 }
 
 /// Bytes in the memfds that processes hold, each once.

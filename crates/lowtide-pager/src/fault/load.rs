@@ -10,22 +10,23 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use super::{Again, Served, Try};
+use crate::ids::PageNo;
 use crate::line::Line;
 use crate::pagemap::PageState;
 use crate::pager::{Operation, Pager, add};
 use crate::segment::FaultKind;
 use crate::uffd::Wake;
-use crate::worker::{BATCH, Worker};
+use crate::worker::{CHUNK, Worker};
 
 /// The raw entries of claimed pages, in a row; 0: a zero page.
-type Claimed = ArrayVec<u64, BATCH>;
+type Claimed = ArrayVec<u64, CHUNK>;
 
-/// What became of a batch.
-struct Batch {
+/// What became of a chunk: pages that are loaded and installed together.
+struct Chunk {
     /// How it went for its first page.
     served: Try,
-    /// Up to which page (address / 4096) all came in.
-    end: usize,
+    /// Up to which page all came in.
+    end: PageNo,
 }
 
 /// The bytes of claimed pages, in the worker's buffer.
@@ -46,38 +47,38 @@ impl Bytes {
 
 impl Operation<'_> {
     /// Brings in `page` and, by the stream of faults, its neighbours.
-    pub(super) fn page_in(&self, page: usize, worker: &mut Worker) -> Try {
+    pub(super) fn page_in(&self, page: PageNo, worker: &mut Worker) -> Try {
         let (window, (first, end)) = {
             let lock = self.space.shared();
             let mut window = self.loads.window(page);
             if self.budget.is_coming_down() {
-                window.pages = window.pages.min(BATCH / 4);
+                window.pages = window.pages.min(CHUNK / 4);
             } else if self.budget.at_limit() {
-                window.pages = window.pages.min(BATCH);
+                window.pages = window.pages.min(CHUNK);
             }
             (window, self.clip(&lock, page, window))
         };
         // A millisecond, for the largest window.
-        if end - first > BATCH && worker.keeps_others() {
+        if end - first > CHUNK && worker.keeps_others() {
             self.is_about_to_wait(worker);
         }
-        // The faulting page's batch first; then the rest of the window, while it goes well.
-        let batch = self.load_batch(page, end.min(page + BATCH), true, worker);
-        if batch.served != Ok(Served::Done) {
-            return batch.served;
+        // The faulting page's chunk first; then the rest of the window, while it goes well.
+        let chunk = self.load_chunk(page, end.min(page + CHUNK), true, worker);
+        if chunk.served != Ok(Served::Done) {
+            return chunk.served;
         }
-        let (mut low, mut high) = (page, batch.end);
+        let (mut low, mut high) = (page, chunk.end);
         let mut whole = true;
         while whole && high < end && !self.budget.at_limit() {
-            let next = (high + BATCH).min(end);
-            let batch = self.load_batch(high, next, false, worker);
-            high = batch.end;
-            whole = batch.served == Ok(Served::Done) && high == next;
+            let next = (high + CHUNK).min(end);
+            let chunk = self.load_chunk(high, next, false, worker);
+            high = chunk.end;
+            whole = chunk.served == Ok(Served::Done) && high == next;
         }
         while low > first && !self.budget.at_limit() {
-            let next = low.saturating_sub(BATCH).max(first);
-            let batch = self.load_batch(next, low, false, worker);
-            if batch.served != Ok(Served::Done) || batch.end < low {
+            let next = low.back(CHUNK).max(first);
+            let chunk = self.load_chunk(next, low, false, worker);
+            if chunk.served != Ok(Served::Done) || chunk.end < low {
                 break;
             }
             low = next;
@@ -89,16 +90,16 @@ impl Operation<'_> {
 
     /// Loads the swapped (and zero) pages from `first` on, up to `end` or the first page that is neither, and installs them.
     /// `wanted`: a thread waits for the first.
-    fn load_batch(&self, first: usize, end: usize, wanted: bool, worker: &mut Worker) -> Batch {
+    fn load_chunk(&self, first: PageNo, end: PageNo, wanted: bool, worker: &mut Worker) -> Chunk {
         let claimed = self.claim_in(first, end);
         let n = claimed.len();
         if n == 0 {
-            return Batch { served: if wanted { Err(Again::Changed) } else { Ok(Served::Done) }, end: first };
+            return Chunk { served: if wanted { Err(Again::Changed) } else { Ok(Served::Done) }, end: first };
         }
         let bytes = self.load_claimed(first, &claimed, wanted, worker);
         let missed = wanted.then(|| bytes.kind());
         let mut freed: Claimed = ArrayVec::new();
-        let (mut installed, mut most) = (0, BATCH);
+        let (mut installed, mut most) = (0, CHUNK);
         let mut error = None;
         {
             let _lock = self.space.shared();
@@ -111,7 +112,7 @@ impl Operation<'_> {
                         freed.push(claimed[i]);
                         self.zero_now.fetch_sub(u64::from(claimed[i] == 0), Ordering::Relaxed);
                     }
-                    self.uffd().wake(p * PAGE_SIZE, PAGE_SIZE);
+                    self.uffd().wake(p.addr(), PAGE_SIZE);
                     i += 1;
                     continue;
                 }
@@ -130,7 +131,7 @@ impl Operation<'_> {
                 }
                 let (buffer, _) = worker.parts();
                 // SAFETY: the buffer holds what the pages held when they were evicted, and the words say that this is still so.
-                let progress = unsafe { self.uffd().copy(p * PAGE_SIZE, buffer[i].as_ptr(), run * PAGE_SIZE, Wake::Later) };
+                let progress = unsafe { self.uffd().copy(p.addr(), buffer[i].as_ptr(), run * PAGE_SIZE, Wake::Later) };
                 let done = progress.done / PAGE_SIZE;
                 worker.installed(p, p + done);
                 freed.extend((i..i + done).filter_map(|j| self.loaded(first + j, claimed[j], missed.filter(|_| j == 0))));
@@ -143,7 +144,7 @@ impl Operation<'_> {
                     Some(Errno::EXIST) => {
                         // Stale: what is in memory is newer.
                         freed.extend(self.loaded(first + i, claimed[i], missed.filter(|_| i == 0)));
-                        self.uffd().wake((first + i) * PAGE_SIZE, PAGE_SIZE);
+                        self.uffd().wake((first + i).addr(), PAGE_SIZE);
                         i += 1;
                     }
                     // The pages lie in two mappings.
@@ -162,19 +163,19 @@ impl Operation<'_> {
             self.count(bytes.kind(), worker);
         }
         if let Some((entry, why)) = bytes.lost {
-            return Batch { served: Err(Again::Lost(entry, why)), end: first };
+            return Chunk { served: Err(Again::Lost(entry, why)), end: first };
         }
         match error {
-            Some((0, e)) if wanted => Batch { served: self.failed(first, e), end: first },
-            Some((i, _)) => Batch { served: Ok(Served::Done), end: first + i },
-            None => Batch { served: Ok(Served::Done), end: first + n },
+            Some((0, e)) if wanted => Chunk { served: self.failed(first, e), end: first },
+            Some((i, _)) => Chunk { served: Ok(Served::Done), end: first + i },
+            None => Chunk { served: Ok(Served::Done), end: first + n },
         }
     }
 
     /// Claims the swapped and zero pages from `first` on, up to `end` or the first page that is neither.
-    fn claim_in(&self, first: usize, end: usize) -> Claimed {
+    fn claim_in(&self, first: PageNo, end: PageNo) -> Claimed {
         let mut claimed = Claimed::new();
-        for page in (first..end).take(BATCH) {
+        for page in first.up_to(end).take(CHUNK) {
             let word = self.map.get(page);
             let raw = match word {
                 PageState::Swapped(e) => e,
@@ -191,7 +192,7 @@ impl Operation<'_> {
 
     /// Loads claimed pages into the worker's buffer. A page that can't be loaded is let go; that the wanted one can't is
     /// told: it must never read as anything but what was stored.
-    fn load_claimed(&self, first: usize, claimed: &[u64], wanted: bool, worker: &mut Worker) -> Bytes {
+    fn load_claimed(&self, first: PageNo, claimed: &[u64], wanted: bool, worker: &mut Worker) -> Bytes {
         let mut bytes = Bytes { from_device: false, missing: 0, lost: None };
         let mut i = 0;
         while i < claimed.len() {
@@ -200,7 +201,7 @@ impl Operation<'_> {
                 i += 1;
                 continue;
             }
-            let entries: ArrayVec<Entry, BATCH> = claimed[i..].iter().map_while(|raw| Entry::from_raw(*raw)).collect();
+            let entries: ArrayVec<Entry, CHUNK> = claimed[i..].iter().map_while(|raw| Entry::from_raw(*raw)).collect();
             let n = entries.len();
             if n == 0 {
                 (self.host.fatal)(b"internal error: a page map word holds no valid swap entry");
@@ -209,7 +210,7 @@ impl Operation<'_> {
                 self.is_about_to_wait(worker);
             }
             let (buffer, scratch) = worker.parts();
-            let mut results = [const { Err(StoreError::BadEntry) }; BATCH];
+            let mut results = [const { Err(StoreError::BadEntry) }; CHUNK];
             self.store().load_run(&entries, &mut buffer[i..i + n], &mut results[..n], scratch);
             for (j, result) in results[..n].iter().enumerate() {
                 let page = first + i + j;
@@ -233,7 +234,7 @@ impl Operation<'_> {
 
     /// A claimed page is in memory: its word goes, and its copy in the store, if that is not kept. `missed`: a thread
     /// waits for it, and where it was. Returns the raw entry to free.
-    pub(crate) fn loaded(&self, page: usize, raw: u64, missed: Option<FaultKind>) -> Option<u64> {
+    pub(crate) fn loaded(&self, page: PageNo, raw: u64, missed: Option<FaultKind>) -> Option<u64> {
         let kept = Entry::from_raw(raw).filter(|e| self.store().keep_cached(*e));
         let word = kept.map_or(PageState::None, |e| PageState::Clean(e.raw()));
         // By compare-and-swap: after an mremap there and back two monitors may have claimed the same entry; one of them frees
@@ -250,7 +251,7 @@ impl Operation<'_> {
     }
 
     /// Claimed pages were not installed after all.
-    fn unload(&self, first: usize, claimed: &[u64]) {
+    fn unload(&self, first: PageNo, claimed: &[u64]) {
         for (i, &raw) in claimed.iter().enumerate() {
             self.map.set(first + i, if raw == 0 { PageState::Zero } else { PageState::Swapped(raw) });
         }
@@ -259,7 +260,7 @@ impl Operation<'_> {
 
 impl Pager {
     /// Says that the bytes of a page can't be had any more.
-    pub(super) fn why_lost(&self, text: &mut Line, page: usize, entry: Entry, error: StoreError) {
+    pub(super) fn why_lost(&self, text: &mut Line, page: PageNo, entry: Entry, error: StoreError) {
         text.push(b"a page of the program could not be read back: ");
         let offset = match error {
             StoreError::Io { errno, offset } => {
@@ -271,7 +272,7 @@ impl Pager {
                 offset
             }
             _ => {
-                text.push(b"no such entry (internal error), page ").number(page as u64);
+                text.push(b"no such entry (internal error), page ").number(page.raw());
                 return;
             }
         };

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 
 use crate::clock::now_ns;
 use crate::evict::Evicted;
+use crate::ids::PageNo;
 use crate::pagemap::PageState;
 use crate::pager::{Operation, Pager, add};
 use crate::patience::{IN_HAND_SECONDS, NO_MEMORY_SECONDS, Patience};
@@ -92,7 +93,7 @@ impl Pager {
     /// are woken by
     /// [`Worker::wake`], when nothing is held any more.
     pub fn serve(&self, addr: usize, worker: &mut Worker) -> Served {
-        let page = addr / PAGE_SIZE;
+        let page = PageNo::of(addr);
         let (mut in_hand, mut no_memory) = (Patience::new(), Patience::new());
         add(&self.counters().faults_total, 1);
         loop {
@@ -132,7 +133,7 @@ impl Pager {
 
     /// A fault can't be served: without its page the program can't go on.
     #[cold]
-    fn give_up(&self, page: usize, last: Try) {
+    fn give_up(&self, page: PageNo, last: Try) {
         let mut text = crate::line::Line::new();
         match last {
             Err(Again::Lost(entry, error)) => self.why_lost(&mut text, page, entry, error),
@@ -157,7 +158,7 @@ impl Operation<'_> {
     }
 
     /// Serves a fault as the page's word says.
-    fn serve(&self, page: usize, worker: &mut Worker) -> Try {
+    fn serve(&self, page: PageNo, worker: &mut Worker) -> Try {
         match self.map.get(page) {
             word @ (PageState::None | PageState::Removing | PageState::Zero) => self.touch(page, word, worker),
             PageState::Staged(frame) => self.unstage(page, frame, worker),
@@ -177,12 +178,12 @@ impl Operation<'_> {
     }
 
     /// Installing a page failed. AGAIN: an event is pending.
-    fn failed(&self, page: usize, error: Errno) -> Try {
+    fn failed(&self, page: PageNo, error: Errno) -> Try {
         match error {
             Errno::AGAIN => Ok(Served::EventsFirst),
             // The mapping is gone (its event may be on the way), or the process is ending: the thread finds out by itself.
             Errno::NOENT | Errno::SRCH | Errno::FAULT | Errno::INVAL => {
-                self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE);
+                self.uffd().wake(page.addr(), PAGE_SIZE);
                 Ok(Served::Done)
             }
             e => Err(Again::NoMemory(e)),
@@ -190,15 +191,15 @@ impl Operation<'_> {
     }
 
     /// The window around `page`, cut to the adopted range that holds it (or the page alone).
-    fn clip(&self, lock: &Shared<'_>, page: usize, window: Window) -> (usize, usize) {
-        let Some(region) = self.regions.find(lock, page * PAGE_SIZE) else {
-            self.must_not_be_own(page * PAGE_SIZE);
+    fn clip(&self, lock: &Shared<'_>, page: PageNo, window: Window) -> (PageNo, PageNo) {
+        let Some(region) = self.regions.find(lock, page.addr()) else {
+            self.must_not_be_own(page.addr());
             return (page, page + 1);
         };
         if window.backwards {
-            ((page + 1).saturating_sub(window.pages).max(region.start / PAGE_SIZE), page + 1)
+            ((page + 1).back(window.pages).max(PageNo::of(region.start)), page + 1)
         } else {
-            (page, (page + window.pages).min(region.end / PAGE_SIZE))
+            (page, (page + window.pages).min(PageNo::of(region.end)))
         }
     }
 

@@ -7,6 +7,7 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use super::Served;
+use crate::ids::PageNo;
 use crate::line::Line;
 use crate::pagemap::PageState;
 use crate::pager::Pager;
@@ -17,7 +18,7 @@ use crate::worker::Worker;
 impl Pager {
     /// Serves a fault by copying. Alone: operations that began before may still be under way, and what a word says holds only
     /// while none of them can set it. None: the pager is not paused any more.
-    pub(super) fn serve_paused(&self, page: usize, worker: &mut Worker) -> Option<Served> {
+    pub(super) fn serve_paused(&self, page: PageNo, worker: &mut Worker) -> Option<Served> {
         let lock = self.space.exclusive();
         if !self.paused() {
             return None;
@@ -27,14 +28,14 @@ impl Pager {
             Ok(()) => Served::Done,
             Err(Errno::AGAIN) => Served::EventsFirst,
             Err(_) => {
-                self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE);
+                self.uffd().wake(page.addr(), PAGE_SIZE);
                 Served::Done
             }
         })
     }
 
     /// Copies what belongs at `page` to there, through `uffd` (this process's or a forked child's), changing nothing here.
-    pub(crate) fn copy_to(&self, lock: &Exclusive<'_>, uffd: &Uffd, page: usize, worker: &mut Worker) -> Result<(), Errno> {
+    pub(crate) fn copy_to(&self, lock: &Exclusive<'_>, uffd: &Uffd, page: PageNo, worker: &mut Worker) -> Result<(), Errno> {
         let source = match self.map.get(page) {
             PageState::Staged(frame) | PageState::Storing(frame) if self.is_in_frame(frame) => {
                 self.staging.addr(frame) as *const u8
@@ -52,13 +53,13 @@ impl Pager {
             _ => self.zeros.as_ptr(),
         };
         // SAFETY: the source is a populated frame, the buffer or the zeros, none of which is ever missing.
-        match unsafe { uffd.copy(page * PAGE_SIZE, source, PAGE_SIZE, Wake::Now) }.error {
+        match unsafe { uffd.copy(page.addr(), source, PAGE_SIZE, Wake::Now) }.error {
             None => {
                 self.arrived(1);
                 Ok(())
             }
             Some(Errno::EXIST) => {
-                uffd.wake(page * PAGE_SIZE, PAGE_SIZE);
+                uffd.wake(page.addr(), PAGE_SIZE);
                 Ok(())
             }
             Some(e) => Err(e),

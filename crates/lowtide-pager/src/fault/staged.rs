@@ -1,11 +1,10 @@
 //! A page that is in staging: it goes back by a MOVE, or by a copy of its frame where it can't be moved.
 
-use core::sync::atomic::Ordering;
-
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use super::{Again, Served, Try};
+use crate::ids::{PageNo, StagingFrame};
 use crate::pagemap::PageState;
 use crate::pager::{Operation, add};
 use crate::segment::FaultKind;
@@ -19,14 +18,14 @@ const MAX_UNSTAGED: usize = 64;
 impl Operation<'_> {
     /// The page is in staging: take it back, and with it, as far as the stream of faults suggests, the pages behind it that
     /// were detached together.
-    pub(super) fn unstage(&self, page: usize, frame: u32, worker: &mut Worker) -> Try {
+    pub(super) fn unstage(&self, page: PageNo, frame: StagingFrame, worker: &mut Worker) -> Try {
         let _lock = self.space.shared();
         let window = self.loads.window(page);
         let most = window.pages.min(MAX_UNSTAGED);
         let mut n = 0;
         while n < most
-            && self.staging.same_segment(frame, frame + n as u32)
-            && self.map.swap(page + n, PageState::Staged(frame + n as u32), PageState::Moving(frame + n as u32))
+            && self.staging.same_batch(frame, frame + n)
+            && self.map.swap(page + n, PageState::Staged(frame + n), PageState::Moving(frame + n))
         {
             n += 1;
         }
@@ -34,28 +33,22 @@ impl Operation<'_> {
             return Err(Again::Changed);
         }
         for i in 0..n {
-            if self.staging.owner(frame + i as u32).load(Ordering::Acquire) != (page + i) as u64 {
-                self.broken(b"a staged page does not own its frame", page + i, frame + i as u32);
+            if self.staging.owner(frame + i) != Some(page + i) {
+                self.broken(b"a staged page does not own its frame", page + i, frame + i);
             }
         }
         let mut error = None;
         let mut done = 0;
         while done < n && error.is_none() {
-            let (at, from) = (page + done, frame + done as u32);
+            let (at, from) = (page + done, frame + done);
             // SAFETY: the words say Moving, so nobody else touches the pages or the frames.
             let p = unsafe {
-                self.uffd().move_pages(
-                    at * PAGE_SIZE,
-                    self.staging.addr(from),
-                    (n - done) * PAGE_SIZE,
-                    Holes::Stop,
-                    Wake::Later,
-                )
+                self.uffd().move_pages(at.addr(), self.staging.addr(from), (n - done) * PAGE_SIZE, Holes::Stop, Wake::Later)
             };
             let moved = p.done / PAGE_SIZE;
             worker.installed(at, at + moved);
             for i in done..done + moved {
-                self.back_in_place(page + i, frame + i as u32, Memory::Went, i == 0);
+                self.back_in_place(page + i, frame + i, Memory::Went, i == 0);
             }
             done += moved;
             match p.error {
@@ -64,16 +57,16 @@ impl Operation<'_> {
                 // The frame is shared with a forked child, or the place may not be written just now: copy instead of moving. Or
                 // the kernel has dropped the page.
                 Some(error_of_move @ (Errno::BUSY | Errno::INVAL | Errno::NOENT))
-                    if error_of_move != Errno::NOENT || !self.is_in_frame(frame + done as u32) =>
+                    if error_of_move != Errno::NOENT || !self.is_in_frame(frame + done) =>
                 {
-                    let (at, from) = (page + done, frame + done as u32);
-                    // A frame keeps its bytes until its segment is emptied.
+                    let (at, from) = (page + done, frame + done);
+                    // A frame keeps its bytes until its batch is emptied.
                     let (source, memory) = match self.is_in_frame(from) {
                         true => (self.staging.addr(from) as *const u8, Memory::Stays),
                         false => (self.zeros.as_ptr().cast_const(), Memory::Went),
                     };
                     // SAFETY: the word says Moving, so nobody else touches the frame; the page is there, or zeros stand for it.
-                    let p = unsafe { self.uffd().copy(at * PAGE_SIZE, source, PAGE_SIZE, Wake::Later) };
+                    let p = unsafe { self.uffd().copy(at.addr(), source, PAGE_SIZE, Wake::Later) };
                     match p.error {
                         None => {
                             worker.installed(at, at + 1);
@@ -88,14 +81,14 @@ impl Operation<'_> {
                     done += 1;
                 }
                 Some(Errno::EXIST) => {
-                    self.stale_in_staging(page + done, frame + done as u32);
+                    self.stale_in_staging(page + done, frame + done);
                     done += 1;
                 }
                 Some(e) => error = Some(e),
             }
         }
         for i in done..n {
-            self.map.set(page + i, PageState::Staged(frame + i as u32));
+            self.map.set(page + i, PageState::Staged(frame + i));
         }
         match error {
             Some(e) if done == 0 => self.failed(page, e),
@@ -113,21 +106,21 @@ impl Operation<'_> {
 
     /// The page is being stored, which may take as long as a write to a disk: a copy of the bytes in the frame, which nobody
     /// changes and which stay until the drainer has seen that this is done.
-    pub(super) fn copy_back(&self, page: usize, frame: u32, worker: &mut Worker) -> Try {
+    pub(super) fn copy_back(&self, page: PageNo, frame: StagingFrame, worker: &mut Worker) -> Try {
         let _lock = self.space.shared();
         if !self.map.swap(page, PageState::Storing(frame), PageState::Moving(frame)) {
             return Err(Again::Changed);
         }
         // SAFETY: a frame that is being stored is populated, or will be: it is not registered while it is being stored, and
         // zeros stand for a page that the kernel has dropped.
-        let p = unsafe { self.uffd().copy(page * PAGE_SIZE, self.staging.addr(frame) as *const u8, PAGE_SIZE, Wake::Later) };
+        let p = unsafe { self.uffd().copy(page.addr(), self.staging.addr(frame) as *const u8, PAGE_SIZE, Wake::Later) };
         match p.error {
             None => {
                 worker.installed(page, page + 1);
                 self.arrived(1);
             }
             // What is in memory is newer.
-            Some(Errno::EXIST) => self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE),
+            Some(Errno::EXIST) => self.uffd().wake(page.addr(), PAGE_SIZE),
             Some(e) => {
                 self.map.set(page, PageState::Storing(frame));
                 return self.failed(page, e);
@@ -141,7 +134,7 @@ impl Operation<'_> {
         Ok(Served::Done)
     }
 
-    fn back_in_place(&self, page: usize, frame: u32, memory: Memory, missed: bool) {
+    fn back_in_place(&self, page: PageNo, frame: StagingFrame, memory: Memory, missed: bool) {
         let word = self.staging_to_place(frame);
         self.staging.left(frame, memory);
         self.map.set(page, word);
@@ -154,9 +147,9 @@ impl Operation<'_> {
     }
 
     /// The page is in memory although its word said that it is staged: what is in memory is newer.
-    fn stale_in_staging(&self, page: usize, frame: u32) {
+    fn stale_in_staging(&self, page: PageNo, frame: StagingFrame) {
         self.leave(self, frame, Memory::Stays);
         self.map.set(page, PageState::None);
-        self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE);
+        self.uffd().wake(page.addr(), PAGE_SIZE);
     }
 }

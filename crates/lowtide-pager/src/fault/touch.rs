@@ -8,17 +8,18 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use super::{Again, Served, Try};
+use crate::ids::PageNo;
 use crate::pagemap::PageState;
 use crate::pager::{Operation, Pager, add};
 use crate::segment::FaultKind;
 use crate::stream::MAX_WINDOW;
 use crate::uffd::Wake;
-use crate::worker::{BATCH, Worker};
+use crate::worker::{CHUNK, Worker};
 
 impl Operation<'_> {
     /// Installs zeros at `page`, whose word was `word`, and around it. Each page is claimed first: a page that came in and was
     /// evicted again since its word was read must not be covered by zeros.
-    pub(super) fn touch(&self, page: usize, word: PageState, worker: &mut Worker) -> Try {
+    pub(super) fn touch(&self, page: PageNo, word: PageState, worker: &mut Worker) -> Try {
         if self.map.populate(page).is_err() {
             return self.touch_without_word(page, worker);
         }
@@ -26,13 +27,13 @@ impl Operation<'_> {
         let streams = if word == PageState::Zero { &self.loads } else { &self.touches };
         let mut window = streams.window(page);
         if self.budget.is_near_limit() {
-            window.pages = window.pages.min(BATCH);
+            window.pages = window.pages.min(CHUNK);
         }
         let (low, high) = self.clip(&lock, page, window);
         let guards = self.guards.begin_look();
         let Some((low, high)) = self.between_markers(page, low, high) else {
             // A guard came since: its thread finds that out by itself.
-            self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE);
+            self.uffd().wake(page.addr(), PAGE_SIZE);
             return Ok(Served::Done);
         };
         let mut claims = Claims::default();
@@ -44,8 +45,8 @@ impl Operation<'_> {
             return Err(Again::Changed);
         }
         let mut first = page;
-        while first > low && claims.claim(self, low, first - 1) {
-            first -= 1;
+        while first > low && claims.claim(self, low, first.back(1)) {
+            first = first.back(1);
         }
         let (mut at, mut installed, mut error) = (first, 0, None);
         let mut most = MAX_WINDOW;
@@ -53,10 +54,10 @@ impl Operation<'_> {
             let n = (end - at).min(most);
             // SAFETY: pages with these words read as zero while they are missing, and they are claimed; `zeros` is never
             // written.
-            let p = unsafe { self.uffd().copy(at * PAGE_SIZE, self.zeros.as_ptr(), n * PAGE_SIZE, Wake::Later) };
+            let p = unsafe { self.uffd().copy(at.addr(), self.zeros.as_ptr(), n * PAGE_SIZE, Wake::Later) };
             let done = p.done / PAGE_SIZE;
             worker.installed(at, at + done);
-            for p in at..at + done {
+            for p in at.up_to(at + done) {
                 claims.done(self, low, p);
             }
             at += done;
@@ -67,7 +68,7 @@ impl Operation<'_> {
                 Some(Errno::EXIST) => {
                     // In memory already: nothing to do but to let go.
                     claims.undo(self, low, at);
-                    self.uffd().wake(at * PAGE_SIZE, PAGE_SIZE);
+                    self.uffd().wake(at.addr(), PAGE_SIZE);
                     at += 1;
                 }
                 // The pages lie in two mappings (of one adopted range): one call does one mapping.
@@ -76,7 +77,7 @@ impl Operation<'_> {
             }
         }
         self.guards.end_look(guards);
-        for p in at..end {
+        for p in at.up_to(end) {
             claims.undo(self, low, p);
         }
         self.arrived(installed);
@@ -95,17 +96,17 @@ impl Operation<'_> {
 
     /// The part of `low .. high` around `page` in which there are no guards: a COPY would put pages in their place. (Linux
     /// 6.18; ZEROPAGE and MOVE would not.) None: there is one where the page is missing.
-    fn between_markers(&self, page: usize, low: usize, high: usize) -> Option<(usize, usize)> {
+    fn between_markers(&self, page: PageNo, low: PageNo, high: PageNo) -> Option<(PageNo, PageNo)> {
         if high - low == 1 && !self.guards.any() {
             return Some((low, high));
         }
-        let Ok(markers) = self.present().scan_markers(low * PAGE_SIZE, high * PAGE_SIZE) else { return Some((page, page + 1)) };
-        let seen = high.min(markers.walk_end / PAGE_SIZE);
+        let Ok(markers) = self.present().scan_markers(low.addr(), high.addr()) else { return Some((page, page + 1)) };
+        let seen = high.min(PageNo::of(markers.walk_end));
         if seen <= page {
             return Some((page, page + 1));
         }
         let mut part = (low, seen);
-        for (start, end) in markers.iter().map(|(start, end)| (start / PAGE_SIZE, end / PAGE_SIZE)) {
+        for (start, end) in markers.iter().map(|(start, end)| (PageNo::of(start), PageNo::of(end))) {
             if end <= page {
                 part.0 = end;
             } else if start <= page {
@@ -120,16 +121,16 @@ impl Operation<'_> {
     /// There is no memory for the word of a page, so it was never out. Alone, so that nobody gives it one and evicts it
     /// meanwhile.
     #[cold]
-    fn touch_without_word(&self, page: usize, worker: &mut Worker) -> Try {
+    fn touch_without_word(&self, page: PageNo, worker: &mut Worker) -> Try {
         let _lock = self.space.exclusive();
         if self.map.slot(page).is_some() {
             return Err(Again::Changed);
         }
         // SAFETY: a page without a word reads as zero while it is missing.
-        let p = unsafe { self.uffd().copy(page * PAGE_SIZE, self.zeros.as_ptr(), PAGE_SIZE, Wake::Now) };
+        let p = unsafe { self.uffd().copy(page.addr(), self.zeros.as_ptr(), PAGE_SIZE, Wake::Now) };
         match p.error {
             None => self.arrived(1),
-            Some(Errno::EXIST) => self.uffd().wake(page * PAGE_SIZE, PAGE_SIZE),
+            Some(Errno::EXIST) => self.uffd().wake(page.addr(), PAGE_SIZE),
             Some(e) => return self.failed(page, e),
         }
         self.count(FaultKind::FirstTouch, worker);
@@ -146,7 +147,7 @@ struct Claims {
 
 impl Claims {
     /// Claims page `p` (of a window that begins at `low`) if it reads as zero, and has or can have a word.
-    fn claim(&mut self, pager: &Pager, low: usize, p: usize) -> bool {
+    fn claim(&mut self, pager: &Pager, low: PageNo, p: PageNo) -> bool {
         let word = pager.map.get(p);
         if !matches!(word, PageState::None | PageState::Removing | PageState::Zero)
             || pager.map.claim(p, word, PageState::Loading(0)) != Ok(true)
@@ -163,7 +164,7 @@ impl Claims {
     }
 
     /// Page `p` is in memory. (One that was about to be removed was missing, so its removal is proven.)
-    fn done(&self, pager: &Pager, low: usize, p: usize) {
+    fn done(&self, pager: &Pager, low: PageNo, p: PageNo) {
         pager.map.set(p, PageState::None);
         pager.mark_loaded(p, None);
         if self.zero[(p - low) / 64] & 1 << ((p - low) % 64) != 0 {
@@ -173,7 +174,7 @@ impl Claims {
     }
 
     /// Page `p` was not installed.
-    fn undo(&self, pager: &Pager, low: usize, p: usize) {
+    fn undo(&self, pager: &Pager, low: PageNo, p: PageNo) {
         let (i, bit) = ((p - low) / 64, 1 << ((p - low) % 64));
         let word = match (self.zero[i] & bit != 0, self.removing[i] & bit != 0) {
             (true, _) => PageState::Zero,

@@ -10,16 +10,19 @@
 mod arena;
 mod mark;
 mod state;
+mod word;
 
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 use lowtide_core::lock::Lock;
 use lowtide_core::vm::{self, Mapping, OnFork};
 use rustix::io::Errno;
 
+use crate::ids::PageNo;
 use arena::{Arena, GRANULE};
 pub use mark::Mark;
 pub use state::PageState;
+pub use word::PageWord;
 
 /// log2 of the pages of a leaf.
 const LEAF_SHIFT: u32 = 6;
@@ -34,6 +37,8 @@ const LEVELS: [u32; 2] = [LEAF_SHIFT + NODE_SHIFT, LEAF_SHIFT];
 const ROOT_SHIFT: u32 = LEVELS[0] + NODE_SHIFT;
 /// Entries of the root: 47 bits of address space.
 const ROOT: usize = 1 << (47 - 12 - ROOT_SHIFT);
+/// Behind the last page that can have a word.
+const END: PageNo = PageNo::new(ROOT << ROOT_SHIFT);
 /// Bytes of the words of a leaf; the marks come behind them.
 const WORDS_BYTES: usize = BLOCK_PAGES * 8;
 /// Granules of a leaf and of a node.
@@ -45,7 +50,17 @@ const WORTH_COLLECTING: usize = 4096;
 /// A child: the granule of a node or a leaf; 0: there is none.
 type Child = AtomicU32;
 
-/// The words of all adopted memory. Page numbers are addresses / 4096.
+/// Which child of its node `page` is below; `shift`: as in [`LEVELS`].
+fn child_of(page: PageNo, shift: u32) -> usize {
+    page.number() >> shift & (CHILDREN - 1)
+}
+
+/// The first page behind all that are below the same entry.
+fn behind(page: PageNo, shift: u32) -> PageNo {
+    PageNo::new(((page.number() >> shift) + 1) << shift)
+}
+
+/// The words of all adopted memory.
 pub struct PageMap {
     root: Mapping,
     arena: Arena,
@@ -73,8 +88,8 @@ impl PageMap {
     }
 
     /// The root's entry for `page`.
-    fn top(&self, page: usize) -> Option<&Child> {
-        let i = page >> ROOT_SHIFT;
+    fn top(&self, page: PageNo) -> Option<&Child> {
+        let i = page.number() >> ROOT_SHIFT;
         // SAFETY: inside `root`, whose zero bytes are no children; it lives as long as the process.
         (i < ROOT).then(|| unsafe { &*self.root.as_ptr().cast::<Child>().add(i) })
     }
@@ -87,54 +102,54 @@ impl PageMap {
     }
 
     /// The leaf that holds the word of `page`; 0: there is none.
-    fn leaf(&self, page: usize) -> u32 {
-        // Acquire: pairs with the Release in `make`, before which what is below was zero.
+    fn leaf(&self, page: PageNo) -> u32 {
+        // Acquire, here and below: pairs with the Release in `make`, before which what is below was zero.
         let mut at = self.top(page).map_or(0, |top| top.load(Ordering::Acquire));
         for shift in LEVELS {
             if at == 0 {
                 return 0;
             }
-            at = self.child(at, page >> shift & (CHILDREN - 1)).load(Ordering::Acquire);
+            at = self.child(at, child_of(page, shift)).load(Ordering::Acquire);
         }
         at
     }
 
     /// The word of `page` in its leaf.
-    fn word(&self, leaf: u32, page: usize) -> &AtomicU64 {
+    fn word(&self, leaf: u32, page: PageNo) -> &PageWord {
         // SAFETY: a leaf holds BLOCK_PAGES words, zero at first. It stays as long as somebody may look: see `collect`.
-        unsafe { &*self.arena.at(leaf).cast::<AtomicU64>().add(page & (BLOCK_PAGES - 1)) }
+        unsafe { &*self.arena.at(leaf).cast::<PageWord>().add(page.number() % BLOCK_PAGES) }
     }
 
     /// The word of `page`, if there is one.
-    pub fn slot(&self, page: usize) -> Option<&AtomicU64> {
+    pub fn slot(&self, page: PageNo) -> Option<&PageWord> {
         let leaf = self.leaf(page);
         (leaf != 0).then(|| self.word(leaf, page))
     }
 
     /// What the map says of `page`.
-    pub fn get(&self, page: usize) -> PageState {
-        self.slot(page).map_or(PageState::None, |w| PageState::from_bits(w.load(Ordering::Acquire)))
+    pub fn get(&self, page: PageNo) -> PageState {
+        self.slot(page).map_or(PageState::None, PageWord::get)
     }
 
     /// Sets the word of `page`, which has one; the caller owns it in the sense of the table at [`PageState`].
-    pub fn set(&self, page: usize, word: PageState) {
+    pub fn set(&self, page: PageNo, word: PageState) {
         let slot = self.slot(page);
         debug_assert!(slot.is_some() || word == PageState::None, "a word for a page that has none");
         if let Some(slot) = slot {
-            slot.store(word.bits(), Ordering::Release);
+            slot.set(word);
         }
     }
 
     /// Replaces `from` by `to` if it still stands there. A page without a word has none to replace: see [`PageMap::claim`].
-    pub fn swap(&self, page: usize, from: PageState, to: PageState) -> bool {
-        self.slot(page).is_some_and(|w| w.compare_exchange(from.bits(), to.bits(), Ordering::AcqRel, Ordering::Acquire).is_ok())
+    pub fn swap(&self, page: PageNo, from: PageState, to: PageState) -> bool {
+        self.slot(page).is_some_and(|slot| slot.swap(from, to))
     }
 
     /// As [`PageMap::swap`], for a page that may not have a word yet: it gets one.
     ///
     /// # Errors
     /// `NOMEM`: it can't have one.
-    pub fn claim(&self, page: usize, from: PageState, to: PageState) -> Result<bool, Errno> {
+    pub fn claim(&self, page: PageNo, from: PageState, to: PageState) -> Result<bool, Errno> {
         self.populate(page)?;
         Ok(self.swap(page, from, to))
     }
@@ -143,7 +158,7 @@ impl PageMap {
     ///
     /// # Errors
     /// `NOMEM`.
-    pub fn populate(&self, page: usize) -> Result<(), Errno> {
+    pub fn populate(&self, page: PageNo) -> Result<(), Errno> {
         if self.leaf(page) != 0 {
             return Ok(());
         }
@@ -151,7 +166,7 @@ impl PageMap {
         let mut at = self.make(self.top(page).ok_or(Errno::NOMEM)?, NODE_GRANULES)?;
         for shift in LEVELS {
             let granules = if shift == LEAF_SHIFT { LEAF_GRANULES } else { NODE_GRANULES };
-            at = self.make(self.child(at, page >> shift & (CHILDREN - 1)), granules)?;
+            at = self.make(self.child(at, child_of(page, shift)), granules)?;
         }
         Ok(())
     }
@@ -172,13 +187,13 @@ impl PageMap {
     }
 
     /// Calls `f` with each page of `first .. end` that has a word. What has none costs nothing.
-    pub fn each<'a>(&'a self, first: usize, end: usize, mut f: impl FnMut(usize, &'a AtomicU64)) {
+    pub fn each<'a>(&'a self, first: PageNo, end: PageNo, mut f: impl FnMut(PageNo, &'a PageWord)) {
         let mut page = first;
         while page < end {
             match self.next_leaf(page) {
                 Ok((leaf, start)) if start < end => {
-                    let stop = end.min((start | (BLOCK_PAGES - 1)) + 1);
-                    (start..stop).for_each(|p| f(p, self.word(leaf, p)));
+                    let stop = end.min(behind(start, LEAF_SHIFT));
+                    start.up_to(stop).for_each(|p| f(p, self.word(leaf, p)));
                     page = stop;
                 }
                 _ => return,
@@ -187,17 +202,16 @@ impl PageMap {
     }
 
     /// The first leaf that holds a page at or after `page`, and the first such page in it.
-    fn next_leaf(&self, mut page: usize) -> Result<(u32, usize), ()> {
-        // The first page behind all that are below the same entry.
-        let behind = |page: usize, shift: u32| ((page >> shift) + 1) << shift;
-        'root: while page >> ROOT_SHIFT < ROOT {
+    fn next_leaf(&self, mut page: PageNo) -> Result<(u32, PageNo), ()> {
+        'root: while page < END {
+            // Acquire, here and below: as in `leaf`.
             let mut at = self.top(page).map_or(0, |top| top.load(Ordering::Acquire));
             if at == 0 {
                 page = behind(page, ROOT_SHIFT);
                 continue;
             }
             for shift in LEVELS {
-                at = self.child(at, page >> shift & (CHILDREN - 1)).load(Ordering::Acquire);
+                at = self.child(at, child_of(page, shift)).load(Ordering::Acquire);
                 if at == 0 {
                     page = behind(page, shift);
                     continue 'root;
@@ -209,19 +223,19 @@ impl PageMap {
     }
 
     /// Calls `f` with each page that has a word other than None. Looks only at leaves that exist.
-    pub fn each_used<'a>(&'a self, mut f: impl FnMut(usize, &'a AtomicU64)) {
-        self.each(0, ROOT << ROOT_SHIFT, |page, slot| {
-            if slot.load(Ordering::Acquire) != 0 {
+    pub fn each_used<'a>(&'a self, mut f: impl FnMut(PageNo, &'a PageWord)) {
+        self.each(PageNo::new(0), END, |page, slot| {
+            if slot.peek() != PageState::None {
                 f(page, slot);
             }
         });
     }
 
     /// What is remembered of `page`, if it has a word: see [`Mark`]. Zero at first.
-    pub fn mark(&self, page: usize) -> Option<&AtomicU8> {
+    pub fn mark(&self, page: PageNo) -> Option<&AtomicU8> {
         let leaf = self.leaf(page);
         // SAFETY: behind the words of a leaf there is a byte for each of its pages; it stays as the words do.
-        (leaf != 0).then(|| unsafe { &*self.arena.at(leaf).add(WORDS_BYTES + page % BLOCK_PAGES).cast() })
+        (leaf != 0).then(|| unsafe { &*self.arena.at(leaf).add(WORDS_BYTES + page.number() % BLOCK_PAGES).cast() })
     }
 
     /// Whether [`PageMap::collect`] may have much to find: there are twice as many leaves as it left.
@@ -237,7 +251,8 @@ impl PageMap {
         // SAFETY: handed on to the caller; what is given back was taken out of its parent first.
         let empty_leaf = |child: &Child| unsafe {
             let leaf = child.load(Ordering::Relaxed);
-            let is_empty = leaf != 0 && (0..BLOCK_PAGES).all(|page| self.word(leaf, page).load(Ordering::Relaxed) == 0);
+            let is_empty =
+                leaf != 0 && (0..BLOCK_PAGES).map(PageNo::new).all(|page| self.word(leaf, page).peek() == PageState::None);
             if is_empty {
                 child.store(0, Ordering::Relaxed);
                 self.arena.give_back(leaf, LEAF_GRANULES);
@@ -245,7 +260,7 @@ impl PageMap {
             }
         };
         for i in 0..ROOT {
-            let Some(top) = self.top(i << ROOT_SHIFT) else { break };
+            let Some(top) = self.top(PageNo::new(i << ROOT_SHIFT)) else { break };
             let upper = top.load(Ordering::Relaxed);
             if upper == 0 {
                 continue;
@@ -302,7 +317,7 @@ mod tests {
     #[test]
     fn absent_words_read_none_and_present_ones_are_found() {
         let map = PageMap::new().unwrap();
-        let page = (0x7f12_3456_7000usize) >> 12;
+        let page = PageNo::of(0x7f12_3456_7000);
         let far = page + (1 << ROOT_SHIFT);
         assert_eq!(map.get(page), PageState::None);
         assert!(!map.swap(page, PageState::None, PageState::Zero), "no word, no swap");
@@ -315,8 +330,12 @@ mod tests {
         assert_eq!(seen, [page, far]);
         let mut n = 0;
         map.each(page, far + 1, |_, _| n += 1);
-        assert_eq!(n, BLOCK_PAGES - page % BLOCK_PAGES + far % BLOCK_PAGES + 1, "two leaves in part, and nothing between");
-        assert_eq!(map.claim(ROOT << ROOT_SHIFT, PageState::None, PageState::Zero), Err(Errno::NOMEM), "no such address");
+        assert_eq!(
+            n,
+            BLOCK_PAGES - page.number() % BLOCK_PAGES + far.number() % BLOCK_PAGES + 1,
+            "two leaves in part, and nothing between"
+        );
+        assert_eq!(map.claim(END, PageState::None, PageState::Zero), Err(Errno::NOMEM), "no such address");
     }
 
     #[test]
@@ -331,7 +350,7 @@ mod tests {
         for round in 0..20 {
             for _ in 0..2000 {
                 // Here and there, close together and far apart.
-                let page = ((random(7) << random(33)) + random(300)) as usize % (ROOT << ROOT_SHIFT);
+                let page = PageNo::new(((random(7) << random(33)) + random(300)) as usize % END.number());
                 let word = if random(3) == 0 { PageState::None } else { PageState::Swapped(random(1000) + 1) };
                 map.populate(page).unwrap();
                 map.set(page, word);
@@ -340,7 +359,7 @@ mod tests {
             model.retain(|_, word| *word != PageState::None);
             let listed = |map: &PageMap| {
                 let mut all = Vec::new();
-                map.each_used(|page, slot| all.push((page, PageState::from_bits(slot.load(Ordering::Relaxed)))));
+                map.each_used(|page, slot| all.push((page, slot.get())));
                 all
             };
             let expected: Vec<_> = model.iter().map(|(page, word)| (*page, *word)).collect();
@@ -349,7 +368,7 @@ mod tests {
                 // SAFETY: one thread.
                 unsafe { map.collect() };
                 assert_eq!(listed(&map), expected);
-                let blocks: std::collections::BTreeSet<_> = model.keys().map(|page| page / BLOCK_PAGES).collect();
+                let blocks: std::collections::BTreeSet<_> = model.keys().map(|page| page.number() / BLOCK_PAGES).collect();
                 assert_eq!(map.leaves.load(Ordering::Relaxed), blocks.len());
             }
             if round % 5 == 4 {
@@ -365,12 +384,12 @@ mod tests {
         // 20,000 areas of 256 KiB all over 100 TiB, then as many elsewhere.
         let mut most = 0;
         for shift in 0..10 {
-            let area = |i: usize| (i * 0x14_0000 + shift * 0x1_0000 + 0x1000) % (100 << 28);
-            for page in (0..20_000).flat_map(|i| area(i)..area(i) + BLOCK_PAGES) {
+            let area = |i: usize| PageNo::new((i * 0x14_0000 + shift * 0x1_0000 + 0x1000) % (100 << 28));
+            for page in (0..20_000).flat_map(|i| area(i).up_to(area(i) + BLOCK_PAGES)) {
                 assert_eq!(map.claim(page, PageState::None, PageState::Zero), Ok(true));
             }
             assert!(map.wants_collection());
-            map.each_used(|_, slot| slot.store(0, Ordering::Relaxed));
+            map.each_used(|_, slot| slot.set(PageState::None));
             // SAFETY: one thread.
             unsafe { map.collect() };
             most = most.max(map.used_bytes());

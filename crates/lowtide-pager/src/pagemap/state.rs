@@ -1,5 +1,7 @@
 //! What the page map says of a page, and who may change it to what: THE table.
 
+use crate::ids::StagingFrame;
+
 /// What a word says. A word counts only while its page is missing, but for Clean, Removing and None, which speak of a page in
 /// its place.
 ///
@@ -37,11 +39,11 @@ pub enum PageState {
     /// In its place, and when it came in it was what the store's swap cache still holds under this raw entry.
     Clean(u64),
     /// In this staging frame.
-    Staged(u32),
+    Staged(StagingFrame),
     /// On its way into this staging frame, or out of it.
-    Moving(u32),
+    Moving(StagingFrame),
     /// In this staging frame, being stored.
-    Storing(u32),
+    Storing(StagingFrame),
     /// In the store (raw swap entry).
     Swapped(u64),
     /// In the store, being brought in (raw swap entry; 0: a zero page).
@@ -57,9 +59,9 @@ impl PageState {
             PageState::None => 0,
             PageState::Removing => 1,
             PageState::Zero => 2,
-            PageState::Staged(f) => 3 | (f as u64) << 4,
-            PageState::Moving(f) => 4 | (f as u64) << 4,
-            PageState::Storing(f) => 5 | (f as u64) << 4,
+            PageState::Staged(f) => 3 | (f.number() as u64) << 4,
+            PageState::Moving(f) => 4 | (f.number() as u64) << 4,
+            PageState::Storing(f) => 5 | (f.number() as u64) << 4,
             PageState::Swapped(e) => 6 | e << 4,
             PageState::Loading(e) => 7 | e << 4,
             PageState::Orphan => 8,
@@ -73,9 +75,9 @@ impl PageState {
         match bits & 15 {
             1 => PageState::Removing,
             2 => PageState::Zero,
-            3 => PageState::Staged(arg as u32),
-            4 => PageState::Moving(arg as u32),
-            5 => PageState::Storing(arg as u32),
+            3 => PageState::Staged(StagingFrame::new(arg as u32)),
+            4 => PageState::Moving(StagingFrame::new(arg as u32)),
+            5 => PageState::Storing(StagingFrame::new(arg as u32)),
             6 => PageState::Swapped(arg),
             7 => PageState::Loading(arg),
             8 => PageState::Orphan,
@@ -97,10 +99,10 @@ mod tests {
             PageState::Removing,
             PageState::Zero,
             PageState::Clean(entry),
-            PageState::Staged(0),
-            PageState::Staged(u32::MAX),
-            PageState::Moving(3),
-            PageState::Storing(4),
+            PageState::Staged(StagingFrame::new(0)),
+            PageState::Staged(StagingFrame::new(u32::MAX)),
+            PageState::Moving(StagingFrame::new(3)),
+            PageState::Storing(StagingFrame::new(4)),
             PageState::Swapped(entry),
             PageState::Loading(entry),
             PageState::Loading(0),

@@ -16,6 +16,7 @@ mod text;
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use lowtide_core::store::{FILL_WORDS, FillWord, FillWords, Image, MAX_AREAS};
+use lowtide_core::vm::PAGE_SIZE;
 
 use crate::share::Others;
 
@@ -104,7 +105,7 @@ pub struct Segment {
 
 impl Segment {
     /// Bytes to map.
-    pub const SIZE: usize = size_of::<Segment>().next_multiple_of(4096);
+    pub const SIZE: usize = size_of::<Segment>().next_multiple_of(PAGE_SIZE);
 
     /// Sends a warning line unless the same line has been sent before.
     pub fn warn(&self, pid: u32, text: &[u8]) {
@@ -124,6 +125,7 @@ impl Segment {
 
     /// The slots that have ever been claimed; all others are free.
     pub fn used_procs(&self) -> &[Proc] {
+        // Acquire: pairs with the AcqRel in `claim`.
         &self.procs[..(self.procs_high.load(Ordering::Acquire) as usize).min(MAX_PROCS)]
     }
 
@@ -143,6 +145,8 @@ impl Segment {
         let family = mine.family.load(Ordering::Relaxed);
         for p in self.used_procs().iter().filter(|p| !core::ptr::eq(*p, mine)) {
             let counts = p.state.load(Ordering::Relaxed) >= proc_state::WATCHING;
+            // Acquire: pairs with the Release with which a process sets its family, in `found_family` or forked (the agent).
+            // Its gauges had been cleared before.
             if family != 0 && counts && p.family.load(Ordering::Acquire) == family {
                 others.members += 1;
                 others.shared += p.shared_bytes.load(Ordering::Relaxed);
@@ -156,6 +160,7 @@ impl Segment {
         match mine.family.load(Ordering::Relaxed) {
             0 => {
                 let family = self.families.fetch_add(1, Ordering::Relaxed) + 1;
+                // Release: pairs with the Acquire in `others_of`.
                 mine.family.store(family, Ordering::Release);
                 family
             }
@@ -174,14 +179,17 @@ impl Segment {
             self.give_back(p);
             self.publish_ram(p, 0);
             p.clear_gauges();
+            // Release, here and below: pairs with the Acquire with which `lowtide run` looks for processes.
             p.state.store(WATCHING, Ordering::Release);
             return Some(p);
         }
+        // Acquire: pairs with the Release in `bury`, before which the slot was cleared.
         let (i, p) = self
             .procs
             .iter()
             .enumerate()
             .find(|(_, p)| p.state.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok())?;
+        // AcqRel: pairs with the Acquire in `used_procs`.
         self.procs_high.fetch_max(i as u32 + 1, Ordering::AcqRel);
         p.next_image();
         p.pid.store(pid, Ordering::Relaxed);
@@ -198,12 +206,14 @@ impl Segment {
         p.clear_gauges();
         p.next_image();
         p.pid.store(0, Ordering::Relaxed);
+        // Release: pairs with the Acquire in `claim`.
         p.state.store(proc_state::FREE, Ordering::Release);
     }
 
     /// The image of the process that has a slot, a `Proc` of this segment.
     pub fn image(&self, p: &Proc) -> Image {
         let slot = (core::ptr::from_ref(p).addr() - self.procs.as_ptr().addr()) / size_of::<Proc>();
+        // Acquire: pairs with the Release in `Proc::has_another_pid`, and that of the image with the one in `Proc::next_image`.
         let elsewhere = if p.elsewhere.load(Ordering::Acquire) == 0 { 0 } else { ELSEWHERE };
         let image = p.image.load(Ordering::Acquire).wrapping_mul(MAX_PROCS as u64) % ELSEWHERE;
         Image::new(elsewhere | image | slot as u64)
@@ -228,6 +238,7 @@ impl Segment {
     /// used and not counted, until they are gone too.)
     fn give_back(&self, p: &Proc) {
         for (area, now) in self.areas.iter().zip(&p.areas_now) {
+            // Acquire: pairs with the Release in the slots' `Budget::take`. What is charged here is in `used` by now.
             let bytes = now.charged.swap(0, Ordering::Acquire);
             let less = |used: u64| Some(used.saturating_sub(bytes));
             let _ = area.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);

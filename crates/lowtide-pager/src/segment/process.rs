@@ -272,6 +272,7 @@ impl Proc {
     /// In a process that is in another pid namespace than `lowtide run`, or may be: nobody can tell by its pid whether it is
     /// alive.
     pub fn has_another_pid(&self) {
+        // Release: pairs with the Acquire in `threads` and `Segment::image`.
         self.elsewhere.store(1, Ordering::Release);
     }
 
@@ -288,6 +289,7 @@ impl Proc {
 
     /// Ids of lowtide's threads in it; none where they mean something else to `lowtide run`.
     pub fn threads(&self) -> impl Iterator<Item = u32> {
+        // Acquire: pairs with the Release in `has_another_pid`.
         let here = self.elsewhere.load(Ordering::Acquire) == 0;
         let all = if here { &self.threads[..] } else { &[] };
         all.iter().map(|id| id.load(Ordering::Relaxed)).filter(|id| *id != 0)
@@ -296,7 +298,7 @@ impl Proc {
     /// The image that had the slot can execute no other instruction.
     pub(super) fn next_image(&self) {
         self.elsewhere.store(0, Ordering::Relaxed);
-        // Release: pairs with the Acquire in `Segment::is_alive`.
+        // AcqRel: pairs with the Acquire in `Segment::is_alive` and `Segment::image`.
         self.image.fetch_add(1, Ordering::AcqRel);
     }
 

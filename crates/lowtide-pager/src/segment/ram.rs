@@ -27,7 +27,7 @@ impl Segment {
     }
 
     /// The process was measured: it counts for `bytes`. Its budget begins to count anew shortly before
-    /// ([`crate::budget::Budget::counted`]).
+    /// ([`crate::budget::RamBudget::counted`]).
     pub fn publish_ram(&self, p: &Proc, bytes: u64) {
         let before = p.ram_bytes.swap(bytes, Ordering::Relaxed) as i64 + p.grown.swap(0, Ordering::Relaxed);
         self.grown.fetch_add(bytes as i64 - before, Ordering::Relaxed);
@@ -75,14 +75,14 @@ impl Membership {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::budget::Budget;
+    use crate::budget::RamBudget;
 
-    fn run_of(processes: u32) -> (&'static Segment, std::vec::Vec<(&'static Proc, Budget)>) {
+    fn run_of(processes: u32) -> (&'static Segment, std::vec::Vec<(&'static Proc, RamBudget)>) {
         let layout = std::alloc::Layout::new::<Segment>();
         // SAFETY: zeros are a valid Segment, and the memory is the global allocator's, of this layout.
         let run: &'static Segment = unsafe { &*std::alloc::alloc_zeroed(layout).cast() };
         let members = (1..=processes).map(|pid| {
-            let (proc, budget) = (run.claim(pid).unwrap(), Budget::default());
+            let (proc, budget) = (run.claim(pid).unwrap(), RamBudget::default());
             budget.set_limit(100 << 20);
             budget.join(run, proc);
             (proc, budget)
@@ -90,7 +90,7 @@ mod tests {
         (run, members.collect())
     }
 
-    fn measure(run: &Segment, (proc, budget): &(&Proc, Budget), bytes: u64) {
+    fn measure(run: &Segment, (proc, budget): &(&Proc, RamBudget), bytes: u64) {
         budget.counted();
         run.publish_ram(proc, bytes);
         budget.measured(run.ram_now());
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn who_joined_no_run_counts_for_itself() {
-        let budget = Budget::default();
+        let budget = RamBudget::default();
         budget.counted();
         budget.measured(10 << 20);
         budget.add_pages(256);

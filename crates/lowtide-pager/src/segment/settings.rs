@@ -6,6 +6,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use lowtide_core::store::MAX_AREAS;
+use lowtide_core::vm::PAGE_SIZE;
 use rustix::fs::SealFlags;
 
 /// The seals of the file of the settings: the mapping that `lowtide run` has made is the last through which it can be written.
@@ -136,6 +137,7 @@ impl SwapArea {
     /// `lowtide run`: gives the next order; returns it.
     pub fn give(&self, phase: Phase) -> Order {
         let next = self.order().next(phase);
+        // Release: pairs with the Acquire in `order`.
         self.order.store(next.raw(), Ordering::Release);
         next
     }
@@ -219,5 +221,5 @@ pub struct Settings {
 
 impl Settings {
     /// Bytes to map.
-    pub const SIZE: usize = size_of::<Settings>().next_multiple_of(4096);
+    pub const SIZE: usize = size_of::<Settings>().next_multiple_of(PAGE_SIZE);
 }

@@ -35,12 +35,14 @@ impl Text {
             word.store(u64::from_ne_bytes(bytes), Ordering::Relaxed);
         }
         self.pid.store(pid, Ordering::Relaxed);
+        // Release: pairs with the Acquire in `get`.
         self.state.store(text_state::READY, Ordering::Release);
         true
     }
 
     /// The line, if complete: bytes with NUL padding.
     pub fn get(&self) -> Option<[u8; 320]> {
+        // Acquire: pairs with the Release in `put`, before which the line was written.
         if self.state.load(Ordering::Acquire) != text_state::READY {
             return None;
         }

@@ -5,6 +5,7 @@ use crate::ancestry;
 use crate::error::Failure;
 use crate::live::{Answer, Live, Task, limit, reclaim, said, swapoff, swapon};
 use crate::stats::Stats;
+use lowtide_core::vm::PAGE_SIZE;
 use serde_json::{Value, json};
 
 /// How a request is answered.
@@ -47,7 +48,7 @@ fn ps(run: &Live<'_>) -> Value {
         "program": run.program,
         "ram_now": now.ram,
         "ram_limit": run.limits.ram(),
-        "out_bytes": now.now_stored.saturating_mul(4096),
+        "out_bytes": now.now_stored.saturating_mul(PAGE_SIZE as u64),
         "elapsed_seconds": run.started.elapsed().as_secs_f64(),
         "processes": run.shared.segment().processes(),
     })

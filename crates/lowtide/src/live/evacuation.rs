@@ -1,12 +1,13 @@
 //! How far the processes of a run are with emptying a swap area, and whether they will come to an end.
 
 use super::processes::{alive, is_active, pid};
+use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::segment::{AreaGauges, Order, Proc, Segment};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-const PAGE: u64 = 4096;
+const PAGE: u64 = PAGE_SIZE as u64;
 /// A process without adopted memory has nothing there; it is waited for so long, in case that it is about to adopt some.
 const WATCHERS: Duration = Duration::from_secs(1);
 /// Who has not come further for so long is named.

@@ -1,6 +1,7 @@
 //! The processes of a run one by one.
 
 use crate::ancestry::Stat;
+use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::segment::{Proc, Segment, proc_state};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -61,7 +62,7 @@ fn name(pid: u32) -> String {
 /// All of them.
 pub fn list(segment: &Segment) -> Vec<Process> {
     let get = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
-    let pages = |gauge: &AtomicU64| get(gauge).saturating_mul(4096);
+    let pages = |gauge: &AtomicU64| get(gauge).saturating_mul(PAGE_SIZE as u64);
     let list = alive(segment).map(|p| Process {
         pid: pid(p),
         parent: Stat::of(pid(p)).map_or(0, |stat| stat.parent),

@@ -3,6 +3,7 @@
 use super::chart::{Chart, Layer};
 use super::{Report, units};
 use crate::series::Sample;
+use lowtide_core::vm::PAGE_SIZE;
 use maud::{Markup, html};
 
 /// Kinds of faults as they are drawn, with their places in [`lowtide_pager::segment::FaultKind`].
@@ -45,7 +46,7 @@ fn memory(samples: &[Sample]) -> Markup {
         layer("compressed pool", "c2", of(&|sample| sample.pool)),
     ];
     if samples.iter().any(|sample| sample.device_pages > 0) {
-        layers.push(layer("on devices (no RAM)", "c4", of(&|sample| sample.device_pages * 4096)));
+        layers.push(layer("on devices (no RAM)", "c4", of(&|sample| sample.device_pages * PAGE_SIZE as u64)));
     }
     let limit = layer("the limit", "limit", of(&|sample| sample.limit));
     time_chart("Memory over time", &xs, "bytes", units::about_bytes, true).stacked(&layers, &[limit])

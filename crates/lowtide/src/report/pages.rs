@@ -3,6 +3,7 @@
 use super::chart::{Chart, Layer, divided};
 use super::over_time::KINDS;
 use super::{Report, units};
+use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::segment::{LATENCY_BUCKETS, latency_floor_ns};
 use maud::{Markup, html};
 
@@ -75,7 +76,7 @@ pub fn journeys(report: &Report<'_>) -> Markup {
     let (out, back, pages) = (&stats.evictions, &stats.faults, &stats.pages);
     let share = |part: u64, whole: u64| units::percent(part as f64, whole as f64);
     let row = |name: &str, n: u64, note: String| {
-        html! { tr { td { (name) } td.n { (units::count(n as f64)) } td.n { (units::bytes(n * 4096)) } td { (note) } } }
+        html! { tr { td { (name) } td.n { (units::count(n as f64)) } td.n { (units::bytes(n * PAGE_SIZE as u64)) } td { (note) } } }
     };
     let ahead_used = share(back.read_ahead_used, back.read_ahead_pages);
     let writes = units::count(stats.writeback.ios as f64);

@@ -14,10 +14,11 @@
 
 use crate::series::{Sample, by_kind};
 use crate::stats::Stats;
+use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::segment::{EPOCHS_A_LIMIT, FaultKind};
 use std::time::Duration;
 
-const PAGE: f64 = 4096.0;
+const PAGE: f64 = PAGE_SIZE as f64;
 /// What a fault takes beside its service, in seconds: the kernel tells a monitor, and wakes the thread. If the
 /// program's own CPU time and the time of the run say less or more, they are believed within these bounds.
 const DELIVERY: [f64; 2] = [3e-6, 15e-6];

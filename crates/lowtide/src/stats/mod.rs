@@ -13,12 +13,13 @@ use crate::live::processes::{self, Process};
 use crate::size;
 use crate::tree::{AreaNow, Gauges};
 use lowtide_core::store::{AreaState, FillWords};
+use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::segment::{Counters, LATENCY_BUCKETS, Proc, Segment, area_state, latency_floor_ns, proc_state};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-const PAGE: u64 = 4096;
+const PAGE: u64 = PAGE_SIZE as u64;
 /// Most words in `pages.same_filled_words`.
 const WORDS_SHOWN: usize = 8;
 

@@ -2,9 +2,10 @@
 
 use super::sample::{Counts, KINDS, Sample};
 use crate::stats::REFAULT_KINDS;
+use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::segment::{LATENCY_BUCKETS, latency_floor_ns};
 
-const PAGE: f64 = 4096.0;
+const PAGE: f64 = PAGE_SIZE as f64;
 
 /// What happened between two samples. All but the shares by the second.
 #[derive(Debug, Clone, PartialEq, Default)]

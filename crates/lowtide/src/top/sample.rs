@@ -2,10 +2,11 @@
 
 use crate::client::number;
 use crate::stats::REFAULT_KINDS;
+use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::segment::{LATENCY_BUCKETS, latency_bucket};
 use serde_json::Value;
 
-const PAGE: u64 = 4096;
+const PAGE: u64 = PAGE_SIZE as u64;
 
 /// Ways in which a page comes in, by what they cost.
 pub const KINDS: usize = 5;
