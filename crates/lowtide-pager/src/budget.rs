@@ -20,11 +20,11 @@ pub struct RamBudget {
     measured: AtomicU64,
     /// Bytes of the program's pages that came (or, negative, went) since.
     program: AtomicI64,
-    /// Bytes that lowtide holds now, and those when the run was last measured.
+    /// Bytes that lowtide holds now, and those when this process was last measured.
     own: AtomicU64,
     own_then: AtomicU64,
     membership: Membership,
-    /// What the run had told when it was last measured.
+    /// What the others of the run had told when it was last added up.
     told_then: AtomicI64,
     calm: AtomicBool,
 }
@@ -76,10 +76,21 @@ impl RamBudget {
         self.own_then.store(self.own.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// What the whole run uses, after [`RamBudget::counted`].
-    pub fn measured(&self, total: u64) {
-        self.told_then.store(self.membership.told(), Ordering::Relaxed);
+    /// What the others of the run had told ([`Membership::told`]): to be asked before all are added up.
+    pub fn told(&self) -> i64 {
+        self.membership.told()
+    }
+
+    /// What the whole run uses, added up after [`RamBudget::counted`] and [`RamBudget::told`].
+    pub fn added_up(&self, total: u64, told: i64) {
+        self.told_then.store(told, Ordering::Relaxed);
         self.measured.store(total, Ordering::Relaxed);
+    }
+
+    /// What a process uses that is alone.
+    pub fn measured(&self, total: u64) {
+        self.counted();
+        self.added_up(total, self.told());
     }
 
     /// The program's pages in memory have become more (or, negative, fewer): installed, or moved in or out.
@@ -97,13 +108,19 @@ impl RamBudget {
     /// Bytes by which this process has grown since the last measurement.
     fn grown(&self) -> i64 {
         let own = self.own.load(Ordering::Relaxed) as i64 - self.own_then.load(Ordering::Relaxed) as i64;
-        self.program.load(Ordering::Relaxed) + own
+        self.program.load(Ordering::Relaxed).wrapping_add(own)
     }
 
     /// Best guess of what the run uses now.
     pub fn now(&self) -> u64 {
-        let others = self.membership.told() - self.told_then.load(Ordering::Relaxed);
-        self.measured.load(Ordering::Relaxed).saturating_add_signed(self.grown() + others)
+        // Others write their part of it as they like: nothing may come of that but a wrong number.
+        let others = self.told().wrapping_sub(self.told_then.load(Ordering::Relaxed));
+        self.measured.load(Ordering::Relaxed).saturating_add_signed(self.grown().wrapping_add(others))
+    }
+
+    /// What it would use now if nobody but this process had grown.
+    pub fn now_without_others(&self) -> u64 {
+        self.measured.load(Ordering::Relaxed).saturating_add_signed(self.grown())
     }
 
     /// Bytes of a process that stay in memory where the limit can't be held: an eighth of the limit, 4 to 64 MiB. A program
@@ -207,7 +224,6 @@ mod tests {
             b.set_calm(false);
             assert!(b.low_mark() < b.high_mark() && b.high_mark() < b.limit(), "{mib} MiB");
             assert!(b.adopt_mark() <= b.low_mark(), "memory is adopted before it must be evicted: {mib} MiB");
-            b.counted();
             b.measured(b.limit());
             assert!(b.at_limit() && b.above_high());
             b.add_pages(-(mib as isize) * 64);
@@ -220,7 +236,6 @@ mod tests {
         let b = RamBudget::default();
         b.set_limit(100 << 20);
         b.set_own(10 << 20);
-        b.counted();
         b.measured(90 << 20);
         // 512 pages are moved to staging, and then to the pool, where they take half.
         b.add_pages(-512);
@@ -228,7 +243,6 @@ mod tests {
         assert_eq!(b.now(), 90 << 20, "moved, not freed");
         b.set_own(11 << 20);
         assert_eq!(b.now(), 89 << 20);
-        b.counted();
         b.measured(89 << 20);
         assert_eq!(b.now(), 89 << 20);
     }
@@ -238,7 +252,6 @@ mod tests {
         let b = RamBudget::default();
         b.set_limit(100 << 20);
         b.set_floor(150 << 20);
-        b.counted();
         b.measured(140 << 20);
         assert_eq!((b.asked(), b.limit(), b.at_limit()), (100 << 20, 150 << 20, false));
         b.set_floor(0);
@@ -250,12 +263,10 @@ mod tests {
         let b = RamBudget::default();
         b.set_limit(100 << 20);
         b.set_ceiling(208 << 20);
-        b.counted();
         b.measured(200 << 20);
         assert!(b.above_high() && !b.at_limit());
         b.add_pages(8 << 8);
         assert!(b.at_limit(), "it does not grow meanwhile");
-        b.counted();
         b.measured(90 << 20);
         b.set_ceiling(0);
         assert_eq!((b.above_high(), b.at_limit(), b.ceiling()), (false, false, 100 << 20));

@@ -339,7 +339,10 @@ impl Pager {
     /// threads uses the pager.
     pub unsafe fn take_over(&self, with: Inheritance<'_>) -> Result<TakenOver, &'static [u8]> {
         self.set_proc(with.proc);
+        // By how much the parent has grown since it was measured, the parent has told: this process begins with nothing of it.
+        let now = self.budget.now();
         self.budget.join(with.run, with.proc);
+        self.budget.measured(now);
         self.forget_operations();
         self.guards.reset_after_fork();
         steps::taken(steps::Fork::Child);

@@ -374,9 +374,9 @@ impl Pager {
         }
     }
 
-    /// Whether there is a swap area with a device.
-    pub fn has_device(&self) -> bool {
-        self.store.has_device()
+    /// Whether a swap area with a device has room now.
+    pub fn devices_have_room(&self) -> bool {
+        self.store.devices_have_room()
     }
 
     /// Moves up to `pages` objects of a sparse pool together. False: there was nothing to do; also while the program forks.

@@ -14,19 +14,35 @@ const LEAST_PART: u64 = 16;
 /// A run that is over its limit by less than this part of it comes down by itself.
 const TOLERATED_PART: u64 = 16;
 
-/// Bytes, for the pager of one process of a run that uses `total` bytes and whose pools may have `asked` all together.
-pub fn of(run: &Segment, pager: &Pager, asked: u64, total: u64) -> u64 {
-    let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
-    let mut sums = Sums { total, mine: get(&pager.proc().pool_bytes), ..Sums::default() };
-    for p in run.used_procs().iter().filter(|p| p.state.load(Ordering::Relaxed) == proc_state::ACTIVE) {
-        let pool = get(&p.pool_bytes);
-        sums.pools = sums.pools.saturating_add(pool);
-        sums.rest = sums.rest.saturating_add(get(&p.own_bytes).saturating_sub(pool));
+/// What the keeper remembers of it.
+#[derive(Debug, Default)]
+pub struct PoolShare {
+    /// The run was over its limit when it was last looked, by more than is tolerated.
+    was_over: bool,
+}
+
+impl PoolShare {
+    /// Bytes, for the pager of one process of a run that uses `total` bytes and whose pools may have `asked` all together. To be
+    /// asked at each look.
+    pub fn look(&mut self, run: &Segment, pager: &Pager, asked: u64, total: u64) -> u64 {
+        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        let mut sums = Sums { total, mine: get(&pager.proc().pool_bytes), ..Sums::default() };
+        for p in run.used_procs().iter().filter(|p| p.state.load(Ordering::Relaxed) == proc_state::ACTIVE) {
+            let pool = get(&p.pool_bytes);
+            sums.processes += 1;
+            sums.pools = sums.pools.saturating_add(pool);
+            sums.rest = sums.rest.saturating_add(get(&p.own_bytes).saturating_sub(pool));
+        }
+        let over = sums.over(&pager.budget);
+        let is_over = over > pager.budget.limit() / TOLERATED_PART;
+        // A single look may be wrong: processes that share pages are measured one after the other.
+        let stays_over = core::mem::replace(&mut self.was_over, is_over) && is_over;
+        // What a device does not take, the pool must.
+        if !pager.devices_have_room() {
+            return asked.saturating_sub(sums.others());
+        }
+        share(asked, &pager.budget, &sums, if stays_over { over } else { 0 })
     }
-    if !pager.has_device() {
-        return asked.saturating_sub(sums.others());
-    }
-    share(asked, &pager.budget, &sums)
 }
 
 /// Bytes of the run.
@@ -34,6 +50,8 @@ pub fn of(run: &Segment, pager: &Pager, asked: u64, total: u64) -> u64 {
 struct Sums {
     /// All that counts against the limit.
     total: u64,
+    /// How many processes have adopted memory.
+    processes: u64,
     /// The pool of this process, and all.
     mine: u64,
     pools: u64,
@@ -45,19 +63,23 @@ impl Sums {
     fn others(&self) -> u64 {
         self.pools.saturating_sub(self.mine)
     }
+
+    fn over(&self, budget: &RamBudget) -> u64 {
+        self.total.saturating_sub(budget.ceiling())
+    }
 }
 
-/// Of a run with devices.
-fn share(asked: u64, budget: &RamBudget, now: &Sums) -> u64 {
+/// Of a run with devices, of which it has to give back its part of `over` bytes.
+fn share(asked: u64, budget: &RamBudget, now: &Sums, over: u64) -> u64 {
     let limit = budget.limit();
-    let room = limit.saturating_sub(now.rest.saturating_add(budget.working_minimum(1))).max(limit / LEAST_PART);
+    let least = limit / LEAST_PART;
+    let room = limit.saturating_sub(now.rest.saturating_add(budget.working_minimum(1))).max(least);
     let share = asked.min(room).saturating_sub(now.others());
-    let over = now.total.saturating_sub(budget.ceiling());
-    if over <= limit / TOLERATED_PART {
+    if over == 0 {
         return share;
     }
     let part = u128::from(over) * u128::from(now.mine) / u128::from(now.pools.max(1));
-    share.min(now.mine.saturating_sub(part as u64))
+    share.min(now.mine.saturating_sub(part as u64).max(least / now.processes.max(1)))
 }
 
 #[cfg(test)]
@@ -74,23 +96,24 @@ mod tests {
 
     #[test]
     fn the_pools_leave_room_for_the_tables_and_a_working_minimum() {
-        let one = Sums { total: 500 * MIB, mine: 300 * MIB, pools: 300 * MIB, rest: 20 * MIB };
-        assert_eq!(share(432 * MIB, &budget(512), &one), 428 * MIB, "an eighth of the limit is the program's");
-        assert_eq!(share(100 * MIB, &budget(512), &one), 100 * MIB, "what was asked for is a limit");
-        let many = Sums { total: 142 * MIB, mine: 15 * MIB, pools: 105 * MIB, rest: 41 * MIB };
-        assert!(share(120 * MIB, &budget(142), &many) < 15 * MIB, "it gives back");
-        let hopeless = Sums { total: 64 * MIB, mine: 0, pools: 0, rest: 200 * MIB };
-        assert_eq!(share(120 * MIB, &budget(64), &hopeless), 4 * MIB);
+        let one = Sums { total: 500 * MIB, processes: 1, mine: 300 * MIB, pools: 300 * MIB, rest: 20 * MIB };
+        assert_eq!(share(432 * MIB, &budget(512), &one, 0), 428 * MIB, "an eighth of the limit is the program's");
+        assert_eq!(share(100 * MIB, &budget(512), &one, 0), 100 * MIB, "what was asked for is a limit");
+        let many = Sums { total: 142 * MIB, processes: 7, mine: 15 * MIB, pools: 105 * MIB, rest: 41 * MIB };
+        assert!(share(120 * MIB, &budget(142), &many, 0) < 15 * MIB, "it gives back");
+        let hopeless = Sums { total: 64 * MIB, processes: 7, mine: 0, pools: 0, rest: 200 * MIB };
+        assert_eq!(share(120 * MIB, &budget(64), &hopeless, 0), 4 * MIB);
     }
 
     #[test]
-    fn over_the_limit_each_pool_gives_back_its_part() {
-        let over = Sums { total: 212 * MIB, mine: 20 * MIB, pools: 80 * MIB, rest: 20 * MIB };
-        assert_eq!(share(120 * MIB, &budget(142), &over), 20 * MIB - 70 * MIB / 4);
-        let a_little = Sums { total: 145 * MIB, ..over };
-        assert!(share(120 * MIB, &budget(142), &a_little) > 20 * MIB);
+    fn over_the_limit_each_pool_gives_back_its_part_and_keeps_something() {
+        let over = Sums { total: 212 * MIB, processes: 4, mine: 20 * MIB, pools: 80 * MIB, rest: 20 * MIB };
+        assert_eq!(over.over(&budget(142)), 70 * MIB);
+        assert_eq!(share(120 * MIB, &budget(142), &over, 40 * MIB), 10 * MIB);
+        assert_eq!(share(120 * MIB, &budget(142), &over, 400 * MIB), 142 * MIB / 16 / 4);
+        assert!(share(120 * MIB, &budget(142), &over, 0) > 20 * MIB);
         let coming_down = budget(142);
         coming_down.set_ceiling(220 * MIB);
-        assert!(share(120 * MIB, &coming_down, &over) > 20 * MIB, "a limit that was lowered is not passed");
+        assert_eq!(over.over(&coming_down), 0, "a limit that was lowered is not passed");
     }
 }

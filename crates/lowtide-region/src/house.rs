@@ -169,7 +169,6 @@ impl House {
         pager.proc().counters.words().iter().for_each(|count| count.store(0, Ordering::Relaxed));
         pager.measure_rest();
         pager.publish();
-        pager.budget.counted();
         pager.budget.measured(pager.proc().own_bytes.load(Ordering::Relaxed));
     }
 

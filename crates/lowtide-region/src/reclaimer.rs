@@ -166,7 +166,6 @@ impl Reclaimer {
             if let Ok(bytes) = pager.adopted_in_memory()
                 && happened() == self.happened
             {
-                pager.budget.counted();
                 pager.budget.measured(bytes + pager.proc().own_bytes.load(Ordering::Relaxed));
             }
         }

@@ -6,13 +6,12 @@ use lowtide_core::store::AreaState;
 use lowtide_pager::clock::{self, now_us};
 use lowtide_pager::evict::Evicted;
 use lowtide_pager::pager::Pager;
-use lowtide_pager::pool_share;
 use lowtide_pager::segment::{self, area_state};
 use lowtide_pager::worker::Worker;
 
 use super::{Keeper, LONGEST_SLEEP_US, LOOK_AGAIN, Nap, SHORTEST_SLEEP_US, TOUCH_BYTES_PER_US, reclaim, setup};
 use crate::idle::Idle;
-use crate::{agent, say, swap_file, thread, watch};
+use crate::{agent, say, swap_file, watch};
 
 /// In a process in which nothing happens (`idle.rs`) looks are at least so far apart: a monitor wakes the keeper when something
 /// does.
@@ -69,29 +68,22 @@ impl Keeper {
     pub(super) fn keep(&mut self, pager: &Pager, total: u64) -> Nap {
         pager.budget.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
         pager.budget.set_ceiling(agent::settings().ram_ceiling.load(Ordering::Relaxed));
-        pager.budget.measured(total);
         pager.set_sharers(self.resident.sharers());
         let now = now_us();
-        let evicted = pager.counters().evictions_pages.load(Ordering::Relaxed);
-        if self.measuring.is_due(now, evicted) {
-            pager.measure_rest();
-            pager.counters().cpu_us.store(thread::cpu_us(watch::threads()), Ordering::Relaxed);
-        }
         if pager.was_forked() && now.saturating_sub(self.children_looked_at) >= LOOK_AT_CHILDREN_US {
             self.children_looked_at = now;
             pager.release_dead(agent::segment());
         }
-        pager.publish();
         if self.areas_fail() {
             swap_file::say_what_fails(&pager.area_stats(), &mut self.said_failing);
         }
         pager.set_staging_target(setup::staging_target(pager.budget.asked(), agent::segment().active()));
         let pool_limit = agent::settings().pool_limit.load(Ordering::Relaxed);
-        pager.set_pool_limit(pool_share::of(agent::segment(), pager, pool_limit, total) as usize);
+        pager.set_pool_limit(self.pool_share.look(agent::segment(), pager, pool_limit, total) as usize);
         // Acquire: pairs with the Release in `look_again`. The mapping is there.
         let changed = LOOK_AGAIN.load(Ordering::Acquire);
         let alone = !changed && self.resident.sharers() == 0 && agent::segment().active() <= 1;
-        pager.budget.set_calm(self.calm.look(now, total as i64 - self.expected as i64, alone));
+        pager.budget.set_calm(self.calm.look(now, (total as i64).wrapping_sub(self.expected_without_others as i64), alone));
         let grown = total.saturating_sub(self.expected) > UNACCOUNTED && total > pager.budget.adopt_mark();
         if self.look.is_due(now, grown || changed) {
             self.adopt_all(pager);
@@ -163,6 +155,9 @@ impl Keeper {
                 Evicted::Later => return Nap::UntilFaults(50),
                 Evicted::Nothing => {
                     pager.drain_frames();
+                    if !yields && total > pager.budget.ceiling() && pager.shrink_pool(worker) {
+                        return Nap::UntilFaults(0);
+                    }
                     if !yields {
                         self.floor.exhausted(pager, total, now);
                     } else if pager.empty_pool(worker) || pager.compact(COMPACT_PAGES) {

@@ -20,6 +20,7 @@ use lowtide_pager::fork::{Inheritance, TakenOver};
 use lowtide_pager::line::Line;
 use lowtide_pager::measuring::Measuring;
 use lowtide_pager::pager::Pager;
+use lowtide_pager::pool_share::PoolShare;
 use lowtide_pager::segment::{Proc, proc_state};
 use lowtide_pager::uffd::Uffd;
 use lowtide_pager::worker::Worker;
@@ -205,6 +206,9 @@ struct Keeper {
     /// What the run used when last measured, and what was thought then that it used.
     total: u64,
     expected: u64,
+    /// The same if nobody but this process had grown.
+    expected_without_others: u64,
+    pool_share: PoolShare,
     worker: Option<Worker>,
     idle: Idle,
     look: Look,
@@ -237,6 +241,8 @@ impl Keeper {
             resident: Resident::new(),
             total: 0,
             expected: 0,
+            expected_without_others: 0,
+            pool_share: PoolShare::default(),
             worker: None,
             idle: Idle::new(),
             look: Look::default(),
@@ -258,13 +264,27 @@ impl Keeper {
     fn measure(&mut self) -> u64 {
         let marks = RamBudget::default();
         marks.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
+        let run = agent::segment();
         let bytes = self.resident.measure(self.total > marks.earliest_adopt_mark());
-        if let Some(pager) = agent::pager() {
-            self.expected = pager.budget.now();
-            pager.budget.counted();
+        let Some(pager) = agent::pager() else {
+            run.publish_ram(agent::proc(), bytes);
+            self.total = run.ram_now();
+            return self.total;
+        };
+        let budget = &pager.budget;
+        (self.expected, self.expected_without_others) = (budget.now(), budget.now_without_others());
+        // What is found out about lowtide's own memory is in `bytes` already, and no growth.
+        let evicted = pager.counters().evictions_pages.load(Ordering::Relaxed);
+        if self.measuring.is_due(now_us(), evicted) {
+            pager.measure_rest();
+            pager.counters().cpu_us.store(thread::cpu_us(crate::watch::threads()), Ordering::Relaxed);
         }
-        agent::segment().publish_ram(agent::proc(), bytes);
-        self.total = agent::segment().ram_now();
+        pager.publish();
+        budget.counted();
+        run.publish_ram(agent::proc(), bytes);
+        let told = budget.told();
+        self.total = run.ram_now();
+        budget.added_up(self.total, told);
         self.total
     }
 

@@ -137,6 +137,12 @@ impl Store {
         self.own.load(Ordering::Acquire) > 0
     }
 
+    /// Whether an area with a device takes new pages now: it works, and there are slots within the quota, as far as is known
+    /// without looking at every cluster.
+    pub fn devices_have_room(&self) -> bool {
+        self.areas.iter().any(|area| area.takes_writes() && area.unavailable().is_none() && !area.is_full())
+    }
+
     /// Drops one reference to an entry. Freeing an entry that is not in use is counted and has no other effect.
     pub fn free(&self, e: Entry) {
         if !self.take(e) {

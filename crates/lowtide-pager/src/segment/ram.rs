@@ -3,7 +3,8 @@
 //! is added up in one place ([`Segment::grown`]), as in the kernel's counters with a batch for each CPU: who knows what the run
 //! used at one moment knows it later by one load, however many processes there are.
 //!
-//! Figures are guesses that a measurement puts right: what two threads tell at the same moment may be told twice.
+//! Figures are guesses that a measurement puts right: what a thread tells while another measures may stand twice until then.
+//! Every process can write them, so they may be any number: differences wrap, and a sum is never below nothing.
 
 use core::sync::atomic::{AtomicPtr, Ordering};
 
@@ -29,8 +30,10 @@ impl Segment {
     /// The process was measured: it counts for `bytes`. Its budget begins to count anew shortly before
     /// ([`crate::budget::RamBudget::counted`]).
     pub fn publish_ram(&self, p: &Proc, bytes: u64) {
-        let before = p.ram_bytes.swap(bytes, Ordering::Relaxed) as i64 + p.grown.swap(0, Ordering::Relaxed);
-        self.grown.fetch_add(bytes as i64 - before, Ordering::Relaxed);
+        // In this order: who adds up meanwhile must not count what it has grown twice, or the peak would keep it.
+        let grown = p.grown.swap(0, Ordering::Relaxed);
+        let before = (p.ram_bytes.swap(bytes, Ordering::Relaxed) as i64).wrapping_add(grown);
+        self.grown.fetch_add((bytes as i64).wrapping_sub(before), Ordering::Relaxed);
     }
 }
 
@@ -61,14 +64,16 @@ impl Membership {
     pub fn tell(&self, grown: i64) {
         let Some((run, mine)) = self.places() else { return };
         if mine.grown.load(Ordering::Relaxed).abs_diff(grown) >= STEP {
-            run.grown.fetch_add(grown - mine.grown.swap(grown, Ordering::Relaxed), Ordering::Relaxed);
+            let told = mine.grown.swap(grown, Ordering::Relaxed);
+            run.grown.fetch_add(grown.wrapping_sub(told), Ordering::Relaxed);
         }
     }
 
     /// What all have told so far, less what this process has since it was measured: the difference between two moments says by
     /// how many bytes the others have grown.
     pub fn told(&self) -> i64 {
-        self.places().map_or(0, |(run, mine)| run.grown.load(Ordering::Relaxed) - mine.grown.load(Ordering::Relaxed))
+        self.places()
+            .map_or(0, |(run, mine)| run.grown.load(Ordering::Relaxed).wrapping_sub(mine.grown.load(Ordering::Relaxed)))
     }
 }
 
@@ -93,7 +98,8 @@ mod tests {
     fn measure(run: &Segment, (proc, budget): &(&Proc, RamBudget), bytes: u64) {
         budget.counted();
         run.publish_ram(proc, bytes);
-        budget.measured(run.ram_now());
+        let told = budget.told();
+        budget.added_up(run.ram_now(), told);
     }
 
     #[test]
@@ -129,9 +135,24 @@ mod tests {
     }
 
     #[test]
+    fn a_process_that_writes_nonsense_makes_a_wrong_number_and_nothing_else() {
+        for (bytes, grown) in [(u64::MAX, i64::MAX), (i64::MAX as u64, 1), (0, i64::MIN), (1 << 63, -1)] {
+            let (run, members) = run_of(2);
+            members[0].0.ram_bytes.store(bytes, Ordering::Relaxed);
+            members[0].0.grown.store(grown, Ordering::Relaxed);
+            run.grown.store(grown, Ordering::Relaxed);
+            measure(run, &members[1], 40 << 20);
+            members[1].1.add_pages(1 << 8);
+            members[1].1.now();
+            run.bury(members[0].0);
+            measure(run, &members[1], 40 << 20);
+            assert_eq!((members[1].1.now(), run.ram_now()), (40 << 20, 40 << 20), "it is gone, and so is what it wrote");
+        }
+    }
+
+    #[test]
     fn who_joined_no_run_counts_for_itself() {
         let budget = RamBudget::default();
-        budget.counted();
         budget.measured(10 << 20);
         budget.add_pages(256);
         assert_eq!(budget.now(), 11 << 20);

@@ -42,7 +42,6 @@ fn budget_after_a_drain_is_what_the_kernel_says() {
     house.pager.measure_rest();
     house.pager.publish();
     let budget = &house.pager.budget;
-    budget.counted();
     budget.measured(1 << 30);
     assert_eq!(house.evict_all(), Evicted::Nothing);
     // All of it is in the pool, where noise takes as much as before.

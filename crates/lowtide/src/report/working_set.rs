@@ -159,7 +159,7 @@ impl Observed {
         let footprint = self.resident + stored;
         let other = (self.limit - self.resident - self.pool).max(0.0);
         // What of the pages that are out goes to the pool: where it was not full, those on devices do not compress.
-        let full = self.on_device > 0.0 && self.pool > FULL * self.pool_limit.min(self.pool_share() * self.limit);
+        let full = self.on_device > 0.0 && self.pool > FULL * self.room(other).min(self.pool_share() * self.limit);
         let compressible = if full || stored == 0.0 { 1.0 } else { self.in_pool / stored };
         let each = ratio * compressible;
         let resident = ((limit - other - each * footprint) / (1.0 - each)).clamp(0.0, footprint);
@@ -169,6 +169,12 @@ impl Observed {
             return (resident, compressible * (footprint - resident));
         }
         ((limit - other - most).clamp(0.0, footprint), most / ratio)
+    }
+
+    /// The most that the pool gets beside what lowtide has besides: see `lowtide_pager::pool_share`.
+    fn room(&self, other: f64) -> f64 {
+        let minimum = (self.limit / 8.0).clamp(4e6, 64e6);
+        self.pool_limit.min(self.limit - other - minimum).max(self.limit / 16.0)
     }
 
     /// With a swap file the upper part of the pool is for pages that compress well.
