@@ -51,6 +51,7 @@ impl Clusters {
     }
 
     /// Slots of all of them.
+    #[inline]
     pub(super) fn slots(&self) -> u64 {
         self.slots
     }

@@ -47,11 +47,13 @@ pub use crate::slot::{Entry, Image, Quota};
 pub use crate::vm::Page;
 pub use fill_words::{FILL_WORDS, FillWord, FillWords};
 pub use group::{GROUPS, Group, GroupStats};
-pub use recompress::{RECOMPRESS_LEVEL, ROUND_US, Recompressed};
+pub use recompress::{ROUND_US, Recompressed};
 pub use scratch::Scratch;
 pub use shrink::Shrunk;
 pub use swapoff::Emptying;
-pub use types::{AreaState, AreaStats, FileConfig, Loaded, MAX_AREAS, StoreConfig, StoreError, StoreStats, Stored};
+pub use types::{
+    AreaState, AreaStats, FileConfig, Loaded, MAX_AREAS, RECOMPRESS_LEVEL, StoreConfig, StoreError, StoreStats, Stored,
+};
 
 /// The number of the area without a device.
 const RAM_AREA: u8 = 0;

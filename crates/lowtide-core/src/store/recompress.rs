@@ -10,13 +10,10 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use super::group::Insert;
 use super::table_word::{Made, Object, Word};
 use super::walk::Walk;
-use super::{Codec, Page, Scratch, Store, claim};
+use super::{Codec, Page, RECOMPRESS_LEVEL, Scratch, Store, claim};
 use crate::slot::{Area, CLUSTER_SLOTS, Clock, Visit};
 use crate::vm::PAGE_SIZE;
 
-/// How hard zstd tries. Level 3 saves no more of a page, and those above it a percent or two for twice to six times the time
-/// (`lowtide-lab recompress`).
-pub const RECOMPRESS_LEVEL: i32 = 2;
 /// Shortest time from the beginning of a round of the hand to that of the next, in microseconds.
 pub const ROUND_US: u64 = 5_000_000;
 /// Words and clusters that are looked at for each page that may be compressed.

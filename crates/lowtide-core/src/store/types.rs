@@ -44,6 +44,10 @@ impl FileConfig {
     }
 }
 
+/// How hard zstd tries. Level 3 saves no more of a page, and those above it a percent or two for twice to six times the time
+/// (`lowtide-lab recompress`).
+pub const RECOMPRESS_LEVEL: i32 = 2;
+
 /// Most swap areas of a run. In a forked child, whose areas are its parents' as well, a store has more.
 pub const MAX_AREAS: usize = 8;
 
