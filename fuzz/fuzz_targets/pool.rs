@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
-use lowtide_core::pool::{Handle, MAX_COMPRESSED, Relocated, Pool, Stale};
+use lowtide_core::pool::{Handle, MAX_COMPRESSED, Pool, Relocated, Stale};
 use lowtide_core::vm::PAGE_SIZE;
 
 /// Frames of the largest limit.
