@@ -127,7 +127,7 @@ impl World {
 
     fn let_go(&mut self) {
         let before = self.pool.bytes();
-        self.pool.let_go();
+        self.pool.let_go(&mut || ());
         self.compacting = false;
         assert!(self.pool.bytes() <= before);
     }
