@@ -238,7 +238,7 @@ impl Segment {
     /// used and not counted, until they are gone too.)
     fn give_back(&self, p: &Proc) {
         for (area, now) in self.areas.iter().zip(&p.areas_now) {
-            // Acquire: pairs with the Release in the slots' `Budget::take`. What is charged here is in `used` by now.
+            // Acquire: pairs with the Release in the slots' `Quota::take`. What is charged here is in `used` by now.
             let bytes = now.charged.swap(0, Ordering::Acquire);
             let less = |used: u64| Some(used.saturating_sub(bytes));
             let _ = area.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);

@@ -54,6 +54,7 @@ impl Membership {
     }
 
     fn places(&self) -> Option<(&'static Segment, &'static Proc)> {
+        // Acquire: pairs with the Release in `join`.
         // SAFETY: null, or what `join` was given, which lives for ever.
         let run = unsafe { self.run.load(Ordering::Acquire).as_ref() }?;
         // SAFETY: the same.
