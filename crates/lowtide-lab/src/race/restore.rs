@@ -81,6 +81,15 @@ impl Made {
         }
     }
 
+    /// Ends what runs in a group.
+    fn kill(&self) {
+        let Made::Group(path) = self else { return };
+        let procs = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+        for pid in procs.lines().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+
     /// Undoes it; nothing happens if it is undone already.
     fn undo(&self) -> Result<(), String> {
         match self {
@@ -107,10 +116,7 @@ impl Made {
             Made::Group(path) => {
                 let began = Instant::now();
                 loop {
-                    let procs = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
-                    for pid in procs.lines().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {
-                        let _ = kill_process(pid, Signal::KILL);
-                    }
+                    self.kill();
                     match gone(fs::remove_dir(path)) {
                         Ok(()) => return Ok(()),
                         Err(e) if began.elapsed() > PATIENCE => return Err(format!("{}: {e}", path.display())),
@@ -246,9 +252,22 @@ pub fn main(args: &[String]) -> ExitCode {
 fn undo(record: &Path) -> Result<(), String> {
     let text = fs::read_to_string(record).map_err(|e| format!("{}: {e}", record.display()))?;
     let made: Vec<Made> = text.lines().filter_map(Made::parse).collect();
-    // One that fails does not keep the others from being tried.
-    let failed: Vec<String> = made.iter().rev().filter_map(|made| made.undo().err()).collect();
-    if failed.is_empty() { fs::remove_file(record).map_err(|e| e.to_string()) } else { Err(failed.join("; ")) }
+    // What still runs in a group wants its pages back as fast as swapoff brings them in.
+    made.iter().for_each(Made::kill);
+    let mut left: Vec<&Made> = made.iter().rev().collect();
+    let began = Instant::now();
+    loop {
+        // One that fails does not keep the others from being tried, and may have failed for what these leave.
+        let mut failed = Vec::new();
+        left.retain(|made| made.undo().map_err(|why| failed.push(why)).is_err());
+        if failed.is_empty() {
+            return fs::remove_file(record).map_err(|e| e.to_string());
+        }
+        if began.elapsed() > PATIENCE {
+            return Err(failed.join("; "));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 fn undo_leftovers() -> Result<(), String> {
