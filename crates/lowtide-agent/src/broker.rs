@@ -57,7 +57,7 @@ pub fn connect_to(name: &[u8], supervisor: u32) -> Result<Connection, Errno> {
 pub fn userfaultfd() -> Result<Uffd, Errno> {
     let fd = match uffd::create() {
         Ok(fd) => match uffd::handshake(fd.as_fd(), NEEDED_FEATURES) {
-            Ok(()) => return Ok(Uffd::ready(fd)),
+            Ok(_) => return Ok(Uffd::ready(fd)),
             Err(Errno::PERM) => fd,
             Err(error) => return Err(error),
         },

@@ -13,6 +13,7 @@ use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::locks::Lock;
 use lowtide_pager::pager::Pager;
 use lowtide_pager::regions::Range;
+use lowtide_pager::uffd;
 
 use crate::gate::Call;
 use crate::mlock::MapLocked;
@@ -26,8 +27,6 @@ const EINVAL: isize = 22;
 const ENOMEM: isize = 12;
 const EBUSY: isize = 16;
 
-/// `UFFDIO_REGISTER`, whose argument begins with the start and the length of a range.
-const UFFDIO_REGISTER: u32 = 0xc020_aa00;
 /// How often guards are made again that a page may have come in over. Each time a touch has to meet them in the same
 /// microseconds.
 const GUARD_TRIES: usize = 100;
@@ -330,7 +329,7 @@ extern "C" fn ioctl(fd: c_int, request: usize, argument: usize) -> c_int {
     // SAFETY: the caller's own call.
     let call = || unsafe { syscall3(sys::__NR_ioctl, fd as usize, request, argument) };
     let mut r = call();
-    if request as u32 == UFFDIO_REGISTER && agent::active().is_some() {
+    if request as u32 == uffd::REGISTER && agent::active().is_some() {
         for _ in 0..RELEASES {
             if r != -EBUSY {
                 break;

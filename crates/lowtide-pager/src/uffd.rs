@@ -17,7 +17,8 @@ pub const MOST_READ: usize = 4;
 
 const NEW: Opcode = 0xaa00;
 const API: Opcode = 0xc018_aa3f;
-const REGISTER: Opcode = 0xc020_aa00;
+/// UFFDIO_REGISTER, whose argument begins with the start and the length of a range.
+pub const REGISTER: Opcode = 0xc020_aa00;
 const UNREGISTER: Opcode = 0x8010_aa01;
 const WAKE: Opcode = 0x8010_aa02;
 const COPY: Opcode = 0xc028_aa03;
@@ -195,15 +196,15 @@ pub fn create_on(device: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 }
 
 /// Shakes hands for `features` with a fresh userfaultfd, which may be another process's: the kernel asks whoever calls this for
-/// the privilege to see forks.
+/// the privilege to see forks. The features that the kernel knows.
 ///
 /// # Errors
 /// `PERM`: the privilege is missing (another process may try). `INVAL`: the kernel lacks a feature.
-pub fn handshake(uffd: BorrowedFd<'_>, features: u64) -> Result<(), Errno> {
+pub fn handshake(uffd: BorrowedFd<'_>, features: u64) -> Result<u64, Errno> {
     let mut api = sys::uffdio_api { api: sys::UFFD_API as u64, features, ioctls: 0 };
     // SAFETY: UFFDIO_API takes a uffdio_api.
     unsafe { ioctl(uffd, API, &mut api)? };
-    Ok(())
+    Ok(api.features)
 }
 
 impl Uffd {

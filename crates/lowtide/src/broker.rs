@@ -225,7 +225,7 @@ fn shake_hands(file: &OwnedFd) -> Result<(), Errno> {
     if link.to_str() != Some(USERFAULTFD) {
         return Err(Errno::BADF);
     }
-    privilege::with(privilege::NEEDED, || uffd::handshake(file.as_fd(), NEEDED_FEATURES))
+    privilege::with(privilege::NEEDED, || uffd::handshake(file.as_fd(), NEEDED_FEATURES)).map(drop)
 }
 
 #[cfg(test)]

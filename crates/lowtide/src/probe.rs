@@ -5,17 +5,15 @@ use crate::confinement::Confinement;
 use crate::privilege;
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_pager::present::Present;
 use lowtide_pager::uffd;
-use rustix::fd::{AsFd, AsRawFd, OwnedFd};
-use rustix::fs::{CWD, MemfdFlags, Mode, OFlags};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags};
 
 /// Features of userfaultfd that the pager asks for.
 pub const FEATURES: u64 = uffd::NEEDED_FEATURES;
-
-/// `_IOWR('f', 16, struct pm_scan_arg)`.
-const PAGEMAP_SCAN: u32 = 3 << 30 | (size_of::<sys::pm_scan_arg>() as u32) << 16 | (b'f' as u32) << 8 | 16;
 
 /// Which door to userfaultfd is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,13 +149,9 @@ fn open_syscall() -> Result<OwnedFd, Errno> {
     unsafe { rustix::mm::userfaultfd(UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK) }
 }
 
-/// UFFDIO_API with these features; the features that the kernel knows.
+/// The features that the kernel knows.
 fn handshake(fd: &OwnedFd, features: u64) -> Result<u64, Errno> {
-    let mut api = sys::uffdio_api { api: u64::from(sys::UFFD_API), features, ioctls: 0 };
-    // SAFETY: UFFDIO_API reads and writes one uffdio_api.
-    let shake = || unsafe { libc::ioctl(fd.as_raw_fd(), u64::from(linux_raw_sys::ioctl::UFFDIO_API) as _, &raw mut api) };
-    let rc = privilege::with(privilege::NEEDED, shake);
-    if rc < 0 { Err(last_error()) } else { Ok(api.features) }
+    privilege::with(privilege::NEEDED, || uffd::handshake(fd.as_fd(), features))
 }
 
 fn known_features() -> u64 {
@@ -166,28 +160,9 @@ fn known_features() -> u64 {
 
 /// PAGEMAP_SCAN of one page of our own.
 fn pagemap_scan() -> Result<(), Errno> {
-    let open = || rustix::fs::openat(CWD, "/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-    let pagemap = privilege::with(privilege::NEEDED, open)?;
-    let here = (&raw const FEATURES_PAGE) as u64 & !(PAGE_SIZE as u64 - 1);
-    let mut regions = [const { sys::page_region { start: 0, end: 0, categories: 0 } }; 1];
-    let present = 1 << 3;
-    let mut scan = sys::pm_scan_arg {
-        size: size_of::<sys::pm_scan_arg>() as u64,
-        flags: 0,
-        start: here,
-        end: here + PAGE_SIZE as u64,
-        walk_end: 0,
-        vec: regions.as_mut_ptr() as u64,
-        vec_len: 1,
-        max_pages: 0,
-        category_inverted: 0,
-        category_mask: 0,
-        category_anyof_mask: 0,
-        return_mask: present,
-    };
-    // SAFETY: PAGEMAP_SCAN reads and writes one pm_scan_arg and writes at most `vec_len` regions.
-    let rc = unsafe { libc::ioctl(pagemap.as_raw_fd(), u64::from(PAGEMAP_SCAN) as _, &raw mut scan) };
-    if rc < 0 { Err(last_error()) } else { Ok(()) }
+    let here = (&raw const FEATURES_PAGE) as usize & !(PAGE_SIZE - 1);
+    let present = privilege::with(privilege::NEEDED, Present::open)?;
+    present.scan(here, here + PAGE_SIZE, 0).map(drop)
 }
 
 /// Something whose page can be scanned.
@@ -203,11 +178,6 @@ fn memfd_exec() -> Result<(), Errno> {
             rustix::mm::mmap(std::ptr::null_mut(), PAGE_SIZE, ProtFlags::READ | ProtFlags::EXEC, MapFlags::PRIVATE, &fd, 0)?;
         rustix::mm::munmap(at, PAGE_SIZE)
     }
-}
-
-/// What the last system call said.
-pub fn last_error() -> Errno {
-    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
 #[cfg(test)]

@@ -121,7 +121,7 @@ impl Shared {
             // SAFETY: makes a descriptor, which is ours then.
             unsafe {
                 let fd = libc::fcntl(self.agent.as_raw_fd(), libc::F_DUPFD, first);
-                if fd < 0 { Err(probe::last_error()) } else { Ok(OwnedFd::from_raw_fd(fd)) }
+                if fd < 0 { Err(last_error()) } else { Ok(OwnedFd::from_raw_fd(fd)) }
             }
         };
         let library = open(transient::FIRST).or_else(|_| open(0))?;
@@ -217,4 +217,9 @@ fn put(field: &mut [u8], text: &[u8]) -> Result<(), Errno> {
     }
     field[..text.len()].copy_from_slice(text);
     Ok(())
+}
+
+/// What the last system call said.
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
