@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use arrayvec::ArrayVec;
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_pager::adoptable;
 use lowtide_pager::locks::Lock;
 use lowtide_pager::pager::Pager;
 use lowtide_pager::regions::Range;
@@ -21,7 +22,7 @@ use crate::objects::Object;
 use crate::patch::{self, Hook};
 use crate::request::{Request, ask};
 use crate::thread::{syscall3, syscall6};
-use crate::{agent, atfork, exec, gate, keeper, maps, mlock, say};
+use crate::{agent, atfork, exec, gate, keeper, mlock, say};
 
 const EINVAL: isize = 22;
 const ENOMEM: isize = 12;
@@ -97,7 +98,7 @@ pub fn result(r: isize) -> isize {
 
 /// Asks for a new mapping to be adopted, if memory is being adopted and it is worth it.
 fn born(start: usize, len: usize) {
-    if agent::active().is_some() && len >= maps::SMALLEST {
+    if agent::active().is_some() && len >= adoptable::SMALLEST {
         ask(Request::Adopt(Range { start, end: start + len.next_multiple_of(PAGE_SIZE) }));
     }
 }

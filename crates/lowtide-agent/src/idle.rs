@@ -3,6 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use lowtide_pager::pager::Pager;
+use lowtide_pager::stat;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::thread::sched_getaffinity;
@@ -54,16 +55,10 @@ impl Idle {
         }
         let mut text = [0; 64];
         let read = self.loadavg.as_ref().and_then(|fd| rustix::io::pread(fd, &mut text, 0).ok());
-        let free = read.and_then(|n| running(&text[..n])).is_some_and(|running| running <= self.cpus);
+        let free = read.and_then(|n| stat::parse_running(&text[..n])).is_some_and(|running| running <= self.cpus);
         if !free {
             self.look_again_us = now_us + BUSY_US;
         }
         free
     }
-}
-
-/// The fourth field, up to the slash: threads that run or wait for a CPU. This one is among them.
-fn running(loadavg: &[u8]) -> Option<u32> {
-    let field = loadavg.split(|c| *c == b' ').nth(3)?;
-    core::str::from_utf8(field.split(|c| *c == b'/').next()?).ok()?.parse().ok()
 }

@@ -23,7 +23,6 @@ mod hooks;
 mod idle;
 mod inheritance;
 mod keeper;
-mod maps;
 mod mlock;
 mod monitor;
 mod objects;

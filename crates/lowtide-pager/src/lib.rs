@@ -9,6 +9,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod adoptable;
 pub mod backoff;
 pub mod broker;
 pub mod budget;

@@ -1,4 +1,4 @@
-//! What `/proc/PID/stat` says.
+//! What `/proc/PID/stat` and `/proc/loadavg` say.
 
 /// The CPU on which a thread runs or last ran.
 pub fn parse_cpu(stat: &[u8]) -> Option<u32> {
@@ -8,6 +8,13 @@ pub fn parse_cpu(stat: &[u8]) -> Option<u32> {
 /// How many threads a process has, lowtide's among them.
 pub fn parse_threads(stat: &[u8]) -> Option<u32> {
     field(stat, 20)
+}
+
+/// Threads of the machine that run or wait for a CPU, of `/proc/loadavg`: the fourth field, up to the slash. Who asks is among
+/// them.
+pub fn parse_running(loadavg: &[u8]) -> Option<u32> {
+    let field = loadavg.split(|b| *b == b' ').nth(3)?;
+    core::str::from_utf8(field.split(|b| *b == b'/').next()?).ok()?.parse().ok()
 }
 
 /// A field by its number in proc(5), from the third on: the second is a name in parentheses, which may hold anything.
@@ -20,6 +27,13 @@ fn field(stat: &[u8], number: usize) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn how_many_threads_run() {
+        assert_eq!(parse_running(b"0.53 2.36 2.35 12/146 28470\n"), Some(12));
+        assert!(parse_running(&std::fs::read("/proc/loadavg").unwrap()) >= Some(1), "this one");
+        assert_eq!((parse_running(b""), parse_running(b"0.53 2.36 2.35 /146 28470")), (None, None));
+    }
 
     #[test]
     fn the_cpu_of_this_thread() {

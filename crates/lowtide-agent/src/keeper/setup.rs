@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 
 use lowtide_core::codec::Codec;
 use lowtide_core::store::{Store, StoreConfig};
+use lowtide_pager::adoptable;
 use lowtide_pager::clock::now_us;
 use lowtide_pager::line::Line;
 use lowtide_pager::pager::{Host, Pager};
@@ -14,7 +15,7 @@ use lowtide_pager::worker::Worker;
 use rustix::io::Errno;
 
 use super::{Keeper, LOOK_AGAIN};
-use crate::{agent, broker, gate, hooks, maps, monitor, say, swap_file, thread, watch};
+use crate::{agent, broker, gate, hooks, monitor, say, swap_file, thread, watch};
 
 /// Mappings that were made past the C library are looked for this often at least, ...
 const LOOK_EVERY_US: u64 = 100_000;
@@ -115,7 +116,7 @@ impl Keeper {
         pager.collect_page_map();
         let (mut adopted, mut ranges, mut too_many) = (0u64, 0u64, false);
         LOOK_AGAIN.store(false, Ordering::Release);
-        let refused = maps::each_adoptable(|range: Range| {
+        let refused = adoptable::each_adoptable(|range: Range| {
             let done = pager.adopt(range);
             if done.is_ok() {
                 adopted += (range.end - range.start) as u64;
