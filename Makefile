@@ -70,7 +70,7 @@ picture: build ## docs/images/top.svg: what `lowtide top` shows of a run that th
 	@tests/setup.sh picture
 	$(PYTHON) tests/top_picture.py
 
-trees: setup build ## process trees at 40 % of what they take natively, and a script of short processes (half an hour)
+trees: setup build ## process trees at 40 % of what they take natively, and a script of short processes (ten minutes)
 	$(PYTHON) tests/trees.py
 
 programs: setup build ## runtimes, databases, tools that others wrote: docs/programs.md (installs them)

@@ -95,8 +95,11 @@ impl Operation<'_> {
             let before = work.pages;
             // Once more. What is still busy is pinned, and stays: the hand goes on, or it would come to nothing else.
             self.detach_ranges([(start, end)].into_iter(), &mut work);
-            // What was moved were copies, which nobody has counted: nothing has become less.
-            self.budget.add_pages((work.pages - before) as isize);
+            // What was moved were copies, which nobody has counted: nothing has become less. (Alone, it is pages that were busy
+            // otherwise, for a device, say, and what lies beside them.)
+            if self.sharers() > 0 {
+                self.budget.add_pages((work.pages - before) as isize);
+            }
         }
         if work.pages == 0 && work.events_first {
             return Detached::EventsFirst;

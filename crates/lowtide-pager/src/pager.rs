@@ -374,9 +374,9 @@ impl Pager {
         }
     }
 
-    /// Whether a swap area with a device has room now.
+    /// Whether a swap area with a device has room now. `false` also while the program forks.
     pub fn devices_have_room(&self) -> bool {
-        self.store.devices_have_room()
+        self.enter().is_some_and(|operation| operation.store().devices_have_room())
     }
 
     /// Moves up to `pages` objects of a sparse pool together. False: there was nothing to do; also while the program forks.

@@ -110,7 +110,7 @@ impl Share {
         let shared = shared.min(self.copyable).saturating_sub((-exclusive).max(0) as u64);
         let exclusive = exclusive.max(0) as u64;
         // A page that was copied is not this process's any more, and still in its part of the shared ones until the next look.
-        let nobodys = (now.resident + copied).saturating_sub(exclusive + shared + others.shared);
+        let nobodys = (now.resident + copied).saturating_sub((exclusive + shared).saturating_add(others.shared));
         Count { bytes: exclusive + shared + nobodys / members, shared }
     }
 }

@@ -45,7 +45,7 @@ impl Yields {
             return false;
         }
         if now_us.saturating_sub(self.faulted_us) < IDLE_US
-            || (get(&mine.ram_bytes) + get(&mine.pool_bytes)).saturating_sub(get(&mine.own_bytes)) < LEAST
+            || get(&mine.ram_bytes).saturating_add(get(&mine.pool_bytes)).saturating_sub(get(&mine.own_bytes)) < LEAST
         {
             return false;
         }

@@ -22,7 +22,7 @@ impl Calm {
     /// A look at the memory, which differs from what was expected by `uncounted` bytes. `alone`: no other process of the run
     /// has memory, none shares some with this one, and no mapping is known to have changed. Whether times are calm.
     pub(super) fn look(&mut self, now: u64, uncounted: i64, alone: bool) -> bool {
-        self.uncounted += uncounted;
+        self.uncounted = self.uncounted.saturating_add(uncounted);
         if !alone || self.uncounted > super::keep::UNACCOUNTED as i64 {
             self.disturbed = now;
         }

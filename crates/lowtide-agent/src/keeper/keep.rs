@@ -155,7 +155,8 @@ impl Keeper {
                 Evicted::Later => return Nap::UntilFaults(50),
                 Evicted::Nothing => {
                     pager.drain_frames();
-                    if !yields && total > pager.budget.ceiling() && pager.shrink_pool(worker) {
+                    if !yields && total > pager.budget.ceiling() && (pager.shrink_pool(worker) || pager.compact(COMPACT_PAGES))
+                    {
                         return Nap::UntilFaults(0);
                     }
                     if !yields {

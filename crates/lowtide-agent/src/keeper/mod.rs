@@ -265,21 +265,23 @@ impl Keeper {
         let marks = RamBudget::default();
         marks.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
         let run = agent::segment();
-        let bytes = self.resident.measure(self.total > marks.earliest_adopt_mark());
+        let watched = self.total > marks.earliest_adopt_mark();
         let Some(pager) = agent::pager() else {
-            run.publish_ram(agent::proc(), bytes);
+            run.publish_ram(agent::proc(), self.resident.measure(watched));
             self.total = run.ram_now();
             return self.total;
         };
         let budget = &pager.budget;
         (self.expected, self.expected_without_others) = (budget.now(), budget.now_without_others());
-        // What is found out about lowtide's own memory is in `bytes` already, and no growth.
+        // Before this process is measured: what is found out about lowtide's own memory is no growth.
         let evicted = pager.counters().evictions_pages.load(Ordering::Relaxed);
         if self.measuring.is_due(now_us(), evicted) {
             pager.measure_rest();
             pager.counters().cpu_us.store(thread::cpu_us(crate::watch::threads()), Ordering::Relaxed);
         }
         pager.publish();
+        // What comes between the two is counted by nobody.
+        let bytes = self.resident.measure(watched);
         budget.counted();
         run.publish_ram(agent::proc(), bytes);
         let told = budget.told();

@@ -6,7 +6,7 @@
 pub const UNRANKED: u8 = 0;
 /// The pager's clock hand.
 pub const HAND: u8 = 1;
-/// The pager's queues of staging segments.
+/// The pager's queues of staging batches.
 pub const STAGING: u8 = 2;
 /// Which swap areas take pages.
 pub const AVAILABLE: u8 = 3;

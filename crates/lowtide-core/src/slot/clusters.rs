@@ -188,8 +188,9 @@ impl Clusters {
     /// Whether the quota allows no other cluster, and no slot is free, as far as is known without looking at every cluster.
     pub(super) fn are_full_and_unaffordable(&self) -> bool {
         let about_full = || {
-            let untold = self.opened() as u64 * u64::from(TELL);
-            self.used_about() + untold >= self.charged_bytes() / PAGE_SIZE as u64
+            // Of the others no slot is used, and they have told so.
+            let charged = self.charged_bytes() / (CLUSTER_SLOTS * PAGE_SIZE) as u64;
+            self.used_about() + charged * u64::from(TELL) >= charged * CLUSTER_SLOTS as u64
         };
         self.charge.is_out_of((CLUSTER_SLOTS * PAGE_SIZE) as u64) && about_full()
     }

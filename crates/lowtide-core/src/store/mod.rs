@@ -140,9 +140,9 @@ impl Store {
     }
 
     /// Whether an area with a device takes new pages now: it works, and there are slots within the quota, as far as is known
-    /// without looking at every cluster.
+    /// without looking at every cluster. (Pages of the pool that have their slots there may be written all the same.)
     pub fn devices_have_room(&self) -> bool {
-        self.areas.iter().any(|area| area.takes_writes() && area.unavailable().is_none() && !area.is_full())
+        self.areas.iter().any(|area| area.device.takes_pages() && area.unavailable().is_none() && !area.is_full())
     }
 
     /// Drops one reference to an entry. Freeing an entry that is not in use is counted and has no other effect.

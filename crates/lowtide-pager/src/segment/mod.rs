@@ -149,7 +149,7 @@ impl Segment {
             // Its gauges had been cleared before.
             if family != 0 && counts && p.family.load(Ordering::Acquire) == family {
                 others.members += 1;
-                others.shared += p.shared_bytes.load(Ordering::Relaxed);
+                others.shared = others.shared.saturating_add(p.shared_bytes.load(Ordering::Relaxed));
             }
         }
         others
