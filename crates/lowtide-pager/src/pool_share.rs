@@ -69,17 +69,21 @@ impl Sums {
     }
 }
 
+/// The most that all pools of a run may have beside `rest` bytes that lowtide has in its processes otherwise, and a working
+/// minimum of the program.
+pub fn room(budget: &RamBudget, rest: u64) -> u64 {
+    let limit = budget.limit();
+    limit.saturating_sub(rest.saturating_add(budget.working_minimum(1))).max(limit / LEAST_PART)
+}
+
 /// Of a run with devices, of which it has to give back its part of `over` bytes.
 fn share(asked: u64, budget: &RamBudget, now: &Sums, over: u64) -> u64 {
-    let limit = budget.limit();
-    let least = limit / LEAST_PART;
-    let room = limit.saturating_sub(now.rest.saturating_add(budget.working_minimum(1))).max(least);
-    let share = asked.min(room).saturating_sub(now.others());
+    let share = asked.min(room(budget, now.rest)).saturating_sub(now.others());
     if over == 0 {
         return share;
     }
     let part = u128::from(over) * u128::from(now.mine) / u128::from(now.pools.max(1));
-    share.min(now.mine.saturating_sub(part as u64).max(least / now.processes.max(1)))
+    share.min(now.mine.saturating_sub(part as u64).max(budget.limit() / LEAST_PART / now.processes.max(1)))
 }
 
 #[cfg(test)]

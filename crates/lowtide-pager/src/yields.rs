@@ -63,7 +63,7 @@ impl Yields {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::alloc::{Layout, alloc_zeroed};
+    use crate::segment::segment;
 
     const LOOK_US: u64 = 100_000;
     const SECOND_US: u64 = 1_000_000;
@@ -103,9 +103,7 @@ mod tests {
     }
 
     fn run() -> &'static Segment {
-        // SAFETY: zeros are a valid, empty Segment, and the memory is the global allocator's, of this layout; it is never
-        // freed.
-        unsafe { &*alloc_zeroed(Layout::new::<Segment>()).cast() }
+        std::boxed::Box::leak(segment())
     }
 
     #[test]

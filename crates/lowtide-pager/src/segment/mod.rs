@@ -260,16 +260,18 @@ impl Segment {
     }
 }
 
+/// An empty one, for tests.
+#[cfg(test)]
+pub(crate) fn segment() -> std::boxed::Box<Segment> {
+    let layout = std::alloc::Layout::new::<Segment>();
+    // SAFETY: zeros are a valid Segment, and the memory is the global allocator's, of this layout.
+    unsafe { std::boxed::Box::from_raw(std::alloc::alloc_zeroed(layout).cast()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use lowtide_core::store::AreaState;
-
-    fn segment() -> std::boxed::Box<Segment> {
-        let layout = std::alloc::Layout::new::<Segment>();
-        // SAFETY: zeros are a valid Segment, and the memory is the global allocator's, of this layout.
-        unsafe { std::boxed::Box::from_raw(std::alloc::alloc_zeroed(layout).cast()) }
-    }
 
     #[test]
     fn what_a_process_did_is_counted_once_whether_it_executes_another_program_or_dies() {

@@ -82,11 +82,10 @@ impl Membership {
 mod tests {
     use super::*;
     use crate::budget::RamBudget;
+    use crate::segment::segment;
 
     fn run_of(processes: u32) -> (&'static Segment, std::vec::Vec<(&'static Proc, RamBudget)>) {
-        let layout = std::alloc::Layout::new::<Segment>();
-        // SAFETY: zeros are a valid Segment, and the memory is the global allocator's, of this layout.
-        let run: &'static Segment = unsafe { &*std::alloc::alloc_zeroed(layout).cast() };
+        let run: &'static Segment = std::boxed::Box::leak(segment());
         let members = (1..=processes).map(|pid| {
             let (proc, budget) = (run.claim(pid).unwrap(), RamBudget::default());
             budget.set_limit(100 << 20);

@@ -15,6 +15,8 @@
 use crate::series::{Sample, by_kind};
 use crate::stats::Stats;
 use lowtide_core::vm::PAGE_SIZE;
+use lowtide_pager::budget::RamBudget;
+use lowtide_pager::pool_share;
 use lowtide_pager::segment::{EPOCHS_A_LIMIT, FaultKind};
 use std::time::Duration;
 
@@ -171,10 +173,11 @@ impl Observed {
         ((limit - other - most).clamp(0.0, footprint), most / ratio)
     }
 
-    /// The most that the pool gets beside what lowtide has besides: see `lowtide_pager::pool_share`.
+    /// The most that the pool gets beside what lowtide has besides.
     fn room(&self, other: f64) -> f64 {
-        let minimum = (self.limit / 8.0).clamp(4e6, 64e6);
-        self.pool_limit.min(self.limit - other - minimum).max(self.limit / 16.0)
+        let budget = RamBudget::default();
+        budget.set_limit(self.limit as u64);
+        self.pool_limit.min(pool_share::room(&budget, other as u64) as f64)
     }
 
     /// With a swap file the upper part of the pool is for pages that compress well.
