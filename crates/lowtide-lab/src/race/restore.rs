@@ -114,15 +114,8 @@ impl Made {
             }
             Made::PageCluster(before) => fs::write(PAGE_CLUSTER, before).map_err(|e| format!("{PAGE_CLUSTER}: {e}")),
             Made::Group(path) => {
-                let began = Instant::now();
-                loop {
-                    self.kill();
-                    match gone(fs::remove_dir(path)) {
-                        Ok(()) => return Ok(()),
-                        Err(e) if began.elapsed() > PATIENCE => return Err(format!("{}: {e}", path.display())),
-                        Err(_) => std::thread::sleep(Duration::from_millis(20)),
-                    }
-                }
+                self.kill();
+                gone(fs::remove_dir(path)).map_err(|e| format!("{}: {e}", path.display()))
             }
         }
     }
