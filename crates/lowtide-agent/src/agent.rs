@@ -55,10 +55,24 @@ pub fn set_run(settings: &'static Settings, segment: &'static Segment) {
     SEGMENT.store(core::ptr::from_ref(segment).cast_mut(), Ordering::Release);
 }
 
-/// Sets what `proc` returns, for the process `pid`.
-pub fn set_proc(proc: &'static Proc, pid: u32) {
+/// Whether this process is in another pid namespace than `lowtide run`, which knows it by another number then.
+pub fn is_elsewhere() -> bool {
     let here = rustix::fs::stat(c"/proc/self/ns/pid").map(|stat| FileId { device: stat.st_dev, inode: stat.st_ino });
-    if here != Ok(settings().pid_namespace) {
+    here != Ok(settings().pid_namespace)
+}
+
+/// The same for a forked child that still has its parent's place. Only a parent in the same namespace has a number there.
+pub fn child_is_elsewhere() -> bool {
+    // Acquire: pairs with the Release in `set_proc`.
+    match rustix::process::getppid() {
+        Some(parent) if parent.as_raw_pid() as u32 == OWNER.load(Ordering::Acquire) => proc().is_elsewhere(),
+        _ => is_elsewhere(),
+    }
+}
+
+/// Sets what `proc` returns, for the process `pid`.
+pub fn set_proc(proc: &'static Proc, pid: u32, is_elsewhere: bool) {
+    if is_elsewhere {
         proc.has_another_pid();
     }
     // Release, of both: pairs with the Acquire in `proc` and `has_threads`.

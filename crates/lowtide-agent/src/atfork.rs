@@ -170,7 +170,7 @@ fn take_over(announced: bool) {
     } else {
         agent::forget_pager();
     }
-    agent::set_proc(proc, pid);
+    agent::set_proc(proc, pid, agent::child_is_elsewhere());
     keeper::forget_requests(proc);
     resident::in_child(proc);
     steps::taken(steps::Fork::Child);

@@ -8,7 +8,6 @@
 
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
-use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 
 use crate::say;
@@ -29,46 +28,69 @@ pub struct Change {
 /// Makes all of the changes. False: none of them.
 ///
 /// # Safety
-/// The places are readable, executable memory of the calling process, no thread is executing there, and what is written is code
-/// that may stand there.
-pub unsafe fn change(changes: &[Change]) -> bool {
+/// The places are readable, executable memory of one mapping of the calling process, which has one thread that executes
+/// elsewhere, and what is written is code that may stand there.
+pub unsafe fn change(changes: &mut [Change]) -> bool {
+    changes.sort_unstable_by_key(|change| change.at);
     // SAFETY: handed on to the caller.
     unsafe { by_file(changes) || by_protection(changes) }
 }
 
-/// The bytes at a place.
+/// Reads what is at a place.
 ///
 /// # Safety
-/// They are readable.
-unsafe fn read(at: usize) -> [u8; LEN] {
-    // SAFETY: handed on to the caller. Volatile, because the kernel may write there.
-    core::array::from_fn(|i| unsafe { (at as *const u8).add(i).read_volatile() })
+/// It is readable.
+unsafe fn read(at: usize, into: &mut [u8]) {
+    for (i, byte) in into.iter_mut().enumerate() {
+        // SAFETY: handed on to the caller. Volatile, because the kernel may write there.
+        *byte = unsafe { (at as *const u8).add(i).read_volatile() };
+    }
 }
 
-fn write(mem: &OwnedFd, at: usize, bytes: &[u8; LEN]) -> bool {
-    rustix::io::pwrite(mem, bytes, at as u64) == Ok(LEN)
+/// The changes, sorted by place, that are written together with the first: those that end on the page on which it begins. (Each
+/// write costs a system call in each process of a run.)
+fn together(changes: &[Change]) -> usize {
+    let Some(first) = changes.first() else { return 0 };
+    let page_end = (first.at + 1).next_multiple_of(PAGE_SIZE);
+    changes.iter().take_while(|change| change.at + LEN <= page_end).count().max(1)
 }
 
-/// Through `/proc/self/mem`. What was written before one of them failed is undone.
+/// Through `/proc/self/mem`. `changes` are sorted by place. False: nothing was changed.
 ///
 /// # Safety
-/// As [`change`].
-unsafe fn by_file(changes: &[Change]) -> bool {
+/// As [`change`]; what lies between two changes on a page is readable, and nobody else writes there.
+unsafe fn by_file(mut changes: &[Change]) -> bool {
     let Ok(mem) = rustix::fs::open(c"/proc/self/mem", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) else { return false };
-    for (i, change) in changes.iter().enumerate() {
+    let (mut before, mut after) = ([0u8; PAGE_SIZE], [0u8; PAGE_SIZE]);
+    let mut is_first = true;
+    while !changes.is_empty() {
+        let (these, rest) = changes.split_at(together(changes));
+        let start = these[0].at;
+        let len = these[these.len() - 1].at + LEN - start;
+        let (before, after) = (&mut before[..len], &mut after[..len]);
         // SAFETY: readable, says the caller.
-        let old = unsafe { read(change.at) };
+        unsafe { read(start, before) };
+        after.copy_from_slice(before);
+        for change in these {
+            after[change.at - start..][..LEN].copy_from_slice(&change.bytes);
+        }
+        let written = rustix::io::pwrite(&mem, &*after, start as u64) == Ok(len);
         // Kernels can be told to write nothing here without an error, or only in part: it counts what can be read afterwards.
-        // SAFETY: as above.
-        if write(&mem, change.at, &change.bytes) && unsafe { read(change.at) } == change.bytes {
-            continue;
+        let holds = |bytes: &[u8]| {
+            let mut now = [0u8; PAGE_SIZE];
+            // SAFETY: as above.
+            unsafe { read(start, &mut now[..len]) };
+            now[..len] == *bytes
+        };
+        if !(written && holds(after)) {
+            // The first one is how it is found out that it can't be done; that a later one fails where others did not is not
+            // expected.
+            if !is_first || !holds(before) {
+                say::fatal(b"the C library's code could be changed in part only");
+            }
+            return false;
         }
-        // The first one is how it is found out that it can't be done; that a later one fails where others did not is not
-        // expected. SAFETY: as above.
-        if i > 0 || unsafe { read(change.at) } != old {
-            say::fatal(b"the C library's code could be changed in part only");
-        }
-        return false;
+        (is_first, changes) = (false, rest);
     }
     true
 }

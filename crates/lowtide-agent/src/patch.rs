@@ -42,5 +42,5 @@ pub unsafe fn install(object: &Object, hooks: &[Hook]) -> bool {
         }
     }
     // SAFETY: functions of the C library that are at least as long; nobody but this thread runs, and it runs elsewhere.
-    !changes.is_empty() && unsafe { code::change(&changes) }
+    !changes.is_empty() && unsafe { code::change(&mut changes) }
 }

@@ -6,6 +6,7 @@ use core::ffi::{CStr, c_char, c_int};
 use lowtide_core::vm::{self, PAGE_SIZE, Whose};
 use lowtide_pager::segment::ENV_SEGMENT;
 
+use crate::files::Files;
 use crate::{agent, atfork, files, hooks, keeper, objects, say, thread, transient, unfit};
 
 /// `LOWTIDE_SEGMENT=...`, as it came: kept for programs that are started with another environment.
@@ -35,11 +36,12 @@ pub fn settings_variable() -> *const c_char {
 
 extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const *const c_char) {
     let found = find_settings(envp).and_then(files::map);
-    let preload =
-        found.map_or(&b""[..], |(settings, _)| CStr::from_bytes_until_nul(&settings.preload).map_or(b"", CStr::to_bytes));
+    let preload = found
+        .as_ref()
+        .map_or(&b""[..], |files| CStr::from_bytes_until_nul(&files.settings.preload).map_or(b"", CStr::to_bytes));
     // SAFETY: the program has not started: one thread.
     unsafe { transient::finish(envp, preload) };
-    let Some((settings, segment)) = found else { return };
+    let Some(Files { settings, segment, by_number }) = found else { return };
     agent::set_run(settings, segment);
     #[cfg(feature = "faults")]
     // SAFETY: what the C library passes to constructors.
@@ -53,8 +55,10 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
         let (start, end) = library.range();
         vm::own(start, end, Whose::Program).is_ok()
     });
-    let Some(proc) = segment.claim(agent::pid()) else { return };
-    agent::set_proc(proc, agent::pid());
+    let pid = agent::pid();
+    let Some(proc) = segment.claim(pid) else { return };
+    let is_known_by_pid = by_number && files::number_in_proc() == Some(pid);
+    agent::set_proc(proc, pid, !is_known_by_pid && agent::is_elsewhere());
     keeper::forget_requests(proc);
     let Some(library) = library.filter(|_| own.is_ok()) else { return };
     if let Some(why) = unfit::why() {

@@ -183,12 +183,12 @@ impl Segment {
             p.state.store(WATCHING, Ordering::Release);
             return Some(p);
         }
-        // Acquire: pairs with the Release in `bury`, before which the slot was cleared.
-        let (i, p) = self
-            .procs
-            .iter()
-            .enumerate()
-            .find(|(_, p)| p.state.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok())?;
+        let (i, p) = self.procs.iter().enumerate().find(|(_, p)| {
+            // A look first: to try, even in vain, costs a page fault of its own for each process that there is. Acquire: pairs
+            // with the Release in `bury`, before which the slot was cleared.
+            p.state.load(Ordering::Relaxed) == FREE
+                && p.state.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        })?;
         // AcqRel: pairs with the Acquire in `used_procs`.
         self.procs_high.fetch_max(i as u32 + 1, Ordering::AcqRel);
         p.next_image();
@@ -213,8 +213,8 @@ impl Segment {
     /// The image of the process that has a slot, a `Proc` of this segment.
     pub fn image(&self, p: &Proc) -> Image {
         let slot = (core::ptr::from_ref(p).addr() - self.procs.as_ptr().addr()) / size_of::<Proc>();
-        // Acquire: pairs with the Release in `Proc::has_another_pid`, and that of the image with the one in `Proc::next_image`.
-        let elsewhere = if p.elsewhere.load(Ordering::Acquire) == 0 { 0 } else { ELSEWHERE };
+        let elsewhere = if p.is_elsewhere() { ELSEWHERE } else { 0 };
+        // Acquire: pairs with the Release in `Proc::next_image`.
         let image = p.image.load(Ordering::Acquire).wrapping_mul(MAX_PROCS as u64) % ELSEWHERE;
         Image::new(elsewhere | image | slot as u64)
     }

@@ -272,8 +272,14 @@ impl Proc {
     /// In a process that is in another pid namespace than `lowtide run`, or may be: nobody can tell by its pid whether it is
     /// alive.
     pub fn has_another_pid(&self) {
-        // Release: pairs with the Acquire in `threads` and `Segment::image`.
+        // Release: pairs with the Acquire in `is_elsewhere`.
         self.elsewhere.store(1, Ordering::Release);
+    }
+
+    /// Whether that was said.
+    pub fn is_elsewhere(&self) -> bool {
+        // Acquire: pairs with the Release in `has_another_pid`.
+        self.elsewhere.load(Ordering::Acquire) != 0
     }
 
     /// The calling thread, of this id, is lowtide's, and lives as long as the process image.
@@ -289,9 +295,7 @@ impl Proc {
 
     /// Ids of lowtide's threads in it; none where they mean something else to `lowtide run`.
     pub fn threads(&self) -> impl Iterator<Item = u32> {
-        // Acquire: pairs with the Release in `has_another_pid`.
-        let here = self.elsewhere.load(Ordering::Acquire) == 0;
-        let all = if here { &self.threads[..] } else { &[] };
+        let all = if self.is_elsewhere() { &[] } else { &self.threads[..] };
         all.iter().map(|id| id.load(Ordering::Relaxed)).filter(|id| *id != 0)
     }
 
