@@ -3,8 +3,10 @@
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use lowtide_pager::pager::Pager;
-use lowtide_pager::segment::{FileId, Proc, Segment, Settings};
+use lowtide_pager::segment::{Proc, Segment, Settings};
 use rustix::process::Pid;
+
+use crate::number::Number;
 
 static SETTINGS: AtomicPtr<Settings> = AtomicPtr::new(core::ptr::null_mut());
 static SEGMENT: AtomicPtr<Segment> = AtomicPtr::new(core::ptr::null_mut());
@@ -55,29 +57,20 @@ pub fn set_run(settings: &'static Settings, segment: &'static Segment) {
     SEGMENT.store(core::ptr::from_ref(segment).cast_mut(), Ordering::Release);
 }
 
-/// Whether this process is in another pid namespace than `lowtide run`, which knows it by another number then.
-pub fn is_elsewhere() -> bool {
-    let here = rustix::fs::stat(c"/proc/self/ns/pid").map(|stat| FileId { device: stat.st_dev, inode: stat.st_ino });
-    here != Ok(settings().pid_namespace)
-}
-
-/// The same for a forked child that still has its parent's place. Only a parent in the same namespace has a number there.
-pub fn child_is_elsewhere() -> bool {
+/// The process whose place in the segment `proc` returns.
+pub fn owner() -> u32 {
     // Acquire: pairs with the Release in `set_proc`.
-    match rustix::process::getppid() {
-        Some(parent) if parent.as_raw_pid() as u32 == OWNER.load(Ordering::Acquire) => proc().is_elsewhere(),
-        _ => is_elsewhere(),
-    }
+    OWNER.load(Ordering::Acquire)
 }
 
-/// Sets what `proc` returns, for the process `pid`.
-pub fn set_proc(proc: &'static Proc, pid: u32, is_elsewhere: bool) {
-    if is_elsewhere {
+/// Sets what `proc` returns, for this process, which `lowtide run` knows by `number`.
+pub fn set_proc(proc: &'static Proc, number: Number) {
+    if number.is_elsewhere {
         proc.has_another_pid();
     }
-    // Release, of both: pairs with the Acquire in `proc` and `has_threads`.
+    // Release, of both: pairs with the Acquire in `proc` and `owner`.
     PROC.store(core::ptr::from_ref(proc).cast_mut(), Ordering::Release);
-    OWNER.store(pid, Ordering::Release);
+    OWNER.store(pid(), Ordering::Release);
 }
 
 /// The pager, once memory has been adopted.
@@ -89,8 +82,8 @@ pub fn pager() -> Option<&'static Pager> {
 
 /// Whether this process has agent threads of its own to ask.
 pub fn has_threads() -> bool {
-    // Acquire: pairs with the Release in `set_proc`. Whose threads these are has a place in the segment.
-    OWNER.load(Ordering::Acquire) == pid()
+    // Whose threads these are has a place in the segment.
+    owner() == pid()
 }
 
 /// The pager, if this process has adopted memory and agent threads of its own to ask.

@@ -17,7 +17,7 @@ use rustix::process::Pid;
 use rustix::thread::{Timespec, futex, nanosleep};
 
 use crate::request::{Request, ask};
-use crate::{HEAP, agent, gate, keeper, mlock, request, resident, say, swap_file, thread};
+use crate::{HEAP, agent, gate, keeper, mlock, number, request, resident, say, swap_file, thread};
 
 /// Whether the fork under way was announced to the keeper.
 static ANNOUNCED: AtomicBool = AtomicBool::new(false);
@@ -144,7 +144,7 @@ fn take_over(announced: bool) {
     if !agent::present() {
         return;
     }
-    let pid = agent::pid();
+    let number = number::of_child(agent::owner());
     // A parent that had no agent threads of its own (itself made by a bare clone) leaves nothing to take over.
     let inherits = announced && agent::active().is_none();
     let parent_keeper = agent::KEEPER.load(Ordering::Relaxed);
@@ -158,7 +158,7 @@ fn take_over(announced: bool) {
             child_is_whole(why);
         }
     };
-    let Some(proc) = agent::segment().claim(pid) else {
+    let Some(proc) = agent::segment().claim(number.there) else {
         // More than 1024 processes at a time in one run.
         alone(Errno::USERS);
         return;
@@ -170,7 +170,7 @@ fn take_over(announced: bool) {
     } else {
         agent::forget_pager();
     }
-    agent::set_proc(proc, pid, agent::child_is_elsewhere());
+    agent::set_proc(proc, number);
     keeper::forget_requests(proc);
     resident::in_child(proc);
     steps::taken(steps::Fork::Child);

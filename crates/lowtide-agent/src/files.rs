@@ -46,7 +46,7 @@ impl<'a> Origin<'a> {
 pub struct Files {
     pub settings: &'static Settings,
     pub segment: &'static Segment,
-    /// They were found by the number of `lowtide run` in /proc: so that is the /proc of its pid namespace.
+    /// They were found by the number of `lowtide run` in /proc.
     pub by_number: bool,
 }
 
@@ -63,14 +63,6 @@ pub fn map(origin: &[u8]) -> Option<Files> {
     let settings = map_settings(&settings)?;
     let segment = open(CStr::from_bytes_until_nul(&settings.segment).ok()?, OFlags::RDWR)?;
     Some(Files { settings, segment: map_segment(&segment)?, by_number: origin.supervisor() == Some(settings.supervisor) })
-}
-
-/// The number of this process in the pid namespace of /proc. (Unlike `/proc/self/ns/pid`, which tells the namespace, it takes
-/// nothing to be made in the kernel: 2 microseconds in each process of a run instead of 20.)
-pub fn number_in_proc() -> Option<u32> {
-    let mut number = [0u8; 16];
-    let len = rustix::fs::readlinkat_raw(rustix::fs::CWD, c"/proc/self", &mut number[..]).ok()?;
-    core::str::from_utf8(number.get(..len)?).ok()?.parse().ok()
 }
 
 fn open(path: &CStr, access: OFlags) -> Option<OwnedFd> {

@@ -25,6 +25,7 @@ mod inheritance;
 mod keeper;
 mod mlock;
 mod monitor;
+mod number;
 mod objects;
 mod patch;
 mod request;

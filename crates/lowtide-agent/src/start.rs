@@ -7,7 +7,7 @@ use lowtide_core::vm::{self, PAGE_SIZE, Whose};
 use lowtide_pager::segment::ENV_SEGMENT;
 
 use crate::files::Files;
-use crate::{agent, atfork, files, hooks, keeper, objects, say, thread, transient, unfit};
+use crate::{agent, atfork, files, hooks, keeper, number, objects, say, thread, transient, unfit};
 
 /// `LOWTIDE_SEGMENT=...`, as it came: kept for programs that are started with another environment.
 struct Variable(UnsafeCell<[u8; 128]>);
@@ -55,10 +55,9 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
         let (start, end) = library.range();
         vm::own(start, end, Whose::Program).is_ok()
     });
-    let pid = agent::pid();
-    let Some(proc) = segment.claim(pid) else { return };
-    let is_known_by_pid = by_number && files::number_in_proc() == Some(pid);
-    agent::set_proc(proc, pid, !is_known_by_pid && agent::is_elsewhere());
+    let number = number::of_image(by_number);
+    let Some(proc) = segment.claim(number.there) else { return };
+    agent::set_proc(proc, number);
     keeper::forget_requests(proc);
     let Some(library) = library.filter(|_| own.is_ok()) else { return };
     if let Some(why) = unfit::why() {

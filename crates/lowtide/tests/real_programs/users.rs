@@ -126,3 +126,15 @@ fn where_lowtide_cannot_be_reached() {
     let lines: Vec<&str> = limited.stderr.lines().collect();
     assert!(lines.len() == 2 && lines[0].contains("warning") && lines[0].contains("not limited"), "{lines:?}");
 }
+
+/// By its own pid `lowtide run` would take it for another process, or for none, and count it no more.
+#[test]
+fn in_another_pid_namespace() {
+    let Some(_turn) = turn_of_root() else { return };
+    let (Some(unshare), Some(program)) = (tool("unshare"), compiled("one_malloc")) else { return };
+    compare_in_silence(&Job::new("another pid namespace", &program).args(["96"]).behind(unshare.clone(), &["--pid", "--fork"]));
+    // The shell is the first process there, and what it starts the second.
+    let line = format!("{} 96; true", program.display());
+    let job = Job::new("another pid namespace, second", "/bin/sh").args(["-c", &line]);
+    compare_in_silence(&job.behind(unshare, &["--pid", "--fork"]));
+}

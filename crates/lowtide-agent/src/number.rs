@@ -1,0 +1,52 @@
+//! By which number `lowtide run` knows this process: its pid, but for one in another pid namespace. Asked in each process of a
+//! run, however short, so what is certain is not asked for: to tell a namespace, the kernel makes what takes 20 microseconds.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use lowtide_pager::segment::FileId;
+use rustix::process::getppid;
+
+use crate::agent;
+
+/// /proc is that of `lowtide run`'s pid namespace: it was found there by its number.
+static PROC_IS_THE_RUNS: AtomicBool = AtomicBool::new(false);
+
+/// A process, as `lowtide run` sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Number {
+    /// Its pid there, as far as that can be found out; else its own.
+    pub there: u32,
+    /// It has another pid for itself, or may have: what it says of its threads means nothing there.
+    pub is_elsewhere: bool,
+}
+
+/// This process's, which has just been executed. `by_number`: the settings were found by the number of `lowtide run` in /proc.
+pub fn of_image(by_number: bool) -> Number {
+    PROC_IS_THE_RUNS.store(by_number, Ordering::Relaxed);
+    let own = agent::pid();
+    let there = by_number.then(in_proc).flatten();
+    // Where the two are the same, `lowtide run` knows it by that number, whatever namespace it is in.
+    Number { there: there.unwrap_or(own), is_elsewhere: there != Some(own) && is_in_another_namespace() }
+}
+
+/// This process's, which has just been forked and has its parent's place. `parent`: that process's pid.
+pub fn of_child(parent: u32) -> Number {
+    let own = agent::pid();
+    // Only a parent in the same namespace has a number here.
+    let with_parent = getppid().is_some_and(|pid| pid.as_raw_pid() as u32 == parent);
+    let is_elsewhere = if with_parent { agent::proc().is_elsewhere() } else { is_in_another_namespace() };
+    let there = (is_elsewhere && PROC_IS_THE_RUNS.load(Ordering::Relaxed)).then(in_proc).flatten();
+    Number { there: there.unwrap_or(own), is_elsewhere }
+}
+
+/// The number of this process in the pid namespace of /proc.
+fn in_proc() -> Option<u32> {
+    let mut number = [0u8; 16];
+    let len = rustix::fs::readlinkat_raw(rustix::fs::CWD, c"/proc/self", &mut number[..]).ok()?;
+    core::str::from_utf8(number.get(..len)?).ok()?.parse().ok()
+}
+
+fn is_in_another_namespace() -> bool {
+    let here = rustix::fs::stat(c"/proc/self/ns/pid").map(|stat| FileId { device: stat.st_dev, inode: stat.st_ino });
+    here != Ok(agent::settings().pid_namespace)
+}
