@@ -15,7 +15,9 @@ fn main() {
     if env::var_os("CARGO_FEATURE_CLI").is_none() {
         return;
     }
-    println!("cargo::rerun-if-env-changed=LOWTIDE_AGENT_DEBUG");
+    for name in ["LOWTIDE_AGENT_DEBUG", "CFLAGS"] {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
     let here = PathBuf::from(var("CARGO_MANIFEST_DIR"));
     let out = PathBuf::from(var("OUT_DIR"));
     let repository = here.join("../..");
@@ -54,11 +56,12 @@ fn main() {
     if env::var_os("LOWTIDE_AGENT_DEBUG").is_none() {
         cargo.env("CARGO_PROFILE_RELEASE_DEBUG", "false").env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
     }
-    // libaegis asks the CPU what it can when it is loaded, by seven instructions of which each costs 5 to 10 microseconds under
-    // a hypervisor: in each process of a run, most of which never encrypt a page. Whoever does asks again. So what is a
+    // libaegis asks the CPU what it can when it is loaded, by up to seven instructions of which each costs 5 to 10 microseconds
+    // under a hypervisor: in each process of a run, most of which never encrypt a page. Whoever does asks again. So what is a
     // constructor in the C code (of our dependencies, no other has one) is none in the agent.
-    let flags = env::var("CFLAGS").unwrap_or_default();
-    cargo.env("CFLAGS", format!("{flags} -Dconstructor=unused"));
+    let mut flags = env::var_os("CFLAGS").unwrap_or_default();
+    flags.push(" -Dconstructor=unused");
+    cargo.env("CFLAGS", flags);
     match cargo.status() {
         Ok(status) if status.success() => {}
         Ok(status) => fail(&format!("the agent doesn't build: {status}")),

@@ -25,26 +25,27 @@ pub struct Change {
     pub bytes: [u8; LEN],
 }
 
-/// Makes all of the changes. False: none of them.
+/// Makes all of the changes. False: none of them (they overlap, or the system does not allow it).
 ///
 /// # Safety
 /// The places are readable, executable memory of one mapping of the calling process, which has one thread that executes
 /// elsewhere, and what is written is code that may stand there.
 pub unsafe fn change(changes: &mut [Change]) -> bool {
     changes.sort_unstable_by_key(|change| change.at);
+    if changes.windows(2).any(|pair| pair[1].at < pair[0].at + LEN) {
+        return false;
+    }
     // SAFETY: handed on to the caller.
     unsafe { by_file(changes) || by_protection(changes) }
 }
 
-/// Reads what is at a place.
+/// The byte at a place.
 ///
 /// # Safety
 /// It is readable.
-unsafe fn read(at: usize, into: &mut [u8]) {
-    for (i, byte) in into.iter_mut().enumerate() {
-        // SAFETY: handed on to the caller. Volatile, because the kernel may write there.
-        *byte = unsafe { (at as *const u8).add(i).read_volatile() };
-    }
+unsafe fn byte_at(at: usize) -> u8 {
+    // SAFETY: handed on to the caller. Volatile, because the kernel may write there.
+    unsafe { (at as *const u8).read_volatile() }
 }
 
 /// The changes, sorted by place, that are written together with the first: those that end on the page on which it begins. (Each
@@ -58,7 +59,8 @@ fn together(changes: &[Change]) -> usize {
 /// Through `/proc/self/mem`. `changes` are sorted by place. False: nothing was changed.
 ///
 /// # Safety
-/// As [`change`]; what lies between two changes on a page is readable, and nobody else writes there.
+/// As [`change`]; what lies between two changes on a page is readable. It is written as it was read: a debugger that set a
+/// breakpoint there in these microseconds would lose it.
 unsafe fn by_file(mut changes: &[Change]) -> bool {
     let Ok(mem) = rustix::fs::open(c"/proc/self/mem", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) else { return false };
     let (mut before, mut after) = ([0u8; PAGE_SIZE], [0u8; PAGE_SIZE]);
@@ -68,20 +70,18 @@ unsafe fn by_file(mut changes: &[Change]) -> bool {
         let start = these[0].at;
         let len = these[these.len() - 1].at + LEN - start;
         let (before, after) = (&mut before[..len], &mut after[..len]);
-        // SAFETY: readable, says the caller.
-        unsafe { read(start, before) };
+        for (i, byte) in before.iter_mut().enumerate() {
+            // SAFETY: readable, says the caller.
+            *byte = unsafe { byte_at(start + i) };
+        }
         after.copy_from_slice(before);
         for change in these {
             after[change.at - start..][..LEN].copy_from_slice(&change.bytes);
         }
         let written = rustix::io::pwrite(&mem, &*after, start as u64) == Ok(len);
         // Kernels can be told to write nothing here without an error, or only in part: it counts what can be read afterwards.
-        let holds = |bytes: &[u8]| {
-            let mut now = [0u8; PAGE_SIZE];
-            // SAFETY: as above.
-            unsafe { read(start, &mut now[..len]) };
-            now[..len] == *bytes
-        };
+        // SAFETY: as above.
+        let holds = |bytes: &[u8]| bytes.iter().enumerate().all(|(i, byte)| unsafe { byte_at(start + i) } == *byte);
         if !(written && holds(after)) {
             // The first one is how it is found out that it can't be done; that a later one fails where others did not is not
             // expected.

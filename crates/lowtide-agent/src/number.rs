@@ -10,6 +10,9 @@ use crate::agent;
 
 /// /proc is that of `lowtide run`'s pid namespace: it was found there by its number.
 static PROC_IS_THE_RUNS: AtomicBool = AtomicBool::new(false);
+/// What was found out of this process, or, in a forked child that has not asked yet, of its parent. (Not what stands in the
+/// segment, where the place may be another's by now.)
+static IS_ELSEWHERE: AtomicBool = AtomicBool::new(false);
 
 /// A process, as `lowtide run` sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,23 +23,36 @@ pub struct Number {
     pub is_elsewhere: bool,
 }
 
+impl Number {
+    fn found(there: Option<u32>, own: u32, is_elsewhere: bool) -> Number {
+        IS_ELSEWHERE.store(is_elsewhere, Ordering::Relaxed);
+        Number { there: there.unwrap_or(own), is_elsewhere }
+    }
+}
+
+/// Whether this process is in another pid namespace than `lowtide run`.
+pub fn is_elsewhere() -> bool {
+    IS_ELSEWHERE.load(Ordering::Relaxed)
+}
+
 /// This process's, which has just been executed. `by_number`: the settings were found by the number of `lowtide run` in /proc.
 pub fn of_image(by_number: bool) -> Number {
     PROC_IS_THE_RUNS.store(by_number, Ordering::Relaxed);
     let own = agent::pid();
     let there = by_number.then(in_proc).flatten();
-    // Where the two are the same, `lowtide run` knows it by that number, whatever namespace it is in.
-    Number { there: there.unwrap_or(own), is_elsewhere: there != Some(own) && is_in_another_namespace() }
+    // Where the two are the same, `lowtide run` knows it by that number. (In another namespace that is a coincidence, and then
+    // the numbers of its threads are not the same.)
+    Number::found(there, own, there != Some(own) && is_in_another_namespace())
 }
 
-/// This process's, which has just been forked and has its parent's place. `parent`: that process's pid.
+/// This process's, which has just been forked by handlers that ran in `parent`, whose pid that is.
 pub fn of_child(parent: u32) -> Number {
     let own = agent::pid();
     // Only a parent in the same namespace has a number here.
     let with_parent = getppid().is_some_and(|pid| pid.as_raw_pid() as u32 == parent);
-    let is_elsewhere = if with_parent { agent::proc().is_elsewhere() } else { is_in_another_namespace() };
+    let is_elsewhere = if with_parent { is_elsewhere() } else { is_in_another_namespace() };
     let there = (is_elsewhere && PROC_IS_THE_RUNS.load(Ordering::Relaxed)).then(in_proc).flatten();
-    Number { there: there.unwrap_or(own), is_elsewhere }
+    Number::found(there, own, is_elsewhere)
 }
 
 /// The number of this process in the pid namespace of /proc.

@@ -33,7 +33,7 @@ use rustix::thread::Timespec;
 use crate::idle::Idle;
 use crate::request::Request;
 use crate::resident::Resident;
-use crate::{agent, atfork, broker, inheritance, monitor, request, say, swap_file, thread};
+use crate::{agent, atfork, broker, inheritance, monitor, number, request, say, swap_file, thread};
 use areas::Orders;
 use calm::Calm;
 use floor::Floor;
@@ -157,11 +157,12 @@ struct Supervisor(Option<OwnedFd>);
 
 impl Supervisor {
     fn open() -> Supervisor {
-        let pid = Pid::from_raw(agent::settings().supervisor as i32);
+        // In another pid namespace the number may be a stranger's.
+        let pid = Pid::from_raw(agent::settings().supervisor as i32).filter(|_| !number::is_elsewhere());
         Supervisor(pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()))
     }
 
-    /// Ends this process if `lowtide run` is gone. (Where it can't be seen, in another pid namespace, it lives.)
+    /// Ends this process if `lowtide run` is gone. (In another pid namespace, where it can't be seen, it lives.)
     fn must_live(&self) {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         if let Some(pidfd) = &self.0

@@ -51,6 +51,8 @@ impl Seal {
     /// # Errors
     /// The errors of getrandom.
     pub fn new() -> Result<Seal, Errno> {
+        // libaegis looks at the CPU at its first use, and threads that come meanwhile spin: so that is now.
+        let _ = Aegis128X2::<16>::new(&[0; 16], &[0; 16]);
         let mut seal = Seal { mac: [0; 16], stream: [0; 16] };
         for key in [&mut seal.mac, &mut seal.stream] {
             // So few bytes never come in parts.
