@@ -36,7 +36,7 @@ fn connected(address: &str) -> TcpStream {
 }
 
 fn get(address: &str) -> String {
-    let answer = ask(connected(address), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    let answer = ask(connected(address), "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
     let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
     assert!(head.starts_with("HTTP/1.1 200 OK") && head.contains("application/openmetrics-text; version=1.0.0"), "{head}");
     assert!(head.contains(&format!("Content-Length: {}\r\n", body.len())), "{head}");
@@ -145,6 +145,8 @@ fn odd_clients_disturb_nobody() {
         ("GET / HTTP/1.1\r\n\r\n", "404"),
         ("GET /metricsx HTTP/1.1\r\n\r\n", "404"),
         ("GET /metrics?x=1 HTTP/1.0\r\n\r\n", "200"),
+        ("GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n", "200"),
+        ("GET /metrics HTTP/1.1\r\nHost: a-page.example:1\r\n\r\n", "403"),
         ("POST /metrics HTTP/1.1\r\nContent-Length: 1\r\n\r\n", "405"),
         ("hello\r\n\r\n", "400"),
         ("\0\0\0\0\0\0", "400"),

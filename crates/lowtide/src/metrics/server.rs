@@ -4,7 +4,7 @@
 use super::address::Listening;
 use super::desk::Asker;
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,6 +39,30 @@ impl Stream for UnixStream {
     }
 }
 
+/// Whom the metrics are for.
+#[derive(Clone, Copy)]
+enum Audience {
+    /// Programs of this machine. A browser here asks for any page that it shows, and whoever owns a name can let it
+    /// lead to 127.0.0.1 (DNS rebinding); the name is in the request.
+    Local,
+    /// Whoever can connect was let in on purpose.
+    Anyone,
+}
+
+impl Audience {
+    /// Whether a request may name `host` (None: it names none) as the machine that it is for.
+    fn lets_in(self, host: Option<&str>) -> bool {
+        let Some(host) = host.filter(|_| matches!(self, Audience::Local)) else { return true };
+        let is_address = host.parse::<IpAddr>().is_ok() || host.parse::<SocketAddr>().is_ok();
+        let name = host.split(':').next().unwrap_or_default().trim_end_matches('.').to_ascii_lowercase();
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        is_address
+            || bare.is_some_and(|host| host.parse::<IpAddr>().is_ok())
+            || name == "localhost"
+            || name.ends_with(".localhost")
+    }
+}
+
 /// Serves until this process ends. Call it when the program has been started: what a fork copies must have one thread.
 ///
 /// # Errors
@@ -47,11 +71,12 @@ pub fn start(listening: &Listening, asker: Asker) -> io::Result<()> {
     match listening {
         Listening::Tcp(listener, _) => {
             let listener = listener.try_clone()?;
-            spawn(move || accept(|| listener.accept().map(|(stream, _)| stream), &asker))
+            let audience = if listener.local_addr()?.ip().is_loopback() { Audience::Local } else { Audience::Anyone };
+            spawn(move || accept(|| listener.accept().map(|(stream, _)| stream), audience, &asker))
         }
         Listening::Unix(listener, ..) => {
             let listener = listener.try_clone()?;
-            spawn(move || accept(|| listener.accept().map(|(stream, _)| stream), &asker))
+            spawn(move || accept(|| listener.accept().map(|(stream, _)| stream), Audience::Anyone, &asker))
         }
     }
 }
@@ -60,7 +85,7 @@ fn spawn(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name("metrics".to_owned()).stack_size(STACK).spawn(work).map(drop)
 }
 
-fn accept<S: Stream>(next: impl Fn() -> io::Result<S>, asker: &Asker) {
+fn accept<S: Stream>(next: impl Fn() -> io::Result<S>, audience: Audience, asker: &Asker) {
     let served = Arc::new(AtomicUsize::new(0));
     loop {
         let Ok(mut stream) = next() else {
@@ -75,7 +100,7 @@ fn accept<S: Stream>(next: impl Fn() -> io::Result<S>, asker: &Asker) {
         served.fetch_add(1, Ordering::Relaxed);
         let (asker, count) = (asker.clone(), served.clone());
         let started = spawn(move || {
-            let _ = serve(stream, &asker);
+            let _ = serve(stream, audience, &asker);
             count.fetch_sub(1, Ordering::Relaxed);
         });
         if started.is_err() {
@@ -100,11 +125,11 @@ fn busy() -> Answer {
     plain("503 Service Unavailable", "Retry-After: 1\r\n", "many clients are connected already\n")
 }
 
-fn serve(mut stream: impl Stream, asker: &Asker) -> io::Result<()> {
+fn serve(mut stream: impl Stream, audience: Audience, asker: &Asker) -> io::Result<()> {
     let until = Instant::now() + PATIENCE;
     let mut input = Vec::new();
     let (answered, head) = loop {
-        match asked(&input) {
+        match asked(&input, audience) {
             Asked::More if input.len() >= LONGEST => {
                 break (plain("431 Request Header Fields Too Large", "", "the request is too long\n"), false);
             }
@@ -147,13 +172,18 @@ enum Asked {
     Other(Answer),
 }
 
-fn asked(input: &[u8]) -> Asked {
+fn asked(input: &[u8], audience: Audience) -> Asked {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS];
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(input) {
         Ok(httparse::Status::Partial) => return Asked::More,
         Ok(httparse::Status::Complete(_)) => {}
         Err(_) => return Asked::Other(plain("400 Bad Request", "", "this is not HTTP\n")),
+    }
+    let host = request.headers.iter().find(|header| header.name.eq_ignore_ascii_case("host"));
+    if !audience.lets_in(host.map(|header| core::str::from_utf8(header.value).unwrap_or("?"))) {
+        let why = "ask for it as localhost or by its address: other names could be anyone's\n";
+        return Asked::Other(plain("403 Forbidden", "", why));
     }
     let path = request.path.unwrap_or_default().split('?').next().unwrap_or_default();
     match (request.method.unwrap_or_default(), path) {
@@ -175,4 +205,33 @@ fn answer(stream: &mut impl Write, answer: &Answer, head: bool) -> io::Result<()
         all += body;
     }
     stream.write_all(all.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_asks_this_machine_must_name_it() {
+        for host in [
+            "localhost",
+            "LocalHost:9900",
+            "a.localhost:1",
+            "localhost.",
+            "127.0.0.1",
+            "127.0.0.1:80",
+            "[::1]:80",
+            "[::1]",
+            "::1",
+        ] {
+            assert!(Audience::Local.lets_in(Some(host)), "{host}");
+        }
+        for host in
+            ["example.org", "example.org:9900", "localhost.example.org", "notlocalhost", "127.0.0.1.example.org", "", ":80"]
+        {
+            assert!(!Audience::Local.lets_in(Some(host)), "{host}");
+            assert!(Audience::Anyone.lets_in(Some(host)), "{host}");
+        }
+        assert!(Audience::Local.lets_in(None));
+    }
 }
