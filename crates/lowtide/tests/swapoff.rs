@@ -222,7 +222,11 @@ impl Watch {
                     if before > 0 && limit.load(Ordering::Acquire) == before {
                         let allowed = before + before / 10 + 32 * MIB;
                         samples += 1;
-                        worst = worst.max(found * 100 / allowed);
+                        let percent = found * 100 / allowed;
+                        if percent > worst {
+                            eprintln!("{percent} % of what is allowed: {} of {} MiB", found / MIB, before / MIB);
+                            worst = percent;
+                        }
                     }
                     thread::sleep(Duration::from_millis(5));
                 }
