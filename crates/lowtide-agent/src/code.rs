@@ -48,31 +48,24 @@ unsafe fn byte_at(at: usize) -> u8 {
     unsafe { (at as *const u8).read_volatile() }
 }
 
-/// The changes, sorted by place, that are written together with the first: those that end on the page on which it begins. (Each
-/// write costs a system call in each process of a run.)
-fn together(changes: &[Change]) -> usize {
-    let Some(first) = changes.first() else { return 0 };
-    let page_end = (first.at + 1).next_multiple_of(PAGE_SIZE);
-    changes.iter().take_while(|change| change.at + LEN <= page_end).count().max(1)
-}
-
 /// Through `/proc/self/mem`. `changes` are sorted by place. False: nothing was changed.
 ///
 /// # Safety
 /// As [`change`]; what lies between two changes on a page is readable. It is written as it was read: a debugger that set a
 /// breakpoint there in these microseconds would lose it.
-unsafe fn by_file(mut changes: &[Change]) -> bool {
+unsafe fn by_file(changes: &[Change]) -> bool {
     let Ok(mem) = rustix::fs::open(c"/proc/self/mem", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) else { return false };
     let (mut before, mut after) = ([0u8; PAGE_SIZE], [0u8; PAGE_SIZE]);
-    let mut is_first = true;
-    while !changes.is_empty() {
-        let (these, rest) = changes.split_at(together(changes));
+    // Those that end on the page on which others begin are written together: each write costs a system call in each process of
+    // a run.
+    let on_one_page = |first: &Change, next: &Change| first.at / PAGE_SIZE == (next.at + LEN - 1) / PAGE_SIZE;
+    for (i, these) in changes.chunk_by(on_one_page).enumerate() {
         let start = these[0].at;
         let len = these[these.len() - 1].at + LEN - start;
         let (before, after) = (&mut before[..len], &mut after[..len]);
-        for (i, byte) in before.iter_mut().enumerate() {
+        for (at, byte) in (start..).zip(&mut *before) {
             // SAFETY: readable, says the caller.
-            *byte = unsafe { byte_at(start + i) };
+            *byte = unsafe { byte_at(at) };
         }
         after.copy_from_slice(before);
         for change in these {
@@ -81,16 +74,15 @@ unsafe fn by_file(mut changes: &[Change]) -> bool {
         let written = rustix::io::pwrite(&mem, &*after, start as u64) == Ok(len);
         // Kernels can be told to write nothing here without an error, or only in part: it counts what can be read afterwards.
         // SAFETY: as above.
-        let holds = |bytes: &[u8]| bytes.iter().enumerate().all(|(i, byte)| unsafe { byte_at(start + i) } == *byte);
+        let holds = |bytes: &[u8]| (start..).zip(bytes).all(|(at, byte)| unsafe { byte_at(at) } == *byte);
         if !(written && holds(after)) {
             // The first one is how it is found out that it can't be done; that a later one fails where others did not is not
             // expected.
-            if !is_first || !holds(before) {
+            if i > 0 || !holds(before) {
                 say::fatal(b"the C library's code could be changed in part only");
             }
             return false;
         }
-        (is_first, changes) = (false, rest);
     }
     true
 }

@@ -203,10 +203,7 @@ impl Race {
 
     /// What the task takes without a limit: of a few runs the one with the median peak.
     fn typical(&self, task: &Task) -> Result<Done, String> {
-        let look = |_| {
-            let ended = run(task, &self.beside(Vec::new())?, PATIENCE, || ())?;
-            ended.done().map_err(|why| format!("without a limit: {why}"))
-        };
+        let look = |_| self.without_limit(task)?.done().map_err(|why| format!("without a limit: {why}"));
         let mut looks = (0..LOOKS).map(look).collect::<Result<Vec<Done>, String>>()?;
         looks.sort_by_key(|done| done.peak);
         Ok(looks.swap_remove(LOOKS / 2))
@@ -250,9 +247,13 @@ impl Race {
     }
 
     fn natively(&self, task: &Task, into: &mut Shown) -> Result<Ended, String> {
-        let ended = run(task, &self.beside(Vec::new())?, PATIENCE, || ())?;
+        let ended = self.without_limit(task)?;
         into.saw_peak(ended.peak());
         Ok(ended)
+    }
+
+    fn without_limit(&self, task: &Task) -> Result<Ended, String> {
+        run(task, &self.beside(Vec::new())?, PATIENCE, || ())
     }
 
     fn under_kernel(&self, task: &Task, share: Share, native: &Done, into: &mut Shown) -> Result<Ended, String> {
