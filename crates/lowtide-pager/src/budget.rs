@@ -194,6 +194,11 @@ impl RamBudget {
         self.ceiling.load(Ordering::Relaxed) > limit && self.now() > limit
     }
 
+    /// Whether what comes in must make room first: at the limit, or on the way down to it.
+    pub fn lacks_room(&self) -> bool {
+        self.at_limit() || self.is_coming_down()
+    }
+
     /// Whether the background should evict.
     pub fn above_high(&self) -> bool {
         self.now() > self.high_mark()

@@ -277,6 +277,7 @@ pub(crate) mod tests {
             waits: || {},
             open_uffd: || Uffd::open(NEEDED_FEATURES),
             open_page_map: crate::present::Present::open,
+            open_memory: || None,
             steps: 1,
             turn: || [Range::NONE; 2],
             is_alone: || true,

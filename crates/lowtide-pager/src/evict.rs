@@ -5,15 +5,15 @@
 //! same CPU and while the keeper sleeps, and leaves them in staging ([`Pager::stage_ahead`]); the keeper drains staging
 //! meanwhile ([`Pager::evict`]), and detaches pages itself only where there are no faults to do it.
 //!
-//! Nothing is detached that no tier would take, and where a look at all memory found nothing, the next one waits
-//! (`backoff.rs`).
+//! Nothing is detached that no tier would take but zeros (`zeros.rs`), and where a look at all memory found nothing, the next
+//! one waits (`backoff.rs`).
 
 use core::sync::atomic::Ordering;
 
 use lowtide_core::store::Group;
 use rustix::io::Errno;
 
-use crate::backoff::Backoff;
+use crate::backoff::{Backoff, Vain};
 use crate::clock::now_ns;
 use crate::detach::Detached;
 use crate::drain::Drained;
@@ -27,8 +27,10 @@ pub enum Evicted {
     Some,
     /// Nothing more can be evicted at present.
     Nothing,
-    /// No tier can take pages.
+    /// No tier can take pages, nor are there zeros that could leave without one, as far as they are searched for.
     Full,
+    /// No tier can take pages, and the search for zeros is to go on after a rest.
+    Searching,
     /// Not now: an event waits to be read, or the program forks.
     Later,
     /// Little waits in staging, and more is for monitors to bring there.
@@ -53,16 +55,32 @@ impl Pager {
     pub fn evict(&self, worker: &mut Worker) -> Evicted {
         let Some(operation) = self.enter() else { return Evicted::Later };
         let arrived = self.arrived.load(Ordering::Relaxed);
-        if let Some(why) = self.backoff.holds(now_ns(), arrived) {
+        // Only who nobody waits for searches for zeros.
+        let is_at_limit = self.budget.lacks_room();
+        let may_search = is_at_limit && worker.may_fault;
+        if let Some(why) = self.backoff.holds(now_ns(), arrived, may_search) {
             return why;
         }
         // Pages that nobody takes would be detached only to be put back, again and again.
-        let evicted = if operation.store().would_take(Group::RUN) { operation.evict(worker) } else { Evicted::Full };
-        match evicted {
-            Evicted::Nothing | Evicted::Full => self.backoff.failed(evicted, now_ns(), arrived),
-            Evicted::Some => self.backoff.succeeded(),
-            Evicted::Later | Evicted::Ahead => {}
-        }
+        let evicted = match operation.store().would_take(Group::RUN) {
+            true => operation.evict(worker),
+            false if may_search => operation.evict_zeros(worker),
+            // The pause is for who may search.
+            false if is_at_limit => return Evicted::Full,
+            false => Evicted::Full,
+        };
+        let vain = match evicted {
+            Evicted::Nothing => Vain::Nothing,
+            Evicted::Full if is_at_limit => Vain::FullAtLimit,
+            Evicted::Full => Vain::Full,
+            Evicted::Searching => Vain::Searching,
+            Evicted::Some => {
+                self.backoff.succeeded();
+                return evicted;
+            }
+            Evicted::Later | Evicted::Ahead => return evicted,
+        };
+        self.backoff.failed(vain, now_ns(), arrived);
         evicted
     }
 
@@ -74,7 +92,7 @@ impl Pager {
         }
         let Some(operation) = self.enter() else { return };
         let (started, arrived) = (now_ns(), self.arrived.load(Ordering::Relaxed));
-        let is_vain = |backoff: &Backoff| backoff.holds(started, arrived).is_some();
+        let is_vain = |backoff: &Backoff| backoff.holds(started, arrived, false).is_some();
         if is_vain(&self.backoff) || is_vain(&self.ahead_backoff) || !operation.store().would_take(Group::RUN) {
             return;
         }
@@ -82,7 +100,7 @@ impl Pager {
         match operation.fill_batch(worker) {
             Filled::Some => self.ahead_backoff.succeeded(),
             // Who evicts for want of memory finds out what it means. Here it means not to try at each fault.
-            _ => self.ahead_backoff.failed(Evicted::Nothing, started, arrived),
+            _ => self.ahead_backoff.failed(Vain::Nothing, started, arrived),
         }
         let pages = self.counters().evictions_pages.load(Ordering::Relaxed) - before;
         add(&self.counters().evictions_background, pages as usize);

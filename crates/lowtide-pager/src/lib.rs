@@ -49,3 +49,4 @@ mod transitions;
 pub mod uffd;
 pub mod worker;
 pub mod yields;
+mod zeros;

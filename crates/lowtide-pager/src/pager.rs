@@ -33,6 +33,7 @@ use crate::staging::Staging;
 use crate::stream::{MAX_WINDOW, Streams};
 use crate::uffd::{Standing, Uffd};
 use crate::worker::Worker;
+use crate::zeros::Search;
 
 /// Bytes of objects that leave the pool at a time: those of one cluster, or a few.
 const SHRINK_BYTES: usize = 1 << 20;
@@ -53,6 +54,8 @@ pub struct Host {
     pub open_uffd: fn() -> Result<Uffd, Errno>,
     /// The page map of this process.
     pub open_page_map: fn() -> Result<Present, Errno>,
+    /// Opens the bytes of this process (`/proc/self/mem`) for reading. None: zeros are not searched for (`zeros.rs`).
+    pub open_memory: fn() -> Option<OwnedFd>,
     /// Steps of eviction for one fault at most: one where others evict as well, and a fault need not wait for all the room that
     /// it takes.
     pub steps: usize,
@@ -88,6 +91,7 @@ pub struct Pager {
     pub(crate) hand: Lock<Hand, { rank::HAND }>,
     /// How far the hand looks at a time, in bytes.
     pub(crate) reach: AtomicUsize,
+    pub(crate) search: Search,
     pub(crate) loads: Streams,
     pub(crate) touches: Streams,
     pub(crate) zeros: Mapping,
@@ -175,6 +179,7 @@ impl Pager {
             proc: AtomicPtr::new(core::ptr::from_ref(proc).cast_mut()),
             hand: Lock::new(Hand::default()),
             reach: AtomicUsize::new(1 << 30),
+            search: Search::default(),
             loads: Streams::new(4, 50),
             touches: Streams::new(16, 25),
             zeros: vm::map(MAX_WINDOW * PAGE_SIZE, OnFork::Copy)?,

@@ -39,6 +39,11 @@ pub struct Ranges {
 }
 
 impl Ranges {
+    /// No pages.
+    pub(crate) fn none() -> Ranges {
+        Ranges { regions: [NO_REGION; MAX_RANGES], len: 0, walk_end: 0 }
+    }
+
     /// Leaves out the pages that another process maps as well. What is not looked at, because there are too many ranges, is
     /// left to the next scan.
     pub fn keep_exclusive(&mut self, present: &Present) -> Result<(), Errno> {
@@ -62,7 +67,7 @@ impl Ranges {
     }
 
     /// Adds a page behind all others; false: there is no room for another range.
-    fn push(&mut self, page: usize) -> bool {
+    pub(crate) fn push(&mut self, page: usize) -> bool {
         if let Some(last) = self.len.checked_sub(1)
             && self.regions[last].end == page as u64
         {
@@ -183,7 +188,7 @@ impl Present {
     }
 
     fn ask(&self, start: usize, end: usize, wanted: impl FnOnce(&mut sys::pm_scan_arg)) -> Result<Ranges, Errno> {
-        let mut out = Ranges { regions: [NO_REGION; MAX_RANGES], len: 0, walk_end: start };
+        let mut out = Ranges::none();
         let mut arg = sys::pm_scan_arg {
             size: size_of::<sys::pm_scan_arg>() as u64,
             flags: 0,
@@ -204,4 +209,9 @@ impl Present {
         out.walk_end = arg.walk_end as usize;
         Ok(out)
     }
+}
+
+/// The bytes of this process, for reading: what is unmapped or missing is an error, not the end. None: they can't be opened.
+pub fn open_memory() -> Option<OwnedFd> {
+    rustix::fs::open(c"/proc/self/mem", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
 }

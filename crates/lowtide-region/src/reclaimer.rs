@@ -126,7 +126,8 @@ impl Reclaimer {
                     pager.drain_frames();
                     return Nap::Undisturbed(EXHAUSTED_PAUSE_US);
                 }
-                Evicted::Full => {
+                // Zeros are not searched for in the library.
+                Evicted::Full | Evicted::Searching => {
                     pager.drain_frames();
                     // Room inside the pool's spans is the last resort.
                     if pager.compact(COMPACT_PAGES) {

@@ -22,6 +22,10 @@ pub(super) const UNACCOUNTED: u64 = 1 << 20;
 const LOOK_AT_CHILDREN_US: u64 = 1_000_000;
 /// No tier could take a page: the keeper looks again after this. (Whether it is worth while to try is the pager's affair.)
 const FULL_PAUSE_US: u64 = 100_000;
+/// The same at the limit, where zeros can leave all the same, ...
+const FULL_AT_LIMIT_PAUSE_US: u64 = 10_000;
+/// ... and while they are searched for.
+const SEARCH_PAUSE_US: u64 = 4_000;
 /// Nothing could be evicted: the same.
 const EXHAUSTED_PAUSE_US: u64 = 10_000;
 /// Monitors detach pages: the keeper looks after so long at most whether they still do, ...
@@ -168,7 +172,7 @@ impl Keeper {
                     reclaim::give_up();
                     return Nap::Undisturbed(EXHAUSTED_PAUSE_US);
                 }
-                Evicted::Full => {
+                full @ (Evicted::Full | Evicted::Searching) => {
                     pager.drain_frames();
                     // What dead children had may be all that is needed.
                     if pager.was_forked() && pager.release_dead(agent::segment()) {
@@ -178,9 +182,12 @@ impl Keeper {
                     if pager.compact(COMPACT_PAGES) {
                         return Nap::UntilFaults(0);
                     }
+                    if full == Evicted::Searching {
+                        return Nap::Undisturbed(SEARCH_PAUSE_US);
+                    }
                     self.full(pager);
                     reclaim::give_up();
-                    return Nap::Undisturbed(FULL_PAUSE_US);
+                    return Nap::Undisturbed(if pager.budget.lacks_room() { FULL_AT_LIMIT_PAUSE_US } else { FULL_PAUSE_US });
                 }
             }
         }

@@ -65,7 +65,7 @@ impl Keeper {
                 }
                 (Evicted::Later | Evicted::Ahead, _) => return Some(Nap::UntilFaults(SHORTEST_SLEEP_US)),
                 // That is all that can go.
-                (Evicted::Nothing | Evicted::Full, _) => self.reclaim.left = 0,
+                (Evicted::Nothing | Evicted::Full | Evicted::Searching, _) => self.reclaim.left = 0,
             }
         }
         if self.reclaim.left > 0 || pager.empty_staging(worker) {

@@ -9,6 +9,7 @@ use lowtide_pager::adoptable;
 use lowtide_pager::clock::now_us;
 use lowtide_pager::line::Line;
 use lowtide_pager::pager::{Host, Pager};
+use lowtide_pager::present;
 use lowtide_pager::regions::Range;
 use lowtide_pager::segment::{self, proc_state};
 use lowtide_pager::worker::Worker;
@@ -70,6 +71,7 @@ impl Keeper {
             waits: watch::leave,
             open_uffd: broker::userfaultfd,
             open_page_map: broker::page_map,
+            open_memory: present::open_memory,
             steps: 1,
             turn: gate::changed,
             is_alone: || thread::others(agent::proc().own_threads()) == Some(1),

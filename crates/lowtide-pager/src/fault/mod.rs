@@ -56,7 +56,7 @@ impl Pager {
     pub fn serve_within_limit(&self, addr: usize, known_ns: u64, worker: &mut Worker) -> Served {
         let start = now_ns();
         let (proc, counters) = (self.proc(), self.counters());
-        if self.budget.at_limit() || self.budget.is_coming_down() {
+        if self.budget.lacks_room() {
             self.make_room(worker);
         }
         worker.counted = None;

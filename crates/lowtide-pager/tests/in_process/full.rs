@@ -32,6 +32,65 @@ fn a_full_pool_is_not_a_thrash_loop() {
     assert!(out < 512 + 3 * 512, "{out} pages out and back again for the 512 that there is room for");
 }
 
+/// A house that is full of noise, then has one page of zeros among so many, and more than the run may take.
+fn over_the_limit(pages: usize, one_in: usize, staging: usize) -> Option<(House, *mut u8, impl Fn(usize) -> u64)> {
+    let house = House::with_staging(Config { pool: 2 * MIB, file: 0, monitors: 1 }, staging)?;
+    let at = house.region(pages);
+    let seed = move |i: usize| if i.is_multiple_of(one_in) { 0 } else { noise(i) };
+    // SAFETY: inside the region.
+    let page = |i: usize| unsafe { at.add(i * PAGE) };
+    (0..pages).for_each(|i| write(page(i), noise(i)));
+    assert_eq!(house.evict_all(), Evicted::Full);
+    (0..pages).for_each(|i| write(page(i), seed(i)));
+    house.pager.budget.set_limit(8 * MIB as u64);
+    house.pager.budget.measured(1 << 30);
+    Some((house, at, seed))
+}
+
+fn zeros_leave(pages: usize, one_in: usize, staging: usize) {
+    let Some((house, at, seed)) = over_the_limit(pages, one_in, staging) else { return };
+    // In the pool are 512 pages at most.
+    let (there, zeros) = ((pages - 512) / one_in, || get(&house.pager.counters().zero_pages) as usize);
+    let (mut worker, started) = (Worker::new(true).unwrap(), Instant::now());
+    while zeros() < there && started.elapsed() < Duration::from_secs(10) {
+        house.pager.evict(&mut worker);
+    }
+    assert!(zeros() >= there, "{} of {there} pages of zeros are out", zeros());
+    // Where none are left, nothing else goes out to find them, and that is said once all was searched.
+    let (out, started, mut full) = (house.evictions(), Instant::now(), false);
+    while started.elapsed() < Duration::from_secs(1) {
+        full |= house.pager.evict(&mut worker) == Evicted::Full;
+    }
+    assert!(full, "it is never said that nothing can leave");
+    assert!(house.evictions() - out <= pages as u64 / one_in as u64 - there as u64, "pages went out that are no zeros");
+    // SAFETY: inside the region.
+    (0..pages).for_each(|i| verify(unsafe { at.add(i * PAGE) }, seed(i), "after all"));
+}
+
+#[test]
+fn zeros_leave_where_nothing_else_can() {
+    zeros_leave(4000, 4, 2 * MIB);
+}
+
+#[test]
+fn zeros_among_other_pages_leave_more_at_a_time_than_ranges_are_remembered() {
+    zeros_leave(6000, 2, 16 * MIB);
+}
+
+#[test]
+fn nothing_is_said_to_be_full_before_all_was_searched() {
+    let Some((house, at, _)) = over_the_limit(20_000, usize::MAX, 2 * MIB) else { return };
+    // Zeros at the end of what the search comes to.
+    // SAFETY: inside the region.
+    (18_000..20_000).for_each(|i| write(unsafe { at.add(i * PAGE) }, 0));
+    let (mut worker, zeros) = (Worker::new(true).unwrap(), || get(&house.pager.counters().zero_pages));
+    let (before, started) = (zeros(), Instant::now());
+    while zeros() < before + 1500 {
+        assert_ne!(house.pager.evict(&mut worker), Evicted::Full, "{} pages of zeros are out", zeros() - before);
+        assert!(started.elapsed() < Duration::from_secs(10), "{} pages of zeros are out", zeros() - before);
+    }
+}
+
 #[test]
 fn budget_after_a_drain_is_what_the_kernel_says() {
     let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };

@@ -11,7 +11,7 @@ use lowtide_core::store::{FileConfig, Store, StoreConfig};
 use lowtide_pager::evict::Evicted;
 use lowtide_pager::monitor::Monitor;
 use lowtide_pager::pager::{Host, Pager};
-use lowtide_pager::present::Present;
+use lowtide_pager::present::{Present, open_memory};
 use lowtide_pager::regions::Range;
 use lowtide_pager::segment::Proc;
 use lowtide_pager::uffd::{NEEDED_FEATURES, Uffd};
@@ -54,6 +54,11 @@ static ALONE: Mutex<()> = Mutex::new(());
 impl House {
     /// None, said loudly, where this user may not have a userfaultfd with all events; in CI nothing is skipped.
     pub fn new(config: Config) -> Option<House> {
+        House::with_staging(config, 2 * MIB)
+    }
+
+    /// The same with a staging area of so many bytes.
+    pub fn with_staging(config: Config, staging: usize) -> Option<House> {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let uffd = match Uffd::open(NEEDED_FEATURES) {
             Ok(uffd) => uffd,
@@ -71,8 +76,9 @@ impl House {
         let proc: &'static Proc = unsafe { &*std::alloc::alloc_zeroed(std::alloc::Layout::new::<Proc>()).cast() };
         let (lost, open_uffd) = (|text: &[u8]| fatal(text), || Uffd::open(NEEDED_FEATURES));
         let (turn, is_alone) = (|| [Range::NONE; 2], || true);
-        let host = Host { fatal, lost, warn, waits: || {}, open_uffd, open_page_map: Present::open, steps: 1, turn, is_alone };
-        let pager = Pager::new(uffd, store, 2 * MIB, proc, host).unwrap();
+        let (waits, open_page_map) = (|| {}, Present::open);
+        let host = Host { fatal, lost, warn, waits, open_uffd, open_page_map, open_memory, steps: 1, turn, is_alone };
+        let pager = Pager::new(uffd, store, staging, proc, host).unwrap();
         let pager: &'static Pager = Box::leak(Box::new(pager));
         pager.budget.set_limit(1 << 40);
         pager.activate().unwrap();
