@@ -92,7 +92,7 @@ pub struct Pager {
     pub(crate) touches: Streams,
     pub(crate) zeros: Mapping,
     pub(crate) host: Host,
-    /// Memory shared with the next forked child; see `fork.rs`.
+    /// Memory shared with the next forked child; see `fork/handover.rs`.
     pub(crate) handover: AtomicPtr<crate::fork::Handover>,
     forking: AtomicBool,
     was_forked: AtomicBool,
