@@ -1,4 +1,4 @@
-//! Fork, on the side of the program's thread that calls it. What happens to the memory is told in the pager's fork.rs.
+//! Fork, on the side of the program's thread that calls it. What happens to the memory is told in the pager's `fork/`.
 //!
 //! All signals are blocked in that thread from before the fork until the child serves itself: for a moment nobody serves the
 //! child's memory, and a handler that touched it would read zeros. They are also blocked as long as the gate is closed: a

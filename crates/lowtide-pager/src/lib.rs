@@ -2,7 +2,7 @@
 //!
 //! The way of a page: out by `hand.rs` (which), `detach.rs` (from its place into staging), `evict.rs` (when) and `drain.rs`
 //! (from staging into the store), in by `fault/`; `events.rs` follows what the program does to its mappings meanwhile,
-//! `fork.rs` what happens when it forks.
+//! `fork/` what happens when it forks.
 #![no_std]
 
 extern crate alloc;

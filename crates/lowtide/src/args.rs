@@ -26,9 +26,9 @@ Examples:
     name = "lowtide",
     version,
     about,
-    long_about = "Swap in user space, for one program, without kernel swap and without a reboot: `lowtide run` keeps an unmodified, \
-                  dynamically linked program and all its children under a memory limit. Cold pages are compressed in RAM, then \
-                  written to an unnamed swap file, and come back on a page fault.",
+    long_about = "Swap in user space, for one program, without kernel swap and without a reboot: `lowtide run` keeps an \
+                  unmodified, dynamically linked program and all its children under a memory limit. Cold pages are compressed \
+                  in RAM, then written to an unnamed swap file, and come back on a page fault.",
     after_long_help = EXAMPLES,
     disable_help_subcommand = true
 )]
@@ -44,9 +44,9 @@ pub enum Command {
     /// Run a program under a memory limit
     #[command(
         override_usage = "lowtide run --ram SIZE [OPTIONS] [--] PROGRAM [ARGS]...",
-        long_about = "Run a program with all its children under a memory limit. Its anonymous pages and all that lowtide holds for \
-                      them (compressed pages, staging, tables) stay under --ram; below the limit it runs at native speed. All that follows \
-                      the program's name is the program's, also what looks like an option.\n\n\
+        long_about = "Run a program with all its children under a memory limit. Its anonymous pages and all that lowtide holds \
+                      for them (compressed pages, staging, tables) stay under --ram; below the limit it runs at native speed. \
+                      All that follows the program's name is the program's, also what looks like an option.\n\n\
                       Standard input and output, the terminal, signals and the exit status (128+N after signal N) are the \
                       program's own. Exit status 2: bad usage; 125: lowtide itself failed; 126: the program can't be executed; \
                       127: it was not found. At exit one summary line goes to standard error.\n\n\
@@ -57,17 +57,18 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// List the runs that there are
     #[command(
-        long_about = "List the runs that there are: pid of `lowtide run`, RAM used and its limit, bytes of pages that are out (in \
-                            the compressed pool and on devices), time since the start, processes, program. root sees everybody's."
+        long_about = "List the runs that there are: pid of `lowtide run`, RAM used and its limit, bytes of pages that are out \
+                      (in the compressed pool and on devices), time since the start, processes, program. root sees everybody's."
     )]
     Ps,
     /// Show the statistics of a run
     Stat(StatArgs),
     /// Watch runs on the terminal, and change them by keys
     #[command(
-        long_about = "Watch the runs of this user (root: everybody's), or one of them, on the terminal: where their memory is, faults and how \
-                            long they take, swap areas, processes. Keys set another limit, move pages out and turn swap areas on and off; ? lists \
-                            them. It ends with the last run, or by q; the runs go on. Without colours if NO_COLOR is set."
+        long_about = "Watch the runs of this user (root: everybody's), or one of them, on the terminal: where their memory is, \
+                      faults and how long they take, swap areas, processes. Keys set another limit, move pages out and turn \
+                      swap areas on and off; ? lists them. It ends with the last run, or by q; the runs go on. Without colours \
+                      if NO_COLOR is set."
     )]
     Top {
         /// Of `lowtide run`, or of any process of the run [default: all runs]
@@ -80,8 +81,9 @@ pub enum Command {
     },
     /// Set another RAM limit
     #[command(
-        long_about = "Set another RAM limit of a run. A higher one holds at once and brings nothing in by force. A lower one makes the \
-                            run evict at once, while the program goes on; one that is below what can't be moved out is refused."
+        long_about = "Set another RAM limit of a run. A higher one holds at once and brings nothing in by force. A lower one \
+                      makes the run evict at once, while the program goes on; one that is below what can't be moved out is \
+                      refused."
     )]
     Limit {
         /// Of `lowtide run`, or of any process of the run
@@ -110,10 +112,10 @@ pub enum Command {
     },
     /// Move everything off a swap area and take it away, while the program goes on
     #[command(
-        long_about = "Move everything off a swap area, to other areas, to the compressed pool or back into RAM as the limit allows, and \
-                            take the area away, while the program goes on. Refused before anything is moved if there is not room enough \
-                            elsewhere. ^C cancels: then, and after an error, the area stays in use. Exit status 1: pages have no room or \
-                            can't be read, as the message says; 130: cancelled by ^C."
+        long_about = "Move everything off a swap area, to other areas, to the compressed pool or back into RAM as the limit \
+                      allows, and take the area away, while the program goes on. Refused before anything is moved if there is \
+                      not room enough elsewhere. ^C cancels: then, and after an error, the area stays in use. Exit status 1: \
+                      pages have no room or can't be read, as the message says; 130: cancelled by ^C."
     )]
     Swapoff {
         /// Of `lowtide run`, or of any process of the run

@@ -116,7 +116,8 @@ fn refuse_nesting() -> Result<(), Failure> {
     match std::env::var_os(ENV_SEGMENT) {
         // The variable of a run that is over means nothing.
         Some(origin) if settings_path(&origin).exists() => Err(Failure::usage(
-            "this is already inside a `lowtide run`, and its limit holds for all its children: start the program without lowtide",
+            "this is already inside a `lowtide run`, and its limit holds for all its children: start the program without \
+             lowtide",
         )),
         _ => Ok(()),
     }

@@ -169,7 +169,8 @@ impl Supervisor<'_> {
         }
         if let Some(pid) = self.own_threads.ended(segment) {
             let text = format!(
-                "one of lowtide's threads in process {pid} was ended (by a system call filter, a debugger?): its memory can't be served"
+                "one of lowtide's threads in process {pid} was ended (by a system call filter, a debugger?): its memory can't be \
+                 served"
             );
             segment.fatal.put(pid, text.as_bytes());
         }

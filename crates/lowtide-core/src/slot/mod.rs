@@ -1,6 +1,6 @@
 //! Swap slots: areas, clusters, and the entries that name a slot.
 //!
-//! The journey of an allocation: `areas.rs` (which area) > `search.rs` (which cluster) > `policy/` (which of the partly used
+//! The journey of an allocation: `areas/` (which area) > `search.rs` (which cluster) > `policy/` (which of the partly used
 //! ones) > `cluster.rs` and `bitmap.rs` (which slots). A free goes straight to the cluster: `area.rs`.
 
 mod age;

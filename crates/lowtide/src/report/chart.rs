@@ -151,9 +151,12 @@ impl Chart<'_> {
                         text class="tick" x=(tenth(x.at(tick))) y=(bottom + 17.0) text-anchor=(anchor) { ((self.x_show)(tick)) }
                     }
                     text class="name" x=(middle) y=(HEIGHT - 8.0) text-anchor="middle" { (self.x_name) }
-                    text class="name" transform={ "translate(13 " (TOP + (bottom - TOP) / 2.0) ") rotate(-90)" } text-anchor="middle" {
-                        (self.y_name)
-                    }
+                    text
+                        class="name"
+                        transform={ "translate(13 " (TOP + (bottom - TOP) / 2.0) ") rotate(-90)" }
+                        text-anchor="middle" {
+                            (self.y_name)
+                        }
                 }
                 figcaption {
                     @for layer in layers.iter().rev().filter(|layer| layer.values.iter().any(|value| *value > 0.0)) {

@@ -83,7 +83,9 @@ pub fn section(report: &Report<'_>) -> Markup {
                         b { (gain(observed, &there)) }
                         ": " (units::seconds(there.seconds)) " instead of " (units::seconds(observed.seconds)) "."
                     },
-                    None => { "Little: with any amount it would have run less than " (units::percent(WORTH - 1.0, 1.0)) " faster." },
+                    None => {
+                        "Little: with any amount it would have run less than " (units::percent(WORTH - 1.0, 1.0)) " faster."
+                    },
                 }
             }
             p {

@@ -111,8 +111,8 @@ fn footer(report: &Report<'_>) -> Markup {
     html! {
         footer {
             "lowtide " (env!("CARGO_PKG_VERSION")) ". Sizes are binary (1 MiB = 1048576 bytes), pages are 4 KiB. "
-            "For this page lowtide looked " (series.taken) " times, every " (units::seconds(series.step().as_secs_f64())) " in the end, which took "
-            (units::seconds(series.cpu.as_secs_f64())) " of CPU time."
+            "For this page lowtide looked " (series.taken) " times, every " (units::seconds(series.step().as_secs_f64()))
+            " in the end, which took " (units::seconds(series.cpu.as_secs_f64())) " of CPU time."
         }
     }
 }

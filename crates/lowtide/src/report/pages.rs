@@ -76,7 +76,14 @@ pub fn journeys(report: &Report<'_>) -> Markup {
     let (out, back, pages) = (&stats.evictions, &stats.faults, &stats.pages);
     let share = |part: u64, whole: u64| units::percent(part as f64, whole as f64);
     let row = |name: &str, n: u64, note: String| {
-        html! { tr { td { (name) } td.n { (units::count(n as f64)) } td.n { (units::bytes(n * PAGE_SIZE as u64)) } td { (note) } } }
+        html! {
+            tr {
+                td { (name) }
+                td.n { (units::count(n as f64)) }
+                td.n { (units::bytes(n * PAGE_SIZE as u64)) }
+                td { (note) }
+            }
+        }
     };
     let ahead_used = share(back.read_ahead_used, back.read_ahead_pages);
     let writes = units::count(stats.writeback.ios as f64);

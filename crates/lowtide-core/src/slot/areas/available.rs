@@ -1,0 +1,112 @@
+//! The areas that take pages, and how one is chosen: higher priorities first, areas of the same in turn.
+
+use super::{AreaRef, Areas, MAX};
+use crate::percpu;
+use crate::slot::area::Area;
+use crate::slot::swap_cache::SwapCache;
+use crate::sync::atomic::Ordering;
+
+/// An area that takes pages.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Listed {
+    pub(super) priority: i16,
+    pub(super) id: u8,
+}
+
+/// The areas that take pages, in the order in which they are to be tried.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Available {
+    list: [Listed; MAX],
+    len: usize,
+}
+
+impl Available {
+    /// No areas.
+    pub(super) fn new() -> Available {
+        Available { list: [Listed::default(); MAX], len: 0 }
+    }
+
+    /// Enters an area behind those of its priority and higher.
+    pub(super) fn insert(&mut self, new: Listed) {
+        let at = self.list[..self.len].iter().position(|l| l.priority < new.priority).unwrap_or(self.len);
+        self.list.copy_within(at..self.len, at + 1);
+        self.list[at] = new;
+        self.len += 1;
+    }
+
+    pub(super) fn remove(&mut self, id: u8) {
+        if let Some(at) = self.list[..self.len].iter().position(|l| l.id == id) {
+            self.list.copy_within(at + 1..self.len, at);
+            self.len -= 1;
+        }
+    }
+}
+
+impl Areas {
+    /// Gives out 2^`order` aligned slots of an available area: the highest priority first, areas of one priority in turn. (A
+    /// turn lasts until a CPU's cluster is used up.) Areas that rest give out nothing. Returns the area and the first slot.
+    pub fn alloc<'a>(&'a self, order: u32, cache: &dyn SwapCache) -> Option<(AreaRef<'a>, u64)> {
+        self.alloc_if(order, cache, true)
+    }
+
+    /// As [`Areas::alloc`], but areas that rest serve if no other does: for pages that need not be written now.
+    pub fn alloc_to_write_later<'a>(&'a self, order: u32, cache: &dyn SwapCache) -> Option<(AreaRef<'a>, u64)> {
+        self.alloc_if(order, cache, true).or_else(|| {
+            let resting = self.iter().any(|area| area.rests());
+            if resting { self.alloc_if(order, cache, false) } else { None }
+        })
+    }
+
+    /// `writable`: in areas that don't rest; else in those that do.
+    fn alloc_if<'a>(&'a self, order: u32, cache: &dyn SwapCache, writable: bool) -> Option<(AreaRef<'a>, u64)> {
+        let last = self.last[percpu::current()].0.get(order as usize)?;
+        if writable
+            && let Some(id) = last.load(Ordering::Relaxed).checked_sub(1)
+            && let Some(area) = self.get(id as u8)
+            && let Some(slot) = area.alloc_next(order)
+        {
+            return Some((area, slot));
+        }
+        let available = self.take_turn();
+        let try_area = |area: AreaRef<'a>| {
+            let slot = if area.rests() == writable { None } else { area.alloc_reclaiming(order, cache) }?;
+            if writable {
+                last.store(u32::from(area.id()) + 1, Ordering::Relaxed);
+            }
+            Some((area, slot))
+        };
+        let found = available.list[..available.len].iter().find_map(|l| try_area(self.get(l.id)?));
+        // Full areas are off the list, and have room all the same if they can take slots back.
+        let full = |area: &AreaRef<'_>| area.availability().is_full() && area.may_be_reclaimed();
+        found.or_else(|| self.iter().filter(full).find_map(try_area))
+    }
+
+    /// What is available now; for the next who asks, the first has gone behind the others of its priority.
+    fn take_turn(&self) -> Available {
+        let mut available = self.available.lock();
+        let now = *available;
+        if let Some(first) = now.list[..now.len].first() {
+            available.remove(first.id);
+            available.insert(*first);
+        }
+        now
+    }
+
+    /// Puts an area on the list or takes it off, if it is for this thread to do.
+    #[cold]
+    pub(super) fn update_list(&self, id: u8, area: &Area) {
+        let mut available = self.available.lock();
+        if area.availability().try_delist() {
+            available.remove(id);
+        } else if area.availability().try_relist() {
+            available.insert(Listed { priority: area.priority, id });
+        }
+    }
+
+    /// How many areas take pages now, for tests.
+    #[cfg(test)]
+    pub(in crate::slot) fn listed(&self) -> alloc::vec::Vec<u8> {
+        let available = self.available.lock();
+        available.list[..available.len].iter().map(|l| l.id).collect()
+    }
+}

@@ -1,0 +1,220 @@
+//! Fork, in the child: how it comes to itself.
+
+use core::sync::atomic::Ordering;
+
+use lowtide_core::steps;
+use lowtide_core::vm;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::thread::futex;
+
+use super::handover::{CHILDS, Handover};
+use crate::pagemap::PageState;
+use crate::pager::Pager;
+use crate::regions::Range;
+use crate::segment::{Proc, Segment};
+use crate::space::Exclusive;
+
+/// Why a child can't go on.
+const PARENT_KILLED: &[u8] = b"the parent was killed while it forked: the child's memory is not whole";
+
+/// What a child needs to come to itself.
+pub struct Inheritance<'a> {
+    /// The run.
+    pub run: &'static Segment,
+    /// This process's place in it.
+    pub proc: &'static Proc,
+    /// Whether the parent's agent still serves this process, or the parent has let go properly. False: it was killed, or has
+    /// become another program.
+    pub parent_serves: &'a dyn Fn() -> bool,
+    /// Opens one of the parent's swap files: see the store.
+    pub reopen: &'a mut dyn FnMut(u8, i32) -> Result<OwnedFd, Errno>,
+    /// Whether this process can serve itself at all.
+    pub able: Result<(), Errno>,
+}
+
+/// What became of a child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TakenOver {
+    /// It serves itself from now on.
+    Serves,
+    /// It can't, for this reason, and all of its memory is there. The pager must not be used.
+    Whole(Errno),
+}
+
+impl Pager {
+    /// In a forked child, before anything else of the pager is used there: frees what threads of the parent may have held, and
+    /// takes over the store, which has no swap file of its own then.
+    ///
+    /// # Errors
+    /// The parent died too early, or the kernel refuses at the end what it can hardly refuse: the child's memory is not whole.
+    ///
+    /// # Safety
+    /// Only in a child of a process that called [`Pager::announce_fork`], while its host thread waits, and no other of its
+    /// threads uses the pager.
+    pub unsafe fn take_over(&self, with: Inheritance<'_>) -> Result<TakenOver, &'static [u8]> {
+        self.set_proc(with.proc);
+        // By how much the parent has grown since it was measured, the parent has told: this process begins with nothing of it.
+        let now = self.budget.now();
+        self.budget.join(with.run, with.proc);
+        self.budget.measured(now);
+        self.forget_operations();
+        self.guards.reset_after_fork();
+        steps::taken(steps::Fork::Child);
+        let handover = self.handover();
+        // SAFETY: no other thread of this process uses the pager, and the parent's operations were paused.
+        let has_files = unsafe {
+            self.space.reset_after_fork();
+            self.hand.reset_after_fork();
+            self.order.reset_after_fork();
+            self.map.reset_after_fork();
+            self.staging.reset_after_fork();
+            self.order.lock().all_is_certain();
+            let lock = self.space.exclusive();
+            if handover.claim_references(CHILDS) {
+                self.store(&lock).fork_child(with.run.image(with.proc), with.reopen).is_ok()
+            } else {
+                self.store(&lock).fork_child_whole();
+                false
+            }
+        };
+        let means = with.able.and_then(|()| {
+            let (uffd, present) = ((self.host.open_uffd)()?, (self.host.open_page_map)()?);
+            Ok((uffd, present, Handover::new()?))
+        });
+        steps::taken(steps::Fork::Child);
+        // From here the parent may let go, if it has not done so already. A parent that dies now, or was found dead, is found
+        // out below.
+        if has_files && means.is_ok() {
+            handover.handshake.ready();
+        } else {
+            handover.handshake.want_all();
+        }
+        steps::taken(steps::Fork::Child);
+        self.wait_for_parent(with.parent_serves)?;
+        steps::taken(steps::Fork::Child);
+        let (uffd, present, next) = match means {
+            Ok(means) => means,
+            Err(errno) => {
+                // Its parent's slots are not needed here any more.
+                self.forget_what_is_out(&self.space.exclusive());
+                return Ok(TakenOver::Whole(errno));
+            }
+        };
+        self.reopen(uffd, present);
+        {
+            let lock = self.space.exclusive();
+            self.staging.register(self.uffd()).map_err(|_| &b"a forked child can't register its memory"[..])?;
+            for event in handover.passed_on() {
+                self.apply(&lock, &event);
+            }
+            if !has_files {
+                self.forget_what_is_out(&lock);
+            }
+        }
+        self.register_inherited()?;
+        steps::taken(steps::Fork::Child);
+        // Release: pairs with the Acquire in `handover`.
+        self.handover.store(next, Ordering::Release);
+        self.resume();
+        Ok(TakenOver::Serves)
+    }
+
+    /// In a forked child that can't start an agent thread: asks its parent for all of its memory, and waits for it.
+    /// `parent_serves`: see
+    /// [`Inheritance`].
+    ///
+    /// # Errors
+    /// The parent died too early.
+    pub fn become_whole(&self, parent_serves: &dyn Fn() -> bool) -> Result<(), &'static [u8]> {
+        self.handover().handshake.want_all();
+        self.wait_for_parent(parent_serves)
+    }
+
+    /// In a forked child: waits until its memory is its own.
+    fn wait_for_parent(&self, parent_serves: &dyn Fn() -> bool) -> Result<(), &'static [u8]> {
+        let handshake = &self.handover().handshake;
+        while !handshake.is_closed() {
+            let tick = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+            let said = handshake.word().load(Ordering::Relaxed);
+            if !handshake.is_closed() {
+                let _ = futex::wait(handshake.word(), futex::Flags::empty(), said, Some(&tick));
+            }
+            if !parent_serves() && !handshake.is_closed() {
+                return Err(PARENT_KILLED);
+            }
+        }
+        Ok(())
+    }
+
+    /// In a child that is whole: lets go of all that its tables say is out, or has a copy that is, for all of that is in
+    /// memory, and it may have no reference to the slots that it stands for.
+    fn forget_what_is_out(&self, lock: &Exclusive<'_>) {
+        self.map.each_used(|_, slot| {
+            let word = slot.get();
+            if matches!(word, PageState::Staged(_) | PageState::Swapped(_) | PageState::Clean(_)) {
+                slot.set(PageState::None);
+                self.forget(lock, word);
+            }
+        });
+        self.publish_own();
+    }
+
+    /// Registers what was adopted in the parent.
+    fn register_inherited(&self) -> Result<(), &'static [u8]> {
+        let mut at = 0;
+        loop {
+            let next = {
+                let lock = self.space.shared();
+                self.regions.next(&lock, at)
+            };
+            let Some(range) = next else { return Ok(()) };
+            at = range.end;
+            self.register_mapped(range)?;
+        }
+    }
+
+    /// Registers what is mapped of a range, and abandons the rest: what the parent had advised not to hand on (MADV_DONTFORK),
+    /// and what it had unmapped just before, of which the child's tables did not know yet. What is taken for adopted and is not
+    /// registered would be evicted, and never served.
+    fn register_mapped(&self, range: Range) -> Result<(), &'static [u8]> {
+        const REFUSED: &[u8] = b"a forked child can't register its memory";
+        let mut at = range.start;
+        while at < range.end {
+            let mapping = self.present().mappings.next(at).map_err(|_| REFUSED)?.filter(|mapping| mapping.start < range.end);
+            let mapped = mapping.map_or(Range { start: range.end, end: range.end }, |mapping| Range {
+                start: mapping.start.max(at),
+                end: mapping.end.min(range.end),
+            });
+            if at < mapped.start {
+                self.abandon(&self.space.exclusive(), Range { start: at, end: mapped.start });
+            }
+            if mapped.start < mapped.end {
+                // SAFETY: this child's monitors serve every fault.
+                let register = || unsafe { self.uffd().register(mapped.start, mapped.end - mapped.start) };
+                match vm::unless_own(mapped.start, mapped.end, register).transpose() {
+                    Ok(Some(())) => {}
+                    // Something else has been mapped there: the stack of a thread of lowtide's, say, or what can't be adopted.
+                    Ok(None) | Err(Errno::INVAL) => self.abandon(&self.space.exclusive(), mapped),
+                    Err(_) => return Err(REFUSED),
+                }
+            }
+            at = mapped.end;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// A monitor that tries to begin an operation while the program forks counts itself for a moment.
+    #[test]
+    fn a_child_does_not_wait_for_operations_of_its_parent() {
+        let Some(pager) = crate::events::tests::pager() else { return };
+        core::mem::forget(pager.enter());
+        pager.forget_operations();
+        let waited = std::time::Instant::now();
+        pager.pause();
+        assert!(waited.elapsed().as_secs() < 60);
+    }
+}

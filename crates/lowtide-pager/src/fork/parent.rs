@@ -1,0 +1,149 @@
+//! Fork, in the parent: before, and while it serves the child.
+
+use core::sync::atomic::Ordering;
+
+use lowtide_core::steps;
+use lowtide_core::vm::PAGE_SIZE;
+use rustix::io::Errno;
+use rustix::thread::futex;
+
+use super::handover::Handover;
+use crate::clock::now_us;
+use crate::ids::PageNo;
+use crate::pager::Pager;
+use crate::segment::Segment;
+use crate::space::Exclusive;
+use crate::uffd::{Message, Uffd, Wake};
+use crate::worker::Worker;
+
+/// How long a parent serves its child, in microseconds. One that is not ready by then is stopped, or traced step by step, or
+/// has no CPU: it gets all of its memory at once, so that it can come to itself when it likes, and the parent goes on.
+const SERVES_US: u64 = 1_000_000;
+
+impl Pager {
+    /// Before a fork: from here to [`Pager::resume`] the tables don't change. Not to be called by host threads (it locks).
+    pub fn announce_fork(&self, run: &Segment) {
+        // The last child may still be on its way out of this process's hands.
+        drop(self.space.exclusive());
+        // Acquire: as in `handover`.
+        // SAFETY: only a monitor that serves a fork looks at it, with the exclusive lock, and none does: forks take turns.
+        if unsafe { Handover::renew(self.handover.load(Ordering::Acquire)) }.is_err() {
+            (self.host.fatal)(b"no memory for a fork");
+        }
+        debug_assert!(self.handover().handshake.has_just_begun());
+        self.has_moved();
+        self.forks();
+        self.pause();
+        steps::taken(steps::Fork::Parent);
+        // An event that was read before may still be being applied, and others may wait: of raw system calls, or the C
+        // library's own.
+        let lock = self.space.exclusive();
+        self.read_all(&lock);
+        // Before the memory is copied: the child must know what was added for it.
+        self.store(&lock).fork_add_references(run.image(self.proc()), &mut |image| run.is_alive(image));
+        steps::taken(steps::Fork::Parent);
+    }
+
+    /// Applies all events that wait. The kernel reports faults first: those threads fault again.
+    fn read_all(&self, lock: &Exclusive<'_>) {
+        let mut waiting = arrayvec::ArrayVec::<usize, 256>::new();
+        loop {
+            self.look_whether_all_was_read(lock);
+            match self.uffd().read().inspect(|message| self.look_at_order(lock, message)) {
+                Ok(Message::Fault { addr, .. }) => {
+                    if waiting.try_push(addr).is_err() {
+                        self.uffd().wake(addr, PAGE_SIZE);
+                    }
+                }
+                Ok(Message::Fork(child)) => match Worker::new(false) {
+                    Ok(mut worker) => self.forked_unannounced(lock, &child, &mut worker),
+                    Err(_) => (self.host.fatal)(b"no memory for a fork"),
+                },
+                Ok(event) => self.happened(lock, event),
+                Err(_) => break,
+            }
+        }
+        for addr in waiting {
+            self.uffd().wake(addr, PAGE_SIZE);
+        }
+    }
+
+    /// A fork that was announced is over; if it failed, no event came, and this resumes.
+    pub fn fork_is_over(&self) {
+        let lock = self.space.exclusive();
+        if self.paused() {
+            self.store(&lock).fork_undo_references();
+            self.resume();
+        }
+    }
+
+    /// A fork event was read.
+    pub(crate) fn forked(&self, lock: &Exclusive<'_>, child: Uffd, worker: &mut Worker) {
+        if !self.paused() {
+            self.forked_unannounced(lock, &child, worker);
+            return;
+        }
+        if self.has_moved() {
+            (self.host.fatal)(b"memory was moved (mremap) while the program forked: the child can't know where it is");
+        }
+        let handover = self.handover();
+        steps::taken(steps::Fork::Parent);
+        let (until, mut alive) = (now_us() + SERVES_US, true);
+        while alive && !handover.handshake.is_ready() {
+            if handover.handshake.wants_all() || now_us() >= until {
+                alive = self.make_whole(lock, &child, worker);
+                break;
+            }
+            match child.read() {
+                Ok(Message::Fault { addr, .. }) => {
+                    // An event of the child that waits makes this fail; it is read next, and the fault comes again.
+                    if self.copy_to(lock, &child, PageNo::of(addr), worker).is_err() {
+                        child.wake(addr, PAGE_SIZE);
+                    }
+                }
+                Ok(event) => self.pass_on(&event),
+                Err(_) => {
+                    alive = self.is_alive(&child);
+                    child.wait_readable(1);
+                }
+            }
+        }
+        if !alive {
+            self.store(lock).fork_child_died();
+        }
+        steps::taken(steps::Fork::Parent);
+        // Closing the last descriptor unregisters all of the child's memory.
+        drop(child);
+        steps::taken(steps::Fork::Parent);
+        handover.handshake.close();
+        steps::taken(steps::Fork::Parent);
+        let _ = futex::wake(handover.handshake.word(), futex::Flags::empty(), 1);
+        self.resume();
+    }
+
+    fn pass_on(&self, event: &Message) {
+        let passed = match *event {
+            Message::Unmap { start, end } => self.handover().pass([1, start as u64, end as u64, 0]),
+            Message::Remove { start, end } => self.handover().pass([2, start as u64, end as u64, 0]),
+            Message::Remap { from, to, len } => self.handover().pass([3, from as u64, to as u64, len as u64]),
+            Message::Fault { .. } => true,
+            // The child forked before its own agent was there.
+            Message::Fork(_) => false,
+        };
+        if !passed {
+            (self.host.fatal)(
+                b"a forked child changed its mappings more often than lowtide can follow before its agent was ready",
+            );
+        }
+    }
+
+    /// Whether the process of a userfaultfd still has its memory.
+    fn is_alive(&self, child: &Uffd) -> bool {
+        // The guard page before the handover page is never registered: NOENT while there is an address space, SRCH when it is
+        // gone.
+        let guard = self.handover.load(Ordering::Relaxed) as usize - PAGE_SIZE;
+        // SAFETY: nothing can be copied to an address that is not registered.
+        let probe = unsafe { child.copy(guard, self.zeros.as_ptr(), PAGE_SIZE, Wake::Now) };
+        probe.error != Some(Errno::SRCH)
+    }
+}

@@ -1,0 +1,78 @@
+//! A child that gets all of its memory at once: one that can't serve itself, is not ready in time, or was forked unannounced.
+
+use rustix::io::Errno;
+
+use super::handover::UNDONE;
+use crate::pagemap::PageState;
+use crate::pager::Pager;
+use crate::regions::Range;
+use crate::space::Exclusive;
+use crate::uffd::{Message, Uffd};
+use crate::worker::Worker;
+
+impl Pager {
+    /// A fork event was read of which nobody had said a word.
+    pub(super) fn forked_unannounced(&self, lock: &Exclusive<'_>, child: &Uffd, worker: &mut Worker) {
+        (self.host.warn)(
+            b"the program forked by a raw system call: the child's memory was brought in whole and is not limited",
+        );
+        self.fill_child(lock, child, worker);
+    }
+
+    /// The child gets all of its memory, and no references; false: it is dead.
+    pub(super) fn make_whole(&self, lock: &Exclusive<'_>, child: &Uffd, worker: &mut Worker) -> bool {
+        let handover = self.handover();
+        if handover.passed_on().any(|event| matches!(event, Message::Remap { .. })) {
+            (self.host.fatal)(b"a forked child moved memory before its agent was ready");
+        }
+        let alive = self.fill_child(lock, child, worker);
+        // Release: what was filled comes before. If the child has them already, it frees what it refers to by itself.
+        if alive && handover.claim_references(UNDONE) {
+            self.store(lock).fork_child_died();
+        }
+        alive
+    }
+
+    /// Brings in all of a child's pages that are in lowtide's hands; false: it is dead.
+    fn fill_child(&self, lock: &Exclusive<'_>, child: &Uffd, worker: &mut Worker) -> bool {
+        // SAFETY of the data: the exclusive lock is held throughout, so no word changes but by operations under way: a page
+        // that one of them is storing or loading is still readable where its word says.
+        let mut gone = [Range { start: 0, end: 0 }; 32];
+        let mut gone_len = 0;
+        let mut dead = false;
+        self.map.each_used(|page, slot| {
+            let word = slot.get();
+            let here =
+                !matches!(word, PageState::Staged(_) | PageState::Storing(_) | PageState::Swapped(_) | PageState::Loading(_))
+                    || word == PageState::Loading(0);
+            if dead || here {
+                return;
+            }
+            loop {
+                if gone[..gone_len].iter().any(|r| (r.start..r.end).contains(&page.addr())) {
+                    return;
+                }
+                match self.copy_to(lock, child, page, worker) {
+                    Ok(()) | Err(Errno::NOENT | Errno::INVAL | Errno::FAULT) => return,
+                    Err(Errno::SRCH) => {
+                        dead = true;
+                        return;
+                    }
+                    Err(_) => {}
+                }
+                while let Ok(message) = child.read() {
+                    match message {
+                        // It is woken when its page comes, or at the end.
+                        Message::Fault { .. } => {}
+                        Message::Unmap { start, end } | Message::Remove { start, end } if gone_len < gone.len() => {
+                            gone[gone_len] = Range { start, end };
+                            gone_len += 1;
+                        }
+                        _ => (self.host.fatal)(b"a forked child changed its mappings before lowtide could follow"),
+                    }
+                }
+            }
+        });
+        !dead
+    }
+}

@@ -1,0 +1,79 @@
+//! How a range of the program's memory is adopted: registered, and then evictable.
+
+use lowtide_core::vm;
+use rustix::io::Errno;
+use rustix::mm::MsyncFlags;
+
+use super::Pager;
+use crate::regions::Range;
+use crate::space::Exclusive;
+use crate::uffd::Standing;
+
+impl Pager {
+    /// Adopts a range: registers it, so that its missing pages are served from now on, and makes it evictable.
+    ///
+    /// # Errors
+    /// Those of UFFDIO_REGISTER; `NOMEM`: too many ranges; `EXIST`: lowtide's own memory is there by now; `AGAIN`: the mappings
+    /// of the range are changing just now.
+    pub fn adopt(&self, range: Range) -> Result<(), Errno> {
+        let lock = self.space.exclusive();
+        if self.regions.covers(&lock, range) {
+            return Ok(());
+        }
+        // SAFETY: the monitors serve every fault, once this thread has let go of the lock.
+        let register = || unsafe { self.uffd().register(range.start, range.end - range.start) };
+        vm::unless_own(range.start, range.end, register).ok_or(Errno::EXIST)??;
+        // There should be none; but where a program changes its mappings past the C library from several threads, words may
+        // have been left behind, and would give old bytes to pages that were never touched.
+        for gap in self.regions.gaps(&lock, range) {
+            self.dropped(&lock, gap.start, gap.end);
+        }
+        if self.insert_registered(&lock, range)? {
+            return Ok(());
+        }
+        // SAFETY: nothing of the range has been evicted yet.
+        unsafe { self.uffd().unregister(range.start, range.end - range.start)? };
+        Err(Errno::NOMEM)
+    }
+
+    /// Takes a range that was registered just now among the adopted ones. The kernel passes over what is not mapped in it: the
+    /// program may have unmapped a part since it was found, of which no event told; were that taken for adopted, what is mapped
+    /// there next would be evicted and not served. False: the set is full.
+    fn insert_registered(&self, lock: &Exclusive<'_>, range: Range) -> Result<bool, Errno> {
+        match self.present().mappings.is_one(range) {
+            // What was unmapped since of a single mapping, an event will tell.
+            Some(true) => Ok(self.regions.insert(lock, range)),
+            Some(false) => {
+                let mut inserted = true;
+                self.each_registered(range, |part| inserted &= self.regions.insert(lock, part))?;
+                Ok(inserted)
+            }
+            None => {
+                // SAFETY: an asynchronous msync does nothing but to look for holes.
+                unsafe { rustix::mm::msync(range.start as *mut _, range.end - range.start, MsyncFlags::ASYNC) }
+                    .map_err(|_| Errno::AGAIN)?;
+                Ok(self.regions.insert(lock, range))
+            }
+        }
+    }
+
+    /// Calls `f` with the parts of `range` that are registered with a userfaultfd.
+    ///
+    /// # Errors
+    /// `AGAIN`: the mappings are changing, and events wait or will come. Those of reading the list of mappings.
+    fn each_registered(&self, range: Range, mut f: impl FnMut(Range)) -> Result<(), Errno> {
+        let mut at = range.start;
+        while at < range.end {
+            let Some(mapping) = self.present().mappings.next(at)?.filter(|mapping| mapping.start < range.end) else { break };
+            let part = Range { start: mapping.start.max(at), end: mapping.end.min(range.end) };
+            // Its first page speaks for a mapping, also for one that has been cut meanwhile.
+            match self.uffd().standing(part.start) {
+                Standing::Changing => return Err(Errno::AGAIN),
+                Standing::Registered => f(part),
+                Standing::NotRegistered => {}
+            }
+            at = part.end;
+        }
+        Ok(())
+    }
+}

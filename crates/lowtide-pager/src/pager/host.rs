@@ -1,0 +1,35 @@
+//! What the pager asks of the process it lives in.
+
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+
+use crate::present::Present;
+use crate::regions::Range;
+use crate::uffd::Uffd;
+
+/// What the pager asks of the process it lives in.
+#[derive(Debug, Clone, Copy)]
+pub struct Host {
+    /// The program can't go on: end the run with this message.
+    pub fatal: fn(&[u8]) -> !,
+    /// A page can't be had, says the message. Where this returns, the thread that touched it is to be told
+    /// ([`crate::fault::Served::Lost`]).
+    pub lost: fn(&[u8]),
+    /// Tell the user once.
+    pub warn: fn(&[u8]),
+    /// The calling monitor is about to wait: until its turn is over others are to look after the program's faults.
+    pub waits: fn(),
+    /// A new userfaultfd of this process, ready for [`crate::uffd::NEEDED_FEATURES`].
+    pub open_uffd: fn() -> Result<Uffd, Errno>,
+    /// The page map of this process.
+    pub open_page_map: fn() -> Result<Present, Errno>,
+    /// Opens the bytes of this process (`/proc/self/mem`) for reading. None: zeros are not searched for (`zeros.rs`).
+    pub open_memory: fn() -> Option<OwnedFd>,
+    /// Steps of eviction for one fault at most: one where others evict as well, and a fault need not wait for all the room that
+    /// it takes.
+    pub steps: usize,
+    /// Where the one thread changes memory that has the turn to map, unmap or move; see `order.rs`.
+    pub turn: fn() -> [Range; 2],
+    /// Whether the program has one thread only.
+    pub is_alone: fn() -> bool,
+}

@@ -1,0 +1,184 @@
+//! The pager's parts in one place, and the rules about who may change what when.
+//!
+//! LOCK ORDER: space lock > hand > staging queues > locks of the store. A thread in an *operation* (see [`Pager::enter`]) may
+//! change page-map words and the store; while the program forks there are none, so that the child's copy is consistent. The
+//! store is reached through an [`Operation`] or the exclusive space lock only ([`MayChange`]).
+
+mod adopt;
+mod descriptors;
+mod host;
+mod operation;
+mod publish;
+mod sharing;
+mod upkeep;
+
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use alloc::boxed::Box;
+use lowtide_core::device::DeviceName;
+use lowtide_core::lock::{Lock, rank};
+use lowtide_core::slot::Entry;
+use lowtide_core::store::Store;
+use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+
+use crate::backoff::Backoff;
+use crate::budget::RamBudget;
+use crate::guards::Guards;
+use crate::hand::Hand;
+use crate::order::Order;
+use crate::pagemap::PageMap;
+use crate::present::Present;
+use crate::regions::Regions;
+use crate::segment::{Counters, Proc};
+use crate::space::SpaceLock;
+use crate::staging::Staging;
+use crate::stream::{MAX_WINDOW, Streams};
+use crate::uffd::Uffd;
+use crate::zeros::Search;
+
+pub use host::Host;
+pub(crate) use operation::MayChange;
+pub use operation::Operation;
+
+/// The pager of one process.
+pub struct Pager {
+    uffd: AtomicPtr<Uffd>,
+    present: AtomicPtr<Present>,
+    pub(crate) space: SpaceLock,
+    pub(crate) map: PageMap,
+    pub(crate) regions: Regions,
+    /// Changed with the space lock held exclusively.
+    pub(crate) order: Lock<Order, { rank::UNRANKED }>,
+    /// What is to stay in memory; see `ranges.rs`.
+    pub(crate) pinned: Regions,
+    pub(crate) staging: Staging,
+    /// Everything that left staging. Reached through [`Operation::store`] and [`Pager::store`].
+    store: Store,
+    /// RAM left.
+    pub budget: RamBudget,
+    /// Guards that the program makes.
+    pub guards: Guards,
+    /// When not to look for pages to evict.
+    pub(crate) backoff: Backoff,
+    /// The same of monitors that detach pages for the keeper.
+    pub(crate) ahead_backoff: Backoff,
+    proc: AtomicPtr<Proc>,
+    pub(crate) hand: Lock<Hand, { rank::HAND }>,
+    /// How far the hand looks at a time, in bytes.
+    pub(crate) reach: AtomicUsize,
+    pub(crate) search: Search,
+    pub(crate) loads: Streams,
+    pub(crate) touches: Streams,
+    pub(crate) zeros: Mapping,
+    pub(crate) host: Host,
+    /// Memory shared with the next forked child; see `fork/handover.rs`.
+    pub(crate) handover: AtomicPtr<crate::fork::Handover>,
+    forking: AtomicBool,
+    was_forked: AtomicBool,
+    /// See [`Pager::moves_during_fork`].
+    has_moved: AtomicBool,
+    /// A descriptor to close where there are no more, so that a fork event can be read, which brings one; null: there is none
+    /// now.
+    reserve: AtomicPtr<OwnedFd>,
+    /// Faults were served by copying: there may be stale words.
+    has_copied: AtomicBool,
+    /// See [`Pager::set_sharers`].
+    sharers: AtomicU32,
+    operations: AtomicU32,
+    /// The keeper is awake.
+    reclaiming: AtomicBool,
+    /// Pages of the program that have come into memory; wraps.
+    pub(crate) arrived: AtomicUsize,
+    /// Zero pages that are out now.
+    pub(crate) zero_now: AtomicU64,
+    /// Pages that are on their way into staging.
+    pub(crate) moving: AtomicUsize,
+    /// See [`Pager::measure_rest`].
+    rest: AtomicUsize,
+    /// See [`Pager::owns`].
+    own: [AtomicUsize; 2],
+}
+
+impl Pager {
+    /// A pager with nothing adopted: until [`Pager::activate`] the kernel knows nothing of it. `staging` is the target of the
+    /// inactive list in bytes.
+    ///
+    /// # Errors
+    /// `NOMEM`, and those of opening the page map.
+    pub fn new(uffd: Uffd, store: Store, staging: usize, proc: &'static Proc, host: Host) -> Result<Pager, Errno> {
+        let staging = Staging::new(staging)?;
+        Ok(Pager {
+            uffd: AtomicPtr::new(Box::into_raw(Box::new(uffd))),
+            present: AtomicPtr::new(Box::into_raw(Box::new((host.open_page_map)()?))),
+            space: SpaceLock::new(),
+            map: PageMap::new()?,
+            regions: Regions::new()?,
+            order: Lock::new(Order::default()),
+            pinned: Regions::new()?,
+            staging,
+            store,
+            budget: RamBudget::default(),
+            guards: Guards::default(),
+            backoff: Backoff::default(),
+            ahead_backoff: Backoff::default(),
+            proc: AtomicPtr::new(core::ptr::from_ref(proc).cast_mut()),
+            hand: Lock::new(Hand::default()),
+            reach: AtomicUsize::new(1 << 30),
+            search: Search::default(),
+            loads: Streams::new(4, 50),
+            touches: Streams::new(16, 25),
+            zeros: vm::map(MAX_WINDOW * PAGE_SIZE, OnFork::Copy)?,
+            host,
+            handover: AtomicPtr::new(crate::fork::Handover::new()?),
+            forking: AtomicBool::new(false),
+            was_forked: AtomicBool::new(false),
+            has_moved: AtomicBool::new(false),
+            reserve: AtomicPtr::new(core::ptr::null_mut()),
+            has_copied: AtomicBool::new(false),
+            sharers: AtomicU32::new(0),
+            operations: AtomicU32::new(0),
+            reclaiming: AtomicBool::new(false),
+            arrived: AtomicUsize::new(0),
+            zero_now: AtomicU64::new(0),
+            moving: AtomicUsize::new(0),
+            rest: AtomicUsize::new(0),
+            own: [AtomicUsize::new(0), AtomicUsize::new(usize::MAX)],
+        })
+    }
+
+    /// Before the first adoption, with the monitors about to start: from here on a fork waits until its event is read.
+    ///
+    /// # Errors
+    /// Those of registering the staging area.
+    pub fn activate(&self) -> Result<(), Errno> {
+        self.keep_reserve();
+        self.staging.register(self.uffd())
+    }
+
+    /// This process's place in the segment of the run.
+    pub fn proc(&self) -> &'static Proc {
+        // SAFETY: only ever set from a `&'static Proc`, all of whose fields are atomics.
+        unsafe { &*self.proc.load(Ordering::Relaxed) }
+    }
+
+    /// In a forked child: its own place.
+    pub(crate) fn set_proc(&self, proc: &'static Proc) {
+        self.proc.store(core::ptr::from_ref(proc).cast_mut(), Ordering::Relaxed);
+    }
+
+    /// Fault and eviction counts.
+    pub fn counters(&self) -> &'static Counters {
+        &self.proc().counters
+    }
+
+    /// The name of the device behind an entry.
+    pub(crate) fn device_of(&self, entry: Entry) -> DeviceName {
+        self.store.device_of(entry)
+    }
+}
+
+pub(crate) fn add(counter: &AtomicU64, n: usize) {
+    counter.fetch_add(n as u64, Ordering::Relaxed);
+}

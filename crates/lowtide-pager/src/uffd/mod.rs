@@ -1,0 +1,35 @@
+//! userfaultfd: the system calls, typed. Nothing here keeps state or takes a lock.
+
+mod ioctl;
+mod message;
+mod open;
+mod pages;
+mod register;
+
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+pub(crate) use ioctl::ioctl;
+pub use message::{MOST_READ, Message};
+pub use open::{
+    FEATURE_MOVE, FEATURE_SIGBUS, NEEDED_FEATURES, NEEDED_WITHOUT_EVENTS, create, create_for_user_mode, create_on, handshake,
+};
+pub use pages::{Holes, Progress, Wake};
+pub use register::{REGISTER, Standing};
+
+/// A userfaultfd of this process (or, from a fork event, of a child).
+#[derive(Debug)]
+pub struct Uffd {
+    fd: OwnedFd,
+}
+
+impl Uffd {
+    /// The descriptor, for poll.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The descriptor's number.
+    pub fn raw(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}

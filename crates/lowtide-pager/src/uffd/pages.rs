@@ -1,0 +1,100 @@
+//! Pages are put where they are missing: copied, moved, or marked as lost; and who waits for them is woken.
+
+use linux_raw_sys::general as sys;
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use rustix::ioctl::Opcode;
+
+use super::Uffd;
+use super::ioctl::ioctl;
+
+const WAKE: Opcode = 0x8010_aa02;
+const COPY: Opcode = 0xc028_aa03;
+const MOVE: Opcode = 0xc028_aa05;
+const POISON: Opcode = 0xc020_aa08;
+
+const MOVE_DONTWAKE: u64 = 1 << 0;
+const MOVE_ALLOW_SRC_HOLES: u64 = 1 << 1;
+
+/// When the threads run on that wait for a page that is installed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wake {
+    /// At once.
+    Now,
+    /// When [`Uffd::wake`] says so.
+    Later,
+}
+
+/// What a MOVE does about pages that are missing where it takes them from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holes {
+    /// Ends there.
+    Stop,
+    /// Goes on behind them.
+    Pass,
+}
+
+/// How far a COPY or MOVE came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes done.
+    pub done: usize,
+    /// Why it stopped; None: it is complete. `AGAIN` with nothing done: an event waits to be read.
+    pub error: Option<Errno>,
+}
+
+impl Uffd {
+    /// Puts copies of the `len` bytes at `src` at `dst`, where no pages may be.
+    ///
+    /// # Safety
+    /// `src` is readable for `len` bytes and never missing; the bytes are what the program must see at `dst`.
+    pub unsafe fn copy(&self, dst: usize, src: *const u8, len: usize, wake: Wake) -> Progress {
+        let mode = if wake == Wake::Later { u64::from(sys::UFFDIO_COPY_MODE_DONTWAKE) } else { 0 };
+        let mut arg = sys::uffdio_copy { dst: dst as u64, src: src as u64, len: len as u64, mode, copy: 0 };
+        // SAFETY: COPY takes a uffdio_copy; the caller answers for the addresses.
+        let result = unsafe { ioctl(self.fd.as_fd(), COPY, &mut arg) };
+        progress(result, arg.copy, len)
+    }
+
+    /// Moves the pages at `src` to `dst`, where no pages may be. Stops at the first page that can't be moved. What is missing
+    /// at `src` stays missing at `dst` and is counted as done, if `holes` says so; else it stops there.
+    ///
+    /// # Safety
+    /// The page map says that the pages are on their way: a fault on `src` must find them.
+    pub unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, holes: Holes, wake: Wake) -> Progress {
+        let mode =
+            if holes == Holes::Pass { MOVE_ALLOW_SRC_HOLES } else { 0 } | if wake == Wake::Later { MOVE_DONTWAKE } else { 0 };
+        let mut arg = sys::uffdio_move { dst: dst as u64, src: src as u64, len: len as u64, mode, move_: 0 };
+        // SAFETY: MOVE takes a uffdio_move; the caller answers for the addresses.
+        let result = unsafe { ioctl(self.fd.as_fd(), MOVE, &mut arg) };
+        progress(result, arg.move_, len)
+    }
+
+    /// From now on a touch of the missing pages of the range is a SIGBUS (Linux 6.6), until they are dropped. Wakes who waits
+    /// for them.
+    ///
+    /// # Errors
+    /// `INVAL`: the kernel is older. `EXIST`: a page is there.
+    pub fn poison(&self, start: usize, len: usize) -> Result<(), Errno> {
+        let range = sys::uffdio_range { start: start as u64, len: len as u64 };
+        let mut arg = sys::uffdio_poison { range, mode: 0, updated: 0 };
+        // SAFETY: POISON takes a uffdio_poison. Nothing reads other bytes for it.
+        unsafe { ioctl(self.fd.as_fd(), POISON, &mut arg).map(drop) }
+    }
+
+    /// Lets the threads that wait for pages of the range try again.
+    pub fn wake(&self, start: usize, len: usize) {
+        let mut arg = sys::uffdio_range { start: start as u64, len: len as u64 };
+        // SAFETY: WAKE takes a uffdio_range and touches no memory.
+        let _ = unsafe { ioctl(self.fd.as_fd(), WAKE, &mut arg) };
+    }
+}
+
+fn progress(result: Result<i32, Errno>, done: i64, len: usize) -> Progress {
+    match result {
+        Ok(_) => Progress { done: len, error: None },
+        // Done in part is reported as AGAIN with the bytes done; the true reason comes when it is tried again.
+        Err(_) if done > 0 => Progress { done: done as usize, error: Some(Errno::AGAIN) },
+        Err(e) => Progress { done: 0, error: Some(e) },
+    }
+}

@@ -1,0 +1,70 @@
+//! Which memory has its missing pages served.
+
+use linux_raw_sys::general as sys;
+use lowtide_core::vm::PAGE_SIZE;
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use rustix::ioctl::Opcode;
+
+use super::Uffd;
+use super::ioctl::ioctl;
+
+/// UFFDIO_REGISTER, whose argument begins with the start and the length of a range.
+pub const REGISTER: Opcode = 0xc020_aa00;
+const UNREGISTER: Opcode = 0x8010_aa01;
+const CONTINUE: Opcode = 0xc020_aa07;
+
+/// What the kernel says of an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// Nothing now: mappings, whichever, are changing. An event waits, will come, or was read by now and its thread has not run
+    /// yet.
+    Changing,
+    /// It is registered with a userfaultfd.
+    Registered,
+    /// It is not, or nothing is mapped there.
+    NotRegistered,
+}
+
+impl Uffd {
+    /// Registers `start .. start + len` for missing pages.
+    ///
+    /// # Errors
+    /// `BUSY`: registered with another userfaultfd. `INVAL`: not a kind of memory that can be registered.
+    ///
+    /// # Safety
+    /// From now on every missing page in the range must be served.
+    pub unsafe fn register(&self, start: usize, len: usize) -> Result<(), Errno> {
+        let mut arg = sys::uffdio_register {
+            range: sys::uffdio_range { start: start as u64, len: len as u64 },
+            mode: sys::UFFDIO_REGISTER_MODE_MISSING as u64,
+            ioctls: 0,
+        };
+        // SAFETY: REGISTER takes a uffdio_register.
+        unsafe { ioctl(self.fd.as_fd(), REGISTER, &mut arg).map(drop) }
+    }
+
+    /// Ends the registration of a range: missing pages there read as zero from now on.
+    ///
+    /// # Safety
+    /// No page of the range may be in lowtide's hands.
+    pub unsafe fn unregister(&self, start: usize, len: usize) -> Result<(), Errno> {
+        let mut arg = sys::uffdio_range { start: start as u64, len: len as u64 };
+        // SAFETY: UNREGISTER takes a uffdio_range.
+        unsafe { ioctl(self.fd.as_fd(), UNREGISTER, &mut arg).map(drop) }
+    }
+
+    /// Whether private memory at `addr` is registered, and whether mappings are changing. Some tenths of a microsecond.
+    pub fn standing(&self, addr: usize) -> Standing {
+        let range = sys::uffdio_range { start: (addr & !(PAGE_SIZE - 1)) as u64, len: PAGE_SIZE as u64 };
+        let mut arg = sys::uffdio_continue { range, mode: 0, mapped: 0 };
+        // SAFETY: CONTINUE takes a uffdio_continue. It is for shared memory: of private memory the kernel says only why it does
+        // nothing, and what it looks at comes in this order. (In shared memory it would map a page that the file has.)
+        match unsafe { ioctl(self.fd.as_fd(), CONTINUE, &mut arg) } {
+            Err(Errno::NOENT) => Standing::NotRegistered,
+            Ok(_) | Err(Errno::INVAL | Errno::EXIST) => Standing::Registered,
+            // Whatever that is, it is no answer.
+            Err(_) => Standing::Changing,
+        }
+    }
+}
