@@ -7,7 +7,7 @@
 //! large is reserved as address space first and opened as it grows ([`reserve`], [`Mapping::open`]): so is that table itself.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
 
 use crate::lock::{Lock, rank};
 use rustix::fs::{Mode, OFlags};
@@ -90,6 +90,14 @@ fn keep_from_child(at: *mut core::ffi::c_void, len: usize) -> Result<(), Errno> 
     }
     // SAFETY: a mapping just made; it stays as it is in this process.
     unsafe { rustix::mm::madvise(at, len, Advice::LinuxDontFork) }
+}
+
+/// The number of the error with which the last call failed that was to give memory back; 0: none did.
+static KEPT_BY: AtomicI32 = AtomicI32::new(0);
+
+/// Why memory could not be given back to the kernel, if so ([`Mapping::discard`]): a filter of system calls, for one.
+pub fn kept_by() -> Option<Errno> {
+    Some(KEPT_BY.load(Ordering::Relaxed)).filter(|number| *number != 0).map(Errno::from_raw_os_error)
 }
 
 /// A readable and writable mapping of lowtide's own, zero-filled on first touch. Lives as long as the process.
@@ -346,7 +354,10 @@ impl Mapping {
     pub unsafe fn discard(&self, offset: usize, len: usize) {
         debug_assert!(offset.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE) && offset + len <= self.len);
         // SAFETY: inside the mapping; the caller answers for references.
-        let _ = unsafe { rustix::mm::madvise(self.as_ptr().add(offset).cast(), len, Advice::LinuxDontNeed) };
+        let discarded = unsafe { rustix::mm::madvise(self.as_ptr().add(offset).cast(), len, Advice::LinuxDontNeed) };
+        if let Err(error) = discarded {
+            KEPT_BY.store(error.raw_os_error(), Ordering::Relaxed);
+        }
     }
 }
 

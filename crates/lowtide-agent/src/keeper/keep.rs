@@ -3,8 +3,10 @@
 use core::sync::atomic::Ordering;
 
 use lowtide_core::store::AreaState;
+use lowtide_core::vm;
 use lowtide_pager::clock::{self, now_us};
 use lowtide_pager::evict::Evicted;
+use lowtide_pager::line::Line;
 use lowtide_pager::pager::Pager;
 use lowtide_pager::segment::{self, area_state};
 use lowtide_pager::worker::Worker;
@@ -80,6 +82,15 @@ impl Keeper {
         }
         if self.areas_fail() {
             swap_file::say_what_fails(&pager.area_stats(), &mut self.said_failing);
+        }
+        if let Some(error) = vm::kept_by()
+            && !core::mem::replace(&mut self.said_kept, true)
+        {
+            let mut line = Line::new();
+            line.push(b"lowtide may not give memory back to the kernel (madvise: error ").number(error.raw_os_error() as u64);
+            say::warn(
+                line.push(b"): a filter of system calls or a tracer forbids it, and the run goes over its limit").bytes(),
+            );
         }
         pager.set_staging_target(setup::staging_target(pager.budget.asked(), agent::segment().active()));
         let pool_limit = agent::settings().pool_limit.load(Ordering::Relaxed);

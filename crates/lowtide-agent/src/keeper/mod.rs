@@ -226,6 +226,7 @@ struct Keeper {
     warned_full: bool,
     /// Of which swap areas it was said that they can't be written.
     said_failing: [bool; MAX_AREAS],
+    said_kept: bool,
     orders: Orders,
     reclaim: Reclaim,
 }
@@ -256,6 +257,7 @@ impl Keeper {
             faults_seen: 0,
             warned_full: false,
             said_failing: [false; MAX_AREAS],
+            said_kept: false,
             orders: Orders::default(),
             reclaim: Reclaim::default(),
         }

@@ -1,8 +1,9 @@
-//! Programs that change what surrounds them: descriptors, their children's LD_PRELOAD.
+//! Programs that change what surrounds them: descriptors, their children's LD_PRELOAD, which system calls there are.
 
 use crate::check::{Data, Growth, compare, ends_well};
-use crate::machine::turn;
-use crate::programs::{job, library};
+use crate::machine::{native_only, turn};
+use crate::measure::{Limit, Swap};
+use crate::programs::{compiled, job, library};
 
 #[test]
 fn closes_all_descriptors() {
@@ -16,4 +17,21 @@ fn preloads_a_library_into_its_child() {
     let Some(_turn) = turn() else { return };
     let (Some(job), Some(library)) = (job("own LD_PRELOAD", "own_preload", "96"), library("harmless_preload")) else { return };
     compare(&job.args([library]), Growth::Stream, Data::Any, ends_well);
+}
+
+/// Where lowtide may not give memory back the limit can't be held, which is said; and no byte is wrong.
+#[test]
+fn without_madvise() {
+    let Some(_turn) = turn() else { return };
+    let (Some(launcher), Some(job)) = (compiled("without_madvise"), job("without madvise", "one_malloc", "160 tz")) else {
+        return;
+    };
+    let job = job.behind(launcher, &[]);
+    let native = job.native();
+    if native_only() {
+        return;
+    }
+    let limited = job.limited(&Limit { ram: 64 << 20, swap: Swap::Ram });
+    assert_eq!((limited.status, &limited.stdout), (0, &native.stdout), "{}", limited.stderr);
+    assert_eq!(limited.stderr.matches("may not give memory back").count(), 1, "{}", limited.stderr);
 }
