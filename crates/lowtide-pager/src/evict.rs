@@ -13,7 +13,7 @@ use core::sync::atomic::Ordering;
 use lowtide_core::store::Group;
 use rustix::io::Errno;
 
-use crate::backoff::{Backoff, Vain};
+use crate::backoff::Backoff;
 use crate::clock::now_ns;
 use crate::detach::Detached;
 use crate::drain::Drained;
@@ -27,9 +27,9 @@ pub enum Evicted {
     Some,
     /// Nothing more can be evicted at present.
     Nothing,
-    /// No tier can take pages, nor are there zeros that could leave without one, as far as they are searched for.
+    /// No tier can take pages.
     Full,
-    /// No tier can take pages, and the search for zeros is to go on after a rest.
+    /// The same, and zeros, which need none, are searched for: go on after a rest ([`Pager::search_rests_us`]).
     Searching,
     /// Not now: an event waits to be read, or the program forks.
     Later,
@@ -55,32 +55,25 @@ impl Pager {
     pub fn evict(&self, worker: &mut Worker) -> Evicted {
         let Some(operation) = self.enter() else { return Evicted::Later };
         let arrived = self.arrived.load(Ordering::Relaxed);
-        // Only who nobody waits for searches for zeros.
-        let is_at_limit = self.budget.lacks_room();
-        let may_search = is_at_limit && worker.may_fault;
-        if let Some(why) = self.backoff.holds(now_ns(), arrived, may_search) {
-            return why;
-        }
-        // Pages that nobody takes would be detached only to be put back, again and again.
-        let evicted = match operation.store().would_take(Group::RUN) {
-            true => operation.evict(worker),
-            false if may_search => operation.evict_zeros(worker),
-            // The pause is for who may search.
-            false if is_at_limit => return Evicted::Full,
-            false => Evicted::Full,
-        };
-        let vain = match evicted {
-            Evicted::Nothing => Vain::Nothing,
-            Evicted::Full if is_at_limit => Vain::FullAtLimit,
-            Evicted::Full => Vain::Full,
-            Evicted::Searching => Vain::Searching,
-            Evicted::Some => {
-                self.backoff.succeeded();
-                return evicted;
+        let evicted = match self.backoff.holds(now_ns(), arrived) {
+            Some(Evicted::Full) => Evicted::Full,
+            Some(why) => return why,
+            None => {
+                // Pages that nobody takes would be detached only to be put back, again and again.
+                let takes = operation.store().would_take(Group::RUN);
+                let evicted = if takes { operation.evict(worker) } else { Evicted::Full };
+                match evicted {
+                    Evicted::Nothing | Evicted::Full => self.backoff.failed(evicted, now_ns(), arrived),
+                    Evicted::Some => self.backoff.succeeded(),
+                    Evicted::Later | Evicted::Ahead | Evicted::Searching => {}
+                }
+                evicted
             }
-            Evicted::Later | Evicted::Ahead => return evicted,
         };
-        self.backoff.failed(vain, now_ns(), arrived);
+        // Only who nobody waits for searches for zeros.
+        if evicted == Evicted::Full && worker.may_fault && self.budget.lacks_room() {
+            return operation.search_zeros(worker);
+        }
         evicted
     }
 
@@ -92,7 +85,7 @@ impl Pager {
         }
         let Some(operation) = self.enter() else { return };
         let (started, arrived) = (now_ns(), self.arrived.load(Ordering::Relaxed));
-        let is_vain = |backoff: &Backoff| backoff.holds(started, arrived, false).is_some();
+        let is_vain = |backoff: &Backoff| backoff.holds(started, arrived).is_some();
         if is_vain(&self.backoff) || is_vain(&self.ahead_backoff) || !operation.store().would_take(Group::RUN) {
             return;
         }
@@ -100,7 +93,7 @@ impl Pager {
         match operation.fill_batch(worker) {
             Filled::Some => self.ahead_backoff.succeeded(),
             // Who evicts for want of memory finds out what it means. Here it means not to try at each fault.
-            _ => self.ahead_backoff.failed(Vain::Nothing, started, arrived),
+            _ => self.ahead_backoff.failed(Evicted::Nothing, started, arrived),
         }
         let pages = self.counters().evictions_pages.load(Ordering::Relaxed) - before;
         add(&self.counters().evictions_background, pages as usize);

@@ -4,16 +4,17 @@
 //! their places, and through `/proc/self/mem`: that fails where the program has unmapped what is looked at, and where a page is
 //! missing (on Linux 6.18; it may wait for it), and nothing more.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use lowtide_core::fill;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::fd::OwnedFd;
 
+use crate::clock::now_ns;
 use crate::detach::Detached;
 use crate::evict::Evicted;
 use crate::hand::Found;
-use crate::pager::{Operation, add};
+use crate::pager::{Operation, Pager, add};
 use crate::present::Ranges;
 use crate::worker::{CHUNK, Worker};
 
@@ -21,16 +22,27 @@ use crate::worker::{CHUNK, Worker};
 const MOST_READ: usize = 2048;
 /// ... and scans, which find nothing where all is shared or missing: each is a matter of a millisecond together.
 const MOST_SCANS: usize = 16;
-/// The search goes on at once while at least one of so many pages that were read has left.
+/// The search goes on at once while at least one of so many pages that were read has left, ...
 const WORTHWHILE: usize = 32;
+/// ... and else rests after each step, ...
+const STEP_REST_NS: u64 = 4_000_000;
+/// ... and after a whole round that was not worth while for so long for each step of it, within these bounds: so much of the
+/// memory is read in vain that it must not go on all the time.
+const ROUND_REST_NS: u64 = 8_000_000;
+const LONGEST_REST_NS: u64 = 10_000_000_000;
+const SHORTEST_ROUND_REST_NS: u64 = 50_000_000;
 
-/// Where the search is; for the thread that may do it.
+/// Where the search is. Changed by the one thread that may search; any other may read it.
 #[derive(Debug, Default)]
 pub(crate) struct Search {
     /// Address up to which it has looked.
     at: AtomicUsize,
-    /// Rounds in a row that have ended without a step that was worth while, the first of them perhaps a part of one.
-    vain_rounds: AtomicUsize,
+    /// It rests until then.
+    until_ns: AtomicU64,
+    /// Steps of this round, pages that were read in it, and those that left.
+    steps: AtomicUsize,
+    read: AtomicUsize,
+    left: AtomicUsize,
 }
 
 /// What one step has found.
@@ -43,14 +55,24 @@ struct Zeros {
     next: Option<usize>,
 }
 
+impl Pager {
+    /// For how long the search rests, in microseconds.
+    pub fn search_rests_us(&self) -> u64 {
+        self.search.until_ns.load(Ordering::Relaxed).saturating_sub(now_ns()) / 1000
+    }
+}
+
 impl Operation<'_> {
-    /// One step of the search, for the thread that nobody waits for. Pages that are shared with other processes stay: they
-    /// would not become less. [`Evicted::Full`]: all memory was searched in vain.
-    pub(crate) fn evict_zeros(&self, worker: &mut Worker) -> Evicted {
+    /// One step of the search, for the thread that nobody waits for, if it does not rest. [`Evicted::Some`]: it was worth
+    /// while. Pages that are shared with other processes stay: they would not become less.
+    pub(crate) fn search_zeros(&self, worker: &mut Worker) -> Evicted {
+        if now_ns() < self.search.until_ns.load(Ordering::Relaxed) {
+            return Evicted::Searching;
+        }
         // What waits in staging may be zeros too, and else it is better off in its place.
         match self.drained(worker) {
             Evicted::Nothing => {}
-            Evicted::Later => return Evicted::Later,
+            Evicted::Later => return self.search.rests(STEP_REST_NS),
             _ => return Evicted::Some,
         }
         // Opened each time, which is nothing beside the search: not all hosts want to keep it open.
@@ -59,29 +81,26 @@ impl Operation<'_> {
         let room = self.staging.batch_frames();
         let started = self.search.at.load(Ordering::Relaxed);
         let zeros = self.find_zeros(started, &memory, room, worker);
-        self.search.at.store(zeros.next.unwrap_or(0), Ordering::Relaxed);
         let found = Found { ranges: zeros.ranges, spares_none: true, is_complete: false };
-        let evicted = match self.detach(&found, self.staging.first(batch), room, worker) {
+        let left = match self.detach(&found, self.staging.first(batch), room, worker) {
             Detached::Pages { pages: pages @ 1.., .. } => {
                 self.staging.put_full(batch);
                 self.publish_own();
                 add(&self.counters().evictions_pages, pages);
-                if self.drained(worker) == Evicted::Later {
-                    return Evicted::Later;
-                }
+                // What could not be put back yet is so by the next step.
+                self.drained(worker);
                 pages
             }
             Detached::EventsFirst => {
                 self.staging.put_empty(batch);
-                self.search.at.store(started, Ordering::Relaxed);
-                return Evicted::Later;
+                return self.search.rests(STEP_REST_NS);
             }
             Detached::Pages { .. } | Detached::Busy => {
                 self.staging.put_empty(batch);
                 0
             }
         };
-        self.search.came_to(evicted > 0 && evicted * WORTHWHILE >= zeros.read, zeros.next.is_none())
+        self.search.came_to(zeros.next, zeros.read, left)
     }
 
     /// Reads pages from `at` on, until so many are zeros or enough were looked at.
@@ -114,21 +133,25 @@ impl Operation<'_> {
 }
 
 impl Search {
-    /// A step was worth while or not, and the last one of a round or not.
-    fn came_to(&self, is_worth_it: bool, is_round: bool) -> Evicted {
-        if is_worth_it {
-            self.vain_rounds.store(0, Ordering::Relaxed);
-            return Evicted::Some;
+    fn rests(&self, ns: u64) -> Evicted {
+        self.until_ns.store(now_ns() + ns, Ordering::Relaxed);
+        Evicted::Searching
+    }
+
+    /// A step has read so many pages, of which so many left; `next`: where to go on, None at the end of a round.
+    fn came_to(&self, next: Option<usize>, read: usize, left: usize) -> Evicted {
+        self.at.store(next.unwrap_or(0), Ordering::Relaxed);
+        let step = |sum: &AtomicUsize, more: usize| sum.fetch_add(more, Ordering::Relaxed) + more;
+        let round = (step(&self.steps, 1), step(&self.read, read), step(&self.left, left));
+        let is_worth_it = |read: usize, left: usize| left > 0 && left * WORTHWHILE >= read;
+        if next.is_none() {
+            [&self.steps, &self.read, &self.left].into_iter().for_each(|sum| sum.store(0, Ordering::Relaxed));
+            if !is_worth_it(round.1, round.2) {
+                let rest = (round.0 as u64 * ROUND_REST_NS).clamp(SHORTEST_ROUND_REST_NS, LONGEST_REST_NS);
+                return self.rests(rest);
+            }
         }
-        // The first end of a round may be that of a part of one.
-        let rounds = self.vain_rounds.load(Ordering::Relaxed) + usize::from(is_round);
-        if rounds < 2 {
-            self.vain_rounds.store(rounds, Ordering::Relaxed);
-            return Evicted::Searching;
-        }
-        // The next round is a whole one.
-        self.vain_rounds.store(1, Ordering::Relaxed);
-        Evicted::Full
+        if is_worth_it(read, left) { Evicted::Some } else { self.rests(STEP_REST_NS) }
     }
 }
 

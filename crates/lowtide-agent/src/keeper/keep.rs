@@ -24,10 +24,8 @@ pub(super) const UNACCOUNTED: u64 = 1 << 20;
 const LOOK_AT_CHILDREN_US: u64 = 1_000_000;
 /// No tier could take a page: the keeper looks again after this. (Whether it is worth while to try is the pager's affair.)
 const FULL_PAUSE_US: u64 = 100_000;
-/// The same at the limit, where zeros can leave all the same, ...
-const FULL_AT_LIMIT_PAUSE_US: u64 = 10_000;
-/// ... and while they are searched for.
-const SEARCH_PAUSE_US: u64 = 4_000;
+/// So long may a run be over its limit because all is full until it is judged: zeros are searched for meanwhile.
+const FULL_FOR_US: u64 = 1_000_000;
 /// Nothing could be evicted: the same.
 const EXHAUSTED_PAUSE_US: u64 = 10_000;
 /// Monitors detach pages: the keeper looks after so long at most whether they still do, ...
@@ -111,6 +109,9 @@ impl Keeper {
             return Nap::UntilFaults(SHORTEST_SLEEP_US);
         }
         self.answer_what_is_fixed(pager);
+        if total <= pager.budget.limit() {
+            self.full_since_us = None;
+        }
         if total <= pager.budget.limit()
             && let Some(nap) = self.reclaim(pager)
         {
@@ -184,6 +185,16 @@ impl Keeper {
                     return Nap::Undisturbed(EXHAUSTED_PAUSE_US);
                 }
                 full @ (Evicted::Full | Evicted::Searching) => {
+                    reclaim::give_up();
+                    let pause = match full {
+                        Evicted::Searching => pager.search_rests_us().min(FULL_PAUSE_US),
+                        _ if pager.budget.above_high() => EXHAUSTED_PAUSE_US,
+                        _ => FULL_PAUSE_US,
+                    };
+                    if now.saturating_sub(self.last_resorts_us) < FULL_PAUSE_US {
+                        return Nap::Undisturbed(pause);
+                    }
+                    self.last_resorts_us = now;
                     pager.drain_frames();
                     // What dead children had may be all that is needed.
                     if pager.was_forked() && pager.release_dead(agent::segment()) {
@@ -193,12 +204,8 @@ impl Keeper {
                     if pager.compact(COMPACT_PAGES) {
                         return Nap::UntilFaults(0);
                     }
-                    if full == Evicted::Searching {
-                        return Nap::Undisturbed(SEARCH_PAUSE_US);
-                    }
-                    self.full(pager);
-                    reclaim::give_up();
-                    return Nap::Undisturbed(if pager.budget.lacks_room() { FULL_AT_LIMIT_PAUSE_US } else { FULL_PAUSE_US });
+                    self.judge_full(pager, now);
+                    return Nap::Undisturbed(pause);
                 }
             }
         }
@@ -212,13 +219,22 @@ impl Keeper {
     }
 
     /// No tier takes a page.
-    fn full(&mut self, pager: &Pager) {
+    fn judge_full(&mut self, pager: &Pager, now: u64) {
         pager.publish();
         if self.areas_fail() {
             swap_file::say_what_fails(&pager.area_stats(), &mut self.said_failing);
         }
         // Being full at times is normal for a small pool; being over the limit because of it is not.
-        if pager.budget.now() <= pager.budget.limit() {
+        let limit = pager.budget.limit();
+        let over = pager.budget.now().saturating_sub(limit);
+        if over == 0 {
+            self.full_since_us = None;
+            return;
+        }
+        // Zeros are searched for, and may be all that is needed.
+        let since = *self.full_since_us.get_or_insert(now);
+        let is_far = over > (limit / 16).clamp(8 << 20, 64 << 20);
+        if now.saturating_sub(since) < if is_far { FULL_PAUSE_US } else { FULL_FOR_US } {
             return;
         }
         // Who lowers a limit to what can't be held does not want the program to end.

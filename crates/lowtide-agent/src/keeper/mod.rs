@@ -224,6 +224,10 @@ struct Keeper {
     /// Faults that were served when it last looked.
     faults_seen: u64,
     warned_full: bool,
+    /// Since when the run is over its limit because no tier takes pages, in microseconds.
+    full_since_us: Option<u64>,
+    /// When what is left to try there was tried last, in microseconds.
+    last_resorts_us: u64,
     /// Of which swap areas it was said that they can't be written.
     said_failing: [bool; MAX_AREAS],
     said_kept: bool,
@@ -256,6 +260,8 @@ impl Keeper {
             above_low: false,
             faults_seen: 0,
             warned_full: false,
+            full_since_us: None,
+            last_resorts_us: 0,
             said_failing: [false; MAX_AREAS],
             said_kept: false,
             orders: Orders::default(),

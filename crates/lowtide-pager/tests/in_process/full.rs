@@ -56,13 +56,19 @@ fn zeros_leave(pages: usize, one_in: usize, staging: usize) {
         house.pager.evict(&mut worker);
     }
     assert!(zeros() >= there, "{} of {there} pages of zeros are out", zeros());
-    // Where none are left, nothing else goes out to find them, and that is said once all was searched.
-    let (out, started, mut full) = (house.evictions(), Instant::now(), false);
+    // Where none are left, nothing else goes out to find them, and the search rests most of the time.
+    let (out, started, mut rests) = (house.evictions(), Instant::now(), Duration::ZERO);
     while started.elapsed() < Duration::from_secs(1) {
-        full |= house.pager.evict(&mut worker) == Evicted::Full;
+        if house.pager.evict(&mut worker) == Evicted::Searching {
+            let rest = Duration::from_micros(house.pager.search_rests_us());
+            std::thread::sleep(rest);
+            rests += rest;
+        }
     }
-    assert!(full, "it is never said that nothing can leave");
-    assert!(house.evictions() - out <= pages as u64 / one_in as u64 - there as u64, "pages went out that are no zeros");
+    assert!(rests > Duration::from_millis(600), "it rests for {rests:?} of a second");
+    // But for what is tried now and then because the pool has become a little less full.
+    let (more, batch) = ((house.evictions() - out) as usize, house.pager.batch_bytes() / PAGE);
+    assert!(more <= pages / one_in - there + 20 * batch, "{more} pages went out that are no zeros");
     // SAFETY: inside the region.
     (0..pages).for_each(|i| verify(unsafe { at.add(i * PAGE) }, seed(i), "after all"));
 }
@@ -78,15 +84,23 @@ fn zeros_among_other_pages_leave_more_at_a_time_than_ranges_are_remembered() {
 }
 
 #[test]
-fn nothing_is_said_to_be_full_before_all_was_searched() {
-    let Some((house, at, _)) = over_the_limit(20_000, usize::MAX, 2 * MIB) else { return };
-    // Zeros at the end of what the search comes to.
+fn zeros_are_found_below_where_the_search_has_been() {
+    let Some((house, at, _)) = over_the_limit(6000, usize::MAX, 2 * MIB) else { return };
+    let mut worker = Worker::new(true).unwrap();
+    // Two steps, which find nothing, once all is full.
+    let mut steps = 0;
+    while steps < 2 {
+        if house.pager.evict(&mut worker) == Evicted::Searching {
+            std::thread::sleep(Duration::from_micros(house.pager.search_rests_us()));
+            steps += 1;
+        }
+    }
     // SAFETY: inside the region.
-    (18_000..20_000).for_each(|i| write(unsafe { at.add(i * PAGE) }, 0));
-    let (mut worker, zeros) = (Worker::new(true).unwrap(), || get(&house.pager.counters().zero_pages));
-    let (before, started) = (zeros(), Instant::now());
-    while zeros() < before + 1500 {
-        assert_ne!(house.pager.evict(&mut worker), Evicted::Full, "{} pages of zeros are out", zeros() - before);
+    (0..2000).for_each(|i| write(unsafe { at.add(i * PAGE) }, 0));
+    let (zeros, started) = (|| get(&house.pager.counters().zero_pages), Instant::now());
+    let before = zeros();
+    while zeros() < before + 2000 {
+        house.pager.evict(&mut worker);
         assert!(started.elapsed() < Duration::from_secs(10), "{} pages of zeros are out", zeros() - before);
     }
 }

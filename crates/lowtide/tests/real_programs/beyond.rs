@@ -69,6 +69,19 @@ fn a_full_pool_is_said_and_the_program_runs() {
     );
 }
 
+/// Zeros leave all the same. (The program fills its memory faster than they are found, so it passes its limit at first.)
+#[test]
+fn zeros_leave_where_all_is_full() {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job("zeros and a full pool", "one_malloc", "160 nz 200000") else { return };
+    let options = ["--swap", "ram", "--pool", "256K"].map(str::to_owned).to_vec();
+    let Some((native, limited)) = run(&job, 112 * MIB, Swap::Options(options)) else { return };
+    assert_eq!((limited.status, &limited.stdout), (0, &native.stdout), "{}", limited.stderr);
+    assert!(warnings(&limited).iter().all(|line| line.contains("swap is full")), "{}", limited.stderr);
+    let (zeros, all) = (limited.stat("pages.zero"), limited.stat("evictions.pages"));
+    assert!(zeros > 20_000.0 && zeros > all / 2.0, "{zeros} pages of zeros are out, of {all}");
+}
+
 /// With RAM only the pool takes what the data need: half of the limit would not do.
 #[test]
 fn ram_alone_is_enough_where_half_of_it_is_not() {
