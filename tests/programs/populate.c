@@ -1,5 +1,6 @@
 /* A thread asks the kernel to fill a large range again and again, which takes long under a limit, while another goes on.
  * populate advice MIB OTHER_MIB: by MADV_POPULATE_WRITE, all the time. The other maps memory past the C library, and fills it slowly.
+ * populate once MIB, populate once-advice MIB: nothing else but one call that fills all, by MAP_POPULATE or MADV_POPULATE_WRITE.
  * populate file MIB OTHER_MIB LAPS: by mapping a file with MAP_POPULATE, in a directory that may be written. The other fills its
  * memory again and again. */
 #include "common.h"
@@ -80,11 +81,25 @@ static void fill_again_and_again(size_t other_pages, size_t laps)
 	}
 }
 
+static void populate_once(int by_advice)
+{
+	int flags = MAP_PRIVATE | MAP_ANONYMOUS | (by_advice ? 0 : MAP_POPULATE);
+	unsigned char *start = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, flags, -1, 0);
+	MUST(start != MAP_FAILED && (!by_advice || madvise(start, pages * PAGE, MADV_POPULATE_WRITE) == 0));
+	fill(start, pages, "tw", 3);
+	check(start, pages, "tw", 3, "filled by one call");
+	printf("OK\n");
+}
+
 int main(int argc, char **argv)
 {
 	pthread_t other;
 	by_file = argc > 1 && strcmp(argv[1], "file") == 0;
 	pages = number(argc, argv, 2, 64) * MIB / PAGE;
+	if (argc > 1 && strncmp(argv[1], "once", 4) == 0) {
+		populate_once(strcmp(argv[1], "once") != 0);
+		return 0;
+	}
 	size_t other_pages = number(argc, argv, 3, 64) * MIB / PAGE;
 	MUST(pthread_create(&other, NULL, populate, NULL) == 0);
 	if (by_file)

@@ -22,7 +22,7 @@ use crate::objects::Object;
 use crate::patch::{self, Hook};
 use crate::request::{Request, ask};
 use crate::thread::{syscall3, syscall6};
-use crate::{agent, atfork, exec, gate, keeper, mlock, say};
+use crate::{agent, atfork, exec, gate, keeper, mlock, populate, say};
 
 const EINVAL: isize = 22;
 const ENOMEM: isize = 12;
@@ -130,6 +130,11 @@ extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int
         flags &= !sys::MAP_POPULATE;
         populate = Some(()).filter(|()| !anonymous && flags & sys::MAP_NONBLOCK == 0);
     }
+    // (What is locked in memory the kernel fills in any case.)
+    let in_steps = anonymous && lock != Some(Lock::Honoured) && flags & sys::MAP_POPULATE != 0 && populate::is_in_steps(len);
+    if in_steps {
+        flags &= !sys::MAP_POPULATE;
+    }
     let r = {
         let call = if flags & sys::MAP_FIXED == 0 { Call::Silent } else { Call::Drops };
         let _turn = gate::change(call, [bytes(addr, len), Range::NONE]);
@@ -155,6 +160,9 @@ extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int
     }
     if anonymous && prot & sys::PROT_EXEC == 0 {
         born(r as usize, len);
+    }
+    if in_steps && flags & sys::MAP_NONBLOCK == 0 {
+        populate::mapped(r as usize, len, prot);
     }
     r
 }
@@ -243,9 +251,11 @@ extern "C" fn madvise(addr: usize, len: usize, advice: c_int) -> c_int {
     let advice = advice as u32;
     let mut r = if removes(advice) {
         remove(addr, len, advice)
+    } else if matches!(advice, sys::MADV_POPULATE_READ | sys::MADV_POPULATE_WRITE) {
+        populate::advise(addr, len, advice)
     } else {
-        // Nothing is reported and nothing unmapped, so it passes by the gate: MADV_POPULATE_WRITE, for one, may wait for many
-        // pages. SAFETY: the caller's own call.
+        // Nothing is reported and nothing unmapped, so it passes by the gate, as what waits for many pages must.
+        // SAFETY: the caller's own call.
         unsafe { syscall3(sys::__NR_madvise, addr, len, advice as usize) }
     };
     // After these two the pages may be dropped, or have been, without an event.

@@ -28,6 +28,7 @@ mod monitor;
 mod number;
 mod objects;
 mod patch;
+mod populate;
 mod request;
 mod resident;
 mod say;

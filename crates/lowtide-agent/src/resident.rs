@@ -89,6 +89,7 @@ impl Resident {
     /// their time.
     pub fn measure(&mut self, watched: bool) -> u64 {
         let proc = agent::proc();
+        let shared = proc.shared_bytes.load(Ordering::Relaxed);
         self.others = agent::segment().others_of(proc);
         let now = Now { resident: self.statm(), faults: if self.sharers() > 0 { faults() } else { 0 } };
         if self.sharers() == 0 {
@@ -105,7 +106,10 @@ impl Resident {
             }
         }
         let count = self.share.count(now, self.others);
-        proc.shared_bytes.store(count.shared, Ordering::Relaxed);
+        // A child that is not in the segment yet goes by what its parent said before the fork.
+        if self.sharers() > 0 || FORKS.load(Ordering::Acquire) == self.forks {
+            let _ = proc.shared_bytes.compare_exchange(shared, count.shared, Ordering::Relaxed, Ordering::Relaxed);
+        }
         count.bytes
     }
 

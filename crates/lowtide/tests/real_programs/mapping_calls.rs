@@ -103,6 +103,19 @@ fn mappings_are_found_while_a_range_is_populated() {
     assert!(limited.peak <= bound, "peak {} bytes, allowed {bound}: {}", limited.peak, limited.stderr);
 }
 
+/// One call fills much more than the limit, before anything is adopted.
+#[test]
+fn what_is_filled_by_one_call_keeps_the_limit() {
+    let Some(_turn) = turn() else { return };
+    for arguments in ["once 384", "once-advice 384"] {
+        let Some(job) = job("filled by one call", "populate", arguments) else { return };
+        let limit = Limit { ram: 96 << 20, swap: Swap::Ram };
+        let Some(limited) = same(&job, &limit) else { return };
+        let bound = Growth::Stream.bound(limit.ram);
+        assert!(limited.peak <= bound, "{arguments}: peak {} bytes, allowed {bound}: {}", limited.peak, limited.stderr);
+    }
+}
+
 /// A file that is mapped and read at once holds nobody up.
 #[test]
 fn a_file_is_populated() {
