@@ -123,16 +123,11 @@ extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int
             MapLocked::Refuse(r) => return result(r),
         }
     };
-    let mut populate = None;
-    if flags & sys::MAP_POPULATE != 0 && agent::active().is_some() {
-        // A hint, followed as far as that is possible. Followed in the call, it would fill memory before it can be adopted, and
-        // hold up all others that change mappings while a file is read.
-        flags &= !sys::MAP_POPULATE;
-        populate = Some(()).filter(|()| !anonymous && flags & sys::MAP_NONBLOCK == 0);
-    }
-    // (What is locked in memory the kernel fills in any case.)
-    let in_steps = anonymous && lock != Some(Lock::Honoured) && flags & sys::MAP_POPULATE != 0 && populate::is_in_steps(len);
-    if in_steps {
+    // A hint, followed as far as that is possible. Followed in the call, it would fill memory before it can be adopted, and hold
+    // up all others that change mappings while a file is read. (What is locked in memory the kernel fills in any case.)
+    let fills = anonymous && lock != Some(Lock::Honoured) && populate::is_in_steps(len);
+    let populates = flags & sys::MAP_POPULATE != 0 && (fills || agent::active().is_some());
+    if populates {
         flags &= !sys::MAP_POPULATE;
     }
     let r = {
@@ -151,18 +146,11 @@ extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int
     if let Some(lock) = lock {
         mlock::mapped_locked(r as usize, len, lock);
     }
-    if populate.is_some() {
-        // As the kernel does it: shared pages are not written to, so that they stay clean.
-        let copies = flags & sys::MAP_TYPE == sys::MAP_PRIVATE && prot & sys::PROT_WRITE != 0;
-        let advice = if copies { sys::MADV_POPULATE_WRITE } else { sys::MADV_POPULATE_READ };
-        // SAFETY: changes no bytes; what can't be populated is not.
-        unsafe { syscall3(sys::__NR_madvise, r as usize, len, advice as usize) };
-    }
     if anonymous && prot & sys::PROT_EXEC == 0 {
         born(r as usize, len);
     }
-    if in_steps && flags & sys::MAP_NONBLOCK == 0 {
-        populate::mapped(r as usize, len, prot);
+    if populates && flags & sys::MAP_NONBLOCK == 0 {
+        populate::mapped(r as usize, len, prot, flags, anonymous);
     }
     r
 }

@@ -21,11 +21,13 @@ pub fn advise(addr: usize, len: usize, advice: u32) -> isize {
     in_steps(addr, len, advice, || false)
 }
 
-/// Fills a new mapping as MAP_POPULATE would have, which is a hint: it ends with adoption, for pages that come in then only push
-/// others out.
-pub fn mapped(addr: usize, len: usize, prot: u32) {
-    let advice = if prot & sys::PROT_WRITE != 0 { sys::MADV_POPULATE_WRITE } else { sys::MADV_POPULATE_READ };
-    in_steps(addr, len, advice, || agent::active().is_some());
+/// Fills a new mapping as MAP_POPULATE would have, which is a hint: what can be adopted only until it is, for pages that come in
+/// then only push others out.
+pub fn mapped(addr: usize, len: usize, prot: u32, flags: u32, can_be_adopted: bool) {
+    // As the kernel does it: shared pages are not written to, so that they stay clean.
+    let copies = flags & sys::MAP_TYPE == sys::MAP_PRIVATE && prot & sys::PROT_WRITE != 0;
+    let advice = if copies { sys::MADV_POPULATE_WRITE } else { sys::MADV_POPULATE_READ };
+    in_steps(addr, len, advice, || can_be_adopted && agent::active().is_some());
 }
 
 fn in_steps(addr: usize, len: usize, advice: u32, is_over: impl Fn() -> bool) -> isize {
@@ -33,13 +35,14 @@ fn in_steps(addr: usize, len: usize, advice: u32, is_over: impl Fn() -> bool) ->
     let is_possible = len.checked_next_multiple_of(PAGE_SIZE).and_then(|len| addr.checked_add(len)).is_some();
     let step = if is_possible { STEP } else { len };
     let mut done = 0;
-    loop {
+    while !is_over() {
         let part = (len - done).min(step);
         // SAFETY: changes no bytes; the caller's own call, or what it asked of its new mapping.
         let r = unsafe { syscall3(sys::__NR_madvise, addr + done, part, advice as usize) };
         done += part;
-        if r != 0 || done >= len || is_over() {
+        if r != 0 || done >= len {
             return r;
         }
     }
+    0
 }

@@ -18,6 +18,7 @@ use crate::clock::now_ns;
 use crate::detach::Detached;
 use crate::drain::Drained;
 use crate::pager::{Operation, Pager, add};
+use crate::staging::Batch;
 use crate::worker::Worker;
 
 /// What one call of [`Pager::evict`] came to.
@@ -182,9 +183,7 @@ impl Operation<'_> {
             }
         }
         if filled > 0 {
-            self.staging.put_full(batch);
-            self.publish_own();
-            add(&self.counters().evictions_pages, filled);
+            self.queue(batch, filled);
             return Filled::Some;
         }
         self.staging.put_empty(batch);
@@ -195,6 +194,13 @@ impl Operation<'_> {
         } else {
             Filled::Some
         }
+    }
+
+    /// Queues a batch that so many pages were detached into.
+    pub(crate) fn queue(&self, batch: Batch, pages: usize) {
+        self.staging.put_full(batch);
+        self.publish_own();
+        add(&self.counters().evictions_pages, pages);
     }
 
     /// Drains the oldest batch.

@@ -14,7 +14,7 @@ use crate::clock::now_ns;
 use crate::detach::Detached;
 use crate::evict::Evicted;
 use crate::hand::Found;
-use crate::pager::{Operation, Pager, add};
+use crate::pager::{Operation, Pager};
 use crate::present::Ranges;
 use crate::worker::{CHUNK, Worker};
 
@@ -84,9 +84,7 @@ impl Operation<'_> {
         let found = Found { ranges: zeros.ranges, spares_none: true, is_complete: false };
         let left = match self.detach(&found, self.staging.first(batch), room, worker) {
             Detached::Pages { pages: pages @ 1.., .. } => {
-                self.staging.put_full(batch);
-                self.publish_own();
-                add(&self.counters().evictions_pages, pages);
+                self.queue(batch, pages);
                 // What could not be put back yet is so by the next step.
                 self.drained(worker);
                 pages

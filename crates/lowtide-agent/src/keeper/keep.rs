@@ -111,11 +111,9 @@ impl Keeper {
         self.answer_what_is_fixed(pager);
         if total <= pager.budget.limit() {
             self.full_since_us = None;
-        }
-        if total <= pager.budget.limit()
-            && let Some(nap) = self.reclaim(pager)
-        {
-            return nap;
+            if let Some(nap) = self.reclaim(pager) {
+                return nap;
+            }
         }
         let Some(worker) = &mut self.worker else { return Nap::UntilFaults(SHORTEST_SLEEP_US) };
         let yields = self.yields.look(agent::segment(), agent::proc(), now);
