@@ -16,6 +16,7 @@ use crate::hand::Found;
 use crate::ids::{PageNo, StagingFrame};
 use crate::pagemap::{Mark, PageState};
 use crate::pager::{Operation, add};
+use crate::present::Kind;
 use crate::regions::Range;
 use crate::space::Exclusive;
 use crate::uffd::{Holes, Wake};
@@ -149,16 +150,15 @@ impl Operation<'_> {
         let pinned = self.pinned.overlaps(&alone, window);
         let Ok(all) = self.present().scan_all(window.start, window.end) else { return };
         let (mut at, mut claimed): (PageNo, Claimed) = (first, 0);
-        let pages = all
-            .evictable()
-            .flat_map(|(from, to, can_go)| PageNo::of(from).up_to(PageNo::of(to)).map(move |page| (page, can_go)));
-        for (page, can_go) in pages {
+        let pages =
+            all.kinds().flat_map(|(from, to, kind)| PageNo::of(from).up_to(PageNo::of(to)).map(move |page| (page, kind)));
+        for (page, kind) in pages {
             if claimed == 0 {
                 at = page;
             }
             let frame = work.frame + (page - at);
-            let stays = pinned && self.pinned.overlaps(&alone, range_of(page, page + 1));
-            if can_go && !stays && !self.is_spared(page, work.found) && self.claim_out(&alone, page, frame, work) {
+            let stays = kind != work.found.kind || pinned && self.pinned.overlaps(&alone, range_of(page, page + 1));
+            if !stays && !self.is_spared(page, work.found) && self.claim_out(&alone, page, frame, work) {
                 claimed |= 1 << (page - at);
             } else if claimed != 0 {
                 self.move_out(&alone, at, core::mem::take(&mut claimed), work);
@@ -241,8 +241,11 @@ impl Operation<'_> {
                 moved += 1;
             }
             self.moving.fetch_sub(pages, Ordering::Relaxed);
-            self.budget.add_pages(-moved);
-            work.pages += moved as usize;
+            // What was the shared zero page took no memory. (If it was written this moment, the next measurement tells.)
+            if work.found.kind == Kind::Page {
+                self.budget.add_pages(-(moved as isize));
+            }
+            work.pages += moved;
             if done > 0 {
                 claimed &= !(mask(done) << at);
                 at += done;

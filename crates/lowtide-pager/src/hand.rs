@@ -11,7 +11,7 @@ use lowtide_core::vm::PAGE_SIZE;
 
 use crate::clock::now_ns;
 use crate::pager::Operation;
-use crate::present::Ranges;
+use crate::present::{Kind, Ranges};
 
 /// How far one scan looks in bytes of address space, at least and at most: as far as takes some 100 us. Address space that was
 /// reserved and never touched is passed by the terabyte.
@@ -67,6 +67,8 @@ impl Hand {
 /// What the hand has found.
 pub(crate) struct Found {
     pub ranges: Ranges,
+    /// What of it is to be detached.
+    pub kind: Kind,
     /// Pages that are to be spared are taken all the same: nothing else was found in a whole round.
     pub spares_none: bool,
     /// Pages that are not in `ranges` are missing, as far as was looked: none was left out because it is shared.
@@ -117,7 +119,7 @@ impl Operation<'_> {
         hand.at = scan.as_ref().map_or(end, |s| s.walk_end.max(range.start + PAGE_SIZE));
         hand.found += scan.as_ref().map_or(0, |s| s.iter().map(|(from, to)| (to - from) / PAGE_SIZE).sum());
         let spares_none = hand.idle_rounds > 0;
-        scan.map(|ranges| Found { ranges, spares_none, is_complete: !passes_shared })
+        scan.map(|ranges| Found { ranges, kind: Kind::Page, spares_none, is_complete: !passes_shared })
     }
 }
 

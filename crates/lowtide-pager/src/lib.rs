@@ -46,6 +46,7 @@ pub mod stat;
 pub mod stream;
 pub mod swapoff;
 mod transitions;
+mod traps;
 pub mod uffd;
 pub mod worker;
 pub mod yields;

@@ -30,6 +30,17 @@ pub struct Present {
     pub mappings: Mappings,
 }
 
+/// What there is at a place, to who evicts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A private page of the program.
+    Page,
+    /// The kernel's shared page of zeros.
+    ZeroPage,
+    /// What must stay.
+    Other,
+}
+
 /// The answer of one scan.
 pub struct Ranges {
     regions: [sys::page_region; MAX_RANGES],
@@ -66,6 +77,11 @@ impl Ranges {
         Ok(())
     }
 
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// Adds a page behind all others; false: there is no room for another range.
     pub(crate) fn push(&mut self, page: usize) -> bool {
         if let Some(last) = self.len.checked_sub(1)
@@ -80,12 +96,16 @@ impl Ranges {
         true
     }
 
-    /// Of what [`Present::scan_all`] has found, the ranges `(start, end)` in order of address, and whether they are pages that
-    /// can be evicted.
-    pub fn evictable(&self) -> impl Iterator<Item = (usize, usize, bool)> + '_ {
-        let is_page =
-            |categories: u64| categories & (u64::from(sys::PAGE_IS_PRESENT) | UNWANTED) == u64::from(sys::PAGE_IS_PRESENT);
-        self.regions[..self.len].iter().map(move |r| (r.start as usize, r.end as usize, is_page(r.categories)))
+    /// Of what [`Present::scan_all`] has found, the ranges `(start, end)` in order of address, and what is there.
+    pub fn kinds(&self) -> impl Iterator<Item = (usize, usize, Kind)> + '_ {
+        const PRESENT: u64 = sys::PAGE_IS_PRESENT as u64;
+        const ZERO_PAGE: u64 = PRESENT | sys::PAGE_IS_PFNZERO as u64;
+        let kind = |categories: u64| match categories & (PRESENT | UNWANTED) {
+            PRESENT => Kind::Page,
+            ZERO_PAGE => Kind::ZeroPage,
+            _ => Kind::Other,
+        };
+        self.regions[..self.len].iter().map(move |r| (r.start as usize, r.end as usize, kind(r.categories)))
     }
 
     /// The ranges `(start, end)` with pages in memory, in order of address.
@@ -150,7 +170,7 @@ impl Present {
     }
 
     /// Finds all of `start .. end` that is not missing altogether: pages in memory of any kind, in the kernel's own swap, or on
-    /// their way between places of memory, and guard markers. [`Ranges::evictable`] says which of it can be evicted.
+    /// their way between places of memory, and guard markers. [`Ranges::kinds`] says what it is.
     ///
     /// # Errors
     /// As [`Present::scan`].
@@ -183,6 +203,18 @@ impl Present {
             arg.max_pages = max_pages as u64;
             arg.category_inverted = UNWANTED;
             arg.category_mask = u64::from(sys::PAGE_IS_PRESENT) | UNWANTED;
+            arg.return_mask = u64::from(sys::PAGE_IS_PRESENT);
+        })
+    }
+
+    /// Finds the shared zero page, and nothing else, in so many places at most (0: any number).
+    ///
+    /// # Errors
+    /// As [`Present::scan`].
+    pub fn scan_zero_page(&self, start: usize, end: usize, max_pages: usize) -> Result<Ranges, Errno> {
+        self.ask(start, end, |arg| {
+            arg.max_pages = max_pages as u64;
+            arg.category_mask = u64::from(sys::PAGE_IS_PRESENT | sys::PAGE_IS_PFNZERO);
             arg.return_mask = u64::from(sys::PAGE_IS_PRESENT);
         })
     }

@@ -16,6 +16,7 @@ use crate::hand::Found;
 use crate::ids::PageNo;
 use crate::pagemap::PageState;
 use crate::pager::{Operation, Pager, add};
+use crate::present::Kind;
 use crate::regions::Range;
 use crate::space::Exclusive;
 use crate::worker::Worker;
@@ -176,7 +177,7 @@ impl Operation<'_> {
         };
         let next = ranges.walk_end.max(at + PAGE_SIZE);
         // Runs without their holes: as many frames as pages were found. What did not fit would be passed over.
-        let found = Found { ranges, spares_none: true, is_complete: false };
+        let found = Found { ranges, kind: Kind::Page, spares_none: true, is_complete: false };
         let detached = self.detach(&found, self.staging.first(batch), room, worker);
         let pages = if let Detached::Pages { pages, .. } = detached { pages } else { 0 };
         if pages > 0 {

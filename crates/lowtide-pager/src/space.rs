@@ -6,7 +6,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use rustix::thread::futex;
+use rustix::thread::{Timespec, futex, nanosleep, sched_yield};
 
 use crate::clock::now_ns;
 
@@ -14,6 +14,9 @@ const EXCLUSIVE: u32 = 1 << 31;
 /// How often to look before sleeping: some tens of microseconds. It is held for one or two, but waking a thread on a virtual
 /// CPU that has halted takes 40, and that CPU's threads wait for the same.
 const SPINS: u32 = 2000;
+/// How often to yield, where nobody would wake who sleeps, before napping for so many nanoseconds.
+const YIELDS: u32 = 100;
+const NAP_NS: i64 = 50_000;
 
 /// A reader-writer lock without thread-local storage or allocation; waiting writers keep new readers out.
 #[derive(Debug, Default)]
@@ -96,7 +99,8 @@ impl SpaceLock {
         }
     }
 
-    /// Spins at first, later sleeps while the state is still `seen`.
+    /// Spins at first, later sleeps: while the state is still `seen`, or, where it may become the same again unnoticed, for a
+    /// moment.
     fn pause(&self, spins: &mut u32, seen: u32, may_sleep: bool) {
         *spins += 1;
         if *spins < SPINS {
@@ -110,8 +114,11 @@ impl SpaceLock {
             self.sleepers.fetch_sub(1, Ordering::SeqCst);
             self.sleeps.fetch_add(1, Ordering::Relaxed);
             self.waited_ns.fetch_add(now_ns() - started, Ordering::Relaxed);
+        } else if *spins < SPINS + YIELDS {
+            sched_yield();
         } else {
-            rustix::thread::sched_yield();
+            // Whose turn it is may wait for this very CPU with a lower priority, which no yield lets run.
+            let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: NAP_NS });
         }
     }
 
@@ -187,5 +194,33 @@ mod tests {
         }
         let (a, b) = (lock.0.shared(), lock.0.shared());
         drop((a, b));
+    }
+
+    #[test]
+    fn who_waits_for_a_writer_that_has_not_begun_lets_the_cpu_go() {
+        let lock = Arc::new((SpaceLock::new(), AtomicUsize::new(0)));
+        // A writer that was taken off its CPU before it could take the lock.
+        lock.0.writers.fetch_add(1, Ordering::Relaxed);
+        let reader = lock.clone();
+        let reader = std::thread::spawn(move || {
+            reader.1.store(rustix::thread::gettid().as_raw_nonzero().get() as usize, Ordering::Relaxed);
+            drop(reader.0.shared());
+        });
+        // A yield is not voluntary to the kernel.
+        let sleeps = || {
+            let status = std::fs::read_to_string(std::format!("/proc/self/task/{}/status", lock.1.load(Ordering::Relaxed)));
+            let line = |s: &str| s.lines().find_map(|l| l.strip_prefix("voluntary_ctxt_switches:")?.trim().parse().ok());
+            status.ok().and_then(|s| line(&s)).unwrap_or(0u64)
+        };
+        for _ in 0..1000 {
+            if sleeps() >= 20 {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let slept = sleeps();
+        lock.0.writers.fetch_sub(1, Ordering::Relaxed);
+        reader.join().unwrap();
+        assert!(slept >= 20, "it slept {slept} times");
     }
 }

@@ -15,7 +15,7 @@ use crate::detach::Detached;
 use crate::evict::Evicted;
 use crate::hand::Found;
 use crate::pager::{Operation, Pager};
-use crate::present::Ranges;
+use crate::present::{Kind, Ranges};
 use crate::worker::{CHUNK, Worker};
 
 /// What one step does at most: pages that it reads, ...
@@ -81,7 +81,7 @@ impl Operation<'_> {
         let room = self.staging.batch_frames();
         let started = self.search.at.load(Ordering::Relaxed);
         let zeros = self.find_zeros(started, &memory, room, worker);
-        let found = Found { ranges: zeros.ranges, spares_none: true, is_complete: false };
+        let found = Found { ranges: zeros.ranges, kind: Kind::Page, spares_none: true, is_complete: false };
         let left = match self.detach(&found, self.staging.first(batch), room, worker) {
             Detached::Pages { pages: pages @ 1.., .. } => {
                 self.queue(batch, pages);

@@ -314,7 +314,10 @@ impl Keeper {
             let total = self.measure();
             let nap = match agent::pager() {
                 None => Nap::UntilFaults(self.watch(total)),
-                Some(pager) => self.keep(pager, total),
+                Some(pager) => {
+                    let rest = self.set_traps(pager);
+                    self.keep(pager, total).at_most(rest)
+                }
             };
             let nap = nap.at_most(self.follow_orders(now));
             if let Some(pager) = agent::pager() {

@@ -7,6 +7,7 @@ use lowtide_core::codec::Codec;
 use lowtide_core::store::{Store, StoreConfig};
 use lowtide_pager::adoptable;
 use lowtide_pager::clock::now_us;
+use lowtide_pager::evict::Evicted;
 use lowtide_pager::line::Line;
 use lowtide_pager::pager::{Host, Pager};
 use lowtide_pager::present;
@@ -26,6 +27,8 @@ const LOOK_REST: u64 = 20;
 const FIRST_TRIES: usize = 25;
 /// When the program did not let the keeper look, it tries again after this.
 const LOOK_LATER_US: u64 = 10_000;
+/// When an event had to be read first, or the program forks, it goes on after this.
+const TRAPS_LATER_US: u64 = 50;
 
 /// Bytes of evicted pages that wait in this process before they are stored, one of so many that have adopted memory.
 pub(super) fn staging_target(limit: u64, processes: u64) -> usize {
@@ -154,5 +157,19 @@ impl Keeper {
             say::verbose(&mut line);
         }
         true
+    }
+
+    /// Where the program has only read so far, its writes are to be seen too. In how many microseconds it goes on.
+    pub(super) fn set_traps(&mut self, pager: &Pager) -> u64 {
+        let Some(worker) = &mut self.worker else { return u64::MAX };
+        match pager.set_traps(worker) {
+            Evicted::Nothing => u64::MAX,
+            Evicted::Some => 0,
+            Evicted::Ahead => {
+                pager.drain_staged(worker);
+                0
+            }
+            _ => TRAPS_LATER_US,
+        }
     }
 }

@@ -29,6 +29,7 @@ impl Pager {
             self.dropped(&lock, gap.start, gap.end);
         }
         if self.insert_registered(&lock, range)? {
+            self.needs_traps(&lock, range);
             return Ok(());
         }
         // SAFETY: nothing of the range has been evicted yet.

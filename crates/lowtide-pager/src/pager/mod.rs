@@ -35,6 +35,7 @@ use crate::segment::{Counters, Proc};
 use crate::space::SpaceLock;
 use crate::staging::Staging;
 use crate::stream::{MAX_WINDOW, Streams};
+use crate::traps::Traps;
 use crate::uffd::Uffd;
 use crate::zeros::Search;
 
@@ -69,6 +70,8 @@ pub struct Pager {
     /// How far the hand looks at a time, in bytes.
     pub(crate) reach: AtomicUsize,
     pub(crate) search: Search,
+    /// Changed with the space lock held exclusively, or by who sets them.
+    pub(crate) traps: Lock<Traps, { rank::UNRANKED }>,
     pub(crate) loads: Streams,
     pub(crate) touches: Streams,
     pub(crate) zeros: Mapping,
@@ -127,6 +130,7 @@ impl Pager {
             hand: Lock::new(Hand::default()),
             reach: AtomicUsize::new(1 << 30),
             search: Search::default(),
+            traps: Lock::new(Traps::default()),
             loads: Streams::new(4, 50),
             touches: Streams::new(16, 25),
             zeros: vm::map(MAX_WINDOW * PAGE_SIZE, OnFork::Copy)?,

@@ -15,3 +15,4 @@ mod removal;
 mod signals;
 mod swapoff;
 mod together;
+mod traps;

@@ -116,6 +116,19 @@ fn what_is_filled_by_one_call_keeps_the_limit() {
     }
 }
 
+/// Where the kernel has mapped its page of zeros, a write is none of a missing page, and is held back all the same. (By huge
+/// pages the program grows at the speed of memory until there are traps everywhere.)
+#[test]
+fn what_was_only_read_is_held_back_when_it_is_written() {
+    let Some(_turn) = turn() else { return };
+    let limit = Limit { ram: 96 << 20, swap: Swap::Ram };
+    for (arguments, bound) in [("1024 4", Growth::Stream.bound(limit.ram)), ("1024 4 huge", 4 * limit.ram)] {
+        let Some(job) = job("written after it was read", "read_before", arguments) else { return };
+        let Some(limited) = same(&job, &limit) else { return };
+        assert!(limited.peak <= bound, "{arguments}: peak {} bytes, allowed {bound}: {}", limited.peak, limited.stderr);
+    }
+}
+
 /// A file that is mapped and read at once holds nobody up.
 #[test]
 fn a_file_is_populated() {

@@ -1,0 +1,110 @@
+//! Memory that was read before it was adopted, and never written.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use lowtide_pager::evict::Evicted;
+use lowtide_pager::present::Present;
+use lowtide_pager::worker::Worker;
+use rustix::mm::{Advice, MapFlags};
+
+use crate::house::{Config, House, MIB, PAGE, map, verify, write};
+
+const PAGES: usize = 32768;
+/// Pages in a row that one may write to at most without coming to a trap.
+const MOST_IN_A_ROW: usize = 64;
+
+/// Memory that was read: pages of 4 KiB.
+fn read_before() -> *mut u8 {
+    let at = map(std::ptr::null_mut(), PAGES, MapFlags::empty());
+    // SAFETY: the test's own memory.
+    unsafe { rustix::mm::madvise(at.cast(), PAGES * PAGE, Advice::LinuxNoHugepage).unwrap() };
+    // SAFETY: inside the mapping.
+    (0..PAGES).for_each(|i| assert_eq!(unsafe { at.add(i * PAGE).read_volatile() }, 0));
+    at
+}
+
+/// Sets all traps, as the keeper does.
+fn set(house: &House) {
+    let mut worker = Worker::new(true).unwrap();
+    loop {
+        match house.pager.set_traps(&mut worker) {
+            Evicted::Nothing => return,
+            Evicted::Ahead => drop(house.pager.drain_staged(&mut worker)),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn what_was_only_read_gets_traps_and_nothing_else_does() {
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 2 }) else { return };
+    let at = read_before();
+    // SAFETY: inside the mapping.
+    let page = |i: usize| unsafe { at.add(i * PAGE) };
+    let is_written = |i: usize| i % 5 == 3 || (1000..3000).contains(&i);
+    (0..PAGES).filter(|i| is_written(*i)).for_each(|i| write(page(i), i as u64 + 1));
+    house.pager.budget.measured(100 << 20);
+    house.adopt(at, PAGES);
+    set(&house);
+    while house.pager.empty_staging(&mut Worker::new(true).unwrap()) {}
+    assert!(house.pager.budget.now() < 108 << 20, "no memory has gone, and little has come");
+    let present = Present::open().unwrap();
+    let (mut traps, mut in_a_row) = (0, 0);
+    for i in 0..PAGES {
+        match (present.holds_page(page(i) as usize), is_written(i)) {
+            (true, true) => {}
+            (true, false) => in_a_row += 1,
+            (false, true) => panic!("page {i} was written, and has become a trap"),
+            (false, false) => (traps, in_a_row) = (traps + 1, 0),
+        }
+        assert!(in_a_row <= MOST_IN_A_ROW, "no trap before page {i}");
+    }
+    assert!((PAGES / 128..PAGES / 16).contains(&traps), "{traps} traps");
+    assert_eq!(house.evictions(), traps as u64);
+    for i in 0..PAGES {
+        verify(page(i), if is_written(i) { i as u64 + 1 } else { 0 }, "with traps");
+    }
+    // What is adopted next has its own.
+    let next = read_before();
+    house.adopt(next, PAGES);
+    set(&house);
+    assert!(house.evictions() > traps as u64 + (PAGES / 128) as u64);
+}
+
+/// What is written to a page in the moment in which it becomes a trap is kept.
+#[test]
+fn no_write_is_lost_to_a_trap() {
+    let Some(house) = House::new(Config { pool: 256 * MIB, file: 0, monitors: 2 }) else { return };
+    for round in 0..12 {
+        let at = read_before() as usize;
+        let page = |i: usize| (at + i * PAGE) as *mut u8;
+        let seed = |i: usize| ((round * PAGES + i) as u64) << 1 | 1;
+        let begun = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            for part in 0..2 {
+                let (page, begun) = (&page, &begun);
+                scope.spawn(move || {
+                    begun.fetch_add(1, Ordering::Relaxed);
+                    // Only a word: as fast as can be.
+                    for i in (part..PAGES).step_by(2) {
+                        // SAFETY: the test's own page.
+                        unsafe { page(i).cast::<u64>().write_volatile(seed(i)) };
+                    }
+                });
+            }
+            while begun.load(Ordering::Relaxed) < 2 {
+                thread::yield_now();
+            }
+            house.adopt(at as *mut u8, PAGES);
+            set(&house);
+        });
+        house.evict_all();
+        for i in 0..PAGES {
+            // SAFETY: the test's own page.
+            assert_eq!(unsafe { page(i).cast::<u64>().read_volatile() }, seed(i), "round {round}, page {i}");
+        }
+        // SAFETY: the test's own memory.
+        unsafe { rustix::mm::munmap(at as *mut _, PAGES * PAGE).unwrap() };
+    }
+}
