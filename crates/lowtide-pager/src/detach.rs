@@ -84,7 +84,8 @@ impl Operation<'_> {
         if let Some((start, end)) = work.stale.take() {
             self.forget_stale(start, end);
         }
-        let busy = work.busy.take().unwrap_or_default();
+        // (The zero page is nobody's; what is busy in its place was written this moment.)
+        let busy = work.busy.take().filter(|_| found.kind == Kind::Page).unwrap_or_default();
         if !busy.is_empty() && !worker.may_fault && work.pages == 0 {
             return Detached::Busy;
         }
@@ -105,7 +106,9 @@ impl Operation<'_> {
         if work.pages == 0 && work.events_first {
             return Detached::EventsFirst;
         }
-        self.hand.lock().detached(work.pages);
+        if found.kind == Kind::Page {
+            self.hand.lock().detached(work.pages);
+        }
         Detached::Pages { frames: room - work.room, pages: work.pages }
     }
 

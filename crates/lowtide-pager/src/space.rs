@@ -78,7 +78,9 @@ impl SpaceLock {
                 return Exclusive(self);
             }
             let s = self.state.load(Ordering::Relaxed);
-            self.pause(&mut spins, s, s != 0);
+            if s != 0 {
+                self.pause(&mut spins, s, true);
+            }
         }
     }
 

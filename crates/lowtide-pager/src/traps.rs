@@ -10,15 +10,14 @@
 //! (The kernel maps its zero page also where it splits a huge page. But it does that because a part of it was detached, and
 //! that part is the trap.)
 
-use core::sync::atomic::Ordering;
-
+use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
 
 use crate::clock::now_ns;
 use crate::detach::Detached;
 use crate::evict::Evicted;
 use crate::hand::Found;
-use crate::pager::Pager;
+use crate::pager::{Operation, Pager};
 use crate::present::{Kind, Ranges};
 use crate::regions::Range;
 use crate::space::Exclusive;
@@ -30,77 +29,102 @@ const STRIDES: [usize; 2] = [1024, 64];
 const MOST_SCANS: usize = 128;
 /// It does not go on looking after so long.
 const LOOK_NS: u64 = 1_000_000;
-/// Batches that are left to those who evict.
-const SPARE_BATCHES: usize = 2;
+/// How far one scan looks: as far as takes some 100 us.
+const LEAST_REACH: usize = 16 << 20;
+const FIRST_REACH: usize = 256 << 20;
+const MOST_REACH: usize = 1 << 44;
+const SCAN_NS: u64 = 100_000;
+/// So many ranges are told apart. Where there are more, the last ones are one with what lies between them.
+const RANGES: usize = 16;
 
 /// Where traps are still to be set. Changed by the thread that sets them, and with the space lock alone.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Traps {
-    /// What is gone through, from the first address that was adopted to behind the last one; how often it was, this time up to
-    /// where, and whether there was anything.
-    span: Option<Range>,
+    /// What is gone through, in order of address; how often it was, this time up to where, and whether there was anything.
+    ranges: ArrayVec<Range, RANGES>,
     round: usize,
     at: usize,
     seen: bool,
-    /// The same of what was adopted since that began.
-    next: Option<Range>,
+    /// What was adopted since that began.
+    next: ArrayVec<Range, RANGES>,
+    /// How far a scan looks; 0: not known yet.
+    reach: usize,
 }
 
 impl Traps {
     fn add(&mut self, range: Range) {
-        let next = self.next.unwrap_or(range);
-        self.next = Some(Range { start: next.start.min(range.start), end: next.end.max(range.end) });
-        if self.span.is_none() {
+        let is_full = self.next.is_full();
+        match self.next.last_mut() {
+            // One look at the program's mappings goes up; the next one begins anew.
+            Some(last) if is_full || (last.start <= range.start && range.start <= last.end) => {
+                *last = Range { start: last.start.min(range.start), end: last.end.max(range.end) };
+            }
+            _ => self.next.push(range),
+        }
+        if self.ranges.is_empty() {
             self.begin();
         }
     }
 
     fn begin(&mut self) {
-        *self = Traps { span: self.next, at: self.next.map_or(0, |next| next.start), ..Traps::default() };
+        self.next.sort_unstable_by_key(|range| range.start);
+        self.ranges = self.next.take();
+        (self.round, self.at, self.seen) = (0, 0, false);
     }
 
     /// All has been gone through once more.
     fn round_ends(&mut self) {
-        match self.span {
-            Some(span) if self.seen && self.round + 1 < STRIDES.len() => {
-                *self = Traps { round: self.round + 1, at: span.start, seen: false, ..*self };
-            }
-            _ => self.begin(),
+        if self.seen && self.round + 1 < STRIDES.len() {
+            (self.round, self.at, self.seen) = (self.round + 1, 0, false);
+        } else {
+            self.begin();
+        }
+    }
+
+    /// What is left of the range that it is in.
+    fn left(&self) -> Option<Range> {
+        let range = self.ranges.iter().find(|range| range.end > self.at)?;
+        Some(Range { start: range.start.max(self.at), end: range.end })
+    }
+
+    fn reach(&self) -> usize {
+        if self.reach == 0 { FIRST_REACH } else { self.reach }
+    }
+
+    /// A scan has looked at so many bytes and found nothing.
+    fn has_looked(&mut self, bytes: usize, took_ns: u64) {
+        if took_ns > 2 * SCAN_NS {
+            self.reach = (self.reach() / 2).max(LEAST_REACH);
+        } else if took_ns < SCAN_NS / 2 && bytes == self.reach() {
+            self.reach = (self.reach() * 2).min(MOST_REACH);
         }
     }
 }
 
 impl Pager {
-    /// A range was adopted just now.
+    /// A range was adopted just now that the program has used before.
     pub(crate) fn needs_traps(&self, _: &Exclusive<'_>, range: Range) {
         self.traps.lock().add(range);
     }
 
-    /// One step of setting traps in memory that was adopted lately. [`Evicted::Some`]: there may be more; `Ahead`: staging must
-    /// be drained first. By the thread that adopts, without a lock.
+    /// One step of setting traps in memory that was adopted lately. [`Evicted::Some`]: there may be more; `Later`: an event must
+    /// be read first, the program forks, or others have all of staging. By the thread that adopts, without a lock.
     pub fn set_traps(&self, worker: &mut Worker) -> Evicted {
-        let mut traps = *self.traps.lock();
-        if traps.span.is_none() {
-            return Evicted::Nothing;
-        }
+        // In an operation, or a child's copy of the lock could be one that is held.
         let Some(operation) = self.enter() else { return Evicted::Later };
-        if self.staging.empty_batches() <= SPARE_BATCHES {
-            return Evicted::Ahead;
-        }
-        let Some(batch) = self.staging.take_empty() else { return Evicted::Ahead };
+        let mut traps = {
+            let traps = self.traps.lock();
+            if traps.ranges.is_empty() {
+                return Evicted::Nothing;
+            }
+            traps.clone()
+        };
         let ranges = self.find_traps(&mut traps);
-        // Read-only or locked pages can't be moved, and stay.
-        let found = Found { ranges, kind: Kind::ZeroPage, spares_none: true, is_complete: false };
-        let detached = operation.detach(&found, self.staging.first(batch), self.staging.batch_frames(), worker);
-        match detached {
-            Detached::Pages { pages: pages @ 1.., .. } => operation.queue(batch, pages),
-            _ => self.staging.put_empty(batch),
+        let set = if ranges.is_empty() { Evicted::Some } else { operation.detach_zero_pages(ranges, worker) };
+        if set == Evicted::Some {
+            *self.traps.lock() = traps;
         }
-        if matches!(detached, Detached::EventsFirst) {
-            return Evicted::Later;
-        }
-        *self.traps.lock() = traps;
-        Evicted::Some
+        set
     }
 
     /// The next pages that are to become traps.
@@ -108,32 +132,62 @@ impl Pager {
         let mut pages = Ranges::none();
         let started = now_ns();
         for _ in 0..MOST_SCANS {
-            if now_ns() > started + LOOK_NS {
+            let now = now_ns();
+            if now > started + LOOK_NS || traps.ranges.is_empty() {
                 break;
             }
-            let Some(span) = traps.span else { break };
-            let range = self.regions.next(&self.space.shared(), traps.at);
-            let Some(range) = range.filter(|range| range.start < span.end) else {
+            let Some(left) = traps.left() else {
                 traps.round_ends();
                 // In order of address.
-                if pages.is_empty() { continue } else { break }
+                if pages.is_empty() {
+                    continue;
+                }
+                break;
             };
-            let reach = self.reach.load(Ordering::Relaxed);
-            let end = range.end.min(span.end).min(range.start.saturating_add(reach));
+            let Some(range) = self.regions.next(&self.space.shared(), left.start).filter(|range| range.start < left.end) else {
+                traps.at = left.end;
+                continue;
+            };
+            let end = range.end.min(left.end).min(range.start.saturating_add(traps.reach()));
             // Without the lock: what changes meanwhile is seen when the page is detached.
             let found = self.present().scan_zero_page(range.start, end, 1);
-            let page = found.as_ref().ok().and_then(|found| found.iter().next());
-            traps.at = match (page, found) {
-                (Some((page, _)), _) => {
+            traps.at = match found.as_ref().map(|found| found.iter().next()) {
+                Ok(Some((page, _))) => {
                     traps.seen = true;
                     pages.push(page);
                     page + STRIDES[traps.round] * PAGE_SIZE
                 }
-                (None, Ok(found)) => found.walk_end.max(range.start + PAGE_SIZE),
-                (None, Err(_)) => end,
+                _ => {
+                    traps.has_looked(end - range.start, now_ns() - now);
+                    end
+                }
             };
         }
         pages
+    }
+}
+
+impl Operation<'_> {
+    fn detach_zero_pages(&self, ranges: Ranges, worker: &mut Worker) -> Evicted {
+        let Some(batch) = self.staging.take_empty() else {
+            self.drained(worker);
+            return Evicted::Later;
+        };
+        // Read-only or locked pages can't be moved, and stay.
+        let found = Found { ranges, kind: Kind::ZeroPage, spares_none: true, is_complete: false };
+        match self.detach(&found, self.staging.first(batch), self.staging.batch_frames(), worker) {
+            Detached::Pages { pages: pages @ 1.., .. } => {
+                self.queue(batch, pages);
+                // At once: while they wait they are counted as memory, which they are not.
+                self.drained(worker);
+            }
+            Detached::EventsFirst => {
+                self.staging.put_empty(batch);
+                return Evicted::Later;
+            }
+            Detached::Pages { .. } | Detached::Busy => self.staging.put_empty(batch),
+        }
+        Evicted::Some
     }
 }
 
@@ -141,27 +195,50 @@ impl Pager {
 mod tests {
     use super::*;
 
-    fn range(start: usize, end: usize) -> Option<Range> {
-        Some(Range { start, end })
+    fn range(start: usize, end: usize) -> Range {
+        Range { start, end }
     }
 
     #[test]
     fn what_is_adopted_meanwhile_comes_next_and_nothing_is_gone_through_in_vain() {
         let mut traps = Traps::default();
-        traps.add(Range { start: 10, end: 20 });
+        traps.add(range(10, 20));
         traps.at = 15;
         traps.seen = true;
-        traps.add(Range { start: 40, end: 50 });
-        traps.add(Range { start: 12, end: 14 });
-        assert_eq!((traps.span, traps.at, traps.next), (range(10, 20), 15, range(12, 50)));
+        traps.add(range(40, 50));
+        traps.add(range(50, 60));
+        traps.add(range(12, 14));
+        assert_eq!((traps.left(), traps.next.as_slice()), (Some(range(15, 20)), &[range(40, 60), range(12, 14)][..]));
         traps.round_ends();
-        assert_eq!((traps.span, traps.round, traps.at, traps.seen), (range(10, 20), 1, 10, false));
+        assert_eq!((traps.left(), traps.round, traps.seen), (Some(range(10, 20)), 1, false));
         traps.seen = true;
         traps.round_ends();
-        assert_eq!((traps.span, traps.round, traps.at, traps.next), (range(12, 50), 0, 12, None));
+        assert_eq!((traps.ranges.as_slice(), traps.round), (&[range(12, 14), range(40, 60)][..], 0));
+        traps.at = 14;
+        assert_eq!(traps.left(), Some(range(40, 60)));
+        traps.at = 60;
+        assert_eq!(traps.left(), None);
         traps.round_ends();
-        assert_eq!((traps.span, traps.next), (None, None), "there was nothing");
-        traps.add(Range { start: 1, end: 2 });
-        assert_eq!((traps.span, traps.at), (range(1, 2), 1));
+        assert!(traps.ranges.is_empty() && traps.next.is_empty(), "there was nothing");
+    }
+
+    #[test]
+    fn of_many_ranges_none_is_forgotten() {
+        let mut traps = Traps::default();
+        let of = |i: usize| range(10 * i, 10 * i + 5);
+        (0..3 * RANGES).for_each(|i| traps.add(of(i)));
+        traps.round_ends();
+        let covered = |i| traps.ranges.iter().any(|range| range.covers(of(i)));
+        // The first one was begun with at once.
+        assert!((1..3 * RANGES).all(covered), "{:?}", traps.ranges);
+    }
+
+    #[test]
+    fn a_scan_looks_as_far_as_takes_its_time() {
+        let mut traps = Traps::default();
+        (0..40).for_each(|_| traps.has_looked(traps.reach(), 1));
+        assert_eq!(traps.reach(), MOST_REACH);
+        (0..40).for_each(|_| traps.has_looked(traps.reach(), 10 * SCAN_NS));
+        assert_eq!(traps.reach(), LEAST_REACH);
     }
 }

@@ -182,6 +182,14 @@ enum Nap {
 }
 
 impl Nap {
+    /// The same, but no longer than so many microseconds if faults may disturb it.
+    fn or_until(self, most_us: u64) -> Nap {
+        match self {
+            Nap::UntilFaults(us) => Nap::UntilFaults(us.min(most_us)),
+            undisturbed => undisturbed,
+        }
+    }
+
     /// The same, but no longer than so many microseconds.
     fn at_most(self, most_us: u64) -> Nap {
         match self {
@@ -308,18 +316,17 @@ impl Keeper {
                 self.supervisor_seen_us = now;
                 self.supervisor.must_live();
             }
+            let mut traps_in = u64::MAX;
             if let Some(pager) = agent::pager() {
+                traps_in = self.set_traps(pager);
                 pager.set_reclaiming(true);
             }
             let total = self.measure();
             let nap = match agent::pager() {
                 None => Nap::UntilFaults(self.watch(total)),
-                Some(pager) => {
-                    let rest = self.set_traps(pager);
-                    self.keep(pager, total).at_most(rest)
-                }
+                Some(pager) => self.keep(pager, total),
             };
-            let nap = nap.at_most(self.follow_orders(now));
+            let nap = nap.or_until(traps_in).at_most(self.follow_orders(now));
             if let Some(pager) = agent::pager() {
                 pager.set_reclaiming(false);
             }

@@ -17,7 +17,7 @@ use lowtide_pager::worker::Worker;
 use rustix::io::Errno;
 
 use super::{Keeper, LOOK_AGAIN};
-use crate::{agent, broker, gate, hooks, monitor, say, swap_file, thread, watch};
+use crate::{agent, broker, gate, hooks, monitor, request, say, swap_file, thread, watch};
 
 /// Mappings that were made past the C library are looked for this often at least, ...
 const LOOK_EVERY_US: u64 = 100_000;
@@ -27,8 +27,12 @@ const LOOK_REST: u64 = 20;
 const FIRST_TRIES: usize = 25;
 /// When the program did not let the keeper look, it tries again after this.
 const LOOK_LATER_US: u64 = 10_000;
-/// When an event had to be read first, or the program forks, it goes on after this.
+/// Traps are set with so much time in between at least: with as much as it took to set the last ones.
+const SHORTEST_TRAPS_REST_US: u64 = 100;
+/// When an event must be read first, or the program forks, it goes on after this.
 const TRAPS_LATER_US: u64 = 50;
+/// When memory is adopted for the first time, traps are set for so long without any rest.
+const FIRST_TRAPS_US: u64 = 100_000;
 
 /// Bytes of evicted pages that wait in this process before they are stored, one of so many that have adopted memory.
 pub(super) fn staging_target(limit: u64, processes: u64) -> usize {
@@ -122,7 +126,7 @@ impl Keeper {
         let (mut adopted, mut ranges, mut too_many) = (0u64, 0u64, false);
         LOOK_AGAIN.store(false, Ordering::Release);
         let refused = adoptable::each_adoptable(|range: Range| {
-            let done = pager.adopt(range);
+            let done = pager.adopt_used(range);
             if done.is_ok() {
                 adopted += (range.end - range.start) as u64;
                 ranges += 1;
@@ -159,17 +163,30 @@ impl Keeper {
         true
     }
 
-    /// Where the program has only read so far, its writes are to be seen too. In how many microseconds it goes on.
+    /// Where the program has only read so far, its writes are to be seen too: some of it. In how many microseconds it goes on.
     pub(super) fn set_traps(&mut self, pager: &Pager) -> u64 {
         let Some(worker) = &mut self.worker else { return u64::MAX };
+        let started = now_us();
         match pager.set_traps(worker) {
             Evicted::Nothing => u64::MAX,
-            Evicted::Some => 0,
-            Evicted::Ahead => {
-                pager.drain_staged(worker);
-                0
-            }
+            // Meanwhile monitors detach pages.
+            Evicted::Some => (now_us() - started).max(SHORTEST_TRAPS_REST_US),
             _ => TRAPS_LATER_US,
+        }
+    }
+
+    /// The same at once, for a while, until there are many: so far the program may write what it likes.
+    pub(super) fn set_first_traps(&mut self, pager: &Pager) {
+        let until = now_us() + FIRST_TRAPS_US;
+        while now_us() < until {
+            // Others want it, too; and who comes to a trap is held back by what was last measured.
+            self.answer();
+            self.measure();
+            match self.set_traps(pager) {
+                u64::MAX => return,
+                TRAPS_LATER_US => request::sleep(request::bell(), TRAPS_LATER_US),
+                _ => {}
+            }
         }
     }
 }

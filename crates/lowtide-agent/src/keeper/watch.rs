@@ -13,9 +13,6 @@ use crate::{agent, gate, say, swap_file};
 /// while a thread is in a page fault there, and most threads that wait for a CPU wait in one.
 const ADOPTION_US: u64 = 20_000;
 
-/// For so long traps are set at once: until there are many the program may write what it likes.
-const FIRST_TRAPS_US: u64 = 100_000;
-
 impl Keeper {
     /// Whether this process is asked to move pages out, and has any that are worth it.
     fn watch_for_requests(&self, total: u64) -> bool {
@@ -85,10 +82,7 @@ impl Keeper {
         }
         if let Some(pager) = agent::pager() {
             self.adopt_first(pager);
-            while self.set_traps(pager) == 0 && now_us() < now + FIRST_TRAPS_US {
-                // Who comes to a trap is held back by what was last measured.
-                self.measure();
-            }
+            self.set_first_traps(pager);
             self.urgent = None;
         }
         0

@@ -67,6 +67,7 @@ impl Pager {
             self.space.reset_after_fork();
             self.hand.reset_after_fork();
             self.order.reset_after_fork();
+            self.traps.reset_after_fork();
             self.map.reset_after_fork();
             self.staging.reset_after_fork();
             self.order.lock().all_is_certain();

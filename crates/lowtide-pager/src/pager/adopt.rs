@@ -1,5 +1,6 @@
 //! How a range of the program's memory is adopted: registered, and then evictable.
 
+use arrayvec::ArrayVec;
 use lowtide_core::vm;
 use rustix::io::Errno;
 use rustix::mm::MsyncFlags;
@@ -9,15 +10,36 @@ use crate::regions::Range;
 use crate::space::Exclusive;
 use crate::uffd::Standing;
 
+/// Of a range with more parts that are not adopted yet all of it is looked through for traps.
+const MOST_GAPS: usize = 8;
+
 impl Pager {
-    /// Adopts a range: registers it, so that its missing pages are served from now on, and makes it evictable.
+    /// Adopts memory that is new: registers it, so that its missing pages are served from now on, and makes it evictable.
     ///
     /// # Errors
     /// Those of UFFDIO_REGISTER; `NOMEM`: too many ranges; `EXIST`: lowtide's own memory is there by now; `AGAIN`: the mappings
     /// of the range are changing just now.
     pub fn adopt(&self, range: Range) -> Result<(), Errno> {
+        self.adopt_with(&self.space.exclusive(), range)
+    }
+
+    /// Adopts memory that the program has used before. By the thread that sets traps ([`Pager::set_traps`]).
+    ///
+    /// # Errors
+    /// As [`Pager::adopt`].
+    pub fn adopt_used(&self, range: Range) -> Result<(), Errno> {
         let lock = self.space.exclusive();
-        if self.regions.covers(&lock, range) {
+        let new: ArrayVec<Range, MOST_GAPS> = self.regions.gaps(&lock, range).take(MOST_GAPS).collect();
+        self.adopt_with(&lock, range)?;
+        match new.is_full() {
+            false => new.into_iter().for_each(|gap| self.needs_traps(&lock, gap)),
+            true => self.needs_traps(&lock, range),
+        }
+        Ok(())
+    }
+
+    fn adopt_with(&self, lock: &Exclusive<'_>, range: Range) -> Result<(), Errno> {
+        if self.regions.covers(lock, range) {
             return Ok(());
         }
         // SAFETY: the monitors serve every fault, once this thread has let go of the lock.
@@ -25,11 +47,10 @@ impl Pager {
         vm::unless_own(range.start, range.end, register).ok_or(Errno::EXIST)??;
         // There should be none; but where a program changes its mappings past the C library from several threads, words may
         // have been left behind, and would give old bytes to pages that were never touched.
-        for gap in self.regions.gaps(&lock, range) {
-            self.dropped(&lock, gap.start, gap.end);
+        for gap in self.regions.gaps(lock, range) {
+            self.dropped(lock, gap.start, gap.end);
         }
-        if self.insert_registered(&lock, range)? {
-            self.needs_traps(&lock, range);
+        if self.insert_registered(lock, range)? {
             return Ok(());
         }
         // SAFETY: nothing of the range has been evicted yet.

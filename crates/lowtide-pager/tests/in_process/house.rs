@@ -109,6 +109,11 @@ impl House {
         self.pager.adopt(Range { start: at as usize, end: at as usize + pages * PAGE }).unwrap();
     }
 
+    /// Adopts memory that was used before.
+    pub fn adopt_used(&self, at: *mut u8, pages: usize) {
+        self.pager.adopt_used(Range { start: at as usize, end: at as usize + pages * PAGE }).unwrap();
+    }
+
     /// Evicts until nothing more can be; what the last call said.
     pub fn evict_all(&self) -> Evicted {
         let mut worker = Worker::new(true).unwrap();
