@@ -73,6 +73,7 @@ impl Keeper {
         pager.budget.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
         pager.budget.set_ceiling(agent::settings().ram_ceiling.load(Ordering::Relaxed));
         pager.set_sharers(self.resident.sharers());
+        pager.watch_writes();
         let now = now_us();
         if pager.was_forked() && now.saturating_sub(self.children_looked_at) >= LOOK_AT_CHILDREN_US {
             self.children_looked_at = now;
