@@ -143,13 +143,21 @@ impl Pager {
         let mut window = self.touches.window(page);
         window.pages = if self.budget.is_near_limit() { 1 } else { window.pages.min(CHUNK) };
         let (low, high) = self.clip(&lock, page, window);
-        match self.uffd().let_write(low.addr(), (high - low) * PAGE_SIZE) {
+        let mut part = (low, high);
+        let mut done = self.uffd().let_write(low.addr(), (high - low) * PAGE_SIZE);
+        if done.is_err_and(|error| error != Errno::AGAIN) && high - low > 1 {
+            // There is something else beside it by now.
+            part = (page, page + 1);
+            done = self.uffd().let_write(page.addr(), PAGE_SIZE);
+        }
+        match done {
             Ok(()) => {
                 // All of them may be written now without another fault.
-                self.arrived(high - low);
-                self.touches.advance(window, low, high);
+                self.arrived(part.1 - part.0);
+                self.touches.advance(window, part.0, part.1);
             }
             Err(Errno::AGAIN) => return Served::EventsFirst,
+            // It is gone, or nobody is told of writes any more.
             Err(_) => self.uffd().wake(page.addr(), PAGE_SIZE),
         }
         add(self.counters().faults(FaultKind::FirstTouch), 1);
