@@ -22,7 +22,6 @@ use crate::pager::{Operation, Pager};
 use crate::present::{Kind, Ranges};
 use crate::regions::Range;
 use crate::space::Exclusive;
-use crate::uffd::Watched;
 use crate::worker::Worker;
 
 /// One of so many pages becomes a trap, each time memory is gone through.
@@ -121,7 +120,7 @@ impl Pager {
             }
             traps.clone()
         };
-        if self.watched() == Watched::Writes {
+        if self.protects() {
             let protected = self.protect_zero_page(&mut traps);
             *self.traps.lock() = traps;
             return protected;

@@ -24,14 +24,14 @@ impl Operation<'_> {
         }
         let lock = self.space.shared();
         let streams = if word == PageState::Zero { &self.loads } else { &self.touches };
-        let mut window = streams.window(page);
         let is_mapped = word == PageState::Zero && self.zero_page.is_for(access);
-        if !is_mapped && self.budget.is_near_limit() {
+        let mut window = (!is_mapped).then(|| streams.window(page));
+        if let Some(window) = window.as_mut().filter(|_| self.budget.is_near_limit()) {
             window.pages = window.pages.min(CHUNK);
         }
-        let (low, high) = match is_mapped {
-            true => self.zeros_around(&lock, page),
-            false => self.clip(&lock, page, window),
+        let (low, high) = match window {
+            None => self.zeros_around(&lock, page),
+            Some(window) => self.clip(&lock, page, window),
         };
         let guards = self.guards.begin_look();
         // ZEROPAGE stops at guards.
@@ -98,7 +98,7 @@ impl Operation<'_> {
         }
         let c = self.counters();
         self.count(if word == PageState::Zero { FaultKind::Zero } else { FaultKind::FirstTouch }, worker);
-        if !is_mapped {
+        if let Some(window) = window {
             add(&c.read_ahead_pages, installed.saturating_sub(1));
             add(&c.read_ahead_used, window.used);
             streams.advance(window, first, at);

@@ -5,22 +5,29 @@
 //! That the kernel tells of writes costs forks time, so it is asked to only when zeros are read often. And a page that is read
 //! and then written costs two faults: while that happens to many, zeros come in as pages of their own (`touch.rs`).
 
-use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
-use lowtide_core::vm::PAGE_SIZE;
+use lowtide_core::vm::{self, PAGE_SIZE};
 use rustix::io::Errno;
 
 use super::Served;
+use crate::clock::now_ns;
 use crate::ids::PageNo;
 use crate::pagemap::PageState;
 use crate::pager::{Pager, add};
 use crate::segment::FaultKind;
 use crate::space::Shared;
-use crate::uffd::{Access, Progress, Watched};
+use crate::uffd::{Access, Progress, Standing, Watched};
 use crate::worker::{CHUNK, Worker};
 
 /// So many faults that read zeros, more than that wrote them, are reason to have writes watched.
 const WORTHWHILE: i32 = 256;
+/// Where that could not be done for all, it is done again, but not before so long.
+const AGAIN_NS: u64 = 1_000_000_000;
+/// Writes are let through in blocks of so many pages at most, ...
+const BLOCK: usize = CHUNK;
+/// ... and while nothing tells that they are a stream, so many.
+const NEW_STREAM: usize = 4;
 /// So many pages on each side are mapped with one, if they are zeros as well.
 const AROUND: usize = 32;
 /// A write to a page that is mapped so weighs as much as so many reads, ...
@@ -39,6 +46,10 @@ pub(crate) struct ZeroPage {
     is_mapped: AtomicBool,
     /// The kernel would not.
     is_refused: AtomicBool,
+    /// Some places could not be protected.
+    missed_some: AtomicBool,
+    /// When the next try may be.
+    not_before_ns: AtomicU64,
 }
 
 impl ZeroPage {
@@ -70,14 +81,30 @@ impl Pager {
         if self.zero_page.is_watched.load(Ordering::Relaxed) { Watched::Writes } else { Watched::Missing }
     }
 
-    /// Has writes watched in all adopted memory, if that is worth while and is not so yet. By the keeper, without a lock.
-    pub fn watch_writes(&self) {
+    /// Whether places with the zero page are write-protected, instead of traps between them.
+    pub fn protects(&self) -> bool {
+        self.watched() == Watched::Writes
+    }
+
+    /// Whether [`Pager::watch_writes`] has something to do: it is worth while, and not done; or some places could not be
+    /// protected.
+    pub fn wants_writes_watched(&self) -> bool {
         let zero_page = &self.zero_page;
         let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-        if is(&zero_page.is_mapped) || is(&zero_page.is_refused) || zero_page.score.load(Ordering::Relaxed) < WORTHWHILE {
-            return;
-        }
+        let has_reason = match is(&zero_page.is_mapped) {
+            false => !is(&zero_page.is_refused) && zero_page.score.load(Ordering::Relaxed) >= WORTHWHILE,
+            true => is(&zero_page.missed_some),
+        };
+        has_reason && now_ns() > zero_page.not_before_ns.load(Ordering::Relaxed)
+    }
+
+    /// Has writes watched in all adopted memory. By the thread that adopts, while nobody changes mappings through a hook; without
+    /// a lock.
+    pub fn watch_writes(&self) {
         let Some(_operation) = self.enter() else { return };
+        let zero_page = &self.zero_page;
+        zero_page.missed_some.store(false, Ordering::Relaxed);
+        zero_page.not_before_ns.store(now_ns() + AGAIN_NS, Ordering::Relaxed);
         // First, so that what is adopted meanwhile is watched as well.
         zero_page.is_watched.store(true, Ordering::Relaxed);
         let mut at = 0;
@@ -89,15 +116,25 @@ impl Pager {
                 continue;
             }
             // SAFETY: it is adopted, so its missing pages are served.
-            if unsafe { self.uffd().register(range.start, range.end - range.start, Watched::Writes) }.is_err() {
-                zero_page.is_refused.store(true, Ordering::Relaxed);
-                zero_page.is_watched.store(false, Ordering::Relaxed);
-                return;
+            let register = || unsafe { self.uffd().register(range.start, range.end - range.start, Watched::Writes) };
+            match vm::unless_own(range.start, range.end, register) {
+                Some(Ok(())) => {}
+                // Mappings change past the hooks: another time.
+                _ if self.uffd().standing(range.start) != Standing::Registered => return,
+                None => return,
+                Some(Err(_)) => {
+                    zero_page.is_refused.store(true, Ordering::Relaxed);
+                    zero_page.is_watched.store(false, Ordering::Relaxed);
+                    return;
+                }
             }
+            // What is there by now of it.
+            self.needs_traps(&lock, range);
             at = range.end;
         }
-        zero_page.score.store(MEMORY, Ordering::Relaxed);
-        zero_page.is_mapped.store(true, Ordering::Relaxed);
+        if !zero_page.is_mapped.swap(true, Ordering::Relaxed) {
+            zero_page.score.store(MEMORY, Ordering::Relaxed);
+        }
     }
 
     /// Whether a fault brings in nothing that takes memory.
@@ -124,37 +161,36 @@ impl Pager {
     /// Maps the zero page in so many places that are missing and read as zeros.
     pub(super) fn map_zero_page(&self, at: PageNo, pages: usize) -> Progress {
         let mapped = self.uffd().zero_page(at.addr(), pages * PAGE_SIZE);
-        if mapped.done > 0 {
-            // Fails where the program changes its mappings this moment: then writes to these few pages are not seen, and are
-            // counted when memory is measured, like those of another thread that come before it.
-            let _ = self.uffd().protect(at.addr(), mapped.done);
+        // Fails where the program changes its mappings this moment.
+        if mapped.done > 0 && self.uffd().protect(at.addr(), mapped.done).is_err() {
+            self.zero_page.missed_some.store(true, Ordering::Relaxed);
         }
         mapped
     }
 
     /// A thread is about to write to the zero page. Also while the program forks: no word is changed.
+    ///
+    /// What follows in a stream of writes is let through with it, but never a page with which a block of [`BLOCK`] begins:
+    /// however much of this is not written after all, who writes there later is seen.
     pub(super) fn let_write(&self, page: PageNo, worker: &mut Worker) -> Served {
         let lock = self.space.shared();
-        self.zero_page.is_written();
-        if self.regions.find(&lock, page.addr()).is_none() {
-            self.uffd().wake(page.addr(), PAGE_SIZE);
-            return Served::Done;
-        }
         let mut window = self.touches.window(page);
-        window.pages = if self.budget.is_near_limit() { 1 } else { window.pages.min(CHUNK) };
+        let most = if window.used > 0 { BLOCK } else { NEW_STREAM };
+        window.pages = if self.budget.is_near_limit() { 1 } else { window.pages.min(most) };
         let (low, high) = self.clip(&lock, page, window);
-        let mut part = (low, high);
+        let (mut low, mut high) = within_block(page, low, high);
         let mut done = self.uffd().let_write(low.addr(), (high - low) * PAGE_SIZE);
         if done.is_err_and(|error| error != Errno::AGAIN) && high - low > 1 {
             // There is something else beside it by now.
-            part = (page, page + 1);
+            (low, high) = (page, page + 1);
             done = self.uffd().let_write(page.addr(), PAGE_SIZE);
         }
         match done {
             Ok(()) => {
                 // All of them may be written now without another fault.
-                self.arrived(part.1 - part.0);
-                self.touches.advance(window, part.0, part.1);
+                self.arrived(high - low);
+                self.touches.advance(window, low, high);
+                self.zero_page.is_written();
             }
             Err(Errno::AGAIN) => return Served::EventsFirst,
             // It is gone, or nobody is told of writes any more.
@@ -164,6 +200,13 @@ impl Pager {
         worker.counted = Some(FaultKind::FirstTouch);
         Served::Done
     }
+}
+
+/// The part of `low .. high`, which begins or ends with `page`, that is in the block of `page`; without its first page, but if
+/// that is `page`.
+fn within_block(page: PageNo, low: PageNo, high: PageNo) -> (PageNo, PageNo) {
+    let block = PageNo::new(page.number() - page.number() % BLOCK);
+    (low.max(block + 1).min(page), high.min(block + BLOCK))
 }
 
 #[cfg(test)]
@@ -193,6 +236,19 @@ mod tests {
             }
         }
         assert!(mapped > 800, "{mapped} of 1000");
+    }
+
+    #[test]
+    fn no_write_goes_on_into_another_block() {
+        let cut = |page, low, high| {
+            let (low, high) = within_block(PageNo::new(page), PageNo::new(low), PageNo::new(high));
+            (low.number(), high.number())
+        };
+        assert_eq!(cut(128, 128, 192), (128, 192));
+        assert_eq!(cut(130, 130, 194), (130, 192));
+        assert_eq!(cut(130, 100, 131), (129, 131));
+        assert_eq!(cut(128, 100, 129), (128, 129));
+        assert_eq!(cut(191, 191, 192), (191, 192));
     }
 
     #[test]

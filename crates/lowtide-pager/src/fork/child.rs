@@ -14,7 +14,6 @@ use crate::pager::Pager;
 use crate::regions::Range;
 use crate::segment::{Proc, Segment};
 use crate::space::Exclusive;
-use crate::uffd::Watched;
 
 /// Why a child can't go on.
 const PARENT_KILLED: &[u8] = b"the parent was killed while it forked: the child's memory is not whole";
@@ -196,7 +195,7 @@ impl Pager {
                 let register = || unsafe { self.uffd().register(mapped.start, mapped.end - mapped.start, self.watched()) };
                 match vm::unless_own(mapped.start, mapped.end, register).transpose() {
                     // Where the parent had the zero page mapped, nobody watches writes any more.
-                    Ok(Some(())) if self.watched() == Watched::Writes => {
+                    Ok(Some(())) if self.protects() => {
                         self.needs_traps(&self.space.exclusive(), mapped);
                     }
                     Ok(Some(())) => {}
