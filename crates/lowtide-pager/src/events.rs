@@ -14,7 +14,7 @@ use crate::pagemap::PageState;
 use crate::pager::Pager;
 use crate::regions::Range;
 use crate::space::Exclusive;
-use crate::uffd::{Access, MOST_READ, Message, Standing};
+use crate::uffd::{MOST_READ, Message, Standing};
 use crate::worker::Worker;
 
 /// Pages that an event takes away between two looks at what lowtide holds.
@@ -24,14 +24,12 @@ const PUBLISH_EVERY: usize = 32;
 const DESCRIPTOR_TRIES: usize = 1000;
 
 /// A thread of the program waits for a page.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Fault {
-    /// Where: the beginning of the page.
+    /// Where it is missing.
     pub addr: usize,
     /// The thread's id.
     pub thread: u32,
-    /// What it wants there.
-    pub access: Access,
 }
 
 /// What was read, and what a monitor has to do with it.
@@ -87,7 +85,7 @@ impl Pager {
         read.event |= !matches!(message, Message::Fault { .. });
         read.remapped |= matches!(message, Message::Remap { .. });
         match message {
-            Message::Fault { addr, thread, access } => read.faults.push(Fault { addr, thread, access }),
+            Message::Fault { addr, thread } => read.faults.push(Fault { addr, thread }),
             Message::Fork(child) => self.forked(lock, child, worker),
             event => self.happened(lock, event),
         }

@@ -59,10 +59,7 @@ impl Pager {
                 Ok(())
             }
             Some(Errno::EXIST) => {
-                // The zero page, perhaps, which is to be written.
-                if uffd.let_write(page.addr(), PAGE_SIZE).is_err() {
-                    uffd.wake(page.addr(), PAGE_SIZE);
-                }
+                uffd.wake(page.addr(), PAGE_SIZE);
                 Ok(())
             }
             Some(e) => Err(e),

@@ -16,4 +16,3 @@ mod signals;
 mod swapoff;
 mod together;
 mod traps;
-mod zero_page;
