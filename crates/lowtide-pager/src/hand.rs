@@ -5,7 +5,7 @@
 //! compressed copy of its own: so with more than two processes that have the same pages they stay if there is no device, and
 //! with more than eight they stay anyway.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::Ordering;
 
 use lowtide_core::vm::PAGE_SIZE;
 
@@ -16,8 +16,8 @@ use crate::present::{Kind, Ranges};
 /// How far one scan looks in bytes of address space, at least and at most: as far as takes some 100 us. Address space that was
 /// reserved and never touched is passed by the terabyte.
 const LEAST_REACH: usize = 256 << 20;
-const MOST_REACH: usize = 1 << 44;
-const SCAN_NS: u64 = 100_000;
+pub(crate) const MOST_REACH: usize = 1 << 44;
+pub(crate) const SCAN_NS: u64 = 100_000;
 /// Rounds of the hand that find nothing, after which there is nothing: in the first one young blocks and shared pages are
 /// passed by.
 const IDLE_ROUNDS: u32 = 2;
@@ -115,7 +115,7 @@ impl Operation<'_> {
             scan = scan.and_then(|mut found| found.keep_exclusive(self.present()).is_ok().then_some(found));
         }
         let took = now_ns() - started;
-        adapt(&self.reach, reach, took, end == range.start + reach);
+        self.reach.store(next_reach(reach, LEAST_REACH, took, end == range.start + reach), Ordering::Relaxed);
         hand.at = scan.as_ref().map_or(end, |s| s.walk_end.max(range.start + PAGE_SIZE));
         hand.found += scan.as_ref().map_or(0, |s| s.iter().map(|(from, to)| (to - from) / PAGE_SIZE).sum());
         let spares_none = hand.idle_rounds > 0;
@@ -123,11 +123,14 @@ impl Operation<'_> {
     }
 }
 
-/// Lets the next scan look further, if this one came to its end soon, or less far, if it took long.
-fn adapt(reach: &AtomicUsize, was: usize, took_ns: u64, reached: bool) {
+/// How far the next scan looks: further, if one that looked `was` far came to its end (`reached`) soon, or less far, if it took
+/// long, but no less far than `least`.
+pub(crate) fn next_reach(was: usize, least: usize, took_ns: u64, reached: bool) -> usize {
     if took_ns > 2 * SCAN_NS {
-        reach.store((was / 2).max(LEAST_REACH), Ordering::Relaxed);
+        (was / 2).max(least)
     } else if reached && took_ns < SCAN_NS / 2 {
-        reach.store((was * 2).min(MOST_REACH), Ordering::Relaxed);
+        (was * 2).min(MOST_REACH)
+    } else {
+        was
     }
 }

@@ -207,16 +207,17 @@ impl Present {
         })
     }
 
-    /// Finds the shared zero page, and nothing else, in so many places at most (0: any number).
+    /// The first place in `start .. end` where the shared zero page is.
     ///
     /// # Errors
     /// As [`Present::scan`].
-    pub fn scan_zero_page(&self, start: usize, end: usize, max_pages: usize) -> Result<Ranges, Errno> {
-        self.ask(start, end, |arg| {
-            arg.max_pages = max_pages as u64;
+    pub fn first_zero_page(&self, start: usize, end: usize) -> Result<Option<usize>, Errno> {
+        let found = self.ask(start, end, |arg| {
+            arg.max_pages = 1;
             arg.category_mask = u64::from(sys::PAGE_IS_PRESENT | sys::PAGE_IS_PFNZERO);
             arg.return_mask = u64::from(sys::PAGE_IS_PRESENT);
-        })
+        })?;
+        Ok(found.iter().next().map(|(page, _)| page))
     }
 
     fn ask(&self, start: usize, end: usize, wanted: impl FnOnce(&mut sys::pm_scan_arg)) -> Result<Ranges, Errno> {

@@ -16,7 +16,7 @@ use lowtide_core::vm::PAGE_SIZE;
 use crate::clock::now_ns;
 use crate::detach::Detached;
 use crate::evict::Evicted;
-use crate::hand::Found;
+use crate::hand::{Found, next_reach};
 use crate::pager::{Operation, Pager};
 use crate::present::{Kind, Ranges};
 use crate::regions::Range;
@@ -29,16 +29,14 @@ const STRIDES: [usize; 2] = [1024, 64];
 const MOST_SCANS: usize = 128;
 /// It does not go on looking after so long.
 const LOOK_NS: u64 = 1_000_000;
-/// How far one scan looks: as far as takes some 100 us.
+/// How far one scan looks at least and at first: less far than the hand's, which ends at so many pages.
 const LEAST_REACH: usize = 16 << 20;
 const FIRST_REACH: usize = 256 << 20;
-const MOST_REACH: usize = 1 << 44;
-const SCAN_NS: u64 = 100_000;
 /// So many ranges are told apart. Where there are more, the last ones are one with what lies between them.
 const RANGES: usize = 16;
 
 /// Where traps are still to be set. Changed by the thread that sets them, and with the space lock alone.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct Traps {
     /// What is gone through, in order of address; how often it was, this time up to where, and whether there was anything.
     ranges: ArrayVec<Range, RANGES>,
@@ -47,11 +45,16 @@ pub(crate) struct Traps {
     seen: bool,
     /// What was adopted since that began.
     next: ArrayVec<Range, RANGES>,
-    /// How far a scan looks; 0: not known yet.
+    /// How far a scan looks.
     reach: usize,
 }
 
 impl Traps {
+    /// Nothing was adopted.
+    pub(crate) const fn new() -> Traps {
+        Traps { ranges: ArrayVec::new_const(), round: 0, at: 0, seen: false, next: ArrayVec::new_const(), reach: FIRST_REACH }
+    }
+
     fn add(&mut self, range: Range) {
         let is_full = self.next.is_full();
         match self.next.last_mut() {
@@ -87,17 +90,9 @@ impl Traps {
         Some(Range { start: range.start.max(self.at), end: range.end })
     }
 
-    fn reach(&self) -> usize {
-        if self.reach == 0 { FIRST_REACH } else { self.reach }
-    }
-
     /// A scan has looked at so many bytes and found nothing.
     fn has_looked(&mut self, bytes: usize, took_ns: u64) {
-        if took_ns > 2 * SCAN_NS {
-            self.reach = (self.reach() / 2).max(LEAST_REACH);
-        } else if took_ns < SCAN_NS / 2 && bytes == self.reach() {
-            self.reach = (self.reach() * 2).min(MOST_REACH);
-        }
+        self.reach = next_reach(self.reach, LEAST_REACH, took_ns, bytes == self.reach);
     }
 }
 
@@ -148,11 +143,10 @@ impl Pager {
                 traps.at = left.end;
                 continue;
             };
-            let end = range.end.min(left.end).min(range.start.saturating_add(traps.reach()));
+            let end = range.end.min(left.end).min(range.start.saturating_add(traps.reach));
             // Without the lock: what changes meanwhile is seen when the page is detached.
-            let found = self.present().scan_zero_page(range.start, end, 1);
-            traps.at = match found.as_ref().map(|found| found.iter().next()) {
-                Ok(Some((page, _))) => {
+            traps.at = match self.present().first_zero_page(range.start, end) {
+                Ok(Some(page)) => {
                     traps.seen = true;
                     pages.push(page);
                     page + STRIDES[traps.round] * PAGE_SIZE
@@ -194,6 +188,7 @@ impl Operation<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hand::{MOST_REACH, SCAN_NS};
 
     fn range(start: usize, end: usize) -> Range {
         Range { start, end }
@@ -201,7 +196,7 @@ mod tests {
 
     #[test]
     fn what_is_adopted_meanwhile_comes_next_and_nothing_is_gone_through_in_vain() {
-        let mut traps = Traps::default();
+        let mut traps = Traps::new();
         traps.add(range(10, 20));
         traps.at = 15;
         traps.seen = true;
@@ -224,7 +219,7 @@ mod tests {
 
     #[test]
     fn of_many_ranges_none_is_forgotten() {
-        let mut traps = Traps::default();
+        let mut traps = Traps::new();
         let of = |i: usize| range(10 * i, 10 * i + 5);
         (0..3 * RANGES).for_each(|i| traps.add(of(i)));
         traps.round_ends();
@@ -235,10 +230,10 @@ mod tests {
 
     #[test]
     fn a_scan_looks_as_far_as_takes_its_time() {
-        let mut traps = Traps::default();
-        (0..40).for_each(|_| traps.has_looked(traps.reach(), 1));
-        assert_eq!(traps.reach(), MOST_REACH);
-        (0..40).for_each(|_| traps.has_looked(traps.reach(), 10 * SCAN_NS));
-        assert_eq!(traps.reach(), LEAST_REACH);
+        let mut traps = Traps::new();
+        (0..40).for_each(|_| traps.has_looked(traps.reach, 1));
+        assert_eq!(traps.reach, MOST_REACH);
+        (0..40).for_each(|_| traps.has_looked(traps.reach, 10 * SCAN_NS));
+        assert_eq!(traps.reach, LEAST_REACH);
     }
 }

@@ -130,7 +130,7 @@ impl Pager {
             hand: Lock::new(Hand::default()),
             reach: AtomicUsize::new(1 << 30),
             search: Search::default(),
-            traps: Lock::new(Traps::default()),
+            traps: Lock::new(Traps::new()),
             loads: Streams::new(4, 50),
             touches: Streams::new(16, 25),
             zeros: vm::map(MAX_WINDOW * PAGE_SIZE, OnFork::Copy)?,

@@ -92,15 +92,18 @@ fn freed_pages_are_dropped_anywhere() {
     same(&job.around(shell, &["-c", &join, "sh"]), &Limit { ram: 48 << 20, swap: Swap::Ram });
 }
 
+/// Runs a program natively and in so many bytes of RAM, where no sample of it may be above the bound.
+fn stays_below(program: &str, arguments: &str, ram: u64, bound: u64) {
+    let Some(job) = job(&format!("{program} {arguments}"), program, arguments) else { return };
+    let Some(limited) = same(&job, &Limit { ram, swap: Swap::Ram }) else { return };
+    assert!(limited.peak <= bound, "{arguments}: peak {} bytes, allowed {bound}: {}", limited.peak, limited.stderr);
+}
+
 /// While a thread waits for all of a range, again and again, the keeper goes on looking for mappings that it was not told of.
 #[test]
 fn mappings_are_found_while_a_range_is_populated() {
     let Some(_turn) = turn() else { return };
-    let Some(job) = job("populate", "populate", "advice 256 96") else { return };
-    let limit = Limit { ram: 56 << 20, swap: Swap::Ram };
-    let Some(limited) = same(&job, &limit) else { return };
-    let bound = Growth::Stream.bound(limit.ram);
-    assert!(limited.peak <= bound, "peak {} bytes, allowed {bound}: {}", limited.peak, limited.stderr);
+    stays_below("populate", "advice 256 96", 56 << 20, Growth::Stream.bound(56 << 20));
 }
 
 /// One call fills much more than the limit, before anything is adopted.
@@ -108,11 +111,7 @@ fn mappings_are_found_while_a_range_is_populated() {
 fn what_is_filled_by_one_call_keeps_the_limit() {
     let Some(_turn) = turn() else { return };
     for arguments in ["once 384", "once-advice 384"] {
-        let Some(job) = job("filled by one call", "populate", arguments) else { return };
-        let limit = Limit { ram: 96 << 20, swap: Swap::Ram };
-        let Some(limited) = same(&job, &limit) else { return };
-        let bound = Growth::Stream.bound(limit.ram);
-        assert!(limited.peak <= bound, "{arguments}: peak {} bytes, allowed {bound}: {}", limited.peak, limited.stderr);
+        stays_below("populate", arguments, 96 << 20, Growth::Stream.bound(96 << 20));
     }
 }
 
@@ -121,11 +120,9 @@ fn what_is_filled_by_one_call_keeps_the_limit() {
 #[test]
 fn what_was_only_read_is_held_back_when_it_is_written() {
     let Some(_turn) = turn() else { return };
-    let limit = Limit { ram: 96 << 20, swap: Swap::Ram };
-    for (arguments, bound) in [("1024 4", Growth::Stream.bound(limit.ram)), ("1024 4 huge", 4 * limit.ram)] {
-        let Some(job) = job("written after it was read", "read_before", arguments) else { return };
-        let Some(limited) = same(&job, &limit) else { return };
-        assert!(limited.peak <= bound, "{arguments}: peak {} bytes, allowed {bound}: {}", limited.peak, limited.stderr);
+    let ram = 96 << 20;
+    for (arguments, bound) in [("1024 4", Growth::Stream.bound(ram)), ("1024 4 huge", 4 * ram)] {
+        stays_below("read_before", arguments, ram, bound);
     }
 }
 
