@@ -75,6 +75,17 @@ static void by_process_vm(unsigned char *from, unsigned char *to, size_t pages)
 	}
 }
 
+/* Linux (6.18 at least) loses pages that a system call has pinned to read them while they were shared with a forked child:
+ * the copy that it makes for that (FAULT_FLAG_UNSHARE) counts as clean, and when a later child frees its share of it by
+ * MADV_FREE, the next reclaim drops it here as well. What is written afterwards is safe. See tests/programs/unshared.c. */
+static void make_dirty(unsigned char *at, size_t pages)
+{
+	for (size_t i = 0; i < pages; i++) {
+		volatile unsigned char *byte = at + i * PAGE;
+		*byte = *byte;
+	}
+}
+
 /* Pages of one region become those of another one, or of another part of the same. */
 void transfer(struct worker *w)
 {
@@ -121,6 +132,7 @@ void transfer(struct worker *w)
 		close(file);
 	}
 	}
+	make_dirty(source, pages);
 	memcpy(b->page + to, a->page + from, pages * sizeof *b->page);
 	check_pages(w, b, to, pages, NAME[way]);
 	check_pages(w, a, from, pages, NAME[way]);

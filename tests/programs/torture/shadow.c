@@ -1,5 +1,6 @@
 /* What each page must hold, and what is said when it does not. */
 #include "torture.h"
+#include <fcntl.h>
 #include <time.h>
 
 
@@ -77,6 +78,20 @@ void say_history(const unsigned char *at)
 	}
 }
 
+/* Says what the kernel has there: the entry of the page map and, where this process may see them, the flags of the page (see
+ * linux/kernel-page-flags.h). Without the C library's streams: it may be a child whose parent held their locks. */
+static void say_place(const unsigned char *at)
+{
+	uint64_t entry = 0, flags = 0, frame;
+	int map = open("/proc/self/pagemap", O_RDONLY), pages = open("/proc/kpageflags", O_RDONLY);
+	if (pread(map, &entry, sizeof entry, (off_t)((uintptr_t)at / PAGE * sizeof entry)) != sizeof entry)
+		return;
+	frame = entry & ((1ull << 55) - 1);
+	if (frame == 0 || pread(pages, &flags, sizeof flags, (off_t)(frame * sizeof flags)) != sizeof flags)
+		flags = 0;
+	dprintf(2, "page map %016llx, page flags %016llx\n", (unsigned long long)entry, (unsigned long long)flags);
+}
+
 /* Only the first to fail speaks. */
 __attribute__((noreturn)) void fail(const char *format, ...)
 {
@@ -112,6 +127,7 @@ static __attribute__((noinline)) void mismatch(const unsigned char *at, const un
 	nanosleep(&moment, NULL);
 	memcpy(&later, at + (first == PAGE ? 0 : first), 8);
 	say_history(at);
+	say_place(at);
 	fail("%s: page %p (seed %llx, stamp %llx), %zu words are wrong, the first at %zu: %016llx, not %016llx; 20 ms later %016llx",
 	     where, (const void *)at, (unsigned long long)page.seed, (unsigned long long)page.stamp, wrong, first,
 	     (unsigned long long)found, (unsigned long long)want, (unsigned long long)later);
