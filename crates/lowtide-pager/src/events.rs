@@ -14,7 +14,7 @@ use crate::pagemap::PageState;
 use crate::pager::Pager;
 use crate::regions::Range;
 use crate::space::Exclusive;
-use crate::uffd::{MOST_READ, Message, Standing};
+use crate::uffd::{Access, MOST_READ, Message, Standing};
 use crate::worker::Worker;
 
 /// Pages that an event takes away between two looks at what lowtide holds.
@@ -24,12 +24,14 @@ const PUBLISH_EVERY: usize = 32;
 const DESCRIPTOR_TRIES: usize = 1000;
 
 /// A thread of the program waits for a page.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
-    /// Where it is missing.
+    /// Where: the beginning of the page.
     pub addr: usize,
     /// The thread's id.
     pub thread: u32,
+    /// What it wants there.
+    pub access: Access,
 }
 
 /// What was read, and what a monitor has to do with it.
@@ -85,7 +87,7 @@ impl Pager {
         read.event |= !matches!(message, Message::Fault { .. });
         read.remapped |= matches!(message, Message::Remap { .. });
         match message {
-            Message::Fault { addr, thread } => read.faults.push(Fault { addr, thread }),
+            Message::Fault { addr, thread, access } => read.faults.push(Fault { addr, thread, access }),
             Message::Fork(child) => self.forked(lock, child, worker),
             event => self.happened(lock, event),
         }

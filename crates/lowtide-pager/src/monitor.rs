@@ -25,7 +25,7 @@ const PROMPT_NS: u64 = 50_000;
 /// One monitor.
 pub struct Monitor {
     worker: Worker,
-    deferred: ArrayVec<usize, DEFERRED>,
+    deferred: ArrayVec<Fault, DEFERRED>,
     /// How many messages to read at a time: one after a fault that took long. (To ask for more than there are costs nothing
     /// that could be measured.)
     most: usize,
@@ -86,7 +86,7 @@ impl Monitor {
             }
             // To serve them in vain would only keep the event waiting.
             for fault in read.faults {
-                self.defer(pager, fault.addr);
+                self.defer(pager, fault);
             }
         }
         self.serve_deferred(pager);
@@ -100,13 +100,13 @@ impl Monitor {
         let read_at = now_ns();
         let mut unwoken_since = read_at;
         let mut served = None;
-        self.worker.take_in_hand(faults.iter().map(|fault| fault.addr));
+        self.worker.take_in_hand(faults);
         let mut threads = faults.iter().map(|fault| fault.thread);
-        while let Some(addr) = self.worker.next_in_hand() {
-            if self.serve(pager, addr, read_at) == Served::EventsFirst {
-                self.defer(pager, addr);
-                while let Some(addr) = self.worker.next_in_hand() {
-                    self.defer(pager, addr);
+        while let Some(fault) = self.worker.next_in_hand() {
+            if self.serve(pager, fault, read_at) == Served::EventsFirst {
+                self.defer(pager, fault);
+                while let Some(fault) = self.worker.next_in_hand() {
+                    self.defer(pager, fault);
                 }
                 break;
             }
@@ -123,16 +123,16 @@ impl Monitor {
     }
 
     /// Puts a fault aside until an event has been read.
-    fn defer(&mut self, pager: &Pager, addr: usize) {
-        if self.deferred.try_push(addr).is_err() {
-            pager.uffd().wake(addr, PAGE_SIZE);
+    fn defer(&mut self, pager: &Pager, fault: Fault) {
+        if self.deferred.try_push(fault).is_err() {
+            pager.uffd().wake(fault.addr, PAGE_SIZE);
         }
     }
 
     fn serve_deferred(&mut self, pager: &Pager) {
         let mut served = 0;
-        while let Some(&addr) = self.deferred.get(served)
-            && self.serve(pager, addr, now_ns()) != Served::EventsFirst
+        while let Some(&fault) = self.deferred.get(served)
+            && self.serve(pager, fault, now_ns()) != Served::EventsFirst
         {
             self.let_run(pager);
             served += 1;
@@ -142,11 +142,11 @@ impl Monitor {
     }
 
     /// Serves a fault that was read at `read_at`. Its thread still waits, unless its page is lost.
-    fn serve(&mut self, pager: &Pager, addr: usize, read_at: u64) -> Served {
-        let served = pager.serve_within_limit(addr, read_at, &mut self.worker);
+    fn serve(&mut self, pager: &Pager, fault: Fault, read_at: u64) -> Served {
+        let served = pager.serve_within_limit(fault.addr, fault.access, read_at, &mut self.worker);
         // Without poison (Linux before 6.6) it faults again, and this is tried again.
-        if served == Served::Lost && pager.uffd().poison(addr, PAGE_SIZE).is_err() {
-            pager.uffd().wake(addr, PAGE_SIZE);
+        if served == Served::Lost && pager.uffd().poison(fault.addr, PAGE_SIZE).is_err() {
+            pager.uffd().wake(fault.addr, PAGE_SIZE);
         }
         served
     }

@@ -212,12 +212,19 @@ impl Present {
     /// # Errors
     /// As [`Present::scan`].
     pub fn first_zero_page(&self, start: usize, end: usize) -> Result<Option<usize>, Errno> {
-        let found = self.ask(start, end, |arg| {
-            arg.max_pages = 1;
+        Ok(self.scan_zero_page(start, end, 1)?.iter().next().map(|(page, _)| page))
+    }
+
+    /// Where the shared zero page is in `start .. end`, so many places at most (0: as many as there is room for).
+    ///
+    /// # Errors
+    /// As [`Present::scan`].
+    pub fn scan_zero_page(&self, start: usize, end: usize, most: usize) -> Result<Ranges, Errno> {
+        self.ask(start, end, |arg| {
+            arg.max_pages = most as u64;
             arg.category_mask = u64::from(sys::PAGE_IS_PRESENT | sys::PAGE_IS_PFNZERO);
             arg.return_mask = u64::from(sys::PAGE_IS_PRESENT);
-        })?;
-        Ok(found.iter().next().map(|(page, _)| page))
+        })
     }
 
     fn ask(&self, start: usize, end: usize, wanted: impl FnOnce(&mut sys::pm_scan_arg)) -> Result<Ranges, Errno> {

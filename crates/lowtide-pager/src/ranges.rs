@@ -19,6 +19,7 @@ use crate::pager::{Operation, Pager, add};
 use crate::present::Kind;
 use crate::regions::Range;
 use crate::space::Exclusive;
+use crate::uffd::Access;
 use crate::worker::Worker;
 
 /// Pages looked at in one go.
@@ -121,7 +122,7 @@ impl Pager {
 
     fn bring_in_page(&self, addr: usize, worker: &mut Worker) -> bool {
         loop {
-            match self.serve_within_limit(addr, now_ns(), worker) {
+            match self.serve_within_limit(addr, Access::Write, now_ns(), worker) {
                 Served::Done => {
                     self.stage_ahead(worker);
                     return true;

@@ -13,7 +13,7 @@ use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
 
 use crate::ids::{PageNo, StagingFrame};
-use crate::uffd::Uffd;
+use crate::uffd::{Uffd, Watched};
 
 /// Most frames in a batch: the largest folio.
 pub const MAX_BATCH_FRAMES: usize = 512;
@@ -105,7 +105,7 @@ impl Staging {
     /// Those of UFFDIO_REGISTER.
     pub fn register(&self, uffd: &Uffd) -> Result<(), Errno> {
         // SAFETY: lowtide touches no frame that is empty, and nobody else knows the area.
-        unsafe { uffd.register(self.memory.addr(), self.memory.len()) }
+        unsafe { uffd.register(self.memory.addr(), self.memory.len(), Watched::Missing) }
     }
 
     /// How many bytes of pages are to wait here at most, from now on: less than there is room for where other processes of the
@@ -298,7 +298,7 @@ impl Staging {
                 parts -= 1;
                 step();
             }
-            uffd.register(self.memory.addr() + offset, bytes)
+            uffd.register(self.memory.addr() + offset, bytes, Watched::Missing)
         }
     }
 

@@ -12,6 +12,7 @@
 
 use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
+use rustix::io::Errno;
 
 use crate::clock::now_ns;
 use crate::detach::Detached;
@@ -114,12 +115,46 @@ impl Pager {
             }
             traps.clone()
         };
+        if self.protects() {
+            let protected = self.protect_zero_page(&mut traps);
+            *self.traps.lock() = traps;
+            return protected;
+        }
         let ranges = self.find_traps(&mut traps);
         let set = if ranges.is_empty() { Evicted::Some } else { operation.detach_zero_pages(ranges, worker) };
         if set == Evicted::Some {
             *self.traps.lock() = traps;
         }
         set
+    }
+
+    /// Where the kernel tells of writes, no traps are needed: all of it is write-protected.
+    fn protect_zero_page(&self, traps: &mut Traps) -> Evicted {
+        let started = now_ns();
+        while now_ns() < started + LOOK_NS {
+            let Some(left) = traps.left() else {
+                traps.begin();
+                return Evicted::Some;
+            };
+            let Some(range) = self.regions.next(&self.space.shared(), left.start).filter(|range| range.start < left.end) else {
+                traps.at = left.end;
+                continue;
+            };
+            let end = range.end.min(left.end).min(range.start.saturating_add(traps.reach));
+            let Ok(found) = self.present().scan_zero_page(range.start, end, 0) else {
+                traps.at = end;
+                continue;
+            };
+            for (start, end) in found.iter() {
+                // What was written since waits once for nothing.
+                if self.uffd().protect(start, end - start) == Err(Errno::AGAIN) {
+                    traps.at = start;
+                    return Evicted::Later;
+                }
+            }
+            traps.at = found.walk_end.max(range.start + PAGE_SIZE);
+        }
+        Evicted::Some
     }
 
     /// The next pages that are to become traps.

@@ -5,6 +5,7 @@ use lowtide_core::store::{Page, Scratch};
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
 
+use crate::events::Fault;
 use crate::ids::PageNo;
 use crate::segment::FaultKind;
 use crate::uffd::{MOST_READ, Uffd};
@@ -20,8 +21,8 @@ pub struct Worker {
     pub may_fault: bool,
     /// Runs of pages that were installed, from the first to behind the last, and whose waiting threads nobody has woken yet.
     to_wake: ArrayVec<(PageNo, PageNo), MOST_READ>,
-    /// Addresses of faults that were read and are not served yet, the next one last.
-    in_hand: ArrayVec<usize, MOST_READ>,
+    /// Faults that were read and are not served yet, the next one last.
+    in_hand: ArrayVec<Fault, MOST_READ>,
     /// See [`Worker::has_waited`].
     waited: bool,
     /// The kind of the fault that it served last.
@@ -46,13 +47,13 @@ impl Worker {
     }
 
     /// These faults were read, and are for nobody else to serve now.
-    pub(crate) fn take_in_hand(&mut self, faults: impl DoubleEndedIterator<Item = usize>) {
-        self.in_hand.extend(faults.rev());
+    pub(crate) fn take_in_hand(&mut self, faults: &[Fault]) {
+        self.in_hand.extend(faults.iter().rev().copied());
         self.waited = false;
     }
 
     /// The next of them.
-    pub(crate) fn next_in_hand(&mut self) -> Option<usize> {
+    pub(crate) fn next_in_hand(&mut self) -> Option<Fault> {
         self.in_hand.pop()
     }
 
@@ -99,7 +100,7 @@ impl Worker {
     pub(crate) fn is_about_to_wait(&mut self, uffd: &Uffd) {
         self.waited = true;
         self.wake(uffd);
-        for addr in self.in_hand.drain(..) {
+        for Fault { addr, .. } in self.in_hand.drain(..) {
             uffd.wake(addr, PAGE_SIZE);
         }
     }

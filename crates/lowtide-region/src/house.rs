@@ -18,7 +18,7 @@ use lowtide_pager::pager::{Host, Pager};
 use lowtide_pager::present::Present;
 use lowtide_pager::regions::Range;
 use lowtide_pager::segment::Proc;
-use lowtide_pager::uffd::{FEATURE_SIGBUS, NEEDED_WITHOUT_EVENTS, Uffd};
+use lowtide_pager::uffd::{Access, FEATURE_SIGBUS, NEEDED_WITHOUT_EVENTS, Uffd};
 use lowtide_pager::worker::Worker;
 use rustix::io::Errno;
 
@@ -227,7 +227,7 @@ impl House {
     pub fn serve(&self, addr: usize) -> bool {
         let addr = addr & !(PAGE_SIZE - 1);
         let served = self.workers.with(|worker| {
-            let served = self.pager.serve_within_limit(addr, now_ns(), worker);
+            let served = self.pager.serve_within_limit(addr, Access::Write, now_ns(), worker);
             self.pager.stage_ahead(worker);
             worker.forget_waiters();
             served

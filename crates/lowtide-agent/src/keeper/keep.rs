@@ -13,7 +13,7 @@ use lowtide_pager::worker::Worker;
 
 use super::{Keeper, LONGEST_SLEEP_US, LOOK_AGAIN, Nap, SHORTEST_SLEEP_US, TOUCH_BYTES_PER_US, reclaim, setup};
 use crate::idle::Idle;
-use crate::{agent, say, swap_file, watch};
+use crate::{agent, gate, say, swap_file, watch};
 
 /// In a process in which nothing happens (`idle.rs`) looks are at least so far apart: a monitor wakes the keeper when something
 /// does.
@@ -73,6 +73,10 @@ impl Keeper {
         pager.budget.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
         pager.budget.set_ceiling(agent::settings().ram_ceiling.load(Ordering::Relaxed));
         pager.set_sharers(self.resident.sharers());
+        if pager.wants_writes_watched() && gate::try_close() {
+            pager.watch_writes();
+            gate::open();
+        }
         let now = now_us();
         if pager.was_forked() && now.saturating_sub(self.children_looked_at) >= LOOK_AT_CHILDREN_US {
             self.children_looked_at = now;

@@ -169,6 +169,8 @@ impl Keeper {
         let started = now_us();
         match pager.set_traps(worker) {
             Evicted::Nothing => u64::MAX,
+            // So many are found at a time that it is soon done.
+            Evicted::Some if pager.protects() => 0,
             // Meanwhile monitors detach pages.
             Evicted::Some => (now_us() - started).max(SHORTEST_TRAPS_REST_US),
             _ => TRAPS_LATER_US,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::clock::now_ns;
-use lowtide_pager::uffd::{FEATURE_MOVE, Holes, Progress, Uffd, Wake};
+use lowtide_pager::uffd::{FEATURE_MOVE, Holes, Progress, Uffd, Wake, Watched};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::threads;
@@ -63,7 +63,7 @@ fn install(setup: Setup) -> Result<f64, String> {
     let uffd = Uffd::open(FEATURE_MOVE).map_err(|e| format!("no userfaultfd: {e}"))?;
     let (from, to) = (Memory::new()?, Memory::new()?);
     // SAFETY: nothing is there, and nobody touches what was not installed.
-    unsafe { uffd.register(to.0, Memory::BYTES) }.map_err(|e| format!("memory can't be registered: {e}"))?;
+    unsafe { uffd.register(to.0, Memory::BYTES, Watched::Missing) }.map_err(|e| format!("memory can't be registered: {e}"))?;
     let mut calls = Vec::new();
     for _ in 0..PASSES {
         from.fill();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use lowtide_core::store::{Codec, Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
 use lowtide_core::{slot::Entry, vm::PAGE_SIZE};
 use lowtide_pager::clock::now_ns;
-use lowtide_pager::uffd::{Message, Uffd, Wake};
+use lowtide_pager::uffd::{Message, Uffd, Wake, Watched};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use super::signal;
@@ -176,8 +176,10 @@ impl Served {
         let (stop, failed) = (AtomicBool::new(false), Mutex::new(None));
         let served = Served { uffd, store, entries, start: map.expose_provenance(), bytes, stamps, stop, failed };
         // SAFETY: the mapping made here, in which nothing is yet; all its missing pages are served, or unregistered.
-        let registered =
-            unsafe { madvise(map, bytes, Advice::LinuxNoHugepage).and_then(|()| served.uffd.register(served.start, bytes)) };
+        let registered = unsafe {
+            madvise(map, bytes, Advice::LinuxNoHugepage)
+                .and_then(|()| served.uffd.register(served.start, bytes, Watched::Missing))
+        };
         registered.map(|()| served).map_err(|e| format!("memory can't be registered: {e}"))
     }
 

@@ -1,10 +1,12 @@
 //! A page comes in: what a monitor does with one fault. Where the page is says which way it comes: `touch.rs` (nowhere: it
-//! reads as zero), `staged.rs` (in staging), `load.rs` (in the store). While the program forks, all ways are `paused.rs`.
+//! reads as zero; where it is only read `zero_page.rs`), `staged.rs` (in staging), `load.rs` (in the store). While the program
+//! forks, all ways are `paused.rs`.
 
 mod load;
 mod paused;
 mod staged;
 mod touch;
+mod zero_page;
 
 use core::sync::atomic::Ordering;
 
@@ -22,8 +24,10 @@ use crate::patience::{IN_HAND_SECONDS, NO_MEMORY_SECONDS, Patience};
 use crate::segment::{FaultKind, latency_bucket};
 use crate::space::Shared;
 use crate::stream::Window;
-use crate::uffd::Wake;
+use crate::uffd::{Access, Wake};
 use crate::worker::Worker;
+
+pub(crate) use zero_page::ZeroPage;
 
 /// What became of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,14 +57,14 @@ type Try = Result<Served, Again>;
 impl Pager {
     /// Serves a fault at `addr` that is known since `known_ns`, at the limit after some memory has been freed for it, and
     /// counts how long it took until the page was there. As [`Pager::serve`] but for that.
-    pub fn serve_within_limit(&self, addr: usize, known_ns: u64, worker: &mut Worker) -> Served {
+    pub fn serve_within_limit(&self, addr: usize, access: Access, known_ns: u64, worker: &mut Worker) -> Served {
         let start = now_ns();
         let (proc, counters) = (self.proc(), self.counters());
-        if self.budget.lacks_room() {
+        if self.budget.lacks_room() && !self.takes_no_room(PageNo::of(addr), access) {
             self.make_room(worker);
         }
         worker.counted = None;
-        let served = self.serve(addr, worker);
+        let served = self.serve(addr, access, worker);
         // Before the thread is woken, which may run in place of this one from then on.
         let now = now_ns();
         let took = now.saturating_sub(known_ns);
@@ -92,10 +96,13 @@ impl Pager {
     /// be had, for a long time or for ever, is [`Served::Lost`], or ends the run, as the host likes. The threads that waited
     /// are woken by
     /// [`Worker::wake`], when nothing is held any more.
-    pub fn serve(&self, addr: usize, worker: &mut Worker) -> Served {
+    pub fn serve(&self, addr: usize, access: Access, worker: &mut Worker) -> Served {
         let page = PageNo::of(addr);
         let (mut in_hand, mut no_memory) = (Patience::new(), Patience::new());
         add(&self.counters().faults_total, 1);
+        if access == Access::Protected {
+            return self.let_write(page, worker);
+        }
         loop {
             let Some(operation) = self.enter() else {
                 match self.serve_paused(page, worker) {
@@ -103,7 +110,7 @@ impl Pager {
                     None => continue,
                 }
             };
-            let served = operation.serve(page, worker);
+            let served = operation.serve(page, access, worker);
             drop(operation);
             if served.is_err() {
                 // Somebody else is at work on the page, or there is no memory: that may take long.
@@ -148,47 +155,6 @@ impl Pager {
         }
         (self.host.lost)(text.bytes())
     }
-}
-
-impl Operation<'_> {
-    /// Counts a fault, and remembers its kind until its time is known.
-    fn count(&self, kind: FaultKind, worker: &mut Worker) {
-        add(self.counters().faults(kind), 1);
-        worker.counted = Some(kind);
-    }
-
-    /// Serves a fault as the page's word says.
-    fn serve(&self, page: PageNo, worker: &mut Worker) -> Try {
-        match self.map.get(page) {
-            word @ (PageState::None | PageState::Removing | PageState::Zero) => self.touch(page, word, worker),
-            PageState::Staged(frame) => self.unstage(page, frame, worker),
-            PageState::Storing(frame) => self.copy_back(page, frame, worker),
-            PageState::Swapped(_) => self.page_in(page, worker),
-            word @ PageState::Clean(_) => {
-                // Missing although it was never evicted: the program dropped it, which its event says or will say.
-                if self.map.swap(page, word, PageState::None) {
-                    self.forget(self, word);
-                }
-                Err(Again::Changed)
-            }
-            // Another monitor is bringing it in and wakes all who wait for it; it may have been done when it looked, hence
-            // once more from here.
-            PageState::Loading(_) | PageState::Moving(_) | PageState::Orphan => Err(Again::Changed),
-        }
-    }
-
-    /// Installing a page failed. AGAIN: an event is pending.
-    fn failed(&self, page: PageNo, error: Errno) -> Try {
-        match error {
-            Errno::AGAIN => Ok(Served::EventsFirst),
-            // The mapping is gone (its event may be on the way), or the process is ending: the thread finds out by itself.
-            Errno::NOENT | Errno::SRCH | Errno::FAULT | Errno::INVAL => {
-                self.uffd().wake(page.addr(), PAGE_SIZE);
-                Ok(Served::Done)
-            }
-            e => Err(Again::NoMemory(e)),
-        }
-    }
 
     /// The window around `page`, cut to the adopted range that holds it (or the page alone).
     fn clip(&self, lock: &Shared<'_>, page: PageNo, window: Window) -> (PageNo, PageNo) {
@@ -222,5 +188,46 @@ impl Operation<'_> {
                 (self.host.fatal)(text.bytes());
             }
         });
+    }
+}
+
+impl Operation<'_> {
+    /// Counts a fault, and remembers its kind until its time is known.
+    fn count(&self, kind: FaultKind, worker: &mut Worker) {
+        add(self.counters().faults(kind), 1);
+        worker.counted = Some(kind);
+    }
+
+    /// Serves a fault as the page's word says.
+    fn serve(&self, page: PageNo, access: Access, worker: &mut Worker) -> Try {
+        match self.map.get(page) {
+            word @ (PageState::None | PageState::Removing | PageState::Zero) => self.touch(page, word, access, worker),
+            PageState::Staged(frame) => self.unstage(page, frame, worker),
+            PageState::Storing(frame) => self.copy_back(page, frame, worker),
+            PageState::Swapped(_) => self.page_in(page, worker),
+            word @ PageState::Clean(_) => {
+                // Missing although it was never evicted: the program dropped it, which its event says or will say.
+                if self.map.swap(page, word, PageState::None) {
+                    self.forget(self, word);
+                }
+                Err(Again::Changed)
+            }
+            // Another monitor is bringing it in and wakes all who wait for it; it may have been done when it looked, hence
+            // once more from here.
+            PageState::Loading(_) | PageState::Moving(_) | PageState::Orphan => Err(Again::Changed),
+        }
+    }
+
+    /// Installing a page failed. AGAIN: an event is pending.
+    fn failed(&self, page: PageNo, error: Errno) -> Try {
+        match error {
+            Errno::AGAIN => Ok(Served::EventsFirst),
+            // The mapping is gone (its event may be on the way), or the process is ending: the thread finds out by itself.
+            Errno::NOENT | Errno::SRCH | Errno::FAULT | Errno::INVAL => {
+                self.uffd().wake(page.addr(), PAGE_SIZE);
+                Ok(Served::Done)
+            }
+            e => Err(Again::NoMemory(e)),
+        }
     }
 }

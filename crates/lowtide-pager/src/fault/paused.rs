@@ -59,7 +59,10 @@ impl Pager {
                 Ok(())
             }
             Some(Errno::EXIST) => {
-                uffd.wake(page.addr(), PAGE_SIZE);
+                // The zero page, perhaps, which is to be written.
+                if uffd.let_write(page.addr(), PAGE_SIZE).is_err() {
+                    uffd.wake(page.addr(), PAGE_SIZE);
+                }
                 Ok(())
             }
             Some(e) => Err(e),

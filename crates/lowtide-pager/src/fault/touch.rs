@@ -1,6 +1,5 @@
 //! A page that reads as zero: its first touch, or one that was all zero when it was evicted. Zeros are installed by COPY, for
-//! untouched neighbours too. (UFFDIO_ZEROPAGE would map the shared zero page: the write faults again, and the page is not
-//! counted.)
+//! untouched neighbours too, but for what is read again and again (`zero_page.rs`).
 
 use core::sync::atomic::Ordering;
 
@@ -13,25 +12,31 @@ use crate::pagemap::PageState;
 use crate::pager::{Operation, Pager, add};
 use crate::segment::FaultKind;
 use crate::stream::MAX_WINDOW;
-use crate::uffd::Wake;
+use crate::uffd::{Access, Wake};
 use crate::worker::{CHUNK, Worker};
 
 impl Operation<'_> {
     /// Installs zeros at `page`, whose word was `word`, and around it. Each page is claimed first: a page that came in and was
     /// evicted again since its word was read must not be covered by zeros.
-    pub(super) fn touch(&self, page: PageNo, word: PageState, worker: &mut Worker) -> Try {
+    pub(super) fn touch(&self, page: PageNo, word: PageState, access: Access, worker: &mut Worker) -> Try {
         if self.map.populate(page).is_err() {
             return self.touch_without_word(page, worker);
         }
         let lock = self.space.shared();
         let streams = if word == PageState::Zero { &self.loads } else { &self.touches };
-        let mut window = streams.window(page);
-        if self.budget.is_near_limit() {
+        let is_mapped = word == PageState::Zero && self.zero_page.is_for(access);
+        let mut window = (!is_mapped).then(|| streams.window(page));
+        if let Some(window) = window.as_mut().filter(|_| self.budget.is_near_limit()) {
             window.pages = window.pages.min(CHUNK);
         }
-        let (low, high) = self.clip(&lock, page, window);
+        let (low, high) = match window {
+            None => self.zeros_around(&lock, page),
+            Some(window) => self.clip(&lock, page, window),
+        };
         let guards = self.guards.begin_look();
-        let Some((low, high)) = self.between_markers(page, low, high) else {
+        // ZEROPAGE stops at guards.
+        let between = if is_mapped { Some((low, high)) } else { self.between_markers(page, low, high) };
+        let Some((low, high)) = between else {
             // A guard came since: its thread finds that out by itself.
             self.uffd().wake(page.addr(), PAGE_SIZE);
             return Ok(Served::Done);
@@ -52,9 +57,12 @@ impl Operation<'_> {
         let mut most = MAX_WINDOW;
         while at < end && error.is_none() {
             let n = (end - at).min(most);
-            // SAFETY: pages with these words read as zero while they are missing, and they are claimed; `zeros` is never
-            // written.
-            let p = unsafe { self.uffd().copy(at.addr(), self.zeros.as_ptr(), n * PAGE_SIZE, Wake::Later) };
+            let p = match is_mapped {
+                true => self.map_zero_page(at, n),
+                // SAFETY: pages with these words read as zero while they are missing, and they are claimed; `zeros` is never
+                // written.
+                false => unsafe { self.uffd().copy(at.addr(), self.zeros.as_ptr(), n * PAGE_SIZE, Wake::Later) },
+            };
             let done = p.done / PAGE_SIZE;
             worker.installed(at, at + done);
             for p in at.up_to(at + done) {
@@ -80,7 +88,9 @@ impl Operation<'_> {
         for p in at.up_to(end) {
             claims.undo(self, low, p);
         }
-        self.arrived(installed);
+        if !is_mapped {
+            self.arrived(installed);
+        }
         // Whoever waits for another page that was claimed here has a monitor that looks at it again and again: nobody is woken,
         // because a thread that is woken for nothing faults again, and the kernel reports faults before it reports events.
         if let Some(e) = error.filter(|_| at <= page) {
@@ -88,9 +98,11 @@ impl Operation<'_> {
         }
         let c = self.counters();
         self.count(if word == PageState::Zero { FaultKind::Zero } else { FaultKind::FirstTouch }, worker);
-        add(&c.read_ahead_pages, installed.saturating_sub(1));
-        add(&c.read_ahead_used, window.used);
-        streams.advance(window, first, at);
+        if let Some(window) = window {
+            add(&c.read_ahead_pages, installed.saturating_sub(1));
+            add(&c.read_ahead_used, window.used);
+            streams.advance(window, first, at);
+        }
         Ok(Served::Done)
     }
 

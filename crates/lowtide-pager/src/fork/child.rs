@@ -192,8 +192,12 @@ impl Pager {
             }
             if mapped.start < mapped.end {
                 // SAFETY: this child's monitors serve every fault.
-                let register = || unsafe { self.uffd().register(mapped.start, mapped.end - mapped.start) };
+                let register = || unsafe { self.uffd().register(mapped.start, mapped.end - mapped.start, self.watched()) };
                 match vm::unless_own(mapped.start, mapped.end, register).transpose() {
+                    // Where the parent had the zero page mapped, nobody watches writes any more.
+                    Ok(Some(())) if self.protects() => {
+                        self.needs_traps(&self.space.exclusive(), mapped);
+                    }
                     Ok(Some(())) => {}
                     // Something else has been mapped there: the stack of a thread of lowtide's, say, or what can't be adopted.
                     Ok(None) | Err(Errno::INVAL) => self.abandon(&self.space.exclusive(), mapped),

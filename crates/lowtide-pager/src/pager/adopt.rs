@@ -43,7 +43,7 @@ impl Pager {
             return Ok(());
         }
         // SAFETY: the monitors serve every fault, once this thread has let go of the lock.
-        let register = || unsafe { self.uffd().register(range.start, range.end - range.start) };
+        let register = || unsafe { self.uffd().register(range.start, range.end - range.start, self.watched()) };
         vm::unless_own(range.start, range.end, register).ok_or(Errno::EXIST)??;
         // There should be none; but where a program changes its mappings past the C library from several threads, words may
         // have been left behind, and would give old bytes to pages that were never touched.

@@ -25,6 +25,7 @@ use rustix::io::Errno;
 
 use crate::backoff::Backoff;
 use crate::budget::RamBudget;
+use crate::fault::ZeroPage;
 use crate::guards::Guards;
 use crate::hand::Hand;
 use crate::order::Order;
@@ -70,6 +71,7 @@ pub struct Pager {
     /// How far the hand looks at a time, in bytes.
     pub(crate) reach: AtomicUsize,
     pub(crate) search: Search,
+    pub(crate) zero_page: ZeroPage,
     /// Changed with the space lock held exclusively, or by who sets them.
     pub(crate) traps: Lock<Traps, { rank::UNRANKED }>,
     pub(crate) loads: Streams,
@@ -130,6 +132,7 @@ impl Pager {
             hand: Lock::new(Hand::default()),
             reach: AtomicUsize::new(1 << 30),
             search: Search::default(),
+            zero_page: ZeroPage::default(),
             traps: Lock::new(Traps::new()),
             loads: Streams::new(4, 50),
             touches: Streams::new(16, 25),

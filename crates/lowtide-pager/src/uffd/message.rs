@@ -12,6 +12,17 @@ use super::Uffd;
 /// Most messages that are read at a time.
 pub const MOST_READ: usize = 4;
 
+/// What a thread wants of the page that it waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// It is missing, and to be read.
+    Read,
+    /// It is missing, and to be written.
+    Write,
+    /// It is there, write-protected, and to be written.
+    Protected,
+}
+
 /// A message read from a userfaultfd.
 #[derive(Debug)]
 pub enum Message {
@@ -21,6 +32,8 @@ pub enum Message {
         addr: usize,
         /// Id of the thread.
         thread: u32,
+        /// What it wants there.
+        access: Access,
     },
     /// The process forked; this is the child's userfaultfd.
     Fork(Uffd),
@@ -88,6 +101,18 @@ impl Uffd {
     }
 }
 
+impl Access {
+    fn from_kernel(flags: u64) -> Access {
+        if flags & u64::from(sys::UFFD_PAGEFAULT_FLAG_WP) != 0 {
+            Access::Protected
+        } else if flags & u64::from(sys::UFFD_PAGEFAULT_FLAG_WRITE) != 0 {
+            Access::Write
+        } else {
+            Access::Read
+        }
+    }
+}
+
 impl Message {
     /// None: an event that was not asked for; such do not come.
     ///
@@ -98,9 +123,11 @@ impl Message {
         unsafe {
             let arg = message.arg;
             Some(match u32::from(message.event) {
-                sys::UFFD_EVENT_PAGEFAULT => {
-                    Message::Fault { addr: arg.pagefault.address as usize & !0xfff, thread: arg.pagefault.feat.ptid }
-                }
+                sys::UFFD_EVENT_PAGEFAULT => Message::Fault {
+                    addr: arg.pagefault.address as usize & !0xfff,
+                    thread: arg.pagefault.feat.ptid,
+                    access: Access::from_kernel(arg.pagefault.flags),
+                },
                 sys::UFFD_EVENT_FORK => Message::Fork(Uffd { fd: OwnedFd::from_raw_fd(arg.fork.ufd as RawFd) }),
                 sys::UFFD_EVENT_REMAP => {
                     Message::Remap { from: arg.remap.from as usize, to: arg.remap.to as usize, len: arg.remap.len as usize }

@@ -9,12 +9,12 @@ mod register;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 pub(crate) use ioctl::ioctl;
-pub use message::{MOST_READ, Message};
+pub use message::{Access, MOST_READ, Message};
 pub use open::{
     FEATURE_MOVE, FEATURE_SIGBUS, NEEDED_FEATURES, NEEDED_WITHOUT_EVENTS, create, create_for_user_mode, create_on, handshake,
 };
 pub use pages::{Holes, Progress, Wake};
-pub use register::{REGISTER, Standing};
+pub use register::{REGISTER, Standing, Watched};
 
 /// A userfaultfd of this process (or, from a fork event, of a child).
 #[derive(Debug)]

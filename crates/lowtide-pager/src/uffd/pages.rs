@@ -10,9 +10,13 @@ use super::ioctl::ioctl;
 
 const WAKE: Opcode = 0x8010_aa02;
 const COPY: Opcode = 0xc028_aa03;
+const ZEROPAGE: Opcode = 0xc020_aa04;
 const MOVE: Opcode = 0xc028_aa05;
+const WRITEPROTECT: Opcode = 0xc018_aa06;
 const POISON: Opcode = 0xc020_aa08;
 
+/// Without it protection ends, and who waits is woken.
+const WRITEPROTECT_WP: u64 = 1 << 0;
 const MOVE_DONTWAKE: u64 = 1 << 0;
 const MOVE_ALLOW_SRC_HOLES: u64 = 1 << 1;
 
@@ -68,6 +72,38 @@ impl Uffd {
         // SAFETY: MOVE takes a uffdio_move; the caller answers for the addresses.
         let result = unsafe { ioctl(self.fd.as_fd(), MOVE, &mut arg) };
         progress(result, arg.move_, len)
+    }
+
+    /// Maps the kernel's zero page at `dst`, where no pages may be, `len` bytes long. Nobody is woken.
+    pub fn zero_page(&self, dst: usize, len: usize) -> Progress {
+        let range = sys::uffdio_range { start: dst as u64, len: len as u64 };
+        let mut arg = sys::uffdio_zeropage { range, mode: u64::from(sys::UFFDIO_ZEROPAGE_MODE_DONTWAKE), zeropage: 0 };
+        // SAFETY: ZEROPAGE takes a uffdio_zeropage, and puts zeros where nothing is, which reads as zeros.
+        let result = unsafe { ioctl(self.fd.as_fd(), ZEROPAGE, &mut arg) };
+        progress(result, arg.zeropage, len)
+    }
+
+    /// Writes to the pages that are in memory in a range wait from now on. Nobody is woken.
+    ///
+    /// # Errors
+    /// `AGAIN`: an event waits to be read. `NOENT`: writes are not watched there.
+    pub fn protect(&self, start: usize, len: usize) -> Result<(), Errno> {
+        self.write_protect(start, len, WRITEPROTECT_WP)
+    }
+
+    /// Ends [`Uffd::protect`], and wakes who waits there.
+    ///
+    /// # Errors
+    /// As there; then nobody is woken.
+    pub fn let_write(&self, start: usize, len: usize) -> Result<(), Errno> {
+        self.write_protect(start, len, 0)
+    }
+
+    fn write_protect(&self, start: usize, len: usize, mode: u64) -> Result<(), Errno> {
+        let range = sys::uffdio_range { start: start as u64, len: len as u64 };
+        let mut arg = sys::uffdio_writeprotect { range, mode };
+        // SAFETY: WRITEPROTECT takes a uffdio_writeprotect, and changes no bytes.
+        unsafe { ioctl(self.fd.as_fd(), WRITEPROTECT, &mut arg).map(drop) }
     }
 
     /// From now on a touch of the missing pages of the range is a SIGBUS (Linux 6.6), until they are dropped. Wakes who waits

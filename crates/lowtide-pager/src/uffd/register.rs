@@ -26,18 +26,28 @@ pub enum Standing {
     NotRegistered,
 }
 
+/// What a registered range tells of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Watched {
+    /// Touches of missing pages.
+    Missing,
+    /// Writes to write-protected pages as well.
+    Writes,
+}
+
 impl Uffd {
-    /// Registers `start .. start + len` for missing pages.
+    /// Registers `start .. start + len` for missing pages, and for writes if it is so wanted (which may be later, too).
     ///
     /// # Errors
     /// `BUSY`: registered with another userfaultfd. `INVAL`: not a kind of memory that can be registered.
     ///
     /// # Safety
     /// From now on every missing page in the range must be served.
-    pub unsafe fn register(&self, start: usize, len: usize) -> Result<(), Errno> {
+    pub unsafe fn register(&self, start: usize, len: usize, watched: Watched) -> Result<(), Errno> {
+        let writes = if watched == Watched::Writes { sys::UFFDIO_REGISTER_MODE_WP } else { 0 };
         let mut arg = sys::uffdio_register {
             range: sys::uffdio_range { start: start as u64, len: len as u64 },
-            mode: sys::UFFDIO_REGISTER_MODE_MISSING as u64,
+            mode: u64::from(sys::UFFDIO_REGISTER_MODE_MISSING | writes),
             ioctls: 0,
         };
         // SAFETY: REGISTER takes a uffdio_register.

@@ -16,3 +16,4 @@ mod signals;
 mod swapoff;
 mod together;
 mod traps;
+mod zero_page;

@@ -1,7 +1,7 @@
 //! Memory that is given back to the program is whole, and lowtide's no more.
 
 use lowtide_pager::regions::Range;
-use lowtide_pager::uffd::{NEEDED_FEATURES, Uffd};
+use lowtide_pager::uffd::{NEEDED_FEATURES, Uffd, Watched};
 
 use crate::house::{Config, House, MIB, PAGE, verify, write};
 
@@ -18,12 +18,12 @@ fn released_memory_is_whole_and_can_be_registered_by_others() {
     let (from, to) = (page(500) as usize, page(1500) as usize);
     let other = Uffd::open(NEEDED_FEATURES).unwrap();
     // SAFETY: nothing of it is touched before it is unregistered again.
-    assert!(unsafe { other.register(from, to - from) }.is_err(), "it is adopted");
+    assert!(unsafe { other.register(from, to - from, Watched::Missing) }.is_err(), "it is adopted");
     house.pager.release(Range { start: from, end: to }).unwrap();
     (500..1500).for_each(|i| verify(page(i), seed(i), "released"));
     // SAFETY: as above.
     unsafe {
-        other.register(from, to - from).unwrap();
+        other.register(from, to - from, Watched::Missing).unwrap();
         other.unregister(from, to - from).unwrap();
     }
     let out = house.evictions();

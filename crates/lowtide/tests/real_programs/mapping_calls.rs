@@ -126,6 +126,20 @@ fn what_was_only_read_is_held_back_when_it_is_written() {
     }
 }
 
+/// Zeros that are read again and again are the kernel's one zero page, in a forked child as well; who writes there is held back.
+#[test]
+fn zeros_that_were_read_are_held_back_when_they_are_written() {
+    let Some(_turn) = turn() else { return };
+    let limit = Limit { ram: 96 << 20, swap: Swap::Ram };
+    let Some(job) = job("zeros that are read", "zero_reads", "512 4") else { return };
+    let Some(limited) = same(&job, &limit) else { return };
+    let bound = Growth::Stream.bound(limit.ram);
+    assert!(limited.peak <= bound, "peak {} bytes, allowed {bound}: {}", limited.peak, limited.stderr);
+    // 131,072 pages are read seven times in no order.
+    let faults = limited.stat("faults.total");
+    assert!(faults < 500_000.0, "{faults} faults: {}", limited.stderr);
+}
+
 /// A file that is mapped and read at once holds nobody up.
 #[test]
 fn a_file_is_populated() {
