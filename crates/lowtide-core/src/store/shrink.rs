@@ -153,6 +153,12 @@ impl Store {
     /// if there are such and the pool is not over its own. Loads and frees in progress are not disturbed. Nothing happens while
     /// another thread is at it.
     pub fn shrink(&self, bytes: usize, scratch: &mut Scratch) -> Shrunk {
+        self.shrink_in_steps(bytes, scratch, &mut || ())
+    }
+
+    /// As [`Store::shrink`], and calls `step` before each write, when pages have been unpacked: for who counts what memory that
+    /// takes ([`Store::held_bytes`]).
+    pub fn shrink_in_steps(&self, bytes: usize, scratch: &mut Scratch, step: &mut dyn FnMut()) -> Shrunk {
         let mut shrunk = Shrunk::default();
         if bytes == 0 {
             return shrunk;
@@ -173,7 +179,10 @@ impl Store {
                 }
                 let wanted = |object: Object| whose.has(object.group);
                 let first = (cluster * CLUSTER_SLOTS) as u64;
-                self.write_slots(&area, first..first + CLUSTER_SLOTS as u64, &wanted, batch.get(), scratch, &mut shrunk);
+                let slots = first..first + CLUSTER_SLOTS as u64;
+                self.unpack_slots(&area, slots.clone(), &wanted, &mut batch, scratch);
+                step();
+                self.write_slots(&area, slots, batch.get(), &mut shrunk);
             }
         }
         shrunk
@@ -199,7 +208,8 @@ impl Store {
         scratch: &mut Scratch,
     ) {
         let Some(mut batch) = self.shrinker.take() else { return };
-        self.write_slots(area, slots, wanted, batch.get(), scratch, &mut Shrunk::default());
+        self.unpack_slots(area, slots.clone(), wanted, &mut batch, scratch);
+        self.write_slots(area, slots, batch.get(), &mut Shrunk::default());
     }
 
     /// Moves the hand on. `rounds` counts how often it comes round. `None`: there is nothing to visit.
@@ -221,20 +231,19 @@ impl Store {
         None
     }
 
-    /// Writes the pages of slots of one cluster that are in the pool, as objects that `wanted` says yes to.
-    fn write_slots(
+    /// Claims the pages of slots of one cluster that are in the pool, as objects that `wanted` says yes to, and unpacks them.
+    fn unpack_slots(
         &self,
         area: &AreaRef<'_>,
         slots: Range<u64>,
         wanted: &dyn Fn(Object) -> bool,
-        batch: &mut Batch,
+        taken: &mut Taken<'_>,
         scratch: &mut Scratch,
-        shrunk: &mut Shrunk,
     ) {
-        let (first, n) = (slots.start, (slots.end - slots.start) as usize);
+        let batch = taken.get();
         // From the front of the memory on, so that short parts use little of it.
         batch.claimed.fill(0);
-        for (i, ((slot, claimed), page)) in (first..).zip(&mut batch.claimed[..n]).zip(&mut batch.pages).enumerate() {
+        for (i, ((slot, claimed), page)) in slots.zip(&mut batch.claimed).zip(&mut batch.pages).enumerate() {
             let Some(object) = claim::take(area, slot, wanted) else { continue };
             batch.touched[i / 64] |= 1 << (i % 64);
             match self.unpack(object, page, scratch) {
@@ -243,6 +252,12 @@ impl Store {
                 _ => _ = claim::finish(area, slot, object, Word::Pool(object)),
             }
         }
+        taken.count();
+    }
+
+    /// Writes what [`Store::unpack_slots`] has claimed.
+    fn write_slots(&self, area: &AreaRef<'_>, slots: Range<u64>, batch: &mut Batch, shrunk: &mut Shrunk) {
+        let (first, n) = (slots.start, (slots.end - slots.start) as usize);
         let mut at = 0;
         while at < n && !area.rests() {
             at = self.write_some(area, first, at, batch, shrunk);

@@ -42,6 +42,19 @@ fn a_cluster_is_written_with_one_io_and_reads_back() {
 }
 
 #[test]
+fn what_it_unpacks_is_counted_before_it_is_written() {
+    let s = store(16 << 20, file(16 * MIB));
+    put(&s, &texts(0, 512));
+    let mut counted = Vec::new();
+    let shrunk = s.shrink_in_steps(1, &mut Scratch::new().unwrap(), &mut || {
+        counted.push((s.stats().device_write_ios, s.shrinker.held_bytes(), s.shrinker.batch.populated_pages() * PAGE_SIZE));
+    });
+    let held = HEAD + 512 * PAGE_SIZE;
+    // But for the page of tags, which the write fills in.
+    assert_eq!((shrunk.pages, counted), (512, std::vec![(0, held, held - PAGE_SIZE)]));
+}
+
+#[test]
 fn the_oldest_go_first_and_what_was_used_gets_a_second_chance() {
     crate::percpu::stay_on_cpu_1();
     let s = store(64 << 20, file(64 * MIB));

@@ -50,7 +50,8 @@ impl Store {
         self.store_run_in_steps(pages, clean, group, out, scratch, &mut || ());
     }
 
-    /// As [`Store::store_run`], and calls `step` whenever memory has gone back: for who counts it ([`Store::held_bytes`]).
+    /// As [`Store::store_run`], and calls `step` whenever memory has been taken that is not the pages', or has gone back: for
+    /// who counts it ([`Store::held_bytes`]).
     pub fn store_run_in_steps(
         &self,
         pages: &[&Page],
@@ -62,6 +63,11 @@ impl Store {
     ) {
         for (i, (pages, out)) in pages.chunks(RUN).zip(out.chunks_mut(RUN)).enumerate() {
             let n = pages.len().min(out.len());
+            // Where background work lags, the thread that needs room makes some. It is the newest pages that would go to the
+            // device else.
+            if !self.pool_takes(group) {
+                self.shrink_in_steps(self.wants_shrinking().min(1), scratch, step);
+            }
             self.store_chunk(&pages[..n], clean.get(i * RUN..).unwrap_or(&[]), group, &mut out[..n], scratch);
         }
         // Who stores pays for a sparse pool: while pages come and go the keeper is never idle.
@@ -71,11 +77,6 @@ impl Store {
     }
 
     fn store_chunk(&self, pages: &[&Page], clean: &[Option<Entry>], group: Group, out: Results<'_>, scratch: &mut Scratch) {
-        // Where background work lags, the thread that needs room makes some. It is the newest pages that would go to the device
-        // else.
-        if !self.pool_takes(group) {
-            self.shrink(self.wants_shrinking().min(1), scratch);
-        }
         let mut plans: Chunk<Plan> = ArrayVec::new();
         for (i, page) in pages.iter().enumerate() {
             if let Some(Some(e)) = clean.get(i)

@@ -63,13 +63,14 @@ impl Pager {
     pub fn shrink_pool(&self, worker: &mut Worker) -> bool {
         let Some(operation) = self.enter() else { return false };
         let wanted = operation.store().wants_shrinking().min(SHRINK_BYTES);
-        wanted > 0 && operation.store().shrink(wanted, worker.scratch()).pages > 0
+        let mut publish = || self.publish_own();
+        wanted > 0 && operation.store().shrink_in_steps(wanted, worker.scratch(), &mut publish).pages > 0
     }
 
     /// The same whether or not the pool is about to get full: its memory is for others.
     pub fn empty_pool(&self, worker: &mut Worker) -> bool {
         let Some(operation) = self.enter() else { return false };
-        let shrunk = operation.store().shrink(SHRINK_BYTES, worker.scratch());
+        let shrunk = operation.store().shrink_in_steps(SHRINK_BYTES, worker.scratch(), &mut || self.publish_own());
         self.publish_own();
         shrunk.pages > 0 && !shrunk.failed
     }
@@ -123,7 +124,6 @@ impl Pager {
     /// What the store does when there is time; not while the program forks.
     pub fn maintain(&self) {
         let Some(operation) = self.enter() else { return };
-        operation.store().maintain();
-        self.publish_own();
+        operation.store().maintain(&mut || self.publish_own());
     }
 }
