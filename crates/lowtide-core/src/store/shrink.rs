@@ -53,6 +53,9 @@ pub(super) struct Shrinker {
     held: AtomicUsize,
 }
 
+/// Pages that are unpacked between two looks at how much memory that takes.
+const COUNTED_AT_ONCE: usize = 64;
+
 /// A cluster, or part of one, on its way to the device, slot by slot.
 #[repr(C)]
 struct Batch {
@@ -156,8 +159,8 @@ impl Store {
         self.shrink_in_steps(bytes, scratch, &mut || ())
     }
 
-    /// As [`Store::shrink`], and calls `step` before each write, when pages have been unpacked: for who counts what memory that
-    /// takes ([`Store::held_bytes`]).
+    /// As [`Store::shrink`], and calls `step` before each write, and now and then while pages are unpacked for it: for who
+    /// counts what memory that takes ([`Store::held_bytes`]).
     pub fn shrink_in_steps(&self, bytes: usize, scratch: &mut Scratch, step: &mut dyn FnMut()) -> Shrunk {
         let mut shrunk = Shrunk::default();
         if bytes == 0 {
@@ -180,8 +183,7 @@ impl Store {
                 let wanted = |object: Object| whose.has(object.group);
                 let first = (cluster * CLUSTER_SLOTS) as u64;
                 let slots = first..first + CLUSTER_SLOTS as u64;
-                self.unpack_slots(&area, slots.clone(), &wanted, &mut batch, scratch);
-                step();
+                self.unpack_slots(&area, slots.clone(), &wanted, &mut batch, scratch, step);
                 self.write_slots(&area, slots, batch.get(), &mut shrunk);
             }
         }
@@ -208,7 +210,7 @@ impl Store {
         scratch: &mut Scratch,
     ) {
         let Some(mut batch) = self.shrinker.take() else { return };
-        self.unpack_slots(area, slots.clone(), wanted, &mut batch, scratch);
+        self.unpack_slots(area, slots.clone(), wanted, &mut batch, scratch, &mut || ());
         self.write_slots(area, slots, batch.get(), &mut Shrunk::default());
     }
 
@@ -239,20 +241,26 @@ impl Store {
         wanted: &dyn Fn(Object) -> bool,
         taken: &mut Taken<'_>,
         scratch: &mut Scratch,
+        step: &mut dyn FnMut(),
     ) {
-        let batch = taken.get();
+        taken.get().claimed.fill(0);
         // From the front of the memory on, so that short parts use little of it.
-        batch.claimed.fill(0);
-        for (i, ((slot, claimed), page)) in slots.zip(&mut batch.claimed).zip(&mut batch.pages).enumerate() {
+        for (i, slot) in slots.enumerate() {
             let Some(object) = claim::take(area, slot, wanted) else { continue };
+            let batch = taken.get();
             batch.touched[i / 64] |= 1 << (i % 64);
-            match self.unpack(object, page, scratch) {
-                Ok(true) => *claimed = Word::Claimed(object).encode(),
+            match self.unpack(object, &mut batch.pages[i], scratch) {
+                Ok(true) => batch.claimed[i] = Word::Claimed(object).encode(),
                 // Freed meanwhile; or damaged, which is for a load to find and to say.
                 _ => _ = claim::finish(area, slot, object, Word::Pool(object)),
             }
+            if (i + 1).is_multiple_of(COUNTED_AT_ONCE) {
+                taken.count();
+                step();
+            }
         }
         taken.count();
+        step();
     }
 
     /// Writes what [`Store::unpack_slots`] has claimed.
