@@ -1,9 +1,10 @@
-/* What a system call has read by pinning it while it was shared with a forked child stays, whatever later children free.
- * unshared MIB ROUNDS. To be run with less room than MIB needs, or natively with `unshared 0 1`.
+/* What a system call has read by pinning it while it was shared with a forked child must stay, whatever later children free. On
+ * Linux 6.18 it does not, with lowtide or without, so no test runs this: docs/limits.md tells of it.
+ * unshared MIB ROUNDS, natively `unshared 0 1`.
  *
- * Linux (6.18 at least) loses it, without lowtide too: for the pin it makes a copy (FAULT_FLAG_UNSHARE) that counts as clean;
- * a child's MADV_FREE of its share of that page, which is meant for the child alone, makes the page one that may be dropped
- * where it is clean; and the next reclaim drops it in the parent. */
+ * For the pin the kernel makes a copy (FAULT_FLAG_UNSHARE) that counts as clean; a child's MADV_FREE of its share of that page,
+ * which is meant for the child alone, makes the page one that may be dropped where it is clean; and the next reclaim drops it
+ * in the parent. */
 #include "common.h"
 #include <fcntl.h>
 #include <signal.h>

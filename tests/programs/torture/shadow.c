@@ -86,7 +86,8 @@ static void say_place(const unsigned char *at)
 	int map = open("/proc/self/pagemap", O_RDONLY), pages = open("/proc/kpageflags", O_RDONLY);
 	if (pread(map, &entry, sizeof entry, (off_t)((uintptr_t)at / PAGE * sizeof entry)) != sizeof entry)
 		return;
-	frame = entry & ((1ull << 55) - 1);
+	/* Only where bit 63 says that a page is there is it a frame. */
+	frame = entry >> 63 ? entry & ((1ull << 55) - 1) : 0;
 	if (frame == 0 || pread(pages, &flags, sizeof flags, (off_t)(frame * sizeof flags)) != sizeof flags)
 		flags = 0;
 	dprintf(2, "page map %016llx, page flags %016llx\n", (unsigned long long)entry, (unsigned long long)flags);

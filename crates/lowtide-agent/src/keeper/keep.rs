@@ -73,9 +73,13 @@ impl Keeper {
         pager.budget.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
         pager.budget.set_ceiling(agent::settings().ram_ceiling.load(Ordering::Relaxed));
         pager.set_sharers(self.resident.sharers());
-        if pager.wants_writes_watched() && gate::try_close() {
-            pager.watch_writes();
-            gate::open();
+        if pager.wants_writes_watched() {
+            if gate::try_close() {
+                pager.watch_writes();
+                gate::open();
+            } else {
+                pager.watch_writes_later();
+            }
         }
         let now = now_us();
         if pager.was_forked() && now.saturating_sub(self.children_looked_at) >= LOOK_AT_CHILDREN_US {

@@ -244,6 +244,7 @@ impl Store {
         step: &mut dyn FnMut(),
     ) {
         taken.get().claimed.fill(0);
+        let mut uncounted = 0;
         // From the front of the memory on, so that short parts use little of it.
         for (i, slot) in slots.enumerate() {
             let Some(object) = claim::take(area, slot, wanted) else { continue };
@@ -254,7 +255,9 @@ impl Store {
                 // Freed meanwhile; or damaged, which is for a load to find and to say.
                 _ => _ = claim::finish(area, slot, object, Word::Pool(object)),
             }
-            if (i + 1).is_multiple_of(COUNTED_AT_ONCE) {
+            uncounted += 1;
+            if uncounted == COUNTED_AT_ONCE {
+                uncounted = 0;
                 taken.count();
                 step();
             }

@@ -66,7 +66,9 @@ impl Operation<'_> {
             let done = p.done / PAGE_SIZE;
             worker.installed(at, at + done);
             for p in at.up_to(at + done) {
-                claims.done(self, low, p);
+                let was_zero = claims.done(self, low, p);
+                // Of places that the zero page is mapped in, only the one that was asked for counts as brought in.
+                add(&self.counters().pages_in, usize::from(was_zero && (!is_mapped || p == page)));
             }
             at += done;
             installed += done;
@@ -175,14 +177,14 @@ impl Claims {
         true
     }
 
-    /// Page `p` is in memory. (One that was about to be removed was missing, so its removal is proven.)
-    fn done(&self, pager: &Pager, low: PageNo, p: PageNo) {
+    /// Page `p` is in memory; whether it had left as zeros. (One that was about to be removed was missing, so its removal is
+    /// proven.)
+    fn done(&self, pager: &Pager, low: PageNo, p: PageNo) -> bool {
         pager.map.set(p, PageState::None);
         pager.mark_loaded(p, None);
-        if self.zero[(p - low) / 64] & 1 << ((p - low) % 64) != 0 {
-            pager.zero_now.fetch_sub(1, Ordering::Relaxed);
-            add(&pager.counters().pages_in, 1);
-        }
+        let was_zero = self.zero[(p - low) / 64] & 1 << ((p - low) % 64) != 0;
+        pager.zero_now.fetch_sub(u64::from(was_zero), Ordering::Relaxed);
+        was_zero
     }
 
     /// Page `p` was not installed.

@@ -22,8 +22,10 @@ use crate::worker::{CHUNK, Worker};
 
 /// So many faults that read zeros, more than that wrote them, are reason to have writes watched.
 const WORTHWHILE: i32 = 256;
-/// Where that could not be done for all, it is done again, but not before so long.
+/// Where that could not be done for all, it is done again, but not before so long; ...
 const AGAIN_NS: u64 = 1_000_000_000;
+/// ... and where it could not be begun, because mappings change, after so long.
+const LATER_NS: u64 = 10_000_000;
 /// Writes are let through in blocks of so many pages at most, ...
 const BLOCK: usize = CHUNK;
 /// ... and while nothing tells that they are a stream, so many.
@@ -98,12 +100,19 @@ impl Pager {
         has_reason && now_ns() > zero_page.not_before_ns.load(Ordering::Relaxed)
     }
 
+    /// It can't be done now.
+    pub fn watch_writes_later(&self) {
+        self.zero_page.not_before_ns.store(now_ns() + LATER_NS, Ordering::Relaxed);
+    }
+
     /// Has writes watched in all adopted memory. By the thread that adopts, while nobody changes mappings through a hook; without
     /// a lock.
     pub fn watch_writes(&self) {
         let Some(_operation) = self.enter() else { return };
         let zero_page = &self.zero_page;
+        // Until all of it has been gone through; what is missed meanwhile may be among what has been.
         zero_page.missed_some.store(false, Ordering::Relaxed);
+        let missed = || zero_page.missed_some.store(true, Ordering::Relaxed);
         zero_page.not_before_ns.store(now_ns() + AGAIN_NS, Ordering::Relaxed);
         // First, so that what is adopted meanwhile is watched as well.
         zero_page.is_watched.store(true, Ordering::Relaxed);
@@ -120,11 +129,13 @@ impl Pager {
             match vm::unless_own(range.start, range.end, register) {
                 Some(Ok(())) => {}
                 // Mappings change past the hooks: another time.
-                _ if self.uffd().standing(range.start) != Standing::Registered => return,
-                None => return,
+                _ if self.uffd().standing(range.start) != Standing::Registered => return missed(),
+                None => return missed(),
                 Some(Err(_)) => {
                     zero_page.is_refused.store(true, Ordering::Relaxed);
                     zero_page.is_watched.store(false, Ordering::Relaxed);
+                    // Writes to what is protected are still told of.
+                    zero_page.is_mapped.store(false, Ordering::Relaxed);
                     return;
                 }
             }
@@ -187,7 +198,8 @@ impl Pager {
         }
         match done {
             Ok(()) => {
-                // All of them may be written now without another fault.
+                // All of them may be written now without another fault. At most so many take memory then: what does not is put
+                // right by the next measurement.
                 self.arrived(high - low);
                 self.touches.advance(window, low, high);
                 self.zero_page.is_written();

@@ -63,8 +63,12 @@ impl Pager {
     pub fn shrink_pool(&self, worker: &mut Worker) -> bool {
         let Some(operation) = self.enter() else { return false };
         let wanted = operation.store().wants_shrinking().min(SHRINK_BYTES);
-        let mut publish = || self.publish_own();
-        wanted > 0 && operation.store().shrink_in_steps(wanted, worker.scratch(), &mut publish).pages > 0
+        if wanted == 0 {
+            return false;
+        }
+        let shrunk = operation.store().shrink_in_steps(wanted, worker.scratch(), &mut || self.publish_own());
+        self.publish_own();
+        shrunk.pages > 0
     }
 
     /// The same whether or not the pool is about to get full: its memory is for others.
