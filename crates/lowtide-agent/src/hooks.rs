@@ -22,7 +22,7 @@ use crate::objects::Object;
 use crate::patch::{self, Hook};
 use crate::request::{Request, ask};
 use crate::thread::{syscall3, syscall6};
-use crate::{agent, atfork, exec, gate, keeper, mlock, populate, say};
+use crate::{agent, atfork, exec, gate, keeper, mlock, populate, say, thread_end};
 
 const EINVAL: isize = 22;
 const ENOMEM: isize = 12;
@@ -238,7 +238,11 @@ fn guard(pager: &Pager, addr: usize, len: usize) -> isize {
 extern "C" fn madvise(addr: usize, len: usize, advice: c_int) -> c_int {
     let advice = advice as u32;
     let mut r = if removes(advice) {
-        remove(addr, len, advice)
+        let r = remove(addr, len, advice);
+        if advice == sys::MADV_DONTNEED && r == 0 {
+            thread_end::gave_back(addr, len);
+        }
+        r
     } else if matches!(advice, sys::MADV_POPULATE_READ | sys::MADV_POPULATE_WRITE) {
         populate::advise(addr, len, advice)
     } else {

@@ -35,6 +35,7 @@ mod say;
 mod start;
 mod swap_file;
 mod thread;
+mod thread_end;
 mod transient;
 mod unfit;
 mod watch;

@@ -22,6 +22,7 @@ pub mod fault;
 pub mod fork;
 pub mod guards;
 mod hand;
+mod hold;
 pub mod ids;
 pub mod line;
 pub mod locks;

@@ -356,6 +356,7 @@ impl Keeper {
             Request::Adopt(range) => drop(pager.adopt(range)),
             // What stays adopted the program can't have: it is told so by the kernel.
             Request::Release(range) => drop(pager.release(range)),
+            Request::Word(addr) => pager.give_word(addr),
             Request::Fork => {
                 inheritance::hand_on(pager);
                 pager.announce_fork(agent::segment());

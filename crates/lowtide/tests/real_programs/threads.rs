@@ -1,7 +1,7 @@
 //! Threads: everything at once with every byte checked, the MADV_DONTNEED race, big stacks that come and go.
 
 use crate::check::{Data, Growth, compare, ends_well};
-use crate::machine::turn;
+use crate::machine::{tool, turn};
 use crate::measure::{Limit, Swap};
 use crate::programs::job;
 
@@ -30,6 +30,15 @@ fn raw_calls_of_one_thread_are_right() {
     let Some(_turn) = turn() else { return };
     let Some(job) = job("one thread with raw calls", "thread_mix_raw", "1 8000 100") else { return };
     compare(&job, Growth::Stream, Data::Compressible, ends_well);
+}
+
+/// The kernel writes to the memory of a thread that has ended, and waits for no page then.
+#[test]
+fn threads_that_end_are_joined() {
+    let Some(_turn) = turn() else { return };
+    let (Some(job), Some(env)) = (job("threads that end", "thread_ends", "16 12 64"), tool("env")) else { return };
+    let outcome = job.around(env, &["GLIBC_TUNABLES=glibc.pthread.rseq=0"]).limited(&Limit { ram: 32 << 20, swap: Swap::Ram });
+    assert!(ends_well(&outcome) && outcome.stat("evictions.pages") > 10_000.0, "{outcome:?}");
 }
 
 #[test]
