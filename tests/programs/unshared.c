@@ -1,6 +1,5 @@
 /* What a system call has read by pinning it while it was shared with a forked child must stay, whatever later children free. On
  * Linux 6.18 it does not, with lowtide or without, so no test runs this: docs/limits.md tells of it.
- * unshared MIB ROUNDS, natively `unshared 0 1`.
  *
  * For the pin the kernel makes a copy (FAULT_FLAG_UNSHARE) that counts as clean; a child's MADV_FREE of its share of that page,
  * which is meant for the child alone, makes the page one that may be dropped where it is clean; and the next reclaim drops it
@@ -30,28 +29,21 @@ static void ended(pid_t child, int status)
 	MUST(waitpid(child, &found, 0) == child && found == status);
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
-	size_t ballast_pages = number(argc, argv, 1, 64) * MIB / PAGE, rounds = number(argc, argv, 2, 4);
-	unsigned char *at = map_pages(PAGES), *ballast = ballast_pages > 0 ? map_pages(ballast_pages) : NULL;
+	unsigned char *at = map_pages(PAGES);
 	int file = open(".", O_TMPFILE | O_RDWR | O_DIRECT, 0600);
 	MUST(file >= 0);
 	MUST(madvise(at, PAGES * PAGE, MADV_NOHUGEPAGE) == 0);
-	for (size_t n = 1; n <= rounds; n++) {
-		if (ballast_pages > 0)
-			fill(ballast, ballast_pages, "tz", n);
-		fill(at, PAGES, "tnw", 100 * n);
-		pid_t shares = child_that(0, at);
-		MUST(pwrite(file, at, PAGES * PAGE, 0) == PAGES * PAGE);
-		MUST(kill(shares, SIGKILL) == 0);
-		ended(shares, SIGKILL);
-		ended(child_that(1, at), 0);
-		/* As reclaim would, if memory were short. */
-		MUST(madvise(at, PAGES * PAGE, MADV_PAGEOUT) == 0);
-		check(at, PAGES, "tnw", 100 * n, "what a child has freed for itself");
-		if (ballast_pages > 0)
-			check(ballast, ballast_pages, "tz", n, "ballast");
-	}
-	printf("OK %zu\n", rounds);
+	fill(at, PAGES, "tnw", 1);
+	pid_t shares = child_that(0, at);
+	MUST(pwrite(file, at, PAGES * PAGE, 0) == PAGES * PAGE);
+	MUST(kill(shares, SIGKILL) == 0);
+	ended(shares, SIGKILL);
+	ended(child_that(1, at), 0);
+	/* As reclaim would, if memory were short. */
+	MUST(madvise(at, PAGES * PAGE, MADV_PAGEOUT) == 0);
+	check(at, PAGES, "tnw", 1, "what a child has freed for itself");
+	printf("OK\n");
 	return 0;
 }
