@@ -1,5 +1,5 @@
 /* Threads that end while memory is short: each is waited for, and comes to its end.
- * thread_ends THREADS ROUNDS BALLAST_MIB
+ * thread_ends THREADS ROUNDS BALLAST_MIB [random]
  * The kernel says that a thread has ended by writing to the thread's own memory (CLONE_CHILD_CLEARTID), at a time at which it
  * waits for no userfaultfd any more: where that page is missing, who joins the thread waits for ever. These threads end as the C
  * library's do, which give their stack back and are gone; but they lose their CPU in between. To be run without restartable
@@ -13,13 +13,16 @@ enum { MOST = 64, STACK = 1 << 20, KEPT = 16 << 10 };
 
 static unsigned char *ballast;
 static size_t ballast_pages;
+static int is_random;
 static volatile int finished;
 
+/* Page after page, or anywhere: then all that is in memory is wanted back soon. */
 static void *press(void *argument)
 {
+	uint64_t random = (size_t)argument;
 	for (size_t n = (size_t)argument; !finished; n++)
 		for (size_t i = n % 2; i < ballast_pages && !finished; i += 2)
-			ballast[i * PAGE + 8] = (unsigned char)n;
+			ballast[(is_random ? next_random(&random) % ballast_pages : i) * PAGE + 8] = (unsigned char)n;
 	return NULL;
 }
 
@@ -49,6 +52,7 @@ int main(int argc, char **argv)
 	pthread_t thread[MOST], other[2];
 	pthread_attr_t attributes;
 	ballast_pages = number(argc, argv, 3, 64) * MIB / PAGE;
+	is_random = argc > 4 && strcmp(argv[4], "random") == 0;
 	ballast = map_pages(ballast_pages);
 	MUST(threads <= MOST && pthread_attr_init(&attributes) == 0);
 	MUST(pthread_attr_setstacksize(&attributes, STACK) == 0);

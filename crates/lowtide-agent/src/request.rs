@@ -15,8 +15,8 @@ pub enum Request {
     Adopt(Range),
     /// Give this memory back to the program: it wants to do with it what nobody can do twice.
     Release(Range),
-    /// Make sure that the page at this address has a word in the page map.
-    Word(usize),
+    /// This thread is about to end: hold what the kernel will use.
+    Ends(u32),
     /// The program is about to fork.
     Fork,
     /// The fork is over: in the parent, whether it came to a child or not.
@@ -27,7 +27,7 @@ const ADOPT: u32 = 0;
 const RELEASE: u32 = 1;
 const FORK: u32 = 2;
 const FORK_IS_OVER: u32 = 3;
-const WORD: u32 = 4;
+const ENDS: u32 = 4;
 
 const FREE: u32 = 0;
 const CLAIMED: u32 = 1;
@@ -59,7 +59,7 @@ pub fn ask(request: Request) {
     let (kind, range) = match request {
         Request::Adopt(range) => (ADOPT, range),
         Request::Release(range) => (RELEASE, range),
-        Request::Word(addr) => (WORD, Range { start: addr, end: addr }),
+        Request::Ends(thread) => (ENDS, Range { start: thread as usize, end: 0 }),
         Request::Fork => (FORK, Range { start: 0, end: 0 }),
         Request::ForkIsOver => (FORK_IS_OVER, Range { start: 0, end: 0 }),
     };
@@ -107,7 +107,7 @@ pub fn answer(mut f: impl FnMut(Request)) {
         f(match slot.kind.load(Ordering::Relaxed) {
             ADOPT => Request::Adopt(range),
             RELEASE => Request::Release(range),
-            WORD => Request::Word(range.start),
+            ENDS => Request::Ends(range.start as u32),
             FORK => Request::Fork,
             _ => Request::ForkIsOver,
         });

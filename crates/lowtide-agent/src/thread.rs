@@ -141,17 +141,24 @@ impl Drop for Urgent {
     }
 }
 
+/// Microseconds of CPU that a thread of this process has had; None: it has no such thread.
+fn spent_us(thread: u32) -> Option<u64> {
+    // The clock of a thread, by its id: CPUCLOCK_PERTHREAD | CPUCLOCK_SCHED.
+    let clock = !(thread as i32) << 3 | 6;
+    let mut time = [0u64; 2];
+    // SAFETY: room for a timespec.
+    let r = unsafe { syscall3(sys::__NR_clock_gettime, clock as usize, &raw mut time as usize, 0) };
+    (r == 0).then_some(time[0] * 1_000_000 + time[1] / 1000)
+}
+
 /// Microseconds of CPU that the calling thread and `others` of this process have had; 0 stands for no thread.
 pub fn cpu_us(others: impl Iterator<Item = u32>) -> u64 {
-    // The clock of a thread, by its id: CPUCLOCK_PERTHREAD | CPUCLOCK_SCHED.
-    let clock = |thread: u32| !(thread as i32) << 3 | 6;
-    let spent = |thread: u32| {
-        let mut time = [0u64; 2];
-        // SAFETY: room for a timespec.
-        let r = unsafe { syscall3(sys::__NR_clock_gettime, clock(thread) as usize, &raw mut time as usize, 0) };
-        if r == 0 { time[0] * 1_000_000 + time[1] / 1000 } else { 0 }
-    };
-    others.filter(|thread| *thread != 0).chain([id()]).map(spent).sum()
+    others.filter(|thread| *thread != 0).chain([id()]).filter_map(spent_us).sum()
+}
+
+/// Whether this process has a thread of this id.
+pub fn exists(thread: u32) -> bool {
+    spent_us(thread).is_some()
 }
 
 /// How many threads this process has beside `own` of lowtide's; None: nobody says.

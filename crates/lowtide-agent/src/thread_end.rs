@@ -1,42 +1,64 @@
 //! The end of a thread of the program. The kernel tells who joins it by a write to the thread's own memory
-//! (CLONE_CHILD_CLEARTID), when the thread waits for no userfaultfd any more: where that page is out, the write is lost, and
-//! who joins waits for ever. So the page is held in memory from the last call on that the C library makes for the thread: it
-//! gives the thread's stack back by MADV_DONTNEED.
+//! (CLONE_CHILD_CLEARTID), and looks there which robust mutexes it still had (set_robust_list), at a time at which the thread
+//! waits for no userfaultfd any more: where that page is out, who joins waits for ever, and nobody learns that the owner of a
+//! mutex is dead.
 //!
-//! (Stacks that the program made itself, and those of 16 KiB, are not given back so; the C library's restartable sequences,
-//! glibc 2.35, at least bring the page in each time the thread gets its CPU back.)
+//! So that page of each thread is held in memory (`held.rs` of the pager). The keeper looks now and then which threads there
+//! are; and one that it may not have seen yet says so itself in the last call that the C library makes for it, in which its
+//! stack is given back by MADV_DONTNEED.
 
 use core::arch::asm;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use crate::gate::Call;
+use linux_raw_sys::general as sys;
+use lowtide_core::vm::{self, PAGE_SIZE};
+use lowtide_pager::clock;
+use lowtide_pager::held::Hold;
+use lowtide_pager::pager::Pager;
+use rustix::fs::{Mode, OFlags, RawDir};
+use rustix::mm::Advice;
+
+use crate::agent;
 use crate::request::{Request, ask};
-use crate::{agent, gate, thread};
+use crate::thread::{self, syscall3, syscall6};
 
 /// The C library leaves so much of the stack at most below where it is, when it gives it back.
 const NEAR: usize = 128 << 10;
-/// Where glibc keeps a thread's id, from the beginning of its own data on (x86-64; all versions with `pthread_t` as they have
-/// been since 2003).
-const TID_OFFSET: usize = 0x2d0;
-/// How often the page is brought in again that has left in the same moment.
-const TRIES: usize = 16;
+/// Where glibc keeps a thread's id and, behind it and on the same page, the list of its robust mutexes, from the beginning of
+/// its own data on (x86-64). Where this is something else the keeper is asked.
+const TID: usize = 0x2d0;
+const ROBUST_LIST: usize = 0x2e0;
+/// The keeper looks for new threads so often while pages are evicted, in microseconds, and so many times as long as it took
+/// later.
+const EVERY_US: u64 = 50_000;
+const REST: u64 = 50;
+/// Robust mutexes of a thread that count: as many as for the kernel (ROBUST_LIST_LIMIT).
+const MOST_MUTEXES: usize = 2048;
 
-/// The word that the kernel clears when the calling thread ends. None: this is another C library, or another kind of thread.
-fn tid_word() -> Option<*mut u32> {
-    let own: usize;
-    // SAFETY: reads the second word of what %fs points to, where the x86-64 ABI of C libraries has the thread's own data;
-    // threads of the program have it.
-    unsafe { asm!("mov {}, fs:[0x10]", out(reg) own, options(nostack, readonly, preserves_flags)) };
+/// The calling thread's id as the C library keeps it, which the kernel clears. None: this is another C library, or another kind
+/// of thread.
+fn tid_word(thread: u32) -> Option<*mut u32> {
     let begin: usize;
-    // SAFETY: as above, the first word.
+    // SAFETY: reads the first word of what %fs points to, which by the ABI of x86-64 is the address of that word; threads of the
+    // C library have it.
     unsafe { asm!("mov {}, fs:[0]", out(reg) begin, options(nostack, readonly, preserves_flags)) };
+    let own: usize;
+    // SAFETY: as above: glibc keeps there where the thread's own data are, which begin with all this.
+    unsafe { asm!("mov {}, fs:[0x10]", out(reg) own, options(nostack, readonly, preserves_flags)) };
     if own == 0 || own != begin {
         return None;
     }
-    let word = (own + TID_OFFSET) as *mut u32;
-    // SAFETY: glibc's data of a thread are longer than that; musl's are followed by the thread's stack or other data of it.
-    let is_tid = unsafe { AtomicU32::from_ptr(word) }.load(Ordering::Relaxed) == thread::id();
+    let word = (own + TID) as *mut u32;
+    // SAFETY: glibc's data of a thread are longer than that. (The agent runs in programs that have glibc only.)
+    let is_tid = unsafe { AtomicU32::from_ptr(word) }.load(Ordering::Relaxed) == thread;
     is_tid.then_some(word)
+}
+
+/// Whether a thread ends without a robust mutex, by what the C library keeps of it.
+fn has_no_mutex(tid_word: *mut u32) -> bool {
+    let list = tid_word.addr() - TID + ROBUST_LIST;
+    // SAFETY: as for `tid_word`, a few bytes behind it. The list ends where it begins.
+    unsafe { AtomicUsize::from_ptr(list as *mut usize) }.load(Ordering::Relaxed) == list
 }
 
 /// The calling thread has given memory back by MADV_DONTNEED: perhaps the last that it does.
@@ -47,19 +69,105 @@ pub fn gave_back(addr: usize, len: usize) {
         return;
     }
     let Some(pager) = agent::active() else { return };
-    let Some(word) = tid_word() else { return };
-    for _ in 0..TRIES {
-        // SAFETY: the thread's own word. A write that changes nothing: then the page is there, and can be written.
-        unsafe { AtomicU32::from_ptr(word) }.fetch_or(0, Ordering::Relaxed);
-        let held = {
-            // The keeper gives memory of the page map back only when nobody is there.
-            let _inside = gate::enter(Call::Silent);
-            pager.hold(word.addr())
-        };
-        match held {
-            Some(true) => return,
-            Some(false) => {}
-            None => ask(Request::Word(word.addr())),
+    let thread = thread::id();
+    match tid_word(thread).filter(|word| has_no_mutex(*word)) {
+        Some(word) => {
+            if pager.hold(word.addr(), thread) != Hold::Refused {
+                // SAFETY: the thread's own word, at a multiple of 16.
+                unsafe { vm::write_nothing(word.addr()) };
+            }
+        }
+        None => ask(Request::Ends(thread)),
+    }
+}
+
+/// Where a thread's list of robust mutexes begins, as the kernel knows it. None: it has none, or is gone.
+fn robust_list(thread: u32) -> Option<usize> {
+    let (mut head, mut len) = (0usize, 0usize);
+    // SAFETY: room for two words.
+    let r = unsafe { syscall3(sys::__NR_get_robust_list, thread as usize, (&raw mut head).addr(), (&raw mut len).addr()) };
+    (r == 0 && head != 0).then_some(head)
+}
+
+/// Words of this process's memory, wherever they are.
+fn read<const N: usize>(addr: usize) -> Option<[usize; N]> {
+    let mut words = [0usize; N];
+    let (to, from) = ([words.as_mut_ptr().addr(), size_of_val(&words)], [addr, size_of_val(&words)]);
+    let pid = rustix::process::getpid().as_raw_nonzero().get() as usize;
+    // SAFETY: the lists name as many bytes as there are; what can't be read is an error.
+    let r = unsafe { syscall6(sys::__NR_process_vm_readv, pid, to.as_ptr().addr(), 1, from.as_ptr().addr(), 1, 0) };
+    (r == size_of_val(&words) as isize).then_some(words)
+}
+
+/// Holds the page at `addr` for a thread, and brings it in. By the keeper, with no lock held: a monitor serves it.
+fn hold(pager: &Pager, addr: usize, thread: u32) {
+    if pager.hold(addr, thread) == Hold::Begun {
+        // SAFETY: reading changes no bytes, whatever is there; errors (nothing is mapped) are fine.
+        let _ = unsafe { rustix::mm::madvise((addr & !(PAGE_SIZE - 1)) as *mut _, PAGE_SIZE, Advice::LinuxPopulateRead) };
+    }
+}
+
+/// A thread is about to end, and waits: holds what the kernel will use. By the keeper.
+pub fn ends(pager: &Pager, thread: u32) {
+    let Some(head) = robust_list(thread) else { return };
+    hold(pager, head, thread);
+    // As the kernel goes through it: the next one, the distance to the mutex's word, one that is just being taken or let go.
+    // The lowest bit of each says what kind of mutex it is.
+    let Some([mut next, to_word, pending]) = read::<3>(head) else { return };
+    let mut hold_one = |mutex: usize| {
+        hold(pager, mutex, thread);
+        hold(pager, mutex.wrapping_add(to_word), thread);
+    };
+    if pending & !1 != 0 {
+        hold_one(pending & !1);
+    }
+    for _ in 0..MOST_MUTEXES {
+        let mutex = next & !1;
+        if mutex == head || mutex == 0 {
+            break;
+        }
+        hold_one(mutex);
+        match read::<1>(mutex) {
+            Some([following]) => next = following,
+            None => break,
+        }
+    }
+}
+
+/// The keeper's looks at what threads there are.
+#[derive(Debug, Default)]
+pub struct Look {
+    /// Pages that had been evicted at the last one.
+    evicted: Option<u64>,
+    not_before_us: u64,
+}
+
+impl Look {
+    /// Holds what is to be held of all threads, if it is time.
+    pub fn look(&mut self, pager: &Pager, now_us: u64) {
+        let evicted = pager.counters().evictions_pages.load(Ordering::Relaxed);
+        if now_us < self.not_before_us || self.evicted == Some(evicted) {
+            return;
+        }
+        self.evicted = Some(evicted);
+        for_each_thread(|thread| {
+            if let Some(list) = robust_list(thread) {
+                hold(pager, list, thread);
+            }
+        });
+        self.not_before_us = now_us + EVERY_US.max((clock::now_us() - now_us) * REST);
+    }
+}
+
+/// Calls `f` with the id of each thread of this process, lowtide's own too, if the kernel says which there are.
+fn for_each_thread(mut f: impl FnMut(u32)) {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(directory) = rustix::fs::open(c"/proc/self/task", flags, Mode::empty()) else { return };
+    let mut buffer = [core::mem::MaybeUninit::uninit(); 4096];
+    let mut names = RawDir::new(&directory, &mut buffer);
+    while let Some(Ok(name)) = names.next() {
+        if let Some(thread) = name.file_name().to_str().ok().and_then(|name| name.parse().ok()) {
+            f(thread);
         }
     }
 }

@@ -250,6 +250,26 @@ pub fn unless_own<R>(start: usize, end: usize, f: impl FnOnce() -> R) -> Option<
     if own { None } else { Some(f()) }
 }
 
+/// Writes to the eight bytes at `addr` what is there, so that the page is in memory, and dirty. (An atomic operation that changes
+/// nothing is no access at all once it has been compiled.)
+///
+/// # Safety
+/// Writable memory, aligned; others may use it as atomics only meanwhile.
+pub unsafe fn write_nothing(addr: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's.
+    unsafe {
+        core::arch::asm!("lock or qword ptr [{}], 0", in(reg) addr, options(nostack));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        // SAFETY: the caller's.
+        let word = unsafe { core::sync::atomic::AtomicU64::from_ptr(addr as *mut u64) };
+        let was = word.load(Ordering::Relaxed);
+        let _ = word.compare_exchange(was, was, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
 /// Waits until every mapping that exists by now is in the table of own ranges. To be called between looking at the process's
 /// mappings and asking which of them are lowtide's own.
 pub fn wait_for_makers() {
@@ -379,6 +399,21 @@ mod tests {
             *m.as_ptr().add(PAGE_SIZE) = 8;
             m.discard(0, PAGE_SIZE);
             assert_eq!((*m.as_ptr(), *m.as_ptr().add(PAGE_SIZE)), (0, 8));
+        }
+    }
+
+    #[test]
+    fn what_is_written_without_a_change_is_kept() {
+        let m = map(2 * PAGE_SIZE, OnFork::Copy).unwrap();
+        // SAFETY: the mapping is ours alone.
+        unsafe {
+            m.as_ptr().write_volatile(7);
+            m.as_ptr().add(PAGE_SIZE).write_volatile(8);
+            rustix::mm::madvise(m.as_ptr().cast(), m.len(), Advice::LinuxFree).unwrap();
+            write_nothing(m.addr());
+            // The kernel drops what has been freed.
+            rustix::mm::madvise(m.as_ptr().cast(), m.len(), Advice::LinuxPageOut).unwrap();
+            assert_eq!((m.as_ptr().read_volatile(), m.as_ptr().add(PAGE_SIZE).read_volatile()), (7, 0));
         }
     }
 

@@ -1,11 +1,11 @@
 //! Draining: the oldest batch of staging goes into the store, and its memory back to the kernel.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 use lowtide_core::slot::Entry;
 use lowtide_core::store::{Group, Page, StoreError, Stored};
-use lowtide_core::vm::PAGE_SIZE;
+use lowtide_core::vm::{self, PAGE_SIZE};
 use rustix::io::Errno;
 
 use crate::ids::{PageNo, StagingFrame};
@@ -99,10 +99,9 @@ impl Operation<'_> {
     fn store_frames(&self, frames: &[StagingFrame], worker: &mut Worker) -> bool {
         let page = |frame: &StagingFrame| {
             let addr = self.staging.addr(*frame);
-            // SAFETY: the words say Storing, so this is lowtide's own memory until this thread says otherwise. A write that
-            // changes nothing: from here on the kernel may not drop the page, should the program have freed it by MADV_FREE; if
-            // it has, zeros are there.
-            unsafe { AtomicU64::from_ptr(addr as *mut u64).fetch_or(0, Ordering::Relaxed) };
+            // SAFETY: the words say Storing, so this is lowtide's own memory until this thread says otherwise. From here on the
+            // kernel may not drop the page, should the program have freed it by MADV_FREE; if it has, zeros are there.
+            unsafe { vm::write_nothing(addr) };
             // SAFETY: populated, and nobody changes the bytes until the words are set.
             unsafe { &*(addr as *const Page) }
         };

@@ -283,6 +283,7 @@ pub(crate) mod tests {
             steps: 1,
             turn: || [Range::NONE; 2],
             is_alone: || true,
+            has_thread: |_| false,
         };
         // SAFETY: zeros are a valid Proc.
         let proc = std::boxed::Box::leak(std::boxed::Box::new(unsafe { core::mem::zeroed() }));

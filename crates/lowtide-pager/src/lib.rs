@@ -22,7 +22,7 @@ pub mod fault;
 pub mod fork;
 pub mod guards;
 mod hand;
-mod hold;
+pub mod held;
 pub mod ids;
 pub mod line;
 pub mod locks;

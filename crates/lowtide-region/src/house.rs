@@ -138,6 +138,7 @@ impl House {
             steps: MOST_STEPS,
             turn: || [Range::NONE; 2],
             is_alone: || true,
+            has_thread: |_| false,
         };
         let pager = Pager::new(uffd, store, kind.staging, proc, host)
             .map_err(|errno| Error::System { what: "opening /proc/self/pagemap and mapping lowtide's tables", errno })?;

@@ -110,6 +110,7 @@ impl Keeper {
             self.adopt_all(pager);
         }
         self.floor.look(pager, total, now);
+        self.thread_ends.look(pager, now);
         if self.worker.is_none() {
             self.worker = Worker::new(true).ok();
         }

@@ -33,7 +33,7 @@ use rustix::thread::Timespec;
 use crate::idle::Idle;
 use crate::request::Request;
 use crate::resident::Resident;
-use crate::{agent, atfork, broker, inheritance, monitor, number, request, say, swap_file, thread};
+use crate::{agent, atfork, broker, inheritance, monitor, number, request, say, swap_file, thread, thread_end};
 use areas::Orders;
 use calm::Calm;
 use floor::Floor;
@@ -221,6 +221,7 @@ struct Keeper {
     worker: Option<Worker>,
     idle: Idle,
     look: Look,
+    thread_ends: thread_end::Look,
     floor: Floor,
     measuring: Measuring,
     calm: Calm,
@@ -260,6 +261,7 @@ impl Keeper {
             worker: None,
             idle: Idle::new(),
             look: Look::default(),
+            thread_ends: thread_end::Look::default(),
             floor: Floor::default(),
             measuring: Measuring::default(),
             calm: Calm::new(now_us()),
@@ -356,7 +358,7 @@ impl Keeper {
             Request::Adopt(range) => drop(pager.adopt(range)),
             // What stays adopted the program can't have: it is told so by the kernel.
             Request::Release(range) => drop(pager.release(range)),
-            Request::Word(addr) => pager.give_word(addr),
+            Request::Ends(thread) => thread_end::ends(pager, thread),
             Request::Fork => {
                 inheritance::hand_on(pager);
                 pager.announce_fork(agent::segment());

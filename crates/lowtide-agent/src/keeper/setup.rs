@@ -82,6 +82,7 @@ impl Keeper {
             steps: 1,
             turn: gate::changed,
             is_alone: || thread::others(agent::proc().own_threads()) == Some(1),
+            has_thread: thread::exists,
         };
         let pager = Pager::new(uffd, store, staging, agent::proc(), host)?;
         self.prepared = Some(Box::leak(Box::new(pager)));

@@ -60,6 +60,7 @@ impl Pager {
         self.budget.measured(now);
         self.forget_operations();
         self.guards.reset_after_fork();
+        self.held.reset_after_fork();
         steps::taken(steps::Fork::Child);
         let handover = self.handover();
         // SAFETY: no other thread of this process uses the pager, and the parent's operations were paused.

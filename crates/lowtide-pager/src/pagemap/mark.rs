@@ -37,11 +37,6 @@ impl Mark {
         if self.0 & REST == 0 { None } else { Some(Mark(self.0 - 1)) }
     }
 
-    /// Of a page that is to stay for as many rounds as any.
-    pub const fn longest() -> Mark {
-        Mark((ROUNDS.len() as u8 - 1) << CLASS_SHIFT | ROUNDS[ROUNDS.len() - 1])
-    }
-
     /// Of a page that leaves in this epoch.
     pub const fn leaves(self, epoch: u8) -> Mark {
         Mark(self.class() << CLASS_SHIFT | epoch & REST)

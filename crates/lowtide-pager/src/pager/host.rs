@@ -32,4 +32,6 @@ pub struct Host {
     pub turn: fn() -> [Range; 2],
     /// Whether the program has one thread only.
     pub is_alone: fn() -> bool,
+    /// Whether this process has a thread of this id.
+    pub has_thread: fn(u32) -> bool,
 }

@@ -28,6 +28,7 @@ use crate::budget::RamBudget;
 use crate::fault::ZeroPage;
 use crate::guards::Guards;
 use crate::hand::Hand;
+use crate::held::Held;
 use crate::order::Order;
 use crate::pagemap::PageMap;
 use crate::present::Present;
@@ -55,6 +56,7 @@ pub struct Pager {
     pub(crate) order: Lock<Order, { rank::UNRANKED }>,
     /// What is to stay in memory; see `ranges.rs`.
     pub(crate) pinned: Regions,
+    pub(crate) held: Held,
     pub(crate) staging: Staging,
     /// Everything that left staging. Reached through [`Operation::store`] and [`Pager::store`].
     store: Store,
@@ -122,6 +124,7 @@ impl Pager {
             regions: Regions::new()?,
             order: Lock::new(Order::default()),
             pinned: Regions::new()?,
+            held: Held::new()?,
             staging,
             store,
             budget: RamBudget::default(),

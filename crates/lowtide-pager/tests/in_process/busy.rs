@@ -1,6 +1,7 @@
-//! Pages that can't be moved: pinned ones stay, and nothing waits behind them.
+//! Pages that can't be moved, or may not: they stay, and nothing waits behind them.
 
 use lowtide_pager::evict::Evicted;
+use lowtide_pager::held::Hold;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io_uring::{IoringRegisterOp, io_uring_params, io_uring_register, io_uring_setup, iovec};
 
@@ -33,4 +34,22 @@ fn what_lies_behind_pinned_pages_is_evicted() {
     assert!((pinned..pinned + 64).contains(&left), "{left} pages are still in memory, {pinned} of them pinned");
     (0..pages).for_each(|i| verify(page(i), i as u64 + 1, "after all"));
     drop(ring);
+}
+
+#[test]
+fn held_pages_stay_while_their_thread_lives() {
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let pages = 1024;
+    let at = house.region(pages);
+    // SAFETY: inside the region.
+    let page = |i: usize| unsafe { at.add(i * PAGE) };
+    (0..pages).for_each(|i| write(page(i), i as u64 + 1));
+    // In this house the threads of odd numbers live.
+    for (i, thread) in [(0, 1), (500, 3), (501, 2), (1023, 5)] {
+        assert_eq!(house.pager.hold(page(i) as usize + 8, thread), Hold::Begun);
+    }
+    assert_eq!(house.evict_all(), Evicted::Nothing);
+    let left = house.pager.adopted_in_memory().unwrap() as usize / PAGE;
+    assert_eq!(left, 3, "three of four are held");
+    (0..pages).for_each(|i| verify(page(i), i as u64 + 1, "after all"));
 }

@@ -32,13 +32,27 @@ fn raw_calls_of_one_thread_are_right() {
     compare(&job, Growth::Stream, Data::Compressible, ends_well);
 }
 
-/// The kernel writes to the memory of a thread that has ended, and waits for no page then.
+/// The kernel writes to the memory of a thread that has ended, and waits for no page then. Also where all that is in memory is
+/// wanted back soon, so that nothing is spared any more.
 #[test]
 fn threads_that_end_are_joined() {
     let Some(_turn) = turn() else { return };
-    let (Some(job), Some(env)) = (job("threads that end", "thread_ends", "16 12 64"), tool("env")) else { return };
-    let outcome = job.around(env, &["GLIBC_TUNABLES=glibc.pthread.rseq=0"]).limited(&Limit { ram: 32 << 20, swap: Swap::Ram });
-    assert!(ends_well(&outcome) && outcome.stat("evictions.pages") > 10_000.0, "{outcome:?}");
+    for (what, ram) in [("16 12 64", 32 << 20), ("16 12 14 random", 16 << 20)] {
+        let (Some(job), Some(env)) = (job("threads that end", "thread_ends", what), tool("env")) else { return };
+        let outcome = job.around(env, &["GLIBC_TUNABLES=glibc.pthread.rseq=0"]).limited(&Limit { ram, swap: Swap::Ram });
+        assert!(ends_well(&outcome) && outcome.stat("evictions.pages") > 5_000.0, "{what}: {outcome:?}");
+    }
+}
+
+/// It looks there, and in the mutexes, too.
+#[test]
+fn who_takes_a_robust_mutex_learns_that_its_owner_is_dead() {
+    let Some(_turn) = turn() else { return };
+    for what in ["threads 64", "process 64"] {
+        let Some(job) = job("robust mutexes", "robust", what) else { return };
+        let outcome = job.limited(&Limit { ram: 32 << 20, swap: Swap::Ram });
+        assert!(ends_well(&outcome) && outcome.stat("evictions.pages") > 5_000.0, "{what}: {outcome:?}");
+    }
 }
 
 #[test]
