@@ -141,24 +141,27 @@ impl Drop for Urgent {
     }
 }
 
-/// Microseconds of CPU that a thread of this process has had; None: it has no such thread.
-fn spent_us(thread: u32) -> Option<u64> {
+/// Microseconds of CPU that a thread of this process has had.
+///
+/// # Errors
+/// `INVAL`: it has no such thread.
+fn spent_us(thread: u32) -> Result<u64, Errno> {
     // The clock of a thread, by its id: CPUCLOCK_PERTHREAD | CPUCLOCK_SCHED.
     let clock = !(thread as i32) << 3 | 6;
     let mut time = [0u64; 2];
     // SAFETY: room for a timespec.
     let r = unsafe { syscall3(sys::__NR_clock_gettime, clock as usize, &raw mut time as usize, 0) };
-    (r == 0).then_some(time[0] * 1_000_000 + time[1] / 1000)
+    if r < 0 { Err(Errno::from_raw_os_error(-r as i32)) } else { Ok(time[0] * 1_000_000 + time[1] / 1000) }
 }
 
 /// Microseconds of CPU that the calling thread and `others` of this process have had; 0 stands for no thread.
 pub fn cpu_us(others: impl Iterator<Item = u32>) -> u64 {
-    others.filter(|thread| *thread != 0).chain([id()]).filter_map(spent_us).sum()
+    others.filter(|thread| *thread != 0).chain([id()]).filter_map(|thread| spent_us(thread).ok()).sum()
 }
 
-/// Whether this process has a thread of this id.
+/// Whether this process has a thread of this id, as far as the kernel tells.
 pub fn exists(thread: u32) -> bool {
-    spent_us(thread).is_some()
+    spent_us(thread) != Err(Errno::INVAL)
 }
 
 /// How many threads this process has beside `own` of lowtide's; None: nobody says.

@@ -15,7 +15,8 @@ use lowtide_core::vm::{self, PAGE_SIZE};
 use lowtide_pager::clock;
 use lowtide_pager::held::Hold;
 use lowtide_pager::pager::Pager;
-use rustix::fs::{Mode, OFlags, RawDir};
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags, RawDir, SeekFrom};
 use rustix::mm::Advice;
 
 use crate::agent;
@@ -28,10 +29,11 @@ const NEAR: usize = 128 << 10;
 /// its own data on (x86-64). Where this is something else the keeper is asked.
 const TID: usize = 0x2d0;
 const ROBUST_LIST: usize = 0x2e0;
-/// The keeper looks for new threads so often while pages are evicted, in microseconds, and so many times as long as it took
-/// later.
+/// The keeper looks for new threads so often while pages are evicted, in microseconds; and so many times as long as it took
+/// later, up to a second.
 const EVERY_US: u64 = 50_000;
 const REST: u64 = 50;
+const MOST_US: u64 = 1_000_000;
 /// Robust mutexes of a thread that count: as many as for the kernel (ROBUST_LIST_LIMIT).
 const MOST_MUTEXES: usize = 2048;
 
@@ -137,6 +139,8 @@ pub fn ends(pager: &Pager, thread: u32) {
 /// The keeper's looks at what threads there are.
 #[derive(Debug, Default)]
 pub struct Look {
+    /// The list of them; kept open, because the program may change its root directory.
+    threads: Option<OwnedFd>,
     /// Pages that had been evicted at the last one.
     evicted: Option<u64>,
     not_before_us: u64,
@@ -150,24 +154,32 @@ impl Look {
             return;
         }
         self.evicted = Some(evicted);
-        for_each_thread(|thread| {
+        let started = clock::now_us();
+        self.for_each_thread(|thread| {
             if let Some(list) = robust_list(thread) {
                 hold(pager, list, thread);
             }
         });
-        self.not_before_us = now_us + EVERY_US.max((clock::now_us() - now_us) * REST);
+        let took = clock::now_us().saturating_sub(started);
+        self.not_before_us = started + (took * REST).clamp(EVERY_US, MOST_US);
     }
-}
 
-/// Calls `f` with the id of each thread of this process, lowtide's own too, if the kernel says which there are.
-fn for_each_thread(mut f: impl FnMut(u32)) {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let Ok(directory) = rustix::fs::open(c"/proc/self/task", flags, Mode::empty()) else { return };
-    let mut buffer = [core::mem::MaybeUninit::uninit(); 4096];
-    let mut names = RawDir::new(&directory, &mut buffer);
-    while let Some(Ok(name)) = names.next() {
-        if let Some(thread) = name.file_name().to_str().ok().and_then(|name| name.parse().ok()) {
-            f(thread);
+    /// Calls `f` with the id of each thread of this process, lowtide's own too, if the kernel says which there are.
+    fn for_each_thread(&mut self, mut f: impl FnMut(u32)) {
+        if self.threads.is_none() {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            self.threads = rustix::fs::open(c"/proc/self/task", flags, Mode::empty()).ok();
+        }
+        let Some(threads) = &self.threads else { return };
+        if rustix::fs::seek(threads, SeekFrom::Start(0)).is_err() {
+            return;
+        }
+        let mut buffer = [core::mem::MaybeUninit::uninit(); 4096];
+        let mut names = RawDir::new(threads, &mut buffer);
+        while let Some(Ok(name)) = names.next() {
+            if let Some(thread) = name.file_name().to_str().ok().and_then(|name| name.parse().ok()) {
+                f(thread);
+            }
         }
     }
 }

@@ -405,16 +405,21 @@ mod tests {
     #[test]
     fn what_is_written_without_a_change_is_kept() {
         let m = map(2 * PAGE_SIZE, OnFork::Copy).unwrap();
-        // SAFETY: the mapping is ours alone.
-        unsafe {
-            m.as_ptr().write_volatile(7);
-            m.as_ptr().add(PAGE_SIZE).write_volatile(8);
-            rustix::mm::madvise(m.as_ptr().cast(), m.len(), Advice::LinuxFree).unwrap();
-            write_nothing(m.addr());
-            // The kernel drops what has been freed.
-            rustix::mm::madvise(m.as_ptr().cast(), m.len(), Advice::LinuxPageOut).unwrap();
-            assert_eq!((m.as_ptr().read_volatile(), m.as_ptr().add(PAGE_SIZE).read_volatile()), (7, 0));
-        }
+        // The kernel passes a page by now and then, one that another CPU has just touched.
+        let is_dropped = |_| {
+            // SAFETY: the mapping is ours alone.
+            unsafe {
+                m.as_ptr().write_volatile(7);
+                m.as_ptr().add(PAGE_SIZE).write_volatile(8);
+                rustix::mm::madvise(m.as_ptr().cast(), m.len(), Advice::LinuxFree).unwrap();
+                write_nothing(m.addr());
+                // The kernel drops what has been freed.
+                rustix::mm::madvise(m.as_ptr().cast(), m.len(), Advice::LinuxPageOut).unwrap();
+                assert_eq!(m.as_ptr().read_volatile(), 7);
+                m.as_ptr().add(PAGE_SIZE).read_volatile() == 0
+            }
+        };
+        assert!((0..100).any(is_dropped), "the other page is never dropped");
     }
 
     #[test]

@@ -38,6 +38,12 @@ pub enum Evicted {
     Ahead,
 }
 
+impl Evicted {
+    fn unless_nothing(self, then: Evicted) -> Evicted {
+        if self == Evicted::Nothing { then } else { self }
+    }
+}
+
 /// Scans of one call at most.
 const SCANS: usize = 64;
 
@@ -48,7 +54,7 @@ impl Pager {
         if !self.staging.is_worth_draining() {
             return Evicted::Ahead;
         }
-        operation.drained(worker)
+        operation.drained(worker).unless_nothing(Evicted::Ahead)
     }
 
     /// One step of reclaim: fills a batch of staging, and drains the oldest one when enough are filled. May be
@@ -146,10 +152,12 @@ impl Operation<'_> {
             }
         }
         match self.fill_batch(worker) {
-            Filled::Some if self.staging.empty_batches() < 2 => self.drained(worker),
+            // That others drain what waits proves nothing of what is in memory.
+            Filled::Some if self.staging.empty_batches() < 2 => self.drained(worker).unless_nothing(Evicted::Some),
             Filled::Some => Evicted::Some,
             Filled::Later => Evicted::Later,
-            Filled::NoBatch => self.drained(worker),
+            // Others have all of them in hand.
+            Filled::NoBatch => self.drained(worker).unless_nothing(Evicted::Later),
             // Nothing left to detach: what waits in staging is all there is.
             Filled::Nothing => {
                 self.hand.lock().look_again();

@@ -11,7 +11,7 @@ use lowtide_pager::pager::Pager;
 use lowtide_pager::segment::{self, area_state};
 use lowtide_pager::worker::Worker;
 
-use super::{Keeper, LONGEST_SLEEP_US, LOOK_AGAIN, Nap, SHORTEST_SLEEP_US, TOUCH_BYTES_PER_US, reclaim, setup};
+use super::{Keeper, LONGEST_SLEEP_US, LOOK_AGAIN, Nap, SHORTEST_SLEEP_US, TOUCH_BYTES_PER_US, reclaim};
 use crate::idle::Idle;
 use crate::{agent, gate, say, swap_file, watch};
 
@@ -98,7 +98,8 @@ impl Keeper {
                 line.push(b"): a filter of system calls or a tracer forbids it, and the run goes over its limit").bytes(),
             );
         }
-        pager.set_staging_target(setup::staging_target(pager.budget.asked(), agent::segment().active()));
+        self.staging.look(pager.counters().faults_total.load(Ordering::Relaxed), pager.have_arrived());
+        pager.set_staging_target(self.staging.target(pager.budget.asked(), agent::segment().active()));
         let pool_limit = agent::settings().pool_limit.load(Ordering::Relaxed);
         pager.set_pool_limit(self.pool_share.look(agent::segment(), pager, pool_limit, total) as usize);
         // Acquire: pairs with the Release in `look_again`. The mapping is there.

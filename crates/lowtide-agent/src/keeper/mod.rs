@@ -8,6 +8,7 @@ mod floor;
 mod keep;
 mod reclaim;
 mod setup;
+mod staging;
 mod watch;
 
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -30,6 +31,7 @@ use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::Timespec;
 
+use self::staging::Depth;
 use crate::idle::Idle;
 use crate::request::Request;
 use crate::resident::Resident;
@@ -222,6 +224,7 @@ struct Keeper {
     idle: Idle,
     look: Look,
     thread_ends: thread_end::Look,
+    staging: Depth,
     floor: Floor,
     measuring: Measuring,
     calm: Calm,
@@ -262,6 +265,7 @@ impl Keeper {
             idle: Idle::new(),
             look: Look::default(),
             thread_ends: thread_end::Look::default(),
+            staging: Depth::new(),
             floor: Floor::default(),
             measuring: Measuring::default(),
             calm: Calm::new(now_us()),

@@ -34,11 +34,6 @@ const TRAPS_LATER_US: u64 = 50;
 /// When memory is adopted for the first time, traps are set for so long without any rest.
 const FIRST_TRAPS_US: u64 = 100_000;
 
-/// Bytes of evicted pages that wait in this process before they are stored, one of so many that have adopted memory.
-pub(super) fn staging_target(limit: u64, processes: u64) -> usize {
-    ((limit / 32).min(64 << 20) / processes.max(1)).max(512 << 10) as usize
-}
-
 /// Looks for mappings to adopt.
 #[derive(Default)]
 pub(super) struct Look {
@@ -68,7 +63,7 @@ impl Keeper {
             Store::new(StoreConfig { pool_limit: run.pool_limit.load(Ordering::Relaxed) as usize, accept_percent: 90, codec })
                 .map_err(|_| Errno::NOMEM)?;
         swap_file::add_all(&store);
-        let staging = staging_target(limit, agent::segment().active() + 1);
+        let staging = self.staging.target(limit, agent::segment().active() + 1);
         self.worker = Some(Worker::new(true)?);
         let uffd = self.uffd.take().ok_or(Errno::BADF)?;
         let host = Host {

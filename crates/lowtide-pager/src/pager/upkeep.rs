@@ -30,6 +30,11 @@ impl Pager {
         self.reclaiming.load(Ordering::Acquire)
     }
 
+    /// Pages of the program that have come into memory so far; wraps.
+    pub fn have_arrived(&self) -> usize {
+        self.arrived.load(Ordering::Relaxed)
+    }
+
     /// How many bytes of evicted pages are to wait before they are stored, in this process.
     pub fn set_staging_target(&self, bytes: usize) {
         self.staging.set_target(bytes);

@@ -1,5 +1,7 @@
 //! Nothing is detached that no tier would take, and nobody looks for pages again and again where there are none.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lowtide_pager::evict::Evicted;
@@ -145,4 +147,32 @@ fn an_empty_house_is_not_searched_all_the_time() {
     let out = house.evictions();
     house.evict_all();
     assert!(house.evictions() >= out + 1024);
+}
+
+/// That others have all that waits in hand does not mean that there is nothing: the keeper would take the limit for one that
+/// can't be held.
+#[test]
+fn who_finds_nothing_to_drain_does_not_say_that_there_is_nothing() {
+    let Some(house) = House::with_staging(Config { pool: 64 * MIB, file: 0, monitors: 1 }, 512 << 10) else { return };
+    let pages = 2048;
+    let at = house.region(pages);
+    // SAFETY: inside the region.
+    let page = |i: usize| unsafe { at.add(i * PAGE) };
+    let pager = house.pager;
+    let over = Arc::new(AtomicBool::new(false));
+    let is_over = over.clone();
+    let drains = std::thread::spawn(move || {
+        let mut worker = Worker::new(true).unwrap();
+        let mut said = 0;
+        while !is_over.load(Ordering::Relaxed) {
+            said += usize::from(pager.drain_staged(&mut worker) == Evicted::Nothing);
+        }
+        said
+    });
+    for round in 0..20 {
+        (0..pages).for_each(|i| write(page(i), (round * pages + i) as u64 + 1));
+        house.evict_all();
+    }
+    over.store(true, Ordering::Relaxed);
+    assert_eq!(drains.join().unwrap(), 0);
 }
