@@ -116,7 +116,7 @@ pub fn ends(pager: &Pager, thread: u32) {
     // As the kernel goes through it: the next one, the distance to the mutex's word, one that is just being taken or let go.
     // The lowest bit of each says what kind of mutex it is.
     let Some([mut next, to_word, pending]) = read::<3>(head) else { return };
-    let mut hold_one = |mutex: usize| {
+    let hold_one = |mutex: usize| {
         hold(pager, mutex, thread);
         hold(pager, mutex.wrapping_add(to_word), thread);
     };

@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn a_page_is_held_while_one_of_its_threads_lives() {
         let held = Held::new().unwrap();
-        let page = PageNo::new(0x7f12_3456_7);
+        let page = PageNo::new(0x0007_f123_4567);
         assert!(!held.holds(page, |_| true));
         assert_eq!(held.hold(page, 7, |_| true), Hold::Begun);
         assert_eq!(held.hold(page, 7, |_| true), Hold::Known);
@@ -160,7 +160,7 @@ mod tests {
     fn thousands_are_held_and_what_is_gone_makes_room() {
         let held = Held::new().unwrap();
         // Stacks of 8 MiB and a guard.
-        let stack = |i: usize| PageNo::new(0x7fff_f7ff_e - i * 2049);
+        let stack = |i: usize| PageNo::new(0x0007_ffff_7ffe - i * 2049);
         let begun: Vec<bool> = (0..6000).map(|i| held.hold(stack(i), i as u32 + 1, |_| true) == Hold::Begun).collect();
         let count = begun.iter().filter(|begun| **begun).count();
         assert!(count > 5990, "{count}");
