@@ -29,8 +29,8 @@ const NEAR: usize = 128 << 10;
 /// its own data on (x86-64). Where this is something else the keeper is asked.
 const TID: usize = 0x2d0;
 const ROBUST_LIST: usize = 0x2e0;
-/// The keeper looks for new threads so often while pages are evicted, in microseconds; and so many times as long as it took
-/// later, up to a second.
+/// The keeper looks for new threads so often while pages are evicted, in microseconds; a look that took long is followed by a
+/// rest so many times as long, of a second at most.
 const EVERY_US: u64 = 50_000;
 const REST: u64 = 50;
 const MOST_US: u64 = 1_000_000;
@@ -137,9 +137,9 @@ pub fn ends(pager: &Pager, thread: u32) {
 }
 
 /// The keeper's looks at what threads there are.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Look {
-    /// The list of them; kept open, because the program may change its root directory.
+    /// The list of them; open from the beginning, because the program may change its root directory.
     threads: Option<OwnedFd>,
     /// Pages that had been evicted at the last one.
     evicted: Option<u64>,
@@ -147,6 +147,13 @@ pub struct Look {
 }
 
 impl Look {
+    /// Nothing was looked at.
+    pub fn new() -> Look {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let threads = rustix::fs::open(c"/proc/self/task", flags, Mode::empty()).ok();
+        Look { threads, evicted: None, not_before_us: 0 }
+    }
+
     /// Holds what is to be held of all threads, if it is time.
     pub fn look(&mut self, pager: &Pager, now_us: u64) {
         let evicted = pager.counters().evictions_pages.load(Ordering::Relaxed);
@@ -165,11 +172,7 @@ impl Look {
     }
 
     /// Calls `f` with the id of each thread of this process, lowtide's own too, if the kernel says which there are.
-    fn for_each_thread(&mut self, mut f: impl FnMut(u32)) {
-        if self.threads.is_none() {
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            self.threads = rustix::fs::open(c"/proc/self/task", flags, Mode::empty()).ok();
-        }
+    fn for_each_thread(&self, mut f: impl FnMut(u32)) {
         let Some(threads) = &self.threads else { return };
         if rustix::fs::seek(threads, SeekFrom::Start(0)).is_err() {
             return;

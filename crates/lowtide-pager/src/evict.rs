@@ -34,7 +34,7 @@ pub enum Evicted {
     Searching,
     /// Not now: an event waits to be read, or the program forks.
     Later,
-    /// Little waits in staging, and more is for monitors to bring there.
+    /// Others are at it: monitors bring pages into staging, or have in hand what waits there.
     Ahead,
 }
 
@@ -99,6 +99,7 @@ impl Pager {
         let before = self.counters().evictions_pages.load(Ordering::Relaxed);
         match operation.fill_batch(worker) {
             Filled::Some => self.ahead_backoff.succeeded(),
+            Filled::NoBatch => {}
             // Who evicts for want of memory finds out what it means. Here it means not to try at each fault.
             _ => self.ahead_backoff.failed(Evicted::Nothing, started, arrived),
         }
@@ -156,13 +157,14 @@ impl Operation<'_> {
             Filled::Some if self.staging.empty_batches() < 2 => self.drained(worker).unless_nothing(Evicted::Some),
             Filled::Some => Evicted::Some,
             Filled::Later => Evicted::Later,
-            // Others have all of them in hand.
-            Filled::NoBatch => self.drained(worker).unless_nothing(Evicted::Later),
+            Filled::NoBatch if self.staging.is_lost() => Evicted::Nothing,
+            Filled::NoBatch => self.drained(worker).unless_nothing(Evicted::Ahead),
             // Nothing left to detach: what waits in staging is all there is.
             Filled::Nothing => {
                 self.hand.lock().look_again();
                 match self.drained(worker) {
                     Evicted::Some if self.staging.staged() == 0 => Evicted::Nothing,
+                    Evicted::Nothing if self.staging.staged() > 0 && !self.staging.is_lost() => Evicted::Ahead,
                     other => other,
                 }
             }

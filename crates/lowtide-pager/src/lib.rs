@@ -14,6 +14,7 @@ pub mod backoff;
 pub mod broker;
 pub mod budget;
 pub mod clock;
+pub mod depth;
 mod detach;
 pub mod drain;
 pub mod events;

@@ -8,7 +8,6 @@ mod floor;
 mod keep;
 mod reclaim;
 mod setup;
-mod staging;
 mod watch;
 
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +16,7 @@ use lowtide_core::steps;
 use lowtide_core::store::MAX_AREAS;
 use lowtide_pager::budget::RamBudget;
 use lowtide_pager::clock::now_us;
+use lowtide_pager::depth::Depth;
 use lowtide_pager::fork::{Inheritance, TakenOver};
 use lowtide_pager::line::Line;
 use lowtide_pager::measuring::Measuring;
@@ -31,7 +31,6 @@ use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::Timespec;
 
-use self::staging::Depth;
 use crate::idle::Idle;
 use crate::request::Request;
 use crate::resident::Resident;
@@ -264,7 +263,7 @@ impl Keeper {
             worker: None,
             idle: Idle::new(),
             look: Look::default(),
-            thread_ends: thread_end::Look::default(),
+            thread_ends: thread_end::Look::new(),
             staging: Depth::new(),
             floor: Floor::default(),
             measuring: Measuring::default(),
