@@ -137,9 +137,9 @@ pub fn ends(pager: &Pager, thread: u32) {
 }
 
 /// The keeper's looks at what threads there are.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Look {
-    /// The list of them; open from the beginning, because the program may change its root directory.
+    /// The list of them; kept open, because the program may change its root directory.
     threads: Option<OwnedFd>,
     /// Pages that had been evicted at the last one.
     evicted: Option<u64>,
@@ -147,11 +147,12 @@ pub struct Look {
 }
 
 impl Look {
-    /// Nothing was looked at.
-    pub fn new() -> Look {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let threads = rustix::fs::open(c"/proc/self/task", flags, Mode::empty()).ok();
-        Look { threads, evicted: None, not_before_us: 0 }
+    /// Opens what it looks at, if that is not open.
+    pub fn open(&mut self) {
+        if self.threads.is_none() {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            self.threads = rustix::fs::open(c"/proc/self/task", flags, Mode::empty()).ok();
+        }
     }
 
     /// Holds what is to be held of all threads, if it is time.
@@ -162,6 +163,8 @@ impl Look {
         }
         self.evicted = Some(evicted);
         let started = clock::now_us();
+        // A forked child has prepared nothing.
+        self.open();
         self.for_each_thread(|thread| {
             if let Some(list) = robust_list(thread) {
                 hold(pager, list, thread);

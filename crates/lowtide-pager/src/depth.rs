@@ -22,18 +22,14 @@ pub struct Depth {
     streams: bool,
 }
 
+/// Programs begin by filling their memory.
 impl Default for Depth {
     fn default() -> Depth {
-        Depth::new()
+        Depth { faults: 0, arrived: 0, streams: true }
     }
 }
 
 impl Depth {
-    /// Programs begin by filling their memory.
-    pub fn new() -> Depth {
-        Depth { faults: 0, arrived: 0, streams: true }
-    }
-
     /// A look: `faults` and pages that have `arrived` so far (it wraps).
     pub fn look(&mut self, faults: u64, arrived: usize) {
         let (came, by) = (arrived.wrapping_sub(self.arrived), faults.wrapping_sub(self.faults));
@@ -56,7 +52,7 @@ mod tests {
 
     #[test]
     fn streams_are_told_from_single_pages() {
-        let (mut depth, mut faults, mut arrived) = (Depth::new(), 0, usize::MAX - 5000);
+        let (mut depth, mut faults, mut arrived) = (Depth::default(), 0, usize::MAX - 5000);
         let mut look = |pages_a_fault: u64| {
             for _ in 0..3 {
                 faults += 1000;

@@ -12,6 +12,7 @@ use lowtide_core::percpu;
 use lowtide_core::store::{Store, StoreConfig, StoreError};
 use lowtide_core::vm::{self, PAGE_SIZE};
 use lowtide_pager::clock::now_ns;
+use lowtide_pager::depth::Depth;
 use lowtide_pager::fault::Served;
 use lowtide_pager::monitor::Monitor;
 use lowtide_pager::pager::{Host, Pager};
@@ -277,7 +278,7 @@ fn open_uffd(delivery: Delivery) -> Result<Uffd, Error> {
 
 /// Bytes of evicted pages that wait before they are stored.
 fn staging_target(ram: u64) -> usize {
-    (ram / 32).clamp(512 << 10, 64 << 20) as usize
+    Depth::default().target(ram, 1)
 }
 
 /// Bytes that the pool may take: all but a working minimum (an eighth, at least 4 MiB) and what is in staging on its way.

@@ -65,6 +65,7 @@ impl Keeper {
         swap_file::add_all(&store);
         let staging = self.staging.target(limit, agent::segment().active() + 1);
         self.worker = Some(Worker::new(true)?);
+        self.thread_ends.open();
         let uffd = self.uffd.take().ok_or(Errno::BADF)?;
         let host = Host {
             fatal: say::fatal,
