@@ -404,9 +404,10 @@ mod tests {
 
     #[test]
     fn what_is_written_without_a_change_is_kept() {
-        let m = map(2 * PAGE_SIZE, OnFork::Copy).unwrap();
-        // The kernel passes a page by now and then, one that another CPU has just touched.
+        // New pages each time: where the thread moves to another CPU in between, what is freed waits in the list of the CPU
+        // before, which nothing here empties.
         let is_dropped = |_| {
+            let m = map(2 * PAGE_SIZE, OnFork::Copy).unwrap();
             // SAFETY: the mapping is ours alone.
             unsafe {
                 m.as_ptr().write_volatile(7);
