@@ -115,15 +115,26 @@ fn what_is_filled_by_one_call_keeps_the_limit() {
     }
 }
 
-/// Where the kernel has mapped its page of zeros, a write is none of a missing page, and is held back all the same. (By huge
-/// pages the program grows at the speed of memory until there are traps everywhere.)
+/// Where the kernel has mapped its page of zeros, a write is none of a missing page, and is held back all the same.
 #[test]
 fn what_was_only_read_is_held_back_when_it_is_written() {
     let Some(_turn) = turn() else { return };
     let ram = 96 << 20;
-    for (arguments, bound) in [("1024 4", Growth::Stream.bound(ram)), ("1024 4 huge", 4 * ram)] {
-        stays_below("read_before", arguments, ram, bound);
-    }
+    stays_below("read_before", "1024 4", ram, Growth::Stream.bound(ram));
+}
+
+/// By huge pages the program grows at the speed of memory until there are traps everywhere, and where the host takes the CPUs away
+/// from who sets them, for as much longer: so the middle one of three runs counts.
+#[test]
+fn what_was_only_read_is_held_back_when_it_is_written_by_huge_pages() {
+    let Some(_turn) = turn() else { return };
+    let limit = Limit { ram: 96 << 20, swap: Swap::Ram };
+    let Some(job) = job("read before, huge pages", "read_before", "1024 4 huge") else { return };
+    let Some(mut peaks) = (0..3).map(|_| same(&job, &limit).map(|limited| limited.peak)).collect::<Option<Vec<_>>>() else {
+        return;
+    };
+    peaks.sort_unstable();
+    assert!(peaks[1] <= 3 * limit.ram, "peaks {peaks:?} bytes, allowed {}", 3 * limit.ram);
 }
 
 /// Zeros that are read again and again are the kernel's one zero page, in a forked child as well; who writes there is held back.
