@@ -163,7 +163,7 @@ impl Look {
         }
         self.evicted = Some(evicted);
         let started = clock::now_us();
-        // A forked child has prepared nothing.
+        // It could not be opened before, perhaps.
         self.open();
         self.for_each_thread(|thread| {
             if let Some(list) = robust_list(thread) {

@@ -119,7 +119,9 @@ pub extern "C" fn inherited(_: usize) -> ! {
     swap_file::add_all(operation.store());
     drop(operation);
     steps::taken(steps::Fork::Child);
-    let keeper = Keeper::new(None);
+    let mut keeper = Keeper::new(None);
+    // The child may change its root directory at once.
+    keeper.thread_ends.open();
     monitor::go();
     atfork::child_is_ready();
     keeper.run()
