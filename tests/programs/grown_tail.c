@@ -1,13 +1,25 @@
 /* Small mappings grow in place, zeros are read that are out, and then the mappings are moved: however lowtide has its pages watched
- * meanwhile, to the kernel each stays one mapping, or it would refuse to move it.
+ * meanwhile, to the kernel each stays one mapping, or it would refuse to move it. A forked child moves them, too.
  * grown_tail MIB MAPPINGS */
 #include "common.h"
+#include <sys/wait.h>
 
+/* A place is as large as the least that is adopted at once: less would test nothing. */
 enum { PLACE = 16, FIRST = 4, GROWN = 12 };
 
 static uint64_t *last_word(unsigned char *start, size_t pages)
 {
 	return (uint64_t *)(start + (pages - 1) * PAGE);
+}
+
+static void move_all(unsigned char **start, size_t mappings)
+{
+	for (size_t i = 0; i < mappings; i++) {
+		unsigned char *target = map_pages(GROWN);
+		MUST(mremap(start[i], GROWN * PAGE, GROWN * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, target) == target);
+		if (*last_word(target, FIRST) != i + 1 || *last_word(target, GROWN) != i + 2)
+			die("mapping %zu: %lu, %lu", i, (unsigned long)*last_word(target, FIRST), (unsigned long)*last_word(target, GROWN));
+	}
 }
 
 int main(int argc, char **argv)
@@ -29,12 +41,15 @@ int main(int argc, char **argv)
 	uint64_t random = 7;
 	for (size_t i = 0; i < 4 * pages; i++)
 		MUST(*(volatile uint64_t *)(zeros + next_random(&random) % pages * PAGE) == 0);
-	for (size_t i = 0; i < mappings; i++) {
-		unsigned char *target = map_pages(GROWN);
-		MUST(mremap(start[i], GROWN * PAGE, GROWN * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, target) == target);
-		if (*last_word(target, FIRST) != i + 1 || *last_word(target, GROWN) != i + 2)
-			die("mapping %zu: %lu, %lu", i, (unsigned long)*last_word(target, FIRST), (unsigned long)*last_word(target, GROWN));
-	}
+	pid_t child = fork();
+	MUST(child >= 0);
+	move_all(start, mappings);
+	if (child == 0)
+		_exit(0);
+	int status;
+	MUST(waitpid(child, &status, 0) == child);
+	if (status != 0)
+		die("the child ended with %d", status);
 	puts("OK");
 	return 0;
 }

@@ -192,9 +192,19 @@ impl Pager {
                 self.abandon(&self.space.exclusive(), Range { start: at, end: mapped.start });
             }
             if mapped.start < mapped.end {
-                // SAFETY: this child's monitors serve every fault.
-                let register = || unsafe { self.uffd().register(mapped.start, mapped.end - mapped.start, self.watched()) };
-                match vm::unless_own(mapped.start, mapped.end, register).transpose() {
+                let register = |part: Range| {
+                    // SAFETY: this child's monitors serve every fault.
+                    let register = || unsafe { self.uffd().register(part.start, part.end - part.start, self.watched()) };
+                    vm::unless_own(part.start, part.end, register).transpose()
+                };
+                // With what it has grown by since it was adopted, or the kernel would make two mappings of it, and refuse to move
+                // it; but no page may be lost for the sake of that.
+                let grown = Range { start: mapped.start, end: mapping.map_or(mapped.end, |mapping| mapping.end) };
+                let done = match register(grown) {
+                    Ok(Some(())) => Ok(Some(())),
+                    _ => register(mapped),
+                };
+                match done {
                     // Where the parent had the zero page mapped, nobody watches writes any more.
                     Ok(Some(())) if self.protects() => {
                         self.needs_traps(&self.space.exclusive(), mapped);

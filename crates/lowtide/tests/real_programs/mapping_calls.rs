@@ -151,7 +151,8 @@ fn zeros_that_were_read_are_held_back_when_they_are_written() {
     assert!(faults < 500_000.0, "{faults} faults: {}", limited.stderr);
 }
 
-/// What has grown in place stays one mapping to the kernel, also when writes to zeros come to be reported.
+/// What has grown in place stays one mapping to the kernel, also when writes to zeros come to be reported, and in a forked child.
+/// (Before Linux 6.11 the former is not so.)
 #[test]
 fn what_has_grown_can_be_moved_after_writes_are_watched() {
     let Some(_turn) = turn() else { return };
