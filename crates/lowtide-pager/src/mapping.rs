@@ -52,6 +52,12 @@ impl Mappings {
         self.ask(range.start, 0).ok().map(|mapping| mapping.is_some_and(holds))
     }
 
+    /// `range` with all of the mappings that hold its ends. None: as for [`Mappings::is_one`].
+    pub fn around(&self, range: Range) -> Option<Range> {
+        let at = |addr| self.ask(addr, 0).ok().map(|mapping| mapping.unwrap_or(range));
+        Some(Range { start: at(range.start)?.start.min(range.start), end: at(range.end - 1)?.end.max(range.end) })
+    }
+
     /// The mapping that holds `addr`, or, always with [`OR_NEXT`] and perhaps without, the one that follows.
     fn query(&self, addr: usize, flags: u64) -> Result<Option<Range>, Errno> {
         match self.ask(addr, flags) {
@@ -132,6 +138,7 @@ mod tests {
             assert_eq!(mappings.read(addr), Ok(Some(whole)), "as on a kernel without the ioctl");
             assert_ne!(mappings.is_one(Range { start: addr, end: whole.end }), Some(false));
             assert_ne!(mappings.is_one(Range { start: addr, end: whole.end + PAGE_SIZE }), Some(true));
+            assert!(mappings.around(Range { start: addr, end: addr + 1 }).is_none_or(|around| around == whole));
         }
         // Nothing is that low.
         assert_eq!(mappings.find(PAGE_SIZE), Ok(None));

@@ -15,7 +15,6 @@ use crate::clock::now_ns;
 use crate::ids::PageNo;
 use crate::pagemap::PageState;
 use crate::pager::{Pager, add};
-use crate::regions::Range;
 use crate::segment::FaultKind;
 use crate::space::Shared;
 use crate::uffd::{Access, Progress, Standing, Watched};
@@ -125,7 +124,10 @@ impl Pager {
             if !self.regions.covers(&lock, range) {
                 continue;
             }
-            let whole = self.whole_mappings(range);
+            // Mappings have grown in place since, perhaps, which no event tells, and were a part of one registered otherwise than the
+            // rest, the kernel would make two of it, and refuse to move it (`mremap`). Before Linux 6.11 it takes the whole list to
+            // find a mapping: there only the range.
+            let whole = self.present().mappings.around(range).unwrap_or(range);
             // SAFETY: it is adopted, so its missing pages are served, and so are those of what it has grown by.
             let register = || unsafe { self.uffd().register(whole.start, whole.end - whole.start, Watched::Writes) };
             match vm::unless_own(whole.start, whole.end, register) {
@@ -148,18 +150,6 @@ impl Pager {
         if !zero_page.is_mapped.swap(true, Ordering::Relaxed) {
             zero_page.score.store(MEMORY, Ordering::Relaxed);
         }
-    }
-
-    /// An adopted range with all of the mappings at its ends: they have grown in place since, perhaps, which no event tells, and
-    /// were a part of one registered otherwise than the rest, the kernel would make two of it, and refuse to move it (`mremap`).
-    /// Before Linux 6.11 only the range: there it takes the whole list to find a mapping.
-    fn whole_mappings(&self, range: Range) -> Range {
-        let mappings = &self.present().mappings;
-        if mappings.is_one(range).is_none() {
-            return range;
-        }
-        let at = |addr| mappings.find(addr).ok().flatten().unwrap_or(range);
-        Range { start: at(range.start).start.min(range.start), end: at(range.end - 1).end.max(range.end) }
     }
 
     /// Whether a fault brings in nothing that takes memory.

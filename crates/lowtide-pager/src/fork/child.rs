@@ -183,26 +183,18 @@ impl Pager {
         const REFUSED: &[u8] = b"a forked child can't register its memory";
         let mut at = range.start;
         while at < range.end {
-            let mapping = self.present().mappings.next(at).map_err(|_| REFUSED)?.filter(|mapping| mapping.start < range.end);
-            let mapped = mapping.map_or(Range { start: range.end, end: range.end }, |mapping| Range {
-                start: mapping.start.max(at),
-                end: mapping.end.min(range.end),
-            });
+            let next = self.present().mappings.next(at).map_err(|_| REFUSED)?.filter(|mapping| mapping.start < range.end);
+            let mapping = next.unwrap_or(Range { start: range.end, end: range.end });
+            let mapped = Range { start: mapping.start.max(at), end: mapping.end.min(range.end) };
             if at < mapped.start {
                 self.abandon(&self.space.exclusive(), Range { start: at, end: mapped.start });
             }
             if mapped.start < mapped.end {
-                let register = |part: Range| {
-                    // SAFETY: this child's monitors serve every fault.
-                    let register = || unsafe { self.uffd().register(part.start, part.end - part.start, self.watched()) };
-                    vm::unless_own(part.start, part.end, register).transpose()
-                };
                 // With what it has grown by since it was adopted, or the kernel would make two mappings of it, and refuse to move
                 // it; but no page may be lost for the sake of that.
-                let grown = Range { start: mapped.start, end: mapping.map_or(mapped.end, |mapping| mapping.end) };
-                let done = match register(grown) {
+                let done = match self.register_unless_own(Range { end: mapping.end, ..mapped }) {
                     Ok(Some(())) => Ok(Some(())),
-                    _ => register(mapped),
+                    _ => self.register_unless_own(mapped),
                 };
                 match done {
                     // Where the parent had the zero page mapped, nobody watches writes any more.
@@ -218,6 +210,13 @@ impl Pager {
             at = mapped.end;
         }
         Ok(())
+    }
+
+    /// None: something of lowtide's is there.
+    fn register_unless_own(&self, range: Range) -> Result<Option<()>, Errno> {
+        // SAFETY: this child's monitors serve every fault.
+        let register = || unsafe { self.uffd().register(range.start, range.end - range.start, self.watched()) };
+        vm::unless_own(range.start, range.end, register).transpose()
     }
 }
 
