@@ -19,7 +19,7 @@ use crate::uffd::{Uffd, Watched};
 pub const MAX_BATCH_FRAMES: usize = 512;
 /// Frames in a batch of a small staging area: there the cost of a MOVE has nearly levelled out.
 const SMALL_BATCH_FRAMES: usize = 128;
-/// Frames whose memory is given back at a time: until the kernel has done it, they are counted. Each time the other CPUs are
+/// Frames whose memory is given back at a time: until the kernel has done it, half of them are counted. Each time the other CPUs are
 /// interrupted.
 const DISCARDED_FRAMES: usize = 128;
 const _: () = assert!(SMALL_BATCH_FRAMES.is_multiple_of(DISCARDED_FRAMES) && MAX_BATCH_FRAMES.is_multiple_of(DISCARDED_FRAMES));
@@ -276,7 +276,7 @@ impl Staging {
         let _ = unsafe { uffd.unregister(self.memory.addr() + batch.0 as usize * bytes, bytes) };
     }
 
-    /// Gives the memory of a drained batch back to the kernel, and calls `step` after each part. No event is raised: the
+    /// Gives the memory of a drained batch back to the kernel, and calls `step` when the count has changed. No event is raised: the
     /// range is unregistered meanwhile.
     ///
     /// # Errors
@@ -292,9 +292,13 @@ impl Staging {
             let mut parts = (self.batch_frames / DISCARDED_FRAMES) as u32;
             let part = bytes / parts as usize;
             for at in (offset..offset + bytes).step_by(part) {
+                // Which frames had memory behind them is not known: as if all parts were alike. Half of them go before the
+                // kernel has taken the memory and half after, so that the count is never wrong by more than half of a part.
+                let here = spent.load(Ordering::Relaxed) / parts;
+                spent.fetch_sub(here / 2, Ordering::Relaxed);
+                step();
                 self.memory.discard(at, part);
-                // Which frames had memory behind them is not known: as if all parts were alike.
-                spent.fetch_sub(spent.load(Ordering::Relaxed) / parts, Ordering::Relaxed);
+                spent.fetch_sub(here - here / 2, Ordering::Relaxed);
                 parts -= 1;
                 step();
             }

@@ -105,11 +105,6 @@ impl Worker {
         }
     }
 
-    /// Gives back what only compressing with zstd needs.
-    pub fn forget_compressor(&mut self) {
-        self.scratch.forget_compressor();
-    }
-
     /// The codec's buffers.
     pub(crate) fn scratch(&mut self) -> &mut Scratch {
         &mut self.scratch

@@ -104,7 +104,7 @@ impl Reclaimer {
                     return Nap::UntilFaults(SHORTEST_NAP_US);
                 }
             }
-            self.worker.forget_compressor();
+            pager.forget_compressor(&mut self.worker);
             let room = budget.high_mark().saturating_sub(total) / TOUCH_BYTES_PER_US;
             return Nap::UntilFaults(if faults_come { room.clamp(SHORTEST_NAP_US, LONGEST_NAP_US) } else { LONGEST_NAP_US });
         }

@@ -151,7 +151,7 @@ impl Keeper {
             if quiet && let Some(sleep) = recompress(pager, worker, &mut self.idle, self.resident.sharers() > 0, now_us()) {
                 return Nap::UntilFaults(sleep);
             }
-            worker.forget_compressor();
+            pager.forget_compressor(worker);
             let nap = Self::nap((pager.budget.high_mark() - total).min(64 << 20));
             return Nap::UntilFaults(if quiet { nap.max(QUIET_NAP_US) } else { nap });
         }

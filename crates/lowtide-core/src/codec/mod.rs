@@ -73,9 +73,14 @@ impl Workspace {
         Ok(Workspace { lz4: zeroed(state.div_ceil(8))?, zstd, bytes: zeroed(PAGE_SIZE)? })
     }
 
-    /// Gives the memory of zstd's compressor back to the kernel; it is there again when a page is compressed.
-    pub fn forget_compressor(&mut self) {
-        self.zstd.forget_compressor();
+    /// Whether zstd's compressor has memory, about a megabyte: since a page was compressed by it.
+    pub fn has_compressor(&self) -> bool {
+        self.zstd.has_compressor()
+    }
+
+    /// Gives that memory back to the kernel; it is there again when a page is compressed. False: there was none.
+    pub fn forget_compressor(&mut self) -> bool {
+        self.zstd.forget_compressor()
     }
 }
 
@@ -168,16 +173,17 @@ mod tests {
         let mut workspace = Workspace::new().unwrap();
         let held = |workspace: &Workspace| workspace.zstd.populated_pages() * PAGE_SIZE;
         assert_eq!(held(&workspace), 0);
+        assert!(!workspace.has_compressor());
         let n = Codec::Zstd(3).compress(&text(1), &mut workspace).unwrap();
         let with_compressor = held(&workspace);
-        workspace.forget_compressor();
+        assert!(workspace.has_compressor() && workspace.forget_compressor() && !workspace.has_compressor());
         assert_eq!(held(&workspace), 0);
         let mut back = [0; PAGE_SIZE];
         assert!(Codec::Zstd(3).decompress(&mut workspace, n, &mut back) && back == text(1));
         let with_decompressor = held(&workspace);
         assert!(with_decompressor < 128 << 10 && with_compressor > with_decompressor, "{with_decompressor} {with_compressor}");
-        workspace.forget_compressor();
-        assert_eq!(held(&workspace), with_decompressor, "there was no compressor");
+        assert!(!workspace.has_compressor() && !workspace.forget_compressor(), "there was no compressor");
+        assert_eq!(held(&workspace), with_decompressor);
         assert_eq!(Codec::Zstd(3).compress(&text(1), &mut workspace), Some(n));
     }
 

@@ -101,12 +101,19 @@ impl Zstd {
         self.memory.populated_pages()
     }
 
-    /// Gives the compressor's memory back.
-    pub(super) fn forget_compressor(&mut self) {
-        if self.compressor.take().is_some() {
+    /// Whether the compressor's memory is there.
+    pub(super) fn has_compressor(&self) -> bool {
+        self.compressor.is_some()
+    }
+
+    /// Gives the compressor's memory back. False: there was none.
+    pub(super) fn forget_compressor(&mut self) -> bool {
+        let had = self.compressor.take().is_some();
+        if had {
             // SAFETY: the compressor was the one thing there.
             unsafe { self.memory.discard(self.front, self.memory.len() - self.front) }
         }
+        had
     }
 }
 

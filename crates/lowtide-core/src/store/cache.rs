@@ -101,8 +101,7 @@ impl Store {
     /// where the area is set up so; and memory that was used to write, after which `step` is called: for who counts it
     /// ([`Store::held_bytes`]). A little each time: for a background worker.
     pub fn maintain(&self, step: &mut dyn FnMut()) {
-        self.give_back_batch();
-        step();
+        self.give_back_batch(step);
         for area in self.areas.iter().filter(|area| !area.is_inherited()) {
             if self.is_scarce(&area) {
                 area.reclaim_full(4, &self.word_cache());

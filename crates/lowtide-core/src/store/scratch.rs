@@ -35,8 +35,13 @@ impl Scratch {
         Ok(Scratch { workspace, ends: Ends::default() })
     }
 
-    /// Gives the memory of zstd's compressor back to the kernel; it is there again when a page is compressed.
-    pub fn forget_compressor(&mut self) {
-        self.workspace.forget_compressor();
+    /// Whether zstd's compressor has memory, about a megabyte: since a page was compressed by it.
+    pub fn has_compressor(&self) -> bool {
+        self.workspace.has_compressor()
+    }
+
+    /// Gives that memory back to the kernel; it is there again when a page is compressed. False: there was none.
+    pub fn forget_compressor(&mut self) -> bool {
+        self.workspace.forget_compressor()
     }
 }

@@ -53,8 +53,10 @@ pub(super) struct Shrinker {
     held: AtomicUsize,
 }
 
-/// Pages that are unpacked between two looks at how much memory that takes.
+/// Pages that are unpacked, or whose memory is given back, between two looks at how much memory that takes: as many as one
+/// word of `Batch::touched` tells of.
 const COUNTED_AT_ONCE: usize = 64;
+const _: () = assert!(ENOUGH.is_multiple_of(COUNTED_AT_ONCE) && CLUSTER_SLOTS.is_multiple_of(COUNTED_AT_ONCE));
 
 /// A cluster, or part of one, on its way to the device, slot by slot.
 #[repr(C)]
@@ -111,11 +113,18 @@ impl Taken<'_> {
         unsafe { &mut *self.0.batch.as_ptr().cast::<Batch>() }
     }
 
-    /// Gives the memory back to the kernel, but for what gathered pages take, which come often.
-    fn discard(&mut self) {
-        // SAFETY: nobody else uses it, and `&mut self` says that there is no reference into it.
-        unsafe { self.0.batch.discard(KEPT, self.0.batch.len() - KEPT) };
-        self.get().touched[ENOUGH / 64..].fill(0);
+    /// Gives the memory back to the kernel, but for what gathered pages take, which come often, and calls `step` after each
+    /// part.
+    fn discard(&mut self, step: &mut dyn FnMut()) {
+        for first in (ENOUGH..CLUSTER_SLOTS).step_by(COUNTED_AT_ONCE) {
+            let bits = &mut self.get().touched[first / 64];
+            if core::mem::take(bits) != 0 {
+                // SAFETY: nobody else uses it, and `&mut self` says that there is no reference into it.
+                unsafe { self.0.batch.discard(HEAD + first * PAGE_SIZE, COUNTED_AT_ONCE * PAGE_SIZE) };
+                self.count();
+                step();
+            }
+        }
     }
 
     /// Counts what memory there is.
@@ -190,13 +199,13 @@ impl Store {
         shrunk
     }
 
-    /// Gives memory back that was used to write clusters, if none are to be written now.
-    pub(super) fn give_back_batch(&self) {
+    /// Gives memory back that was used to write clusters, if none are to be written now, and calls `step` after each part.
+    pub(super) fn give_back_batch(&self, step: &mut dyn FnMut()) {
         if self.shrinker.held_bytes() > KEPT
             && self.wants_shrinking() == 0
             && let Some(mut batch) = self.shrinker.take()
         {
-            batch.discard();
+            batch.discard(step);
         }
     }
 

@@ -90,10 +90,29 @@ impl Pager {
     }
 
     /// Compresses up to `pages` cold pages of the pool again ([`lowtide_core::store::Store::recompress`]); how many words it
-    /// looked at, 0 also while the program forks. The worker keeps the compressor until [`Worker::forget_compressor`].
+    /// looked at, 0 also while the program forks. The worker keeps the compressor until [`Pager::forget_compressor`]. For
+    /// who keeps the limit.
     pub fn recompress(&self, worker: &mut Worker, pages: usize, now_us: u64) -> usize {
         let Some(operation) = self.enter() else { return 0 };
-        operation.store().recompress(pages, now_us, worker.scratch()).looked
+        let scratch = worker.scratch();
+        let had = scratch.has_compressor();
+        let looked = operation.store().recompress(pages, now_us, scratch).looked;
+        self.compressor_changed(scratch.has_compressor() != had);
+        looked
+    }
+
+    /// Gives back what only compressing with zstd needs. For who keeps the limit.
+    pub fn forget_compressor(&self, worker: &mut Worker) {
+        let had = worker.scratch().forget_compressor();
+        self.compressor_changed(had);
+    }
+
+    /// Counts a compressor that has come or gone, which is a megabyte at once, without waiting for the next measurement.
+    fn compressor_changed(&self, changed: bool) {
+        if changed {
+            self.measure_rest();
+            self.publish_own();
+        }
     }
 
     /// Moves up to `pages` objects of a sparse pool together. False: there was nothing to do; also while the program forks.

@@ -1,6 +1,7 @@
 //! What lowtide says that it takes itself is what the kernel says, while programs run.
 
 use std::fs;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,27 +20,31 @@ fn tolerance(bytes: u64) -> u64 {
     bytes / 50 + MIB
 }
 
-/// Private resident bytes of lowtide's mappings in a process, from /proc/PID/smaps: those that are left out of core dumps
-/// (`dd`; the test programs have none of their own) and not shared, and the data of the agent's library. None: the process is
-/// gone.
-fn resident(pid: u32) -> Option<u64> {
+/// Private resident bytes of each of lowtide's mappings in a process, from /proc/PID/smaps: those that are left out of core
+/// dumps (`dd`; the test programs have none of their own) and not shared, and the data of the agent's library. None: the process
+/// is gone.
+fn resident(pid: u32) -> Option<Vec<(String, u64)>> {
     // Of a process that ends meanwhile the kernel lists the first mappings only. The stack lies above all that are lowtide's.
     let text = fs::read_to_string(format!("/proc/{pid}/smaps")).ok().filter(|text| text.contains(" [stack]\n"))?;
-    let (mut sum, mut anonymous, mut private, mut library) = (0, 0, false, false);
+    let mut mappings = Vec::new();
+    let (mut at, mut anonymous, mut private, mut library) = ("", 0, false, false);
     for line in text.lines() {
         let mut words = line.split_whitespace();
         match words.next()? {
             "Anonymous:" => anonymous = words.next()?.parse::<u64>().ok()? * 1024,
-            "VmFlags:" if private && (library || words.any(|flag| flag == "dd")) => sum += anonymous,
+            "VmFlags:" if private && anonymous > 0 && (library || words.any(|flag| flag == "dd")) => {
+                mappings.push((at.to_owned(), anonymous));
+            }
             "VmFlags:" => {}
             range if !range.ends_with(':') => {
+                at = range;
                 private = words.next()?.ends_with('p');
                 library = line.contains("/memfd:lowtide-agent");
             }
             _ => {}
         }
     }
-    Some(sum)
+    Some(mappings)
 }
 
 /// Stops lowtide's threads in a process, wherever they are, until this is dropped. (Threads of the program that wait for a page
@@ -89,7 +94,8 @@ impl Seen {
     fn sample(&mut self, gauges: &Gauges) {
         for (pid, process) in gauges.active() {
             let Some(_stopped) = Stopped::new(pid) else { continue };
-            let (own, Some(kernel)) = (own(process), resident(pid)) else { continue };
+            let (own, Some(mappings)) = (own(process), resident(pid)) else { continue };
+            let kernel = mappings.iter().map(|&(_, bytes)| bytes).sum::<u64>();
             // The process ended, or executed another program, meanwhile.
             if own == 0 || !gauges.active().any(|(p, _)| p == pid) {
                 continue;
@@ -99,7 +105,11 @@ impl Seen {
             self.most = self.most.max(kernel);
             self.worst = self.worst.max(off);
             if off > tolerance(kernel) {
-                self.wrong.push(format!("process {pid}: the kernel says {kernel}, lowtide {own}"));
+                let get = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
+                let (staged, pool) = (get(&process.staged_bytes), get(&process.pool_bytes));
+                self.wrong.push(format!(
+                    "process {pid}: the kernel says {kernel}, lowtide {own} (when last told, {staged} staged, {pool} the pool): {mappings:x?}"
+                ));
             }
         }
     }
