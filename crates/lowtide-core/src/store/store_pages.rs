@@ -63,12 +63,7 @@ impl Store {
     ) {
         for (i, (pages, out)) in pages.chunks(RUN).zip(out.chunks_mut(RUN)).enumerate() {
             let n = pages.len().min(out.len());
-            // Where background work lags, the thread that needs room makes some. It is the newest pages that would go to the
-            // device else.
-            if !self.pool_takes(group) {
-                self.shrink_in_steps(self.wants_shrinking().min(1), scratch, step);
-            }
-            self.store_chunk(&pages[..n], clean.get(i * RUN..).unwrap_or(&[]), group, &mut out[..n], scratch);
+            self.store_chunk(&pages[..n], clean.get(i * RUN..).unwrap_or(&[]), group, &mut out[..n], scratch, step);
         }
         // Who stores pays for a sparse pool: while pages come and go the keeper is never idle.
         if self.wants_compaction() {
@@ -76,18 +71,29 @@ impl Store {
         }
     }
 
-    fn store_chunk(&self, pages: &[&Page], clean: &[Option<Entry>], group: Group, out: Results<'_>, scratch: &mut Scratch) {
+    fn store_chunk(
+        &self,
+        pages: &[&Page],
+        clean: &[Option<Entry>],
+        group: Group,
+        out: Results<'_>,
+        scratch: &mut Scratch,
+        step: &mut dyn FnMut(),
+    ) {
         let mut plans: Chunk<Plan> = ArrayVec::new();
+        let mut room_was_made = false;
         for (i, page) in pages.iter().enumerate() {
-            if let Some(Some(e)) = clean.get(i)
-                && self.store_clean(*e, page)
-            {
-                out[i] = Ok(Stored::Entry(*e));
+            if let Some(stored) = self.store_without_a_tier(page, clean.get(i).copied().flatten()) {
+                out[i] = Ok(stored);
                 plans.push(Plan::Done);
                 continue;
             }
-            plans.push(self.plan(page, group, scratch).unwrap_or_else(|known| {
-                out[i] = known;
+            if !room_was_made {
+                room_was_made = true;
+                self.make_room(group, scratch, step);
+            }
+            plans.push(self.plan(page, group, scratch).unwrap_or_else(|refused| {
+                out[i] = Err(refused);
                 Plan::Done
             }));
         }
@@ -99,12 +105,18 @@ impl Store {
         }
     }
 
-    /// Puts a page into the pool if that is where it goes; `Err` when the result is known already.
-    fn plan(&self, page: &Page, group: Group, scratch: &mut Scratch) -> Result<Plan, Result<Stored, StoreError>> {
+    /// Stores a page that needs no tier: its clean copy still is the page, or it is all zeros. Nobody else may have to pay for
+    /// such a page, so this comes before any room is made.
+    fn store_without_a_tier(&self, page: &Page, clean: Option<Entry>) -> Option<Stored> {
+        if let Some(e) = clean
+            && self.store_clean(e, page)
+        {
+            return Some(Stored::Entry(e));
+        }
         match fill::repeated_word(page) {
             Some(0) => {
                 self.counters.zero_seen.add(1);
-                return Err(Ok(Stored::Zero));
+                return Some(Stored::Zero);
             }
             Some(word) => {
                 self.counters.same_filled.add(1);
@@ -112,6 +124,22 @@ impl Store {
             }
             None => {}
         }
+        None
+    }
+
+    /// Has old pages written to the device if the pool takes none of `group`: where background work lags, the thread that needs
+    /// room makes some. It is the newest pages that would go to the device else.
+    fn make_room(&self, group: Group, scratch: &mut Scratch, step: &mut dyn FnMut()) {
+        if !self.pool_takes(group) {
+            self.shrink_in_steps(self.wants_shrinking().min(1), scratch, step);
+        }
+    }
+
+    /// Puts a page into the pool if that is where it goes.
+    ///
+    /// # Errors
+    /// `Full` when no tier takes it.
+    fn plan(&self, page: &Page, group: Group, scratch: &mut Scratch) -> Result<Plan, StoreError> {
         let tiers = Tiers { pool: self.pool_takes(group), device: self.has_device() };
         let offer = self.offer(page, tiers, group, scratch);
         if offer.incompressible {
@@ -123,7 +151,7 @@ impl Store {
         match (offer.object, tiers.without_pool()) {
             (Some(object), _) => Ok(Plan::Pool(object)),
             (None, Tier::Device) => Ok(Plan::Device),
-            (None, _) => Err(Err(StoreError::Full)),
+            (None, _) => Err(StoreError::Full),
         }
     }
 

@@ -114,6 +114,35 @@ fn zero_pages_take_nothing_even_where_nothing_fits() {
 }
 
 #[test]
+fn zero_and_clean_pages_write_nobodys_pages_where_the_pool_is_full() {
+    let s = store(200 * 4096, file(64 * MIB));
+    // Clean copies of pages that were on the device.
+    let clean: Vec<Page> = (0..64).map(noise).collect();
+    let copies = entries(&put(&s, &clean));
+    assert!(copies.iter().zip(&clean).all(|(e, page)| get(&s, *e).unwrap() == (Loaded::Device, *page)));
+    assert!(copies.iter().all(|e| s.keep_cached(*e)));
+    // A full pool.
+    let mut seed = 0;
+    while s.pool_takes(Group::RUN) {
+        put_one(&s, text(seed)).unwrap();
+        seed += 1;
+    }
+    let before = s.stats();
+    assert!(s.wants_shrinking() > 0, "{before:?}");
+    assert!(put(&s, &[[0; 4096]; 600]).iter().all(|stored| *stored == Ok(Stored::Zero)));
+    let pages: Vec<&Page> = clean.iter().collect();
+    let known: Vec<Option<Entry>> = copies.iter().copied().map(Some).collect();
+    let mut out = std::vec![Err(StoreError::Full); pages.len()];
+    s.store_run(&pages, &known, Group::RUN, &mut out, &mut Scratch::new().unwrap());
+    assert_eq!(entries(&out), copies);
+    let after = s.stats();
+    assert_eq!((after.written_back, after.device_write_ios), (before.written_back, before.device_write_ios));
+    // One page that needs the pool has room made.
+    put_one(&s, text(seed)).unwrap();
+    assert!(s.stats().written_back > before.written_back);
+}
+
+#[test]
 fn a_mixed_run_keeps_its_order_and_its_neighbours() {
     let s = store(MIB as usize, file(64 * MIB));
     let mut pages: Vec<Page> = (0..300).map(text).collect();
