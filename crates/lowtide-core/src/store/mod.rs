@@ -27,6 +27,7 @@ mod table_word;
 mod tier;
 mod types;
 mod walk;
+mod worth;
 mod write_out;
 
 use core::sync::atomic::{AtomicU8, Ordering};

@@ -1,8 +1,8 @@
 //! The shrinker: makes room in the pool by writing pages to the devices where they have their slots.
 //!
 //! A clock over the clusters of all areas with a device: clusters that were used since the hand last came by (a page was stored
-//! there, or loaded from the pool) are passed over once, the others are written whole, each run of neighbouring slots with one
-//! I/O.
+//! there, or loaded from the pool) are passed over once, the others are written, each run of neighbouring slots with one I/O.
+//! What is not worth a write (`worth.rs`) stays, unless nothing else is left.
 //!
 //! How a page goes, and why nothing is lost, is in `claim.rs`.
 
@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use super::group::GroupSet;
 use super::table_word::{Object, Word};
 use super::tier::ENOUGH;
+use super::worth::Worth;
 use super::write_out::{ended, is_no_space};
 use super::{Page, Scratch, Store, claim};
 use crate::device::{SealRun, Tag};
@@ -23,6 +24,9 @@ use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
 
 /// Most runs of slots that are written at the same time.
 const RUNS: usize = 32;
+
+/// How often the clock's hand may come round in one call before the last time.
+const LAST_ROUND: u32 = 3;
 
 /// Bytes of memory that are kept when there is nothing to write.
 const KEPT: usize = HEAD + ENOUGH * PAGE_SIZE;
@@ -180,18 +184,21 @@ impl Store {
             (0, _) => GroupSet::ALL,
             (_, whose) => whose,
         };
-        // Twice round, from where the hand is: the first time may only take marks away.
+        let worth = Worth::among(self.pool.stored_bytes(), self.pool.objects());
+        // From where the hand is: the first round may only take marks away, the last one takes what is worth no write, too.
         let mut rounds = 0;
-        while shrunk.bytes < bytes && rounds <= 2 {
+        while shrunk.bytes < bytes && rounds <= LAST_ROUND {
             let Some((area, cluster)) = self.next_cluster(&mut rounds) else { break };
             if self.has_pages_of(whose, &area, cluster) && area.ages.visit(cluster, Clock::Writing) == Visit::Old {
-                if whose != GroupSet::ALL {
+                let worth = if rounds < LAST_ROUND { worth } else { Worth::ANY };
+                let slots = slots_of(cluster);
+                let lens = lens_of(&area, slots.clone(), whose);
+                let chosen = worth.choose(&lens);
+                if whose != GroupSet::ALL || lens.iter().zip(chosen).any(|(len, chosen)| *len > 0 && !chosen) {
                     // For those that are not written now.
                     area.ages.left(cluster, Clock::Writing);
                 }
-                let wanted = |object: Object| whose.has(object.group);
-                let first = (cluster * CLUSTER_SLOTS) as u64;
-                let slots = first..first + CLUSTER_SLOTS as u64;
+                let wanted = |i: usize, object: Object| chosen[i] && whose.has(object.group);
                 self.unpack_slots(&area, slots.clone(), &wanted, &mut batch, scratch, step);
                 self.write_slots(&area, slots, batch.get(), &mut shrunk);
             }
@@ -219,7 +226,7 @@ impl Store {
         scratch: &mut Scratch,
     ) {
         let Some(mut batch) = self.shrinker.take() else { return };
-        self.unpack_slots(area, slots.clone(), wanted, &mut batch, scratch, &mut || ());
+        self.unpack_slots(area, slots.clone(), &|_, object| wanted(object), &mut batch, scratch, &mut || ());
         self.write_slots(area, slots, batch.get(), &mut Shrunk::default());
     }
 
@@ -242,12 +249,13 @@ impl Store {
         None
     }
 
-    /// Claims the pages of slots of one cluster that are in the pool, as objects that `wanted` says yes to, and unpacks them.
+    /// Claims the pages of slots of one cluster that are in the pool, as objects that `wanted` says yes to (the first of the
+    /// slots is number 0), and unpacks them.
     fn unpack_slots(
         &self,
         area: &AreaRef<'_>,
         slots: Range<u64>,
-        wanted: &dyn Fn(Object) -> bool,
+        wanted: &dyn Fn(usize, Object) -> bool,
         taken: &mut Taken<'_>,
         scratch: &mut Scratch,
         step: &mut dyn FnMut(),
@@ -256,7 +264,7 @@ impl Store {
         let mut uncounted = 0;
         // From the front of the memory on, so that short parts use little of it.
         for (i, slot) in slots.enumerate() {
-            let Some(object) = claim::take(area, slot, wanted) else { continue };
+            let Some(object) = claim::take(area, slot, |object| wanted(i, object)) else { continue };
             let batch = taken.get();
             batch.touched[i / 64] |= 1 << (i % 64);
             match self.unpack(object, &mut batch.pages[i], scratch) {
@@ -345,6 +353,26 @@ impl Store {
         self.counters.written_back.add(1);
         true
     }
+}
+
+/// The slots of a cluster.
+fn slots_of(cluster: usize) -> Range<u64> {
+    let first = (cluster * CLUSTER_SLOTS) as u64;
+    first..first + CLUSTER_SLOTS as u64
+}
+
+/// Bytes of the objects in the pool of each slot; 0 where there is none, or another group's.
+fn lens_of(area: &Area, slots: Range<u64>, whose: GroupSet) -> [u16; CLUSTER_SLOTS] {
+    let mut lens = [0; CLUSTER_SLOTS];
+    for (len, slot) in lens.iter_mut().zip(slots) {
+        let word = area.word(slot).map(|word| Word::decode(word.load(Ordering::Relaxed)));
+        if let Some(Word::Pool(object)) = word
+            && whose.has(object.group)
+        {
+            *len = object.handle.object_len() as u16;
+        }
+    }
+    lens
 }
 
 #[cfg(test)]

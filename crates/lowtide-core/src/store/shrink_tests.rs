@@ -107,3 +107,34 @@ fn shrinking_stops_at_what_was_asked_and_without_a_device_at_once() {
     shrink(&s, s.wants_shrinking());
     assert_eq!((s.stats().pool_bytes, s.stats().on_device_now), (0, 4000));
 }
+
+/// A page that compresses to almost nothing.
+fn nearly_nothing(seed: u64) -> Page {
+    let mut page = [b'x'; 4096];
+    page[..8].copy_from_slice(&seed.to_ne_bytes());
+    page
+}
+
+#[test]
+fn what_frees_almost_nothing_is_written_last() {
+    let s = store(64 << 20, file(64 * MIB));
+    // Stretches of each kind, one after the other, the small ones older.
+    let mut small = Vec::new();
+    let mut large = Vec::new();
+    for i in 0..32 {
+        let pages: Vec<Page> = (i * 64..(i + 1) * 64).map(nearly_nothing).collect();
+        small.extend(entries(&put(&s, &pages)));
+        large.extend(entries(&put(&s, &texts(i * 64, 64))));
+    }
+    let all = s.stats().pool_stored_bytes;
+    let shrunk = shrink(&s, all * 9 / 10);
+    assert_eq!((on_device(&s, &small), shrunk.pages), (0, on_device(&s, &large)));
+    assert!(shrunk.bytes >= all * 9 / 10 && shrunk.pages < 2048, "{shrunk:?}");
+    // Where nothing else is left they go as well.
+    shrink(&s, usize::MAX);
+    assert_eq!((on_device(&s, &small), on_device(&s, &large), s.stats().pool_bytes), (2048, 2048, 0));
+    for (i, (small, large)) in small.iter().zip(&large).enumerate() {
+        assert_eq!(get(&s, *small).unwrap().1, nearly_nothing(i as u64));
+        assert_eq!(get(&s, *large).unwrap().1, text(i as u64));
+    }
+}
