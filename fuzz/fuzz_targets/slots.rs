@@ -47,8 +47,12 @@ struct Model {
 
 impl Model {
     fn is_free(&self, first: u64, n: u64) -> bool {
+        self.is_room(first, n) && self.copies.borrow().range(first..first + n).next().is_none()
+    }
+
+    /// Whether slots are free, or only copies.
+    fn is_room(&self, first: u64, n: u64) -> bool {
         self.runs.range(..first + n).next_back().is_none_or(|(s, len)| s + len <= first)
-            && self.copies.borrow().range(first..first + n).next().is_none()
     }
 
     fn is_used(&self, slot: u64) -> bool {
@@ -104,7 +108,7 @@ fn run(case: Case) {
             Op::Alloc { order } => {
                 let (order, n) = (u32::from(order % 11), 1 << (order % 11));
                 let Some(first) = area.alloc_reclaiming(order, &model) else {
-                    let exists = order < 10 && (0..slots - n + 1).step_by(n as usize).any(|s| s > 0 && model.is_free(s, n));
+                    let exists = order < 10 && (0..slots - n + 1).step_by(n as usize).any(|s| s > 0 && model.is_room(s, n));
                     // Only an exact search finds all runs, and any search finds all single slots.
                     assert!(!exists || policy != Policy::Exact && order > 0, "gave up on order {order}");
                     continue;

@@ -174,6 +174,7 @@ impl Area {
             }
             let slot = i * CLUSTER_SLOTS + index;
             self.marks.set(&mut inner, slot, false);
+            self.index_copies(i, &mut inner, index, 1);
             sharing.zombies.add(&mut inner, slot);
             self.give(i, &mut inner, index - last, last);
             last = 0;
@@ -185,16 +186,22 @@ impl Area {
     /// Frees `n` used slots of a locked cluster.
     pub(super) fn give(&self, i: usize, inner: &mut LockedInner<'_>, index: usize, n: usize) {
         if n > 0 {
-            let full = inner.is_full();
-            inner.give(index, n);
-            if inner.caches > 0 {
-                let first = i * CLUSTER_SLOTS + index;
-                (first..first + n).for_each(|slot| self.marks.set(inner, slot, false));
-            }
+            self.give_in_place(i, inner, index, n);
             self.clusters.relocate(i, inner, true);
-            if full {
-                self.availability.cluster_has_room();
-            }
+        }
+    }
+
+    /// As [`Area::give`], but the cluster stays where it was: the caller relocates it.
+    pub(super) fn give_in_place(&self, i: usize, inner: &mut LockedInner<'_>, index: usize, n: usize) {
+        let full = inner.is_full();
+        inner.give(index, n);
+        if inner.caches > 0 {
+            let first = i * CLUSTER_SLOTS + index;
+            (first..first + n).for_each(|slot| self.marks.set(inner, slot, false));
+        }
+        self.index_copies(i, inner, index, n);
+        if full {
+            self.availability.cluster_has_room();
         }
     }
 

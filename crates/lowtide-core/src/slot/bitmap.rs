@@ -123,6 +123,49 @@ impl Bitmap {
         (0..=most.min(MAX_ORDER)).rev().find(|order| self.find_clear(*order, 0).is_some())
     }
 
+    /// The order of the largest aligned clear run with a bit among `n` from `first` on, if it is larger than `known`; else
+    /// `known`. The runs of `known` and below are not looked at.
+    pub(super) fn largest_clear_around(&self, first: usize, n: usize, known: Option<u32>) -> Option<u32> {
+        let mut largest = known;
+        for order in known.map_or(0, |known| known + 1)..=MAX_ORDER {
+            let run = 1usize << order;
+            let starts = (first & !(run - 1)..first + n).step_by(run);
+            if !starts.into_iter().any(|start| self.is_clear(start, run)) {
+                break;
+            }
+            largest = Some(order);
+        }
+        largest
+    }
+
+    /// Calls `f` with each run of set bits: the first, and how many.
+    pub(super) fn each_run(&self, mut f: impl FnMut(usize, usize)) {
+        let mut from = 0;
+        while let Some(first) = self.next_set(from) {
+            let mut end = first + 1;
+            while end < CLUSTER_SLOTS && self.is_set(end) {
+                end += 1;
+            }
+            f(first, end - first);
+            from = end;
+        }
+    }
+
+    /// The first set bit from `from` on.
+    fn next_set(&self, from: usize) -> Option<usize> {
+        let words = self.0.iter().enumerate().skip(from / 64);
+        let from_here = |w: usize| if w == from / 64 { u64::MAX << (from % 64) } else { u64::MAX };
+        words
+            .map(|(w, word)| (w, word & from_here(w)))
+            .find(|(_, word)| *word != 0)
+            .map(|(w, word)| w * 64 + word.trailing_zeros() as usize)
+    }
+
+    /// The bits that are set here and not beyond `n` from `first` on.
+    pub(super) fn part(&self, first: usize, n: usize) -> Bitmap {
+        Bitmap(core::array::from_fn(|w| self.0[w] & mask(w, first, n)))
+    }
+
     /// Whether the `n` bits from `first` on are all set.
     #[inline]
     pub(super) fn is_set_all(&self, first: usize, n: usize) -> bool {
@@ -165,10 +208,22 @@ mod tests {
             prop_assert_eq!(map.find_clear(order, from), want);
             let largest = (0..=MAX_ORDER).rev().find(|o| (0..CLUSTER_SLOTS).step_by(1 << o).any(|s| free(s, 1 << o)));
             prop_assert_eq!(map.largest_clear(MAX_ORDER), largest);
+            let is_around = |s: usize, len: usize| s < from + 1 && from < s + len;
+            let around = (0..=MAX_ORDER).rev().find(|o| {
+                (0..CLUSTER_SLOTS).step_by(1 << o).any(|s| is_around(s, 1 << o) && free(s, 1 << o))
+            });
+            prop_assert_eq!(map.largest_clear_around(from, 1, None), around);
+            let mut runs = Bitmap::EMPTY;
+            map.each_run(|first, n| {
+                assert!(runs.is_clear(first, n) && (first == 0 || !map.is_set(first - 1)));
+                runs.set(first, n);
+            });
+            prop_assert_eq!(runs, map);
             let n = n.min(CLUSTER_SLOTS - from);
             prop_assert_eq!(map.is_clear(from, n), free(from, n));
             prop_assert_eq!(map.is_set_all(from, n), plain[from..from + n].iter().all(|b| *b));
             prop_assert_eq!(map.count(from, n), plain[from..from + n].iter().filter(|b| **b).count());
+            prop_assert_eq!(map.part(from, n).count(0, CLUSTER_SLOTS), map.count(from, n));
             let before = map;
             map.set(from, n);
             prop_assert_eq!(map.count(from, n), n);

@@ -46,6 +46,9 @@ pub(super) struct Inner {
     pub place: u8,
     /// Its bytes count against the run's quota.
     pub charged: bool,
+    /// Where the index has it for its clean copies (`index.rs`): one more than the order of the largest aligned run of slots
+    /// that are free or such copies, at least. 0: nowhere.
+    pub copies: u8,
     used: Bitmap,
 }
 
@@ -60,6 +63,7 @@ pub(super) const EMPTY: Inner = Inner {
     state: ListState::None,
     place: 0,
     charged: false,
+    copies: 0,
 };
 
 /// A cluster. All zeros: never used. On cache lines of its own: CPUs work on neighbours.
@@ -130,18 +134,8 @@ impl Inner {
         self.used.clear(first, n);
         self.count -= n as u16;
         // Only the aligned runs around the freed slots can have grown.
-        let mut order = self.best().map_or(0, |best| best + 1);
-        while order <= MAX_ORDER {
-            let run = 1usize << order;
-            let mut start = first & !(run - 1);
-            while start < first + n && !self.used.is_clear(start, run) {
-                start += run;
-            }
-            if start >= first + n {
-                break;
-            }
-            self.below = (MAX_ORDER - order) as u8;
-            order += 1;
+        if let Some(best) = self.used.largest_clear_around(first, n, self.best()) {
+            self.below = (MAX_ORDER - best) as u8;
         }
     }
 
@@ -164,9 +158,9 @@ impl Inner {
         self.used.is_set_all(first, n)
     }
 
-    /// The first 2^`order` slots at a multiple of that which are all free or in `cached`.
-    pub(super) fn find_reclaimable(&self, order: u32, cached: &Bitmap) -> Option<usize> {
-        self.used.without(cached).find_clear(order, 0)
+    /// The slots that are in use and not in `cached`.
+    pub(super) fn used_without(&self, cached: &Bitmap) -> Bitmap {
+        self.used.without(cached)
     }
 
     /// Whether the counts agree with the maps. `cached`: the slots that hold only a cache mark.

@@ -1,5 +1,6 @@
 //! Which clusters have which room: a bitmap of clusters for each level, changed by atomic operations with the cluster's lock
-//! held, searched without any lock. Who finds a cluster here locks it and looks again.
+//! held, searched without any lock. Who finds a cluster here locks it and looks again. Clusters with clean copies are in it
+//! once more, by what room they have if those are given up.
 //!
 //! Above each 64 words of a bitmap there is one word that says which of them are not empty, so that a search of an area of a
 //! terabyte reads a few hundred words at most.
@@ -8,7 +9,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 
-use super::cluster::{CLUSTER_SLOTS, Inner, MAX_ORDER};
+use super::cluster::{CLUSTER_SLOTS, Inner, MAX_ORDER, ORDERS};
 use crate::percpu::Zone;
 use crate::table::Table;
 use crate::vm::OnFork;
@@ -25,7 +26,10 @@ pub(super) struct Level(u8);
 
 impl Level {
     pub(super) const FULL: Level = Level(2 * LARGEST as u8);
+    /// How many a cluster can be at.
     pub(super) const COUNT: usize = 2 * LARGEST + 1;
+    /// With those of clean copies.
+    const ALL: usize = Level::COUNT + ORDERS;
 
     /// Whether a cluster that is here can be one that belongs to `other`: its runs may have shrunk.
     pub(super) fn may_stand_for(self, other: Level) -> bool {
@@ -39,6 +43,11 @@ impl Level {
         let Some(best) = inner.best() else { return Level::FULL };
         let little = CLUSTER_SLOTS - inner.count as usize <= LITTLE;
         Level(best as u8 + if little { LARGEST as u8 } else { 0 })
+    }
+
+    /// Where clusters are whose largest run of slots that are free or clean copies is of an order, beside where they are else.
+    pub(super) fn of_copies(order: u32) -> Level {
+        Level((Level::COUNT + order as usize) as u8)
     }
 
     pub(super) fn from_number(n: u8) -> Level {
@@ -77,11 +86,11 @@ impl Index {
     pub(super) fn new(clusters: usize) -> Result<Index, Errno> {
         let words = clusters.div_ceil(64);
         let above = words.div_ceil(64);
-        Ok(Index { bits: Table::new(Level::COUNT * (words + above), OnFork::Copy)?, words, above })
+        Ok(Index { bits: Table::new(Level::ALL * (words + above), OnFork::Copy)?, words, above })
     }
 
     fn level(&self, level: Level) -> (&[AtomicU64], &[AtomicU64]) {
-        let (words, above) = self.bits.split_at(Level::COUNT * self.words);
+        let (words, above) = self.bits.split_at(Level::ALL * self.words);
         let level = level.0 as usize;
         (&words[level * self.words..][..self.words], &above[level * self.above..][..self.above])
     }
@@ -109,6 +118,11 @@ impl Index {
                 above[w / 64].fetch_or(above_bit, Ordering::SeqCst);
             }
         }
+    }
+
+    /// Whether a cluster is at a level. For checks.
+    pub(super) fn has(&self, level: Level, i: usize) -> bool {
+        self.find(level, Zone::ALL, i) == Some(i)
     }
 
     /// Whether a level has no cluster, which most have not at most times.

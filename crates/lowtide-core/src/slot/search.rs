@@ -5,12 +5,14 @@
 //! 3. a free cluster of this CPU's zone;
 //! 4. a cluster that was never used, if those that were are at least half used (so that a file does not grow while it has
 //!    holes), or any free one;
-//! 5. in an area half full, one full cluster gives up its swap cache;
+//! 5. where slots are scarce and clusters are not indexed, one full cluster gives up its swap cache;
 //! 6. partly used clusters that serve the order, as the policy says;
-//! 7. any cluster that was never used;
-//! 8. clusters that wait for discard;
-//! 9. slots that dead children held;
-//! 10. clusters that serve other orders, as the policy says.
+//! 7. where slots are scarce, a cluster whose free slots and clean copies make a run gives these copies up;
+//! 8. any cluster that was never used;
+//! 9. clusters that wait for discard;
+//! 10. slots that dead children held;
+//! 11. clusters that serve other orders, as the policy says;
+//! 12. where slots are not scarce, what was left out for that reason.
 
 use super::area::Area;
 use super::cluster::{CLUSTER_SLOTS, ListState, MAX_ORDER};
@@ -18,13 +20,17 @@ use super::index::Level;
 use super::lists::{self, ListId, LockedInner, Place};
 use super::next::Hint;
 use super::policy::{Search, Tried, Trier};
-use super::swap_cache::{NoCache, SwapCache};
+use super::swap_cache::{LastResort, NoCache, SwapCache};
 use super::zombies::{self, Reach};
 use crate::percpu::Zone;
 use crate::sync::spin_loop;
 
 /// How often an allocation starts over when other threads had every cluster with room in their hands.
 const ROUNDS: usize = 16;
+
+/// Clusters whose clean copies would be a run, if forked children did not refer to some of them too: most that one search
+/// opens. That a child refers to a slot no more, nobody tells.
+const IN_VAIN: usize = 64;
 
 /// How much searching allocations have done beyond their first try, for experiments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -52,8 +58,30 @@ impl Area {
         self.alloc_reclaiming(order, &NoCache)
     }
 
-    /// As [`Area::alloc`]; in an area over half full, slots that hold only a cache mark are taken back on the way.
+    /// As [`Area::alloc`]; slots that hold only a cache mark are taken back on the way where slots are scarce, and elsewhere
+    /// before it fails: with [`Policy::Exact`](super::Policy::Exact) it fails only where free slots and clean copies together
+    /// make no run.
     pub fn alloc_reclaiming(&self, order: u32, cache: &dyn SwapCache) -> Option<u64> {
+        self.alloc_where_scarce(order, cache).or_else(|| self.alloc_from_copies(order, cache))
+    }
+
+    /// As [`Area::alloc_reclaiming`], of what only clean copies stand in the way.
+    pub(super) fn alloc_from_copies(&self, order: u32, cache: &dyn SwapCache) -> Option<u64> {
+        if !self.marks().any() {
+            return None;
+        }
+        let cache = LastResort(cache);
+        if self.clusters().index().is_none() {
+            return self.alloc_where_scarce(order, &cache);
+        }
+        let mut request = self.request(order, &cache)?;
+        let found = request.take_from_copies();
+        self.next().count(request.opened);
+        found
+    }
+
+    /// As [`Area::alloc_reclaiming`], but takes back nothing where slots are not scarce.
+    pub(super) fn alloc_where_scarce(&self, order: u32, cache: &dyn SwapCache) -> Option<u64> {
         for _ in 0..ROUNDS {
             let mut request = self.request(order, cache)?;
             if let Some(slot) = request.take_next() {
@@ -155,8 +183,9 @@ impl<'a> Request<'a> {
 
     fn search(&mut self) -> Option<u64> {
         let area = self.area;
-        let over_half = area.is_over_half_full();
-        if over_half && let Some(slot) = area.clusters().searcher().search_first(self.order, self) {
+        if area.is_over_half_full()
+            && let Some(slot) = area.clusters().searcher().search_first(self.order, self)
+        {
             return Some(slot);
         }
         let half_used = area.clusters().used_about() * 2 >= area.opened_slots();
@@ -169,14 +198,20 @@ impl<'a> Request<'a> {
         if let Some(slot) = self.take_free(half_used, Zone::ALL) {
             return Some(slot);
         }
-        // A cluster that gave up everything is free now.
-        if over_half
+        let scarce = area.marks().any() && self.cache.is_scarce(area);
+        // Where it is known which copies stand in the way of a run, no others are given up for it. A cluster that gave up
+        // everything is free now.
+        if scarce
+            && area.clusters().index().is_none()
             && area.reclaim_full(1, self.cache) > 0
             && let Some(slot) = self.take_free(true, Zone::ALL)
         {
             return Some(slot);
         }
         if let Some(slot) = self.take_partly_used() {
+            return Some(slot);
+        }
+        if scarce && let Some(slot) = self.take_from_copies() {
             return Some(slot);
         }
         if !half_used && let Some(slot) = self.take_free(true, Zone::ALL).or_else(|| self.take_unused()) {
@@ -248,6 +283,46 @@ impl<'a> Request<'a> {
         Some(first as u64)
     }
 
+    /// Takes a run that is free but for clean copies, which are given up: of the smallest that will do.
+    fn take_from_copies(&mut self) -> Option<u64> {
+        let clusters = self.area.clusters();
+        let index = clusters.index()?;
+        let start = self.hint.get() as usize / CLUSTER_SLOTS;
+        let mut in_vain = 0;
+        (self.order..=MAX_ORDER).map(Level::of_copies).filter(|level| !index.is_empty(*level)).find_map(|level| {
+            let from = |start| {
+                core::iter::successors(index.find(level, Zone::ALL, start), move |i| index.find(level, Zone::ALL, i + 1))
+            };
+            let (ahead, behind) = (from(start), from(0).take_while(|i| *i < start));
+            ahead.chain(behind).find_map(|i| if in_vain < IN_VAIN { self.take_copies_of(i, &mut in_vain) } else { None })
+        })
+    }
+
+    /// As [`Request::take_from_copies`], of one cluster.
+    fn take_copies_of(&mut self, i: usize, in_vain: &mut usize) -> Option<u64> {
+        let (area, clusters) = (self.area, self.area.clusters());
+        let mut inner = clusters.lock(i);
+        self.opened += 1;
+        let Some(first) = inner.used_without(&area.copies_of(i, 0, CLUSTER_SLOTS)).find_clear(self.order, 0) else {
+            let room = inner.used_without(&area.marks().of(i));
+            match room.find_clear(self.order, 0) {
+                None => area.correct_copies(i, &mut inner, &room),
+                Some(_) => *in_vain += 1,
+            }
+            return None;
+        };
+        inner = area.reclaim_run(i, inner, first, 1 << self.order, self.cache);
+        // Elsewhere than in the index of those that are partly used or full it was emptied by others meanwhile: then it is to
+        // be had in other ways. What this has emptied is taken as it is, without being punched out first.
+        if !matches!(lists::of(&inner), Some(Place::Index(_))) {
+            return None;
+        }
+        let slot = self.take(i, &mut inner, first);
+        // Also if it was taken from: what was given up beside the run may be more room than the index says.
+        clusters.relocate(i, &mut inner, slot.is_none());
+        slot
+    }
+
     /// Takes from an isolated cluster; if it has no room, from where its swap cache was; else it goes back to a list.
     fn take_isolated(&mut self, i: usize, mut inner: LockedInner<'a>) -> Option<u64> {
         let (area, clusters) = (self.area, self.area.clusters());
@@ -256,12 +331,10 @@ impl<'a> Request<'a> {
             return Some(slot);
         }
         if inner.caches > 0
-            && area.is_over_half_full()
-            && let Some(first) = inner.find_reclaimable(self.order, &area.marks().of(i))
+            && self.cache.is_scarce(area)
+            && let Some(first) = inner.used_without(&area.copies_of(i, 0, CLUSTER_SLOTS)).find_clear(self.order, 0)
         {
-            drop(inner);
-            area.reclaim(i, first, 1 << self.order, self.cache);
-            inner = clusters.lock(i);
+            inner = area.reclaim_run(i, inner, first, 1 << self.order, self.cache);
             // Anything may have happened to it meanwhile.
             let usable = inner.usable(self.order, clusters.searcher().mixes()) && inner.charged;
             if usable && let Some(slot) = self.take(i, &mut inner, first) {

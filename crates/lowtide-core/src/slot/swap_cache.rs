@@ -1,5 +1,10 @@
 //! Swap cache: slots whose page is in memory and clean. They hold only a cache mark: the page can be evicted again without
-//! being written, and the slot can be had back at any time without I/O. Areas that are over half full take such slots back.
+//! being written, and the slot can be had back at any time without I/O. Such slots are taken back where slots are scarce
+//! ([`SwapCache::is_scarce`]: one question, asked when slots are given out and when pages are loaded), and before an allocation
+//! fails.
+//!
+//! Where partly used clusters are indexed by their room, those with clean copies are indexed by the room that they have with
+//! these given up as well: so "there is no run" is true with clean copies counted as room.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -7,7 +12,7 @@ use rustix::io::Errno;
 
 use super::area::Area;
 use super::bitmap::{Bitmap, WORDS};
-use super::cluster::{CLUSTER_SLOTS, ListState};
+use super::cluster::{CLUSTER_SLOTS, ListState, MAX_ORDER};
 use super::index::Level;
 use super::lists::{self, ListId, LockedInner};
 use crate::percpu::{CacheAligned, Zone};
@@ -19,6 +24,11 @@ pub trait SwapCache {
     /// The slot holds only a cache mark, or did a moment ago: gives up the clean copy if it is still that. True: the caller
     /// frees the slot. Called without any lock held; may take none that is held around calls of [`Area`].
     fn give_up(&self, area: &Area, slot: u64) -> bool;
+
+    /// Whether slots are worth more free than as clean copies. By default: the area is over half full.
+    fn is_scarce(&self, area: &Area) -> bool {
+        area.is_over_half_full()
+    }
 }
 
 /// Nothing is cached.
@@ -28,6 +38,19 @@ pub struct NoCache;
 impl SwapCache for NoCache {
     fn give_up(&self, _area: &Area, _slot: u64) -> bool {
         false
+    }
+}
+
+/// Clean copies stand in the way of what there is no other room for.
+pub(super) struct LastResort<'a>(pub &'a dyn SwapCache);
+
+impl SwapCache for LastResort<'_> {
+    fn give_up(&self, area: &Area, slot: u64) -> bool {
+        self.0.give_up(area, slot)
+    }
+
+    fn is_scarce(&self, _area: &Area) -> bool {
+        true
     }
 }
 
@@ -48,7 +71,8 @@ impl CacheMarks {
         Ok(CacheMarks { words, count: CacheAligned(AtomicU64::new(0)), at: AtomicU32::new(0) })
     }
 
-    fn any(&self) -> bool {
+    /// Whether there are any.
+    pub(super) fn any(&self) -> bool {
         self.count.load(Relaxed) > 0
     }
 
@@ -86,6 +110,7 @@ impl Area {
             let mut inner = self.clusters().lock(i);
             if inner.is_used(index) {
                 self.marks().set(&mut inner, slot as usize, cached);
+                self.index_copies(i, &mut inner, index, 1);
             }
         }
     }
@@ -101,8 +126,8 @@ impl Area {
         self.clusters().used_about() >= self.slots().min(self.clusters().affordable_slots()) / 2
     }
 
-    /// Takes back slots that hold only a cache mark from up to `most` full clusters. For a background worker, when the area
-    /// [`Area::is_over_half_full`]; allocation does it with one cluster at a time. Returns how many slots it freed.
+    /// Takes back slots that hold only a cache mark from up to `most` full clusters. For a background worker, where slots are
+    /// scarce; allocation does it with one cluster at a time. Returns how many slots it freed.
     pub fn reclaim_full(&self, most: usize, cache: &dyn SwapCache) -> u64 {
         let mut freed = 0;
         let mut from = self.marks().at.load(Relaxed) as usize;
@@ -111,8 +136,20 @@ impl Area {
                 break;
             }
             let Some(i) = self.next_full(&mut from) else { break };
-            freed += self.reclaim(i, 0, CLUSTER_SLOTS, cache);
-            self.put_back(i, self.clusters().lock(i));
+            let copies = self.copies_of(i, 0, CLUSTER_SLOTS);
+            let mut given_up = Bitmap::EMPTY;
+            copies.each_run(|first, n| {
+                let gone = (first..first + n).filter(|index| cache.give_up(self, slot_of(i, *index)));
+                gone.for_each(|index| given_up.set(index, 1));
+            });
+            let mut inner = self.clusters().lock(i);
+            let some = self.give_back(i, &mut inner, &given_up);
+            if some > 0 {
+                self.clusters().relocate(i, &mut inner, true);
+            } else {
+                self.put_back(i, inner);
+            }
+            freed += some;
         }
         self.marks().at.store(from as u32, Relaxed);
         freed
@@ -158,22 +195,96 @@ impl Area {
         }
     }
 
-    fn is_cached(&self, i: usize, slot: usize) -> bool {
-        let _inner = self.clusters().lock(i);
-        self.marks().is_marked(slot)
+    /// Which of `n` slots from index `first` of a cluster on hold only a cache mark, and are nobody else's: what can be freed.
+    pub(super) fn copies_of(&self, i: usize, first: usize, n: usize) -> Bitmap {
+        let copies = self.marks().of(i).part(first, n);
+        self.sharing().map_or(copies, |sharing| copies.without(&sharing.held(i, first, n)))
     }
 
-    /// Takes back the slots among `n` from index `first` of a cluster that hold only a cache mark. The cluster must not be
-    /// locked: everything about it is to be looked at again afterwards. Returns how many slots it freed.
-    pub(super) fn reclaim(&self, i: usize, first: usize, n: usize, cache: &dyn SwapCache) -> u64 {
+    /// Takes back what holds only a cache mark among `n` slots from index `first` of a locked cluster on, all of which are
+    /// free or hold such a mark, so that all are free; stops at the first that can't go. The lock is let go, and had again
+    /// once: everything about the cluster is to be looked at again. The cluster is where it was before.
+    pub(super) fn reclaim_run<'a>(
+        &'a self,
+        i: usize,
+        inner: LockedInner<'a>,
+        first: usize,
+        n: usize,
+        cache: &dyn SwapCache,
+    ) -> LockedInner<'a> {
+        let copies = self.copies_of(i, first, n);
+        drop(inner);
+        let mut given_up = Bitmap::EMPTY;
+        let mut all = (first..first + n).filter(|index| copies.is_set(*index));
+        while let Some(index) = all.next()
+            && cache.give_up(self, slot_of(i, index))
+        {
+            given_up.set(index, 1);
+        }
+        let mut inner = self.clusters().lock(i);
+        self.give_back(i, &mut inner, &given_up);
+        inner
+    }
+
+    /// Frees slots of a locked cluster that were given up, and leaves the cluster where it is. Returns how many were freed.
+    fn give_back(&self, i: usize, inner: &mut LockedInner<'_>, given_up: &Bitmap) -> u64 {
+        // A child that was forked meanwhile may refer to them.
+        let held = self.sharing().map_or(Bitmap::EMPTY, |sharing| sharing.held(i, 0, CLUSTER_SLOTS));
         let mut freed = 0;
-        for index in first..first + n {
-            let slot = (i * CLUSTER_SLOTS + index) as u64;
-            if self.is_cached(i, slot as usize) && cache.give_up(self, slot) {
-                self.release(slot);
-                freed += 1;
-            }
+        given_up.without(&held).each_run(|first, n| {
+            self.give_in_place(i, inner, first, n);
+            freed += n as u64;
+        });
+        if let Some(sharing) = self.sharing() {
+            given_up.without(&given_up.without(&held)).each_run(|first, n| {
+                for index in first..first + n {
+                    self.marks().set(inner, i * CLUSTER_SLOTS + index, false);
+                    sharing.zombies.add(inner, i * CLUSTER_SLOTS + index);
+                }
+                self.index_copies(i, inner, first, n);
+            });
         }
         freed
     }
+
+    /// Keeps the index right of what room a locked cluster has if its clean copies are given up. To be called when `n` slots
+    /// from index `first` on were freed, or their marks changed; what is taken leaves it as it is, until a search finds that
+    /// there is less.
+    pub(super) fn index_copies(&self, i: usize, inner: &mut LockedInner<'_>, first: usize, n: usize) {
+        if inner.caches == 0 && inner.copies == 0 || self.clusters().index().is_none() {
+            return;
+        }
+        let level = if inner.caches == 0 {
+            0
+        } else {
+            let known = u32::from(inner.copies).checked_sub(1).max(inner.best());
+            let room = inner.used_without(&self.marks().of(i));
+            room.largest_clear_around(first, n, known).map_or(0, |order| order as u8 + 1)
+        };
+        self.move_copies(i, inner, level);
+    }
+
+    /// A search found no more room in a locked cluster than this, clean copies included.
+    pub(super) fn correct_copies(&self, i: usize, inner: &mut LockedInner<'_>, room: &Bitmap) {
+        let level = if inner.caches == 0 { None } else { room.largest_clear(MAX_ORDER) };
+        self.move_copies(i, inner, level.map_or(0, |order| order as u8 + 1));
+    }
+
+    fn move_copies(&self, i: usize, inner: &mut LockedInner<'_>, level: u8) {
+        let Some(index) = self.clusters().index() else { return };
+        if inner.copies == level {
+            return;
+        }
+        if let Some(order) = inner.copies.checked_sub(1) {
+            index.remove(Level::of_copies(order.into()), i);
+        }
+        if let Some(order) = level.checked_sub(1) {
+            index.add(Level::of_copies(order.into()), i);
+        }
+        inner.copies = level;
+    }
+}
+
+fn slot_of(i: usize, index: usize) -> u64 {
+    (i * CLUSTER_SLOTS + index) as u64
 }

@@ -4,7 +4,7 @@ use alloc::vec;
 use core::fmt;
 
 use super::area::Area;
-use super::cluster::{CLUSTER_SLOTS, ListState};
+use super::cluster::{CLUSTER_SLOTS, ListState, MAX_ORDER};
 use super::index::Level;
 use super::lists::{self, ListId, Place};
 use super::policy::Search;
@@ -93,6 +93,17 @@ impl Area {
             let mut inner = clusters.lock(cluster);
             if !inner.is_consistent(&self.marks().of(cluster)) {
                 return Err(Invalid::Counts { cluster });
+            }
+            let room = inner.used_without(&self.marks().of(cluster)).largest_clear(MAX_ORDER);
+            let is_indexed = match clusters.index() {
+                Some(index) if inner.caches > 0 => {
+                    u32::from(inner.copies).checked_sub(1) >= room
+                        && index.has(Level::of_copies(u32::from(inner.copies) - 1), cluster)
+                }
+                _ => inner.copies == 0,
+            };
+            if !is_indexed {
+                return Err(Invalid::List { cluster });
             }
             inner.find_best();
             let right = match (*on, inner.count as usize) {

@@ -15,12 +15,13 @@ use core::sync::atomic::Ordering;
 use super::table_word::Word;
 use super::{Entry, Page, Store};
 use crate::count::Counter;
-use crate::slot::{Area, SwapCache};
+use crate::slot::{Area, Areas, SwapCache};
 
 /// Finds out from a slot's table word whether it holds only a clean copy.
 #[derive(Debug)]
 pub(super) struct WordCache<'a> {
     pub cached_now: &'a Counter,
+    pub areas: &'a Areas,
 }
 
 impl SwapCache for WordCache<'_> {
@@ -30,6 +31,13 @@ impl SwapCache for WordCache<'_> {
             self.cached_now.sub(1);
         }
         gone
+    }
+
+    /// It is over half full, and so are all others that take pages now. (As long as another has room, giving copies up would
+    /// only move pages from a small area of high priority to a large one of low priority.)
+    fn is_scarce(&self, area: &Area) -> bool {
+        let has_room = |area: &Area| !area.is_over_half_full() && area.takes_writes();
+        area.is_over_half_full() && !self.areas.iter().any(|other| has_room(&other))
     }
 }
 
@@ -46,7 +54,7 @@ impl Store {
         let Some(area) = self.areas.get(e.area()) else { return false };
         let device = |word| if let Word::Device(tag) = word { Some(Word::Cached(tag)) } else { None };
         // Slots that a parent made are given back as soon as can be.
-        if !area.is_open() || self.is_scarce(&area) || !change(&area, e.offset(), device) {
+        if !area.is_open() || self.word_cache().is_scarce(&area) || !change(&area, e.offset(), device) {
             return false;
         }
         area.mark_cached(e.offset(), true);
@@ -89,21 +97,13 @@ impl Store {
         false
     }
 
-    /// Whether clean copies in an area are to be given up: it is over half full, and so are all others that take pages now. (As
-    /// long as another has room, giving them up would only move pages from a small area of high priority to a large one of low
-    /// priority.)
-    fn is_scarce(&self, area: &Area) -> bool {
-        let has_room = |area: &Area| !area.is_over_half_full() && area.takes_writes();
-        area.is_over_half_full() && !self.areas.iter().any(|other| has_room(&other))
-    }
-
     /// Takes back slots that hold only a cache mark, if all areas are over half full; clusters that are free are punched out
     /// where the area is set up so; and memory that was used to write, after which `step` is called: for who counts it
     /// ([`Store::held_bytes`]). A little each time: for a background worker.
     pub fn maintain(&self, step: &mut dyn FnMut()) {
         self.give_back_batch(step);
         for area in self.areas.iter().filter(|area| !area.is_inherited()) {
-            if self.is_scarce(&area) {
+            if self.word_cache().is_scarce(&area) {
                 area.reclaim_full(4, &self.word_cache());
             }
             area.discard_some(1);
@@ -111,6 +111,6 @@ impl Store {
     }
 
     pub(super) fn word_cache(&self) -> WordCache<'_> {
-        WordCache { cached_now: &self.counters.cached_now }
+        WordCache { cached_now: &self.counters.cached_now, areas: &self.areas }
     }
 }

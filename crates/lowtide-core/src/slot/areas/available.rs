@@ -68,17 +68,23 @@ impl Areas {
             return Some((area, slot));
         }
         let available = self.take_turn();
-        let try_area = |area: AreaRef<'a>| {
-            let slot = if area.rests() == writable { None } else { area.alloc_reclaiming(order, cache) }?;
+        let try_area = |area: AreaRef<'a>, alloc: &dyn Fn(&Area) -> Option<u64>| {
+            let slot = if area.rests() == writable { None } else { alloc(&area) }?;
             if writable {
                 last.store(u32::from(area.id()) + 1, Ordering::Relaxed);
             }
             Some((area, slot))
         };
-        let found = available.list[..available.len].iter().find_map(|l| try_area(self.get(l.id)?));
+        let first = |area: &Area| area.alloc_where_scarce(order, cache);
+        let found = available.list[..available.len].iter().find_map(|l| try_area(self.get(l.id)?, &first));
         // Full areas are off the list, and have room all the same if they can take slots back.
-        let full = |area: &AreaRef<'_>| area.availability().is_full() && area.may_be_reclaimed();
-        found.or_else(|| self.iter().filter(full).find_map(try_area))
+        let full = |area: &Area| area.availability().is_full();
+        let last = |area: &Area| match full(area) {
+            true => area.alloc_reclaiming(order, cache),
+            false => area.alloc_from_copies(order, cache),
+        };
+        let may = |area: &AreaRef<'_>| area.may_be_reclaimed() && (full(area) || area.unavailable().is_none());
+        found.or_else(|| self.iter().filter(may).find_map(|area| try_area(area, &last)))
     }
 
     /// What is available now; for the next who asks, the first has gone behind the others of its priority.
