@@ -342,12 +342,20 @@ fn shares(scale: &Scale, outcome: &mut Outcome) -> Result<(), String> {
     outcome.tables.push(table);
     let finding =
         |what: &str, published: &str, value: f64| Finding::new(what, format!("{value:.2} %"), value).published(published);
+    // Both from the discussion of zero pages in zswap, 2024: of zero pages the shares of what was swapped out in three
+    // environments; of those that are not zero, the share of the same-filled ones, which is compared with our share of them.
     outcome.findings.push(finding(
-        "same-filled pages, mean of programs, %",
-        "10-20 % of swapped pages",
-        (zero_sum + other_sum) / programs,
+        "zero pages, mean of programs, % of all",
+        "1.5 % (kernel build), about 10 %, 17-22 %",
+        zero_sum / programs,
     ));
-    outcome.findings.push(finding("of these not zero, % of all pages", "under 1 % of same-filled ones", other_sum / programs));
+    let same = zero_sum + other_sum;
+    outcome.findings.push(finding("other same-filled pages, % of all", "", other_sum / programs));
+    outcome.findings.push(finding(
+        "of the same-filled pages not zero, %",
+        "17-40 %",
+        if same > 0.0 { other_sum * 100.0 / same } else { 0.0 },
+    ));
     Ok(())
 }
 
