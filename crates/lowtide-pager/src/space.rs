@@ -139,6 +139,9 @@ impl SpaceLock {
         self.state.store(0, Ordering::Relaxed);
         self.writers.store(0, Ordering::Relaxed);
         self.sleepers.store(0, Ordering::Relaxed);
+        // What the parent's threads waited is the parent's to tell.
+        self.sleeps.store(0, Ordering::Relaxed);
+        self.waited_ns.store(0, Ordering::Relaxed);
     }
 }
 

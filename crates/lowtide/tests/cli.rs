@@ -781,6 +781,8 @@ fn statistics_and_warnings() {
         "pages",
         "faults",
         "evictions",
+        "work",
+        "pool",
         "writeback",
         "fault_latency_us",
         "stall_seconds",

@@ -85,6 +85,8 @@ fn what_is_served_is_what_stat_says() {
         ("lowtide_pages_stored_total", "pages", "stored"),
         ("lowtide_faults_total{kind=\"first_touch\"}", "faults", "first_touch"),
         ("lowtide_writeback_bytes_total", "writeback", "bytes"),
+        ("lowtide_pool_refused_total", "pool", "refused"),
+        ("lowtide_work_lock_waits_total", "work", "lock_waits"),
         ("lowtide_evictions_moved_calls_total", "evictions", "moved_calls"),
     ] {
         let value = *served.get(name).unwrap_or_else(|| panic!("no {name}: {text}"));

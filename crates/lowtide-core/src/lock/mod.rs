@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use rustix::thread::futex;
 use rustix::time::Timespec;
 
-pub use stats::{Waits, reset_waits, waits};
+pub use stats::{Waits, all_waits, reset_waits, waits};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -203,5 +203,28 @@ mod tests {
         let held = lock.lock();
         assert!(lock.try_lock().is_none());
         drop(held);
+    }
+
+    #[test]
+    fn who_waits_is_counted_and_who_does_not_wait_is_not() {
+        // No other test has such a lock.
+        const RANK: u8 = rank::HAND;
+        let lock = Lock::<u64, RANK>::new(0);
+        for _ in 0..100 {
+            *lock.lock() += 1;
+        }
+        assert_eq!(waits(RANK), Waits::default());
+        let held = lock.lock();
+        std::thread::scope(|threads| {
+            let waiting = threads.spawn(|| *lock.lock());
+            while lock.sleepers.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            drop(held);
+            assert_eq!(waiting.join().unwrap(), 100);
+        });
+        let (of_rank, all) = (waits(RANK), all_waits());
+        assert!(of_rank.contended == 1 && of_rank.total_ns > 0 && of_rank.max_ns == of_rank.total_ns, "{of_rank:?}");
+        assert!(all.contended >= 1 && all.total_ns >= of_rank.total_ns && all.max_ns >= of_rank.max_ns, "{all:?}");
     }
 }

@@ -35,9 +35,19 @@ pub fn waits(rank: u8) -> Waits {
     })
 }
 
-/// Sets the figures of all ranks to zero. For experiments.
+/// The waits for locks of all ranks together.
+pub fn all_waits() -> Waits {
+    (0..RANKS as u8).map(waits).fold(Waits::default(), |sum, of| Waits {
+        contended: sum.contended + of.contended,
+        total_ns: sum.total_ns + of.total_ns,
+        max_ns: sum.max_ns.max(of.max_ns),
+    })
+}
+
+/// Sets the figures of all ranks to zero: for experiments, and in a forked child, which has not waited yet.
 pub fn reset_waits() {
-    for c in &CLASSES {
+    // Looked at first: a store would make a child copy the page that they are in.
+    for c in CLASSES.iter().filter(|c| c.contended.load(Relaxed) != 0) {
         c.contended.store(0, Relaxed);
         c.wait_ns.store(0, Relaxed);
         c.max_ns.store(0, Relaxed);

@@ -401,11 +401,12 @@ impl Pool {
         self.begins.populated_bytes() + self.frames.table_bytes() + (0..SHARDS).map(front).sum::<usize>()
     }
 
-    /// Makes the locks usable in a forked child.
+    /// Makes the locks usable in a forked child, which has not seen the pool become full.
     ///
     /// # Safety
     /// As [`Lock::reset_after_fork`].
     pub unsafe fn reset_after_fork(&self) {
+        self.limit.full_times.store(0, Ordering::Relaxed);
         // SAFETY: the caller answers.
         unsafe {
             self.frames.reset_after_fork();

@@ -372,3 +372,26 @@ fn a_child_does_not_wait_for_what_threads_of_its_parent_were_using() {
         || drop(in_use),
     );
 }
+
+#[test]
+fn a_child_has_not_seen_its_parent_s_pool_become_full() {
+    let s = store(10 * 4096, file(8 * MIB));
+    let mut n = 0;
+    while s.stats().on_device_now == 0 {
+        put_one(&s, text(n)).unwrap();
+        n += 1;
+    }
+    assert!(s.stats().pool_full_times > 0 && s.stats().pool_refused > 0, "{:?}", s.stats());
+    in_child(
+        &s,
+        || {
+            // SAFETY: first call in the child, which has one thread; nothing was in flight in the parent.
+            if unsafe { s.fork_child(me(), &mut |_, fd| dup(fd)) }.is_err() {
+                return 1;
+            }
+            let stats = s.stats();
+            i32::from(stats.pool_full_times != 0 || stats.pool_refused != 0) * 2
+        },
+        || (),
+    );
+}

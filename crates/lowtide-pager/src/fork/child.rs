@@ -2,6 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
+use lowtide_core::lock;
 use lowtide_core::steps;
 use lowtide_core::vm;
 use rustix::fd::OwnedFd;
@@ -61,6 +62,7 @@ impl Pager {
         self.forget_operations();
         self.guards.reset_after_fork();
         self.held.reset_after_fork();
+        lock::reset_waits();
         steps::taken(steps::Fork::Child);
         let handover = self.handover();
         // SAFETY: no other thread of this process uses the pager, and the parent's operations were paused.

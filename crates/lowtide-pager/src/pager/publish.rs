@@ -2,6 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use lowtide_core::lock;
 use lowtide_core::slot::ORDERS;
 use lowtide_core::store::{AreaStats, MAX_AREAS};
 use lowtide_core::vm::{self, PAGE_SIZE, Whose};
@@ -26,6 +27,11 @@ impl Pager {
         let c = &p.counters;
         set(&c.space_lock_sleeps, self.space.sleeps.load(Ordering::Relaxed));
         set(&c.space_lock_wait_ns, self.space.waited_ns.load(Ordering::Relaxed));
+        let waits = lock::all_waits();
+        set(&c.lock_waits, waits.contended);
+        set(&c.lock_wait_ns, waits.total_ns);
+        set(&c.pool_full_times, s.pool_full_times);
+        set(&c.pool_refused_pages, s.pool_refused);
         set(&c.same_filled_pages, s.same_filled);
         p.same_filled_words.set(&s.same_filled_words);
         set(&c.incompressible_pages, s.incompressible);

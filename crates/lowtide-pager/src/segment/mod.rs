@@ -31,7 +31,7 @@ pub use text::{Text, text_state};
 /// First word of the settings and of the segment.
 pub const MAGIC: u64 = 0x6c6f_7774_6964_6501;
 /// Layout version; the agent refuses another one.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 /// Processes of one run that can be alive at the same time and be counted.
 pub const MAX_PROCS: usize = 1024;
 /// Kept warnings of a run; later ones are counted only.

@@ -59,6 +59,9 @@ pub struct Counters {
     pub recompressed_pages: AtomicU64,
     /// Bytes by which these became smaller.
     pub recompressed_bytes: AtomicU64,
+    /// Times that the pool became full, and pages that it did not take.
+    pub pool_full_times: AtomicU64,
+    pub pool_refused_pages: AtomicU64,
     pub writeback_pages: AtomicU64,
     pub writeback_ios: AtomicU64,
     pub writeback_bytes: AtomicU64,
@@ -75,6 +78,9 @@ pub struct Counters {
     /// Times that a thread slept for the space lock, and nanoseconds that threads waited for it.
     pub space_lock_sleeps: AtomicU64,
     pub space_lock_wait_ns: AtomicU64,
+    /// The same of all other locks: times that a thread found one held, and nanoseconds that threads waited for them.
+    pub lock_waits: AtomicU64,
+    pub lock_wait_ns: AtomicU64,
     /// Faults on pages in the pool, and on a device, by how many epochs ago the page was evicted ([`EPOCHS_A_LIMIT`]).
     pub refaults_pool: [AtomicU64; REFAULT_AGES],
     pub refaults_device: [AtomicU64; REFAULT_AGES],

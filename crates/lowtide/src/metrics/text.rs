@@ -3,7 +3,7 @@
 
 use crate::series::Cost;
 use crate::stats::list::{Figure, Number, Shape};
-use crate::stats::{Area, Evictions, Faults, Histogram, Memory, Pages, Stats, Work, Writeback};
+use crate::stats::{Area, Evictions, Faults, Histogram, Memory, Pages, Pool, Stats, Work, Writeback};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -48,6 +48,7 @@ fn families(stats: &Stats, cost: Cost) -> Vec<Family> {
     group(&mut all, Faults::NAME, Faults::ABOUT, stats.faults.figures());
     group(&mut all, Evictions::NAME, Evictions::ABOUT, stats.evictions.figures());
     group(&mut all, Writeback::NAME, Writeback::ABOUT, stats.writeback.figures());
+    group(&mut all, Pool::NAME, Pool::ABOUT, stats.pool.figures());
     group(&mut all, Work::NAME, Work::ABOUT, stats.work.figures());
     areas(&mut all, &stats.areas);
     let mut one = |name: &str, help: &str, shape, value| {

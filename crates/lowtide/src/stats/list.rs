@@ -216,6 +216,21 @@ figures! {
         space_lock_sleeps: u64, Count = space_lock_sleeps;
         /// Time that threads waited for that lock.
         space_lock_seconds: f64, Count = space_lock_wait_ns / 1e9;
+        /// Times that a thread found another of lowtide's locks held.
+        lock_waits: u64, Count = lock_waits;
+        /// Time that threads waited for these.
+        lock_wait_seconds: f64, Count = lock_wait_ns / 1e9;
+    }
+}
+
+figures! {
+    /// Where the compressed pool did not take what was offered.
+    Pool, "pool" {
+        /// Times that it became full: it takes nothing then until enough has left it.
+        full_times: u64, Count = pool_full_times;
+        /// Pages that it had no room for, or that were not offered to it while it was full: they went to a device, or stayed
+        /// in memory.
+        refused: u64, Count = pool_refused_pages;
     }
 }
 

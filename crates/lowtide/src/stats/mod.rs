@@ -4,7 +4,7 @@
 pub mod list;
 mod refaults;
 
-pub use list::{Area, Evictions, Faults, Memory, Pages, Work, Writeback};
+pub use list::{Area, Evictions, Faults, Memory, Pages, Pool, Work, Writeback};
 pub use refaults::{KINDS as REFAULT_KINDS, Refaults};
 
 use crate::live::Live;
@@ -43,6 +43,7 @@ pub struct Stats {
     pub faults: Faults,
     pub evictions: Evictions,
     pub work: Work,
+    pub pool: Pool,
     /// Pages that were missed, by how many others had been evicted since they had: up to an 8th of the limit, a quarter, all of
     /// it, more.
     pub refaults: [u64; REFAULT_KINDS],
@@ -134,6 +135,7 @@ impl Stats {
             faults: Faults::counted(&counters),
             evictions: Evictions::counted(&counters),
             work: Work::counted(&counters),
+            pool: Pool::counted(&counters),
             refaults: refaults.in_four(),
             refault_distances: refaults,
             folios: Folios {

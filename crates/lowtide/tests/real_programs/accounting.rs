@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::check::{Data, limits};
+use crate::check::{Data, ends_well, limits};
 use crate::gauges::{Gauges, own};
 use crate::machine::{native_only, say, turn};
-use crate::measure::Running;
+use crate::measure::{Limit, Outcome, Running, Swap};
 use crate::programs::job;
 
 const MIB: u64 = 1 << 20;
@@ -160,6 +160,28 @@ fn compare(program: &str, arguments: &str) -> bool {
 fn own_memory_is_what_the_kernel_says() {
     let Some(_turn) = turn() else { return };
     let _ = compare("thread_mix", "4 6000 48") && compare("one_malloc", "160 ztw");
+}
+
+#[test]
+fn a_pool_that_is_too_small_is_full_and_refuses_and_threads_wait_for_locks() {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job("accounting, small pool", "thread_mix", "4 6000 48") else { return };
+    if native_only() {
+        return;
+    }
+    let options = |pool: &str| ["--swap", "dir:/var/tmp,size=512M", "--pool", pool].map(str::to_owned).to_vec();
+    let run = |pool| job.limited(&Limit { ram: 24 * MIB, swap: Swap::Options(options(pool)) });
+    let small = run("1M");
+    let ended = |outcome: &Outcome| ends_well(outcome) && outcome.stats["warnings"] == serde_json::json!([]);
+    assert!(ended(&small), "{small:?}");
+    let of = |outcome: &Outcome, path| outcome.stat(path);
+    assert!(of(&small, "pool.full_times") > 0.0 && of(&small, "pool.refused") > 0.0, "{}", small.stats);
+    // What it refused is on the device, or was, and nothing else is refused.
+    assert!(of(&small, "pool.refused") <= of(&small, "evictions.pages"), "{}", small.stats);
+    assert!(of(&small, "work.lock_waits") > 0.0, "{}", small.stats);
+    // Threads that wait do so for no longer than the run lasts.
+    let threads = 32.0;
+    assert!(of(&small, "work.lock_wait_seconds") < threads * small.elapsed.as_secs_f64(), "{}", small.stats);
 }
 
 #[test]
