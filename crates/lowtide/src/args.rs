@@ -209,6 +209,10 @@ pub struct StatArgs {
     #[arg(long)]
     pub json: bool,
 
+    /// Also how full the clusters of slots of each swap area are
+    #[arg(long)]
+    pub areas: bool,
+
     /// Again each second, until the run ends or ^C
     #[arg(long)]
     pub watch: bool,

@@ -89,6 +89,35 @@ fn ps_and_stat() {
 }
 
 #[test]
+fn stat_shows_how_full_clusters_are_when_it_is_asked() {
+    let Some(_turn) = turn() else { return };
+    let scene = Scene::new();
+    // Noise that no pool takes: it is in the files, in clusters that fill one after the other.
+    let swap = scene.swap_file("swap", 256 * MIB);
+    let run = scene.sleeper(&format!("--ram 24M --pool 1M --swap {swap} --quiet"), 64, "n").listens();
+    let stat: Value = serde_json::from_str(&scene.done(&format!("stat {} --json --areas", run.pid))).expect("JSON");
+    let (area, clusters) = (&stat["areas"][0], &stat["areas"][0]["clusters"]);
+    let by_eighths = clusters["by_eighths"].as_array().expect("a list");
+    assert_eq!(by_eighths.len(), 8, "{clusters}");
+    let partly: u64 = by_eighths.iter().map(|n| n.as_u64().expect("a number")).sum();
+    let (free, full, opened) = (number(clusters, "free"), number(clusters, "full"), number(clusters, "opened"));
+    assert_eq!(free + partly + full, opened, "{clusters}");
+    assert_eq!(opened + number(clusters, "never_opened"), 256 * MIB / (2 * MIB), "all of the file: {clusters}");
+    // What is there needs that many clusters at least, and most of them are full.
+    let used = number(area, "used");
+    assert!(used > 32 * MIB && opened * 2 * MIB >= used && full * 2 * MIB > used / 2, "{area}");
+    assert_eq!(stat["areas_not_counted"], serde_json::json!([]), "{stat}");
+    let table = scene.done(&format!("stat {} --areas", run.pid));
+    let line = table.lines().skip_while(|line| !line.contains("CLUSTERS OF")).nth(1).unwrap_or_else(|| panic!("{table}"));
+    assert!(line.contains("file:") && line.split_whitespace().count() == 13, "{table}");
+    // Nobody counts where nobody asks.
+    let without = scene.stat(run.pid);
+    assert!(without["areas"][0].get("clusters").is_none() && without.get("areas_not_counted").is_none(), "{without}");
+    scene.wake();
+    run.finish();
+}
+
+#[test]
 fn watching_goes_on_until_the_run_ends() {
     let Some(_turn) = turn() else { return };
     let scene = Scene::new();

@@ -54,6 +54,18 @@ pub(super) fn have_nothing() {
     }
 }
 
+/// Tells how full the clusters of this process's areas are, if that is asked.
+pub(super) fn tell_fills(pager: &Pager) {
+    let proc = agent::proc();
+    // Acquire: pairs with the AcqRel with which `lowtide run` asks (`live/fills.rs`).
+    let asked = agent::settings().fills_asked.load(Ordering::Acquire);
+    if asked != proc.fills_told.load(Ordering::Relaxed) {
+        pager.publish_fills();
+        // Release: pairs with the Acquire of `lowtide run`. The answer was written before.
+        proc.fills_told.store(asked, Ordering::Release);
+    }
+}
+
 impl Keeper {
     /// Does what is asked about swap areas, or a part of it. After how many microseconds there is more to do, at the latest.
     pub(super) fn follow_orders(&mut self, now_us: u64) -> u64 {

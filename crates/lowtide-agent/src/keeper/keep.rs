@@ -11,7 +11,7 @@ use lowtide_pager::pager::Pager;
 use lowtide_pager::segment::{self, area_state};
 use lowtide_pager::worker::Worker;
 
-use super::{Keeper, LONGEST_SLEEP_US, LOOK_AGAIN, Nap, SHORTEST_SLEEP_US, TOUCH_BYTES_PER_US, reclaim};
+use super::{Keeper, LONGEST_SLEEP_US, LOOK_AGAIN, Nap, SHORTEST_SLEEP_US, TOUCH_BYTES_PER_US, areas, reclaim};
 use crate::idle::Idle;
 use crate::{agent, gate, say, swap_file, watch};
 
@@ -119,6 +119,7 @@ impl Keeper {
             return Nap::UntilFaults(SHORTEST_SLEEP_US);
         }
         self.answer_what_is_fixed(pager);
+        areas::tell_fills(pager);
         if total <= pager.budget.limit() {
             self.full_since_us = None;
             if let Some(nap) = self.reclaim(pager) {

@@ -34,7 +34,7 @@ use core::sync::atomic::{AtomicU8, Ordering};
 
 use crate::device::{Device, DeviceName, FileDevice, NoDevice};
 use crate::pool::Pool;
-use crate::slot::{Area, AreaConfig, Areas, IoCounts};
+use crate::slot::{Area, AreaConfig, Areas, Fills, IoCounts};
 use crate::vm::PAGE_SIZE;
 use compact::Compaction;
 use counters::Counters;
@@ -248,6 +248,18 @@ impl Store {
                     () if area.is_full() => AreaState::Full,
                     () => AreaState::Active,
                 };
+            }
+        }
+        all
+    }
+
+    /// How full the clusters are that this process has of its own in each of the run's swap areas, by [`DeviceName::number`].
+    /// Looks at each cluster, under its lock.
+    pub fn area_fills(&self) -> [Fills; MAX_AREAS] {
+        let mut all = [Fills::default(); MAX_AREAS];
+        for area in self.areas.iter().filter(|area| area.device.takes_pages() && !area.is_inherited()) {
+            if let Some(fills) = all.get_mut(usize::from(area.device.name().number)) {
+                fills.add(area.fills());
             }
         }
         all

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use lowtide_core::slot::Policy;
+use lowtide_core::slot::{Fills, Policy};
 
 use crate::experiment::{Experiment, Outcome, Scale};
 use crate::measure::{Sample, cpu_ns, in_turn};
@@ -58,6 +58,8 @@ impl Counts {
 #[derive(Default)]
 struct Cell {
     counts: Counts,
+    /// How full the clusters are at the end.
+    fills: Fills,
     /// Nanoseconds of CPU time per request, without frees and without splitting what fell back.
     request_ns: Sample,
     /// Nanoseconds of CPU time per operation of the whole traffic: requests, splits and frees.
@@ -101,6 +103,7 @@ fn measure(slots: u64, trace: &Trace, rounds: usize) -> Result<Vec<Cell>, String
         let area = area(slots, policy)?;
         cell.counts = threads::on_one_cpu(|| Replay::new(&area, trace, true).run())?.counts;
         area.validate().map_err(|e| format!("the area of policy {} is not sound: {e:?}", policy.name()))?;
+        cell.fills = area.fills();
     }
     in_turn(&Policy::ALL, rounds, |i, policy| {
         let area = area(slots, *policy)?;
@@ -232,9 +235,29 @@ fn at(policy: Policy) -> usize {
 fn outcome(points: &[Point], traps: &[f64], bytes_per_slot: f64) -> Outcome {
     let mut findings = findings(points);
     findings.push(Finding::new("metadata", format!("{bytes_per_slot:.3} bytes per slot"), bytes_per_slot));
-    let tables = traps.iter().map(|trap| table(points, *trap)).collect();
+    let tables = traps.iter().flat_map(|trap| [table(points, *trap), fills(points, *trap)]).collect();
     let charts = traps.iter().map(|trap| chart(points, *trap)).collect();
     Outcome { tables, findings, charts }
+}
+
+fn title(trap: f64) -> String {
+    match trap {
+        0.0 => "without the trap".to_owned(),
+        trap => format!("{:.0} % of the slots are never freed", trap * 100.0),
+    }
+}
+
+/// How many clusters are how full at the end.
+fn fills(points: &[Point], trap: f64) -> Table {
+    let columns = ["policy", "full", "free", "to 1/8", "2/8", "3/8", "4/8", "5/8", "6/8", "7/8", "8/8", "full", "never opened"];
+    let mut table = Table::new(format!("clusters by fill, {}", title(trap)), &columns);
+    for point in points.iter().filter(|p| p.trapped == trap) {
+        for (policy, cell) in Policy::ALL.iter().zip(&point.cells) {
+            let counts = cell.fills.opened.into_iter().chain([cell.fills.never]).map(|n| n.to_string());
+            table.row([policy.name().to_owned(), format!("{:.0} %", point.full * 100.0)].into_iter().chain(counts));
+        }
+    }
+    table
 }
 
 fn table(points: &[Point], trap: f64) -> Table {
@@ -250,11 +273,7 @@ fn table(points: &[Point], trap: f64) -> Table {
         "+-",
         "ns/op, all",
     ];
-    let title = match trap {
-        0.0 => "without the trap".to_owned(),
-        trap => format!("{:.0} % of the slots are never freed", trap * 100.0),
-    };
-    let mut table = Table::new(title, &columns);
+    let mut table = Table::new(title(trap), &columns);
     for point in points.iter().filter(|p| p.trapped == trap) {
         for (policy, cell) in Policy::ALL.iter().zip(&point.cells) {
             let c = &cell.counts;

@@ -101,6 +101,12 @@ impl Pager {
         self.map.used_bytes()
     }
 
+    /// Writes how full the clusters of this process's swap areas are into the run's segment. Looks at each of them: only when
+    /// somebody asks.
+    pub fn publish_fills(&self) {
+        self.proc().fills.iter().zip(self.store.area_fills()).for_each(|(to, fills)| to.set(fills));
+    }
+
     /// What this process has of each of the run's swap areas.
     pub fn area_stats(&self) -> [AreaStats; MAX_AREAS] {
         self.store.area_stats()

@@ -22,7 +22,8 @@ use crate::share::Others;
 
 pub use latency::{LATENCY_BUCKETS, latency_bucket, latency_floor_ns};
 pub use process::{
-    AREA_STATES, AreaCounters, AreaGauges, Counters, EPOCHS_A_LIMIT, FaultKind, Proc, REFAULT_AGES, area_state, proc_state,
+    AREA_STATES, AreaCounters, AreaFills, AreaGauges, Counters, EPOCHS_A_LIMIT, FaultKind, Proc, REFAULT_AGES, area_state,
+    proc_state,
 };
 pub use ram::Membership;
 pub use settings::*;

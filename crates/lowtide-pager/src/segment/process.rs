@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
-use lowtide_core::slot::ORDERS;
+use lowtide_core::slot::{FILLS, Fills, ORDERS};
 use lowtide_core::store::{AreaState, FillWords, MAX_AREAS};
 
 use super::latency::LATENCY_BUCKETS;
@@ -189,6 +189,28 @@ impl AreaGauges {
     }
 }
 
+/// How full the clusters are that a process has of a swap area: see [`Fills`].
+#[repr(C)]
+#[derive(Default)]
+pub struct AreaFills {
+    opened: [AtomicU64; FILLS],
+    never: AtomicU64,
+}
+
+impl AreaFills {
+    /// What it has now.
+    pub fn set(&self, fills: Fills) {
+        self.opened.iter().zip(fills.opened).for_each(|(to, from)| to.store(from, Ordering::Relaxed));
+        self.never.store(fills.never, Ordering::Relaxed);
+    }
+
+    /// What it had when it was last asked.
+    pub fn get(&self) -> Fills {
+        let opened = core::array::from_fn(|class| self.opened[class].load(Ordering::Relaxed));
+        Fills { opened, never: self.never.load(Ordering::Relaxed) }
+    }
+}
+
 /// How many numbers there are for states.
 pub const AREA_STATES: usize = AreaState::ALL.len();
 
@@ -264,6 +286,10 @@ pub struct Proc {
     pub fixed_bytes: AtomicU64,
     /// The swap areas, as in `Settings::swap`.
     pub areas_now: [AreaGauges; MAX_AREAS],
+    /// The latest [`super::Settings::fills_asked`] that it has answered, ...
+    pub fills_told: AtomicU64,
+    /// ... and the answer.
+    pub fills: [AreaFills; MAX_AREAS],
     /// Counts since the process was last started by exec.
     pub counters: Counters,
     /// I/Os on the swap areas since then.
@@ -332,11 +358,13 @@ impl Proc {
             &self.reclaimed_bytes,
             &self.answered,
             &self.fixed_bytes,
+            &self.fills_told,
         ]
         .into_iter()
         .chain(self.areas_now.iter().flat_map(AreaGauges::gauges))
         {
             gauge.store(0, Ordering::Relaxed);
         }
+        self.fills.iter().for_each(|fills| fills.set(Fills::default()));
     }
 }

@@ -196,6 +196,9 @@ pub struct Settings {
     /// Another number for each time that the processes are asked how much of their memory can't be moved out
     /// ([`super::Proc::fixed_bytes`]).
     pub question: AtomicU64,
+    /// One more for each time that the processes are asked how full the clusters of their swap areas are
+    /// ([`super::Proc::fills`]).
+    pub fills_asked: AtomicU64,
     /// One of the `CODEC_` values.
     pub codec: u32,
     /// zstd level; 0 is zstd's default.

@@ -15,14 +15,17 @@ use std::time::{Duration, Instant};
 const WATCH: Duration = Duration::from_secs(1);
 /// Most processes in the table.
 const PROCESSES: usize = 20;
+/// In how many classes clusters are that are neither free nor full.
+const EIGHTHS: usize = 8;
 /// Clears a terminal.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
 /// Shows the statistics of a run.
 pub fn stat(args: &StatArgs) -> Result<u8, Failure> {
     let mut run = args.pid.map_or_else(find::only, find::by_pid)?;
+    let fields: &[(&str, Value)] = if args.areas { &[("areas", Value::Bool(true))] } else { &[] };
     if !args.watch {
-        print(&show(&run.answer("stat", &[], |_| ())?, args.json, true))?;
+        print(&show(&run.answer("stat", fields, |_| ())?, args.json, true))?;
         return Ok(0);
     }
     let (clear, between) = match (args.json, std::io::stdout().is_terminal()) {
@@ -31,7 +34,7 @@ pub fn stat(args: &StatArgs) -> Result<u8, Failure> {
         (false, false) => ("", "\n"),
     };
     let mut is_first = true;
-    while let Some(answer) = look(&mut run)? {
+    while let Some(answer) = look(&mut run, fields)? {
         let before = if is_first { "" } else { between };
         if !print(&format!("{clear}{before}{}", show(&answer, args.json, false)))? {
             break;
@@ -45,8 +48,8 @@ pub fn stat(args: &StatArgs) -> Result<u8, Failure> {
 }
 
 /// The statistics; None: the run is over.
-fn look(run: &mut Connection) -> Result<Option<Value>, Failure> {
-    run.ask("stat", &[])?;
+fn look(run: &mut Connection, fields: &[(&str, Value)]) -> Result<Option<Value>, Failure> {
+    run.ask("stat", fields)?;
     match run.listen(connection::PATIENCE)? {
         Said::Answer(answer) => Ok(Some(answer)),
         Said::Error(failure) => Err(failure),
@@ -115,7 +118,7 @@ fn readable(stat: &Value) -> String {
         .map(|key| format!("{key} {:.1}", stat["fault_latency_us"][*key].as_f64().unwrap_or(0.0)))
         .collect();
     line("latency", format!("{} us", latency.join(", ")));
-    all + &areas(stat) + &by_process(stat) + &warnings(stat)
+    all + &areas(stat) + &clusters(stat) + &by_process(stat) + &warnings(stat)
 }
 
 fn areas(stat: &Value) -> String {
@@ -130,6 +133,42 @@ fn areas(stat: &Value) -> String {
         return "  no swap areas: compressed RAM only\n".to_owned();
     }
     table(&["AREA", ">PRIO", ">USED", ">SIZE", "STATE", ">READS", ">WRITES", ">ERRORS"], &rows, "  ")
+}
+
+/// How full the clusters of each area are, if that was asked.
+fn clusters(stat: &Value) -> String {
+    let row = |area: &Value| {
+        let clusters = area.get("clusters")?;
+        let count = |value: &Value| value.as_u64().unwrap_or(0).to_string();
+        let by_eighths = clusters["by_eighths"].as_array().map_or(&[][..], Vec::as_slice);
+        let eighths = (0..EIGHTHS).map(|i| by_eighths.get(i).map_or_else(|| "0".to_owned(), count));
+        let mut row = vec![text(area, "spec"), count(&clusters["opened"]), count(&clusters["free"])];
+        row.extend(eighths);
+        row.extend(["full", "never_opened"].map(|key| count(&clusters[key])));
+        Some(row)
+    };
+    let rows: Vec<Vec<String>> = stat["areas"].as_array().into_iter().flatten().filter_map(row).collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let headings = [
+        "CLUSTERS OF",
+        ">OPENED",
+        ">FREE",
+        ">TO 1/8",
+        ">2/8",
+        ">3/8",
+        ">4/8",
+        ">5/8",
+        ">6/8",
+        ">7/8",
+        ">8/8",
+        ">FULL",
+        ">NEVER OPENED",
+    ];
+    let silent = stat["areas_not_counted"].as_array().map_or(0, Vec::len);
+    let silent = if silent > 0 { format!("  without {silent} processes that did not answer in time\n") } else { String::new() };
+    table(&headings, &rows, "  ") + &silent
 }
 
 /// The tree, the largest processes first among those of one parent.
@@ -189,6 +228,9 @@ mod tests {
         let text = readable(&json!({ "ok": true, "program": "x", "areas": [{ "spec": "dir:/x" }], "warnings": ["odd\u{7}"] }));
         assert!(text.contains("dir:/x") && text.contains("warning: odd?"), "{text}");
         assert!(!readable(&json!({})).is_empty());
+        let clusters = json!({ "opened": 3, "free": 1, "by_eighths": [2], "never_opened": 7 });
+        let text = readable(&json!({ "areas": [{ "spec": "dir:/x", "clusters": clusters }], "areas_not_counted": [4] }));
+        assert!(text.contains("CLUSTERS OF") && text.contains("without 1 processes"), "{text}");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::protocol::Request;
 use crate::ancestry;
 use crate::error::Failure;
-use crate::live::{Answer, Live, Task, limit, reclaim, said, swapoff, swapon};
+use crate::live::{Answer, Live, Task, fills, limit, reclaim, said, swapoff, swapon};
 use crate::stats::Stats;
 use lowtide_core::vm::PAGE_SIZE;
 use serde_json::{Value, json};
@@ -22,7 +22,8 @@ pub fn start(request: Request, run: &mut Live<'_>) -> Reply {
     run.look();
     let begun = match request {
         Request::Ps => return Reply::Now(said(ps(run))),
-        Request::Stat => {
+        Request::Stat { areas: true } => Ok(fills::start(run)),
+        Request::Stat { areas: false } => {
             let stats = Stats::new(run, run.tree.now(), run.started.elapsed());
             let value = serde_json::to_value(stats).map_err(|error| Failure::failed(format!("no statistics: {error}")));
             return Reply::Now(value.and_then(said));

@@ -24,7 +24,11 @@ pub enum Request {
     /// What a list of runs says.
     Ps,
     /// The statistics so far.
-    Stat,
+    Stat {
+        /// With how full the clusters of each swap area are.
+        #[serde(default)]
+        areas: bool,
+    },
     /// The statistics so far, as OpenMetrics text.
     Metrics,
     /// Whether a process belongs to the run.
@@ -142,7 +146,8 @@ mod tests {
     #[test]
     fn good_requests() {
         for (line, expected) in [
-            (r#"{"lowtide":1,"do":"stat"}"#, Request::Stat),
+            (r#"{"lowtide":1,"do":"stat"}"#, Request::Stat { areas: false }),
+            (r#"{"lowtide":1,"do":"stat","areas":true}"#, Request::Stat { areas: true }),
             (r#" {"do":"has","pid":7,"lowtide":1,"later":[1]} "#, Request::Has { pid: 7 }),
             (r#"{"lowtide":1,"do":"limit","size":"1G"}"#, Request::Limit { size: "1G".to_owned(), wait: true }),
             (r#"{"lowtide":1,"do":"limit","size":"1G","wait":false}"#, Request::Limit { size: "1G".to_owned(), wait: false }),

@@ -7,6 +7,7 @@
 pub mod admission;
 pub mod areas;
 pub mod evacuation;
+pub mod fills;
 pub mod limit;
 pub mod processes;
 pub mod reclaim;
