@@ -9,6 +9,7 @@ mod pool;
 mod race;
 mod recompress;
 mod region;
+mod same_filled;
 mod slots_fragmentation;
 mod slots_locks;
 mod swapoff;
@@ -28,6 +29,7 @@ const EXPERIMENTS: &[Experiment] = &[
     pool::EXPERIMENT,
     recompress::EXPERIMENT,
     zero::EXPERIMENT,
+    same_filled::EXPERIMENT,
     hysteresis::EXPERIMENT,
     disk::EXPERIMENT,
     swapoff::EXPERIMENT,
