@@ -15,6 +15,7 @@ mod progress;
 mod race;
 mod report;
 mod slots;
+mod swapoff;
 mod threads;
 mod trace;
 
@@ -32,7 +33,7 @@ const USAGE: u8 = 2;
 const FAILED: u8 = 125;
 
 fn main() -> ExitCode {
-    if let Some(code) = race::helper().or_else(fault::helper).or_else(burners::helper) {
+    if let Some(code) = race::helper().or_else(fault::helper).or_else(burners::helper).or_else(swapoff::helper) {
         return code;
     }
     let args = match args::parse() {
