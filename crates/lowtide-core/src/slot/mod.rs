@@ -1,7 +1,8 @@
 //! Swap slots: areas, clusters, and the entries that name a slot.
 //!
 //! The journey of an allocation: `areas/` (which area) > `search.rs` (which cluster) > `policy/` (which of the partly used
-//! ones) > `cluster.rs` and `bitmap.rs` (which slots). A free goes straight to the cluster: `area.rs`.
+//! ones) > `cluster.rs` and `bitmap.rs` (which slots). A free goes straight to the cluster: `area.rs`, for
+//! several slots at once `row.rs`.
 
 mod age;
 mod area;
@@ -22,6 +23,7 @@ mod lists;
 mod next;
 mod policy;
 mod quota;
+mod row;
 mod search;
 mod sharing;
 mod swap_cache;
@@ -40,6 +42,7 @@ pub use holders::Image;
 pub use io::IoCounts;
 pub use policy::Policy;
 pub use quota::Quota;
+pub use row::Row;
 pub use search::SearchStats;
 pub use swap_cache::{NoCache, SwapCache};
 pub use validate::Invalid;

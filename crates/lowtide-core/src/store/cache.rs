@@ -66,11 +66,7 @@ impl Store {
 
     /// The clean copy that [`Store::keep_cached`] kept is not wanted any more. No effect if it was taken back before.
     pub fn drop_cached(&self, e: Entry) {
-        if let Some(area) = self.areas.get(e.area())
-            && self.word_cache().give_up(&area, e.offset())
-        {
-            area.release(e.offset());
-        }
+        self.freer().drop_cached(e);
     }
 
     /// Stores a page that may be as it was when it was loaded: true if the clean copy kept under `e` still is the page, which

@@ -14,10 +14,11 @@
 //! to say `Claimed` again without this worker. (Should the object be freed while it is read, then the worker has garbage, and
 //! makes of it a new place that no word ever names.) Claims do not outlive the call that makes them, so no fork copies one.
 
+use core::ops::Deref;
 use core::sync::atomic::Ordering;
 
 use super::table_word::{Object, Word};
-use crate::slot::Area;
+use crate::slot::{Area, Row};
 
 /// Claims the page of a slot, if it is an object in the pool that is `wanted`.
 pub(super) fn take(area: &Area, slot: u64, wanted: impl Fn(Object) -> bool) -> Option<Object> {
@@ -36,9 +37,10 @@ pub(super) fn take(area: &Area, slot: u64, wanted: impl Fn(Object) -> bool) -> O
     }
 }
 
-/// Lets go of a claimed page, whose word is `word` from now on. False: the page was freed meanwhile; its slot is free now.
-pub(super) fn finish(area: &Area, slot: u64, claimed: Object, word: Word) -> bool {
-    let Some(place) = area.word(slot) else { return false };
+/// Lets go of a claimed page, whose word is `word` from now on. False: the page was freed meanwhile; its slot is let go of by
+/// way of `row`, which is of its area.
+pub(super) fn finish(row: &mut Row<impl Deref<Target = Area>>, slot: u64, claimed: Object, word: Word) -> bool {
+    let Some(place) = row.area().word(slot) else { return false };
     let claimed = Word::Claimed(claimed).encode();
     // Release: whoever sees the word finds the bytes.
     if place.compare_exchange(claimed, word.encode(), Ordering::AcqRel, Ordering::Acquire).is_ok() {
@@ -46,6 +48,6 @@ pub(super) fn finish(area: &Area, slot: u64, claimed: Object, word: Word) -> boo
     }
     debug_assert_eq!(Word::decode(place.load(Ordering::Relaxed)), Word::Dropped);
     place.store(Word::Empty.encode(), Ordering::Release);
-    area.release(slot);
+    row.push(slot);
     false
 }

@@ -15,6 +15,7 @@ mod counters;
 mod fill_words;
 mod folio;
 mod fork;
+mod free;
 mod gather;
 mod group;
 mod load;
@@ -41,12 +42,12 @@ use counters::Counters;
 use group::Groups;
 use recompress::Recompressor;
 use shrink::Shrinker;
-use table_word::Word;
 
 pub use crate::codec::Codec;
 pub use crate::slot::{Entry, Image, Quota};
 pub use crate::vm::Page;
 pub use fill_words::{FILL_WORDS, FillWord, FillWords};
+pub use free::Freer;
 pub use group::{GROUPS, Group, GroupStats};
 pub use recompress::{ROUND_US, Recompressed};
 pub use scratch::Scratch;
@@ -144,40 +145,6 @@ impl Store {
     /// without looking at every cluster. (Pages of the pool that have their slots there may be written all the same.)
     pub fn devices_have_room(&self) -> bool {
         self.areas.iter().any(|area| area.device.takes_pages() && area.unavailable().is_none() && !area.is_full())
-    }
-
-    /// Drops one reference to an entry. Freeing an entry that is not in use is counted and has no other effect.
-    pub fn free(&self, e: Entry) {
-        if !self.take(e) {
-            self.counters.bad_frees.add(1);
-        }
-    }
-
-    fn take(&self, e: Entry) -> bool {
-        let Some(area) = self.areas.get(e.area()) else { return false };
-        let Some(place) = area.word(e.offset()) else { return false };
-        let mut raw = place.load(Ordering::Acquire);
-        loop {
-            let freed = match Word::decode(raw) {
-                Word::Claimed(_) => Word::Dropped,
-                word if word.is_page() => Word::Empty,
-                _ => return false,
-            };
-            match place.compare_exchange_weak(raw, freed.encode(), Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => break,
-                Err(now) => raw = now,
-            }
-        }
-        let word = Word::decode(raw);
-        match word.object() {
-            Some(object) => self.let_go(object),
-            None => area.io.pages.sub(1),
-        }
-        self.counters.stored_now.sub(1);
-        if !matches!(word, Word::Claimed(_)) {
-            area.release(e.offset());
-        }
-        true
     }
 
     /// Figures, each exact by itself, not a snapshot of one moment together.
@@ -284,6 +251,11 @@ impl Store {
     /// Bytes of the tables of all areas and of the pool. For experiments: looks at every frame.
     pub fn table_bytes(&self) -> usize {
         self.areas.iter().map(|area| area.table_bytes()).sum::<usize>() + self.pool.table_bytes()
+    }
+
+    /// How often the locks of the clusters of all areas were taken. For experiments: takes each of them.
+    pub fn cluster_locks(&self) -> u64 {
+        self.areas.iter().map(|area| area.lock_acquisitions().0).sum()
     }
 
     /// Gives the memory that the pool keeps at hand for new objects back to the kernel, and calls `step` after each batch.

@@ -1,6 +1,7 @@
 //! Random operations against a plain map, and by several threads at once.
 
 use super::*;
+use crate::store::table_word::Word;
 use proptest::prelude::*;
 use std::collections::HashMap;
 

@@ -14,7 +14,7 @@ use super::group::Insert;
 use super::table_word::{Made, Object, Word};
 use super::tests::{digits, entries};
 use super::*;
-use crate::slot::{Area, AreaRef, CLUSTER_SLOTS};
+use crate::slot::{Area, AreaRef, CLUSTER_SLOTS, Row};
 
 /// How many random orders of events are tried.
 const ORDERS_TRIED: usize = 500;
@@ -115,7 +115,7 @@ fn claims_in_vain(store: &Store) {
     for slot in slots(&area) {
         if let Some(object) = claim::take(&area, slot, |_| true) {
             let _ = store.pool.read(object.handle, &mut [0; PAGE_SIZE]);
-            claim::finish(&area, slot, object, Word::Pool(object));
+            claim::finish(&mut Row::new(&*area), slot, object, Word::Pool(object));
         }
     }
 }
@@ -143,7 +143,7 @@ fn wrongly(store: &Store, scratch: &mut Scratch, step: fn(&Store, &AreaRef<'_>, 
         };
         match new {
             Some(new) => step(store, &area, slot, [old, new]),
-            None => _ = claim::finish(&area, slot, old, Word::Pool(old)),
+            None => _ = claim::finish(&mut Row::new(&*area), slot, old, Word::Pool(old)),
         }
         done += usize::from(new.is_some());
     }
@@ -163,7 +163,7 @@ fn remove(store: &Store, object: Object) {
 fn removes_first(store: &Store, scratch: &mut Scratch, _: u64) -> usize {
     wrongly(store, scratch, |store, area, slot, [old, new]| {
         remove(store, old);
-        claim::finish(area, slot, old, Word::Pool(new));
+        claim::finish(&mut Row::new(&**area), slot, old, Word::Pool(new));
     })
 }
 

@@ -11,7 +11,7 @@ use super::group::Insert;
 use super::table_word::{Made, Object, Word};
 use super::walk::Walk;
 use super::{Codec, Page, RECOMPRESS_LEVEL, Scratch, Store, claim};
-use crate::slot::{Area, CLUSTER_SLOTS, Clock, Visit};
+use crate::slot::{Area, CLUSTER_SLOTS, Clock, Row, Visit};
 use crate::vm::PAGE_SIZE;
 
 /// Shortest time from the beginning of a round of the hand to that of the next, in microseconds.
@@ -125,14 +125,14 @@ impl Store {
                 Ok(Some(new)) => new,
                 Ok(None) => Object { made: Made::Tried, ..old },
                 Err(NoRoom) => {
-                    claim::finish(area, slot, old, Word::Pool(old));
+                    claim::finish(&mut Row::new(area), slot, old, Word::Pool(old));
                     return Fate::NoRoom;
                 }
             },
             // Freed meanwhile; or damaged, which is for a load to find and to say.
             _ => old,
         };
-        let finished = claim::finish(area, slot, old, Word::Pool(word));
+        let finished = claim::finish(&mut Row::new(area), slot, old, Word::Pool(word));
         if word.handle == old.handle {
             return Fate::Same;
         }

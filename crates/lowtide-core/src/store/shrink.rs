@@ -19,7 +19,7 @@ use super::worth::Worth;
 use super::write_out::{ended, is_no_space};
 use super::{Page, Scratch, Store, claim};
 use crate::device::{SealRun, Tag};
-use crate::slot::{Area, AreaRef, CLUSTER_SLOTS, Clock, Visit};
+use crate::slot::{Area, AreaRef, CLUSTER_SLOTS, Clock, Row, Visit};
 use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
 
 /// Most runs of slots that are written at the same time.
@@ -262,6 +262,8 @@ impl Store {
     ) {
         taken.get().claimed.fill(0);
         let mut uncounted = 0;
+        // Pages that were freed meanwhile, of which a program that unmaps memory leaves rows.
+        let mut row = Row::new(&**area);
         // From the front of the memory on, so that short parts use little of it.
         for (i, slot) in slots.enumerate() {
             let Some(object) = claim::take(area, slot, |object| wanted(i, object)) else { continue };
@@ -270,7 +272,7 @@ impl Store {
             match self.unpack(object, &mut batch.pages[i], scratch) {
                 Ok(true) => batch.claimed[i] = Word::Claimed(object).encode(),
                 // Freed meanwhile; or damaged, which is for a load to find and to say.
-                _ => _ = claim::finish(area, slot, object, Word::Pool(object)),
+                _ => _ = claim::finish(&mut row, slot, object, Word::Pool(object)),
             }
             uncounted += 1;
             if uncounted == COUNTED_AT_ONCE {
@@ -290,11 +292,12 @@ impl Store {
         while at < n && !area.rests() {
             at = self.write_some(area, first, at, batch, shrunk);
         }
+        let mut row = Row::new(&**area);
         // What was not tried because the device failed stays where it is.
         for (slot, raw) in (first..).zip(&batch.claimed).skip(at) {
             if let Some(object) = Word::decode(*raw).object() {
                 area.ages.left(slot as usize / CLUSTER_SLOTS, Clock::Writing);
-                claim::finish(area, slot, object, Word::Pool(object));
+                claim::finish(&mut row, slot, object, Word::Pool(object));
             }
         }
     }
@@ -315,6 +318,8 @@ impl Store {
             (at, pages, tags) = (at + len, other_pages, other_tags);
         }
         area.device.write_in_place(&mut runs);
+        // After the write: nobody is to wait for slots that long.
+        let mut row = Row::new(&**area);
         for run in runs {
             let claimed = &batch.claimed[(run.slot - first) as usize..];
             area.io.writes.add(1);
@@ -331,8 +336,8 @@ impl Store {
                 let Some(object) = Word::decode(*raw).object() else { continue };
                 if run.result.is_err() {
                     // It stays where it is.
-                    claim::finish(area, slot, object, Word::Pool(object));
-                } else if self.written(area, slot, object, *tag) {
+                    claim::finish(&mut row, slot, object, Word::Pool(object));
+                } else if self.written(&mut row, slot, object, *tag) {
                     shrunk.pages += 1;
                     shrunk.bytes += object.handle.object_len();
                 }
@@ -342,11 +347,11 @@ impl Store {
     }
 
     /// A claimed page is on the device now. False: it was freed meanwhile.
-    fn written(&self, area: &Area, slot: u64, object: Object, tag: Tag) -> bool {
+    fn written(&self, row: &mut Row<&Area>, slot: u64, object: Object, tag: Tag) -> bool {
         // Counted first: a free, which subtracts, may follow at once.
-        area.io.pages.add(1);
-        if !claim::finish(area, slot, object, Word::Device(tag)) {
-            area.io.pages.sub(1);
+        row.area().io.pages.add(1);
+        if !claim::finish(row, slot, object, Word::Device(tag)) {
+            row.area().io.pages.sub(1);
             return false;
         }
         self.let_go(object);

@@ -23,7 +23,7 @@ use super::group::Insert;
 use super::store_pages::Plan;
 use super::table_word::{Object, Word};
 use super::{Entry, Group, MAX_AREAS, Page, Scratch, Store, StoreError, Stored};
-use crate::slot::{Area, AreaRef, SwapCache};
+use crate::slot::{Area, AreaRef, Row, SwapCache};
 
 /// An area that is to be emptied, as far as this process is concerned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -197,6 +197,7 @@ impl Store {
     fn sweep(&self, area: &Area) -> bool {
         let cache = self.word_cache();
         let mut is_empty = true;
+        let mut row = Row::new(area);
         area.each_word(|slot, place| {
             if slot == 0 {
                 return;
@@ -205,7 +206,7 @@ impl Store {
                 Word::Empty => {}
                 Word::Cached(_) => {
                     if cache.give_up(area, slot) {
-                        area.release(slot);
+                        row.push(slot);
                     } else {
                         is_empty = false;
                     }
@@ -216,7 +217,7 @@ impl Store {
                         place.compare_exchange(bad, Word::Empty.encode(), Ordering::AcqRel, Ordering::Relaxed).is_ok();
                     // In a forked child it is the parent's copy of a word, and no reference.
                     if was_bad && !area.is_inherited() {
-                        area.release(slot);
+                        row.push(slot);
                     }
                 }
                 _ => is_empty = false,

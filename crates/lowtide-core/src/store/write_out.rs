@@ -10,7 +10,7 @@ use super::table_word::Word;
 use super::tier::Slots;
 use super::{MAX_AREAS, Page, Scratch, Store, StoreError};
 use crate::device::WriteRun;
-use crate::slot::AreaRef;
+use crate::slot::{AreaRef, Row};
 use crate::vm::PAGE_SIZE;
 
 /// Most folios that are written at the same time.
@@ -97,9 +97,10 @@ impl Store {
         area.io.writes.add(ios as u64);
         for run in runs {
             let Err(errno) = ended(area, run.pages.len(), run.result) else { continue };
+            let mut row = Row::new(&**area);
             for slot in run.slot..run.slot + run.pages.len() as u64 {
                 if is_no_space(errno) {
-                    area.release(slot);
+                    row.push(slot);
                 } else if let Some(word) = area.word(slot) {
                     // Where the device is broken it is not tried again: the slot stays in use.
                     word.store(Word::Bad.encode(), Ordering::Release);
