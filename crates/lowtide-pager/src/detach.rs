@@ -208,7 +208,7 @@ impl Operation<'_> {
         self.staging.set_clean(frame, clean);
         if word == PageState::Zero {
             // If the page is not there, then None says the same.
-            self.forget(self, word);
+            self.forget(&mut self.store().freer(), word);
         }
         true
     }

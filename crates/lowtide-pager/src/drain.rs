@@ -48,6 +48,7 @@ impl Operation<'_> {
             {
                 // Under the lock, so that no REMAP comes between looking up the owner and claiming its word.
                 let _lock = self.space.shared();
+                let mut freer = self.store().freer();
                 for frame in self.staging.frames(batch) {
                     let Some(page) = self.staging.owner(frame) else { continue };
                     match self.map.get(page) {
@@ -60,7 +61,7 @@ impl Operation<'_> {
                         PageState::Moving(f) if f == frame => waiting = true,
                         PageState::Staged(f) if f == frame => waiting = true,
                         // Dropped by the program.
-                        _ => self.leave(self, frame, Memory::Stays),
+                        _ => self.leave(&mut freer, frame, Memory::Stays),
                     }
                 }
             }
@@ -131,6 +132,7 @@ impl Operation<'_> {
         let c = self.counters();
         // Under the lock no REMAP comes between, so the owner is where the word is, wherever mremap has moved it meanwhile.
         let _lock = self.space.shared();
+        let mut freer = self.store().freer();
         for ((&frame, clean), result) in frames.iter().zip(clean).zip(results) {
             let word = match result {
                 Ok(Stored::Zero) => PageState::Zero,
@@ -162,7 +164,7 @@ impl Operation<'_> {
                     self.map.swap(page, PageState::Orphan, PageState::None);
                 }
                 // Last: of a page that no tier took it is the frame that is forgotten, and with it whose it is.
-                self.forget(self, word);
+                self.forget(&mut freer, word);
             }
             self.staging.left(frame, Memory::Stays);
         }
@@ -214,7 +216,7 @@ impl Operation<'_> {
             }
             match p.error {
                 None | Some(Errno::EXIST) => {
-                    self.leave(self, frame, if p.error.is_none() { memory } else { Memory::Stays });
+                    self.leave(&mut self.store().freer(), frame, if p.error.is_none() { memory } else { Memory::Stays });
                     self.map.set(page, PageState::None);
                     self.mark_loaded(page, None);
                     self.budget.add_pages(isize::from(p.error.is_none()));

@@ -159,7 +159,7 @@ impl Pager {
     /// The pages of a range are gone for good: lets go of what their words stood for. Memory is given back on the way, and is
     /// soon counted no more.
     pub(crate) fn dropped(&self, lock: &Exclusive<'_>, start: usize, end: usize) {
-        let mut forgotten = 0;
+        let (mut forgotten, mut freer) = (0, self.store(lock).freer());
         self.map.each(PageNo::of(start), PageNo::behind(end), |_, slot| {
             if slot.peek() == PageState::None {
                 return;
@@ -168,7 +168,7 @@ impl Pager {
                 // Whoever is at work finds this and cleans up.
                 PageState::Storing(_) | PageState::Loading(_) | PageState::Orphan => slot.set(PageState::Orphan),
                 other => {
-                    self.forget(lock, other);
+                    self.forget(&mut freer, other);
                     forgotten += 1;
                     if forgotten % PUBLISH_EVERY == 0 {
                         self.publish_own();

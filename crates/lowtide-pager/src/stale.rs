@@ -17,13 +17,14 @@ impl Operation<'_> {
         if !self.may_have_stale_words() {
             return;
         }
-        let lock = self.space.exclusive();
+        let _lock = self.space.exclusive();
         let Ok(found) = self.present().scan(start, end, (end - start) / PAGE_SIZE) else { return };
+        let mut freer = self.store().freer();
         for (start, end) in found.iter() {
             self.map.each(PageNo::of(start), PageNo::of(end), |page, slot| {
                 let word = slot.get();
                 if matches!(word, PageState::Swapped(_) | PageState::Staged(_)) && slot.swap(word, PageState::None) {
-                    self.forget(&lock, word);
+                    self.forget(&mut freer, word);
                     self.mark_loaded(page, None);
                 }
             });

@@ -227,7 +227,7 @@ impl Swapoff {
                 }
             }
         }
-        unused.into_iter().for_each(|entry| operation.store().free(entry));
+        operation.store().free_all(unused);
     }
 
     fn pages(&self) -> &'static mut [Page] {

@@ -5,11 +5,12 @@
 use core::sync::atomic::Ordering;
 
 use lowtide_core::slot::Entry;
+use lowtide_core::store::Freer;
 use lowtide_core::vm::PAGE_SIZE;
 
 use crate::ids::{PageNo, StagingFrame};
 use crate::pagemap::{Mark, PageState};
-use crate::pager::{MayChange, Pager, add};
+use crate::pager::{Pager, add};
 use crate::segment::{EPOCHS_A_LIMIT, FaultKind};
 use crate::staging::Memory;
 
@@ -17,21 +18,22 @@ use crate::staging::Memory;
 const SOON: u8 = 1;
 
 impl Pager {
-    /// Lets go of what a word stood for that stands for it no more.
-    pub(crate) fn forget(&self, right: &impl MayChange, word: PageState) {
+    /// Lets go of what a word stood for that stands for it no more. `freer` is of this pager's store; who forgets several words
+    /// does so by the same.
+    pub(crate) fn forget(&self, freer: &mut Freer<'_>, word: PageState) {
         match word {
             PageState::Zero => {
                 self.zero_now.fetch_sub(1, Ordering::Relaxed);
             }
-            PageState::Staged(frame) => self.leave(right, frame, Memory::Stays),
+            PageState::Staged(frame) => self.leave(freer, frame, Memory::Stays),
             PageState::Swapped(raw) => {
                 if let Some(entry) = Entry::from_raw(raw) {
-                    self.store(right).free(entry);
+                    freer.free(entry);
                 }
             }
             PageState::Clean(raw) => {
                 if let Some(entry) = Entry::from_raw(raw) {
-                    self.store(right).drop_cached(entry);
+                    freer.drop_cached(entry);
                 }
             }
             _ => {}
@@ -46,8 +48,8 @@ impl Pager {
     }
 
     /// The page in `frame` is not needed there any more, nor its clean copy.
-    pub(crate) fn leave(&self, right: &impl MayChange, frame: StagingFrame, memory: Memory) {
-        self.forget(right, self.staging_to_place(frame));
+    pub(crate) fn leave(&self, freer: &mut Freer<'_>, frame: StagingFrame, memory: Memory) {
+        self.forget(freer, self.staging_to_place(frame));
         self.staging.left(frame, memory);
     }
 

@@ -153,9 +153,7 @@ impl Operation<'_> {
                 }
             }
         }
-        for entry in freed.into_iter().filter_map(Entry::from_raw) {
-            self.store().free(entry);
-        }
+        self.store().free_all(freed.into_iter().filter_map(Entry::from_raw));
         let c = self.counters();
         add(&c.pages_in, installed);
         add(&c.read_ahead_pages, installed.saturating_sub(usize::from(wanted)));
@@ -240,7 +238,7 @@ impl Operation<'_> {
         // By compare-and-swap: after an mremap there and back two monitors may have claimed the same entry; one of them frees
         // it.
         if !self.map.swap(page, PageState::Loading(raw), word) {
-            self.forget(self, word);
+            self.forget(&mut self.store().freer(), word);
             return None;
         }
         self.mark_loaded(page, missed);

@@ -207,7 +207,7 @@ impl Operation<'_> {
             word @ PageState::Clean(_) => {
                 // Missing although it was never evicted: the program dropped it, which its event says or will say.
                 if self.map.swap(page, word, PageState::None) {
-                    self.forget(self, word);
+                    self.forget(&mut self.store().freer(), word);
                 }
                 Err(Again::Changed)
             }

@@ -148,7 +148,7 @@ impl Operation<'_> {
 
     /// The page is in memory although its word said that it is staged: what is in memory is newer.
     fn stale_in_staging(&self, page: PageNo, frame: StagingFrame) {
-        self.leave(self, frame, Memory::Stays);
+        self.leave(&mut self.store().freer(), frame, Memory::Stays);
         self.map.set(page, PageState::None);
         self.uffd().wake(page.addr(), PAGE_SIZE);
     }

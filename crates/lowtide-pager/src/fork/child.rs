@@ -154,11 +154,12 @@ impl Pager {
     /// In a child that is whole: lets go of all that its tables say is out, or has a copy that is, for all of that is in
     /// memory, and it may have no reference to the slots that it stands for.
     fn forget_what_is_out(&self, lock: &Exclusive<'_>) {
+        let mut freer = self.store(lock).freer();
         self.map.each_used(|_, slot| {
             let word = slot.get();
             if matches!(word, PageState::Staged(_) | PageState::Swapped(_) | PageState::Clean(_)) {
                 slot.set(PageState::None);
-                self.forget(lock, word);
+                self.forget(&mut freer, word);
             }
         });
         self.publish_own();

@@ -2,7 +2,7 @@
 //!
 //! LOCK ORDER: space lock > hand > staging queues > locks of the store. A thread in an *operation* (see [`Pager::enter`]) may
 //! change page-map words and the store; while the program forks there are none, so that the child's copy is consistent. The
-//! store is reached through an [`Operation`] or the exclusive space lock only ([`MayChange`]).
+//! store is reached through an [`Operation`] or the exclusive space lock only (`MayChange`).
 
 mod adopt;
 mod descriptors;
@@ -42,7 +42,6 @@ use crate::uffd::Uffd;
 use crate::zeros::Search;
 
 pub use host::Host;
-pub(crate) use operation::MayChange;
 pub use operation::Operation;
 
 /// The pager of one process.

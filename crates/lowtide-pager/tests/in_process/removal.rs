@@ -92,3 +92,29 @@ fn pages_that_are_about_to_go_are_not_evicted() {
     }
     program.join().unwrap();
 }
+
+/// Pages that left together have slots in a row, and these are let go of together.
+#[test]
+fn stored_pages_go_with_a_cluster_lock_for_many() {
+    const PAGES: usize = 8192;
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 1 }) else { return };
+    let at = house.region(PAGES);
+    // SAFETY: inside the region.
+    (0..PAGES).for_each(|i| write(unsafe { at.add(i * PAGE) }, i as u64 * 3 + 1));
+    house.evict_all();
+    let locks = || house.pager.enter().unwrap().store().cluster_locks();
+    let stored = || house.pager.enter().unwrap().store().stats().stored_now as usize;
+    let (before, there) = (locks(), stored());
+    assert!(there > PAGES * 9 / 10, "{there} of {PAGES} are out");
+    // SAFETY: the test's own memory.
+    unsafe { rustix::mm::madvise(at.cast(), PAGES / 2 * PAGE, Advice::LinuxDontNeed).unwrap() };
+    house.pager.removed(at as usize, PAGES / 2 * PAGE);
+    let (removed, half) = (locks() - before, stored());
+    // SAFETY: the test's own memory, which nobody uses any more.
+    unsafe { rustix::mm::munmap(at.add(PAGES / 2 * PAGE).cast(), PAGES / 2 * PAGE).unwrap() };
+    house.pager.outlast_reading();
+    let unmapped = locks() - before - removed;
+    assert!(half < there * 6 / 10 && stored() == 0, "{there}, {half}, {} stored", stored());
+    let most = PAGES as u64 / 2 / 16;
+    assert!(removed < most && unmapped < most, "{removed} and {unmapped} locks for {} pages each", PAGES / 2);
+}
