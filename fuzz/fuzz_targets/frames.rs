@@ -35,13 +35,6 @@ enum Op {
         first: u16,
         n: u16,
     },
-    /// All single frames from one of them on, in a list, and once more something that may not be in use.
-    FreeBulk {
-        cpu: u8,
-        which: u8,
-        most: u8,
-        any: Option<u16>,
-    },
     Drain,
 }
 
@@ -164,22 +157,6 @@ impl World {
                 assert_eq!(self.frames.free_on(cpu.into(), FrameNo(first), n).is_ok(), right);
                 if right {
                     self.forget(first, n);
-                }
-            }
-            Op::FreeBulk { cpu, which, most, any } => {
-                let singles = self.runs.iter().filter(|run| *run.1 == 1).map(|run| *run.0);
-                let mut list: Vec<u32> = singles.skip(which.into()).take(most.into()).collect();
-                let extra = any.map(u32::from);
-                list.extend(extra);
-                let right = extra.is_none_or(|f| {
-                    f < self.frames.count() as u32 && self.is_used(f, 1) && !list[..list.len() - 1].contains(&f)
-                });
-                let frames: Vec<FrameNo> = list.iter().map(|f| FrameNo(*f)).collect();
-                assert_eq!(self.frames.free_bulk_on(cpu.into(), &frames).is_ok(), right);
-                for frame in list {
-                    if self.is_used(frame, 1) {
-                        self.forget(frame, 1);
-                    }
                 }
             }
             Op::Drain => {

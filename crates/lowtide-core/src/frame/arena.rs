@@ -17,8 +17,6 @@ use crate::sync::atomic::{AtomicIsize, AtomicUsize};
 use crate::sync::{Guard, Lock};
 use crate::vm::Mapping;
 
-/// Frames freed by a list of frames under one hold of the lock.
-pub(super) const BULK: usize = 32;
 /// So many CPUs are asked for a run with memory.
 const NEIGHBOURS: usize = 8;
 
@@ -192,36 +190,6 @@ impl Arena {
         self.returning.fetch_add(run.frames as usize, Relaxed);
         self.in_use.fetch_sub(run.frames as isize, Relaxed);
         self.give_back(out);
-    }
-
-    /// Frees the frames at the front of `frames` that are of this arena, at most [`BULK`], under one hold of the lock. Returns
-    /// how many that were, and whether all of them were handed out; those that were are freed.
-    pub(super) fn put_bulk(&self, cpu: usize, frames: &[FrameNo], handed: &Handed) -> (usize, bool) {
-        let range = self.range();
-        let len = frames.iter().take(BULK).take_while(|f| range.contains(&(f.0 as usize))).count();
-        let (mut out, mut freed, mut kept) = (Runs::new(), 0, 0);
-        let cpu = self.cpu(cpu);
-        let mut lists = cpu.lists.lock();
-        for frame in &frames[..len] {
-            if handed.clear(frame.0, 1).is_err() {
-                continue;
-            }
-            freed += 1;
-            let start = frame.0 - self.base;
-            if lists.push(0, ListedRun::new(start, true)) {
-                kept += 1;
-            } else {
-                out.push(Run { start, frames: 1 }, true);
-            }
-        }
-        if !out.is_empty() {
-            lists.shrink();
-            self.returning.fetch_add(out.warm_frames(), Relaxed);
-        }
-        cpu.count(-freed, kept);
-        drop(lists);
-        self.give_back(out);
-        (len, freed as usize == len)
     }
 
     /// Frames handed out.

@@ -218,31 +218,6 @@ impl Frames {
         self.arena_of(frame, n).ok_or(NotHandedOut)?.put(cpu, frame, n, &self.handed)
     }
 
-    /// Frees single frames: one hold of a lock for up to 32 neighbours in the slice that are of one node.
-    ///
-    /// # Errors
-    /// If one of them is not handed out; the others are freed.
-    pub fn free_bulk(&self, frames: &[FrameNo]) -> Result<(), NotHandedOut> {
-        self.free_bulk_on(percpu::current(), frames)
-    }
-
-    /// As [`Frames::free_bulk`], on behalf of a CPU.
-    ///
-    /// # Errors
-    /// As [`Frames::free_bulk`].
-    pub fn free_bulk_on(&self, cpu: usize, mut frames: &[FrameNo]) -> Result<(), NotHandedOut> {
-        let mut all = true;
-        while let Some(&first) = frames.first() {
-            let (done, good) = match self.arena_of(first, 1) {
-                Some(arena) => arena.put_bulk(cpu, frames, &self.handed),
-                None => (1, false),
-            };
-            frames = &frames[done..];
-            all &= good;
-        }
-        if all { Ok(()) } else { Err(NotHandedOut) }
-    }
-
     /// Empties the lists of all CPUs and gives their memory back to the kernel. Waits for no thread but the holder of a lock,
     /// and wakes none. What other threads free meanwhile may stay.
     pub fn drain(&self) {

@@ -138,9 +138,8 @@ fn overflow_and_refill_meet() {
             there.free_on(1, f, 4).unwrap();
             there.free_on(0, single, 1).unwrap();
         });
-        frames.free_bulk_on(0, &held[..4]).unwrap();
-        for f in &held[4..] {
-            frames.free_on(0, *f, 1).unwrap();
+        for f in held {
+            frames.free_on(0, f, 1).unwrap();
         }
         thread.join().unwrap();
         assert_at_rest(&frames);

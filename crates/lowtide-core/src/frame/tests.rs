@@ -72,9 +72,6 @@ fn freeing_what_is_free_is_an_error() {
     let f = frames.alloc_run(3).unwrap();
     assert_eq!((frames.free_run(f, 4), frames.free_run(f, 0), frames.in_use()), (Err(NotHandedOut), Err(NotHandedOut), 3));
     assert_eq!((frames.free_run(f, 3), frames.free_run(f, 3)), (Ok(()), Err(NotHandedOut)));
-    let f = frames.alloc_run(1).unwrap();
-    assert_eq!(frames.free_bulk(&[f, f, FrameNo(100)]), Err(NotHandedOut));
-    assert_eq!((frames.in_use(), frames.alloc_run(1)), (0, Some(f)));
 }
 
 #[test]
@@ -120,20 +117,9 @@ fn the_high_mark_follows_the_load() {
     held.drain(..2500).for_each(|f| frames.free_on(0, f, 1).unwrap());
     assert_eq!(high(), least, "frees in bulk lower it");
     held.extend((0..5000).map(|_| frames.alloc_on(0, 1).unwrap()));
-    frames.free_bulk_on(0, &held).unwrap();
+    held.iter().for_each(|f| frames.free_on(0, *f, 1).unwrap());
     assert_eq!((high(), frames.in_use()), (least, 0));
     assert!(frames.held_bytes() <= most as usize * PAGE_SIZE);
-}
-
-#[test]
-fn lists_of_frames_are_freed_with_few_holds_of_the_lock() {
-    let frames = two_cpus(1000, 256);
-    let held: Vec<_> = (0..320).map(|_| frames.alloc_on(0, 1).unwrap()).collect();
-    let before = frames.arenas[0].cpus[1].lists.acquisitions();
-    frames.free_bulk_on(1, &held).unwrap();
-    assert_eq!(frames.arenas[0].cpus[1].lists.acquisitions() - before, 10);
-    frames.drain();
-    assert!(is_whole(&frames) && frames.held_bytes() == 0);
 }
 
 #[test]
@@ -168,17 +154,6 @@ fn each_node_serves_its_cpus_and_the_others_when_they_have_nothing() {
     assert_eq!(frames.alloc_on(0, 1), Some(held[7]));
     // A run that lies in both arenas can't have been handed out.
     assert_eq!(frames.free_run(FrameNo(1023), 2), Err(NotHandedOut));
-}
-
-#[test]
-fn frames_of_both_nodes_are_freed_in_one_list() {
-    let frames = Frames::with_layout(Layout { nodes: &[512, 512], node_of_cpu: &[0, 1], list_frames: 64 }).unwrap();
-    let held: Vec<_> = (0..600).map(|i| frames.alloc_on(i / 40 % 2, 1).unwrap()).collect();
-    frames.free_bulk_on(1, &held).unwrap();
-    assert_eq!(frames.in_use(), 0);
-    assert!(frames.held_bytes() <= 64 * PAGE_SIZE);
-    frames.drain();
-    assert!(is_whole(&frames) && frames.held_bytes() == 0);
 }
 
 #[test]
@@ -259,8 +234,7 @@ proptest! {
                 held.remove(&start);
                 frames.free_on(cpu, FrameNo(start), len).unwrap();
             } else {
-                let singles: Vec<_> = held.iter().filter(|r| *r.1 == 1).map(|r| FrameNo(*r.0)).collect();
-                frames.free_bulk_on(cpu, &singles).unwrap();
+                held.iter().filter(|r| *r.1 == 1).for_each(|r| frames.free_on(cpu, FrameNo(*r.0), 1).unwrap());
                 held.retain(|_, len| *len != 1);
             }
             let in_use = held.values().sum::<u32>() as usize;
