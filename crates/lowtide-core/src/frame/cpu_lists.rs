@@ -197,7 +197,7 @@ impl CpuLists {
     }
 
     /// Frees come in bulk: less is kept.
-    pub fn shrink(&mut self) {
+    fn shrink(&mut self) {
         self.high = (self.high / 2).max(self.bound / 4);
     }
 
