@@ -37,8 +37,10 @@ fn main() {
     if outer_cargo_is_offline() {
         cargo.arg("--offline");
     }
-    if env::var_os("CARGO_FEATURE_FAULTS").is_some() {
-        cargo.args(["--features", "faults"]);
+    for (variable, feature) in [("CARGO_FEATURE_FAULTS", "faults"), ("CARGO_FEATURE_BASELINES", "baselines")] {
+        if env::var_os(variable).is_some() {
+            cargo.args(["--features", feature]);
+        }
     }
     // What is meant for the command line (instrumentation, sanitizers, lints) breaks a library without std.
     for name in [
@@ -90,7 +92,7 @@ fn package(here: &Path, dir: &Path) -> PathBuf {
     let text = format!(
         "[package]\nname = \"agent-package\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n\
          [dependencies]\nlowtide-agent = \"={version}\"\n\n\
-         [features]\nfaults = [\"lowtide-agent/faults\"]\n\n\
+         [features]\nfaults = [\"lowtide-agent/faults\"]\nbaselines = [\"lowtide-agent/baselines\"]\n\n\
          [workspace]\n\n\
          [profile.release]\npanic = \"abort\"\nlto = \"thin\"\ncodegen-units = 4\n"
     );

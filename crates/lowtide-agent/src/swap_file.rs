@@ -172,7 +172,10 @@ fn add_file(
     let (size, priority, discard) = (area.size, area.prio, area.discard != 0);
     let mine = agent::proc().areas_now.get(usize::from(number)).map(|now| &now.charged);
     let quota = Some(Quota { used: &budget.used, mine, limit: size });
-    let file = FileConfig { fd, name, size, quota, priority, discard };
+    let policy = agent::settings().policy();
+    let file = FileConfig { name, quota, priority, discard, policy, ..FileConfig::new(fd, size) };
+    #[cfg(feature = "baselines")]
+    let file = FileConfig { area_lock: agent::settings().slots == segment::SLOTS_AREA_LOCK, ..file };
     store.add_file(file).map_err(Failed::Store)
 }
 

@@ -30,6 +30,7 @@ mod run;
 mod series;
 mod shared;
 mod signals;
+mod slot_setting;
 mod stats;
 mod supervise;
 mod swap_file;

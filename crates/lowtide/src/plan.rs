@@ -7,6 +7,7 @@ use crate::metrics::Listening;
 use crate::output_file::OutputFile;
 use crate::program;
 use crate::size;
+use crate::slot_setting::SlotSetting;
 use crate::swap_spec::{self, Swap};
 use lowtide_pager::segment;
 use std::ffi::OsString;
@@ -31,6 +32,8 @@ pub struct Plan {
     pub codec_level: i32,
     /// One of the segment's `WHEN_FULL_` values.
     pub when_full: u32,
+    /// How swap files' slots are found.
+    pub slots: SlotSetting,
     /// No summary.
     pub quiet: bool,
     /// Say what happens.
@@ -82,6 +85,7 @@ impl Plan {
             "stop" => segment::WHEN_FULL_STOP,
             other => return Err(Failure::usage(format!("--when-full {other}: use exceed or stop"))),
         };
+        let slots = SlotSetting::from_env()?;
         if swap.is_empty() && pool == 0 {
             return Err(Failure::usage(
                 "--pool 0 and no swap file leave no place for a page: give --pool more or --swap dir:DIR",
@@ -105,6 +109,7 @@ impl Plan {
             codec,
             codec_level,
             when_full,
+            slots,
             quiet,
             verbose,
             stats,

@@ -76,6 +76,7 @@ impl Shared {
         *to.pool_limit.get_mut() = plan.pool;
         (to.codec, to.codec_level) = (plan.codec, plan.codec_level);
         (to.when_full, to.verbose) = (plan.when_full, plan.verbose.into());
+        (to.slots, to.folio_order) = (plan.slots.slots, plan.slots.folio_order);
         for (swap, area) in plan.swap.iter().zip(&to.swap) {
             // SAFETY: it has never been on.
             unsafe { area.rewrite(&describe(swap, path)?) };

@@ -16,7 +16,7 @@ const LOWTIDE: &str = env!("CARGO_BIN_EXE_lowtide");
 
 fn lowtide() -> Command {
     let mut command = Command::new(LOWTIDE);
-    for name in ["LOWTIDE_RAM", "LOWTIDE_DIR", "LOWTIDE_SEGMENT", "LD_PRELOAD"] {
+    for name in ["LOWTIDE_RAM", "LOWTIDE_DIR", "LOWTIDE_SEGMENT", "LOWTIDE_SLOTS", "LOWTIDE_FOLIOS", "LD_PRELOAD"] {
         command.env_remove(name);
     }
     command.stdin(Stdio::null());
@@ -195,6 +195,20 @@ fn bad_codecs_and_policies() {
     refused("run --ram 64M --codec zstd: -- true", 2, &["zstd:", "22"]);
     refused("run --ram 64M --codec lz4:3 -- true", 2, &["lz4", "no levels"]);
     refused("run --ram 64M --when-full panic -- true", 2, &["panic", "exceed or stop"]);
+}
+
+#[test]
+fn bad_slot_settings() {
+    let run =
+        |name, value| lowtide().args(["run", "--ram", "64M", "--", "true"]).env(name, value).output().expect("lowtide starts");
+    let all = ["LOWTIDE_SLOTS=next-fit", "scan-all", "scan-one", "bucketed", "exact", "area-lock"];
+    assert_refused(&run("LOWTIDE_SLOTS", "next-fit"), 2, &all);
+    for order in ["10", "-1", "64K"] {
+        assert_refused(&run("LOWTIDE_FOLIOS", order), 2, &["LOWTIDE_FOLIOS", order, "0 (4 KiB)", "9 (2 MiB)"]);
+    }
+    if !cfg!(feature = "baselines") {
+        assert_refused(&run("LOWTIDE_SLOTS", "area-lock"), 2, &["not in this binary", "--features baselines"]);
+    }
 }
 
 #[test]

@@ -10,23 +10,27 @@ pub const HAND: u8 = 1;
 pub const STAGING: u8 = 2;
 /// Which swap areas take pages.
 pub const AVAILABLE: u8 = 3;
+/// Slots that one CPU has ready, or has freed, in the baseline (`slot/areas/area_lock.rs`).
+pub const SLOT_CACHE: u8 = 4;
+/// A whole area, in the baseline.
+pub const AREA: u8 = 5;
 /// The next offset of an area on a rotating device.
-pub const NEXT: u8 = 4;
+pub const NEXT: u8 = 6;
 /// One cluster of a swap area.
-pub const CLUSTER: u8 = 5;
+pub const CLUSTER: u8 = 7;
 /// The lists of an area's clusters.
-pub const LISTS: u8 = 6;
+pub const LISTS: u8 = 8;
 /// One shard of the compressed pool.
-pub const POOL_SHARD: u8 = 7;
+pub const POOL_SHARD: u8 = 9;
 /// The free frames of one CPU.
-pub const CPU_FRAMES: u8 = 8;
+pub const CPU_FRAMES: u8 = 10;
 /// The buddy of an arena of frames.
-pub const BUDDY: u8 = 9;
+pub const BUDDY: u8 = 11;
 /// The table of lowtide's own mappings.
-pub const MAPPINGS: u8 = 10;
+pub const MAPPINGS: u8 = 12;
 
 /// One more than the highest rank.
-pub(super) const RANKS: usize = 11;
+pub(super) const RANKS: usize = 13;
 
 /// The name of a rank, for reports.
 pub const fn name(rank: u8) -> &'static str {
@@ -35,6 +39,8 @@ pub const fn name(rank: u8) -> &'static str {
         HAND => "hand",
         STAGING => "staging",
         AVAILABLE => "available",
+        SLOT_CACHE => "slot cache",
+        AREA => "area",
         NEXT => "next",
         CLUSTER => "cluster",
         LISTS => "lists",

@@ -6,6 +6,8 @@ use core::sync::atomic::AtomicU64;
 use rustix::io::Errno;
 
 use super::age::Ages;
+#[cfg(feature = "baselines")]
+use super::areas::area_lock::AreaLock;
 use super::availability::{Availability, Unavailable};
 use super::cluster::CLUSTER_SLOTS;
 use super::clusters::Clusters;
@@ -41,6 +43,9 @@ pub struct AreaConfig {
     pub shared: bool,
     /// What clusters in use count against.
     pub quota: Option<Quota>,
+    /// One lock for the whole area, and no discard, which would be I/O under it (`areas/area_lock.rs`).
+    #[cfg(feature = "baselines")]
+    pub area_lock: bool,
 }
 
 /// A swap area. All methods are thread-safe unless they say otherwise.
@@ -65,6 +70,8 @@ pub struct Area {
     marks: CacheMarks,
     /// Who else refers to slots; `None`: nobody ever does.
     sharing: Option<Sharing>,
+    #[cfg(feature = "baselines")]
+    area_lock: Option<AreaLock>,
 }
 
 impl Area {
@@ -81,6 +88,8 @@ impl Area {
         }
         let n = cfg.slots as usize;
         let clusters = n.div_ceil(CLUSTER_SLOTS);
+        #[cfg(feature = "baselines")]
+        let cfg = AreaConfig { discard: cfg.discard && !cfg.area_lock, ..cfg };
         let area = || {
             Ok(Area {
                 priority: cfg.priority,
@@ -93,6 +102,8 @@ impl Area {
                 availability: Availability::new(clusters as u64),
                 marks: CacheMarks::new(clusters)?,
                 sharing: if cfg.shared { Some(Sharing::new(clusters)?) } else { None },
+                #[cfg(feature = "baselines")]
+                area_lock: cfg.area_lock.then(AreaLock::new),
             })
         };
         area().map_err(|_: Errno| SlotError::NoMemory)
@@ -126,6 +137,13 @@ impl Area {
     #[inline]
     pub(super) fn sharing(&self) -> Option<&Sharing> {
         self.sharing.as_ref()
+    }
+
+    /// The lock of the whole area; `None`: it has none.
+    #[cfg(feature = "baselines")]
+    pub(super) fn area_lock(&self) -> Option<&AreaLock> {
+        // A forked child takes nothing of its parent's area, and gives nothing back that a lock of both could guard.
+        self.area_lock.as_ref().filter(|_| !self.is_inherited())
     }
 
     /// Drops this process's reference to a slot, whose table word the caller has set to 0 before. When it was the last one,
@@ -315,6 +333,11 @@ impl Area {
         unsafe {
             self.clusters.reset_after_fork(!self.is_shared());
             self.next.reset_after_fork();
+        }
+        #[cfg(feature = "baselines")]
+        if let Some(lock) = &self.area_lock {
+            // SAFETY: the caller answers.
+            unsafe { lock.reset_after_fork() }
         }
         self.io.after_fork();
         if self.is_shared() {

@@ -35,7 +35,7 @@ use core::sync::atomic::{AtomicU8, Ordering};
 
 use crate::device::{Device, DeviceName, FileDevice, NoDevice};
 use crate::pool::Pool;
-use crate::slot::{Area, AreaConfig, Areas, Fills, IoCounts};
+use crate::slot::{Area, AreaConfig, Areas, Fills, IoCounts, MAX_ORDER};
 use crate::vm::PAGE_SIZE;
 use compact::Compaction;
 use counters::Counters;
@@ -44,7 +44,7 @@ use recompress::Recompressor;
 use shrink::Shrinker;
 
 pub use crate::codec::Codec;
-pub use crate::slot::{Entry, Image, Quota};
+pub use crate::slot::{Entry, Image, Policy, Quota};
 pub use crate::vm::Page;
 pub use fill_words::{FILL_WORDS, FillWord, FillWords};
 pub use free::Freer;
@@ -75,6 +75,8 @@ pub struct Store {
     shrinker: Shrinker,
     recompressor: Recompressor,
     groups: Groups,
+    /// Order of the largest folio.
+    largest_folio: AtomicU8,
 }
 
 impl Store {
@@ -96,6 +98,7 @@ impl Store {
             shrinker: Shrinker::new().map_err(|_| StoreError::NoMemory)?,
             recompressor: Recompressor::default(),
             groups: Groups::new(cfg.accept_percent),
+            largest_folio: AtomicU8::new(MAX_ORDER as u8),
         };
         // Pages that shrink to a sixteenth would fill this; the table takes memory only where it is used.
         let mut slots = (ram.max(cfg.pool_limit) / PAGE_SIZE * 16) as u64;
@@ -122,12 +125,20 @@ impl Store {
         let slots = file.size / PAGE_SIZE as u64;
         let device = FileDevice::new(file.fd, file.name).map_err(|_| StoreError::NoMemory)?;
         device.lengthen(file.size);
-        let FileConfig { priority, discard, quota, .. } = file;
-        let cfg = AreaConfig { slots, priority, discard, shared: true, quota, ..AreaConfig::default() };
+        let FileConfig { priority, discard, quota, policy, .. } = file;
+        let cfg = AreaConfig { slots, priority, policy, discard, shared: true, quota, ..AreaConfig::default() };
+        #[cfg(feature = "baselines")]
+        let cfg = AreaConfig { area_lock: file.area_lock, ..cfg };
         self.areas.add(Area::new(Device::File(device), cfg)?, true)?;
         // Release: pairs with the Acquire in `has_device`. Who sees it finds the area.
         self.own.fetch_add(1, Ordering::Release);
         Ok(())
+    }
+
+    /// Pages get slots together, from now on, in folios of up to 2^`order` pages; of the largest size if it is more. For
+    /// experiments: without, the largest.
+    pub fn limit_folios(&self, order: u32) {
+        self.largest_folio.store(order.min(MAX_ORDER) as u8, Ordering::Relaxed);
     }
 
     /// The name of the device behind an entry.

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use super::fill_words::{FILL_WORDS, FillWord};
 use crate::codec::Codec;
 use crate::device::DeviceName;
-use crate::slot::{Entry, ORDERS, Quota, SlotError};
+use crate::slot::{Entry, ORDERS, Policy, Quota, SlotError};
 
 /// How a store is set up.
 #[derive(Debug)]
@@ -34,13 +34,28 @@ pub struct FileConfig {
     pub priority: i16,
     /// Clusters that become free are punched out, so that their space goes back to the file system and the quota.
     pub discard: bool,
+    /// How the slots of partly used clusters are searched.
+    pub policy: Policy,
+    /// As [`crate::slot::AreaConfig::area_lock`].
+    #[cfg(feature = "baselines")]
+    pub area_lock: bool,
 }
 
 impl FileConfig {
     /// A file without a name and a quota, of priority 0.
     pub fn new(fd: OwnedFd, size: u64) -> FileConfig {
         let name = DeviceName::default();
-        FileConfig { fd, name, size, quota: None, priority: 0, discard: false }
+        FileConfig {
+            fd,
+            name,
+            size,
+            quota: None,
+            priority: 0,
+            discard: false,
+            policy: Policy::default(),
+            #[cfg(feature = "baselines")]
+            area_lock: false,
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use lowtide_core::store::MAX_AREAS;
+use lowtide_core::store::{MAX_AREAS, Policy};
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::fs::SealFlags;
 
@@ -22,6 +22,9 @@ pub const WHEN_FULL_STOP: u32 = 1;
 pub const CODEC_LZ4: u32 = 0;
 /// `Settings::codec`: zstd at `Settings::codec_level`.
 pub const CODEC_ZSTD: u32 = 1;
+
+/// `Settings::slots`: one lock for the whole area, with a cache of slots for each CPU. Else a place in [`Policy::ALL`].
+pub const SLOTS_AREA_LOCK: u32 = u32::MAX;
 
 /// `AreaSpec::kind`: there is no such area.
 pub const SWAP_NONE: u32 = 0;
@@ -207,6 +210,10 @@ pub struct Settings {
     pub when_full: u32,
     /// 1: agents say on the program's standard error what they adopt and why.
     pub verbose: u32,
+    /// How areas find slots: a place in [`Policy::ALL`], or [`SLOTS_AREA_LOCK`]. For experiments.
+    pub slots: u32,
+    /// Order of the largest folio. For experiments.
+    pub folio_order: u32,
     /// The swap areas, in the order in which they were given.
     pub swap: [SwapArea; MAX_AREAS],
     /// The value that LD_PRELOAD must begin with, NUL-terminated: agents put it back in front when the program changes it.
@@ -225,4 +232,9 @@ pub struct Settings {
 impl Settings {
     /// Bytes to map.
     pub const SIZE: usize = size_of::<Settings>().next_multiple_of(PAGE_SIZE);
+
+    /// How areas search for slots.
+    pub fn policy(&self) -> Policy {
+        Policy::ALL.get(self.slots as usize).copied().unwrap_or_default()
+    }
 }

@@ -40,6 +40,11 @@ impl Policy {
             Policy::Exact => "exact",
         }
     }
+
+    /// The policy of that name.
+    pub fn named(name: &str) -> Option<Policy> {
+        Policy::ALL.into_iter().find(|policy| policy.name() == name)
+    }
 }
 
 /// What trying some clusters of a list came to.

@@ -1,0 +1,165 @@
+//! The baseline of `lowtide-lab build`: one lock for the whole area, and in front of it a cache for each CPU of single slots to
+//! give out and of slots that were freed, 64 at a time. Swap allocators in kernels worked like this until 2024. Searches and
+//! everything else are those of the area, so that only the locks differ.
+//!
+//! Slots in a cache count as used, and hold nothing: a swapoff waits for them without end. (A free that finds a page claimed by
+//! another thread, and the area's own, when it takes clean copies back, do without the lock: both are rare.)
+
+use alloc::boxed::Box;
+
+use arrayvec::ArrayVec;
+
+use super::AreaRef;
+use crate::lock::rank;
+use crate::percpu::{self, CacheAligned};
+use crate::slot::area::Area;
+use crate::slot::error::SlotError;
+use crate::slot::swap_cache::{NoCache, SwapCache};
+use crate::sync::Lock;
+
+/// Slots in each half of a CPU's cache.
+const CACHED: usize = 64;
+
+type Cache = Lock<ArrayVec<u64, CACHED>, { rank::SLOT_CACHE }>;
+
+#[derive(Debug, Default)]
+struct Caches {
+    ready: Cache,
+    freed: Cache,
+}
+
+/// The lock of an area, and its caches.
+#[derive(Debug)]
+pub(in crate::slot) struct AreaLock {
+    whole: Lock<(), { rank::AREA }>,
+    cpus: Box<[CacheAligned<Caches>]>,
+}
+
+impl AreaLock {
+    pub(in crate::slot) fn new() -> AreaLock {
+        let cpus = (0..percpu::count()).map(|_| CacheAligned(Caches::default())).collect();
+        AreaLock { whole: Lock::new(()), cpus }
+    }
+
+    fn caches(&self) -> &Caches {
+        &self.cpus[percpu::current()].0
+    }
+
+    fn alloc(&self, area: &Area, order: u32, cache: &dyn SwapCache) -> Option<u64> {
+        if order > 0 || !area.is_open() {
+            let _whole = self.whole.lock();
+            return area.alloc_reclaiming(order, cache);
+        }
+        let mut ready = self.caches().ready.lock();
+        if ready.is_empty() {
+            let _whole = self.whole.lock();
+            // From the end on, so that they are given out as they lie.
+            ready.extend(area.alloc_reclaiming(0, cache));
+            while !ready.is_empty()
+                && !ready.is_full()
+                && let Some(slot) = area.alloc_reclaiming(0, &NoCache)
+            {
+                ready.push(slot);
+            }
+            ready.reverse();
+        }
+        ready.pop()
+    }
+
+    fn free(&self, area: &Area, first: u64, n: u64) -> Result<(), SlotError> {
+        if n != 1 || !area.is_open() {
+            let _whole = self.whole.lock();
+            return area.free_run(first, n);
+        }
+        let mut freed = self.caches().freed.lock();
+        freed.push(first);
+        if freed.is_full() {
+            // Neighbours together: they share a cluster, and the cache line that it is in.
+            freed.sort_unstable();
+            let _whole = self.whole.lock();
+            freed.drain(..).try_for_each(|slot| area.free_run(slot, 1))?;
+        }
+        Ok(())
+    }
+
+    /// See [`Lock::reset_after_fork`].
+    ///
+    /// # Safety
+    /// As there.
+    pub(in crate::slot) unsafe fn reset_after_fork(&self) {
+        // SAFETY: the caller answers.
+        unsafe { self.whole.reset_after_fork() };
+        for cpu in &self.cpus {
+            // SAFETY: the caller answers.
+            unsafe { cpu.0.ready.reset_after_fork() };
+            // SAFETY: the caller answers.
+            unsafe { cpu.0.freed.reset_after_fork() };
+        }
+    }
+}
+
+/// What the store calls: these come before the methods of [`Area`] of the same names.
+impl AreaRef<'_> {
+    pub(super) fn alloc_next(&self, order: u32) -> Option<u64> {
+        // In the baseline only the whole way.
+        if self.area_lock().is_some() { None } else { Area::alloc_next(self, order) }
+    }
+
+    pub(super) fn alloc_reclaiming(&self, order: u32, cache: &dyn SwapCache) -> Option<u64> {
+        match self.area_lock() {
+            Some(lock) => lock.alloc(self, order, cache),
+            None => Area::alloc_reclaiming(self, order, cache),
+        }
+    }
+
+    /// As [`Area::alloc_behind`]; the baseline has nothing like it.
+    pub fn alloc_behind(&self, slot: u64, n: usize) -> bool {
+        self.area_lock().is_none() && Area::alloc_behind(self, slot, n)
+    }
+
+    /// As [`Area::free_run`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn free_run(&self, first: u64, n: u64) -> Result<(), SlotError> {
+        match self.area_lock() {
+            Some(lock) => lock.free(self, first, n),
+            None => Area::free_run(self, first, n),
+        }
+    }
+
+    /// As [`Area::release`].
+    pub fn release(&self, slot: u64) {
+        let freed = self.free_run(slot, 1);
+        debug_assert!(freed.is_ok(), "slot {slot}: {freed:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Device, NoDevice};
+    use crate::slot::{AreaConfig, Areas, CLUSTER_SLOTS};
+    use std::collections::BTreeSet;
+    use std::vec::Vec;
+
+    #[test]
+    fn slots_of_all_orders_come_once_and_the_area_s_lock_seldom() {
+        let areas = Areas::new();
+        let slots = 4 * CLUSTER_SLOTS as u64;
+        let cfg = AreaConfig { slots, area_lock: true, ..AreaConfig::default() };
+        let id = areas.add(Area::new(Device::None(NoDevice), cfg).unwrap(), true).unwrap();
+        let area = areas.get(id).unwrap();
+        let taken = || area.area_lock().map_or(0, |lock| lock.whole.acquisitions());
+        let singles: Vec<u64> = (0..CACHED * 4).map(|_| areas.alloc(0, &NoCache).unwrap().1).collect();
+        assert_eq!(taken(), 4, "one for each 64");
+        let (_, run) = areas.alloc(4, &NoCache).unwrap();
+        assert_eq!((taken(), run % 16), (5, 0));
+        let all: BTreeSet<u64> = singles.iter().copied().chain(run..run + 16).collect();
+        assert_eq!(all.len(), singles.len() + 16, "none twice");
+        singles.iter().for_each(|slot| area.release(*slot));
+        area.free_run(run, 16).unwrap();
+        assert_eq!((taken(), area.used()), (10, 1));
+        assert!(!area.alloc_behind(run, 1), "the baseline has nothing like it");
+    }
+}
