@@ -41,11 +41,11 @@ pub struct RaceArgs {
     /// The limit, in percent of what a load takes natively (default: 70; 40 with `--swap zswap`, 33 with `--swap file`).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(10..=95))]
     percent: Option<u64>,
-    /// Only these loads; of `region`: only these orders.
+    /// Only these loads; of `region`: only these orders; of `build`: only these variants.
     #[arg(long, value_name = "NAME,NAME...", value_delimiter = ',', value_parser = PossibleValuesParser::new(names()))]
     only: Vec<String>,
     /// How often each load runs natively, under the kernel's swap and under lowtide; also of `region` (default: 3; 1 with
-    /// `--quick`).
+    /// `--quick`) and `build` (5; 1).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=99))]
     rounds: Option<u64>,
     /// Programs that burn CPU while a load runs (default: none).
@@ -67,8 +67,11 @@ impl RaceArgs {
         let is_given = is_more || !self.only.is_empty() || self.rounds.is_some();
         let own: Vec<&str> = match experiment {
             experiments::RACE => race::names().collect(),
-            experiments::REGION if is_more => return Some("--swap, --percent and --burners are for `race`".to_owned()),
+            experiments::BUILD | experiments::REGION if is_more => {
+                return Some("--swap, --percent and --burners are for `race`".to_owned());
+            }
             experiments::REGION => Order::NAMES.to_vec(),
+            experiments::BUILD => experiments::builds().collect(),
             _ => return is_given.then(|| "--swap, --percent, --only, --rounds and --burners are for `race`".to_owned()),
         };
         let other = self.only.iter().find(|name| !own.contains(&name.as_str()))?;
@@ -79,7 +82,7 @@ impl RaceArgs {
 /// What `--only` can name.
 fn names() -> impl Iterator<Item = &'static str> {
     let more = |name: &&str| !race::names().any(|other| other == *name);
-    race::names().chain(Order::NAMES.into_iter().filter(more))
+    race::names().chain(Order::NAMES.into_iter().filter(more)).chain(experiments::builds())
 }
 
 /// Reads the command line. The error is a line that says what is wrong with it, or `None` when help was asked for and printed.

@@ -4,6 +4,7 @@
 //! Exit status: 0 all targets met, 1 a target missed, 2 bad usage, 125 the lab itself failed.
 
 mod args;
+mod build;
 mod burners;
 mod experiment;
 mod experiments;

@@ -1,5 +1,6 @@
 //! The experiments, one a file.
 
+mod build;
 mod disk;
 mod fault;
 mod frames;
@@ -16,6 +17,7 @@ mod swapoff;
 mod thp_model;
 mod zero;
 
+pub use build::names as builds;
 pub use race::Wishes;
 
 use crate::experiment::Experiment;
@@ -36,8 +38,9 @@ const EXPERIMENTS: &[Experiment] = &[
 ];
 
 /// What takes root, and the whole machine while it runs: only by name.
-const ALONE: &[Experiment] = &[fault::EXPERIMENT, race::EXPERIMENT, region::EXPERIMENT];
+const ALONE: &[Experiment] = &[build::EXPERIMENT, fault::EXPERIMENT, race::EXPERIMENT, region::EXPERIMENT];
 /// The experiments that have options of their own.
+pub const BUILD: &str = build::EXPERIMENT.name;
 pub const RACE: &str = race::EXPERIMENT.name;
 pub const REGION: &str = region::EXPERIMENT.name;
 

@@ -1,0 +1,169 @@
+//! What the slot allocator is worth in a whole run: a parallel build under memory pressure, before and after.
+//!
+//! Published (the kernel's swap allocator, 2024, a build of the kernel under memory pressure with 48 threads): system time
+//! -47.7 % by cluster locks; fallbacks of 64 KiB folios by how fragmented clusters are searched. Here each process has areas
+//! of its own, so that threads of one compiler, of which there is one, and lowtide's meet at its locks.
+
+use std::path::PathBuf;
+
+use crate::build::{Builder, Built, Project, Variant};
+use crate::experiment::{Experiment, Outcome, Scale};
+use crate::measure::{Sample, in_turn};
+use crate::report::{Finding, Table};
+
+pub const EXPERIMENT: Experiment =
+    Experiment { name: "build", question: "a parallel build under memory pressure: what is a slot allocator worth?", run };
+
+/// The first of each size of folio is the baseline.
+const VARIANTS: [Variant; 7] = [
+    Variant { name: "area-lock-4k", slots: "area-lock", folio: 0 },
+    Variant { name: "exact-4k", slots: "exact", folio: 0 },
+    Variant { name: "area-lock-64k", slots: "area-lock", folio: 4 },
+    Variant { name: "exact-64k", slots: "exact", folio: 4 },
+    Variant { name: "bucketed-64k", slots: "bucketed", folio: 4 },
+    Variant { name: "scan-one-64k", slots: "scan-one", folio: 4 },
+    Variant { name: "scan-all-64k", slots: "scan-all", folio: 4 },
+];
+
+/// What `--only` can name.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    VARIANTS.iter().map(|variant| variant.name)
+}
+
+/// All builds with one variant.
+#[derive(Default)]
+struct Builds {
+    user: Sample,
+    system: Sample,
+    real: Sample,
+    out_mib: Sample,
+    in_mib: Sample,
+    waits: Sample,
+    wait_ms: Sample,
+    whole: Vec<u64>,
+    split: Vec<u64>,
+}
+
+impl Builds {
+    fn add(&mut self, built: &Built) {
+        self.user.add(built.user);
+        self.system.add(built.system);
+        self.real.add(built.real);
+        self.out_mib.add(built.out_mib);
+        self.in_mib.add(built.in_mib);
+        if let Some((waits, seconds)) = built.waits {
+            self.waits.add(waits as f64);
+            self.wait_ms.add(seconds * 1e3);
+        }
+        for (sums, counts) in [(&mut self.whole, &built.whole), (&mut self.split, &built.split)] {
+            sums.resize(counts.len(), 0);
+            sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+        }
+    }
+}
+
+fn run(scale: &Scale) -> Result<Outcome, String> {
+    let disk = PathBuf::from(std::env::var_os("LOWTIDE_DIR").unwrap_or_else(|| "/var/tmp".into()));
+    let prefixed = |line: String| format!("build: {line}");
+    let (files, rows, limit) = scale.pick((24, 4_000, 32 << 20), (120, 16_000, 64 << 20));
+    let rounds = scale.race.rounds.unwrap_or(scale.pick(1, 5));
+    let only = &scale.race.only;
+    let wanted = |variant: &&Variant| only.is_empty() || only.iter().any(|name| name == variant.name);
+    let variants: Vec<Variant> = VARIANTS.iter().filter(wanted).copied().collect();
+    let project = Project::new(&disk, files, rows).map_err(prefixed)?;
+    let builder = Builder::new(&project, limit).map_err(prefixed)?;
+    scale.progress.more(rounds * variants.len());
+    let mut all: Vec<Builds> = variants.iter().map(|_| Builds::default()).collect();
+    in_turn(&variants, rounds, |i, variant| {
+        all[i].add(&builder.build(variant)?);
+        scale.progress.done();
+        Ok(())
+    })
+    .map_err(prefixed)?;
+    let title = format!(
+        "{} C files, make -j4 in {} MiB, no pool, a swap file for each process; {rounds} rounds",
+        files + 1,
+        limit >> 20
+    );
+    Ok(Outcome {
+        tables: vec![times(&title, &variants, &all), folios(&variants, &all)],
+        findings: findings(&variants, &all),
+        charts: vec![],
+    })
+}
+
+fn times(title: &str, variants: &[Variant], all: &[Builds]) -> Table {
+    let columns = ["medians", "user s", "system s", "real s", "MiB out", "MiB in", "lock waits", "waited ms"];
+    let mut table = Table::new(title, &columns);
+    for (variant, builds) in variants.iter().zip(all) {
+        let cell = |sample: &Sample, decimals: usize| match sample.median() {
+            median if median.is_nan() => "-".to_owned(),
+            median => format!("{median:.decimals$} +-{:.0} %", sample.spread() * 100.0),
+        };
+        let counts = [(&builds.user, 2), (&builds.system, 2), (&builds.real, 2), (&builds.out_mib, 0), (&builds.in_mib, 0)];
+        let counts = counts.into_iter().chain([(&builds.waits, 0), (&builds.wait_ms, 2)]);
+        table.row([variant.name.to_owned()].into_iter().chain(counts.map(|(sample, decimals)| cell(sample, decimals))));
+    }
+    table
+}
+
+fn folios(variants: &[Variant], all: &[Builds]) -> Table {
+    let columns = ["all rounds: whole / split", "order 0", "1", "2", "3", "4", "split"];
+    let mut table =
+        Table::new("runs of pages by what they got, and how many of each size were split for want of such a run", &columns);
+    for (variant, builds) in variants.iter().zip(all) {
+        let of = |counts: &[u64], order: usize| counts.get(order).copied().unwrap_or(0);
+        let cell = |order| format!("{} / {}", of(&builds.whole, order), of(&builds.split, order));
+        let (asked, split) = asked_and_split(builds);
+        let share = format!("{:.3} %", split as f64 * 100.0 / asked.max(1) as f64);
+        table.row([variant.name.to_owned()].into_iter().chain((0..5).map(cell)).chain([share]));
+    }
+    table
+}
+
+/// Folios of more than a page that were asked for, and those of them that were split.
+fn asked_and_split(builds: &Builds) -> (u64, u64) {
+    let sum = |counts: &[u64]| counts.iter().skip(1).sum::<u64>();
+    let split = sum(&builds.split);
+    (sum(&builds.whole) + split, split)
+}
+
+/// Without targets: what a whole run shows of an allocator depends on how many CPUs there are, and is said as it is.
+fn findings(variants: &[Variant], all: &[Builds]) -> Vec<Finding> {
+    let of = |slots: &str, folio: usize| {
+        variants.iter().zip(all).find(|(variant, _)| variant.slots == slots && variant.folio == folio).map(|(_, builds)| builds)
+    };
+    let mut findings = Vec::new();
+    for (folio, size) in [(0, "4 KiB"), (4, "64 KiB")] {
+        let Some((before, after)) = of("area-lock", folio).zip(of("exact", folio)) else { continue };
+        for (what, published, sample) in
+            [("system", "-47.7 %, 48 threads", (&after.system, &before.system)), ("real", "", (&after.real, &before.real))]
+        {
+            let ratio = sample.0.over(sample.1);
+            let told = format!("{:.2} s -> {:.2} s", sample.1.median(), sample.0.median());
+            let what = format!("{size}: {what} time, exact of area-lock");
+            findings.push(Finding::new(what, told, ratio.median()).published(published).spread(ratio.spread()));
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn split_folios_are_counted_once_for_each_that_was_asked_for() {
+        let mut builds = Builds::default();
+        for _ in 0..2 {
+            builds.add(&Built {
+                whole: vec![7, 0, 0, 0, 10],
+                split: vec![0, 0, 0, 0, 5],
+                waits: Some((3, 0.5)),
+                ..Built::default()
+            });
+        }
+        assert_eq!(asked_and_split(&builds), (30, 10));
+        assert_eq!((builds.waits.median(), builds.wait_ms.median()), (3.0, 500.0));
+    }
+}
