@@ -41,7 +41,8 @@ pub struct RaceArgs {
     /// The limit, in percent of what a load takes natively (default: 70; 40 with `--swap zswap`, 33 with `--swap file`).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(10..=95))]
     percent: Option<u64>,
-    /// Only these loads; of `region`: only these orders; of `build`: only these variants.
+    /// Only these loads; of `region`: only these orders; of `build`: only these variants; of `slots-locks`:
+    /// only these allocators.
     #[arg(long, value_name = "NAME,NAME...", value_delimiter = ',', value_parser = PossibleValuesParser::new(names()))]
     only: Vec<String>,
     /// How often each load runs natively, under the kernel's swap and under lowtide; also of `region` (default: 3; 1 with
@@ -51,19 +52,25 @@ pub struct RaceArgs {
     /// Programs that burn CPU while a load runs (default: none).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64))]
     burners: Option<u64>,
+    /// Of `slots-locks`: only with N threads.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=32))]
+    threads: Option<u64>,
 }
 
 impl RaceArgs {
     /// What the race is to be like.
     pub fn wishes(&self) -> Wishes {
         let count = |wish: Option<u64>| wish.and_then(|n| usize::try_from(n).ok());
-        let (rounds, burners) = (count(self.rounds), count(self.burners));
-        Wishes { swap: self.swap, percent: self.percent, only: self.only.clone(), rounds, burners }
+        let (rounds, burners, threads) = (count(self.rounds), count(self.burners), count(self.threads));
+        Wishes { swap: self.swap, percent: self.percent, only: self.only.clone(), rounds, burners, threads }
     }
 
     /// What is wrong with these options for that experiment.
     fn misfit(&self, experiment: &str) -> Option<String> {
         let is_more = self.swap.is_some() || self.percent.is_some() || self.burners.is_some();
+        if self.threads.is_some() && experiment != experiments::LOCKS {
+            return Some(format!("--threads is for `{}`", experiments::LOCKS));
+        }
         let is_given = is_more || !self.only.is_empty() || self.rounds.is_some();
         let own: Vec<&str> = match experiment {
             experiments::RACE => race::names().collect(),
@@ -72,6 +79,10 @@ impl RaceArgs {
             }
             experiments::REGION => Order::NAMES.to_vec(),
             experiments::BUILD => experiments::builds().collect(),
+            experiments::LOCKS if is_more || self.rounds.is_some() => {
+                return Some("--swap, --percent, --rounds and --burners are for `race`".to_owned());
+            }
+            experiments::LOCKS => experiments::allocators().collect(),
             _ => return is_given.then(|| "--swap, --percent, --only, --rounds and --burners are for `race`".to_owned()),
         };
         let other = self.only.iter().find(|name| !own.contains(&name.as_str()))?;
@@ -82,7 +93,7 @@ impl RaceArgs {
 /// What `--only` can name.
 fn names() -> impl Iterator<Item = &'static str> {
     let more = |name: &&str| !race::names().any(|other| other == *name);
-    race::names().chain(Order::NAMES.into_iter().filter(more)).chain(experiments::builds())
+    race::names().chain(Order::NAMES.into_iter().filter(more)).chain(experiments::builds()).chain(experiments::allocators())
 }
 
 /// Reads the command line. The error is a line that says what is wrong with it, or `None` when help was asked for and printed.

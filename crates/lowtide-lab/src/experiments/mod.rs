@@ -19,6 +19,7 @@ mod zero;
 
 pub use build::names as builds;
 pub use race::Wishes;
+pub use slots_locks::names as allocators;
 
 use crate::experiment::Experiment;
 
@@ -41,6 +42,7 @@ const EXPERIMENTS: &[Experiment] = &[
 const ALONE: &[Experiment] = &[build::EXPERIMENT, fault::EXPERIMENT, race::EXPERIMENT, region::EXPERIMENT];
 /// The experiments that have options of their own.
 pub const BUILD: &str = build::EXPERIMENT.name;
+pub const LOCKS: &str = slots_locks::EXPERIMENT.name;
 pub const RACE: &str = race::EXPERIMENT.name;
 pub const REGION: &str = region::EXPERIMENT.name;
 

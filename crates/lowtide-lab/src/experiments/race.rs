@@ -34,6 +34,8 @@ pub struct Wishes {
     pub rounds: Option<usize>,
     /// How many programs burn CPU meanwhile.
     pub burners: Option<usize>,
+    /// With how many threads.
+    pub threads: Option<usize>,
 }
 
 fn run(scale: &Scale) -> Result<Outcome, String> {

@@ -3,10 +3,12 @@
 mod apart;
 mod area;
 mod baseline;
+mod cached;
 
 pub use apart::Apart;
 pub use area::area;
 pub use baseline::Baseline;
+pub use cached::Cached;
 
 /// Slots in runs of 2^order, at multiples of that, for any number of threads.
 pub trait Slots: Sync {
