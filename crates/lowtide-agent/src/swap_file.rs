@@ -169,11 +169,11 @@ fn add_file(
     } else {
         (unnamed(&area.dir)?, DeviceName { kind: "dir:", path: text(&area.dir), number })
     };
-    let (size, priority, discard) = (area.size, area.prio, area.discard != 0);
+    let (size, priority, discard, rotating) = (area.size, area.prio, area.discard != 0, area.rotating != 0);
     let mine = agent::proc().areas_now.get(usize::from(number)).map(|now| &now.charged);
     let quota = Some(Quota { used: &budget.used, mine, limit: size });
     let policy = agent::settings().policy();
-    let file = FileConfig { name, quota, priority, discard, policy, ..FileConfig::new(fd, size) };
+    let file = FileConfig { name, quota, priority, discard, rotating, policy, ..FileConfig::new(fd, size) };
     #[cfg(feature = "baselines")]
     let file = FileConfig { area_lock: agent::settings().slots == segment::SLOTS_AREA_LOCK, ..file };
     store.add_file(file).map_err(Failed::Store)

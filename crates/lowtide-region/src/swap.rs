@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use lowtide_core::device::DeviceName;
+use lowtide_core::device::{DeviceName, is_rotational};
 use lowtide_core::store::FileConfig;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -106,7 +106,8 @@ fn open_in(dir: &Path, size: Option<u64>) -> Result<FileConfig, String> {
     let path = Box::leak(dir.as_os_str().as_encoded_bytes().to_vec().into_boxed_slice());
     let name = DeviceName { kind: "dir:", path, number: 0 };
     // What a group has no use for any more goes back to the file system: the file outlives it.
-    Ok(FileConfig { name, discard: true, ..FileConfig::new(fd, bytes) })
+    let rotating = is_rotational(&fd) == Some(true);
+    Ok(FileConfig { name, discard: true, rotating, ..FileConfig::new(fd, bytes) })
 }
 
 fn is_in_ram(dir: &Path) -> bool {

@@ -169,6 +169,7 @@ fn path(pid: u32, fd: BorrowedFd<'_>) -> String {
 fn describe(swap: &Swap, path: impl Fn(BorrowedFd<'_>) -> String) -> Result<AreaSpec, Errno> {
     let mut area = AreaSpec::default();
     (area.size, area.prio, area.discard) = (swap.size, swap.prio, swap.discard.into());
+    area.rotating = swap.rotating.into();
     match &swap.place {
         Where::Dir(dir) => {
             area.kind = segment::SWAP_DIR;

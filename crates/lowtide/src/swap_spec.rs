@@ -3,7 +3,7 @@
 use crate::error::Failure;
 use crate::size;
 use crate::swap_file::SwapFile;
-use crate::swap_place::{Place, how, reason};
+use crate::swap_place::{Place, how, reason, turns};
 use lowtide_core::device::{DeviceName, FileDevice};
 use lowtide_core::store::MAX_AREAS;
 use std::fmt;
@@ -23,6 +23,8 @@ pub struct Swap {
     pub prio: i16,
     /// Space that is free goes back to the file system.
     pub discard: bool,
+    /// The disk turns, as was asked for or as the kernel says.
+    pub rotating: bool,
 }
 
 /// What a swap area is made of.
@@ -56,13 +58,13 @@ impl Swap {
     /// How its files are read and written, in words; for those in a directory found out by making one.
     pub fn how(&self) -> Result<String, String> {
         match &self.place {
-            Where::Dir(dir) => Ok(Place::new(dir)?.how),
+            Where::Dir(dir) => Ok(Place::new(dir, Some(self.rotating))?.how),
             // Opened once more: the flags of what is open stay as they are.
             Where::File(file) => {
                 let path = format!("/proc/self/fd/{}", file.file.as_raw_fd());
                 let again = File::options().read(true).write(true).open(path).map_err(|error| reason(&error))?;
                 let device = FileDevice::new(again.into(), DeviceName::default()).map_err(|error| reason(&error.into()))?;
-                Ok(how(&device))
+                Ok(how(&device, self.rotating))
             }
         }
     }
@@ -77,10 +79,10 @@ pub enum Spec {
     Ram,
     /// Unnamed files in a directory.
     #[allow(missing_docs)] // as they are written
-    Dir { dir: PathBuf, size: Option<u64>, prio: Option<i16> },
+    Dir { dir: PathBuf, size: Option<u64>, prio: Option<i16>, rotational: Option<bool> },
     /// A file, or a block device.
     #[allow(missing_docs)]
-    File { path: PathBuf, size: Option<u64>, prio: Option<i16>, discard: bool },
+    File { path: PathBuf, size: Option<u64>, prio: Option<i16>, discard: bool, rotational: Option<bool> },
 }
 
 impl Spec {
@@ -165,21 +167,21 @@ fn open(spec: &Spec, before: &[&Swap]) -> Result<(Swap, Vec<String>), String> {
     let failure = |why: String| {
         // An option that does not exist is part of the path.
         let commas = if spec.to_string().contains(',') {
-            " (of what follows a comma, size= and prio= are options, and for file: discard)"
+            " (of what follows a comma, size=, prio= and rotational are options, and for file: discard)"
         } else {
             ""
         };
         format!("{spec}: {why}{commas}")
     };
-    let (place, size, discard) = match spec {
+    let (place, size, discard, rotating) = match spec {
         Spec::Ram => return Err("ram: compressed RAM is always there: name dir:DIR or file:PATH".to_owned()),
         Spec::Auto => match auto_place() {
-            Ok(place) => (Where::Dir(place.dir), place.free / 2, false),
+            Ok(place) => (Where::Dir(place.dir), place.free / 2, false, place.rotating),
             Err(why) if is_auto_chosen() => return Err(failure(format!("LOWTIDE_DIR={}: {why}", auto_dir().display()))),
             Err(why) => return Err(failure(format!("{}: name dir:DIR or file:PATH", no_auto(&why)))),
         },
-        Spec::Dir { dir, size, .. } => {
-            let place = Place::new(dir).map_err(failure)?;
+        Spec::Dir { dir, size, rotational, .. } => {
+            let place = Place::new(dir, *rotational).map_err(failure)?;
             if let Some(size) = size.filter(|&size| size > place.free) {
                 let (free, size) = (size::show(place.free), size::show(size));
                 warnings.push(format!("{spec}: there is only {free} free, less than size={size}"));
@@ -187,17 +189,18 @@ fn open(spec: &Spec, before: &[&Swap]) -> Result<(Swap, Vec<String>), String> {
             if place.in_ram {
                 warnings.push(format!("{spec}: it is in RAM (tmpfs), so swapping to it saves nothing"));
             }
-            (Where::Dir(place.dir), size.unwrap_or(place.free / 2), false)
+            (Where::Dir(place.dir), size.unwrap_or(place.free / 2), false, place.rotating)
         }
-        Spec::File { path, size, discard, .. } => {
+        Spec::File { path, size, discard, rotational, .. } => {
             // Another lock of the same process is refused as well: better say which.
             if before.iter().any(|area| matches!(&area.place, Where::File(file) if file.is(path))) {
                 return Err(failure("this run uses it already, it is given twice: leave one out".to_owned()));
             }
             let mut file = SwapFile::open(path, *size, *discard).map_err(failure)?;
             warnings.extend(file.warnings.drain(..).map(|why| format!("{spec}: {why}")));
+            let rotating = turns(&file.file, *rotational).map_err(failure)?;
             let (size, discard) = (file.size, file.discard);
-            (Where::File(file), size, discard)
+            (Where::File(file), size, discard, rotating)
         }
     };
     if let Where::Dir(dir) = &place
@@ -206,7 +209,7 @@ fn open(spec: &Spec, before: &[&Swap]) -> Result<(Swap, Vec<String>), String> {
         return Err(failure(format!("{} is given twice: one area in a directory is enough", dir.display())));
     }
     let prio = spec.prio().unwrap_or_else(|| next_prio(before));
-    Ok((Swap { place, size, prio, discard }, warnings))
+    Ok((Swap { place, size, prio, discard, rotating }, warnings))
 }
 
 /// The priority of an area without `prio=`, after these.
@@ -236,7 +239,7 @@ pub fn auto_dir() -> PathBuf {
 
 /// The place that `auto` uses, or why it can't.
 pub fn auto_place() -> Result<Place, String> {
-    let place = Place::new(&auto_dir())?;
+    let place = Place::new(&auto_dir(), None)?;
     if place.in_ram {
         return Err("it is in RAM (tmpfs), so swapping to it saves nothing: name a directory on a disk".to_owned());
     }
@@ -254,9 +257,13 @@ pub fn parse(text: &str, ram_usable: u64) -> Result<Spec, String> {
         None if text == "ram" => return Ok(Spec::Ram),
         Some(("redis" | "rediss", _)) => return Err(Failure::not_built("redis: (a remote store)").line),
         Some((kind @ ("dir" | "file"), rest)) => (kind, rest),
+        _ if text.starts_with("ram,") => return Err(bad("compressed RAM is no device: ram takes no options")),
+        _ if text.starts_with("auto,") => {
+            return Err(bad("auto takes no options: use dir:DIR[,size=8G][,prio=N][,rotational]"));
+        }
         _ => {
             return Err(bad(
-                "unknown kind: use auto, ram, dir:DIR[,size=8G][,prio=N] or file:PATH[,size=8G][,prio=N][,discard]",
+                "unknown kind: use auto, ram, dir:DIR[,size=8G][,prio=N][,rotational] or file:PATH[,size=8G][,prio=N][,rotational][,discard]",
             ));
         }
     };
@@ -268,7 +275,7 @@ pub fn parse(text: &str, ram_usable: u64) -> Result<Spec, String> {
         }));
     }
     let path = PathBuf::from(path);
-    let (mut size, mut prio, mut discard) = (None, None, false);
+    let (mut size, mut prio, mut discard, mut rotational) = (None, None, false, None);
     for part in options.split(',').filter(|part| !part.is_empty()) {
         match part.split_once('=') {
             Some(("size", value)) if size.is_none() => {
@@ -283,20 +290,34 @@ pub fn parse(text: &str, ram_usable: u64) -> Result<Spec, String> {
                 prio = Some(number.ok_or_else(|| bad("prio= must be a number from -1 to 32767"))?);
             }
             None if part == "discard" && kind == "file" && !discard => discard = true,
+            None if part == "rotational" && rotational.is_none() => rotational = Some(true),
+            Some(("rotational", value)) if rotational.is_none() => {
+                let number = value.parse().ok().filter(|number| *number <= 1u8);
+                rotational = Some(number.ok_or_else(|| bad("rotational= must be 1 (the disk turns) or 0"))? == 1);
+            }
             Some(("size" | "prio", _)) => return Err(bad("size= or prio= is given twice")),
-            _ if kind == "dir" => return Err(bad(&format!("unknown option `{part}`: dir: takes size= and prio="))),
-            _ => return Err(bad(&format!("unknown option `{part}`: file: takes size=, prio= and discard, each once"))),
+            _ if kind == "dir" => {
+                return Err(bad(&format!("unknown option `{part}`: dir: takes size=, prio= and rotational, each once")));
+            }
+            _ => {
+                return Err(bad(&format!(
+                    "unknown option `{part}`: file: takes size=, prio=, rotational and discard, each once"
+                )));
+            }
         }
     }
     Ok(match kind {
-        "dir" => Spec::Dir { dir: path, size, prio },
-        _ => Spec::File { path, size, prio, discard },
+        "dir" => Spec::Dir { dir: path, size, prio, rotational },
+        _ => Spec::File { path, size, prio, discard, rotational },
     })
 }
 
 /// The path, which may hold commas, and what follows it: after the last commas, all that looks like an option.
 pub fn split_options(text: &str) -> (&str, &str) {
-    let is_option = |part: &str| part == "discard" || ["size=", "prio=", "discard="].iter().any(|name| part.starts_with(name));
+    let is_option = |part: &str| {
+        let begins = |name: &&str| part.starts_with(*name);
+        part == "discard" || part == "rotational" || ["size=", "prio=", "discard=", "rotational="].iter().any(|n| begins(&n))
+    };
     let (mut path, mut options) = (text, "");
     while let Some((before, part)) = path.rsplit_once(',')
         && is_option(part)
@@ -314,13 +335,23 @@ mod tests {
     fn good_specs() {
         assert_eq!(parse("auto", 0), Ok(Spec::Auto));
         assert_eq!(parse("ram", 0), Ok(Spec::Ram));
-        assert_eq!(parse("dir:/x", 0), Ok(Spec::Dir { dir: "/x".into(), size: None, prio: None }));
-        let both = Spec::Dir { dir: "/x".into(), size: Some(8 << 30), prio: Some(5) };
+        assert_eq!(parse("dir:/x", 0), Ok(Spec::Dir { dir: "/x".into(), size: None, prio: None, rotational: None }));
+        let both = Spec::Dir { dir: "/x".into(), size: Some(8 << 30), prio: Some(5), rotational: None };
         assert_eq!(parse("dir:/x,size=8G,prio=5", 0), Ok(both));
-        assert_eq!(parse("file:/x", 0), Ok(Spec::File { path: "/x".into(), size: None, prio: None, discard: false }));
-        let all = Spec::File { path: "/x:y".into(), size: Some(2 << 20), prio: Some(-1), discard: true };
-        assert_eq!(parse("file:/x:y,discard,prio=-1,size=2M", 0), Ok(all));
-        let dir = |path: &str, prio| Ok(Spec::Dir { dir: path.into(), size: None, prio });
+        assert_eq!(
+            parse("file:/x", 0),
+            Ok(Spec::File { path: "/x".into(), size: None, prio: None, discard: false, rotational: None })
+        );
+        let all =
+            Spec::File { path: "/x:y".into(), size: Some(2 << 20), prio: Some(-1), discard: true, rotational: Some(true) };
+        assert_eq!(parse("file:/x:y,discard,prio=-1,rotational,size=2M", 0), Ok(all));
+        let rotational =
+            [("", None), (",rotational", Some(true)), (",rotational=1", Some(true)), (",rotational=0", Some(false))];
+        for (option, rotational) in rotational {
+            let dir = Spec::Dir { dir: "/x".into(), size: None, prio: None, rotational };
+            assert_eq!(parse(&format!("dir:/x{option}"), 0), Ok(dir));
+        }
+        let dir = |path: &str, prio| Ok(Spec::Dir { dir: path.into(), size: None, prio, rotational: None });
         assert_eq!(parse("dir:/a,b", 0), dir("/a,b", None));
         assert_eq!(parse("dir:/a,size=1G,b,prio=3", 0), dir("/a,size=1G,b", Some(3)));
         assert_eq!(parse("dir:/x,discarded,", 0), dir("/x,discarded,", None));
@@ -348,6 +379,11 @@ mod tests {
             "redis://h:1",
             "ram:",
             "ram,size=1G",
+            "ram,rotational",
+            "auto,rotational",
+            "dir:/x,rotational=2",
+            "dir:/x,rotational=",
+            "file:/x,rotational,rotational=0",
             "DIR:/x",
         ] {
             assert!(parse(text, 0).is_err(), "{text}");

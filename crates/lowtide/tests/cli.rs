@@ -220,9 +220,19 @@ fn bad_swap() {
     refused("run --ram 64M --swap dir:/var/tmp,size=0 -- true", 2, &["size=", "2M"]);
     refused("run --ram 64M --swap dir:/var/tmp,size=x -- true", 2, &["`x`", "512M"]);
     refused("run --ram 64M --swap dir:/var/tmp,prio=high -- true", 2, &["prio=", "number"]);
-    refused("run --ram 64M --swap dir:/var/tmp,color=red -- true", 2, &["color=red", "size= and prio="]);
+    refused("run --ram 64M --swap dir:/var/tmp,color=red -- true", 2, &["color=red", "size=, prio= and rotational"]);
     refused("run --ram 64M --swap dir:/proc -- true", 2, &["/proc"]);
-    refused("run --ram 64M --swap dir:/var/tmp,discard -- true", 2, &["discard", "size= and prio="]);
+    refused("run --ram 64M --swap dir:/var/tmp,discard -- true", 2, &["discard", "size=, prio= and rotational"]);
+    refused("run --ram 64M --swap ram,rotational -- true", 2, &["--swap ram,rotational", "no device", "no options"]);
+    refused("run --ram 64M --swap auto,rotational -- true", 2, &["--swap auto,rotational", "dir:DIR"]);
+    refused("run --ram 64M --swap dir:/var/tmp,rotational=yes -- true", 2, &["rotational=", "1", "0"]);
+    if rustix::fs::statfs("/dev/shm").is_ok_and(|fs| fs.f_type as u64 == 0x0102_1994) {
+        refused(
+            "run --ram 64M --swap dir:/dev/shm,rotational -- true",
+            2,
+            &["dir:/dev/shm", "tmpfs", "leave `rotational` out"],
+        );
+    }
     refused("run --ram 64M --swap file: -- true", 2, &["path is missing", "file:PATH"]);
     refused("run --ram 64M --swap file:/dev/null -- true", 2, &["file:/dev/null", "neither", "block device"]);
     refused("run --ram 64M --swap file:/var/tmp -- true", 2, &["directory", "dir:/var/tmp"]);

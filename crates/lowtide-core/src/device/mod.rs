@@ -6,6 +6,7 @@ mod bounce;
 mod faulty;
 mod file;
 mod none;
+mod rotational;
 mod seal;
 mod transfer;
 mod uring;
@@ -16,6 +17,7 @@ use crate::vm::Page;
 
 pub use file::FileDevice;
 pub use none::NoDevice;
+pub use rotational::is_rotational;
 pub use seal::{TAG_BITS, Tag};
 
 /// A device. Slots are numbered by their offset in the area, in pages. No lock may be held across a call that reads or writes.
@@ -139,6 +141,7 @@ impl Device {
     /// # Errors
     /// What the kernel says, `NODEV` without a device.
     pub fn discard(&self, slot: u64, n: u64) -> Result<(), Errno> {
+        crate::lock::assert_holds_none();
         match self {
             Device::None(_) => Err(Errno::NODEV),
             Device::File(d) => d.discard(slot, n),

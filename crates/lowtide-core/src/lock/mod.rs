@@ -16,6 +16,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use rustix::thread::futex;
 use rustix::time::Timespec;
 
+pub(crate) use order::assert_holds_none;
 pub use stats::{Waits, all_waits, reset_waits, waits};
 
 const FREE: u32 = 0;

@@ -67,6 +67,16 @@ pub(super) fn assert_may_wait(rank: u8) {
     let _ = rank;
 }
 
+/// Panics in debug builds if this thread holds a lock that has a rank: it is about to wait for a device, or calls somebody back.
+#[inline(always)]
+pub(crate) fn assert_holds_none() {
+    #[cfg(debug_assertions)]
+    {
+        let held = checked::held();
+        assert!(held == 0, "lock order: I/O holding {held:#b}");
+    }
+}
+
 /// This thread has taken a lock of `rank`.
 #[inline(always)]
 pub(super) fn took(rank: u8) {

@@ -35,7 +35,7 @@ pub struct AreaConfig {
     pub priority: i16,
     /// How fragmented clusters are searched.
     pub policy: Policy,
-    /// The device turns: one area-wide "next" keeps writes sequential.
+    /// The device turns: all threads write one sequence of slots (`next.rs`).
     pub rotating: bool,
     /// Clusters that become free are punched out before they are given out again.
     pub discard: bool,
@@ -98,7 +98,7 @@ impl Area {
                 io: IoCounts::default(),
                 words: Table::new(n, OnFork::Copy)?,
                 clusters: Clusters::new(cfg.slots, cfg.policy, cfg.discard, cfg.quota)?,
-                next: Next::new(cfg.rotating),
+                next: Next::new(cfg.rotating, cfg.policy == Policy::Exact),
                 availability: Availability::new(clusters as u64),
                 marks: CacheMarks::new(clusters)?,
                 sharing: if cfg.shared { Some(Sharing::new(clusters)?) } else { None },
@@ -226,6 +226,11 @@ impl Area {
     /// A slot's table word; `None` for slots that were never given out.
     pub fn word(&self, slot: u64) -> Option<&AtomicU64> {
         if slot >= self.opened_slots() { None } else { self.words.get(slot as usize) }
+    }
+
+    /// Whether all threads write one sequence of slots, because the device turns.
+    pub fn is_rotating(&self) -> bool {
+        self.next.is_shared()
     }
 
     /// Calls `f` with the number and the table word of each slot that may be in use.

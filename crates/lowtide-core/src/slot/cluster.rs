@@ -117,6 +117,11 @@ impl Inner {
         Some(first)
     }
 
+    /// Whether 2^`order` slots at a multiple of that are free from index `from` on.
+    pub(super) fn has_run_from(&self, order: u32, from: usize) -> bool {
+        self.used.find_clear(order, from).is_some()
+    }
+
     /// Marks free slots as in use.
     #[inline]
     pub(super) fn occupy(&mut self, first: usize, n: usize) {

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 
-use super::cluster::{CLUSTER_SLOTS, Cluster};
+use super::cluster::{CLUSTER_SLOTS, Cluster, ListState};
 use super::index::Index;
 use super::lists::{ListId, Lists, LockedInner, Place, Places};
 use super::policy::{Policy, Search, Searcher};
@@ -18,6 +18,9 @@ use crate::vm::{OnFork, PAGE_SIZE};
 /// A cluster tells the area how many of its slots are used when it is empty, or when so many have come or gone: if it told each
 /// time, all CPUs would fight for the cache line of the area's count.
 const TELL: u16 = 32;
+
+/// How many clusters a search by number looks at: two GiB of a disk.
+const REACH: usize = 1024;
 
 /// The clusters of an area. All methods are thread-safe unless they say otherwise.
 #[derive(Debug)]
@@ -104,6 +107,22 @@ impl Clusters {
     /// As [`Places::isolate`].
     pub(super) fn isolate(&self, list: ListId, zone: Zone) -> Option<(usize, LockedInner<'_>)> {
         self.places.isolate(&self.array, list, zone)
+    }
+
+    /// Takes the first free cluster from `from` on by number off its list, locked; `grow`: also one that is no part of the file
+    /// yet, or no more. Looks at [`REACH`] clusters, in so far as nobody has them: beyond that, one is as far as another.
+    pub(super) fn isolate_free(&self, from: usize, grow: bool) -> Option<(usize, LockedInner<'_>)> {
+        if self.len(ListId::FREE) == 0 {
+            return None;
+        }
+        let found = (from..self.opened().min(from + REACH)).find_map(|i| {
+            let inner = self.try_lock(i)?;
+            (inner.state == ListState::Free && (grow || inner.charged)).then_some((i, inner))
+        });
+        found.map(|(i, mut inner)| {
+            self.places.take_off(i, &mut inner);
+            (i, inner)
+        })
     }
 
     /// How many clusters are on a list, as of a moment ago.

@@ -202,6 +202,12 @@ impl Places {
         Some((i, inner))
     }
 
+    /// Takes a locked cluster from where it is: nobody else can walk onto it.
+    pub(super) fn take_off(&self, i: usize, inner: &mut Inner) {
+        self.leave(None, i, inner);
+        inner.state = ListState::None;
+    }
+
     /// Puts a locked cluster somewhere (on a list: to its tail), from wherever it is; leaves it where it is if it is there
     /// already.
     #[inline]

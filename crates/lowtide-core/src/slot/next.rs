@@ -1,14 +1,19 @@
 //! Where the next allocation is tried first: per CPU and order the offset after the latest one, so that each CPU fills its own
-//! cluster and takes only that cluster's lock; or, on rotating devices, one offset per order for the whole area under a lock,
-//! so that all writes stay sequential.
+//! cluster and takes only that cluster's lock; or, on rotating devices, one offset for the whole area under a lock, so that all
+//! threads write one sequence, whatever sizes they write. (An offset for each order would be a place for each, between which
+//! the heads go back and forth. Only where the policy wants one order in a cluster there has to be one for each.)
+//!
+//! The lock is held while slots behind the offset, or of the next free cluster, are taken: for some hundred nanoseconds, in
+//! which nothing blocks. Whatever else a search does (it may take copies back, or punch holes) goes without it, and then says
+//! where it found something.
 
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::cluster::ORDERS;
 use crate::lock::rank;
-use crate::percpu::{self, CacheAligned};
-use crate::sync::{Guard, Lock};
+use crate::percpu::{self, CacheAligned, Zone};
+use crate::sync::Lock;
 
 /// What one CPU remembers; all zeros at first.
 #[derive(Debug, Default)]
@@ -19,7 +24,7 @@ struct Cpu {
     opened: AtomicU64,
 }
 
-/// One offset per order, of the whole area.
+/// The offset of the whole area, by order if a cluster serves one; 0: none.
 type Shared = Lock<[u64; ORDERS], { rank::NEXT }>;
 
 #[derive(Debug)]
@@ -27,25 +32,40 @@ pub(super) struct Next {
     cpus: Box<[CacheAligned<Cpu>]>,
     /// On rotating devices only.
     shared: Option<Shared>,
+    /// Clusters serve all orders.
+    mixes: bool,
 }
 
-/// Which "next" an allocation uses; a rotating device's is locked as long as this lives.
+/// Which "next" an allocation uses.
+#[derive(Clone, Copy)]
 pub(super) enum Hint<'a> {
     Cpu(&'a AtomicU64),
-    Area(Guard<'a, [u64; ORDERS], { rank::NEXT }>, usize),
+    /// Of the area, and at which place.
+    Area(&'a Shared, usize),
 }
 
 impl Next {
-    pub(super) fn new(rotating: bool) -> Next {
+    pub(super) fn new(rotating: bool, mixes: bool) -> Next {
         let cpus = (0..percpu::count()).map(|_| CacheAligned(Cpu::default())).collect();
-        Next { cpus, shared: rotating.then(|| Lock::new([0; ORDERS])) }
+        Next { cpus, shared: rotating.then(|| Lock::new([0; ORDERS])), mixes }
+    }
+
+    /// Whether all CPUs share one.
+    #[inline]
+    pub(super) fn is_shared(&self) -> bool {
+        self.shared.is_some()
+    }
+
+    /// The clusters that this CPU takes first: without a "next" of its own it has none of its own.
+    pub(super) fn zone(&self) -> Zone {
+        if self.is_shared() { Zone::ALL } else { Zone::own() }
     }
 
     #[inline]
     pub(super) fn hint(&self, order: u32) -> Hint<'_> {
         match &self.shared {
             None => Hint::Cpu(&self.cpus[percpu::current()].next[order as usize]),
-            Some(shared) => Hint::Area(shared.lock(), order as usize),
+            Some(shared) => Hint::Area(shared, if self.mixes { 0 } else { order as usize }),
         }
     }
 
@@ -79,20 +99,27 @@ impl Next {
 }
 
 impl Hint<'_> {
-    /// Offset of a slot; 0: none.
+    /// Offset of a slot; 0: none. Where it is the area's, the caller holds no lock of a cluster.
     #[inline]
-    pub(super) fn get(&self) -> u64 {
+    pub(super) fn get(self) -> u64 {
         match self {
             Hint::Cpu(next) => next.load(Relaxed),
-            Hint::Area(next, order) => next[*order],
+            Hint::Area(next, at) => next.lock()[at],
         }
     }
 
+    /// This CPU's own goes on at `offset`. The area's stays: a cluster's lock is held.
     #[inline]
-    pub(super) fn set(&mut self, offset: u64) {
-        match self {
-            Hint::Cpu(next) => next.store(offset, Relaxed),
-            Hint::Area(next, order) => next[*order] = offset,
+    pub(super) fn set_own(self, offset: u64) {
+        if let Hint::Cpu(next) = self {
+            next.store(offset, Relaxed);
+        }
+    }
+
+    /// The area's goes on at `offset`, where a search found something. The caller holds no lock of a cluster.
+    pub(super) fn set_shared(self, offset: u64) {
+        if let Hint::Area(next, at) = self {
+            next.lock()[at] = offset;
         }
     }
 }

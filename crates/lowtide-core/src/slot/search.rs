@@ -13,6 +13,12 @@
 //! 10. slots that dead children held;
 //! 11. clusters that serve other orders, as the policy says;
 //! 12. where slots are not scarce, what was left out for that reason.
+//!
+//! On a rotating device there are no zones, and between 1 and 2 comes the free cluster that follows by number, then, if those
+//! that were used are at least half used, one that was never used, and then the first free one: long writes to one place are
+//! worth more there than free clusters.
+
+use core::sync::atomic::Ordering::Relaxed;
 
 use super::area::Area;
 use super::cluster::{CLUSTER_SLOTS, ListState, MAX_ORDER};
@@ -87,12 +93,15 @@ impl Area {
             if let Some(slot) = request.take_next() {
                 return Some(slot);
             }
-            let found = request.search();
+            let mut found = request.take_following();
+            if found.is_none() {
+                found = request.search();
+                found.inspect(|slot| request.hint.set_shared(slot + (1 << order)));
+            }
             self.next().count(request.opened);
             if found.is_some() {
                 return found;
             }
-            drop(request);
             if order > 0 || self.availability().full_clusters() >= self.opened_clusters() as u64 {
                 break;
             }
@@ -106,13 +115,30 @@ impl Area {
         self.request(order, &NoCache)?.take_next()
     }
 
-    /// Gives out the `n` slots from `slot` on, as [`Area::alloc`] does, if they are free and the cluster of the slot before
-    /// them holds them too: for who goes on where it ended, so that pages of any number lie together without rests between.
-    /// False: they are not, or the policy wants one order in a cluster.
-    pub fn alloc_behind(&self, slot: u64, n: usize) -> bool {
+    /// Gives out `n` slots in a row, as [`Area::alloc`] does, whatever their number is: those from `slot` on, or, on a rotating
+    /// device, those behind the latest of all threads; if they are free and the cluster of the slot before them holds them too.
+    /// For who goes on where it ended, so that pages of any number lie together without rests between. `None`: they are not,
+    /// or the policy wants one order in a cluster.
+    pub fn alloc_behind(&self, slot: u64, n: usize) -> Option<u64> {
+        if n == 0 || !self.availability().is_open() || !self.clusters().searcher().mixes() {
+            return None;
+        }
+        match self.next().hint(0) {
+            Hint::Cpu(_) => self.take_at(slot, n).then_some(slot),
+            Hint::Area(shared, at) => {
+                let mut next = shared.lock();
+                let slot = next[at];
+                self.take_at(slot, n).then(|| {
+                    next[at] = slot + n as u64;
+                    slot
+                })
+            }
+        }
+    }
+
+    fn take_at(&self, slot: u64, n: usize) -> bool {
         let (i, index) = (slot as usize / CLUSTER_SLOTS, slot as usize % CLUSTER_SLOTS);
-        let possible = index > 0 && index + n <= CLUSTER_SLOTS && slot < self.opened_slots();
-        if n == 0 || !possible || !self.availability().is_open() || !self.clusters().searcher().mixes() {
+        if index == 0 || index + n > CLUSTER_SLOTS || slot >= self.opened_slots() {
             return false;
         }
         let mut inner = self.clusters().lock(i);
@@ -162,7 +188,19 @@ impl Area {
 
 impl<'a> Request<'a> {
     fn take_next(&mut self) -> Option<u64> {
-        let next = self.hint.get();
+        match self.hint {
+            Hint::Cpu(next) => self.take_behind(next.load(Relaxed)),
+            Hint::Area(shared, at) => {
+                let mut next = shared.lock();
+                let slot = self.take_behind(next[at])?;
+                next[at] = slot + (1 << self.order);
+                Some(slot)
+            }
+        }
+    }
+
+    /// Takes from the cluster of the slot before `next`, rather from `next` on; 0: from none.
+    fn take_behind(&mut self, next: u64) -> Option<u64> {
         if next == 0 {
             return None;
         }
@@ -173,12 +211,50 @@ impl<'a> Request<'a> {
         if !inner.usable(self.order, clusters.searcher().mixes()) || inner.count == 0 && !inner.charged {
             return None;
         }
-        let slot = self.take(i, &mut inner, next as usize - i * CLUSTER_SLOTS);
+        let from = next as usize - i * CLUSTER_SLOTS;
+        // Where the device turns what is left before is for later: nobody goes back for it.
+        let goes_back = matches!(self.hint, Hint::Area(..)) && !inner.has_run_from(self.order, from);
+        let slot = if goes_back { None } else { self.take(i, &mut inner, from) };
         if slot.is_none() && inner.state == ListState::Frag && inner.count > 0 {
             // Left by this CPU: now it is to be where it belongs.
             clusters.relocate(i, &mut inner, false);
         }
         slot
+    }
+
+    /// On a rotating device: takes from the cluster where all go on, which may be another one by now, or from the free one that
+    /// follows it by number, and all go on there. Without the lock each of several threads would open one.
+    fn take_following(&mut self) -> Option<u64> {
+        let Hint::Area(shared, at) = self.hint else { return None };
+        let mut next = shared.lock();
+        let slot = self.take_behind(next[at]).or_else(|| self.take_free_after(next[at]))?;
+        next[at] = slot + (1 << self.order);
+        Some(slot)
+    }
+
+    /// As the search does it, but by number: the area does not grow while what it has is less than half used.
+    fn take_free_after(&mut self, next: u64) -> Option<u64> {
+        let (area, clusters) = (self.area, self.area.clusters());
+        let half_used = clusters.used_about() * 2 >= area.opened_slots();
+        let after = (next as usize).div_ceil(CLUSTER_SLOTS);
+        let isolated = clusters.isolate_free(after, half_used);
+        let Some((i, mut inner)) = isolated else {
+            return if half_used { self.take_unused() } else { None }.or_else(|| {
+                let (i, mut inner) = clusters.isolate_free(0, half_used)?;
+                self.take_isolated_free(i, &mut inner)
+            });
+        };
+        self.take_isolated_free(i, &mut inner)
+    }
+
+    fn take_isolated_free(&mut self, i: usize, inner: &mut LockedInner<'a>) -> Option<u64> {
+        let clusters = self.area.clusters();
+        self.opened += 1;
+        if !inner.charged && !clusters.charge(i, inner) {
+            clusters.move_to(i, inner, Place::List(ListId::FREE));
+            return None;
+        }
+        self.take(i, inner, 0)
     }
 
     fn search(&mut self) -> Option<u64> {
@@ -189,7 +265,7 @@ impl<'a> Request<'a> {
             return Some(slot);
         }
         let half_used = area.clusters().used_about() * 2 >= area.opened_slots();
-        if let Some(slot) = self.take_free(half_used, Zone::own()) {
+        if let Some(slot) = self.take_free(half_used, area.next().zone()) {
             return Some(slot);
         }
         if half_used && let Some(slot) = self.take_unused() {
@@ -243,7 +319,7 @@ impl<'a> Request<'a> {
     }
 
     fn take_unused(&mut self) -> Option<u64> {
-        let (clusters, zone) = (self.area.clusters(), Zone::own());
+        let (clusters, zone) = (self.area.clusters(), self.area.next().zone());
         let mut left = false;
         while let Some((i, mut inner)) = clusters.open() {
             self.opened += 1;
@@ -279,7 +355,7 @@ impl<'a> Request<'a> {
         let n = 1usize << self.order;
         self.area.took(i, inner, index, n);
         let first = i * CLUSTER_SLOTS + index;
-        self.hint.set((first + n) as u64);
+        self.hint.set_own((first + n) as u64);
         Some(first as u64)
     }
 
@@ -368,6 +444,7 @@ impl Trier for Request<'_> {
 
     fn try_level(&mut self, level: Level, zone: Zone) -> Option<u64> {
         let clusters = self.area.clusters();
+        let zone = if self.area.next().is_shared() { Zone::ALL } else { zone };
         let index = clusters.index().filter(|index| !index.is_empty(level))?;
         // On from where this CPU was last: CPUs keep apart, and what is written together lies together.
         let start = self.hint.get() as usize / CLUSTER_SLOTS;

@@ -54,12 +54,12 @@ impl Store {
         Some(folio)
     }
 
-    /// The `pages` slots from `slot` on, if they are free.
+    /// The `pages` slots from `slot` on, if they are free; on a rotating device those behind the latest of all threads.
     fn alloc_behind(&self, pages: usize, slots: Slots, slot: Option<Entry>) -> Option<Folio<'_>> {
         let slot = slot.filter(|slot| (slot.area() == RAM_AREA) == (slots == Slots::OfRam))?;
         let area = self.areas.get(slot.area()).filter(|area| slots != Slots::Writable || !area.rests())?;
-        let slot = slot.offset();
-        area.alloc_behind(slot, pages).then_some(Folio { area, slot, pages })
+        let slot = area.alloc_behind(slot.offset(), pages)?;
+        Some(Folio { area, slot, pages })
     }
 
     /// Makes a slot's page known. Fails only for a slot that no entry can name, which areas do not have.

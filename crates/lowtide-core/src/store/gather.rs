@@ -6,13 +6,22 @@
 //! thread that gathers never comes to write them, because the shrinker (`shrink.rs`) does in the end. What a thread has
 //! gathered is only where it goes on (`Scratch`), and it does not matter whether that is still true.
 
-use super::folio::Results;
+use super::folio::{Folio, Results};
 use super::group::Insert;
 use super::table_word::{Made, Object, Word};
 use super::tier::{Slots, waits_for};
 use super::{Entry, Group, Page, Scratch, Store};
 use crate::slot::CLUSTER_SLOTS;
 use crate::vm::PAGE_SIZE;
+
+/// How many slots lie between the one where a thread would have gone on and the folio that it got, which is to be written with
+/// what is before it. Only on a rotating device, where threads share one sequence, other threads' pages may lie between, and are
+/// written as well if they wait; not from another cluster on.
+fn skipped(before: Entry, folio: &Folio<'_>) -> Option<usize> {
+    let skipped = folio.slot.checked_sub(before.offset()).filter(|_| before.area() == folio.area.id())?;
+    let same = before.offset() / CLUSTER_SLOTS as u64 == folio.slot / CLUSTER_SLOTS as u64;
+    (skipped == 0 || same && folio.area.is_rotating()).then_some(skipped as usize)
+}
 
 impl Store {
     /// Keeps pages `which` of `pages`, which are for the device, in the pool until there are more, if they are few. Returns how
@@ -31,8 +40,9 @@ impl Store {
             let before = scratch.ends.on_device;
             let Some(folio) = self.alloc_folio(which.len() - done, Slots::Writable, &mut scratch.ends.on_device) else { break };
             let goes_on = !folio.slot.is_multiple_of(CLUSTER_SLOTS as u64);
-            if !goes_on || before != Entry::new(folio.area.id(), folio.slot) {
-                self.write_gathered(before, scratch);
+            match before.and_then(|before| skipped(before, &folio)).filter(|_| goes_on) {
+                Some(skipped) => scratch.ends.gathered += if scratch.ends.gathered > 0 { skipped } else { 0 },
+                None => self.write_gathered(before, scratch),
             }
             let mut kept = 0;
             while kept < folio.pages && self.pool_takes(group) {

@@ -125,8 +125,8 @@ impl Store {
         let slots = file.size / PAGE_SIZE as u64;
         let device = FileDevice::new(file.fd, file.name).map_err(|_| StoreError::NoMemory)?;
         device.lengthen(file.size);
-        let FileConfig { priority, discard, quota, policy, .. } = file;
-        let cfg = AreaConfig { slots, priority, policy, discard, shared: true, quota, ..AreaConfig::default() };
+        let FileConfig { priority, discard, rotating, quota, policy, .. } = file;
+        let cfg = AreaConfig { slots, priority, policy, discard, rotating, shared: true, quota, ..AreaConfig::default() };
         #[cfg(feature = "baselines")]
         let cfg = AreaConfig { area_lock: file.area_lock, ..cfg };
         self.areas.add(Area::new(Device::File(device), cfg)?, true)?;

@@ -39,6 +39,8 @@ pub struct FileConfig {
     /// As [`crate::slot::AreaConfig::area_lock`].
     #[cfg(feature = "baselines")]
     pub area_lock: bool,
+    /// The device turns: all threads write one sequence ([`crate::device::is_rotational`]).
+    pub rotating: bool,
 }
 
 impl FileConfig {
@@ -52,6 +54,7 @@ impl FileConfig {
             quota: None,
             priority: 0,
             discard: false,
+            rotating: false,
             policy: Policy::default(),
             #[cfg(feature = "baselines")]
             area_lock: false,

@@ -13,6 +13,7 @@ mod region;
 mod same_filled;
 mod slots_fragmentation;
 mod slots_locks;
+mod slots_seeks;
 mod swapoff;
 mod thp_model;
 mod zero;
@@ -26,6 +27,7 @@ use crate::experiment::Experiment;
 const EXPERIMENTS: &[Experiment] = &[
     slots_locks::EXPERIMENT,
     slots_fragmentation::EXPERIMENT,
+    slots_seeks::EXPERIMENT,
     thp_model::EXPERIMENT,
     frames::EXPERIMENT,
     frames_drain::EXPERIMENT,

@@ -104,7 +104,9 @@ pub struct AreaSpec {
     /// Areas of higher priority are used first; those of the same in turn.
     pub prio: i16,
     /// 1: the space of free clusters goes back to the file system.
-    pub discard: u16,
+    pub discard: u8,
+    /// 1: the device turns, so that all threads of a process write one sequence.
+    pub rotating: u8,
     /// Directory of the unnamed files, absolute, NUL-terminated. Empty: there are none (`file` is a block device).
     pub dir: [u8; 1024],
     /// The named file, as a descriptor of `lowtide run` (`/proc/PID/fd/N`), which holds its lock. NUL-terminated.
@@ -115,7 +117,16 @@ pub struct AreaSpec {
 
 impl Default for AreaSpec {
     fn default() -> AreaSpec {
-        AreaSpec { size: 0, kind: SWAP_NONE, prio: 0, discard: 0, dir: [0; 1024], file: [0; 64], file_name: [0; 256] }
+        AreaSpec {
+            size: 0,
+            kind: SWAP_NONE,
+            prio: 0,
+            discard: 0,
+            rotating: 0,
+            dir: [0; 1024],
+            file: [0; 64],
+            file_name: [0; 256],
+        }
     }
 }
 

@@ -67,6 +67,7 @@ impl SwapCache for Copies<'_> {
     fn give_up(&self, area: &Area, slot: u64) -> bool {
         // Would wait forever if the caller held a lock.
         area.has_free_run(9);
+        area.next().hint(0).get();
         self.0.try_pass(id_of(area), slot, COPY, FREE)
     }
 }
