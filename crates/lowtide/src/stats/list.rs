@@ -146,7 +146,7 @@ figures! {
         stored: u64, Count = stored_pages;
         /// Pages that were all zero, which take no room.
         zero: u64, Count = zero_pages;
-        /// Pages that repeat one word other than zero: stored, compressed to some twenty bytes.
+        /// Pages that repeat one word other than zero: stored, compressed to some thirty bytes.
         same_filled: u64, Count = same_filled_pages;
         /// The words that most same-filled pages repeat.
         same_filled_words: Vec<SameFilledWord>, Text;
