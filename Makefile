@@ -11,7 +11,10 @@ FUZZ_FLAGS := -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
 # Built elsewhere: what can be made to fail must never be taken for what is shipped.
 FAULTS := $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide --features faults --test faults
 
-.PHONY: build demo test model fuzz faults soak overhead forktime table trees picture programs header crate deb test-deb deny wheel test-python lab race fmt \
+# Built as the model checks are, without optimisation that takes time: they have built the dependencies.
+CHECKED := -p lowtide-core -p lowtide-pager --lib --test in_process
+
+.PHONY: build demo test model checked fuzz faults soak overhead forktime table trees picture programs header crate deb test-deb deny wheel test-python lab race fmt \
 	report prometheus pictures watching links lint clean setup help
 
 build: ## target/release/lowtide: one file, the agent inside
@@ -20,10 +23,16 @@ build: ## target/release/lowtide: one file, the agent inside
 demo: setup build ## a real program natively and in 40 % of its memory
 	$(PYTHON) demo/demo.py
 
-test: setup fmt links lint model ## formatting, links, lints, model checks, unit tests, real programs under limits, the Python package
+test: setup fmt links lint model checked ## formatting, links, lints, model checks, unit tests, real programs under limits, the Python package
 	$(CARGO) test --release --workspace --exclude lowtide-agent
 	@$(MAKE) --no-print-directory wheel
 	@tests/wheel.sh $(TARGET) again
+
+# That the order of locks is asserted there at all is proved by name: the test exists in such builds only.
+checked: setup ## the unit tests of core and pager with debug assertions, which the others are without: order of locks, overflows
+	$(CARGO) test $(CHECKED)
+	@$(CARGO) test --quiet $(CHECKED) -- --exact lock::order::tests::downwards_is_caught | grep -q '1 passed' || \
+		{ echo "the order of locks is not asserted in debug builds" >&2; exit 1; }
 
 model: ## model checking with loom and shuttle
 	$(CARGO) test -p lowtide-core --lib --features loom models
