@@ -125,10 +125,17 @@ impl Store {
         let slots = file.size / PAGE_SIZE as u64;
         let device = FileDevice::new(file.fd, file.name).map_err(|_| StoreError::NoMemory)?;
         device.lengthen(file.size);
-        let FileConfig { priority, discard, rotating, quota, policy, .. } = file;
-        let cfg = AreaConfig { slots, priority, policy, discard, rotating, shared: true, quota, ..AreaConfig::default() };
-        #[cfg(feature = "baselines")]
-        let cfg = AreaConfig { area_lock: file.area_lock, ..cfg };
+        let cfg = AreaConfig {
+            slots,
+            priority: file.priority,
+            policy: file.policy,
+            rotating: file.rotating,
+            discard: file.discard,
+            shared: true,
+            quota: file.quota,
+            #[cfg(feature = "baselines")]
+            area_lock: file.area_lock,
+        };
         self.areas.add(Area::new(Device::File(device), cfg)?, true)?;
         // Release: pairs with the Acquire in `has_device`. Who sees it finds the area.
         self.own.fetch_add(1, Ordering::Release);
