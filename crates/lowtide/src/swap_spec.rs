@@ -292,7 +292,7 @@ pub fn parse(text: &str, ram_usable: u64) -> Result<Spec, String> {
             None if part == "discard" && kind == "file" && !discard => discard = true,
             None if part == "rotational" && rotational.is_none() => rotational = Some(true),
             Some(("rotational", value)) if rotational.is_none() => {
-                let number = value.parse().ok().filter(|number| *number <= 1u8);
+                let number = value.parse::<u8>().ok().filter(|number| *number <= 1);
                 rotational = Some(number.ok_or_else(|| bad("rotational= must be 1 (the disk turns) or 0"))? == 1);
             }
             Some(("size" | "prio", _)) => return Err(bad("size= or prio= is given twice")),
@@ -316,7 +316,7 @@ pub fn parse(text: &str, ram_usable: u64) -> Result<Spec, String> {
 pub fn split_options(text: &str) -> (&str, &str) {
     let is_option = |part: &str| {
         let begins = |name: &&str| part.starts_with(*name);
-        part == "discard" || part == "rotational" || ["size=", "prio=", "discard=", "rotational="].iter().any(|n| begins(&n))
+        part == "discard" || part == "rotational" || ["size=", "prio=", "discard=", "rotational="].iter().any(begins)
     };
     let (mut path, mut options) = (text, "");
     while let Some((before, part)) = path.rsplit_once(',')
