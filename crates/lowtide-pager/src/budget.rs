@@ -155,20 +155,20 @@ impl RamBudget {
     /// Background eviction starts above this ...
     pub fn high_mark(&self) -> u64 {
         let limit = self.limit();
-        limit - self.margin((limit / 32).clamp(1 << 20, 32 << 20), 2 << 20)
+        limit.saturating_sub(self.margin((limit / 32).clamp(1 << 20, 32 << 20), 2 << 20))
     }
 
     /// ... and stops below this.
     pub fn low_mark(&self) -> u64 {
         let limit = self.limit();
-        limit - self.margin((limit / 20).clamp(1_500 << 10, 48 << 20), 6 << 20)
+        limit.saturating_sub(self.margin((limit / 20).clamp(1_500 << 10, 48 << 20), 6 << 20))
     }
 
     /// A process that gives way to busier ones evicts above this: as far below the low mark as the others can come by faults
     /// before it looks again.
     pub fn yielding_mark(&self) -> u64 {
         let limit = self.limit();
-        self.low_mark() - (limit / 16).clamp(1 << 20, 64 << 20)
+        self.low_mark().saturating_sub((limit / 16).clamp(1 << 20, 64 << 20))
     }
 
     /// Whether a long read-ahead at once ([`crate::stream::MAX_WINDOW`]) may pass the limit.
@@ -233,6 +233,19 @@ mod tests {
             assert!(b.at_limit() && b.above_high());
             b.add_pages(-(mib as isize) * 64);
             assert!(!b.at_limit());
+        }
+    }
+
+    #[test]
+    fn the_marks_of_a_limit_smaller_than_their_distance_are_no_huge_ones() {
+        let b = RamBudget::default();
+        for kib in [0, 64, 1024, 1400, 2048] {
+            b.set_limit(kib << 10);
+            for calm in [false, true] {
+                b.set_calm(calm);
+                let marks = [b.yielding_mark(), b.low_mark(), b.high_mark(), b.limit()];
+                assert!(marks.is_sorted(), "{kib} KiB: {marks:?}");
+            }
         }
     }
 
