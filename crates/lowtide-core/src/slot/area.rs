@@ -161,6 +161,15 @@ impl Area {
     /// `NoSuchSlot`, `AcrossClusters`, `NotInUse`: nothing has changed then. In an area that a parent made, where there is no
     /// lock that both processes could take, references are dropped one by one.
     pub fn free_run(&self, first: u64, n: u64) -> Result<(), SlotError> {
+        #[cfg(feature = "baselines")]
+        if let Some(lock) = self.area_lock() {
+            return lock.free(self, first, n);
+        }
+        self.free_run_now(first, n)
+    }
+
+    /// As [`Area::free_run`], whatever stands before the clusters.
+    pub(super) fn free_run_now(&self, first: u64, n: u64) -> Result<(), SlotError> {
         let (i, index) = (first as usize / CLUSTER_SLOTS, first as usize % CLUSTER_SLOTS);
         let end = first.checked_add(n).ok_or(SlotError::NoSuchSlot)?;
         if first == 0 || end > self.opened_slots().min(self.slots()) {

@@ -17,10 +17,10 @@ pub struct Fills {
 }
 
 impl Fills {
-    /// Adds what another area has.
+    /// Adds what another area has. Not even numbers that somebody made up do harm.
     pub fn add(&mut self, other: Fills) {
-        self.opened.iter_mut().zip(other.opened).for_each(|(to, from)| *to += from);
-        self.never += other.never;
+        self.opened.iter_mut().zip(other.opened).for_each(|(to, from)| *to = to.saturating_add(from));
+        self.never = self.never.saturating_add(other.never);
     }
 }
 

@@ -55,6 +55,8 @@ struct Request<'a> {
     cache: &'a dyn SwapCache,
     /// Clusters opened.
     opened: u64,
+    /// Clean copies are to be given up: asked once, with no lock held.
+    scarce: bool,
 }
 
 impl Area {
@@ -82,6 +84,7 @@ impl Area {
         }
         let mut request = self.request(order, &cache)?;
         let found = request.take_from_copies();
+        found.inspect(|slot| request.hint.set_shared(slot + (1 << order)));
         self.next().count(request.opened);
         found
     }
@@ -169,7 +172,7 @@ impl Area {
     /// `None` for areas that give out nothing, and orders that don't exist.
     fn request<'a>(&'a self, order: u32, cache: &'a dyn SwapCache) -> Option<Request<'a>> {
         let possible = order <= MAX_ORDER && self.availability().is_open();
-        possible.then(|| Request { area: self, order, hint: self.next().hint(order), cache, opened: 0 })
+        possible.then(|| Request { area: self, order, hint: self.next().hint(order), cache, opened: 0, scarce: false })
     }
 
     /// Whether 2^`order` aligned free slots exist anywhere: looks at every cluster. The truth that searches are measured
@@ -274,10 +277,10 @@ impl<'a> Request<'a> {
         if let Some(slot) = self.take_free(half_used, Zone::ALL) {
             return Some(slot);
         }
-        let scarce = area.marks().any() && self.cache.is_scarce(area);
+        self.scarce = area.marks().any() && self.cache.is_scarce(area);
         // Where it is known which copies stand in the way of a run, no others are given up for it. A cluster that gave up
         // everything is free now.
-        if scarce
+        if self.scarce
             && area.clusters().index().is_none()
             && area.reclaim_full(1, self.cache) > 0
             && let Some(slot) = self.take_free(true, Zone::ALL)
@@ -287,7 +290,9 @@ impl<'a> Request<'a> {
         if let Some(slot) = self.take_partly_used() {
             return Some(slot);
         }
-        if scarce && let Some(slot) = self.take_from_copies() {
+        if self.scarce
+            && let Some(slot) = self.take_from_copies()
+        {
             return Some(slot);
         }
         if !half_used && let Some(slot) = self.take_free(true, Zone::ALL).or_else(|| self.take_unused()) {
@@ -407,7 +412,7 @@ impl<'a> Request<'a> {
             return Some(slot);
         }
         if inner.caches > 0
-            && self.cache.is_scarce(area)
+            && self.scarce
             && let Some(first) = inner.used_without(&area.copies_of(i, 0, CLUSTER_SLOTS)).find_clear(self.order, 0)
         {
             inner = area.reclaim_run(i, inner, first, 1 << self.order, self.cache);

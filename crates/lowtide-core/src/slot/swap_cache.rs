@@ -25,7 +25,8 @@ pub trait SwapCache {
     /// frees the slot. Called without any lock held; may take none that is held around calls of [`Area`].
     fn give_up(&self, area: &Area, slot: u64) -> bool;
 
-    /// Whether slots are worth more free than as clean copies. By default: the area is over half full.
+    /// Whether slots are worth more free than as clean copies. By default: the area is over half full. Called without any lock
+    /// held.
     fn is_scarce(&self, area: &Area) -> bool {
         area.is_over_half_full()
     }

@@ -51,6 +51,8 @@ pub(super) struct Shrinker {
     area: AtomicU8,
     /// The cluster to visit next.
     cluster: AtomicU32,
+    /// All that is worth a write has gone, or can't be written: what is worth none goes until there is some again.
+    nothing_worth: AtomicBool,
     /// A [`Batch`]. Takes memory only while it is used.
     batch: Mapping,
     /// Bytes of memory behind it.
@@ -83,6 +85,7 @@ impl Shrinker {
             busy: AtomicBool::new(false),
             area: AtomicU8::new(0),
             cluster: AtomicU32::new(0),
+            nothing_worth: AtomicBool::new(false),
             batch: vm::map(size_of::<Batch>(), OnFork::Copy)?,
             held: AtomicUsize::new(0),
         })
@@ -184,16 +187,25 @@ impl Store {
             (0, _) => GroupSet::ALL,
             (_, whose) => whose,
         };
-        let worth = Worth::among(self.pool.stored_bytes(), self.pool.objects());
+        // Of some groups' pages the average is not known.
+        let worth = match whose {
+            GroupSet::ALL => Worth::among(self.pool.stored_bytes(), self.pool.objects()),
+            _ => Worth::ANY,
+        };
         // From where the hand is: the first round may only take marks away, the last one takes what is worth no write, too.
         let mut rounds = 0;
         while shrunk.bytes < bytes && rounds <= LAST_ROUND {
             let Some((area, cluster)) = self.next_cluster(&mut rounds) else { break };
             if self.has_pages_of(whose, &area, cluster) && area.ages.visit(cluster, Clock::Writing) == Visit::Old {
-                let worth = if rounds < LAST_ROUND { worth } else { Worth::ANY };
                 let slots = slots_of(cluster);
                 let lens = lens_of(&area, slots.clone(), whose);
-                let chosen = worth.choose(&lens);
+                let mut chosen = worth.choose(&lens);
+                if chosen.contains(&true) {
+                    self.shrinker.nothing_worth.store(false, Ordering::Relaxed);
+                } else if rounds == LAST_ROUND || self.shrinker.nothing_worth.load(Ordering::Relaxed) {
+                    self.shrinker.nothing_worth.store(true, Ordering::Relaxed);
+                    chosen = Worth::ANY.choose(&lens);
+                }
                 if whose != GroupSet::ALL || lens.iter().zip(chosen).any(|(len, chosen)| *len > 0 && !chosen) {
                     // For those that are not written now.
                     area.ages.left(cluster, Clock::Writing);

@@ -11,6 +11,7 @@ mod race;
 mod recompress;
 mod region;
 mod same_filled;
+mod slots_copies;
 mod slots_fragmentation;
 mod slots_locks;
 mod slots_seeks;
@@ -27,6 +28,7 @@ use crate::experiment::Experiment;
 const EXPERIMENTS: &[Experiment] = &[
     slots_locks::EXPERIMENT,
     slots_fragmentation::EXPERIMENT,
+    slots_copies::EXPERIMENT,
     slots_seeks::EXPERIMENT,
     thp_model::EXPERIMENT,
     frames::EXPERIMENT,

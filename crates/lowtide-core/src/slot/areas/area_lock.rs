@@ -2,8 +2,8 @@
 //! give out and of slots that were freed, 64 at a time. Swap allocators in kernels worked like this until 2024. Searches and
 //! everything else are those of the area, so that only the locks differ.
 //!
-//! Slots in a cache count as used, and hold nothing: a swapoff waits for them without end. (A free that finds a page claimed by
-//! another thread, and the area's own, when it takes clean copies back, do without the lock: both are rare.)
+//! Slots in a cache count as used, and hold nothing: a swapoff waits for them without end. (The area's own frees, when it takes
+//! clean copies back in the background, do without the lock: they are rare.)
 
 use alloc::boxed::Box;
 
@@ -66,10 +66,10 @@ impl AreaLock {
         ready.pop()
     }
 
-    fn free(&self, area: &Area, first: u64, n: u64) -> Result<(), SlotError> {
+    pub(in crate::slot) fn free(&self, area: &Area, first: u64, n: u64) -> Result<(), SlotError> {
         if n != 1 || !area.is_open() {
             let _whole = self.whole.lock();
-            return area.free_run(first, n);
+            return area.free_run_now(first, n);
         }
         let mut freed = self.caches().freed.lock();
         freed.push(first);
@@ -77,7 +77,7 @@ impl AreaLock {
             // Neighbours together: they share a cluster, and the cache line that it is in.
             freed.sort_unstable();
             let _whole = self.whole.lock();
-            freed.drain(..).try_for_each(|slot| area.free_run(slot, 1))?;
+            freed.drain(..).try_for_each(|slot| area.free_run_now(slot, 1))?;
         }
         Ok(())
     }
@@ -112,26 +112,21 @@ impl AreaRef<'_> {
         }
     }
 
-    /// As [`Area::alloc_behind`]; the baseline has nothing like it.
-    pub fn alloc_behind(&self, slot: u64, n: usize) -> bool {
-        self.area_lock().is_none() && Area::alloc_behind(self, slot, n)
-    }
-
-    /// As [`Area::free_run`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn free_run(&self, first: u64, n: u64) -> Result<(), SlotError> {
+    pub(super) fn alloc_where_scarce(&self, order: u32, cache: &dyn SwapCache) -> Option<u64> {
         match self.area_lock() {
-            Some(lock) => lock.free(self, first, n),
-            None => Area::free_run(self, first, n),
+            Some(_) => self.alloc_reclaiming(order, cache),
+            None => Area::alloc_where_scarce(self, order, cache),
         }
     }
 
-    /// As [`Area::release`].
-    pub fn release(&self, slot: u64) {
-        let freed = self.free_run(slot, 1);
-        debug_assert!(freed.is_ok(), "slot {slot}: {freed:?}");
+    pub(super) fn alloc_from_copies(&self, order: u32, cache: &dyn SwapCache) -> Option<u64> {
+        // It has taken them before.
+        if self.area_lock().is_some() { None } else { Area::alloc_from_copies(self, order, cache) }
+    }
+
+    /// As [`Area::alloc_behind`]; the baseline has nothing like it.
+    pub fn alloc_behind(&self, slot: u64, n: usize) -> Option<u64> {
+        if self.area_lock().is_some() { None } else { Area::alloc_behind(self, slot, n) }
     }
 }
 
@@ -160,6 +155,6 @@ mod tests {
         singles.iter().for_each(|slot| area.release(*slot));
         area.free_run(run, 16).unwrap();
         assert_eq!((taken(), area.used()), (10, 1));
-        assert!(!area.alloc_behind(run, 1), "the baseline has nothing like it");
+        assert!(area.alloc_behind(run, 1).is_none(), "the baseline has nothing like it");
     }
 }

@@ -3,6 +3,7 @@
 use super::{AreaRef, Areas, MAX};
 use crate::percpu;
 use crate::slot::area::Area;
+use crate::slot::availability::Unavailable;
 use crate::slot::swap_cache::SwapCache;
 use crate::sync::atomic::Ordering;
 
@@ -68,22 +69,24 @@ impl Areas {
             return Some((area, slot));
         }
         let available = self.take_turn();
-        let try_area = |area: AreaRef<'a>, alloc: &dyn Fn(&Area) -> Option<u64>| {
+        let try_area = |area: AreaRef<'a>, alloc: &dyn Fn(&AreaRef<'a>) -> Option<u64>| {
             let slot = if area.rests() == writable { None } else { alloc(&area) }?;
             if writable {
                 last.store(u32::from(area.id()) + 1, Ordering::Relaxed);
             }
             Some((area, slot))
         };
-        let first = |area: &Area| area.alloc_where_scarce(order, cache);
+        let first = |area: &AreaRef<'a>| area.alloc_where_scarce(order, cache);
         let found = available.list[..available.len].iter().find_map(|l| try_area(self.get(l.id)?, &first));
         // Full areas are off the list, and have room all the same if they can take slots back.
-        let full = |area: &Area| area.availability().is_full();
-        let last = |area: &Area| match full(area) {
+        let full = |area: &AreaRef<'a>| area.availability().is_full();
+        let last = |area: &AreaRef<'a>| match full(area) {
             true => area.alloc_reclaiming(order, cache),
             false => area.alloc_from_copies(order, cache),
         };
-        let may = |area: &AreaRef<'_>| area.may_be_reclaimed() && (full(area) || area.unavailable().is_none());
+        let may = |area: &AreaRef<'a>| {
+            area.may_be_reclaimed() && (full(area) || matches!(area.unavailable(), None | Some(Unavailable::Resting)))
+        };
         found.or_else(|| self.iter().filter(may).find_map(|area| try_area(area, &last)))
     }
 

@@ -232,7 +232,7 @@ fn all_together_exact() {
 /// Takes a slot of the first cluster that was free under an earlier hold of its lock, and does not look again.
 fn take_later(world: &World, me: u8) {
     let area = world.areas.get(0).unwrap();
-    let index = area.clusters().lock(0).find_reclaimable(0, &area.marks().of(0)).unwrap();
+    let index = area.clusters().lock(0).used_without(&area.marks().of(0)).find_clear(0, 0).unwrap();
     let mut inner = area.clusters().lock(0);
     if !inner.is_used(index) {
         inner.occupy(index, 1);
