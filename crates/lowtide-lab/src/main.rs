@@ -9,6 +9,7 @@ mod burners;
 mod experiment;
 mod experiments;
 mod fault;
+mod kept;
 mod measure;
 mod plot;
 mod programs;

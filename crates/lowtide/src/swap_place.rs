@@ -64,11 +64,18 @@ pub fn how(device: &FileDevice, rotating: bool) -> String {
     }
 }
 
+/// File systems in RAM, as `statfs` numbers them.
+const TMPFS: u64 = 0x0102_1994;
+const RAMFS: u64 = 0x8584_58f6;
+
+/// What kind of file system a file is on, as `statfs` numbers them.
+fn file_system(file: impl rustix::fd::AsFd) -> Option<u64> {
+    Some(rustix::fs::fstatfs(file).ok()?.f_type as u64 & 0xffff_ffff)
+}
+
 /// Whether a file's bytes are in RAM (tmpfs, ramfs).
 pub fn is_in_ram(file: impl rustix::fd::AsFd) -> bool {
-    const TMPFS: u64 = 0x0102_1994;
-    const RAMFS: u64 = 0x8584_58f6;
-    rustix::fs::fstatfs(file).is_ok_and(|fs| [TMPFS, RAMFS].contains(&(fs.f_type as u64 & 0xffff_ffff)))
+    file_system(file).is_some_and(|kind| [TMPFS, RAMFS].contains(&kind))
 }
 
 /// Whether the disk of a file turns: as the user has said (`asked`), or as the kernel says. The error: it can't.
@@ -90,16 +97,15 @@ fn diskless(file: impl rustix::fd::AsFd) -> Option<String> {
     if is_device || rustix::fs::major(stat.st_dev) != 0 {
         return None;
     }
-    let kind = rustix::fs::fstatfs(&file).ok()?.f_type as u64 & 0xffff_ffff;
-    match kind {
+    match file_system(&file)? {
         // btrfs, bcachefs, zfs, overlay.
         0x9123_683e | 0xca45_1a4e | 0x2fc1_2fc1 | 0x794c_7630 => None,
-        0x0102_1994 => Some("tmpfs".to_owned()),
-        0x8584_58f6 => Some("ramfs".to_owned()),
+        TMPFS => Some("tmpfs".to_owned()),
+        RAMFS => Some("ramfs".to_owned()),
         0x6969 => Some("nfs".to_owned()),
         0x0102_1997 => Some("9p".to_owned()),
         0x6573_5546 => Some("fuse".to_owned()),
-        _ => Some(format!("of type {kind:#x}")),
+        kind => Some(format!("of type {kind:#x}")),
     }
 }
 

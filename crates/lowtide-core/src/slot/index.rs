@@ -155,6 +155,12 @@ impl Index {
         }
     }
 
+    /// The clusters of a level and a zone, each once: from `start` on, and then those before it.
+    pub(super) fn around(&self, level: Level, zone: Zone, start: usize) -> impl Iterator<Item = usize> {
+        let from = move |start| core::iter::successors(self.find(level, zone, start), move |i| self.find(level, zone, i + 1));
+        from(start).chain(from(0).take_while(move |i| *i < start))
+    }
+
     pub(super) fn table_bytes(&self) -> usize {
         self.bits.populated_bytes()
     }

@@ -371,11 +371,8 @@ impl<'a> Request<'a> {
         let start = self.hint.get() as usize / CLUSTER_SLOTS;
         let mut in_vain = 0;
         (self.order..=MAX_ORDER).map(Level::of_copies).filter(|level| !index.is_empty(*level)).find_map(|level| {
-            let from = |start| {
-                core::iter::successors(index.find(level, Zone::ALL, start), move |i| index.find(level, Zone::ALL, i + 1))
-            };
-            let (ahead, behind) = (from(start), from(0).take_while(|i| *i < start));
-            ahead.chain(behind).find_map(|i| if in_vain < IN_VAIN { self.take_copies_of(i, &mut in_vain) } else { None })
+            let mut all = index.around(level, Zone::ALL, start);
+            all.find_map(|i| if in_vain < IN_VAIN { self.take_copies_of(i, &mut in_vain) } else { None })
         })
     }
 
@@ -453,9 +450,7 @@ impl Trier for Request<'_> {
         let index = clusters.index().filter(|index| !index.is_empty(level))?;
         // On from where this CPU was last: CPUs keep apart, and what is written together lies together.
         let start = self.hint.get() as usize / CLUSTER_SLOTS;
-        let from = |start| core::iter::successors(index.find(level, zone, start), move |i| index.find(level, zone, i + 1));
-        let (ahead, behind) = (from(start), from(0).take_while(|i| *i < start));
-        ahead.chain(behind).find_map(|i| {
+        index.around(level, zone, start).find_map(|i| {
             let mut inner = clusters.try_lock(i)?;
             self.opened += 1;
             let slot = self.take(i, &mut inner, 0);

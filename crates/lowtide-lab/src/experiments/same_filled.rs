@@ -8,10 +8,11 @@ use std::hint::black_box;
 
 use lowtide_core::codec::{Codec, Workspace};
 use lowtide_core::fill::repeated_word;
-use lowtide_core::store::{Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
+use lowtide_core::store::Page;
 use lowtide_core::vm::PAGE_SIZE;
 
 use crate::experiment::{Experiment, Outcome, Scale};
+use crate::kept::{Kept, RUN};
 use crate::measure::{self, Sample};
 use crate::programs::PROGRAMS;
 use crate::report::{Finding, Table, Target};
@@ -27,9 +28,6 @@ const CODECS: [(&str, Codec); 2] = [("LZ4", Codec::Lz4), ("zstd", Codec::Zstd(3)
 const SHARES: [f64; 4] = [0.0, 1.5, 10.0, 50.0];
 /// The words that they repeat.
 const WORDS: [(&str, u64); 2] = [("zero", 0), ("same-filled", 0x6b6b_6b6b_6b6b_6b6b)];
-/// Pages of one call, as the pager makes them.
-const RUN: usize = 128;
-const POOL: usize = 256 << 20;
 /// What the check may take of a store.
 const MOST: f64 = 0.01;
 
@@ -76,50 +74,6 @@ fn sizes(outcome: &mut Outcome) -> Result<(), String> {
         );
     }
     Ok(())
-}
-
-/// Pages in a store.
-struct Kept {
-    store: Store,
-    scratch: Scratch,
-    kept: Vec<Result<Stored, StoreError>>,
-}
-
-impl Kept {
-    fn new(codec: Codec) -> Result<Kept, String> {
-        let store = Store::new(StoreConfig { pool_limit: POOL, accept_percent: 90, codec });
-        let scratch = Scratch::new().map_err(|e| format!("no buffers: {e:?}"))?;
-        Ok(Kept { store: store.map_err(|e| format!("no store: {e:?}"))?, scratch, kept: Vec::new() })
-    }
-
-    fn store(&mut self, pages: &[&Page]) -> Result<(), String> {
-        self.kept.resize(pages.len(), Err(StoreError::Full));
-        for (pages, out) in pages.chunks(RUN).zip(self.kept.chunks_mut(RUN)) {
-            self.store.store_run(pages, &[], Group::RUN, out, &mut self.scratch);
-        }
-        self.kept.iter().find_map(|kept| kept.err()).map_or(Ok(()), |e| Err(format!("a page can't be stored: {e:?}")))
-    }
-
-    fn load(&mut self, into: &mut Page) -> Result<(), String> {
-        for kept in &self.kept {
-            match kept {
-                Ok(Stored::Entry(e)) => {
-                    self.store.load(*e, into, &mut self.scratch).map_err(|e| format!("a page can't be loaded: {e:?}"))?;
-                }
-                _ => into.fill(0),
-            }
-            black_box(&into);
-        }
-        Ok(())
-    }
-
-    fn free(&mut self) {
-        for kept in self.kept.drain(..) {
-            if let Ok(Stored::Entry(e)) = kept {
-                self.store.free(e);
-            }
-        }
-    }
 }
 
 /// Pages of which that many percent repeat `word`, in random order; the others repeat nothing.

@@ -7,10 +7,11 @@ use lowtide_core::codec::{Codec, Workspace};
 use lowtide_core::fill::repeated_word;
 use lowtide_core::pool::{Handle, Pool};
 use lowtide_core::slot::{Area, Entry, Policy};
-use lowtide_core::store::{FillWords, Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
+use lowtide_core::store::{FillWords, Page};
 use lowtide_core::vm::PAGE_SIZE;
 
 use crate::experiment::{Experiment, Outcome, Scale};
+use crate::kept::{Kept, POOL, RUN};
 use crate::measure::{self, Sample};
 use crate::programs::PROGRAMS;
 use crate::report::{Finding, Table, Target};
@@ -32,9 +33,6 @@ const WAYS: [&str; 4] = ["state only (lowtide)", "entry without object", "throug
 const STATE: usize = 0;
 const ENTRY: usize = 1;
 const LZ4: usize = 2;
-/// Pages of one call, as the pager makes them.
-const RUN: usize = 128;
-const POOL: usize = 256 << 20;
 
 fn run(scale: &Scale) -> Result<Outcome, String> {
     let mut outcome = Outcome::default();
@@ -56,32 +54,13 @@ trait Way {
 }
 
 /// What lowtide does.
-struct Lowtide {
-    store: Store,
-    scratch: Scratch,
-    kept: Vec<Result<Stored, StoreError>>,
-}
-
-impl Way for Lowtide {
+impl Way for Kept {
     fn store(&mut self, pages: &[&Page]) -> Result<(), String> {
-        self.kept.resize(pages.len(), Err(StoreError::Full));
-        for (pages, out) in pages.chunks(RUN).zip(self.kept.chunks_mut(RUN)) {
-            self.store.store_run(pages, &[], Group::RUN, out, &mut self.scratch);
-        }
-        self.kept.iter().find_map(|kept| kept.err()).map_or(Ok(()), |e| Err(format!("a page can't be stored: {e:?}")))
+        Kept::store(self, pages)
     }
 
     fn load(&mut self, into: &mut Page) -> Result<(), String> {
-        for kept in &self.kept {
-            match kept {
-                Ok(Stored::Entry(e)) => {
-                    self.store.load(*e, into, &mut self.scratch).map_err(|e| format!("a page can't be loaded: {e:?}"))?;
-                }
-                _ => into.fill(0),
-            }
-            black_box(&into);
-        }
-        Ok(())
+        Kept::load(self, into)
     }
 
     fn bytes(&self) -> usize {
@@ -91,11 +70,7 @@ impl Way for Lowtide {
     }
 
     fn free(&mut self) -> Result<(), String> {
-        for kept in self.kept.drain(..) {
-            if let Ok(Stored::Entry(e)) = kept {
-                self.store.free(e);
-            }
-        }
+        Kept::free(self);
         Ok(())
     }
 }
@@ -187,17 +162,9 @@ impl Way for Entries {
     }
 }
 
-fn scratch() -> Result<Scratch, String> {
-    Scratch::new().map_err(|e| format!("no buffers: {e:?}"))
-}
-
 fn way(number: usize, slots: u64) -> Result<Box<dyn Way>, String> {
     Ok(match number {
-        STATE => {
-            let cfg = StoreConfig { pool_limit: POOL, accept_percent: 90, codec: Codec::Lz4 };
-            let store = Store::new(cfg).map_err(|e| format!("no store: {e:?}"))?;
-            Box::new(Lowtide { store, scratch: scratch()?, kept: Vec::new() })
-        }
+        STATE => Box::new(Kept::new(Codec::Lz4)?),
         ENTRY => Box::new(Entries::new(Codec::Lz4, true, slots)?),
         LZ4 => Box::new(Entries::new(Codec::Lz4, false, slots)?),
         _ => Box::new(Entries::new(Codec::Zstd(3), false, slots)?),
