@@ -389,7 +389,7 @@ impl<'a> Request<'a> {
             }
             return None;
         };
-        inner = area.reclaim_run(i, inner, first, 1 << self.order, self.cache);
+        let (mut inner, _) = area.reclaim_run(i, inner, first, 1 << self.order, self.cache);
         // Elsewhere than in the index of those that are partly used or full it was emptied by others meanwhile: then it is to
         // be had in other ways. What this has emptied is taken as it is, without being punched out first.
         if !matches!(lists::of(&inner), Some(Place::Index(_))) {
@@ -412,13 +412,18 @@ impl<'a> Request<'a> {
             && self.scarce
             && let Some(first) = inner.used_without(&area.copies_of(i, 0, CLUSTER_SLOTS)).find_clear(self.order, 0)
         {
-            inner = area.reclaim_run(i, inner, first, 1 << self.order, self.cache);
+            let freed;
+            (inner, freed) = area.reclaim_run(i, inner, first, 1 << self.order, self.cache);
             // Anything may have happened to it meanwhile.
             let usable = inner.usable(self.order, clusters.searcher().mixes()) && inner.charged;
             if usable && let Some(slot) = self.take(i, &mut inner, first) {
                 return Some(slot);
             }
-            if lists::of(&inner).is_some() || inner.state != ListState::None {
+            let is_elsewhere = lists::of(&inner).is_some() || inner.state != ListState::None;
+            if freed > 0 {
+                clusters.relocate(i, &mut inner, true);
+            }
+            if freed > 0 || is_elsewhere {
                 return None;
             }
         }

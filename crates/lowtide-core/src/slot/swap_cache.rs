@@ -204,7 +204,8 @@ impl Area {
 
     /// Takes back what holds only a cache mark among `n` slots from index `first` of a locked cluster on, all of which are
     /// free or hold such a mark, so that all are free; stops at the first that can't go. The lock is let go, and had again
-    /// once: everything about the cluster is to be looked at again. The cluster is where it was before.
+    /// once: everything about the cluster is to be looked at again. Also returns how many slots it freed: if any, the caller
+    /// relocates the cluster.
     pub(super) fn reclaim_run<'a>(
         &'a self,
         i: usize,
@@ -212,7 +213,7 @@ impl Area {
         first: usize,
         n: usize,
         cache: &dyn SwapCache,
-    ) -> LockedInner<'a> {
+    ) -> (LockedInner<'a>, u64) {
         let copies = self.copies_of(i, first, n);
         drop(inner);
         let mut given_up = Bitmap::EMPTY;
@@ -223,8 +224,8 @@ impl Area {
             given_up.set(index, 1);
         }
         let mut inner = self.clusters().lock(i);
-        self.give_back(i, &mut inner, &given_up);
-        inner
+        let freed = self.give_back(i, &mut inner, &given_up);
+        (inner, freed)
     }
 
     /// Frees slots of a locked cluster that were given up, and leaves the cluster where it is. Returns how many were freed.
