@@ -129,7 +129,7 @@ fn what_frees_almost_nothing_is_written_last() {
     let all = s.stats().pool_stored_bytes;
     let shrunk = shrink(&s, all * 9 / 10);
     assert_eq!((on_device(&s, &small), shrunk.pages), (0, on_device(&s, &large)));
-    assert!(shrunk.bytes >= all * 9 / 10 && shrunk.pages < 2048, "{shrunk:?}");
+    assert!(shrunk.bytes >= all * 9 / 10, "{shrunk:?}");
     // Where nothing else is left they go as well.
     shrink(&s, usize::MAX);
     assert_eq!((on_device(&s, &small), on_device(&s, &large), s.stats().pool_bytes), (2048, 2048, 0));
