@@ -106,27 +106,43 @@ pub struct Zone {
     mask: u64,
 }
 
+/// One bit in each group of 2^n bits. (A table: a search would feel the division.)
+const EVERY: [u64; 7] = {
+    let mut every = [u64::MAX; 7];
+    let mut n = 0;
+    while n < 7 {
+        every[n] /= u64::MAX >> (64 - (1 << n));
+        n += 1;
+    }
+    every
+};
+
 impl Zone {
     /// Everything.
     pub const ALL: Zone = Zone { mask: u64::MAX };
 
+    /// How many zones there are: a power of two.
+    #[inline]
+    pub fn count() -> usize {
+        count().next_power_of_two().min(64)
+    }
+
     /// The zone of this CPU.
     #[inline]
     pub fn own() -> Zone {
-        let zones = count().next_power_of_two().min(64);
-        // One bit in each group of as many bits as there are zones.
-        let every = u64::MAX / (u64::MAX >> (64 - zones));
-        Zone { mask: every << (current() & (zones - 1)) }
+        let zones = Zone::count();
+        Zone { mask: EVERY[zones.trailing_zeros() as usize] << (current() & (zones - 1)) }
+    }
+
+    /// Its number, below [`Zone::count`]; `None`: everything.
+    #[inline]
+    pub fn number(self) -> Option<usize> {
+        (self != Zone::ALL).then_some(self.mask.trailing_zeros() as usize)
     }
 
     /// Whether thing `i` is of this zone.
     pub fn has(self, i: usize) -> bool {
         self.mask >> (i % 64) & 1 == 1
-    }
-
-    /// The bits of a word, one for each of 64 things, the first of which has a multiple of 64 as its number.
-    pub fn mask(self) -> u64 {
-        self.mask
     }
 }
 

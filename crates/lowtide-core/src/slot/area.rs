@@ -97,7 +97,7 @@ impl Area {
                 ages: Ages::new(clusters)?,
                 io: IoCounts::default(),
                 words: Table::new(n, OnFork::Copy)?,
-                clusters: Clusters::new(cfg.slots, cfg.policy, cfg.discard, cfg.quota)?,
+                clusters: Clusters::new(cfg.slots, cfg.policy, !cfg.rotating, cfg.discard, cfg.quota)?,
                 next: Next::new(cfg.rotating, cfg.policy == Policy::Exact),
                 availability: Availability::new(clusters as u64),
                 marks: CacheMarks::new(clusters)?,
@@ -211,6 +211,7 @@ impl Area {
     }
 
     /// Frees `n` used slots of a locked cluster.
+    #[inline]
     pub(super) fn give(&self, i: usize, inner: &mut LockedInner<'_>, index: usize, n: usize) {
         if n > 0 {
             self.give_in_place(i, inner, index, n);
@@ -219,6 +220,7 @@ impl Area {
     }
 
     /// As [`Area::give`], but the cluster stays where it was: the caller relocates it.
+    #[inline]
     pub(super) fn give_in_place(&self, i: usize, inner: &mut LockedInner<'_>, index: usize, n: usize) {
         let full = inner.is_full();
         inner.give(index, n);

@@ -125,12 +125,17 @@ impl Bitmap {
 
     /// The order of the largest aligned clear run with a bit among `n` from `first` on, if it is larger than `known`; else
     /// `known`. The runs of `known` and below are not looked at.
+    #[inline]
     pub(super) fn largest_clear_around(&self, first: usize, n: usize, known: Option<u32>) -> Option<u32> {
         let mut largest = known;
         for order in known.map_or(0, |known| known + 1)..=MAX_ORDER {
             let run = 1usize << order;
-            let starts = (first & !(run - 1)..first + n).step_by(run);
-            if !starts.into_iter().any(|start| self.is_clear(start, run)) {
+            // Not `step_by`, which divides.
+            let mut start = first & !(run - 1);
+            while start < first + n && !self.is_clear(start, run) {
+                start += run;
+            }
+            if start >= first + n {
                 break;
             }
             largest = Some(order);

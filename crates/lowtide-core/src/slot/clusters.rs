@@ -38,13 +38,13 @@ pub(super) struct Clusters {
 }
 
 impl Clusters {
-    /// For that many slots, at least one, none of which is in use.
-    pub(super) fn new(slots: u64, policy: Policy, discard: bool, quota: Option<Quota>) -> Result<Clusters, Errno> {
+    /// For that many slots, at least one, none of which is in use. `zones`: CPUs have clusters of their own.
+    pub(super) fn new(slots: u64, policy: Policy, zones: bool, discard: bool, quota: Option<Quota>) -> Result<Clusters, Errno> {
         let clusters = (slots as usize).div_ceil(CLUSTER_SLOTS);
         Ok(Clusters {
             slots,
             array: Array::new(clusters, OnFork::Copy)?,
-            places: Places::new(clusters, policy == Policy::Exact)?,
+            places: Places::new(clusters, policy == Policy::Exact, zones)?,
             searcher: Searcher::new(policy),
             discard,
             opened: AtomicU32::new(0),

@@ -2,16 +2,21 @@
 //! held, searched without any lock. Who finds a cluster here locks it and looks again. Clusters with clean copies are in it
 //! once more, by what room they have if those are given up.
 //!
-//! Above each 64 words of a bitmap there is one word that says which of them are not empty, so that a search of an area of a
-//! terabyte reads a few hundred words at most.
+//! Above each 64 words of a bitmap there is one word that says which of them may not be empty, so that a search of an area of a
+//! terabyte reads a few hundred words at most. Who takes the last cluster out of a word leaves it at that: the next one often
+//! comes soon, and the search that finds the word empty says so above. Full clusters are in no bitmap: nobody searches them.
+//!
+//! The clusters of each CPU's zone have words of their own: a search of a zone reads no others, and CPUs that keep to their
+//! zones change no word of each other's.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::ops::Range;
 
 use rustix::io::Errno;
 
 use super::cluster::{CLUSTER_SLOTS, Inner, MAX_ORDER, ORDERS};
 use crate::percpu::Zone;
-use crate::table::Table;
+use crate::sync::Array;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::vm::OnFork;
 
 /// Levels for each of two kinds of clusters: those with much room, and those with little.
@@ -46,7 +51,7 @@ impl Level {
     }
 
     /// Where clusters are whose largest run of slots that are free or clean copies is of an order, beside where they are else.
-    pub(super) fn of_copies(order: u32) -> Level {
+    pub(super) const fn of_copies(order: u32) -> Level {
         Level((Level::COUNT + order as usize) as u8)
     }
 
@@ -77,88 +82,167 @@ impl Level {
 #[derive(Debug)]
 pub(super) struct Index {
     /// For each level its words, then for each level the words above them.
-    bits: Table<AtomicU64>,
+    bits: Array<AtomicU64>,
+    /// How many zones, as a power of two.
+    zones: u32,
+    /// How many bits a zone has, as a power of two: whole words.
+    zone_bits: u32,
     words: usize,
     above: usize,
 }
 
 impl Index {
-    pub(super) fn new(clusters: usize) -> Result<Index, Errno> {
-        let words = clusters.div_ceil(64);
+    /// `apart`: the clusters of each zone together. Not where neighbours are to be found one after the other.
+    pub(super) fn new(clusters: usize, apart: bool) -> Result<Index, Errno> {
+        let zones = if apart { Zone::count().trailing_zeros() } else { 0 };
+        let zone_bits = clusters.div_ceil(1 << zones).max(64).next_power_of_two().trailing_zeros();
+        let words = (1usize << (zone_bits + zones)) / 64;
         let above = words.div_ceil(64);
-        Ok(Index { bits: Table::new(Level::ALL * (words + above), OnFork::Copy)?, words, above })
+        Ok(Index { bits: Array::new(Level::ALL * (words + above), OnFork::Copy)?, zones, zone_bits, words, above })
     }
 
-    fn level(&self, level: Level) -> (&[AtomicU64], &[AtomicU64]) {
+    #[inline]
+    pub(super) fn level(&self, level: Level) -> (&[AtomicU64], &[AtomicU64]) {
         let (words, above) = self.bits.split_at(Level::ALL * self.words);
         let level = level.0 as usize;
         (&words[level * self.words..][..self.words], &above[level * self.above..][..self.above])
     }
 
+    /// The bit of a cluster.
+    #[inline]
+    fn bit_of(&self, i: usize) -> usize {
+        (i & ((1 << self.zones) - 1)) << self.zone_bits | i >> self.zones
+    }
+
+    /// The cluster of a bit.
+    #[inline]
+    fn cluster_of(&self, bit: usize) -> usize {
+        (bit & ((1 << self.zone_bits) - 1)) << self.zones | bit >> self.zone_bits
+    }
+
+    /// The bits of a zone.
+    #[inline]
+    fn bits_of(&self, zone: Zone) -> Range<usize> {
+        match zone.number() {
+            Some(zone) if self.zones > 0 => zone << self.zone_bits..(zone + 1) << self.zone_bits,
+            _ => 0..self.words * 64,
+        }
+    }
+
     /// Enters a cluster. Its lock is held.
+    #[inline]
     pub(super) fn add(&self, level: Level, i: usize) {
+        if level == Level::FULL {
+            return;
+        }
         let (words, above) = self.level(level);
-        let w = i / 64;
-        if words[w].fetch_or(1 << (i % 64), Ordering::Relaxed) == 0 {
-            // Release: pairs with the Acquire of `remove`'s second step. Who takes this bit away sees the cluster in the word.
-            above[w / 64].fetch_or(1 << (w % 64), Ordering::SeqCst);
+        let bit = self.bit_of(i);
+        let w = bit / 64;
+        if words[w].fetch_or(1 << (bit % 64), Ordering::SeqCst) == 0 {
+            // Mostly it is set still. SeqCst, here and in `tidy`: of one that fills the word and looks above, and one that
+            // clears above and looks at the word, at least one sees what the other did.
+            let bit = 1 << (w % 64);
+            if above[w / 64].load(Ordering::SeqCst) & bit == 0 {
+                above[w / 64].fetch_or(bit, Ordering::SeqCst);
+            }
         }
     }
 
     /// Takes a cluster out. Its lock is held.
+    #[inline]
     pub(super) fn remove(&self, level: Level, i: usize) {
+        if level != Level::FULL {
+            let bit = self.bit_of(i);
+            self.level(level).0[bit / 64].fetch_and(!(1 << (bit % 64)), Ordering::SeqCst);
+        }
+    }
+
+    /// A search found nothing in a word: the word above says so from here on.
+    #[cold]
+    fn tidy(&self, level: Level, w: usize) {
         let (words, above) = self.level(level);
-        let (w, bit) = (i / 64, 1 << (i % 64));
-        if words[w].fetch_and(!bit, Ordering::SeqCst) == bit {
-            let above_bit = 1 << (w % 64);
-            // Acquire: pairs with the Release in `add`.
-            above[w / 64].fetch_and(!above_bit, Ordering::SeqCst);
-            // Somebody may have entered another one between the two, and set the bit too early.
-            if words[w].load(Ordering::SeqCst) != 0 {
-                above[w / 64].fetch_or(above_bit, Ordering::SeqCst);
-            }
+        let bit = 1 << (w % 64);
+        above[w / 64].fetch_and(!bit, Ordering::SeqCst);
+        // Somebody may have entered a cluster before that, and found the bit set.
+        if words[w].load(Ordering::SeqCst) != 0 {
+            above[w / 64].fetch_or(bit, Ordering::SeqCst);
         }
     }
 
     /// Whether a cluster is at a level. For checks.
     pub(super) fn has(&self, level: Level, i: usize) -> bool {
-        self.find(level, Zone::ALL, i) == Some(i)
+        let bit = self.bit_of(i);
+        self.level(level).0[bit / 64].load(Ordering::Relaxed) >> (bit % 64) & 1 == 1
     }
 
-    /// Whether a level has no cluster, which most have not at most times.
+    /// Whether a level surely has no cluster, as most at most times.
     #[inline]
     pub(super) fn is_empty(&self, level: Level) -> bool {
         let (_, above) = self.level(level);
         above.iter().all(|word| word.load(Ordering::Relaxed) == 0)
     }
 
-    /// The first cluster of a level and a zone from `from` on; no further than the last.
-    pub(super) fn find(&self, level: Level, zone: Zone, from: usize) -> Option<usize> {
+    /// The first bit of a level that is set, within a range that ends with a word.
+    #[inline]
+    fn find(&self, level: Level, within: Range<usize>) -> Option<usize> {
         let (words, above) = self.level(level);
-        let mut w = from / 64;
-        let first = words.get(w)?.load(Ordering::Relaxed) & zone.mask() & (u64::MAX << (from % 64));
+        let (mut w, end) = (within.start / 64, within.end / 64);
+        if w >= end {
+            return None;
+        }
+        let first = words[w].load(Ordering::Relaxed) & (u64::MAX << (within.start % 64));
         if first != 0 {
             return Some(w * 64 + first.trailing_zeros() as usize);
         }
         loop {
             w += 1;
-            let a = above.get(w / 64)?.load(Ordering::Relaxed) & (u64::MAX << (w % 64));
+            if w >= end {
+                return None;
+            }
+            let a = above[w / 64].load(Ordering::Relaxed) & (u64::MAX << (w % 64));
             if a == 0 {
                 w |= 63;
                 continue;
             }
             w = w / 64 * 64 + a.trailing_zeros() as usize;
-            let word = words[w].load(Ordering::Relaxed) & zone.mask();
+            if w >= end {
+                return None;
+            }
+            let word = words[w].load(Ordering::Relaxed);
             if word != 0 {
                 return Some(w * 64 + word.trailing_zeros() as usize);
             }
+            self.tidy(level, w);
         }
     }
 
-    /// The clusters of a level and a zone, each once: from `start` on, and then those before it.
+    /// The first cluster behind bit `from` at one of some levels, and where to go on behind it.
+    pub(super) fn next_of(&self, mut levels: impl Iterator<Item = Level>, from: usize) -> Option<(usize, usize)> {
+        let end = self.words * 64;
+        let bit = Iterator::filter_map(&mut levels, |level| self.find(level, from..end)).min()?;
+        Some((self.cluster_of(bit), bit + 1))
+    }
+
+    /// The clusters of a level and a zone, each once: from cluster `start` on, if that is of the zone, and then those before it.
+    #[inline]
     pub(super) fn around(&self, level: Level, zone: Zone, start: usize) -> impl Iterator<Item = usize> {
-        let from = move |start| core::iter::successors(self.find(level, zone, start), move |i| self.find(level, zone, i + 1));
-        from(start).chain(from(0).take_while(move |i| *i < start))
+        let all = self.bits_of(zone);
+        let start = self.bit_of(start);
+        let start = if all.contains(&start) { start } else { all.start };
+        let mut behind = start..all.end;
+        let mut before = all.start..start;
+        core::iter::from_fn(move || {
+            if let Some(bit) = self.find(level, behind.clone()) {
+                behind.start = bit + 1;
+                return Some(self.cluster_of(bit));
+            }
+            behind.start = behind.end;
+            // The word with the start may have been seen already, in part.
+            let end = before.end.next_multiple_of(64).max(before.start);
+            let bit = self.find(level, before.start..end).filter(|bit| *bit < start);
+            before.start = bit.map_or(before.end, |bit| bit + 1);
+            bit.map(|bit| self.cluster_of(bit))
+        })
     }
 
     pub(super) fn table_bytes(&self) -> usize {
@@ -171,6 +255,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
+    use std::vec::Vec;
 
     #[test]
     fn every_sufficient_level_is_searched_once() {
@@ -187,10 +272,11 @@ mod tests {
         #[test]
         fn finds_what_a_set_finds(
             clusters in 1usize..20_000,
+            apart: bool,
             ops in prop::collection::vec((any::<prop::sample::Index>(), any::<bool>(), any::<prop::sample::Index>()), 1..200),
         ) {
-            let (index, mut set) = (Index::new(clusters).unwrap(), BTreeSet::new());
-            for (i, add, from) in ops {
+            let (index, mut set) = (Index::new(clusters, apart).unwrap(), BTreeSet::new());
+            for (i, add, start) in ops {
                 let i = i.index(clusters);
                 if add {
                     index.add(Level(3), i);
@@ -199,12 +285,22 @@ mod tests {
                     index.remove(Level(3), i);
                     set.remove(&i);
                 }
-                let from = from.index(clusters);
-                prop_assert_eq!(index.find(Level(3), Zone::ALL, from), set.range(from..).next().copied());
-                prop_assert_eq!(index.find(Level(3), Zone::ALL, 0), set.first().copied());
-                let own = Zone::own();
-                prop_assert_eq!(index.find(Level(3), own, from), set.range(from..).find(|i| own.has(**i)).copied());
-                prop_assert_eq!(index.find(Level(2), Zone::ALL, 0), None);
+                prop_assert_eq!(index.has(Level(3), i), add);
+                prop_assert!(set.is_empty() || !index.is_empty(Level(3)));
+                let start = start.index(clusters);
+                for zone in [Zone::ALL, Zone::own()] {
+                    // In the order of bits, round from the start.
+                    let is_one = |i: &usize| !apart || zone.has(*i);
+                    let mut want: Vec<usize> = set.iter().copied().filter(is_one).collect();
+                    want.sort_unstable_by_key(|i| index.bit_of(*i));
+                    let at = want.partition_point(|i| index.bit_of(*i) < index.bit_of(start));
+                    want.rotate_left(if apart && !zone.has(start) { 0 } else { at });
+                    prop_assert_eq!(index.around(Level(3), zone, start).collect::<Vec<_>>(), want);
+                }
+                prop_assert_eq!(index.around(Level(2), Zone::ALL, start).next(), None);
+                let levels = || [Level(2), Level(3)].into_iter();
+                let all = core::iter::successors(index.next_of(levels(), 0), |(_, from)| index.next_of(levels(), *from));
+                prop_assert_eq!(all.map(|(i, _)| i).collect::<BTreeSet<_>>(), set.clone());
             }
         }
     }

@@ -167,12 +167,12 @@ impl Lists {
 }
 
 impl Places {
-    /// For that many clusters, none of which is anywhere yet.
-    pub(super) fn new(clusters: usize, indexed: bool) -> Result<Places, Errno> {
+    /// For that many clusters, none of which is anywhere yet. `zones`: CPUs have clusters of their own.
+    pub(super) fn new(clusters: usize, indexed: bool, zones: bool) -> Result<Places, Errno> {
         Ok(Places {
             lists: CacheAligned(Lock::new(Lists::new(clusters)?)),
             lens: CacheAligned([const { AtomicU32::new(0) }; COUNT]),
-            index: if indexed { Some(Index::new(clusters)?) } else { None },
+            index: if indexed { Some(Index::new(clusters, zones)?) } else { None },
         })
     }
 

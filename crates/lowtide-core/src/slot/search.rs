@@ -82,7 +82,10 @@ impl Area {
         if self.clusters().index().is_none() {
             return self.alloc_where_scarce(order, &cache);
         }
-        let mut request = self.request(order, &cache)?;
+        if !self.gives_out(order) {
+            return None;
+        }
+        let mut request = self.request(order, &cache);
         let found = request.take_from_copies();
         found.inspect(|slot| request.hint.set_shared(slot + (1 << order)));
         self.next().count(request.opened);
@@ -91,9 +94,23 @@ impl Area {
 
     /// As [`Area::alloc_reclaiming`], but takes back nothing where slots are not scarce.
     pub(super) fn alloc_where_scarce(&self, order: u32, cache: &dyn SwapCache) -> Option<u64> {
-        for _ in 0..ROUNDS {
-            let mut request = self.request(order, cache)?;
-            if let Some(slot) = request.take_next() {
+        if !self.gives_out(order) {
+            return None;
+        }
+        let mut request = self.request(order, cache);
+        if let Some(slot) = request.take_next() {
+            return Some(slot);
+        }
+        self.alloc_elsewhere(order, cache)
+    }
+
+    /// As [`Area::alloc_where_scarce`], once this CPU's own cluster had none.
+    fn alloc_elsewhere(&self, order: u32, cache: &dyn SwapCache) -> Option<u64> {
+        for round in 0..ROUNDS {
+            let mut request = self.request(order, cache);
+            if round > 0
+                && let Some(slot) = request.take_next()
+            {
                 return Some(slot);
             }
             let mut found = request.take_following();
@@ -115,7 +132,7 @@ impl Area {
 
     /// As [`Area::alloc`], but only from the cluster that this CPU used last.
     pub(super) fn alloc_next(&self, order: u32) -> Option<u64> {
-        self.request(order, &NoCache)?.take_next()
+        self.gives_out(order).then(|| self.request(order, &NoCache).take_next()).flatten()
     }
 
     /// Gives out `n` slots in a row, as [`Area::alloc`] does, whatever their number is: those from `slot` on, or, on a rotating
@@ -169,10 +186,16 @@ impl Area {
         }
     }
 
-    /// `None` for areas that give out nothing, and orders that don't exist.
-    fn request<'a>(&'a self, order: u32, cache: &'a dyn SwapCache) -> Option<Request<'a>> {
-        let possible = order <= MAX_ORDER && self.availability().is_open();
-        possible.then(|| Request { area: self, order, hint: self.next().hint(order), cache, opened: 0, scarce: false })
+    /// Whether the order exists, and the area gives out anything.
+    #[inline]
+    fn gives_out(&self, order: u32) -> bool {
+        order <= MAX_ORDER && self.availability().is_open()
+    }
+
+    /// For an order that exists. (Not in an `Option`: to take it out costs as much as the lock of a cluster.)
+    #[inline]
+    fn request<'a>(&'a self, order: u32, cache: &'a dyn SwapCache) -> Request<'a> {
+        Request { area: self, order, hint: self.next().hint(order), cache, opened: 0, scarce: false }
     }
 
     /// Whether 2^`order` aligned free slots exist anywhere: looks at every cluster. The truth that searches are measured
@@ -190,6 +213,7 @@ impl Area {
 }
 
 impl<'a> Request<'a> {
+    #[inline]
     fn take_next(&mut self) -> Option<u64> {
         match self.hint {
             Hint::Cpu(next) => self.take_behind(next.load(Relaxed)),
@@ -203,6 +227,7 @@ impl<'a> Request<'a> {
     }
 
     /// Takes from the cluster of the slot before `next`, rather from `next` on; 0: from none.
+    #[inline]
     fn take_behind(&mut self, next: u64) -> Option<u64> {
         if next == 0 {
             return None;
@@ -401,6 +426,19 @@ impl<'a> Request<'a> {
         slot
     }
 
+    /// Takes from a cluster that the index has, if nobody else has it in hand.
+    #[inline]
+    fn take_indexed(&mut self, i: usize) -> Option<u64> {
+        let clusters = self.area.clusters();
+        let mut inner = clusters.try_lock(i)?;
+        self.opened += 1;
+        let slot = self.take(i, &mut inner, 0);
+        if slot.is_none() && inner.state == ListState::Frag {
+            clusters.relocate(i, &mut inner, false);
+        }
+        slot
+    }
+
     /// Takes from an isolated cluster; if it has no room, from where its swap cache was; else it goes back to a list.
     fn take_isolated(&mut self, i: usize, mut inner: LockedInner<'a>) -> Option<u64> {
         let (area, clusters) = (self.area, self.area.clusters());
@@ -455,14 +493,6 @@ impl Trier for Request<'_> {
         let index = clusters.index().filter(|index| !index.is_empty(level))?;
         // On from where this CPU was last: CPUs keep apart, and what is written together lies together.
         let start = self.hint.get() as usize / CLUSTER_SLOTS;
-        index.around(level, zone, start).find_map(|i| {
-            let mut inner = clusters.try_lock(i)?;
-            self.opened += 1;
-            let slot = self.take(i, &mut inner, 0);
-            if slot.is_none() && inner.state == ListState::Frag {
-                clusters.relocate(i, &mut inner, false);
-            }
-            slot
-        })
+        index.around(level, zone, start).find_map(|i| self.take_indexed(i))
     }
 }

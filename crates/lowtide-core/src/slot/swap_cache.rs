@@ -173,17 +173,15 @@ impl Area {
         // Twice round at most: once to the end, once from the beginning.
         let mut rounds = 0;
         while rounds < 2 {
-            match index.find(Level::FULL, Zone::ALL, *from) {
-                Some(i) => {
-                    *from = i + 1;
-                    if clusters.lock(i).caches > 0 {
-                        return Some(i);
-                    }
-                }
-                None => {
-                    *from = 0;
-                    rounds += 1;
-                }
+            let Some((i, behind)) = index.next_of((0..=MAX_ORDER).map(Level::of_copies), *from) else {
+                *from = 0;
+                rounds += 1;
+                continue;
+            };
+            *from = behind;
+            let inner = clusters.lock(i);
+            if inner.is_full() && inner.caches > 0 {
+                return Some(i);
             }
         }
         None
@@ -252,8 +250,15 @@ impl Area {
     /// Keeps the index right of what room a locked cluster has if its clean copies are given up. To be called when `n` slots
     /// from index `first` on were freed, or their marks changed; what is taken leaves it as it is, until a search finds that
     /// there is less.
+    #[inline]
     pub(super) fn index_copies(&self, i: usize, inner: &mut LockedInner<'_>, first: usize, n: usize) {
-        if inner.caches == 0 && inner.copies == 0 || self.clusters().index().is_none() {
+        if inner.caches > 0 || inner.copies > 0 {
+            self.index_some_copies(i, inner, first, n);
+        }
+    }
+
+    fn index_some_copies(&self, i: usize, inner: &mut LockedInner<'_>, first: usize, n: usize) {
+        if self.clusters().index().is_none() {
             return;
         }
         let level = if inner.caches == 0 {

@@ -78,9 +78,8 @@ impl Area {
             }
         }
         if let Some(index) = clusters.index() {
-            for level in (0..Level::COUNT as u8).map(Level::from_number) {
-                for cluster in core::iter::successors(index.find(level, Zone::ALL, 0), |i| index.find(level, Zone::ALL, i + 1))
-                {
+            for level in (0..Level::FULL.number()).map(Level::from_number) {
+                for cluster in index.around(level, Zone::ALL, 0) {
                     if on.get(cluster) != Some(&None) {
                         return Err(Invalid::List { cluster });
                     }
@@ -106,7 +105,10 @@ impl Area {
                 return Err(Invalid::List { cluster });
             }
             inner.find_best();
-            let right = match (*on, inner.count as usize) {
+            // Full clusters are in no bitmap.
+            let full_one = Place::Index(Level::FULL);
+            let on = on.or_else(|| lists::of(&inner).filter(|place| *place == full_one && clusters.index().is_some()));
+            let right = match (on, inner.count as usize) {
                 (Some(place), 0) => place == Place::List(ListId::FREE) || place == Place::List(ListId::DISCARD),
                 (Some(place), _) => match (place, clusters.searcher().place(&inner, place.state() == ListState::NonFull)) {
                     (Place::Index(is), Place::Index(belongs)) => is.may_stand_for(belongs),
@@ -114,7 +116,7 @@ impl Area {
                 },
                 (None, _) => false,
             };
-            if !right || lists::of(&inner) != *on || on.is_some_and(|place| place.state() != inner.state) {
+            if !right || lists::of(&inner) != on || on.is_some_and(|place| place.state() != inner.state) {
                 return Err(Invalid::List { cluster });
             }
             full += u64::from(inner.is_full());

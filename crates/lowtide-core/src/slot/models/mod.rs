@@ -9,6 +9,8 @@ mod clusters;
 #[cfg(feature = "loom")]
 mod holders;
 #[cfg(feature = "loom")]
+mod index;
+#[cfg(feature = "loom")]
 mod references;
 
 #[cfg(all(feature = "shuttle", not(feature = "loom")))]

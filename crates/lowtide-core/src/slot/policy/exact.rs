@@ -25,7 +25,8 @@ impl Search for Exact {
         // A free cluster is worth more than a bit of a search for a folio, less than one for each page.
         let levels = Level::sufficient(order).filter(|level| order > 0 || level.has_much_room());
         // This CPU's zone only: where others allocate and free, cache lines go back and forth.
-        levels.into_iter().find_map(|level| trier.try_level(level, Zone::own()))
+        let zone = Zone::own();
+        levels.into_iter().find_map(|level| trier.try_level(level, zone))
     }
 
     fn search(&self, order: u32, _used: u64, _total: u64, trier: &mut dyn Trier) -> Option<u64> {

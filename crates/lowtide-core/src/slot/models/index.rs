@@ -1,0 +1,65 @@
+//! The index: what is entered is found by whoever looks afterwards, while others take clusters out and searches tidy up.
+
+use loom::sync::atomic::Ordering::SeqCst;
+use loom::thread;
+use std::sync::Arc;
+use std::vec::Vec;
+
+use super::explore;
+use crate::percpu::Zone;
+use crate::slot::index::{Index, Level};
+
+/// Two clusters of the second word: searches begin with the first one, and ask what stands above the second.
+const MINE: usize = 64;
+const OTHER: usize = 65;
+const LEVEL: Level = Level::of_copies(0);
+
+fn all(index: &Index) -> Vec<usize> {
+    index.around(LEVEL, Zone::ALL, 0).collect()
+}
+
+#[test]
+fn what_is_entered_is_found_whatever_searches_tidy_up() {
+    explore(|| {
+        let index = Arc::new(Index::new(128, false).unwrap());
+        index.add(LEVEL, OTHER);
+        let taker = {
+            let index = index.clone();
+            thread::spawn(move || index.remove(LEVEL, OTHER))
+        };
+        let searcher = {
+            let index = index.clone();
+            thread::spawn(move || all(&index).len())
+        };
+        index.add(LEVEL, MINE);
+        assert!(all(&index).contains(&MINE), "what this thread has entered is lost");
+        taker.join().unwrap();
+        searcher.join().unwrap();
+        assert_eq!(all(&index), [MINE]);
+    });
+}
+
+/// As a search does it, but for a look at the word afterwards.
+fn tidy_blindly(index: &Index) {
+    let (words, above) = index.level(LEVEL);
+    if words[1].load(SeqCst) == 0 {
+        above[0].fetch_and(!2, SeqCst);
+    }
+}
+
+#[test]
+#[should_panic(expected = "is lost")]
+fn tidying_up_without_another_look_is_found() {
+    explore(|| {
+        let index = Arc::new(Index::new(128, false).unwrap());
+        index.add(LEVEL, OTHER);
+        index.remove(LEVEL, OTHER);
+        let searcher = {
+            let index = index.clone();
+            thread::spawn(move || tidy_blindly(&index))
+        };
+        index.add(LEVEL, MINE);
+        searcher.join().unwrap();
+        assert!(all(&index).contains(&MINE), "what this thread has entered is lost");
+    });
+}
