@@ -15,7 +15,7 @@ use super::error::SlotError;
 use super::io::IoCounts;
 use super::lists::LockedInner;
 use super::next::Next;
-use super::policy::Policy;
+use super::policy::{Policy, Search};
 use super::quota::Quota;
 use super::sharing::Sharing;
 use super::swap_cache::CacheMarks;
@@ -87,21 +87,23 @@ impl Area {
             _ => {}
         }
         let n = cfg.slots as usize;
-        let clusters = n.div_ceil(CLUSTER_SLOTS);
+        let n_clusters = n.div_ceil(CLUSTER_SLOTS);
         #[cfg(feature = "baselines")]
         let cfg = AreaConfig { discard: cfg.discard && !cfg.area_lock, ..cfg };
         let area = || {
+            let zones = !cfg.rotating;
+            let clusters = Clusters::new(cfg.slots, cfg.policy, zones, cfg.discard, cfg.quota)?;
             Ok(Area {
                 priority: cfg.priority,
                 device,
-                ages: Ages::new(clusters)?,
+                ages: Ages::new(n_clusters)?,
                 io: IoCounts::default(),
                 words: Table::new(n, OnFork::Copy)?,
-                clusters: Clusters::new(cfg.slots, cfg.policy, !cfg.rotating, cfg.discard, cfg.quota)?,
-                next: Next::new(cfg.rotating, cfg.policy == Policy::Exact),
-                availability: Availability::new(clusters as u64),
-                marks: CacheMarks::new(clusters)?,
-                sharing: if cfg.shared { Some(Sharing::new(clusters)?) } else { None },
+                next: Next::new(cfg.rotating, clusters.searcher().mixes()),
+                clusters,
+                availability: Availability::new(n_clusters as u64),
+                marks: CacheMarks::new(n_clusters)?,
+                sharing: if cfg.shared { Some(Sharing::new(n_clusters)?) } else { None },
                 #[cfg(feature = "baselines")]
                 area_lock: cfg.area_lock.then(AreaLock::new),
             })

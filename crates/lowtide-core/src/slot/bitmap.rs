@@ -218,6 +218,12 @@ mod tests {
                 (0..CLUSTER_SLOTS).step_by(1 << o).any(|s| is_around(s, 1 << o) && free(s, 1 << o))
             });
             prop_assert_eq!(map.largest_clear_around(from, 1, None), around);
+            // Of more bits, and from what is known on: as far as each order has a clear run there.
+            let some = n.min(CLUSTER_SLOTS - from);
+            let known = order.checked_sub(1);
+            let has = |o: u32| (0..CLUSTER_SLOTS).step_by(1 << o).any(|s| s < from + some && from < s + (1 << o) && free(s, 1 << o));
+            let largest = (order..=MAX_ORDER).take_while(|o| has(*o)).last().or(known);
+            prop_assert_eq!(map.largest_clear_around(from, some, known), largest);
             let mut runs = Bitmap::EMPTY;
             map.each_run(|first, n| {
                 assert!(runs.is_clear(first, n) && (first == 0 || !map.is_set(first - 1)));

@@ -1,13 +1,15 @@
-//! Which clusters have which room: a bitmap of clusters for each level, changed by atomic operations with the cluster's lock
-//! held, searched without any lock. Who finds a cluster here locks it and looks again. Clusters with clean copies are in it
-//! once more, by what room they have if those are given up.
+//! Which partly used clusters have which room: a bitmap of clusters for each level, changed by atomic operations with the
+//! cluster's lock held, searched without any lock. Who finds a cluster here locks it and looks again. Full clusters are in no
+//! bitmap: nobody searches them. Clusters with clean copies, full ones too, are in one more, by what room they have if those are
+//! given up.
 //!
 //! Above each 64 words of a bitmap there is one word that says which of them may not be empty, so that a search of an area of a
 //! terabyte reads a few hundred words at most. Who takes the last cluster out of a word leaves it at that: the next one often
-//! comes soon, and the search that finds the word empty says so above. Full clusters are in no bitmap: nobody searches them.
+//! comes soon, and the search that finds the word empty says so above ([`Index::tidy`]). For a moment that can hide a cluster
+//! that has just been entered; so who finds nothing while somebody tidies up looks at all words.
 //!
 //! The clusters of each CPU's zone have words of their own: a search of a zone reads no others, and CPUs that keep to their
-//! zones change no word of each other's.
+//! zones change no word of each other's but those above, which seldom change.
 
 use core::ops::Range;
 
@@ -89,16 +91,19 @@ pub(super) struct Index {
     zone_bits: u32,
     words: usize,
     above: usize,
+    /// How often somebody began to tidy up, and was done.
+    tidying: [AtomicU64; 2],
 }
 
 impl Index {
-    /// `apart`: the clusters of each zone together. Not where neighbours are to be found one after the other.
-    pub(super) fn new(clusters: usize, apart: bool) -> Result<Index, Errno> {
-        let zones = if apart { Zone::count().trailing_zeros() } else { 0 };
+    /// `zones`: how many, as a power of two, whose clusters are together; 0 where neighbours are to be found one after the other.
+    pub(super) fn new(clusters: usize, zones: u32) -> Result<Index, Errno> {
         let zone_bits = clusters.div_ceil(1 << zones).max(64).next_power_of_two().trailing_zeros();
         let words = (1usize << (zone_bits + zones)) / 64;
         let above = words.div_ceil(64);
-        Ok(Index { bits: Array::new(Level::ALL * (words + above), OnFork::Copy)?, zones, zone_bits, words, above })
+        let bits = Array::new(Level::ALL * (words + above), OnFork::Copy)?;
+        let tidying = [const { 0 }; 2].map(AtomicU64::new);
+        Ok(Index { bits, zones, zone_bits, words, above, tidying })
     }
 
     #[inline]
@@ -138,13 +143,13 @@ impl Index {
         let (words, above) = self.level(level);
         let bit = self.bit_of(i);
         let w = bit / 64;
-        if words[w].fetch_or(1 << (bit % 64), Ordering::SeqCst) == 0 {
-            // Mostly it is set still. SeqCst, here and in `tidy`: of one that fills the word and looks above, and one that
-            // clears above and looks at the word, at least one sees what the other did.
-            let bit = 1 << (w % 64);
-            if above[w / 64].load(Ordering::SeqCst) & bit == 0 {
-                above[w / 64].fetch_or(bit, Ordering::SeqCst);
-            }
+        words[w].fetch_or(1 << (bit % 64), Ordering::SeqCst);
+        // Mostly it is set still; looked at also where the word was not empty: who made it so may not have come this far.
+        // SeqCst, here and in `tidy`: of one that fills the word and looks above, and one that clears above and looks at the
+        // word, at least one sees what the other did.
+        let bit = 1 << (w % 64);
+        if above[w / 64].load(Ordering::SeqCst) & bit == 0 {
+            above[w / 64].fetch_or(bit, Ordering::SeqCst);
         }
     }
 
@@ -162,11 +167,28 @@ impl Index {
     fn tidy(&self, level: Level, w: usize) {
         let (words, above) = self.level(level);
         let bit = 1 << (w % 64);
+        let [began, done] = &self.tidying;
+        began.fetch_add(1, Ordering::SeqCst);
         above[w / 64].fetch_and(!bit, Ordering::SeqCst);
         // Somebody may have entered a cluster before that, and found the bit set.
         if words[w].load(Ordering::SeqCst) != 0 {
             above[w / 64].fetch_or(bit, Ordering::SeqCst);
         }
+        done.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// To be asked before words above are looked at, and given to [`Index::is_sure`] afterwards.
+    #[inline]
+    fn tidied(&self) -> u64 {
+        // Acquire: all that those did is seen who had been done by then.
+        self.tidying[1].load(Ordering::Acquire)
+    }
+
+    /// Whether nobody tidied up meanwhile, so that the words above told of all clusters that had been entered before.
+    #[inline]
+    fn is_sure(&self, tidied: u64) -> bool {
+        // The words above were loaded with Acquire: who saw one that somebody has cleared sees here that he began.
+        self.tidying[0].load(Ordering::Relaxed) == tidied
     }
 
     /// Whether a cluster is at a level. For checks.
@@ -178,42 +200,67 @@ impl Index {
     /// Whether a level surely has no cluster, as most at most times.
     #[inline]
     pub(super) fn is_empty(&self, level: Level) -> bool {
+        let tidied = self.tidied();
         let (_, above) = self.level(level);
-        above.iter().all(|word| word.load(Ordering::Relaxed) == 0)
+        above.iter().all(|word| word.load(Ordering::Acquire) == 0) && self.is_sure(tidied)
     }
 
     /// The first bit of a level that is set, within a range that ends with a word.
     #[inline]
     fn find(&self, level: Level, within: Range<usize>) -> Option<usize> {
-        let (words, above) = self.level(level);
-        let (mut w, end) = (within.start / 64, within.end / 64);
-        if w >= end {
+        if within.start >= within.end {
             return None;
         }
-        let first = words[w].load(Ordering::Relaxed) & (u64::MAX << (within.start % 64));
+        let tidied = self.tidied();
+        let (words, above) = self.level(level);
+        let (mut w, end) = (within.start / 64, within.end / 64);
+        let word = words[w].load(Ordering::Relaxed);
+        let first = word & (u64::MAX << (within.start % 64));
         if first != 0 {
             return Some(w * 64 + first.trailing_zeros() as usize);
         }
-        loop {
-            w += 1;
-            if w >= end {
-                return None;
-            }
-            let a = above[w / 64].load(Ordering::Relaxed) & (u64::MAX << (w % 64));
+        if word == 0 && above[w / 64].load(Ordering::Relaxed) >> (w % 64) & 1 == 1 {
+            self.tidy(level, w);
+        }
+        w += 1;
+        while w < end {
+            let a = above[w / 64].load(Ordering::Acquire) & (u64::MAX << (w % 64));
             if a == 0 {
-                w |= 63;
+                w = (w | 63) + 1;
                 continue;
             }
             w = w / 64 * 64 + a.trailing_zeros() as usize;
             if w >= end {
-                return None;
+                break;
             }
             let word = words[w].load(Ordering::Relaxed);
             if word != 0 {
                 return Some(w * 64 + word.trailing_zeros() as usize);
             }
             self.tidy(level, w);
+            w += 1;
         }
+        if self.is_sure(tidied) { None } else { self.find_in_words(level, within) }
+    }
+
+    /// As [`Index::find`], without the words above.
+    #[cold]
+    fn find_in_words(&self, level: Level, within: Range<usize>) -> Option<usize> {
+        let (words, _) = self.level(level);
+        let mut mask = u64::MAX << (within.start % 64);
+        (within.start / 64..within.end / 64).find_map(|w| {
+            let word = words[w].load(Ordering::Relaxed) & core::mem::replace(&mut mask, u64::MAX);
+            (word != 0).then(|| w * 64 + word.trailing_zeros() as usize)
+        })
+    }
+
+    /// Whether the words above tell of all that is in the words. For checks, while nobody changes anything.
+    pub(super) fn is_consistent(&self) -> bool {
+        (0..Level::ALL as u8).map(Level).all(|level| {
+            let (words, above) = self.level(level);
+            let told = |w: usize| above[w / 64].load(Ordering::Relaxed) >> (w % 64) & 1 == 1;
+            words.iter().enumerate().all(|(w, word)| word.load(Ordering::Relaxed) == 0 || told(w))
+        })
     }
 
     /// The first cluster behind bit `from` at one of some levels, and where to go on behind it.
@@ -260,7 +307,7 @@ mod tests {
     #[test]
     fn every_sufficient_level_is_searched_once() {
         for order in 0..=MAX_ORDER {
-            let mut seen: std::vec::Vec<u8> = Level::sufficient(order).map(|l| l.0).collect();
+            let mut seen: Vec<u8> = Level::sufficient(order).map(|l| l.0).collect();
             seen.sort_unstable();
             let want = (0..2 * LARGEST as u8).filter(|l| u32::from(*l) % MAX_ORDER >= order);
             assert!(seen.into_iter().eq(want), "order {order}");
@@ -272,10 +319,12 @@ mod tests {
         #[test]
         fn finds_what_a_set_finds(
             clusters in 1usize..20_000,
-            apart: bool,
+            zones in 0u32..=6,
+            zone: prop::sample::Index,
             ops in prop::collection::vec((any::<prop::sample::Index>(), any::<bool>(), any::<prop::sample::Index>()), 1..200),
         ) {
-            let (index, mut set) = (Index::new(clusters, apart).unwrap(), BTreeSet::new());
+            let (index, mut set) = (Index::new(clusters, zones).unwrap(), BTreeSet::new());
+            let zone = zone.index(1 << zones);
             for (i, add, start) in ops {
                 let i = i.index(clusters);
                 if add {
@@ -288,20 +337,25 @@ mod tests {
                 prop_assert_eq!(index.has(Level(3), i), add);
                 prop_assert!(set.is_empty() || !index.is_empty(Level(3)));
                 let start = start.index(clusters);
-                for zone in [Zone::ALL, Zone::own()] {
-                    // In the order of bits, round from the start.
-                    let is_one = |i: &usize| !apart || zone.has(*i);
+                // In the order of bits, round from the start.
+                for number in [None, Some(zone)] {
+                    let is_one = |i: &usize| number.is_none_or(|number| i % (1 << zones) == number);
                     let mut want: Vec<usize> = set.iter().copied().filter(is_one).collect();
                     want.sort_unstable_by_key(|i| index.bit_of(*i));
                     let at = want.partition_point(|i| index.bit_of(*i) < index.bit_of(start));
-                    want.rotate_left(if apart && !zone.has(start) { 0 } else { at });
+                    want.rotate_left(if is_one(&start) { at } else { 0 });
+                    let zone = number.map_or(Zone::ALL, |number| Zone::of(number, zones));
                     prop_assert_eq!(index.around(Level(3), zone, start).collect::<Vec<_>>(), want);
                 }
                 prop_assert_eq!(index.around(Level(2), Zone::ALL, start).next(), None);
                 let levels = || [Level(2), Level(3)].into_iter();
                 let all = core::iter::successors(index.next_of(levels(), 0), |(_, from)| index.next_of(levels(), *from));
                 prop_assert_eq!(all.map(|(i, _)| i).collect::<BTreeSet<_>>(), set.clone());
+                prop_assert!(index.is_consistent());
             }
+            set.iter().for_each(|i| index.remove(Level(3), *i));
+            prop_assert_eq!(index.around(Level(3), Zone::ALL, 0).next(), None);
+            prop_assert!(index.is_empty(Level(3)), "the search has told what it found");
         }
     }
 }

@@ -79,7 +79,7 @@ pub(super) struct Lists {
     links: Table<Link>,
 }
 
-/// A place where a cluster can be: on a list, or in the index.
+/// A place where a cluster can be: on a list, or at a level of the index, which has no bitmap of those that are full.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
     List(ListId),
@@ -172,7 +172,11 @@ impl Places {
         Ok(Places {
             lists: CacheAligned(Lock::new(Lists::new(clusters)?)),
             lens: CacheAligned([const { AtomicU32::new(0) }; COUNT]),
-            index: if indexed { Some(Index::new(clusters, zones)?) } else { None },
+            index: if indexed {
+                Some(Index::new(clusters, if zones { Zone::count().trailing_zeros() } else { 0 })?)
+            } else {
+                None
+            },
         })
     }
 

@@ -212,6 +212,12 @@ impl Area {
     }
 }
 
+/// The cluster that an offset means; 0 means none. The offset after a cluster's last slot still means that cluster.
+#[inline]
+fn cluster_before(next: u64) -> Option<usize> {
+    (next as usize).checked_sub(1).map(|slot| slot / CLUSTER_SLOTS)
+}
+
 impl<'a> Request<'a> {
     #[inline]
     fn take_next(&mut self) -> Option<u64> {
@@ -229,11 +235,7 @@ impl<'a> Request<'a> {
     /// Takes from the cluster of the slot before `next`, rather from `next` on; 0: from none.
     #[inline]
     fn take_behind(&mut self, next: u64) -> Option<u64> {
-        if next == 0 {
-            return None;
-        }
-        // The offset after a cluster's last slot still means that cluster.
-        let i = (next as usize - 1) / CLUSTER_SLOTS;
+        let i = cluster_before(next)?;
         let clusters = self.area.clusters();
         let mut inner = clusters.lock(i);
         if !inner.usable(self.order, clusters.searcher().mixes()) || inner.count == 0 && !inner.charged {
@@ -389,11 +391,17 @@ impl<'a> Request<'a> {
         Some(first as u64)
     }
 
+    /// The cluster that was used last.
+    #[inline]
+    fn cluster(&self) -> usize {
+        cluster_before(self.hint.get()).unwrap_or(0)
+    }
+
     /// Takes a run that is free but for clean copies, which are given up: of the smallest that will do.
     fn take_from_copies(&mut self) -> Option<u64> {
         let clusters = self.area.clusters();
         let index = clusters.index()?;
-        let start = self.hint.get() as usize / CLUSTER_SLOTS;
+        let start = self.cluster();
         let mut in_vain = 0;
         (self.order..=MAX_ORDER).map(Level::of_copies).filter(|level| !index.is_empty(*level)).find_map(|level| {
             let mut all = index.around(level, Zone::ALL, start);
@@ -414,10 +422,11 @@ impl<'a> Request<'a> {
             }
             return None;
         };
-        let (mut inner, _) = area.reclaim_run(i, inner, first, 1 << self.order, self.cache);
-        // Elsewhere than in the index of those that are partly used or full it was emptied by others meanwhile: then it is to
-        // be had in other ways. What this has emptied is taken as it is, without being punched out first.
+        let (mut inner, freed) = area.reclaim_run(i, inner, first, 1 << self.order, self.cache);
+        // If it is not at a level of those that are partly used or full, others have emptied it meanwhile: then it is to be had
+        // in other ways. What this has emptied is taken as it is, without being punched out first.
         if !matches!(lists::of(&inner), Some(Place::Index(_))) {
+            debug_assert!(freed == 0, "slots that are given up are used until they are freed, so the cluster was never empty");
             return None;
         }
         let slot = self.take(i, &mut inner, first);
@@ -492,7 +501,7 @@ impl Trier for Request<'_> {
         let zone = if self.area.next().is_shared() { Zone::ALL } else { zone };
         let index = clusters.index().filter(|index| !index.is_empty(level))?;
         // On from where this CPU was last: CPUs keep apart, and what is written together lies together.
-        let start = self.hint.get() as usize / CLUSTER_SLOTS;
+        let start = self.cluster();
         index.around(level, zone, start).find_map(|i| self.take_indexed(i))
     }
 }

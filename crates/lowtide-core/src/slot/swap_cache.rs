@@ -19,6 +19,9 @@ use crate::percpu::{CacheAligned, Zone};
 use crate::table::Table;
 use crate::vm::OnFork;
 
+/// Most clusters with clean copies that a search for a full one opens: the next one goes on from there.
+const VISITS: usize = 64;
+
 /// Who owns the pages behind the slots of an area.
 pub trait SwapCache {
     /// The slot holds only a cache mark, or did a moment ago: gives up the clean copy if it is still that. True: the caller
@@ -156,7 +159,8 @@ impl Area {
         freed
     }
 
-    /// The next full cluster with cache marks, from `from` on in the index, or the first on the list, isolated.
+    /// The next full cluster with cache marks, from `from` on in the order of the index (at most [`VISITS`] clusters are looked
+    /// at), or the first on the list, isolated.
     fn next_full(&self, from: &mut usize) -> Option<usize> {
         let clusters = self.clusters();
         let Some(index) = clusters.index() else {
@@ -170,12 +174,11 @@ impl Area {
                 None
             });
         };
-        // Twice round at most: once to the end, once from the beginning.
-        let mut rounds = 0;
-        while rounds < 2 {
+        for _ in 0..VISITS {
             let Some((i, behind)) = index.next_of((0..=MAX_ORDER).map(Level::of_copies), *from) else {
-                *from = 0;
-                rounds += 1;
+                if core::mem::take(from) == 0 {
+                    break;
+                }
                 continue;
             };
             *from = behind;

@@ -1,5 +1,6 @@
 use super::*;
 use crate::device::{Device, NoDevice, WriteRun};
+use crate::percpu::{Zone, stay_on_cpu_1};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -70,7 +71,7 @@ fn a_freed_cluster_serves_any_order_again() {
 
 #[test]
 fn what_may_not_be_freed_changes_nothing() {
-    crate::percpu::stay_on_cpu_1();
+    stay_on_cpu_1();
     for shared in [false, true] {
         let a = area(2048, shared);
         let first = a.alloc(9).unwrap();
@@ -94,6 +95,22 @@ fn what_may_not_be_freed_changes_nothing() {
         assert_eq!(a.used(), before + 512);
         a.validate().unwrap();
     }
+}
+
+#[test]
+fn a_cpu_goes_on_behind_the_cluster_that_it_has_filled() {
+    stay_on_cpu_1();
+    let zones = Zone::count();
+    // Three of this CPU's zone.
+    let [before, own, behind] = [1, 2, 3].map(|n| ((1 + n * zones) * CLUSTER_SLOTS) as u64);
+    let a = area((CLUSTER_SLOTS * (4 * zones + 2)) as u64, false);
+    all(&a, 0);
+    a.free_run(own + 511, 1).unwrap();
+    assert_eq!(a.alloc(0), Some(own + 511), "the last slot");
+    for other in [before, behind] {
+        a.free_run(other, 100).unwrap();
+    }
+    assert_eq!(a.alloc(0), Some(behind));
 }
 
 #[test]
@@ -125,7 +142,7 @@ fn a_file_does_not_grow_while_it_has_holes() {
 
 #[test]
 fn free_clusters_are_punched_out_before_they_are_given_out_again() {
-    crate::percpu::stay_on_cpu_1();
+    stay_on_cpu_1();
     let flags = rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::RDWR;
     let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
     let fd = rustix::fs::open(std::env::temp_dir(), flags, mode).unwrap();
@@ -358,7 +375,7 @@ impl SwapCache for Looks {
 
 #[test]
 fn a_range_is_reclaimed_with_one_lock_and_no_further_than_it_can_be() {
-    crate::percpu::stay_on_cpu_1();
+    stay_on_cpu_1();
     for (given_up, asked, slot) in [(512, 256, Some(256)), (100, 101, None)] {
         let a = area(1024, false);
         assert_eq!(all(&a, 8).len(), 3);

@@ -78,6 +78,9 @@ impl Area {
             }
         }
         if let Some(index) = clusters.index() {
+            if !index.is_consistent() {
+                return Err(Invalid::List { cluster: opened });
+            }
             for level in (0..Level::FULL.number()).map(Level::from_number) {
                 for cluster in index.around(level, Zone::ALL, 0) {
                     if on.get(cluster) != Some(&None) {
@@ -94,12 +97,13 @@ impl Area {
                 return Err(Invalid::Counts { cluster });
             }
             let room = inner.used_without(&self.marks().of(cluster)).largest_clear(MAX_ORDER);
+            let copies = u32::from(inner.copies).checked_sub(1);
             let is_indexed = match clusters.index() {
-                Some(index) if inner.caches > 0 => {
-                    u32::from(inner.copies).checked_sub(1) >= room
-                        && index.has(Level::of_copies(u32::from(inner.copies) - 1), cluster)
+                Some(index) => {
+                    let right = if inner.caches > 0 { copies >= room } else { copies.is_none() };
+                    right && (0..=MAX_ORDER).all(|o| index.has(Level::of_copies(o), cluster) == (copies == Some(o)))
                 }
-                _ => inner.copies == 0,
+                None => copies.is_none(),
             };
             if !is_indexed {
                 return Err(Invalid::List { cluster });

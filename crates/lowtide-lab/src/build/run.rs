@@ -25,6 +25,7 @@ pub struct Builder<'a> {
     program: PathBuf,
     stats: PathBuf,
     limit: u64,
+    swap: u64,
 }
 
 /// What one build took.
@@ -52,18 +53,19 @@ pub struct Built {
 const COMMAND: &str = "cargo build --release -p lowtide --features baselines --target-dir target/baselines";
 
 impl<'a> Builder<'a> {
-    /// Takes the `lowtide` with the baselines, beside the one that was built with this program.
+    /// Takes the `lowtide` with the baselines, beside the one that was built with this program. `limit` and `swap` in bytes: so
+    /// little swap that areas get full, as only there it matters how runs of slots are found.
     ///
     /// # Errors
     /// A line: it was not built.
-    pub fn new(project: &'a Project, limit: u64) -> Result<Builder<'a>, String> {
+    pub fn new(project: &'a Project, limit: u64, swap: u64) -> Result<Builder<'a>, String> {
         let usual = race::lowtide_program()?;
         let target = usual.parent().and_then(Path::parent).ok_or("this program has no directory")?;
         let program = target.join("baselines/release/lowtide");
         if !program.exists() {
             return Err(format!("there is no {}: `{COMMAND}` builds it", program.display()));
         }
-        Ok(Builder { project, program, stats: project.directory().join("stats.json"), limit })
+        Ok(Builder { project, program, stats: project.directory().join("stats.json"), limit, swap })
     }
 
     /// Builds the whole project with four jobs, and takes it away again.
@@ -72,7 +74,7 @@ impl<'a> Builder<'a> {
     /// A line: the build failed, or left no statistics.
     pub fn build(&self, variant: &Variant) -> Result<Built, String> {
         let directory = self.project.directory();
-        let swap = format!("dir:{},size=2G", directory.display());
+        let swap = format!("dir:{},size={}", directory.display(), self.swap);
         let mut command = Command::new(&self.program);
         command.args(["run", "--quiet", "--pool", "0", "--ram", &self.limit.to_string(), "--swap", &swap, "--stats"]);
         command.arg(&self.stats).args(["--", "make", "-j4", "all"]).current_dir(directory);

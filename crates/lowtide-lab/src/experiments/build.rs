@@ -65,13 +65,13 @@ impl Builds {
 fn run(scale: &Scale) -> Result<Outcome, String> {
     let disk = PathBuf::from(std::env::var_os("LOWTIDE_DIR").unwrap_or_else(|| "/var/tmp".into()));
     let prefixed = |line: String| format!("build: {line}");
-    let (files, rows, limit) = scale.pick((24, 4_000, 32 << 20), (120, 16_000, 64 << 20));
+    let (files, rows, limit, swap) = scale.pick((24, 4_000, 32 << 20, 64 << 20), (120, 6_000, 36 << 20, 80 << 20));
     let rounds = scale.race.rounds.unwrap_or(scale.pick(1, 5));
     let only = &scale.race.only;
     let wanted = |variant: &&Variant| only.is_empty() || only.iter().any(|name| name == variant.name);
     let variants: Vec<Variant> = VARIANTS.iter().filter(wanted).copied().collect();
     let project = Project::new(&disk, files, rows).map_err(prefixed)?;
-    let builder = Builder::new(&project, limit).map_err(prefixed)?;
+    let builder = Builder::new(&project, limit, swap).map_err(prefixed)?;
     scale.progress.more(rounds * variants.len());
     let mut all: Vec<Builds> = variants.iter().map(|_| Builds::default()).collect();
     in_turn(&variants, rounds, |i, variant| {
@@ -81,9 +81,10 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     })
     .map_err(prefixed)?;
     let title = format!(
-        "{} C files, make -j4 in {} MiB, no pool, a swap file for each process; {rounds} rounds",
+        "{} C files, make -j4 in {} MiB, no pool, {} MiB of swap files, one for each process; {rounds} rounds",
         files + 1,
-        limit >> 20
+        limit >> 20,
+        swap >> 20
     );
     Ok(Outcome {
         tables: vec![times(&title, &variants, &all), folios(&variants, &all)],
@@ -98,6 +99,7 @@ fn times(title: &str, variants: &[Variant], all: &[Builds]) -> Table {
     for (variant, builds) in variants.iter().zip(all) {
         let cell = |sample: &Sample, decimals: usize| match sample.median() {
             median if median.is_nan() => "-".to_owned(),
+            median if sample.spread().is_nan() => format!("{median:.decimals$}"),
             median => format!("{median:.decimals$} +-{:.0} %", sample.spread() * 100.0),
         };
         let counts = [(&builds.user, 2), (&builds.system, 2), (&builds.real, 2), (&builds.out_mib, 0), (&builds.in_mib, 0)];

@@ -21,7 +21,7 @@ fn all(index: &Index) -> Vec<usize> {
 #[test]
 fn what_is_entered_is_found_whatever_searches_tidy_up() {
     explore(|| {
-        let index = Arc::new(Index::new(128, false).unwrap());
+        let index = Arc::new(Index::new(128, 0).unwrap());
         index.add(LEVEL, OTHER);
         let taker = {
             let index = index.clone();
@@ -51,7 +51,7 @@ fn tidy_blindly(index: &Index) {
 #[should_panic(expected = "is lost")]
 fn tidying_up_without_another_look_is_found() {
     explore(|| {
-        let index = Arc::new(Index::new(128, false).unwrap());
+        let index = Arc::new(Index::new(128, 0).unwrap());
         index.add(LEVEL, OTHER);
         index.remove(LEVEL, OTHER);
         let searcher = {
