@@ -1,0 +1,83 @@
+//! Slots that forked children refer to.
+
+use super::*;
+
+const PARENT: Image = Image::new(1);
+const CHILD: Image = Image::new(2);
+
+/// A child gets references to slots.
+fn share(a: &Area, slots: &[u64]) {
+    assert_eq!(a.add_references(PARENT, |slot, _| slots.contains(&slot)), 0);
+    assert!(a.take_references(CHILD));
+}
+
+#[test]
+fn a_slot_that_a_child_refers_to_stays_until_the_child_lets_go() {
+    let a = area(512, true);
+    let slots = all(&a, 0);
+    share(&a, &slots);
+    a.free_run(1, 511).unwrap();
+    assert_eq!(a.alloc(0), None, "all zombies");
+    // What an inherited area's release does in the child.
+    slots[10..30].iter().for_each(|slot| a.sharing().unwrap().drop_one(*slot as usize));
+    let again: HashSet<u64> = all(&a, 0).into_iter().collect();
+    assert_eq!(again, slots[10..30].iter().copied().collect());
+    a.validate().unwrap();
+}
+
+#[test]
+fn a_run_of_which_a_child_holds_some_is_freed_but_for_those() {
+    let a = area(1024, true);
+    let first = a.alloc(9).unwrap();
+    share(&a, &[first + 3, first + 100, first + 511]);
+    let before = a.used();
+    a.free_run(first, 512).unwrap();
+    assert_eq!(a.used(), before - 509);
+    a.validate().unwrap();
+    assert!(!a.release_dead(PARENT, &mut |_| true, true) && !a.reap(), "it lives");
+    assert!(a.release_dead(PARENT, &mut |image| image != CHILD, true) && a.reap());
+    assert_eq!(a.used(), before - 512);
+    a.validate().unwrap();
+}
+
+#[test]
+fn a_parent_that_died_while_it_forked_is_waited_for_a_while() {
+    let a = area(512, true);
+    let slots = all(&a, 0);
+    assert_eq!(a.add_references(PARENT, |slot, _| slot == slots[7]), 0);
+    let look = |counts| a.release_dead(Image::new(3), &mut |_| false, counts);
+    let waited = (0..20).filter(|_| !look(false)).count() + (0..99).take_while(|_| !look(true)).count();
+    assert_eq!(waited, 20 + 30);
+    assert!(!a.take_references(CHILD), "too late");
+    assert!(!look(true), "once");
+}
+
+#[test]
+fn without_a_holder_references_are_counted_and_a_count_at_its_maximum_stays() {
+    let a = area(512, true);
+    let (held, s) = (a.alloc(0).unwrap(), a.alloc(0).unwrap());
+    let mut children = 0;
+    while a.has_holder() {
+        share(&a, &[held]);
+        children += 1;
+    }
+    let refers = |slot, _| slot == s;
+    assert!(children >= 64 && a.add_references(PARENT, refers) == 1);
+    a.undo_references(Some(&refers));
+    let used = a.used();
+    a.release(s);
+    assert_eq!(a.used(), used - 1, "what was taken back is not held");
+    let s = a.alloc(0).unwrap();
+    let refers = |slot, _| slot == s;
+    for _ in 0..70_000 {
+        assert_eq!(a.add_references(PARENT, refers), 1);
+    }
+    for _ in 0..70_000 {
+        assert_eq!(a.add_references(PARENT, refers), 1);
+        a.undo_references(Some(&refers));
+        a.sharing().unwrap().drop_one(s as usize);
+    }
+    a.release(s);
+    assert!(!a.release_dead(PARENT, &mut |image| image == PARENT, true) || a.has_holder());
+    assert!(all(&a, 0).iter().all(|other| *other != s), "never given out twice");
+}
