@@ -20,6 +20,7 @@ use super::quota::Quota;
 use super::sharing::Sharing;
 use super::swap_cache::CacheMarks;
 use crate::device::Device;
+use crate::percpu::Zone;
 use crate::table::Table;
 use crate::vm::OnFork;
 
@@ -91,7 +92,7 @@ impl Area {
         #[cfg(feature = "baselines")]
         let cfg = AreaConfig { discard: cfg.discard && !cfg.area_lock, ..cfg };
         let area = || {
-            let zones = !cfg.rotating;
+            let zones = if cfg.rotating { 0 } else { Zone::count().trailing_zeros() };
             let clusters = Clusters::new(cfg.slots, cfg.policy, zones, cfg.discard, cfg.quota)?;
             Ok(Area {
                 priority: cfg.priority,

@@ -38,8 +38,9 @@ pub(super) struct Clusters {
 }
 
 impl Clusters {
-    /// For that many slots, at least one, none of which is in use. `zones`: CPUs have clusters of their own.
-    pub(super) fn new(slots: u64, policy: Policy, zones: bool, discard: bool, quota: Option<Quota>) -> Result<Clusters, Errno> {
+    /// For that many slots, at least one, none of which is in use. `zones`: how many shares of them CPUs keep to, as a power of
+    /// two.
+    pub(super) fn new(slots: u64, policy: Policy, zones: u32, discard: bool, quota: Option<Quota>) -> Result<Clusters, Errno> {
         let clusters = (slots as usize).div_ceil(CLUSTER_SLOTS);
         Ok(Clusters {
             slots,

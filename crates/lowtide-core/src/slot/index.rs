@@ -91,8 +91,10 @@ pub(super) struct Index {
     zone_bits: u32,
     words: usize,
     above: usize,
-    /// How often somebody began to tidy up, and was done.
-    tidying: [AtomicU64; 2],
+    /// How often somebody began to tidy up.
+    began: AtomicU64,
+    /// How often somebody was done with it.
+    done: AtomicU64,
 }
 
 impl Index {
@@ -102,8 +104,7 @@ impl Index {
         let words = (1usize << (zone_bits + zones)) / 64;
         let above = words.div_ceil(64);
         let bits = Array::new(Level::ALL * (words + above), OnFork::Copy)?;
-        let tidying = [const { 0 }; 2].map(AtomicU64::new);
-        Ok(Index { bits, zones, zone_bits, words, above, tidying })
+        Ok(Index { bits, zones, zone_bits, words, above, began: AtomicU64::new(0), done: AtomicU64::new(0) })
     }
 
     #[inline]
@@ -167,28 +168,27 @@ impl Index {
     fn tidy(&self, level: Level, w: usize) {
         let (words, above) = self.level(level);
         let bit = 1 << (w % 64);
-        let [began, done] = &self.tidying;
-        began.fetch_add(1, Ordering::SeqCst);
+        self.began.fetch_add(1, Ordering::SeqCst);
         above[w / 64].fetch_and(!bit, Ordering::SeqCst);
         // Somebody may have entered a cluster before that, and found the bit set.
         if words[w].load(Ordering::SeqCst) != 0 {
             above[w / 64].fetch_or(bit, Ordering::SeqCst);
         }
-        done.fetch_add(1, Ordering::SeqCst);
+        self.done.fetch_add(1, Ordering::SeqCst);
     }
 
     /// To be asked before words above are looked at, and given to [`Index::is_sure`] afterwards.
     #[inline]
     fn tidied(&self) -> u64 {
         // Acquire: all that those did is seen who had been done by then.
-        self.tidying[1].load(Ordering::Acquire)
+        self.done.load(Ordering::Acquire)
     }
 
     /// Whether nobody tidied up meanwhile, so that the words above told of all clusters that had been entered before.
     #[inline]
     fn is_sure(&self, tidied: u64) -> bool {
         // The words above were loaded with Acquire: who saw one that somebody has cleared sees here that he began.
-        self.tidying[0].load(Ordering::Relaxed) == tidied
+        self.began.load(Ordering::Relaxed) == tidied
     }
 
     /// Whether a cluster is at a level. For checks.

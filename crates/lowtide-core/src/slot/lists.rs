@@ -167,16 +167,12 @@ impl Lists {
 }
 
 impl Places {
-    /// For that many clusters, none of which is anywhere yet. `zones`: CPUs have clusters of their own.
-    pub(super) fn new(clusters: usize, indexed: bool, zones: bool) -> Result<Places, Errno> {
+    /// For that many clusters, none of which is anywhere yet. `zones`: as for [`Index::new`].
+    pub(super) fn new(clusters: usize, indexed: bool, zones: u32) -> Result<Places, Errno> {
         Ok(Places {
             lists: CacheAligned(Lock::new(Lists::new(clusters)?)),
             lens: CacheAligned([const { AtomicU32::new(0) }; COUNT]),
-            index: if indexed {
-                Some(Index::new(clusters, if zones { Zone::count().trailing_zeros() } else { 0 })?)
-            } else {
-                None
-            },
+            index: if indexed { Some(Index::new(clusters, zones)?) } else { None },
         })
     }
 
