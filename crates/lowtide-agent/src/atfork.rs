@@ -10,8 +10,8 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use lowtide_core::steps;
-use lowtide_pager::line::Line;
 use lowtide_pager::segment::proc_state;
+use lowtide_pager::sys::Line;
 use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::{Timespec, futex, nanosleep};

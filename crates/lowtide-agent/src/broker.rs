@@ -3,9 +3,9 @@
 use core::ffi::CStr;
 
 use linux_raw_sys::net as sys;
-use lowtide_pager::broker::{Connection, DEVICE, HANDSHAKE, PAGE_MAP};
-use lowtide_pager::present::Present;
-use lowtide_pager::uffd::{self, NEEDED_FEATURES, Uffd};
+use lowtide_pager::sys::broker::{Connection, DEVICE, HANDSHAKE, PAGE_MAP};
+use lowtide_pager::sys::present::Present;
+use lowtide_pager::sys::uffd::{self, NEEDED_FEATURES, Uffd};
 use rustix::fd::{AsFd, AsRawFd};
 use rustix::io::Errno;
 

@@ -11,9 +11,9 @@
 use core::ffi::{CStr, c_char, c_int};
 
 use linux_raw_sys::general as sys;
-use lowtide_pager::broker::LIBRARY;
-use lowtide_pager::line::Line;
 use lowtide_pager::segment::transient::FIRST;
+use lowtide_pager::sys::Line;
+use lowtide_pager::sys::broker::LIBRARY;
 use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 

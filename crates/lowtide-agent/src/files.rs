@@ -5,9 +5,9 @@ use core::ffi::CStr;
 use core::sync::atomic::Ordering;
 
 use lowtide_core::vm::{self, Whose};
-use lowtide_pager::broker::FILES;
-use lowtide_pager::line::Line;
 use lowtide_pager::segment::{BROKER_FOLLOWS, MAGIC, SEALS, Segment, Settings, VERSION};
+use lowtide_pager::sys::Line;
+use lowtide_pager::sys::broker::FILES;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};

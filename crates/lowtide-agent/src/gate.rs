@@ -19,9 +19,9 @@
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use lowtide_pager::clock::now_us;
+use lowtide_pager::mappings::Range;
 use lowtide_pager::pager::Pager;
-use lowtide_pager::regions::Range;
+use lowtide_pager::sys::clock::now_us;
 use rustix::thread::{Timespec, futex};
 
 use crate::agent;

@@ -10,11 +10,9 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use arrayvec::ArrayVec;
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::adoptable;
-use lowtide_pager::locks::Lock;
+use lowtide_pager::mappings::{Lock, Range, adoptable};
 use lowtide_pager::pager::Pager;
-use lowtide_pager::regions::Range;
-use lowtide_pager::uffd;
+use lowtide_pager::sys::uffd;
 
 use crate::gate::Call;
 use crate::mlock::MapLocked;

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use lowtide_pager::pager::Pager;
-use lowtide_pager::stat;
+use lowtide_pager::sys::stat;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::thread::sched_getaffinity;

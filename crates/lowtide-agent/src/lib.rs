@@ -46,7 +46,7 @@ static HEAP: heap::Heap = heap::Heap::new();
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     use core::fmt::Write;
-    let mut line = lowtide_pager::line::Line::new();
+    let mut line = lowtide_pager::sys::Line::new();
     let _ = write!(line, "internal error: {info}");
     if agent::present() {
         say::fatal(line.bytes());

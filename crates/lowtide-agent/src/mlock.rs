@@ -17,9 +17,8 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::{self, PAGE_SIZE, Whose};
-use lowtide_pager::line::Line;
-use lowtide_pager::locks::{Lock, Locks};
-use lowtide_pager::regions::Range;
+use lowtide_pager::mappings::{Lock, Locks, Range};
+use lowtide_pager::sys::Line;
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
 

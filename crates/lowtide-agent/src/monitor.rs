@@ -5,8 +5,8 @@
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use lowtide_pager::line::Line;
-use lowtide_pager::monitor::Monitor;
+use lowtide_pager::fault::Monitor;
+use lowtide_pager::sys::Line;
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, futex, sched_getaffinity, sched_setaffinity};
 

@@ -5,7 +5,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use lowtide_pager::regions::Range;
+use lowtide_pager::mappings::Range;
 use rustix::thread::{Timespec, futex};
 
 /// What is asked.

@@ -10,9 +10,9 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::clock::now_us;
+use lowtide_pager::accounts::{Look, Now, Others, Share};
 use lowtide_pager::segment::Proc;
-use lowtide_pager::share::{Look, Now, Others, Share};
+use lowtide_pager::sys::clock::now_us;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::time::{ClockId, clock_gettime};

@@ -2,7 +2,7 @@
 //! verbose.
 
 use linux_raw_sys::general as sys;
-use lowtide_pager::line::Line;
+use lowtide_pager::sys::Line;
 use rustix::process::{Pid, Signal};
 
 use crate::agent;

@@ -5,9 +5,9 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use lowtide_core::device::DeviceName;
 use lowtide_core::store::{AreaStats, FileConfig, MAX_AREAS, Quota, Store, StoreError};
-use lowtide_pager::broker::{SWAP_FILE, of_file};
-use lowtide_pager::line::Line;
 use lowtide_pager::segment::{self, AreaBudget, AreaSpec, Order, Proc, SwapArea, proc_state};
+use lowtide_pager::sys::Line;
+use lowtide_pager::sys::broker::{SWAP_FILE, of_file};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;

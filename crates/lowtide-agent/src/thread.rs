@@ -9,7 +9,7 @@ use core::arch::asm;
 
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::{self, OnFork};
-use lowtide_pager::stat::parse_threads;
+use lowtide_pager::sys::stat::parse_threads;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 

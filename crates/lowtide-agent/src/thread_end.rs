@@ -12,9 +12,9 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::{self, PAGE_SIZE};
-use lowtide_pager::clock;
-use lowtide_pager::held::Hold;
+use lowtide_pager::mappings::Hold;
 use lowtide_pager::pager::Pager;
+use lowtide_pager::sys::clock;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, RawDir, SeekFrom};
 use rustix::mm::Advice;

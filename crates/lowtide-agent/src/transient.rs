@@ -4,8 +4,8 @@
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char};
 
-use lowtide_pager::line::Line;
 use lowtide_pager::segment::transient::PREFIX;
+use lowtide_pager::sys::Line;
 use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 
 use crate::exec::PRELOAD;

@@ -9,9 +9,9 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use lowtide_core::watchers::Watchers;
-use lowtide_pager::clock::now_us;
-use lowtide_pager::line::Line;
-use lowtide_pager::stat::parse_cpu;
+use lowtide_pager::sys::Line;
+use lowtide_pager::sys::clock::now_us;
+use lowtide_pager::sys::stat::parse_cpu;
 
 use crate::monitor::MAX_MONITORS;
 use crate::thread;

@@ -5,8 +5,7 @@ use std::sync::atomic::Ordering;
 use std::thread::{Builder as Thread, JoinHandle};
 
 use lowtide_core::codec::Codec;
-use lowtide_pager::monitor::Monitor;
-use lowtide_pager::worker::Worker;
+use lowtide_pager::fault::{Monitor, Worker};
 
 use crate::error::Error;
 use crate::fork::{self, Process};

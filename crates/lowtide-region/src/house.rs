@@ -11,16 +11,14 @@ use lowtide_core::lock::Lock;
 use lowtide_core::percpu;
 use lowtide_core::store::{Store, StoreConfig, StoreError};
 use lowtide_core::vm::{self, PAGE_SIZE};
-use lowtide_pager::clock::now_ns;
-use lowtide_pager::depth::Depth;
-use lowtide_pager::fault::Served;
-use lowtide_pager::monitor::Monitor;
+use lowtide_pager::fault::{Monitor, Served, Worker};
+use lowtide_pager::mappings::Range;
 use lowtide_pager::pager::{Host, Pager};
-use lowtide_pager::present::Present;
-use lowtide_pager::regions::Range;
+use lowtide_pager::reclaim::Depth;
 use lowtide_pager::segment::Proc;
-use lowtide_pager::uffd::{Access, FEATURE_SIGBUS, NEEDED_WITHOUT_EVENTS, Uffd};
-use lowtide_pager::worker::Worker;
+use lowtide_pager::sys::clock::now_ns;
+use lowtide_pager::sys::present::Present;
+use lowtide_pager::sys::uffd::{Access, FEATURE_SIGBUS, NEEDED_WITHOUT_EVENTS, Uffd};
 use rustix::io::Errno;
 
 use crate::bell::Bell;
@@ -288,7 +286,7 @@ fn default_pool(ram: u64) -> usize {
 
 /// Writes to standard error what is put together of parts, without allocation.
 fn say(parts: &[&[u8]]) {
-    let mut line = lowtide_pager::line::Line::new();
+    let mut line = lowtide_pager::sys::Line::new();
     for part in parts {
         line.push(part);
     }

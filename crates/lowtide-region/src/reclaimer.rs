@@ -2,11 +2,11 @@
 
 use core::sync::atomic::Ordering;
 
-use lowtide_pager::clock::now_us;
-use lowtide_pager::evict::Evicted;
-use lowtide_pager::measuring::Measuring;
+use lowtide_pager::accounts::Measuring;
+use lowtide_pager::fault::Worker;
 use lowtide_pager::pager::Pager;
-use lowtide_pager::worker::Worker;
+use lowtide_pager::reclaim::Evicted;
+use lowtide_pager::sys::clock::now_us;
 
 use crate::house::{self, House};
 

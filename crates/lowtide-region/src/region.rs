@@ -6,9 +6,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::evict::Evicted;
-use lowtide_pager::ranges::BringIn;
-use lowtide_pager::regions::Range;
+use lowtide_pager::mappings::{BringIn, Range};
+use lowtide_pager::reclaim::Evicted;
 
 use crate::builder::Builder;
 use crate::error::Error;

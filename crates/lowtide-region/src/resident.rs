@@ -2,8 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use lowtide_pager::ranges::BringIn;
-use lowtide_pager::regions::Range;
+use lowtide_pager::mappings::{BringIn, Range};
 
 use crate::error::Error;
 use crate::region::Region;

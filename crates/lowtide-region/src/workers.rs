@@ -6,8 +6,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use lowtide_core::percpu;
 use lowtide_core::vm::{self, Mapping, OnFork};
-use lowtide_pager::patience::{IN_HAND_SECONDS, Patience};
-use lowtide_pager::worker::Worker;
+use lowtide_pager::fault::{IN_HAND_SECONDS, Patience, Worker};
 use rustix::io::Errno;
 
 use crate::stack;

@@ -7,8 +7,10 @@ use crate::ancestry::{self, Stat};
 use crate::peer::option;
 use crate::privilege;
 use crate::shared::Shared;
-use lowtide_pager::broker::{self, DEVICE, FILES, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, PAGE_MAP, SWAP_FILE, TAKE_BACK, send};
-use lowtide_pager::uffd::{self, NEEDED_FEATURES};
+use lowtide_pager::sys::broker::{
+    self, DEVICE, FILES, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, PAGE_MAP, SWAP_FILE, TAKE_BACK, send,
+};
+use lowtide_pager::sys::uffd::{self, NEEDED_FEATURES};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;

@@ -5,11 +5,11 @@ use core::sync::atomic::Ordering;
 
 use lowtide_core::store::MAX_AREAS;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::clock;
+use lowtide_pager::fault::Worker;
 use lowtide_pager::pager::Pager;
+use lowtide_pager::reclaim::swapoff::{Step, Swapoff};
 use lowtide_pager::segment::{AreaGauges, Order, Phase};
-use lowtide_pager::swapoff::{Step, Swapoff};
-use lowtide_pager::worker::Worker;
+use lowtide_pager::sys::clock;
 
 use super::{Keeper, LONGEST_SLEEP_US, SHORTEST_SLEEP_US};
 use crate::{agent, say, swap_file};

@@ -3,8 +3,8 @@
 
 use core::sync::atomic::Ordering;
 
-use lowtide_pager::line::Line;
 use lowtide_pager::pager::Pager;
+use lowtide_pager::sys::Line;
 
 use crate::{agent, say};
 

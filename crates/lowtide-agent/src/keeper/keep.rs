@@ -4,12 +4,12 @@ use core::sync::atomic::Ordering;
 
 use lowtide_core::store::AreaState;
 use lowtide_core::vm;
-use lowtide_pager::clock::{self, now_us};
-use lowtide_pager::evict::Evicted;
-use lowtide_pager::line::Line;
+use lowtide_pager::fault::Worker;
 use lowtide_pager::pager::Pager;
+use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::segment::{self, area_state};
-use lowtide_pager::worker::Worker;
+use lowtide_pager::sys::Line;
+use lowtide_pager::sys::clock::{self, now_us};
 
 use super::{Keeper, LONGEST_SLEEP_US, LOOK_AGAIN, Nap, SHORTEST_SLEEP_US, TOUCH_BYTES_PER_US, areas, reclaim};
 use crate::idle::Idle;

@@ -3,8 +3,8 @@
 use core::sync::atomic::Ordering;
 
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::evict::Evicted;
 use lowtide_pager::pager::Pager;
+use lowtide_pager::reclaim::Evicted;
 
 use super::keep::evict;
 use super::{Keeper, Nap, SHORTEST_SLEEP_US};

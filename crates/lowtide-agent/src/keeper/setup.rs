@@ -5,15 +5,13 @@ use core::sync::atomic::Ordering;
 
 use lowtide_core::codec::Codec;
 use lowtide_core::store::{Store, StoreConfig};
-use lowtide_pager::adoptable;
-use lowtide_pager::clock::now_us;
-use lowtide_pager::evict::Evicted;
-use lowtide_pager::line::Line;
+use lowtide_pager::fault::Worker;
+use lowtide_pager::mappings::{Range, adoptable};
 use lowtide_pager::pager::{Host, Pager};
-use lowtide_pager::present;
-use lowtide_pager::regions::Range;
+use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::segment::{self, proc_state};
-use lowtide_pager::worker::Worker;
+use lowtide_pager::sys::clock::now_us;
+use lowtide_pager::sys::{Line, present};
 use rustix::io::Errno;
 
 use super::{Keeper, LOOK_AGAIN};

@@ -2,9 +2,9 @@
 
 use core::sync::atomic::Ordering;
 
-use lowtide_pager::budget::{RamBudget, is_worth_adopting};
-use lowtide_pager::clock::now_us;
-use lowtide_pager::line::Line;
+use lowtide_pager::accounts::{RamBudget, is_worth_adopting};
+use lowtide_pager::sys::Line;
+use lowtide_pager::sys::clock::now_us;
 
 use super::{Keeper, SHORTEST_SLEEP_US, reclaim, sleep_for_ever};
 use crate::{agent, gate, say, swap_file};

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 
-use lowtide_pager::clock::now_ns;
+use lowtide_pager::sys::clock::now_ns;
 
 use super::plain::{Hands, Served};
 

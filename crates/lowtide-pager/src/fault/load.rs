@@ -10,13 +10,13 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use super::{Again, Served, Try};
-use crate::ids::PageNo;
-use crate::line::Line;
+use crate::fault::worker::{CHUNK, Worker};
 use crate::pagemap::PageState;
+use crate::pagemap::ids::PageNo;
 use crate::pager::{Operation, Pager, add};
 use crate::segment::FaultKind;
-use crate::uffd::Wake;
-use crate::worker::{CHUNK, Worker};
+use crate::sys::Line;
+use crate::sys::uffd::Wake;
 
 /// The raw entries of claimed pages, in a row; 0: a zero page.
 type Claimed = ArrayVec<u64, CHUNK>;

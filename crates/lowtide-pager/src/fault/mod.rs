@@ -3,9 +3,14 @@
 //! forks, all ways are `paused.rs`.
 
 mod load;
+pub(crate) mod monitor;
+pub(crate) mod patience;
 mod paused;
+pub(crate) mod sentinels;
 mod staged;
+pub(crate) mod stream;
 mod touch;
+pub(crate) mod worker;
 mod zero_page;
 
 use core::sync::atomic::Ordering;
@@ -15,18 +20,20 @@ use lowtide_core::store::StoreError;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
-use crate::clock::now_ns;
-use crate::evict::Evicted;
-use crate::ids::PageNo;
+use crate::fault::patience::NO_MEMORY_SECONDS;
+use crate::fault::stream::Window;
+use crate::mappings::space::Shared;
 use crate::pagemap::PageState;
+use crate::pagemap::ids::PageNo;
 use crate::pager::{Operation, Pager, add};
-use crate::patience::{IN_HAND_SECONDS, NO_MEMORY_SECONDS, Patience};
+use crate::reclaim::evict::Evicted;
 use crate::segment::{FaultKind, latency_bucket};
-use crate::space::Shared;
-use crate::stream::Window;
-use crate::uffd::{Access, Wake};
-use crate::worker::Worker;
+use crate::sys::clock::now_ns;
+use crate::sys::uffd::{Access, Wake};
 
+pub use monitor::{Monitor, Turn};
+pub use patience::{IN_HAND_SECONDS, Patience};
+pub use worker::Worker;
 pub(crate) use zero_page::ZeroPage;
 
 /// What became of a fault.
@@ -140,7 +147,7 @@ impl Pager {
     /// A fault can't be served: without its page the program can't go on.
     #[cold]
     fn give_up(&self, page: PageNo, last: Try) {
-        let mut text = crate::line::Line::new();
+        let mut text = crate::sys::Line::new();
         match last {
             Err(Again::Lost(entry, error)) => self.why_lost(&mut text, page, entry, error),
             Err(Again::NoMemory(errno)) => {
@@ -180,7 +187,7 @@ impl Pager {
             let registered =
                 || unsafe { self.uffd().copy(addr, self.zeros.as_ptr(), PAGE_SIZE, Wake::Now) }.error != Some(Errno::NOENT);
             if (start..end).contains(&addr) && registered() {
-                let mut text = crate::line::Line::new();
+                let mut text = crate::sys::Line::new();
                 let staging = if self.staging.contains(addr) { &b" (staging)"[..] } else { b"" };
                 text.push(b"internal error: a page of lowtide's own was missing, offset ").number((addr - start) as u64);
                 text.push(b" of ").number((end - start) as u64).push(staging);

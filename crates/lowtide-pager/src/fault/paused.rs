@@ -7,13 +7,13 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use super::Served;
-use crate::ids::PageNo;
-use crate::line::Line;
+use crate::fault::worker::Worker;
+use crate::mappings::space::Exclusive;
 use crate::pagemap::PageState;
+use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
-use crate::space::Exclusive;
-use crate::uffd::{Uffd, Wake};
-use crate::worker::Worker;
+use crate::sys::Line;
+use crate::sys::uffd::{Uffd, Wake};
 
 impl Pager {
     /// Serves a fault by copying. Alone: operations that began before may still be under way, and what a word says holds only

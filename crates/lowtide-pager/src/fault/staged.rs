@@ -4,13 +4,13 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use super::{Again, Served, Try};
-use crate::ids::{PageNo, StagingFrame};
+use crate::fault::worker::Worker;
 use crate::pagemap::PageState;
+use crate::pagemap::ids::{PageNo, StagingFrame};
 use crate::pager::{Operation, add};
+use crate::reclaim::staging::Memory;
 use crate::segment::FaultKind;
-use crate::staging::Memory;
-use crate::uffd::{Holes, Wake};
-use crate::worker::Worker;
+use crate::sys::uffd::{Holes, Wake};
 
 /// Pages that one fault takes back from staging at most.
 const MAX_UNSTAGED: usize = 64;

@@ -7,13 +7,13 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use super::{Again, Served, Try};
-use crate::ids::PageNo;
+use crate::fault::stream::MAX_WINDOW;
+use crate::fault::worker::{CHUNK, Worker};
 use crate::pagemap::PageState;
+use crate::pagemap::ids::PageNo;
 use crate::pager::{Operation, Pager, add};
 use crate::segment::FaultKind;
-use crate::stream::MAX_WINDOW;
-use crate::uffd::{Access, Wake};
-use crate::worker::{CHUNK, Worker};
+use crate::sys::uffd::{Access, Wake};
 
 impl Operation<'_> {
     /// Installs zeros at `page`, whose word was `word`, and around it. Each page is claimed first: a page that came in and was

@@ -11,14 +11,14 @@ use lowtide_core::vm::{self, PAGE_SIZE};
 use rustix::io::Errno;
 
 use super::Served;
-use crate::clock::now_ns;
-use crate::ids::PageNo;
+use crate::fault::worker::{CHUNK, Worker};
+use crate::mappings::space::Shared;
 use crate::pagemap::PageState;
+use crate::pagemap::ids::PageNo;
 use crate::pager::{Pager, add};
 use crate::segment::FaultKind;
-use crate::space::Shared;
-use crate::uffd::{Access, Progress, Standing, Watched};
-use crate::worker::{CHUNK, Worker};
+use crate::sys::clock::now_ns;
+use crate::sys::uffd::{Access, Progress, Standing, Watched};
 
 /// So many faults that read zeros, more than that wrote them, are reason to have writes watched.
 const WORTHWHILE: i32 = 256;

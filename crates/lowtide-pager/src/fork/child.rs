@@ -10,11 +10,11 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 
 use super::handover::{CHILDS, Handover};
+use crate::mappings::regions::Range;
+use crate::mappings::space::Exclusive;
 use crate::pagemap::PageState;
 use crate::pager::Pager;
-use crate::regions::Range;
 use crate::segment::{Proc, Segment};
-use crate::space::Exclusive;
 
 /// Why a child can't go on.
 const PARENT_KILLED: &[u8] = b"the parent was killed while it forked: the child's memory is not whole";
@@ -228,7 +228,7 @@ mod tests {
     /// A monitor that tries to begin an operation while the program forks counts itself for a moment.
     #[test]
     fn a_child_does_not_wait_for_operations_of_its_parent() {
-        let Some(pager) = crate::events::tests::pager() else { return };
+        let Some(pager) = crate::mappings::events::tests::pager() else { return };
         core::mem::forget(pager.enter());
         pager.forget_operations();
         let waited = std::time::Instant::now();

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::pager::Pager;
-use crate::uffd::Message;
+use crate::sys::uffd::Message;
 
 /// Events of the child that can be passed on to it.
 const PASSED: usize = 120;

@@ -8,13 +8,13 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 
 use super::handover::Handover;
-use crate::clock::now_us;
-use crate::ids::PageNo;
+use crate::fault::worker::Worker;
+use crate::mappings::space::Exclusive;
+use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
 use crate::segment::Segment;
-use crate::space::Exclusive;
-use crate::uffd::{Message, Uffd, Wake};
-use crate::worker::Worker;
+use crate::sys::clock::now_us;
+use crate::sys::uffd::{Message, Uffd, Wake};
 
 /// How long a parent serves its child, in microseconds. One that is not ready by then is stopped, or traced step by step, or
 /// has no CPU: it gets all of its memory at once, so that it can come to itself when it likes, and the parent goes on.

@@ -3,12 +3,12 @@
 use rustix::io::Errno;
 
 use super::handover::UNDONE;
+use crate::fault::worker::Worker;
+use crate::mappings::regions::Range;
+use crate::mappings::space::Exclusive;
 use crate::pagemap::PageState;
 use crate::pager::Pager;
-use crate::regions::Range;
-use crate::space::Exclusive;
-use crate::uffd::{Message, Uffd};
-use crate::worker::Worker;
+use crate::sys::uffd::{Message, Uffd};
 
 impl Pager {
     /// A fork event was read of which nobody had said a word.

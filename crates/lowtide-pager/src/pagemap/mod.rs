@@ -8,8 +8,9 @@
 //! [`PageMap::collect`], when nobody looks.
 
 mod arena;
-mod mark;
+pub(crate) mod ids;
 mod state;
+mod transitions;
 mod word;
 
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
@@ -18,9 +19,9 @@ use lowtide_core::lock::Lock;
 use lowtide_core::vm::{self, Mapping, OnFork};
 use rustix::io::Errno;
 
-use crate::ids::PageNo;
+use crate::pagemap::ids::PageNo;
+pub use crate::reclaim::refault::Mark;
 use arena::{Arena, GRANULE};
-pub use mark::Mark;
 pub use state::PageState;
 pub use word::PageWord;
 

@@ -1,6 +1,6 @@
 //! What the page map says of a page, and who may change it to what: THE table.
 
-use crate::ids::StagingFrame;
+use crate::pagemap::ids::StagingFrame;
 
 /// What a word says. A word counts only while its page is missing, but for Clean, Removing and None, which speak of a page in
 /// its place.

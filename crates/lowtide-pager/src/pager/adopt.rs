@@ -6,9 +6,9 @@ use rustix::io::Errno;
 use rustix::mm::MsyncFlags;
 
 use super::Pager;
-use crate::regions::Range;
-use crate::space::Exclusive;
-use crate::uffd::Standing;
+use crate::mappings::regions::Range;
+use crate::mappings::space::Exclusive;
+use crate::sys::uffd::Standing;
 
 /// Of a range with more parts that are not adopted yet all of it is looked through for traps.
 const MOST_GAPS: usize = 8;

@@ -5,9 +5,9 @@ use core::sync::atomic::Ordering;
 use alloc::boxed::Box;
 
 use super::Pager;
-use crate::present::Present;
-use crate::space::Exclusive;
-use crate::uffd::Uffd;
+use crate::mappings::space::Exclusive;
+use crate::sys::present::Present;
+use crate::sys::uffd::Uffd;
 
 impl Pager {
     /// The userfaultfd.

@@ -3,9 +3,9 @@
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 
-use crate::present::Present;
-use crate::regions::Range;
-use crate::uffd::Uffd;
+use crate::mappings::regions::Range;
+use crate::sys::present::Present;
+use crate::sys::uffd::Uffd;
 
 /// What the pager asks of the process it lives in.
 #[derive(Debug, Clone, Copy)]
@@ -19,7 +19,7 @@ pub struct Host {
     pub warn: fn(&[u8]),
     /// The calling monitor is about to wait: until its turn is over others are to look after the program's faults.
     pub waits: fn(),
-    /// A new userfaultfd of this process, ready for [`crate::uffd::NEEDED_FEATURES`].
+    /// A new userfaultfd of this process, ready for [`crate::sys::uffd::NEEDED_FEATURES`].
     pub open_uffd: fn() -> Result<Uffd, Errno>,
     /// The page map of this process.
     pub open_page_map: fn() -> Result<Present, Errno>,
@@ -28,7 +28,7 @@ pub struct Host {
     /// Steps of eviction for one fault at most: one where others evict as well, and a fault need not wait for all the room that
     /// it takes.
     pub steps: usize,
-    /// Where the one thread changes memory that has the turn to map, unmap or move; see `order.rs`.
+    /// Where the one thread changes memory that has the turn to map, unmap or move; see `mappings/event_order.rs`.
     pub turn: fn() -> [Range; 2],
     /// Whether the program has one thread only.
     pub is_alone: fn() -> bool,

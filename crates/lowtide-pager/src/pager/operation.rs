@@ -7,8 +7,8 @@ use core::sync::atomic::Ordering;
 use lowtide_core::store::Store;
 
 use super::Pager;
-use crate::patience::Patience;
-use crate::space::Exclusive;
+use crate::fault::patience::Patience;
+use crate::mappings::space::Exclusive;
 
 /// The right to change words and the store; see [`Pager::enter`]. What the pager does in an operation are methods of this type.
 pub struct Operation<'a>(&'a Pager);
@@ -61,7 +61,7 @@ impl Pager {
         self.forking.store(true, Ordering::SeqCst);
         let mut patience = Patience::new();
         while self.operations.load(Ordering::SeqCst) > 0 {
-            if !patience.wait(crate::patience::IN_HAND_SECONDS) {
+            if !patience.wait(crate::fault::patience::IN_HAND_SECONDS) {
                 (self.host.fatal)(b"an I/O on swap has not ended for ten minutes");
             }
         }

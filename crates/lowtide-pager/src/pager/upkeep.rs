@@ -6,9 +6,9 @@ use core::sync::atomic::Ordering;
 use lowtide_core::vm::PAGE_SIZE;
 
 use super::Pager;
-use crate::drain::Drained;
+use crate::fault::worker::Worker;
+use crate::reclaim::drain::Drained;
 use crate::segment::Segment;
-use crate::worker::Worker;
 
 /// Bytes of objects that leave the pool at a time: those of one cluster, or a few.
 const SHRINK_BYTES: usize = 1 << 20;

@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use lowtide_core::store::{FILL_WORDS, FillWord, FillWords, Image, MAX_AREAS};
 use lowtide_core::vm::PAGE_SIZE;
 
-use crate::share::Others;
+use crate::accounts::Others;
 
 pub use latency::{LATENCY_BUCKETS, latency_bucket, latency_floor_ns};
 pub use process::{

@@ -253,7 +253,7 @@ pub struct Proc {
     pub ram_bytes: AtomicU64,
     /// Bytes by which it has grown, or shrunk, since then, as far as it has told (`ram.rs`).
     pub grown: AtomicI64,
-    /// Of `ram_bytes`, its part of the pages that it shares with other processes of its family ([`crate::share`]).
+    /// Of `ram_bytes`, its part of the pages that it shares with other processes of its family ([`crate::accounts::share`]).
     pub shared_bytes: AtomicU64,
     /// Number of its family; 0: it shares memory with nobody.
     pub family: AtomicU64,
@@ -273,7 +273,7 @@ pub struct Proc {
     pub now_on_device: AtomicU64,
     /// Bytes of address space adopted.
     pub adopted_bytes: AtomicU64,
-    /// When it was last seen to miss a page, or to touch a new one, in microseconds of [`crate::clock`]; 0 before memory is
+    /// When it was last seen to miss a page, or to touch a new one, in microseconds of [`crate::sys::clock`]; 0 before memory is
     /// adopted.
     pub faulted_us: AtomicU64,
     /// The latest [`super::Reclaim::number`] that the process has dealt with, as far as it could, ...

@@ -28,7 +28,7 @@ impl Segment {
     }
 
     /// The process was measured: it counts for `bytes`. Its budget begins to count anew shortly before
-    /// ([`crate::budget::RamBudget::counted`]).
+    /// ([`crate::accounts::budget::RamBudget::counted`]).
     pub fn publish_ram(&self, p: &Proc, bytes: u64) {
         // In this order: who adds up meanwhile must not count what it has grown twice, or the peak would keep it.
         let grown = p.grown.swap(0, Ordering::Relaxed);
@@ -81,7 +81,7 @@ impl Membership {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::budget::RamBudget;
+    use crate::accounts::budget::RamBudget;
     use crate::segment::segment;
 
     fn run_of(processes: u32) -> (&'static Segment, std::vec::Vec<(&'static Proc, RamBudget)>) {

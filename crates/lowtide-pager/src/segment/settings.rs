@@ -234,7 +234,7 @@ pub struct Settings {
     /// The pid namespace of `lowtide run`.
     pub pid_namespace: FileId,
     /// Name of the socket (in the abstract name space) on which `lowtide run` answers its descendants, NUL-terminated: see
-    /// [`crate::broker`]. Empty: there is none.
+    /// [`crate::sys::broker`]. Empty: there is none.
     pub broker: [u8; 32],
     /// The path of the segment, a descriptor of `lowtide run`, NUL-terminated.
     pub segment: [u8; 64],

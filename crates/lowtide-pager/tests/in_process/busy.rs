@@ -1,7 +1,7 @@
 //! Pages that can't be moved, or may not: they stay, and nothing waits behind them.
 
-use lowtide_pager::evict::Evicted;
-use lowtide_pager::held::Hold;
+use lowtide_pager::mappings::Hold;
+use lowtide_pager::reclaim::Evicted;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io_uring::{IoringRegisterOp, io_uring_params, io_uring_register, io_uring_setup, iovec};
 

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
-use lowtide_pager::monitor::Monitor;
-use lowtide_pager::worker::Worker;
+use lowtide_pager::fault::{Monitor, Worker};
 use rustix::mm::{Advice, MapFlags};
 
 use crate::house::{Config, House, MIB, PAGE, map, verify, within, write};

@@ -2,8 +2,8 @@
 //! program these are zeros; nobody waits for them for ever.
 
 use lowtide_core::vm;
-use lowtide_pager::evict::Evicted;
-use lowtide_pager::worker::Worker;
+use lowtide_pager::fault::Worker;
+use lowtide_pager::reclaim::Evicted;
 use rustix::mm::Advice;
 
 use crate::house::{Config, House, MIB, PAGE, verify, write};

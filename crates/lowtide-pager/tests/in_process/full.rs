@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use lowtide_pager::evict::Evicted;
-use lowtide_pager::worker::Worker;
+use lowtide_pager::fault::Worker;
+use lowtide_pager::reclaim::Evicted;
 
 use crate::house::{Config, House, MIB, PAGE, get, verify, write};
 

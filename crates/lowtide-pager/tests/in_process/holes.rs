@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_void};
 use std::io::Write;
 
-use lowtide_pager::evict::Evicted;
+use lowtide_pager::reclaim::Evicted;
 use rustix::mm::MapFlags;
 
 use crate::house::{Config, House, MIB, PAGE, map, verify, write};

@@ -4,9 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lowtide_pager::monitor::Monitor;
+use lowtide_pager::fault::{Monitor, Worker};
 use lowtide_pager::pager::Pager;
-use lowtide_pager::worker::Worker;
 use rustix::mm::{Advice, MapFlags, MremapFlags};
 
 use crate::house::{Config, House, MIB, PAGE, map, mix, verify, write};
@@ -20,7 +19,7 @@ const SECONDS: u64 = 3;
 fn press(house: &House, stop: &AtomicBool) {
     let mut worker = Worker::new(true).unwrap();
     while !stop.load(Ordering::SeqCst) {
-        if house.pager.evict(&mut worker) == lowtide_pager::evict::Evicted::Nothing {
+        if house.pager.evict(&mut worker) == lowtide_pager::reclaim::Evicted::Nothing {
             thread::sleep(Duration::from_micros(100));
         }
     }

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, RwLock};
 use std::time::{Duration, Instant};
 
-use lowtide_pager::swapoff::{Step, Swapoff};
-use lowtide_pager::worker::Worker;
+use lowtide_pager::fault::Worker;
+use lowtide_pager::reclaim::swapoff::{Step, Swapoff};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags};
 
 use crate::house::{Config, House, MIB, PAGE, file, map, mix, verify, write};

@@ -1,7 +1,7 @@
 //! Memory that is given back to the program is whole, and lowtide's no more.
 
-use lowtide_pager::regions::Range;
-use lowtide_pager::uffd::{NEEDED_FEATURES, Uffd, Watched};
+use lowtide_pager::mappings::Range;
+use lowtide_pager::sys::uffd::{NEEDED_FEATURES, Uffd, Watched};
 
 use crate::house::{Config, House, MIB, PAGE, verify, write};
 

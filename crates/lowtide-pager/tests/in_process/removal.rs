@@ -5,9 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use lowtide_pager::evict::Evicted;
-use lowtide_pager::monitor::Monitor;
-use lowtide_pager::worker::Worker;
+use lowtide_pager::fault::{Monitor, Worker};
+use lowtide_pager::reclaim::Evicted;
 use rustix::mm::{Advice, MapFlags};
 
 use crate::house::{Config, House, MIB, PAGE, map, verify, write};

@@ -6,9 +6,8 @@ use std::os::unix::thread::JoinHandleExt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
-use lowtide_pager::fault::Served;
-use lowtide_pager::uffd::Access;
-use lowtide_pager::worker::Worker;
+use lowtide_pager::fault::{Served, Worker};
+use lowtide_pager::sys::uffd::Access;
 use rustix::mm::MapFlags;
 
 use crate::house::{Config, House, MIB, PAGE, map, verify, within, word, write};

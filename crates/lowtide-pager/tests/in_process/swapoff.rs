@@ -2,9 +2,9 @@
 
 use rustix::fd::AsRawFd;
 
-use lowtide_pager::evict::Evicted;
-use lowtide_pager::swapoff::{Obstacles, Step, Swapoff};
-use lowtide_pager::worker::Worker;
+use lowtide_pager::fault::Worker;
+use lowtide_pager::reclaim::Evicted;
+use lowtide_pager::reclaim::swapoff::{Obstacles, Step, Swapoff};
 
 use crate::house::{Config, House, MIB, PAGE, file, get, verify, write};
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use lowtide_pager::monitor::Monitor;
+use lowtide_pager::fault::Monitor;
 use rustix::mm::MapFlags;
 
 use crate::house::{Config, House, MIB, PAGE, get, map, verify, write};

@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use lowtide_pager::evict::Evicted;
-use lowtide_pager::present::Present;
-use lowtide_pager::worker::Worker;
+use lowtide_pager::fault::Worker;
+use lowtide_pager::reclaim::Evicted;
+use lowtide_pager::sys::present::Present;
 use rustix::mm::{Advice, MapFlags};
 
 use crate::house::{Config, House, MIB, PAGE, map, verify, write};

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::thread;
 
-use lowtide_pager::evict::Evicted;
+use lowtide_pager::reclaim::Evicted;
 
 use crate::house::{Config, House, MIB, PAGE, get, mix, verify, write};
 

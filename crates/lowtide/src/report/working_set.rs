@@ -15,8 +15,7 @@
 use crate::series::{Sample, by_kind};
 use crate::stats::Stats;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::budget::RamBudget;
-use lowtide_pager::pool_share;
+use lowtide_pager::accounts::{RamBudget, pool_share};
 use lowtide_pager::segment::{EPOCHS_A_LIMIT, FaultKind};
 use std::time::Duration;
 

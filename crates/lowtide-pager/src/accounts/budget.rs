@@ -1,0 +1,312 @@
+//! How much RAM there is left: the limit, what was last measured, and what has come and gone since.
+//!
+//! Measured values come from the kernel at intervals (`/proc/self/statm`); between two measurements the pager counts the pages
+//! of the program that it installs and takes away, and what it holds itself; and the processes of a run tell each other
+//! ([`Membership`]).
+
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+
+use lowtide_core::vm::PAGE_SIZE;
+
+use crate::segment::{Membership, Proc, Segment};
+
+/// The RAM budget of a run as one process sees it. All sizes in bytes. Any thread may call anything; figures are guesses that a
+/// measurement puts right.
+#[derive(Debug, Default)]
+pub struct RamBudget {
+    asked: AtomicU64,
+    floor: AtomicU64,
+    ceiling: AtomicU64,
+    measured: AtomicU64,
+    /// Bytes of the program's pages that came (or, negative, went) since.
+    program: AtomicI64,
+    /// Bytes that lowtide holds now, and those when this process was last measured.
+    own: AtomicU64,
+    own_then: AtomicU64,
+    membership: Membership,
+    /// What the others of the run had told when it was last added up.
+    told_then: AtomicI64,
+    calm: AtomicBool,
+}
+
+impl RamBudget {
+    /// The process is one of a run, in which it has the place `mine`: its budget is that of all. Again in a forked child.
+    pub fn join(&self, run: &'static Segment, mine: &'static Proc) {
+        self.membership.join(run, mine);
+    }
+
+    /// Sets the limit of the run.
+    pub fn set_limit(&self, limit: u64) {
+        self.asked.store(limit, Ordering::Relaxed);
+    }
+
+    /// The limit that was asked for.
+    pub fn asked(&self) -> u64 {
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    /// What the run takes at least: what can't be evicted, and a working minimum of this process. 0: less than was asked for.
+    pub fn set_floor(&self, floor: u64) {
+        self.floor.store(floor, Ordering::Relaxed);
+    }
+
+    /// Whether the limit that was asked for can't be held.
+    pub fn has_floor(&self) -> bool {
+        self.floor.load(Ordering::Relaxed) > 0
+    }
+
+    /// The limit that can be held: what was asked for, or the floor where that is higher. All marks go by it.
+    pub fn limit(&self) -> u64 {
+        self.asked().max(self.floor.load(Ordering::Relaxed))
+    }
+
+    /// What the run may not exceed meanwhile, when its limit was lowered to less than it uses; no effect below the limit.
+    pub fn set_ceiling(&self, ceiling: u64) {
+        self.ceiling.store(ceiling, Ordering::Relaxed);
+    }
+
+    /// What the run may not exceed now: the limit, or the ceiling where that is higher.
+    pub fn ceiling(&self) -> u64 {
+        self.limit().max(self.ceiling.load(Ordering::Relaxed))
+    }
+
+    /// This process was measured: what it grows by counts from here.
+    pub fn counted(&self) {
+        self.program.store(0, Ordering::Relaxed);
+        self.own_then.store(self.own.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// What the others of the run had told ([`Membership::told`]): to be asked before all are added up.
+    pub fn told(&self) -> i64 {
+        self.membership.told()
+    }
+
+    /// What the whole run uses, added up after [`RamBudget::counted`] and [`RamBudget::told`].
+    pub fn added_up(&self, total: u64, told: i64) {
+        self.told_then.store(told, Ordering::Relaxed);
+        self.measured.store(total, Ordering::Relaxed);
+    }
+
+    /// What a process uses that is alone.
+    pub fn measured(&self, total: u64) {
+        self.counted();
+        self.added_up(total, self.told());
+    }
+
+    /// The program's pages in memory have become more (or, negative, fewer): installed, or moved in or out.
+    pub fn add_pages(&self, pages: isize) {
+        self.program.fetch_add(pages as i64 * PAGE_SIZE as i64, Ordering::Relaxed);
+        self.membership.tell(self.grown());
+    }
+
+    /// What lowtide holds now: staging, pool, buffers.
+    pub fn set_own(&self, bytes: u64) {
+        self.own.store(bytes, Ordering::Relaxed);
+        self.membership.tell(self.grown());
+    }
+
+    /// Bytes by which this process has grown since the last measurement.
+    fn grown(&self) -> i64 {
+        let own = self.own.load(Ordering::Relaxed) as i64 - self.own_then.load(Ordering::Relaxed) as i64;
+        self.program.load(Ordering::Relaxed).wrapping_add(own)
+    }
+
+    /// Best guess of what the run uses now.
+    pub fn now(&self) -> u64 {
+        // Others write their part of it as they like: nothing may come of that but a wrong number.
+        let others = self.told().wrapping_sub(self.told_then.load(Ordering::Relaxed));
+        self.measured.load(Ordering::Relaxed).saturating_add_signed(self.grown().wrapping_add(others))
+    }
+
+    /// What it would use now if nobody but this process had grown.
+    pub fn now_without_others(&self) -> u64 {
+        self.measured.load(Ordering::Relaxed).saturating_add_signed(self.grown())
+    }
+
+    /// Bytes of a process that stay in memory where the limit can't be held: an eighth of the limit, 4 to 64 MiB. A program
+    /// that must run in less does little but wait for pages. Where so many processes of the run have adopted memory, each has
+    /// its part of that.
+    pub fn working_minimum(&self, processes: u64) -> u64 {
+        ((self.asked() / 8).clamp(4 << 20, 64 << 20) / processes.max(1)).max(512 << 10)
+    }
+
+    /// Above this all is made ready for adoption, so that it takes no longer than registering memory when it is time.
+    pub fn prepare_mark(&self) -> u64 {
+        self.adopt_mark() / 4
+    }
+
+    /// Memory is adopted above this: the limit less what a program can touch while lowtide is asleep.
+    pub fn adopt_mark(&self) -> u64 {
+        let limit = self.limit();
+        limit - (limit / 8).clamp(4 << 20, 256 << 20).min(limit / 2)
+    }
+
+    /// Nothing is adopted below this, however fast the program grows.
+    pub fn earliest_adopt_mark(&self) -> u64 {
+        self.adopt_mark() / 2
+    }
+
+    /// Whether all growth of the last while was counted: it came through faults. Then it stops where it is to stop, and less
+    /// has to be kept free for the rest.
+    pub fn set_calm(&self, calm: bool) {
+        self.calm.store(calm, Ordering::Relaxed);
+    }
+
+    /// Background eviction starts above this ...
+    pub fn high_mark(&self) -> u64 {
+        let limit = self.limit();
+        limit.saturating_sub(self.margin((limit / 32).clamp(1 << 20, 32 << 20), 2 << 20))
+    }
+
+    /// ... and stops below this.
+    pub fn low_mark(&self) -> u64 {
+        let limit = self.limit();
+        limit.saturating_sub(self.margin((limit / 20).clamp(1_500 << 10, 48 << 20), 6 << 20))
+    }
+
+    /// A process that gives way to busier ones evicts above this: as far below the low mark as the others can come by faults
+    /// before it looks again.
+    pub fn yielding_mark(&self) -> u64 {
+        let limit = self.limit();
+        self.low_mark().saturating_sub((limit / 16).clamp(1 << 20, 64 << 20))
+    }
+
+    /// Whether a long read-ahead at once ([`crate::fault::stream::MAX_WINDOW`]) may pass the limit.
+    pub fn is_near_limit(&self) -> bool {
+        self.now() + (self.limit() / 32).clamp(3 << 20, 32 << 20) > self.ceiling()
+    }
+
+    /// What of `most` is to be free: in calm times a quarter, but at least `least`, which is what a program touches while the
+    /// keeper sleeps for as short as it does.
+    fn margin(&self, most: u64, least: u64) -> u64 {
+        if self.calm.load(Ordering::Relaxed) { most.min((most / 4).max(least)) } else { most }
+    }
+
+    /// Whether a fault must evict before it is served: there must be room for what it brings in, and for what is on its way
+    /// into the pool meanwhile, which is counted twice until it is there.
+    pub fn at_limit(&self) -> bool {
+        self.now() + (1 << 20) > self.ceiling()
+    }
+
+    /// Whether a limit that was lowered is not reached yet: then faults bring in less than goes out meanwhile.
+    pub fn is_coming_down(&self) -> bool {
+        let limit = self.limit();
+        self.ceiling.load(Ordering::Relaxed) > limit && self.now() > limit
+    }
+
+    /// Whether what comes in must make room first: at the limit, or on the way down to it.
+    pub fn lacks_room(&self) -> bool {
+        self.at_limit() || self.is_coming_down()
+    }
+
+    /// Whether the background should evict.
+    pub fn above_high(&self) -> bool {
+        self.now() > self.high_mark()
+    }
+}
+
+/// A process smaller than this is not worth adopting: lowtide's own threads and tables would take what they save.
+const WORTHWHILE: u64 = 2 << 20;
+
+/// Whether a process that has `mine` bytes is worth adopting in a run of so many processes that has `total`: not while most of
+/// the run's memory is in larger ones. Where all are equal, all are worth it, however many there are.
+pub fn is_worth_adopting(mine: u64, total: u64, processes: u64) -> bool {
+    mine >= WORTHWHILE && (mine >= total / 64 || mine >= total / processes.max(1) / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_are_in_order_at_every_size() {
+        let b = RamBudget::default();
+        for mib in [16, 17, 32, 64, 100, 512, 4096, 100_000] {
+            b.set_limit(mib << 20);
+            b.set_calm(true);
+            assert!(b.low_mark() < b.high_mark() && b.high_mark() < b.limit(), "calm, {mib} MiB");
+            assert!(b.yielding_mark() < b.low_mark(), "who is idle begins first: {mib} MiB");
+            b.set_calm(false);
+            assert!(b.low_mark() < b.high_mark() && b.high_mark() < b.limit(), "{mib} MiB");
+            assert!(b.adopt_mark() <= b.low_mark(), "memory is adopted before it must be evicted: {mib} MiB");
+            b.measured(b.limit());
+            assert!(b.at_limit() && b.above_high());
+            b.add_pages(-(mib as isize) * 64);
+            assert!(!b.at_limit());
+        }
+    }
+
+    #[test]
+    fn the_marks_of_a_limit_smaller_than_their_distance_are_no_huge_ones() {
+        let b = RamBudget::default();
+        for kib in [0, 64, 1024, 1400, 2048] {
+            b.set_limit(kib << 10);
+            for calm in [false, true] {
+                b.set_calm(calm);
+                let marks = [b.yielding_mark(), b.low_mark(), b.high_mark(), b.limit()];
+                assert!(marks.is_sorted(), "{kib} KiB: {marks:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_goes_into_the_pool_is_not_freed() {
+        let b = RamBudget::default();
+        b.set_limit(100 << 20);
+        b.set_own(10 << 20);
+        b.measured(90 << 20);
+        // 512 pages are moved to staging, and then to the pool, where they take half.
+        b.add_pages(-512);
+        b.set_own(12 << 20);
+        assert_eq!(b.now(), 90 << 20, "moved, not freed");
+        b.set_own(11 << 20);
+        assert_eq!(b.now(), 89 << 20);
+        b.measured(89 << 20);
+        assert_eq!(b.now(), 89 << 20);
+    }
+
+    #[test]
+    fn a_floor_lifts_the_marks_and_not_what_was_asked_for() {
+        let b = RamBudget::default();
+        b.set_limit(100 << 20);
+        b.set_floor(150 << 20);
+        b.measured(140 << 20);
+        assert_eq!((b.asked(), b.limit(), b.at_limit()), (100 << 20, 150 << 20, false));
+        b.set_floor(0);
+        assert!(b.at_limit());
+    }
+
+    #[test]
+    fn above_a_lowered_limit_the_background_evicts_and_no_fault_does() {
+        let b = RamBudget::default();
+        b.set_limit(100 << 20);
+        b.set_ceiling(208 << 20);
+        b.measured(200 << 20);
+        assert!(b.above_high() && !b.at_limit());
+        b.add_pages(8 << 8);
+        assert!(b.at_limit(), "it does not grow meanwhile");
+        b.measured(90 << 20);
+        b.set_ceiling(0);
+        assert_eq!((b.above_high(), b.at_limit(), b.ceiling()), (false, false, 100 << 20));
+    }
+
+    #[test]
+    fn the_processes_worth_adopting_have_most_of_the_memory() {
+        assert!(is_worth_adopting(2 << 20, 2 << 20, 1));
+        assert!(!is_worth_adopting(1 << 20, 1 << 20, 1), "too small for anyone");
+        // However unequal a run's processes are, what the small ones have is a third of it at most.
+        let runs: [&dyn Fn(u64) -> u64; 4] =
+            [&|_| 5 << 20, &|i| (i + 4) << 20, &|i| if i == 0 { 4 << 30 } else { 4 << 20 }, &|i| {
+                (4 << 20) + ((8 << 30) >> i.min(40))
+            }];
+        for of in runs {
+            for processes in [1, 2, 63, 64, 65, 80, 200, 1000] {
+                let sizes = (0..processes).map(of);
+                let total: u64 = sizes.clone().sum();
+                let adopted: u64 = sizes.filter(|mine| is_worth_adopting(*mine, total, processes)).sum();
+                assert!(adopted > total / 2, "{processes} processes: {} of {} MiB", adopted >> 20, total >> 20);
+            }
+        }
+        assert!(!is_worth_adopting(4 << 20, 4100 << 20, 25), "while there are larger ones");
+    }
+}

@@ -1,0 +1,10 @@
+//! Who has how much RAM: the budget of the run, each process's share of memory that is shared, and the pool's part.
+
+pub(crate) mod budget;
+mod measuring;
+pub mod pool_share;
+mod share;
+
+pub use budget::{RamBudget, is_worth_adopting};
+pub use measuring::Measuring;
+pub use share::{Look, Now, Others, Share};

@@ -1,0 +1,159 @@
+//! What a monitor does: reads messages, applies events, serves faults. Where there are threads to do it, and on which CPUs, is
+//! the affair of the process (`lowtide-agent`'s monitor.rs).
+//!
+//! While an event waits, the kernel refuses to install pages, and reports all faults before the event. Faults are put aside
+//! then without trying, nobody is woken for nothing (the thread would fault again), and they are served when the event has been
+//! read.
+
+use arrayvec::ArrayVec;
+use lowtide_core::vm::PAGE_SIZE;
+use rustix::io::Errno;
+
+use crate::fault::Served;
+use crate::fault::worker::Worker;
+use crate::mappings::events::Fault;
+use crate::pager::{Pager, add};
+use crate::sys::clock::now_ns;
+use crate::sys::uffd::MOST_READ;
+
+/// Faults kept until a waiting event has been read; more are sent back to the kernel, which reports them again.
+const DEFERRED: usize = 1024;
+/// A thread whose page has come waits for so long for others that were read with it, in nanoseconds. With pages in the pool
+/// that is some ten faults.
+const PROMPT_NS: u64 = 50_000;
+
+/// One monitor.
+pub struct Monitor {
+    worker: Worker,
+    deferred: ArrayVec<Fault, DEFERRED>,
+    /// How many messages to read at a time: one after a fault that took long. (To ask for more than there are costs nothing
+    /// that could be measured.)
+    most: usize,
+}
+
+/// What came of a turn.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Turn {
+    /// The mappings changed in a way that new ones may have to be looked for.
+    pub remapped: bool,
+    /// Something was read: an event or a fault.
+    pub read: bool,
+    /// One of the threads whose faults were served.
+    pub thread: Option<u32>,
+    /// How many there were.
+    pub threads: usize,
+}
+
+impl Monitor {
+    /// A monitor with nothing put aside.
+    ///
+    /// # Errors
+    /// `NOMEM`.
+    pub fn new() -> Result<Monitor, Errno> {
+        Ok(Monitor { worker: Worker::new(false)?, deferred: ArrayVec::new(), most: 1 })
+    }
+
+    /// Waits for a message, `ms` milliseconds at most (negative: for ever). No lock may be held.
+    pub fn wait(&self, pager: &Pager, ms: i32) {
+        let is_calm = self.deferred.is_empty() && pager.order.lock().is_all_certain();
+        pager.uffd().wait_readable(if is_calm { ms } else { 1 });
+        add(&pager.counters().monitor_wakeups, 1);
+    }
+
+    /// Whether it has faults in hand that nobody else knows of.
+    pub fn has_deferred(&self) -> bool {
+        !self.deferred.is_empty()
+    }
+
+    /// Deals with what there is: some faults, or events up to the next faults. It does not wait for anything to come: under
+    /// load the next fault is there when this one's thread has run. No lock may be held.
+    pub fn turn(&mut self, pager: &Pager) -> Turn {
+        let mut turn = Turn::default();
+        loop {
+            let read = pager.read(self.most, &mut self.worker);
+            if read.is_empty() {
+                break;
+            }
+            turn.read = true;
+            turn.remapped |= read.remapped;
+            if self.deferred.is_empty() && !read.faults.is_empty() {
+                turn.threads = read.faults.len();
+                turn.thread = self.serve_all(pager, &read.faults);
+                if self.deferred.is_empty() {
+                    break;
+                }
+                continue;
+            }
+            // To serve them in vain would only keep the event waiting.
+            for fault in read.faults {
+                self.defer(pager, fault);
+            }
+        }
+        self.serve_deferred(pager);
+        turn
+    }
+
+    /// Serves faults that were read together, and wakes their threads together: to change threads costs more than to bring in a
+    /// page. A fault that may take long keeps no other waiting ([`Worker::is_about_to_wait`]). Returns the thread of one that
+    /// was served.
+    fn serve_all(&mut self, pager: &Pager, faults: &[Fault]) -> Option<u32> {
+        let read_at = now_ns();
+        let mut unwoken_since = read_at;
+        let mut served = None;
+        self.worker.take_in_hand(faults);
+        let mut threads = faults.iter().map(|fault| fault.thread);
+        while let Some(fault) = self.worker.next_in_hand() {
+            if self.serve(pager, fault, read_at) == Served::EventsFirst {
+                self.defer(pager, fault);
+                while let Some(fault) = self.worker.next_in_hand() {
+                    self.defer(pager, fault);
+                }
+                break;
+            }
+            served = threads.next();
+            let now = now_ns();
+            if now - unwoken_since > PROMPT_NS {
+                self.worker.wake(pager.uffd());
+                unwoken_since = now;
+            }
+        }
+        self.let_run(pager);
+        self.most = if self.worker.has_waited() { 1 } else { (self.most * 2).min(MOST_READ) };
+        served
+    }
+
+    /// Puts a fault aside until an event has been read.
+    fn defer(&mut self, pager: &Pager, fault: Fault) {
+        if self.deferred.try_push(fault).is_err() {
+            pager.uffd().wake(fault.addr, PAGE_SIZE);
+        }
+    }
+
+    fn serve_deferred(&mut self, pager: &Pager) {
+        let mut served = 0;
+        while let Some(&fault) = self.deferred.get(served)
+            && self.serve(pager, fault, now_ns()) != Served::EventsFirst
+        {
+            self.let_run(pager);
+            served += 1;
+        }
+        self.worker.wake(pager.uffd());
+        self.deferred.drain(..served);
+    }
+
+    /// Serves a fault that was read at `read_at`. Its thread still waits, unless its page is lost.
+    fn serve(&mut self, pager: &Pager, fault: Fault, read_at: u64) -> Served {
+        let served = pager.serve_within_limit(fault.addr, fault.access, read_at, &mut self.worker);
+        // Without poison (Linux before 6.6) it faults again, and this is tried again.
+        if served == Served::Lost && pager.uffd().poison(fault.addr, PAGE_SIZE).is_err() {
+            pager.uffd().wake(fault.addr, PAGE_SIZE);
+        }
+        served
+    }
+
+    /// The threads run on whose pages have come, after pages were detached for the keeper, if it is time.
+    fn let_run(&mut self, pager: &Pager) {
+        pager.stage_ahead(&mut self.worker);
+        self.worker.wake(pager.uffd());
+    }
+}

@@ -1,0 +1,118 @@
+//! The private means of one thread that serves or evicts: its buffers, and which threads of the program wait for it.
+
+use arrayvec::ArrayVec;
+use lowtide_core::store::{Page, Scratch};
+use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
+use rustix::io::Errno;
+
+use crate::mappings::events::Fault;
+use crate::pagemap::ids::PageNo;
+use crate::segment::FaultKind;
+use crate::sys::uffd::{MOST_READ, Uffd};
+
+/// Pages that are loaded and installed at a time: bounds a worker's buffer and how long the space lock is shared.
+pub const CHUNK: usize = 64;
+
+/// See above.
+pub struct Worker {
+    scratch: Scratch,
+    buffer: Mapping,
+    /// Whether this thread may wait for pages (the reclaimer may; a monitor, which serves them, must not).
+    pub may_fault: bool,
+    /// Runs of pages that were installed, from the first to behind the last, and whose waiting threads nobody has woken yet.
+    to_wake: ArrayVec<(PageNo, PageNo), MOST_READ>,
+    /// Faults that were read and are not served yet, the next one last.
+    in_hand: ArrayVec<Fault, MOST_READ>,
+    /// See [`Worker::has_waited`].
+    waited: bool,
+    /// The kind of the fault that it served last.
+    pub(crate) counted: Option<FaultKind>,
+}
+
+impl Worker {
+    /// Buffers for one thread.
+    ///
+    /// # Errors
+    /// `NOMEM`.
+    pub fn new(may_fault: bool) -> Result<Worker, Errno> {
+        Ok(Worker {
+            scratch: Scratch::new().map_err(|_| Errno::NOMEM)?,
+            buffer: vm::map(CHUNK * PAGE_SIZE, OnFork::Copy)?,
+            may_fault,
+            to_wake: ArrayVec::new(),
+            in_hand: ArrayVec::new(),
+            waited: false,
+            counted: None,
+        })
+    }
+
+    /// These faults were read, and are for nobody else to serve now.
+    pub(crate) fn take_in_hand(&mut self, faults: &[Fault]) {
+        self.in_hand.extend(faults.iter().rev().copied());
+        self.waited = false;
+    }
+
+    /// The next of them.
+    pub(crate) fn next_in_hand(&mut self) -> Option<Fault> {
+        self.in_hand.pop()
+    }
+
+    /// Whether other threads of the program wait for this one than that whose fault it serves.
+    pub(crate) fn keeps_others(&self) -> bool {
+        !self.in_hand.is_empty() || !self.to_wake.is_empty()
+    }
+
+    /// Whether it [was about to wait](Worker::is_about_to_wait) since it took faults in hand.
+    pub(crate) fn has_waited(&self) -> bool {
+        self.waited
+    }
+
+    /// The pages `first .. end` are in memory now, and whoever waits for them is still to be woken.
+    pub(crate) fn installed(&mut self, first: PageNo, end: PageNo) {
+        if first >= end {
+            return;
+        }
+        let is_full = self.to_wake.is_full();
+        match self.to_wake.last_mut() {
+            // Where they don't meet: who waits for a page in between, which has not come, faults again.
+            Some(last) if is_full || (first <= last.1 && last.0 <= end) => *last = (last.0.min(first), last.1.max(end)),
+            _ => self.to_wake.push((first, end)),
+        }
+    }
+
+    /// Lets the threads run on that wait for the pages that this worker has installed since the last call. The last thing that
+    /// is done for a fault, by who holds no lock and is in no operation: the program may run in place of this thread from here
+    /// on.
+    pub fn wake(&mut self, uffd: &Uffd) {
+        for (first, end) in self.to_wake.take() {
+            uffd.wake(first.addr(), (end - first) * PAGE_SIZE);
+        }
+    }
+
+    /// Nobody waits for the pages that were installed: the thread that needs them is this one.
+    pub fn forget_waiters(&mut self) {
+        self.to_wake.clear();
+    }
+
+    /// This thread is about to do what takes long, for the fault that it serves: threads whose pages have come run on, and
+    /// faults that it has in hand go back to the kernel (their threads fault again), which tells other monitors of them.
+    /// Without the space lock; in an operation it only makes a fork wait.
+    pub(crate) fn is_about_to_wait(&mut self, uffd: &Uffd) {
+        self.waited = true;
+        self.wake(uffd);
+        for Fault { addr, .. } in self.in_hand.drain(..) {
+            uffd.wake(addr, PAGE_SIZE);
+        }
+    }
+
+    /// The codec's buffers.
+    pub(crate) fn scratch(&mut self) -> &mut Scratch {
+        &mut self.scratch
+    }
+
+    /// The page buffer and the codec's buffers.
+    pub(crate) fn parts(&mut self) -> (&mut [Page; CHUNK], &mut Scratch) {
+        // SAFETY: the mapping has CHUNK pages, any bytes are a valid Page, and `&mut self` makes the reference unique.
+        (unsafe { &mut *self.buffer.as_ptr().cast() }, &mut self.scratch)
+    }
+}

@@ -1,0 +1,223 @@
+//! The program's mappings, from `/proc/self/maps`, and which of them can be adopted.
+
+use arrayvec::ArrayVec;
+use lowtide_core::vm;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::mappings::regions::Range;
+use crate::sys::maps;
+
+/// Mappings smaller than this stay with the program: they gain little, and the kernel allows only so many ranges.
+pub const SMALLEST: usize = 64 << 10;
+
+/// Most neighbouring mappings that are adopted by one call.
+const MOST_PIECES: usize = 32;
+
+/// Whether a mapping of this kind can be adopted: private, anonymous, not executable. Inaccessible ones too: allocators reserve
+/// address space first and open it up later. And read-only ones: see [`each_adoptable`].
+fn adoptable(perms: &[u8], inode: &[u8], name: &[u8]) -> bool {
+    matches!(perms, b"rw-p" | b"r--p" | b"---p")
+        && inode == b"0"
+        && (name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon:"))
+}
+
+/// The range of a line of the file if it can be adopted.
+fn parse(line: &[u8]) -> Option<Range> {
+    let mut fields = line.split(|&c| c == b' ').filter(|f| !f.is_empty());
+    let _addresses = fields.next()?;
+    let (perms, _offset, _device, inode) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+    let name = fields.next().unwrap_or(b"");
+    if !adoptable(perms, inode, name) {
+        return None;
+    }
+    maps::range_of(line)
+}
+
+/// Adopts each range of the program that can be adopted by calling `f`, which says whether it did. Ranges of lowtide's own are
+/// left out. Returns the bytes that `f` refused.
+///
+/// Neighbouring mappings are one range, whatever they are used for just now: to the program they may be one mapping, a part of
+/// which is read-only for a moment. Were only the other parts adopted, the kernel could never make one mapping of them again,
+/// and mremap, which does one mapping, would fail where it does not natively.
+///
+/// # Errors
+/// Those of reading the file.
+pub fn each_adoptable(f: impl FnMut(Range) -> bool) -> Result<usize, Errno> {
+    let fd = rustix::fs::open(c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    each_in(|buffer| rustix::io::read(&fd, buffer), f)
+}
+
+/// The same, of what `read` brings, piece by piece and nothing in the end.
+fn each_in(mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>, mut f: impl FnMut(Range) -> bool) -> Result<usize, Errno> {
+    let mut pieces = ArrayVec::<Range, MOST_PIECES>::new();
+    let mut refused = 0;
+    let mut buffer = [0u8; 16 << 10];
+    let mut len = 0;
+    loop {
+        let got = read(&mut buffer[len..])?;
+        if got == 0 {
+            refused += adopt(&pieces, &mut f);
+            return Ok(refused);
+        }
+        len += got;
+        vm::wait_for_makers();
+        let mut start = 0;
+        while let Some(n) = buffer[start..len].iter().position(|&c| c == b'\n') {
+            let range = parse(&buffer[start..start + n]);
+            let goes_on = pieces.last().map(|p| p.end) == range.map(|r| r.start);
+            if !pieces.is_empty() && (!goes_on || pieces.is_full()) {
+                refused += adopt(&pieces, &mut f);
+                pieces.clear();
+            }
+            pieces.extend(range);
+            start += n + 1;
+        }
+        buffer.copy_within(start..len, 0);
+        len -= start;
+        if len == buffer.len() {
+            len = 0; // a line longer than the buffer: none of ours
+        }
+    }
+}
+
+/// Adopts neighbouring mappings: together, or, if one of them can't be, each that can. Returns the bytes that can't.
+fn adopt(pieces: &[Range], f: &mut impl FnMut(Range) -> bool) -> usize {
+    let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return 0 };
+    let mut refused = 0;
+    without_own(Range { start: first.start, end: last.end }, |part| {
+        if f(part) {
+            return;
+        }
+        let cut = |p: &Range| Range { start: p.start.max(part.start), end: p.end.min(part.end) };
+        for piece in pieces.iter().map(cut).filter(|piece| piece.start < piece.end) {
+            if pieces.len() == 1 || !f(piece) {
+                refused += piece.end - piece.start;
+            }
+        }
+    });
+    refused
+}
+
+/// Calls `f` with the parts of `range` that are not lowtide's own, if they are large enough.
+fn without_own(range: Range, mut f: impl FnMut(Range)) {
+    let mut start = range.start;
+    loop {
+        // The own range that comes first at or after `start`.
+        let mut next: Option<(usize, usize)> = None;
+        vm::own_ranges(|s, e, _| {
+            if e > start && s < range.end && next.is_none_or(|(first, _)| s < first) {
+                next = Some((s, e));
+            }
+        });
+        let end = next.map_or(range.end, |(s, _)| s.max(start));
+        if end - start >= SMALLEST {
+            f(Range { start, end });
+        }
+        match next {
+            Some((_, e)) if e < range.end => start = e,
+            _ => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::String;
+    use std::vec::Vec;
+
+    /// The ranges, in pages from `BASE` on, that are adopted of a list which comes `at_a_time` bytes at a time; and the bytes that
+    /// `refuses` says no to.
+    fn adopted(list: &str, at_a_time: usize, refuses: impl Fn(Range) -> bool) -> (Vec<(usize, usize)>, usize) {
+        let (mut left, mut found) = (list.as_bytes(), Vec::new());
+        let read = |buffer: &mut [u8]| {
+            let n = left.len().min(at_a_time).min(buffer.len());
+            buffer[..n].copy_from_slice(&left[..n]);
+            left = &left[n..];
+            Ok(n)
+        };
+        let refused = each_in(read, |range| {
+            let yes = !refuses(range);
+            if yes {
+                found.push(((range.start - BASE) >> 12, (range.end - BASE) >> 12));
+            }
+            yes
+        });
+        (found, refused.unwrap())
+    }
+
+    /// Where nothing of this process is.
+    const BASE: usize = 1 << 44;
+
+    fn line(from: usize, to: usize, rest: &str) -> String {
+        std::format!("{:x}-{:x} {rest}\n", BASE + (from << 12), BASE + (to << 12))
+    }
+
+    const PLAIN: &str = "rw-p 00000000 00:00 0 ";
+
+    #[test]
+    fn private_anonymous_memory_is_adopted_and_nothing_else() {
+        for (rest, is) in [
+            (PLAIN, true),
+            ("r--p 00000000 00:00 0", true),
+            ("---p 00000000 00:00 0", true),
+            ("rw-p 00000000 00:00 0                          [heap]", true),
+            ("rw-p 00000000 00:00 0                          [anon:glibc: malloc]", true),
+            ("rwxp 00000000 00:00 0 ", false),
+            ("rw-s 00000000 00:01 0 ", false),
+            ("rw-s 00000000 00:01 17                         /dev/zero (deleted)", false),
+            ("rw-p 00004000 08:01 4711                       /usr/lib/libc.so.6", false),
+            ("rw-p 00000000 00:00 0                          [stack]", false),
+            ("r--p 00000000 00:00 0                          [vvar]", false),
+            ("r--p 00000000 00:00 0                          [anon_shmem:x]", false),
+            ("rw-p", false),
+        ] {
+            let expected = if is { std::vec![(16, 64)] } else { std::vec![] };
+            assert_eq!(adopted(&line(16, 64, rest), usize::MAX, |_| false), (expected, 0), "{rest}");
+        }
+        assert_eq!(adopted("no address\n\n-\n", usize::MAX, |_| false), (Vec::new(), 0));
+    }
+
+    #[test]
+    fn neighbours_are_one_range_and_small_ones_stay() {
+        let list = [
+            line(0, 8, PLAIN),
+            line(8, 16, "r--p 00000000 00:00 0 "),
+            line(32, 40, PLAIN),
+            line(64, 128, PLAIN),
+            line(128, 192, "rwxp 00000000 00:00 0 "),
+            line(192, 256, PLAIN),
+        ];
+        for at_a_time in [1, 7, 100, usize::MAX] {
+            let expected = std::vec![(0, 16), (64, 128), (192, 256)];
+            assert_eq!(adopted(&list.concat(), at_a_time, |_| false), (expected, 0), "{at_a_time} bytes at a time");
+        }
+        // More than are done at once.
+        let many: String = (0..MOST_PIECES + 2).map(|i| line(i * 16, i * 16 + 16, PLAIN)).collect();
+        let (all, _) = adopted(&many, 512, |_| false);
+        assert_eq!(all, [(0, MOST_PIECES * 16), (MOST_PIECES * 16, (MOST_PIECES + 2) * 16)]);
+    }
+
+    #[test]
+    fn where_neighbours_can_not_be_one_range_each_is_tried() {
+        let list = [line(0, 16, PLAIN), line(16, 48, PLAIN), line(48, 64, PLAIN)].concat();
+        let middle = BASE + (16 << 12)..BASE + (48 << 12);
+        let refuses = |range: Range| range.start < middle.end && range.end > middle.start;
+        assert_eq!(adopted(&list, usize::MAX, refuses), (std::vec![(0, 16), (48, 64)], 32 << 12));
+    }
+
+    #[test]
+    fn of_this_process_lowtides_own_memory_is_left_out() {
+        let own = vm::map(64 << 12, vm::OnFork::Copy).unwrap();
+        let (start, end) = (own.addr(), own.addr() + own.len());
+        let mut ranges = 0;
+        each_adoptable(|range| {
+            assert!(range.end <= start || range.start >= end, "{range:?}");
+            ranges += 1;
+            true
+        })
+        .unwrap();
+        assert!(ranges > 0, "the heap, the stacks of threads");
+    }
+}

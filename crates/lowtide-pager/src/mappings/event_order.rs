@@ -1,0 +1,267 @@
+//! Whether events were read in the order of what they report.
+//!
+//! The kernel queues an event after it has let go of its locks. So of two threads that change mappings at the same time the one
+//! that came later may be read first: that X was unmapped, after that a mapping has been moved to X, where the kernel found
+//! room. Applied in this order the first would drop what the second brought. The calls that the host watches come one at a time
+//! (the agent's gate), so only other ones (raw system calls) can do this, of several threads, and only where one of them moves
+//! memory: where nothing has moved, events take away what is gone by then in any order. Such events don't tell which came
+//! first. So the program is ended rather than given wrong bytes.
+//!
+//! What can still be out of order is known: the kernel counts changes from before they are made until the thread that made one
+//! runs on (`mmap_changing`). What was read before that count was seen at zero is certain. And who has moved memory uses the
+//! new place, and tells others of it, only after its own event has been read. This leaves in doubt: that memory is taken from
+//! where something was moved to, from where something was moved away (but for the move's own unmapping), and, by a move, from
+//! where something was unmapped. A model of a kernel that delays any event checks that nothing else can be wrong.
+
+use arrayvec::ArrayVec;
+
+use crate::mappings::regions::Range;
+use crate::sys::uffd::Message;
+
+/// Changes that are remembered, of those that may be read while changes never cease. A thread that is held up for longer than
+/// that is not noticed.
+const MOST: usize = 64;
+
+/// What was read, and may have been read too early.
+#[derive(Debug)]
+struct Change {
+    /// Where memory was unmapped, or from where it was moved.
+    left: Range,
+    /// Where it was moved to.
+    to: Option<Range>,
+    /// Its thread had the turn.
+    in_turn: bool,
+    /// Of a move: the place that it came from was unmapped, as a move does.
+    has_left: bool,
+}
+
+/// The changes that were read while others are on their way.
+#[derive(Debug, Default)]
+pub(crate) struct Order(ArrayVec<Change, MOST>);
+
+impl Order {
+    /// Whether all that was read is certain.
+    pub(crate) fn is_all_certain(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// No change was on its way at a time after the last event was read and before the next is.
+    pub(crate) fn all_is_certain(&mut self) {
+        self.0.clear();
+    }
+
+    /// Takes up an event that was read. False: what was read before it may have come after it. `in_turn`: whether the event
+    /// is of a call that others of its kind wait for.
+    #[must_use]
+    pub(crate) fn is_certain(&mut self, event: &Message, in_turn: impl Fn(Range) -> bool) -> bool {
+        match *event {
+            Message::Remap { from, to, len } => {
+                let [left, to] = [from, to].map(|start| Range { start, end: start + len });
+                self.take_up(Change { left, to: Some(to), in_turn: in_turn(left), has_left: false })
+            }
+            Message::Unmap { start, end } => {
+                let left = Range { start, end };
+                let in_turn = in_turn(left);
+                let change = Change { left, to: None, in_turn, has_left: false };
+                let Some(own) = self.0.iter().position(|earlier| earlier.is_of_the_call(&change)) else {
+                    return self.take_up(change);
+                };
+                self.0[own].has_left = start == self.0[own].left.start;
+                // Of the same thread, which had to wait for the other to be read.
+                !self.0.iter().enumerate().any(|(i, earlier)| i != own && earlier.makes_doubtful(&change))
+            }
+            _ => true,
+        }
+    }
+
+    fn take_up(&mut self, change: Change) -> bool {
+        let is_certain = !self.0.iter().any(|earlier| earlier.makes_doubtful(&change));
+        if self.0.is_full() {
+            // Rather the unmappings than the moves, of which there are fewer.
+            self.0.remove(self.0.iter().position(|earlier| earlier.to.is_none()).unwrap_or(0));
+        }
+        self.0.push(change);
+        is_certain
+    }
+}
+
+impl Change {
+    /// Whether this is the move to which that unmapping belongs. Before Linux 6.15 one that makes shorter as well is reported
+    /// with the length from before, and the end and the beginning are unmapped, in this order.
+    fn is_of_the_call(&self, unmapping: &Change) -> bool {
+        let is_part = self.left.covers(unmapping.left)
+            && (self.left.start == unmapping.left.start || self.left.end == unmapping.left.end);
+        self.to.is_some() && !self.has_left && is_part && self.in_turn == unmapping.in_turn
+    }
+
+    /// Whether this one, which was read earlier, may have come later.
+    fn makes_doubtful(&self, later: &Change) -> bool {
+        if self.in_turn && later.in_turn || self.to.is_none() && later.to.is_none() {
+            return false;
+        }
+        self.left.meets(later.left) || self.to.is_some_and(|to| to.meets(later.left))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::VecDeque;
+    use std::vec::Vec;
+
+    const PLACES: usize = 6;
+
+    /// A program and its kernel: each place is one page, and at every moment at which nothing is on its way all that is mapped
+    /// is evicted.
+    #[derive(Default)]
+    struct World {
+        mapped: [bool; PLACES],
+        /// What lowtide has of what was evicted, where it is now.
+        evicted: [Option<u32>; PLACES],
+        /// The events of each thread's call that were not read yet.
+        under_way: Vec<VecDeque<Message>>,
+        /// What each thread has.
+        has: Vec<Vec<usize>>,
+        turn: Option<usize>,
+        // lowtide's view.
+        words: [Option<u32>; PLACES],
+        adopted: [bool; PLACES],
+        order: Order,
+        next: u32,
+    }
+
+    impl World {
+        fn new(threads: usize) -> World {
+            World {
+                under_way: (0..threads).map(|_| VecDeque::new()).collect(),
+                has: std::vec![Vec::new(); threads],
+                ..World::default()
+            }
+        }
+
+        /// A system call, as far as the kernel's locks reach.
+        fn call(&mut self, thread: usize, random: &mut fastrand::Rng) {
+            let free: Vec<_> = (0..PLACES).filter(|&at| !self.mapped[at]).collect();
+            let own = (!self.has[thread].is_empty()).then(|| random.usize(..self.has[thread].len()));
+            let events = match (random.u32(..4), own) {
+                (0, Some(own)) => {
+                    let at = self.has[thread].swap_remove(own);
+                    self.unmap(at);
+                    [Some(Message::Unmap { start: at, end: at + 1 }), None]
+                }
+                (1 | 2, Some(own)) if !free.is_empty() => {
+                    let to = free[random.usize(..free.len())];
+                    let from = core::mem::replace(&mut self.has[thread][own], to);
+                    self.mapped[to] = true;
+                    self.evicted[to] = self.evicted[from];
+                    self.unmap(from);
+                    [Some(Message::Remap { from, to, len: 1 }), Some(Message::Unmap { start: from, end: from + 1 })]
+                }
+                _ if !free.is_empty() => {
+                    let at = free[random.usize(..free.len())];
+                    self.mapped[at] = true;
+                    self.has[thread].push(at);
+                    // As `Pager::adopt` does.
+                    if !self.adopted[at] {
+                        self.words[at] = None;
+                    }
+                    self.adopted[at] = true;
+                    [None, None]
+                }
+                _ => [None, None],
+            };
+            self.under_way[thread].extend(events.into_iter().flatten());
+        }
+
+        fn unmap(&mut self, at: usize) {
+            self.mapped[at] = false;
+            self.evicted[at] = None;
+        }
+
+        /// The next event of a thread is read and applied; false: it is not certain.
+        fn read(&mut self, thread: usize) -> bool {
+            let Some(event) = self.under_way[thread].pop_front() else { return true };
+            let in_turn = self.turn == Some(thread);
+            let is_certain = self.order.is_certain(&event, |_| in_turn);
+            match event {
+                Message::Unmap { start: at, .. } => (self.words[at], self.adopted[at]) = (None, false),
+                Message::Remap { from, to, .. } => {
+                    self.words[to] = self.words[from].take();
+                    self.adopted[to] = true;
+                }
+                _ => unreachable!(),
+            }
+            is_certain
+        }
+
+        /// Where nothing is under way: is all as it should be? Evicts the rest.
+        fn look_and_evict(&mut self) -> bool {
+            let is_right = self.words == self.evicted && (0..PLACES).all(|at| self.mapped[at] || !self.adopted[at]);
+            self.order.all_is_certain();
+            for at in 0..PLACES {
+                if self.mapped[at] && self.evicted[at].is_none() {
+                    self.next += 1;
+                    (self.evicted[at], self.words[at], self.adopted[at]) = (Some(self.next), Some(self.next), true);
+                }
+            }
+            is_right
+        }
+    }
+
+    #[derive(Debug, PartialEq, Eq)]
+    enum End {
+        Right,
+        InDoubt,
+        Wrong,
+    }
+
+    /// `in_gate` of the threads wait for their turn.
+    fn run(threads: usize, in_gate: usize, seed: u64) -> End {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut world = World::new(threads);
+        for _ in 0..200 {
+            let thread = random.usize(..threads);
+            if !world.under_way[thread].is_empty() {
+                if !world.read(thread) {
+                    return End::InDoubt;
+                }
+                if world.under_way[thread].is_empty() && world.turn == Some(thread) {
+                    world.turn = None;
+                }
+            } else if thread >= in_gate || world.turn.is_none() {
+                world.call(thread, &mut random);
+                if thread < in_gate && !world.under_way[thread].is_empty() {
+                    world.turn = Some(thread);
+                }
+            }
+            if world.under_way.iter().all(VecDeque::is_empty) && !world.look_and_evict() {
+                return End::Wrong;
+            }
+        }
+        End::Right
+    }
+
+    #[test]
+    fn what_is_certain_is_right() {
+        let ends: Vec<_> = (0..20_000).map(|seed| run(2 + seed as usize % 3, seed as usize / 3 % 3, seed)).collect();
+        let count = |end| ends.iter().filter(|&each| *each == end).count();
+        assert_eq!(count(End::Wrong), 0, "the first: {:?}", ends.iter().position(|end| *end == End::Wrong));
+        assert!(count(End::InDoubt) > 1000 && count(End::Right) > 1000, "{} in doubt", count(End::InDoubt));
+    }
+
+    #[test]
+    fn one_at_a_time_is_never_in_doubt() {
+        assert!((0..2000).all(|seed| run(4, 4, seed) == End::Right), "all of them pass the gate");
+    }
+
+    #[test]
+    fn a_single_thread_may_be_in_doubt_before_it_is_seen_to_be_one() {
+        let mut order = Order::default();
+        let raw = |_| false;
+        assert!(order.is_certain(&Message::Remap { from: 1, to: 5, len: 1 }, raw));
+        assert!(order.is_certain(&Message::Unmap { start: 1, end: 2 }, raw), "its own");
+        assert!(!order.is_certain(&Message::Unmap { start: 5, end: 6 }, raw));
+        order.all_is_certain();
+        assert!(order.is_certain(&Message::Unmap { start: 5, end: 6 }, raw));
+    }
+}

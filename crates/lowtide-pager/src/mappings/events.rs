@@ -1,0 +1,371 @@
+//! Events: what the program did to its mappings. Each is read and applied under the exclusive space lock, so no page is being
+//! installed or moved at that moment; only threads that are storing (Storing) or loading (Loading) go on, outside the lock.
+//!
+//! A removal (MADV_DONTNEED, MADV_FREE) is reported *before* the pages are dropped. What is in memory then must not be evicted
+//! until the call has ended, or the old bytes would come back after it: it is marked Removing. What was out is gone at once;
+//! what comes in by a fault between the two is dropped or not, as natively, and is the program's race.
+
+use arrayvec::ArrayVec;
+use lowtide_core::vm::PAGE_SIZE;
+use rustix::io::Errno;
+
+use crate::fault::worker::Worker;
+use crate::mappings::regions::Range;
+use crate::mappings::space::Exclusive;
+use crate::pagemap::PageState;
+use crate::pagemap::ids::PageNo;
+use crate::pager::Pager;
+use crate::sys::uffd::{Access, MOST_READ, Message, Standing};
+
+/// Pages that an event takes away between two looks at what lowtide holds.
+const PUBLISH_EVERY: usize = 32;
+
+/// How often a message is read again for which there is no descriptor.
+const DESCRIPTOR_TRIES: usize = 1000;
+
+/// A thread of the program waits for a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fault {
+    /// Where: the beginning of the page.
+    pub addr: usize,
+    /// The thread's id.
+    pub thread: u32,
+    /// What it wants there.
+    pub access: Access,
+}
+
+/// What was read, and what a monitor has to do with it.
+#[derive(Debug, Default)]
+pub struct Read {
+    /// To be served.
+    pub faults: ArrayVec<Fault, MOST_READ>,
+    /// There was an event, which has been applied.
+    pub event: bool,
+    /// The mappings changed in a way that new ones may have to be looked for.
+    pub remapped: bool,
+}
+
+impl Read {
+    /// Whether there was nothing to read.
+    pub fn is_empty(&self) -> bool {
+        self.faults.is_empty() && !self.event
+    }
+}
+
+impl Pager {
+    /// Reads what waits, `most` messages at most, and applies the events, in the order in which they came. No lock may be held.
+    pub fn read(&self, most: usize, worker: &mut Worker) -> Read {
+        let lock = self.space.exclusive();
+        self.look_whether_all_was_read(&lock);
+        let mut messages = self.uffd().read_several(most);
+        if let Err(Errno::MFILE | Errno::NFILE) = messages {
+            // A fork event brings a descriptor (RLIMIT_NOFILE counts lowtide's own, too). It stays where it is until it can be
+            // read, and nothing can be installed until then.
+            self.close_reserve(&lock);
+            // A monitor that asks where a thread is has one for a moment.
+            for _ in 0..DESCRIPTOR_TRIES {
+                messages = self.uffd().read_several(most);
+                if !matches!(messages, Err(Errno::MFILE | Errno::NFILE)) {
+                    break;
+                }
+                rustix::thread::sched_yield();
+            }
+            if let Err(Errno::MFILE | Errno::NFILE) = messages {
+                (self.host.fatal)(b"the program forked, and there is no descriptor left for it (ulimit -n, fs.file-max)");
+            }
+        }
+        let mut read = Read::default();
+        for message in messages.into_iter().flatten() {
+            self.look_at_order(&lock, &message);
+            self.act_on(&lock, message, worker, &mut read);
+        }
+        self.keep_reserve();
+        read
+    }
+
+    fn act_on(&self, lock: &Exclusive<'_>, message: Message, worker: &mut Worker, read: &mut Read) {
+        read.event |= !matches!(message, Message::Fault { .. });
+        read.remapped |= matches!(message, Message::Remap { .. });
+        match message {
+            Message::Fault { addr, thread, access } => read.faults.push(Fault { addr, thread, access }),
+            Message::Fork(child) => self.forked(lock, child, worker),
+            event => self.happened(lock, event),
+        }
+    }
+
+    /// What was read so far is certain if no change is on its way now.
+    pub(crate) fn look_whether_all_was_read(&self, _: &Exclusive<'_>) {
+        let mut order = self.order.lock();
+        if !order.is_all_certain() && self.uffd().standing(self.staging.addresses().start) != Standing::Changing {
+            order.all_is_certain();
+        }
+    }
+
+    /// Ends the run if what was read before this message may have come after it.
+    pub(crate) fn look_at_order(&self, _: &Exclusive<'_>, message: &Message) {
+        if matches!(message, Message::Fault { .. }) {
+            return;
+        }
+        let in_turn = |range: Range| (self.host.turn)().into_iter().any(|changed| changed.covers(range));
+        let is_certain = self.order.lock().is_certain(message, in_turn);
+        if !is_certain && !(self.host.is_alone)() {
+            (self.host.fatal)(
+                b"the program moves memory (mremap) by raw system calls of several threads, and lowtide can't tell which came first",
+            );
+        }
+    }
+
+    /// Whoever reads messages at this moment has applied them when this returns. For host threads: it takes nothing.
+    pub fn outlast_reading(&self) {
+        self.space.outlast_exclusive();
+    }
+
+    /// Applies an event that was read just now. Whoever caused it, or another thread whose event was read with it, may go on
+    /// meanwhile: what is mapped may be as a later event will say, never as an earlier one did.
+    pub(crate) fn happened(&self, lock: &Exclusive<'_>, mut event: Message) {
+        if let Message::Remap { to, len, .. } = &mut event
+            // Where nothing is mapped any more, it was unmapped since, and that is reported next.
+            && let Ok(Some(mapping)) = self.present().mappings.find(*to)
+        {
+            // See `really_moved`.
+            *len = (*len).min(mapping.end - *to);
+        }
+        self.apply(lock, &event);
+    }
+
+    /// Applies an event other than a fork; in a forked child also one that is older than what the mappings are now.
+    pub(crate) fn apply(&self, lock: &Exclusive<'_>, event: &Message) {
+        match *event {
+            Message::Unmap { start, end } if !self.staging.contains(start) => self.abandon(lock, Range { start, end }),
+            Message::Remove { start, end } if !self.staging.contains(start) => self.removing(lock, start, end),
+            Message::Remap { from, to, len } => {
+                let len = self.really_moved(lock, to, len);
+                self.remapped(from, to, len);
+                // The kernel keeps the registration of the new place. What a grown mapping adds behind `len` is found by the
+                // next look at the maps; the old place, if it is still mapped (MREMAP_DONTUNMAP), by an UNMAP that does not
+                // come.
+                self.regions.insert(lock, Range { start: to, end: to + len });
+            }
+            _ => {}
+        }
+    }
+
+    /// Forgets a range that is mapped no more.
+    pub(crate) fn abandon(&self, lock: &Exclusive<'_>, range: Range) {
+        self.dropped(lock, range.start, range.end);
+        self.regions.remove(lock, range);
+    }
+
+    /// The pages of a range are gone for good: lets go of what their words stood for. Memory is given back on the way, and is
+    /// soon counted no more.
+    pub(crate) fn dropped(&self, lock: &Exclusive<'_>, start: usize, end: usize) {
+        let (mut forgotten, mut freer) = (0, self.store(lock).freer());
+        self.map.each(PageNo::of(start), PageNo::behind(end), |_, slot| {
+            if slot.peek() == PageState::None {
+                return;
+            }
+            match slot.take() {
+                // Whoever is at work finds this and cleans up.
+                PageState::Storing(_) | PageState::Loading(_) | PageState::Orphan => slot.set(PageState::Orphan),
+                other => {
+                    self.forget(&mut freer, other);
+                    forgotten += 1;
+                    if forgotten % PUBLISH_EVERY == 0 {
+                        self.publish_own();
+                    }
+                }
+            }
+        });
+        self.publish_own();
+    }
+
+    /// The pages of a range will be gone at some time between now and the end of the program's call.
+    fn removing(&self, lock: &Exclusive<'_>, start: usize, end: usize) {
+        self.dropped(lock, start, end);
+        let mut at = start;
+        while at < end {
+            let Ok(found) = self.present().scan(at, end, 0) else {
+                (self.host.fatal)(b"the kernel does not say any more which pages are in memory (PAGEMAP_SCAN)")
+            };
+            for page in found.iter().flat_map(|(from, to)| PageNo::of(from).up_to(PageNo::of(to))) {
+                // Loading and Storing are Orphan by now: those are not in memory, or only in a frame.
+                if self.map.claim(page, PageState::None, PageState::Removing).is_err() {
+                    (self.host.fatal)(b"no memory left for lowtide's page map");
+                }
+            }
+            at = found.walk_end.max(at + PAGE_SIZE);
+        }
+    }
+
+    /// The call that removed a range has returned: what is in memory there now is new. Called by host threads (the hook of
+    /// madvise), hence without a lock: each word is one compare-and-swap. The call returned when its event was read; whoever
+    /// read it may not have marked the pages yet, and has the space lock until then. (Marks that came later would stay: what
+    /// MADV_FREE leaves in memory could never be evicted again.)
+    pub fn removed(&self, start: usize, len: usize) {
+        self.space.outlast_exclusive();
+        self.map.each(PageNo::of(start), PageNo::behind(start + len), |_, slot| {
+            if slot.peek() == PageState::Removing {
+                slot.swap(PageState::Removing, PageState::None);
+            }
+        });
+    }
+
+    /// How much has moved to `to` of the `len` bytes that were reported. Before Linux 6.15 a call that moves to a given place
+    /// and makes shorter at once (MREMAP_FIXED) reports the length from before; behind what has moved is somebody else's memory
+    /// then. It ends with the mapping (`happened`), or, where the kernel has made one mapping of it and an adopted neighbour,
+    /// before that: what was adopted at the new place was unmapped before, which was reported before, so that what begins
+    /// behind it is the neighbour. What stays behind at the old place is unmapped, which is reported next.
+    fn really_moved(&self, lock: &Exclusive<'_>, to: usize, len: usize) -> usize {
+        self.regions.first_after(lock, to).map_or(len, |neighbour| len.min(neighbour - to))
+    }
+
+    /// Words go where their pages went.
+    fn remapped(&self, from: usize, to: usize, len: usize) {
+        let (from, to) = (PageNo::of(from), PageNo::of(to));
+        self.map.each(from, from + len.div_ceil(PAGE_SIZE), |page, old| {
+            if old.peek() == PageState::None {
+                return;
+            }
+            let new = to + (page - from);
+            if self.map.populate(new).is_err() {
+                (self.host.fatal)(b"no memory left for lowtide's page map");
+            }
+            let word = match old.take() {
+                word @ (PageState::Staged(f) | PageState::Storing(f)) => {
+                    // A thread that is storing it finds the word by the frame's owner.
+                    self.staging.set_owner(f, new);
+                    word
+                }
+                PageState::Loading(0) => PageState::Zero,
+                PageState::Loading(e) => PageState::Swapped(e),
+                PageState::Orphan => {
+                    // Dropped before it was moved; the thread at work still looks for it at the old place.
+                    old.set(PageState::Orphan);
+                    return;
+                }
+                other => other,
+            };
+            self.map.set(new, word);
+        });
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use core::sync::atomic::Ordering;
+
+    use crate::pager::Host;
+    use crate::sys::uffd::{NEEDED_FEATURES, Uffd};
+    use lowtide_core::codec::Codec;
+    use lowtide_core::store::{Store, StoreConfig};
+    use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+
+    /// A pager without threads: nothing is evicted, and nothing faults. None where this user may not have a userfaultfd.
+    pub(crate) fn pager() -> Option<Pager> {
+        let uffd = match Uffd::open(NEEDED_FEATURES) {
+            Ok(uffd) => uffd,
+            Err(error) => {
+                assert!(std::env::var_os("CI").is_none(), "cannot run here, and CI must not skip: userfaultfd: {error}");
+                std::eprintln!("SKIPPED: userfaultfd with fork events needs root or CAP_SYS_PTRACE: {error}");
+                return None;
+            }
+        };
+        let store = Store::new(StoreConfig { pool_limit: 1 << 20, accept_percent: 90, codec: Codec::Lz4 }).unwrap();
+        let host = Host {
+            fatal: |text| panic!("{}", std::string::String::from_utf8_lossy(text)),
+            lost: |text| panic!("{}", std::string::String::from_utf8_lossy(text)),
+            warn: |_| {},
+            waits: || {},
+            open_uffd: || Uffd::open(NEEDED_FEATURES),
+            open_page_map: crate::sys::present::Present::open,
+            open_memory: || None,
+            steps: 1,
+            turn: || [Range::NONE; 2],
+            is_alone: || true,
+            has_thread: |_| false,
+        };
+        // SAFETY: zeros are a valid Proc.
+        let proc = std::boxed::Box::leak(std::boxed::Box::new(unsafe { core::mem::zeroed() }));
+        Some(Pager::new(uffd, store, 1 << 20, proc, host).unwrap())
+    }
+
+    /// `pages` pages of memory, a mapping by itself: what surrounds it is mapped, too, but not accessible.
+    fn mapping(pages: usize) -> usize {
+        let whole = (pages + 32) * PAGE_SIZE;
+        // SAFETY: fresh memory of the kernel's choice, and a part of it.
+        unsafe {
+            let at = rustix::mm::mmap_anonymous(core::ptr::null_mut(), whole, ProtFlags::empty(), MapFlags::PRIVATE).unwrap();
+            let inner = at.cast::<u8>().add(16 * PAGE_SIZE);
+            rustix::mm::mprotect(inner.cast(), pages * PAGE_SIZE, MprotectFlags::READ | MprotectFlags::WRITE).unwrap();
+            inner as usize
+        }
+    }
+
+    /// Says of `pages` pages from `at` on that they are in the store, under entries that begin with `entry`.
+    fn swap_out(pager: &Pager, at: usize, pages: usize, entry: u64) {
+        for i in 0..pages {
+            pager.map.populate(PageNo::of(at) + i).unwrap();
+            pager.map.set(PageNo::of(at) + i, PageState::Swapped(entry + i as u64));
+        }
+    }
+
+    fn words(pager: &Pager, at: usize, pages: usize) -> std::vec::Vec<PageState> {
+        (0..pages).map(|i| pager.map.get(PageNo::of(at) + i)).collect()
+    }
+
+    fn swapped(entry: u64, pages: u64) -> std::vec::Vec<PageState> {
+        (entry..entry + pages).map(PageState::Swapped).collect()
+    }
+
+    /// As before Linux 6.15, for a mapping of 8 pages of which 4 have moved.
+    #[test]
+    fn a_length_that_is_too_long_ends_with_the_mapping() {
+        let Some(pager) = pager() else { return };
+        let (from, to) = (mapping(8), mapping(4));
+        swap_out(&pager, from, 8, 100);
+        let lock = pager.space.exclusive();
+        pager.happened(&lock, Message::Remap { from, to, len: 8 * PAGE_SIZE });
+        assert_eq!(words(&pager, to, 4), swapped(100, 4));
+        assert_eq!(words(&pager, to + 4 * PAGE_SIZE, 4), [PageState::None; 4], "nothing has moved to behind the mapping");
+        assert_eq!(words(&pager, from + 4 * PAGE_SIZE, 4), swapped(104, 4), "the rest is unmapped next");
+        let adopted: std::vec::Vec<_> = pager.regions.gaps(&lock, Range { start: to, end: to + 8 * PAGE_SIZE }).collect();
+        assert_eq!(
+            adopted,
+            [Range { start: to + 4 * PAGE_SIZE, end: to + 8 * PAGE_SIZE }],
+            "what is not registered is not adopted"
+        );
+    }
+
+    /// The same where the neighbour is adopted too, so that the kernel has made one mapping of both.
+    #[test]
+    fn a_length_that_is_too_long_ends_with_an_adopted_neighbour() {
+        let Some(pager) = pager() else { return };
+        let (from, to) = (mapping(8), mapping(8));
+        let neighbour = Range { start: to + 4 * PAGE_SIZE, end: to + 8 * PAGE_SIZE };
+        swap_out(&pager, from, 8, 100);
+        swap_out(&pager, neighbour.start, 4, 200);
+        let lock = pager.space.exclusive();
+        pager.regions.insert(&lock, neighbour);
+        pager.happened(&lock, Message::Remap { from, to, len: 8 * PAGE_SIZE });
+        assert_eq!(words(&pager, to, 4), swapped(100, 4));
+        assert_eq!(words(&pager, neighbour.start, 4), swapped(200, 4), "the neighbour's pages are where they were");
+    }
+
+    #[test]
+    fn words_of_another_time_are_dropped_when_a_range_is_adopted() {
+        let Some(pager) = pager() else { return };
+        let at = mapping(8);
+        let old = Range { start: at + 2 * PAGE_SIZE, end: at + 4 * PAGE_SIZE };
+        pager.adopt(old).unwrap();
+        for page in 0..8 {
+            pager.map.populate(PageNo::of(at) + page).unwrap();
+            pager.map.set(PageNo::of(at) + page, PageState::Zero);
+            pager.zero_now.fetch_add(1, Ordering::Relaxed);
+        }
+        pager.adopt(Range { start: at, end: at + 8 * PAGE_SIZE }).unwrap();
+        let mut expected = [PageState::None; 8];
+        expected[2..4].fill(PageState::Zero);
+        assert_eq!(words(&pager, at, 8), expected, "but for those of what was adopted before");
+    }
+}

@@ -1,0 +1,18 @@
+//! The program's address space: what of it is registered, what the program does to it, and what is to stay in memory.
+
+pub mod adoptable;
+pub(crate) mod event_order;
+pub(crate) mod events;
+pub(crate) mod guards;
+pub(crate) mod held;
+pub(crate) mod mlocked;
+pub(crate) mod ranges;
+pub(crate) mod regions;
+mod release;
+pub(crate) mod space;
+mod stale;
+
+pub use held::Hold;
+pub use mlocked::{Lock, Locks};
+pub use ranges::BringIn;
+pub use regions::Range;

@@ -1,0 +1,193 @@
+//! What the owner of adopted memory asks of a range of it, where that is not found out by events: the library's regions. Nobody
+//! else changes the mapping of such a range, so these calls are all that happens to it.
+//!
+//! All of them by threads that hold no lock, and in which no signal handler runs that may touch the memory.
+
+use lowtide_core::store::Group;
+use lowtide_core::vm::PAGE_SIZE;
+use rustix::io::Errno;
+use rustix::mm::Advice;
+
+use crate::fault::Served;
+use crate::fault::worker::Worker;
+use crate::mappings::regions::Range;
+use crate::mappings::space::Exclusive;
+use crate::pagemap::PageState;
+use crate::pagemap::ids::PageNo;
+use crate::pager::{Operation, Pager, add};
+use crate::reclaim::detach::Detached;
+use crate::reclaim::evict::Evicted;
+use crate::reclaim::victims::Found;
+use crate::sys::clock::now_ns;
+use crate::sys::present::Kind;
+use crate::sys::uffd::Access;
+
+/// Pages looked at in one go.
+const LOOK: usize = 512;
+
+/// Which pages of a range are brought in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BringIn {
+    /// Those that were evicted.
+    Evicted,
+    /// And those that were never touched.
+    All,
+}
+
+impl Pager {
+    /// The pages of a range, whole pages, are dropped wherever they are: they read as zeros from now on.
+    ///
+    /// # Errors
+    /// Those of madvise: some are dropped.
+    ///
+    /// # Safety
+    /// Nobody may rely on the bytes.
+    pub unsafe fn drop_pages(&self, range: Range) -> Result<(), Errno> {
+        let alone = self.space.exclusive();
+        self.dropped(&alone, range.start, range.end);
+        self.count_out(&alone, range);
+        // Under the lock: a page that came in between would be dropped with a word that says where its bytes are.
+        // SAFETY: handed on to the caller; the range is adopted, so it is private anonymous memory.
+        unsafe { rustix::mm::madvise(range.start as *mut _, range.end - range.start, Advice::LinuxDontNeed) }
+    }
+
+    /// Lets go of an adopted range for good: what is out is forgotten, and missing pages are not served any more. The range is
+    /// to be unmapped next.
+    ///
+    /// # Errors
+    /// Those of UFFDIO_UNREGISTER.
+    ///
+    /// # Safety
+    /// Nobody may touch the range any more.
+    pub unsafe fn let_go(&self, range: Range) -> Result<(), Errno> {
+        let alone = self.space.exclusive();
+        self.count_out(&alone, range);
+        self.pinned.remove(&alone, range);
+        self.abandon(&alone, range);
+        // SAFETY: nobody touches it.
+        unsafe { self.uffd().unregister(range.start, range.end - range.start) }
+    }
+
+    /// What is in memory of a range is about to go.
+    fn count_out(&self, _: &Exclusive<'_>, range: Range) {
+        // What can't be looked at is put right by the next measurement.
+        let bytes = self.present().bytes(range.start, range.end).unwrap_or(0);
+        self.budget.add_pages(-((bytes / PAGE_SIZE) as isize));
+    }
+
+    /// From now on no page of the range is evicted. False: there are too many such ranges.
+    pub fn pin(&self, range: Range) -> bool {
+        self.pinned.insert(&self.space.exclusive(), range)
+    }
+
+    /// Ends [`Pager::pin`] for a range.
+    pub fn unpin(&self, range: Range) {
+        self.pinned.remove(&self.space.exclusive(), range);
+    }
+
+    /// Brings in the missing pages of a range, within the limit: where that is less than the range, those that came in first
+    /// are evicted for those that come last, unless they are pinned. False: a page could not be had.
+    ///
+    /// # Errors
+    /// Those of looking at what is in memory.
+    pub fn bring_in(&self, range: Range, which: BringIn, worker: &mut Worker) -> Result<bool, Errno> {
+        let mut at = range.start;
+        while at < range.end {
+            let end = range.end.min(at + LOOK * PAGE_SIZE);
+            let found = self.present().scan(at, end, 0)?;
+            let mut missing = at;
+            for (from, to) in found.iter().chain([(found.walk_end, found.walk_end)]) {
+                while missing < from {
+                    let wanted = which == BringIn::All || self.is_evicted(missing);
+                    if wanted && !self.is_there(missing) && !self.bring_in_page(missing, worker) {
+                        return Ok(false);
+                    }
+                    missing += PAGE_SIZE;
+                }
+                missing = to;
+            }
+            at = found.walk_end.max(at + PAGE_SIZE);
+        }
+        Ok(true)
+    }
+
+    /// Whether a page came in since it was looked for: as a neighbour of another.
+    fn is_there(&self, addr: usize) -> bool {
+        !self.is_evicted(addr) && self.present().holds_page(addr)
+    }
+
+    fn is_evicted(&self, addr: usize) -> bool {
+        !matches!(self.map.get(PageNo::of(addr)), PageState::None | PageState::Removing | PageState::Clean(_))
+    }
+
+    fn bring_in_page(&self, addr: usize, worker: &mut Worker) -> bool {
+        loop {
+            match self.serve_within_limit(addr, Access::Write, now_ns(), worker) {
+                Served::Done => {
+                    self.stage_ahead(worker);
+                    return true;
+                }
+                Served::Lost => return false,
+                // No events are asked for.
+                Served::EventsFirst => rustix::thread::sched_yield(),
+            }
+        }
+    }
+
+    /// Evicts what is in memory of a range, as far as it can be moved and a tier takes it; and stores all that waits in
+    /// staging.
+    pub fn evict_range(&self, range: Range, worker: &mut Worker) -> Evicted {
+        let mut at = range.start;
+        while at < range.end {
+            let Some(operation) = self.enter() else { return Evicted::Later };
+            if !operation.store().would_take(Group::RUN) {
+                return Evicted::Full;
+            }
+            match operation.evict_some(at, range.end, worker) {
+                Ok(next) => at = next,
+                Err(Evicted::Some) => {}
+                Err(why) => return why,
+            }
+        }
+        while self.empty_staging(worker) {}
+        Evicted::Some
+    }
+}
+
+impl Operation<'_> {
+    /// Fills a batch with pages from `at` on; where it goes on. Some: room was made, try again.
+    fn evict_some(&self, at: usize, end: usize, worker: &mut Worker) -> Result<usize, Evicted> {
+        let Some(batch) = self.staging.take_empty() else {
+            return Err(match self.drained(worker) {
+                Evicted::Nothing if self.staging.is_lost() => Evicted::Full,
+                // Others have all batches in hand.
+                Evicted::Nothing => {
+                    rustix::thread::sched_yield();
+                    Evicted::Some
+                }
+                other => other,
+            });
+        };
+        let room = self.staging.batch_frames();
+        let ranges = match self.present().scan(at, end, room) {
+            Ok(ranges) => ranges,
+            Err(_) => {
+                self.staging.put_empty(batch);
+                return Err(Evicted::Nothing);
+            }
+        };
+        let next = ranges.walk_end.max(at + PAGE_SIZE);
+        // Runs without their holes: as many frames as pages were found. What did not fit would be passed over.
+        let found = Found { ranges, kind: Kind::Page, spares_none: true, is_complete: false };
+        let detached = self.detach(&found, self.staging.first(batch), room, worker);
+        let pages = if let Detached::Pages { pages, .. } = detached { pages } else { 0 };
+        if pages > 0 {
+            self.staging.put_full(batch);
+            add(&self.counters().evictions_pages, pages);
+        } else {
+            self.staging.put_empty(batch);
+        }
+        self.publish_own();
+        Ok(next)
+    }
+}

@@ -1,0 +1,231 @@
+//! The space lock: many may serve and store at a time (shared); whoever reads a message from the userfaultfd is alone
+//! (exclusive), so that an event is applied in the same critical section in which it is read, and so is whoever detaches pages.
+//!
+//! Outermost in the lock order. Host threads never take it: a host thread may fault on its own stack, and the monitor that
+//! would serve that fault needs this lock.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::thread::{Timespec, futex, nanosleep, sched_yield};
+
+use crate::sys::clock::now_ns;
+
+const EXCLUSIVE: u32 = 1 << 31;
+/// How often to look before sleeping: some tens of microseconds. It is held for one or two, but waking a thread on a virtual
+/// CPU that has halted takes 40, and that CPU's threads wait for the same.
+const SPINS: u32 = 2000;
+/// How often to yield, where nobody would wake who sleeps, before napping for so many nanoseconds.
+const YIELDS: u32 = 100;
+const NAP_NS: i64 = 50_000;
+
+/// A reader-writer lock without thread-local storage or allocation; waiting writers keep new readers out.
+#[derive(Debug, Default)]
+pub struct SpaceLock {
+    state: AtomicU32,
+    writers: AtomicU32,
+    sleepers: AtomicU32,
+    /// How often somebody had it alone; wraps.
+    ended: AtomicU32,
+    /// How often a thread slept for it.
+    pub sleeps: AtomicU64,
+    /// For how many nanoseconds.
+    pub waited_ns: AtomicU64,
+}
+
+/// The right to serve and evict; see [`SpaceLock::shared`].
+pub struct Shared<'a>(&'a SpaceLock);
+/// The right to read and apply messages; see [`SpaceLock::exclusive`].
+pub struct Exclusive<'a>(&'a SpaceLock);
+
+impl SpaceLock {
+    /// A free lock.
+    pub const fn new() -> Self {
+        SpaceLock {
+            state: AtomicU32::new(0),
+            writers: AtomicU32::new(0),
+            sleepers: AtomicU32::new(0),
+            ended: AtomicU32::new(0),
+            sleeps: AtomicU64::new(0),
+            waited_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Takes the lock together with other sharers.
+    pub fn shared(&self) -> Shared<'_> {
+        let mut spins = 0;
+        loop {
+            let s = self.state.load(Ordering::Relaxed);
+            // Acquire: pairs with the SeqCst, as a Release, with which an Exclusive is dropped.
+            let free = s & EXCLUSIVE == 0 && self.writers.load(Ordering::Relaxed) == 0;
+            if free && self.state.compare_exchange_weak(s, s + 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                return Shared(self);
+            }
+            self.pause(&mut spins, s, s & EXCLUSIVE != 0);
+        }
+    }
+
+    /// Takes the lock alone.
+    pub fn exclusive(&self) -> Exclusive<'_> {
+        // Acquire, here and below: pairs with the SeqCst, as a Release, with which a Shared or an Exclusive is dropped.
+        if self.state.compare_exchange(0, EXCLUSIVE, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            return Exclusive(self);
+        }
+        self.writers.fetch_add(1, Ordering::Relaxed);
+        let mut spins = 0;
+        loop {
+            if self.state.compare_exchange(0, EXCLUSIVE, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                self.writers.fetch_sub(1, Ordering::Relaxed);
+                return Exclusive(self);
+            }
+            let s = self.state.load(Ordering::Relaxed);
+            if s != 0 {
+                self.pause(&mut spins, s, true);
+            }
+        }
+    }
+
+    /// Waits until whoever has the lock alone at this moment, if anybody does, has let go of it. For host threads: it takes
+    /// nothing.
+    pub fn outlast_exclusive(&self) {
+        // Acquire, of both: pairs with the Release and the SeqCst with which an Exclusive is dropped. What was done under the
+        // lock can be seen then.
+        let ended = self.ended.load(Ordering::Acquire);
+        let mut spins = 0;
+        loop {
+            let state = self.state.load(Ordering::Acquire);
+            if state & EXCLUSIVE == 0 || self.ended.load(Ordering::Acquire) != ended {
+                return;
+            }
+            // It sleeps in the end: its priority may be higher than that of whoever has the lock, on the same CPU.
+            self.pause(&mut spins, state, true);
+        }
+    }
+
+    /// Spins at first, later sleeps: while the state is still `seen`, or, where it may become the same again unnoticed, for a
+    /// moment.
+    fn pause(&self, spins: &mut u32, seen: u32, may_sleep: bool) {
+        *spins += 1;
+        if *spins < SPINS {
+            core::hint::spin_loop();
+        } else if may_sleep {
+            let started = now_ns();
+            // SeqCst: pairs with the change of `state` and the look at `sleepers` of who lets go. Either that look sees this
+            // thread, or the kernel, which looks at `state` once more before it lets a thread sleep, sees the change.
+            self.sleepers.fetch_add(1, Ordering::SeqCst);
+            let _ = futex::wait(&self.state, futex::Flags::PRIVATE, seen, None);
+            self.sleepers.fetch_sub(1, Ordering::SeqCst);
+            self.sleeps.fetch_add(1, Ordering::Relaxed);
+            self.waited_ns.fetch_add(now_ns() - started, Ordering::Relaxed);
+        } else if *spins < SPINS + YIELDS {
+            sched_yield();
+        } else {
+            // Whose turn it is may wait for this very CPU with a lower priority, which no yield lets run.
+            let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: NAP_NS });
+        }
+    }
+
+    fn wake(&self) {
+        // SeqCst: pairs with the count in `pause`.
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            let _ = futex::wake(&self.state, futex::Flags::PRIVATE, i32::MAX as u32);
+        }
+    }
+
+    /// Frees the lock whoever holds it.
+    ///
+    /// # Safety
+    /// Only in a forked child before it has a second thread.
+    pub unsafe fn reset_after_fork(&self) {
+        self.state.store(0, Ordering::Relaxed);
+        self.writers.store(0, Ordering::Relaxed);
+        self.sleepers.store(0, Ordering::Relaxed);
+        // What the parent's threads waited is the parent's to tell.
+        self.sleeps.store(0, Ordering::Relaxed);
+        self.waited_ns.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Shared<'_> {
+    fn drop(&mut self) {
+        // SeqCst: pairs with the Acquire in `exclusive`, and with the sleepers' in `pause`.
+        if self.0.state.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.wake();
+        }
+    }
+}
+
+impl Drop for Exclusive<'_> {
+    fn drop(&mut self) {
+        // Release: pairs with the Acquire in `outlast_exclusive`.
+        self.0.ended.fetch_add(1, Ordering::Release);
+        // SeqCst: pairs with the Acquire in `shared`, `exclusive` and `outlast_exclusive`, and with the sleepers' in `pause`.
+        self.0.state.store(0, Ordering::SeqCst);
+        self.0.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::AtomicUsize;
+    use std::sync::Arc;
+    use std::vec::Vec;
+
+    #[test]
+    fn writers_are_alone_and_readers_are_not() {
+        let lock = Arc::new((SpaceLock::new(), AtomicUsize::new(0), AtomicUsize::new(0)));
+        let threads: Vec<_> = (0..4)
+            .map(|t| {
+                let lock = lock.clone();
+                std::thread::spawn(move || {
+                    for i in 0..5000 {
+                        if (i + t) % 4 == 0 {
+                            let _g = lock.0.exclusive();
+                            assert_eq!(lock.1.fetch_add(1, Ordering::SeqCst), 0, "two writers");
+                            assert_eq!(lock.2.load(Ordering::SeqCst), 0, "a reader beside a writer");
+                            lock.1.fetch_sub(1, Ordering::SeqCst);
+                        } else {
+                            let _g = lock.0.shared();
+                            lock.2.fetch_add(1, Ordering::SeqCst);
+                            assert_eq!(lock.1.load(Ordering::SeqCst), 0, "a writer beside a reader");
+                            lock.2.fetch_sub(1, Ordering::SeqCst);
+                        }
+                    }
+                })
+            })
+            .collect();
+        for t in threads {
+            t.join().unwrap();
+        }
+        let (a, b) = (lock.0.shared(), lock.0.shared());
+        drop((a, b));
+    }
+
+    #[test]
+    fn who_waits_for_a_writer_that_has_not_begun_lets_the_cpu_go() {
+        let lock = Arc::new((SpaceLock::new(), AtomicUsize::new(0)));
+        // A writer that was taken off its CPU before it could take the lock.
+        lock.0.writers.fetch_add(1, Ordering::Relaxed);
+        let reader = lock.clone();
+        let reader = std::thread::spawn(move || {
+            reader.1.store(rustix::thread::gettid().as_raw_nonzero().get() as usize, Ordering::Relaxed);
+            drop(reader.0.shared());
+        });
+        // A yield is not voluntary to the kernel.
+        let sleeps = || {
+            let status = std::fs::read_to_string(std::format!("/proc/self/task/{}/status", lock.1.load(Ordering::Relaxed)));
+            let line = |s: &str| s.lines().find_map(|l| l.strip_prefix("voluntary_ctxt_switches:")?.trim().parse().ok());
+            status.ok().and_then(|s| line(&s)).unwrap_or(0u64)
+        };
+        for _ in 0..1000 {
+            if sleeps() >= 20 {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let slept = sleeps();
+        lock.0.writers.fetch_sub(1, Ordering::Relaxed);
+        reader.join().unwrap();
+        assert!(slept >= 20, "it slept {slept} times");
+    }
+}

@@ -1,0 +1,337 @@
+//! From their places into staging: pages that the hand has found are detached by UFFDIO_MOVE, window by window.
+//!
+//! What a MOVE costs is the interrupt that makes other CPUs forget the pages, if threads of the program run there, and the
+//! call. So a window is moved with its holes: what is missing in it stays missing in staging, where it is but address space.
+//! The space lock is taken alone for a window: nobody may bring a page in between the look and the MOVE, which would take it
+//! along.
+
+use core::sync::atomic::Ordering;
+
+use arrayvec::ArrayVec;
+use lowtide_core::vm::PAGE_SIZE;
+use rustix::io::Errno;
+use rustix::mm::Advice;
+
+use crate::fault::worker::Worker;
+use crate::mappings::regions::Range;
+use crate::mappings::space::Exclusive;
+use crate::pagemap::ids::{PageNo, StagingFrame};
+use crate::pagemap::{Mark, PageState};
+use crate::pager::{Operation, add};
+use crate::reclaim::victims::Found;
+use crate::sys::present::Kind;
+use crate::sys::uffd::{Holes, Wake};
+
+/// Most pages from the first to the last of a window.
+const WINDOW: usize = 128;
+/// Missing pages in a row that end a window.
+const MOST_MISSING: usize = 16;
+
+/// What became of pages that were found.
+pub(crate) enum Detached {
+    /// So many frames are used up, by so many pages.
+    Pages {
+        frames: usize,
+        pages: usize,
+    },
+    EventsFirst,
+    /// Nothing, because pages are shared or pinned, which this thread can't do anything about.
+    Busy,
+}
+
+/// Runs of pages that the kernel would not move because they are shared or pinned, as addresses; so many are dealt with at a
+/// time.
+type Busy = ArrayVec<(usize, usize), 16>;
+
+/// Pages of a window that are claimed, by their distance from its first.
+type Claimed = u128;
+
+/// One call to detach what was found.
+struct Detaching<'a> {
+    found: &'a Found,
+    /// The next free frame, and how many are free from there on.
+    frame: StagingFrame,
+    room: usize,
+    pages: usize,
+    /// What the kernel would not move. None: such pages are passed by, more of them at a time the more there are.
+    busy: Option<Busy>,
+    passed: usize,
+    /// Stale words, from the first to behind the last, as addresses.
+    stale: Option<(usize, usize)>,
+    events_first: bool,
+}
+
+impl Detaching<'_> {
+    fn is_over(&self) -> bool {
+        self.room == 0 || self.events_first
+    }
+}
+
+impl Operation<'_> {
+    /// Moves the pages that were found into the frames from `first` on, `room` of them.
+    pub(crate) fn detach(&self, found: &Found, first: StagingFrame, room: usize, worker: &mut Worker) -> Detached {
+        let mut work = Detaching {
+            found,
+            frame: first,
+            room,
+            pages: 0,
+            busy: Some(Busy::new()),
+            passed: 1,
+            stale: None,
+            events_first: false,
+        };
+        self.detach_ranges(found.ranges.iter(), &mut work);
+        if let Some((start, end)) = work.stale.take() {
+            self.forget_stale(start, end);
+        }
+        // (The zero page is nobody's; what is busy in its place was written this moment.)
+        let busy = work.busy.take().filter(|_| found.kind == Kind::Page).unwrap_or_default();
+        if !busy.is_empty() && !worker.may_fault && work.pages == 0 {
+            return Detached::Busy;
+        }
+        for (start, end) in busy.into_iter().filter(|_| worker.may_fault) {
+            if work.is_over() {
+                break;
+            }
+            unshare(start, end);
+            let before = work.pages;
+            // Once more. What is still busy is pinned, and stays: the hand goes on, or it would come to nothing else.
+            self.detach_ranges([(start, end)].into_iter(), &mut work);
+            // What was moved were copies, which nobody has counted: nothing has become less. (Alone, it is pages that were busy
+            // otherwise, for a device, say, and what lies beside them.)
+            if self.sharers() > 0 {
+                self.budget.add_pages((work.pages - before) as isize);
+            }
+        }
+        if work.pages == 0 && work.events_first {
+            return Detached::EventsFirst;
+        }
+        if found.kind == Kind::Page {
+            self.hand.lock().detached(work.pages);
+        }
+        Detached::Pages { frames: room - work.room, pages: work.pages }
+    }
+
+    /// Windows are made of ranges that are near each other, if nothing that lies between them must stay.
+    fn detach_ranges(&self, ranges: impl Iterator<Item = (usize, usize)>, work: &mut Detaching<'_>) {
+        let nearest = if work.found.is_complete { MOST_MISSING } else { 0 };
+        let mut window: Option<(PageNo, PageNo)> = None;
+        for (start, end) in ranges {
+            let (mut start, end) = (PageNo::of(start), PageNo::of(end));
+            while start < end && !work.is_over() {
+                let most = WINDOW.min(work.room);
+                match window {
+                    Some((first, last)) if start - last <= nearest && start - first < most => {
+                        let stop = end.min(first + most);
+                        window = Some((first, stop));
+                        start = stop;
+                    }
+                    Some((first, last)) => {
+                        self.detach_window(first, last, work);
+                        window = None;
+                    }
+                    None => window = Some((start, start)),
+                }
+            }
+        }
+        if let Some((first, last)) = window
+            && !work.is_over()
+        {
+            self.detach_window(first, last.min(first + work.room), work);
+        }
+    }
+
+    /// Moves the pages `first .. end`, but for those that are to stay.
+    fn detach_window(&self, first: PageNo, end: PageNo, work: &mut Detaching<'_>) {
+        let alone = self.space.exclusive();
+        // It was found without the lock: the program may have something else there by now that is not adopted.
+        let window = range_of(first, end);
+        if !self.regions.covers(&alone, window) {
+            return;
+        }
+        // A MOVE takes all that there is, also what is in the kernel's own swap: only what is missing altogether is a hole.
+        let pinned = self.pinned.overlaps(&alone, window);
+        self.see_held();
+        let Ok(all) = self.present().scan_all(window.start, window.end) else { return };
+        let (mut at, mut claimed): (PageNo, Claimed) = (first, 0);
+        let pages =
+            all.kinds().flat_map(|(from, to, kind)| PageNo::of(from).up_to(PageNo::of(to)).map(move |page| (page, kind)));
+        for (page, kind) in pages {
+            if claimed == 0 {
+                at = page;
+            }
+            let frame = work.frame + (page - at);
+            let stays = kind != work.found.kind || pinned && self.pinned.overlaps(&alone, range_of(page, page + 1));
+            if !stays && !self.is_spared(page, work.found) && !self.is_held(page) && self.claim_out(&alone, page, frame, work) {
+                claimed |= 1 << (page - at);
+            } else if claimed != 0 {
+                self.move_out(&alone, at, core::mem::take(&mut claimed), work);
+                if work.is_over() {
+                    return;
+                }
+            }
+        }
+        if claimed != 0 {
+            self.move_out(&alone, at, claimed, work);
+        }
+    }
+
+    /// Whether a page stays this time. A thread that evicts what it tried before asks nothing.
+    fn is_spared(&self, page: PageNo, found: &Found) -> bool {
+        if found.spares_none {
+            return false;
+        }
+        let Some(mark) = self.map.mark(page) else { return false };
+        let spared = Mark::from_bits(mark.load(Ordering::Relaxed)).spared();
+        if let Some(rest) = spared {
+            mark.store(rest.bits(), Ordering::Relaxed);
+        }
+        spared.is_some()
+    }
+
+    /// Claims a page for the way out that is in memory. A word that holds bytes is not taken for stale before others have been
+    /// kept away. A page that can't have a word stays.
+    fn claim_out(&self, _: &Exclusive<'_>, page: PageNo, frame: StagingFrame, work: &mut Detaching<'_>) -> bool {
+        let word = self.map.get(page);
+        let clean = match word {
+            PageState::None | PageState::Zero => 0,
+            PageState::Clean(raw) => raw,
+            PageState::Swapped(_) | PageState::Staged(_) => {
+                work.stale.get_or_insert((page.addr(), 0)).1 = (page + 1).addr();
+                return false;
+            }
+            _ => return false,
+        };
+        if self.map.claim(page, word, PageState::Moving(frame)) != Ok(true) {
+            return false;
+        }
+        self.staging.set_clean(frame, clean);
+        if word == PageState::Zero {
+            // If the page is not there, then None says the same.
+            self.forget(&mut self.store().freer(), word);
+        }
+        true
+    }
+
+    /// Moves the claimed pages of a window that begins at `first` into frames; the words of those that stay are what they were.
+    fn move_out(&self, _: &Exclusive<'_>, first: PageNo, mut claimed: Claimed, work: &mut Detaching<'_>) {
+        let (base, span) = (work.frame, (Claimed::BITS - claimed.leading_zeros()) as usize);
+        let mut used = 0;
+        let (mut at, mut most) = (0, span);
+        while at < span && claimed >> at != 0 {
+            let len = (span - at).min(most);
+            let pages = (claimed >> at & mask(len)).count_ones() as usize;
+            self.moving.fetch_add(pages, Ordering::Relaxed);
+            self.publish_own();
+            let (frame, page) = (base + at, first + at);
+            // SAFETY: the words of all pages that are there say Moving: a fault on these pages waits until they say more.
+            let p = unsafe {
+                let (to, from) = (self.staging.addr(frame), page.addr());
+                self.uffd().move_pages(to, from, len * PAGE_SIZE, Holes::Pass, Wake::Later)
+            };
+            add(&self.counters().moved_calls, 1);
+            let done = match p.error {
+                None => len,
+                Some(_) => self.landed(frame, len).max(p.done / PAGE_SIZE).min(len),
+            };
+            let mut moved = 0;
+            for i in (at..at + done).filter(|i| claimed >> i & 1 != 0) {
+                let f = base + i;
+                if !self.staging.arrived(f, first + i) {
+                    self.broken(b"a frame was given out twice", first + i, f);
+                }
+                self.map.set(first + i, PageState::Staged(f));
+                self.mark_leaving(first + i);
+                moved += 1;
+            }
+            self.moving.fetch_sub(pages, Ordering::Relaxed);
+            // What was the shared zero page took no memory. (If it was written this moment, the next measurement tells.)
+            if work.found.kind == Kind::Page {
+                self.budget.add_pages(-(moved as isize));
+            }
+            work.pages += moved;
+            if done > 0 {
+                claimed &= !(mask(done) << at);
+                at += done;
+            }
+            if moved > 0 {
+                used = at;
+                most = span;
+                work.passed = 1;
+            }
+            let stays = match p.error {
+                // The true reason comes when the rest is tried again.
+                None => 0,
+                Some(_) if done > 0 => 0,
+                Some(Errno::AGAIN) => {
+                    work.events_first = true;
+                    span - at
+                }
+                // Perhaps the pages lie in two mappings: one call does one mapping.
+                Some(Errno::INVAL | Errno::NOENT) if len > 1 => {
+                    most = len / 2;
+                    0
+                }
+                // Not there any more, or between two mappings.
+                Some(Errno::NOENT) => 1,
+                Some(Errno::INVAL) if claimed >> at & 1 == 0 => 1,
+                Some(Errno::BUSY) => {
+                    let missing = (claimed >> at).trailing_zeros() as usize;
+                    let run = (claimed >> (at + missing)).trailing_ones() as usize;
+                    missing
+                        + match &mut work.busy {
+                            // The rest of the run is likely to be shared as well: after a fork all of it is.
+                            Some(busy) => {
+                                let start = first + at + missing;
+                                let _ = busy.try_push((start.addr(), (start + run).addr()));
+                                run
+                            }
+                            None => {
+                                let passed = work.passed.min(run);
+                                work.passed = (work.passed * 2).min(WINDOW);
+                                passed
+                            }
+                        }
+                }
+                // Locked, read-only or otherwise immovable: a matter of the whole mapping, of which this is a part.
+                Some(_) => span - at,
+            };
+            for i in (at..at + stays).filter(|i| claimed >> i & 1 != 0) {
+                self.map.set(first + i, self.staging_to_place(base + i));
+            }
+            if stays > 0 {
+                claimed &= !(mask(stays) << at);
+                at += stays;
+            }
+        }
+        work.frame += used;
+        work.room -= used;
+    }
+
+    /// How many of `len` frames from `frame` on, which were empty, hold a page after a MOVE that did not do all of its work: up
+    /// to the last one that does. (The shared zero page is one too: parts of a huge page that was split can be that.) The
+    /// kernel's own count can't be relied on then: on Linux 6.18 a MOVE that has to split a huge page on its way has been seen
+    /// to report fewer pages than it moved.
+    fn landed(&self, frame: StagingFrame, len: usize) -> usize {
+        // None at all is by far the most frequent.
+        let is_there = |i: &usize| self.present().holds_page(self.staging.addr(frame + *i));
+        if !is_there(&0) { 0 } else { (0..len).rev().find(is_there).map_or(0, |last| last + 1) }
+    }
+}
+
+/// The addresses of the pages `first .. end`.
+fn range_of(first: PageNo, end: PageNo) -> Range {
+    Range { start: first.addr(), end: end.addr() }
+}
+
+/// The lowest `n` bits.
+fn mask(n: usize) -> Claimed {
+    if n >= Claimed::BITS as usize { Claimed::MAX } else { (1 << n) - 1 }
+}
+
+/// Gives the program its own copies of pages that it shares with a forked child, dead or alive: only those can be moved.
+/// No lock may be held: if the program drops a page meanwhile, this waits for a monitor.
+fn unshare(start: usize, end: usize) {
+    // SAFETY: populating for write changes no bytes, whatever is mapped there now; errors (nothing mapped) are fine.
+    let _ = unsafe { rustix::mm::madvise(start as *mut _, end - start, Advice::LinuxPopulateWrite) };
+}

@@ -1,0 +1,225 @@
+//! Eviction: when pages leave their places, and when staging is drained.
+//!
+//! Detaching a page interrupts the CPUs on which threads of the program or of lowtide run, and storing one takes time. So they
+//! are done by different threads: a monitor detaches some hundred pages while the program's thread waits for it anyway, on the
+//! same CPU and while the keeper sleeps, and leaves them in staging ([`Pager::stage_ahead`]); the keeper drains staging
+//! meanwhile ([`Pager::evict`]), and detaches pages itself only where there are no faults to do it.
+//!
+//! Nothing is detached that no tier would take but zeros (`zeros.rs`), and where a look at all memory found nothing, the next
+//! one waits (`backoff.rs`).
+
+use core::sync::atomic::Ordering;
+
+use lowtide_core::store::Group;
+use rustix::io::Errno;
+
+use crate::fault::worker::Worker;
+use crate::pager::{Operation, Pager, add};
+use crate::reclaim::backoff::Backoff;
+use crate::reclaim::detach::Detached;
+use crate::reclaim::drain::Drained;
+use crate::reclaim::staging::Batch;
+use crate::sys::clock::now_ns;
+
+/// What one call of [`Pager::evict`] came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Evicted {
+    /// Memory was or will soon be freed, or there is more to look at: go on.
+    Some,
+    /// Nothing more can be evicted at present.
+    Nothing,
+    /// No tier can take pages.
+    Full,
+    /// The same, and zeros, which need none, are searched for: go on after a rest ([`Pager::search_rests_us`]).
+    Searching,
+    /// Not now: an event waits to be read, or the program forks.
+    Later,
+    /// Others are at it: monitors bring pages into staging, or have in hand what waits there.
+    Ahead,
+}
+
+impl Evicted {
+    fn unless_nothing(self, then: Evicted) -> Evicted {
+        if self == Evicted::Nothing { then } else { self }
+    }
+}
+
+/// Scans of one call at most.
+const SCANS: usize = 64;
+
+impl Pager {
+    /// The keeper's step of reclaim while faults come: drains a batch of staging, if enough waits there.
+    pub fn drain_staged(&self, worker: &mut Worker) -> Evicted {
+        let Some(operation) = self.enter() else { return Evicted::Later };
+        if !self.staging.is_worth_draining() {
+            return Evicted::Ahead;
+        }
+        operation.drained(worker).unless_nothing(Evicted::Ahead)
+    }
+
+    /// One step of reclaim: fills a batch of staging, and drains the oldest one when enough are filled. May be
+    /// called by any thread that holds no lock; never waits for a fault unless the worker may.
+    pub fn evict(&self, worker: &mut Worker) -> Evicted {
+        let Some(operation) = self.enter() else { return Evicted::Later };
+        let arrived = self.arrived.load(Ordering::Relaxed);
+        let evicted = match self.backoff.holds(now_ns(), arrived) {
+            Some(Evicted::Full) => Evicted::Full,
+            Some(why) => return why,
+            None => {
+                // Pages that nobody takes would be detached only to be put back, again and again.
+                let takes = operation.store().would_take(Group::RUN);
+                let evicted = if takes { operation.evict(worker) } else { Evicted::Full };
+                match evicted {
+                    Evicted::Nothing | Evicted::Full => self.backoff.failed(evicted, now_ns(), arrived),
+                    Evicted::Some => self.backoff.succeeded(),
+                    Evicted::Later | Evicted::Ahead | Evicted::Searching => {}
+                }
+                evicted
+            }
+        };
+        // Only who nobody waits for searches for zeros.
+        if evicted == Evicted::Full && worker.may_fault && self.budget.lacks_room() {
+            return operation.search_zeros(worker);
+        }
+        evicted
+    }
+
+    /// Detaches pages for the keeper to store, if it sleeps and there is reason: by a monitor, whose CPU's thread waits. It
+    /// goes no further than staging has room for.
+    pub fn stage_ahead(&self, worker: &mut Worker) {
+        if !self.budget.above_high() || self.is_reclaiming() || self.staging.is_above_target() {
+            return;
+        }
+        let Some(operation) = self.enter() else { return };
+        let (started, arrived) = (now_ns(), self.arrived.load(Ordering::Relaxed));
+        let is_vain = |backoff: &Backoff| backoff.holds(started, arrived).is_some();
+        if is_vain(&self.backoff) || is_vain(&self.ahead_backoff) || !operation.store().would_take(Group::RUN) {
+            return;
+        }
+        let before = self.counters().evictions_pages.load(Ordering::Relaxed);
+        match operation.fill_batch(worker) {
+            Filled::Some => self.ahead_backoff.succeeded(),
+            Filled::NoBatch => {}
+            // Who evicts for want of memory finds out what it means. Here it means not to try at each fault.
+            _ => self.ahead_backoff.failed(Evicted::Nothing, started, arrived),
+        }
+        let pages = self.counters().evictions_pages.load(Ordering::Relaxed) - before;
+        add(&self.counters().evictions_background, pages as usize);
+        add(&self.counters().staging_ahead_ns, (now_ns() - started) as usize);
+    }
+
+    /// The same by a monitor, whose other faults are for others meanwhile: pages may go to a device.
+    pub(crate) fn evict_for_fault(&self, worker: &mut Worker) -> Evicted {
+        self.is_about_to_wait(worker);
+        self.evict(worker)
+    }
+
+    /// Bytes of the program that are adopted and in memory: what is not evicted, whether it could be or not. Some milliseconds
+    /// for a GiB that is in memory.
+    ///
+    /// # Errors
+    /// Those of looking: then nothing is known.
+    pub fn adopted_in_memory(&self) -> Result<u64, Errno> {
+        let (mut at, mut bytes) = (0, 0);
+        loop {
+            let next = self.regions.next(&self.space.shared(), at);
+            let Some(range) = next else { return Ok(bytes) };
+            // Without the lock: what is unmapped meanwhile has no pages.
+            bytes += self.present().bytes(range.start, range.end)? as u64;
+            at = range.end;
+        }
+    }
+}
+
+/// What filling a batch came to.
+enum Filled {
+    /// It is queued, or there is more to look at.
+    Some,
+    /// There are pages, and they can't be detached now.
+    Later,
+    /// All memory was looked at.
+    Nothing,
+    /// No batch is empty.
+    NoBatch,
+}
+
+impl Operation<'_> {
+    fn evict(&self, worker: &mut Worker) -> Evicted {
+        // What waits is memory too: of many processes it would be all that there is.
+        if self.staging.is_above_target() {
+            match self.drained(worker) {
+                Evicted::Nothing => {}
+                other => return other,
+            }
+        }
+        match self.fill_batch(worker) {
+            // That others drain what waits proves nothing of what is in memory.
+            Filled::Some if self.staging.empty_batches() < 2 => self.drained(worker).unless_nothing(Evicted::Some),
+            Filled::Some => Evicted::Some,
+            Filled::Later => Evicted::Later,
+            Filled::NoBatch if self.staging.is_lost() => Evicted::Nothing,
+            Filled::NoBatch => self.drained(worker).unless_nothing(Evicted::Ahead),
+            // Nothing left to detach: what waits in staging is all there is.
+            Filled::Nothing => {
+                self.hand.lock().look_again();
+                match self.drained(worker) {
+                    Evicted::Some if self.staging.staged() == 0 => Evicted::Nothing,
+                    Evicted::Nothing if self.staging.staged() > 0 && !self.staging.is_lost() => Evicted::Ahead,
+                    other => other,
+                }
+            }
+        }
+    }
+
+    /// Detaches pages into an empty batch, and queues it.
+    fn fill_batch(&self, worker: &mut Worker) -> Filled {
+        let Some(batch) = self.staging.take_empty() else { return Filled::NoBatch };
+        let frames = self.staging.batch_frames();
+        let (mut used, mut filled) = (0, 0);
+        let mut later = false;
+        for _ in 0..SCANS {
+            if used == frames || self.hand.lock().is_idle() {
+                break;
+            }
+            let Some(found) = self.find(frames - used) else { continue };
+            match self.detach(&found, self.staging.first(batch) + used, frames - used, worker) {
+                Detached::Pages { frames, pages } => (used, filled) = (used + frames, filled + pages),
+                // The keeper unshares what is shared. A monitor that went on looking would try all of it in vain for each
+                // fault.
+                Detached::EventsFirst | Detached::Busy => {
+                    later = true;
+                    break;
+                }
+            }
+        }
+        if filled > 0 {
+            self.queue(batch, filled);
+            return Filled::Some;
+        }
+        self.staging.put_empty(batch);
+        if later {
+            Filled::Later
+        } else if self.hand.lock().is_idle() {
+            Filled::Nothing
+        } else {
+            Filled::Some
+        }
+    }
+
+    /// Queues a batch that so many pages were detached into.
+    pub(crate) fn queue(&self, batch: Batch, pages: usize) {
+        self.staging.put_full(batch);
+        self.publish_own();
+        add(&self.counters().evictions_pages, pages);
+    }
+
+    /// Drains the oldest batch.
+    pub(crate) fn drained(&self, worker: &mut Worker) -> Evicted {
+        match self.drain(worker) {
+            Drained::Freed => Evicted::Some,
+            Drained::Nothing => Evicted::Nothing,
+            Drained::Full => Evicted::Full,
+            Drained::Later => Evicted::Later,
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! An idle process gives way to a busy one. Each process evicts its part of what is too much, by its size; but who has not
+//! missed a page for a while, when another process of the run has only just, begins before all others
+//! ([`RamBudget::yielding_mark`]) and evicts all that is above that; when nothing is left to evict, it writes what it has in
+//! compressed RAM to the devices. So the busy ones find room below the marks at which they would evict themselves, as long as
+//! the idle ones have anything.
+//!
+//! [`RamBudget::yielding_mark`]: crate::accounts::budget::RamBudget::yielding_mark
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::segment::{Proc, Segment, proc_state};
+
+/// A process that has missed no page for so long is idle, ...
+const IDLE_US: u64 = 1_000_000;
+/// ... and one is busy that has, within so long before now. (A keeper looks ten times a second at least.)
+const BUSY_US: u64 = 300_000;
+/// For so long after it gave way its own faults make nobody else do so.
+const SETTLES_US: u64 = 5_000_000;
+/// With less of the program's memory than this, compressed or not, a process has nothing to give.
+const LEAST: u64 = 1 << 20;
+
+/// What a process remembers to find out; its keeper asks. What is decided goes by the run's segment alone.
+#[derive(Default)]
+pub struct Yields {
+    /// Faults that were served when it last looked; None: it has not looked.
+    faults: Option<u64>,
+    /// When it saw that there were more.
+    faulted_us: u64,
+    /// When this process last gave way.
+    yielded_us: Option<u64>,
+}
+
+impl Yields {
+    /// Whether this process, `mine`, is to give way at `now_us`, a time in microseconds. To be asked at each look: says to the
+    /// others when it was last seen to miss pages.
+    pub fn look(&mut self, run: &Segment, mine: &Proc, now_us: u64) -> bool {
+        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        let faults = get(&mine.counters.faults_total);
+        if self.faults.replace(faults) != Some(faults) {
+            self.faulted_us = now_us;
+            // What it gave away it takes back. That makes it no busy one to which the other gives way in turn.
+            if self.yielded_us.is_none_or(|at| now_us.saturating_sub(at) >= SETTLES_US) {
+                mine.faulted_us.store(now_us, Ordering::Relaxed);
+            }
+            return false;
+        }
+        if now_us.saturating_sub(self.faulted_us) < IDLE_US
+            || get(&mine.ram_bytes).saturating_add(get(&mine.pool_bytes)).saturating_sub(get(&mine.own_bytes)) < LEAST
+        {
+            return false;
+        }
+        let is_busy = |p: &Proc| {
+            p.state.load(Ordering::Relaxed) == proc_state::ACTIVE && now_us.saturating_sub(get(&p.faulted_us)) < BUSY_US
+        };
+        let yields = run.used_procs().iter().any(|p| !core::ptr::eq(p, mine) && is_busy(p));
+        if yields {
+            self.yielded_us = Some(now_us);
+        }
+        yields
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segment::segment;
+
+    const LOOK_US: u64 = 100_000;
+    const SECOND_US: u64 = 1_000_000;
+
+    /// A process with 100 MiB, whose pages are away when it has given way.
+    struct Process {
+        proc: &'static Proc,
+        yields: Yields,
+        misses: bool,
+    }
+
+    impl Process {
+        fn new(run: &'static Segment, pid: u32) -> Process {
+            let proc = run.claim(pid).unwrap();
+            proc.state.store(proc_state::ACTIVE, Ordering::Relaxed);
+            proc.ram_bytes.store(100 << 20, Ordering::Relaxed);
+            Process { proc, yields: Yields::default(), misses: false }
+        }
+
+        fn fault(&self) {
+            self.proc.counters.faults_total.fetch_add(1, Ordering::Relaxed);
+        }
+
+        /// It uses all of its memory.
+        fn touch(&mut self) {
+            if core::mem::take(&mut self.misses) {
+                self.fault();
+            }
+        }
+
+        /// Its keeper looks; whether it gives way.
+        fn look(&mut self, run: &Segment, now_us: u64) -> bool {
+            let yields = self.yields.look(run, self.proc, now_us);
+            self.misses |= yields;
+            yields
+        }
+    }
+
+    fn run() -> &'static Segment {
+        std::boxed::Box::leak(segment())
+    }
+
+    #[test]
+    fn an_idle_process_gives_way_while_another_is_busy() {
+        let run = run();
+        let (mut idle, mut busy) = (Process::new(run, 1), Process::new(run, 2));
+        let mut gave_way = std::vec::Vec::new();
+        for now in (1..100).map(|look| 10 * SECOND_US + look * LOOK_US) {
+            if now < 15 * SECOND_US {
+                busy.fault();
+            }
+            assert!(!busy.look(run, now), "to whom?");
+            if idle.look(run, now) {
+                gave_way.push(now);
+            }
+        }
+        let (first, last) = (gave_way[0], gave_way[gave_way.len() - 1]);
+        assert!((11 * SECOND_US..12 * SECOND_US).contains(&first), "it has to be idle first: {first}");
+        assert!((15 * SECOND_US..16 * SECOND_US).contains(&last), "to nobody who is busy no more: {last}");
+    }
+
+    /// What a process gave away it takes back when it is used; the other has to give nothing for that, or it would take that
+    /// back in turn.
+    #[test]
+    fn two_processes_do_not_give_way_to_each_other_for_ever() {
+        let run = run();
+        let mut processes = [Process::new(run, 1), Process::new(run, 2)];
+        let mut last_us = 0;
+        for look in 0..600 {
+            let now = 10 * SECOND_US + look * LOOK_US;
+            if look < 30 {
+                processes[0].fault();
+            }
+            // Each is used every three seconds, in turn.
+            for (i, process) in processes.iter_mut().enumerate() {
+                if look % 30 == 15 * i as u64 {
+                    process.touch();
+                }
+                if process.look(run, now) {
+                    last_us = now;
+                }
+            }
+        }
+        assert!(last_us > 0, "the second gives way to the first");
+        assert!(last_us < 30 * SECOND_US, "in the {} th second one still gives way to the other", last_us / SECOND_US - 10);
+    }
+}

@@ -1,0 +1,179 @@
+//! What a process of the run asks `lowtide run` for when it can't get it by itself: its user is another, it has no privilege,
+//! or it can't follow the paths of the run's files. `lowtide run` listens on a socket without a place in the file system, and
+//! answers its descendants only.
+//!
+//! One connection carries questions and answers in turn; each is one message of one word, perhaps with descriptors. The word of
+//! an answer is 0 or the number of an error. Neither side trusts the other's descriptors to be what they should be.
+//!
+//! Nothing here allocates or takes a lock: a child that shares its parent's memory (`vfork`) may call it.
+
+use core::mem::MaybeUninit;
+use core::time::Duration;
+
+use arrayvec::ArrayVec;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::{Errno, IoSlice, IoSliceMut, retry_on_intr};
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+/// The library to preload. Answer: its file.
+pub const LIBRARY: u32 = 1;
+/// The files of the run. Answer: the settings and the segment.
+pub const FILES: u32 = 2;
+/// A userfaultfd can't be made. Answer: `/dev/userfaultfd`, on which it can.
+pub const DEVICE: u32 = 3;
+/// The userfaultfd that comes with the question is to be made ready for [`crate::sys::uffd::NEEDED_FEATURES`].
+pub const HANDSHAKE: u32 = 4;
+/// The page map of the asking process. Answer: its file.
+pub const PAGE_MAP: u32 = 5;
+/// The swap file that comes with the question is for children that the asking process forks: they find it under [`of_file`]'s
+/// number.
+pub const HAND_ON: u32 = 6;
+/// What the parent of the asking process has handed on under this number. Answer: the file.
+pub const INHERIT: u32 = 7;
+/// The named file of a swap area, whose number stands where that of a file stands. Answer: the file.
+pub const SWAP_FILE: u32 = 8;
+/// The asking process has no child that needs what it has handed on: the fork is over.
+pub const TAKE_BACK: u32 = 9;
+
+/// Most descriptors of a message.
+pub const MAX_FILES: usize = 2;
+/// Whoever waits longer for an answer goes on without.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Descriptors that came with a message.
+pub type Files = ArrayVec<OwnedFd, MAX_FILES>;
+
+/// A question about the file that has the descriptor `number` in the process whose it was first.
+pub const fn of_file(question: u32, number: u32) -> u32 {
+    question | number << 8
+}
+
+/// The question and the number in it (see [`of_file`]); 0 where none belongs to it.
+pub const fn parts(word: u32) -> (u32, u32) {
+    (word & 0xff, word >> 8)
+}
+
+/// The address of a name.
+///
+/// # Errors
+/// `NAMETOOLONG`.
+pub fn address(name: &[u8]) -> Result<SocketAddrUnix, Errno> {
+    SocketAddrUnix::new_abstract_name(name)
+}
+
+/// A connection to `lowtide run`.
+pub struct Connection(OwnedFd);
+
+impl Connection {
+    /// Connects to the socket of this name. Whose it is can be asked of [`Connection::as_fd`] (SO_PEERCRED).
+    ///
+    /// # Errors
+    /// Those of connect.
+    pub fn new(name: &[u8]) -> Result<Connection, Errno> {
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+        sockopt::set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
+        let address = address(name)?;
+        retry_on_intr(|| rustix::net::connect(&socket, &address))?;
+        Ok(Connection(socket))
+    }
+
+    /// The socket.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    /// Asks, and waits for the answer.
+    ///
+    /// # Errors
+    /// What was answered, or those of sending and receiving.
+    pub fn ask(&self, question: u32, file: Option<BorrowedFd<'_>>) -> Result<Files, Errno> {
+        send(self.0.as_fd(), question, file.as_slice())?;
+        match receive(self.0.as_fd())? {
+            (0, files) => Ok(files),
+            (error, _) => Err(Errno::from_raw_os_error(error as i32)),
+        }
+    }
+
+    /// Asks for one descriptor.
+    ///
+    /// # Errors
+    /// As [`Connection::ask`].
+    pub fn ask_file(&self, question: u32) -> Result<OwnedFd, Errno> {
+        self.ask(question, None)?.pop().ok_or(Errno::BADMSG)
+    }
+}
+
+/// Sends a message.
+///
+/// # Errors
+/// Those of sendmsg.
+pub fn send(socket: BorrowedFd<'_>, word: u32, files: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    let bytes = word.to_ne_bytes();
+    let mut space = [const { MaybeUninit::uninit() }; rustix::cmsg_space!(ScmRights(MAX_FILES))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(Errno::INVAL);
+    }
+    retry_on_intr(|| rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL))?;
+    Ok(())
+}
+
+/// Receives a message. The descriptors close on exec.
+///
+/// # Errors
+/// Those of recvmsg; `PIPE`: the other side has gone; `BADMSG`: it is no message of this kind; `MFILE`: there is no room for
+/// the descriptors.
+pub fn receive(socket: BorrowedFd<'_>) -> Result<(u32, Files), Errno> {
+    let mut bytes = [0; 4];
+    let mut space = [const { MaybeUninit::uninit() }; rustix::cmsg_space!(ScmRights(MAX_FILES))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let message = retry_on_intr(|| {
+        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)
+    })?;
+    let mut files = Files::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            // What does not fit is closed.
+            received.for_each(|file| drop(files.try_push(file)));
+        }
+    }
+    match message.bytes {
+        _ if message.flags.contains(ReturnFlags::CTRUNC) => Err(Errno::MFILE),
+        // It was longer.
+        _ if message.flags.contains(ReturnFlags::TRUNC) => Err(Errno::BADMSG),
+        0 => Err(Errno::PIPE),
+        4 => Ok((u32::from_ne_bytes(bytes), files)),
+        _ => Err(Errno::BADMSG),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::socketpair;
+
+    #[test]
+    fn words_and_descriptors_arrive() {
+        let (a, b) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let file = rustix::fs::open(c"/dev/zero", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty()).unwrap();
+        send(a.as_fd(), 7, &[]).unwrap();
+        send(a.as_fd(), 8, &[file.as_fd(), a.as_fd()]).unwrap();
+        let (word, files) = receive(b.as_fd()).unwrap();
+        assert_eq!((word, files.len()), (7, 0));
+        let (word, files) = receive(b.as_fd()).unwrap();
+        assert_eq!((word, files.len()), (8, 2));
+        let id = |fd: &OwnedFd| rustix::fs::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino));
+        assert_eq!(id(&files[0]), id(&file));
+        assert!(rustix::io::fcntl_getfd(&files[0]).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        drop(files);
+        rustix::io::write(&a, &[0; 9]).unwrap();
+        drop(a);
+        assert_eq!(receive(b.as_fd()).unwrap_err(), Errno::BADMSG);
+        assert_eq!(receive(b.as_fd()).unwrap_err(), Errno::PIPE);
+    }
+}

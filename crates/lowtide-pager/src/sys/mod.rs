@@ -1,0 +1,11 @@
+//! What the pager asks of the kernel and of `lowtide run`, and nothing of how memory is paged.
+
+pub mod broker;
+pub mod clock;
+mod line;
+pub(crate) mod maps;
+pub mod present;
+pub mod stat;
+pub mod uffd;
+
+pub use line::Line;

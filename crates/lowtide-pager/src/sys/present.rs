@@ -1,0 +1,257 @@
+//! Which pages are in memory: the PAGEMAP_SCAN ioctl (Linux 6.7) on `/proc/self/pagemap`.
+
+use linux_raw_sys::general as sys;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::ioctl::Opcode;
+
+use lowtide_core::vm::PAGE_SIZE;
+
+use crate::sys::maps::Mappings;
+use crate::sys::uffd::ioctl;
+
+const PAGEMAP_SCAN: Opcode = 0xc060_6610;
+
+/// In an entry of `/proc/self/pagemap`: no other process maps the page, and this one maps it once.
+const EXCLUSIVE: u64 = 1 << 56;
+/// Kinds of pages in memory that are not the program's own: of a file, and the shared zero page.
+const UNWANTED: u64 = (sys::PAGE_IS_FILE | sys::PAGE_IS_PFNZERO) as u64;
+const NO_REGION: sys::page_region = sys::page_region { start: 0, end: 0, categories: 0 };
+
+/// Ranges that one scan returns at most.
+pub const MAX_RANGES: usize = 128;
+
+/// The open page map of this process, and the list of its mappings.
+#[derive(Debug)]
+pub struct Present {
+    fd: OwnedFd,
+    /// The list.
+    pub mappings: Mappings,
+}
+
+/// What there is at a place, to who evicts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A private page of the program.
+    Page,
+    /// The kernel's shared page of zeros.
+    ZeroPage,
+    /// What must stay.
+    Other,
+}
+
+/// The answer of one scan.
+pub struct Ranges {
+    regions: [sys::page_region; MAX_RANGES],
+    len: usize,
+    /// Where the scan stopped: everything before has been looked at.
+    pub walk_end: usize,
+}
+
+impl Ranges {
+    /// No pages.
+    pub(crate) fn none() -> Ranges {
+        Ranges { regions: [NO_REGION; MAX_RANGES], len: 0, walk_end: 0 }
+    }
+
+    /// Leaves out the pages that another process maps as well. What is not looked at, because there are too many ranges, is
+    /// left to the next scan.
+    pub fn keep_exclusive(&mut self, present: &Present) -> Result<(), Errno> {
+        let all = core::mem::replace(&mut self.regions, [NO_REGION; MAX_RANGES]);
+        let len = core::mem::take(&mut self.len);
+        for region in &all[..len] {
+            let mut at = region.start as usize;
+            while at < region.end as usize {
+                let mut bits = [0u64; 64];
+                let pages = present.bits(at, region.end as usize, &mut bits)?;
+                for bits in &bits[..pages] {
+                    if bits & EXCLUSIVE != 0 && !self.push(at) {
+                        self.walk_end = at;
+                        return Ok(());
+                    }
+                    at += PAGE_SIZE;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Adds a page behind all others; false: there is no room for another range.
+    pub(crate) fn push(&mut self, page: usize) -> bool {
+        if let Some(last) = self.len.checked_sub(1)
+            && self.regions[last].end == page as u64
+        {
+            self.regions[last].end += PAGE_SIZE as u64;
+            return true;
+        }
+        let Some(next) = self.regions.get_mut(self.len) else { return false };
+        *next = sys::page_region { start: page as u64, end: (page + PAGE_SIZE) as u64, categories: 0 };
+        self.len += 1;
+        true
+    }
+
+    /// Of what [`Present::scan_all`] has found, the ranges `(start, end)` in order of address, and what is there.
+    pub fn kinds(&self) -> impl Iterator<Item = (usize, usize, Kind)> + '_ {
+        const PRESENT: u64 = sys::PAGE_IS_PRESENT as u64;
+        const ZERO_PAGE: u64 = PRESENT | sys::PAGE_IS_PFNZERO as u64;
+        let kind = |categories: u64| match categories & (PRESENT | UNWANTED) {
+            PRESENT => Kind::Page,
+            ZERO_PAGE => Kind::ZeroPage,
+            _ => Kind::Other,
+        };
+        self.regions[..self.len].iter().map(move |r| (r.start as usize, r.end as usize, kind(r.categories)))
+    }
+
+    /// The ranges `(start, end)` with pages in memory, in order of address.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        self.regions[..self.len].iter().map(|r| (r.start as usize, r.end as usize))
+    }
+}
+
+impl Present {
+    /// Opens both. Must be called in the process itself, and again in a forked child.
+    ///
+    /// # Errors
+    /// Those of opening `/proc/self/pagemap` and `/proc/self/maps`.
+    pub fn open() -> Result<Present, Errno> {
+        let fd = rustix::fs::open(c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(Present { fd, mappings: Mappings::open()? })
+    }
+
+    /// With the page map of this process that another one has opened for it. (The list of mappings anybody may read.)
+    ///
+    /// # Errors
+    /// Those of opening `/proc/self/maps`.
+    pub fn opened(fd: OwnedFd) -> Result<Present, Errno> {
+        Ok(Present { fd, mappings: Mappings::open()? })
+    }
+
+    /// Whether there is a page at `addr`, in memory or in the kernel's own swap. If it can't be told, there is.
+    pub fn holds_page(&self, addr: usize) -> bool {
+        let mut entry = [0u8; 8];
+        match rustix::io::pread(&self.fd, &mut entry, (addr / PAGE_SIZE * 8) as u64) {
+            // Bits 63 and 62 of an entry of the page map.
+            Ok(8) => u64::from_ne_bytes(entry) >> 62 != 0,
+            _ => true,
+        }
+    }
+
+    /// Bytes of private memory in `start .. end` (the shared zero page and shared mappings are none): what the kernel counts as
+    /// resident anonymous memory. Takes time by the page tables that are there, not by the length.
+    ///
+    /// # Errors
+    /// As [`Present::scan`].
+    pub fn bytes(&self, start: usize, end: usize) -> Result<usize, Errno> {
+        let (mut at, mut bytes) = (start, 0);
+        while at < end {
+            let found = self.scan(at, end, 0)?;
+            bytes += found.iter().map(|(from, to)| to - from).sum::<usize>();
+            at = found.walk_end.max(at + PAGE_SIZE);
+        }
+        Ok(bytes)
+    }
+
+    /// The kernel's bits of the pages in `start .. end`, as many as there is room for; how many.
+    fn bits(&self, start: usize, end: usize, bits: &mut [u64]) -> Result<usize, Errno> {
+        let wanted = ((end - start) / PAGE_SIZE).min(bits.len());
+        let (head, bytes, tail) = {
+            // SAFETY: bytes of integers, which may have any value.
+            unsafe { bits[..wanted].align_to_mut::<u8>() }
+        };
+        debug_assert!(head.is_empty() && tail.is_empty());
+        let n = rustix::io::pread(&self.fd, bytes, (start / PAGE_SIZE * size_of::<u64>()) as u64)?;
+        if n < size_of::<u64>() { Err(Errno::IO) } else { Ok(n / size_of::<u64>()) }
+    }
+
+    /// Finds all of `start .. end` that is not missing altogether: pages in memory of any kind, in the kernel's own swap, or on
+    /// their way between places of memory, and guard markers. [`Ranges::kinds`] says what it is.
+    ///
+    /// # Errors
+    /// As [`Present::scan`].
+    pub fn scan_all(&self, start: usize, end: usize) -> Result<Ranges, Errno> {
+        let any = u64::from(sys::PAGE_IS_PRESENT | sys::PAGE_IS_SWAPPED);
+        self.ask(start, end, |arg| {
+            arg.category_anyof_mask = any;
+            arg.return_mask = any | UNWANTED;
+        })
+    }
+
+    /// Finds what is neither missing nor in memory in `start .. end`: guard markers, and pages in the kernel's own swap.
+    ///
+    /// # Errors
+    /// As [`Present::scan`].
+    pub fn scan_markers(&self, start: usize, end: usize) -> Result<Ranges, Errno> {
+        self.ask(start, end, |arg| {
+            arg.category_mask = u64::from(sys::PAGE_IS_SWAPPED);
+            arg.return_mask = u64::from(sys::PAGE_IS_SWAPPED);
+        })
+    }
+
+    /// Finds private pages in memory (the shared zero page is none) in `start .. end`, at most `max_pages` of them (0: any
+    /// number).
+    ///
+    /// # Errors
+    /// `NOTTY`: the kernel is older than 6.7.
+    pub fn scan(&self, start: usize, end: usize, max_pages: usize) -> Result<Ranges, Errno> {
+        self.ask(start, end, |arg| {
+            arg.max_pages = max_pages as u64;
+            arg.category_inverted = UNWANTED;
+            arg.category_mask = u64::from(sys::PAGE_IS_PRESENT) | UNWANTED;
+            arg.return_mask = u64::from(sys::PAGE_IS_PRESENT);
+        })
+    }
+
+    /// The first place in `start .. end` where the shared zero page is.
+    ///
+    /// # Errors
+    /// As [`Present::scan`].
+    pub fn first_zero_page(&self, start: usize, end: usize) -> Result<Option<usize>, Errno> {
+        Ok(self.scan_zero_page(start, end, 1)?.iter().next().map(|(page, _)| page))
+    }
+
+    /// Where the shared zero page is in `start .. end`, so many places at most (0: as many as there is room for).
+    ///
+    /// # Errors
+    /// As [`Present::scan`].
+    pub fn scan_zero_page(&self, start: usize, end: usize, most: usize) -> Result<Ranges, Errno> {
+        self.ask(start, end, |arg| {
+            arg.max_pages = most as u64;
+            arg.category_mask = u64::from(sys::PAGE_IS_PRESENT | sys::PAGE_IS_PFNZERO);
+            arg.return_mask = u64::from(sys::PAGE_IS_PRESENT);
+        })
+    }
+
+    fn ask(&self, start: usize, end: usize, wanted: impl FnOnce(&mut sys::pm_scan_arg)) -> Result<Ranges, Errno> {
+        let mut out = Ranges::none();
+        let mut arg = sys::pm_scan_arg {
+            size: size_of::<sys::pm_scan_arg>() as u64,
+            flags: 0,
+            start: start as u64,
+            end: end as u64,
+            walk_end: 0,
+            vec: out.regions.as_mut_ptr() as u64,
+            vec_len: MAX_RANGES as u64,
+            max_pages: 0,
+            category_inverted: 0,
+            category_mask: 0,
+            category_anyof_mask: 0,
+            return_mask: 0,
+        };
+        wanted(&mut arg);
+        // SAFETY: PAGEMAP_SCAN takes a pm_scan_arg; `vec` points to `vec_len` regions of ours.
+        out.len = unsafe { ioctl(self.fd.as_fd(), PAGEMAP_SCAN, &mut arg)? } as usize;
+        out.walk_end = arg.walk_end as usize;
+        Ok(out)
+    }
+}
+
+/// The bytes of this process, for reading: what is unmapped or missing is an error, not the end. None: they can't be opened.
+pub fn open_memory() -> Option<OwnedFd> {
+    rustix::fs::open(c"/proc/self/mem", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
+}
