@@ -8,7 +8,7 @@ use std::time::Duration;
 use lowtide_core::store::{Codec, Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
 use lowtide_core::{slot::Entry, vm::PAGE_SIZE};
 use lowtide_pager::sys::clock::now_ns;
-use lowtide_pager::sys::uffd::{Message, Uffd, Wake, Watched};
+use lowtide_pager::sys::uffd::{FEATURE_SIGBUS, Message, Uffd, Wake, Watched};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use super::signal;
@@ -157,7 +157,7 @@ pub fn run(setup: Setup, time: Duration) -> Result<Seen, String> {
 
 impl Served {
     fn new(setup: Setup) -> Result<Served, String> {
-        let features = if setup.way == Way::Signal { signal::FEATURE } else { 0 };
+        let features = if setup.way == Way::Signal { FEATURE_SIGBUS } else { 0 };
         let uffd = Uffd::open(features).map_err(|e| format!("no userfaultfd: {e}; it takes root or CAP_SYS_PTRACE"))?;
         let (store, entries) = store()?;
         let pages = setup.threads * PAGES;

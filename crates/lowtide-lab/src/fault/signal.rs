@@ -7,9 +7,6 @@ use lowtide_pager::sys::clock::now_ns;
 
 use super::plain::{Hands, Served};
 
-/// UFFD_FEATURE_SIGBUS.
-pub const FEATURE: u64 = 1 << 7;
-
 thread_local! {
     /// What this thread serves its faults with; null: it serves none.
     static CATCHER: Cell<*mut Catcher<'static>> = const { Cell::new(std::ptr::null_mut()) };

@@ -5,14 +5,13 @@ use linux_raw_sys::general as sys;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::ioctl::Opcode;
+use rustix::ioctl::{Opcode, opcode};
 
 use crate::mappings::regions::Range;
 use crate::sys::uffd::ioctl;
 
-const PROCMAP_QUERY: Opcode = 0xc068_6611;
-/// `PROCMAP_QUERY_COVERING_OR_NEXT_VMA`.
-const OR_NEXT: u64 = 0x10;
+const PROCMAP_QUERY: Opcode = opcode::read_write::<sys::procmap_query>(sys::PROCFS_IOCTL_MAGIC, 17);
+const OR_NEXT: u64 = sys::procmap_query_flags::PROCMAP_QUERY_COVERING_OR_NEXT_VMA as u64;
 
 /// The mappings of this process.
 #[derive(Debug)]

@@ -4,14 +4,14 @@ use linux_raw_sys::general as sys;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::ioctl::Opcode;
+use rustix::ioctl::{Opcode, opcode};
 
 use lowtide_core::vm::PAGE_SIZE;
 
 use crate::sys::maps::Mappings;
 use crate::sys::uffd::ioctl;
 
-const PAGEMAP_SCAN: Opcode = 0xc060_6610;
+const PAGEMAP_SCAN: Opcode = opcode::read_write::<sys::pm_scan_arg>(sys::PROCFS_IOCTL_MAGIC, 16);
 
 /// In an entry of `/proc/self/pagemap`: no other process maps the page, and this one maps it once.
 const EXCLUSIVE: u64 = 1 << 56;

@@ -3,17 +3,18 @@
 use core::ffi::c_void;
 
 use linux_raw_sys::general as sys;
+use linux_raw_sys::ioctl::UFFDIO_API;
 use rustix::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::ioctl::{Ioctl, IoctlOutput, Opcode};
+use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, opcode};
 use rustix::mm::UserfaultfdFlags;
 
 use super::Uffd;
 use super::ioctl::ioctl;
 
-const NEW: Opcode = 0xaa00;
-const API: Opcode = 0xc018_aa3f;
+/// USERFAULTFD_IOC_NEW.
+const NEW: Opcode = opcode::none(sys::USERFAULTFD_IOC as u8, 0);
 
 /// Kernel features without which lowtide can't work: the events, and UFFDIO_MOVE (Linux 6.8).
 pub const NEEDED_FEATURES: u64 = sys::UFFD_FEATURE_EVENT_FORK as u64
@@ -24,15 +25,12 @@ pub const NEEDED_FEATURES: u64 = sys::UFFD_FEATURE_EVENT_FORK as u64
     | FEATURE_MOVE;
 
 /// UFFD_FEATURE_MOVE.
-pub const FEATURE_MOVE: u64 = 1 << 16;
+pub const FEATURE_MOVE: u64 = sys::UFFD_FEATURE_MOVE as u64;
 
 /// What the pager of the library needs, to which nothing happens that it does not do itself: no events.
 pub const NEEDED_WITHOUT_EVENTS: u64 = FEATURE_MOVE;
 /// A missing page is a SIGBUS for the thread that touched it, and no message.
 pub const FEATURE_SIGBUS: u64 = sys::UFFD_FEATURE_SIGBUS as u64;
-
-/// UFFD_USER_MODE_ONLY.
-const USER_MODE_ONLY: u32 = 1;
 
 /// Makes a non-blocking userfaultfd of this process's memory in full mode, by the system call or by `/dev/userfaultfd`.
 ///
@@ -53,7 +51,8 @@ pub fn create() -> Result<OwnedFd, Errno> {
 /// # Errors
 /// `NOSYS`: the kernel has none. `INVAL`: it is older than 5.11. `PERM`: a filter of system calls forbids it.
 pub fn create_for_user_mode() -> Result<OwnedFd, Errno> {
-    let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK | UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY);
+    let flags =
+        UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK | UserfaultfdFlags::from_bits_retain(sys::UFFD_USER_MODE_ONLY);
     // SAFETY: a new userfaultfd changes nothing until memory is registered.
     unsafe { rustix::mm::userfaultfd(flags) }
 }
@@ -77,7 +76,7 @@ pub fn create_on(device: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 pub fn handshake(uffd: BorrowedFd<'_>, features: u64) -> Result<u64, Errno> {
     let mut api = sys::uffdio_api { api: sys::UFFD_API as u64, features, ioctls: 0 };
     // SAFETY: UFFDIO_API takes a uffdio_api.
-    unsafe { ioctl(uffd, API, &mut api)? };
+    unsafe { ioctl(uffd, UFFDIO_API, &mut api)? };
     Ok(api.features)
 }
 

@@ -1,19 +1,17 @@
 //! Pages are put where they are missing: copied, moved, or marked as lost; and who waits for them is woken.
 
 use linux_raw_sys::general as sys;
+use linux_raw_sys::ioctl::{UFFDIO_COPY, UFFDIO_WAKE, UFFDIO_WRITEPROTECT, UFFDIO_ZEROPAGE};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
-use rustix::ioctl::Opcode;
+use rustix::ioctl::{Opcode, opcode};
 
 use super::Uffd;
 use super::ioctl::ioctl;
 
-const WAKE: Opcode = 0x8010_aa02;
-const COPY: Opcode = 0xc028_aa03;
-const ZEROPAGE: Opcode = 0xc020_aa04;
-const MOVE: Opcode = 0xc028_aa05;
-const WRITEPROTECT: Opcode = 0xc018_aa06;
-const POISON: Opcode = 0xc020_aa08;
+// (The kernel's headers, as linux-raw-sys translates them, lack these two.)
+const MOVE: Opcode = opcode::read_write::<sys::uffdio_move>(sys::UFFDIO as u8, sys::_UFFDIO_MOVE as u8);
+const POISON: Opcode = opcode::read_write::<sys::uffdio_poison>(sys::UFFDIO as u8, sys::_UFFDIO_POISON as u8);
 
 /// Without it protection ends, and who waits is woken.
 const WRITEPROTECT_WP: u64 = 1 << 0;
@@ -56,7 +54,7 @@ impl Uffd {
         let mode = if wake == Wake::Later { u64::from(sys::UFFDIO_COPY_MODE_DONTWAKE) } else { 0 };
         let mut arg = sys::uffdio_copy { dst: dst as u64, src: src as u64, len: len as u64, mode, copy: 0 };
         // SAFETY: COPY takes a uffdio_copy; the caller answers for the addresses.
-        let result = unsafe { ioctl(self.fd.as_fd(), COPY, &mut arg) };
+        let result = unsafe { ioctl(self.fd.as_fd(), UFFDIO_COPY, &mut arg) };
         progress(result, arg.copy, len)
     }
 
@@ -79,7 +77,7 @@ impl Uffd {
         let range = sys::uffdio_range { start: dst as u64, len: len as u64 };
         let mut arg = sys::uffdio_zeropage { range, mode: u64::from(sys::UFFDIO_ZEROPAGE_MODE_DONTWAKE), zeropage: 0 };
         // SAFETY: ZEROPAGE takes a uffdio_zeropage, and puts zeros where nothing is, which reads as zeros.
-        let result = unsafe { ioctl(self.fd.as_fd(), ZEROPAGE, &mut arg) };
+        let result = unsafe { ioctl(self.fd.as_fd(), UFFDIO_ZEROPAGE, &mut arg) };
         progress(result, arg.zeropage, len)
     }
 
@@ -103,7 +101,7 @@ impl Uffd {
         let range = sys::uffdio_range { start: start as u64, len: len as u64 };
         let mut arg = sys::uffdio_writeprotect { range, mode };
         // SAFETY: WRITEPROTECT takes a uffdio_writeprotect, and changes no bytes.
-        unsafe { ioctl(self.fd.as_fd(), WRITEPROTECT, &mut arg).map(drop) }
+        unsafe { ioctl(self.fd.as_fd(), UFFDIO_WRITEPROTECT, &mut arg).map(drop) }
     }
 
     /// From now on a touch of the missing pages of the range is a SIGBUS (Linux 6.6), until they are dropped. Wakes who waits
@@ -122,7 +120,7 @@ impl Uffd {
     pub fn wake(&self, start: usize, len: usize) {
         let mut arg = sys::uffdio_range { start: start as u64, len: len as u64 };
         // SAFETY: WAKE takes a uffdio_range and touches no memory.
-        let _ = unsafe { ioctl(self.fd.as_fd(), WAKE, &mut arg) };
+        let _ = unsafe { ioctl(self.fd.as_fd(), UFFDIO_WAKE, &mut arg) };
     }
 }
 

@@ -1,6 +1,7 @@
 //! Which memory has its missing pages served.
 
 use linux_raw_sys::general as sys;
+use linux_raw_sys::ioctl::{UFFDIO_CONTINUE, UFFDIO_REGISTER, UFFDIO_UNREGISTER};
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
@@ -10,9 +11,7 @@ use super::Uffd;
 use super::ioctl::ioctl;
 
 /// UFFDIO_REGISTER, whose argument begins with the start and the length of a range.
-pub const REGISTER: Opcode = 0xc020_aa00;
-const UNREGISTER: Opcode = 0x8010_aa01;
-const CONTINUE: Opcode = 0xc020_aa07;
+pub const REGISTER: Opcode = UFFDIO_REGISTER;
 
 /// What the kernel says of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +50,7 @@ impl Uffd {
             ioctls: 0,
         };
         // SAFETY: REGISTER takes a uffdio_register.
-        unsafe { ioctl(self.fd.as_fd(), REGISTER, &mut arg).map(drop) }
+        unsafe { ioctl(self.fd.as_fd(), UFFDIO_REGISTER, &mut arg).map(drop) }
     }
 
     /// Ends the registration of a range: missing pages there read as zero from now on.
@@ -61,7 +60,7 @@ impl Uffd {
     pub unsafe fn unregister(&self, start: usize, len: usize) -> Result<(), Errno> {
         let mut arg = sys::uffdio_range { start: start as u64, len: len as u64 };
         // SAFETY: UNREGISTER takes a uffdio_range.
-        unsafe { ioctl(self.fd.as_fd(), UNREGISTER, &mut arg).map(drop) }
+        unsafe { ioctl(self.fd.as_fd(), UFFDIO_UNREGISTER, &mut arg).map(drop) }
     }
 
     /// Whether private memory at `addr` is registered, and whether mappings are changing. Some tenths of a microsecond.
@@ -70,7 +69,7 @@ impl Uffd {
         let mut arg = sys::uffdio_continue { range, mode: 0, mapped: 0 };
         // SAFETY: CONTINUE takes a uffdio_continue. It is for shared memory: of private memory the kernel says only why it does
         // nothing, and what it looks at comes in this order. (In shared memory it would map a page that the file has.)
-        match unsafe { ioctl(self.fd.as_fd(), CONTINUE, &mut arg) } {
+        match unsafe { ioctl(self.fd.as_fd(), UFFDIO_CONTINUE, &mut arg) } {
             Err(Errno::NOENT) => Standing::NotRegistered,
             Ok(_) | Err(Errno::INVAL | Errno::EXIST) => Standing::Registered,
             // Whatever that is, it is no answer.
