@@ -7,8 +7,8 @@ use arrayvec::ArrayVec;
 use lowtide_core::slot::Entry;
 use lowtide_core::store::{Loaded, StoreError};
 use lowtide_core::vm::PAGE_SIZE;
-use rustix::io::Errno;
 
+use super::install::{Installed, Stopped, install_run};
 use super::{Again, Served, Try};
 use crate::fault::worker::{CHUNK, Worker};
 use crate::pagemap::PageState;
@@ -37,6 +37,15 @@ struct Bytes {
     missing: u64,
     /// Why the first one could not, for which a thread waits.
     lost: Option<(Entry, StoreError)>,
+}
+
+/// A chunk whose bytes are in the worker's buffer.
+struct Batch<'a> {
+    first: PageNo,
+    claimed: &'a [u64],
+    bytes: &'a Bytes,
+    /// A thread waits for the first, and where it was.
+    missed: Option<FaultKind>,
 }
 
 impl Bytes {
@@ -98,62 +107,8 @@ impl Operation<'_> {
         }
         let bytes = self.load_claimed(first, &claimed, wanted, worker);
         let missed = wanted.then(|| bytes.kind());
-        let mut freed: Claimed = ArrayVec::new();
-        let (mut installed, mut most) = (0, CHUNK);
-        let mut error = None;
-        {
-            let _lock = self.space.shared();
-            let mut i = 0;
-            while i < n {
-                let p = first + i;
-                if self.map.get(p) != PageState::Loading(claimed[i]) {
-                    // Dropped (clean up) or moved elsewhere by mremap (the word went along) while it was loaded.
-                    if self.map.swap(p, PageState::Orphan, PageState::None) {
-                        freed.push(claimed[i]);
-                        self.zero_now.fetch_sub(u64::from(claimed[i] == 0), Ordering::Relaxed);
-                    }
-                    self.uffd().wake(p.addr(), PAGE_SIZE);
-                    i += 1;
-                    continue;
-                }
-                if bytes.missing & 1 << i != 0 {
-                    self.unload(p, &claimed[i..=i]);
-                    i += 1;
-                    continue;
-                }
-                let here =
-                    |&j: &usize| bytes.missing & 1 << j == 0 && self.map.get(first + j) == PageState::Loading(claimed[j]);
-                let run = (i..n).take_while(here).count().min(most);
-                if error.is_some() {
-                    self.unload(first + i, &claimed[i..i + run]);
-                    i += run;
-                    continue;
-                }
-                let (buffer, _) = worker.parts();
-                // SAFETY: the buffer holds what the pages held when they were evicted, and the words say that this is still so.
-                let progress = unsafe { self.uffd().copy(p.addr(), buffer[i].as_ptr(), run * PAGE_SIZE, Wake::Later) };
-                let done = progress.done / PAGE_SIZE;
-                worker.installed(p, p + done);
-                freed.extend((i..i + done).filter_map(|j| self.loaded(first + j, claimed[j], missed.filter(|_| j == 0))));
-                installed += done;
-                self.arrived(done);
-                i += done;
-                match progress.error {
-                    None => {}
-                    Some(Errno::AGAIN) if done > 0 => {}
-                    Some(Errno::EXIST) => {
-                        // Stale: what is in memory is newer.
-                        freed.extend(self.loaded(first + i, claimed[i], missed.filter(|_| i == 0)));
-                        self.uffd().wake((first + i).addr(), PAGE_SIZE);
-                        i += 1;
-                    }
-                    // The pages lie in two mappings.
-                    Some(Errno::NOENT) if run > 1 => most = run / 2,
-                    Some(e) => error = Some((i, e)),
-                }
-            }
-        }
-        self.store().free_all(freed.into_iter().filter_map(Entry::from_raw));
+        let loaded = Batch { first, claimed: &claimed, bytes: &bytes, missed };
+        let (installed, stopped) = self.install_chunk(&loaded, worker);
         let c = self.counters();
         add(&c.pages_in, installed);
         add(&c.read_ahead_pages, installed.saturating_sub(usize::from(wanted)));
@@ -163,11 +118,77 @@ impl Operation<'_> {
         if let Some((entry, why)) = bytes.lost {
             return Chunk { served: Err(Again::Lost(entry, why)), end: first };
         }
-        match error {
-            Some((0, e)) if wanted => Chunk { served: self.failed(first, e), end: first },
-            Some((i, _)) => Chunk { served: Ok(Served::Done), end: first + i },
+        match stopped {
+            Some(Stopped { at, why }) if wanted && at == first => Chunk { served: self.failed(first, why), end: first },
+            Some(Stopped { at, .. }) => Chunk { served: Ok(Served::Done), end: at },
             None => Chunk { served: Ok(Served::Done), end: first + n },
         }
+    }
+
+    /// Installs what was loaded, as far as it is still wanted; how many pages, and why it stopped before the end if it did.
+    fn install_chunk(&self, loaded: &Batch<'_>, worker: &mut Worker) -> (usize, Option<Stopped>) {
+        let &Batch { first, claimed, bytes, missed } = loaded;
+        let n = claimed.len();
+        let mut freed: Claimed = ArrayVec::new();
+        let (mut installed, mut stopped) = (0, None);
+        let lock = self.space.shared();
+        let mut i = 0;
+        while i < n {
+            let p = first + i;
+            if self.map.get(p) != PageState::Loading(claimed[i]) {
+                // Dropped (clean up) or moved elsewhere by mremap (the word went along) while it was loaded.
+                if self.map.swap(p, PageState::Orphan, PageState::None) {
+                    freed.push(claimed[i]);
+                    self.zero_now.fetch_sub(u64::from(claimed[i] == 0), Ordering::Relaxed);
+                }
+                self.uffd().wake(p.addr(), PAGE_SIZE);
+                i += 1;
+                continue;
+            }
+            if bytes.missing & 1 << i != 0 {
+                self.unload(p, &claimed[i..=i]);
+                i += 1;
+                continue;
+            }
+            let here = |&j: &usize| bytes.missing & 1 << j == 0 && self.map.get(first + j) == PageState::Loading(claimed[j]);
+            let run = (i..n).take_while(here).count();
+            let mut at = i;
+            if stopped.is_none() {
+                let (buffer, waiters) = worker.buffer_and_waiters();
+                let call = |at: PageNo, n: usize| {
+                    let source = buffer[at - first].as_ptr();
+                    // SAFETY: the buffer holds what the pages held when they were evicted, and the words say that this is still
+                    // so.
+                    unsafe { self.uffd().copy(at.addr(), source, n * PAGE_SIZE, Wake::Later) }
+                };
+                stopped = install_run(p, run, call, |came| {
+                    let (page, pages) = match came {
+                        Installed::Pages(page, pages) => {
+                            waiters.installed(page, page + pages);
+                            installed += pages;
+                            self.arrived(pages);
+                            (page, pages)
+                        }
+                        // Stale: what is in memory is newer.
+                        Installed::WasThere(page) => {
+                            self.uffd().wake(page.addr(), PAGE_SIZE);
+                            (page, 1)
+                        }
+                    };
+                    let from = page - first;
+                    at = from + pages;
+                    freed.extend((from..at).filter_map(|j| self.loaded(first + j, claimed[j], missed.filter(|_| j == 0))));
+                })
+                .err();
+            }
+            if at < i + run {
+                self.unload(first + at, &claimed[at..i + run]);
+            }
+            i += run;
+        }
+        drop(lock);
+        self.store().free_all(freed.into_iter().filter_map(Entry::from_raw));
+        (installed, stopped)
     }
 
     /// Claims the swapped and zero pages from `first` on, up to `end` or the first page that is neither.

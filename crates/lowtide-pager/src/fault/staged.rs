@@ -3,6 +3,7 @@
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
+use super::install::{Installed, Stopped, install_run, may_be_copied};
 use super::{Again, Served, Try};
 use crate::fault::worker::Worker;
 use crate::pagemap::PageState;
@@ -37,56 +38,7 @@ impl Operation<'_> {
                 self.broken(b"a staged page does not own its frame", page + i, frame + i);
             }
         }
-        let mut error = None;
-        let mut done = 0;
-        while done < n && error.is_none() {
-            let (at, from) = (page + done, frame + done);
-            // SAFETY: the words say Moving, so nobody else touches the pages or the frames.
-            let p = unsafe {
-                self.uffd().move_pages(at.addr(), self.staging.addr(from), (n - done) * PAGE_SIZE, Holes::Stop, Wake::Later)
-            };
-            let moved = p.done / PAGE_SIZE;
-            worker.installed(at, at + moved);
-            for i in done..done + moved {
-                self.back_in_place(page + i, frame + i, Memory::Went, i == 0);
-            }
-            done += moved;
-            match p.error {
-                None => {}
-                Some(Errno::AGAIN) if moved > 0 => {}
-                // The frame is shared with a forked child, or the place may not be written just now: copy instead of moving. Or
-                // the kernel has dropped the page.
-                Some(error_of_move @ (Errno::BUSY | Errno::INVAL | Errno::NOENT))
-                    if error_of_move != Errno::NOENT || !self.is_in_frame(frame + done) =>
-                {
-                    let (at, from) = (page + done, frame + done);
-                    // A frame keeps its bytes until its batch is emptied.
-                    let (source, memory) = match self.is_in_frame(from) {
-                        true => (self.staging.addr(from) as *const u8, Memory::Stays),
-                        false => (self.zeros.as_ptr().cast_const(), Memory::Went),
-                    };
-                    // SAFETY: the word says Moving, so nobody else touches the frame; the page is there, or zeros stand for it.
-                    let p = unsafe { self.uffd().copy(at.addr(), source, PAGE_SIZE, Wake::Later) };
-                    match p.error {
-                        None => {
-                            worker.installed(at, at + 1);
-                            self.back_in_place(at, from, memory, done == 0);
-                        }
-                        Some(Errno::EXIST) => self.stale_in_staging(at, from),
-                        Some(e) => {
-                            error = Some(e);
-                            continue;
-                        }
-                    }
-                    done += 1;
-                }
-                Some(Errno::EXIST) => {
-                    self.stale_in_staging(page + done, frame + done);
-                    done += 1;
-                }
-                Some(e) => error = Some(e),
-            }
-        }
+        let (done, error) = self.move_back(page, frame, n, worker);
         for i in done..n {
             self.map.set(page + i, PageState::Staged(frame + i));
         }
@@ -102,6 +54,45 @@ impl Operation<'_> {
                 Ok(Served::Done)
             }
         }
+    }
+
+    /// Moves the `n` claimed pages from `page` on back from their frames, or copies those that can't be moved. How many came,
+    /// and why no more if that is fewer.
+    fn move_back(&self, page: PageNo, frame: StagingFrame, n: usize, worker: &mut Worker) -> (usize, Option<Errno>) {
+        let mut done = 0;
+        while done < n {
+            let call = |at: PageNo, n: usize| {
+                let from = self.staging.addr(frame + (at - page));
+                // SAFETY: the words say Moving, so nobody else touches the pages or the frames.
+                unsafe { self.uffd().move_pages(at.addr(), from, n * PAGE_SIZE, Holes::Stop, Wake::Later) }
+            };
+            let stopped = install_run(page + done, n - done, call, |came| match came {
+                Installed::Pages(at, pages) => {
+                    worker.installed(at, at + pages);
+                    for at in at.up_to(at + pages) {
+                        self.back_in_place(at, frame + (at - page), Memory::Went, at == page);
+                    }
+                }
+                Installed::WasThere(at) => self.stale_in_staging(at, frame + (at - page)),
+            });
+            let Err(Stopped { at, why }) = stopped else { return (n, None) };
+            done = at - page;
+            let from = frame + done;
+            // (A page that is in its frame and is said to be missing has no place to go to.)
+            if !may_be_copied(why) || why == Errno::NOENT && self.is_in_frame(from) {
+                return (done, Some(why));
+            }
+            match self.copy_from_frame(at, from, Wake::Later) {
+                Ok(memory) => {
+                    worker.installed(at, at + 1);
+                    self.back_in_place(at, from, memory, done == 0);
+                }
+                Err(Errno::EXIST) => self.stale_in_staging(at, from),
+                Err(why) => return (done, Some(why)),
+            }
+            done += 1;
+        }
+        (done, None)
     }
 
     /// The page is being stored, which may take as long as a write to a disk: a copy of the bytes in the frame, which nobody

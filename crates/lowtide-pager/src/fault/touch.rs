@@ -6,6 +6,7 @@ use core::sync::atomic::Ordering;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
+use super::install::{Installed, install_run};
 use super::{Again, Served, Try};
 use crate::fault::stream::MAX_WINDOW;
 use crate::fault::worker::{CHUNK, Worker};
@@ -53,40 +54,31 @@ impl Operation<'_> {
         while first > low && claims.claim(self, low, first.back(1)) {
             first = first.back(1);
         }
-        let (mut at, mut installed, mut error) = (first, 0, None);
-        let mut most = MAX_WINDOW;
-        while at < end && error.is_none() {
-            let n = (end - at).min(most);
-            let p = match is_mapped {
-                true => self.map_zero_page(at, n),
-                // SAFETY: pages with these words read as zero while they are missing, and they are claimed; `zeros` is never
-                // written.
-                false => unsafe { self.uffd().copy(at.addr(), self.zeros.as_ptr(), n * PAGE_SIZE, Wake::Later) },
-            };
-            let done = p.done / PAGE_SIZE;
-            worker.installed(at, at + done);
-            for p in at.up_to(at + done) {
-                let was_zero = claims.done(self, low, p);
-                // Of places that the zero page is mapped in, only the one that was asked for counts as brought in.
-                add(&self.counters().pages_in, usize::from(was_zero && (!is_mapped || p == page)));
-            }
-            at += done;
-            installed += done;
-            match p.error {
-                None => {}
-                Some(Errno::AGAIN) if done > 0 => {}
-                Some(Errno::EXIST) => {
-                    // In memory already: nothing to do but to let go.
-                    claims.undo(self, low, at);
-                    self.uffd().wake(at.addr(), PAGE_SIZE);
-                    at += 1;
+        let mut installed = 0;
+        let call = |at: PageNo, n| match is_mapped {
+            true => self.map_zero_page(at, n),
+            // SAFETY: pages with these words read as zero while they are missing, and they are claimed; `zeros` is never
+            // written.
+            false => unsafe { self.uffd().copy(at.addr(), self.zeros.as_ptr(), n * PAGE_SIZE, Wake::Later) },
+        };
+        let result = install_run(first, end - first, call, |came| match came {
+            Installed::Pages(at, n) => {
+                worker.installed(at, at + n);
+                for p in at.up_to(at + n) {
+                    let was_zero = claims.done(self, low, p);
+                    // Of places that the zero page is mapped in, only the one that was asked for counts as brought in.
+                    add(&self.counters().pages_in, usize::from(was_zero && (!is_mapped || p == page)));
                 }
-                // The pages lie in two mappings (of one adopted range): one call does one mapping.
-                Some(Errno::NOENT) if n > 1 => most = n / 2,
-                Some(e) => error = Some(e),
+                installed += n;
             }
-        }
+            // In memory already: nothing to do but to let go.
+            Installed::WasThere(at) => {
+                claims.undo(self, low, at);
+                self.uffd().wake(at.addr(), PAGE_SIZE);
+            }
+        });
         self.guards.end_look(guards);
+        let at = result.as_ref().map_or_else(|stopped| stopped.at, |()| end);
         for p in at.up_to(end) {
             claims.undo(self, low, p);
         }
@@ -95,8 +87,10 @@ impl Operation<'_> {
         }
         // Whoever waits for another page that was claimed here has a monitor that looks at it again and again: nobody is woken,
         // because a thread that is woken for nothing faults again, and the kernel reports faults before it reports events.
-        if let Some(e) = error.filter(|_| at <= page) {
-            return self.failed(page, e);
+        if let Err(stopped) = result.as_ref()
+            && at <= page
+        {
+            return self.failed(page, stopped.why);
         }
         let c = self.counters();
         self.count(if word == PageState::Zero { FaultKind::Zero } else { FaultKind::FirstTouch }, worker);

@@ -19,8 +19,7 @@ pub struct Worker {
     buffer: Mapping,
     /// Whether this thread may wait for pages (the reclaimer may; a monitor, which serves them, must not).
     pub may_fault: bool,
-    /// Runs of pages that were installed, from the first to behind the last, and whose waiting threads nobody has woken yet.
-    to_wake: ArrayVec<(PageNo, PageNo), MOST_READ>,
+    waiters: Waiters,
     /// Faults that were read and are not served yet, the next one last.
     in_hand: ArrayVec<Fault, MOST_READ>,
     /// See [`Worker::has_waited`].
@@ -39,7 +38,7 @@ impl Worker {
             scratch: Scratch::new().map_err(|_| Errno::NOMEM)?,
             buffer: vm::map(CHUNK * PAGE_SIZE, OnFork::Copy)?,
             may_fault,
-            to_wake: ArrayVec::new(),
+            waiters: Waiters::default(),
             in_hand: ArrayVec::new(),
             waited: false,
             counted: None,
@@ -59,7 +58,7 @@ impl Worker {
 
     /// Whether other threads of the program wait for this one than that whose fault it serves.
     pub(crate) fn keeps_others(&self) -> bool {
-        !self.in_hand.is_empty() || !self.to_wake.is_empty()
+        !self.in_hand.is_empty() || !self.waiters.0.is_empty()
     }
 
     /// Whether it [was about to wait](Worker::is_about_to_wait) since it took faults in hand.
@@ -67,31 +66,23 @@ impl Worker {
         self.waited
     }
 
-    /// The pages `first .. end` are in memory now, and whoever waits for them is still to be woken.
+    /// See [`Waiters::installed`].
     pub(crate) fn installed(&mut self, first: PageNo, end: PageNo) {
-        if first >= end {
-            return;
-        }
-        let is_full = self.to_wake.is_full();
-        match self.to_wake.last_mut() {
-            // Where they don't meet: who waits for a page in between, which has not come, faults again.
-            Some(last) if is_full || (first <= last.1 && last.0 <= end) => *last = (last.0.min(first), last.1.max(end)),
-            _ => self.to_wake.push((first, end)),
-        }
+        self.waiters.installed(first, end);
     }
 
     /// Lets the threads run on that wait for the pages that this worker has installed since the last call. The last thing that
     /// is done for a fault, by who holds no lock and is in no operation: the program may run in place of this thread from here
     /// on.
     pub fn wake(&mut self, uffd: &Uffd) {
-        for (first, end) in self.to_wake.take() {
+        for (first, end) in self.waiters.0.take() {
             uffd.wake(first.addr(), (end - first) * PAGE_SIZE);
         }
     }
 
     /// Nobody waits for the pages that were installed: the thread that needs them is this one.
     pub fn forget_waiters(&mut self) {
-        self.to_wake.clear();
+        self.waiters.0.clear();
     }
 
     /// This thread is about to do what takes long, for the fault that it serves: threads whose pages have come run on, and
@@ -114,5 +105,30 @@ impl Worker {
     pub(crate) fn parts(&mut self) -> (&mut [Page; CHUNK], &mut Scratch) {
         // SAFETY: the mapping has CHUNK pages, any bytes are a valid Page, and `&mut self` makes the reference unique.
         (unsafe { &mut *self.buffer.as_ptr().cast() }, &mut self.scratch)
+    }
+
+    /// The page buffer, and who waits for pages that were installed from it.
+    pub(crate) fn buffer_and_waiters(&mut self) -> (&[Page; CHUNK], &mut Waiters) {
+        // SAFETY: as in `parts`.
+        (unsafe { &*self.buffer.as_ptr().cast() }, &mut self.waiters)
+    }
+}
+
+/// Runs of pages that were installed, from the first to behind the last, and whose waiting threads nobody has woken yet.
+#[derive(Default)]
+pub(crate) struct Waiters(ArrayVec<(PageNo, PageNo), MOST_READ>);
+
+impl Waiters {
+    /// The pages `first .. end` are in memory now, and whoever waits for them is still to be woken.
+    pub(crate) fn installed(&mut self, first: PageNo, end: PageNo) {
+        if first >= end {
+            return;
+        }
+        let is_full = self.0.is_full();
+        match self.0.last_mut() {
+            // Where they don't meet: who waits for a page in between, which has not come, faults again.
+            Some(last) if is_full || (first <= last.1 && last.0 <= end) => *last = (last.0.min(first), last.1.max(end)),
+            _ => self.0.push((first, end)),
+        }
     }
 }

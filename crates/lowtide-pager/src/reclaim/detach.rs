@@ -220,92 +220,68 @@ impl Operation<'_> {
         let (mut at, mut most) = (0, span);
         while at < span && claimed >> at != 0 {
             let len = (span - at).min(most);
-            let pages = (claimed >> at & mask(len)).count_ones() as usize;
-            self.moving.fetch_add(pages, Ordering::Relaxed);
-            self.publish_own();
-            let (frame, page) = (base + at, first + at);
-            // SAFETY: the words of all pages that are there say Moving: a fault on these pages waits until they say more.
-            let p = unsafe {
-                let (to, from) = (self.staging.addr(frame), page.addr());
-                self.uffd().move_pages(to, from, len * PAGE_SIZE, Holes::Pass, Wake::Later)
-            };
-            add(&self.counters().moved_calls, 1);
-            let done = match p.error {
-                None => len,
-                Some(_) => self.landed(frame, len).max(p.done / PAGE_SIZE).min(len),
-            };
-            let mut moved = 0;
-            for i in (at..at + done).filter(|i| claimed >> i & 1 != 0) {
-                let f = base + i;
-                if !self.staging.arrived(f, first + i) {
-                    self.broken(b"a frame was given out twice", first + i, f);
-                }
-                self.map.set(first + i, PageState::Staged(f));
-                self.mark_leaving(first + i);
-                moved += 1;
-            }
-            self.moving.fetch_sub(pages, Ordering::Relaxed);
-            // What was the shared zero page took no memory. (If it was written this moment, the next measurement tells.)
-            if work.found.kind == Kind::Page {
-                self.budget.add_pages(-(moved as isize));
-            }
-            work.pages += moved;
-            if done > 0 {
-                claimed &= !(mask(done) << at);
-                at += done;
-            }
-            if moved > 0 {
-                used = at;
+            let run = Run { page: first + at, frame: base + at, len, claimed: claimed >> at };
+            let (done, error) = self.move_run(&run, work);
+            if run.claimed & mask(done) != 0 {
+                used = at + done;
                 most = span;
                 work.passed = 1;
             }
-            let stays = match p.error {
-                // The true reason comes when the rest is tried again.
-                None => 0,
-                Some(_) if done > 0 => 0,
-                Some(Errno::AGAIN) => {
-                    work.events_first = true;
-                    span - at
-                }
-                // Perhaps the pages lie in two mappings: one call does one mapping.
-                Some(Errno::INVAL | Errno::NOENT) if len > 1 => {
-                    most = len / 2;
-                    0
-                }
-                // Not there any more, or between two mappings.
-                Some(Errno::NOENT) => 1,
-                Some(Errno::INVAL) if claimed >> at & 1 == 0 => 1,
-                Some(Errno::BUSY) => {
-                    let missing = (claimed >> at).trailing_zeros() as usize;
-                    let run = (claimed >> (at + missing)).trailing_ones() as usize;
-                    missing
-                        + match &mut work.busy {
-                            // The rest of the run is likely to be shared as well: after a fork all of it is.
-                            Some(busy) => {
-                                let start = first + at + missing;
-                                let _ = busy.try_push((start.addr(), (start + run).addr()));
-                                run
-                            }
-                            None => {
-                                let passed = work.passed.min(run);
-                                work.passed = (work.passed * 2).min(WINDOW);
-                                passed
-                            }
+            let mut behind = done;
+            if done == 0
+                && let Some(why) = error
+            {
+                match why_it_stays(why, &run, span - at, work) {
+                    Stays::Fewer => most = len / 2,
+                    Stays::Pages(pages) => {
+                        for i in (0..pages).filter(|i| run.claimed >> i & 1 != 0) {
+                            self.map.set(run.page + i, self.staging_to_place(run.frame + i));
                         }
+                        behind = pages;
+                    }
                 }
-                // Locked, read-only or otherwise immovable: a matter of the whole mapping, of which this is a part.
-                Some(_) => span - at,
-            };
-            for i in (at..at + stays).filter(|i| claimed >> i & 1 != 0) {
-                self.map.set(first + i, self.staging_to_place(base + i));
             }
-            if stays > 0 {
-                claimed &= !(mask(stays) << at);
-                at += stays;
+            if behind > 0 {
+                claimed &= !(mask(behind) << at);
+                at += behind;
             }
         }
         work.frame += used;
         work.room -= used;
+    }
+
+    /// One MOVE of a run: how far it came, and why no further if it did not do all of its work.
+    fn move_run(&self, run: &Run, work: &mut Detaching<'_>) -> (usize, Option<Errno>) {
+        let pages = (run.claimed & mask(run.len)).count_ones() as usize;
+        self.moving.fetch_add(pages, Ordering::Relaxed);
+        self.publish_own();
+        // SAFETY: the words of all pages that are there say Moving: a fault on these pages waits until they say more.
+        let progress = unsafe {
+            let (to, from) = (self.staging.addr(run.frame), run.page.addr());
+            self.uffd().move_pages(to, from, run.len * PAGE_SIZE, Holes::Pass, Wake::Later)
+        };
+        add(&self.counters().moved_calls, 1);
+        let done = match progress.error {
+            None => run.len,
+            Some(_) => self.landed(run.frame, run.len).max(progress.done / PAGE_SIZE).min(run.len),
+        };
+        let mut moved = 0;
+        for i in (0..done).filter(|i| run.claimed >> i & 1 != 0) {
+            let (page, frame) = (run.page + i, run.frame + i);
+            if !self.staging.arrived(frame, page) {
+                self.broken(b"a frame was given out twice", page, frame);
+            }
+            self.map.set(page, PageState::Staged(frame));
+            self.mark_leaving(page);
+            moved += 1;
+        }
+        self.moving.fetch_sub(pages, Ordering::Relaxed);
+        // What was the shared zero page took no memory. (If it was written this moment, the next measurement tells.)
+        if work.found.kind == Kind::Page {
+            self.budget.add_pages(-(moved as isize));
+        }
+        work.pages += moved;
+        (done, progress.error)
     }
 
     /// How many of `len` frames from `frame` on, which were empty, hold a page after a MOVE that did not do all of its work: up
@@ -316,6 +292,59 @@ impl Operation<'_> {
         // None at all is by far the most frequent.
         let is_there = |i: &usize| self.present().holds_page(self.staging.addr(frame + *i));
         if !is_there(&0) { 0 } else { (0..len).rev().find(is_there).map_or(0, |last| last + 1) }
+    }
+}
+
+/// Claimed pages that one MOVE is to take.
+struct Run {
+    page: PageNo,
+    frame: StagingFrame,
+    len: usize,
+    /// Which are claimed, from `page` on, also behind the run.
+    claimed: Claimed,
+}
+
+/// What becomes of a run of which a MOVE took nothing.
+enum Stays {
+    /// It is tried again with fewer pages.
+    Fewer,
+    /// This many pages stay where they are.
+    Pages(usize),
+}
+
+/// What the kernel's answer to a MOVE that took nothing means for the run, behind whose beginning the window has `left` pages.
+fn why_it_stays(why: Errno, run: &Run, left: usize, work: &mut Detaching<'_>) -> Stays {
+    match why {
+        Errno::AGAIN => {
+            work.events_first = true;
+            Stays::Pages(left)
+        }
+        // Perhaps the pages lie in two mappings: one call does one mapping.
+        Errno::INVAL | Errno::NOENT if run.len > 1 => Stays::Fewer,
+        // Not there any more, or between two mappings.
+        Errno::NOENT => Stays::Pages(1),
+        Errno::INVAL if run.claimed & 1 == 0 => Stays::Pages(1),
+        // Shared or pinned.
+        Errno::BUSY => {
+            let missing = run.claimed.trailing_zeros() as usize;
+            let pages = (run.claimed >> missing).trailing_ones() as usize;
+            let start = run.page + missing;
+            let passed = match &mut work.busy {
+                // The rest of these is likely to be shared as well: after a fork all of it is.
+                Some(busy) => {
+                    let _ = busy.try_push((start.addr(), (start + pages).addr()));
+                    pages
+                }
+                None => {
+                    let passed = work.passed.min(pages);
+                    work.passed = (work.passed * 2).min(WINDOW);
+                    passed
+                }
+            };
+            Stays::Pages(missing + passed)
+        }
+        // Locked, read-only or otherwise immovable: a matter of the whole mapping, of which this is a part.
+        _ => Stays::Pages(left),
     }
 }
 

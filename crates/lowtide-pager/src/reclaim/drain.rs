@@ -8,6 +8,7 @@ use lowtide_core::store::{Group, Page, StoreError, Stored};
 use lowtide_core::vm::{self, PAGE_SIZE};
 use rustix::io::Errno;
 
+use crate::fault::install::may_be_copied;
 use crate::fault::patience::{IN_HAND_SECONDS, Patience};
 use crate::fault::worker::Worker;
 use crate::pagemap::PageState;
@@ -205,24 +206,21 @@ impl Operation<'_> {
             }
             let (at, from) = (page.addr(), self.staging.addr(frame));
             // SAFETY: the word says Moving, so nobody else touches the page or the frame.
-            let mut p = unsafe { self.uffd().move_pages(at, from, PAGE_SIZE, Holes::Stop, Wake::Now) };
-            let mut memory = Memory::Went;
-            // NOENT: the kernel has dropped the page from the frame, or the place is unmapped, in which case it can't be copied
-            // either.
-            if matches!(p.error, Some(Errno::BUSY | Errno::INVAL | Errno::NOENT)) {
-                memory = Memory::Stays;
-                // SAFETY: as above; a staged frame is populated, or not registered.
-                p = unsafe { self.uffd().copy(at, from as *const u8, PAGE_SIZE, Wake::Now) };
-            }
-            match p.error {
-                None | Some(Errno::EXIST) => {
-                    self.leave(&mut self.store().freer(), frame, if p.error.is_none() { memory } else { Memory::Stays });
+            let moved = unsafe { self.uffd().move_pages(at, from, PAGE_SIZE, Holes::Stop, Wake::Now) };
+            let result = match moved.error {
+                None => Ok(Memory::Went),
+                Some(why) if may_be_copied(why) => self.copy_from_frame(page, frame, Wake::Now),
+                Some(why) => Err(why),
+            };
+            match result {
+                Ok(_) | Err(Errno::EXIST) => {
+                    self.leave(&mut self.store().freer(), frame, result.unwrap_or(Memory::Stays));
                     self.map.set(page, PageState::None);
                     self.mark_loaded(page, None);
-                    self.budget.add_pages(isize::from(p.error.is_none()));
+                    self.budget.add_pages(isize::from(result.is_ok()));
                     self.uffd().wake(at, PAGE_SIZE);
                 }
-                Some(_) => {
+                Err(_) => {
                     self.map.set(page, PageState::Staged(frame));
                     return false;
                 }
