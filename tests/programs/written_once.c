@@ -11,7 +11,7 @@ int main(int argc, char **argv)
 	fill(area, pages, kinds, 1);
 	for (size_t i = 0; i < pages; i += MIB / PAGE)
 		check_page(area + i * PAGE, kind_at(kinds, i), 1 + i * PAGE, "again");
-	/* A keeper publishes its figures a few times a second. */
+	/* A reclaimer publishes its figures a few times a second. */
 	usleep(300000);
 	printf("OK %zu\n", pages);
 	fflush(stdout);

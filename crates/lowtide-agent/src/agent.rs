@@ -14,8 +14,8 @@ static PROC: AtomicPtr<Proc> = AtomicPtr::new(core::ptr::null_mut());
 static PAGER: AtomicPtr<Pager> = AtomicPtr::new(core::ptr::null_mut());
 /// The process whose agent threads these statics speak of: in a child made by a bare clone they are its parent's.
 static OWNER: AtomicU32 = AtomicU32::new(0);
-/// Thread id of the keeper: its descriptors are where a child finds its parent's swap file.
-pub static KEEPER: AtomicU32 = AtomicU32::new(0);
+/// Thread id of the reclaimer: its descriptors are where a child finds its parent's swap file.
+pub static RECLAIMER: AtomicU32 = AtomicU32::new(0);
 
 /// The calling thread is lowtide's, and never ends before the process does.
 pub fn thread_begins() {

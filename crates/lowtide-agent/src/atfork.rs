@@ -17,9 +17,9 @@ use rustix::process::Pid;
 use rustix::thread::{Timespec, futex, nanosleep};
 
 use crate::request::{Request, ask};
-use crate::{HEAP, agent, gate, keeper, mlock, number, request, resident, say, swap_file, thread};
+use crate::{HEAP, agent, gate, mlock, number, reclaimer, request, resident, say, swap_file, thread};
 
-/// Whether the fork under way was announced to the keeper.
+/// Whether the fork under way was announced to the reclaimer.
 static ANNOUNCED: AtomicBool = AtomicBool::new(false);
 /// The process that forks: in a child, its parent, also when that is dead by now.
 static PARENT: AtomicU32 = AtomicU32::new(0);
@@ -97,8 +97,8 @@ pub fn parent_of_child() -> Option<Pid> {
     Pid::from_raw(PARENT.load(Ordering::Relaxed) as i32)
 }
 
-/// In a forked child: whether its parent's agent, of which this is the keeper, still serves it, as far as can be seen.
-pub fn parent_serves(keeper: u32) -> bool {
+/// In a forked child: whether its parent's agent, of which this is the reclaimer, still serves it, as far as can be seen.
+pub fn parent_serves(reclaimer: u32) -> bool {
     const ESRCH: isize = 3;
     // In a new pid namespace nothing can be seen of it.
     let Some(now) = rustix::process::getppid() else { return true };
@@ -107,9 +107,9 @@ pub fn parent_serves(keeper: u32) -> bool {
     }
     // A process that has become another program has no such thread any more. (Signal 0 is none; one of another user may not be
     // asked.)
-    let (process, keeper) = (PARENT.load(Ordering::Relaxed) as usize, keeper as usize);
+    let (process, reclaimer) = (PARENT.load(Ordering::Relaxed) as usize, reclaimer as usize);
     // SAFETY: asks, and touches no memory.
-    unsafe { thread::syscall3(linux_raw_sys::general::__NR_tgkill, process, keeper, 0) != -ESRCH }
+    unsafe { thread::syscall3(linux_raw_sys::general::__NR_tgkill, process, reclaimer, 0) != -ESRCH }
 }
 
 /// In a forked child that can't serve itself, when its parent has given it all of its memory: it goes on without lowtide, like
@@ -136,7 +136,7 @@ fn take_over(announced: bool) {
     mlock::reset_after_fork();
     swap_file::reset_after_fork();
     // SAFETY: this process has one thread, and the parent's operations, which allocate, were paused (or there were none: the
-    // gate keeps the keeper from setting up a pager while it is closed).
+    // gate keeps the reclaimer from setting up a pager while it is closed).
     unsafe {
         HEAP.reset_after_fork();
         lowtide_core::vm::reset_after_fork();
@@ -147,12 +147,12 @@ fn take_over(announced: bool) {
     let number = number::of_child(agent::owner());
     // A parent that had no agent threads of its own (itself made by a bare clone) leaves nothing to take over.
     let inherits = announced && agent::active().is_none();
-    let parent_keeper = agent::KEEPER.load(Ordering::Relaxed);
-    // Whoever has no keeper asks for its memory here, on the program's stack: that is not in the child's tables but in its
+    let parent_reclaimer = agent::RECLAIMER.load(Ordering::Relaxed);
+    // Whoever has no reclaimer asks for its memory here, on the program's stack: that is not in the child's tables but in its
     // memory, and the parent serves what is missing of it meanwhile.
     let alone = |why| {
         if inherits && let Some(pager) = agent::pager() {
-            if let Err(why) = pager.become_whole(&|| parent_serves(parent_keeper)) {
+            if let Err(why) = pager.become_whole(&|| parent_serves(parent_reclaimer)) {
                 say::fatal(why);
             }
             child_is_whole(why);
@@ -171,16 +171,16 @@ fn take_over(announced: bool) {
         agent::forget_pager();
     }
     agent::set_proc(proc, number);
-    keeper::forget_requests(proc);
+    reclaimer::forget_requests(proc);
     resident::in_child(proc);
     steps::taken(steps::Fork::Child);
     READY.store(0, Ordering::Release);
-    let entry = if inherits { keeper::inherited } else { keeper::fresh };
+    let entry = if inherits { reclaimer::inherited } else { reclaimer::fresh };
     if let Err(why) = thread::spawn(entry, 0) {
         alone(why);
         proc.state.store(proc_state::WATCHING, Ordering::Release);
         if !inherits {
-            say::warn(keeper::NO_THREAD);
+            say::warn(reclaimer::NO_THREAD);
         }
         return;
     }
@@ -190,7 +190,7 @@ fn take_over(announced: bool) {
     }
 }
 
-/// The child's keeper: the program's thread may go on.
+/// The child's reclaimer: the program's thread may go on.
 pub fn child_is_ready() {
     // Release: pairs with the Acquire in `take_over`.
     READY.store(1, Ordering::Release);

@@ -30,7 +30,7 @@ use crate::thread::id as tid;
 static INSIDE: AtomicU32 = AtomicU32::new(0);
 /// Another one in each forked child, where `INSIDE` begins at 0.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
-/// Thread id of the thread that forks, or of the keeper while it changes what a fork must not see half done; 0: open.
+/// Thread id of the thread that forks, or of the reclaimer while it changes what a fork must not see half done; 0: open.
 static CLOSED_BY: AtomicU32 = AtomicU32::new(0);
 /// In `CLOSED_BY`: the thread that forks has left its handler, and may wait for whoever waits at the gate. Thread ids are
 /// smaller.
@@ -43,8 +43,8 @@ static CHANGED: [[AtomicUsize; 2]; 2] = [const { [const { AtomicUsize::new(0) };
 
 /// How long a fork waits for others to come out.
 const PATIENCE_MS: u32 = 50;
-/// How long the keeper does, which has other things to do: it comes back.
-const KEEPERS_PATIENCE_MS: u32 = 2;
+/// How long the reclaimer does, which has other things to do: it comes back.
+const RECLAIMERS_PATIENCE_MS: u32 = 2;
 /// How long a thread waits for its turn to change mappings. Much longer than any such call takes.
 const TURN_MS: u32 = 2000;
 /// How long a call that raises an event waits for a fork that goes on. Most forks are over by then.
@@ -190,7 +190,7 @@ pub fn change(call: Call, ranges: [Range; 2]) -> Changing {
     Changing { _inside: inside, tid: 0, interrupted: None }
 }
 
-/// Closes the gate: the keeper sets nothing up meanwhile, and, once memory is adopted, nobody is inside.
+/// Closes the gate: the reclaimer sets nothing up meanwhile, and, once memory is adopted, nobody is inside.
 pub fn close() {
     let me = tid();
     // SeqCst: pairs with those in `enter` and `open`.
@@ -218,12 +218,12 @@ pub fn goes_on() {
 }
 
 /// Closes the gate and waits until nobody is inside, unless another thread has closed it or somebody does not come out soon.
-/// For the keeper, which a forking thread waits for, and so may threads that fault: false means later, not at once again.
+/// For the reclaimer, which a forking thread waits for, and so may threads that fault: false means later, not at once again.
 pub fn try_close() -> bool {
     if !keep_forks_away() {
         return false;
     }
-    let alone = wait_for_those_inside(KEEPERS_PATIENCE_MS);
+    let alone = wait_for_those_inside(RECLAIMERS_PATIENCE_MS);
     if !alone {
         open();
     }
@@ -255,8 +255,8 @@ pub fn wait_for_forks() {
     loop {
         // SeqCst: pairs with the store in `open`.
         let by = CLOSED_BY.load(Ordering::SeqCst);
-        let keeper = agent::KEEPER.load(Ordering::Relaxed);
-        if by == 0 || by & !GOES_ON == tid() || by == keeper || now_us() >= until {
+        let reclaimer = agent::RECLAIMER.load(Ordering::Relaxed);
+        if by == 0 || by & !GOES_ON == tid() || by == reclaimer || now_us() >= until {
             return;
         }
         let _ = futex::wait(&CLOSED_BY, futex::Flags::PRIVATE, by, Some(&ms(1)));

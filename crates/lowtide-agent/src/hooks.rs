@@ -20,7 +20,7 @@ use crate::objects::Object;
 use crate::patch::{self, Hook};
 use crate::request::{Request, ask};
 use crate::thread::{syscall3, syscall6};
-use crate::{agent, atfork, exec, gate, keeper, mlock, populate, say, thread_end};
+use crate::{agent, atfork, exec, gate, mlock, populate, reclaimer, say, thread_end};
 
 const EINVAL: isize = 22;
 const ENOMEM: isize = 12;
@@ -185,7 +185,7 @@ extern "C" fn mremap(addr: usize, old_len: usize, new_len: usize, flags: c_int, 
         mlock::remapped(addr, old_len, r as usize, new_len);
         if new_len > old_len {
             // Of what kind it is only the list of mappings tells: a file's, in memory or not, must never be adopted.
-            keeper::look_again();
+            reclaimer::look_again();
         }
     }
     r
@@ -196,7 +196,7 @@ fn removes(advice: u32) -> bool {
     matches!(advice, sys::MADV_DONTNEED | sys::MADV_DONTNEED_LOCKED | sys::MADV_FREE | sys::MADV_REMOVE)
 }
 
-/// A call of madvise that takes pages away: inside the gate, because an event reports it, and because the keeper gives memory
+/// A call of madvise that takes pages away: inside the gate, because an event reports it, and because the reclaimer gives memory
 /// of the page map back only when nobody is there.
 fn remove(addr: usize, len: usize, advice: u32) -> isize {
     let _inside = gate::enter(Call::Drops);

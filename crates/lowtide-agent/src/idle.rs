@@ -1,28 +1,19 @@
-//! Whether there is time for work that can wait: nothing is happening in this process, and the machine has a CPU to spare.
+//! Whether there is time for work that can wait: the machine has a CPU to spare.
 
-use core::sync::atomic::Ordering;
-
-use lowtide_pager::pager::Pager;
 use lowtide_pager::sys::stat;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::thread::sched_getaffinity;
 
-/// How long nothing must have happened.
-const QUIET_US: u64 = 1_000_000;
 /// A machine that has no CPU to spare is not looked at again for so long.
 const BUSY_US: u64 = 100_000;
 
-/// What the keeper remembers to find out.
+/// What the reclaimer remembers to find out.
 pub struct Idle {
     /// `/proc/loadavg`, once it was needed.
     loadavg: Option<OwnedFd>,
     /// CPUs that this process may use; those that are offline are not among them.
     cpus: u32,
-    /// Faults and evicted pages when last asked.
-    happened: u64,
-    /// When that number had changed, in microseconds.
-    since_us: u64,
     /// When to look for a free CPU again.
     look_again_us: u64,
 }
@@ -31,17 +22,7 @@ impl Idle {
     /// To be asked from now on.
     pub fn new() -> Idle {
         let cpus = sched_getaffinity(None).map_or(1, |cpus| cpus.count());
-        Idle { loadavg: None, cpus, happened: 0, since_us: 0, look_again_us: 0 }
-    }
-
-    /// Whether no page came in and none was evicted for a second, as far as can be told from when this was asked.
-    pub fn is_quiet(&mut self, pager: &Pager, now_us: u64) -> bool {
-        let c = pager.counters();
-        let happened = c.faults_total.load(Ordering::Relaxed) + c.evictions_pages.load(Ordering::Relaxed);
-        if happened != core::mem::replace(&mut self.happened, happened) {
-            self.since_us = now_us;
-        }
-        now_us.saturating_sub(self.since_us) >= QUIET_US
+        Idle { loadavg: None, cpus, look_again_us: 0 }
     }
 
     /// Whether fewer threads run, this one not counted, than there are CPUs. If it can't be told, no. To be asked last: it

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::thread::{CpuSet, futex, sched_getaffinity, sched_setaffinity};
 
 use crate::watch::{self, Watch};
-use crate::{agent, keeper, say, thread};
+use crate::{agent, reclaimer, say, thread};
 
 /// Most monitors: a fault wakes all of them that watch, so more of them cost more.
 pub const MAX_MONITORS: usize = 16;
@@ -26,14 +26,14 @@ pub fn none(error: Errno) -> Line {
 /// 1: they go to work.
 static GO: AtomicU32 = AtomicU32::new(0);
 
-/// What a monitor thread begins with. The keeper makes it: no fork may meet a monitor that allocates, which is no operation
+/// What a monitor thread begins with. The reclaimer makes it: no fork may meet a monitor that allocates, which is no operation
 /// that a fork would wait for.
 struct Start {
     cpu: usize,
     monitor: Monitor,
 }
 
-/// Starts a monitor for each CPU that this process may use. They do nothing before [`go`]. By the keeper.
+/// Starts a monitor for each CPU that this process may use. They do nothing before [`go`]. By the reclaimer.
 ///
 /// # Errors
 /// Not one could be started.
@@ -86,7 +86,7 @@ extern "C" fn run(start: usize) -> ! {
         let turn = monitor.turn(pager);
         watch.back();
         if turn.remapped {
-            keeper::look_again();
+            reclaimer::look_again();
         }
         if turn.read {
             // Where several threads waited, not all need be on the CPU of the one that is asked for.
@@ -102,8 +102,8 @@ extern "C" fn run(start: usize) -> ! {
             monitor.wait(pager, watch.patience());
         }
         waited = !turn.read;
-        if pager.wants_keeper() {
-            keeper::wake_if_asleep();
+        if pager.wants_reclaimer() {
+            reclaimer::wake_if_asleep();
         }
     }
 }

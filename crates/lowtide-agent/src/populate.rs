@@ -1,5 +1,5 @@
 //! Memory that the program asks to be filled by one call is filled in steps: until memory is adopted nothing holds such a call
-//! back, and it could pass the limit by all that it names. Between two steps the keeper adopts memory when it is time, as where
+//! back, and it could pass the limit by all that it names. Between two steps the reclaimer adopts memory when it is time, as where
 //! the program touches it itself; from then on a step is held back at the limit like any touch.
 
 use linux_raw_sys::general as sys;
@@ -8,7 +8,7 @@ use lowtide_core::vm::PAGE_SIZE;
 use crate::agent;
 use crate::thread::syscall3;
 
-/// Bytes of a step: less than what the keeper leaves free for what a program touches while it is asleep.
+/// Bytes of a step: less than what the reclaimer leaves free for what a program touches while it is asleep.
 const STEP: usize = 1 << 20;
 
 /// Whether a call that fills so much is made in steps.

@@ -1,4 +1,4 @@
-//! What a thread of the program asks of the keeper, and how it waits for the answer.
+//! What a thread of the program asks of the reclaimer, and how it waits for the answer.
 //!
 //! Nothing here is on the asking thread's stack (it may be swapped out), and no lock is taken: a request is one of a few slots,
 //! claimed by compare-and-swap.
@@ -46,7 +46,7 @@ static SLOTS: [Slot; 64] = [const {
 }; 64];
 static BELL: AtomicU32 = AtomicU32::new(0);
 
-/// Asks the keeper and waits until it has done it. Only when this process has a keeper.
+/// Asks the reclaimer and waits until it has done it. Only when this process has a reclaimer.
 pub fn ask(request: Request) {
     let slot = loop {
         // Acquire: pairs with the Release that frees a slot, below.
@@ -77,26 +77,26 @@ pub fn ask(request: Request) {
     slot.state.store(FREE, Ordering::Release);
 }
 
-/// Wakes the keeper.
+/// Wakes the reclaimer.
 pub fn ring() {
     // SeqCst: pairs with the load in `bell`.
     BELL.fetch_add(1, Ordering::SeqCst);
     let _ = futex::wake(&BELL, futex::Flags::PRIVATE, 1);
 }
 
-/// Keeper: the bell's count; pass it to [`sleep`] to sleep unless it has rung since.
+/// ReclaimerThread: the bell's count; pass it to [`sleep`] to sleep unless it has rung since.
 pub fn bell() -> u32 {
     // SeqCst: pairs with the count in `ring`. What was posted before a ring that is counted here is seen by `answer`.
     BELL.load(Ordering::SeqCst)
 }
 
-/// Keeper: sleeps for `us` microseconds at most, or until the bell rings.
+/// ReclaimerThread: sleeps for `us` microseconds at most, or until the bell rings.
 pub fn sleep(bell: u32, us: u64) {
     let time = Timespec { tv_sec: (us / 1_000_000) as i64, tv_nsec: (us % 1_000_000 * 1000) as i64 };
     let _ = futex::wait(&BELL, futex::Flags::PRIVATE, bell, Some(&time));
 }
 
-/// Keeper: does all that is asked.
+/// ReclaimerThread: does all that is asked.
 pub fn answer(mut f: impl FnMut(Request)) {
     for slot in &SLOTS {
         // Acquire: pairs with the Release in `ask`, before which the request was written.

@@ -35,7 +35,7 @@ pub fn before_fork() {
     let proc = agent::proc();
     FAMILY.store(agent::segment().found_family(proc), Ordering::Relaxed);
     proc.shared_bytes.store(proc.ram_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
-    // Release: pairs with the Acquire of the keeper, in `Resident`.
+    // Release: pairs with the Acquire of the reclaimer, in `Resident`.
     FORKS.fetch_add(1, Ordering::Release);
 }
 
@@ -45,7 +45,7 @@ pub fn in_child(proc: &Proc) {
     proc.family.store(FAMILY.load(Ordering::Relaxed), Ordering::Release);
 }
 
-/// What the keeper knows of this process's memory.
+/// What the reclaimer knows of this process's memory.
 pub struct Resident {
     statm: Option<OwnedFd>,
     /// Open from the start: a process that changes its user may not open it any more.

@@ -7,7 +7,7 @@ use lowtide_core::vm::{self, PAGE_SIZE, Whose};
 use lowtide_pager::segment::ENV_SEGMENT;
 
 use crate::files::Files;
-use crate::{agent, atfork, files, hooks, keeper, number, objects, say, thread, transient, unfit};
+use crate::{agent, atfork, files, hooks, number, objects, reclaimer, say, thread, transient, unfit};
 
 /// `LOWTIDE_SEGMENT=...`, as it came: kept for programs that are started with another environment.
 struct Variable(UnsafeCell<[u8; 128]>);
@@ -58,7 +58,7 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
     let number = number::of_image(by_number);
     let Some(proc) = segment.claim(number.there) else { return };
     agent::set_proc(proc, number);
-    keeper::forget_requests(proc);
+    reclaimer::forget_requests(proc);
     let Some(library) = library.filter(|_| own.is_ok()) else { return };
     if let Some(why) = unfit::why() {
         return say::warn(why);
@@ -66,8 +66,8 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
     // SAFETY: the program has not started: one thread.
     unsafe { hooks::install(&library) };
     atfork::install();
-    if thread::spawn(keeper::fresh, 0).is_err() {
-        say::warn(keeper::NO_THREAD);
+    if thread::spawn(reclaimer::fresh, 0).is_err() {
+        say::warn(reclaimer::NO_THREAD);
     }
 }
 

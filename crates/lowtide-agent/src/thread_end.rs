@@ -3,7 +3,7 @@
 //! waits for no userfaultfd any more: where that page is out, who joins waits for ever, and nobody learns that the owner of a
 //! mutex is dead.
 //!
-//! So that page of each thread is held in memory (`held.rs` of the pager). The keeper looks now and then which threads there
+//! So that page of each thread is held in memory (`held.rs` of the pager). The reclaimer looks now and then which threads there
 //! are; and one that it may not have seen yet says so itself in the last call that the C library makes for it, in which its
 //! stack is given back by MADV_DONTNEED.
 
@@ -26,10 +26,10 @@ use crate::thread::{self, syscall3, syscall6};
 /// The C library leaves so much of the stack at most below where it is, when it gives it back.
 const NEAR: usize = 128 << 10;
 /// Where glibc keeps a thread's id and, behind it and on the same page, the list of its robust mutexes, from the beginning of
-/// its own data on (x86-64). Where this is something else the keeper is asked.
+/// its own data on (x86-64). Where this is something else the reclaimer is asked.
 const TID: usize = 0x2d0;
 const ROBUST_LIST: usize = 0x2e0;
-/// The keeper looks for new threads so often while pages are evicted, in microseconds; a look that took long is followed by a
+/// The reclaimer looks for new threads so often while pages are evicted, in microseconds; a look that took long is followed by a
 /// rest so many times as long, of a second at most.
 const EVERY_US: u64 = 50_000;
 const REST: u64 = 50;
@@ -101,7 +101,7 @@ fn read<const N: usize>(addr: usize) -> Option<[usize; N]> {
     (r == size_of_val(&words) as isize).then_some(words)
 }
 
-/// Holds the page at `addr` for a thread, and brings it in. By the keeper, with no lock held: a monitor serves it.
+/// Holds the page at `addr` for a thread, and brings it in. By the reclaimer, with no lock held: a monitor serves it.
 fn hold(pager: &Pager, addr: usize, thread: u32) {
     if pager.hold(addr, thread) == Hold::Begun {
         // SAFETY: reading changes no bytes, whatever is there; errors (nothing is mapped) are fine.
@@ -109,7 +109,7 @@ fn hold(pager: &Pager, addr: usize, thread: u32) {
     }
 }
 
-/// A thread is about to end, and waits: holds what the kernel will use. By the keeper.
+/// A thread is about to end, and waits: holds what the kernel will use. By the reclaimer.
 pub fn ends(pager: &Pager, thread: u32) {
     let Some(head) = robust_list(thread) else { return };
     hold(pager, head, thread);
@@ -136,7 +136,7 @@ pub fn ends(pager: &Pager, thread: u32) {
     }
 }
 
-/// The keeper's looks at what threads there are.
+/// The reclaimer's looks at what threads there are.
 #[derive(Debug, Default)]
 pub struct Look {
     /// The list of them; kept open, because the program may change its root directory.

@@ -10,7 +10,7 @@ use lowtide_pager::fault::{Monitor, Worker};
 use crate::error::Error;
 use crate::fork::{self, Process};
 use crate::house::{Delivery, House, Kind, Threads};
-use crate::reclaimer::Reclaimer;
+use crate::reclaimer::ReclaimerThread;
 use crate::stats::Stats;
 use crate::swap::Swap;
 use crate::{sigbus, signals};
@@ -167,7 +167,7 @@ impl Tenancy {
             what: "starting a thread",
             errno: rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN),
         };
-        let reclaimer = Reclaimer::new(house, reclaimer);
+        let reclaimer = ReclaimerThread::new(house, reclaimer);
         // Where one fails, the house is not used again: what it has is small.
         let name = |name: &str| Thread::new().name(name.to_owned());
         tenancy.reclaimer = Some(name("lowtide-reclaim").spawn(move || reclaimer.run()).map_err(no_thread)?);

@@ -239,7 +239,7 @@ impl House {
 
     /// Wakes the reclaimer if there is something for it to do that can't wait.
     pub fn wake_reclaimer(&self) {
-        if self.pager.wants_keeper() {
+        if self.pager.wants_reclaimer() {
             self.bell.wake_sleeper();
         }
     }

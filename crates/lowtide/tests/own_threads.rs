@@ -96,12 +96,12 @@ fn goes_on(scene: &Scene, run: Run) {
     assert_eq!((out.as_str(), err.as_str()), ("OK\n", ""));
 }
 
-/// Three runs: of one the keeper is held up, of one a monitor, of one all.
+/// Three runs: of one the reclaimer is held up, of one a monitor, of one all.
 #[test]
 fn who_is_held_up_for_ten_seconds_does_no_harm() {
     let Some(_turn) = turn() else { return };
     let mut random = fastrand::Rng::new();
-    let kinds: [&[&str]; 3] = [&["lowtide-keeper"], &["lowtide-monitor"], &["lowtide-keeper", "lowtide-monitor"]];
+    let kinds: [&[&str]; 3] = [&["lowtide-reclaim"], &["lowtide-monitor"], &["lowtide-reclaim", "lowtide-monitor"]];
     let mut runs: Vec<_> = kinds
         .iter()
         .map(|names| {
@@ -150,8 +150,8 @@ fn is_stopped_without(name: &str, most: usize) {
 }
 
 #[test]
-fn without_its_keeper() {
-    is_stopped_without("lowtide-keeper", 1);
+fn without_its_reclaimer() {
+    is_stopped_without("lowtide-reclaim", 1);
 }
 
 #[test]

@@ -81,7 +81,7 @@ impl Installed {
     fn limits(&self, mut command: Command, script: &str) -> String {
         let stats = self.dir.path().join("stats.json");
         command.args(["run", "--ram", "40M", "--stats"]).arg(&stats).args(["--", "sh", "-c", script]);
-        // What is allowed to a stream of new mappings; natively it is more than 100 MiB. An ordinary user's keeper is an
+        // What is allowed to a stream of new mappings; natively it is more than 100 MiB. An ordinary user's reclaimer is an
         // ordinary thread: where something else has the CPUs at the wrong moment it comes too late, so that one run says
         // nothing.
         let is_held = |stats: &serde_json::Value| stats["ram_peak"].as_u64() < Some(78 << 20);

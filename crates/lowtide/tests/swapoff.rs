@@ -136,7 +136,7 @@ fn a_page_that_can_not_be_read_is_named() {
     scene.refused(&format!("swapoff {} {file}", run.pid), 1, &["can't be read", "0x", "the area stays in use"]);
     let (old, new) = (area(&scene, &run, &file), area(&scene, &run, &dir));
     assert!(number(&new, "used") > 16 * MIB && old["state"] != "emptying" && number(&old, "used") > 16 * MIB, "{old} {new}");
-    // Counts are published when the keeper next looks.
+    // Counts are published when the reclaimer next looks.
     run.wait_until("the errors are counted", |run| number(&area(&scene, run, &file), "errors") > 0);
     assert!(run.is_alive(), "{old}");
     run.kill();

@@ -9,7 +9,7 @@ fn used(s: &Store) -> u64 {
     s.areas.get(1).unwrap().used() - 1
 }
 
-/// What the keeper does about once a second.
+/// What the reclaimer does about once a second.
 fn release_dead(s: &Store) -> bool {
     s.release_dead(me(), &mut is_alive)
 }

@@ -65,7 +65,7 @@ impl Store {
             let n = pages.len().min(out.len());
             self.store_chunk(&pages[..n], clean.get(i * RUN..).unwrap_or(&[]), group, &mut out[..n], scratch, step);
         }
-        // Who stores pays for a sparse pool: while pages come and go the keeper is never idle.
+        // Who stores pays for a sparse pool: while pages come and go the reclaimer is never idle.
         if self.wants_compaction() {
             self.compact_in_steps(pages.len().div_ceil(COMPACT_PART), step);
         }

@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use lowtide_core::vm::PAGE_SIZE;
 
+use crate::reclaim::Watermarks;
 use crate::segment::{Membership, Proc, Segment};
 
 /// The RAM budget of a run as one process sees it. All sizes in bytes. Any thread may call anything; figures are guesses that a
@@ -130,56 +131,20 @@ impl RamBudget {
         ((self.asked() / 8).clamp(4 << 20, 64 << 20) / processes.max(1)).max(512 << 10)
     }
 
-    /// Above this all is made ready for adoption, so that it takes no longer than registering memory when it is time.
-    pub fn prepare_mark(&self) -> u64 {
-        self.adopt_mark() / 4
-    }
-
-    /// Memory is adopted above this: the limit less what a program can touch while lowtide is asleep.
-    pub fn adopt_mark(&self) -> u64 {
-        let limit = self.limit();
-        limit - (limit / 8).clamp(4 << 20, 256 << 20).min(limit / 2)
-    }
-
-    /// Nothing is adopted below this, however fast the program grows.
-    pub fn earliest_adopt_mark(&self) -> u64 {
-        self.adopt_mark() / 2
-    }
-
     /// Whether all growth of the last while was counted: it came through faults. Then it stops where it is to stop, and less
     /// has to be kept free for the rest.
     pub fn set_calm(&self, calm: bool) {
         self.calm.store(calm, Ordering::Relaxed);
     }
 
-    /// Background eviction starts above this ...
-    pub fn high_mark(&self) -> u64 {
-        let limit = self.limit();
-        limit.saturating_sub(self.margin((limit / 32).clamp(1 << 20, 32 << 20), 2 << 20))
-    }
-
-    /// ... and stops below this.
-    pub fn low_mark(&self) -> u64 {
-        let limit = self.limit();
-        limit.saturating_sub(self.margin((limit / 20).clamp(1_500 << 10, 48 << 20), 6 << 20))
-    }
-
-    /// A process that gives way to busier ones evicts above this: as far below the low mark as the others can come by faults
-    /// before it looks again.
-    pub fn yielding_mark(&self) -> u64 {
-        let limit = self.limit();
-        self.low_mark().saturating_sub((limit / 16).clamp(1 << 20, 64 << 20))
+    /// The watermarks of the limit that can be held.
+    pub fn marks(&self) -> Watermarks {
+        Watermarks::of(self.limit()).when_calm(self.calm.load(Ordering::Relaxed))
     }
 
     /// Whether a long read-ahead at once ([`crate::fault::stream::MAX_WINDOW`]) may pass the limit.
     pub fn is_near_limit(&self) -> bool {
         self.now() + (self.limit() / 32).clamp(3 << 20, 32 << 20) > self.ceiling()
-    }
-
-    /// What of `most` is to be free: in calm times a quarter, but at least `least`, which is what a program touches while the
-    /// keeper sleeps for as short as it does.
-    fn margin(&self, most: u64, least: u64) -> u64 {
-        if self.calm.load(Ordering::Relaxed) { most.min((most / 4).max(least)) } else { most }
     }
 
     /// Whether a fault must evict before it is served: there must be room for what it brings in, and for what is on its way
@@ -201,7 +166,7 @@ impl RamBudget {
 
     /// Whether the background should evict.
     pub fn above_high(&self) -> bool {
-        self.now() > self.high_mark()
+        self.now() > self.marks().high()
     }
 }
 
@@ -219,33 +184,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_are_in_order_at_every_size() {
+    fn at_its_limit_a_run_is_above_all_watermarks_until_pages_have_left() {
         let b = RamBudget::default();
         for mib in [16, 17, 32, 64, 100, 512, 4096, 100_000] {
             b.set_limit(mib << 20);
-            b.set_calm(true);
-            assert!(b.low_mark() < b.high_mark() && b.high_mark() < b.limit(), "calm, {mib} MiB");
-            assert!(b.yielding_mark() < b.low_mark(), "who is idle begins first: {mib} MiB");
-            b.set_calm(false);
-            assert!(b.low_mark() < b.high_mark() && b.high_mark() < b.limit(), "{mib} MiB");
-            assert!(b.adopt_mark() <= b.low_mark(), "memory is adopted before it must be evicted: {mib} MiB");
             b.measured(b.limit());
             assert!(b.at_limit() && b.above_high());
             b.add_pages(-(mib as isize) * 64);
             assert!(!b.at_limit());
-        }
-    }
-
-    #[test]
-    fn the_marks_of_a_limit_smaller_than_their_distance_are_no_huge_ones() {
-        let b = RamBudget::default();
-        for kib in [0, 64, 1024, 1400, 2048] {
-            b.set_limit(kib << 10);
-            for calm in [false, true] {
-                b.set_calm(calm);
-                let marks = [b.yielding_mark(), b.low_mark(), b.high_mark(), b.limit()];
-                assert!(marks.is_sorted(), "{kib} KiB: {marks:?}");
-            }
         }
     }
 

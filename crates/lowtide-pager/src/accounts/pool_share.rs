@@ -14,7 +14,7 @@ const LEAST_PART: u64 = 16;
 /// A run that is over its limit by less than this part of it comes down by itself.
 const TOLERATED_PART: u64 = 16;
 
-/// What the keeper remembers of it.
+/// What the reclaimer remembers of it.
 #[derive(Debug, Default)]
 pub struct PoolShare {
     /// The run was over its limit when it was last looked, by more than is tolerated.

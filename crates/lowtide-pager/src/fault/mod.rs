@@ -2,6 +2,7 @@
 //! reads as zero; where it is only read `zero_page.rs`), `staged.rs` (in staging), `load.rs` (in the store). While the program
 //! forks, all ways are `paused.rs`.
 
+pub(crate) mod install;
 mod load;
 pub(crate) mod monitor;
 pub(crate) mod patience;
@@ -89,7 +90,7 @@ impl Pager {
     /// fills staging frees nothing.
     fn make_room(&self, worker: &mut Worker) {
         for _ in 0..self.host.steps {
-            if self.evict_for_fault(worker) != Evicted::Some {
+            if self.evict_for_fault(worker) != Evicted::Progress {
                 return;
             }
             add(&self.counters().evictions_direct, 1);

@@ -151,7 +151,7 @@ impl Monitor {
         served
     }
 
-    /// The threads run on whose pages have come, after pages were detached for the keeper, if it is time.
+    /// The threads run on whose pages have come, after pages were detached for the reclaimer, if it is time.
     fn let_run(&mut self, pager: &Pager) {
         pager.stage_ahead(&mut self.worker);
         self.worker.wake(pager.uffd());

@@ -103,7 +103,7 @@ impl Pager {
         self.traps.lock().add(range);
     }
 
-    /// One step of setting traps in memory that was adopted lately. [`Evicted::Some`]: there may be more; `Later`: an event must
+    /// One step of setting traps in memory that was adopted lately. [`Evicted::Progress`]: there may be more; `Later`: an event must
     /// be read first, the program forks, or others have all of staging. By the thread that adopts, without a lock.
     pub fn set_traps(&self, worker: &mut Worker) -> Evicted {
         // In an operation, or a child's copy of the lock could be one that is held.
@@ -121,8 +121,8 @@ impl Pager {
             return protected;
         }
         let ranges = self.find_traps(&mut traps);
-        let set = if ranges.is_empty() { Evicted::Some } else { operation.detach_zero_pages(ranges, worker) };
-        if set == Evicted::Some {
+        let set = if ranges.is_empty() { Evicted::Progress } else { operation.detach_zero_pages(ranges, worker) };
+        if set == Evicted::Progress {
             *self.traps.lock() = traps;
         }
         set
@@ -134,7 +134,7 @@ impl Pager {
         while now_ns() < started + LOOK_NS {
             let Some(left) = traps.left() else {
                 traps.begin();
-                return Evicted::Some;
+                return Evicted::Progress;
             };
             let Some(range) = self.regions.next(&self.space.shared(), left.start).filter(|range| range.start < left.end) else {
                 traps.at = left.end;
@@ -154,7 +154,7 @@ impl Pager {
             }
             traps.at = found.walk_end.max(range.start + PAGE_SIZE);
         }
-        Evicted::Some
+        Evicted::Progress
     }
 
     /// The next pages that are to become traps.
@@ -216,7 +216,7 @@ impl Operation<'_> {
             }
             Detached::Pages { .. } | Detached::Busy => self.staging.put_empty(batch),
         }
-        Evicted::Some
+        Evicted::Progress
     }
 }
 

@@ -145,12 +145,12 @@ impl Pager {
             }
             match operation.evict_some(at, range.end, worker) {
                 Ok(next) => at = next,
-                Err(Evicted::Some) => {}
+                Err(Evicted::Progress) => {}
                 Err(why) => return why,
             }
         }
         while self.empty_staging(worker) {}
-        Evicted::Some
+        Evicted::Progress
     }
 }
 
@@ -163,7 +163,7 @@ impl Operation<'_> {
                 // Others have all batches in hand.
                 Evicted::Nothing => {
                     rustix::thread::sched_yield();
-                    Evicted::Some
+                    Evicted::Progress
                 }
                 other => other,
             });

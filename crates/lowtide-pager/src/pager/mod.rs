@@ -65,7 +65,7 @@ pub struct Pager {
     pub guards: Guards,
     /// When not to look for pages to evict.
     pub(crate) backoff: Backoff,
-    /// The same of monitors that detach pages for the keeper.
+    /// The same of monitors that detach pages for the reclaimer.
     pub(crate) ahead_backoff: Backoff,
     proc: AtomicPtr<Proc>,
     pub(crate) hand: Lock<Hand, { rank::HAND }>,
@@ -93,7 +93,7 @@ pub struct Pager {
     /// See [`Pager::set_sharers`].
     sharers: AtomicU32,
     operations: AtomicU32,
-    /// The keeper is awake.
+    /// The reclaimer is awake.
     reclaiming: AtomicBool,
     /// Pages of the program that have come into memory; wraps.
     pub(crate) arrived: AtomicUsize,

@@ -1,4 +1,4 @@
-//! What is done with the store, staging and the page map beside evicting and serving: by the keeper, when there is time or a
+//! What is done with the store, staging and the page map beside evicting and serving: by the reclaimer, when there is time or a
 //! limit has changed.
 
 use core::sync::atomic::Ordering;
@@ -14,12 +14,12 @@ use crate::segment::Segment;
 const SHRINK_BYTES: usize = 1 << 20;
 
 impl Pager {
-    /// Whether there is something for the keeper to do that should not wait.
-    pub fn wants_keeper(&self) -> bool {
+    /// Whether there is something for the reclaimer to do that should not wait.
+    pub fn wants_reclaimer(&self) -> bool {
         self.budget.above_high() && (self.staging.is_above_target() || self.budget.at_limit())
     }
 
-    /// The keeper says whether it is awake: pages are detached for it while it is not.
+    /// The reclaimer says whether it is awake: pages are detached for it while it is not.
     pub fn set_reclaiming(&self, awake: bool) {
         // Release: pairs with the Acquire in `is_reclaiming`.
         self.reclaiming.store(awake, Ordering::Release);

@@ -2,7 +2,7 @@
 //!
 //! Detaching a page interrupts the CPUs on which threads of the program or of lowtide run, and storing one takes time. So they
 //! are done by different threads: a monitor detaches some hundred pages while the program's thread waits for it anyway, on the
-//! same CPU and while the keeper sleeps, and leaves them in staging ([`Pager::stage_ahead`]); the keeper drains staging
+//! same CPU and while the reclaimer sleeps, and leaves them in staging ([`Pager::stage_ahead`]); the reclaimer drains staging
 //! meanwhile ([`Pager::evict`]), and detaches pages itself only where there are no faults to do it.
 //!
 //! Nothing is detached that no tier would take but zeros (`zeros.rs`), and where a look at all memory found nothing, the next
@@ -25,7 +25,7 @@ use crate::sys::clock::now_ns;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Evicted {
     /// Memory was or will soon be freed, or there is more to look at: go on.
-    Some,
+    Progress,
     /// Nothing more can be evicted at present.
     Nothing,
     /// No tier can take pages.
@@ -48,7 +48,7 @@ impl Evicted {
 const SCANS: usize = 64;
 
 impl Pager {
-    /// The keeper's step of reclaim while faults come: drains a batch of staging, if enough waits there.
+    /// The reclaimer's step of reclaim while faults come: drains a batch of staging, if enough waits there.
     pub fn drain_staged(&self, worker: &mut Worker) -> Evicted {
         let Some(operation) = self.enter() else { return Evicted::Later };
         if !self.staging.is_worth_draining() {
@@ -71,7 +71,7 @@ impl Pager {
                 let evicted = if takes { operation.evict(worker) } else { Evicted::Full };
                 match evicted {
                     Evicted::Nothing | Evicted::Full => self.backoff.failed(evicted, now_ns(), arrived),
-                    Evicted::Some => self.backoff.succeeded(),
+                    Evicted::Progress => self.backoff.succeeded(),
                     Evicted::Later | Evicted::Ahead | Evicted::Searching => {}
                 }
                 evicted
@@ -84,7 +84,7 @@ impl Pager {
         evicted
     }
 
-    /// Detaches pages for the keeper to store, if it sleeps and there is reason: by a monitor, whose CPU's thread waits. It
+    /// Detaches pages for the reclaimer to store, if it sleeps and there is reason: by a monitor, whose CPU's thread waits. It
     /// goes no further than staging has room for.
     pub fn stage_ahead(&self, worker: &mut Worker) {
         if !self.budget.above_high() || self.is_reclaiming() || self.staging.is_above_target() {
@@ -98,7 +98,7 @@ impl Pager {
         }
         let before = self.counters().evictions_pages.load(Ordering::Relaxed);
         match operation.fill_batch(worker) {
-            Filled::Some => self.ahead_backoff.succeeded(),
+            Filled::Progress => self.ahead_backoff.succeeded(),
             Filled::NoBatch => {}
             // Who evicts for want of memory finds out what it means. Here it means not to try at each fault.
             _ => self.ahead_backoff.failed(Evicted::Nothing, started, arrived),
@@ -134,7 +134,7 @@ impl Pager {
 /// What filling a batch came to.
 enum Filled {
     /// It is queued, or there is more to look at.
-    Some,
+    Progress,
     /// There are pages, and they can't be detached now.
     Later,
     /// All memory was looked at.
@@ -154,8 +154,8 @@ impl Operation<'_> {
         }
         match self.fill_batch(worker) {
             // That others drain what waits proves nothing of what is in memory.
-            Filled::Some if self.staging.empty_batches() < 2 => self.drained(worker).unless_nothing(Evicted::Some),
-            Filled::Some => Evicted::Some,
+            Filled::Progress if self.staging.empty_batches() < 2 => self.drained(worker).unless_nothing(Evicted::Progress),
+            Filled::Progress => Evicted::Progress,
             Filled::Later => Evicted::Later,
             Filled::NoBatch if self.staging.is_lost() => Evicted::Nothing,
             Filled::NoBatch => self.drained(worker).unless_nothing(Evicted::Ahead),
@@ -163,7 +163,7 @@ impl Operation<'_> {
             Filled::Nothing => {
                 self.hand.lock().look_again();
                 match self.drained(worker) {
-                    Evicted::Some if self.staging.staged() == 0 => Evicted::Nothing,
+                    Evicted::Progress if self.staging.staged() == 0 => Evicted::Nothing,
                     Evicted::Nothing if self.staging.staged() > 0 && !self.staging.is_lost() => Evicted::Ahead,
                     other => other,
                 }
@@ -184,7 +184,7 @@ impl Operation<'_> {
             let Some(found) = self.find(frames - used) else { continue };
             match self.detach(&found, self.staging.first(batch) + used, frames - used, worker) {
                 Detached::Pages { frames, pages } => (used, filled) = (used + frames, filled + pages),
-                // The keeper unshares what is shared. A monitor that went on looking would try all of it in vain for each
+                // The reclaimer unshares what is shared. A monitor that went on looking would try all of it in vain for each
                 // fault.
                 Detached::EventsFirst | Detached::Busy => {
                     later = true;
@@ -194,7 +194,7 @@ impl Operation<'_> {
         }
         if filled > 0 {
             self.queue(batch, filled);
-            return Filled::Some;
+            return Filled::Progress;
         }
         self.staging.put_empty(batch);
         if later {
@@ -202,7 +202,7 @@ impl Operation<'_> {
         } else if self.hand.lock().is_idle() {
             Filled::Nothing
         } else {
-            Filled::Some
+            Filled::Progress
         }
     }
 
@@ -216,7 +216,7 @@ impl Operation<'_> {
     /// Drains the oldest batch.
     pub(crate) fn drained(&self, worker: &mut Worker) -> Evicted {
         match self.drain(worker) {
-            Drained::Freed => Evicted::Some,
+            Drained::Freed => Evicted::Progress,
             Drained::Nothing => Evicted::Nothing,
             Drained::Full => Evicted::Full,
             Drained::Later => Evicted::Later,

@@ -12,14 +12,14 @@ use crate::segment::{Proc, Segment, proc_state};
 
 /// A process that has missed no page for so long is idle, ...
 const IDLE_US: u64 = 1_000_000;
-/// ... and one is busy that has, within so long before now. (A keeper looks ten times a second at least.)
+/// ... and one is busy that has, within so long before now. (A reclaimer looks ten times a second at least.)
 const BUSY_US: u64 = 300_000;
 /// For so long after it gave way its own faults make nobody else do so.
 const SETTLES_US: u64 = 5_000_000;
 /// With less of the program's memory than this, compressed or not, a process has nothing to give.
 const LEAST: u64 = 1 << 20;
 
-/// What a process remembers to find out; its keeper asks. What is decided goes by the run's segment alone.
+/// What a process remembers to find out; its reclaimer asks. What is decided goes by the run's segment alone.
 #[derive(Default)]
 pub struct Yields {
     /// Faults that were served when it last looked; None: it has not looked.
@@ -94,7 +94,7 @@ mod tests {
             }
         }
 
-        /// Its keeper looks; whether it gives way.
+        /// Its reclaimer looks; whether it gives way.
         fn look(&mut self, run: &Segment, now_us: u64) -> bool {
             let yields = self.yields.look(run, self.proc, now_us);
             self.misses |= yields;

@@ -1,20 +1,40 @@
 //! Reclaim: what is evicted, when, and what becomes of it.
 //!
-//! The way of a page out: `victims.rs` (which), `detach.rs` (from its place into staging), `evict.rs` (a batch of them), and
-//! `drain.rs` (from staging into the store).
+//! When, and how much: `policy.rs` decides, by the watermarks (`watermarks.rs`) and by what one look at the run has shown;
+//! `reclaimer.rs` looks and carries its steps out. Which pages: `victims.rs`, and how long a page is spared that came back soon
+//! after it had left: `refault.rs`. The way of a page out: `detach.rs` (from its place into staging), `evict.rs` (a batch of
+//! them), `drain.rs` (from staging into the store). `backoff.rs` says when not to try, `zeros.rs` finds pages that cost nothing
+//! when nothing else can go.
+//!
+//! WHO MAY START RECLAIM, and nobody else:
+//! 1. the reclaimer in the background ([`Reclaimer::turn`]), above the watermarks;
+//! 2. the same when the user asks for memory ([`Reclaimer::evict_on_request`]);
+//! 3. a fault handler thread after it has served, above the high watermark while the reclaimer sleeps: it only detaches pages,
+//!    for the reclaimer to store ([`Pager::stage_ahead`]);
+//! 4. a fault for which there is no room below the limit (direct reclaim, `Pager::make_room` in `fault/mod.rs`).
+//!
+//! [`Pager::stage_ahead`]: crate::pager::Pager::stage_ahead
 
 pub(crate) mod backoff;
+mod calm;
 pub(crate) mod detach;
 pub(crate) mod drain;
 pub(crate) mod evict;
 pub(crate) mod giving_way;
+pub mod policy;
+mod reclaimer;
 pub(crate) mod refault;
 pub(crate) mod staging;
 pub(crate) mod staging_depth;
 pub mod swapoff;
 pub(crate) mod victims;
+mod watermarks;
 pub(crate) mod zeros;
 
+pub use calm::{Calm, UNACCOUNTED};
 pub use evict::Evicted;
 pub use giving_way::Yields;
+pub use policy::Nap;
+pub use reclaimer::{Host, Reclaimer, Requested, Seen};
 pub use staging_depth::Depth;
+pub use watermarks::Watermarks;

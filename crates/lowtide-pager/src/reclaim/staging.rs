@@ -119,7 +119,7 @@ impl Staging {
         self.staged() * PAGE_SIZE > self.target.load(Ordering::Relaxed) || self.empty_batches() < 2
     }
 
-    /// Whether enough of them wait for the keeper to store some: less than the target, so that there is room for many before it
+    /// Whether enough of them wait for the reclaimer to store some: less than the target, so that there is room for many before it
     /// is needed again.
     pub fn is_worth_draining(&self) -> bool {
         let target = self.target.load(Ordering::Relaxed);

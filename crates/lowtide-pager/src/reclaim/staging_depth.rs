@@ -1,4 +1,4 @@
-//! How much is to wait in staging. Where pages come in by streams, much leaves at once, and the keeper is to store it while
+//! How much is to wait in staging. Where pages come in by streams, much leaves at once, and the reclaimer is to store it while
 //! the program goes on: that takes room. Where each fault brings a page or a few, what waits is hardly asked for again, and
 //! what it takes is better used by pages in their places: random reads of 1 GiB at 717 MiB have 3 % fewer faults.
 

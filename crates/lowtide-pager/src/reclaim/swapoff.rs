@@ -113,7 +113,7 @@ impl Swapoff {
         self.latest
     }
 
-    /// Moves some pages. To be called by the keeper, whose files the swap files are.
+    /// Moves some pages. To be called by the reclaimer, whose files the swap files are.
     pub fn step(&mut self, pager: &Pager, worker: &mut Worker) -> Step {
         let Some(operation) = pager.enter() else { return Step::Later };
         let Some(mut window) = self.window.or_else(|| self.next_window(&operation)) else { return self.end_pass(&operation) };
@@ -271,7 +271,7 @@ impl Operation<'_> {
 
     /// Puts a page, whose bytes these are, into its place, if the limit allows. With the space lock shared.
     fn bring_in(&self, page: PageNo, entry: Entry, bytes: &Page) -> Brought {
-        if self.budget.now() >= self.budget.low_mark() {
+        if self.budget.now() >= self.budget.marks().low() {
             return Brought::NoRoom;
         }
         if !self.map.swap(page, PageState::Swapped(entry.raw()), PageState::Loading(entry.raw())) {

@@ -63,7 +63,7 @@ impl Pager {
 }
 
 impl Operation<'_> {
-    /// One step of the search, for the thread that nobody waits for, if it does not rest. [`Evicted::Some`]: it was worth
+    /// One step of the search, for the thread that nobody waits for, if it does not rest. [`Evicted::Progress`]: it was worth
     /// while. Pages that are shared with other processes stay: they would not become less.
     pub(crate) fn search_zeros(&self, worker: &mut Worker) -> Evicted {
         if now_ns() < self.search.until_ns.load(Ordering::Relaxed) {
@@ -73,7 +73,7 @@ impl Operation<'_> {
         match self.drained(worker) {
             Evicted::Nothing => {}
             Evicted::Later => return self.search.rests(STEP_REST_NS),
-            _ => return Evicted::Some,
+            _ => return Evicted::Progress,
         }
         // Opened each time, which is nothing beside the search: not all hosts want to keep it open.
         let Some(memory) = (self.host.open_memory)() else { return Evicted::Full };
@@ -149,7 +149,7 @@ impl Search {
                 return self.rests(rest);
             }
         }
-        if is_worth_it(read, left) { Evicted::Some } else { self.rests(STEP_REST_NS) }
+        if is_worth_it(read, left) { Evicted::Progress } else { self.rests(STEP_REST_NS) }
     }
 }
 

@@ -71,7 +71,7 @@ pub struct Counters {
     /// How often a monitor woke or looked because a fault or an event may have come, and how often another monitor had it.
     pub monitor_wakeups: AtomicU64,
     pub monitor_wakeups_vain: AtomicU64,
-    /// Nanoseconds in which monitors detached pages for the keeper while a thread waited.
+    /// Nanoseconds in which monitors detached pages for the reclaimer while a thread waited.
     pub staging_ahead_ns: AtomicU64,
     /// Microseconds of CPU that lowtide's threads have had.
     pub cpu_us: AtomicU64,

@@ -31,7 +31,7 @@ fn freed_in_staging(house: &House) -> *mut u8 {
     (0..PAGES).step_by(4).for_each(|i| write(page(i), i as u64 + 1));
     let mut worker = Worker::new(true).unwrap();
     // As many batches as staging has, so that nothing is drained yet.
-    (0..PAGES / 128).for_each(|_| assert_eq!(house.pager.evict(&mut worker), Evicted::Some));
+    (0..PAGES / 128).for_each(|_| assert_eq!(house.pager.evict(&mut worker), Evicted::Progress));
     assert_eq!(house.evictions(), PAGES as u64);
     drop_freed_pages();
     at

@@ -149,7 +149,7 @@ fn an_empty_house_is_not_searched_all_the_time() {
     assert!(house.evictions() >= out + 1024);
 }
 
-/// That others have all that waits in hand does not mean that there is nothing: the keeper would take the limit for one that
+/// That others have all that waits in hand does not mean that there is nothing: the reclaimer would take the limit for one that
 /// can't be held.
 #[test]
 fn who_finds_nothing_to_drain_does_not_say_that_there_is_nothing() {

@@ -121,7 +121,7 @@ impl House {
         let mut worker = Worker::new(true).unwrap();
         loop {
             match self.pager.evict(&mut worker) {
-                Evicted::Some | Evicted::Later | Evicted::Ahead => {}
+                Evicted::Progress | Evicted::Later | Evicted::Ahead => {}
                 end => return end,
             }
         }

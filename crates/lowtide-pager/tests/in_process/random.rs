@@ -34,7 +34,7 @@ impl Random {
     }
 }
 
-/// Swap areas that are turned on and off, as a keeper does it.
+/// Swap areas that are turned on and off, as a reclaimer does it.
 struct Areas {
     /// Of each, bytes of its files; 0: there are none.
     sizes: [usize; 3],

@@ -79,7 +79,7 @@ fn pages_that_are_about_to_go_are_not_evicted() {
     monitor.wait(pager, -1);
     assert!(monitor.turn(pager).read, "the removal was told of");
     while !removed.load(Ordering::SeqCst) {
-        if pager.evict(&mut worker) != Evicted::Some {
+        if pager.evict(&mut worker) != Evicted::Progress {
             // The kernel goes on, until this thread wants to run again.
             thread::sleep(Duration::from_micros(50));
         }

@@ -24,7 +24,7 @@ fn read_before() -> *mut u8 {
     at
 }
 
-/// Sets all traps, as the keeper does.
+/// Sets all traps, as the reclaimer does.
 fn set(house: &House) {
     let mut worker = Worker::new(true).unwrap();
     while house.pager.set_traps(&mut worker) != Evicted::Nothing {}

@@ -23,7 +23,7 @@ struct Asked {
 
 /// Asks the processes.
 pub fn start(run: &Live<'_>) -> Box<dyn Task> {
-    // AcqRel: pairs with the Acquire of the keepers.
+    // AcqRel: pairs with the Acquire of the reclaimers.
     let number = run.shared.settings().fills_asked.fetch_add(1, Ordering::AcqRel) + 1;
     Box::new(Asked { number, at: Instant::now() })
 }

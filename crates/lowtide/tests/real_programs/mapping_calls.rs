@@ -99,7 +99,7 @@ fn stays_below(program: &str, arguments: &str, ram: u64, bound: u64) {
     assert!(limited.peak <= bound, "{arguments}: peak {} bytes, allowed {bound}: {}", limited.peak, limited.stderr);
 }
 
-/// While a thread waits for all of a range, again and again, the keeper goes on looking for mappings that it was not told of.
+/// While a thread waits for all of a range, again and again, the reclaimer goes on looking for mappings that it was not told of.
 #[test]
 fn mappings_are_found_while_a_range_is_populated() {
     let Some(_turn) = turn() else { return };

@@ -1,4 +1,4 @@
-//! Swap areas of the run are turned on and off while it goes on: the keeper does what the settings ask, and says so in its
+//! Swap areas of the run are turned on and off while it goes on: the reclaimer does what the settings ask, and says so in its
 //! place in the segment.
 
 use core::sync::atomic::Ordering;
@@ -7,11 +7,13 @@ use lowtide_core::store::MAX_AREAS;
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::fault::Worker;
 use lowtide_pager::pager::Pager;
+use lowtide_pager::reclaim::Reclaimer;
+use lowtide_pager::reclaim::policy::{LONGEST_NAP_US, SHORTEST_NAP_US};
 use lowtide_pager::reclaim::swapoff::{Step, Swapoff};
 use lowtide_pager::segment::{AreaGauges, Order, Phase};
 use lowtide_pager::sys::clock;
 
-use super::{Keeper, LONGEST_SLEEP_US, SHORTEST_SLEEP_US};
+use super::ReclaimerThread;
 use crate::{agent, say, swap_file};
 
 /// Where nothing can be moved now, the next try comes after this.
@@ -23,7 +25,7 @@ const COUNT_REST: u64 = 20;
 /// For how long a process leaves an area that is turned on to larger ones.
 const AFTER_YOU_US: u64 = 1_000_000;
 
-/// What the keeper has done about the orders so far.
+/// What the reclaimer has done about the orders so far.
 #[derive(Default)]
 pub(super) struct Orders {
     /// The latest with which it has complied, for each area.
@@ -46,7 +48,7 @@ enum Obeyed {
     NotYet(u64),
 }
 
-/// In a process without a keeper that works: it has nothing in any area.
+/// In a process without a reclaimer that works: it has nothing in any area.
 pub(super) fn have_nothing() {
     for (gauges, area) in agent::proc().areas_now.iter().zip(&agent::settings().swap) {
         // Release: pairs with the Acquire of `lowtide run` (`live/evacuation.rs`).
@@ -66,10 +68,10 @@ pub(super) fn tell_fills(pager: &Pager) {
     }
 }
 
-impl Keeper {
+impl ReclaimerThread {
     /// Does what is asked about swap areas, or a part of it. After how many microseconds there is more to do, at the latest.
     pub(super) fn follow_orders(&mut self, now_us: u64) -> u64 {
-        let mut pause = LONGEST_SLEEP_US;
+        let mut pause = LONGEST_NAP_US;
         for (number, area) in (0..).zip(&agent::settings().swap) {
             let order = area.order();
             let place = usize::from(number);
@@ -107,20 +109,20 @@ impl Keeper {
             self.orders.off = None;
         }
         match pager.reopen_area(number) {
-            None => return Obeyed::NotYet(SHORTEST_SLEEP_US),
+            None => return Obeyed::NotYet(SHORTEST_NAP_US),
             Some(true) => {}
             Some(false) => {
                 // The largest process goes first: it may be a device, or a file with a name, which one can have.
                 let since = if self.orders.waiting == order.raw() { self.orders.waiting_since_us } else { now_us };
                 (self.orders.waiting, self.orders.waiting_since_us) = (order.raw(), since);
                 if now_us - since < AFTER_YOU_US && swap_file::goes_to_a_larger(number, order) {
-                    return Obeyed::NotYet(SHORTEST_SLEEP_US);
+                    return Obeyed::NotYet(SHORTEST_NAP_US);
                 }
-                let Some(operation) = pager.enter() else { return Obeyed::NotYet(SHORTEST_SLEEP_US) };
+                let Some(operation) = pager.enter() else { return Obeyed::NotYet(SHORTEST_NAP_US) };
                 swap_file::add_one(operation.store(), number);
             }
         }
-        self.said_failing[usize::from(number)] = false;
+        self.judge.said_failing[usize::from(number)] = false;
         Obeyed::Yes
     }
 
@@ -131,10 +133,10 @@ impl Keeper {
         let off = match &mut self.orders.off {
             Some(off) if off.number() == number => off,
             // One after the other.
-            Some(_) => return Obeyed::NotYet(SHORTEST_SLEEP_US),
+            Some(_) => return Obeyed::NotYet(SHORTEST_NAP_US),
             none => match Swapoff::begin(pager, number) {
                 Ok(Some(off)) => none.insert(off),
-                Ok(None) => return Obeyed::NotYet(SHORTEST_SLEEP_US),
+                Ok(None) => return Obeyed::NotYet(SHORTEST_NAP_US),
                 Err(_) => {
                     say::warn(b"no memory for taking a swap area off: it is tried again");
                     return Obeyed::NotYet(STUCK_PAUSE_US);
@@ -146,13 +148,13 @@ impl Keeper {
             && pager.budget.above_high()
             && now_us < self.orders.counted_us + COUNT_EVERY_US
         {
-            return Obeyed::NotYet(SHORTEST_SLEEP_US);
+            return Obeyed::NotYet(SHORTEST_NAP_US);
         }
-        if self.worker.is_none() {
-            self.worker = Worker::new(true).ok();
+        if self.reclaimer.is_none() {
+            self.reclaimer = Worker::new(true).ok().map(Reclaimer::new);
         }
-        let Some(worker) = &mut self.worker else { return Obeyed::NotYet(STUCK_PAUSE_US) };
-        let step = off.step(pager, worker);
+        let Some(reclaimer) = &mut self.reclaimer else { return Obeyed::NotYet(STUCK_PAUSE_US) };
+        let step = off.step(pager, &mut reclaimer.worker);
         if step != Step::Done && now_us >= self.orders.count_at_us {
             self.orders.counted_us = now_us;
             let (obstacles, started) = (off.obstacles(), clock::now_us());
@@ -167,7 +169,7 @@ impl Keeper {
                 self.orders.stuck_pause_us = STUCK_PAUSE_US;
                 Obeyed::NotYet(0)
             }
-            Step::Later => Obeyed::NotYet(SHORTEST_SLEEP_US),
+            Step::Later => Obeyed::NotYet(SHORTEST_NAP_US),
             Step::Stuck => {
                 let pause = self.orders.stuck_pause_us.clamp(STUCK_PAUSE_US, LONGEST_STUCK_PAUSE_US);
                 self.orders.stuck_pause_us = pause * 2;

@@ -8,13 +8,13 @@ use lowtide_core::store::{Store, StoreConfig};
 use lowtide_pager::fault::Worker;
 use lowtide_pager::mappings::{Range, adoptable};
 use lowtide_pager::pager::{Host, Pager};
-use lowtide_pager::reclaim::Evicted;
+use lowtide_pager::reclaim::{Evicted, Reclaimer};
 use lowtide_pager::segment::{self, proc_state};
 use lowtide_pager::sys::clock::now_us;
 use lowtide_pager::sys::{Line, present};
 use rustix::io::Errno;
 
-use super::{Keeper, LOOK_AGAIN};
+use super::{LOOK_AGAIN, ReclaimerThread};
 use crate::{agent, broker, gate, hooks, monitor, request, say, swap_file, thread, watch};
 
 /// Mappings that were made past the C library are looked for this often at least, ...
@@ -23,7 +23,7 @@ const LOOK_EVERY_US: u64 = 100_000;
 const LOOK_REST: u64 = 20;
 /// How often that is tried, a few milliseconds each, before memory is adopted for the first time.
 const FIRST_TRIES: usize = 25;
-/// When the program did not let the keeper look, it tries again after this.
+/// When the program did not let the reclaimer look, it tries again after this.
 const LOOK_LATER_US: u64 = 10_000;
 /// Traps are set with so much time in between at least: with as much as it took to set the last ones.
 const SHORTEST_TRAPS_REST_US: u64 = 100;
@@ -48,7 +48,7 @@ impl Look {
     }
 }
 
-impl Keeper {
+impl ReclaimerThread {
     /// Sets up the pager: milliseconds on a busy machine, in which a program can touch more than the room between the mark
     /// above which memory is adopted and the limit.
     pub(super) fn prepare(&mut self, limit: u64) -> Result<(), Errno> {
@@ -63,7 +63,7 @@ impl Keeper {
         store.limit_folios(run.folio_order);
         swap_file::add_all(&store);
         let staging = self.staging.target(limit, agent::segment().active() + 1);
-        self.worker = Some(Worker::new(true)?);
+        self.reclaimer = Some(Reclaimer::new(Worker::new(true)?));
         self.thread_ends.open();
         let uffd = self.uffd.take().ok_or(Errno::BADF)?;
         let host = Host {
@@ -161,14 +161,14 @@ impl Keeper {
 
     /// Where the program has only read so far, its writes are to be seen too: some of it. In how many microseconds it goes on.
     pub(super) fn set_traps(&mut self, pager: &Pager) -> u64 {
-        let Some(worker) = &mut self.worker else { return u64::MAX };
+        let Some(reclaimer) = &mut self.reclaimer else { return u64::MAX };
         let started = now_us();
-        match pager.set_traps(worker) {
+        match pager.set_traps(&mut reclaimer.worker) {
             Evicted::Nothing => u64::MAX,
             // So many are found at a time that it is soon done.
-            Evicted::Some if pager.protects() => 0,
+            Evicted::Progress if pager.protects() => 0,
             // Meanwhile monitors detach pages.
-            Evicted::Some => (now_us() - started).max(SHORTEST_TRAPS_REST_US),
+            Evicted::Progress => (now_us() - started).max(SHORTEST_TRAPS_REST_US),
             _ => TRAPS_LATER_US,
         }
     }

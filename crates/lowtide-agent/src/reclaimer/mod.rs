@@ -1,25 +1,23 @@
-//! The keeper: one thread in each process. Below the limit it looks at the process's memory now and then, and that is all
-//! lowtide costs (`watch.rs`). Near the limit it sets up the pager and adopts the program's memory (`setup.rs`); above the high
+//! The reclaimer: one thread in each process. Below the limit it looks at the process's memory now and then, and that is all
+//! lowtide costs (`watch.rs`). Near the limit it sets up the pager and adopts the program's memory (`register.rs`); above the high
 //! mark it evicts down to the low one (`keep.rs`), and where that can't be reached it finds out what can (`floor.rs`).
 
 mod areas;
-mod calm;
 mod floor;
 mod keep;
-mod reclaim;
-mod setup;
+mod register;
+mod requests;
 mod watch;
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use lowtide_core::steps;
-use lowtide_core::store::MAX_AREAS;
+use lowtide_pager::accounts::Measuring;
 use lowtide_pager::accounts::pool_share::PoolShare;
-use lowtide_pager::accounts::{Measuring, RamBudget};
-use lowtide_pager::fault::Worker;
 use lowtide_pager::fork::{Inheritance, TakenOver};
 use lowtide_pager::pager::Pager;
-use lowtide_pager::reclaim::{Depth, Yields};
+use lowtide_pager::reclaim::policy::LONGEST_NAP_US;
+use lowtide_pager::reclaim::{Calm, Depth, Nap, Reclaimer, Watermarks, Yields};
 use lowtide_pager::segment::{Proc, proc_state};
 use lowtide_pager::sys::Line;
 use lowtide_pager::sys::clock::now_us;
@@ -29,29 +27,21 @@ use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::Timespec;
 
-use crate::idle::Idle;
 use crate::request::Request;
 use crate::resident::Resident;
 use crate::{agent, atfork, broker, inheritance, monitor, number, request, say, swap_file, thread, thread_end};
 use areas::Orders;
-use calm::Calm;
-use floor::Floor;
-use reclaim::Reclaim;
-use setup::Look;
+use keep::Judge;
+use register::Look;
+use requests::Reclaim;
 
-/// Looks at the memory are at most this far apart.
-const LONGEST_SLEEP_US: u64 = 100_000;
-const SHORTEST_SLEEP_US: u64 = 1_000;
-/// What a program can touch in a microsecond, with threads on several CPUs.
-const TOUCH_BYTES_PER_US: u64 = 6_000;
-
-/// Said where the keeper can't be started.
+/// Said where the reclaimer can't be started.
 pub const NO_THREAD: &[u8] = b"a process of the run is not limited: lowtide's thread can't be started";
 
 static ASLEEP: AtomicBool = AtomicBool::new(false);
 static LOOK_AGAIN: AtomicBool = AtomicBool::new(false);
 
-/// Wakes the keeper if it sleeps: the high mark was passed.
+/// Wakes the reclaimer if it sleeps: the high mark was passed.
 pub fn wake_if_asleep() {
     // AcqRel: pairs with the Release in `run`.
     if ASLEEP.swap(false, Ordering::AcqRel) {
@@ -65,7 +55,7 @@ pub fn look_again() {
     LOOK_AGAIN.store(true, Ordering::Release);
 }
 
-/// Thread entry: the keeper of a process that starts with nothing adopted.
+/// Thread entry: the reclaimer of a process that starts with nothing adopted.
 pub extern "C" fn fresh(_: usize) -> ! {
     begin();
     let uffd = match broker::userfaultfd() {
@@ -78,26 +68,26 @@ pub extern "C" fn fresh(_: usize) -> ! {
             sleep_for_ever();
         }
     };
-    let mut keeper = Keeper::new(Some(uffd));
-    keeper.urgent = thread::Urgent::new();
-    keeper.run()
+    let mut reclaimer = ReclaimerThread::new(Some(uffd));
+    reclaimer.urgent = thread::Urgent::new();
+    reclaimer.run()
 }
 
-/// Thread entry: the keeper of a forked child whose parent had adopted memory.
+/// Thread entry: the reclaimer of a forked child whose parent had adopted memory.
 pub extern "C" fn inherited(_: usize) -> ! {
-    let parent_keeper = agent::KEEPER.load(Ordering::Acquire);
-    thread::name(c"lowtide-keeper");
+    let parent_reclaimer = agent::RECLAIMER.load(Ordering::Acquire);
+    thread::name(c"lowtide-reclaim");
     // Before the parent lets go: a child that has no threads to serve itself gets all of its memory instead.
     let able = thread::own_files().and_then(|()| monitor::start());
-    agent::KEEPER.store(thread::id(), Ordering::Release);
+    agent::RECLAIMER.store(thread::id(), Ordering::Release);
     agent::thread_begins();
     let Some(pager) = agent::pager() else { sleep_for_ever() };
     let Some(parent) = atfork::parent_of_child() else { say::fatal(b"a forked child has no parent") };
-    let mut reopen = |_area: u8, number: i32| inheritance::reopen(parent, parent_keeper, number);
+    let mut reopen = |_area: u8, number: i32| inheritance::reopen(parent, parent_reclaimer, number);
     let inheritance = Inheritance {
         run: agent::segment(),
         proc: agent::proc(),
-        parent_serves: &|| atfork::parent_serves(parent_keeper),
+        parent_serves: &|| atfork::parent_serves(parent_reclaimer),
         reopen: &mut reopen,
         able,
     };
@@ -117,12 +107,12 @@ pub extern "C" fn inherited(_: usize) -> ! {
     swap_file::add_all(operation.store());
     drop(operation);
     steps::taken(steps::Fork::Child);
-    let mut keeper = Keeper::new(None);
+    let mut reclaimer = ReclaimerThread::new(None);
     // The child may change its root directory at once.
-    keeper.thread_ends.open();
+    reclaimer.thread_ends.open();
     monitor::go();
     atfork::child_is_ready();
-    keeper.run()
+    reclaimer.run()
 }
 
 /// A process image, or a forked child, has nothing to do with what was asked before it came to be.
@@ -132,13 +122,13 @@ pub fn forget_requests(proc: &Proc) {
     proc.reclaimed.store(agent::settings().reclaim.number.load(Ordering::Acquire), Ordering::Release);
 }
 
-/// What every keeper does first.
+/// What every reclaimer does first.
 fn begin() {
-    thread::name(c"lowtide-keeper");
+    thread::name(c"lowtide-reclaim");
     if thread::own_files().is_err() {
         say::fatal(b"Linux 5.9 or later is needed (close_range)");
     }
-    agent::KEEPER.store(thread::id(), Ordering::Release);
+    agent::RECLAIMER.store(thread::id(), Ordering::Release);
     agent::thread_begins();
 }
 
@@ -147,7 +137,7 @@ fn sleep_for_ever() -> ! {
     loop {
         supervisor.must_live();
         areas::have_nothing();
-        request::sleep(request::bell(), 10 * LONGEST_SLEEP_US);
+        request::sleep(request::bell(), 10 * LONGEST_NAP_US);
         request::answer(|_| {});
     }
 }
@@ -174,40 +164,14 @@ impl Supervisor {
     }
 }
 
-/// For how long the keeper has nothing to do.
-enum Nap {
-    /// Microseconds, or until faults pass the high mark.
-    UntilFaults(u64),
-    /// Microseconds in which faults can't wake it: it could do nothing about them.
-    Undisturbed(u64),
-}
-
-impl Nap {
-    /// The same, but no longer than so many microseconds if faults may disturb it.
-    fn or_until(self, most_us: u64) -> Nap {
-        match self {
-            Nap::UntilFaults(us) => Nap::UntilFaults(us.min(most_us)),
-            undisturbed => undisturbed,
-        }
-    }
-
-    /// The same, but no longer than so many microseconds.
-    fn at_most(self, most_us: u64) -> Nap {
-        match self {
-            Nap::UntilFaults(us) => Nap::UntilFaults(us.min(most_us)),
-            Nap::Undisturbed(us) => Nap::Undisturbed(us.min(most_us)),
-        }
-    }
-}
-
-struct Keeper {
+struct ReclaimerThread {
     /// Until it is the pager's.
     uffd: Option<Uffd>,
     /// Made well before, used when it is time to adopt memory.
     prepared: Option<&'static Pager>,
     /// Until memory is adopted: it does little, and that in time.
     urgent: Option<thread::Urgent>,
-    /// What the run used when [`Keeper::watch`] last looked, and when that was, in microseconds.
+    /// What the run used when [`ReclaimerThread::watch`] last looked, and when that was, in microseconds.
     last_watched: (u64, u64),
     supervisor: Supervisor,
     /// When it was last looked whether that lives, in microseconds.
@@ -219,36 +183,23 @@ struct Keeper {
     /// The same if nobody but this process had grown.
     expected_without_others: u64,
     pool_share: PoolShare,
-    worker: Option<Worker>,
-    idle: Idle,
+    reclaimer: Option<Reclaimer>,
+    judge: Judge,
     look: Look,
     thread_ends: thread_end::Look,
     staging: Depth,
-    floor: Floor,
     measuring: Measuring,
     calm: Calm,
     yields: Yields,
-    /// When it was last looked whether forked children are gone, in microseconds.
-    children_looked_at: u64,
-    /// The run was above the low mark when last measured.
-    above_low: bool,
-    /// Faults that were served when it last looked.
-    faults_seen: u64,
-    warned_full: bool,
-    /// Since when the run is over its limit because no tier takes pages, in microseconds.
-    full_since_us: Option<u64>,
-    /// When what is left to try there was tried last, in microseconds.
-    last_resorts_us: u64,
-    /// Of which swap areas it was said that they can't be written.
-    said_failing: [bool; MAX_AREAS],
-    said_kept: bool,
+    /// When what forked children had that are gone was last dropped, in microseconds.
+    reaped_us: u64,
     orders: Orders,
     reclaim: Reclaim,
 }
 
-impl Keeper {
-    fn new(uffd: Option<Uffd>) -> Keeper {
-        Keeper {
+impl ReclaimerThread {
+    fn new(uffd: Option<Uffd>) -> ReclaimerThread {
+        ReclaimerThread {
             uffd,
             prepared: None,
             urgent: None,
@@ -260,23 +211,15 @@ impl Keeper {
             expected: 0,
             expected_without_others: 0,
             pool_share: PoolShare::default(),
-            worker: None,
-            idle: Idle::new(),
+            reclaimer: None,
+            judge: Judge::new(),
             look: Look::default(),
             thread_ends: thread_end::Look::default(),
             staging: Depth::default(),
-            floor: Floor::default(),
             measuring: Measuring::default(),
             calm: Calm::new(now_us()),
             yields: Yields::default(),
-            children_looked_at: 0,
-            above_low: false,
-            faults_seen: 0,
-            warned_full: false,
-            full_since_us: None,
-            last_resorts_us: 0,
-            said_failing: [false; MAX_AREAS],
-            said_kept: false,
+            reaped_us: 0,
             orders: Orders::default(),
             reclaim: Reclaim::default(),
         }
@@ -284,10 +227,9 @@ impl Keeper {
 
     /// Measures this process, publishes it, and returns what the whole run uses.
     fn measure(&mut self) -> u64 {
-        let marks = RamBudget::default();
-        marks.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
+        let marks = Watermarks::of(agent::settings().ram_limit.load(Ordering::Relaxed));
         let run = agent::segment();
-        let watched = self.total > marks.earliest_adopt_mark();
+        let watched = self.total > marks.earliest_register();
         let Some(pager) = agent::pager() else {
             run.publish_ram(agent::proc(), self.resident.measure(watched));
             self.total = run.ram_now();
@@ -317,7 +259,7 @@ impl Keeper {
             let bell = request::bell();
             self.answer();
             let now = now_us();
-            if now.saturating_sub(self.supervisor_seen_us) >= LONGEST_SLEEP_US {
+            if now.saturating_sub(self.supervisor_seen_us) >= LONGEST_NAP_US {
                 self.supervisor_seen_us = now;
                 self.supervisor.must_live();
             }
@@ -371,10 +313,5 @@ impl Keeper {
                 inheritance::take_back();
             }
         });
-    }
-
-    /// How long to sleep when `room` bytes may be touched before something has to happen.
-    fn nap(room: u64) -> u64 {
-        (room / TOUCH_BYTES_PER_US).clamp(SHORTEST_SLEEP_US, LONGEST_SLEEP_US)
     }
 }

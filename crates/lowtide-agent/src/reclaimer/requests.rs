@@ -2,16 +2,11 @@
 
 use core::sync::atomic::Ordering;
 
-use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::pager::Pager;
-use lowtide_pager::reclaim::Evicted;
+use lowtide_pager::reclaim::{Nap, Reclaimer, Requested};
 
-use super::keep::evict;
-use super::{Keeper, Nap, SHORTEST_SLEEP_US};
+use super::ReclaimerThread;
 use crate::agent;
-
-/// Batches of eviction at a time.
-const BATCHES: usize = 4;
 
 /// A request that is being dealt with.
 #[derive(Default)]
@@ -41,11 +36,11 @@ pub(super) fn give_up() {
     }
 }
 
-impl Keeper {
+impl ReclaimerThread {
     /// Memory is adopted: moves some of what is asked for out, if anything is. `None`: there is nothing of the kind to do.
     pub(super) fn reclaim(&mut self, pager: &Pager) -> Option<Nap> {
         let number = asked()?;
-        let worker = self.worker.as_mut()?;
+        let reclaimer = self.reclaimer.as_mut()?;
         let proc = agent::proc();
         if self.reclaim.number != number {
             let request = &agent::settings().reclaim;
@@ -54,21 +49,17 @@ impl Keeper {
             let part = u128::from(bytes) * u128::from(mine) / u128::from(of);
             self.reclaim = Reclaim { number, left: part as u64 };
         }
-        for _ in 0..BATCHES {
-            if self.reclaim.left == 0 {
-                break;
-            }
-            match evict(pager, worker) {
-                (Evicted::Some, n) => {
-                    proc.reclaimed_bytes.fetch_add(n * PAGE_SIZE as u64, Ordering::Relaxed);
-                    self.reclaim.left = self.reclaim.left.saturating_sub(n * PAGE_SIZE as u64);
-                }
-                (Evicted::Later | Evicted::Ahead, _) => return Some(Nap::UntilFaults(SHORTEST_SLEEP_US)),
-                // That is all that can go.
-                (Evicted::Nothing | Evicted::Full | Evicted::Searching, _) => self.reclaim.left = 0,
-            }
+        let came = reclaimer.evict_on_request(pager, self.reclaim.left);
+        let (Requested::Bytes(bytes) | Requested::Last(bytes) | Requested::Later(bytes)) = came;
+        proc.reclaimed_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.reclaim.left = self.reclaim.left.saturating_sub(bytes);
+        match came {
+            Requested::Bytes(_) => {}
+            Requested::Later(_) => return Some(Reclaimer::later()),
+            // That is all that can go.
+            Requested::Last(_) => self.reclaim.left = 0,
         }
-        if self.reclaim.left > 0 || pager.empty_staging(worker) {
+        if self.reclaim.left > 0 || pager.empty_staging(&mut reclaimer.worker) {
             return Some(Nap::UntilFaults(0));
         }
         pager.drain_frames();
@@ -86,7 +77,7 @@ impl Keeper {
             return;
         }
         let get = |gauge: &core::sync::atomic::AtomicU64| gauge.load(Ordering::Relaxed);
-        let movable = pager.adopted_in_memory().unwrap_or(0).saturating_sub(self.floor.stuck());
+        let movable = pager.adopted_in_memory().unwrap_or(0).saturating_sub(self.judge.floor.stuck());
         let can_go = movable + get(&proc.staged_bytes) + get(&proc.pool_bytes);
         let fixed = get(&proc.ram_bytes).saturating_sub(can_go);
         proc.fixed_bytes.store(fixed, Ordering::Relaxed);

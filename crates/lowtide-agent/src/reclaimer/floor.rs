@@ -11,7 +11,7 @@ use crate::{agent, say};
 /// How often it is looked whether the limit can be held again.
 const LOOK_EVERY_US: u64 = 1_000_000;
 
-/// What the keeper knows of memory that can't be evicted.
+/// What the reclaimer knows of memory that can't be evicted.
 #[derive(Default)]
 pub(super) struct Floor {
     /// Bytes of adopted memory that could not be moved when nothing else was left: locked, pinned, or in mappings of another

@@ -1,0 +1,422 @@
+//! THE policy of reclaim: what is evicted, how much of it, when, and what follows when that does not help. A pure function of
+//! what one look at the run has shown; `reclaimer.rs` looks, and carries the steps out. To change what the reclaimer does,
+//! change this file and its tables; which page is evicted is decided in `victims.rs` and `refault.rs`, from which sizes on in
+//! `watermarks.rs`.
+
+use super::evict::Evicted;
+use super::watermarks::Watermarks;
+
+/// Looks are at most this far apart, ...
+pub const LONGEST_NAP_US: u64 = 100_000;
+/// ... and at least this far.
+pub const SHORTEST_NAP_US: u64 = 1_000;
+/// In a process in which nothing happens looks are at least this far apart: a fault handler thread wakes the reclaimer when
+/// something does.
+const QUIET_NAP_US: u64 = 5_000;
+/// What a program can touch in a microsecond, with threads on several CPUs.
+const TOUCH_BYTES_PER_US: u64 = 6_000;
+/// Memory that grows unseen (new mappings, forks) is looked after as if no more than this were left.
+const MOST_UNSEEN: u64 = 64 << 20;
+/// Fault handler threads detach pages: the reclaimer looks after this at the latest whether they still do, ...
+const AHEAD_US: u64 = 2_000;
+/// ... and no sooner than this, however little room is left.
+const SHORTEST_AHEAD_US: u64 = 100;
+/// An event waits to be read, or the program forks: the reclaimer tries again after this.
+const LATER_US: u64 = 50;
+/// No tier could take a page: the reclaimer looks again after this. (`backoff.rs` says whether it is worth while to try.)
+const FULL_PAUSE_US: u64 = 100_000;
+/// Nothing could be evicted: the same.
+const EXHAUSTED_PAUSE_US: u64 = 10_000;
+/// The size is measured again after this much was evicted: new mappings may have appeared.
+const MOST_AT_A_TIME: u64 = 2 << 20;
+/// For each microsecond that cold pages were compressed again the reclaimer sleeps this many: it takes a quarter of a CPU.
+const RECOMPRESS_REST: u64 = 3;
+
+/// What one look at a run has shown. Sizes in bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Look {
+    /// The watermarks.
+    pub marks: Watermarks,
+    /// What the run may not exceed: the limit, or more on the way down to a limit that was lowered.
+    pub ceiling: u64,
+    /// What the run uses.
+    pub total: u64,
+    /// What this process uses of it.
+    pub mine: u64,
+    /// Bytes that one step evicts.
+    pub batch: u64,
+    /// The run was above the low watermark at the look before.
+    pub was_above: bool,
+    /// Faults were served since the look before: fault handler threads are there to detach pages.
+    pub faults_come: bool,
+    /// Nothing happened for a while.
+    pub quiet: bool,
+    /// A fault would have to evict before it is served.
+    pub at_limit: bool,
+    /// The program has not come down to a limit that was lowered.
+    pub coming_down: bool,
+    /// This process gives way to busier ones (`giving_way.rs`).
+    pub gives_way: bool,
+    /// Memory may also grow otherwise than by faults, which nobody sees.
+    pub grows_unseen: bool,
+    /// There are forked children that may be gone.
+    pub may_reap: bool,
+    /// The last resorts were not tried for [`FULL_PAUSE_US`].
+    pub resorts_are_due: bool,
+    /// For how long the search for zeros rests, in microseconds.
+    pub search_rests_us: u64,
+}
+
+/// For how long the reclaimer has nothing to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Nap {
+    /// Microseconds, or until faults pass the high watermark.
+    UntilFaults(u64),
+    /// Microseconds in which faults can't wake it: it could do nothing about them.
+    Undisturbed(u64),
+}
+
+impl Nap {
+    /// The same, but no longer than this many microseconds if faults may disturb it.
+    #[must_use]
+    pub fn or_until(self, most_us: u64) -> Nap {
+        match self {
+            Nap::UntilFaults(us) => Nap::UntilFaults(us.min(most_us)),
+            undisturbed => undisturbed,
+        }
+    }
+
+    /// The same, but no longer than this many microseconds.
+    #[must_use]
+    pub fn at_most(self, most_us: u64) -> Nap {
+        match self {
+            Nap::UntilFaults(us) => Nap::UntilFaults(us.min(most_us)),
+            Nap::Undisturbed(us) => Nap::Undisturbed(us.min(most_us)),
+        }
+    }
+}
+
+/// How to evict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// Detach a batch of pages, and store one if enough wait.
+    Detach,
+    /// Store a batch of pages that fault handler threads have detached, if enough wait.
+    DrainStaged,
+}
+
+/// A step of the reclaimer beside evicting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Small upkeep of the store.
+    Maintain,
+    /// Write old pages from the pool to a device, if the pool is about to get full.
+    ShrinkPool,
+    /// The same however full it is.
+    EmptyPool,
+    /// Move objects of a sparse pool together.
+    CompactPool,
+    /// Compress cold pages of the pool again, harder.
+    Recompress,
+    /// Give back what only compressing needs.
+    ForgetCompressor,
+    /// Give free frames of the pool back to the kernel.
+    DrainFrames,
+    /// Drop what forked children had that are gone.
+    Reap,
+    /// Tell the host that nothing more can be evicted now, ...
+    GiveUp,
+    /// ... that the run is above its limit all the same, ...
+    Exhausted,
+    /// ... or that no tier takes pages.
+    Full,
+}
+
+/// Steps to be tried in turn. The first that gets something done ends the turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ladder {
+    /// The steps, the first to be tried first.
+    pub steps: &'static [Step],
+    /// After a step that got something done.
+    pub worked: Nap,
+    /// After all were tried.
+    pub otherwise: Nap,
+}
+
+/// What a turn of the reclaimer is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plan {
+    /// There is nothing to evict.
+    Tidy(Ladder),
+    /// Evict: the `first` step, then [`eviction`] this many times, as long as [`after`] says nothing else.
+    Evict {
+        /// What to do before.
+        first: Option<Step>,
+        /// Batches.
+        times: u64,
+    },
+}
+
+/// What to do about a look.
+pub fn plan(look: &Look) -> Plan {
+    let low = if look.gives_way { look.marks.giving_way() } else { look.marks.low() };
+    if look.total <= low {
+        return Plan::Tidy(tidy(look));
+    }
+    let too_much = look.total - low;
+    // A process that gives way evicts all that is too much; otherwise each evicts its part.
+    let part = (u128::from(too_much) * u128::from(look.mine) / u128::from(look.total)) as u64;
+    let excess = if look.gives_way { too_much } else { part };
+    Plan::Evict {
+        // What is free already goes first. While eviction goes on it would only take the drained frames again.
+        first: (!look.was_above).then_some(Step::DrainFrames),
+        times: (excess / look.batch).clamp(1, (MOST_AT_A_TIME / look.batch).max(1)),
+    }
+}
+
+/// How to evict. Where faults come, their handler threads detach pages and the reclaimer only stores them; but not at the limit,
+/// where faults would wait for room, and not on the way down to a limit that was lowered, where few faults bring pages in.
+pub fn eviction(look: &Look) -> How {
+    if look.faults_come && !look.coming_down && !look.at_limit { How::DrainStaged } else { How::Detach }
+}
+
+/// Nothing to evict: the pool's upkeep, if nobody is kept waiting by it.
+fn tidy(look: &Look) -> Ladder {
+    use Step::*;
+    // Well below the limit, or when nothing happens: while this works, nobody watches what the program touches.
+    let steps: &'static [Step] = match (look.quiet, look.total <= look.marks.register()) {
+        (true, _) => &[Maintain, ShrinkPool, CompactPool, Recompress, ForgetCompressor],
+        (false, true) => &[Maintain, ShrinkPool, CompactPool, ForgetCompressor],
+        (false, false) => &[ForgetCompressor],
+    };
+    let room = look.marks.high().saturating_sub(look.total);
+    let us = match (look.quiet, look.grows_unseen) {
+        (true, false) => LONGEST_NAP_US,
+        (true, true) => nap_us(room.min(MOST_UNSEEN)).max(QUIET_NAP_US),
+        (false, false) => nap_us(room),
+        (false, true) => nap_us(room.min(MOST_UNSEEN)),
+    };
+    Ladder { steps, worked: Nap::UntilFaults(SHORTEST_NAP_US), otherwise: Nap::UntilFaults(us) }
+}
+
+/// What to do after a step of eviction that came to `evicted`; None: go on.
+pub fn after(look: &Look, evicted: Evicted) -> Option<Ladder> {
+    use Step::*;
+    let rest = |nap| Some(Ladder { steps: &[], worked: nap, otherwise: nap });
+    match evicted {
+        Evicted::Progress => None,
+        Evicted::Later => rest(Nap::UntilFaults(LATER_US)),
+        Evicted::Ahead => {
+            let room_us = look.marks.limit().saturating_sub(look.total) / TOUCH_BYTES_PER_US;
+            rest(Nap::UntilFaults(room_us.clamp(SHORTEST_AHEAD_US, AHEAD_US)))
+        }
+        Evicted::Nothing => {
+            let (steps, worked): (&'static [Step], u64) = if look.gives_way {
+                // What was compressed goes last. What the others can't move is not for this process to find out.
+                (&[DrainFrames, EmptyPool, CompactPool, GiveUp], SHORTEST_NAP_US)
+            } else if look.total > look.ceiling {
+                (&[DrainFrames, ShrinkPool, CompactPool, Exhausted, GiveUp], 0)
+            } else {
+                (&[DrainFrames, Exhausted, GiveUp], 0)
+            };
+            let otherwise = Nap::Undisturbed(EXHAUSTED_PAUSE_US);
+            Some(Ladder { steps, worked: Nap::UntilFaults(worked), otherwise })
+        }
+        Evicted::Full | Evicted::Searching => {
+            let pause = match evicted {
+                Evicted::Searching => look.search_rests_us.min(FULL_PAUSE_US),
+                _ if look.total > look.marks.high() => EXHAUSTED_PAUSE_US,
+                _ => FULL_PAUSE_US,
+            };
+            let steps: &'static [Step] = match (look.resorts_are_due, look.may_reap) {
+                (false, _) => &[GiveUp],
+                // What dead children had may be all that is needed. Room inside the pool's spans is the last resort.
+                (true, true) => &[GiveUp, DrainFrames, Reap, CompactPool, Full],
+                (true, false) => &[GiveUp, DrainFrames, CompactPool, Full],
+            };
+            Some(Ladder { steps, worked: Nap::UntilFaults(0), otherwise: Nap::Undisturbed(pause) })
+        }
+    }
+}
+
+/// Whether last resorts that were tried so many microseconds ago are due again.
+pub fn are_due(since_us: u64) -> bool {
+    since_us >= FULL_PAUSE_US
+}
+
+/// After all that was planned was evicted, which took this many microseconds. Far above a limit that was lowered the program
+/// has half of the time.
+pub fn between_turns(look: &Look, took_us: u64) -> Nap {
+    Nap::UntilFaults(if look.coming_down { took_us.min(LONGEST_NAP_US) } else { 0 })
+}
+
+/// After cold pages were compressed again for so many microseconds.
+pub fn after_recompression(took_us: u64) -> Nap {
+    Nap::UntilFaults((took_us * RECOMPRESS_REST).clamp(SHORTEST_NAP_US, LONGEST_NAP_US))
+}
+
+/// How many microseconds to sleep when `room` bytes may be touched before something has to happen.
+pub fn nap_us(room: u64) -> u64 {
+    (room / TOUCH_BYTES_PER_US).clamp(SHORTEST_NAP_US, LONGEST_NAP_US)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Step::*;
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const MARKS: Watermarks = Watermarks::of(1024 * MIB);
+
+    /// A run of one process under 1 GiB that faults, as large as is said.
+    fn look(total: u64) -> Look {
+        Look {
+            marks: MARKS,
+            ceiling: MARKS.limit(),
+            total,
+            mine: total,
+            batch: MIB / 2,
+            was_above: true,
+            faults_come: true,
+            quiet: false,
+            at_limit: false,
+            coming_down: false,
+            gives_way: false,
+            grows_unseen: true,
+            may_reap: false,
+            resorts_are_due: true,
+            search_rests_us: 500,
+        }
+    }
+
+    fn tidies(look: &Look) -> Ladder {
+        match plan(look) {
+            Plan::Tidy(ladder) => ladder,
+            evicts => panic!("{evicts:?}"),
+        }
+    }
+
+    #[test]
+    fn nothing_is_evicted_below_the_low_watermark_and_something_above_it() {
+        assert!(matches!(plan(&look(MARKS.low())), Plan::Tidy(_)));
+        assert!(matches!(plan(&look(MARKS.low() + 1)), Plan::Evict { times: 1, .. }));
+        let gives_way = |total| Look { gives_way: true, ..look(total) };
+        assert!(matches!(plan(&gives_way(MARKS.giving_way())), Plan::Tidy(_)));
+        assert!(matches!(plan(&gives_way(MARKS.giving_way() + 1)), Plan::Evict { .. }));
+    }
+
+    #[test]
+    fn below_it_the_pool_is_tidied_when_nobody_waits_for_that() {
+        let (near, far) = (MARKS.register() + MIB, MARKS.register());
+        let rows: [(u64, bool, &[Step]); 4] = [
+            (near, false, &[ForgetCompressor]),
+            (far, false, &[Maintain, ShrinkPool, CompactPool, ForgetCompressor]),
+            (near, true, &[Maintain, ShrinkPool, CompactPool, Recompress, ForgetCompressor]),
+            (far, true, &[Maintain, ShrinkPool, CompactPool, Recompress, ForgetCompressor]),
+        ];
+        for (total, quiet, steps) in rows {
+            assert_eq!(tidies(&Look { quiet, ..look(total) }).steps, steps, "{total}, quiet: {quiet}");
+        }
+    }
+
+    #[test]
+    fn it_sleeps_the_longer_the_more_room_there_is() {
+        let room = |mib| MARKS.high() - mib * MIB;
+        // Of what grows unseen no more than 64 MiB are relied on.
+        let rows = [
+            // room, quiet, unseen: microseconds
+            (room(500), false, true, 64 * MIB / 6_000),
+            (room(500), false, false, 500 * MIB / 6_000),
+            (room(500), true, false, LONGEST_NAP_US),
+            (room(500), true, true, 64 * MIB / 6_000),
+            (room(25), true, true, QUIET_NAP_US),
+            (room(25), false, true, 25 * MIB / 6_000),
+        ];
+        for (total, quiet, grows_unseen, us) in rows {
+            let ladder = tidies(&Look { quiet, grows_unseen, ..look(total) });
+            assert_eq!(ladder.otherwise, Nap::UntilFaults(us), "{total}, quiet: {quiet}, unseen: {grows_unseen}");
+            assert_eq!(ladder.worked, Nap::UntilFaults(SHORTEST_NAP_US));
+        }
+    }
+
+    #[test]
+    fn where_faults_come_their_threads_detach_and_the_reclaimer_stores() {
+        let above = look(MARKS.high());
+        assert_eq!(eviction(&above), How::DrainStaged);
+        assert_eq!(eviction(&Look { faults_come: false, ..above }), How::Detach, "nobody else is there to do it");
+        assert_eq!(eviction(&Look { at_limit: true, ..above }), How::Detach, "faults wait for room");
+        assert_eq!(eviction(&Look { coming_down: true, ..above }), How::Detach, "the limit was lowered");
+    }
+
+    #[test]
+    fn each_process_evicts_its_part_and_measures_again_soon() {
+        let times = |look: Look| match plan(&look) {
+            Plan::Evict { times, .. } => times,
+            Plan::Tidy(_) => panic!("too much is in memory"),
+        };
+        let total = MARKS.low() + 4 * MIB;
+        assert_eq!(times(look(total)), 4, "2 MiB of 4, then it measures");
+        assert_eq!(times(Look { mine: total / 4, ..look(total) }), 2, "a quarter of 4 MiB");
+        assert_eq!(times(Look { mine: total / 4, gives_way: true, ..look(total) }), 4, "all of it");
+        assert_eq!(times(Look { mine: 0, ..look(total) }), 1);
+        assert_eq!(times(Look { batch: 8 * MIB, ..look(total) }), 1, "a batch is the least");
+        let first = |was_above| match plan(&Look { was_above, ..look(total) }) {
+            Plan::Evict { first, .. } => first,
+            Plan::Tidy(_) => panic!("too much is in memory"),
+        };
+        assert_eq!([first(false), first(true)], [Some(DrainFrames), None]);
+    }
+
+    #[test]
+    fn what_follows_when_eviction_comes_to_nothing() {
+        let over = look(MARKS.limit() + MIB);
+        let below = look(MARKS.low() + MIB);
+        let rows: [(Look, Evicted, &[Step], Nap, Nap); 9] = [
+            (below, Evicted::Later, &[], Nap::UntilFaults(50), Nap::UntilFaults(50)),
+            (below, Evicted::Ahead, &[], Nap::UntilFaults(AHEAD_US), Nap::UntilFaults(AHEAD_US)),
+            (over, Evicted::Ahead, &[], Nap::UntilFaults(SHORTEST_AHEAD_US), Nap::UntilFaults(SHORTEST_AHEAD_US)),
+            (below, Evicted::Nothing, &[DrainFrames, Exhausted, GiveUp], Nap::UntilFaults(0), Nap::Undisturbed(10_000)),
+            (
+                over,
+                Evicted::Nothing,
+                &[DrainFrames, ShrinkPool, CompactPool, Exhausted, GiveUp],
+                Nap::UntilFaults(0),
+                Nap::Undisturbed(10_000),
+            ),
+            (
+                Look { gives_way: true, ..over },
+                Evicted::Nothing,
+                &[DrainFrames, EmptyPool, CompactPool, GiveUp],
+                Nap::UntilFaults(1_000),
+                Nap::Undisturbed(10_000),
+            ),
+            (below, Evicted::Full, &[GiveUp, DrainFrames, CompactPool, Full], Nap::UntilFaults(0), Nap::Undisturbed(100_000)),
+            (
+                Look { may_reap: true, ..over },
+                Evicted::Full,
+                &[GiveUp, DrainFrames, Reap, CompactPool, Full],
+                Nap::UntilFaults(0),
+                Nap::Undisturbed(10_000),
+            ),
+            (
+                Look { resorts_are_due: false, ..over },
+                Evicted::Searching,
+                &[GiveUp],
+                Nap::UntilFaults(0),
+                Nap::Undisturbed(500),
+            ),
+        ];
+        for (i, (look, evicted, steps, worked, otherwise)) in rows.into_iter().enumerate() {
+            assert_eq!(after(&look, evicted), Some(Ladder { steps, worked, otherwise }), "row {i}: {evicted:?}");
+        }
+        assert_eq!(after(&over, Evicted::Progress), None);
+    }
+
+    #[test]
+    fn the_program_runs_half_of_the_time_on_the_way_down_to_a_lower_limit() {
+        let down = Look { coming_down: true, ..look(MARKS.limit() * 2) };
+        assert_eq!(between_turns(&down, 300), Nap::UntilFaults(300));
+        assert_eq!(between_turns(&down, 1_000_000), Nap::UntilFaults(LONGEST_NAP_US));
+        assert_eq!(between_turns(&look(MARKS.limit()), 300), Nap::UntilFaults(0));
+    }
+}

@@ -1,0 +1,231 @@
+//! The reclaimer: looks at the run, asks the policy (`policy.rs`), and carries its steps out. The agent and the library each run
+//! one in the background, as the kernel runs kswapd; what they measure, and what only they know, they tell it.
+
+use core::sync::atomic::Ordering;
+
+use lowtide_core::vm::PAGE_SIZE;
+
+use super::evict::Evicted;
+use super::policy::{self, How, Ladder, Look, Nap, Plan, SHORTEST_NAP_US, Step};
+use crate::fault::Worker;
+use crate::pager::Pager;
+use crate::sys::clock;
+
+/// Objects of the pool that are moved at a time while there is nothing else to do: a fraction of a millisecond.
+const COMPACT_PAGES: usize = 256;
+/// Cold pages that are compressed again at a time, while nothing happens at all: half a millisecond.
+const RECOMPRESS_PAGES: usize = 16;
+/// How long nothing must have happened until times are quiet.
+const QUIET_US: u64 = 1_000_000;
+/// Batches that are evicted at a time when the user asks for it.
+const REQUESTED_BATCHES: usize = 4;
+
+/// What only the one that runs the reclaimer knows or can do.
+pub trait Host {
+    /// Whether a CPU is free for work that can wait. Asked last: it may take a system call.
+    fn may_recompress(&mut self, now_us: u64) -> bool;
+    /// Drops what forked children had that are gone; whether there was anything.
+    fn reap(&mut self, pager: &Pager) -> bool;
+    /// Nothing can be evicted at present, whoever asks for it.
+    fn give_up(&mut self);
+    /// The run uses `total` bytes, and nothing more can be evicted.
+    fn exhausted(&mut self, pager: &Pager, total: u64, now_us: u64);
+    /// No tier takes pages.
+    fn full(&mut self, pager: &Pager, now_us: u64);
+}
+
+/// What the one that runs the reclaimer has seen.
+#[derive(Debug, Clone, Copy)]
+pub struct Seen {
+    /// Bytes that the run uses.
+    pub total: u64,
+    /// Bytes that this process uses of them.
+    pub mine: u64,
+    /// See [`Look::gives_way`].
+    pub gives_way: bool,
+    /// See [`Look::grows_unseen`].
+    pub grows_unseen: bool,
+    /// See [`Look::may_reap`].
+    pub may_reap: bool,
+    /// When that was, in microseconds.
+    pub now_us: u64,
+}
+
+/// One thread's.
+pub struct Reclaimer {
+    /// What it evicts with.
+    pub worker: Worker,
+    above_low: bool,
+    /// Faults that were served at the last look.
+    faults: u64,
+    /// Faults and evicted pages then, and since when that number stands, in microseconds.
+    happened: u64,
+    quiet_since_us: u64,
+    /// When the last resorts were tried last, in microseconds.
+    last_resorts_us: u64,
+}
+
+/// What came of a step.
+enum Taken {
+    /// Nothing, or nothing that changes what comes next.
+    InVain,
+    Worked,
+    /// The same, and it takes a rest of its own.
+    Rests(Nap),
+}
+
+impl Taken {
+    fn of(worked: bool) -> Taken {
+        if worked { Taken::Worked } else { Taken::InVain }
+    }
+}
+
+/// What came of a request for memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Requested {
+    /// Bytes were evicted, and there may be more.
+    Bytes(u64),
+    /// This many, and nothing more can be evicted.
+    Last(u64),
+    /// This many; it can't go on now.
+    Later(u64),
+}
+
+impl Reclaimer {
+    /// With a worker that may wait.
+    pub fn new(worker: Worker) -> Reclaimer {
+        Reclaimer { worker, above_low: false, faults: 0, happened: 0, quiet_since_us: 0, last_resorts_us: 0 }
+    }
+
+    /// Looks. To be asked once before each [`Reclaimer::turn`].
+    pub fn look(&mut self, pager: &Pager, seen: &Seen) -> Look {
+        let (budget, counters) = (&pager.budget, pager.counters());
+        let faults = counters.faults_total.load(Ordering::Relaxed);
+        let happened = faults + counters.evictions_pages.load(Ordering::Relaxed);
+        if core::mem::replace(&mut self.happened, happened) != happened {
+            self.quiet_since_us = seen.now_us;
+        }
+        Look {
+            marks: budget.marks(),
+            ceiling: budget.ceiling(),
+            total: seen.total,
+            mine: seen.mine,
+            batch: pager.batch_bytes() as u64,
+            was_above: self.above_low,
+            faults_come: core::mem::replace(&mut self.faults, faults) != faults,
+            quiet: seen.now_us.saturating_sub(self.quiet_since_us) >= QUIET_US,
+            at_limit: budget.at_limit(),
+            coming_down: budget.is_coming_down(),
+            gives_way: seen.gives_way,
+            grows_unseen: seen.grows_unseen,
+            may_reap: seen.may_reap,
+            resorts_are_due: policy::are_due(seen.now_us.saturating_sub(self.last_resorts_us)),
+            search_rests_us: pager.search_rests_us(),
+        }
+    }
+
+    /// A turn: does what the policy says. For how long there is nothing to do then.
+    pub fn turn(&mut self, pager: &Pager, mut look: Look, now_us: u64, host: &mut impl Host) -> Nap {
+        let (first, times) = match policy::plan(&look) {
+            Plan::Tidy(ladder) => {
+                self.above_low = false;
+                return self.climb(pager, ladder, &look, now_us, host);
+            }
+            Plan::Evict { first, times } => (first, times),
+        };
+        self.above_low = true;
+        if let Some(step) = first {
+            self.take(pager, step, &look, now_us, host);
+        }
+        let started = clock::now_us();
+        for _ in 0..times {
+            look.at_limit = pager.budget.at_limit();
+            let evicted = match policy::eviction(&look) {
+                How::DrainStaged => pager.drain_staged(&mut self.worker),
+                How::Detach => self.evict(pager).0,
+            };
+            look.search_rests_us = pager.search_rests_us();
+            if let Some(ladder) = policy::after(&look, evicted) {
+                if matches!(evicted, Evicted::Full | Evicted::Searching) && look.resorts_are_due {
+                    self.last_resorts_us = now_us;
+                }
+                return self.climb(pager, ladder, &look, now_us, host);
+            }
+        }
+        policy::between_turns(&look, clock::now_us() - started)
+    }
+
+    /// Evicts because the user asks for it, whether the limit is near or not: up to `bytes`, and not for long.
+    pub fn evict_on_request(&mut self, pager: &Pager, bytes: u64) -> Requested {
+        let mut done = 0;
+        for _ in 0..REQUESTED_BATCHES {
+            if done >= bytes {
+                break;
+            }
+            match self.evict(pager) {
+                (Evicted::Progress, pages) => done += pages * PAGE_SIZE as u64,
+                (Evicted::Later | Evicted::Ahead, _) => return Requested::Later(done),
+                (Evicted::Nothing | Evicted::Full | Evicted::Searching, _) => return Requested::Last(done),
+            }
+        }
+        Requested::Bytes(done)
+    }
+
+    /// For how long to rest when a request can't go on.
+    pub fn later() -> Nap {
+        Nap::UntilFaults(SHORTEST_NAP_US)
+    }
+
+    /// Tries the steps of a ladder in turn.
+    fn climb(&mut self, pager: &Pager, ladder: Ladder, look: &Look, now_us: u64, host: &mut impl Host) -> Nap {
+        for step in ladder.steps {
+            match self.take(pager, *step, look, now_us, host) {
+                Taken::InVain => {}
+                Taken::Worked => return ladder.worked,
+                Taken::Rests(nap) => return nap,
+            }
+        }
+        ladder.otherwise
+    }
+
+    fn take(&mut self, pager: &Pager, step: Step, look: &Look, now_us: u64, host: &mut impl Host) -> Taken {
+        let worker = &mut self.worker;
+        match step {
+            Step::ShrinkPool => return Taken::of(pager.shrink_pool(worker)),
+            Step::EmptyPool => return Taken::of(pager.empty_pool(worker)),
+            Step::CompactPool => return Taken::of(pager.compact(COMPACT_PAGES)),
+            Step::Reap => return Taken::of(host.reap(pager)),
+            Step::Recompress => {
+                // The time goes by what is free now, not by when the turn began.
+                let now_us = clock::now_us();
+                if pager.wants_recompression(now_us)
+                    && host.may_recompress(now_us)
+                    && pager.recompress(worker, RECOMPRESS_PAGES, now_us) > 0
+                {
+                    return Taken::Rests(policy::after_recompression(clock::now_us().saturating_sub(now_us)));
+                }
+            }
+            Step::Maintain => pager.maintain(),
+            Step::ForgetCompressor => pager.forget_compressor(worker),
+            Step::DrainFrames => pager.drain_frames(),
+            Step::GiveUp => host.give_up(),
+            Step::Exhausted => host.exhausted(pager, look.total, now_us),
+            Step::Full => host.full(pager, now_us),
+        }
+        Taken::InVain
+    }
+
+    /// Evicts a batch; what came of it, and how many pages went out if any did. (Fault handler threads may evict at the same
+    /// time: theirs are counted here too.)
+    fn evict(&mut self, pager: &Pager) -> (Evicted, u64) {
+        let counters = pager.counters();
+        let before = counters.evictions_pages.load(Ordering::Relaxed);
+        let evicted = pager.evict(&mut self.worker);
+        if evicted != Evicted::Progress {
+            return (evicted, 0);
+        }
+        let pages = counters.evictions_pages.load(Ordering::Relaxed) - before;
+        counters.evictions_background.fetch_add(pages, Ordering::Relaxed);
+        (evicted, pages)
+    }
+}

@@ -1,0 +1,101 @@
+//! Watermarks: at which size of a run what begins. All follow from the limit, so that a run at any size keeps the same shape.
+
+/// The watermarks of a limit, in bytes. From the lowest up: [`prepare`], [`earliest_register`], [`giving_way`], [`register`],
+/// [`low`], [`high`], the limit.
+///
+/// [`prepare`]: Watermarks::prepare
+/// [`earliest_register`]: Watermarks::earliest_register
+/// [`giving_way`]: Watermarks::giving_way
+/// [`register`]: Watermarks::register
+/// [`low`]: Watermarks::low
+/// [`high`]: Watermarks::high
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Watermarks {
+    limit: u64,
+    /// Memory grows by faults only, which are counted (`calm.rs`): a smaller reserve will do.
+    calm: bool,
+}
+
+impl Watermarks {
+    /// Of a limit of so many bytes, in times that are not calm.
+    pub const fn of(limit: u64) -> Watermarks {
+        Watermarks { limit, calm: false }
+    }
+
+    /// The same limit in times that are calm, or not.
+    #[must_use]
+    pub const fn when_calm(self, calm: bool) -> Watermarks {
+        Watermarks { calm, ..self }
+    }
+
+    /// The limit.
+    pub const fn limit(self) -> u64 {
+        self.limit
+    }
+
+    /// Above this the agent makes all ready for registering memory, so that it takes no longer than that when it is time.
+    pub fn prepare(self) -> u64 {
+        self.register() / 4
+    }
+
+    /// Memory is registered above this: the limit less what a program can touch while lowtide is asleep.
+    pub fn register(self) -> u64 {
+        self.limit - (self.limit / 8).clamp(4 << 20, 256 << 20).min(self.limit / 2)
+    }
+
+    /// Nothing is registered below this, however fast the program grows.
+    pub fn earliest_register(self) -> u64 {
+        self.register() / 2
+    }
+
+    /// The background evicts above this, ...
+    pub fn high(self) -> u64 {
+        self.limit.saturating_sub(self.reserve((self.limit / 32).clamp(1 << 20, 32 << 20), 2 << 20))
+    }
+
+    /// ... and down to this.
+    pub fn low(self) -> u64 {
+        self.limit.saturating_sub(self.reserve((self.limit / 20).clamp(1_500 << 10, 48 << 20), 6 << 20))
+    }
+
+    /// A process that gives way to busier ones evicts down to this: as far below the low watermark as the others can grow by
+    /// faults before it looks again.
+    pub fn giving_way(self) -> u64 {
+        self.low().saturating_sub((self.limit / 16).clamp(1 << 20, 64 << 20))
+    }
+
+    /// What is kept free: `most`, or in calm times a quarter of it. At least `least`, which a program touches while the
+    /// reclaimer sleeps its shortest nap.
+    fn reserve(self, most: u64, least: u64) -> u64 {
+        if self.calm { most.min((most / 4).max(least)) } else { most }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn they_are_in_order_at_every_size() {
+        for mib in [16, 17, 32, 64, 100, 512, 4096, 100_000] {
+            let marks = Watermarks::of(mib << 20);
+            let calm = marks.when_calm(true);
+            assert!(calm.low() < calm.high() && calm.high() < calm.limit(), "calm, {mib} MiB");
+            assert!(calm.giving_way() < calm.low(), "an idle process begins first: {mib} MiB");
+            assert!(marks.low() < marks.high() && marks.high() < marks.limit(), "{mib} MiB");
+            assert!(marks.register() <= marks.low(), "memory is registered before it must be evicted: {mib} MiB");
+            assert!(marks.low() <= calm.low() && marks.high() <= calm.high(), "calm times keep less free: {mib} MiB");
+        }
+    }
+
+    #[test]
+    fn those_of_a_limit_smaller_than_their_distance_are_no_huge_ones() {
+        for kib in [0, 64, 1024, 1400, 2048] {
+            for calm in [false, true] {
+                let m = Watermarks::of(kib << 10).when_calm(calm);
+                let all = [m.giving_way(), m.low(), m.high(), m.limit()];
+                assert!(all.is_sorted(), "{kib} KiB: {all:?}");
+            }
+        }
+    }
+}
