@@ -15,7 +15,7 @@ FAULTS := $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide --fea
 CHECKED := -p lowtide-core -p lowtide-pager --lib --test in_process
 
 .PHONY: build demo test model checked fuzz faults soak overhead forktime table trees picture programs header crate deb test-deb deny wheel test-python lab race fmt \
-	report prometheus pictures watching links lint clean setup help
+	report prometheus pictures watching map links lint clean setup help
 
 build: ## target/release/lowtide: one file, the agent inside
 	$(CARGO) build --release
@@ -124,6 +124,9 @@ fmt: ## checks the formatting
 lint: setup ## warnings are errors
 	$(CARGO) clippy --release --workspace --exclude lowtide-agent --all-targets -- -D warnings
 	$(CARGO) clippy --release -p lowtide-agent -- -D warnings
+
+map: ## each Rust file and what it is for, by folder (ARGS=pager/src/fault: only those)
+	@python3 tests/map.py $(ARGS)
 
 links: ## what the documents name is there
 	python3 tests/links.py

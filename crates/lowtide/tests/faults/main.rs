@@ -65,7 +65,7 @@ fn no_memory_for_mappings() {
     with(Op::Map, &[Fault::NoMemory]);
 }
 
-/// One of the two processes is killed after each step of a fork (those of ARCHITECTURE's list, in parts). The other one's every
+/// One of the two processes is killed after each step of a fork (those of docs/design/fork.md, in parts). The other one's every
 /// byte is right, or the run ends with a message; nothing hangs, and nothing is left.
 #[test]
 fn killed_after_each_step_of_a_fork() {
