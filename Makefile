@@ -126,6 +126,7 @@ lint: setup ## warnings are errors
 	$(CARGO) clippy --release -p lowtide-agent -- -D warnings
 
 links: ## what the documents name is there
+	python3 -m doctest tests/links.py
 	python3 tests/links.py
 
 setup: ## installs what is missing
