@@ -129,6 +129,7 @@ map: ## each Rust file and what it is for, by folder (ARGS=pager/src/fault: only
 	@python3 tests/map.py $(ARGS)
 
 links: ## what the documents name is there
+	python3 -m doctest tests/links.py
 	python3 tests/links.py
 
 setup: ## installs what is missing

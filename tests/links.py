@@ -1,6 +1,6 @@
-"""make links: what the documents name is there: files and headings that they link to, files and `make` targets that they quote.
+"""make links: the documents name only what is there (files, headings, `make` targets), and are short enough to be read.
 
-Prints each that is not, as FILE:LINE, and exits with 1.
+Prints each fault as FILE:LINE, and exits with 1. Its own tests are doctests: `python3 -m doctest tests/links.py`.
 """
 
 import re
@@ -13,6 +13,12 @@ CODE = re.compile(r"`([^`\n]+)`")
 FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 # What stands in the repository's root: a quoted path that begins so must exist.
 PLACES = ("crates/", "docs/", "tests/", "demo/", "contrib/", "python/", "fuzz/")
+# Prose is wrapped here, so that a change of one word is not a change of a paragraph.
+COLUMNS = 100
+# Most words, as `wc -w` counts them, of the pages that a newcomer reads first.
+WORDS = {"README.md": 1300, "ARCHITECTURE.md": 3500}
+# Lines that can't be wrapped: of tables, headings, HTML, definitions of links, and of a link or a word alone.
+WHOLE = re.compile(r"\s*(?:[-*>] |\d+\. )*(?:\||#|<|\[[^]]+\]:|!?\[[^]]*\]\([^)]*\)[.,:;]?$|\S+$)")
 
 
 def pages() -> list[Path]:
@@ -64,15 +70,54 @@ def wrong_names(text: str, targets: set[str]) -> list[tuple[int, str]]:
     return wrong
 
 
+def long_lines(text: str) -> list[tuple[int, str]]:
+    """Lines of prose that are not wrapped.
+
+    >>> prose = "word " * 19 + "words"
+    >>> long_lines(prose), long_lines(prose + "!")
+    ([], [(0, 'has 101 columns of prose, and 100 are the most: wrap it')])
+    >>> code, link, row = f"```sh\\n{prose} -x\\n```", f"- [a link]({'x' * 99}).", f"| {prose} |"
+    >>> long_lines("\\n".join([code, link, row, f"# {prose}", f"<!-- {prose} -->", f"[name]: {prose}", "x" * 101]))
+    []
+    >>> long_lines(f"{code}\\n{prose}, and [a link](x)")[0][0] == len(code) + 1
+    True
+    """
+    wrong = []
+    # Blanks in the place of code, so that each line stays where it is.
+    start, text = 0, FENCE.sub(lambda code: re.sub(r"[^\n]", " ", code.group()), text)
+    for line in text.split("\n"):
+        if len(line) > COLUMNS and line.strip() and not WHOLE.match(line):
+            wrong.append((start, f"has {len(line)} columns of prose, and {COLUMNS} are the most: wrap it"))
+        start += len(line) + 1
+    return wrong
+
+
+def too_many_words(name: str, text: str) -> list[tuple[int, str]]:
+    """Whether a page that must be short is not.
+
+    >>> too_many_words("README.md", "word " * 1300), too_many_words("docs/cli.md", "word " * 1301)
+    ([], [])
+    >>> too_many_words("README.md", "word " * 1301)
+    [(0, 'has 1301 words, and 1300 are the most: shorten it')]
+    """
+    words, most = len(text.split()), WORDS.get(name)
+    if most is None or words <= most:
+        return []
+    return [(0, f"has {words} words, and {most} are the most: shorten it")]
+
+
 def main() -> int:
     targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.M))
     failed = False
     for page in pages():
         text = page.read_text()
-        for at, what in sorted(wrong_links(page, text) + wrong_names(text, targets)):
+        name = str(page.relative_to(ROOT))
+        wrong = wrong_links(page, text) + wrong_names(text, targets) + long_lines(text) + too_many_words(name, text)
+        for at, what in sorted(wrong):
             failed = True
-            print(f"{page.relative_to(ROOT)}:{text.count(chr(10), 0, at) + 1}: {what}", file=sys.stderr)
+            print(f"{name}:{text.count(chr(10), 0, at) + 1}: {what}", file=sys.stderr)
     return int(failed)
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

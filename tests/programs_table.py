@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +25,8 @@ PERCENT = 60
 JOBS = lab.ROOT / "tests/runtimes"
 BUILT = lab.TARGET / "lab/runtimes"
 PAGE = lab.ROOT / "docs/programs.md"
-# What the page says before the table and after it.
-HEAD = lab.ROOT / "docs/programs-head.md"
+# What the page says before the table.
+HEAD = lab.ROOT / "tests/programs-head.md"
 # A run under lowtide may take so many times as long as natively, and so many seconds more.
 LONGEST_RATIO, LONGEST_MORE = 20, 20
 # Right, but that much slower, is called slow.
@@ -338,8 +339,10 @@ def main() -> None:
     if not only:
         system = f"{os.cpu_count()} CPUs, Linux {platform.release().split('-')[0]}, {platform.machine()}"
         busy = f"threads that ran or waited to run, on average: {busy_before:.1f} in the minute before, {os.getloadavg()[2]:.1f} in the 15 at its end"
-        made = "<!-- Made by `make programs`; change tests/programs_table.py or docs/programs-head.md. -->\n"
-        PAGE.write_text(f"{made}{HEAD.read_text()}\nMade by `make programs`: {system}; one run each, natively the faster of two ({busy}).\n\n" + "\n".join(lines) + "\n")
+        made = "<!-- Made by `make programs`; change tests/programs_table.py or tests/programs-head.md. -->\n"
+        how = f"Made by `make programs`: {system}; one run each, natively the faster of two ({busy})."
+        how = textwrap.fill(how, 100, break_long_words=False, break_on_hyphens=False)
+        PAGE.write_text("\n\n".join([made + HEAD.read_text().rstrip(), how, "\n".join(lines)]) + "\n")
 
 
 main()

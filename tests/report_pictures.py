@@ -1,6 +1,6 @@
 """make pictures: the report of a run that thrashes and of one that does not, in a browser: light, dark, on a narrow screen and printed.
 
-They are to be looked at. With `readme`: only the picture of the README, docs/images/report.png. What is checked is that the browser finds nothing to complain of, and that light, dark and paper look different.
+They are to be looked at. With `readme`: only the picture of docs/report.md, docs/images/report.png. What is checked is that the browser finds nothing to complain of, and that light, dark and paper look different.
 """
 
 import os
