@@ -6,7 +6,14 @@ use lowtide_pager::pager::Pager;
 use lowtide_pager::segment::{Proc, Segment, Settings};
 use rustix::process::Pid;
 
-use crate::number::Number;
+/// A process, as `lowtide run` sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Number {
+    /// Its pid there, as far as that can be found out; else its own.
+    pub there: u32,
+    /// It has another pid for itself, or may have: what it says of its threads means nothing there.
+    pub is_elsewhere: bool,
+}
 
 static SETTINGS: AtomicPtr<Settings> = AtomicPtr::new(core::ptr::null_mut());
 static SEGMENT: AtomicPtr<Segment> = AtomicPtr::new(core::ptr::null_mut());

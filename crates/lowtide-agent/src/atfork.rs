@@ -7,30 +7,24 @@
 //! process, or to execute another program in its place, wait for that too.
 
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use lowtide_core::steps;
 use lowtide_pager::segment::proc_state;
-use lowtide_pager::sys::Line;
 use rustix::io::Errno;
-use rustix::process::Pid;
-use rustix::thread::{Timespec, futex, nanosleep};
+use rustix::thread::{Timespec, nanosleep};
 
 use crate::request::{Request, ask};
-use crate::{HEAP, agent, gate, mlock, number, reclaimer, request, resident, say, swap_file, thread};
+use crate::{HEAP, agent, fork_handshake, gate, mlock, pid_in_run, reclaimer, request, resident, say, swap_file, thread};
 
 /// Whether the fork under way was announced to the reclaimer.
 static ANNOUNCED: AtomicBool = AtomicBool::new(false);
-/// The process that forks: in a child, its parent, also when that is dead by now.
-static PARENT: AtomicU32 = AtomicU32::new(0);
 /// The signals that were blocked before, if `BLOCKED` says that they all are. One thread forks at a time.
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
 static BLOCKED: AtomicBool = AtomicBool::new(false);
 /// How long a thread that ends the process waits for a fork, in milliseconds: longer than the fork itself takes if all goes
 /// wrong.
 const PATIENCE_MS: u32 = 5000;
-/// In a child: 1 once its memory is its own.
-static READY: AtomicU32 = AtomicU32::new(0);
 
 unsafe extern "C" {
     fn __register_atfork(prepare: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn(), dso: *mut c_void) -> c_int;
@@ -53,7 +47,7 @@ extern "C" fn prepare() {
     BLOCKED.store(true, Ordering::Relaxed);
     resident::before_fork();
     if agent::active().is_some() {
-        PARENT.store(agent::pid(), Ordering::Relaxed);
+        fork_handshake::begin(agent::pid());
         steps::taken(steps::Fork::Parent);
         ask(Request::Fork);
         // Release: pairs with the Acquire in `let_forks_end`.
@@ -92,36 +86,6 @@ pub fn let_forks_end() {
     }
 }
 
-/// In a forked child: its parent, dead or alive.
-pub fn parent_of_child() -> Option<Pid> {
-    Pid::from_raw(PARENT.load(Ordering::Relaxed) as i32)
-}
-
-/// In a forked child: whether its parent's agent, of which this is the reclaimer, still serves it, as far as can be seen.
-pub fn parent_serves(reclaimer: u32) -> bool {
-    const ESRCH: isize = 3;
-    // In a new pid namespace nothing can be seen of it.
-    let Some(now) = rustix::process::getppid() else { return true };
-    if Some(now) != parent_of_child() {
-        return false;
-    }
-    // A process that has become another program has no such thread any more. (Signal 0 is none; one of another user may not be
-    // asked.)
-    let (process, reclaimer) = (PARENT.load(Ordering::Relaxed) as usize, reclaimer as usize);
-    // SAFETY: asks, and touches no memory.
-    unsafe { thread::syscall3(linux_raw_sys::general::__NR_tgkill, process, reclaimer, 0) != -ESRCH }
-}
-
-/// In a forked child that can't serve itself, when its parent has given it all of its memory: it goes on without lowtide, like
-/// one that a raw system call made.
-pub fn child_is_whole(why: Errno) {
-    agent::forget_pager();
-    let mut line = Line::new();
-    line.push(b"a forked child is not limited, and its memory was brought in whole: lowtide can't work there, error ")
-        .number(why.raw_os_error() as u64);
-    say::warn(line.bytes());
-}
-
 extern "C" fn child() {
     take_over(ANNOUNCED.swap(false, Ordering::AcqRel));
     if BLOCKED.swap(false, Ordering::Relaxed) {
@@ -144,7 +108,7 @@ fn take_over(announced: bool) {
     if !agent::present() {
         return;
     }
-    let number = number::of_child(agent::owner());
+    let number = pid_in_run::of_child(agent::owner());
     // A parent that had no agent threads of its own (itself made by a bare clone) leaves nothing to take over.
     let inherits = announced && agent::active().is_none();
     let parent_reclaimer = agent::RECLAIMER.load(Ordering::Relaxed);
@@ -152,10 +116,10 @@ fn take_over(announced: bool) {
     // memory, and the parent serves what is missing of it meanwhile.
     let alone = |why| {
         if inherits && let Some(pager) = agent::pager() {
-            if let Err(why) = pager.become_whole(&|| parent_serves(parent_reclaimer)) {
+            if let Err(why) = pager.become_whole(&|| fork_handshake::parent_serves(parent_reclaimer)) {
                 say::fatal(why);
             }
-            child_is_whole(why);
+            fork_handshake::child_is_whole(why);
         }
     };
     let Some(proc) = agent::segment().claim(number.there) else {
@@ -174,7 +138,7 @@ fn take_over(announced: bool) {
     reclaimer::forget_requests(proc);
     resident::in_child(proc);
     steps::taken(steps::Fork::Child);
-    READY.store(0, Ordering::Release);
+    fork_handshake::child_begins();
     let entry = if inherits { reclaimer::inherited } else { reclaimer::fresh };
     if let Err(why) = thread::spawn(entry, 0) {
         alone(why);
@@ -184,15 +148,7 @@ fn take_over(announced: bool) {
         }
         return;
     }
-    // Acquire: pairs with the Release in `child_is_ready`, before which the child's memory became its own.
-    while inherits && READY.load(Ordering::Acquire) == 0 {
-        let _ = futex::wait(&READY, futex::Flags::PRIVATE, 0, None);
+    if inherits {
+        fork_handshake::wait_until_ready();
     }
-}
-
-/// The child's reclaimer: the program's thread may go on.
-pub fn child_is_ready() {
-    // Release: pairs with the Acquire in `take_over`.
-    READY.store(1, Ordering::Release);
-    let _ = futex::wake(&READY, futex::Flags::PRIVATE, 1);
 }

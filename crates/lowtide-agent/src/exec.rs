@@ -3,7 +3,7 @@
 //!
 //! The loader finds the agent by a path into `lowtide run`'s descriptors, which only the same user and root may follow. Who may
 //! not gets a descriptor of the agent's file from `lowtide run`, leaves it open over the exec and names that one; the
-//! constructor closes it again (`transient.rs`). Where that isn't possible either, the environment is handed on without
+//! constructor closes it again (`one_shot_fd.rs`). Where that isn't possible either, the environment is handed on without
 //! lowtide's variables: the loader of each program would complain otherwise.
 //!
 //! Runs in forked and vforked children, on small stacks: it allocates nothing, and changes nothing but the new environment.
@@ -17,11 +17,11 @@ use lowtide_pager::sys::broker::LIBRARY;
 use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 
-use crate::hooks::result;
+use crate::errno::result;
+use crate::one_shot_fd::PRELOAD;
 use crate::thread::{syscall3, syscall6};
-use crate::{agent, atfork, broker, say, start, transient};
+use crate::{agent, atfork, broker, one_shot_fd, say, settings_variable};
 
-pub const PRELOAD: &[u8] = b"LD_PRELOAD=";
 /// Most variables of an environment that can be mended; a larger one is passed as it is.
 const MAX_VARIABLES: usize = 1000;
 const MAX_PRELOAD: usize = 1024;
@@ -101,7 +101,7 @@ fn is_right(envp: *const *const c_char) -> bool {
             if let Some(value) = variable.strip_prefix(PRELOAD) {
                 preload = split(value).0 == Some(ours());
             }
-            has_settings |= start::is_settings(variable);
+            has_settings |= settings_variable::is_it(variable);
             p = p.add(1);
         }
     }
@@ -160,7 +160,7 @@ fn open_library() -> Option<(OwnedFd, Line)> {
     let opened = (|| {
         let file = broker::connect()?.ask_file(LIBRARY)?;
         let high = stay_open(&file, FIRST as usize).or_else(|_| stay_open(&file, 0))?;
-        let entry = transient::entry(rustix::fd::AsRawFd::as_raw_fd(&high));
+        let entry = one_shot_fd::entry(rustix::fd::AsRawFd::as_raw_fd(&high));
         if leads_to_agent(&entry.bytes()[..entry.bytes().len() - 1]) { Ok((high, entry)) } else { Err(Errno::NOENT) }
     })();
     if let Err(error) = &opened {
@@ -185,7 +185,7 @@ fn stay_open(file: &OwnedFd, first: usize) -> Result<OwnedFd, Errno> {
 
 /// A value of LD_PRELOAD without the entry that is lowtide's, and that entry, if it begins with one.
 fn split(value: &[u8]) -> (Option<&[u8]>, &[u8]) {
-    if let Some((_, rest)) = transient::split(value) {
+    if let Some((_, rest)) = one_shot_fd::split(value) {
         return (Some(&value[..value.len() - rest.len()]), rest);
     }
     match value.strip_prefix(ours()) {
@@ -218,7 +218,7 @@ fn mend(
                 let (mine, rest) = split(value);
                 is_right = mine == entry;
                 others = rest;
-            } else if start::is_settings(variable) {
+            } else if settings_variable::is_it(variable) {
                 has_settings = true;
                 if entry.is_some() {
                     out[n] = *p;
@@ -250,7 +250,7 @@ fn mend(
         n += 1;
     }
     if entry.is_some() && !has_settings {
-        out[n] = start::settings_variable();
+        out[n] = settings_variable::kept();
         n += 1;
     }
     out[n] = core::ptr::null();

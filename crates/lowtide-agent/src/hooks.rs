@@ -14,13 +14,14 @@ use lowtide_pager::mappings::{Lock, Range, adoptable};
 use lowtide_pager::pager::Pager;
 use lowtide_pager::sys::uffd;
 
+use crate::errno::result;
 use crate::gate::Call;
 use crate::mlock::MapLocked;
 use crate::objects::Object;
 use crate::patch::{self, Hook};
 use crate::request::{Request, ask};
 use crate::thread::{syscall3, syscall6};
-use crate::{agent, atfork, exec, gate, mlock, populate, reclaimer, say, thread_end};
+use crate::{agent, atfork, exec, gate, mlock, populate, say, thread_end, wake};
 
 const EINVAL: isize = 22;
 const ENOMEM: isize = 12;
@@ -35,10 +36,6 @@ const RELEASES: usize = 8;
 /// Where the C library keeps the program break (`__curbrk`).
 static CURBRK: AtomicUsize = AtomicUsize::new(0);
 static INSTALLED: AtomicBool = AtomicBool::new(false);
-
-unsafe extern "C" {
-    fn __errno_location() -> *mut c_int;
-}
 
 /// Installs all hooks in the C library. False: lowtide has to look for new mappings by itself.
 ///
@@ -82,16 +79,6 @@ pub unsafe fn install(library: &Object) -> bool {
 /// Whether the hooks are in.
 pub fn installed() -> bool {
     INSTALLED.load(Ordering::Relaxed)
-}
-
-/// The C library's convention: -1 and errno for an error.
-pub fn result(r: isize) -> isize {
-    if (-4095..0).contains(&r) {
-        // SAFETY: the C library's errno of this thread.
-        unsafe { *__errno_location() = -r as c_int };
-        return -1;
-    }
-    r
 }
 
 /// Asks for a new mapping to be adopted, if memory is being adopted and it is worth it.
@@ -185,7 +172,7 @@ extern "C" fn mremap(addr: usize, old_len: usize, new_len: usize, flags: c_int, 
         mlock::remapped(addr, old_len, r as usize, new_len);
         if new_len > old_len {
             // Of what kind it is only the list of mappings tells: a file's, in memory or not, must never be adopted.
-            reclaimer::look_again();
+            wake::look_again();
         }
     }
     r

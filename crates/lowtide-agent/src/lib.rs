@@ -13,10 +13,12 @@ mod agent;
 mod atfork;
 mod broker;
 mod code;
+mod errno;
 mod exec;
 #[cfg(feature = "faults")]
 mod faults;
 mod files;
+mod fork_handshake;
 mod gate;
 mod heap;
 mod hooks;
@@ -24,20 +26,22 @@ mod idle;
 mod inheritance;
 mod mlock;
 mod monitor;
-mod number;
 mod objects;
+mod one_shot_fd;
 mod patch;
+mod pid_in_run;
 mod populate;
 mod reclaimer;
 mod request;
 mod resident;
 mod say;
+mod settings_variable;
+mod skip;
 mod start;
 mod swap_file;
 mod thread;
 mod thread_end;
-mod transient;
-mod unfit;
+mod wake;
 mod watch;
 
 #[global_allocator]

@@ -10,11 +10,8 @@ use lowtide_pager::sys::Line;
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, futex, sched_getaffinity, sched_setaffinity};
 
-use crate::watch::{self, Watch};
-use crate::{agent, reclaimer, say, thread};
-
-/// Most monitors: a fault wakes all of them that watch, so more of them cost more.
-pub const MAX_MONITORS: usize = 16;
+use crate::watch::{self, MAX_MONITORS, Watch};
+use crate::{agent, say, thread, wake};
 
 /// Said where there are none.
 pub fn none(error: Errno) -> Line {
@@ -86,7 +83,7 @@ extern "C" fn run(start: usize) -> ! {
         let turn = monitor.turn(pager);
         watch.back();
         if turn.remapped {
-            reclaimer::look_again();
+            wake::look_again();
         }
         if turn.read {
             // Where several threads waited, not all need be on the CPU of the one that is asked for.
@@ -103,7 +100,7 @@ extern "C" fn run(start: usize) -> ! {
         }
         waited = !turn.read;
         if pager.wants_reclaimer() {
-            reclaimer::wake_if_asleep();
+            wake::wake_if_asleep();
         }
     }
 }

@@ -1,19 +1,11 @@
 //! The constructor: runs before the program's main, in every process of a run.
 
-use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int};
 
 use lowtide_core::vm::{self, PAGE_SIZE, Whose};
-use lowtide_pager::segment::ENV_SEGMENT;
 
 use crate::files::Files;
-use crate::{agent, atfork, files, hooks, number, objects, reclaimer, say, thread, transient, unfit};
-
-/// `LOWTIDE_SEGMENT=...`, as it came: kept for programs that are started with another environment.
-struct Variable(UnsafeCell<[u8; 128]>);
-// SAFETY: written once by the constructor, while the process has one thread.
-unsafe impl Sync for Variable {}
-static VARIABLE: Variable = Variable(UnsafeCell::new([0; 128]));
+use crate::{agent, atfork, files, hooks, objects, one_shot_fd, pid_in_run, reclaimer, say, settings_variable, skip, thread};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -24,23 +16,13 @@ unsafe extern "C" {
     static _end: u8;
 }
 
-/// Whether an environment variable is the one that names the settings.
-pub fn is_settings(variable: &[u8]) -> bool {
-    variable.strip_prefix(ENV_SEGMENT.as_bytes()).is_some_and(|rest| rest.first() == Some(&b'='))
-}
-
-/// The variable that names the settings.
-pub fn settings_variable() -> *const c_char {
-    VARIABLE.0.get().cast()
-}
-
 extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const *const c_char) {
     let found = find_settings(envp).and_then(files::map);
     let preload = found
         .as_ref()
         .map_or(&b""[..], |files| CStr::from_bytes_until_nul(&files.settings.preload).map_or(b"", CStr::to_bytes));
     // SAFETY: the program has not started: one thread.
-    unsafe { transient::finish(envp, preload) };
+    unsafe { one_shot_fd::finish(envp, preload) };
     let Some(Files { settings, segment, by_number }) = found else { return };
     agent::set_run(settings, segment);
     #[cfg(feature = "faults")]
@@ -55,12 +37,12 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
         let (start, end) = library.range();
         vm::own(start, end, Whose::Program).is_ok()
     });
-    let number = number::of_image(by_number);
+    let number = pid_in_run::of_image(by_number);
     let Some(proc) = segment.claim(number.there) else { return };
     agent::set_proc(proc, number);
     reclaimer::forget_requests(proc);
     let Some(library) = library.filter(|_| own.is_ok()) else { return };
-    if let Some(why) = unfit::why() {
+    if let Some(why) = skip::why() {
         return say::warn(why);
     }
     // SAFETY: the program has not started: one thread.
@@ -78,10 +60,10 @@ fn find_settings(envp: *const *const c_char) -> Option<&'static [u8]> {
         let mut p = envp;
         while !(*p).is_null() {
             let variable = CStr::from_ptr(*p).to_bytes_with_nul();
-            let kept = &mut *VARIABLE.0.get();
-            if is_settings(variable) && variable.len() <= kept.len() {
-                kept[..variable.len()].copy_from_slice(variable);
-                return Some(&kept[ENV_SEGMENT.len() + 1..variable.len() - 1]);
+            if settings_variable::is_it(variable)
+                && let Some(name) = settings_variable::keep(variable)
+            {
+                return Some(name);
             }
             p = p.add(1);
         }

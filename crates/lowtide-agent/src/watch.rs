@@ -13,7 +13,6 @@ use lowtide_pager::sys::Line;
 use lowtide_pager::sys::clock::now_us;
 use lowtide_pager::sys::stat::parse_cpu;
 
-use crate::monitor::MAX_MONITORS;
 use crate::thread;
 
 /// One monitor, as the others find it.
@@ -23,6 +22,9 @@ struct Post {
     /// Its thread id.
     thread: AtomicU32,
 }
+
+/// Most monitors: a fault wakes all of them that watch, so more of them cost more.
+pub const MAX_MONITORS: usize = 16;
 
 static POSTS: [Post; MAX_MONITORS] = [const { Post { cpu: AtomicU32::new(0), thread: AtomicU32::new(0) } }; MAX_MONITORS];
 /// Who of them watches, by post.

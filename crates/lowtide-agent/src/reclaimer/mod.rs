@@ -1,15 +1,16 @@
 //! The reclaimer: one thread in each process. Below the limit it looks at the process's memory now and then, and that is all
 //! lowtide costs (`watch.rs`). Near the limit it sets up the pager and adopts the program's memory (`register.rs`); above the high
-//! mark it evicts down to the low one (`keep.rs`), and where that can't be reached it finds out what can (`floor.rs`).
+//! mark it evicts down to the low one (`observe.rs`), and where that can't be reached it finds out what can (`floor.rs`).
 
 mod areas;
 mod floor;
-mod keep;
+mod judge;
+mod observe;
 mod register;
 mod requests;
 mod watch;
 
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::Ordering;
 
 use lowtide_core::steps;
 use lowtide_pager::accounts::Measuring;
@@ -29,31 +30,16 @@ use rustix::thread::Timespec;
 
 use crate::request::Request;
 use crate::resident::Resident;
-use crate::{agent, atfork, broker, inheritance, monitor, number, request, say, swap_file, thread, thread_end};
+use crate::{
+    agent, broker, fork_handshake, inheritance, monitor, pid_in_run, request, say, swap_file, thread, thread_end, wake,
+};
 use areas::Orders;
-use keep::Judge;
+use judge::Judge;
 use register::Look;
 use requests::Reclaim;
 
 /// Said where the reclaimer can't be started.
 pub const NO_THREAD: &[u8] = b"a process of the run is not limited: lowtide's thread can't be started";
-
-static ASLEEP: AtomicBool = AtomicBool::new(false);
-static LOOK_AGAIN: AtomicBool = AtomicBool::new(false);
-
-/// Wakes the reclaimer if it sleeps: the high mark was passed.
-pub fn wake_if_asleep() {
-    // AcqRel: pairs with the Release in `run`.
-    if ASLEEP.swap(false, Ordering::AcqRel) {
-        request::ring();
-    }
-}
-
-/// Mappings changed: there may be some to adopt.
-pub fn look_again() {
-    // Release: pairs with the Acquire in `keep`.
-    LOOK_AGAIN.store(true, Ordering::Release);
-}
 
 /// Thread entry: the reclaimer of a process that starts with nothing adopted.
 pub extern "C" fn fresh(_: usize) -> ! {
@@ -82,12 +68,12 @@ pub extern "C" fn inherited(_: usize) -> ! {
     agent::RECLAIMER.store(thread::id(), Ordering::Release);
     agent::thread_begins();
     let Some(pager) = agent::pager() else { sleep_for_ever() };
-    let Some(parent) = atfork::parent_of_child() else { say::fatal(b"a forked child has no parent") };
+    let Some(parent) = fork_handshake::parent_of_child() else { say::fatal(b"a forked child has no parent") };
     let mut reopen = |_area: u8, number: i32| inheritance::reopen(parent, parent_reclaimer, number);
     let inheritance = Inheritance {
         run: agent::segment(),
         proc: agent::proc(),
-        parent_serves: &|| atfork::parent_serves(parent_reclaimer),
+        parent_serves: &|| fork_handshake::parent_serves(parent_reclaimer),
         reopen: &mut reopen,
         able,
     };
@@ -97,8 +83,8 @@ pub extern "C" fn inherited(_: usize) -> ! {
         Ok(TakenOver::Whole(errno)) => {
             // Release: pairs with the Acquire with which `lowtide run` looks for processes.
             agent::proc().state.store(proc_state::WATCHING, Ordering::Release);
-            atfork::child_is_whole(errno);
-            atfork::child_is_ready();
+            fork_handshake::child_is_whole(errno);
+            fork_handshake::child_is_ready();
             sleep_for_ever();
         }
         Err(why) => say::fatal(why),
@@ -111,7 +97,7 @@ pub extern "C" fn inherited(_: usize) -> ! {
     // The child may change its root directory at once.
     reclaimer.thread_ends.open();
     monitor::go();
-    atfork::child_is_ready();
+    fork_handshake::child_is_ready();
     reclaimer.run()
 }
 
@@ -149,7 +135,7 @@ struct Supervisor(Option<OwnedFd>);
 impl Supervisor {
     fn open() -> Supervisor {
         // In another pid namespace the number may be a stranger's.
-        let pid = Pid::from_raw(agent::settings().supervisor as i32).filter(|_| !number::is_elsewhere());
+        let pid = Pid::from_raw(agent::settings().supervisor as i32).filter(|_| !pid_in_run::is_elsewhere());
         Supervisor(pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()))
     }
 
@@ -271,7 +257,7 @@ impl ReclaimerThread {
             let total = self.measure();
             let nap = match agent::pager() {
                 None => Nap::UntilFaults(self.watch(total)),
-                Some(pager) => self.keep(pager, total),
+                Some(pager) => self.turn(pager, total),
             };
             let nap = nap.or_until(traps_in).at_most(self.follow_orders(now));
             if let Some(pager) = agent::pager() {
@@ -280,10 +266,7 @@ impl ReclaimerThread {
             match nap {
                 Nap::UntilFaults(0) | Nap::Undisturbed(0) => {}
                 Nap::UntilFaults(us) => {
-                    // Release: pairs with the swap in `wake_if_asleep`.
-                    ASLEEP.store(true, Ordering::Release);
-                    request::sleep(bell, us);
-                    ASLEEP.store(false, Ordering::Release);
+                    wake::sleep_lightly(bell, us);
                 }
                 Nap::Undisturbed(us) => request::sleep(bell, us),
             }
@@ -298,7 +281,7 @@ impl ReclaimerThread {
         request::answer(|request| match request {
             // The child's copy of the tables must not be one of tables that change. And who asks may hold a lock that the
             // forking thread waits for: it is answered at once, and what it asks for is found afterwards.
-            Request::Adopt(_) | Request::Release(_) if pager.paused() => look_again(),
+            Request::Adopt(_) | Request::Release(_) if pager.paused() => wake::look_again(),
             // What can't be adopted (a kind of memory, too many ranges) stays with the program.
             Request::Adopt(range) => drop(pager.adopt(range)),
             // What stays adopted the program can't have: it is told so by the kernel.

@@ -14,8 +14,8 @@ use lowtide_pager::sys::clock::now_us;
 use lowtide_pager::sys::{Line, present};
 use rustix::io::Errno;
 
-use super::{LOOK_AGAIN, ReclaimerThread};
-use crate::{agent, broker, gate, hooks, monitor, request, say, swap_file, thread, watch};
+use super::ReclaimerThread;
+use crate::{agent, broker, gate, hooks, monitor, request, say, swap_file, thread, wake, watch};
 
 /// Mappings that were made past the C library are looked for this often at least, ...
 const LOOK_EVERY_US: u64 = 100_000;
@@ -120,7 +120,7 @@ impl ReclaimerThread {
         // Nobody is in a hook either, so nobody looks at the page map but operations, which are paused.
         pager.collect_page_map();
         let (mut adopted, mut ranges, mut too_many) = (0u64, 0u64, false);
-        LOOK_AGAIN.store(false, Ordering::Release);
+        wake::looked();
         let refused = adoptable::each_adoptable(|range: Range| {
             let done = pager.adopt_used(range);
             if done.is_ok() {

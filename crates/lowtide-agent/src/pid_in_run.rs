@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use lowtide_pager::segment::FileId;
 use rustix::process::getppid;
 
-use crate::agent;
+use crate::agent::{self, Number};
 
 /// /proc is that of `lowtide run`'s pid namespace: it was found there by its number.
 static PROC_IS_THE_RUNS: AtomicBool = AtomicBool::new(false);
@@ -14,20 +14,9 @@ static PROC_IS_THE_RUNS: AtomicBool = AtomicBool::new(false);
 /// segment, where the place may be another's by now.)
 static IS_ELSEWHERE: AtomicBool = AtomicBool::new(false);
 
-/// A process, as `lowtide run` sees it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Number {
-    /// Its pid there, as far as that can be found out; else its own.
-    pub there: u32,
-    /// It has another pid for itself, or may have: what it says of its threads means nothing there.
-    pub is_elsewhere: bool,
-}
-
-impl Number {
-    fn found(there: Option<u32>, own: u32, is_elsewhere: bool) -> Number {
-        IS_ELSEWHERE.store(is_elsewhere, Ordering::Relaxed);
-        Number { there: there.unwrap_or(own), is_elsewhere }
-    }
+fn found(there: Option<u32>, own: u32, is_elsewhere: bool) -> Number {
+    IS_ELSEWHERE.store(is_elsewhere, Ordering::Relaxed);
+    Number { there: there.unwrap_or(own), is_elsewhere }
 }
 
 /// Whether this process is in another pid namespace than `lowtide run`.
@@ -42,7 +31,7 @@ pub fn of_image(by_number: bool) -> Number {
     let there = by_number.then(in_proc).flatten();
     // Where the two are the same, `lowtide run` knows it by that number. (In another namespace that is a coincidence, and then
     // the numbers of its threads are not the same.)
-    Number::found(there, own, there != Some(own) && is_in_another_namespace())
+    found(there, own, there != Some(own) && is_in_another_namespace())
 }
 
 /// This process's, which has just been forked by handlers that ran in `parent`, whose pid that is.
@@ -52,7 +41,7 @@ pub fn of_child(parent: u32) -> Number {
     let with_parent = getppid().is_some_and(|pid| pid.as_raw_pid() as u32 == parent);
     let is_elsewhere = if with_parent { is_elsewhere() } else { is_in_another_namespace() };
     let there = (is_elsewhere && PROC_IS_THE_RUNS.load(Ordering::Relaxed)).then(in_proc).flatten();
-    Number::found(there, own, is_elsewhere)
+    found(there, own, is_elsewhere)
 }
 
 /// The number of this process in the pid namespace of /proc.

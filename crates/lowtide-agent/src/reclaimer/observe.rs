@@ -1,0 +1,101 @@
+//! Memory is registered: the reclaimer keeps the run under its limit, and uses the time when there is nothing to evict. What it
+//! does when is the pager's policy (`lowtide_pager::reclaim::policy`); here is what it must know of this process, and what this
+//! process does beside.
+
+use core::sync::atomic::Ordering;
+
+use lowtide_pager::fault::Worker;
+use lowtide_pager::pager::Pager;
+use lowtide_pager::reclaim::policy::SHORTEST_NAP_US;
+use lowtide_pager::reclaim::{Nap, Reclaimer, Seen, UNACCOUNTED};
+use lowtide_pager::sys::clock::now_us;
+
+use super::{ReclaimerThread, areas};
+use crate::{agent, gate, wake, watch};
+
+/// What forked children had that are gone is dropped this often.
+const REAP_EVERY_US: u64 = 1_000_000;
+
+impl ReclaimerThread {
+    /// A turn while memory is registered. Returns for how long to sleep.
+    pub(super) fn turn(&mut self, pager: &Pager, total: u64) -> Nap {
+        let now = now_us();
+        self.housekeep(pager, total, now);
+        if self.reclaimer.is_none() {
+            self.reclaimer = Worker::new(true).ok().map(Reclaimer::new);
+        }
+        if self.reclaimer.is_none() {
+            return Nap::UntilFaults(SHORTEST_NAP_US);
+        }
+        self.answer_what_is_fixed(pager);
+        areas::tell_fills(pager);
+        if total <= pager.budget.limit() {
+            self.judge.full_since_us = None;
+            if let Some(nap) = self.reclaim(pager) {
+                return nap;
+            }
+        }
+        let seen = self.observe(pager, total, now);
+        let Some(reclaimer) = &mut self.reclaimer else { return Nap::UntilFaults(SHORTEST_NAP_US) };
+        let look = reclaimer.look(pager, &seen);
+        // The one handler thread that watches may wait for a CPU that others keep busy.
+        if !look.faults_come && pager.uffd().is_readable() {
+            watch::call_all();
+        }
+        self.judge.sharers = self.resident.sharers();
+        reclaimer.turn(pager, look, now, &mut self.judge)
+    }
+
+    /// What the policy must know of this process and its run.
+    fn observe(&mut self, pager: &Pager, total: u64, now_us: u64) -> Seen {
+        let gives_way = self.yields.look(agent::segment(), agent::proc(), now_us);
+        if gives_way && total <= pager.budget.marks().high() {
+            // It gives what is its alone: what it shares makes no room, and would be stored by each that has it.
+            pager.set_sharers(u64::MAX);
+        }
+        Seen {
+            total,
+            mine: agent::proc().ram_bytes.load(Ordering::Relaxed),
+            gives_way,
+            grows_unseen: true,
+            may_reap: pager.was_forked(),
+            now_us,
+        }
+    }
+
+    /// Follows what was set, what was mapped, who forked and what failed.
+    fn housekeep(&mut self, pager: &Pager, total: u64, now_us: u64) {
+        let settings = agent::settings();
+        pager.budget.set_limit(settings.ram_limit.load(Ordering::Relaxed));
+        pager.budget.set_ceiling(settings.ram_ceiling.load(Ordering::Relaxed));
+        pager.set_sharers(self.resident.sharers());
+        if pager.wants_writes_watched() {
+            if gate::try_close() {
+                pager.watch_writes();
+                gate::open();
+            } else {
+                pager.watch_writes_later();
+            }
+        }
+        if pager.was_forked() && now_us.saturating_sub(self.reaped_us) >= REAP_EVERY_US {
+            self.reaped_us = now_us;
+            pager.release_dead(agent::segment());
+        }
+        self.judge.say_what_fails(pager);
+        self.judge.say_what_is_kept();
+        self.staging.look(pager.counters().faults_total.load(Ordering::Relaxed), pager.have_arrived());
+        pager.set_staging_target(self.staging.target(pager.budget.asked(), agent::segment().active()));
+        let pool_limit = settings.pool_limit.load(Ordering::Relaxed);
+        pager.set_pool_limit(self.pool_share.look(agent::segment(), pager, pool_limit, total) as usize);
+        let changed = wake::must_look_again();
+        let alone = !changed && self.resident.sharers() == 0 && agent::segment().active() <= 1;
+        let uncounted = (total as i64).wrapping_sub(self.expected_without_others as i64);
+        pager.budget.set_calm(self.calm.look(now_us, uncounted, alone));
+        let grown = total.saturating_sub(self.expected) > UNACCOUNTED && total > pager.budget.marks().register();
+        if self.look.is_due(now_us, grown || changed) {
+            self.adopt_all(pager);
+        }
+        self.judge.floor.look(pager, total, now_us);
+        self.thread_ends.look(pager, now_us);
+    }
+}
