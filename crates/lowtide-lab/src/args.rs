@@ -6,8 +6,9 @@ use clap::Parser;
 use clap::builder::PossibleValuesParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-use crate::experiments::{self, Wishes};
+use crate::experiments;
 use crate::race::{self, Order, Swap};
+use crate::wishes::Wishes;
 
 /// The experiments behind lowtide's design: published figures, reproduced and beaten on this machine.
 #[derive(Parser, Debug)]

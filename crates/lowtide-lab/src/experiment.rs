@@ -1,9 +1,9 @@
 //! What an experiment is.
 
-use crate::experiments::Wishes;
 use crate::plot::Chart;
 use crate::progress::Progress;
 use crate::report::{Finding, Table};
+use crate::wishes::Wishes;
 
 /// An experiment. To add one: a file in `experiments/` and a line in the list there.
 #[derive(Debug)]

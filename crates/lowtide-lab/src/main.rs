@@ -20,6 +20,7 @@ mod slots;
 mod swapoff;
 mod threads;
 mod trace;
+mod wishes;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -65,7 +66,7 @@ fn run(args: &Args) -> Result<bool, String> {
         progress.doing(format!("{}: {}", experiment.name, experiment.question));
         let outcome = (experiment.run)(&scale).inspect_err(|_| progress.end())?;
         progress.done();
-        let report = Report::new(experiment, args.quick, outcome.tables, outcome.findings);
+        let report = Report::new(experiment.name, experiment.question, args.quick, outcome.tables, outcome.findings);
         let printed = progress.above(|| std::io::stdout().write_all(report.to_string().as_bytes()));
         printed.map_err(|e| format!("can't print: {e}"))?;
         if let Some(path) = &args.plot {

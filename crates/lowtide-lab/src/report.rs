@@ -4,8 +4,6 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::experiment::Experiment;
-
 /// What a ratio must be.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -160,9 +158,15 @@ pub struct Report {
 
 impl Report {
     /// Puts a report together.
-    pub fn new(experiment: &Experiment, quick: bool, tables: Vec<Table>, findings: Vec<Finding>) -> Report {
+    pub fn new(
+        experiment: &'static str,
+        question: &'static str,
+        quick: bool,
+        tables: Vec<Table>,
+        findings: Vec<Finding>,
+    ) -> Report {
         let cpus = std::thread::available_parallelism().map_or(1, Into::into);
-        Report { experiment: experiment.name, question: experiment.question, quick, cpus, tables, findings }
+        Report { experiment, question, quick, cpus, tables, findings }
     }
 
     /// Whether no target was missed.
@@ -194,8 +198,7 @@ mod tests {
     use super::*;
 
     fn report(findings: Vec<Finding>) -> Report {
-        let experiment = Experiment { name: "x", question: "?", run: |_| Err("not run".to_owned()) };
-        Report::new(&experiment, true, vec![], findings)
+        Report::new("x", "?", true, vec![], findings)
     }
 
     #[test]

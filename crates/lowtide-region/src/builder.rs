@@ -13,6 +13,21 @@ use crate::house::Delivery;
 use crate::region::Region;
 use crate::swap::Swap;
 
+impl Region {
+    /// Begins a region of `len` bytes.
+    ///
+    /// ```
+    /// use lowtide_region::{Region, Swap};
+    /// let mut region = Region::builder(64 << 20).ram(16 << 20).swap(Swap::Ram).build()?;
+    /// region.as_mut_slice()[40 << 20] = 7;
+    /// assert_eq!(region.as_slice()[40 << 20], 7);
+    /// # Ok::<(), lowtide_region::Error>(())
+    /// ```
+    pub fn builder(len: usize) -> Builder {
+        Builder::new(len)
+    }
+}
+
 /// What a region is to be: see [`Region::builder`].
 #[derive(Debug, Clone)]
 #[must_use]

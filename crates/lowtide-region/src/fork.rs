@@ -4,41 +4,13 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::OnceLock;
 
-use lowtide_core::lock::Lock;
 use lowtide_core::vm;
 
-use crate::addresses::Addresses;
 use crate::error::Error;
-use crate::house::{self, House};
-use crate::{sigbus, signals};
+use crate::{house, registry, sigbus};
 
-/// Whose the regions of this process are.
-static HOUSES: Addresses<&'static House> = Addresses::new();
-/// Held by who changes [`HOUSES`].
-static CHANGING: Lock<()> = Lock::new(());
 /// How many forks there are between this process and the first that had regions.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
-
-/// Whose an address is.
-pub fn houses() -> &'static Addresses<&'static House> {
-    &HOUSES
-}
-
-/// The memory `start .. end` is this house's from now on.
-pub fn enter(start: usize, end: usize, house: &'static House) {
-    let _blocked = signals::block();
-    let _changing = CHANGING.lock();
-    // SAFETY: the lock is held.
-    unsafe { HOUSES.insert(start, end, house) }
-}
-
-/// The memory that begins at `start` is nobody's any more.
-pub fn leave(start: usize) {
-    let _blocked = signals::block();
-    let _changing = CHANGING.lock();
-    // SAFETY: the lock is held.
-    unsafe { HOUSES.remove(start) }
-}
 
 /// The process in which something was made. By its number as well: the handler of forks runs in no child of `_Fork` or of the
 /// bare system call.
@@ -88,8 +60,7 @@ extern "C" fn in_child() {
     // SAFETY: a child has one thread at first, and its parent's regions, groups and houses refuse from now on.
     unsafe {
         vm::forget_in_child();
-        CHANGING.reset_after_fork();
-        HOUSES.forget_in_child();
+        registry::forget_in_child();
         house::forget_in_child();
         sigbus::reset_after_fork();
     }

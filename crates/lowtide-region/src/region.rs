@@ -9,12 +9,12 @@ use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::mappings::{BringIn, Range};
 use lowtide_pager::reclaim::Evicted;
 
-use crate::builder::Builder;
 use crate::error::Error;
-use crate::fork::{self, Process};
+use crate::fork::Process;
 use crate::group::Group;
 use crate::house::House;
-use crate::resident::{Pins, Resident};
+use crate::pins::Pins;
+use crate::registry;
 use crate::signals;
 use crate::stats::Stats;
 
@@ -47,22 +47,9 @@ impl Region {
         let house = group.house()?;
         let range = Range { start: start.as_ptr() as usize, end: start.as_ptr() as usize + whole };
         let region = Region { start, len, whole, process: Process::this(), pins: Mutex::default(), group };
-        fork::enter(range.start, range.end, house);
+        registry::enter(range.start, range.end, house);
         house.adopt(range).map_err(|errno| Error::System { what: "registering the region with userfaultfd", errno })?;
         Ok(region)
-    }
-
-    /// Begins a region of `len` bytes.
-    ///
-    /// ```
-    /// use lowtide_region::{Region, Swap};
-    /// let mut region = Region::builder(64 << 20).ram(16 << 20).swap(Swap::Ram).build()?;
-    /// region.as_mut_slice()[40 << 20] = 7;
-    /// assert_eq!(region.as_slice()[40 << 20], 7);
-    /// # Ok::<(), lowtide_region::Error>(())
-    /// ```
-    pub fn builder(len: usize) -> Builder {
-        Builder::new(len)
     }
 
     /// Bytes of the region.
@@ -195,29 +182,6 @@ impl Region {
         Ok(())
     }
 
-    /// Brings a range into memory and keeps it there while the guard lives: for system calls, and for devices. Guards of a
-    /// group keep at most half of its RAM limit in memory.
-    ///
-    /// ```
-    /// # use lowtide_region::{Region, Swap};
-    /// # use std::io::Read;
-    /// let mut region = Region::builder(32 << 20).ram(16 << 20).swap(Swap::Ram).build()?;
-    /// let guard = region.resident(0..65536)?;
-    /// // SAFETY: nothing else uses these bytes now.
-    /// let bytes = unsafe { std::slice::from_raw_parts_mut(guard.as_mut_ptr(), guard.len()) };
-    /// let read = std::fs::File::open("/proc/self/exe").unwrap().read(bytes).unwrap();
-    /// assert!(read > 4 && bytes.starts_with(b"\x7fELF"));
-    /// # Ok::<(), lowtide_region::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::TooMuchResident`], [`Error::OutOfRange`], [`Error::Empty`], [`Error::Forked`]; [`Error::Lost`]: a page can't be
-    /// read back.
-    pub fn resident(&self, range: impl RangeBounds<usize>) -> Result<Resident<'_>, Error> {
-        let (start, end) = self.bounds(range)?;
-        Resident::new(self, start, end)
-    }
-
     /// Whether a guard keeps a part of it in memory.
     pub fn is_guarded(&self) -> bool {
         !self.pins().is_empty()
@@ -233,7 +197,7 @@ impl Region {
     }
 
     /// The bytes of a range, from and to.
-    fn bounds(&self, range: impl RangeBounds<usize>) -> Result<(usize, usize), Error> {
+    pub(crate) fn bounds(&self, range: impl RangeBounds<usize>) -> Result<(usize, usize), Error> {
         let start = match range.start_bound() {
             Bound::Included(start) => *start,
             Bound::Excluded(start) => start.saturating_add(1),
@@ -289,7 +253,7 @@ impl Drop for Region {
         // A forked child has no such memory, and may have something else there by now.
         let Ok(house) = self.house() else { return };
         let range = self.pages_of(0, self.len);
-        fork::leave(range.start);
+        registry::leave(range.start);
         let kept: u64 = self.pins().drain_all();
         house.resident.fetch_sub(kept, Ordering::Relaxed);
         let _blocked = signals::block();

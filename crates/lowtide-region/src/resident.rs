@@ -1,59 +1,38 @@
 //! Guards: ranges that stay in memory.
 
+use std::ops::RangeBounds;
 use std::sync::atomic::Ordering;
 
-use lowtide_pager::mappings::{BringIn, Range};
+use lowtide_pager::mappings::BringIn;
 
 use crate::error::Error;
+use crate::pins::bytes;
 use crate::region::Region;
 use crate::signals;
 
-/// The ranges that guards of one region keep in memory, as addresses. They may overlap.
-#[derive(Debug, Default)]
-pub struct Pins(Vec<Range>);
-
-impl Pins {
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+impl Region {
+    /// Brings a range into memory and keeps it there while the guard lives: for system calls, and for devices. Guards of a
+    /// group keep at most half of its RAM limit in memory.
+    ///
+    /// ```
+    /// # use lowtide_region::{Region, Swap};
+    /// # use std::io::Read;
+    /// let mut region = Region::builder(32 << 20).ram(16 << 20).swap(Swap::Ram).build()?;
+    /// let guard = region.resident(0..65536)?;
+    /// // SAFETY: nothing else uses these bytes now.
+    /// let bytes = unsafe { std::slice::from_raw_parts_mut(guard.as_mut_ptr(), guard.len()) };
+    /// let read = std::fs::File::open("/proc/self/exe").unwrap().read(bytes).unwrap();
+    /// assert!(read > 4 && bytes.starts_with(b"\x7fELF"));
+    /// # Ok::<(), lowtide_region::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::TooMuchResident`], [`Error::OutOfRange`], [`Error::Empty`], [`Error::Forked`]; [`Error::Lost`]: a page can't be
+    /// read back.
+    pub fn resident(&self, range: impl RangeBounds<usize>) -> Result<Resident<'_>, Error> {
+        let (start, end) = self.bounds(range)?;
+        Resident::new(self, start, end)
     }
-
-    /// Whether any of them holds a page of `range`.
-    pub fn overlap(&self, range: Range) -> bool {
-        self.0.iter().any(|pin| pin.start < range.end && range.start < pin.end)
-    }
-
-    fn add(&mut self, range: Range) {
-        self.0.push(range);
-    }
-
-    /// Takes out one such range; calls `free` for each part of it that no other guard keeps.
-    fn remove(&mut self, range: Range, mut free: impl FnMut(Range)) {
-        let Some(i) = self.0.iter().position(|other| *other == range) else { return };
-        self.0.swap_remove(i);
-        let mut others: Vec<Range> =
-            self.0.iter().copied().filter(|other| other.start < range.end && range.start < other.end).collect();
-        others.sort_by_key(|other| other.start);
-        let mut at = range.start;
-        for other in others {
-            if at < other.start {
-                free(Range { start: at, end: other.start });
-            }
-            at = at.max(other.end);
-        }
-        if at < range.end {
-            free(Range { start: at, end: range.end });
-        }
-    }
-
-    /// Takes out all; how many bytes they were, counted as often as there are guards.
-    pub fn drain_all(&mut self) -> u64 {
-        self.0.drain(..).map(bytes).sum()
-    }
-}
-
-fn bytes(range: Range) -> u64 {
-    (range.end - range.start) as u64
 }
 
 /// A range that stays in memory while this lives: see [`Region::resident`]. It borrows the region, which can't be dropped

@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use lowtide_core::lock::Lock;
 
 use crate::error::Error;
-use crate::{fork, signals};
+use crate::{registry, signals};
 
 /// A signal raised by the kernel for an address, and not by a process or for broken memory.
 const BUS_ADRERR: libc::c_int = 2;
@@ -79,7 +79,7 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
     let errno = unsafe { *libc::__errno_location() };
     // SAFETY: the kernel passes a siginfo that lives as long as the handler runs.
     let (code, addr) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
-    let house = if code == BUS_ADRERR { fork::houses().find(addr) } else { None };
+    let house = if code == BUS_ADRERR { registry::houses().find(addr) } else { None };
     // Another thread may have brought it in since: then nothing is done, and the thread finds it.
     if house.is_none_or(|house| !house.serve(addr)) {
         // SAFETY: as the kernel called this handler.

@@ -20,7 +20,6 @@ mod thp_model;
 mod zero;
 
 pub use build::names as builds;
-pub use race::Wishes;
 pub use slots_locks::names as allocators;
 
 use crate::experiment::Experiment;

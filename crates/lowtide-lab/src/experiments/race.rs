@@ -21,23 +21,6 @@ const TOGETHER: f64 = 1.5;
 const MORE: f64 = 1.02;
 const LESS: f64 = 0.97;
 
-/// What the user says of a race; `None` and no names: as it was meant.
-#[derive(Debug, Clone, Default)]
-pub struct Wishes {
-    /// What is swapped to.
-    pub swap: Option<Swap>,
-    /// The limit, of what a load takes natively.
-    pub percent: Option<u64>,
-    /// The names of loads.
-    pub only: Vec<String>,
-    /// How often each runs.
-    pub rounds: Option<usize>,
-    /// How many programs burn CPU meanwhile.
-    pub burners: Option<usize>,
-    /// With how many threads.
-    pub threads: Option<usize>,
-}
-
 fn run(scale: &Scale) -> Result<Outcome, String> {
     let wishes = &scale.race;
     let swap = wishes.swap.unwrap_or(Swap::Zram);

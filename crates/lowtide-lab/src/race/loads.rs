@@ -1,31 +1,16 @@
 //! The loads of the race.
 
-use std::path::PathBuf;
-
 use super::content::Content;
 use super::kernel::Swap;
 use super::real::{self, Need};
 use super::run::Task;
+use super::site::Site;
 use super::synthetic::{Synthetic, Touch};
 
 /// Pages of a MiB.
 const MIB: usize = 256;
 
-/// Where and how thoroughly a load runs.
-#[derive(Debug)]
-pub struct Site {
-    /// Empty at first; its files go there.
-    pub directory: PathBuf,
-    /// A smaller one.
-    pub quick: bool,
-}
-
 impl Site {
-    /// One value for quick runs, one for full ones.
-    pub fn pick<T>(&self, quick: T, full: T) -> T {
-        if self.quick { quick } else { full }
-    }
-
     fn synthetic(&self, touch: Touch, content: Content, mib: usize, count: usize) -> Result<Task, String> {
         let load = Synthetic { touch, pages: mib * MIB, content, count };
         Ok(Task { command: load.command()?, directory: self.directory.clone(), client: None })

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use super::balance::{self, Highest};
 use super::kernel::{Kernel, Swap};
-use super::loads::{Load, Site};
+use super::loads::Load;
 use super::lowtide::Lowtide;
 use super::restore::{Made, Restorer, own_name};
 use super::run::{Done, Ended, Task, run};
+use super::site::Site;
 use crate::burners;
 use crate::measure::{self, Sample};
 use crate::progress::Progress;

@@ -3,6 +3,7 @@
 
 mod balance;
 mod content;
+mod fnv;
 mod kernel;
 mod loads;
 mod lowtide;
@@ -14,6 +15,7 @@ mod region_load;
 mod regions;
 mod restore;
 mod run;
+mod site;
 mod synthetic;
 mod zipf;
 

@@ -6,9 +6,9 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 
-use super::loads::Site;
 use super::redis::Client;
 use super::run::Task;
+use super::site::Site;
 use crate::programs::python_with;
 
 /// What a load needs on the machine.

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::run::Fnv;
+use super::fnv::Fnv;
 use super::zipf::Zipf;
 use std::hash::Hasher;
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
+use super::fnv::Fnv;
 use super::memory::{Sampler, kill_session};
 use super::redis::Client;
 
@@ -234,38 +235,6 @@ fn sum_of(mut from: ChildStdout) -> JoinHandle<u64> {
         hasher.add(&buffer[..rest]);
         hasher.finish()
     })
-}
-
-/// FNV-1a by words of up to eight bytes: a sum that costs the runs next to nothing.
-pub struct Fnv(u64);
-
-impl Fnv {
-    /// What a sum over nothing is.
-    pub const START: u64 = 0xcbf2_9ce4_8422_2325;
-
-    /// A sum over nothing yet.
-    pub fn new() -> Fnv {
-        Fnv(Fnv::START)
-    }
-
-    /// Takes a word.
-    fn add(&mut self, word: &[u8]) {
-        let mut bytes = [0; 8];
-        bytes[..word.len()].copy_from_slice(word);
-        self.0 = (self.0 ^ u64::from_le_bytes(bytes)).wrapping_mul(0x0000_0100_0000_01b3);
-        // The multiplication moves nothing down.
-        self.0 ^= self.0 >> 29;
-    }
-}
-
-impl Hasher for Fnv {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.chunks(8).for_each(|word| self.add(word));
-    }
 }
 
 #[cfg(test)]

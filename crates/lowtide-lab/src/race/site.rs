@@ -1,0 +1,19 @@
+//! Where a load runs.
+
+use std::path::PathBuf;
+
+/// Where and how thoroughly a load runs.
+#[derive(Debug)]
+pub struct Site {
+    /// Empty at first; its files go there.
+    pub directory: PathBuf,
+    /// A smaller one.
+    pub quick: bool,
+}
+
+impl Site {
+    /// One value for quick runs, one for full ones.
+    pub fn pick<T>(&self, quick: T, full: T) -> T {
+        if self.quick { quick } else { full }
+    }
+}

@@ -1,0 +1,20 @@
+//! What the user says of a race.
+
+use crate::race::Swap;
+
+/// What the user says of a race; `None` and no names: as it was meant.
+#[derive(Debug, Clone, Default)]
+pub struct Wishes {
+    /// What is swapped to.
+    pub swap: Option<Swap>,
+    /// The limit, of what a load takes natively.
+    pub percent: Option<u64>,
+    /// The names of loads.
+    pub only: Vec<String>,
+    /// How often each runs.
+    pub rounds: Option<usize>,
+    /// How many programs burn CPU meanwhile.
+    pub burners: Option<usize>,
+    /// With how many threads.
+    pub threads: Option<usize>,
+}
