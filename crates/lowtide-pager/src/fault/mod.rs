@@ -27,7 +27,7 @@ use crate::mappings::space::Shared;
 use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
 use crate::pager::{Operation, Pager, add};
-use crate::reclaim::evict::Evicted;
+use crate::reclaim::evicted::Evicted;
 use crate::segment::{FaultKind, latency_bucket};
 use crate::sys::clock::now_ns;
 use crate::sys::uffd::{Access, Wake};

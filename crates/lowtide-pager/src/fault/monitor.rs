@@ -10,8 +10,7 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use crate::fault::Served;
-use crate::fault::worker::Worker;
-use crate::mappings::events::Fault;
+use crate::fault::worker::{Fault, Worker};
 use crate::pager::{Pager, add};
 use crate::sys::clock::now_ns;
 use crate::sys::uffd::MOST_READ;

@@ -19,7 +19,7 @@ use crate::mappings::regions::Range;
 use crate::mappings::space::Exclusive;
 use crate::pager::{Operation, Pager};
 use crate::reclaim::detach::Detached;
-use crate::reclaim::evict::Evicted;
+use crate::reclaim::evicted::Evicted;
 use crate::reclaim::victims::{Found, next_reach};
 use crate::sys::clock::now_ns;
 use crate::sys::present::{Kind, Ranges};

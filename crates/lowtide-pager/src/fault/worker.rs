@@ -5,13 +5,23 @@ use lowtide_core::store::{Page, Scratch};
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
 
-use crate::mappings::events::Fault;
 use crate::pagemap::ids::PageNo;
 use crate::segment::FaultKind;
-use crate::sys::uffd::{MOST_READ, Uffd};
+use crate::sys::uffd::{Access, MOST_READ, Uffd};
 
 /// Pages that are loaded and installed at a time: bounds a worker's buffer and how long the space lock is shared.
 pub const CHUNK: usize = 64;
+
+/// A thread of the program waits for a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fault {
+    /// Where: the beginning of the page.
+    pub addr: usize,
+    /// The thread's id.
+    pub thread: u32,
+    /// What it wants there.
+    pub access: Access,
+}
 
 /// See above.
 pub struct Worker {

@@ -9,30 +9,19 @@ use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
-use crate::fault::worker::Worker;
+use crate::fault::worker::{Fault, Worker};
 use crate::mappings::regions::Range;
 use crate::mappings::space::Exclusive;
 use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
-use crate::sys::uffd::{Access, MOST_READ, Message, Standing};
+use crate::sys::uffd::{MOST_READ, Message, Standing};
 
 /// Pages that an event takes away between two looks at what lowtide holds.
 const PUBLISH_EVERY: usize = 32;
 
 /// How often a message is read again for which there is no descriptor.
 const DESCRIPTOR_TRIES: usize = 1000;
-
-/// A thread of the program waits for a page.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fault {
-    /// Where: the beginning of the page.
-    pub addr: usize,
-    /// The thread's id.
-    pub thread: u32,
-    /// What it wants there.
-    pub access: Access,
-}
 
 /// What was read, and what a monitor has to do with it.
 #[derive(Debug, Default)]

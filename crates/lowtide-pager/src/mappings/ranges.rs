@@ -16,7 +16,7 @@ use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
 use crate::pager::{Operation, Pager, add};
 use crate::reclaim::detach::Detached;
-use crate::reclaim::evict::Evicted;
+use crate::reclaim::evicted::Evicted;
 use crate::reclaim::victims::Found;
 use crate::sys::clock::now_ns;
 use crate::sys::present::Kind;

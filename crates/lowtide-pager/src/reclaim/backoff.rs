@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
-use crate::reclaim::evict::Evicted;
+use crate::reclaim::evicted::Evicted;
 
 /// A pause lasts so long at first, in nanoseconds, ...
 const FIRST_NS: u64 = 250_000_000;

@@ -18,31 +18,9 @@ use crate::pager::{Operation, Pager, add};
 use crate::reclaim::backoff::Backoff;
 use crate::reclaim::detach::Detached;
 use crate::reclaim::drain::Drained;
+use crate::reclaim::evicted::Evicted;
 use crate::reclaim::staging::Batch;
 use crate::sys::clock::now_ns;
-
-/// What one call of [`Pager::evict`] came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Evicted {
-    /// Memory was or will soon be freed, or there is more to look at: go on.
-    Progress,
-    /// Nothing more can be evicted at present.
-    Nothing,
-    /// No tier can take pages.
-    Full,
-    /// The same, and zeros, which need none, are searched for: go on after a rest ([`Pager::search_rests_us`]).
-    Searching,
-    /// Not now: an event waits to be read, or the program forks.
-    Later,
-    /// Others are at it: monitors bring pages into staging, or have in hand what waits there.
-    Ahead,
-}
-
-impl Evicted {
-    fn unless_nothing(self, then: Evicted) -> Evicted {
-        if self == Evicted::Nothing { then } else { self }
-    }
-}
 
 /// Scans of one call at most.
 const SCANS: usize = 64;

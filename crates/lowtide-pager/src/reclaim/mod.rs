@@ -20,6 +20,7 @@ mod calm;
 pub(crate) mod detach;
 pub(crate) mod drain;
 pub(crate) mod evict;
+pub(crate) mod evicted;
 pub(crate) mod giving_way;
 pub mod policy;
 mod reclaimer;
@@ -32,7 +33,7 @@ mod watermarks;
 pub(crate) mod zeros;
 
 pub use calm::{Calm, UNACCOUNTED};
-pub use evict::Evicted;
+pub use evicted::Evicted;
 pub use giving_way::Yields;
 pub use policy::Nap;
 pub use reclaimer::{Host, Reclaimer, Requested, Seen};

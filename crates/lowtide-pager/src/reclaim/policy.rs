@@ -3,7 +3,7 @@
 //! change this file and its tables; which page is evicted is decided in `victims.rs` and `refault.rs`, from which sizes on in
 //! `watermarks.rs`.
 
-use super::evict::Evicted;
+use super::evicted::Evicted;
 use super::watermarks::Watermarks;
 
 /// Looks are at most this far apart, ...

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 
 use lowtide_core::vm::PAGE_SIZE;
 
-use super::evict::Evicted;
+use super::evicted::Evicted;
 use super::policy::{self, How, Ladder, Look, Nap, Plan, SHORTEST_NAP_US, Step};
 use crate::fault::Worker;
 use crate::pager::Pager;

@@ -13,7 +13,7 @@ use rustix::fd::OwnedFd;
 use crate::fault::worker::{CHUNK, Worker};
 use crate::pager::{Operation, Pager};
 use crate::reclaim::detach::Detached;
-use crate::reclaim::evict::Evicted;
+use crate::reclaim::evicted::Evicted;
 use crate::reclaim::victims::Found;
 use crate::sys::clock::now_ns;
 use crate::sys::present::{Kind, Ranges};
