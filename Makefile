@@ -8,13 +8,16 @@ FUZZ_FLAGS := -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing
 
+# Without link-time optimisation: tests are built in half of the time.
+QUICK := --profile quick
+
 # Built elsewhere: what can be made to fail must never be taken for what is shipped.
 FAULTS := $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide --features faults --test faults
 
 # Built as the model checks are, without optimisation that takes time: they have built the dependencies.
 CHECKED := -p lowtide-core -p lowtide-pager --lib --test in_process
 
-.PHONY: build demo test model checked fuzz faults soak overhead forktime table trees picture programs header crate deb test-deb deny wheel test-python lab race fmt \
+.PHONY: build demo test test-long check model checked fuzz faults soak overhead forktime table trees picture programs header crate deb test-deb deny wheel test-python lab race fmt \
 	report prometheus pictures watching map links lint clean setup help
 
 build: ## target/release/lowtide: one file, the agent inside
@@ -24,9 +27,16 @@ demo: setup build ## a real program natively and in 40 % of its memory
 	$(PYTHON) demo/demo.py
 
 test: setup fmt links lint model checked ## formatting, links, lints, model checks, unit tests, real programs under limits, the Python package
-	$(CARGO) test --release --workspace --exclude lowtide-agent
-	@$(MAKE) --no-print-directory wheel
+	$(CARGO) test $(QUICK) --workspace --exclude lowtide-agent
+	@tests/setup.sh wheel
+	$(TARGET)/wheel-venv/bin/maturin build $(QUICK) --manifest-path python/Cargo.toml --target-dir $(TARGET) --out $(TARGET)/wheels
 	@tests/wheel.sh $(TARGET) again
+
+test-long: setup ## the tests that take long: those that wait for minutes, and those that thrash
+	$(CARGO) test $(QUICK) -p lowtide --test real_programs --test own_threads -- --ignored long
+
+check: fmt links lint ## before each commit: formatting, links, lints, unit tests
+	$(CARGO) test $(QUICK) --workspace --exclude lowtide-agent --lib --bins
 
 # That the order of locks is asserted there at all is proved by name: the test exists in such builds only.
 checked: setup ## the unit tests of core and pager with debug assertions, which the others are without: order of locks, overflows
@@ -122,8 +132,8 @@ fmt: ## checks the formatting
 	$(CARGO) fmt --all --check
 
 lint: setup ## warnings are errors
-	$(CARGO) clippy --release --workspace --exclude lowtide-agent --all-targets -- -D warnings
-	$(CARGO) clippy --release -p lowtide-agent -- -D warnings
+	$(CARGO) clippy $(QUICK) --workspace --exclude lowtide-agent --all-targets -- -D warnings
+	$(CARGO) clippy $(QUICK) -p lowtide-agent -- -D warnings
 
 map: ## each Rust file and what it is for, by folder (ARGS=pager/src/fault: only those)
 	@python3 tests/map.py $(ARGS)

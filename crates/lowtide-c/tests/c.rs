@@ -25,8 +25,12 @@ fn built() -> PathBuf {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--package", "lowtide-c", "--manifest-path"]).arg(Path::new(HERE).join("Cargo.toml"));
     cargo.arg("--target-dir").arg(built.parent().unwrap());
-    if built.ends_with("release") {
-        cargo.arg("--release");
+    // By the profile of this program, whose directory has its name.
+    match built.file_name().and_then(|name| name.to_str()) {
+        Some("debug") | None => {}
+        Some(profile) => {
+            cargo.args(["--profile", profile]);
+        }
     }
     well(&mut cargo);
     built.to_owned()

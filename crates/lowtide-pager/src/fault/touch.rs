@@ -42,18 +42,7 @@ impl Operation<'_> {
             self.uffd().wake(page.addr(), PAGE_SIZE);
             return Ok(Served::Done);
         };
-        let mut claims = Claims::default();
-        let mut end = page;
-        while end < high && claims.claim(self, low, end) {
-            end += 1;
-        }
-        if end == page {
-            return Err(Again::Changed);
-        }
-        let mut first = page;
-        while first > low && claims.claim(self, low, first.back(1)) {
-            first = first.back(1);
-        }
+        let Some((claims, first, end)) = Claims::around(self, page, low, high) else { return Err(Again::Changed) };
         let mut installed = 0;
         let call = |at: PageNo, n| match is_mapped {
             true => self.map_zero_page(at, n),
@@ -92,11 +81,10 @@ impl Operation<'_> {
         {
             return self.failed(page, stopped.why);
         }
-        let c = self.counters();
         self.count(if word == PageState::Zero { FaultKind::Zero } else { FaultKind::FirstTouch }, worker);
         if let Some(window) = window {
-            add(&c.read_ahead_pages, installed.saturating_sub(1));
-            add(&c.read_ahead_used, window.used);
+            add(&self.counters().read_ahead_pages, installed.saturating_sub(1));
+            add(&self.counters().read_ahead_used, window.used);
             streams.advance(window, first, at);
         }
         Ok(Served::Done)
@@ -154,6 +142,24 @@ struct Claims {
 }
 
 impl Claims {
+    /// Claims `page` and, up to `low` and `high`, its neighbours that read as zero too; the first that is claimed, and the first
+    /// behind the last. None: `page` does not read as zero any more.
+    fn around(pager: &Pager, page: PageNo, low: PageNo, high: PageNo) -> Option<(Claims, PageNo, PageNo)> {
+        let mut claims = Claims::default();
+        let mut end = page;
+        while end < high && claims.claim(pager, low, end) {
+            end += 1;
+        }
+        if end == page {
+            return None;
+        }
+        let mut first = page;
+        while first > low && claims.claim(pager, low, first.back(1)) {
+            first = first.back(1);
+        }
+        Some((claims, first, end))
+    }
+
     /// Claims page `p` (of a window that begins at `low`) if it reads as zero, and has or can have a word.
     fn claim(&mut self, pager: &Pager, low: PageNo, p: PageNo) -> bool {
         let word = pager.map.get(p);

@@ -23,6 +23,8 @@ pub(crate) mod evict;
 pub(crate) mod evicted;
 pub(crate) mod giving_way;
 pub mod policy;
+#[cfg(test)]
+mod policy_tests;
 mod reclaimer;
 pub(crate) mod refault;
 pub(crate) mod staging;

@@ -1,0 +1,155 @@
+//! The tables of the policy.
+
+use super::evicted::Evicted;
+use super::policy::Step::*;
+use super::policy::*;
+use super::watermarks::Watermarks;
+
+const MIB: u64 = 1 << 20;
+const MARKS: Watermarks = Watermarks::of(1024 * MIB);
+
+/// A run of one process under 1 GiB that faults, as large as is said.
+fn look(total: u64) -> Look {
+    Look {
+        marks: MARKS,
+        ceiling: MARKS.limit(),
+        total,
+        mine: total,
+        batch: MIB / 2,
+        was_above: true,
+        faults_come: true,
+        quiet: false,
+        at_limit: false,
+        coming_down: false,
+        gives_way: false,
+        grows_unseen: true,
+        may_reap: false,
+        resorts_are_due: true,
+        search_rests_us: 500,
+    }
+}
+
+fn tidies(look: &Look) -> Ladder {
+    match plan(look) {
+        Plan::Tidy(ladder) => ladder,
+        evicts => panic!("{evicts:?}"),
+    }
+}
+
+#[test]
+fn nothing_is_evicted_below_the_low_watermark_and_something_above_it() {
+    assert!(matches!(plan(&look(MARKS.low())), Plan::Tidy(_)));
+    assert!(matches!(plan(&look(MARKS.low() + 1)), Plan::Evict { times: 1, .. }));
+    let gives_way = |total| Look { gives_way: true, ..look(total) };
+    assert!(matches!(plan(&gives_way(MARKS.giving_way())), Plan::Tidy(_)));
+    assert!(matches!(plan(&gives_way(MARKS.giving_way() + 1)), Plan::Evict { .. }));
+}
+
+#[test]
+fn below_it_the_pool_is_tidied_when_nobody_waits_for_that() {
+    let (near, far) = (MARKS.register() + MIB, MARKS.register());
+    let rows: [(u64, bool, &[Step]); 4] = [
+        (near, false, &[ForgetCompressor]),
+        (far, false, &[Maintain, ShrinkPool, CompactPool, ForgetCompressor]),
+        (near, true, &[Maintain, ShrinkPool, CompactPool, Recompress, ForgetCompressor]),
+        (far, true, &[Maintain, ShrinkPool, CompactPool, Recompress, ForgetCompressor]),
+    ];
+    for (total, quiet, steps) in rows {
+        assert_eq!(tidies(&Look { quiet, ..look(total) }).steps, steps, "{total}, quiet: {quiet}");
+    }
+}
+
+#[test]
+fn it_sleeps_the_longer_the_more_room_there_is() {
+    let room = |mib| MARKS.high() - mib * MIB;
+    // Of what grows unseen no more than 64 MiB are relied on.
+    let rows = [
+        // room, quiet, unseen: microseconds
+        (room(500), false, true, 64 * MIB / 6_000),
+        (room(500), false, false, 500 * MIB / 6_000),
+        (room(500), true, false, LONGEST_NAP_US),
+        (room(500), true, true, 64 * MIB / 6_000),
+        (room(25), true, true, QUIET_NAP_US),
+        (room(25), false, true, 25 * MIB / 6_000),
+    ];
+    for (total, quiet, grows_unseen, us) in rows {
+        let ladder = tidies(&Look { quiet, grows_unseen, ..look(total) });
+        assert_eq!(ladder.otherwise, Nap::UntilFaults(us), "{total}, quiet: {quiet}, unseen: {grows_unseen}");
+        assert_eq!(ladder.worked, Nap::UntilFaults(SHORTEST_NAP_US));
+    }
+}
+
+#[test]
+fn where_faults_come_their_threads_detach_and_the_reclaimer_stores() {
+    let above = look(MARKS.high());
+    assert_eq!(eviction(&above), How::DrainStaged);
+    assert_eq!(eviction(&Look { faults_come: false, ..above }), How::Detach, "nobody else is there to do it");
+    assert_eq!(eviction(&Look { at_limit: true, ..above }), How::Detach, "faults wait for room");
+    assert_eq!(eviction(&Look { coming_down: true, ..above }), How::Detach, "the limit was lowered");
+}
+
+#[test]
+fn each_process_evicts_its_part_and_measures_again_soon() {
+    let times = |look: Look| match plan(&look) {
+        Plan::Evict { times, .. } => times,
+        Plan::Tidy(_) => panic!("too much is in memory"),
+    };
+    let total = MARKS.low() + 4 * MIB;
+    assert_eq!(times(look(total)), 4, "2 MiB of 4, then it measures");
+    assert_eq!(times(Look { mine: total / 4, ..look(total) }), 2, "a quarter of 4 MiB");
+    assert_eq!(times(Look { mine: total / 4, gives_way: true, ..look(total) }), 4, "all of it");
+    assert_eq!(times(Look { mine: 0, ..look(total) }), 1);
+    assert_eq!(times(Look { batch: 8 * MIB, ..look(total) }), 1, "a batch is the least");
+    let first = |was_above| match plan(&Look { was_above, ..look(total) }) {
+        Plan::Evict { first, .. } => first,
+        Plan::Tidy(_) => panic!("too much is in memory"),
+    };
+    assert_eq!([first(false), first(true)], [Some(DrainFrames), None]);
+}
+
+#[test]
+fn what_follows_when_eviction_comes_to_nothing() {
+    let over = look(MARKS.limit() + MIB);
+    let below = look(MARKS.low() + MIB);
+    let rows: [(Look, Evicted, &[Step], Nap, Nap); 9] = [
+        (below, Evicted::Later, &[], Nap::UntilFaults(50), Nap::UntilFaults(50)),
+        (below, Evicted::Ahead, &[], Nap::UntilFaults(AHEAD_US), Nap::UntilFaults(AHEAD_US)),
+        (over, Evicted::Ahead, &[], Nap::UntilFaults(SHORTEST_AHEAD_US), Nap::UntilFaults(SHORTEST_AHEAD_US)),
+        (below, Evicted::Nothing, &[DrainFrames, Exhausted, GiveUp], Nap::UntilFaults(0), Nap::Undisturbed(10_000)),
+        (
+            over,
+            Evicted::Nothing,
+            &[DrainFrames, ShrinkPool, CompactPool, Exhausted, GiveUp],
+            Nap::UntilFaults(0),
+            Nap::Undisturbed(10_000),
+        ),
+        (
+            Look { gives_way: true, ..over },
+            Evicted::Nothing,
+            &[DrainFrames, EmptyPool, CompactPool, GiveUp],
+            Nap::UntilFaults(1_000),
+            Nap::Undisturbed(10_000),
+        ),
+        (below, Evicted::Full, &[GiveUp, DrainFrames, CompactPool, Full], Nap::UntilFaults(0), Nap::Undisturbed(100_000)),
+        (
+            Look { may_reap: true, ..over },
+            Evicted::Full,
+            &[GiveUp, DrainFrames, Reap, CompactPool, Full],
+            Nap::UntilFaults(0),
+            Nap::Undisturbed(10_000),
+        ),
+        (Look { resorts_are_due: false, ..over }, Evicted::Searching, &[GiveUp], Nap::UntilFaults(0), Nap::Undisturbed(500)),
+    ];
+    for (i, (look, evicted, steps, worked, otherwise)) in rows.into_iter().enumerate() {
+        assert_eq!(after(&look, evicted), Some(Ladder { steps, worked, otherwise }), "row {i}: {evicted:?}");
+    }
+    assert_eq!(after(&over, Evicted::Progress), None);
+}
+
+#[test]
+fn the_program_runs_half_of_the_time_on_the_way_down_to_a_lower_limit() {
+    let down = Look { coming_down: true, ..look(MARKS.limit() * 2) };
+    assert_eq!(between_turns(&down, 300), Nap::UntilFaults(300));
+    assert_eq!(between_turns(&down, 1_000_000), Nap::UntilFaults(LONGEST_NAP_US));
+    assert_eq!(between_turns(&look(MARKS.limit()), 300), Nap::UntilFaults(0));
+}
