@@ -1,10 +1,10 @@
 //! exec: the program that is started next belongs to the run too, even when its caller has changed LD_PRELOAD, cleared the
 //! environment, or become another user.
 //!
-//! The loader finds the agent by a path into `lowtide run`'s descriptors, which only the same user and root may follow. Who may
-//! not gets a descriptor of the agent's file from `lowtide run`, leaves it open over the exec and names that one; the
-//! constructor closes it again (`one_shot_fd.rs`). Where that isn't possible either, the environment is handed on without
-//! lowtide's variables: the loader of each program would complain otherwise.
+//! The loader finds the agent by a path into `lowtide run`'s descriptors, which only the same user and root may follow. A
+//! process that may not gets a descriptor of the agent's file from `lowtide run`, leaves it open over the exec and names that
+//! one; the constructor closes it again (`one_shot_fd.rs`). Where that isn't possible either, the environment is handed on
+//! without lowtide's variables: the loader of each program would complain otherwise.
 //!
 //! Runs in forked and vforked children, on small stacks: it allocates nothing, and changes nothing but the new environment.
 
@@ -118,7 +118,7 @@ fn mended(call: Call, envp: *const *const c_char) -> c_int {
         if keeps_its_rights() && leads_to_agent(ours()) {
             mend(envp, Some(ours()), &mut environment, &mut preload)
         } else if !call.finds_file() {
-            // There will be no program. (Who looks for one in many directories comes here for each.)
+            // There will be no program. (A shell that looks for one in many directories comes here for each.)
             false
         } else {
             descriptor = open_library();
@@ -134,13 +134,13 @@ fn mended(call: Call, envp: *const *const c_char) -> c_int {
     r
 }
 
-/// The entry of LD_PRELOAD by which the agent is found by who may follow it.
+/// The entry of LD_PRELOAD by which those find the agent who may follow it.
 fn ours() -> &'static [u8] {
     CStr::from_bytes_until_nul(&agent::settings().preload).map_or(b"", CStr::to_bytes)
 }
 
-/// Whether the program will have the rights that this process has now. Capabilities of who is not root are gone then, but for
-/// ambient ones, and until then they open every path.
+/// Whether the program will have the rights that this process has now. Capabilities of a user who is not root are gone then,
+/// but for ambient ones, and until then they open every path.
 fn keeps_its_rights() -> bool {
     rustix::process::geteuid().is_root() || rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.is_empty())
 }

@@ -1,5 +1,5 @@
-//! What a forked child's reclaimer and the thread that forked tell each other: whose child this is, and when it can live without
-//! its parent.
+//! What a forked child's reclaimer and the thread that forked tell each other: whose child this is, and when it can live
+//! without its parent.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 

@@ -11,9 +11,9 @@
 //! A fork itself waits for locks of the C library that threads hold while they wait here: malloc calls brk, mmap, munmap,
 //! mprotect and madvise with its locks held, all of which a fork takes after its handlers have run. So the gate is shut only as
 //! long as the forking thread is in its handler ([`close`] to [`goes_on`]). From there to the end of the fork, calls that raise
-//! no event pass, and others after a while: who holds a lock of malloc can't meet the cloning of the memory, which comes after
-//! the fork has got that lock; and a child can do with an event that it does not know of ([`Pager::take_over`] looks at what is
-//! mapped), unless it says that memory has moved.
+//! no event pass, and others after a while: a thread that holds a lock of malloc can't meet the cloning of the memory, which
+//! comes after the fork has got that lock; and a child can do with an event that it does not know of ([`Pager::take_over`]
+//! looks at what is mapped), unless it says that memory has moved.
 //!
 //! [`Pager::take_over`]: lowtide_pager::pager::Pager::take_over
 
@@ -138,7 +138,7 @@ impl Drop for Changing {
             agent::active().into_iter().for_each(Pager::outlast_reading);
             set_changed([Range::NONE; 2]);
         }
-        // SeqCst: pairs with the exchange in `change`, by who has the turn next.
+        // SeqCst: pairs with the exchange in `change`, by the thread that has the turn next.
         if CHANGING.compare_exchange(self.tid, 0, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
             let _ = futex::wake(&CHANGING, futex::Flags::PRIVATE, 1);
         }
@@ -146,7 +146,8 @@ impl Drop for Changing {
 }
 
 fn set_changed(ranges: [Range; 2]) {
-    // SeqCst: pairs with the loads in `changed`. Who reads the event of a call, which comes after this, finds what it changes.
+    // SeqCst: pairs with the loads in `changed`. A thread that reads the event of a call, which comes after this, finds what it
+    // changes.
     for (at, range) in CHANGED.iter().zip(ranges) {
         // Nothing, before it begins elsewhere.
         at[1].store(0, Ordering::SeqCst);
@@ -237,7 +238,7 @@ pub fn keep_forks_away() -> bool {
     CLOSED_BY.compare_exchange(0, tid(), Ordering::SeqCst, Ordering::Relaxed).is_ok()
 }
 
-/// Waits for so long at most until nobody is inside.
+/// Waits for this long at most until nobody is inside.
 fn wait_for_those_inside(ms: u32) -> bool {
     for _ in 0..ms * 10 {
         // SeqCst: pairs with the two in `enter`, and with the one with which a thread leaves.

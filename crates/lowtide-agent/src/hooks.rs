@@ -108,8 +108,8 @@ extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int
             MapLocked::Refuse(r) => return result(r),
         }
     };
-    // A hint, followed as far as that is possible. Followed in the call, it would fill memory before it can be adopted, and hold
-    // up all others that change mappings while a file is read. (What is locked in memory the kernel fills in any case.)
+    // A hint, followed as far as that is possible. Followed in the call, it would fill memory before it can be adopted, and
+    // hold up all others that change mappings while a file is read. (What is locked in memory the kernel fills in any case.)
     let fills = anonymous && lock != Some(Lock::Honoured) && populate::is_in_steps(len);
     let populates = flags & sys::MAP_POPULATE != 0 && (fills || agent::active().is_some());
     if populates {
@@ -183,8 +183,8 @@ fn removes(advice: u32) -> bool {
     matches!(advice, sys::MADV_DONTNEED | sys::MADV_DONTNEED_LOCKED | sys::MADV_FREE | sys::MADV_REMOVE)
 }
 
-/// A call of madvise that takes pages away: inside the gate, because an event reports it, and because the reclaimer gives memory
-/// of the page map back only when nobody is there.
+/// A call of madvise that takes pages away: inside the gate, because an event reports it, and because the reclaimer gives
+/// memory of the page map back only when nobody is there.
 fn remove(addr: usize, len: usize, advice: u32) -> isize {
     let _inside = gate::enter(Call::Drops);
     // SAFETY: the caller's own call.

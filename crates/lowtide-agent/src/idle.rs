@@ -5,7 +5,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::thread::sched_getaffinity;
 
-/// A machine that has no CPU to spare is not looked at again for so long.
+/// A machine that has no CPU to spare is not looked at again for this long.
 const BUSY_US: u64 = 100_000;
 
 /// What the reclaimer remembers to find out.

@@ -1,8 +1,8 @@
 //! A parent's swap files in its forked child, which must read its pages there.
 //!
-//! The child opens them again through `/proc`, by the parent's reclaimer, which holds them. When the parent has changed its user
-//! or given privileges up since it was started, the child may not: then the parent leaves them with `lowtide run` before it
-//! forks.
+//! The child opens them again through `/proc`, by the parent's reclaimer, which holds them. When the parent has changed its
+//! user or given privileges up since it was started, the child may not: then the parent leaves them with `lowtide run` before
+//! it forks.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -55,8 +55,8 @@ fn child_may_look() -> bool {
     // SAFETY: asks, and touches no memory.
     let dumpable = unsafe { syscall3(sys::__NR_prctl, PR_GET_DUMPABLE, 0, 0) } == DUMPABLE;
     let of = |pid| capabilities(pid).map(|sets| sets.permitted).ok();
-    // Not where the root directory has been changed and there is no /proc. The reclaimer has the privileges that the process began
-    // with.
+    // Not where the root directory has been changed and there is no /proc. The reclaimer has the privileges that the process
+    // began with.
     dumpable && rustix::fs::stat(c"/proc/self/fd").is_ok() && of(Some(rustix::process::getpid())) == of(None)
 }
 

@@ -1,7 +1,7 @@
 //! The agent: preloaded by `lowtide run` into every process of a run, it keeps their memory under the limit.
 //!
-//! `start.rs` is where it all begins. Each process has one reclaimer thread (`reclaimer/`), which watches the limit, adopts memory
-//! when it comes near and evicts in the background, and, once memory is adopted, one monitor thread for each CPU
+//! `start.rs` is where it all begins. Each process has one reclaimer thread (`reclaimer/`), which watches the limit, adopts
+//! memory when it comes near and evicts in the background, and, once memory is adopted, one monitor thread for each CPU
 //! (`monitor.rs`), which serve faults. The program's own threads meet lowtide in two places: at the memory calls of the C
 //! library (`hooks.rs`) and at fork (`atfork.rs`). There they run on stacks that may themselves be swapped out, so they take
 //! none of lowtide's locks: they ask the reclaimer and wait (`request.rs`).

@@ -82,7 +82,7 @@ fn pages(addr: usize, len: usize) -> Option<Range> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Room {
     Yes,
-    /// RLIMIT_MEMLOCK does not allow so much.
+    /// RLIMIT_MEMLOCK does not allow this much.
     TooMuch,
     /// It may lock nothing at all.
     Never,

@@ -1,6 +1,6 @@
 //! Memory that the program asks to be filled by one call is filled in steps: until memory is adopted nothing holds such a call
-//! back, and it could pass the limit by all that it names. Between two steps the reclaimer adopts memory when it is time, as where
-//! the program touches it itself; from then on a step is held back at the limit like any touch.
+//! back, and it could pass the limit by all that it names. Between two steps the reclaimer adopts memory when it is time, as
+//! where the program touches it itself; from then on a step is held back at the limit like any touch.
 
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
@@ -11,7 +11,7 @@ use crate::thread::syscall3;
 /// Bytes of a step: less than what the reclaimer leaves free for what a program touches while it is asleep.
 const STEP: usize = 1 << 20;
 
-/// Whether a call that fills so much is made in steps.
+/// Whether a call that fills this much is made in steps.
 pub fn is_in_steps(len: usize) -> bool {
     len > STEP
 }
@@ -21,8 +21,8 @@ pub fn advise(addr: usize, len: usize, advice: u32) -> isize {
     in_steps(addr, len, advice, || false)
 }
 
-/// Fills a new mapping as MAP_POPULATE would have, which is a hint: what can be adopted only until it is, for pages that come in
-/// then only push others out.
+/// Fills a new mapping as MAP_POPULATE would have, which is a hint: what can be adopted only until it is, for pages that come
+/// in then only push others out.
 pub fn mapped(addr: usize, len: usize, prot: u32, flags: u32, can_be_adopted: bool) {
     // As the kernel does it: shared pages are not written to, so that they stay clean.
     let copies = flags & sys::MAP_TYPE == sys::MAP_PRIVATE && prot & sys::PROT_WRITE != 0;

@@ -19,7 +19,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::{agent, thread};
 
-/// Between two looks of a family is so many times as much time as a look takes: 5 % of a CPU.
+/// Between two looks of a family is this many times as much time as a look takes: 5 % of a CPU.
 const LOOK_REST: u64 = 20;
 /// The first look of a child, and looks at all, are so far apart at least: a child that only executes something else is left
 /// alone.

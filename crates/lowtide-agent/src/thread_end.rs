@@ -23,14 +23,14 @@ use crate::agent;
 use crate::request::{Request, ask};
 use crate::thread::{self, syscall3, syscall6};
 
-/// The C library leaves so much of the stack at most below where it is, when it gives it back.
+/// The C library leaves this much of the stack at most below where it is, when it gives it back.
 const NEAR: usize = 128 << 10;
 /// Where glibc keeps a thread's id and, behind it and on the same page, the list of its robust mutexes, from the beginning of
 /// its own data on (x86-64). Where this is something else the reclaimer is asked.
 const TID: usize = 0x2d0;
 const ROBUST_LIST: usize = 0x2e0;
-/// The reclaimer looks for new threads so often while pages are evicted, in microseconds; a look that took long is followed by a
-/// rest so many times as long, of a second at most.
+/// The reclaimer looks for new threads so often while pages are evicted, in microseconds; a look that took long is followed by
+/// a rest this many times as long, of a second at most.
 const EVERY_US: u64 = 50_000;
 const REST: u64 = 50;
 const MOST_US: u64 = 1_000_000;
@@ -41,8 +41,8 @@ const MOST_MUTEXES: usize = 2048;
 /// of thread.
 fn tid_word(thread: u32) -> Option<*mut u32> {
     let begin: usize;
-    // SAFETY: reads the first word of what %fs points to, which by the ABI of x86-64 is the address of that word; threads of the
-    // C library have it.
+    // SAFETY: reads the first word of what %fs points to, which by the ABI of x86-64 is the address of that word; threads of
+    // the C library have it.
     unsafe { asm!("mov {}, fs:[0]", out(reg) begin, options(nostack, readonly, preserves_flags)) };
     let own: usize;
     // SAFETY: as above: glibc keeps there where the thread's own data are, which begin with all this.

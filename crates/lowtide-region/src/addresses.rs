@@ -1,8 +1,8 @@
 //! Whose an address is: asked in a signal handler, so without a lock and without waiting.
 //!
-//! Readers look at a sorted list that nobody changes. Who changes it publishes another one, and frees the old one when all
-//! that may still look at it have left: they are counted, by the parity of an epoch that ends with the change (as in Linux's
-//! SRCU).
+//! Readers look at a sorted list that nobody changes. A thread that changes it publishes another one, and frees the old one
+//! when all that may still look at it have left: they are counted, by the parity of an epoch that ends with the change (as in
+//! Linux's SRCU).
 
 use crate::sync::{AtomicPtr, AtomicUsize, Life, Ordering, constant, yield_now};
 

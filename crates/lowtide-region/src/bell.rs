@@ -21,7 +21,7 @@ impl Bell {
         self.rung.load(Ordering::Acquire)
     }
 
-    /// Sleeps for so many microseconds, or until it rings; not at all if it rang since `seen`. `lightly`:
+    /// Sleeps for this many microseconds, or until it rings; not at all if it rang since `seen`. `lightly`:
     /// [`Bell::wake_sleeper`] ends it.
     pub fn sleep(&self, seen: u32, us: u64, lightly: bool) {
         self.asleep.store(lightly, Ordering::Release);

@@ -14,7 +14,7 @@ pub enum Error {
     Empty,
     /// More bytes than there are addresses.
     TooLarge {
-        /// So many were asked for.
+        /// This many were asked for.
         bytes: usize,
     },
     /// No RAM limit was given.
@@ -39,7 +39,7 @@ pub enum Error {
     },
     /// More is to stay in memory than half of the group's RAM.
     TooMuchResident {
-        /// So many bytes would have to stay.
+        /// This many bytes would have to stay.
         bytes: u64,
         /// The most that is possible.
         most: u64,

@@ -131,8 +131,8 @@ impl House {
             // Only a forked child, which has no region, would ask for these.
             open_uffd: || Err(Errno::NOSYS),
             open_page_map: Present::open,
-            // A number of the program's table of descriptors would be taken now and then: who closes one and opens another
-            // relies on getting the same.
+            // A number of the program's table of descriptors would be taken now and then: a program that closes one and opens
+            // another relies on getting the same.
             open_memory: || None,
             steps: MOST_STEPS,
             turn: || [Range::NONE; 2],

@@ -34,7 +34,7 @@
 //! order of size of the limit) uses.
 //!
 //! A group costs four descriptors, a thread, and for each CPU two stacks and buffers with which faults are served (4 at least,
-//! 32 at most), of which only what is used takes memory: a few MiB of its limit. So many small regions belong in one group.
+//! 32 at most), of which only what is used takes memory: a few MiB of its limit. Many small regions belong in one group.
 //!
 //! # SIGBUS
 //! With [`Delivery::InThread`] the thread that touches a missing page brings it in itself, in a handler of SIGBUS. That works
@@ -53,8 +53,8 @@
 //! guard.
 //!
 //! # Descriptors
-//! A group has some descriptors in this process. Who closes descriptors that are not theirs (`closefrom`) takes them away, and
-//! a file that is opened next may get the number of the swap file.
+//! A group has some descriptors in this process. A program that closes descriptors that are not its own (`closefrom`) takes
+//! them away, and a file that is opened next may get the number of the swap file.
 //!
 //! # Forks
 //! A forked child has none of the parent's regions: touching one there is SIGSEGV, and calls on it fail with [`Error::Forked`].

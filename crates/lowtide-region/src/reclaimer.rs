@@ -1,7 +1,7 @@
 //! The reclaimer of a group: one thread that keeps it below its watermarks, and uses the time when there is nothing to evict.
 //! What it does when is the pager's policy (`lowtide_pager::reclaim::policy`), the same as of `lowtide run`. What differs:
-//! a group's memory grows by faults only, which are counted; it is never forked; nobody asks for memory back; and cold pages are
-//! not compressed again, as nothing is known of what else the program does with its CPUs.
+//! a group's memory grows by faults only, which are counted; it is never forked; nobody asks for memory back; and cold pages
+//! are not compressed again, as nothing is known of what else the program does with its CPUs.
 
 use core::sync::atomic::Ordering;
 

@@ -8,7 +8,7 @@ use crate::signals;
 
 /// Whose the regions of this process are.
 static HOUSES: Addresses<&'static House> = Addresses::new();
-/// Held by who changes [`HOUSES`].
+/// Held by the thread that changes [`HOUSES`].
 static CHANGING: Lock<()> = Lock::new(());
 /// Whose an address is.
 pub fn houses() -> &'static Addresses<&'static House> {

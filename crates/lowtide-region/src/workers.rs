@@ -41,7 +41,7 @@ extern "C" fn run<F: FnOnce(&mut Worker) -> R, R>(call: *mut u8) {
 }
 
 impl Workers {
-    /// So many workers.
+    /// This many workers.
     ///
     /// # Errors
     /// `NOMEM`.
@@ -57,8 +57,9 @@ impl Workers {
         Ok(Workers((0..count).map(place).collect::<Result<_, Errno>>()?))
     }
 
-    /// Calls `f` with a worker and on its stack; waits for one if all are in use, which is not for long: who has one waits for
-    /// no other. Safe in signal handlers. Signals are to be blocked: a handler must not wait for what the thread under it has.
+    /// Calls `f` with a worker and on its stack; waits for one if all are in use, which is not for long: a thread that has one
+    /// waits for no other. Safe in signal handlers. Signals are to be blocked: a handler must not wait for what the thread
+    /// under it has.
     pub fn with<R>(&self, f: impl FnOnce(&mut Worker) -> R) -> R {
         let place = self.take();
         // SAFETY: `busy` is this thread's, hence the worker.
@@ -83,7 +84,7 @@ impl Workers {
                     return place;
                 }
             }
-            // How long that takes is for who has them to say.
+            // How long that takes, those say who have them.
             let _ = patience.wait(IN_HAND_SECONDS);
         }
     }

@@ -19,7 +19,7 @@ use crate::{agent, say, swap_file};
 /// Where nothing can be moved now, the next try comes after this.
 const STUCK_PAUSE_US: u64 = 50_000;
 const LONGEST_STUCK_PAUSE_US: u64 = 1_000_000;
-/// How often it is counted what is left, and so many times as long as it took later.
+/// How often what is left is counted, and this many times as long as it took later.
 const COUNT_EVERY_US: u64 = 100_000;
 const COUNT_REST: u64 = 20;
 /// For how long a process leaves an area that is turned on to larger ones.
@@ -44,7 +44,7 @@ pub(super) struct Orders {
 /// How an order stands.
 enum Obeyed {
     Yes,
-    /// There is more to do, after so many microseconds.
+    /// There is more to do, after this many microseconds.
     NotYet(u64),
 }
 
@@ -85,7 +85,7 @@ impl ReclaimerThread {
                     for gauge in [&gauges.left, &gauges.homeless, &gauges.unreadable, &gauges.unreadable_at] {
                         gauge.store(0, Ordering::Relaxed);
                     }
-                    // Release: pairs with the Acquire of `lowtide run` (`live/evacuation.rs`). Who sees it finds the rest.
+                    // Release: pairs with the Acquire of `lowtide run` (`live/evacuation.rs`). Those who see it find the rest.
                     gauges.order.store(order.raw(), Ordering::Release);
                 }
                 Obeyed::NotYet(us) => pause = pause.min(us),

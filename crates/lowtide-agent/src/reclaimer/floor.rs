@@ -8,7 +8,7 @@ use lowtide_pager::sys::Line;
 
 use crate::{agent, say};
 
-/// How often it is looked whether the limit can be held again.
+/// How often the reclaimer looks whether the limit can be held again.
 const LOOK_EVERY_US: u64 = 1_000_000;
 
 /// What the reclaimer knows of memory that can't be evicted.

@@ -106,7 +106,7 @@ impl Host for Judge {
         if now_us.saturating_sub(since) < if is_far { FAR_FULL_FOR_US } else { FULL_FOR_US } {
             return;
         }
-        // Who lowers a limit to what can't be held does not want the program to end.
+        // A user who lowers a limit to what can't be held does not want the program to end.
         let is_lowered = pager.budget.ceiling() > pager.budget.limit();
         if agent::settings().when_full == segment::WHEN_FULL_STOP && !is_lowered {
             say::fatal(match Judge::areas_fail() {

@@ -1,6 +1,6 @@
 //! The reclaimer: one thread in each process. Below the limit it looks at the process's memory now and then, and that is all
-//! lowtide costs (`watch.rs`). Near the limit it sets up the pager and adopts the program's memory (`register.rs`); above the high
-//! mark it evicts down to the low one (`observe.rs`), and where that can't be reached it finds out what can (`floor.rs`).
+//! lowtide costs (`watch.rs`). Near the limit it sets up the pager and adopts the program's memory (`register.rs`); above the
+//! high mark it evicts down to the low one (`observe.rs`), and where that can't be reached it finds out what can (`floor.rs`).
 
 mod areas;
 mod floor;
@@ -279,8 +279,8 @@ impl ReclaimerThread {
             return;
         };
         request::answer(|request| match request {
-            // The child's copy of the tables must not be one of tables that change. And who asks may hold a lock that the
-            // forking thread waits for: it is answered at once, and what it asks for is found afterwards.
+            // The child's copy of the tables must not be one of tables that change. And the thread that asks may hold a lock
+            // that the forking thread waits for: it is answered at once, and what it asks for is found afterwards.
             Request::Adopt(_) | Request::Release(_) if pager.paused() => wake::look_again(),
             // What can't be adopted (a kind of memory, too many ranges) stays with the program.
             Request::Adopt(range) => drop(pager.adopt(range)),

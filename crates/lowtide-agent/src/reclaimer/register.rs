@@ -25,11 +25,11 @@ const LOOK_REST: u64 = 20;
 const FIRST_TRIES: usize = 25;
 /// When the program did not let the reclaimer look, it tries again after this.
 const LOOK_LATER_US: u64 = 10_000;
-/// Traps are set with so much time in between at least: with as much as it took to set the last ones.
+/// Traps are set with this much time in between at least: with as much as it took to set the last ones.
 const SHORTEST_TRAPS_REST_US: u64 = 100;
 /// When an event must be read first, or the program forks, it goes on after this.
 const TRAPS_LATER_US: u64 = 50;
-/// When memory is adopted for the first time, traps are set for so long without any rest.
+/// When memory is adopted for the first time, traps are set for this long without any rest.
 const FIRST_TRAPS_US: u64 = 100_000;
 
 /// Looks for mappings to adopt.
@@ -177,7 +177,7 @@ impl ReclaimerThread {
     pub(super) fn set_first_traps(&mut self, pager: &Pager) {
         let until = now_us() + FIRST_TRAPS_US;
         while now_us() < until {
-            // Others want it, too; and who comes to a trap is held back by what was last measured.
+            // Others want it, too; and a thread that comes to a trap is held back by what was last measured.
             self.answer();
             self.measure();
             match self.set_traps(pager) {

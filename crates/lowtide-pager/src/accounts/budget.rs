@@ -125,7 +125,7 @@ impl RamBudget {
     }
 
     /// Bytes of a process that stay in memory where the limit can't be held: an eighth of the limit, 4 to 64 MiB. A program
-    /// that must run in less does little but wait for pages. Where so many processes of the run have adopted memory, each has
+    /// that must run in less does little but wait for pages. Where this many processes of the run have adopted memory, each has
     /// its part of that.
     pub fn working_minimum(&self, processes: u64) -> u64 {
         ((self.asked() / 8).clamp(4 << 20, 64 << 20) / processes.max(1)).max(512 << 10)

@@ -1,4 +1,4 @@
-//! When what lowtide's own tables take is to be measured ([`crate::pager::Pager::measure_rest`]): by who keeps the limit.
+//! When what lowtide's own tables take is to be measured ([`crate::pager::Pager::measure_rest`]): by the reclaimer.
 
 /// Time between two measurements, in microseconds.
 const EVERY_US: u64 = 100_000;

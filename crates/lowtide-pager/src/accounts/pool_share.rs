@@ -1,7 +1,7 @@
-//! How much the pool of this process may hold: what the pool limit of the run leaves beside the pools of the others. Where there
-//! are devices, no more than what lowtide's own memory in all processes and a working minimum of the program leave: many small
-//! processes have more of both than one large. And where a run has passed its limit all the same, each pool gives back its part:
-//! what several processes share makes no room before the last of them has its copy out.
+//! How much the pool of this process may hold: what the pool limit of the run leaves beside the pools of the others. Where
+//! there are devices, no more than what lowtide's own memory in all processes and a working minimum of the program leave: many
+//! small processes have more of both than one large. And where a run has passed its limit all the same, each pool gives back
+//! its part: what several processes share makes no room before the last of them has its copy out.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,8 +22,8 @@ pub struct PoolShare {
 }
 
 impl PoolShare {
-    /// Bytes, for the pager of one process of a run that uses `total` bytes and whose pools may have `asked` all together. To be
-    /// asked at each look.
+    /// Bytes, for the pager of one process of a run that uses `total` bytes and whose pools may have `asked` all together. To
+    /// be asked at each look.
     pub fn look(&mut self, run: &Segment, pager: &Pager, asked: u64, total: u64) -> u64 {
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
         let mut sums = Sums { total, mine: get(&pager.proc().pool_bytes), ..Sums::default() };

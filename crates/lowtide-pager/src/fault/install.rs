@@ -1,4 +1,5 @@
-//! A claimed run of pages is installed: what the kernel answers to COPY, ZEROPAGE and MOVE, and what to do about it, stands here.
+//! A claimed run of pages is installed: what the kernel answers to COPY, ZEROPAGE and MOVE, and what to do about it, stands
+//! here.
 //!
 //! One call does one mapping, ends at the first page that is there already, and reports what it did in part; so a run takes a
 //! call, or a few.
@@ -27,8 +28,8 @@ pub(crate) struct Stopped {
     pub why: Errno,
 }
 
-/// Installs the `pages` claimed ones from `first` on. `call` does one call for as many pages as it is told, from the one that it
-/// is told; `came` hears of each page once, in order, but for those from [`Stopped::at`] on.
+/// Installs the `pages` claimed ones from `first` on. `call` does one call for as many pages as it is told, from the one that
+/// it is told; `came` hears of each page once, in order, but for those from [`Stopped::at`] on.
 pub(crate) fn install_run(
     first: PageNo,
     pages: usize,

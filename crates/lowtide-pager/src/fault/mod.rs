@@ -102,7 +102,8 @@ impl Pager {
 
     /// Serves a fault at `addr`. Called without any lock held; never waits for another fault or for an event. A page that can't
     /// be had, for a long time or for ever, is [`Served::Lost`], or ends the run, as the host likes. The threads that waited
-    /// are woken by [`Worker::wake`], when nothing is held any more; who waits to write to the zero page is woken at once.
+    /// are woken by [`Worker::wake`], when nothing is held any more; a thread that waits to write to the zero page is woken at
+    /// once.
     pub fn serve(&self, addr: usize, access: Access, worker: &mut Worker) -> Served {
         let page = PageNo::of(addr);
         let (mut in_hand, mut no_memory) = (Patience::new(), Patience::new());

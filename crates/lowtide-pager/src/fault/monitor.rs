@@ -17,7 +17,7 @@ use crate::sys::uffd::MOST_READ;
 
 /// Faults kept until a waiting event has been read; more are sent back to the kernel, which reports them again.
 const DEFERRED: usize = 1024;
-/// A thread whose page has come waits for so long for others that were read with it, in nanoseconds. With pages in the pool
+/// A thread whose page has come waits for this long for others that were read with it, in nanoseconds. With pages in the pool
 /// that is some ten faults.
 const PROMPT_NS: u64 = 50_000;
 

@@ -1,11 +1,11 @@
 //! Traps in memory that the program has read before it was adopted, and never written: the kernel has mapped its one zero page
 //! there. (Afterwards zeros are pages of the program's own: `fault/touch.rs`.)
 //!
-//! A write there is none of a missing page, so no userfaultfd tells of it: the kernel makes the copy, and nothing would hold the
-//! program back at its limit. So when memory is adopted, such places are emptied, not all of them (where the program runs on
-//! another CPU, a MOVE of the zero page interrupts that for each page), but one here and there: whoever goes on writing comes to
-//! one before long, and its fault waits until there is room. First a few everywhere, then more, because the program writes
-//! meanwhile. By MOVE, which takes along what is written in the same moment, where MADV_DONTNEED would drop it.
+//! A write there is none of a missing page, so no userfaultfd tells of it: the kernel makes the copy, and nothing would hold
+//! the program back at its limit. So when memory is adopted, such places are emptied, not all of them (where the program runs
+//! on another CPU, a MOVE of the zero page interrupts that for each page), but one here and there: whoever goes on writing
+//! comes to one before long, and its fault waits until there is room. First a few everywhere, then more, because the program
+//! writes meanwhile. By MOVE, which takes along what is written in the same moment, where MADV_DONTNEED would drop it.
 //!
 //! (The kernel maps its zero page also where it splits a huge page. But it does that because a part of it was detached, and
 //! that part is the trap.)
@@ -24,16 +24,16 @@ use crate::reclaim::victims::{Found, next_reach};
 use crate::sys::clock::now_ns;
 use crate::sys::present::{Kind, Ranges};
 
-/// One of so many pages becomes a trap, each time memory is gone through.
+/// One of this many pages becomes a trap, each time memory is gone through.
 const STRIDES: [usize; 2] = [1024, 64];
 /// Most scans of one step, each of which finds one page at most: as many traps go into a batch of staging.
 const MOST_SCANS: usize = 128;
-/// It does not go on looking after so long.
+/// It does not go on looking after this long.
 const LOOK_NS: u64 = 1_000_000;
-/// How far one scan looks at least and at first: less far than the hand's, which ends at so many pages.
+/// How far one scan looks at least and at first: less far than the hand's, which ends at this many pages.
 const LEAST_REACH: usize = 16 << 20;
 const FIRST_REACH: usize = 256 << 20;
-/// So many ranges are told apart. Where there are more, the last ones are one with what lies between them.
+/// This many ranges are told apart. Where there are more, the last ones are one with what lies between them.
 const RANGES: usize = 16;
 
 /// Where traps are still to be set. Changed by the thread that sets them, and with the space lock alone.
@@ -91,7 +91,7 @@ impl Traps {
         Some(Range { start: range.start.max(self.at), end: range.end })
     }
 
-    /// A scan has looked at so many bytes and found nothing.
+    /// A scan has looked at this many bytes and found nothing.
     fn has_looked(&mut self, bytes: usize, took_ns: u64) {
         self.reach = next_reach(self.reach, LEAST_REACH, took_ns, bytes == self.reach);
     }
@@ -103,8 +103,8 @@ impl Pager {
         self.traps.lock().add(range);
     }
 
-    /// One step of setting traps in memory that was adopted lately. [`Evicted::Progress`]: there may be more; `Later`: an event must
-    /// be read first, the program forks, or others have all of staging. By the thread that adopts, without a lock.
+    /// One step of setting traps in memory that was adopted lately. [`Evicted::Progress`]: there may be more; `Later`: an event
+    /// must be read first, the program forks, or others have all of staging. By the thread that adopts, without a lock.
     pub fn set_traps(&self, worker: &mut Worker) -> Evicted {
         // In an operation, or a child's copy of the lock could be one that is held.
         let Some(operation) = self.enter() else { return Evicted::Later };

@@ -19,7 +19,7 @@ pub const MAX_WINDOW: usize = 512;
 const STREAMS: usize = 16;
 /// Lengths of streams that are told apart, by powers of two up to [`MAX_WINDOW`].
 const LENGTHS: usize = MAX_WINDOW.ilog2() as usize + 1;
-/// One of so many new streams begins with one page, whatever was learnt.
+/// One of this many new streams begins with one page, whatever was learnt.
 const TRY_ONE: u32 = 16;
 
 /// What to bring in: `pages` pages, upwards from the faulting page or downwards from it.
@@ -67,7 +67,7 @@ struct Chance(AtomicU32);
 
 impl Chance {
     const CERTAIN: u32 = 1 << 12;
-    /// About so many streams change its mind.
+    /// About this many streams change its mind.
     const MEMORY: u32 = 32;
 
     fn get(&self) -> u32 {

@@ -142,8 +142,8 @@ struct Claims {
 }
 
 impl Claims {
-    /// Claims `page` and, up to `low` and `high`, its neighbours that read as zero too; the first that is claimed, and the first
-    /// behind the last. None: `page` does not read as zero any more.
+    /// Claims `page` and, up to `low` and `high`, its neighbours that read as zero too; the first that is claimed, and the
+    /// first behind the last. None: `page` does not read as zero any more.
     fn around(pager: &Pager, page: PageNo, low: PageNo, high: PageNo) -> Option<(Claims, PageNo, PageNo)> {
         let mut claims = Claims::default();
         let mut end = page;

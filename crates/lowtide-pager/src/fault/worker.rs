@@ -82,8 +82,8 @@ impl Worker {
     }
 
     /// Lets the threads run on that wait for the pages that this worker has installed since the last call. The last thing that
-    /// is done for a fault, by who holds no lock and is in no operation: the program may run in place of this thread from here
-    /// on.
+    /// is done for a fault, by a thread that holds no lock and is in no operation: the program may run in place of this thread
+    /// from here on.
     pub fn wake(&mut self, uffd: &Uffd) {
         for (first, end) in self.waiters.0.take() {
             uffd.wake(first.addr(), (end - first) * PAGE_SIZE);
@@ -117,7 +117,7 @@ impl Worker {
         (unsafe { &mut *self.buffer.as_ptr().cast() }, &mut self.scratch)
     }
 
-    /// The page buffer, and who waits for pages that were installed from it.
+    /// The page buffer, and the threads that wait for pages that were installed from it.
     pub(crate) fn buffer_and_waiters(&mut self) -> (&[Page; CHUNK], &mut Waiters) {
         // SAFETY: as in `parts`.
         (unsafe { &*self.buffer.as_ptr().cast() }, &mut self.waiters)
@@ -136,7 +136,7 @@ impl Waiters {
         }
         let is_full = self.0.is_full();
         match self.0.last_mut() {
-            // Where they don't meet: who waits for a page in between, which has not come, faults again.
+            // Where they don't meet: a thread that waits for a page in between, which has not come, faults again.
             Some(last) if is_full || (first <= last.1 && last.0 <= end) => *last = (last.0.min(first), last.1.max(end)),
             _ => self.0.push((first, end)),
         }

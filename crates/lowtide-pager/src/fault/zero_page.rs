@@ -20,21 +20,21 @@ use crate::segment::FaultKind;
 use crate::sys::clock::now_ns;
 use crate::sys::uffd::{Access, Progress, Standing, Watched};
 
-/// So many faults that read zeros, more than that wrote them, are reason to have writes watched.
+/// This many faults that read zeros, more than that wrote them, are reason to have writes watched.
 const WORTHWHILE: i32 = 256;
-/// Where that could not be done for all, it is done again, but not before so long; ...
+/// Where that could not be done for all, it is done again, but not before this long; ...
 const AGAIN_NS: u64 = 1_000_000_000;
-/// ... and where it could not be begun, because mappings change, after so long.
+/// ... and where it could not be begun, because mappings change, after this long.
 const LATER_NS: u64 = 10_000_000;
-/// Writes are let through in blocks of so many pages at most, ...
+/// Writes are let through in blocks of this many pages at most, ...
 const BLOCK: usize = CHUNK;
-/// ... and while nothing tells that they are a stream, so many.
+/// ... and while nothing tells that they are a stream, this many.
 const NEW_STREAM: usize = 4;
-/// So many pages on each side are mapped with one, if they are zeros as well.
+/// This many pages on each side are mapped with one, if they are zeros as well.
 const AROUND: usize = 32;
-/// A write to a page that is mapped so weighs as much as so many reads, ...
+/// A write to a page that is mapped so weighs as much as this many reads, ...
 const WRITE: i32 = 4;
-/// ... and all of it is forgotten after so many.
+/// ... and all of it is forgotten after this many.
 const MEMORY: i32 = 64;
 
 /// Whether the zero page is mapped. Any thread may call anything: what is lost by a race is a guess.
@@ -105,8 +105,8 @@ impl Pager {
         self.zero_page.not_before_ns.store(now_ns() + LATER_NS, Ordering::Relaxed);
     }
 
-    /// Has writes watched in all adopted memory. By the thread that adopts, while nobody changes mappings through a hook; without
-    /// a lock.
+    /// Has writes watched in all adopted memory. By the thread that adopts, while nobody changes mappings through a hook;
+    /// without a lock.
     pub fn watch_writes(&self) {
         let Some(_operation) = self.enter() else { return };
         let zero_page = &self.zero_page;
@@ -124,9 +124,9 @@ impl Pager {
             if !self.regions.covers(&lock, range) {
                 continue;
             }
-            // Mappings have grown in place since, perhaps, which no event tells, and were a part of one registered otherwise than the
-            // rest, the kernel would make two of it, and refuse to move it (`mremap`). Before Linux 6.11 it takes the whole list to
-            // find a mapping: there only the range.
+            // Mappings have grown in place since, perhaps, which no event tells, and were a part of one registered otherwise
+            // than the rest, the kernel would make two of it, and refuse to move it (`mremap`). Before Linux 6.11 it takes the
+            // whole list to find a mapping: there only the range.
             let whole = self.present().mappings.around(range).unwrap_or(range);
             // SAFETY: it is adopted, so its missing pages are served, and so are those of what it has grown by.
             let register = || unsafe { self.uffd().register(whole.start, whole.end - whole.start, Watched::Writes) };
@@ -173,7 +173,7 @@ impl Pager {
         (low, high)
     }
 
-    /// Maps the zero page in so many places that are missing and read as zeros.
+    /// Maps the zero page in this many places that are missing and read as zeros.
     pub(super) fn map_zero_page(&self, at: PageNo, pages: usize) -> Progress {
         let mapped = self.uffd().zero_page(at.addr(), pages * PAGE_SIZE);
         // Fails where the program changes its mappings this moment.
@@ -186,7 +186,7 @@ impl Pager {
     /// A thread is about to write to the zero page. Also while the program forks: no word is changed.
     ///
     /// What follows in a stream of writes is let through with it, but never a page with which a block of [`BLOCK`] begins:
-    /// however much of this is not written after all, who writes there later is seen.
+    /// however much of this is not written after all, a later write there is seen.
     pub(super) fn let_write(&self, page: PageNo, worker: &mut Worker) -> Served {
         let lock = self.space.shared();
         let mut window = self.touches.window(page);

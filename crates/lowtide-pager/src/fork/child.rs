@@ -193,8 +193,8 @@ impl Pager {
                 self.abandon(&self.space.exclusive(), Range { start: at, end: mapped.start });
             }
             if mapped.start < mapped.end {
-                // With what it has grown by since it was adopted, or the kernel would make two mappings of it, and refuse to move
-                // it; but no page may be lost for the sake of that.
+                // With what it has grown by since it was adopted, or the kernel would make two mappings of it, and refuse to
+                // move it; but no page may be lost for the sake of that.
                 let done = match self.register_unless_own(Range { end: mapping.end, ..mapped }) {
                     Ok(Some(())) => Ok(Some(())),
                     _ => self.register_unless_own(mapped),

@@ -127,8 +127,8 @@ mod tests {
     use std::string::String;
     use std::vec::Vec;
 
-    /// The ranges, in pages from `BASE` on, that are adopted of a list which comes `at_a_time` bytes at a time; and the bytes that
-    /// `refuses` says no to.
+    /// The ranges, in pages from `BASE` on, that are adopted of a list which comes `at_a_time` bytes at a time; and the bytes
+    /// that `refuses` says no to.
     fn adopted(list: &str, at_a_time: usize, refuses: impl Fn(Range) -> bool) -> (Vec<(usize, usize)>, usize) {
         let (mut left, mut found) = (list.as_bytes(), Vec::new());
         let read = |buffer: &mut [u8]| {

@@ -8,10 +8,10 @@
 //! first. So the program is ended rather than given wrong bytes.
 //!
 //! What can still be out of order is known: the kernel counts changes from before they are made until the thread that made one
-//! runs on (`mmap_changing`). What was read before that count was seen at zero is certain. And who has moved memory uses the
-//! new place, and tells others of it, only after its own event has been read. This leaves in doubt: that memory is taken from
-//! where something was moved to, from where something was moved away (but for the move's own unmapping), and, by a move, from
-//! where something was unmapped. A model of a kernel that delays any event checks that nothing else can be wrong.
+//! runs on (`mmap_changing`). What was read before that count was seen at zero is certain. And a thread that has moved memory
+//! uses the new place, and tells others of it, only after its own event has been read. This leaves in doubt: that memory is
+//! taken from where something was moved to, from where something was moved away (but for the move's own unmapping), and, by a
+//! move, from where something was unmapped. A model of a kernel that delays any event checks that nothing else can be wrong.
 
 use arrayvec::ArrayVec;
 

@@ -76,8 +76,8 @@ impl Held {
         if set.iter().any(|way| way.load(Ordering::Relaxed) == new) {
             return Hold::Known;
         }
-        // Free places first: to ask for a thread takes a system call. Once more in the end: another thread may have taken out what
-        // this one was about to replace.
+        // Free places first: to ask for a thread takes a system call. Once more in the end: another thread may have taken out
+        // what this one was about to replace.
         for frees in [false, true, false] {
             for way in set {
                 let old = way.load(Ordering::Relaxed);
@@ -114,8 +114,8 @@ impl Held {
 }
 
 impl Pager {
-    /// Has the page at `addr` stay in memory as long as `thread` lives. It is to be touched afterwards: it may be out, also if it
-    /// was known, to another thread that is about to. For threads of the program too: it takes nothing.
+    /// Has the page at `addr` stay in memory as long as `thread` lives. It is to be touched afterwards: it may be out, also if
+    /// it was known, to another thread that is about to. For threads of the program too: it takes nothing.
     pub fn hold(&self, addr: usize, thread: u32) -> Hold {
         let hold = self.held.hold(PageNo::of(addr), thread, self.host.has_thread);
         // SeqCst: pairs with the one in `see_held`. Who detaches a window either finds the page in the table or has the space

@@ -14,7 +14,7 @@ const EXCLUSIVE: u32 = 1 << 31;
 /// How often to look before sleeping: some tens of microseconds. It is held for one or two, but waking a thread on a virtual
 /// CPU that has halted takes 40, and that CPU's threads wait for the same.
 const SPINS: u32 = 2000;
-/// How often to yield, where nobody would wake who sleeps, before napping for so many nanoseconds.
+/// How often to yield, where nobody would wake a sleeper, before napping for this many nanoseconds.
 const YIELDS: u32 = 100;
 const NAP_NS: i64 = 50_000;
 

@@ -34,7 +34,7 @@ impl Operation<'_> {
 
 impl Pager {
     /// Forgets the words of pages of a range that are in memory all the same: faults served during a fork leave such words
-    /// behind. By who holds no lock.
+    /// behind. By a thread that holds no lock.
     pub(crate) fn forget_all_stale(&self, range: crate::mappings::regions::Range) {
         if !self.may_have_stale_words() {
             return;

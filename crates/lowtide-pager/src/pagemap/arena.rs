@@ -40,8 +40,9 @@ impl Arena {
                 Err(e) => return Err(e),
             }
         };
-        // The first step here, not at the first fault: for that the kernel locks the address space, and who has that lock at common
-        // priority beside a program that takes all CPUs keeps it for milliseconds, in which the reclaimer waits and memory grows.
+        // The first step here, not at the first fault: for that the kernel locks the address space, and a thread that has that
+        // lock at common priority beside a program that takes all CPUs keeps it for milliseconds, in which the reclaimer waits
+        // and memory grows.
         memory.open(0, STEP)?;
         // Granule 0 is never handed out.
         Ok(Arena { memory, used: AtomicU32::new(1), open: AtomicUsize::new(STEP), free: Lock::new([0; MOST_IN_A_ROW]) })

@@ -46,7 +46,7 @@ impl PageNo {
         if raw == 0 { None } else { Some(PageNo(raw as usize)) }
     }
 
-    /// The page so many pages before this one, or the first of all.
+    /// The page this many pages before this one, or the first of all.
     pub const fn back(self, pages: usize) -> PageNo {
         PageNo(self.0.saturating_sub(pages))
     }

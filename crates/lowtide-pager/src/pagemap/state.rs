@@ -11,7 +11,8 @@ use crate::pagemap::ids::StagingFrame;
 /// |---|---|---|---|
 /// | None, Zero, Clean | Moving | detach, before the MOVE | exclusive |
 /// | Moving | Staged; None, Clean (not moved) | detach, after the MOVE | exclusive, the same hold |
-/// | Staged | Moving, then None, Clean (or Staged again) | fault, and drain where no tier takes the page: moved back | shared, one hold |
+/// | Staged | Moving, then None, Clean (or Staged again) | fault, and drain where no tier takes the page: moved back | shared,
+/// one hold |
 /// | Staged, Swapped | None | evict, when proven stale | exclusive |
 /// | Staged | Storing | drain | shared |
 /// | Storing | Swapped, Zero; Staged (no room) | drain, which stores without the lock | shared |

@@ -1,4 +1,4 @@
-//! A word of the page map, as many threads see it: here is how it is looked at and changed. Who may do so is said in `state.rs`.
+//! A word of the page map, as many threads see it: here is how it is looked at and changed. `state.rs` says who may do so.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,8 +12,8 @@ pub struct PageWord(AtomicU64);
 impl PageWord {
     /// What it says.
     pub fn get(&self) -> PageState {
-        // Acquire: pairs with the Release in `set`, `swap` and `take`. What was done to the page, its frame and its entry before
-        // the word said so is seen by who goes by the word.
+        // Acquire: pairs with the Release in `set`, `swap` and `take`. What was done to the page, its frame and its entry
+        // before the word said so is seen by who goes by the word.
         PageState::from_bits(self.0.load(Ordering::Acquire))
     }
 
@@ -30,8 +30,8 @@ impl PageWord {
 
     /// Replaces `from` by `to` if that still stands there.
     pub fn swap(&self, from: PageState, to: PageState) -> bool {
-        // AcqRel: pairs with itself, `get`, `set` and `take`: whoever claims a page comes after who let go of it, and before who
-        // takes it from there. Acquire of a failure: as in `get`, for who acts on what else the word must say.
+        // AcqRel: pairs with itself, `get`, `set` and `take`: whoever claims a page comes after who let go of it, and before
+        // who takes it from there. Acquire of a failure: as in `get`, for who acts on what else the word must say.
         self.0.compare_exchange(from.bits(), to.bits(), Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 

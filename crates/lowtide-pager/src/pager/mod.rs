@@ -73,7 +73,7 @@ pub struct Pager {
     pub(crate) reach: AtomicUsize,
     pub(crate) search: Search,
     pub(crate) zero_page: ZeroPage,
-    /// Changed with the space lock held exclusively, or by who sets them.
+    /// Changed with the space lock held exclusively, or by the thread that sets them.
     pub(crate) traps: Lock<Traps, { rank::UNRANKED }>,
     pub(crate) loads: Streams,
     pub(crate) touches: Streams,

@@ -50,7 +50,7 @@ impl Pager {
         (!self.forking.load(Ordering::SeqCst)).then_some(operation)
     }
 
-    /// The store, for who has the right to change it.
+    /// The store, for those who have the right to change it.
     pub(crate) fn store(&self, _right: &impl MayChange) -> &Store {
         &self.store
     }

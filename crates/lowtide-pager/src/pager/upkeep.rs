@@ -91,7 +91,7 @@ impl Pager {
 
     /// Compresses up to `pages` cold pages of the pool again ([`lowtide_core::store::Store::recompress`]); how many words it
     /// looked at, 0 also while the program forks. The worker keeps the compressor until [`Pager::forget_compressor`]. For
-    /// who keeps the limit.
+    /// the reclaimer.
     pub fn recompress(&self, worker: &mut Worker, pages: usize, now_us: u64) -> usize {
         let Some(operation) = self.enter() else { return 0 };
         let scratch = worker.scratch();
@@ -101,7 +101,7 @@ impl Pager {
         looked
     }
 
-    /// Gives back what only compressing with zstd needs. For who keeps the limit.
+    /// Gives back what only compressing with zstd needs. For the reclaimer.
     pub fn forget_compressor(&self, worker: &mut Worker) {
         let had = worker.scratch().forget_compressor();
         self.compressor_changed(had);

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use crate::reclaim::evicted::Evicted;
 
-/// A pause lasts so long at first, in nanoseconds, ...
+/// A pause lasts this long at first, in nanoseconds, ...
 const FIRST_NS: u64 = 250_000_000;
 /// ... and twice as long after each failure that follows, up to this.
 const LONGEST_NS: u64 = 1_000_000_000;
@@ -13,7 +13,7 @@ const LONGEST_NS: u64 = 1_000_000_000;
 /// whether there is some is asked before a page is detached.
 const FIRST_FULL_NS: u64 = 25_000_000;
 const LONGEST_FULL_NS: u64 = 100_000_000;
-/// So many pages that came into memory since are worth a look.
+/// This many pages that came into memory since are worth a look.
 const WORTH_A_LOOK: usize = 512;
 
 const TRY: u8 = 0;

@@ -29,7 +29,7 @@ const MOST_MISSING: usize = 16;
 
 /// What became of pages that were found.
 pub(crate) enum Detached {
-    /// So many frames are used up, by so many pages.
+    /// This many frames are used up, by this many pages.
     Pages {
         frames: usize,
         pages: usize,
@@ -39,7 +39,7 @@ pub(crate) enum Detached {
     Busy,
 }
 
-/// Runs of pages that the kernel would not move because they are shared or pinned, as addresses; so many are dealt with at a
+/// Runs of pages that the kernel would not move because they are shared or pinned, as addresses; this many are dealt with at a
 /// time.
 type Busy = ArrayVec<(usize, usize), 16>;
 

@@ -55,7 +55,7 @@ impl Pager {
                 evicted
             }
         };
-        // Only who nobody waits for searches for zeros.
+        // Only a thread that nobody waits for searches for zeros.
         if evicted == Evicted::Full && worker.may_fault && self.budget.lacks_room() {
             return operation.search_zeros(worker);
         }
@@ -78,7 +78,7 @@ impl Pager {
         match operation.fill_batch(worker) {
             Filled::Progress => self.ahead_backoff.succeeded(),
             Filled::NoBatch => {}
-            // Who evicts for want of memory finds out what it means. Here it means not to try at each fault.
+            // A thread that evicts for want of memory finds out what it means. Here it means not to try at each fault.
             _ => self.ahead_backoff.failed(Evicted::Nothing, started, arrived),
         }
         let pages = self.counters().evictions_pages.load(Ordering::Relaxed) - before;
@@ -184,7 +184,7 @@ impl Operation<'_> {
         }
     }
 
-    /// Queues a batch that so many pages were detached into.
+    /// Queues a batch that this many pages were detached into.
     pub(crate) fn queue(&self, batch: Batch, pages: usize) {
         self.staging.put_full(batch);
         self.publish_own();

@@ -1,4 +1,4 @@
-//! An idle process gives way to a busy one. Each process evicts its part of what is too much, by its size; but who has not
+//! An idle process gives way to a busy one. Each process evicts its part of what is too much, by its size; but one that has not
 //! missed a page for a while, when another process of the run has only just, begins before all others
 //! ([`RamBudget::yielding_mark`]) and evicts all that is above that; when nothing is left to evict, it writes what it has in
 //! compressed RAM to the devices. So the busy ones find room below the marks at which they would evict themselves, as long as
@@ -10,11 +10,11 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::segment::{Proc, Segment, proc_state};
 
-/// A process that has missed no page for so long is idle, ...
+/// A process that has missed no page for this long is idle, ...
 const IDLE_US: u64 = 1_000_000;
-/// ... and one is busy that has, within so long before now. (A reclaimer looks ten times a second at least.)
+/// ... and one is busy that has, within this long before now. (A reclaimer looks ten times a second at least.)
 const BUSY_US: u64 = 300_000;
-/// For so long after it gave way its own faults make nobody else do so.
+/// For this long after it gave way its own faults make nobody else do so.
 const SETTLES_US: u64 = 5_000_000;
 /// With less of the program's memory than this, compressed or not, a process has nothing to give.
 const LEAST: u64 = 1 << 20;

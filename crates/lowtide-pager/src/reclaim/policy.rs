@@ -174,8 +174,9 @@ pub fn plan(look: &Look) -> Plan {
     }
 }
 
-/// How to evict. Where faults come, their handler threads detach pages and the reclaimer only stores them; but not at the limit,
-/// where faults would wait for room, and not on the way down to a limit that was lowered, where few faults bring pages in.
+/// How to evict. Where faults come, their handler threads detach pages and the reclaimer only stores them; but not at the
+/// limit, where faults would wait for room, and not on the way down to a limit that was lowered, where few faults bring pages
+/// in.
 pub fn eviction(look: &Look) -> How {
     if look.faults_come && !look.coming_down && !look.at_limit { How::DrainStaged } else { How::Detach }
 }
@@ -239,7 +240,7 @@ pub fn after(look: &Look, evicted: Evicted) -> Option<Ladder> {
     }
 }
 
-/// Whether last resorts that were tried so many microseconds ago are due again.
+/// Whether last resorts that were tried this many microseconds ago are due again.
 pub fn are_due(since_us: u64) -> bool {
     since_us >= FULL_PAUSE_US
 }
@@ -250,7 +251,7 @@ pub fn between_turns(look: &Look, took_us: u64) -> Nap {
     Nap::UntilFaults(if look.coming_down { took_us.min(LONGEST_NAP_US) } else { 0 })
 }
 
-/// After cold pages were compressed again for so many microseconds.
+/// After cold pages were compressed again for this many microseconds.
 pub fn after_recompression(took_us: u64) -> Nap {
     Nap::UntilFaults((took_us * RECOMPRESS_REST).clamp(SHORTEST_NAP_US, LONGEST_NAP_US))
 }

@@ -1,5 +1,5 @@
-//! The reclaimer: looks at the run, asks the policy (`policy.rs`), and carries its steps out. The agent and the library each run
-//! one in the background, as the kernel runs kswapd; what they measure, and what only they know, they tell it.
+//! The reclaimer: looks at the run, asks the policy (`policy.rs`), and carries its steps out. The agent and the library each
+//! run one in the background, as the kernel runs kswapd; what they measure, and what only they know, they tell it.
 
 use core::sync::atomic::Ordering;
 

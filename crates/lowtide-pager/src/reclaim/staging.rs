@@ -19,8 +19,8 @@ use crate::sys::uffd::{Uffd, Watched};
 pub const MAX_BATCH_FRAMES: usize = 512;
 /// Frames in a batch of a small staging area: there the cost of a MOVE has nearly levelled out.
 const SMALL_BATCH_FRAMES: usize = 128;
-/// Frames whose memory is given back at a time: until the kernel has done it, half of them are counted. Each time the other CPUs are
-/// interrupted.
+/// Frames whose memory is given back at a time: until the kernel has done it, half of them are counted. Each time the other
+/// CPUs are interrupted.
 const DISCARDED_FRAMES: usize = 128;
 const _: () = assert!(SMALL_BATCH_FRAMES.is_multiple_of(DISCARDED_FRAMES) && MAX_BATCH_FRAMES.is_multiple_of(DISCARDED_FRAMES));
 /// Bytes from which on an area has large batches.
@@ -119,8 +119,8 @@ impl Staging {
         self.staged() * PAGE_SIZE > self.target.load(Ordering::Relaxed) || self.empty_batches() < 2
     }
 
-    /// Whether enough of them wait for the reclaimer to store some: less than the target, so that there is room for many before it
-    /// is needed again.
+    /// Whether enough of them wait for the reclaimer to store some: less than the target, so that there is room for many before
+    /// it is needed again.
     pub fn is_worth_draining(&self) -> bool {
         let target = self.target.load(Ordering::Relaxed);
         self.staged() * PAGE_SIZE > target - target / 4 || self.empty_batches() < self.batches / 3
@@ -158,14 +158,14 @@ impl Staging {
         a.index() / self.batch_frames == b.index() / self.batch_frames
     }
 
-    /// Notes the raw entry under which the swap cache may hold a clean copy of the page in `frame`; 0: none. By who may change
-    /// the page's word.
+    /// Notes the raw entry under which the swap cache may hold a clean copy of the page in `frame`; 0: none. By the thread that
+    /// may change the page's word.
     pub fn set_clean(&self, frame: StagingFrame, raw: u64) {
         // Release: pairs with the swap in `take_clean`.
         self.cleans[frame.index()].store(raw, Ordering::Release);
     }
 
-    /// Takes that entry out; 0: there is none. By who may change the page's word.
+    /// Takes that entry out; 0: there is none. By the thread that may change the page's word.
     pub fn take_clean(&self, frame: StagingFrame) -> u64 {
         // AcqRel: pairs with the Release in `set_clean`, and with itself: one thread gets the entry.
         self.cleans[frame.index()].swap(0, Ordering::AcqRel)
@@ -276,8 +276,8 @@ impl Staging {
         let _ = unsafe { uffd.unregister(self.memory.addr() + batch.0 as usize * bytes, bytes) };
     }
 
-    /// Gives the memory of a drained batch back to the kernel, and calls `step` when the count has changed. No event is raised: the
-    /// range is unregistered meanwhile.
+    /// Gives the memory of a drained batch back to the kernel, and calls `step` when the count has changed. No event is raised:
+    /// the range is unregistered meanwhile.
     ///
     /// # Errors
     /// Those of registering again: the batch must then never be used.

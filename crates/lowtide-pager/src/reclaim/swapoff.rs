@@ -292,7 +292,7 @@ impl Operation<'_> {
             }
             Some(error) => {
                 self.map.swap(page, PageState::Loading(entry.raw()), PageState::Swapped(entry.raw()));
-                // Who has faulted on it meanwhile waits for the word to change.
+                // A thread that has faulted on it meanwhile waits for the word to change.
                 self.uffd().wake(page.addr(), PAGE_SIZE);
                 if error == Errno::NOMEM { Brought::NoRoom } else { Brought::NotNow }
             }

@@ -21,7 +21,7 @@ pub(crate) const SCAN_NS: u64 = 100_000;
 /// Rounds of the hand that find nothing, after which there is nothing: in the first one young blocks and shared pages are
 /// passed by.
 const IDLE_ROUNDS: u32 = 2;
-/// A round that detaches no more than one of so many pages is idle.
+/// A round that detaches no more than one of this many pages is idle.
 const IDLE_SHARE: usize = 64;
 
 /// The clock hand.
@@ -86,7 +86,7 @@ impl Hand {
         self.idle_rounds = 0;
     }
 
-    /// So many pages were evicted of what it found.
+    /// This many pages were evicted of what it found.
     pub(crate) fn detached(&mut self, pages: usize) {
         self.detached += pages;
     }

@@ -17,7 +17,7 @@ pub struct Watermarks {
 }
 
 impl Watermarks {
-    /// Of a limit of so many bytes, in times that are not calm.
+    /// Of a limit of this many bytes, in times that are not calm.
     pub const fn of(limit: u64) -> Watermarks {
         Watermarks { limit, calm: false }
     }

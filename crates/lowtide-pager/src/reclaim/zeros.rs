@@ -22,7 +22,7 @@ use crate::sys::present::{Kind, Ranges};
 const MOST_READ: usize = 2048;
 /// ... and scans, which find nothing where all is shared or missing: each is a matter of a millisecond together.
 const MOST_SCANS: usize = 16;
-/// The search goes on at once while at least one of so many pages that were read has left, ...
+/// The search goes on at once while at least one of this many pages that were read has left, ...
 const WORTHWHILE: usize = 32;
 /// ... and else rests after each step, ...
 const STEP_REST_NS: u64 = 4_000_000;
@@ -101,7 +101,7 @@ impl Operation<'_> {
         self.search.came_to(zeros.next, zeros.read, left)
     }
 
-    /// Reads pages from `at` on, until so many are zeros or enough were looked at.
+    /// Reads pages from `at` on, until this many are zeros or enough were looked at.
     fn find_zeros(&self, at: usize, memory: &OwnedFd, room: usize, worker: &mut Worker) -> Zeros {
         let mut zeros = Zeros { ranges: Ranges::none(), pages: 0, read: 0, next: Some(at) };
         for _ in 0..MOST_SCANS {
@@ -136,7 +136,7 @@ impl Search {
         Evicted::Searching
     }
 
-    /// A step has read so many pages, of which so many left; `next`: where to go on, None at the end of a round.
+    /// A step has read this many pages, of which this many left; `next`: where to go on, None at the end of a round.
     fn came_to(&self, next: Option<usize>, read: usize, left: usize) -> Evicted {
         self.at.store(next.unwrap_or(0), Ordering::Relaxed);
         let step = |sum: &AtomicUsize, more: usize| sum.fetch_add(more, Ordering::Relaxed) + more;
@@ -154,7 +154,7 @@ impl Search {
 }
 
 impl Zeros {
-    /// Reads pages and adds those that are zero, up to so many in all. Some: where it stopped before the end.
+    /// Reads pages and adds those that are zero, up to this many in all. Some: where it stopped before the end.
     fn read(&mut self, memory: &OwnedFd, found: &Ranges, room: usize, worker: &mut Worker) -> Option<usize> {
         let (buffer, _) = worker.parts();
         for (start, end) in found.iter() {

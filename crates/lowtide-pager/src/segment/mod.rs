@@ -39,7 +39,7 @@ pub const MAX_PROCS: usize = 1024;
 pub const MAX_WARNINGS: usize = 16;
 
 /// Environment variable that says where the settings are, which name the segment: their path (`/proc/PID/fd/N`), and behind
-/// [`BROKER_FOLLOWS`] the name of the socket where they can be had by who can't follow the path.
+/// [`BROKER_FOLLOWS`] the name of the socket where a process can have them that can't follow the path.
 pub const ENV_SEGMENT: &str = "LOWTIDE_SEGMENT";
 
 /// How a program finds the agent that can't follow the path of its file: by a descriptor that is left open for it.

@@ -273,8 +273,8 @@ pub struct Proc {
     pub now_on_device: AtomicU64,
     /// Bytes of address space adopted.
     pub adopted_bytes: AtomicU64,
-    /// When it was last seen to miss a page, or to touch a new one, in microseconds of [`crate::sys::clock`]; 0 before memory is
-    /// adopted.
+    /// When it was last seen to miss a page, or to touch a new one, in microseconds of [`crate::sys::clock`]; 0 before memory
+    /// is adopted.
     pub faulted_us: AtomicU64,
     /// The latest [`super::Reclaim::number`] that the process has dealt with, as far as it could, ...
     pub reclaimed: AtomicU64,

@@ -1,7 +1,7 @@
 //! What the run uses, between measurements too. Each process publishes what it counted for when it was last measured
-//! ([`Proc::ram_bytes`]) and tells, in steps of [`STEP`], by how much it has grown since ([`Proc::grown`]). All that is ever told
-//! is added up in one place ([`Segment::grown`]), as in the kernel's counters with a batch for each CPU: who knows what the run
-//! used at one moment knows it later by one load, however many processes there are.
+//! ([`Proc::ram_bytes`]) and tells, in steps of [`STEP`], by how much it has grown since ([`Proc::grown`]). All that is ever
+//! told is added up in one place ([`Segment::grown`]), as in the kernel's counters with a batch for each CPU: who knows what
+//! the run used at one moment knows it later by one load, however many processes there are.
 //!
 //! Figures are guesses that a measurement puts right: what a thread tells while another measures may stand twice until then.
 //! Every process can write them, so they may be any number: differences wrap, and a sum is never below nothing.
@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use super::{Proc, Segment, proc_state};
 
-/// A process tells what it has grown or shrunk by so many bytes.
+/// A process tells what it has grown or shrunk by this many bytes.
 const STEP: u64 = 64 << 10;
 
 impl Segment {
@@ -49,7 +49,7 @@ impl Membership {
     /// The process, which has `mine` in `run`, is one of the run. In a forked child: not any more in its parent's place.
     pub fn join(&self, run: &'static Segment, mine: &'static Proc) {
         self.mine.store(core::ptr::from_ref(mine).cast_mut(), Ordering::Relaxed);
-        // Release: pairs with the Acquire in `places`, so that who sees the run sees the place.
+        // Release: pairs with the Acquire in `places`, so that those who see the run see the place.
         self.run.store(core::ptr::from_ref(run).cast_mut(), Ordering::Release);
     }
 
@@ -61,7 +61,7 @@ impl Membership {
         Some((run, unsafe { self.mine.load(Ordering::Relaxed).as_ref() }?))
     }
 
-    /// The process has grown by so many bytes since it was measured.
+    /// The process has grown by this many bytes since it was measured.
     pub fn tell(&self, grown: i64) {
         let Some((run, mine)) = self.places() else { return };
         if mine.grown.load(Ordering::Relaxed).abs_diff(grown) >= STEP {

@@ -10,7 +10,7 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::fs::SealFlags;
 
 /// The seals of the file of the settings: the mapping that `lowtide run` has made is the last through which it can be written.
-/// Who finds a file without them has not found the settings of a run.
+/// A file without them is not the settings of a run.
 pub const SEALS: SealFlags = SealFlags::FUTURE_WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// `Settings::when_full`: go over the limit with one warning.
@@ -142,7 +142,7 @@ impl SwapArea {
         self.order().phase() == Phase::On
     }
 
-    /// What it is; to be asked by who has seen that it is on, or off.
+    /// What it is; to be asked by those who have seen that it is on, or off.
     pub fn spec(&self) -> &AreaSpec {
         // SAFETY: changed only while nobody has a reference: see `rewrite`. Any bytes are an AreaSpec.
         unsafe { &*self.spec.get() }

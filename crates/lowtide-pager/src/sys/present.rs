@@ -30,7 +30,7 @@ pub struct Present {
     pub mappings: Mappings,
 }
 
-/// What there is at a place, to who evicts.
+/// What there is at a place, to a thread that evicts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A private page of the program.
@@ -215,7 +215,7 @@ impl Present {
         Ok(self.scan_zero_page(start, end, 1)?.iter().next().map(|(page, _)| page))
     }
 
-    /// Where the shared zero page is in `start .. end`, so many places at most (0: as many as there is room for).
+    /// Where the shared zero page is in `start .. end`, this many places at most (0: as many as there is room for).
     ///
     /// # Errors
     /// As [`Present::scan`].

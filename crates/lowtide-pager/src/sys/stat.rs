@@ -10,8 +10,8 @@ pub fn parse_threads(stat: &[u8]) -> Option<u32> {
     field(stat, 20)
 }
 
-/// Threads of the machine that run or wait for a CPU, of `/proc/loadavg`: the fourth field, up to the slash. Who asks is among
-/// them.
+/// Threads of the machine that run or wait for a CPU, of `/proc/loadavg`: the fourth field, up to the slash. The thread that
+/// asks is among them.
 pub fn parse_running(loadavg: &[u8]) -> Option<u32> {
     let field = loadavg.split(|b| *b == b' ').nth(3)?;
     core::str::from_utf8(field.split(|b| *b == b'/').next()?).ok()?.parse().ok()

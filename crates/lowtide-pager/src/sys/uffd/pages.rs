@@ -1,4 +1,4 @@
-//! Pages are put where they are missing: copied, moved, or marked as lost; and who waits for them is woken.
+//! Pages are put where they are missing: copied, moved, or marked as lost; and the threads that wait for them are woken.
 
 use linux_raw_sys::general as sys;
 use linux_raw_sys::ioctl::{UFFDIO_COPY, UFFDIO_WAKE, UFFDIO_WRITEPROTECT, UFFDIO_ZEROPAGE};
@@ -13,7 +13,7 @@ use super::ioctl::ioctl;
 const MOVE: Opcode = opcode::read_write::<sys::uffdio_move>(sys::UFFDIO as u8, sys::_UFFDIO_MOVE as u8);
 const POISON: Opcode = opcode::read_write::<sys::uffdio_poison>(sys::UFFDIO as u8, sys::_UFFDIO_POISON as u8);
 
-/// Without it protection ends, and who waits is woken.
+/// Without it protection ends, and waiting threads are woken.
 const WRITEPROTECT_WP: u64 = 1 << 0;
 const MOVE_DONTWAKE: u64 = 1 << 0;
 const MOVE_ALLOW_SRC_HOLES: u64 = 1 << 1;
@@ -89,7 +89,7 @@ impl Uffd {
         self.write_protect(start, len, WRITEPROTECT_WP)
     }
 
-    /// Ends [`Uffd::protect`], and wakes who waits there.
+    /// Ends [`Uffd::protect`], and wakes the threads that wait there.
     ///
     /// # Errors
     /// As there; then nobody is woken.
@@ -104,8 +104,8 @@ impl Uffd {
         unsafe { ioctl(self.fd.as_fd(), UFFDIO_WRITEPROTECT, &mut arg).map(drop) }
     }
 
-    /// From now on a touch of the missing pages of the range is a SIGBUS (Linux 6.6), until they are dropped. Wakes who waits
-    /// for them.
+    /// From now on a touch of the missing pages of the range is a SIGBUS (Linux 6.6), until they are dropped. Wakes the threads
+    /// that wait for them.
     ///
     /// # Errors
     /// `INVAL`: the kernel is older. `EXIST`: a page is there.
