@@ -8,7 +8,9 @@ use lowtide_pager::segment::transient::PREFIX;
 use lowtide_pager::sys::Line;
 use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 
+/// What the variable begins with by which the loader preloads.
 pub const PRELOAD: &[u8] = b"LD_PRELOAD=";
+
 /// What such a descriptor is of.
 const FILE: &[u8] = b"/memfd:lowtide-agent (deleted)";
 const MAX_PRELOAD: usize = 1024;

@@ -84,19 +84,19 @@ pub fn ring() {
     let _ = futex::wake(&BELL, futex::Flags::PRIVATE, 1);
 }
 
-/// ReclaimerThread: the bell's count; pass it to [`sleep`] to sleep unless it has rung since.
+/// By the reclaimer: the bell's count; pass it to [`sleep`] to sleep unless it has rung since.
 pub fn bell() -> u32 {
     // SeqCst: pairs with the count in `ring`. What was posted before a ring that is counted here is seen by `answer`.
     BELL.load(Ordering::SeqCst)
 }
 
-/// ReclaimerThread: sleeps for `us` microseconds at most, or until the bell rings.
+/// By the reclaimer: sleeps for `us` microseconds at most, or until the bell rings.
 pub fn sleep(bell: u32, us: u64) {
     let time = Timespec { tv_sec: (us / 1_000_000) as i64, tv_nsec: (us % 1_000_000 * 1000) as i64 };
     let _ = futex::wait(&BELL, futex::Flags::PRIVATE, bell, Some(&time));
 }
 
-/// ReclaimerThread: does all that is asked.
+/// By the reclaimer: does all that is asked.
 pub fn answer(mut f: impl FnMut(Request)) {
     for slot in &SLOTS {
         // Acquire: pairs with the Release in `ask`, before which the request was written.

@@ -19,7 +19,7 @@ pub fn is_it(variable: &[u8]) -> bool {
 /// Keeps it, with its NUL, and returns its value; None: it is longer than any that lowtide makes.
 ///
 /// # Safety
-/// The process has one thread, and this is called once.
+/// The process has one thread, and this has not succeeded before.
 pub unsafe fn keep(variable: &[u8]) -> Option<&'static [u8]> {
     // SAFETY: nobody else is there to use it.
     let kept = unsafe { &mut *VARIABLE.0.get() };

@@ -106,7 +106,8 @@ impl Group {
         self.0.house_or_none().map_or(0, |house| house.pager.budget.asked())
     }
 
-    /// Changes the RAM limit, in bytes. A lower one is reached by and by, in the background.
+    /// Changes the RAM limit, in bytes. A lower one is reached by and by, in the background, which rests for half of the
+    /// time meanwhile, so that the program goes on.
     ///
     /// # Errors
     /// [`Error::RamTooSmall`]: it is less than [`LEAST_RAM`], or than twice what guards keep in memory. [`Error::Forked`].

@@ -10,6 +10,7 @@ use crate::signals;
 static HOUSES: Addresses<&'static House> = Addresses::new();
 /// Held by the thread that changes [`HOUSES`].
 static CHANGING: Lock<()> = Lock::new(());
+
 /// Whose an address is.
 pub fn houses() -> &'static Addresses<&'static House> {
     &HOUSES

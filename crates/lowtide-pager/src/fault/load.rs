@@ -8,7 +8,7 @@ use lowtide_core::slot::Entry;
 use lowtide_core::store::{Loaded, StoreError};
 use lowtide_core::vm::PAGE_SIZE;
 
-use super::install::{Installed, Stopped, install_run};
+use super::install::{Installed, Stopped, TWO_MAPPINGS, install_run};
 use super::{Again, Served, Try};
 use crate::fault::worker::{CHUNK, Worker};
 use crate::pagemap::PageState;
@@ -161,7 +161,7 @@ impl Operation<'_> {
                     // so.
                     unsafe { self.uffd().copy(at.addr(), source, n * PAGE_SIZE, Wake::Later) }
                 };
-                stopped = install_run(p, run, call, |came| {
+                stopped = install_run(p, run, TWO_MAPPINGS, call, |came| {
                     let (page, pages) = match came {
                         Installed::Pages(page, pages) => {
                             waiters.installed(page, page + pages);
@@ -169,15 +169,15 @@ impl Operation<'_> {
                             self.arrived(pages);
                             (page, pages)
                         }
-                        // Stale: what is in memory is newer.
-                        Installed::WasThere(page) => {
-                            self.uffd().wake(page.addr(), PAGE_SIZE);
-                            (page, 1)
-                        }
+                        Installed::WasThere(page) => (page, 1),
                     };
                     let from = page - first;
                     at = from + pages;
                     freed.extend((from..at).filter_map(|j| self.loaded(first + j, claimed[j], missed.filter(|_| j == 0))));
+                    // Stale: what is in memory is newer.
+                    if let Installed::WasThere(page) = came {
+                        self.uffd().wake(page.addr(), PAGE_SIZE);
+                    }
                 })
                 .err();
             }

@@ -66,7 +66,7 @@ impl Operation<'_> {
                 // SAFETY: the words say Moving, so nobody else touches the pages or the frames.
                 unsafe { self.uffd().move_pages(at.addr(), from, n * PAGE_SIZE, Holes::Stop, Wake::Later) }
             };
-            let stopped = install_run(page + done, n - done, call, |came| match came {
+            let stopped = install_run(page + done, n - done, None, call, |came| match came {
                 Installed::Pages(at, pages) => {
                     worker.installed(at, at + pages);
                     for at in at.up_to(at + pages) {

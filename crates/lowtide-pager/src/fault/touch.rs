@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
-use super::install::{Installed, install_run};
+use super::install::{Installed, TWO_MAPPINGS, install_run};
 use super::{Again, Served, Try};
 use crate::fault::stream::MAX_WINDOW;
 use crate::fault::worker::{CHUNK, Worker};
@@ -50,7 +50,7 @@ impl Operation<'_> {
             // written.
             false => unsafe { self.uffd().copy(at.addr(), self.zeros.as_ptr(), n * PAGE_SIZE, Wake::Later) },
         };
-        let result = install_run(first, end - first, call, |came| match came {
+        let result = install_run(first, end - first, TWO_MAPPINGS, call, |came| match came {
             Installed::Pages(at, n) => {
                 worker.installed(at, at + n);
                 for p in at.up_to(at + n) {

@@ -155,7 +155,7 @@ impl Pager {
 }
 
 impl Operation<'_> {
-    /// Fills a batch with pages from `at` on; where it goes on. Some: room was made, try again.
+    /// Fills a batch with pages from `at` on; where it goes on. `Progress`: room was made, try again.
     fn evict_some(&self, at: usize, end: usize, worker: &mut Worker) -> Result<usize, Evicted> {
         let Some(batch) = self.staging.take_empty() else {
             return Err(match self.drained(worker) {

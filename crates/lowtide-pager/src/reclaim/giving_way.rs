@@ -1,10 +1,10 @@
 //! An idle process gives way to a busy one. Each process evicts its part of what is too much, by its size; but one that has not
 //! missed a page for a while, when another process of the run has only just, begins before all others
-//! ([`RamBudget::yielding_mark`]) and evicts all that is above that; when nothing is left to evict, it writes what it has in
+//! ([`Watermarks::giving_way`]) and evicts all that is above that; when nothing is left to evict, it writes what it has in
 //! compressed RAM to the devices. So the busy ones find room below the marks at which they would evict themselves, as long as
 //! the idle ones have anything.
 //!
-//! [`RamBudget::yielding_mark`]: crate::accounts::budget::RamBudget::yielding_mark
+//! [`Watermarks::giving_way`]: crate::reclaim::Watermarks::giving_way
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -6,13 +6,17 @@
 //! them), `drain.rs` (from staging into the store). `backoff.rs` says when not to try, `zeros.rs` finds pages that cost nothing
 //! when nothing else can go.
 //!
-//! WHO MAY START RECLAIM, and nobody else:
+//! WHO MAY START RECLAIM OF MEMORY, and nobody else:
 //! 1. the reclaimer in the background ([`Reclaimer::turn`]), above the watermarks;
 //! 2. the same when the user asks for memory ([`Reclaimer::evict_on_request`]);
 //! 3. a fault handler thread after it has served, above the high watermark while the reclaimer sleeps: it only detaches pages,
 //!    for the reclaimer to store ([`Pager::stage_ahead`]);
 //! 4. a fault for which there is no room below the limit (direct reclaim, `Pager::make_room` in `fault/mod.rs`).
 //!
+//! Two more detach pages for reasons of their own: the library's caller that names a range ([`Pager::evict_range`]), and write
+//! sentinels, which take the zero page away (`fault/sentinels.rs`).
+//!
+//! [`Pager::evict_range`]: crate::pager::Pager::evict_range
 //! [`Pager::stage_ahead`]: crate::pager::Pager::stage_ahead
 
 pub(crate) mod backoff;

@@ -51,6 +51,8 @@ pub struct Look {
     pub faults_come: bool,
     /// Nothing happened for a while.
     pub quiet: bool,
+    /// The run is above the high watermark now: it may have grown since it was measured.
+    pub above_high: bool,
     /// A fault would have to evict before it is served.
     pub at_limit: bool,
     /// The program has not come down to a limit that was lowered.
@@ -226,7 +228,7 @@ pub fn after(look: &Look, evicted: Evicted) -> Option<Ladder> {
         Evicted::Full | Evicted::Searching => {
             let pause = match evicted {
                 Evicted::Searching => look.search_rests_us.min(FULL_PAUSE_US),
-                _ if look.total > look.marks.high() => EXHAUSTED_PAUSE_US,
+                _ if look.above_high => EXHAUSTED_PAUSE_US,
                 _ => FULL_PAUSE_US,
             };
             let steps: &'static [Step] = match (look.resorts_are_due, look.may_reap) {

@@ -19,6 +19,7 @@ fn look(total: u64) -> Look {
         was_above: true,
         faults_come: true,
         quiet: false,
+        above_high: total > MARKS.high(),
         at_limit: false,
         coming_down: false,
         gives_way: false,

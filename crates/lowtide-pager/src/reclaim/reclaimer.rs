@@ -114,6 +114,7 @@ impl Reclaimer {
             was_above: self.above_low,
             faults_come: core::mem::replace(&mut self.faults, faults) != faults,
             quiet: seen.now_us.saturating_sub(self.quiet_since_us) >= QUIET_US,
+            above_high: budget.above_high(),
             at_limit: budget.at_limit(),
             coming_down: budget.is_coming_down(),
             gives_way: seen.gives_way,
@@ -144,7 +145,7 @@ impl Reclaimer {
                 How::DrainStaged => pager.drain_staged(&mut self.worker),
                 How::Detach => self.evict(pager).0,
             };
-            look.search_rests_us = pager.search_rests_us();
+            (look.above_high, look.search_rests_us) = (pager.budget.above_high(), pager.search_rests_us());
             if let Some(ladder) = policy::after(&look, evicted) {
                 if matches!(evicted, Evicted::Full | Evicted::Searching) && look.resorts_are_due {
                     self.last_resorts_us = now_us;

@@ -1,6 +1,6 @@
 //! Watermarks: at which size of a run what begins. All follow from the limit, so that a run at any size keeps the same shape.
 
-/// The watermarks of a limit, in bytes. From the lowest up: [`prepare`], [`earliest_register`], [`giving_way`], [`register`],
+/// The watermarks of a limit, in bytes. From the lowest up: [`prepare`], [`earliest_register`], [`register`], [`giving_way`],
 /// [`low`], [`high`], the limit.
 ///
 /// [`prepare`]: Watermarks::prepare
@@ -82,6 +82,8 @@ mod tests {
             let calm = marks.when_calm(true);
             assert!(calm.low() < calm.high() && calm.high() < calm.limit(), "calm, {mib} MiB");
             assert!(calm.giving_way() < calm.low(), "an idle process begins first: {mib} MiB");
+            assert!(marks.prepare() < marks.earliest_register() && marks.earliest_register() < marks.register(), "{mib} MiB");
+            assert!(marks.register() <= marks.giving_way(), "{mib} MiB");
             assert!(marks.low() < marks.high() && marks.high() < marks.limit(), "{mib} MiB");
             assert!(marks.register() <= marks.low(), "memory is registered before it must be evicted: {mib} MiB");
             assert!(marks.low() <= calm.low() && marks.high() <= calm.high(), "calm times keep less free: {mib} MiB");
