@@ -17,6 +17,7 @@ pub mod faults;
 pub mod fill;
 pub mod frame;
 pub mod handshake;
+pub mod ledger;
 mod limit;
 pub mod lock;
 pub mod percpu;

@@ -4,6 +4,7 @@
 //! with a lock held: runs on their way from a list to the buddy are in neither, so that nobody else can reach them.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
 
 use rustix::io::Errno;
@@ -11,11 +12,12 @@ use rustix::io::Errno;
 use super::buddy::Buddy;
 use super::cpu_lists::{CpuLists, ListedRun, Runs, kind_of};
 use super::{FrameNo, Handed, NotHandedOut, Run};
+use crate::ledger::{Ledger, Uncounted};
 use crate::lock::rank;
 use crate::percpu::CacheAligned;
 use crate::sync::atomic::{AtomicIsize, AtomicUsize};
 use crate::sync::{Guard, Lock};
-use crate::vm::Mapping;
+use crate::vm::{Mapping, PAGE_SIZE};
 
 /// So many CPUs are asked for a run with memory.
 const NEIGHBOURS: usize = 8;
@@ -53,6 +55,8 @@ pub(super) struct Arena {
     in_use: AtomicIsize,
     /// Frames on their way to the buddy whose memory is not yet given back.
     pub(super) returning: AtomicUsize,
+    /// Told of frames that get or lose the memory behind them.
+    pub(super) ledger: Arc<dyn Ledger>,
 }
 
 impl Arena {
@@ -70,6 +74,7 @@ impl Arena {
             cpus: (0..cpus).map(|_| cpu()).collect(),
             in_use: AtomicIsize::new(0),
             returning: AtomicUsize::new(0),
+            ledger: Arc::new(Uncounted),
         })
     }
 
@@ -113,6 +118,10 @@ impl Arena {
             None => self.refill(&mut lists, kind)?,
         };
         own.count(n as isize, if listed.is_warm() { -(n as isize) } else { 0 });
+        drop(lists);
+        if !listed.is_warm() {
+            self.ledger.add(n as isize * PAGE_SIZE as isize);
+        }
         Some(listed.start())
     }
 
@@ -141,6 +150,7 @@ impl Arena {
     fn take_large(&self, n: u32) -> Option<u32> {
         let start = self.buddy.lock().take(n)?;
         self.in_use.fetch_add(n as isize, Relaxed);
+        self.ledger.add(n as isize * PAGE_SIZE as isize);
         Some(start)
     }
 

@@ -19,10 +19,12 @@ mod nodes;
 mod validate;
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use rustix::io::Errno;
 
+use crate::ledger::Ledger;
 use crate::percpu;
 use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use arena::Arena;
@@ -221,14 +223,13 @@ impl Frames {
     /// Empties the lists of all CPUs and gives their memory back to the kernel. Waits for no thread but the holder of a lock,
     /// and wakes none. What other threads free meanwhile may stay.
     pub fn drain(&self) {
-        self.drain_in_steps(&mut || ());
+        self.arenas.iter().for_each(Arena::drain);
     }
 
-    /// As [`Frames::drain`]; calls `step`, without a lock, each time that a batch of memory has been given back.
-    pub fn drain_in_steps(&self, step: &mut dyn FnMut()) {
-        for arena in &self.arenas {
-            arena.drain(step);
-        }
+    /// Tells `ledger` what memory is behind frames ([`Frames::held_bytes`]), from now on whenever that changes.
+    pub fn count_in(&mut self, ledger: &Arc<dyn Ledger>) {
+        ledger.add(self.held_bytes() as isize);
+        self.arenas.iter_mut().for_each(|arena| arena.ledger = ledger.clone());
     }
 
     /// Address of a frame's first byte. A run of frames is contiguous there.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::sync::atomic::{AtomicIsize, Ordering::Relaxed};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::vec::Vec;
@@ -17,9 +18,22 @@ fn fill(frames: &Frames, f: FrameNo, n: u32, byte: u8) {
     unsafe { frames.ptr(f).write_bytes(byte, n as usize * PAGE_SIZE) };
 }
 
+/// A ledger that adds up.
+#[derive(Debug, Default)]
+struct Counted(AtomicIsize);
+
+impl Ledger for Counted {
+    fn add(&self, bytes: isize) {
+        self.0.fetch_add(bytes, Relaxed);
+    }
+}
+
 #[test]
 fn memory_held_is_known_exactly() {
-    let frames = Frames::new(2000).unwrap();
+    let mut frames = Frames::new(2000).unwrap();
+    let counted = Arc::new(Counted::default());
+    let counted_bytes = || counted.0.load(Relaxed) as usize;
+    frames.count_in(&(counted.clone() as Arc<dyn Ledger>));
     let runs: Vec<_> = (0..200).map(|i| (i % 11 + 1, frames.alloc_run(i % 11 + 1).unwrap())).collect();
     for (n, f) in &runs {
         fill(&frames, *f, *n, 1);
@@ -28,13 +42,13 @@ fn memory_held_is_known_exactly() {
     assert_eq!((frames.in_use(), frames.memory.populated_pages()), (in_use as usize, in_use as usize));
     for (n, f) in runs {
         frames.free_run(f, n).unwrap();
-        assert_eq!(frames.held_bytes(), frames.memory.populated_pages() * PAGE_SIZE);
+        assert_eq!((frames.held_bytes(), counted_bytes()), (frames.memory.populated_pages() * PAGE_SIZE, frames.held_bytes()));
         assert!(frames.held_bytes() <= (frames.in_use() + LIST_FRAMES) * PAGE_SIZE);
     }
     assert_eq!(frames.in_use(), 0);
     assert!(frames.held_bytes() > 0, "some frames stay warm");
     frames.drain();
-    assert_eq!((frames.held_bytes(), frames.memory.populated_pages()), (0, 0));
+    assert_eq!((frames.held_bytes(), counted_bytes(), frames.memory.populated_pages()), (0, 0, 0));
     assert!(is_whole(&frames));
 }
 

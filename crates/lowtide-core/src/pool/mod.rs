@@ -18,9 +18,12 @@ mod shelf;
 mod span;
 mod validate;
 
+use alloc::sync::Arc;
+
 use rustix::io::Errno;
 
 use crate::frame::{FrameNo, Frames, LIST_FRAMES};
+use crate::ledger::Ledger;
 use crate::limit::Limit;
 use crate::lock::rank;
 use crate::percpu::{self, CacheAligned};
@@ -364,9 +367,14 @@ impl Pool {
         self.frames.addresses()
     }
 
-    /// Gives the memory of all free frames back to the kernel, and calls `step` after each batch.
-    pub fn drain_frames(&self, step: &mut dyn FnMut()) {
-        self.frames.drain_in_steps(step);
+    /// Gives the memory of all free frames back to the kernel.
+    pub fn drain_frames(&self) {
+        self.frames.drain();
+    }
+
+    /// Tells `ledger` what memory is behind frames ([`Pool::held_bytes`]), from now on whenever that changes.
+    pub fn count_in(&mut self, ledger: &Arc<dyn Ledger>) {
+        self.frames.count_in(ledger);
     }
 
     /// Bytes of the objects held.

@@ -68,7 +68,7 @@ fn clean_copies_stay_in_a_full_area_as_long_as_another_has_room() {
     let es: Vec<Entry> = pages[..511].iter().map(|page| put_one(&s, *page).unwrap()).collect();
     assert!(numbers(&s, &es).iter().all(|n| *n == 0) && s.area_stats()[0].state == AreaState::Full);
     assert!(s.keep_cached(es[0]) && s.keep_cached(es[1]));
-    s.maintain(&mut || ());
+    s.maintain();
     // Stored again as it is, it needs no write; changed, its slot is given to another page.
     let writes = s.area_stats()[0].writes;
     let mut out = [Err(StoreError::BadEntry)];
@@ -98,7 +98,7 @@ fn clean_copies_are_taken_back_when_others_have_used_up_the_quota() {
     assert!(all_are(&s, &stored, &more) && USED.load(Ordering::Relaxed) == limit);
     assert!(!s.keep_cached(stored[0]), "half of what it can have is used");
     stored.iter().for_each(|e| s.free(*e));
-    s.maintain(&mut || ());
+    s.maintain();
     assert!(s.stats().cached_now < 523, "in the background too");
 }
 

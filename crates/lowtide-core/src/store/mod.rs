@@ -31,9 +31,11 @@ mod walk;
 mod worth;
 mod write_out;
 
+use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use crate::device::{Device, DeviceName, FileDevice, NoDevice};
+use crate::ledger::Ledger;
 use crate::pool::Pool;
 use crate::slot::{Area, AreaConfig, Areas, Fills, IoCounts, MAX_ORDER};
 use crate::vm::PAGE_SIZE;
@@ -255,13 +257,14 @@ impl Store {
         self.pool.set_limit(bytes);
     }
 
-    /// Bytes of memory behind the pool's frames (those that hold objects, and those freed whose memory was not given back yet)
-    /// and the shrinker's buffer. Exact when no other call is in flight.
-    pub fn held_bytes(&self) -> usize {
-        self.pool.held_bytes() + self.shrinker.held_bytes()
+    /// Tells `ledger` of the memory behind the pool's frames (those that hold objects, and those freed whose memory was not
+    /// given back yet) and of the shrinker's buffer: what there is, and from now on what comes and goes.
+    pub fn count_in(&mut self, ledger: &Arc<dyn Ledger>) {
+        self.pool.count_in(ledger);
+        self.shrinker.count_in(ledger);
     }
 
-    /// Addresses of the memory that [`Store::held_bytes`] is about.
+    /// Addresses of the memory that [`Store::count_in`] is about.
     pub fn addresses(&self) -> [core::ops::Range<usize>; 2] {
         [self.pool.addresses(), self.shrinker.addresses()]
     }
@@ -276,9 +279,9 @@ impl Store {
         self.areas.iter().map(|area| area.lock_acquisitions().0).sum()
     }
 
-    /// Gives the memory that the pool keeps at hand for new objects back to the kernel, and calls `step` after each batch.
-    pub fn drain_frames(&self, step: &mut dyn FnMut()) {
-        self.pool.drain_frames(step);
+    /// Gives the memory that the pool keeps at hand for new objects back to the kernel.
+    pub fn drain_frames(&self) {
+        self.pool.drain_frames();
     }
 }
 

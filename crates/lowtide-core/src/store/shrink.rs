@@ -6,6 +6,7 @@
 //!
 //! How a page goes, and why nothing is lost, is in `claim.rs`.
 
+use alloc::sync::Arc;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
@@ -19,6 +20,7 @@ use super::worth::Worth;
 use super::write_out::{ended, is_no_space};
 use super::{Page, Scratch, Store, claim};
 use crate::device::{SealRun, Tag};
+use crate::ledger::{Ledger, Uncounted};
 use crate::slot::{Area, AreaRef, CLUSTER_SLOTS, Clock, Row, Visit};
 use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
 
@@ -55,8 +57,9 @@ pub(super) struct Shrinker {
     nothing_worth: AtomicBool,
     /// A [`Batch`]. Takes memory only while it is used.
     batch: Mapping,
-    /// Bytes of memory behind it.
+    /// Bytes of memory behind it, of which `ledger` is told.
     held: AtomicUsize,
+    ledger: Arc<dyn Ledger>,
 }
 
 /// Pages that are unpacked, or whose memory is given back, between two looks at how much memory that takes: as many as one
@@ -88,6 +91,7 @@ impl Shrinker {
             nothing_worth: AtomicBool::new(false),
             batch: vm::map(size_of::<Batch>(), OnFork::Copy)?,
             held: AtomicUsize::new(0),
+            ledger: Arc::new(Uncounted),
         })
     }
 
@@ -96,6 +100,12 @@ impl Shrinker {
         // Acquire: pairs with the Release with which `Taken` is dropped.
         // Not `then_some`: a value that is not handed out would be dropped, and that lets go of the memory.
         (!self.busy.swap(true, Ordering::Acquire)).then(|| Taken(self))
+    }
+
+    /// Tells `ledger` what memory it holds, from now on whenever that changes.
+    pub(super) fn count_in(&mut self, ledger: &Arc<dyn Ledger>) {
+        ledger.add(self.held_bytes() as isize);
+        self.ledger = ledger.clone();
     }
 
     /// Bytes of memory that it holds.
@@ -120,16 +130,14 @@ impl Taken<'_> {
         unsafe { &mut *self.0.batch.as_ptr().cast::<Batch>() }
     }
 
-    /// Gives the memory back to the kernel, but for what gathered pages take, which come often, and calls `step` after each
-    /// part.
-    fn discard(&mut self, step: &mut dyn FnMut()) {
+    /// Gives the memory back to the kernel, but for what gathered pages take, which come often.
+    fn discard(&mut self) {
         for first in (ENOUGH..CLUSTER_SLOTS).step_by(COUNTED_AT_ONCE) {
             let bits = &mut self.get().touched[first / 64];
             if core::mem::take(bits) != 0 {
                 // SAFETY: nobody else uses it, and `&mut self` says that there is no reference into it.
                 unsafe { self.0.batch.discard(HEAD + first * PAGE_SIZE, COUNTED_AT_ONCE * PAGE_SIZE) };
                 self.count();
-                step();
             }
         }
     }
@@ -137,7 +145,9 @@ impl Taken<'_> {
     /// Counts what memory there is.
     fn count(&mut self) {
         let pages: u32 = self.get().touched.iter().map(|bits| bits.count_ones()).sum();
-        self.0.held.store(HEAD + pages as usize * PAGE_SIZE, Ordering::Relaxed);
+        let held = HEAD + pages as usize * PAGE_SIZE;
+        let before = self.0.held.swap(held, Ordering::Relaxed);
+        self.0.ledger.add(held as isize - before as isize);
     }
 }
 
@@ -172,12 +182,6 @@ impl Store {
     /// if there are such and the pool is not over its own. Loads and frees in progress are not disturbed. Nothing happens while
     /// another thread is at it.
     pub fn shrink(&self, bytes: usize, scratch: &mut Scratch) -> Shrunk {
-        self.shrink_in_steps(bytes, scratch, &mut || ())
-    }
-
-    /// As [`Store::shrink`], and calls `step` before each write, and now and then while pages are unpacked for it: for who
-    /// counts what memory that takes ([`Store::held_bytes`]).
-    pub fn shrink_in_steps(&self, bytes: usize, scratch: &mut Scratch, step: &mut dyn FnMut()) -> Shrunk {
         let mut shrunk = Shrunk::default();
         if bytes == 0 {
             return shrunk;
@@ -211,20 +215,20 @@ impl Store {
                     area.ages.left(cluster, Clock::Writing);
                 }
                 let wanted = |i: usize, object: Object| chosen[i] && whose.has(object.group);
-                self.unpack_slots(&area, slots.clone(), &wanted, &mut batch, scratch, step);
+                self.unpack_slots(&area, slots.clone(), &wanted, &mut batch, scratch);
                 self.write_slots(&area, slots, batch.get(), &mut shrunk);
             }
         }
         shrunk
     }
 
-    /// Gives memory back that was used to write clusters, if none are to be written now, and calls `step` after each part.
-    pub(super) fn give_back_batch(&self, step: &mut dyn FnMut()) {
+    /// Gives memory back that was used to write clusters, if none are to be written now.
+    pub(super) fn give_back_batch(&self) {
         if self.shrinker.held_bytes() > KEPT
             && self.wants_shrinking() == 0
             && let Some(mut batch) = self.shrinker.take()
         {
-            batch.discard(step);
+            batch.discard();
         }
     }
 
@@ -238,7 +242,7 @@ impl Store {
         scratch: &mut Scratch,
     ) {
         let Some(mut batch) = self.shrinker.take() else { return };
-        self.unpack_slots(area, slots.clone(), &|_, object| wanted(object), &mut batch, scratch, &mut || ());
+        self.unpack_slots(area, slots.clone(), &|_, object| wanted(object), &mut batch, scratch);
         self.write_slots(area, slots, batch.get(), &mut Shrunk::default());
     }
 
@@ -270,7 +274,6 @@ impl Store {
         wanted: &dyn Fn(usize, Object) -> bool,
         taken: &mut Taken<'_>,
         scratch: &mut Scratch,
-        step: &mut dyn FnMut(),
     ) {
         taken.get().claimed.fill(0);
         let mut uncounted = 0;
@@ -290,11 +293,9 @@ impl Store {
             if uncounted == COUNTED_AT_ONCE {
                 uncounted = 0;
                 taken.count();
-                step();
             }
         }
         taken.count();
-        step();
     }
 
     /// Writes what [`Store::unpack_slots`] has claimed.

@@ -47,39 +47,17 @@ impl Store {
         out: &mut [Result<Stored, StoreError>],
         scratch: &mut Scratch,
     ) {
-        self.store_run_in_steps(pages, clean, group, out, scratch, &mut || ());
-    }
-
-    /// As [`Store::store_run`], and calls `step` whenever memory has been taken that is not the pages', or has gone back: for
-    /// who counts it ([`Store::held_bytes`]).
-    pub fn store_run_in_steps(
-        &self,
-        pages: &[&Page],
-        clean: &[Option<Entry>],
-        group: Group,
-        out: &mut [Result<Stored, StoreError>],
-        scratch: &mut Scratch,
-        step: &mut dyn FnMut(),
-    ) {
         for (i, (pages, out)) in pages.chunks(RUN).zip(out.chunks_mut(RUN)).enumerate() {
             let n = pages.len().min(out.len());
-            self.store_chunk(&pages[..n], clean.get(i * RUN..).unwrap_or(&[]), group, &mut out[..n], scratch, step);
+            self.store_chunk(&pages[..n], clean.get(i * RUN..).unwrap_or(&[]), group, &mut out[..n], scratch);
         }
         // Who stores pays for a sparse pool: while pages come and go the keeper is never idle.
         if self.wants_compaction() {
-            self.compact_in_steps(pages.len().div_ceil(COMPACT_PART), step);
+            self.compact(pages.len().div_ceil(COMPACT_PART));
         }
     }
 
-    fn store_chunk(
-        &self,
-        pages: &[&Page],
-        clean: &[Option<Entry>],
-        group: Group,
-        out: Results<'_>,
-        scratch: &mut Scratch,
-        step: &mut dyn FnMut(),
-    ) {
+    fn store_chunk(&self, pages: &[&Page], clean: &[Option<Entry>], group: Group, out: Results<'_>, scratch: &mut Scratch) {
         let mut plans: Chunk<Plan> = ArrayVec::new();
         let mut room_was_made = false;
         for (i, page) in pages.iter().enumerate() {
@@ -90,7 +68,7 @@ impl Store {
             }
             if !room_was_made {
                 room_was_made = true;
-                self.make_room(group, scratch, step);
+                self.make_room(group, scratch);
             }
             plans.push(self.plan(page, group, scratch).unwrap_or_else(|refused| {
                 out[i] = Err(refused);
@@ -129,9 +107,9 @@ impl Store {
 
     /// Has old pages written to the device if the pool takes none of `group`: where background work lags, the thread that needs
     /// room makes some. It is the newest pages that would go to the device else.
-    fn make_room(&self, group: Group, scratch: &mut Scratch, step: &mut dyn FnMut()) {
+    fn make_room(&self, group: Group, scratch: &mut Scratch) {
         if !self.pool_takes(group) {
-            self.shrink_in_steps(self.wants_shrinking().min(1), scratch, step);
+            self.shrink(self.wants_shrinking().min(1), scratch);
         }
     }
 

@@ -141,7 +141,7 @@ fn densities(objects: &Objects, percent: usize) -> Result<[f64; 3], String> {
             };
             moved |= pool.relocate(old, swap) == Relocated::Yes;
         }
-        pool.let_go(&mut || ());
+        pool.let_go();
     }
     pool.validate().map_err(|broken| broken.0.to_owned())?;
     Ok([filled, freed, density()])
