@@ -72,7 +72,7 @@ fn clean_copies_stay_in_a_full_area_as_long_as_another_has_room() {
     // Stored again as it is, it needs no write; changed, its slot is given to another page.
     let writes = s.area_stats()[0].writes;
     let mut out = [Err(StoreError::BadEntry)];
-    s.store_run(&[&pages[0]], &[Some(es[0])], Group::RUN, &mut out, &mut Scratch::new().unwrap());
+    s.store_run(&[&pages[0]], &[Some(es[0])], &mut out, &mut Scratch::new().unwrap());
     assert_eq!((out[0], s.area_stats()[0].writes), (Ok(Stored::Entry(es[0])), writes));
     s.drop_cached(es[1]);
     assert_eq!(put_one(&s, pages[1]), Ok(es[1]));

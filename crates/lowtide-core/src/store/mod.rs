@@ -17,8 +17,8 @@ mod folio;
 mod fork;
 mod free;
 mod gather;
-mod group;
 mod load;
+mod objects;
 mod recompress;
 mod scratch;
 mod shrink;
@@ -41,7 +41,6 @@ use crate::slot::{Area, AreaConfig, Areas, Fills, IoCounts, MAX_ORDER};
 use crate::vm::PAGE_SIZE;
 use compact::Compaction;
 use counters::Counters;
-use group::Groups;
 use recompress::Recompressor;
 use shrink::Shrinker;
 
@@ -50,7 +49,6 @@ pub use crate::slot::{Entry, Image, Policy, Quota};
 pub use crate::vm::Page;
 pub use fill_words::{FILL_WORDS, FillWord, FillWords};
 pub use free::Freer;
-pub use group::{GROUPS, Group, GroupStats};
 pub use recompress::{ROUND_US, Recompressed};
 pub use scratch::Scratch;
 pub use shrink::Shrunk;
@@ -76,7 +74,6 @@ pub struct Store {
     compaction: Compaction,
     shrinker: Shrinker,
     recompressor: Recompressor,
-    groups: Groups,
     /// Order of the largest folio.
     largest_folio: AtomicU8,
 }
@@ -99,7 +96,6 @@ impl Store {
             compaction: Compaction::default(),
             shrinker: Shrinker::new().map_err(|_| StoreError::NoMemory)?,
             recompressor: Recompressor::default(),
-            groups: Groups::new(cfg.accept_percent),
             largest_folio: AtomicU8::new(MAX_ORDER as u8),
         };
         // Pages that shrink to a sixteenth would fill this; the table takes memory only where it is used.

@@ -13,7 +13,6 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering}
 use arrayvec::ArrayVec;
 use rustix::io::Errno;
 
-use super::group::GroupSet;
 use super::table_word::{Object, Word};
 use super::tier::ENOUGH;
 use super::worth::Worth;
@@ -167,10 +166,10 @@ impl Drop for Shrinker {
 }
 
 impl Store {
-    /// Bytes of objects that [`Store::shrink`] should make leave the pool: 0 between calls while the pool and all groups are
-    /// below their high marks, and without a device that can be written to now.
+    /// Bytes of objects that [`Store::shrink`] should make leave the pool: 0 between calls while the pool is below its
+    /// high mark, and without a device that can be written to now.
     pub fn wants_shrinking(&self) -> usize {
-        match self.excess().0 {
+        match self.pool.excess() {
             excess @ 1.. if self.areas.iter().any(|area| area.takes_writes()) => excess,
             _ => 0,
         }
@@ -178,31 +177,22 @@ impl Store {
 
     /// Writes clusters of pages from the pool to their devices until objects of `bytes` bytes have left, or no page is left
     /// that can be written (those that got their slots from a parent, without a device, or on one that fails can't); all of it
-    /// or nothing of a cluster, unless the device fails meanwhile. Only pages of groups that are over their limits are written,
-    /// if there are such and the pool is not over its own. Loads and frees in progress are not disturbed. Nothing happens while
-    /// another thread is at it.
+    /// or nothing of a cluster, unless the device fails meanwhile. Loads and frees in progress are not disturbed. Nothing happens
+    /// while another thread is at it.
     pub fn shrink(&self, bytes: usize, scratch: &mut Scratch) -> Shrunk {
         let mut shrunk = Shrunk::default();
         if bytes == 0 {
             return shrunk;
         }
         let Some(mut batch) = self.shrinker.take() else { return shrunk };
-        let whose = match self.excess() {
-            (0, _) => GroupSet::ALL,
-            (_, whose) => whose,
-        };
-        // Of some groups' pages the average is not known.
-        let worth = match whose {
-            GroupSet::ALL => Worth::among(self.pool.stored_bytes(), self.pool.objects()),
-            _ => Worth::ANY,
-        };
+        let worth = Worth::among(self.pool.stored_bytes(), self.pool.objects());
         // From where the hand is: the first round may only take marks away, the last one takes what is worth no write, too.
         let mut rounds = 0;
         while shrunk.bytes < bytes && rounds <= LAST_ROUND {
             let Some((area, cluster)) = self.next_cluster(&mut rounds) else { break };
-            if self.has_pages_of(whose, &area, cluster) && area.ages.visit(cluster, Clock::Writing) == Visit::Old {
+            if area.ages.visit(cluster, Clock::Writing) == Visit::Old {
                 let slots = slots_of(cluster);
-                let lens = lens_of(&area, slots.clone(), whose);
+                let lens = lens_of(&area, slots.clone());
                 let mut chosen = worth.choose(&lens);
                 if chosen.contains(&true) {
                     self.shrinker.nothing_worth.store(false, Ordering::Relaxed);
@@ -210,12 +200,11 @@ impl Store {
                     self.shrinker.nothing_worth.store(true, Ordering::Relaxed);
                     chosen = Worth::ANY.choose(&lens);
                 }
-                if whose != GroupSet::ALL || lens.iter().zip(chosen).any(|(len, chosen)| *len > 0 && !chosen) {
+                if lens.iter().zip(chosen).any(|(len, chosen)| *len > 0 && !chosen) {
                     // For those that are not written now.
                     area.ages.left(cluster, Clock::Writing);
                 }
-                let wanted = |i: usize, object: Object| chosen[i] && whose.has(object.group);
-                self.unpack_slots(&area, slots.clone(), &wanted, &mut batch, scratch);
+                self.unpack_slots(&area, slots.clone(), &|i, _| chosen[i], &mut batch, scratch);
                 self.write_slots(&area, slots, batch.get(), &mut shrunk);
             }
         }
@@ -379,14 +368,12 @@ fn slots_of(cluster: usize) -> Range<u64> {
     first..first + CLUSTER_SLOTS as u64
 }
 
-/// Bytes of the objects in the pool of each slot; 0 where there is none, or another group's.
-fn lens_of(area: &Area, slots: Range<u64>, whose: GroupSet) -> [u16; CLUSTER_SLOTS] {
+/// Bytes of the objects in the pool of each slot; 0 where there is none.
+fn lens_of(area: &Area, slots: Range<u64>) -> [u16; CLUSTER_SLOTS] {
     let mut lens = [0; CLUSTER_SLOTS];
     for (len, slot) in lens.iter_mut().zip(slots) {
         let word = area.word(slot).map(|word| Word::decode(word.load(Ordering::Relaxed)));
-        if let Some(Word::Pool(object)) = word
-            && whose.has(object.group)
-        {
+        if let Some(Word::Pool(object)) = word {
             *len = object.handle.object_len() as u16;
         }
     }

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 use lowtide_core::slot::Entry;
-use lowtide_core::store::{Group, Page, StoreError, Stored};
+use lowtide_core::store::{Page, StoreError, Stored};
 use lowtide_core::vm::{self, PAGE_SIZE};
 use rustix::io::Errno;
 
@@ -115,7 +115,7 @@ impl Operation<'_> {
         let mut results = [const { Err(StoreError::Full) }; MAX_BATCH_FRAMES];
         let results = &mut results[..frames.len()];
         // Together, so that what goes to a device goes there with one write.
-        self.store().store_run(&bytes, &clean, Group::RUN, results, worker.scratch());
+        self.store().store_run(&bytes, &clean, results, worker.scratch());
         let mut stored = true;
         // A page is found in its frame until its word is set.
         for ((frames, clean), results) in
