@@ -37,7 +37,9 @@ use core::sync::atomic::{AtomicU8, Ordering};
 use crate::device::{Device, DeviceName, FileDevice, NoDevice};
 use crate::ledger::Ledger;
 use crate::pool::Pool;
-use crate::slot::{Area, AreaConfig, Areas, Fills, IoCounts, MAX_ORDER};
+#[cfg(feature = "lab")]
+use crate::slot::MAX_ORDER;
+use crate::slot::{Area, AreaConfig, Areas, Fills, IoCounts};
 use crate::vm::PAGE_SIZE;
 use compact::Compaction;
 use counters::Counters;
@@ -45,7 +47,7 @@ use recompress::Recompressor;
 use shrink::Shrinker;
 
 pub use crate::codec::Codec;
-pub use crate::slot::{Entry, Image, Policy, Quota};
+pub use crate::slot::{Entry, Image, Quota};
 pub use crate::vm::Page;
 pub use fill_words::{FILL_WORDS, FillWord, FillWords};
 pub use free::Freer;
@@ -75,6 +77,7 @@ pub struct Store {
     shrinker: Shrinker,
     recompressor: Recompressor,
     /// Order of the largest folio.
+    #[cfg(feature = "lab")]
     largest_folio: AtomicU8,
 }
 
@@ -96,6 +99,7 @@ impl Store {
             compaction: Compaction::default(),
             shrinker: Shrinker::new().map_err(|_| StoreError::NoMemory)?,
             recompressor: Recompressor::default(),
+            #[cfg(feature = "lab")]
             largest_folio: AtomicU8::new(MAX_ORDER as u8),
         };
         // Pages that shrink to a sixteenth would fill this; the table takes memory only where it is used.
@@ -126,12 +130,13 @@ impl Store {
         let cfg = AreaConfig {
             slots,
             priority: file.priority,
-            policy: file.policy,
             rotating: file.rotating,
             discard: file.discard,
             shared: true,
             quota: file.quota,
-            #[cfg(feature = "baselines")]
+            #[cfg(feature = "lab")]
+            policy: file.policy,
+            #[cfg(feature = "lab")]
             area_lock: file.area_lock,
         };
         self.areas.add(Area::new(Device::File(device), cfg)?, true)?;
@@ -140,8 +145,8 @@ impl Store {
         Ok(())
     }
 
-    /// Pages get slots together, from now on, in folios of up to 2^`order` pages; of the largest size if it is more. For
-    /// experiments: without, the largest.
+    /// Pages get slots together, from now on, in folios of up to 2^`order` pages; of the largest size if it is more.
+    #[cfg(feature = "lab")]
     pub fn limit_folios(&self, order: u32) {
         self.largest_folio.store(order.min(MAX_ORDER) as u8, Ordering::Relaxed);
     }
@@ -270,7 +275,8 @@ impl Store {
         self.areas.iter().map(|area| area.table_bytes()).sum::<usize>() + self.pool.table_bytes()
     }
 
-    /// How often the locks of the clusters of all areas were taken. For experiments: takes each of them.
+    /// How often the locks of the clusters of all areas were taken: takes each of them.
+    #[cfg(feature = "lab")]
     pub fn cluster_locks(&self) -> u64 {
         self.areas.iter().map(|area| area.lock_acquisitions().0).sum()
     }
