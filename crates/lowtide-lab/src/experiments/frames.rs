@@ -25,8 +25,8 @@ pub const EXPERIMENT: Experiment =
 
 const FRAMES: usize = 1 << 18;
 const THREADS: [usize; 5] = [1, 2, 4, 8, 16];
-const ORDERS: [u32; 5] = [0, 1, 2, 3, 9];
-/// Most frames in the lists of one CPU or thread, so that even runs of 512 are kept.
+const ORDERS: [u32; 4] = [0, 1, 2, 3];
+/// Most frames in the lists of one CPU or thread.
 const PER_CPU: usize = 4096;
 
 type SharedBuddy = Lock<Buddy, { rank::BUDDY }>;
