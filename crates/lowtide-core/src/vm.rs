@@ -256,17 +256,9 @@ pub fn unless_own<R>(start: usize, end: usize, f: impl FnOnce() -> R) -> Option<
 /// # Safety
 /// Writable memory, aligned; others may use it as atomics only meanwhile.
 pub unsafe fn write_nothing(addr: usize) {
-    #[cfg(target_arch = "x86_64")]
     // SAFETY: the caller's.
     unsafe {
         core::arch::asm!("lock or qword ptr [{}], 0", in(reg) addr, options(nostack));
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        // SAFETY: the caller's.
-        let word = unsafe { core::sync::atomic::AtomicU64::from_ptr(addr as *mut u64) };
-        let was = word.load(Ordering::Relaxed);
-        let _ = word.compare_exchange(was, was, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 

@@ -65,7 +65,8 @@ impl FileDevice {
         Ok(device)
     }
 
-    pub(super) fn name(&self) -> DeviceName {
+    /// What the user calls it.
+    pub fn name(&self) -> DeviceName {
         self.name
     }
 
@@ -147,7 +148,9 @@ impl FileDevice {
         })
     }
 
-    pub(super) fn write_runs(&self, runs: &mut [WriteRun<'_>]) -> usize {
+    /// Seals and writes runs of pages; each run gets its own result. Returns with how many I/Os (as far as the kernel does not
+    /// split them): one for each run, and for each buffer that a long one fills.
+    pub fn write_runs(&self, runs: &mut [WriteRun<'_>]) -> usize {
         let file = match self.file() {
             Ok(file) => file,
             Err(errno) => {
@@ -208,7 +211,8 @@ impl FileDevice {
         at
     }
 
-    pub(super) fn write_in_place(&self, runs: &mut [SealRun<'_>]) {
+    /// Seals runs of pages where they are and writes each with one I/O; each run gets its own result.
+    pub fn write_in_place(&self, runs: &mut [SealRun<'_>]) {
         let file = match self.file() {
             Ok(file) => file,
             Err(errno) => return runs.iter_mut().for_each(|run| run.result = Err(errno)),
@@ -221,7 +225,8 @@ impl FileDevice {
         });
     }
 
-    pub(super) fn read_runs(&self, runs: &mut [ReadRun<'_>]) {
+    /// Reads runs of sealed pages; each run gets its own result, and each page is then to be opened.
+    pub fn read_runs(&self, runs: &mut [ReadRun<'_>]) {
         let file = match self.file() {
             Ok(file) => file,
             Err(errno) => return runs.iter_mut().for_each(|run| run.result = Err(errno)),
@@ -270,15 +275,24 @@ impl FileDevice {
         Ok(())
     }
 
-    pub(super) fn open(&self, slot: u64, tag: Tag, page: &mut Page) -> bool {
+    /// Makes a page that was read from `slot` what was written there, in place. False: it is not the page that got this tag
+    /// when it was written to this slot of this device; `page` then holds garbage.
+    #[must_use]
+    pub fn open(&self, slot: u64, tag: Tag, page: &mut Page) -> bool {
         self.seal.open(slot, tag, page)
     }
 
-    pub(super) fn tag(&self, slot: u64, page: &Page) -> Tag {
+    /// The tag that `page` would get in `slot`: a page has one tag in a slot, and no other page has it.
+    pub fn tag(&self, slot: u64, page: &Page) -> Tag {
         self.seal.tag(slot, page)
     }
 
-    pub(super) fn discard(&self, slot: u64, n: u64) -> Result<(), Errno> {
+    /// Gives the space of `n` slots from `slot` on, except slot 0, back to the file system; what they held is gone.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn discard(&self, slot: u64, n: u64) -> Result<(), Errno> {
+        crate::lock::assert_holds_none();
         let file = self.file()?;
         // Slot 0 may hold the mark of a named file.
         let (first, end) = (slot.max(1), slot + n);

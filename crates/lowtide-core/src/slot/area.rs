@@ -18,7 +18,7 @@ use super::next::Next;
 use super::quota::Quota;
 use super::sharing::Sharing;
 use super::swap_cache::CacheMarks;
-use crate::device::Device;
+use crate::device::FileDevice;
 use crate::percpu::Zone;
 use crate::table::Table;
 use crate::vm::OnFork;
@@ -58,8 +58,8 @@ pub struct AreaConfig {
 pub struct Area {
     /// Its place among the areas: higher first.
     pub priority: i16,
-    /// Where the bytes go.
-    pub device: Device,
+    /// Where the bytes go; `None`: nowhere, the slots are names for objects in the pool.
+    pub device: Option<FileDevice>,
     /// Which clusters the caller's pages in RAM have slots in.
     pub ages: Ages,
     /// What was done with the device.
@@ -80,7 +80,7 @@ impl Area {
     ///
     /// # Errors
     /// `Empty`, `SmallerThanCluster`, `TooLarge`, or `NoMemory` when its tables cannot be mapped.
-    pub fn new(device: Device, cfg: AreaConfig) -> Result<Area, SlotError> {
+    pub fn new(device: Option<FileDevice>, cfg: AreaConfig) -> Result<Area, SlotError> {
         match cfg.slots {
             0 => return Err(SlotError::Empty),
             n if n < CLUSTER_SLOTS as u64 => return Err(SlotError::SmallerThanCluster),
@@ -294,7 +294,7 @@ impl Area {
 
     /// Whether pages can be written here now: there is a device that works, and it is neither a parent's nor being emptied.
     pub fn takes_writes(&self) -> bool {
-        self.device.takes_pages() && matches!(self.unavailable(), None | Some(Unavailable::Full))
+        self.device.is_some() && matches!(self.unavailable(), None | Some(Unavailable::Full))
     }
 
     /// Whether nothing is to be written here for the time being, because the device fails. Reads the clock if it does.

@@ -77,7 +77,7 @@ impl Store {
             self.drop_cached(e);
             return false;
         }
-        let Some(tag) = area.device.tag(e.offset(), page) else { return false };
+        let Some(tag) = area.device.as_ref().map(|device| device.tag(e.offset(), page)) else { return false };
         let same = |word| (word == Word::Cached(tag)).then_some(Word::Device(tag));
         // Counted first: a free, which subtracts, may follow at once.
         self.counters.stored_now.add(1);

@@ -34,7 +34,7 @@ mod write_out;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU8, Ordering};
 
-use crate::device::{Device, DeviceName, FileDevice, NoDevice};
+use crate::device::{DeviceName, FileDevice};
 use crate::ledger::Ledger;
 use crate::pool::Pool;
 #[cfg(feature = "lab")]
@@ -105,7 +105,7 @@ impl Store {
         // Pages that shrink to a sixteenth would fill this; the table takes memory only where it is used.
         let mut slots = (ram.max(cfg.pool_limit) / PAGE_SIZE * 16) as u64;
         loop {
-            match Area::new(Device::None(NoDevice), AreaConfig { slots, ..AreaConfig::default() }) {
+            match Area::new(None, AreaConfig { slots, ..AreaConfig::default() }) {
                 Ok(area) => {
                     store.areas.add(area, false)?;
                     break;
@@ -139,7 +139,7 @@ impl Store {
             #[cfg(feature = "lab")]
             area_lock: file.area_lock,
         };
-        self.areas.add(Area::new(Device::File(device), cfg)?, true)?;
+        self.areas.add(Area::new(Some(device), cfg)?, true)?;
         // Release: pairs with the Acquire in `has_device`. Who sees it finds the area.
         self.own.fetch_add(1, Ordering::Release);
         Ok(())
@@ -153,7 +153,7 @@ impl Store {
 
     /// The name of the device behind an entry.
     pub fn device_of(&self, e: Entry) -> DeviceName {
-        self.areas.get(e.area()).map_or(DeviceName::default(), |area| area.device.name())
+        self.areas.get(e.area()).and_then(|area| Some(area.device.as_ref()?.name())).unwrap_or_default()
     }
 
     /// Whether this process has an area with a device of its own.
@@ -165,7 +165,7 @@ impl Store {
     /// Whether an area with a device takes new pages now: it works, and there are slots within the quota, as far as is known
     /// without looking at every cluster. (Pages of the pool that have their slots there may be written all the same.)
     pub fn devices_have_room(&self) -> bool {
-        self.areas.iter().any(|area| area.device.takes_pages() && area.unavailable().is_none() && !area.is_full())
+        self.areas.iter().any(|area| area.device.is_some() && area.unavailable().is_none() && !area.is_full())
     }
 
     /// Figures, each exact by itself, not a snapshot of one moment together.
@@ -181,8 +181,8 @@ impl Store {
             stats.device_errors += io.errors.get();
         };
         self.retired.iter().for_each(&mut count);
-        self.areas.iter().filter(|area| area.device.takes_pages()).for_each(|area| count(&area.io));
-        for area in self.areas.iter().filter(|area| area.device.takes_pages()) {
+        self.areas.iter().filter(|area| area.device.is_some()).for_each(|area| count(&area.io));
+        for area in self.areas.iter().filter(|area| area.device.is_some()) {
             if !area.is_inherited() {
                 stats.file_bytes += area.opened_bytes();
             }
@@ -225,8 +225,9 @@ impl Store {
             stats.errors += io.errors.get();
         };
         all.iter_mut().zip(&self.retired).for_each(|(stats, io)| count(stats, io));
-        for area in self.areas.iter().filter(|area| area.device.takes_pages()) {
-            let Some(stats) = all.get_mut(usize::from(area.device.name().number)) else { continue };
+        for area in self.areas.iter() {
+            let number = area.device.as_ref().map(|device| usize::from(device.name().number));
+            let Some(stats) = number.and_then(|number| all.get_mut(number)) else { continue };
             count(stats, &area.io);
             if !area.is_inherited() {
                 stats.used += area.io.pages.get() * PAGE_SIZE as u64;
@@ -245,8 +246,9 @@ impl Store {
     /// Looks at each cluster, under its lock.
     pub fn area_fills(&self) -> [Fills; MAX_AREAS] {
         let mut all = [Fills::default(); MAX_AREAS];
-        for area in self.areas.iter().filter(|area| area.device.takes_pages() && !area.is_inherited()) {
-            if let Some(fills) = all.get_mut(usize::from(area.device.name().number)) {
+        for area in self.areas.iter().filter(|area| !area.is_inherited()) {
+            let number = area.device.as_ref().map(|device| usize::from(device.name().number));
+            if let Some(fills) = number.and_then(|number| all.get_mut(number)) {
                 fills.add(area.fills());
             }
         }

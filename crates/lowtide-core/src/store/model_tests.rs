@@ -111,7 +111,7 @@ impl Model {
                     prop_assert_eq!(s.stats().pool_stored_bytes + done.bytes_saved, before);
                 }
                 Op::Rest(at) => {
-                    let own: Vec<_> = s.areas.iter().filter(|a| a.device.takes_pages() && !a.is_inherited()).collect();
+                    let own: Vec<_> = s.areas.iter().filter(|a| a.device.is_some() && !a.is_inherited()).collect();
                     if !own.is_empty() {
                         own[at.index(own.len())].failed(Errno::IO);
                     }

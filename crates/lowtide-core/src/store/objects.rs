@@ -17,7 +17,7 @@ impl Store {
     /// Whether some tier would take a page now, as far as is known without trying: the pool, or a device with free slots that
     /// does not rest after a failure. A page that is all zero needs none.
     pub fn would_take(&self) -> bool {
-        let takes = |area: AreaRef<'_>| area.device.takes_pages() && area.unavailable().is_none();
+        let takes = |area: AreaRef<'_>| area.device.is_some() && area.unavailable().is_none();
         // Clean copies are given up for new pages.
         self.counters.cached_now.get() > 0 || self.pool.accepts() || self.areas.iter().any(takes)
     }

@@ -319,7 +319,10 @@ impl Store {
             }
             (at, pages, tags) = (at + len, other_pages, other_tags);
         }
-        area.device.write_in_place(&mut runs);
+        match &area.device {
+            Some(device) => device.write_in_place(&mut runs),
+            None => runs.iter_mut().for_each(|run| run.result = Err(Errno::NODEV)),
+        }
         // After the write: nobody is to wait for slots that long.
         let mut row = Row::new(&**area);
         for run in runs {

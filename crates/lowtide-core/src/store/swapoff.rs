@@ -37,7 +37,7 @@ pub struct Emptying {
 impl Store {
     /// The areas of the run's swap area `number` that this process has: its own, and those that it has from its parents.
     fn areas_of(&self, number: u8) -> impl Iterator<Item = AreaRef<'_>> {
-        self.areas.iter().filter(move |area| area.device.takes_pages() && area.device.name().number == number)
+        self.areas.iter().filter(move |area| area.device.as_ref().is_some_and(|device| device.name().number == number))
     }
 
     /// The first step of a swapoff: nothing more is put into the run's swap area `number`. Waits for stores in flight. No

@@ -133,7 +133,6 @@ impl AreaRef<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{Device, NoDevice};
     use crate::slot::{AreaConfig, Areas, CLUSTER_SLOTS};
     use std::collections::BTreeSet;
     use std::vec::Vec;
@@ -143,7 +142,7 @@ mod tests {
         let areas = Areas::new();
         let slots = 4 * CLUSTER_SLOTS as u64;
         let cfg = AreaConfig { slots, area_lock: true, ..AreaConfig::default() };
-        let id = areas.add(Area::new(Device::None(NoDevice), cfg).unwrap(), true).unwrap();
+        let id = areas.add(Area::new(None, cfg).unwrap(), true).unwrap();
         let area = areas.get(id).unwrap();
         let taken = || area.area_lock().map_or(0, |lock| lock.whole.acquisitions());
         let singles: Vec<u64> = (0..CACHED * 4).map(|_| areas.alloc(0, &NoCache).unwrap().1).collect();
