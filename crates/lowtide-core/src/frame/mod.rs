@@ -227,12 +227,6 @@ impl Frames {
         self.count
     }
 
-    /// The node that a frame is of; `None` if there is no such frame.
-    #[cfg(test)]
-    fn node_of(&self, frame: FrameNo) -> Option<usize> {
-        self.arenas.iter().position(|arena| arena.range().contains(&(frame.0 as usize)))
-    }
-
     /// Frames handed out. Exact when no other call is in flight.
     pub fn in_use(&self) -> usize {
         self.arenas.iter().map(Arena::in_use).sum::<isize>().max(0) as usize

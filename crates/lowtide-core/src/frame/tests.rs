@@ -8,6 +8,11 @@ fn is_whole(frames: &Frames) -> bool {
     frames.arenas.iter().all(|a| a.buddy.lock().is_whole())
 }
 
+/// The node that a frame is of; `None` if there is no such frame.
+fn node_of(frames: &Frames, frame: FrameNo) -> Option<usize> {
+    frames.arenas.iter().position(|arena| arena.range().contains(&(frame.0 as usize)))
+}
+
 /// One node, two CPUs, `list_frames` in the lists of both.
 fn two_cpus(count: usize, list_frames: usize) -> Frames {
     Frames::with_layout(Layout { nodes: &[count], node_of_cpu: &[0, 0], list_frames }).unwrap()
@@ -130,19 +135,19 @@ fn the_high_mark_follows_the_load() {
 #[test]
 fn each_node_serves_its_cpus_and_the_others_when_they_have_nothing() {
     let frames = Frames::with_layout(Layout { nodes: &[600, 512], node_of_cpu: &[0, 1, 1], list_frames: 64 }).unwrap();
-    assert_eq!((frames.count(), frames.node_of(FrameNo(1535)), frames.node_of(FrameNo(1536))), (1536, Some(1), None));
+    assert_eq!((frames.count(), node_of(&frames, FrameNo(1535)), node_of(&frames, FrameNo(1536))), (1536, Some(1), None));
     let mut held = Vec::new();
     for i in 0..1024 {
         let f = frames.alloc_on(0, 1).unwrap();
-        assert_eq!(frames.node_of(f), Some(0), "frame {i}");
+        assert_eq!(node_of(&frames, f), Some(0), "frame {i}");
         held.push(f);
     }
     let far = frames.alloc_on(0, 1).unwrap();
-    assert_eq!((frames.node_of(far), frames.alloc_on(2, 1).and_then(|f| frames.node_of(f))), (Some(1), Some(1)));
+    assert_eq!((node_of(&frames, far), frames.alloc_on(2, 1).and_then(|f| node_of(&frames, f))), (Some(1), Some(1)));
     frames.free_on(1, far, 1).unwrap();
     // Freed by a CPU of another node, a frame goes home.
     frames.free_on(1, held[7], 1).unwrap();
-    assert_eq!(frames.alloc_on(1, 1).and_then(|f| frames.node_of(f)), Some(1));
+    assert_eq!(frames.alloc_on(1, 1).and_then(|f| node_of(&frames, f)), Some(1));
     frames.drain();
     assert_eq!(frames.alloc_on(0, 1), Some(held[7]));
     // A run that lies in both arenas can't have been handed out.
@@ -214,7 +219,7 @@ proptest! {
             if n % 3 != 0 || held.is_empty() {
                 if let Some(FrameNo(start)) = frames.alloc_on(cpu, n) {
                     prop_assert!(start + n <= frames.count() as u32 && start.is_multiple_of(n.next_power_of_two()));
-                    prop_assert_eq!(frames.node_of(FrameNo(start)), frames.node_of(FrameNo(start + n - 1)));
+                    prop_assert_eq!(node_of(&frames, FrameNo(start)), node_of(&frames, FrameNo(start + n - 1)));
                     let before = held.range(..start + n).next_back();
                     prop_assert!(before.is_none_or(|(s, len)| s + len <= start), "overlap");
                     held.insert(start, n);
