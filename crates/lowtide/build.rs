@@ -37,7 +37,7 @@ fn main() {
     if outer_cargo_is_offline() {
         cargo.arg("--offline");
     }
-    for (variable, feature) in [("CARGO_FEATURE_FAULTS", "faults"), ("CARGO_FEATURE_BASELINES", "baselines")] {
+    for (variable, feature) in [("CARGO_FEATURE_FAULTS", "faults"), ("CARGO_FEATURE_LAB", "lab")] {
         if env::var_os(variable).is_some() {
             cargo.args(["--features", feature]);
         }
@@ -92,7 +92,7 @@ fn package(here: &Path, dir: &Path) -> PathBuf {
     let text = format!(
         "[package]\nname = \"agent-package\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n\
          [dependencies]\nlowtide-agent = \"={version}\"\n\n\
-         [features]\nfaults = [\"lowtide-agent/faults\"]\nbaselines = [\"lowtide-agent/baselines\"]\n\n\
+         [features]\nfaults = [\"lowtide-agent/faults\"]\nlab = [\"lowtide-agent/lab\"]\n\n\
          [workspace]\n\n\
          [profile.release]\npanic = \"abort\"\nlto = \"thin\"\ncodegen-units = 4\n"
     );

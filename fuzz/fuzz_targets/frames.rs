@@ -6,28 +6,25 @@ use std::collections::BTreeMap;
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
-use lowtide_core::frame::{FrameNo, Frames, Layout, MAX_ORDER};
+use lowtide_core::frame::{FrameNo, Frames, Layout, MAX_RUN};
 use lowtide_core::vm::PAGE_SIZE;
 
 /// One call of the allocator.
 #[derive(Arbitrary, Debug)]
 enum Op {
-    /// 2^order frames, order modulo 11: one more than exist.
+    /// From none to one frame too many, by way of the CPU that this thread runs on.
     Alloc {
-        cpu: u8,
-        order: u8,
+        n: u8,
     },
-    /// `n` modulo 514 frames: from none to one too many.
-    AllocRun {
+    /// The same on behalf of a CPU.
+    AllocOn {
         cpu: u8,
-        n: u16,
+        n: u8,
     },
-    /// All of a run in use, or a part.
+    /// A run in use.
     Free {
         cpu: u8,
         which: u8,
-        skip: u16,
-        most: u16,
     },
     /// Whatever the numbers name, which may not be in use.
     FreeAny {
@@ -90,10 +87,10 @@ impl World {
     fn alloc(&mut self, cpu: usize, n: u32, got: Option<FrameNo>) {
         let Some(FrameNo(first)) = got else {
             // Lists may keep runs that the buddy would not find, but not the other way round.
-            assert!(!(1..=1 << MAX_ORDER).contains(&n) || !self.has_block(n), "gave up on {n} frames for {cpu}");
+            assert!(!(1..=MAX_RUN).contains(&n) || !self.has_block(n), "gave up on {n} frames for {cpu}");
             return;
         };
-        assert!((1..=1 << MAX_ORDER).contains(&n) && first.is_multiple_of(n.next_power_of_two()) && self.is_free(first, n));
+        assert!((1..=MAX_RUN).contains(&n) && first.is_multiple_of(n.next_power_of_two()) && self.is_free(first, n));
         assert!(self.nodes.iter().any(|(start, len)| *start <= first && first + n <= start + len), "not of one node");
         self.runs.insert(first, n);
         (first..first + n).for_each(|frame| self.write(frame));
@@ -131,21 +128,18 @@ impl World {
 
     fn apply(&mut self, op: &Op) {
         match *op {
-            Op::Alloc { cpu, order } => {
-                // By way of the CPU that this thread runs on.
-                let order = u32::from(order % 11);
-                let got = self.frames.alloc(order);
-                self.alloc(cpu.into(), 1 << order, got);
+            Op::Alloc { n } => {
+                let n = u32::from(n) % (MAX_RUN + 2);
+                let got = self.frames.alloc_run(n);
+                self.alloc(0, n, got);
             }
-            Op::AllocRun { cpu, n } => {
-                let (cpu, n) = (cpu.into(), u32::from(n % 514));
+            Op::AllocOn { cpu, n } => {
+                let (cpu, n) = (cpu.into(), u32::from(n) % (MAX_RUN + 2));
                 let got = self.frames.alloc_on(cpu, n);
                 self.alloc(cpu, n, got);
             }
-            Op::Free { cpu, which, skip, most } => {
-                let Some((&first, &len)) = self.runs.iter().nth(usize::from(which) % self.runs.len().max(1)) else { return };
-                let skip = u32::from(skip) % len;
-                let (first, n) = (first + skip, u32::from(most).clamp(1, len - skip));
+            Op::Free { cpu, which } => {
+                let Some((&first, &n)) = self.runs.iter().nth(usize::from(which) % self.runs.len().max(1)) else { return };
                 (first..first + n).for_each(|frame| self.assert_kept(frame));
                 self.frames.free_on(cpu.into(), FrameNo(first), n).unwrap();
                 self.forget(first, n);
@@ -153,7 +147,8 @@ impl World {
             Op::FreeAny { cpu, first, n } => {
                 let (first, n) = (u32::from(first), u32::from(n));
                 let in_one_node = self.nodes.iter().any(|(start, len)| *start <= first && first + n <= start + len);
-                let right = n > 0 && in_one_node && self.is_used(first, n);
+                let begins = (1..=MAX_RUN).contains(&n) && first.is_multiple_of(n.next_power_of_two());
+                let right = begins && in_one_node && self.is_used(first, n);
                 assert_eq!(self.frames.free_on(cpu.into(), FrameNo(first), n).is_ok(), right);
                 if right {
                     self.forget(first, n);
@@ -186,10 +181,10 @@ fn run(case: Case) {
     }
     world.apply(&Op::Drain);
     world.check();
-    // All has merged: each node has as many of the largest blocks as it is long.
-    let blocks: u32 = world.nodes.iter().map(|(_, len)| len >> MAX_ORDER).sum();
-    (0..blocks).for_each(|_| assert!(world.frames.alloc(MAX_ORDER).is_some(), "frames have not merged"));
-    assert_eq!(world.frames.alloc(MAX_ORDER), None);
+    // All has merged: each node has as many of the longest runs as fit.
+    let runs: u32 = world.nodes.iter().map(|(_, len)| len / MAX_RUN).sum();
+    (0..runs).for_each(|_| assert!(world.frames.alloc_run(MAX_RUN).is_some(), "frames have not merged"));
+    assert_eq!(world.frames.alloc_run(MAX_RUN), None);
 }
 
 fuzz_target!(|case: Case| run(case));

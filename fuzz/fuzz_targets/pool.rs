@@ -127,7 +127,7 @@ impl World {
 
     fn let_go(&mut self) {
         let before = self.pool.bytes();
-        self.pool.let_go(&mut || ());
+        self.pool.let_go();
         self.compacting = false;
         assert!(self.pool.bytes() <= before);
     }
@@ -179,7 +179,7 @@ impl World {
             }
             Op::Limit { frames } => self.pool.set_limit(usize::from(frames) % (MOST + 1) * PAGE_SIZE),
             Op::Drain => {
-                self.pool.drain_frames(&mut || ());
+                self.pool.drain_frames();
                 assert_eq!(self.pool.held_bytes(), self.pool.bytes(), "memory was not given back");
             }
         }

@@ -6,7 +6,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
-use lowtide_core::device::{Device, NoDevice};
 use lowtide_core::slot::{Area, AreaConfig, Policy, SwapCache};
 
 /// One call of the area.
@@ -101,7 +100,7 @@ fn run(case: Case) {
     let policy = Policy::ALL[usize::from(case.policy) % Policy::ALL.len()];
     let Case { rotating, discard, shared, .. } = case;
     let cfg = AreaConfig { slots, policy, rotating, discard, shared, ..AreaConfig::default() };
-    let area = Area::new(Device::None(NoDevice), cfg).unwrap();
+    let area = Area::new(None, cfg).unwrap();
     let mut model = Model::default();
     for op in case.ops {
         match op {

@@ -172,11 +172,19 @@ fn add_file(
     let (size, priority, discard, rotating) = (area.size, area.prio, area.discard != 0, area.rotating != 0);
     let mine = agent::proc().areas_now.get(usize::from(number)).map(|now| &now.charged);
     let quota = Some(Quota { used: &budget.used, mine, limit: size });
-    let policy = agent::settings().policy();
-    let file = FileConfig { name, quota, priority, discard, rotating, policy, ..FileConfig::new(fd, size) };
-    #[cfg(feature = "baselines")]
-    let file = FileConfig { area_lock: agent::settings().slots == segment::SLOTS_AREA_LOCK, ..file };
+    let file = FileConfig { name, quota, priority, discard, rotating, ..FileConfig::new(fd, size) };
+    #[cfg(feature = "lab")]
+    let file = for_the_lab(file);
     store.add_file(file).map_err(Failed::Store)
+}
+
+/// As `lowtide run` was told to find slots.
+#[cfg(feature = "lab")]
+fn for_the_lab(file: FileConfig) -> FileConfig {
+    use lowtide_core::slot::Policy;
+    let slots = agent::settings().slots;
+    let policy = Policy::ALL.get((slots as usize).wrapping_sub(1)).copied().unwrap_or_default();
+    FileConfig { policy, area_lock: slots == segment::SLOTS_AREA_LOCK, ..file }
 }
 
 /// A NUL-terminated text.

@@ -4,6 +4,8 @@
 //! its thread-local storage and its locks are out of bounds. All memory comes from [`vm`] or from the `alloc` crate, whose
 //! allocator in the agent is lowtide's own.
 #![no_std]
+#[cfg(not(target_arch = "x86_64"))]
+compile_error!("lowtide runs on x86-64 only");
 
 extern crate alloc;
 #[cfg(any(test, feature = "loom", feature = "shuttle"))]
@@ -17,6 +19,7 @@ pub mod faults;
 pub mod fill;
 pub mod frame;
 pub mod handshake;
+pub mod ledger;
 mod limit;
 pub mod lock;
 pub mod percpu;

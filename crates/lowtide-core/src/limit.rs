@@ -1,9 +1,9 @@
-//! How much the pool may hold, or a group in it, and whether it takes more.
+//! How much the pool may hold, and whether it takes more.
 
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::vm::PAGE_SIZE;
 
-/// Counts the frames of the pool, or the bytes of a group's objects, against a limit.
+/// Counts the frames of the pool against a limit.
 #[derive(Debug)]
 pub(crate) struct Limit {
     limit: AtomicUsize,

@@ -24,15 +24,10 @@ pub fn current() -> usize {
 
 #[inline]
 fn number() -> usize {
-    #[cfg(target_arch = "x86_64")]
-    if let Some(cpu) = rdpid::number() {
-        return cpu;
-    }
-    rustix::thread::sched_getcpu()
+    rdpid::number().unwrap_or_else(rustix::thread::sched_getcpu)
 }
 
 /// The instruction that the vdso's getcpu is made of on newer processors, without the way there.
-#[cfg(target_arch = "x86_64")]
 mod rdpid {
     use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 

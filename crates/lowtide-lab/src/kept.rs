@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use lowtide_core::codec::Codec;
-use lowtide_core::store::{Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
+use lowtide_core::store::{Page, Scratch, Store, StoreConfig, StoreError, Stored};
 
 /// Pages of one call, as the pager makes them.
 pub const RUN: usize = 128;
@@ -29,7 +29,7 @@ impl Kept {
     pub fn store(&mut self, pages: &[&Page]) -> Result<(), String> {
         self.kept.resize(pages.len(), Err(StoreError::Full));
         for (pages, out) in pages.chunks(RUN).zip(self.kept.chunks_mut(RUN)) {
-            self.store.store_run(pages, &[], Group::RUN, out, &mut self.scratch);
+            self.store.store_run(pages, &[], out, &mut self.scratch);
         }
         self.kept.iter().find_map(|kept| kept.err()).map_or(Ok(()), |e| Err(format!("a page can't be stored: {e:?}")))
     }

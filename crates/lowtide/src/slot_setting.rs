@@ -1,70 +1,67 @@
 //! Settings that no option and no page of the manual names: how swap files' slots are found, for `lowtide-lab build`, which
-//! measures what an allocator is worth in a whole run.
+//! measures what an allocator is worth in a whole run. Only with the feature `lab`; without it they are refused.
 
 use crate::error::Failure;
-use lowtide_core::slot::{MAX_ORDER, Policy};
+use lowtide_core::slot::MAX_ORDER;
+#[cfg(feature = "lab")]
+use lowtide_core::slot::Policy;
+#[cfg(feature = "lab")]
 use lowtide_pager::segment;
-use std::ffi::OsString;
 
 /// Names a policy, or the baseline.
 const SLOTS: &str = "LOWTIDE_SLOTS";
 /// The order of the largest folio: 0 is 4 KiB only, 4 is 64 KiB.
 const FOLIOS: &str = "LOWTIDE_FOLIOS";
 /// What [`Policy`] does not know: one lock for the whole area.
+#[cfg(feature = "lab")]
 const AREA_LOCK: &str = "area-lock";
 
 /// How slots are found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlotSetting {
-    /// As [`segment::Settings::slots`].
+    /// As [`lowtide_pager::segment::Settings::slots`].
     pub slots: u32,
-    /// As [`segment::Settings::folio_order`].
+    /// As [`lowtide_pager::segment::Settings::folio_order`].
     pub folio_order: u32,
 }
 
 impl SlotSetting {
-    /// What the environment says, or what is good for everybody.
+    /// What everybody gets.
+    const USUAL: SlotSetting = SlotSetting { slots: 0, folio_order: MAX_ORDER };
+
+    /// What the environment says.
     pub fn from_env() -> Result<SlotSetting, Failure> {
-        let given = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let given = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+        let given = |name| given(name).filter(|value| !value.is_empty());
         Self::read(given(SLOTS), given(FOLIOS)).map_err(Failure::usage)
     }
 
-    fn read(slots: Option<OsString>, folios: Option<OsString>) -> Result<SlotSetting, String> {
-        let text = |value: Option<OsString>| value.map(|value| value.to_string_lossy().into_owned());
-        let slots = text(slots).map_or_else(|| Ok(place(Policy::default())), |name| slots_of(&name))?;
+    #[cfg(not(feature = "lab"))]
+    fn read(slots: Option<String>, folios: Option<String>) -> Result<SlotSetting, String> {
+        let given = [(SLOTS, slots), (FOLIOS, folios)].into_iter().find_map(|(name, value)| Some((name, value?)));
+        let how = "is not in this binary: build it with `cargo build --release -p lowtide --features lab`, or unset it";
+        given.map_or(Ok(SlotSetting::USUAL), |(name, value)| Err(format!("{name}={value} {how}")))
+    }
+
+    #[cfg(feature = "lab")]
+    fn read(slots: Option<String>, folios: Option<String>) -> Result<SlotSetting, String> {
         let order = |text: String| {
             let order = text.parse().ok().filter(|order| *order <= MAX_ORDER);
             order.ok_or_else(|| format!("{FOLIOS}={text}: use an order from 0 (4 KiB) to {MAX_ORDER} (2 MiB), or unset it"))
         };
-        Ok(SlotSetting { slots, folio_order: text(folios).map_or(Ok(MAX_ORDER), order)? })
+        Ok(SlotSetting {
+            slots: slots.map_or(Ok(SlotSetting::USUAL.slots), |name| slots_of(&name))?,
+            folio_order: folios.map_or(Ok(SlotSetting::USUAL.folio_order), order)?,
+        })
     }
 }
 
+#[cfg(feature = "lab")]
 fn slots_of(name: &str) -> Result<u32, String> {
     if name == AREA_LOCK {
-        let line = "is not in this binary: build it with `cargo build --release -p lowtide --features baselines`";
-        return if cfg!(feature = "baselines") { Ok(segment::SLOTS_AREA_LOCK) } else { Err(format!("{SLOTS}={name} {line}")) };
+        return Ok(segment::SLOTS_AREA_LOCK);
     }
     let names = Policy::ALL.map(Policy::name).join(", ");
-    let known = Policy::named(name).map(place);
+    let known = Policy::ALL.iter().position(|policy| policy.name() == name).map(|at| at as u32 + 1);
     known.ok_or_else(|| format!("{SLOTS}={name}: there is no such policy; use {names} or {AREA_LOCK}, or unset it"))
-}
-
-fn place(policy: Policy) -> u32 {
-    Policy::ALL.iter().position(|other| *other == policy).map_or(0, |at| at as u32)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_not_said_is_what_everybody_gets() {
-        let usual = SlotSetting::read(None, None).unwrap();
-        assert_eq!((Policy::ALL[usual.slots as usize], usual.folio_order), (Policy::default(), MAX_ORDER));
-        for policy in Policy::ALL {
-            let chosen = SlotSetting::read(Some(policy.name().into()), Some("4".into())).unwrap();
-            assert_eq!((Policy::ALL[chosen.slots as usize], chosen.folio_order), (policy, 4));
-        }
-    }
 }

@@ -60,6 +60,7 @@ impl ReclaimerThread {
         let store =
             Store::new(StoreConfig { pool_limit: run.pool_limit.load(Ordering::Relaxed) as usize, accept_percent: 90, codec })
                 .map_err(|_| Errno::NOMEM)?;
+        #[cfg(feature = "lab")]
         store.limit_folios(run.folio_order);
         swap_file::add_all(&store);
         let staging = self.staging.target(limit, agent::segment().active() + 1);

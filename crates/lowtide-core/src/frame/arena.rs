@@ -4,6 +4,7 @@
 //! with a lock held: runs on their way from a list to the buddy are in neither, so that nobody else can reach them.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
 
 use rustix::io::Errno;
@@ -11,11 +12,12 @@ use rustix::io::Errno;
 use super::buddy::Buddy;
 use super::cpu_lists::{CpuLists, ListedRun, Runs, kind_of};
 use super::{FrameNo, Handed, NotHandedOut, Run};
+use crate::ledger::{Ledger, Uncounted};
 use crate::lock::rank;
 use crate::percpu::CacheAligned;
 use crate::sync::atomic::{AtomicIsize, AtomicUsize};
 use crate::sync::{Guard, Lock};
-use crate::vm::Mapping;
+use crate::vm::{Mapping, PAGE_SIZE};
 
 /// So many CPUs are asked for a run with memory.
 const NEIGHBOURS: usize = 8;
@@ -49,10 +51,10 @@ pub(super) struct Arena {
     pub(super) memory: Mapping,
     pub(super) buddy: Lock<Buddy, { rank::BUDDY }>,
     pub(super) cpus: Box<[CacheAligned<Cpu>]>,
-    /// Frames handed out past the lists.
-    in_use: AtomicIsize,
     /// Frames on their way to the buddy whose memory is not yet given back.
     pub(super) returning: AtomicUsize,
+    /// Told of frames that get or lose the memory behind them.
+    pub(super) ledger: Arc<dyn Ledger>,
 }
 
 impl Arena {
@@ -68,8 +70,8 @@ impl Arena {
             memory,
             buddy: Lock::new(Buddy::new(frames as usize)?),
             cpus: (0..cpus).map(|_| cpu()).collect(),
-            in_use: AtomicIsize::new(0),
             returning: AtomicUsize::new(0),
+            ledger: Arc::new(Uncounted),
         })
     }
 
@@ -88,10 +90,7 @@ impl Arena {
     /// else any.
     #[inline]
     pub(super) fn take(&self, cpu: usize, n: u32, handed: &Handed) -> Option<FrameNo> {
-        let start = match kind_of(n) {
-            Some(kind) => self.take_listed(cpu, n, kind)?,
-            None => self.take_large(n)?,
-        };
+        let start = self.take_listed(cpu, n, kind_of(n)?)?;
         handed.set(self.base + start, n);
         Some(FrameNo(self.base + start))
     }
@@ -113,6 +112,10 @@ impl Arena {
             None => self.refill(&mut lists, kind)?,
         };
         own.count(n as isize, if listed.is_warm() { -(n as isize) } else { 0 });
+        drop(lists);
+        if !listed.is_warm() {
+            self.ledger.add(n as isize * PAGE_SIZE as isize);
+        }
         Some(listed.start())
     }
 
@@ -137,31 +140,20 @@ impl Arena {
         lists.refill(kind, &mut self.buddy.lock())
     }
 
-    #[cold]
-    fn take_large(&self, n: u32) -> Option<u32> {
-        let start = self.buddy.lock().take(n)?;
-        self.in_use.fetch_add(n as isize, Relaxed);
-        Some(start)
-    }
-
-    /// Frees a run: into the lists of `cpu`, or if they never keep such a run to the buddy.
+    /// Frees a run into the lists of `cpu`.
     #[inline]
     pub(super) fn put(&self, cpu: usize, frame: FrameNo, n: u32, handed: &Handed) -> Result<(), NotHandedOut> {
-        handed.clear(frame.0, n)?;
         let run = Run { start: frame.0 - self.base, frames: n };
-        // The lists promise aligned runs; parts of runs need not be.
-        match kind_of(n).filter(|_| run.start.is_multiple_of(n.next_power_of_two())) {
-            Some(kind) => {
-                let cpu = self.cpu(cpu);
-                let listed = ListedRun::new(run.start, true);
-                let mut lists = cpu.lists.lock();
-                if lists.push(kind, listed) {
-                    cpu.count(-(n as isize), n as isize);
-                } else {
-                    self.overflow(cpu, lists, kind, run);
-                }
-            }
-            None => self.put_large(run),
+        // The lists promise aligned runs.
+        let aligned = |_: &usize| run.start.is_multiple_of(n.next_power_of_two());
+        let kind = kind_of(n).filter(aligned).ok_or(NotHandedOut)?;
+        handed.clear(frame.0, n)?;
+        let cpu = self.cpu(cpu);
+        let mut lists = cpu.lists.lock();
+        if lists.push(kind, ListedRun::new(run.start, true)) {
+            cpu.count(-(n as isize), n as isize);
+        } else {
+            self.overflow(cpu, lists, kind, run);
         }
         Ok(())
     }
@@ -183,18 +175,9 @@ impl Arena {
         self.give_back(out);
     }
 
-    #[cold]
-    fn put_large(&self, run: Run) {
-        let mut out = Runs::new();
-        out.push(run, true);
-        self.returning.fetch_add(run.frames as usize, Relaxed);
-        self.in_use.fetch_sub(run.frames as isize, Relaxed);
-        self.give_back(out);
-    }
-
     /// Frames handed out.
     pub(super) fn in_use(&self) -> isize {
-        self.in_use.load(Relaxed) + self.cpus.iter().map(|c| c.in_use.load(Relaxed)).sum::<isize>()
+        self.cpus.iter().map(|c| c.in_use.load(Relaxed)).sum()
     }
 
     /// Free frames that may have memory behind them.

@@ -1,34 +1,30 @@
 //! The free runs that one CPU keeps at hand: a stack of numbers per length, beside the frames and never in them.
 //!
-//! Lengths 1 to 8 (orders 0 to 3 and the spans between) and 512 (order 9) are kept. How much may be kept, the high mark,
+//! There is a list for each length of run. How much may be kept, the high mark,
 //! follows the load between a quarter of its bound and the bound: an overflow after an overflow means that frees come in bulk
 //! and will not be wanted again, and halves it; a refill means that the lists were too short, and raises it by a batch.
 
 use super::buddy::Buddy;
-use super::{MAX_ORDER, Run};
+use super::{MAX_RUN, Run};
 
-/// Kinds of runs that are kept, one per length.
-pub(super) const KINDS: usize = 9;
+/// Kinds of runs, one per length.
+pub(super) const KINDS: usize = MAX_RUN as usize;
 /// Runs of a kind at most: with their count six cache lines. More than a batch, so that a list just filled has room for frees.
 const PLACES: usize = 95;
 /// Frames that a refill takes, and that an overflow gives up, at most. So many, because their marks, a byte each, fill a cache
 /// line: CPUs that write to the same line were measured to take half as long again.
 const MAX_BATCH: u32 = 64;
 
-/// The kind of runs of `n` frames, if they are kept.
+/// The kind of runs of `n` frames, 1 to [`MAX_RUN`].
 #[inline]
 pub fn kind_of(n: u32) -> Option<usize> {
-    match n {
-        1..=8 => Some(n as usize - 1),
-        512 => Some(KINDS - 1),
-        _ => None,
-    }
+    (n as usize).checked_sub(1).filter(|kind| *kind < KINDS)
 }
 
 /// Frames of a run of `kind`.
 #[inline]
 fn frames_of(kind: usize) -> u32 {
-    if kind == KINDS - 1 { 1 << MAX_ORDER } else { kind as u32 + 1 }
+    kind as u32 + 1
 }
 
 /// A free run of known length: its first frame, and whether there may be memory behind it (it was handed out since its memory

@@ -13,9 +13,8 @@ use super::cpu_lists::{CpuLists, Runs};
 use crate::vm::PAGE_SIZE;
 
 impl Arena {
-    /// Empties the lists of all CPUs and calls `step` each time that memory has been given back. What other threads free
-    /// meanwhile may stay.
-    pub(super) fn drain(&self, step: &mut dyn FnMut()) {
+    /// Empties the lists of all CPUs. What other threads free meanwhile may stay.
+    pub(super) fn drain(&self) {
         for cpu in &self.cpus {
             for _ in 0..CpuLists::MOST_TAKES {
                 let mut out = Runs::new();
@@ -25,7 +24,6 @@ impl Arena {
                 drop(lists);
                 let more = out.room() == 0;
                 self.give_back(out);
-                step();
                 if !more {
                     break;
                 }
@@ -52,6 +50,7 @@ impl Arena {
                 // SAFETY: these frames are not handed out, in no list and not in the buddy: nobody else can reach them.
                 unsafe { self.memory.discard(from, len) };
                 self.returning.fetch_sub(warm as usize, Relaxed);
+                self.ledger.add(-(warm as isize * PAGE_SIZE as isize));
             }
         }
         let mut buddy = self.buddy.lock();

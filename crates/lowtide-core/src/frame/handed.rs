@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 
-use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use super::NotHandedOut;
 use crate::table::Table;
@@ -49,34 +49,13 @@ impl Handed {
     }
 }
 
-/// Eight bytes at a time where they are aligned, as those of whole large runs are.
-#[inline]
-fn words(bytes: &[AtomicU8]) -> (&[AtomicU8], &[AtomicU64], &[AtomicU8]) {
-    // SAFETY: eight atomic bytes, aligned to eight, are an atomic word. The bytes are those of frames that one thread owns, so
-    // nobody accesses a part of a word at the same time (or, where two threads free one frame, with relaxed loads and stores
-    // whose outcome is documented as unspecified).
-    unsafe { bytes.align_to() }
-}
-
 /// Whether all bytes are `value`.
 #[inline]
 fn all(bytes: &[AtomicU8], value: u8) -> bool {
-    let are = |bytes: &[AtomicU8]| bytes.iter().all(|b| b.load(Relaxed) == value);
-    if bytes.len() < 8 {
-        return are(bytes);
-    }
-    let (before, words, after) = words(bytes);
-    are(before) && words.iter().all(|w| w.load(Relaxed) == u64::from_ne_bytes([value; 8])) && are(after)
+    bytes.iter().all(|b| b.load(Relaxed) == value)
 }
 
 #[inline]
 fn fill(bytes: &[AtomicU8], value: u8) {
-    let set = |bytes: &[AtomicU8]| bytes.iter().for_each(|b| b.store(value, Relaxed));
-    if bytes.len() < 8 {
-        return set(bytes);
-    }
-    let (before, words, after) = words(bytes);
-    set(before);
-    words.iter().for_each(|w| w.store(u64::from_ne_bytes([value; 8]), Relaxed));
-    set(after);
+    bytes.iter().for_each(|b| b.store(value, Relaxed));
 }

@@ -19,10 +19,12 @@ mod nodes;
 mod validate;
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use rustix::io::Errno;
 
+use crate::ledger::Ledger;
 use crate::percpu;
 use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use arena::Arena;
@@ -32,8 +34,11 @@ pub use buddy::Buddy;
 pub use cpu_lists::{CpuLists, ListedRun, Runs, kind_of};
 pub use validate::Broken;
 
-/// Largest order: 2^9 frames, 2 MiB.
-pub const MAX_ORDER: u32 = 9;
+/// Longest run that is handed out.
+pub const MAX_RUN: u32 = 8;
+
+/// Order of the largest blocks in which the buddy keeps free frames: 2^9, 2 MiB.
+const MAX_ORDER: u32 = 9;
 
 /// Most free frames in the lists of all CPUs together, unless [`Layout`] says otherwise: 1 MiB.
 pub const LIST_FRAMES: usize = 256;
@@ -45,7 +50,7 @@ const LEAST_PER_CPU: usize = 4;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct FrameNo(pub u32);
 
-/// The frames that were to be freed are not handed out.
+/// The frames that were to be freed are not a run that is handed out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NotHandedOut;
 
@@ -65,8 +70,7 @@ pub struct Layout<'a> {
     pub nodes: &'a [usize],
     /// The node of each CPU, by index into `nodes`; CPUs beyond the end begin again.
     pub node_of_cpu: &'a [u8],
-    /// Most free frames in the lists of all CPUs and nodes together: bounds the memory that is held and not used. Lists of a
-    /// CPU keep runs of 512 frames only if this allows each of them that many.
+    /// Most free frames in the lists of all CPUs and nodes together: bounds the memory that is held and not used.
     pub list_frames: usize,
 }
 
@@ -136,14 +140,7 @@ impl Frames {
         Ok(frames)
     }
 
-    /// Hands out 2^`order` frames, at a multiple of that; `None` when there is no such run or the order is above [`MAX_ORDER`].
-    /// The bytes of the frames are undefined.
-    #[inline]
-    pub fn alloc(&self, order: u32) -> Option<FrameNo> {
-        if order > MAX_ORDER { None } else { self.alloc_run(1 << order) }
-    }
-
-    /// Hands out `n` consecutive frames, 1 to 512, at a multiple of `n` rounded up to a power of two, of this CPU's node if it
+    /// Hands out `n` consecutive frames, 1 to [`MAX_RUN`], at a multiple of `n` rounded up to a power of two, of this CPU's node if it
     /// has some; `None` when there is no such run. Their bytes are undefined.
     #[inline]
     pub fn alloc_run(&self, n: u32) -> Option<FrameNo> {
@@ -153,9 +150,6 @@ impl Frames {
     /// As [`Frames::alloc_run`], on behalf of a CPU.
     #[inline]
     pub fn alloc_on(&self, cpu: usize, n: u32) -> Option<FrameNo> {
-        if n.wrapping_sub(1) >= 1 << MAX_ORDER {
-            return None;
-        }
         match self.arenas[self.home(cpu)].take(cpu, n, &self.handed) {
             None => self.alloc_elsewhere(cpu, n),
             some => some,
@@ -187,20 +181,11 @@ impl Frames {
         self.arenas.iter().find(|arena| start < arena.range().end).filter(|arena| end <= arena.range().end)
     }
 
-    /// Frees 2^`order` frames from `frame` on.
+    /// Frees the run of `n` frames from `frame` on. The caller owns them: two threads that free the same frame at the same
+    /// moment may both succeed.
     ///
     /// # Errors
-    /// If one of them is not handed out; nothing changes then.
-    #[inline]
-    pub fn free(&self, frame: FrameNo, order: u32) -> Result<(), NotHandedOut> {
-        if order > MAX_ORDER { Err(NotHandedOut) } else { self.free_run(frame, 1 << order) }
-    }
-
-    /// Frees `n` frames from `frame` on; they may be part of a run that was handed out. The caller owns them: two threads that
-    /// free the same frame at the same moment may both succeed.
-    ///
-    /// # Errors
-    /// If one of them is not handed out, or there are none; nothing changes then.
+    /// If one of them is not handed out, or no run of that length begins there; nothing changes then.
     #[inline]
     pub fn free_run(&self, frame: FrameNo, n: u32) -> Result<(), NotHandedOut> {
         self.free_on(percpu::current(), frame, n)
@@ -212,23 +197,19 @@ impl Frames {
     /// As [`Frames::free_run`].
     #[inline]
     pub fn free_on(&self, cpu: usize, frame: FrameNo, n: u32) -> Result<(), NotHandedOut> {
-        if n == 0 {
-            return Err(NotHandedOut);
-        }
         self.arena_of(frame, n).ok_or(NotHandedOut)?.put(cpu, frame, n, &self.handed)
     }
 
     /// Empties the lists of all CPUs and gives their memory back to the kernel. Waits for no thread but the holder of a lock,
     /// and wakes none. What other threads free meanwhile may stay.
     pub fn drain(&self) {
-        self.drain_in_steps(&mut || ());
+        self.arenas.iter().for_each(Arena::drain);
     }
 
-    /// As [`Frames::drain`]; calls `step`, without a lock, each time that a batch of memory has been given back.
-    pub fn drain_in_steps(&self, step: &mut dyn FnMut()) {
-        for arena in &self.arenas {
-            arena.drain(step);
-        }
+    /// Tells `ledger` what memory is behind frames ([`Frames::held_bytes`]), from now on whenever that changes.
+    pub fn count_in(&mut self, ledger: &Arc<dyn Ledger>) {
+        ledger.add(self.held_bytes() as isize);
+        self.arenas.iter_mut().for_each(|arena| arena.ledger = ledger.clone());
     }
 
     /// Address of a frame's first byte. A run of frames is contiguous there.
@@ -244,11 +225,6 @@ impl Frames {
     /// Frames of all nodes.
     pub fn count(&self) -> usize {
         self.count
-    }
-
-    /// The node that a frame is of; `None` if there is no such frame.
-    pub fn node_of(&self, frame: FrameNo) -> Option<usize> {
-        self.arenas.iter().position(|arena| arena.range().contains(&(frame.0 as usize)))
     }
 
     /// Frames handed out. Exact when no other call is in flight.

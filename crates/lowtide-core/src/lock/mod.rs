@@ -1,8 +1,8 @@
 //! A spin-then-park mutual exclusion lock that needs no thread-local storage and no allocation, and can be reset in a forked
 //! child.
 //!
-//! Each lock has a rank, its place in the lock order of lowtide (`rank.rs`); debug builds assert it. The fast path counts
-//! acquisitions (a plain add to a cache line that the holder owns); the time that threads wait is kept per rank.
+//! Each lock has a rank, its place in the lock order of lowtide (`rank.rs`); debug builds assert it. The time that threads wait
+//! is kept per rank; how often a lock is taken only with the feature `lab`.
 
 mod order;
 pub mod rank;
@@ -35,6 +35,7 @@ pub struct Lock<T, const RANK: u8 = { rank::UNRANKED }> {
     /// Threads that sleep or are about to.
     sleepers: AtomicU32,
     /// How often the lock was taken; wraps. Only the holder uses it.
+    #[cfg(feature = "lab")]
     taken: UnsafeCell<u32>,
     value: UnsafeCell<T>,
 }
@@ -60,6 +61,7 @@ impl<T, const RANK: u8> Lock<T, RANK> {
         Lock {
             word: AtomicU32::new(FREE),
             sleepers: AtomicU32::new(0),
+            #[cfg(feature = "lab")]
             taken: UnsafeCell::new(0),
             value: UnsafeCell::new(value),
         }
@@ -86,8 +88,11 @@ impl<T, const RANK: u8> Lock<T, RANK> {
     #[inline]
     fn taken(&self) -> Guard<'_, T, RANK> {
         order::took(RANK);
+        #[cfg(feature = "lab")]
         // SAFETY: this thread has just become the one holder.
-        unsafe { *self.taken.get() = (*self.taken.get()).wrapping_add(1) };
+        unsafe {
+            *self.taken.get() = (*self.taken.get()).wrapping_add(1);
+        }
         Guard { lock: self }
     }
 
@@ -115,6 +120,7 @@ impl<T, const RANK: u8> Lock<T, RANK> {
     }
 
     /// How often the lock was taken, modulo 2^32. Takes it once more, uncounted.
+    #[cfg(feature = "lab")]
     pub fn acquisitions(&self) -> u32 {
         let guard = self.lock();
         // SAFETY: the guard excludes everybody else.

@@ -10,7 +10,7 @@ pub const HAND: u8 = 1;
 pub const STAGING: u8 = 2;
 /// Which swap areas take pages.
 pub const AVAILABLE: u8 = 3;
-/// Slots that one CPU has ready, or has freed, in the baseline (`slot/areas/area_lock.rs`).
+/// Slots that one CPU has ready, or has freed, in the baseline (`slot/lab/area_lock.rs`).
 pub const SLOT_CACHE: u8 = 4;
 /// A whole area, in the baseline.
 pub const AREA: u8 = 5;

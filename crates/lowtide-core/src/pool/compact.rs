@@ -105,8 +105,8 @@ impl Pool {
         self.insert_into_room_from(0, data)
     }
 
-    /// Ends a pass: spans that are empty now go back, the others are used again. Calls `step` after each that went back.
-    pub fn let_go(&self, step: &mut dyn FnMut()) {
+    /// Ends a pass: spans that are empty now go back, the others are used again.
+    pub fn let_go(&self) {
         for shard in 0..SHARDS {
             loop {
                 let mut shelves = self.shards[shard].lock();
@@ -115,7 +115,6 @@ impl Pool {
                 let mut span = self.span(frame, &shelves);
                 if span.is_empty() {
                     self.give_back(shelves, frame);
-                    step();
                 } else {
                     shelves.link(&self.frames, frame);
                 }

@@ -3,7 +3,7 @@
 //! Objects of any lengths share a span (`span.rs`): there are no size classes, whose half-filled spans and roundings are most
 //! of what a pool of small or middling size would waste. A new object goes into the gap that it fits best, of all spans of the
 //! shard. That alone keeps a big pool dense whose objects are of many lengths. Where they are nearly alike most gaps are just
-//! too short; so while more than a [`LOOSE`]th of the pool is free, gaps of the emptiest span are joined rather than a span
+//! too short; so while more than a 40th of the pool is free (`insert.rs`), gaps of the emptiest span are joined rather than a span
 //! added. Spans belong to shards, each with a lock that protects its shelves (`shelf.rs`) and the memory of all its spans. A
 //! byte per frame says of which shard the span is that begins there; it changes under that shard's lock only. Objects are
 //! copied in and out under the lock, so that a handle whose object was freed meanwhile is an error or somebody else's bytes,
@@ -14,42 +14,40 @@
 mod compact;
 mod gaps;
 mod handle;
+mod insert;
 mod shelf;
 mod span;
 mod validate;
 
+use alloc::sync::Arc;
+
 use rustix::io::Errno;
 
 use crate::frame::{FrameNo, Frames, LIST_FRAMES};
+use crate::ledger::Ledger;
 use crate::limit::Limit;
 use crate::lock::rank;
-use crate::percpu::{self, CacheAligned};
+use crate::percpu::CacheAligned;
 use crate::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use crate::sync::{Array, Guard, Lock};
 use crate::vm::{OnFork, PAGE_SIZE};
 use handle::MAX_ARENA;
 use shelf::Shelves;
-use span::{MAX_FRAMES, Span, granules, need};
+use span::{MAX_FRAMES, Span, need};
 
 pub use crate::codec::MAX_COMPRESSED;
 pub use compact::Relocated;
 pub use handle::Handle;
 pub use validate::Broken;
 
-/// Shortest object that is kept raw.
-const RAW_LEAST: usize = MAX_COMPRESSED + 1;
 /// Frames of the arena beyond what the limit can use: warm frames, and room so that a full pool's buddy is not fragmented.
 const SLACK: usize = 256;
 /// Most shards.
 const SHARDS: usize = 8;
-/// Objects in a row that go to one shard.
-const SHARD_TURN: usize = 256;
 /// A pool uses one more shard for each of these.
 const SHARD_BYTES: usize = 8 << 20;
 /// Bytes of a span, unless the limit leaves fewer.
 const SPAN_BYTES: usize = MAX_FRAMES * PAGE_SIZE;
-/// While a larger part than one in this is free, the pool makes room in its spans before it adds one.
-const LOOSE: usize = 40;
 /// The byte of a frame that is a raw page.
 const RAW: u8 = 0x7f;
 /// The bit of a frame's byte that says that the span that begins there is isolated (`compact.rs`).
@@ -133,95 +131,6 @@ impl Pool {
         self.limit.full_times.load(Ordering::Relaxed)
     }
 
-    /// The shard for the next object: another one for each CPU, and for every so many objects. One thread stores nearly all of
-    /// them, and whoever loads what it stored a while ago is not to meet it.
-    fn home(&self) -> usize {
-        let inserted = self.inserted.fetch_add(1, Ordering::Relaxed);
-        (percpu::current() + inserted / SHARD_TURN) % self.active()
-    }
-
-    /// Keeps a copy of `data`, 1 to 4096 bytes. `None` when the limit or memory does not allow, or the length is wrong.
-    pub fn insert(&self, data: &[u8]) -> Option<Handle> {
-        match data.len() {
-            1..=MAX_COMPRESSED => {
-                let home = self.home();
-                self.insert_into(home, data).or_else(|| self.insert_into_room_from(home, data))
-            }
-            RAW_LEAST..=PAGE_SIZE => self.insert_raw(data),
-            _ => None,
-        }
-    }
-
-    /// Into a gap of the shard, or a new span of it, unless the limit or looseness forbid one. One lock is held at a time.
-    fn insert_into(&self, shard: usize, data: &[u8]) -> Option<Handle> {
-        let mut shelves = self.shards[shard].lock();
-        if let Some(frame) = shelves.find(&self.frames, granules(data.len())) {
-            return Some(self.put(&mut shelves, frame, data));
-        }
-        if self.is_loose() {
-            drop(shelves);
-            let handle = self.insert_into_room_from(shard, data);
-            if handle.is_some() {
-                return handle;
-            }
-            shelves = self.shards[shard].lock();
-        }
-        let frame = self.grow(shard, &mut shelves)?;
-        Some(self.put(&mut shelves, frame, data))
-    }
-
-    /// Where there is room, looking at shard `home` first: into a gap that is long enough, else into the span of which most is
-    /// free.
-    fn insert_into_room_from(&self, home: usize, data: &[u8]) -> Option<Handle> {
-        let need = granules(data.len());
-        let mut emptiest = (0, home);
-        for i in 0..SHARDS {
-            let shard = (home + i) % SHARDS;
-            let mut shelves = self.shards[shard].lock();
-            if let Some(frame) = shelves.find(&self.frames, need) {
-                return Some(self.put(&mut shelves, frame, data));
-            }
-            if let Some((room, _)) = shelves.emptiest(&self.frames)
-                && room > emptiest.0
-            {
-                emptiest = (room, shard);
-            }
-        }
-        let mut shelves = self.shards[emptiest.1].lock();
-        let (_, frame) = shelves.emptiest(&self.frames).filter(|(room, _)| *room >= need)?;
-        Some(self.put(&mut shelves, frame, data))
-    }
-
-    /// Whether there is so much free room inside spans that objects rather go there than to a new span.
-    fn is_loose(&self) -> bool {
-        self.free() > self.bytes() / LOOSE
-    }
-
-    /// Bytes of frames that no object takes.
-    fn free(&self) -> usize {
-        self.bytes().saturating_sub(self.limit.held.load(Ordering::Relaxed))
-    }
-
-    /// Puts an object into a span of a locked shard that has room for it.
-    fn put(&self, shelves: &mut Shard<'_>, frame: u32, data: &[u8]) -> Handle {
-        let place = self.span(frame, shelves).put(data);
-        shelves.reshelve(&self.frames, frame);
-        self.count(data.len());
-        Handle::new(frame, place, data.len())
-    }
-
-    fn insert_raw(&self, data: &[u8]) -> Option<Handle> {
-        let frame = self.frames_for(1)?;
-        // SAFETY: a page of its own, just handed out: nobody else knows it, and a handle of an object that was there before is
-        // refused, because the frame's byte is 0.
-        let page = unsafe { core::slice::from_raw_parts_mut(self.frames.ptr(FrameNo(frame)), PAGE_SIZE) };
-        page[..data.len()].copy_from_slice(data);
-        let _shard = self.shards[frame as usize % SHARDS].lock();
-        self.begins[frame as usize].store(RAW, Ordering::Relaxed);
-        self.count(data.len());
-        Some(Handle::new(frame, 0, data.len()))
-    }
-
     /// Copies an object into the front of `into` and returns its length.
     ///
     /// # Errors
@@ -301,16 +210,6 @@ impl Pool {
         unsafe { Span::new(self.frames.ptr(FrameNo(frame))) }
     }
 
-    /// Adds an empty span to a locked shard, if the limit allows.
-    fn grow(&self, shard: usize, shelves: &mut Shard<'_>) -> Option<u32> {
-        let n = self.limit.left().clamp(1, MAX_FRAMES);
-        let frame = self.frames_for(n)?;
-        self.span(frame, shelves).clear(n);
-        shelves.link(&self.frames, frame);
-        self.begins[frame as usize].store(shard as u8 + 1, Ordering::Relaxed);
-        Some(frame)
-    }
-
     /// Gives an empty span back that is on no shelf.
     fn give_back(&self, shelves: Shard<'_>, frame: u32) {
         let n = self.span(frame, &shelves).frames();
@@ -348,6 +247,11 @@ impl Pool {
         (self.bytes() / SHARD_BYTES + 1).min(SHARDS)
     }
 
+    /// Bytes of frames that no object takes.
+    fn free(&self) -> usize {
+        self.bytes().saturating_sub(self.limit.held.load(Ordering::Relaxed))
+    }
+
     /// Bytes of frames held. Exact when no other call is in flight.
     pub fn bytes(&self) -> usize {
         self.limit.bytes.load(Ordering::Relaxed)
@@ -364,9 +268,14 @@ impl Pool {
         self.frames.addresses()
     }
 
-    /// Gives the memory of all free frames back to the kernel, and calls `step` after each batch.
-    pub fn drain_frames(&self, step: &mut dyn FnMut()) {
-        self.frames.drain_in_steps(step);
+    /// Gives the memory of all free frames back to the kernel.
+    pub fn drain_frames(&self) {
+        self.frames.drain();
+    }
+
+    /// Tells `ledger` what memory is behind frames ([`Pool::held_bytes`]), from now on whenever that changes.
+    pub fn count_in(&mut self, ledger: &Arc<dyn Ledger>) {
+        self.frames.count_in(ledger);
     }
 
     /// Bytes of the objects held.

@@ -111,7 +111,7 @@ impl World {
         self.pool.isolate();
         self.passes.fetch_add(1, Ordering::Release);
         let moved = (0..OWNERS).filter(|owner| relocate(self, *owner, self.handle(*owner)) == Relocated::Yes).count();
-        self.pool.let_go(&mut || ());
+        self.pool.let_go();
         moved
     }
 
@@ -220,7 +220,7 @@ fn does_not_compare(w: &World) -> usize {
 fn lets_go_first(w: &World) -> usize {
     w.pass(|w, owner, old| {
         wrongly(w, old, |new| {
-            w.pool.let_go(&mut || ());
+            w.pool.let_go();
             let swapped = w.swap(owner, old, new);
             let _ = w.pool.remove(if swapped { old } else { new });
             swapped

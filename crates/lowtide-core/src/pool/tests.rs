@@ -50,7 +50,7 @@ fn objects_of_every_length_come_back_and_pack_well() {
         }
         assert_eq!((pool.bytes(), pool.stored_bytes(), pool.objects(), pool.frames.in_use()), (0, 0, 0, 0));
         assert!(pool.held_bytes() > 0, "some memory stays at hand");
-        pool.drain_frames(&mut || ());
+        pool.drain_frames();
         assert_eq!(pool.held_bytes(), 0);
     }
 }
@@ -256,7 +256,7 @@ proptest! {
                 }
                 Op::LetGo => {
                     let before = pool.bytes();
-                    pool.let_go(&mut || ());
+                    pool.let_go();
                     isolated = 0;
                     prop_assert!(pool.bytes() <= before);
                 }
@@ -281,7 +281,7 @@ proptest! {
             prop_assert_eq!(&buf[..data.len()], &data[..]);
             pool.remove(*h).unwrap();
         }
-        pool.let_go(&mut || ());
+        pool.let_go();
         prop_assert_eq!((pool.bytes(), pool.validate()), (0, Ok(())));
     }
 }

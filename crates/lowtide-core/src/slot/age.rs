@@ -101,11 +101,6 @@ impl Ages {
         }
     }
 
-    /// Whether a cluster has pages that the hand has not taken.
-    pub fn has_pages(&self, cluster: usize, clock: Clock) -> bool {
-        self.0.get(cluster).is_some_and(|age| age.load(Ordering::Relaxed) & clock.pages() != 0)
-    }
-
     /// Whether a cluster was used since the hand came by.
     pub fn is_used(&self, cluster: usize, clock: Clock) -> bool {
         self.0.get(cluster).is_some_and(|age| age.load(Ordering::Relaxed) & clock.used() != 0)

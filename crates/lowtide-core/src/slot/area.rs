@@ -6,20 +6,19 @@ use core::sync::atomic::AtomicU64;
 use rustix::io::Errno;
 
 use super::age::Ages;
-#[cfg(feature = "baselines")]
-use super::areas::area_lock::AreaLock;
 use super::availability::{Availability, Unavailable};
 use super::cluster::CLUSTER_SLOTS;
 use super::clusters::Clusters;
 use super::error::SlotError;
 use super::io::IoCounts;
+#[cfg(feature = "lab")]
+use super::lab::{Policy, area_lock::AreaLock};
 use super::lists::LockedInner;
 use super::next::Next;
-use super::policy::{Policy, Search};
 use super::quota::Quota;
 use super::sharing::Sharing;
 use super::swap_cache::CacheMarks;
-use crate::device::Device;
+use crate::device::FileDevice;
 use crate::percpu::Zone;
 use crate::table::Table;
 use crate::vm::OnFork;
@@ -34,9 +33,7 @@ pub struct AreaConfig {
     pub slots: u64,
     /// Areas of higher priority are used first; those of the same in turn.
     pub priority: i16,
-    /// How fragmented clusters are searched.
-    pub policy: Policy,
-    /// The device turns: all threads write one sequence of slots (`next.rs`).
+    /// The device turns: all threads write one sequence of slots (`next.rs`). For [`Policy::Exact`] only.
     pub rotating: bool,
     /// Clusters that become free are punched out before they are given out again.
     pub discard: bool,
@@ -44,8 +41,11 @@ pub struct AreaConfig {
     pub shared: bool,
     /// What clusters in use count against.
     pub quota: Option<Quota>,
-    /// One lock for the whole area, and no discard, which would be I/O under it (`areas/area_lock.rs`).
-    #[cfg(feature = "baselines")]
+    /// How partly used clusters are searched.
+    #[cfg(feature = "lab")]
+    pub policy: Policy,
+    /// One lock for the whole area, and no discard, which would be I/O under it (`lab/area_lock.rs`).
+    #[cfg(feature = "lab")]
     pub area_lock: bool,
 }
 
@@ -58,8 +58,8 @@ pub struct AreaConfig {
 pub struct Area {
     /// Its place among the areas: higher first.
     pub priority: i16,
-    /// Where the bytes go.
-    pub device: Device,
+    /// Where the bytes go; `None`: nowhere, the slots are names for objects in the pool.
+    pub device: Option<FileDevice>,
     /// Which clusters the caller's pages in RAM have slots in.
     pub ages: Ages,
     /// What was done with the device.
@@ -71,7 +71,7 @@ pub struct Area {
     marks: CacheMarks,
     /// Who else refers to slots; `None`: nobody ever does.
     sharing: Option<Sharing>,
-    #[cfg(feature = "baselines")]
+    #[cfg(feature = "lab")]
     area_lock: Option<AreaLock>,
 }
 
@@ -80,7 +80,7 @@ impl Area {
     ///
     /// # Errors
     /// `Empty`, `SmallerThanCluster`, `TooLarge`, or `NoMemory` when its tables cannot be mapped.
-    pub fn new(device: Device, cfg: AreaConfig) -> Result<Area, SlotError> {
+    pub fn new(device: Option<FileDevice>, cfg: AreaConfig) -> Result<Area, SlotError> {
         match cfg.slots {
             0 => return Err(SlotError::Empty),
             n if n < CLUSTER_SLOTS as u64 => return Err(SlotError::SmallerThanCluster),
@@ -89,23 +89,24 @@ impl Area {
         }
         let n = cfg.slots as usize;
         let n_clusters = n.div_ceil(CLUSTER_SLOTS);
-        #[cfg(feature = "baselines")]
-        let cfg = AreaConfig { discard: cfg.discard && !cfg.area_lock, ..cfg };
+        #[cfg(feature = "lab")]
+        let cfg =
+            AreaConfig { discard: cfg.discard && !cfg.area_lock, rotating: cfg.rotating && cfg.policy == Policy::Exact, ..cfg };
         let area = || {
             let zones = if cfg.rotating { 0 } else { Zone::count().trailing_zeros() };
-            let clusters = Clusters::new(cfg.slots, cfg.policy, zones, cfg.discard, cfg.quota)?;
+            let clusters = Clusters::new(&cfg, zones)?;
             Ok(Area {
                 priority: cfg.priority,
                 device,
                 ages: Ages::new(n_clusters)?,
                 io: IoCounts::default(),
                 words: Table::new(n, OnFork::Copy)?,
-                next: Next::new(cfg.rotating, clusters.searcher().mixes()),
+                next: Next::new(cfg.rotating),
                 clusters,
                 availability: Availability::new(n_clusters as u64),
                 marks: CacheMarks::new(n_clusters)?,
                 sharing: if cfg.shared { Some(Sharing::new(n_clusters)?) } else { None },
-                #[cfg(feature = "baselines")]
+                #[cfg(feature = "lab")]
                 area_lock: cfg.area_lock.then(AreaLock::new),
             })
         };
@@ -143,7 +144,7 @@ impl Area {
     }
 
     /// The lock of the whole area; `None`: it has none.
-    #[cfg(feature = "baselines")]
+    #[cfg(feature = "lab")]
     pub(super) fn area_lock(&self) -> Option<&AreaLock> {
         // A forked child takes nothing of its parent's area, and gives nothing back that a lock of both could guard.
         self.area_lock.as_ref().filter(|_| !self.is_inherited())
@@ -164,7 +165,7 @@ impl Area {
     /// `NoSuchSlot`, `AcrossClusters`, `NotInUse`: nothing has changed then. In an area that a parent made, where there is no
     /// lock that both processes could take, references are dropped one by one.
     pub fn free_run(&self, first: u64, n: u64) -> Result<(), SlotError> {
-        #[cfg(feature = "baselines")]
+        #[cfg(feature = "lab")]
         if let Some(lock) = self.area_lock() {
             return lock.free(self, first, n);
         }
@@ -218,7 +219,7 @@ impl Area {
     pub(super) fn give(&self, i: usize, inner: &mut LockedInner<'_>, index: usize, n: usize) {
         if n > 0 {
             self.give_in_place(i, inner, index, n);
-            self.clusters.relocate(i, inner, true);
+            self.clusters.relocate(i, inner);
         }
     }
 
@@ -293,7 +294,7 @@ impl Area {
 
     /// Whether pages can be written here now: there is a device that works, and it is neither a parent's nor being emptied.
     pub fn takes_writes(&self) -> bool {
-        self.device.takes_pages() && matches!(self.unavailable(), None | Some(Unavailable::Full))
+        self.device.is_some() && matches!(self.unavailable(), None | Some(Unavailable::Full))
     }
 
     /// Whether nothing is to be written here for the time being, because the device fails. Reads the clock if it does.
@@ -338,11 +339,6 @@ impl Area {
             + self.next.table_bytes()
     }
 
-    /// How often the locks of all clusters, and the lock of the lists, were taken. For experiments: takes each of them.
-    pub fn lock_acquisitions(&self) -> (u64, u64) {
-        self.clusters.lock_acquisitions()
-    }
-
     /// Child side of a fork: an area with shared slots becomes inherited; a private one stays what it is, as a copy.
     ///
     /// # Safety
@@ -353,7 +349,7 @@ impl Area {
             self.clusters.reset_after_fork(!self.is_shared());
             self.next.reset_after_fork();
         }
-        #[cfg(feature = "baselines")]
+        #[cfg(feature = "lab")]
         if let Some(lock) = &self.area_lock {
             // SAFETY: the caller answers.
             unsafe { lock.reset_after_fork() }

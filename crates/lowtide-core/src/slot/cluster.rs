@@ -14,9 +14,10 @@ pub(super) enum ListState {
     None = 0,
     /// No slot in use.
     Free,
-    /// Some slots in use; the latest change was a free.
+    /// Some slots in use; with a rival (`lab/`): the latest change was a free.
+    #[cfg(feature = "lab")]
     NonFull,
-    /// Some slots in use; the latest change was an allocation.
+    /// Some slots in use; with a rival: the latest change was an allocation.
     Frag,
     /// All slots in use.
     Full,
@@ -40,7 +41,11 @@ pub(super) struct Inner {
     /// Allocations leave it as it is: the search that finds less than it promises corrects it.
     below: u8,
     /// The order that the cluster serves, from its first slot until it is empty again.
+    #[cfg(feature = "lab")]
     pub order: u8,
+    /// The latest change was a free.
+    #[cfg(feature = "lab")]
+    pub freed: bool,
     pub state: ListState,
     /// Number of the place where it is (`lists.rs`); 0: none.
     pub place: u8,
@@ -59,7 +64,10 @@ pub(super) const EMPTY: Inner = Inner {
     caches: 0,
     zombies: 0,
     below: 0,
+    #[cfg(feature = "lab")]
     order: 0,
+    #[cfg(feature = "lab")]
+    freed: false,
     state: ListState::None,
     place: 0,
     charged: false,
@@ -82,9 +90,15 @@ impl Default for Cluster {
 unsafe impl crate::table::Zeroed for Cluster {}
 
 impl Inner {
-    /// Whether allocations of `order` may be tried here. `any`: also if the cluster serves another order.
-    pub(super) fn usable(&self, order: u32, any: bool) -> bool {
-        self.state <= ListState::Frag && (any || order == 0 || self.count == 0 || self.order as u32 == order)
+    /// Whether allocations may be tried here.
+    pub(super) fn usable(&self) -> bool {
+        self.state <= ListState::Frag
+    }
+
+    /// Whether the cluster serves an order, where each serves one.
+    #[cfg(feature = "lab")]
+    pub(super) fn serves(&self, order: u32) -> bool {
+        order == 0 || self.count == 0 || u32::from(self.order) == order
     }
 
     /// The order of the largest aligned free run, or more: what was true before the latest allocations.
@@ -110,6 +124,7 @@ impl Inner {
             self.find_best();
             return None;
         };
+        #[cfg(feature = "lab")]
         if self.count == 0 {
             self.order = order as u8;
         }
@@ -130,6 +145,10 @@ impl Inner {
         self.count += n as u16;
         // No longer a whole cluster, at least.
         self.below = if self.is_full() { ORDERS as u8 } else { self.below.max(1) };
+        #[cfg(feature = "lab")]
+        {
+            self.freed = false;
+        }
     }
 
     /// Frees `n` slots from index `first` on.
@@ -141,6 +160,10 @@ impl Inner {
         // Only the aligned runs around the freed slots can have grown.
         if let Some(best) = self.used.largest_clear_around(first, n, self.best()) {
             self.below = (MAX_ORDER - best) as u8;
+        }
+        #[cfg(feature = "lab")]
+        {
+            self.freed = true;
         }
     }
 

@@ -1,15 +1,19 @@
 //! The clusters of an area: which were ever used, where they are (`lists.rs`, `index.rs`), how many slots they have given out,
 //! and what they take of the quota.
 
+#[cfg(feature = "lab")]
+use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 
-use super::cluster::{CLUSTER_SLOTS, Cluster, ListState};
-use super::index::Index;
+use super::area::AreaConfig;
+use super::cluster::{CLUSTER_SLOTS, Cluster, Inner, ListState};
+use super::index::{Index, Level};
+#[cfg(feature = "lab")]
+use super::lab::Rival;
 use super::lists::{ListId, Lists, LockedInner, Place, Places};
-use super::policy::{Policy, Search, Searcher};
-use super::quota::{Charge, Quota};
+use super::quota::Charge;
 use crate::lock::rank;
 use crate::percpu::{CacheAligned, Zone};
 use crate::sync::{Array, Guard};
@@ -28,7 +32,9 @@ pub(super) struct Clusters {
     slots: u64,
     array: Array<Cluster>,
     places: Places,
-    searcher: Searcher,
+    /// Lists partly used clusters and searches them in place of the index.
+    #[cfg(feature = "lab")]
+    rival: Option<Box<dyn Rival>>,
     /// Clusters that become free are punched out.
     discard: bool,
     /// Clusters ever used: those below this index. Only grows, under the list lock.
@@ -38,18 +44,19 @@ pub(super) struct Clusters {
 }
 
 impl Clusters {
-    /// For that many slots, at least one, none of which is in use. `zones`: how many shares of them CPUs keep to, as a power of
-    /// two.
-    pub(super) fn new(slots: u64, policy: Policy, zones: u32, discard: bool, quota: Option<Quota>) -> Result<Clusters, Errno> {
-        let clusters = (slots as usize).div_ceil(CLUSTER_SLOTS);
+    /// Those of an area of at least one slot, none of which is in use. `zones`: how many shares of them CPUs keep to, as a
+    /// power of two.
+    pub(super) fn new(cfg: &AreaConfig, zones: u32) -> Result<Clusters, Errno> {
+        let clusters = (cfg.slots as usize).div_ceil(CLUSTER_SLOTS);
         Ok(Clusters {
-            slots,
+            slots: cfg.slots,
             array: Array::new(clusters, OnFork::Copy)?,
-            places: Places::new(clusters, policy == Policy::Exact, zones)?,
-            searcher: Searcher::new(policy),
-            discard,
+            places: Places::new(clusters, zones)?,
+            #[cfg(feature = "lab")]
+            rival: cfg.policy.rival(),
+            discard: cfg.discard,
             opened: AtomicU32::new(0),
-            charge: Charge::new(quota),
+            charge: Charge::new(cfg.quota),
             used_about: CacheAligned(AtomicU64::new(0)),
         })
     }
@@ -82,15 +89,17 @@ impl Clusters {
         self.discard
     }
 
-    /// How clusters are searched.
+    /// What lists partly used clusters in place of the index; `None`: the index has them.
+    #[cfg(feature = "lab")]
     #[inline]
-    pub(super) fn searcher(&self) -> &Searcher {
-        &self.searcher
+    pub(super) fn rival(&self) -> Option<&dyn Rival> {
+        self.rival.as_deref()
     }
 
-    /// Which partly used clusters have runs of what order, if that is kept.
-    pub(super) fn index(&self) -> Option<&Index> {
-        self.places.index.as_ref()
+    /// Which partly used clusters have runs of what order.
+    #[inline]
+    pub(super) fn index(&self) -> &Index {
+        &self.places.index
     }
 
     /// Locks cluster `i`.
@@ -132,20 +141,29 @@ impl Clusters {
         self.places.len(list)
     }
 
-    /// Where a locked cluster belongs. `freed`: the latest change was a free.
+    /// Where a locked cluster belongs.
     #[inline]
-    pub(super) fn place_of(&self, inner: &LockedInner<'_>, freed: bool) -> Place {
+    pub(super) fn place_of(&self, inner: &Inner) -> Place {
         match inner.count {
             0 if self.discard => Place::List(ListId::DISCARD),
             0 => Place::List(ListId::FREE),
-            _ => self.searcher.place(inner, freed),
+            _ => self.place_of_used(inner),
         }
+    }
+
+    #[inline]
+    fn place_of_used(&self, inner: &Inner) -> Place {
+        #[cfg(feature = "lab")]
+        if let Some(rival) = self.rival() {
+            return Place::List(rival.list_of(inner));
+        }
+        Place::Index(Level::of(inner))
     }
 
     /// Puts a locked cluster where it belongs, and tells how many of its slots are used, if that is due.
     #[inline]
-    pub(super) fn relocate(&self, i: usize, inner: &mut LockedInner<'_>, freed: bool) {
-        let to = self.place_of(inner, freed);
+    pub(super) fn relocate(&self, i: usize, inner: &mut LockedInner<'_>) {
+        let to = self.place_of(inner);
         self.move_to(i, inner, to);
         self.tell(inner);
     }
@@ -248,7 +266,8 @@ impl Clusters {
         self.places.lists.lock()
     }
 
-    /// How often the locks of all clusters, and the lock of the lists, were taken. For experiments: takes each of them.
+    /// How often the locks of all clusters, and the lock of the lists, were taken: takes each of them.
+    #[cfg(feature = "lab")]
     pub(super) fn lock_acquisitions(&self) -> (u64, u64) {
         let clusters = (0..self.opened()).map(|i| u64::from(self.array[i].0.acquisitions())).sum();
         (clusters, self.places.lists.acquisitions().into())

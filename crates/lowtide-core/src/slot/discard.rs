@@ -27,7 +27,8 @@ impl Area {
         // On no list, and not usable: nobody else changes it while the device works.
         inner.state = ListState::Discard;
         drop(inner);
-        let punched = self.device.discard((i * CLUSTER_SLOTS) as u64, CLUSTER_SLOTS as u64).is_ok();
+        let slot = (i * CLUSTER_SLOTS) as u64;
+        let punched = self.device.as_ref().is_some_and(|device| device.discard(slot, CLUSTER_SLOTS as u64).is_ok());
         let mut inner = clusters.lock(i);
         if punched && inner.charged {
             clusters.uncharge(i, &mut inner);

@@ -53,7 +53,6 @@ impl Area {
 #[cfg(all(test, not(any(feature = "loom", feature = "shuttle"))))]
 mod tests {
     use super::*;
-    use crate::device::{Device, NoDevice};
     use crate::slot::AreaConfig;
 
     #[test]
@@ -67,7 +66,7 @@ mod tests {
     fn clusters_are_counted_once_by_what_is_used_of_them() {
         // Three whole clusters and one of 88 slots.
         let slots = 3 * CLUSTER_SLOTS as u64 + 88;
-        let area = Area::new(Device::None(NoDevice), AreaConfig { slots, ..AreaConfig::default() }).unwrap();
+        let area = Area::new(None, AreaConfig { slots, ..AreaConfig::default() }).unwrap();
         let opened = |classes: &[(usize, u64)]| {
             let mut opened = [0; FILLS];
             classes.iter().for_each(|(class, n)| opened[*class] = *n);

@@ -1,6 +1,11 @@
 //! Which partly used clusters have which room: a bitmap of clusters for each level, changed by atomic operations with the
 //! cluster's lock held, searched without any lock. Who finds a cluster here locks it and looks again. Full clusters are in no
-//! bitmap: nobody searches them. Clusters with clean copies, full ones too, are in one more, by what room they have if those are
+//! bitmap: nobody searches them. So a search opens only clusters that surely have what it looks for, whatever orders they served
+//! so far, and finds nothing exactly when there is nothing.
+//!
+//! The clusters that CPUs are filling at the moment are let be: the index says of them what was true when a CPU took them, and
+//! is put right when that CPU leaves or a search opens them in vain. So a search opens in vain at most as many clusters as
+//! there are CPUs times orders, and never misses a run. Clusters with clean copies, full ones too, are in one more, by what room they have if those are
 //! given up.
 //!
 //! Above each 64 words of a bitmap there is one word that says which of them may not be empty, so that a search of an area of a

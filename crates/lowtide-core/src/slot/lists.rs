@@ -9,7 +9,9 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use rustix::io::Errno;
 
-use super::cluster::{Cluster, Inner, ListState, ORDERS};
+#[cfg(feature = "lab")]
+use super::cluster::ORDERS;
+use super::cluster::{Cluster, Inner, ListState};
 use super::index::{Index, Level};
 use crate::lock::rank;
 use crate::percpu::{CacheAligned, Zone};
@@ -17,9 +19,10 @@ use crate::sync::{Array, Guard, Lock};
 use crate::table::{Table, Zeroed};
 use crate::vm::OnFork;
 
-/// Buckets of frag lists for each order: a policy may use fewer.
-pub(super) const BUCKETS: usize = ORDERS;
-const COUNT: usize = 3 + ORDERS + ORDERS * BUCKETS;
+#[cfg(not(feature = "lab"))]
+const COUNT: usize = 2;
+#[cfg(feature = "lab")]
+const COUNT: usize = 3 + ORDERS + ORDERS * ListId::BUCKETS;
 
 /// One of the lists of an area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,32 +30,51 @@ pub(super) struct ListId(u8);
 
 impl ListId {
     pub(super) const FREE: ListId = ListId(0);
-    pub(super) const FULL: ListId = ListId(1);
-    pub(super) const DISCARD: ListId = ListId(2);
+    pub(super) const DISCARD: ListId = ListId(1);
+
+    /// The state of the clusters on it.
+    pub(super) fn state(self) -> ListState {
+        match self {
+            ListId::FREE => ListState::Free,
+            ListId::DISCARD => ListState::Discard,
+            other => other.state_of_used(),
+        }
+    }
+
+    /// There are no other lists.
+    #[cfg(not(feature = "lab"))]
+    fn state_of_used(self) -> ListState {
+        ListState::None
+    }
+
+    pub(super) fn all() -> impl Iterator<Item = ListId> {
+        (0..COUNT as u8).map(ListId)
+    }
+}
+
+/// The lists of a rival of the index.
+#[cfg(feature = "lab")]
+impl ListId {
+    pub(super) const FULL: ListId = ListId(2);
+    /// Buckets of frag lists for each order: a rival may use fewer.
+    pub(super) const BUCKETS: usize = ORDERS;
 
     /// The clusters of that order that may have room.
     pub(super) const fn nonfull(order: u32) -> ListId {
         ListId(3 + order as u8)
     }
 
-    /// The clusters of that order in a bucket of the policy's.
+    /// The clusters of that order in a bucket of the rival's.
     pub(super) const fn frag(order: u32, bucket: usize) -> ListId {
-        ListId((3 + ORDERS + order as usize * BUCKETS + bucket) as u8)
+        ListId((3 + ORDERS + order as usize * ListId::BUCKETS + bucket) as u8)
     }
 
-    /// The state of the clusters on it.
-    pub(super) fn state(self) -> ListState {
+    fn state_of_used(self) -> ListState {
         match self.0 as usize {
-            0 => ListState::Free,
-            1 => ListState::Full,
-            2 => ListState::Discard,
+            2 => ListState::Full,
             i if i < 3 + ORDERS => ListState::NonFull,
             _ => ListState::Frag,
         }
-    }
-
-    pub(super) fn all() -> impl Iterator<Item = ListId> {
-        (0..COUNT as u8).map(ListId)
     }
 }
 
@@ -126,8 +148,7 @@ pub(super) struct Places {
     pub lists: CacheAligned<Lock<Lists, { rank::LISTS }>>,
     /// How many clusters are on each list, to be asked without the lock.
     lens: CacheAligned<[AtomicU32; COUNT]>,
-    /// Only with the policy that uses it.
-    pub index: Option<Index>,
+    pub index: Index,
 }
 
 impl Lists {
@@ -168,11 +189,11 @@ impl Lists {
 
 impl Places {
     /// For that many clusters, none of which is anywhere yet. `zones`: as for [`Index::new`].
-    pub(super) fn new(clusters: usize, indexed: bool, zones: u32) -> Result<Places, Errno> {
+    pub(super) fn new(clusters: usize, zones: u32) -> Result<Places, Errno> {
         Ok(Places {
             lists: CacheAligned(Lock::new(Lists::new(clusters)?)),
             lens: CacheAligned([const { AtomicU32::new(0) }; COUNT]),
-            index: if indexed { Some(Index::new(clusters, zones)?) } else { None },
+            index: Index::new(clusters, zones)?,
         })
     }
 
@@ -227,9 +248,7 @@ impl Places {
             }
             Place::Index(level) => {
                 self.leave(None, i, inner);
-                if let Some(index) = &self.index {
-                    index.add(level, i);
-                }
+                self.index.add(level, i);
             }
         }
         inner.place = to.number();
@@ -249,11 +268,7 @@ impl Places {
                 self.lists.lock().unlink(list, i);
                 self.lens[list.0 as usize].fetch_sub(1, Relaxed);
             }
-            (Some(Place::Index(level)), _) => {
-                if let Some(index) = &self.index {
-                    index.remove(level, i);
-                }
-            }
+            (Some(Place::Index(level)), _) => self.index.remove(level, i),
             (None, _) => {}
         }
         inner.place = 0;
@@ -261,7 +276,7 @@ impl Places {
 
     /// Bytes of memory that the links and the index take.
     pub(super) fn table_bytes(&self) -> usize {
-        self.lists.lock().links.populated_bytes() + self.index.as_ref().map_or(0, Index::table_bytes)
+        self.lists.lock().links.populated_bytes() + self.index.table_bytes()
     }
 }
 

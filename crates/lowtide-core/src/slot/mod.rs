@@ -1,7 +1,7 @@
 //! Swap slots: areas, clusters, and the entries that name a slot.
 //!
-//! The journey of an allocation: `areas/` (which area) > `search.rs` (which cluster) > `policy/` (which of the partly used
-//! ones) > `cluster.rs` and `bitmap.rs` (which slots). A free goes straight to the cluster: `area.rs`, for
+//! The journey of an allocation: `areas/` (which area) > `search.rs` (which clusters, in which order) > `take.rs` (taking from
+//! one) > `cluster.rs` and `bitmap.rs` (which slots). A free goes straight to the cluster: `area.rs`, for
 //! several slots at once `row.rs`.
 
 mod age;
@@ -19,14 +19,16 @@ mod fill;
 mod holders;
 mod index;
 mod io;
+#[cfg(feature = "lab")]
+mod lab;
 mod lists;
 mod next;
-mod policy;
 mod quota;
 mod row;
 mod search;
 mod sharing;
 mod swap_cache;
+mod take;
 mod validate;
 mod zombies;
 
@@ -40,10 +42,10 @@ pub use error::SlotError;
 pub use fill::{FILLS, Fills};
 pub use holders::Image;
 pub use io::IoCounts;
-pub use policy::Policy;
+#[cfg(feature = "lab")]
+pub use lab::{Policy, SearchStats};
 pub use quota::Quota;
 pub use row::Row;
-pub use search::SearchStats;
 pub use swap_cache::{NoCache, SwapCache};
 pub use validate::Invalid;
 

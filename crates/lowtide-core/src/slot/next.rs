@@ -1,7 +1,7 @@
 //! Where the next allocation is tried first: per CPU and order the offset after the latest one, so that each CPU fills its own
 //! cluster and takes only that cluster's lock; or, on rotating devices, one offset for the whole area under a lock, so that all
 //! threads write one sequence, whatever sizes they write. (An offset for each order would be a place for each, between which
-//! the heads go back and forth. Only where the policy wants one order in a cluster there has to be one for each.)
+//! the heads go back and forth.)
 //!
 //! The lock is held while slots behind the offset, or of the next free cluster, are taken: for some hundred nanoseconds, in
 //! which nothing blocks. Whatever else a search does (it may take copies back, or punch holes) goes without it, and then says
@@ -20,34 +20,33 @@ use crate::sync::Lock;
 struct Cpu {
     /// Offset of a slot of the cluster used last, by order; 0: none. Only a hint: wrong is slow, never harmful.
     next: [AtomicU64; ORDERS],
+    #[cfg(feature = "lab")]
     searches: AtomicU64,
+    #[cfg(feature = "lab")]
     opened: AtomicU64,
 }
 
-/// The offset of the whole area, by order if a cluster serves one; 0: none.
-type Shared = Lock<[u64; ORDERS], { rank::NEXT }>;
+/// The offset of the whole area; 0: none.
+type Shared = Lock<u64, { rank::NEXT }>;
 
 #[derive(Debug)]
 pub(super) struct Next {
     cpus: Box<[CacheAligned<Cpu>]>,
     /// On rotating devices only.
     shared: Option<Shared>,
-    /// Clusters serve all orders.
-    mixes: bool,
 }
 
 /// Which "next" an allocation uses.
 #[derive(Clone, Copy)]
 pub(super) enum Hint<'a> {
     Cpu(&'a AtomicU64),
-    /// Of the area, and at which place.
-    Area(&'a Shared, usize),
+    Area(&'a Shared),
 }
 
 impl Next {
-    pub(super) fn new(rotating: bool, mixes: bool) -> Next {
+    pub(super) fn new(rotating: bool) -> Next {
         let cpus = (0..percpu::count()).map(|_| CacheAligned(Cpu::default())).collect();
-        Next { cpus, shared: rotating.then(|| Lock::new([0; ORDERS])), mixes }
+        Next { cpus, shared: rotating.then(|| Lock::new(0)) }
     }
 
     /// Whether all CPUs share one.
@@ -65,12 +64,12 @@ impl Next {
     pub(super) fn hint(&self, order: u32) -> Hint<'_> {
         match &self.shared {
             None => Hint::Cpu(&self.cpus[percpu::current()].next[order as usize]),
-            Some(shared) => Hint::Area(shared, if self.mixes { 0 } else { order as usize }),
+            Some(shared) => Hint::Area(shared),
         }
     }
 
-    /// Counts one search beyond the first try, and the clusters that it opened. Figures for the lab; racing threads of one CPU
-    /// may lose some.
+    /// Counts one search beyond the first try, and the clusters that it opened. Racing threads of one CPU may lose some.
+    #[cfg(feature = "lab")]
     pub(super) fn count(&self, opened: u64) {
         let cpu = &self.cpus[percpu::current()];
         cpu.searches.store(cpu.searches.load(Relaxed) + 1, Relaxed);
@@ -78,6 +77,7 @@ impl Next {
     }
 
     /// Searches and clusters opened.
+    #[cfg(feature = "lab")]
     pub(super) fn counted(&self) -> (u64, u64) {
         self.cpus.iter().fold((0, 0), |(s, o), cpu| (s + cpu.searches.load(Relaxed), o + cpu.opened.load(Relaxed)))
     }
@@ -104,7 +104,7 @@ impl Hint<'_> {
     pub(super) fn get(self) -> u64 {
         match self {
             Hint::Cpu(next) => next.load(Relaxed),
-            Hint::Area(next, at) => next.lock()[at],
+            Hint::Area(next) => *next.lock(),
         }
     }
 
@@ -118,8 +118,8 @@ impl Hint<'_> {
 
     /// The area's goes on at `offset`, where a search found something. The caller holds no lock of a cluster.
     pub(super) fn set_shared(self, offset: u64) {
-        if let Hint::Area(next, at) = self {
-            next.lock()[at] = offset;
+        if let Hint::Area(next) = self {
+            *next.lock() = offset;
         }
     }
 }

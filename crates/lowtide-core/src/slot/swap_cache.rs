@@ -3,8 +3,8 @@
 //! ([`SwapCache::is_scarce`]: one question, asked when slots are given out and when pages are loaded), and before an allocation
 //! fails.
 //!
-//! Where partly used clusters are indexed by their room, those with clean copies are indexed by the room that they have with
-//! these given up as well: so "there is no run" is true with clean copies counted as room.
+//! As partly used clusters are indexed by their room, those with clean copies are indexed by the room that they have with these
+//! given up as well: so "there is no run" is true with clean copies counted as room.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -12,10 +12,10 @@ use rustix::io::Errno;
 
 use super::area::Area;
 use super::bitmap::{Bitmap, WORDS};
-use super::cluster::{CLUSTER_SLOTS, ListState, MAX_ORDER};
+use super::cluster::{CLUSTER_SLOTS, MAX_ORDER};
 use super::index::Level;
-use super::lists::{self, ListId, LockedInner};
-use crate::percpu::{CacheAligned, Zone};
+use super::lists::LockedInner;
+use crate::percpu::CacheAligned;
 use crate::table::Table;
 use crate::vm::OnFork;
 
@@ -42,19 +42,6 @@ pub struct NoCache;
 impl SwapCache for NoCache {
     fn give_up(&self, _area: &Area, _slot: u64) -> bool {
         false
-    }
-}
-
-/// Clean copies stand in the way of what there is no other room for.
-pub(super) struct LastResort<'a>(pub &'a dyn SwapCache);
-
-impl SwapCache for LastResort<'_> {
-    fn give_up(&self, area: &Area, slot: u64) -> bool {
-        self.0.give_up(area, slot)
-    }
-
-    fn is_scarce(&self, _area: &Area) -> bool {
-        true
     }
 }
 
@@ -149,8 +136,10 @@ impl Area {
             let mut inner = self.clusters().lock(i);
             let some = self.give_back(i, &mut inner, &given_up);
             if some > 0 {
-                self.clusters().relocate(i, &mut inner, true);
-            } else {
+                self.clusters().relocate(i, &mut inner);
+            }
+            #[cfg(feature = "lab")]
+            if some == 0 {
                 self.put_back(i, inner);
             }
             freed += some;
@@ -160,22 +149,15 @@ impl Area {
     }
 
     /// The next full cluster with cache marks, from `from` on in the order of the index (at most [`VISITS`] clusters are looked
-    /// at), or the first on the list, isolated.
+    /// at).
     fn next_full(&self, from: &mut usize) -> Option<usize> {
         let clusters = self.clusters();
-        let Some(index) = clusters.index() else {
-            let full = clusters.len(ListId::FULL);
-            return (0..full).find_map(|_| {
-                let (i, inner) = clusters.isolate(ListId::FULL, Zone::ALL)?;
-                if inner.caches > 0 {
-                    return Some(i);
-                }
-                self.put_back(i, inner);
-                None
-            });
-        };
+        #[cfg(feature = "lab")]
+        if clusters.rival().is_some() {
+            return self.next_full_listed();
+        }
         for _ in 0..VISITS {
-            let Some((i, behind)) = index.next_of((0..=MAX_ORDER).map(Level::of_copies), *from) else {
+            let Some((i, behind)) = clusters.index().next_of((0..=MAX_ORDER).map(Level::of_copies), *from) else {
                 if core::mem::take(from) == 0 {
                     break;
                 }
@@ -188,13 +170,6 @@ impl Area {
             }
         }
         None
-    }
-
-    /// Puts an isolated cluster back on a list, if nobody else has meanwhile.
-    fn put_back(&self, i: usize, mut inner: LockedInner<'_>) {
-        if lists::of(&inner).is_none() && inner.state == ListState::None {
-            self.clusters().relocate(i, &mut inner, true);
-        }
     }
 
     /// Which of `n` slots from index `first` of a cluster on hold only a cache mark, and are nobody else's: what can be freed.
@@ -261,7 +236,8 @@ impl Area {
     }
 
     fn index_some_copies(&self, i: usize, inner: &mut LockedInner<'_>, first: usize, n: usize) {
-        if self.clusters().index().is_none() {
+        #[cfg(feature = "lab")]
+        if self.clusters().rival().is_some() {
             return;
         }
         let level = if inner.caches == 0 {
@@ -281,7 +257,7 @@ impl Area {
     }
 
     fn move_copies(&self, i: usize, inner: &mut LockedInner<'_>, level: u8) {
-        let Some(index) = self.clusters().index() else { return };
+        let index = self.clusters().index();
         if inner.copies == level {
             return;
         }

@@ -4,10 +4,9 @@ use alloc::vec;
 use core::fmt;
 
 use super::area::Area;
-use super::cluster::{CLUSTER_SLOTS, ListState, MAX_ORDER};
+use super::cluster::{CLUSTER_SLOTS, MAX_ORDER};
 use super::index::Level;
 use super::lists::{self, ListId, Place};
-use super::policy::Search;
 use crate::percpu::Zone;
 
 /// What is wrong with an area.
@@ -77,17 +76,16 @@ impl Area {
                 }
             }
         }
-        if let Some(index) = clusters.index() {
-            if !index.is_consistent() {
-                return Err(Invalid::List { cluster: opened });
-            }
-            for level in (0..Level::FULL.number()).map(Level::from_number) {
-                for cluster in index.around(level, Zone::ALL, 0) {
-                    if on.get(cluster) != Some(&None) {
-                        return Err(Invalid::List { cluster });
-                    }
-                    on[cluster] = Some(Place::Index(level));
+        let index = clusters.index();
+        if !index.is_consistent() {
+            return Err(Invalid::List { cluster: opened });
+        }
+        for level in (0..Level::FULL.number()).map(Level::from_number) {
+            for cluster in index.around(level, Zone::ALL, 0) {
+                if on.get(cluster) != Some(&None) {
+                    return Err(Invalid::List { cluster });
                 }
+                on[cluster] = Some(Place::Index(level));
             }
         }
         let (mut found, mut full, mut told) = (0, 0, 0);
@@ -98,23 +96,20 @@ impl Area {
             }
             let room = inner.used_without(&self.marks().of(cluster)).largest_clear(MAX_ORDER);
             let copies = u32::from(inner.copies).checked_sub(1);
-            let is_indexed = match clusters.index() {
-                Some(index) => {
-                    let right = if inner.caches > 0 { copies >= room } else { copies.is_none() };
-                    right && (0..=MAX_ORDER).all(|o| index.has(Level::of_copies(o), cluster) == (copies == Some(o)))
-                }
-                None => copies.is_none(),
-            };
-            if !is_indexed {
+            let has_copies = inner.caches > 0;
+            #[cfg(feature = "lab")]
+            let has_copies = has_copies && clusters.rival().is_none();
+            let right = if has_copies { copies >= room } else { copies.is_none() };
+            if !right || !(0..=MAX_ORDER).all(|o| index.has(Level::of_copies(o), cluster) == (copies == Some(o))) {
                 return Err(Invalid::List { cluster });
             }
             inner.find_best();
             // Full clusters are in no bitmap.
             let full_one = Place::Index(Level::FULL);
-            let on = on.or_else(|| lists::of(&inner).filter(|place| *place == full_one && clusters.index().is_some()));
+            let on = on.or_else(|| lists::of(&inner).filter(|place| *place == full_one));
             let right = match (on, inner.count as usize) {
                 (Some(place), 0) => place == Place::List(ListId::FREE) || place == Place::List(ListId::DISCARD),
-                (Some(place), _) => match (place, clusters.searcher().place(&inner, place.state() == ListState::NonFull)) {
+                (Some(place), _) => match (place, clusters.place_of(&inner)) {
                     (Place::Index(is), Place::Index(belongs)) => is.may_stand_for(belongs),
                     (is, belongs) => is == belongs,
                 },

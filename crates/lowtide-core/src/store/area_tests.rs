@@ -1,7 +1,7 @@
 //! Several swap files in one store: which is used when, and what happens when one is full or fails.
 
 use super::*;
-use crate::device::{Device, DeviceName};
+use crate::device::DeviceName;
 use crate::faults::{Fault, Faults, Op};
 
 /// An area of so many clusters; its number is `number`.
@@ -68,11 +68,11 @@ fn clean_copies_stay_in_a_full_area_as_long_as_another_has_room() {
     let es: Vec<Entry> = pages[..511].iter().map(|page| put_one(&s, *page).unwrap()).collect();
     assert!(numbers(&s, &es).iter().all(|n| *n == 0) && s.area_stats()[0].state == AreaState::Full);
     assert!(s.keep_cached(es[0]) && s.keep_cached(es[1]));
-    s.maintain(&mut || ());
+    s.maintain();
     // Stored again as it is, it needs no write; changed, its slot is given to another page.
     let writes = s.area_stats()[0].writes;
     let mut out = [Err(StoreError::BadEntry)];
-    s.store_run(&[&pages[0]], &[Some(es[0])], Group::RUN, &mut out, &mut Scratch::new().unwrap());
+    s.store_run(&[&pages[0]], &[Some(es[0])], &mut out, &mut Scratch::new().unwrap());
     assert_eq!((out[0], s.area_stats()[0].writes), (Ok(Stored::Entry(es[0])), writes));
     s.drop_cached(es[1]);
     assert_eq!(put_one(&s, pages[1]), Ok(es[1]));
@@ -98,7 +98,7 @@ fn clean_copies_are_taken_back_when_others_have_used_up_the_quota() {
     assert!(all_are(&s, &stored, &more) && USED.load(Ordering::Relaxed) == limit);
     assert!(!s.keep_cached(stored[0]), "half of what it can have is used");
     stored.iter().for_each(|e| s.free(*e));
-    s.maintain(&mut || ());
+    s.maintain();
     assert!(s.stats().cached_now < 523, "in the background too");
 }
 
@@ -137,7 +137,7 @@ fn what_one_area_fails_to_write_another_takes() {
 #[test]
 fn an_area_that_works_again_is_used_again() {
     let s = store(0, [area(0, 9, 4), area(1, 5, 4)]);
-    let Device::File(device) = &s.areas.get(1).unwrap().device else { panic!() };
+    let Some(device) = &s.areas.get(1).unwrap().device else { panic!() };
     device.faults.set(Faults::new(Op::Device, Fault::Io, 0)).unwrap();
     let first = entries(&put(&s, &noises(0, 64)));
     assert!(numbers(&s, &first).iter().all(|n| *n == 1));
@@ -191,7 +191,7 @@ fn the_shrinker_leaves_areas_alone_that_rest() {
 #[test]
 fn what_comes_to_the_pool_while_an_area_rests_can_be_written_afterwards() {
     let s = store(1 << 20, [area(0, 0, 8)]);
-    let Device::File(device) = &s.areas.get(1).unwrap().device else { panic!() };
+    let Some(device) = &s.areas.get(1).unwrap().device else { panic!() };
     device.faults.set(Faults::new(Op::Device, Fault::Io, 0)).unwrap();
     // These are in RAM for good.
     entries(&put(&s, &noises(0, 128))).into_iter().for_each(|e| s.free(e));

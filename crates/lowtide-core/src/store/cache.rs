@@ -77,7 +77,7 @@ impl Store {
             self.drop_cached(e);
             return false;
         }
-        let Some(tag) = area.device.tag(e.offset(), page) else { return false };
+        let Some(tag) = area.device.as_ref().map(|device| device.tag(e.offset(), page)) else { return false };
         let same = |word| (word == Word::Cached(tag)).then_some(Word::Device(tag));
         // Counted first: a free, which subtracts, may follow at once.
         self.counters.stored_now.add(1);
@@ -94,10 +94,9 @@ impl Store {
     }
 
     /// Takes back slots that hold only a cache mark, if all areas are over half full; clusters that are free are punched out
-    /// where the area is set up so; and memory that was used to write, after which `step` is called: for who counts it
-    /// ([`Store::held_bytes`]). A little each time: for a background worker.
-    pub fn maintain(&self, step: &mut dyn FnMut()) {
-        self.give_back_batch(step);
+    /// where the area is set up so; and memory that was used to write. A little each time: for a background worker.
+    pub fn maintain(&self) {
+        self.give_back_batch();
         for area in self.areas.iter().filter(|area| !area.is_inherited()) {
             if self.word_cache().is_scarce(&area) {
                 area.reclaim_full(4, &self.word_cache());

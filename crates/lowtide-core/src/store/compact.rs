@@ -43,11 +43,6 @@ impl Store {
     /// progress are not disturbed. Returns whether there is more to do now: `false` when nothing is gained any more, or another
     /// thread is at it.
     pub fn compact(&self, pages: usize) -> bool {
-        self.compact_in_steps(pages, &mut || ())
-    }
-
-    /// As [`Store::compact`], and calls `step` whenever memory has gone back: for who counts it ([`Store::held_bytes`]).
-    pub fn compact_in_steps(&self, pages: usize, step: &mut dyn FnMut()) -> bool {
         let state = &self.compaction;
         let Some(mut walker) = state.walk.go_on(&self.areas) else { return false };
         if !state.walk.is_under_way() {
@@ -73,7 +68,7 @@ impl Store {
                 }
                 Some(Relocated::No) => {}
                 Some(Relocated::NoRoom) | None => {
-                    self.pool.let_go(step);
+                    self.pool.let_go();
                     walker.end();
                     return state.moved.load(Ordering::Relaxed) > 0;
                 }

@@ -28,6 +28,8 @@ impl Store {
     /// Consecutive slots for up to `pages` pages: those behind `behind`, where the latest ones ended, if they are free; else of
     /// the smallest power of two that holds them all, of which the rest is given back; or of the largest that there is.
     pub(super) fn alloc_folio(&self, pages: usize, slots: Slots, behind: &mut Option<Entry>) -> Option<Folio<'_>> {
+        let pages = pages.min(RUN);
+        #[cfg(feature = "lab")]
         let pages = pages.min(1 << self.largest_folio.load(Ordering::Relaxed));
         let whole = pages.checked_next_power_of_two().filter(|_| pages > 0)?.ilog2();
         let folio = self.alloc_behind(pages, slots, *behind).or_else(|| {

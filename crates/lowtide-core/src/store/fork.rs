@@ -14,7 +14,6 @@ use rustix::io::Errno;
 
 use super::table_word::Word;
 use super::{Image, Store, StoreError};
-use crate::device::Device;
 use crate::slot::{Area, IoCounts};
 
 /// Whether a slot's table word refers to it.
@@ -65,7 +64,7 @@ impl Store {
     /// Calls `f` with the number of the descriptor of each swap file that this process has open, those of its parents included.
     pub fn each_file(&self, f: &mut dyn FnMut(i32)) {
         for area in self.areas.iter() {
-            if let Device::File(device) = &area.device
+            if let Some(device) = &area.device
                 && device.raw_fd() >= 0
             {
                 f(device.raw_fd());
@@ -125,7 +124,7 @@ impl Store {
                 Some(_) => {}
                 None => area.leave_references(),
             }
-            if let Device::File(device) = &area.device {
+            if let Some(device) = &area.device {
                 parents[area.id() as usize] = device.raw_fd();
                 device.replace(None);
             }
@@ -138,7 +137,7 @@ impl Store {
         // SAFETY: the caller answers.
         unsafe { self.areas.after_fork(&is_empty) };
         for area in self.areas.iter() {
-            let Device::File(device) = &area.device else { continue };
+            let Some(device) = &area.device else { continue };
             match reopen(area.id(), parents[area.id() as usize]) {
                 Ok(fd) => device.replace(Some(fd)),
                 Err(errno) => result = result.and(Err(StoreError::Io { errno, offset: 0 })),

@@ -108,7 +108,7 @@ fn a_child_keeps_what_the_parent_frees_and_overwrites() {
             // New pages go to the child's own file, and come back.
             let (a, b) = (noise(7777), text(7778));
             let mut out = [Err(StoreError::Full); 2];
-            s.store_run(&[&a, &b], &[], Group::RUN, &mut out, &mut scratch);
+            s.store_run(&[&a, &b], &[], &mut out, &mut scratch);
             let [Ok(Stored::Entry(ea)), Ok(Stored::Entry(eb))] = out else { return 3 };
             if ea.area() == es[0].area() || !check(&s, &[ea, eb], &[a, b], &mut scratch) {
                 return 4;
@@ -196,7 +196,7 @@ fn in_ram_a_fork_is_a_copy() {
             }
             es.iter().for_each(|e| s.free(*e));
             let mut out = [Err(StoreError::BadEntry)];
-            s.store_run(&[&pages[3]], &[], Group::RUN, &mut out, &mut scratch);
+            s.store_run(&[&pages[3]], &[], &mut out, &mut scratch);
             if out[0].is_ok() && s.stats().stored_now == 1 { 0 } else { 2 }
         },
         || {},
@@ -241,8 +241,7 @@ fn a_child_has_what_was_recompressed_and_goes_on_with_the_round() {
     // So much that all stay in the pool, though none compresses to half.
     let s = store(8 << 20, file(8 * MIB));
     let pages: Vec<Page> = (0..1000).map(digits).collect();
-    let group = Group::new(7).unwrap();
-    let es = entries(&put_as(&s, group, &pages));
+    let es = entries(&put(&s, &pages));
     let mut scratch = Scratch::new().unwrap();
     while s.wants_recompression(ROUND_US) {
         s.recompress(100, ROUND_US, &mut scratch);
@@ -252,8 +251,7 @@ fn a_child_has_what_was_recompressed_and_goes_on_with_the_round() {
         while s.wants_recompression(2 * ROUND_US) {
             s.recompress(100, 2 * ROUND_US, scratch);
         }
-        let exact = s.group_stats(group).stored_bytes == s.stats().pool_stored_bytes;
-        s.stats().recompressed == by_this_process && exact && check(&s, &es, &pages, scratch)
+        s.stats().recompressed == by_this_process && check(&s, &es, &pages, scratch)
     };
     let mut child_scratch = Scratch::new().unwrap();
     in_child(
@@ -265,8 +263,7 @@ fn a_child_has_what_was_recompressed_and_goes_on_with_the_round() {
                 return 1;
             }
             es.iter().for_each(|e| s.free(*e));
-            let left = (s.stats().stored_now, s.stats().pool_bytes, s.group_stats(group).stored_bytes);
-            if left == (0, 0, 0) { 0 } else { 2 }
+            if (s.stats().stored_now, s.stats().pool_bytes) == (0, 0) { 0 } else { 2 }
         },
         || assert!(finish(&mut scratch, 1000)),
     );

@@ -7,10 +7,10 @@
 //! gathered is only where it goes on (`Scratch`), and it does not matter whether that is still true.
 
 use super::folio::{Folio, Results};
-use super::group::Insert;
+use super::objects::Insert;
 use super::table_word::{Made, Object, Word};
 use super::tier::{Slots, waits_for};
-use super::{Entry, Group, Page, Scratch, Store};
+use super::{Entry, Page, Scratch, Store};
 use crate::slot::CLUSTER_SLOTS;
 use crate::vm::PAGE_SIZE;
 
@@ -26,17 +26,10 @@ fn skipped(before: Entry, folio: &Folio<'_>) -> Option<usize> {
 impl Store {
     /// Keeps pages `which` of `pages`, which are for the device, in the pool until there are more, if they are few. Returns how
     /// many of them it has dealt with: the first ones.
-    pub(super) fn gather(
-        &self,
-        pages: &[&Page],
-        which: &[usize],
-        group: Group,
-        out: Results<'_>,
-        scratch: &mut Scratch,
-    ) -> usize {
+    pub(super) fn gather(&self, pages: &[&Page], which: &[usize], out: Results<'_>, scratch: &mut Scratch) -> usize {
         let Some(enough) = waits_for(which.len(), self.pool.limit()) else { return 0 };
         let mut done = 0;
-        while done < which.len() && self.pool_takes(group) {
+        while done < which.len() && self.pool.accepts() {
             let before = scratch.ends.on_device;
             let Some(folio) = self.alloc_folio(which.len() - done, Slots::Writable, &mut scratch.ends.on_device) else { break };
             let goes_on = !folio.slot.is_multiple_of(CLUSTER_SLOTS as u64);
@@ -45,9 +38,9 @@ impl Store {
                 None => self.write_gathered(before, scratch),
             }
             let mut kept = 0;
-            while kept < folio.pages && self.pool_takes(group) {
+            while kept < folio.pages && self.pool.accepts() {
                 let i = which[done + kept];
-                let Some(object) = self.keep(pages[i], Made::Stored, group, Insert::Anywhere) else { break };
+                let Some(object) = self.keep(pages[i], Made::Stored, Insert::Anywhere) else { break };
                 out[i] = self.publish(&folio.area, folio.slot + kept as u64, Word::Pool(object));
                 kept += 1;
             }

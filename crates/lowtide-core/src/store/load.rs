@@ -3,10 +3,11 @@
 use core::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
+use rustix::io::Errno;
 
 use super::table_word::{Made, Object, Word};
 use super::{Codec, Entry, Loaded, Page, RECOMPRESS_LEVEL, Scratch, Store, StoreError};
-use crate::device::ReadRun;
+use crate::device::{ReadRun, Tag};
 use crate::pool::Stale;
 use crate::slot::{Area, AreaRef};
 use crate::vm::PAGE_SIZE;
@@ -36,7 +37,7 @@ impl Store {
                     let mut run = [ReadRun { slot: e.offset(), into: core::slice::from_mut(into), result: Ok(()) }];
                     self.read(&area, &mut run);
                     run[0].result.map_err(|errno| StoreError::Io { errno, offset: e.offset() * PAGE_SIZE as u64 })?;
-                    if area.device.open(e.offset(), tag, into) {
+                    if is_page(&area, e, tag, into) {
                         Ok(Loaded::Device)
                     } else if place.load(Ordering::Acquire) == raw {
                         Err(self.corrupt(e))
@@ -139,7 +140,10 @@ impl Store {
 
     /// Reads runs of sealed pages, and counts.
     fn read(&self, area: &Area, runs: &mut [ReadRun<'_>]) {
-        area.device.read_runs(runs);
+        match &area.device {
+            Some(device) => device.read_runs(runs),
+            None => runs.iter_mut().for_each(|run| run.result = Err(Errno::NODEV)),
+        }
         for run in runs {
             area.io.reads.add(1);
             match run.result {
@@ -161,10 +165,15 @@ fn device_run(area: &AreaRef<'_>, entries: &[Entry]) -> usize {
     entries.iter().enumerate().take_while(follows).count()
 }
 
+/// Opens a page that was read from its entry's slot. False: it is not the page that got this tag there.
+fn is_page(area: &Area, e: Entry, tag: Tag, page: &mut Page) -> bool {
+    area.device.as_ref().is_some_and(|device| device.open(e.offset(), tag, page))
+}
+
 /// Opens a page that was read from its entry's slot. False: it can't be, or the entry changed meanwhile.
 fn opened(area: &Area, e: Entry, page: &mut Page) -> bool {
     let Some(place) = area.word(e.offset()) else { return false };
     let raw = place.load(Ordering::Acquire);
     let Word::Device(tag) = Word::decode(raw) else { return false };
-    area.device.open(e.offset(), tag, page) && place.load(Ordering::Acquire) == raw
+    is_page(area, e, tag, page) && place.load(Ordering::Acquire) == raw
 }

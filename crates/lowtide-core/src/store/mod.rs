@@ -17,8 +17,8 @@ mod folio;
 mod fork;
 mod free;
 mod gather;
-mod group;
 mod load;
+mod objects;
 mod recompress;
 mod scratch;
 mod shrink;
@@ -31,24 +31,26 @@ mod walk;
 mod worth;
 mod write_out;
 
+use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU8, Ordering};
 
-use crate::device::{Device, DeviceName, FileDevice, NoDevice};
+use crate::device::{DeviceName, FileDevice};
+use crate::ledger::Ledger;
 use crate::pool::Pool;
-use crate::slot::{Area, AreaConfig, Areas, Fills, IoCounts, MAX_ORDER};
+#[cfg(feature = "lab")]
+use crate::slot::MAX_ORDER;
+use crate::slot::{Area, AreaConfig, Areas, Fills, IoCounts};
 use crate::vm::PAGE_SIZE;
 use compact::Compaction;
 use counters::Counters;
-use group::Groups;
 use recompress::Recompressor;
 use shrink::Shrinker;
 
 pub use crate::codec::Codec;
-pub use crate::slot::{Entry, Image, Policy, Quota};
+pub use crate::slot::{Entry, Image, Quota};
 pub use crate::vm::Page;
 pub use fill_words::{FILL_WORDS, FillWord, FillWords};
 pub use free::Freer;
-pub use group::{GROUPS, Group, GroupStats};
 pub use recompress::{ROUND_US, Recompressed};
 pub use scratch::Scratch;
 pub use shrink::Shrunk;
@@ -74,8 +76,8 @@ pub struct Store {
     compaction: Compaction,
     shrinker: Shrinker,
     recompressor: Recompressor,
-    groups: Groups,
     /// Order of the largest folio.
+    #[cfg(feature = "lab")]
     largest_folio: AtomicU8,
 }
 
@@ -97,13 +99,13 @@ impl Store {
             compaction: Compaction::default(),
             shrinker: Shrinker::new().map_err(|_| StoreError::NoMemory)?,
             recompressor: Recompressor::default(),
-            groups: Groups::new(cfg.accept_percent),
+            #[cfg(feature = "lab")]
             largest_folio: AtomicU8::new(MAX_ORDER as u8),
         };
         // Pages that shrink to a sixteenth would fill this; the table takes memory only where it is used.
         let mut slots = (ram.max(cfg.pool_limit) / PAGE_SIZE * 16) as u64;
         loop {
-            match Area::new(Device::None(NoDevice), AreaConfig { slots, ..AreaConfig::default() }) {
+            match Area::new(None, AreaConfig { slots, ..AreaConfig::default() }) {
                 Ok(area) => {
                     store.areas.add(area, false)?;
                     break;
@@ -128,29 +130,30 @@ impl Store {
         let cfg = AreaConfig {
             slots,
             priority: file.priority,
-            policy: file.policy,
             rotating: file.rotating,
             discard: file.discard,
             shared: true,
             quota: file.quota,
-            #[cfg(feature = "baselines")]
+            #[cfg(feature = "lab")]
+            policy: file.policy,
+            #[cfg(feature = "lab")]
             area_lock: file.area_lock,
         };
-        self.areas.add(Area::new(Device::File(device), cfg)?, true)?;
+        self.areas.add(Area::new(Some(device), cfg)?, true)?;
         // Release: pairs with the Acquire in `has_device`. Who sees it finds the area.
         self.own.fetch_add(1, Ordering::Release);
         Ok(())
     }
 
-    /// Pages get slots together, from now on, in folios of up to 2^`order` pages; of the largest size if it is more. For
-    /// experiments: without, the largest.
+    /// Pages get slots together, from now on, in folios of up to 2^`order` pages; of the largest size if it is more.
+    #[cfg(feature = "lab")]
     pub fn limit_folios(&self, order: u32) {
         self.largest_folio.store(order.min(MAX_ORDER) as u8, Ordering::Relaxed);
     }
 
     /// The name of the device behind an entry.
     pub fn device_of(&self, e: Entry) -> DeviceName {
-        self.areas.get(e.area()).map_or(DeviceName::default(), |area| area.device.name())
+        self.areas.get(e.area()).and_then(|area| Some(area.device.as_ref()?.name())).unwrap_or_default()
     }
 
     /// Whether this process has an area with a device of its own.
@@ -162,7 +165,7 @@ impl Store {
     /// Whether an area with a device takes new pages now: it works, and there are slots within the quota, as far as is known
     /// without looking at every cluster. (Pages of the pool that have their slots there may be written all the same.)
     pub fn devices_have_room(&self) -> bool {
-        self.areas.iter().any(|area| area.device.takes_pages() && area.unavailable().is_none() && !area.is_full())
+        self.areas.iter().any(|area| area.device.is_some() && area.unavailable().is_none() && !area.is_full())
     }
 
     /// Figures, each exact by itself, not a snapshot of one moment together.
@@ -178,8 +181,8 @@ impl Store {
             stats.device_errors += io.errors.get();
         };
         self.retired.iter().for_each(&mut count);
-        self.areas.iter().filter(|area| area.device.takes_pages()).for_each(|area| count(&area.io));
-        for area in self.areas.iter().filter(|area| area.device.takes_pages()) {
+        self.areas.iter().filter(|area| area.device.is_some()).for_each(|area| count(&area.io));
+        for area in self.areas.iter().filter(|area| area.device.is_some()) {
             if !area.is_inherited() {
                 stats.file_bytes += area.opened_bytes();
             }
@@ -222,8 +225,9 @@ impl Store {
             stats.errors += io.errors.get();
         };
         all.iter_mut().zip(&self.retired).for_each(|(stats, io)| count(stats, io));
-        for area in self.areas.iter().filter(|area| area.device.takes_pages()) {
-            let Some(stats) = all.get_mut(usize::from(area.device.name().number)) else { continue };
+        for area in self.areas.iter() {
+            let number = area.device.as_ref().map(|device| usize::from(device.name().number));
+            let Some(stats) = number.and_then(|number| all.get_mut(number)) else { continue };
             count(stats, &area.io);
             if !area.is_inherited() {
                 stats.used += area.io.pages.get() * PAGE_SIZE as u64;
@@ -242,8 +246,9 @@ impl Store {
     /// Looks at each cluster, under its lock.
     pub fn area_fills(&self) -> [Fills; MAX_AREAS] {
         let mut all = [Fills::default(); MAX_AREAS];
-        for area in self.areas.iter().filter(|area| area.device.takes_pages() && !area.is_inherited()) {
-            if let Some(fills) = all.get_mut(usize::from(area.device.name().number)) {
+        for area in self.areas.iter().filter(|area| !area.is_inherited()) {
+            let number = area.device.as_ref().map(|device| usize::from(device.name().number));
+            if let Some(fills) = number.and_then(|number| all.get_mut(number)) {
                 fills.add(area.fills());
             }
         }
@@ -255,13 +260,14 @@ impl Store {
         self.pool.set_limit(bytes);
     }
 
-    /// Bytes of memory behind the pool's frames (those that hold objects, and those freed whose memory was not given back yet)
-    /// and the shrinker's buffer. Exact when no other call is in flight.
-    pub fn held_bytes(&self) -> usize {
-        self.pool.held_bytes() + self.shrinker.held_bytes()
+    /// Tells `ledger` of the memory behind the pool's frames (those that hold objects, and those freed whose memory was not
+    /// given back yet) and of the shrinker's buffer: what there is, and from now on what comes and goes.
+    pub fn count_in(&mut self, ledger: &Arc<dyn Ledger>) {
+        self.pool.count_in(ledger);
+        self.shrinker.count_in(ledger);
     }
 
-    /// Addresses of the memory that [`Store::held_bytes`] is about.
+    /// Addresses of the memory that [`Store::count_in`] is about.
     pub fn addresses(&self) -> [core::ops::Range<usize>; 2] {
         [self.pool.addresses(), self.shrinker.addresses()]
     }
@@ -271,14 +277,15 @@ impl Store {
         self.areas.iter().map(|area| area.table_bytes()).sum::<usize>() + self.pool.table_bytes()
     }
 
-    /// How often the locks of the clusters of all areas were taken. For experiments: takes each of them.
+    /// How often the locks of the clusters of all areas were taken: takes each of them.
+    #[cfg(feature = "lab")]
     pub fn cluster_locks(&self) -> u64 {
         self.areas.iter().map(|area| area.lock_acquisitions().0).sum()
     }
 
-    /// Gives the memory that the pool keeps at hand for new objects back to the kernel, and calls `step` after each batch.
-    pub fn drain_frames(&self, step: &mut dyn FnMut()) {
-        self.pool.drain_frames(step);
+    /// Gives the memory that the pool keeps at hand for new objects back to the kernel.
+    pub fn drain_frames(&self) {
+        self.pool.drain_frames();
     }
 }
 

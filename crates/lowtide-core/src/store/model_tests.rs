@@ -26,12 +26,10 @@ fn page(kind: Kind, seed: u64) -> Page {
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// By a group of that number.
-    Store(u8, Vec<Kind>),
+    Store(Vec<Kind>),
     Load(prop::sample::Index, usize),
     Free(prop::sample::Index),
     Limit(usize),
-    GroupLimit(u8, usize),
     Compact(usize),
     Shrink(usize),
     /// With half a round of time in between.
@@ -43,11 +41,10 @@ enum Op {
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let kind = prop_oneof![1 => Just(Kind::Zero), 1 => Just(Kind::Same), 3 => Just(Kind::Text), 3 => Just(Kind::Digits), 2 => Just(Kind::Noise)];
     let op = prop_oneof![
-        4 => (0u8..4, prop::collection::vec(kind, 1..40)).prop_map(|(group, kinds)| Op::Store(group, kinds)),
+        4 => prop::collection::vec(kind, 1..40).prop_map(Op::Store),
         3 => (any::<prop::sample::Index>(), 1usize..20).prop_map(|(i, n)| Op::Load(i, n)),
         30 => any::<prop::sample::Index>().prop_map(Op::Free),
         1 => (0usize..40).prop_map(|frames| Op::Limit(frames * 4096)),
-        1 => (1u8..4, 0usize..15).prop_map(|(group, pages)| Op::GroupLimit(group, pages * 4096)),
         2 => (1usize..40).prop_map(Op::Compact),
         2 => (1usize..100_000).prop_map(Op::Shrink),
         6 => (1usize..100).prop_map(Op::Recompress),
@@ -60,7 +57,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 /// What a store should hold.
 #[derive(Default)]
 struct Model {
-    pages: HashMap<Entry, (Group, Page)>,
+    pages: HashMap<Entry, Page>,
     order: Vec<Entry>,
     seed: u64,
     now_us: u64,
@@ -71,23 +68,18 @@ impl Model {
         let mut scratch = Scratch::new().unwrap();
         for op in ops {
             match op {
-                Op::Store(group, kinds) => {
-                    let group = Group::new(*group).unwrap();
-                    let before = s.group_stats(group);
+                Op::Store(kinds) => {
                     let pages: Vec<Page> = kinds.iter().map(|k| (self.seed += 1, page(*k, self.seed)).1).collect();
-                    for (r, page) in put_with(s, group, &pages, &mut scratch).into_iter().zip(pages) {
+                    for (r, page) in put_with(s, &pages, &mut scratch).into_iter().zip(pages) {
                         match r {
                             Ok(Stored::Zero) => prop_assert!(page == [0; 4096]),
                             Ok(Stored::Entry(e)) => {
-                                prop_assert!(self.pages.insert(e, (group, page)).is_none(), "an entry was given out twice");
+                                prop_assert!(self.pages.insert(e, page).is_none(), "an entry was given out twice");
                                 self.order.push(e);
                             }
                             Err(error) => prop_assert_eq!(error, StoreError::Full),
                         }
                     }
-                    // One object may pass the limit, and what was there before may stay.
-                    let most = before.limit.saturating_add(4095).max(before.stored_bytes);
-                    prop_assert!(group == Group::RUN || s.group_stats(group).stored_bytes <= most);
                 }
                 Op::Load(at, n) if !self.order.is_empty() => {
                     let at = at.index(self.order.len());
@@ -96,7 +88,7 @@ impl Model {
                     let mut out = std::vec![Err(StoreError::Full); es.len()];
                     s.load_run(es, &mut into, &mut out, &mut scratch);
                     for ((e, page), r) in es.iter().zip(&into).zip(&out) {
-                        prop_assert!(r.is_ok() && self.pages[e].1 == *page);
+                        prop_assert!(r.is_ok() && self.pages[e] == *page);
                     }
                 }
                 Op::Free(at) if !self.order.is_empty() => {
@@ -106,7 +98,6 @@ impl Model {
                     prop_assert_eq!(s.load(e, &mut [0; 4096], &mut scratch), Err(StoreError::BadEntry));
                 }
                 Op::Limit(bytes) => s.set_pool_limit(*bytes),
-                Op::GroupLimit(group, bytes) => s.set_group_limit(Group::new(*group).unwrap(), *bytes),
                 Op::Compact(pages) => drop(s.compact(*pages)),
                 Op::Shrink(bytes) => {
                     let shrunk = s.shrink(*bytes, &mut scratch);
@@ -120,7 +111,7 @@ impl Model {
                     prop_assert_eq!(s.stats().pool_stored_bytes + done.bytes_saved, before);
                 }
                 Op::Rest(at) => {
-                    let own: Vec<_> = s.areas.iter().filter(|a| a.device.takes_pages() && !a.is_inherited()).collect();
+                    let own: Vec<_> = s.areas.iter().filter(|a| a.device.is_some() && !a.is_inherited()).collect();
                     if !own.is_empty() {
                         own[at.index(own.len())].failed(Errno::IO);
                     }
@@ -129,10 +120,8 @@ impl Model {
                 _ => {}
             }
             prop_assert_eq!(s.stats().stored_now, self.pages.len() as u64);
-            for group in (0..4).filter_map(Group::new) {
-                let objects = self.pages.iter().filter(|(_, (of, _))| *of == group).map(|(e, _)| object_len(s, *e));
-                prop_assert_eq!(s.group_stats(group).stored_bytes, objects.sum::<usize>(), "{:?}", group);
-            }
+            let objects = self.pages.keys().map(|e| object_len(s, *e));
+            prop_assert_eq!(s.stats().pool_stored_bytes, objects.sum::<usize>());
         }
         Ok(())
     }
@@ -141,7 +130,7 @@ impl Model {
     fn finish(self, s: &Store) -> Result<(), TestCaseError> {
         while s.compact(100) {}
         for e in self.order {
-            prop_assert_eq!(get(s, e).unwrap().1, self.pages[&e].1);
+            prop_assert_eq!(get(s, e).unwrap().1, self.pages[&e]);
             s.free(e);
         }
         let stats = s.stats();
@@ -241,8 +230,6 @@ fn threads_get_their_own_bytes_back() {
     for file in [file(6 * MIB), None] {
         let with_file = file.is_some();
         let s = store(100 * 4096, file);
-        s.set_group_limit(Group::new(1).unwrap(), 10 * 4096);
-        s.set_group_limit(Group::new(2).unwrap(), 0);
         let stop = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             let (s, stop) = (&s, &stop);
@@ -278,7 +265,6 @@ fn threads_get_their_own_bytes_back() {
         assert_eq!((stats.stored_now, stats.on_device_now, stats.pool_bytes, stats.pool_stored_bytes), (0, 0, 0, 0));
         assert_eq!((stats.bad_frees, stats.device_errors, stats.corrupt), (0, 0, 0));
         assert_eq!(stats.device_write_ios > 100, with_file);
-        assert!((0..16).all(|group| s.group_stats(Group::new(group).unwrap()).stored_bytes == 0));
         assert!(stats.recompressed > 0, "nothing was recompressed: the test says nothing about it");
     }
 }
@@ -298,7 +284,7 @@ fn hammer(s: &Store, t: u64) {
         if held.len() < 250 {
             let ids: Vec<u64> = (0..x >> 60).map(|k| t << 40 | i << 8 | k).collect();
             let pages: Vec<Page> = ids.iter().map(|id| make(*id)).collect();
-            for (r, id) in put_with(s, Group::new(t as u8).unwrap(), &pages, &mut scratch).into_iter().zip(ids) {
+            for (r, id) in put_with(s, &pages, &mut scratch).into_iter().zip(ids) {
                 match r {
                     Ok(Stored::Entry(e)) => held.push((e, id)),
                     Ok(Stored::Zero) => panic!(),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::vec::Vec;
 
-use super::group::Insert;
+use super::objects::Insert;
 use super::table_word::{Made, Object, Word};
 use super::tests::{digits, entries};
 use super::*;
@@ -36,7 +36,7 @@ fn program(store: &Store, me: u64) {
         let seeds: Vec<u64> = (0..thread_rng().gen_range(0..3)).map(|i| me << 16 | step << 8 | i).collect();
         let pages: Vec<Page> = seeds.iter().map(|seed| digits(*seed)).collect();
         let mut out = std::vec![Err(StoreError::Full); pages.len()];
-        store.store_run(&pages.iter().collect::<Vec<_>>(), &[], Group::new(me as u8).unwrap(), &mut out, &mut scratch);
+        store.store_run(&pages.iter().collect::<Vec<_>>(), &[], &mut out, &mut scratch);
         held.extend(entries(&out).into_iter().zip(seeds));
         if !held.is_empty() {
             check(&held, thread_rng().gen_range(0..held.len()), &mut scratch);
@@ -62,7 +62,7 @@ fn model(worker: Worker, at_once: bool) -> usize {
         let mut scratch = Scratch::new().unwrap();
         let pages: Vec<Page> = (0..4).map(|i| digits(1 << 32 | i)).collect();
         let mut out = [Err(StoreError::Full); 4];
-        store.store_run(&pages.iter().collect::<Vec<_>>(), &[], Group::RUN, &mut out, &mut scratch);
+        store.store_run(&pages.iter().collect::<Vec<_>>(), &[], &mut out, &mut scratch);
         let (count, s, t, u) = (count.clone(), store.clone(), store.clone(), store.clone());
         let jobs: [std::boxed::Box<dyn FnOnce() + Send>; 4] = [
             std::boxed::Box::new(move || {
@@ -98,9 +98,8 @@ fn model(worker: Worker, at_once: bool) -> usize {
         // Whoever stores compacts a little, too: that pass may not be over, and its spans go back when it is.
         while store.compact(64) {}
         let stats = store.stats();
-        let accounts = [1, 2].map(|group| store.group_stats(Group::new(group).unwrap()).stored_bytes);
-        let left = (stats.stored_now, stats.pool_bytes, stats.bad_frees, accounts);
-        assert_eq!(left, (0, 0, 0, [0, 0]), "something is left");
+        let left = (stats.stored_now, stats.pool_bytes, stats.pool_stored_bytes, stats.bad_frees);
+        assert_eq!(left, (0, 0, 0, 0), "something is left");
     };
     let mut config = Config::new();
     config.stack_size = 1 << 18;
@@ -138,7 +137,7 @@ fn wrongly(store: &Store, scratch: &mut Scratch, step: fn(&Store, &AreaRef<'_>, 
         let new = match store.unpack(old, &mut page, scratch) {
             Ok(true) => Codec::Zstd(1)
                 .compress(&page, &mut scratch.workspace)
-                .and_then(|len| store.keep(&scratch.workspace.bytes[..len], Made::Recompressed, old.group, Insert::Anywhere)),
+                .and_then(|len| store.keep(&scratch.workspace.bytes[..len], Made::Recompressed, Insert::Anywhere)),
             _ => None,
         };
         match new {
@@ -152,11 +151,7 @@ fn wrongly(store: &Store, scratch: &mut Scratch, step: fn(&Store, &AreaRef<'_>, 
 
 /// Takes an object out of the pool, if it is there.
 fn remove(store: &Store, object: Object) {
-    if store.pool.remove(object.handle).is_ok()
-        && let Some(account) = store.groups.of(object.group)
-    {
-        account.held.fetch_sub(object.handle.object_len(), Ordering::Relaxed);
-    }
+    let _ = store.pool.remove(object.handle);
 }
 
 /// Bug: the old object goes before the word names the new one.

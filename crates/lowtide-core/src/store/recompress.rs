@@ -7,7 +7,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::group::Insert;
+use super::objects::Insert;
 use super::table_word::{Made, Object, Word};
 use super::walk::Walk;
 use super::{Codec, Page, RECOMPRESS_LEVEL, Scratch, Store, claim};
@@ -149,7 +149,7 @@ impl Store {
         }
         let data = &scratch.workspace.bytes[..len];
         // Into room that is there: the pool shall not grow to become smaller. At first there may be none.
-        let keep = |how| self.keep(data, Made::Recompressed, old.group, how);
+        let keep = |how| self.keep(data, Made::Recompressed, how);
         match keep(Insert::IntoRoom) {
             None if self.pool.accepts() && self.pool.has_room_for_span() => keep(Insert::Anywhere).ok_or(NoRoom).map(Some),
             kept => kept.ok_or(NoRoom).map(Some),

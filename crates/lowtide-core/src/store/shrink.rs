@@ -6,19 +6,20 @@
 //!
 //! How a page goes, and why nothing is lost, is in `claim.rs`.
 
+use alloc::sync::Arc;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 use arrayvec::ArrayVec;
 use rustix::io::Errno;
 
-use super::group::GroupSet;
 use super::table_word::{Object, Word};
 use super::tier::ENOUGH;
 use super::worth::Worth;
 use super::write_out::{ended, is_no_space};
 use super::{Page, Scratch, Store, claim};
 use crate::device::{SealRun, Tag};
+use crate::ledger::{Ledger, Uncounted};
 use crate::slot::{Area, AreaRef, CLUSTER_SLOTS, Clock, Row, Visit};
 use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
 
@@ -55,8 +56,9 @@ pub(super) struct Shrinker {
     nothing_worth: AtomicBool,
     /// A [`Batch`]. Takes memory only while it is used.
     batch: Mapping,
-    /// Bytes of memory behind it.
+    /// Bytes of memory behind it, of which `ledger` is told.
     held: AtomicUsize,
+    ledger: Arc<dyn Ledger>,
 }
 
 /// Pages that are unpacked, or whose memory is given back, between two looks at how much memory that takes: as many as one
@@ -88,6 +90,7 @@ impl Shrinker {
             nothing_worth: AtomicBool::new(false),
             batch: vm::map(size_of::<Batch>(), OnFork::Copy)?,
             held: AtomicUsize::new(0),
+            ledger: Arc::new(Uncounted),
         })
     }
 
@@ -96,6 +99,12 @@ impl Shrinker {
         // Acquire: pairs with the Release with which `Taken` is dropped.
         // Not `then_some`: a value that is not handed out would be dropped, and that lets go of the memory.
         (!self.busy.swap(true, Ordering::Acquire)).then(|| Taken(self))
+    }
+
+    /// Tells `ledger` what memory it holds, from now on whenever that changes.
+    pub(super) fn count_in(&mut self, ledger: &Arc<dyn Ledger>) {
+        ledger.add(self.held_bytes() as isize);
+        self.ledger = ledger.clone();
     }
 
     /// Bytes of memory that it holds.
@@ -120,16 +129,14 @@ impl Taken<'_> {
         unsafe { &mut *self.0.batch.as_ptr().cast::<Batch>() }
     }
 
-    /// Gives the memory back to the kernel, but for what gathered pages take, which come often, and calls `step` after each
-    /// part.
-    fn discard(&mut self, step: &mut dyn FnMut()) {
+    /// Gives the memory back to the kernel, but for what gathered pages take, which come often.
+    fn discard(&mut self) {
         for first in (ENOUGH..CLUSTER_SLOTS).step_by(COUNTED_AT_ONCE) {
             let bits = &mut self.get().touched[first / 64];
             if core::mem::take(bits) != 0 {
                 // SAFETY: nobody else uses it, and `&mut self` says that there is no reference into it.
                 unsafe { self.0.batch.discard(HEAD + first * PAGE_SIZE, COUNTED_AT_ONCE * PAGE_SIZE) };
                 self.count();
-                step();
             }
         }
     }
@@ -137,7 +144,9 @@ impl Taken<'_> {
     /// Counts what memory there is.
     fn count(&mut self) {
         let pages: u32 = self.get().touched.iter().map(|bits| bits.count_ones()).sum();
-        self.0.held.store(HEAD + pages as usize * PAGE_SIZE, Ordering::Relaxed);
+        let held = HEAD + pages as usize * PAGE_SIZE;
+        let before = self.0.held.swap(held, Ordering::Relaxed);
+        self.0.ledger.add(held as isize - before as isize);
     }
 }
 
@@ -157,10 +166,10 @@ impl Drop for Shrinker {
 }
 
 impl Store {
-    /// Bytes of objects that [`Store::shrink`] should make leave the pool: 0 between calls while the pool and all groups are
-    /// below their high marks, and without a device that can be written to now.
+    /// Bytes of objects that [`Store::shrink`] should make leave the pool: 0 between calls while the pool is below its
+    /// high mark, and without a device that can be written to now.
     pub fn wants_shrinking(&self) -> usize {
-        match self.excess().0 {
+        match self.pool.excess() {
             excess @ 1.. if self.areas.iter().any(|area| area.takes_writes()) => excess,
             _ => 0,
         }
@@ -168,37 +177,22 @@ impl Store {
 
     /// Writes clusters of pages from the pool to their devices until objects of `bytes` bytes have left, or no page is left
     /// that can be written (those that got their slots from a parent, without a device, or on one that fails can't); all of it
-    /// or nothing of a cluster, unless the device fails meanwhile. Only pages of groups that are over their limits are written,
-    /// if there are such and the pool is not over its own. Loads and frees in progress are not disturbed. Nothing happens while
-    /// another thread is at it.
+    /// or nothing of a cluster, unless the device fails meanwhile. Loads and frees in progress are not disturbed. Nothing happens
+    /// while another thread is at it.
     pub fn shrink(&self, bytes: usize, scratch: &mut Scratch) -> Shrunk {
-        self.shrink_in_steps(bytes, scratch, &mut || ())
-    }
-
-    /// As [`Store::shrink`], and calls `step` before each write, and now and then while pages are unpacked for it: for who
-    /// counts what memory that takes ([`Store::held_bytes`]).
-    pub fn shrink_in_steps(&self, bytes: usize, scratch: &mut Scratch, step: &mut dyn FnMut()) -> Shrunk {
         let mut shrunk = Shrunk::default();
         if bytes == 0 {
             return shrunk;
         }
         let Some(mut batch) = self.shrinker.take() else { return shrunk };
-        let whose = match self.excess() {
-            (0, _) => GroupSet::ALL,
-            (_, whose) => whose,
-        };
-        // Of some groups' pages the average is not known.
-        let worth = match whose {
-            GroupSet::ALL => Worth::among(self.pool.stored_bytes(), self.pool.objects()),
-            _ => Worth::ANY,
-        };
+        let worth = Worth::among(self.pool.stored_bytes(), self.pool.objects());
         // From where the hand is: the first round may only take marks away, the last one takes what is worth no write, too.
         let mut rounds = 0;
         while shrunk.bytes < bytes && rounds <= LAST_ROUND {
             let Some((area, cluster)) = self.next_cluster(&mut rounds) else { break };
-            if self.has_pages_of(whose, &area, cluster) && area.ages.visit(cluster, Clock::Writing) == Visit::Old {
+            if area.ages.visit(cluster, Clock::Writing) == Visit::Old {
                 let slots = slots_of(cluster);
-                let lens = lens_of(&area, slots.clone(), whose);
+                let lens = lens_of(&area, slots.clone());
                 let mut chosen = worth.choose(&lens);
                 if chosen.contains(&true) {
                     self.shrinker.nothing_worth.store(false, Ordering::Relaxed);
@@ -206,25 +200,24 @@ impl Store {
                     self.shrinker.nothing_worth.store(true, Ordering::Relaxed);
                     chosen = Worth::ANY.choose(&lens);
                 }
-                if whose != GroupSet::ALL || lens.iter().zip(chosen).any(|(len, chosen)| *len > 0 && !chosen) {
+                if lens.iter().zip(chosen).any(|(len, chosen)| *len > 0 && !chosen) {
                     // For those that are not written now.
                     area.ages.left(cluster, Clock::Writing);
                 }
-                let wanted = |i: usize, object: Object| chosen[i] && whose.has(object.group);
-                self.unpack_slots(&area, slots.clone(), &wanted, &mut batch, scratch, step);
+                self.unpack_slots(&area, slots.clone(), &|i, _| chosen[i], &mut batch, scratch);
                 self.write_slots(&area, slots, batch.get(), &mut shrunk);
             }
         }
         shrunk
     }
 
-    /// Gives memory back that was used to write clusters, if none are to be written now, and calls `step` after each part.
-    pub(super) fn give_back_batch(&self, step: &mut dyn FnMut()) {
+    /// Gives memory back that was used to write clusters, if none are to be written now.
+    pub(super) fn give_back_batch(&self) {
         if self.shrinker.held_bytes() > KEPT
             && self.wants_shrinking() == 0
             && let Some(mut batch) = self.shrinker.take()
         {
-            batch.discard(step);
+            batch.discard();
         }
     }
 
@@ -238,7 +231,7 @@ impl Store {
         scratch: &mut Scratch,
     ) {
         let Some(mut batch) = self.shrinker.take() else { return };
-        self.unpack_slots(area, slots.clone(), &|_, object| wanted(object), &mut batch, scratch, &mut || ());
+        self.unpack_slots(area, slots.clone(), &|_, object| wanted(object), &mut batch, scratch);
         self.write_slots(area, slots, batch.get(), &mut Shrunk::default());
     }
 
@@ -270,7 +263,6 @@ impl Store {
         wanted: &dyn Fn(usize, Object) -> bool,
         taken: &mut Taken<'_>,
         scratch: &mut Scratch,
-        step: &mut dyn FnMut(),
     ) {
         taken.get().claimed.fill(0);
         let mut uncounted = 0;
@@ -290,11 +282,9 @@ impl Store {
             if uncounted == COUNTED_AT_ONCE {
                 uncounted = 0;
                 taken.count();
-                step();
             }
         }
         taken.count();
-        step();
     }
 
     /// Writes what [`Store::unpack_slots`] has claimed.
@@ -329,7 +319,10 @@ impl Store {
             }
             (at, pages, tags) = (at + len, other_pages, other_tags);
         }
-        area.device.write_in_place(&mut runs);
+        match &area.device {
+            Some(device) => device.write_in_place(&mut runs),
+            None => runs.iter_mut().for_each(|run| run.result = Err(Errno::NODEV)),
+        }
         // After the write: nobody is to wait for slots that long.
         let mut row = Row::new(&**area);
         for run in runs {
@@ -378,14 +371,12 @@ fn slots_of(cluster: usize) -> Range<u64> {
     first..first + CLUSTER_SLOTS as u64
 }
 
-/// Bytes of the objects in the pool of each slot; 0 where there is none, or another group's.
-fn lens_of(area: &Area, slots: Range<u64>, whose: GroupSet) -> [u16; CLUSTER_SLOTS] {
+/// Bytes of the objects in the pool of each slot; 0 where there is none.
+fn lens_of(area: &Area, slots: Range<u64>) -> [u16; CLUSTER_SLOTS] {
     let mut lens = [0; CLUSTER_SLOTS];
     for (len, slot) in lens.iter_mut().zip(slots) {
         let word = area.word(slot).map(|word| Word::decode(word.load(Ordering::Relaxed)));
-        if let Some(Word::Pool(object)) = word
-            && whose.has(object.group)
-        {
+        if let Some(Word::Pool(object)) = word {
             *len = object.handle.object_len() as u16;
         }
     }

@@ -1,6 +1,8 @@
 use super::super::tests::{entries, file, get, put, put_one, store, text};
 use super::*;
 use crate::store::{Entry, Loaded, Page};
+use std::boxed::Box;
+use std::sync::{Mutex, OnceLock};
 use std::vec::Vec;
 
 const MIB: u64 = 1 << 20;
@@ -41,16 +43,33 @@ fn a_cluster_is_written_with_one_io_and_reads_back() {
     assert_eq!((s.stats().stored_now, s.stats().on_device_now, s.areas.get(1).unwrap().used()), (0, 0, 1));
 }
 
+/// Looks at a store whenever that tells of memory: writes so far, bytes counted, bytes there.
+#[derive(Debug, Default)]
+struct Watch {
+    store: OnceLock<&'static Store>,
+    seen: Mutex<Vec<(u64, usize, usize)>>,
+}
+
+impl Ledger for Watch {
+    fn add(&self, _bytes: isize) {
+        let Some(s) = self.store.get() else { return };
+        let there = s.shrinker.batch.populated_pages() * PAGE_SIZE;
+        self.seen.lock().unwrap().push((s.stats().device_write_ios, s.shrinker.held_bytes(), there));
+    }
+}
+
 #[test]
 fn what_it_unpacks_is_counted_before_it_is_written() {
-    let s = store(16 << 20, file(16 * MIB));
+    let watch = Arc::new(Watch::default());
+    let mut s = store(16 << 20, file(16 * MIB));
+    s.count_in(&(watch.clone() as Arc<dyn Ledger>));
+    let s: &'static Store = Box::leak(Box::new(s));
     // A cluster with gaps.
-    let es = entries(&put(&s, &texts(0, 512)));
+    let es = entries(&put(s, &texts(0, 512)));
     es.iter().skip(63).step_by(64).for_each(|e| s.free(*e));
-    let mut counted = Vec::new();
-    let shrunk = s.shrink_in_steps(1, &mut Scratch::new().unwrap(), &mut || {
-        counted.push((s.stats().device_write_ios, s.shrinker.held_bytes(), s.shrinker.batch.populated_pages() * PAGE_SIZE));
-    });
+    watch.store.set(s).unwrap();
+    let shrunk = shrink(s, 1);
+    let counted: Vec<_> = watch.seen.lock().unwrap().iter().copied().filter(|(writes, ..)| *writes == 0).collect();
     // But for the page of tags, which the write fills in.
     let after = |pages: usize| (0, HEAD + pages * PAGE_SIZE, HEAD + pages * PAGE_SIZE - PAGE_SIZE);
     assert_eq!((shrunk.pages, counted[0], counted.last()), (504, after(COUNTED_AT_ONCE), Some(&after(504))));

@@ -3,10 +3,10 @@
 use arrayvec::ArrayVec;
 
 use super::folio::{Chunk, RUN, Results};
-use super::group::Insert;
+use super::objects::Insert;
 use super::table_word::{Made, Object, Word};
 use super::tier::{Tier, Tiers, slots_in_pool};
-use super::{Entry, Group, Page, RAM_AREA, Scratch, Store, StoreError, Stored};
+use super::{Entry, Page, RAM_AREA, Scratch, Store, StoreError, Stored};
 use crate::fill;
 
 /// While the pool is sparse, who stores pages moves one object at most for so many.
@@ -37,49 +37,25 @@ impl Store {
     /// nothing behind. Where a page goes, to the pool or to a device, `tier.rs` says. Those for a device are written with as
     /// few writes as free slots allow. While the pool is full, a cluster of old pages is written to the device first.
     ///
-    /// `clean[i]`, if there is one, is the entry that [`Store::keep_cached`] kept for page `i`; it is used up. The pages are of
-    /// one group.
+    /// `clean[i]`, if there is one, is the entry that [`Store::keep_cached`] kept for page `i`; it is used up.
     pub fn store_run(
         &self,
         pages: &[&Page],
         clean: &[Option<Entry>],
-        group: Group,
         out: &mut [Result<Stored, StoreError>],
         scratch: &mut Scratch,
-    ) {
-        self.store_run_in_steps(pages, clean, group, out, scratch, &mut || ());
-    }
-
-    /// As [`Store::store_run`], and calls `step` whenever memory has been taken that is not the pages', or has gone back: for
-    /// who counts it ([`Store::held_bytes`]).
-    pub fn store_run_in_steps(
-        &self,
-        pages: &[&Page],
-        clean: &[Option<Entry>],
-        group: Group,
-        out: &mut [Result<Stored, StoreError>],
-        scratch: &mut Scratch,
-        step: &mut dyn FnMut(),
     ) {
         for (i, (pages, out)) in pages.chunks(RUN).zip(out.chunks_mut(RUN)).enumerate() {
             let n = pages.len().min(out.len());
-            self.store_chunk(&pages[..n], clean.get(i * RUN..).unwrap_or(&[]), group, &mut out[..n], scratch, step);
+            self.store_chunk(&pages[..n], clean.get(i * RUN..).unwrap_or(&[]), &mut out[..n], scratch);
         }
         // Who stores pays for a sparse pool: while pages come and go the reclaimer is never idle.
         if self.wants_compaction() {
-            self.compact_in_steps(pages.len().div_ceil(COMPACT_PART), step);
+            self.compact(pages.len().div_ceil(COMPACT_PART));
         }
     }
 
-    fn store_chunk(
-        &self,
-        pages: &[&Page],
-        clean: &[Option<Entry>],
-        group: Group,
-        out: Results<'_>,
-        scratch: &mut Scratch,
-        step: &mut dyn FnMut(),
-    ) {
+    fn store_chunk(&self, pages: &[&Page], clean: &[Option<Entry>], out: Results<'_>, scratch: &mut Scratch) {
         let mut plans: Chunk<Plan> = ArrayVec::new();
         let mut room_was_made = false;
         for (i, page) in pages.iter().enumerate() {
@@ -90,14 +66,14 @@ impl Store {
             }
             if !room_was_made {
                 room_was_made = true;
-                self.make_room(group, scratch, step);
+                self.make_room(scratch);
             }
-            plans.push(self.plan(page, group, scratch).unwrap_or_else(|refused| {
+            plans.push(self.plan(page, scratch).unwrap_or_else(|refused| {
                 out[i] = Err(refused);
                 Plan::Done
             }));
         }
-        self.store_on_devices(pages, &plans, group, out, scratch);
+        self.store_on_devices(pages, &plans, out, scratch);
         self.place(&plans, out, scratch);
         let refused = out.iter().filter(|r| r.is_err()).count();
         if refused > 0 {
@@ -127,11 +103,11 @@ impl Store {
         None
     }
 
-    /// Has old pages written to the device if the pool takes none of `group`: where background work lags, the thread that needs
+    /// Has old pages written to the device if the pool takes none: where background work lags, the thread that needs
     /// room makes some. It is the newest pages that would go to the device else.
-    fn make_room(&self, group: Group, scratch: &mut Scratch, step: &mut dyn FnMut()) {
-        if !self.pool_takes(group) {
-            self.shrink_in_steps(self.wants_shrinking().min(1), scratch, step);
+    fn make_room(&self, scratch: &mut Scratch) {
+        if !self.pool.accepts() {
+            self.shrink(self.wants_shrinking().min(1), scratch);
         }
     }
 
@@ -139,9 +115,9 @@ impl Store {
     ///
     /// # Errors
     /// `Full` when no tier takes it.
-    fn plan(&self, page: &Page, group: Group, scratch: &mut Scratch) -> Result<Plan, StoreError> {
-        let tiers = Tiers { pool: self.pool_takes(group), device: self.has_device() };
-        let offer = self.offer(page, tiers, group, scratch);
+    fn plan(&self, page: &Page, scratch: &mut Scratch) -> Result<Plan, StoreError> {
+        let tiers = Tiers { pool: self.pool.accepts(), device: self.has_device() };
+        let offer = self.offer(page, tiers, scratch);
         if offer.incompressible {
             self.counters.incompressible.add(1);
         }
@@ -156,7 +132,7 @@ impl Store {
     }
 
     /// Puts a page into the pool if that is where it goes.
-    fn offer(&self, page: &Page, tiers: Tiers, group: Group, scratch: &mut Scratch) -> Offer {
+    fn offer(&self, page: &Page, tiers: Tiers, scratch: &mut Scratch) -> Offer {
         if tiers.offer() != Tier::Pool {
             return Offer { object: None, incompressible: false, refused: true };
         }
@@ -164,7 +140,7 @@ impl Store {
         let mut offer = Offer { object: None, incompressible: len.is_none(), refused: false };
         if tiers.choose(len, || self.pool.is_mostly_taken()) == Tier::Pool {
             let data = len.map_or(&page[..], |len| &scratch.workspace.bytes[..len]);
-            offer.object = self.keep(data, Made::Stored, group, Insert::Anywhere);
+            offer.object = self.keep(data, Made::Stored, Insert::Anywhere);
             offer.refused = len.is_some() && offer.object.is_none();
         }
         offer
@@ -172,12 +148,12 @@ impl Store {
 
     /// Deals with the pages that are for a device: few of them wait in the pool, the others are written, and what no device
     /// takes is offered to the pool after all.
-    fn store_on_devices(&self, pages: &[&Page], plans: &[Plan], group: Group, out: Results<'_>, scratch: &mut Scratch) {
+    fn store_on_devices(&self, pages: &[&Page], plans: &[Plan], out: Results<'_>, scratch: &mut Scratch) {
         let mut which: Chunk<usize> = (0..pages.len()).filter(|&i| matches!(plans[i], Plan::Device)).collect();
         if which.is_empty() {
             return;
         }
-        let gathered = self.gather(pages, &which, group, out, scratch);
+        let gathered = self.gather(pages, &which, out, scratch);
         which.drain(..gathered);
         if which.is_empty() {
             return;
@@ -185,8 +161,8 @@ impl Store {
         self.write_gathered(scratch.ends.on_device, scratch);
         let why = self.write_out(pages, &mut which, out, scratch);
         for i in which {
-            let tiers = Tiers { pool: self.pool_takes(group), device: false };
-            let object = self.offer(pages[i], tiers, group, scratch).object;
+            let tiers = Tiers { pool: self.pool.accepts(), device: false };
+            let object = self.offer(pages[i], tiers, scratch).object;
             out[i] = object.ok_or(why).and_then(|object| self.place_in_ram(object));
         }
     }

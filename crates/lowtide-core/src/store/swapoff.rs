@@ -19,10 +19,10 @@
 use core::sync::atomic::Ordering;
 
 use super::folio::{Chunk, RUN};
-use super::group::Insert;
+use super::objects::Insert;
 use super::store_pages::Plan;
 use super::table_word::{Object, Word};
-use super::{Entry, Group, MAX_AREAS, Page, Scratch, Store, StoreError, Stored};
+use super::{Entry, MAX_AREAS, Page, Scratch, Store, StoreError, Stored};
 use crate::slot::{Area, AreaRef, Row, SwapCache};
 
 /// An area that is to be emptied, as far as this process is concerned.
@@ -37,7 +37,7 @@ pub struct Emptying {
 impl Store {
     /// The areas of the run's swap area `number` that this process has: its own, and those that it has from its parents.
     fn areas_of(&self, number: u8) -> impl Iterator<Item = AreaRef<'_>> {
-        self.areas.iter().filter(move |area| area.device.takes_pages() && area.device.name().number == number)
+        self.areas.iter().filter(move |area| area.device.as_ref().is_some_and(|device| device.name().number == number))
     }
 
     /// The first step of a swapoff: nothing more is put into the run's swap area `number`. Waits for stores in flight. No
@@ -100,7 +100,6 @@ impl Store {
     pub fn move_out(
         &self,
         entries: &[Entry],
-        group: Group,
         pages: &mut [Page],
         out: &mut [Result<Stored, StoreError>],
         scratch: &mut Scratch,
@@ -141,7 +140,7 @@ impl Store {
         }
         let bytes: Chunk<&Page> = ready.iter().map(|i| &pages[*i]).collect();
         let mut results: Chunk<Result<Stored, StoreError>> = bytes.iter().map(|_| Err(StoreError::Full)).collect();
-        self.store_run(&bytes, &[], group, &mut results, scratch);
+        self.store_run(&bytes, &[], &mut results, scratch);
         ready.iter().zip(results).for_each(|(i, result)| out[*i] = result);
     }
 
@@ -167,7 +166,7 @@ impl Store {
                 return Copied::Gone;
             }
             // Beyond the limit too: the old object goes in a moment.
-            return match self.keep(&scratch.workspace.bytes[..len], object.made, object.group, Insert::Anywhere) {
+            return match self.keep(&scratch.workspace.bytes[..len], object.made, Insert::Anywhere) {
                 Some(object) => Copied::Object(object),
                 None => Copied::No,
             };

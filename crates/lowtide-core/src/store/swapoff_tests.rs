@@ -19,7 +19,7 @@ fn move_all(s: &Store, entries: &mut [Entry]) -> Vec<StoreError> {
     let mut errors = Vec::new();
     for entries in entries.chunks_mut(64) {
         let mut out = [Err(StoreError::BadEntry); 64];
-        s.move_out(entries, Group::RUN, &mut pages, &mut out, &mut scratch);
+        s.move_out(entries, &mut pages, &mut out, &mut scratch);
         for (e, result) in entries.iter_mut().zip(out) {
             match result {
                 Ok(Stored::Entry(new)) => {
@@ -74,7 +74,7 @@ fn without_room_pages_stay_and_have_been_read() {
     assert!(!s.has_device());
     let mut out = [Err(StoreError::BadEntry); 64];
     let mut into = std::vec![[0; PAGE_SIZE]; 64];
-    s.move_out(&es[..64], Group::RUN, &mut into, &mut out, &mut Scratch::new().unwrap());
+    s.move_out(&es[..64], &mut into, &mut out, &mut Scratch::new().unwrap());
     assert_eq!(out, [Err(StoreError::Full); 64]);
     assert!(into == pages[..64]);
     assert_eq!(move_all(&s, &mut es), std::vec![StoreError::Full; 300]);

@@ -1,15 +1,12 @@
-//! The table word of a slot: where the slot's page is for this process. The slot's one word of metadata beside its reference
-//! count.
+//! The table word of a slot: where the slot's page is for this process. The slot's one word of metadata.
 //!
 //! Bits 62..64 say what it is. The rest is, of a page in the pool: in bits 0..54 the handle (with the object's length), in bits
-//! 54..56 who made the object, in bits 56..60 the page's group, in bit 61 whether a worker has claimed it; of one on the
-//! device: in bits 0..61 the tag of the sealed page, in bit 61 whether the page is in memory as well.
+//! 54..56 who made the object, in bit 61 whether a worker has claimed it; of one on the device: in bits 0..61 the tag of the sealed page, in bit 61 whether the page is in memory as well.
 //!
 //! Orderings, wherever a word is used: who changes it does so with Release, and who reads it with Acquire, so that who sees a
 //! word finds the object, or the bytes on the device, that were there before it. (A word that is only looked at, to find out
 //! whether something is worth doing, is read relaxed.)
 
-use super::group::{GROUPS, Group};
 use crate::device::{TAG_BITS, Tag};
 use crate::pool::Handle;
 
@@ -18,10 +15,9 @@ const VALUE: u64 = (1 << KIND) - 1;
 const CACHED: u64 = 1 << TAG_BITS;
 const TAG: u64 = CACHED - 1;
 const MADE: u32 = 54;
-const GROUP: u32 = 56;
 const CLAIMED: u64 = 1 << 61;
 const DROPPED: u64 = 1;
-const _: () = assert!(TAG_BITS < KIND && Handle::MASK < 1 << MADE && CLAIMED <= VALUE && GROUPS == 1 << (60 - GROUP));
+const _: () = assert!(TAG_BITS < KIND && Handle::MASK < 1 << MADE && MADE + 2 <= 61 && CLAIMED <= VALUE);
 
 /// Who made an object of the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,7 +36,6 @@ pub(super) enum Made {
 pub(super) struct Object {
     pub handle: Handle,
     pub made: Made,
-    pub group: Group,
 }
 
 impl Object {
@@ -50,12 +45,11 @@ impl Object {
             1 => Made::Tried,
             _ => Made::Recompressed,
         };
-        let group = Group::new((raw >> GROUP) as u8 % GROUPS as u8).unwrap_or_default();
-        Object { handle: Handle::from_raw(raw), made, group }
+        Object { handle: Handle::from_raw(raw), made }
     }
 
     fn encode(self) -> u64 {
-        self.handle.raw() | (self.made as u64) << MADE | u64::from(self.group.number()) << GROUP
+        self.handle.raw() | (self.made as u64) << MADE
     }
 }
 
@@ -128,8 +122,7 @@ mod tests {
     #[test]
     fn words_and_their_numbers_map_both_ways() {
         let handle = Handle::from_raw(Handle::MASK);
-        let objects =
-            [Made::Stored, Made::Tried, Made::Recompressed].map(|made| Object { handle, made, group: Group::new(15).unwrap() });
+        let objects = [Made::Stored, Made::Tried, Made::Recompressed].map(|made| Object { handle, made });
         let in_pool = objects.into_iter().flat_map(|object| [Word::Pool(object), Word::Claimed(object)]);
         for word in in_pool.chain([Word::Empty, Word::Dropped, Word::Device(TAG), Word::Cached(TAG), Word::Bad]) {
             assert_eq!(Word::decode(word.encode()), word);

@@ -63,19 +63,14 @@ pub(super) fn noise(seed: u64) -> Page {
 }
 
 pub(super) fn put(store: &Store, pages: &[Page]) -> Vec<Result<Stored, StoreError>> {
-    put_as(store, Group::RUN, pages)
-}
-
-/// As pages of a group.
-pub(super) fn put_as(store: &Store, group: Group, pages: &[Page]) -> Vec<Result<Stored, StoreError>> {
-    put_with(store, group, pages, &mut Scratch::new().unwrap())
+    put_with(store, pages, &mut Scratch::new().unwrap())
 }
 
 /// As a thread that goes on where it ended.
-pub(super) fn put_with(store: &Store, group: Group, pages: &[Page], scratch: &mut Scratch) -> Vec<Result<Stored, StoreError>> {
+pub(super) fn put_with(store: &Store, pages: &[Page], scratch: &mut Scratch) -> Vec<Result<Stored, StoreError>> {
     let refs: Vec<&Page> = pages.iter().collect();
     let mut out = std::vec![Err(StoreError::BadEntry); pages.len()];
-    store.store_run(&refs, &[], group, &mut out, scratch);
+    store.store_run(&refs, &[], &mut out, scratch);
     out
 }
 
@@ -123,7 +118,7 @@ fn zero_and_clean_pages_write_nobodys_pages_where_the_pool_is_full() {
     assert!(copies.iter().all(|e| s.keep_cached(*e)));
     // A full pool.
     let mut seed = 0;
-    while s.pool_takes(Group::RUN) {
+    while s.pool.accepts() {
         put_one(&s, text(seed)).unwrap();
         seed += 1;
     }
@@ -133,7 +128,7 @@ fn zero_and_clean_pages_write_nobodys_pages_where_the_pool_is_full() {
     let pages: Vec<&Page> = clean.iter().collect();
     let known: Vec<Option<Entry>> = copies.iter().copied().map(Some).collect();
     let mut out = std::vec![Err(StoreError::Full); pages.len()];
-    s.store_run(&pages, &known, Group::RUN, &mut out, &mut Scratch::new().unwrap());
+    s.store_run(&pages, &known, &mut out, &mut Scratch::new().unwrap());
     assert_eq!(entries(&out), copies);
     let after = s.stats();
     assert_eq!((after.written_back, after.device_write_ios), (before.written_back, before.device_write_ios));
@@ -175,7 +170,7 @@ fn few_pages_for_the_device_wait_for_more_and_are_written_together() {
     let mut es = Vec::new();
     for i in 0..43 {
         assert_eq!(s.stats().device_write_ios, 0);
-        es.extend(entries(&put_with(&s, Group::RUN, &[noise(3 * i), noise(3 * i + 1), noise(3 * i + 2)], &mut scratch)));
+        es.extend(entries(&put_with(&s, &[noise(3 * i), noise(3 * i + 1), noise(3 * i + 2)], &mut scratch)));
         if i == 20 {
             assert_eq!(get(&s, es[0]), Ok((Loaded::Pool, noise(0))), "meanwhile it is found in RAM");
             s.free(es.remove(0));
@@ -187,8 +182,8 @@ fn few_pages_for_the_device_wait_for_more_and_are_written_together() {
         assert!(get(&s, *e) == Ok((Loaded::Device, noise(i))), "page {i}");
     }
     // A long batch is written at once, and what waits before it.
-    put_with(&s, Group::RUN, &[noise(1000)], &mut scratch);
-    put_with(&s, Group::RUN, &(2000..2100).map(noise).collect::<Vec<_>>(), &mut scratch);
+    put_with(&s, &[noise(1000)], &mut scratch);
+    put_with(&s, &(2000..2100).map(noise).collect::<Vec<_>>(), &mut scratch);
     let stats = s.stats();
     assert_eq!((stats.device_write_ios, stats.on_device_now), (3, 229), "{stats:?}");
 }
@@ -384,7 +379,7 @@ fn metadata_per_page() {
         let mut scratch = Scratch::new().unwrap();
         for chunk in (0..n).collect::<Vec<u64>>().chunks(128) {
             let pages: Vec<Page> = chunk.iter().map(|i| make(*i)).collect();
-            assert!(put_with(&s, Group::RUN, &pages, &mut scratch).iter().all(Result::is_ok));
+            assert!(put_with(&s, &pages, &mut scratch).iter().all(Result::is_ok));
         }
         let tables = s.table_bytes();
         // Roundings and rests of spans are not in this, but in the share below.

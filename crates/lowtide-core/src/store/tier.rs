@@ -21,7 +21,7 @@ const SHARE: usize = 16;
 /// The tiers that a page may go to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Tiers {
-    /// The pool takes pages of the page's group.
+    /// The pool takes pages.
     pub pool: bool,
     /// There is a device, and none has failed to take the page.
     pub device: bool,

@@ -6,7 +6,9 @@ use rustix::io::Errno;
 use super::fill_words::{FILL_WORDS, FillWord};
 use crate::codec::Codec;
 use crate::device::DeviceName;
-use crate::slot::{Entry, ORDERS, Policy, Quota, SlotError};
+#[cfg(feature = "lab")]
+use crate::slot::Policy;
+use crate::slot::{Entry, ORDERS, Quota, SlotError};
 
 /// How a store is set up.
 #[derive(Debug)]
@@ -34,10 +36,11 @@ pub struct FileConfig {
     pub priority: i16,
     /// Clusters that become free are punched out, so that their space goes back to the file system and the quota.
     pub discard: bool,
-    /// How the slots of partly used clusters are searched.
+    /// As [`crate::slot::AreaConfig::policy`].
+    #[cfg(feature = "lab")]
     pub policy: Policy,
     /// As [`crate::slot::AreaConfig::area_lock`].
-    #[cfg(feature = "baselines")]
+    #[cfg(feature = "lab")]
     pub area_lock: bool,
     /// The device turns: all threads write one sequence ([`crate::device::is_rotational`]).
     pub rotating: bool,
@@ -55,8 +58,9 @@ impl FileConfig {
             priority: 0,
             discard: false,
             rotating: false,
+            #[cfg(feature = "lab")]
             policy: Policy::default(),
-            #[cfg(feature = "baselines")]
+            #[cfg(feature = "lab")]
             area_lock: false,
         }
     }

@@ -103,7 +103,6 @@ impl Drop for Walker<'_> {
 #[cfg(all(test, not(any(feature = "loom", feature = "shuttle"))))]
 mod tests {
     use super::*;
-    use crate::device::{Device, NoDevice};
     use crate::slot::{Area, AreaConfig};
     use std::vec::Vec;
 
@@ -112,7 +111,7 @@ mod tests {
         let areas = Areas::new();
         for (clusters, opened) in [(1, 1), (2, 2), (1, 0)] {
             let cfg = AreaConfig { slots: (clusters * CLUSTER_SLOTS) as u64, ..AreaConfig::default() };
-            let id = areas.add(Area::new(Device::None(NoDevice), cfg).unwrap(), true).unwrap();
+            let id = areas.add(Area::new(None, cfg).unwrap(), true).unwrap();
             let area = areas.get(id).unwrap();
             while opened > 0 && area.alloc(0).is_some() {}
             assert_eq!(area.opened_clusters(), opened);

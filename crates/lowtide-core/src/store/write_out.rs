@@ -93,8 +93,10 @@ impl Store {
 
     /// Writes pages to fresh slots. Where that fails, the slots are given up, and the area rests.
     fn write(&self, area: &AreaRef<'_>, runs: &mut [WriteRun<'_>]) {
-        let ios = area.device.write_runs(runs);
-        area.io.writes.add(ios as u64);
+        match &area.device {
+            Some(device) => area.io.writes.add(device.write_runs(runs) as u64),
+            None => runs.iter_mut().for_each(|run| run.result = Err(Errno::NODEV)),
+        }
         for run in runs {
             let Err(errno) = ended(area, run.pages.len(), run.result) else { continue };
             let mut row = Row::new(&**area);

@@ -49,11 +49,11 @@ pub struct Built {
     pub waits: Option<(u64, f64)>,
 }
 
-/// The command that builds a `lowtide` with the baselines.
-const COMMAND: &str = "cargo build --release -p lowtide --features baselines --target-dir target/baselines";
+/// The command that builds a `lowtide` with the other slot allocators.
+const COMMAND: &str = "cargo build --release -p lowtide --features lab --target-dir target/lab";
 
 impl<'a> Builder<'a> {
-    /// Takes the `lowtide` with the baselines, beside the one that was built with this program. `limit` and `swap` in bytes: so
+    /// Takes the `lowtide` with the other slot allocators, beside the one that was built with this program. `limit` and `swap` in bytes: so
     /// little swap that areas get full, as only there it matters how runs of slots are found.
     ///
     /// # Errors
@@ -61,7 +61,7 @@ impl<'a> Builder<'a> {
     pub fn new(project: &'a Project, limit: u64, swap: u64) -> Result<Builder<'a>, String> {
         let usual = race::lowtide_program()?;
         let target = usual.parent().and_then(Path::parent).ok_or("this program has no directory")?;
-        let program = target.join("baselines/release/lowtide");
+        let program = target.join("lab/release/lowtide");
         if !program.exists() {
             return Err(format!("there is no {}: `{COMMAND}` builds it", program.display()));
         }

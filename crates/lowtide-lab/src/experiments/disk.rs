@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use lowtide_core::store::{Codec, FileConfig, Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
+use lowtide_core::store::{Codec, FileConfig, Page, Scratch, Store, StoreConfig, StoreError, Stored};
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::fs::{Mode, OFlags};
 
@@ -134,7 +134,7 @@ fn ours(pages: &[Page], into: &mut [Page]) -> Result<[f64; 2], String> {
     let began = Instant::now();
     for run in pages.chunks(STORED) {
         let run: Vec<&Page> = run.iter().collect();
-        store.store_run(&run, &[], Group::RUN, &mut stored[..run.len()], &mut scratch);
+        store.store_run(&run, &[], &mut stored[..run.len()], &mut scratch);
         for result in &stored[..run.len()] {
             match result.map_err(text)? {
                 Stored::Entry(entry) => entries.push(entry),

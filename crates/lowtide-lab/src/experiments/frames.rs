@@ -11,7 +11,7 @@ use lowtide_core::codec::Codec;
 use lowtide_core::frame::{Buddy, CpuLists, FrameNo, Frames, ListedRun, Run, Runs, kind_of};
 use lowtide_core::lock::{Lock, rank};
 use lowtide_core::percpu;
-use lowtide_core::store::{Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
+use lowtide_core::store::{Page, Scratch, Store, StoreConfig, StoreError, Stored};
 use lowtide_core::vm::PAGE_SIZE;
 
 use crate::experiment::{Experiment, Outcome, Scale};
@@ -25,8 +25,8 @@ pub const EXPERIMENT: Experiment =
 
 const FRAMES: usize = 1 << 18;
 const THREADS: [usize; 5] = [1, 2, 4, 8, 16];
-const ORDERS: [u32; 5] = [0, 1, 2, 3, 9];
-/// Most frames in the lists of one CPU or thread, so that even runs of 512 are kept.
+const ORDERS: [u32; 4] = [0, 1, 2, 3];
+/// Most frames in the lists of one CPU or thread.
 const PER_CPU: usize = 4096;
 
 type SharedBuddy = Lock<Buddy, { rank::BUDDY }>;
@@ -204,7 +204,7 @@ fn store_ns(pages: usize) -> Result<f64, String> {
         let (done, ns) = cpu_ns(|| {
             (0..pages).try_for_each(|_| {
                 let mut out = [Err(StoreError::NoMemory)];
-                store.store_run(&[&page], &[], Group::RUN, &mut out, &mut scratch);
+                store.store_run(&[&page], &[], &mut out, &mut scratch);
                 if let Stored::Entry(entry) = out[0].map_err(fail)? {
                     store.free(entry);
                 }

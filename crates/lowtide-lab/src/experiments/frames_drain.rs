@@ -58,13 +58,13 @@ impl Drain {
 
 /// Puts frames into the lists of this thread's CPU.
 fn list_some(frames: &Frames, fill: bool) -> Result<(), String> {
-    let held: Option<Vec<FrameNo>> = (0..LISTED).map(|_| frames.alloc(0)).collect();
+    let held: Option<Vec<FrameNo>> = (0..LISTED).map(|_| frames.alloc_run(1)).collect();
     for f in held.ok_or("no frames left")? {
         if fill {
             // SAFETY: the frame was just handed out to this thread.
             unsafe { frames.ptr(f).write_bytes(1, PAGE_SIZE) };
         }
-        frames.free(f, 0).map_err(|e| format!("a frame can't be freed: {e:?}"))?;
+        frames.free_run(f, 1).map_err(|e| format!("a frame can't be freed: {e:?}"))?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! A load that sits at the pool's limit: how often the pool changes between full and not full, with and without hysteresis.
 
 use lowtide_core::codec::Codec;
-use lowtide_core::store::{Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
+use lowtide_core::store::{Page, Scratch, Store, StoreConfig, StoreError, Stored};
 use lowtide_core::vm::PAGE_SIZE;
 
 use crate::experiment::{Experiment, Outcome, Scale};
@@ -86,7 +86,7 @@ fn at_the_limit(limit: usize, accept_percent: u32, stores: usize) -> Result<Sums
     let some: Vec<Page> = (0..256).map(|_| page(&mut random)).collect();
     let mut put = |random: &mut fastrand::Rng| {
         let mut out = [Err(StoreError::Full)];
-        store.store_run(&[&some[random.usize(..some.len())]], &[], Group::RUN, &mut out, &mut scratch);
+        store.store_run(&[&some[random.usize(..some.len())]], &[], &mut out, &mut scratch);
         match out[0] {
             Ok(Stored::Entry(e)) => Ok(Some(e)),
             Err(StoreError::Full) => Ok(None),

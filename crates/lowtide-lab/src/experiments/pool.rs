@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use lowtide_core::codec::{Codec, Workspace};
 use lowtide_core::pool::{Handle, Pool, Relocated};
-use lowtide_core::store::{Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
+use lowtide_core::store::{Page, Scratch, Store, StoreConfig, StoreError, Stored};
 use lowtide_core::vm::PAGE_SIZE;
 
 use crate::experiment::{Experiment, Outcome, Scale};
@@ -81,7 +81,7 @@ fn metadata(scale: &Scale) -> Result<Finding, String> {
     let mut scratch = Scratch::new().map_err(|e| format!("{e:?}"))?;
     for i in 0..n {
         let mut stored = [Err(StoreError::Full)];
-        store.store_run(&[&text(i)], &[None], Group::RUN, &mut stored, &mut scratch);
+        store.store_run(&[&text(i)], &[None], &mut stored, &mut scratch);
         if !matches!(stored, [Ok(Stored::Entry(_))]) {
             return Err(format!("a page was not stored: {stored:?}"));
         }
@@ -141,7 +141,7 @@ fn densities(objects: &Objects, percent: usize) -> Result<[f64; 3], String> {
             };
             moved |= pool.relocate(old, swap) == Relocated::Yes;
         }
-        pool.let_go(&mut || ());
+        pool.let_go();
     }
     pool.validate().map_err(|broken| broken.0.to_owned())?;
     Ok([filled, freed, density()])

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use lowtide_core::codec::{Codec, Workspace};
-use lowtide_core::store::{Entry, Group, Page, RECOMPRESS_LEVEL, ROUND_US, Scratch, Store, StoreConfig, StoreError, Stored};
+use lowtide_core::store::{Entry, Page, RECOMPRESS_LEVEL, ROUND_US, Scratch, Store, StoreConfig, StoreError, Stored};
 use lowtide_core::vm::PAGE_SIZE;
 
 use crate::experiment::{Experiment, Outcome, Scale};
@@ -99,7 +99,7 @@ fn in_store(pages: &[Page]) -> Result<InStore, String> {
     let mut scratch = scratch()?;
     let mut stored = vec![Err(StoreError::Full); pages.len()];
     let refs: Vec<&Page> = pages.iter().collect();
-    store.store_run(&refs, &[], Group::RUN, &mut stored, &mut scratch);
+    store.store_run(&refs, &[], &mut stored, &mut scratch);
     let entries: Vec<Entry> =
         stored.iter().filter_map(|r| if let Ok(Stored::Entry(e)) = r { Some(*e) } else { None }).collect();
     if entries.len() < pages.len() {

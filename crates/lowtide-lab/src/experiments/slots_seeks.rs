@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Barrier, Mutex};
 
-use lowtide_core::store::{Codec, Entry, FileConfig, Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
+use lowtide_core::store::{Codec, Entry, FileConfig, Page, Scratch, Store, StoreConfig, StoreError, Stored};
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::fs::{Mode, OFlags};
 
@@ -147,7 +147,7 @@ fn write(store: &Store, number: usize, batches: usize, recorder: &Recorder) -> O
     let pages: Vec<&Page> = noise.iter().collect();
     let mut stored = [const { Err(StoreError::Full) }; BATCH];
     let batch = |_| {
-        store.store_run(&pages, &[], Group::RUN, &mut stored, &mut scratch);
+        store.store_run(&pages, &[], &mut stored, &mut scratch);
         let entry = |result: &Result<Stored, StoreError>| match result {
             Ok(Stored::Entry(entry)) => Some(*entry),
             _ => None,

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use lowtide_core::device::DeviceName;
 use lowtide_core::slot::Entry;
-use lowtide_core::store::{Codec, FileConfig, Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
+use lowtide_core::store::{Codec, FileConfig, Page, Scratch, Store, StoreConfig, StoreError, Stored};
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::fs::{Mode, OFlags};
 
@@ -196,7 +196,7 @@ fn empty(pages: &[Page], owners: Owners, to: To, run: usize) -> Result<Once, Str
     let mut stored = [const { Err(StoreError::Full) }; MOST];
     for some in order.chunks(MOST) {
         let run: Vec<&Page> = some.iter().map(|i| &pages[*i]).collect();
-        store.store_run(&run, &[], Group::RUN, &mut stored[..run.len()], &mut scratch);
+        store.store_run(&run, &[], &mut stored[..run.len()], &mut scratch);
         for (i, result) in some.iter().zip(&stored) {
             let Stored::Entry(entry) = result.map_err(text)? else { return Err("noise is no zero page".to_owned()) };
             entries[*i] = Some(entry);
@@ -232,7 +232,7 @@ fn empty(pages: &[Page], owners: Owners, to: To, run: usize) -> Result<Once, Str
                 }
             }
             To::Area => {
-                store.move_out(&from, Group::RUN, &mut buffer[..some.len()], &mut stored[..some.len()], &mut scratch);
+                store.move_out(&from, &mut buffer[..some.len()], &mut stored[..some.len()], &mut scratch);
                 for (page, result) in some.iter().zip(&stored) {
                     let Stored::Entry(entry) = result.map_err(text)? else { return Err("noise is no zero page".to_owned()) };
                     entries[*page] = Some(entry);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use lowtide_core::store::{Codec, Group, Page, Scratch, Store, StoreConfig, StoreError, Stored};
+use lowtide_core::store::{Codec, Page, Scratch, Store, StoreConfig, StoreError, Stored};
 use lowtide_core::{slot::Entry, vm::PAGE_SIZE};
 use lowtide_pager::sys::clock::now_ns;
 use lowtide_pager::sys::uffd::{FEATURE_SIGBUS, Message, Uffd, Wake, Watched};
@@ -276,7 +276,7 @@ fn store() -> Result<(Store, Vec<Entry>), String> {
         let mut page = [0; PAGE_SIZE];
         page.chunks_exact_mut(8).zip(&words).for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_ne_bytes()));
         let mut stored = [Err(StoreError::Full)];
-        store.store_run(&[&page], &[], Group::RUN, &mut stored, &mut scratch);
+        store.store_run(&[&page], &[], &mut stored, &mut scratch);
         let [Ok(Stored::Entry(entry))] = stored else { return Err("a page can't be stored".to_owned()) };
         entries.push(entry);
     }

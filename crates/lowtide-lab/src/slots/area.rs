@@ -1,6 +1,5 @@
 //! lowtide's own areas.
 
-use lowtide_core::device::{Device, NoDevice};
 use lowtide_core::lock::rank;
 use lowtide_core::slot::{Area, AreaConfig, Policy};
 
@@ -12,7 +11,7 @@ use super::{Searched, Slots, Taken};
 /// A line that says why there is none.
 pub fn area(slots: u64, policy: Policy) -> Result<Area, String> {
     let config = AreaConfig { slots, policy, ..AreaConfig::default() };
-    Area::new(Device::None(NoDevice), config).map_err(|e| format!("no area of {slots} slots: {e}"))
+    Area::new(None, config).map_err(|e| format!("no area of {slots} slots: {e}"))
 }
 
 impl Slots for Area {

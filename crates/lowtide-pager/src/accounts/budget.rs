@@ -6,6 +6,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
+use lowtide_core::ledger::Ledger;
 use lowtide_core::vm::PAGE_SIZE;
 
 use crate::reclaim::Watermarks;
@@ -22,8 +23,10 @@ pub struct RamBudget {
     /// Bytes of the program's pages that came (or, negative, went) since.
     program: AtomicI64,
     /// Bytes that lowtide holds now, and those when this process was last measured.
-    own: AtomicU64,
-    own_then: AtomicU64,
+    own: AtomicI64,
+    own_then: AtomicI64,
+    /// What of them [`RamBudget::set_uncounted`] said.
+    uncounted: AtomicI64,
     membership: Membership,
     /// What the others of the run had told when it was last added up.
     told_then: AtomicI64,
@@ -100,15 +103,20 @@ impl RamBudget {
         self.membership.tell(self.grown());
     }
 
-    /// What lowtide holds now: staging, pool, buffers.
-    pub fn set_own(&self, bytes: u64) {
-        self.own.store(bytes, Ordering::Relaxed);
-        self.membership.tell(self.grown());
+    /// What lowtide holds now beside the memory of store and staging, which count theirs here themselves ([`Ledger`]).
+    pub fn set_uncounted(&self, bytes: u64) {
+        let before = self.uncounted.swap(bytes as i64, Ordering::Relaxed);
+        self.add(bytes as isize - before as isize);
+    }
+
+    /// Bytes that lowtide holds now.
+    pub fn own(&self) -> u64 {
+        self.own.load(Ordering::Relaxed).max(0) as u64
     }
 
     /// Bytes by which this process has grown since the last measurement.
     fn grown(&self) -> i64 {
-        let own = self.own.load(Ordering::Relaxed) as i64 - self.own_then.load(Ordering::Relaxed) as i64;
+        let own = self.own.load(Ordering::Relaxed).wrapping_sub(self.own_then.load(Ordering::Relaxed));
         self.program.load(Ordering::Relaxed).wrapping_add(own)
     }
 
@@ -170,6 +178,13 @@ impl RamBudget {
     }
 }
 
+impl Ledger for RamBudget {
+    fn add(&self, bytes: isize) {
+        self.own.fetch_add(bytes as i64, Ordering::Relaxed);
+        self.membership.tell(self.grown());
+    }
+}
+
 /// A process smaller than this is not worth adopting: lowtide's own threads and tables would take what they save.
 const WORTHWHILE: u64 = 2 << 20;
 
@@ -199,13 +214,13 @@ mod tests {
     fn what_goes_into_the_pool_is_not_freed() {
         let b = RamBudget::default();
         b.set_limit(100 << 20);
-        b.set_own(10 << 20);
+        b.set_uncounted(10 << 20);
         b.measured(90 << 20);
         // 512 pages are moved to staging, and then to the pool, where they take half.
         b.add_pages(-512);
-        b.set_own(12 << 20);
+        b.set_uncounted(12 << 20);
         assert_eq!(b.now(), 90 << 20, "moved, not freed");
-        b.set_own(11 << 20);
+        b.set_uncounted(11 << 20);
         assert_eq!(b.now(), 89 << 20);
         b.measured(89 << 20);
         assert_eq!(b.now(), 89 << 20);

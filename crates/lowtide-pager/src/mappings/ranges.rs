@@ -3,7 +3,6 @@
 //!
 //! All of them by threads that hold no lock, and in which no signal handler runs that may touch the memory.
 
-use lowtide_core::store::Group;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 use rustix::mm::Advice;
@@ -140,7 +139,7 @@ impl Pager {
         let mut at = range.start;
         while at < range.end {
             let Some(operation) = self.enter() else { return Evicted::Later };
-            if !operation.store().would_take(Group::RUN) {
+            if !operation.store().would_take() {
                 return Evicted::Full;
             }
             match operation.evict_some(at, range.end, worker) {

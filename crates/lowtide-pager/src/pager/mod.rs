@@ -15,7 +15,9 @@ mod upkeep;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use lowtide_core::device::DeviceName;
+use lowtide_core::ledger::Ledger;
 use lowtide_core::lock::{Lock, rank};
 use lowtide_core::slot::Entry;
 use lowtide_core::store::Store;
@@ -59,8 +61,8 @@ pub struct Pager {
     pub(crate) staging: Staging,
     /// Everything that left staging. Reached through [`Operation::store`] and [`Pager::store`].
     store: Store,
-    /// RAM left.
-    pub budget: RamBudget,
+    /// RAM left. Staging and store count there what they hold.
+    pub budget: Arc<RamBudget>,
     /// Guards that the program makes.
     pub guards: Guards,
     /// When not to look for pages to evict.
@@ -113,8 +115,11 @@ impl Pager {
     ///
     /// # Errors
     /// `NOMEM`, and those of opening the page map.
-    pub fn new(uffd: Uffd, store: Store, staging: usize, proc: &'static Proc, host: Host) -> Result<Pager, Errno> {
-        let staging = Staging::new(staging)?;
+    pub fn new(uffd: Uffd, mut store: Store, staging: usize, proc: &'static Proc, host: Host) -> Result<Pager, Errno> {
+        let budget = Arc::<RamBudget>::default();
+        let ledger: Arc<dyn Ledger> = budget.clone();
+        store.count_in(&ledger);
+        let staging = Staging::new(staging, ledger)?;
         Ok(Pager {
             uffd: AtomicPtr::new(Box::into_raw(Box::new(uffd))),
             present: AtomicPtr::new(Box::into_raw(Box::new((host.open_page_map)()?))),
@@ -126,7 +131,7 @@ impl Pager {
             held: Held::new()?,
             staging,
             store,
-            budget: RamBudget::default(),
+            budget,
             guards: Guards::default(),
             backoff: Backoff::default(),
             ahead_backoff: Backoff::default(),

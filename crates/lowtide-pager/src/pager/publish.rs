@@ -55,15 +55,14 @@ impl Pager {
         }
     }
 
-    /// Writes the bytes of memory that are lowtide's own in this process into the run's segment: the frames of staging and of
-    /// the pool as they are counted now, and the rest as [`Pager::measure_rest`] found it. Cheap: for every batch of pages.
+    /// Writes the bytes of memory that are lowtide's own in this process into the run's segment: what staging and store have
+    /// counted in the budget, pages on their way into staging, and the rest as [`Pager::measure_rest`] found it. Cheap: for
+    /// every batch of pages.
     pub(crate) fn publish_own(&self) {
         // None of these have arrived, or all: half of them is never wrong by more than half of a MOVE.
         let moving = self.moving.load(Ordering::Relaxed) * PAGE_SIZE / 2;
-        let counted = self.staging.held_bytes() + moving + self.store.held_bytes();
-        let own = (counted + self.rest.load(Ordering::Relaxed)) as u64;
-        self.budget.set_own(own);
-        self.proc().own_bytes.store(own, Ordering::Relaxed);
+        self.budget.set_uncounted((moving + self.rest.load(Ordering::Relaxed)) as u64);
+        self.proc().own_bytes.store(self.budget.own(), Ordering::Relaxed);
     }
 
     /// Of lowtide's own ranges only those of the numbers `first .. end` (see [`vm::own_count`]) are this pager's: there are

@@ -71,7 +71,7 @@ impl Pager {
         if wanted == 0 {
             return false;
         }
-        let shrunk = operation.store().shrink_in_steps(wanted, worker.scratch(), &mut || self.publish_own());
+        let shrunk = operation.store().shrink(wanted, worker.scratch());
         self.publish_own();
         shrunk.pages > 0
     }
@@ -79,7 +79,7 @@ impl Pager {
     /// The same whether or not the pool is about to get full: its memory is for others.
     pub fn empty_pool(&self, worker: &mut Worker) -> bool {
         let Some(operation) = self.enter() else { return false };
-        let shrunk = operation.store().shrink_in_steps(SHRINK_BYTES, worker.scratch(), &mut || self.publish_own());
+        let shrunk = operation.store().shrink(SHRINK_BYTES, worker.scratch());
         self.publish_own();
         shrunk.pages > 0 && !shrunk.failed
     }
@@ -118,13 +118,14 @@ impl Pager {
     /// Moves up to `pages` objects of a sparse pool together. False: there was nothing to do; also while the program forks.
     pub fn compact(&self, pages: usize) -> bool {
         let Some(operation) = self.enter() else { return false };
-        operation.store().wants_compaction() && operation.store().compact_in_steps(pages, &mut || self.publish_own())
+        operation.store().wants_compaction() && operation.store().compact(pages)
     }
 
     /// Gives the frames that the pool keeps at hand back to the kernel; not while the program forks.
     pub fn drain_frames(&self) {
         let Some(operation) = self.enter() else { return };
-        operation.store().drain_frames(&mut || self.publish_own());
+        operation.store().drain_frames();
+        self.publish_own();
     }
 
     /// Gives memory of the page map back, when there may be much of it that speaks of no page any more. Not while a thread of
@@ -152,6 +153,7 @@ impl Pager {
     /// What the store does when there is time; not while the program forks.
     pub fn maintain(&self) {
         let Some(operation) = self.enter() else { return };
-        operation.store().maintain(&mut || self.publish_own());
+        operation.store().maintain();
+        self.publish_own();
     }
 }

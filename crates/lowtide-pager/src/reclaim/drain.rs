@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 use lowtide_core::slot::Entry;
-use lowtide_core::store::{Group, Page, StoreError, Stored};
+use lowtide_core::store::{Page, StoreError, Stored};
 use lowtide_core::vm::{self, PAGE_SIZE};
 use rustix::io::Errno;
 
@@ -86,7 +86,9 @@ impl Operation<'_> {
                 self.broken(b"a drained frame still has an owner", page, frame);
             }
         }
-        match self.staging.discard(batch, self.uffd(), || self.publish_own()) {
+        let discarded = self.staging.discard(batch, self.uffd());
+        self.publish_own();
+        match discarded {
             Ok(()) => self.staging.put_empty(batch),
             // The batch is never used again; with all of them gone nothing can be evicted, which is said elsewhere.
             Err(_) => {
@@ -114,8 +116,7 @@ impl Operation<'_> {
         let mut results = [const { Err(StoreError::Full) }; MAX_BATCH_FRAMES];
         let results = &mut results[..frames.len()];
         // Together, so that what goes to a device goes there with one write.
-        let mut publish = || self.publish_own();
-        self.store().store_run_in_steps(&bytes, &clean, Group::RUN, results, worker.scratch(), &mut publish);
+        self.store().store_run(&bytes, &clean, results, worker.scratch());
         let mut stored = true;
         // A page is found in its frame until its word is set.
         for ((frames, clean), results) in

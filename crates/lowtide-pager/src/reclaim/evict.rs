@@ -10,7 +10,6 @@
 
 use core::sync::atomic::Ordering;
 
-use lowtide_core::store::Group;
 use rustix::io::Errno;
 
 use crate::fault::worker::Worker;
@@ -45,7 +44,7 @@ impl Pager {
             Some(why) => return why,
             None => {
                 // Pages that nobody takes would be detached only to be put back, again and again.
-                let takes = operation.store().would_take(Group::RUN);
+                let takes = operation.store().would_take();
                 let evicted = if takes { operation.evict(worker) } else { Evicted::Full };
                 match evicted {
                     Evicted::Nothing | Evicted::Full => self.backoff.failed(evicted, now_ns(), arrived),
@@ -71,7 +70,7 @@ impl Pager {
         let Some(operation) = self.enter() else { return };
         let (started, arrived) = (now_ns(), self.arrived.load(Ordering::Relaxed));
         let is_vain = |backoff: &Backoff| backoff.holds(started, arrived).is_some();
-        if is_vain(&self.backoff) || is_vain(&self.ahead_backoff) || !operation.store().would_take(Group::RUN) {
+        if is_vain(&self.backoff) || is_vain(&self.ahead_backoff) || !operation.store().would_take() {
             return;
         }
         let before = self.counters().evictions_pages.load(Ordering::Relaxed);

@@ -5,8 +5,10 @@
 //! refuse to MOVE while an event waits). It is cut into batches of as many frames as the largest folio has, or fewer where
 //! RAM is small. A batch is filled by one thread, queued, later drained by one thread, and emptied in one call.
 
+use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use lowtide_core::ledger::Ledger;
 use lowtide_core::lock::{Lock, rank};
 use lowtide_core::table::Table;
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
@@ -70,14 +72,17 @@ pub struct Staging {
     spent: [AtomicU32; MAX_BATCHES],
     /// Batches that are never used again.
     lost: AtomicUsize,
+    /// Told of the memory behind the frames: pages that wait, and pages that have left but for their bytes.
+    ledger: Arc<dyn Ledger>,
 }
 
 impl Staging {
-    /// A staging area of `target` bytes (rounded up to batches) and two batches to work with.
+    /// A staging area of `target` bytes (rounded up to batches) and two batches to work with. `ledger` is told of the memory
+    /// behind its frames.
     ///
     /// # Errors
     /// `NOMEM`.
-    pub fn new(target: usize) -> Result<Staging, Errno> {
+    pub fn new(target: usize, ledger: Arc<dyn Ledger>) -> Result<Staging, Errno> {
         let batch_frames = if target < LARGE { SMALL_BATCH_FRAMES } else { MAX_BATCH_FRAMES };
         let batch_bytes = batch_frames * PAGE_SIZE;
         let batches = (target.div_ceil(batch_bytes).max(1) * HOLLOW + 2).min(MAX_BATCHES);
@@ -96,6 +101,7 @@ impl Staging {
             target: AtomicUsize::new(target),
             spent: [const { AtomicU32::new(0) }; MAX_BATCHES],
             lost: AtomicUsize::new(0),
+            ledger,
         })
     }
 
@@ -188,6 +194,7 @@ impl Staging {
     #[must_use]
     pub fn arrived(&self, frame: StagingFrame, page: PageNo) -> bool {
         self.staged.fetch_add(1, Ordering::Relaxed);
+        self.ledger.add(PAGE_SIZE as isize);
         // AcqRel: pairs with the Acquire in `owner`, and with `left`, after which the frame may have another page.
         self.owners[frame.index()].swap(page.raw(), Ordering::AcqRel) == 0
     }
@@ -196,8 +203,9 @@ impl Staging {
     pub fn left(&self, frame: StagingFrame, memory: Memory) {
         // AcqRel: pairs with `arrived` and `owner`; of two that say so one counts.
         if self.owners[frame.index()].swap(0, Ordering::AcqRel) != 0 {
-            if memory == Memory::Stays {
-                self.spent[frame.index() / self.batch_frames].fetch_add(1, Ordering::Relaxed);
+            match memory {
+                Memory::Stays => _ = self.spent[frame.index() / self.batch_frames].fetch_add(1, Ordering::Relaxed),
+                Memory::Went => self.ledger.add(-(PAGE_SIZE as isize)),
             }
             self.staged.fetch_sub(1, Ordering::Relaxed);
         }
@@ -206,13 +214,6 @@ impl Staging {
     /// Pages that wait in staging.
     pub fn staged(&self) -> usize {
         self.staged.load(Ordering::Relaxed)
-    }
-
-    /// Bytes of memory behind the frames: pages that wait, and pages that have left but for their bytes. Exact when no other
-    /// call is in flight.
-    pub fn held_bytes(&self) -> usize {
-        let spent = self.spent[..self.batches].iter().map(|n| n.load(Ordering::Relaxed) as usize).sum::<usize>();
-        (self.staged() + spent) * PAGE_SIZE
     }
 
     /// Addresses of the frames.
@@ -276,12 +277,11 @@ impl Staging {
         let _ = unsafe { uffd.unregister(self.memory.addr() + batch.0 as usize * bytes, bytes) };
     }
 
-    /// Gives the memory of a drained batch back to the kernel, and calls `step` when the count has changed. No event is raised:
-    /// the range is unregistered meanwhile.
+    /// Gives the memory of a drained batch back to the kernel. No event is raised: the range is unregistered meanwhile.
     ///
     /// # Errors
     /// Those of registering again: the batch must then never be used.
-    pub fn discard(&self, batch: Batch, uffd: &Uffd, mut step: impl FnMut()) -> Result<(), Errno> {
+    pub fn discard(&self, batch: Batch, uffd: &Uffd) -> Result<(), Errno> {
         let bytes = self.batch_frames * PAGE_SIZE;
         let offset = batch.0 as usize * bytes;
         // SAFETY: every frame of the batch has left (the drainer checked each under the space lock), and the batch is in no
@@ -295,12 +295,11 @@ impl Staging {
                 // Which frames had memory behind them is not known: as if all parts were alike. Half of them go before the
                 // kernel has taken the memory and half after, so that the count is never wrong by more than half of a part.
                 let here = spent.load(Ordering::Relaxed) / parts;
-                spent.fetch_sub(here / 2, Ordering::Relaxed);
-                step();
+                spent.fetch_sub(here, Ordering::Relaxed);
+                self.ledger.add(-((here / 2) as isize * PAGE_SIZE as isize));
                 self.memory.discard(at, part);
-                spent.fetch_sub(here - here / 2, Ordering::Relaxed);
+                self.ledger.add(-((here - here / 2) as isize * PAGE_SIZE as isize));
                 parts -= 1;
-                step();
             }
             uffd.register(self.memory.addr() + offset, bytes, Watched::Missing)
         }
@@ -319,10 +318,22 @@ impl Staging {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::sync::atomic::AtomicIsize;
+
+    #[derive(Debug, Default)]
+    struct Held(AtomicIsize);
+
+    impl Ledger for Held {
+        fn add(&self, bytes: isize) {
+            self.0.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
 
     #[test]
     fn batches_come_out_in_the_order_they_went_in() {
-        let s = Staging::new(3 * SMALL_BATCH_FRAMES * PAGE_SIZE).unwrap();
+        let held = Arc::new(Held::default());
+        let s = Staging::new(3 * SMALL_BATCH_FRAMES * PAGE_SIZE, held.clone()).unwrap();
+        let held_pages = || held.0.load(Ordering::Relaxed) / PAGE_SIZE as isize;
         assert_eq!(s.empty_batches(), 3 * HOLLOW + 2);
         let (a, b) = (s.take_empty().unwrap(), s.take_empty().unwrap());
         assert_ne!(a, b);
@@ -335,14 +346,14 @@ mod tests {
         s.put_empty(b);
         assert_eq!(s.empty_batches(), 3 * HOLLOW + 2);
         assert!(s.arrived(s.first(b), PageNo::new(77)));
-        assert!(!s.arrived(s.first(b), PageNo::new(78)), "the frame is taken");
-        s.staged.fetch_sub(1, Ordering::Relaxed);
-        assert_eq!(s.held_bytes(), PAGE_SIZE);
+        assert_eq!(held_pages(), 1);
         s.left(s.first(b), Memory::Went);
         s.left(s.first(b), Memory::Stays);
-        assert_eq!((s.staged(), s.held_bytes()), (0, 0), "leaving twice counts once");
+        assert_eq!((s.staged(), held_pages()), (0, 0), "leaving twice counts once");
         assert!(s.arrived(s.first(b), PageNo::new(79)));
         s.left(s.first(b), Memory::Stays);
-        assert_eq!((s.staged(), s.held_bytes()), (0, PAGE_SIZE), "the bytes are there until the batch is discarded");
+        assert_eq!((s.staged(), held_pages()), (0, 1), "the bytes are there until the batch is discarded");
+        assert!(s.arrived(s.first(b), PageNo::new(77)));
+        assert!(!s.arrived(s.first(b), PageNo::new(78)), "the frame is taken");
     }
 }

@@ -13,7 +13,7 @@ use core::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 use lowtide_core::slot::Entry;
-use lowtide_core::store::{Group, Page, StoreError, Stored};
+use lowtide_core::store::{Page, StoreError, Stored};
 use lowtide_core::table::Table;
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
@@ -187,7 +187,7 @@ impl Swapoff {
         let mut results = [const { Err(StoreError::BadEntry) }; STEP];
         let results = &mut results[..entries.len()];
         let pages = self.pages();
-        operation.store().move_out(entries, Group::RUN, pages, results, worker.scratch());
+        operation.store().move_out(entries, pages, results, worker.scratch());
         let mut unused = Each::<Entry>::new();
         {
             // No page is moved elsewhere by mremap meanwhile.

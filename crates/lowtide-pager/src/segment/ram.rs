@@ -111,7 +111,7 @@ mod tests {
         let now = || members.iter().map(|(_, budget)| budget.now() >> 20).collect::<std::vec::Vec<_>>();
         assert_eq!(now(), [90; 3], "who was measured first, too");
         members[0].1.add_pages(9 << 8);
-        members[1].1.set_own(2 << 20);
+        members[1].1.set_uncounted(2 << 20);
         assert_eq!((now(), run.ram_now() >> 20), (std::vec![101; 3], 101));
         assert!(members[2].1.at_limit(), "it has not grown itself");
         // Measured, it is what was told, and one more that nobody had counted.

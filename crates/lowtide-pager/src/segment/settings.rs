@@ -5,7 +5,7 @@
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use lowtide_core::store::{MAX_AREAS, Policy};
+use lowtide_core::store::MAX_AREAS;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::fs::SealFlags;
 
@@ -23,7 +23,7 @@ pub const CODEC_LZ4: u32 = 0;
 /// `Settings::codec`: zstd at `Settings::codec_level`.
 pub const CODEC_ZSTD: u32 = 1;
 
-/// `Settings::slots`: one lock for the whole area, with a cache of slots for each CPU. Else a place in [`Policy::ALL`].
+/// `Settings::slots`: one lock for the whole area, with a cache of slots for each CPU.
 pub const SLOTS_AREA_LOCK: u32 = u32::MAX;
 
 /// `AreaSpec::kind`: there is no such area.
@@ -221,9 +221,10 @@ pub struct Settings {
     pub when_full: u32,
     /// 1: agents say on the program's standard error what they adopt and why.
     pub verbose: u32,
-    /// How areas find slots: a place in [`Policy::ALL`], or [`SLOTS_AREA_LOCK`]. For experiments.
+    /// How areas find slots, with the feature `lab`: 0: as always; one more than a place in lowtide-core's `Policy::ALL`; or
+    /// [`SLOTS_AREA_LOCK`].
     pub slots: u32,
-    /// Order of the largest folio. For experiments.
+    /// Order of the largest folio, with the feature `lab`.
     pub folio_order: u32,
     /// The swap areas, in the order in which they were given.
     pub swap: [SwapArea; MAX_AREAS],
@@ -243,9 +244,4 @@ pub struct Settings {
 impl Settings {
     /// Bytes to map.
     pub const SIZE: usize = size_of::<Settings>().next_multiple_of(PAGE_SIZE);
-
-    /// How areas search for slots.
-    pub fn policy(&self) -> Policy {
-        Policy::ALL.get(self.slots as usize).copied().unwrap_or_default()
-    }
 }

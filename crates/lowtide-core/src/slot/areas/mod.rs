@@ -2,8 +2,6 @@
 //!
 //! Whoever uses an area holds a reference, so that swapoff can wait until nobody does. References are counted per CPU.
 
-#[cfg(feature = "baselines")]
-pub(super) mod area_lock;
 mod available;
 mod reference;
 mod swapoff;

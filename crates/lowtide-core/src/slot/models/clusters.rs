@@ -84,7 +84,7 @@ fn free_and_relocate_later(area: &Area, slot: usize) {
     let (i, index) = (slot / CLUSTER_SLOTS, slot % CLUSTER_SLOTS);
     let mut inner = area.clusters().lock(i);
     inner.give(index, 1);
-    let to = area.clusters().place_of(&inner, true);
+    let to = area.clusters().place_of(&inner);
     drop(inner);
     area.clusters().move_to(i, &mut area.clusters().lock(i), to);
 }

@@ -17,10 +17,9 @@ mod references;
 mod together;
 
 use super::{Area, AreaConfig};
-use crate::device::{Device, NoDevice};
 
 fn area(cfg: AreaConfig) -> Area {
-    Area::new(Device::None(NoDevice), cfg).unwrap()
+    Area::new(None, cfg).unwrap()
 }
 
 /// Runs `f` in all orders of events.

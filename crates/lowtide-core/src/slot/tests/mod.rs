@@ -2,7 +2,7 @@ mod copies;
 mod sharing;
 
 use super::*;
-use crate::device::{Device, NoDevice, WriteRun};
+use crate::device::WriteRun;
 use crate::percpu::{Zone, stay_on_cpu_1};
 use copies::Copies;
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::vec::Vec;
 
 fn make(cfg: AreaConfig) -> Area {
-    Area::new(Device::None(NoDevice), cfg).unwrap()
+    Area::new(None, cfg).unwrap()
 }
 
 fn area(slots: u64, shared: bool) -> Area {
@@ -25,7 +25,7 @@ fn all(a: &Area, order: u32) -> Vec<u64> {
 
 #[test]
 fn impossible_areas() {
-    let new = |slots| Area::new(Device::None(NoDevice), AreaConfig { slots, ..AreaConfig::default() }).map(|a| a.slots());
+    let new = |slots| Area::new(None, AreaConfig { slots, ..AreaConfig::default() }).map(|a| a.slots());
     assert_eq!(new(0), Err(SlotError::Empty));
     assert_eq!(new(511), Err(SlotError::SmallerThanCluster));
     assert_eq!(new(MAX_SLOTS + 1), Err(SlotError::TooLarge));
@@ -155,12 +155,12 @@ fn free_clusters_are_punched_out_before_they_are_given_out_again() {
     static MINE: AtomicU64 = AtomicU64::new(0);
     let quota = Some(Quota { used: &USED, mine: Some(&MINE), limit: 1 << 40 });
     let cfg = AreaConfig { slots: 1024, discard: true, quota, ..AreaConfig::default() };
-    let a = Area::new(Device::File(crate::device::FileDevice::new(fd, Default::default()).unwrap()), cfg).unwrap();
+    let a = Area::new(Some(crate::device::FileDevice::new(fd, Default::default()).unwrap()), cfg).unwrap();
     let first = a.alloc(9).unwrap();
     // Slot 0 has a block of its own.
     let blocks = || rustix::fs::fstat(&same).unwrap().st_blocks - 8;
     let mut run = [WriteRun { slot: first, pages: &[&[7; 4096]], tags: &mut [0], result: Ok(()) }];
-    a.device.write_runs(&mut run);
+    a.device.as_ref().unwrap().write_runs(&mut run);
     run[0].result.unwrap();
     assert_eq!((blocks(), a.has_discards()), (8, false));
     a.free_run(first, 512).unwrap();
@@ -227,7 +227,7 @@ impl SwapCache for HoldsNone {
 fn nothing_of_a_rotating_area_is_held_while_copies_are_given_up_and_holes_are_punched() {
     let flags = rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::RDWR;
     let fd = rustix::fs::open(std::env::temp_dir(), flags, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
-    let device = Device::File(crate::device::FileDevice::new(fd, Default::default()).unwrap());
+    let device = Some(crate::device::FileDevice::new(fd, Default::default()).unwrap());
     let cfg = AreaConfig { slots: 1536, rotating: true, discard: true, ..AreaConfig::default() };
     let a = Area::new(device, cfg).unwrap();
     let (first, second) = (a.alloc(9).unwrap(), a.alloc(9).unwrap());

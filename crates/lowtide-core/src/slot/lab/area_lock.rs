@@ -9,10 +9,10 @@ use alloc::boxed::Box;
 
 use arrayvec::ArrayVec;
 
-use super::AreaRef;
 use crate::lock::rank;
 use crate::percpu::{self, CacheAligned};
 use crate::slot::area::Area;
+use crate::slot::areas::AreaRef;
 use crate::slot::error::SlotError;
 use crate::slot::swap_cache::{NoCache, SwapCache};
 use crate::sync::Lock;
@@ -100,26 +100,26 @@ impl AreaLock {
 
 /// What the store calls: these come before the methods of [`Area`] of the same names.
 impl AreaRef<'_> {
-    pub(super) fn alloc_next(&self, order: u32) -> Option<u64> {
+    pub(in crate::slot) fn alloc_next(&self, order: u32) -> Option<u64> {
         // In the baseline only the whole way.
         if self.area_lock().is_some() { None } else { Area::alloc_next(self, order) }
     }
 
-    pub(super) fn alloc_reclaiming(&self, order: u32, cache: &dyn SwapCache) -> Option<u64> {
+    pub(in crate::slot) fn alloc_reclaiming(&self, order: u32, cache: &dyn SwapCache) -> Option<u64> {
         match self.area_lock() {
             Some(lock) => lock.alloc(self, order, cache),
             None => Area::alloc_reclaiming(self, order, cache),
         }
     }
 
-    pub(super) fn alloc_where_scarce(&self, order: u32, cache: &dyn SwapCache) -> Option<u64> {
+    pub(in crate::slot) fn alloc_where_scarce(&self, order: u32, cache: &dyn SwapCache) -> Option<u64> {
         match self.area_lock() {
             Some(_) => self.alloc_reclaiming(order, cache),
             None => Area::alloc_where_scarce(self, order, cache),
         }
     }
 
-    pub(super) fn alloc_from_copies(&self, order: u32, cache: &dyn SwapCache) -> Option<u64> {
+    pub(in crate::slot) fn alloc_from_copies(&self, order: u32, cache: &dyn SwapCache) -> Option<u64> {
         // It has taken them before.
         if self.area_lock().is_some() { None } else { Area::alloc_from_copies(self, order, cache) }
     }
@@ -133,7 +133,6 @@ impl AreaRef<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{Device, NoDevice};
     use crate::slot::{AreaConfig, Areas, CLUSTER_SLOTS};
     use std::collections::BTreeSet;
     use std::vec::Vec;
@@ -143,7 +142,7 @@ mod tests {
         let areas = Areas::new();
         let slots = 4 * CLUSTER_SLOTS as u64;
         let cfg = AreaConfig { slots, area_lock: true, ..AreaConfig::default() };
-        let id = areas.add(Area::new(Device::None(NoDevice), cfg).unwrap(), true).unwrap();
+        let id = areas.add(Area::new(None, cfg).unwrap(), true).unwrap();
         let area = areas.get(id).unwrap();
         let taken = || area.area_lock().map_or(0, |lock| lock.whole.acquisitions());
         let singles: Vec<u64> = (0..CACHED * 4).map(|_| areas.alloc(0, &NoCache).unwrap().1).collect();

@@ -8,9 +8,12 @@
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use super::{Search, Tried, Trier, by_latest_change};
+use super::search_lists::{Trial, Tried};
+use super::{Rival, by_latest_change};
 use crate::slot::cluster::{CLUSTER_SLOTS, Inner, ListState, ORDERS};
-use crate::slot::lists::{BUCKETS, ListId, Place};
+use crate::slot::lists::ListId;
+
+const BUCKETS: usize = ListId::BUCKETS;
 
 /// Shares are kept in 65536ths.
 const ONE: u32 = 1 << 16;
@@ -22,7 +25,7 @@ const STEALS: u32 = 4;
 const WEIGHT: u32 = 4;
 
 #[derive(Debug)]
-pub(in crate::slot) struct Bucketed {
+pub(super) struct Bucketed {
     /// Share of tries that found a run, by order and bucket, of late.
     seen: [[AtomicU32; BUCKETS]; ORDERS],
 }
@@ -79,36 +82,34 @@ impl Bucketed {
     }
 }
 
-impl Search for Bucketed {
-    fn place(&self, inner: &Inner, freed: bool) -> Place {
-        match by_latest_change(inner, freed) {
-            Place::List(list) if list.state() == ListState::Frag => {
-                Place::List(ListId::frag(inner.order.into(), bucket(inner.count as usize)))
-            }
+impl Rival for Bucketed {
+    fn list_of(&self, inner: &Inner) -> ListId {
+        match by_latest_change(inner) {
+            list if list.state() == ListState::Frag => ListId::frag(inner.order.into(), bucket(inner.count as usize)),
             other => other,
         }
     }
 
-    fn search(&self, order: u32, used: u64, total: u64, trier: &mut dyn Trier) -> Option<u64> {
-        let found = trier.try_list(ListId::nonfull(order), usize::MAX).slot;
+    fn search(&self, order: u32, used: u64, total: u64, trial: &mut Trial<'_, '_>) -> Option<u64> {
+        let found = trial.try_list(ListId::nonfull(order), usize::MAX).slot;
         found.or_else(|| {
             (0..BUCKETS).find_map(|bucket| {
-                let tried = trier.try_list(ListId::frag(order, bucket), self.tries(order, bucket, used, total));
+                let tried = trial.try_list(ListId::frag(order, bucket), self.tries(order, bucket, used, total));
                 self.learn(order, bucket, &tried);
                 tried.slot
             })
         })
     }
 
-    fn steal(&self, order: u32, trier: &mut dyn Trier) -> Option<u64> {
+    fn steal(&self, order: u32, trial: &mut Trial<'_, '_>) -> Option<u64> {
         let others = || (0..ORDERS as u32).filter(|o| *o != order);
         // The emptiest of other orders, a few each: what they gave of late is not known.
         (0..BUCKETS)
             .find_map(|bucket| {
                 let tries = (chance(order, middle(bucket)) * STEALS / ONE) as usize;
-                others().find_map(|o| trier.try_list(ListId::frag(o, bucket), tries.max(usize::from(order == 0))).slot)
+                others().find_map(|o| trial.try_list(ListId::frag(o, bucket), tries.max(usize::from(order == 0))).slot)
             })
-            .or_else(|| others().find_map(|o| trier.try_list(ListId::nonfull(o), 1).slot))
+            .or_else(|| others().find_map(|o| trial.try_list(ListId::nonfull(o), 1).slot))
     }
 }
 

@@ -1,0 +1,150 @@
+//! Where a [`Rival`] searches: the order in which an area's clusters are searched, and what a rival may do with its lists. The
+//! steps that are not about partly used clusters are those of `search.rs`.
+
+use super::Rival;
+use crate::percpu::Zone;
+use crate::slot::area::Area;
+use crate::slot::cluster::{CLUSTER_SLOTS, ListState};
+use crate::slot::lists::{self, ListId, LockedInner};
+use crate::slot::search::Request;
+use crate::slot::zombies::{self, Reach};
+
+/// What trying some clusters of a list came to.
+#[derive(Debug)]
+pub(in crate::slot) struct Tried {
+    /// The first slot of the run that was found.
+    pub slot: Option<u64>,
+    /// Clusters opened.
+    pub opened: usize,
+}
+
+/// What a rival's search may do. Clusters that are opened in vain go to the tail of the frag list where they belong.
+pub(in crate::slot) struct Trial<'r, 'a> {
+    request: &'r mut Request<'a>,
+    /// Clean copies are to be given up.
+    scarce: bool,
+}
+
+impl Request<'_> {
+    /// As [`Request::search`], where clusters are on a rival's lists.
+    pub(in crate::slot) fn search_lists(&mut self, rival: &dyn Rival) -> Option<u64> {
+        let area = self.area;
+        let half_used = area.clusters().used_about() * 2 >= area.opened_slots();
+        if let Some(slot) = self.take_free(half_used, area.next().zone()) {
+            return Some(slot);
+        }
+        if half_used && let Some(slot) = self.take_unused() {
+            return Some(slot);
+        }
+        if let Some(slot) = self.take_free(half_used, Zone::ALL) {
+            return Some(slot);
+        }
+        // One full cluster gives up its clean copies; if that was everything, it is free now.
+        let scarce = area.marks().any() && self.cache.is_scarce(area);
+        if scarce
+            && area.reclaim_full(1, self.cache) > 0
+            && let Some(slot) = self.take_free(true, Zone::ALL)
+        {
+            return Some(slot);
+        }
+        if let Some(slot) = self.search_partly_used(rival, scarce) {
+            return Some(slot);
+        }
+        if !half_used && let Some(slot) = self.take_free(true, Zone::ALL).or_else(|| self.take_unused()) {
+            return Some(slot);
+        }
+        if area.discard_some(1) > 0
+            && let Some(slot) = self.take_free(true, Zone::ALL)
+        {
+            return Some(slot);
+        }
+        if zombies::reap(area, Reach::SHORT)
+            && let Some(slot) = self.take_free(true, Zone::ALL).or_else(|| self.search_partly_used(rival, scarce))
+        {
+            return Some(slot);
+        }
+        rival.steal(self.order, &mut Trial { request: self, scarce })
+    }
+
+    fn search_partly_used(&mut self, rival: &dyn Rival, scarce: bool) -> Option<u64> {
+        let clusters = self.area.clusters();
+        let (order, used, total) = (self.order, clusters.used_about(), clusters.slots());
+        rival.search(order, used, total, &mut Trial { request: self, scarce })
+    }
+}
+
+impl<'a> Trial<'_, 'a> {
+    /// Tries up to `tries` clusters of a list, each at most once.
+    pub(super) fn try_list(&mut self, list: ListId, tries: usize) -> Tried {
+        let area = self.request.area;
+        // A cluster that goes back to the tail of the same list is not met again.
+        let tries = tries.min(area.clusters().len(list));
+        let before = self.request.opened;
+        let slot = (0..tries).find_map(|_| {
+            let (i, inner) = area.clusters().isolate(list, Zone::ALL)?;
+            self.take_isolated(i, inner)
+        });
+        Tried { slot, opened: (self.request.opened - before) as usize }
+    }
+
+    /// Tries one cluster, of the first list of several that holds one.
+    pub(super) fn try_first(&mut self, mut lists: impl Iterator<Item = ListId>) -> Option<u64> {
+        let area = self.request.area;
+        let (i, inner) = lists.find_map(|list| area.clusters().isolate(list, Zone::ALL))?;
+        self.take_isolated(i, inner)
+    }
+
+    /// Takes from an isolated cluster; if it has no room, from where its clean copies were; else it goes back to a list.
+    fn take_isolated(&mut self, i: usize, mut inner: LockedInner<'a>) -> Option<u64> {
+        let request = &mut *self.request;
+        let (area, clusters, order) = (request.area, request.area.clusters(), request.order);
+        request.count_opened();
+        if let Some(slot) = request.take(i, &mut inner, 0) {
+            return Some(slot);
+        }
+        if inner.caches > 0
+            && self.scarce
+            && let Some(first) = inner.used_without(&area.copies_of(i, 0, CLUSTER_SLOTS)).find_clear(order, 0)
+        {
+            let freed;
+            (inner, freed) = area.reclaim_run(i, inner, first, 1 << order, request.cache);
+            // Anything may have happened to it meanwhile.
+            let usable = inner.usable() && inner.serves(order) && inner.charged;
+            if usable && let Some(slot) = request.take(i, &mut inner, first) {
+                return Some(slot);
+            }
+            let is_elsewhere = lists::of(&inner).is_some() || inner.state != ListState::None;
+            if freed > 0 {
+                clusters.relocate(i, &mut inner);
+            }
+            if freed > 0 || is_elsewhere {
+                return None;
+            }
+        }
+        inner.freed = false;
+        clusters.relocate(i, &mut inner);
+        None
+    }
+}
+
+impl Area {
+    /// The first full cluster on the list that has clean copies, isolated.
+    pub(in crate::slot) fn next_full_listed(&self) -> Option<usize> {
+        let clusters = self.clusters();
+        (0..clusters.len(ListId::FULL)).find_map(|_| {
+            let (i, inner) = clusters.isolate(ListId::FULL, Zone::ALL)?;
+            if inner.caches > 0 {
+                return Some(i);
+            }
+            self.put_back(i, inner);
+            None
+        })
+    }
+
+    /// Puts an isolated cluster back on a list, if nobody else has meanwhile.
+    pub(in crate::slot) fn put_back(&self, i: usize, mut inner: LockedInner<'_>) {
+        if lists::of(&inner).is_none() && inner.state == ListState::None {
+            self.clusters().relocate(i, &mut inner);
+        }
+    }
+}
