@@ -2,13 +2,13 @@
 
 use crate::args::RunArgs;
 use crate::error::Failure;
-use crate::machine;
+use crate::host::machine;
 use crate::metrics::Listening;
 use crate::output_file::OutputFile;
 use crate::program;
 use crate::size;
-use crate::slot_setting::SlotSetting;
-use crate::swap_spec::{self, Swap};
+use crate::swap::slots::SlotSetting;
+use crate::swap::spec::{self, Swap};
 use lowtide_pager::segment;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -65,7 +65,7 @@ impl Plan {
         let (ram, odd) = read_limit("--ram", &text, usable)?;
         warnings.extend(odd);
 
-        let (swap, odd) = swap_spec::resolve(&args.swap, usable)?;
+        let (swap, odd) = spec::resolve(&args.swap, usable)?;
         warnings.extend(odd);
         let pool_given = args.pool.as_ref().map(|text| size::parse(text, usable)).transpose();
         let pool_given = pool_given.map_err(|why| Failure::usage(format!("--pool: {why}")))?;

@@ -1,22 +1,22 @@
 //! `lowtide run`: plan, probe, start, supervise, report.
 
-use crate::ancestry;
 use crate::args::RunArgs;
-use crate::broker::Broker;
 use crate::control::Control;
 use crate::error::{Failure, say};
-use crate::launch::launch;
+use crate::host::probe::{self, Probe};
 use crate::live::Live;
 use crate::metrics::{self, Desk};
 use crate::plan::Plan;
-use crate::probe::{self, Probe};
 use crate::report::Report;
-use crate::series::Series;
-use crate::shared::Shared;
-use crate::signals::Signals;
 use crate::size;
 use crate::stats::Stats;
-use crate::supervise::{Onlookers, supervise};
+use crate::supervisor::ancestry;
+use crate::supervisor::broker::Broker;
+use crate::supervisor::event_loop::{Onlookers, supervise};
+use crate::supervisor::launch::launch;
+use crate::supervisor::series::Series;
+use crate::supervisor::shared_memory::Shared;
+use crate::supervisor::signals::Signals;
 use lowtide_pager::segment::{BROKER_FOLLOWS, ENV_SEGMENT};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

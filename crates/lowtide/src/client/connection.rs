@@ -49,7 +49,7 @@ impl Connection {
                 Err(Errno::AGAIN) if Instant::now() < until => std::thread::sleep(Duration::from_millis(10)),
                 Err(Errno::AGAIN) => return Err(silent(pid)),
                 Err(error) => {
-                    let why = crate::probe::text(error);
+                    let why = crate::host::probe::text(error);
                     return Err(failed(format!("`lowtide run` {pid} can't be reached ({why}): is it your own?")));
                 }
             }

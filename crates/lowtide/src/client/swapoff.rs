@@ -7,7 +7,7 @@ use super::ps::time;
 use super::{find, number, print};
 use crate::error::Failure;
 use crate::size;
-use crate::swap_name;
+use crate::swap;
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::event::{PollFd, PollFlags};
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ use std::time::Instant;
 pub fn swapoff(pid: u32, spec: &str) -> Result<u8, Failure> {
     let mut run = find::by_pid(pid)?;
     let interrupt = Interrupt::take(&ENDS)?;
-    run.ask("swapoff", &[("spec", json!(swap_name::absolute(spec)))])?;
+    run.ask("swapoff", &[("spec", json!(swap::name::absolute(spec)))])?;
     let shown = Shown::new();
     let done = follow(&mut run, &interrupt, &shown);
     shown.clear();

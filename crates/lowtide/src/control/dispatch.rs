@@ -1,10 +1,10 @@
 //! From a request to what is done about it.
 
 use super::protocol::Request;
-use crate::ancestry;
 use crate::error::Failure;
 use crate::live::{Answer, Live, Task, fills, limit, reclaim, said, swapoff, swapon};
 use crate::stats::Stats;
+use crate::supervisor::ancestry;
 use lowtide_core::vm::PAGE_SIZE;
 use serde_json::{Value, json};
 

@@ -4,8 +4,8 @@
 //! were looked at. A socket appears under its name when somebody listens already; so one that refuses is what a dead run left,
 //! and may go.
 
-use crate::peer;
-use crate::swap_place::reason;
+use crate::supervisor::peer;
+use crate::swap::place::reason;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;

@@ -5,7 +5,7 @@ use super::areas::{Area, Areas, State};
 use super::evacuation;
 use super::processes;
 use crate::size;
-use crate::swap_spec::{Swap, Where};
+use crate::swap::spec::{Swap, Where};
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;

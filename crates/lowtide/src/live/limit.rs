@@ -7,7 +7,7 @@
 use super::task::{in_vain, said};
 use super::{Answer, Live, Step, Task, admission, processes};
 use crate::error::Failure;
-use crate::machine;
+use crate::host::machine;
 use crate::plan::{self, default_pool};
 use crate::size;
 use lowtide_pager::segment::Settings;

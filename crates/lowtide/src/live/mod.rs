@@ -19,10 +19,10 @@ pub use task::{Answer, Step, Task, said};
 
 use crate::metrics;
 use crate::plan::Plan;
-use crate::series::{self, Cost};
-use crate::shared::Shared;
 use crate::stats::{Histogram, Stats};
-use crate::tree::Tree;
+use crate::supervisor::series::{self, Cost};
+use crate::supervisor::shared_memory::Shared;
+use crate::supervisor::tree::Tree;
 use areas::Areas;
 use limit::Limits;
 use std::time::Instant;

@@ -3,7 +3,7 @@
 use super::task::{in_vain, said};
 use super::{Answer, Live, Step, Task, processes};
 use crate::error::Failure;
-use crate::machine;
+use crate::host::machine;
 use crate::size;
 use lowtide_pager::segment::Segment;
 use serde_json::{Value, json};

@@ -5,7 +5,7 @@ use super::task::{in_vain, said};
 use super::{Answer, Live, Step, Task, admission, areas};
 use crate::error::Failure;
 use crate::size;
-use crate::swap_name::Which;
+use crate::swap::name::Which;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 

@@ -5,10 +5,11 @@
 use super::task::{in_vain, said};
 use super::{Answer, Live, Step, Task};
 use crate::error::Failure;
-use crate::machine;
-use crate::probe;
+use crate::host::machine;
+use crate::host::probe;
 use crate::size;
-use crate::swap_spec::{self, Swap};
+use crate::swap;
+use crate::swap::spec::Swap;
 use lowtide_core::store::MAX_AREAS;
 use rustix::io::Errno;
 use serde_json::json;
@@ -26,7 +27,7 @@ struct Swapon {
 
 /// Starts to add an area.
 pub fn start(spec: String) -> Result<Box<dyn Task>, Failure> {
-    swap_spec::check(&spec).map_err(|why| Failure::usage(format!("swapon {why}")))?;
+    swap::spec::check(&spec).map_err(|why| Failure::usage(format!("swapon {why}")))?;
     Ok(Box::new(Swapon { spec, opened: None }))
 }
 
@@ -92,7 +93,7 @@ fn open(spec: String, before: Vec<Arc<Swap>>) -> std::io::Result<Receiver<Opened
     let (sender, receiver) = sync_channel(1);
     let work = move || {
         let before: Vec<&Swap> = before.iter().map(Arc::as_ref).collect();
-        let opened = swap_spec::open_one(&spec, &before, machine::ram_usable());
+        let opened = swap::spec::open_one(&spec, &before, machine::ram_usable());
         let opened = opened.map_err(|failure| Failure { line: format!("swapon {}", failure.line), ..failure });
         let _ = sender.send(opened);
     };

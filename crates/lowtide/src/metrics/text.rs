@@ -1,9 +1,9 @@
 //! The statistics as OpenMetrics text. Names and help come from the list of statistics (`stats/list.rs`), by the conventions of
 //! Prometheus: `lowtide_GROUP_KEY`, with the unit as a suffix and `_total` behind what only grows.
 
-use crate::series::Cost;
 use crate::stats::list::{Figure, Number, Shape};
 use crate::stats::{Area, Evictions, Faults, Histogram, Memory, Pages, Pool, Stats, Work, Writeback};
+use crate::supervisor::series::Cost;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;

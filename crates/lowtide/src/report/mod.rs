@@ -12,8 +12,8 @@ mod units;
 mod working_set;
 
 use crate::plan::Plan;
-use crate::series::Series;
 use crate::stats::{Stats, latencies, totals};
+use crate::supervisor::series::Series;
 use lowtide_pager::segment::{FaultKind, LATENCY_BUCKETS, Segment};
 use std::ffi::OsString;
 use std::sync::atomic::Ordering;

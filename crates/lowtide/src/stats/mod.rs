@@ -11,7 +11,7 @@ use crate::live::Live;
 use crate::live::areas::{Listed, State};
 use crate::live::processes::{self, Process};
 use crate::size;
-use crate::tree::{AreaNow, Gauges};
+use crate::supervisor::tree::{AreaNow, Gauges};
 use lowtide_core::store::{AreaState, FillWords};
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::segment::{Counters, LATENCY_BUCKETS, Proc, Segment, area_state, latency_floor_ns, proc_state};
@@ -25,7 +25,7 @@ const WORDS_SHOWN: usize = 8;
 
 /// What `--stats` writes and `lowtide stat` shows. Counts are of the whole run, all processes together; what is held at one
 /// moment (`ram_now`, `pool_bytes` and so on) is of the last moment at which a process had adopted memory, see
-/// [`crate::tree::Tree::gauges`].
+/// [`crate::supervisor::tree::Tree::gauges`].
 #[derive(Serialize)]
 #[allow(missing_docs)] // docs/statistics.md says what they are
 pub struct Stats {

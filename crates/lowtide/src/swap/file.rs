@@ -5,8 +5,8 @@
 //! for a swap file.
 
 use crate::size;
-use crate::swap_place::{is_in_ram, reason};
-use crate::swap_spec::LEAST;
+use crate::swap::place::{is_in_ram, reason};
+use crate::swap::spec::LEAST;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;

@@ -1,7 +1,7 @@
 //! The program to run: finds it as a shell would, and refuses before anything starts what an agent can't be preloaded into.
 
-use crate::elf::{self, Dynamic, Kind};
 use crate::error::Failure;
+use crate::program::elf::{self, Dynamic, Kind};
 use rustix::fs::{Access, AtFlags, CWD};
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};

@@ -1,9 +1,9 @@
 //! `lowtide doctor`: what this machine can do, and the exact command that would enable what it can't.
 
-use crate::machine;
-use crate::probe::{self, Door, Probe};
+use crate::host::machine;
+use crate::host::probe::{self, Door, Probe};
 use crate::size;
-use crate::swap_spec;
+use crate::swap::spec;
 use linux_raw_sys::general as sys;
 use rustix::io::Errno;
 use std::fmt::Write as _;
@@ -99,8 +99,8 @@ fn lines(probe: &Probe) -> Vec<Line> {
             Err(error) => format!("the library does not work: userfaultfd for user mode: {}", probe::text(error)),
         },
     );
-    let dir = swap_spec::auto_dir();
-    match swap_spec::auto_place() {
+    let dir = spec::auto_dir();
+    match spec::auto_place() {
         Ok(place) => {
             let most = size::show(place.free / 2);
             note("swap file", format!("unnamed, in {}, up to {most}, {}", place.dir.display(), place.how));

@@ -2,8 +2,8 @@
 
 use crate::error::Failure;
 use crate::size;
-use crate::swap_file::SwapFile;
-use crate::swap_place::{Place, how, reason, turns};
+use crate::swap::file::SwapFile;
+use crate::swap::place::{Place, how, reason, turns};
 use lowtide_core::device::{DeviceName, FileDevice};
 use lowtide_core::store::MAX_AREAS;
 use std::fmt;

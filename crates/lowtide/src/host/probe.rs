@@ -1,8 +1,8 @@
 //! What the kernel lets this user do, found out by doing it. `run` refuses with what [`Probe::refusal`] says; `doctor` shows
 //! all.
 
-use crate::confinement::Confinement;
-use crate::privilege;
+use crate::host::confinement::Confinement;
+use crate::host::privilege;
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::sys::present::Present;
@@ -63,7 +63,7 @@ impl Probe {
             },
         };
         Probe {
-            kernel: crate::machine::kernel_version(),
+            kernel: crate::host::machine::kernel_version(),
             door,
             confinement: Confinement::new(),
             features: known_features(),

@@ -1,6 +1,6 @@
 //! A directory in which swap files are made, and what is found out about the files there.
 
-use crate::swap_spec::LEAST;
+use crate::swap::spec::LEAST;
 use lowtide_core::device::{DeviceName, FileDevice, is_rotational};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
@@ -118,7 +118,7 @@ pub fn reason(error: &std::io::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::swap_spec::resolve;
+    use crate::swap::spec::resolve;
 
     #[test]
     fn places() {

@@ -3,7 +3,7 @@
 //! What stands in the segment may have been written by any process of the run. So whoever is registered counts only if it
 //! descends from this process, and only such processes are stopped.
 
-use crate::ancestry::{self, Stat};
+use crate::supervisor::ancestry::{self, Stat};
 use lowtide_core::store::MAX_AREAS;
 use lowtide_pager::segment::{AREA_STATES, MAX_PROCS, Proc, Segment, proc_state};
 use rustix::fd::AsRawFd;

@@ -2,11 +2,11 @@
 //! dispositions, environment but for three variables.
 
 use crate::error::Failure;
+use crate::host::privilege;
+use crate::host::probe;
 use crate::plan::Plan;
-use crate::privilege;
-use crate::probe;
-use crate::shared::Shared;
-use crate::signals::Inherited;
+use crate::supervisor::shared_memory::Shared;
+use crate::supervisor::signals::Inherited;
 use lowtide_pager::segment::ENV_SEGMENT;
 use rustix::io::Errno;
 use std::ffi::OsString;

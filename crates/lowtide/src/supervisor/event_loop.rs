@@ -1,15 +1,15 @@
 //! While the program runs: signals go to it, the dead are buried, warnings are shown, a fatal message stops the tree.
 
-use crate::ancestry;
-use crate::broker::Broker;
 use crate::control::Control;
 use crate::error::{self, say};
 use crate::live::Live;
 use crate::metrics::Desk;
-use crate::own_threads::OwnThreads;
-use crate::series::Series;
-use crate::signals::Signals;
-use crate::tree;
+use crate::supervisor::ancestry;
+use crate::supervisor::broker::Broker;
+use crate::supervisor::own_threads::OwnThreads;
+use crate::supervisor::series::Series;
+use crate::supervisor::signals::Signals;
+use crate::supervisor::tree;
 use lowtide_pager::segment::{MAX_WARNINGS, Segment};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::sync::atomic::Ordering;

@@ -3,9 +3,9 @@
 //! whatever his privileges, can change what all processes of the run load and obey.
 
 use crate::error::Failure;
+use crate::host::probe;
 use crate::plan::Plan;
-use crate::probe;
-use crate::swap_spec::{Swap, Where};
+use crate::swap::spec::{Swap, Where};
 use lowtide_pager::segment::{self, AreaSpec, FileId, Phase, Segment, Settings, transient};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};

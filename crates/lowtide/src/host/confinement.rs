@@ -1,6 +1,6 @@
 //! Why this process has no privilege, from `/proc/self`: which capability is missing and how, and what else stands in the way.
 
-use crate::privilege;
+use crate::host::privilege;
 use rustix::thread::{CapabilitySet, capabilities};
 
 /// The whole of the user namespace that a machine starts with, as `/proc/self/uid_map` shows it.

@@ -3,10 +3,10 @@
 //! Whoever connects must be a descendant of this process. What it asks for it gets for itself, or it is no secret; what it
 //! sends is looked at before anything is done with it. Nothing here waits for a client.
 
-use crate::ancestry::{self, Stat};
-use crate::peer::option;
-use crate::privilege;
-use crate::shared::Shared;
+use crate::host::privilege;
+use crate::supervisor::ancestry::{self, Stat};
+use crate::supervisor::peer::option;
+use crate::supervisor::shared_memory::Shared;
 use lowtide_pager::sys::broker::{
     self, DEVICE, FILES, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, PAGE_MAP, SWAP_FILE, TAKE_BACK, send,
 };

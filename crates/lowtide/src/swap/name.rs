@@ -1,6 +1,6 @@
 //! Which swap area of a run is meant, by who wants to add it or to take it away.
 
-use crate::swap_spec::{self, Spec, Swap, Where, is_same};
+use crate::swap::spec::{self, Spec, Swap, Where, is_same};
 use std::path::PathBuf;
 
 /// The SPEC with its path made absolute, for who stands in another directory.
@@ -10,7 +10,7 @@ pub fn absolute(text: &str) -> String {
         _ if text == "auto" || text == "ram" || text.contains(':') => return text.to_owned(),
         _ => (None, text),
     };
-    let (path, options) = swap_spec::split_options(path);
+    let (path, options) = spec::split_options(path);
     let Ok(full) = std::path::absolute(path) else { return text.to_owned() };
     let Some(full) = full.to_str() else { return text.to_owned() };
     let (kind, colon) = kind.map_or(("", ""), |kind| (kind, ":"));
@@ -34,8 +34,8 @@ impl Which {
         if text.starts_with('/') {
             return Ok(Which::Path(PathBuf::from(text)));
         }
-        match swap_spec::parse(text, u64::MAX) {
-            Ok(Spec::Auto) => Ok(Which::Dir(swap_spec::auto_dir())),
+        match spec::parse(text, u64::MAX) {
+            Ok(Spec::Auto) => Ok(Which::Dir(spec::auto_dir())),
             Ok(Spec::Ram) => Err("compressed RAM is always there: name dir:DIR or file:PATH".to_owned()),
             Ok(Spec::Dir { dir, .. }) => Ok(Which::Dir(dir)),
             Ok(Spec::File { path, .. }) => Ok(Which::File(path)),
@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn an_area_is_known_by_its_spec_and_by_its_path() {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-        let (swap, _) = swap_spec::resolve(&[format!("dir:{}", dir.path().display())], 0).unwrap();
+        let (swap, _) = spec::resolve(&[format!("dir:{}", dir.path().display())], 0).unwrap();
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(dir.path(), &link).unwrap();
         for (text, expected) in [
