@@ -26,7 +26,6 @@ mod top;
 use crate::args::Command;
 use crate::error::say;
 use crate::host::{doctor, privilege};
-use lowtide::size;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

@@ -3,12 +3,11 @@
 use crate::args::RunArgs;
 use crate::control::Control;
 use crate::error::{Failure, say};
-use crate::host::probe::{self, Probe};
+use crate::host::probe::Probe;
 use crate::live::Live;
 use crate::metrics::{self, Desk};
 use crate::plan::Plan;
 use crate::report::Report;
-use crate::size;
 use crate::stats::Stats;
 use crate::supervisor::ancestry;
 use crate::supervisor::broker::Broker;
@@ -17,6 +16,7 @@ use crate::supervisor::launch::launch;
 use crate::supervisor::series::Series;
 use crate::supervisor::shared_memory::Shared;
 use crate::supervisor::signals::Signals;
+use lowtide_config::{codec, reason, size};
 use lowtide_pager::segment::{BROKER_FOLLOWS, ENV_SEGMENT};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -33,7 +33,7 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     plan.take_files()?;
     let (mut broker, listening) = Broker::new();
     if let Err(error) = listening {
-        let why = probe::text(error);
+        let why = reason(error);
         plan.warnings.push(format!("no socket can be made ({why}): processes that change their user will not be limited"));
     }
     let (mut control, listening) = Control::new();
@@ -57,9 +57,8 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     let asker = match &plan.metrics {
         None => None,
         Some(_) => {
-            let (desk, asker) = Desk::new().map_err(|error| {
-                Failure::failed(format!("no descriptor can be made ({}); see `ulimit -n`", probe::text(error)))
-            })?;
+            let (desk, asker) = Desk::new()
+                .map_err(|error| Failure::failed(format!("no descriptor can be made ({}); see `ulimit -n`", reason(error))))?;
             onlookers.desk = Some(desk);
             Some(asker)
         }
@@ -131,7 +130,7 @@ fn settings_path(origin: &OsStr) -> PathBuf {
 
 /// What was understood, for `--verbose`: lines.
 fn describe(plan: &Plan) -> Vec<String> {
-    let codec = plan.codec_name();
+    let codec = codec::show(plan.codec);
     let (ram, pool) = (size::show(plan.ram), size::show(plan.pool));
     let swap = if plan.swap.is_empty() { ", swap: compressed RAM only" } else { "" };
     let mut lines = vec![format!("{}: ram {ram}, pool up to {pool} ({codec}){swap}", plan.path.display())];

@@ -3,8 +3,8 @@
 use super::ps::time;
 use super::{find, number, print, show_warnings};
 use crate::error::Failure;
-use crate::size;
 use crate::swap;
+use lowtide_config::size;
 use serde_json::{Value, json};
 
 /// Sets another limit.

@@ -1,10 +1,12 @@
 //! `lowtide doctor`: what this machine can do, and the exact command that would enable what it can't.
 
 use crate::host::machine;
-use crate::host::probe::{self, Door, Probe};
-use crate::size;
-use crate::swap::spec;
+use crate::host::probe::{Door, Probe};
+use crate::swap::place::Place;
 use linux_raw_sys::general as sys;
+use lowtide_config::place::auto_dir;
+use lowtide_config::reason;
+use lowtide_config::size;
 use rustix::io::Errno;
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -47,11 +49,9 @@ fn lines(probe: &Probe) -> Vec<Line> {
     match probe.door {
         Door::Device => add(true, "userfaultfd", "full mode, through /dev/userfaultfd".to_owned()),
         Door::Syscall => add(true, "userfaultfd", "full mode, through the system call".to_owned()),
-        Door::Closed { device, syscall } => add(
-            false,
-            "userfaultfd",
-            format!("/dev/userfaultfd: {}; system call: {}", probe::text(device), probe::text(syscall)),
-        ),
+        Door::Closed { device, syscall } => {
+            add(false, "userfaultfd", format!("/dev/userfaultfd: {}; system call: {}", reason(device), reason(syscall)))
+        }
     }
     let has = |feature: u32| probe.features & u64::from(feature) != 0;
     let mut missing: Vec<&str> = [
@@ -75,17 +75,17 @@ fn lines(probe: &Probe) -> Vec<Line> {
         match probe.handshake {
             Ok(()) => add(true, "its features", "fork, remap, remove and unmap events, UFFDIO_MOVE".to_owned()),
             Err(Errno::PERM) => add(false, "its features", "fork events need CAP_SYS_PTRACE, in no user namespace".to_owned()),
-            Err(error) => add(false, "its features", probe::text(error)),
+            Err(error) => add(false, "its features", reason(error)),
         }
     }
     match probe.pagemap_scan {
         Ok(()) => add(true, "PAGEMAP_SCAN", "works".to_owned()),
         Err(Errno::NOTTY) => add(false, "PAGEMAP_SCAN", "not in this kernel (6.7 or later has it)".to_owned()),
-        Err(error) => add(false, "PAGEMAP_SCAN", probe::text(error)),
+        Err(error) => add(false, "PAGEMAP_SCAN", reason(error)),
     }
     match probe.memfd_exec {
         Ok(()) => add(true, "memfd as code", "works".to_owned()),
-        Err(error) => add(false, "memfd as code", format!("{}; a security policy forbids it", probe::text(error))),
+        Err(error) => add(false, "memfd as code", format!("{}; a security policy forbids it", reason(error))),
     }
 
     lines.push(Line { mark: "", what: "privilege", found: probe.confinement.describe() });
@@ -96,13 +96,13 @@ fn lines(probe: &Probe) -> Vec<Line> {
         "regions",
         match probe.regions {
             Ok(()) => "the library works, without privilege (userfaultfd for user mode, SIGBUS)".to_owned(),
-            Err(error) => format!("the library does not work: userfaultfd for user mode: {}", probe::text(error)),
+            Err(error) => format!("the library does not work: userfaultfd for user mode: {}", reason(error)),
         },
     );
-    let dir = spec::auto_dir();
-    match spec::auto_place() {
+    let dir = auto_dir();
+    match Place::auto() {
         Ok(place) => {
-            let most = size::show(place.free / 2);
+            let most = size::show(place.default_size);
             note("swap file", format!("unnamed, in {}, up to {most}, {}", place.dir.display(), place.how));
         }
         Err(why) => note(

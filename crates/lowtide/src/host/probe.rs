@@ -4,6 +4,7 @@
 use crate::host::confinement::Confinement;
 use crate::host::privilege;
 use linux_raw_sys::general as sys;
+use lowtide_config::reason;
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::sys::present::Present;
 use lowtide_pager::sys::uffd;
@@ -105,10 +106,10 @@ impl Probe {
                 let why = why.unwrap_or_else(|| "a security policy forbids it: allow it".to_owned());
                 return Some(format!("no privilege to see forks through userfaultfd: {why}"));
             }
-            Err(error) => return Some(format!("userfaultfd fails ({}): `lowtide doctor` says more", text(error))),
+            Err(error) => return Some(format!("userfaultfd fails ({}): `lowtide doctor` says more", reason(error))),
         }
         if let Err(error) = self.memfd_exec {
-            let why = text(error);
+            let why = reason(error);
             return Some(format!(
                 "code can't be mapped from a memfd ({why}): a security policy (SELinux?) forbids it; allow it"
             ));
@@ -126,12 +127,6 @@ pub fn grant_command() -> String {
         "`sudo -E setpriv --reuid={uid} --regid={gid} --init-groups --inh-caps={caps} --ambient-caps={caps} {exe} run ...`, \
          or, for all users, `sudo setcap cap_sys_ptrace,cap_dac_read_search=p {exe}`"
     )
-}
-
-/// An error number in words, without the number.
-pub fn text(error: Errno) -> String {
-    let text = std::io::Error::from(error).to_string();
-    text.split(" (os error").next().unwrap_or(&text).to_lowercase()
 }
 
 fn open() -> Result<OwnedFd, Errno> {

@@ -4,8 +4,8 @@
 //! then it keeps the counts of its area, and afterwards they are kept here.
 
 use crate::supervisor::shared_memory::Shared;
+use crate::swap::area::Swap;
 use crate::swap::name::Which;
-use crate::swap::spec::Swap;
 use lowtide_core::store::MAX_AREAS;
 use lowtide_pager::segment::{Order, Phase, Segment, Settings, proc_state};
 use rustix::io::Errno;

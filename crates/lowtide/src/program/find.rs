@@ -2,6 +2,7 @@
 
 use crate::error::Failure;
 use crate::program::elf::{self, Dynamic, Kind};
+use lowtide_config::reason;
 use rustix::fs::{Access, AtFlags, CWD};
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};
@@ -55,7 +56,7 @@ fn executable(path: &Path) -> Result<(), Failure> {
     let shown = path.display();
     let meta = std::fs::metadata(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => Failure::not_found(format!("{shown}: not found")),
-        _ => Failure::not_executable(format!("{shown}: {}; check the permissions of its directories", plain(&error))),
+        _ => Failure::not_executable(format!("{shown}: {}; check the permissions of its directories", reason(error))),
     })?;
     if meta.is_dir() {
         return Err(Failure::not_executable(format!("{shown} is a directory; name a program")));
@@ -84,11 +85,11 @@ fn check(path: &Path) -> Result<(), Failure> {
             })?;
         }
         let file = File::open(&path).map_err(|error| {
-            let line = format!("{shown} can't be read ({}); lowtide must look at it first: `chmod +r` it", plain(&error));
+            let line = format!("{shown} can't be read ({}); lowtide must look at it first: `chmod +r` it", reason(error));
             Failure::not_executable(line)
         })?;
         let kind = elf::inspect(&file)
-            .map_err(|error| Failure::not_executable(format!("{shown} can't be read ({}); check the disk", plain(&error))))?;
+            .map_err(|error| Failure::not_executable(format!("{shown} can't be read ({}); check the disk", reason(error))))?;
         match kind {
             Kind::Other => {}
             kind => return judge(&shown, &path, &file, kind),
@@ -154,7 +155,7 @@ fn judge(shown: &str, path: &Path, file: &File, kind: Kind) -> Result<(), Failur
     }
     let meta: Metadata = file
         .metadata()
-        .map_err(|error| Failure::not_executable(format!("{shown} can't be examined ({}); check the disk", plain(&error))))?;
+        .map_err(|error| Failure::not_executable(format!("{shown} can't be examined ({}); check the disk", reason(error))))?;
     let copy = "the loader ignores preloaded libraries there; run a copy without it (`cp` drops it)";
     if meta.mode() & 0o4000 != 0 {
         return refuse(format!("is setuid: {copy}"));
@@ -232,11 +233,6 @@ fn shebang(head: &[u8]) -> Option<Interpreter> {
         return Some(Interpreter::InPath(OsStr::from_bytes(word).to_owned()));
     }
     Some(Interpreter::Path(path))
-}
-
-fn plain(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or(&text).to_lowercase()
 }
 
 #[cfg(test)]

@@ -3,10 +3,10 @@
 
 use crate::error::Failure;
 use crate::host::privilege;
-use crate::host::probe;
 use crate::plan::Plan;
 use crate::supervisor::shared_memory::Shared;
 use crate::supervisor::signals::Inherited;
+use lowtide_config::reason;
 use lowtide_pager::segment::ENV_SEGMENT;
 use rustix::io::Errno;
 use std::ffi::OsString;
@@ -15,7 +15,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 fn no_descriptor(error: Errno) -> Failure {
-    Failure::failed(format!("no descriptor can be made ({}); see `ulimit -n`", probe::text(error)))
+    Failure::failed(format!("no descriptor can be made ({}); see `ulimit -n`", reason(error)))
 }
 
 /// Starts the program; its pid.
@@ -56,9 +56,7 @@ pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<libc
     // SAFETY: `prepare` makes async-signal-safe calls only and allocates nothing.
     unsafe { command.pre_exec(prepare) };
     let child = command.spawn().map_err(|error| {
-        let text = error.to_string();
-        let why = text.split(" (os error").next().unwrap_or(&text).to_lowercase();
-        let line = format!("{}: can't be executed ({why})", plan.path.display());
+        let line = format!("{}: can't be executed ({})", plan.path.display(), reason(&error));
         match error.kind() {
             io::ErrorKind::NotFound => Failure::not_found(line),
             io::ErrorKind::OutOfMemory | io::ErrorKind::WouldBlock => {

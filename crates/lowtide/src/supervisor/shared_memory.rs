@@ -3,9 +3,10 @@
 //! whatever his privileges, can change what all processes of the run load and obey.
 
 use crate::error::Failure;
-use crate::host::probe;
 use crate::plan::Plan;
-use crate::swap::spec::{Swap, Where};
+use crate::swap::area::{Swap, Where};
+use lowtide_config::reason;
+use lowtide_core::codec::Codec;
 use lowtide_pager::segment::{self, AreaSpec, FileId, Phase, Segment, Settings, transient};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
@@ -43,7 +44,7 @@ impl Shared {
             ));
         }
         Self::make(plan, broker, pid)
-            .map_err(|error| Failure::failed(format!("can't make the shared memory of the run ({})", probe::text(error))))
+            .map_err(|error| Failure::failed(format!("can't make the shared memory of the run ({})", reason(error))))
     }
 
     fn make(plan: &Plan, broker: &str, pid: u32) -> Result<Shared, Errno> {
@@ -74,7 +75,10 @@ impl Shared {
         *to.ram_limit.get_mut() = plan.ram;
         *to.ram_ceiling.get_mut() = plan.ram;
         *to.pool_limit.get_mut() = plan.pool;
-        (to.codec, to.codec_level) = (plan.codec, plan.codec_level);
+        (to.codec, to.codec_level) = match plan.codec {
+            Codec::Lz4 => (segment::CODEC_LZ4, 0),
+            Codec::Zstd(level) => (segment::CODEC_ZSTD, level),
+        };
         (to.when_full, to.verbose) = (plan.when_full, plan.verbose.into());
         (to.slots, to.folio_order) = (plan.slots.slots, plan.slots.folio_order);
         for (swap, area) in plan.swap.iter().zip(&to.swap) {

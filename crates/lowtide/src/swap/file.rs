@@ -4,9 +4,8 @@
 //! Its first page is never used for pages of a program. It holds [`MARK`], so that a file with other data in it is not taken
 //! for a swap file.
 
-use crate::size;
-use crate::swap::place::{is_in_ram, reason};
-use crate::swap::spec::LEAST;
+use lowtide_config::place::{LEAST, free, is_in_ram};
+use lowtide_config::{reason, size};
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -44,10 +43,10 @@ impl SwapFile {
             std::io::ErrorKind::NotFound => {
                 format!("there is no such file; make it: `fallocate -l 8G {shown} && chmod 600 {shown}`")
             }
-            _ => reason(&error),
+            _ => reason(error),
         })?;
         // Looked at before it is opened: opening some devices does something.
-        let is_device = check_kind(&rustix::fs::stat(&path).map_err(|error| reason(&error.into()))?, &path)?;
+        let is_device = check_kind(&rustix::fs::stat(&path).map_err(reason)?, &path)?;
         let mut flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         // On a block device: fails when it is mounted, or swap of the kernel's.
         flags.set(OFlags::EXCL, is_device);
@@ -55,14 +54,14 @@ impl SwapFile {
             Ok(fd) => File::from(fd),
             Err(Errno::BUSY | Errno::TXTBSY) => return Err("the system uses it: unmount it, or `swapoff` it".to_owned()),
             Err(Errno::ROFS) => return Err("its file system is read-only: name a file on another one".to_owned()),
-            Err(error) => return Err(format!("can't be opened for reading and writing: {}", reason(&error.into()))),
+            Err(error) => return Err(format!("can't be opened for reading and writing: {}", reason(error))),
         };
         // What was opened is what counts.
-        check_kind(&rustix::fs::fstat(&file).map_err(|error| reason(&error.into()))?, &path)?;
+        check_kind(&rustix::fs::fstat(&file).map_err(reason)?, &path)?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Err("another run uses it: wait for that, or name another file".to_owned()),
-            Err(error) => return Err(format!("can't be locked: {}", reason(&error.into()))),
+            Err(error) => return Err(format!("can't be locked: {}", reason(error))),
         }
         let mut opened = SwapFile { file, path, is_device, size: 0, discard, warnings: Vec::new() };
         opened.measure(size)?;
@@ -90,9 +89,8 @@ impl SwapFile {
 
     /// Sets the size, and sees whether there is room for it.
     fn measure(&mut self, wanted: Option<u64>) -> Result<(), String> {
-        let about = |error: std::io::Error| reason(&error);
         // The end of a block device is not in its metadata.
-        let len = rustix::fs::seek(&self.file, rustix::fs::SeekFrom::End(0)).map_err(|error| about(error.into()))?;
+        let len = rustix::fs::seek(&self.file, rustix::fs::SeekFrom::End(0)).map_err(reason)?;
         self.size = wanted.unwrap_or(len);
         if self.size < LEAST {
             let (has, least) = (size::show(self.size), size::show(LEAST));
@@ -104,9 +102,9 @@ impl SwapFile {
             }
             return Ok(());
         }
-        let space = rustix::fs::fstatvfs(&self.file).map_err(|error| about(error.into()))?;
-        let has = self.file.metadata().map_err(about)?.blocks() * 512;
-        let can = has.saturating_add(space.f_bavail.saturating_mul(space.f_frsize));
+        let free = free(&self.file).map_err(reason)?;
+        let has = self.file.metadata().map_err(reason)?.blocks() * 512;
+        let can = has.saturating_add(free);
         if can < LEAST {
             return Err("its file system is full: free some space, or name a file on another one".to_owned());
         }
@@ -129,7 +127,7 @@ impl SwapFile {
             match self.file.read_at(&mut page[n..], n as u64) {
                 Ok(0) => break,
                 Ok(more) => n += more,
-                Err(error) => return Err(format!("can't be read: {}", reason(&error))),
+                Err(error) => return Err(format!("can't be read: {}", reason(error))),
             }
         }
         let (at, kernel) = KERNEL_MARK;
@@ -154,7 +152,7 @@ impl SwapFile {
             Err(error) if error.raw_os_error() == Some(Errno::TXTBSY.raw_os_error()) => {
                 Err("it is swap of the kernel's: `swapoff` it first".to_owned())
             }
-            Err(error) => Err(format!("can't be written: {}", reason(&error))),
+            Err(error) => Err(format!("can't be written: {}", reason(error))),
         }
     }
 

@@ -1,6 +1,8 @@
 //! Which swap area of a run is meant, by who wants to add it or to take it away.
 
-use crate::swap::spec::{self, Spec, Swap, Where, is_same};
+use crate::swap::area::{Swap, Where, is_same};
+use lowtide_config::place::auto_dir;
+use lowtide_config::spec::{Spec, User, split_options};
 use std::path::PathBuf;
 
 /// The SPEC with its path made absolute, for who stands in another directory.
@@ -10,7 +12,7 @@ pub fn absolute(text: &str) -> String {
         _ if text == "auto" || text == "ram" || text.contains(':') => return text.to_owned(),
         _ => (None, text),
     };
-    let (path, options) = spec::split_options(path);
+    let (path, options) = split_options(path);
     let Ok(full) = std::path::absolute(path) else { return text.to_owned() };
     let Some(full) = full.to_str() else { return text.to_owned() };
     let (kind, colon) = kind.map_or(("", ""), |kind| (kind, ":"));
@@ -34,12 +36,12 @@ impl Which {
         if text.starts_with('/') {
             return Ok(Which::Path(PathBuf::from(text)));
         }
-        match spec::parse(text, u64::MAX) {
-            Ok(Spec::Auto) => Ok(Which::Dir(spec::auto_dir())),
+        match Spec::parse(text, User::Run { ram_usable: u64::MAX }) {
+            Ok(Spec::Auto) => Ok(Which::Dir(auto_dir())),
             Ok(Spec::Ram) => Err("compressed RAM is always there: name dir:DIR or file:PATH".to_owned()),
             Ok(Spec::Dir { dir, .. }) => Ok(Which::Dir(dir)),
             Ok(Spec::File { path, .. }) => Ok(Which::File(path)),
-            Err(why) => Err(why.strip_prefix(&format!("{text}: ")).unwrap_or(&why).to_owned()),
+            Err(why) => Err(why),
         }
     }
 
@@ -56,6 +58,7 @@ impl Which {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::swap::area;
 
     #[test]
     fn relative_paths_are_made_absolute() {
@@ -78,7 +81,7 @@ mod tests {
     #[test]
     fn an_area_is_known_by_its_spec_and_by_its_path() {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-        let (swap, _) = spec::resolve(&[format!("dir:{}", dir.path().display())], 0).unwrap();
+        let (swap, _) = area::resolve(&[format!("dir:{}", dir.path().display())], 0).unwrap();
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(dir.path(), &link).unwrap();
         for (text, expected) in [

@@ -1,9 +1,8 @@
-//! A directory in which swap files are made, and what is found out about the files there.
+//! A directory in which swap files are made, and what the files there can do.
 
-use crate::swap::spec::LEAST;
+use lowtide_config::place::{self, RAMFS, TMPFS, file_system};
+use lowtide_config::reason;
 use lowtide_core::device::{DeviceName, FileDevice, is_rotational};
-use rustix::fs::{CWD, Mode, OFlags};
-use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 
 /// A directory where unnamed swap files can be made.
@@ -13,6 +12,8 @@ pub struct Place {
     pub dir: PathBuf,
     /// Bytes that are free there.
     pub free: u64,
+    /// Most bytes of an area there for which nobody says.
+    pub default_size: u64,
     /// Its files are in RAM.
     pub in_ram: bool,
     /// Its disk turns, as was said or as far as can be seen.
@@ -25,32 +26,23 @@ impl Place {
     /// Looks at a directory by making a file in it. `rotating`: whether its disk turns, if the user has said so. The error says
     /// what is wrong.
     pub fn new(dir: &Path, rotating: Option<bool>) -> Result<Place, String> {
-        let dir = dir.canonicalize().map_err(|error| reason(&error))?;
-        if !dir.is_dir() {
-            return Err("not a directory".to_owned());
-        }
-        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let file = match rustix::fs::openat(CWD, &dir, flags, Mode::RUSR | Mode::WUSR) {
-            Ok(file) => file,
-            Err(Errno::OPNOTSUPP | Errno::ISDIR) => {
-                return Err(
-                    "its file system has no unnamed files (O_TMPFILE): name a directory on ext4, xfs or btrfs".to_owned()
-                );
-            }
-            Err(error) => return Err(format!("no file can be made there: {}", reason(&error.into()))),
-        };
-        if dir.as_os_str().len() >= 1024 {
+        Self::of(place::Place::open(dir)?, rotating)
+    }
+
+    /// The place that `auto` uses, or why it can't.
+    pub fn auto() -> Result<Place, String> {
+        Self::of(place::Place::auto()?, None)
+    }
+
+    fn of(place: place::Place, rotating: Option<bool>) -> Result<Place, String> {
+        // Its agents have room for so much.
+        if place.dir.as_os_str().len() >= 1024 {
             return Err("the path is too long".to_owned());
         }
-        let space = rustix::fs::fstatvfs(&file).map_err(|error| reason(&error.into()))?;
-        let free = space.f_bavail.saturating_mul(space.f_frsize);
-        if free < LEAST {
-            return Err("its file system is full: free some space, or name another directory".to_owned());
-        }
-        let in_ram = is_in_ram(&file);
-        let rotating = turns(&file, rotating)?;
-        let device = FileDevice::new(file, DeviceName::default()).map_err(|error| reason(&error.into()))?;
-        Ok(Place { dir, free, in_ram, rotating, how: how(&device, rotating) })
+        let rotating = turns(&place.file, rotating)?;
+        let (free, default_size, in_ram) = (place.free, place.default_size(), place.in_ram);
+        let device = FileDevice::new(place.file, DeviceName::default()).map_err(reason)?;
+        Ok(Place { dir: place.dir, free, default_size, in_ram, rotating, how: how(&device, rotating) })
     }
 }
 
@@ -60,22 +52,8 @@ pub fn how(device: &FileDevice, rotating: bool) -> String {
     let cache = if device.is_direct() { "O_DIRECT" } else { "through the page cache (no O_DIRECT there)" };
     match device.has_rings() {
         Ok(()) => format!("{cache}, io_uring{sequence}"),
-        Err(errno) => format!("{cache}, pread and pwrite (io_uring: {}){sequence}", reason(&errno.into())),
+        Err(errno) => format!("{cache}, pread and pwrite (io_uring: {}){sequence}", reason(errno)),
     }
-}
-
-/// File systems in RAM, as `statfs` numbers them.
-const TMPFS: u64 = 0x0102_1994;
-const RAMFS: u64 = 0x8584_58f6;
-
-/// What kind of file system a file is on, as `statfs` numbers them.
-fn file_system(file: impl rustix::fd::AsFd) -> Option<u64> {
-    Some(rustix::fs::fstatfs(file).ok()?.f_type as u64 & 0xffff_ffff)
-}
-
-/// Whether a file's bytes are in RAM (tmpfs, ramfs).
-pub fn is_in_ram(file: impl rustix::fd::AsFd) -> bool {
-    file_system(file).is_some_and(|kind| [TMPFS, RAMFS].contains(&kind))
 }
 
 /// Whether the disk of a file turns: as the user has said (`asked`), or as the kernel says. The error: it can't.
@@ -109,16 +87,10 @@ fn diskless(file: impl rustix::fd::AsFd) -> Option<String> {
     }
 }
 
-/// `No such file or directory (os error 2)` without the number.
-pub fn reason(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or(&text).to_lowercase()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::swap::spec::resolve;
+    use crate::swap::area::resolve;
 
     #[test]
     fn places() {

@@ -3,8 +3,8 @@
 use crate::client::change::{limited, reclaimed, turned_off, turned_on};
 use crate::client::connection::{Connection, PATIENCE, Said, ended, silent};
 use crate::client::{find, number, swapoff};
-use crate::size;
 use crate::swap::name;
+use lowtide_config::size;
 use serde_json::{Value, json};
 use std::time::Instant;
 

@@ -1,12 +1,14 @@
-//! `--swap SPEC`: what was asked for, and the directories and files behind it.
+//! `--swap SPEC`: the areas that were asked for, with the directories and files behind them.
 
 use crate::error::Failure;
-use crate::size;
 use crate::swap::file::SwapFile;
-use crate::swap::place::{Place, how, reason, turns};
+use crate::swap::place::{Place, how, turns};
+use lowtide_config::place::chosen_dir;
+use lowtide_config::reason;
+use lowtide_config::size;
+use lowtide_config::spec::{Spec, User};
 use lowtide_core::device::{DeviceName, FileDevice};
 use lowtide_core::store::MAX_AREAS;
-use std::fmt;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
@@ -62,52 +64,13 @@ impl Swap {
             // Opened once more: the flags of what is open stay as they are.
             Where::File(file) => {
                 let path = format!("/proc/self/fd/{}", file.file.as_raw_fd());
-                let again = File::options().read(true).write(true).open(path).map_err(|error| reason(&error))?;
-                let device = FileDevice::new(again.into(), DeviceName::default()).map_err(|error| reason(&error.into()))?;
+                let again = File::options().read(true).write(true).open(path).map_err(reason)?;
+                let device = FileDevice::new(again.into(), DeviceName::default()).map_err(reason)?;
                 Ok(how(&device, self.rotating))
             }
         }
     }
 }
-
-/// One SPEC as written.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Spec {
-    /// An unnamed file where it fits best.
-    Auto,
-    /// Compressed RAM only.
-    Ram,
-    /// Unnamed files in a directory.
-    #[allow(missing_docs)] // as they are written
-    Dir { dir: PathBuf, size: Option<u64>, prio: Option<i16>, rotational: Option<bool> },
-    /// A file, or a block device.
-    #[allow(missing_docs)]
-    File { path: PathBuf, size: Option<u64>, prio: Option<i16>, discard: bool, rotational: Option<bool> },
-}
-
-impl Spec {
-    fn prio(&self) -> Option<i16> {
-        match self {
-            Spec::Auto | Spec::Ram => None,
-            Spec::Dir { prio, .. } | Spec::File { prio, .. } => *prio,
-        }
-    }
-}
-
-/// Without options.
-impl fmt::Display for Spec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Spec::Auto => f.write_str("auto"),
-            Spec::Ram => f.write_str("ram"),
-            Spec::Dir { dir, .. } => write!(f, "dir:{}", dir.display()),
-            Spec::File { path, .. } => write!(f, "file:{}", path.display()),
-        }
-    }
-}
-
-/// Smallest swap file that makes sense: one cluster.
-pub const LEAST: u64 = 2 << 20;
 
 /// The priority of the first area that has no `prio=`; each further one has one less, so that they are used in the order in
 /// which they are given, after those with a priority (from -1 on, as swapon(8) has it).
@@ -130,8 +93,8 @@ pub fn resolve(specs: &[String], ram_usable: u64) -> Result<(Vec<Swap>, Vec<Stri
     for spec in parsed {
         // What nobody asked for need not be there.
         if spec == Spec::Auto
-            && !is_auto_chosen()
-            && let Err(why) = auto_place()
+            && chosen_dir().is_none()
+            && let Err(why) = Place::auto()
         {
             warnings.push(format!("{}: compressed RAM only; LOWTIDE_DIR names another directory", no_auto(&why)));
             continue;
@@ -161,6 +124,11 @@ pub fn check(text: &str) -> Result<(), String> {
     }
 }
 
+/// The error begins with the SPEC.
+fn parse(text: &str, ram_usable: u64) -> Result<Spec, String> {
+    Spec::parse(text, User::Run { ram_usable }).map_err(|why| format!("{text}: {why}"))
+}
+
 /// Opens what a SPEC names, which must be none of the areas before. Lines, of warnings too, begin with the SPEC.
 fn open(spec: &Spec, before: &[&Swap]) -> Result<(Swap, Vec<String>), String> {
     let mut warnings = Vec::new();
@@ -175,10 +143,10 @@ fn open(spec: &Spec, before: &[&Swap]) -> Result<(Swap, Vec<String>), String> {
     };
     let (place, size, discard, rotating) = match spec {
         Spec::Ram => return Err("ram: compressed RAM is always there: name dir:DIR or file:PATH".to_owned()),
-        Spec::Auto => match auto_place() {
-            Ok(place) => (Where::Dir(place.dir), place.free / 2, false, place.rotating),
-            Err(why) if is_auto_chosen() => return Err(failure(format!("LOWTIDE_DIR={}: {why}", auto_dir().display()))),
-            Err(why) => return Err(failure(format!("{}: name dir:DIR or file:PATH", no_auto(&why)))),
+        Spec::Auto => match (Place::auto(), chosen_dir()) {
+            (Ok(place), _) => (Where::Dir(place.dir), place.default_size, false, place.rotating),
+            (Err(why), Some(dir)) => return Err(failure(format!("LOWTIDE_DIR={}: {why}", dir.display()))),
+            (Err(why), None) => return Err(failure(format!("{}: name dir:DIR or file:PATH", no_auto(&why)))),
         },
         Spec::Dir { dir, size, rotational, .. } => {
             let place = Place::new(dir, *rotational).map_err(failure)?;
@@ -189,7 +157,7 @@ fn open(spec: &Spec, before: &[&Swap]) -> Result<(Swap, Vec<String>), String> {
             if place.in_ram {
                 warnings.push(format!("{spec}: it is in RAM (tmpfs), so swapping to it saves nothing"));
             }
-            (Where::Dir(place.dir), size.unwrap_or(place.free / 2), false, place.rotating)
+            (Where::Dir(place.dir), size.unwrap_or(place.default_size), false, place.rotating)
         }
         Spec::File { path, size, discard, rotational, .. } => {
             // Another lock of the same process is refused as well: better say which.
@@ -223,172 +191,13 @@ pub fn is_same(a: &Path, b: &Path) -> bool {
     id(a).is_some() && id(a) == id(b)
 }
 
-/// Whether the user chose the directory of `auto`.
-fn is_auto_chosen() -> bool {
-    std::env::var_os("LOWTIDE_DIR").is_some_and(|dir| !dir.is_empty())
-}
-
 fn no_auto(why: &str) -> String {
     format!("no swap file in /var/tmp ({why})")
-}
-
-/// The directory that `auto` uses.
-pub fn auto_dir() -> PathBuf {
-    std::env::var_os("LOWTIDE_DIR").filter(|dir| !dir.is_empty()).map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from)
-}
-
-/// The place that `auto` uses, or why it can't.
-pub fn auto_place() -> Result<Place, String> {
-    let place = Place::new(&auto_dir(), None)?;
-    if place.in_ram {
-        return Err("it is in RAM (tmpfs), so swapping to it saves nothing: name a directory on a disk".to_owned());
-    }
-    if place.free / 2 < LEAST {
-        return Err("its file system is nearly full".to_owned());
-    }
-    Ok(place)
-}
-
-/// Reads one SPEC; the error begins with it.
-pub fn parse(text: &str, ram_usable: u64) -> Result<Spec, String> {
-    let bad = |why: &str| format!("{text}: {why}");
-    let (kind, rest) = match text.split_once(':') {
-        None if text == "auto" => return Ok(Spec::Auto),
-        None if text == "ram" => return Ok(Spec::Ram),
-        Some(("redis" | "rediss", _)) => return Err(Failure::not_built("redis: (a remote store)").line),
-        Some((kind @ ("dir" | "file"), rest)) => (kind, rest),
-        _ if text.starts_with("ram,") => return Err(bad("compressed RAM is no device: ram takes no options")),
-        _ if text.starts_with("auto,") => {
-            return Err(bad("auto takes no options: use dir:DIR[,size=8G][,prio=N][,rotational]"));
-        }
-        _ => {
-            return Err(bad(
-                "unknown kind: use auto, ram, dir:DIR[,size=8G][,prio=N][,rotational] or file:PATH[,size=8G][,prio=N][,rotational][,discard]",
-            ));
-        }
-    };
-    let (path, options) = split_options(rest);
-    if path.is_empty() {
-        return Err(bad(match kind {
-            "dir" => "a directory is missing: dir:DIR",
-            _ => "a path is missing: file:PATH",
-        }));
-    }
-    let path = PathBuf::from(path);
-    let (mut size, mut prio, mut discard, mut rotational) = (None, None, false, None);
-    for part in options.split(',').filter(|part| !part.is_empty()) {
-        match part.split_once('=') {
-            Some(("size", value)) if size.is_none() => {
-                let bytes = size::parse(value, ram_usable).map_err(|why| bad(&why))?;
-                if bytes < LEAST {
-                    return Err(bad("size= must be at least 2M"));
-                }
-                size = Some(bytes);
-            }
-            Some(("prio", value)) if prio.is_none() => {
-                let number = value.parse().ok().filter(|number| *number >= -1);
-                prio = Some(number.ok_or_else(|| bad("prio= must be a number from -1 to 32767"))?);
-            }
-            None if part == "discard" && kind == "file" && !discard => discard = true,
-            None if part == "rotational" && rotational.is_none() => rotational = Some(true),
-            Some(("rotational", value)) if rotational.is_none() => {
-                let number = value.parse::<u8>().ok().filter(|number| *number <= 1);
-                rotational = Some(number.ok_or_else(|| bad("rotational= must be 1 (the disk turns) or 0"))? == 1);
-            }
-            Some(("size" | "prio", _)) => return Err(bad("size= or prio= is given twice")),
-            _ if kind == "dir" => {
-                return Err(bad(&format!("unknown option `{part}`: dir: takes size=, prio= and rotational, each once")));
-            }
-            _ => {
-                return Err(bad(&format!(
-                    "unknown option `{part}`: file: takes size=, prio=, rotational and discard, each once"
-                )));
-            }
-        }
-    }
-    Ok(match kind {
-        "dir" => Spec::Dir { dir: path, size, prio, rotational },
-        _ => Spec::File { path, size, prio, discard, rotational },
-    })
-}
-
-/// The path, which may hold commas, and what follows it: after the last commas, all that looks like an option.
-pub fn split_options(text: &str) -> (&str, &str) {
-    let is_option = |part: &str| {
-        let begins = |name: &&str| part.starts_with(*name);
-        part == "discard" || part == "rotational" || ["size=", "prio=", "discard=", "rotational="].iter().any(begins)
-    };
-    let (mut path, mut options) = (text, "");
-    while let Some((before, part)) = path.rsplit_once(',')
-        && is_option(part)
-    {
-        (path, options) = (before, &text[before.len() + 1..]);
-    }
-    (path, options)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn good_specs() {
-        assert_eq!(parse("auto", 0), Ok(Spec::Auto));
-        assert_eq!(parse("ram", 0), Ok(Spec::Ram));
-        assert_eq!(parse("dir:/x", 0), Ok(Spec::Dir { dir: "/x".into(), size: None, prio: None, rotational: None }));
-        let both = Spec::Dir { dir: "/x".into(), size: Some(8 << 30), prio: Some(5), rotational: None };
-        assert_eq!(parse("dir:/x,size=8G,prio=5", 0), Ok(both));
-        assert_eq!(
-            parse("file:/x", 0),
-            Ok(Spec::File { path: "/x".into(), size: None, prio: None, discard: false, rotational: None })
-        );
-        let all =
-            Spec::File { path: "/x:y".into(), size: Some(2 << 20), prio: Some(-1), discard: true, rotational: Some(true) };
-        assert_eq!(parse("file:/x:y,discard,prio=-1,rotational,size=2M", 0), Ok(all));
-        let rotational =
-            [("", None), (",rotational", Some(true)), (",rotational=1", Some(true)), (",rotational=0", Some(false))];
-        for (option, rotational) in rotational {
-            let dir = Spec::Dir { dir: "/x".into(), size: None, prio: None, rotational };
-            assert_eq!(parse(&format!("dir:/x{option}"), 0), Ok(dir));
-        }
-        let dir = |path: &str, prio| Ok(Spec::Dir { dir: path.into(), size: None, prio, rotational: None });
-        assert_eq!(parse("dir:/a,b", 0), dir("/a,b", None));
-        assert_eq!(parse("dir:/a,size=1G,b,prio=3", 0), dir("/a,size=1G,b", Some(3)));
-        assert_eq!(parse("dir:/x,discarded,", 0), dir("/x,discarded,", None));
-    }
-
-    #[test]
-    fn bad_specs() {
-        for text in [
-            "",
-            "disk",
-            "dir:",
-            "dir:,size=1G",
-            "dir:/x,size=",
-            "dir:/x,size=0",
-            "dir:/x,prio=x",
-            "dir:/x,prio=-2",
-            "dir:/x,discard",
-            "dir:/x,discard=no",
-            "dir:/x,size=1G,size=2G",
-            "file:",
-            "file:,discard",
-            "file:/x,discard,discard",
-            "file:/x,discard=yes",
-            "file:/x,prio=32768",
-            "redis://h:1",
-            "ram:",
-            "ram,size=1G",
-            "ram,rotational",
-            "auto,rotational",
-            "dir:/x,rotational=2",
-            "dir:/x,rotational=",
-            "file:/x,rotational,rotational=0",
-            "DIR:/x",
-        ] {
-            assert!(parse(text, 0).is_err(), "{text}");
-        }
-    }
 
     fn areas(specs: &[&str]) -> Result<Vec<(String, i16)>, String> {
         let specs: Vec<String> = specs.iter().map(|spec| (*spec).to_owned()).collect();

@@ -37,6 +37,14 @@ pub fn parse(text: &str, whole: u64) -> Result<u64, String> {
     Ok(bytes as u64)
 }
 
+/// Reads a size in bytes, where there is nothing that it could be a share of. The error says what is wrong with the text.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    if text.trim_end().ends_with('%') {
+        return Err(format!("`{text}` is a share of what? Write it like 512M, or bytes"));
+    }
+    parse(text, 0)
+}
+
 /// Sizes beyond this are typing errors: the largest address space of Linux.
 const MOST: u64 = 1 << 56;
 
@@ -87,6 +95,14 @@ mod tests {
             ["", "M", "12X", "-5", "1e9", "nan", "inf", "1.2.3G", "0.5", "99999999999999999999", "9999999P", "5%%", "M5", "."]
         {
             assert!(parse(text, 1000).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_share_of_nothing() {
+        assert_eq!(parse_bytes("2M"), Ok(2 << 20));
+        for text in ["5%", "5 % ", "x"] {
+            assert!(parse_bytes(text).is_err(), "{text}");
         }
     }
 
