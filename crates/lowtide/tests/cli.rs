@@ -238,7 +238,7 @@ fn bad_swap() {
     refused("run --ram 64M --swap file:/var/tmp -- true", 2, &["directory", "dir:/var/tmp"]);
     refused("run --ram 64M --swap file:/no/such -- true", 2, &["file:/no/such", "fallocate -l 8G /no/such", "chmod 600"]);
     refused("run --ram 64M --swap file:/no/such,size=1 -- true", 2, &["size=", "2M"]);
-    refused("run --ram 64M --swap redis://localhost:6379 -- true", 2, &["redis", "not built yet"]);
+    refused("run --ram 64M --swap redis://localhost:6379 -- true", 2, &["redis", "unknown kind", "dir:DIR", "file:PATH"]);
     refused("run --ram 64M --swap auto --swap dir:/var/tmp -- true", 2, &["--swap dir:/var/tmp", "given twice"]);
     refused(&format!("run --ram 64M{} -- true", " --swap dir:/x".repeat(9)), 2, &["9 areas", "8 are the most"]);
     let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");

@@ -249,7 +249,7 @@ fn bad_input() {
         ("swapon {} dir:/proc", &["dir:/proc"]),
         ("swapon {} file:/nonexistent", &["fallocate"]),
         ("swapon {} file:/dev/null", &["neither"]),
-        ("swapon {} redis://localhost:1", &["not built yet"]),
+        ("swapon {} redis://localhost:1", &["unknown kind", "dir:DIR"]),
         ("swapon {} dir:dir", &["given twice"]),
         ("swapon {} dir:dir,size=1", &["at least 2M"]),
         ("swapoff {} dir:/nonexistent", &["no such area", &dir]),
