@@ -18,6 +18,7 @@ mod plan;
 mod program;
 mod report;
 mod run;
+mod signal_fd;
 mod stats;
 mod supervisor;
 mod swap;

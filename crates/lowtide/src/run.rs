@@ -15,7 +15,7 @@ use crate::supervisor::event_loop::{Onlookers, supervise};
 use crate::supervisor::launch::launch;
 use crate::supervisor::series::Series;
 use crate::supervisor::shared_memory::Shared;
-use crate::supervisor::signals::Signals;
+use crate::supervisor::signals;
 use lowtide_config::{codec, reason, size};
 use lowtide_pager::segment::{BROKER_FOLLOWS, ENV_SEGMENT};
 use std::ffi::OsStr;
@@ -42,7 +42,7 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
             .push(format!("no control socket can be made ({why}): `lowtide ps`, stat, limit and so on can't reach this run"));
     }
     let shared = Shared::new(&plan, broker.name())?;
-    let (signals, inherited) = Signals::take()?;
+    let (signals, inherited) = signals::take()?;
     for warning in &plan.warnings {
         say(&format!("warning: {warning}"));
     }

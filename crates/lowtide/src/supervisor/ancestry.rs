@@ -5,7 +5,8 @@
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::OwnedFd;
-use rustix::process::{Pid, PidfdFlags};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions};
 
 /// Longest chain of parents that is followed.
 const MAX_GENERATIONS: usize = 4096;
@@ -16,40 +17,16 @@ const ATTEMPTS: usize = 8;
 ///
 /// # Errors
 /// Those of prctl.
-pub fn adopt_orphans() -> std::io::Result<()> {
-    // SAFETY: PR_SET_CHILD_SUBREAPER takes a number.
-    match unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) } {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()),
-    }
-}
-
-/// Waits for adopted orphans that have ended; `child`, the program itself, is left to whoever waits for it.
-pub fn reap_orphans(child: libc::pid_t) {
-    loop {
-        // SAFETY: zeroes are a valid siginfo_t, which waitid writes; what has ended stays waitable.
-        let ended = unsafe {
-            let mut info: libc::siginfo_t = std::mem::zeroed();
-            match libc::waitid(libc::P_ALL, 0, &raw mut info, libc::WEXITED | libc::WNOHANG | libc::WNOWAIT) {
-                0 => info.si_pid(),
-                _ => 0,
-            }
-        };
-        if ended == 0 || ended == child {
-            return;
-        }
-        // SAFETY: a child of ours, by its id; no status is wanted.
-        unsafe { libc::waitpid(ended, std::ptr::null_mut(), libc::WNOHANG) };
-    }
+pub fn adopt_orphans() -> Result<(), Errno> {
+    // Any process means yes.
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
 }
 
 /// Whether this process has children, adopted ones among them: whether anything of the run is left.
 pub fn has_children() -> bool {
-    // SAFETY: zeroes are a valid siginfo_t, which waitid writes; what has ended stays waitable.
-    unsafe {
-        let mut info: libc::siginfo_t = std::mem::zeroed();
-        libc::waitid(libc::P_ALL, 0, &raw mut info, libc::WEXITED | libc::WNOHANG | libc::WNOWAIT) == 0
-    }
+    // What has ended stays waitable.
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    rustix::process::waitid(WaitId::All, options).is_ok()
 }
 
 /// A descriptor of the process `pid` if it lives and descends from this process.

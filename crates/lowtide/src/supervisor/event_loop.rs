@@ -4,14 +4,16 @@ use crate::control::Control;
 use crate::error::{self, say};
 use crate::live::Live;
 use crate::metrics::Desk;
+use crate::signal_fd::{Received, SignalFd};
 use crate::supervisor::ancestry;
 use crate::supervisor::broker::Broker;
 use crate::supervisor::own_threads::OwnThreads;
 use crate::supervisor::series::Series;
-use crate::supervisor::signals::Signals;
 use crate::supervisor::tree;
 use lowtide_pager::segment::{MAX_WARNINGS, Segment};
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -38,15 +40,6 @@ pub struct Outcome<'a> {
     pub series: Option<Series>,
 }
 
-/// How waiting for the program went.
-enum Waited {
-    Running,
-    /// It has been stopped by this signal.
-    Stopped(libc::c_int),
-    /// It is gone, with this exit code.
-    Ended(u8),
-}
-
 /// Who wants to know what the run does.
 #[derive(Default)]
 pub struct Onlookers {
@@ -71,8 +64,8 @@ pub fn supervise<'a>(
     run: Live<'a>,
     broker: &mut Broker,
     control: &mut Control,
-    signals: &Signals,
-    child: libc::pid_t,
+    signals: &SignalFd,
+    child: Pid,
     alone: bool,
     onlookers: Onlookers,
 ) -> Outcome<'a> {
@@ -91,29 +84,9 @@ pub fn supervise<'a>(
             desk.serve(|| this.run.metrics());
         }
         control.serve(&mut this.run);
-        while let Some(signal) = signals.next() {
-            // What the kernel sends (^C, ^Z, hang-up) went to the whole process group, and the program is in it.
-            if signal.number == libc::SIGCHLD || signal.from_kernel {
-                continue;
-            }
-            if ended.is_some() {
-                this.run.tree.signal(signal.number);
-            } else {
-                // SAFETY: sends a signal to our child, which hasn't been waited for yet, so the pid is still its own.
-                unsafe { libc::kill(child, signal.number) };
-            }
-        }
-        ancestry::reap_orphans(if ended.is_none() { child } else { 0 });
-        if ended.is_none() {
-            match wait(child, libc::WNOHANG | libc::WUNTRACED) {
-                Waited::Ended(code) => ended = Some(code),
-                // ^Z in a terminal: the shell waits for us to stop as well.
-                Waited::Stopped(libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) => {
-                    // SAFETY: stops this process; the shell's SIGCONT continues it and the program.
-                    unsafe { libc::raise(libc::SIGSTOP) };
-                }
-                Waited::Stopped(_) | Waited::Running => {}
-            }
+        this.pass_on(signals, child, ended.is_none());
+        if let Some(code) = reap(child, ended.is_none()) {
+            ended = Some(code);
         }
         if ended.is_some() && (!alone || !ancestry::has_children()) {
             break;
@@ -137,9 +110,9 @@ pub fn supervise<'a>(
         (Some(text), ended) => {
             this.run.tree.kill();
             if ended.is_none() {
-                // SAFETY: our child, not waited for yet.
-                unsafe { libc::kill(child, libc::SIGKILL) };
-                wait(child, 0);
+                // Not waited for yet, so the pid is its own.
+                let _ = rustix::process::kill_process(child, Signal::KILL);
+                let _ = rustix::io::retry_on_intr(|| rustix::process::waitpid(Some(child), WaitOptions::empty()));
             }
             this.look();
             say(&format!("{} was stopped: {}", this.run.program, clean(&text)));
@@ -156,6 +129,22 @@ pub fn supervise<'a>(
 }
 
 impl Supervisor<'_> {
+    /// Passes signals on that have come: to the program while it lives (`lives`), else to all processes of the run.
+    fn pass_on(&mut self, signals: &SignalFd, child: Pid, lives: bool) {
+        while let Some(Received { signal, from_kernel }) = signals.next() {
+            // What the kernel sends (^C, ^Z, hang-up) went to the whole process group, and the program is in it.
+            if signal == Signal::CHILD || from_kernel {
+                continue;
+            }
+            if lives {
+                // It hasn't been waited for yet, so the pid is still its own.
+                let _ = rustix::process::kill_process(child, signal);
+            } else {
+                self.run.tree.signal(signal);
+            }
+        }
+    }
+
     /// One look at the tree.
     fn look(&mut self) {
         let (shared, segment) = (self.run.shared, self.run.shared.segment());
@@ -215,7 +204,7 @@ fn clean(text: &[u8]) -> String {
 }
 
 /// Until a signal, a question or a client comes or the time is over.
-fn sleep(signals: &Signals, broker: &Broker, control: &Control, desk: Option<&Desk>, time: Duration) {
+fn sleep(signals: &SignalFd, broker: &Broker, control: &Control, desk: Option<&Desk>, time: Duration) {
     let timeout = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
     // Interrupted or not, the caller looks at everything again.
     let mut polled = vec![PollFd::new(signals, PollFlags::IN)];
@@ -225,23 +214,36 @@ fn sleep(signals: &Signals, broker: &Broker, control: &Control, desk: Option<&De
     let _ = rustix::event::poll(&mut polled, Some(&timeout));
 }
 
-fn wait(child: libc::pid_t, flags: libc::c_int) -> Waited {
-    let mut status = 0;
-    // SAFETY: waits for our child and writes one int.
-    let pid = unsafe { libc::waitpid(child, &raw mut status, flags) };
-    if pid == 0 {
-        Waited::Running
-    } else if pid < 0 {
-        match std::io::Error::last_os_error().kind() {
-            std::io::ErrorKind::Interrupted => Waited::Running,
+/// Waits for children that have ended or been stopped, without blocking: for adopted orphans, and for the program while it
+/// lives. The exit code of the program, if it has ended.
+fn reap(program: Pid, lives: bool) -> Option<u8> {
+    let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
+    loop {
+        match rustix::process::waitpid(None, options) {
+            Ok(None) => return None,
+            // The number of a program that has ended may be an orphan's.
+            Ok(Some((pid, status))) if pid == program && lives => match exit_code(status) {
+                Some(code) => return Some(code),
+                None => stop_with(status),
+            },
+            Ok(Some(_)) | Err(Errno::INTR) => {}
             // Somebody else has waited for it: nothing to tell.
-            _ => Waited::Ended(error::FAILED),
+            Err(_) => return lives.then_some(error::FAILED),
         }
-    } else if libc::WIFSTOPPED(status) {
-        Waited::Stopped(libc::WSTOPSIG(status))
-    } else if libc::WIFSIGNALED(status) {
-        Waited::Ended((128 + libc::WTERMSIG(status)) as u8)
-    } else {
-        Waited::Ended(libc::WEXITSTATUS(status) as u8)
+    }
+}
+
+/// How a shell says that a process has ended; None: it was stopped.
+fn exit_code(status: WaitStatus) -> Option<u8> {
+    let killed = status.terminating_signal().map(|signal| 128 + signal);
+    status.exit_status().or(killed).map(|code| code as u8)
+}
+
+/// The program was stopped. After ^Z in a terminal the shell waits for this process to stop as well; the shell's SIGCONT
+/// continues both.
+fn stop_with(status: WaitStatus) {
+    let of_terminal = [Signal::TSTP, Signal::TTIN, Signal::TTOU].map(Signal::as_raw);
+    if status.stopping_signal().is_some_and(|signal| of_terminal.contains(&signal)) {
+        let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::STOP);
     }
 }

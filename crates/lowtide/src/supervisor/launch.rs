@@ -9,6 +9,7 @@ use crate::supervisor::signals::Inherited;
 use lowtide_config::reason;
 use lowtide_pager::segment::ENV_SEGMENT;
 use rustix::io::Errno;
+use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -19,7 +20,7 @@ fn no_descriptor(error: Errno) -> Failure {
 }
 
 /// Starts the program; its pid.
-pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<libc::pid_t, Failure> {
+pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<Pid, Failure> {
     // Left open for the program, which could not follow the path; its agent closes it.
     let library = if privilege::is_above_program() { Some(shared.open_library().map_err(no_descriptor)?) } else { None };
     let mut preload = OsString::from(library.as_ref().map_or(&shared.preload, |(_, entry)| entry));
@@ -39,15 +40,11 @@ pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<libc
     }
     asan.push("verify_asan_link_order=0");
     command.env("ASAN_OPTIONS", asan);
-    let supervisor = std::process::id() as libc::pid_t;
+    let supervisor = getpid();
     let prepare = move || {
         // The program can't live without the segment's owner: it ends with us, even after SIGKILL.
-        // SAFETY: prctl(PR_SET_PDEATHSIG) takes a number.
-        if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: getppid has no preconditions.
-        if unsafe { libc::getppid() } != supervisor {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        if getppid() != Some(supervisor) {
             return Err(io::ErrorKind::Interrupted.into());
         }
         inherited.restore();
@@ -65,5 +62,5 @@ pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<libc
             _ => Failure::not_executable(line),
         }
     })?;
-    Ok(child.id() as libc::pid_t)
+    Ok(Pid::from_child(&child))
 }

@@ -12,7 +12,7 @@ pub fn option<T: Default>(socket: &OwnedFd, name: libc::c_int) -> Option<T> {
 
 /// The user who connected, or who listens. None: can't be known.
 pub fn user(socket: &OwnedFd) -> Option<u32> {
-    // Pid, user, group; the pid is 0 if the process can't be seen from here.
+    // Pid, user, group. (rustix has this, with a pid that is never 0, and it is 0 if the process can't be seen from here.)
     let [_, user, _]: [u32; 3] = option(socket, libc::SO_PEERCRED)?;
     Some(user)
 }

@@ -8,9 +8,9 @@ use crate::swap::area::{Swap, Where};
 use lowtide_config::reason;
 use lowtide_core::codec::Codec;
 use lowtide_pager::segment::{self, AreaSpec, FileId, Phase, Segment, Settings, transient};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, FdFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::ffi::CStr;
 use std::os::unix::ffi::OsStrExt;
@@ -122,14 +122,9 @@ impl Shared {
     /// # Errors
     /// Those of making a descriptor.
     pub fn open_library(&self) -> Result<(OwnedFd, String), Errno> {
-        let open = |first: libc::c_int| {
-            // SAFETY: makes a descriptor, which is ours then.
-            unsafe {
-                let fd = libc::fcntl(self.agent.as_raw_fd(), libc::F_DUPFD, first);
-                if fd < 0 { Err(last_error()) } else { Ok(OwnedFd::from_raw_fd(fd)) }
-            }
-        };
+        let open = |first| rustix::io::fcntl_dupfd_cloexec(&self.agent, first);
         let library = open(transient::FIRST).or_else(|_| open(0))?;
+        rustix::io::fcntl_setfd(&library, FdFlags::empty())?;
         let entry = format!("{}{}", transient::PREFIX, library.as_raw_fd());
         Ok((library, entry))
     }
@@ -223,9 +218,4 @@ fn put(field: &mut [u8], text: &[u8]) -> Result<(), Errno> {
     }
     field[..text.len()].copy_from_slice(text);
     Ok(())
-}
-
-/// What the last system call said.
-fn last_error() -> Errno {
-    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }

@@ -6,7 +6,6 @@
 use crate::supervisor::ancestry::{self, Stat};
 use lowtide_core::store::MAX_AREAS;
 use lowtide_pager::segment::{AREA_STATES, MAX_PROCS, Proc, Segment, proc_state};
-use rustix::fd::AsRawFd;
 use rustix::process::{Pid, Signal};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -161,14 +160,13 @@ impl Tree {
     }
 
     /// Sends a signal to all registered processes.
-    pub fn signal(&mut self, number: libc::c_int) {
+    pub fn signal(&mut self, signal: Signal) {
         for p in self.segment.used_procs() {
             let pid = p.pid.load(Ordering::Relaxed);
             if p.state.load(Ordering::Acquire) >= proc_state::WATCHING
                 && let Some(pidfd) = ancestry::member(pid)
             {
-                // SAFETY: sends a signal to the process of a descriptor; no siginfo is passed.
-                unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), number, std::ptr::null::<u8>(), 0) };
+                let _ = rustix::process::pidfd_send_signal(&pidfd, signal);
             }
         }
     }
