@@ -1,6 +1,7 @@
 //! The statistics of a run: the JSON object of docs/statistics.md and the summary line. What they are is in the list,
-//! `list.rs`.
+//! `list.rs`; how full the clusters of swap areas are the processes must be asked first, [`fills`].
 
+pub mod fills;
 pub mod list;
 mod refaults;
 

@@ -3,7 +3,7 @@
 use crate::control::Control;
 use crate::error::{self, say};
 use crate::live::Live;
-use crate::metrics::Desk;
+use crate::metrics::{self, Desk};
 use crate::signal_fd::{Received, SignalFd};
 use crate::supervisor::ancestry;
 use crate::supervisor::broker::Broker;
@@ -81,7 +81,7 @@ pub fn supervise<'a>(
         this.run.wakeups += 1;
         broker.serve(shared);
         if let Some(desk) = &this.onlookers.desk {
-            desk.serve(|| this.run.metrics());
+            desk.serve(|| metrics::text(&this.run));
         }
         control.serve(&mut this.run);
         this.pass_on(signals, child, ended.is_none());

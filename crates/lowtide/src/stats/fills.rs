@@ -1,9 +1,7 @@
 //! `stat --areas`: how full the clusters of the swap areas are. The processes know it, and count when they are asked.
 
-use super::{Live, Step, Task, processes, said};
 use crate::error::Failure;
-use crate::live::Answer;
-use crate::live::task::in_vain;
+use crate::live::{Answer, Live, Step, Task, in_vain, processes, said};
 use crate::stats::Stats;
 use lowtide_core::slot::Fills;
 use lowtide_core::store::MAX_AREAS;
