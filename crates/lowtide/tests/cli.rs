@@ -1,5 +1,6 @@
 //! `lowtide` from outside: what it refuses, and that a program keeps the world it would have without it.
 
+use lowtide_config::proc::Stat;
 use lowtide_pager::segment::{Proc, Segment, Settings};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Pid, Signal};
@@ -752,7 +753,7 @@ impl StandIn {
 
     /// Whether it is gone, or about to be buried by its parent.
     fn is_gone(pid: u32) -> bool {
-        std::fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "))
+        Stat::of(pid).is_none_or(|stat| stat.is_zombie())
     }
 }
 

@@ -3,6 +3,7 @@
 //!
 //! Nothing that a process writes into the shared memory of the run makes it, or another, a member.
 
+use lowtide_config::proc::Stat;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -84,52 +85,9 @@ fn chain(pid: u32, ancestor: u32) -> Option<Vec<Link>> {
     Some(links)
 }
 
-/// The part of /proc/PID/stat that matters here.
-pub struct Stat {
-    /// Not a zombie.
-    pub is_alive: bool,
-    /// When it was started, in clock ticks since the machine was: with the pid, it tells processes apart.
-    pub start: u64,
-    /// Its parent's pid.
-    pub parent: u32,
-}
-
-impl Stat {
-    /// Of a process; None: there is none.
-    pub fn of(pid: u32) -> Option<Stat> {
-        Self::parse(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
-    }
-
-    fn parse(text: &[u8]) -> Option<Stat> {
-        // pid (name) state parent ...: the name may hold anything, but no later field holds a bracket.
-        let end = text.iter().rposition(|&b| b == b')')?;
-        let mut fields = str::from_utf8(&text[end + 1..]).ok()?.split_ascii_whitespace();
-        let state = fields.next()?;
-        let parent = fields.next()?.parse().ok()?;
-        let threads: u32 = fields.nth(15)?.parse().ok()?;
-        let start = fields.nth(1)?.parse().ok()?;
-        // A first thread that has ended looks like a zombie while others go on.
-        Some(Stat { is_alive: !["Z", "X"].contains(&state) || threads > 1, start, parent })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn stat_lines() {
-        let line = "12 (a) b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 1 0 4242 99 1\n";
-        let stat = Stat::parse(line.as_bytes()).unwrap();
-        assert!(stat.is_alive);
-        assert_eq!((stat.start, stat.parent), (4242, 1));
-        let zombie = Stat::parse(line.replace(") S", ") Z").as_bytes()).unwrap();
-        assert!(!zombie.is_alive);
-        let others_go_on = Stat::parse(line.replace(") S", ") Z").replace("16 1 0", "16 3 0").as_bytes()).unwrap();
-        assert!(others_go_on.is_alive);
-        assert!(Stat::parse(b"").is_none());
-        assert!(Stat::of(std::process::id()).unwrap().is_alive);
-    }
 
     #[test]
     fn children_and_their_children_are_members_and_nobody_else_is() {

@@ -4,9 +4,10 @@
 //! sends is looked at before anything is done with it. Nothing here waits for a client.
 
 use crate::host::privilege;
-use crate::supervisor::ancestry::{self, Stat};
+use crate::supervisor::ancestry;
 use crate::supervisor::peer::option;
 use crate::supervisor::shared_memory::Shared;
+use lowtide_config::proc::Stat;
 use lowtide_pager::sys::broker::{
     self, DEVICE, FILES, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, PAGE_MAP, SWAP_FILE, TAKE_BACK, send,
 };

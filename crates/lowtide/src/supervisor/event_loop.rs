@@ -9,7 +9,7 @@ use crate::supervisor::ancestry;
 use crate::supervisor::broker::Broker;
 use crate::supervisor::own_threads::OwnThreads;
 use crate::supervisor::series::Series;
-use crate::supervisor::tree;
+use lowtide_config::proc;
 use lowtide_pager::segment::{MAX_WARNINGS, Segment};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -149,7 +149,7 @@ impl Supervisor<'_> {
     fn look(&mut self) {
         let (shared, segment) = (self.run.shared, self.run.shared.segment());
         if self.own_memory_at.is_none_or(|at| at.elapsed() >= OWN_MEMORY) {
-            segment.supervisor_bytes.store(tree::own_anonymous() + shared.resident(), Ordering::Relaxed);
+            segment.supervisor_bytes.store(proc::anonymous("self") + shared.resident(), Ordering::Relaxed);
             self.own_memory_at = Some(Instant::now());
         }
         self.run.look();

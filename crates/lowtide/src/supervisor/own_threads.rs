@@ -9,6 +9,7 @@
 //! left that could, its memory: the library whose code lowtide's threads execute is not where it was. (A false alarm would end
 //! the whole run.)
 
+use lowtide_config::proc::{self, Stat};
 use lowtide_core::store::Image;
 use lowtide_pager::segment::{Proc, Segment, proc_state};
 use std::sync::atomic::Ordering;
@@ -65,11 +66,12 @@ fn is_missing(pid: u32, thread: u32) -> bool {
 /// Whether any thread of a process ends, or is told to by SIGKILL, as all are when their process ends or executes another
 /// program. What can't be read proves that nothing is known.
 fn is_ending(pid: u32) -> bool {
-    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
-    tasks.flatten().any(|task| {
-        let read = |name: &str| std::fs::read(task.path().join(name)).map(|text| String::from_utf8_lossy(&text).into_owned());
-        match (read("status"), read("stat")) {
-            (Ok(status), Ok(stat)) => has_kill_pending(&status) || is_exiting(&stat),
+    let Some(threads) = proc::threads(pid) else { return true };
+    threads.into_iter().any(|thread| {
+        let status = std::fs::read(format!("/proc/{pid}/task/{thread}/status"));
+        match (status, Stat::of_thread(pid, thread)) {
+            // A zombie leader of a process that goes on is one that ends, too: then nothing is known.
+            (Ok(status), Some(stat)) => has_kill_pending(&String::from_utf8_lossy(&status)) || stat.is_exiting(),
             // It has gone since.
             _ => true,
         }
@@ -81,14 +83,6 @@ fn has_kill_pending(status: &str) -> bool {
     const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);
     let pending = |line: &str| line.strip_prefix("SigPnd:").or(line.strip_prefix("ShdPnd:")).map(str::trim).map(str::to_owned);
     status.lines().filter_map(pending).any(|set| u64::from_str_radix(&set, 16).is_ok_and(|set| set & SIGKILL != 0))
-}
-
-/// By `/proc/PID/task/TID/stat`. A zombie leader of a process that goes on is one too: then nothing is known.
-fn is_exiting(stat: &str) -> bool {
-    /// `PF_EXITING` of the kernel.
-    const EXITING: u64 = 0x4;
-    let flags = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(6)?.parse::<u64>().ok());
-    flags.is_none_or(|flags| flags & EXITING != 0)
 }
 
 /// Whether a process still has the agent's library mapped where it was. (What can't be read proves nothing.)
@@ -121,8 +115,6 @@ mod tests {
         assert!(has_kill_pending("Name:\tx\nSigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n"));
         assert!(has_kill_pending("SigPnd:\t0000000000000000\nShdPnd:\t0000000000004100\n"));
         assert!(!has_kill_pending("SigPnd:\t0000000000000200\nSigBlk:\t0000000000000100\n"));
-        assert!(is_exiting("7 (a) b) Z 1 7 7 0 -1 4194316 0 0"));
-        assert!(!is_exiting("7 (a) b) S 1 7 7 0 -1 4194304 0 0"));
         // Not this process: threads of other tests end here.
         let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         assert!(!is_ending(other.id()));

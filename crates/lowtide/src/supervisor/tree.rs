@@ -3,7 +3,8 @@
 //! What stands in the segment may have been written by any process of the run. So whoever is registered counts only if it
 //! descends from this process, and only such processes are stopped.
 
-use crate::supervisor::ancestry::{self, Stat};
+use crate::supervisor::ancestry;
+use lowtide_config::proc::Stat;
 use lowtide_core::store::MAX_AREAS;
 use lowtide_pager::segment::{AREA_STATES, MAX_PROCS, Proc, Segment, proc_state};
 use rustix::process::{Pid, Signal};
@@ -156,7 +157,7 @@ impl Tree {
         if is_new {
             self.known[slot] = Known { pid, start: stat.start };
         }
-        stat.is_alive && stat.start == self.known[slot].start
+        stat.is_alive() && stat.start == self.known[slot].start
     }
 
     /// Sends a signal to all registered processes.
@@ -197,23 +198,5 @@ impl Tree {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-    }
-}
-
-/// Private anonymous bytes of this process.
-pub fn own_anonymous() -> u64 {
-    let Ok(text) = std::fs::read_to_string("/proc/self/statm") else { return 0 };
-    let mut pages = text.split(' ').map(|field| field.parse::<u64>().unwrap_or(0));
-    let (Some(resident), Some(shared)) = (pages.nth(1), pages.next()) else { return 0 };
-    resident.saturating_sub(shared) * rustix::param::page_size() as u64
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn own_memory_is_small() {
-        assert!((4096..1 << 30).contains(&own_anonymous()));
     }
 }
