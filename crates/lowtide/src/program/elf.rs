@@ -144,16 +144,15 @@ fn read_up_to(file: &File, buffer: &mut [u8], at: u64) -> std::io::Result<usize>
 }
 
 fn half(bytes: &[u8], at: usize) -> u16 {
-    u16::from_ne_bytes([bytes[at], bytes[at + 1]])
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
 fn word(bytes: &[u8], at: usize) -> u32 {
-    u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
 fn quad(bytes: &[u8], at: usize) -> u64 {
-    u64::from(word(bytes, if cfg!(target_endian = "little") { at } else { at + 4 }))
-        | u64::from(word(bytes, if cfg!(target_endian = "little") { at + 4 } else { at })) << 32
+    u64::from(word(bytes, at)) | u64::from(word(bytes, at + 4)) << 32
 }
 
 fn machine_name(machine: u16) -> String {
