@@ -76,7 +76,7 @@ impl Place {
         Ok(place)
     }
 
-    /// Most bytes of a file for which nobody says: half of what is free.
+    /// Size of a swap file there if none is given, in bytes: half of what is free.
     pub fn default_size(&self) -> u64 {
         self.free / 2
     }

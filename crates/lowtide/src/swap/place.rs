@@ -12,7 +12,7 @@ pub struct Place {
     pub dir: PathBuf,
     /// Bytes that are free there.
     pub free: u64,
-    /// Most bytes of an area there for which nobody says.
+    /// Size of an area there without `size=`, in bytes.
     pub default_size: u64,
     /// Its files are in RAM.
     pub in_ram: bool,
@@ -35,7 +35,7 @@ impl Place {
     }
 
     fn of(place: place::Place, rotating: Option<bool>) -> Result<Place, String> {
-        // Its agents have room for so much.
+        // The settings have room for a shorter one only.
         if place.dir.as_os_str().len() >= 1024 {
             return Err("the path is too long".to_owned());
         }
