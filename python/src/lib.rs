@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lowtide_region::{Codec, Delivery, Error, Region, Resident, Swap, size};
+use lowtide_config::{codec, size};
+use lowtide_region::{Delivery, Error, Region, Resident, Swap};
 use pyo3::exceptions::{PyBufferError, PyMemoryError, PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -25,20 +26,7 @@ fn bytes(what: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
         return Ok(number);
     }
     let text: String = value.extract().map_err(|_| PyValueError::new_err(format!("{what}: write it like 512M, or bytes")))?;
-    if text.trim().ends_with('%') {
-        return Err(PyValueError::new_err(format!("{what}: a share of what? Write it like 512M, or bytes")));
-    }
-    size::parse(&text, 0).map_err(|why| PyValueError::new_err(format!("{what}: {why}")))
-}
-
-fn codec(text: &str) -> PyResult<Codec> {
-    let bad = || PyValueError::new_err(format!("codec: `{text}` is unknown: use lz4 or zstd[:LEVEL]"));
-    match text.split_once(':') {
-        None if text == "lz4" => Ok(Codec::Lz4),
-        None if text == "zstd" => Ok(Codec::Zstd(3)),
-        Some(("zstd", level)) => level.parse().map(Codec::Zstd).map_err(|_| bad()),
-        _ => Err(bad()),
-    }
+    size::parse_bytes(&text).map_err(|why| PyValueError::new_err(format!("{what}: {why}")))
 }
 
 fn delivery(text: &str) -> PyResult<Delivery> {
@@ -82,7 +70,8 @@ impl Native {
             builder = builder.swap(swap.parse::<Swap>().map_err(raised)?);
         }
         if let Some(name) = codec_name {
-            builder = builder.codec(codec(name)?);
+            let codec = codec::parse(name).map_err(|why| PyValueError::new_err(format!("codec `{name}`: {why}")))?;
+            builder = builder.codec(codec);
         }
         if let Some(name) = delivery_name {
             builder = builder.delivery(delivery(name)?);

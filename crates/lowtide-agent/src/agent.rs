@@ -27,7 +27,7 @@ pub static RECLAIMER: AtomicU32 = AtomicU32::new(0);
 /// The calling thread is lowtide's, and never ends before the process does.
 pub fn thread_begins() {
     proc().thread_begins(crate::thread::id());
-    // Release: pairs with the Acquire with which `lowtide run` looks at the threads (`own_threads.rs`).
+    // Release: pairs with the Acquire with which `lowtide run` looks at the threads (`supervisor/own_threads.rs`).
     proc().agent_at.store((thread_begins as *const ()).addr() as u64, Ordering::Release);
 }
 

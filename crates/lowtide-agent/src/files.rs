@@ -85,7 +85,7 @@ fn map_segment(file: &OwnedFd) -> Option<&'static Segment> {
     // SAFETY: all bytes are valid for a Segment, whose fields are atomics; `lowtide run`, whose settings name the file, has
     // sealed its length.
     let segment = unsafe { &*at };
-    // Acquire: pairs with the Release with which `lowtide run` writes it, last of all (`shared.rs`).
+    // Acquire: pairs with the Release with which `lowtide run` writes it, last of all (`supervisor/shared_memory.rs`).
     (segment.magic.load(Ordering::Acquire) == MAGIC).then_some(segment)
 }
 

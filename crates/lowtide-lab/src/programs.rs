@@ -147,10 +147,7 @@ fn compiler(pages: usize) -> Result<Vec<[u8; PAGE_SIZE]>, String> {
     // Stopped when it has enough memory; a compiler that ends before has none.
     let pid = rustix::process::Pid::from_child(&child.0);
     let (began, enough) = (Instant::now(), pages * 2);
-    let resident = || {
-        let statm = std::fs::read_to_string(format!("/proc/{}/statm", child.0.id())).unwrap_or_default();
-        statm.split(' ').nth(1).and_then(|n| n.parse().ok()).unwrap_or(0usize)
-    };
+    let resident = || lowtide_config::proc::resident(child.0.id()) as usize / PAGE_SIZE;
     while resident() < enough + 6000 && began.elapsed() < PATIENCE / 10 {
         std::thread::sleep(Duration::from_millis(2));
     }

@@ -4,6 +4,7 @@ use std::fs;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use lowtide_config::proc::{self, Stat};
 use rustix::process::{Pid, Signal, kill_process};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -21,16 +22,16 @@ impl Drop for Measuring {
 /// Processes whose first argument is `burn` and which are children of `parent`, or, of the processes `known`, those that still
 /// are there.
 fn burners(parent: u32, known: &[u32]) -> Vec<u32> {
-    let of = |pid: u32| {
+    let has_burn = |pid: u32| {
         let words = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-        let (state, its_parent) = (fields.next()?, fields.next()?.parse::<u32>().ok()?);
-        let burns = words.split(|byte| *byte == 0).nth(1) == Some(b"burn") && state != "Z";
-        Some(burns && (its_parent == parent || known.contains(&pid)))
+        Some(words.split(|byte| *byte == 0).nth(1) == Some(b"burn"))
     };
-    let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter(|pid| of(*pid) == Some(true)).collect()
+    let burns = |process: &Stat| {
+        !process.is_zombie()
+            && (process.parent == parent || known.contains(&process.pid))
+            && has_burn(process.pid) == Some(true)
+    };
+    proc::all().into_iter().filter(burns).map(|process| process.pid).collect()
 }
 
 fn until(what: &str, mut holds: impl FnMut() -> bool) {

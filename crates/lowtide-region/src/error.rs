@@ -4,7 +4,7 @@ use std::fmt;
 
 use rustix::io::Errno;
 
-use crate::size;
+use lowtide_config::size;
 
 /// Why a call failed. `Display` is one line that says what is wrong and what to do.
 #[derive(Debug, Clone, PartialEq, Eq)]

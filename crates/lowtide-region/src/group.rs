@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{Builder as Thread, JoinHandle};
 
+use lowtide_config::codec;
+use lowtide_config::ram::LEAST;
 use lowtide_core::codec::Codec;
 use lowtide_pager::fault::{Monitor, Worker};
 
@@ -14,9 +16,6 @@ use crate::reclaimer::ReclaimerThread;
 use crate::stats::Stats;
 use crate::swap::Swap;
 use crate::{sigbus, signals};
-
-/// The smallest RAM limit, in bytes: lowtide's own tables and buffers are a part of it.
-pub const LEAST_RAM: u64 = 16 << 20;
 
 /// What a group is to be: see [`Group::builder`].
 #[derive(Debug, Clone, Default)]
@@ -30,7 +29,7 @@ pub struct GroupBuilder {
 
 impl GroupBuilder {
     /// The RAM limit in bytes: pages of the group's regions that are in memory, compressed ones, and lowtide's tables for them.
-    /// At least [`LEAST_RAM`].
+    /// At least [`LEAST_RAM`](crate::LEAST_RAM).
     pub fn ram(mut self, bytes: u64) -> Self {
         self.ram = Some(bytes);
         self
@@ -61,11 +60,11 @@ impl GroupBuilder {
     /// [`Error::Userfaultfd`], [`Error::UnderRun`], [`Error::System`]: not here.
     pub fn build(self) -> Result<Group, Error> {
         let ram = self.ram.ok_or(Error::NoLimit)?;
-        if ram < LEAST_RAM {
-            return Err(Error::RamTooSmall { ram, least: LEAST_RAM });
+        if ram < LEAST {
+            return Err(Error::RamTooSmall { ram, least: LEAST });
         }
         if let Some(Codec::Zstd(level)) = self.codec
-            && !matches!(level, -7..=-1 | 1..=22)
+            && !codec::is_level(level)
         {
             return Err(Error::Codec { level });
         }
@@ -110,10 +109,10 @@ impl Group {
     /// time meanwhile, so that the program goes on.
     ///
     /// # Errors
-    /// [`Error::RamTooSmall`]: it is less than [`LEAST_RAM`], or than twice what guards keep in memory. [`Error::Forked`].
+    /// [`Error::RamTooSmall`]: it is less than [`LEAST_RAM`](crate::LEAST_RAM), or than twice what guards keep in memory. [`Error::Forked`].
     pub fn set_ram(&self, bytes: u64) -> Result<(), Error> {
         let house = self.house()?;
-        let least = LEAST_RAM.max(2 * house.resident.load(Ordering::Relaxed));
+        let least = LEAST.max(2 * house.resident.load(Ordering::Relaxed));
         if bytes < least {
             return Err(Error::RamTooSmall { ram: bytes, least });
         }

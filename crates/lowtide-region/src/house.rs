@@ -6,6 +6,7 @@
 use std::alloc::Layout;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use lowtide_config::ram::default_pool;
 use lowtide_core::codec::Codec;
 use lowtide_core::lock::Lock;
 use lowtide_core::percpu;
@@ -112,7 +113,7 @@ impl House {
         let _building = BUILDING.lock();
         let first = vm::own_count();
         let no_memory = |errno| Error::System { what: "mapping lowtide's tables", errno };
-        let store = StoreConfig { pool_limit: default_pool(ram), accept_percent: 90, codec: kind.codec };
+        let store = StoreConfig { pool_limit: default_pool(ram) as usize, accept_percent: 90, codec: kind.codec };
         let store = Store::new(store).map_err(|_| no_memory(Errno::NOMEM))?;
         if let Some(file) = file {
             store.add_file(file).map_err(|error| match error {
@@ -185,7 +186,7 @@ impl House {
     /// program's pages less than a working minimum. Not where the pool is the only place for pages. With signals blocked.
     pub fn share_with_tables(&self, ram: u64) {
         let tables = if self.kind.swap == Swap::Ram { 0 } else { self.pager.rest_bytes() };
-        let most = default_pool(ram);
+        let most = default_pool(ram) as usize;
         self.pager.set_pool_limit(most.saturating_sub(tables).max(most / 4));
     }
 
@@ -277,11 +278,6 @@ fn open_uffd(delivery: Delivery) -> Result<Uffd, Error> {
 /// Bytes of evicted pages that wait before they are stored.
 fn staging_target(ram: u64) -> usize {
     Depth::default().target(ram, 1)
-}
-
-/// Bytes that the pool may take: all but a working minimum (an eighth, at least 4 MiB) and what is in staging on its way.
-fn default_pool(ram: u64) -> usize {
-    (ram - (ram / 8).max(4 << 20) - ram / 32) as usize
 }
 
 /// Writes to standard error what is put together of parts, without allocation.

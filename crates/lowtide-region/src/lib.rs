@@ -86,8 +86,6 @@ mod registry;
 mod resident;
 mod sigbus;
 mod signals;
-#[doc(hidden)]
-pub mod size;
 mod stack;
 mod stats;
 mod swap;
@@ -96,8 +94,9 @@ mod workers;
 
 pub use builder::Builder;
 pub use error::Error;
-pub use group::{Group, GroupBuilder, LEAST_RAM};
+pub use group::{Group, GroupBuilder};
 pub use house::Delivery;
+pub use lowtide_config::ram::LEAST as LEAST_RAM;
 pub use lowtide_core::codec::Codec;
 pub use region::Region;
 pub use resident::Resident;

@@ -116,28 +116,3 @@ impl Drop for Resident<'_> {
         house.resident.fetch_sub(bytes(range), Ordering::Relaxed);
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_another_guard_keeps_is_not_freed() {
-        let range = |start, end| Range { start, end };
-        let mut pins = Pins::default();
-        for r in [range(0, 10), range(2, 4), range(2, 4), range(6, 12)] {
-            pins.add(r);
-        }
-        let mut freed = |r| {
-            let mut parts = Vec::new();
-            pins.remove(r, |part| parts.push((part.start, part.end)));
-            parts
-        };
-        assert_eq!(freed(range(0, 10)), [(0, 2), (4, 6)]);
-        assert_eq!(freed(range(2, 4)), []);
-        assert_eq!(freed(range(2, 4)), [(2, 4)]);
-        assert_eq!(freed(range(2, 4)), [], "there is none any more");
-        assert_eq!(freed(range(6, 12)), [(6, 12)]);
-        assert!(pins.is_empty());
-    }
-}

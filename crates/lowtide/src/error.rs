@@ -26,11 +26,6 @@ impl Failure {
         Failure { code: USAGE, line: line.into() }
     }
 
-    /// Something that is promised and not there yet: exit code 2.
-    pub fn not_built(what: &str) -> Self {
-        Failure::usage(format!("{what} is not built yet in this version"))
-    }
-
     /// lowtide can't: exit code 125.
     pub fn failed(line: impl Into<String>) -> Self {
         Failure { code: FAILED, line: line.into() }

@@ -17,7 +17,3 @@
 //! Depend on it without the command line: `lowtide = { version = "0.1", default-features = false }`.
 
 pub use lowtide_region::{Builder, Codec, Delivery, Error, Group, GroupBuilder, LEAST_RAM, Region, Resident, Stats, Swap};
-
-#[cfg(feature = "cli")]
-#[doc(hidden)]
-pub use lowtide_region::size;

@@ -1,48 +1,32 @@
 //! `lowtide`: swap in user space, for one program.
 //!
-//! `run` reads its options into a [`plan`], asks the kernel what it can do ([`probe`]), makes the memory that all processes of
-//! the run share ([`shared`]), starts the program with the agent preloaded ([`launch`]) and stays with it ([`supervise`]), also
-//! to be asked and told things ([`control`], [`live`]). The other commands do that ([`client`], [`top`]).
+//! `run` reads its options into a [`plan`] (the [`program`] that it names, the [`swap`] areas), asks the kernel what it can do
+//! ([`host`]), starts the program under a [`supervisor`] and stays with it, also to be asked and told things ([`control`],
+//! [`live`]); at the end come the figures ([`stats`], [`report`]). The other commands ask such a run ([`client`], [`top`]), or
+//! look at the machine ([`host::doctor`]).
 
-mod ancestry;
 mod args;
-mod broker;
 mod client;
-mod confinement;
 mod control;
-mod doctor;
-mod elf;
 mod error;
-mod launch;
+mod host;
 mod live;
-mod machine;
+mod man_pages;
 mod metrics;
 mod output_file;
-mod own_threads;
-mod pages;
-mod peer;
 mod plan;
-mod privilege;
-mod probe;
 mod program;
 mod report;
 mod run;
-mod series;
-mod shared;
-mod signals;
-mod slot_setting;
+mod signal_fd;
 mod stats;
-mod supervise;
-mod swap_file;
-mod swap_name;
-mod swap_place;
-mod swap_spec;
+mod supervisor;
+mod swap;
 mod top;
-mod tree;
 
 use crate::args::Command;
 use crate::error::say;
-use lowtide::size;
+use crate::host::{doctor, privilege};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -62,9 +46,9 @@ fn main() -> ExitCode {
             Command::Swapon { pid, spec } => client::change::swapon(pid, &spec),
             Command::Swapoff { pid, spec } => client::swapoff::swapoff(pid, &spec),
             Command::Doctor => Ok(doctor::doctor()),
-            Command::Man { all: Some(dir), .. } => pages::man_pages(&dir),
-            Command::Man { command, all: None } => pages::man(command.as_deref()),
-            Command::Completions { shell } => Ok(pages::completions(shell)),
+            Command::Man { all: Some(dir), .. } => man_pages::man_pages(&dir),
+            Command::Man { command, all: None } => man_pages::man(command.as_deref()),
+            Command::Completions { shell } => Ok(man_pages::completions(shell)),
         },
     };
     match done {

@@ -2,6 +2,7 @@
 //! after it ends.
 
 use crate::error::Failure;
+use lowtide_config::reason;
 use rustix::fs::{Access, AtFlags, CWD};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -21,8 +22,7 @@ impl OutputFile {
     /// Makes sure that `path`, which this option names, can be written; leaves nothing behind.
     pub fn open(option: &str, path: &Path) -> Result<OutputFile, Failure> {
         Self::prepare(path).map_err(|error| {
-            let text = error.to_string();
-            let why = text.split(" (os error").next().unwrap_or(&text).to_lowercase();
+            let why = reason(error);
             Failure::usage(format!("{option} {}: can't be written ({why}): name a file that can", path.display()))
         })
     }

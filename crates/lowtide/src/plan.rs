@@ -2,19 +2,18 @@
 
 use crate::args::RunArgs;
 use crate::error::Failure;
-use crate::machine;
+use crate::host::machine;
 use crate::metrics::Listening;
 use crate::output_file::OutputFile;
 use crate::program;
-use crate::size;
-use crate::slot_setting::SlotSetting;
-use crate::swap_spec::{self, Swap};
+use crate::swap::area::{self, Swap};
+use crate::swap::slots::SlotSetting;
+use lowtide_config::ram::{LEAST, default_pool};
+use lowtide_config::{codec, size};
+use lowtide_core::codec::Codec;
 use lowtide_pager::segment;
 use std::ffi::OsString;
 use std::path::PathBuf;
-
-/// Smallest `--ram`: below it the program's own libraries hardly fit.
-const LEAST_RAM: u64 = 16 << 20;
 
 /// A run, ready to start.
 pub struct Plan {
@@ -26,10 +25,8 @@ pub struct Plan {
     pub pool_given: Option<u64>,
     /// Where cold pages go that don't stay in compressed RAM.
     pub swap: Vec<Swap>,
-    /// One of the segment's `CODEC_` values.
-    pub codec: u32,
-    /// Level of zstd; 0 is its default.
-    pub codec_level: i32,
+    /// What compresses pages.
+    pub codec: Codec,
     /// One of the segment's `WHEN_FULL_` values.
     pub when_full: u32,
     /// How swap files' slots are found.
@@ -65,7 +62,7 @@ impl Plan {
         let (ram, odd) = read_limit("--ram", &text, usable)?;
         warnings.extend(odd);
 
-        let (swap, odd) = swap_spec::resolve(&args.swap, usable)?;
+        let (swap, odd) = area::resolve(&args.swap, usable)?;
         warnings.extend(odd);
         let pool_given = args.pool.as_ref().map(|text| size::parse(text, usable)).transpose();
         let pool_given = pool_given.map_err(|why| Failure::usage(format!("--pool: {why}")))?;
@@ -79,7 +76,7 @@ impl Plan {
             return Err(Failure::usage(line));
         }
 
-        let (codec, codec_level) = codec(&args.codec)?;
+        let codec = codec::parse(&args.codec).map_err(|why| Failure::usage(format!("--codec {}: {why}", args.codec)))?;
         let when_full = match args.when_full.as_str() {
             "exceed" => segment::WHEN_FULL_EXCEED,
             "stop" => segment::WHEN_FULL_STOP,
@@ -107,7 +104,6 @@ impl Plan {
             pool_given,
             swap,
             codec,
-            codec_level,
             when_full,
             slots,
             quiet,
@@ -119,15 +115,6 @@ impl Plan {
             argv,
             warnings,
         })
-    }
-
-    /// The codec as `--codec` names it.
-    pub fn codec_name(&self) -> String {
-        match (self.codec, self.codec_level) {
-            (segment::CODEC_LZ4, _) => "lz4".to_owned(),
-            (_, 0) => "zstd".to_owned(),
-            (_, level) => format!("zstd:{level}"),
-        }
     }
 
     /// Takes the swap files with names, whose content is lost then: to be called when nothing else can refuse the run any more.
@@ -143,47 +130,10 @@ impl Plan {
 /// Reads a limit, which `what` asks for. The second value is what is odd about it, but not wrong.
 pub fn read_limit(what: &str, text: &str, usable: u64) -> Result<(u64, Option<String>), Failure> {
     let ram = size::parse(text, usable).map_err(|why| Failure::usage(format!("{what}: {why}")))?;
-    if ram < LEAST_RAM {
-        let line = format!("{what} {text}: too small, no program runs in less than {}; give it more", size::show(LEAST_RAM));
+    if ram < LEAST {
+        let line = format!("{what} {text}: too small, no program runs in less than {}; give it more", size::show(LEAST));
         return Err(Failure::usage(line));
     }
     let odd = format!("{what} {text} is more than the RAM there is ({}), so it limits nothing", size::show(usable));
     Ok((ram, (ram > usable).then_some(odd)))
-}
-
-/// Bytes that the pool may take of `ram` if nobody says: all but a working minimum of the program (an eighth, at least 4 MiB)
-/// and what is in staging on its way (a thirty-second). (Of the upper part of it pages must compress well to get some where
-/// there is a device: see `Store::store_run`.)
-pub fn default_pool(ram: u64) -> u64 {
-    ram - (ram / 8).max(4 << 20) - ram / 32
-}
-
-/// `lz4`, `zstd` or `zstd:LEVEL`.
-fn codec(text: &str) -> Result<(u32, i32), Failure> {
-    let (name, level) = text.split_once(':').map_or((text, None), |(name, level)| (name, Some(level)));
-    match (name, level) {
-        ("lz4", None) => Ok((segment::CODEC_LZ4, 0)),
-        ("lz4", Some(_)) => Err(Failure::usage(format!("--codec {text}: lz4 has no levels: use lz4 or zstd:LEVEL"))),
-        ("zstd", None) => Ok((segment::CODEC_ZSTD, 0)),
-        ("zstd", Some(level)) => match level.parse() {
-            Ok(level @ (-7..=-1 | 1..=22)) => Ok((segment::CODEC_ZSTD, level)),
-            _ => Err(Failure::usage(format!("--codec {text}: the level of zstd is a number from -7 to 22, not 0: use zstd:3"))),
-        },
-        _ => Err(Failure::usage(format!("--codec {text}: unknown codec: use lz4 or zstd[:LEVEL]"))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn codecs() {
-        assert_eq!(codec("lz4"), Ok((segment::CODEC_LZ4, 0)));
-        assert_eq!(codec("zstd"), Ok((segment::CODEC_ZSTD, 0)));
-        assert_eq!(codec("zstd:-3"), Ok((segment::CODEC_ZSTD, -3)));
-        for text in ["", "lzo", "lz4:1", "zstd:", "zstd:0", "zstd:23", "zstd:x", "LZ4"] {
-            assert_eq!(codec(text).unwrap_err().code, 2, "{text}");
-        }
-    }
 }

@@ -1,22 +1,22 @@
 //! `lowtide run`: plan, probe, start, supervise, report.
 
-use crate::ancestry;
 use crate::args::RunArgs;
-use crate::broker::Broker;
 use crate::control::Control;
 use crate::error::{Failure, say};
-use crate::launch::launch;
+use crate::host::probe::Probe;
 use crate::live::Live;
 use crate::metrics::{self, Desk};
 use crate::plan::Plan;
-use crate::probe::{self, Probe};
 use crate::report::Report;
-use crate::series::Series;
-use crate::shared::Shared;
-use crate::signals::Signals;
-use crate::size;
 use crate::stats::Stats;
-use crate::supervise::{Onlookers, supervise};
+use crate::supervisor::ancestry;
+use crate::supervisor::broker::Broker;
+use crate::supervisor::event_loop::{Onlookers, supervise};
+use crate::supervisor::launch::launch;
+use crate::supervisor::series::Series;
+use crate::supervisor::shared_memory::Shared;
+use crate::supervisor::signals;
+use lowtide_config::{codec, reason, size};
 use lowtide_pager::segment::{BROKER_FOLLOWS, ENV_SEGMENT};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -33,7 +33,7 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     plan.take_files()?;
     let (mut broker, listening) = Broker::new();
     if let Err(error) = listening {
-        let why = probe::text(error);
+        let why = reason(error);
         plan.warnings.push(format!("no socket can be made ({why}): processes that change their user will not be limited"));
     }
     let (mut control, listening) = Control::new();
@@ -42,7 +42,7 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
             .push(format!("no control socket can be made ({why}): `lowtide ps`, stat, limit and so on can't reach this run"));
     }
     let shared = Shared::new(&plan, broker.name())?;
-    let (signals, inherited) = Signals::take()?;
+    let (signals, inherited) = signals::take()?;
     for warning in &plan.warnings {
         say(&format!("warning: {warning}"));
     }
@@ -57,9 +57,8 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     let asker = match &plan.metrics {
         None => None,
         Some(_) => {
-            let (desk, asker) = Desk::new().map_err(|error| {
-                Failure::failed(format!("no descriptor can be made ({}); see `ulimit -n`", probe::text(error)))
-            })?;
+            let (desk, asker) = Desk::new()
+                .map_err(|error| Failure::failed(format!("no descriptor can be made ({}); see `ulimit -n`", reason(error))))?;
             onlookers.desk = Some(desk);
             Some(asker)
         }
@@ -131,7 +130,7 @@ fn settings_path(origin: &OsStr) -> PathBuf {
 
 /// What was understood, for `--verbose`: lines.
 fn describe(plan: &Plan) -> Vec<String> {
-    let codec = plan.codec_name();
+    let codec = codec::show(plan.codec);
     let (ram, pool) = (size::show(plan.ram), size::show(plan.pool));
     let swap = if plan.swap.is_empty() { ", swap: compressed RAM only" } else { "" };
     let mut lines = vec![format!("{}: ram {ram}, pool up to {pool} ({codec}){swap}", plan.path.display())];

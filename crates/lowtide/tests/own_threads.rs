@@ -7,6 +7,7 @@
 mod live;
 
 use live::{Run, Scene, program, turn};
+use lowtide_config::proc::{self, Stat};
 use std::ptr::null_mut;
 use std::thread;
 use std::time::Duration;
@@ -26,10 +27,9 @@ fn verifier(scene: &Scene) -> (Run, u32) {
 
 /// The ids of lowtide's threads of this name.
 fn threads(process: u32, name: &str) -> Vec<i32> {
-    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).expect("it lives").flatten();
-    let is_wanted =
-        |task: &std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim() == name);
-    tasks.filter(is_wanted).map(|task| task.file_name().to_string_lossy().parse().expect("a number")).collect()
+    let threads = proc::threads(process).expect("it lives").into_iter();
+    let is_wanted = |thread: &u32| Stat::of_thread(process, *thread).is_some_and(|stat| stat.name == name);
+    threads.filter(is_wanted).map(|thread| thread as i32).collect()
 }
 
 /// A request of ptrace for a thread, without an address.

@@ -192,12 +192,7 @@ fn who_is_waited_for_is_named_and_it_can_be_cancelled() {
 
 /// What the processes of a run and lowtide have in memory, as the kernel counts it, in bytes.
 fn in_memory(pids: &[u32]) -> u64 {
-    let of = |pid: &u32| {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
-        let line = text.lines().find_map(|line| line.strip_prefix("Pss_Anon:")).and_then(|rest| rest.split_whitespace().next());
-        line.and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) << 10
-    };
-    pids.iter().map(of).sum()
+    pids.iter().map(|pid| lowtide_config::proc::part_of_anonymous(*pid)).sum()
 }
 
 /// Looks again and again whether a run is within its limit, which others change.

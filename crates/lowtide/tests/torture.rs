@@ -31,15 +31,7 @@ fn seconds(name: &str, otherwise: u64) -> u64 {
 
 /// What the threads of a run that hangs are doing.
 fn threads(pids: &[u32]) -> String {
-    let mut text = String::new();
-    for pid in pids {
-        for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
-            let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
-            let [name, place, call] = ["comm", "wchan", "syscall"].map(read);
-            text += &format!("{pid}/{} {} in {place}: {}\n", task.file_name().to_string_lossy(), name.trim(), call.trim());
-        }
-    }
-    text
+    pids.iter().map(|pid| lowtide_config::proc::describe_threads(*pid)).collect()
 }
 
 /// Changes the run until its time is over.

@@ -4,8 +4,6 @@
 //! -47.7 % by cluster locks; fallbacks of 64 KiB folios by how fragmented clusters are searched. Here each process has areas
 //! of its own, so that threads of one compiler, of which there is one, and lowtide's meet at its locks.
 
-use std::path::PathBuf;
-
 use crate::build::{Builder, Built, Project, Variant};
 use crate::experiment::{Experiment, Outcome, Scale};
 use crate::measure::{Sample, in_turn};
@@ -63,7 +61,7 @@ impl Builds {
 }
 
 fn run(scale: &Scale) -> Result<Outcome, String> {
-    let disk = PathBuf::from(std::env::var_os("LOWTIDE_DIR").unwrap_or_else(|| "/var/tmp".into()));
+    let disk = lowtide_config::place::auto_dir();
     let prefixed = |line: String| format!("build: {line}");
     let (files, rows, limit, swap) = scale.pick((24, 4_000, 32 << 20, 64 << 20), (120, 6_000, 36 << 20, 80 << 20));
     let rounds = scale.race.rounds.unwrap_or(scale.pick(1, 5));

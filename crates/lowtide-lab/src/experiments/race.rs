@@ -1,7 +1,5 @@
 //! lowtide against the kernel's own swap, with the same memory in all.
 
-use std::path::PathBuf;
-
 use crate::experiment::{Experiment, Outcome, Scale};
 use crate::measure::Sample;
 use crate::plot::{Chart, Series};
@@ -35,7 +33,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
         burners: wishes.burners.unwrap_or(0),
         quick: scale.quick,
         progress: scale.progress.clone(),
-        disk: PathBuf::from(std::env::var_os("LOWTIDE_DIR").unwrap_or_else(|| "/var/tmp".into())),
+        disk: lowtide_config::place::auto_dir(),
     };
     let beside = if course.burners > 0 { format!(", beside {} programs that burn CPU", course.burners) } else { String::new() };
     let title = format!("in {} % of what each takes natively{beside}", course.percent);

@@ -1,7 +1,5 @@
 //! The library's regions: what a touch costs, against the kernel's zram at the same total memory and a mapped file.
 
-use std::path::PathBuf;
-
 use clap::ValueEnum;
 
 use crate::experiment::{Experiment, Outcome, Scale};
@@ -20,7 +18,7 @@ const ZRAM: usize = 0;
 const THREAD: usize = 1;
 
 fn run(scale: &Scale) -> Result<Outcome, String> {
-    let disk = PathBuf::from(std::env::var_os("LOWTIDE_DIR").unwrap_or_else(|| "/var/tmp".into()));
+    let disk = lowtide_config::place::auto_dir();
     let (rounds, progress) = (scale.race.rounds.unwrap_or(scale.pick(1, 3)), scale.progress.clone());
     let course = Course { percent: PERCENT, swap: Swap::Zram, rounds, burners: 0, quick: scale.quick, disk, progress };
     let prefixed = |line: String| format!("region: {line}");

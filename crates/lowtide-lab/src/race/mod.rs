@@ -8,7 +8,6 @@ mod kernel;
 mod loads;
 mod lowtide;
 mod match_up;
-mod memory;
 mod real;
 mod redis;
 mod region_load;

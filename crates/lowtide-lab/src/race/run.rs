@@ -10,10 +10,11 @@ use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use lowtide_config::proc;
+use lowtide_config::sampler::{Memfds, Sampler};
 use rustix::process::Signal;
 
 use super::fnv::Fnv;
-use super::memory::{Sampler, kill_session};
 use super::redis::Client;
 
 const SAMPLE_EVERY: Duration = Duration::from_millis(4);
@@ -99,7 +100,7 @@ impl Ended {
 pub fn run(task: &Task, before: &[OsString], deadline: Duration, mut watch: impl FnMut()) -> Result<Ended, String> {
     let began = Instant::now();
     let mut running = Running::start(task, before)?;
-    let mut sampler = Sampler::new(running.child.id());
+    let mut sampler = Sampler::new(running.child.id(), Memfds::OfAll);
     let status = loop {
         match running.child.try_wait().map_err(|e| e.to_string())? {
             Some(status) => break status,
@@ -116,7 +117,7 @@ pub fn run(task: &Task, before: &[OsString], deadline: Duration, mut watch: impl
     };
     let wall = began.elapsed().as_secs_f64();
     // Children that hold the output would keep the readers waiting.
-    kill_session(running.child.id());
+    end_session(running.child.id());
     let said = joined(running.said.take())?;
     let last = said.lines().last().unwrap_or("no message");
     let found = running.found();
@@ -196,9 +197,14 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        kill_session(self.child.id());
+        end_session(self.child.id());
         let _ = self.child.wait();
     }
+}
+
+/// Ends all processes of a session.
+fn end_session(session: u32) {
+    proc::of_session(session).iter().for_each(|process| process.signal(Signal::KILL));
 }
 
 fn joined<T>(thread: Option<JoinHandle<T>>) -> Result<T, String> {

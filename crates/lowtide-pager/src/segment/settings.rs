@@ -215,7 +215,7 @@ pub struct Settings {
     pub fills_asked: AtomicU64,
     /// One of the `CODEC_` values.
     pub codec: u32,
-    /// zstd level; 0 is zstd's default.
+    /// The level of zstd; 0 for LZ4.
     pub codec_level: i32,
     /// One of the `WHEN_FULL_` values.
     pub when_full: u32,

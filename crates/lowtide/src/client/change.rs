@@ -3,8 +3,8 @@
 use super::ps::time;
 use super::{find, number, print, show_warnings};
 use crate::error::Failure;
-use crate::size;
-use crate::swap_name;
+use crate::swap;
+use lowtide_config::size;
 use serde_json::{Value, json};
 
 /// Sets another limit.
@@ -40,7 +40,7 @@ pub fn reclaimed(answer: &Value) -> String {
 /// Adds a swap area.
 pub fn swapon(pid: u32, spec: &str) -> Result<u8, Failure> {
     let mut run = find::by_pid(pid)?;
-    let answer = run.answer("swapon", &[("spec", json!(swap_name::absolute(spec)))], |_| ())?;
+    let answer = run.answer("swapon", &[("spec", json!(swap::name::absolute(spec)))], |_| ())?;
     show_warnings(&answer);
     print(&(turned_on(&answer) + "\n"))?;
     Ok(0)

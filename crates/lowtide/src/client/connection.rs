@@ -4,6 +4,7 @@ use super::failed;
 use crate::control::place::Place;
 use crate::control::protocol::{LONGEST_ANSWER, request};
 use crate::error::Failure;
+use lowtide_config::reason;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -49,7 +50,7 @@ impl Connection {
                 Err(Errno::AGAIN) if Instant::now() < until => std::thread::sleep(Duration::from_millis(10)),
                 Err(Errno::AGAIN) => return Err(silent(pid)),
                 Err(error) => {
-                    let why = crate::probe::text(error);
+                    let why = reason(error);
                     return Err(failed(format!("`lowtide run` {pid} can't be reached ({why}): is it your own?")));
                 }
             }

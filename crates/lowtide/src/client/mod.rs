@@ -3,7 +3,6 @@
 pub mod change;
 pub mod connection;
 pub mod find;
-pub mod interrupt;
 mod metrics;
 pub mod ps;
 mod stat;
@@ -14,8 +13,19 @@ pub use ps::ps;
 pub use stat::stat;
 
 use crate::error::Failure;
+use crate::signal_fd::{SignalFd, SignalSet};
+use rustix::process::Signal;
 use serde_json::Value;
 use std::io::{self, Write};
+
+/// The signals that end a command.
+pub const ENDS: [Signal; 3] = [Signal::INT, Signal::TERM, Signal::HUP];
+
+/// From now on these signals wait to be asked for. To be called before there is another thread.
+pub fn hold_back(signals: &[Signal]) -> Result<SignalFd, Failure> {
+    let held = SignalFd::new(&SignalSet::of(signals));
+    held.map(|(held, _)| held).map_err(|error| failed(format!("can't wait for signals ({error})")))
+}
 
 /// An error that is no bad usage: exit status 1.
 fn failed(line: impl Into<String>) -> Failure {

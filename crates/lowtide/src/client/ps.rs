@@ -4,7 +4,7 @@ use super::connection::Connection;
 use super::find::{self, program};
 use super::{number, print, table};
 use crate::error::Failure;
-use crate::size;
+use lowtide_config::size;
 use serde_json::Value;
 
 /// Prints a table of all runs.

@@ -5,7 +5,7 @@ use super::ps::time;
 use super::{connection, find, number, print, table, text};
 use crate::args::StatArgs;
 use crate::error::Failure;
-use crate::size;
+use lowtide_config::size;
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::io::IsTerminal;

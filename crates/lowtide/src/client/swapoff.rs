@@ -2,13 +2,13 @@
 
 use super::change::turned_off;
 use super::connection::{Connection, PATIENCE, Said, ended, silent, wait};
-use super::interrupt::{ENDS, Interrupt};
 use super::ps::time;
 use super::{find, number, print};
 use crate::error::Failure;
-use crate::size;
-use crate::swap_name;
+use crate::signal_fd::SignalFd;
+use crate::swap;
 use indicatif::{ProgressBar, ProgressStyle};
+use lowtide_config::size;
 use rustix::event::{PollFd, PollFlags};
 use serde_json::{Value, json};
 use std::time::Instant;
@@ -16,15 +16,15 @@ use std::time::Instant;
 /// Takes an area away.
 pub fn swapoff(pid: u32, spec: &str) -> Result<u8, Failure> {
     let mut run = find::by_pid(pid)?;
-    let interrupt = Interrupt::take(&ENDS)?;
-    run.ask("swapoff", &[("spec", json!(swap_name::absolute(spec)))])?;
+    let interrupt = super::hold_back(&super::ENDS)?;
+    run.ask("swapoff", &[("spec", json!(swap::name::absolute(spec)))])?;
     let shown = Shown::new();
     let done = follow(&mut run, &interrupt, &shown);
     shown.clear();
     done
 }
 
-fn follow(run: &mut Connection, interrupt: &Interrupt, shown: &Shown) -> Result<u8, Failure> {
+fn follow(run: &mut Connection, interrupt: &SignalFd, shown: &Shown) -> Result<u8, Failure> {
     let mut cancelled = None;
     let mut heard = Instant::now();
     loop {
@@ -51,7 +51,8 @@ fn follow(run: &mut Connection, interrupt: &Interrupt, shown: &Shown) -> Result<
         }
         let mut polled = [PollFd::new(run, PollFlags::IN), PollFd::new(interrupt, PollFlags::IN)];
         wait(&mut polled, PATIENCE);
-        if let Some(signal) = interrupt.next() {
+        if let Some(received) = interrupt.next() {
+            let signal = received.signal.as_raw() as u8;
             if cancelled.is_some() {
                 // Who leaves cancels as well.
                 return Err(Failure { code: 128 + signal, line: "left: the area stays in use".to_owned() });

@@ -1,10 +1,11 @@
 //! From a request to what is done about it.
 
 use super::protocol::Request;
-use crate::ancestry;
 use crate::error::Failure;
-use crate::live::{Answer, Live, Task, fills, limit, reclaim, said, swapoff, swapon};
-use crate::stats::Stats;
+use crate::live::{Answer, Live, Task, limit, reclaim, said, swapoff, swapon};
+use crate::metrics;
+use crate::stats::{Stats, fills};
+use crate::supervisor::ancestry;
 use lowtide_core::vm::PAGE_SIZE;
 use serde_json::{Value, json};
 
@@ -28,7 +29,7 @@ pub fn start(request: Request, run: &mut Live<'_>) -> Reply {
             let value = serde_json::to_value(stats).map_err(|error| Failure::failed(format!("no statistics: {error}")));
             return Reply::Now(value.and_then(said));
         }
-        Request::Metrics => return Reply::Now(said(json!({ "text": run.metrics() }))),
+        Request::Metrics => return Reply::Now(said(json!({ "text": metrics::text(run) }))),
         Request::Has { pid } => {
             let has = ancestry::belongs(pid) == Some(true);
             return Reply::Now(said(json!({ "has": has, "program": run.program })));

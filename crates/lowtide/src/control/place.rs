@@ -4,8 +4,8 @@
 //! were looked at. A socket appears under its name when somebody listens already; so one that refuses is what a dead run left,
 //! and may go.
 
-use crate::peer;
-use crate::swap_place::reason;
+use crate::supervisor::peer;
+use lowtide_config::reason;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -96,7 +96,7 @@ pub fn listen() -> Result<Bound, String> {
                 Ok(()) | Err(Errno::EXIST) => {}
                 // Not ours to write in: the next one.
                 Err(error) => {
-                    why = format!("{}: {}", path.display(), reason(&error.into()));
+                    why = format!("{}: {}", path.display(), reason(error));
                     break;
                 }
             }
@@ -113,7 +113,7 @@ pub fn listen() -> Result<Bound, String> {
             match place.bind(std::process::id()) {
                 Err(Errno::NOENT) => {}
                 Ok(bound) => return Ok(bound),
-                Err(error) => return Err(format!("{}: {}", path.display(), reason(&error.into()))),
+                Err(error) => return Err(format!("{}: {}", path.display(), reason(error))),
             }
         }
     }
@@ -128,9 +128,9 @@ impl Place {
         let dir = match rustix::fs::open(path, flags, Mode::empty()) {
             Ok(dir) => dir,
             Err(Errno::LOOP | Errno::NOTDIR) => return Err(format!("{shown} is not a directory: remove it")),
-            Err(error) => return Err(format!("{shown}: {}", reason(&error.into()))),
+            Err(error) => return Err(format!("{shown}: {}", reason(error))),
         };
-        let stat = rustix::fs::fstat(&dir).map_err(|error| format!("{shown}: {}", reason(&error.into())))?;
+        let stat = rustix::fs::fstat(&dir).map_err(|error| format!("{shown}: {}", reason(error)))?;
         if stat.st_uid != owner {
             let whose = stat.st_uid;
             return Err(format!("{shown} is user {whose}'s, not user {owner}'s: remove it, or set XDG_RUNTIME_DIR"));
@@ -141,8 +141,7 @@ impl Place {
     fn only_for_us(self, stat: &Stat) -> Result<Place, String> {
         if stat.st_mode & 0o777 != 0o700 {
             let changed = rustix::fs::fchmod(&self.dir, Mode::RWXU);
-            changed
-                .map_err(|error| format!("{}: its mode can't be made 0700: {}", self.path.display(), reason(&error.into())))?;
+            changed.map_err(|error| format!("{}: its mode can't be made 0700: {}", self.path.display(), reason(error)))?;
         }
         Ok(self)
     }

@@ -4,7 +4,7 @@ use super::connection::Connection;
 use super::place::{self, Bound};
 use crate::error::Failure;
 use crate::live::Live;
-use crate::peer;
+use crate::supervisor::peer;
 use rustix::event::PollFlags;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;

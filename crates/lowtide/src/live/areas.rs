@@ -3,9 +3,9 @@
 //! There are [`MAX_AREAS`] places for them in the settings. A place is used again when nobody refers to what was there; until
 //! then it keeps the counts of its area, and afterwards they are kept here.
 
-use crate::shared::Shared;
-use crate::swap_name::Which;
-use crate::swap_spec::Swap;
+use crate::supervisor::shared_memory::Shared;
+use crate::swap::area::Swap;
+use crate::swap::name::Which;
 use lowtide_core::store::MAX_AREAS;
 use lowtide_pager::segment::{Order, Phase, Segment, Settings, proc_state};
 use rustix::io::Errno;

@@ -7,9 +7,10 @@
 use super::task::{in_vain, said};
 use super::{Answer, Live, Step, Task, admission, processes};
 use crate::error::Failure;
-use crate::machine;
-use crate::plan::{self, default_pool};
-use crate::size;
+use crate::host::machine;
+use crate::plan;
+use lowtide_config::ram::default_pool;
+use lowtide_config::size;
 use lowtide_pager::segment::Settings;
 use serde_json::{Value, json};
 use std::sync::atomic::Ordering;

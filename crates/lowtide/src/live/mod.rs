@@ -7,7 +7,6 @@
 pub mod admission;
 pub mod areas;
 pub mod evacuation;
-pub mod fills;
 pub mod limit;
 pub mod processes;
 pub mod reclaim;
@@ -15,14 +14,11 @@ pub mod swapoff;
 pub mod swapon;
 mod task;
 
-pub use task::{Answer, Step, Task, said};
+pub use task::{Answer, Step, Task, in_vain, said};
 
-use crate::metrics;
 use crate::plan::Plan;
-use crate::series::{self, Cost};
-use crate::shared::Shared;
-use crate::stats::{Histogram, Stats};
-use crate::tree::Tree;
+use crate::supervisor::shared_memory::Shared;
+use crate::supervisor::tree::Tree;
 use areas::Areas;
 use limit::Limits;
 use std::time::Instant;
@@ -66,13 +62,6 @@ impl<'a> Live<'a> {
             reclaiming: false,
             wakeups: 0,
         }
-    }
-
-    /// The statistics of now as OpenMetrics text.
-    pub fn metrics(&self) -> String {
-        let stats = Stats::new(self, self.tree.now(), self.started.elapsed());
-        let cost = Cost { cpu: series::process_cpu(), wakeups: self.wakeups };
-        metrics::text(&stats, Histogram::new(self.shared.segment()), cost)
     }
 
     /// Looks at the tree, and lets the limits follow.

@@ -1,6 +1,6 @@
 //! The processes of a run one by one.
 
-use crate::ancestry::Stat;
+use lowtide_config::proc::Stat;
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::segment::{Proc, Segment, proc_state};
 use serde::Serialize;

@@ -3,8 +3,8 @@
 use super::task::{in_vain, said};
 use super::{Answer, Live, Step, Task, processes};
 use crate::error::Failure;
-use crate::machine;
-use crate::size;
+use crate::host::machine;
+use lowtide_config::size;
 use lowtide_pager::segment::Segment;
 use serde_json::{Value, json};
 use std::collections::HashMap;

@@ -4,8 +4,8 @@ use super::evacuation::{Evacuation, Found};
 use super::task::{in_vain, said};
 use super::{Answer, Live, Step, Task, admission, areas};
 use crate::error::Failure;
-use crate::size;
-use crate::swap_name::Which;
+use crate::swap::name::Which;
+use lowtide_config::size;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 

@@ -5,10 +5,11 @@
 use super::task::{in_vain, said};
 use super::{Answer, Live, Step, Task};
 use crate::error::Failure;
-use crate::machine;
-use crate::probe;
-use crate::size;
-use crate::swap_spec::{self, Swap};
+use crate::host::machine;
+use crate::swap;
+use crate::swap::area::Swap;
+use lowtide_config::reason;
+use lowtide_config::size;
 use lowtide_core::store::MAX_AREAS;
 use rustix::io::Errno;
 use serde_json::json;
@@ -26,7 +27,7 @@ struct Swapon {
 
 /// Starts to add an area.
 pub fn start(spec: String) -> Result<Box<dyn Task>, Failure> {
-    swap_spec::check(&spec).map_err(|why| Failure::usage(format!("swapon {why}")))?;
+    swap::area::check(&spec).map_err(|why| Failure::usage(format!("swapon {why}")))?;
     Ok(Box::new(Swapon { spec, opened: None }))
 }
 
@@ -76,7 +77,7 @@ impl Swapon {
             Ok(()) => {}
             Err(Errno::NOSPC) => return Err(self.no_place()),
             Err(Errno::NAMETOOLONG) => return Err(Failure::usage(format!("swapon {spec}: the path is too long"))),
-            Err(error) => return Err(in_vain(format!("swapon {spec}: {}", probe::text(error)))),
+            Err(error) => return Err(in_vain(format!("swapon {spec}: {}", reason(error)))),
         }
         said(json!({ "spec": spec, "size": size, "shown_size": size::show(size), "prio": prio, "warnings": warnings }))
     }
@@ -92,7 +93,7 @@ fn open(spec: String, before: Vec<Arc<Swap>>) -> std::io::Result<Receiver<Opened
     let (sender, receiver) = sync_channel(1);
     let work = move || {
         let before: Vec<&Swap> = before.iter().map(Arc::as_ref).collect();
-        let opened = swap_spec::open_one(&spec, &before, machine::ram_usable());
+        let opened = swap::area::open_one(&spec, &before, machine::ram_usable());
         let opened = opened.map_err(|failure| Failure { line: format!("swapon {}", failure.line), ..failure });
         let _ = sender.send(opened);
     };

@@ -1,6 +1,7 @@
 //! Where the metrics of a run are served: found unusable before the program starts.
 
 use crate::error::Failure;
+use lowtide_config::reason;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -23,7 +24,7 @@ impl Listening {
             let path = std::path::absolute(path).map_err(|_| refuse("no path is given: write unix:/run/user/1000/x.sock"))?;
             let listener = bind(&path).map_err(|error| match error.kind() {
                 io::ErrorKind::AddrInUse => refuse("something is there already: remove it or name another path"),
-                _ => refuse(&format!("can't listen there ({}): name another path", reason(&error))),
+                _ => refuse(&format!("can't listen there ({}): name another path", reason(error))),
             })?;
             let made = identity(&path);
             return Ok(Listening::Unix(listener, path, made));
@@ -38,7 +39,7 @@ impl Listening {
         }
         let listener = TcpListener::bind(address).map_err(|error| {
             let free = if error.kind() == io::ErrorKind::AddrInUse { "choose another port" } else { "choose another address" };
-            Failure::usage(format!("--metrics {text}: can't listen there ({}): {free}", reason(&error)))
+            Failure::usage(format!("--metrics {text}: can't listen there ({}): {free}", reason(error)))
         })?;
         Ok(Listening::Tcp(listener, address.port() == 0))
     }
@@ -96,11 +97,6 @@ fn parse(text: &str) -> Result<SocketAddr, Failure> {
     numbers.as_deref().unwrap_or(text).parse().map_err(|_| {
         Failure::usage(format!("--metrics {text}: no address: write 127.0.0.1:PORT, [::1]:PORT, localhost:PORT or unix:PATH"))
     })
-}
-
-fn reason(error: &io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or(&text).to_lowercase()
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! The statistics as OpenMetrics text. Names and help come from the list of statistics (`stats/list.rs`), by the conventions of
 //! Prometheus: `lowtide_GROUP_KEY`, with the unit as a suffix and `_total` behind what only grows.
 
-use crate::series::Cost;
+use crate::live::Live;
 use crate::stats::list::{Figure, Number, Shape};
 use crate::stats::{Area, Evictions, Faults, Histogram, Memory, Pages, Pool, Stats, Work, Writeback};
+use crate::supervisor::series::{self, Cost};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -30,8 +31,15 @@ struct Snapshot {
     latency: Histogram,
 }
 
-/// The text, which ends with `# EOF`. `cost`: what `lowtide run` itself has done.
-pub fn text(stats: &Stats, latency: Histogram, cost: Cost) -> String {
+/// The statistics of a run as of now; the text ends with `# EOF`.
+pub fn text(run: &Live<'_>) -> String {
+    let stats = Stats::new(run, run.tree.now(), run.started.elapsed());
+    let cost = Cost { cpu: series::process_cpu(), wakeups: run.wakeups };
+    encode(&stats, Histogram::new(run.shared.segment()), cost)
+}
+
+/// `cost`: what `lowtide run` itself has done.
+fn encode(stats: &Stats, latency: Histogram, cost: Cost) -> String {
     let mut registry = Registry::with_prefix("lowtide");
     let info = vec![("program", stats.program.clone()), ("pid", stats.pid.to_string())];
     registry.register_collector(Box::new(Snapshot { info, families: families(stats, cost), latency }));

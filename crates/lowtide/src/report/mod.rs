@@ -12,8 +12,8 @@ mod units;
 mod working_set;
 
 use crate::plan::Plan;
-use crate::series::Series;
 use crate::stats::{Stats, latencies, totals};
+use crate::supervisor::series::Series;
 use lowtide_pager::segment::{FaultKind, LATENCY_BUCKETS, Segment};
 use std::ffi::OsString;
 use std::sync::atomic::Ordering;
@@ -63,7 +63,7 @@ fn options(plan: &Plan, stats: &Stats) -> Vec<(&'static str, String)> {
         ("--ram", units::bytes(plan.ram)),
         ("--swap", if swap.is_empty() { "compressed RAM only".to_owned() } else { swap.join(", ") }),
         ("--pool", units::bytes(plan.pool)),
-        ("--codec", plan.codec_name()),
+        ("--codec", lowtide_config::codec::show(plan.codec)),
         ("--when-full", when_full.to_owned()),
     ]
 }

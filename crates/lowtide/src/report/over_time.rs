@@ -2,7 +2,7 @@
 
 use super::chart::{Chart, Layer};
 use super::{Report, units};
-use crate::series::Sample;
+use crate::supervisor::series::Sample;
 use lowtide_core::vm::PAGE_SIZE;
 use maud::{Markup, html};
 

@@ -1,6 +1,6 @@
 //! Figures as people read them: each with its unit.
 
-use crate::size;
+use lowtide_config::size;
 
 /// `512 MiB`.
 pub fn bytes(bytes: u64) -> String {

@@ -12,8 +12,8 @@
 //!
 //! **How long it takes.** Each fault that is saved saves what faults of its kind took on average.
 
-use crate::series::{Sample, by_kind};
 use crate::stats::Stats;
+use crate::supervisor::series::{Sample, by_kind};
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::accounts::{RamBudget, pool_share};
 use lowtide_pager::segment::{EPOCHS_A_LIMIT, FaultKind};

@@ -1,6 +1,7 @@
 //! The statistics of a run: the JSON object of docs/statistics.md and the summary line. What they are is in the list,
-//! `list.rs`.
+//! `list.rs`; how full the clusters of swap areas are the processes must be asked first, [`fills`].
 
+pub mod fills;
 pub mod list;
 mod refaults;
 
@@ -10,8 +11,8 @@ pub use refaults::{KINDS as REFAULT_KINDS, Refaults};
 use crate::live::Live;
 use crate::live::areas::{Listed, State};
 use crate::live::processes::{self, Process};
-use crate::size;
-use crate::tree::{AreaNow, Gauges};
+use crate::supervisor::tree::{AreaNow, Gauges};
+use lowtide_config::size;
 use lowtide_core::store::{AreaState, FillWords};
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::segment::{Counters, LATENCY_BUCKETS, Proc, Segment, area_state, latency_floor_ns, proc_state};
@@ -25,7 +26,7 @@ const WORDS_SHOWN: usize = 8;
 
 /// What `--stats` writes and `lowtide stat` shows. Counts are of the whole run, all processes together; what is held at one
 /// moment (`ram_now`, `pool_bytes` and so on) is of the last moment at which a process had adopted memory, see
-/// [`crate::tree::Tree::gauges`].
+/// [`crate::supervisor::tree::Tree::gauges`].
 #[derive(Serialize)]
 #[allow(missing_docs)] // docs/statistics.md says what they are
 pub struct Stats {

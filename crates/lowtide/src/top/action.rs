@@ -3,8 +3,8 @@
 use crate::client::change::{limited, reclaimed, turned_off, turned_on};
 use crate::client::connection::{Connection, PATIENCE, Said, ended, silent};
 use crate::client::{find, number, swapoff};
-use crate::size;
-use crate::swap_name;
+use crate::swap::name;
+use lowtide_config::size;
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -37,7 +37,7 @@ impl Wish {
         match self {
             Wish::Limit(size) => ("limit", "size", json!(size)),
             Wish::Reclaim(size) => ("reclaim", "size", json!(size)),
-            Wish::SwapOn(spec) => ("swapon", "spec", json!(swap_name::absolute(spec))),
+            Wish::SwapOn(spec) => ("swapon", "spec", json!(name::absolute(spec))),
             Wish::SwapOff(spec) => ("swapoff", "spec", json!(spec)),
         }
     }

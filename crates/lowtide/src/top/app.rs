@@ -3,8 +3,8 @@
 use super::action::{Action, Outcome, Wish};
 use super::prompt::Prompt;
 use super::watch::{Watch, Watched};
-use crate::size;
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use lowtide_config::size;
 
 /// `+` and `-` change a limit by this part of it.
 const STEP: u64 = 8;

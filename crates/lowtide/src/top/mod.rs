@@ -19,11 +19,12 @@ mod watch;
 mod words;
 
 use crate::client::connection::wait;
-use crate::client::interrupt::Interrupt;
 use crate::error::Failure;
+use crate::signal_fd::SignalFd;
 use app::{App, Next};
 use crossterm::event::{self, Event, KeyEventKind};
 use rustix::event::{PollFd, PollFlags};
+use rustix::process::Signal;
 use std::io::Write;
 use std::time::{Duration, Instant};
 use terminal::Screen;
@@ -67,7 +68,7 @@ pub fn top(pid: Option<u32>) -> Result<u8, Failure> {
 }
 
 /// `screen` is never None here but while it is given back.
-fn show(mut app: App, screen: &mut Option<Screen>, signals: &Interrupt) -> Result<End, Failure> {
+fn show(mut app: App, screen: &mut Option<Screen>, signals: &SignalFd) -> Result<End, Failure> {
     let theme = Theme::new();
     let gone = |error: std::io::Error| Failure::failed(format!("top: the terminal is gone ({error})"));
     let (mut asked, mut looked) = (None::<Instant>, Instant::now());
@@ -86,14 +87,14 @@ fn show(mut app: App, screen: &mut Option<Screen>, signals: &Interrupt) -> Resul
             return Ok(End::Quit);
         }
         let mut suspend = false;
-        while let Some(signal) = signals.next() {
-            match i32::from(signal) {
+        while let Some(received) = signals.next() {
+            match received.signal {
                 // The size is looked at before each drawing.
-                libc::SIGWINCH => {}
+                Signal::WINCH => {}
                 // What was on the screen meanwhile, and in which mode the terminal is, is not known.
-                libc::SIGCONT => *screen = Some(retake(screen)?),
-                libc::SIGTSTP => suspend = true,
-                _ => return Ok(End::Signal(signal)),
+                Signal::CONT => *screen = Some(retake(screen)?),
+                Signal::TSTP => suspend = true,
+                signal => return Ok(End::Signal(signal.as_raw() as u8)),
             }
         }
         while keyboard.contains(PollFlags::IN) && event::poll(KEY).map_err(gone)? {
@@ -131,7 +132,7 @@ fn retake(screen: &mut Option<Screen>) -> Result<Screen, Failure> {
 }
 
 /// Waits for a key, a signal, what a run says, or the time; what the keyboard has.
-fn wait_for_something(app: &App, signals: &Interrupt, time: Duration) -> PollFlags {
+fn wait_for_something(app: &App, signals: &SignalFd, time: Duration) -> PollFlags {
     let stdin = std::io::stdin();
     let mut polled = vec![PollFd::new(&stdin, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
     let runs = app.watch.runs.iter().filter_map(|run| run.connection());

@@ -1,13 +1,15 @@
 //! The terminal: taken, and given back as it was, whatever ends this program.
 
-use crate::client::interrupt::{ENDS, Interrupt};
+use crate::client;
 use crate::error::Failure;
+use crate::signal_fd::{SignalFd, SignalSet};
 use ratatui::DefaultTerminal;
 use rustix::fs::{Mode, OFlags};
+use rustix::process::Signal;
 use std::io::{self, IsTerminal};
 
 /// Signals that are waited for, besides those that end: they change the terminal under us, or are to give it back first.
-const OTHERS: [i32; 4] = [libc::SIGQUIT, libc::SIGTSTP, libc::SIGCONT, libc::SIGWINCH];
+const OTHERS: [Signal; 4] = [Signal::QUIT, Signal::TSTP, Signal::CONT, Signal::WINCH];
 
 /// A screen of our own, until this is dropped. A panic gives it back, too.
 pub struct Screen {
@@ -29,8 +31,8 @@ pub fn check() -> Result<(), Failure> {
 }
 
 /// The signals, from now on: to be taken before there is another thread.
-pub fn signals() -> Result<Interrupt, Failure> {
-    Interrupt::take(&[&ENDS[..], &OTHERS].concat())
+pub fn signals() -> Result<SignalFd, Failure> {
+    client::hold_back(&[&client::ENDS[..], &OTHERS].concat())
 }
 
 impl Screen {
@@ -50,16 +52,12 @@ impl Screen {
     /// Gives it back, stops as ^Z does, and takes it again when it is our turn.
     pub fn suspend(self) -> Result<Screen, Failure> {
         drop(self);
-        let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: the set is initialised first. While the signal is let through, it stops this process with all of its group,
-        // as its terminal would have done; without a shell that could go on with it nothing happens.
-        unsafe {
-            libc::sigemptyset(set.as_mut_ptr());
-            libc::sigaddset(set.as_mut_ptr(), libc::SIGTSTP);
-            libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), std::ptr::null_mut());
-            libc::kill(0, libc::SIGTSTP);
-            libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut());
-        }
+        // While the signal is let through, it stops this process with all of its group, as its terminal would have done;
+        // without a shell that could go on with it nothing happens.
+        let stop = SignalSet::of(&[Signal::TSTP]);
+        stop.unblock();
+        let _ = rustix::process::kill_current_process_group(Signal::TSTP);
+        stop.block();
         Screen::take()
     }
 }

@@ -1,6 +1,6 @@
 //! Numbers and names as they are shown: short, and nothing that a terminal would obey.
 
-use crate::size;
+use lowtide_config::size;
 
 /// A name that others chose, with all that a terminal might obey, or that would turn the text around, written out.
 pub fn escaped(name: &str) -> String {

@@ -15,9 +15,6 @@ mod measure;
 #[path = "../real_programs/programs.rs"]
 #[allow(dead_code)]
 mod programs;
-#[path = "../real_programs/tree.rs"]
-#[allow(dead_code)]
-mod tree;
 
 mod run;
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use lowtide_config::proc::{self, Stat};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::check::{Data, ends_well, limits};
@@ -56,12 +57,12 @@ impl Stopped {
     fn new(pid: u32) -> Option<Self> {
         let stopped = Self(i32::try_from(pid).ok().and_then(Pid::from_raw)?);
         kill_process(stopped.0, Signal::STOP).ok()?;
-        let goes_on = |task: fs::DirEntry| {
-            let text = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-            text.rsplit_once(") ").is_some_and(|(name, rest)| name.contains("(lowtide-") && !rest.starts_with(['T', 'Z', 'X']))
+        let goes_on = |thread| {
+            let stat = Stat::of_thread(pid, thread);
+            stat.is_some_and(|stat| stat.name.starts_with("lowtide-") && !matches!(stat.state, 'T' | 'Z' | 'X'))
         };
         let until = Instant::now() + Duration::from_secs(1);
-        while fs::read_dir(format!("/proc/{pid}/task")).ok()?.filter_map(Result::ok).any(goes_on) {
+        while proc::threads(pid)?.into_iter().any(goes_on) {
             if Instant::now() > until {
                 return None;
             }

@@ -5,8 +5,6 @@ use crate::machine::{native_only, say};
 use crate::measure::{Job, Limit, Outcome, Swap};
 
 const MIB: u64 = 1 << 20;
-/// The least `--ram` that lowtide takes.
-const LEAST_RAM: u64 = 16 * MIB;
 
 /// How a program comes by its memory: it decides by how much the limit may be passed.
 #[derive(Debug, Clone, Copy)]
@@ -43,7 +41,7 @@ pub enum Data {
 
 /// The limits that the program is tried at.
 pub fn limits(native_peak: u64, data: Data) -> Vec<Limit> {
-    let part = |percent: u64| (native_peak * percent / 100).max(LEAST_RAM);
+    let part = |percent: u64| (native_peak * percent / 100).max(lowtide_config::ram::LEAST);
     let mut limits = vec![Limit { ram: part(40), swap: Swap::Default }];
     if data == Data::Compressible {
         limits.insert(0, Limit { ram: part(70), swap: Swap::Ram });

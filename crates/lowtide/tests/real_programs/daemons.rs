@@ -1,6 +1,8 @@
 //! Forks whose parent does not stay: daemons, parents that are killed in the middle, children that are stopped. The child's
 //! every byte is right, or the run ends with one message; nothing hangs and nothing is left.
 
+use lowtide_config::proc;
+
 use crate::check::ends_well;
 use crate::gauges::Gauges;
 use crate::machine::{native_only, say, turn};
@@ -74,7 +76,7 @@ fn daemons_end_when_lowtide_is_killed() {
     let Some(job) = job("daemon, lowtide killed", "daemonize", "96 twice 30000") else { return };
     let mut run = job.start_limited(&Limit { ram: 40 * MIB, swap: Swap::Default });
     let lowtide = run.session;
-    let daemons = || crate::tree::all().into_iter().filter(|p| p.name == "daemonize" && p.state != 'Z').count();
+    let daemons = || proc::all().into_iter().filter(|p| p.name == "daemonize" && !p.is_zombie()).count();
     assert!(run.wait_until(|_| Gauges::of(lowtide).is_some_and(|gauges| gauges.active().count() == 1) && daemons() == 1));
     run.kill();
     let outcome = run.finish();

@@ -8,12 +8,12 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use lowtide_config::proc::{self, Stat};
 use rustix::process::Signal;
 
 use crate::machine::{native_only, turn};
 use crate::measure::{Job, Limit, Outcome, Running, Swap};
 use crate::programs::job;
-use crate::tree;
 
 const LIMIT: Limit = Limit { ram: 40 << 20, swap: Swap::Default };
 
@@ -45,14 +45,15 @@ fn entries(directory: &Path) -> Vec<PathBuf> {
 /// have descriptors of their own.
 fn holders(directory: &Path) -> Vec<u32> {
     let holds = |pid: u32| {
-        let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-        let files = tasks.flat_map(|task| fs::read_dir(task.path().join("fd")).into_iter().flatten().flatten());
+        let threads = proc::threads(pid).unwrap_or_default().into_iter();
+        let files =
+            threads.flat_map(|thread| fs::read_dir(format!("/proc/{pid}/task/{thread}/fd")).into_iter().flatten().flatten());
         let opened = files.filter_map(|file| fs::read_link(file.path()).ok()).any(|target| target.starts_with(directory));
         let mapped =
             || fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains(&*directory.to_string_lossy()));
         opened || mapped()
     };
-    tree::all().iter().map(|process| process.pid).filter(|&pid| holds(pid)).collect()
+    proc::all().iter().map(|process| process.pid).filter(|&pid| holds(pid)).collect()
 }
 
 impl Scene {
@@ -86,7 +87,7 @@ impl Scene {
             fs::read(format!("/proc/{pid}/environ"))
                 .is_ok_and(|text| text.split(|&byte| byte == 0).any(|entry| entry == mark.as_bytes()))
         };
-        tree::all()
+        proc::all()
             .iter()
             .filter(|process| !matches!(process.state, 'Z' | 'X'))
             .map(|process| process.pid)
@@ -118,10 +119,10 @@ impl Scene {
 }
 
 /// The program's own process: the one that has the most anonymous memory.
-fn program_of(run: &Running) -> tree::Process {
-    let processes = tree::of_session(run.session);
+fn program_of(run: &Running) -> Stat {
+    let processes = proc::of_session(run.session);
     let others = processes.into_iter().filter(|process| process.pid != run.session);
-    others.max_by_key(tree::Process::anonymous).expect("the program runs")
+    others.max_by_key(|process| proc::anonymous(process.pid)).expect("the program runs")
 }
 
 #[test]

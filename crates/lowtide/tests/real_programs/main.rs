@@ -33,7 +33,6 @@ mod surroundings;
 mod system_calls;
 mod threads;
 mod tools;
-mod tree;
 mod trees;
 mod users;
 mod writeback;

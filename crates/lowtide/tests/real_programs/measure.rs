@@ -1,7 +1,6 @@
 //! Runs a program, natively or under a limit, and samples its memory from outside.
 //!
-//! What is counted every few milliseconds: the resident anonymous pages of every process of the run's session that is not a
-//! forked copy of its parent, and under lowtide also lowtide's own process and the memory that it shares with its agents.
+//! What is counted every few milliseconds: see [`lowtide_config::sampler`]. Lowtide's own process is counted too.
 //! Where forked children stay ([`Job::with_forks`]), they are counted too, each page divided by how many processes map it
 //! (`Pss_Anon`), but not in the first 100 ms after a fork of a large process.
 
@@ -16,14 +15,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use lowtide_config::proc::{self, Stat};
+use lowtide_config::sampler::{Memfds, Sampler};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::tree;
-
 const SAMPLE_EVERY: Duration = Duration::from_millis(3);
-/// New processes are looked for less often than known ones are sampled.
-const SAMPLES_PER_SCAN: usize = 4;
 const DEADLINE: Duration = Duration::from_secs(120);
 /// A process that has so much when it is forked is a large one.
 const LARGE: u64 = 16 << 20;
@@ -248,7 +245,7 @@ impl Running {
 
     /// SIGKILL for every process of the run.
     pub fn kill_all(&mut self) {
-        tree::of_session(self.session).iter().for_each(|process| process.signal(Signal::KILL));
+        proc::of_session(self.session).iter().for_each(|process| process.signal(Signal::KILL));
     }
 
     /// Waits for the end, the first process's and that of everyone who holds its standard output.
@@ -258,7 +255,7 @@ impl Running {
         let last = Instant::now() + CHILDRENS_DEADLINE;
         let silent = ended && self.wait_for(last, |run| run.stdout.is_finished() && run.stderr.is_finished());
         if !silent {
-            let threads = tree::describe(self.session);
+            let threads = describe(self.session);
             self.kill_all();
             let _ = self.child.wait();
             let (stdout, stderr) = (self.stdout.join(), self.stderr.join());
@@ -304,32 +301,30 @@ fn read_all(mut source: impl Read + Send + 'static) -> JoinHandle<String> {
 /// Gives the processes of a session a moment to go, then ends those that stay, and names them.
 fn end_session(session: u32) -> Vec<String> {
     let patience = Instant::now() + Duration::from_secs(3);
-    while !tree::of_session(session).is_empty() && Instant::now() < patience {
+    while !proc::of_session(session).is_empty() && Instant::now() < patience {
         thread::sleep(Duration::from_millis(5));
     }
-    let left = tree::of_session(session);
+    let left = proc::of_session(session);
     for process in &left {
         process.signal(Signal::KILL);
     }
     left.iter().map(|process| format!("{} ({}, state {})", process.pid, process.name, process.state)).collect()
 }
 
+/// What the threads of a session are doing: for the message when a run hangs.
+fn describe(session: u32) -> String {
+    let describe = |process: Stat| format!("pid {} ({}):\n{}", process.pid, process.name, proc::describe_threads(process.pid));
+    proc::of_session(session).into_iter().map(describe).collect()
+}
+
 /// Samples until told to stop; returns the highest sum seen, and of how many.
 fn sample(session: u32, limited: bool, stop: &AtomicBool) -> (u64, usize) {
-    let (mut peak, mut count, mut shared) = (0, 0, 0);
-    let mut processes = Vec::new();
+    let mut sampler = Sampler::new(session, if limited { Memfds::OfLeader } else { Memfds::None });
     while !stop.load(Ordering::Relaxed) {
-        if count % SAMPLES_PER_SCAN == 0 || processes.len() < 2 {
-            processes = tree::of_session(session);
-            processes.retain(|process| !process.is_copy_of_its_parent());
-            shared = if limited { tree::memfd_bytes(session) } else { 0 };
-        }
-        count += 1;
-        let sum = shared + processes.iter().map(tree::Process::anonymous).sum::<u64>();
-        peak = peak.max(sum);
+        sampler.sample();
         thread::sleep(SAMPLE_EVERY);
     }
-    (peak, count)
+    (sampler.peak, sampler.samples)
 }
 
 /// The same with forked children, by parts of pages, and without the samples shortly after forks of large processes.
@@ -339,9 +334,9 @@ fn sample_with_forks(session: u32, limited: bool, stop: &AtomicBool) -> (u64, us
     let mut last_fork = Instant::now();
     // The processes as they are now, and when a large one was last forked.
     let mut look = || {
-        let processes = tree::of_session(session);
-        let is_new = |process: &&tree::Process| !known.contains(&process.pid);
-        if processes.iter().filter(is_new).any(|process| process.anonymous() >= LARGE) {
+        let processes = proc::of_session(session);
+        let is_new = |process: &&Stat| !known.contains(&process.pid);
+        if processes.iter().filter(is_new).any(|process| proc::anonymous(process.pid) >= LARGE) {
             last_fork = Instant::now();
         }
         known = processes.iter().map(|process| process.pid).collect();
@@ -350,8 +345,8 @@ fn sample_with_forks(session: u32, limited: bool, stop: &AtomicBool) -> (u64, us
     while !stop.load(Ordering::Relaxed) {
         let (processes, before) = look();
         let settled = before.elapsed() > SETTLING;
-        let shared = if limited { tree::memfd_bytes(session) } else { 0 };
-        let sum = shared + processes.iter().map(tree::Process::part_of_anonymous).sum::<u64>();
+        let shared = if limited { proc::memfd_bytes(&[session]) } else { 0 };
+        let sum = shared + processes.iter().map(|process| proc::part_of_anonymous(process.pid)).sum::<u64>();
         // Of a sum that a fork came between, a page may be in it twice.
         if settled && look().1 == before {
             peak = peak.max(sum);

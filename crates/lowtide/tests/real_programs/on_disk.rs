@@ -4,12 +4,12 @@ use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use lowtide_config::proc;
 use rustix::process::Signal;
 
 use crate::machine::{native_only, turn};
 use crate::measure::{Job, Limit, Outcome, Running, Swap};
 use crate::programs::job;
-use crate::tree;
 
 const MIB: u64 = 1 << 20;
 /// What every line of the program's pages begins with.
@@ -54,8 +54,8 @@ fn start(job: &Job, limit: &Limit) -> Running {
 }
 
 fn kill_program(run: &Running) {
-    let all = tree::of_session(run.session).into_iter().filter(|process| process.pid != run.session);
-    all.max_by_key(tree::Process::anonymous).expect("the program runs").signal(Signal::KILL);
+    let all = proc::of_session(run.session).into_iter().filter(|process| process.pid != run.session);
+    all.max_by_key(|process| proc::anonymous(process.pid)).expect("the program runs").signal(Signal::KILL);
 }
 
 /// Kills the program, or lowtide with it, and waits.

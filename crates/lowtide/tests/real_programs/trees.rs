@@ -13,7 +13,6 @@ use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::{job, source};
 
 const MIB: u64 = 1 << 20;
-const LEAST_RAM: u64 = 16 * MIB;
 
 /// Compares a tree at 40 % with its native run, which must satisfy `sound`.
 fn tree(job: &Job, sound: impl Fn(&Outcome) -> bool) {
@@ -22,7 +21,7 @@ fn tree(job: &Job, sound: impl Fn(&Outcome) -> bool) {
     if native_only() {
         return;
     }
-    let limit = Limit { ram: (native.peak / 100 * 40).max(LEAST_RAM), swap: Swap::Default };
+    let limit = Limit { ram: (native.peak / 100 * 40).max(lowtide_config::ram::LEAST), swap: Swap::Default };
     let limited = job.limited(&limit);
     report(job, &limit, &native, &limited);
     let faults = faults(&native, &limited, &limit, Growth::Forks);

@@ -1,8 +1,8 @@
 //! Where the memory is, as stacked bars.
 
-use crate::size;
 use crate::top::sample::{Memory, Sample};
 use crate::top::theme::{Part, Theme};
+use lowtide_config::size;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};

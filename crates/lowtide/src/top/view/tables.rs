@@ -2,11 +2,11 @@
 
 use super::View;
 use crate::client::ps::time;
-use crate::size;
 use crate::top::rates::Rates;
 use crate::top::sample::{Process, Sample};
 use crate::top::tree::Branch;
 use crate::top::words::{base, bytes, count, escaped};
+use lowtide_config::size;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Rect};
 use ratatui::style::Style;

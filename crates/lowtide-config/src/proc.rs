@@ -1,0 +1,214 @@
+//! What `/proc` says of processes and threads: the one reader of its files for the command, the lab and the tests. (The agent
+//! has its own, which allocates nothing.)
+//!
+//! A process may end at any moment: what is gone is None, or 0.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use rustix::process::{Pid, Signal};
+
+/// The kernel's `PF_EXITING`.
+const EXITING: u64 = 0x4;
+/// The kernel's `PF_FORKNOEXEC`.
+const FORKED_WITHOUT_EXEC: u64 = 0x40;
+
+/// A process or a thread, as `/proc/PID/stat` or `/proc/PID/task/TID/stat` shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stat {
+    /// Its number.
+    pub pid: u32,
+    /// What its `comm` says; any text.
+    pub name: String,
+    /// `R`, `S`, `D`, `Z` and so on.
+    pub state: char,
+    /// Its parent's pid.
+    pub parent: u32,
+    /// The pid of its session's leader.
+    pub session: u32,
+    /// The kernel's `PF_` flags.
+    pub flags: u64,
+    /// CPU time in its own code, in clock ticks.
+    pub user_ticks: u64,
+    /// CPU time in the kernel, in clock ticks.
+    pub system_ticks: u64,
+    /// Threads of the process.
+    pub threads: u32,
+    /// When it was started, in clock ticks since the machine was: with the pid, it tells processes apart.
+    pub start: u64,
+}
+
+impl Stat {
+    /// Of a process.
+    pub fn of(pid: u32) -> Option<Stat> {
+        Self::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// Of a thread of a process.
+    pub fn of_thread(pid: u32, thread: u32) -> Option<Stat> {
+        Self::parse(&fs::read(format!("/proc/{pid}/task/{thread}/stat")).ok()?)
+    }
+
+    /// Reads the line.
+    pub fn parse(line: &[u8]) -> Option<Stat> {
+        // `pid (name) state ...`: the name may hold anything, but no later field holds a bracket.
+        let (start, end) = (line.iter().position(|&b| b == b'(')?, line.iter().rposition(|&b| b == b')')?);
+        let name = String::from_utf8_lossy(line.get(start + 1..end)?).into_owned();
+        let fields: Vec<&str> = str::from_utf8(&line[end + 1..]).ok()?.split_ascii_whitespace().collect();
+        let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
+        let small = |at: usize| fields.get(at)?.parse::<u32>().ok();
+        Some(Stat {
+            pid: str::from_utf8(&line[..start]).ok()?.trim().parse().ok()?,
+            name,
+            state: fields.first()?.chars().next()?,
+            parent: small(1)?,
+            session: small(3)?,
+            flags: number(6)?,
+            user_ticks: number(11)?,
+            system_ticks: number(12)?,
+            threads: small(17)?,
+            start: number(19)?,
+        })
+    }
+
+    /// It has ended and was not waited for. The first thread of a process looks like that too when it has ended before others.
+    pub fn is_zombie(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
+    }
+
+    /// Some thread of the process goes on.
+    pub fn is_alive(&self) -> bool {
+        !self.is_zombie() || self.threads > 1
+    }
+
+    /// It is about to end, or has ended.
+    pub fn is_exiting(&self) -> bool {
+        self.flags & EXITING != 0
+    }
+
+    /// A forked child that has not called exec, and still shows its parent's pages as its own.
+    pub fn is_copy_of_its_parent(&self) -> bool {
+        self.flags & FORKED_WITHOUT_EXEC != 0
+    }
+
+    /// Sends it a signal; nothing happens where it is gone.
+    pub fn signal(&self, signal: Signal) {
+        if let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) {
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+    }
+}
+
+/// All processes that there are.
+pub fn all() -> Vec<Stat> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| Stat::of(entry.file_name().to_str()?.parse().ok()?)).collect()
+}
+
+/// The processes of a session that have not ended.
+pub fn of_session(session: u32) -> Vec<Stat> {
+    let mut found = all();
+    found.retain(|process| process.session == session && !process.is_zombie());
+    found
+}
+
+/// The ids of a process's threads. None: there is no such process, or they can't be seen.
+pub fn threads(pid: u32) -> Option<Vec<u32>> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    Some(tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse().ok()).collect())
+}
+
+/// What the threads of a process are doing, a line each.
+pub fn describe_threads(pid: u32) -> String {
+    let describe = |thread: u32| {
+        let read = |name| fs::read_to_string(format!("/proc/{pid}/task/{thread}/{name}")).unwrap_or_default();
+        let [name, place, call] = ["comm", "wchan", "syscall"].map(read);
+        format!("  {pid}/{thread} {} in {}: {}\n", name.trim(), place.trim(), call.trim())
+    };
+    threads(pid).unwrap_or_default().into_iter().map(describe).collect()
+}
+
+/// Resident pages and those of them that are of files or shared, of a process or of `self`.
+fn statm(pid: impl Display) -> Option<(u64, u64)> {
+    let text = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let mut pages = text.split_ascii_whitespace().skip(1).map(|field| field.parse().ok());
+    Some((pages.next()??, pages.next()??))
+}
+
+/// Resident memory of a process, or of `self`, in bytes.
+pub fn resident(pid: impl Display) -> u64 {
+    statm(pid).map_or(0, |(resident, _)| resident * rustix::param::page_size() as u64)
+}
+
+/// Resident private anonymous memory of a process, or of `self`, in bytes.
+pub fn anonymous(pid: impl Display) -> u64 {
+    let pages = statm(pid).map_or(0, |(resident, others)| resident.saturating_sub(others));
+    pages * rustix::param::page_size() as u64
+}
+
+/// A process's part of resident anonymous memory in bytes: each page divided by how many processes map it. Takes the kernel 5
+/// ms for a GiB.
+pub fn part_of_anonymous(pid: u32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+    let part = text.lines().find_map(|line| line.strip_prefix("Pss_Anon:")).unwrap_or_default();
+    part.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) << 10
+}
+
+/// Bytes in the memfds that processes hold, each once.
+pub fn memfd_bytes(pids: &[u32]) -> u64 {
+    let mut seen = BTreeMap::new();
+    for pid in pids {
+        let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten().map(|entry| entry.path());
+        let memfds = files.filter(|path| fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with("/memfd:")));
+        let sizes = memfds.filter_map(|path| fs::metadata(path).ok());
+        seen.extend(sizes.map(|file| ((file.dev(), file.ino()), file.blocks() * 512)));
+    }
+    seen.values().sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stat_lines() {
+        let line = "12 (a) b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 1 0 4242 99 1\n";
+        let stat = Stat::parse(line.as_bytes()).unwrap();
+        assert!(stat.is_alive() && stat.is_exiting() && !stat.is_copy_of_its_parent());
+        assert_eq!((stat.pid, stat.name.as_str(), stat.state), (12, "a) b", 'S'));
+        assert_eq!((stat.start, stat.parent, stat.session), (4242, 1, 3));
+        assert_eq!((stat.user_ticks, stat.system_ticks, stat.threads), (11, 12, 1));
+        let zombie = Stat::parse(line.replace(") S", ") Z").as_bytes()).unwrap();
+        assert!(!zombie.is_alive());
+        let others_go_on = Stat::parse(line.replace(") S", ") Z").replace("16 1 0", "16 3 0").as_bytes()).unwrap();
+        assert!(others_go_on.is_alive() && others_go_on.is_zombie());
+        for bad in ["", "12", "12 (a", "12 (a) S", ")12( S 1"] {
+            assert!(Stat::parse(bad.as_bytes()).is_none(), "{bad}");
+        }
+        let odd_name = [b"7 (\xff (", &line.as_bytes()[4..]].concat();
+        assert!(Stat::parse(&odd_name).unwrap().name.ends_with("(a) b"));
+    }
+
+    #[test]
+    fn this_process() {
+        let own = std::process::id();
+        assert!(Stat::of(own).unwrap().is_alive() && all().iter().any(|process| process.pid == own));
+        let threads = threads(own).unwrap();
+        assert!(threads.contains(&own) && Stat::of_thread(own, own).is_some());
+        assert!(describe_threads(own).lines().count() >= 1);
+        assert!((4096..1 << 30).contains(&anonymous("self")) && resident(own) >= anonymous(own) / 2);
+        assert!(Stat::of(i32::MAX as u32).is_none() && anonymous(i32::MAX) == 0);
+        assert!(part_of_anonymous(own) > 0);
+    }
+
+    #[test]
+    fn a_memfd_is_counted_once() {
+        let before = memfd_bytes(&[std::process::id()]);
+        let file = rustix::fs::memfd_create(c"lowtide-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let _same = rustix::io::fcntl_dupfd_cloexec(&file, 0).unwrap();
+        rustix::io::write(&file, &[1; 40_000]).unwrap();
+        assert_eq!(memfd_bytes(&[std::process::id()]) - before, 40_960);
+    }
+}

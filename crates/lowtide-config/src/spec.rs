@@ -1,0 +1,250 @@
+//! `auto`, `ram`, `dir:DIR`, `file:PATH`: a swap place as it is written.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::place::LEAST;
+use crate::size;
+
+/// A swap place as written.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Spec {
+    /// An unnamed file where it fits best.
+    Auto,
+    /// Compressed RAM only.
+    Ram,
+    /// Unnamed files in a directory.
+    #[allow(missing_docs)] // as they are written
+    Dir { dir: PathBuf, size: Option<u64>, prio: Option<i16>, rotational: Option<bool> },
+    /// A file, or a block device.
+    #[allow(missing_docs)]
+    File { path: PathBuf, size: Option<u64>, prio: Option<i16>, discard: bool, rotational: Option<bool> },
+}
+
+/// Who uses the place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum User {
+    /// A run. A size may be a share of the RAM that it may use.
+    Run {
+        /// In bytes.
+        ram_usable: u64,
+    },
+    /// A region: no files with names, one swap file only, and sizes in bytes.
+    Region,
+}
+
+impl User {
+    fn kinds(self) -> &'static str {
+        match self {
+            User::Run { .. } => {
+                "use auto, ram, dir:DIR[,size=8G][,prio=N][,rotational] or \
+                 file:PATH[,size=8G][,prio=N][,rotational][,discard]"
+            }
+            User::Region => "use auto, ram or dir:DIR[,size=8G]",
+        }
+    }
+
+    fn options(self, kind: &str) -> &'static str {
+        match (self, kind) {
+            (User::Region, _) => "a region takes size= only, once",
+            (_, "dir") => "dir: takes size=, prio= and rotational, each once",
+            _ => "file: takes size=, prio=, rotational and discard, each once",
+        }
+    }
+
+    fn size(self, text: &str) -> Result<u64, String> {
+        match self {
+            User::Run { ram_usable } => size::parse(text, ram_usable),
+            User::Region => size::parse_bytes(text),
+        }
+    }
+}
+
+impl Spec {
+    /// Reads one.
+    ///
+    /// # Errors
+    /// What is wrong, without the text itself.
+    pub fn parse(text: &str, user: User) -> Result<Spec, String> {
+        let (kind, rest) = match text.split_once(':') {
+            None if text == "auto" => return Ok(Spec::Auto),
+            None if text == "ram" => return Ok(Spec::Ram),
+            Some(("dir", rest)) => ("dir", rest),
+            Some(("file", rest)) if user != User::Region => ("file", rest),
+            _ if text.starts_with("ram,") => return Err("compressed RAM is no device: ram takes no options".to_owned()),
+            _ if text.starts_with("auto,") => return Err(format!("auto takes no options: {}", user.kinds())),
+            _ => return Err(format!("unknown kind: {}", user.kinds())),
+        };
+        let (path, options) = split_options(rest);
+        if path.is_empty() {
+            return Err(match kind {
+                "dir" => "a directory is missing: dir:DIR".to_owned(),
+                _ => "a path is missing: file:PATH".to_owned(),
+            });
+        }
+        let Options { size, prio, discard, rotational } = Options::read(options, kind, user)?;
+        let path = PathBuf::from(path);
+        Ok(match kind {
+            "dir" => Spec::Dir { dir: path, size, prio, rotational },
+            _ => Spec::File { path, size, prio, discard, rotational },
+        })
+    }
+
+    /// What was said of the priority.
+    pub fn prio(&self) -> Option<i16> {
+        match self {
+            Spec::Auto | Spec::Ram => None,
+            Spec::Dir { prio, .. } | Spec::File { prio, .. } => *prio,
+        }
+    }
+}
+
+/// Without options.
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Spec::Auto => f.write_str("auto"),
+            Spec::Ram => f.write_str("ram"),
+            Spec::Dir { dir, .. } => write!(f, "dir:{}", dir.display()),
+            Spec::File { path, .. } => write!(f, "file:{}", path.display()),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Options {
+    size: Option<u64>,
+    prio: Option<i16>,
+    discard: bool,
+    rotational: Option<bool>,
+}
+
+impl Options {
+    fn read(text: &str, kind: &str, user: User) -> Result<Options, String> {
+        let mut options = Options::default();
+        for part in text.split(',').filter(|part| !part.is_empty()) {
+            let unknown = || format!("unknown option `{part}`: {}", user.options(kind));
+            match part.split_once('=') {
+                Some(("size", value)) if options.size.is_none() => {
+                    let bytes = user.size(value)?;
+                    if bytes < LEAST {
+                        return Err("size= must be at least 2M".to_owned());
+                    }
+                    options.size = Some(bytes);
+                }
+                _ if user == User::Region => return Err(unknown()),
+                Some(("prio", value)) if options.prio.is_none() => {
+                    let number = value.parse().ok().filter(|number| *number >= -1);
+                    options.prio = Some(number.ok_or("prio= must be a number from -1 to 32767")?);
+                }
+                None if part == "discard" && kind == "file" && !options.discard => options.discard = true,
+                None if part == "rotational" && options.rotational.is_none() => options.rotational = Some(true),
+                Some(("rotational", value)) if options.rotational.is_none() => {
+                    let number = value.parse::<u8>().ok().filter(|number| *number <= 1);
+                    options.rotational = Some(number.ok_or("rotational= must be 1 (the disk turns) or 0")? == 1);
+                }
+                Some(("size" | "prio", _)) => return Err("size= or prio= is given twice".to_owned()),
+                _ => return Err(unknown()),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// The path, which may hold commas, and what follows it: after the last commas, all that looks like an option.
+pub fn split_options(text: &str) -> (&str, &str) {
+    let is_option = |part: &str| {
+        let begins = |name: &&str| part.starts_with(*name);
+        part == "discard" || part == "rotational" || ["size=", "prio=", "discard=", "rotational="].iter().any(begins)
+    };
+    let (mut path, mut options) = (text, "");
+    while let Some((before, part)) = path.rsplit_once(',')
+        && is_option(part)
+    {
+        (path, options) = (before, &text[before.len() + 1..]);
+    }
+    (path, options)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_run(text: &str) -> Result<Spec, String> {
+        Spec::parse(text, User::Run { ram_usable: 0 })
+    }
+
+    #[test]
+    fn good_specs() {
+        assert_eq!(of_run("auto"), Ok(Spec::Auto));
+        assert_eq!(of_run("ram"), Ok(Spec::Ram));
+        assert_eq!(of_run("dir:/x"), Ok(Spec::Dir { dir: "/x".into(), size: None, prio: None, rotational: None }));
+        let both = Spec::Dir { dir: "/x".into(), size: Some(8 << 30), prio: Some(5), rotational: None };
+        assert_eq!(of_run("dir:/x,size=8G,prio=5"), Ok(both));
+        assert_eq!(
+            of_run("file:/x"),
+            Ok(Spec::File { path: "/x".into(), size: None, prio: None, discard: false, rotational: None })
+        );
+        let all =
+            Spec::File { path: "/x:y".into(), size: Some(2 << 20), prio: Some(-1), discard: true, rotational: Some(true) };
+        assert_eq!(of_run("file:/x:y,discard,prio=-1,rotational,size=2M"), Ok(all));
+        let rotational =
+            [("", None), (",rotational", Some(true)), (",rotational=1", Some(true)), (",rotational=0", Some(false))];
+        for (option, rotational) in rotational {
+            let dir = Spec::Dir { dir: "/x".into(), size: None, prio: None, rotational };
+            assert_eq!(of_run(&format!("dir:/x{option}")), Ok(dir));
+        }
+        let dir = |path: &str, prio| Ok(Spec::Dir { dir: path.into(), size: None, prio, rotational: None });
+        assert_eq!(of_run("dir:/a,b"), dir("/a,b", None));
+        assert_eq!(of_run("dir:/a,size=1G,b,prio=3"), dir("/a,size=1G,b", Some(3)));
+        assert_eq!(of_run("dir:/x,discarded,"), dir("/x,discarded,", None));
+    }
+
+    #[test]
+    fn bad_specs() {
+        for text in [
+            "",
+            "disk",
+            "dir:",
+            "dir:,size=1G",
+            "dir:/x,size=",
+            "dir:/x,size=0",
+            "dir:/x,prio=x",
+            "dir:/x,prio=-2",
+            "dir:/x,discard",
+            "dir:/x,discard=no",
+            "dir:/x,size=1G,size=2G",
+            "file:",
+            "file:,discard",
+            "file:/x,discard,discard",
+            "file:/x,discard=yes",
+            "file:/x,prio=32768",
+            "redis://h:1",
+            "ram:",
+            "ram,size=1G",
+            "ram,rotational",
+            "auto,rotational",
+            "dir:/x,rotational=2",
+            "dir:/x,rotational=",
+            "file:/x,rotational,rotational=0",
+            "DIR:/x",
+        ] {
+            assert!(of_run(text).is_err(), "{text}");
+        }
+        assert!(of_run("redis://h:1").unwrap_err().contains("use auto, ram, dir:DIR"), "what exists is listed");
+    }
+
+    #[test]
+    fn a_region_takes_less() {
+        let of_region = |text: &str| Spec::parse(text, User::Region);
+        assert_eq!(of_region("auto"), Ok(Spec::Auto));
+        let dir = Spec::Dir { dir: "/x".into(), size: Some(8 << 20), prio: None, rotational: None };
+        assert_eq!(of_region("dir:/x,size=8M"), Ok(dir));
+        for text in ["dir:/x,prio=1", "dir:/x,rotational", "dir:/x,discard", "dir:/x,size=5%", "dir:/x,size=1M"] {
+            assert!(of_region(text).is_err(), "{text}");
+        }
+        for text in ["disk", "file:/x", "auto,size=8M"] {
+            assert!(of_region(text).unwrap_err().ends_with("use auto, ram or dir:DIR[,size=8G]"), "{text}");
+        }
+    }
+}

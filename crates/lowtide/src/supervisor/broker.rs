@@ -1,0 +1,248 @@
+//! Answers processes of the run that can't help themselves: see the pager's `broker` for what they may ask.
+//!
+//! Whoever connects must be a descendant of this process. What it asks for it gets for itself, or it is no secret; what it
+//! sends is looked at before anything is done with it. Nothing here waits for a client.
+
+use crate::host::privilege;
+use crate::supervisor::ancestry;
+use crate::supervisor::peer::option;
+use crate::supervisor::shared_memory::Shared;
+use lowtide_config::proc::Stat;
+use lowtide_pager::sys::broker::{
+    self, DEVICE, FILES, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, PAGE_MAP, SWAP_FILE, TAKE_BACK, send,
+};
+use lowtide_pager::sys::uffd::{self, NEEDED_FEATURES};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use std::time::{Duration, Instant};
+
+/// Connections that are served at a time; those that come then wait.
+const MAX_CONNECTIONS: usize = 64;
+/// Questions of one connection that are answered before it is another's turn.
+const MOST_AT_ONCE: usize = 16;
+/// Whoever has not asked for so long is let go.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Files that are kept for children, of all processes and of one: each takes a descriptor.
+const MAX_HANDED_ON: usize = 256;
+const MAX_OF_ONE: usize = 32;
+/// What a link of `/proc/PID/fd` says of a userfaultfd. No path can say it: paths begin with a slash.
+const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
+
+/// The socket, and who is connected.
+pub struct Broker {
+    listener: Option<OwnedFd>,
+    name: String,
+    connections: Vec<Connection>,
+    handed_on: HandedOn,
+}
+
+/// Swap files that processes have handed on to children that they fork.
+#[derive(Default)]
+struct HandedOn(Vec<Heirloom>);
+
+struct Heirloom {
+    /// Whose children may have it.
+    parent: OwnedFd,
+    pid: u32,
+    number: u32,
+    file: OwnedFd,
+}
+
+struct Connection {
+    socket: OwnedFd,
+    /// The process that connected.
+    peer: OwnedFd,
+    pid: u32,
+    /// Who it was then.
+    user: u32,
+    rights: Rights,
+    since: Instant,
+}
+
+/// What `/proc/PID/status` says of a process's users, groups and capabilities.
+#[derive(PartialEq, Eq)]
+struct Rights(Vec<String>);
+
+impl Rights {
+    fn of(pid: u32) -> Option<Rights> {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let is_right = |line: &&str| ["Uid:", "Gid:", "CapPrm:", "CapEff:"].iter().any(|key| line.starts_with(key));
+        Some(Rights(status.lines().filter(is_right).map(str::to_owned).collect()))
+    }
+}
+
+impl Broker {
+    /// Listens on a socket with a name that nobody can guess; the error says why it can't.
+    pub fn new() -> (Broker, Result<(), Errno>) {
+        let mut broker =
+            Broker { listener: None, name: String::new(), connections: Vec::new(), handed_on: HandedOn::default() };
+        let listening = broker.listen();
+        (broker, listening)
+    }
+
+    fn listen(&mut self) -> Result<(), Errno> {
+        let mut random = [0u8; 8];
+        rustix::rand::getrandom(&mut random[..], rustix::rand::GetRandomFlags::empty())?;
+        let name = format!("lowtide-{:016x}", u64::from_ne_bytes(random));
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        rustix::net::bind(&listener, &broker::address(name.as_bytes())?)?;
+        rustix::net::listen(&listener, 128)?;
+        (self.listener, self.name) = (Some(listener), name);
+        Ok(())
+    }
+
+    /// The name of the socket; empty: there is none.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What to wait for (readable) before [`Broker::serve`] has something to do.
+    pub fn waits_for(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let listener = self.listener.as_ref().filter(|_| self.connections.len() < MAX_CONNECTIONS);
+        listener.into_iter().chain(self.connections.iter().map(|c| &c.socket)).map(AsFd::as_fd)
+    }
+
+    /// Answers all that has been asked.
+    pub fn serve(&mut self, shared: &Shared) {
+        while self.connections.len() < MAX_CONNECTIONS
+            && let Some(listener) = &self.listener
+            && let Ok(socket) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
+        {
+            self.connections.extend(Connection::of(socket));
+        }
+        let handed_on = &mut self.handed_on;
+        handed_on.0.retain(|heirloom| ancestry::is_alive(&heirloom.parent));
+        self.connections.retain(|connection| connection.serve(shared, handed_on) && connection.since.elapsed() < PATIENCE);
+    }
+}
+
+impl Connection {
+    /// None: the other side is not of this run.
+    fn of(socket: OwnedFd) -> Option<Connection> {
+        let peer: libc::c_int = option(&socket, libc::SO_PEERPIDFD)?;
+        // SAFETY: the kernel has just made it for us.
+        let peer = unsafe { OwnedFd::from_raw_fd(peer) };
+        // Pid, user, group; the pid is 0 if the process can't be seen from here.
+        let [pid, user, _]: [u32; 3] = option(&socket, libc::SO_PEERCRED)?;
+        // The number is that of the descriptor's process as long as that lives.
+        let is_ours = ancestry::belongs(pid) == Some(true) && ancestry::is_alive(&peer);
+        let rights = Rights::of(pid)?;
+        is_ours.then(|| Connection { socket, peer, pid, user, rights, since: Instant::now() })
+    }
+
+    /// Answers what has been asked; false: this is over.
+    fn serve(&self, shared: &Shared, handed_on: &mut HandedOn) -> bool {
+        for _ in 0..MOST_AT_ONCE {
+            let (word, mut files) = match broker::receive(self.socket.as_fd()) {
+                Ok(received) => received,
+                Err(error) => return error == Errno::AGAIN,
+            };
+            let (question, number) = broker::parts(word);
+            let answer = match question {
+                LIBRARY => send(self.socket.as_fd(), 0, &[shared.library()]),
+                FILES => send(self.socket.as_fd(), 0, &shared.files()),
+                DEVICE => self.answer(privilege::open_device()),
+                PAGE_MAP => self.answer(self.page_map()),
+                HANDSHAKE => self.done(files.first().ok_or(Errno::BADF).and_then(shake_hands)),
+                HAND_ON => self.done(files.pop().ok_or(Errno::BADF).and_then(|file| handed_on.take(self, number, file))),
+                TAKE_BACK => {
+                    handed_on.0.retain(|heirloom| heirloom.pid != self.pid);
+                    self.done(Ok(()))
+                }
+                // With a name, it is the user's who started the run.
+                SWAP_FILE if self.user == rustix::process::getuid().as_raw() => {
+                    self.answer(shared.open_swap_file(number as usize))
+                }
+                SWAP_FILE => self.done(Err(Errno::PERM)),
+                INHERIT => match handed_on.of_parent(self, number) {
+                    Some(file) => send(self.socket.as_fd(), 0, &[file.as_fd()]),
+                    None => self.done(Err(Errno::NOENT)),
+                },
+                _ => self.done(Err(Errno::INVAL)),
+            };
+            if answer.is_err() {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn done(&self, result: Result<(), Errno>) -> Result<(), Errno> {
+        send(self.socket.as_fd(), result.map_or_else(|error| error.raw_os_error() as u32, |()| 0), &[])
+    }
+
+    fn answer(&self, file: Result<OwnedFd, Errno>) -> Result<(), Errno> {
+        match file {
+            Ok(file) => send(self.socket.as_fd(), 0, &[file.as_fd()]),
+            Err(error) => self.done(Err(error)),
+        }
+    }
+
+    /// The page map of the process that asks, opened with no more privilege than it takes: it shows more to others.
+    fn page_map(&self) -> Result<OwnedFd, Errno> {
+        let path = format!("/proc/{}/pagemap", self.pid);
+        let open = || rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        let file = privilege::with(privilege::NEEDED, open)?;
+        // It still lives, so the number was its own; and it has not become a program with other rights, whose page map this is
+        // none of the business of whoever it left the connection to.
+        if Rights::of(self.pid).as_ref() == Some(&self.rights) && ancestry::is_alive(&self.peer) {
+            Ok(file)
+        } else {
+            Err(Errno::SRCH)
+        }
+    }
+}
+
+impl HandedOn {
+    /// Keeps a file for the children of the process that sends it.
+    fn take(&mut self, from: &Connection, number: u32, file: OwnedFd) -> Result<(), Errno> {
+        // Only what swap files are: to close another file can take for ever, if its file system likes.
+        let is_swap = |mode| matches!(FileType::from_raw_mode(mode), FileType::RegularFile | FileType::BlockDevice);
+        if !rustix::fs::fstat(&file).is_ok_and(|stat| is_swap(stat.st_mode)) {
+            return Err(Errno::BADF);
+        }
+        self.0.retain(|heirloom| (heirloom.pid, heirloom.number) != (from.pid, number));
+        if self.0.len() == MAX_HANDED_ON || self.0.iter().filter(|heirloom| heirloom.pid == from.pid).count() == MAX_OF_ONE {
+            return Err(Errno::MFILE);
+        }
+        let parent = from.peer.try_clone().map_err(|_| Errno::MFILE)?;
+        self.0.push(Heirloom { parent, pid: from.pid, number, file });
+        Ok(())
+    }
+
+    /// What the parent of the process that asks has handed on under this number.
+    fn of_parent(&self, child: &Connection, number: u32) -> Option<&OwnedFd> {
+        let parent = Stat::of(child.pid)?.parent;
+        let heirloom = self.0.iter().find(|heirloom| (heirloom.pid, heirloom.number) == (parent, number))?;
+        // Both still live, so the numbers are theirs.
+        (ancestry::is_alive(&heirloom.parent) && ancestry::is_alive(&child.peer)).then_some(&heirloom.file)
+    }
+}
+
+/// Makes a userfaultfd of another process ready, and nothing else that it may have sent.
+fn shake_hands(file: &OwnedFd) -> Result<(), Errno> {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(|_| Errno::BADF)?;
+    if link.to_str() != Some(USERFAULTFD) {
+        return Err(Errno::BADF);
+    }
+    privilege::with(privilege::NEEDED, || uffd::handshake(file.as_fd(), NEEDED_FEATURES)).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_userfaultfds_are_touched() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(USERFAULTFD);
+        std::fs::write(&path, "").unwrap();
+        for path in [path.as_path(), std::path::Path::new("/dev/null")] {
+            let file = OwnedFd::from(std::fs::File::open(path).unwrap());
+            assert_eq!(shake_hands(&file), Err(Errno::BADF), "{}", path.display());
+        }
+    }
+}

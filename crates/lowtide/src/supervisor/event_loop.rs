@@ -1,0 +1,249 @@
+//! While the program runs: signals go to it, the dead are buried, warnings are shown, a fatal message stops the tree.
+
+use crate::control::Control;
+use crate::error::{self, say};
+use crate::live::Live;
+use crate::metrics::{self, Desk};
+use crate::signal_fd::{Received, SignalFd};
+use crate::supervisor::ancestry;
+use crate::supervisor::broker::Broker;
+use crate::supervisor::own_threads::OwnThreads;
+use crate::supervisor::series::Series;
+use lowtide_config::proc;
+use lowtide_pager::segment::{MAX_WARNINGS, Segment};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How often the tree is looked at.
+const TICK: Duration = Duration::from_millis(25);
+/// The same while many processes come and go.
+const SHORT_TICK: Duration = Duration::from_millis(10);
+/// How often the supervisor's own memory is measured.
+const OWN_MEMORY: Duration = Duration::from_secs(1);
+/// A program whose agent hasn't reported for so long has none.
+const UNMANAGED_AFTER: Duration = Duration::from_secs(2);
+
+/// How a run ended.
+pub struct Outcome<'a> {
+    /// Exit code of lowtide.
+    pub code: u8,
+    /// What it was in the end, for the statistics.
+    pub run: Live<'a>,
+    /// Whether an agent ever reported.
+    pub managed: bool,
+    /// From the start of the program to its end.
+    pub elapsed: Duration,
+    /// What it did over time, if that was asked for.
+    pub series: Option<Series>,
+}
+
+/// Who wants to know what the run does.
+#[derive(Default)]
+pub struct Onlookers {
+    /// Threads that serve metrics.
+    pub desk: Option<Desk>,
+    /// The report.
+    pub series: Option<Series>,
+}
+
+struct Supervisor<'a> {
+    run: Live<'a>,
+    onlookers: Onlookers,
+    own_memory_at: Option<Instant>,
+    said_unmanaged: bool,
+    own_threads: OwnThreads,
+}
+
+/// Stays until the program has ended and nothing of what it started is left: a daemon that it became, or workers that outlive
+/// it. `alone`: this process had no children before it started the program; else it can't tell when all are gone, and stays for
+/// the program only.
+pub fn supervise<'a>(
+    run: Live<'a>,
+    broker: &mut Broker,
+    control: &mut Control,
+    signals: &SignalFd,
+    child: Pid,
+    alone: bool,
+    onlookers: Onlookers,
+) -> Outcome<'a> {
+    let (shared, started) = (run.shared, run.started);
+    let mut this =
+        Supervisor { run, onlookers, own_memory_at: None, said_unmanaged: false, own_threads: OwnThreads::default() };
+    let mut last_look = started;
+    this.look();
+    let mut ended = None;
+    loop {
+        let tick = if this.run.tree.is_crowded() { SHORT_TICK } else { TICK };
+        sleep(signals, broker, control, this.onlookers.desk.as_ref(), tick.saturating_sub(last_look.elapsed()));
+        this.run.wakeups += 1;
+        broker.serve(shared);
+        if let Some(desk) = &this.onlookers.desk {
+            desk.serve(|| metrics::text(&this.run));
+        }
+        control.serve(&mut this.run);
+        this.pass_on(signals, child, ended.is_none());
+        if let Some(code) = reap(child, ended.is_none()) {
+            ended = Some(code);
+        }
+        if ended.is_some() && (!alone || !ancestry::has_children()) {
+            break;
+        }
+        if last_look.elapsed() >= tick {
+            last_look = Instant::now();
+            this.look();
+            control.step(&mut this.run);
+            if started.elapsed() > UNMANAGED_AFTER {
+                this.check_managed();
+            }
+        }
+        if shared.segment().fatal.get().is_some() {
+            break;
+        }
+    }
+    let elapsed = started.elapsed();
+    this.look();
+    // The program may have ended because of what its agent found.
+    let code = match (shared.segment().fatal.get(), ended) {
+        (Some(text), ended) => {
+            this.run.tree.kill();
+            if ended.is_none() {
+                // Not waited for yet, so the pid is its own.
+                let _ = rustix::process::kill_process(child, Signal::KILL);
+                let _ = rustix::io::retry_on_intr(|| rustix::process::waitpid(Some(child), WaitOptions::empty()));
+            }
+            this.look();
+            say(&format!("{} was stopped: {}", this.run.program, clean(&text)));
+            error::FAILED
+        }
+        (None, ended) => ended.unwrap_or(error::FAILED),
+    };
+    this.check_managed();
+    let managed = !this.run.tree.pids().is_empty();
+    if let Some(series) = &mut this.onlookers.series {
+        series.finish(&this.run, elapsed);
+    }
+    Outcome { code, run: this.run, managed, elapsed, series: this.onlookers.series }
+}
+
+impl Supervisor<'_> {
+    /// Passes signals on that have come: to the program while it lives (`lives`), else to all processes of the run.
+    fn pass_on(&mut self, signals: &SignalFd, child: Pid, lives: bool) {
+        while let Some(Received { signal, from_kernel }) = signals.next() {
+            // What the kernel sends (^C, ^Z, hang-up) went to the whole process group, and the program is in it.
+            if signal == Signal::CHILD || from_kernel {
+                continue;
+            }
+            if lives {
+                // It hasn't been waited for yet, so the pid is still its own.
+                let _ = rustix::process::kill_process(child, signal);
+            } else {
+                self.run.tree.signal(signal);
+            }
+        }
+    }
+
+    /// One look at the tree.
+    fn look(&mut self) {
+        let (shared, segment) = (self.run.shared, self.run.shared.segment());
+        if self.own_memory_at.is_none_or(|at| at.elapsed() >= OWN_MEMORY) {
+            segment.supervisor_bytes.store(proc::anonymous("self") + shared.resident(), Ordering::Relaxed);
+            self.own_memory_at = Some(Instant::now());
+        }
+        self.run.look();
+        if let Some(series) = &mut self.onlookers.series {
+            series.look(&self.run);
+        }
+        if let Some(pid) = self.own_threads.ended(segment) {
+            let text = format!(
+                "one of lowtide's threads in process {pid} was ended (by a system call filter, a debugger?): its memory can't be \
+                 served"
+            );
+            segment.fatal.put(pid, text.as_bytes());
+        }
+        self.show_warnings(segment);
+    }
+
+    fn show_warnings(&mut self, segment: &Segment) {
+        if segment.warnings_sent.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        for text in segment.warnings.iter().filter_map(|line| line.get()) {
+            self.warn(clean(&text));
+        }
+        if segment.warnings_sent.load(Ordering::Relaxed) as usize > MAX_WARNINGS {
+            self.warn("there were more warnings, which are not shown".to_owned());
+        }
+    }
+
+    fn warn(&mut self, text: String) {
+        if !self.run.warnings.contains(&text) {
+            say(&format!("warning: {text}"));
+            self.run.warnings.push(text);
+        }
+    }
+
+    /// Says once if no agent has ever reported.
+    fn check_managed(&mut self) {
+        if self.run.tree.pids().is_empty() && !self.said_unmanaged {
+            self.said_unmanaged = true;
+            let name = &self.run.program;
+            self.warn(format!(
+                "{name} is not managed, no limit holds: the preloaded agent never reported (LD_PRELOAD was ignored)"
+            ));
+        }
+    }
+}
+
+/// Text of an agent: NUL-padded, perhaps not UTF-8.
+fn clean(text: &[u8]) -> String {
+    let end = text.iter().position(|&b| b == 0).unwrap_or(text.len());
+    String::from_utf8_lossy(&text[..end]).into_owned()
+}
+
+/// Until a signal, a question or a client comes or the time is over.
+fn sleep(signals: &SignalFd, broker: &Broker, control: &Control, desk: Option<&Desk>, time: Duration) {
+    let timeout = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+    // Interrupted or not, the caller looks at everything again.
+    let mut polled = vec![PollFd::new(signals, PollFlags::IN)];
+    polled.extend(broker.waits_for().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+    polled.extend(control.waits_for().map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
+    polled.extend(desk.map(|desk| PollFd::from_borrowed_fd(desk.waits_for(), PollFlags::IN)));
+    let _ = rustix::event::poll(&mut polled, Some(&timeout));
+}
+
+/// Waits for children that have ended or been stopped, without blocking: for adopted orphans, and for the program while it
+/// lives. The exit code of the program, if it has ended.
+fn reap(program: Pid, lives: bool) -> Option<u8> {
+    let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
+    loop {
+        match rustix::process::waitpid(None, options) {
+            Ok(None) => return None,
+            // The number of a program that has ended may be an orphan's.
+            Ok(Some((pid, status))) if pid == program && lives => match exit_code(status) {
+                Some(code) => return Some(code),
+                None => stop_with(status),
+            },
+            Ok(Some(_)) | Err(Errno::INTR) => {}
+            // Somebody else has waited for it: nothing to tell.
+            Err(_) => return lives.then_some(error::FAILED),
+        }
+    }
+}
+
+/// How a shell says that a process has ended; None: it was stopped.
+fn exit_code(status: WaitStatus) -> Option<u8> {
+    let killed = status.terminating_signal().map(|signal| 128 + signal);
+    status.exit_status().or(killed).map(|code| code as u8)
+}
+
+/// The program was stopped. After ^Z in a terminal the shell waits for this process to stop as well; the shell's SIGCONT
+/// continues both.
+fn stop_with(status: WaitStatus) {
+    let of_terminal = [Signal::TSTP, Signal::TTIN, Signal::TTOU].map(Signal::as_raw);
+    if status.stopping_signal().is_some_and(|signal| of_terminal.contains(&signal)) {
+        let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::STOP);
+    }
+}

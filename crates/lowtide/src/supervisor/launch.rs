@@ -1,0 +1,66 @@
+//! Starts the program in the world that it would have had without us: same process group, terminal, signal mask and
+//! dispositions, environment but for three variables.
+
+use crate::error::Failure;
+use crate::host::privilege;
+use crate::plan::Plan;
+use crate::supervisor::shared_memory::Shared;
+use crate::supervisor::signals::Inherited;
+use lowtide_config::reason;
+use lowtide_pager::segment::ENV_SEGMENT;
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+fn no_descriptor(error: Errno) -> Failure {
+    Failure::failed(format!("no descriptor can be made ({}); see `ulimit -n`", reason(error)))
+}
+
+/// Starts the program; its pid.
+pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<Pid, Failure> {
+    // Left open for the program, which could not follow the path; its agent closes it.
+    let library = if privilege::is_above_program() { Some(shared.open_library().map_err(no_descriptor)?) } else { None };
+    let mut preload = OsString::from(library.as_ref().map_or(&shared.preload, |(_, entry)| entry));
+    let hidden = privilege::hidden_variables();
+    let old = hidden.iter().find(|(name, _)| name == "LD_PRELOAD").map(|(_, value)| value.clone());
+    if let Some(old) = std::env::var_os("LD_PRELOAD").or(old).filter(|old| !old.is_empty()) {
+        preload.push(":");
+        preload.push(old);
+    }
+    let mut command = Command::new(&plan.path);
+    command.arg0(&plan.argv[0]).args(&plan.argv[1..]);
+    command.envs(hidden).env("LD_PRELOAD", preload).env(ENV_SEGMENT, &shared.origin);
+    // A child that is built with AddressSanitizer would not start behind another library, and lowtide's has to be the first.
+    let mut asan = std::env::var_os("ASAN_OPTIONS").unwrap_or_default();
+    if !asan.is_empty() {
+        asan.push(":");
+    }
+    asan.push("verify_asan_link_order=0");
+    command.env("ASAN_OPTIONS", asan);
+    let supervisor = getpid();
+    let prepare = move || {
+        // The program can't live without the segment's owner: it ends with us, even after SIGKILL.
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        if getppid() != Some(supervisor) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        inherited.restore();
+        Ok(())
+    };
+    // SAFETY: `prepare` makes async-signal-safe calls only and allocates nothing.
+    unsafe { command.pre_exec(prepare) };
+    let child = command.spawn().map_err(|error| {
+        let line = format!("{}: can't be executed ({})", plan.path.display(), reason(&error));
+        match error.kind() {
+            io::ErrorKind::NotFound => Failure::not_found(line),
+            io::ErrorKind::OutOfMemory | io::ErrorKind::WouldBlock => {
+                Failure::failed(format!("{line}: no memory or process left; see `ulimit -u`"))
+            }
+            _ => Failure::not_executable(line),
+        }
+    })?;
+    Ok(Pid::from_child(&child))
+}

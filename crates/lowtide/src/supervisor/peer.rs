@@ -1,0 +1,18 @@
+//! Who is at the other end of a Unix socket.
+
+use rustix::fd::{AsRawFd, OwnedFd};
+
+/// An option of a socket. `T`: what the kernel writes for it, for which all bytes are valid.
+pub fn option<T: Default>(socket: &OwnedFd, name: libc::c_int) -> Option<T> {
+    let (mut value, mut len) = (T::default(), size_of::<T>() as libc::socklen_t);
+    // SAFETY: at most as many bytes are written as are said.
+    let r = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut len) };
+    (r == 0 && len as usize == size_of::<T>()).then_some(value)
+}
+
+/// The user who connected, or who listens. None: can't be known.
+pub fn user(socket: &OwnedFd) -> Option<u32> {
+    // Pid, user, group. (rustix has this, with a pid that is never 0, and it is 0 if the process can't be seen from here.)
+    let [_, user, _]: [u32; 3] = option(socket, libc::SO_PEERCRED)?;
+    Some(user)
+}

@@ -1,0 +1,221 @@
+//! The memfds of a run: the agent's file, the settings and the segment. They close on exec, so only this process holds them;
+//! the program reaches them through `/proc/PID/fd`, and nothing is left of them when it ends. The first two are sealed: nobody,
+//! whatever his privileges, can change what all processes of the run load and obey.
+
+use crate::error::Failure;
+use crate::plan::Plan;
+use crate::swap::area::{Swap, Where};
+use lowtide_config::reason;
+use lowtide_core::codec::Codec;
+use lowtide_pager::segment::{self, AreaSpec, FileId, Phase, Segment, Settings, transient};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::io::{Errno, FdFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use std::ffi::CStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+/// The agent, built by build.rs.
+static AGENT: &[u8] = include_bytes!(env!("LOWTIDE_AGENT_SO"));
+
+/// What the processes of a run share.
+pub struct Shared {
+    agent: OwnedFd,
+    settings_file: OwnedFd,
+    settings: &'static Settings,
+    segment_file: OwnedFd,
+    segment: &'static Segment,
+    /// The value that LD_PRELOAD begins with.
+    pub preload: String,
+    /// The value of LOWTIDE_SEGMENT.
+    pub origin: String,
+}
+
+impl Shared {
+    /// Makes the files and writes the settings.
+    /// `broker`: the name of the socket for those who can't follow the paths.
+    pub fn new(plan: &Plan, broker: &str) -> Result<Shared, Failure> {
+        let pid = std::process::id();
+        if std::fs::read_link("/proc/self").ok().as_deref() != Some(Path::new(&pid.to_string())) {
+            return Err(Failure::failed(
+                "/proc is missing or belongs to other processes: mount it (`mount -t proc proc /proc`)",
+            ));
+        }
+        Self::make(plan, broker, pid)
+            .map_err(|error| Failure::failed(format!("can't make the shared memory of the run ({})", reason(error))))
+    }
+
+    fn make(plan: &Plan, broker: &str, pid: u32) -> Result<Shared, Errno> {
+        let agent = memfd(c"lowtide-agent")?;
+        let mut rest = AGENT;
+        while !rest.is_empty() {
+            let n = rustix::io::retry_on_intr(|| rustix::io::write(&agent, rest))?;
+            rest = &rest[n..];
+        }
+        let fixed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        // Nobody has it mapped, so nobody can write it from here on. (The kernel refuses to seal by WRITE, with EBUSY, while it
+        // holds a page of it for reasons of its own.)
+        rustix::fs::fcntl_add_seals(&agent, fixed | SealFlags::FUTURE_WRITE)?;
+
+        let (segment_file, segment) = mapped(c"lowtide-run", Segment::SIZE, fixed)?;
+        // SAFETY: the mapping is as large as a Segment, page-aligned, all zero, which is a valid Segment, and stays until this
+        // process ends; all of its fields are atomics.
+        let segment: &Segment = unsafe { &*segment.cast() };
+        segment.magic.store(segment::MAGIC, Ordering::Release);
+
+        let (settings_file, settings) = mapped(c"lowtide-settings", Settings::SIZE, segment::SEALS)?;
+        let path = |fd: BorrowedFd<'_>| path(pid, fd);
+        let (preload, settings_path) = (path(agent.as_fd()), path(settings_file.as_fd()));
+        // SAFETY: the mapping is as large as Settings, page-aligned, all zero, which is valid, and nobody else knows it before
+        // the program starts.
+        let to: &mut Settings = unsafe { &mut *settings.cast() };
+        (to.version, to.supervisor) = (segment::VERSION, pid);
+        *to.ram_limit.get_mut() = plan.ram;
+        *to.ram_ceiling.get_mut() = plan.ram;
+        *to.pool_limit.get_mut() = plan.pool;
+        (to.codec, to.codec_level) = match plan.codec {
+            Codec::Lz4 => (segment::CODEC_LZ4, 0),
+            Codec::Zstd(level) => (segment::CODEC_ZSTD, level),
+        };
+        (to.when_full, to.verbose) = (plan.when_full, plan.verbose.into());
+        (to.slots, to.folio_order) = (plan.slots.slots, plan.slots.folio_order);
+        for (swap, area) in plan.swap.iter().zip(&to.swap) {
+            // SAFETY: it has never been on.
+            unsafe { area.rewrite(&describe(swap, path)?) };
+            area.give(Phase::On);
+        }
+        put(&mut to.preload, preload.as_bytes())?;
+        let stat = rustix::fs::fstat(&agent)?;
+        to.agent = FileId { device: stat.st_dev, inode: stat.st_ino };
+        let stat = rustix::fs::stat(c"/proc/self/ns/pid")?;
+        to.pid_namespace = FileId { device: stat.st_dev, inode: stat.st_ino };
+        put(&mut to.broker, broker.as_bytes())?;
+        put(&mut to.segment, path(segment_file.as_fd()).as_bytes())?;
+        to.magic = segment::MAGIC;
+
+        // SAFETY: as above; the mapping stays until this process ends, and from here on only its atomics are written.
+        let settings = unsafe { &*settings.cast() };
+        let follows = char::from(segment::BROKER_FOLLOWS);
+        let origin = if broker.is_empty() { settings_path } else { format!("{settings_path}{follows}{broker}") };
+        Ok(Shared { agent, settings_file, settings, segment_file, segment, preload, origin })
+    }
+
+    /// The settings.
+    pub fn settings(&self) -> &'static Settings {
+        self.settings
+    }
+
+    /// The segment.
+    pub fn segment(&self) -> &'static Segment {
+        self.segment
+    }
+
+    /// The agent's file.
+    pub fn library(&self) -> BorrowedFd<'_> {
+        self.agent.as_fd()
+    }
+
+    /// A descriptor of the agent's file that stays open over an exec, and the value of LD_PRELOAD that leads to it.
+    ///
+    /// # Errors
+    /// Those of making a descriptor.
+    pub fn open_library(&self) -> Result<(OwnedFd, String), Errno> {
+        let open = |first| rustix::io::fcntl_dupfd_cloexec(&self.agent, first);
+        let library = open(transient::FIRST).or_else(|_| open(0))?;
+        rustix::io::fcntl_setfd(&library, FdFlags::empty())?;
+        let entry = format!("{}{}", transient::PREFIX, library.as_raw_fd());
+        Ok((library, entry))
+    }
+
+    /// The files of the settings and of the segment.
+    pub fn files(&self) -> [BorrowedFd<'_>; 2] {
+        [self.settings_file.as_fd(), self.segment_file.as_fd()]
+    }
+
+    /// What processes of the run are told of a swap area.
+    ///
+    /// # Errors
+    /// `NAMETOOLONG`: its path is.
+    pub fn describe(&self, swap: &Swap) -> Result<AreaSpec, Errno> {
+        describe(swap, |fd| path(std::process::id(), fd))
+    }
+
+    /// Opens the named file of a swap area once more.
+    ///
+    /// # Errors
+    /// Those of open; `NOENT`: that area has none.
+    pub fn open_swap_file(&self, number: usize) -> Result<OwnedFd, Errno> {
+        let area = self.settings.swap.get(number).filter(|area| area.is_on()).ok_or(Errno::NOENT)?;
+        let path = CStr::from_bytes_until_nul(&area.spec().file).map_err(|_| Errno::NOENT)?;
+        rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+    }
+
+    /// Resident bytes of the files.
+    pub fn resident(&self) -> u64 {
+        let of = |fd: &OwnedFd| rustix::fs::fstat(fd).map_or(0, |stat| stat.st_blocks as u64 * 512);
+        of(&self.agent) + of(&self.settings_file) + of(&self.segment_file)
+    }
+}
+
+/// Where processes of the run find what process `pid`, this one, has open.
+fn path(pid: u32, fd: BorrowedFd<'_>) -> String {
+    format!("/proc/{pid}/fd/{}", fd.as_raw_fd())
+}
+
+/// What processes of the run are told of a swap area. `path`: where they find what this process has open.
+fn describe(swap: &Swap, path: impl Fn(BorrowedFd<'_>) -> String) -> Result<AreaSpec, Errno> {
+    let mut area = AreaSpec::default();
+    (area.size, area.prio, area.discard) = (swap.size, swap.prio, swap.discard.into());
+    area.rotating = swap.rotating.into();
+    match &swap.place {
+        Where::Dir(dir) => {
+            area.kind = segment::SWAP_DIR;
+            put(&mut area.dir, dir.as_os_str().as_bytes())?;
+        }
+        Where::File(file) => {
+            area.kind = segment::SWAP_FILE;
+            put(&mut area.file, path(file.file.as_fd()).as_bytes())?;
+            let name = file.path.as_os_str().as_bytes();
+            // Of a long one the end, as in messages.
+            let cut = name.len().saturating_sub(area.file_name.len() - 1);
+            put(&mut area.file_name, &name[cut..])?;
+            if !file.is_device {
+                let dir = file.path.parent().ok_or(Errno::INVAL)?;
+                put(&mut area.dir, dir.as_os_str().as_bytes())?;
+            }
+        }
+    }
+    Ok(area)
+}
+
+/// A memfd that closes on exec and whose file can't be executed; mapping it as code stays possible, whatever vm.memfd_noexec
+/// says.
+fn memfd(name: &CStr) -> Result<OwnedFd, Errno> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags),
+        other => other,
+    }
+}
+
+/// A memfd of this size, all zero, mapped writable and then sealed.
+fn mapped(name: &CStr, size: usize, seals: SealFlags) -> Result<(OwnedFd, *mut u8), Errno> {
+    let file = memfd(name)?;
+    rustix::fs::ftruncate(&file, size as u64)?;
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), size, prot, MapFlags::SHARED, &file, 0)? };
+    rustix::fs::fcntl_add_seals(&file, seals)?;
+    Ok((file, at.cast()))
+}
+
+/// Copies `text` into a field that ends with a NUL.
+fn put(field: &mut [u8], text: &[u8]) -> Result<(), Errno> {
+    if text.len() >= field.len() {
+        return Err(Errno::NAMETOOLONG);
+    }
+    field[..text.len()].copy_from_slice(text);
+    Ok(())
+}

@@ -1,0 +1,202 @@
+//! The processes of a run as the supervisor sees them: who is registered, who is gone, what they hold, how to stop them all.
+//!
+//! What stands in the segment may have been written by any process of the run. So whoever is registered counts only if it
+//! descends from this process, and only such processes are stopped.
+
+use crate::supervisor::ancestry;
+use lowtide_config::proc::Stat;
+use lowtide_core::store::MAX_AREAS;
+use lowtide_pager::segment::{AREA_STATES, MAX_PROCS, Proc, Segment, proc_state};
+use rustix::process::{Pid, Signal};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// How many processes are examined for being zombies in one poll; all are asked whether they exist.
+const EXAMINED: usize = 32;
+
+/// What the processes hold at one moment, all of them together.
+#[derive(Debug, Clone, Copy, Default)]
+#[allow(missing_docs)] // the names are those of `Proc`
+pub struct Gauges {
+    pub ram: u64,
+    pub own: u64,
+    pub staged: u64,
+    pub pool: u64,
+    pub pool_stored: u64,
+    pub now_stored: u64,
+    pub now_on_device: u64,
+    pub adopted: u64,
+    pub areas: [AreaNow; MAX_AREAS],
+}
+
+/// What the processes have of one swap area.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AreaNow {
+    /// Bytes of pages there.
+    pub used: u64,
+    /// For how many processes it takes pages, is full, and so on: by the number of the state.
+    pub states: [u32; AREA_STATES],
+}
+
+/// Which process a slot belonged to when it was last looked at; the start time tells it from a later one with the same pid.
+#[derive(Clone, Copy, Default)]
+struct Known {
+    pid: u32,
+    start: u64,
+}
+
+/// The tree of a run.
+pub struct Tree {
+    segment: &'static Segment,
+    known: Vec<Known>,
+    next_examined: usize,
+    pids: Vec<u32>,
+    gauges: Gauges,
+    latest: Gauges,
+    fullest: Gauges,
+}
+
+impl Tree {
+    /// An empty tree.
+    pub fn new(segment: &'static Segment) -> Tree {
+        let gauges = Gauges::default();
+        Tree { segment, known: Vec::new(), next_examined: 0, pids: Vec::new(), gauges, latest: gauges, fullest: gauges }
+    }
+
+    /// Processes of the run that have ever been seen registered, in the order of being seen; no more than [`MAX_PROCS`].
+    pub fn pids(&self) -> &[u32] {
+        &self.pids
+    }
+
+    /// What the processes held when a poll last found adopted memory (or, as long as none has, at the last poll). A process
+    /// that has ended since the poll before is in it with what it held at its end, so at the end of a run these are the values
+    /// that its last managed process left behind.
+    pub fn gauges(&self) -> &Gauges {
+        &self.gauges
+    }
+
+    /// What the processes held at the last poll.
+    pub fn now(&self) -> &Gauges {
+        &self.latest
+    }
+
+    /// What the processes held at the poll that found the most compressed bytes in the pool.
+    pub fn fullest(&self) -> &Gauges {
+        &self.fullest
+    }
+
+    /// Slots in use; when they get few, look again sooner.
+    pub fn is_crowded(&self) -> bool {
+        let taken = |p: &&Proc| p.state.load(Ordering::Relaxed) != proc_state::FREE;
+        self.segment.used_procs().iter().filter(taken).count() > MAX_PROCS / 2
+    }
+
+    /// Looks at everything: takes the gauges, keeps the peak, then buries the dead.
+    pub fn poll(&mut self) {
+        let mut now = Gauges { ram: self.segment.ram_now(), ..Gauges::default() };
+        let used = self.segment.used_procs();
+        self.known.resize(used.len(), Known::default());
+        now.own = self.segment.supervisor_bytes.load(Ordering::Relaxed);
+        for p in used.iter().filter(|p| p.state.load(Ordering::Acquire) != proc_state::FREE) {
+            let get = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
+            let add = |sum: &mut u64, gauge| *sum = sum.saturating_add(get(gauge));
+            add(&mut now.own, &p.own_bytes);
+            add(&mut now.staged, &p.staged_bytes);
+            add(&mut now.pool, &p.pool_bytes);
+            add(&mut now.pool_stored, &p.pool_stored_bytes);
+            add(&mut now.now_stored, &p.now_stored);
+            add(&mut now.now_on_device, &p.now_on_device);
+            add(&mut now.adopted, &p.adopted_bytes);
+            for (area, of) in now.areas.iter_mut().zip(&p.areas_now) {
+                add(&mut area.used, &of.used);
+                if let Some(count) = area.states.get_mut(get(&of.state) as usize) {
+                    *count += 1;
+                }
+            }
+        }
+        self.latest = now;
+        if now.adopted > 0 || self.gauges.adopted == 0 {
+            self.gauges = now;
+        }
+        if now.pool_stored > self.fullest.pool_stored {
+            self.fullest = now;
+        }
+        let first = self.next_examined;
+        for (i, p) in used.iter().enumerate() {
+            let pid = p.pid.load(Ordering::Relaxed);
+            if p.state.load(Ordering::Acquire) < proc_state::WATCHING || pid == 0 {
+                continue;
+            }
+            let turn = (i + used.len() - first) % used.len() < EXAMINED;
+            if !self.is_alive(i, pid, turn) {
+                self.segment.bury(p);
+                self.known[i] = Known::default();
+            }
+        }
+        self.next_examined = if used.len() <= EXAMINED { 0 } else { (first + EXAMINED) % used.len() };
+    }
+
+    fn is_alive(&mut self, slot: usize, pid: u32, examine: bool) -> bool {
+        let is_new = self.known[slot].pid != pid;
+        if is_new && ancestry::belongs(pid) == Some(false) {
+            return false;
+        }
+        if is_new && self.pids.len() < MAX_PROCS && !self.pids.contains(&pid) {
+            self.pids.push(pid);
+        }
+        let Some(id) = Pid::from_raw(pid as i32) else { return false };
+        if rustix::process::test_kill_process(id) == Err(rustix::io::Errno::SRCH) {
+            return false;
+        }
+        if !is_new && !examine {
+            return true;
+        }
+        // It was there a moment ago. What can't be read proves nothing, and who is buried loses its part of other processes'
+        // swap files.
+        let Some(stat) = Stat::of(pid) else { return true };
+        if is_new {
+            self.known[slot] = Known { pid, start: stat.start };
+        }
+        stat.is_alive() && stat.start == self.known[slot].start
+    }
+
+    /// Sends a signal to all registered processes.
+    pub fn signal(&mut self, signal: Signal) {
+        for p in self.segment.used_procs() {
+            let pid = p.pid.load(Ordering::Relaxed);
+            if p.state.load(Ordering::Acquire) >= proc_state::WATCHING
+                && let Some(pidfd) = ancestry::member(pid)
+            {
+                let _ = rustix::process::pidfd_send_signal(&pidfd, signal);
+            }
+        }
+    }
+
+    /// Kills all registered processes, those too that are forked meanwhile, until none is left (or for two seconds: a process
+    /// that waits for a disk dies later).
+    pub fn kill(&mut self) {
+        for _ in 0..200 {
+            self.poll();
+            let mut left = false;
+            for (i, p) in self.segment.used_procs().iter().enumerate() {
+                let pid = p.pid.load(Ordering::Relaxed);
+                if p.state.load(Ordering::Acquire) < proc_state::WATCHING || pid == 0 {
+                    continue;
+                }
+                left = true;
+                let start = self.known.get(i).filter(|known| known.pid == pid).map(|known| known.start);
+                // Registered since the poll: the next round knows it.
+                let Some(start) = start else { continue };
+                // Whoever has the pid once the descriptor is open keeps it: then the start time proves who it is.
+                let Some(pidfd) = ancestry::member(pid) else { continue };
+                if Stat::of(pid).is_some_and(|stat| stat.start == start) {
+                    let _ = rustix::process::pidfd_send_signal(&pidfd, Signal::KILL);
+                }
+            }
+            if !left {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
