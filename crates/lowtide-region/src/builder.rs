@@ -9,7 +9,7 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::error::Error;
 use crate::group::{Group, GroupBuilder};
-use crate::house::Delivery;
+use crate::instance::Delivery;
 use crate::region::Region;
 use crate::swap::Swap;
 
@@ -92,7 +92,7 @@ impl Builder {
             None => self.own.build()?,
         };
         // Before anything is mapped.
-        group.house()?;
+        group.instance()?;
         let start = map(whole).map_err(|errno| match errno {
             Errno::NOMEM => too_large,
             errno => Error::System { what: "mapping the region", errno },

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use lowtide_core::vm;
 
 use crate::error::Error;
-use crate::{house, registry, sigbus};
+use crate::{instance, registry, sigbus};
 
 /// How many forks there are between this process and the first that had regions.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
@@ -57,11 +57,11 @@ pub fn prepare() -> Result<(), Error> {
 
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: a child has one thread at first, and its parent's regions, groups and houses refuse from now on.
+    // SAFETY: a child has one thread at first, and its parent's regions, groups and instances refuse from now on.
     unsafe {
         vm::forget_in_child();
         registry::forget_in_child();
-        house::forget_in_child();
+        instance::forget_in_child();
         sigbus::reset_after_fork();
     }
 }

@@ -11,7 +11,7 @@ use lowtide_pager::fault::{Monitor, Worker};
 
 use crate::error::Error;
 use crate::fork::{self, Process};
-use crate::house::{Delivery, House, Kind, Threads};
+use crate::instance::{Delivery, Instance, Kind, Threads};
 use crate::reclaimer::ReclaimerThread;
 use crate::stats::Stats;
 use crate::swap::Swap;
@@ -75,8 +75,8 @@ impl GroupBuilder {
         fork::prepare()?;
         let delivery = self.delivery.unwrap_or_default();
         let kind = Kind::new(self.codec.unwrap_or_default(), self.swap.unwrap_or_default(), delivery, ram);
-        let house = House::open(&kind, ram)?;
-        let tenancy = Tenancy::begin(house)?;
+        let instance = Instance::open(&kind, ram)?;
+        let tenancy = Tenancy::begin(instance)?;
         if delivery == Delivery::InThread {
             sigbus::install()?;
         }
@@ -95,34 +95,35 @@ impl Group {
         GroupBuilder::default()
     }
 
-    pub(crate) fn house(&self) -> Result<&'static House, Error> {
+    pub(crate) fn instance(&self) -> Result<&'static Instance, Error> {
         self.0.process.must_be_this()?;
-        Ok(self.0.house)
+        Ok(self.0.instance)
     }
 
     /// The RAM limit in bytes.
     pub fn ram(&self) -> u64 {
-        self.0.house_or_none().map_or(0, |house| house.pager.budget.asked())
+        self.0.instance_or_none().map_or(0, |instance| instance.pager.budget.asked())
     }
 
     /// Changes the RAM limit, in bytes. A lower one is reached by and by, in the background, which rests for half of the
     /// time meanwhile, so that the program goes on.
     ///
     /// # Errors
-    /// [`Error::RamTooSmall`]: it is less than [`LEAST_RAM`](crate::LEAST_RAM), or than twice what guards keep in memory. [`Error::Forked`].
+    /// [`Error::RamTooSmall`]: it is less than [`LEAST_RAM`](crate::LEAST_RAM), or than twice what guards keep in memory.
+    /// [`Error::Forked`].
     pub fn set_ram(&self, bytes: u64) -> Result<(), Error> {
-        let house = self.house()?;
-        let least = LEAST.max(2 * house.resident.load(Ordering::Relaxed));
+        let instance = self.instance()?;
+        let least = LEAST.max(2 * instance.resident.load(Ordering::Relaxed));
         if bytes < least {
             return Err(Error::RamTooSmall { ram: bytes, least });
         }
         let _blocked = signals::block();
-        let budget = &house.pager.budget;
+        let budget = &instance.pager.budget;
         // Faults obey the ceiling, which comes down by and by.
         budget.set_ceiling(budget.now().max(budget.limit()));
         budget.set_limit(bytes);
-        house.share(bytes);
-        house.bell.ring();
+        instance.share(bytes);
+        instance.bell.ring();
         Ok(())
     }
 
@@ -131,55 +132,55 @@ impl Group {
     /// # Errors
     /// [`Error::Forked`].
     pub fn stats(&self) -> Result<Stats, Error> {
-        let house = self.house()?;
+        let instance = self.instance()?;
         let _blocked = signals::block();
-        Ok(Stats::of(house))
+        Ok(Stats::of(instance))
     }
 }
 
-/// A group in its house.
+/// A group in its instance.
 #[derive(Debug)]
 struct Tenancy {
     process: Process,
-    house: &'static House,
+    instance: &'static Instance,
     reclaimer: Option<JoinHandle<Worker>>,
     monitors: Vec<JoinHandle<Monitor>>,
-    /// How many monitors the house has.
+    /// How many monitors the instance has.
     wanted: usize,
 }
 
-impl std::fmt::Debug for House {
+impl std::fmt::Debug for Instance {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("House").field("delivery", &self.delivery()).finish_non_exhaustive()
+        f.debug_struct("Instance").field("delivery", &self.delivery()).finish_non_exhaustive()
     }
 }
 
 impl Tenancy {
-    /// Starts the threads of the house, in which signals stay blocked.
-    fn begin(house: &'static House) -> Result<Tenancy, Error> {
+    /// Starts the threads of the instance, in which signals stay blocked.
+    fn begin(instance: &'static Instance) -> Result<Tenancy, Error> {
         let _blocked = signals::block();
-        let Some(Threads { reclaimer, monitors }) = house.take_threads() else {
-            unreachable!("an empty house has its threads' things")
+        let Some(Threads { reclaimer, monitors }) = instance.take_threads() else {
+            unreachable!("an empty instance has its threads' things")
         };
         let wanted = monitors.len();
-        let mut tenancy = Tenancy { process: Process::this(), house, reclaimer: None, monitors: Vec::new(), wanted };
+        let mut tenancy = Tenancy { process: Process::this(), instance, reclaimer: None, monitors: Vec::new(), wanted };
         let no_thread = |error: std::io::Error| Error::System {
             what: "starting a thread",
             errno: rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN),
         };
-        let reclaimer = ReclaimerThread::new(house, reclaimer);
-        // Where one fails, the house is not used again: what it has is small.
+        let reclaimer = ReclaimerThread::new(instance, reclaimer);
+        // Where one fails, the instance is not used again: what it has is small.
         let name = |name: &str| Thread::new().name(name.to_owned());
         tenancy.reclaimer = Some(name("lowtide-reclaim").spawn(move || reclaimer.run()).map_err(no_thread)?);
         for monitor in monitors {
-            let watch = move || watch(house, monitor);
+            let watch = move || watch(instance, monitor);
             tenancy.monitors.push(name("lowtide-monitor").spawn(watch).map_err(no_thread)?);
         }
         Ok(tenancy)
     }
 
-    fn house_or_none(&self) -> Option<&'static House> {
-        self.process.is_this().then_some(self.house)
+    fn instance_or_none(&self) -> Option<&'static Instance> {
+        self.process.is_this().then_some(self.instance)
     }
 }
 
@@ -190,13 +191,13 @@ impl Drop for Tenancy {
             core::mem::forget((self.reclaimer.take(), core::mem::take(&mut self.monitors)));
             return;
         }
-        self.house.is_closing.store(true, Ordering::Release);
-        self.house.bell.ring();
+        self.instance.is_closing.store(true, Ordering::Release);
+        self.instance.bell.ring();
         let reclaimer = self.reclaimer.take().and_then(|thread| thread.join().ok());
         let monitors: Vec<_> = self.monitors.drain(..).filter_map(|thread| thread.join().ok()).collect();
         // Without one of its monitors nobody could live there.
         if let Some(reclaimer) = reclaimer.filter(|_| monitors.len() == self.wanted) {
-            self.house.leave(Threads { reclaimer, monitors });
+            self.instance.leave(Threads { reclaimer, monitors });
         }
     }
 }
@@ -205,12 +206,12 @@ impl Drop for Tenancy {
 const WATCH_MS: i32 = 50;
 
 /// A monitor thread.
-fn watch(house: &'static House, mut monitor: Monitor) -> Monitor {
-    while !house.is_closing.load(Ordering::Acquire) {
-        if !monitor.turn(&house.pager).read {
-            monitor.wait(&house.pager, WATCH_MS);
+fn watch(instance: &'static Instance, mut monitor: Monitor) -> Monitor {
+    while !instance.is_closing.load(Ordering::Acquire) {
+        if !monitor.turn(&instance.pager).read {
+            monitor.wait(&instance.pager, WATCH_MS);
         }
-        house.wake_reclaimer();
+        instance.wake_reclaimer();
     }
     monitor
 }

@@ -11,7 +11,7 @@ use lowtide_pager::pager::Pager;
 use lowtide_pager::reclaim::{Host, Nap, Reclaimer, Seen};
 use lowtide_pager::sys::clock::now_us;
 
-use crate::house::{self, House};
+use crate::instance::{self, Instance};
 
 /// Pages are counted as they come and go; whether the count is right is looked at this often, when nothing happens.
 const COUNT_AGAIN_US: u64 = 1_000_000;
@@ -20,7 +20,7 @@ const COMING_DOWN: u64 = 8 << 20;
 
 /// The thread's own.
 pub struct ReclaimerThread {
-    house: &'static House,
+    instance: &'static Instance,
     reclaimer: Reclaimer,
     measuring: Measuring,
     counted_us: u64,
@@ -50,16 +50,16 @@ impl Host for Group {
 
     fn full(&mut self, pager: &Pager, _: u64) {
         if pager.budget.now() > pager.budget.limit() && !core::mem::replace(&mut self.has_said_full, true) {
-            house::warn(b"swap is full: a group of regions goes over its RAM limit (raise it, or give more swap)");
+            instance::warn(b"swap is full: a group of regions goes over its RAM limit (raise it, or give more swap)");
         }
     }
 }
 
 impl ReclaimerThread {
-    /// For a house whose group begins.
-    pub fn new(house: &'static House, worker: Worker) -> ReclaimerThread {
+    /// For an instance whose group begins.
+    pub fn new(instance: &'static Instance, worker: Worker) -> ReclaimerThread {
         ReclaimerThread {
-            house,
+            instance,
             reclaimer: Reclaimer::new(worker),
             measuring: Measuring::default(),
             counted_us: now_us(),
@@ -68,12 +68,12 @@ impl ReclaimerThread {
         }
     }
 
-    /// Works until the house closes. All signals are to be blocked in the thread.
+    /// Works until the instance closes. All signals are to be blocked in the thread.
     pub fn run(mut self) -> Worker {
-        let (bell, pager) = (&self.house.bell, &self.house.pager);
+        let (bell, pager) = (&self.instance.bell, &self.instance.pager);
         loop {
             let seen = bell.seen();
-            if self.house.is_closing.load(Ordering::Acquire) {
+            if self.instance.is_closing.load(Ordering::Acquire) {
                 return self.reclaimer.worker;
             }
             pager.set_reclaiming(true);
@@ -104,7 +104,7 @@ impl ReclaimerThread {
         let evicted = pager.counters().evictions_pages.load(Ordering::Relaxed);
         if self.measuring.is_due(now, evicted) {
             pager.measure_rest();
-            self.house.share_with_tables(pager.budget.asked());
+            self.instance.share_with_tables(pager.budget.asked());
         }
         let happened = || {
             let c = pager.counters();

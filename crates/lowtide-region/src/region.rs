@@ -12,7 +12,7 @@ use lowtide_pager::reclaim::Evicted;
 use crate::error::Error;
 use crate::fork::Process;
 use crate::group::Group;
-use crate::house::House;
+use crate::instance::Instance;
 use crate::pins::Pins;
 use crate::registry;
 use crate::signals;
@@ -44,11 +44,11 @@ impl Region {
     /// # Errors
     /// [`Error::System`]: it can't be registered. It is unmapped then.
     pub(crate) fn over(start: NonNull<u8>, len: usize, whole: usize, group: Group) -> Result<Region, Error> {
-        let house = group.house()?;
+        let instance = group.instance()?;
         let range = Range { start: start.as_ptr() as usize, end: start.as_ptr() as usize + whole };
         let region = Region { start, len, whole, process: Process::this(), pins: Mutex::default(), group };
-        registry::enter(range.start, range.end, house);
-        house.adopt(range).map_err(|errno| Error::System { what: "registering the region with userfaultfd", errno })?;
+        registry::enter(range.start, range.end, instance);
+        instance.adopt(range).map_err(|errno| Error::System { what: "registering the region with userfaultfd", errno })?;
         Ok(region)
     }
 
@@ -113,9 +113,9 @@ impl Region {
     }
 
     pub(crate) fn bring_in(&self, range: Range, which: BringIn) -> Result<(), Error> {
-        let house = self.house()?;
+        let instance = self.instance()?;
         for part in parts(range) {
-            match house.with_worker(|pager, worker| pager.bring_in(part, which, worker)) {
+            match instance.with_worker(|pager, worker| pager.bring_in(part, which, worker)) {
                 Ok(true) => {}
                 Ok(false) => return Err(Error::Lost),
                 Err(errno) => return Err(Error::System { what: "asking which pages are in memory", errno }),
@@ -130,10 +130,10 @@ impl Region {
     /// [`Error::OutOfRange`], [`Error::Empty`], [`Error::Forked`].
     pub fn evict(&self, range: impl RangeBounds<usize>) -> Result<(), Error> {
         let range = self.pages(range)?;
-        let house = self.house()?;
+        let instance = self.instance()?;
         for part in parts(range) {
             // The page map is being tidied up for a moment.
-            while house.with_worker(|pager, worker| pager.evict_range(part, worker)) == Evicted::Later {
+            while instance.with_worker(|pager, worker| pager.evict_range(part, worker)) == Evicted::Later {
                 rustix::thread::sched_yield();
             }
         }
@@ -159,7 +159,7 @@ impl Region {
     /// Nobody may rely on the bytes of `start .. end`, or have a reference into them.
     pub unsafe fn drop_shared(&self, start: usize, end: usize) -> Result<(), Error> {
         let (start, end) = self.bounds(start..end)?;
-        let house = self.house()?;
+        let instance = self.instance()?;
         // Until the pages are gone, so that no guard begins meanwhile.
         let pins = self.pins();
         if pins.overlap(self.pages_of(start, end)) {
@@ -176,7 +176,7 @@ impl Region {
             let range = Range { start: base + first, end: base + last };
             let _blocked = signals::block();
             // SAFETY: the caller relies on none of the bytes.
-            unsafe { house.pager.drop_pages(range) }.map_err(|errno| Error::System { what: "giving memory back", errno })?;
+            unsafe { instance.pager.drop_pages(range) }.map_err(|errno| Error::System { what: "giving memory back", errno })?;
         }
         fill(last.max(first.min(end)), end);
         Ok(())
@@ -191,9 +191,9 @@ impl Region {
         self.pins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn house(&self) -> Result<&'static House, Error> {
+    pub(crate) fn instance(&self) -> Result<&'static Instance, Error> {
         self.process.must_be_this()?;
-        self.group.house()
+        self.group.instance()
     }
 
     /// The bytes of a range, from and to.
@@ -251,16 +251,16 @@ impl AsMut<[u8]> for Region {
 impl Drop for Region {
     fn drop(&mut self) {
         // A forked child has no such memory, and may have something else there by now.
-        let Ok(house) = self.house() else { return };
+        let Ok(instance) = self.instance() else { return };
         let range = self.pages_of(0, self.len);
         registry::leave(range.start);
         let kept: u64 = self.pins().drain_all();
-        house.resident.fetch_sub(kept, Ordering::Relaxed);
+        instance.resident.fetch_sub(kept, Ordering::Relaxed);
         let _blocked = signals::block();
         // SAFETY: nobody has a reference into the region any more.
         unsafe {
             // Where it fails the kernel unregisters what is unmapped.
-            let _ = house.pager.let_go(range);
+            let _ = instance.pager.let_go(range);
             let _ = rustix::mm::munmap((range.start - PAGE_SIZE) as *mut _, self.whole + 2 * PAGE_SIZE);
         }
     }

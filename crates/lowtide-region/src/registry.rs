@@ -1,27 +1,27 @@
-//! Which house an address belongs to.
+//! Which instance an address belongs to.
 
 use lowtide_core::lock::Lock;
 
 use crate::addresses::Addresses;
-use crate::house::House;
+use crate::instance::Instance;
 use crate::signals;
 
 /// Whose the regions of this process are.
-static HOUSES: Addresses<&'static House> = Addresses::new();
-/// Held by the thread that changes [`HOUSES`].
+static INSTANCES: Addresses<&'static Instance> = Addresses::new();
+/// Held by the thread that changes [`INSTANCES`].
 static CHANGING: Lock<()> = Lock::new(());
 
 /// Whose an address is.
-pub fn houses() -> &'static Addresses<&'static House> {
-    &HOUSES
+pub fn instances() -> &'static Addresses<&'static Instance> {
+    &INSTANCES
 }
 
-/// The memory `start .. end` is this house's from now on.
-pub fn enter(start: usize, end: usize, house: &'static House) {
+/// The memory `start .. end` is this instance's from now on.
+pub fn enter(start: usize, end: usize, instance: &'static Instance) {
     let _blocked = signals::block();
     let _changing = CHANGING.lock();
     // SAFETY: the lock is held.
-    unsafe { HOUSES.insert(start, end, house) }
+    unsafe { INSTANCES.insert(start, end, instance) }
 }
 
 /// The memory that begins at `start` is nobody's any more.
@@ -29,7 +29,7 @@ pub fn leave(start: usize) {
     let _blocked = signals::block();
     let _changing = CHANGING.lock();
     // SAFETY: the lock is held.
-    unsafe { HOUSES.remove(start) }
+    unsafe { INSTANCES.remove(start) }
 }
 
 /// In a forked child: it has none of its parent's regions.
@@ -40,6 +40,6 @@ pub unsafe fn forget_in_child() {
     // SAFETY: handed on to the caller.
     unsafe {
         CHANGING.reset_after_fork();
-        HOUSES.forget_in_child();
+        INSTANCES.forget_in_child();
     }
 }

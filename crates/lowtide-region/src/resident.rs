@@ -56,11 +56,11 @@ pub struct Resident<'a> {
 
 impl<'a> Resident<'a> {
     pub(crate) fn new(region: &'a Region, start: usize, end: usize) -> Result<Resident<'a>, Error> {
-        let house = region.house()?;
+        let instance = region.instance()?;
         let range = region.pages_of(start, end);
-        let most = house.pager.budget.asked() / 2;
+        let most = instance.pager.budget.asked() / 2;
         let fits = |now: u64| now.checked_add(bytes(range)).filter(|all| *all <= most);
-        if let Err(now) = house.resident.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
+        if let Err(now) = instance.resident.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
             return Err(Error::TooMuchResident { bytes: now.saturating_add(bytes(range)), most });
         }
         let guard = Resident { region, start, end };
@@ -69,7 +69,7 @@ impl<'a> Resident<'a> {
             let _blocked = signals::block();
             pins.add(range);
             // First, so that what comes in stays. (There is room for a million ranges.)
-            if !house.pager.pin(range) {
+            if !instance.pager.pin(range) {
                 return Err(Error::TooMuchResident { bytes: bytes(range), most });
             }
         }
@@ -108,11 +108,11 @@ impl AsRef<[u8]> for Resident<'_> {
 
 impl Drop for Resident<'_> {
     fn drop(&mut self) {
-        let Ok(house) = self.region.house() else { return };
+        let Ok(instance) = self.region.instance() else { return };
         let range = self.region.pages_of(self.start, self.end);
         let mut pins = self.region.pins();
         let _blocked = signals::block();
-        pins.remove(range, |part| house.pager.unpin(part));
-        house.resident.fetch_sub(bytes(range), Ordering::Relaxed);
+        pins.remove(range, |part| instance.pager.unpin(part));
+        instance.resident.fetch_sub(bytes(range), Ordering::Relaxed);
     }
 }

@@ -79,9 +79,9 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
     let errno = unsafe { *libc::__errno_location() };
     // SAFETY: the kernel passes a siginfo that lives as long as the handler runs.
     let (code, addr) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
-    let house = if code == BUS_ADRERR { registry::houses().find(addr) } else { None };
+    let instance = if code == BUS_ADRERR { registry::instances().find(addr) } else { None };
     // Another thread may have brought it in since: then nothing is done, and the thread finds it.
-    if house.is_none_or(|house| !house.serve(addr)) {
+    if instance.is_none_or(|instance| !instance.serve(addr)) {
         // SAFETY: as the kernel called this handler.
         unsafe { pass_on(signal, info, context) };
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::house::House;
+use crate::instance::Instance;
 
 /// Figures of a group of regions (of a region that is alone in its group, that region's). Sizes in bytes, pages of 4 KiB; each
 /// is exact by itself, not a snapshot of one moment together.
@@ -54,8 +54,8 @@ pub struct Stats {
 
 impl Stats {
     /// With signals blocked.
-    pub(crate) fn of(house: &House) -> Stats {
-        let pager = &house.pager;
+    pub(crate) fn of(instance: &Instance) -> Stats {
+        let pager = &instance.pager;
         pager.publish();
         let (proc, counts, budget) = (pager.proc(), pager.counters(), &pager.budget);
         let get = |value: &AtomicU64| value.load(Ordering::Relaxed);
@@ -68,7 +68,7 @@ impl Stats {
             pool_stored_bytes: get(&proc.pool_stored_bytes),
             stored_pages: get(&proc.now_stored),
             file_pages: get(&proc.now_on_device),
-            resident_bytes: get(&house.resident),
+            resident_bytes: get(&instance.resident),
             faults: get(&counts.faults_total),
             first_touches: get(&counts.faults_first_touch),
             faults_zero: get(&counts.faults_zero),

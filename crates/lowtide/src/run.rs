@@ -5,7 +5,7 @@ use crate::control::Control;
 use crate::error::{Failure, say};
 use crate::host::probe::Probe;
 use crate::live::Live;
-use crate::metrics::{self, Desk};
+use crate::metrics::{self, Requests};
 use crate::plan::Plan;
 use crate::report::Report;
 use crate::stats::Stats;
@@ -57,9 +57,9 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     let asker = match &plan.metrics {
         None => None,
         Some(_) => {
-            let (desk, asker) = Desk::new()
+            let (requests, asker) = Requests::new()
                 .map_err(|error| Failure::failed(format!("no descriptor can be made ({}); see `ulimit -n`", reason(error))))?;
-            onlookers.desk = Some(desk);
+            onlookers.requests = Some(requests);
             Some(asker)
         }
     };

@@ -249,9 +249,9 @@ impl ReclaimerThread {
                 self.supervisor_seen_us = now;
                 self.supervisor.must_live();
             }
-            let mut traps_in = u64::MAX;
+            let mut sentinels_in = u64::MAX;
             if let Some(pager) = agent::pager() {
-                traps_in = self.set_traps(pager);
+                sentinels_in = self.set_sentinels(pager);
                 pager.set_reclaiming(true);
             }
             let total = self.measure();
@@ -259,7 +259,7 @@ impl ReclaimerThread {
                 None => Nap::UntilFaults(self.watch(total)),
                 Some(pager) => self.turn(pager, total),
             };
-            let nap = nap.or_until(traps_in).at_most(self.follow_orders(now));
+            let nap = nap.or_until(sentinels_in).at_most(self.follow_orders(now));
             if let Some(pager) = agent::pager() {
                 pager.set_reclaiming(false);
             }

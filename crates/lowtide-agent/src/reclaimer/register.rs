@@ -25,12 +25,12 @@ const LOOK_REST: u64 = 20;
 const FIRST_TRIES: usize = 25;
 /// When the program did not let the reclaimer look, it tries again after this.
 const LOOK_LATER_US: u64 = 10_000;
-/// Traps are set with this much time in between at least: with as much as it took to set the last ones.
-const SHORTEST_TRAPS_REST_US: u64 = 100;
+/// Sentinels are set with this much time in between at least: with as much as it took to set the last ones.
+const SHORTEST_SENTINELS_REST_US: u64 = 100;
 /// When an event must be read first, or the program forks, it goes on after this.
-const TRAPS_LATER_US: u64 = 50;
-/// When memory is adopted for the first time, traps are set for this long without any rest.
-const FIRST_TRAPS_US: u64 = 100_000;
+const SENTINELS_LATER_US: u64 = 50;
+/// When memory is adopted for the first time, sentinels are set for this long without any rest.
+const FIRST_SENTINELS_US: u64 = 100_000;
 
 /// Looks for mappings to adopt.
 #[derive(Default)]
@@ -161,29 +161,29 @@ impl ReclaimerThread {
     }
 
     /// Where the program has only read so far, its writes are to be seen too: some of it. In how many microseconds it goes on.
-    pub(super) fn set_traps(&mut self, pager: &Pager) -> u64 {
+    pub(super) fn set_sentinels(&mut self, pager: &Pager) -> u64 {
         let Some(reclaimer) = &mut self.reclaimer else { return u64::MAX };
         let started = now_us();
-        match pager.set_traps(&mut reclaimer.worker) {
+        match pager.set_sentinels(&mut reclaimer.worker) {
             Evicted::Nothing => u64::MAX,
             // So many are found at a time that it is soon done.
             Evicted::Progress if pager.protects() => 0,
             // Meanwhile monitors detach pages.
-            Evicted::Progress => (now_us() - started).max(SHORTEST_TRAPS_REST_US),
-            _ => TRAPS_LATER_US,
+            Evicted::Progress => (now_us() - started).max(SHORTEST_SENTINELS_REST_US),
+            _ => SENTINELS_LATER_US,
         }
     }
 
     /// The same at once, for a while, until there are many: so far the program may write what it likes.
-    pub(super) fn set_first_traps(&mut self, pager: &Pager) {
-        let until = now_us() + FIRST_TRAPS_US;
+    pub(super) fn set_first_sentinels(&mut self, pager: &Pager) {
+        let until = now_us() + FIRST_SENTINELS_US;
         while now_us() < until {
-            // Others want it, too; and a thread that comes to a trap is held back by what was last measured.
+            // Others want it, too; and a thread that comes to a sentinel is held back by what was last measured.
             self.answer();
             self.measure();
-            match self.set_traps(pager) {
+            match self.set_sentinels(pager) {
                 u64::MAX => return,
-                TRAPS_LATER_US => request::sleep(request::bell(), TRAPS_LATER_US),
+                SENTINELS_LATER_US => request::sleep(request::bell(), SENTINELS_LATER_US),
                 _ => {}
             }
         }

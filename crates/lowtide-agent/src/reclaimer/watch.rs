@@ -83,7 +83,7 @@ impl ReclaimerThread {
         }
         if let Some(pager) = agent::pager() {
             self.adopt_first(pager);
-            self.set_first_traps(pager);
+            self.set_first_sentinels(pager);
             self.urgent = None;
         }
         0

@@ -1,5 +1,5 @@
-//! Traps in memory that the program has read before it was adopted, and never written: the kernel has mapped its one zero page
-//! there. (Afterwards zeros are pages of the program's own: `fault/touch.rs`.)
+//! Sentinels in memory that the program has read before it was adopted, and never written: the kernel has mapped its one zero
+//! page there. (Afterwards zeros are pages of the program's own: `fault/touch.rs`.)
 //!
 //! A write there is none of a missing page, so no userfaultfd tells of it: the kernel makes the copy, and nothing would hold
 //! the program back at its limit. So when memory is adopted, such places are emptied, not all of them (where the program runs
@@ -8,7 +8,7 @@
 //! writes meanwhile. By MOVE, which takes along what is written in the same moment, where MADV_DONTNEED would drop it.
 //!
 //! (The kernel maps its zero page also where it splits a huge page. But it does that because a part of it was detached, and
-//! that part is the trap.)
+//! that part is the sentinel.)
 
 use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
@@ -24,9 +24,9 @@ use crate::reclaim::victims::{Found, next_reach};
 use crate::sys::clock::now_ns;
 use crate::sys::present::{Kind, Ranges};
 
-/// One of this many pages becomes a trap, each time memory is gone through.
+/// One of this many pages becomes a sentinel, each time memory is gone through.
 const STRIDES: [usize; 2] = [1024, 64];
-/// Most scans of one step, each of which finds one page at most: as many traps go into a batch of staging.
+/// Most scans of one step, each of which finds one page at most: as many sentinels go into a batch of staging.
 const MOST_SCANS: usize = 128;
 /// It does not go on looking after this long.
 const LOOK_NS: u64 = 1_000_000;
@@ -36,9 +36,9 @@ const FIRST_REACH: usize = 256 << 20;
 /// This many ranges are told apart. Where there are more, the last ones are one with what lies between them.
 const RANGES: usize = 16;
 
-/// Where traps are still to be set. Changed by the thread that sets them, and with the space lock alone.
+/// Where sentinels are still to be set. Changed by the thread that sets them, and with the space lock alone.
 #[derive(Debug, Clone)]
-pub(crate) struct Traps {
+pub(crate) struct Sentinels {
     /// What is gone through, in order of address; how often it was, this time up to where, and whether there was anything.
     ranges: ArrayVec<Range, RANGES>,
     round: usize,
@@ -50,10 +50,17 @@ pub(crate) struct Traps {
     reach: usize,
 }
 
-impl Traps {
+impl Sentinels {
     /// Nothing was adopted.
-    pub(crate) const fn new() -> Traps {
-        Traps { ranges: ArrayVec::new_const(), round: 0, at: 0, seen: false, next: ArrayVec::new_const(), reach: FIRST_REACH }
+    pub(crate) const fn new() -> Sentinels {
+        Sentinels {
+            ranges: ArrayVec::new_const(),
+            round: 0,
+            at: 0,
+            seen: false,
+            next: ArrayVec::new_const(),
+            reach: FIRST_REACH,
+        }
     }
 
     fn add(&mut self, range: Range) {
@@ -99,75 +106,75 @@ impl Traps {
 
 impl Pager {
     /// A range was adopted just now that the program has used before.
-    pub(crate) fn needs_traps(&self, _: &Exclusive<'_>, range: Range) {
-        self.traps.lock().add(range);
+    pub(crate) fn needs_sentinels(&self, _: &Exclusive<'_>, range: Range) {
+        self.sentinels.lock().add(range);
     }
 
-    /// One step of setting traps in memory that was adopted lately. [`Evicted::Progress`]: there may be more; `Later`: an event
-    /// must be read first, the program forks, or others have all of staging. By the thread that adopts, without a lock.
-    pub fn set_traps(&self, worker: &mut Worker) -> Evicted {
+    /// One step of setting sentinels in memory that was adopted lately. [`Evicted::Progress`]: there may be more; `Later`: an
+    /// event must be read first, the program forks, or others have all of staging. By the thread that adopts, without a lock.
+    pub fn set_sentinels(&self, worker: &mut Worker) -> Evicted {
         // In an operation, or a child's copy of the lock could be one that is held.
         let Some(operation) = self.enter() else { return Evicted::Later };
-        let mut traps = {
-            let traps = self.traps.lock();
-            if traps.ranges.is_empty() {
+        let mut sentinels = {
+            let sentinels = self.sentinels.lock();
+            if sentinels.ranges.is_empty() {
                 return Evicted::Nothing;
             }
-            traps.clone()
+            sentinels.clone()
         };
         if self.protects() {
-            let protected = self.protect_zero_page(&mut traps);
-            *self.traps.lock() = traps;
+            let protected = self.protect_zero_page(&mut sentinels);
+            *self.sentinels.lock() = sentinels;
             return protected;
         }
-        let ranges = self.find_traps(&mut traps);
+        let ranges = self.find_sentinels(&mut sentinels);
         let set = if ranges.is_empty() { Evicted::Progress } else { operation.detach_zero_pages(ranges, worker) };
         if set == Evicted::Progress {
-            *self.traps.lock() = traps;
+            *self.sentinels.lock() = sentinels;
         }
         set
     }
 
-    /// Where the kernel tells of writes, no traps are needed: all of it is write-protected.
-    fn protect_zero_page(&self, traps: &mut Traps) -> Evicted {
+    /// Where the kernel tells of writes, no sentinels are needed: all of it is write-protected.
+    fn protect_zero_page(&self, sentinels: &mut Sentinels) -> Evicted {
         let started = now_ns();
         while now_ns() < started + LOOK_NS {
-            let Some(left) = traps.left() else {
-                traps.begin();
+            let Some(left) = sentinels.left() else {
+                sentinels.begin();
                 return Evicted::Progress;
             };
             let Some(range) = self.regions.next(&self.space.shared(), left.start).filter(|range| range.start < left.end) else {
-                traps.at = left.end;
+                sentinels.at = left.end;
                 continue;
             };
-            let end = range.end.min(left.end).min(range.start.saturating_add(traps.reach));
+            let end = range.end.min(left.end).min(range.start.saturating_add(sentinels.reach));
             let Ok(found) = self.present().scan_zero_page(range.start, end, 0) else {
-                traps.at = end;
+                sentinels.at = end;
                 continue;
             };
             for (start, end) in found.iter() {
                 // What was written since waits once for nothing.
                 if self.uffd().protect(start, end - start) == Err(Errno::AGAIN) {
-                    traps.at = start;
+                    sentinels.at = start;
                     return Evicted::Later;
                 }
             }
-            traps.at = found.walk_end.max(range.start + PAGE_SIZE);
+            sentinels.at = found.walk_end.max(range.start + PAGE_SIZE);
         }
         Evicted::Progress
     }
 
-    /// The next pages that are to become traps.
-    fn find_traps(&self, traps: &mut Traps) -> Ranges {
+    /// The next pages that are to become sentinels.
+    fn find_sentinels(&self, sentinels: &mut Sentinels) -> Ranges {
         let mut pages = Ranges::none();
         let started = now_ns();
         for _ in 0..MOST_SCANS {
             let now = now_ns();
-            if now > started + LOOK_NS || traps.ranges.is_empty() {
+            if now > started + LOOK_NS || sentinels.ranges.is_empty() {
                 break;
             }
-            let Some(left) = traps.left() else {
-                traps.round_ends();
+            let Some(left) = sentinels.left() else {
+                sentinels.round_ends();
                 // In order of address.
                 if pages.is_empty() {
                     continue;
@@ -175,19 +182,19 @@ impl Pager {
                 break;
             };
             let Some(range) = self.regions.next(&self.space.shared(), left.start).filter(|range| range.start < left.end) else {
-                traps.at = left.end;
+                sentinels.at = left.end;
                 continue;
             };
-            let end = range.end.min(left.end).min(range.start.saturating_add(traps.reach));
+            let end = range.end.min(left.end).min(range.start.saturating_add(sentinels.reach));
             // Without the lock: what changes meanwhile is seen when the page is detached.
-            traps.at = match self.present().first_zero_page(range.start, end) {
+            sentinels.at = match self.present().first_zero_page(range.start, end) {
                 Ok(Some(page)) => {
-                    traps.seen = true;
+                    sentinels.seen = true;
                     pages.push(page);
-                    page + STRIDES[traps.round] * PAGE_SIZE
+                    page + STRIDES[sentinels.round] * PAGE_SIZE
                 }
                 _ => {
-                    traps.has_looked(end - range.start, now_ns() - now);
+                    sentinels.has_looked(end - range.start, now_ns() - now);
                     end
                 }
             };
@@ -231,44 +238,44 @@ mod tests {
 
     #[test]
     fn what_is_adopted_meanwhile_comes_next_and_nothing_is_gone_through_in_vain() {
-        let mut traps = Traps::new();
-        traps.add(range(10, 20));
-        traps.at = 15;
-        traps.seen = true;
-        traps.add(range(40, 50));
-        traps.add(range(50, 60));
-        traps.add(range(12, 14));
-        assert_eq!((traps.left(), traps.next.as_slice()), (Some(range(15, 20)), &[range(40, 60), range(12, 14)][..]));
-        traps.round_ends();
-        assert_eq!((traps.left(), traps.round, traps.seen), (Some(range(10, 20)), 1, false));
-        traps.seen = true;
-        traps.round_ends();
-        assert_eq!((traps.ranges.as_slice(), traps.round), (&[range(12, 14), range(40, 60)][..], 0));
-        traps.at = 14;
-        assert_eq!(traps.left(), Some(range(40, 60)));
-        traps.at = 60;
-        assert_eq!(traps.left(), None);
-        traps.round_ends();
-        assert!(traps.ranges.is_empty() && traps.next.is_empty(), "there was nothing");
+        let mut sentinels = Sentinels::new();
+        sentinels.add(range(10, 20));
+        sentinels.at = 15;
+        sentinels.seen = true;
+        sentinels.add(range(40, 50));
+        sentinels.add(range(50, 60));
+        sentinels.add(range(12, 14));
+        assert_eq!((sentinels.left(), sentinels.next.as_slice()), (Some(range(15, 20)), &[range(40, 60), range(12, 14)][..]));
+        sentinels.round_ends();
+        assert_eq!((sentinels.left(), sentinels.round, sentinels.seen), (Some(range(10, 20)), 1, false));
+        sentinels.seen = true;
+        sentinels.round_ends();
+        assert_eq!((sentinels.ranges.as_slice(), sentinels.round), (&[range(12, 14), range(40, 60)][..], 0));
+        sentinels.at = 14;
+        assert_eq!(sentinels.left(), Some(range(40, 60)));
+        sentinels.at = 60;
+        assert_eq!(sentinels.left(), None);
+        sentinels.round_ends();
+        assert!(sentinels.ranges.is_empty() && sentinels.next.is_empty(), "there was nothing");
     }
 
     #[test]
     fn of_many_ranges_none_is_forgotten() {
-        let mut traps = Traps::new();
+        let mut sentinels = Sentinels::new();
         let of = |i: usize| range(10 * i, 10 * i + 5);
-        (0..3 * RANGES).for_each(|i| traps.add(of(i)));
-        traps.round_ends();
-        let covered = |i| traps.ranges.iter().any(|range| range.covers(of(i)));
+        (0..3 * RANGES).for_each(|i| sentinels.add(of(i)));
+        sentinels.round_ends();
+        let covered = |i| sentinels.ranges.iter().any(|range| range.covers(of(i)));
         // The first one was begun with at once.
-        assert!((1..3 * RANGES).all(covered), "{:?}", traps.ranges);
+        assert!((1..3 * RANGES).all(covered), "{:?}", sentinels.ranges);
     }
 
     #[test]
     fn a_scan_looks_as_far_as_takes_its_time() {
-        let mut traps = Traps::new();
-        (0..40).for_each(|_| traps.has_looked(traps.reach, 1));
-        assert_eq!(traps.reach, MOST_REACH);
-        (0..40).for_each(|_| traps.has_looked(traps.reach, 10 * SCAN_NS));
-        assert_eq!(traps.reach, LEAST_REACH);
+        let mut sentinels = Sentinels::new();
+        (0..40).for_each(|_| sentinels.has_looked(sentinels.reach, 1));
+        assert_eq!(sentinels.reach, MOST_REACH);
+        (0..40).for_each(|_| sentinels.has_looked(sentinels.reach, 10 * SCAN_NS));
+        assert_eq!(sentinels.reach, LEAST_REACH);
     }
 }

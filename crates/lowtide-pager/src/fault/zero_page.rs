@@ -83,7 +83,7 @@ impl Pager {
         if self.zero_page.is_watched.load(Ordering::Relaxed) { Watched::Writes } else { Watched::Missing }
     }
 
-    /// Whether places with the zero page are write-protected, instead of traps between them.
+    /// Whether places with the zero page are write-protected, instead of sentinels between them.
     pub fn protects(&self) -> bool {
         self.watched() == Watched::Writes
     }
@@ -144,7 +144,7 @@ impl Pager {
                 }
             }
             // What is there by now of it.
-            self.needs_traps(&lock, range);
+            self.needs_sentinels(&lock, range);
             at = range.end;
         }
         if !zero_page.is_mapped.swap(true, Ordering::Relaxed) {

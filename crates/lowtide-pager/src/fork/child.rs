@@ -70,7 +70,7 @@ impl Pager {
             self.space.reset_after_fork();
             self.hand.reset_after_fork();
             self.order.reset_after_fork();
-            self.traps.reset_after_fork();
+            self.sentinels.reset_after_fork();
             self.map.reset_after_fork();
             self.staging.reset_after_fork();
             self.order.lock().all_is_certain();
@@ -202,7 +202,7 @@ impl Pager {
                 match done {
                     // Where the parent had the zero page mapped, nobody watches writes any more.
                     Ok(Some(())) if self.protects() => {
-                        self.needs_traps(&self.space.exclusive(), mapped);
+                        self.needs_sentinels(&self.space.exclusive(), mapped);
                     }
                     Ok(Some(())) => {}
                     // Something else has been mapped there: the stack of a thread of lowtide's, say, or what can't be adopted.

@@ -10,7 +10,7 @@ use crate::mappings::regions::Range;
 use crate::mappings::space::Exclusive;
 use crate::sys::uffd::Standing;
 
-/// Of a range with more parts that are not adopted yet all of it is looked through for traps.
+/// Of a range with more parts that are not adopted yet all of it is looked through for sentinels.
 const MOST_GAPS: usize = 8;
 
 impl Pager {
@@ -23,7 +23,7 @@ impl Pager {
         self.adopt_with(&self.space.exclusive(), range)
     }
 
-    /// Adopts memory that the program has used before. By the thread that sets traps ([`Pager::set_traps`]).
+    /// Adopts memory that the program has used before. By the thread that sets sentinels ([`Pager::set_sentinels`]).
     ///
     /// # Errors
     /// As [`Pager::adopt`].
@@ -32,8 +32,8 @@ impl Pager {
         let new: ArrayVec<Range, MOST_GAPS> = self.regions.gaps(&lock, range).take(MOST_GAPS).collect();
         self.adopt_with(&lock, range)?;
         match new.is_full() {
-            false => new.into_iter().for_each(|gap| self.needs_traps(&lock, gap)),
-            true => self.needs_traps(&lock, range),
+            false => new.into_iter().for_each(|gap| self.needs_sentinels(&lock, gap)),
+            true => self.needs_sentinels(&lock, range),
         }
         Ok(())
     }

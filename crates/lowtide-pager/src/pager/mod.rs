@@ -27,7 +27,7 @@ use rustix::io::Errno;
 
 use crate::accounts::budget::RamBudget;
 use crate::fault::ZeroPage;
-use crate::fault::sentinels::Traps;
+use crate::fault::sentinels::Sentinels;
 use crate::fault::stream::{MAX_WINDOW, Streams};
 use crate::mappings::event_order::Order;
 use crate::mappings::guards::Guards;
@@ -76,7 +76,7 @@ pub struct Pager {
     pub(crate) search: Search,
     pub(crate) zero_page: ZeroPage,
     /// Changed with the space lock held exclusively, or by the thread that sets them.
-    pub(crate) traps: Lock<Traps, { rank::UNRANKED }>,
+    pub(crate) sentinels: Lock<Sentinels, { rank::UNRANKED }>,
     pub(crate) loads: Streams,
     pub(crate) touches: Streams,
     pub(crate) zeros: Mapping,
@@ -140,7 +140,7 @@ impl Pager {
             reach: AtomicUsize::new(1 << 30),
             search: Search::default(),
             zero_page: ZeroPage::default(),
-            traps: Lock::new(Traps::new()),
+            sentinels: Lock::new(Sentinels::new()),
             loads: Streams::new(4, 50),
             touches: Streams::new(16, 25),
             zeros: vm::map(MAX_WINDOW * PAGE_SIZE, OnFork::Copy)?,

@@ -186,7 +186,7 @@ impl Segment {
         }
         let (i, p) = self.procs.iter().enumerate().find(|(_, p)| {
             // A look first: to try, even in vain, costs a page fault of its own for each process that there is. Acquire: pairs
-            // with the Release in `bury`, before which the slot was cleared.
+            // with the Release in `reap`, before which the slot was cleared.
             p.state.load(Ordering::Relaxed) == FREE
                 && p.state.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok()
         })?;
@@ -200,7 +200,7 @@ impl Segment {
 
     /// Folds the counts of a process that is gone into the sums, gives the space of its swap files back, and frees its slot.
     /// Only `lowtide run` calls this.
-    pub fn bury(&self, p: &Proc) {
+    pub fn reap(&self, p: &Proc) {
         self.fold(p);
         self.give_back(p);
         self.publish_ram(p, 0);
@@ -294,8 +294,8 @@ mod tests {
         assert_eq!((first.counters.writeback_ios.load(Ordering::Relaxed), now(first)), (0, 0));
         work(first, 3);
         work(second, 2);
-        run.bury(first);
-        run.bury(second);
+        run.reap(first);
+        run.reap(second);
         assert_eq!((now(first), now(second)), (0, 0));
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         assert_eq!((of(&run.dead.writeback_ios), of(&run.dead.latency_max_ns)), (10, 500));
@@ -311,14 +311,14 @@ mod tests {
         assert!(core::ptr::eq(run.claim(10).unwrap(), first), "it called exec");
         let executed = run.image(first);
         assert_eq!([images[0], images[1], executed].map(|image| run.is_alive(image)), [false, true, true]);
-        run.bury(first);
+        run.reap(first);
         assert!(!run.is_alive(executed) && !run.is_alive(Image::new(ELSEWHERE - 1)));
         assert!(core::ptr::eq(run.claim(12).unwrap(), first));
         assert_eq!([images[0], executed, run.image(first)].map(|image| run.is_alive(image)), [false, false, true]);
         assert!(run.is_alive(images[1]));
         second.has_another_pid();
         let elsewhere = run.image(second);
-        run.bury(second);
+        run.reap(second);
         assert_eq!([images[1], elsewhere].map(|image| run.is_alive(image)), [false, true], "what its pid says is not about it");
         assert_ne!(run.image(run.claim(13).unwrap()).number() & ELSEWHERE, ELSEWHERE);
     }
@@ -340,13 +340,13 @@ mod tests {
         run.claim(10).unwrap();
         write(first, 1, 7);
         assert_eq!(used(), [0, 7, 4]);
-        run.bury(first);
+        run.reap(first);
         assert_eq!(used(), [0, 0, 4]);
         assert!(core::ptr::eq(run.claim(12).unwrap(), first));
-        run.bury(first);
+        run.reap(first);
         assert_eq!(used(), [0, 0, 4], "what another had there before is not its own");
         run.areas[2].used.store(1, Ordering::Relaxed);
-        run.bury(second);
+        run.reap(second);
         assert_eq!(used(), [0, 0, 0], "never below nothing");
     }
 }

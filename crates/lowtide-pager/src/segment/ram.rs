@@ -130,7 +130,7 @@ mod tests {
         members[0].1.add_pages(5 << 8);
         measure(run, &members[1], 40 << 20);
         assert_eq!(members[1].1.now() >> 20, 85);
-        run.bury(members[0].0);
+        run.reap(members[0].0);
         assert_eq!((members[1].1.now() >> 20, run.ram_now() >> 20), (40, 40));
     }
 
@@ -144,7 +144,7 @@ mod tests {
             measure(run, &members[1], 40 << 20);
             members[1].1.add_pages(1 << 8);
             members[1].1.now();
-            run.bury(members[0].0);
+            run.reap(members[0].0);
             measure(run, &members[1], 40 << 20);
             assert_eq!((members[1].1.now(), run.ram_now()), (40 << 20, 40 << 20), "it is gone, and so is what it wrote");
         }

@@ -2,7 +2,7 @@
 //! client, and a client that says nothing, or reads nothing, is let go.
 
 use super::address::Listening;
-use super::desk::Asker;
+use super::requests::Asker;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;

@@ -3,7 +3,7 @@
 use crate::control::Control;
 use crate::error::{self, say};
 use crate::live::Live;
-use crate::metrics::{self, Desk};
+use crate::metrics::{self, Requests};
 use crate::signal_fd::{Received, SignalFd};
 use crate::supervisor::ancestry;
 use crate::supervisor::broker::Broker;
@@ -44,7 +44,7 @@ pub struct Outcome<'a> {
 #[derive(Default)]
 pub struct Onlookers {
     /// Threads that serve metrics.
-    pub desk: Option<Desk>,
+    pub requests: Option<Requests>,
     /// The report.
     pub series: Option<Series>,
 }
@@ -77,11 +77,11 @@ pub fn supervise<'a>(
     let mut ended = None;
     loop {
         let tick = if this.run.tree.is_crowded() { SHORT_TICK } else { TICK };
-        sleep(signals, broker, control, this.onlookers.desk.as_ref(), tick.saturating_sub(last_look.elapsed()));
+        sleep(signals, broker, control, this.onlookers.requests.as_ref(), tick.saturating_sub(last_look.elapsed()));
         this.run.wakeups += 1;
         broker.serve(shared);
-        if let Some(desk) = &this.onlookers.desk {
-            desk.serve(|| metrics::text(&this.run));
+        if let Some(requests) = &this.onlookers.requests {
+            requests.serve(|| metrics::text(&this.run));
         }
         control.serve(&mut this.run);
         this.pass_on(signals, child, ended.is_none());
@@ -204,13 +204,13 @@ fn clean(text: &[u8]) -> String {
 }
 
 /// Until a signal, a question or a client comes or the time is over.
-fn sleep(signals: &SignalFd, broker: &Broker, control: &Control, desk: Option<&Desk>, time: Duration) {
+fn sleep(signals: &SignalFd, broker: &Broker, control: &Control, requests: Option<&Requests>, time: Duration) {
     let timeout = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
     // Interrupted or not, the caller looks at everything again.
     let mut polled = vec![PollFd::new(signals, PollFlags::IN)];
     polled.extend(broker.waits_for().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
     polled.extend(control.waits_for().map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
-    polled.extend(desk.map(|desk| PollFd::from_borrowed_fd(desk.waits_for(), PollFlags::IN)));
+    polled.extend(requests.map(|requests| PollFd::from_borrowed_fd(requests.waits_for(), PollFlags::IN)));
     let _ = rustix::event::poll(&mut polled, Some(&timeout));
 }
 

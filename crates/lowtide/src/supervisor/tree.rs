@@ -91,7 +91,7 @@ impl Tree {
         self.segment.used_procs().iter().filter(taken).count() > MAX_PROCS / 2
     }
 
-    /// Looks at everything: takes the gauges, keeps the peak, then buries the dead.
+    /// Looks at everything: takes the gauges, keeps the peak, then reaps the dead.
     pub fn poll(&mut self) {
         let mut now = Gauges { ram: self.segment.ram_now(), ..Gauges::default() };
         let used = self.segment.used_procs();
@@ -129,7 +129,7 @@ impl Tree {
             }
             let turn = (i + used.len() - first) % used.len() < EXAMINED;
             if !self.is_alive(i, pid, turn) {
-                self.segment.bury(p);
+                self.segment.reap(p);
                 self.known[i] = Known::default();
             }
         }

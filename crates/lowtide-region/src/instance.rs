@@ -1,6 +1,6 @@
-//! The house of a group: a pager, what threads borrow to serve faults, and lowtide's own threads while the group lives.
+//! The instance of a group: a pager, what threads borrow to serve faults, and lowtide's own threads while the group lives.
 //!
-//! lowtide's mappings live as long as the process. So the house of a group that has ended stays, empty, for the next
+//! lowtide's mappings live as long as the process. So the instance of a group that has ended stays, empty, for the next
 //! group of its kind: same codec, swap and delivery.
 
 use std::alloc::Layout;
@@ -43,7 +43,7 @@ pub enum Delivery {
     UserMonitor,
 }
 
-/// What can't be changed of a house.
+/// What can't be changed of an instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kind {
     pub codec: Codec,
@@ -54,14 +54,14 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// Of the house for a group with this limit.
+    /// Of the instance for a group with this limit.
     pub fn new(codec: Codec, swap: Swap, delivery: Delivery, ram: u64) -> Kind {
         Kind { codec, swap, delivery, staging: staging_target(ram).next_power_of_two() }
     }
 }
 
-/// A house.
-pub struct House {
+/// An instance.
+pub struct Instance {
     kind: Kind,
     pub pager: Pager,
     workers: Workers,
@@ -74,7 +74,7 @@ pub struct House {
     threads: Lock<Option<Threads>>,
 }
 
-/// See [`House::threads`].
+/// See [`Instance::threads`].
 pub struct Threads {
     pub reclaimer: Worker,
     pub monitors: Vec<Monitor>,
@@ -87,27 +87,27 @@ const MAX_MONITORS: usize = 4;
 /// in.
 const MOST_STEPS: usize = 32;
 
-/// Houses without a group.
-static EMPTY: Lock<Vec<&'static House>> = Lock::new(Vec::new());
-/// Held while a house is built: what is mapped meanwhile is its own.
+/// Instances without a group.
+static EMPTY: Lock<Vec<&'static Instance>> = Lock::new(Vec::new());
+/// Held while an instance is built: what is mapped meanwhile is its own.
 static BUILDING: Lock<()> = Lock::new(());
 
-impl House {
-    /// A house of this kind for a group with this limit: an empty one, or a new one.
-    pub fn open(kind: &Kind, ram: u64) -> Result<&'static House, Error> {
+impl Instance {
+    /// An instance of this kind for a group with this limit: an empty one, or a new one.
+    pub fn open(kind: &Kind, ram: u64) -> Result<&'static Instance, Error> {
         let _blocked = signals::block();
         let mut empty = EMPTY.lock();
-        let found = empty.iter().position(|house| house.kind == *kind).map(|i| empty.swap_remove(i));
+        let found = empty.iter().position(|instance| instance.kind == *kind).map(|i| empty.swap_remove(i));
         drop(empty);
-        let house = match found {
-            Some(house) => house,
-            None => House::build(kind, ram)?,
+        let instance = match found {
+            Some(instance) => instance,
+            None => Instance::build(kind, ram)?,
         };
-        house.begin(ram);
-        Ok(house)
+        instance.begin(ram);
+        Ok(instance)
     }
 
-    fn build(kind: &Kind, ram: u64) -> Result<&'static House, Error> {
+    fn build(kind: &Kind, ram: u64) -> Result<&'static Instance, Error> {
         let uffd = open_uffd(kind.delivery)?;
         let file = kind.swap.open()?;
         let _building = BUILDING.lock();
@@ -151,7 +151,7 @@ impl House {
             monitors: (0..monitors).map(|_| Monitor::new()).collect::<Result<_, _>>().map_err(no_memory)?,
         };
         pager.owns(first, vm::own_count());
-        Ok(Box::leak(Box::new(House {
+        Ok(Box::leak(Box::new(Instance {
             kind: kind.clone(),
             pager,
             workers,
@@ -252,7 +252,7 @@ impl House {
     }
 }
 
-/// In a forked child: all houses are its parent's.
+/// In a forked child: all instances are its parent's.
 ///
 /// # Safety
 /// There is one thread.

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::time::Duration;
 
 /// The supervisor's side.
-pub struct Desk {
+pub struct Requests {
     bell: Arc<OwnedFd>,
     asked: Receiver<SyncSender<String>>,
 }
@@ -20,18 +20,18 @@ pub struct Asker {
     ask: Sender<SyncSender<String>>,
 }
 
-impl Desk {
+impl Requests {
     /// Both sides.
     ///
     /// # Errors
     /// No descriptor is left.
-    pub fn new() -> Result<(Desk, Asker), rustix::io::Errno> {
+    pub fn new() -> Result<(Requests, Asker), rustix::io::Errno> {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (ask, asked) = channel();
-        Ok((Desk { bell: bell.clone(), asked }, Asker { bell, ask }))
+        Ok((Requests { bell: bell.clone(), asked }, Asker { bell, ask }))
     }
 
-    /// What to wait for before [`Desk::serve`] has something to do.
+    /// What to wait for before [`Requests::serve`] has something to do.
     pub fn waits_for(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
@@ -70,14 +70,14 @@ mod tests {
 
     #[test]
     fn who_asks_is_answered_and_the_text_is_made_once() {
-        let (desk, asker) = Desk::new().unwrap();
-        desk.serve(|| panic!("nobody has asked"));
+        let (requests, asker) = Requests::new().unwrap();
+        requests.serve(|| panic!("nobody has asked"));
         let clients: Vec<_> = (0..3).map(|_| asker.clone()).collect();
         let threads: Vec<_> =
             clients.into_iter().map(|asker| std::thread::spawn(move || asker.text(Duration::from_secs(60)))).collect();
         let mut made = 0;
         while threads.iter().any(|thread| !thread.is_finished()) {
-            desk.serve(|| {
+            requests.serve(|| {
                 made += 1;
                 "x".to_owned()
             });

@@ -11,7 +11,7 @@ use rustix::mm::{Advice, MapFlags};
 use crate::house::{Config, House, MIB, PAGE, map, verify, write};
 
 const PAGES: usize = 32768;
-/// Pages in a row that one may write to at most without coming to a trap.
+/// Pages in a row that one may write to at most without coming to a sentinel.
 const MOST_IN_A_ROW: usize = 64;
 
 /// Memory that was read: pages of 4 KiB.
@@ -24,10 +24,10 @@ fn read_before() -> *mut u8 {
     at
 }
 
-/// Sets all traps, as the reclaimer does.
+/// Sets all sentinels, as the reclaimer does.
 fn set(house: &House) {
     let mut worker = Worker::new(true).unwrap();
-    while house.pager.set_traps(&mut worker) != Evicted::Nothing {}
+    while house.pager.set_sentinels(&mut worker) != Evicted::Nothing {}
 }
 
 #[test]
@@ -44,33 +44,33 @@ fn what_was_only_read_gets_traps_and_nothing_else_does() {
     let now = house.pager.budget.now();
     assert!((100 << 20..102 << 20).contains(&now), "no memory has gone, and next to none has come: {now}");
     let present = Present::open().unwrap();
-    let (mut traps, mut in_a_row) = (0, 0);
+    let (mut sentinels, mut in_a_row) = (0, 0);
     for i in 0..PAGES {
         match (present.holds_page(page(i) as usize), is_written(i)) {
             (true, true) => {}
             (true, false) => in_a_row += 1,
-            (false, true) => panic!("page {i} was written, and has become a trap"),
-            (false, false) => (traps, in_a_row) = (traps + 1, 0),
+            (false, true) => panic!("page {i} was written, and has become a sentinel"),
+            (false, false) => (sentinels, in_a_row) = (sentinels + 1, 0),
         }
-        assert!(in_a_row <= MOST_IN_A_ROW, "no trap before page {i}");
+        assert!(in_a_row <= MOST_IN_A_ROW, "no sentinel before page {i}");
     }
-    assert!((PAGES / 128..PAGES / 16).contains(&traps), "{traps} traps");
-    assert_eq!(house.evictions(), traps as u64);
+    assert!((PAGES / 128..PAGES / 16).contains(&sentinels), "{sentinels} sentinels");
+    assert_eq!(house.evictions(), sentinels as u64);
     for i in 0..PAGES {
-        verify(page(i), if is_written(i) { i as u64 + 1 } else { 0 }, "with traps");
+        verify(page(i), if is_written(i) { i as u64 + 1 } else { 0 }, "with sentinels");
     }
     // What is adopted next has its own.
     let next = read_before();
     house.adopt_used(next, PAGES);
     set(&house);
-    assert!(house.evictions() > traps as u64 + (PAGES / 128) as u64);
+    assert!(house.evictions() > sentinels as u64 + (PAGES / 128) as u64);
 }
 
-/// What is written to a page in the moment in which it becomes a trap is kept.
+/// What is written to a page in the moment in which it becomes a sentinel is kept.
 #[test]
 fn no_write_is_lost_to_a_trap() {
     let Some(house) = House::new(Config { pool: 256 * MIB, file: 0, monitors: 2 }) else { return };
-    let (mut out, mut traps) = (0, 0);
+    let (mut out, mut sentinels) = (0, 0);
     for round in 0..12 {
         let at = read_before() as usize;
         let page = |i: usize| (at + i * PAGE) as *mut u8;
@@ -94,7 +94,7 @@ fn no_write_is_lost_to_a_trap() {
             house.adopt_used(at as *mut u8, PAGES);
             set(&house);
         });
-        traps += house.evictions() - out;
+        sentinels += house.evictions() - out;
         house.evict_all();
         out = house.evictions();
         for i in 0..PAGES {
@@ -104,5 +104,5 @@ fn no_write_is_lost_to_a_trap() {
         // SAFETY: the test's own memory.
         unsafe { rustix::mm::munmap(at as *mut _, PAGES * PAGE).unwrap() };
     }
-    assert!(traps > 0, "the writers were always faster");
+    assert!(sentinels > 0, "the writers were always faster");
 }
