@@ -23,6 +23,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 /// Runs the program; the exit code of lowtide.
+/// (Over 70 lines: the steps of a run, one after the other, each of which may refuse.)
 pub fn run(args: RunArgs) -> Result<u8, Failure> {
     refuse_setuid()?;
     let mut plan = Plan::new(args)?;

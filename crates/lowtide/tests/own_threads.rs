@@ -98,6 +98,7 @@ fn goes_on(scene: &Scene, run: Run) {
 
 /// Three runs: of one the reclaimer is held up, of one a monitor, of one all.
 #[test]
+#[ignore = "takes long: make test-long"]
 fn who_is_held_up_for_ten_seconds_does_no_harm() {
     let Some(_turn) = turn() else { return };
     let mut random = fastrand::Rng::new();
@@ -155,11 +156,13 @@ fn without_its_reclaimer() {
 }
 
 #[test]
+#[ignore = "takes long: make test-long"]
 fn without_a_monitor() {
     is_stopped_without("lowtide-monitor", 1);
 }
 
 #[test]
+#[ignore = "takes long: make test-long"]
 fn without_any_monitor() {
     is_stopped_without("lowtide-monitor", usize::MAX);
 }

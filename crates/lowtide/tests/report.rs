@@ -42,6 +42,7 @@ fn assert_balanced(page: &str) {
     assert!(open.is_empty(), "{open:?}");
 }
 
+// (Over 70 lines: one run of some seconds, and every statement about it.)
 #[test]
 fn a_run_that_thrashes() {
     let Some(_turn) = turn() else { return };

@@ -53,6 +53,7 @@ impl core::error::Error for Invalid {}
 
 impl Area {
     /// Checks everything that the area knows against everything else. No other thread may use the area meanwhile.
+    /// (Over 70 lines: one pass, in which each sum is compared with what was added up before.)
     ///
     /// # Errors
     /// The first thing that is wrong.

@@ -140,9 +140,8 @@ fn mixtures(scale: &Scale, outcome: &mut Outcome) -> Result<(), String> {
     Ok(())
 }
 
-/// What looking for filled pages costs those that are not: of programs, and made ones that look like filled pages for long.
-fn check(scale: &Scale, outcome: &mut Outcome) -> Result<(), String> {
-    let (most, rounds) = (scale.pick(1000, 4000), scale.pick(7, 21));
+/// Sets of up to `most` pages that are neither zero nor same-filled, with their names; those of programs first.
+fn neithers(most: usize) -> Result<Vec<(String, Vec<Page>)>, String> {
     let mut sets: Vec<(String, Vec<Page>)> = Vec::new();
     let mut all = Vec::new();
     for (name, read) in PROGRAMS {
@@ -169,6 +168,13 @@ fn check(scale: &Scale, outcome: &mut Outcome) -> Result<(), String> {
         (0..most).map(one).collect::<Vec<Page>>()
     };
     sets.push(("zero but for one byte anywhere".to_owned(), nearly(|random| random.usize(..PAGE_SIZE))));
+    Ok(sets)
+}
+
+/// What looking for filled pages costs those that are not: of programs, and made ones that look like filled pages for long.
+fn check(scale: &Scale, outcome: &mut Outcome) -> Result<(), String> {
+    let (most, rounds) = (scale.pick(1000, 4000), scale.pick(7, 21));
+    let sets = neithers(most)?;
     let columns = ["pages that are neither", "check ns/page", "+-", "store ns/page (LZ4)", "+-", "check / store"];
     let mut table = Table::new("what the check costs, on the pages of a run that the store has just been through", &columns);
     let mut samples: Vec<[Sample; 2]> = sets.iter().map(|_| Default::default()).collect();

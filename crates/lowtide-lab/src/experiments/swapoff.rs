@@ -100,20 +100,22 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     Ok(outcome)
 }
 
+/// What was measured of one kind of real run.
+#[derive(Default)]
+struct Real {
+    seconds: Sample,
+    user: Sample,
+    system: Sample,
+    reads: Sample,
+    read_bytes: Sample,
+    files: Sample,
+    bytes: Sample,
+}
+
 /// `lowtide swapoff` of a run.
 fn real(scale: &Scale, outcome: &mut Outcome) -> Result<(), String> {
     const KINDS: [(RunTo, bool); 4] = [(RunTo::Area, false), (RunTo::Area, true), (RunTo::Pool, false), (RunTo::Pool, true)];
     let bytes: u64 = scale.pick(128 << 20, 1 << 30);
-    #[derive(Default)]
-    struct Real {
-        seconds: Sample,
-        user: Sample,
-        system: Sample,
-        reads: Sample,
-        read_bytes: Sample,
-        files: Sample,
-        bytes: Sample,
-    }
     let mut all: [Real; KINDS.len()] = Default::default();
     in_turn(&KINDS, scale.pick(1, 3), |i, (to, building)| {
         let taken = measure(Setup { bytes, to: *to, building: *building }, DIR.as_ref())?;
@@ -210,15 +212,7 @@ fn empty(pages: &[Page], owners: Owners, to: To, run: usize) -> Result<Once, Str
     let before = store.stats();
     let began = Instant::now();
     store.close_area(0);
-    // The table of owners, of all slots at once.
-    let area = store.next_emptying(0, 0).ok_or("the area is not there")?;
-    let mut table: Vec<usize> = vec![usize::MAX; area.slots as usize];
-    for (page, entry) in entries.iter().enumerate() {
-        if let Some(entry) = entry {
-            table[entry.offset() as usize] = page;
-        }
-    }
-    let used: Vec<usize> = table.into_iter().filter(|page| *page != usize::MAX).collect();
+    let used = by_slot(&store, &entries)?;
     let mut loaded = [const { Err(StoreError::Full) }; MOST];
     for some in used.chunks(run) {
         let from: Vec<Entry> = some.iter().filter_map(|page| entries[*page]).collect();
@@ -254,6 +248,18 @@ fn empty(pages: &[Page], owners: Owners, to: To, run: usize) -> Result<Once, Str
     // SAFETY: nobody refers to them any more.
     maps.into_iter().for_each(|map| unsafe { map.retire() });
     Ok(once)
+}
+
+/// The pages that are in the first area, in the order of their slots: the table of owners, of all slots at once.
+fn by_slot(store: &Store, entries: &[Option<Entry>]) -> Result<Vec<usize>, String> {
+    let area = store.next_emptying(0, 0).ok_or("the area is not there")?;
+    let mut table: Vec<usize> = vec![usize::MAX; area.slots as usize];
+    for (page, entry) in entries.iter().enumerate() {
+        if let Some(entry) = entry {
+            table[entry.offset() as usize] = page;
+        }
+    }
+    Ok(table.into_iter().filter(|page| *page != usize::MAX).collect())
 }
 
 /// A file without a name for the area `number`, of twice as many pages.

@@ -46,6 +46,7 @@ struct Areas {
 }
 
 impl Areas {
+    /// Does one thing at random. (Over 70 lines: an arm for each.)
     fn step(&mut self, house: &House, worker: &mut Worker, random: &mut Random) {
         let number = random.below(3);
         match &mut self.off {

@@ -40,6 +40,7 @@ pub fn doctor() -> u8 {
     u8::from(refusal.is_some())
 }
 
+/// All that is said, in order. (As long as the list of what is looked at: each entry is a line or two.)
 fn lines(probe: &Probe) -> Vec<Line> {
     let mut lines = Vec::new();
     let mut add = |good: bool, what, found: String| lines.push(Line { mark: if good { "ok" } else { "NO" }, what, found });

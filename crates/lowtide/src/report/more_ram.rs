@@ -40,6 +40,7 @@ fn rows(observed: &Observed) -> Vec<Prediction> {
 }
 
 /// The section.
+/// (As long as the section is: it is the text of the page.)
 pub fn section(report: &Report<'_>) -> Markup {
     let observed = &report.observed;
     let curve = observed.curve();

@@ -86,6 +86,7 @@ impl StandIn {
     }
 }
 
+// (Over 70 lines: one run, and every statement about it.)
 #[test]
 fn statistics_and_warnings() {
     if !works() {

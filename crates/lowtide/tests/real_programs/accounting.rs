@@ -158,12 +158,14 @@ fn compare(program: &str, arguments: &str) -> bool {
 }
 
 #[test]
+#[ignore = "takes long: make test-long"]
 fn own_memory_is_what_the_kernel_says() {
     let Some(_turn) = turn() else { return };
     let _ = compare("thread_mix", "4 6000 48") && compare("one_malloc", "160 ztw");
 }
 
 #[test]
+#[ignore = "takes long: make test-long"]
 fn a_pool_that_is_too_small_is_full_and_refuses_and_threads_wait_for_locks() {
     let Some(_turn) = turn() else { return };
     let Some(job) = job("accounting, small pool", "thread_mix", "4 6000 48") else { return };

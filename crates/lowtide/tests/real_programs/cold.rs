@@ -74,6 +74,7 @@ fn watch(job: &Job, options: &[&str]) -> Seen {
 }
 
 #[test]
+#[ignore = "takes long: make test-long"]
 fn memory_that_nobody_wants_is_compressed_again() {
     let Some(_turn) = turn() else { return };
     let Some(job) = job("cold memory", "sleeps", "96 zwtt") else { return };

@@ -34,6 +34,7 @@ fn mremap_in_all_cases() {
 
 /// That a range was unmapped is told after it was, when something else may be there.
 #[test]
+#[ignore = "takes long: make test-long"]
 fn what_was_unmapped_is_in_use_again() {
     let Some(_turn) = turn() else { return };
     let Some(job) = job("taken place", "taken_place", "32 10") else { return };
@@ -84,6 +85,7 @@ impl Drop for Cgroup {
 
 /// From Linux 6.15 on the kernel drops pages that were freed by MADV_FREE from where lowtide has moved them, too.
 #[test]
+#[ignore = "takes long: make test-long"]
 fn freed_pages_are_dropped_anywhere() {
     let Some(_turn) = turn() else { return };
     let (Some(job), Some(shell)) = (job("MADV_FREE", "dropped_pages", "free 24 64 8"), tool("sh")) else { return };
@@ -126,6 +128,7 @@ fn what_was_only_read_is_held_back_when_it_is_written() {
 /// By huge pages the program grows at the speed of memory until there are traps everywhere, and where the host takes the CPUs away
 /// from who sets them, for as much longer: so the middle one of three runs counts.
 #[test]
+#[ignore = "takes long: make test-long"]
 fn what_was_only_read_is_held_back_when_it_is_written_by_huge_pages() {
     let Some(_turn) = turn() else { return };
     let limit = Limit { ram: 96 << 20, swap: Swap::Ram };

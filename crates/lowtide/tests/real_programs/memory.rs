@@ -21,6 +21,7 @@ fn text_in_one_malloc() {
 }
 
 #[test]
+#[ignore = "takes long: make test-long"]
 fn noise_in_one_malloc() {
     program("one malloc, noise", "one_malloc", "160 n 10000", Growth::Existing, Data::Any);
 }
@@ -31,6 +32,7 @@ fn everything_in_one_malloc() {
 }
 
 #[test]
+#[ignore = "takes long: make test-long"]
 fn millions_of_small_mallocs() {
     program("small mallocs", "small_mallocs", "2500000", Growth::Existing, Data::Compressible);
 }
@@ -70,6 +72,7 @@ fn mappings_are_left_for_the_program() {
 
 /// 20,000 areas of 256 KiB at random addresses: what lowtide keeps of them must not depend on where they are.
 #[test]
+#[ignore = "takes long: make test-long"]
 fn scattered_areas() {
     program("scattered areas", "scattered", "20000 4", Growth::Stream, Data::Compressible);
 }
@@ -82,6 +85,7 @@ fn programs_with_their_own_memcpy() {
 
 /// The kernel makes a mapping larger by itself when it is touched below its start.
 #[test]
+#[ignore = "takes long: make test-long"]
 fn stacks_that_the_kernel_grows() {
     program("MAP_GROWSDOWN", "grows_down", "20 64", Growth::Existing, Data::Any);
 }

@@ -203,6 +203,7 @@ fn saves_in_a_row(server: &Server, start: impl Fn(&Job) -> Running) -> Result<((
 
 /// What the child that saves has in memory counts, its part of what it shares with its parent and the copies that arise.
 #[test]
+#[ignore = "takes long: make test-long"]
 fn ten_background_saves_in_a_row() {
     let Some(_turn) = turn() else { return };
     let Some(server) = Server::that_saves() else { return };

@@ -13,6 +13,7 @@ fn closes_all_descriptors() {
 }
 
 #[test]
+#[ignore = "takes long: make test-long"]
 fn preloads_a_library_into_its_child() {
     let Some(_turn) = turn() else { return };
     let (Some(job), Some(library)) = (job("own LD_PRELOAD", "own_preload", "96"), library("harmless_preload")) else { return };

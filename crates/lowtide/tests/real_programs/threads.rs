@@ -14,6 +14,7 @@ fn four_threads_mix_everything() {
 
 /// System calls past the C library, of several threads that move memory: the kernel's reports of these come in any order.
 #[test]
+#[ignore = "takes long: make test-long"]
 fn raw_calls_of_threads_are_right_or_refused() {
     let Some(_turn) = turn() else { return };
     for seed in 1..=4 {

@@ -67,6 +67,7 @@ fn prints_checksums(outcome: &Outcome) -> bool {
 }
 
 #[test]
+#[ignore = "takes long: make test-long"]
 fn memtester() {
     let Some(_turn) = turn() else { return };
     let Some(program) = tool("memtester") else { return };
@@ -76,6 +77,7 @@ fn memtester() {
 }
 
 #[test]
+#[ignore = "takes long: make test-long"]
 fn gnu_sort() {
     let Some(_turn) = turn() else { return };
     let file = input("lines.txt", lines);
