@@ -1,5 +1,6 @@
 //! How limits, swap places and codecs are written, and what they default to: the same for `lowtide run`, for regions, and for C
-//! and Python. Beside that, what [`proc`] and a [`sampler`] see of processes from outside, for the command, the lab and the tests.
+//! and Python. Beside that, what [`proc`] and a [`sampler`] see of processes from outside, for the command, the lab and the
+//! tests.
 //!
 //! Errors are texts that say what is wrong and what to do; the caller puts the option's name before them.
 

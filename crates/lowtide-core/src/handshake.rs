@@ -6,8 +6,8 @@
 //! stopped waiting by then, says that it has let go. What the parent did to the child's memory happened before that, and what
 //! the child does with it comes after. Unless the child was ready, all of its memory is there.
 //!
-//! Orderings: who changes the word releases what it did before, and who reads it acquires that: `ready` pairs with `is_ready`,
-//! `want_all` with `wants_all`, `close` with `is_closed`, and with the child's exchange that comes too late.
+//! Orderings: a thread that changes the word releases what it did before, and one that reads it acquires that: `ready` pairs
+//! with `is_ready`, `want_all` with `wants_all`, `close` with `is_closed`, and with the child's exchange that comes too late.
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 

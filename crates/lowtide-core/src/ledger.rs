@@ -1,4 +1,4 @@
-//! Who keeps count of the memory that lowtide holds for itself.
+//! The account of the memory that lowtide holds for itself: who keeps it is told when some comes or goes.
 
 use core::fmt;
 

@@ -84,8 +84,8 @@ impl<const N: usize> Watchers<N> {
     /// until it is [back](Watchers::back). May be said again.
     pub fn leave(&self, i: usize) {
         if self.threads[i].away.swap(1, Ordering::Relaxed) == 0 {
-            // Before the call: who has stepped aside by then was counted as aside before that, and is called; who has not finds
-            // that it is the last. Acquire: pairs with the Release in `is_not_the_last`.
+            // Before the call: a thread that has stepped aside by then was counted as aside before that, and is called; one
+            // that has not finds that it is the last. Acquire: pairs with the Release in `is_not_the_last`.
             self.watching.fetch_sub(1, Ordering::AcqRel);
         }
         self.call_all();

@@ -25,7 +25,7 @@ pub struct Burners {
 }
 
 impl Burners {
-    /// Starts so many in the session of this process. By a thread that outlives them: when it ends, they do.
+    /// Starts this many in the session of this process. By a thread that outlives them: when it ends, they do.
     ///
     /// # Errors
     /// A line: one can't be started.
@@ -41,7 +41,7 @@ impl Burners {
     }
 }
 
-/// The words in front of a command that run it beside so many programs that burn CPU, in its session; none for none.
+/// The words in front of a command that run it beside this many programs that burn CPU, in its session; none for none.
 ///
 /// # Errors
 /// A line.

@@ -13,7 +13,7 @@ use lowtide_core::vm::PAGE_SIZE;
 /// How long a program may take to fill its memory.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Reads up to so many pages of a kind of memory. The error says what is missing.
+/// Reads up to this many pages of a kind of memory. The error says what is missing.
 type Pages = fn(usize) -> Result<Vec<[u8; PAGE_SIZE]>, String>;
 /// The anonymous memory of programs: pages that are in memory, all-zero ones included.
 pub const PROGRAMS: [(&str, Pages); 5] =

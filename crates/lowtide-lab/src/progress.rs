@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 pub struct Progress(ProgressBar);
 
 impl Progress {
-    /// So many steps are to be done.
+    /// This many steps are to be done.
     pub fn new(steps: usize) -> Progress {
         let style = ProgressStyle::with_template("{pos} of {len} done: {wide_msg}");
         Progress(ProgressBar::new(steps as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
@@ -21,7 +21,7 @@ impl Progress {
         self.0.tick();
     }
 
-    /// So many more steps are to be done than was thought.
+    /// This many more steps are to be done than was thought.
     pub fn more(&self, steps: usize) {
         self.0.inc_length(steps as u64);
     }

@@ -21,7 +21,7 @@ use super::{DeviceName, ReadRun, SealRun, WriteRun};
 use crate::vm::PAGE_SIZE;
 use crate::vm::Page;
 
-/// Without O_DIRECT: after so many bytes written, what has reached the disk by then is dropped from the page cache.
+/// Without O_DIRECT: after this many bytes written, what has reached the disk by then is dropped from the page cache.
 const FORGET_EVERY: u64 = 4 << 20;
 
 /// An open swap file; it is closed with the value.
@@ -83,7 +83,7 @@ impl FileDevice {
         self.rings.as_ref().map(drop).map_err(|errno| *errno)
     }
 
-    /// Makes a regular file without a name that is shorter so many bytes long, without giving it space: writes inside its
+    /// Makes a regular file without a name that is shorter this many bytes long, without giving it space: writes inside its
     /// length go on at the same time, those that make it longer do not. Where that can't be done nothing is lost. Files with
     /// names stay as they are: they may lie on a file system without holes (FAT), which would write all of it now. Those
     /// without are only where there are holes.

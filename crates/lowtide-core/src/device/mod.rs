@@ -1,6 +1,6 @@
 //! Where the bytes of an area's slots go: a file or block device (`file.rs`). What is written there is sealed (`seal.rs`);
-//! transfers are page-aligned, so that they can go past the kernel's page cache. Slots are numbered by their offset in the area,
-//! in pages. No lock may be held across a call that reads or writes.
+//! transfers are page-aligned, so that they can go past the kernel's page cache. Slots are numbered by their offset in the
+//! area, in pages. No lock may be held across a call that reads or writes.
 
 mod bounce;
 #[cfg(any(test, feature = "faults"))]

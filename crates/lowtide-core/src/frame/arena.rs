@@ -19,7 +19,7 @@ use crate::sync::atomic::{AtomicIsize, AtomicUsize};
 use crate::sync::{Guard, Lock};
 use crate::vm::{Mapping, PAGE_SIZE};
 
-/// So many CPUs are asked for a run with memory.
+/// This many CPUs are asked for a run with memory.
 const NEIGHBOURS: usize = 8;
 
 /// What one CPU keeps. The figures are changed with the lock held, by plain stores, and read without.

@@ -140,8 +140,8 @@ impl Frames {
         Ok(frames)
     }
 
-    /// Hands out `n` consecutive frames, 1 to [`MAX_RUN`], at a multiple of `n` rounded up to a power of two, of this CPU's node if it
-    /// has some; `None` when there is no such run. Their bytes are undefined.
+    /// Hands out `n` consecutive frames, 1 to [`MAX_RUN`], at a multiple of `n` rounded up to a power of two, of this CPU's
+    /// node if it has some; `None` when there is no such run. Their bytes are undefined.
     #[inline]
     pub fn alloc_run(&self, n: u32) -> Option<FrameNo> {
         self.alloc_on(percpu::current(), n)

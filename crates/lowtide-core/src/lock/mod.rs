@@ -79,7 +79,7 @@ impl<T, const RANK: u8> Lock<T, RANK> {
         self.taken()
     }
 
-    /// Takes the lock if it is free. Allowed whatever this thread holds: who does not wait can't deadlock.
+    /// Takes the lock if it is free. Allowed whatever this thread holds: a thread that does not wait can't deadlock.
     #[inline]
     pub fn try_lock(&self) -> Option<Guard<'_, T, RANK>> {
         self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| self.taken())

@@ -67,7 +67,8 @@ pub(super) fn assert_may_wait(rank: u8) {
     let _ = rank;
 }
 
-/// Panics in debug builds if this thread holds a lock that has a rank: it is about to wait for a device, or calls somebody back.
+/// Panics in debug builds if this thread holds a lock that has a rank: it is about to wait for a device, or calls somebody
+/// back.
 #[inline(always)]
 pub(crate) fn assert_holds_none() {
     #[cfg(debug_assertions)]

@@ -1,6 +1,6 @@
 //! The lock order of lowtide: a thread waits only for locks of a higher rank than all that it holds. (It may try any lock:
-//! who does not wait can't deadlock.) Nobody holds any of them across device I/O, except the pager's space lock, which is not
-//! ranked here because it is a reader-writer lock outside all others.
+//! a thread that does not wait can't deadlock.) Nobody holds any of them across device I/O, except the pager's space lock,
+//! which is not ranked here because it is a reader-writer lock outside all others.
 
 /// Not checked: the lock is never held together with another.
 pub const UNRANKED: u8 = 0;

@@ -13,7 +13,8 @@
 //!    the old ones.)
 //! 2. A copy is put into another span. Nobody knows it yet.
 //! 3. The reclaimer of the handle swaps the old one for the new one in its word, if the word still says the old one.
-//! 4. If it did, the old place is freed: who has read the old handle before finds either the bytes, which are the same, or
+//! 4. If it did, the old place is freed: a thread that has read the old handle before finds either the bytes, which are the
+//! same, or
 //!    nothing, and sees that the word has changed. If it did not, the object was freed or is about to be: the copy is freed,
 //!    and nothing has happened.
 //!

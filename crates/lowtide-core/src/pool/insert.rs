@@ -1,5 +1,5 @@
-//! Where a new object goes: into a gap, or, unless the pool is loose, a new span; one that does not compress into a frame of its
-//! own.
+//! Where a new object goes: into a gap, or, unless the pool is loose, a new span; one that does not compress into a frame of
+//! its own.
 
 use super::handle::Handle;
 use super::span::{MAX_FRAMES, granules};

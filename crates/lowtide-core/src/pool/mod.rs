@@ -3,9 +3,9 @@
 //! Objects of any lengths share a span (`span.rs`): there are no size classes, whose half-filled spans and roundings are most
 //! of what a pool of small or middling size would waste. A new object goes into the gap that it fits best, of all spans of the
 //! shard. That alone keeps a big pool dense whose objects are of many lengths. Where they are nearly alike most gaps are just
-//! too short; so while more than a 40th of the pool is free (`insert.rs`), gaps of the emptiest span are joined rather than a span
-//! added. Spans belong to shards, each with a lock that protects its shelves (`shelf.rs`) and the memory of all its spans. A
-//! byte per frame says of which shard the span is that begins there; it changes under that shard's lock only. Objects are
+//! too short; so while more than a 40th of the pool is free (`insert.rs`), gaps of the emptiest span are joined rather than a
+//! span added. Spans belong to shards, each with a lock that protects its shelves (`shelf.rs`) and the memory of all its spans.
+//! A byte per frame says of which shard the span is that begins there; it changes under that shard's lock only. Objects are
 //! copied in and out under the lock, so that a handle whose object was freed meanwhile is an error or somebody else's bytes,
 //! never a bad access. Small pools use one shard, because each shard has a span that is being filled.
 //!
@@ -135,8 +135,8 @@ impl Pool {
     ///
     /// # Errors
     /// If the handle names no object, or one longer than `into`. An object that was moved is not found at its old place, and a
-    /// handle whose place was given to another object meanwhile may yield bytes of that one: who reads while others free or
-    /// compact must check afterwards whether the handle still counts.
+    /// handle whose place was given to another object meanwhile may yield bytes of that one: a thread that reads while others
+    /// free or compact must check afterwards whether the handle still counts.
     pub fn read(&self, handle: Handle, into: &mut [u8]) -> Result<usize, Stale> {
         let len = handle.object_len();
         let into = into.get_mut(..len).ok_or(Stale)?;

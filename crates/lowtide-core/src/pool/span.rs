@@ -17,7 +17,7 @@ pub(super) const GRANULE: usize = 8;
 const WORD: usize = size_of::<Object>();
 /// Bytes in front of the directory.
 pub(super) const HEADER: usize = size_of::<Header>();
-/// The directory grows and shrinks by so many words: then it ends where an object may begin.
+/// The directory grows and shrinks by this many words: then it ends where an object may begin.
 const CHUNK: usize = GRANULE;
 /// In a longer directory nobody looks for the neighbours of an object that goes.
 const LOOK_AROUND: usize = 64;
@@ -64,7 +64,7 @@ pub(super) struct Header {
     bottom: u16,
     /// Granules in gaps.
     free: u16,
-    /// Granules of the longest gap, or fewer: it is looked for afresh when an object is put in a gap between others.
+    /// Granules of the longest gap, or fewer: the span looks for it afresh when an object is put in a gap between others.
     longest: u16,
 }
 
@@ -251,8 +251,8 @@ impl Span {
         let (begins, end) = (object.begins(), object.begins() + object.granules());
         let lowest = begins == self.header().bottom as usize;
         let short = self.places() <= LOOK_AROUND;
-        // The gap that there is now may be longer than what was the object's; it is looked for afresh when another is put in a
-        // gap.
+        // The gap that there is now may be longer than what was the object's; the span looks for it afresh when another is put
+        // in a gap.
         let (from, to) = if short || lowest { self.around(begins) } else { (begins, end) };
         let h = self.header();
         if lowest {

@@ -13,7 +13,7 @@ use crate::vm::OnFork;
 /// A clock: its two bits of a cluster's byte.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Clock {
-    /// The clock of who writes pages to the device.
+    /// The clock of the thread that writes pages to the device.
     Writing,
     /// The clock of who compresses pages better.
     Recompressing,

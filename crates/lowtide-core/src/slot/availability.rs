@@ -75,8 +75,8 @@ impl Availability {
     /// Whether slots may be given out as far as swapoff and forks are concerned: asked for each allocation.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
-        // Sequentially consistent, as are `close` and the count of users (`areas/reference.rs`): either who closes waits
-        // for this thread, or this sees the area closed.
+        // Sequentially consistent, as are `close` and the count of users (`areas/reference.rs`): either the thread that closes
+        // waits for this thread, or this sees the area closed.
         self.word.load(Ordering::SeqCst) & (CLOSED | INHERITED) == 0
     }
 

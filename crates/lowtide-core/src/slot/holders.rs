@@ -20,8 +20,8 @@
 //!
 //! **A look at all maps takes a while**, and meanwhile a child can hand a slot on to a grandchild and let go of it: who looked
 //! at the grandchild's map before and at the child's map after that saw nobody. So each parent counts in `filled` when it has
-//! filled a map, before it can let go of anything, and who finds that the count has changed while it looked knows nothing
-//! ([`Holders::held`]).
+//! filled a map, before it can let go of anything, and a process that finds that the count has changed while it looked knows
+//! nothing ([`Holders::held`]).
 
 use rustix::io::Errno;
 
@@ -132,7 +132,8 @@ impl Holders {
 
     /// Drops a holder's reference to a slot: by the holder itself.
     pub(super) fn drop_one(&self, holder: usize, slot: usize) {
-        // Release: pairs with the Acquire in `held`. Who gives the slot out again does so after this process has read it.
+        // Release: pairs with the Acquire in `held`. A process that gives the slot out again does so after this process has
+        // read it.
         self.maps[holder * self.words + slot / 64].fetch_and(!(1 << (slot % 64)), Ordering::Release);
     }
 
@@ -143,8 +144,8 @@ impl Holders {
         let filled = self.filled[0].load(Ordering::Acquire);
         let mut held = also();
         for (first, in_use) in (0..).step_by(64).zip(self.in_use.iter()) {
-            // Acquire, here and below: pairs with the Release in `drop_one` and `clear`. Who sees a bit gone that a parent had,
-            // sees in the last line that this parent had filled a map before, if it has.
+            // Acquire, here and below: pairs with the Release in `drop_one` and `clear`. A process that sees a bit gone that a
+            // parent had, sees in the last line that this parent had filled a map before, if it has.
             let mut in_use = in_use.load(Ordering::Acquire);
             while in_use != 0 {
                 let holder = first + in_use.trailing_zeros() as usize;
@@ -185,8 +186,8 @@ impl Holders {
 
     /// Makes a record this process's to clear.
     pub(super) fn take_over(&self, holder: usize, record: u64, me: Image) -> bool {
-        // Acquire: pairs with the Release in `take` and here. Release: who takes it over from this process, or fails to, comes
-        // after.
+        // Acquire: pairs with the Release in `take` and here. Release: a process that takes it over from this one, or fails to,
+        // comes after.
         self.records[holder].compare_exchange(record, CLEARING | me.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 

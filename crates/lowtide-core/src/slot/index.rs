@@ -1,17 +1,17 @@
 //! Which partly used clusters have which room: a bitmap of clusters for each level, changed by atomic operations with the
-//! cluster's lock held, searched without any lock. Who finds a cluster here locks it and looks again. Full clusters are in no
-//! bitmap: nobody searches them. So a search opens only clusters that surely have what it looks for, whatever orders they served
-//! so far, and finds nothing exactly when there is nothing.
+//! cluster's lock held, searched without any lock. A thread that finds a cluster here locks it and looks again. Full clusters
+//! are in no bitmap: nobody searches them. So a search opens only clusters that surely have what it looks for, whatever orders
+//! they served so far, and finds nothing exactly when there is nothing.
 //!
 //! The clusters that CPUs are filling at the moment are let be: the index says of them what was true when a CPU took them, and
 //! is put right when that CPU leaves or a search opens them in vain. So a search opens in vain at most as many clusters as
-//! there are CPUs times orders, and never misses a run. Clusters with clean copies, full ones too, are in one more, by what room they have if those are
-//! given up.
+//! there are CPUs times orders, and never misses a run. Clusters with clean copies, full ones too, are in one more, by what
+//! room they have if those are given up.
 //!
 //! Above each 64 words of a bitmap there is one word that says which of them may not be empty, so that a search of an area of a
-//! terabyte reads a few hundred words at most. Who takes the last cluster out of a word leaves it at that: the next one often
-//! comes soon, and the search that finds the word empty says so above ([`Index::tidy`]). For a moment that can hide a cluster
-//! that has just been entered; so who finds nothing while somebody tidies up looks at all words.
+//! terabyte reads a few hundred words at most. A thread that takes the last cluster out of a word leaves it at that: the next
+//! one often comes soon, and the search that finds the word empty says so above ([`Index::tidy`]). For a moment that can hide a
+//! cluster that has just been entered; so a thread that finds nothing while another tidies up looks at all words.
 //!
 //! The clusters of each CPU's zone have words of their own: a search of a zone reads no others, and CPUs that keep to their
 //! zones change no word of each other's but those above, which seldom change.
@@ -103,7 +103,8 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// `zones`: how many, as a power of two, whose clusters are together; 0 where neighbours are to be found one after the other.
+    /// `zones`: how many, as a power of two, whose clusters are together; 0 where neighbours are to be found one after the
+    /// other.
     pub(super) fn new(clusters: usize, zones: u32) -> Result<Index, Errno> {
         let zone_bits = clusters.div_ceil(1 << zones).max(64).next_power_of_two().trailing_zeros();
         let words = (1usize << (zone_bits + zones)) / 64;
@@ -275,7 +276,8 @@ impl Index {
         Some((self.cluster_of(bit), bit + 1))
     }
 
-    /// The clusters of a level and a zone, each once: from cluster `start` on, if that is of the zone, and then those before it.
+    /// The clusters of a level and a zone, each once: from cluster `start` on, if that is of the zone, and then those before
+    /// it.
     #[inline]
     pub(super) fn around(&self, level: Level, zone: Zone, start: usize) -> impl Iterator<Item = usize> {
         let all = self.bits_of(zone);

@@ -4,7 +4,7 @@ use super::*;
 use crate::device::DeviceName;
 use crate::faults::{Fault, Faults, Op};
 
-/// An area of so many clusters; its number is `number`.
+/// An area of this many clusters; its number is `number`.
 pub(super) fn area(number: u8, priority: i16, clusters: u64) -> FileConfig {
     let name = DeviceName { kind: "dir:", path: b"/test", number };
     FileConfig { name, priority, ..FileConfig::new(tmpfile(), clusters * 2 * MIB) }

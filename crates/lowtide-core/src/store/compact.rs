@@ -25,7 +25,7 @@ pub(super) struct Compaction {
 impl Compaction {
     /// How many passes have begun. Read before a table word and after it was read again: if it has not changed, and the word
     /// has not, then the object was not moved between. (An object that moved there and back did so in two passes. The second
-    /// one began after the first move; who sees the second move's word also sees that it began.)
+    /// one began after the first move; a thread that sees the second move's word also sees that it began.)
     pub(super) fn passes(&self) -> u64 {
         // Acquire: pairs with the Release with which a pass begins.
         self.passes.load(Ordering::Acquire)

@@ -10,7 +10,7 @@ pub const FILL_WORDS: usize = 16;
 pub struct FillWord {
     /// The repeated word, never zero; 0 in an entry that says nothing.
     pub word: u64,
-    /// At least so many pages: exact if no more than [`FILL_WORDS`] different words were seen.
+    /// At least this many pages: exact if no more than [`FILL_WORDS`] different words were seen.
     pub pages: u64,
 }
 

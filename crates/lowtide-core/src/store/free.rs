@@ -1,8 +1,8 @@
-//! Frees. Whoever frees many pages, one after another, does so by a [`Freer`]: where their slots are in a row, as those of pages
-//! that left together are, each cluster is locked once, and each area looked up once.
+//! Frees. Whoever frees many pages, one after another, does so by a [`Freer`]: where their slots are in a row, as those of
+//! pages that left together are, each cluster is locked once, and each area looked up once.
 //!
-//! A page is gone, its object let go of, and both counted, as soon as it was named. Only its slot may wait for the others of its
-//! row: nobody is given it meanwhile.
+//! A page is gone, its object let go of, and both counted, as soon as it was named. Only its slot may wait for the others of
+//! its row: nobody is given it meanwhile.
 
 use core::sync::atomic::Ordering;
 
@@ -10,8 +10,9 @@ use super::table_word::Word;
 use super::{Entry, Store};
 use crate::slot::{AreaRef, Row, SwapCache};
 
-/// Frees entries, for whoever has made it: their slots are free when it is dropped. Not to be kept for long, nor by who waits
-/// for others: swapoff waits for who uses an area. Each call may take, and gives back, locks of clusters and of the pool.
+/// Frees entries, for whoever has made it: their slots are free when it is dropped. Not to be kept for long, nor by a thread
+/// that waits for others: swapoff waits for who uses an area. Each call may take, and gives back, locks of clusters and of the
+/// pool.
 #[derive(Debug)]
 pub struct Freer<'a> {
     store: &'a Store,

@@ -15,8 +15,8 @@ use crate::slot::CLUSTER_SLOTS;
 use crate::vm::PAGE_SIZE;
 
 /// How many slots lie between the one where a thread would have gone on and the folio that it got, which is to be written with
-/// what is before it. Only on a rotating device, where threads share one sequence, other threads' pages may lie between, and are
-/// written as well if they wait; not from another cluster on.
+/// what is before it. Only on a rotating device, where threads share one sequence, other threads' pages may lie between, and
+/// are written as well if they wait; not from another cluster on.
 fn skipped(before: Entry, folio: &Folio<'_>) -> Option<usize> {
     let skipped = folio.slot.checked_sub(before.offset()).filter(|_| before.area() == folio.area.id())?;
     let same = before.offset() / CLUSTER_SLOTS as u64 == folio.slot / CLUSTER_SLOTS as u64;

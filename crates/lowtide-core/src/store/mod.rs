@@ -140,7 +140,7 @@ impl Store {
             area_lock: file.area_lock,
         };
         self.areas.add(Area::new(Some(device), cfg)?, true)?;
-        // Release: pairs with the Acquire in `has_device`. Who sees it finds the area.
+        // Release: pairs with the Acquire in `has_device`. A thread that sees it finds the area.
         self.own.fetch_add(1, Ordering::Release);
         Ok(())
     }

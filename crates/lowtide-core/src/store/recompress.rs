@@ -41,7 +41,7 @@ pub(super) struct Recompressor {
 
 /// What became of a page.
 enum Fate {
-    /// It is smaller by so many bytes.
+    /// It is smaller by this many bytes.
     Smaller(usize),
     /// Tried, and left as it was.
     Same,

@@ -177,8 +177,8 @@ impl Store {
 
     /// Writes clusters of pages from the pool to their devices until objects of `bytes` bytes have left, or no page is left
     /// that can be written (those that got their slots from a parent, without a device, or on one that fails can't); all of it
-    /// or nothing of a cluster, unless the device fails meanwhile. Loads and frees in progress are not disturbed. Nothing happens
-    /// while another thread is at it.
+    /// or nothing of a cluster, unless the device fails meanwhile. Loads and frees in progress are not disturbed. Nothing
+    /// happens while another thread is at it.
     pub fn shrink(&self, bytes: usize, scratch: &mut Scratch) -> Shrunk {
         let mut shrunk = Shrunk::default();
         if bytes == 0 {

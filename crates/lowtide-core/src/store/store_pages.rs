@@ -9,7 +9,7 @@ use super::tier::{Tier, Tiers, slots_in_pool};
 use super::{Entry, Page, RAM_AREA, Scratch, Store, StoreError, Stored};
 use crate::fill;
 
-/// While the pool is sparse, who stores pages moves one object at most for so many.
+/// While the pool is sparse, a thread that stores pages moves one object at most for this many.
 const COMPACT_PART: usize = 8;
 
 /// What becomes of a page before it has a slot.

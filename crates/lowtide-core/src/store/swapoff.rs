@@ -1,11 +1,11 @@
 //! swapoff: a swap area is emptied while everything else goes on.
 //!
-//! The store knows which slots of an area hold something for this process, and not whose pages they are. Who keeps the entries
-//! (a pager's page map) closes the area, so that none of its slots is given out again, calls [`Store::move_out`] with entries
-//! in the order of their slots, gets for each page another entry that is as good, and replaces the old one by it wherever that
-//! still is. Nothing is claimed meanwhile: a load finds the page under its old entry until the new one is there. Neighbouring
-//! slots are read with one I/O, whosever they are (FreeBSD's swapoff in runs, 2017-19, needs neighbouring owners for that too:
-//! it pages in).
+//! The store knows which slots of an area hold something for this process, and not whose pages they are. The one that keeps the
+//! entries (a pager's page map) closes the area, so that none of its slots is given out again, calls [`Store::move_out`] with
+//! entries in the order of their slots, gets for each page another entry that is as good, and replaces the old one by it
+//! wherever that still is. Nothing is claimed meanwhile: a load finds the page under its old entry until the new one is there.
+//! Neighbouring slots are read with one I/O, whosever they are (FreeBSD's swapoff in runs, 2017-19, needs neighbouring owners
+//! for that too: it pages in).
 //!
 //! That an old entry still names the same page is certain as long as the area is closed: its slots, once free, are given to
 //! nobody.

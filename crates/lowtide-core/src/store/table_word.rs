@@ -1,11 +1,12 @@
 //! The table word of a slot: where the slot's page is for this process. The slot's one word of metadata.
 //!
 //! Bits 62..64 say what it is. The rest is, of a page in the pool: in bits 0..54 the handle (with the object's length), in bits
-//! 54..56 who made the object, in bit 61 whether a worker has claimed it; of one on the device: in bits 0..61 the tag of the sealed page, in bit 61 whether the page is in memory as well.
+//! 54..56 who made the object, in bit 61 whether a worker has claimed it; of one on the device: in bits 0..61 the tag of the
+//! sealed page, in bit 61 whether the page is in memory as well.
 //!
-//! Orderings, wherever a word is used: who changes it does so with Release, and who reads it with Acquire, so that who sees a
-//! word finds the object, or the bytes on the device, that were there before it. (A word that is only looked at, to find out
-//! whether something is worth doing, is read relaxed.)
+//! Orderings, wherever a word is used: a thread that changes it does so with Release, and one that reads it with Acquire, so
+//! that one that sees a word finds the object, or the bytes on the device, that were there before it. (A word that is only
+//! looked at, to find out whether something is worth doing, is read relaxed.)
 
 use crate::device::{TAG_BITS, Tag};
 use crate::pool::Handle;

@@ -197,8 +197,8 @@ pub struct StoreStats {
     pub recompressed: u64,
     /// Bytes by which these became smaller.
     pub recompressed_bytes: u64,
-    /// Pages that the pool had no room for, and those that were not offered to it (it is full, or its limit is 0): they went to a
-    /// device, or were refused.
+    /// Pages that the pool had no room for, and those that were not offered to it (it is full, or its limit is 0): they went to
+    /// a device, or were refused.
     pub pool_refused: u64,
     /// How often the pool became full.
     pub pool_full_times: u64,

@@ -20,7 +20,7 @@ impl Worth {
     /// Everything is.
     pub(super) const ANY: Worth = Worth(1);
 
-    /// In a pool of so many objects of `stored` bytes together. Never all of them are too small.
+    /// In a pool of this many objects of `stored` bytes together. Never all of them are too small.
     pub(super) fn among(stored: usize, objects: usize) -> Worth {
         Worth((stored / objects.max(1) / PART).max(1))
     }

@@ -19,7 +19,7 @@ impl Futex {
     /// Sleeps while the word says `value`. What happened before another value was stored (with Release) has happened.
     pub fn wait_while(&self, value: u32) {
         while self.0.load(Ordering::Acquire) == value {
-            // Interrupted, or changed already: it is looked at again.
+            // Interrupted, or changed already: the caller looks again.
             let _ = futex::wait(&self.0, futex::Flags::PRIVATE, value, None);
         }
     }

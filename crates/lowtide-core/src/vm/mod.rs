@@ -2,9 +2,10 @@
 //! by mistake, and so that it can be told apart from the program's memory.
 //!
 //! A mapping has an inaccessible guard page on each side: the kernel then never merges it with a mapping of the program.
-//! The table of own ranges (`own.rs`) only grows: the address range of a mapping that is no longer needed is kept, empty, for the next
-//! mapping of about the same length ([`Mapping::retire`]). Pages are given back with [`Mapping::discard`]. What may become
-//! large is reserved as address space first and opened as it grows ([`reserve`], [`Mapping::open`]): so is that table itself.
+//! The table of own ranges (`own.rs`) only grows: the address range of a mapping that is no longer needed is kept, empty, for
+//! the next mapping of about the same length ([`Mapping::retire`]). Pages are given back with [`Mapping::discard`]. What may
+//! become large is reserved as address space first and opened as it grows ([`reserve`], [`Mapping::open`]): so is that table
+//! itself.
 
 mod own;
 
@@ -148,8 +149,8 @@ fn map_again(whole: usize, flags: MapFlags) -> Result<Option<*mut core::ffi::c_v
     Ok(None)
 }
 
-/// Writes to the eight bytes at `addr` what is there, so that the page is in memory, and dirty. (An atomic operation that changes
-/// nothing is no access at all once it has been compiled.)
+/// Writes to the eight bytes at `addr` what is there, so that the page is in memory, and dirty. (An atomic operation that
+/// changes nothing is no access at all once it has been compiled.)
 ///
 /// # Safety
 /// Writable memory, aligned; others may use it as atomics only meanwhile.

@@ -49,7 +49,8 @@ pub(super) fn table() -> &'static [OwnRange] {
     if len == 0 { &[] } else { unsafe { core::slice::from_raw_parts(at, len) } }
 }
 
-/// In a forked child whose parent had called [`super::keep_from_children`]: none of the mappings is there, and the table begins anew.
+/// In a forked child whose parent had called [`super::keep_from_children`]: none of the mappings is there, and the table begins
+/// anew.
 ///
 /// # Safety
 /// As [`Lock::reset_after_fork`], and nothing may use a [`super::Mapping`] of the parent's any more.

@@ -53,8 +53,8 @@ pub struct Built {
 const COMMAND: &str = "cargo build --release -p lowtide --features lab --target-dir target/lab";
 
 impl<'a> Builder<'a> {
-    /// Takes the `lowtide` with the other slot allocators, beside the one that was built with this program. `limit` and `swap` in bytes: so
-    /// little swap that areas get full, as only there it matters how runs of slots are found.
+    /// Takes the `lowtide` with the other slot allocators, beside the one that was built with this program. `limit` and `swap`
+    /// in bytes: so little swap that areas get full, as only there it matters how runs of slots are found.
     ///
     /// # Errors
     /// A line: it was not built.

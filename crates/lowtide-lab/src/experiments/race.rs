@@ -96,7 +96,7 @@ fn times(title: &str, matches: &[Raced]) -> Table {
     table
 }
 
-/// A number with so many decimals; a run that was ended leaves none.
+/// A number with this many decimals; a run that was ended leaves none.
 fn cell(value: f64, decimals: usize) -> String {
     if value.is_nan() { "-".to_owned() } else { format!("{value:.decimals$}") }
 }

@@ -144,7 +144,7 @@ impl<'a> Pages<'a> {
         }
     }
 
-    /// Fills the area, and then loads and stores so many folios.
+    /// Fills the area, and then loads and stores this many folios.
     fn run(mut self, rounds: u64) -> Counts {
         let most = (self.used.len() as f64 * OUT) as u64;
         while self.pages_out < most {

@@ -107,7 +107,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     Ok(outcome)
 }
 
-/// Writes `pages` pages by so many threads, and reads them back. The seeks of both.
+/// Writes `pages` pages by this many threads, and reads them back. The seeks of both.
 fn measure(rotating: bool, writers: usize, pages: usize) -> Result<[Seeks; 2], String> {
     let text = |e: StoreError| format!("the store: {e:?}");
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
@@ -140,7 +140,7 @@ fn noise(number: usize) -> Vec<Page> {
     pages
 }
 
-/// Stores so many batches; `None`: one could not be written.
+/// Stores this many batches; `None`: one could not be written.
 fn write(store: &Store, number: usize, batches: usize, recorder: &Recorder) -> Option<Vec<Vec<Entry>>> {
     let mut scratch = Scratch::new().ok()?;
     let noise = noise(number);

@@ -134,7 +134,7 @@ pub fn run(setup: Setup, time: Duration) -> Result<Seen, String> {
         let touching: Vec<_> = (0..setup.threads).map(|i| scope.spawn(move || served.touch(i, setup.way))).collect();
         std::thread::sleep(time);
         served.stop.store(true, Ordering::Relaxed);
-        // Who waits for a page goes on, with zeros: nobody may ever come to serve it.
+        // A thread that waits for a page goes on, with zeros: nobody may ever come to serve it.
         // SAFETY: no page is in anybody's hands: what is installed there from now on is refused.
         served.note(unsafe { served.uffd.unregister(served.start, served.bytes) }.map_err(|e| format!("unregister: {e}")));
         // Before the monitors are to end, which may not run beside them.

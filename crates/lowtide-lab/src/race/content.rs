@@ -15,7 +15,7 @@ pub const RECORDS: usize = WORDS / RECORD;
 pub struct Content {
     /// Words of each record that are noise; the others repeat one word.
     pub noise: usize,
-    /// Of 100 pages, so many are zeros.
+    /// Of 100 pages, this many are zeros.
     pub zeros: usize,
 }
 
@@ -25,7 +25,7 @@ impl Content {
     /// LZ4 makes nothing of this.
     pub const NOISE: Content = Content { noise: 64, zeros: 0 };
 
-    /// Word `j` of page `i` after so many changes, which touch the first word only.
+    /// Word `j` of page `i` after this many changes, which touch the first word only.
     pub fn word(self, i: usize, j: usize, changes: u32) -> u64 {
         // 61 and 100 have no common factor: the zero pages lie among the others.
         if i * 61 % 100 < self.zeros && changes == 0 {
@@ -43,7 +43,7 @@ impl Content {
         page.iter_mut().enumerate().for_each(|(j, word)| *word = self.word(i, j, 0));
     }
 
-    /// A sum over record `record` of page `i`, which changed so many times.
+    /// A sum over record `record` of page `i`, which changed this many times.
     ///
     /// # Errors
     /// The page's number: a word is wrong.

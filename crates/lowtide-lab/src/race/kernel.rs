@@ -134,7 +134,7 @@ impl Kernel {
         write(&self.group.join("memory.force_empty"), "0")
     }
 
-    /// Gives the group so many bytes. What the kernel has there for itself, page tables above all, is not in them, as a limit
+    /// Gives the group this many bytes. What the kernel has there for itself, page tables above all, is not in them, as a limit
     /// of lowtide is not for that either: so this is to be called again and again while something runs.
     ///
     /// # Errors

@@ -19,9 +19,9 @@ use crate::progress::Progress;
 const SWAP: u64 = 4 << 30;
 /// A run on its own, and before it is known how long the load takes.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The kernel's first run may take so many times the native time more.
+/// The kernel's first run may take this many times the native time more.
 const SLOWEST_KERNEL: f64 = 30.0;
-/// lowtide may take so many times the kernel's time, and so many seconds more: what takes longer has lost, and by how much
+/// lowtide may take this many times the kernel's time, and this many seconds more: what takes longer has lost, and by how much
 /// is not worth an hour.
 const SLOWEST: f64 = 4.0;
 const MORE_SECONDS: f64 = 20.0;

@@ -13,7 +13,7 @@ use std::hash::Hasher;
 const PIPELINE: usize = 64;
 /// How long the server may take to listen, and to answer.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Of so many requests one changes its key.
+/// Of this many requests one changes its key.
 const REQUESTS_PER_CHANGE: usize = 5;
 
 /// What it asks.

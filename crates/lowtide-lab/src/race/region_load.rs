@@ -118,7 +118,7 @@ fn run(load: &RegionLoad) -> Result<f64, String> {
     };
     let region = Region::builder(load.bytes()).ram(load.ram).swap(Swap::Ram).delivery(delivery).build();
     let mut region = region.map_err(|e| e.to_string())?;
-    // SAFETY: page-aligned memory of so many words, any bytes are valid words, borrowed as long as the slice lives.
+    // SAFETY: page-aligned memory of this many words, any bytes are valid words, borrowed as long as the slice lives.
     let words = unsafe { std::slice::from_raw_parts_mut(region.as_mut_slice().as_mut_ptr().cast(), load.pages * WORDS) };
     fill_and_touch(load, words)
 }

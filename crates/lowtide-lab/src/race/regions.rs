@@ -10,7 +10,7 @@ use crate::measure::{Sample, in_turn};
 
 /// No run takes longer.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// A mapped file is touched so much less often: what is not in memory comes from the disk.
+/// A mapped file is touched this much less often: what is not in memory comes from the disk.
 const FILE_SHARE: usize = 8;
 /// The same of one that reads ahead in vain: a millisecond a touch.
 const FILE_SHARE_OUT_OF_ORDER: usize = 32;
@@ -18,7 +18,7 @@ const FILE_SHARE_OUT_OF_ORDER: usize = 32;
 pub const SIDES: [(&str, Home); 4] =
     [("zram", Home::Memory), ("in-thread", Home::Thread), ("monitor", Home::Monitor), ("mapped file", Home::File)];
 
-/// One way of touching, by so many threads.
+/// One way of touching, by this many threads.
 #[derive(Debug)]
 pub struct Touched {
     /// How.
@@ -32,7 +32,7 @@ pub struct Touched {
 }
 
 impl Race {
-    /// Measures `pages` pages in `percent` of their memory, in these orders and with so many threads.
+    /// Measures `pages` pages in `percent` of their memory, in these orders and with this many threads.
     ///
     /// # Errors
     /// A line.

@@ -48,14 +48,14 @@ pub struct Done {
 pub enum Ended {
     /// With success.
     Well(Done),
-    /// It was ended after so many seconds; its highest memory was sampled until then.
+    /// It was ended after this many seconds; its highest memory was sampled until then.
     TooLong {
         /// Wall time.
         seconds: f64,
         /// As in [`Done`].
         peak: u64,
     },
-    /// The kernel ended it, or a part of it, for lack of memory after so many seconds. Only who gave it a group knows that.
+    /// The kernel ended it, or a part of it, for lack of memory after this many seconds. Only who gave it a group knows that.
     Killed {
         /// Wall time.
         seconds: f64,

@@ -130,7 +130,7 @@ fn touch(load: &Synthetic, data: &mut [u64]) -> Result<u64, usize> {
     }
 }
 
-/// Reads a record at random of each of so many pages, which `choose` chooses.
+/// Reads a record at random of each of this many pages, which `choose` chooses.
 fn reads(
     load: &Synthetic,
     data: &[u64],

@@ -14,7 +14,7 @@ pub const RIGHT: &str = "right";
 /// Bytes that are made, or compared, at a time.
 const PART: usize = 4096;
 
-/// `swapoff-load BYTES`: fills so much memory, says so, waits for the end of its standard input, and checks.
+/// `swapoff-load BYTES`: fills this much memory, says so, waits for the end of its standard input, and checks.
 pub fn main(args: &[String]) -> ExitCode {
     let Some(bytes) = args.first().and_then(|text| text.parse::<usize>().ok()) else {
         eprintln!("lowtide-lab: {NAME} is started by experiments only");

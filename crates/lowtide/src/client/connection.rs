@@ -46,7 +46,7 @@ impl Connection {
             match place.connect(pid) {
                 Ok(socket) => return Ok(Some(Connection { socket, pid, input: Vec::new() })),
                 Err(Errno::NOENT) => return Ok(None),
-                // So many wait to be served.
+                // This many wait to be served.
                 Err(Errno::AGAIN) if Instant::now() < until => std::thread::sleep(Duration::from_millis(10)),
                 Err(Errno::AGAIN) => return Err(silent(pid)),
                 Err(error) => {

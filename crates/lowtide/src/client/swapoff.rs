@@ -54,7 +54,7 @@ fn follow(run: &mut Connection, interrupt: &SignalFd, shown: &Shown) -> Result<u
         if let Some(received) = interrupt.next() {
             let signal = received.signal.as_raw() as u8;
             if cancelled.is_some() {
-                // Who leaves cancels as well.
+                // A client that leaves cancels as well.
                 return Err(Failure { code: 128 + signal, line: "left: the area stays in use".to_owned() });
             }
             cancelled = Some(signal);

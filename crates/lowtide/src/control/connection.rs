@@ -14,11 +14,11 @@ use rustix::net::{RecvFlags, SendFlags};
 use serde_json::{Map, Value};
 use std::time::{Duration, Instant};
 
-/// Who has an answer to read and reads nothing of it for so long is dropped.
+/// A client that has an answer to read and reads nothing of it for this long is dropped.
 const READS_WITHIN: Duration = Duration::from_secs(5);
-/// Who asks nothing for so long is let go.
+/// A client that asks nothing for this long is let go.
 const ASKS_WITHIN: Duration = Duration::from_secs(30);
-/// Who waits for an answer hears something within this time.
+/// A client that waits for an answer hears something within this time.
 const SAYS_WITHIN: Duration = Duration::from_secs(2);
 /// Bytes that are read at once.
 const CHUNK: usize = 16 << 10;
@@ -83,7 +83,7 @@ impl Connection {
         let Some(task) = &mut self.task else { return };
         match task.step(run) {
             Step::Done(answer) => self.finish(answer),
-            // Who has not read the last report needs no other.
+            // A client that has not read the last report needs no other.
             Step::Going(Some(report)) if self.output.is_empty() => {
                 self.output = protocol::progress(report);
                 self.seen = Instant::now();
@@ -97,7 +97,7 @@ impl Connection {
         }
     }
 
-    /// The run is over: says so to who waits for something, as far as it goes without waiting.
+    /// The run is over: says so to clients that wait for something, as far as it goes without waiting.
     pub fn end(&mut self) {
         if self.task.take().is_some() {
             self.finish(Err(Failure { code: 1, line: "the run has ended".to_owned() }));
@@ -171,7 +171,7 @@ impl Connection {
             }
             None if self.has_ended => {
                 if let Some(task) = &mut self.task {
-                    // Who has only said all that there is to say still listens.
+                    // A client that has only said all that there is to say still listens.
                     if is_gone(&self.socket) {
                         let answer = task.cancel(run);
                         self.finish(answer);

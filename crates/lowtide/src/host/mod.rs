@@ -1,5 +1,5 @@
-//! This machine and what lowtide may do on it: [`machine`] has its memory, cgroups and kernel version, [`probe`] tries what a run
-//! needs, [`confinement`] says why something is not allowed, [`privilege`] holds lowtide's own capabilities, and [`doctor`]
+//! This machine and what lowtide may do on it: [`machine`] has its memory, cgroups and kernel version, [`probe`] tries what a
+//! run needs, [`confinement`] says why something is not allowed, [`privilege`] holds lowtide's own capabilities, and [`doctor`]
 //! shows all of it to a user.
 
 pub mod confinement;

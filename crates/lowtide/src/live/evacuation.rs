@@ -8,13 +8,13 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 const PAGE: u64 = PAGE_SIZE as u64;
-/// A process without adopted memory has nothing there; it is waited for so long, in case that it is about to adopt some.
+/// A process without adopted memory has nothing there; it is waited for this long, in case that it is about to adopt some.
 const WATCHERS: Duration = Duration::from_secs(1);
-/// Who has not come further for so long is named.
+/// A process that has not come further for this long is named.
 const SILENT: Duration = Duration::from_secs(3);
-/// What has no room for so long, while nothing else moves, will not find any.
+/// What has no room for this long, while nothing else moves, will not find any.
 const HOMELESS: Duration = Duration::from_secs(2);
-/// If nothing but pages that can't be read is left for so long, nothing else will move.
+/// If nothing but pages that can't be read is left for this long, nothing else will move.
 const UNREADABLE: Duration = Duration::from_secs(1);
 
 /// What a look finds.
@@ -24,7 +24,7 @@ pub enum Found {
     Going,
     /// All have complied.
     Empty,
-    /// There is no room elsewhere for so many bytes.
+    /// There is no room elsewhere for this many bytes.
     NoRoom(u64),
     /// All that is left can't be read.
     Unreadable {

@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 
 /// What a program may use more while the ceiling comes down.
 const HEADROOM: u64 = 8 << 20;
-/// The processes have so long to say what can't be moved out.
+/// The processes have this long to say what can't be moved out.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
-/// The run has so long to come below its limit before that is answered.
+/// The run has this long to come below its limit before that is answered.
 const REACHED_WITHIN: Duration = Duration::from_secs(10);
 /// How often its progress is reported.
 const REPORTS: Duration = Duration::from_millis(250);

@@ -13,7 +13,7 @@ pub struct Requests {
     asked: Receiver<SyncSender<String>>,
 }
 
-/// The side of who asks. Any thread may have one.
+/// The side of the thread that asks. Any thread may have one.
 #[derive(Clone)]
 pub struct Asker {
     bell: Arc<OwnedFd>,
@@ -48,7 +48,7 @@ impl Requests {
         }
         let text = text();
         for to in all {
-            // Who has given up meanwhile does not hear it.
+            // A thread that has given up meanwhile does not hear it.
             let _ = to.try_send(text.clone());
         }
     }

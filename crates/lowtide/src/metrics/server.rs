@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// A client has so long to ask, and as long again to read.
+/// A client has this long to ask, and as long again to read.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Clients that are served at a time; the next is told to come later.
 const MOST: usize = 8;

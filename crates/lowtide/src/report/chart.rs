@@ -26,7 +26,7 @@ pub type Show = fn(f64) -> String;
 
 /// A chart over one quantity.
 pub struct Chart<'a> {
-    /// What it shows, for who can't see it.
+    /// What it shows, for those who can't see it.
     pub title: &'a str,
     /// Below it, with the unit.
     pub x_name: &'a str,

@@ -9,7 +9,7 @@ use maud::{Markup, html};
 const SHOWN: [u32; 10] = [16, 18, 20, 22, 24, 28, 32, 40, 48, 64];
 /// More RAM is worth a sentence from this gain on.
 pub const WORTH: f64 = 1.1;
-/// Of all that more RAM would bring, so much is enough.
+/// Of all that more RAM would bring, this much is enough.
 const ENOUGH: f64 = 0.8;
 
 /// The least RAM that brings most of what more RAM can bring; None: it would bring little.

@@ -3,7 +3,7 @@
 //! **Which faults more memory saves.** A page that came back after R others had been evicted would have stayed if those
 //! of the R that were still out then had fitted beside it. How many that are follows from the same counts: of the pages
 //! evicted some time ago, those that had not come back yet. So a fault has a depth, in pages of memory beyond what the
-//! program had: `depth(R)` is the sum over the R evictions of the share of pages that are still out after so many. For
+//! program had: `depth(R)` is the sum over the R evictions of the share of pages that are still out after this many. For
 //! pages asked for at random, and for pages read round and round, this is exact.
 //!
 //! **How many pages more RAM is.** What is in memory need not be compressed, so the pool shrinks: a MiB more of limit

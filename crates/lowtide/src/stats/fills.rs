@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// The processes have so long to count.
+/// The processes have this long to count.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
 /// A question that the processes have been asked.

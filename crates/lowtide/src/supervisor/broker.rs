@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 const MAX_CONNECTIONS: usize = 64;
 /// Questions of one connection that are answered before it is another's turn.
 const MOST_AT_ONCE: usize = 16;
-/// Whoever has not asked for so long is let go.
+/// Whoever has not asked for this long is let go.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Files that are kept for children, of all processes and of one: each takes a descriptor.
 const MAX_HANDED_ON: usize = 256;

@@ -23,7 +23,7 @@ const TICK: Duration = Duration::from_millis(25);
 const SHORT_TICK: Duration = Duration::from_millis(10);
 /// How often the supervisor's own memory is measured.
 const OWN_MEMORY: Duration = Duration::from_secs(1);
-/// A program whose agent hasn't reported for so long has none.
+/// A program whose agent hasn't reported for this long has none.
 const UNMANAGED_AFTER: Duration = Duration::from_secs(2);
 
 /// How a run ended.
@@ -219,7 +219,8 @@ fn sleep(signals: &SignalFd, broker: &Broker, control: &Control, requests: Optio
 fn reap(program: Pid, lives: bool) -> Option<u8> {
     let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
     loop {
-        match rustix::process::waitpid(None, options) {
+        // Not waitpid(None), which is for the children of this process group.
+        match rustix::process::wait(options) {
             Ok(None) => return None,
             // The number of a program that has ended may be an orphan's.
             Ok(Some((pid, status))) if pid == program && lives => match exit_code(status) {

@@ -15,7 +15,7 @@ use lowtide_pager::segment::{Proc, Segment, proc_state};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How often it is looked.
+/// How often the supervisor looks.
 const EVERY: Duration = Duration::from_secs(1);
 /// After how many looks in a row in which a thread is missing it is believed.
 const LOOKS: u32 = 10;

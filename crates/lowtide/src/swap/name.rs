@@ -1,4 +1,4 @@
-//! Which swap area of a run is meant, by who wants to add it or to take it away.
+//! Which swap area of a run a user means who wants to add it or to take it away.
 
 use crate::swap::area::{Swap, Where, is_same};
 use lowtide_config::place::auto_dir;

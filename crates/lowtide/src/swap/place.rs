@@ -67,8 +67,8 @@ pub fn turns(file: impl rustix::fd::AsFd, asked: Option<bool>) -> Result<bool, S
     }
 }
 
-/// The file system of a file, where it surely has no disk below it that could turn. Some (btrfs, overlay) have one that can't be
-/// seen: of those the user may know.
+/// The file system of a file, where it surely has no disk below it that could turn. Some (btrfs, overlay) have one that can't
+/// be seen: of those the user may know.
 fn diskless(file: impl rustix::fd::AsFd) -> Option<String> {
     let stat = rustix::fs::fstat(&file).ok()?;
     let is_device = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_block_device();

@@ -13,7 +13,7 @@ use std::time::Instant;
 pub enum Wish {
     /// Another limit, as `--ram`.
     Limit(String),
-    /// Moves so much out.
+    /// Moves this much out.
     Reclaim(String),
     /// Another swap area, as `--swap`.
     SwapOn(String),

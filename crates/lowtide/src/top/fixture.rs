@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
 
-/// The answer of a busy run after so many seconds.
+/// The answer of a busy run after this many seconds.
 pub fn stat(program: &str, seconds: u64) -> Value {
     json!({
         "program": program, "elapsed_seconds": seconds as f64, "ram_limit": 512 * MIB, "ram_now": 480 * MIB,

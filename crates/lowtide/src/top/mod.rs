@@ -34,7 +34,7 @@ use watch::Watch;
 
 /// How often each run is asked.
 const ASKS: Duration = Duration::from_secs(1);
-/// How often it is looked for new runs.
+/// How often `top` looks for new runs.
 const LOOKS: Duration = Duration::from_secs(2);
 /// How long is waited for a key that has been pressed: it may be one of several bytes.
 const KEY: Duration = Duration::from_millis(2);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Points kept of each run: ten minutes.
 const POINTS: usize = 600;
-/// A run that has not answered for so long is said not to.
+/// A run that has not answered for this long is said not to.
 const SILENT: Duration = Duration::from_secs(3);
 
 /// A run that is looked at.

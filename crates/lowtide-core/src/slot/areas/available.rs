@@ -90,7 +90,7 @@ impl Areas {
         found.or_else(|| self.iter().filter(may).find_map(|area| try_area(area, &last)))
     }
 
-    /// What is available now; for the next who asks, the first has gone behind the others of its priority.
+    /// What is available now; for the next that asks, the first has gone behind the others of its priority.
     fn take_turn(&self) -> Available {
         let mut available = self.available.lock();
         let now = *available;

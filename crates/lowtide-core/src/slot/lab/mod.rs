@@ -1,8 +1,8 @@
 //! What only experiments need (the feature `lab`): other ways to search partly used clusters, one lock for a whole area, and
 //! figures that would cost an allocation something. Nothing of it is in what is shipped.
 //!
-//! Each other way to search, a [`Rival`], is a small file. Clusters are on lists then, by what happened to them last, and not in
-//! the index; each serves one order. The order in which an area's clusters are searched is [`Request::search_lists`].
+//! Each other way to search, a [`Rival`], is a small file. Clusters are on lists then, by what happened to them last, and not
+//! in the index; each serves one order. The order in which an area's clusters are searched is [`Request::search_lists`].
 //! `lowtide-lab slots-fragmentation` compares the policies.
 
 pub(super) mod area_lock;

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Gives up every clean copy that it is asked for, and notes it.
+/// Gives up every clean copy that anybody asks for, and notes it.
 struct GiveUp(std::sync::Mutex<Vec<u64>>);
 
 impl SwapCache for GiveUp {

@@ -212,7 +212,7 @@ fn on_a_rotating_device_all_sizes_and_the_next_clusters_are_one_sequence() {
     a.validate().unwrap();
 }
 
-/// Gives up every clean copy that it is asked for; debug builds panic if a lock with a rank is held then.
+/// Gives up every clean copy that anybody asks for; debug builds panic if a lock with a rank is held then.
 struct HoldsNone;
 
 impl SwapCache for HoldsNone {

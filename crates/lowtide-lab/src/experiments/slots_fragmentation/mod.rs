@@ -2,7 +2,8 @@
 //! traces.
 //!
 //! Published (the kernel's swap allocator): 64 KiB allocations that fell back from 19.9 % to 7.8 % (2024); with the search of
-//! one fragmented cluster only, system time -52 % to -71 % (21524 -> 6278 s) at about the same fallbacks, in one case 1.9 times as many (2025).
+//! one fragmented cluster only, system time -52 % to -71 % (21524 -> 6278 s) at about the same fallbacks, in one case 1.9 times
+//! as many (2025).
 
 mod report;
 

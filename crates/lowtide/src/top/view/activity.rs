@@ -13,7 +13,7 @@ use ratatui::widgets::{RenderDirection, Sparkline, SparklineBar};
 
 /// How many rows there are.
 pub const ROWS: usize = 14;
-/// Sparklines are drawn in so many steps of each cell, and more.
+/// Sparklines are drawn in this many steps of each cell, and more.
 const STEPS: f64 = 8000.0;
 const LABEL: u16 = 14;
 const VALUE: u16 = 11;

@@ -14,7 +14,7 @@ use ratatui::widgets::{Axis, Block, Chart, Dataset, GraphType};
 /// Microseconds, as powers of ten, between which latencies are drawn.
 const LATENCY: [f64; 2] = [0.0, 6.0];
 
-/// Seconds that are shown, where there are not so many yet.
+/// Seconds that are shown, where there are not this many yet.
 const LEAST: usize = 30;
 
 type Series = (&'static str, Color, fn(&Rates) -> Option<f64>);

@@ -57,13 +57,13 @@ impl Heights {
         self.0[section as usize]
     }
 
-    /// A part wants so many.
+    /// A part wants this many.
     pub fn want(mut self, section: Section, lines: u16) -> Heights {
         self.0[section as usize] = lines;
         self
     }
 
-    /// Shares so many lines out.
+    /// Shares this many lines out.
     pub fn share(&self, lines: u16) -> Heights {
         let (mut given, mut left) = (Heights::default(), lines);
         for (section, upto) in ORDER {

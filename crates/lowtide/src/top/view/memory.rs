@@ -70,7 +70,7 @@ fn bar(parts: &[(Part, u64)], whole: u64, width: u16, text: usize, theme: Theme)
     spans
 }
 
-/// How many of so many cells each part of the whole gets. Rounded together: the sum is right to a cell.
+/// How many of this many cells each part of the whole gets. Rounded together: the sum is right to a cell.
 fn cells(parts: &[u64], whole: u64, width: usize) -> Vec<usize> {
     let (mut sum, mut used) = (0u64, 0);
     let at = |bytes: u64| (bytes as f64 / whole.max(1) as f64 * width as f64).round() as usize;
