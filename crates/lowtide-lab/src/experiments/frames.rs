@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn every_variant_hands_out_and_takes_back() {
         for kind in KINDS {
-            for order in [0, 9] {
+            for order in [0, 3] {
                 assert!(measure(kind, 2, order, 5_000).unwrap() > 0.0, "{kind:?} {order}");
             }
         }
