@@ -49,7 +49,7 @@ impl ReclaimerThread {
     /// What the policy must know of this process and its run.
     fn observe(&mut self, pager: &Pager, total: u64, now_us: u64) -> Seen {
         let gives_way = self.yields.look(agent::segment(), agent::proc(), now_us);
-        if gives_way && total <= pager.budget.marks().high() {
+        if gives_way && total <= pager.budget.watermarks().high() {
             // It gives what is its alone: what it shares makes no room, and would be stored by each that has it.
             pager.set_sharers(u64::MAX);
         }
@@ -91,7 +91,7 @@ impl ReclaimerThread {
         let alone = !changed && self.resident.sharers() == 0 && agent::segment().active() <= 1;
         let uncounted = (total as i64).wrapping_sub(self.expected_without_others as i64);
         pager.budget.set_calm(self.calm.look(now_us, uncounted, alone));
-        let grown = total.saturating_sub(self.expected) > UNACCOUNTED && total > pager.budget.marks().register();
+        let grown = total.saturating_sub(self.expected) > UNACCOUNTED && total > pager.budget.watermarks().register();
         if self.look.is_due(now_us, grown || changed) {
             self.adopt_all(pager);
         }

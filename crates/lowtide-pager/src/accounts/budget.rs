@@ -146,7 +146,7 @@ impl RamBudget {
     }
 
     /// The watermarks of the limit that can be held.
-    pub fn marks(&self) -> Watermarks {
+    pub fn watermarks(&self) -> Watermarks {
         Watermarks::of(self.limit()).when_calm(self.calm.load(Ordering::Relaxed))
     }
 
@@ -174,7 +174,7 @@ impl RamBudget {
 
     /// Whether the background should evict.
     pub fn above_high(&self) -> bool {
-        self.now() > self.marks().high()
+        self.now() > self.watermarks().high()
     }
 }
 

@@ -1,5 +1,5 @@
-//! What goes with a change of a page's word: the store's entry, the frame's owner, the mark of youth. The table of changes is
-//! at
+//! What goes with a change of a page's word: the store's entry, the frame's owner, its mark (refault class). The table of
+//! changes is at
 //! [`PageState`].
 
 use core::sync::atomic::Ordering;
@@ -13,9 +13,6 @@ use crate::pagemap::{Mark, PageState};
 use crate::pager::{Pager, add};
 use crate::reclaim::staging::Memory;
 use crate::segment::{EPOCHS_A_LIMIT, FaultKind};
-
-/// Age in epochs up to which a page has come back soon.
-const SOON: u8 = 1;
 
 impl Pager {
     /// Lets go of what a word stood for that stands for it no more. `freer` is of this pager's store; who forgets several words
@@ -81,7 +78,7 @@ impl Pager {
         let Some(mark) = self.map.mark(page) else { return };
         let was = Mark::from_bits(mark.load(Ordering::Relaxed));
         let age = was.age(self.epoch());
-        let now = if missed.is_some() && age <= SOON { was.came_back_soon() } else { Mark::default() };
+        let now = if missed.is_some() { was.came_back(age) } else { Mark::default() };
         mark.store(now.bits(), Ordering::Relaxed);
         match missed {
             Some(FaultKind::Pool) => add(&self.counters().refaults_pool[age as usize], 1),
@@ -90,7 +87,7 @@ impl Pager {
         }
     }
 
-    /// Counts a 16th of what is in memory being evicted as one epoch; of the low bits only.
+    /// The epoch: pages evicted so far, divided by a 16th of the limit's pages. Its low eight bits.
     pub(crate) fn epoch(&self) -> u8 {
         let part = (self.budget.asked() as usize / PAGE_SIZE / EPOCHS_A_LIMIT).max(1) as u64;
         (self.counters().evictions_pages.load(Ordering::Relaxed) / part) as u8

@@ -263,7 +263,7 @@ impl Operation<'_> {
         add(&self.counters().moved_calls, 1);
         let done = match progress.error {
             None => run.len,
-            Some(_) => self.landed(run.frame, run.len).max(progress.done / PAGE_SIZE).min(run.len),
+            Some(_) => self.landed(run).max(progress.done / PAGE_SIZE).min(run.len),
         };
         let mut moved = 0;
         for i in (0..done).filter(|i| run.claimed >> i & 1 != 0) {
@@ -284,14 +284,16 @@ impl Operation<'_> {
         (done, progress.error)
     }
 
-    /// How many of `len` frames from `frame` on, which were empty, hold a page after a MOVE that did not do all of its work: up
-    /// to the last one that does. (The shared zero page is one too: parts of a huge page that was split can be that.) The
-    /// kernel's own count can't be relied on then: on Linux 6.18 a MOVE that has to split a huge page on its way has been seen
-    /// to report fewer pages than it moved.
-    fn landed(&self, frame: StagingFrame, len: usize) -> usize {
-        // None at all is by far the most frequent.
-        let is_there = |i: &usize| self.present().holds_page(self.staging.addr(frame + *i));
-        if !is_there(&0) { 0 } else { (0..len).rev().find(is_there).map_or(0, |last| last + 1) }
+    /// How many frames of a run, which were empty, hold a page after a MOVE that did not do all of its work: up to the last one
+    /// that does. (The shared zero page is one too: parts of a huge page that was split can be that.) The kernel's own count
+    /// can't be relied on then: on Linux 6.18 a MOVE that has to split a huge page on its way has been seen to report fewer
+    /// pages than it moved.
+    fn landed(&self, run: &Run) -> usize {
+        let is_there = |i: &usize| self.present().holds_page(self.staging.addr(run.frame + *i));
+        // A MOVE goes from page to page, so if the first that is there has not come, none has: by far the most frequent. (A run
+        // may begin with a hole.)
+        let first = run.claimed.trailing_zeros() as usize;
+        if first >= run.len || !is_there(&first) { 0 } else { (0..run.len).rev().find(is_there).map_or(0, |last| last + 1) }
     }
 }
 

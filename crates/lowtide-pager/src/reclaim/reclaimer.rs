@@ -106,7 +106,7 @@ impl Reclaimer {
             self.quiet_since_us = seen.now_us;
         }
         Look {
-            marks: budget.marks(),
+            marks: budget.watermarks(),
             ceiling: budget.ceiling(),
             total: seen.total,
             mine: seen.mine,

@@ -6,13 +6,16 @@
 //! `workingset.c`). Each such time it stays for longer, as S3-FIFO and CLOCK-Pro do; once it comes back late, it is a page like
 //! any other.
 
-/// A mark: of a page in memory the rounds of the clock hand that it is spared, of one that is out when it left; of both its
-/// class.
+/// One byte of a page. Its top two bits are the refault class; the other six are, while the page is in memory, the rounds that
+/// it is still spared, and while it is out, the epoch in which it left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Mark(u8);
 
-/// Rounds that a page is spared, by class.
+/// Rounds of the clock hand that a page is spared, by class: how often in a row it came back soon.
 const ROUNDS: [u8; 4] = [0, 2, 8, 30];
+/// A page has come back soon if it was out for this many epochs at most. An epoch is the time in which a 16th of the limit is
+/// evicted (`Pager::epoch`).
+const SOON: u8 = 1;
 const CLASS_SHIFT: u32 = 6;
 const REST: u8 = (1 << CLASS_SHIFT) - 1;
 const _: () = assert!(ROUNDS[3] <= REST);
@@ -47,6 +50,12 @@ impl Mark {
         (epoch & REST).wrapping_sub(self.0 & REST) & REST
     }
 
+    /// Of a page that was missed `age` epochs after it had left, and is in memory again: a page that comes back late is one
+    /// like any other.
+    pub fn came_back(self, age: u8) -> Mark {
+        if age <= SOON { self.came_back_soon() } else { Mark::default() }
+    }
+
     /// Of a page that was missed soon after it had left, and is in memory again.
     pub fn came_back_soon(self) -> Mark {
         let class = (self.class() + 1).min(ROUNDS.len() as u8 - 1);
@@ -72,5 +81,7 @@ mod tests {
         assert_eq!(Mark::from_bits(mark.leaves(62).bits()).age(62 + 5), 5, "over the end of the count");
         let twice = Mark::default().leaves(0).came_back_soon().spared().and_then(Mark::spared).unwrap();
         assert_eq!(twice.spared(), None, "forgotten");
+        assert_eq!(Mark::default().came_back(SOON).spared(), Mark::default().came_back_soon().spared());
+        assert_eq!(twice.came_back(SOON + 1), Mark::default(), "late");
     }
 }

@@ -271,7 +271,7 @@ impl Operation<'_> {
 
     /// Puts a page, whose bytes these are, into its place, if the limit allows. With the space lock shared.
     fn bring_in(&self, page: PageNo, entry: Entry, bytes: &Page) -> Brought {
-        if self.budget.now() >= self.budget.marks().low() {
+        if self.budget.now() >= self.budget.watermarks().low() {
             return Brought::NoRoom;
         }
         if !self.map.swap(page, PageState::Swapped(entry.raw()), PageState::Loading(entry.raw())) {

@@ -18,8 +18,8 @@ use crate::sys::present::{Kind, Ranges};
 const LEAST_REACH: usize = 256 << 20;
 pub(crate) const MOST_REACH: usize = 1 << 44;
 pub(crate) const SCAN_NS: u64 = 100_000;
-/// Rounds of the hand that find nothing, after which there is nothing: in the first one young blocks and shared pages are
-/// passed by.
+/// Rounds of the hand that find nothing, after which there is nothing: in the first one pages that came back soon and shared
+/// pages are passed by.
 const IDLE_ROUNDS: u32 = 2;
 /// A round that detaches no more than one of this many pages is idle.
 const IDLE_SHARE: usize = 64;

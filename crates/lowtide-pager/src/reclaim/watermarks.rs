@@ -48,12 +48,12 @@ impl Watermarks {
         self.register() / 2
     }
 
-    /// The background evicts above this, ...
+    /// Above this faults wake the reclaimer, and fault handler threads detach pages for it.
     pub fn high(self) -> u64 {
         self.limit.saturating_sub(self.reserve((self.limit / 32).clamp(1 << 20, 32 << 20), 2 << 20))
     }
 
-    /// ... and down to this.
+    /// The reclaimer evicts whenever a look finds the run above this.
     pub fn low(self) -> u64 {
         self.limit.saturating_sub(self.reserve((self.limit / 20).clamp(1_500 << 10, 48 << 20), 6 << 20))
     }

@@ -86,7 +86,7 @@ fn its_pages_come_in_as_far_as_the_limit_allows_and_the_rest_stays() {
     let Some(out) = Out::new(Config { pool: 0, file: 64 * MIB, monitors: 2 }, 4000) else { return };
     let budget = &out.house.pager.budget;
     budget.set_limit(64 * MIB as u64);
-    budget.measured(budget.marks().low() - 1000 * PAGE as u64);
+    budget.measured(budget.watermarks().low() - 1000 * PAGE as u64);
     let (step, obstacles) = out.off(0);
     assert_eq!(step, Step::Stuck);
     assert!((3000..3010).contains(&obstacles.homeless) && obstacles.unreadable == 0, "{obstacles:?}");

@@ -6,6 +6,7 @@ use super::evacuation;
 use super::processes;
 use crate::swap::area::{Swap, Where};
 use lowtide_config::size;
+use lowtide_pager::reclaim::Watermarks;
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
@@ -39,7 +40,7 @@ fn mib(bytes: u64) -> String {
 
 /// Up to where the background evicts.
 fn room_in_ram(limit: u64, now: u64) -> u64 {
-    (limit / 20 * 19).saturating_sub(now)
+    Watermarks::of(limit).low().saturating_sub(now)
 }
 
 /// Free slots in files, and what the files can still grow by.
