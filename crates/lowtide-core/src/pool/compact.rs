@@ -14,9 +14,8 @@
 //! 2. A copy is put into another span. Nobody knows it yet.
 //! 3. The reclaimer of the handle swaps the old one for the new one in its word, if the word still says the old one.
 //! 4. If it did, the old place is freed: a thread that has read the old handle before finds either the bytes, which are the
-//! same, or
-//!    nothing, and sees that the word has changed. If it did not, the object was freed or is about to be: the copy is freed,
-//!    and nothing has happened.
+//!    same, or nothing, and sees that the word has changed. If it did not, the object was freed or is about to be: the copy is
+//!    freed, and nothing has happened.
 //!
 //! A reader that looks at its word before and after must know that the word did not change twice meanwhile, there and back,
 //! with another object in the place in between. An object moves at most once in a pass, so it is enough that no pass began.
