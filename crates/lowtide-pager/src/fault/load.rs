@@ -11,8 +11,8 @@ use lowtide_core::vm::PAGE_SIZE;
 use super::install::{Installed, Stopped, TWO_MAPPINGS, install_run};
 use super::{Again, Served, Try};
 use crate::fault::worker::{CHUNK, Worker};
-use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
+use crate::pagemap::{Claimant, PageState};
 use crate::pager::{Operation, Pager, add};
 use crate::segment::FaultKind;
 use crate::sys::Line;
@@ -100,7 +100,7 @@ impl Operation<'_> {
     /// Loads the swapped (and zero) pages from `first` on, up to `end` or the first page that is neither, and installs them.
     /// `wanted`: a thread waits for the first.
     fn load_chunk(&self, first: PageNo, end: PageNo, wanted: bool, worker: &mut Worker) -> Chunk {
-        let claimed = self.claim_in(first, end);
+        let claimed = self.claim_in(first, end, worker.claimant);
         let n = claimed.len();
         if n == 0 {
             return Chunk { served: if wanted { Err(Again::Changed) } else { Ok(Served::Done) }, end: first };
@@ -128,14 +128,14 @@ impl Operation<'_> {
     /// Installs what was loaded, as far as it is still wanted; how many pages, and why it stopped before the end if it did.
     fn install_chunk(&self, loaded: &Batch<'_>, worker: &mut Worker) -> (usize, Option<Stopped>) {
         let &Batch { first, claimed, bytes, missed } = loaded;
-        let n = claimed.len();
+        let (n, by) = (claimed.len(), worker.claimant);
         let mut freed: Claimed = ArrayVec::new();
         let (mut installed, mut stopped) = (0, None);
         let lock = self.space.shared();
         let mut i = 0;
         while i < n {
             let p = first + i;
-            if self.map.get(p) != PageState::Loading(claimed[i]) {
+            if self.map.get(p) != PageState::Loading(claimed[i], by) {
                 // Dropped (clean up) or moved elsewhere by mremap (the word went along) while it was loaded.
                 if self.map.swap(p, PageState::Orphan, PageState::None) {
                     freed.push(claimed[i]);
@@ -150,7 +150,8 @@ impl Operation<'_> {
                 i += 1;
                 continue;
             }
-            let here = |&j: &usize| bytes.missing & 1 << j == 0 && self.map.get(first + j) == PageState::Loading(claimed[j]);
+            let here =
+                |&j: &usize| bytes.missing & 1 << j == 0 && self.map.get(first + j) == PageState::Loading(claimed[j], by);
             let run = (i..n).take_while(here).count();
             let mut at = i;
             if stopped.is_none() {
@@ -173,7 +174,8 @@ impl Operation<'_> {
                     };
                     let from = page - first;
                     at = from + pages;
-                    freed.extend((from..at).filter_map(|j| self.loaded(first + j, claimed[j], missed.filter(|_| j == 0))));
+                    freed
+                        .extend((from..at).filter_map(|j| self.loaded(first + j, (claimed[j], by), missed.filter(|_| j == 0))));
                     // Stale: what is in memory is newer.
                     if let Installed::WasThere(page) = came {
                         self.uffd().wake(page.addr(), PAGE_SIZE);
@@ -192,7 +194,7 @@ impl Operation<'_> {
     }
 
     /// Claims the swapped and zero pages from `first` on, up to `end` or the first page that is neither.
-    fn claim_in(&self, first: PageNo, end: PageNo) -> Claimed {
+    fn claim_in(&self, first: PageNo, end: PageNo, by: Claimant) -> Claimed {
         let mut claimed = Claimed::new();
         for page in first.up_to(end).take(CHUNK) {
             let word = self.map.get(page);
@@ -201,7 +203,7 @@ impl Operation<'_> {
                 PageState::Zero => 0,
                 _ => break,
             };
-            if !self.map.swap(page, word, PageState::Loading(raw)) {
+            if !self.map.swap(page, word, PageState::Loading(raw, by)) {
                 break;
             }
             claimed.push(raw);
@@ -237,7 +239,9 @@ impl Operation<'_> {
                     Ok(Loaded::Device) if i + j == 0 => bytes.from_device = true,
                     Ok(_) => {}
                     // Dropped or moved by the program meanwhile: the bytes will not be used.
-                    Err(_) if self.map.get(page) != PageState::Loading(claimed[i + j]) => bytes.missing |= 1 << (i + j),
+                    Err(_) if self.map.get(page) != PageState::Loading(claimed[i + j], worker.claimant) => {
+                        bytes.missing |= 1 << (i + j)
+                    }
                     Err(e) if wanted && page == first => {
                         bytes.lost = Some((entries[j], *e));
                         bytes.missing |= 1;
@@ -253,12 +257,12 @@ impl Operation<'_> {
 
     /// A claimed page is in memory: its word goes, and its copy in the store, if that is not kept. `missed`: a thread
     /// waits for it, and where it was. Returns the raw entry to free.
-    pub(crate) fn loaded(&self, page: PageNo, raw: u64, missed: Option<FaultKind>) -> Option<u64> {
+    pub(crate) fn loaded(&self, page: PageNo, (raw, by): (u64, Claimant), missed: Option<FaultKind>) -> Option<u64> {
         let kept = Entry::from_raw(raw).filter(|e| self.store().keep_cached(*e));
         let word = kept.map_or(PageState::None, |e| PageState::Clean(e.raw()));
         // By compare-and-swap: after an mremap there and back two monitors may have claimed the same entry; one of them frees
         // it.
-        if !self.map.swap(page, PageState::Loading(raw), word) {
+        if !self.map.swap(page, PageState::Loading(raw, by), word) {
             self.forget(&mut self.store().freer(), word);
             return None;
         }
@@ -301,5 +305,38 @@ impl Pager {
             "" => text.push(b" in RAM, slot ").number(entry.offset()),
             kind => text.push(b" at offset ").number(offset).push(b" of ").push(kind.as_bytes()).path(device.path),
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mappings::events::tests::{mapping, pager, swap_out};
+    use crate::sys::uffd::Message;
+
+    /// A thread that loads a page loses the CPU; meanwhile the page is moved away and back, loaded by another thread, written,
+    /// and evicted into the same slot. What the first has in its buffer is not what the page holds.
+    #[test]
+    fn a_claim_that_an_mremap_has_undone_is_not_taken_for_the_next() {
+        let Some(pager) = pager() else { return };
+        let (from, to) = (mapping(4), mapping(4));
+        swap_out(&pager, from, 1, 100);
+        let page = PageNo::of(from);
+        let (mut late, soon) = (Worker::new(true).unwrap(), Worker::new(true).unwrap());
+        let operation = pager.enter().unwrap();
+        let claimed = operation.claim_in(page, page + 1, late.claimant);
+        assert_eq!(claimed[..], [100]);
+        {
+            let lock = pager.space.exclusive();
+            pager.happened(&lock, Message::Remap { from, to, len: PAGE_SIZE });
+            pager.happened(&lock, Message::Remap { from: to, to: from, len: PAGE_SIZE });
+        }
+        assert_eq!(pager.map.get(page), PageState::Swapped(100), "it is back, and nobody's");
+        assert_eq!(operation.claim_in(page, page + 1, soon.claimant)[..], [100]);
+        let bytes = Bytes { from_device: false, missing: 0, lost: None };
+        let loaded = Batch { first: page, claimed: &claimed, bytes: &bytes, missed: None };
+        let (installed, stopped) = operation.install_chunk(&loaded, &mut late);
+        assert!(installed == 0 && stopped.is_none());
+        assert_eq!(pager.map.get(page), PageState::Loading(100, soon.claimant), "the other's claim stands");
     }
 }

@@ -40,7 +40,7 @@ impl Pager {
             PageState::Staged(frame) | PageState::Storing(frame) if self.is_in_frame(frame) => {
                 self.staging.addr(frame) as *const u8
             }
-            PageState::Swapped(raw) | PageState::Loading(raw) if raw != 0 => {
+            PageState::Swapped(raw) | PageState::Loading(raw, _) if raw != 0 => {
                 let Some(entry) = Entry::from_raw(raw) else { return Err(Errno::INVAL) };
                 let (buffer, scratch) = worker.parts();
                 if let Err(e) = self.store(lock).load(entry, &mut buffer[0], scratch) {

@@ -10,8 +10,8 @@ use super::install::{Installed, TWO_MAPPINGS, install_run};
 use super::{Again, Served, Try};
 use crate::fault::stream::MAX_WINDOW;
 use crate::fault::worker::{CHUNK, Worker};
-use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
+use crate::pagemap::{Claimant, PageState};
 use crate::pager::{Operation, Pager, add};
 use crate::segment::FaultKind;
 use crate::sys::uffd::{Access, Wake};
@@ -164,7 +164,7 @@ impl Claims {
     fn claim(&mut self, pager: &Pager, low: PageNo, p: PageNo) -> bool {
         let word = pager.map.get(p);
         if !matches!(word, PageState::None | PageState::Removing | PageState::Zero)
-            || pager.map.claim(p, word, PageState::Loading(0)) != Ok(true)
+            || pager.map.claim(p, word, PageState::Loading(0, Claimant::ONE_HOLD)) != Ok(true)
         {
             return false;
         }

@@ -5,6 +5,7 @@ use lowtide_core::store::{Page, Scratch};
 use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
 
+use crate::pagemap::Claimant;
 use crate::pagemap::ids::PageNo;
 use crate::segment::FaultKind;
 use crate::sys::uffd::{Access, MOST_READ, Uffd};
@@ -32,6 +33,8 @@ pub struct Worker {
     waiters: Waiters,
     /// Faults that were read and are not served yet, the next one last.
     in_hand: ArrayVec<Fault, MOST_READ>,
+    /// In the words of pages that it brings in.
+    pub(crate) claimant: Claimant,
     /// See [`Worker::has_waited`].
     waited: bool,
     /// The kind of the fault that it served last.
@@ -50,6 +53,7 @@ impl Worker {
             may_fault,
             waiters: Waiters::default(),
             in_hand: ArrayVec::new(),
+            claimant: Claimant::new(),
             waited: false,
             counted: None,
         })

@@ -43,8 +43,8 @@ impl Pager {
         self.map.each_used(|page, slot| {
             let word = slot.get();
             let here =
-                !matches!(word, PageState::Staged(_) | PageState::Storing(_) | PageState::Swapped(_) | PageState::Loading(_))
-                    || word == PageState::Loading(0);
+                !matches!(word, PageState::Staged(_) | PageState::Storing(_) | PageState::Swapped(_) | PageState::Loading(..))
+                    || matches!(word, PageState::Loading(0, _));
             if dead || here {
                 return;
             }

@@ -155,7 +155,7 @@ impl Pager {
             }
             match slot.take() {
                 // Whoever is at work finds this and cleans up.
-                PageState::Storing(_) | PageState::Loading(_) | PageState::Orphan => slot.set(PageState::Orphan),
+                PageState::Storing(_) | PageState::Loading(..) | PageState::Orphan => slot.set(PageState::Orphan),
                 other => {
                     self.forget(&mut freer, other);
                     forgotten += 1;
@@ -225,8 +225,8 @@ impl Pager {
                     self.staging.set_owner(f, new);
                     word
                 }
-                PageState::Loading(0) => PageState::Zero,
-                PageState::Loading(e) => PageState::Swapped(e),
+                PageState::Loading(0, _) => PageState::Zero,
+                PageState::Loading(e, _) => PageState::Swapped(e),
                 PageState::Orphan => {
                     // Dropped before it was moved; the thread at work still looks for it at the old place.
                     old.set(PageState::Orphan);
@@ -280,7 +280,7 @@ pub(crate) mod tests {
     }
 
     /// `pages` pages of memory, a mapping by itself: what surrounds it is mapped, too, but not accessible.
-    fn mapping(pages: usize) -> usize {
+    pub(crate) fn mapping(pages: usize) -> usize {
         let whole = (pages + 32) * PAGE_SIZE;
         // SAFETY: fresh memory of the kernel's choice, and a part of it.
         unsafe {
@@ -292,7 +292,7 @@ pub(crate) mod tests {
     }
 
     /// Says of `pages` pages from `at` on that they are in the store, under entries that begin with `entry`.
-    fn swap_out(pager: &Pager, at: usize, pages: usize, entry: u64) {
+    pub(crate) fn swap_out(pager: &Pager, at: usize, pages: usize, entry: u64) {
         for i in 0..pages {
             pager.map.populate(PageNo::of(at) + i).unwrap();
             pager.map.set(PageNo::of(at) + i, PageState::Swapped(entry + i as u64));

@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use crate::pagemap::ids::PageNo;
 pub use crate::reclaim::refault::Mark;
 use arena::{Arena, GRANULE};
-pub use state::PageState;
+pub use state::{Claimant, PageState};
 pub use word::PageWord;
 
 /// log2 of the pages of a leaf.

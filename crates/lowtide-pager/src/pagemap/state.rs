@@ -1,5 +1,7 @@
 //! What the page map says of a page, and who may change it to what: THE table.
 
+use core::sync::atomic::{AtomicU16, Ordering};
+
 use crate::pagemap::ids::StagingFrame;
 
 /// What a word says. A word counts only while its page is missing, but for Clean, Removing and None, which speak of a page in
@@ -19,7 +21,8 @@ use crate::pagemap::ids::StagingFrame;
 /// | Storing | Moving, then None (or Storing again) | fault: copied back; the drainer waits for it | shared, one hold |
 /// | Swapped, Zero | Loading | fault, read-ahead: the claim | none, in an operation |
 /// | Swapped | Swapped (elsewhere), Zero; Loading, as above | swapoff, which moves without a claim | shared, in an operation |
-/// | Loading | None, Clean; Swapped, Zero (not this time) | fault, read-ahead | shared |
+/// | Loading | None, Clean; Swapped, Zero (not this time) | fault, read-ahead: the claimant | shared |
+/// | Loading | Swapped, Zero, at another place | moved by mremap: the claim is undone | exclusive |
 /// | None, Removing, Zero | Loading(0), then None (or as before) | first touch | shared, one hold |
 /// | Clean | None | fault on a page that is missing all the same | none, in an operation |
 /// | any but the next line's | None | unmapped; removed while it was out; adopted anew | exclusive |
@@ -47,8 +50,9 @@ pub enum PageState {
     Storing(StagingFrame),
     /// In the store (raw swap entry).
     Swapped(u64),
-    /// In the store, being brought in (raw swap entry; 0: a zero page).
-    Loading(u64),
+    /// In the store, being brought in (raw swap entry; 0: a zero page), by this claimant ([`Claimant`]): a thread that still has
+    /// bytes of a claim that an mremap there and back has undone does not take the next claim, of other bytes, for its own.
+    Loading(u64, Claimant),
     /// Dropped by the program while being stored or loaded: the thread at work makes it None.
     Orphan,
 }
@@ -64,7 +68,7 @@ impl PageState {
             PageState::Moving(f) => 4 | (f.number() as u64) << 4,
             PageState::Storing(f) => 5 | (f.number() as u64) << 4,
             PageState::Swapped(e) => 6 | e << 4,
-            PageState::Loading(e) => 7 | e << 4,
+            PageState::Loading(e, by) => 7 | e << 4 | (by.0 as u64) << CLAIMANT_SHIFT,
             PageState::Orphan => 8,
             PageState::Clean(e) => 9 | e << 4,
         }
@@ -80,11 +84,34 @@ impl PageState {
             4 => PageState::Moving(StagingFrame::new(arg as u32)),
             5 => PageState::Storing(StagingFrame::new(arg as u32)),
             6 => PageState::Swapped(arg),
-            7 => PageState::Loading(arg),
+            7 => PageState::Loading(arg & ENTRY, Claimant((bits >> CLAIMANT_SHIFT) as u16)),
             8 => PageState::Orphan,
             9 => PageState::Clean(arg),
             _ => PageState::None,
         }
+    }
+}
+
+/// Bits of a raw swap entry in a word, behind the four that say which state it is; the claimant is above them.
+const ENTRY_BITS: u32 = 48;
+const ENTRY: u64 = (1 << ENTRY_BITS) - 1;
+const CLAIMANT_SHIFT: u32 = 4 + ENTRY_BITS;
+const CLAIMANT_BITS: u32 = u64::BITS - CLAIMANT_SHIFT;
+
+/// Who brings a page in: one of the threads that may hold a claim without the space lock. (4095 of them; after that numbers
+/// come again, of threads that are gone by then.)
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claimant(u16);
+
+static NEXT: AtomicU16 = AtomicU16::new(0);
+
+impl Claimant {
+    /// Of a claim that does not outlive a hold of the space lock.
+    pub const ONE_HOLD: Claimant = Claimant(0);
+
+    /// One that no other living thread of this process has.
+    pub fn new() -> Claimant {
+        Claimant(1 + NEXT.fetch_add(1, Ordering::Relaxed) % ((1 << CLAIMANT_BITS) - 1))
     }
 }
 
@@ -105,8 +132,9 @@ mod tests {
             PageState::Moving(StagingFrame::new(3)),
             PageState::Storing(StagingFrame::new(4)),
             PageState::Swapped(entry),
-            PageState::Loading(entry),
-            PageState::Loading(0),
+            PageState::Loading(entry, Claimant::new()),
+            PageState::Loading(entry, Claimant((1 << CLAIMANT_BITS) - 1)),
+            PageState::Loading(0, Claimant::ONE_HOLD),
             PageState::Orphan,
         ] {
             assert_eq!(PageState::from_bits(word.bits()), word);

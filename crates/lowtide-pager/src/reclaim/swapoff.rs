@@ -19,8 +19,8 @@ use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use rustix::io::Errno;
 
 use crate::fault::worker::Worker;
-use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
+use crate::pagemap::{Claimant, PageState};
 use crate::pager::{Operation, Pager};
 use crate::sys::uffd::Wake;
 
@@ -160,7 +160,7 @@ impl Swapoff {
             let owners = &mut *self.owners;
             owners.fill(0);
             operation.map.each_used(|page, word| {
-                let (PageState::Swapped(raw) | PageState::Loading(raw)) = word.get() else {
+                let (PageState::Swapped(raw) | PageState::Loading(raw, _)) = word.get() else {
                     return;
                 };
                 let Some(entry) = Entry::from_raw(raw).filter(|entry| entry.area() == area.id) else { return };
@@ -274,7 +274,7 @@ impl Operation<'_> {
         if self.budget.now() >= self.budget.watermarks().low() {
             return Brought::NoRoom;
         }
-        if !self.map.swap(page, PageState::Swapped(entry.raw()), PageState::Loading(entry.raw())) {
+        if !self.map.swap(page, PageState::Swapped(entry.raw()), PageState::Loading(entry.raw(), Claimant::ONE_HOLD)) {
             return Brought::NotNow;
         }
         // SAFETY: these are the bytes that the page had when it was evicted, and the word says that this is still so.
@@ -282,16 +282,16 @@ impl Operation<'_> {
         match progress.error {
             None => {
                 self.arrived(1);
-                Brought::In(self.loaded(page, entry.raw(), None).and_then(Entry::from_raw))
+                Brought::In(self.loaded(page, (entry.raw(), Claimant::ONE_HOLD), None).and_then(Entry::from_raw))
             }
             // Stale: what is in memory is newer.
             Some(Errno::EXIST) => {
-                let old = self.loaded(page, entry.raw(), None).and_then(Entry::from_raw);
+                let old = self.loaded(page, (entry.raw(), Claimant::ONE_HOLD), None).and_then(Entry::from_raw);
                 self.uffd().wake(page.addr(), PAGE_SIZE);
                 Brought::In(old)
             }
             Some(error) => {
-                self.map.swap(page, PageState::Loading(entry.raw()), PageState::Swapped(entry.raw()));
+                self.map.swap(page, PageState::Loading(entry.raw(), Claimant::ONE_HOLD), PageState::Swapped(entry.raw()));
                 // A thread that has faulted on it meanwhile waits for the word to change.
                 self.uffd().wake(page.addr(), PAGE_SIZE);
                 if error == Errno::NOMEM { Brought::NoRoom } else { Brought::NotNow }
