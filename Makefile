@@ -11,23 +11,32 @@ FUZZ_FLAGS := -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
 # Without link-time optimisation: tests are built in half of the time.
 QUICK := --profile quick
 
+# Apart, because cargo would build what is shipped with the lab's features.
+SHIPPED := -p lowtide -p lowtide-region -p lowtide-config -p lowtide-c
+WITH_LAB := -p lowtide-core -p lowtide-pager -p lowtide-lab
+
 # Built elsewhere: what can be made to fail must never be taken for what is shipped.
 FAULTS := $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide --features faults --test faults
 
 # Built as the model checks are, without optimisation that takes time: they have built the dependencies.
 CHECKED := -p lowtide-core -p lowtide-pager --lib --test in_process
 
-.PHONY: build demo test test-long check model checked fuzz faults soak overhead forktime table trees picture programs header crate deb test-deb deny wheel test-python lab race fmt \
+.PHONY: build lab-binary demo test test-long check model checked fuzz faults soak overhead forktime table trees picture programs header crate deb test-deb deny wheel test-python lab race fmt \
 	report prometheus pictures watching map links lint clean setup help
 
 build: ## target/release/lowtide: one file, the agent inside
-	$(CARGO) build --release
+	$(CARGO) build --release -p lowtide
+
+# By itself: it turns on what nothing that is shipped has.
+lab-binary:
+	$(CARGO) build --release -p lowtide-lab
 
 demo: setup build ## a real program natively and in 40 % of its memory
 	$(PYTHON) demo/demo.py
 
 test: setup fmt links lint model checked ## formatting, links, lints, model checks, unit tests, real programs under limits, the Python package
-	$(CARGO) test $(QUICK) --workspace --exclude lowtide-agent
+	$(CARGO) test $(QUICK) $(SHIPPED)
+	$(CARGO) test $(QUICK) $(WITH_LAB)
 	@tests/setup.sh wheel
 	$(TARGET)/wheel-venv/bin/maturin build $(QUICK) --manifest-path python/Cargo.toml --target-dir $(TARGET) --out $(TARGET)/wheels
 	@tests/wheel.sh $(TARGET) again
@@ -36,7 +45,8 @@ test-long: setup ## the tests that take long: those that wait for minutes, and t
 	$(CARGO) test $(QUICK) -p lowtide --test real_programs --test own_threads -- --ignored --skip soak --skip everything_again_and_again
 
 check: fmt links lint ## before each commit: formatting, links, lints, unit tests
-	$(CARGO) test $(QUICK) --workspace --exclude lowtide-agent --lib --bins
+	$(CARGO) test $(QUICK) $(SHIPPED) --lib --bins
+	$(CARGO) test $(QUICK) $(WITH_LAB) --lib --bins
 
 # That the order of locks is asserted there at all is proved by name: the test exists in such builds only.
 checked: setup ## the unit tests of core and pager with debug assertions, which the others are without: order of locks, overflows
@@ -121,10 +131,10 @@ wheel: setup ## the Python package, in target/wheels
 test-python: wheel ## the wheel in a fresh environment: its tests and examples
 	@tests/wheel.sh $(TARGET)
 
-lab: build ## the experiments, quickly
+lab: build lab-binary ## the experiments, quickly
 	$(TARGET)/release/lowtide-lab all --quick
 
-race: build ## lowtide against the kernel's zram at the same total memory, an hour at most; as root (ARGS="--quick", "--only sort,gcc")
+race: build lab-binary ## lowtide against the kernel's zram at the same total memory, an hour at most; as root (ARGS="--quick", "--only sort,gcc")
 	@tests/setup.sh race
 	$(TARGET)/release/lowtide-lab race $(ARGS)
 

@@ -117,7 +117,7 @@ impl ReclaimerThread {
             if let Ok(bytes) = pager.adopted_in_memory()
                 && happened() == self.happened
             {
-                pager.budget.measured(bytes + pager.proc().own_bytes.load(Ordering::Relaxed));
+                pager.budget.measured(bytes + pager.budget.own());
             }
         }
     }

@@ -150,6 +150,7 @@ impl Frames {
     /// As [`Frames::alloc_run`], on behalf of a CPU.
     #[inline]
     pub fn alloc_on(&self, cpu: usize, n: u32) -> Option<FrameNo> {
+        kind_of(n)?;
         match self.arenas[self.home(cpu)].take(cpu, n, &self.handed) {
             None => self.alloc_elsewhere(cpu, n),
             some => some,

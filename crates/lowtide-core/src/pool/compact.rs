@@ -12,7 +12,7 @@
 //!    2. (Were the place used again, the same word could come to name other bytes there, and the swap would replace them with
 //!    the old ones.)
 //! 2. A copy is put into another span. Nobody knows it yet.
-//! 3. The reclaimer of the handle swaps the old one for the new one in its word, if the word still says the old one.
+//! 3. The holder of the handle swaps the old one for the new one in its word, if the word still says the old one.
 //! 4. If it did, the old place is freed: a thread that has read the old handle before finds either the bytes, which are the
 //!    same, or nothing, and sees that the word has changed. If it did not, the object was freed or is about to be: the copy is
 //!    freed, and nothing has happened.
@@ -96,7 +96,7 @@ impl Pool {
         // Either way, whoever frees the object from now on frees the other one.
         let (gone, moved) = if swap(new) { (old, Relocated::Yes) } else { (new, Relocated::No) };
         let freed = self.remove(gone);
-        debug_assert!(freed.is_ok(), "an object was freed at a place that its reclaimer did not know");
+        debug_assert!(freed.is_ok(), "an object was freed at a place that its holder did not know");
         moved
     }
 

@@ -49,7 +49,7 @@ impl Store {
             let n = pages.len().min(out.len());
             self.store_chunk(&pages[..n], clean.get(i * RUN..).unwrap_or(&[]), &mut out[..n], scratch);
         }
-        // Who stores pays for a sparse pool: while pages come and go the reclaimer is never idle.
+        // A thread that stores pays for a sparse pool: while pages come and go the reclaimer is never idle.
         if self.wants_compaction() {
             self.compact(pages.len().div_ceil(COMPACT_PART));
         }

@@ -4,7 +4,7 @@
 //! of the program that it installs and takes away, and what it holds itself; and the processes of a run tell each other
 //! ([`Membership`]).
 
-use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU64, Ordering};
 
 use lowtide_core::ledger::Ledger;
 use lowtide_core::vm::PAGE_SIZE;
@@ -27,6 +27,8 @@ pub struct RamBudget {
     own_then: AtomicI64,
     /// What of them [`RamBudget::set_uncounted`] said.
     uncounted: AtomicI64,
+    /// See [`RamBudget::publish_in`].
+    published: AtomicPtr<Proc>,
     membership: Membership,
     /// What the others of the run had told when it was last added up.
     told_then: AtomicI64,
@@ -105,8 +107,26 @@ impl RamBudget {
 
     /// What lowtide holds now beside the memory of store and staging, which count theirs here themselves ([`Ledger`]).
     pub fn set_uncounted(&self, bytes: u64) {
-        let before = self.uncounted.swap(bytes as i64, Ordering::Relaxed);
-        self.add(bytes as isize - before as isize);
+        // Mostly nothing has changed, and all faults come by here.
+        if self.uncounted.load(Ordering::Relaxed) != bytes as i64 {
+            let before = self.uncounted.swap(bytes as i64, Ordering::Relaxed);
+            self.add(bytes as isize - before as isize);
+        }
+    }
+
+    /// Pages have moved into staging: this many, of which so many took memory of the program's, and what is uncounted is this
+    /// from now on. Told at once: in between, the run would seem to have grown.
+    pub fn moved_to_staging(&self, pages: usize, of_program: usize, uncounted: u64) {
+        let before = self.uncounted.swap(uncounted as i64, Ordering::Relaxed);
+        let own = (pages * PAGE_SIZE) as i64 + uncounted as i64 - before;
+        self.program.fetch_sub((of_program * PAGE_SIZE) as i64, Ordering::Relaxed);
+        self.add(own as isize);
+    }
+
+    /// Where what lowtide holds is to be read by others ([`Proc::own_bytes`]), from now on. Again in a forked child.
+    pub fn publish_in(&self, proc: &'static Proc) {
+        // Release: pairs with the Acquire in `add`.
+        self.published.store(core::ptr::from_ref(proc).cast_mut(), Ordering::Release);
     }
 
     /// Bytes that lowtide holds now.
@@ -180,7 +200,12 @@ impl RamBudget {
 
 impl Ledger for RamBudget {
     fn add(&self, bytes: isize) {
-        self.own.fetch_add(bytes as i64, Ordering::Relaxed);
+        let own = self.own.fetch_add(bytes as i64, Ordering::Relaxed) + bytes as i64;
+        // Acquire: pairs with the Release in `publish_in`.
+        // SAFETY: null, or what `publish_in` was given, which lives for ever.
+        if let Some(proc) = unsafe { self.published.load(Ordering::Acquire).as_ref() } {
+            proc.own_bytes.store(own.max(0) as u64, Ordering::Relaxed);
+        }
         self.membership.tell(self.grown());
     }
 }
@@ -224,6 +249,21 @@ mod tests {
         assert_eq!(b.now(), 89 << 20);
         b.measured(89 << 20);
         assert_eq!(b.now(), 89 << 20);
+    }
+
+    #[test]
+    fn pages_on_their_way_into_staging_are_never_counted_twice() {
+        let b = RamBudget::default();
+        let run: &'static Segment = std::boxed::Box::leak(crate::segment::segment());
+        let proc = run.claim(1).unwrap();
+        b.publish_in(proc);
+        b.set_limit(100 << 20);
+        b.measured(90 << 20);
+        b.set_uncounted(64 * PAGE_SIZE as u64);
+        let most = b.now();
+        b.moved_to_staging(128, 128, 0);
+        assert_eq!((most, b.now()), ((90 << 20) + 64 * PAGE_SIZE as u64, 90 << 20), "half of a MOVE too much, then none");
+        assert_eq!(proc.own_bytes.load(Ordering::Relaxed), 128 * PAGE_SIZE as u64, "others read it at once");
     }
 
     #[test]

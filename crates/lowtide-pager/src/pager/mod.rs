@@ -117,6 +117,7 @@ impl Pager {
     /// `NOMEM`, and those of opening the page map.
     pub fn new(uffd: Uffd, mut store: Store, staging: usize, proc: &'static Proc, host: Host) -> Result<Pager, Errno> {
         let budget = Arc::<RamBudget>::default();
+        budget.publish_in(proc);
         let ledger: Arc<dyn Ledger> = budget.clone();
         store.count_in(&ledger);
         let staging = Staging::new(staging, ledger)?;
@@ -180,6 +181,7 @@ impl Pager {
     /// In a forked child: its own place.
     pub(crate) fn set_proc(&self, proc: &'static Proc) {
         self.proc.store(core::ptr::from_ref(proc).cast_mut(), Ordering::Relaxed);
+        self.budget.publish_in(proc);
     }
 
     /// Fault and eviction counts.

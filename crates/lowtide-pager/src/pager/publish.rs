@@ -59,10 +59,15 @@ impl Pager {
     /// counted in the budget, pages on their way into staging, and the rest as [`Pager::measure_rest`] found it. Cheap: for
     /// every batch of pages.
     pub(crate) fn publish_own(&self) {
+        self.budget.set_uncounted(self.uncounted());
+        self.proc().own_bytes.store(self.budget.own(), Ordering::Relaxed);
+    }
+
+    /// Bytes that nobody counts as they come and go: see [`Pager::publish_own`].
+    pub(crate) fn uncounted(&self) -> u64 {
         // None of these have arrived, or all: half of them is never wrong by more than half of a MOVE.
         let moving = self.moving.load(Ordering::Relaxed) * PAGE_SIZE / 2;
-        self.budget.set_uncounted((moving + self.rest.load(Ordering::Relaxed)) as u64);
-        self.proc().own_bytes.store(self.budget.own(), Ordering::Relaxed);
+        (moving + self.rest.load(Ordering::Relaxed)) as u64
     }
 
     /// Of lowtide's own ranges only those of the numbers `first .. end` (see [`vm::own_count`]) are this pager's: there are

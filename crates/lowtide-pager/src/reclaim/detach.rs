@@ -277,9 +277,8 @@ impl Operation<'_> {
         }
         self.moving.fetch_sub(pages, Ordering::Relaxed);
         // What was the shared zero page took no memory. (If it was written this moment, the next measurement tells.)
-        if work.found.kind == Kind::Page {
-            self.budget.add_pages(-(moved as isize));
-        }
+        let of_program = if work.found.kind == Kind::Page { moved } else { 0 };
+        self.budget.moved_to_staging(moved, of_program, self.uncounted());
         work.pages += moved;
         (done, progress.error)
     }

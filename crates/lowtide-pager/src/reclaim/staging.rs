@@ -190,11 +190,11 @@ impl Staging {
         self.owners[frame.index()].store(page.raw(), Ordering::Release);
     }
 
-    /// A page arrived in `frame`. False: the frame had an owner, which must not be.
+    /// A page arrived in `frame`, which the caller tells the ledger: of many at once. False: the frame had an owner, which must
+    /// not be.
     #[must_use]
     pub fn arrived(&self, frame: StagingFrame, page: PageNo) -> bool {
         self.staged.fetch_add(1, Ordering::Relaxed);
-        self.ledger.add(PAGE_SIZE as isize);
         // AcqRel: pairs with the Acquire in `owner`, and with `left`, after which the frame may have another page.
         self.owners[frame.index()].swap(page.raw(), Ordering::AcqRel) == 0
     }
@@ -345,15 +345,19 @@ mod tests {
         assert_eq!(s.take_full(), None);
         s.put_empty(b);
         assert_eq!(s.empty_batches(), 3 * HOLLOW + 2);
-        assert!(s.arrived(s.first(b), PageNo::new(77)));
+        let arrives = |page| {
+            held.add(PAGE_SIZE as isize);
+            s.arrived(s.first(b), PageNo::new(page))
+        };
+        assert!(arrives(77));
         assert_eq!(held_pages(), 1);
         s.left(s.first(b), Memory::Went);
         s.left(s.first(b), Memory::Stays);
         assert_eq!((s.staged(), held_pages()), (0, 0), "leaving twice counts once");
-        assert!(s.arrived(s.first(b), PageNo::new(79)));
+        assert!(arrives(79));
         s.left(s.first(b), Memory::Stays);
         assert_eq!((s.staged(), held_pages()), (0, 1), "the bytes are there until the batch is discarded");
-        assert!(s.arrived(s.first(b), PageNo::new(77)));
-        assert!(!s.arrived(s.first(b), PageNo::new(78)), "the frame is taken");
+        assert!(arrives(77));
+        assert!(!arrives(78), "the frame is taken");
     }
 }
