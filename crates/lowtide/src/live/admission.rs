@@ -102,8 +102,9 @@ mod tests {
 
     #[test]
     fn room_in_ram_ends_where_eviction_begins() {
-        assert_eq!(room_in_ram(1000, 900), 50);
-        assert_eq!(room_in_ram(1000, 990), 0);
+        // A twentieth below a limit of 100 MiB, and no more than 48 MiB below a large one.
+        assert_eq!([90, 99].map(|now| room_in_ram(100 << 20, now << 20) >> 20), [5, 0]);
+        assert_eq!(room_in_ram(32 << 30, 31 << 30) >> 20, 1024 - 48);
     }
 
     #[test]
