@@ -42,7 +42,7 @@ test: setup fmt links lint model checked ## formatting, links, lints, model chec
 	@tests/wheel.sh $(TARGET) again
 
 test-long: setup ## the tests that take long: those that wait for minutes, and those that thrash
-	$(CARGO) test $(QUICK) -p lowtide --test real_programs --test own_threads -- --ignored --skip soak --skip everything_again_and_again
+	$(CARGO) test $(QUICK) -p lowtide --test real_programs --test own_threads --test torture -- --ignored --skip soak --skip everything_again_and_again
 
 check: fmt links lint ## before each commit: formatting, links, lints, unit tests
 	$(CARGO) test $(QUICK) $(SHIPPED) --lib --bins

@@ -59,6 +59,7 @@ fn assert_the_first_is_fuller(outcome: &Outcome) {
 }
 
 #[test]
+#[ignore = "takes long: make test-long"]
 fn a_directory_of_high_priority_that_is_too_small() {
     let Some(_turn) = turn() else { return };
     let Some(job) = job("areas two directories", "written_once", "96 n") else { return };

@@ -99,6 +99,7 @@ fn counted(label: &str, program: &str, arguments: &str, percent: u64, growth: Gr
 
 /// 80 equal processes, none of which has more than an 80th of all.
 #[test]
+#[ignore = "takes long: make test-long"]
 fn workers_forked_ahead() {
     counted("forks, workers", "prefork", "96 80 4 2", 70, Growth::Forks);
 }

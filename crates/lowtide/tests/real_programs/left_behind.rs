@@ -126,6 +126,7 @@ fn program_of(run: &Running) -> Stat {
 }
 
 #[test]
+#[ignore = "takes long: make test-long"]
 fn after_a_normal_exit() {
     let Some(_turn) = turn() else { return };
     if native_only() {

@@ -142,6 +142,7 @@ fn what_was_only_read_is_held_back_when_it_is_written_by_huge_pages() {
 
 /// Zeros that are read again and again are the kernel's one zero page, in a forked child as well; who writes there is held back.
 #[test]
+#[ignore = "takes long: make test-long"]
 fn zeros_that_were_read_are_held_back_when_they_are_written() {
     let Some(_turn) = turn() else { return };
     let limit = Limit { ram: 96 << 20, swap: Swap::Ram };
@@ -165,6 +166,7 @@ fn what_has_grown_can_be_moved_after_writes_are_watched() {
 
 /// A file that is mapped and read at once holds nobody up.
 #[test]
+#[ignore = "takes long: make test-long"]
 fn a_file_is_populated() {
     let Some(_turn) = turn() else { return };
     let Some(job) = job("populate a file", "populate", "file 64 96 12") else { return };

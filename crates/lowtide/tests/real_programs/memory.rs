@@ -11,6 +11,7 @@ fn program(label: &str, name: &str, arguments: &str, growth: Growth, data: Data)
 }
 
 #[test]
+#[ignore = "takes long: make test-long"]
 fn patterns_in_one_malloc() {
     program("one malloc, patterns", "one_malloc", "256 zwt", Growth::Existing, Data::Compressible);
 }
@@ -27,6 +28,7 @@ fn noise_in_one_malloc() {
 }
 
 #[test]
+#[ignore = "takes long: make test-long"]
 fn everything_in_one_malloc() {
     program("one malloc, all kinds", "one_malloc", "192 ztnwtn 10000", Growth::Existing, Data::Any);
 }
@@ -54,6 +56,7 @@ fn growing_break() {
 
 /// Small locks are honoured, large ones recorded and not: either way the calls succeed, and the limit holds.
 #[test]
+#[ignore = "takes long: make test-long"]
 fn locked_memory() {
     program("locked memory", "locked_memory", "200", Growth::Existing, Data::Compressible);
 }

@@ -224,6 +224,7 @@ fn ten_background_saves_in_a_row() {
 }
 
 #[test]
+#[ignore = "takes long: make test-long"]
 fn digests_and_background_save() {
     let Some(_turn) = turn() else { return };
     let Some(server) = Server::new() else { return };

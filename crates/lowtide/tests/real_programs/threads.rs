@@ -27,6 +27,7 @@ fn raw_calls_of_threads_are_right_or_refused() {
 
 /// One thread's are in order.
 #[test]
+#[ignore = "takes long: make test-long"]
 fn raw_calls_of_one_thread_are_right() {
     let Some(_turn) = turn() else { return };
     let Some(job) = job("one thread with raw calls", "thread_mix_raw", "1 8000 100") else { return };
@@ -71,6 +72,7 @@ fn dontneed_of_another_threads_stack() {
 }
 
 #[test]
+#[ignore = "takes long: make test-long"]
 fn big_stacks_come_and_go() {
     let Some(_turn) = turn() else { return };
     let Some(job) = job("big stacks", "stacks", "16 4 12") else { return };

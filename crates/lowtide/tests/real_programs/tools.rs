@@ -88,6 +88,7 @@ fn gnu_sort() {
 }
 
 #[test]
+#[ignore = "takes long: make test-long"]
 fn gcc() {
     let Some(_turn) = turn() else { return };
     if tool("gcc").is_none() {
@@ -100,6 +101,7 @@ fn gcc() {
 }
 
 #[test]
+#[ignore = "takes long: make test-long"]
 fn shell_pipelines() {
     let Some(_turn) = turn() else { return };
     let script = "seq 1 900000 | sed 's/$/ and a tail that makes the line long enough to fill memory/' | sort -S 300M -k1,1r | md5sum; \

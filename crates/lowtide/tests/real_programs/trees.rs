@@ -61,6 +61,7 @@ fn spawned_workers_with_arrays() {
 }
 
 #[test]
+#[ignore = "takes long: make test-long"]
 fn workers_that_come_and_go_under_load() {
     let Some(_turn) = turn() else { return };
     let Some(job) = job("tree, server", "tree_server", "64 3 12 4000 500").map(Job::with_forks) else { return };

@@ -97,6 +97,7 @@ fn what_is_executed_sees_the_same_descriptors_and_environment() {
 }
 
 #[test]
+#[ignore = "takes long: make test-long"]
 fn forks_after_the_user_changed() {
     let Some(_turn) = turn_of_root() else { return };
     let Some(job) = job("another user, forks", "changes_user", "forks 96") else { return };
