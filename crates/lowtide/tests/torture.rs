@@ -1,7 +1,7 @@
 //! The torture program (tests/programs/torture): natively, which proves that it knows what memory must hold, and in runs whose
 //! limit and swap areas change all the while.
 //!
-//! `TORTURE_SECONDS` says how long (60), `LOWTIDE_SEED` repeats what was chosen. When a round fails, its line says how it is
+//! `TORTURE_SECONDS` says how long (15), `LOWTIDE_SEED` repeats what was chosen. When a round fails, its line says how it is
 //! run by hand.
 
 mod live;
