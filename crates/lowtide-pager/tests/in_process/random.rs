@@ -196,6 +196,8 @@ fn everything_at_once(config: Config) {
     let Some(house) = House::new(config) else { return };
     eprintln!("LOWTIDE_SEED={seed}");
     let (gate, stop) = (Gate::default(), AtomicBool::new(false));
+    // Areas have been taken off, and a swapoff was given up: on a machine that is busy it takes longer.
+    let enough = AtomicBool::new(!has_files);
     let areas = Mutex::new(Areas { sizes, on: [has_files, false, false], off: None, done: 0, cancelled: 0 });
     let steps = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -218,14 +220,17 @@ fn everything_at_once(config: Config) {
                         pager.collect_page_map();
                     }
                     5 => pager.measure_rest(),
-                    7..12 => (0..random.below(20)).for_each(|_| areas.step(&house, &mut worker, &mut random)),
+                    7..12 => {
+                        (0..random.below(20)).for_each(|_| areas.step(&house, &mut worker, &mut random));
+                        enough.store(!has_files || areas.done > 2 && areas.cancelled > 0, Ordering::Relaxed);
+                    }
                     6 => std::thread::sleep(Duration::from_micros(random.below(500) as u64)),
                     _ => {}
                 }
             }
         });
         let program = |thread: usize| {
-            let (house, gate) = (&house, &gate);
+            let (house, gate, enough) = (&house, &gate, &enough);
             move || {
                 let at = house.region(PAGES);
                 let elsewhere = map(std::ptr::null_mut(), PAGES, MapFlags::empty());
@@ -233,7 +238,8 @@ fn everything_at_once(config: Config) {
                 let mut program =
                     Program { house, gate, at, elsewhere, shadow, random: Random(mix(seed) ^ (thread as u64) << 32) };
                 let (started, mut steps) = (Instant::now(), 0u64);
-                while started.elapsed() < Duration::from_secs(seconds) {
+                let goes_on = |for_seconds| started.elapsed() < Duration::from_secs(for_seconds);
+                while goes_on(seconds) || !enough.load(Ordering::Relaxed) && goes_on(10 * seconds) {
                     program.step();
                     steps += 1;
                 }
