@@ -203,13 +203,7 @@ impl Request<'_> {
             return Some(slot);
         }
         let half_used = area.clusters().used_about() * 2 >= area.opened_slots();
-        if let Some(slot) = self.take_free(half_used, area.next().zone()) {
-            return Some(slot);
-        }
-        if half_used && let Some(slot) = self.take_unused() {
-            return Some(slot);
-        }
-        if let Some(slot) = self.take_free(half_used, Zone::ALL) {
+        if let Some(slot) = self.take_empty(half_used) {
             return Some(slot);
         }
         if let Some(slot) = self.take_partly_used() {
@@ -221,12 +215,7 @@ impl Request<'_> {
         {
             return Some(slot);
         }
-        if !half_used && let Some(slot) = self.take_free(true, Zone::ALL).or_else(|| self.take_unused()) {
-            return Some(slot);
-        }
-        if area.discard_some(1) > 0
-            && let Some(slot) = self.take_free(true, Zone::ALL)
-        {
+        if let Some(slot) = self.take_last_empty(half_used) {
             return Some(slot);
         }
         if zombies::reap(area, Reach::SHORT)
@@ -235,6 +224,27 @@ impl Request<'_> {
             return Some(slot);
         }
         None
+    }
+
+    /// Takes a cluster in which nothing is used, before partly used ones are searched. `half_used`: the area may grow.
+    #[inline]
+    pub(super) fn take_empty(&mut self, half_used: bool) -> Option<u64> {
+        if let Some(slot) = self.take_free(half_used, self.area.next().zone()) {
+            return Some(slot);
+        }
+        if half_used && let Some(slot) = self.take_unused() {
+            return Some(slot);
+        }
+        self.take_free(half_used, Zone::ALL)
+    }
+
+    /// The same after these were searched in vain: the area may grow, and clusters that wait for discard are free after it.
+    #[inline]
+    pub(super) fn take_last_empty(&mut self, half_used: bool) -> Option<u64> {
+        if !half_used && let Some(slot) = self.take_free(true, Zone::ALL).or_else(|| self.take_unused()) {
+            return Some(slot);
+        }
+        if self.area.discard_some(1) > 0 { self.take_free(true, Zone::ALL) } else { None }
     }
 
     /// A cluster was opened.

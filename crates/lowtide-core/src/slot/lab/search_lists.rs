@@ -30,13 +30,7 @@ impl Request<'_> {
     pub(in crate::slot) fn search_lists(&mut self, rival: &dyn Rival) -> Option<u64> {
         let area = self.area;
         let half_used = area.clusters().used_about() * 2 >= area.opened_slots();
-        if let Some(slot) = self.take_free(half_used, area.next().zone()) {
-            return Some(slot);
-        }
-        if half_used && let Some(slot) = self.take_unused() {
-            return Some(slot);
-        }
-        if let Some(slot) = self.take_free(half_used, Zone::ALL) {
+        if let Some(slot) = self.take_empty(half_used) {
             return Some(slot);
         }
         // One full cluster gives up its clean copies; if that was everything, it is free now.
@@ -50,12 +44,7 @@ impl Request<'_> {
         if let Some(slot) = self.search_partly_used(rival, scarce) {
             return Some(slot);
         }
-        if !half_used && let Some(slot) = self.take_free(true, Zone::ALL).or_else(|| self.take_unused()) {
-            return Some(slot);
-        }
-        if area.discard_some(1) > 0
-            && let Some(slot) = self.take_free(true, Zone::ALL)
-        {
+        if let Some(slot) = self.take_last_empty(half_used) {
             return Some(slot);
         }
         if zombies::reap(area, Reach::SHORT)
