@@ -150,7 +150,6 @@ impl Frames {
     /// As [`Frames::alloc_run`], on behalf of a CPU.
     #[inline]
     pub fn alloc_on(&self, cpu: usize, n: u32) -> Option<FrameNo> {
-        kind_of(n)?;
         match self.arenas[self.home(cpu)].take(cpu, n, &self.handed) {
             None => self.alloc_elsewhere(cpu, n),
             some => some,
@@ -160,6 +159,8 @@ impl Frames {
     /// The node of `cpu` has no such run at hand: other nodes, and then what other CPUs keep in their lists.
     #[cold]
     fn alloc_elsewhere(&self, cpu: usize, n: u32) -> Option<FrameNo> {
+        // No list has runs of another length.
+        kind_of(n)?;
         let home = self.home(cpu);
         let (before, from) = self.arenas.split_at(home);
         let take = || from.iter().chain(before).find_map(|arena| arena.take(cpu, n, &self.handed));
