@@ -106,16 +106,13 @@ impl ReclaimerThread {
             pager.measure_rest();
             self.instance.share_with_tables(pager.budget.asked());
         }
-        let happened = || {
-            let c = pager.counters();
-            c.faults_total.load(Ordering::Relaxed).wrapping_add(c.evictions_pages.load(Ordering::Relaxed))
-        };
-        let is_quiet = core::mem::replace(&mut self.happened, happened()) == self.happened;
+        let happened = pager.counters().happened();
+        let is_quiet = core::mem::replace(&mut self.happened, happened) == happened;
         if is_quiet && now.saturating_sub(self.counted_us) >= COUNT_AGAIN_US {
             self.counted_us = now;
             pager.publish();
             if let Ok(bytes) = pager.adopted_in_memory()
-                && happened() == self.happened
+                && pager.counters().happened() == happened
             {
                 pager.budget.measured(bytes + pager.budget.own());
             }

@@ -5,15 +5,13 @@ use core::sync::atomic::Ordering;
 
 use lowtide_core::store::MAX_AREAS;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::fault::Worker;
 use lowtide_pager::pager::Pager;
-use lowtide_pager::reclaim::Reclaimer;
 use lowtide_pager::reclaim::policy::{LONGEST_NAP_US, SHORTEST_NAP_US};
 use lowtide_pager::reclaim::swapoff::{Step, Swapoff};
 use lowtide_pager::segment::{AreaGauges, Order, Phase};
 use lowtide_pager::sys::clock;
 
-use super::ReclaimerThread;
+use super::{ReclaimerThread, made};
 use crate::{agent, say, swap_file};
 
 /// Where nothing can be moved now, the next try comes after this.
@@ -150,10 +148,7 @@ impl ReclaimerThread {
         {
             return Obeyed::NotYet(SHORTEST_NAP_US);
         }
-        if self.reclaimer.is_none() {
-            self.reclaimer = Worker::new(true).ok().map(Reclaimer::new);
-        }
-        let Some(reclaimer) = &mut self.reclaimer else { return Obeyed::NotYet(STUCK_PAUSE_US) };
+        let Some(reclaimer) = made(&mut self.reclaimer) else { return Obeyed::NotYet(STUCK_PAUSE_US) };
         let step = off.step(pager, &mut reclaimer.worker);
         if step != Step::Done && now_us >= self.orders.count_at_us {
             self.orders.counted_us = now_us;

@@ -15,6 +15,7 @@ use core::sync::atomic::Ordering;
 use lowtide_core::steps;
 use lowtide_pager::accounts::Measuring;
 use lowtide_pager::accounts::pool_share::PoolShare;
+use lowtide_pager::fault::Worker;
 use lowtide_pager::fork::{Inheritance, TakenOver};
 use lowtide_pager::pager::Pager;
 use lowtide_pager::reclaim::policy::LONGEST_NAP_US;
@@ -181,6 +182,14 @@ struct ReclaimerThread {
     reaped_us: u64,
     orders: Orders,
     reclaim: Reclaim,
+}
+
+/// What evicts, made now if there is none; None: there is no memory for it yet.
+fn made(reclaimer: &mut Option<Reclaimer>) -> Option<&mut Reclaimer> {
+    if reclaimer.is_none() {
+        *reclaimer = Worker::new(true).ok().map(Reclaimer::new);
+    }
+    reclaimer.as_mut()
 }
 
 impl ReclaimerThread {

@@ -4,13 +4,12 @@
 
 use core::sync::atomic::Ordering;
 
-use lowtide_pager::fault::Worker;
 use lowtide_pager::pager::Pager;
 use lowtide_pager::reclaim::policy::SHORTEST_NAP_US;
-use lowtide_pager::reclaim::{Nap, Reclaimer, Seen, UNACCOUNTED};
+use lowtide_pager::reclaim::{Nap, Seen, UNACCOUNTED};
 use lowtide_pager::sys::clock::now_us;
 
-use super::{ReclaimerThread, areas};
+use super::{ReclaimerThread, areas, made};
 use crate::{agent, gate, wake, watch};
 
 /// What forked children had that are gone is dropped this often.
@@ -21,10 +20,7 @@ impl ReclaimerThread {
     pub(super) fn turn(&mut self, pager: &Pager, total: u64) -> Nap {
         let now = now_us();
         self.housekeep(pager, total, now);
-        if self.reclaimer.is_none() {
-            self.reclaimer = Worker::new(true).ok().map(Reclaimer::new);
-        }
-        if self.reclaimer.is_none() {
+        if made(&mut self.reclaimer).is_none() {
             return Nap::UntilFaults(SHORTEST_NAP_US);
         }
         self.answer_what_is_fixed(pager);

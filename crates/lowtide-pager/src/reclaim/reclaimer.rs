@@ -101,7 +101,7 @@ impl Reclaimer {
     pub fn look(&mut self, pager: &Pager, seen: &Seen) -> Look {
         let (budget, counters) = (&pager.budget, pager.counters());
         let faults = counters.faults_total.load(Ordering::Relaxed);
-        let happened = faults + counters.evictions_pages.load(Ordering::Relaxed);
+        let happened = counters.happened();
         if core::mem::replace(&mut self.happened, happened) != happened {
             self.quiet_since_us = seen.now_us;
         }

@@ -111,6 +111,11 @@ impl Counters {
         }
     }
 
+    /// Faults and evicted pages together: as long as the sum stands, nothing happens. It wraps.
+    pub fn happened(&self) -> u64 {
+        self.faults_total.load(Ordering::Relaxed).wrapping_add(self.evictions_pages.load(Ordering::Relaxed))
+    }
+
     /// Number of counters, for folding them as words.
     pub const WORDS: usize = size_of::<Counters>() / 8;
 
