@@ -11,6 +11,9 @@ FUZZ_FLAGS := -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
 # Without link-time optimisation: tests are built in half of the time.
 QUICK := --profile quick
 
+# How the Python package is built.
+WHEEL := --release
+
 # Apart, because cargo would build what is shipped with the lab's features.
 SHIPPED := -p lowtide -p lowtide-region -p lowtide-config -p lowtide-c
 WITH_LAB := -p lowtide-core -p lowtide-pager -p lowtide-lab
@@ -37,8 +40,7 @@ demo: setup build ## a real program natively and in 40 % of its memory
 test: setup fmt links lint model checked ## formatting, links, lints, model checks, unit tests, real programs under limits, the Python package
 	$(CARGO) test $(QUICK) $(SHIPPED)
 	$(CARGO) test $(QUICK) $(WITH_LAB)
-	@tests/setup.sh wheel
-	$(TARGET)/wheel-venv/bin/maturin build $(QUICK) --manifest-path python/Cargo.toml --target-dir $(TARGET) --out $(TARGET)/wheels
+	@$(MAKE) --no-print-directory wheel WHEEL="$(QUICK) --target-dir $(TARGET)"
 	@tests/wheel.sh $(TARGET) again
 
 test-long: setup ## the tests that take long: those that wait for minutes, and those that thrash
@@ -126,7 +128,7 @@ deny: ## licences, advisories, duplicates and sources of dependencies (deny.toml
 
 wheel: setup ## the Python package, in target/wheels
 	@tests/setup.sh wheel
-	$(TARGET)/wheel-venv/bin/maturin build --release --manifest-path python/Cargo.toml --out $(TARGET)/wheels
+	$(TARGET)/wheel-venv/bin/maturin build $(WHEEL) --manifest-path python/Cargo.toml --out $(TARGET)/wheels
 
 test-python: wheel ## the wheel in a fresh environment: its tests and examples
 	@tests/wheel.sh $(TARGET)
