@@ -25,7 +25,7 @@ FAULTS := $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide --fea
 CHECKED := -p lowtide-core -p lowtide-pager --lib --test in_process
 
 .PHONY: build lab-binary demo test test-long check model checked fuzz faults soak overhead forktime table trees picture programs header crate deb test-deb deny wheel test-python lab race fmt \
-	report prometheus pictures watching map links lint clean setup help
+	report prometheus pictures watching map vm links lint clean setup help
 
 build: ## target/release/lowtide: one file, the agent inside
 	$(CARGO) build --release -p lowtide
@@ -79,6 +79,11 @@ overhead: setup build ## what lowtide costs below the limit
 
 forktime: setup build ## how long a fork takes, of a parent of which half is out
 	$(PYTHON) tests/fork_time.py
+
+vm: setup build ## a command in a virtual machine with another kernel, as root (ARGS="6.12 2 2G 'uname -r; lowtide doctor'")
+	@tests/setup.sh vm
+	@tests/vm/fetch $(firstword $(ARGS)) >/dev/null
+	@tests/vm/vm $(ARGS)
 
 report: setup build ## what --report predicts for more RAM, against runs with that much
 	$(PYTHON) tests/report_check.py

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what building, testing and the demonstration need, and nothing that is there already. With a word, also what else that needs: race, wheel, picture, deb, test-deb, deny,
-# prometheus, browser.
+# prometheus, browser, vm.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
@@ -31,7 +31,7 @@ need strace strace
 need pkg-config pkg-config
 need c++ g++
 for_what=${1:-}
-case $for_what in '' | race | wheel | picture | deb | test-deb | deny | prometheus | browser) ;; *) fail "\`$for_what\`? There are: race, wheel, picture, deb, test-deb, deny, prometheus, browser" ;; esac
+case $for_what in '' | race | wheel | picture | deb | test-deb | deny | prometheus | browser | vm) ;; *) fail "\`$for_what\`? There are: race, wheel, picture, deb, test-deb, deny, prometheus, browser, vm" ;; esac
 if [ "$for_what" = picture ]; then need tmux tmux; fi
 if [ "$for_what" = prometheus ]; then need prometheus prometheus; fi
 if [ "$for_what" = browser ]; then need chromium chromium; fi
@@ -44,6 +44,13 @@ fi
 if [ "$for_what" = deb ]; then
 	need dpkg-shlibdeps dpkg-dev
 	need python3 python3
+fi
+if [ "$for_what" = vm ]; then
+	need mkfs.ext4 e2fsprogs
+	need setpriv util-linux
+	need xz xz-utils
+	need zstd zstd
+	need stress-ng stress-ng
 fi
 if [ "$for_what" = test-deb ]; then
 	need mmdebstrap mmdebstrap
