@@ -4,6 +4,7 @@ use core::ffi::{CStr, c_char, c_int};
 
 use lowtide_core::vm::{self, PAGE_SIZE, Whose};
 
+use lowtide_pager::segment::NO_PLACE;
 use crate::files::Files;
 use crate::{agent, atfork, files, hooks, objects, one_shot_fd, pid_in_run, reclaimer, say, settings_variable, skip, thread};
 
@@ -17,6 +18,8 @@ unsafe extern "C" {
 }
 
 extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const *const c_char) {
+const STRANGE_LIBRARY: &[u8] = b"a process of the run is not limited: lowtide can't tell where its C library is";
+
     let found = find_settings(envp).and_then(files::map);
     let preload = found
         .as_ref()
@@ -38,10 +41,10 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
         vm::own(start, end, Whose::Program).is_ok()
     });
     let number = pid_in_run::of_image(by_number);
-    let Some(proc) = segment.claim(number.there) else { return };
+    let Some(proc) = segment.claim(number.there) else { return say::warn(NO_PLACE) };
     agent::set_proc(proc, number);
     reclaimer::forget_requests(proc);
-    let Some(library) = library.filter(|_| own.is_ok()) else { return };
+    let Some(library) = library.filter(|_| own.is_ok()) else { return say::warn(STRANGE_LIBRARY) };
     if let Some(why) = skip::why() {
         return say::warn(why);
     }

@@ -11,6 +11,7 @@ mod areas;
 mod beyond;
 mod check;
 mod cold;
+mod crowded;
 mod daemons;
 mod ends;
 mod forks;
