@@ -12,6 +12,16 @@ fn closes_all_descriptors() {
     compare(&job, Growth::Existing, Data::Compressible, ends_well);
 }
 
+/// By every call that takes an environment: to Linux a null pointer is an empty one.
+#[test]
+fn executes_without_an_environment() {
+    let Some(_turn) = turn() else { return };
+    for call in ["execve", "execveat"] {
+        let Some(job) = job(&format!("no environment, {call}"), "no_environment", &format!("{call} 160")) else { return };
+        compare(&job, Growth::Existing, Data::Compressible, ends_well);
+    }
+}
+
 #[test]
 #[ignore = "takes long: make test-long"]
 fn preloads_a_library_into_its_child() {
