@@ -13,6 +13,7 @@ mod check;
 mod cold;
 mod crowded;
 mod daemons;
+mod early_threads;
 mod ends;
 mod forks;
 mod gauges;
