@@ -1,6 +1,7 @@
 //! Compiles the agent's own memcpy and its like, hidden (`src/freestanding.c`), and makes a symbol that nobody defines an error
 //! when the agent is linked, not when a program is started with it. (The optimizer has been seen to call the allocator's
-//! `alloc_zeroed` after its symbol was gone.)
+//! `alloc_zeroed` after its symbol was gone.) And asks the loader to run the agent's constructor before all others: they may
+//! start threads, and to change the C library under those is delicate (`src/beside.rs`).
 
 fn main() {
     let objects = cc::Build::new()
@@ -15,6 +16,7 @@ fn main() {
         println!("cargo:rustc-cdylib-link-arg={}", object.display());
     }
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,defs");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,initfirst");
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=src/freestanding.c");
 }

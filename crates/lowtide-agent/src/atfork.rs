@@ -10,8 +10,7 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use lowtide_core::steps;
-use lowtide_pager::segment::proc_state;
-use rustix::io::Errno;
+use lowtide_pager::segment::{NO_PLACE, proc_state};
 use rustix::thread::{Timespec, nanosleep};
 
 use crate::request::{Request, ask};
@@ -114,18 +113,17 @@ fn take_over(announced: bool) {
     let parent_reclaimer = agent::RECLAIMER.load(Ordering::Relaxed);
     // Whoever has no reclaimer asks for its memory here, on the program's stack: that is not in the child's tables but in its
     // memory, and the parent serves what is missing of it meanwhile.
-    let alone = |why| {
+    let alone = || {
         if inherits && let Some(pager) = agent::pager() {
             if let Err(why) = pager.become_whole(&|| fork_handshake::parent_serves(parent_reclaimer)) {
                 say::fatal(why);
             }
-            fork_handshake::child_is_whole(why);
+            agent::forget_pager();
         }
     };
     let Some(proc) = agent::segment().claim(number.there) else {
-        // More than 1024 processes at a time in one run.
-        alone(Errno::USERS);
-        return;
+        alone();
+        return say::warn(NO_PLACE);
     };
     if inherits {
         // Before the parent is let go: from here on the run waits for this process too when an area is taken off.
@@ -141,10 +139,12 @@ fn take_over(announced: bool) {
     fork_handshake::child_begins();
     let entry = if inherits { reclaimer::inherited } else { reclaimer::fresh };
     if let Err(why) = thread::spawn(entry, 0) {
-        alone(why);
+        alone();
         proc.state.store(proc_state::WATCHING, Ordering::Release);
-        if !inherits {
-            say::warn(reclaimer::NO_THREAD);
+        if inherits {
+            fork_handshake::child_is_whole(why)
+        } else {
+            say::warn(reclaimer::NO_THREAD)
         }
         return;
     }

@@ -1,4 +1,4 @@
-//! Changing code that is mapped: where, and by which of two ways.
+//! Changing code that is mapped and that nobody executes meanwhile: where, and by which of two ways.
 //!
 //! Through `/proc/self/mem` the kernel writes to memory that its owner may only read and execute, as it does for debuggers: no
 //! protection changes, there is no moment at which the code can't be executed, and what forbids a process to make memory
@@ -43,7 +43,7 @@ pub unsafe fn change(changes: &mut [Change]) -> bool {
 ///
 /// # Safety
 /// It is readable.
-unsafe fn byte_at(at: usize) -> u8 {
+pub unsafe fn byte_at(at: usize) -> u8 {
     // SAFETY: handed on to the caller. Volatile, because the kernel may write there.
     unsafe { (at as *const u8).read_volatile() }
 }
@@ -112,7 +112,8 @@ unsafe fn by_protection(changes: &[Change]) -> bool {
     true
 }
 
-fn protect(start: usize, len: usize, protection: u32) -> bool {
+/// Changes the protection of whole pages. False: refused.
+pub fn protect(start: usize, len: usize, protection: u32) -> bool {
     // SAFETY: the callers answer for what they protect.
     unsafe { syscall3(sys::__NR_mprotect, start, len, protection as usize) == 0 }
 }

@@ -52,7 +52,10 @@ impl Call {
 
     fn execute(self, envp: *const *const c_char) -> c_int {
         atfork::let_forks_end();
-        if agent::present() && !envp.is_null() && !(keeps_its_rights() && leads_to_agent(ours()) && is_right(envp)) {
+        // To Linux no environment is an empty one.
+        let empty = [core::ptr::null()];
+        let envp = if envp.is_null() { empty.as_ptr() } else { envp };
+        if agent::present() && !(keeps_its_rights() && leads_to_agent(ours()) && is_right(envp)) {
             return mended(self, envp);
         }
         self.with(envp)

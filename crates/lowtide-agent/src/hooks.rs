@@ -40,7 +40,7 @@ static INSTALLED: AtomicBool = AtomicBool::new(false);
 /// Installs all hooks in the C library. False: lowtide has to look for new mappings by itself.
 ///
 /// # Safety
-/// The process has one thread.
+/// To be called by the constructor.
 pub unsafe fn install(library: &Object) -> bool {
     let mut hooks = ArrayVec::<Hook, { patch::MAX_HOOKS }>::new();
     let mut push = |name, with: *const c_void| hooks.push(Hook { name, with });
@@ -68,7 +68,7 @@ pub unsafe fn install(library: &Object) -> bool {
     INSTALLED.store(done, Ordering::Relaxed);
     if !done {
         say::warn(
-            b"the C library's code can't be changed here (MemoryDenyWriteExecute= and the like): new mappings are looked for, so the \
+            b"the C library's code can't be changed here (MemoryDenyWriteExecute=, a library that started threads first): new mappings are looked for, so the \
               limit can be passed further; mlock keeps memory in RAM; threads that map memory at the same time, and children \
               without LD_PRELOAD, are not managed safely",
         );

@@ -11,6 +11,7 @@ extern crate alloc;
 
 mod agent;
 mod atfork;
+mod beside;
 mod broker;
 mod code;
 mod errno;

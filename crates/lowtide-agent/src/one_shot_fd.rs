@@ -3,6 +3,7 @@
 
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char};
+use core::sync::atomic::{AtomicPtr, Ordering};
 
 use lowtide_pager::segment::transient::PREFIX;
 use lowtide_pager::sys::Line;
@@ -17,7 +18,7 @@ const MAX_PRELOAD: usize = 1024;
 
 /// LD_PRELOAD as it is put right by the constructor.
 struct Variable(UnsafeCell<[u8; MAX_PRELOAD]>);
-// SAFETY: written once by the constructor, while the process has one thread.
+// SAFETY: written once, by the constructor, before anybody else knows of it.
 unsafe impl Sync for Variable {}
 static VARIABLE: Variable = Variable(UnsafeCell::new([0; MAX_PRELOAD]));
 
@@ -44,10 +45,11 @@ pub fn split(value: &[u8]) -> Option<(RawFd, &[u8])> {
 /// `ours`: the program and what it executes see no difference.
 ///
 /// # Safety
-/// To be called by the constructor, with the environment, while the process has one thread.
+/// To be called once, by the constructor, with the environment.
 pub unsafe fn finish(envp: *const *const c_char, ours: &[u8]) {
     let mut at = envp.cast_mut();
-    // SAFETY: the environment is a NULL-terminated array of C strings, which belongs to the program and may be changed.
+    // SAFETY: the environment is a NULL-terminated array of C strings, which belongs to the program and may be changed: by one
+    // store of a whole pointer, as threads that a library has started may read it.
     unsafe {
         while !(*at).is_null() {
             if let Some((fd, rest)) = CStr::from_ptr(*at).to_bytes().strip_prefix(PRELOAD).and_then(split) {
@@ -60,7 +62,8 @@ pub unsafe fn finish(envp: *const *const c_char, ours: &[u8]) {
                         to[len..len + part.len()].copy_from_slice(part);
                         len += part.len();
                     }
-                    *at = to.as_ptr().cast();
+                    // Release: the text comes first.
+                    AtomicPtr::from_ptr(at.cast::<*mut c_char>()).store(to.as_mut_ptr().cast(), Ordering::Release);
                 }
             }
             at = at.add(1);
@@ -74,7 +77,7 @@ fn close(fd: RawFd) {
     let path = entry(fd);
     let Ok(path) = CStr::from_bytes_with_nul(path.bytes()) else { return };
     if rustix::fs::readlinkat_raw(rustix::fs::CWD, path, &mut target[..]).is_ok_and(|n| target[..n] == *FILE) {
-        // SAFETY: it is not the program's, which has not begun.
+        // SAFETY: it is lowtide's, as the name says, and nobody else's.
         drop(unsafe { OwnedFd::from_raw_fd(fd) });
     }
 }

@@ -2,12 +2,14 @@
 //!
 //! Interposing symbols would miss the C library's own calls (malloc's mmap and brk, the madvise of a thread stack that is put
 //! aside), and those are the ones that matter. The functions hooked are bare wrappers of one system call, which ours make
-//! themselves, so the original is never needed again. Done once, by the constructor, while the process has one thread.
+//! themselves, so the original is never needed again. Done once, by the constructor. Mostly the process has one thread then;
+//! `beside.rs` is for the others.
 
 use core::ffi::{CStr, c_void};
 
 use arrayvec::ArrayVec;
 
+use crate::beside::{self, Jump};
 use crate::code::{self, Change};
 use crate::objects::Object;
 
@@ -29,18 +31,28 @@ pub struct Hook {
 /// library looks strange).
 ///
 /// # Safety
-/// The process has one thread, and each hook keeps the contract of the function it replaces.
+/// To be called by the constructor, and each hook keeps the contract of the function it replaces.
 pub unsafe fn install(object: &Object, hooks: &[Hook]) -> bool {
-    let mut changes = ArrayVec::<Change, MAX_HOOKS>::new();
+    let mut jumps = ArrayVec::<Jump, MAX_HOOKS>::new();
     for hook in hooks {
         // Long enough to be patched?
-        if let Some(found) = object.symbol(hook.name).filter(|found| found.size >= code::LEN) {
-            let mut bytes = [0; code::LEN];
-            bytes[..JUMP.len()].copy_from_slice(&JUMP);
-            bytes[JUMP.len()..].copy_from_slice(&(hook.with as usize).to_ne_bytes());
-            changes.push(Change { at: found.at, bytes });
+        if let Some(from) = object.symbol(hook.name).filter(|found| found.size >= code::LEN) {
+            jumps.push(Jump { from, to: hook.with as usize });
         }
     }
+    if !beside::is_alone() {
+        // SAFETY: functions of the C library.
+        return unsafe { beside::change(&jumps) };
+    }
+    let mut changes: ArrayVec<Change, MAX_HOOKS> = jumps.iter().map(whole).collect();
     // SAFETY: functions of the C library that are at least as long; nobody but this thread runs, and it runs elsewhere.
     !changes.is_empty() && unsafe { code::change(&mut changes) }
+}
+
+/// A jump that stands in the first bytes of the function.
+fn whole(jump: &Jump) -> Change {
+    let mut bytes = [0; code::LEN];
+    bytes[..JUMP.len()].copy_from_slice(&JUMP);
+    bytes[JUMP.len()..].copy_from_slice(&jump.to.to_ne_bytes());
+    Change { at: jump.from.at, bytes }
 }

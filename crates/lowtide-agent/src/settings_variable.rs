@@ -7,7 +7,7 @@ use core::ffi::c_char;
 use lowtide_pager::segment::ENV_SEGMENT;
 
 struct Variable(UnsafeCell<[u8; 128]>);
-// SAFETY: written once by the constructor, while the process has one thread.
+// SAFETY: written once, by the constructor, before the hooks are in that read it.
 unsafe impl Sync for Variable {}
 static VARIABLE: Variable = Variable(UnsafeCell::new([0; 128]));
 
@@ -19,9 +19,9 @@ pub fn is_it(variable: &[u8]) -> bool {
 /// Keeps it, with its NUL, and returns its value; None: it is longer than any that lowtide makes.
 ///
 /// # Safety
-/// The process has one thread, and this has not succeeded before.
+/// To be called by the constructor, and this has not succeeded before.
 pub unsafe fn keep(variable: &[u8]) -> Option<&'static [u8]> {
-    // SAFETY: nobody else is there to use it.
+    // SAFETY: nobody else uses it yet.
     let kept = unsafe { &mut *VARIABLE.0.get() };
     kept.get_mut(..variable.len())?.copy_from_slice(variable);
     kept.get(ENV_SEGMENT.len() + 1..variable.len() - 1)

@@ -1,8 +1,10 @@
-//! The constructor: runs before the program's main, in every process of a run.
+//! The constructor: runs before the program's main, in every process of a run. It is the first of all where it can be (see
+//! `beside.rs`), and mostly the process has one thread; but nothing here relies on that.
 
 use core::ffi::{CStr, c_char, c_int};
 
 use lowtide_core::vm::{self, PAGE_SIZE, Whose};
+use lowtide_pager::segment::NO_PLACE;
 
 use crate::files::Files;
 use crate::{agent, atfork, files, hooks, objects, one_shot_fd, pid_in_run, reclaimer, say, settings_variable, skip, thread};
@@ -16,12 +18,14 @@ unsafe extern "C" {
     static _end: u8;
 }
 
+const STRANGE_LIBRARY: &[u8] = b"a process of the run is not limited: lowtide can't tell where its C library is";
+
 extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const *const c_char) {
     let found = find_settings(envp).and_then(files::map);
     let preload = found
         .as_ref()
         .map_or(&b""[..], |files| CStr::from_bytes_until_nul(&files.settings.preload).map_or(b"", CStr::to_bytes));
-    // SAFETY: the program has not started: one thread.
+    // SAFETY: this is the constructor, which runs once.
     unsafe { one_shot_fd::finish(envp, preload) };
     let Some(Files { settings, segment, by_number }) = found else { return };
     agent::set_run(settings, segment);
@@ -38,14 +42,14 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
         vm::own(start, end, Whose::Program).is_ok()
     });
     let number = pid_in_run::of_image(by_number);
-    let Some(proc) = segment.claim(number.there) else { return };
+    let Some(proc) = segment.claim(number.there) else { return say::warn(NO_PLACE) };
     agent::set_proc(proc, number);
     reclaimer::forget_requests(proc);
-    let Some(library) = library.filter(|_| own.is_ok()) else { return };
+    let Some(library) = library.filter(|_| own.is_ok()) else { return say::warn(STRANGE_LIBRARY) };
     if let Some(why) = skip::why() {
         return say::warn(why);
     }
-    // SAFETY: the program has not started: one thread.
+    // SAFETY: this is the constructor.
     unsafe { hooks::install(&library) };
     atfork::install();
     if thread::spawn(reclaimer::fresh, 0).is_err() {

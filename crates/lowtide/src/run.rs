@@ -4,6 +4,7 @@ use crate::args::RunArgs;
 use crate::control::Control;
 use crate::error::{Failure, say};
 use crate::host::probe::Probe;
+use crate::host::swap_race;
 use crate::live::Live;
 use crate::metrics::{self, Requests};
 use crate::plan::Plan;
@@ -31,6 +32,7 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     if let Some(why) = Probe::new().refusal() {
         return Err(Failure::failed(why));
     }
+    plan.warnings.extend(swap_race::warning());
     plan.take_files()?;
     let (mut broker, listening) = Broker::new();
     if let Err(error) = listening {

@@ -40,7 +40,7 @@ use crate::pool::Pool;
 #[cfg(feature = "lab")]
 use crate::slot::MAX_ORDER;
 use crate::slot::{Area, AreaConfig, Areas, Fills, IoCounts};
-use crate::vm::PAGE_SIZE;
+use crate::vm::{PAGE_SIZE, room};
 use compact::Compaction;
 use counters::Counters;
 use recompress::Recompressor;
@@ -88,10 +88,10 @@ impl Store {
     /// `NoMemory` when its tables cannot be mapped.
     pub fn new(cfg: StoreConfig) -> Result<Store, StoreError> {
         // Tables for all that a machine could hold are too much where each of their words is a model checker's.
-        let ram = if cfg!(any(feature = "loom", feature = "shuttle")) { 0 } else { ram_bytes() };
+        let most = if cfg!(any(feature = "loom", feature = "shuttle")) { 0 } else { room::part(ram_bytes(), cfg.pool_limit) };
         let store = Store {
             codec: cfg.codec,
-            pool: Pool::new(cfg.pool_limit, ram, cfg.accept_percent).map_err(|_| StoreError::NoMemory)?,
+            pool: Pool::new(cfg.pool_limit, most, cfg.accept_percent).map_err(|_| StoreError::NoMemory)?,
             areas: Areas::new(),
             own: AtomicU8::new(0),
             retired: Default::default(),
@@ -103,7 +103,7 @@ impl Store {
             largest_folio: AtomicU8::new(MAX_ORDER as u8),
         };
         // Pages that shrink to a sixteenth would fill this; the table takes memory only where it is used.
-        let mut slots = (ram.max(cfg.pool_limit) / PAGE_SIZE * 16) as u64;
+        let mut slots = (most.max(cfg.pool_limit) / PAGE_SIZE * 16) as u64;
         loop {
             match Area::new(None, AreaConfig { slots, ..AreaConfig::default() }) {
                 Ok(area) => {

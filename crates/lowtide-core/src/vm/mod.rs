@@ -8,6 +8,7 @@
 //! itself.
 
 mod own;
+pub mod room;
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};

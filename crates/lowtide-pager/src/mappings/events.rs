@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use crate::fault::worker::{Fault, Worker};
 use crate::mappings::regions::Range;
 use crate::mappings::space::Exclusive;
-use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
+use crate::pagemap::{END, PageState};
 use crate::pager::Pager;
 use crate::sys::uffd::{MOST_READ, Message, Standing};
 
@@ -129,6 +129,9 @@ impl Pager {
             Message::Remove { start, end } if !self.staging.contains(start) => self.removing(lock, start, end),
             Message::Remap { from, to, len } => {
                 let len = self.really_moved(lock, to, len);
+                if PageNo::behind(to + len) > END {
+                    (self.host.fatal)(b"the program moved memory (mremap) to above 128 TiB, where lowtide can't follow it");
+                }
                 self.remapped(from, to, len);
                 // The kernel keeps the registration of the new place. What a grown mapping adds behind `len` is found by the
                 // next look at the maps; the old place, if it is still mapped (MREMAP_DONTUNMAP), by an UNMAP that does not
@@ -339,6 +342,18 @@ pub(crate) mod tests {
         pager.happened(&lock, Message::Remap { from, to, len: 8 * PAGE_SIZE });
         assert_eq!(words(&pager, to, 4), swapped(100, 4));
         assert_eq!(words(&pager, neighbour.start, 4), swapped(200, 4), "the neighbour's pages are where they were");
+    }
+
+    /// What a program maps with page tables of five levels, by a hint: were it adopted, the first removal there would end the run.
+    #[test]
+    fn what_can_have_no_words_is_not_adopted() {
+        let Some(pager) = pager() else { return };
+        let end = END.addr();
+        for (start, behind) in [(end - PAGE_SIZE, end + PAGE_SIZE), (end, end + PAGE_SIZE), (1 << 55, 1 << 56)] {
+            assert_eq!(pager.adopt(Range { start, end: behind }), Err(Errno::RANGE), "{start:#x}");
+        }
+        // The kernel's answer, which maps nothing in the last page.
+        assert_eq!(pager.adopt(Range { start: end - PAGE_SIZE, end }), Err(Errno::INVAL));
     }
 
     #[test]

@@ -4,16 +4,19 @@
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use lowtide_core::lock::Lock;
-use lowtide_core::vm::{self, Mapping, OnFork};
+use lowtide_core::vm::{self, Mapping, OnFork, room};
 use rustix::io::Errno;
 
 /// Bytes of a granule: a cache line.
 pub(super) const GRANULE: usize = 64;
 /// Most granules that are handed out in a row.
 const MOST_IN_A_ROW: usize = 16;
-/// Address space to reserve: the leaves of 16 TiB of memory. Less where the kernel grants less, down to `LEAST`.
+/// Address space to reserve: the leaves of 16 TiB of memory. Less where address space is scarce or the kernel grants less, down
+/// to `LEAST`.
 const MOST: usize = 32 << 30;
 const LEAST: usize = 16 << 20;
+/// Of the address space that a process may have (`ulimit -v`) this part: the words of dense memory would take a seventh of it.
+const WORDS_PART: usize = 64;
 /// Bytes that are opened at a time.
 const STEP: usize = 1 << 20;
 
@@ -30,9 +33,15 @@ pub(super) struct Arena {
     free: Lock<Free>,
 }
 
+/// Bytes to reserve in a process that may map only so many, if they are limited. (What is reserved and not opened is no memory
+/// that the kernel has promised.)
+fn wanted(limit: Option<usize>) -> usize {
+    limit.map_or(MOST, |limit| (limit / WORDS_PART).clamp(LEAST, MOST))
+}
+
 impl Arena {
     pub(super) fn new() -> Result<Arena, Errno> {
-        let mut len = MOST;
+        let mut len = wanted(room::limit());
         let memory = loop {
             match vm::reserve(len, OnFork::Copy) {
                 Ok(memory) => break memory,
@@ -110,5 +119,21 @@ impl Arena {
     pub(super) unsafe fn reset_after_fork(&self) {
         // SAFETY: handed on to the caller.
         unsafe { self.free.reset_after_fork() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_address_space_is_limited_the_words_of_all_of_it_fit_and_no_more_than_a_small_part_is_taken() {
+        const GIB: usize = 1 << 30;
+        assert_eq!((wanted(None), wanted(Some(usize::MAX))), (MOST, MOST));
+        for limit in [2 * GIB, 8 * GIB, 100 * GIB] {
+            // A leaf is 576 bytes for 256 KiB.
+            assert!((limit / (256 << 10) * 576..=limit / 50).contains(&wanted(Some(limit))), "{limit}");
+        }
+        assert_eq!(wanted(Some(0)), LEAST);
     }
 }

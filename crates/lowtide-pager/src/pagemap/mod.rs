@@ -38,8 +38,9 @@ const LEVELS: [u32; 2] = [LEAF_SHIFT + NODE_SHIFT, LEAF_SHIFT];
 const ROOT_SHIFT: u32 = LEVELS[0] + NODE_SHIFT;
 /// Entries of the root: 47 bits of address space.
 const ROOT: usize = 1 << (47 - 12 - ROOT_SHIFT);
-/// Behind the last page that can have a word.
-const END: PageNo = PageNo::new(ROOT << ROOT_SHIFT);
+/// Behind the last page that can have a word. With page tables of five levels a program can map memory there, if it asks for it
+/// by an address: that can't be adopted.
+pub(crate) const END: PageNo = PageNo::new(ROOT << ROOT_SHIFT);
 /// Bytes of the words of a leaf; the marks come behind them.
 const WORDS_BYTES: usize = BLOCK_PAGES * 8;
 /// Granules of a leaf and of a node.

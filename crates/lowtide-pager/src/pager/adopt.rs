@@ -8,6 +8,8 @@ use rustix::mm::MsyncFlags;
 use super::Pager;
 use crate::mappings::regions::Range;
 use crate::mappings::space::Exclusive;
+use crate::pagemap::END;
+use crate::pagemap::ids::PageNo;
 use crate::sys::uffd::Standing;
 
 /// Of a range with more parts that are not adopted yet all of it is looked through for sentinels.
@@ -18,7 +20,7 @@ impl Pager {
     ///
     /// # Errors
     /// Those of UFFDIO_REGISTER; `NOMEM`: too many ranges; `EXIST`: lowtide's own memory is there by now; `AGAIN`: the mappings
-    /// of the range are changing just now.
+    /// of the range are changing just now; `RANGE`: pages of it can have no words.
     pub fn adopt(&self, range: Range) -> Result<(), Errno> {
         self.adopt_with(&self.space.exclusive(), range)
     }
@@ -41,6 +43,9 @@ impl Pager {
     fn adopt_with(&self, lock: &Exclusive<'_>, range: Range) -> Result<(), Errno> {
         if self.regions.covers(lock, range) {
             return Ok(());
+        }
+        if PageNo::behind(range.end) > END {
+            return Err(Errno::RANGE);
         }
         // SAFETY: the monitors serve every fault, once this thread has let go of the lock.
         let register = || unsafe { self.uffd().register(range.start, range.end - range.start, self.watched()) };

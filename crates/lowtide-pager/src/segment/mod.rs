@@ -32,9 +32,12 @@ pub use text::{Text, text_state};
 /// First word of the settings and of the segment.
 pub const MAGIC: u64 = 0x6c6f_7774_6964_6501;
 /// Layout version; the agent refuses another one.
-pub const VERSION: u32 = 11;
-/// Processes of one run that can be alive at the same time and be counted.
-pub const MAX_PROCS: usize = 1024;
+pub const VERSION: u32 = 12;
+/// Processes of one run that can be alive at the same time and be counted: more than `make -j1024` starts. A place that nobody
+/// has had yet takes no memory, and who goes through the places stops at the highest that somebody has had.
+pub const MAX_PROCS: usize = 4096;
+/// What is said once of those that find no place.
+pub const NO_PLACE: &[u8] = b"more than 4096 processes at a time: those for which there was no place are not limited";
 /// Kept warnings of a run; later ones are counted only.
 pub const MAX_WARNINGS: usize = 16;
 
@@ -300,6 +303,22 @@ mod tests {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         assert_eq!((of(&run.dead.writeback_ios), of(&run.dead.latency_max_ns)), (10, 500));
         assert_eq!((of(&run.dead_areas[2].writes), of(&run.dead_areas[7].errors), of(&run.dead_areas[0].writes)), (10, 3, 0));
+    }
+
+    #[test]
+    fn the_last_place_is_given_and_no_other() {
+        let run = segment();
+        let places: Vec<&Proc> = (1..=MAX_PROCS as u32).map(|pid| run.claim(pid).unwrap()).collect();
+        assert!(places.iter().zip(&run.procs).all(|(given, place)| core::ptr::eq(*given, place)), "each is given once");
+        let last = places[MAX_PROCS - 1];
+        assert!(run.claim(MAX_PROCS as u32 + 1).is_none());
+        assert!(core::ptr::eq(run.claim(MAX_PROCS as u32).unwrap(), last), "it called exec");
+        assert_eq!((run.used_procs().len(), run.processes()), (MAX_PROCS, MAX_PROCS as u64));
+        assert!(run.is_alive(run.image(last)) && run.image(last) != run.image(places[0]));
+        run.reap(places[7]);
+        assert!(core::ptr::eq(run.claim(MAX_PROCS as u32 + 1).unwrap(), places[7]));
+        assert!(run.claim(MAX_PROCS as u32 + 2).is_none());
+        assert!(String::from_utf8_lossy(NO_PLACE).contains(&MAX_PROCS.to_string()), "the message says how many there are");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::host::machine;
 use crate::host::probe::{Door, Probe};
+use crate::host::swap_race;
 use crate::swap::place::Place;
 use linux_raw_sys::general as sys;
 use lowtide_config::place::auto_dir;
@@ -115,6 +116,10 @@ fn lines(probe: &Probe) -> Vec<Line> {
         ),
     }
     note("RAM", size::show(machine::ram_total()));
+    note(
+        "the kernel's swap",
+        swap_race::warning().unwrap_or_else(|| "no trouble with it in this kernel, or it is off".to_owned()),
+    );
     note("cgroup limit", machine::cgroup_limit().map_or_else(|| "none".to_owned(), size::show));
     note(
         "huge pages",

@@ -21,12 +21,26 @@ pub fn cgroup_limit() -> Option<u64> {
     tightest(&groups, &mounts, |path| fs::read_to_string(path).ok())
 }
 
+/// A kernel's version: major, minor and patch level.
+pub type Release = (u32, u32, u32);
+
 /// Kernel version as (major, minor).
 pub fn kernel_version() -> (u32, u32) {
-    let uname = rustix::system::uname();
-    let release = uname.release().to_string_lossy();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().unwrap_or(0));
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+    let (major, minor, _) = kernel_release();
+    (major, minor)
+}
+
+/// Kernel version with the patch level, which a distribution may leave at 0.
+pub fn kernel_release() -> Release {
+    release_of(&rustix::system::uname().release().to_string_lossy())
+}
+
+fn release_of(text: &str) -> Release {
+    // What follows, as in 6.8.0-45-generic, is the distribution's.
+    let version = text.split(|c: char| !c.is_ascii_digit() && c != '.').next().unwrap_or("");
+    let mut numbers = version.split('.').map(|n| n.parse().unwrap_or(0));
+    let mut next = || numbers.next().unwrap_or(0);
+    (next(), next(), next())
 }
 
 /// The setting of transparent huge pages: `always`, `madvise` or `never`. None: not in this kernel.
@@ -103,6 +117,21 @@ mod tests {
     fn v1_without_a_limit() {
         let mounts = "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory";
         assert_eq!(tightest("4:memory:/\n", mounts, |_| Some("9223372036854771712\n".to_owned())), None);
+    }
+
+    #[test]
+    fn releases_are_read_as_distributions_write_them() {
+        for (text, release) in [
+            ("6.8.0-45-generic", (6, 8, 0)),
+            ("6.12.43+deb13-amd64", (6, 12, 43)),
+            ("6.12.0-55.9.1.el10_0.x86_64", (6, 12, 0)),
+            ("6.16-rc3", (6, 16, 0)),
+            ("6.12-3-name", (6, 12, 0)),
+            ("7.0", (7, 0, 0)),
+            ("", (0, 0, 0)),
+        ] {
+            assert_eq!(release_of(text), release, "{text}");
+        }
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! What a run says of itself while it goes on: its segment, read from outside.
 
-use std::fs::{self, File};
+use std::fs::{self, OpenOptions};
 
-use lowtide_pager::segment::{Proc, Segment, proc_state};
+use lowtide_pager::segment::proc_state::{self, CLAIMED, FREE};
+use lowtide_pager::segment::{MAX_PROCS, Proc, Segment};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::sync::atomic::Ordering;
 
@@ -17,15 +18,24 @@ impl Gauges {
             fs::read_link(link.path()).is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:lowtide-run"))
         };
         let link = entries.filter_map(Result::ok).find(is_segment)?;
-        let file = File::open(link.path()).ok()?;
+        let file = OpenOptions::new().read(true).write(true).open(link.path()).ok()?;
         if file.metadata().ok()?.len() < Segment::SIZE as u64 {
             return None;
         }
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice, of a file that is never made shorter from here on
         // (sealed).
-        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), Segment::SIZE, ProtFlags::READ, MapFlags::SHARED, &file, 0) };
-        // SAFETY: as large as a Segment and page-aligned, any bytes are one, and it is never unmapped; only atomics are read.
+        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), Segment::SIZE, prot, MapFlags::SHARED, &file, 0) };
+        // SAFETY: as large as a Segment and page-aligned, any bytes are one, and it is never unmapped; all of it is atomics.
         Some(Self(unsafe { &*at.ok()?.cast::<Segment>() }))
+    }
+
+    /// Takes each free place, for processes that never come to themselves: nobody buries those.
+    pub fn take_all_places(&self) {
+        for p in &self.0.procs {
+            let _ = p.state.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed);
+        }
+        self.0.procs_high.store(MAX_PROCS as u32, Ordering::Release);
     }
 
     /// Processes with adopted memory that have published their figures: pid and place.

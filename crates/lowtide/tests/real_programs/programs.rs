@@ -56,3 +56,15 @@ pub fn compiled_statically(name: &str) -> Option<PathBuf> {
 pub fn library(name: &str) -> Option<PathBuf> {
     compile(name, &format!("{name}.so"), &["-shared", "-fPIC"])
 }
+
+/// The compiled shared library `name`, built with more options: for each set of them a file of its own.
+pub fn library_as(name: &str, variant: &str, options: &[&str]) -> Option<PathBuf> {
+    let all: Vec<&str> = ["-shared", "-fPIC"].into_iter().chain(options.iter().copied()).collect();
+    compile(name, &format!("{name}-{variant}.so"), &all)
+}
+
+/// The compiled program `name`, linked with a library, to run with these arguments.
+pub fn job_with(label: &str, name: &str, variant: &str, library: &Path, arguments: &str) -> Option<Job> {
+    let program = compile(name, &format!("{name}-{variant}"), &[library.to_str()?])?;
+    Some(Job::new(label, program).words(arguments))
+}

@@ -1,8 +1,8 @@
 //! Programs that change what surrounds them: descriptors, their children's LD_PRELOAD, which system calls there are.
 
 use crate::check::{Data, Growth, compare, ends_well};
-use crate::machine::{native_only, turn};
-use crate::measure::{Limit, Swap};
+use crate::machine::{native_only, tool, turn};
+use crate::measure::{Job, Limit, Swap};
 use crate::programs::{compiled, job, library};
 
 #[test]
@@ -10,6 +10,31 @@ fn closes_all_descriptors() {
     let Some(_turn) = turn() else { return };
     let Some(job) = job("closes all descriptors", "closes_files", "160") else { return };
     compare(&job, Growth::Existing, Data::Compressible, ends_well);
+}
+
+/// By every call that takes an environment: to Linux a null pointer is an empty one.
+#[test]
+fn executes_without_an_environment() {
+    let Some(_turn) = turn() else { return };
+    for call in ["execve", "execveat"] {
+        let Some(job) = job(&format!("no environment, {call}"), "no_environment", &format!("{call} 160")) else { return };
+        compare(&job, Growth::Existing, Data::Compressible, ends_well);
+    }
+}
+
+/// A batch system's limit of address space (`ulimit -v`) is the program's to use: what lowtide reserves of it is little.
+#[test]
+fn a_limit_of_address_space() {
+    const SCRIPT: &str = "import mmap\n\
+        filled = bytearray(b'lowtide-') * (24 << 20)\n\
+        reserved = [mmap.mmap(-1, 64 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(96)]\n\
+        assert filled == b'lowtide-' * (24 << 20)\n\
+        print('OK')";
+    let Some(_turn) = turn() else { return };
+    let (Some(sh), Some(python)) = (tool("sh"), tool("python3")) else { return };
+    let job = Job::new("limit of address space", python).args(["-c", SCRIPT]);
+    let job = job.around(sh, &["-c", "ulimit -v 8000000; exec \"$@\"", "sh"]);
+    compare(&job, Growth::Stream, Data::Compressible, ends_well);
 }
 
 #[test]
