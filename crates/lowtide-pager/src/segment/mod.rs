@@ -274,6 +274,9 @@ pub(crate) fn segment() -> std::boxed::Box<Segment> {
 
 #[cfg(test)]
 mod tests {
+    use std::string::{String, ToString};
+    use std::vec::Vec;
+
     use super::*;
     use lowtide_core::store::AreaState;
 
