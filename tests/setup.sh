@@ -50,7 +50,6 @@ if [ "$for_what" = vm ]; then
 	need setpriv util-linux
 	need xz xz-utils
 	need zstd zstd
-	need stress-ng stress-ng
 fi
 if [ "$for_what" = test-deb ]; then
 	need mmdebstrap mmdebstrap

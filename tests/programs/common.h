@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define PAGE ((size_t)4096)
@@ -28,6 +29,16 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void die(const cha
 }
 
 #define MUST(condition) ((condition) ? (void)0 : die("%s:%d: %s (%s)", __FILE__, __LINE__, #condition, strerror(errno)))
+
+/* Waits for a child, which must end well. */
+static inline void wait_for(pid_t child)
+{
+	int status;
+	MUST(child > 0);
+	MUST(waitpid(child, &status, 0) == child);
+	if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+		die("child %d ended with status %x", (int)child, (unsigned)status);
+}
 
 /* splitmix64: both a generator (`next_random`) and a hash (`mix`). */
 static inline uint64_t mix(uint64_t x)

@@ -6,13 +6,6 @@
 
 extern char **environ;
 
-static void ends_well(pid_t child)
-{
-	int status;
-	MUST(waitpid(child, &status, 0) == child);
-	MUST(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-}
-
 int main(int argc, char **argv)
 {
 	size_t pages = number(argc, argv, 1, 96) * MIB / PAGE;
@@ -33,10 +26,10 @@ int main(int argc, char **argv)
 		check(area, pages, "t", 2, "written by a child without a place");
 		_exit(0);
 	}
-	ends_well(child);
+	wait_for(child);
 	char *again[] = { argv[0], argc > 1 ? argv[1] : "96", "again", NULL };
 	MUST(posix_spawn(&child, argv[0], NULL, NULL, again, environ) == 0);
-	ends_well(child);
+	wait_for(child);
 	check(area, pages, "t", 1, "of their parent");
 	puts("OK");
 	return 0;

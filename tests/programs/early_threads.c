@@ -12,11 +12,8 @@ int main(int argc, char **argv)
 	for (size_t i = 0; i < starts; i++) {
 		char *arguments[] = { argv[0], NULL };
 		pid_t child;
-		int status;
 		MUST(posix_spawn(&child, argv[0], NULL, NULL, arguments, environ) == 0);
-		MUST(waitpid(child, &status, 0) == child);
-		if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
-			die("start %zu: status %#x", i, status);
+		wait_for(child);
 	}
 	MUST(threads_end() >= 16);
 	if (pages > 0) {

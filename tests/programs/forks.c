@@ -20,15 +20,6 @@ static unsigned char *area;
 static size_t pages, count;
 static const char *kinds = "twtzn";
 
-static void wait_for(pid_t child)
-{
-	int status;
-	MUST(child > 0);
-	MUST(waitpid(child, &status, 0) == child);
-	if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
-		die("child %d ended with status %x", (int)child, (unsigned)status);
-}
-
 /* The whole life of a child that stays: what it inherited, its own writes, its own new memory, twice over. */
 static void live(uint64_t inherited, uint64_t own)
 {

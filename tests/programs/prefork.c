@@ -77,10 +77,7 @@ int main(int argc, char **argv)
 		for (size_t i = first; i < last; i++)
 			MUST(kill(pids[i % workers], SIGTERM) == 0);
 		for (size_t i = first; i < last; i++) {
-			int status;
-			MUST(waitpid(pids[i % workers], &status, 0) == pids[i % workers]);
-			if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
-				die("a worker ended with status %x", (unsigned)status);
+			wait_for(pids[i % workers]);
 			if (round < rounds)
 				pids[i % workers] = start(i % workers, 0);
 		}

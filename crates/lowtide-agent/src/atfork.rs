@@ -114,15 +114,16 @@ fn take_over(announced: bool) {
     // Whoever has no reclaimer asks for its memory here, on the program's stack: that is not in the child's tables but in its
     // memory, and the parent serves what is missing of it meanwhile.
     let alone = || {
-        if inherits && let Some(pager) = agent::pager() {
-            if let Err(why) = pager.become_whole(&|| fork_handshake::parent_serves(parent_reclaimer)) {
-                say::fatal(why);
-            }
-            agent::forget_pager();
+        if inherits
+            && let Some(pager) = agent::pager()
+            && let Err(why) = pager.become_whole(&|| fork_handshake::parent_serves(parent_reclaimer))
+        {
+            say::fatal(why);
         }
     };
     let Some(proc) = agent::segment().claim(number.there) else {
         alone();
+        agent::forget_pager();
         return say::warn(NO_PLACE);
     };
     if inherits {

@@ -68,8 +68,8 @@ pub unsafe fn install(library: &Object) -> bool {
     INSTALLED.store(done, Ordering::Relaxed);
     if !done {
         say::warn(
-            b"the C library's code can't be changed here (MemoryDenyWriteExecute=, a library that started threads first): new mappings are looked for, so the \
-              limit can be passed further; mlock keeps memory in RAM; threads that map memory at the same time, and children \
+            b"the C library's code can't be changed here (MemoryDenyWriteExecute=, a library that started threads first): new \
+              mappings are looked for, so the limit can be passed further; mlock keeps memory in RAM; threads that map memory at the same time, and children \
               without LD_PRELOAD, are not managed safely",
         );
     }

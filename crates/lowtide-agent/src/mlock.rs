@@ -16,10 +16,9 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use linux_raw_sys::general as sys;
-use lowtide_core::vm::{self, PAGE_SIZE, Whose};
+use lowtide_core::vm::{self, PAGE_SIZE, Whose, room};
 use lowtide_pager::mappings::{Lock, Locks, Range};
 use lowtide_pager::sys::Line;
-use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
 
 use crate::thread::syscall3;
@@ -251,13 +250,9 @@ fn ignored_bytes(locks: &Locks) -> usize {
 
 /// Bytes of address space that this process has mapped, lowtide's own left out; 0 if that can't be told.
 fn address_space() -> usize {
-    let Ok(statm) = rustix::fs::open(c"/proc/self/statm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return 0 };
-    let mut text = [0u8; 128];
-    let n = rustix::io::read(&statm, &mut text).unwrap_or(0);
-    let pages = text[..n].iter().take_while(|c| c.is_ascii_digit()).fold(0usize, |n, c| n * 10 + usize::from(c - b'0'));
     let mut own = 0;
     vm::own_ranges(|start, end, whose| own += if whose == Whose::Lowtide { end - start } else { 0 });
-    (pages * PAGE_SIZE).saturating_sub(own)
+    room::mapped().saturating_sub(own)
 }
 
 /// A lock was ignored.

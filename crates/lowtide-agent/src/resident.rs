@@ -9,6 +9,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use linux_raw_sys::general as sys;
+use lowtide_core::kernel_text::number;
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::accounts::{Look, Now, Others, Share};
 use lowtide_pager::segment::Proc;
@@ -151,11 +152,6 @@ impl Resident {
             exclusive: field(b"Private_Dirty:")?,
         })
     }
-}
-
-/// The number that a field begins with.
-fn number(text: &[u8]) -> u64 {
-    text.iter().take_while(|c| c.is_ascii_digit()).fold(0, |n, c| n * 10 + u64::from(c - b'0'))
 }
 
 /// Page faults of this process that no monitor served, as bytes: a copy of a shared page is one.

@@ -19,6 +19,7 @@ pub mod faults;
 pub mod fill;
 pub mod frame;
 pub mod handshake;
+pub mod kernel_text;
 pub mod ledger;
 mod limit;
 pub mod lock;

@@ -4,7 +4,7 @@ use core::ffi::CStr;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use rustix::fs::{Mode, OFlags};
+use crate::kernel_text;
 
 /// Most CPUs that are told apart; beyond that, two share what is kept per CPU.
 pub const MAX_CPUS: usize = 1024;
@@ -81,10 +81,7 @@ pub fn count() -> usize {
 
 /// The highest number in one of the kernel's lists ("0-1", "0,2-63"): the last one.
 pub(crate) fn last_in(path: &CStr) -> Option<usize> {
-    let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-    let mut text = [0u8; 256];
-    let len = fd.and_then(|fd| rustix::io::read(fd, &mut text)).ok()?;
-    last_number(&text[..len])
+    last_number(kernel_text::read(path, &mut [0u8; 256])?)
 }
 
 fn last_number(text: &[u8]) -> Option<usize> {

@@ -3,12 +3,10 @@
 //! no memory that it does not have (vm.overcommit_memory=2): there what lowtide reserves is missing in the program, whose
 //! malloc fails, or in the whole machine.
 
-use core::ffi::CStr;
-
-use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
 
 use super::PAGE_SIZE;
+use crate::kernel_text::{number, read};
 
 /// Of what is left at most this part is taken, unless less would not do.
 const PART: usize = 16;
@@ -25,12 +23,8 @@ fn part_of(left: Option<usize>, wish: usize, least: usize) -> usize {
 
 /// Bytes of address space that this process may still map, or that the kernel may still promise. None: as many as it likes.
 fn left() -> Option<usize> {
+    let of_process = limit().map(|limit| limit.saturating_sub(mapped()));
     let mut text = [0u8; 4096];
-    let of_process = limit().map(|limit| {
-        // What can't be read is nothing.
-        let pages = read(c"/proc/self/statm", &mut text).map_or(0, number);
-        limit.saturating_sub(pages * PAGE_SIZE)
-    });
     let is_strict = read(c"/proc/sys/vm/overcommit_memory", &mut text).is_some_and(|mode| mode.first() == Some(&b'2'));
     let of_machine = is_strict.then(|| read(c"/proc/meminfo", &mut text).map_or(0, uncommitted));
     of_process.into_iter().chain(of_machine).min()
@@ -41,26 +35,18 @@ pub fn limit() -> Option<usize> {
     getrlimit(Resource::As).current.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
+/// Bytes of address space that this process has mapped; 0 if that can't be told.
+pub fn mapped() -> usize {
+    read(c"/proc/self/statm", &mut [0u8; 128]).map_or(0, number) as usize * PAGE_SIZE
+}
+
 /// Bytes that may still be committed, as /proc/meminfo says.
 fn uncommitted(meminfo: &[u8]) -> usize {
     let bytes = |field: &[u8]| {
         let value = meminfo.split(|c| *c == b'\n').find_map(|line| line.strip_prefix(field));
-        value.map_or(0, |value| number(value.trim_ascii_start()) << 10)
+        value.map_or(0, |value| (number(value.trim_ascii_start()) as usize) << 10)
     };
     bytes(b"CommitLimit:").saturating_sub(bytes(b"Committed_AS:"))
-}
-
-/// The number that a text begins with.
-fn number(text: &[u8]) -> usize {
-    let digits = text.iter().take_while(|c| c.is_ascii_digit());
-    digits.fold(0usize, |n, c| n.saturating_mul(10).saturating_add(usize::from(c - b'0')))
-}
-
-/// The beginning of a file of the kernel's.
-fn read<'a>(path: &CStr, text: &'a mut [u8]) -> Option<&'a [u8]> {
-    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let len = rustix::io::read(&file, &mut *text).ok()?;
-    Some(&text[..len])
 }
 
 #[cfg(test)]
@@ -100,7 +86,6 @@ mod tests {
         if limit().is_none() && left().is_none() {
             assert_eq!(part(5, 3), 5);
         }
-        let mut text = [0u8; 256];
-        assert!(read(c"/proc/self/statm", &mut text).map(number).is_some_and(|pages| pages > 100));
+        assert!(mapped() > 100 * PAGE_SIZE);
     }
 }
