@@ -75,9 +75,13 @@ impl Pager {
         let served = self.serve(addr, access, worker);
         // Before the thread is woken, which may run in place of this one from then on.
         let now = now_ns();
+        counters.stall_some_us.fetch_add((now - start) / 1000, Ordering::Relaxed);
+        if served == Served::EventsFirst {
+            // The page is not there: its time is counted when it is.
+            return served;
+        }
         let took = now.saturating_sub(known_ns);
         proc.latency[latency_bucket(took)].fetch_add(1, Ordering::Relaxed);
-        counters.stall_some_us.fetch_add((now - start) / 1000, Ordering::Relaxed);
         counters.latency_max_ns.fetch_max(took, Ordering::Relaxed);
         if let Some(kind) = worker.counted {
             counters.service_ns[kind as usize].fetch_add(took, Ordering::Relaxed);

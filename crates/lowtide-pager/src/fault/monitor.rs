@@ -17,6 +17,11 @@ use crate::sys::uffd::MOST_READ;
 
 /// Faults kept until a waiting event has been read; more are sent back to the kernel, which reports them again.
 const DEFERRED: usize = 1024;
+/// A call that is reported keeps pages from being installed until its thread has run again: some 50 us from when its event was
+/// read, which nothing tells. So whoever has faults put aside looks again after this many microseconds, ...
+const NAP_US: u32 = 30;
+/// ... and after so many looks in vain at the pace of other waits: what takes longer is a large munmap.
+const NAPS: u32 = 16;
 /// A thread whose page has come waits for this long for others that were read with it, in nanoseconds. With pages in the pool
 /// that is some ten faults.
 const PROMPT_NS: u64 = 50_000;
@@ -25,6 +30,10 @@ const PROMPT_NS: u64 = 50_000;
 pub struct Monitor {
     worker: Worker,
     deferred: ArrayVec<Fault, DEFERRED>,
+    /// When the first of them was read, in nanoseconds.
+    deferred_since: u64,
+    /// Naps since one of them was served.
+    naps: u32,
     /// How many messages to read at a time: one after a fault that took long. (To ask for more than there are costs nothing
     /// that could be measured.)
     most: usize,
@@ -49,13 +58,19 @@ impl Monitor {
     /// # Errors
     /// `NOMEM`.
     pub fn new() -> Result<Monitor, Errno> {
-        Ok(Monitor { worker: Worker::new(false)?, deferred: ArrayVec::new(), most: 1 })
+        Ok(Monitor { worker: Worker::new(false)?, deferred: ArrayVec::new(), deferred_since: 0, naps: 0, most: 1 })
     }
 
-    /// Waits for a message, `ms` milliseconds at most (negative: for ever). No lock may be held.
-    pub fn wait(&self, pager: &Pager, ms: i32) {
-        let is_calm = self.deferred.is_empty() && pager.order.lock().is_all_certain();
-        pager.uffd().wait_readable(if is_calm { ms } else { 1 });
+    /// Waits for a message, `ms` milliseconds at most (negative: for ever), and not as long where faults are put aside. No lock
+    /// may be held.
+    pub fn wait(&mut self, pager: &Pager, ms: i32) {
+        if self.has_deferred() && self.naps < NAPS {
+            self.naps += 1;
+            pager.uffd().wait_readable_us(NAP_US);
+        } else {
+            let is_calm = !self.has_deferred() && pager.order.lock().is_all_certain();
+            pager.uffd().wait_readable(if is_calm { ms } else { 1 });
+        }
         add(&pager.counters().monitor_wakeups, 1);
     }
 
@@ -85,7 +100,7 @@ impl Monitor {
             }
             // To serve them in vain would only keep the event waiting.
             for fault in read.faults {
-                self.defer(pager, fault);
+                self.defer(pager, fault, now_ns());
             }
         }
         self.serve_deferred(pager);
@@ -103,9 +118,9 @@ impl Monitor {
         let mut threads = faults.iter().map(|fault| fault.thread);
         while let Some(fault) = self.worker.next_in_hand() {
             if self.serve(pager, fault, read_at) == Served::EventsFirst {
-                self.defer(pager, fault);
+                self.defer(pager, fault, read_at);
                 while let Some(fault) = self.worker.next_in_hand() {
-                    self.defer(pager, fault);
+                    self.defer(pager, fault, read_at);
                 }
                 break;
             }
@@ -121,8 +136,11 @@ impl Monitor {
         served
     }
 
-    /// Puts a fault aside until an event has been read.
-    fn defer(&mut self, pager: &Pager, fault: Fault) {
+    /// Puts a fault that was read at `read_at` aside until an event has been read, and the call that caused it is over.
+    fn defer(&mut self, pager: &Pager, fault: Fault, read_at: u64) {
+        if self.deferred.is_empty() {
+            self.deferred_since = read_at;
+        }
         if self.deferred.try_push(fault).is_err() {
             pager.uffd().wake(fault.addr, PAGE_SIZE);
         }
@@ -131,13 +149,16 @@ impl Monitor {
     fn serve_deferred(&mut self, pager: &Pager) {
         let mut served = 0;
         while let Some(&fault) = self.deferred.get(served)
-            && self.serve(pager, fault, now_ns()) != Served::EventsFirst
+            && self.serve(pager, fault, self.deferred_since) != Served::EventsFirst
         {
             self.let_run(pager);
             served += 1;
         }
         self.worker.wake(pager.uffd());
         self.deferred.drain(..served);
+        if served > 0 {
+            self.naps = 0;
+        }
     }
 
     /// Serves a fault that was read at `read_at`. Its thread still waits, unless its page is lost.

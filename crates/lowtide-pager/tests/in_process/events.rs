@@ -5,9 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use lowtide_pager::fault::{Monitor, Worker};
+use lowtide_pager::segment::{LATENCY_BUCKETS, latency_floor_ns};
 use rustix::mm::{Advice, MapFlags};
 
-use crate::house::{Config, House, MIB, PAGE, map, verify, within, write};
+use crate::house::{Config, House, MIB, PAGE, get, map, verify, within, write};
+use crate::one_cpu;
 
 const PAGES: usize = 4096;
 
@@ -46,16 +48,17 @@ fn to_empty_staging_is_no_event() {
 }
 
 /// One thread waits for a page, and then another for its event to be read; one monitor serves both. Returns after that.
-fn a_fault_and_an_event(house: &House, at: usize) {
+fn a_fault_and_an_event(house: &House, at: usize, page: usize, dropped: usize) {
     let done = Arc::new(AtomicUsize::new(0));
     let threads = [0, 1].map(|which| {
         let done = done.clone();
         let thread = thread::spawn(move || {
             if which == 0 {
-                verify(at as *const u8, 1, "before a removal");
+                verify((at + page * PAGE) as *const u8, page as u64 + 1, "before a removal");
             } else {
+                one_cpu::interrupt_nobody();
                 // SAFETY: memory that nobody looks at any more.
-                unsafe { rustix::mm::madvise((at + PAGES / 2 * PAGE) as *mut _, PAGES / 2 * PAGE, Advice::LinuxDontNeed) }
+                unsafe { rustix::mm::madvise((at + PAGES / 2 * PAGE) as *mut _, dropped * PAGE, Advice::LinuxDontNeed) }
                     .unwrap();
             }
             done.fetch_add(1, Ordering::SeqCst);
@@ -83,7 +86,26 @@ fn a_fault_and_an_event(house: &House, at: usize) {
 #[test]
 fn a_fault_waits_until_an_event_is_read() {
     let Some((house, at)) = out() else { return };
-    a_fault_and_an_event(&house, at);
+    a_fault_and_an_event(&house, at, 0, PAGES / 2);
+}
+
+/// The kernel goes on refusing when the event has been read, until the thread that caused it has run again. Nothing tells when
+/// that is so, and nothing else comes here that would end a wait. In each round the fault is read before the event, and that
+/// thread has its CPU again only when the monitor waits.
+#[test]
+fn a_fault_that_meets_the_end_of_an_event_is_served_soon() {
+    const ROUNDS: usize = 50;
+    let Some((house, at)) = out() else { return };
+    one_cpu::stay();
+    let served = |from_ns: u64| -> u64 {
+        let of = |i: usize| if latency_floor_ns(i) >= from_ns { get(&house.pager.proc().latency[i]) } else { 0 };
+        (0..LATENCY_BUCKETS).map(of).sum()
+    };
+    // Pages far apart: none comes with another one.
+    (0..ROUNDS).for_each(|i| a_fault_and_an_event(&house, at, i * (PAGES / 2 / ROUNDS), 16));
+    assert!(served(0) >= ROUNDS as u64, "{} faults", served(0));
+    let late = served(1_000_000);
+    assert!(late < ROUNDS as u64 / 2, "{late} of {ROUNDS} faults waited for a millisecond");
 }
 
 /// At the limit, too, where room has to be made first: whoever makes it can't before the event is read.
@@ -104,7 +126,7 @@ fn a_monitor_that_holds_threads_back_goes_on_reading() {
             }
         })
     };
-    a_fault_and_an_event(&house, at);
+    a_fault_and_an_event(&house, at, 0, PAGES / 2);
     stop.store(true, Ordering::SeqCst);
     reclaimer.join().unwrap();
 }

@@ -4,6 +4,7 @@
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+const SCHED_BATCH: i32 = 3;
 const SCHED_IDLE: i32 = 5;
 
 unsafe extern "C" {
@@ -21,7 +22,16 @@ pub fn stay() {
 
 /// The calling thread gives way to all others from now on.
 pub fn give_way() {
+    be(SCHED_IDLE);
+}
+
+/// The calling thread runs in place of no other when it wakes, only after it.
+pub fn interrupt_nobody() {
+    be(SCHED_BATCH);
+}
+
+fn be(policy: i32) {
     // SAFETY: reads the priority that is behind the pointer.
-    let r = unsafe { sched_setscheduler(0, SCHED_IDLE, &0) };
+    let r = unsafe { sched_setscheduler(0, policy, &0) };
     assert_eq!(r, 0, "{}", std::io::Error::last_os_error());
 }
