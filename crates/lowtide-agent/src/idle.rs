@@ -1,9 +1,8 @@
 //! Whether there is time for work that can wait: the machine has a CPU to spare.
 
-use lowtide_pager::sys::stat;
+use lowtide_pager::sys::{cpus, stat};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
-use rustix::thread::sched_getaffinity;
 
 /// A machine that has no CPU to spare is not looked at again for this long.
 const BUSY_US: u64 = 100_000;
@@ -21,8 +20,7 @@ pub struct Idle {
 impl Idle {
     /// To be asked from now on.
     pub fn new() -> Idle {
-        let cpus = sched_getaffinity(None).map_or(1, |cpus| cpus.count());
-        Idle { loadavg: None, cpus, look_again_us: 0 }
+        Idle { loadavg: None, cpus: cpus::allowed(), look_again_us: 0 }
     }
 
     /// Whether fewer threads run, this one not counted, than there are CPUs. If it can't be told, no. To be asked last: it

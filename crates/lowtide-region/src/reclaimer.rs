@@ -8,8 +8,10 @@ use core::sync::atomic::Ordering;
 use lowtide_pager::accounts::Measuring;
 use lowtide_pager::fault::Worker;
 use lowtide_pager::pager::Pager;
+use lowtide_pager::reclaim::policy::touch_rate;
 use lowtide_pager::reclaim::{Host, Nap, Reclaimer, Seen};
 use lowtide_pager::sys::clock::now_us;
+use lowtide_pager::sys::cpus;
 
 use crate::instance::{self, Instance};
 
@@ -22,6 +24,7 @@ const COMING_DOWN: u64 = 8 << 20;
 pub struct ReclaimerThread {
     instance: &'static Instance,
     reclaimer: Reclaimer,
+    touch_rate: u64,
     measuring: Measuring,
     counted_us: u64,
     /// Faults and evictions when it was last looked whether the count is right.
@@ -61,6 +64,7 @@ impl ReclaimerThread {
         ReclaimerThread {
             instance,
             reclaimer: Reclaimer::new(worker),
+            touch_rate: touch_rate(cpus::allowed()),
             measuring: Measuring::default(),
             counted_us: now_us(),
             happened: 0,
@@ -95,7 +99,15 @@ impl ReclaimerThread {
         let total = budget.now();
         // It follows down, and never up.
         budget.set_ceiling(if total > budget.limit() { budget.ceiling().min(total + COMING_DOWN) } else { 0 });
-        let seen = Seen { total, mine: total, gives_way: false, grows_unseen: false, may_reap: false, now_us };
+        let seen = Seen {
+            total,
+            mine: total,
+            gives_way: false,
+            grows_unseen: false,
+            may_reap: false,
+            touch_rate: self.touch_rate,
+            now_us,
+        };
         let look = self.reclaimer.look(pager, &seen);
         self.reclaimer.turn(pager, look, now_us, &mut self.group)
     }

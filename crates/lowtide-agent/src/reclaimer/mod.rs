@@ -18,11 +18,12 @@ use lowtide_pager::accounts::pool_share::PoolShare;
 use lowtide_pager::fault::Worker;
 use lowtide_pager::fork::{Inheritance, TakenOver};
 use lowtide_pager::pager::Pager;
-use lowtide_pager::reclaim::policy::LONGEST_NAP_US;
+use lowtide_pager::reclaim::policy::{LONGEST_NAP_US, touch_rate};
 use lowtide_pager::reclaim::{Calm, Depth, Nap, Reclaimer, Watermarks, Yields};
 use lowtide_pager::segment::{Proc, proc_state};
 use lowtide_pager::sys::Line;
 use lowtide_pager::sys::clock::now_us;
+use lowtide_pager::sys::cpus;
 use lowtide_pager::sys::uffd::Uffd;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
@@ -160,6 +161,8 @@ struct ReclaimerThread {
     urgent: Option<thread::Urgent>,
     /// What the run used when [`ReclaimerThread::watch`] last looked, and when that was, in microseconds.
     last_watched: (u64, u64),
+    /// What the program can touch in a microsecond, in bytes.
+    touch_rate: u64,
     supervisor: Supervisor,
     /// When it was last looked whether that lives, in microseconds.
     supervisor_seen_us: u64,
@@ -199,6 +202,7 @@ impl ReclaimerThread {
             prepared: None,
             urgent: None,
             last_watched: (0, 0),
+            touch_rate: touch_rate(cpus::allowed()),
             supervisor: Supervisor::open(),
             supervisor_seen_us: 0,
             resident: Resident::new(),

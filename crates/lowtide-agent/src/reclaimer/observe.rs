@@ -55,6 +55,7 @@ impl ReclaimerThread {
             gives_way,
             grows_unseen: true,
             may_reap: pager.was_forked(),
+            touch_rate: self.touch_rate,
             now_us,
         }
     }

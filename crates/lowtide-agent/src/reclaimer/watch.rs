@@ -46,7 +46,7 @@ impl ReclaimerThread {
             marks.prepare()
         };
         if total <= prepare_mark {
-            return nap_us(prepare_mark - total);
+            return nap_us(prepare_mark - total, self.touch_rate);
         }
         let now = now_us();
         let (last, at) = core::mem::replace(&mut self.last_watched, (total, now));
@@ -55,14 +55,14 @@ impl ReclaimerThread {
         let room = if reclaim { 0 } else { mark.saturating_sub(total) };
         let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
         if !is_worth_adopting(mine, total, agent::segment().processes()) {
-            return nap_us(room).max(SHORTEST_NAP_US * 5);
+            return nap_us(room, self.touch_rate).max(SHORTEST_NAP_US * 5);
         }
         if self.prepared.is_some() && room > 0 {
-            return nap_us(room);
+            return nap_us(room, self.touch_rate);
         }
         // It comes near the limit too; until then this one has little that would be better off in a swap file.
         if self.prepared.is_none() && !reclaim && total <= marks.high() && swap_file::named_is_left_to_another() {
-            return nap_us(marks.high() - total);
+            return nap_us(marks.high() - total, self.touch_rate);
         }
         // A fork is under way otherwise.
         if !gate::keep_forks_away() {

@@ -13,8 +13,10 @@ pub const SHORTEST_NAP_US: u64 = 1_000;
 /// In a process in which nothing happens looks are at least this far apart: a fault handler thread wakes the reclaimer when
 /// something does.
 pub(super) const QUIET_NAP_US: u64 = 5_000;
-/// What a program can touch in a microsecond, with threads on several CPUs.
-const TOUCH_BYTES_PER_US: u64 = 6_000;
+/// What the threads of one CPU can touch in a microsecond, ...
+const TOUCH_BYTES_PER_US_AND_CPU: u64 = 3_000;
+/// ... and of how many CPUs at least: a program may be given another one.
+const LEAST_CPUS: u64 = 2;
 /// Memory that grows unseen (new mappings, forks) is looked after as if no more than this were left.
 const MOST_UNSEEN: u64 = 64 << 20;
 /// Fault handler threads detach pages: the reclaimer looks after this at the latest whether they still do, ...
@@ -67,6 +69,8 @@ pub struct Look {
     pub resorts_are_due: bool,
     /// For how long the search for zeros rests, in microseconds.
     pub search_rests_us: u64,
+    /// What a program can touch in a microsecond: see [`touch_rate`].
+    pub touch_rate: u64,
 }
 
 /// For how long the reclaimer has nothing to do.
@@ -195,9 +199,9 @@ fn tidy(look: &Look) -> Ladder {
     let room = look.marks.high().saturating_sub(look.total);
     let us = match (look.quiet, look.grows_unseen) {
         (true, false) => LONGEST_NAP_US,
-        (true, true) => nap_us(room.min(MOST_UNSEEN)).max(QUIET_NAP_US),
-        (false, false) => nap_us(room),
-        (false, true) => nap_us(room.min(MOST_UNSEEN)),
+        (true, true) => nap_us(room.min(MOST_UNSEEN), look.touch_rate).max(QUIET_NAP_US),
+        (false, false) => nap_us(room, look.touch_rate),
+        (false, true) => nap_us(room.min(MOST_UNSEEN), look.touch_rate),
     };
     Ladder { steps, worked: Nap::UntilFaults(SHORTEST_NAP_US), otherwise: Nap::UntilFaults(us) }
 }
@@ -210,7 +214,7 @@ pub fn after(look: &Look, evicted: Evicted) -> Option<Ladder> {
         Evicted::Progress => None,
         Evicted::Later => rest(Nap::UntilFaults(LATER_US)),
         Evicted::Ahead => {
-            let room_us = look.marks.limit().saturating_sub(look.total) / TOUCH_BYTES_PER_US;
+            let room_us = look.marks.limit().saturating_sub(look.total) / look.touch_rate.max(1);
             rest(Nap::UntilFaults(room_us.clamp(SHORTEST_AHEAD_US, AHEAD_US)))
         }
         Evicted::Nothing => {
@@ -258,7 +262,13 @@ pub fn after_recompression(took_us: u64) -> Nap {
     Nap::UntilFaults((took_us * RECOMPRESS_REST).clamp(SHORTEST_NAP_US, LONGEST_NAP_US))
 }
 
-/// How many microseconds to sleep when `room` bytes may be touched before something has to happen.
-pub fn nap_us(room: u64) -> u64 {
-    (room / TOUCH_BYTES_PER_US).clamp(SHORTEST_NAP_US, LONGEST_NAP_US)
+/// What a program that may run on `cpus` CPUs can touch, in bytes a microsecond. (One thread that touches huge pages may be
+/// faster than its part of this; all of them share what the memory can do.)
+pub fn touch_rate(cpus: u32) -> u64 {
+    u64::from(cpus).max(LEAST_CPUS) * TOUCH_BYTES_PER_US_AND_CPU
+}
+
+/// How many microseconds to sleep when `room` bytes may be touched, at `touch_rate`, before something has to happen.
+pub fn nap_us(room: u64, touch_rate: u64) -> u64 {
+    (room / touch_rate.max(1)).clamp(SHORTEST_NAP_US, LONGEST_NAP_US)
 }

@@ -27,6 +27,7 @@ fn look(total: u64) -> Look {
         may_reap: false,
         resorts_are_due: true,
         search_rests_us: 500,
+        touch_rate: touch_rate(2),
     }
 }
 
@@ -77,6 +78,26 @@ fn it_sleeps_the_longer_the_more_room_there_is() {
         let ladder = tidies(&Look { quiet, grows_unseen, ..look(total) });
         assert_eq!(ladder.otherwise, Nap::UntilFaults(us), "{total}, quiet: {quiet}, unseen: {grows_unseen}");
         assert_eq!(ladder.worked, Nap::UntilFaults(SHORTEST_NAP_US));
+    }
+}
+
+#[test]
+fn more_cpus_touch_more_so_it_sleeps_less() {
+    let rows = [
+        // CPUs: gigabytes a second; microseconds of a room of 60 MiB; of 1 GiB; of 6 MiB when handler threads detach
+        (1, 6, 10_485, LONGEST_NAP_US, 1_048),
+        (2, 6, 10_485, LONGEST_NAP_US, 1_048),
+        (3, 9, 6_990, LONGEST_NAP_US, 699),
+        (16, 48, 1_310, 22_369, 131),
+        (64, 192, SHORTEST_NAP_US, 5_592, SHORTEST_AHEAD_US),
+    ];
+    for (cpus, rate, some, much, ahead) in rows {
+        assert_eq!(touch_rate(cpus), rate * 1000, "{cpus} CPUs");
+        assert_eq!((nap_us(60 * MIB, rate * 1000), nap_us(1024 * MIB, rate * 1000)), (some, much), "{cpus} CPUs");
+        let near = Look { touch_rate: touch_rate(cpus), ..look(MARKS.high() - 60 * MIB) };
+        assert_eq!(tidies(&near).otherwise, Nap::UntilFaults(some), "{cpus} CPUs");
+        let full = Look { touch_rate: touch_rate(cpus), ..look(MARKS.limit() - 6 * MIB) };
+        assert_eq!(after(&full, Evicted::Ahead).unwrap().otherwise, Nap::UntilFaults(ahead), "{cpus} CPUs");
     }
 }
 

@@ -47,6 +47,8 @@ pub struct Seen {
     pub grows_unseen: bool,
     /// See [`Look::may_reap`].
     pub may_reap: bool,
+    /// See [`Look::touch_rate`].
+    pub touch_rate: u64,
     /// When that was, in microseconds.
     pub now_us: u64,
 }
@@ -122,6 +124,7 @@ impl Reclaimer {
             may_reap: seen.may_reap,
             resorts_are_due: policy::are_due(seen.now_us.saturating_sub(self.last_resorts_us)),
             search_rests_us: pager.search_rests_us(),
+            touch_rate: seen.touch_rate,
         }
     }
 

@@ -2,6 +2,7 @@
 
 pub mod broker;
 pub mod clock;
+pub mod cpus;
 mod line;
 pub(crate) mod maps;
 pub mod present;
