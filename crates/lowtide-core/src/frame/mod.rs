@@ -229,13 +229,15 @@ impl Frames {
         self.count
     }
 
-    /// Frames handed out. Exact when no other call is in flight.
+    /// Frames handed out. Exact when no other call is in flight. Adds up over all CPUs of all nodes, some of whose figures are
+    /// in no cache: for checks.
     pub fn in_use(&self) -> usize {
         self.arenas.iter().map(Arena::in_use).sum::<isize>().max(0) as usize
     }
 
     /// Bytes of memory behind frames: those handed out, and those freed whose memory was not given back yet. A frame that is
-    /// handed out counts before it is written to. Exact when no other call is in flight.
+    /// handed out counts before it is written to. Exact when no other call is in flight. Adds up as [`Frames::in_use`] does:
+    /// who wants to know it often asks a ledger ([`Frames::count_in`]), which knows the same by one load.
     pub fn held_bytes(&self) -> usize {
         let warm: isize = self.arenas.iter().map(Arena::warm).sum();
         self.in_use() * PAGE_SIZE + warm.max(0) as usize * PAGE_SIZE

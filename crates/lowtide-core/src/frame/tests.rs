@@ -27,6 +27,12 @@ fn fill(frames: &Frames, f: FrameNo, n: u32, byte: u8) {
 #[derive(Debug, Default)]
 struct Counted(AtomicIsize);
 
+impl Counted {
+    fn bytes(&self) -> usize {
+        self.0.load(Relaxed) as usize
+    }
+}
+
 impl Ledger for Counted {
     fn add(&self, bytes: isize) {
         self.0.fetch_add(bytes, Relaxed);
@@ -37,7 +43,6 @@ impl Ledger for Counted {
 fn memory_held_is_known_exactly() {
     let mut frames = Frames::new(2000).unwrap();
     let counted = Arc::new(Counted::default());
-    let counted_bytes = || counted.0.load(Relaxed) as usize;
     frames.count_in(&(counted.clone() as Arc<dyn Ledger>));
     let runs: Vec<_> = (0..200).map(|i| (i % 8 + 1, frames.alloc_run(i % 8 + 1).unwrap())).collect();
     for (n, f) in &runs {
@@ -47,13 +52,13 @@ fn memory_held_is_known_exactly() {
     assert_eq!((frames.in_use(), frames.memory.populated_pages()), (in_use as usize, in_use as usize));
     for (n, f) in runs {
         frames.free_run(f, n).unwrap();
-        assert_eq!((frames.held_bytes(), counted_bytes()), (frames.memory.populated_pages() * PAGE_SIZE, frames.held_bytes()));
+        assert_eq!((frames.held_bytes(), counted.bytes()), (frames.memory.populated_pages() * PAGE_SIZE, frames.held_bytes()));
         assert!(frames.held_bytes() <= (frames.in_use() + LIST_FRAMES) * PAGE_SIZE);
     }
     assert_eq!(frames.in_use(), 0);
     assert!(frames.held_bytes() > 0, "some frames stay warm");
     frames.drain();
-    assert_eq!((frames.held_bytes(), counted_bytes(), frames.memory.populated_pages()), (0, 0, 0));
+    assert_eq!((frames.held_bytes(), counted.bytes(), frames.memory.populated_pages()), (0, 0, 0));
     assert!(is_whole(&frames));
 }
 
@@ -154,6 +159,33 @@ fn each_node_serves_its_cpus_and_the_others_when_they_have_nothing() {
     assert_eq!(frames.free_run(FrameNo(1023), 2), Err(NotHandedOut));
 }
 
+/// What is asked after each fault must not be a sum over 2048 sets of lists.
+#[test]
+fn with_many_cpus_and_nodes_one_load_tells_what_all_lists_have() {
+    let node_of_cpu: Vec<u8> = (0..256).map(|cpu| cpu as u8 / 32).collect();
+    let layout = Layout { nodes: &[1024; 8], node_of_cpu: &node_of_cpu, list_frames: 8192 };
+    let mut frames = Frames::with_layout(layout).unwrap();
+    assert_eq!(frames.arenas.iter().map(|arena| arena.cpus.len()).sum::<usize>(), 8 * 256);
+    let counted = Arc::new(Counted::default());
+    frames.count_in(&(counted.clone() as Arc<dyn Ledger>));
+    let mut held = Vec::new();
+    for step in 0..40_000 {
+        let cpu = step * 7919 % 256;
+        if step % 5 < 3 && held.len() < 2000 {
+            held.extend(frames.alloc_on(cpu, 1 + step as u32 % 3).map(|f| (f, 1 + step as u32 % 3)));
+        } else if let Some((f, n)) = held.pop() {
+            frames.free_on(cpu, f, n).unwrap();
+        }
+        if step % 500 == 0 {
+            assert_eq!(counted.bytes(), frames.held_bytes(), "step {step}");
+        }
+    }
+    held.into_iter().for_each(|(f, n)| frames.free_on(0, f, n).unwrap());
+    assert_eq!(counted.bytes(), frames.held_bytes());
+    frames.drain();
+    assert_eq!((counted.bytes(), frames.held_bytes()), (0, 0));
+}
+
 #[test]
 fn layouts_that_make_no_sense_are_refused() {
     for (nodes, node_of_cpu) in [(&[][..], &[0][..]), (&[10, 0], &[0]), (&[10], &[1]), (&[10], &[]), (&[usize::MAX, 1], &[0])] {
@@ -213,7 +245,9 @@ proptest! {
     ) {
         let nodes = [count, 700];
         let layout = Layout { nodes: &nodes[..1 + count % 2], node_of_cpu: &[0, (count % 2) as u8, 0], list_frames };
-        let frames = Frames::with_layout(layout).unwrap();
+        let mut frames = Frames::with_layout(layout).unwrap();
+        let counted = Arc::new(Counted::default());
+        frames.count_in(&(counted.clone() as Arc<dyn Ledger>));
         let mut held: BTreeMap<u32, u32> = BTreeMap::new();
         for (n, which, cpu) in ops {
             if n % 3 != 0 || held.is_empty() {
@@ -236,6 +270,7 @@ proptest! {
             }
             let in_use = held.values().sum::<u32>() as usize;
             prop_assert_eq!(frames.in_use(), in_use);
+            prop_assert_eq!(counted.bytes(), frames.held_bytes(), "one load, and the sum over all CPUs");
             prop_assert!(frames.held_bytes() <= (in_use + list_frames) * PAGE_SIZE);
             prop_assert_eq!(frames.validate(), Ok(()));
         }
@@ -244,6 +279,6 @@ proptest! {
         }
         frames.drain();
         prop_assert!(is_whole(&frames));
-        prop_assert_eq!((frames.in_use(), frames.held_bytes()), (0, 0));
+        prop_assert_eq!((frames.in_use(), frames.held_bytes(), counted.bytes()), (0, 0, 0));
     }
 }

@@ -258,12 +258,14 @@ impl Pool {
     }
 
     /// Bytes of memory behind frames: [`Pool::bytes`], and free frames whose memory was not given back yet. Exact when no other
-    /// call is in flight.
+    /// call is in flight. Only for checks: it adds up over all CPUs of all nodes. What is told to the ledger is the same
+    /// ([`Pool::count_in`]).
+    #[cfg(any(test, feature = "lab"))]
     pub fn held_bytes(&self) -> usize {
         self.frames.held_bytes()
     }
 
-    /// Addresses of the memory that [`Pool::held_bytes`] is about.
+    /// Addresses of the memory behind frames.
     pub fn addresses(&self) -> core::ops::Range<usize> {
         self.frames.addresses()
     }
@@ -273,7 +275,8 @@ impl Pool {
         self.frames.drain();
     }
 
-    /// Tells `ledger` what memory is behind frames ([`Pool::held_bytes`]), from now on whenever that changes.
+    /// Tells `ledger` what memory is behind frames, from now on whenever that changes: those of objects, and free ones whose
+    /// memory was not given back yet.
     pub fn count_in(&mut self, ledger: &Arc<dyn Ledger>) {
         self.frames.count_in(ledger);
     }

@@ -17,9 +17,6 @@ use crate::pagemap::{END, PageState};
 use crate::pager::Pager;
 use crate::sys::uffd::{MOST_READ, Message, Standing};
 
-/// Pages that an event takes away between two looks at what lowtide holds.
-const PUBLISH_EVERY: usize = 32;
-
 /// How often a message is read again for which there is no descriptor.
 const DESCRIPTOR_TRIES: usize = 1000;
 
@@ -148,10 +145,10 @@ impl Pager {
         self.regions.remove(lock, range);
     }
 
-    /// The pages of a range are gone for good: lets go of what their words stood for. Memory is given back on the way, and is
-    /// soon counted no more.
+    /// The pages of a range are gone for good: lets go of what their words stood for. Memory that is given back on the way is
+    /// counted no more from then on: the store tells the budget.
     pub(crate) fn dropped(&self, lock: &Exclusive<'_>, start: usize, end: usize) {
-        let (mut forgotten, mut freer) = (0, self.store(lock).freer());
+        let mut freer = self.store(lock).freer();
         self.map.each(PageNo::of(start), PageNo::behind(end), |_, slot| {
             if slot.peek() == PageState::None {
                 return;
@@ -159,13 +156,7 @@ impl Pager {
             match slot.take() {
                 // Whoever is at work finds this and cleans up.
                 PageState::Storing(_) | PageState::Loading(..) | PageState::Orphan => slot.set(PageState::Orphan),
-                other => {
-                    self.forget(&mut freer, other);
-                    forgotten += 1;
-                    if forgotten % PUBLISH_EVERY == 0 {
-                        self.publish_own();
-                    }
-                }
+                other => self.forget(&mut freer, other),
             }
         });
         self.publish_own();
