@@ -33,6 +33,26 @@ pub struct RamBudget {
     /// What the others of the run had told when it was last added up.
     told_then: AtomicI64,
     calm: AtomicBool,
+    /// Bytes that threads are about to bring in ([`RamBudget::reserve`]).
+    reserved: AtomicU64,
+}
+
+/// Room for pages that a thread is about to bring in: others reckon with them until they are there, and counted.
+#[derive(Debug)]
+pub struct Reserved<'a> {
+    budget: &'a RamBudget,
+    /// How many there is room for: as many as were wanted, or fewer because of what others have reserved, and one at least.
+    pub pages: usize,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        self.budget.reserved.fetch_sub(bytes_of(self.pages), Ordering::Relaxed);
+    }
+}
+
+fn bytes_of(pages: usize) -> u64 {
+    (pages * PAGE_SIZE) as u64
 }
 
 impl RamBudget {
@@ -175,6 +195,17 @@ impl RamBudget {
         self.now() + (self.limit() / 32).clamp(3 << 20, 32 << 20) > self.ceiling()
     }
 
+    /// A thread is about to bring in this many pages. Each thread has asked what there is room for before any of them has
+    /// brought its pages in; so of several only the first may go by that alone. It is never refused its page: that may not
+    /// wait.
+    pub fn reserve(&self, wanted: usize) -> Reserved<'_> {
+        let others = self.reserved.fetch_add(bytes_of(wanted), Ordering::Relaxed);
+        let room = self.ceiling().saturating_sub(self.now().saturating_add(others));
+        let pages = if others == 0 { wanted } else { wanted.min((room / PAGE_SIZE as u64) as usize).max(1) };
+        self.reserved.fetch_sub(bytes_of(wanted - pages), Ordering::Relaxed);
+        Reserved { budget: self, pages }
+    }
+
     /// Whether a fault must evict before it is served: there must be room for what it brings in, and for what is on its way
     /// into the pool meanwhile, which is counted twice until it is there.
     pub fn at_limit(&self) -> bool {
@@ -187,9 +218,10 @@ impl RamBudget {
         self.ceiling.load(Ordering::Relaxed) > limit && self.now() > limit
     }
 
-    /// Whether what comes in must make room first: at the limit, or on the way down to it.
+    /// Whether what comes in must make room first: at the limit, or where what others bring in at this moment reaches it, or on
+    /// the way down to it.
     pub fn lacks_room(&self) -> bool {
-        self.at_limit() || self.is_coming_down()
+        self.now() + self.reserved.load(Ordering::Relaxed) + (1 << 20) > self.ceiling() || self.is_coming_down()
     }
 
     /// Whether the background should evict.
@@ -264,6 +296,31 @@ mod tests {
         b.moved_to_staging(128, 128, 0);
         assert_eq!((most, b.now()), ((90 << 20) + 64 * PAGE_SIZE as u64, 90 << 20), "half of a MOVE too much, then none");
         assert_eq!(proc.own_bytes.load(Ordering::Relaxed), 128 * PAGE_SIZE as u64, "others read it at once");
+    }
+
+    /// Sixteen threads ask before one of them has brought its pages in, with this much room; pages that they get.
+    fn sixteen_ask(room: u64, wanted: usize) -> std::vec::Vec<usize> {
+        let b = RamBudget::default();
+        b.set_limit(64 << 20);
+        b.measured((64 << 20) - room);
+        let reserved: std::vec::Vec<_> = (0..16).map(|_| b.reserve(wanted)).collect();
+        assert!(b.lacks_room(), "those that come next make room first");
+        let pages = reserved.iter().map(|r| r.pages).collect();
+        drop(reserved);
+        assert_eq!(b.lacks_room(), room < 1 << 20, "what was reserved is over");
+        pages
+    }
+
+    #[test]
+    fn threads_that_ask_at_the_same_time_are_not_all_promised_the_same_room() {
+        let room = |mib: usize| (mib << 20) as u64;
+        let each: std::vec::Vec<_> = [512, 256].into_iter().chain([1; 14]).collect();
+        assert_eq!(sixteen_ask(room(3), 512), each, "3 MiB are 768 pages");
+        let each: std::vec::Vec<_> = [64; 4].into_iter().chain([1; 12]).collect();
+        assert_eq!(sixteen_ask(room(1), 64), each, "1 MiB is 256 pages");
+        assert_eq!(sixteen_ask(0, 64)[..3], [64, 1, 1], "one alone gets what it got before");
+        assert_eq!(sixteen_ask(room(1), 1), [1; 16]);
+        assert_eq!(sixteen_ask(room(1), 16), [16; 16], "it is just enough");
     }
 
     #[test]

@@ -97,10 +97,14 @@ impl Operation<'_> {
         Ok(Served::Done)
     }
 
-    /// Loads the swapped (and zero) pages from `first` on, up to `end` or the first page that is neither, and installs them.
-    /// `wanted`: a thread waits for the first.
+    /// Loads the swapped (and zero) pages from `first` on, up to `end` or the first page that is neither, or as far as there is
+    /// room, and installs them. `wanted`: a thread waits for the first.
     fn load_chunk(&self, first: PageNo, end: PageNo, wanted: bool, worker: &mut Worker) -> Chunk {
-        let claimed = self.claim_in(first, end, worker.claimant);
+        // Until the pages are there, and counted.
+        let reserved = self.budget.reserve(end - first);
+        // What nobody waits for comes whole or not at all.
+        let pages = if wanted || first + reserved.pages == end { reserved.pages } else { 0 };
+        let claimed = self.claim_in(first, first + pages, worker.claimant);
         let n = claimed.len();
         if n == 0 {
             return Chunk { served: if wanted { Err(Again::Changed) } else { Ok(Served::Done) }, end: first };

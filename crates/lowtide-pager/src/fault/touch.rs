@@ -30,6 +30,11 @@ impl Operation<'_> {
         if let Some(window) = window.as_mut().filter(|_| self.budget.is_near_limit()) {
             window.pages = window.pages.min(CHUNK);
         }
+        // Until the pages are there, and counted.
+        let reserved = window.map(|window| self.budget.reserve(window.pages));
+        if let (Some(window), Some(reserved)) = (&mut window, &reserved) {
+            window.pages = reserved.pages;
+        }
         let (low, high) = match window {
             None => self.zeros_around(&lock, page),
             Some(window) => self.clip(&lock, page, window),

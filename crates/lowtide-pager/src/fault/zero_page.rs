@@ -192,6 +192,9 @@ impl Pager {
         let mut window = self.touches.window(page);
         let most = if window.used > 0 { BLOCK } else { NEW_STREAM };
         window.pages = if self.budget.is_near_limit() { 1 } else { window.pages.min(most) };
+        // Until they are counted.
+        let reserved = self.budget.reserve(window.pages);
+        window.pages = reserved.pages;
         let (low, high) = self.clip(&lock, page, window);
         let (mut low, mut high) = within_block(page, low, high);
         let mut done = self.uffd().let_write(low.addr(), (high - low) * PAGE_SIZE);
