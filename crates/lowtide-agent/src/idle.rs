@@ -23,8 +23,11 @@ impl Idle {
         Idle { loadavg: None, cpus: cpus::allowed(), look_again_us: 0 }
     }
 
-    /// Whether fewer threads run, this one not counted, than there are CPUs. If it can't be told, no. To be asked last: it
-    /// takes a system call.
+    /// Whether fewer threads run, this one not counted, than this process may use CPUs. If it can't be told, no. To be asked
+    /// last: it takes a system call.
+    ///
+    /// Threads on CPUs that are not this process's are counted too: where it has a few of many it is told no while its own are
+    /// free. The other way round a program that keeps the one CPU busy that it is pinned to would lose a quarter of it.
     pub fn is_cpu_free(&mut self, now_us: u64) -> bool {
         if now_us < self.look_again_us {
             return false;

@@ -4,7 +4,8 @@
 //! process of its family is still there, what it says is put right by looks (the pager's `share.rs` tells how): `Pss_Anon` of
 //! `/proc/self/smaps_rollup`, 5 us a MiB that is in memory. (The bits of `/proc/self/pagemap` that say which pages are
 //! exclusive take 4 us a MiB, and don't say with how many processes the others are shared.) All processes of a family together
-//! take 5 % of a CPU for their looks at most, and none while the run is far below its limit.
+//! take 5 % of a CPU for their looks at most, and none while the run is far below its limit. The same looks put statm right
+//! where the kernel's count may be off by more than a little (the pager's `sys/rss.rs`).
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -12,8 +13,10 @@ use linux_raw_sys::general as sys;
 use lowtide_core::kernel_text::number;
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::accounts::{Look, Now, Others, Share};
+use lowtide_pager::reclaim::UNACCOUNTED;
 use lowtide_pager::segment::Proc;
 use lowtide_pager::sys::clock::now_us;
+use lowtide_pager::sys::rss::{self, Correction};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::time::{ClockId, clock_gettime};
@@ -25,6 +28,8 @@ const LOOK_REST: u64 = 20;
 /// The first look of a child, and looks at all, are so far apart at least: a child that only executes something else is left
 /// alone.
 const LEAST_REST_US: u64 = 20_000;
+/// A count that may be off by no more than this part of the limit is taken as it is.
+const TOLERATED_PART: u64 = 64;
 
 /// Forks of this process that were announced, or are about to happen.
 static FORKS: AtomicU32 = AtomicU32::new(0);
@@ -57,6 +62,9 @@ pub struct Resident {
     /// When the next look may be, in microseconds.
     next_look_us: u64,
     others: Others,
+    /// By how much statm may be off ([`rss`]), and what it was last found to lack.
+    may_be_off: u64,
+    correction: Correction,
 }
 
 fn open(path: &core::ffi::CStr) -> Option<OwnedFd> {
@@ -74,6 +82,8 @@ impl Resident {
             forks: FORKS.load(Ordering::Acquire),
             next_look_us: now_us() + LEAST_REST_US,
             others: Others::default(),
+            may_be_off: rss::may_be_off_here(),
+            correction: Correction::default(),
         };
         let resident = this.statm();
         let is_child = agent::proc().family.load(Ordering::Relaxed) != 0;
@@ -86,25 +96,27 @@ impl Resident {
         self.others.members
     }
 
-    /// Measures what this process counts for, in bytes. `watched`: the run is near enough to its limit for looks to be worth
-    /// their time.
-    pub fn measure(&mut self, watched: bool) -> u64 {
+    /// Measures what this process counts for, in bytes, in a run with this `limit`. `watched`: the run is near enough to it for
+    /// looks to be worth their time.
+    pub fn measure(&mut self, watched: bool, limit: u64) -> u64 {
         let proc = agent::proc();
         let shared = proc.shared_bytes.load(Ordering::Relaxed);
         self.others = agent::segment().others_of(proc);
-        let now = Now { resident: self.statm(), faults: if self.sharers() > 0 { faults() } else { 0 } };
+        let mut statm = self.statm();
+        let faults = if self.sharers() > 0 { faults() } else { 0 };
+        let mut now = Now { resident: self.correction.apply(statm), faults };
+        let forks = FORKS.load(Ordering::Acquire);
+        if self.sharers() > 0 && forks != core::mem::replace(&mut self.forks, forks) {
+            self.share.forks(now, self.others);
+        }
+        let is_off = self.may_be_off > limit / TOLERATED_PART;
+        if watched && (self.sharers() > 0 || is_off) && now_us() >= self.next_look_us {
+            statm = self.look(statm, now, is_off);
+            now.resident = self.correction.apply(statm);
+        }
         if self.sharers() == 0 {
             // Pages that were shared with processes that are gone are its own.
             self.share = Share::alone(now);
-        } else {
-            let forks = FORKS.load(Ordering::Acquire);
-            if forks != core::mem::replace(&mut self.forks, forks) {
-                self.share.forks(now, self.others);
-            }
-            let at = now_us();
-            if watched && at >= self.next_look_us {
-                self.look(now, at);
-            }
         }
         let count = self.share.count(now, self.others);
         // A child that is not in the segment yet goes by what its parent said before the fork.
@@ -114,17 +126,35 @@ impl Resident {
         count.bytes
     }
 
-    fn look(&mut self, before: Now, at_us: u64) {
+    /// By how much a process may seem to have grown that has not, in bytes.
+    pub fn unaccounted(&self) -> u64 {
+        UNACCOUNTED.max(self.may_be_off / 4)
+    }
+
+    /// By how much the kernel's count may be off.
+    pub fn may_be_off(&self) -> u64 {
+        self.may_be_off
+    }
+
+    /// Looks at all of the process's memory. `is_off`: the kernel's count is to be put right. What it is afterwards.
+    fn look(&mut self, statm: u64, before: Now, is_off: bool) -> u64 {
+        let at_us = now_us();
         let cpu = || {
             let t = clock_gettime(ClockId::ThreadCPUTime);
             t.tv_sec as u64 * 1_000_000 + t.tv_nsec as u64 / 1000
         };
         let began = cpu();
-        if let Some(look) = self.smaps() {
+        let look = self.smaps();
+        let after = self.statm();
+        if let Some(look) = look {
+            if is_off {
+                self.correction.learn((statm, after), look.anonymous, self.may_be_off);
+            }
             self.share.looked(look, before, self.others);
         }
         let took = (cpu() - began) * LOOK_REST * (self.others.members + 1);
         self.next_look_us = at_us + took.max(LEAST_REST_US);
+        after
     }
 
     /// Anonymous resident bytes, lowtide's own included.

@@ -79,6 +79,11 @@ pub fn count() -> usize {
     }
 }
 
+/// How many CPUs are online: as [`count`], of those that work now. Looks each time.
+pub fn online() -> usize {
+    last_in(c"/sys/devices/system/cpu/online").map_or(1, |n| n + 1)
+}
+
 /// The highest number in one of the kernel's lists ("0-1", "0,2-63"): the last one.
 pub(crate) fn last_in(path: &CStr) -> Option<usize> {
     last_number(kernel_text::read(path, &mut [0u8; 256])?)

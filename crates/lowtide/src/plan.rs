@@ -12,6 +12,7 @@ use lowtide_config::ram::{LEAST, default_pool};
 use lowtide_config::{codec, size};
 use lowtide_core::codec::Codec;
 use lowtide_pager::segment;
+use lowtide_pager::sys::rss::may_be_off_here;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -61,6 +62,7 @@ impl Plan {
         })?;
         let (ram, odd) = read_limit("--ram", &text, usable)?;
         warnings.extend(odd);
+        warnings.extend(machine::odd_counts(ram, may_be_off_here()));
 
         let (swap, odd) = area::resolve(&args.swap, usable)?;
         warnings.extend(odd);

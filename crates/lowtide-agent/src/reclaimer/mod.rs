@@ -197,6 +197,7 @@ fn made(reclaimer: &mut Option<Reclaimer>) -> Option<&mut Reclaimer> {
 
 impl ReclaimerThread {
     fn new(uffd: Option<Uffd>) -> ReclaimerThread {
+        let resident = Resident::new();
         ReclaimerThread {
             uffd,
             prepared: None,
@@ -205,7 +206,6 @@ impl ReclaimerThread {
             touch_rate: touch_rate(cpus::allowed()),
             supervisor: Supervisor::open(),
             supervisor_seen_us: 0,
-            resident: Resident::new(),
             total: 0,
             expected: 0,
             expected_without_others: 0,
@@ -216,7 +216,8 @@ impl ReclaimerThread {
             thread_ends: thread_end::Look::default(),
             staging: Depth::default(),
             measuring: Measuring::default(),
-            calm: Calm::new(now_us()),
+            calm: Calm::new(now_us(), resident.unaccounted()),
+            resident,
             yields: Yields::default(),
             reaped_us: 0,
             orders: Orders::default(),
@@ -226,11 +227,11 @@ impl ReclaimerThread {
 
     /// Measures this process, publishes it, and returns what the whole run uses.
     fn measure(&mut self) -> u64 {
-        let marks = Watermarks::of(agent::settings().ram_limit.load(Ordering::Relaxed));
+        let limit = agent::settings().ram_limit.load(Ordering::Relaxed);
         let run = agent::segment();
-        let watched = self.total > marks.earliest_register();
+        let watched = self.total.saturating_add(self.resident.may_be_off()) > Watermarks::of(limit).earliest_register();
         let Some(pager) = agent::pager() else {
-            run.publish_ram(agent::proc(), self.resident.measure(watched));
+            run.publish_ram(agent::proc(), self.resident.measure(watched, limit));
             self.total = run.ram_now();
             return self.total;
         };
@@ -244,7 +245,7 @@ impl ReclaimerThread {
         }
         pager.publish();
         // What comes between the two is counted by nobody.
-        let bytes = self.resident.measure(watched);
+        let bytes = self.resident.measure(watched, limit);
         budget.counted();
         run.publish_ram(agent::proc(), bytes);
         let told = budget.told();

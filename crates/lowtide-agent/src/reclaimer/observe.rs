@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 
 use lowtide_pager::pager::Pager;
 use lowtide_pager::reclaim::policy::SHORTEST_NAP_US;
-use lowtide_pager::reclaim::{Nap, Seen, UNACCOUNTED};
+use lowtide_pager::reclaim::{Nap, Seen};
 use lowtide_pager::sys::clock::now_us;
 
 use super::{ReclaimerThread, areas, made};
@@ -88,7 +88,8 @@ impl ReclaimerThread {
         let alone = !changed && self.resident.sharers() == 0 && agent::segment().active() <= 1;
         let uncounted = (total as i64).wrapping_sub(self.expected_without_others as i64);
         pager.budget.set_calm(self.calm.look(now_us, uncounted, alone));
-        let grown = total.saturating_sub(self.expected) > UNACCOUNTED && total > pager.budget.watermarks().register();
+        let grown =
+            total.saturating_sub(self.expected) > self.resident.unaccounted() && total > pager.budget.watermarks().register();
         if self.look.is_due(now_us, grown || changed) {
             self.adopt_all(pager);
         }

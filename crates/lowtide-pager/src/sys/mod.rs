@@ -6,6 +6,8 @@ pub mod cpus;
 mod line;
 pub(crate) mod maps;
 pub mod present;
+pub mod release;
+pub mod rss;
 pub mod stat;
 pub mod uffd;
 

@@ -46,8 +46,8 @@ fn lines(probe: &Probe) -> Vec<Line> {
     let mut lines = Vec::new();
     let mut add = |good: bool, what, found: String| lines.push(Line { mark: if good { "ok" } else { "NO" }, what, found });
 
-    let (major, minor) = probe.kernel;
-    add(probe.kernel >= (6, 8), "kernel", format!("{major}.{minor} (6.8 or later is needed)"));
+    let (major, minor, _) = probe.kernel;
+    add(probe.kernel >= (6, 8, 0), "kernel", format!("{major}.{minor} (6.8 or later is needed)"));
     match probe.door {
         Door::Device => add(true, "userfaultfd", "full mode, through /dev/userfaultfd".to_owned()),
         Door::Syscall => add(true, "userfaultfd", "full mode, through the system call".to_owned()),
@@ -120,6 +120,7 @@ fn lines(probe: &Probe) -> Vec<Line> {
         "the kernel's swap",
         swap_race::warning().unwrap_or_else(|| "no trouble with it in this kernel, or it is off".to_owned()),
     );
+    note("memory counts", machine::counts());
     note("cgroup limit", machine::cgroup_limit().map_or_else(|| "none".to_owned(), size::show));
     note(
         "huge pages",

@@ -3,6 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use lowtide_config::size;
+use lowtide_pager::sys::rss;
+
 /// RAM of the machine in bytes.
 pub fn ram_total() -> u64 {
     let info = rustix::system::sysinfo();
@@ -21,32 +24,35 @@ pub fn cgroup_limit() -> Option<u64> {
     tightest(&groups, &mounts, |path| fs::read_to_string(path).ok())
 }
 
-/// A kernel's version: major, minor and patch level.
-pub type Release = (u32, u32, u32);
-
-/// Kernel version as (major, minor).
-pub fn kernel_version() -> (u32, u32) {
-    let (major, minor, _) = kernel_release();
-    (major, minor)
-}
-
-/// Kernel version with the patch level, which a distribution may leave at 0.
-pub fn kernel_release() -> Release {
-    release_of(&rustix::system::uname().release().to_string_lossy())
-}
-
-fn release_of(text: &str) -> Release {
-    // What follows, as in 6.8.0-45-generic, is the distribution's.
-    let version = text.split(|c: char| !c.is_ascii_digit() && c != '.').next().unwrap_or("");
-    let mut numbers = version.split('.').map(|n| n.parse().unwrap_or(0));
-    let mut next = || numbers.next().unwrap_or(0);
-    (next(), next(), next())
-}
-
 /// The setting of transparent huge pages: `always`, `madvise` or `never`. None: not in this kernel.
 pub fn thp() -> Option<String> {
     let text = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").ok()?;
     Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
+}
+
+/// How far the kernel's count of a process's memory can be trusted, in words.
+pub fn counts() -> String {
+    match rss::may_be_off_here() {
+        0 => "exact".to_owned(),
+        bytes => format!(
+            "of each process off by up to {} (Linux {} or later counts exactly): put right at intervals",
+            size::show(bytes),
+            rss::EXACT
+        ),
+    }
+}
+
+/// What is to be said where that is much of a limit; `bytes`: by which a count can be off.
+pub fn odd_counts(limit: u64, bytes: u64) -> Option<String> {
+    (bytes > limit / 16).then(|| {
+        format!(
+            "this kernel's counts of memory can be off by {} in each process, which is much of --ram {}: the limit may be passed \
+             (Linux {} or later counts exactly)",
+            size::show(bytes),
+            size::show(limit),
+            rss::EXACT
+        )
+    })
 }
 
 fn tightest(groups: &str, mounts: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
@@ -120,24 +126,15 @@ mod tests {
     }
 
     #[test]
-    fn releases_are_read_as_distributions_write_them() {
-        for (text, release) in [
-            ("6.8.0-45-generic", (6, 8, 0)),
-            ("6.12.43+deb13-amd64", (6, 12, 43)),
-            ("6.12.0-55.9.1.el10_0.x86_64", (6, 12, 0)),
-            ("6.16-rc3", (6, 16, 0)),
-            ("6.12-3-name", (6, 12, 0)),
-            ("7.0", (7, 0, 0)),
-            ("", (0, 0, 0)),
-        ] {
-            assert_eq!(release_of(text), release, "{text}");
-        }
+    fn counts_that_are_off_are_said_where_it_matters() {
+        assert_eq!((odd_counts(512 << 20, 0), odd_counts(512 << 20, 32 << 20)), (None, None));
+        let said = odd_counts(256 << 20, 32 << 20).unwrap();
+        assert!(said.contains("off by 32 MiB") && said.contains("6.12.39") && !said.contains('\n'), "{said}");
     }
 
     #[test]
     fn this_machine() {
         assert!(ram_total() > 64 << 20);
         assert!(ram_usable() <= ram_total());
-        assert!(kernel_version() > (3, 0));
     }
 }

@@ -7,6 +7,7 @@ use linux_raw_sys::general as sys;
 use lowtide_config::reason;
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::sys::present::Present;
+use lowtide_pager::sys::release::{self, Release};
 use lowtide_pager::sys::uffd;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::MemfdFlags;
@@ -36,7 +37,7 @@ pub enum Door {
 #[derive(Debug, Clone)]
 pub struct Probe {
     /// Kernel version.
-    pub kernel: (u32, u32),
+    pub kernel: Release,
     /// How a userfaultfd was opened.
     pub door: Door,
     /// What this process is allowed.
@@ -64,7 +65,7 @@ impl Probe {
             },
         };
         Probe {
-            kernel: crate::host::machine::kernel_version(),
+            kernel: release::running(),
             door,
             confinement: Confinement::new(),
             features: known_features(),
@@ -77,7 +78,7 @@ impl Probe {
 
     /// Why `run` can't work here and what to do, or None.
     pub fn refusal(&self) -> Option<String> {
-        let (major, minor) = self.kernel;
+        let (major, minor, _) = self.kernel;
         match self.door {
             Door::Closed { syscall: Errno::NOSYS, .. } => {
                 return Some("this kernel has no userfaultfd: boot one that is built with CONFIG_USERFAULTFD".to_owned());
@@ -223,7 +224,7 @@ mod tests {
     #[test]
     fn this_machine_is_probed() {
         let probe = Probe::new();
-        assert!(probe.kernel > (3, 0));
+        assert!(probe.kernel > (3, 0, 0));
         // Whatever it found, it has an opinion.
         let _ = probe.refusal();
     }

@@ -3,7 +3,7 @@
 //! such a kernel with swap turned on is told. It is no refusal: the window is microseconds wide, most such machines swap little,
 //! and a distribution may have made the corrections without a version that shows it.
 
-use crate::host::machine::{self, Release};
+use lowtide_pager::sys::release::{self, Release};
 
 /// What a kernel does wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,10 +33,7 @@ const REMEDY: &str = "boot Linux 6.16 or later, 6.15 from 6.15.5 or 6.12 from 6.
 
 /// The worst bug that a kernel of this version has, as kernel.org made it.
 fn bug_of(kernel: Release) -> Option<Bug> {
-    let is_mended = |(_, all, some): &Entry| {
-        kernel >= *all || some.iter().any(|at| (at.0, at.1) == (kernel.0, kernel.1) && kernel.2 >= at.2)
-    };
-    BUGS.iter().filter(|_| kernel >= SINCE).find(|entry| !is_mended(entry)).map(|(bug, ..)| *bug)
+    BUGS.iter().filter(|_| kernel >= SINCE).find(|(_, all, some)| !release::has(kernel, *all, some)).map(|(bug, ..)| *bug)
 }
 
 /// What is said of a kernel of this version where swap is turned on or not. None: nothing can go wrong.
@@ -61,7 +58,7 @@ fn swaps(list: std::io::Result<String>) -> bool {
 
 /// What is to be said on this machine, in one line.
 pub fn warning() -> Option<String> {
-    warning_of(machine::kernel_release(), swaps(std::fs::read_to_string("/proc/swaps")))
+    warning_of(release::running(), swaps(std::fs::read_to_string("/proc/swaps")))
 }
 
 #[cfg(test)]
