@@ -59,6 +59,8 @@ impl RamBudget {
     /// The process is one of a run, in which it has the place `mine`: its budget is that of all. Again in a forked child.
     pub fn join(&self, run: &'static Segment, mine: &'static Proc) {
         self.membership.join(run, mine);
+        // What threads of the parent were about to bring in they don't bring in here.
+        self.reserved.store(0, Ordering::Relaxed);
     }
 
     /// Sets the limit of the run.
@@ -321,6 +323,17 @@ mod tests {
         assert_eq!(sixteen_ask(0, 64)[..3], [64, 1, 1], "one alone gets what it got before");
         assert_eq!(sixteen_ask(room(1), 1), [1; 16]);
         assert_eq!(sixteen_ask(room(1), 16), [16; 16], "it is just enough");
+    }
+
+    #[test]
+    fn a_forked_child_has_nothing_of_what_its_parent_s_threads_have_reserved() {
+        let run: &'static Segment = std::boxed::Box::leak(crate::segment::segment());
+        let b = RamBudget::default();
+        b.set_limit(64 << 20);
+        core::mem::forget(b.reserve(64 << 8));
+        assert!(b.lacks_room());
+        b.join(run, run.claim(1).unwrap());
+        assert!(!b.lacks_room());
     }
 
     #[test]
