@@ -34,6 +34,10 @@ pub struct Emptying {
     pub slots: u64,
 }
 
+fn has_page(area: &Area, slot: u64) -> bool {
+    area.word(slot).is_some_and(|word| Word::decode(word.load(Ordering::Acquire)).is_page())
+}
+
 impl Store {
     /// The areas of the run's swap area `number` that this process has: its own, and those that it has from its parents.
     fn areas_of(&self, number: u8) -> impl Iterator<Item = AreaRef<'_>> {
@@ -80,16 +84,16 @@ impl Store {
         matches!(self.areas.get(e.area()).as_ref().and_then(word), Some(Word::Device(_)))
     }
 
-    /// How many slots from `from` on, up to `end`, hold a page of this process.
-    pub fn pages_in(&self, id: u8, from: u64, end: u64) -> u64 {
-        let Some(area) = self.areas.get(id) else { return 0 };
-        let is_page = |slot: &u64| area.word(*slot).is_some_and(|word| Word::decode(word.load(Ordering::Acquire)).is_page());
-        (from..end).filter(is_page).count() as u64
+    /// The first slot from `from` on, up to `end`, that holds a page of this process.
+    pub fn first_page_in(&self, id: u8, from: u64, end: u64) -> Option<u64> {
+        let area = self.areas.get(id)?;
+        (from..end).find(|slot| has_page(&area, *slot))
     }
 
     /// How many pages of this process are in areas of this number.
     pub fn pages_left(&self, number: u8) -> u64 {
-        self.areas_of(number).map(|area| self.pages_in(area.id(), 0, area.opened_slots())).sum()
+        let pages = |area: AreaRef<'_>| (0..area.opened_slots()).filter(|slot| has_page(&area, *slot)).count() as u64;
+        self.areas_of(number).map(pages).sum()
     }
 
     /// Stores pages elsewhere: `out[i]` is as from [`Store::store_run`] for the page of `entries[i]`, whose area is closed (or

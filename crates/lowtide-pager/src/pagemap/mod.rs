@@ -203,6 +203,18 @@ impl PageMap {
         }
     }
 
+    /// Where the `most`-th leaf of `first .. end` ends; `end`: there are no more.
+    pub fn behind_blocks(&self, first: PageNo, end: PageNo, most: usize) -> PageNo {
+        let mut page = first;
+        for _ in 0..most {
+            match self.next_leaf(page) {
+                Ok((_, start)) if start < end => page = behind(start, LEAF_SHIFT),
+                _ => return end,
+            }
+        }
+        end.min(page)
+    }
+
     /// The first leaf that holds a page at or after `page`, and the first such page in it.
     fn next_leaf(&self, mut page: PageNo) -> Result<(u32, PageNo), ()> {
         'root: while page < END {

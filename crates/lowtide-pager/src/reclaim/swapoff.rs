@@ -2,9 +2,11 @@
 //! as far as the limit allows; a step at a time, while the program goes on.
 //!
 //! Whose page a slot holds is looked up in a table of owners, of a window of slots at a time, for which the page map is gone
-//! through once. The table may be out of date when it is used, and need not be right: a word is changed only if it still names
-//! the slot. (A reference back from each slot at all times would cost every page that is ever stored.) Pages that have moved,
-//! or were on their way in or out, are found in the next pass; when a pass finds nothing that names the area, it is gone.
+//! through once, a part in each step. A window has as many slots as a small part of the limit allows, so the number of passes
+//! goes by how many times the limit is out. The table may be out of date when it is used, and need not be right: a word is changed
+//! only if it still names the slot. (A reference back from each slot at all times would cost every page that is ever stored.)
+//! Pages that have moved, or were on their way in or out, are found in the next pass; when a pass finds nothing that names the
+//! area, it is gone.
 //!
 //! Nothing is claimed while a page is read and stored again: a fault takes it from where it is, and then the new copy is
 //! dropped.
@@ -20,7 +22,7 @@ use rustix::io::Errno;
 
 use crate::fault::worker::Worker;
 use crate::pagemap::ids::PageNo;
-use crate::pagemap::{Claimant, PageState};
+use crate::pagemap::{Claimant, END, PageState};
 use crate::pager::{Operation, Pager};
 use crate::sys::uffd::Wake;
 
@@ -28,8 +30,13 @@ use crate::sys::uffd::Wake;
 const STEP: usize = 128;
 /// The same, once a page could not be read.
 const FEW: usize = 8;
-/// Slots of a window of the table of owners.
-const WINDOW: usize = 1 << 15;
+/// Slots of a window of the table of owners, at least; and the part of the limit that the table may take where that is more.
+const LEAST_WINDOW: usize = 1 << 15;
+const WINDOW_SHARE: usize = 256;
+/// Slots that are looked through in one step, for one with which a window begins, or for those of a window that have owners.
+const SLOTS_LOOKED_AT: u64 = 1 << 20;
+/// Leaves of the page map that are looked through in one step: 256 MiB of pages that are out, half a millisecond.
+const LEAVES: usize = 1024;
 
 /// What a step came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,9 +71,11 @@ pub struct Swapoff {
     number: u8,
     /// [`STEP`] pages.
     pages: Mapping,
-    /// By slot of the window, the page that had it, raw; 0: none.
+    /// By slot of the window, the page that had it, raw; 0: none, as for all slots that have been dealt with.
     owners: Table<u64>,
     window: Option<Window>,
+    /// The owners of that window have been looked for up to this page.
+    looked: Option<PageNo>,
     /// The entry number of the area, and the slot, from which on the next window is looked for.
     next: (u16, u64),
     moved: u64,
@@ -74,6 +83,7 @@ pub struct Swapoff {
     full: bool,
     now: Obstacles,
     latest: Obstacles,
+    passes: u64,
 }
 
 /// Slots of one area.
@@ -95,12 +105,18 @@ impl Swapoff {
     /// # Errors
     /// `NOMEM`.
     pub fn begin(pager: &Pager, number: u8) -> Result<Option<Swapoff>, Errno> {
-        let (owners, pages) = (Table::new(WINDOW, OnFork::Copy)?, vm::map(STEP * PAGE_SIZE, OnFork::Copy)?);
-        let (now, latest) = (Obstacles::default(), Obstacles::default());
-        let this = Swapoff { number, pages, owners, window: None, next: (0, 0), moved: 0, full: false, now, latest };
         let Some(operation) = pager.enter() else { return Ok(None) };
-        operation.store().close_area(number);
-        Ok(Some(this))
+        let store = operation.store();
+        store.close_area(number);
+        let areas =
+            core::iter::successors(store.next_emptying(number, 0), |area| store.next_emptying(number, u16::from(area.id) + 1));
+        let slots = areas.map(|area| area.slots).max().unwrap_or(0) as usize;
+        let most = pager.budget.asked() as usize / WINDOW_SHARE / size_of::<u64>();
+        let owners = Table::new(slots.min(most).max(LEAST_WINDOW), OnFork::Copy)?;
+        let pages = vm::map(STEP * PAGE_SIZE, OnFork::Copy)?;
+        let (now, latest) = (Obstacles::default(), Obstacles::default());
+        let (window, looked, next) = (None, None, (0, 0));
+        Ok(Some(Swapoff { number, pages, owners, window, looked, next, moved: 0, full: false, now, latest, passes: 0 }))
     }
 
     /// The number of the area.
@@ -113,19 +129,34 @@ impl Swapoff {
         self.latest
     }
 
-    /// Moves some pages. To be called by the reclaimer, whose files the swap files are.
+    /// How often the page map has been gone through, or begun to be.
+    pub fn passes(&self) -> u64 {
+        self.passes
+    }
+
+    /// Moves some pages, or looks for them. To be called by the reclaimer, whose files the swap files are.
     pub fn step(&mut self, pager: &Pager, worker: &mut Worker) -> Step {
         let Some(operation) = pager.enter() else { return Step::Later };
-        let Some(mut window) = self.window.or_else(|| self.next_window(&operation)) else { return self.end_pass(&operation) };
+        let Some(mut window) = self.window else {
+            let there_is_more = self.next_window(&operation);
+            return if there_is_more { Step::More } else { self.end_pass(&operation) };
+        };
+        if let Some(page) = self.looked {
+            self.looked = self.find_owners(&operation, &window, page);
+            return Step::More;
+        }
         let (mut entries, mut owners) = (Each::<Entry>::new(), Each::<PageNo>::new());
         // What can't be read is tried page by page, and a disk that fails takes its time: nobody is to wait for all of a long
         // run.
         let most = if self.now.unreadable > 0 { FEW } else { STEP };
-        while window.done < window.len && entries.len() < most {
+        let end = window.len.min(window.done + SLOTS_LOOKED_AT as usize);
+        while window.done < end && entries.len() < most {
             let owner = PageNo::from_raw(self.owners[window.done]);
             let entry = Entry::new(window.id, window.first + window.done as u64);
             window.done += 1;
             let (Some(entry), Some(owner)) = (entry, owner) else { continue };
+            // Where there was none, nothing is written: that would make memory of a part of the table that never had one.
+            self.owners[window.done - 1] = 0;
             if self.full && operation.store().is_on_device(entry) {
                 self.now.homeless += 1;
             } else {
@@ -141,35 +172,43 @@ impl Swapoff {
         Step::More
     }
 
-    /// The next window in which there is a page of this process, with its owners.
-    fn next_window(&mut self, operation: &Operation<'_>) -> Option<Window> {
+    /// Looks for the next window, which begins with a page of this process. False: there is none.
+    fn next_window(&mut self, operation: &Operation<'_>) -> bool {
         let store = operation.store();
-        loop {
-            let (from, slot) = self.next;
-            let area = store.next_emptying(self.number, from)?;
-            let first = if u16::from(area.id) == from { slot } else { 0 };
-            if first >= area.slots {
-                self.next = (u16::from(area.id) + 1, 0);
-                continue;
-            }
-            let end = area.slots.min(first + WINDOW as u64);
-            self.next = (area.id.into(), end);
-            if store.pages_in(area.id, first, end) == 0 {
-                continue;
-            }
-            let owners = &mut *self.owners;
-            owners.fill(0);
-            operation.map.each_used(|page, word| {
-                let (PageState::Swapped(raw) | PageState::Loading(raw, _)) = word.get() else {
-                    return;
-                };
-                let Some(entry) = Entry::from_raw(raw).filter(|entry| entry.area() == area.id) else { return };
-                if (first..end).contains(&entry.offset()) {
-                    owners[(entry.offset() - first) as usize] = page.raw();
-                }
-            });
-            return Some(Window { id: area.id, first, len: (end - first) as usize, done: 0 });
+        let (from, slot) = self.next;
+        let Some(area) = store.next_emptying(self.number, from) else { return false };
+        let first = if u16::from(area.id) == from { slot } else { 0 };
+        if first >= area.slots {
+            self.next = (u16::from(area.id) + 1, 0);
+            return true;
         }
+        let end = area.slots.min(first + SLOTS_LOOKED_AT);
+        self.next = (area.id.into(), end);
+        if let Some(first) = store.first_page_in(area.id, first, end) {
+            let end = area.slots.min(first + self.owners.len() as u64);
+            self.next = (area.id.into(), end);
+            self.window = Some(Window { id: area.id, first, len: (end - first) as usize, done: 0 });
+            self.looked = Some(PageNo::new(0));
+            self.passes += 1;
+        }
+        true
+    }
+
+    /// Notes whose the slots of a window are, of some of the pages from `from` on. Up to which it looked; None: it was all.
+    fn find_owners(&mut self, operation: &Operation<'_>, window: &Window, from: PageNo) -> Option<PageNo> {
+        let (first, end) = (window.first, window.first + window.len as u64);
+        let owners = &mut *self.owners;
+        let last = operation.map.behind_blocks(from, END, LEAVES);
+        operation.map.each(from, last, |page, word| {
+            let (PageState::Swapped(raw) | PageState::Loading(raw, _)) = word.get() else {
+                return;
+            };
+            let Some(entry) = Entry::from_raw(raw).filter(|entry| entry.area() == window.id) else { return };
+            if (first..end).contains(&entry.offset()) {
+                owners[(entry.offset() - first) as usize] = page.raw();
+            }
+        });
+        (last < END).then_some(last)
     }
 
     /// All windows have been dealt with.

@@ -121,6 +121,34 @@ fn what_is_in_the_pool_gets_other_slots_without_a_transfer() {
     (0..4000).for_each(|i| verify(page(i), seed(i), "after all"));
 }
 
+/// Each gigabyte more that is out does not cost a pass more: a window has as many slots as the limit allows, and 100,000 pages
+/// are three windows of the least size.
+#[test]
+fn the_page_map_is_not_gone_through_for_each_window_of_the_least_size() {
+    const PAGES: usize = 100_000;
+    for (limit, passes) in [(1 << 40, 1), (64 * MIB as u64, 4)] {
+        let Some(house) = House::new(Config { pool: 256 * MIB, file: 512 * MIB, monitors: 2 }) else { return };
+        let at = house.region(PAGES);
+        // SAFETY: inside the region.
+        let page = |i: usize| unsafe { at.add(i * PAGE) };
+        (0..PAGES).for_each(|i| write(page(i), 3 * i as u64 + 1));
+        assert_eq!(house.evict_all(), Evicted::Nothing);
+        let mut worker = Worker::new(true).unwrap();
+        while house.pager.empty_staging(&mut worker) {}
+        house.pager.budget.set_limit(limit);
+        let mut off = Swapoff::begin(house.pager, 0).unwrap().unwrap();
+        let end = loop {
+            match off.step(house.pager, &mut worker) {
+                Step::More | Step::Later => {}
+                end => break end,
+            }
+        };
+        assert_eq!(end, Step::Done);
+        assert_eq!(off.passes(), passes, "with a limit of {limit}");
+        (0..PAGES).step_by(97).for_each(|i| verify(page(i), 3 * i as u64 + 1, "after all"));
+    }
+}
+
 #[test]
 fn a_page_that_can_not_be_read_is_named_and_the_rest_goes() {
     let Some(house) = House::new(Config { pool: 0, file: 0, monitors: 2 }) else { return };
