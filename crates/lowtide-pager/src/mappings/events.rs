@@ -246,7 +246,12 @@ pub(crate) mod tests {
 
     /// A pager without threads: nothing is evicted, and nothing faults. None where this user may not have a userfaultfd.
     pub(crate) fn pager() -> Option<Pager> {
-        let uffd = match Uffd::open(NEEDED_FEATURES) {
+        pager_with(NEEDED_FEATURES)
+    }
+
+    /// The same, with a userfaultfd that has these features.
+    pub(crate) fn pager_with(features: u64) -> Option<Pager> {
+        let uffd = match Uffd::open(features) {
             Ok(uffd) => uffd,
             Err(error) => {
                 assert!(std::env::var_os("CI").is_none(), "cannot run here, and CI must not skip: userfaultfd: {error}");

@@ -33,6 +33,12 @@ pub enum BringIn {
     All,
 }
 
+/// What is done of a range in one hold of the space lock, which others wait for.
+fn parts(range: Range) -> impl Iterator<Item = Range> {
+    let starts = (range.start..range.end).step_by(LOOK * PAGE_SIZE);
+    starts.map(move |start| Range { start, end: range.end.min(start + LOOK * PAGE_SIZE) })
+}
+
 impl Pager {
     /// The pages of a range, whole pages, are dropped wherever they are: they read as zeros from now on.
     ///
@@ -42,12 +48,15 @@ impl Pager {
     /// # Safety
     /// Nobody may rely on the bytes.
     pub unsafe fn drop_pages(&self, range: Range) -> Result<(), Errno> {
-        let alone = self.space.exclusive();
-        self.dropped(&alone, range.start, range.end);
-        self.count_out(&alone, range);
-        // Under the lock: a page that came in between would be dropped with a word that says where its bytes are.
-        // SAFETY: handed on to the caller; the range is adopted, so it is private anonymous memory.
-        unsafe { rustix::mm::madvise(range.start as *mut _, range.end - range.start, Advice::LinuxDontNeed) }
+        for part in parts(range) {
+            let alone = self.space.exclusive();
+            self.dropped(&alone, part.start, part.end);
+            self.count_out(&alone, part);
+            // Under the lock: a page that came in between would be dropped with a word that says where its bytes are.
+            // SAFETY: handed on to the caller; the range is adopted, so it is private anonymous memory.
+            unsafe { rustix::mm::madvise(part.start as *mut _, part.end - part.start, Advice::LinuxDontNeed)? };
+        }
+        Ok(())
     }
 
     /// Lets go of an adopted range for good: what is out is forgotten, and missing pages are not served any more. The range is
@@ -59,10 +68,17 @@ impl Pager {
     /// # Safety
     /// Nobody may touch the range any more.
     pub unsafe fn let_go(&self, range: Range) -> Result<(), Errno> {
-        let alone = self.space.exclusive();
-        self.count_out(&alone, range);
-        self.pinned.remove(&alone, range);
-        self.abandon(&alone, range);
+        {
+            let alone = self.space.exclusive();
+            self.pinned.remove(&alone, range);
+            // Nothing of it is evicted any more, or brought in: what is left to do is for nobody else to see half done.
+            self.regions.remove(&alone, range);
+        }
+        for part in parts(range) {
+            let alone = self.space.exclusive();
+            self.count_out(&alone, part);
+            self.dropped(&alone, part.start, part.end);
+        }
         // SAFETY: nobody touches it.
         unsafe { self.uffd().unregister(range.start, range.end - range.start) }
     }
@@ -188,5 +204,40 @@ impl Operation<'_> {
         }
         self.publish_own();
         Ok(next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mappings::events::tests::{mapping, pager_with};
+    use crate::sys::uffd::NEEDED_WITHOUT_EVENTS;
+
+    #[test]
+    fn a_large_range_is_dropped_and_let_go_in_many_holds() {
+        const PARTS: usize = 5;
+        const PAGES: usize = PARTS * LOOK;
+        let Some(pager) = pager_with(NEEDED_WITHOUT_EVENTS) else { return };
+        let at = mapping(PAGES);
+        let range = Range { start: at, end: at + PAGES * PAGE_SIZE };
+        pager.adopt(range).unwrap();
+        let holds_of = |calls: &dyn Fn()| {
+            for page in PageNo::of(range.start).up_to(PageNo::of(range.end)) {
+                pager.map.populate(page).unwrap();
+                pager.map.set(page, PageState::Zero);
+                pager.zero_now.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+            }
+            let before = pager.space.holds();
+            calls();
+            let left =
+                PageNo::of(range.start).up_to(PageNo::of(range.end)).filter(|page| pager.map.get(*page) != PageState::None);
+            assert_eq!(left.count(), 0);
+            (pager.space.holds() - before) as usize
+        };
+        // SAFETY: nobody uses the range.
+        assert_eq!(holds_of(&|| unsafe { pager.drop_pages(range) }.unwrap()), PARTS);
+        // And one in which nothing of it is adopted any more.
+        // SAFETY: as above.
+        assert_eq!(holds_of(&|| unsafe { pager.let_go(range) }.unwrap()), PARTS + 1);
     }
 }

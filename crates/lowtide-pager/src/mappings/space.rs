@@ -84,6 +84,12 @@ impl SpaceLock {
         }
     }
 
+    /// How often somebody had it alone; wraps.
+    #[cfg(test)]
+    pub(crate) fn holds(&self) -> u32 {
+        self.ended.load(Ordering::Relaxed)
+    }
+
     /// Waits until whoever has the lock alone at this moment, if anybody does, has let go of it. For host threads: it takes
     /// nothing.
     pub fn outlast_exclusive(&self) {
