@@ -1,7 +1,7 @@
 //! A swap area: slots in clusters, a table word for each, and (where forked children may share them) who else refers to them.
 //! Frees are here; allocation is in `search.rs`.
 
-use core::sync::atomic::AtomicU64;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 
@@ -254,6 +254,12 @@ impl Area {
         for (slot, word) in self.words[..opened].iter().enumerate() {
             f(slot as u64, word);
         }
+    }
+
+    /// Whether `f` says yes to the table word of a slot that may be in use; none is looked at after the first.
+    pub fn any_word(&self, mut f: impl FnMut(u64) -> bool) -> bool {
+        let opened = (self.opened_slots() as usize).min(self.words.len());
+        self.words[..opened].iter().any(|word| f(word.load(Ordering::Relaxed)))
     }
 
     /// Clusters that were ever used: those with lower numbers.

@@ -15,6 +15,7 @@ use crate::mappings::space::Exclusive;
 use crate::pagemap::PageState;
 use crate::pager::Pager;
 use crate::segment::{Proc, Segment};
+use crate::sys::maps::Walk;
 
 /// Why a child can't go on.
 const PARENT_KILLED: &[u8] = b"the parent was killed while it forked: the child's memory is not whole";
@@ -165,9 +166,9 @@ impl Pager {
         self.publish_own();
     }
 
-    /// Registers what was adopted in the parent.
+    /// Registers what was adopted in the parent. The monitors wait meanwhile, so nobody else asks for mappings.
     fn register_inherited(&self) -> Result<(), &'static [u8]> {
-        let mut at = 0;
+        let (mut mappings, mut at) = (self.present().mappings.walk(), 0);
         loop {
             let next = {
                 let lock = self.space.shared();
@@ -175,18 +176,18 @@ impl Pager {
             };
             let Some(range) = next else { return Ok(()) };
             at = range.end;
-            self.register_mapped(range)?;
+            self.register_mapped(&mut mappings, range)?;
         }
     }
 
     /// Registers what is mapped of a range, and abandons the rest: what the parent had advised not to hand on (MADV_DONTFORK),
     /// and what it had unmapped just before, of which the child's tables did not know yet. What is taken for adopted and is not
     /// registered would be evicted, and never served.
-    fn register_mapped(&self, range: Range) -> Result<(), &'static [u8]> {
+    fn register_mapped(&self, mappings: &mut Walk<'_>, range: Range) -> Result<(), &'static [u8]> {
         const REFUSED: &[u8] = b"a forked child can't register its memory";
         let mut at = range.start;
         while at < range.end {
-            let next = self.present().mappings.next(at).map_err(|_| REFUSED)?.filter(|mapping| mapping.start < range.end);
+            let next = mappings.next(at).map_err(|_| REFUSED)?.filter(|mapping| mapping.start < range.end);
             let mapping = next.unwrap_or(Range { start: range.end, end: range.end });
             let mapped = Range { start: mapping.start.max(at), end: mapping.end.min(range.end) };
             if at < mapped.start {

@@ -109,12 +109,8 @@ impl Pager {
     /// Applies an event that was read just now. Whoever caused it, or another thread whose event was read with it, may go on
     /// meanwhile: what is mapped may be as a later event will say, never as an earlier one did.
     pub(crate) fn happened(&self, lock: &Exclusive<'_>, mut event: Message) {
-        if let Message::Remap { to, len, .. } = &mut event
-            // Where nothing is mapped any more, it was unmapped since, and that is reported next.
-            && let Ok(Some(mapping)) = self.present().mappings.find(*to)
-        {
-            // See `really_moved`.
-            *len = (*len).min(mapping.end - *to);
+        if let Message::Remap { from, to, len } = &mut event {
+            *len = self.moved_now(*from, *to, *len);
         }
         self.apply(lock, &event);
     }
@@ -125,7 +121,7 @@ impl Pager {
             Message::Unmap { start, end } if !self.staging.contains(start) => self.abandon(lock, Range { start, end }),
             Message::Remove { start, end } if !self.staging.contains(start) => self.removing(lock, start, end),
             Message::Remap { from, to, len } => {
-                let len = self.really_moved(lock, to, len);
+                let len = self.moved(lock, to, len);
                 if PageNo::behind(to + len) > END {
                     (self.host.fatal)(b"the program moved memory (mremap) to above 128 TiB, where lowtide can't follow it");
                 }
@@ -191,15 +187,6 @@ impl Pager {
                 slot.swap(PageState::Removing, PageState::None);
             }
         });
-    }
-
-    /// How much has moved to `to` of the `len` bytes that were reported. Before Linux 6.15 a call that moves to a given place
-    /// and makes shorter at once (MREMAP_FIXED) reports the length from before; behind what has moved is somebody else's memory
-    /// then. It ends with the mapping (`happened`), or, where the kernel has made one mapping of it and an adopted neighbour,
-    /// before that: what was adopted at the new place was unmapped before, which was reported before, so that what begins
-    /// behind it is the neighbour. What stays behind at the old place is unmapped, which is reported next.
-    fn really_moved(&self, lock: &Exclusive<'_>, to: usize, len: usize) -> usize {
-        self.regions.first_after(lock, to).map_or(len, |neighbour| len.min(neighbour - to))
     }
 
     /// Words go where their pages went.

@@ -6,6 +6,7 @@ pub(crate) mod events;
 pub(crate) mod guards;
 pub(crate) mod held;
 pub(crate) mod mlocked;
+mod moved;
 pub(crate) mod ranges;
 pub(crate) mod regions;
 mod release;

@@ -44,6 +44,11 @@ impl Mappings {
         self.query(addr, OR_NEXT)
     }
 
+    /// To look for mappings in order of address.
+    pub fn walk(&self) -> Walk<'_> {
+        Walk { mappings: self, list: List::new() }
+    }
+
     /// Whether one mapping holds all of `range`. None: the kernel does not tell without making the whole list (before Linux
     /// 6.11).
     pub fn is_one(&self, range: Range) -> Option<bool> {
@@ -60,9 +65,14 @@ impl Mappings {
     /// The mapping that holds `addr`, or, always with [`OR_NEXT`] and perhaps without, the one that follows.
     fn query(&self, addr: usize, flags: u64) -> Result<Option<Range>, Errno> {
         match self.ask(addr, flags) {
-            Err(Errno::NOTTY) => self.read(addr),
+            Err(Errno::NOTTY) => self.read(addr, &mut List::new()),
             answer => answer,
         }
+    }
+
+    /// The first mapping that ends behind `addr`, by reading on in the list.
+    fn read(&self, addr: usize, list: &mut List) -> Result<Option<Range>, Errno> {
+        list.next(addr, |buffer, offset| rustix::io::pread(&self.fd, buffer, offset))
     }
 
     /// The same by the ioctl alone. `NOTTY`: there is none.
@@ -79,32 +89,69 @@ impl Mappings {
             Err(e) => Err(e),
         }
     }
+}
 
-    /// The first mapping that ends behind `addr`, by reading the list from its start.
-    fn read(&self, addr: usize) -> Result<Option<Range>, Errno> {
-        let (mut buffer, mut len, mut offset) = ([0u8; 4096], 0, 0);
+/// A look at one mapping after the other. Where the kernel does not answer single questions (before Linux 6.11), all of them
+/// together read the list once. Nobody else may ask meanwhile: the kernel, too, would begin at the start again.
+pub struct Walk<'a> {
+    mappings: &'a Mappings,
+    list: List,
+}
+
+impl Walk<'_> {
+    /// The first mapping that ends behind `addr`, which is not below that of the question before. What was mapped since that
+    /// one may be missing.
+    ///
+    /// # Errors
+    /// Those of reading the list.
+    pub fn next(&mut self, addr: usize) -> Result<Option<Range>, Errno> {
+        match self.mappings.ask(addr, OR_NEXT) {
+            Err(Errno::NOTTY) => self.mappings.read(addr, &mut self.list),
+            answer => answer,
+        }
+    }
+}
+
+/// How far the list has been read.
+struct List {
+    buffer: [u8; 4096],
+    /// What of the buffer was read and not looked at.
+    unread: core::ops::Range<usize>,
+    /// Where in the list that ends.
+    offset: u64,
+    /// The mapping of the last line.
+    last: Option<Range>,
+}
+
+impl List {
+    fn new() -> List {
+        List { buffer: [0; 4096], unread: 0..0, offset: 0, last: None }
+    }
+
+    /// The first mapping from the last one on that ends behind `addr`; `read` brings bytes of the list from an offset on.
+    fn next(&mut self, addr: usize, read: impl Fn(&mut [u8], u64) -> Result<usize, Errno>) -> Result<Option<Range>, Errno> {
         loop {
-            let got = rustix::io::pread(&self.fd, &mut buffer[len..], offset)?;
+            if let Some(range) = self.last.filter(|range| addr < range.end) {
+                return Ok(Some(range));
+            }
+            let unread = &self.buffer[self.unread.clone()];
+            if let Some(n) = unread.iter().position(|&c| c == b'\n') {
+                self.last = range_of(&unread[..n]);
+                self.unread.start += n + 1;
+                continue;
+            }
+            self.buffer.copy_within(self.unread.clone(), 0);
+            // Of a line that is longer than the buffer the addresses stay, with which it begins.
+            self.unread = 0..match self.unread.len() {
+                len if len == self.buffer.len() => len / 2,
+                len => len,
+            };
+            let got = read(&mut self.buffer[self.unread.end..], self.offset)?;
             if got == 0 {
                 return Ok(None);
             }
-            (len, offset) = (len + got, offset + got as u64);
-            let mut start = 0;
-            while let Some(n) = buffer[start..len].iter().position(|&c| c == b'\n') {
-                if let Some(range) = range_of(&buffer[start..start + n]).filter(|range| addr < range.end) {
-                    return Ok(Some(range));
-                }
-                start += n + 1;
-            }
-            buffer.copy_within(start..len, 0);
-            len -= start;
-            if len == buffer.len() {
-                // A longer line: its addresses were not those, or it ends the search at the next one.
-                match range_of(&buffer).filter(|range| addr < range.end) {
-                    Some(range) => return Ok(Some(range)),
-                    None => len = 0,
-                }
-            }
+            self.unread.end += got;
+            self.offset += got as u64;
         }
     }
 }
@@ -134,7 +181,7 @@ mod tests {
         let whole = Range { start: m.addr(), end: m.addr() + m.len() };
         for addr in [whole.start, whole.start + 2 * PAGE_SIZE, whole.end - 1] {
             assert_eq!(mappings.find(addr), Ok(Some(whole)));
-            assert_eq!(mappings.read(addr), Ok(Some(whole)), "as on a kernel without the ioctl");
+            assert_eq!(mappings.read(addr, &mut List::new()), Ok(Some(whole)), "as on a kernel without the ioctl");
             assert_ne!(mappings.is_one(Range { start: addr, end: whole.end }), Some(false));
             assert_ne!(mappings.is_one(Range { start: addr, end: whole.end + PAGE_SIZE }), Some(true));
             assert!(mappings.around(Range { start: addr, end: addr + 1 }).is_none_or(|around| around == whole));
@@ -143,8 +190,64 @@ mod tests {
         assert_eq!(mappings.find(PAGE_SIZE), Ok(None));
         let first = mappings.next(PAGE_SIZE).unwrap();
         assert!(first.is_some_and(|range| range.start > PAGE_SIZE));
-        assert_eq!(mappings.read(PAGE_SIZE), Ok(first));
+        assert_eq!(mappings.read(PAGE_SIZE, &mut List::new()), Ok(first));
         assert_eq!(mappings.next(whole.start - PAGE_SIZE).unwrap().map(|range| range.end), Some(whole.start), "the guard page");
-        assert_eq!((mappings.next(usize::MAX - PAGE_SIZE), mappings.read(usize::MAX - PAGE_SIZE)), (Ok(None), Ok(None)));
+        let behind_all = usize::MAX - PAGE_SIZE;
+        assert_eq!((mappings.next(behind_all), mappings.read(behind_all, &mut List::new())), (Ok(None), Ok(None)));
+    }
+
+    /// A list of so many mappings of one page with a page between them, and what a walk from one to the next reads of it.
+    #[test]
+    fn a_walk_reads_the_list_once() {
+        const MANY: usize = 5000;
+        let line = |i: usize| {
+            // Some are of files, of which one has a name longer than the buffer.
+            let name = if i % 7 == 3 { std::format!("/{}", "1-2 ".repeat(i % 1500)) } else { std::string::String::new() };
+            std::format!("{:x}-{:x} rw-p 00000000 00:00 0 {name}\n", i * 2 * PAGE_SIZE, (i * 2 + 1) * PAGE_SIZE)
+        };
+        let text = (1..=MANY).map(line).collect::<std::string::String>().into_bytes();
+        let bytes_read = core::cell::Cell::new(0);
+        let read = |buffer: &mut [u8], offset: u64| {
+            let rest = &text[offset as usize..];
+            // As the kernel does: whole lines or less.
+            let n = rest.len().min(buffer.len()).min(1 + offset as usize % 700);
+            buffer[..n].copy_from_slice(&rest[..n]);
+            bytes_read.set(bytes_read.get() + n);
+            Ok(n)
+        };
+        let mut list = List::new();
+        for i in 1..=MANY {
+            let mapping = Range { start: i * 2 * PAGE_SIZE, end: (i * 2 + 1) * PAGE_SIZE };
+            for addr in [mapping.start - PAGE_SIZE, mapping.start, mapping.end - 1] {
+                assert_eq!(list.next(addr, read), Ok(Some(mapping)), "of {i} from {addr:x} on");
+            }
+        }
+        assert_eq!(list.next(MANY * 3 * PAGE_SIZE, read), Ok(None));
+        assert_eq!(bytes_read.get(), text.len());
+    }
+
+    #[test]
+    fn a_walk_finds_what_single_questions_find() {
+        let mappings = Mappings::open().unwrap();
+        let (mut walk, mut list, mut at) = (mappings.walk(), List::new(), PAGE_SIZE);
+        // Others map and unmap meanwhile, in tests that run beside this one; nothing of theirs is in here.
+        let m = lowtide_core::vm::map(64 * PAGE_SIZE, lowtide_core::vm::OnFork::Copy).unwrap();
+        for page in (0..64).step_by(2) {
+            // SAFETY: a page of the mapping that was made above, which nobody uses.
+            unsafe {
+                rustix::mm::mprotect((m.addr() + page * PAGE_SIZE) as *mut _, PAGE_SIZE, rustix::mm::MprotectFlags::READ)
+            }
+            .unwrap();
+        }
+        let mut found = 0;
+        while let Some(mapping) = walk.next(at).unwrap() {
+            if mapping.start >= m.addr() && mapping.end <= m.addr() + m.len() {
+                assert_eq!(mappings.next(at), Ok(Some(mapping)));
+                assert_eq!(mappings.read(at, &mut list), Ok(Some(mapping)), "as on a kernel without the ioctl");
+                found += 1;
+            }
+            at = mapping.end;
+        }
+        assert_eq!(found, 64);
     }
 }

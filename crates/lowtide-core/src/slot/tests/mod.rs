@@ -49,6 +49,22 @@ fn every_slot_but_the_first_is_given_out_once() {
 }
 
 #[test]
+fn a_question_about_all_words_ends_with_the_first_yes() {
+    let a = area(4096, true);
+    assert_eq!(all(&a, 0).len(), 4095);
+    a.word(7).unwrap().store(5, Ordering::Relaxed);
+    let looks = |wanted| {
+        let mut looks = 0;
+        let found = a.any_word(|word| {
+            looks += 1;
+            word == wanted
+        });
+        (found, looks)
+    };
+    assert_eq!((looks(5), looks(6)), ((true, 8), (false, 4096)));
+}
+
+#[test]
 fn single_slots_use_what_folios_leave() {
     for policy in Policy::ALL {
         let a = make(AreaConfig { slots: 2048, policy, ..AreaConfig::default() });
