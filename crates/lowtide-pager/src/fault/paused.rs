@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use super::Served;
 use crate::fault::worker::Worker;
+use crate::fork::Whose;
 use crate::mappings::space::Exclusive;
 use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
@@ -24,7 +25,7 @@ impl Pager {
             return None;
         }
         self.copied();
-        Some(match self.copy_to(&lock, self.uffd(), page, worker) {
+        Some(match self.copy_to(&lock, self.uffd(), Whose::Parents, page, worker) {
             Ok(()) => Served::Done,
             Err(Errno::AGAIN) => Served::EventsFirst,
             Err(_) => {
@@ -34,9 +35,17 @@ impl Pager {
         })
     }
 
-    /// Copies what belongs at `page` to there, through `uffd` (this process's or a forked child's), changing nothing here.
-    pub(crate) fn copy_to(&self, lock: &Exclusive<'_>, uffd: &Uffd, page: PageNo, worker: &mut Worker) -> Result<(), Errno> {
-        let source = match self.map.get(page) {
+    /// Copies what belongs at `page` to there, through `uffd` (this process's or a forked child's, `whose` says), changing
+    /// nothing here.
+    pub(crate) fn copy_to(
+        &self,
+        lock: &Exclusive<'_>,
+        uffd: &Uffd,
+        whose: Whose,
+        page: PageNo,
+        worker: &mut Worker,
+    ) -> Result<(), Errno> {
+        let source = match self.held_back.in_tables(lock, whose, page).map_or(PageState::None, |page| self.map.get(page)) {
             PageState::Staged(frame) | PageState::Storing(frame) if self.is_in_frame(frame) => {
                 self.staging.addr(frame) as *const u8
             }

@@ -16,6 +16,7 @@ use crate::pagemap::PageState;
 use crate::pager::Pager;
 use crate::segment::{Proc, Segment};
 use crate::sys::maps::Walk;
+use crate::sys::uffd::Message;
 
 /// Why a child can't go on.
 const PARENT_KILLED: &[u8] = b"the parent was killed while it forked: the child's memory is not whole";
@@ -110,6 +111,11 @@ impl Pager {
         {
             let lock = self.space.exclusive();
             self.staging.register(self.uffd()).map_err(|_| &b"a forked child can't register its memory"[..])?;
+            self.held_back.end(&lock, |event, has_ended| match *event {
+                // Else it is the parent's: the call may have begun after the cloning.
+                Message::Remove { start, end } if has_ended => self.dropped(&lock, start, end),
+                _ => {}
+            });
             for event in handover.passed_on() {
                 self.apply(&lock, &event);
             }

@@ -1,4 +1,4 @@
-//! The page that a forking parent and its child share: what the one tells the other until the child serves itself.
+//! The memory that a forking parent and its child share: what the one tells the other until the child serves itself.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -7,13 +7,14 @@ use lowtide_core::vm::{self, OnFork};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::held_back::MOST;
 use crate::pager::Pager;
 use crate::sys::uffd::Message;
 
-/// Events of the child that can be passed on to it.
-const PASSED: usize = 120;
+/// Events that can be passed on to the child: its own, and its parent's that came before the cloning.
+const PASSED: usize = 120 + MOST;
 
-/// The page that a forking parent and its child share.
+/// The memory that a forking parent and its child share.
 #[repr(C)]
 pub struct Handover {
     pub(super) handshake: Handshake,

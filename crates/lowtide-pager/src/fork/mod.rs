@@ -2,8 +2,8 @@
 //! on nobody. What these files take care of is the moment itself:
 //!
 //! 1. Before (agent, `pthread_atfork`): operations are paused, so that the copied tables are consistent. Faults are still
-//!    served, by copying only. A reference is added to each slot of swap files for the child, which finds in its copy of the
-//!    store whose they are.
+//!    served, by copying only, and events are held back. A reference is added to each slot of swap files for the child, which
+//!    finds in its copy of the store whose they are.
 //! 2. The kernel clones the memory and blocks the forking thread until a monitor has read the fork event, which brings the
 //!    child's userfaultfd. Only then does the child run; first the C library's own code, then lowtide's handler.
 //! 3. From the event on, the monitor does nothing but serve the child's faults from its own tables, with the exclusive space
@@ -20,8 +20,10 @@
 
 mod child;
 mod handover;
+mod held_back;
 mod parent;
 mod whole;
 
 pub use child::{Inheritance, TakenOver};
 pub use handover::Handover;
+pub(crate) use held_back::{HeldBack, Whose};

@@ -7,18 +7,24 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 use rustix::thread::futex;
 
+use super::Whose;
 use super::handover::Handover;
+use crate::fault::patience::Patience;
 use crate::fault::worker::Worker;
+use crate::mappings::regions::Range;
 use crate::mappings::space::Exclusive;
 use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
 use crate::segment::Segment;
 use crate::sys::clock::now_us;
-use crate::sys::uffd::{Message, Uffd, Wake};
+use crate::sys::uffd::{Message, Standing, Uffd, Wake};
 
 /// How long a parent serves its child, in microseconds. One that is not ready by then is stopped, or traced step by step, or
 /// has no CPU: it gets all of its memory at once, so that it can come to itself when it likes, and the parent goes on.
 const SERVES_US: u64 = 1_000_000;
+/// How long it waits until changes of mappings that are on their way when the child is there have been read. It is that of the
+/// forking thread in most cases, which must run to be no more on its way, and the child can't run before that.
+const CHANGE_SECONDS: u32 = 2;
 
 impl Pager {
     /// Before a fork: from here to [`Pager::resume`] the tables don't change. Not to be called by host threads (it locks).
@@ -41,6 +47,7 @@ impl Pager {
         self.read_all(&lock);
         // Before the memory is copied: the child must know what was added for it.
         self.store(&lock).fork_add_references(run.image(self.proc()), &mut |image| run.is_alive(image));
+        self.held_back.announce(&lock);
         steps::taken(steps::Fork::Parent);
     }
 
@@ -73,35 +80,36 @@ impl Pager {
         let lock = self.space.exclusive();
         if self.paused() {
             self.store(&lock).fork_undo_references();
+            self.apply_held_back(&lock);
             self.resume();
         }
     }
 
-    /// A fork event was read.
+    /// The event was read of a fork that was announced.
     pub(crate) fn forked(&self, lock: &Exclusive<'_>, child: Uffd, worker: &mut Worker) {
-        if !self.paused() {
-            self.forked_unannounced(lock, &child, worker);
-            return;
-        }
-        if self.has_moved() {
-            (self.host.fatal)(b"memory was moved (mremap) while the program forked: the child can't know where it is");
-        }
+        self.tell_what_came_before(lock, &child);
         let handover = self.handover();
         steps::taken(steps::Fork::Parent);
-        let (until, mut alive) = (now_us() + SERVES_US, true);
+        let (until, mut alive, mut has_moved) = (now_us() + SERVES_US, true, false);
         while alive && !handover.handshake.is_ready() {
             if handover.handshake.wants_all() || now_us() >= until {
+                if has_moved {
+                    (self.host.fatal)(b"a forked child moved memory before its agent was ready");
+                }
                 alive = self.make_whole(lock, &child, worker);
                 break;
             }
             match child.read() {
                 Ok(Message::Fault { addr, .. }) => {
                     // An event of the child that waits makes this fail; it is read next, and the fault comes again.
-                    if self.copy_to(lock, &child, PageNo::of(addr), worker).is_err() {
+                    if self.copy_to(lock, &child, Whose::Childs, PageNo::of(addr), worker).is_err() {
                         child.wake(addr, PAGE_SIZE);
                     }
                 }
-                Ok(event) => self.pass_on(&event),
+                Ok(event) => {
+                    has_moved |= matches!(event, Message::Remap { .. });
+                    self.pass_on(&event);
+                }
                 Err(_) => {
                     alive = self.is_alive(&child);
                     child.wait_readable(1);
@@ -118,7 +126,55 @@ impl Pager {
         handover.handshake.close();
         steps::taken(steps::Fork::Parent);
         let _ = futex::wake(handover.handshake.word(), futex::Flags::empty(), 1);
+        self.apply_held_back(lock);
         self.resume();
+    }
+
+    fn apply_held_back(&self, lock: &Exclusive<'_>) {
+        self.held_back.end(lock, |event, has_ended| match *event {
+            // What is in memory there is new: to mark it would keep it there for ever.
+            Message::Remove { start, end } if has_ended => self.dropped(lock, start, end),
+            _ => self.apply(lock, event),
+        });
+    }
+
+    /// Tells the child of the events that came before the cloning, of which its tables know nothing.
+    ///
+    /// A change is counted by the kernel from before the lock of the mappings is let go of, which the cloning takes, until its
+    /// event has been read. So what came before is known when none is on its way. What the child's userfaultfd says then is what
+    /// was registered at the cloning: while the program forks nothing is registered, so what is not there was unmapped or moved
+    /// away before, and what was moved later is where it was. That pages were removed (MADV_DONTNEED) it can't say: if the call
+    /// had returned, the child finds that in its copy.
+    fn tell_what_came_before(&self, lock: &Exclusive<'_>, child: &Uffd) {
+        let mut patience = Patience::new();
+        let is_known = loop {
+            self.read_all(lock);
+            if self.uffd().standing(self.staging.addresses().start) != Standing::Changing {
+                break true;
+            }
+            if !patience.wait(CHANGE_SECONDS) {
+                break false;
+            }
+        };
+        if self.held_back.have_moves_that_meet(lock) || self.has_moved() && !is_known {
+            (self.host.fatal)(b"memory was moved (mremap) while the program forked: the child can't know where it is");
+        }
+        let is_there = |addr| child.standing(addr) == Standing::Registered;
+        self.held_back.tell_childs(lock, |event| {
+            let came_before = match *event {
+                Message::Unmap { start, .. } => !is_there(start),
+                // (MREMAP_DONTUNMAP leaves the old place registered.)
+                Message::Remap { from, to, len } => {
+                    let to = Range { start: to, end: to + len };
+                    is_there(to.start) && (!is_there(from) || !self.regions.overlaps(lock, to))
+                }
+                _ => false,
+            };
+            if came_before {
+                self.pass_on(event);
+            }
+            came_before
+        });
     }
 
     fn pass_on(&self, event: &Message) {

@@ -2,6 +2,7 @@
 
 use rustix::io::Errno;
 
+use super::Whose;
 use super::handover::UNDONE;
 use crate::fault::worker::Worker;
 use crate::mappings::regions::Range;
@@ -12,20 +13,17 @@ use crate::sys::uffd::{Message, Uffd};
 
 impl Pager {
     /// A fork event was read of which nobody had said a word.
-    pub(super) fn forked_unannounced(&self, lock: &Exclusive<'_>, child: &Uffd, worker: &mut Worker) {
+    pub(crate) fn forked_unannounced(&self, lock: &Exclusive<'_>, child: &Uffd, worker: &mut Worker) {
         (self.host.warn)(
             b"the program forked by a raw system call: the child's memory was brought in whole and is not limited",
         );
-        self.fill_child(lock, child, worker);
+        self.fill_child(lock, child, Whose::Parents, worker);
     }
 
     /// The child gets all of its memory, and no references; false: it is dead.
     pub(super) fn make_whole(&self, lock: &Exclusive<'_>, child: &Uffd, worker: &mut Worker) -> bool {
         let handover = self.handover();
-        if handover.passed_on().any(|event| matches!(event, Message::Remap { .. })) {
-            (self.host.fatal)(b"a forked child moved memory before its agent was ready");
-        }
-        let alive = self.fill_child(lock, child, worker);
+        let alive = self.fill_child(lock, child, Whose::Childs, worker);
         // Release: what was filled comes before. If the child has them already, it frees what it refers to by itself.
         if alive && handover.claim_references(UNDONE) {
             self.store(lock).fork_child_died();
@@ -34,7 +32,7 @@ impl Pager {
     }
 
     /// Brings in all of a child's pages that are in lowtide's hands; false: it is dead.
-    fn fill_child(&self, lock: &Exclusive<'_>, child: &Uffd, worker: &mut Worker) -> bool {
+    fn fill_child(&self, lock: &Exclusive<'_>, child: &Uffd, whose: Whose, worker: &mut Worker) -> bool {
         // SAFETY of the data: the exclusive lock is held throughout, so no word changes but by operations under way: a page
         // that one of them is storing or loading is still readable where its word says.
         let mut gone = [Range { start: 0, end: 0 }; 32];
@@ -48,11 +46,12 @@ impl Pager {
             if dead || here {
                 return;
             }
+            let Some(page) = self.held_back.in_memory(lock, whose, page) else { return };
             loop {
                 if gone[..gone_len].iter().any(|r| (r.start..r.end).contains(&page.addr())) {
                     return;
                 }
-                match self.copy_to(lock, child, page, worker) {
+                match self.copy_to(lock, child, whose, page, worker) {
                     Ok(()) | Err(Errno::NOENT | Errno::INVAL | Errno::FAULT) => return,
                     Err(Errno::SRCH) => {
                         dead = true;

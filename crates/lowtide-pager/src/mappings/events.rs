@@ -15,7 +15,7 @@ use crate::mappings::space::Exclusive;
 use crate::pagemap::ids::PageNo;
 use crate::pagemap::{END, PageState};
 use crate::pager::Pager;
-use crate::sys::uffd::{MOST_READ, Message, Standing};
+use crate::sys::uffd::{MOST_READ, Message, Standing, Uffd};
 
 /// How often a message is read again for which there is no descriptor.
 const DESCRIPTOR_TRIES: usize = 1000;
@@ -29,6 +29,8 @@ pub struct Read {
     pub event: bool,
     /// The mappings changed in a way that new ones may have to be looked for.
     pub remapped: bool,
+    /// A child that is to be served.
+    child: Option<Uffd>,
 }
 
 impl Read {
@@ -65,6 +67,10 @@ impl Pager {
             self.look_at_order(&lock, &message);
             self.act_on(&lock, message, worker, &mut read);
         }
+        // All that was read with its event is held back by now.
+        if let Some(child) = read.child.take() {
+            self.forked(&lock, child, worker);
+        }
         self.keep_reserve();
         read
     }
@@ -74,7 +80,8 @@ impl Pager {
         read.remapped |= matches!(message, Message::Remap { .. });
         match message {
             Message::Fault { addr, thread, access } => read.faults.push(Fault { addr, thread, access }),
-            Message::Fork(child) => self.forked(lock, child, worker),
+            Message::Fork(child) if self.held_back.was_cloned(lock) => read.child = Some(child),
+            Message::Fork(child) => self.forked_unannounced(lock, &child, worker),
             event => self.happened(lock, event),
         }
     }
@@ -106,13 +113,17 @@ impl Pager {
         self.space.outlast_exclusive();
     }
 
-    /// Applies an event that was read just now. Whoever caused it, or another thread whose event was read with it, may go on
+    /// Applies an event that was read just now, or holds it back while the program forks. Whoever caused it, or another thread whose event was read with it, may go on
     /// meanwhile: what is mapped may be as a later event will say, never as an earlier one did.
     pub(crate) fn happened(&self, lock: &Exclusive<'_>, mut event: Message) {
         if let Message::Remap { from, to, len } = &mut event {
             *len = self.moved_now(*from, *to, *len);
         }
-        self.apply(lock, &event);
+        if !self.held_back.is_on(lock) {
+            self.apply(lock, &event);
+        } else if !self.held_back.push(lock, &event) {
+            (self.host.fatal)(b"the program changed its mappings more often than lowtide can follow while it forked");
+        }
     }
 
     /// Applies an event other than a fork; in a forked child also one that is older than what the mappings are now.
@@ -182,6 +193,10 @@ impl Pager {
     /// MADV_FREE leaves in memory could never be evicted again.)
     pub fn removed(&self, start: usize, len: usize) {
         self.space.outlast_exclusive();
+        if self.held_back.has_ended(Range { start, end: start + len }) {
+            // Whoever applies it may have looked before.
+            self.space.outlast_exclusive();
+        }
         self.map.each(PageNo::of(start), PageNo::behind(start + len), |_, slot| {
             if slot.peek() == PageState::Removing {
                 slot.swap(PageState::Removing, PageState::None);
@@ -226,7 +241,7 @@ pub(crate) mod tests {
     use core::sync::atomic::Ordering;
 
     use crate::pager::Host;
-    use crate::sys::uffd::{NEEDED_FEATURES, Uffd};
+    use crate::sys::uffd::NEEDED_FEATURES;
     use lowtide_core::codec::Codec;
     use lowtide_core::store::{Store, StoreConfig};
     use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};

@@ -160,13 +160,28 @@ impl Drop for Shared<'_> {
     }
 }
 
-impl Drop for Exclusive<'_> {
-    fn drop(&mut self) {
+impl Exclusive<'_> {
+    /// Others can have the lock while `f` runs. What was read must have been applied by then, or be held back.
+    pub(crate) fn while_free<R>(&mut self, f: impl FnOnce() -> R) -> R {
+        self.let_go();
+        let result = f();
+        // This one is the same again.
+        core::mem::forget(self.0.exclusive());
+        result
+    }
+
+    fn let_go(&self) {
         // Release: pairs with the Acquire in `outlast_exclusive`.
         self.0.ended.fetch_add(1, Ordering::Release);
         // SeqCst: pairs with the Acquire in `shared`, `exclusive` and `outlast_exclusive`, and with the sleepers' in `pause`.
         self.0.state.store(0, Ordering::SeqCst);
         self.0.wake();
+    }
+}
+
+impl Drop for Exclusive<'_> {
+    fn drop(&mut self) {
+        self.let_go();
     }
 }
 

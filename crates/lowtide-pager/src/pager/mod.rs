@@ -29,6 +29,7 @@ use crate::accounts::budget::RamBudget;
 use crate::fault::ZeroPage;
 use crate::fault::sentinels::Sentinels;
 use crate::fault::stream::{MAX_WINDOW, Streams};
+use crate::fork::HeldBack;
 use crate::mappings::event_order::Order;
 use crate::mappings::guards::Guards;
 use crate::mappings::held::Held;
@@ -83,6 +84,7 @@ pub struct Pager {
     pub(crate) host: Host,
     /// Memory shared with the next forked child; see `fork/handover.rs`.
     pub(crate) handover: AtomicPtr<crate::fork::Handover>,
+    pub(crate) held_back: HeldBack,
     forking: AtomicBool,
     was_forked: AtomicBool,
     /// See [`Pager::moves_during_fork`].
@@ -147,6 +149,7 @@ impl Pager {
             zeros: vm::map(MAX_WINDOW * PAGE_SIZE, OnFork::Copy)?,
             host,
             handover: AtomicPtr::new(crate::fork::Handover::new()?),
+            held_back: HeldBack::new()?,
             forking: AtomicBool::new(false),
             was_forked: AtomicBool::new(false),
             has_moved: AtomicBool::new(false),
