@@ -18,12 +18,14 @@ use crate::{HEAP, agent, fork_handshake, gate, mlock, pid_in_run, reclaimer, req
 
 /// Whether the fork under way was announced to the reclaimer.
 static ANNOUNCED: AtomicBool = AtomicBool::new(false);
+/// What the reclaimer said when it was last asked whether the fork is over.
+static IS_OVER: AtomicBool = AtomicBool::new(false);
 /// The signals that were blocked before, if `BLOCKED` says that they all are. One thread forks at a time.
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
 static BLOCKED: AtomicBool = AtomicBool::new(false);
-/// How long a thread that ends the process waits for a fork, in milliseconds: longer than the fork itself takes if all goes
-/// wrong.
-const PATIENCE_MS: u32 = 5000;
+/// How long a thread that ends the process waits for a fork, in milliseconds: longer than the fork itself takes if the child
+/// gets no CPU.
+const PATIENCE_MS: u32 = 65_000;
 
 unsafe extern "C" {
     fn __register_atfork(prepare: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn(), dso: *mut c_void) -> c_int;
@@ -61,7 +63,12 @@ extern "C" fn parent() {
         return;
     }
     if ANNOUNCED.load(Ordering::Acquire) {
-        ask(Request::ForkIsOver);
+        // The reclaimer does not wait for the child: threads that map memory wait for its answers.
+        IS_OVER.store(false, Ordering::Relaxed);
+        while let Some(pager) = agent::active().filter(|_| !IS_OVER.load(Ordering::Relaxed)) {
+            pager.outlast_child();
+            ask(Request::ForkIsOver);
+        }
         steps::taken(steps::Fork::Parent);
         // Release: pairs with the Acquire in `let_forks_end`. The child needs this process no more.
         ANNOUNCED.store(false, Ordering::Release);
@@ -72,6 +79,11 @@ extern "C" fn parent() {
     if let Some(signals) = signals {
         thread::restore_signals(signals);
     }
+}
+
+/// By the reclaimer: whether the fork is over. The thread that forks sees it when its request is answered.
+pub fn answered(is_over: bool) {
+    IS_OVER.store(is_over, Ordering::Relaxed);
 }
 
 /// Before this process ends or becomes another program by the will of the calling thread: lets a fork of another thread end,

@@ -3,7 +3,8 @@
 //! - Events arrive in the order of what they report. The kernel queues an event after it has let go of its locks, so with two
 //!   threads at work the news that a range was unmapped may come after the news that another mapping has moved there. So, once
 //!   memory is adopted, one thread at a time maps, unmaps and moves.
-//! - No event is on its way while memory is cloned: a fork waits until nobody is inside, and others wait for the fork.
+//! - No event is on its way while memory is cloned: a fork waits until nobody is inside, and others wait for the fork. (What
+//!   is on its way even so, because it takes too long, the pager holds back, and tells the child: see its `fork/held_back.rs`.)
 //!
 //! Waiting is bounded throughout: a thread that left a call by longjmp from a signal handler never comes out of the gate. And
 //! calls that wait for memory to come in stay outside: under a limit they may take minutes.
@@ -12,10 +13,7 @@
 //! mprotect and madvise with its locks held, all of which a fork takes after its handlers have run. So the gate is shut only as
 //! long as the forking thread is in its handler ([`close`] to [`goes_on`]). From there to the end of the fork, calls that raise
 //! no event pass, and others after a while: a thread that holds a lock of malloc can't meet the cloning of the memory, which
-//! comes after the fork has got that lock; and a child can do with an event that it does not know of ([`Pager::take_over`]
-//! looks at what is mapped), unless it says that memory has moved.
-//!
-//! [`Pager::take_over`]: lowtide_pager::pager::Pager::take_over
+//! comes after the fork has got that lock.
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
@@ -41,8 +39,9 @@ static CHANGING: AtomicU32 = AtomicU32::new(0);
 /// What that thread changes: from where to where, of two ranges. Written by it alone.
 static CHANGED: [[AtomicUsize; 2]; 2] = [const { [const { AtomicUsize::new(0) }; 2] }; 2];
 
-/// How long a fork waits for others to come out.
-const PATIENCE_MS: u32 = 50;
+/// How long a fork waits for others to come out. Not at all where a test wants to know what becomes of the child of one that
+/// has waited in vain.
+const PATIENCE_MS: u32 = if cfg!(feature = "faults") { 0 } else { 50 };
 /// How long the reclaimer does, which has other things to do: it comes back.
 const RECLAIMERS_PATIENCE_MS: u32 = 2;
 /// How long a thread waits for its turn to change mappings. Much longer than any such call takes.
@@ -267,6 +266,11 @@ pub fn wait_for_forks() {
 /// Whether the calling thread closed the gate.
 pub fn is_closed_by_caller() -> bool {
     CLOSED_BY.load(Ordering::SeqCst) & !GOES_ON == tid()
+}
+
+/// The thread that forks, if one does.
+pub fn forking_thread() -> u32 {
+    CLOSED_BY.load(Ordering::SeqCst) & !GOES_ON
 }
 
 /// Opens the gate.

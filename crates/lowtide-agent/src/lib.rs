@@ -20,6 +20,7 @@ mod exec;
 mod faults;
 mod files;
 mod fork_handshake;
+mod forked_child;
 mod gate;
 mod heap;
 mod hooks;

@@ -138,6 +138,7 @@ impl Instance {
             steps: MOST_STEPS,
             turn: || [Range::NONE; 2],
             is_alone: || true,
+            child_wants_to_run: || false,
             has_thread: |_| false,
         };
         let pager = Pager::new(uffd, store, kind.staging, proc, host)

@@ -33,7 +33,7 @@ use rustix::thread::Timespec;
 use crate::request::Request;
 use crate::resident::Resident;
 use crate::{
-    agent, broker, fork_handshake, inheritance, monitor, pid_in_run, request, say, swap_file, thread, thread_end, wake,
+    agent, atfork, broker, fork_handshake, inheritance, monitor, pid_in_run, request, say, swap_file, thread, thread_end, wake,
 };
 use areas::Orders;
 use judge::Judge;
@@ -306,8 +306,11 @@ impl ReclaimerThread {
                 pager.announce_fork(agent::segment());
             }
             Request::ForkIsOver => {
-                pager.fork_is_over();
-                inheritance::take_back();
+                let is_over = pager.fork_is_over();
+                if is_over {
+                    inheritance::take_back();
+                }
+                atfork::answered(is_over);
             }
         });
     }

@@ -15,7 +15,7 @@ use lowtide_pager::sys::{Line, present};
 use rustix::io::Errno;
 
 use super::ReclaimerThread;
-use crate::{agent, broker, gate, hooks, monitor, request, say, swap_file, thread, wake, watch};
+use crate::{agent, broker, forked_child, gate, hooks, monitor, request, say, swap_file, thread, wake, watch};
 
 /// Mappings that were made past the C library are looked for this often at least, ...
 const LOOK_EVERY_US: u64 = 100_000;
@@ -78,6 +78,7 @@ impl ReclaimerThread {
             steps: 1,
             turn: gate::changed,
             is_alone: || thread::others(agent::proc().own_threads()) == Some(1),
+            child_wants_to_run: forked_child::wants_to_run,
             has_thread: thread::exists,
         };
         let pager = Pager::new(uffd, store, staging, agent::proc(), host)?;

@@ -84,12 +84,20 @@ impl Monitor {
     pub fn turn(&mut self, pager: &Pager) -> Turn {
         let mut turn = Turn::default();
         loop {
-            let read = pager.read(self.most, &mut self.worker);
+            let mut read = pager.read(self.most, &mut self.worker);
             if read.is_empty() {
                 break;
             }
             turn.read = true;
             turn.remapped |= read.remapped;
+            if let Some(child) = read.child.take() {
+                // Others serve them meanwhile.
+                for fault in self.deferred.drain(..).chain(read.faults) {
+                    pager.uffd().wake(fault.addr, PAGE_SIZE);
+                }
+                pager.forked(child, &mut self.worker);
+                continue;
+            }
             if self.deferred.is_empty() && !read.faults.is_empty() {
                 turn.threads = read.faults.len();
                 turn.thread = self.serve_all(pager, &read.faults);

@@ -13,6 +13,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use lowtide_core::table::Table;
 use lowtide_core::vm::OnFork;
 use rustix::io::Errno;
+use rustix::thread::futex;
 
 use crate::mappings::regions::Range;
 use crate::mappings::space::Exclusive;
@@ -123,12 +124,24 @@ impl HeldBack {
     }
 
     /// A fork event was read. False: of no fork that was announced.
-    pub(super) fn was_cloned(&self, _: &Exclusive<'_>) -> bool {
+    pub(crate) fn begins_with_child(&self, _: &Exclusive<'_>) -> bool {
         let is_announced = self.phase.load(Ordering::Relaxed) == ANNOUNCED;
         if is_announced {
             self.phase.store(CLONED, Ordering::Relaxed);
         }
         is_announced
+    }
+
+    /// Whether a child is being served.
+    pub(super) fn was_cloned(&self) -> bool {
+        self.phase.load(Ordering::Relaxed) == CLONED
+    }
+
+    /// Waits until none is. By host threads.
+    pub(super) fn outlast_child(&self) {
+        while self.was_cloned() {
+            let _ = futex::wait(&self.phase, futex::Flags::PRIVATE, CLONED, None);
+        }
     }
 
     /// Events are to be held back.
@@ -211,6 +224,7 @@ impl HeldBack {
         self.all().for_each(|event| f(&event.message(), event.is() & ENDED != 0));
         self.len.store(0, Ordering::Relaxed);
         self.phase.store(NONE, Ordering::Relaxed);
+        let _ = futex::wake(&self.phase, futex::Flags::PRIVATE, i32::MAX as u32);
     }
 }
 

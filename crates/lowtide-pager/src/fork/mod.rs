@@ -6,12 +6,13 @@
 //!    finds in its copy of the store whose they are.
 //! 2. The kernel clones the memory and blocks the forking thread until a monitor has read the fork event, which brings the
 //!    child's userfaultfd. Only then does the child run; first the C library's own code, then lowtide's handler.
-//! 3. From the event on, the monitor does nothing but serve the child's faults from its own tables, with the exclusive space
-//!    lock held, until the child says that its own agent is ready, or for a second. Then it closes the child's userfaultfd
-//!    (which unregisters all of the child's memory), says so, and resumes. Only then does fork return in the parent.
+//! 3. From the event on, the monitor does nothing but serve the child's faults from its own tables, until the child says that
+//!    its own agent is ready, or its time is over. It holds the exclusive space lock but while it waits. Then it closes the
+//!    child's userfaultfd (which unregisters all of the child's memory), says so, and resumes. Only then does fork return in
+//!    the parent.
 //! 4. The child registers its memory with a userfaultfd of its own and serves itself.
 //!
-//! A child that is not ready after a second, or says that it will never be (no thread can be started there, no file opened), is
+//! A child that has not wanted to run for a second, or gets no CPU for a minute, or says that it will never be (no thread can be started there, no file opened), is
 //! *whole*: it gets all of its pages at once, and no references. If it comes to itself, what its tables say is out is
 //! forgotten.
 //!

@@ -19,9 +19,13 @@ use crate::segment::Segment;
 use crate::sys::clock::now_us;
 use crate::sys::uffd::{Message, Standing, Uffd, Wake};
 
-/// How long a parent serves its child, in microseconds. One that is not ready by then is stopped, or traced step by step, or
-/// has no CPU: it gets all of its memory at once, so that it can come to itself when it likes, and the parent goes on.
+/// How long a parent serves a child that does not want to run, in microseconds. One that is not ready by then is stopped, or
+/// traced step by step: it gets all of its memory at once, so that it can come to itself when it likes, and the parent goes on.
 const SERVES_US: u64 = 1_000_000;
+/// How long it serves one that wants to, and gets next to no CPU. To be whole costs it, and the run, more than to wait.
+const LONGEST_US: u64 = 60_000_000;
+/// How often it looks for that.
+const LOOK_US: u64 = 100_000;
 /// How long it waits until changes of mappings that are on their way when the child is there have been read. It is that of the
 /// forking thread in most cases, which must run to be no more on its way, and the child can't run before that.
 const CHANGE_SECONDS: u32 = 2;
@@ -43,8 +47,8 @@ impl Pager {
         steps::taken(steps::Fork::Parent);
         // An event that was read before may still be being applied, and others may wait: of raw system calls, or the C
         // library's own.
-        let lock = self.space.exclusive();
-        self.read_all(&lock);
+        let mut lock = self.space.exclusive();
+        self.read_all(&mut lock);
         // Before the memory is copied: the child must know what was added for it.
         self.store(&lock).fork_add_references(run.image(self.proc()), &mut |image| run.is_alive(image));
         self.held_back.announce(&lock);
@@ -52,7 +56,7 @@ impl Pager {
     }
 
     /// Applies all events that wait. The kernel reports faults first: those threads fault again.
-    fn read_all(&self, lock: &Exclusive<'_>) {
+    fn read_all(&self, lock: &mut Exclusive<'_>) {
         let mut waiting = arrayvec::ArrayVec::<usize, 256>::new();
         loop {
             self.look_whether_all_was_read(lock);
@@ -75,24 +79,48 @@ impl Pager {
         }
     }
 
-    /// A fork that was announced is over; if it failed, no event came, and this resumes.
-    pub fn fork_is_over(&self) {
+    /// A fork that was announced is over; if it failed, no event came, and this resumes. False: it came to a child, which does
+    /// not serve itself yet ([`Pager::outlast_child`]).
+    pub fn fork_is_over(&self) -> bool {
+        // Whoever has read the event of a fork has taken note of it by then.
         let lock = self.space.exclusive();
+        if self.held_back.was_cloned() {
+            return false;
+        }
         if self.paused() {
             self.store(&lock).fork_undo_references();
             self.apply_held_back(&lock);
             self.resume();
         }
+        true
     }
 
-    /// The event was read of a fork that was announced.
-    pub(crate) fn forked(&self, lock: &Exclusive<'_>, child: Uffd, worker: &mut Worker) {
+    /// Waits until no child is served, in the process that forked. For host threads: it takes nothing.
+    pub fn outlast_child(&self) {
+        self.held_back.outlast_child();
+    }
+
+    /// The event was read of a fork that was announced. No lock may be held.
+    pub(crate) fn forked(&self, child: Uffd, worker: &mut Worker) {
+        let lock = &mut self.space.exclusive();
         self.tell_what_came_before(lock, &child);
         let handover = self.handover();
         steps::taken(steps::Fork::Parent);
-        let (until, mut alive, mut has_moved) = (now_us() + SERVES_US, true, false);
+        let (mut term, mut alive, mut has_moved, mut has_left) = (Term::new(now_us()), true, false, false);
+        // While it waits nothing is evicted here. That is to cost less than the child's pages would.
+        let out = self.staging.staged() + self.store(lock).stats().stored_now as usize;
+        let arrived = self.arrived.load(Ordering::Relaxed);
+        let pays = || self.arrived.load(Ordering::Relaxed).wrapping_sub(arrived) < out;
         while alive && !handover.handshake.is_ready() {
-            if handover.handshake.wants_all() || now_us() >= until {
+            let is_over = !handover.handshake.wants_all()
+                && (self.held_back.is_nearly_full(lock)
+                    || term.is_over(now_us(), || pays() && lock.while_free(self.host.child_wants_to_run)));
+            if is_over {
+                (self.host.warn)(
+                    b"a forked child was brought in whole: it was stopped or traced, or got no CPU, before it could serve itself",
+                );
+            }
+            if is_over || handover.handshake.wants_all() {
                 if has_moved {
                     (self.host.fatal)(b"a forked child moved memory before its agent was ready");
                 }
@@ -112,7 +140,10 @@ impl Pager {
                 }
                 Err(_) => {
                     alive = self.is_alive(&child);
-                    child.wait_readable(1);
+                    // Others serve this process's faults, and are told so if it takes longer.
+                    if !lock.while_free(|| child.wait_readable(1)) && !core::mem::replace(&mut has_left, true) {
+                        lock.while_free(|| self.is_about_to_wait(worker));
+                    }
                 }
             }
         }
@@ -145,7 +176,7 @@ impl Pager {
     /// was registered at the cloning: while the program forks nothing is registered, so what is not there was unmapped or moved
     /// away before, and what was moved later is where it was. That pages were removed (MADV_DONTNEED) it can't say: if the call
     /// had returned, the child finds that in its copy.
-    fn tell_what_came_before(&self, lock: &Exclusive<'_>, child: &Uffd) {
+    fn tell_what_came_before(&self, lock: &mut Exclusive<'_>, child: &Uffd) {
         let mut patience = Patience::new();
         let is_known = loop {
             self.read_all(lock);
@@ -201,5 +232,48 @@ impl Pager {
         // SAFETY: nothing can be copied to an address that is not registered.
         let probe = unsafe { child.copy(guard, self.zeros.as_ptr(), PAGE_SIZE, Wake::Now) };
         probe.error != Some(Errno::SRCH)
+    }
+}
+
+/// For how long a parent serves its child.
+struct Term {
+    until: u64,
+    latest: u64,
+    look_at: u64,
+}
+
+impl Term {
+    fn new(now_us: u64) -> Term {
+        Term { until: now_us + SERVES_US, latest: now_us + LONGEST_US, look_at: now_us + LOOK_US }
+    }
+
+    fn is_over(&mut self, now_us: u64, wants_to_run: impl FnOnce() -> bool) -> bool {
+        if now_us >= self.look_at {
+            self.look_at = now_us + LOOK_US;
+            if wants_to_run() {
+                self.until = (now_us + SERVES_US).min(self.latest);
+            }
+        }
+        now_us >= self.until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// When it is over for a child that wants to run in these milliseconds.
+    fn over_at(wants_to_run: impl Fn(u64) -> bool) -> u64 {
+        let mut term = Term::new(5_000_000);
+        (0..).find(|ms| term.is_over(5_000_000 + ms * 1000, || wants_to_run(*ms))).unwrap()
+    }
+
+    #[test]
+    fn a_child_that_wants_to_run_is_waited_for() {
+        assert_eq!(over_at(|_| false), 1000, "it is stopped");
+        assert_eq!(over_at(|_| true), 60_000);
+        // It is seen at work now and then.
+        assert_eq!(over_at(|ms| ms % 900 == 0), 60_000);
+        assert_eq!(over_at(|ms| ms < 2050), 3000, "it was stopped later");
     }
 }

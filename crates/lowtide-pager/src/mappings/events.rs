@@ -29,8 +29,8 @@ pub struct Read {
     pub event: bool,
     /// The mappings changed in a way that new ones may have to be looked for.
     pub remapped: bool,
-    /// A child that is to be served.
-    child: Option<Uffd>,
+    /// The program has forked as it said it would: for [`Pager::forked`].
+    pub(crate) child: Option<Uffd>,
 }
 
 impl Read {
@@ -43,7 +43,7 @@ impl Read {
 impl Pager {
     /// Reads what waits, `most` messages at most, and applies the events, in the order in which they came. No lock may be held.
     pub fn read(&self, most: usize, worker: &mut Worker) -> Read {
-        let lock = self.space.exclusive();
+        let mut lock = self.space.exclusive();
         self.look_whether_all_was_read(&lock);
         let mut messages = self.uffd().read_several(most);
         if let Err(Errno::MFILE | Errno::NFILE) = messages {
@@ -65,22 +65,18 @@ impl Pager {
         let mut read = Read::default();
         for message in messages.into_iter().flatten() {
             self.look_at_order(&lock, &message);
-            self.act_on(&lock, message, worker, &mut read);
-        }
-        // All that was read with its event is held back by now.
-        if let Some(child) = read.child.take() {
-            self.forked(&lock, child, worker);
+            self.act_on(&mut lock, message, worker, &mut read);
         }
         self.keep_reserve();
         read
     }
 
-    fn act_on(&self, lock: &Exclusive<'_>, message: Message, worker: &mut Worker, read: &mut Read) {
+    fn act_on(&self, lock: &mut Exclusive<'_>, message: Message, worker: &mut Worker, read: &mut Read) {
         read.event |= !matches!(message, Message::Fault { .. });
         read.remapped |= matches!(message, Message::Remap { .. });
         match message {
             Message::Fault { addr, thread, access } => read.faults.push(Fault { addr, thread, access }),
-            Message::Fork(child) if self.held_back.was_cloned(lock) => read.child = Some(child),
+            Message::Fork(child) if self.held_back.begins_with_child(lock) => read.child = Some(child),
             Message::Fork(child) => self.forked_unannounced(lock, &child, worker),
             event => self.happened(lock, event),
         }
@@ -273,6 +269,7 @@ pub(crate) mod tests {
             steps: 1,
             turn: || [Range::NONE; 2],
             is_alone: || true,
+            child_wants_to_run: || false,
             has_thread: |_| false,
         };
         // SAFETY: zeros are a valid Proc.

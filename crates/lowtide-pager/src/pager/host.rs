@@ -32,6 +32,8 @@ pub struct Host {
     pub turn: fn() -> [Range; 2],
     /// Whether the program has one thread only.
     pub is_alone: fn() -> bool,
+    /// Whether the child that is being forked wants to run: it is not ready because it gets no CPU.
+    pub child_wants_to_run: fn() -> bool,
     /// Whether this process has a thread of this id.
     pub has_thread: fn(u32) -> bool,
 }

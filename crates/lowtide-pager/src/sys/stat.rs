@@ -10,6 +10,12 @@ pub fn parse_threads(stat: &[u8]) -> Option<u32> {
     field(stat, 20)
 }
 
+/// The state of a thread, as a letter: see proc(5).
+pub fn parse_state(stat: &[u8]) -> Option<u8> {
+    let behind = stat.iter().rposition(|b| *b == b')')? + 1;
+    stat[behind..].iter().copied().find(|b| *b != b' ')
+}
+
 /// Threads of the machine that run or wait for a CPU, of `/proc/loadavg`: the fourth field, up to the slash. The thread that
 /// asks is among them.
 pub fn parse_running(loadavg: &[u8]) -> Option<u32> {
@@ -43,6 +49,7 @@ mod tests {
         let odd = b"1 (a) b) 7) S 1 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 5 0 0 9 0 0 0 0 0 0 0 0 0 0 0 0 17 3 0 0";
         assert_eq!(parse_cpu(odd), Some(3));
         assert_eq!(parse_threads(odd), Some(1));
+        assert_eq!((parse_state(&stat), parse_state(odd), parse_state(b"1 (a")), (Some(b'R'), Some(b'S'), None));
         assert_eq!((parse_cpu(b""), parse_cpu(b"1 (a) S 1")), (None, None));
     }
 }

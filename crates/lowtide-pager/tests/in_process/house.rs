@@ -74,12 +74,24 @@ impl House {
         // SAFETY: zeros are a valid Proc, and the memory is the global allocator's, of this layout; it is never freed.
         let proc: &'static Proc = unsafe { &*std::alloc::alloc_zeroed(std::alloc::Layout::new::<Proc>()).cast() };
         let (lost, open_uffd) = (|text: &[u8]| fatal(text), || Uffd::open(NEEDED_FEATURES));
-        let (turn, is_alone) = (|| [Range::NONE; 2], || true);
+        let (turn, is_alone, child_wants_to_run) = (|| [Range::NONE; 2], || true, || false);
         // Threads of odd numbers live.
         let has_thread = |thread| thread % 2 == 1;
         let (waits, open_page_map) = (|| {}, Present::open);
-        let host =
-            Host { fatal, lost, warn, waits, open_uffd, open_page_map, open_memory, steps: 1, turn, is_alone, has_thread };
+        let host = Host {
+            fatal,
+            lost,
+            warn,
+            waits,
+            open_uffd,
+            open_page_map,
+            open_memory,
+            steps: 1,
+            turn,
+            is_alone,
+            child_wants_to_run,
+            has_thread,
+        };
         let pager = Pager::new(uffd, store, staging, proc, host).unwrap();
         let pager: &'static Pager = Box::leak(Box::new(pager));
         pager.budget.set_limit(1 << 40);

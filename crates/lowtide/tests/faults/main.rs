@@ -76,6 +76,19 @@ fn killed_after_each_step_of_a_fork() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// In this build a fork waits for nobody who is changing mappings just then: the child knows of what came before the cloning,
+/// and of nothing else.
+#[test]
+fn forks_beside_threads_that_move_and_unmap() {
+    let Some(_turn) = machine::turn() else { return };
+    let Some(job) = programs::job("faults moves", "fork_moves", "100 48") else { return };
+    let native = job.native();
+    assert!(native.status == 0 && native.stdout == "OK\n", "{native:?}");
+    let outcome = job.limited(&measure::Limit { ram: 24 << 20, swap: measure::Swap::Default });
+    assert!(outcome.status == 0 && outcome.stdout == "OK\n" && outcome.left.is_empty(), "{outcome:?}");
+    assert!(outcome.stat("evictions.pages") > 1000.0, "{}", outcome.stats);
+}
+
 /// A process whose swap area has no memory for its tables goes on with the others, and is limited all the same.
 #[test]
 fn no_memory_for_the_tables_of_an_area() {

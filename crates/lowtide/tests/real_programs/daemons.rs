@@ -123,6 +123,23 @@ fn a_child_that_is_stopped_holds_up_nobody() {
     let outcome = limited(&job, 40);
     assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
     assert!(outcome.stat("evictions.pages") > 1000.0, "{}", outcome.stats);
+    assert!(outcome.stderr.contains("a forked child was brought in whole"), "{}", outcome.stderr);
+}
+
+/// It is waited for: all of its memory would be far more than the limit.
+#[test]
+fn a_child_that_gets_hardly_any_cpu() {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job("starved child", "starved_child", "160") else { return };
+    let native = job.native();
+    assert!(ends_well(&native), "{native:?}");
+    if native_only() {
+        return;
+    }
+    let outcome = limited(&job, 40);
+    assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
+    assert!(!outcome.stderr.contains("brought in whole"), "{}", outcome.stderr);
+    assert!(outcome.peak < 64 * MIB, "{} MiB", outcome.peak >> 20);
 }
 
 /// Its parent has given it all of its memory, and is gone before it wakes.

@@ -1,0 +1,59 @@
+//! What the parent of a forked child sees of it before it can say anything itself.
+
+use core::mem::MaybeUninit;
+
+use lowtide_pager::sys::Line;
+use lowtide_pager::sys::stat::parse_state;
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags, RawDir};
+
+use crate::{gate, thread};
+
+/// Whether a thread of the child that is being forked runs, waits for a CPU or for a device, and none is stopped or traced. By
+/// lowtide's threads, which have descriptors of their own. False too where the kernel does not say.
+pub fn wants_to_run() -> bool {
+    let mut path = Line::new();
+    path.push(b"/proc/self/task/").number(u64::from(gate::forking_thread())).push(b"/children");
+    let Some(child) = open(path.bytes(), OFlags::RDONLY).and_then(|children| last_number(&children)) else { return false };
+    let mut path = Line::new();
+    path.push(b"/proc/").number(child).push(b"/task");
+    let Some(threads) = open(path.bytes(), OFlags::RDONLY | OFlags::DIRECTORY) else { return false };
+    let mut buffer = [MaybeUninit::uninit(); 4096];
+    let mut names = RawDir::new(threads, &mut buffer);
+    let mut wants = false;
+    while let Some(Ok(name)) = names.next() {
+        let name = name.file_name().to_bytes();
+        if !name.starts_with(b".") {
+            let mut path = Line::new();
+            path.push(b"/proc/").number(child).push(b"/task/").push(name).push(b"/stat");
+            match thread::read_stat(path.bytes(), parse_state) {
+                Some(b'R' | b'D') => wants = true,
+                Some(b'T' | b't') => return false,
+                _ => {}
+            }
+        }
+    }
+    wants
+}
+
+fn open(path: &[u8], flags: OFlags) -> Option<OwnedFd> {
+    rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty()).ok()
+}
+
+/// The last number of a file: of the children of a thread the one that it made last.
+fn last_number(file: &OwnedFd) -> Option<u64> {
+    let (mut last, mut number) = (None, None);
+    let mut text = [0u8; 512];
+    loop {
+        let read = rustix::io::read(file, &mut text).ok()?;
+        if read == 0 {
+            return number.or(last);
+        }
+        for byte in &text[..read] {
+            match byte {
+                b'0'..=b'9' => number = Some(number.unwrap_or(0) * 10 + u64::from(byte - b'0')),
+                _ => last = number.take().or(last),
+            }
+        }
+    }
+}
