@@ -109,8 +109,9 @@ impl Pager {
         self.space.outlast_exclusive();
     }
 
-    /// Applies an event that was read just now, or holds it back while the program forks. Whoever caused it, or another thread whose event was read with it, may go on
-    /// meanwhile: what is mapped may be as a later event will say, never as an earlier one did.
+    /// Applies an event that was read just now, or holds it back while the program forks. Whoever caused it, or another thread
+    /// whose event was read with it, may go on meanwhile: what is mapped may be as a later event will say, never as an earlier
+    /// one did.
     pub(crate) fn happened(&self, lock: &Exclusive<'_>, mut event: Message) {
         if let Message::Remap { from, to, len } = &mut event {
             *len = self.moved_now(*from, *to, *len);
