@@ -12,9 +12,9 @@
 //!    the parent.
 //! 4. The child registers its memory with a userfaultfd of its own and serves itself.
 //!
-//! A child that has not wanted to run for a second, or gets no CPU for a minute, or says that it will never be (no thread can be started there, no file opened), is
-//! *whole*: it gets all of its pages at once, and no references. If it comes to itself, what its tables say is out is
-//! forgotten.
+//! A child that has not wanted to run for a second, or gets no CPU for a minute, or says that it will never be ready (no thread
+//! can be started there, no file opened), is *whole*: it gets all of its pages at once, and no references. If it comes to
+//! itself, what its tables say is out is forgotten.
 //!
 //! A fork that was not announced (a raw system call) is served otherwise: the monitor fills in every page of the child that is
 //! in lowtide's hands, at once, and lets it go: right, but it costs RAM.
