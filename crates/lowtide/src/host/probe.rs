@@ -182,7 +182,7 @@ mod tests {
 
     fn good() -> Probe {
         Probe {
-            kernel: (6, 18),
+            kernel: (6, 18, 0),
             door: Door::Device,
             confinement: Confinement {
                 is_root: true,
@@ -211,8 +211,8 @@ mod tests {
             (Probe { handshake: Err(Errno::PERM), confinement: user, ..good() }, ["see forks", "sudo"]),
             (Probe { door: closed(Errno::PERM), confinement: filtered, ..good() }, ["seccomp", "--device /dev/userfaultfd"]),
             (Probe { door: closed(Errno::NOSYS), ..good() }, ["no userfaultfd", "CONFIG_USERFAULTFD"]),
-            (Probe { features: 0, handshake: Err(Errno::INVAL), kernel: (6, 6), ..good() }, ["6.6", "6.8"]),
-            (Probe { pagemap_scan: Err(Errno::NOTTY), kernel: (6, 6), ..good() }, ["PAGEMAP_SCAN", "6.7"]),
+            (Probe { features: 0, handshake: Err(Errno::INVAL), kernel: (6, 6, 0), ..good() }, ["6.6", "6.8"]),
+            (Probe { pagemap_scan: Err(Errno::NOTTY), kernel: (6, 6, 0), ..good() }, ["PAGEMAP_SCAN", "6.7"]),
             (Probe { memfd_exec: Err(Errno::ACCESS), ..good() }, ["memfd", "SELinux"]),
         ] {
             let line = probe.refusal().expect("refused");
