@@ -14,7 +14,9 @@ use lowtide_pager::segment::{NO_PLACE, proc_state};
 use rustix::thread::{Timespec, nanosleep};
 
 use crate::request::{Request, ask};
-use crate::{HEAP, agent, fork_handshake, gate, mlock, pid_in_run, reclaimer, request, resident, say, swap_file, thread};
+use crate::{
+    HEAP, agent, fork_handshake, gate, long_nap, mlock, pid_in_run, reclaimer, request, resident, say, swap_file, thread,
+};
 
 /// Whether the fork under way was announced to the reclaimer.
 static ANNOUNCED: AtomicBool = AtomicBool::new(false);
@@ -108,6 +110,7 @@ extern "C" fn child() {
 fn take_over(announced: bool) {
     gate::reset_after_fork();
     request::reset_after_fork();
+    long_nap::reset_after_fork();
     mlock::reset_after_fork();
     swap_file::reset_after_fork();
     // SAFETY: this process has one thread, and the parent's operations, which allocate, were paused (or there were none: the

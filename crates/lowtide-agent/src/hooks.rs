@@ -21,7 +21,7 @@ use crate::objects::Object;
 use crate::patch::{self, Hook};
 use crate::request::{Request, ask};
 use crate::thread::{syscall3, syscall6};
-use crate::{agent, atfork, exec, gate, mlock, populate, say, thread_end, wake};
+use crate::{agent, atfork, exec, gate, long_nap, mlock, populate, say, thread_end, wake};
 
 const EINVAL: isize = 22;
 const ENOMEM: isize = 12;
@@ -131,6 +131,9 @@ extern "C" fn mmap(addr: usize, len: usize, prot: c_int, flags: c_int, fd: c_int
     if let Some(lock) = lock {
         mlock::mapped_locked(r as usize, len, lock);
     }
+    if flags & sys::MAP_TYPE == sys::MAP_PRIVATE && prot & sys::PROT_WRITE != 0 {
+        long_nap::maps(len);
+    }
     if anonymous && prot & sys::PROT_EXEC == 0 {
         born(r as usize, len);
     }
@@ -173,6 +176,7 @@ extern "C" fn mremap(addr: usize, old_len: usize, new_len: usize, flags: c_int, 
         if new_len > old_len {
             // Of what kind it is only the list of mappings tells: a file's, in memory or not, must never be adopted.
             wake::look_again();
+            long_nap::maps(new_len - old_len);
         }
     }
     r
@@ -251,9 +255,15 @@ extern "C" fn madvise(addr: usize, len: usize, advice: c_int) -> c_int {
 }
 
 extern "C" fn mprotect(addr: usize, len: usize, prot: c_int) -> c_int {
-    let _inside = gate::enter(Call::Silent);
-    // SAFETY: the caller's own call.
-    result(unsafe { syscall3(sys::__NR_mprotect, addr, len, prot as usize) }) as c_int
+    let r = {
+        let _inside = gate::enter(Call::Silent);
+        // SAFETY: the caller's own call.
+        unsafe { syscall3(sys::__NR_mprotect, addr, len, prot as usize) }
+    };
+    if r == 0 && prot as u32 & sys::PROT_WRITE != 0 {
+        long_nap::maps(len);
+    }
+    result(r) as c_int
 }
 
 extern "C" fn brk(addr: usize) -> c_int {
@@ -277,6 +287,7 @@ extern "C" fn brk(addr: usize) -> c_int {
     }
     let start = old.next_multiple_of(PAGE_SIZE);
     if old != 0 && new > start {
+        long_nap::maps(new - start);
         born(start, new - start);
     }
     0

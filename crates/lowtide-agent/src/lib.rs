@@ -26,6 +26,7 @@ mod heap;
 mod hooks;
 mod idle;
 mod inheritance;
+mod long_nap;
 mod mlock;
 mod monitor;
 mod objects;

@@ -8,6 +8,8 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use lowtide_pager::mappings::Range;
 use rustix::thread::{Timespec, futex};
 
+use crate::long_nap;
+
 /// What is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
@@ -82,6 +84,7 @@ pub fn ring() {
     // SeqCst: pairs with the load in `bell`.
     BELL.fetch_add(1, Ordering::SeqCst);
     let _ = futex::wake(&BELL, futex::Flags::PRIVATE, 1);
+    long_nap::wake();
 }
 
 /// By the reclaimer: the bell's count; pass it to [`sleep`] to sleep unless it has rung since.

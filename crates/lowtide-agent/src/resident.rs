@@ -62,9 +62,19 @@ pub struct Resident {
     /// When the next look may be, in microseconds.
     next_look_us: u64,
     others: Others,
+    may_grow: u64,
     /// By how much statm may be off ([`rss`]), and what it was last found to lack.
     may_be_off: u64,
     correction: Correction,
+}
+
+/// What `/proc/self/statm` says, in bytes.
+#[derive(Clone, Copy, Default)]
+struct Statm {
+    /// Anonymous resident memory, lowtide's own included.
+    anonymous: u64,
+    /// Address space that is this process's alone and may be written to, stacks included.
+    writable: u64,
 }
 
 fn open(path: &core::ffi::CStr) -> Option<OwnedFd> {
@@ -82,10 +92,11 @@ impl Resident {
             forks: FORKS.load(Ordering::Acquire),
             next_look_us: now_us() + LEAST_REST_US,
             others: Others::default(),
+            may_grow: u64::MAX,
             may_be_off: rss::may_be_off_here(),
             correction: Correction::default(),
         };
-        let resident = this.statm();
+        let resident = this.statm().anonymous;
         let is_child = agent::proc().family.load(Ordering::Relaxed) != 0;
         this.share = if is_child { Share::of_child(resident) } else { Share::alone(Now { resident, faults: faults() }) };
         this
@@ -104,7 +115,7 @@ impl Resident {
         self.others = agent::segment().others_of(proc);
         let mut statm = self.statm();
         let faults = if self.sharers() > 0 { faults() } else { 0 };
-        let mut now = Now { resident: self.correction.apply(statm), faults };
+        let mut now = Now { resident: self.correction.apply(statm.anonymous), faults };
         let forks = FORKS.load(Ordering::Acquire);
         if self.sharers() > 0 && forks != core::mem::replace(&mut self.forks, forks) {
             self.share.forks(now, self.others);
@@ -112,7 +123,7 @@ impl Resident {
         let is_off = self.may_be_off > limit / TOLERATED_PART;
         if watched && (self.sharers() > 0 || is_off) && now_us() >= self.next_look_us {
             statm = self.look(statm, now, is_off);
-            now.resident = self.correction.apply(statm);
+            now.resident = self.correction.apply(statm.anonymous);
         }
         if self.sharers() == 0 {
             // Pages that were shared with processes that are gone are its own.
@@ -123,7 +134,15 @@ impl Resident {
         if self.sharers() > 0 || FORKS.load(Ordering::Acquire) == self.forks {
             let _ = proc.shared_bytes.compare_exchange(shared, count.shared, Ordering::Relaxed, Ordering::Relaxed);
         }
+        self.may_grow = statm.writable.max(statm.anonymous).saturating_sub(count.bytes);
         count.bytes
+    }
+
+    /// Bytes that the process may come to count for, beside those that it did when it was last measured, without a change of
+    /// its mappings: what it has not touched, and what it shares with others. (One stack may grow further, as far as its limit
+    /// lets it.)
+    pub fn may_grow(&self) -> u64 {
+        self.may_grow
     }
 
     /// By how much a process may seem to have grown that has not, in bytes.
@@ -137,7 +156,7 @@ impl Resident {
     }
 
     /// Looks at all of the process's memory. `is_off`: the kernel's count is to be put right. What it is afterwards.
-    fn look(&mut self, statm: u64, before: Now, is_off: bool) -> u64 {
+    fn look(&mut self, statm: Statm, before: Now, is_off: bool) -> Statm {
         let at_us = now_us();
         let cpu = || {
             let t = clock_gettime(ClockId::ThreadCPUTime);
@@ -148,7 +167,7 @@ impl Resident {
         let after = self.statm();
         if let Some(look) = look {
             if is_off {
-                self.correction.learn((statm, after), look.anonymous, self.may_be_off);
+                self.correction.learn((statm.anonymous, after.anonymous), look.anonymous, self.may_be_off);
             }
             self.share.looked(look, before, self.others);
         }
@@ -157,15 +176,16 @@ impl Resident {
         after
     }
 
-    /// Anonymous resident bytes, lowtide's own included.
-    fn statm(&self) -> u64 {
+    fn statm(&self) -> Statm {
         let mut text = [0u8; 128];
-        let Some(fd) = &self.statm else { return 0 };
+        let Some(fd) = &self.statm else { return Statm::default() };
         let n = rustix::io::pread(fd, &mut text, 0).unwrap_or(0);
         let mut fields = text[..n].split(|&c| c == b' ').map(number);
+        // size resident shared text lib data
         let resident = fields.nth(1).unwrap_or(0);
         let shared = fields.next().unwrap_or(0);
-        resident.saturating_sub(shared) * PAGE_SIZE as u64
+        let data = fields.nth(2).unwrap_or(0);
+        Statm { anonymous: resident.saturating_sub(shared) * PAGE_SIZE as u64, writable: data * PAGE_SIZE as u64 }
     }
 
     fn smaps(&self) -> Option<Look> {
@@ -182,6 +202,11 @@ impl Resident {
             exclusive: field(b"Private_Dirty:")?,
         })
     }
+}
+
+/// The number that a field begins with.
+fn number(text: &[u8]) -> u64 {
+    text.iter().take_while(|c| c.is_ascii_digit()).fold(0, |n, c| n * 10 + u64::from(c - b'0'))
 }
 
 /// Page faults of this process that no monitor served, as bytes: a copy of a shared page is one.

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use lowtide_core::store::MAX_AREAS;
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::pager::Pager;
-use lowtide_pager::reclaim::policy::{LONGEST_NAP_US, SHORTEST_NAP_US};
+use lowtide_pager::reclaim::policy::SHORTEST_NAP_US;
 use lowtide_pager::reclaim::swapoff::{Step, Swapoff};
 use lowtide_pager::segment::{AreaGauges, Order, Phase};
 use lowtide_pager::sys::clock;
@@ -69,7 +69,7 @@ pub(super) fn tell_fills(pager: &Pager) {
 impl ReclaimerThread {
     /// Does what is asked about swap areas, or a part of it. After how many microseconds there is more to do, at the latest.
     pub(super) fn follow_orders(&mut self, now_us: u64) -> u64 {
-        let mut pause = LONGEST_NAP_US;
+        let mut pause = u64::MAX;
         for (number, area) in (0..).zip(&agent::settings().swap) {
             let order = area.order();
             let place = usize::from(number);

@@ -33,12 +33,14 @@ use rustix::thread::Timespec;
 use crate::request::Request;
 use crate::resident::Resident;
 use crate::{
-    agent, atfork, broker, fork_handshake, inheritance, monitor, pid_in_run, request, say, swap_file, thread, thread_end, wake,
+    agent, atfork, broker, fork_handshake, inheritance, long_nap, monitor, pid_in_run, request, say, swap_file, thread,
+    thread_end, wake,
 };
 use areas::Orders;
 use judge::Judge;
 use register::Look;
 use requests::Reclaim;
+use watch::Watching;
 
 /// Said where the reclaimer can't be started.
 pub const NO_THREAD: &[u8] = b"a process of the run is not limited: lowtide's thread can't be started";
@@ -57,7 +59,7 @@ pub extern "C" fn fresh(_: usize) -> ! {
         }
     };
     let mut reclaimer = ReclaimerThread::new(Some(uffd));
-    reclaimer.urgent = thread::Urgent::new();
+    reclaimer.watching = Watching::new();
     reclaimer.run()
 }
 
@@ -147,6 +149,8 @@ impl Supervisor {
         if let Some(pidfd) = &self.0
             && poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&now)) == Ok(1)
         {
+            // Who sleeps long would find out late.
+            agent::segment().ring();
             say::stop();
         }
     }
@@ -157,10 +161,7 @@ struct ReclaimerThread {
     uffd: Option<Uffd>,
     /// Made well before, used when it is time to adopt memory.
     prepared: Option<&'static Pager>,
-    /// Until memory is adopted: it does little, and that in time.
-    urgent: Option<thread::Urgent>,
-    /// What the run used when [`ReclaimerThread::watch`] last looked, and when that was, in microseconds.
-    last_watched: (u64, u64),
+    watching: Watching,
     /// What the program can touch in a microsecond, in bytes.
     touch_rate: u64,
     supervisor: Supervisor,
@@ -201,8 +202,7 @@ impl ReclaimerThread {
         ReclaimerThread {
             uffd,
             prepared: None,
-            urgent: None,
-            last_watched: (0, 0),
+            watching: Watching::default(),
             touch_rate: touch_rate(cpus::allowed()),
             supervisor: Supervisor::open(),
             supervisor_seen_us: 0,
@@ -232,7 +232,7 @@ impl ReclaimerThread {
         let watched = self.total.saturating_add(self.resident.may_be_off()) > Watermarks::of(limit).earliest_register();
         let Some(pager) = agent::pager() else {
             run.publish_ram(agent::proc(), self.resident.measure(watched, limit));
-            self.total = run.ram_now();
+            self.total = run.ram_roughly();
             return self.total;
         };
         let budget = &pager.budget;
@@ -249,14 +249,14 @@ impl ReclaimerThread {
         budget.counted();
         run.publish_ram(agent::proc(), bytes);
         let told = budget.told();
-        self.total = run.ram_now();
+        self.total = run.ram_roughly();
         budget.added_up(self.total, told);
         self.total
     }
 
     fn run(mut self) -> ! {
         loop {
-            let bell = request::bell();
+            let (bell, before) = (request::bell(), long_nap::before());
             self.answer();
             let now = now_us();
             if now.saturating_sub(self.supervisor_seen_us) >= LONGEST_NAP_US {
@@ -279,9 +279,10 @@ impl ReclaimerThread {
             }
             match nap {
                 Nap::UntilFaults(0) | Nap::Undisturbed(0) => {}
-                Nap::UntilFaults(us) => {
-                    wake::sleep_lightly(bell, us);
-                }
+                Nap::UntilFaults(us) => match self.watching.may_map.take() {
+                    Some(bytes) => long_nap::sleep(bell, before, us, bytes),
+                    None => wake::sleep_lightly(bell, us),
+                },
                 Nap::Undisturbed(us) => request::sleep(bell, us),
             }
         }

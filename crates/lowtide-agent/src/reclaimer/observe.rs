@@ -81,7 +81,7 @@ impl ReclaimerThread {
         self.judge.say_what_fails(pager);
         self.judge.say_what_is_kept();
         self.staging.look(pager.counters().faults_total.load(Ordering::Relaxed), pager.have_arrived());
-        pager.set_staging_target(self.staging.target(pager.budget.asked(), agent::segment().active()));
+        pager.set_staging_target(self.staging.target(pager.budget.asked(), agent::segment().active().max(1)));
         let pool_limit = settings.pool_limit.load(Ordering::Relaxed);
         pager.set_pool_limit(self.pool_share.look(agent::segment(), pager, pool_limit, total) as usize);
         let changed = wake::must_look_again();

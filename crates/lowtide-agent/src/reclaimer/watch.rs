@@ -1,29 +1,55 @@
-//! Nothing is adopted: the reclaimer looks at the process's size now and then, more often the nearer the limit is.
+//! Nothing is adopted: the reclaimer looks at the process's size now and then, more often the nearer the limit is. Where the
+//! process is not worth adopting and can't grow unseen it sleeps long (`long_nap.rs`): there may be hundreds of such.
 
 use core::sync::atomic::Ordering;
 
 use lowtide_pager::accounts::is_worth_adopting;
 use lowtide_pager::reclaim::Watermarks;
-use lowtide_pager::reclaim::policy::{SHORTEST_NAP_US, nap_us};
+use lowtide_pager::reclaim::policy::{SHORTEST_NAP_US, long_nap_us, nap_us, unwatched};
 use lowtide_pager::sys::Line;
 use lowtide_pager::sys::clock::now_us;
 
 use super::{ReclaimerThread, requests, sleep_for_ever};
-use crate::{agent, gate, say, swap_file};
+use crate::{agent, gate, say, swap_file, thread};
 
 /// How long it takes to adopt memory where more threads touch it than there are CPUs: the kernel lets nobody change a mapping
 /// while a thread is in a page fault there, and most threads that wait for a CPU wait in one.
 const ADOPTION_US: u64 = 20_000;
+/// A process that has not changed by so many bytes is still.
+const STILL: u64 = 64 << 10;
+
+/// What the reclaimer remembers while it watches.
+#[derive(Default)]
+pub(super) struct Watching {
+    /// What the run used when it last looked above the prepare mark, and when that was, in microseconds.
+    last: (u64, u64),
+    /// What this process used when it last changed, and when that was.
+    still: (u64, u64),
+    /// It is while the limit is near for a process that may have to be adopted: it does little, and that in time.
+    urgent: Option<thread::Urgent>,
+    /// The nap that follows is a long one, in which the program may map so many bytes.
+    pub(super) may_map: Option<usize>,
+}
+
+impl Watching {
+    /// By the thread that watches, at its start.
+    pub(super) fn new() -> Watching {
+        Watching { urgent: thread::Urgent::new(), ..Watching::default() }
+    }
+
+    fn be_urgent(&mut self, urgent: bool) {
+        self.urgent.iter_mut().for_each(|own| own.set(urgent));
+    }
+}
 
 impl ReclaimerThread {
     /// Whether this process is asked to move pages out, and has any that are worth it.
-    fn watch_for_requests(&self, total: u64) -> bool {
-        let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
+    fn watch_for_requests(&self, is_worth_it: bool) -> bool {
         // Nothing is known to be fixed. Acquire and Release: as in `answer_what_is_fixed`.
         agent::proc().answered.store(agent::settings().question.load(Ordering::Acquire), Ordering::Release);
         match requests::asked() {
             None => false,
-            Some(_) if is_worth_adopting(mine, total, agent::segment().processes()) => true,
+            Some(_) if is_worth_it => true,
             Some(number) => {
                 requests::done(number);
                 false
@@ -31,13 +57,36 @@ impl ReclaimerThread {
         }
     }
 
+    /// For how long to sleep at `now` where the run may grow by `room` bytes before this process, which is not worth adopting,
+    /// has anything to do.
+    fn rest(&mut self, room: u64, now: u64) -> u64 {
+        let us = nap_us(room, self.touch_rate);
+        let processes = agent::segment().processes();
+        let Some(may_map) = unwatched(room, self.touch_rate, processes).checked_sub(self.resident.may_grow()) else {
+            return us;
+        };
+        let long = long_nap_us(now.saturating_sub(self.watching.still.1), processes, agent::pid());
+        if long <= us {
+            return us;
+        }
+        self.watching.may_map = Some(may_map as usize);
+        long
+    }
+
     /// Nothing is adopted: is it time? Returns for how long to sleep.
     pub(super) fn watch(&mut self, total: u64) -> u64 {
         let limit = agent::settings().ram_limit.load(Ordering::Relaxed);
         let marks = Watermarks::of(limit);
+        let now = now_us();
+        let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
+        let is_worth_it = is_worth_adopting(mine, total, agent::segment().processes());
+        if mine.abs_diff(self.watching.still.0) >= STILL {
+            self.watching.still = (mine, now);
+        }
+        self.watching.be_urgent(is_worth_it && total > marks.earliest_register());
         // A named swap file goes to the largest process when it prepares, and until the limit is near nobody knows which that
         // is.
-        let reclaim = self.watch_for_requests(total);
+        let reclaim = self.watch_for_requests(is_worth_it);
         let prepare_mark = if reclaim {
             0
         } else if swap_file::any_named() {
@@ -46,16 +95,15 @@ impl ReclaimerThread {
             marks.prepare()
         };
         if total <= prepare_mark {
-            return nap_us(prepare_mark - total, self.touch_rate);
+            let room = prepare_mark - total;
+            return if is_worth_it { nap_us(room, self.touch_rate) } else { self.rest(room, now) };
         }
-        let now = now_us();
-        let (last, at) = core::mem::replace(&mut self.last_watched, (total, now));
+        let (last, at) = core::mem::replace(&mut self.watching.last, (total, now));
         let ahead = total.saturating_sub(last) * ADOPTION_US / now.saturating_sub(at).max(1);
         let mark = marks.register().saturating_sub(ahead).max(marks.earliest_register());
         let room = if reclaim { 0 } else { mark.saturating_sub(total) };
-        let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
-        if !is_worth_adopting(mine, total, agent::segment().processes()) {
-            return nap_us(room, self.touch_rate).max(SHORTEST_NAP_US * 5);
+        if !is_worth_it {
+            return self.rest(room, now).max(SHORTEST_NAP_US * 5);
         }
         if self.prepared.is_some() && room > 0 {
             return nap_us(room, self.touch_rate);
@@ -84,7 +132,7 @@ impl ReclaimerThread {
         if let Some(pager) = agent::pager() {
             self.adopt_first(pager);
             self.set_first_sentinels(pager);
-            self.urgent = None;
+            self.watching.be_urgent(false);
         }
         0
     }

@@ -27,7 +27,9 @@ impl PoolShare {
     pub fn look(&mut self, run: &Segment, pager: &Pager, asked: u64, total: u64) -> u64 {
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
         let mut sums = Sums { total, mine: get(&pager.proc().pool_bytes), ..Sums::default() };
-        for p in run.used_procs().iter().filter(|p| p.state.load(Ordering::Relaxed) == proc_state::ACTIVE) {
+        // Mostly it is the only one, and the others need not be looked at.
+        let all = if run.active() > 1 { run.used_procs() } else { core::slice::from_ref(pager.proc()) };
+        for p in all.iter().filter(|p| p.state.load(Ordering::Relaxed) == proc_state::ACTIVE) {
             let pool = get(&p.pool_bytes);
             sums.processes += 1;
             sums.pools = sums.pools.saturating_add(pool);

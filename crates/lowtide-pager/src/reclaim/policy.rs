@@ -13,6 +13,14 @@ pub const SHORTEST_NAP_US: u64 = 1_000;
 /// In a process in which nothing happens looks are at least this far apart: a fault handler thread wakes the reclaimer when
 /// something does.
 pub(super) const QUIET_NAP_US: u64 = 5_000;
+/// The longer nothing has happened and its memory has not changed, the further: a nap is this part of that time.
+const STILL_PART: u64 = 64;
+/// A process that can't grow unseen takes naps so long that all of a run's wake this often, ...
+const ALL_WAKE_EVERY_US: u64 = 15_000;
+/// ... but none longer than this, or a quarter more.
+const LONGEST_LONG_NAP_US: u64 = 5_000_000;
+/// What grows by less than this in a process is seen soon enough.
+const UNWATCHED: u64 = 2 << 20;
 /// What the threads of one CPU can touch in a microsecond, ...
 const TOUCH_BYTES_PER_US_AND_CPU: u64 = 3_000;
 /// ... and of how many CPUs at least: a program may be given another one.
@@ -53,6 +61,8 @@ pub struct Look {
     pub faults_come: bool,
     /// Nothing happened for a while.
     pub quiet: bool,
+    /// For how long nothing has happened and this process has neither grown nor shrunk, in microseconds.
+    pub still_us: u64,
     /// The run is above the high watermark now: it may have grown since it was measured.
     pub above_high: bool,
     /// A fault would have to evict before it is served.
@@ -199,7 +209,9 @@ fn tidy(look: &Look) -> Ladder {
     let room = look.marks.high().saturating_sub(look.total);
     let us = match (look.quiet, look.grows_unseen) {
         (true, false) => LONGEST_NAP_US,
-        (true, true) => nap_us(room.min(MOST_UNSEEN), look.touch_rate).max(QUIET_NAP_US),
+        (true, true) => {
+            nap_us(room.min(MOST_UNSEEN), look.touch_rate).max((look.still_us / STILL_PART).clamp(QUIET_NAP_US, LONGEST_NAP_US))
+        }
         (false, false) => nap_us(room, look.touch_rate),
         (false, true) => nap_us(room.min(MOST_UNSEEN), look.touch_rate),
     };
@@ -271,4 +283,19 @@ pub fn touch_rate(cpus: u32) -> u64 {
 /// How many microseconds to sleep when `room` bytes may be touched, at `touch_rate`, before something has to happen.
 pub fn nap_us(room: u64, touch_rate: u64) -> u64 {
     (room / touch_rate.max(1)).clamp(SHORTEST_NAP_US, LONGEST_NAP_US)
+}
+
+/// What a process of a run of so many may grow by while its reclaimer takes a long nap, where `room` bytes may be touched: its
+/// part of that, or of what it could touch in the shortest of naps of who is not worth registering.
+pub fn unwatched(room: u64, touch_rate: u64, processes: u64) -> u64 {
+    let soon = (touch_rate * QUIET_NAP_US).min(MOST_UNSEEN);
+    (room.max(soon) / processes.max(1)).max(UNWATCHED)
+}
+
+/// For how long the reclaimer of a process sleeps that has not changed for `still_us` microseconds and can't grow unseen: twice
+/// as long each time, until all processes of the run together wake as often as one does that is watched. `number` tells them
+/// apart: they are not to wake all at once.
+pub fn long_nap_us(still_us: u64, processes: u64, number: u32) -> u64 {
+    let longest = (processes * ALL_WAKE_EVERY_US).clamp(LONGEST_NAP_US, LONGEST_LONG_NAP_US);
+    still_us.max(QUIET_NAP_US).min(longest / 4 * u64::from(3 + number % 3))
 }

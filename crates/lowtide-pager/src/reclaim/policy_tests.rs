@@ -19,6 +19,7 @@ fn look(total: u64) -> Look {
         was_above: true,
         faults_come: true,
         quiet: false,
+        still_us: 0,
         above_high: total > MARKS.high(),
         at_limit: false,
         coming_down: false,
@@ -78,6 +79,48 @@ fn it_sleeps_the_longer_the_more_room_there_is() {
         let ladder = tidies(&Look { quiet, grows_unseen, ..look(total) });
         assert_eq!(ladder.otherwise, Nap::UntilFaults(us), "{total}, quiet: {quiet}, unseen: {grows_unseen}");
         assert_eq!(ladder.worked, Nap::UntilFaults(SHORTEST_NAP_US));
+    }
+}
+
+#[test]
+fn it_sleeps_the_longer_the_longer_nothing_has_happened() {
+    for (still_us, us) in [(0, 5_000), (320_000, 5_000), (1_280_000, 20_000), (6_400_000, 100_000), (60_000_000, 100_000)] {
+        let still = Look { quiet: true, still_us, ..look(MARKS.low()) };
+        assert_eq!(tidies(&still).otherwise, Nap::UntilFaults(us), "{still_us}");
+    }
+}
+
+#[test]
+fn however_many_processes_sleep_they_wake_seventy_times_a_second() {
+    // processes; microseconds of the longest nap of three of them
+    let rows = [
+        (1, [75_000, 100_000, 125_000]),
+        (6, [75_000, 100_000, 125_000]),
+        (100, [1_125_000, 1_500_000, 1_875_000]),
+        (300, [3_375_000, 4_500_000, 5_625_000]),
+        (1000, [3_750_000, 5_000_000, 6_250_000]),
+    ];
+    for (processes, naps) in rows {
+        assert_eq!([0, 1, 2].map(|number| long_nap_us(u64::MAX, processes, number)), naps, "{processes}");
+        let growing = [0, 5_000, 10_000, 20_000].map(|still_us| long_nap_us(still_us, processes, 7));
+        assert_eq!(growing, [5_000, 5_000, 10_000, 20_000], "twice as long each time");
+    }
+}
+
+#[test]
+fn processes_that_sleep_long_can_grow_by_no_more_than_there_is_room_for() {
+    // room, CPUs, processes: bytes
+    let rows = [
+        (1024 * MIB, 2, 4, 256 * MIB),
+        (1024 * MIB, 2, 1000, 2 * MIB),
+        (0, 2, 1, 30_000_000),
+        (0, 2, 10, 3_000_000),
+        (0, 64, 1, 64 * MIB),
+        (0, 2, 300, 2 * MIB),
+        (0, 2, 0, 30_000_000),
+    ];
+    for (room, cpus, processes, bytes) in rows {
+        assert_eq!(unwatched(room, touch_rate(cpus), processes), bytes, "{room}, {cpus} CPUs, {processes} processes");
     }
 }
 

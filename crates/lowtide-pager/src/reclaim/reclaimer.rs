@@ -17,6 +17,8 @@ const COMPACT_PAGES: usize = 256;
 const RECOMPRESS_PAGES: usize = 16;
 /// How long nothing must have happened until times are quiet.
 const QUIET_US: u64 = 1_000_000;
+/// A process that has not changed by so many bytes is still.
+const STILL: u64 = 256 << 10;
 /// Batches that are evicted at a time when the user asks for it.
 const REQUESTED_BATCHES: usize = 4;
 
@@ -63,6 +65,9 @@ pub struct Reclaimer {
     /// Faults and evicted pages then, and since when that number stands, in microseconds.
     happened: u64,
     quiet_since_us: u64,
+    /// What this process used then, and since when both stand.
+    mine: u64,
+    still_since_us: u64,
     /// When the last resorts were tried last, in microseconds.
     last_resorts_us: u64,
 }
@@ -96,7 +101,16 @@ pub enum Requested {
 impl Reclaimer {
     /// With a worker that may wait.
     pub fn new(worker: Worker) -> Reclaimer {
-        Reclaimer { worker, above_low: false, faults: 0, happened: 0, quiet_since_us: 0, last_resorts_us: 0 }
+        Reclaimer {
+            worker,
+            above_low: false,
+            faults: 0,
+            happened: 0,
+            quiet_since_us: 0,
+            mine: 0,
+            still_since_us: 0,
+            last_resorts_us: 0,
+        }
     }
 
     /// Looks. To be asked once before each [`Reclaimer::turn`].
@@ -106,6 +120,10 @@ impl Reclaimer {
         let happened = counters.happened();
         if core::mem::replace(&mut self.happened, happened) != happened {
             self.quiet_since_us = seen.now_us;
+            self.still_since_us = seen.now_us;
+        }
+        if seen.mine.abs_diff(self.mine) >= STILL {
+            (self.mine, self.still_since_us) = (seen.mine, seen.now_us);
         }
         Look {
             marks: budget.watermarks(),
@@ -116,6 +134,7 @@ impl Reclaimer {
             was_above: self.above_low,
             faults_come: core::mem::replace(&mut self.faults, faults) != faults,
             quiet: seen.now_us.saturating_sub(self.quiet_since_us) >= QUIET_US,
+            still_us: seen.now_us.saturating_sub(self.still_since_us),
             above_high: budget.above_high(),
             at_limit: budget.at_limit(),
             coming_down: budget.is_coming_down(),

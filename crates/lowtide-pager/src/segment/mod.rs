@@ -25,14 +25,14 @@ pub use process::{
     AREA_STATES, AreaCounters, AreaFills, AreaGauges, Counters, EPOCHS_A_LIMIT, FaultKind, Proc, REFAULT_AGES, area_state,
     proc_state,
 };
-pub use ram::Membership;
+pub use ram::{Audit, Membership};
 pub use settings::*;
 pub use text::{Text, text_state};
 
 /// First word of the settings and of the segment.
 pub const MAGIC: u64 = 0x6c6f_7774_6964_6501;
 /// Layout version; the agent refuses another one.
-pub const VERSION: u32 = 12;
+pub const VERSION: u32 = 13;
 /// Processes of one run that can be alive at the same time and be counted: more than `make -j1024` starts. A place that nobody
 /// has had yet takes no memory, and who goes through the places stops at the highest that somebody has had.
 pub const MAX_PROCS: usize = 4096;
@@ -105,6 +105,12 @@ pub struct Segment {
     /// All that processes of the run have told of how they grew and shrank, in bytes: its differences say by how much the run
     /// did (`ram.rs`).
     pub grown: AtomicI64,
+    /// What `grown` lacks of the sum over all processes, because one was killed before it could tell ([`Audit`]).
+    pub untold: AtomicI64,
+    /// Processes that there were when `lowtide run` last looked, ...
+    pub seen: AtomicU32,
+    /// ... and those of them that had adopted memory.
+    pub seen_active: AtomicU32,
 }
 
 impl Segment {
@@ -133,25 +139,35 @@ impl Segment {
         &self.procs[..(self.procs_high.load(Ordering::Acquire) as usize).min(MAX_PROCS)]
     }
 
-    /// How many processes there are, zombies included for a moment.
+    /// How many processes there were when `lowtide run` last looked, zombies included for a moment: at least one. Who wakes
+    /// often asks this rather than all of them.
     pub fn processes(&self) -> u64 {
-        self.used_procs().iter().filter(|p| p.state.load(Ordering::Relaxed) >= proc_state::WATCHING).count() as u64
+        u64::from(self.seen.load(Ordering::Relaxed)).max(1)
     }
 
-    /// How many of them have adopted memory.
+    /// How many of them had adopted memory.
     pub fn active(&self) -> u64 {
-        self.used_procs().iter().filter(|p| p.state.load(Ordering::Relaxed) == proc_state::ACTIVE).count() as u64
+        self.seen_active.load(Ordering::Relaxed).into()
+    }
+
+    /// Wakes the reclaimers of all processes that sleep long: something has happened that each has to look at.
+    pub fn ring(&self) {
+        self.used_procs().iter().filter(|p| p.state.load(Ordering::Relaxed) >= proc_state::WATCHING).for_each(Proc::ring);
     }
 
     /// The living processes that share memory with `mine` by forks.
     pub fn others_of(&self, mine: &Proc) -> Others {
         let mut others = Others::default();
         let family = mine.family.load(Ordering::Relaxed);
+        // So are most, and who wakes often does not look at all others each time.
+        if family == 0 {
+            return others;
+        }
         for p in self.used_procs().iter().filter(|p| !core::ptr::eq(*p, mine)) {
             let counts = p.state.load(Ordering::Relaxed) >= proc_state::WATCHING;
             // Acquire: pairs with the Release with which a process sets its family, in `found_family` or forked (the agent).
             // Its gauges had been cleared before.
-            if family != 0 && counts && p.family.load(Ordering::Acquire) == family {
+            if counts && p.family.load(Ordering::Acquire) == family {
                 others.members += 1;
                 others.shared = others.shared.saturating_add(p.shared_bytes.load(Ordering::Relaxed));
             }

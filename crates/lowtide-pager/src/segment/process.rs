@@ -4,6 +4,7 @@ use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use lowtide_core::slot::{FILLS, Fills, ORDERS};
 use lowtide_core::store::{AreaState, FillWords, MAX_AREAS};
+use rustix::thread::futex;
 
 use super::latency::LATENCY_BUCKETS;
 
@@ -250,6 +251,8 @@ pub struct Proc {
     pub(super) image: AtomicU64,
     /// 1: the process has another pid for `lowtide run` than it knows.
     pub(super) elsewhere: AtomicU64,
+    /// Counts the rings for its reclaimer: a futex for all processes of the run, at which it takes its long naps.
+    pub bell: AtomicU32,
     /// Ids of lowtide's threads in it, ...
     threads: [AtomicU32; OWN_THREADS],
     /// ... and an address in the code of the library that they execute; 0: there are none.
@@ -323,6 +326,13 @@ impl Proc {
     pub fn thread_begins(&self, id: u32) {
         let free = |place: &&AtomicU32| place.compare_exchange(0, id, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         let _ = self.threads.iter().find(free);
+    }
+
+    /// Wakes its reclaimer from a long nap, if it takes one; else from the next one at once.
+    pub fn ring(&self) {
+        // SeqCst: pairs with the load before the reclaimer looks. What it is to see comes before.
+        self.bell.fetch_add(1, Ordering::SeqCst);
+        let _ = futex::wake(&self.bell, futex::Flags::empty(), 1);
     }
 
     /// How many threads of lowtide's it has.

@@ -1,12 +1,14 @@
 //! What the run uses, between measurements too. Each process publishes what it counted for when it was last measured
 //! ([`Proc::ram_bytes`]) and tells, in steps of [`STEP`], by how much it has grown since ([`Proc::grown`]). All that is ever
 //! told is added up in one place ([`Segment::grown`]), as in the kernel's counters with a batch for each CPU: who knows what
-//! the run used at one moment knows it later by one load, however many processes there are.
+//! the run used at one moment knows it later by one load, however many processes there are. What the run uses at all is the
+//! same sum, as long as everybody lives to tell: whoever is killed between two instructions is found out by `lowtide run`, which
+//! adds up all processes at each of its looks ([`Audit`]).
 //!
 //! Figures are guesses that a measurement puts right: what a thread tells while another measures may stand twice until then.
 //! Every process can write them, so they may be any number: differences wrap, and a sum is never below nothing.
 
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicI64, AtomicPtr, Ordering};
 
 use super::{Proc, Segment, proc_state};
 
@@ -14,17 +16,19 @@ use super::{Proc, Segment, proc_state};
 const STEP: u64 = 64 << 10;
 
 impl Segment {
-    /// Sum of what all live processes and `lowtide run` itself count against the limit, in bytes. Also keeps `ram_peak`.
-    pub fn ram_now(&self) -> u64 {
-        let mut sum = self.supervisor_bytes.load(Ordering::Relaxed);
-        for p in self.used_procs() {
-            if p.state.load(Ordering::Relaxed) >= proc_state::WATCHING {
-                let grown = p.grown.load(Ordering::Relaxed);
-                sum = sum.saturating_add(p.ram_bytes.load(Ordering::Relaxed).saturating_add_signed(grown));
-            }
-        }
-        self.ram_peak.fetch_max(sum, Ordering::Relaxed);
+    /// What all live processes and `lowtide run` itself count against the limit, in bytes, by what they have told: a few loads,
+    /// however many there are. Also keeps `ram_peak`.
+    pub fn ram_roughly(&self) -> u64 {
+        let told = self.grown.load(Ordering::Relaxed).wrapping_add(self.untold.load(Ordering::Relaxed));
+        let sum = self.supervisor_bytes.load(Ordering::Relaxed).saturating_add_signed(told);
+        self.keep_peak(sum);
         sum
+    }
+
+    fn keep_peak(&self, sum: u64) {
+        if sum > self.ram_peak.load(Ordering::Relaxed) {
+            self.ram_peak.fetch_max(sum, Ordering::Relaxed);
+        }
     }
 
     /// The process was measured: it counts for `bytes`. Its budget begins to count anew shortly before
@@ -34,6 +38,59 @@ impl Segment {
         let grown = p.grown.swap(0, Ordering::Relaxed);
         let before = (p.ram_bytes.swap(bytes, Ordering::Relaxed) as i64).wrapping_add(grown);
         self.grown.fetch_add((bytes as i64).wrapping_sub(before), Ordering::Relaxed);
+    }
+}
+
+/// `lowtide run`'s own sum over all processes, at each of its looks.
+#[derive(Debug, Default)]
+pub struct Audit {
+    /// What [`Segment::untold`] was found to lack at the look before.
+    lacked: i64,
+}
+
+impl Audit {
+    /// Adds up what all live processes and `lowtide run` itself count against the limit, in bytes, and counts them. Also keeps
+    /// `ram_peak`.
+    pub fn look(&mut self, run: &Segment) -> u64 {
+        let get = |n: &AtomicI64| n.load(Ordering::Relaxed);
+        let (mut sum, mut seen, mut active) = (0u64, 0, 0);
+        let before = get(&run.grown);
+        for p in run.used_procs() {
+            let state = p.state.load(Ordering::Relaxed);
+            if state >= proc_state::WATCHING {
+                sum = sum.saturating_add(p.ram_bytes.load(Ordering::Relaxed).saturating_add_signed(get(&p.grown)));
+                seen += 1;
+                active += u32::from(state == proc_state::ACTIVE);
+            }
+        }
+        let after = get(&run.grown);
+        run.seen.store(seen, Ordering::Relaxed);
+        run.seen_active.store(active, Ordering::Relaxed);
+        // What was told meanwhile is in the sum or not. And a process may be just about to tell: only what is found at two
+        // looks in a row will never be told.
+        let untold = get(&run.untold);
+        let off = |told: i64| (sum as i64).wrapping_sub(told).wrapping_sub(untold);
+        let lacks = nearest(off(before), off(after));
+        let lacked = core::mem::replace(&mut self.lacked, lacks);
+        let surely = if (lacks > 0) == (lacked > 0) { nearest(lacks, lacked) } else { 0 };
+        if surely != 0 {
+            run.untold.store(untold.wrapping_add(surely), Ordering::Relaxed);
+            self.lacked = 0;
+        }
+        sum = sum.saturating_add(run.supervisor_bytes.load(Ordering::Relaxed));
+        run.keep_peak(sum);
+        sum
+    }
+}
+
+/// Of two figures of which one is right, or one between them, that which is nearest to nothing.
+fn nearest(a: i64, b: i64) -> i64 {
+    if (a > 0) != (b > 0) {
+        0
+    } else if a.unsigned_abs() < b.unsigned_abs() {
+        a
+    } else {
+        b
     }
 }
 
@@ -99,7 +156,14 @@ mod tests {
         budget.counted();
         run.publish_ram(proc, bytes);
         let told = budget.told();
-        budget.added_up(run.ram_now(), told);
+        budget.added_up(run.ram_roughly(), told);
+    }
+
+    /// The sum over all processes, which is what they have told.
+    fn all(run: &Segment) -> u64 {
+        let sum = Audit::default().look(run);
+        assert_eq!((run.ram_roughly(), run.untold.load(Ordering::Relaxed)), (sum, 0));
+        sum
     }
 
     #[test]
@@ -112,11 +176,11 @@ mod tests {
         assert_eq!(now(), [90; 3], "who was measured first, too");
         members[0].1.add_pages(9 << 8);
         members[1].1.set_uncounted(2 << 20);
-        assert_eq!((now(), run.ram_now() >> 20), (std::vec![101; 3], 101));
+        assert_eq!((now(), all(run) >> 20), (std::vec![101; 3], 101));
         assert!(members[2].1.at_limit(), "it has not grown itself");
         // Measured, it is what was told, and one more that nobody had counted.
         measure(run, &members[0], 40 << 20);
-        assert_eq!((now(), run.ram_now() >> 20), (std::vec![102; 3], 102));
+        assert_eq!((now(), all(run) >> 20), (std::vec![102; 3], 102));
         members[2].1.add_pages(-(12 << 8));
         assert_eq!(now(), [90; 3]);
     }
@@ -131,7 +195,7 @@ mod tests {
         measure(run, &members[1], 40 << 20);
         assert_eq!(members[1].1.now() >> 20, 85);
         run.reap(members[0].0);
-        assert_eq!((members[1].1.now() >> 20, run.ram_now() >> 20), (40, 40));
+        assert_eq!((members[1].1.now() >> 20, all(run) >> 20), (40, 40));
     }
 
     #[test]
@@ -145,9 +209,56 @@ mod tests {
             members[1].1.add_pages(1 << 8);
             members[1].1.now();
             run.reap(members[0].0);
+            let mut audit = Audit::default();
+            assert_eq!([audit.look(run), audit.look(run)], [41 << 20; 2], "it is gone, and so is what it wrote");
             measure(run, &members[1], 40 << 20);
-            assert_eq!((members[1].1.now(), run.ram_now()), (40 << 20, 40 << 20), "it is gone, and so is what it wrote");
+            assert_eq!((members[1].1.now(), run.ram_roughly()), (40 << 20, 40 << 20));
         }
+    }
+
+    #[test]
+    fn what_nobody_lives_to_tell_is_found_at_the_second_look() {
+        let (run, members) = run_of(2);
+        for member in &members {
+            measure(run, member, 40 << 20);
+        }
+        let mut audit = Audit::default();
+        assert_eq!((audit.look(run), run.ram_roughly()), (80 << 20, 80 << 20));
+        members[0].0.ram_bytes.store(50 << 20, Ordering::Relaxed);
+        assert_eq!((audit.look(run), run.ram_roughly()), (90 << 20, 80 << 20), "it may be about to tell");
+        assert_eq!((audit.look(run), run.ram_roughly()), (90 << 20, 90 << 20));
+        members[0].0.ram_bytes.store(20 << 20, Ordering::Relaxed);
+        audit.look(run);
+        run.grown.fetch_sub(30 << 20, Ordering::Relaxed);
+        assert_eq!((audit.look(run), run.ram_roughly()), (60 << 20, 60 << 20), "it was");
+        assert_eq!(run.seen.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn the_quick_sum_is_the_slow_one_whatever_happens_between() {
+        let (run, members) = run_of(4);
+        let mut audit = Audit::default();
+        std::thread::scope(|s| {
+            for (i, (proc, budget)) in members.iter().enumerate() {
+                s.spawn(move || {
+                    let mut random = fastrand::Rng::with_seed(i as u64);
+                    for _ in 0..20_000 {
+                        if random.u8(..) < 16 {
+                            budget.counted();
+                            run.publish_ram(proc, random.u64(..1 << 30));
+                        } else {
+                            budget.add_pages(random.i64(-4096..4096) as isize);
+                        }
+                    }
+                });
+            }
+            for _ in 0..1000 {
+                audit.look(run);
+            }
+        });
+        let sums = [audit.look(run), audit.look(run), audit.look(run)];
+        assert_eq!(sums, [run.ram_roughly(); 3]);
+        assert_eq!(run.processes(), 4);
     }
 
     #[test]

@@ -52,6 +52,6 @@ fn ps(run: &Live<'_>) -> Value {
         "ram_limit": run.limits.ram(),
         "out_bytes": now.now_stored.saturating_mul(PAGE_SIZE as u64),
         "elapsed_seconds": run.started.elapsed().as_secs_f64(),
-        "processes": run.shared.segment().processes(),
+        "processes": run.shared.segment().seen.load(std::sync::atomic::Ordering::Relaxed),
     })
 }

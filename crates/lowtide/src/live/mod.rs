@@ -6,6 +6,7 @@
 
 pub mod admission;
 pub mod areas;
+mod bell;
 pub mod evacuation;
 pub mod limit;
 pub mod processes;
@@ -20,6 +21,7 @@ use crate::plan::Plan;
 use crate::supervisor::shared_memory::Shared;
 use crate::supervisor::tree::Tree;
 use areas::Areas;
+use bell::Bell;
 use limit::Limits;
 use std::time::Instant;
 
@@ -45,6 +47,7 @@ pub struct Live<'a> {
     pub reclaiming: bool,
     /// Times that `lowtide run` woke up.
     pub wakeups: u64,
+    bell: Bell,
 }
 
 impl<'a> Live<'a> {
@@ -61,6 +64,7 @@ impl<'a> Live<'a> {
             opening: false,
             reclaiming: false,
             wakeups: 0,
+            bell: Bell::default(),
         }
     }
 
@@ -68,5 +72,6 @@ impl<'a> Live<'a> {
     pub fn look(&mut self) {
         self.tree.poll();
         self.limits.follow(self.tree.now().ram);
+        self.bell.look(self.shared, self.tree.now().ram);
     }
 }

@@ -6,7 +6,7 @@
 use crate::supervisor::ancestry;
 use lowtide_config::proc::Stat;
 use lowtide_core::store::MAX_AREAS;
-use lowtide_pager::segment::{AREA_STATES, MAX_PROCS, Proc, Segment, proc_state};
+use lowtide_pager::segment::{AREA_STATES, Audit, MAX_PROCS, Proc, Segment, proc_state};
 use rustix::process::{Pid, Signal};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -48,6 +48,7 @@ struct Known {
 /// The tree of a run.
 pub struct Tree {
     segment: &'static Segment,
+    audit: Audit,
     known: Vec<Known>,
     next_examined: usize,
     pids: Vec<u32>,
@@ -60,7 +61,16 @@ impl Tree {
     /// An empty tree.
     pub fn new(segment: &'static Segment) -> Tree {
         let gauges = Gauges::default();
-        Tree { segment, known: Vec::new(), next_examined: 0, pids: Vec::new(), gauges, latest: gauges, fullest: gauges }
+        Tree {
+            segment,
+            audit: Audit::default(),
+            known: Vec::new(),
+            next_examined: 0,
+            pids: Vec::new(),
+            gauges,
+            latest: gauges,
+            fullest: gauges,
+        }
     }
 
     /// Processes of the run that have ever been seen registered, in the order of being seen; no more than [`MAX_PROCS`].
@@ -93,7 +103,7 @@ impl Tree {
 
     /// Looks at everything: takes the gauges, keeps the peak, then reaps the dead.
     pub fn poll(&mut self) {
-        let mut now = Gauges { ram: self.segment.ram_now(), ..Gauges::default() };
+        let mut now = Gauges { ram: self.audit.look(self.segment), ..Gauges::default() };
         let used = self.segment.used_procs();
         self.known.resize(used.len(), Known::default());
         now.own = self.segment.supervisor_bytes.load(Ordering::Relaxed);

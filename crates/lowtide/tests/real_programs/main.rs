@@ -30,6 +30,7 @@ mod programs;
 mod progress;
 mod python;
 mod redis;
+mod sleepers;
 mod soak;
 mod surroundings;
 mod system_calls;
