@@ -204,11 +204,6 @@ impl Resident {
     }
 }
 
-/// The number that a field begins with.
-fn number(text: &[u8]) -> u64 {
-    text.iter().take_while(|c| c.is_ascii_digit()).fold(0, |n, c| n * 10 + u64::from(c - b'0'))
-}
-
 /// Page faults of this process that no monitor served, as bytes: a copy of a shared page is one.
 fn faults() -> u64 {
     // SAFETY: all-zero bytes are a valid rusage.

@@ -257,6 +257,7 @@ impl ReclaimerThread {
     fn run(mut self) -> ! {
         loop {
             let (bell, before) = (request::bell(), long_nap::before());
+            self.watching.may_map = None;
             self.answer();
             let now = now_us();
             if now.saturating_sub(self.supervisor_seen_us) >= LONGEST_NAP_US {
@@ -280,7 +281,11 @@ impl ReclaimerThread {
             match nap {
                 Nap::UntilFaults(0) | Nap::Undisturbed(0) => {}
                 Nap::UntilFaults(us) => match self.watching.may_map.take() {
-                    Some(bytes) => long_nap::sleep(bell, before, us, bytes),
+                    Some(bytes) => {
+                        long_nap::sleep(bell, before, us, bytes);
+                        // Who has woken it may have found that `lowtide run` is gone: the next nap may be as long.
+                        self.supervisor_seen_us = 0;
+                    }
                     None => wake::sleep_lightly(bell, us),
                 },
                 Nap::Undisturbed(us) => request::sleep(bell, us),

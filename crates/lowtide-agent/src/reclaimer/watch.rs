@@ -10,7 +10,7 @@ use lowtide_pager::sys::Line;
 use lowtide_pager::sys::clock::now_us;
 
 use super::{ReclaimerThread, requests, sleep_for_ever};
-use crate::{agent, gate, say, swap_file, thread};
+use crate::{agent, gate, hooks, say, swap_file, thread};
 
 /// How long it takes to adopt memory where more threads touch it than there are CPUs: the kernel lets nobody change a mapping
 /// while a thread is in a page fault there, and most threads that wait for a CPU wait in one.
@@ -61,6 +61,10 @@ impl ReclaimerThread {
     /// has anything to do.
     fn rest(&mut self, room: u64, now: u64) -> u64 {
         let us = nap_us(room, self.touch_rate);
+        // Without the hooks nobody counts what the program maps.
+        if !hooks::installed() {
+            return us;
+        }
         let processes = agent::segment().processes();
         let Some(may_map) = unwatched(room, self.touch_rate, processes).checked_sub(self.resident.may_grow()) else {
             return us;

@@ -13,12 +13,15 @@ pub const SHORTEST_NAP_US: u64 = 1_000;
 /// In a process in which nothing happens looks are at least this far apart: a fault handler thread wakes the reclaimer when
 /// something does.
 pub(super) const QUIET_NAP_US: u64 = 5_000;
-/// The longer nothing has happened and its memory has not changed, the further: a nap is this part of that time.
+/// The longer nothing has happened and its memory has not changed, the further: a nap is this part of that time, but no longer
+/// than [`STILL_NAP_US`], in which memory may be touched that can't be registered.
 const STILL_PART: u64 = 64;
-/// A process that can't grow unseen takes naps so long that all of a run's wake this often, ...
-const ALL_WAKE_EVERY_US: u64 = 15_000;
+const STILL_NAP_US: u64 = 25_000;
+/// A process that can't grow unseen takes naps so long that all of a run's wake this often (`lowtide run` wakes those that get
+/// CPU time meanwhile), ...
+const ALL_WAKE_EVERY_US: u64 = 30_000;
 /// ... but none longer than this, or a quarter more.
-const LONGEST_LONG_NAP_US: u64 = 5_000_000;
+const LONGEST_LONG_NAP_US: u64 = 10_000_000;
 /// What grows by less than this in a process is seen soon enough.
 const UNWATCHED: u64 = 2 << 20;
 /// What the threads of one CPU can touch in a microsecond, ...
@@ -210,7 +213,7 @@ fn tidy(look: &Look) -> Ladder {
     let us = match (look.quiet, look.grows_unseen) {
         (true, false) => LONGEST_NAP_US,
         (true, true) => {
-            nap_us(room.min(MOST_UNSEEN), look.touch_rate).max((look.still_us / STILL_PART).clamp(QUIET_NAP_US, LONGEST_NAP_US))
+            nap_us(room.min(MOST_UNSEEN), look.touch_rate).max((look.still_us / STILL_PART).clamp(QUIET_NAP_US, STILL_NAP_US))
         }
         (false, false) => nap_us(room, look.touch_rate),
         (false, true) => nap_us(room.min(MOST_UNSEEN), look.touch_rate),

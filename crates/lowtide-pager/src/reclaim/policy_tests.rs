@@ -84,21 +84,21 @@ fn it_sleeps_the_longer_the_more_room_there_is() {
 
 #[test]
 fn it_sleeps_the_longer_the_longer_nothing_has_happened() {
-    for (still_us, us) in [(0, 5_000), (320_000, 5_000), (1_280_000, 20_000), (6_400_000, 100_000), (60_000_000, 100_000)] {
+    for (still_us, us) in [(0, 5_000), (320_000, 5_000), (1_280_000, 20_000), (6_400_000, 25_000), (60_000_000, 25_000)] {
         let still = Look { quiet: true, still_us, ..look(MARKS.low()) };
         assert_eq!(tidies(&still).otherwise, Nap::UntilFaults(us), "{still_us}");
     }
 }
 
 #[test]
-fn however_many_processes_sleep_they_wake_seventy_times_a_second() {
+fn however_many_processes_sleep_they_wake_thirty_times_a_second() {
     // processes; microseconds of the longest nap of three of them
     let rows = [
         (1, [75_000, 100_000, 125_000]),
-        (6, [75_000, 100_000, 125_000]),
-        (100, [1_125_000, 1_500_000, 1_875_000]),
-        (300, [3_375_000, 4_500_000, 5_625_000]),
-        (1000, [3_750_000, 5_000_000, 6_250_000]),
+        (6, [135_000, 180_000, 225_000]),
+        (100, [2_250_000, 3_000_000, 3_750_000]),
+        (300, [6_750_000, 9_000_000, 11_250_000]),
+        (1000, [7_500_000, 10_000_000, 12_500_000]),
     ];
     for (processes, naps) in rows {
         assert_eq!([0, 1, 2].map(|number| long_nap_us(u64::MAX, processes, number)), naps, "{processes}");

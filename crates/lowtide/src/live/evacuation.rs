@@ -174,13 +174,8 @@ fn since(since: &mut Option<Instant>, is_so: bool, now: Instant) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::supervisor::shared_memory::tests::segment;
     use lowtide_pager::segment::{Phase, proc_state};
-
-    fn segment() -> Box<Segment> {
-        let layout = std::alloc::Layout::new::<Segment>();
-        // SAFETY: zeros are a valid Segment, and the memory is the global allocator's, of this layout.
-        unsafe { Box::from_raw(std::alloc::alloc_zeroed(layout).cast()) }
-    }
 
     fn process(segment: &Segment, pid: u32, used: u64) -> &Proc {
         let p = segment.claim(pid).unwrap();

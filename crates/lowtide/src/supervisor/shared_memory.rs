@@ -219,3 +219,15 @@ fn put(field: &mut [u8], text: &[u8]) -> Result<(), Errno> {
     field[..text.len()].copy_from_slice(text);
     Ok(())
 }
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// That of a run of which nobody is.
+    pub fn segment() -> Box<Segment> {
+        let layout = std::alloc::Layout::new::<Segment>();
+        // SAFETY: zeros are a valid Segment, and the memory is the global allocator's, of this layout.
+        unsafe { Box::from_raw(std::alloc::alloc_zeroed(layout).cast()) }
+    }
+}

@@ -3,7 +3,7 @@
 //! What stands in the segment may have been written by any process of the run. So whoever is registered counts only if it
 //! descends from this process, and only such processes are stopped.
 
-use crate::supervisor::ancestry;
+use crate::supervisor::{ancestry, cpu_clock};
 use lowtide_config::proc::Stat;
 use lowtide_core::store::MAX_AREAS;
 use lowtide_pager::segment::{AREA_STATES, Audit, MAX_PROCS, Proc, Segment, proc_state};
@@ -13,6 +13,10 @@ use std::time::Duration;
 
 /// How many processes are examined for being zombies in one poll; all are asked whether they exist.
 const EXAMINED: usize = 32;
+
+/// Who has had so much CPU time since its reclaimer was last woken is to look at its memory: one that sleeps long because nothing
+/// changes may be wrong by now. In that time a thread can touch one or two MiB.
+const RUNS: Duration = Duration::from_micros(500);
 
 /// What the processes hold at one moment, all of them together.
 #[derive(Debug, Clone, Copy, Default)]
@@ -43,6 +47,8 @@ pub struct AreaNow {
 struct Known {
     pid: u32,
     start: u64,
+    /// The CPU time that it had had when its reclaimer was last woken.
+    cpu: Duration,
 }
 
 /// The tree of a run.
@@ -101,7 +107,7 @@ impl Tree {
         self.segment.used_procs().iter().filter(taken).count() > MAX_PROCS / 2
     }
 
-    /// Looks at everything: takes the gauges, keeps the peak, then reaps the dead.
+    /// Looks at everything: takes the gauges, keeps the peak, then reaps the dead, and wakes the reclaimers of those that run.
     pub fn poll(&mut self) {
         let mut now = Gauges { ram: self.audit.look(self.segment), ..Gauges::default() };
         let used = self.segment.used_procs();
@@ -138,36 +144,41 @@ impl Tree {
                 continue;
             }
             let turn = (i + used.len() - first) % used.len() < EXAMINED;
-            if !self.is_alive(i, pid, turn) {
-                self.segment.reap(p);
-                self.known[i] = Known::default();
+            match self.is_alive(i, pid, turn) {
+                None => {
+                    self.segment.reap(p);
+                    self.known[i] = Known::default();
+                }
+                Some(cpu) if cpu.saturating_sub(self.known[i].cpu) > RUNS => {
+                    self.known[i].cpu = cpu;
+                    p.ring();
+                }
+                Some(_) => {}
             }
         }
         self.next_examined = if used.len() <= EXAMINED { 0 } else { (first + EXAMINED) % used.len() };
     }
 
-    fn is_alive(&mut self, slot: usize, pid: u32, examine: bool) -> bool {
+    /// The CPU time that it has had; None: it is gone, or was never of this run.
+    fn is_alive(&mut self, slot: usize, pid: u32, examine: bool) -> Option<Duration> {
         let is_new = self.known[slot].pid != pid;
         if is_new && ancestry::belongs(pid) == Some(false) {
-            return false;
+            return None;
         }
         if is_new && self.pids.len() < MAX_PROCS && !self.pids.contains(&pid) {
             self.pids.push(pid);
         }
-        let Some(id) = Pid::from_raw(pid as i32) else { return false };
-        if rustix::process::test_kill_process(id) == Err(rustix::io::Errno::SRCH) {
-            return false;
-        }
+        let cpu = cpu_clock::of(Pid::from_raw(pid as i32)?)?;
         if !is_new && !examine {
-            return true;
+            return Some(cpu);
         }
         // It was there a moment ago. What can't be read proves nothing, and who is buried loses its part of other processes'
         // swap files.
-        let Some(stat) = Stat::of(pid) else { return true };
+        let Some(stat) = Stat::of(pid) else { return Some(cpu) };
         if is_new {
-            self.known[slot] = Known { pid, start: stat.start };
+            self.known[slot] = Known { pid, start: stat.start, cpu };
         }
-        stat.is_alive() && stat.start == self.known[slot].start
+        (stat.is_alive() && stat.start == self.known[slot].start).then_some(cpu)
     }
 
     /// Sends a signal to all registered processes.
@@ -208,5 +219,34 @@ impl Tree {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::supervisor::shared_memory::tests::segment;
+    use std::process::Command;
+
+    #[test]
+    fn the_reclaimers_of_those_that_run_are_woken_and_no_others() {
+        let segment: &'static Segment = Box::leak(segment());
+        let mut children =
+            ["exec sleep 1000", "while :; do :; done"].map(|script| Command::new("sh").args(["-c", script]).spawn().unwrap());
+        // What they take to start counts for nothing here.
+        std::thread::sleep(Duration::from_millis(200));
+        let procs = children.each_ref().map(|child| segment.claim(child.id()).unwrap());
+        let mut tree = Tree::new(segment);
+        tree.poll();
+        for _ in 0..4 {
+            std::thread::sleep(Duration::from_millis(50));
+            tree.poll();
+        }
+        let rings = procs.map(|p| p.bell.load(Ordering::Relaxed));
+        children.iter_mut().for_each(|child| drop(child.kill().and_then(|()| child.wait()).unwrap()));
+        assert_eq!(rings[0], 0);
+        assert!((2..=4).contains(&rings[1]), "{rings:?}");
+        tree.poll();
+        assert!(procs.iter().all(|p| p.state.load(Ordering::Relaxed) == proc_state::FREE), "and who is gone is");
     }
 }

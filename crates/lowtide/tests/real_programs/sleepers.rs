@@ -12,7 +12,7 @@ use crate::programs::compiled;
 
 const MIB: u64 = 1 << 20;
 const SLEEPERS: usize = 300;
-/// Naps double from 5 ms to the longest, which is nearly 6 s for so many.
+/// Naps double from 5 ms to the longest, which is some 9 s for so many.
 const SETTLES: Duration = Duration::from_secs(12);
 const WATCHED: Duration = Duration::from_secs(6);
 
@@ -59,6 +59,6 @@ fn hundreds_of_sleepers_wake_once_in_seconds() {
     assert_eq!((before.map(|b| b.1), after.map(|a| a.1)), ([SLEEPERS, 1], [SLEEPERS, 1]), "{outcome:?}");
     assert!(outcome.stdout.starts_with("OK") && outcome.stat("evictions.pages") > 1000.0, "{outcome:?}");
     // Two context switches a wake at most: it is woken, and sleeps again.
-    assert!(rates[0] < 1.0, "each small process wakes {:.2} times a second", rates[0]);
-    assert!(rates[1] < 40.0, "a registered one in which nothing happens wakes {:.1} times a second", rates[1]);
+    assert!(rates[0] < 0.5, "each small process wakes {:.2} times a second", rates[0]);
+    assert!(rates[1] < 60.0, "a registered one in which nothing happens wakes {:.1} times a second", rates[1]);
 }

@@ -1,0 +1,39 @@
+//! How much CPU time another process has had: to the nanosecond, by one system call, without any privilege.
+
+use rustix::process::Pid;
+use std::time::Duration;
+
+/// The CPU time of all threads of a process, those that have ended included. None: there is no such process. (A zombie is one.)
+pub fn of(pid: Pid) -> Option<Duration> {
+    let (mut clock, mut time) = (0, libc::timespec { tv_sec: 0, tv_nsec: 0 });
+    // SAFETY: both write to what they are given.
+    let is_there = unsafe {
+        libc::clock_getcpuclockid(pid.as_raw_nonzero().get(), &raw mut clock) == 0
+            && libc::clock_gettime(clock, &raw mut time) == 0
+    };
+    is_there.then(|| Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_goes_on_while_the_process_runs_and_ends_with_it() {
+        let own = rustix::process::getpid();
+        let before = of(own).unwrap();
+        while of(own).unwrap() < before + Duration::from_millis(2) {}
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        let asleep = || {
+            std::thread::sleep(Duration::from_millis(50));
+            of(pid).unwrap()
+        };
+        let mut last = asleep();
+        while std::mem::replace(&mut last, asleep()) != last {}
+        child.kill().unwrap();
+        assert!(of(pid).is_some(), "nobody has waited for it");
+        child.wait().unwrap();
+        assert_eq!(of(pid), None);
+    }
+}
