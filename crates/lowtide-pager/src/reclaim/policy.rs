@@ -19,9 +19,9 @@ const STILL_PART: u64 = 64;
 const STILL_NAP_US: u64 = 25_000;
 /// A process that can't grow unseen takes naps so long that all of a run's wake this often (`lowtide run` wakes those that get
 /// CPU time meanwhile), ...
-const ALL_WAKE_EVERY_US: u64 = 30_000;
+const ALL_WAKE_EVERY_US: u64 = 45_000;
 /// ... but none longer than this, or a quarter more.
-const LONGEST_LONG_NAP_US: u64 = 10_000_000;
+const LONGEST_LONG_NAP_US: u64 = 15_000_000;
 /// What grows by less than this in a process is seen soon enough.
 const UNWATCHED: u64 = 2 << 20;
 /// What the threads of one CPU can touch in a microsecond, ...

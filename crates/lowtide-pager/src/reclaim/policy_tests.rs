@@ -91,14 +91,14 @@ fn it_sleeps_the_longer_the_longer_nothing_has_happened() {
 }
 
 #[test]
-fn however_many_processes_sleep_they_wake_thirty_times_a_second() {
+fn however_many_processes_sleep_they_wake_twenty_times_a_second() {
     // processes; microseconds of the longest nap of three of them
     let rows = [
         (1, [75_000, 100_000, 125_000]),
-        (6, [135_000, 180_000, 225_000]),
-        (100, [2_250_000, 3_000_000, 3_750_000]),
-        (300, [6_750_000, 9_000_000, 11_250_000]),
-        (1000, [7_500_000, 10_000_000, 12_500_000]),
+        (6, [202_500, 270_000, 337_500]),
+        (100, [3_375_000, 4_500_000, 5_625_000]),
+        (300, [10_125_000, 13_500_000, 16_875_000]),
+        (1000, [11_250_000, 15_000_000, 18_750_000]),
     ];
     for (processes, naps) in rows {
         assert_eq!([0, 1, 2].map(|number| long_nap_us(u64::MAX, processes, number)), naps, "{processes}");

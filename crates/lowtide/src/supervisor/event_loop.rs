@@ -17,10 +17,6 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How often the tree is looked at.
-const TICK: Duration = Duration::from_millis(25);
-/// The same while many processes come and go.
-const SHORT_TICK: Duration = Duration::from_millis(10);
 /// How often the supervisor's own memory is measured.
 const OWN_MEMORY: Duration = Duration::from_secs(1);
 /// A program whose agent hasn't reported for this long has none.
@@ -76,7 +72,7 @@ pub fn supervise<'a>(
     this.look();
     let mut ended = None;
     loop {
-        let tick = if this.run.tree.is_crowded() { SHORT_TICK } else { TICK };
+        let tick = this.run.tree.tick();
         sleep(signals, broker, control, this.onlookers.requests.as_ref(), tick.saturating_sub(last_look.elapsed()));
         this.run.wakeups += 1;
         broker.serve(shared);

@@ -11,7 +11,15 @@ use rustix::process::{Pid, Signal};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How many processes are examined for being zombies in one poll; all are asked whether they exist.
+/// Time between two looks, as long as there are few processes, ...
+const TICK: Duration = Duration::from_millis(25);
+const FEW: usize = 32;
+/// ... at most, ...
+const LONG_TICK: Duration = Duration::from_millis(250);
+/// ... and while places for processes get few: the sooner the dead are found, the sooner theirs are free.
+const SHORT_TICK: Duration = Duration::from_millis(10);
+/// How many processes are examined for being zombies in one poll, of those that have had CPU time since (as each has that dies);
+/// all are asked whether they exist.
 const EXAMINED: usize = 32;
 
 /// Who has had so much CPU time since its reclaimer was last woken is to look at its memory: one that sleeps long because nothing
@@ -47,8 +55,10 @@ pub struct AreaNow {
 struct Known {
     pid: u32,
     start: u64,
-    /// The CPU time that it had had when its reclaimer was last woken.
-    cpu: Duration,
+    /// The CPU time that it had had when its reclaimer was last woken, ...
+    woken: Duration,
+    /// ... and when it was last examined.
+    examined: Duration,
 }
 
 /// The tree of a run.
@@ -101,10 +111,15 @@ impl Tree {
         &self.fullest
     }
 
-    /// Slots in use; when they get few, look again sooner.
-    pub fn is_crowded(&self) -> bool {
+    /// When to look again. Where there are many processes a look takes longer, and is to take next to nothing all the same:
+    /// later; where places get few, sooner.
+    pub fn tick(&self) -> Duration {
+        let used = self.segment.used_procs();
         let taken = |p: &&Proc| p.state.load(Ordering::Relaxed) != proc_state::FREE;
-        self.segment.used_procs().iter().filter(taken).count() > MAX_PROCS / 2
+        if used.len() > MAX_PROCS / 2 && used.iter().filter(taken).count() > MAX_PROCS / 2 {
+            return SHORT_TICK;
+        }
+        (TICK * self.known.len().div_ceil(FEW) as u32).clamp(TICK, LONG_TICK)
     }
 
     /// Looks at everything: takes the gauges, keeps the peak, then reaps the dead, and wakes the reclaimers of those that run.
@@ -117,6 +132,10 @@ impl Tree {
             let get = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
             let add = |sum: &mut u64, gauge| *sum = sum.saturating_add(get(gauge));
             add(&mut now.own, &p.own_bytes);
+            // It has nothing of the others, and there may be very many such.
+            if p.state.load(Ordering::Relaxed) == proc_state::WATCHING {
+                continue;
+            }
             add(&mut now.staged, &p.staged_bytes);
             add(&mut now.pool, &p.pool_bytes);
             add(&mut now.pool_stored, &p.pool_stored_bytes);
@@ -149,8 +168,8 @@ impl Tree {
                     self.segment.reap(p);
                     self.known[i] = Known::default();
                 }
-                Some(cpu) if cpu.saturating_sub(self.known[i].cpu) > RUNS => {
-                    self.known[i].cpu = cpu;
+                Some(cpu) if cpu.saturating_sub(self.known[i].woken) > RUNS => {
+                    self.known[i].woken = cpu;
                     p.ring();
                 }
                 Some(_) => {}
@@ -169,15 +188,16 @@ impl Tree {
             self.pids.push(pid);
         }
         let cpu = cpu_clock::of(Pid::from_raw(pid as i32)?)?;
-        if !is_new && !examine {
+        if !is_new && (!examine || cpu == self.known[slot].examined) {
             return Some(cpu);
         }
         // It was there a moment ago. What can't be read proves nothing, and who is buried loses its part of other processes'
         // swap files.
         let Some(stat) = Stat::of(pid) else { return Some(cpu) };
         if is_new {
-            self.known[slot] = Known { pid, start: stat.start, cpu };
+            self.known[slot] = Known { pid, start: stat.start, woken: cpu, examined: cpu };
         }
+        self.known[slot].examined = cpu;
         (stat.is_alive() && stat.start == self.known[slot].start).then_some(cpu)
     }
 
