@@ -132,8 +132,8 @@ impl Tree {
             let get = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
             let add = |sum: &mut u64, gauge| *sum = sum.saturating_add(get(gauge));
             add(&mut now.own, &p.own_bytes);
-            // It has nothing of the others, and there may be very many such.
-            if p.state.load(Ordering::Relaxed) == proc_state::WATCHING {
+            // Who has adopted nothing has nothing of the others, and there may be very many such.
+            if get(&p.adopted_bytes) == 0 && p.state.load(Ordering::Relaxed) == proc_state::WATCHING {
                 continue;
             }
             add(&mut now.staged, &p.staged_bytes);
