@@ -25,7 +25,7 @@ pub(super) struct Watching {
     last: (u64, u64),
     /// What this process used when it last changed, and when that was.
     still: (u64, u64),
-    /// It is while the limit is near for a process that may have to be adopted: it does little, and that in time.
+    /// It is, but for long naps: it does little, and that in time.
     urgent: Option<thread::Urgent>,
     /// The nap that follows is a long one, in which the program may map so many bytes.
     pub(super) may_map: Option<usize>,
@@ -37,7 +37,7 @@ impl Watching {
         Watching { urgent: thread::Urgent::new(), ..Watching::default() }
     }
 
-    fn be_urgent(&mut self, urgent: bool) {
+    pub(super) fn be_urgent(&mut self, urgent: bool) {
         self.urgent.iter_mut().for_each(|own| own.set(urgent));
     }
 }
@@ -87,7 +87,6 @@ impl ReclaimerThread {
         if mine.abs_diff(self.watching.still.0) >= STILL {
             self.watching.still = (mine, now);
         }
-        self.watching.be_urgent(is_worth_it && total > marks.earliest_register());
         // A named swap file goes to the largest process when it prepares, and until the limit is near nobody knows which that
         // is.
         let reclaim = self.watch_for_requests(is_worth_it);
