@@ -143,8 +143,7 @@ fn take_over(announced: bool) {
     };
     if inherits {
         // Before the parent is let go: from here on the run waits for this process too when an area is taken off.
-        // Release, here and below: pairs with the Acquire with which `lowtide run` looks for processes.
-        proc.state.store(proc_state::ACTIVE, Ordering::Release);
+        agent::segment().becomes_active(proc);
     } else {
         agent::forget_pager();
     }

@@ -9,7 +9,7 @@ use lowtide_pager::fault::Worker;
 use lowtide_pager::mappings::{Range, adoptable};
 use lowtide_pager::pager::{Host, Pager};
 use lowtide_pager::reclaim::{Evicted, Reclaimer};
-use lowtide_pager::segment::{self, proc_state};
+use lowtide_pager::segment;
 use lowtide_pager::sys::clock::now_us;
 use lowtide_pager::sys::{Line, present};
 use rustix::io::Errno;
@@ -96,8 +96,7 @@ impl ReclaimerThread {
         }
         agent::set_pager(pager);
         monitor::go();
-        // Release: pairs with the Acquire with which `lowtide run` looks for processes.
-        agent::proc().state.store(proc_state::ACTIVE, Ordering::Release);
+        agent::segment().becomes_active(agent::proc());
         Ok(())
     }
 

@@ -10,6 +10,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use arrayvec::ArrayVec;
 use lowtide_core::table::Table;
 use lowtide_core::vm::OnFork;
 use rustix::io::Errno;
@@ -89,13 +90,15 @@ impl Event<'_> {
         (self.is() & KIND == REMAP).then(|| Range { start: self.word(3), end: self.word(3) + (left.end - left.start) })
     }
 
-    fn message(self) -> Message {
+    /// None: in a forked child, whose copy is from before it was noted.
+    fn message(self) -> Option<Message> {
         let Range { start, end } = self.left();
-        match self.is() & KIND {
+        Some(match self.is() & KIND {
             UNMAP => Message::Unmap { start, end },
             REMOVE => Message::Remove { start, end },
-            _ => Message::Remap { from: start, to: self.word(3), len: end - start },
-        }
+            REMAP => Message::Remap { from: start, to: self.word(3), len: end - start },
+            _ => return None,
+        })
     }
 }
 
@@ -195,10 +198,14 @@ impl HeldBack {
         })
     }
 
-    /// Marks the events of which `came_before` says that they came before the cloning.
-    pub(super) fn tell_childs(&self, _: &Exclusive<'_>, mut came_before: impl FnMut(&Message) -> bool) {
-        for event in self.all().filter(|event| came_before(&event.message())) {
-            event.0[0].fetch_or(CHILDS, Ordering::Relaxed);
+    /// Marks the events of which `came_before` says that they came before the cloning; it is asked with each event, in their
+    /// order, and with those that came after it.
+    pub(super) fn tell_childs(&self, _: &Exclusive<'_>, mut came_before: impl FnMut(&Message, &[Message]) -> bool) {
+        let all: ArrayVec<Message, MOST> = self.all().filter_map(Event::message).collect();
+        for (i, event) in self.all().filter(|event| event.message().is_some()).enumerate() {
+            if came_before(&all[i], &all[i + 1..]) {
+                event.0[0].fetch_or(CHILDS, Ordering::Relaxed);
+            }
         }
     }
 
@@ -221,8 +228,13 @@ impl HeldBack {
 
     /// The fork is over: takes out all, and calls `f` with each, and with whether it is a removal whose call has returned.
     pub(super) fn end(&self, _: &Exclusive<'_>, mut f: impl FnMut(&Message, bool)) {
-        self.all().for_each(|event| f(&event.message(), event.is() & ENDED != 0));
-        self.len.store(0, Ordering::Relaxed);
+        for event in self.all() {
+            let has_ended = event.is() & ENDED != 0;
+            event.message().iter().for_each(|message| f(message, has_ended));
+            // The next child may have a copy of how many there are that is newer than that of what they are.
+            event.0[0].store(0, Ordering::Relaxed);
+        }
+        self.len.store(0, Ordering::Release);
         self.phase.store(NONE, Ordering::Relaxed);
         let _ = futex::wake(&self.phase, futex::Flags::PRIVATE, i32::MAX as u32);
     }
@@ -291,6 +303,35 @@ mod tests {
         held.end(&lock, |_, has_ended| said.push(has_ended));
         assert_eq!(said, [false, true, false]);
         held.end(&lock, |_, _| panic!("all are taken out"));
+    }
+
+    #[test]
+    fn nothing_is_left_for_a_child_whose_copy_is_torn() {
+        let (space, held) = (SpaceLock::new(), HeldBack::new().unwrap());
+        let lock = space.exclusive();
+        let push = |page| assert!(held.push(&lock, &Message::Remove { start: addr(page), end: addr(page + 1) }));
+        push(1);
+        assert!(held.has_ended(Range { start: addr(1), end: addr(2) }));
+        held.end(&lock, |_, has_ended| assert!(has_ended));
+        // How many there are is newer in the copy than what they are.
+        held.len.store(1, Ordering::Relaxed);
+        held.end(&lock, |_, _| panic!("that was of the fork before"));
+    }
+
+    #[test]
+    fn each_event_is_asked_about_with_those_that_came_after_it() {
+        let (space, held) = (SpaceLock::new(), HeldBack::new().unwrap());
+        let lock = space.exclusive();
+        assert!(held.push(&lock, &Message::Unmap { start: addr(4), end: addr(5) }));
+        assert!(held.push(&lock, &Message::Remap { from: addr(1), to: addr(4), len: addr(1) }));
+        let mut asked = Vec::new();
+        held.tell_childs(&lock, |event, later| {
+            asked.push((matches!(event, Message::Unmap { .. }), later.len()));
+            !later.is_empty()
+        });
+        assert_eq!(asked, [(true, 1), (false, 0)]);
+        assert_eq!(held.in_tables(&lock, Whose::Childs, PageNo::new(4)), None, "the first came before");
+        assert_eq!(held.in_tables(&lock, Whose::Childs, PageNo::new(1)), Some(PageNo::new(1)));
     }
 
     #[test]

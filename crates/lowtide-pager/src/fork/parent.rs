@@ -28,7 +28,12 @@ const LONGEST_US: u64 = 60_000_000;
 const LOOK_US: u64 = 100_000;
 /// How long it waits until changes of mappings that are on their way when the child is there have been read. It is that of the
 /// forking thread in most cases, which must run to be no more on its way, and the child can't run before that.
-const CHANGE_SECONDS: u32 = 2;
+const CHANGE_SECONDS: u32 = 20;
+/// Said where that is more than can be remembered.
+const TOO_OFTEN: &[u8] = b"a forked child changed its mappings more often than lowtide can follow before its agent was ready";
+
+/// What a child does before it is told what came before.
+type Early = arrayvec::ArrayVec<Message, 32>;
 
 impl Pager {
     /// Before a fork: from here to [`Pager::resume`] the tables don't change. Not to be called by host threads (it locks).
@@ -103,12 +108,18 @@ impl Pager {
     /// The event was read of a fork that was announced. No lock may be held.
     pub(crate) fn forked(&self, child: Uffd, worker: &mut Worker) {
         let lock = &mut self.space.exclusive();
-        self.tell_what_came_before(lock, &child);
+        let early = self.tell_what_came_before(lock, &child);
         let handover = self.handover();
         steps::taken(steps::Fork::Parent);
         let (mut term, mut alive, mut has_moved, mut has_left) = (Term::new(now_us()), true, false, false);
+        for event in early {
+            has_moved |= matches!(event, Message::Remap { .. });
+            self.pass_on(&event);
+        }
         // While it waits nothing is evicted here. That is to cost less than the child's pages would.
         let out = self.staging.staged() + self.store(lock).stats().stored_now as usize;
+        // And the run is not to pass its limit by more than a part of it.
+        let out = out.min((self.budget.limit() / 8) as usize / PAGE_SIZE);
         let arrived = self.arrived.load(Ordering::Relaxed);
         let pays = || self.arrived.load(Ordering::Relaxed).wrapping_sub(arrived) < out;
         while alive && !handover.handshake.is_ready() {
@@ -174,38 +185,87 @@ impl Pager {
     /// A change is counted by the kernel from before the lock of the mappings is let go of, which the cloning takes, until its
     /// event has been read. So what came before is known when none is on its way. What the child's userfaultfd says then is what
     /// was registered at the cloning: while the program forks nothing is registered, so what is not there was unmapped or moved
-    /// away before, and what was moved later is where it was. That pages were removed (MADV_DONTNEED) it can't say: if the call
+    /// away before, and what was moved later is where it was. Returns what the child itself has done meanwhile. That pages were removed (MADV_DONTNEED) it can't say: if the call
     /// had returned, the child finds that in its copy.
-    fn tell_what_came_before(&self, lock: &mut Exclusive<'_>, child: &Uffd) {
+    fn tell_what_came_before(&self, lock: &mut Exclusive<'_>, child: &Uffd) -> Early {
         let mut patience = Patience::new();
         let is_known = loop {
             self.read_all(lock);
             if self.uffd().standing(self.staging.addresses().start) != Standing::Changing {
                 break true;
             }
-            if !patience.wait(CHANGE_SECONDS) {
+            if !lock.while_free(|| patience.wait(CHANGE_SECONDS)) {
                 break false;
             }
         };
         if self.held_back.have_moves_that_meet(lock) || self.has_moved() && !is_known {
             (self.host.fatal)(b"memory was moved (mremap) while the program forked: the child can't know where it is");
         }
-        let is_there = |addr| child.standing(addr) == Standing::Registered;
-        self.held_back.tell_childs(lock, |event| {
-            let came_before = match *event {
-                Message::Unmap { start, .. } => !is_there(start),
-                // (MREMAP_DONTUNMAP leaves the old place registered.)
-                Message::Remap { from, to, len } => {
-                    let to = Range { start: to, end: to + len };
-                    is_there(to.start) && (!is_there(from) || !self.regions.overlaps(lock, to))
+        let mut early = Early::new();
+        self.held_back.tell_childs(lock, |event, later| match *event {
+            Message::Remap { .. } => {
+                let came_before = self.had_moved_to(lock, child, event, &mut early).is_some();
+                if came_before {
+                    self.pass_on(event);
                 }
-                _ => false,
-            };
-            if came_before {
-                self.pass_on(event);
+                came_before
             }
-            came_before
+            Message::Unmap { start, end } => {
+                let range = Range { start, end };
+                // What has moved there before the cloning is there again.
+                if later.iter().any(|event| self.had_moved_to(lock, child, event, &mut early).is_some_and(|to| to.meets(range)))
+                {
+                    self.pass_on(event);
+                    return true;
+                }
+                // The call may have been for more than was registered, and only of that the kernel can tell.
+                let mut from = start;
+                let mut came_before = false;
+                while let Some(part) = self.regions.first_in(lock, Range { start: from, end }) {
+                    if !self.is_registered_in(child, part.start, &mut early) {
+                        self.pass_on(&Message::Unmap { start: part.start, end: part.end });
+                        came_before = true;
+                    }
+                    from = part.end;
+                }
+                came_before
+            }
+            _ => false,
         });
+        early
+    }
+
+    /// To where an event moved memory before the cloning.
+    fn had_moved_to(&self, lock: &Exclusive<'_>, child: &Uffd, event: &Message, early: &mut Early) -> Option<Range> {
+        let Message::Remap { from, to, len } = *event else { return None };
+        let to = Range { start: to, end: to + len };
+        // (MREMAP_DONTUNMAP leaves the old place registered.)
+        let came_before = self.is_registered_in(child, to.start, early)
+            && (!self.is_registered_in(child, from, early) || !self.regions.overlaps(lock, to));
+        came_before.then_some(to)
+    }
+
+    /// Whether the child has memory at `addr` that is registered. A call of its own that is under way leaves its event in `early`.
+    fn is_registered_in(&self, child: &Uffd, addr: usize, early: &mut Early) -> bool {
+        let mut patience = Patience::new();
+        loop {
+            match child.standing(addr) {
+                Standing::Registered => return true,
+                Standing::NotRegistered => return false,
+                // Until its event is read nothing can be said.
+                Standing::Changing => match child.read() {
+                    Ok(Message::Fault { addr, .. }) => child.wake(addr, PAGE_SIZE),
+                    Ok(event) => {
+                        if early.try_push(event).is_err() {
+                            (self.host.fatal)(TOO_OFTEN);
+                        }
+                    }
+                    // It is dead, or stopped between the two.
+                    Err(_) if !self.is_alive(child) || !patience.wait(CHANGE_SECONDS) => return false,
+                    Err(_) => {}
+                },
+            }
+        }
     }
 
     fn pass_on(&self, event: &Message) {
@@ -218,9 +278,7 @@ impl Pager {
             Message::Fork(_) => false,
         };
         if !passed {
-            (self.host.fatal)(
-                b"a forked child changed its mappings more often than lowtide can follow before its agent was ready",
-            );
+            (self.host.fatal)(TOO_OFTEN);
         }
     }
 

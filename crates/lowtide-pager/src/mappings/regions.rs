@@ -111,6 +111,13 @@ impl Regions {
         self.first_ending_after(addr).map(|r| Range { start: r.start.max(addr), end: r.end })
     }
 
+    /// The first part of `range` that is in the set.
+    pub fn first_in(&self, _: &Exclusive<'_>, range: Range) -> Option<Range> {
+        let first = self.first_ending_after(range.start)?;
+        let part = Range { start: first.start.max(range.start), end: first.end.min(range.end) };
+        (part.start < part.end).then_some(part)
+    }
+
     /// Where the first range begins that begins after `addr`.
     pub fn first_after(&self, _: &Exclusive<'_>, addr: usize) -> Option<usize> {
         self.get(self.position(|r| r.start <= addr)).map(|r| r.start)

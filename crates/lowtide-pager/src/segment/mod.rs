@@ -139,13 +139,22 @@ impl Segment {
         &self.procs[..(self.procs_high.load(Ordering::Acquire) as usize).min(MAX_PROCS)]
     }
 
-    /// How many processes there were when `lowtide run` last looked, zombies included for a moment: at least one. Who wakes
-    /// often asks this rather than all of them.
+    /// How many processes there were when `lowtide run` last looked, and how many came since, zombies included for a moment: at
+    /// least one. Who wakes often asks this rather than all of them.
     pub fn processes(&self) -> u64 {
         u64::from(self.seen.load(Ordering::Relaxed)).max(1)
     }
 
-    /// How many of them had adopted memory.
+    /// This one has adopted memory.
+    pub fn becomes_active(&self, p: &Proc) {
+        // Release: pairs with the Acquire of who looks at its gauges and files.
+        if p.state.swap(proc_state::ACTIVE, Ordering::Release) != proc_state::ACTIVE {
+            // Until `lowtide run` looks again.
+            self.seen_active.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How many of them had adopted memory, and those that have done so since.
     pub fn active(&self) -> u64 {
         self.seen_active.load(Ordering::Relaxed).into()
     }
@@ -214,6 +223,8 @@ impl Segment {
         p.next_image();
         p.pid.store(pid, Ordering::Relaxed);
         p.state.store(WATCHING, Ordering::Release);
+        // Until `lowtide run` looks again.
+        self.seen.fetch_add(1, Ordering::Relaxed);
         Some(p)
     }
 

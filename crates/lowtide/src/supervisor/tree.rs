@@ -67,6 +67,7 @@ pub struct Tree {
     audit: Audit,
     known: Vec<Known>,
     next_examined: usize,
+    tick: Duration,
     pids: Vec<u32>,
     gauges: Gauges,
     latest: Gauges,
@@ -82,6 +83,7 @@ impl Tree {
             audit: Audit::default(),
             known: Vec::new(),
             next_examined: 0,
+            tick: TICK,
             pids: Vec::new(),
             gauges,
             latest: gauges,
@@ -119,7 +121,7 @@ impl Tree {
         if used.len() > MAX_PROCS / 2 && used.iter().filter(taken).count() > MAX_PROCS / 2 {
             return SHORT_TICK;
         }
-        (TICK * self.known.len().div_ceil(FEW) as u32).clamp(TICK, LONG_TICK)
+        self.tick
     }
 
     /// Looks at everything: takes the gauges, keeps the peak, then reaps the dead, and wakes the reclaimers of those that run.
@@ -157,16 +159,19 @@ impl Tree {
             self.fullest = now;
         }
         let first = self.next_examined;
-        for (i, p) in used.iter().enumerate() {
+        let (mut left, mut living, mut reaped) = (EXAMINED, 0usize, false);
+        for i in (first..used.len()).chain(0..first) {
+            let p = &used[i];
             let pid = p.pid.load(Ordering::Relaxed);
             if p.state.load(Ordering::Acquire) < proc_state::WATCHING || pid == 0 {
                 continue;
             }
-            let turn = (i + used.len() - first) % used.len() < EXAMINED;
-            match self.is_alive(i, pid, turn) {
+            living += 1;
+            match self.is_alive(i, pid, &mut left) {
                 None => {
                     self.segment.reap(p);
                     self.known[i] = Known::default();
+                    reaped = true;
                 }
                 Some(cpu) if cpu.saturating_sub(self.known[i].woken) > RUNS => {
                     self.known[i].woken = cpu;
@@ -174,12 +179,20 @@ impl Tree {
                 }
                 Some(_) => {}
             }
+            // The next look begins with those that were left out.
+            if left == 0 && self.next_examined == first {
+                self.next_examined = i + 1;
+            }
         }
-        self.next_examined = if used.len() <= EXAMINED { 0 } else { (first + EXAMINED) % used.len() };
+        if left > 0 || self.next_examined >= used.len() {
+            self.next_examined = 0;
+        }
+        // Where some have died, more may be about to.
+        self.tick = if reaped { TICK } else { (TICK * living.div_ceil(FEW) as u32).clamp(TICK, LONG_TICK) };
     }
 
-    /// The CPU time that it has had; None: it is gone, or was never of this run.
-    fn is_alive(&mut self, slot: usize, pid: u32, examine: bool) -> Option<Duration> {
+    /// The CPU time that it has had; None: it is gone, or was never of this run. `left`: how many may still be examined.
+    fn is_alive(&mut self, slot: usize, pid: u32, left: &mut usize) -> Option<Duration> {
         let is_new = self.known[slot].pid != pid;
         if is_new && ancestry::belongs(pid) == Some(false) {
             return None;
@@ -188,9 +201,10 @@ impl Tree {
             self.pids.push(pid);
         }
         let cpu = cpu_clock::of(Pid::from_raw(pid as i32)?)?;
-        if !is_new && (!examine || cpu == self.known[slot].examined) {
+        if !is_new && (*left == 0 || cpu == self.known[slot].examined) {
             return Some(cpu);
         }
+        *left = left.saturating_sub(1);
         // It was there a moment ago. What can't be read proves nothing, and who is buried loses its part of other processes'
         // swap files.
         let Some(stat) = Stat::of(pid) else { return Some(cpu) };
