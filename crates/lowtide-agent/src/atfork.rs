@@ -15,7 +15,8 @@ use rustix::thread::{Timespec, nanosleep};
 
 use crate::request::{Request, ask};
 use crate::{
-    HEAP, agent, fork_handshake, gate, long_nap, mlock, pid_in_run, reclaimer, request, resident, say, swap_file, thread,
+    HEAP, agent, fork_handshake, gate, long_nap, mlock, monitor, pid_in_run, reclaimer, request, resident, say, swap_file,
+    thread,
 };
 
 /// Whether the fork under way was announced to the reclaimer.
@@ -118,6 +119,12 @@ fn take_over(announced: bool) {
     unsafe {
         HEAP.reset_after_fork();
         lowtide_core::vm::reset_after_fork();
+        thread::retire_stacks();
+        // Else the parent may have been about to change its heap.
+        if announced {
+            reclaimer::forget_parents();
+            monitor::forget_parents();
+        }
     }
     if !agent::present() {
         return;

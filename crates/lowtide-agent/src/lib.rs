@@ -1,10 +1,10 @@
 //! The agent: preloaded by `lowtide run` into every process of a run, it keeps their memory under the limit.
 //!
 //! `start.rs` is where it all begins. Each process has one reclaimer thread (`reclaimer/`), which watches the limit, adopts
-//! memory when it comes near and evicts in the background, and, once memory is adopted, one monitor thread for each CPU
-//! (`monitor.rs`), which serve faults. The program's own threads meet lowtide in two places: at the memory calls of the C
-//! library (`hooks.rs`) and at fork (`atfork.rs`). There they run on stacks that may themselves be swapped out, so they take
-//! none of lowtide's locks: they ask the reclaimer and wait (`request.rs`).
+//! memory when it comes near and evicts in the background, and, once memory is adopted, monitor threads on the CPUs where
+//! threads miss pages (`monitor.rs`), which serve faults. The program's own threads meet lowtide in two places: at the memory
+//! calls of the C library (`hooks.rs`) and at fork (`atfork.rs`). There they run on stacks that may themselves be swapped out,
+//! so they take none of lowtide's locks: they ask the reclaimer and wait (`request.rs`).
 #![no_std]
 
 extern crate alloc;
@@ -14,6 +14,7 @@ mod atfork;
 mod beside;
 mod broker;
 mod code;
+mod cpus;
 mod errno;
 mod exec;
 #[cfg(feature = "faults")]

@@ -1,17 +1,27 @@
-//! The monitor threads, one pinned to each CPU. When a thread of the program blocks on a missing page, the monitor of its CPU
-//! runs at once, with no other CPU to be woken in between. Those of the other CPUs are not woken in vain (`watch.rs`). What a
-//! monitor does is the pager's monitor.rs.
+//! The fault handler threads. When a thread of the program blocks on a missing page, the handler of its CPU, or of its group of
+//! CPUs (`cpus.rs`), runs at once, with no other CPU to be woken in between. Those of other CPUs are not woken in vain
+//! (`watch.rs`), and are not even started before a thread waits there: each takes memory, and a process that forks and ends
+//! soon needs few. What a handler does is the pager's monitor.rs.
 
 use alloc::boxed::Box;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::num::NonZeroU64;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
+use lowtide_core::cpu_groups;
 use lowtide_pager::fault::Monitor;
+use lowtide_pager::pager::Pager;
 use lowtide_pager::sys::Line;
 use rustix::io::Errno;
-use rustix::thread::{CpuSet, futex, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{futex, sched_yield};
 
-use crate::watch::{self, MAX_MONITORS, Watch};
-use crate::{agent, say, thread, wake};
+use crate::cpus::MAX_POSTS;
+use crate::watch::{self, Watch};
+use crate::{agent, cpus, say, thread, wake};
+
+/// With how many a process begins: threads of it that fault are on more than one CPU, perhaps.
+const FIRST: usize = 2;
+/// How late its naps may end, in nanoseconds (the kernel's own idea is 50 us).
+const SLACK_NS: u64 = 1_000;
 
 /// Said where there are none.
 pub fn none(error: Errno) -> Line {
@@ -22,41 +32,138 @@ pub fn none(error: Errno) -> Line {
 
 /// 1: they go to work.
 static GO: AtomicU32 = AtomicU32::new(0);
+/// When to try again where no more could be started, in microseconds; 0: no start has failed. By the reclaimer alone.
+static RETRY_US: AtomicU64 = AtomicU64::new(0);
+const RETRY_AFTER_US: u64 = 1_000_000;
+/// One more when one is about to be started, and when it has been, and is known as lowtide's.
+static STARTS: AtomicU32 = AtomicU32::new(0);
 
-/// What a monitor thread begins with. The reclaimer makes it: no fork may meet a monitor that allocates, which is no operation
+/// What a handler thread begins with. The reclaimer makes it: no fork may meet a handler that allocates, which is no operation
 /// that a fork would wait for.
 struct Start {
-    cpu: usize,
+    post: usize,
     monitor: Monitor,
 }
 
-/// Starts a monitor for each CPU that this process may use. They do nothing before [`go`]. By the reclaimer.
+/// What those that were started began with, by post.
+static STARTED: [AtomicPtr<Start>; MAX_POSTS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_POSTS];
+
+/// In a forked child: lets go of what its parent's handlers had.
+///
+/// # Safety
+/// This process has no handlers.
+pub unsafe fn forget_parents() {
+    for started in &STARTED {
+        let start = started.swap(core::ptr::null_mut(), Ordering::Relaxed);
+        if !start.is_null() {
+            // SAFETY: a box of `start_at`, which only its handler had. Whatever that was doing when the process forked: what it
+            // owns it has owned since it was made.
+            drop(unsafe { Box::from_raw(start) });
+        }
+    }
+}
+
+/// Starts some, for the others to be started when they are needed ([`start_wanted`]). They do nothing before [`go`]. By the
+/// reclaimer.
 ///
 /// # Errors
 /// Not one could be started.
 pub fn start() -> Result<(), Errno> {
     GO.store(0, Ordering::Relaxed);
+    STARTS.store(0, Ordering::Relaxed);
+    RETRY_US.store(0, Ordering::Relaxed);
     watch::reset();
-    let cpus = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
+    cpus::look();
     let mut result = Err(Errno::SRCH);
-    for cpu in (0..CpuSet::MAX_CPU).filter(|&cpu| cpus.is_set(cpu)).take(MAX_MONITORS) {
-        result = match (start_on(cpu), result) {
+    for post in cpu_groups::at_first(agent::pid(), cpus::posts(), first()) {
+        result = match (start_at(post), result) {
             (Err(error), Err(_)) => Err(error),
             _ => Ok(()),
         };
     }
+    watch::count_missing();
     result
 }
 
-fn start_on(cpu: usize) -> Result<(), Errno> {
-    let start = Box::into_raw(Box::new(Start { cpu, monitor: Monitor::new()? }));
-    thread::spawn(run, start.expose_provenance()).map(drop).inspect_err(|_| {
+fn first() -> usize {
+    #[cfg(feature = "faults")]
+    if let Some(first) = lowtide_core::faults::first_handlers() {
+        return first;
+    }
+    FIRST
+}
+
+/// Starts those that were wanted where there is none. Where that can't be, for want of memory or because no more threads may be
+/// there, it is tried again after a while. By the reclaimer.
+pub fn start_wanted(pager: &Pager, now_us: u64) {
+    // A child's copy of the heap must not be one of a heap that changes.
+    if pager.paused() {
+        return;
+    }
+    let retry_us = RETRY_US.load(Ordering::Relaxed);
+    if retry_us != 0 && now_us >= retry_us {
+        RETRY_US.store(0, Ordering::Relaxed);
+        watch::count_missing();
+    }
+    if !watch::any_wanted() {
+        return;
+    }
+    let wanted = watch::take_wanted();
+    if now_us < retry_us {
+        return;
+    }
+    if wanted.fold(false, |fails, post| start_at(post).is_err() || fails) {
+        watch::want_none();
+        RETRY_US.store(now_us + RETRY_AFTER_US, Ordering::Relaxed);
+    } else {
+        watch::count_missing();
+    }
+}
+
+/// Follows the CPUs that the process may use, which somebody else may have changed. By the reclaimer, now and then.
+pub fn follow_cpus() {
+    if cpus::look() {
+        for (post, thread) in watch::threads().enumerate().filter(|(_, thread)| *thread != 0) {
+            thread::set_affinity(thread, cpus::cpus_of(post));
+        }
+        watch::count_missing();
+    }
+}
+
+fn start_at(post: usize) -> Result<(), Errno> {
+    if watch::has_thread(post) {
+        return Ok(());
+    }
+    let start = Box::into_raw(Box::new(Start { post, monitor: Monitor::new()? }));
+    // Release, here and below: pairs with the Acquire in `program_is_alone`.
+    STARTS.fetch_add(1, Ordering::Release);
+    let thread = thread::spawn(run, start.expose_provenance());
+    if let Ok(thread) = thread {
+        agent::proc().thread_begins(thread);
+        watch::starts(post, thread);
+        STARTED[post].store(start, Ordering::Relaxed);
+    }
+    STARTS.fetch_add(1, Ordering::Release);
+    thread.map(drop).inspect_err(|_| {
         // SAFETY: made here, and no thread has it.
         drop(unsafe { Box::from_raw(start) });
     })
 }
 
-/// The monitors go to work: there is a pager.
+/// Whether the program has one thread only. Not by the reclaimer.
+pub fn program_is_alone() -> bool {
+    loop {
+        let starts = STARTS.load(Ordering::Acquire);
+        let is_alone = thread::others(agent::proc().own_threads()) == Some(1);
+        // Else one was counted among the threads and not among lowtide's, or the other way round.
+        if starts.is_multiple_of(2) && STARTS.load(Ordering::Acquire) == starts {
+            return is_alone;
+        }
+        sched_yield();
+    }
+}
+
+/// The handlers go to work: there is a pager.
 pub fn go() {
     // Release: pairs with the Acquire in `run`. The pager is set.
     GO.store(1, Ordering::Release);
@@ -65,19 +172,17 @@ pub fn go() {
 
 extern "C" fn run(start: usize) -> ! {
     thread::name(c"lowtide-monitor");
-    // SAFETY: the box that `start_on` made for this thread alone, which never frees it.
-    let Start { cpu, monitor } = unsafe { &mut *core::ptr::with_exposed_provenance_mut::<Start>(start) };
-    let mut only = CpuSet::new();
-    only.set(*cpu);
-    // Without it the monitor floats: slower, not wrong.
-    let _ = sched_setaffinity(None, &only);
+    // SAFETY: the box that `start_at` made for this thread alone, which never frees it.
+    let Start { post, monitor } = unsafe { &mut *core::ptr::with_exposed_provenance_mut::<Start>(start) };
+    // Without these it floats, or naps longer: slower, not wrong.
+    thread::set_affinity(0, cpus::cpus_of(*post));
+    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(SLACK_NS));
     // Acquire: pairs with the Release in `go`.
     while GO.load(Ordering::Acquire) == 0 {
         let _ = futex::wait(&GO, futex::Flags::PRIVATE, 0, None);
     }
     let Some(pager) = agent::pager() else { say::fatal(b"a monitor has nothing to watch") };
-    agent::thread_begins();
-    let mut watch = Watch::new(*cpu);
+    let mut watch = Watch::new(*post);
     let mut waited = false;
     loop {
         let turn = monitor.turn(pager);

@@ -6,23 +6,36 @@
 //! table of their own: the program can't see or close lowtide's descriptors.
 
 use core::arch::asm;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::{self, OnFork};
+use lowtide_pager::segment::OWN_THREADS;
 use lowtide_pager::sys::stat::parse_threads;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+
+use crate::cpus::CpuMask;
 
 const STACK: usize = 256 << 10;
 const TLS: usize = 4096;
 const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
 
-/// Starts a thread that runs `f(arg)` with all signals blocked. It shares the descriptor table of the calling thread.
+/// Where the memory of lowtide's threads begins; 0: there is no such thread. By who starts them, of whom there is one at a
+/// time.
+static STACKS: [AtomicUsize; OWN_THREADS] = [const { AtomicUsize::new(0) }; OWN_THREADS];
+
+/// Starts a thread that runs `f(arg)` with all signals blocked. It shares the descriptor table of the calling thread. By the
+/// reclaimer, or where there is none.
 ///
 /// # Errors
 /// Those of clone and of mapping its stack.
 pub fn spawn(f: extern "C" fn(usize) -> !, arg: usize) -> Result<u32, Errno> {
     let memory = vm::map(TLS + STACK, OnFork::Copy)?;
+    // Before the thread is there: it starts others, and the process may be forked at once. What has no place here stays with
+    // forked children.
+    let place = STACKS.iter().find(|stack| stack.load(Ordering::Relaxed) == 0);
+    place.inspect(|place| place.store(memory.addr(), Ordering::Relaxed));
     let tls = memory.addr() + TLS / 2;
     // SAFETY: inside the fresh mapping. The block's first word points to itself, as code that reads %fs:0 expects (compiled C
     // may read the stack protector's canary at %fs:0x28: any constant will do).
@@ -64,7 +77,27 @@ pub fn spawn(f: extern "C" fn(usize) -> !, arg: usize) -> Result<u32, Errno> {
         );
     }
     restore_signals(old);
-    if result < 0 { Err(Errno::from_raw_os_error(-result as i32)) } else { Ok(result as u32) }
+    if result < 0 {
+        place.inspect(|place| place.store(0, Ordering::Relaxed));
+        // SAFETY: mapped here, and no thread has it.
+        unsafe { memory.retire() };
+        return Err(Errno::from_raw_os_error(-result as i32));
+    }
+    Ok(result as u32)
+}
+
+/// In a forked child: the stacks of its parent's threads are nobody's, and the child's threads may have the room.
+///
+/// # Safety
+/// This process has no thread of lowtide's.
+pub unsafe fn retire_stacks() {
+    for stack in &STACKS {
+        let addr = stack.swap(0, Ordering::Relaxed);
+        if addr != 0 {
+            // SAFETY: mapped by `spawn`; the caller says that nobody uses it.
+            unsafe { vm::retire_at(addr) };
+        }
+    }
 }
 
 /// Gives the calling thread an empty descriptor table of its own.
@@ -188,6 +221,23 @@ pub fn read_stat<T>(path: &[u8], parse: fn(&[u8]) -> Option<T>) -> Option<T> {
     let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let read = rustix::io::read(&file, &mut text).ok()?;
     parse(&text[..read])
+}
+
+/// The CPUs on which a thread of this process may run; 0: the calling one. None: there is no such thread.
+pub fn affinity(thread: u32) -> Option<CpuMask> {
+    let mut cpus = CpuMask::new();
+    let words = cpus.words();
+    // SAFETY: room for as many bytes as are said; the kernel writes fewer where it can't have that many CPUs.
+    let r = unsafe { syscall3(sys::__NR_sched_getaffinity, thread as usize, size_of_val(words), words.as_mut_ptr().addr()) };
+    (r > 0).then_some(cpus)
+}
+
+/// Keeps a thread of this process on these CPUs; 0: the calling one. False: none of them can be used, or there is no such
+/// thread.
+pub fn set_affinity(thread: u32, mut cpus: CpuMask) -> bool {
+    let words = cpus.words();
+    // SAFETY: as many bytes as are said, which the kernel only reads.
+    unsafe { syscall3(sys::__NR_sched_setaffinity, thread as usize, size_of_val(words), words.as_ptr().addr()) == 0 }
 }
 
 /// Names the calling thread, for `ps -L` and debuggers.

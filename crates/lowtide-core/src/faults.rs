@@ -60,12 +60,34 @@ pub struct Faults {
     at: u64,
     calls: [AtomicU64; OPS],
     struck: AtomicU64,
+    /// See [`first_handlers`] and [`most_handlers`]; 0: it is left to the process.
+    handlers: [u64; 2],
+    /// See [`cpus`]; 0: as many as there are.
+    cpus: u64,
 }
 
 impl Faults {
     /// Call `at` of `op`, counted from 0, fails.
     pub const fn new(op: Op, fault: Fault, at: u64) -> Faults {
-        Faults { op, fault, at, calls: [const { AtomicU64::new(0) }; OPS], struck: AtomicU64::new(0) }
+        Faults {
+            op,
+            fault,
+            at,
+            calls: [const { AtomicU64::new(0) }; OPS],
+            struck: AtomicU64::new(0),
+            handlers: [0; 2],
+            cpus: 0,
+        }
+    }
+
+    /// The same, and a process has other numbers of fault handler threads than it would have on this machine.
+    pub const fn with_handlers(self, first: u64, most: u64) -> Faults {
+        Faults { handlers: [first, most], ..self }
+    }
+
+    /// The same, and a process takes the machine for one that can have so many CPUs.
+    pub const fn with_cpus(self, cpus: u64) -> Faults {
+        Faults { cpus, ..self }
     }
 
     /// Calls of `op` so far.
@@ -116,4 +138,19 @@ pub fn installed() -> Option<&'static Faults> {
 /// Counts a call of this process; whether it fails.
 pub fn fails(op: Op) -> bool {
     installed().is_some_and(|faults| faults.next(op).is_some())
+}
+
+/// With how many fault handler threads a process begins.
+pub fn first_handlers() -> Option<usize> {
+    installed().map(|faults| faults.handlers[0] as usize).filter(|first| *first > 0)
+}
+
+/// How many it has at most.
+pub fn most_handlers() -> Option<usize> {
+    installed().map(|faults| faults.handlers[1] as usize).filter(|most| *most > 0)
+}
+
+/// How many CPUs the machine can have.
+pub fn cpus() -> Option<usize> {
+    installed().map(|faults| faults.cpus as usize).filter(|cpus| *cpus > 0)
 }

@@ -13,6 +13,7 @@ extern crate std;
 
 pub mod codec;
 pub mod count;
+pub mod cpu_groups;
 pub mod device;
 #[cfg(any(test, feature = "faults"))]
 pub mod faults;

@@ -72,6 +72,8 @@ pub fn count() -> usize {
     match COUNT.load(Ordering::Relaxed) {
         0 => {
             let n = last_in(c"/sys/devices/system/cpu/possible").map_or(1, |n| n + 1).min(MAX_CPUS);
+            #[cfg(feature = "faults")]
+            let n = crate::faults::cpus().unwrap_or(n);
             COUNT.store(n, Ordering::Relaxed);
             n
         }
@@ -85,8 +87,18 @@ pub fn online() -> usize {
 }
 
 /// The highest number in one of the kernel's lists ("0-1", "0,2-63"): the last one.
-pub(crate) fn last_in(path: &CStr) -> Option<usize> {
+pub fn last_in(path: &CStr) -> Option<usize> {
     last_number(kernel_text::read(path, &mut [0u8; 256])?)
+}
+
+/// Calls `f` with each number below `most` of such a list.
+pub fn each_in_list(list: &[u8], most: usize, mut f: impl FnMut(usize)) {
+    for part in list.split(|&c| c == b',' || c == b'\n') {
+        let mut ends = part.split(|&c| c == b'-').map(|n| core::str::from_utf8(n).ok().and_then(|n| n.parse().ok()));
+        let Some(Some(first)) = ends.next() else { continue };
+        let last: usize = ends.next().flatten().unwrap_or(first);
+        (first..=last.min(most - 1)).for_each(&mut f);
+    }
 }
 
 fn last_number(text: &[u8]) -> Option<usize> {

@@ -60,6 +60,12 @@ impl<const N: usize> Watchers<N> {
         self.watching.load(Ordering::Acquire) <= 1
     }
 
+    /// Whether nobody watches, nor is about to: all that there are wait for something else.
+    pub fn are_all_away(&self) -> bool {
+        // Acquire: pairs with the AcqRel of `leave`.
+        self.watching.load(Ordering::Acquire) == 0 && !self.any_aside()
+    }
+
     /// Whether some sleep aside, or are about to.
     pub fn any_aside(&self) -> bool {
         // Acquire: pairs with the Release of `begin_to_step_aside`. Who is seen aside can be called.

@@ -81,7 +81,7 @@ pub struct Threads {
 }
 
 /// Most threads that serve faults at a time, in their own thread or as monitors: more find one after a moment.
-const MAX_WORKERS: usize = 32;
+const MAX_WORKERS: usize = 128;
 const MAX_MONITORS: usize = 4;
 /// Steps of eviction for one fault at most: then others are served, who evict too. One step may free less than a fault brings
 /// in.

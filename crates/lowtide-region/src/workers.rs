@@ -2,12 +2,13 @@
 //! handler allocates nothing; taken without a lock.
 
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 
 use lowtide_core::percpu;
 use lowtide_core::vm::{self, Mapping, OnFork};
-use lowtide_pager::fault::{IN_HAND_SECONDS, Patience, Worker};
+use lowtide_pager::fault::Worker;
 use rustix::io::Errno;
+use rustix::thread::futex;
 
 use crate::stack;
 
@@ -21,7 +22,13 @@ struct Place {
 }
 
 /// The workers of a group.
-pub struct Workers(Box<[Place]>);
+pub struct Workers {
+    places: Box<[Place]>,
+    /// Threads that wait for one, ...
+    waiting: AtomicU32,
+    /// ... and how often one was given back while some did.
+    given_back: AtomicU32,
+}
 
 // SAFETY: a worker and its stack belong to the thread that has set `busy`.
 unsafe impl Sync for Workers {}
@@ -54,7 +61,8 @@ impl Workers {
                 stack: vm::map(STACK, OnFork::Copy)?,
             })
         };
-        Ok(Workers((0..count).map(place).collect::<Result<_, Errno>>()?))
+        let places = (0..count).map(place).collect::<Result<_, Errno>>()?;
+        Ok(Workers { places, waiting: AtomicU32::new(0), given_back: AtomicU32::new(0) })
     }
 
     /// Calls `f` with a worker and on its stack; waits for one if all are in use, which is not for long: a thread that has one
@@ -69,23 +77,47 @@ impl Workers {
         // SAFETY: the stack is this thread's as well; mappings end at a page. `run` has a frame that no panic passes.
         unsafe { stack::call_on(place.stack.as_ptr().add(place.stack.len()), entry, (&raw mut call).cast()) };
         let result = call.result;
-        // Release: pairs with the Acquire in `take`.
-        place.busy.store(false, Ordering::Release);
+        self.give_back(place);
         let Some(result) = result else { unreachable!("the call has returned") };
         result
     }
 
     fn take(&self) -> &Place {
-        let (first, count) = (percpu::current(), self.0.len());
-        let mut patience = Patience::new();
-        loop {
-            for place in (first..first + count).map(|i| &self.0[i % count]) {
-                if !place.busy.load(Ordering::Relaxed) && !place.busy.swap(true, Ordering::Acquire) {
-                    return place;
-                }
+        if let Some(place) = self.try_take() {
+            return place;
+        }
+        // SeqCst: pairs with the load in `give_back`. Who gives one back either sees that this thread waits, or did so before
+        // it looks once more.
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let place = loop {
+            // Acquire: pairs with the Release in `give_back`.
+            let given_back = self.given_back.load(Ordering::Acquire);
+            match self.try_take() {
+                Some(place) => break place,
+                // For how long at most, those say who have them.
+                None => drop(futex::wait(&self.given_back, futex::Flags::PRIVATE, given_back, None)),
             }
-            // How long that takes, those say who have them.
-            let _ = patience.wait(IN_HAND_SECONDS);
+        };
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        place
+    }
+
+    fn try_take(&self) -> Option<&Place> {
+        let (first, count) = (percpu::current(), self.places.len());
+        // Acquire: pairs with the Release in `give_back`.
+        let is_free = |place: &&Place| !place.busy.load(Ordering::Relaxed) && !place.busy.swap(true, Ordering::Acquire);
+        (first..first + count).map(|i| &self.places[i % count]).find(is_free)
+    }
+
+    fn give_back(&self, place: &Place) {
+        // Release: pairs with the Acquire in `try_take`.
+        place.busy.store(false, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            // One for each that is given back: who comes in between and takes it gives it back, too.
+            self.given_back.fetch_add(1, Ordering::Release);
+            let _ = futex::wake(&self.given_back, futex::Flags::PRIVATE, 1);
         }
     }
 }
@@ -118,6 +150,30 @@ mod tests {
                     }
                 });
             }
+        });
+    }
+    /// Who waits sleeps: it uses no CPU, and is woken when there is one.
+    #[test]
+    fn who_waits_for_a_worker_sleeps() {
+        let workers = Workers::new(1).unwrap();
+        let woken = || {
+            let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
+            line.trim().parse::<u64>().unwrap()
+        };
+        std::thread::scope(|scope| {
+            let (taken, is_taken) = std::sync::mpsc::channel();
+            let workers = &workers;
+            scope.spawn(move || {
+                workers.with(|_| {
+                    taken.send(()).unwrap();
+                    std::thread::sleep(std::time::Duration::from_millis(300));
+                });
+            });
+            is_taken.recv().unwrap();
+            let before = woken();
+            workers.with(|_| {});
+            assert!(woken() - before < 10, "woken {} times", woken() - before);
         });
     }
 }

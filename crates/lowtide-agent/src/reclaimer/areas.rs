@@ -148,7 +148,7 @@ impl ReclaimerThread {
         {
             return Obeyed::NotYet(SHORTEST_NAP_US);
         }
-        let Some(reclaimer) = made(&mut self.reclaimer) else { return Obeyed::NotYet(STUCK_PAUSE_US) };
+        let Some(reclaimer) = made(&mut self.reclaimer, pager) else { return Obeyed::NotYet(STUCK_PAUSE_US) };
         let step = off.step(pager, &mut reclaimer.worker);
         if step != Step::Done && now_us >= self.orders.count_at_us {
             self.orders.counted_us = now_us;

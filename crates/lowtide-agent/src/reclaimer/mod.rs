@@ -10,7 +10,8 @@ mod register;
 mod requests;
 mod watch;
 
-use core::sync::atomic::Ordering;
+use alloc::boxed::Box;
+use core::sync::atomic::{AtomicPtr, Ordering};
 
 use lowtide_core::steps;
 use lowtide_pager::accounts::Measuring;
@@ -27,6 +28,7 @@ use lowtide_pager::sys::cpus;
 use lowtide_pager::sys::uffd::Uffd;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::Timespec;
 
@@ -100,6 +102,8 @@ pub extern "C" fn inherited(_: usize) -> ! {
     let mut reclaimer = ReclaimerThread::new(None);
     // The child may change its root directory at once.
     reclaimer.thread_ends.open();
+    // Before this process can fork.
+    reclaimer.reclaimer = make().ok();
     monitor::go();
     fork_handshake::child_is_ready();
     reclaimer.run()
@@ -174,7 +178,7 @@ struct ReclaimerThread {
     /// The same if nobody but this process had grown.
     expected_without_others: u64,
     pool_share: PoolShare,
-    reclaimer: Option<Reclaimer>,
+    reclaimer: Option<Box<Reclaimer>>,
     judge: Judge,
     look: Look,
     thread_ends: thread_end::Look,
@@ -184,16 +188,40 @@ struct ReclaimerThread {
     yields: Yields,
     /// When what forked children had that are gone was last dropped, in microseconds.
     reaped_us: u64,
+    /// When it was last looked which CPUs the process may use.
+    cpus_seen_us: u64,
     orders: Orders,
     reclaim: Reclaim,
 }
 
-/// What evicts, made now if there is none; None: there is no memory for it yet.
-fn made(reclaimer: &mut Option<Reclaimer>) -> Option<&mut Reclaimer> {
-    if reclaimer.is_none() {
-        *reclaimer = Worker::new(true).ok().map(Reclaimer::new);
+/// What evicts in this process, once it is made: its thread has it, and never frees it.
+static MADE: AtomicPtr<Reclaimer> = AtomicPtr::new(core::ptr::null_mut());
+
+fn make() -> Result<Box<Reclaimer>, Errno> {
+    let mut made = Box::new(Reclaimer::new(Worker::new(true)?));
+    MADE.store(&raw mut *made, Ordering::Relaxed);
+    Ok(made)
+}
+
+/// What evicts, made now if there is none; None: there is no memory for it yet, or a child's copy of the heap must not be one of
+/// a heap that changes.
+fn made<'a>(reclaimer: &'a mut Option<Box<Reclaimer>>, pager: &Pager) -> Option<&'a mut Reclaimer> {
+    if reclaimer.is_none() && !pager.paused() {
+        *reclaimer = make().ok();
     }
-    reclaimer.as_mut()
+    reclaimer.as_deref_mut()
+}
+
+/// In a forked child: lets go of what its parent's reclaimer had.
+///
+/// # Safety
+/// This process has no reclaimer.
+pub unsafe fn forget_parents() {
+    let made = MADE.swap(core::ptr::null_mut(), Ordering::Relaxed);
+    if !made.is_null() {
+        // SAFETY: a box of `make`, which only the parent's reclaimer had; what it owns it has owned since it was made.
+        drop(unsafe { Box::from_raw(made) });
+    }
 }
 
 impl ReclaimerThread {
@@ -220,6 +248,7 @@ impl ReclaimerThread {
             resident,
             yields: Yields::default(),
             reaped_us: 0,
+            cpus_seen_us: 0,
             orders: Orders::default(),
             reclaim: Reclaim::default(),
         }

@@ -10,17 +10,19 @@ use lowtide_pager::reclaim::{Nap, Seen};
 use lowtide_pager::sys::clock::now_us;
 
 use super::{ReclaimerThread, areas, made};
-use crate::{agent, gate, wake, watch};
+use crate::{agent, gate, monitor, wake, watch};
 
 /// What forked children had that are gone is dropped this often.
 const REAP_EVERY_US: u64 = 1_000_000;
+/// How often it is looked which CPUs the process may use.
+const CPUS_EVERY_US: u64 = 1_000_000;
 
 impl ReclaimerThread {
     /// A turn while memory is registered. Returns for how long to sleep.
     pub(super) fn turn(&mut self, pager: &Pager, total: u64) -> Nap {
         let now = now_us();
         self.housekeep(pager, total, now);
-        if made(&mut self.reclaimer).is_none() {
+        if made(&mut self.reclaimer, pager).is_none() {
             return Nap::UntilFaults(SHORTEST_NAP_US);
         }
         self.answer_what_is_fixed(pager);
@@ -34,9 +36,10 @@ impl ReclaimerThread {
         let seen = self.observe(pager, total, now);
         let Some(reclaimer) = &mut self.reclaimer else { return Nap::UntilFaults(SHORTEST_NAP_US) };
         let look = reclaimer.look(pager, &seen);
-        // The one handler thread that watches may wait for a CPU that others keep busy.
+        // The one handler thread that watches may wait for a CPU that others keep busy, and so may all that there are.
         if !look.faults_come && pager.uffd().is_readable() {
             watch::call_all();
+            watch::want_another();
         }
         self.judge.sharers = self.resident.sharers();
         reclaimer.turn(pager, look, now, &mut self.judge)
@@ -66,6 +69,11 @@ impl ReclaimerThread {
         pager.budget.set_limit(settings.ram_limit.load(Ordering::Relaxed));
         pager.budget.set_ceiling(settings.ram_ceiling.load(Ordering::Relaxed));
         pager.set_sharers(self.resident.sharers());
+        monitor::start_wanted(pager, now_us);
+        if now_us.saturating_sub(self.cpus_seen_us) >= CPUS_EVERY_US {
+            self.cpus_seen_us = now_us;
+            monitor::follow_cpus();
+        }
         if pager.wants_writes_watched() {
             if gate::try_close() {
                 pager.watch_writes();

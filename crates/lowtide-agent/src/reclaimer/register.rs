@@ -5,16 +5,15 @@ use core::sync::atomic::Ordering;
 
 use lowtide_core::codec::Codec;
 use lowtide_core::store::{Store, StoreConfig};
-use lowtide_pager::fault::Worker;
 use lowtide_pager::mappings::{Range, adoptable};
 use lowtide_pager::pager::{Host, Pager};
-use lowtide_pager::reclaim::{Evicted, Reclaimer};
+use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::segment;
 use lowtide_pager::sys::clock::now_us;
 use lowtide_pager::sys::{Line, present};
 use rustix::io::Errno;
 
-use super::ReclaimerThread;
+use super::{ReclaimerThread, make};
 use crate::{agent, broker, forked_child, gate, hooks, monitor, request, say, swap_file, thread, wake, watch};
 
 /// Mappings that were made past the C library are looked for this often at least, ...
@@ -64,7 +63,7 @@ impl ReclaimerThread {
         store.limit_folios(run.folio_order);
         swap_file::add_all(&store);
         let staging = self.staging.target(limit, agent::segment().active() + 1);
-        self.reclaimer = Some(Reclaimer::new(Worker::new(true)?));
+        self.reclaimer = Some(make()?);
         self.thread_ends.open();
         let uffd = self.uffd.take().ok_or(Errno::BADF)?;
         let host = Host {
@@ -77,7 +76,7 @@ impl ReclaimerThread {
             open_memory: present::open_memory,
             steps: 1,
             turn: gate::changed,
-            is_alone: || thread::others(agent::proc().own_threads()) == Some(1),
+            is_alone: monitor::program_is_alone,
             child_wants_to_run: forked_child::wants_to_run,
             has_thread: thread::exists,
         };

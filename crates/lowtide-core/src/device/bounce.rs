@@ -6,24 +6,28 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use rustix::io::Errno;
 use rustix::thread::futex;
 
+use crate::percpu;
 use crate::vm::Page;
 use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
 
 /// Pages in a buffer: what the pager stores at a time. Disks get faster up to writes of about a MiB (256 KiB: 0.75 of the speed
 /// of 512 KiB where this was measured), and memory is short.
 pub const BUFFER_PAGES: usize = 128;
-/// Buffers. They take memory once they are used; the lowest ones are used first.
-pub const BUFFERS: usize = 4;
-/// In the word of busy buffers: somebody waits for one.
-const WAITERS: u32 = 1 << BUFFERS;
-const ALL: u32 = WAITERS - 1;
+/// Buffers at least, and at most: as many as there are CPUs whose threads may want one at a time. They take memory once they are
+/// used; the lowest ones are used first.
+const LEAST_BUFFERS: usize = 4;
+pub const MOST_BUFFERS: usize = 8;
+/// In the word of busy buffers: one waits for one. (So many threads are never there that these run over.)
+const WAITER: u32 = 1 << MOST_BUFFERS;
 
 /// The buffers of a device.
 #[derive(Debug)]
 pub struct Buffers {
     map: Mapping,
-    /// Bit i: buffer i is in use.
+    /// Bit i: buffer i is in use, or there is none. Above that: how many wait for one.
     busy: AtomicU32,
+    /// That word while no buffer is in use and nobody waits.
+    none_busy: u32,
 }
 
 /// One buffer, for as long as this lives.
@@ -38,16 +42,22 @@ impl Buffers {
     /// # Errors
     /// As [`vm::map`].
     pub fn new() -> Result<Buffers, Errno> {
-        let map = vm::map(BUFFERS * BUFFER_PAGES * PAGE_SIZE, OnFork::Copy)?;
-        Ok(Buffers { map, busy: AtomicU32::new(0) })
+        Buffers::for_cpus(percpu::count())
+    }
+
+    fn for_cpus(cpus: usize) -> Result<Buffers, Errno> {
+        let count = cpus.clamp(LEAST_BUFFERS, MOST_BUFFERS);
+        let map = vm::map(count * BUFFER_PAGES * PAGE_SIZE, OnFork::Copy)?;
+        let none_busy = (WAITER - 1) & !((1 << count) - 1);
+        Ok(Buffers { map, busy: AtomicU32::new(none_busy), none_busy })
     }
 
     /// Takes a buffer; `None` when all are in use.
     pub fn try_take(&self) -> Option<Buffer<'_>> {
         let mut busy = self.busy.load(Ordering::Relaxed);
         loop {
-            let index = (!busy & ALL).trailing_zeros();
-            if index as usize >= BUFFERS {
+            let index = (!busy).trailing_zeros();
+            if index as usize >= MOST_BUFFERS {
                 return None;
             }
             // Acquire: pairs with the Release with which a buffer is dropped.
@@ -61,20 +71,30 @@ impl Buffers {
     /// Takes a buffer, and waits for one if all are in use: for the I/O of others, so the caller may hold no other buffer and
     /// no lock.
     pub fn take(&self) -> Buffer<'_> {
-        loop {
+        if let Some(buffer) = self.try_take() {
+            return buffer;
+        }
+        // Before it looks once more: who gives one back from here on wakes somebody.
+        self.busy.fetch_add(WAITER, Ordering::Relaxed);
+        let buffer = loop {
             if let Some(buffer) = self.try_take() {
-                return buffer;
+                break buffer;
             }
-            let busy = self.busy.fetch_or(WAITERS, Ordering::Relaxed) | WAITERS;
-            if busy & ALL == ALL {
+            let busy = self.busy.load(Ordering::Relaxed);
+            if busy % WAITER == WAITER - 1 {
                 let _ = futex::wait(&self.busy, futex::Flags::PRIVATE, busy, None);
             }
-        }
+        };
+        self.busy.fetch_sub(WAITER, Ordering::Relaxed);
+        buffer
     }
 
-    /// In a forked child, before anything else is done with the buffers there: frees those that threads of the parent had.
+    /// In a forked child, before anything else is done with the buffers there: frees those that threads of the parent had, and
+    /// gives back the child's copies.
     pub fn reset_after_fork(&self) {
-        self.busy.store(0, Ordering::Relaxed);
+        self.busy.store(self.none_busy, Ordering::Relaxed);
+        // SAFETY: this process has no thread that has a buffer.
+        unsafe { self.map.discard(0, self.map.len()) }
     }
 }
 
@@ -90,9 +110,10 @@ impl Buffer<'_> {
 impl Drop for Buffer<'_> {
     fn drop(&mut self) {
         // Release: pairs with the Acquire in `try_take`.
-        let busy = self.of.busy.fetch_and(!(1 << self.index | WAITERS), Ordering::Release);
-        if busy & WAITERS != 0 {
-            let _ = futex::wake(&self.of.busy, futex::Flags::PRIVATE, u32::MAX >> 1);
+        let busy = self.of.busy.fetch_and(!(1 << self.index), Ordering::Release);
+        if busy >= WAITER {
+            // One for each buffer that is given back: who comes in between and takes it gives it back, too.
+            let _ = futex::wake(&self.of.busy, futex::Flags::PRIVATE, 1);
         }
     }
 }
@@ -112,13 +133,18 @@ mod tests {
 
     #[test]
     fn more_users_than_buffers_each_have_one_alone() {
-        let buffers = Buffers::new().unwrap();
+        for (cpus, count) in [(1, 4), (2, 4), (6, 6), (64, 8)] {
+            more_users_than_buffers(&Buffers::for_cpus(cpus).unwrap(), count);
+        }
+    }
+
+    fn more_users_than_buffers(buffers: &Buffers, count: usize) {
         let all: Vec<Buffer<'_>> = core::iter::from_fn(|| buffers.try_take()).collect();
-        assert_eq!(all.len(), BUFFERS);
+        assert_eq!(all.len(), count);
         let passed = AtomicUsize::new(0);
         std::thread::scope(|scope| {
-            for t in 0..3 * BUFFERS as u8 {
-                let (buffers, passed) = (&buffers, &passed);
+            for t in 0..3 * count as u8 {
+                let passed = &passed;
                 scope.spawn(move || {
                     for _ in 0..50 {
                         let mut buffer = buffers.take();
@@ -131,7 +157,7 @@ mod tests {
             }
             drop(all);
         });
-        assert_eq!(passed.into_inner(), 50 * 3 * BUFFERS);
-        assert_eq!(buffers.busy.load(Ordering::Relaxed) & ALL, 0);
+        assert_eq!(passed.into_inner(), 50 * 3 * count);
+        assert_eq!(buffers.busy.load(Ordering::Relaxed), buffers.none_busy);
     }
 }

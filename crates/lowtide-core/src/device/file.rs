@@ -13,7 +13,7 @@ use rustix::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use rustix::fs::{Advice, FallocateFlags, FileType, OFlags};
 use rustix::io::Errno;
 
-use super::bounce::{BUFFER_PAGES, BUFFERS, Buffer, Buffers};
+use super::bounce::{BUFFER_PAGES, Buffer, Buffers, MOST_BUFFERS};
 use super::seal::{Seal, Tag};
 use super::transfer::{File, Pages, Transfer};
 use super::uring::{DEPTH, Rings};
@@ -175,7 +175,7 @@ impl FileDevice {
         ios: &mut usize,
     ) -> (usize, usize) {
         let left = runs[at.0..].iter().map(|run| run.pages.len()).sum::<usize>() - at.1;
-        let mut held: ArrayVec<Buffer<'_>, BUFFERS> = ArrayVec::new();
+        let mut held: ArrayVec<Buffer<'_>, MOST_BUFFERS> = ArrayVec::new();
         held.push(self.buffers.take());
         while held.len() * BUFFER_PAGES < left
             && !held.is_full()

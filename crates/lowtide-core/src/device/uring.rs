@@ -18,17 +18,19 @@ use rustix::io_uring::{
 };
 
 use super::transfer::{File, Pages, Transfer};
+use crate::percpu;
 use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
 
 /// Most transfers in flight in one ring: what fits in one page each of submissions and completions.
 pub const DEPTH: usize = 32;
-/// Rings: batches at the same time.
-const RINGS: usize = 4;
+/// Rings at least, and at most: batches at the same time, as many as there are CPUs.
+const LEAST_RINGS: usize = 4;
+const MOST_RINGS: usize = 8;
 
 /// The rings of a device.
 #[derive(Debug)]
 pub struct Rings {
-    list: ArrayVec<Ring, RINGS>,
+    list: ArrayVec<Ring, MOST_RINGS>,
 }
 
 /// One ring.
@@ -72,7 +74,7 @@ impl Rings {
     pub fn new() -> Result<Rings, Errno> {
         let mut list = ArrayVec::new();
         list.push(Ring::new()?);
-        list.extend((1..RINGS).map_while(|_| Ring::new().ok()));
+        list.extend((1..percpu::count().clamp(LEAST_RINGS, MOST_RINGS)).map_while(|_| Ring::new().ok()));
         Ok(Rings { list })
     }
 
@@ -80,6 +82,8 @@ impl Rings {
     pub fn forget(&self) {
         for ring in &self.list {
             ring.fd.store(-1, Ordering::Relaxed);
+            // SAFETY: without a descriptor nobody looks there.
+            unsafe { ring.map.discard(0, 2 * PAGE_SIZE) };
         }
     }
 

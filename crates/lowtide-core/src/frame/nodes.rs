@@ -2,7 +2,7 @@
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::percpu::{MAX_CPUS, last_in};
+use crate::percpu::{MAX_CPUS, each_in_list, last_in};
 
 /// Most nodes that are told apart.
 pub(super) const MAX_NODES: usize = 64;
@@ -33,15 +33,10 @@ impl NodesOfCpus {
     /// A further node with the CPUs of `list`, the kernel's "0-3,8"; not if it has none.
     fn add(&mut self, list: &[u8]) {
         let mut any = false;
-        for part in list.split(|&c| c == b',' || c == b'\n') {
-            let mut ends = part.split(|&c| c == b'-').map(|n| core::str::from_utf8(n).ok().and_then(|n| n.parse().ok()));
-            let Some(Some(first)) = ends.next() else { continue };
-            let last: usize = ends.next().flatten().unwrap_or(first);
-            for cpu in first..=last.min(MAX_CPUS - 1) {
-                self.of[cpu] = self.nodes as u8;
-                any = true;
-            }
-        }
+        each_in_list(list, MAX_CPUS, |cpu| {
+            self.of[cpu] = self.nodes as u8;
+            any = true;
+        });
         self.nodes += usize::from(any);
     }
 }

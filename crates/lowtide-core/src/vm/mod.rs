@@ -162,6 +162,22 @@ pub unsafe fn write_nothing(addr: usize) {
     }
 }
 
+/// [`Mapping::retire`] for the mapping that begins at this address.
+///
+/// # Safety
+/// As there.
+pub unsafe fn retire_at(addr: usize) {
+    let base = addr - PAGE_SIZE;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+    let Some(slot) = table().iter().find(|slot| slot.start.load(Ordering::Relaxed) == base) else { return };
+    let whole = slot.end.load(Ordering::Acquire) - base;
+    // SAFETY: replaces the mapping and its guards, which nobody uses any more.
+    if unsafe { rustix::mm::mmap_anonymous(base as *mut _, whole, ProtFlags::empty(), flags) }.is_ok() {
+        // Release: pairs with the Acquire in `map_again`.
+        slot.retired.store(true, Ordering::Release);
+    }
+}
+
 impl Mapping {
     /// First address.
     pub fn as_ptr(&self) -> *mut u8 {
@@ -214,15 +230,8 @@ impl Mapping {
     /// # Safety
     /// Nobody may use the mapping, or a copy of it, from here on.
     pub unsafe fn retire(self) {
-        let base = self.addr() - PAGE_SIZE;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        let Some(slot) = table().iter().find(|slot| slot.start.load(Ordering::Relaxed) == base) else { return };
-        let whole = slot.end.load(Ordering::Acquire) - base;
-        // SAFETY: replaces the mapping and its guards, which nobody uses any more.
-        if unsafe { rustix::mm::mmap_anonymous(base as *mut _, whole, ProtFlags::empty(), flags) }.is_ok() {
-            // Release: pairs with the Acquire in `map_again`.
-            slot.retired.store(true, Ordering::Release);
-        }
+        // SAFETY: handed on to the caller.
+        unsafe { retire_at(self.addr()) }
     }
 
     /// Gives the pages of `offset .. offset + len` back to the kernel; they read as zero afterwards.

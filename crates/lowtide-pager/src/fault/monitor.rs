@@ -22,6 +22,8 @@ const DEFERRED: usize = 1024;
 const NAP_US: u32 = 30;
 /// ... and after so many looks in vain at the pace of other waits: what takes longer is a large munmap.
 const NAPS: u32 = 16;
+/// For how long zstd's compressor, up to a megabyte, is kept by the one that waits for ever. (Others wait for a millisecond.)
+const COMPRESSOR_MS: i32 = 20;
 /// A thread whose page has come waits for this long for others that were read with it, in nanoseconds. With pages in the pool
 /// that is some ten faults.
 const PROMPT_NS: u64 = 50_000;
@@ -69,7 +71,18 @@ impl Monitor {
             pager.uffd().wait_readable_us(NAP_US);
         } else {
             let is_calm = !self.has_deferred() && pager.order.lock().is_all_certain();
-            pager.uffd().wait_readable(if is_calm { ms } else { 1 });
+            let has_compressor = self.worker.has_compressor();
+            let ms = if !is_calm {
+                1
+            } else if has_compressor && ms < 0 {
+                COMPRESSOR_MS
+            } else {
+                ms
+            };
+            if !pager.uffd().wait_readable(ms) && has_compressor {
+                // Nobody waits for room: a page that has come must leave again for that.
+                self.worker.forget_compressor();
+            }
         }
         add(&pager.counters().monitor_wakeups, 1);
     }

@@ -110,6 +110,16 @@ impl Worker {
         }
     }
 
+    /// Whether it has compressed a page with zstd since the last [`Worker::forget_compressor`].
+    pub(crate) fn has_compressor(&self) -> bool {
+        self.scratch.has_compressor()
+    }
+
+    /// Gives back what only compressing with zstd needs, until a page is compressed again.
+    pub(crate) fn forget_compressor(&mut self) -> bool {
+        self.scratch.forget_compressor()
+    }
+
     /// The codec's buffers.
     pub(crate) fn scratch(&mut self) -> &mut Scratch {
         &mut self.scratch
@@ -125,6 +135,13 @@ impl Worker {
     pub(crate) fn buffer_and_waiters(&mut self) -> (&[Page; CHUNK], &mut Waiters) {
         // SAFETY: as in `parts`.
         (unsafe { &*self.buffer.as_ptr().cast() }, &mut self.waiters)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // SAFETY: the references that were given away borrowed this.
+        unsafe { self.buffer.retire() }
     }
 }
 

@@ -125,8 +125,10 @@ impl Pager {
         }
         self.register_inherited()?;
         steps::taken(steps::Fork::Child);
-        // Release: pairs with the Acquire in `handover`.
-        self.handover.store(next, Ordering::Release);
+        // AcqRel: pairs with the Acquire in `handover`.
+        let parents = self.handover.swap(next, Ordering::AcqRel);
+        // SAFETY: from `Handover::new`; the parent has its own mapping of it, and has let go.
+        unsafe { vm::retire_at(parents.addr()) };
         self.resume();
         Ok(TakenOver::Serves)
     }

@@ -103,7 +103,7 @@ impl Pager {
 
     /// Gives back what only compressing with zstd needs. For the reclaimer.
     pub fn forget_compressor(&self, worker: &mut Worker) {
-        let had = worker.scratch().forget_compressor();
+        let had = worker.forget_compressor();
         self.compressor_changed(had);
     }
 

@@ -6,6 +6,10 @@
 //! `make faults` lets every operation fail; without `LOWTIDE_FAULTS_ALL` a sample of them does. A failure is repeated with
 //! `LOWTIDE_FAULTS_ONLY='SCENE KIND AT'`, as the message says it.
 
+#[path = "../real_programs/gauges.rs"]
+mod gauges;
+#[path = "../real_programs/handlers.rs"]
+mod handlers;
 #[path = "../real_programs/machine.rs"]
 #[allow(dead_code)]
 mod machine;
@@ -16,6 +20,7 @@ mod measure;
 #[allow(dead_code)]
 mod programs;
 
+mod numbers_of_handlers;
 mod run;
 
 use lowtide_core::faults::{Fault, Op};

@@ -58,12 +58,12 @@ impl fmt::Display for Tally {
 }
 
 /// A [`Faults`] in a file that the agents map.
-struct Plan {
+pub struct Plan {
     faults: &'static Faults,
 }
 
 impl Plan {
-    fn write(path: &Path, faults: Faults) -> Plan {
+    pub fn write(path: &Path, faults: Faults) -> Plan {
         let file: File = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path).expect("a plan");
         file.set_len(size_of::<Faults>() as u64).expect("room for a plan");
         let (prot, len) = (ProtFlags::READ | ProtFlags::WRITE, size_of::<Faults>());

@@ -1,8 +1,12 @@
 //! Children: those that exec at once, those that stay, those that outlive their parent.
 
+use std::fs;
+use std::time::{Duration, Instant};
+
 use crate::check::{Data, Growth, compare, ends_well, faults, report};
+use crate::gauges::{Gauges, own_tables};
 use crate::machine::{native_only, say, turn};
-use crate::measure::{Job, Limit, Swap};
+use crate::measure::{Job, Limit, Running, Swap};
 use crate::programs::job;
 
 /// A child that stays has as much memory again as its parent: compressed RAM alone can't hold both.
@@ -113,4 +117,38 @@ fn child_that_stays_is_counted() {
 #[test]
 fn child_that_outlives_its_parent_is_counted() {
     counted("forks, orphan, counted", "forks", "orphan 128", 60, Growth::Copies);
+}
+
+/// What lowtide has but for the program's pages in the process whose pid is in the file `name`, which is removed then.
+fn tables_of(run: &mut Running, job: &Job, name: &str) -> u64 {
+    let file = job.directory.join(name);
+    assert!(run.wait_until(|_| file.exists()), "no generation has come so far");
+    let pid: u32 = fs::read_to_string(&file).expect("read").parse().expect("a pid");
+    let gauges = Gauges::of(run.session).expect("a segment");
+    let mut bytes = None;
+    // It is measured ten times a second.
+    let since = Instant::now();
+    run.wait_until(|_| {
+        bytes = gauges.active().find(|(active, _)| *active == pid).map(|(_, process)| own_tables(process));
+        bytes.is_some() && since.elapsed() > Duration::from_secs(1)
+    });
+    fs::remove_file(&file).expect("removed");
+    bytes.expect("its memory is registered")
+}
+
+/// What lowtide's threads in a parent had is of no use in a child that outlives it.
+#[test]
+fn a_chain_of_forks_does_not_grow() {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job("forks, chain", "fork_chain", "200 24") else { return };
+    if native_only() {
+        return;
+    }
+    let mut run = job.start_limited(&Limit { ram: 20 << 20, swap: Swap::Default });
+    let early = tables_of(&mut run, &job, "early");
+    let late = tables_of(&mut run, &job, "late");
+    let outcome = run.finish();
+    assert!(ends_well(&outcome), "{outcome:?}");
+    say(&format!("  forks, chain: own tables {} KiB in the third generation, {} KiB in the last", early >> 10, late >> 10));
+    assert!(late < early + (512 << 10), "{early} bytes in the third generation, {late} in the last");
 }

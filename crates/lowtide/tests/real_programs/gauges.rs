@@ -49,3 +49,9 @@ impl Gauges {
 pub fn own(process: &Proc) -> u64 {
     process.own_bytes.load(Ordering::Relaxed)
 }
+
+/// The same without what holds the program's pages: tables, buffers, stacks.
+pub fn own_tables(process: &Proc) -> u64 {
+    let pages = [&process.staged_bytes, &process.pool_bytes].map(|gauge| gauge.load(Ordering::Relaxed));
+    own(process).saturating_sub(pages.into_iter().sum())
+}

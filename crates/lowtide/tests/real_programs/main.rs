@@ -17,6 +17,7 @@ mod early_threads;
 mod ends;
 mod forks;
 mod gauges;
+mod handlers;
 mod left_behind;
 mod machine;
 mod mapping_calls;

@@ -1,6 +1,10 @@
 //! Threads: everything at once with every byte checked, the MADV_DONTNEED race, big stacks that come and go.
 
+use std::collections::BTreeSet;
+use std::fs;
+
 use crate::check::{Data, Growth, compare, ends_well};
+use crate::handlers;
 use crate::machine::{tool, turn};
 use crate::measure::{Limit, Swap};
 use crate::programs::job;
@@ -77,4 +81,26 @@ fn big_stacks_come_and_go() {
     let Some(_turn) = turn() else { return };
     let Some(job) = job("big stacks", "stacks", "16 4 12") else { return };
     compare(&job, Growth::Stream, Data::Compressible, ends_well);
+}
+
+/// Where there are more than 16, neighbours have one together.
+#[test]
+fn each_cpu_on_which_threads_wait_has_a_handler() {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job("pinned threads", "pinned", "48") else { return };
+    let cpus = handlers::own_cpus();
+    let mut seen = Vec::new();
+    let mut run = job.start_limited(&Limit { ram: 24 << 20, swap: Swap::Ram });
+    run.wait_until(|run| {
+        seen = handlers::of(run.session);
+        seen.iter().flatten().copied().collect::<BTreeSet<usize>>() == cpus && seen.len() == cpus.len().min(16)
+    });
+    fs::write(job.directory.join("go"), "").expect("written");
+    let outcome = run.finish();
+    assert!(ends_well(&outcome), "{outcome:?}");
+    assert_eq!(seen.len(), cpus.len().min(16), "{seen:?}");
+    assert!(
+        seen.iter().map(BTreeSet::len).sum::<usize>() == cpus.len() && seen.iter().flatten().all(|cpu| cpus.contains(cpu)),
+        "{seen:?}"
+    );
 }
