@@ -65,10 +65,24 @@ mod rdpid {
     }
 }
 
+/// What [`count`] has found out; 0: nothing yet.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// See [`force`]; 0: what the kernel says.
+#[cfg(feature = "lab")]
+pub(crate) static FORCED_NODES: AtomicUsize = AtomicUsize::new(0);
+
+/// From here on all goes as on a machine with `cpus` CPUs, which are divided evenly over `nodes` NUMA nodes. For experiments:
+/// before anything is made that is kept per CPU. (Threads stay on the CPUs that there are.)
+#[cfg(feature = "lab")]
+pub fn force(cpus: usize, nodes: usize) {
+    COUNT.store(cpus.clamp(1, MAX_CPUS), Ordering::Relaxed);
+    FORCED_NODES.store(nodes, Ordering::Relaxed);
+}
+
 /// How many CPUs this machine can have: one more than the highest number, at most [`MAX_CPUS`].
 #[inline]
 pub fn count() -> usize {
-    static COUNT: AtomicUsize = AtomicUsize::new(0);
     match COUNT.load(Ordering::Relaxed) {
         0 => {
             let n = last_in(c"/sys/devices/system/cpu/possible").map_or(1, |n| n + 1).min(MAX_CPUS);

@@ -18,6 +18,11 @@ pub(super) struct NodesOfCpus {
 
 /// The nodes of this machine; one if the kernel does not say.
 pub(super) fn detect() -> NodesOfCpus {
+    #[cfg(feature = "lab")]
+    match crate::percpu::FORCED_NODES.load(core::sync::atomic::Ordering::Relaxed) {
+        0 => {}
+        nodes => return NodesOfCpus::evenly(crate::percpu::count(), nodes),
+    }
     let mut found = NodesOfCpus { nodes: 0, of: [0; MAX_CPUS] };
     let last = last_in(c"/sys/devices/system/node/has_cpu").unwrap_or(0);
     for node in 0..=last.min(MAX_NODES - 1) {
@@ -30,6 +35,13 @@ pub(super) fn detect() -> NodesOfCpus {
 }
 
 impl NodesOfCpus {
+    /// Of a machine whose CPUs are divided evenly: neighbours are of one node.
+    #[cfg(feature = "lab")]
+    fn evenly(cpus: usize, nodes: usize) -> NodesOfCpus {
+        let nodes = nodes.clamp(1, cpus.min(MAX_NODES));
+        NodesOfCpus { nodes, of: core::array::from_fn(|cpu| (cpu * nodes / cpus).min(nodes - 1) as u8) }
+    }
+
     /// A further node with the CPUs of `list`, the kernel's "0-3,8"; not if it has none.
     fn add(&mut self, list: &[u8]) {
         let mut any = false;
@@ -67,6 +79,13 @@ mod tests {
         found.add(b"2-3,5-5000\n");
         assert_eq!((found.nodes, &found.of[..7]), (2, &[0, 0, 1, 1, 0, 1, 1][..]));
         assert_eq!(found.of[MAX_CPUS - 1], 1);
+    }
+
+    #[test]
+    fn forced_nodes_have_as_many_cpus_each() {
+        let found = NodesOfCpus::evenly(8, 2);
+        assert_eq!((found.nodes, &found.of[..9]), (2, &[0, 0, 0, 0, 1, 1, 1, 1, 1][..]));
+        assert_eq!(NodesOfCpus::evenly(2, 8).nodes, 2, "a node has a CPU");
     }
 
     #[test]

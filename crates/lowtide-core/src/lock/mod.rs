@@ -18,6 +18,8 @@ use rustix::time::Timespec;
 
 pub(crate) use order::assert_holds_none;
 pub use stats::{Waits, all_waits, reset_waits, waits};
+#[cfg(feature = "lab")]
+pub use stats::{count_taken, taken};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -88,6 +90,8 @@ impl<T, const RANK: u8> Lock<T, RANK> {
     #[inline]
     fn taken(&self) -> Guard<'_, T, RANK> {
         order::took(RANK);
+        #[cfg(feature = "lab")]
+        stats::took(RANK);
         #[cfg(feature = "lab")]
         // SAFETY: this thread has just become the one holder.
         unsafe {

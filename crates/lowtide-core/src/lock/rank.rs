@@ -30,7 +30,7 @@ pub const BUDDY: u8 = 11;
 pub const MAPPINGS: u8 = 12;
 
 /// One more than the highest rank.
-pub(super) const RANKS: usize = 13;
+pub const RANKS: usize = 13;
 
 /// The name of a rank, for reports.
 pub const fn name(rank: u8) -> &'static str {

@@ -1,5 +1,8 @@
-//! How long threads wait for locks, per rank. Only threads that wait pay for the figures.
+//! How long threads wait for locks, per rank. Only threads that wait pay for the figures. With the feature `lab` also how often
+//! locks are taken, in a process that counts it.
 
+#[cfg(feature = "lab")]
+use core::sync::atomic::AtomicBool;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -51,6 +54,35 @@ pub fn reset_waits() {
         c.contended.store(0, Relaxed);
         c.wait_ns.store(0, Relaxed);
         c.max_ns.store(0, Relaxed);
+    }
+}
+
+/// Whether this process counts the locks it takes: for others a line that all threads write to would be what they wait for.
+#[cfg(feature = "lab")]
+static COUNTS_TAKEN: AtomicBool = AtomicBool::new(false);
+#[cfg(feature = "lab")]
+static TAKEN: [AtomicU64; RANKS] = [const { AtomicU64::new(0) }; RANKS];
+
+/// From here on it is counted how often locks are taken ([`taken`]). For experiments whose process has one thread: what several
+/// take at the same moment may be counted once.
+#[cfg(feature = "lab")]
+pub fn count_taken() {
+    COUNTS_TAKEN.store(true, Relaxed);
+}
+
+/// How often locks of each rank were taken since [`count_taken`].
+#[cfg(feature = "lab")]
+pub fn taken() -> [u64; RANKS] {
+    core::array::from_fn(|rank| TAKEN[rank].load(Relaxed))
+}
+
+/// A lock of `rank` was taken.
+#[cfg(feature = "lab")]
+#[inline]
+pub(super) fn took(rank: u8) {
+    if let Some(taken) = TAKEN.get(rank as usize).filter(|_| COUNTS_TAKEN.load(Relaxed)) {
+        // Not an addition in one: that would look like one more lock to who counts such instructions.
+        taken.store(taken.load(Relaxed) + 1, Relaxed);
     }
 }
 

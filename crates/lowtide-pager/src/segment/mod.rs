@@ -70,6 +70,10 @@ pub struct AreaBudget {
     pub claimed: AtomicU32,
 }
 
+/// Places of processes that this process was given to look at ([`Segment::used_procs`]). For experiments of one thread.
+#[cfg(feature = "lab")]
+pub static LOOKED_AT: AtomicU64 = AtomicU64::new(0);
+
 /// The whole segment. An all-zero one (a fresh memfd) is valid and empty.
 #[repr(C)]
 pub struct Segment {
@@ -135,6 +139,14 @@ impl Segment {
 
     /// The slots that have ever been claimed; all others are free.
     pub fn used_procs(&self) -> &[Proc] {
+        let used = self.places();
+        // Not an addition in one: that would look like a lock to who counts such instructions. One thread counts.
+        #[cfg(feature = "lab")]
+        LOOKED_AT.store(LOOKED_AT.load(Ordering::Relaxed) + used.len() as u64, Ordering::Relaxed);
+        used
+    }
+
+    fn places(&self) -> &[Proc] {
         // Acquire: pairs with the AcqRel in `claim`.
         &self.procs[..(self.procs_high.load(Ordering::Acquire) as usize).min(MAX_PROCS)]
     }
@@ -261,7 +273,7 @@ impl Segment {
         let (slot, number) = (image.number() as usize % MAX_PROCS, image.number() / MAX_PROCS as u64);
         // Acquire: pairs with the Release in `Proc::next_image`. What the image did comes before what is done because it is
         // gone.
-        self.used_procs().get(slot).is_some_and(|p| p.image.load(Ordering::Acquire) == number)
+        self.places().get(slot).is_some_and(|p| p.image.load(Ordering::Acquire) == number)
     }
 
     /// Takes what a process that is gone had of the swap areas off what all use: its files, which have no names, went with it.
