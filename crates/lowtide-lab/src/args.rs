@@ -53,24 +53,27 @@ pub struct RaceArgs {
     /// Programs that burn CPU while a load runs (default: none).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64))]
     burners: Option<u64>,
-    /// Of `slots-locks`: only with N threads.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=32))]
-    threads: Option<u64>,
+    /// Of `slots-locks` and `fault`: with these numbers of threads, on machines with more CPUs or fewer.
+    #[arg(long, value_name = "N,N...", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=32))]
+    threads: Vec<u64>,
 }
 
 impl RaceArgs {
     /// What the race is to be like.
     pub fn wishes(&self) -> Wishes {
         let count = |wish: Option<u64>| wish.and_then(|n| usize::try_from(n).ok());
-        let (rounds, burners, threads) = (count(self.rounds), count(self.burners), count(self.threads));
+        let (rounds, burners) = (count(self.rounds), count(self.burners));
+        let mut threads: Vec<usize> = self.threads.iter().filter_map(|n| count(Some(*n))).collect();
+        threads.sort_unstable();
+        threads.dedup();
         Wishes { swap: self.swap, percent: self.percent, only: self.only.clone(), rounds, burners, threads }
     }
 
     /// What is wrong with these options for that experiment.
     fn misfit(&self, experiment: &str) -> Option<String> {
         let is_more = self.swap.is_some() || self.percent.is_some() || self.burners.is_some();
-        if self.threads.is_some() && experiment != experiments::LOCKS {
-            return Some(format!("--threads is for `{}`", experiments::LOCKS));
+        if !self.threads.is_empty() && ![experiments::LOCKS, experiments::FAULT].contains(&experiment) {
+            return Some(format!("--threads is for `{}` and `{}`", experiments::LOCKS, experiments::FAULT));
         }
         let is_given = is_more || !self.only.is_empty() || self.rounds.is_some();
         let own: Vec<&str> = match experiment {
@@ -158,5 +161,19 @@ mod tests {
         }
         let args = Args::try_parse_from(["lab", "slots-locks", "--quick", "--json", "x"]).unwrap();
         assert!(args.quick && args.json.is_some() && args.plot.is_none());
+    }
+
+    #[test]
+    fn numbers_of_threads_are_a_list_in_order_for_those_that_have_threads() {
+        let parse = |experiment, threads| Args::try_parse_from(["lab", experiment, "--threads", threads]);
+        for experiment in ["slots-locks", "fault"] {
+            let args = parse(experiment, "16,1,4,4").unwrap();
+            assert_eq!((args.race.misfit(experiment), args.race.wishes().threads), (None, vec![1, 4, 16]));
+        }
+        assert!(parse("pool", "2").unwrap().race.misfit("pool").is_some_and(|line| line.contains("slots-locks")));
+        for wrong in ["0", "33", "1,,2", "many"] {
+            let line = one_line(&parse("fault", wrong).unwrap_err());
+            assert!(line.contains("--threads") && !line.contains('\n'), "{line}");
+        }
     }
 }

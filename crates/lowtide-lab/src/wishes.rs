@@ -15,6 +15,6 @@ pub struct Wishes {
     pub rounds: Option<usize>,
     /// How many programs burn CPU meanwhile.
     pub burners: Option<usize>,
-    /// With how many threads.
-    pub threads: Option<usize>,
+    /// With these numbers of threads.
+    pub threads: Vec<usize>,
 }

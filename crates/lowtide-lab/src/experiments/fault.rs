@@ -21,6 +21,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
+/// Threads that fault, unless `--threads` says otherwise.
 const THREADS: [usize; 3] = [1, 2, 4];
 /// The limit in percent of the data: about every other touch is of a page that is out.
 const PERCENT: u64 = 60;
@@ -36,7 +37,8 @@ type Place = (usize, usize);
 
 fn run(scale: &Scale) -> Result<Outcome, String> {
     let cpus = threads::allowed()?.len();
-    let places: Vec<Place> = [0, cpus].iter().flat_map(|burners| THREADS.map(|threads| (threads, *burners))).collect();
+    let threads = if scale.race.threads.is_empty() { &THREADS[..] } else { &scale.race.threads };
+    let places: Vec<Place> = [0, cpus].iter().flat_map(|burners| threads.iter().map(|threads| (*threads, *burners))).collect();
     let pages = scale.pick(128 << 8, 512 << 8);
     let size = Size { pages, limit: Some((pages * PAGE_SIZE) as u64 / 100 * PERCENT) };
     let fail = |line: String| format!("fault: {line}");

@@ -45,6 +45,7 @@ const EXPERIMENTS: &[Experiment] = &[
 const ALONE: &[Experiment] = &[build::EXPERIMENT, fault::EXPERIMENT, race::EXPERIMENT, region::EXPERIMENT];
 /// The experiments that have options of their own.
 pub const BUILD: &str = build::EXPERIMENT.name;
+pub const FAULT: &str = fault::EXPERIMENT.name;
 pub const LOCKS: &str = slots_locks::EXPERIMENT.name;
 pub const RACE: &str = race::EXPERIMENT.name;
 pub const REGION: &str = region::EXPERIMENT.name;

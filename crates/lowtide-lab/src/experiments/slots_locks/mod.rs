@@ -110,16 +110,8 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     let slots = scale.pick(64 << 10, 256 << 10);
     let window = Duration::from_millis(scale.pick(60, 200));
     let only = &scale.race.only;
-    let variants: Vec<Variant> = variants()
-        .into_iter()
-        .filter(|(kind, threads, _)| {
-            let is_named = only.is_empty() || only.iter().any(|name| name == kind.name());
-            is_named && scale.race.threads.is_none_or(|wanted| wanted == *threads)
-        })
-        .collect();
-    if variants.is_empty() {
-        return Err(format!("slots-locks: nothing runs so; `apart` and `cached` have 1 or 2 threads, the others {THREADS:?}"));
-    }
+    let mut variants = if scale.race.threads.is_empty() { variants() } else { with_threads(&scale.race.threads) };
+    variants.retain(|(kind, ..)| only.is_empty() || only.iter().any(|name| name == kind.name()));
     let mut cells = vec![Cell::default(); variants.len()];
     in_turn(&variants, scale.pick(7, 15), |i, &(kind, threads, load)| {
         let run = Run { size: slots, threads, window, load };
@@ -131,7 +123,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
         }
     })?;
     // Parts of it have nothing to be compared with: they are for profilers.
-    if !only.is_empty() || scale.race.threads.is_some() {
+    if !only.is_empty() || !scale.race.threads.is_empty() {
         return Ok(Outcome { tables: vec![report::alone(&variants, &cells)], ..Outcome::default() });
     }
     let of = |kind: Kind| -> Vec<(usize, &Cell)> {
@@ -154,6 +146,13 @@ fn variants() -> Vec<Variant> {
         variants.extend(FEW.into_iter().flat_map(|n| [Kind::Baseline, Kind::Cached, Kind::Ours].map(|kind| (kind, n, load))));
     }
     variants
+}
+
+/// Everything with each of these numbers of threads.
+fn with_threads(threads: &[usize]) -> Vec<Variant> {
+    let loads = [MIXED, PAGES, FOLIOS].into_iter();
+    let of = |load| threads.iter().flat_map(move |n| Kind::ALL.map(|kind| (kind, *n, load)));
+    loads.flat_map(of).collect()
 }
 
 /// What one window is like.
