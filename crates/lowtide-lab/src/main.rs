@@ -16,6 +16,7 @@ mod programs;
 mod progress;
 mod race;
 mod report;
+mod scale;
 mod slots;
 mod swapoff;
 mod threads;
@@ -36,7 +37,8 @@ const USAGE: u8 = 2;
 const FAILED: u8 = 125;
 
 fn main() -> ExitCode {
-    if let Some(code) = race::helper().or_else(fault::helper).or_else(burners::helper).or_else(swapoff::helper) {
+    let helpers = [race::helper, fault::helper, burners::helper, swapoff::helper, scale::helper];
+    if let Some(code) = helpers.into_iter().find_map(|helper| helper()) {
         return code;
     }
     let args = match args::parse() {

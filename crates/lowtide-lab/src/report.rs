@@ -108,12 +108,20 @@ pub struct Table {
     title: String,
     columns: Vec<String>,
     rows: Vec<Vec<String>>,
+    #[serde(skip)]
+    markdown: bool,
 }
 
 impl Table {
     /// A table without rows.
     pub fn new(title: impl Into<String>, columns: &[&str]) -> Table {
-        Table { title: title.into(), columns: columns.iter().map(|c| (*c).to_owned()).collect(), rows: Vec::new() }
+        let columns = columns.iter().map(|c| (*c).to_owned()).collect();
+        Table { title: title.into(), columns, rows: Vec::new(), markdown: false }
+    }
+
+    /// Printed as Markdown, for documents.
+    pub fn markdown(self) -> Table {
+        Table { markdown: true, ..self }
     }
 
     /// Adds a row.
@@ -132,6 +140,13 @@ impl fmt::Display for Table {
         };
         let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
         writeln!(f, "{}", self.title)?;
+        if self.markdown {
+            let rule = vec!["---".to_owned(); self.columns.len()];
+            for row in [&self.columns, &rule].into_iter().chain(&self.rows) {
+                writeln!(f, "| {} |", row.join(" | "))?;
+            }
+            return writeln!(f);
+        }
         for row in [&self.columns].into_iter().chain(&self.rows) {
             let cells: Vec<String> = row
                 .iter()

@@ -82,7 +82,7 @@ fn a_program_beside_others_keeps_its_status() {
 
 #[test]
 fn nobody_starts_a_program_that_burns_by_mistake() {
-    for helper in ["burn", "beside", "fault-load"] {
+    for helper in ["burn", "beside", "fault-load", "scale-subject"] {
         let out = Command::new(env!("CARGO_BIN_EXE_lowtide-lab")).arg(helper).output().unwrap();
         let said = String::from_utf8(out.stderr).unwrap();
         assert_eq!((out.status.code(), said.lines().count()), (Some(2), 1), "{helper}: {said}");

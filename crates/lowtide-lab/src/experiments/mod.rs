@@ -11,6 +11,7 @@ mod race;
 mod recompress;
 mod region;
 mod same_filled;
+mod scale;
 mod slots_copies;
 mod slots_fragmentation;
 mod slots_locks;
@@ -41,8 +42,8 @@ const EXPERIMENTS: &[Experiment] = &[
     swapoff::EXPERIMENT,
 ];
 
-/// What takes root, and the whole machine while it runs: only by name.
-const ALONE: &[Experiment] = &[build::EXPERIMENT, fault::EXPERIMENT, race::EXPERIMENT, region::EXPERIMENT];
+/// What takes root, and most of it the whole machine while it runs: only by name.
+const ALONE: &[Experiment] = &[build::EXPERIMENT, fault::EXPERIMENT, race::EXPERIMENT, region::EXPERIMENT, scale::EXPERIMENT];
 /// The experiments that have options of their own.
 pub const BUILD: &str = build::EXPERIMENT.name;
 pub const FAULT: &str = fault::EXPERIMENT.name;
