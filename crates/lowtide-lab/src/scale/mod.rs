@@ -63,11 +63,11 @@ impl Size {
 pub enum Step {
     Control,
     Touch, Load, Staged, Direct, Fill, Drain, Write, Read, FreeSlot, Frame, Free, RunOut,
-    Lists, Publish, OthersOf, RamNow, Active, PoolShare, Yields, Claim, Fork, Child,
+    Lists, Audit, Publish, OthersOf, RamNow, Active, PoolShare, Yields, Claim, Fork, Child,
 }
 
 /// Their names, in that order.
-pub const STEPS: [&str; 23] = [
+pub const STEPS: [&str; 24] = [
     "control: an addition for each CPU and process",
     "fault: first touch",
     "fault: page in the pool",
@@ -82,10 +82,11 @@ pub const STEPS: [&str; 23] = [
     "frames: one of the last node is freed",
     "frames: one, of which there are none",
     "frames: the lists of all CPUs are emptied",
+    "lowtide run: adds up all processes",
     "measurement: publishes gauges",
     "measurement: the others of its family",
-    "measurement: adds up the run",
-    "measurement: counts who is active",
+    "measurement: what the run uses",
+    "measurement: how many are active",
     "measurement: its share of the pools",
     "measurement: whether to give way",
     "start: a place in the segment",

@@ -11,7 +11,7 @@ use lowtide_core::percpu::{self, CacheAligned};
 use lowtide_pager::accounts::pool_share::PoolShare;
 use lowtide_pager::pager::Pager;
 use lowtide_pager::reclaim::Yields;
-use lowtide_pager::segment::{Proc, Segment, proc_state};
+use lowtide_pager::segment::{Audit, Proc, Segment, proc_state};
 
 use super::paged::{faults_and_evictions, new_pager};
 use super::stored::{POOL, hand_out_frames, store_of_child, store_to_file};
@@ -108,12 +108,14 @@ fn join(run: &Segment, processes: usize) -> Option<&Proc> {
 /// What the reclaimer of each process does each time it looks.
 fn measurement(run: &Segment, pager: &Pager, mine: &Proc) {
     let (mut pool_share, mut yields) = (PoolShare::default(), Yields::default());
+    // By `lowtide run`, forty times a second or less often.
+    counted(Step::Audit, || black_box(Audit::default().look(run)));
     yields.look(run, mine, 1_000_000);
     counted(Step::Publish, || pager.publish());
     counted(Step::OthersOf, || black_box(run.others_of(mine)));
     let total = counted(Step::RamNow, || {
         run.publish_ram(mine, 100 << 20);
-        run.ram_now()
+        run.ram_roughly()
     });
     counted(Step::Active, || black_box(run.active()));
     counted(Step::PoolShare, || black_box(pool_share.look(run, pager, POOL as u64, total)));
