@@ -140,25 +140,33 @@ const EVERY: [u64; 7] = {
     every
 };
 
+/// Things of a zone at least, where there are more than two.
+const LEAST_OF_ZONE: usize = 256;
+
+fn shares(cpus: usize, things: usize) -> u32 {
+    let most = (things / LEAST_OF_ZONE).clamp(2, 64).ilog2();
+    cpus.next_power_of_two().trailing_zeros().min(most)
+}
+
 impl Zone {
     /// Everything.
     pub const ALL: Zone = Zone { mask: u64::MAX };
 
-    /// How many zones there are: a power of two.
-    #[inline]
-    pub fn count() -> usize {
+    /// How many zones so many `things` have: 2^n. By the CPUs that are online now, not by those that the machine may have some
+    /// day (a virtual machine with 2 of 64 would use every 32nd thing first); those that come later share theirs. And no more
+    /// than leave each zone [`LEAST_OF_ZONE`] things: a program that runs on few CPUs is to use little of a small area.
+    pub fn shares(things: usize) -> u32 {
         // As many on all machines: models are the same everywhere.
         if cfg!(any(feature = "loom", feature = "shuttle")) {
-            return 2;
+            return 1;
         }
-        count().next_power_of_two().min(64)
+        shares(online(), things)
     }
 
-    /// The zone of this CPU.
+    /// That of this CPU, of 2^`shares`.
     #[inline]
-    pub fn own() -> Zone {
-        let zones = Zone::count();
-        Zone::of(current() & (zones - 1), zones.trailing_zeros())
+    pub fn own(shares: u32) -> Zone {
+        Zone::of(current() & ((1 << shares) - 1), shares)
     }
 
     /// One of 2^`zones`.
@@ -167,7 +175,7 @@ impl Zone {
         Zone { mask: EVERY[zones as usize] << number }
     }
 
-    /// Its number, below [`Zone::count`]; `None`: everything.
+    /// Its number; `None`: everything.
     #[inline]
     pub fn number(self) -> Option<usize> {
         (self != Zone::ALL).then_some(self.mask.trailing_zeros() as usize)
@@ -207,10 +215,32 @@ mod tests {
 
     #[test]
     fn zones_share_everything_out() {
-        let zone = Zone::own();
-        let zones = count().next_power_of_two().min(64);
-        assert_eq!((0..640).filter(|i| zone.has(*i)).count(), 640 / zones);
-        assert!((0..640).all(|i| Zone::ALL.has(i) && zone.has(i) == zone.has(i + zones)));
+        for shares in 0..=6 {
+            let (zone, zones) = (Zone::own(shares), 1 << shares);
+            assert_eq!((0..640).filter(|i| zone.has(*i)).count(), 640 / zones);
+            assert!((0..640).all(|i| Zone::ALL.has(i) && zone.has(i) == zone.has(i + zones)));
+        }
+    }
+
+    #[test]
+    fn zones_are_few_where_cpus_or_things_are() {
+        // CPUs online, clusters of 2 MiB, zones.
+        for (cpus, clusters, zones) in [
+            (1, 1 << 20, 1),
+            (2, 10, 2),
+            (2, 1 << 20, 2),
+            (3, 1 << 20, 4),
+            // Areas of 20 MiB, 1, 4 and 32 GiB.
+            (64, 10, 2),
+            (64, 512, 2),
+            (64, 2048, 8),
+            (64, 16384, 64),
+            (1024, 1 << 20, 64),
+        ] {
+            assert_eq!(1 << shares(cpus, clusters), zones, "{cpus} CPUs, {clusters} clusters");
+        }
+        let online = online();
+        assert_eq!(Zone::shares(1 << 20), shares(online, 1 << 20));
     }
 
     #[test]

@@ -93,7 +93,7 @@ impl Area {
         let cfg =
             AreaConfig { discard: cfg.discard && !cfg.area_lock, rotating: cfg.rotating && cfg.policy == Policy::Exact, ..cfg };
         let area = || {
-            let zones = if cfg.rotating { 0 } else { Zone::count().trailing_zeros() };
+            let zones = if cfg.rotating { 0 } else { Zone::shares(n_clusters) };
             let clusters = Clusters::new(&cfg, zones)?;
             Ok(Area {
                 priority: cfg.priority,
@@ -101,7 +101,7 @@ impl Area {
                 ages: Ages::new(n_clusters)?,
                 io: IoCounts::default(),
                 words: Table::new(n, OnFork::Copy)?,
-                next: Next::new(cfg.rotating),
+                next: Next::new(cfg.rotating, zones),
                 clusters,
                 availability: Availability::new(n_clusters as u64),
                 marks: CacheMarks::new(n_clusters)?,

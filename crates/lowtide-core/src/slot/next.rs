@@ -32,6 +32,8 @@ type Shared = Lock<u64, { rank::NEXT }>;
 #[derive(Debug)]
 pub(super) struct Next {
     cpus: Box<[CacheAligned<Cpu>]>,
+    /// How many zones CPUs keep to, as a power of two.
+    zones: u32,
     /// On rotating devices only.
     shared: Option<Shared>,
 }
@@ -44,9 +46,10 @@ pub(super) enum Hint<'a> {
 }
 
 impl Next {
-    pub(super) fn new(rotating: bool) -> Next {
+    /// `zones`: how many CPUs keep to, as a power of two; 0 on a device that turns.
+    pub(super) fn new(rotating: bool, zones: u32) -> Next {
         let cpus = (0..percpu::count()).map(|_| CacheAligned(Cpu::default())).collect();
-        Next { cpus, shared: rotating.then(|| Lock::new(0)) }
+        Next { cpus, zones, shared: rotating.then(|| Lock::new(0)) }
     }
 
     /// Whether all CPUs share one.
@@ -57,7 +60,7 @@ impl Next {
 
     /// The clusters that this CPU takes first: without a "next" of its own it has none of its own.
     pub(super) fn zone(&self) -> Zone {
-        if self.is_shared() { Zone::ALL } else { Zone::own() }
+        if self.is_shared() { Zone::ALL } else { Zone::own(self.zones) }
     }
 
     #[inline]

@@ -140,7 +140,7 @@ impl<'a> Request<'a> {
         let order = self.order;
         let mut levels = Level::sufficient(order).filter(|level| order > 0 || level.has_much_room());
         // Not of other zones: where others allocate and free, cache lines go back and forth.
-        let zone = Zone::own();
+        let zone = self.area.next().zone();
         levels.find_map(|level| self.take_at_level(level, zone))
     }
 
