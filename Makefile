@@ -45,6 +45,7 @@ test: setup fmt links lint model checked ## formatting, links, lints, model chec
 
 test-long: setup ## the tests that take long: those that wait for minutes, and those that thrash
 	$(CARGO) test $(QUICK) -p lowtide --test real_programs --test own_threads --test torture -- --ignored --skip soak --skip everything_again_and_again
+	@$(MAKE) --no-print-directory kernels KERNELS=short
 
 check: fmt links lint ## before each commit: formatting, links, lints, unit tests
 	$(CARGO) test $(QUICK) $(SHIPPED) --lib --bins
