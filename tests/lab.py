@@ -44,7 +44,7 @@ class Result:
     stderr: str
     seconds: float
     peak: int
-    # With copies: the highest sample of those that are not from the first 100 ms after a large process forked, and how many there are.
+    # With copies: the highest sample of those that are not from the first 100 ms after a large process forked; `samples` are those, else all.
     settled_peak: int = 0
     # The same of the cgroup, and its highest sample of all; None: there is none.
     group_settled_peak: int | None = None
@@ -173,6 +173,7 @@ class _Sampler(threading.Thread):
                 processes = _session(self.leader)
                 shared = _memfds(self.leader) if self.limited else 0
             count += 1
+            self.samples = count
             self.peak = max(self.peak, shared + sum(map(_anonymous, processes)))
 
 
