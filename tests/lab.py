@@ -2,7 +2,7 @@
 
 What is counted is what the limit is for: the resident anonymous pages of every process of the run (forked copies that have not
 called exec are left out: their pages are their parent's), lowtide's own process and the memory it shares with its agents.
-Where copies count as well, a memory cgroup of the kernel's counts them (version 1; as root): at one moment, while a sum over
+Where copies count as well, a memory cgroup of the kernel's counts them (as root): at one moment, while a sum over
 processes, each page divided by how many have it, takes up to half a second, in which pages move from one to the other.
 """
 
@@ -50,6 +50,7 @@ class Result:
     group_settled_peak: int | None = None
     group_peak: int | None = None
     samples: int = 0
+    group_samples: int = 0
     stats: dict = field(default_factory=dict)
     # Empty, or the signal that ended a run that took too long.
     ended_by: str = ""
@@ -104,17 +105,26 @@ def _memfds(pid: int) -> int:
 
 
 class _Group:
-    """A memory cgroup for one run, which limits nothing."""
+    """A memory cgroup for one run, which limits nothing; of version 1, or of version 2 where that has the memory controller."""
 
-    PARENT = Path("/sys/fs/cgroup/memory")
+    ROOT = Path("/sys/fs/cgroup")
+    FIRST = ROOT / "memory"
 
     def __init__(self):
-        self.path = self.PARENT / f"lowtide-lab-{os.getpid()}"
+        first = (self.FIRST / "memory.stat").exists()
+        self.path = (self.FIRST if first else self.ROOT) / f"lowtide-lab-{os.getpid()}"
+        self.anonymous = "rss" if first else "anon"
         self.path.mkdir()
 
     @staticmethod
     def possible() -> bool:
-        return os.geteuid() == 0 and (_Group.PARENT / "memory.stat").exists()
+        if os.geteuid() != 0 or (_Group.FIRST / "memory.stat").exists():
+            return os.geteuid() == 0
+        control = _Group.ROOT / "cgroup.subtree_control"
+        with contextlib.suppress(OSError):
+            control.write_text("+memory")
+            return "memory" in control.read_text().split()
+        return False
 
     def started_in(self, command: list[str]) -> list[str]:
         return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.path / "cgroup.procs"), *command]
@@ -122,7 +132,7 @@ class _Group:
     def size(self) -> int:
         """Anonymous memory, and files in memory only: lowtide shares such with its agents."""
         fields = dict(line.split() for line in (self.path / "memory.stat").read_text().splitlines())
-        return int(fields["rss"]) + int(fields["shmem"])
+        return int(fields[self.anonymous]) + int(fields["shmem"])
 
     def remove(self) -> None:
         for _ in range(100):
@@ -259,7 +269,7 @@ def run(
         status = status if status >= 0 else 128 - status
         result = Result(status, text, errors, seconds, sampler.peak, sampler.settled_peak, samples=sampler.samples, stats=found, ended_by=ended_by)
         if group:
-            result.group_settled_peak, result.group_peak = samplers[1].settled_peak, samplers[1].peak
+            result.group_settled_peak, result.group_peak, result.group_samples = samplers[1].settled_peak, samplers[1].peak, samplers[1].samples
         return result
 
 

@@ -64,8 +64,13 @@ class Program:
     command: list[str]
     # What it may have: half of what it takes, or less.
     mib: int
-    # It works in forked copies, which are measured too; not in the first 100 ms after a fork.
+    # It works in forked copies, which are measured too, not in the first 100 ms after a fork; as root by a cgroup.
     copies: bool = True
+
+    def peak(self, result: lab.Result) -> int:
+        if not self.copies:
+            return result.peak
+        return result.settled_peak if result.group_settled_peak is None else result.group_settled_peak
 
 
 def programs(directory: Path) -> dict[str, Program]:
@@ -93,9 +98,8 @@ def run(name: str, program: Program) -> list[str]:
     limited = lab.run(program.command, ram=program.mib * lab.MIB, copies=program.copies, deadline=DEADLINE)
     huge = huge_pages() - huge
     pages = limited.stats.get("evictions", {}).get("pages", 0)
-    peaks = [result.settled_peak if program.copies else result.peak for result in (native, limited)]
-    peak = peaks[1] / lab.MIB
-    cells = [name, lab.mib(peaks[0]), f"{program.mib} MiB", f"{peak:.1f} of {bound:.1f} MiB", f"{limited.samples}", f"{pages:,}", f"{huge}"]
+    peak = program.peak(limited) / lab.MIB
+    cells = [name, lab.mib(program.peak(native)), f"{program.mib} MiB", f"{peak:.1f} of {bound:.1f} MiB", f"{limited.group_samples or limited.samples}", f"{pages:,}", f"{huge}"]
     print(f"| {' | '.join(cells)} |", flush=True)
     wrong = []
     if native.status or native.ended_by:
