@@ -149,40 +149,27 @@ pub fn id() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
-/// Whether the calling thread runs as soon as it wakes, where it may.
-pub struct Urgent {
-    /// What it began with. (Asked at the start: later a filter may forbid to.)
-    old: SchedAttr,
-    is: bool,
-    may: bool,
-}
+/// The calling thread runs as soon as it wakes, until this is dropped.
+pub struct Urgent(SchedAttr);
 
 impl Urgent {
-    /// Of a thread like any other. None: the kernel does not tell.
+    /// None: not allowed (it takes CAP_SYS_NICE, or a limit such as RLIMIT_RTPRIO). Where all CPUs are busy a thread that wakes
+    /// waits its turn then: 10 ms with eight busy threads to a CPU, in which they can touch 20 MiB.
     pub fn new() -> Option<Urgent> {
-        SchedAttr::get().map(|old| Urgent { old, is: false, may: true })
+        let old = SchedAttr::get()?;
+        let urgent = SchedAttr { flags: RESET_ON_FORK, runtime_ns: 0, ..old };
+        let fifo = SchedAttr { policy: sys::SCHED_FIFO, priority: 1, nice: 0, ..urgent };
+        // Groups of processes may have no real-time share.
+        let nice = SchedAttr { policy: sys::SCHED_NORMAL, priority: 0, nice: -20, ..urgent };
+        (fifo.set() || nice.set()).then_some(Urgent(old))
     }
+}
 
-    /// From now on, or no longer. It takes CAP_SYS_NICE, or a limit such as RLIMIT_RTPRIO: without, nothing changes. Where all
-    /// CPUs are busy a thread that wakes waits its turn then: 10 ms with eight busy threads to a CPU, in which they can touch 20
-    /// MiB.
-    pub fn set(&mut self, urgent: bool) {
-        if urgent == self.is || !self.may {
-            return;
-        }
-        if urgent {
-            let with = SchedAttr { flags: RESET_ON_FORK, runtime_ns: 0, ..self.old };
-            let fifo = SchedAttr { policy: sys::SCHED_FIFO, priority: 1, nice: 0, ..with };
-            // Groups of processes may have no real-time share.
-            let nice = SchedAttr { policy: sys::SCHED_NORMAL, priority: 0, nice: -20, ..with };
-            self.may = fifo.set() || nice.set();
-            self.is = self.may;
-            return;
-        }
-        self.is = false;
+impl Drop for Urgent {
+    fn drop(&mut self) {
         // Without CAP_SYS_NICE the flag can't be taken away again. It changes nothing for a thread like any other.
-        if !self.old.set() {
-            SchedAttr { flags: self.old.flags | RESET_ON_FORK, ..self.old }.set();
+        if !self.0.set() {
+            SchedAttr { flags: self.0.flags | RESET_ON_FORK, ..self.0 }.set();
         }
     }
 }

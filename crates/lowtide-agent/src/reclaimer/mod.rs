@@ -311,16 +311,11 @@ impl ReclaimerThread {
                 Nap::UntilFaults(0) | Nap::Undisturbed(0) => {}
                 Nap::UntilFaults(us) => match self.watching.may_map.take() {
                     Some(bytes) => {
-                        self.watching.be_urgent(false);
                         long_nap::sleep(bell, before, us, bytes);
                         // Who has woken it may have found that `lowtide run` is gone: the next nap may be as long.
                         self.supervisor_seen_us = 0;
                     }
-                    None => {
-                        // Who is small may be large in no time, on a machine where all CPUs are busy.
-                        self.watching.be_urgent(agent::pager().is_none());
-                        wake::sleep_lightly(bell, us);
-                    }
+                    None => wake::sleep_lightly(bell, us),
                 },
                 Nap::Undisturbed(us) => request::sleep(bell, us),
             }

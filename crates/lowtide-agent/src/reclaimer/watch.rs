@@ -25,7 +25,7 @@ pub(super) struct Watching {
     last: (u64, u64),
     /// What this process used when it last changed, and when that was.
     still: (u64, u64),
-    /// It is, but for long naps: it does little, and that in time.
+    /// Until memory is adopted: it does little, and that in time. Who is small may be large in no time.
     urgent: Option<thread::Urgent>,
     /// The nap that follows is a long one, in which the program may map so many bytes.
     pub(super) may_map: Option<usize>,
@@ -35,10 +35,6 @@ impl Watching {
     /// By the thread that watches, at its start.
     pub(super) fn new() -> Watching {
         Watching { urgent: thread::Urgent::new(), ..Watching::default() }
-    }
-
-    pub(super) fn be_urgent(&mut self, urgent: bool) {
-        self.urgent.iter_mut().for_each(|own| own.set(urgent));
     }
 }
 
@@ -66,7 +62,7 @@ impl ReclaimerThread {
             return us;
         }
         let processes = agent::segment().processes();
-        let Some(may_map) = unwatched(room, self.touch_rate, processes).checked_sub(self.resident.may_grow()) else {
+        let Some(may_map) = unwatched(room, processes).checked_sub(self.resident.may_grow()) else {
             return us;
         };
         let long = long_nap_us(now.saturating_sub(self.watching.still.1), processes, agent::pid());
@@ -135,7 +131,7 @@ impl ReclaimerThread {
         if let Some(pager) = agent::pager() {
             self.adopt_first(pager);
             self.set_first_sentinels(pager);
-            self.watching.be_urgent(false);
+            self.watching.urgent = None;
         }
         0
     }

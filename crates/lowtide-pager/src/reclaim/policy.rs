@@ -289,10 +289,9 @@ pub fn nap_us(room: u64, touch_rate: u64) -> u64 {
 }
 
 /// What a process of a run of so many may grow by while its reclaimer takes a long nap, where `room` bytes may be touched: its
-/// part of that, or of what it could touch in the shortest of naps of who is not worth registering.
-pub fn unwatched(room: u64, touch_rate: u64, processes: u64) -> u64 {
-    let soon = (touch_rate * QUIET_NAP_US).min(MOST_UNSEEN);
-    (room.max(soon) / processes.max(1)).max(UNWATCHED)
+/// part of that.
+pub fn unwatched(room: u64, processes: u64) -> u64 {
+    (room / processes.max(1)).max(UNWATCHED)
 }
 
 /// For how long the reclaimer of a process sleeps that has not changed for `still_us` microseconds and can't grow unseen: twice
