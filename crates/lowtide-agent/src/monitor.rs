@@ -108,11 +108,12 @@ pub fn start_wanted(pager: &Pager, now_us: u64) {
     if !watch::any_wanted() {
         return;
     }
-    let wanted = watch::take_wanted();
+    let mut wanted = watch::take_wanted();
     if now_us < retry_us {
         return;
     }
-    if wanted.fold(false, |fails, post| start_at(post).is_err() || fails) {
+    // Where one can't be started, others can't: they are wanted again.
+    if wanted.any(|post| start_at(post).is_err()) {
         watch::want_none();
         RETRY_US.store(now_us + RETRY_AFTER_US, Ordering::Relaxed);
     } else {
