@@ -5,9 +5,9 @@ use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use arrayvec::ArrayVec;
 use lowtide_core::cpu_groups;
+use lowtide_core::kernel_text;
 use lowtide_core::percpu::{each_in_list, last_in};
 use lowtide_pager::sys::Line;
-use rustix::fs::{Mode, OFlags};
 
 use crate::{agent, thread};
 
@@ -157,8 +157,5 @@ fn find_places(cpus: &[u16], places: &mut [u16; MAX_CPU]) {
 /// Calls `f` with each CPU of a list of the kernel's. False: it can't be read.
 fn read_list(path: &[u8], f: impl FnMut(usize)) -> bool {
     let mut text = [0u8; 4096];
-    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-    let Ok(len) = file.and_then(|file| rustix::io::read(&file, &mut text)) else { return false };
-    each_in_list(&text[..len], MAX_CPU, f);
-    true
+    kernel_text::read(path, &mut text).map(|list| each_in_list(list, MAX_CPU, f)).is_some()
 }

@@ -9,10 +9,10 @@ use core::arch::asm;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use linux_raw_sys::general as sys;
+use lowtide_core::kernel_text;
 use lowtide_core::vm::{self, OnFork};
 use lowtide_pager::segment::OWN_THREADS;
 use lowtide_pager::sys::stat::parse_threads;
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::cpus::CpuMask;
@@ -204,10 +204,7 @@ pub fn others(own: usize) -> Option<usize> {
 
 /// What `parse` finds in a file of the kernel's, of which the first 512 bytes count.
 pub fn read_stat<T>(path: &[u8], parse: fn(&[u8]) -> Option<T>) -> Option<T> {
-    let mut text = [0u8; 512];
-    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let read = rustix::io::read(&file, &mut text).ok()?;
-    parse(&text[..read])
+    parse(kernel_text::read(path, &mut [0u8; 512])?)
 }
 
 /// The CPUs on which a thread of this process may run; 0: the calling one. None: there is no such thread.

@@ -1,11 +1,10 @@
 //! Small files in which the kernel says things as text (/proc, /sys), read without the heap.
 
-use core::ffi::CStr;
-
 use rustix::fs::{Mode, OFlags};
+use rustix::path::Arg;
 
 /// The beginning of a file: as much of it as fits into `text`. None: it can't be read.
-pub fn read<'a>(path: &CStr, text: &'a mut [u8]) -> Option<&'a [u8]> {
+pub fn read(path: impl Arg, text: &mut [u8]) -> Option<&[u8]> {
     let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let len = rustix::io::read(&file, &mut *text).ok()?;
     Some(&text[..len])

@@ -1,7 +1,6 @@
 //! Which NUMA node each CPU is of.
 
-use rustix::fs::{Mode, OFlags};
-
+use crate::kernel_text;
 use crate::percpu::{MAX_CPUS, each_in_list, last_in};
 
 /// Most nodes that are told apart.
@@ -27,8 +26,8 @@ pub(super) fn detect() -> NodesOfCpus {
     let last = last_in(c"/sys/devices/system/node/has_cpu").unwrap_or(0);
     for node in 0..=last.min(MAX_NODES - 1) {
         let mut text = [0u8; 4096];
-        let Some(len) = read_cpus(node, &mut text) else { continue };
-        found.add(&text[..len]);
+        let Some(list) = read_cpus(node, &mut text) else { continue };
+        found.add(list);
     }
     found.nodes = found.nodes.max(1);
     found
@@ -53,7 +52,7 @@ impl NodesOfCpus {
     }
 }
 
-fn read_cpus(node: usize, text: &mut [u8]) -> Option<usize> {
+fn read_cpus(node: usize, text: &mut [u8]) -> Option<&[u8]> {
     let mut path = *b"/sys/devices/system/node/node00/cpulist\0\0";
     let digits = path.iter().position(|&c| c == b'0')?;
     if node < 10 {
@@ -62,9 +61,7 @@ fn read_cpus(node: usize, text: &mut [u8]) -> Option<usize> {
     } else {
         (path[digits], path[digits + 1]) = (b'0' + (node / 10) as u8, b'0' + (node % 10) as u8);
     }
-    let path = core::ffi::CStr::from_bytes_until_nul(&path).ok()?;
-    let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    rustix::io::read(fd, text).ok()
+    kernel_text::read(core::ffi::CStr::from_bytes_until_nul(&path).ok()?, text)
 }
 
 #[cfg(test)]

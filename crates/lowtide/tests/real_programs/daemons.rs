@@ -111,17 +111,23 @@ fn a_parent_that_is_killed_at_every_point_of_the_fork() {
     assert!(right > 0 && right + stopped + none == 24);
 }
 
-#[test]
-fn a_child_that_is_stopped_holds_up_nobody() {
-    let Some(_turn) = turn() else { return };
-    let Some(job) = job("stopped child", "stopped_child", "64") else { return };
+/// Natively, and under a limit of so many MiB, where it ends well and leaves nobody behind. None: only natively, or not at all.
+fn ends_well_both_ways(name: &str, program: &str, arguments: &str, ram_mib: u64) -> Option<Outcome> {
+    let job = job(name, program, arguments)?;
     let native = job.native();
     assert!(ends_well(&native), "{native:?}");
     if native_only() {
-        return;
+        return None;
     }
-    let outcome = limited(&job, 40);
+    let outcome = limited(&job, ram_mib);
     assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
+    Some(outcome)
+}
+
+#[test]
+fn a_child_that_is_stopped_holds_up_nobody() {
+    let Some(_turn) = turn() else { return };
+    let Some(outcome) = ends_well_both_ways("stopped child", "stopped_child", "64", 40) else { return };
     assert!(outcome.stat("evictions.pages") > 1000.0, "{}", outcome.stats);
     assert!(outcome.stderr.contains("a forked child was brought in whole"), "{}", outcome.stderr);
 }
@@ -130,14 +136,7 @@ fn a_child_that_is_stopped_holds_up_nobody() {
 #[test]
 fn a_child_that_gets_hardly_any_cpu() {
     let Some(_turn) = turn() else { return };
-    let Some(job) = job("starved child", "starved_child", "160") else { return };
-    let native = job.native();
-    assert!(ends_well(&native), "{native:?}");
-    if native_only() {
-        return;
-    }
-    let outcome = limited(&job, 40);
-    assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
+    let Some(outcome) = ends_well_both_ways("starved child", "starved_child", "160", 40) else { return };
     assert!(!outcome.stderr.contains("brought in whole"), "{}", outcome.stderr);
     assert!(outcome.peak < 64 * MIB, "{} MiB", outcome.peak >> 20);
 }
@@ -157,14 +156,10 @@ fn a_child_that_is_stopped_until_its_parent_is_gone() {
 /// Children in which lowtide can't work, or has not what it needs: they get all of their memory at once, and nothing ends.
 fn hindered(how: &str, is_limited: bool) {
     let Some(_turn) = turn() else { return };
-    let Some(job) = job(&format!("hindered child, {how}"), "fork_hindered", &format!("48 {how}")) else { return };
-    let native = job.native();
-    assert!(ends_well(&native), "{native:?}");
-    if native_only() {
+    let Some(outcome) = ends_well_both_ways(&format!("hindered child, {how}"), "fork_hindered", &format!("48 {how}"), 32)
+    else {
         return;
-    }
-    let outcome = limited(&job, 32);
-    assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
+    };
     assert!(outcome.stat("evictions.pages") > 1000.0, "{}", outcome.stats);
     assert_eq!(outcome.stderr.contains("was brought in whole"), !is_limited, "{}", outcome.stderr);
 }
@@ -200,14 +195,7 @@ fn a_program_without_descriptors() {
 #[test]
 fn signals_during_forks() {
     let Some(_turn) = turn() else { return };
-    let Some(job) = job("fork signals", "fork_signals", "48 60") else { return };
-    let native = job.native();
-    assert!(ends_well(&native), "{native:?}");
-    if native_only() {
-        return;
-    }
-    let outcome = limited(&job, 32);
-    assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
+    ends_well_both_ways("fork signals", "fork_signals", "48 60", 32);
 }
 
 /// A handler that leaves fork by siglongjmp finds the gate open again.
