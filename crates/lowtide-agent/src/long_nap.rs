@@ -2,7 +2,8 @@
 //! unseen. Who ends one before its time:
 //!
 //! - a thread of the process that maps more memory than the reclaimer has allowed for ([`maps`]), or asks it for something;
-//! - `lowtide run`, where each process has to look: the run has passed its register mark, or something was asked of all.
+//! - `lowtide run`, where this process has had CPU time, or each has to look: the run has passed its register mark, or something
+//!   was asked of all.
 //!
 //! The latter rings in another process, so the futex of these naps is in the segment. (Any process of the run may ring there for
 //! no reason; none can keep the reclaimer from looking when the nap is over.)
