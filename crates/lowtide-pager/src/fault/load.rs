@@ -154,8 +154,17 @@ impl Operation<'_> {
                 i += 1;
                 continue;
             }
-            let here =
-                |&j: &usize| bytes.missing & 1 << j == 0 && self.map.get(first + j) == PageState::Loading(claimed[j], by);
+            // Dropped, and its word not let go of yet: who waits faults again, and that is done then.
+            if self.going.has(p) {
+                self.unload(p, &claimed[i..=i]);
+                self.uffd().wake(p.addr(), PAGE_SIZE);
+                i += 1;
+                continue;
+            }
+            let here = |&j: &usize| {
+                let is_claimed = self.map.get(first + j) == PageState::Loading(claimed[j], by);
+                is_claimed && bytes.missing & 1 << j == 0 && !self.going.has(first + j)
+            };
             let run = (i..n).take_while(here).count();
             let mut at = i;
             if stopped.is_none() {

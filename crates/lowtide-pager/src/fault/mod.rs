@@ -93,6 +93,7 @@ impl Pager {
     /// free less than a fault brings in: pages that compress badly leave most of themselves in the pool, and a step that only
     /// fills staging frees nothing.
     fn make_room(&self, worker: &mut Worker) {
+        self.let_go_for_room();
         for _ in 0..self.host.steps {
             if self.evict_for_fault(worker) != Evicted::Progress {
                 return;
@@ -214,6 +215,10 @@ impl Operation<'_> {
     fn serve(&self, page: PageNo, access: Access, worker: &mut Worker) -> Try {
         match self.map.get(page) {
             word @ (PageState::None | PageState::Removing | PageState::Zero) => self.touch(page, word, access, worker),
+            PageState::Staged(_) | PageState::Storing(_) | PageState::Swapped(_) if self.going.has(page) => {
+                self.let_go_around(page);
+                Err(Again::Changed)
+            }
             PageState::Staged(frame) => self.unstage(page, frame, worker),
             PageState::Storing(frame) => self.copy_back(page, frame, worker),
             PageState::Swapped(_) => self.page_in(page, worker),

@@ -24,6 +24,8 @@ const NAP_US: u32 = 30;
 const NAPS: u32 = 16;
 /// For how long zstd's compressor, up to a megabyte, is kept by the one that waits for ever. (Others wait for a millisecond.)
 const COMPRESSOR_MS: i32 = 20;
+/// While another thread lets go of what was dropped: that one may come to wait for something, and then another goes on.
+const GOING_MS: i32 = 20;
 /// A thread whose page has come waits for this long for others that were read with it, in nanoseconds. With pages in the pool
 /// that is some ten faults.
 const PROMPT_NS: u64 = 50_000;
@@ -74,6 +76,8 @@ impl Monitor {
             let has_compressor = self.worker.has_compressor();
             let ms = if !is_calm {
                 1
+            } else if pager.going.is_on() && !(0..GOING_MS).contains(&ms) {
+                GOING_MS
             } else if has_compressor && ms < 0 {
                 COMPRESSOR_MS
             } else {
@@ -98,6 +102,7 @@ impl Monitor {
         let mut turn = Turn::default();
         loop {
             let mut read = pager.read(self.most, &mut self.worker);
+            turn.read |= read.goes_on;
             if read.is_empty() {
                 break;
             }

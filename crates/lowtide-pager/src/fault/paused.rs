@@ -45,7 +45,8 @@ impl Pager {
         page: PageNo,
         worker: &mut Worker,
     ) -> Result<(), Errno> {
-        let source = match self.held_back.in_tables(lock, whose, page).map_or(PageState::None, |page| self.map.get(page)) {
+        let page_of_tables = self.held_back.in_tables(lock, whose, page).filter(|page| !self.going.has(*page));
+        let source = match page_of_tables.map_or(PageState::None, |page| self.map.get(page)) {
             PageState::Staged(frame) | PageState::Storing(frame) if self.is_in_frame(frame) => {
                 self.staging.addr(frame) as *const u8
             }

@@ -25,6 +25,7 @@ impl Operation<'_> {
         let most = window.pages.min(MAX_UNSTAGED);
         let mut n = 0;
         while n < most
+            && !self.going.has(page + n)
             && self.staging.same_batch(frame, frame + n)
             && self.map.swap(page + n, PageState::Staged(frame + n), PageState::Moving(frame + n))
         {
@@ -99,7 +100,7 @@ impl Operation<'_> {
     /// changes and which stay until the drainer has seen that this is done.
     pub(super) fn copy_back(&self, page: PageNo, frame: StagingFrame, worker: &mut Worker) -> Try {
         let _lock = self.space.shared();
-        if !self.map.swap(page, PageState::Storing(frame), PageState::Moving(frame)) {
+        if self.going.has(page) || !self.map.swap(page, PageState::Storing(frame), PageState::Moving(frame)) {
             return Err(Again::Changed);
         }
         // SAFETY: a frame that is being stored is populated, or will be: it is not registered while it is being stored, and

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 
 use super::handover::{CHILDS, Handover};
+use crate::mappings::going::Gone;
 use crate::mappings::regions::Range;
 use crate::mappings::space::Exclusive;
 use crate::pagemap::PageState;
@@ -113,7 +114,7 @@ impl Pager {
             self.staging.register(self.uffd()).map_err(|_| &b"a forked child can't register its memory"[..])?;
             self.held_back.end(&lock, |event, has_ended| match *event {
                 // Else it is the parent's: the call may have begun after the cloning.
-                Message::Remove { start, end } if has_ended => self.dropped(&lock, start, end),
+                Message::Remove { start, end } if has_ended => self.gone(&lock, Range { start, end }, Gone::Already),
                 _ => {}
             });
             for event in handover.passed_on() {

@@ -11,6 +11,7 @@ use super::Whose;
 use super::handover::Handover;
 use crate::fault::patience::Patience;
 use crate::fault::worker::Worker;
+use crate::mappings::going::Gone;
 use crate::mappings::regions::Range;
 use crate::mappings::space::Exclusive;
 use crate::pagemap::ids::PageNo;
@@ -29,6 +30,9 @@ const LOOK_US: u64 = 100_000;
 /// How long it waits until changes of mappings that are on their way when the child is there have been read. It is that of the
 /// forking thread in most cases, which must run to be no more on its way, and the child can't run before that.
 const CHANGE_SECONDS: u32 = 20;
+/// Large removals that are done in parts when all is ready for a fork. They come past the gate, and what comes after them is
+/// done at once.
+const LARGE_REMOVALS: usize = 4;
 /// Said where that is more than can be remembered.
 const TOO_OFTEN: &[u8] = b"a forked child changed its mappings more often than lowtide can follow before its agent was ready";
 
@@ -48,16 +52,33 @@ impl Pager {
         debug_assert!(self.handover().handshake.has_just_begun());
         self.has_moved();
         self.forks();
+        // While pages still can be evicted.
+        self.let_go_before_fork();
         self.pause();
         steps::taken(steps::Fork::Parent);
-        // An event that was read before may still be being applied, and others may wait: of raw system calls, or the C
-        // library's own.
-        let mut lock = self.space.exclusive();
-        self.read_all(&mut lock);
+        let lock = self.read_all_and_let_go();
         // Before the memory is copied: the child must know what was added for it.
         self.store(&lock).fork_add_references(run.image(self.proc()), &mut |image| run.is_alive(image));
         self.held_back.announce(&lock);
         steps::taken(steps::Fork::Parent);
+    }
+
+    /// Applies all events that wait, and leaves nothing of what was dropped for later. An event that was read before may still be
+    /// being applied, and others may wait: of raw system calls, or the C library's own.
+    fn read_all_and_let_go(&self) -> Exclusive<'_> {
+        for _ in 0..LARGE_REMOVALS {
+            let mut lock = self.space.exclusive();
+            self.read_all(&mut lock);
+            if !self.going.is_on() {
+                return lock;
+            }
+            drop(lock);
+            self.let_go_before_fork();
+        }
+        let mut lock = self.space.exclusive();
+        self.read_all(&mut lock);
+        self.let_go_of_all(&lock);
+        lock
     }
 
     /// Applies all events that wait. The kernel reports faults first: those threads fault again.
@@ -175,7 +196,7 @@ impl Pager {
     fn apply_held_back(&self, lock: &Exclusive<'_>) {
         self.held_back.end(lock, |event, has_ended| match *event {
             // What is in memory there is new: to mark it would keep it there for ever.
-            Message::Remove { start, end } if has_ended => self.dropped(lock, start, end),
+            Message::Remove { start, end } if has_ended => self.gone(lock, Range { start, end }, Gone::Already),
             _ => self.apply(lock, event),
         });
     }

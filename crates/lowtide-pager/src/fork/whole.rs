@@ -52,7 +52,8 @@ impl Pager {
             let here =
                 !matches!(word, PageState::Staged(_) | PageState::Storing(_) | PageState::Swapped(_) | PageState::Loading(..))
                     || matches!(word, PageState::Loading(0, _));
-            if dead || here {
+            // (What is dropped is no child's.)
+            if dead || here || self.going.has(page) {
                 return;
             }
             let Some(page) = self.held_back.in_memory(lock, whose, page) else { return };

@@ -1,15 +1,12 @@
 //! Events: what the program did to its mappings. Each is read and applied under the exclusive space lock, so no page is being
 //! installed or moved at that moment; only threads that are storing (Storing) or loading (Loading) go on, outside the lock.
-//!
-//! A removal (MADV_DONTNEED, MADV_FREE) is reported *before* the pages are dropped. What is in memory then must not be evicted
-//! until the call has ended, or the old bytes would come back after it: it is marked Removing. What was out is gone at once;
-//! what comes in by a fault between the two is dropped or not, as natively, and is the program's race.
 
 use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use crate::fault::worker::{Fault, Worker};
+use crate::mappings::going::Gone;
 use crate::mappings::regions::Range;
 use crate::mappings::space::Exclusive;
 use crate::pagemap::ids::PageNo;
@@ -27,6 +24,8 @@ pub struct Read {
     pub faults: ArrayVec<Fault, MOST_READ>,
     /// There was an event, which has been applied.
     pub event: bool,
+    /// Something is left of a large removal, with which this thread is to go on. That is no reason to keep faults waiting.
+    pub goes_on: bool,
     /// The mappings changed in a way that new ones may have to be looked for.
     pub remapped: bool,
     /// The program has forked as it said it would: for [`Pager::forked`].
@@ -34,7 +33,7 @@ pub struct Read {
 }
 
 impl Read {
-    /// Whether there was nothing to read.
+    /// Whether there was nothing to read, whatever is left to do.
     pub fn is_empty(&self) -> bool {
         self.faults.is_empty() && !self.event
     }
@@ -43,6 +42,7 @@ impl Read {
 impl Pager {
     /// Reads what waits, `most` messages at most, and applies the events, in the order in which they came. No lock may be held.
     pub fn read(&self, most: usize, worker: &mut Worker) -> Read {
+        self.give_way(worker.claimant);
         let mut lock = self.space.exclusive();
         self.look_whether_all_was_read(&lock);
         let mut messages = self.uffd().read_several(most);
@@ -67,6 +67,7 @@ impl Pager {
             self.look_at_order(&lock, &message);
             self.act_on(&mut lock, message, worker, &mut read);
         }
+        read.goes_on = self.let_go_in_turn(&lock, worker.claimant);
         self.keep_reserve();
         read
     }
@@ -127,11 +128,16 @@ impl Pager {
     pub(crate) fn apply(&self, lock: &Exclusive<'_>, event: &Message) {
         match *event {
             Message::Unmap { start, end } if !self.staging.contains(start) => self.abandon(lock, Range { start, end }),
-            Message::Remove { start, end } if !self.staging.contains(start) => self.removing(lock, start, end),
+            Message::Remove { start, end } if !self.staging.contains(start) => {
+                self.gone(lock, Range { start, end }, Gone::Soon)
+            }
             Message::Remap { from, to, len } => {
                 let len = self.moved(lock, to, len);
                 if PageNo::behind(to + len) > END {
                     (self.host.fatal)(b"the program moved memory (mremap) to above 128 TiB, where lowtide can't follow it");
+                }
+                for start in [from, to] {
+                    self.let_go_before_move(lock, Range { start, end: start + len });
                 }
                 self.remapped(from, to, len);
                 // The kernel keeps the registration of the new place. What a grown mapping adds behind `len` is found by the
@@ -141,64 +147,6 @@ impl Pager {
             }
             _ => {}
         }
-    }
-
-    /// Forgets a range that is mapped no more.
-    pub(crate) fn abandon(&self, lock: &Exclusive<'_>, range: Range) {
-        self.dropped(lock, range.start, range.end);
-        self.regions.remove(lock, range);
-    }
-
-    /// The pages of a range are gone for good: lets go of what their words stood for. Memory that is given back on the way is
-    /// counted no more from then on: the store tells the budget.
-    pub(crate) fn dropped(&self, lock: &Exclusive<'_>, start: usize, end: usize) {
-        let mut freer = self.store(lock).freer();
-        self.map.each(PageNo::of(start), PageNo::behind(end), |_, slot| {
-            if slot.peek() == PageState::None {
-                return;
-            }
-            match slot.take() {
-                // Whoever is at work finds this and cleans up.
-                PageState::Storing(_) | PageState::Loading(..) | PageState::Orphan => slot.set(PageState::Orphan),
-                other => self.forget(&mut freer, other),
-            }
-        });
-        self.publish_own();
-    }
-
-    /// The pages of a range will be gone at some time between now and the end of the program's call.
-    fn removing(&self, lock: &Exclusive<'_>, start: usize, end: usize) {
-        self.dropped(lock, start, end);
-        let mut at = start;
-        while at < end {
-            let Ok(found) = self.present().scan(at, end, 0) else {
-                (self.host.fatal)(b"the kernel does not say any more which pages are in memory (PAGEMAP_SCAN)")
-            };
-            for page in found.iter().flat_map(|(from, to)| PageNo::of(from).up_to(PageNo::of(to))) {
-                // Loading and Storing are Orphan by now: those are not in memory, or only in a frame.
-                if self.map.claim(page, PageState::None, PageState::Removing).is_err() {
-                    (self.host.fatal)(b"no memory left for lowtide's page map");
-                }
-            }
-            at = found.walk_end.max(at + PAGE_SIZE);
-        }
-    }
-
-    /// The call that removed a range has returned: what is in memory there now is new. Called by host threads (the hook of
-    /// madvise), hence without a lock: each word is one compare-and-swap. The call returned when its event was read; whoever
-    /// read it may not have marked the pages yet, and has the space lock until then. (Marks that came later would stay: what
-    /// MADV_FREE leaves in memory could never be evicted again.)
-    pub fn removed(&self, start: usize, len: usize) {
-        self.space.outlast_exclusive();
-        if self.held_back.has_ended(Range { start, end: start + len }) {
-            // Whoever applies it may have looked before.
-            self.space.outlast_exclusive();
-        }
-        self.map.each(PageNo::of(start), PageNo::behind(start + len), |_, slot| {
-            if slot.peek() == PageState::Removing {
-                slot.swap(PageState::Removing, PageState::None);
-            }
-        });
     }
 
     /// Words go where their pages went.
@@ -298,7 +246,7 @@ pub(crate) mod tests {
         }
     }
 
-    fn words(pager: &Pager, at: usize, pages: usize) -> std::vec::Vec<PageState> {
+    pub(crate) fn words(pager: &Pager, at: usize, pages: usize) -> std::vec::Vec<PageState> {
         (0..pages).map(|i| pager.map.get(PageNo::of(at) + i)).collect()
     }
 

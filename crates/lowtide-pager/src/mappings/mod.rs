@@ -3,6 +3,7 @@
 pub mod adoptable;
 pub(crate) mod event_order;
 pub(crate) mod events;
+pub(crate) mod going;
 pub(crate) mod guards;
 pub(crate) mod held;
 pub(crate) mod mlocked;
@@ -10,6 +11,7 @@ mod moved;
 pub(crate) mod ranges;
 pub(crate) mod regions;
 mod release;
+mod removal;
 pub(crate) mod space;
 mod stale;
 

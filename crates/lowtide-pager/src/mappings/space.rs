@@ -4,6 +4,7 @@
 //! Outermost in the lock order. Host threads never take it: a host thread may fault on its own stack, and the monitor that
 //! would serve that fault needs this lock.
 
+use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::thread::{Timespec, futex, nanosleep, sched_yield};
@@ -35,7 +36,11 @@ pub struct SpaceLock {
 /// The right to serve and evict; see [`SpaceLock::shared`].
 pub struct Shared<'a>(&'a SpaceLock);
 /// The right to read and apply messages; see [`SpaceLock::exclusive`].
-pub struct Exclusive<'a>(&'a SpaceLock);
+pub struct Exclusive<'a> {
+    lock: &'a SpaceLock,
+    /// See [`Exclusive::spent`].
+    spent: Cell<usize>,
+}
 
 impl SpaceLock {
     /// A free lock.
@@ -68,20 +73,26 @@ impl SpaceLock {
     pub fn exclusive(&self) -> Exclusive<'_> {
         // Acquire, here and below: pairs with the SeqCst, as a Release, with which a Shared or an Exclusive is dropped.
         if self.state.compare_exchange(0, EXCLUSIVE, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-            return Exclusive(self);
+            return Exclusive { lock: self, spent: Cell::new(0) };
         }
         self.writers.fetch_add(1, Ordering::Relaxed);
         let mut spins = 0;
         loop {
             if self.state.compare_exchange(0, EXCLUSIVE, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 self.writers.fetch_sub(1, Ordering::Relaxed);
-                return Exclusive(self);
+                return Exclusive { lock: self, spent: Cell::new(0) };
             }
             let s = self.state.load(Ordering::Relaxed);
             if s != 0 {
                 self.pause(&mut spins, s, true);
             }
         }
+    }
+
+    /// Whether others wait for it, but for those that have just begun to: whoever has it alone for long lets go of it now and
+    /// then.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.writers.load(Ordering::Relaxed) > 0 || self.sleepers.load(Ordering::Relaxed) > 0
     }
 
     /// How often somebody had it alone; wraps.
@@ -166,16 +177,27 @@ impl Exclusive<'_> {
         self.let_go();
         let result = f();
         // This one is the same again.
-        core::mem::forget(self.0.exclusive());
+        core::mem::forget(self.lock.exclusive());
+        self.spent.set(0);
         result
+    }
+
+    /// How much of what is to be done in parts was done in this hold; what that is, and how much it may be, is the caller's.
+    pub(crate) fn spent(&self) -> usize {
+        self.spent.get()
+    }
+
+    /// So much more was done.
+    pub(crate) fn spend(&self, more: usize) {
+        self.spent.set(self.spent.get().saturating_add(more));
     }
 
     fn let_go(&self) {
         // Release: pairs with the Acquire in `outlast_exclusive`.
-        self.0.ended.fetch_add(1, Ordering::Release);
+        self.lock.ended.fetch_add(1, Ordering::Release);
         // SeqCst: pairs with the Acquire in `shared`, `exclusive` and `outlast_exclusive`, and with the sleepers' in `pause`.
-        self.0.state.store(0, Ordering::SeqCst);
-        self.0.wake();
+        self.lock.state.store(0, Ordering::SeqCst);
+        self.lock.wake();
     }
 }
 

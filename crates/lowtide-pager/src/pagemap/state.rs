@@ -31,6 +31,8 @@ use crate::pagemap::ids::StagingFrame;
 /// | Orphan | None | the thread that stored or loaded it | any |
 /// | Removing | None | the end of the hooked call, by the program's own thread | none |
 ///
+/// (While something is left of a large removal, its words say what was so before: see `mappings/going.rs`.)
+///
 /// Only Storing and Loading outlive a hold of the space lock, so only these can meet an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageState {
@@ -112,6 +114,11 @@ impl Claimant {
     /// One that no other living thread of this process has.
     pub fn new() -> Claimant {
         Claimant(1 + NEXT.fetch_add(1, Ordering::Relaxed) % ((1 << CLAIMANT_BITS) - 1))
+    }
+
+    /// As a number; 0 is nobody's.
+    pub(crate) fn number(self) -> u32 {
+        self.0.into()
     }
 }
 

@@ -6,6 +6,7 @@ use rustix::io::Errno;
 use rustix::mm::MsyncFlags;
 
 use super::Pager;
+use crate::mappings::going::Gone;
 use crate::mappings::regions::Range;
 use crate::mappings::space::Exclusive;
 use crate::pagemap::END;
@@ -53,7 +54,7 @@ impl Pager {
         // There should be none; but where a program changes its mappings past the C library from several threads, words may
         // have been left behind, and would give old bytes to pages that were never touched.
         for gap in self.regions.gaps(lock, range) {
-            self.dropped(lock, gap.start, gap.end);
+            self.gone(lock, gap, Gone::Already);
         }
         if self.insert_registered(lock, range)? {
             return Ok(());

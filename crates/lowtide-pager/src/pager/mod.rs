@@ -31,6 +31,7 @@ use crate::fault::sentinels::Sentinels;
 use crate::fault::stream::{MAX_WINDOW, Streams};
 use crate::fork::HeldBack;
 use crate::mappings::event_order::Order;
+use crate::mappings::going::Going;
 use crate::mappings::guards::Guards;
 use crate::mappings::held::Held;
 use crate::mappings::regions::Regions;
@@ -54,6 +55,8 @@ pub struct Pager {
     pub(crate) space: SpaceLock,
     pub(crate) map: PageMap,
     pub(crate) regions: Regions,
+    /// What is left of removals.
+    pub(crate) going: Going,
     /// Changed with the space lock held exclusively.
     pub(crate) order: Lock<Order, { rank::UNRANKED }>,
     /// What is to stay in memory; see `ranges.rs`.
@@ -129,6 +132,7 @@ impl Pager {
             space: SpaceLock::new(),
             map: PageMap::new()?,
             regions: Regions::new()?,
+            going: Going::new(),
             order: Lock::new(Order::default()),
             pinned: Regions::new()?,
             held: Held::new()?,

@@ -205,6 +205,12 @@ impl Operation<'_> {
             if !self.map.swap(page, PageState::Staged(frame), PageState::Moving(frame)) {
                 continue;
             }
+            if self.going.has(page) {
+                // Dropped, and not to come back.
+                self.leave(&mut self.store().freer(), frame, Memory::Stays);
+                self.map.set(page, PageState::None);
+                continue;
+            }
             let (at, from) = (page.addr(), self.staging.addr(frame));
             // SAFETY: the word says Moving, so nobody else touches the page or the frame.
             let moved = unsafe { self.uffd().move_pages(at, from, PAGE_SIZE, Holes::Stop, Wake::Now) };

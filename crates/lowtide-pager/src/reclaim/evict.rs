@@ -38,6 +38,7 @@ impl Pager {
     /// called by any thread that holds no lock; never waits for a fault unless the worker may.
     pub fn evict(&self, worker: &mut Worker) -> Evicted {
         let Some(operation) = self.enter() else { return Evicted::Later };
+        self.let_go_for_room();
         let arrived = self.arrived.load(Ordering::Relaxed);
         let evicted = match self.backoff.holds(now_ns(), arrived) {
             Some(Evicted::Full) => Evicted::Full,

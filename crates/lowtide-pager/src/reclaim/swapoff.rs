@@ -313,6 +313,9 @@ impl Operation<'_> {
         if self.budget.now() >= self.budget.watermarks().low() {
             return Brought::NoRoom;
         }
+        if self.going.has(page) {
+            return Brought::NotNow;
+        }
         if !self.map.swap(page, PageState::Swapped(entry.raw()), PageState::Loading(entry.raw(), Claimant::ONE_HOLD)) {
             return Brought::NotNow;
         }

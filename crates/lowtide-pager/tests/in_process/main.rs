@@ -7,6 +7,7 @@ mod freed;
 mod full;
 mod holes;
 mod house;
+mod large;
 mod one_cpu;
 mod order;
 mod random;

@@ -1,0 +1,276 @@
+//! Ranges that the program has dropped, and whose words are still to be let go of.
+//!
+//! To let go of the words of 64 GiB takes seconds, and with the space lock held alone all that time nobody would be served. So a
+//! large removal is done in parts (`removal.rs`), others have their turn in between, and what is left of it stands here. To all
+//! others it is as if it had been done at once:
+//!
+//! - No page is brought in from what its word says: whoever installs, moves back or copies one asks [`Going::has`] under the
+//!   space lock. Who waits for such a page has the words around it let go of first, and gets zeros.
+//! - No page is evicted. So what the words say is always of before the removal, and to let go of it is right at any time, once
+//!   or twice.
+//! - A move takes no such words along, and puts none where they would be let go of: its places are cut out first.
+//! - Before a fork all is done, and while the program forks nothing comes here, because events are held back.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+
+use arrayvec::ArrayVec;
+use lowtide_core::vm::PAGE_SIZE;
+use rustix::thread::{Timespec, nanosleep};
+
+use crate::mappings::regions::Range;
+use crate::mappings::space::Exclusive;
+use crate::pagemap::Claimant;
+use crate::pagemap::ids::PageNo;
+
+/// Ranges at a time. Where there are more, a removal is done at once, however long it takes.
+const MOST: usize = 32;
+/// Who has done nothing for so many microseconds is waiting for something: another thread goes on.
+const ABSENT_US: u64 = 20_000;
+/// How often the end of a call looks whether what it removed is done, in nanoseconds. It takes ten milliseconds at least.
+const NAP_NS: i64 = 500_000;
+
+/// What is in memory of a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gone {
+    /// Nothing, or what is new.
+    Already,
+    /// What will have gone when the program's call ends: it is to be marked [`PageState::Removing`].
+    ///
+    /// [`PageState::Removing`]: crate::pagemap::PageState::Removing
+    Soon,
+}
+
+type All = ArrayVec<(Range, Gone), MOST>;
+
+#[derive(Debug, Default)]
+struct Entry {
+    start: AtomicUsize,
+    end: AtomicUsize,
+    soon: AtomicU32,
+}
+
+impl Entry {
+    const fn new() -> Entry {
+        Entry { start: AtomicUsize::new(0), end: AtomicUsize::new(0), soon: AtomicU32::new(0) }
+    }
+}
+
+/// See above. Changed with the space lock held alone.
+#[derive(Debug)]
+pub(crate) struct Going {
+    /// Odd while the rest changes: for threads that take no lock.
+    version: AtomicU32,
+    len: AtomicU32,
+    entries: [Entry; MOST],
+    /// Who lets go of them in turns, and when it last did, in microseconds.
+    doer: AtomicU32,
+    done_us: AtomicU64,
+}
+
+impl Going {
+    pub(crate) const fn new() -> Going {
+        Going {
+            version: AtomicU32::new(0),
+            len: AtomicU32::new(0),
+            entries: [const { Entry::new() }; MOST],
+            doer: AtomicU32::new(0),
+            done_us: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether there is any. Without the lock it may be out of date.
+    pub(crate) fn is_on(&self) -> bool {
+        self.len.load(Ordering::Relaxed) > 0
+    }
+
+    fn all(&self) -> impl Iterator<Item = (Range, Gone)> + '_ {
+        let len = self.len.load(Ordering::Relaxed) as usize;
+        self.entries[..len.min(MOST)].iter().map(|entry| {
+            let [start, end] = [&entry.start, &entry.end].map(|at| at.load(Ordering::Relaxed));
+            let gone = if entry.soon.load(Ordering::Relaxed) == 0 { Gone::Already } else { Gone::Soon };
+            (Range { start, end }, gone)
+        })
+    }
+
+    /// Whether the word of a page says nothing any more. It stays so while the caller has the space lock, together with others
+    /// or alone; without it this is a hint.
+    pub(crate) fn has(&self, page: PageNo) -> bool {
+        self.is_on() && self.all().any(|(range, _)| range.meets(Range { start: page.addr(), end: page.addr() + PAGE_SIZE }))
+    }
+
+    /// What is left, in a range.
+    pub(crate) fn within(&self, _: &Exclusive<'_>, range: Range) -> impl Iterator<Item = (Range, Gone)> + '_ {
+        self.all().filter(move |(left, _)| left.meets(range))
+    }
+
+    /// The oldest.
+    pub(crate) fn first(&self, _: &Exclusive<'_>) -> Option<(Range, Gone)> {
+        self.all().next()
+    }
+
+    fn change<R>(&self, _: &Exclusive<'_>, f: impl FnOnce(&mut All) -> R) -> R {
+        let mut all: All = self.all().collect();
+        let result = f(&mut all);
+        // Release, of the fence: pairs with the Acquire of the first load in `meets_now`. Who sees anything of what is written
+        // below sees that the version is odd.
+        self.version.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        for (entry, (range, gone)) in self.entries.iter().zip(&all) {
+            entry.start.store(range.start, Ordering::Relaxed);
+            entry.end.store(range.end, Ordering::Relaxed);
+            entry.soon.store(u32::from(*gone == Gone::Soon), Ordering::Relaxed);
+        }
+        self.len.store(all.len() as u32, Ordering::Relaxed);
+        // Release: pairs with the Acquire in `meets_now`.
+        self.version.fetch_add(1, Ordering::Release);
+        result
+    }
+
+    /// Adds what is left of a removal; false: there is no room.
+    #[must_use]
+    pub(crate) fn push(&self, lock: &Exclusive<'_>, range: Range, gone: Gone) -> bool {
+        self.change(lock, |all| all.try_push((range, gone)).is_ok())
+    }
+
+    /// Of the oldest all before `to` is done.
+    pub(crate) fn advance(&self, lock: &Exclusive<'_>, to: usize) {
+        self.change(lock, |all| match all.first_mut() {
+            Some((range, _)) if to < range.end => range.start = to,
+            Some(_) => drop(all.remove(0)),
+            None => {}
+        });
+    }
+
+    /// Takes a range out of all; false: there would be too many pieces, and nothing is changed.
+    #[must_use]
+    pub(crate) fn cut(&self, lock: &Exclusive<'_>, range: Range) -> bool {
+        if !self.all().any(|(left, _)| left.meets(range)) {
+            return true;
+        }
+        self.change(lock, |all| {
+            let mut pieces = All::new();
+            for &(left, gone) in all.iter() {
+                let before = Range { start: left.start, end: left.end.min(range.start) };
+                let behind = Range { start: left.start.max(range.end), end: left.end };
+                for piece in [before, behind].into_iter().filter(|piece| piece.start < piece.end) {
+                    if pieces.try_push((piece, gone)).is_err() {
+                        return false;
+                    }
+                }
+            }
+            *all = pieces;
+            true
+        })
+    }
+
+    /// Takes out whole those that have a part in a range.
+    pub(crate) fn remove(&self, lock: &Exclusive<'_>, range: Range) {
+        self.change(lock, |all| all.retain(|(left, _)| !left.meets(range)));
+    }
+
+    /// Whether it is for this thread to go on, one at a time: who does, and has done lately, or another one where that one is
+    /// absent.
+    pub(crate) fn is_turn_of(&self, _: &Exclusive<'_>, who: Claimant, now_us: u64) -> bool {
+        let is_away = now_us.saturating_sub(self.done_us.load(Ordering::Relaxed)) > ABSENT_US;
+        let is_turn = is_away || self.is_done_by(who);
+        if is_turn {
+            self.doer.store(who.number(), Ordering::Relaxed);
+        }
+        is_turn
+    }
+
+    /// Whether that is who does it.
+    pub(crate) fn is_done_by(&self, who: Claimant) -> bool {
+        self.doer.load(Ordering::Relaxed) == who.number()
+    }
+
+    /// It has done some.
+    pub(crate) fn has_done(&self, _: &Exclusive<'_>, now_us: u64) {
+        self.done_us.store(now_us, Ordering::Relaxed);
+    }
+
+    /// Waits until nothing of a range is left. For host threads: it takes nothing. What was added in a hold of the space lock
+    /// that is over is seen.
+    pub(crate) fn outlast(&self, range: Range) {
+        while self.is_on() && self.meets_now(range) {
+            let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: NAP_NS });
+        }
+    }
+
+    /// Whether something of a range is left, or it can't be told just now.
+    fn meets_now(&self, range: Range) -> bool {
+        // Acquire: pairs with the Release at the end of `change`.
+        let version = self.version.load(Ordering::Acquire);
+        let meets = self.all().any(|(left, _)| left.meets(range));
+        // Acquire: pairs with the fence in `change`.
+        fence(Ordering::Acquire);
+        meets || version % 2 == 1 || self.version.load(Ordering::Relaxed) != version
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mappings::space::SpaceLock;
+    use std::vec::Vec;
+
+    fn r(first: usize, end: usize) -> Range {
+        Range { start: first * PAGE_SIZE, end: end * PAGE_SIZE }
+    }
+
+    fn left(going: &Going) -> Vec<(Range, Gone)> {
+        going.all().collect()
+    }
+
+    #[test]
+    fn what_is_done_or_cut_out_is_left_no_more() {
+        let (space, going) = (SpaceLock::new(), Going::new());
+        let lock = space.exclusive();
+        assert!(going.push(&lock, r(10, 20), Gone::Soon) && going.push(&lock, r(15, 30), Gone::Already));
+        assert!(going.has(PageNo::new(10)) && going.has(PageNo::new(29)) && !going.has(PageNo::new(30)));
+        assert!(going.cut(&lock, r(12, 16)));
+        assert_eq!(left(&going), [(r(10, 12), Gone::Soon), (r(16, 20), Gone::Soon), (r(16, 30), Gone::Already)]);
+        assert!(!going.has(PageNo::new(12)) && !going.has(PageNo::new(15)));
+        going.advance(&lock, 11 * PAGE_SIZE);
+        going.advance(&lock, 12 * PAGE_SIZE);
+        assert_eq!(going.first(&lock), Some((r(16, 20), Gone::Soon)));
+        going.remove(&lock, r(18, 19));
+        assert!(!going.is_on() && !going.has(PageNo::new(18)));
+    }
+
+    #[test]
+    fn when_there_is_no_room_nothing_is_lost() {
+        let (space, going) = (SpaceLock::new(), Going::new());
+        let lock = space.exclusive();
+        assert!((0..MOST).all(|i| going.push(&lock, r(10 * i, 10 * i + 5), Gone::Already)));
+        assert!(!going.push(&lock, r(900, 901), Gone::Already));
+        assert!(!going.cut(&lock, r(2, 3)), "that would be one more");
+        assert_eq!(left(&going).len(), MOST);
+        assert!(going.has(PageNo::new(2)));
+        assert!(going.cut(&lock, r(0, 3)));
+        assert!(going.has(PageNo::new(3)) && !going.has(PageNo::new(2)));
+    }
+
+    #[test]
+    fn one_thread_at_a_time_goes_on_and_another_where_that_is_away() {
+        let (space, going) = (SpaceLock::new(), Going::new());
+        let (lock, one, other) = (space.exclusive(), Claimant::new(), Claimant::new());
+        assert!(going.is_turn_of(&lock, one, 1_000_000));
+        going.has_done(&lock, 1_000_000);
+        assert!(!going.is_turn_of(&lock, other, 1_000_001) && going.is_turn_of(&lock, one, 1_000_001));
+        assert!(going.is_turn_of(&lock, other, 1_000_001 + ABSENT_US) && !going.is_done_by(one));
+    }
+
+    #[test]
+    fn the_end_of_a_call_waits_for_its_own_range_only() {
+        let (space, going) = (SpaceLock::new(), Going::new());
+        assert!(going.push(&space.exclusive(), r(10, 20), Gone::Soon));
+        going.outlast(r(20, 30));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| going.outlast(r(0, 11)));
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            assert!(!waits.is_finished());
+            going.advance(&space.exclusive(), 20 * PAGE_SIZE);
+        });
+    }
+}
