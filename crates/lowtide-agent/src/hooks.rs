@@ -195,13 +195,16 @@ fn removes(advice: u32) -> bool {
 /// memory of the page map back only when nobody is there.
 fn remove(addr: usize, len: usize, advice: u32) -> isize {
     let _inside = gate::enter(Call::Drops);
+    // (After MADV_FREE the pages may still go; MADV_DONTNEED follows it.)
+    let drops = matches!(advice, sys::MADV_DONTNEED | sys::MADV_DONTNEED_LOCKED);
+    let begun = agent::active().filter(|_| drops).map(|pager| pager.removal_begins(addr, len));
     // SAFETY: the caller's own call.
     let r = unsafe { syscall3(sys::__NR_madvise, addr, len, advice as usize) };
-    // A call that failed may not have come to the end of the range, where another thread's is still at work; after MADV_FREE
-    // the pages may still go.
-    let has_ended = matches!(advice, sys::MADV_DONTNEED | sys::MADV_DONTNEED_LOCKED) && (r == 0 || r == -ENOMEM);
-    if has_ended && let Some(pager) = agent::active() {
-        pager.removed(addr, len);
+    if drops && let Some(pager) = agent::active() {
+        match begun {
+            Some(call) => pager.removal_ends(&call),
+            None => pager.removed(addr, len),
+        }
     }
     r
 }

@@ -214,7 +214,7 @@ impl Operation<'_> {
     /// Serves a fault as the page's word says.
     fn serve(&self, page: PageNo, access: Access, worker: &mut Worker) -> Try {
         match self.map.get(page) {
-            word @ (PageState::None | PageState::Removing | PageState::Zero) => self.touch(page, word, access, worker),
+            word @ (PageState::None | PageState::Removing(_) | PageState::Zero) => self.touch(page, word, access, worker),
             PageState::Staged(_) | PageState::Storing(_) | PageState::Swapped(_) if self.going.has(page) => {
                 self.let_go_around(page);
                 Err(Again::Changed)

@@ -168,7 +168,7 @@ impl Claims {
     /// Claims page `p` (of a window that begins at `low`) if it reads as zero, and has or can have a word.
     fn claim(&mut self, pager: &Pager, low: PageNo, p: PageNo) -> bool {
         let word = pager.map.get(p);
-        if !matches!(word, PageState::None | PageState::Removing | PageState::Zero)
+        if !matches!(word, PageState::None | PageState::Removing(_) | PageState::Zero)
             || pager.map.claim(p, word, PageState::Loading(0, Claimant::ONE_HOLD)) != Ok(true)
         {
             return false;
@@ -176,7 +176,7 @@ impl Claims {
         let (i, bit) = ((p - low) / 64, 1 << ((p - low) % 64));
         match word {
             PageState::Zero => self.zero[i] |= bit,
-            PageState::Removing => self.removing[i] |= bit,
+            PageState::Removing(_) => self.removing[i] |= bit,
             _ => {}
         }
         true
@@ -197,7 +197,8 @@ impl Claims {
         let (i, bit) = ((p - low) / 64, 1 << ((p - low) % 64));
         let word = match (self.zero[i] & bit != 0, self.removing[i] & bit != 0) {
             (true, _) => PageState::Zero,
-            (_, true) => PageState::Removing,
+            // For the same calls, and more of them.
+            (_, true) => pager.removing(),
             _ => PageState::None,
         };
         pager.map.set(p, word);

@@ -64,6 +64,7 @@ impl Pager {
         self.budget.measured(now);
         self.forget_operations();
         self.guards.reset_after_fork();
+        self.removal_calls.reset_after_fork();
         self.held.reset_after_fork();
         lock::reset_waits();
         steps::taken(steps::Fork::Child);

@@ -195,8 +195,11 @@ impl Pager {
 
     fn apply_held_back(&self, lock: &Exclusive<'_>) {
         self.held_back.end(lock, |event, has_ended| match *event {
-            // What is in memory there is new: to mark it would keep it there for ever.
-            Message::Remove { start, end } if has_ended => self.gone(lock, Range { start, end }, Gone::Already),
+            // What is in memory there is new: to mark it would keep it there for ever. (Unless it is another call that has
+            // ended, and the one that is still on its way will take the marks away.)
+            Message::Remove { start, end } if has_ended && !self.removal_calls.any_covers(Range { start, end }, now_us()) => {
+                self.gone(lock, Range { start, end }, Gone::Already)
+            }
             _ => self.apply(lock, event),
         });
     }

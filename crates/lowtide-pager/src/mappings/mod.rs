@@ -12,6 +12,8 @@ pub(crate) mod ranges;
 pub(crate) mod regions;
 mod release;
 mod removal;
+pub(crate) mod removal_calls;
+mod removed;
 pub(crate) mod space;
 mod stale;
 
@@ -19,3 +21,4 @@ pub use held::Hold;
 pub use mlocked::{Lock, Locks};
 pub use ranges::BringIn;
 pub use regions::Range;
+pub use removal_calls::RemovalCall;

@@ -132,7 +132,7 @@ impl Pager {
     }
 
     fn is_evicted(&self, addr: usize) -> bool {
-        !matches!(self.map.get(PageNo::of(addr)), PageState::None | PageState::Removing | PageState::Clean(_))
+        !matches!(self.map.get(PageNo::of(addr)), PageState::None | PageState::Removing(_) | PageState::Clean(_))
     }
 
     fn bring_in_page(&self, addr: usize, worker: &mut Worker) -> bool {

@@ -54,7 +54,7 @@ impl Pager {
             let word = slot.get();
             let here = matches!(
                 word,
-                PageState::None | PageState::Removing | PageState::Clean(_) | PageState::Zero | PageState::Loading(0, _)
+                PageState::None | PageState::Removing(_) | PageState::Clean(_) | PageState::Zero | PageState::Loading(0, _)
             );
             if !here && first.is_none() {
                 first = Some(page.addr());

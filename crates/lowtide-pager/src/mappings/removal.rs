@@ -73,7 +73,7 @@ impl Pager {
             in_memory.iter().flat_map(|found| found.iter()).flat_map(|(from, to)| PageNo::of(from).up_to(PageNo::of(to)))
         {
             // Loading and Storing are Orphan by now: those are not in memory, or only in a frame.
-            if self.map.claim(page, PageState::None, PageState::Removing).is_err() {
+            if self.map.claim(page, PageState::None, self.removing()).is_err() {
                 (self.host.fatal)(b"no memory left for lowtide's page map");
             }
             marked += 1;
@@ -175,25 +175,6 @@ impl Pager {
         }
     }
 
-    /// The call that removed a range has returned: what is in memory there now is new. Called by host threads (the hook of
-    /// madvise), hence without a lock: each word is one compare-and-swap. The call returned when its event was read; whoever
-    /// read it may not have marked the pages yet, and has the space lock until then, or has left some for later. (Marks that
-    /// came later would stay: what MADV_FREE leaves in memory could never be evicted again.)
-    pub fn removed(&self, start: usize, len: usize) {
-        let range = Range { start, end: start + len };
-        self.space.outlast_exclusive();
-        if self.held_back.has_ended(range) {
-            // Whoever applies it may have looked before.
-            self.space.outlast_exclusive();
-        }
-        self.going.outlast(range);
-        self.map.each(PageNo::of(start), PageNo::behind(start + len), |_, slot| {
-            if slot.peek() == PageState::Removing {
-                slot.swap(PageState::Removing, PageState::None);
-            }
-        });
-    }
-
     /// Before so many bytes are moved, if they are many: waits until nothing is left of what was dropped anywhere, since at the
     /// places of a move it would have to be done at once. For host threads: it takes nothing.
     pub fn outlast_removals(&self, bytes: usize) {
@@ -221,6 +202,7 @@ impl Operation<'_> {
 mod tests {
     use super::*;
     use crate::mappings::events::tests::{mapping, pager, words};
+    use crate::mappings::removed::tests::marked;
     use crate::sys::uffd::Message;
     use core::sync::atomic::Ordering;
 
@@ -349,10 +331,9 @@ mod tests {
         assert!(pager.going.is_on());
         pager.let_go_of_all(&lock);
         drop(lock);
-        let marked = |word| (0..pages).filter(|i| pager.map.get(PageNo::of(at) + *i) == word).count();
-        assert!(marked(PageState::Removing) >= pages / 64 && marked(PageState::Zero) == 0);
+        assert!(marked(&pager, at, pages) >= pages / 64 && blocks_out(&pager) == 0);
         pager.removed(at, pages * PAGE_SIZE);
-        assert_eq!(marked(PageState::Removing), 0);
+        assert_eq!(marked(&pager, at, pages), 0);
     }
 
     fn zeros_out_between(pager: &Pager, at: usize, pages: usize) {

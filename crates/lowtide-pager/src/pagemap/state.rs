@@ -29,7 +29,7 @@ use crate::pagemap::ids::StagingFrame;
 /// | None, Clean, Swapped, Staged (stale) | Removing | removed while it was in memory | exclusive |
 /// | Storing, Loading, Orphan | Orphan | unmapped or removed: whoever is at work cleans up | exclusive |
 /// | Orphan | None | the thread that stored or loaded it | any |
-/// | Removing | None | the end of the hooked call, by the program's own thread | none |
+/// | Removing | None | the end of the last hooked call there, by the program's own thread | none |
 ///
 /// (While something is left of a large removal, its words say what was so before: see `mappings/going.rs`.)
 ///
@@ -38,8 +38,9 @@ use crate::pagemap::ids::StagingFrame;
 pub enum PageState {
     /// Not in lowtide's hands: in its place, or never touched (reads as zero).
     None,
-    /// In its place and about to be dropped by the program: must not be evicted until that is proven done.
-    Removing,
+    /// In its place and about to be dropped by the program: must not be evicted until that is proven done. With how many calls
+    /// had begun to do so when this was said (`mappings/removal_calls.rs`).
+    Removing(u64),
     /// Was evicted while it was all zero.
     Zero,
     /// In its place, and when it came in it was what the store's swap cache still holds under this raw entry.
@@ -64,7 +65,7 @@ impl PageState {
     pub const fn bits(self) -> u64 {
         match self {
             PageState::None => 0,
-            PageState::Removing => 1,
+            PageState::Removing(calls) => 1 | calls << 4,
             PageState::Zero => 2,
             PageState::Staged(f) => 3 | (f.number() as u64) << 4,
             PageState::Moving(f) => 4 | (f.number() as u64) << 4,
@@ -80,7 +81,7 @@ impl PageState {
     pub const fn from_bits(bits: u64) -> PageState {
         let arg = bits >> 4;
         match bits & 15 {
-            1 => PageState::Removing,
+            1 => PageState::Removing(arg),
             2 => PageState::Zero,
             3 => PageState::Staged(StagingFrame::new(arg as u32)),
             4 => PageState::Moving(StagingFrame::new(arg as u32)),
@@ -131,7 +132,8 @@ mod tests {
         let entry = 0xff_ff_ff_ff_ff_ff;
         for word in [
             PageState::None,
-            PageState::Removing,
+            PageState::Removing(0),
+            PageState::Removing(u64::MAX >> 4),
             PageState::Zero,
             PageState::Clean(entry),
             PageState::Staged(StagingFrame::new(0)),

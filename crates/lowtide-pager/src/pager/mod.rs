@@ -35,6 +35,7 @@ use crate::mappings::going::Going;
 use crate::mappings::guards::Guards;
 use crate::mappings::held::Held;
 use crate::mappings::regions::Regions;
+use crate::mappings::removal_calls::RemovalCalls;
 use crate::mappings::space::SpaceLock;
 use crate::pagemap::PageMap;
 use crate::reclaim::backoff::Backoff;
@@ -57,6 +58,7 @@ pub struct Pager {
     pub(crate) regions: Regions,
     /// What is left of removals.
     pub(crate) going: Going,
+    pub(crate) removal_calls: RemovalCalls,
     /// Changed with the space lock held exclusively.
     pub(crate) order: Lock<Order, { rank::UNRANKED }>,
     /// What is to stay in memory; see `ranges.rs`.
@@ -133,6 +135,7 @@ impl Pager {
             map: PageMap::new()?,
             regions: Regions::new()?,
             going: Going::new(),
+            removal_calls: RemovalCalls::new(),
             order: Lock::new(Order::default()),
             pinned: Regions::new()?,
             held: Held::new()?,

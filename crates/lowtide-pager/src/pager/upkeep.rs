@@ -129,7 +129,7 @@ impl Pager {
     }
 
     /// Gives memory of the page map back, when there may be much of it that speaks of no page any more. Not while a thread of
-    /// the program is in [`Pager::removed`], which is for the caller to see to.
+    /// the program is in [`Pager::removal_ends`], which is for the caller to see to.
     pub fn collect_page_map(&self) {
         if !self.map.wants_collection() || self.paused() {
             return;

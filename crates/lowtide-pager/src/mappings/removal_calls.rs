@@ -1,0 +1,212 @@
+//! The program's calls that remove pages (madvise, through the hook), from before the system call until it is known to have
+//! returned.
+//!
+//! When one has returned, what is in memory of its range is new and may be evicted again, unless another call is on its way
+//! there that has been told of and has not taken the pages yet: they would be back when that one returns. So the end of a call
+//! passes over what others still have in hand, and the last of them takes the marks away: each is out of the list before it
+//! looks who is in it.
+//!
+//! A mark bears the number of calls that had begun when it was made ([`PageState::Removing`]). What is marked anew for a call
+//! that was not in the list when it was looked at has another number, and is not taken for the old one.
+//!
+//! Threads of the program are here: no lock, no waiting. A thread that leaves a call by longjmp from a signal handler leaves its
+//! place behind, which is nobody's after a while. Where there is no place, or for a raw system call, all is as if this list were
+//! not: a mark may go too early.
+//!
+//! [`PageState::Removing`]: crate::pagemap::PageState::Removing
+
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+
+use crate::mappings::regions::Range;
+
+/// Calls at a time.
+const MOST: usize = 64;
+/// Much longer than any such call takes, in microseconds.
+const FORGOTTEN_US: u64 = 60_000_000;
+
+/// Nobody's place.
+const FREE: u64 = 0;
+/// Somebody is about to say what it is for.
+const TAKEN: u64 = u64::MAX;
+
+/// A call that has begun.
+#[derive(Debug)]
+#[must_use]
+pub struct RemovalCall {
+    pub(super) range: Range,
+    /// Its place, and its token there; FREE: it has none.
+    place: usize,
+    token: u64,
+}
+
+impl RemovalCall {
+    /// Nobody has said that it begins.
+    pub(super) fn unknown(range: Range) -> RemovalCall {
+        RemovalCall { range, place: 0, token: FREE }
+    }
+}
+
+#[derive(Debug)]
+struct Place {
+    token: AtomicU64,
+    start: AtomicUsize,
+    end: AtomicUsize,
+    since_us: AtomicU64,
+}
+
+/// See above.
+#[derive(Debug)]
+pub(crate) struct RemovalCalls {
+    places: [Place; MOST],
+    tokens: AtomicU64,
+    begun: AtomicU64,
+}
+
+impl Place {
+    const fn new() -> Place {
+        Place { token: AtomicU64::new(FREE), start: AtomicUsize::new(0), end: AtomicUsize::new(0), since_us: AtomicU64::new(0) }
+    }
+
+    fn is_forgotten(&self, now_us: u64) -> bool {
+        now_us.saturating_sub(self.since_us.load(Ordering::Relaxed)) > FORGOTTEN_US
+    }
+
+    /// Takes it, if it is nobody's any more.
+    fn take(&self, now_us: u64) -> bool {
+        let token = self.token.load(Ordering::Relaxed);
+        let may = token == FREE || token != TAKEN && self.is_forgotten(now_us);
+        // Acquire: pairs with the Release with which it was left.
+        may && self.token.compare_exchange(token, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// The range of the call that has it, if one has.
+    fn range(&self, now_us: u64) -> Option<Range> {
+        loop {
+            // Acquire: pairs with the SeqCst, as a Release, with which the place is given its token.
+            let token = self.token.load(Ordering::Acquire);
+            let is_nobodys = token == FREE || self.is_forgotten(now_us);
+            // (Whoever is only about to say what it is for makes no call before it has.)
+            if is_nobodys || token == TAKEN {
+                return None;
+            }
+            let range = Range { start: self.start.load(Ordering::Relaxed), end: self.end.load(Ordering::Relaxed) };
+            // Acquire: what was read above was the token's, if that is still the same.
+            fence(Ordering::Acquire);
+            if self.token.load(Ordering::Relaxed) == token {
+                return Some(range);
+            }
+        }
+    }
+}
+
+impl RemovalCalls {
+    pub(crate) const fn new() -> RemovalCalls {
+        RemovalCalls { places: [const { Place::new() }; MOST], tokens: AtomicU64::new(FREE), begun: AtomicU64::new(0) }
+    }
+
+    /// A call begins.
+    pub(super) fn begin(&self, range: Range, now_us: u64) -> RemovalCall {
+        let Some(at) = self.places.iter().position(|place| place.take(now_us)) else {
+            return RemovalCall::unknown(range);
+        };
+        let (place, token) = (&self.places[at], 1 + self.tokens.fetch_add(1, Ordering::Relaxed));
+        place.start.store(range.start, Ordering::Relaxed);
+        place.end.store(range.end, Ordering::Relaxed);
+        place.since_us.store(now_us, Ordering::Relaxed);
+        // SeqCst, of both: pairs with the fence in `under_way`. Whoever does not find this call there has read only marks with
+        // smaller numbers than those that are made for it, which come after this.
+        place.token.store(token, Ordering::SeqCst);
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        RemovalCall { range, place: at, token }
+    }
+
+    /// The number that marks bear that are made now.
+    pub(crate) fn begun(&self) -> u64 {
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    /// It has returned.
+    pub(super) fn end(&self, call: &RemovalCall) {
+        if call.token != FREE {
+            // SeqCst: pairs with the fence in `under_way`. Of two calls that end, one finds the other gone. (A place that is
+            // another's by now is left to that one; in a forked child nobody has any.)
+            let place = &self.places[call.place].token;
+            let _ = place.compare_exchange(call.token, FREE, Ordering::SeqCst, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    fn under_way(&self, now_us: u64) -> impl Iterator<Item = Range> + '_ {
+        // SeqCst: pairs with those in `begin` and `end`.
+        fence(Ordering::SeqCst);
+        self.places.iter().filter_map(move |place| place.range(now_us))
+    }
+
+    /// Whether any is on its way in a range. To be asked after the marks there have been read.
+    pub(super) fn any(&self, range: Range, now_us: u64) -> bool {
+        self.under_way(now_us).any(|call| call.meets(range))
+    }
+
+    /// Whether one is on its way to which an event of this range may belong.
+    pub(crate) fn any_covers(&self, event: Range, now_us: u64) -> bool {
+        self.under_way(now_us).any(|call| call.covers(event))
+    }
+
+    /// In a forked child: none of its parent's calls is on its way here.
+    pub(crate) fn reset_after_fork(&self) {
+        self.places.iter().for_each(|place| place.token.store(FREE, Ordering::Relaxed));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn r(start: usize, end: usize) -> Range {
+        Range { start, end }
+    }
+
+    #[test]
+    fn calls_are_found_where_they_are_until_they_end() {
+        let calls = RemovalCalls::new();
+        let (one, other) = (calls.begin(r(10, 20), 1), calls.begin(r(15, 30), 1));
+        assert_eq!(calls.begun(), 2);
+        let found = [(0, 10), (0, 12), (15, 20), (20, 21), (30, 40)].map(|(start, end)| calls.any(r(start, end), 1));
+        assert_eq!(found, [false, true, true, true, false]);
+        calls.end(&one);
+        assert!(!calls.any(r(0, 15), 1) && calls.any(r(0, 16), 1));
+        calls.end(&one);
+        assert!(calls.any(r(0, 16), 1), "that was over before");
+        calls.end(&other);
+        assert!(!calls.any(r(0, 100), 1));
+    }
+
+    #[test]
+    fn who_never_comes_back_keeps_its_place_for_a_while() {
+        let calls = RemovalCalls::new();
+        let first = calls.begin(r(1, 2), 1);
+        let rest: std::vec::Vec<_> = (1..MOST).map(|_| calls.begin(r(3, 4), 1)).collect();
+        let none = calls.begin(r(5, 6), 1);
+        assert!(none.token == FREE && !calls.any(r(5, 6), 1));
+        let late = 2 + FORGOTTEN_US;
+        assert!(calls.any(r(0, 9), 1) && !calls.any(r(0, 9), late));
+        let next = calls.begin(r(7, 8), late);
+        calls.end(&first);
+        rest.iter().for_each(|call| calls.end(call));
+        assert!(calls.any(r(7, 8), late), "what is the next one's stays");
+        calls.end(&next);
+        calls.end(&none);
+        assert!(!calls.any(r(0, 9), late));
+    }
+
+    #[test]
+    fn a_child_that_forks_in_a_call_comes_out_of_none() {
+        let calls = RemovalCalls::new();
+        let call = calls.begin(r(1, 2), 1);
+        calls.reset_after_fork();
+        let own = calls.begin(r(1, 2), 1);
+        calls.end(&call);
+        assert!(calls.any(r(1, 2), 1));
+        calls.end(&own);
+    }
+}

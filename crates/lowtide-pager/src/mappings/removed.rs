@@ -1,0 +1,118 @@
+//! The end of a call that removes pages: what is in memory there is about to go no more, and may be evicted again.
+
+use arrayvec::ArrayVec;
+use lowtide_core::vm::PAGE_SIZE;
+
+use crate::mappings::regions::Range;
+use crate::mappings::removal_calls::RemovalCall;
+use crate::pagemap::ids::PageNo;
+use crate::pagemap::{PageState, PageWord};
+use crate::pager::Pager;
+use crate::sys::clock::now_us;
+
+/// What such a call removes: its length is rounded up.
+fn whole_pages(start: usize, len: usize) -> Range {
+    Range { start, end: start.saturating_add(len).checked_next_multiple_of(PAGE_SIZE).unwrap_or(usize::MAX) }
+}
+
+/// Pages whose marks were read, and with which number. (On the stack of a thread of the program, so not many.)
+type Marked<'a> = ArrayVec<(PageNo, &'a PageWord, u64), 32>;
+
+impl Pager {
+    /// The mark of what is in memory and about to go.
+    pub(crate) fn removing(&self) -> PageState {
+        PageState::Removing(self.removal_calls.begun())
+    }
+
+    /// A call is about to remove the pages of a range: before the system call. By host threads; it takes nothing.
+    pub fn removal_begins(&self, start: usize, len: usize) -> RemovalCall {
+        self.removal_calls.begin(whole_pages(start, len), now_us())
+    }
+
+    /// It has returned, with whatever result: what is in memory there now is new, but for what other calls are about to remove,
+    /// of which the last takes the marks away. Called by host threads (the hook of madvise), hence without a lock: each word is
+    /// one compare-and-swap. The call returned when its event was read; whoever read it may not have marked the pages yet, and
+    /// has the space lock until then, or has left some for later. (Marks that came later would stay: what MADV_FREE leaves in
+    /// memory could never be evicted again.)
+    pub fn removal_ends(&self, call: &RemovalCall) {
+        let range = call.range;
+        self.removal_calls.end(call);
+        self.space.outlast_exclusive();
+        if self.held_back.has_ended(range) {
+            // Whoever applies it may have looked before.
+            self.space.outlast_exclusive();
+        }
+        self.going.outlast(range);
+        let mut marked = Marked::new();
+        self.map.each(PageNo::of(range.start), PageNo::behind(range.end), |page, word| {
+            if let PageState::Removing(calls) = word.get() {
+                marked.push((page, word, calls));
+                if marked.is_full() {
+                    self.unmark(&mut marked);
+                }
+            }
+        });
+        self.unmark(&mut marked);
+    }
+
+    /// The same where nobody has said that it begins.
+    pub fn removed(&self, start: usize, len: usize) {
+        self.removal_ends(&RemovalCall::unknown(whole_pages(start, len)));
+    }
+
+    /// Takes away marks that have been read, as far as no call is on its way there.
+    fn unmark(&self, marked: &mut Marked<'_>) {
+        let (Some((first, ..)), Some((last, ..))) = (marked.first(), marked.last()) else { return };
+        let (block, now_us) = (Range { start: first.addr(), end: (*last + 1).addr() }, now_us());
+        let others = self.removal_calls.any(block, now_us);
+        for (page, word, calls) in marked.drain(..) {
+            let page = Range { start: page.addr(), end: (page + 1).addr() };
+            if !others || !self.removal_calls.any(page, now_us) {
+                word.swap(PageState::Removing(calls), PageState::None);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::mappings::events::tests::{mapping, pager, words};
+    use crate::sys::uffd::Message;
+
+    /// How many pages are about to go.
+    pub(crate) fn marked(pager: &Pager, at: usize, pages: usize) -> usize {
+        words(pager, at, pages).iter().filter(|word| matches!(word, PageState::Removing(_))).count()
+    }
+
+    /// Of two calls that overlap, what is in memory is about to go until the second has returned.
+    #[test]
+    fn the_last_of_several_calls_takes_the_marks_away() {
+        let Some(pager) = pager() else { return };
+        let at = mapping(200);
+        // SAFETY: inside the mapping.
+        (0..200).for_each(|i| unsafe { (at as *mut u8).add(i * PAGE_SIZE).write_volatile(1) });
+        let parts = [(at, 120 * PAGE_SIZE), (at + 80 * PAGE_SIZE, 120 * PAGE_SIZE)];
+        let calls = parts.map(|(start, len)| {
+            let call = pager.removal_begins(start, len);
+            pager.happened(&pager.space.exclusive(), Message::Remove { start, end: start + len });
+            call
+        });
+        assert_eq!(marked(&pager, at, 200), 200);
+        pager.removal_ends(&calls[0]);
+        assert_eq!([marked(&pager, at, 80), marked(&pager, parts[1].0, 120)], [0, 120], "the other is on its way");
+        pager.removal_ends(&calls[1]);
+        assert_eq!(marked(&pager, at, 200), 0);
+    }
+
+    /// What is marked for a call that began after the list was looked at is not taken for what was marked before.
+    #[test]
+    fn a_mark_of_a_later_call_is_another() {
+        let Some(pager) = pager() else { return };
+        let first = pager.removal_begins(PAGE_SIZE, PAGE_SIZE);
+        let before = pager.removing();
+        let second = pager.removal_begins(PAGE_SIZE, PAGE_SIZE);
+        assert_ne!(pager.removing(), before);
+        [first, second].iter().for_each(|call| pager.removal_ends(call));
+    }
+}
