@@ -47,17 +47,13 @@ static SLOTS: [Slot; 64] = [const {
     Slot { state: AtomicU32::new(FREE), kind: AtomicU32::new(ADOPT), start: AtomicUsize::new(0), end: AtomicUsize::new(0) }
 }; 64];
 static BELL: AtomicU32 = AtomicU32::new(0);
+/// How often a slot has become free; wraps. Threads wait for it where there is none.
+static FREED: AtomicU32 = AtomicU32::new(0);
+static WAITING: AtomicU32 = AtomicU32::new(0);
 
 /// Asks the reclaimer and waits until it has done it. Only when this process has a reclaimer.
 pub fn ask(request: Request) {
-    let slot = loop {
-        // Acquire: pairs with the Release that frees a slot, below.
-        let free = |s: &&Slot| s.state.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        match SLOTS.iter().find(free) {
-            Some(slot) => break slot,
-            None => rustix::thread::sched_yield(),
-        }
-    };
+    let slot = claim();
     let (kind, range) = match request {
         Request::Adopt(range) => (ADOPT, range),
         Request::Release(range) => (RELEASE, range),
@@ -75,8 +71,32 @@ pub fn ask(request: Request) {
     while slot.state.load(Ordering::Acquire) == POSTED {
         let _ = futex::wait(&slot.state, futex::Flags::PRIVATE, POSTED, None);
     }
-    // Release: pairs with the Acquire above.
+    // Release: pairs with the Acquire in `claim`.
     slot.state.store(FREE, Ordering::Release);
+    // SeqCst, of both: pairs with the two in `claim`. Either the thread that found no slot finds that one has become free, or
+    // this one finds that it waits.
+    FREED.fetch_add(1, Ordering::SeqCst);
+    if WAITING.load(Ordering::SeqCst) > 0 {
+        let _ = futex::wake(&FREED, futex::Flags::PRIVATE, 1);
+    }
+}
+
+/// Claims a slot; sleeps where there is none. (To yield would keep the reclaimer from running, if it has this CPU and this
+/// thread the higher priority.)
+fn claim() -> &'static Slot {
+    loop {
+        // SeqCst: pairs with the count in `ask`. What became free before is found below.
+        let freed = FREED.load(Ordering::SeqCst);
+        // Acquire: pairs with the Release that frees a slot.
+        let free = |s: &&Slot| s.state.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        if let Some(slot) = SLOTS.iter().find(free) {
+            return slot;
+        }
+        // SeqCst: pairs with the look in `ask`.
+        WAITING.fetch_add(1, Ordering::SeqCst);
+        let _ = futex::wait(&FREED, futex::Flags::PRIVATE, freed, None);
+        WAITING.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// Wakes the reclaimer.
@@ -125,4 +145,5 @@ pub fn reset_after_fork() {
     for slot in &SLOTS {
         slot.state.store(FREE, Ordering::Relaxed);
     }
+    WAITING.store(0, Ordering::Relaxed);
 }

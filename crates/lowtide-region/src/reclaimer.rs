@@ -42,6 +42,9 @@ impl Host for Group {
         false
     }
 
+    /// Nobody asks it for anything.
+    fn between_steps(&mut self, _: &Pager) {}
+
     fn reap(&mut self, _: &Pager) -> bool {
         false
     }

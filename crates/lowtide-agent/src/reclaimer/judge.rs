@@ -10,7 +10,7 @@ use lowtide_pager::segment::{self, area_state};
 use lowtide_pager::sys::Line;
 
 use super::floor::Floor;
-use super::requests;
+use super::{answer, requests};
 use crate::idle::Idle;
 use crate::{agent, say, swap_file};
 
@@ -76,6 +76,10 @@ impl Host for Judge {
         // The pool of a forked child is its parent's too, copy-on-write, until one of them changes it: that would take memory
         // in both.
         self.sharers == 0 && self.idle.is_cpu_free(now_us)
+    }
+
+    fn between_steps(&mut self, pager: &Pager) {
+        answer::all(pager);
     }
 
     fn reap(&mut self, pager: &Pager) -> bool {

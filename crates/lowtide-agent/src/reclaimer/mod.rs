@@ -2,6 +2,7 @@
 //! lowtide costs (`watch.rs`). Near the limit it sets up the pager and adopts the program's memory (`register.rs`); above the
 //! high mark it evicts down to the low one (`observe.rs`), and where that can't be reached it finds out what can (`floor.rs`).
 
+mod answer;
 mod areas;
 mod floor;
 mod judge;
@@ -32,11 +33,10 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::Timespec;
 
-use crate::request::Request;
 use crate::resident::Resident;
 use crate::{
-    agent, atfork, broker, fork_handshake, inheritance, long_nap, monitor, pid_in_run, request, say, swap_file, thread,
-    thread_end, wake,
+    agent, broker, fork_handshake, inheritance, long_nap, monitor, pid_in_run, request, say, swap_file, thread, thread_end,
+    wake,
 };
 use areas::Orders;
 use judge::Judge;
@@ -287,7 +287,7 @@ impl ReclaimerThread {
         loop {
             let (bell, before) = (request::bell(), long_nap::before());
             self.watching.may_map = None;
-            self.answer();
+            answer::all_there_is();
             let now = now_us();
             if now.saturating_sub(self.supervisor_seen_us) >= LONGEST_NAP_US {
                 self.supervisor_seen_us = now;
@@ -320,33 +320,5 @@ impl ReclaimerThread {
                 Nap::Undisturbed(us) => request::sleep(bell, us),
             }
         }
-    }
-
-    fn answer(&mut self) {
-        let Some(pager) = agent::pager() else {
-            request::answer(|_| {});
-            return;
-        };
-        request::answer(|request| match request {
-            // The child's copy of the tables must not be one of tables that change. And the thread that asks may hold a lock
-            // that the forking thread waits for: it is answered at once, and what it asks for is found afterwards.
-            Request::Adopt(_) | Request::Release(_) if pager.paused() => wake::look_again(),
-            // What can't be adopted (a kind of memory, too many ranges) stays with the program.
-            Request::Adopt(range) => drop(pager.adopt(range)),
-            // What stays adopted the program can't have: it is told so by the kernel.
-            Request::Release(range) => drop(pager.release(range)),
-            Request::Ends(thread) => thread_end::ends(pager, thread),
-            Request::Fork => {
-                inheritance::hand_on(pager);
-                pager.announce_fork(agent::segment());
-            }
-            Request::ForkIsOver => {
-                let is_over = pager.fork_is_over();
-                if is_over {
-                    inheritance::take_back();
-                }
-                atfork::answered(is_over);
-            }
-        });
     }
 }

@@ -13,7 +13,7 @@ use lowtide_pager::sys::clock::now_us;
 use lowtide_pager::sys::{Line, present};
 use rustix::io::Errno;
 
-use super::{ReclaimerThread, make};
+use super::{ReclaimerThread, answer, make};
 use crate::{agent, broker, forked_child, gate, hooks, monitor, request, say, swap_file, thread, wake, watch};
 
 /// Mappings that were made past the C library are looked for this often at least, ...
@@ -178,7 +178,7 @@ impl ReclaimerThread {
         let until = now_us() + FIRST_SENTINELS_US;
         while now_us() < until {
             // Others want it, too; and a thread that comes to a sentinel is held back by what was last measured.
-            self.answer();
+            answer::all_there_is();
             self.measure();
             match self.set_sentinels(pager) {
                 u64::MAX => return,

@@ -26,6 +26,9 @@ const REQUESTED_BATCHES: usize = 4;
 pub trait Host {
     /// Whether a CPU is free for work that can wait. Asked last: it may take a system call.
     fn may_recompress(&mut self, now_us: u64) -> bool;
+    /// Between two steps: a step may wait for a device, and whoever wants something else of this thread is not to wait for all
+    /// of a turn.
+    fn between_steps(&mut self, pager: &Pager);
     /// Drops what forked children had that are gone; whether there was anything.
     fn reap(&mut self, pager: &Pager) -> bool;
     /// Nothing can be evicted at present, whoever asks for it.
@@ -162,6 +165,7 @@ impl Reclaimer {
         }
         let started = clock::now_us();
         for _ in 0..times {
+            host.between_steps(pager);
             look.at_limit = pager.budget.at_limit();
             let evicted = match policy::eviction(&look) {
                 How::DrainStaged => pager.drain_staged(&mut self.worker),
@@ -202,6 +206,7 @@ impl Reclaimer {
     /// Tries the steps of a ladder in turn.
     fn climb(&mut self, pager: &Pager, ladder: Ladder, look: &Look, now_us: u64, host: &mut impl Host) -> Nap {
         for step in ladder.steps {
+            host.between_steps(pager);
             match self.take(pager, *step, look, now_us, host) {
                 Taken::InVain => {}
                 Taken::Worked => return ladder.worked,

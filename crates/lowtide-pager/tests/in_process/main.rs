@@ -15,6 +15,7 @@ mod release;
 mod removal;
 mod sentinels;
 mod signals;
+mod steps;
 mod swapoff;
 mod together;
 mod zero_page;
