@@ -41,6 +41,23 @@ fn what_was_unmapped_is_in_use_again() {
     same(&job, &Limit { ram: 40 << 20, swap: Swap::Ram });
 }
 
+/// What is dropped is gone when the call returns, however much it is, and though lowtide lets go of it in parts.
+#[test]
+#[ignore = "takes long: make test-long"]
+fn large_removals() {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job("large removals", "large_removals", "384").map(Job::with_forks) else { return };
+    same(&job, &Limit { ram: 64 << 20, swap: Swap::Ram });
+}
+
+/// More threads want mappings to be adopted than there are places for what is asked.
+#[test]
+fn many_threads_map_memory() {
+    let Some(_turn) = turn() else { return };
+    let Some(job) = job("mappers", "mappers", "150 16") else { return };
+    same(&job, &Limit { ram: 40 << 20, swap: Swap::Ram });
+}
+
 /// A guard that is taken away again leaves zeros, not what was evicted there.
 #[test]
 fn pages_under_a_guard_are_gone() {
