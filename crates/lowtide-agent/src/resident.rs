@@ -4,15 +4,15 @@
 //! process of its family is still there, what it says is put right by looks (the pager's `share.rs` tells how): `Pss_Anon` of
 //! `/proc/self/smaps_rollup`, 5 us a MiB that is in memory. (The bits of `/proc/self/pagemap` that say which pages are
 //! exclusive take 4 us a MiB, and don't say with how many processes the others are shared.) All processes of a family together
-//! take 5 % of a CPU for their looks at most, and none while the run is far below its limit. The same looks put statm right
-//! where the kernel's count may be off by more than a little (the pager's `sys/rss.rs`).
+//! take 5 % of a CPU for their looks at most, 1 % where a look takes long, and none while the run is far below its limit. The same
+//! looks put statm right where the kernel's count may be off by more than a little (the pager's `sys/rss.rs`).
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use linux_raw_sys::general as sys;
 use lowtide_core::kernel_text::number;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::accounts::{Look, Now, Others, Share};
+use lowtide_pager::accounts::{Look, Now, Others, Share, rest_after_look};
 use lowtide_pager::reclaim::UNACCOUNTED;
 use lowtide_pager::segment::Proc;
 use lowtide_pager::sys::clock::now_us;
@@ -23,8 +23,6 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::{agent, thread};
 
-/// Between two looks of a family is this many times as much time as a look takes: 5 % of a CPU.
-const LOOK_REST: u64 = 20;
 /// The first look of a child, and looks at all, are so far apart at least: a child that only executes something else is left
 /// alone.
 const LEAST_REST_US: u64 = 20_000;
@@ -171,8 +169,8 @@ impl Resident {
             }
             self.share.looked(look, before, self.others);
         }
-        let took = (cpu() - began) * LOOK_REST * (self.others.members + 1);
-        self.next_look_us = at_us + took.max(LEAST_REST_US);
+        let rest = rest_after_look(cpu() - began, self.others.members);
+        self.next_look_us = at_us + rest.max(LEAST_REST_US);
         after
     }
 

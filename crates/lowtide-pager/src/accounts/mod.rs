@@ -7,4 +7,4 @@ mod share;
 
 pub use budget::{RamBudget, is_worth_adopting};
 pub use measuring::Measuring;
-pub use share::{Look, Now, Others, Share};
+pub use share::{Look, Now, Others, Share, rest_after_look};
