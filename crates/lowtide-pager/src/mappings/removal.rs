@@ -153,6 +153,11 @@ impl Pager {
         }
     }
 
+    /// Whether something is left of what was dropped.
+    pub(crate) fn has_removals_left(&self) -> bool {
+        self.going.is_on()
+    }
+
     /// Lets go of all that is left, in parts. Before a fork: a child's tables must say nothing that is not so. No lock may be
     /// held.
     pub(crate) fn let_go_before_fork(&self) {

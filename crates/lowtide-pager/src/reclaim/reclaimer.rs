@@ -151,7 +151,14 @@ impl Reclaimer {
     }
 
     /// A turn: does what the policy says. For how long there is nothing to do then.
-    pub fn turn(&mut self, pager: &Pager, mut look: Look, now_us: u64, host: &mut impl Host) -> Nap {
+    pub fn turn(&mut self, pager: &Pager, look: Look, now_us: u64, host: &mut impl Host) -> Nap {
+        // As a rule a fault handler thread is at it. But that may wait for something, and others sleep.
+        pager.let_go_for_room();
+        let nap = self.follow_policy(pager, look, now_us, host);
+        if pager.has_removals_left() { nap.at_most(SHORTEST_NAP_US) } else { nap }
+    }
+
+    fn follow_policy(&mut self, pager: &Pager, mut look: Look, now_us: u64, host: &mut impl Host) -> Nap {
         let (first, times) = match policy::plan(&look) {
             Plan::Tidy(ladder) => {
                 self.above_low = false;

@@ -1,8 +1,13 @@
 //! The reclaimer is there for others between its steps, of which each may wait for a device.
 
-use lowtide_pager::fault::Worker;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lowtide_pager::fault::{Monitor, Worker};
 use lowtide_pager::pager::Pager;
 use lowtide_pager::reclaim::{Host, Reclaimer, Seen};
+use rustix::mm::Advice;
 
 use crate::house::{Config, House, MIB, PAGE, write};
 
@@ -50,4 +55,49 @@ fn what_is_asked_is_answered_between_two_batches() {
     }
     let steps = asked.0.windows(2).filter(|pair| pair[0] < pair[1]).count();
     assert!(steps > 0, "asked when {:?} pages were out", asked.0);
+}
+
+/// What no fault handler thread goes on with, because it waits for something, the reclaimer does.
+#[test]
+fn what_is_left_of_a_removal_is_done_by_the_reclaimer() {
+    const PAGES: usize = 5 << 15;
+    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 0 }) else { return };
+    let (mut monitor, mut worker) = (Monitor::new().unwrap(), Worker::new(true).unwrap());
+    let at = house.region(PAGES) as usize;
+    let is_done = AtomicBool::new(false);
+    let runs = |f: &(dyn Fn() + Sync), monitor: &mut Monitor| {
+        thread::scope(|scope| {
+            let program = scope.spawn(f);
+            while !program.is_finished() {
+                if !monitor.turn(house.pager).read {
+                    monitor.wait(house.pager, 1);
+                }
+            }
+        });
+    };
+    for first in (0..PAGES).step_by(1 << 14) {
+        // SAFETY: inside the region.
+        let touch = || (first..first + (1 << 14)).for_each(|i| unsafe { ((at + i * PAGE) as *mut u8).write_volatile(0) });
+        runs(&touch, &mut monitor);
+        house.evict_all();
+    }
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let call = house.pager.removal_begins(at, PAGES * PAGE);
+            // SAFETY: the test's own memory.
+            unsafe { rustix::mm::madvise(at as *mut _, PAGES * PAGE, Advice::LinuxDontNeed).unwrap() };
+            house.pager.removal_ends(&call);
+            is_done.store(true, Ordering::SeqCst);
+        });
+        assert!(house.pager.uffd().wait_readable(60_000), "nobody removes anything");
+        assert!(house.pager.read(1, &mut worker).goes_on, "it takes several parts");
+        let mut reclaimer = Reclaimer::new(Worker::new(true).unwrap());
+        let seen = Seen { total: 1, mine: 1, gives_way: false, grows_unseen: false, may_reap: false, touch_rate: 1, now_us: 1 };
+        let started = Instant::now();
+        while !is_done.load(Ordering::SeqCst) && started.elapsed() < Duration::from_secs(60) {
+            let look = reclaimer.look(house.pager, &seen);
+            reclaimer.turn(house.pager, look, 1, &mut Asked::default());
+        }
+        assert!(is_done.load(Ordering::SeqCst), "the call never ends");
+    });
 }
