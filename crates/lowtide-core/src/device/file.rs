@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use arrayvec::ArrayVec;
 use rustix::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
-use rustix::fs::{Advice, FallocateFlags, FileType, OFlags};
+use rustix::fs::{Advice, AtFlags, FallocateFlags, FileType, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use super::bounce::{BUFFER_PAGES, Buffer, Buffers, MOST_BUFFERS};
@@ -43,8 +43,8 @@ pub struct FileDevice {
 }
 
 impl FileDevice {
-    /// The device on an open file, with fresh keys. Finds out whether O_DIRECT works, by reading and writing slot 0, which no
-    /// area gives out.
+    /// The device on an open file, with fresh keys. Finds out whether O_DIRECT works: the kernel tells, or else by reading and
+    /// writing slot 0, which no area gives out.
     ///
     /// # Errors
     /// `NOMEM` without memory for its buffers; the errors of getrandom.
@@ -120,8 +120,12 @@ impl FileDevice {
 
     /// Leaves O_DIRECT on if it works.
     fn probe_direct(&self, fd: &OwnedFd) -> bool {
-        if set_direct(fd, true).is_err() {
+        let told = takes_direct(fd);
+        if told == Some(false) || set_direct(fd, true).is_err() {
             return false;
+        }
+        if told == Some(true) {
+            return true;
         }
         let mut buffer = self.buffers.take();
         let page = buffer.pages()[0].as_mut_slice();
@@ -321,6 +325,15 @@ impl FileDevice {
             }
         }
     }
+}
+
+/// Whether pages can be read and written past the page cache, if the file system tells (ext4, xfs and block devices do). To try
+/// may wait for a busy disk, in a process that is about to come to its limit and that nobody watches meanwhile.
+fn takes_direct(fd: &OwnedFd) -> Option<bool> {
+    let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
+    let fits = |alignment: u32| (1..=PAGE_SIZE as u32).contains(&alignment);
+    let tells = stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
+    tells.then(|| fits(stat.stx_dio_mem_align) && fits(stat.stx_dio_offset_align))
 }
 
 fn set_direct(fd: &OwnedFd, on: bool) -> Result<(), Errno> {

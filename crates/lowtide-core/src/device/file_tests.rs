@@ -51,6 +51,21 @@ fn runs_longer_than_all_buffers_and_the_end_of_the_file() {
 }
 
 #[test]
+fn nothing_is_written_to_find_out_about_o_direct_where_the_kernel_tells() {
+    // ext4 and xfs tell, others may not; tmpfs may do either.
+    for dir in ["/var/tmp", "/dev/shm"].map(std::path::Path::new).into_iter().filter(|dir| dir.is_dir()) {
+        let d = device(dir);
+        let file = d.file().unwrap().fd;
+        let told = takes_direct(&file.try_clone_to_owned().unwrap());
+        let is_empty = rustix::fs::fstat(file).unwrap().st_size == 0;
+        match told {
+            Some(direct) => assert!(is_empty && direct == d.is_direct(), "{dir:?}: {told:?}"),
+            None => assert!(is_empty != d.is_direct(), "{dir:?}: it was tried"),
+        }
+    }
+}
+
+#[test]
 fn only_files_without_a_name_are_lengthened() {
     let dir = std::env::temp_dir();
     let path = dir.join(std::format!("named-{}", std::process::id()));
