@@ -32,6 +32,15 @@ const LAST_ROUND: u32 = 3;
 /// Bytes of memory that are kept when there is nothing to write.
 const KEPT: usize = HEAD + ENOUGH * PAGE_SIZE;
 
+/// A cluster is unpacked in parts that are no larger than this part of what the pool may hold: where many processes share a small
+/// limit, the memory for whole clusters in each would be more than leaves their pools.
+const PART: usize = 8;
+
+/// Pages of a cluster that are unpacked and written at a time, where the pool may hold so many bytes.
+fn at_a_time(pool_limit: usize) -> usize {
+    (pool_limit / PAGE_SIZE / PART).next_multiple_of(COUNTED_AT_ONCE).clamp(COUNTED_AT_ONCE, CLUSTER_SLOTS)
+}
+
 /// What [`Store::shrink`] did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Shrunk {
@@ -186,6 +195,7 @@ impl Store {
         }
         let Some(mut batch) = self.shrinker.take() else { return shrunk };
         let worth = Worth::among(self.pool.stored_bytes(), self.pool.objects());
+        let part = at_a_time(self.pool.limit());
         // From where the hand is: the first round may only take marks away, the last one takes what is worth no write, too.
         let mut rounds = 0;
         while shrunk.bytes < bytes && rounds <= LAST_ROUND {
@@ -204,8 +214,16 @@ impl Store {
                     // For those that are not written now.
                     area.ages.left(cluster, Clock::Writing);
                 }
-                self.unpack_slots(&area, slots.clone(), &|i, _| chosen[i], &mut batch, scratch);
-                self.write_slots(&area, slots, batch.get(), &mut shrunk);
+                for first in (0..CLUSTER_SLOTS).step_by(part) {
+                    if first > 0 && area.rests() {
+                        area.ages.left(cluster, Clock::Writing);
+                        break;
+                    }
+                    let from = slots.start + first as u64;
+                    let these = from..slots.end.min(from + part as u64);
+                    self.unpack_slots(&area, these.clone(), &|i, _| chosen[first + i], &mut batch, scratch);
+                    self.write_slots(&area, these, batch.get(), &mut shrunk);
+                }
             }
         }
         shrunk

@@ -76,6 +76,26 @@ fn what_it_unpacks_is_counted_before_it_is_written() {
 }
 
 #[test]
+fn a_small_pool_is_written_in_small_parts() {
+    let watch = Arc::new(Watch::default());
+    let mut s = store(16 << 20, file(16 * MIB));
+    s.count_in(&(watch.clone() as Arc<dyn Ledger>));
+    let s: &'static Store = Box::leak(Box::new(s));
+    let es = entries(&put(s, &texts(0, 512)));
+    s.set_pool_limit(3 << 20);
+    watch.store.set(s).unwrap();
+    let shrunk = shrink(s, usize::MAX);
+    let most = watch.seen.lock().unwrap().iter().map(|(_, counted, there)| *counted.max(there)).max().unwrap();
+    // An eighth of 768 pages, in steps of 64.
+    assert_eq!((shrunk.pages, s.stats().device_write_ios, most), (512, 4, HEAD + 128 * PAGE_SIZE));
+    for (i, e) in es.iter().enumerate() {
+        assert_eq!(get(s, *e).unwrap(), (Loaded::Device, text(i as u64)));
+    }
+    let rows = [(0, 64), (1 << 20, 64), (2 << 20, 64), (4 << 20, 128), (16 << 20, 512), (1 << 40, 512)];
+    assert_eq!(rows.map(|(limit, _)| at_a_time(limit)), rows.map(|(_, pages)| pages));
+}
+
+#[test]
 fn the_oldest_go_first_and_what_was_used_gets_a_second_chance() {
     crate::percpu::stay_on_cpu_1();
     let s = store(64 << 20, file(64 * MIB));
