@@ -37,13 +37,21 @@ impl Pager {
     /// The pages of a range are gone for good, or will be when the call ends: lets go of what their words stood for, as far as
     /// there is time for it in this hold of the lock. To all others the rest is as if it had been done.
     pub(crate) fn gone(&self, lock: &Exclusive<'_>, range: Range, gone: Gone) {
-        if self.going.is_on() {
-            // What was left of earlier removals there is done by this one. (Where there is no room to say so, twice.)
-            let _ = self.going.cut(lock, range);
-        }
+        // What was left of earlier removals there is done by this one. Were it done later, the marks of this one would go.
+        self.cut_out(lock, range);
         let left = self.let_go_while(lock, range, gone, || lock.spent() < MOST);
         if left.start < left.end && !self.going.push(lock, left, gone) {
             self.let_go_while(lock, left, gone, || true);
+        }
+    }
+
+    /// Nothing of a range is left from here on. Where there is no room for the pieces, what has a part in it is done at once.
+    fn cut_out(&self, lock: &Exclusive<'_>, range: Range) {
+        if !self.going.cut(lock, range) {
+            for (left, gone) in self.going.within(lock, range) {
+                self.let_go_while(lock, left, gone, || true);
+            }
+            self.going.remove(lock, range);
         }
     }
 
@@ -105,12 +113,7 @@ impl Pager {
             // Nothing that was there is in memory there any more.
             self.dropped(lock, left.start.max(range.start), left.end.min(range.end));
         }
-        if !self.going.cut(lock, range) {
-            for (left, gone) in self.going.within(lock, range) {
-                self.let_go_while(lock, left, gone, || true);
-            }
-            self.going.remove(lock, range);
-        }
+        self.cut_out(lock, range);
     }
 
     /// As much of what is left as there is time for in this hold of the lock, and as others let it; something in any case.
@@ -320,6 +323,26 @@ mod tests {
         pager.let_go_of_all(&lock);
         assert_eq!(words(&pager, late, 8), [PageState::Zero; 8]);
         assert_eq!(pager.zero_now.load(Ordering::Relaxed), 8);
+    }
+
+    /// Of two removals, what is left of the older one takes no marks of the newer one away, though its pieces find no room.
+    #[test]
+    fn an_older_removal_leaves_the_marks_of_a_newer_one() {
+        const PAGES: usize = 3 * BLOCK_PAGES;
+        let Some(pager) = pager() else { return };
+        let at = mapping(PAGES);
+        // SAFETY: inside the mapping.
+        (0..PAGES).for_each(|i| unsafe { (at as *mut u8).add(i * PAGE_SIZE).write_volatile(1) });
+        let lock = pager.space.exclusive();
+        let all = Range { start: at, end: at + PAGES * PAGE_SIZE };
+        assert!(pager.going.push(&lock, all, Gone::Already));
+        let far = (0..).map(|i| Range { start: AT + 2 * i * PAGE_SIZE, end: AT + (2 * i + 1) * PAGE_SIZE });
+        let more = far.take_while(|range| pager.going.push(&lock, *range, Gone::Already)).count();
+        assert!(more > 0);
+        pager.happened(&lock, Message::Remove { start: at + PAGE_SIZE, end: at + (PAGES - 1) * PAGE_SIZE });
+        assert_eq!(marked(&pager, at, PAGES), PAGES - 2);
+        pager.let_go_of_all(&lock);
+        assert_eq!((marked(&pager, at, PAGES), pager.going.is_on()), (PAGES - 2, false));
     }
 
     /// What is in memory when it is to go stays there until it has gone, in whichever part it is.
