@@ -91,14 +91,18 @@ impl Pager {
 
     /// Evicts until what this fault brings in has room below the limit, as far as there is something to evict. One step may
     /// free less than a fault brings in: pages that compress badly leave most of themselves in the pool, and a step that only
-    /// fills staging frees nothing.
+    /// fills staging frees nothing. One that only let go of what was dropped is none: then there may be more to evict.
     fn make_room(&self, worker: &mut Worker) {
-        self.let_go_for_room();
-        for _ in 0..self.host.steps {
-            if self.evict_for_fault(worker) != Evicted::Progress {
+        let mut steps = 0;
+        while steps < self.host.steps {
+            let (evicted, only_let_go) = self.evict_for_fault(worker);
+            if evicted != Evicted::Progress {
                 return;
             }
-            add(&self.counters().evictions_direct, 1);
+            if !only_let_go {
+                add(&self.counters().evictions_direct, 1);
+                steps += 1;
+            }
             if !self.budget.at_limit() {
                 return;
             }

@@ -11,7 +11,7 @@
 //! - A move takes no such words along, and puts none where they would be let go of: its places are cut out first.
 //! - Before a fork all is done, and while the program forks nothing comes here, because events are held back.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
@@ -62,6 +62,8 @@ pub(crate) struct Going {
     version: AtomicU32,
     len: AtomicU32,
     entries: [Entry; MOST],
+    /// See [`Going::was_in_the_way`].
+    in_the_way: AtomicBool,
     /// Who lets go of them in turns, and when it last did, in microseconds.
     doer: AtomicU32,
     done_us: AtomicU64,
@@ -73,6 +75,7 @@ impl Going {
             version: AtomicU32::new(0),
             len: AtomicU32::new(0),
             entries: [const { Entry::new() }; MOST],
+            in_the_way: AtomicBool::new(false),
             doer: AtomicU32::new(0),
             done_us: AtomicU64::new(0),
         }
@@ -98,14 +101,28 @@ impl Going {
         self.is_on() && self.all().any(|(range, _)| range.meets(Range { start: page.addr(), end: page.addr() + PAGE_SIZE }))
     }
 
+    /// The same for a page that is to be evicted, which stays then: see [`Going::was_in_the_way`].
+    pub(crate) fn keeps(&self, page: PageNo) -> bool {
+        let has = self.has(page);
+        if has {
+            self.in_the_way.store(true, Ordering::Relaxed);
+        }
+        has
+    }
+
+    /// Whether pages have stayed since this was last asked: more can be evicted when what is left is done, or now if that is so.
+    pub(crate) fn was_in_the_way(&self) -> bool {
+        self.in_the_way.swap(false, Ordering::Relaxed)
+    }
+
     /// What is left, in a range.
     pub(crate) fn within(&self, _: &Exclusive<'_>, range: Range) -> impl Iterator<Item = (Range, Gone)> + '_ {
         self.all().filter(move |(left, _)| left.meets(range))
     }
 
-    /// The oldest.
-    pub(crate) fn first(&self, _: &Exclusive<'_>) -> Option<(Range, Gone)> {
-        self.all().next()
+    /// The oldest of those that are preferred, or of all.
+    pub(crate) fn next(&self, _: &Exclusive<'_>, is_preferred: impl Fn(Range) -> bool) -> Option<(Range, Gone)> {
+        self.all().find(|(range, _)| is_preferred(*range)).or_else(|| self.all().next())
     }
 
     fn change<R>(&self, _: &Exclusive<'_>, f: impl FnOnce(&mut All) -> R) -> R {
@@ -132,12 +149,15 @@ impl Going {
         self.change(lock, |all| all.try_push((range, gone)).is_ok())
     }
 
-    /// Of the oldest all before `to` is done.
-    pub(crate) fn advance(&self, lock: &Exclusive<'_>, to: usize) {
-        self.change(lock, |all| match all.first_mut() {
-            Some((range, _)) if to < range.end => range.start = to,
-            Some(_) => drop(all.remove(0)),
-            None => {}
+    /// Of this one all before `to` is done.
+    pub(crate) fn advance(&self, lock: &Exclusive<'_>, of: Range, to: usize) {
+        self.change(lock, |all| {
+            let Some(at) = all.iter().position(|(range, _)| *range == of) else { return };
+            if to < of.end {
+                all[at].0.start = to;
+            } else {
+                all.remove(at);
+            }
         });
     }
 
@@ -231,9 +251,10 @@ mod tests {
         assert!(going.cut(&lock, r(12, 16)));
         assert_eq!(left(&going), [(r(10, 12), Gone::Soon), (r(16, 20), Gone::Soon), (r(16, 30), Gone::Already)]);
         assert!(!going.has(PageNo::new(12)) && !going.has(PageNo::new(15)));
-        going.advance(&lock, 11 * PAGE_SIZE);
-        going.advance(&lock, 12 * PAGE_SIZE);
-        assert_eq!(going.first(&lock), Some((r(16, 20), Gone::Soon)));
+        going.advance(&lock, r(10, 12), 11 * PAGE_SIZE);
+        going.advance(&lock, r(11, 12), 12 * PAGE_SIZE);
+        assert_eq!(going.next(&lock, |_| false), Some((r(16, 20), Gone::Soon)));
+        assert_eq!(going.next(&lock, |range| range.meets(r(25, 26))), Some((r(16, 30), Gone::Already)));
         going.remove(&lock, r(18, 19));
         assert!(!going.is_on() && !going.has(PageNo::new(18)));
     }
@@ -270,7 +291,7 @@ mod tests {
             let waits = scope.spawn(|| going.outlast(r(0, 11)));
             std::thread::sleep(std::time::Duration::from_millis(5));
             assert!(!waits.is_finished());
-            going.advance(&space.exclusive(), 20 * PAGE_SIZE);
+            going.advance(&space.exclusive(), r(10, 20), 20 * PAGE_SIZE);
         });
     }
 }

@@ -124,8 +124,9 @@ impl Pager {
             return;
         }
         let goes_on = || lock.spent() < MOST && !self.space.is_wanted();
-        while let Some((range, gone)) = self.going.first(lock) {
-            self.going.advance(lock, self.let_go_part(lock, range, gone));
+        // Before what gives nothing but memory of lowtide's back, where pages of the program stay until it is done.
+        while let Some((range, gone)) = self.going.next(lock, |range| self.regions.overlaps(lock, range)) {
+            self.going.advance(lock, range, self.let_go_part(lock, range, gone));
             if !goes_on() {
                 break;
             }
@@ -150,15 +151,17 @@ impl Pager {
     }
 
     /// Before pages are evicted: what has been dropped gives memory back first, and what has come in since where it was is not
-    /// evicted before that is done.
-    pub(crate) fn let_go_for_room(&self) {
-        if self.going.is_on() {
+    /// evicted before that is done. Whether there was any.
+    pub(crate) fn let_go_for_room(&self) -> bool {
+        let is_on = self.going.is_on();
+        if is_on {
             self.let_go_some(&self.space.exclusive());
         }
+        is_on
     }
 
     /// Whether something is left of what was dropped.
-    pub(crate) fn has_removals_left(&self) -> bool {
+    pub fn has_removals_left(&self) -> bool {
         self.going.is_on()
     }
 
@@ -178,9 +181,9 @@ impl Pager {
 
     /// The same at once.
     pub(crate) fn let_go_of_all(&self, lock: &Exclusive<'_>) {
-        while let Some((range, gone)) = self.going.first(lock) {
+        while let Some((range, gone)) = self.going.next(lock, |_| true) {
             self.let_go_while(lock, range, gone, || true);
-            self.going.advance(lock, range.end);
+            self.going.advance(lock, range, range.end);
         }
     }
 

@@ -192,7 +192,7 @@ impl Operation<'_> {
     /// Claims a page for the way out that is in memory. A word that holds bytes is not taken for stale before others have been
     /// kept away. A page that can't have a word stays.
     fn claim_out(&self, _: &Exclusive<'_>, page: PageNo, frame: StagingFrame, work: &mut Detaching<'_>) -> bool {
-        if self.going.has(page) {
+        if self.going.keeps(page) {
             return false;
         }
         let word = self.map.get(page);

@@ -37,29 +37,36 @@ impl Pager {
     /// One step of reclaim: fills a batch of staging, and drains the oldest one when enough are filled. May be
     /// called by any thread that holds no lock; never waits for a fault unless the worker may.
     pub fn evict(&self, worker: &mut Worker) -> Evicted {
-        let Some(operation) = self.enter() else { return Evicted::Later };
-        self.let_go_for_room();
+        self.evict_or_let_go(worker).0
+    }
+
+    /// The same, and whether nothing was evicted: it was a part of what the program has dropped (`mappings/going.rs`).
+    fn evict_or_let_go(&self, worker: &mut Worker) -> (Evicted, bool) {
+        let Some(operation) = self.enter() else { return (Evicted::Later, false) };
+        let has_let_go = self.let_go_for_room();
         let arrived = self.arrived.load(Ordering::Relaxed);
-        let evicted = match self.backoff.holds(now_ns(), arrived) {
-            Some(Evicted::Full) => Evicted::Full,
-            Some(why) => return why,
-            None => {
-                // Pages that nobody takes would be detached only to be put back, again and again.
-                let takes = operation.store().would_take();
-                let evicted = if takes { operation.evict(worker) } else { Evicted::Full };
-                match evicted {
-                    Evicted::Nothing | Evicted::Full => self.backoff.failed(evicted, now_ns(), arrived),
-                    Evicted::Progress => self.backoff.succeeded(),
-                    Evicted::Later | Evicted::Ahead | Evicted::Searching => {}
-                }
-                evicted
-            }
+        let pause = self.backoff.holds(now_ns(), arrived);
+        let evicted = match pause {
+            Some(why) => why,
+            None if operation.store().would_take() => operation.evict(worker),
+            // Pages that nobody takes would be detached only to be put back, again and again.
+            None => Evicted::Full,
         };
+        let is_vain = matches!(evicted, Evicted::Nothing | Evicted::Full);
+        // That gives room back, and then pages can be evicted that stay until it is done: so this is not the end.
+        if is_vain && (self.going.was_in_the_way() || has_let_go) {
+            return (Evicted::Progress, true);
+        }
+        if evicted == Evicted::Progress {
+            self.backoff.succeeded();
+        } else if is_vain && pause.is_none() {
+            self.backoff.failed(evicted, now_ns(), arrived);
+        }
         // Only a thread that nobody waits for searches for zeros.
         if evicted == Evicted::Full && worker.may_fault && self.budget.lacks_room() {
-            return operation.search_zeros(worker);
+            return (operation.search_zeros(worker), false);
         }
-        evicted
+        (evicted, false)
     }
 
     /// Detaches pages for the reclaimer to store, if it sleeps and there is reason: by a monitor, whose CPU's thread waits. It
@@ -87,9 +94,9 @@ impl Pager {
     }
 
     /// The same by a monitor, whose other faults are for others meanwhile: pages may go to a device.
-    pub(crate) fn evict_for_fault(&self, worker: &mut Worker) -> Evicted {
+    pub(crate) fn evict_for_fault(&self, worker: &mut Worker) -> (Evicted, bool) {
         self.is_about_to_wait(worker);
-        self.evict(worker)
+        self.evict_or_let_go(worker)
     }
 
     /// Bytes of the program that are adopted and in memory: what is not evicted, whether it could be or not. Some milliseconds

@@ -4,14 +4,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use lowtide_pager::fault::{Monitor, Worker};
+use lowtide_pager::fault::{Monitor, Served, Worker};
 use lowtide_pager::reclaim::Evicted;
+use lowtide_pager::sys::uffd::Access;
 use rustix::mm::{Advice, MapFlags, MremapFlags};
 
 use crate::house::{Config, House, MIB, PAGE, map, verify, write};
 
 /// More than is done in one part.
 const PAGES: usize = 3 << 15;
+/// Four parts.
+const MANY: usize = 4 << 16;
+/// So many that the evictor looks again.
+const LAST: usize = 2048;
 
 /// What a page held before, and what is written there after.
 fn old(i: usize) -> u64 {
@@ -145,45 +150,67 @@ fn served(house: &House, monitor: &mut Monitor, f: impl FnOnce() + Send) {
     });
 }
 
-/// The same without chance: of four parts one is done when the program goes on, and by far not all when pages are evicted.
-#[test]
-fn what_is_left_of_a_removal_is_neither_brought_in_nor_evicted() {
-    const MANY: usize = 4 << 16;
+/// The same without chance: of what was unmapped two parts are gone, and nobody reads what would do another. Its last pages are
+/// there again, and new.
+fn half_dropped() -> Option<(House, Monitor, usize)> {
     const STEP: usize = 1 << 14;
-    // So many that the evictor looks again.
-    const LAST: usize = 2048;
-    let Some(house) = House::new(Config { pool: 64 * MIB, file: 0, monitors: 0 }) else { return };
+    let house = House::new(Config { pool: 64 * MIB, file: 0, monitors: 0 })?;
     let (mut monitor, mut worker) = (Monitor::new().unwrap(), Worker::new(true).unwrap());
     let at = house.region(MANY) as usize;
-    let page = |i: usize| (at + i * PAGE) as *mut u8;
     for first in (0..MANY).step_by(STEP) {
         served(&house, &mut monitor, || {
             // SAFETY: the test's own memory. Zeros take no room when they are evicted.
-            (first..first + STEP).for_each(|i| unsafe { page(i).write_volatile(0) });
-            (MANY - LAST..MANY).filter(|i| *i < first + STEP).for_each(|i| write(page(i), old(i)));
+            (first..first + STEP).for_each(|i| unsafe { page(at as *mut u8, i).write_volatile(0) });
+            (MANY - LAST..MANY).filter(|i| *i < first + STEP).for_each(|i| write(page(at as *mut u8, i), old(i)));
         });
         house.evict_all();
     }
-    thread::scope(|scope| {
-        // SAFETY: the test's own memory.
-        scope.spawn(|| unsafe { rustix::mm::madvise(at as *mut _, MANY * PAGE, Advice::LinuxDontNeed).unwrap() });
-        assert!(house.pager.uffd().wait_readable(60_000), "nobody removes anything");
-        let read = house.pager.read(1, &mut worker);
-        assert!(read.event && read.goes_on, "it takes several parts");
-    });
-    served(&house, &mut monitor, || {
-        for i in MANY - LAST..MANY {
-            verify(page(i), 0, "dropped");
-            write(page(i), new(i));
-        }
-    });
-    for _ in 0..2 {
-        house.pager.evict(&mut worker);
+    let pager = house.pager;
+    let dropper = thread::spawn(move || map(at as *mut u8, MANY, MapFlags::FIXED) as usize);
+    assert!(pager.uffd().wait_readable(60_000), "nobody removes anything");
+    let read = pager.read(1, &mut worker);
+    assert!(read.event && read.goes_on, "it takes several parts");
+    dropper.join().unwrap();
+    house.adopt(at as *mut u8, MANY);
+    for i in MANY - LAST..MANY {
+        let at = page(at as *mut u8, i);
+        assert_eq!(pager.serve(at as usize, Access::Write, &mut worker), Served::Done);
+        verify(at, 0, "dropped");
+        write(at, new(i));
     }
+    Some((house, monitor, at))
+}
+
+fn all_is_new(house: &House, monitor: &mut Monitor, at: usize) {
     while monitor.turn(house.pager).read {}
     house.evict_all();
-    served(&house, &mut monitor, || {
-        (MANY - LAST..MANY).for_each(|i| verify(page(i), new(i), "written after it was dropped"));
-        (0..MANY - LAST).for_each(|i| verify(page(i), 0, "dropped"));
+    served(house, monitor, || {
+        (MANY - LAST..MANY).for_each(|i| verify(page(at as *mut u8, i), new(i), "written after it was dropped"));
+        (0..MANY - LAST).for_each(|i| verify(page(at as *mut u8, i), 0, "dropped"));
     });
+}
+
+#[test]
+fn what_is_left_of_a_removal_is_neither_brought_in_nor_evicted() {
+    let Some((house, mut monitor, at)) = half_dropped() else { return };
+    let (mut worker, before) = (Worker::new(true).unwrap(), house.evictions());
+    assert_eq!(house.pager.evict(&mut worker), Evicted::Progress, "there will be something to evict");
+    assert!(house.pager.has_removals_left());
+    assert_eq!(house.evictions(), before);
+    house.evict_all();
+    assert!(house.evictions() - before >= LAST as u64);
+    all_is_new(&house, &mut monitor, at);
+}
+
+/// At the limit, with nothing in memory but what is new.
+#[test]
+fn what_is_left_of_a_removal_is_done_where_there_is_no_room() {
+    let Some((house, mut monitor, at)) = half_dropped() else { return };
+    let (mut worker, before) = (Worker::new(false).unwrap(), house.evictions());
+    house.pager.budget.set_limit(MIB as u64);
+    assert!(house.pager.budget.lacks_room() && house.pager.has_removals_left());
+    assert_eq!(house.pager.serve_within_limit(at, Access::Write, 0, &mut worker), Served::Done);
+    assert!(house.evictions() > before, "the limit was passed");
+    house.pager.budget.set_limit(1 << 40);
+    all_is_new(&house, &mut monitor, at);
 }
