@@ -164,12 +164,12 @@ extern "C" fn munmap(addr: usize, len: usize) -> c_int {
 extern "C" fn mremap(addr: usize, old_len: usize, new_len: usize, flags: c_int, new_addr: usize) -> isize {
     // What only makes shorter moves nothing.
     let stays = new_len <= old_len && flags as u32 & !sys::MREMAP_MAYMOVE == 0;
+    let over = if flags as u32 & sys::MREMAP_FIXED != 0 { bytes(new_addr, new_len) } else { Range::NONE };
     if !stays && let Some(pager) = agent::active() {
         // Before its turn, which others wait for.
-        pager.outlast_removals(old_len);
+        pager.outlast_removals([bytes(addr, old_len), over]);
     }
     let r = {
-        let over = if flags as u32 & sys::MREMAP_FIXED != 0 { bytes(new_addr, new_len) } else { Range::NONE };
         let _turn = gate::change(if stays { Call::Drops } else { Call::Moves }, [bytes(addr, old_len), over]);
         // SAFETY: the caller's own call.
         unsafe { syscall6(sys::__NR_mremap, addr, old_len, new_len, flags as usize, new_addr, 0) }

@@ -21,6 +21,7 @@ use crate::mappings::regions::Range;
 use crate::mappings::space::Exclusive;
 use crate::pagemap::Claimant;
 use crate::pagemap::ids::PageNo;
+use crate::sys::clock::now_us;
 
 /// Ranges at a time. Where there are more, a removal is done at once, however long it takes.
 const MOST: usize = 32;
@@ -209,10 +210,10 @@ impl Going {
         self.done_us.store(now_us, Ordering::Relaxed);
     }
 
-    /// Waits until nothing of a range is left. For host threads: it takes nothing. What was added in a hold of the space lock
-    /// that is over is seen.
-    pub(crate) fn outlast(&self, range: Range) {
-        while self.is_on() && self.meets_now(range) {
+    /// Waits until nothing of a range is left, or until a time. For host threads: it takes nothing. What was added in a hold of
+    /// the space lock that is over is seen, and so is, when this returns, what was done there.
+    pub(crate) fn outlast(&self, range: Range, until_us: u64) {
+        while self.meets_now(range) && now_us() < until_us {
             let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: NAP_NS });
         }
     }
@@ -286,9 +287,10 @@ mod tests {
     fn the_end_of_a_call_waits_for_its_own_range_only() {
         let (space, going) = (SpaceLock::new(), Going::new());
         assert!(going.push(&space.exclusive(), r(10, 20), Gone::Soon));
-        going.outlast(r(20, 30));
+        going.outlast(r(20, 30), u64::MAX);
+        going.outlast(r(0, 11), now_us() + 2000);
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| going.outlast(r(0, 11)));
+            let waits = scope.spawn(|| going.outlast(r(0, 11), u64::MAX));
             std::thread::sleep(std::time::Duration::from_millis(5));
             assert!(!waits.is_finished());
             going.advance(&space.exclusive(), r(10, 20), 20 * PAGE_SIZE);

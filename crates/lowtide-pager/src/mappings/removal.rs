@@ -26,6 +26,8 @@ const GIVES_WAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
 /// Holds before a fork: a TiB, or a 16th of it where others always wait. After that it is done at once: a program that drops
 /// memory past the gate all the time is not to keep its fork waiting for ever.
 const BEFORE_FORK: usize = 4096;
+/// How long a thread that is about to move memory waits, in microseconds. (Others may drop memory there all the time.)
+const BEFORE_MOVE_US: u64 = 2_000_000;
 
 impl Pager {
     /// Forgets a range that is mapped no more.
@@ -187,11 +189,14 @@ impl Pager {
         }
     }
 
-    /// Before so many bytes are moved, if they are many: waits until nothing is left of what was dropped anywhere, since at the
-    /// places of a move it would have to be done at once. For host threads: it takes nothing.
-    pub fn outlast_removals(&self, bytes: usize) {
-        if bytes > MOST * BLOCK_BYTES {
-            self.going.outlast(Range { start: 0, end: usize::MAX });
+    /// Before memory is moved from and to these places: waits for a while until nothing is left of what was dropped there, where
+    /// that may be much, since it would have to be done at once. For host threads: it takes nothing.
+    pub fn outlast_removals(&self, places: [Range; 2]) {
+        let until_us = now_us() + BEFORE_MOVE_US;
+        for place in places {
+            if place.end - place.start > MOST * BLOCK_BYTES {
+                self.going.outlast(place, until_us);
+            }
         }
     }
 }

@@ -42,7 +42,7 @@ impl Pager {
             // Whoever applies it may have looked before.
             self.space.outlast_exclusive();
         }
-        self.going.outlast(range);
+        self.going.outlast(range, u64::MAX);
         let mut marked = Marked::new();
         self.map.each(PageNo::of(range.start), PageNo::behind(range.end), |page, word| {
             if let PageState::Removing(calls) = word.get() {
