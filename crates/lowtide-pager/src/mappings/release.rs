@@ -5,6 +5,7 @@ use rustix::io::Errno;
 use rustix::mm::Advice;
 
 use crate::mappings::regions::Range;
+use crate::mappings::space::Exclusive;
 use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
@@ -35,7 +36,7 @@ impl Pager {
             // nothing in.
             self.forget_all_stale(part);
             let lock = self.space.exclusive();
-            let Some(out) = self.first_out(part) else {
+            let Some(out) = self.first_out(&lock, part) else {
                 self.abandon(&lock, part);
                 // SAFETY: no page of it is in lowtide's hands: each is in memory, or was never touched.
                 return unsafe { self.uffd().unregister(part.start, part.end - part.start) };
@@ -47,8 +48,9 @@ impl Pager {
         Err(Errno::BUSY)
     }
 
-    /// The address of the first page whose bytes are not in its place. Alone, so that this stays so.
-    fn first_out(&self, part: Range) -> Option<usize> {
+    /// The address of the first page whose bytes are not in its place, and that was not dropped. With the space lock held alone
+    /// until it is made use of, so that this stays so.
+    fn first_out(&self, _: &Exclusive<'_>, part: Range) -> Option<usize> {
         let mut first = None;
         self.map.each(PageNo::of(part.start), PageNo::of(part.end), |page, slot| {
             let word = slot.get();
@@ -56,7 +58,7 @@ impl Pager {
                 word,
                 PageState::None | PageState::Removing(_) | PageState::Clean(_) | PageState::Zero | PageState::Loading(0, _)
             );
-            if !here && first.is_none() {
+            if !here && first.is_none() && !self.going.has(page) {
                 first = Some(page.addr());
             }
         });
