@@ -119,7 +119,13 @@ impl Pager {
                 _ => {}
             });
             for event in handover.passed_on() {
-                self.apply(&lock, &event);
+                match event {
+                    // By the thread that waits for this one: its call is over, and nobody would take marks away.
+                    Message::Remove { start, end } if !self.staging.contains(start) => {
+                        self.gone(&lock, Range { start, end }, Gone::Already)
+                    }
+                    _ => self.apply(&lock, &event),
+                }
             }
             if !has_files {
                 self.forget_what_is_out(&lock);
