@@ -197,7 +197,7 @@ impl Pager {
         self.held_back.end(lock, |event, has_ended| match *event {
             // What is in memory there is new: to mark it would keep it there for ever. (Unless it is another call that has
             // ended, and the one that is still on its way will take the marks away.)
-            Message::Remove { start, end } if has_ended && !self.removal_calls.any_covers(Range { start, end }, now_us()) => {
+            Message::Remove { start, end } if has_ended && !self.removal_calls.any_covers(Range { start, end }) => {
                 self.gone(lock, Range { start, end }, Gone::Already)
             }
             _ => self.apply(lock, event),

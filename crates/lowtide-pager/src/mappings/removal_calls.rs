@@ -10,8 +10,9 @@
 //! that was not in the list when it was looked at has another number, and is not taken for the old one.
 //!
 //! Threads of the program are here: no lock, no waiting. A thread that leaves a call by longjmp from a signal handler leaves its
-//! place behind, which is nobody's after a while. Where there is no place, or for a raw system call, all is as if this list were
-//! not: a mark may go too early.
+//! place behind. It counts as long as nobody needs its place, and marks stay there: how old a call is proves nothing, since
+//! clocks go on while a process is stopped. Where there is no place, or for a raw system call, all is as if this list were not: a
+//! mark may go too early.
 //!
 //! [`PageState::Removing`]: crate::pagemap::PageState::Removing
 
@@ -21,7 +22,7 @@ use crate::mappings::regions::Range;
 
 /// Calls at a time.
 const MOST: usize = 64;
-/// Much longer than any such call takes, in microseconds.
+/// Much longer than any such call takes, in microseconds. Then another call may have its place if there is no other.
 const FORGOTTEN_US: u64 = 60_000_000;
 
 /// Nobody's place.
@@ -67,26 +68,30 @@ impl Place {
         Place { token: AtomicU64::new(FREE), start: AtomicUsize::new(0), end: AtomicUsize::new(0), since_us: AtomicU64::new(0) }
     }
 
-    fn is_forgotten(&self, now_us: u64) -> bool {
-        now_us.saturating_sub(self.since_us.load(Ordering::Relaxed)) > FORGOTTEN_US
+    /// Takes it, if it is nobody's.
+    fn take(&self) -> bool {
+        self.take_from(FREE)
     }
 
-    /// Takes it, if it is nobody's any more.
-    fn take(&self, now_us: u64) -> bool {
+    /// Takes it, if whoever has it will hardly come back.
+    fn take_forgotten(&self, now_us: u64) -> bool {
         let token = self.token.load(Ordering::Relaxed);
-        let may = token == FREE || token != TAKEN && self.is_forgotten(now_us);
-        // Acquire: pairs with the Release with which it was left.
-        may && self.token.compare_exchange(token, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        let is_old = now_us.saturating_sub(self.since_us.load(Ordering::Relaxed)) > FORGOTTEN_US;
+        token != TAKEN && is_old && self.take_from(token)
+    }
+
+    fn take_from(&self, token: u64) -> bool {
+        // Acquire: pairs with the SeqCst, as a Release, with which it was left.
+        self.token.compare_exchange(token, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     /// The range of the call that has it, if one has.
-    fn range(&self, now_us: u64) -> Option<Range> {
+    fn range(&self) -> Option<Range> {
         loop {
             // Acquire: pairs with the SeqCst, as a Release, with which the place is given its token.
             let token = self.token.load(Ordering::Acquire);
-            let is_nobodys = token == FREE || self.is_forgotten(now_us);
             // (Whoever is only about to say what it is for makes no call before it has.)
-            if is_nobodys || token == TAKEN {
+            if token == FREE || token == TAKEN {
                 return None;
             }
             let range = Range { start: self.start.load(Ordering::Relaxed), end: self.end.load(Ordering::Relaxed) };
@@ -106,7 +111,8 @@ impl RemovalCalls {
 
     /// A call begins.
     pub(super) fn begin(&self, range: Range, now_us: u64) -> RemovalCall {
-        let Some(at) = self.places.iter().position(|place| place.take(now_us)) else {
+        let free = self.places.iter().position(Place::take);
+        let Some(at) = free.or_else(|| self.places.iter().position(|place| place.take_forgotten(now_us))) else {
             return RemovalCall::unknown(range);
         };
         let (place, token) = (&self.places[at], 1 + self.tokens.fetch_add(1, Ordering::Relaxed));
@@ -136,20 +142,20 @@ impl RemovalCalls {
         }
     }
 
-    fn under_way(&self, now_us: u64) -> impl Iterator<Item = Range> + '_ {
+    fn under_way(&self) -> impl Iterator<Item = Range> + '_ {
         // SeqCst: pairs with those in `begin` and `end`.
         fence(Ordering::SeqCst);
-        self.places.iter().filter_map(move |place| place.range(now_us))
+        self.places.iter().filter_map(Place::range)
     }
 
     /// Whether any is on its way in a range. To be asked after the marks there have been read.
-    pub(super) fn any(&self, range: Range, now_us: u64) -> bool {
-        self.under_way(now_us).any(|call| call.meets(range))
+    pub(super) fn any(&self, range: Range) -> bool {
+        self.under_way().any(|call| call.meets(range))
     }
 
     /// Whether one is on its way to which an event of this range may belong.
-    pub(crate) fn any_covers(&self, event: Range, now_us: u64) -> bool {
-        self.under_way(now_us).any(|call| call.covers(event))
+    pub(crate) fn any_covers(&self, event: Range) -> bool {
+        self.under_way().any(|call| call.covers(event))
     }
 
     /// In a forked child: none of its parent's calls is on its way here.
@@ -171,32 +177,33 @@ mod tests {
         let calls = RemovalCalls::new();
         let (one, other) = (calls.begin(r(10, 20), 1), calls.begin(r(15, 30), 1));
         assert_eq!(calls.begun(), 2);
-        let found = [(0, 10), (0, 12), (15, 20), (20, 21), (30, 40)].map(|(start, end)| calls.any(r(start, end), 1));
+        let found = [(0, 10), (0, 12), (15, 20), (20, 21), (30, 40)].map(|(start, end)| calls.any(r(start, end)));
         assert_eq!(found, [false, true, true, true, false]);
         calls.end(&one);
-        assert!(!calls.any(r(0, 15), 1) && calls.any(r(0, 16), 1));
+        assert!(!calls.any(r(0, 15)) && calls.any(r(0, 16)));
         calls.end(&one);
-        assert!(calls.any(r(0, 16), 1), "that was over before");
+        assert!(calls.any(r(0, 16)), "that was over before");
         calls.end(&other);
-        assert!(!calls.any(r(0, 100), 1));
+        assert!(!calls.any(r(0, 100)));
     }
 
     #[test]
-    fn who_never_comes_back_keeps_its_place_for_a_while() {
+    fn who_never_comes_back_keeps_its_place_until_another_needs_it() {
         let calls = RemovalCalls::new();
         let first = calls.begin(r(1, 2), 1);
-        let rest: std::vec::Vec<_> = (1..MOST).map(|_| calls.begin(r(3, 4), 1)).collect();
-        let none = calls.begin(r(5, 6), 1);
-        assert!(none.token == FREE && !calls.any(r(5, 6), 1));
         let late = 2 + FORGOTTEN_US;
-        assert!(calls.any(r(0, 9), 1) && !calls.any(r(0, 9), late));
+        let rest: std::vec::Vec<_> = (1..MOST).map(|_| calls.begin(r(3, 4), late)).collect();
+        assert!(calls.any(r(1, 2)), "it may have been stopped");
         let next = calls.begin(r(7, 8), late);
+        assert!(!calls.any(r(1, 2)) && calls.any(r(7, 8)));
+        let none = calls.begin(r(5, 6), late);
+        assert!(none.token == FREE && !calls.any(r(5, 6)));
         calls.end(&first);
         rest.iter().for_each(|call| calls.end(call));
-        assert!(calls.any(r(7, 8), late), "what is the next one's stays");
+        assert!(calls.any(r(7, 8)), "what is the next one's stays");
         calls.end(&next);
         calls.end(&none);
-        assert!(!calls.any(r(0, 9), late));
+        assert!(!calls.any(r(0, 9)));
     }
 
     #[test]
@@ -206,7 +213,7 @@ mod tests {
         calls.reset_after_fork();
         let own = calls.begin(r(1, 2), 1);
         calls.end(&call);
-        assert!(calls.any(r(1, 2), 1));
+        assert!(calls.any(r(1, 2)));
         calls.end(&own);
     }
 }

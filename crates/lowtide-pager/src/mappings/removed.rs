@@ -55,19 +55,19 @@ impl Pager {
         self.unmark(&mut marked);
     }
 
-    /// The same where nobody has said that it begins.
+    /// The same of one that has not failed, where nobody has said that it begins.
     pub fn removed(&self, start: usize, len: usize) {
-        self.removal_ends(&RemovalCall::unknown(whole_pages(start, len)));
+        self.removal_ends(&RemovalCall::unknown(whole_pages(start, len)), true);
     }
 
     /// Takes away marks that have been read, as far as no call is on its way there.
     fn unmark(&self, marked: &mut Marked<'_>) {
         let (Some((first, ..)), Some((last, ..))) = (marked.first(), marked.last()) else { return };
-        let (block, now_us) = (Range { start: first.addr(), end: (*last + 1).addr() }, now_us());
-        let others = self.removal_calls.any(block, now_us);
+        let block = Range { start: first.addr(), end: (*last + 1).addr() };
+        let others = self.removal_calls.any(block);
         for (page, word, calls) in marked.drain(..) {
             let page = Range { start: page.addr(), end: (page + 1).addr() };
-            if !others || !self.removal_calls.any(page, now_us) {
+            if !others || !self.removal_calls.any(page) {
                 word.swap(PageState::Removing(calls), PageState::None);
             }
         }
