@@ -201,9 +201,12 @@ fn remove(addr: usize, len: usize, advice: u32) -> isize {
     // SAFETY: the caller's own call.
     let r = unsafe { syscall3(sys::__NR_madvise, addr, len, advice as usize) };
     if drops && let Some(pager) = agent::active() {
+        // (It passes over what is not mapped, and says so at the end.)
+        let has_removed = r == 0 || r == -ENOMEM;
         match begun {
-            Some(call) => pager.removal_ends(&call),
-            None => pager.removed(addr, len),
+            Some(call) => pager.removal_ends(&call, has_removed),
+            None if has_removed => pager.removed(addr, len),
+            None => {}
         }
     }
     r

@@ -6,13 +6,14 @@ use lowtide_core::vm::PAGE_SIZE;
 use crate::mappings::regions::Range;
 use crate::mappings::removal_calls::RemovalCall;
 use crate::pagemap::ids::PageNo;
-use crate::pagemap::{PageState, PageWord};
+use crate::pagemap::{END, PageState, PageWord};
 use crate::pager::Pager;
 use crate::sys::clock::now_us;
 
-/// What such a call removes: its length is rounded up.
+/// What such a call removes: its length is rounded up. (Above what a program can have it fails.)
 fn whole_pages(start: usize, len: usize) -> Range {
-    Range { start, end: start.saturating_add(len).checked_next_multiple_of(PAGE_SIZE).unwrap_or(usize::MAX) }
+    let end = start.saturating_add(len).checked_next_multiple_of(PAGE_SIZE).unwrap_or(usize::MAX);
+    Range { start: start.min(END.addr()), end: end.min(END.addr()) }
 }
 
 /// Pages whose marks were read, and with which number. (On the stack of a thread of the program, so not many.)
@@ -29,20 +30,23 @@ impl Pager {
         self.removal_calls.begin(whole_pages(start, len), now_us())
     }
 
-    /// It has returned, with whatever result: what is in memory there now is new, but for what other calls are about to remove,
-    /// of which the last takes the marks away. Called by host threads (the hook of madvise), hence without a lock: each word is
-    /// one compare-and-swap. The call returned when its event was read; whoever read it may not have marked the pages yet, and
-    /// has the space lock until then, or has left some for later. (Marks that came later would stay: what MADV_FREE leaves in
-    /// memory could never be evicted again.)
-    pub fn removal_ends(&self, call: &RemovalCall) {
+    /// It has returned, and has removed what is mapped there, or has failed: what is in memory there now is new, but for what
+    /// other calls are about to remove, of which the last takes the marks away. Called by host threads (the hook of madvise),
+    /// hence without a lock: each word is one compare-and-swap. The call returned when its event was read; whoever read it may
+    /// not have marked the pages yet, and has the space lock until then, or has left some for later. (Marks that came later would
+    /// stay: what MADV_FREE leaves in memory could never be evicted again.) What is held back, or left for later, where a call
+    /// has failed is another's, or of what it did before it failed: then what is marked later stays in memory.
+    pub fn removal_ends(&self, call: &RemovalCall, has_removed: bool) {
         let range = call.range;
         self.removal_calls.end(call);
         self.space.outlast_exclusive();
-        if self.held_back.has_ended(range) {
-            // Whoever applies it may have looked before.
-            self.space.outlast_exclusive();
+        if has_removed {
+            if self.held_back.has_ended(range) {
+                // Whoever applies it may have looked before.
+                self.space.outlast_exclusive();
+            }
+            self.going.outlast(range, u64::MAX);
         }
-        self.going.outlast(range, u64::MAX);
         let mut marked = Marked::new();
         self.map.each(PageNo::of(range.start), PageNo::behind(range.end), |page, word| {
             if let PageState::Removing(calls) = word.get() {
@@ -78,6 +82,7 @@ impl Pager {
 pub(crate) mod tests {
     use super::*;
     use crate::mappings::events::tests::{mapping, pager, words};
+    use crate::mappings::going::Gone;
     use crate::sys::uffd::Message;
 
     /// How many pages are about to go.
@@ -99,9 +104,9 @@ pub(crate) mod tests {
             call
         });
         assert_eq!(marked(&pager, at, 200), 200);
-        pager.removal_ends(&calls[0]);
+        pager.removal_ends(&calls[0], true);
         assert_eq!([marked(&pager, at, 80), marked(&pager, parts[1].0, 120)], [0, 120], "the other is on its way");
-        pager.removal_ends(&calls[1]);
+        pager.removal_ends(&calls[1], true);
         assert_eq!(marked(&pager, at, 200), 0);
     }
 
@@ -109,10 +114,45 @@ pub(crate) mod tests {
     #[test]
     fn a_mark_of_a_later_call_is_another() {
         let Some(pager) = pager() else { return };
-        let first = pager.removal_begins(PAGE_SIZE, PAGE_SIZE);
-        let before = pager.removing();
-        let second = pager.removal_begins(PAGE_SIZE, PAGE_SIZE);
-        assert_ne!(pager.removing(), before);
-        [first, second].iter().for_each(|call| pager.removal_ends(call));
+        let at = mapping(2);
+        // SAFETY: inside the mapping.
+        (0..2).for_each(|i| unsafe { (at as *mut u8).add(i * PAGE_SIZE).write_volatile(1) });
+        let pages = [PageNo::of(at), PageNo::of(at) + 1];
+        // Off the list, as one that has ended, or has not begun yet, when that is looked at.
+        let remove = |page: PageNo| {
+            let call = pager.removal_begins(page.addr(), PAGE_SIZE);
+            pager.happened(&pager.space.exclusive(), Message::Remove { start: page.addr(), end: (page + 1).addr() });
+            pager.removal_calls.end(&call);
+        };
+        pages.into_iter().for_each(remove);
+        let mut read = Marked::new();
+        pager.map.each(pages[0], pages[1] + 1, |page, word| match word.get() {
+            PageState::Removing(calls) => read.push((page, word, calls)),
+            other => panic!("{other:?}"),
+        });
+        remove(pages[1]);
+        pager.unmark(&mut read);
+        assert_eq!(words(&pager, at, 2), [PageState::None, pager.removing()]);
+    }
+
+    /// It takes its marks away, and waits for no other removal. (No call that has a length like this succeeds.)
+    #[test]
+    fn a_call_that_fails_ends() {
+        let Some(pager) = pager() else { return };
+        let pager: &Pager = std::boxed::Box::leak(std::boxed::Box::new(pager));
+        let at = mapping(1);
+        // SAFETY: inside the mapping.
+        unsafe { (at as *mut u8).write_volatile(1) };
+        pager.happened(&pager.space.exclusive(), Message::Remove { start: at, end: at + PAGE_SIZE });
+        assert!(pager.going.push(&pager.space.exclusive(), whole_pages(PAGE_SIZE, 1), Gone::Already));
+        let (ended, ends) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let call = pager.removal_begins(0, usize::MAX);
+            assert_eq!(call.range, Range { start: 0, end: END.addr() });
+            pager.removal_ends(&call, false);
+            ended.send(()).unwrap();
+        });
+        assert!(ends.recv_timeout(std::time::Duration::from_secs(60)).is_ok(), "it waits");
+        assert_eq!((marked(pager, at, 1), pager.removal_calls.any(whole_pages(0, usize::MAX))), (0, false));
     }
 }

@@ -116,7 +116,7 @@ fn removals_that_overlap_both_have_an_end() {
             let call = pager.removal_begins(at, pages * PAGE);
             // SAFETY: the test's own memory.
             unsafe { rustix::mm::madvise(at as *mut _, pages * PAGE, Advice::LinuxDontNeed).unwrap() };
-            pager.removal_ends(&call);
+            pager.removal_ends(&call, true);
         };
         thread::scope(|scope| {
             scope.spawn(move || part(0, PAGES / 3 * 2));
