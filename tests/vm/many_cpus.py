@@ -3,7 +3,8 @@
 Each must give the native answer, evict, and keep its limit at each sample taken from outside: 1.10 x --ram + 32 MiB, as `make trees` asks; huge pages are as
 the machine has them. What lowtide itself took for the highest stands beside it: where that is lower, lowtide did not know; where not, it was late. Then a
 program of as many threads rests, half of its memory out: which of lowtide's threads runs meanwhile, and how often? One that spins ends this with status 1.
-`MANY_CPUS=name,name` runs some, RUNS=3 each so many times under lowtide, REST_SECONDS=60 lets the last one rest for so long by the guest's clock.
+`MANY_CPUS=name,name` runs some; WORKERS=16: so many threads or processes, however few CPUs there are; RUNS=3: each so many times under lowtide;
+REST_SECONDS=60: how long the last one rests, by the guest's clock.
 """
 
 import os
@@ -23,7 +24,7 @@ import lab
 
 CPUS = os.cpu_count() or 1
 # Fewer take too little to be limited.
-WORKERS = max(CPUS, 8)
+WORKERS = int(os.environ.get("WORKERS", max(CPUS, 8)))
 ONLY = set(filter(None, os.environ.get("MANY_CPUS", "").split(",")))
 DEADLINE = 3600.0
 RUNS = int(os.environ.get("RUNS", "1"))
