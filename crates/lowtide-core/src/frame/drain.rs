@@ -8,6 +8,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
+use super::Run;
 use super::arena::{Arena, Cpu};
 use super::cpu_lists::{CpuLists, Runs};
 use crate::vm::PAGE_SIZE;
@@ -44,15 +45,13 @@ impl Arena {
             return;
         }
         runs.merge();
-        for (run, warm) in runs.iter() {
-            if warm > 0 {
-                let (from, len) = ((self.base + run.start) as usize * PAGE_SIZE, run.frames as usize * PAGE_SIZE);
-                // SAFETY: these frames are not handed out, in no list and not in the buddy: nobody else can reach them.
-                unsafe { self.memory.discard(from, len) };
-                self.returning.fetch_sub(warm as usize, Relaxed);
-                self.ledger.add(-(warm as isize * PAGE_SIZE as isize));
-            }
-        }
+        let warm = runs.iter().filter(|(_, warm)| *warm > 0);
+        let bytes = |(run, _): (Run, u32)| ((self.base + run.start) as usize * PAGE_SIZE, run.frames as usize * PAGE_SIZE);
+        // SAFETY: these frames are not handed out, in no list and not in the buddy: nobody else can reach them.
+        unsafe { self.memory.discard_all(warm.map(bytes)) };
+        let frames = runs.warm_frames();
+        self.returning.fetch_sub(frames, Relaxed);
+        self.ledger.add(-((frames * PAGE_SIZE) as isize));
         let mut buddy = self.buddy.lock();
         for (run, _) in runs.iter() {
             buddy.put(run);

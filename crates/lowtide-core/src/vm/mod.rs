@@ -9,6 +9,7 @@
 
 mod own;
 pub mod room;
+mod scattered;
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};

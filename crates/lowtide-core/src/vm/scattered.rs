@@ -1,0 +1,96 @@
+//! Giving scattered memory back with one system call. Each MADV_DONTNEED of a page interrupts the CPUs on which other threads of
+//! the process run (9 us a page, where one does); since Linux 6.16 one `process_madvise` of many pages does so once for all (0.5
+//! us a page: `lowtide-lab frames`). A process may do that to itself without a descriptor since Linux 6.14 (PIDFD_SELF).
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use linux_raw_sys::general::{__NR_process_madvise, MADV_DONTNEED, PIDFD_SELF_THREAD};
+
+use super::{Mapping, PAGE_SIZE};
+
+/// Ranges that go with one call.
+const AT_ONCE: usize = 128;
+
+/// The kernel, or a filter of system calls, does not let this process do it.
+static REFUSED: AtomicBool = AtomicBool::new(false);
+
+/// The kernel's `struct iovec`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Iovec {
+    base: usize,
+    len: usize,
+}
+
+impl Mapping {
+    /// Gives the pages of all `ranges`, each an offset and a length in bytes, back to the kernel; they read as zero afterwards.
+    ///
+    /// # Safety
+    /// As [`Mapping::discard`], of each.
+    pub unsafe fn discard_all(&self, ranges: impl Iterator<Item = (usize, usize)>) {
+        let mut ranges = ranges.peekable();
+        let mut batch = arrayvec::ArrayVec::<Iovec, AT_ONCE>::new();
+        while ranges.peek().is_some() {
+            batch.clear();
+            for (offset, len) in ranges.by_ref().take(AT_ONCE) {
+                debug_assert!(offset.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE) && offset + len <= self.len);
+                batch.push(Iovec { base: self.addr() + offset, len });
+            }
+            if batch.len() > 1 && discard_together(&batch) {
+                continue;
+            }
+            for range in &batch {
+                // SAFETY: handed on to the caller. What was given back already is given back once more.
+                unsafe { self.discard(range.base - self.addr(), range.len) };
+            }
+        }
+    }
+}
+
+/// False: not all of them are given back.
+fn discard_together(ranges: &[Iovec]) -> bool {
+    if REFUSED.load(Ordering::Relaxed) {
+        return false;
+    }
+    let bytes: usize = ranges.iter().map(|range| range.len).sum();
+    let done: isize;
+    // SAFETY: ranges of mappings of lowtide's own, which nobody uses; the kernel reads the list, and keeps all registers but
+    // these.
+    unsafe {
+        core::arch::asm!(
+            "syscall",
+            inlateout("rax") __NR_process_madvise as isize => done,
+            in("rdi") PIDFD_SELF_THREAD as isize, in("rsi") ranges.as_ptr(), in("rdx") ranges.len(),
+            in("r10") MADV_DONTNEED as usize, in("r8") 0,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack)
+        );
+    }
+    if done < 0 {
+        REFUSED.store(true, Ordering::Relaxed);
+    }
+    done == bytes as isize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vm::{OnFork, map};
+
+    #[test]
+    fn scattered_pages_are_given_back_and_no_others() {
+        let pages = 3 * AT_ONCE;
+        let m = map(2 * pages * PAGE_SIZE, OnFork::Copy).unwrap();
+        for refused in [REFUSED.load(Ordering::Relaxed), true] {
+            let was = REFUSED.swap(refused, Ordering::Relaxed);
+            // SAFETY: the mapping is ours alone.
+            let byte = |page: usize| unsafe { &mut *m.as_ptr().add(page * PAGE_SIZE) };
+            (0..2 * pages).for_each(|page| *byte(page) = 7);
+            // SAFETY: as above, and no reference is left.
+            unsafe { m.discard_all((0..pages - 1).map(|i| (2 * i * PAGE_SIZE, PAGE_SIZE))) };
+            assert!((0..pages - 1).all(|i| *byte(2 * i) == 0 && *byte(2 * i + 1) == 7), "refused: {refused}");
+            assert_eq!((*byte(2 * pages - 2), m.populated_pages()), (7, 2 * pages));
+            REFUSED.store(was, Ordering::Relaxed);
+        }
+    }
+}
