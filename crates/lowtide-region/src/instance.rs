@@ -180,15 +180,16 @@ impl Instance {
     /// Divides the limit. With signals blocked.
     pub fn share(&self, ram: u64) {
         self.pager.set_staging_target(staging_target(ram));
-        self.share_with_tables(ram);
+        let most = self.pool_most(ram);
+        self.pager.limit_pool(most, most);
     }
 
-    /// What lowtide's tables and buffers take, which grow with what is out, comes off the pool: else they would leave the
-    /// program's pages less than a working minimum. Not where the pool is the only place for pages. With signals blocked.
-    pub fn share_with_tables(&self, ram: u64) {
+    /// The most that the pool may have. What lowtide's tables and buffers take, which grow with what is out, comes off it: else
+    /// they would leave the program's pages less than a working minimum. Not where the pool is the only place for pages.
+    pub fn pool_most(&self, ram: u64) -> usize {
         let tables = if self.kind.swap == Swap::Ram { 0 } else { self.pager.rest_bytes() };
         let most = default_pool(ram) as usize;
-        self.pager.set_pool_limit(most.saturating_sub(tables).max(most / 4));
+        most.saturating_sub(tables).max(most / 4)
     }
 
     /// What its threads begin with; to be given back when they end.

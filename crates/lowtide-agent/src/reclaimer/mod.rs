@@ -17,6 +17,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use lowtide_core::steps;
 use lowtide_pager::accounts::Measuring;
 use lowtide_pager::accounts::pool_share::PoolShare;
+use lowtide_pager::accounts::pool_worth::PoolWorth;
 use lowtide_pager::fault::Worker;
 use lowtide_pager::fork::{Inheritance, TakenOver};
 use lowtide_pager::pager::Pager;
@@ -178,6 +179,7 @@ struct ReclaimerThread {
     /// The same if nobody but this process had grown.
     expected_without_others: u64,
     pool_share: PoolShare,
+    pool_worth: PoolWorth,
     reclaimer: Option<Box<Reclaimer>>,
     judge: Judge,
     look: Look,
@@ -238,6 +240,7 @@ impl ReclaimerThread {
             expected: 0,
             expected_without_others: 0,
             pool_share: PoolShare::default(),
+            pool_worth: PoolWorth::default(),
             reclaimer: None,
             judge: Judge::new(),
             look: Look::default(),

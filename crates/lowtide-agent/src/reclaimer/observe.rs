@@ -63,6 +63,16 @@ impl ReclaimerThread {
         }
     }
 
+    /// The pool gets its share of the limit.
+    fn share_pool(&mut self, pager: &Pager, total: u64, now_us: u64) {
+        let settings = agent::settings();
+        let asked = settings.pool_limit.load(Ordering::Relaxed);
+        let most = self.pool_share.look(agent::segment(), pager, asked, total);
+        let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
+        let share = if settings.pool_given == 0 { self.pool_worth.look(pager, most, mine, now_us) } else { most };
+        pager.limit_pool(share as usize, most as usize);
+    }
+
     /// Follows what was set, what was mapped, who forked and what failed.
     fn housekeep(&mut self, pager: &Pager, total: u64, now_us: u64) {
         let settings = agent::settings();
@@ -90,8 +100,7 @@ impl ReclaimerThread {
         self.judge.say_what_is_kept();
         self.staging.look(pager.counters().faults_total.load(Ordering::Relaxed), pager.have_arrived());
         pager.set_staging_target(self.staging.target(pager.budget.asked(), agent::segment().active().max(1)));
-        let pool_limit = settings.pool_limit.load(Ordering::Relaxed);
-        pager.set_pool_limit(self.pool_share.look(agent::segment(), pager, pool_limit, total) as usize);
+        self.share_pool(pager, total, now_us);
         let changed = wake::must_look_again();
         let alone = !changed && self.resident.sharers() == 0 && agent::segment().active() <= 1;
         let uncounted = (total as i64).wrapping_sub(self.expected_without_others as i64);

@@ -111,9 +111,14 @@ impl Pool {
         self.limit.accepts()
     }
 
-    /// Whether more than three fifths of the limit are taken.
+    /// Whether more than three fifths of what it could have are taken.
     pub fn is_mostly_taken(&self) -> bool {
         self.limit.is_mostly_taken()
+    }
+
+    /// Whether a fifth of the limit and more is left.
+    pub fn has_room(&self) -> bool {
+        self.limit.has_room()
     }
 
     /// Whether the limit leaves room for another span.
@@ -296,9 +301,14 @@ impl Pool {
         self.limit.get()
     }
 
-    /// Changes the limit. A pool that holds more keeps what it holds.
-    pub fn set_limit(&self, bytes: usize) {
-        self.limit.set(bytes);
+    /// Changes the limit, of a pool that could have `most` bytes. A pool that holds more keeps what it holds.
+    pub fn set_limit(&self, bytes: usize, most: usize) {
+        self.limit.set(bytes, most);
+    }
+
+    /// The limit is as high as it could be, until it is set again.
+    pub fn lift_limit(&self) {
+        self.limit.lift();
     }
 
     /// Bytes of memory that the pool takes beside the bytes of objects, roundings and free room: tables, and what stands in

@@ -32,7 +32,7 @@ mod worth;
 mod write_out;
 
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicU8, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use crate::device::{DeviceName, FileDevice};
 use crate::ledger::Ledger;
@@ -45,6 +45,7 @@ use compact::Compaction;
 use counters::Counters;
 use recompress::Recompressor;
 use shrink::Shrinker;
+use tier::{ENOUGH, SHARE};
 
 pub use crate::codec::Codec;
 pub use crate::slot::{Entry, Image, Quota};
@@ -56,7 +57,7 @@ pub use scratch::Scratch;
 pub use shrink::Shrunk;
 pub use swapoff::Emptying;
 pub use types::{
-    AreaState, AreaStats, FileConfig, Loaded, MAX_AREAS, RECOMPRESS_LEVEL, StoreConfig, StoreError, StoreStats, Stored,
+    AreaState, AreaStats, FileConfig, Loaded, MAX_AREAS, RECOMPRESS_LEVEL, StoreConfig, StoreError, StoreStats, Stored, Trials,
 };
 
 /// The number of the area without a device.
@@ -67,6 +68,8 @@ const RAM_AREA: u8 = 0;
 pub struct Store {
     codec: Codec,
     pool: Pool,
+    /// Pages are offered to the pool: see [`Store::limit_pool`].
+    offers: AtomicBool,
     areas: Areas,
     /// How many areas with a device this process has of its own.
     own: AtomicU8,
@@ -92,6 +95,7 @@ impl Store {
         let store = Store {
             codec: cfg.codec,
             pool: Pool::new(cfg.pool_limit, most, cfg.accept_percent).map_err(|_| StoreError::NoMemory)?,
+            offers: AtomicBool::new(true),
             areas: Areas::new(),
             own: AtomicU8::new(0),
             retired: Default::default(),
@@ -196,6 +200,13 @@ impl Store {
             same_filled: c.same_filled.get(),
             same_filled_words: c.same_filled_words.most(),
             incompressible: c.incompressible.get(),
+            in_vain: c.in_vain.get(),
+            pool_compresses: self.offers.load(Ordering::Relaxed),
+            offered: c.offered.get(),
+            unworthy: c.unworthy.get(),
+            sampled: c.sampled.get(),
+            sampled_small: c.sampled_small.get(),
+            sampled_bytes: c.sampled_bytes.get(),
             refused: c.refused.get(),
             written_back: c.written_back.get(),
             recompressed: c.recompressed.get(),
@@ -257,7 +268,22 @@ impl Store {
 
     /// Changes the limit of the pool (bytes of frames). A pool that holds more keeps what it holds; new pages go elsewhere.
     pub fn set_pool_limit(&self, bytes: usize) {
-        self.pool.set_limit(bytes);
+        self.offers.store(bytes > 0, Ordering::Relaxed);
+        self.pool.set_limit(bytes, bytes);
+    }
+
+    /// The same, of a pool that could have `most` bytes: three fifths of those are what counts as mostly taken. It has room for
+    /// the pages that wait for a longer write (`gather.rs`) in any case; where it is to have less than half of that, these are
+    /// all that it has, and no page is compressed.
+    pub fn limit_pool(&self, bytes: usize, most: usize) {
+        let waiting = (SHARE * ENOUGH * PAGE_SIZE).min(most / 8);
+        self.offers.store(bytes > 0 && bytes >= waiting / 2, Ordering::Relaxed);
+        self.pool.set_limit(bytes.max(waiting), most);
+    }
+
+    /// Whether the pool takes pages to compress them. Where there is no device it does, whatever it is worth.
+    fn pool_takes_pages(&self) -> bool {
+        self.pool.accepts() && (self.offers.load(Ordering::Relaxed) || !self.has_device())
     }
 
     /// Tells `ledger` of the memory behind the pool's frames (those that hold objects, and those freed whose memory was not

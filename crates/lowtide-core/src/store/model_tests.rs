@@ -230,7 +230,7 @@ fn threads_get_their_own_bytes_back() {
     for file in [file(6 * MIB), None] {
         let with_file = file.is_some();
         let s = store(100 * 4096, file);
-        let stop = std::sync::atomic::AtomicBool::new(false);
+        let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let (s, stop) = (&s, &stop);
             let compactor = || {
@@ -308,7 +308,7 @@ fn a_load_during_a_free_does_no_harm() {
     let s = store(40 * 4096, file(2 * MIB));
     let (shrinking, s) = (AtomicU64::new(0), &s);
     let current = AtomicU64::new(put_one(s, text(0)).unwrap().raw());
-    let stop = std::sync::atomic::AtomicBool::new(false);
+    let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut scratch = Scratch::new().unwrap();

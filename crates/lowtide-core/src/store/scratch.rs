@@ -12,6 +12,8 @@ pub struct Scratch {
     pub(super) workspace: Workspace,
     /// Where the thread goes on.
     pub(super) ends: Ends,
+    /// Pages that went to a device while the pool took nothing; wraps.
+    pub(super) bypassed: u32,
 }
 
 /// The slots behind those that a thread's latest pages got: its next ones are best put there.
@@ -32,7 +34,7 @@ impl Scratch {
     /// `NoMemory` when the allocator or the kernel has none.
     pub fn new() -> Result<Scratch, StoreError> {
         let workspace = Workspace::new().map_err(|_| StoreError::NoMemory)?;
-        Ok(Scratch { workspace, ends: Ends::default() })
+        Ok(Scratch { workspace, ends: Ends::default(), bypassed: 0 })
     }
 
     /// Whether zstd's compressor has memory, about a megabyte: since a page was compressed by it.

@@ -6,11 +6,14 @@ use super::folio::{Chunk, RUN, Results};
 use super::objects::Insert;
 use super::table_word::{Made, Object, Word};
 use super::tier::{Tier, Tiers, slots_in_pool};
-use super::{Entry, Page, RAM_AREA, Scratch, Store, StoreError, Stored};
+use super::{Entry, Page, RAM_AREA, Scratch, Store, StoreError, Stored, Trials};
 use crate::fill;
 
 /// While the pool is sparse, a thread that stores pages moves one object at most for this many.
 const COMPACT_PART: usize = 8;
+
+/// See [`Store::sample`].
+const SAMPLE: u32 = 64;
 
 /// What becomes of a page before it has a slot.
 #[derive(Clone, Copy)]
@@ -26,10 +29,29 @@ pub(super) enum Plan {
 /// What came of offering a page to the pool.
 struct Offer {
     object: Option<Object>,
-    /// It does not compress to 7/8.
+    /// It was compressed, and does not compress to 7/8.
     incompressible: bool,
+    /// It was compressed, and is for a device all the same, or kept as it is.
+    in_vain: bool,
     /// The pool is full: it takes nothing now, or had no room for what the page was compressed to.
     refused: bool,
+}
+
+/// [`Trials`] of the pages from one of the run on.
+struct From<'a>(&'a dyn Trials, usize);
+
+impl From<'_> {
+    fn is_worth_trying(&self, i: usize) -> bool {
+        self.0.is_worth_trying(self.1 + i)
+    }
+
+    fn is_promising(&self, i: usize) -> bool {
+        self.0.is_promising(self.1 + i)
+    }
+
+    fn was_tried(&self, i: usize, paid: bool) {
+        self.0.was_tried(self.1 + i, paid);
+    }
 }
 
 impl Store {
@@ -45,9 +67,22 @@ impl Store {
         out: &mut [Result<Stored, StoreError>],
         scratch: &mut Scratch,
     ) {
+        self.store_tried(pages, clean, &(), out, scratch);
+    }
+
+    /// The same; `trials` says which pages are worth compressing, and is told what came of it.
+    pub fn store_tried(
+        &self,
+        pages: &[&Page],
+        clean: &[Option<Entry>],
+        trials: &dyn Trials,
+        out: &mut [Result<Stored, StoreError>],
+        scratch: &mut Scratch,
+    ) {
         for (i, (pages, out)) in pages.chunks(RUN).zip(out.chunks_mut(RUN)).enumerate() {
             let n = pages.len().min(out.len());
-            self.store_chunk(&pages[..n], clean.get(i * RUN..).unwrap_or(&[]), &mut out[..n], scratch);
+            let clean = clean.get(i * RUN..).unwrap_or(&[]);
+            self.store_chunk(&pages[..n], clean, &From(trials, i * RUN), &mut out[..n], scratch);
         }
         // A thread that stores pays for a sparse pool: while pages come and go the reclaimer is never idle.
         if self.wants_compaction() {
@@ -55,11 +90,23 @@ impl Store {
         }
     }
 
-    fn store_chunk(&self, pages: &[&Page], clean: &[Option<Entry>], out: Results<'_>, scratch: &mut Scratch) {
+    fn store_chunk(
+        &self,
+        pages: &[&Page],
+        clean: &[Option<Entry>],
+        trials: &From<'_>,
+        out: Results<'_>,
+        scratch: &mut Scratch,
+    ) {
         let mut plans: Chunk<Plan> = ArrayVec::new();
         let mut room_was_made = false;
         for (i, page) in pages.iter().enumerate() {
-            if let Some(stored) = self.store_without_a_tier(page, clean.get(i).copied().flatten()) {
+            let copy = clean.get(i).copied().flatten();
+            if let Some(plan) = copy.and_then(|copy| self.move_up(copy, page, (trials, i), scratch)) {
+                plans.push(plan);
+                continue;
+            }
+            if let Some(stored) = self.store_without_a_tier(page, copy) {
                 out[i] = Ok(stored);
                 plans.push(Plan::Done);
                 continue;
@@ -68,7 +115,7 @@ impl Store {
                 room_was_made = true;
                 self.make_room(scratch);
             }
-            plans.push(self.plan(page, scratch).unwrap_or_else(|refused| {
+            plans.push(self.plan(page, (trials, i), scratch).unwrap_or_else(|refused| {
                 out[i] = Err(refused);
                 Plan::Done
             }));
@@ -79,6 +126,20 @@ impl Store {
         if refused > 0 {
             self.counters.refused.add(refused as u64);
         }
+    }
+
+    /// Puts a page into the pool of which a device has a clean copy, while the pool has much room: from there it comes back
+    /// sooner. `None`: it does not go there, and has its copy still.
+    fn move_up(&self, copy: Entry, page: &Page, (trials, i): (&From<'_>, usize), scratch: &mut Scratch) -> Option<Plan> {
+        let has_room = self.pool_takes_pages() && self.pool.has_room();
+        if !has_room || !trials.is_promising(i) || fill::repeated_word(page) == Some(0) {
+            return None;
+        }
+        let plan = self.plan(page, (trials, i), scratch).ok().filter(|plan| matches!(plan, Plan::Pool(_)));
+        if plan.is_some() {
+            self.drop_cached(copy);
+        }
+        plan
     }
 
     /// Stores a page that needs no tier: its clean copy still is the page, or it is all zeros. Nobody else may have to pay for
@@ -115,11 +176,21 @@ impl Store {
     ///
     /// # Errors
     /// `Full` when no tier takes it.
-    fn plan(&self, page: &Page, scratch: &mut Scratch) -> Result<Plan, StoreError> {
-        let tiers = Tiers { pool: self.pool.accepts(), device: self.has_device() };
-        let offer = self.offer(page, tiers, scratch);
-        if offer.incompressible {
-            self.counters.incompressible.add(1);
+    fn plan(&self, page: &Page, (trials, i): (&From<'_>, usize), scratch: &mut Scratch) -> Result<Plan, StoreError> {
+        let tiers = Tiers { pool: self.pool_takes_pages(), device: self.has_device() };
+        // Where there is no device, whatever gets smaller is worth it.
+        let try_it = tiers.pool && (!tiers.device || trials.is_worth_trying(i));
+        let offer = self.offer(page, try_it, tiers, scratch);
+        if tiers.pool {
+            self.counters.offered.add(1);
+            self.counters.in_vain.add(offer.in_vain.into());
+            self.counters.unworthy.add((offer.in_vain || !try_it).into());
+            self.counters.incompressible.add((offer.incompressible || !try_it).into());
+            if try_it && !offer.refused {
+                trials.was_tried(i, !offer.in_vain);
+            }
+        } else if tiers.device {
+            self.sample(page, scratch);
         }
         if offer.refused {
             self.counters.pool_refused.add(1);
@@ -132,18 +203,35 @@ impl Store {
     }
 
     /// Puts a page into the pool if that is where it goes.
-    fn offer(&self, page: &Page, tiers: Tiers, scratch: &mut Scratch) -> Offer {
+    fn offer(&self, page: &Page, try_it: bool, tiers: Tiers, scratch: &mut Scratch) -> Offer {
+        let mut offer = Offer { object: None, incompressible: false, in_vain: false, refused: false };
         if tiers.offer() != Tier::Pool {
-            return Offer { object: None, incompressible: false, refused: true };
+            offer.refused = true;
+            return offer;
         }
-        let len = self.codec.compress(page, &mut scratch.workspace);
-        let mut offer = Offer { object: None, incompressible: len.is_none(), refused: false };
-        if tiers.choose(len, || self.pool.is_mostly_taken()) == Tier::Pool {
+        let len = if try_it { self.codec.compress(page, &mut scratch.workspace) } else { None };
+        offer.incompressible = try_it && len.is_none();
+        let is_for_pool = tiers.choose(len, || self.pool.is_mostly_taken()) == Tier::Pool;
+        if is_for_pool {
             let data = len.map_or(&page[..], |len| &scratch.workspace.bytes[..len]);
             offer.object = self.keep(data, Made::Stored, Insert::Anywhere);
             offer.refused = len.is_some() && offer.object.is_none();
         }
+        offer.in_vain = offer.incompressible || try_it && !is_for_pool;
         offer
+    }
+
+    /// While the pool takes nothing, one page in [`SAMPLE`] is compressed all the same: what a pool would hold is not forgotten.
+    fn sample(&self, page: &Page, scratch: &mut Scratch) {
+        scratch.bypassed = scratch.bypassed.wrapping_add(1);
+        if !scratch.bypassed.is_multiple_of(SAMPLE) {
+            return;
+        }
+        self.counters.sampled.add(1);
+        if let Some(len) = self.codec.compress(page, &mut scratch.workspace) {
+            self.counters.sampled_small.add(1);
+            self.counters.sampled_bytes.add(len as u64);
+        }
     }
 
     /// Deals with the pages that are for a device: few of them wait in the pool, the others are written, and what no device
@@ -160,9 +248,13 @@ impl Store {
         }
         self.write_gathered(scratch.ends.on_device, scratch);
         let why = self.write_out(pages, &mut which, out, scratch);
+        if !which.is_empty() {
+            // Whatever it is worth: there is no other place.
+            self.pool.lift_limit();
+        }
         for i in which {
             let tiers = Tiers { pool: self.pool.accepts(), device: false };
-            let object = self.offer(pages[i], tiers, scratch).object;
+            let object = self.offer(pages[i], true, tiers, scratch).object;
             out[i] = object.ok_or(why).and_then(|object| self.place_in_ram(object));
         }
     }

@@ -16,7 +16,7 @@ use crate::vm::PAGE_SIZE;
 const LONG: usize = 64;
 /// Most pages that wait for others, for each thread; where the pool is small, a [`SHARE`]th of it.
 pub(super) const ENOUGH: usize = 128;
-const SHARE: usize = 16;
+pub(super) const SHARE: usize = 16;
 
 /// The tiers that a page may go to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

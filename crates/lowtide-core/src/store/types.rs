@@ -122,6 +122,27 @@ pub enum Stored {
     Entry(Entry),
 }
 
+/// What the caller of [`Store::store_tried`] knows of the pages that it stores, by their numbers in the run, and is told of them.
+pub trait Trials {
+    /// Whether to compress page `i`. False: it is taken for incompressible.
+    fn is_worth_trying(&self, i: usize) -> bool;
+    /// Whether pages like `i` got small enough when they were last tried, as far as is known.
+    fn is_promising(&self, i: usize) -> bool;
+    /// Page `i` was compressed. False: in vain, because it did not get small enough for a place in the pool.
+    fn was_tried(&self, i: usize, paid: bool);
+}
+
+/// Nothing is known: all pages are tried.
+impl Trials for () {
+    fn is_worth_trying(&self, _: usize) -> bool {
+        true
+    }
+    fn is_promising(&self, _: usize) -> bool {
+        true
+    }
+    fn was_tried(&self, _: usize, _: bool) {}
+}
+
 /// Where a page came from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Loaded {
@@ -179,8 +200,24 @@ pub struct StoreStats {
     pub same_filled: u64,
     /// The words that most of them repeat, the most frequent first.
     pub same_filled_words: [FillWord; FILL_WORDS],
-    /// Pages that did not compress to 7/8 of a page, seen since the start.
+    /// Pages that did not compress to 7/8 of a page, or were taken for such ([`Trials`]), seen since the start.
     pub incompressible: u64,
+    /// Pages that were compressed and went to a device, or were kept as they are, all the same: they did not compress to 7/8, or
+    /// not to half when the pool was mostly taken.
+    pub in_vain: u64,
+    /// Pages are offered to the pool: see [`super::Store::limit_pool`].
+    pub pool_compresses: bool,
+    /// Pages that the pool would have taken, if they had been worth it.
+    pub offered: u64,
+    /// Those that were not: `in_vain`, and those that were taken for such.
+    pub unworthy: u64,
+    /// Of the pages that went to a device while the pool took nothing, one in 64, which were compressed to see what a pool would
+    /// hold; ...
+    pub sampled: u64,
+    /// ... those of them that compressed to 7/8; ...
+    pub sampled_small: u64,
+    /// ... and to how many bytes.
+    pub sampled_bytes: u64,
     /// Pages refused because no tier could take them.
     pub refused: u64,
     /// Read operations on devices.

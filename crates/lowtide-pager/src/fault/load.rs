@@ -115,6 +115,7 @@ impl Operation<'_> {
         let (installed, stopped) = self.install_chunk(&loaded, worker);
         let c = self.counters();
         add(&c.pages_in, installed);
+        add(&c.pages_loaded, claimed.iter().take(installed).filter(|raw| **raw != 0).count());
         add(&c.read_ahead_pages, installed.saturating_sub(usize::from(wanted)));
         if wanted {
             self.count(bytes.kind(), worker);

@@ -40,6 +40,7 @@ use crate::mappings::space::SpaceLock;
 use crate::pagemap::PageMap;
 use crate::reclaim::backoff::Backoff;
 use crate::reclaim::staging::Staging;
+use crate::reclaim::stretches::Stretches;
 use crate::reclaim::victims::Hand;
 use crate::reclaim::zeros::Search;
 use crate::segment::{Counters, Proc};
@@ -79,6 +80,7 @@ pub struct Pager {
     pub(crate) hand: Lock<Hand, { rank::HAND }>,
     /// How far the hand looks at a time, in bytes.
     pub(crate) reach: AtomicUsize,
+    pub(crate) stretches: Stretches,
     pub(crate) search: Search,
     pub(crate) zero_page: ZeroPage,
     /// Changed with the space lock held exclusively, or by the thread that sets them.
@@ -148,6 +150,7 @@ impl Pager {
             proc: AtomicPtr::new(core::ptr::from_ref(proc).cast_mut()),
             hand: Lock::new(Hand::default()),
             reach: AtomicUsize::new(1 << 30),
+            stretches: Stretches::new()?,
             search: Search::default(),
             zero_page: ZeroPage::default(),
             sentinels: Lock::new(Sentinels::new()),

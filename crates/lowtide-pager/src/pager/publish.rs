@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use lowtide_core::lock;
 use lowtide_core::slot::ORDERS;
-use lowtide_core::store::{AreaStats, MAX_AREAS};
+use lowtide_core::store::{AreaStats, MAX_AREAS, StoreStats};
 use lowtide_core::vm::{self, PAGE_SIZE, Whose};
 
 use super::Pager;
@@ -35,6 +35,7 @@ impl Pager {
         set(&c.same_filled_pages, s.same_filled);
         p.same_filled_words.set(&s.same_filled_words);
         set(&c.incompressible_pages, s.incompressible);
+        set(&c.in_vain_pages, s.in_vain);
         set(&c.recompressed_pages, s.recompressed);
         set(&c.recompressed_bytes, s.recompressed_bytes);
         set(&c.writeback_pages, s.device_write_bytes / PAGE_SIZE as u64);
@@ -109,6 +110,11 @@ impl Pager {
     /// somebody asks.
     pub fn publish_fills(&self) {
         self.proc().fills.iter().zip(self.store.area_fills()).for_each(|(to, fills)| to.set(fills));
+    }
+
+    /// What the store counts.
+    pub(crate) fn store_stats(&self) -> StoreStats {
+        self.store.stats()
     }
 
     /// What this process has of each of the run's swap areas.

@@ -51,10 +51,11 @@ impl Pager {
         operation.drain(worker) == Drained::Freed
     }
 
-    /// Changes the limit of the pool, in bytes of frames; not while the program forks.
-    pub fn set_pool_limit(&self, bytes: usize) {
+    /// Changes the limit of the pool, in bytes of frames, of which it could have `most`; not while the program forks.
+    pub fn limit_pool(&self, bytes: usize, most: usize) {
         if let Some(operation) = self.enter() {
-            operation.store().set_pool_limit(bytes);
+            operation.store().limit_pool(bytes, most);
+            self.proc().pool_share.store(bytes as u64, Ordering::Relaxed);
         }
     }
 

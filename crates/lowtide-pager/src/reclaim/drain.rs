@@ -115,8 +115,9 @@ impl Operation<'_> {
         let clean: Frames<Option<Entry>> = frames.iter().map(clean).collect();
         let mut results = [const { Err(StoreError::Full) }; MAX_BATCH_FRAMES];
         let results = &mut results[..frames.len()];
+        let owners: Frames<Option<PageNo>> = frames.iter().map(|frame| self.staging.owner(*frame)).collect();
         // Together, so that what goes to a device goes there with one write.
-        self.store().store_run(&bytes, &clean, results, worker.scratch());
+        self.store().store_tried(&bytes, &clean, &self.stretches.trials(&owners), results, worker.scratch());
         let mut stored = true;
         // A page is found in its frame until its word is set.
         for ((frames, clean), results) in

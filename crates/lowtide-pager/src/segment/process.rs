@@ -48,6 +48,8 @@ pub struct Counters {
     pub read_ahead_used: AtomicU64,
     /// Pages that came back in, read-ahead included, first touches not.
     pub pages_in: AtomicU64,
+    /// Those of them that were in the pool or on a device.
+    pub pages_loaded: AtomicU64,
     pub evictions_pages: AtomicU64,
     pub evictions_clean: AtomicU64,
     pub evictions_direct: AtomicU64,
@@ -57,6 +59,8 @@ pub struct Counters {
     pub zero_pages: AtomicU64,
     pub same_filled_pages: AtomicU64,
     pub incompressible_pages: AtomicU64,
+    /// Pages that were compressed and stored elsewhere, or as they were, all the same.
+    pub in_vain_pages: AtomicU64,
     pub recompressed_pages: AtomicU64,
     /// Bytes by which these became smaller.
     pub recompressed_bytes: AtomicU64,
@@ -271,6 +275,8 @@ pub struct Proc {
     pub staged_bytes: AtomicU64,
     /// Bytes of frames that the pool holds.
     pub pool_bytes: AtomicU64,
+    /// Bytes that the pool may have now: its share of what all pools may have.
+    pub pool_share: AtomicU64,
     /// Bytes of compressed objects in the pool.
     pub pool_stored_bytes: AtomicU64,
     /// Pages stored now (pool and device, zero pages not).
@@ -363,6 +369,7 @@ impl Proc {
             &self.own_bytes,
             &self.staged_bytes,
             &self.pool_bytes,
+            &self.pool_share,
             &self.pool_stored_bytes,
             &self.now_stored,
             &self.now_zero,

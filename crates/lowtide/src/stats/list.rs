@@ -136,6 +136,8 @@ figures! {
         pool_stored_bytes: u64, Bytes;
         /// The most that the pool may have.
         pool_limit: u64, Bytes;
+        /// What it may have now: with devices, and without --pool, as much as it is worth.
+        pool_share: u64, Bytes;
     }
 }
 
@@ -152,6 +154,8 @@ figures! {
         same_filled_words: Vec<SameFilledWord>, Text;
         /// Pages that did not become smaller by compression.
         incompressible: u64, Count = incompressible_pages;
+        /// Pages that were compressed, and stored on a device, or as they were, all the same.
+        compressed_in_vain: u64, Count = in_vain_pages;
         /// Cold pages that were compressed again with zstd.
         recompressed: u64, Count = recompressed_pages;
         /// Bytes by which recompressed pages became smaller.

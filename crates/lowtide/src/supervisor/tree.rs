@@ -35,6 +35,8 @@ pub struct Gauges {
     pub staged: u64,
     pub pool: u64,
     pub pool_stored: u64,
+    /// Bytes that the pools may have.
+    pub pool_share: u64,
     pub now_stored: u64,
     pub now_on_device: u64,
     pub adopted: u64,
@@ -140,6 +142,7 @@ impl Tree {
             }
             add(&mut now.staged, &p.staged_bytes);
             add(&mut now.pool, &p.pool_bytes);
+            add(&mut now.pool_share, &p.pool_share);
             add(&mut now.pool_stored, &p.pool_stored_bytes);
             add(&mut now.now_stored, &p.now_stored);
             add(&mut now.now_on_device, &p.now_on_device);

@@ -132,6 +132,7 @@ fn statistics_and_warnings() {
         "pool_bytes",
         "pool_stored_bytes",
         "pool_limit",
+        "pool_share",
         "compression_ratio",
         "pages",
         "faults",

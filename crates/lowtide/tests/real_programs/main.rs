@@ -11,6 +11,7 @@ mod areas;
 mod beyond;
 mod check;
 mod cold;
+mod compressing;
 mod crowded;
 mod daemons;
 mod early_threads;
