@@ -150,5 +150,6 @@ fn a_chain_of_forks_does_not_grow() {
     let outcome = run.finish();
     assert!(ends_well(&outcome), "{outcome:?}");
     say(&format!("  forks, chain: own tables {} KiB in the third generation, {} KiB in the last", early >> 10, late >> 10));
-    assert!(late < early + (512 << 10), "{early} bytes in the third generation, {late} in the last");
+    // It varies by 2 MiB; what the chain kept was 40.
+    assert!(late < early + (4 << 20), "{early} bytes in the third generation, {late} in the last");
 }
