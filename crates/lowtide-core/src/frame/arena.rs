@@ -1,4 +1,5 @@
-//! The frames of one NUMA node: a buddy under one lock, and in front of it the lists of each CPU under a lock of its own.
+//! The frames of one NUMA node: a buddy under one lock, and in front of it the lists of each of its CPUs under a lock of their
+//! own. Whoever is not of the node uses the lists of one that is.
 //!
 //! Lock order: the lists of one CPU, then the buddy. Nobody holds two CPUs' lists, and nobody gives memory back to the kernel
 //! with a lock held: runs on their way from a list to the buddy are in neither, so that nobody else can reach them.
@@ -9,8 +10,9 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use rustix::io::Errno;
 
-use super::buddy::Buddy;
 use super::cpu_lists::{CpuLists, ListedRun, Runs, kind_of};
+use super::noted::Noted;
+use super::stock::Stock;
 use super::{FrameNo, Handed, NotHandedOut, Run};
 use crate::ledger::{Ledger, Uncounted};
 use crate::lock::rank;
@@ -19,7 +21,7 @@ use crate::sync::atomic::{AtomicIsize, AtomicUsize};
 use crate::sync::{Guard, Lock};
 use crate::vm::{Mapping, PAGE_SIZE};
 
-/// This many CPUs are asked for a run with memory.
+/// This many other CPUs are asked for a run with memory, at most.
 const NEIGHBOURS: usize = 8;
 
 /// What one CPU keeps. The figures are changed with the lock held, by plain stores, and read without.
@@ -28,17 +30,17 @@ const NEIGHBOURS: usize = 8;
 pub(super) struct Cpu {
     /// Frames handed out less frames freed by way of these lists: negative where more is freed than handed out.
     in_use: AtomicIsize,
-    /// Frames in the lists that may have memory behind them.
+    /// Frames in the lists that may have memory behind them: what the lists say.
     pub(super) warm: AtomicIsize,
     pub(super) lists: Lock<CpuLists, { rank::CPU_FRAMES }>,
 }
 
 impl Cpu {
-    /// `n` frames more are handed out, and `warm` more are in the lists (negative: fewer). The lock is held.
+    /// `n` frames more are handed out (negative: fewer), and the lists, whose lock is held, are as they are.
     #[inline]
-    pub(super) fn count(&self, n: isize, warm: isize) {
+    pub(super) fn count(&self, n: isize, lists: &CpuLists) {
         self.in_use.store(self.in_use.load(Relaxed) + n, Relaxed);
-        self.warm.store(self.warm.load(Relaxed) + warm, Relaxed);
+        self.warm.store(lists.warm() as isize, Relaxed);
     }
 }
 
@@ -49,8 +51,10 @@ pub(super) struct Arena {
     pub(super) base: u32,
     frames: u32,
     pub(super) memory: Mapping,
-    pub(super) buddy: Lock<Buddy, { rank::BUDDY }>,
+    pub(super) stock: Stock,
     pub(super) cpus: Box<[CacheAligned<Cpu>]>,
+    /// Which of these may hold runs.
+    pub(super) noted: Noted,
     /// Frames on their way to the buddy whose memory is not yet given back.
     pub(super) returning: AtomicUsize,
     /// Told of frames that get or lose the memory behind them.
@@ -68,8 +72,9 @@ impl Arena {
             base,
             frames,
             memory,
-            buddy: Lock::new(Buddy::new(frames as usize)?),
+            stock: Stock::new(frames as usize)?,
             cpus: (0..cpus).map(|_| cpu()).collect(),
+            noted: Noted::new(cpus),
             returning: AtomicUsize::new(0),
             ledger: Arc::new(Uncounted),
         })
@@ -80,28 +85,34 @@ impl Arena {
         self.base as usize..(self.base + self.frames) as usize
     }
 
+    /// The lists here of who has these on its own node.
     #[inline]
-    fn cpu(&self, cpu: usize) -> &Cpu {
+    fn wrapped(&self, lists: usize) -> usize {
         let n = self.cpus.len();
-        &self.cpus[if cpu < n { cpu } else { cpu % n }].0
+        if lists < n { lists } else { lists % n }
     }
 
-    /// Hands out `n` frames, from the lists of `cpu` if they have such a run with memory, else from those of CPUs next to it,
-    /// else any.
+    /// Whether `n` free frames may be found here. Takes no lock.
+    pub(super) fn may_have(&self, n: u32) -> bool {
+        self.stock.free() >= n || self.noted.any()
+    }
+
+    /// Hands out `n` frames, from lists number `lists` if they have such a run with memory, else from those of CPUs next to
+    /// them, else any.
     #[inline]
-    pub(super) fn take(&self, cpu: usize, n: u32, handed: &Handed) -> Option<FrameNo> {
-        let start = self.take_listed(cpu, n, kind_of(n)?)?;
+    pub(super) fn take(&self, lists: usize, n: u32, handed: &Handed) -> Option<FrameNo> {
+        let start = self.take_listed(self.wrapped(lists), n, kind_of(n)?)?;
         handed.set(self.base + start, n);
         Some(FrameNo(self.base + start))
     }
 
     #[inline]
-    fn take_listed(&self, cpu: usize, n: u32, kind: usize) -> Option<u32> {
-        let own = self.cpu(cpu);
+    fn take_listed(&self, number: usize, n: u32, kind: usize) -> Option<u32> {
+        let own = &self.cpus[number].0;
         let mut lists = own.lists.lock();
-        if !lists.top(kind).is_some_and(ListedRun::is_warm) {
+        if !lists.top(kind).is_some_and(ListedRun::is_warm) && self.noted.others(number).next().is_some() {
             drop(lists);
-            let start = self.take_from_neighbours(cpu, n, kind);
+            let start = self.take_from_others(number, n, kind);
             if start.is_some() {
                 return start;
             }
@@ -109,9 +120,9 @@ impl Arena {
         }
         let listed = match lists.pop(kind) {
             Some(listed) => listed,
-            None => self.refill(&mut lists, kind)?,
+            None => self.refill(number, &mut lists, kind)?,
         };
-        own.count(n as isize, if listed.is_warm() { -(n as isize) } else { 0 });
+        own.count(n as isize, &lists);
         drop(lists);
         if !listed.is_warm() {
             self.ledger.add(n as isize * PAGE_SIZE as isize);
@@ -122,55 +133,73 @@ impl Arena {
     /// One thread stores pages and others, on other CPUs, free them. Their frames would go back to the kernel, with an
     /// interrupt for all CPUs, while this one got fresh ones from it, with a fault for each.
     #[cold]
-    fn take_from_neighbours(&self, cpu: usize, n: u32, kind: usize) -> Option<u32> {
-        (1..self.cpus.len().min(NEIGHBOURS + 1)).map(|i| self.cpu(cpu + i)).find_map(|other| {
+    fn take_from_others(&self, number: usize, n: u32, kind: usize) -> Option<u32> {
+        self.noted.others(number).take(NEIGHBOURS).map(|other| &self.cpus[other].0).find_map(|other| {
             if other.warm.load(Relaxed) < n as isize {
                 return None;
             }
             let mut lists = other.lists.lock();
             lists.top(kind).filter(|listed| listed.is_warm())?;
             let listed = lists.pop(kind)?;
-            other.count(n as isize, -(n as isize));
+            other.count(n as isize, &lists);
             Some(listed.start())
         })
     }
 
     #[cold]
-    fn refill(&self, lists: &mut CpuLists, kind: usize) -> Option<ListedRun> {
-        lists.refill(kind, &mut self.buddy.lock())
+    fn refill(&self, number: usize, lists: &mut CpuLists, kind: usize) -> Option<ListedRun> {
+        if self.stock.free() == 0 {
+            return None;
+        }
+        let wanted = self.stock.with(|buddy| lists.refill(kind, buddy));
+        if lists.top(kind).is_some() {
+            self.note(number, lists);
+        }
+        wanted
     }
 
-    /// Frees a run into the lists of `cpu`.
+    /// These lists, whose lock is held, have a run.
     #[inline]
-    pub(super) fn put(&self, cpu: usize, frame: FrameNo, n: u32, handed: &Handed) -> Result<(), NotHandedOut> {
+    fn note(&self, number: usize, lists: &mut CpuLists) {
+        if !lists.is_noted {
+            lists.is_noted = true;
+            self.noted.add(number);
+        }
+    }
+
+    /// Frees a run into lists number `lists`.
+    #[inline]
+    pub(super) fn put(&self, lists: usize, frame: FrameNo, n: u32, handed: &Handed) -> Result<(), NotHandedOut> {
         let run = Run { start: frame.0 - self.base, frames: n };
         // The lists promise aligned runs.
         let aligned = |_: &usize| run.start.is_multiple_of(n.next_power_of_two());
         let kind = kind_of(n).filter(aligned).ok_or(NotHandedOut)?;
         handed.clear(frame.0, n)?;
-        let cpu = self.cpu(cpu);
+        let number = self.wrapped(lists);
+        let cpu = &self.cpus[number].0;
         let mut lists = cpu.lists.lock();
         if lists.push(kind, ListedRun::new(run.start, true)) {
-            cpu.count(-(n as isize), n as isize);
+            self.note(number, &mut lists);
+            cpu.count(-(n as isize), &lists);
         } else {
-            self.overflow(cpu, lists, kind, run);
+            self.overflow(number, lists, kind, run);
         }
         Ok(())
     }
 
     #[cold]
-    fn overflow(&self, cpu: &Cpu, mut lists: Guard<'_, CpuLists, { rank::CPU_FRAMES }>, kind: usize, run: Run) {
-        let n = run.frames as isize;
+    fn overflow(&self, number: usize, mut lists: Guard<'_, CpuLists, { rank::CPU_FRAMES }>, kind: usize, run: Run) {
+        let cpu = &self.cpus[number].0;
         let mut out = Runs::new();
         lists.make_room(kind, &mut out);
-        self.left(cpu, &out);
+        self.left(cpu, &lists, &out);
         if lists.push(kind, ListedRun::new(run.start, true)) {
-            cpu.count(-n, n);
+            self.note(number, &mut lists);
         } else {
             self.returning.fetch_add(run.frames as usize, Relaxed);
-            cpu.count(-n, 0);
             out.push(run, true);
         }
+        cpu.count(-(run.frames as isize), &lists);
         drop(lists);
         self.give_back(out);
     }
@@ -192,7 +221,7 @@ impl Arena {
     pub(super) unsafe fn reset_after_fork(&self) {
         // SAFETY: the caller answers.
         unsafe {
-            self.buddy.reset_after_fork();
+            self.stock.reset_after_fork();
             for cpu in &self.cpus {
                 cpu.lists.reset_after_fork();
             }

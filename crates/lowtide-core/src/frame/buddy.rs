@@ -15,6 +15,8 @@ use crate::vm::OnFork;
 pub struct Buddy {
     words: Table<u64>,
     free: [BitSet; MAX_ORDER as usize + 1],
+    /// Frames in all free blocks.
+    free_frames: u32,
     #[cfg(test)]
     frames: usize,
 }
@@ -33,6 +35,7 @@ impl Buddy {
         let mut buddy = Buddy {
             words: Table::new(next, OnFork::Copy)?,
             free,
+            free_frames: 0,
             #[cfg(test)]
             frames,
         };
@@ -52,6 +55,7 @@ impl Buddy {
             self.free[have as usize].insert(&mut self.words, (start as usize >> have) + 1);
         }
         let block = 1 << order;
+        self.free_frames -= block;
         if n < block {
             self.put(Run { start: start + n, frames: block - n });
         }
@@ -60,6 +64,7 @@ impl Buddy {
 
     /// Puts a run of frames back, merging blocks as far as possible. The frames must not be free.
     pub fn put(&mut self, run: Run) {
+        self.free_frames += run.frames;
         let (mut start, end) = (run.start as usize, (run.start + run.frames) as usize);
         while start < end {
             let fits = (end - start).ilog2();
@@ -67,6 +72,12 @@ impl Buddy {
             self.put_block(start >> order, order);
             start += 1 << order;
         }
+    }
+
+    /// Frames that are free.
+    #[inline]
+    pub fn free_frames(&self) -> u32 {
+        self.free_frames
     }
 
     fn put_block(&mut self, mut block: usize, mut order: u32) {

@@ -1,8 +1,10 @@
 //! The free runs that one CPU keeps at hand: a stack of numbers per length, beside the frames and never in them.
 //!
-//! There is a list for each length of run. How much may be kept, the high mark,
-//! follows the load between a quarter of its bound and the bound: an overflow after an overflow means that frees come in bulk
-//! and will not be wanted again, and halves it; a refill means that the lists were too short, and raises it by a batch.
+//! There is a list for each length of run, in which those that may have memory behind them lie above those that don't. Only the
+//! memory is to be bounded: a refill fetches as much whatever the bound, which is little where many CPUs share a small pool.
+//! How much memory may be kept, the high mark, follows the load between a quarter of its bound and the bound: an overflow after
+//! an overflow means that frees come in bulk and will not be wanted again, and halves it; a refill means that the lists were
+//! too short, and raises it by a batch.
 
 use super::buddy::Buddy;
 use super::{MAX_RUN, Run};
@@ -14,6 +16,8 @@ const PLACES: usize = 95;
 /// Frames that a refill takes, and that an overflow gives up, at most. So many, because their marks, a byte each, fill a cache
 /// line: CPUs that write to the same line were measured to take half as long again.
 const MAX_BATCH: u32 = 64;
+/// A refill takes this part of what the buddy has, at most: where little is left, others need it.
+const REFILL_PART: u32 = 8;
 
 /// The kind of runs of `n` frames, 1 to [`MAX_RUN`].
 #[inline]
@@ -50,13 +54,28 @@ impl ListedRun {
     pub fn is_warm(self) -> bool {
         self.0 & 1 == 1
     }
+
+    /// How many frames of it, a run of `kind`, may have memory behind them.
+    #[inline]
+    fn warm_frames(self, kind: usize) -> u32 {
+        // No branch: which it is can't be foretold.
+        frames_of(kind) * (self.0 & 1)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 struct List {
     len: u32,
+    /// Those without memory below the others.
     runs: [ListedRun; PLACES],
+}
+
+impl List {
+    /// How many runs have no memory.
+    fn cold(&self) -> u32 {
+        self.runs[..self.len as usize].partition_point(|listed| !listed.is_warm()) as u32
+    }
 }
 
 /// What the lists last had to ask the buddy for.
@@ -70,13 +89,15 @@ enum Last {
 #[derive(Debug)]
 #[repr(C)]
 pub struct CpuLists {
-    /// Frames in all lists.
-    frames: u32,
-    /// Most frames that may be in all lists, now ...
+    /// Frames in all lists that may have memory behind them.
+    warm: u32,
+    /// Most of these that there may be, now ...
     high: u32,
     /// ... and ever.
     bound: u32,
     last: Last,
+    /// Whether drains know that there may be a run in the lists: see `noted.rs`.
+    pub(super) is_noted: bool,
     lists: [List; KINDS],
 }
 
@@ -84,10 +105,10 @@ impl CpuLists {
     /// How often [`CpuLists::take_all`] must be called at most to empty lists that nobody fills.
     pub const MOST_TAKES: usize = (KINDS * PLACES).div_ceil(Runs::ROOM);
 
-    /// Empty lists of at most `bound` frames together; 0 keeps nothing.
+    /// Empty lists that will keep the memory of at most `bound` frames together; 0 keeps none.
     pub fn new(bound: u32) -> CpuLists {
-        let list = List { len: 0, runs: [ListedRun(0); PLACES] };
-        CpuLists { frames: 0, high: bound.div_ceil(2), bound, last: Last::Refill, lists: [list; KINDS] }
+        let lists = [List { len: 0, runs: [ListedRun(0); PLACES] }; KINDS];
+        CpuLists { warm: 0, high: bound.div_ceil(2), bound, last: Last::Refill, is_noted: false, lists }
     }
 
     /// The run of `kind` that [`CpuLists::pop`] would take.
@@ -105,36 +126,47 @@ impl CpuLists {
         // Also false when the list was empty.
         let listed = *list.runs.get(len as usize)?;
         list.len = len;
-        self.frames -= frames_of(kind);
+        self.warm -= listed.warm_frames(kind);
         Some(listed)
     }
 
-    /// Puts a run; false if there is no room below the high mark.
+    /// Puts a run, without memory only where none of its kind has any; false if there is no room, or none below the high mark.
     #[inline]
     pub fn push(&mut self, kind: usize, listed: ListedRun) -> bool {
-        let frames = self.frames + frames_of(kind);
+        let warm = self.warm + listed.warm_frames(kind);
         let list = &mut self.lists[kind];
-        if frames > self.high {
+        if warm > self.high {
             return false;
         }
         let Some(place) = list.runs.get_mut(list.len as usize) else { return false };
         *place = listed;
         list.len += 1;
-        self.frames = frames;
+        self.warm = warm;
         true
     }
 
-    /// Most frames that may be in the lists now.
+    /// Most frames with memory behind them that may be in the lists now.
     pub fn high(&self) -> u32 {
         self.high
     }
 
     /// Frames in the lists.
     pub fn frames(&self) -> u32 {
-        self.frames
+        (0..KINDS).map(|kind| self.lists[kind].len * frames_of(kind)).sum()
     }
 
-    /// For checks: the most frames that may ever be in the lists.
+    /// Those of them that may have memory behind them.
+    #[inline]
+    pub fn warm(&self) -> u32 {
+        self.warm
+    }
+
+    /// Whether there is no run in any list.
+    pub fn is_empty(&self) -> bool {
+        self.lists.iter().all(|list| list.len == 0)
+    }
+
+    /// For checks: the most frames with memory behind them that may ever be in the lists.
     pub(super) fn bound(&self) -> u32 {
         self.bound
     }
@@ -149,28 +181,29 @@ impl CpuLists {
         (self.bound / 4).min(MAX_BATCH)
     }
 
-    /// An empty list is to be filled: takes a run for the caller from the buddy and more for the list.
+    /// An empty list is to be filled: takes a run for the caller from the buddy and more for the list. What the buddy has is
+    /// without memory: of it the lists may keep a batch even where their bound is less.
     pub fn refill(&mut self, kind: usize, buddy: &mut Buddy) -> Option<ListedRun> {
         let n = frames_of(kind);
         let wanted = ListedRun::new(buddy.take(n)?, false);
         self.high = (self.high + self.batch()).min(self.bound);
         self.last = Last::Refill;
-        let room = self.batch().saturating_sub(n).min(self.high.saturating_sub(self.frames)) / n;
+        let room = self.high.max(MAX_BATCH).saturating_sub(self.frames());
+        let room = room.min(MAX_BATCH - n).min(buddy.free_frames() / REFILL_PART) / n;
         let list = &mut self.lists[kind];
         let from = list.len as usize;
         for place in list.runs[from..].iter_mut().take(room as usize) {
             let Some(start) = buddy.take(n) else { break };
             *place = ListedRun::new(start, false);
             list.len += 1;
-            self.frames += n;
         }
         // The lowest is handed out first: what is in use stays dense.
         list.runs[from..list.len as usize].reverse();
         Some(wanted)
     }
 
-    /// A run of `kind` found no room: moves the oldest runs, a batch of frames at least, into `out`, so that it will. Runs
-    /// longer than the bound never find room; nothing happens then.
+    /// A run of `kind` found no room: moves the oldest runs with memory, a batch of frames at least, into `out`, so that it will.
+    /// Runs longer than the bound never find room; nothing happens then.
     pub fn make_room(&mut self, kind: usize, out: &mut Runs) {
         let n = frames_of(kind);
         if n > self.bound {
@@ -182,13 +215,14 @@ impl CpuLists {
         self.last = Last::Overflow;
         self.high = self.high.max(n);
         if self.lists[kind].len as usize == PLACES {
-            self.take_oldest(kind, PLACES / 2, out);
+            self.take(kind, 0, PLACES / 2, out);
         }
         let keep = self.high.saturating_sub(self.batch().max(n));
-        while self.frames > keep && out.room() > 0 {
-            let fullest = (0..KINDS).max_by_key(|&k| self.lists[k].len * frames_of(k)).unwrap_or(0);
-            let runs = (self.frames - keep).div_ceil(frames_of(fullest));
-            self.take_oldest(fullest, runs as usize, out);
+        while self.warm > keep && out.room() > 0 {
+            let warm_of = |kind: &usize| (self.lists[*kind].len - self.lists[*kind].cold()) * frames_of(*kind);
+            let fullest = (0..KINDS).max_by_key(warm_of).unwrap_or(0);
+            let runs = (self.warm - keep).div_ceil(frames_of(fullest));
+            self.take(fullest, self.lists[fullest].cold() as usize, runs as usize, out);
         }
     }
 
@@ -200,20 +234,22 @@ impl CpuLists {
     /// Moves as many runs as fit into `out`.
     pub fn take_all(&mut self, out: &mut Runs) {
         for kind in 0..KINDS {
-            self.take_oldest(kind, PLACES, out);
+            self.take(kind, 0, PLACES, out);
         }
     }
 
-    fn take_oldest(&mut self, kind: usize, most: usize, out: &mut Runs) {
+    /// Moves `most` runs of `kind` into `out`, from the one at `from` on: as many as there are, and fit.
+    fn take(&mut self, kind: usize, from: usize, most: usize, out: &mut Runs) {
         let list = &mut self.lists[kind];
         let len = list.len as usize;
-        let taken = most.min(len).min(out.room());
-        for listed in &list.runs[..taken] {
+        let to = from + most.min(len - from).min(out.room());
+        let warm_before = out.warm_frames();
+        for listed in &list.runs[from..to] {
             out.push(Run { start: listed.start(), frames: frames_of(kind) }, listed.is_warm());
         }
-        list.runs.copy_within(taken..len, 0);
-        list.len -= taken as u32;
-        self.frames -= taken as u32 * frames_of(kind);
+        list.runs.copy_within(to..len, from);
+        list.len -= (to - from) as u32;
+        self.warm -= (out.warm_frames() - warm_before) as u32;
     }
 }
 

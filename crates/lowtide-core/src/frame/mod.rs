@@ -1,10 +1,14 @@
-//! Page frames of one reserved range of memory: an arena per NUMA node, each a buddy with lists for each CPU in front of it.
+//! Page frames of one reserved range of memory: an arena per NUMA node, each a buddy with lists for each CPU of the node in
+//! front of it.
 //!
-//! - `bits.rs`, `buddy.rs`: which frames are free, in blocks of 2^order.
-//! - `cpu_lists.rs`: the free runs that a CPU keeps, their high mark and how it adapts.
-//! - `arena.rs`: both under their locks; the fast path is one CPU's lock, not contended as long as threads stay on their CPUs.
+//! - `bits.rs`, `buddy.rs`: which frames are free, in blocks of 2^order. `stock.rs`: under a lock, and how many without.
+//! - `cpu_lists.rs`: the free runs that a CPU keeps, their high mark and how it adapts. `noted.rs`: which lists may have some.
+//! - `arena.rs`: both; the fast path is one CPU's lock, not contended as long as threads stay on their CPUs.
 //! - `drain.rs`: runs leave the lists, give their memory back to the kernel in batches, and reach the buddy.
-//! - `handed.rs`: frees of what is not handed out are errors. `nodes.rs`: the nodes of this machine. `validate.rs`: checks.
+//! - `nodes.rs`: the nodes of this machine. `places.rs`: where a CPU has its lists. `parts.rs`: which arena a frame is of.
+//! - `handed.rs`: frees of what is not handed out are errors. `validate.rs`: checks.
+//!
+//! Nothing that is done for one frame walks over CPUs, and over nodes only what finds no frame on its own: without a lock.
 //!
 //! Freed frames stay in the lists with the memory behind them (warm). A free frame in the buddy never has memory. So the memory
 //! held is known: [`Frames::held_bytes`].
@@ -16,6 +20,10 @@ mod cpu_lists;
 mod drain;
 mod handed;
 mod nodes;
+mod noted;
+mod parts;
+mod places;
+mod stock;
 mod validate;
 
 use alloc::boxed::Box;
@@ -29,6 +37,8 @@ use crate::percpu;
 use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use arena::Arena;
 use handed::Handed;
+use parts::Parts;
+use places::{Place, Places};
 
 pub use buddy::Buddy;
 pub use cpu_lists::{CpuLists, ListedRun, Runs, kind_of};
@@ -40,7 +50,7 @@ pub const MAX_RUN: u32 = 8;
 /// Order of the largest blocks in which the buddy keeps free frames: 2^9, 2 MiB.
 const MAX_ORDER: u32 = 9;
 
-/// Most free frames in the lists of all CPUs together, unless [`Layout`] says otherwise: 1 MiB.
+/// Most free frames with memory in the lists of all CPUs together, unless [`Layout`] says otherwise: 1 MiB.
 pub const LIST_FRAMES: usize = 256;
 
 /// With fewer frames than this the lists of a CPU are no use: then several CPUs share a set.
@@ -70,7 +80,7 @@ pub struct Layout<'a> {
     pub nodes: &'a [usize],
     /// The node of each CPU, by index into `nodes`; CPUs beyond the end begin again.
     pub node_of_cpu: &'a [u8],
-    /// Most free frames in the lists of all CPUs and nodes together: bounds the memory that is held and not used.
+    /// Most free frames with memory in the lists of all CPUs and nodes together: bounds the memory that is held and not used.
     pub list_frames: usize,
 }
 
@@ -80,7 +90,9 @@ pub struct Frames {
     memory: Mapping,
     count: usize,
     arenas: Box<[Arena]>,
-    node_of_cpu: Box<[u8]>,
+    /// Which of these a frame is of.
+    parts: Parts,
+    places: Places,
     handed: Handed,
 }
 
@@ -93,7 +105,7 @@ impl Frames {
         Frames::with_list_frames(count, LIST_FRAMES)
     }
 
-    /// As [`Frames::new`], with at most `list_frames` free frames in the lists of all CPUs.
+    /// As [`Frames::new`], with at most `list_frames` free frames with memory in the lists of all CPUs.
     ///
     /// # Errors
     /// As [`Frames::new`].
@@ -116,7 +128,7 @@ impl Frames {
     pub fn with_layout(layout: Layout<'_>) -> Result<Frames, Errno> {
         let nodes = layout.nodes.len();
         let known = layout.node_of_cpu.iter().all(|&n| usize::from(n) < nodes);
-        if nodes == 0 || !known || layout.node_of_cpu.is_empty() || layout.nodes.contains(&0) {
+        if !(1..=nodes::MAX_NODES).contains(&nodes) || !known || layout.node_of_cpu.is_empty() || layout.nodes.contains(&0) {
             return Err(Errno::INVAL);
         }
         let block = 1usize << MAX_ORDER;
@@ -124,18 +136,20 @@ impl Frames {
         let sizes = layout.nodes.iter().enumerate().map(|(i, &n)| size(i, n));
         let add = |sum: usize, n: Option<usize>| sum.checked_add(n?);
         let count = sizes.clone().try_fold(0, add).filter(|&n| n <= 1 << 31).ok_or(Errno::INVAL)?;
-        let sets = percpu::count().max(layout.node_of_cpu.len()).min(layout.list_frames / (nodes * LEAST_PER_CPU)).max(1);
-        let bound = (layout.list_frames / (nodes * sets)) as u32;
+        let cpus = percpu::count().max(layout.node_of_cpu.len());
+        let (places, lists) = Places::new(cpus, layout.node_of_cpu, nodes, layout.list_frames / (nodes * LEAST_PER_CPU));
+        let bound = (layout.list_frames / lists.iter().sum::<usize>()) as u32;
 
         let handed = Handed::new(count)?;
         let memory = vm::map(count * PAGE_SIZE, OnFork::Copy)?;
-        let mut frames = Frames { memory, count, arenas: Box::default(), node_of_cpu: layout.node_of_cpu.into(), handed };
+        let mut frames = Frames { memory, count, arenas: Box::default(), parts: Parts::new(&[]), places, handed };
         let mut base = 0;
         let mut arenas = Vec::with_capacity(nodes);
-        for size in sizes.flatten() {
-            arenas.push(Arena::new(memory, base as u32, size as u32, sets, bound)?);
+        for (size, lists) in sizes.flatten().zip(lists) {
+            arenas.push(Arena::new(memory, base as u32, size as u32, lists, bound)?);
             base += size;
         }
+        frames.parts = Parts::new(&Vec::from_iter(arenas.iter().map(|arena| arena.range().end)));
         frames.arenas = arenas.into();
         Ok(frames)
     }
@@ -150,37 +164,33 @@ impl Frames {
     /// As [`Frames::alloc_run`], on behalf of a CPU.
     #[inline]
     pub fn alloc_on(&self, cpu: usize, n: u32) -> Option<FrameNo> {
-        match self.arenas[self.home(cpu)].take(cpu, n, &self.handed) {
-            None => self.alloc_elsewhere(cpu, n),
+        let place = self.places.of(cpu);
+        match self.arenas[usize::from(place.node)].take(place.lists.into(), n, &self.handed) {
+            None => self.alloc_elsewhere(place, n),
             some => some,
         }
     }
 
-    /// The node of `cpu` has no such run at hand: other nodes, and then what other CPUs keep in their lists.
+    /// The node of the CPU has no such run at hand: other nodes, and then what other CPUs keep in their lists.
     #[cold]
-    fn alloc_elsewhere(&self, cpu: usize, n: u32) -> Option<FrameNo> {
+    fn alloc_elsewhere(&self, place: Place, n: u32) -> Option<FrameNo> {
         // No list has runs of another length.
         kind_of(n)?;
-        let home = self.home(cpu);
-        let (before, from) = self.arenas.split_at(home);
-        let take = || from.iter().chain(before).find_map(|arena| arena.take(cpu, n, &self.handed));
-        take().or_else(|| {
+        let take = |arena: &Arena| arena.may_have(n).then(|| arena.take(place.lists.into(), n, &self.handed)).flatten();
+        let (before, from) = self.arenas.split_at(place.node.into());
+        let (home, after) = from.split_first()?;
+        after.iter().chain(before).find_map(take).or_else(|| {
             self.drain();
-            take()
+            take(home).or_else(|| after.iter().chain(before).find_map(take))
         })
-    }
-
-    /// The arena of the node that `cpu` is of.
-    #[inline]
-    fn home(&self, cpu: usize) -> usize {
-        if self.arenas.len() == 1 { 0 } else { self.node_of_cpu[cpu % self.node_of_cpu.len()].into() }
     }
 
     /// The arena that holds the `n` frames from `frame` on.
     #[inline]
     fn arena_of(&self, frame: FrameNo, n: u32) -> Option<&Arena> {
         let (start, end) = (frame.0 as usize, frame.0 as usize + n as usize);
-        self.arenas.iter().find(|arena| start < arena.range().end).filter(|arena| end <= arena.range().end)
+        let from = self.arenas.get(self.parts.first_of(frame.0)?..)?;
+        from.iter().find(|arena| start < arena.range().end).filter(|arena| end <= arena.range().end)
     }
 
     /// Frees the run of `n` frames from `frame` on. The caller owns them: two threads that free the same frame at the same
@@ -199,11 +209,13 @@ impl Frames {
     /// As [`Frames::free_run`].
     #[inline]
     pub fn free_on(&self, cpu: usize, frame: FrameNo, n: u32) -> Result<(), NotHandedOut> {
-        self.arena_of(frame, n).ok_or(NotHandedOut)?.put(cpu, frame, n, &self.handed)
+        let arena = self.arena_of(frame, n).ok_or(NotHandedOut)?;
+        arena.put(self.places.of(cpu).lists.into(), frame, n, &self.handed)
     }
 
-    /// Empties the lists of all CPUs and gives their memory back to the kernel. Waits for no thread but the holder of a lock,
-    /// and wakes none. What other threads free meanwhile may stay.
+    /// Empties the lists of all CPUs and gives their memory back to the kernel. Any thread may do so, whatever CPUs are up to;
+    /// it takes the locks of those lists only that may hold something. Waits for no thread but the holder of a lock, and wakes
+    /// none. What other threads free meanwhile may stay.
     pub fn drain(&self) {
         self.arenas.iter().for_each(Arena::drain);
     }
@@ -250,7 +262,7 @@ impl Frames {
 
     /// Bytes of memory that the allocator's own tables take.
     pub fn table_bytes(&self) -> usize {
-        let arena = |a: &Arena| a.buddy.lock().table_bytes() + size_of_val(&*a.cpus);
+        let arena = |a: &Arena| a.stock.with(|buddy| buddy.table_bytes()) + size_of_val(&*a.cpus);
         self.handed.table_bytes() + self.arenas.iter().map(arena).sum::<usize>()
     }
 

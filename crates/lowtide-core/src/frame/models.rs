@@ -51,7 +51,7 @@ fn assert_kept(frames: &Frames, f: FrameNo, byte: u8) {
 fn assert_at_rest(frames: &Frames) {
     assert_eq!(frames.in_use(), 0);
     frames.drain();
-    assert!(frames.arenas[0].buddy.lock().is_whole(), "frames were lost");
+    assert!(frames.arenas[0].stock.with(|buddy| buddy.is_whole()), "frames were lost");
     assert_eq!(frames.held_bytes(), 0);
 }
 
@@ -172,7 +172,7 @@ fn alloc_in_two_holds(frames: &Frames, cpu: usize) -> Option<FrameNo> {
     let Some(top) = top else { return frames.alloc_on(cpu, 1) };
     let mut lists = cpu_lists.lists.lock();
     lists.pop(0);
-    cpu_lists.count(1, -isize::from(top.is_warm()));
+    cpu_lists.count(1, &lists);
     drop(lists);
     frames.handed.set(top.start(), 1);
     Some(FrameNo(top.start()))
@@ -191,7 +191,7 @@ fn drain_in_two_holds(frames: &Frames) {
         drop(lists);
         let mut lists = cpu.lists.lock();
         lists.take_all(&mut Runs::new());
-        arena.left(cpu, &copied);
+        arena.left(cpu, &lists, &copied);
         drop(lists);
         arena.give_back(copied);
     }
@@ -204,10 +204,10 @@ fn drain_to_the_buddy_first(frames: &Frames) {
         let mut out = Runs::new();
         let mut lists = cpu.lists.lock();
         lists.take_all(&mut out);
-        arena.left(cpu, &out);
+        arena.left(cpu, &lists, &out);
         drop(lists);
         for (run, _) in out.iter() {
-            arena.buddy.lock().put(run);
+            arena.stock.with(|buddy| buddy.put(run));
         }
         for (run, _) in out.iter() {
             let (from, len) = (run.start as usize * PAGE_SIZE, run.frames as usize * PAGE_SIZE);

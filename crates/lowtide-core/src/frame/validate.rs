@@ -59,34 +59,50 @@ impl Arena {
         if in_use != self.in_use() {
             return Err(Broken("frames handed out are counted wrongly"));
         }
-        for cpu in &self.cpus {
-            cpu.validate(&mut seen)?;
+        for (number, cpu) in self.cpus.iter().enumerate() {
+            cpu.validate(self.noted.has(number), &mut seen)?;
         }
         if self.returning.load(Relaxed) != 0 {
             return Err(Broken("frames are on their way to the buddy for ever"));
         }
-        self.buddy.lock().free_blocks(|run| seen.add(run))?;
+        let mut free = 0;
+        self.stock.with(|buddy| {
+            buddy.free_blocks(|run| {
+                free += run.frames;
+                seen.add(run)
+            })
+        })?;
+        if free != self.stock.free() {
+            return Err(Broken("free frames of the buddy are counted wrongly"));
+        }
         if seen.0.contains(&false) { Err(Broken("a frame is nowhere")) } else { Ok(()) }
     }
 }
 
 impl Cpu {
-    fn validate(&self, seen: &mut Seen) -> Result<(), Broken> {
+    fn validate(&self, is_noted: bool, seen: &mut Seen) -> Result<(), Broken> {
         let lists = self.lists.lock();
         let (mut frames, mut warm) = (0, 0);
+        let mut below = None;
         for (run, is_warm) in lists.iter() {
+            if below.replace((run.frames, is_warm)) == Some((run.frames, true)) && !is_warm {
+                return Err(Broken("a run without memory lies above one with memory"));
+            }
             if kind_of(run.frames).is_none() || !run.start.is_multiple_of(run.frames.next_power_of_two()) {
                 return Err(Broken("a list has a run that is not aligned"));
             }
             seen.add(run)?;
             frames += run.frames;
-            warm += if is_warm { run.frames as isize } else { 0 };
+            warm += if is_warm { run.frames } else { 0 };
         }
-        if frames != lists.frames() || warm != self.warm.load(Relaxed) {
+        if frames != lists.frames() || warm != lists.warm() || warm as isize != self.warm.load(Relaxed) {
             return Err(Broken("frames in lists are counted wrongly"));
         }
-        if frames > lists.bound() {
-            return Err(Broken("lists keep more than they may"));
+        if warm > lists.bound() {
+            return Err(Broken("lists keep more memory than they may"));
+        }
+        if is_noted != lists.is_noted || (frames > 0 && !is_noted) {
+            return Err(Broken("no drain will find what is in lists"));
         }
         Ok(())
     }

@@ -1,0 +1,68 @@
+//! Which arena a frame is of, in the same few instructions however many there are.
+//!
+//! The range of frames is cut into equal parts, at most [`PARTS`] and none smaller than the buddy's largest block; of each part
+//! the arena of its first frame is known. An arena begins inside a part at most where arenas are hardly larger than parts: then
+//! the search goes on from there.
+
+use alloc::boxed::Box;
+
+use super::MAX_ORDER;
+
+/// Parts at most: a byte each.
+const PARTS: usize = 1024;
+
+/// The arena of the first frame of each part.
+#[derive(Debug)]
+pub(super) struct Parts {
+    /// Frames of a part, as a power of two.
+    order: u32,
+    arenas: Box<[u8]>,
+}
+
+impl Parts {
+    /// The parts of arenas, 256 at most, that end before these frames, in ascending order; there is at least one.
+    pub(super) fn new(ends: &[usize]) -> Parts {
+        let count = ends.last().copied().unwrap_or(0);
+        let order = MAX_ORDER.max(count.div_ceil(PARTS).next_power_of_two().trailing_zeros());
+        let arena = |part: usize| ends.partition_point(|&end| end <= part << order) as u8;
+        Parts { order, arenas: (0..count.div_ceil(1 << order)).map(arena).collect() }
+    }
+
+    /// The arena of `frame`, or one before it in the same part; `None` if there is no such part.
+    #[inline]
+    pub(super) fn first_of(&self, frame: u32) -> Option<usize> {
+        self.arenas.get((frame >> self.order) as usize).map(|&arena| arena.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    /// The arenas that are looked at until that of `frame` is found.
+    fn looks(ends: &[usize], frame: usize) -> usize {
+        let first = Parts::new(ends).first_of(frame as u32).unwrap();
+        ends[first..].iter().position(|&end| frame < end).unwrap() + 1
+    }
+
+    #[test]
+    fn each_frame_is_found_at_once_in_large_arenas_and_soon_in_small_ones() {
+        for (each, nodes, most) in [(1 << 20, 1, 1), (1 << 20, 8, 1), (3 << 18, 7, 2), (512, 64, 1), (512 * 5, 64, 2)] {
+            let ends = Vec::from_iter((1..=nodes).map(|node| node * each));
+            for node in 0..nodes {
+                for frame in [node * each, node * each + each / 2, (node + 1) * each - 1] {
+                    assert!(looks(&ends, frame) <= most, "frame {frame} of {nodes} nodes of {each}");
+                }
+            }
+        }
+        // A node of 2 MiB beside one of 4 TiB: a part is as large as eight such nodes.
+        let ends = [512, 1024, 1 << 30];
+        assert_eq!([0, 511, 512, 1024, (1 << 30) - 1].map(|frame| looks(&ends, frame)), [1, 1, 2, 3, 1]);
+        let parts = Parts::new(&[100]);
+        assert_eq!(
+            (parts.first_of(0), parts.first_of(99), parts.first_of(512), parts.first_of(u32::MAX)),
+            (Some(0), Some(0), None, None)
+        );
+    }
+}

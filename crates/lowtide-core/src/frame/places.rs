@@ -1,0 +1,75 @@
+//! Where each CPU has its lists: its node, and a number among the CPUs of that node.
+//!
+//! Only the arena of its own node has lists for a CPU. Elsewhere it uses those of the CPU with the same number there: what it
+//! frees for another node lies at hand where it is used, with its memory, and lists are as many as CPUs, not as CPUs times
+//! nodes. That costs a lock that another CPU takes, too; where nodes have as many CPUs, one of each node.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+/// Where a CPU has its lists.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Place {
+    /// Its node.
+    pub(super) node: u16,
+    /// Number of its lists in the arena of its node, and in those that have as many.
+    pub(super) lists: u16,
+}
+
+/// The place of each CPU.
+#[derive(Debug)]
+pub(super) struct Places(Box<[Place]>);
+
+impl Places {
+    /// Of `cpus` CPUs, of which the first ones are of the nodes `node_of_cpu`, which are below `nodes`, and the others as if that
+    /// began again; with `most` lists on a node at most. And how many lists each node needs: at least one.
+    pub(super) fn new(cpus: usize, node_of_cpu: &[u8], nodes: usize, most: usize) -> (Places, Vec<usize>) {
+        let most = most.max(1);
+        let mut lists = Vec::from_iter((0..nodes).map(|_| 0usize));
+        let mut place = |node: u8| {
+            let number = &mut lists[usize::from(node)];
+            *number += 1;
+            Place { node: node.into(), lists: ((*number - 1) % most) as u16 }
+        };
+        let places = node_of_cpu.iter().cycle().take(cpus).map(|&node| place(node)).collect();
+        // A node without CPUs has frames, too.
+        lists.iter_mut().for_each(|n| *n = (*n).clamp(1, most));
+        (Places(places), lists)
+    }
+
+    /// The place of `cpu`; those that there are not share.
+    #[inline]
+    pub(super) fn of(&self, cpu: usize) -> Place {
+        match self.0.get(cpu) {
+            Some(place) => *place,
+            None => self.0[cpu % self.0.len()],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(cpus: usize, node_of_cpu: &[u8], nodes: usize, most: usize) -> (Vec<(u16, u16)>, Vec<usize>) {
+        let (places, lists) = Places::new(cpus, node_of_cpu, nodes, most);
+        (places.0.iter().map(|place| (place.node, place.lists)).collect(), lists)
+    }
+
+    #[test]
+    fn cpus_have_lists_on_their_node_only() {
+        assert_eq!(places(4, &[0, 1, 0, 1], 2, 9), ([(0, 0), (1, 0), (0, 1), (1, 1)].into(), [2, 2].into()));
+        assert_eq!(places(3, &[0], 1, 9), ([(0, 0), (0, 1), (0, 2)].into(), [3].into()));
+        assert_eq!(places(3, &[1, 1, 1], 3, 9).1, [1, 3, 1], "who has no CPU has lists for those of others");
+        let of_all = places(256, &Vec::from_iter((0..=255).map(|cpu| cpu / 32)), 8, 1000);
+        assert_eq!((of_all.1, of_all.0[255]), ([32; 8].into(), (7, 31)));
+    }
+
+    #[test]
+    fn where_lists_are_few_cpus_share_them() {
+        assert_eq!(places(5, &[0], 1, 2), ([(0, 0), (0, 1), (0, 0), (0, 1), (0, 0)].into(), [2].into()));
+        assert_eq!(places(2, &[0], 1, 0).1, [1]);
+        let (places, _) = Places::new(3, &[0, 0, 1], 2, 9);
+        assert_eq!([2, 5, 3].map(|cpu| places.of(cpu).node), [1, 1, 0]);
+    }
+}
