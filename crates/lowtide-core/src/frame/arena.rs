@@ -10,6 +10,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use rustix::io::Errno;
 
+use super::arrivals::Arrivals;
 use super::cpu_lists::{CpuLists, ListedRun, Runs, kind_of};
 use super::noted::Noted;
 use super::stock::Stock;
@@ -55,6 +56,8 @@ pub(super) struct Arena {
     pub(super) cpus: Box<[CacheAligned<Cpu>]>,
     /// Which of these may hold runs.
     pub(super) noted: Noted,
+    /// Told when these are no longer as empty as they were known to be.
+    arrivals: Arc<Arrivals>,
     /// Frames on their way to the buddy whose memory is not yet given back.
     pub(super) returning: AtomicUsize,
     /// Told of frames that get or lose the memory behind them.
@@ -63,7 +66,12 @@ pub(super) struct Arena {
 
 impl Arena {
     /// The frames `base .. base + frames` of `memory`, all free, with `cpus` sets of lists of at most `bound` frames each.
-    pub(super) fn new(memory: Mapping, base: u32, frames: u32, cpus: usize, bound: u32) -> Result<Arena, Errno> {
+    pub(super) fn new(
+        memory: Mapping,
+        (base, frames): (u32, u32),
+        (cpus, bound): (usize, u32),
+        arrivals: &Arc<Arrivals>,
+    ) -> Result<Arena, Errno> {
         let cpu = || {
             let lists = Lock::new(CpuLists::new(bound));
             CacheAligned(Cpu { in_use: AtomicIsize::new(0), warm: AtomicIsize::new(0), lists })
@@ -72,9 +80,10 @@ impl Arena {
             base,
             frames,
             memory,
-            stock: Stock::new(frames as usize)?,
+            stock: Stock::new(frames as usize, arrivals.clone())?,
             cpus: (0..cpus).map(|_| cpu()).collect(),
             noted: Noted::new(cpus),
+            arrivals: arrivals.clone(),
             returning: AtomicUsize::new(0),
             ledger: Arc::new(Uncounted),
         })
@@ -164,6 +173,7 @@ impl Arena {
         if !lists.is_noted {
             lists.is_noted = true;
             self.noted.add(number);
+            self.arrivals.add();
         }
     }
 

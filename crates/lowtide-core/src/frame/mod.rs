@@ -5,15 +5,18 @@
 //! - `cpu_lists.rs`: the free runs that a CPU keeps, their high mark and how it adapts. `noted.rs`: which lists may have some.
 //! - `arena.rs`: both; the fast path is one CPU's lock, not contended as long as threads stay on their CPUs.
 //! - `drain.rs`: runs leave the lists, give their memory back to the kernel in batches, and reach the buddy.
+//! - `arrivals.rs`: whether anything came since nothing was found.
 //! - `nodes.rs`: the nodes of this machine. `places.rs`: where a CPU has its lists. `parts.rs`: which arena a frame is of.
 //! - `handed.rs`: frees of what is not handed out are errors. `validate.rs`: checks.
 //!
-//! Nothing that is done for one frame walks over CPUs, and over nodes only what finds no frame on its own: without a lock.
+//! Nothing that is done for one frame walks over CPUs, and over nodes only what finds no frame on its own, as long as there are
+//! some elsewhere.
 //!
 //! Freed frames stay in the lists with the memory behind them (warm). A free frame in the buddy never has memory. So the memory
 //! held is known: [`Frames::held_bytes`].
 
 mod arena;
+mod arrivals;
 mod bits;
 mod buddy;
 mod cpu_lists;
@@ -36,6 +39,7 @@ use crate::ledger::Ledger;
 use crate::percpu;
 use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use arena::Arena;
+use arrivals::Arrivals;
 use handed::Handed;
 use parts::Parts;
 use places::{Place, Places};
@@ -94,6 +98,7 @@ pub struct Frames {
     parts: Parts,
     places: Places,
     handed: Handed,
+    arrivals: Arc<Arrivals>,
 }
 
 impl Frames {
@@ -142,11 +147,12 @@ impl Frames {
 
         let handed = Handed::new(count)?;
         let memory = vm::map(count * PAGE_SIZE, OnFork::Copy)?;
-        let mut frames = Frames { memory, count, arenas: Box::default(), parts: Parts::new(&[]), places, handed };
+        let arrivals = Arc::new(Arrivals::new());
+        let mut frames = Frames { memory, count, arenas: Box::default(), parts: Parts::new(&[]), places, handed, arrivals };
         let mut base = 0;
         let mut arenas = Vec::with_capacity(nodes);
         for (size, lists) in sizes.flatten().zip(lists) {
-            arenas.push(Arena::new(memory, base as u32, size as u32, lists, bound)?);
+            arenas.push(Arena::new(memory, (base as u32, size as u32), (lists, bound), &frames.arrivals)?);
             base += size;
         }
         frames.parts = Parts::new(&Vec::from_iter(arenas.iter().map(|arena| arena.range().end)));
@@ -176,13 +182,18 @@ impl Frames {
     fn alloc_elsewhere(&self, place: Place, n: u32) -> Option<FrameNo> {
         // No list has runs of another length.
         kind_of(n)?;
+        let arrivals = self.arrivals.count()?;
         let take = |arena: &Arena| arena.may_have(n).then(|| arena.take(place.lists.into(), n, &self.handed)).flatten();
         let (before, from) = self.arenas.split_at(place.node.into());
         let (home, after) = from.split_first()?;
-        after.iter().chain(before).find_map(take).or_else(|| {
+        let found = after.iter().chain(before).find_map(take).or_else(|| {
             self.drain();
             take(home).or_else(|| after.iter().chain(before).find_map(take))
-        })
+        });
+        if found.is_none() && !self.arenas.iter().any(|arena| arena.may_have(1)) {
+            self.arrivals.none_after(arrivals);
+        }
+        found
     }
 
     /// The arena that holds the `n` frames from `frame` on.

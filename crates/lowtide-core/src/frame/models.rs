@@ -162,6 +162,27 @@ fn two_drains_meet() {
     });
 }
 
+#[test]
+fn who_finds_none_takes_nothing_from_who_frees() {
+    check(|| {
+        let frames = small();
+        let held: Vec<_> = core::iter::from_fn(|| frames.alloc_on(0, 1)).collect();
+        let there = frames.clone();
+        let thread = thread::spawn(move || {
+            if let Some(f) = there.alloc_on(1, 1) {
+                there.free_on(1, f, 1).unwrap();
+            }
+        });
+        frames.free_on(0, held[0], 1).unwrap();
+        frames.free_on(0, held[1], 1).unwrap();
+        thread.join().unwrap();
+        // Whatever that thread has read without a lock, or has noted as nothing: both are found now.
+        assert!((0..2).all(|_| frames.alloc_on(1, 1).is_some()) && frames.alloc_on(0, 1).is_none());
+        held.iter().for_each(|f| frames.free_on(0, *f, 1).unwrap());
+        assert_at_rest(&frames);
+    });
+}
+
 /// Bug: looks at the top of the list and takes it off in two holds of the lock.
 fn alloc_in_two_holds(frames: &Frames, cpu: usize) -> Option<FrameNo> {
     let cpu_lists = &frames.arenas[0].cpus[cpu];
@@ -218,9 +239,25 @@ fn drain_to_the_buddy_first(frames: &Frames) {
     }
 }
 
+/// Bug: says that lists are empty when it no longer knows.
+fn drain_and_say_so_late(frames: &Frames) {
+    let arena = &frames.arenas[0];
+    for number in arena.noted.iter() {
+        let cpu = &arena.cpus[number];
+        let mut out = Runs::new();
+        let mut lists = cpu.lists.lock();
+        lists.take_all(&mut out);
+        arena.left(cpu, &lists, &out);
+        lists.is_noted = false;
+        drop(lists);
+        arena.noted.remove(number);
+        arena.give_back(out);
+    }
+}
+
 #[test]
 fn the_bugs_do_not_show_with_one_thread() {
-    for drain in [drain_in_two_holds, drain_to_the_buddy_first] {
+    for drain in [drain_in_two_holds, drain_to_the_buddy_first, drain_and_say_so_late] {
         check(move || {
             let frames = small();
             use_one(&frames, Ways { alloc: alloc_in_two_holds, drain }, 0, 1);
@@ -241,6 +278,12 @@ fn looking_and_taking_in_two_holds_is_found() {
 #[should_panic]
 fn copying_and_emptying_in_two_holds_is_found() {
     drained(Ways { drain: drain_in_two_holds, ..RIGHT });
+}
+
+#[test]
+#[should_panic(expected = "frames were lost")]
+fn forgetting_lists_after_their_lock_is_let_go_is_found() {
+    drained(Ways { drain: drain_and_say_so_late, ..RIGHT });
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! The buddy of an arena under its lock, and how much it has, which anybody reads without the lock: who finds no frame goes to
 //! no node that has none.
 
+use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
 
 use rustix::io::Errno;
 
+use super::arrivals::Arrivals;
 use super::buddy::Buddy;
 use crate::lock::rank;
 use crate::sync::Lock;
@@ -17,6 +19,8 @@ pub(super) struct Stock {
     /// Free frames of the buddy, written by plain stores with its lock held. Relaxed: what is free is seen by the lock; to whom
     /// a free has happened before, this has, too.
     free: AtomicU32,
+    /// Told when a buddy that was empty is so no longer.
+    arrivals: Arc<Arrivals>,
 }
 
 impl Stock {
@@ -24,8 +28,8 @@ impl Stock {
     ///
     /// # Errors
     /// As [`Buddy::new`].
-    pub(super) fn new(frames: usize) -> Result<Stock, Errno> {
-        Ok(Stock { buddy: Lock::new(Buddy::new(frames)?), free: AtomicU32::new(frames as u32) })
+    pub(super) fn new(frames: usize, arrivals: Arc<Arrivals>) -> Result<Stock, Errno> {
+        Ok(Stock { buddy: Lock::new(Buddy::new(frames)?), free: AtomicU32::new(frames as u32), arrivals })
     }
 
     /// Free frames, as the last holder of the lock left them. Takes no lock.
@@ -38,9 +42,19 @@ impl Stock {
     #[inline]
     pub(super) fn with<T>(&self, f: impl FnOnce(&mut Buddy) -> T) -> T {
         let mut buddy = self.buddy.lock();
+        let before = buddy.free_frames();
         let value = f(&mut buddy);
         self.free.store(buddy.free_frames(), Relaxed);
+        if before == 0 && buddy.free_frames() > 0 {
+            self.arrivals.add();
+        }
         value
+    }
+
+    /// How often the lock was taken.
+    #[cfg(all(test, not(any(feature = "loom", feature = "shuttle"))))]
+    pub(super) fn acquisitions(&self) -> u32 {
+        self.buddy.acquisitions()
     }
 
     /// Makes the lock usable in a forked child.

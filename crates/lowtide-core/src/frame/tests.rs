@@ -159,12 +159,72 @@ fn each_node_serves_its_cpus_and_the_others_when_they_have_nothing() {
     assert_eq!(frames.free_run(FrameNo(1023), 2), Err(NotHandedOut));
 }
 
+/// 256 CPUs on 8 nodes of 1024 frames, with as many frames in lists as the largest pool has.
+fn many() -> Frames {
+    let node_of_cpu: Vec<u8> = (0..256).map(|cpu| (cpu / 32) as u8).collect();
+    Frames::with_layout(Layout { nodes: &[1024; 8], node_of_cpu: &node_of_cpu, list_frames: 64 * LIST_FRAMES }).unwrap()
+}
+
+/// How often locks of lists, and of buddies, were taken.
+fn locks(frames: &Frames) -> (u32, u32) {
+    let lists = frames.arenas.iter().flat_map(|arena| &arena.cpus).map(|cpu| cpu.lists.acquisitions()).sum();
+    (lists, frames.arenas.iter().map(|arena| arena.stock.acquisitions()).sum())
+}
+
+/// The locks that `f` takes.
+fn locks_of<T>(frames: &Frames, f: impl FnOnce() -> T) -> (T, (u32, u32)) {
+    let before = locks(frames);
+    let value = f();
+    let after = locks(frames);
+    (value, (after.0 - before.0, after.1 - before.1))
+}
+
+#[test]
+fn many_cpus_fetch_as_many_frames_at_once_as_few() {
+    for frames in [two_cpus(1024, 64 * LIST_FRAMES), many()] {
+        let (_, taken) = locks_of(&frames, || (0..64).for_each(|_| _ = frames.alloc_on(0, 1).unwrap()));
+        assert_eq!(taken, (64, 1));
+        frames.validate().unwrap();
+    }
+}
+
+#[test]
+fn who_finds_no_frame_and_who_drains_goes_to_no_lists_that_have_none() {
+    let frames = many();
+    let all: Vec<FrameNo> = core::iter::from_fn(|| frames.alloc_on(0, 1)).collect();
+    assert_eq!(all.len(), 8 * 1024);
+    assert_eq!(locks_of(&frames, || frames.alloc_on(0, 1)), (None, (1, 0)), "its own");
+    assert_eq!(locks_of(&frames, || frames.alloc_on(255, 1)), (None, (1, 0)));
+    assert_eq!(locks_of(&frames, || frames.drain()).1, (0, 0));
+    for cpu in [3, 200] {
+        frames.free_on(cpu, all[cpu], 1).unwrap();
+    }
+    assert_eq!(locks_of(&frames, || frames.drain()).1, (2, 2));
+    assert_eq!(locks_of(&frames, || frames.drain()).1, (0, 0));
+    frames.validate().unwrap();
+    // From another node, and merged with what other CPUs had.
+    all[..].iter().enumerate().filter(|(i, _)| ![3, 200].contains(i)).for_each(|(i, f)| frames.free_on(i, *f, 1).unwrap());
+    let eights: Vec<_> = core::iter::from_fn(|| frames.alloc_on(255, 8)).collect();
+    assert_eq!(eights.len(), 1024);
+}
+
+#[test]
+fn what_other_nodes_free_lies_where_it_is_used_with_its_memory() {
+    let frames = many();
+    let f = frames.alloc_on(5, 1).unwrap();
+    fill(&frames, f, 1, 7);
+    // CPU 5 of the last node.
+    frames.free_on(7 * 32 + 5, f, 1).unwrap();
+    assert_eq!((node_of(&frames, f), frames.alloc_on(5, 1)), (Some(0), Some(f)));
+    frames.free_on(7 * 32 + 6, f, 1).unwrap();
+    assert_eq!(frames.alloc_on(5, 1), Some(f), "from its neighbour");
+    assert_eq!(frames.memory.populated_pages(), 1);
+}
+
 /// What is asked after each fault must not be a sum over the lists of all CPUs.
 #[test]
 fn with_many_cpus_and_nodes_one_load_tells_what_all_lists_have() {
-    let node_of_cpu: Vec<u8> = (0..256).map(|cpu| cpu as u8 / 32).collect();
-    let layout = Layout { nodes: &[1024; 8], node_of_cpu: &node_of_cpu, list_frames: 8192 };
-    let mut frames = Frames::with_layout(layout).unwrap();
+    let mut frames = many();
     assert_eq!(frames.arenas.iter().map(|arena| arena.cpus.len()).sum::<usize>(), 256, "not for each CPU on each node");
     let counted = Arc::new(Counted::default());
     frames.count_in(&(counted.clone() as Arc<dyn Ledger>));
@@ -188,7 +248,9 @@ fn with_many_cpus_and_nodes_one_load_tells_what_all_lists_have() {
 
 #[test]
 fn layouts_that_make_no_sense_are_refused() {
-    for (nodes, node_of_cpu) in [(&[][..], &[0][..]), (&[10, 0], &[0]), (&[10], &[1]), (&[10], &[]), (&[usize::MAX, 1], &[0])] {
+    for (nodes, node_of_cpu) in
+        [(&[][..], &[0][..]), (&[10, 0], &[0]), (&[10], &[1]), (&[10], &[]), (&[usize::MAX, 1], &[0]), (&[1; 65], &[0])]
+    {
         assert_eq!(Frames::with_layout(Layout { nodes, node_of_cpu, list_frames: 64 }).err(), Some(Errno::INVAL));
     }
 }

@@ -20,8 +20,6 @@ use crate::threads;
 
 /// First argument of the program.
 pub(super) const NAME: &str = "scale-subject";
-/// Millions of instructions where there are hundreds of CPUs: only their locks are counted.
-const LONG: [Step; 2] = [Step::RunOut, Step::Lists];
 /// Bytes that each other process uses.
 const OTHERS_BYTES: u64 = 2 << 20;
 
@@ -30,7 +28,7 @@ static COUNTED: Mutex<[Option<Counts>; STEPS.len()]> = Mutex::new([None; STEPS.l
 
 /// `f`, counted.
 pub(super) fn counted<T>(step: Step, f: impl FnOnce() -> T) -> T {
-    let (value, counts) = if LONG.contains(&step) { stepper::locks(f) } else { stepper::counted(f) };
+    let (value, counts) = stepper::counted(f);
     if let Ok(mut all) = COUNTED.lock() {
         all[step as usize] = Some(counts);
     }
