@@ -14,8 +14,11 @@ const STEPS: [&str; 8] = [
     "store: a page from a swap file",
 ];
 
-/// What does grow, as long as nobody has mended it, and to how many times as many instructions at most.
-const GROWS: [(&str, f64); 2] = [("frames: 64", 1.5), ("frames: one of the last node", 2.0)];
+/// What the pool does for these: without a system call, most of the time.
+const FRAMES: [&str; 3] = ["frames: 64", "frames: one of the last node", "frames: one, of which there are none"];
+
+/// What no fault waits for, and to how many times as many instructions it grows at most.
+const GROWS: [(&str, f64); 2] = [("frames: the lists of all CPUs", 1.25), ("fork: the child's store", 1.5)];
 
 #[test]
 fn a_fault_takes_as_much_on_256_cpus_and_among_1000_processes() {
@@ -28,8 +31,12 @@ fn a_fault_takes_as_much_on_256_cpus_and_among_1000_processes() {
     let (text, said) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
     assert!(matches!(out.status.code(), Some(0 | 1)), "{:?}: {said}", out.status);
     for step in STEPS {
-        for [instructions, _, calls] in executed(&text, step) {
-            assert!(instructions > 100 && calls >= 1, "{step}: a page comes and goes by a system call: {text}");
+        let calls = executed(&text, step).map(|[_, _, calls]| calls);
+        assert!(calls.iter().all(|&calls| calls >= 1), "{step}: a page comes and goes by a system call: {text}");
+    }
+    for step in STEPS.into_iter().chain(FRAMES) {
+        for [instructions, locked, _] in executed(&text, step) {
+            assert!(instructions > 100 && locked >= 1, "{step} is not counted: {text}");
         }
         for of in ["CPUs", "processes"] {
             let finding = text.lines().find(|line| line.trim().starts_with(step) && line.contains(&format!("(with {of})")));
@@ -42,7 +49,7 @@ fn a_fault_takes_as_much_on_256_cpus_and_among_1000_processes() {
     }
     let control = text.lines().filter(|line| line.trim().starts_with("control") && line.ends_with("ok")).count();
     assert_eq!(control, 2, "a walk would not be seen: {text}");
-    assert_eq!(out.status.code() == Some(1), text.lines().any(|line| line.ends_with("MISSED")), "{text}");
+    assert!(out.status.success() && !text.lines().any(|line| line.ends_with("MISSED")), "{text}");
 }
 
 /// What is executed in a step with the smallest and the largest number of CPUs, and with that of processes: instructions, those

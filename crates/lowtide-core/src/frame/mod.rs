@@ -200,8 +200,16 @@ impl Frames {
     #[inline]
     fn arena_of(&self, frame: FrameNo, n: u32) -> Option<&Arena> {
         let (start, end) = (frame.0 as usize, frame.0 as usize + n as usize);
-        let from = self.arenas.get(self.parts.first_of(frame.0)?..)?;
-        from.iter().find(|arena| start < arena.range().end).filter(|arena| end <= arena.range().end)
+        let first = self.parts.first_of(frame.0)?;
+        let arena = self.arenas.get(first)?;
+        let arena = if start < arena.range().end { arena } else { self.arena_after(first, start)? };
+        (end <= arena.range().end).then_some(arena)
+    }
+
+    /// The arena of the frame `start`, which is one after `first`.
+    #[cold]
+    fn arena_after(&self, first: usize, start: usize) -> Option<&Arena> {
+        self.arenas[first + 1..].iter().find(|arena| start < arena.range().end)
     }
 
     /// Frees the run of `n` frames from `frame` on. The caller owns them: two threads that free the same frame at the same
