@@ -59,7 +59,7 @@ impl ListedRun {
     #[inline]
     fn warm_frames(self, kind: usize) -> u32 {
         // No branch: which it is can't be foretold.
-        frames_of(kind) * (self.0 & 1)
+        frames_of(kind) & 0u32.wrapping_sub(self.0 & 1)
     }
 }
 
