@@ -173,11 +173,11 @@ fn who_finds_none_takes_nothing_from_who_frees() {
                 there.free_on(1, f, 1).unwrap();
             }
         });
-        frames.free_on(0, held[0], 1).unwrap();
-        frames.free_on(0, held[1], 1).unwrap();
+        frames.free_on(0, FrameNo(0), 1).unwrap();
+        frames.free_on(0, FrameNo(1), 1).unwrap();
         thread.join().unwrap();
-        // Whatever that thread has read without a lock, or has noted as nothing: both are found now.
-        assert!((0..2).all(|_| frames.alloc_on(1, 1).is_some()) && frames.alloc_on(0, 1).is_none());
+        // Whatever that thread has read without a lock, or has noted as nothing: they are found now, and merge.
+        assert_eq!((held.len(), frames.alloc_on(1, 2), frames.alloc_on(0, 1)), (16, Some(FrameNo(0)), None));
         held.iter().for_each(|f| frames.free_on(0, *f, 1).unwrap());
         assert_at_rest(&frames);
     });
