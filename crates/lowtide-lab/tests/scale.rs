@@ -38,7 +38,7 @@ fn a_fault_takes_as_much_on_256_cpus_and_among_1000_processes() {
         for [instructions, locked, _] in executed(&text, step) {
             assert!(instructions > 100 && locked >= 1, "{step} is not counted: {text}");
         }
-        for of in ["CPUs", "processes"] {
+        for of in ["CPUs and nodes", "processes"] {
             let finding = text.lines().find(|line| line.trim().starts_with(step) && line.contains(&format!("(with {of})")));
             assert!(finding.is_some_and(|line| line.ends_with("ok")), "{step} grows with {of}: {text}");
         }
