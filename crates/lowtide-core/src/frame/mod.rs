@@ -200,7 +200,8 @@ impl Frames {
     #[inline]
     fn arena_of(&self, frame: FrameNo, n: u32) -> Option<&Arena> {
         let (start, end) = (frame.0 as usize, frame.0 as usize + n as usize);
-        let first = self.parts.first_of(frame.0)?;
+        // Of one there is nothing to be looked up: all that is done with it would have to wait for that.
+        let first = if self.arenas.len() == 1 { 0 } else { self.parts.first_of(frame.0)? };
         let arena = self.arenas.get(first)?;
         let arena = if start < arena.range().end { arena } else { self.arena_after(first, start)? };
         (end <= arena.range().end).then_some(arena)
