@@ -1,7 +1,8 @@
 //! The free runs that one CPU keeps at hand: a stack of numbers per length, beside the frames and never in them.
 //!
 //! There is a list for each length of run, in which those that may have memory behind them lie above those that don't. Only the
-//! memory is to be bounded: a refill fetches as much whatever the bound, which is little where many CPUs share a small pool.
+//! memory is to be bounded: a refill fetches as much whatever the bound, which is little where many CPUs share a small pool; of
+//! what has none there are [`MOST_COLD`] frames at most, for which whoever has a use for a known number of frames must have room.
 //! How much memory may be kept, the high mark, follows the load between a quarter of its bound and the bound: an overflow after
 //! an overflow means that frees come in bulk and will not be wanted again, and halves it; a refill means that the lists were
 //! too short, and raises it by a batch.
@@ -16,6 +17,9 @@ const PLACES: usize = 95;
 /// Frames that a refill takes, and that an overflow gives up, at most. So many, because their marks, a byte each, fill a cache
 /// line: CPUs that write to the same line were measured to take half as long again.
 const MAX_BATCH: u32 = 64;
+/// Frames without memory in the lists of a CPU at most. Two batches: a refill takes no more than half of what is missing, so
+/// that no kind crowds out another.
+pub(super) const MOST_COLD: u32 = 2 * MAX_BATCH;
 /// A refill takes this part of what the buddy has, at most: where little is left, others need it.
 const REFILL_PART: u32 = 8;
 
@@ -181,14 +185,14 @@ impl CpuLists {
         (self.bound / 4).min(MAX_BATCH)
     }
 
-    /// An empty list is to be filled: takes a run for the caller from the buddy and more for the list. What the buddy has is
-    /// without memory: of it the lists may keep a batch even where their bound is less.
+    /// An empty list is to be filled: takes a run for the caller from the buddy and more for the list, a batch at most. What the
+    /// buddy has is without memory.
     pub fn refill(&mut self, kind: usize, buddy: &mut Buddy) -> Option<ListedRun> {
         let n = frames_of(kind);
         let wanted = ListedRun::new(buddy.take(n)?, false);
         self.high = (self.high + self.batch()).min(self.bound);
         self.last = Last::Refill;
-        let room = self.high.max(MAX_BATCH).saturating_sub(self.frames());
+        let room = MOST_COLD.saturating_sub(self.frames() - self.warm) / 2;
         let room = room.min(MAX_BATCH - n).min(buddy.free_frames() / REFILL_PART) / n;
         let list = &mut self.lists[kind];
         let from = list.len as usize;

@@ -126,6 +126,13 @@ impl Frames {
         Frames::with_layout(Layout { nodes: &counts[..nodes], node_of_cpu, list_frames })
     }
 
+    /// Most free frames that the lists of `cpus` CPUs keep, of which `list_frames` with memory. The others are only numbers, but
+    /// whoever is to hand out a known number of frames without a drain needs as many more.
+    pub fn most_listed(list_frames: usize, cpus: usize) -> usize {
+        let sets = cpus.min((list_frames / LEAST_PER_CPU).max(nodes::MAX_NODES));
+        list_frames + sets * cpu_lists::MOST_COLD as usize
+    }
+
     /// Frames divided as `layout` says, whatever the nodes and CPUs of this machine.
     ///
     /// # Errors

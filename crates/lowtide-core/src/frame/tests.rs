@@ -209,6 +209,18 @@ fn who_finds_no_frame_and_who_drains_goes_to_no_lists_that_have_none() {
 }
 
 #[test]
+fn each_length_has_room_for_several_at_once() {
+    let frames = two_cpus(4096, 0);
+    for (n, at_once) in [(1, 64), (8, 5), (2, 9), (3, 3)] {
+        let (_, taken) = locks_of(&frames, || (0..at_once).for_each(|_| _ = frames.alloc_on(0, n).unwrap()));
+        assert_eq!(taken.1, 1, "runs of {n}");
+        // Full again.
+        frames.alloc_on(0, n).unwrap();
+        frames.validate().unwrap();
+    }
+}
+
+#[test]
 fn what_other_nodes_free_lies_where_it_is_used_with_its_memory() {
     let frames = many();
     let f = frames.alloc_on(5, 1).unwrap();
@@ -225,7 +237,8 @@ fn what_other_nodes_free_lies_where_it_is_used_with_its_memory() {
 #[test]
 fn with_many_cpus_and_nodes_one_load_tells_what_all_lists_have() {
     let mut frames = many();
-    assert_eq!(frames.arenas.iter().map(|arena| arena.cpus.len()).sum::<usize>(), 256, "not for each CPU on each node");
+    let sets = frames.arenas.iter().map(|arena| arena.cpus.len()).sum::<usize>();
+    assert_eq!(sets, percpu::count().max(256), "not for each CPU on each node");
     let counted = Arc::new(Counted::default());
     frames.count_in(&(counted.clone() as Arc<dyn Ledger>));
     let mut held = Vec::new();

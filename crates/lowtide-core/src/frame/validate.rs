@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::arena::{Arena, Cpu};
+use super::cpu_lists::MOST_COLD;
 use super::{Frames, Handed, Run, kind_of};
 use crate::vm::PAGE_SIZE;
 
@@ -100,6 +101,9 @@ impl Cpu {
         }
         if warm > lists.bound() {
             return Err(Broken("lists keep more memory than they may"));
+        }
+        if frames - warm > MOST_COLD {
+            return Err(Broken("lists keep more frames without memory than there is room for"));
         }
         if is_noted != lists.is_noted || (frames > 0 && !is_noted) {
             return Err(Broken("no drain will find what is in lists"));

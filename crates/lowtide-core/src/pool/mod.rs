@@ -27,7 +27,7 @@ use crate::frame::{FrameNo, Frames, LIST_FRAMES};
 use crate::ledger::Ledger;
 use crate::limit::Limit;
 use crate::lock::rank;
-use crate::percpu::CacheAligned;
+use crate::percpu::{self, CacheAligned};
 use crate::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use crate::sync::{Array, Guard, Lock};
 use crate::vm::{OnFork, PAGE_SIZE};
@@ -40,7 +40,7 @@ pub use compact::Relocated;
 pub use handle::Handle;
 pub use validate::Broken;
 
-/// Frames of the arena beyond what the limit can use: warm frames, and room so that a full pool's buddy is not fragmented.
+/// Frames of the arena beyond what the limit can use and the lists can keep: room so that a full pool's buddy is not fragmented.
 const SLACK: usize = 256;
 /// Most shards.
 const SHARDS: usize = 8;
@@ -84,9 +84,9 @@ impl Pool {
     /// # Errors
     /// `NOMEM` when its address range cannot be had.
     pub fn new(limit: usize, most: usize, accept_percent: u32) -> Result<Pool, Errno> {
-        let lists = (limit / PAGE_SIZE / LISTS_PART).clamp(LIST_FRAMES, 64 * LIST_FRAMES);
-        let least = (limit / PAGE_SIZE + lists + SLACK).min(MAX_ARENA);
-        let mut count = (most / PAGE_SIZE + lists + SLACK).max(least).min(MAX_ARENA);
+        let lists = list_frames(limit);
+        let least = arena_frames(limit, percpu::count());
+        let mut count = (least + (most / PAGE_SIZE).saturating_sub(limit / PAGE_SIZE)).min(MAX_ARENA);
         let frames = loop {
             match Frames::with_list_frames(count, lists) {
                 Ok(frames) => break frames,
@@ -95,6 +95,11 @@ impl Pool {
                 Err(errno) => return Err(errno),
             }
         };
+        Pool::of(frames, limit, accept_percent)
+    }
+
+    /// A pool of these frames.
+    fn of(frames: Frames, limit: usize, accept_percent: u32) -> Result<Pool, Errno> {
         Ok(Pool {
             begins: Array::new(frames.count(), OnFork::Copy)?,
             frames,
@@ -337,6 +342,16 @@ impl Pool {
             }
         }
     }
+}
+
+/// How many free frames with memory the lists keep at most.
+fn list_frames(limit: usize) -> usize {
+    (limit / PAGE_SIZE / LISTS_PART).clamp(LIST_FRAMES, 64 * LIST_FRAMES)
+}
+
+/// How many frames the arena must have, so that none is missing below the limit whatever lies in the lists of so many CPUs.
+fn arena_frames(limit: usize, cpus: usize) -> usize {
+    (limit / PAGE_SIZE + Frames::most_listed(list_frames(limit), cpus) + SLACK).min(MAX_ARENA)
 }
 
 /// Bytes that an object of that length takes in the frames of the pool.

@@ -1,6 +1,7 @@
 //! What users of a pool rely on, without compaction; with it in `compact_tests.rs`.
 
 use super::*;
+use crate::frame::Layout;
 use proptest::prelude::*;
 use std::vec;
 use std::vec::Vec;
@@ -85,6 +86,26 @@ fn never_above_its_limit() {
     assert_eq!((pool.bytes(), pool.insert(&page)), (20 * PAGE_SIZE, None));
     assert_eq!((pool.insert(&[]), pool.insert(&[0; PAGE_SIZE + 1])), (None, None));
     pool.validate().unwrap();
+}
+
+/// Whatever lies in the lists of many CPUs, nobody has to empty them: that gives memory away that is wanted.
+#[test]
+fn no_frame_is_missing_below_the_limit_while_many_cpus_keep_some() {
+    const CPUS: usize = 64;
+    for limit in [2 * MIB, 64 * MIB] {
+        let layout = Layout { nodes: &[arena_frames(limit, CPUS)], node_of_cpu: &[0; CPUS], list_frames: list_frames(limit) };
+        let pool = Pool::of(Frames::with_layout(layout).unwrap(), limit, 90).unwrap();
+        let alloc = |cpu| pool.limit.reserve(1).then(|| pool.frames.alloc_on(cpu, 1).unwrap());
+        let first: Vec<_> = (0..CPUS).map(|cpu| alloc(cpu).unwrap()).collect();
+        // All but what is for the others.
+        while pool.limit.left() >= CPUS {
+            alloc(0).unwrap();
+        }
+        for (cpu, first) in (0..CPUS).zip(first).skip(1) {
+            assert_eq!(alloc(cpu), Some(FrameNo(first.0 + 1)), "the list of CPU {cpu} was emptied");
+        }
+        assert_eq!((pool.bytes(), pool.frames.in_use(), alloc(0)), (limit, limit / PAGE_SIZE, None));
+    }
 }
 
 /// All of a limit can be used, whatever its remainder modulo the size of a span.
