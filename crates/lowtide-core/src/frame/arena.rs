@@ -160,14 +160,12 @@ impl Arena {
         if self.stock.free() == 0 {
             return None;
         }
-        let wanted = self.stock.with(|buddy| lists.refill(kind, buddy));
-        if lists.top(kind).is_some() {
-            self.note(number, lists);
-        }
-        wanted
+        // Before: frames that are neither in the buddy nor in noted lists are there for nobody.
+        self.note(number, lists);
+        self.stock.with(|buddy| lists.refill(kind, buddy))
     }
 
-    /// These lists, whose lock is held, have a run.
+    /// These lists, whose lock is held, have a run, or are about to.
     #[inline]
     fn note(&self, number: usize, lists: &mut CpuLists) {
         if !lists.is_noted {

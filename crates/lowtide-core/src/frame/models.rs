@@ -183,6 +183,25 @@ fn who_finds_none_takes_nothing_from_who_frees() {
     });
 }
 
+#[test]
+fn who_finds_none_overlooks_nothing_on_its_way_from_the_buddy_to_lists() {
+    check(|| {
+        let frames = small();
+        let held: Vec<_> = core::iter::from_fn(|| frames.alloc_on(0, 1)).collect();
+        (0..9).for_each(|f| frames.free_on(0, FrameNo(f), 1).unwrap());
+        frames.drain();
+        let there = frames.clone();
+        // Has a list filled with one of the eight that are left.
+        let thread = thread::spawn(move || there.alloc_on(0, 1));
+        let eight = frames.alloc_on(1, 8);
+        assert_eq!((eight, thread.join().unwrap()), (Some(FrameNo(0)), Some(FrameNo(8))), "there was one");
+        held.iter().skip(9).for_each(|f| frames.free_on(0, *f, 1).unwrap());
+        frames.free_on(1, FrameNo(0), 8).unwrap();
+        frames.free_on(0, FrameNo(8), 1).unwrap();
+        assert_at_rest(&frames);
+    });
+}
+
 /// Bug: looks at the top of the list and takes it off in two holds of the lock.
 fn alloc_in_two_holds(frames: &Frames, cpu: usize) -> Option<FrameNo> {
     let cpu_lists = &frames.arenas[0].cpus[cpu];

@@ -2,7 +2,7 @@
 //! no node that has none.
 
 use alloc::sync::Arc;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{Acquire, Release};
 
 use rustix::io::Errno;
 
@@ -16,8 +16,9 @@ use crate::sync::atomic::AtomicU32;
 #[derive(Debug)]
 pub(super) struct Stock {
     buddy: Lock<Buddy, { rank::BUDDY }>,
-    /// Free frames of the buddy, written by plain stores with its lock held. Relaxed: what is free is seen by the lock; to whom
-    /// a free has happened before, this has, too.
+    /// Free frames of the buddy, written by plain stores with its lock held. What is free is seen by the lock; to whom a free
+    /// has happened before, this has, too. Who sees that frames have left (Acquire) sees that the lists where they went are
+    /// noted (Release).
     free: AtomicU32,
     /// Told when a buddy that was empty is so no longer.
     arrivals: Arc<Arrivals>,
@@ -35,7 +36,7 @@ impl Stock {
     /// Free frames, as the last holder of the lock left them. Takes no lock.
     #[inline]
     pub(super) fn free(&self) -> u32 {
-        self.free.load(Relaxed)
+        self.free.load(Acquire)
     }
 
     /// Calls `f` with the lock held, which comes after that of a CPU's lists.
@@ -44,7 +45,7 @@ impl Stock {
         let mut buddy = self.buddy.lock();
         let before = buddy.free_frames();
         let value = f(&mut buddy);
-        self.free.store(buddy.free_frames(), Relaxed);
+        self.free.store(buddy.free_frames(), Release);
         if before == 0 && buddy.free_frames() > 0 {
             self.arrivals.add();
         }
