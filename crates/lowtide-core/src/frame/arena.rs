@@ -22,8 +22,10 @@ use crate::sync::atomic::{AtomicIsize, AtomicUsize};
 use crate::sync::{Guard, Lock};
 use crate::vm::{Mapping, PAGE_SIZE};
 
-/// This many other CPUs are asked for a run with memory, at most.
+/// This many other CPUs are asked for a run with memory, at most ...
 const NEIGHBOURS: usize = 8;
+/// ... of those of so many, at most, that have memory: that of each is written on a cache line of its own.
+const LOOKS: usize = 64;
 
 /// What one CPU keeps. The figures are changed with the lock held, by plain stores, and read without.
 #[derive(Debug)]
@@ -143,10 +145,8 @@ impl Arena {
     /// interrupt for all CPUs, while this one got fresh ones from it, with a fault for each.
     #[cold]
     fn take_from_others(&self, number: usize, n: u32, kind: usize) -> Option<u32> {
-        self.noted.others(number).take(NEIGHBOURS).map(|other| &self.cpus[other].0).find_map(|other| {
-            if other.warm.load(Relaxed) < n as isize {
-                return None;
-            }
+        let others = self.noted.others(number).take(LOOKS).map(|other| &self.cpus[other].0);
+        others.filter(|other| other.warm.load(Relaxed) >= n as isize).take(NEIGHBOURS).find_map(|other| {
             let mut lists = other.lists.lock();
             lists.top(kind).filter(|listed| listed.is_warm())?;
             let listed = lists.pop(kind)?;

@@ -49,16 +49,24 @@ impl Noted {
 
     /// All that may hold a run, each group of 64 as it is when the first of it is asked for.
     pub(super) fn iter(&self) -> impl Iterator<Item = usize> + '_ {
-        self.0.iter().enumerate().flat_map(|(group, word)| Bits(word.load(Relaxed)).map(move |bit| group * GROUP + bit))
+        (0..self.0.len()).flat_map(|group| self.group(group))
     }
 
-    /// Those of the same group of 64 that may hold a run, beginning with the next; without these themselves.
+    /// The others that may hold a run: those of the same group of 64, beginning with the next, then those of the next groups,
+    /// each as it is when the first of it is asked for.
     #[inline]
-    pub(super) fn others(&self, lists: usize) -> impl Iterator<Item = usize> + use<> {
+    pub(super) fn others(&self, lists: usize) -> impl Iterator<Item = usize> + '_ {
         let (group, own) = (lists / GROUP, lists % GROUP);
         let others = self.0[group].load(Relaxed) & !(1 << own);
         // Bit 0 is then the next.
-        Bits(others.rotate_right(own as u32 + 1)).map(move |bit| group * GROUP + (own + 1 + bit) % GROUP)
+        let near = Bits(others.rotate_right(own as u32 + 1)).map(move |bit| group * GROUP + (own + 1 + bit) % GROUP);
+        near.chain((group + 1..self.0.len()).chain(0..group).flat_map(|group| self.group(group)))
+    }
+
+    /// Those of a group that may hold a run.
+    #[inline]
+    fn group(&self, group: usize) -> impl Iterator<Item = usize> + use<> {
+        Bits(self.0[group].load(Relaxed)).map(move |bit| group * GROUP + bit)
     }
 }
 
@@ -99,12 +107,13 @@ mod tests {
 
     #[test]
     fn the_next_of_the_group_comes_first_and_none_comes_twice() {
-        let noted = Noted::new(100);
-        [2, 5, 6, 63, 64, 70].into_iter().for_each(|lists| noted.add(lists));
-        assert_eq!(Vec::from_iter(noted.others(5)), [6, 63, 2]);
-        assert_eq!(Vec::from_iter(noted.others(63)), [2, 5, 6]);
-        assert_eq!(Vec::from_iter(noted.others(0)), [2, 5, 6, 63]);
-        assert_eq!(Vec::from_iter(noted.others(64)), [70]);
-        assert_eq!(Vec::from_iter(noted.others(99)), [64, 70]);
+        let noted = Noted::new(200);
+        [2, 5, 6, 63, 64, 70, 130].into_iter().for_each(|lists| noted.add(lists));
+        assert_eq!(Vec::from_iter(noted.others(5)), [6, 63, 2, 64, 70, 130]);
+        assert_eq!(Vec::from_iter(noted.others(63)), [2, 5, 6, 64, 70, 130]);
+        assert_eq!(Vec::from_iter(noted.others(0)), [2, 5, 6, 63, 64, 70, 130]);
+        assert_eq!(Vec::from_iter(noted.others(64)), [70, 130, 2, 5, 6, 63]);
+        assert_eq!(Vec::from_iter(noted.others(99)), [64, 70, 130, 2, 5, 6, 63]);
+        assert_eq!(Vec::from_iter(noted.others(129)), [130, 2, 5, 6, 63, 64, 70]);
     }
 }

@@ -209,6 +209,18 @@ fn who_finds_no_frame_and_who_drains_goes_to_no_lists_that_have_none() {
 }
 
 #[test]
+fn memory_is_found_with_far_cpus_among_many_that_have_none() {
+    let layout = Layout { nodes: &[20_000], node_of_cpu: &[0; 200], list_frames: 64 * LIST_FRAMES };
+    let frames = Frames::with_layout(layout).unwrap();
+    (1..20).for_each(|cpu| _ = frames.alloc_on(cpu, 1).unwrap());
+    for far in [30, 150] {
+        let f = frames.alloc_on(far, 1).unwrap();
+        frames.free_on(far, f, 1).unwrap();
+        assert_eq!(frames.alloc_on(0, 1), Some(f), "of CPU {far}");
+    }
+}
+
+#[test]
 fn each_length_has_room_for_several_at_once() {
     let frames = two_cpus(4096, 0);
     for (n, at_once) in [(1, 64), (8, 5), (2, 9), (3, 3)] {
