@@ -122,7 +122,7 @@ impl Frames {
         let each = (count / nodes).next_multiple_of(block);
         let mut counts = [each; nodes::MAX_NODES];
         counts[nodes - 1] = count.saturating_sub(each * (nodes - 1));
-        let node_of_cpu = if nodes == found.nodes { &found.of[..percpu::count()] } else { &[0][..] };
+        let node_of_cpu = &found.onto(nodes)[..percpu::count()];
         Frames::with_layout(Layout { nodes: &counts[..nodes], node_of_cpu, list_frames })
     }
 

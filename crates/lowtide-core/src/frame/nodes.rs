@@ -41,6 +41,11 @@ impl NodesOfCpus {
         NodesOfCpus { nodes, of: core::array::from_fn(|cpu| (cpu * nodes / cpus).min(nodes - 1) as u8) }
     }
 
+    /// The arena of each CPU where there are `arenas` of them, no more than nodes: neighbours share.
+    pub(super) fn onto(&self, arenas: usize) -> [u8; MAX_CPUS] {
+        self.of.map(|node| (usize::from(node) * arenas / self.nodes) as u8)
+    }
+
     /// A further node with the CPUs of `list`, the kernel's "0-3,8"; not if it has none.
     fn add(&mut self, list: &[u8]) {
         let mut any = false;
@@ -83,6 +88,15 @@ mod tests {
         let found = NodesOfCpus::evenly(8, 2);
         assert_eq!((found.nodes, &found.of[..9]), (2, &[0, 0, 0, 0, 1, 1, 1, 1, 1][..]));
         assert_eq!(NodesOfCpus::evenly(2, 8).nodes, 2, "a node has a CPU");
+    }
+
+    #[test]
+    fn where_arenas_are_fewer_nodes_share_them_evenly() {
+        let mut found = NodesOfCpus { nodes: 8, of: [0; MAX_CPUS] };
+        found.of.iter_mut().enumerate().for_each(|(cpu, node)| *node = (cpu % 8) as u8);
+        let arenas = |n| found.onto(n)[..8].to_vec();
+        assert_eq!((arenas(8), arenas(1)), ([0, 1, 2, 3, 4, 5, 6, 7].into(), [0; 8].into()));
+        assert_eq!((arenas(4), arenas(3)), ([0, 0, 1, 1, 2, 2, 3, 3].into(), [0, 0, 0, 1, 1, 1, 2, 2].into()));
     }
 
     #[test]
