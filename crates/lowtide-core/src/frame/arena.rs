@@ -222,6 +222,11 @@ impl Arena {
         self.returning.load(Relaxed) as isize + self.cpus.iter().map(|c| c.warm.load(Relaxed)).sum::<isize>()
     }
 
+    /// Bytes of memory that the tables of the node take.
+    pub(super) fn table_bytes(&self) -> usize {
+        self.stock.with(|buddy| buddy.table_bytes()) + size_of_val(&*self.cpus) + self.noted.table_bytes()
+    }
+
     /// Makes the locks usable in a forked child.
     ///
     /// # Safety

@@ -2,9 +2,9 @@
 //! lists of all CPUs.
 //!
 //! The lists are under real locks, not "only for this CPU". So the drain takes the lock of all that may hold runs (`noted.rs`),
-//! one after the other, wakes nobody, and needs nothing from a CPU that sleeps, or runs a thread that never makes a system call. (The kernel interrupts CPUs that run
-//! threads of this process when memory is given back, because they may remember its addresses; lists without memory drain
-//! without a system call.)
+//! one after the other, wakes nobody, and needs nothing from a CPU that sleeps, or runs a thread that never makes a system call.
+//! (The kernel interrupts CPUs that run threads of this process when memory is given back, because they may remember its
+//! addresses; lists without memory drain without a system call.)
 
 use core::sync::atomic::Ordering::Relaxed;
 

@@ -289,8 +289,8 @@ impl Frames {
 
     /// Bytes of memory that the allocator's own tables take.
     pub fn table_bytes(&self) -> usize {
-        let arena = |a: &Arena| a.stock.with(|buddy| buddy.table_bytes()) + size_of_val(&*a.cpus);
-        self.handed.table_bytes() + self.arenas.iter().map(arena).sum::<usize>()
+        let fixed = size_of_val(&*self.arenas) + self.parts.table_bytes() + self.places.table_bytes();
+        fixed + self.handed.table_bytes() + self.arenas.iter().map(Arena::table_bytes).sum::<usize>()
     }
 
     /// Makes the locks usable in a forked child.

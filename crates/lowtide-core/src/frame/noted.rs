@@ -68,6 +68,10 @@ impl Noted {
     fn group(&self, group: usize) -> impl Iterator<Item = usize> + use<> {
         Bits(self.0[group].load(Relaxed)).map(move |bit| group * GROUP + bit)
     }
+
+    pub(super) fn table_bytes(&self) -> usize {
+        size_of_val(&*self.0)
+    }
 }
 
 /// The bits of a word that are set, by number, lowest first.

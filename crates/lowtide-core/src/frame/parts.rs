@@ -33,6 +33,10 @@ impl Parts {
     pub(super) fn first_of(&self, frame: u32) -> Option<usize> {
         self.arenas.get((frame >> self.order) as usize).map(|&arena| arena.into())
     }
+
+    pub(super) fn table_bytes(&self) -> usize {
+        size_of_val(&*self.arenas)
+    }
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ impl Places {
     /// Of `cpus` CPUs, of which the first ones are of the nodes `node_of_cpu`, which are below `nodes`, and the others as if that
     /// began again; with `most` lists on a node at most. And how many lists each node needs: at least one.
     pub(super) fn new(cpus: usize, node_of_cpu: &[u8], nodes: usize, most: usize) -> (Places, Vec<usize>) {
+        assert!(cpus <= 1 << u16::BITS, "more CPUs than numbers of lists");
         let most = most.max(1);
         let mut lists = Vec::from_iter((0..nodes).map(|_| 0usize));
         let mut place = |node: u8| {
@@ -40,6 +41,10 @@ impl Places {
         lists.iter_mut().for_each(|n| *n = (*n).clamp(1, most));
         let direct = if nodes == 1 { lists[0] } else { 0 };
         (Places { places, direct }, lists)
+    }
+
+    pub(super) fn table_bytes(&self) -> usize {
+        size_of_val(&*self.places)
     }
 
     /// The place of `cpu`; those that there are not share.

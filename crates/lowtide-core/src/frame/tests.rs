@@ -209,6 +209,21 @@ fn who_finds_no_frame_and_who_drains_goes_to_no_lists_that_have_none() {
 }
 
 #[test]
+fn what_is_freed_where_nothing_was_found_is_found_from_another_node() {
+    let cpus = percpu::count().max(3);
+    // Into lists; into those that must overflow first, as they have never been filled; and past lists that keep nothing.
+    for (list_frames, n) in [(64 * LIST_FRAMES, 1), (8 * cpus, 8), (0, 1)] {
+        let frames = Frames::with_layout(Layout { nodes: &[512, 512], node_of_cpu: &[0, 1, 1], list_frames }).unwrap();
+        let all: Vec<FrameNo> = core::iter::from_fn(|| frames.alloc_on(0, n)).collect();
+        assert_eq!((all.len(), frames.arrivals.count()), (1024 / n as usize, None), "and it is known");
+        let far = all.into_iter().find(|f| node_of(&frames, *f) == Some(1)).unwrap();
+        frames.free_on(2, far, n).unwrap();
+        frames.validate().unwrap();
+        assert_eq!(frames.alloc_on(0, n), Some(far), "{list_frames} in lists");
+    }
+}
+
+#[test]
 fn memory_is_found_with_far_cpus_among_many_that_have_none() {
     let layout = Layout { nodes: &[20_000], node_of_cpu: &[0; 200], list_frames: 64 * LIST_FRAMES };
     let frames = Frames::with_layout(layout).unwrap();
