@@ -61,9 +61,9 @@ impl Limit {
         self.held.load(Ordering::Relaxed) > percent(self.most.load(Ordering::Relaxed), 60)
     }
 
-    /// Whether a fifth of the limit and more is left.
+    /// Whether half of the limit is left: more than what is written to make room leaves of a pool that gets full again.
     pub(crate) fn has_room(&self) -> bool {
-        self.held.load(Ordering::Relaxed) < percent(self.limit.load(Ordering::Relaxed), 80)
+        self.held.load(Ordering::Relaxed) < percent(self.limit.load(Ordering::Relaxed), 50)
     }
 
     fn set_full(&self) {

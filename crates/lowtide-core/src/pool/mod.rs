@@ -121,7 +121,7 @@ impl Pool {
         self.limit.is_mostly_taken()
     }
 
-    /// Whether a fifth of the limit and more is left.
+    /// Whether half of the limit is left.
     pub fn has_room(&self) -> bool {
         self.limit.has_room()
     }

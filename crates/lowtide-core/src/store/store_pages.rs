@@ -186,7 +186,7 @@ impl Store {
             self.counters.in_vain.add(offer.in_vain.into());
             self.counters.unworthy.add((offer.in_vain || !try_it).into());
             self.counters.incompressible.add((offer.incompressible || !try_it).into());
-            if try_it && !offer.refused {
+            if try_it {
                 trials.was_tried(i, !offer.in_vain);
             }
         } else if tiers.device {

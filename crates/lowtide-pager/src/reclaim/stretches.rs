@@ -12,18 +12,17 @@ use lowtide_core::table::Table;
 use lowtide_core::vm::OnFork;
 use rustix::io::Errno;
 
+use crate::pagemap::BLOCK_PAGES as PAGES;
 use crate::pagemap::ids::PageNo;
 
-/// Pages of a stretch: 1 MiB.
-const PAGES: usize = 256;
 /// Pages in a row that were compressed in vain before others are not tried.
-const ENOUGH: u8 = 3;
+const ENOUGH: u8 = 2;
 /// From then on one page in this many is tried.
 const ONE_IN: u8 = 16;
 /// Stretches that are told apart, 16 GiB; those that lie further away share what is known.
-const STRETCHES: usize = 1 << 14;
+const STRETCHES: usize = 1 << 16;
 
-/// What is known of each stretch: up to [`ENOUGH`] how many pages were tried in vain in a row, above it how many more are not
+/// What is known of each stretch of [`PAGES`] pages: up to [`ENOUGH`] how many pages were tried in vain in a row, above it how many more are not
 /// tried.
 pub(crate) struct Stretches(Table<AtomicU8>);
 
@@ -126,9 +125,9 @@ mod tests {
     fn where_pages_do_not_compress_one_in_sixteen_is_tried_until_one_does() {
         let stretches = Stretches::new().unwrap();
         assert_eq!(stored(&stretches, 100, true), 100);
-        assert_eq!(stored(&stretches, 2, false), 2);
-        assert_eq!(stored(&stretches, 10, true), 10, "two in a row say nothing");
-        assert_eq!(stored(&stretches, 3 + 160, false), 3 + 10);
+        assert_eq!(stored(&stretches, 1, false), 1);
+        assert_eq!(stored(&stretches, 10, true), 10, "one says nothing");
+        assert_eq!(stored(&stretches, 2 + 160, false), 2 + 10);
         assert!(stored(&stretches, 16, true) >= 1);
         assert_eq!(stored(&stretches, 50, true), 50, "they are taken for compressible again");
     }
@@ -136,7 +135,7 @@ mod tests {
     #[test]
     fn neighbours_are_told_apart_and_pages_of_nobody_are_tried() {
         let stretches = Stretches::new().unwrap();
-        assert_eq!(stored(&stretches, 40, false), 3 + 2);
+        assert_eq!(stored(&stretches, 40, false), 2 + 2);
         assert!(stretches.is_worth_trying(FIRST + PAGES));
         assert!((0..40).all(|i| stretches.trials(&[None]).is_worth_trying(i)));
     }

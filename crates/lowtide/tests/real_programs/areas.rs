@@ -50,7 +50,8 @@ fn of_each(outcome: &Outcome, key: &str) -> Vec<u64> {
 fn assert_the_first_is_fuller(outcome: &Outcome) {
     let areas = &outcome.stats["areas"];
     let (used, size, writes) = (of_each(outcome, "used"), of_each(outcome, "size"), of_each(outcome, "writes"));
-    assert!(used[0] > size[0] * 3 / 4 && used[0] <= size[0], "the first is nearly full: {areas}");
+    // What is written together in as long a run as this program's finds no place in the last quarter of it, or so.
+    assert!(used[0] > size[0] * 5 / 8 && used[0] <= size[0], "the first is nearly full: {areas}");
     assert!(used[1] > 0 && used[0] * size[1] > used[1] * size[0], "the second takes what is left: {areas}");
     assert!(writes.iter().chain(&of_each(outcome, "reads")).all(|n| *n > 0), "{areas}");
     assert_eq!(used.iter().sum::<u64>() as f64, outcome.stat("pages.on_device") * 4096.0, "{areas}");
