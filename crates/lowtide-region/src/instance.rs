@@ -180,16 +180,16 @@ impl Instance {
     /// Divides the limit. With signals blocked.
     pub fn share(&self, ram: u64) {
         self.pager.set_staging_target(staging_target(ram));
-        let most = self.pool_most(ram);
-        self.pager.limit_pool(most, most);
+        self.share_with_tables(ram);
     }
 
-    /// The most that the pool may have. What lowtide's tables and buffers take, which grow with what is out, comes off it: else
-    /// they would leave the program's pages less than a working minimum. Not where the pool is the only place for pages.
-    pub fn pool_most(&self, ram: u64) -> usize {
+    /// What lowtide's tables and buffers take, which grow with what is out, comes off the pool: else they would leave the
+    /// program's pages less than a working minimum. Not where the pool is the only place for pages. With signals blocked.
+    pub fn share_with_tables(&self, ram: u64) {
         let tables = if self.kind.swap == Swap::Ram { 0 } else { self.pager.rest_bytes() };
         let most = default_pool(ram) as usize;
-        most.saturating_sub(tables).max(most / 4)
+        let most = most.saturating_sub(tables).max(most / 4);
+        self.pager.limit_pool(most, most);
     }
 
     /// What its threads begin with; to be given back when they end.

@@ -6,7 +6,6 @@
 use core::sync::atomic::Ordering;
 
 use lowtide_pager::accounts::Measuring;
-use lowtide_pager::accounts::pool_worth::PoolWorth;
 use lowtide_pager::fault::Worker;
 use lowtide_pager::pager::Pager;
 use lowtide_pager::reclaim::policy::touch_rate;
@@ -27,7 +26,6 @@ pub struct ReclaimerThread {
     reclaimer: Reclaimer,
     touch_rate: u64,
     measuring: Measuring,
-    pool_worth: PoolWorth,
     counted_us: u64,
     /// Faults and evictions when it was last looked whether the count is right.
     happened: u64,
@@ -71,7 +69,6 @@ impl ReclaimerThread {
             reclaimer: Reclaimer::new(worker),
             touch_rate: touch_rate(cpus::allowed()),
             measuring: Measuring::default(),
-            pool_worth: PoolWorth::default(),
             counted_us: now_us(),
             happened: 0,
             group: Group { has_said_full: false },
@@ -118,19 +115,12 @@ impl ReclaimerThread {
         self.reclaimer.turn(pager, look, now_us, &mut self.group)
     }
 
-    /// The pool gets as much as it is worth.
-    fn share_pool(&mut self, pager: &Pager, now: u64) {
-        let most = self.instance.pool_most(pager.budget.asked());
-        let share = self.pool_worth.look(pager, most as u64, pager.budget.now(), now) as usize;
-        pager.limit_pool(share, most);
-    }
-
     fn measure(&mut self, pager: &Pager, now: u64) {
         let evicted = pager.counters().evictions_pages.load(Ordering::Relaxed);
         if self.measuring.is_due(now, evicted) {
             pager.measure_rest();
+            self.instance.share_with_tables(pager.budget.asked());
         }
-        self.share_pool(pager, now);
         let happened = pager.counters().happened();
         let is_quiet = core::mem::replace(&mut self.happened, happened) == happened;
         if is_quiet && now.saturating_sub(self.counted_us) >= COUNT_AGAIN_US {

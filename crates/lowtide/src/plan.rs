@@ -24,6 +24,8 @@ pub struct Plan {
     pub pool: u64,
     /// The same, if the user said something about it.
     pub pool_given: Option<u64>,
+    /// Each process finds out how much of it is worth having.
+    pub finds_pool: bool,
     /// Where cold pages go that don't stay in compressed RAM.
     pub swap: Vec<Swap>,
     /// What compresses pages.
@@ -66,7 +68,8 @@ impl Plan {
 
         let (swap, odd) = area::resolve(&args.swap, usable)?;
         warnings.extend(odd);
-        let pool_given = args.pool.as_ref().map(|text| size::parse(text, usable)).transpose();
+        let finds_pool = args.pool.as_deref() == Some("auto");
+        let pool_given = args.pool.as_ref().filter(|_| !finds_pool).map(|text| size::parse(text, usable)).transpose();
         let pool_given = pool_given.map_err(|why| Failure::usage(format!("--pool: {why}")))?;
         let pool = pool_given.unwrap_or_else(|| default_pool(ram));
         if pool > ram {
@@ -104,6 +107,7 @@ impl Plan {
             ram,
             pool,
             pool_given,
+            finds_pool,
             swap,
             codec,
             when_full,

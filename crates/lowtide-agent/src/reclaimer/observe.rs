@@ -69,7 +69,7 @@ impl ReclaimerThread {
         let asked = settings.pool_limit.load(Ordering::Relaxed);
         let most = self.pool_share.look(agent::segment(), pager, asked, total);
         let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
-        let share = if settings.pool_given == 0 { self.pool_worth.look(pager, most, mine, now_us) } else { most };
+        let share = if settings.finds_pool == 1 { self.pool_worth.look(pager, most, mine, now_us) } else { most };
         pager.limit_pool(share as usize, most as usize);
     }
 

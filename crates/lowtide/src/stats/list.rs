@@ -136,7 +136,7 @@ figures! {
         pool_stored_bytes: u64, Bytes;
         /// The most that the pool may have.
         pool_limit: u64, Bytes;
-        /// What it may have now: with devices, and without --pool, as much as it is worth.
+        /// What it may have now: with --pool auto as much as it is worth.
         pool_share: u64, Bytes;
     }
 }

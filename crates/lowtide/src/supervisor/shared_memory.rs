@@ -79,7 +79,7 @@ impl Shared {
             Codec::Lz4 => (segment::CODEC_LZ4, 0),
             Codec::Zstd(level) => (segment::CODEC_ZSTD, level),
         };
-        to.pool_given = plan.pool_given.is_some().into();
+        to.finds_pool = plan.finds_pool.into();
         (to.when_full, to.verbose) = (plan.when_full, plan.verbose.into());
         (to.slots, to.folio_order) = (plan.slots.slots, plan.slots.folio_order);
         for (swap, area) in plan.swap.iter().zip(&to.swap) {
