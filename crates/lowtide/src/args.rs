@@ -159,7 +159,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "SPEC", default_value = "auto")]
     pub swap: Vec<String>,
 
-    /// Most RAM for the compressed pool [default: all of --ram but a working minimum of the program]; auto (experimental): as much of that as is worth it
+    /// Most RAM for the compressed pool [default: all of --ram but a working minimum of the program]; auto (experimental): as
+    /// much of that as is worth it
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub pool: Option<String>,
 

@@ -167,7 +167,7 @@ fn the_shrinker_leaves_areas_alone_that_rest() {
     let pages: Vec<Page> = (0..3000).map(text).collect();
     let es = entries(&put(&s, &pages));
     assert_eq!((0..2).map(|n| numbers(&s, &es).contains(&n)).collect::<Vec<_>>(), [true, true]);
-    s.set_pool_limit(0);
+    s.limit_pool(0, 0);
     assert!(s.wants_shrinking() > 0);
     let shrunk = s.shrink(usize::MAX, &mut scratch);
     let in_second = numbers(&s, &es).iter().filter(|n| **n == 1).count();
@@ -182,7 +182,7 @@ fn the_shrinker_leaves_areas_alone_that_rest() {
     // Nothing to do as long as nothing can be written.
     let alone = store(1 << 20, [broken(0, 0, Errno::NOSPC)]);
     put(&alone, &(0..200).map(text).collect::<Vec<_>>());
-    alone.set_pool_limit(0);
+    alone.limit_pool(0, 0);
     assert!(alone.wants_shrinking() > 0 && alone.shrink(1, &mut scratch).failed && alone.wants_shrinking() == 0);
     pass_rests(&alone);
     assert!(alone.wants_shrinking() > 0);
@@ -220,7 +220,7 @@ fn after_an_outage_all_clusters_are_written_again() {
     let es = entries(&put(&s, &pages));
     let area = s.areas.get(1).unwrap();
     assert!(area.ages.broke(es[0].offset() as usize / 512));
-    s.set_pool_limit(0);
+    s.limit_pool(0, 0);
     let mut scratch = Scratch::new().unwrap();
     assert_eq!(s.shrink(usize::MAX, &mut scratch).pages, 0, "broken");
     for _ in 0..4 {

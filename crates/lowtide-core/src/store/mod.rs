@@ -266,15 +266,10 @@ impl Store {
         all
     }
 
-    /// Changes the limit of the pool (bytes of frames). A pool that holds more keeps what it holds; new pages go elsewhere.
-    pub fn set_pool_limit(&self, bytes: usize) {
-        self.offers.store(bytes > 0, Ordering::Relaxed);
-        self.pool.set_limit(bytes, bytes);
-    }
-
-    /// The same, of a pool that could have `most` bytes: three fifths of those are what counts as mostly taken. It has room for
-    /// the pages that wait for a longer write (`gather.rs`) in any case; where it is to have less than half of that, these are
-    /// all that it has, and no page is compressed.
+    /// Changes the limit of the pool (bytes of frames), which could be `most`: three fifths of that are what counts as mostly
+    /// taken. A pool that holds more keeps what it holds; new pages go elsewhere. It has room for the pages that wait for a
+    /// longer write (`gather.rs`) in any case; where it is to have less than half of that, these are all that it has, and no
+    /// page is compressed.
     pub fn limit_pool(&self, bytes: usize, most: usize) {
         let waiting = (SHARE * ENOUGH * PAGE_SIZE).min(most / 8);
         self.offers.store(bytes > 0 && bytes >= waiting / 2, Ordering::Relaxed);

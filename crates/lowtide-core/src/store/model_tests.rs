@@ -97,7 +97,7 @@ impl Model {
                     s.free(e);
                     prop_assert_eq!(s.load(e, &mut [0; 4096], &mut scratch), Err(StoreError::BadEntry));
                 }
-                Op::Limit(bytes) => s.set_pool_limit(*bytes),
+                Op::Limit(bytes) => s.limit_pool(*bytes, *bytes),
                 Op::Compact(pages) => drop(s.compact(*pages)),
                 Op::Shrink(bytes) => {
                     let shrunk = s.shrink(*bytes, &mut scratch);

@@ -37,23 +37,6 @@ struct Offer {
     refused: bool,
 }
 
-/// [`Trials`] of the pages from one of the run on.
-struct From<'a>(&'a dyn Trials, usize);
-
-impl From<'_> {
-    fn is_worth_trying(&self, i: usize) -> bool {
-        self.0.is_worth_trying(self.1 + i)
-    }
-
-    fn is_promising(&self, i: usize) -> bool {
-        self.0.is_promising(self.1 + i)
-    }
-
-    fn was_tried(&self, i: usize, paid: bool) {
-        self.0.was_tried(self.1 + i, paid);
-    }
-}
-
 impl Store {
     /// Stores pages that go together, neighbours in order; `out[i]` is set for every page. A page that cannot be stored leaves
     /// nothing behind. Where a page goes, to the pool or to a device, `tier.rs` says. Those for a device are written with as
@@ -82,7 +65,7 @@ impl Store {
         for (i, (pages, out)) in pages.chunks(RUN).zip(out.chunks_mut(RUN)).enumerate() {
             let n = pages.len().min(out.len());
             let clean = clean.get(i * RUN..).unwrap_or(&[]);
-            self.store_chunk(&pages[..n], clean, &From(trials, i * RUN), &mut out[..n], scratch);
+            self.store_chunk(&pages[..n], clean, (trials, i * RUN), &mut out[..n], scratch);
         }
         // A thread that stores pays for a sparse pool: while pages come and go the reclaimer is never idle.
         if self.wants_compaction() {
@@ -94,7 +77,7 @@ impl Store {
         &self,
         pages: &[&Page],
         clean: &[Option<Entry>],
-        trials: &From<'_>,
+        (trials, first): (&dyn Trials, usize),
         out: Results<'_>,
         scratch: &mut Scratch,
     ) {
@@ -102,7 +85,8 @@ impl Store {
         let mut room_was_made = false;
         for (i, page) in pages.iter().enumerate() {
             let copy = clean.get(i).copied().flatten();
-            if let Some(plan) = copy.and_then(|copy| self.move_up(copy, page, (trials, i), scratch)) {
+            let trial = (trials, first + i);
+            if let Some(plan) = copy.and_then(|copy| self.move_up(copy, page, trial, scratch)) {
                 plans.push(plan);
                 continue;
             }
@@ -115,7 +99,7 @@ impl Store {
                 room_was_made = true;
                 self.make_room(scratch);
             }
-            plans.push(self.plan(page, (trials, i), scratch).unwrap_or_else(|refused| {
+            plans.push(self.plan(page, trial, scratch).unwrap_or_else(|refused| {
                 out[i] = Err(refused);
                 Plan::Done
             }));
@@ -130,7 +114,7 @@ impl Store {
 
     /// Puts a page into the pool of which a device has a clean copy, while the pool has much room: from there it comes back
     /// sooner. `None`: it does not go there, and has its copy still.
-    fn move_up(&self, copy: Entry, page: &Page, (trials, i): (&From<'_>, usize), scratch: &mut Scratch) -> Option<Plan> {
+    fn move_up(&self, copy: Entry, page: &Page, (trials, i): (&dyn Trials, usize), scratch: &mut Scratch) -> Option<Plan> {
         let has_room = self.pool_takes_pages() && self.pool.has_room();
         if !has_room || !trials.is_promising(i) || fill::repeated_word(page) == Some(0) {
             return None;
@@ -176,7 +160,7 @@ impl Store {
     ///
     /// # Errors
     /// `Full` when no tier takes it.
-    fn plan(&self, page: &Page, (trials, i): (&From<'_>, usize), scratch: &mut Scratch) -> Result<Plan, StoreError> {
+    fn plan(&self, page: &Page, (trials, i): (&dyn Trials, usize), scratch: &mut Scratch) -> Result<Plan, StoreError> {
         let tiers = Tiers { pool: self.pool_takes_pages(), device: self.has_device() };
         // Where there is no device, whatever gets smaller is worth it.
         let try_it = tiers.pool && (!tiers.device || trials.is_worth_trying(i));

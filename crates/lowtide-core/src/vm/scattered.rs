@@ -1,10 +1,10 @@
 //! Giving scattered memory back with one system call. Each MADV_DONTNEED of a page interrupts the CPUs on which other threads of
 //! the process run (9 us a page, where one does); since Linux 6.16 one `process_madvise` of many pages does so once for all (0.5
-//! us a page: `lowtide-lab frames`). A process may do that to itself without a descriptor since Linux 6.14 (PIDFD_SELF).
+//! us a page). A process may do that to itself without a descriptor since Linux 6.14 (PIDFD_SELF).
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use linux_raw_sys::general::{__NR_process_madvise, MADV_DONTNEED, PIDFD_SELF_THREAD};
+use linux_raw_sys::general::{__NR_process_madvise, MADV_DONTNEED, PIDFD_SELF_THREAD, iovec};
 
 use super::{Mapping, PAGE_SIZE};
 
@@ -14,14 +14,6 @@ const AT_ONCE: usize = 128;
 /// The kernel, or a filter of system calls, does not let this process do it.
 static REFUSED: AtomicBool = AtomicBool::new(false);
 
-/// The kernel's `struct iovec`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Iovec {
-    base: usize,
-    len: usize,
-}
-
 impl Mapping {
     /// Gives the pages of all `ranges`, each an offset and a length in bytes, back to the kernel; they read as zero afterwards.
     ///
@@ -29,30 +21,30 @@ impl Mapping {
     /// As [`Mapping::discard`], of each.
     pub unsafe fn discard_all(&self, ranges: impl Iterator<Item = (usize, usize)>) {
         let mut ranges = ranges.peekable();
-        let mut batch = arrayvec::ArrayVec::<Iovec, AT_ONCE>::new();
+        let mut batch = arrayvec::ArrayVec::<iovec, AT_ONCE>::new();
         while ranges.peek().is_some() {
             batch.clear();
             for (offset, len) in ranges.by_ref().take(AT_ONCE) {
                 debug_assert!(offset.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE) && offset + len <= self.len);
-                batch.push(Iovec { base: self.addr() + offset, len });
+                batch.push(iovec { iov_base: self.as_ptr().wrapping_add(offset).cast(), iov_len: len as u64 });
             }
             if batch.len() > 1 && discard_together(&batch) {
                 continue;
             }
             for range in &batch {
                 // SAFETY: handed on to the caller. What was given back already is given back once more.
-                unsafe { self.discard(range.base - self.addr(), range.len) };
+                unsafe { self.discard(range.iov_base.addr() - self.addr(), range.iov_len as usize) };
             }
         }
     }
 }
 
 /// False: not all of them are given back.
-fn discard_together(ranges: &[Iovec]) -> bool {
+fn discard_together(ranges: &[iovec]) -> bool {
     if REFUSED.load(Ordering::Relaxed) {
         return false;
     }
-    let bytes: usize = ranges.iter().map(|range| range.len).sum();
+    let bytes: u64 = ranges.iter().map(|range| range.iov_len).sum();
     let done: isize;
     // SAFETY: ranges of mappings of lowtide's own, which nobody uses; the kernel reads the list, and keeps all registers but
     // these.

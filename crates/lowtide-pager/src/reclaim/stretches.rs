@@ -22,8 +22,8 @@ const ONE_IN: u8 = 16;
 /// Stretches that are told apart, 16 GiB; those that lie further away share what is known.
 const STRETCHES: usize = 1 << 16;
 
-/// What is known of each stretch of [`PAGES`] pages: up to [`ENOUGH`] how many pages were tried in vain in a row, above it how many more are not
-/// tried.
+/// What is known of each stretch of [`PAGES`] pages: up to [`ENOUGH`] how many pages were tried in vain in a row, above it how
+/// many more are not tried.
 pub(crate) struct Stretches(Table<AtomicU8>);
 
 impl Stretches {
