@@ -68,8 +68,12 @@ impl ReclaimerThread {
         let settings = agent::settings();
         let asked = settings.pool_limit.load(Ordering::Relaxed);
         let most = self.pool_share.look(agent::segment(), pager, asked, total);
-        let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
-        let share = if settings.finds_pool == 1 { self.pool_worth.look(pager, most, mine, now_us) } else { most };
+        let mut share = most;
+        if settings.finds_pool == 1 {
+            let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
+            share = self.pool_worth.look(pager, most, mine, now_us);
+            agent::proc().pool_share.store(share.max(1), Ordering::Relaxed);
+        }
         pager.limit_pool(share as usize, most as usize);
     }
 

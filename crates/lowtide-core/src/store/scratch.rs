@@ -12,7 +12,7 @@ pub struct Scratch {
     pub(super) workspace: Workspace,
     /// Where the thread goes on.
     pub(super) ends: Ends,
-    /// Pages that went to a device while the pool took nothing; wraps.
+    /// Pages that went to a device while the pool was worth nothing; wraps.
     pub(super) bypassed: u32,
 }
 

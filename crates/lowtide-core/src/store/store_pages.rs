@@ -1,5 +1,7 @@
 //! Storing pages.
 
+use core::sync::atomic::Ordering;
+
 use arrayvec::ArrayVec;
 
 use super::folio::{Chunk, RUN, Results};
@@ -205,8 +207,12 @@ impl Store {
         offer
     }
 
-    /// While the pool takes nothing, one page in [`SAMPLE`] is compressed all the same: what a pool would hold is not forgotten.
+    /// While the pool could take pages and is worth nothing ([`Store::limit_pool`]), one page in [`SAMPLE`] is compressed all
+    /// the same: what it would hold is not forgotten.
     fn sample(&self, page: &Page, scratch: &mut Scratch) {
+        if self.offers.load(Ordering::Relaxed) || self.pool.limit() == 0 {
+            return;
+        }
         scratch.bypassed = scratch.bypassed.wrapping_add(1);
         if !scratch.bypassed.is_multiple_of(SAMPLE) {
             return;

@@ -211,7 +211,7 @@ pub struct StoreStats {
     pub offered: u64,
     /// Those that were not: `in_vain`, and those that were taken for such.
     pub unworthy: u64,
-    /// Of the pages that went to a device while the pool took nothing, one in 64, which were compressed to see what a pool would
+    /// Of the pages that went to a device while the pool was worth nothing, one in 64, which were compressed to see what a pool would
     /// hold; ...
     pub sampled: u64,
     /// ... those of them that compressed to 7/8; ...

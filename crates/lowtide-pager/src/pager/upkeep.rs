@@ -55,7 +55,6 @@ impl Pager {
     pub fn limit_pool(&self, bytes: usize, most: usize) {
         if let Some(operation) = self.enter() {
             operation.store().limit_pool(bytes, most);
-            self.proc().pool_share.store(bytes as u64, Ordering::Relaxed);
         }
     }
 

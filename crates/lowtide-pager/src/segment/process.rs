@@ -275,7 +275,7 @@ pub struct Proc {
     pub staged_bytes: AtomicU64,
     /// Bytes of frames that the pool holds.
     pub pool_bytes: AtomicU64,
-    /// Bytes that the pool may have now: its share of what all pools may have.
+    /// Bytes that the pool was found to be worth, 1 at least; 0: nobody looks for that.
     pub pool_share: AtomicU64,
     /// Bytes of compressed objects in the pool.
     pub pool_stored_bytes: AtomicU64,

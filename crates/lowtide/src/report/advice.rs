@@ -107,7 +107,7 @@ fn pool(report: &Report<'_>) -> Option<String> {
     let (stats, observed) = (report.stats, &report.observed);
     let (share, most) = (stats.memory.pool_share, stats.memory.pool_limit);
     let faults = observed.faults[FaultKind::Device as usize];
-    if share >= most / 2 || stats.areas.is_empty() || faults < 1.0 {
+    if share == 0 || share >= most / 2 || stats.areas.is_empty() || faults < 1.0 {
         return None;
     }
     let to = if share < most / 32 { "nearly 0".to_owned() } else { units::bytes(share) };

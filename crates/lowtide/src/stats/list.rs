@@ -136,7 +136,7 @@ figures! {
         pool_stored_bytes: u64, Bytes;
         /// The most that the pool may have.
         pool_limit: u64, Bytes;
-        /// What it may have now: with --pool auto as much as it is worth.
+        /// With --pool auto what it was found to be worth, and may have now; else 0.
         pool_share: u64, Bytes;
     }
 }

@@ -35,7 +35,7 @@ pub struct Gauges {
     pub staged: u64,
     pub pool: u64,
     pub pool_stored: u64,
-    /// Bytes that the pools may have.
+    /// Bytes that the pools were found to be worth; 0: nobody looks for that.
     pub pool_share: u64,
     pub now_stored: u64,
     pub now_on_device: u64,
