@@ -1,13 +1,14 @@
 //! lowtide's own mappings: every byte that lowtide itself uses is mapped here, so that nothing of it is ever adopted (swapped)
 //! by mistake, and so that it can be told apart from the program's memory.
 //!
-//! A mapping has an inaccessible guard page on each side: the kernel then never merges it with a mapping of the program.
-//! The table of own ranges (`own.rs`) only grows: the address range of a mapping that is no longer needed is kept, empty, for
-//! the next mapping of about the same length ([`Mapping::retire`]). Pages are given back with [`Mapping::discard`]. What may
-//! become large is reserved as address space first and opened as it grows ([`reserve`], [`Mapping::open`]): so is that table
-//! itself.
+//! Mappings are away from the program's (`place.rs`), and each has an inaccessible guard page on each side: the kernel never
+//! merges one with a mapping of the program. The table of own ranges (`own.rs`) only grows: the address range of a mapping that
+//! is no longer needed is kept, empty, for the next mapping of about the same length ([`Mapping::retire`]). Pages are given back
+//! with [`Mapping::discard`]. What may become large is reserved as address space first and opened as it grows ([`reserve`],
+//! [`Mapping::open`]): so is that table itself.
 
 mod own;
+mod place;
 pub mod room;
 mod scattered;
 
@@ -107,8 +108,7 @@ pub fn reserve(len: usize, on_fork: OnFork) -> Result<Mapping, Errno> {
         Some(base) => base,
         None => {
             let mut making = MAKING.lock();
-            // SAFETY: a fresh anonymous mapping at an address of the kernel's choice aliases nothing.
-            let base = unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), whole, ProtFlags::empty(), flags)? };
+            let base = making.place.map(whole, flags)?;
             enter(&mut making, base as usize, base as usize + whole, Whose::Lowtide)?;
             base
         }

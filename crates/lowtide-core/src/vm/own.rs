@@ -3,9 +3,10 @@
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+use rustix::mm::{MapFlags, MprotectFlags};
 
 use super::keep_from_child;
+use super::place::Place;
 use crate::lock::{Lock, rank};
 
 /// Most ranges of the table: address space for 32 MiB. What lowtide maps in one process is a few dozen; what a chain of forks
@@ -37,8 +38,20 @@ pub enum Whose {
 static OWN: AtomicPtr<OwnRange> = AtomicPtr::new(core::ptr::null_mut());
 /// How many ranges have a place in it.
 static OWN_LEN: AtomicUsize = AtomicUsize::new(0);
-/// Held from the making of a mapping to its entry in the table. How many ranges the table is open for.
-pub(super) static MAKING: Lock<usize, { rank::MAPPINGS }> = Lock::new(0);
+/// What whoever makes a mapping needs.
+pub(super) struct Making {
+    /// Where the next one goes.
+    pub place: Place,
+    /// How many ranges the table is open for.
+    open: usize,
+}
+
+impl Making {
+    const NOTHING: Making = Making { place: Place::UNKNOWN, open: 0 };
+}
+
+/// Held from the making of a mapping to its entry in the table.
+pub(super) static MAKING: Lock<Making, { rank::MAPPINGS }> = Lock::new(Making::NOTHING);
 
 /// The ranges so far.
 pub(super) fn table() -> &'static [OwnRange] {
@@ -59,7 +72,7 @@ pub unsafe fn forget_in_child() {
     OWN.store(core::ptr::null_mut(), Ordering::Relaxed);
     // SAFETY: handed on to the caller.
     unsafe { MAKING.reset_after_fork() };
-    *MAKING.lock() = 0;
+    *MAKING.lock() = Making::NOTHING;
 }
 
 /// Enters `start .. end` into the table of own ranges: for memory that lowtide got in another way (its library's data, the
@@ -71,30 +84,29 @@ pub fn own(start: usize, end: usize, whose: Whose) -> Result<(), Errno> {
     enter(&mut MAKING.lock(), start, end, whose)
 }
 
-/// Enters a range into the table. `open`: for how many ranges that is open.
-pub(super) fn enter(open: &mut usize, start: usize, end: usize, whose: Whose) -> Result<(), Errno> {
+/// Enters a range into the table.
+pub(super) fn enter(making: &mut Making, start: usize, end: usize, whose: Whose) -> Result<(), Errno> {
     let i = OWN_LEN.load(Ordering::Relaxed);
     let (size, step) = (size_of::<OwnRange>(), OPENED * size_of::<OwnRange>());
-    if i == *open {
+    if i == making.open {
         if i + OPENED > MAX_OWN {
             return Err(Errno::NOMEM);
         }
         let mut base = OWN.load(Ordering::Relaxed).cast::<u8>();
-        // SAFETY: a fresh mapping, of which only this thread knows; then a part of it that nobody has used yet.
+        if base.is_null() {
+            base = making.place.map(MAX_OWN * size, MapFlags::PRIVATE | MapFlags::NORESERVE)?.cast();
+            keep_from_child(base.cast(), MAX_OWN * size)?;
+            OWN.store(base.cast(), Ordering::Relaxed);
+        }
+        // SAFETY: a part of it that nobody has used yet.
         unsafe {
-            if base.is_null() {
-                let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-                base = rustix::mm::mmap_anonymous(core::ptr::null_mut(), MAX_OWN * size, ProtFlags::empty(), flags)?.cast();
-                keep_from_child(base.cast(), MAX_OWN * size)?;
-                OWN.store(base.cast(), Ordering::Relaxed);
-            }
             rustix::mm::mprotect(base.add(i * size).cast(), step, MprotectFlags::READ | MprotectFlags::WRITE)?;
         }
-        *open = i + OPENED;
+        making.open = i + OPENED;
         if i == 0 {
             // The table is a range of its own.
-            enter(open, base as usize, base as usize + MAX_OWN * size, Whose::Lowtide)?;
-            return enter(open, start, end, whose);
+            enter(making, base as usize, base as usize + MAX_OWN * size, Whose::Lowtide)?;
+            return enter(making, start, end, whose);
         }
     }
     // SAFETY: the table is open for `open` ranges, and `i` is less; its zero bytes are a range.

@@ -1,0 +1,118 @@
+//! Where lowtide's mappings are: far from where the kernel puts the program's.
+//!
+//! The kernel puts a mapping into the highest hole that is large enough. A program that has unmapped a part of a range which it
+//! had reserved may still unmap the whole, or move something there (mremap): nobody else maps anything in a process of one
+//! thread. A mapping of lowtide's in such a hole would go with it.
+
+use core::ffi::c_void;
+use core::ptr::null_mut;
+
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+use super::PAGE_SIZE;
+
+/// Bytes below a place of the kernel's choice: more than most programs map, and still where ThreadSanitizer, which wants most
+/// addresses for itself, allows mappings (from 0x7e8000000000 on).
+const BELOW: usize = 384 << 30;
+/// Bytes from there up that are lowtide's to take.
+const ROOM: usize = 256 << 30;
+/// From a place that is taken, the next try is so much further up.
+const STRIDE: usize = 16 << 30;
+const TRIES: usize = 16;
+
+/// The next address to try.
+#[derive(Debug)]
+pub(super) struct Place {
+    next: usize,
+    end: usize,
+}
+
+impl Place {
+    /// Nothing is mapped so far.
+    pub(super) const UNKNOWN: Place = Place { next: 0, end: 0 };
+
+    /// Maps `len` bytes, inaccessible; where the kernel likes if there is no room left (or it does not know
+    /// MAP_FIXED_NOREPLACE, of Linux 4.17).
+    ///
+    /// # Errors
+    /// `NOMEM` when the kernel refuses.
+    pub(super) fn map(&mut self, len: usize, flags: MapFlags) -> Result<*mut c_void, Errno> {
+        if self.end == 0 {
+            let start = of_the_kernels_choice()?.saturating_sub(BELOW);
+            (self.next, self.end) = (start, start + ROOM);
+        }
+        for _ in 0..TRIES {
+            if self.next == 0 || self.next + len > self.end {
+                break;
+            }
+            let at = self.next as *mut c_void;
+            // SAFETY: it replaces nothing.
+            match unsafe { mmap_anonymous(at, len, ProtFlags::empty(), flags | MapFlags::FIXED_NOREPLACE) } {
+                Ok(found) if found == at => {
+                    self.next += len;
+                    return Ok(at);
+                }
+                Err(Errno::EXIST) => self.next += STRIDE,
+                Err(Errno::NOMEM) => return Err(Errno::NOMEM),
+                _ => break,
+            }
+        }
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice aliases nothing.
+        unsafe { mmap_anonymous(null_mut(), len, ProtFlags::empty(), flags) }
+    }
+}
+
+/// Where the kernel puts a page now.
+fn of_the_kernels_choice() -> Result<usize, Errno> {
+    // SAFETY: a fresh mapping that only this thread knows.
+    unsafe {
+        let at = mmap_anonymous(null_mut(), PAGE_SIZE, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)?;
+        munmap(at, PAGE_SIZE)?;
+        Ok(at as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FLAGS: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);
+
+    #[test]
+    fn a_hole_of_the_programs_stays_one() {
+        let len = 64 * PAGE_SIZE;
+        // SAFETY: a mapping of this test's own, whose middle it unmaps.
+        let reserved = unsafe {
+            let reserved = mmap_anonymous(null_mut(), 3 * len, ProtFlags::empty(), FLAGS).unwrap() as usize;
+            munmap((reserved + len) as *mut c_void, len).unwrap();
+            reserved
+        };
+        let mut place = Place::UNKNOWN;
+        for _ in 0..100 {
+            let at = place.map(len, FLAGS).unwrap() as usize;
+            assert!(at.abs_diff(reserved) > 64 << 30, "{at:#x} beside {reserved:#x}");
+        }
+    }
+
+    #[test]
+    fn what_is_taken_is_passed_over_and_left_as_it_is() {
+        let mut place = Place::UNKNOWN;
+        let first = place.map(PAGE_SIZE, FLAGS).unwrap() as usize;
+        let next = (first + PAGE_SIZE) as *mut c_void;
+        // SAFETY: at a place where nothing is, and written within.
+        unsafe {
+            let prot = ProtFlags::READ | ProtFlags::WRITE;
+            let _ = mmap_anonymous(next, PAGE_SIZE, prot, FLAGS | MapFlags::FIXED_NOREPLACE).map(|at| at.cast::<u8>().write(7));
+            assert!(place.map(PAGE_SIZE, FLAGS).unwrap() as usize > next as usize);
+            assert_eq!(next.cast::<u8>().read(), 7);
+        }
+    }
+
+    #[test]
+    fn without_room_the_kernel_says_where() {
+        let mut place = Place { next: 1 << 40, end: (1 << 40) + PAGE_SIZE };
+        let at = place.map(2 * PAGE_SIZE, FLAGS).unwrap() as usize;
+        assert!(at > 1 << 41, "{at:#x}");
+    }
+}
