@@ -39,6 +39,9 @@ pub struct RaceArgs {
     /// compressed RAM (zswap).
     #[arg(long, value_enum)]
     swap: Option<Swap>,
+    /// lowtide with its default options, a pool and a swap file of its own, whatever the kernel swaps to.
+    #[arg(long)]
+    plain: bool,
     /// The limit, in percent of what a load takes natively (default: 70; 40 with `--swap zswap`, 33 with `--swap file`).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(10..=95))]
     percent: Option<u64>,
@@ -66,12 +69,12 @@ impl RaceArgs {
         let mut threads: Vec<usize> = self.threads.iter().filter_map(|n| count(Some(*n))).collect();
         threads.sort_unstable();
         threads.dedup();
-        Wishes { swap: self.swap, percent: self.percent, only: self.only.clone(), rounds, burners, threads }
+        Wishes { swap: self.swap, percent: self.percent, only: self.only.clone(), rounds, plain: self.plain, burners, threads }
     }
 
     /// What is wrong with these options for that experiment.
     fn misfit(&self, experiment: &str) -> Option<String> {
-        let is_more = self.swap.is_some() || self.percent.is_some() || self.burners.is_some();
+        let is_more = self.swap.is_some() || self.plain || self.percent.is_some() || self.burners.is_some();
         if !self.threads.is_empty() && ![experiments::LOCKS, experiments::FAULT].contains(&experiment) {
             return Some(format!("--threads is for `{}` and `{}`", experiments::LOCKS, experiments::FAULT));
         }
@@ -79,15 +82,17 @@ impl RaceArgs {
         let own: Vec<&str> = match experiment {
             experiments::RACE => race::names().collect(),
             experiments::BUILD | experiments::REGION if is_more => {
-                return Some("--swap, --percent and --burners are for `race`".to_owned());
+                return Some("--swap, --plain, --percent and --burners are for `race`".to_owned());
             }
             experiments::REGION => Order::NAMES.to_vec(),
             experiments::BUILD => experiments::builds().collect(),
             experiments::LOCKS if is_more || self.rounds.is_some() => {
-                return Some("--swap, --percent, --rounds and --burners are for `race`".to_owned());
+                return Some("--swap, --plain, --percent, --rounds and --burners are for `race`".to_owned());
             }
             experiments::LOCKS => experiments::allocators().collect(),
-            _ => return is_given.then(|| "--swap, --percent, --only, --rounds and --burners are for `race`".to_owned()),
+            _ => {
+                return is_given.then(|| "--swap, --plain, --percent, --only, --rounds and --burners are for `race`".to_owned());
+            }
         };
         let other = self.only.iter().find(|name| !own.contains(&name.as_str()))?;
         Some(format!("`{other}` is nothing of `{experiment}`; there are: {}", own.join(", ")))

@@ -13,6 +13,8 @@ pub struct Wishes {
     pub only: Vec<String>,
     /// How often each runs.
     pub rounds: Option<usize>,
+    /// lowtide runs with its default options, whatever the kernel swaps to.
+    pub plain: bool,
     /// How many programs burn CPU meanwhile.
     pub burners: Option<usize>,
     /// With these numbers of threads.

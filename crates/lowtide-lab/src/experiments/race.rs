@@ -18,6 +18,8 @@ const TOGETHER: f64 = 1.5;
 /// Memory is compared as well: none may have had so much more than the limit, nor the kernel so much less.
 const MORE: f64 = 1.02;
 const LESS: f64 = 0.97;
+/// What is seen of a program under lowtide from outside may be so much more than lowtide says.
+const UNSAID: f64 = 1.01;
 
 fn run(scale: &Scale) -> Result<Outcome, String> {
     let wishes = &scale.race;
@@ -30,13 +32,15 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
             Swap::File => 33,
         }),
         rounds: wishes.rounds.unwrap_or(scale.pick(1, 3)),
+        plain: wishes.plain,
         burners: wishes.burners.unwrap_or(0),
         quick: scale.quick,
         progress: scale.progress.clone(),
         disk: lowtide_config::place::auto_dir(),
     };
     let beside = if course.burners > 0 { format!(", beside {} programs that burn CPU", course.burners) } else { String::new() };
-    let title = format!("in {} % of what each takes natively{beside}", course.percent);
+    let options = if course.plain { "; lowtide with its default options" } else { "" };
+    let title = format!("in {} % of what each takes natively{beside}{options}", course.percent);
     let loads = race::chosen(&wishes.only, swap);
     let prefixed = |line: String| format!("race: {line}");
     race::missing(&loads).map_or(Ok(()), Err).map_err(prefixed)?;
@@ -49,7 +53,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     }
     race.end().map_err(prefixed)?;
     let crowded = wishes.burners.is_some();
-    let whole = wishes.only.is_empty() && wishes.percent.is_none() && !crowded && swap == Swap::Zram;
+    let whole = wishes.only.is_empty() && wishes.percent.is_none() && !wishes.plain && !crowded && swap == Swap::Zram;
     Ok(Outcome {
         tables: vec![times(&title, &matches), why(&matches)],
         findings: findings(&matches, whole, target_of(swap, crowded)),
@@ -110,6 +114,7 @@ fn why(matches: &[Raced]) -> Table {
         "major faults",
         "pages in",
         "lowtide: peak %",
+        "seen of what it says %",
         "faults",
         "of them staged",
         "pages in",
@@ -127,6 +132,7 @@ fn why(matches: &[Raced]) -> Table {
             count(&m.kernel.faults),
             count(&m.kernel.pages_in),
             percent(m.lowtide.peak as f64),
+            format!("{:.1}", m.lowtide.unsaid * 100.0),
             count(&m.lowtide.faults),
             count(&m.lowtide.staged),
             count(&m.lowtide.pages_in),
@@ -176,6 +182,7 @@ fn findings(matches: &[Raced], whole: bool, target_of: fn(f64) -> Option<f64>) -
         worst("kernel: highest peak of memory / limit", Target::AtMost(MORE), &kernel),
         worst("kernel: lowest peak of memory / limit", Target::AtLeast(LESS), &kernel),
         worst("lowtide: highest peak of memory / limit", Target::AtMost(MORE), &|m| m.lowtide.peak as f64 / m.limit as f64),
+        worst("lowtide: peak seen from outside / what it says", Target::AtMost(UNSAID), &|m| m.lowtide.unsaid),
     ]);
     findings
 }

@@ -20,7 +20,8 @@ const THREAD: usize = 1;
 fn run(scale: &Scale) -> Result<Outcome, String> {
     let disk = lowtide_config::place::auto_dir();
     let (rounds, progress) = (scale.race.rounds.unwrap_or(scale.pick(1, 3)), scale.progress.clone());
-    let course = Course { percent: PERCENT, swap: Swap::Zram, rounds, burners: 0, quick: scale.quick, disk, progress };
+    let course =
+        Course { percent: PERCENT, swap: Swap::Zram, plain: false, rounds, burners: 0, quick: scale.quick, disk, progress };
     let prefixed = |line: String| format!("region: {line}");
     let mut race = Race::new(course).map_err(prefixed)?;
     let pages = scale.pick(32 << 10, 96 << 10);

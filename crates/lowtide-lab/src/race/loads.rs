@@ -82,10 +82,12 @@ const LOADS: &[Load] = &[
     Load { name: "sqlite", target: Some(1.0), home: Swap::Zram, needs: &[Need::Module("sqlite3")], task: real::sqlite },
     Load { name: "python", target: Some(1.0), home: Swap::Zram, needs: &[Need::Module("zlib")], task: real::objects },
     Load { name: "redis", target: Some(1.0), home: Swap::Zram, needs: &[Need::Command("redis-server")], task: real::redis },
+    Load { name: "saves", target: Some(1.0), home: Swap::Zram, needs: &[Need::Command("redis-server")], task: real::saves },
     Load { name: "gcc", target: Some(1.0), home: Swap::Zram, needs: &[Need::Command("gcc")], task: real::gcc },
     Load { name: "javascript", target: Some(1.0), home: Swap::Zram, needs: &[Need::Command("node")], task: real::javascript },
     Load { name: "duckdb", target: None, home: Swap::Zram, needs: &[Need::Module("duckdb")], task: real::duckdb },
     Load { name: "numpy", target: None, home: Swap::Zram, needs: &[Need::Module("numpy")], task: real::numpy },
+    Load { name: "matrices", target: Some(1.0), home: Swap::Zram, needs: &[Need::Module("numpy")], task: real::matrices },
     Load {
         name: "file-passes",
         target: Some(2.0),

@@ -11,6 +11,7 @@ pub struct Lowtide {
     program: PathBuf,
     stats: PathBuf,
     directory: PathBuf,
+    is_plain: bool,
 }
 
 /// What lowtide says that it did.
@@ -37,12 +38,13 @@ pub fn program() -> Result<PathBuf, String> {
 }
 
 impl Lowtide {
-    /// Takes the [`program`]. `work` is for its statistics, `disk` for its swap file.
+    /// Takes the [`program`]. `work` is for its statistics, `disk` for its swap file. `is_plain`: with lowtide's
+    /// default options, whatever the kernel has.
     ///
     /// # Errors
     /// A line: it was not built.
-    pub fn new(work: &Path, disk: &Path) -> Result<Lowtide, String> {
-        Ok(Lowtide { program: program()?, stats: work.join("stats.json"), directory: disk.to_owned() })
+    pub fn new(work: &Path, disk: &Path, is_plain: bool) -> Result<Lowtide, String> {
+        Ok(Lowtide { program: program()?, stats: work.join("stats.json"), directory: disk.to_owned(), is_plain })
     }
 
     /// The words in front of a command that run it in `limit` bytes, with a swap file of `size` bytes if it is for one.
@@ -53,7 +55,11 @@ impl Lowtide {
         };
         let limit = limit.to_string();
         let mut words: Vec<OsString> = vec![self.program.clone().into()];
-        words.extend(["run", "--quiet", "--ram", &limit, "--swap", &swap, "--stats"].map(OsString::from));
+        words.extend(["run", "--quiet", "--ram", &limit].map(OsString::from));
+        if !self.is_plain {
+            words.extend(["--swap", &swap].map(OsString::from));
+        }
+        words.push("--stats".into());
         words.extend([self.stats.clone().into(), "--".into()]);
         words
     }

@@ -39,6 +39,8 @@ pub struct Course {
     pub percent: u64,
     /// What is swapped to.
     pub swap: Swap,
+    /// lowtide has its default options, whatever the kernel swaps to.
+    pub plain: bool,
     /// How often each runs.
     pub rounds: usize,
     /// Other programs, which burn CPU all the while.
@@ -70,6 +72,8 @@ pub struct Shown {
     pub peak: u64,
     /// The same in each round.
     pub peaks: Sample,
+    /// The highest memory seen from outside, by the peak that lowtide says: the worst round.
+    pub unsaid: f64,
     /// Major faults of the kernel; faults that lowtide served.
     pub faults: Sample,
     /// Of lowtide's faults those that took back what was still in memory.
@@ -129,7 +133,7 @@ impl Race {
             return Err("it takes root to turn the kernel's swap on".into());
         }
         let work = course.disk.join(own_name());
-        let lowtide = Lowtide::new(&work, &course.disk)?;
+        let lowtide = Lowtide::new(&work, &course.disk, course.plain)?;
         let mut restorer = Restorer::new()?;
         restorer.will_make(&Made::Directory(work.clone()))?;
         std::fs::create_dir(&work).map_err(|e| format!("{}: {e}", work.display()))?;
@@ -269,12 +273,14 @@ impl Race {
 
     fn under_lowtide(&self, task: &Task, limit: u64, swap: Swap, slowest: Duration, into: &mut Shown) -> Result<Ended, String> {
         let ended = run(task, &self.beside(self.lowtide.words(limit, swap, SWAP))?, slowest, || ())?;
-        let mut peak = ended.peak();
+        let seen = ended.peak();
+        let mut peak = seen;
         if let Ended::Well(_) = ended {
             let counts = self.lowtide.take_counts()?;
             into.faults.add(counts.faults as f64);
             into.staged.add(counts.staged as f64);
             into.pages_in.add(counts.pages_in as f64);
+            into.unsaid = into.unsaid.max(seen as f64 / counts.peak as f64);
             peak = peak.max(counts.peak);
         }
         into.saw_peak(peak);

@@ -11,6 +11,9 @@ use super::run::Task;
 use super::site::Site;
 use crate::programs::python_with;
 
+/// How often redis-server saves itself in the race.
+const SAVES: usize = 6;
+
 /// What a load needs on the machine.
 #[derive(Debug, Clone, Copy)]
 pub enum Need {
@@ -74,7 +77,14 @@ pub fn redis(site: &Site) -> Result<Task, String> {
     let (keys, requests) = site.pick((180_000, 250_000), (400_000, 600_000));
     let server = ["redis-server", "--port", "0", "--save", "", "--appendonly", "no", "--logfile", "/dev/null", "--unixsocket"];
     let task = site.task(server.map(OsString::from).into_iter().chain([socket.clone().into()]))?;
-    Ok(Task { client: Some(Client { socket, keys, requests }), ..task })
+    Ok(Task { client: Some(Client { socket, keys, requests, saves: 0 }), ..task })
+}
+
+/// The same with half the keys, which saves itself all the while: each save is a fork that reads all there is.
+pub fn saves(site: &Site) -> Result<Task, String> {
+    let (keys, requests) = site.pick((120_000, 250_000), (250_000, 600_000));
+    let task = redis(site)?;
+    Ok(Task { client: task.client.map(|client| Client { keys, requests, saves: SAVES, ..client }), ..task })
 }
 
 /// SQLite in memory, as Python has it: point queries and updates.
@@ -101,6 +111,11 @@ pub fn duckdb(site: &Site) -> Result<Task, String> {
 /// numpy: columns that are streamed through.
 pub fn numpy(site: &Site) -> Result<Task, String> {
     python(site, "numpy", "arrays.py", include_str!("jobs/arrays.py"), site.pick(&["200", "10"], &["512", "15"]))
+}
+
+/// numpy: sorts, an FFT and a product of matrices.
+pub fn matrices(site: &Site) -> Result<Task, String> {
+    python(site, "numpy", "matrices.py", include_str!("jobs/matrices.py"), site.pick(&["3000000"], &["8000000"]))
 }
 
 /// A JavaScript heap under garbage collection.

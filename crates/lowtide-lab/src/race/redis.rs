@@ -1,6 +1,6 @@
 //! The client of the race's redis-server: fills it, asks at random, a few keys often, changes some, verifies every answer.
 
-use std::io::{BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -25,6 +25,8 @@ pub struct Client {
     pub keys: usize,
     /// Requests after all keys are there.
     pub requests: usize,
+    /// How often the server saves all keys in the background meanwhile.
+    pub saves: usize,
 }
 
 impl Client {
@@ -41,7 +43,11 @@ impl Client {
             server.round(&requests, &changes)?;
         }
         let (zipf, mut random, mut sum) = (Zipf::new(self.keys), fastrand::Rng::with_seed(1), Fnv::new());
-        for round in 0..self.requests / PIPELINE {
+        let rounds = self.requests / PIPELINE;
+        for round in 0..rounds {
+            if self.saves > 0 && round.is_multiple_of((rounds / self.saves).max(1)) {
+                server.save()?;
+            }
             // A key is changed before it is asked for again in the same round: the server does one after the other.
             let mut requests = Vec::with_capacity(PIPELINE);
             for i in 0..PIPELINE {
@@ -80,6 +86,15 @@ impl Server {
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
         self.to.write_all(bytes).map_err(|e| format!("redis-server: {e}"))
+    }
+
+    /// Lets it save in the background, if it does not yet.
+    fn save(&mut self) -> Result<(), String> {
+        self.write(b"BGSAVE\r\n")?;
+        let mut answer = String::new();
+        self.from.read_line(&mut answer).map_err(|e| format!("redis-server: {e}"))?;
+        let is_well = answer.starts_with("+Background") || answer.contains("already in progress");
+        if is_well { Ok(()) } else { Err(format!("redis-server: can't save: {}", answer.trim())) }
     }
 
     /// Sets each key to what it is after so many changes, or, without a number, asks for it; `changes` counts them as they were
