@@ -91,7 +91,8 @@ impl RaceArgs {
             }
             experiments::LOCKS => experiments::allocators().collect(),
             _ => {
-                return is_given.then(|| "--swap, --plain, --percent, --only, --rounds and --burners are for `race`".to_owned());
+                return is_given
+                    .then(|| "--swap, --plain, --percent, --only, --rounds and --burners are for `race`".to_owned());
             }
         };
         let other = self.only.iter().find(|name| !own.contains(&name.as_str()))?;

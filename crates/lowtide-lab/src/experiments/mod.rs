@@ -1,6 +1,7 @@
 //! The experiments, one a file.
 
 mod build;
+mod dictionary;
 mod disk;
 mod fault;
 mod frames;
@@ -38,6 +39,7 @@ const EXPERIMENTS: &[Experiment] = &[
     zero::EXPERIMENT,
     same_filled::EXPERIMENT,
     hysteresis::EXPERIMENT,
+    dictionary::EXPERIMENT,
     disk::EXPERIMENT,
     swapoff::EXPERIMENT,
 ];

@@ -1,0 +1,225 @@
+//! Would a dictionary make the pool denser? LZ4 finds nothing before the beginning of a page; with a dictionary of what pages of
+//! this program look like it does.
+//!
+//! Published (zram and zswap with dictionaries, Linux-mm, 2024): LZ4 664 -> 620 of 1750 MB, at no cost per page, as the
+//! dictionary's table is made once and attached to.
+
+use std::collections::HashMap;
+use std::ffi::{c_char, c_int, c_void};
+
+use lowtide_core::codec::MAX_COMPRESSED;
+use lowtide_core::store::Page;
+use lowtide_core::vm::PAGE_SIZE;
+// For its link attributes.
+use lz4_sys as _;
+
+use crate::experiment::{Experiment, Outcome, Scale};
+use crate::measure::{self, Sample};
+use crate::programs::PROGRAMS;
+use crate::report::{Finding, Table};
+
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "dictionary",
+    question: "how much denser would LZ4 be with a dictionary of the run's first pages, and what would it cost a page?",
+    run,
+};
+
+// As lz4.h has them.
+unsafe extern "C" {
+    fn LZ4_createStream() -> *mut c_void;
+    fn LZ4_freeStream(stream: *mut c_void) -> c_int;
+    fn LZ4_resetStream_fast(stream: *mut c_void);
+    fn LZ4_loadDict(stream: *mut c_void, dictionary: *const c_char, len: c_int) -> c_int;
+    fn LZ4_attach_dictionary(stream: *mut c_void, dictionary: *const c_void);
+    fn LZ4_compress_fast_continue(
+        stream: *mut c_void,
+        from: *const c_char,
+        to: *mut c_char,
+        len: c_int,
+        room: c_int,
+        acceleration: c_int,
+    ) -> c_int;
+    fn LZ4_compress_fast_extState(
+        state: *mut c_void,
+        from: *const c_char,
+        to: *mut c_char,
+        len: c_int,
+        room: c_int,
+        acceleration: c_int,
+    ) -> c_int;
+    fn LZ4_decompress_safe_usingDict(
+        from: *const c_char,
+        to: *mut c_char,
+        len: c_int,
+        room: c_int,
+        dictionary: *const c_char,
+        dictionary_len: c_int,
+    ) -> c_int;
+}
+
+/// Pages that are looked at to make a dictionary: the first ones that leave.
+const FIRST: usize = 256;
+/// Bytes of the dictionaries that are tried.
+const LENGTHS: [usize; 3] = [4 << 10, 16 << 10, 60 << 10];
+/// A dictionary is put together of pieces of so many bytes.
+const PIECE: usize = 64;
+
+fn run(scale: &Scale) -> Result<Outcome, String> {
+    let (pages, rounds) = scale.pick((3_000, 3), (12_000, 9));
+    let columns = ["memory", "pages", "none", "4 KiB", "16 KiB", "60 KiB", "zeros: 16 KiB"];
+    let mut sizes = Table::new("bytes of a page as it is stored (4096: not worth it), by dictionary", &columns);
+    let mut times = Table::new("ns of CPU a page, compressing / decompressing, by dictionary", &columns);
+    let (mut all, mut cost) = ([0.0; 5], Sample::default());
+    for (name, read) in PROGRAMS {
+        let pages: Vec<Page> = match read(pages) {
+            Ok(pages) => pages.into_iter().filter(|page| page.iter().any(|byte| *byte != 0)).collect(),
+            Err(why) => {
+                eprintln!("lowtide-lab: dictionary: {name} is left out: {why}");
+                continue;
+            }
+        };
+        // Those that leave first are next to each other; so they are here.
+        let (first, pages) = pages.split_at(FIRST.min(pages.len() / 4));
+        let mut all_ways = vec![Way::new(Vec::new())];
+        all_ways.extend(LENGTHS.map(|len| Way::new(trained(first, len))));
+        all_ways.push(Way::new(vec![0; LENGTHS[1]]));
+        let mut timed = vec![[Sample::default(), Sample::default()]; all_ways.len()];
+        measure::in_turn(&[0, 1, 2, 3, 4], rounds, |i, _| {
+            let (compressed, ns) = all_ways[i].compress(pages);
+            timed[i][0].add(ns);
+            timed[i][1].add(all_ways[i].decompress(pages, &compressed)?);
+            all_ways[i].bytes = compressed.iter().map(|page| page.as_ref().map_or(PAGE_SIZE, Vec::len)).sum();
+            Ok::<(), String>(())
+        })?;
+        let row = || [name.to_owned(), pages.len().to_string()].into_iter();
+        sizes.row(row().chain(all_ways.iter().map(|way| format!("{:.0}", way.bytes as f64 / pages.len() as f64))));
+        times.row(row().chain(timed.iter().map(|[c, d]| format!("{:.0} / {:.0}", c.median(), d.median()))));
+        // Each program counts alike.
+        all_ways.iter().zip(&mut all).for_each(|(way, all)| *all += way.bytes as f64 / pages.len() as f64);
+        cost.add(timed[2][0].plus(&timed[2][1]).over(&timed[0][0].plus(&timed[0][1])).median());
+    }
+    let mut outcome = Outcome { tables: vec![sizes, times], ..Outcome::default() };
+    for (i, len) in LENGTHS.iter().enumerate() {
+        let told = format!("{:.0} of {:.0} bytes a page", all[i + 1], all[0]);
+        let finding =
+            Finding::new(format!("with a dictionary of {} KiB / without, all programs", len >> 10), told, all[i + 1] / all[0]);
+        outcome.findings.push(if i == 1 { finding.published("620 / 664") } else { finding });
+    }
+    let told = "compressing and decompressing a page, 16 KiB, the median of the programs";
+    outcome.findings.push(Finding::new("time with / without", told, cost.median()));
+    Ok(outcome)
+}
+
+/// The pieces of these pages whose eight-byte words most others have too, the best ones last, where LZ4 reaches them first; as
+/// the COVER trainer (Liao, Petri, Moffat and Wirth, 2016) chooses them.
+fn trained(pages: &[Page], len: usize) -> Vec<u8> {
+    let words = |piece: &[u8]| -> Vec<u64> {
+        piece.windows(8).step_by(4).map(|w| u64::from_le_bytes(w.try_into().unwrap_or_default())).collect()
+    };
+    let mut often: HashMap<u64, u32> = HashMap::new();
+    for page in pages {
+        let mut here = words(page);
+        here.sort_unstable();
+        here.dedup();
+        here.into_iter().for_each(|word| *often.entry(word).or_default() += 1);
+    }
+    // What only one page has helps no other.
+    often.retain(|word, n| *n > 1 && *word != 0);
+    let mut pieces: Vec<&[u8]> = pages.iter().flat_map(|page| page.chunks_exact(PIECE)).collect();
+    let mut chosen = Vec::new();
+    let worth = |often: &HashMap<u64, u32>, piece: &[u8]| -> u64 {
+        words(piece).iter().filter_map(|word| often.get(word)).map(|n| u64::from(*n)).sum()
+    };
+    while chosen.len() * PIECE < len && !pieces.is_empty() && !often.is_empty() {
+        // Many at a time: to choose one by one takes minutes.
+        pieces.sort_by_cached_key(|piece| std::cmp::Reverse(worth(&often, piece)));
+        let at_a_time = (len / PIECE / 16).max(1).min(pieces.len());
+        for piece in pieces.drain(..at_a_time) {
+            // Less, if those before it have the same words.
+            if worth(&often, piece) > 0 {
+                chosen.push(piece);
+                words(piece).iter().for_each(|word| drop(often.remove(word)));
+            }
+        }
+    }
+    chosen.truncate(len / PIECE);
+    chosen.into_iter().rev().flatten().copied().collect()
+}
+
+/// A way to compress: with this dictionary, or none.
+struct Way {
+    dictionary: Vec<u8>,
+    stream: *mut c_void,
+    attached: *mut c_void,
+    bytes: usize,
+}
+
+impl Way {
+    fn new(dictionary: Vec<u8>) -> Way {
+        // SAFETY: two streams of the library's own; the dictionary stays where it is as long as they do.
+        let (stream, attached) = unsafe {
+            let attached = LZ4_createStream();
+            LZ4_loadDict(attached, dictionary.as_ptr().cast(), dictionary.len() as c_int);
+            (LZ4_createStream(), attached)
+        };
+        Way { dictionary, stream, attached, bytes: 0 }
+    }
+
+    /// The pages, and ns of CPU for each.
+    fn compress(&self, pages: &[Page]) -> (Vec<Option<Vec<u8>>>, f64) {
+        let (compressed, ns) = measure::cpu_ns(|| pages.iter().map(|page| self.compress_one(page)).collect());
+        (compressed, ns / pages.len() as f64)
+    }
+
+    fn compress_one(&self, page: &Page) -> Option<Vec<u8>> {
+        let mut to = [0u8; PAGE_SIZE];
+        let (from, into) = (page.as_ptr().cast(), to.as_mut_ptr().cast());
+        let (len, room) = (PAGE_SIZE as c_int, MAX_COMPRESSED as c_int);
+        // SAFETY: streams made above; source and destination are as long as is said.
+        let n = unsafe {
+            if self.dictionary.is_empty() {
+                LZ4_compress_fast_extState(self.stream, from, into, len, room, 1)
+            } else {
+                LZ4_resetStream_fast(self.stream);
+                LZ4_attach_dictionary(self.stream, self.attached);
+                LZ4_compress_fast_continue(self.stream, from, into, len, room, 1)
+            }
+        };
+        usize::try_from(n).ok().filter(|n| *n > 0).map(|n| to[..n].to_vec())
+    }
+
+    /// Nanoseconds of CPU for each page.
+    fn decompress(&self, pages: &[Page], compressed: &[Option<Vec<u8>>]) -> Result<f64, String> {
+        let stored: Vec<(&Page, &Vec<u8>)> =
+            pages.iter().zip(compressed).filter_map(|(page, c)| Some((page, c.as_ref()?))).collect();
+        let mut to = [0u8; PAGE_SIZE];
+        let (wrong, ns) = measure::cpu_ns(|| {
+            let wrong = |(page, bytes): &&(&Page, &Vec<u8>)| {
+                // SAFETY: source, destination and dictionary are as long as is said; the function is safe with any bytes.
+                let n = unsafe {
+                    LZ4_decompress_safe_usingDict(
+                        bytes.as_ptr().cast(),
+                        to.as_mut_ptr().cast(),
+                        bytes.len() as c_int,
+                        PAGE_SIZE as c_int,
+                        self.dictionary.as_ptr().cast(),
+                        self.dictionary.len() as c_int,
+                    )
+                };
+                n != PAGE_SIZE as c_int || to != **page
+            };
+            stored.iter().filter(wrong).count()
+        });
+        if wrong == 0 { Ok(ns / stored.len().max(1) as f64) } else { Err(format!("{wrong} pages came back wrong")) }
+    }
+}
+
+impl Drop for Way {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, and used no more.
+        unsafe {
+            LZ4_freeStream(self.stream);
+            LZ4_freeStream(self.attached);
+        }
+    }
+}
