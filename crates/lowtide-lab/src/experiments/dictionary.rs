@@ -138,7 +138,7 @@ fn trained(pages: &[Page], len: usize) -> Vec<u8> {
             // Less, if those before it have the same words.
             if worth(&often, piece) > 0 {
                 chosen.push(piece);
-                words(piece).iter().for_each(|word| drop(often.remove(word)));
+                words(piece).iter().for_each(|word| _ = often.remove(word));
             }
         }
     }
