@@ -84,7 +84,14 @@ pub fn redis(site: &Site) -> Result<Task, String> {
 pub fn saves(site: &Site) -> Result<Task, String> {
     let (keys, requests) = site.pick((120_000, 250_000), (250_000, 600_000));
     let task = redis(site)?;
-    Ok(Task { client: task.client.map(|client| Client { keys, requests, saves: SAVES, ..client }), ..task })
+    // It would load what the run before has saved.
+    let first = ["sh", "-c", "rm -f dump.rdb && exec \"$@\"", "sh"].map(OsString::from);
+    let command = first.into_iter().chain(task.command).collect();
+    Ok(Task {
+        command,
+        client: task.client.map(|client| Client { keys, requests, saves: SAVES, ..client }),
+        directory: task.directory,
+    })
 }
 
 /// SQLite in memory, as Python has it: point queries and updates.
