@@ -193,13 +193,14 @@ extern "C" fn run(start: usize) -> ! {
         }
         if turn.read {
             // Where several threads waited, not all need be on the CPU of the one that is asked for.
-            watch.won(waited && turn.threads < 2, turn.thread.filter(|_| !monitor.has_deferred()));
+            let thread = turn.thread.filter(|_| !monitor.has_deferred());
+            watch.won(waited && turn.threads < 2, thread, || monitor.rests());
         } else {
             if waited {
                 // The kernel tells of few of them: see watch.rs.
                 pager.counters().monitor_wakeups_vain.fetch_add(1, Ordering::Relaxed);
                 if !monitor.has_deferred() {
-                    watch.lost();
+                    watch.lost(|| monitor.rests());
                 }
             }
             monitor.wait(pager, watch.patience());

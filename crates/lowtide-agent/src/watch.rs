@@ -147,8 +147,9 @@ impl Watch {
         WATCHERS.back(self.post);
     }
 
-    /// It has got a message; `slept`: it had to be woken for it. `thread` waited for a page, if that was it.
-    pub fn won(&mut self, slept: bool, thread: Option<u32>) {
+    /// It has got a message; `slept`: it had to be woken for it. `thread` waited for a page, if that was it. `rests` is called
+    /// before it sleeps until it is called.
+    pub fn won(&mut self, slept: bool, thread: Option<u32>, rests: impl FnOnce()) {
         self.losses = 0;
         self.faults += 1;
         let can_call = || WATCHERS.any_aside() || MISSING.load(Ordering::Relaxed) != 0;
@@ -168,7 +169,7 @@ impl Watch {
                 WATCHERS.call(post);
                 // No thread of this one's CPUs waits.
                 if slept {
-                    self.step_aside();
+                    self.step_aside(rests);
                 }
             }
             Some(post) => {
@@ -182,16 +183,17 @@ impl Watch {
         }
     }
 
-    /// It waited, and there was nothing for it. Sleeps if others watch.
-    pub fn lost(&mut self) {
+    /// It waited, and there was nothing for it. Sleeps if others watch; `rests` as above.
+    pub fn lost(&mut self, rests: impl FnOnce()) {
         self.losses += 1;
         if self.losses >= LOSSES {
-            self.step_aside();
+            self.step_aside(rests);
         }
     }
 
-    fn step_aside(&mut self) {
+    fn step_aside(&mut self, rests: impl FnOnce()) {
         self.losses = 0;
+        rests();
         WATCHERS.step_aside(self.post);
         self.faults = 0;
     }

@@ -232,7 +232,7 @@ impl Operation<'_> {
         let mut i = 0;
         while i < claimed.len() {
             if claimed[i] == 0 {
-                worker.parts().0[i].fill(0);
+                worker.parts(i + 1).0[i].fill(0);
                 i += 1;
                 continue;
             }
@@ -244,7 +244,7 @@ impl Operation<'_> {
             if entries.iter().any(|e| self.store().is_on_device(*e)) {
                 self.is_about_to_wait(worker);
             }
-            let (buffer, scratch) = worker.parts();
+            let (buffer, scratch) = worker.parts(i + n);
             let mut results = [const { Err(StoreError::BadEntry) }; CHUNK];
             self.store().load_run(&entries, &mut buffer[i..i + n], &mut results[..n], scratch);
             for (j, result) in results[..n].iter().enumerate() {

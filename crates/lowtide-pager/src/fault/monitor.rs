@@ -91,6 +91,11 @@ impl Monitor {
         add(&pager.counters().monitor_wakeups, 1);
     }
 
+    /// It sleeps until others call it: it takes less memory until then.
+    pub fn rests(&mut self) {
+        self.worker.rests();
+    }
+
     /// Whether it has faults in hand that nobody else knows of.
     pub fn has_deferred(&self) -> bool {
         !self.deferred.is_empty()

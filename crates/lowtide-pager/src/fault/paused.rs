@@ -52,7 +52,7 @@ impl Pager {
             }
             PageState::Swapped(raw) | PageState::Loading(raw, _) if raw != 0 => {
                 let Some(entry) = Entry::from_raw(raw) else { return Err(Errno::INVAL) };
-                let (buffer, scratch) = worker.parts();
+                let (buffer, scratch) = worker.parts(1);
                 if let Err(e) = self.store(lock).load(entry, &mut buffer[0], scratch) {
                     let mut text = Line::new();
                     self.why_lost(&mut text, page, entry, e);

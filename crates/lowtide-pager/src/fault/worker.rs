@@ -12,6 +12,8 @@ use crate::sys::uffd::{Access, MOST_READ, Uffd};
 
 /// Pages that are loaded and installed at a time: bounds a worker's buffer and how long the space lock is shared.
 pub const CHUNK: usize = 64;
+/// Pages of the buffer that a worker keeps while nobody needs it: more than most faults bring in.
+const KEPT: usize = 8;
 
 /// A thread of the program waits for a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +30,8 @@ pub struct Fault {
 pub struct Worker {
     scratch: Scratch,
     buffer: Mapping,
+    /// Pages of it that may have memory.
+    used: usize,
     /// Whether this thread may wait for pages (the reclaimer may; a monitor, which serves them, must not).
     pub may_fault: bool,
     waiters: Waiters,
@@ -50,6 +54,7 @@ impl Worker {
         Ok(Worker {
             scratch: Scratch::new().map_err(|_| Errno::NOMEM)?,
             buffer: vm::map(CHUNK * PAGE_SIZE, OnFork::Copy)?,
+            used: 0,
             may_fault,
             waiters: Waiters::default(),
             in_hand: ArrayVec::new(),
@@ -120,13 +125,24 @@ impl Worker {
         self.scratch.forget_compressor()
     }
 
+    /// It sleeps until it is called: most of the memory of its buffer goes back. (Many processes with a worker on each CPU would
+    /// have more of that than of anything.)
+    pub(crate) fn rests(&mut self) {
+        if self.used > KEPT {
+            // SAFETY: `&mut self`: nobody has a reference into the buffer.
+            unsafe { self.buffer.discard(KEPT * PAGE_SIZE, (self.used - KEPT) * PAGE_SIZE) }
+            self.used = KEPT;
+        }
+    }
+
     /// The codec's buffers.
     pub(crate) fn scratch(&mut self) -> &mut Scratch {
         &mut self.scratch
     }
 
-    /// The page buffer and the codec's buffers.
-    pub(crate) fn parts(&mut self) -> (&mut [Page; CHUNK], &mut Scratch) {
+    /// The page buffer, of which `pages` are needed from the first on, and the codec's buffers.
+    pub(crate) fn parts(&mut self, pages: usize) -> (&mut [Page; CHUNK], &mut Scratch) {
+        self.used = self.used.max(pages);
         // SAFETY: the mapping has CHUNK pages, any bytes are a valid Page, and `&mut self` makes the reference unique.
         (unsafe { &mut *self.buffer.as_ptr().cast() }, &mut self.scratch)
     }
@@ -161,5 +177,25 @@ impl Waiters {
             Some(last) if is_full || (first <= last.1 && last.0 <= end) => *last = (last.0.min(first), last.1.max(end)),
             _ => self.0.push((first, end)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_rests_keeps_little_of_its_buffer() {
+        let mut worker = Worker::new(false).unwrap();
+        for pages in [CHUNK, KEPT] {
+            worker.parts(pages).0[..pages].iter_mut().for_each(|page| page.fill(7));
+            worker.rests();
+            let (buffer, _) = worker.parts(0);
+            // What went back reads as zero.
+            let held = buffer.iter().filter(|page| page[0] == 7).count();
+            assert_eq!(held, KEPT, "after {pages} pages");
+        }
+        worker.parts(CHUNK).0[CHUNK - 1].fill(9);
+        assert_eq!(worker.parts(0).0[CHUNK - 1], [9; PAGE_SIZE]);
     }
 }

@@ -156,7 +156,7 @@ impl Search {
 impl Zeros {
     /// Reads pages and adds those that are zero, up to this many in all. Some: where it stopped before the end.
     fn read(&mut self, memory: &OwnedFd, found: &Ranges, room: usize, worker: &mut Worker) -> Option<usize> {
-        let (buffer, _) = worker.parts();
+        let (buffer, _) = worker.parts(CHUNK);
         for (start, end) in found.iter() {
             let mut at = start;
             while at < end {
