@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
 
-use lowtide_core::codec::MAX_COMPRESSED;
+use lowtide_core::codec::{Codec, MAX_COMPRESSED, Workspace};
 use lowtide_core::store::Page;
 use lowtide_core::vm::PAGE_SIZE;
 // For its link attributes.
@@ -33,14 +33,6 @@ unsafe extern "C" {
     fn LZ4_attach_dictionary(stream: *mut c_void, dictionary: *const c_void);
     fn LZ4_compress_fast_continue(
         stream: *mut c_void,
-        from: *const c_char,
-        to: *mut c_char,
-        len: c_int,
-        room: c_int,
-        acceleration: c_int,
-    ) -> c_int;
-    fn LZ4_compress_fast_extState(
-        state: *mut c_void,
         from: *const c_char,
         to: *mut c_char,
         len: c_int,
@@ -80,9 +72,8 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
         };
         // Those that leave first are next to each other; so they are here.
         let (first, pages) = pages.split_at(FIRST.min(pages.len() / 4));
-        let mut all_ways = vec![Way::new(Vec::new())];
-        all_ways.extend(LENGTHS.map(|len| Way::new(trained(first, len))));
-        all_ways.push(Way::new(vec![0; LENGTHS[1]]));
+        let dictionaries = [Vec::new()].into_iter().chain(LENGTHS.map(|len| trained(first, len))).chain([vec![0; LENGTHS[1]]]);
+        let mut all_ways = dictionaries.map(Way::new).collect::<Result<Vec<Way>, String>>()?;
         let mut timed = vec![[Sample::default(), Sample::default()]; all_ways.len()];
         measure::in_turn(&[0, 1, 2, 3, 4], rounds, |i, _| {
             let (compressed, ns) = all_ways[i].compress(pages);
@@ -146,44 +137,46 @@ fn trained(pages: &[Page], len: usize) -> Vec<u8> {
     chosen.into_iter().rev().flatten().copied().collect()
 }
 
-/// A way to compress: with this dictionary, or none.
+/// A way to compress: with this dictionary, or, if that is empty, as lowtide does.
 struct Way {
     dictionary: Vec<u8>,
+    workspace: Workspace,
     stream: *mut c_void,
     attached: *mut c_void,
     bytes: usize,
 }
 
 impl Way {
-    fn new(dictionary: Vec<u8>) -> Way {
+    fn new(dictionary: Vec<u8>) -> Result<Way, String> {
+        let workspace = Workspace::new().map_err(|e| format!("no buffers: {e:?}"))?;
         // SAFETY: two streams of the library's own; the dictionary stays where it is as long as they do.
         let (stream, attached) = unsafe {
             let attached = LZ4_createStream();
             LZ4_loadDict(attached, dictionary.as_ptr().cast(), dictionary.len() as c_int);
             (LZ4_createStream(), attached)
         };
-        Way { dictionary, stream, attached, bytes: 0 }
+        Ok(Way { dictionary, workspace, stream, attached, bytes: 0 })
     }
 
     /// The pages, and ns of CPU for each.
-    fn compress(&self, pages: &[Page]) -> (Vec<Option<Vec<u8>>>, f64) {
+    fn compress(&mut self, pages: &[Page]) -> (Vec<Option<Vec<u8>>>, f64) {
         let (compressed, ns) = measure::cpu_ns(|| pages.iter().map(|page| self.compress_one(page)).collect());
         (compressed, ns / pages.len() as f64)
     }
 
-    fn compress_one(&self, page: &Page) -> Option<Vec<u8>> {
+    fn compress_one(&mut self, page: &Page) -> Option<Vec<u8>> {
+        if self.dictionary.is_empty() {
+            let n = Codec::Lz4.compress(page, &mut self.workspace)?;
+            return Some(self.workspace.bytes[..n].to_vec());
+        }
         let mut to = [0u8; PAGE_SIZE];
         let (from, into) = (page.as_ptr().cast(), to.as_mut_ptr().cast());
         let (len, room) = (PAGE_SIZE as c_int, MAX_COMPRESSED as c_int);
         // SAFETY: streams made above; source and destination are as long as is said.
         let n = unsafe {
-            if self.dictionary.is_empty() {
-                LZ4_compress_fast_extState(self.stream, from, into, len, room, 1)
-            } else {
-                LZ4_resetStream_fast(self.stream);
-                LZ4_attach_dictionary(self.stream, self.attached);
-                LZ4_compress_fast_continue(self.stream, from, into, len, room, 1)
-            }
+            LZ4_resetStream_fast(self.stream);
+            LZ4_attach_dictionary(self.stream, self.attached);
+            LZ4_compress_fast_continue(self.stream, from, into, len, room, 1)
         };
         usize::try_from(n).ok().filter(|n| *n > 0).map(|n| to[..n].to_vec())
     }

@@ -59,8 +59,7 @@ impl Lowtide {
         if !self.is_plain {
             words.extend(["--swap", &swap].map(OsString::from));
         }
-        words.push("--stats".into());
-        words.extend([self.stats.clone().into(), "--".into()]);
+        words.extend(["--stats".into(), self.stats.clone().into(), "--".into()]);
         words
     }
 

@@ -80,7 +80,7 @@ pub fn redis(site: &Site) -> Result<Task, String> {
     Ok(Task { client: Some(Client { socket, keys, requests, saves: 0 }), ..task })
 }
 
-/// The same with half the keys, which saves itself all the while: each save is a fork that reads all there is.
+/// The same with fewer keys, which saves itself all the while: each save is a fork that reads all there is.
 pub fn saves(site: &Site) -> Result<Task, String> {
     let (keys, requests) = site.pick((120_000, 250_000), (250_000, 600_000));
     let task = redis(site)?;
