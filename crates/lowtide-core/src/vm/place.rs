@@ -49,13 +49,13 @@ impl Place {
             let at = self.next as *mut c_void;
             // SAFETY: it replaces nothing.
             match unsafe { mmap_anonymous(at, len, ProtFlags::empty(), flags | MapFlags::FIXED_NOREPLACE) } {
-                Ok(found) if found == at => {
-                    self.next += len;
-                    return Ok(at);
+                // (Elsewhere, where the address is but a hint.)
+                Ok(found) => {
+                    self.next += if found == at { len } else { 0 };
+                    return Ok(found);
                 }
                 Err(Errno::EXIST) => self.next += STRIDE,
-                Err(Errno::NOMEM) => return Err(Errno::NOMEM),
-                _ => break,
+                Err(_) => break,
             }
         }
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice aliases nothing.
