@@ -193,8 +193,7 @@ impl Watch {
 
     fn step_aside(&mut self, rests: impl FnOnce()) {
         self.losses = 0;
-        rests();
-        WATCHERS.step_aside(self.post);
+        WATCHERS.step_aside(self.post, rests);
         self.faults = 0;
     }
 }

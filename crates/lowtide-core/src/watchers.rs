@@ -106,10 +106,12 @@ impl<const N: usize> Watchers<N> {
         }
     }
 
-    /// Thread `i`, which watches, sleeps until it is called, if another one watches.
-    pub fn step_aside(&self, i: usize) {
+    /// Thread `i`, which watches, sleeps until it is called, if another one watches. `first`: what it does before it sleeps;
+    /// it is not counted as watching by then, and a call counts already.
+    pub fn step_aside(&self, i: usize, first: impl FnOnce()) {
         self.begin_to_step_aside(i);
         if self.is_not_the_last() {
+            first();
             self.sleep(i);
         }
         self.end_of_step_aside(i);
@@ -160,7 +162,7 @@ mod models {
     type StepAside<const N: usize> = fn(&Watchers<N>, usize);
 
     fn by_the_rules<const N: usize>(watchers: &Watchers<N>, i: usize) {
-        watchers.step_aside(i);
+        watchers.step_aside(i, || ());
     }
 
     fn without_asking_who_else_watches<const N: usize>(watchers: &Watchers<N>, i: usize) {
