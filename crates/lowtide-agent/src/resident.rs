@@ -119,7 +119,8 @@ impl Resident {
             self.share.forks(now, self.others);
         }
         let is_off = self.may_be_off > limit / TOLERATED_PART;
-        if watched && (self.sharers() > 0 || is_off) && now_us() >= self.next_look_us {
+        let looks = watched && (self.sharers() > 0 || is_off) && now_us() >= self.next_look_us;
+        if looks {
             statm = self.look(statm, now, is_off);
             now.resident = self.correction.apply(statm.anonymous);
         }
@@ -131,6 +132,9 @@ impl Resident {
         // A child that is not in the segment yet goes by what its parent said before the fork.
         if self.sharers() > 0 || FORKS.load(Ordering::Acquire) == self.forks {
             let _ = proc.shared_bytes.compare_exchange(shared, count.shared, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        if looks && count.shared > shared {
+            agent::segment().found_shared(proc, count.shared - shared, self.others.members + 1);
         }
         self.may_grow = statm.writable.max(statm.anonymous).saturating_sub(count.bytes);
         count.bytes

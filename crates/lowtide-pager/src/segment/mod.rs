@@ -32,7 +32,7 @@ pub use text::{Text, text_state};
 /// First word of the settings and of the segment.
 pub const MAGIC: u64 = 0x6c6f_7774_6964_6501;
 /// Layout version; the agent refuses another one.
-pub const VERSION: u32 = 13;
+pub const VERSION: u32 = 14;
 /// Processes of one run that can be alive at the same time and be counted: more than `make -j1024` starts. A place that nobody
 /// has had yet takes no memory, and who goes through the places stops at the highest that somebody has had.
 pub const MAX_PROCS: usize = 4096;
@@ -179,21 +179,24 @@ impl Segment {
     /// The living processes that share memory with `mine` by forks.
     pub fn others_of(&self, mine: &Proc) -> Others {
         let mut others = Others::default();
+        self.relatives(mine).for_each(|p| {
+            others.members += 1;
+            others.shared = others.shared.saturating_add(p.shared_bytes.load(Ordering::Relaxed));
+        });
+        others
+    }
+
+    fn relatives<'a>(&'a self, mine: &Proc) -> impl Iterator<Item = &'a Proc> {
         let family = mine.family.load(Ordering::Relaxed);
-        // So are most, and who wakes often does not look at all others each time.
-        if family == 0 {
-            return others;
-        }
-        for p in self.used_procs().iter().filter(|p| !core::ptr::eq(*p, mine)) {
-            let counts = p.state.load(Ordering::Relaxed) >= proc_state::WATCHING;
+        // Most have none, and who wakes often does not look at all others each time.
+        let all = if family == 0 { &[] } else { self.used_procs() };
+        let mine = core::ptr::from_ref(mine);
+        all.iter().filter(move |p| {
+            let counts = !core::ptr::eq(*p, mine) && p.state.load(Ordering::Relaxed) >= proc_state::WATCHING;
             // Acquire: pairs with the Release with which a process sets its family, in `found_family` or forked (the agent).
             // Its gauges had been cleared before.
-            if counts && p.family.load(Ordering::Acquire) == family {
-                others.members += 1;
-                others.shared = others.shared.saturating_add(p.shared_bytes.load(Ordering::Relaxed));
-            }
-        }
-        others
+            counts && p.family.load(Ordering::Acquire) == family
+        })
     }
 
     /// Makes a process that is about to fork a member of a family, if it is not yet, and returns the family's number.

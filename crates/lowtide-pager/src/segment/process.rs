@@ -265,6 +265,8 @@ pub struct Proc {
     pub ram_bytes: AtomicU64,
     /// Bytes by which it has grown, or shrunk, since then, as far as it has told (`ram.rs`).
     pub grown: AtomicI64,
+    /// Of both together, what others of its family have found to be their part since ([`super::Segment::found_shared`]).
+    pub(super) counted_twice: AtomicU64,
     /// Of `ram_bytes`, its part of the pages that it shares with other processes of its family ([`crate::accounts::share`]).
     pub shared_bytes: AtomicU64,
     /// Number of its family; 0: it shares memory with nobody.

@@ -36,8 +36,21 @@ impl Segment {
     pub fn publish_ram(&self, p: &Proc, bytes: u64) {
         // In this order: who adds up meanwhile must not count what it has grown twice, or the peak would keep it.
         let grown = p.grown.swap(0, Ordering::Relaxed);
-        let before = (p.ram_bytes.swap(bytes, Ordering::Relaxed) as i64).wrapping_add(grown);
+        let twice = p.counted_twice.swap(0, Ordering::Relaxed) as i64;
+        let before = (p.ram_bytes.swap(bytes, Ordering::Relaxed) as i64).wrapping_add(grown).wrapping_sub(twice);
         self.grown.fetch_add((bytes as i64).wrapping_sub(before), Ordering::Relaxed);
+    }
+
+    /// A look has told `mine`, which is about to publish what it counts for, that its part of the pages which it shares is
+    /// larger by `bytes` than its family, of `members` with it, knew. So far each of the others counted for a part of these as
+    /// of pages that are in nobody's ([`crate::accounts::share`]), and will until it is measured again: by as much it counts
+    /// for less. Else such pages would count twice for some milliseconds, and memory be evicted that nobody has.
+    pub fn found_shared(&self, mine: &Proc, bytes: u64, members: u64) {
+        let part = bytes / members.max(1);
+        self.relatives(mine).for_each(|p| {
+            p.counted_twice.fetch_add(part, Ordering::Relaxed);
+            self.grown.fetch_sub(part as i64, Ordering::Relaxed);
+        });
     }
 }
 
@@ -58,7 +71,8 @@ impl Audit {
         for p in run.used_procs() {
             let state = p.state.load(Ordering::Relaxed);
             if state >= proc_state::WATCHING {
-                sum = sum.saturating_add(p.ram_bytes.load(Ordering::Relaxed).saturating_add_signed(get(&p.grown)));
+                let grown = p.ram_bytes.load(Ordering::Relaxed).saturating_add_signed(get(&p.grown));
+                sum = sum.saturating_add(grown.saturating_sub(p.counted_twice.load(Ordering::Relaxed)));
                 seen += 1;
                 active += u32::from(state == proc_state::ACTIVE);
             }
@@ -196,6 +210,21 @@ mod tests {
         assert_eq!(members[1].1.now() >> 20, 85);
         run.reap(members[0].0);
         assert_eq!((members[1].1.now() >> 20, all(run) >> 20), (40, 40));
+    }
+
+    /// Of a parent of 54 MiB, all of which its child shares: each counts for half of what is in nobody's part, until the child
+    /// has looked.
+    #[test]
+    fn what_a_look_finds_counts_once_before_the_others_are_measured() {
+        let (run, members) = run_of(2);
+        members.iter().for_each(|(proc, _)| proc.family.store(1, Ordering::Relaxed));
+        measure(run, &members[0], 40 << 20);
+        measure(run, &members[1], 14 << 20);
+        run.found_shared(members[1].0, 26 << 20, 2);
+        measure(run, &members[1], 27 << 20);
+        assert_eq!((all(run) >> 20, members[0].1.now() >> 20), (54, 54));
+        measure(run, &members[0], 27 << 20);
+        assert_eq!((all(run) >> 20, run.ram_peak.load(Ordering::Relaxed) >> 20), (54, 54), "at no time was it more");
     }
 
     #[test]
