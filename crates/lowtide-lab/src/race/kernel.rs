@@ -15,7 +15,7 @@ use super::balance::Held;
 use super::restore::{Made, PAGE_CLUSTER, Restorer, ZSWAP, own_name, swap_is_on, tool};
 
 const GROUPS: &str = "/sys/fs/cgroup/memory";
-/// Of a group: reading its statistics brings them up to date.
+/// Of a group.
 const STAT: &str = "memory.stat";
 const CONTROL: &str = "/sys/class/zram-control";
 /// How long the processes of a run may take to go.
@@ -34,6 +34,15 @@ pub enum Swap {
     Zram,
     /// The same file behind compressed RAM, which counts: the kernel's zswap, and what lowtide does by default.
     Zswap,
+}
+
+/// What becomes of the cache of files that a group reads and writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cache {
+    /// It does not count: nor does it under lowtide, which limits the memory of programs.
+    Free,
+    /// It counts: it is what the program works on.
+    Counts,
 }
 
 /// What happened to a group's pages.
@@ -134,14 +143,14 @@ impl Kernel {
         write(&self.group.join("memory.force_empty"), "0")
     }
 
-    /// Gives the group this many bytes. What the kernel has there for itself, page tables above all, is not in them, as a limit
-    /// of lowtide is not for that either: so this is to be called again and again while something runs.
+    /// Gives the group this many bytes, beside what does not count: so this is to be called again and again while something
+    /// runs.
     ///
     /// # Errors
     /// A line.
-    pub fn limit(&self, bytes: u64) -> Result<(), String> {
+    pub fn limit(&self, bytes: u64, cache: Cache) -> Result<(), String> {
         let path = self.group.join("memory.limit_in_bytes");
-        let (before, now) = (number(&path)?, bytes + self.structures()?);
+        let (before, now) = (number(&path)?, bytes + self.uncounted(cache)?);
         if before.abs_diff(now) <= STEP {
             return Ok(());
         }
@@ -152,19 +161,18 @@ impl Kernel {
         }
     }
 
-    fn structures(&self) -> Result<u64, String> {
-        number(&self.group.join("memory.kmem.usage_in_bytes"))
-    }
-
-    /// Lets the kernel count the group's pages. It does so by itself every two seconds only, and by what it counted last it
-    /// decides whether pages are old: a group whose pages have changed faster is taken for one without any page to swap out,
-    /// and its program is ended with gigabytes of swap free (Linux 6.18, seen with sort and redis-server). To be called all the
-    /// time.
+    /// Bytes that the group has and that a limit of lowtide is not for: what the kernel has there for itself, page tables above
+    /// all, and maybe the cache of files. (Memory that is swapped like a program's own, as shared memory is, is in neither.)
     ///
-    /// # Errors
-    /// A line.
-    pub fn refresh_counts(&self) -> Result<(), String> {
-        read(&self.group.join(STAT)).map(drop)
+    /// To read a group's statistics also lets the kernel count its pages. It does so by itself every two seconds only, and by
+    /// what it counted last it decides whether pages are old: a group whose pages have changed faster is taken for one without
+    /// any page to swap out, and its program is ended with gigabytes of swap free (Linux 6.18, seen with sort and redis-server).
+    fn uncounted(&self, cache: Cache) -> Result<u64, String> {
+        let structures = number(&self.group.join("memory.kmem.usage_in_bytes"))?;
+        let stat = read(&self.group.join(STAT))?;
+        let of = |name: &str| counted(&stat, name).ok_or_else(|| format!("{STAT}: no {name}"));
+        let files = of("total_active_file ")? + of("total_inactive_file ")?;
+        Ok(structures + if cache == Cache::Free { files } else { 0 })
     }
 
     /// How many processes of the group the kernel has ended for lack of memory.
@@ -175,15 +183,14 @@ impl Kernel {
         count(&self.group.join("memory.oom_control"), "oom_kill ")
     }
 
-    /// What the group and the compressed RAM behind it hold now; a swap file holds no memory. Cached files that the group has
-    /// read count as its memory.
+    /// What the group and the compressed RAM behind it hold now, of what counts; a swap file holds no memory.
     ///
     /// # Errors
     /// A line.
-    pub fn held(&self) -> Result<Held, String> {
+    pub fn held(&self, cache: Cache) -> Result<Held, String> {
         let used = number(&self.group.join("memory.usage_in_bytes"))?;
         let (stored, pool) = if self.on == Some(Swap::Zswap) { zswap_held()? } else { self.zram_held()? };
-        Ok(Held { resident: used.saturating_sub(self.structures()?), stored, pool })
+        Ok(Held { resident: used.saturating_sub(self.uncounted(cache)?), stored, pool })
     }
 
     fn zram_held(&self) -> Result<(u64, u64), String> {
@@ -213,9 +220,11 @@ fn read(path: &Path) -> Result<String, String> {
 
 /// What stands behind a name in a file of lines.
 fn count(path: &Path, name: &str) -> Result<u64, String> {
-    let text = read(path)?;
-    let of = |line: &str| line.strip_prefix(name)?.trim().parse().ok();
-    text.lines().find_map(of).ok_or_else(|| format!("{}: no {name}", path.display()))
+    counted(&read(path)?, name).ok_or_else(|| format!("{}: no {name}", path.display()))
+}
+
+fn counted(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
 }
 
 fn number(path: &Path) -> Result<u64, String> {

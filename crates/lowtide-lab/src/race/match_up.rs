@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::balance::{self, Highest};
-use super::kernel::{Kernel, Swap};
+use super::kernel::{Cache, Kernel, Swap};
 use super::loads::Load;
 use super::lowtide::Lowtide;
 use super::restore::{Made, Restorer, own_name};
@@ -121,6 +121,7 @@ pub struct Race {
 pub(super) struct Share {
     pub swap: Swap,
     pub group: u64,
+    pub cache: Cache,
 }
 
 impl Race {
@@ -224,14 +225,14 @@ impl Race {
     /// Finds out how much the group must get.
     pub(super) fn share(&mut self, task: &Task, native: &Done, limit: u64) -> Result<Share, String> {
         self.kernel.swap_to(&mut self.restorer, self.course.swap)?;
-        let mut share = Share { swap: self.course.swap, group: limit };
+        let mut share = Share { swap: self.course.swap, group: limit, cache: Cache::Free };
         if share.swap == Swap::File {
             return Ok(share);
         }
         let (_, highest) = self.sampled(task, share, native)?;
         let Some(group) = balance::for_group(limit, highest.demand) else {
             self.kernel.swap_to(&mut self.restorer, Swap::File)?;
-            return Ok(Share { swap: Swap::File, group: limit });
+            return Ok(Share { swap: Swap::File, ..share });
         };
         share.group = group;
         // What is swapped out of less memory may compress better or worse than what was swapped out of more. The best so far is
@@ -293,8 +294,8 @@ impl Race {
         let (mut highest, mut failed) = (Highest::default(), None);
         let (began, kills) = (Instant::now(), self.kernel.kills()?);
         let ended = run(task, &self.beside(self.kernel.words())?, patience(native.wall, SLOWEST_KERNEL), || {
-            let limited = self.kernel.refresh_counts().and_then(|()| self.kernel.limit(share.group));
-            match limited.and_then(|()| self.kernel.held()) {
+            let limited = self.kernel.limit(share.group, share.cache);
+            match limited.and_then(|()| self.kernel.held(share.cache)) {
                 Ok(held) => highest.add(held),
                 Err(line) => failed = Some(line),
             }

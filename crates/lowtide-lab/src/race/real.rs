@@ -12,7 +12,7 @@ use super::site::Site;
 use crate::programs::python_with;
 
 /// How often redis-server saves itself in the race.
-const SAVES: usize = 6;
+const SAVES: usize = 3;
 
 /// What a load needs on the machine.
 #[derive(Debug, Clone, Copy)]
@@ -80,15 +80,15 @@ pub fn redis(site: &Site) -> Result<Task, String> {
     Ok(Task { client: Some(Client { socket, keys, requests, saves: 0 }), ..task })
 }
 
-/// The same with fewer keys, which saves itself all the while: each save is a fork that reads all there is.
+/// The same with fewer keys, which saves itself again and again: each save is a fork that reads all there is.
 pub fn saves(site: &Site) -> Result<Task, String> {
     let (keys, requests) = site.pick((120_000, 250_000), (250_000, 600_000));
     let task = redis(site)?;
-    // It would load what the run before has saved.
-    let first = ["sh", "-c", "rm -f dump.rdb && exec \"$@\"", "sh"].map(OsString::from);
-    let command = first.into_iter().chain(task.command).collect();
+    let first = ["sh", "-c", "rm -f saves.rdb && exec \"$@\"", "sh"].map(OsString::from);
+    // A server loads what is there under this name: not under that of other loads, and not what the run before has saved.
+    let last = ["--dbfilename", "saves.rdb"].map(OsString::from);
     Ok(Task {
-        command,
+        command: first.into_iter().chain(task.command).chain(last).collect(),
         client: task.client.map(|client| Client { keys, requests, saves: SAVES, ..client }),
         directory: task.directory,
     })

@@ -15,6 +15,8 @@ const PIPELINE: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Of this many requests one changes its key.
 const REQUESTS_PER_CHANGE: usize = 5;
+/// While it waits for a save it asks this often whether that is over.
+const ASK_EVERY: Duration = Duration::from_millis(5);
 
 /// What it asks.
 #[derive(Debug, Clone)]
@@ -25,7 +27,8 @@ pub struct Client {
     pub keys: usize,
     /// Requests after all keys are there.
     pub requests: usize,
-    /// How often the server saves all keys in the background meanwhile.
+    /// How often the server saves all keys in the background meanwhile: each save has the same share of the requests, and the
+    /// next one waits for its end. So who saves slowly does not save less.
     pub saves: usize,
 }
 
@@ -35,7 +38,10 @@ impl Client {
     /// # Errors
     /// A line: the server does not answer, or wrongly.
     pub fn talk(&self) -> Result<u64, String> {
-        let mut server = Server::connect(self)?;
+        self.talk_to(Server::connect(self)?)
+    }
+
+    fn talk_to(&self, mut server: Server) -> Result<u64, String> {
         let mut changes = vec![0u32; self.keys];
         for first in (0..self.keys).step_by(PIPELINE) {
             let keys = first..(first + PIPELINE).min(self.keys);
@@ -43,20 +49,25 @@ impl Client {
             server.round(&requests, &changes)?;
         }
         let (zipf, mut random, mut sum) = (Zipf::new(self.keys), fastrand::Rng::with_seed(1), Fnv::new());
-        let rounds = self.requests / PIPELINE;
-        for round in 0..rounds {
-            if self.saves > 0 && round.is_multiple_of((rounds / self.saves).max(1)) {
-                server.save()?;
+        let (rounds, parts) = (self.requests / PIPELINE, self.saves.max(1));
+        for part in 0..parts {
+            if self.saves > 0 {
+                server.begin_save()?;
             }
-            // A key is changed before it is asked for again in the same round: the server does one after the other.
-            let mut requests = Vec::with_capacity(PIPELINE);
-            for i in 0..PIPELINE {
-                let key = zipf.next(&mut random);
-                let change = (round * PIPELINE + i).is_multiple_of(REQUESTS_PER_CHANGE);
-                requests.push((key, change.then(|| changes[key] + 1 + i as u32)));
+            for round in rounds * part / parts..rounds * (part + 1) / parts {
+                // A key is changed before it is asked for again in the same round: the server does one after the other.
+                let mut requests = Vec::with_capacity(PIPELINE);
+                for i in 0..PIPELINE {
+                    let key = zipf.next(&mut random);
+                    let change = (round * PIPELINE + i).is_multiple_of(REQUESTS_PER_CHANGE);
+                    requests.push((key, change.then(|| changes[key] + 1 + i as u32)));
+                }
+                sum.write_u64(server.round(&requests, &changes)?);
+                requests.iter().filter_map(|(key, to)| Some((*key, (*to)?))).for_each(|(key, to)| changes[key] = to);
             }
-            sum.write_u64(server.round(&requests, &changes)?);
-            requests.iter().filter_map(|(key, to)| Some((*key, (*to)?))).for_each(|(key, to)| changes[key] = to);
+            if self.saves > 0 {
+                server.end_save()?;
+            }
         }
         server.write(b"SHUTDOWN NOSAVE\r\n")?;
         Ok(sum.finish())
@@ -79,6 +90,10 @@ impl Server {
                 Err(_) => std::thread::sleep(Duration::from_millis(2)),
             }
         };
+        Server::over(to)
+    }
+
+    fn over(to: UnixStream) -> Result<Server, String> {
         to.set_read_timeout(Some(PATIENCE)).map_err(|e| e.to_string())?;
         let from = to.try_clone().map_err(|e| e.to_string())?;
         Ok(Server { to, from: BufReader::new(from) })
@@ -88,13 +103,41 @@ impl Server {
         self.to.write_all(bytes).map_err(|e| format!("redis-server: {e}"))
     }
 
-    /// Lets it save in the background, if it does not yet.
-    fn save(&mut self) -> Result<(), String> {
+    fn read_line(&mut self) -> Result<String, String> {
+        let mut line = String::new();
+        self.from.read_line(&mut line).map_err(|e| format!("redis-server: {e}"))?;
+        Ok(line.trim_end().to_owned())
+    }
+
+    /// Lets it save in the background.
+    fn begin_save(&mut self) -> Result<(), String> {
         self.write(b"BGSAVE\r\n")?;
-        let mut answer = String::new();
-        self.from.read_line(&mut answer).map_err(|e| format!("redis-server: {e}"))?;
-        let is_well = answer.starts_with("+Background") || answer.contains("already in progress");
-        if is_well { Ok(()) } else { Err(format!("redis-server: can't save: {}", answer.trim())) }
+        let answer = self.read_line()?;
+        if answer.starts_with("+Background") { Ok(()) } else { Err(format!("redis-server: can't save: {answer}")) }
+    }
+
+    /// Waits until all is saved.
+    fn end_save(&mut self) -> Result<(), String> {
+        loop {
+            let state = self.persistence()?;
+            let is = |line: &str| state.lines().any(|l| l == line);
+            if is("rdb_bgsave_in_progress:0") {
+                let is_well = is("rdb_last_bgsave_status:ok");
+                return if is_well { Ok(()) } else { Err("redis-server: a save has failed".to_owned()) };
+            }
+            std::thread::sleep(ASK_EVERY);
+        }
+    }
+
+    /// What it says of its saves, in lines.
+    fn persistence(&mut self) -> Result<String, String> {
+        self.write(b"INFO persistence\r\n")?;
+        let first = self.read_line()?;
+        let len: Option<usize> = first.strip_prefix('$').and_then(|len| len.parse().ok());
+        let mut text = vec![0; len.ok_or_else(|| format!("redis-server: no answer to INFO: {first}"))?];
+        self.from.read_exact(&mut text).map_err(|e| format!("redis-server: {e}"))?;
+        self.read_line()?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
     /// Sets each key to what it is after so many changes, or, without a number, asks for it; `changes` counts them as they were
@@ -153,10 +196,72 @@ fn value(key: usize, change: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashMap;
 
     #[test]
     fn values_differ_by_key_and_by_change() {
         assert_eq!(value(7, 1), value(7, 1));
         assert!(value(7, 1) != value(8, 1) && value(7, 1) != value(7, 2));
+    }
+
+    /// What a server was asked: each save with the number of requests before it, and the number of requests.
+    type Asked = (Vec<usize>, usize);
+
+    /// A server whose saves are over when they were asked about twice; `status` is what it says of them.
+    fn serve(client: UnixStream, status: &str) -> Asked {
+        let mut server = Server::over(client).unwrap();
+        let (mut values, mut saves, mut requests, mut looks) = (HashMap::new(), Vec::new(), 0, 0);
+        loop {
+            let line = server.read_line().unwrap_or_default();
+            let answer = match line.as_str() {
+                "BGSAVE" => {
+                    assert_eq!(looks, 0, "one save at a time");
+                    saves.push(requests);
+                    looks = 2;
+                    "+Background saving started".to_owned()
+                }
+                "INFO persistence" => {
+                    looks -= 1;
+                    let state =
+                        format!("# Persistence\r\nrdb_bgsave_in_progress:{looks}\r\nrdb_last_bgsave_status:{status}\r\n");
+                    format!("${}\r\n{state}", state.len())
+                }
+                "*2" | "*3" => {
+                    requests += 1;
+                    let mut word = || (server.read_line().unwrap(), server.read_line().unwrap()).1;
+                    let (order, key) = (word(), word());
+                    if order == "SET" {
+                        values.insert(key, word());
+                        "+OK".to_owned()
+                    } else {
+                        format!("${}\r\n{}", values[&key].len(), values[&key])
+                    }
+                }
+                _ => return (saves, requests),
+            };
+            server.write(format!("{answer}\r\n").as_bytes()).unwrap();
+        }
+    }
+
+    fn talk_to_one_that_saves(saves: usize, status: &str) -> (Result<u64, String>, Asked) {
+        let client = Client { socket: PathBuf::new(), keys: PIPELINE, requests: 13 * PIPELINE, saves };
+        let (one, other) = UnixStream::pair().unwrap();
+        std::thread::scope(|scope| {
+            let server = scope.spawn(|| serve(other, status));
+            (client.talk_to(Server::over(one).unwrap()), server.join().unwrap())
+        })
+    }
+
+    #[test]
+    fn each_save_has_its_share_of_the_requests_and_comes_to_its_end() {
+        let (found, (saves, requests)) = talk_to_one_that_saves(4, "ok");
+        assert_eq!((saves, requests), ([1, 4, 7, 10].map(|round| round * PIPELINE).to_vec(), 14 * PIPELINE));
+        assert_eq!(found, talk_to_one_that_saves(0, "ok").0, "the same answers as without saves");
+    }
+
+    #[test]
+    fn a_save_that_fails_is_an_error() {
+        let (found, (saves, _)) = talk_to_one_that_saves(4, "err");
+        assert_eq!((found, saves.len()), (Err("redis-server: a save has failed".to_owned()), 1));
     }
 }

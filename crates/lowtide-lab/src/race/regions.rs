@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::kernel::Swap;
+use super::kernel::{Cache, Swap};
 use super::match_up::{Race, Share};
 use super::region_load::{Home, Order, RegionLoad};
 use super::run::{Done, Task, run};
@@ -88,8 +88,9 @@ impl Race {
         let task = self.task(load)?;
         let (ended, peak) = match load.home {
             Home::Memory | Home::File => {
-                let group = if load.home == Home::File { limit } else { share.group };
-                let (ended, highest) = self.sampled(&task, Share { group, ..share }, native)?;
+                let of_file = Share { group: limit, cache: Cache::Counts, ..share };
+                let share = if load.home == Home::File { of_file } else { share };
+                let (ended, highest) = self.sampled(&task, share, native)?;
                 (ended, highest.used.used())
             }
             Home::Thread | Home::Monitor => {
