@@ -1,11 +1,11 @@
 //! lowtide's own mappings: every byte that lowtide itself uses is mapped here, so that nothing of it is ever adopted (swapped)
 //! by mistake, and so that it can be told apart from the program's memory.
 //!
-//! Mappings are away from the program's (`place.rs`), and each has an inaccessible guard page on each side: the kernel never
-//! merges one with a mapping of the program. The table of own ranges (`own.rs`) only grows: the address range of a mapping that
-//! is no longer needed is kept, empty, for the next mapping of about the same length ([`Mapping::retire`]). Pages are given back
-//! with [`Mapping::discard`]. What may become large is reserved as address space first and opened as it grows ([`reserve`],
-//! [`Mapping::open`]): so is that table itself.
+//! Mappings are away from the program's (`place.rs`), and each [`Mapping`] has an inaccessible guard page on each side: the
+//! kernel never merges one with a mapping of the program. The table of own ranges (`own.rs`), a mapping without guards, only
+//! grows: the address range of a mapping that is no longer needed is kept, empty, for the next mapping of about the same length
+//! ([`Mapping::retire`]). Pages are given back with [`Mapping::discard`]. What may become large is reserved as address space
+//! first and opened as it grows ([`reserve`], [`Mapping::open`]): so is that table itself.
 
 mod own;
 mod place;
@@ -173,7 +173,9 @@ pub unsafe fn retire_at(addr: usize) {
     let Some(slot) = table().iter().find(|slot| slot.start.load(Ordering::Relaxed) == base) else { return };
     let whole = slot.end.load(Ordering::Acquire) - base;
     // SAFETY: replaces the mapping and its guards, which nobody uses any more.
-    if unsafe { rustix::mm::mmap_anonymous(base as *mut _, whole, ProtFlags::empty(), flags) }.is_ok() {
+    if let Ok(empty) = unsafe { rustix::mm::mmap_anonymous(base as *mut _, whole, ProtFlags::empty(), flags) } {
+        // Failure costs a child these addresses, and no memory.
+        let _ = keep_from_child(empty, whole);
         // Release: pairs with the Acquire in `map_again`.
         slot.retired.store(true, Ordering::Release);
     }
@@ -252,6 +254,8 @@ impl Mapping {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
 
     #[test]
     fn a_mapping_is_zero_and_own_and_forgets_when_discarded() {
@@ -305,5 +309,33 @@ mod tests {
         assert_eq!(again.addr(), m.addr());
         // SAFETY: the mapping is ours alone.
         assert_eq!(unsafe { *again.as_ptr() }, 0);
+    }
+
+    /// Whether a forked child has a page at this address.
+    fn child_has(addr: usize) -> bool {
+        let mut command = Command::new("true");
+        // SAFETY: a system call that changes nothing; it fails where nothing is mapped.
+        unsafe {
+            command.pre_exec(move || Ok(rustix::mm::madvise(addr as *mut _, PAGE_SIZE, Advice::Normal)?));
+        }
+        let failed = command.status().err().map(|error| error.raw_os_error());
+        assert!([None, Some(Some(Errno::NOMEM.raw_os_error()))].contains(&failed), "{failed:?}");
+        failed.is_none()
+    }
+
+    #[test]
+    fn a_child_has_nothing_that_is_kept_from_it_in_use_or_retired() {
+        // A length as in the test above.
+        let m = map(222_222 * PAGE_SIZE, OnFork::Copy).unwrap();
+        assert!(child_has(m.addr()));
+        // SAFETY: the mapping is ours alone, and not used after it was retired.
+        unsafe { m.retire() };
+        // For the tests that run meanwhile, too: none needs a mapping in a child.
+        keep_from_children();
+        let again = map(222_222 * PAGE_SIZE, OnFork::Copy).unwrap();
+        assert_eq!((again.addr(), child_has(again.addr())), (m.addr(), false));
+        // SAFETY: as above.
+        unsafe { again.retire() };
+        assert!(!child_has(again.addr()));
     }
 }

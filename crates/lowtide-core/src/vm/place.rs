@@ -32,19 +32,39 @@ impl Place {
     /// Nothing is mapped so far.
     pub(super) const UNKNOWN: Place = Place { next: 0, end: 0 };
 
-    /// Maps `len` bytes, inaccessible; where the kernel likes if there is no room left (or it does not know
-    /// MAP_FIXED_NOREPLACE, of Linux 4.17).
+    /// Maps `len` bytes, inaccessible; where the kernel likes if there is no room (or it does not know MAP_FIXED_NOREPLACE, of
+    /// Linux 4.17).
     ///
     /// # Errors
     /// `NOMEM` when the kernel refuses.
     pub(super) fn map(&mut self, len: usize, flags: MapFlags) -> Result<*mut c_void, Errno> {
-        if self.end == 0 {
-            let start = of_the_kernels_choice()?.saturating_sub(BELOW);
-            (self.next, self.end) = (start, start + ROOM);
+        if len <= ROOM {
+            if self.next + len > self.end {
+                self.move_on()?;
+            }
+            if let Some(at) = self.take(len, flags) {
+                return Ok(at);
+            }
         }
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice aliases nothing.
+        unsafe { mmap_anonymous(null_mut(), len, ProtFlags::empty(), flags) }
+    }
+
+    /// Goes to new room, below where the kernel puts a mapping now and below the room so far.
+    fn move_on(&mut self) -> Result<(), Errno> {
+        let kernels = of_the_kernels_choice()?;
+        let top = if self.end == 0 { kernels } else { kernels.min(self.end.saturating_sub(ROOM)) };
+        let start = top.saturating_sub(BELOW);
+        (self.next, self.end) = (start, start + ROOM);
+        Ok(())
+    }
+
+    /// Maps `len` bytes in the room. `None`: there is none for them.
+    fn take(&mut self, len: usize, flags: MapFlags) -> Option<*mut c_void> {
         for _ in 0..TRIES {
+            // (Nothing is below the lowest room.)
             if self.next == 0 || self.next + len > self.end {
-                break;
+                return None;
             }
             let at = self.next as *mut c_void;
             // SAFETY: it replaces nothing.
@@ -52,14 +72,13 @@ impl Place {
                 // (Elsewhere, where the address is but a hint.)
                 Ok(found) => {
                     self.next += if found == at { len } else { 0 };
-                    return Ok(found);
+                    return Some(found);
                 }
                 Err(Errno::EXIST) => self.next += STRIDE,
-                Err(_) => break,
+                Err(_) => return None,
             }
         }
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice aliases nothing.
-        unsafe { mmap_anonymous(null_mut(), len, ProtFlags::empty(), flags) }
+        None
     }
 }
 
@@ -110,9 +129,23 @@ mod tests {
     }
 
     #[test]
-    fn without_room_the_kernel_says_where() {
-        let mut place = Place { next: 1 << 40, end: (1 << 40) + PAGE_SIZE };
-        let at = place.map(2 * PAGE_SIZE, FLAGS).unwrap() as usize;
-        assert!(at > 1 << 41, "{at:#x}");
+    fn without_room_it_moves_on_below() {
+        let mut place = Place::UNKNOWN;
+        let first = place.map(PAGE_SIZE, FLAGS).unwrap() as usize;
+        place.next = place.end - PAGE_SIZE;
+        for _ in 0..2 {
+            let at = place.map(2 * PAGE_SIZE, FLAGS).unwrap() as usize;
+            assert!(at < first && first - at < 2 * BELOW, "{at:#x}, {first:#x}");
+        }
+    }
+
+    #[test]
+    fn where_no_room_is_the_kernel_says_where() {
+        for (mut place, len) in [(Place { next: 0, end: ROOM }, PAGE_SIZE), (Place::UNKNOWN, ROOM + PAGE_SIZE)] {
+            let at = place.map(len, FLAGS).unwrap() as usize;
+            assert!(at.abs_diff(of_the_kernels_choice().unwrap()) < BELOW, "{at:#x}");
+            // SAFETY: this test's alone.
+            unsafe { munmap(at as *mut c_void, len).unwrap() };
+        }
     }
 }
