@@ -1,6 +1,6 @@
 //! Giving scattered memory back with one system call. Each MADV_DONTNEED of a page interrupts the CPUs on which other threads of
-//! the process run (9 us a page, where one does); since Linux 6.16 one `process_madvise` of many pages does so once for all (0.5
-//! us a page). A process may do that to itself without a descriptor since Linux 6.14 (PIDFD_SELF).
+//! the process run, which takes most of its time; since Linux 6.16 one `process_madvise` of many pages does so once for all. A
+//! process may do that to itself without a descriptor since Linux 6.14 (PIDFD_SELF).
 
 use core::sync::atomic::{AtomicBool, Ordering};
 

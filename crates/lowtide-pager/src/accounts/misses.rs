@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use lowtide_core::store::StoreStats;
 use lowtide_core::vm::PAGE_SIZE;
 
-use crate::segment::{Counters, EPOCHS_A_LIMIT, FaultKind, REFAULT_AGES};
+use crate::segment::{Counters, EPOCHS_A_LIMIT, FaultKind, REFAULT_AGES, limits_away};
 
 /// With fewer faults on stored pages nothing is known.
 pub(super) const ENOUGH: f64 = 64.0;
@@ -187,8 +187,8 @@ impl Misses {
         for (age, pages) in self.returned() {
             let here = pages.min(left);
             left -= here;
-            longest = if here > 0.0 { Self::away(age, now.limit) } else { longest };
-            kept += here * Self::away(age, now.limit);
+            longest = if here > 0.0 { now.limit * limits_away(age) } else { longest };
+            kept += here * now.limit * limits_away(age);
             kept += (pages - here) * longest;
         }
         kept = small * (kept + self.gone() * longest) / self.evicted.max(1.0);
@@ -214,13 +214,6 @@ impl Misses {
     /// Pages that come in with a fault.
     fn pages_a_fault(&self) -> f64 {
         (self.loaded / self.refaults().max(1.0)).max(1.0)
-    }
-
-    /// How many pages have left while a page of that age was away. Where in its epoch it left is chance: those of age 0 are a
-    /// third of one away on average.
-    fn away(age: usize, limit: f64) -> f64 {
-        let epochs = if age == 0 { 1.0 / 3.0 } else { age as f64 };
-        epochs * limit / EPOCHS_A_LIMIT as f64
     }
 
     /// Pages that came back, by age.
@@ -258,7 +251,7 @@ impl Misses {
         let stays = now.resident.max(1.0) / evicted;
         let gone = self.gone();
         let soon = (now.limit / 256.0 / evicted, self.faults[0]);
-        let away = |age: usize| Self::away(age, now.limit) / evicted;
+        let away = |age: usize| now.limit * limits_away(age) / evicted;
         let resident = (now.resident + now.pool - pool).max(1.0);
         // Pages of a kind, of which `pages` came back after `away` each.
         let all = |(away, pages): (f64, f64)| pages * (stays + away);
@@ -302,7 +295,7 @@ impl Misses {
         let more = now.pool - pool;
         for (age, pages) in self.returned() {
             // Those that are away from when it left until it comes back are what does not fit.
-            let out = Self::away(age, now.limit);
+            let out = now.limit * limits_away(age);
             if out <= more {
                 continue;
             }

@@ -7,6 +7,7 @@
 //! four times a second at most, and only where that saves something worth mentioning; what was seen is forgotten within some
 //! seconds, so that it follows the program's phases.
 
+use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
 
 use super::misses::{ENOUGH, Misses, Places};
@@ -103,10 +104,11 @@ fn better(seen: &Misses, share: u64, asked: u64, now: &Places) -> u64 {
     let time = |pool: u64| seen.time_with(pool as f64 / PAGE_SIZE as f64, now);
     // What it holds, not what it may hold: a pool that has room does not take it from anybody.
     let here = (now.pool as u64 * PAGE_SIZE as u64).min(share);
-    let sizes = || (0..=asked / step).map(|i| i * step).chain([asked]);
-    let least = sizes().map(time).fold(f64::INFINITY, f64::min);
+    let sizes = (0..=STEPS).map(|i| i * step).take_while(|size| *size < asked).chain([asked]);
+    let times: ArrayVec<(u64, f64), { STEPS as usize + 2 }> = sizes.map(|size| (size, time(size))).collect();
+    let least = times.iter().map(|(_, time)| *time).fold(f64::INFINITY, f64::min);
     // Of those that are about as good the largest: too small a pool costs more than one that is too large.
-    let best = sizes().rev().find(|size| time(*size) <= least * (1.0 + WORTH)).unwrap_or(share);
+    let best = times.iter().rev().find(|(_, time)| *time <= least * (1.0 + WORTH)).map_or(share, |(size, _)| *size);
     if best >= here {
         return share.max(best);
     }

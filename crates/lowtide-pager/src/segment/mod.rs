@@ -23,7 +23,7 @@ use crate::accounts::Others;
 pub use latency::{LATENCY_BUCKETS, latency_bucket, latency_floor_ns};
 pub use process::{
     AREA_STATES, AreaCounters, AreaFills, AreaGauges, Counters, EPOCHS_A_LIMIT, FaultKind, OWN_THREADS, Proc, REFAULT_AGES,
-    area_state, proc_state,
+    area_state, limits_away, proc_state,
 };
 pub use ram::{Audit, Membership};
 pub use settings::*;

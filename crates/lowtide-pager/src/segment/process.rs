@@ -13,6 +13,13 @@ pub const REFAULT_AGES: usize = 64;
 /// Epochs in which as many pages are evicted as the limit has.
 pub const EPOCHS_A_LIMIT: usize = 16;
 
+/// How much is evicted while a page of that age is away, in limits. Where in its epoch it left is chance: those of age 0 are a
+/// third of an epoch away on average, others as many as their age says.
+pub fn limits_away(age: usize) -> f64 {
+    let epochs = if age == 0 { 1.0 / 3.0 } else { age as f64 };
+    epochs / EPOCHS_A_LIMIT as f64
+}
+
 /// Where the page of a fault was: indices of [`Counters::service_ns`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultKind {

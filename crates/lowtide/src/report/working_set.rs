@@ -16,7 +16,7 @@ use crate::stats::Stats;
 use crate::supervisor::series::{Sample, by_kind};
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::accounts::{RamBudget, pool_share};
-use lowtide_pager::segment::{EPOCHS_A_LIMIT, FaultKind};
+use lowtide_pager::segment::{EPOCHS_A_LIMIT, FaultKind, limits_away};
 use std::time::Duration;
 
 const PAGE: f64 = PAGE_SIZE as f64;
@@ -192,7 +192,6 @@ impl Observed {
     /// The depth of faults of each age, in bytes beyond what was in memory: see above.
     fn depths(&self) -> Vec<f64> {
         let missed = self.refaults().max(1.0);
-        let step = self.limit / EPOCHS_A_LIMIT as f64;
         let (mut before, mut back) = (self.taken_back, self.taken_back);
         let mut depth = 0.0;
         let mut depths = Vec::new();
@@ -201,10 +200,9 @@ impl Observed {
             // Half of those of an age are back where it is in the mean.
             let back_there = back + returned / 2.0;
             let out = (1.0 - before.midpoint(back_there) / self.evicted.max(1.0)).max(0.0);
-            // Where in its step a page left is chance: those of age 0 are a third of a step away on average, others as many
-            // steps as their age says.
-            let width = step * [1.0 / 3.0, 2.0 / 3.0].get(age).copied().unwrap_or(1.0);
-            depth += width * out;
+            // What is evicted from when those of the age before are back until these are.
+            let width = limits_away(age) - age.checked_sub(1).map_or(0.0, limits_away);
+            depth += self.limit * width * out;
             depths.push(depth);
             (before, back) = (back_there, back + returned);
         }
