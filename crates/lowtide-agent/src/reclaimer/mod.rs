@@ -15,9 +15,9 @@ use alloc::boxed::Box;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 use lowtide_core::steps;
-use lowtide_pager::accounts::Measuring;
 use lowtide_pager::accounts::pool_share::PoolShare;
 use lowtide_pager::accounts::pool_worth::PoolWorth;
+use lowtide_pager::accounts::{Expected, Measuring};
 use lowtide_pager::fault::Worker;
 use lowtide_pager::fork::{Inheritance, TakenOver};
 use lowtide_pager::pager::Pager;
@@ -177,7 +177,7 @@ struct ReclaimerThread {
     total: u64,
     expected: u64,
     /// The same if nobody but this process had grown.
-    expected_without_others: u64,
+    expected_alone: Expected,
     pool_share: PoolShare,
     pool_worth: PoolWorth,
     reclaimer: Option<Box<Reclaimer>>,
@@ -238,7 +238,7 @@ impl ReclaimerThread {
             supervisor_seen_us: 0,
             total: 0,
             expected: 0,
-            expected_without_others: 0,
+            expected_alone: Expected::default(),
             pool_share: PoolShare::default(),
             pool_worth: PoolWorth::default(),
             reclaimer: None,
@@ -268,7 +268,8 @@ impl ReclaimerThread {
             return self.total;
         };
         let budget = &pager.budget;
-        (self.expected, self.expected_without_others) = (budget.now(), budget.now_without_others());
+        self.expected = budget.now();
+        let before = budget.now_without_others();
         // Before this process is measured: what is found out about lowtide's own memory is no growth.
         let evicted = pager.counters().evictions_pages.load(Ordering::Relaxed);
         if self.measuring.is_due(now_us(), evicted) {
@@ -278,6 +279,7 @@ impl ReclaimerThread {
         pager.publish();
         // What comes between the two is counted by nobody.
         let bytes = self.resident.measure(watched, limit);
+        self.expected_alone.measured(before, budget.now_without_others());
         budget.counted();
         run.publish_ram(agent::proc(), bytes);
         let told = budget.told();

@@ -107,7 +107,7 @@ impl ReclaimerThread {
         self.share_pool(pager, total, now_us);
         let changed = wake::must_look_again();
         let alone = !changed && self.resident.sharers() == 0 && agent::segment().active() <= 1;
-        let uncounted = (total as i64).wrapping_sub(self.expected_without_others as i64);
+        let uncounted = self.expected_alone.uncounted(total);
         pager.budget.set_calm(self.calm.look(now_us, uncounted, alone));
         let grown =
             total.saturating_sub(self.expected) > self.resident.unaccounted() && total > pager.budget.watermarks().register();

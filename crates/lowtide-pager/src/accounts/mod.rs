@@ -1,6 +1,7 @@
 //! Who has how much RAM: the budget of the run, each process's share of memory that is shared, and the pool's part.
 
 pub(crate) mod budget;
+mod expected;
 mod measuring;
 mod misses;
 pub mod pool_share;
@@ -8,5 +9,6 @@ pub mod pool_worth;
 mod share;
 
 pub use budget::{RamBudget, is_worth_adopting};
+pub use expected::Expected;
 pub use measuring::Measuring;
 pub use share::{Look, Now, Others, Share, rest_after_look};
