@@ -148,7 +148,7 @@ impl Watch {
     }
 
     /// It has got a message; `slept`: it had to be woken for it. `thread` waited for a page, if that was it. `rests` is called
-    /// before it sleeps until it is called.
+    /// when it has slept for a while until it is called.
     pub fn won(&mut self, slept: bool, thread: Option<u32>, rests: impl FnOnce()) {
         self.losses = 0;
         self.faults += 1;

@@ -8,6 +8,9 @@
 use crate::sync::Futex;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
+/// Who has slept aside for so long is not called soon again.
+const REST_MS: u32 = 20;
+
 /// A thread that watches or sleeps aside.
 #[derive(Debug)]
 struct Thread {
@@ -106,13 +109,12 @@ impl<const N: usize> Watchers<N> {
         }
     }
 
-    /// Thread `i`, which watches, sleeps until it is called, if another one watches. `first`: what it does before it sleeps;
-    /// it is not counted as watching by then, and a call counts already.
-    pub fn step_aside(&self, i: usize, first: impl FnOnce()) {
+    /// Thread `i`, which watches, sleeps until it is called, if another one watches. `rests`: what it does, once, when that has
+    /// taken a while; a call counts meanwhile.
+    pub fn step_aside(&self, i: usize, rests: impl FnOnce()) {
         self.begin_to_step_aside(i);
         if self.is_not_the_last() {
-            first();
-            self.sleep(i);
+            self.sleep(i, rests);
         }
         self.end_of_step_aside(i);
     }
@@ -132,8 +134,12 @@ impl<const N: usize> Watchers<N> {
         self.watching.fetch_update(Ordering::AcqRel, Ordering::Acquire, others).is_ok()
     }
 
-    fn sleep(&self, i: usize) {
-        self.threads[i].called.wait_while(0);
+    fn sleep(&self, i: usize, rests: impl FnOnce()) {
+        let called = &self.threads[i].called;
+        if !called.changes_within(0, REST_MS) {
+            rests();
+            called.wait_while(0);
+        }
         self.watching.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -146,6 +152,29 @@ impl<const N: usize> Watchers<N> {
 impl<const N: usize> Default for Watchers<N> {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+#[cfg(all(test, not(any(feature = "loom", feature = "shuttle"))))]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn who_sleeps_aside_rests_after_a_while_and_can_be_called_then() {
+        let watchers = Watchers::<2>::new();
+        (0..2).for_each(|i| watchers.begin(i));
+        let (rested, has_rested) = channel();
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| watchers.step_aside(1, || rested.send(()).unwrap()));
+            has_rested.recv().unwrap();
+            assert!(watchers.is_alone() && !thread.is_finished());
+            watchers.call(1);
+        });
+        assert!(!watchers.is_alone() && !watchers.any_aside());
+        // The last one does not sleep, and does not rest.
+        watchers.leave(0);
+        watchers.step_aside(1, || unreachable!());
     }
 }
 
@@ -168,7 +197,7 @@ mod models {
     fn without_asking_who_else_watches<const N: usize>(watchers: &Watchers<N>, i: usize) {
         watchers.begin_to_step_aside(i);
         watchers.watching.fetch_sub(1, Ordering::AcqRel);
-        watchers.sleep(i);
+        watchers.sleep(i, || ());
         watchers.end_of_step_aside(i);
     }
 
@@ -176,7 +205,7 @@ mod models {
         watchers.aside.fetch_add(1, Ordering::AcqRel);
         if watchers.is_not_the_last() {
             watchers.threads[i].called.store(0, Ordering::Release);
-            watchers.sleep(i);
+            watchers.sleep(i, || ());
         }
         watchers.end_of_step_aside(i);
     }

@@ -3,7 +3,7 @@
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::thread::futex;
+use rustix::thread::{Timespec, futex};
 
 /// A word of this process's own (a private futex).
 #[derive(Debug)]
@@ -22,6 +22,14 @@ impl Futex {
             // Interrupted, or changed already: the caller looks again.
             let _ = futex::wait(&self.0, futex::Flags::PRIVATE, value, None);
         }
+    }
+
+    /// As [`Futex::wait_while`], for some milliseconds at most: whether the word says something else then.
+    pub fn changes_within(&self, value: u32, ms: u32) -> bool {
+        let time = Timespec { tv_sec: 0, tv_nsec: i64::from(ms) * 1_000_000 };
+        // Interrupted, it is shorter.
+        let _ = futex::wait(&self.0, futex::Flags::PRIVATE, value, Some(&time));
+        self.0.load(Ordering::Acquire) != value
     }
 
     /// Wakes one that sleeps. After the word was changed.

@@ -22,8 +22,9 @@ const DEFERRED: usize = 1024;
 const NAP_US: u32 = 30;
 /// ... and after so many looks in vain at the pace of other waits: what takes longer is a large munmap.
 const NAPS: u32 = 16;
-/// For how long zstd's compressor, up to a megabyte, is kept by the one that waits for ever. (Others wait for a millisecond.)
-const COMPRESSOR_MS: i32 = 20;
+/// For how long who waits for ever, or as long, keeps what it does not need for that: most of its buffer, and zstd's compressor,
+/// up to a megabyte. (Others wait for a millisecond, and then sleep until they are called.)
+const REST_MS: i32 = 20;
 /// While another thread lets go of what was dropped: that one may come to wait for something, and then another goes on.
 const GOING_MS: i32 = 20;
 /// A thread whose page has come waits for this long for others that were read with it, in nanoseconds. With pages in the pool
@@ -73,25 +74,24 @@ impl Monitor {
             pager.uffd().wait_readable_us(NAP_US);
         } else {
             let is_calm = !self.has_deferred() && pager.order.lock().is_all_certain();
-            let has_compressor = self.worker.has_compressor();
+            let can_rest = self.worker.can_rest();
             let ms = if !is_calm {
                 1
             } else if pager.going.is_on() && !(0..GOING_MS).contains(&ms) {
                 GOING_MS
-            } else if has_compressor && ms < 0 {
-                COMPRESSOR_MS
+            } else if can_rest && ms < 0 {
+                REST_MS
             } else {
                 ms
             };
-            if !pager.uffd().wait_readable(ms) && has_compressor {
-                // Nobody waits for room: a page that has come must leave again for that.
-                self.worker.forget_compressor();
+            if !pager.uffd().wait_readable(ms) && can_rest && ms >= REST_MS {
+                self.rests();
             }
         }
         add(&pager.counters().monitor_wakeups, 1);
     }
 
-    /// It sleeps until others call it: it takes less memory until then.
+    /// It has nothing to do for a while: it takes less memory until then.
     pub fn rests(&mut self) {
         self.worker.rests();
     }

@@ -115,19 +115,20 @@ impl Worker {
         }
     }
 
-    /// Whether it has compressed a page with zstd since the last [`Worker::forget_compressor`].
-    pub(crate) fn has_compressor(&self) -> bool {
-        self.scratch.has_compressor()
-    }
-
     /// Gives back what only compressing with zstd needs, until a page is compressed again.
     pub(crate) fn forget_compressor(&mut self) -> bool {
         self.scratch.forget_compressor()
     }
 
-    /// It sleeps until it is called: most of the memory of its buffer goes back. (Many processes with a worker on each CPU would
-    /// have more of that than of anything.)
+    /// Whether it has anything to give back while it [rests](Worker::rests).
+    pub(crate) fn can_rest(&self) -> bool {
+        self.used > KEPT || self.scratch.has_compressor()
+    }
+
+    /// It has nothing to do for a while: most of the memory of its buffer goes back, and zstd's compressor. (Many processes with
+    /// a worker on each CPU would have more of that than of anything.)
     pub(crate) fn rests(&mut self) {
+        self.forget_compressor();
         if self.used > KEPT {
             // SAFETY: `&mut self`: nobody has a reference into the buffer.
             unsafe { self.buffer.discard(KEPT * PAGE_SIZE, (self.used - KEPT) * PAGE_SIZE) }
@@ -189,7 +190,9 @@ mod tests {
         let mut worker = Worker::new(false).unwrap();
         for pages in [CHUNK, KEPT] {
             worker.parts(pages).0[..pages].iter_mut().for_each(|page| page.fill(7));
+            assert_eq!(worker.can_rest(), pages > KEPT);
             worker.rests();
+            assert!(!worker.can_rest());
             let (buffer, _) = worker.parts(0);
             // What went back reads as zero.
             let held = buffer.iter().filter(|page| page[0] == 7).count();

@@ -30,6 +30,11 @@ impl Futex {
         }
     }
 
+    /// The time is over at once.
+    pub fn changes_within(&self, value: u32, _ms: u32) -> bool {
+        self.word.load(Ordering::Acquire) != value
+    }
+
     /// Wakes one that sleeps.
     pub fn wake_one(&self) {
         let _kernel = self.kernel.lock().unwrap();
