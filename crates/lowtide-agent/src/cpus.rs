@@ -14,7 +14,7 @@ use crate::{agent, thread};
 /// Most CPUs that Linux can have on x86-64.
 const MAX_CPU: usize = 8192;
 /// Most posts: a fault wakes all threads that watch, so more of them cost more.
-pub const MAX_POSTS: usize = 16;
+pub const MAX_POSTS: usize = lowtide_core::posts::POSTS;
 
 /// The post of each CPU, plus 1; 0: the process may not use it.
 static POST_OF: [AtomicU8; MAX_CPU] = [const { AtomicU8::new(0) }; MAX_CPU];

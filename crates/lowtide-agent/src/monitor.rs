@@ -1,7 +1,8 @@
 //! The fault handler threads. When a thread of the program blocks on a missing page, the handler of its CPU, or of its group of
 //! CPUs (`cpus.rs`), runs at once, with no other CPU to be woken in between. Those of other CPUs are not woken in vain
 //! (`watch.rs`), and are not even started before a thread waits there: each takes memory, and a process that forks and ends
-//! soon needs few. What a handler does is the pager's monitor.rs.
+//! soon needs few. There are no more of them than threads of the program, which wait for one page each: where there are as many,
+//! one that is not needed goes to the CPU where one is. What a handler does is the pager's monitor.rs.
 
 use alloc::boxed::Box;
 use core::num::NonZeroU64;
@@ -18,7 +19,8 @@ use crate::cpus::MAX_POSTS;
 use crate::watch::{self, Watch};
 use crate::{agent, cpus, say, thread, wake};
 
-/// With how many a process begins: threads of it that fault are on more than one CPU, perhaps.
+/// With how many a process begins, and may have, however few threads it has: one serves, the other one is free to go to another
+/// CPU.
 const FIRST: usize = 2;
 /// How late its naps may end, in nanoseconds (the kernel's own idea is 50 us).
 const SLACK_NS: u64 = 1_000;
@@ -32,20 +34,21 @@ pub fn none(error: Errno) -> Line {
 
 /// 1: they go to work.
 static GO: AtomicU32 = AtomicU32::new(0);
-/// When to try again where no more could be started, in microseconds; 0: no start has failed. By the reclaimer alone.
+/// When to try again where no more could be started, or there were enough, in microseconds; 0: none was refused. By the
+/// reclaimer alone.
 static RETRY_US: AtomicU64 = AtomicU64::new(0);
-const RETRY_AFTER_US: u64 = 1_000_000;
+const RETRY_AFTER_US: u64 = 100_000;
 /// One more when one is about to be started, and when it has been, and is known as lowtide's.
 static STARTS: AtomicU32 = AtomicU32::new(0);
 
 /// What a handler thread begins with. The reclaimer makes it: no fork may meet a handler that allocates, which is no operation
 /// that a fork would wait for.
 struct Start {
-    post: usize,
+    number: usize,
     monitor: Monitor,
 }
 
-/// What those that were started began with, by post.
+/// What those that were started began with, by number.
 static STARTED: [AtomicPtr<Start>; MAX_POSTS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_POSTS];
 
 /// In a forked child: lets go of what its parent's handlers had.
@@ -93,8 +96,15 @@ fn first() -> usize {
     FIRST
 }
 
-/// Starts those that were wanted where there is none. Where that can't be, for want of memory or because no more threads may be
-/// there, it is tried again after a while. By the reclaimer.
+/// How many more may be started. On many CPUs, many processes of one thread each would else come to have more memory in handlers
+/// than in anything. By the reclaimer.
+fn room() -> usize {
+    let threads = thread::others(agent::proc().own_threads()).unwrap_or(MAX_POSTS);
+    threads.max(first()).saturating_sub(watch::threads().filter(|thread| *thread != 0).count())
+}
+
+/// Starts those that were wanted where there is none. Where that can't be, for want of memory, because no more threads may be
+/// there, or because there are enough, it is tried again after a while. By the reclaimer.
 pub fn start_wanted(pager: &Pager, now_us: u64) {
     // A child's copy of the heap must not be one of a heap that changes.
     if pager.paused() {
@@ -112,8 +122,15 @@ pub fn start_wanted(pager: &Pager, now_us: u64) {
     if now_us < retry_us {
         return;
     }
+    let mut room = room();
+    let mut start = |post: usize| {
+        if !watch::has_thread(post) {
+            room = room.checked_sub(1).ok_or(Errno::AGAIN)?;
+        }
+        start_at(post)
+    };
     // Where one can't be started, others can't: they are wanted again.
-    if wanted.any(|post| start_at(post).is_err()) {
+    if wanted.any(|post| start(post).is_err()) {
         watch::want_none();
         RETRY_US.store(now_us + RETRY_AFTER_US, Ordering::Relaxed);
     } else {
@@ -124,9 +141,7 @@ pub fn start_wanted(pager: &Pager, now_us: u64) {
 /// Follows the CPUs that the process may use, which somebody else may have changed. By the reclaimer, now and then.
 pub fn follow_cpus() {
     if cpus::look() {
-        for (post, thread) in watch::threads().enumerate().filter(|(_, thread)| *thread != 0) {
-            thread::set_affinity(thread, cpus::cpus_of(post));
-        }
+        (0..MAX_POSTS).for_each(watch::pin);
         watch::count_missing();
     }
 }
@@ -135,14 +150,15 @@ fn start_at(post: usize) -> Result<(), Errno> {
     if watch::has_thread(post) {
         return Ok(());
     }
-    let start = Box::into_raw(Box::new(Start { post, monitor: Monitor::new()? }));
+    let number = watch::number_at(post);
+    let start = Box::into_raw(Box::new(Start { number, monitor: Monitor::new()? }));
     // Release, here and below: pairs with the Acquire in `program_is_alone`.
     STARTS.fetch_add(1, Ordering::Release);
     let thread = thread::spawn(run, start.expose_provenance());
     if let Ok(thread) = thread {
         agent::proc().thread_begins(thread);
-        watch::starts(post, thread);
-        STARTED[post].store(start, Ordering::Relaxed);
+        watch::starts(number, thread);
+        STARTED[number].store(start, Ordering::Relaxed);
     }
     STARTS.fetch_add(1, Ordering::Release);
     thread.map(drop).inspect_err(|_| {
@@ -174,16 +190,17 @@ pub fn go() {
 extern "C" fn run(start: usize) -> ! {
     thread::name(c"lowtide-monitor");
     // SAFETY: the box that `start_at` made for this thread alone, which never frees it.
-    let Start { post, monitor } = unsafe { &mut *core::ptr::with_exposed_provenance_mut::<Start>(start) };
+    let Start { number, monitor } = unsafe { &mut *core::ptr::with_exposed_provenance_mut::<Start>(start) };
+    watch::starts(*number, thread::id());
     // Without these it floats, or naps longer: slower, not wrong.
-    thread::set_affinity(0, cpus::cpus_of(*post));
+    watch::pin(*number);
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(SLACK_NS));
     // Acquire: pairs with the Release in `go`.
     while GO.load(Ordering::Acquire) == 0 {
         let _ = futex::wait(&GO, futex::Flags::PRIVATE, 0, None);
     }
     let Some(pager) = agent::pager() else { say::fatal(b"a monitor has nothing to watch") };
-    let mut watch = Watch::new(*post);
+    let mut watch = Watch::new(*number);
     let mut waited = false;
     loop {
         let turn = monitor.turn(pager);

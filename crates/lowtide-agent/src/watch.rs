@@ -4,10 +4,12 @@
 //! costs. (The kernel puts the others back to sleep without telling them.) So the others sleep here. A handler asks now and
 //! then on which CPU a thread is that it serves, and calls the one that serves that CPU if that is another, or lets it be
 //! started; sooner if it had to be woken for the fault, which it need not be where the thread that stopped has left its CPU to
-//! it. Who watches and gets nothing goes back to sleep, but for the last one.
+//! it. Who watches and gets nothing goes back to sleep, but for the last one. Where no more are to be started, one that sleeps
+//! is pinned to the CPU where one is missing, before it is called: that wakes nobody else.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use lowtide_core::posts::Posts;
 use lowtide_core::watchers::Watchers;
 use lowtide_pager::sys::Line;
 use lowtide_pager::sys::clock::now_us;
@@ -16,11 +18,13 @@ use lowtide_pager::sys::stat::parse_cpu;
 use crate::cpus::{self, MAX_POSTS};
 use crate::{request, thread};
 
-/// The thread id of the handler at each post; 0: there is none so far.
-static POSTS: [AtomicU32; MAX_POSTS] = [const { AtomicU32::new(0) }; MAX_POSTS];
-/// Who of them watches, by post.
+/// The thread id of each handler, by number; 0: there is none so far.
+static THREADS: [AtomicU32; MAX_POSTS] = [const { AtomicU32::new(0) }; MAX_POSTS];
+/// At which post each of them is.
+static POSTS: Posts = Posts::new();
+/// Who of them watches, by number.
 static WATCHERS: Watchers<MAX_POSTS> = Watchers::new();
-/// 1: a CPU has a post at which there is no handler.
+/// 1: a CPU has a post at which there is no handler, and one may be started there.
 static MISSING: AtomicU32 = AtomicU32::new(0);
 /// Bit n: one is to be started at post n.
 static WANTED: AtomicU32 = AtomicU32::new(0);
@@ -36,23 +40,69 @@ const MOST_US: u64 = 10_000;
 
 /// In a new process image or a forked child, before its handlers start.
 pub fn reset() {
-    POSTS.iter().chain([&MISSING, &WANTED]).for_each(|word| word.store(0, Ordering::Relaxed));
+    THREADS.iter().chain([&MISSING, &WANTED]).for_each(|word| word.store(0, Ordering::Relaxed));
+    POSTS.reset();
     WATCHERS.reset();
 }
 
-/// Thread ids of the handlers, by post; 0: none.
+/// Thread ids of the handlers, by number; 0: none.
 pub fn threads() -> impl Iterator<Item = u32> {
-    POSTS.iter().map(|thread| thread.load(Ordering::Relaxed))
+    THREADS.iter().map(|thread| thread.load(Ordering::Relaxed))
 }
 
 /// Whether there is a handler at a post.
 pub fn has_thread(post: usize) -> bool {
-    POSTS[post].load(Ordering::Relaxed) != 0
+    handler_at(post).is_some()
 }
 
-/// The handler at a post is started as this thread. By the reclaimer.
-pub fn starts(post: usize, thread: u32) {
-    POSTS[post].store(thread, Ordering::Relaxed);
+/// The number of the handler that there is at a post, or would be.
+pub fn number_at(post: usize) -> usize {
+    POSTS.at(post)
+}
+
+fn handler_at(post: usize) -> Option<usize> {
+    Some(number_at(post)).filter(|number| THREADS[*number].load(Ordering::Relaxed) != 0)
+}
+
+/// The handler of a number is started as this thread. By the reclaimer, and by itself.
+pub fn starts(number: usize, thread: u32) {
+    // SeqCst: who brings another one to its post either sees it, and pins it, or has done so before it asks for its post.
+    THREADS[number].store(thread, Ordering::SeqCst);
+}
+
+/// Keeps the handler of a number, if there is one, on the CPUs of its post.
+pub fn pin(number: usize) {
+    let thread = THREADS[number].load(Ordering::SeqCst);
+    if thread != 0 {
+        POSTS.pin(number, |post| drop(thread::set_affinity(thread, cpus::cpus_of(post))));
+    }
+}
+
+/// Brings a handler that sleeps to a post where there is none. The next one by number: each has its turn.
+fn bring(own: usize, post: usize) -> Option<usize> {
+    let is_free = |number: &usize| THREADS[*number].load(Ordering::Relaxed) != 0 && WATCHERS.is_aside(*number);
+    let number = (own + 1..own + MAX_POSTS).map(|number| number % MAX_POSTS).find(is_free)?;
+    bring_to(post, number);
+    Some(number)
+}
+
+fn bring_to(post: usize, number: usize) {
+    let other = POSTS.bring(number, post);
+    pin(number);
+    // One may have been started there meanwhile.
+    pin(other);
+}
+
+/// Brings one to another CPU, where no more may be started: others may keep those busy where they are. Another one each time. By
+/// the reclaimer.
+pub fn bring_another() {
+    static TURN: AtomicU32 = AtomicU32::new(0);
+    let turn = TURN.fetch_add(1, Ordering::Relaxed) as usize;
+    let number = (turn..turn + MAX_POSTS).map(|i| i % MAX_POSTS).find(|i| THREADS[*i].load(Ordering::Relaxed) != 0);
+    let post = (turn..turn + cpus::posts()).map(|i| i % cpus::posts()).find(|post| !has_thread(*post));
+    if let (0, Some(number), Some(post)) = (MISSING.load(Ordering::Relaxed), number, post) {
+        bring_to(post, number);
+    }
 }
 
 /// Looks whether all posts have their handlers. By the reclaimer, when those or the posts have changed.
@@ -104,7 +154,7 @@ pub fn call_all() {
 pub fn leave() {
     let own = thread::id();
     match threads().position(|thread| thread == own) {
-        Some(post) => WATCHERS.leave(post),
+        Some(number) => WATCHERS.leave(number),
         None => WATCHERS.call_all(),
     }
     // Several threads wait at the same time, or would have to.
@@ -122,7 +172,7 @@ fn cpu_of(thread: u32) -> Option<u32> {
 
 /// One handler's.
 pub struct Watch {
-    post: usize,
+    number: usize,
     losses: u32,
     faults: u32,
     asked_us: u64,
@@ -130,11 +180,10 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// The handler at a post, the calling thread, begins to watch.
-    pub fn new(post: usize) -> Watch {
-        starts(post, thread::id());
-        WATCHERS.begin(post);
-        Watch { post, losses: 0, faults: 0, asked_us: 0, pause_us: LEAST_US }
+    /// The handler of a number, the calling thread, begins to watch.
+    pub fn new(number: usize) -> Watch {
+        WATCHERS.begin(number);
+        Watch { number, losses: 0, faults: 0, asked_us: 0, pause_us: LEAST_US }
     }
 
     /// How long to wait for a message, in milliseconds (negative: for ever).
@@ -144,7 +193,7 @@ impl Watch {
 
     /// Its turn is over: if it had to wait, it watches again.
     pub fn back(&self) {
-        WATCHERS.back(self.post);
+        WATCHERS.back(self.number);
     }
 
     /// It has got a message; `slept`: it had to be woken for it. `thread` waited for a page, if that was it. `rests` is called
@@ -163,23 +212,27 @@ impl Watch {
         (self.asked_us, self.faults) = (now, 0);
         let longer = (self.pause_us * 2).min(MOST_US);
         self.pause_us = LEAST_US;
-        match cpu_of(thread).map(cpus::post_of) {
-            Some(post) if post == self.post => self.pause_us = longer,
-            Some(post) if has_thread(post) => {
-                WATCHERS.call(post);
+        let Some(post) = cpu_of(thread).map(cpus::post_of) else {
+            self.pause_us = longer;
+            return call_all();
+        };
+        let mut handler = handler_at(post);
+        if handler.is_none() {
+            self.pause_us = longer;
+            if MISSING.load(Ordering::Relaxed) != 0 {
+                return want(post);
+            }
+            handler = bring(self.number, post);
+        }
+        match handler {
+            Some(number) if number != self.number => {
+                WATCHERS.call(number);
                 // No thread of this one's CPUs waits.
                 if slept {
                     self.step_aside(rests);
                 }
             }
-            Some(post) => {
-                self.pause_us = longer;
-                want(post);
-            }
-            None => {
-                self.pause_us = longer;
-                call_all();
-            }
+            _ => self.pause_us = longer,
         }
     }
 
@@ -193,7 +246,7 @@ impl Watch {
 
     fn step_aside(&mut self, rests: impl FnOnce()) {
         self.losses = 0;
-        WATCHERS.step_aside(self.post, rests);
+        WATCHERS.step_aside(self.number, rests);
         self.faults = 0;
     }
 }

@@ -26,6 +26,7 @@ mod limit;
 pub mod lock;
 pub mod percpu;
 pub mod pool;
+pub mod posts;
 pub mod slot;
 pub mod steps;
 pub mod store;

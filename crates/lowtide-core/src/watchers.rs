@@ -14,7 +14,7 @@ const REST_MS: u32 = 20;
 /// A thread that watches or sleeps aside.
 #[derive(Debug)]
 struct Thread {
-    /// 1: it is to watch.
+    /// 0: it is aside, or about to be, and nobody has called it.
     called: Futex,
     /// 1: it waits for something else. Only its own thread uses it.
     away: AtomicU32,
@@ -34,14 +34,14 @@ impl<const N: usize> Watchers<N> {
     /// No thread has begun so far.
     #[cfg(not(any(feature = "loom", feature = "shuttle")))]
     pub const fn new() -> Watchers<N> {
-        let threads = [const { Thread { called: Futex::new(0), away: AtomicU32::new(0) } }; N];
+        let threads = [const { Thread { called: Futex::new(1), away: AtomicU32::new(0) } }; N];
         Watchers { threads, watching: AtomicU32::new(0), aside: AtomicU32::new(0) }
     }
 
     /// No thread has begun so far.
     #[cfg(any(feature = "loom", feature = "shuttle"))]
     pub fn new() -> Watchers<N> {
-        let threads = core::array::from_fn(|_| Thread { called: Futex::new(0), away: AtomicU32::new(0) });
+        let threads = core::array::from_fn(|_| Thread { called: Futex::new(1), away: AtomicU32::new(0) });
         Watchers { threads, watching: AtomicU32::new(0), aside: AtomicU32::new(0) }
     }
 
@@ -50,6 +50,7 @@ impl<const N: usize> Watchers<N> {
         for count in self.threads.iter().map(|thread| &thread.away).chain([&self.watching, &self.aside]) {
             count.store(0, Ordering::Relaxed);
         }
+        self.threads.iter().for_each(|thread| thread.called.store(1, Ordering::Relaxed));
     }
 
     /// Thread `i` begins to watch.
@@ -73,6 +74,11 @@ impl<const N: usize> Watchers<N> {
     pub fn any_aside(&self) -> bool {
         // Acquire: pairs with the Release of `begin_to_step_aside`. Who is seen aside can be called.
         self.aside.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether thread `i` sleeps aside, or is about to, and nobody has called it.
+    pub fn is_aside(&self, i: usize) -> bool {
+        self.threads[i].called.load(Ordering::Relaxed) == 0
     }
 
     /// Thread `i` is to watch, if it is aside.

@@ -40,6 +40,7 @@ impl ReclaimerThread {
         if !look.faults_come && pager.uffd().is_readable() {
             watch::call_all();
             watch::want_another();
+            watch::bring_another();
         }
         self.judge.sharers = self.resident.sharers();
         reclaimer.turn(pager, look, now, &mut self.judge)

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use lowtide_core::faults::{Fault, Faults, Op};
@@ -12,20 +13,24 @@ use crate::programs::job;
 use crate::run::Plan;
 use crate::{handlers, machine};
 
-/// A run of the program `pinned` with so many handlers at first and at most, ended once they are as expected; those that there
-/// were, by their CPUs.
-fn run(first: u64, most: u64, expected: impl Fn(&[BTreeSet<usize>]) -> bool) -> Option<(Vec<BTreeSet<usize>>, Outcome)> {
-    let job = job(&format!("handlers {first} {most}"), "pinned", "48")?;
-    let plan = job.directory.join("plan");
+/// A run of a program with so many handlers at first and at most, ended once they are as expected, which is asked with its
+/// folder; those that there were, by their CPUs.
+fn run(
+    program: &str,
+    first: u64,
+    most: u64,
+    expected: impl Fn(&Path, &[BTreeSet<usize>]) -> bool,
+) -> Option<(Vec<BTreeSet<usize>>, Outcome)> {
+    let job = job(&format!("{program} handlers {first} {most}"), program, "48")?;
+    let (directory, plan) = (job.directory.clone(), job.directory.join("plan"));
     let _plan = Plan::write(&plan, Faults::new(Op::Device, Fault::Io, u64::MAX).with_handlers(first, most));
-    let go = job.directory.join("go");
     let mut run = job.env("LOWTIDE_FAULTS", &plan).start_limited(&Limit { ram: 24 << 20, swap: Swap::Ram });
     let mut seen = Vec::new();
     run.wait_until(|run| {
         seen = handlers::of(run.session);
-        expected(&seen)
+        expected(&directory, &seen)
     });
-    fs::write(go, "").expect("written");
+    fs::write(directory.join("go"), "").expect("written");
     Some((seen, run.finish()))
 }
 
@@ -33,7 +38,7 @@ fn run(first: u64, most: u64, expected: impl Fn(&[BTreeSet<usize>]) -> bool) -> 
 #[test]
 fn a_handler_of_several_cpus() {
     let Some(_turn) = machine::turn() else { return };
-    let Some((seen, outcome)) = run(1, 1, |seen| !seen.is_empty()) else { return };
+    let Some((seen, outcome)) = run("pinned", 1, 1, |_, seen| !seen.is_empty()) else { return };
     assert!(outcome.status == 0 && outcome.stdout.starts_with("OK"), "{outcome:?}");
     assert_eq!(seen, [handlers::own_cpus()]);
     // Most come with others, ahead.
@@ -46,10 +51,20 @@ fn handlers_start_where_threads_wait() {
     let Some(_turn) = machine::turn() else { return };
     let cpus = handlers::own_cpus();
     let each = cpus.len().min(16);
-    let Some((seen, outcome)) = run(1, 16, |seen| seen.len() == each) else { return };
+    let Some((seen, outcome)) = run("pinned", 1, 16, |_, seen| seen.len() == each) else { return };
     assert!(outcome.status == 0 && outcome.stdout.starts_with("OK"), "{outcome:?}");
     assert_eq!(seen.len(), each, "{seen:?}");
     assert_eq!(seen.into_iter().flatten().collect::<BTreeSet<usize>>(), cpus);
+}
+
+/// A program of one thread, wherever that runs, waits for one page at a time: it has no more than it began with.
+#[test]
+fn one_thread_has_no_handler_on_each_cpu() {
+    let Some(_turn) = machine::turn() else { return };
+    let Some((seen, outcome)) = run("wanders", 1, 16, |directory, _| directory.join("ready").exists()) else { return };
+    assert!(outcome.status == 0 && outcome.stdout.starts_with("OK"), "{outcome:?}");
+    assert_eq!(seen.len(), 1, "{seen:?}");
+    assert!(outcome.stat("faults.total") > 50.0, "{}", outcome.stats);
 }
 
 /// Before the first burst of faults: 64 processes that are compiled on 64 CPUs take their limit for what they compile.

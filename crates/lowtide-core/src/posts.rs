@@ -1,0 +1,176 @@
+//! Which of several threads is at which of as many posts. Each thread, by number, is at one post, and at each post is one: to
+//! bring one to another post is to let two change places, in one step. (A post is a CPU or a group of them; many numbers have
+//! no thread. Who is brought where is the affair of `lowtide-agent`'s watch.rs.)
+
+use crate::sync::atomic::{AtomicU64, Ordering};
+
+/// How many posts, and numbers of threads, there are.
+pub const POSTS: usize = 16;
+/// Bits for the number of one thread, of which a word holds one for each post.
+const BITS: usize = u64::BITS as usize / POSTS;
+const MASK: u64 = (1 << BITS) - 1;
+/// Each thread at the post that has its number.
+const AT_FIRST: u64 = 0xfedc_ba98_7654_3210;
+
+/// See above. All may use it.
+#[derive(Debug)]
+pub struct Posts(AtomicU64);
+
+fn at(word: u64, post: usize) -> usize {
+    (word >> (post * BITS) & MASK) as usize
+}
+
+fn post_of(word: u64, number: usize) -> usize {
+    (0..POSTS).find(|&post| at(word, post) == number).unwrap_or(0)
+}
+
+impl Posts {
+    /// Each thread at the post that has its number.
+    #[cfg(not(any(feature = "loom", feature = "shuttle")))]
+    pub const fn new() -> Posts {
+        Posts(AtomicU64::new(AT_FIRST))
+    }
+
+    /// Each thread at the post that has its number.
+    #[cfg(any(feature = "loom", feature = "shuttle"))]
+    pub fn new() -> Posts {
+        Posts(AtomicU64::new(AT_FIRST))
+    }
+
+    /// As it was at first: where there is no thread any more, or none yet.
+    pub fn reset(&self) {
+        self.0.store(AT_FIRST, Ordering::Relaxed);
+    }
+
+    /// The number of the thread at a post.
+    pub fn at(&self, post: usize) -> usize {
+        at(self.0.load(Ordering::Relaxed), post)
+    }
+
+    /// The post of a thread.
+    pub fn post_of(&self, number: usize) -> usize {
+        post_of(self.0.load(Ordering::SeqCst), number)
+    }
+
+    /// Thread `number` changes places with the one at `post`, whose number is returned. Both are then to be [pinned](Posts::pin).
+    pub fn bring(&self, number: usize, post: usize) -> usize {
+        let swapped = |word: u64| {
+            // What differs, at both places.
+            let (from, differs) = (post_of(word, number), (at(word, post) ^ number) as u64);
+            (from != post).then_some(word ^ differs << (from * BITS) ^ differs << (post * BITS))
+        };
+        // SeqCst, here and in `post_of`: pairs with that of who pins the same thread (below), and a thread that begins is known
+        // as one before it asks for its post.
+        match self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, swapped) {
+            Ok(before) | Err(before) => at(before, post),
+        }
+    }
+
+    /// Pins thread `number` to its post by `to`, which is called again if it has been brought elsewhere meanwhile: whoever is
+    /// last has pinned it to where it is.
+    pub fn pin(&self, number: usize, mut to: impl FnMut(usize)) {
+        let mut post = self.post_of(number);
+        loop {
+            to(post);
+            let now = self.post_of(number);
+            if now == post {
+                return;
+            }
+            post = now;
+        }
+    }
+}
+
+impl Default for Posts {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(all(test, not(any(feature = "loom", feature = "shuttle"))))]
+mod tests {
+    use super::*;
+
+    fn assert_one_at_each(posts: &Posts) {
+        for number in 0..POSTS {
+            assert_eq!(posts.at(posts.post_of(number)), number);
+        }
+    }
+
+    #[test]
+    fn who_is_brought_changes_places() {
+        let posts = Posts::new();
+        assert_one_at_each(&posts);
+        assert_eq!(posts.bring(3, 15), 15);
+        assert_eq!((posts.at(15), posts.at(3)), (3, 15));
+        // Where it is already.
+        assert_eq!(posts.bring(3, 15), 3);
+        assert_eq!(posts.bring(15, 0), 0);
+        assert_eq!((posts.post_of(15), posts.post_of(0), posts.post_of(3)), (0, 3, 15));
+        assert_one_at_each(&posts);
+        posts.reset();
+        assert!((0..POSTS).all(|post| posts.at(post) == post));
+    }
+
+    #[test]
+    fn each_is_at_one_post_whoever_is_brought() {
+        for (number, post) in (0..POSTS).flat_map(|number| (0..POSTS).map(move |post| (number, post))) {
+            let posts = Posts::new();
+            posts.bring(5, 9);
+            let (there, from) = (posts.at(post), posts.post_of(number));
+            assert_eq!(posts.bring(number, post), there);
+            assert_eq!((posts.at(post), posts.at(from)), (number, there));
+            assert_one_at_each(&posts);
+        }
+    }
+}
+
+/// Threads are brought and pinned by several at once.
+#[cfg(all(test, feature = "loom"))]
+mod models {
+    use super::*;
+    use loom::sync::Mutex;
+    use loom::thread;
+    use std::sync::Arc;
+
+    type Pin = fn(&Posts, usize, &Mutex<usize>);
+
+    fn by_the_rules(posts: &Posts, number: usize, pinned: &Mutex<usize>) {
+        posts.pin(number, |post| *pinned.lock().unwrap() = post);
+    }
+
+    fn without_a_second_look(posts: &Posts, number: usize, pinned: &Mutex<usize>) {
+        let post = posts.post_of(number);
+        *pinned.lock().unwrap() = post;
+    }
+
+    /// Two bring the same thread to posts of their own.
+    fn two_bring(pin: Pin) {
+        loom::model(move || {
+            let (posts, pinned) = (Arc::new(Posts::new()), Arc::new(Mutex::new(0)));
+            let bring = |post: usize| {
+                let (posts, pinned) = (posts.clone(), pinned.clone());
+                move || {
+                    posts.bring(0, post);
+                    pin(&posts, 0, &pinned);
+                }
+            };
+            let other = thread::spawn(bring(1));
+            bring(2)();
+            other.join().unwrap();
+            assert_eq!(*pinned.lock().unwrap(), posts.post_of(0));
+            assert!((0..POSTS).all(|number| posts.at(posts.post_of(number)) == number));
+        });
+    }
+
+    #[test]
+    fn who_is_brought_by_two_is_pinned_to_where_it_is() {
+        two_bring(by_the_rules);
+    }
+
+    #[test]
+    #[should_panic(expected = "assertion")]
+    fn one_look_is_found_to_be_too_few() {
+        two_bring(without_a_second_look);
+    }
+}
