@@ -5,7 +5,7 @@ use core::ffi::CStr;
 use linux_raw_sys::net as sys;
 use lowtide_pager::sys::broker::{Connection, DEVICE, HANDSHAKE, PAGE_MAP};
 use lowtide_pager::sys::present::Present;
-use lowtide_pager::sys::uffd::{self, NEEDED_FEATURES, Uffd};
+use lowtide_pager::sys::uffd::{self, Uffd};
 use rustix::fd::{AsFd, AsRawFd};
 use rustix::io::Errno;
 
@@ -55,9 +55,10 @@ pub fn connect_to(name: &[u8], supervisor: u32) -> Result<Connection, Errno> {
 /// # Errors
 /// What the kernel said to this process, or `lowtide run`.
 pub fn userfaultfd() -> Result<Uffd, Errno> {
+    let features = agent::settings().features;
     let fd = match uffd::create() {
-        Ok(fd) => match uffd::handshake(fd.as_fd(), NEEDED_FEATURES) {
-            Ok(_) => return Ok(Uffd::ready(fd)),
+        Ok(fd) => match uffd::handshake(fd.as_fd(), features) {
+            Ok(_) => return Ok(Uffd::ready(fd, features)),
             Err(Errno::PERM) => fd,
             Err(error) => return Err(error),
         },
@@ -65,7 +66,7 @@ pub fn userfaultfd() -> Result<Uffd, Errno> {
         Err(_) => uffd::create_on(connect()?.ask_file(DEVICE)?.as_fd())?,
     };
     connect()?.ask(HANDSHAKE, Some(fd.as_fd()))?;
-    Ok(Uffd::ready(fd))
+    Ok(Uffd::ready(fd, features))
 }
 
 /// The page map of this process. (One that has changed its user may not open its own.)

@@ -268,7 +268,14 @@ extern "C" fn mprotect(addr: usize, len: usize, prot: c_int) -> c_int {
     let r = {
         let _inside = gate::enter(Call::Silent);
         // SAFETY: the caller's own call.
-        unsafe { syscall3(sys::__NR_mprotect, addr, len, prot as usize) }
+        let r = unsafe { syscall3(sys::__NR_mprotect, addr, len, prot as usize) };
+        if r == 0
+            && prot as u32 != sys::PROT_NONE
+            && let Some(pager) = agent::active()
+        {
+            pager.made_accessible(bytes(addr, len));
+        }
+        r
     };
     if r == 0 && prot as u32 & sys::PROT_WRITE != 0 {
         long_nap::maps(len);

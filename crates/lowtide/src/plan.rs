@@ -13,6 +13,7 @@ use lowtide_config::{codec, size};
 use lowtide_core::codec::Codec;
 use lowtide_pager::segment;
 use lowtide_pager::sys::rss::may_be_off_here;
+use lowtide_pager::sys::uffd::NEEDED_FEATURES;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -32,6 +33,8 @@ pub struct Plan {
     pub codec: Codec,
     /// One of the segment's `WHEN_FULL_` values.
     pub when_full: u32,
+    /// What is asked of userfaultfd: see [`segment::Settings::features`].
+    pub features: u64,
     /// How swap files' slots are found.
     pub slots: SlotSetting,
     /// No summary.
@@ -111,6 +114,7 @@ impl Plan {
             swap,
             codec,
             when_full,
+            features: NEEDED_FEATURES,
             slots,
             quiet,
             verbose,

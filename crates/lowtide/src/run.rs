@@ -3,6 +3,7 @@
 use crate::args::RunArgs;
 use crate::control::Control;
 use crate::error::{Failure, say};
+use crate::host::accessed_bits;
 use crate::host::probe::Probe;
 use crate::host::swap_race;
 use crate::live::Live;
@@ -29,7 +30,11 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     refuse_setuid()?;
     let mut plan = Plan::new(args)?;
     refuse_nesting()?;
-    if let Some(why) = Probe::new().refusal() {
+    let probe = Probe::new();
+    let wanted = accessed_bits::wanted(probe.features)?;
+    plan.features = wanted.features;
+    plan.warnings.extend(wanted.warning);
+    if let Some(why) = probe.refusal() {
         return Err(Failure::failed(why));
     }
     plan.warnings.extend(swap_race::warning());

@@ -78,9 +78,16 @@ impl ZeroPage {
 }
 
 impl Pager {
-    /// What memory that is registered now is to tell of.
+    /// What memory that is registered now is to tell of. Where it tells of accesses it can't tell of writes: zeros come in as
+    /// pages of their own there, however often they are read.
     pub(crate) fn watched(&self) -> Watched {
-        if self.zero_page.is_watched.load(Ordering::Relaxed) { Watched::Writes } else { Watched::Missing }
+        if self.uffd().has_accessed_bits() {
+            Watched::Accesses
+        } else if self.zero_page.is_watched.load(Ordering::Relaxed) {
+            Watched::Writes
+        } else {
+            Watched::Missing
+        }
     }
 
     /// Whether places with the zero page are write-protected, instead of sentinels between them.
@@ -97,7 +104,7 @@ impl Pager {
             false => !is(&zero_page.is_refused) && zero_page.score.load(Ordering::Relaxed) >= WORTHWHILE,
             true => is(&zero_page.missed_some),
         };
-        has_reason && now_ns() > zero_page.not_before_ns.load(Ordering::Relaxed)
+        has_reason && !self.uffd().has_accessed_bits() && now_ns() > zero_page.not_before_ns.load(Ordering::Relaxed)
     }
 
     /// It can't be done now.

@@ -235,7 +235,7 @@ impl Pager {
     /// None: something of lowtide's is there.
     fn register_unless_own(&self, range: Range) -> Result<Option<()>, Errno> {
         // SAFETY: this child's monitors serve every fault.
-        let register = || unsafe { self.uffd().register(range.start, range.end - range.start, self.watched()) };
+        let register = || unsafe { self.register_mapping(range) };
         vm::unless_own(range.start, range.end, register).transpose()
     }
 }

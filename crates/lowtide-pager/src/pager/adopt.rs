@@ -1,5 +1,7 @@
 //! How a range of the program's memory is adopted: registered, and then evictable.
 
+use core::sync::atomic::Ordering;
+
 use arrayvec::ArrayVec;
 use lowtide_core::vm;
 use rustix::io::Errno;
@@ -11,7 +13,7 @@ use crate::mappings::regions::Range;
 use crate::mappings::space::Exclusive;
 use crate::pagemap::END;
 use crate::pagemap::ids::PageNo;
-use crate::sys::uffd::Standing;
+use crate::sys::uffd::{Standing, Watched};
 
 /// Of a range with more parts that are not adopted yet all of it is looked through for sentinels.
 const MOST_GAPS: usize = 8;
@@ -48,9 +50,7 @@ impl Pager {
         if PageNo::behind(range.end) > END {
             return Err(Errno::RANGE);
         }
-        // SAFETY: the monitors serve every fault, once this thread has let go of the lock.
-        let register = || unsafe { self.uffd().register(range.start, range.end - range.start, self.watched()) };
-        vm::unless_own(range.start, range.end, register).ok_or(Errno::EXIST)??;
+        vm::unless_own(range.start, range.end, || self.register(lock, range)).ok_or(Errno::EXIST)??;
         // There should be none; but where a program changes its mappings past the C library from several threads, words may
         // have been left behind, and would give old bytes to pages that were never touched.
         for gap in self.regions.gaps(lock, range) {
@@ -62,6 +62,65 @@ impl Pager {
         // SAFETY: nothing of the range has been evicted yet.
         unsafe { self.uffd().unregister(range.start, range.end - range.start)? };
         Err(Errno::NOMEM)
+    }
+
+    /// Registers a range, of which parts may be adopted. The monitors serve every fault, once this thread has let go of the lock.
+    fn register(&self, lock: &Exclusive<'_>, range: Range) -> Result<(), Errno> {
+        // SAFETY: as said.
+        match unsafe { self.uffd().register(range.start, range.end - range.start, self.watched()) } {
+            Err(Errno::INVAL) if self.watched() == Watched::Accesses => {}
+            result => return result,
+        }
+        // A part is inaccessible.
+        for gap in self.regions.gaps(lock, range) {
+            let mut at = gap.start;
+            while let Some(mapping) = self.present().mappings.next(at)?.filter(|mapping| mapping.start < gap.end) {
+                let part = Range { start: mapping.start.max(at), end: mapping.end.min(gap.end) };
+                // SAFETY: as above.
+                unsafe { self.register_mapping(part)? };
+                at = part.end;
+            }
+        }
+        Ok(())
+    }
+
+    /// Registers one mapping, or a part of it. One that is inaccessible can't tell of accesses before [`Pager::made_accessible`]:
+    /// to the hand its pages are some that were not accessed.
+    ///
+    /// # Errors
+    /// Those of UFFDIO_REGISTER.
+    ///
+    /// # Safety
+    /// From now on every missing page in the range must be served.
+    pub(crate) unsafe fn register_mapping(&self, range: Range) -> Result<(), Errno> {
+        // SAFETY: the caller answers.
+        let register = |watched| unsafe { self.uffd().register(range.start, range.end - range.start, watched) };
+        match (register(self.watched()), self.watched()) {
+            (Err(Errno::INVAL), Watched::Accesses) => {
+                register(Watched::Missing)?;
+                self.has_inaccessible.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+            (result, _) => result,
+        }
+    }
+
+    /// The program has made memory accessible: what is adopted of it can tell of accesses from now on, and is one mapping with
+    /// its neighbours that do, as the program may rely on (`mremap`). By any thread of the program, inside the gate.
+    pub fn made_accessible(&self, range: Range) {
+        if !self.has_inaccessible.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut at = range.start;
+        while let Ok(Some(mapping)) = self.present().mappings.next(at)
+            && mapping.start < range.end
+        {
+            if self.uffd().standing(mapping.start) == Standing::Registered {
+                // SAFETY: it is registered, so its missing pages are served. An error: it is inaccessible still.
+                let _ = unsafe { self.uffd().register(mapping.start, mapping.end - mapping.start, self.watched()) };
+            }
+            at = mapping.end;
+        }
     }
 
     /// Takes a range that was registered just now among the adopted ones. The kernel passes over what is not mapped in it: the

@@ -19,7 +19,7 @@ pub struct Host {
     pub warn: fn(&[u8]),
     /// The calling monitor is about to wait: until its turn is over others are to look after the program's faults.
     pub waits: fn(),
-    /// A new userfaultfd of this process, ready for [`crate::sys::uffd::NEEDED_FEATURES`].
+    /// A new userfaultfd of this process, ready for [`crate::sys::uffd::NEEDED_FEATURES`] and for what else the first one was.
     pub open_uffd: fn() -> Result<Uffd, Errno>,
     /// The page map of this process.
     pub open_page_map: fn() -> Result<Present, Errno>,

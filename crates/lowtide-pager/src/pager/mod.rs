@@ -83,6 +83,8 @@ pub struct Pager {
     pub(crate) stretches: Stretches,
     pub(crate) search: Search,
     pub(crate) zero_page: ZeroPage,
+    /// Memory was adopted that can't tell of accesses, because it is inaccessible.
+    has_inaccessible: AtomicBool,
     /// Changed with the space lock held exclusively, or by the thread that sets them.
     pub(crate) sentinels: Lock<Sentinels, { rank::UNRANKED }>,
     pub(crate) loads: Streams,
@@ -153,6 +155,7 @@ impl Pager {
             stretches: Stretches::new()?,
             search: Search::default(),
             zero_page: ZeroPage::default(),
+            has_inaccessible: AtomicBool::new(false),
             sentinels: Lock::new(Sentinels::new()),
             loads: Streams::new(4, 50),
             touches: Streams::new(16, 25),

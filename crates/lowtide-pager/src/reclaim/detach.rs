@@ -53,6 +53,7 @@ struct Detaching<'a> {
     frame: StagingFrame,
     room: usize,
     pages: usize,
+    spares_accessed: bool,
     /// What the kernel would not move. None: such pages are passed by, more of them at a time the more there are.
     busy: Option<Busy>,
     passed: usize,
@@ -75,6 +76,7 @@ impl Operation<'_> {
             frame: first,
             room,
             pages: 0,
+            spares_accessed: found.spares_accessed,
             busy: Some(Busy::new()),
             passed: 1,
             stale: None,
@@ -94,6 +96,8 @@ impl Operation<'_> {
                 break;
             }
             unshare(start, end);
+            // That was an access.
+            work.spares_accessed = false;
             let before = work.pages;
             // Once more. What is still busy is pinned, and stays: the hand goes on, or it would come to nothing else.
             self.detach_ranges([(start, end)].into_iter(), &mut work);
@@ -152,7 +156,7 @@ impl Operation<'_> {
         // A MOVE takes all that there is, also what is in the kernel's own swap: only what is missing altogether is a hole.
         let pinned = self.pinned.overlaps(&alone, window);
         self.see_held();
-        let Ok(all) = self.present().scan_all(window.start, window.end) else { return };
+        let Ok(all) = self.present().scan_all(window.start, window.end, work.spares_accessed) else { return };
         let (mut at, mut claimed): (PageNo, Claimed) = (first, 0);
         let pages =
             all.kinds().flat_map(|(from, to, kind)| PageNo::of(from).up_to(PageNo::of(to)).map(move |page| (page, kind)));

@@ -167,7 +167,9 @@ impl Operation<'_> {
                 break;
             }
             let Some(found) = self.find(frames - used) else { continue };
-            match self.detach(&found, self.staging.first(batch) + used, frames - used, worker) {
+            let detached = self.detach(&found, self.staging.first(batch) + used, frames - used, worker);
+            self.arm(found.accessed);
+            match detached {
                 Detached::Pages { frames, pages } => (used, filled) = (used + frames, filled + pages),
                 // The reclaimer unshares what is shared. A monitor that went on looking would try all of it in vain for each
                 // fault.

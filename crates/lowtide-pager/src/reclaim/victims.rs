@@ -1,5 +1,9 @@
 //! The clock hand: goes round the adopted memory and finds pages to evict, in order of address.
 //!
+//! Where the kernel keeps accessed bits (Linux 7.3) this is a clock as in the textbook: it takes pages that were not accessed
+//! since it came by last, and arms the others again. It can't be choosy for long, because others wait for room: it arms no more
+//! than [`MOST_ARMED`] pages for each one that it takes, and takes what comes next, accessed or not, before it arms more.
+//!
 //! Pages that are shared with a forked process are passed by, unless a whole round found nothing else: they must be copied
 //! before they can be moved, and make room only when the other processes evict or drop them too. Each of them keeps a
 //! compressed copy of its own: so with more than two processes that have the same pages they stay if there is no device, and
@@ -8,10 +12,12 @@
 use core::sync::atomic::Ordering;
 
 use lowtide_core::vm::PAGE_SIZE;
+use rustix::io::Errno;
 
+use crate::mappings::regions::Range;
 use crate::pager::Operation;
 use crate::sys::clock::now_ns;
-use crate::sys::present::{Kind, Ranges};
+use crate::sys::present::{Accessed, Kind, Ranges};
 
 /// How far one scan looks in bytes of address space, at least and at most: as far as takes some 100 us. Address space that was
 /// reserved and never touched is passed by the terabyte.
@@ -24,6 +30,12 @@ const IDLE_ROUNDS: u32 = 2;
 /// A round that detaches no more than one of this many pages is idle.
 const IDLE_SHARE: usize = 64;
 
+/// Pages that one scan looks at where it tells accessed pages from others.
+pub(super) const LOOKED_AT: usize = 1024;
+/// Pages that the hand arms at most for each that it takes, on the whole. Few enough that a step of reclaim takes something
+/// where all is accessed: what a batch may cost is armed by the scans of one step, however few pages each of them comes to.
+pub(super) const MOST_ARMED: usize = 16;
+
 /// The clock hand.
 #[derive(Debug, Default)]
 pub(crate) struct Hand {
@@ -34,6 +46,10 @@ pub(crate) struct Hand {
     detached: usize,
     /// Rounds in a row in which it detached next to none of what it found.
     idle_rounds: u32,
+    /// Pages that it has armed in this round, ...
+    armed: usize,
+    /// ... and how many more than it may for those that it took.
+    owed: usize,
     /// Shared pages are evicted as well, from when this many pages had come into memory on.
     shared_since: Option<usize>,
 }
@@ -71,6 +87,10 @@ pub(crate) struct Found {
     pub kind: Kind,
     /// Pages that are to be spared are taken all the same: nothing else was found in a whole round.
     pub spares_none: bool,
+    /// Pages that were accessed are none of them, also those that are accessed only now.
+    pub spares_accessed: bool,
+    /// What is to be armed, but not before `ranges` are detached, or it would look like them: [`Operation::arm`].
+    pub accessed: Range,
     /// Pages that are not in `ranges` are missing, as far as was looked: none was left out because it is shared.
     pub is_complete: bool,
 }
@@ -89,6 +109,33 @@ impl Hand {
     /// This many pages were evicted of what it found.
     pub(crate) fn detached(&mut self, pages: usize) {
         self.detached += pages;
+        self.owed = self.owed.saturating_sub(pages * MOST_ARMED);
+    }
+
+    /// Whether it passes by what was accessed, where a batch has so many frames.
+    pub(super) fn is_choosy(&self, frames: usize) -> bool {
+        self.idle_rounds == 0 && self.owed < frames * MOST_ARMED
+    }
+
+    /// So many pages that it passed by are armed.
+    pub(super) fn armed(&mut self, pages: usize) {
+        self.armed += pages;
+        self.owed += pages;
+    }
+
+    /// So many pages are to be evicted, if they can be.
+    pub(super) fn found(&mut self, pages: usize) {
+        self.found += pages;
+    }
+
+    /// It has come to the end of memory.
+    pub(super) fn round_ends(&mut self) {
+        // A page here and there that comes in and goes out again proves nothing.
+        let is_idle = self.detached <= self.found / IDLE_SHARE;
+        // Where all was accessed, it is known only now what is accessed next.
+        let has_only_armed = self.found == 0 && self.armed > 0;
+        self.idle_rounds = if !is_idle { 0 } else { self.idle_rounds + u32::from(!has_only_armed) };
+        (self.at, self.found, self.detached, self.armed) = (0, 0, 0, 0);
     }
 }
 
@@ -98,16 +145,23 @@ impl Operation<'_> {
         let lock = self.space.shared();
         let mut hand = self.hand.lock();
         let Some(range) = self.regions.next(&lock, hand.at) else {
-            hand.at = 0;
-            // A page here and there that comes in and goes out again proves nothing.
-            hand.idle_rounds = if hand.detached <= hand.found / IDLE_SHARE { hand.idle_rounds + 1 } else { 0 };
-            (hand.found, hand.detached) = (0, 0);
+            hand.round_ends();
             return None;
         };
         let reach = self.reach.load(Ordering::Relaxed);
         let end = range.end.min(range.start.saturating_add(reach));
         let started = now_ns();
-        let mut scan = self.present().scan(range.start, end, room).ok();
+        let is_choosy = self.uffd().has_accessed_bits() && hand.is_choosy(self.staging.batch_frames());
+        let mut accessed = Accessed::default();
+        let mut scan = match is_choosy {
+            true => self.present().scan_accesses(range.start, end, LOOKED_AT),
+            false => self.present().scan(range.start, end, room),
+        }
+        .ok();
+        if let Some(found) = scan.as_mut().filter(|_| is_choosy) {
+            accessed = found.keep_idle(room);
+            hand.armed(accessed.pages);
+        }
         let others = self.sharers();
         let most = if others > MOST_OTHERS_IN_RAM && self.store().has_device() { MOST_OTHERS } else { MOST_OTHERS_IN_RAM };
         let passes_shared = hand.passes_shared(others, most, self.arrived.load(Ordering::Relaxed));
@@ -117,9 +171,35 @@ impl Operation<'_> {
         let took = now_ns() - started;
         self.reach.store(next_reach(reach, LEAST_REACH, took, end == range.start + reach), Ordering::Relaxed);
         hand.at = scan.as_ref().map_or(end, |s| s.walk_end.max(range.start + PAGE_SIZE));
-        hand.found += scan.as_ref().map_or(0, |s| s.iter().map(|(from, to)| (to - from) / PAGE_SIZE).sum());
+        hand.found(scan.as_ref().map_or(0, |s| s.iter().map(|(from, to)| (to - from) / PAGE_SIZE).sum()));
         let spares_none = hand.idle_rounds > 0;
-        scan.map(|ranges| Found { ranges, kind: Kind::Page, spares_none, is_complete: !passes_shared })
+        scan.map(|ranges| Found {
+            ranges,
+            kind: Kind::Page,
+            spares_none,
+            spares_accessed: is_choosy,
+            // What is behind the end was left to the next scan, which is not to take it for idle.
+            accessed: Range { start: accessed.start, end: accessed.end.min(hand.at) },
+            is_complete: !passes_shared,
+        })
+    }
+
+    /// Arms the pages of a range, by one call if that can be, because each interrupts other CPUs: what lies between those that
+    /// were accessed is armed already. Where mappings are changing just now nothing is armed. Without a lock.
+    pub(crate) fn arm(&self, range: Range) {
+        let arm = |part: Range| self.uffd().arm(part.start, part.end - part.start);
+        if range.start >= range.end || arm(range) != Err(Errno::NOENT) {
+            return;
+        }
+        // Between them is what was inaccessible when it was registered.
+        let mut at = range.start;
+        while let Ok(Some(mapping)) = self.present().mappings.next(at)
+            && mapping.start < range.end
+        {
+            let part = Range { start: mapping.start.max(at), end: mapping.end.min(range.end) };
+            let _ = arm(part);
+            at = part.end;
+        }
     }
 }
 

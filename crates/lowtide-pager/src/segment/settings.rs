@@ -221,6 +221,8 @@ pub struct Settings {
     pub codec_level: i32,
     /// One of the `WHEN_FULL_` values.
     pub when_full: u32,
+    /// What is asked of userfaultfd: [`crate::sys::uffd::NEEDED_FEATURES`], and what the kernel has beside that lowtide uses.
+    pub features: u64,
     /// 1: agents say on the program's standard error what they adopt and why.
     pub verbose: u32,
     /// How areas find slots, with the feature `lab`: 0: as always; one more than a place in lowtide-core's `Policy::ALL`; or

@@ -25,7 +25,7 @@ pub const LIBRARY: u32 = 1;
 pub const FILES: u32 = 2;
 /// A userfaultfd can't be made. Answer: `/dev/userfaultfd`, on which it can.
 pub const DEVICE: u32 = 3;
-/// The userfaultfd that comes with the question is to be made ready for [`crate::sys::uffd::NEEDED_FEATURES`].
+/// The userfaultfd that comes with the question is to be made ready for the features of the settings.
 pub const HANDSHAKE: u32 = 4;
 /// The page map of the asking process. Answer: its file.
 pub const PAGE_MAP: u32 = 5;

@@ -17,6 +17,10 @@ const PAGEMAP_SCAN: Opcode = opcode::read_write::<sys::pm_scan_arg>(sys::PROCFS_
 const EXCLUSIVE: u64 = 1 << 56;
 /// Kinds of pages in memory that are not the program's own: of a file, and the shared zero page.
 const UNWANTED: u64 = (sys::PAGE_IS_FILE | sys::PAGE_IS_PFNZERO) as u64;
+/// PAGE_IS_ACCESSED (Linux 7.3): not armed ([`Uffd::arm`]), in memory that is registered for accesses.
+///
+/// [`Uffd::arm`]: crate::sys::uffd::Uffd::arm
+const ACCESSED: u64 = 1 << 9;
 const NO_REGION: sys::page_region = sys::page_region { start: 0, end: 0, categories: 0 };
 
 /// Ranges that one scan returns at most.
@@ -35,6 +39,8 @@ pub struct Present {
 pub enum Kind {
     /// A private page of the program.
     Page,
+    /// The same, and it was accessed since it was armed, or never was armed. Found only where that is asked for.
+    Accessed,
     /// The kernel's shared page of zeros.
     ZeroPage,
     /// What must stay.
@@ -50,6 +56,17 @@ pub struct Ranges {
 }
 
 impl Ranges {
+    /// As a scan that has found these ranges `(start, end)`, and whether each was accessed, up to `walk_end`.
+    #[cfg(test)]
+    pub(crate) fn of(found: &[(usize, usize, bool)], walk_end: usize) -> Ranges {
+        let mut ranges = Ranges { len: found.len(), walk_end, ..Ranges::none() };
+        for (region, &(start, end, accessed)) in ranges.regions.iter_mut().zip(found) {
+            let categories = u64::from(sys::PAGE_IS_PRESENT) | if accessed { ACCESSED } else { 0 };
+            *region = sys::page_region { start: start as u64, end: end as u64, categories };
+        }
+        ranges
+    }
+
     /// No pages.
     pub(crate) fn none() -> Ranges {
         Ranges { regions: [NO_REGION; MAX_RANGES], len: 0, walk_end: 0 }
@@ -96,12 +113,40 @@ impl Ranges {
         true
     }
 
+    /// Of what [`Present::scan_accesses`] has found, keeps what was not accessed, up to this many pages, and says what was
+    /// accessed among it. What is behind the last page that is kept is left to the next scan.
+    pub(crate) fn keep_idle(&mut self, most: usize) -> Accessed {
+        let all = core::mem::replace(&mut self.regions, [NO_REGION; MAX_RANGES]);
+        let len = core::mem::take(&mut self.len);
+        let (mut idle, mut accessed) = (0, Accessed::default());
+        for region in &all[..len] {
+            let (start, end) = (region.start as usize, region.end as usize);
+            if region.categories & ACCESSED != 0 {
+                accessed.add(start, end);
+                continue;
+            }
+            let pages = ((end - start) / PAGE_SIZE).min(most - idle);
+            let stop = start + pages * PAGE_SIZE;
+            if pages > 0 {
+                self.regions[self.len] = sys::page_region { start: region.start, end: stop as u64, categories: 0 };
+                (self.len, idle) = (self.len + 1, idle + pages);
+            }
+            if idle == most {
+                self.walk_end = stop;
+                break;
+            }
+        }
+        accessed
+    }
+
     /// Of what [`Present::scan_all`] has found, the ranges `(start, end)` in order of address, and what is there.
     pub fn kinds(&self) -> impl Iterator<Item = (usize, usize, Kind)> + '_ {
         const PRESENT: u64 = sys::PAGE_IS_PRESENT as u64;
+        const IN_USE: u64 = PRESENT | ACCESSED;
         const ZERO_PAGE: u64 = PRESENT | sys::PAGE_IS_PFNZERO as u64;
-        let kind = |categories: u64| match categories & (PRESENT | UNWANTED) {
+        let kind = |categories: u64| match categories & (PRESENT | UNWANTED | ACCESSED) {
             PRESENT => Kind::Page,
+            IN_USE => Kind::Accessed,
             ZERO_PAGE => Kind::ZeroPage,
             _ => Kind::Other,
         };
@@ -111,6 +156,25 @@ impl Ranges {
     /// The ranges `(start, end)` with pages in memory, in order of address.
     pub fn iter(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         self.regions[..self.len].iter().map(|r| (r.start as usize, r.end as usize))
+    }
+}
+
+/// What was accessed of what a scan has looked at.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Accessed {
+    /// The pages.
+    pub pages: usize,
+    /// From the first to behind the last; there may be others between them.
+    pub start: usize,
+    pub end: usize,
+}
+
+impl Accessed {
+    fn add(&mut self, start: usize, end: usize) {
+        if self.pages == 0 {
+            self.start = start;
+        }
+        (self.end, self.pages) = (end, self.pages + (end - start) / PAGE_SIZE);
     }
 }
 
@@ -170,15 +234,16 @@ impl Present {
     }
 
     /// Finds all of `start .. end` that is not missing altogether: pages in memory of any kind, in the kernel's own swap, or on
-    /// their way between places of memory, and guard markers. [`Ranges::kinds`] says what it is.
+    /// their way between places of memory, and guard markers. [`Ranges::kinds`] says what it is; with `accesses` also what was
+    /// accessed, which takes a userfaultfd with accessed bits.
     ///
     /// # Errors
     /// As [`Present::scan`].
-    pub fn scan_all(&self, start: usize, end: usize) -> Result<Ranges, Errno> {
+    pub fn scan_all(&self, start: usize, end: usize, accesses: bool) -> Result<Ranges, Errno> {
         let any = u64::from(sys::PAGE_IS_PRESENT | sys::PAGE_IS_SWAPPED);
         self.ask(start, end, |arg| {
             arg.category_anyof_mask = any;
-            arg.return_mask = any | UNWANTED;
+            arg.return_mask = any | UNWANTED | if accesses { ACCESSED } else { 0 };
         })
     }
 
@@ -204,6 +269,19 @@ impl Present {
             arg.category_inverted = UNWANTED;
             arg.category_mask = u64::from(sys::PAGE_IS_PRESENT) | UNWANTED;
             arg.return_mask = u64::from(sys::PAGE_IS_PRESENT);
+        })
+    }
+
+    /// The same, apart by whether they were accessed ([`Ranges::keep_idle`]); takes a userfaultfd with accessed bits.
+    ///
+    /// # Errors
+    /// `INVAL`: the kernel is older than 7.3.
+    pub(crate) fn scan_accesses(&self, start: usize, end: usize, max_pages: usize) -> Result<Ranges, Errno> {
+        self.ask(start, end, |arg| {
+            arg.max_pages = max_pages as u64;
+            arg.category_inverted = UNWANTED;
+            arg.category_mask = u64::from(sys::PAGE_IS_PRESENT) | UNWANTED;
+            arg.return_mask = u64::from(sys::PAGE_IS_PRESENT) | ACCESSED;
         })
     }
 

@@ -14,8 +14,9 @@ use lowtide_pager::pager::{Host, Pager};
 use lowtide_pager::reclaim::Evicted;
 use lowtide_pager::segment::Proc;
 use lowtide_pager::sys::present::{Present, open_memory};
-use lowtide_pager::sys::uffd::{NEEDED_FEATURES, Uffd};
+use lowtide_pager::sys::uffd::{ACCESSED_BITS, NEEDED_FEATURES, Uffd};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 pub const PAGE: usize = 4096;
@@ -48,6 +49,12 @@ fn warn(text: &[u8]) {
     eprintln!("warning: {}", String::from_utf8_lossy(text));
 }
 
+/// With LOWTIDE_ACCESSED_BITS=on, as for `lowtide run`, with accessed bits.
+fn open_as_said() -> Result<Uffd, Errno> {
+    let is_on = std::env::var_os("LOWTIDE_ACCESSED_BITS").is_some_and(|text| text == "on");
+    Uffd::open(NEEDED_FEATURES | if is_on { ACCESSED_BITS } else { 0 })
+}
+
 static ALONE: Mutex<()> = Mutex::new(());
 
 impl House {
@@ -58,8 +65,26 @@ impl House {
 
     /// The same with a staging area of so many bytes.
     pub fn with_staging(config: Config, staging: usize) -> Option<House> {
+        House::with(config, staging, open_as_said)
+    }
+
+    /// Without accessed bits, whatever is said: with them nobody watches writes to the zero page.
+    pub fn without_accessed_bits(config: Config) -> Option<House> {
+        House::with(config, 2 * MIB, || Uffd::open(NEEDED_FEATURES))
+    }
+
+    /// With them; None, said loudly, where the kernel has none.
+    pub fn with_accessed_bits(config: Config) -> Option<House> {
+        if Uffd::open(NEEDED_FEATURES | ACCESSED_BITS).is_err_and(|error| error == Errno::INVAL) {
+            eprintln!("SKIPPED: this kernel has no accessed bits (UFFD_FEATURE_RWP_ASYNC, Linux 7.3)");
+            return None;
+        }
+        House::with(config, 2 * MIB, || Uffd::open(NEEDED_FEATURES | ACCESSED_BITS))
+    }
+
+    fn with(config: Config, staging: usize, open_uffd: fn() -> Result<Uffd, Errno>) -> Option<House> {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let uffd = match Uffd::open(NEEDED_FEATURES) {
+        let uffd = match open_uffd() {
             Ok(uffd) => uffd,
             Err(error) => {
                 assert!(std::env::var_os("CI").is_none(), "cannot run here, and CI must not skip: userfaultfd: {error}");
@@ -73,7 +98,7 @@ impl House {
         }
         // SAFETY: zeros are a valid Proc, and the memory is the global allocator's, of this layout; it is never freed.
         let proc: &'static Proc = unsafe { &*std::alloc::alloc_zeroed(std::alloc::Layout::new::<Proc>()).cast() };
-        let (lost, open_uffd) = (|text: &[u8]| fatal(text), || Uffd::open(NEEDED_FEATURES));
+        let lost = |text: &[u8]| fatal(text);
         let (turn, is_alone, child_wants_to_run) = (|| [Range::NONE; 2], || true, || false);
         // Threads of odd numbers live.
         let has_thread = |thread| thread % 2 == 1;

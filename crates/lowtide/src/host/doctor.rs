@@ -1,5 +1,6 @@
 //! `lowtide doctor`: what this machine can do, and the exact command that would enable what it can't.
 
+use crate::host::accessed_bits;
 use crate::host::machine;
 use crate::host::probe::{Door, Probe};
 use crate::host::swap_race;
@@ -94,6 +95,13 @@ fn lines(probe: &Probe) -> Vec<Line> {
 
     // What follows is good to know, and `run` works without it.
     let mut note = |what, found: String| lines.push(Line { mark: "", what, found });
+    note(
+        "accessed bits",
+        match accessed_bits::are_in(probe.features) {
+            true => "in this kernel: with LOWTIDE_ACCESSED_BITS=on, pages that were not accessed leave first".to_owned(),
+            false => "not in this kernel (Linux 7.3 or later has them); `run` does not need them".to_owned(),
+        },
+    );
     note(
         "regions",
         match probe.regions {

@@ -11,7 +11,7 @@ use lowtide_config::proc::Stat;
 use lowtide_pager::sys::broker::{
     self, DEVICE, FILES, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, PAGE_MAP, SWAP_FILE, TAKE_BACK, send,
 };
-use lowtide_pager::sys::uffd::{self, NEEDED_FEATURES};
+use lowtide_pager::sys::uffd;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -146,7 +146,9 @@ impl Connection {
                 FILES => send(self.socket.as_fd(), 0, &shared.files()),
                 DEVICE => self.answer(privilege::open_device()),
                 PAGE_MAP => self.answer(self.page_map()),
-                HANDSHAKE => self.done(files.first().ok_or(Errno::BADF).and_then(shake_hands)),
+                HANDSHAKE => {
+                    self.done(files.first().ok_or(Errno::BADF).and_then(|file| shake_hands(file, shared.settings().features)))
+                }
                 HAND_ON => self.done(files.pop().ok_or(Errno::BADF).and_then(|file| handed_on.take(self, number, file))),
                 TAKE_BACK => {
                     handed_on.0.retain(|heirloom| heirloom.pid != self.pid);
@@ -222,18 +224,19 @@ impl HandedOn {
     }
 }
 
-/// Makes a userfaultfd of another process ready, and nothing else that it may have sent.
-fn shake_hands(file: &OwnedFd) -> Result<(), Errno> {
+/// Makes a userfaultfd of another process ready for `features`, and nothing else that it may have sent.
+fn shake_hands(file: &OwnedFd, features: u64) -> Result<(), Errno> {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(|_| Errno::BADF)?;
     if link.to_str() != Some(USERFAULTFD) {
         return Err(Errno::BADF);
     }
-    privilege::with(privilege::NEEDED, || uffd::handshake(file.as_fd(), NEEDED_FEATURES)).map(drop)
+    privilege::with(privilege::NEEDED, || uffd::handshake(file.as_fd(), features)).map(drop)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lowtide_pager::sys::uffd::NEEDED_FEATURES;
 
     #[test]
     fn only_userfaultfds_are_touched() {
@@ -242,7 +245,7 @@ mod tests {
         std::fs::write(&path, "").unwrap();
         for path in [path.as_path(), std::path::Path::new("/dev/null")] {
             let file = OwnedFd::from(std::fs::File::open(path).unwrap());
-            assert_eq!(shake_hands(&file), Err(Errno::BADF), "{}", path.display());
+            assert_eq!(shake_hands(&file, NEEDED_FEATURES), Err(Errno::BADF), "{}", path.display());
         }
     }
 }

@@ -11,7 +11,8 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 pub(crate) use ioctl::ioctl;
 pub use message::{Access, MOST_READ, Message};
 pub use open::{
-    FEATURE_MOVE, FEATURE_SIGBUS, NEEDED_FEATURES, NEEDED_WITHOUT_EVENTS, create, create_for_user_mode, create_on, handshake,
+    ACCESSED_BITS, FEATURE_MOVE, FEATURE_SIGBUS, NEEDED_FEATURES, NEEDED_WITHOUT_EVENTS, create, create_for_user_mode,
+    create_on, handshake,
 };
 pub use pages::{Holes, Progress, Wake};
 pub use register::{REGISTER, Standing, Watched};
@@ -20,12 +21,18 @@ pub use register::{REGISTER, Standing, Watched};
 #[derive(Debug)]
 pub struct Uffd {
     fd: OwnedFd,
+    has_accessed_bits: bool,
 }
 
 impl Uffd {
     /// The descriptor, for poll.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+
+    /// Whether it was asked for [`ACCESSED_BITS`].
+    pub fn has_accessed_bits(&self) -> bool {
+        self.has_accessed_bits
     }
 
     /// The descriptor's number.

@@ -24,6 +24,10 @@ pub const NEEDED_FEATURES: u64 = sys::UFFD_FEATURE_EVENT_FORK as u64
     | sys::UFFD_FEATURE_THREAD_ID as u64
     | FEATURE_MOVE;
 
+/// Accessed bits: UFFD_FEATURE_RWP and UFFD_FEATURE_RWP_ASYNC (Linux 7.3), which go together: the first touch of an armed page
+/// ([`Uffd::arm`]) is seen by PAGEMAP_SCAN, and is no message.
+pub const ACCESSED_BITS: u64 = 1 << 17 | 1 << 18;
+
 /// UFFD_FEATURE_MOVE.
 pub const FEATURE_MOVE: u64 = sys::UFFD_FEATURE_MOVE as u64;
 
@@ -88,7 +92,7 @@ impl Uffd {
     pub fn open(features: u64) -> Result<Uffd, Errno> {
         let fd = create()?;
         handshake(fd.as_fd(), features)?;
-        Ok(Uffd { fd })
+        Ok(Uffd::ready(fd, features))
     }
 
     /// The same for faults of user mode only, without privilege: see [`create_for_user_mode`].
@@ -98,12 +102,12 @@ impl Uffd {
     pub fn open_for_user_mode(features: u64) -> Result<Uffd, Errno> {
         let fd = create_for_user_mode()?;
         handshake(fd.as_fd(), features)?;
-        Ok(Uffd { fd })
+        Ok(Uffd::ready(fd, features))
     }
 
-    /// A userfaultfd of this process (see [`create`]) with which somebody has shaken hands.
-    pub fn ready(fd: OwnedFd) -> Uffd {
-        Uffd { fd }
+    /// A userfaultfd of this process (see [`create`]) with which somebody has shaken hands for `features`.
+    pub fn ready(fd: OwnedFd, features: u64) -> Uffd {
+        Uffd { fd, has_accessed_bits: features & ACCESSED_BITS == ACCESSED_BITS }
     }
 }
 

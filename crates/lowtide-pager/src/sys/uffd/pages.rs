@@ -9,12 +9,14 @@ use rustix::ioctl::{Opcode, opcode};
 use super::Uffd;
 use super::ioctl::ioctl;
 
-// (The kernel's headers, as linux-raw-sys translates them, lack these two.)
+// (The kernel's headers, as linux-raw-sys translates them, lack these. The last takes what WRITEPROTECT takes.)
 const MOVE: Opcode = opcode::read_write::<sys::uffdio_move>(sys::UFFDIO as u8, sys::_UFFDIO_MOVE as u8);
 const POISON: Opcode = opcode::read_write::<sys::uffdio_poison>(sys::UFFDIO as u8, sys::_UFFDIO_POISON as u8);
+const RWPROTECT: Opcode = opcode::read_write::<sys::uffdio_writeprotect>(sys::UFFDIO as u8, 9);
 
 /// Without it protection ends, and waiting threads are woken.
 const WRITEPROTECT_WP: u64 = 1 << 0;
+const RWPROTECT_RWP: u64 = 1 << 0;
 const MOVE_DONTWAKE: u64 = 1 << 0;
 const MOVE_ALLOW_SRC_HOLES: u64 = 1 << 1;
 
@@ -102,6 +104,18 @@ impl Uffd {
         let mut arg = sys::uffdio_writeprotect { range, mode };
         // SAFETY: WRITEPROTECT takes a uffdio_writeprotect, and changes no bytes.
         unsafe { ioctl(self.fd.as_fd(), UFFDIO_WRITEPROTECT, &mut arg).map(drop) }
+    }
+
+    /// Arms the pages that are in memory in a range: from now on the first touch of each is seen by PAGEMAP_SCAN. It costs the
+    /// thread a fault inside the kernel, and nobody is told.
+    ///
+    /// # Errors
+    /// `AGAIN`: an event waits to be read. `NOENT`: a part of the range is not registered for accesses; then none is armed.
+    pub fn arm(&self, start: usize, len: usize) -> Result<(), Errno> {
+        let range = sys::uffdio_range { start: start as u64, len: len as u64 };
+        let mut arg = sys::uffdio_writeprotect { range, mode: RWPROTECT_RWP };
+        // SAFETY: RWPROTECT takes a range and a mode, as WRITEPROTECT does, and changes no bytes.
+        unsafe { ioctl(self.fd.as_fd(), RWPROTECT, &mut arg).map(drop) }
     }
 
     /// From now on a touch of the missing pages of the range is a SIGBUS (Linux 6.6), until they are dropped. Wakes the threads

@@ -32,21 +32,32 @@ pub enum Watched {
     Missing,
     /// Writes to write-protected pages as well.
     Writes,
+    /// Touches of armed pages as well, which are no messages: see [`Uffd::arm`].
+    Accesses,
 }
 
+/// UFFDIO_REGISTER_MODE_RWP (Linux 7.3).
+const MODE_RWP: u32 = 1 << 3;
+
 impl Uffd {
-    /// Registers `start .. start + len` for missing pages, and for writes if it is so wanted (which may be later, too).
+    /// Registers `start .. start + len` for missing pages, and for writes or accesses if it is so wanted (which may be later,
+    /// too; never one of the two in place of the other).
     ///
     /// # Errors
-    /// `BUSY`: registered with another userfaultfd. `INVAL`: not a kind of memory that can be registered.
+    /// `BUSY`: registered with another userfaultfd, or for what it is not registered for now. `INVAL`: not a kind of memory that
+    /// can be registered; for accesses also: a part of it is inaccessible.
     ///
     /// # Safety
     /// From now on every missing page in the range must be served.
     pub unsafe fn register(&self, start: usize, len: usize, watched: Watched) -> Result<(), Errno> {
-        let writes = if watched == Watched::Writes { sys::UFFDIO_REGISTER_MODE_WP } else { 0 };
+        let more = match watched {
+            Watched::Missing => 0,
+            Watched::Writes => sys::UFFDIO_REGISTER_MODE_WP,
+            Watched::Accesses => MODE_RWP,
+        };
         let mut arg = sys::uffdio_register {
             range: sys::uffdio_range { start: start as u64, len: len as u64 },
-            mode: u64::from(sys::UFFDIO_REGISTER_MODE_MISSING | writes),
+            mode: u64::from(sys::UFFDIO_REGISTER_MODE_MISSING | more),
             ioctls: 0,
         };
         // SAFETY: REGISTER takes a uffdio_register.
