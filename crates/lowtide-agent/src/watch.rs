@@ -74,7 +74,9 @@ pub fn starts(number: usize, thread: u32) {
 pub fn pin(number: usize) {
     let thread = THREADS[number].load(Ordering::SeqCst);
     if thread != 0 {
-        POSTS.pin(number, |post| drop(thread::set_affinity(thread, cpus::cpus_of(post))));
+        POSTS.pin(number, |post| {
+            thread::set_affinity(thread, cpus::cpus_of(post));
+        });
     }
 }
 
