@@ -16,7 +16,7 @@ WHEEL := --release
 
 # Apart, because cargo would build what is shipped with the lab's features.
 SHIPPED := -p lowtide -p lowtide-region -p lowtide-config -p lowtide-c
-WITH_LAB := -p lowtide-core -p lowtide-pager -p lowtide-lab
+WITH_LAB := -p lowtide-core -p lowtide-pager -p lowtide-bpf -p lowtide-lab
 
 # Built elsewhere: what can be made to fail must never be taken for what is shipped.
 FAULTS := $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide --features faults --test faults

@@ -1,0 +1,161 @@
+//! The program for faults: a signal to the thread that faults, or a record that says why not.
+
+use std::mem::offset_of;
+
+use super::{Emitter, Target, stack};
+use crate::assembler::Register::{Fp, R0, R1, R2, R3, R4, R6, R7, R8, R9};
+use crate::assembler::{Assembler, Helper, Label, Operation, Value, When, Width};
+use crate::maps::Registration;
+use crate::notifier::Carrier;
+use crate::record::{Fault, Why};
+use crate::slot::Slot;
+
+use Value::{Number, Of};
+
+/// Below the stack pointer programs may have data (x86-64); the kernel leaves it alone.
+const RED_ZONE: i32 = 128;
+/// PIDTYPE_PID: a signal for one thread.
+const ONE_THREAD: i32 = 0;
+
+/// Why a signal can't be sent, and where that is said.
+type Reasons = [(Why, Label); 8];
+
+/// At the entry of `handle_userfault`.
+pub fn fault(target: Target<'_>) -> Assembler {
+    let mut emitter = Emitter::new(target);
+    let reasons: Reasons = [
+        Why::KernelMode,
+        Why::OtherProcess,
+        Why::Traced,
+        Why::Blocked,
+        Why::OtherHandler,
+        Why::Filtered,
+        Why::NoStack,
+        Why::NotSent,
+    ]
+    .map(|why| (why, emitter.program.label()));
+    // All reasons are in the list.
+    let to = |why: Why| reasons.iter().find(|(other, _)| *other == why).map_or(reasons[0].1, |(_, label)| *label);
+    emitter.begin();
+    whose_and_what(&mut emitter, to);
+    can_be_signalled(&mut emitter, to);
+    has_stack(&mut emitter, to(Why::NoStack));
+    send(&mut emitter, to(Why::NotSent));
+    for (why, label) in reasons {
+        emitter.program.bind(label);
+        emitter.because(why);
+    }
+    emitter.end()
+}
+
+/// R9 = the registration, the record's fault and thread are on the stack; of user mode, by a thread of that very process.
+fn whose_and_what(emitter: &mut Emitter<'_>, to: impl Fn(Why) -> Label) {
+    let kernel = emitter.target.kernel;
+    // The owner of the memory, not the thread that faults: that may be a child of vfork, or another process's.
+    emitter.member(Width::Double, R6, R7, kernel.fault_vma);
+    emitter.member(Width::Double, R6, R6, kernel.vma_mm);
+    emitter.process_of();
+    emitter.member(Width::Double, R6, R7, kernel.fault_address);
+    emitter.member(Width::Word, R7, R7, kernel.fault_flags);
+    let read = emitter.program.label();
+    emitter.program.set(R1, Of(R7));
+    emitter.program.compute(Operation::And, R1, Number(kernel.flag_write));
+    emitter.program.jump_if(R1, When::Equal, Number(0), read);
+    emitter.program.compute(Operation::Or, R6, Number(Fault::WRITE as i32));
+    emitter.program.bind(read);
+    emitter.program.store(Width::Double, Fp, stack::RECORD_WORD, Of(R6));
+    emitter.program.call(Helper::ProcessAndThread);
+    emitter.program.store(Width::Word, Fp, stack::RECORD_THREAD, Of(R0));
+    emitter.program.compute(Operation::And, R7, Number(kernel.flag_user));
+    emitter.program.jump_if(R7, When::Equal, Number(0), to(Why::KernelMode));
+    emitter.program.compute(Operation::Right, R0, Number(32));
+    emitter.program.load(Width::Word, R1, Fp, stack::PROCESS);
+    emitter.program.jump_if(R0, When::NotEqual, Of(R1), to(Why::OtherProcess));
+}
+
+/// R6 = the thread's task, to which the handler that was registered would be run.
+fn can_be_signalled(emitter: &mut Emitter<'_>, to: impl Fn(Why) -> Label) {
+    let (kernel, signal) = (emitter.target.kernel, emitter.target.signal);
+    let registered = |field: usize| field as i16;
+    emitter.program.call(Helper::Task);
+    emitter.program.set(R6, Of(R0));
+    emitter.program.load(Width::Word, R1, R6, kernel.task_ptrace);
+    emitter.program.jump_if(R1, When::NotEqual, Number(0), to(Why::Traced));
+    emitter.program.load(Width::Double, R1, R6, kernel.task_blocked);
+    emitter.program.set_wide(R2, 1 << (signal - 1));
+    emitter.program.compute(Operation::And, R1, Of(R2));
+    emitter.program.jump_if(R1, When::NotEqual, Number(0), to(Why::Blocked));
+    emitter.program.load(Width::Double, R1, R6, kernel.task_sighand);
+    let handler = i32::from(kernel.first_handler) + i32::from(kernel.handler_step) * (signal - 1);
+    emitter.program.load(Width::Double, R1, R1, handler as i16);
+    emitter.program.load(Width::Double, R2, R9, registered(offset_of!(Registration, handler)));
+    emitter.program.jump_if(R1, When::NotEqual, Of(R2), to(Why::OtherHandler));
+    if let Some(filters) = kernel.task_filters {
+        emitter.program.load(Width::Word, R1, R6, filters);
+        emitter.program.load(Width::Word, R2, R9, registered(offset_of!(Registration, filters)));
+        emitter.program.jump_if(R1, When::NotEqual, Of(R2), to(Why::Filtered));
+    }
+}
+
+/// Whether the signal's frame fits: a frame that does not ends the program.
+fn has_stack(emitter: &mut Emitter<'_>, without: Label) {
+    let kernel = emitter.target.kernel;
+    let [enough, alternate, elsewhere] = [(); 3].map(|()| emitter.program.label());
+    // R7 = the stack pointer, R8 = what it takes.
+    emitter.program.load(Width::Double, R8, R9, offset_of!(Registration, stack) as i16);
+    emitter.program.jump_if(R8, When::Equal, Number(0), enough);
+    emitter.program.set(R1, Of(R6));
+    emitter.program.call(Helper::UserRegisters);
+    emitter.program.load(Width::Double, R7, R0, kernel.registers_stack);
+    emitter.program.load(Width::Double, R2, R6, kernel.task_alt_size);
+    emitter.program.jump_if(R2, When::NotEqual, Number(0), alternate);
+    // No alternate stack: the first and the last byte must be in memory. What is below may be a guard, or missing itself.
+    for below in [Of(R8), Number(8)] {
+        emitter.program.set(R3, Of(R7));
+        emitter.program.compute(Operation::Sub, R3, below);
+        emitter.program.compute(Operation::Sub, R3, Number(RED_ZONE));
+        emitter.read_to_stack(Helper::ReadUser, 1);
+        emitter.program.jump_if(R0, When::NotEqual, Number(0), without);
+    }
+    emitter.program.jump(enough);
+    emitter.program.bind(alternate);
+    // R3 = how far above its start; beyond its end: not on it, and all of it is free.
+    emitter.program.load(Width::Double, R1, R6, kernel.task_alt_start);
+    emitter.program.set(R3, Of(R7));
+    emitter.program.compute(Operation::Sub, R3, Of(R1));
+    emitter.program.jump_if(R3, When::More, Of(R2), elsewhere);
+    emitter.program.set(R2, Of(R3));
+    emitter.program.bind(elsewhere);
+    emitter.program.jump_if(R2, When::Less, Of(R8), without);
+    emitter.program.bind(enough);
+}
+
+/// To the thread whose task is at R6. The fault then does not sleep, and the thread comes to its handler.
+fn send(emitter: &mut Emitter<'_>, failed: Label) {
+    let signal = Number(emitter.target.signal);
+    match emitter.target.carrier {
+        Carrier::Value => {
+            emitter.program.set(R1, Of(R6));
+            emitter.program.set(R2, signal);
+            emitter.program.set(R3, Number(ONE_THREAD));
+            emitter.program.load(Width::Double, R4, Fp, stack::RECORD_WORD);
+            // Where the kernel has none, the way is another one: `Notifier` sees to it.
+            emitter.program.call_kernel(emitter.target.kernel.send_function.unwrap_or(0));
+        }
+        Carrier::Slot => {
+            emitter.look_up(emitter.target.maps.slots, stack::PROCESS, failed);
+            emitter.program.set(R1, Of(R0));
+            emitter.slot_in_r1(failed);
+            emitter.program.load(Width::Double, R1, Fp, stack::RECORD_WORD);
+            emitter.program.store(Width::Double, R0, offset_of!(Slot, signalled) as i16, Of(R1));
+            emitter.program.load(Width::Word, R1, Fp, stack::RECORD_THREAD);
+            emitter.program.store(Width::Word, R0, offset_of!(Slot, thread) as i16, Of(R1));
+            emitter.program.set(R1, signal);
+            emitter.program.call(Helper::SendSignal);
+        }
+    }
+    // An int.
+    emitter.program.compute(Operation::Left, R0, Number(32));
+    emitter.program.jump_if(R0, When::NotEqual, Number(0), failed);
+    emitter.program.exit();
+}

@@ -1,0 +1,146 @@
+//! What the programs must know of the running kernel: where members are, and numbers of functions.
+
+use crate::btf::{Btf, Kind};
+use crate::error::Error;
+
+/// All types that are asked for.
+const NAMES: [(Kind, &str); 14] = [
+    (Kind::Struct, "vm_fault"),
+    (Kind::Struct, "vm_area_struct"),
+    (Kind::Struct, "mm_struct"),
+    (Kind::Struct, "task_struct"),
+    (Kind::Struct, "sighand_struct"),
+    (Kind::Struct, "k_sigaction"),
+    (Kind::Struct, "sigaction"),
+    (Kind::Struct, "seccomp"),
+    (Kind::Struct, "pt_regs"),
+    (Kind::Struct, "userfaultfd_ctx"),
+    (Kind::Enum, "fault_flag"),
+    (Kind::Function, FAULT),
+    (Kind::Function, EVENT),
+    (Kind::Function, SEND),
+];
+
+/// Where a fault comes to userfaultfd: (vmf, reason).
+pub const FAULT: &str = "handle_userfault";
+/// Where who caused an event of userfaultfd's waits until it was read: (ctx, ...).
+pub const EVENT: &str = "userfaultfd_event_wait_completion";
+/// Sends a signal with a value: (task, signal, kind of process id, value). Of Linux 6.13.
+const SEND: &str = "bpf_send_signal_task";
+
+/// Offsets in bytes, and numbers.
+#[derive(Debug, Clone)]
+#[allow(missing_docs)]
+pub struct Kernel {
+    pub fault_vma: i16,
+    pub fault_address: i16,
+    pub fault_flags: i16,
+    pub vma_mm: i16,
+    pub mm_owner: i16,
+    pub ctx_mm: i16,
+    pub task_process: i16,
+    pub task_ptrace: i16,
+    pub task_blocked: i16,
+    pub task_sighand: i16,
+    /// `None`: a kernel without seccomp filters.
+    pub task_filters: Option<i16>,
+    pub task_alt_start: i16,
+    pub task_alt_size: i16,
+    /// In `sighand_struct`, of the handler of signal 1.
+    pub first_handler: i16,
+    /// Between handlers.
+    pub handler_step: i16,
+    pub registers_stack: i16,
+    pub registers_first_argument: i16,
+    pub flag_user: i32,
+    pub flag_write: i32,
+    /// Function [`FAULT`].
+    pub fault_function: u32,
+    /// Function [`EVENT`].
+    pub event_function: u32,
+    /// Sends a signal with a value; `None`: this kernel has no such function.
+    pub send_function: Option<u32>,
+}
+
+impl Kernel {
+    /// The running one.
+    ///
+    /// # Errors
+    /// [`Error::NoTypes`], [`Error::Malformed`], [`Error::Missing`].
+    pub fn running() -> Result<Kernel, Error> {
+        Kernel::by(&Btf::of_kernel(&NAMES)?)
+    }
+
+    fn by(btf: &Btf) -> Result<Kernel, Error> {
+        let sum = |a: i16, b: i16| a.checked_add(b).ok_or_else(|| Error::Missing("member that near".to_owned()));
+        let filters = || sum(btf.offset("task_struct", "seccomp").ok()?, btf.offset("seccomp", "filter_count").ok()?).ok();
+        let in_action = sum(btf.offset("k_sigaction", "sa")?, btf.offset("sigaction", "sa_handler")?)?;
+        Ok(Kernel {
+            fault_vma: btf.offset("vm_fault", "vma")?,
+            fault_address: btf.offset("vm_fault", "address")?,
+            fault_flags: btf.offset("vm_fault", "flags")?,
+            vma_mm: btf.offset("vm_area_struct", "vm_mm")?,
+            mm_owner: btf.offset("mm_struct", "owner")?,
+            ctx_mm: btf.offset("userfaultfd_ctx", "mm")?,
+            task_process: btf.offset("task_struct", "tgid")?,
+            task_ptrace: btf.offset("task_struct", "ptrace")?,
+            task_blocked: btf.offset("task_struct", "blocked")?,
+            task_sighand: btf.offset("task_struct", "sighand")?,
+            task_filters: filters(),
+            task_alt_start: btf.offset("task_struct", "sas_ss_sp")?,
+            task_alt_size: btf.offset("task_struct", "sas_ss_size")?,
+            first_handler: sum(btf.offset("sighand_struct", "action")?, in_action)?,
+            handler_step: btf.size("k_sigaction")?,
+            registers_stack: btf.offset("pt_regs", "sp")?,
+            registers_first_argument: btf.offset("pt_regs", "di")?,
+            flag_user: btf.value("fault_flag", "FAULT_FLAG_USER")?,
+            flag_write: btf.value("fault_flag", "FAULT_FLAG_WRITE")?,
+            fault_function: btf.find(Kind::Function, FAULT)?.0,
+            event_function: btf.find(Kind::Function, EVENT)?.0,
+            send_function: btf.find(Kind::Function, SEND).ok().map(|id| id.0),
+        })
+    }
+
+    /// One that is none, for programs that are not loaded.
+    #[cfg(test)]
+    pub fn made_up() -> Kernel {
+        Kernel {
+            fault_vma: 8,
+            fault_address: 16,
+            fault_flags: 24,
+            vma_mm: 8,
+            mm_owner: 8,
+            ctx_mm: 8,
+            task_process: 8,
+            task_ptrace: 8,
+            task_blocked: 8,
+            task_sighand: 8,
+            task_filters: Some(8),
+            task_alt_start: 8,
+            task_alt_size: 8,
+            first_handler: 8,
+            handler_step: 32,
+            registers_stack: 8,
+            registers_first_argument: 8,
+            flag_user: 64,
+            flag_write: 1,
+            fault_function: 1,
+            event_function: 2,
+            send_function: Some(3),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_running_kernel_has_all_of_it() {
+        let kernel = match Kernel::running() {
+            Err(Error::NoTypes(e)) => return eprintln!("SKIPPED: no BTF here: {e}"),
+            other => other.unwrap(),
+        };
+        assert!(kernel.fault_function != 0 && kernel.handler_step > 0 && kernel.flag_user > 0);
+    }
+}
