@@ -6,6 +6,7 @@ use std::time::Duration;
 use lowtide_core::vm::PAGE_SIZE;
 
 use crate::experiment::{Experiment, Outcome, Scale};
+use crate::fault::counts::Counts;
 use crate::fault::install::{self, How};
 use crate::fault::plain::{self, Parts, Way};
 use crate::fault::program::Told;
@@ -42,13 +43,20 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     let pages = scale.pick(128 << 8, 512 << 8);
     let size = Size { pages, limit: Some((pages * PAGE_SIZE) as u64 / 100 * PERCENT) };
     let fail = |line: String| format!("fault: {line}");
-    let plain = faults_by_plain_userfaultfd(scale, &places).map_err(fail)?;
+    let (ways, unusable) = ways();
+    let plain = faults_by_plain_userfaultfd(scale, &ways, &places).map_err(fail)?;
     let install = installing(scale).map_err(fail)?;
     let real = faults_under_lowtide(scale, &places, size).map_err(fail)?;
     let longest = the_slowest(scale, size, cpus).map_err(fail)?;
     let mut findings = longest.findings;
     findings.extend(comparisons(&places, &plain, &real));
-    let tables = vec![table_of_parts(&plain), install, table_under_lowtide(&real, size), longest.table];
+    let tables = vec![
+        table_of_parts(&plain),
+        table_of_counts(&plain, &unusable),
+        install,
+        table_under_lowtide(&real, size),
+        longest.table,
+    ];
     Ok(Outcome { tables, findings, charts: charts(&places, &plain, &real) })
 }
 
@@ -61,16 +69,25 @@ struct Shown {
     total: Sample,
     a_second: Sample,
     slowest: f64,
+    counts: Counts,
+}
+
+/// The ways to serve that this machine has, and those that it has not: why, in a line.
+fn ways() -> (Vec<Way>, Vec<(Way, String)>) {
+    let mut unusable = Vec::new();
+    let mut ways = Way::ALL.to_vec();
+    ways.retain(|way| way.usable().map_err(|why| unusable.push((*way, why))).is_ok());
+    (ways, unusable)
 }
 
 const PARTS: [fn(&Parts) -> u64; 4] = [|p| p.delivery, |p| p.load, |p| p.install, |p| p.wake];
 
-fn faults_by_plain_userfaultfd(scale: &Scale, places: &[Place]) -> Result<Vec<Shown>, String> {
+fn faults_by_plain_userfaultfd(scale: &Scale, ways: &[Way], places: &[Place]) -> Result<Vec<Shown>, String> {
     let time = Duration::from_millis(scale.pick(200, 600));
-    let variants: Vec<(Way, Place)> = places.iter().flat_map(|place| Way::ALL.map(|way| (way, *place))).collect();
+    let variants: Vec<(Way, Place)> = places.iter().flat_map(|place| ways.iter().map(|way| (*way, *place))).collect();
     let nothing = |&(way, place): &(Way, Place)| {
         let (parts, total, a_second) = Default::default();
-        Shown { way, place, parts, total, a_second, slowest: 0.0 }
+        Shown { way, place, parts, total, a_second, slowest: 0.0, counts: Counts::default() }
     };
     let mut all: Vec<Shown> = variants.iter().map(nothing).collect();
     in_turn(&variants, scale.pick(2, 5), |i, &(way, (threads, burners))| {
@@ -82,6 +99,7 @@ fn faults_by_plain_userfaultfd(scale: &Scale, places: &[Place]) -> Result<Vec<Sh
         shown.total.add(median_us(&seen.faults, Parts::total));
         shown.a_second.add(seen.faults.len() as f64 / time.as_secs_f64());
         shown.slowest = shown.slowest.max(seen.slowest as f64 / 1000.0);
+        shown.counts += seen.counts;
         Ok::<(), String>(())
     })?;
     Ok(all)
@@ -205,6 +223,23 @@ fn table_of_parts(all: &[Shown]) -> Table {
     table
 }
 
+fn table_of_counts(all: &[Shown], unusable: &[(Way, String)]) -> Table {
+    let columns = ["served", "threads", "switches", "wake-ups", "system calls", "by a monitor", "us", "faults"];
+    let mut table = Table::new("the same alone: how much of what for one fault", &columns);
+    for shown in all.iter().filter(|shown| shown.place.1 == 0) {
+        let counts = &shown.counts;
+        let of: [fn(&Counts) -> u64; 4] = [|c| c.switches, |c| c.waits, |c| c.calls, |c| c.by_others];
+        let each = of.map(|count| format!("{:.2}", counts.each(count)));
+        let cells = [shown.way.name().to_owned(), shown.place.0.to_string()].into_iter().chain(each);
+        table.row(cells.chain([us(&shown.total), counts.served.to_string()]));
+    }
+    for (way, why) in unusable {
+        let rest = columns.iter().skip(1).map(|_| "-".to_owned());
+        table.row([format!("{}: {why}", way.name())].into_iter().chain(rest));
+    }
+    table
+}
+
 fn table_under_lowtide(all: &[Real], size: Size) -> Table {
     let columns = ["threads", "burners", "p50", "p99", "p99.9", "slowest", "served: p50", "slowest", "faults/s"];
     let title = format!(
@@ -246,6 +281,9 @@ fn comparisons(places: &[Place], plain: &[Shown], real: &[Real]) -> Vec<Finding>
         };
         compare("SCHED_IDLE over plain monitors", idle, monitors);
         compare("in the thread over plain monitors", signal, monitors);
+        if let Some(by_bpf) = of(Way::ByBpf) {
+            compare("in the thread by BPF over plain monitors", by_bpf, monitors);
+        }
         if let Some(real) = real.iter().find(|real| real.place == *place) {
             // Of different rounds: only the medians can be compared.
             let ratio = real.p50.median() / monitors.median();
@@ -272,6 +310,7 @@ fn charts(places: &[Place], plain: &[Shown], real: &[Real]) -> Vec<Chart> {
                     of.map(|shown| (shown.place.0 as f64, shown.total.median())).filter(|point| point.1 < MOST_CHARTED_US);
                 Series { name: way.name().to_owned(), points: points.collect() }
             })
+            .filter(|series| !series.points.is_empty())
             .collect();
         let points = real.iter().filter(|real| real.place.1 == burners).map(|real| (real.place.0 as f64, real.p50.median()));
         series.push(Series { name: "lowtide run".to_owned(), points: points.collect() });

@@ -1,5 +1,7 @@
 //! What a page fault costs: by a plain userfaultfd with a stamp at each boundary, and to a program under `lowtide run`.
 
+pub mod by_bpf;
+pub mod counts;
 pub mod install;
 pub mod plain;
 pub mod program;

@@ -11,6 +11,8 @@ use lowtide_pager::sys::clock::now_ns;
 use lowtide_pager::sys::uffd::{FEATURE_SIGBUS, Message, Uffd, Wake, Watched};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
+use super::by_bpf::{self, ByBpf};
+use super::counts::{Counts, Switches};
 use super::signal;
 use crate::burners::Burners;
 use crate::race::Content;
@@ -24,6 +26,8 @@ const STEP: usize = 1031;
 const STORED: usize = 1024;
 /// How long a monitor waits until it looks whether it is to end.
 const LOOK_MS: i32 = 20;
+/// The same, where next to nothing is for monitors, so that looking would be most of what they do.
+const LOOK_AT_RING_MS: i32 = 200;
 
 /// Who serves a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,11 +38,13 @@ pub enum Way {
     IdleMonitors,
     /// The thread itself, by a signal (UFFD_FEATURE_SIGBUS): system calls on missing pages would fail.
     Signal,
+    /// The thread itself, by a signal that a BPF program sends; what that can't tell, by a monitor at a ring of each CPU.
+    ByBpf,
 }
 
 impl Way {
     /// All of them.
-    pub const ALL: [Way; 3] = [Way::Monitors, Way::IdleMonitors, Way::Signal];
+    pub const ALL: [Way; 4] = [Way::Monitors, Way::IdleMonitors, Way::Signal, Way::ByBpf];
 
     /// In words.
     pub fn name(self) -> &'static str {
@@ -46,7 +52,25 @@ impl Way {
             Way::Monitors => "a monitor on each CPU",
             Way::IdleMonitors => "the same, SCHED_IDLE",
             Way::Signal => "in the thread, by SIGBUS",
+            Way::ByBpf => "in the thread, by BPF",
         }
+    }
+
+    /// The signal that a thread gets for its fault.
+    fn signal(self) -> Option<i32> {
+        match self {
+            Way::Monitors | Way::IdleMonitors => None,
+            Way::Signal => Some(libc::SIGBUS),
+            Way::ByBpf => Some(by_bpf::SIGNAL),
+        }
+    }
+
+    /// Whether this machine has it.
+    ///
+    /// # Errors
+    /// A line: why not.
+    pub fn usable(self) -> Result<(), String> {
+        if self == Way::ByBpf { ByBpf::new(1).map(drop) } else { Ok(()) }
     }
 }
 
@@ -88,6 +112,8 @@ pub struct Seen {
     pub faults: Vec<Parts>,
     /// The slowest, in nanoseconds, one included that was not served when the time was over.
     pub slowest: u64,
+    /// Of all threads that faulted or served.
+    pub counts: Counts,
 }
 
 /// Memory that is served.
@@ -101,18 +127,22 @@ pub(super) struct Served {
     stamps: Vec<[AtomicU64; 3]>,
     stop: AtomicBool,
     failed: Mutex<Option<String>>,
+    /// Of monitors.
+    counts: Mutex<Counts>,
+    by_bpf: Option<ByBpf>,
 }
 
 /// What one that serves works with.
 pub(super) struct Hands {
     page: Box<Page>,
     scratch: Scratch,
+    pub counts: Counts,
 }
 
 impl Hands {
     pub(super) fn new() -> Result<Hands, String> {
         let scratch = Scratch::new().map_err(|e| format!("no memory: {e:?}"))?;
-        Ok(Hands { page: Box::new([0; PAGE_SIZE]), scratch })
+        Ok(Hands { page: Box::new([0; PAGE_SIZE]), scratch, counts: Counts::default() })
     }
 }
 
@@ -126,11 +156,17 @@ pub fn run(setup: Setup, time: Duration) -> Result<Seen, String> {
     let burners = Burners::start(setup.burners)?;
     std::thread::scope(|scope| {
         let served = &served;
-        if setup.way != Way::Signal {
-            for cpu in cpus {
-                scope.spawn(move || served.note(served.monitor(cpu, setup.way)));
+        let monitors: Vec<_> = match setup.way {
+            Way::Signal => Vec::new(),
+            Way::Monitors | Way::IdleMonitors => {
+                let run = |cpu| scope.spawn(move || served.note(served.monitor(cpu, setup.way)));
+                cpus.into_iter().map(run).collect()
             }
-        }
+            Way::ByBpf => {
+                let run = |(number, cpu)| scope.spawn(move || served.note(served.monitor_at_ring(number, cpu)));
+                cpus.into_iter().enumerate().map(run).collect()
+            }
+        };
         let touching: Vec<_> = (0..setup.threads).map(|i| scope.spawn(move || served.touch(i, setup.way))).collect();
         std::thread::sleep(time);
         served.stop.store(true, Ordering::Relaxed);
@@ -145,11 +181,18 @@ pub fn run(setup: Setup, time: Duration) -> Result<Seen, String> {
                 Ok(Ok(seen)) => {
                     all.faults.extend(seen.faults);
                     all.slowest = all.slowest.max(seen.slowest);
+                    all.counts += seen.counts;
                 }
                 Ok(Err(line)) => served.note(Err(line)),
                 Err(_) => served.note(Err("a thread that faults failed".to_owned())),
             }
         }
+        for monitor in monitors {
+            if monitor.join().is_err() {
+                served.note(Err("a thread that serves failed".to_owned()));
+            }
+        }
+        all.counts += *served.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let failed = served.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
         failed.map_or(Ok(all), Err)
     })
@@ -173,14 +216,21 @@ impl Served {
         };
         let map = map.map_err(|e| format!("no memory: {e}"))?;
         let stamps = (0..pages).map(|_| Default::default()).collect();
-        let (stop, failed) = (AtomicBool::new(false), Mutex::new(None));
-        let served = Served { uffd, store, entries, start: map.expose_provenance(), bytes, stamps, stop, failed };
+        let (stop, failed, counts) = (AtomicBool::new(false), Mutex::new(None), Mutex::default());
+        let by_bpf = if setup.way == Way::ByBpf { Some(ByBpf::new(threads::allowed()?.len())?) } else { None };
+        let start = map.expose_provenance();
+        let served = Served { uffd, store, entries, start, bytes, stamps, stop, failed, counts, by_bpf };
         // SAFETY: the mapping made here, in which nothing is yet; all its missing pages are served, or unregistered.
         let registered = unsafe {
             madvise(map, bytes, Advice::LinuxNoHugepage)
                 .and_then(|()| served.uffd.register(served.start, bytes, Watched::Missing))
         };
         registered.map(|()| served).map_err(|e| format!("memory can't be registered: {e}"))
+    }
+
+    /// Where faults are told by BPF programs.
+    pub(super) fn by_bpf(&self) -> Option<&ByBpf> {
+        self.by_bpf.as_ref()
     }
 
     /// Keeps the first failure. Nobody stops for it: the time ends all.
@@ -199,6 +249,8 @@ impl Served {
         // SAFETY: the page is of this one, and what was asked for.
         let done = unsafe { self.uffd.copy(addr & !(PAGE_SIZE - 1), hands.page.as_ptr(), PAGE_SIZE, Wake::Later) };
         let installed = now_ns();
+        hands.counts.served += 1;
+        hands.counts.calls += 1;
         for (stamp, value) in self.stamps[i].iter().zip([read, loaded, installed]) {
             // Release: pairs with the Acquire of the thread that faulted.
             stamp.store(value, Ordering::Release);
@@ -214,23 +266,68 @@ impl Served {
         if way == Way::IdleMonitors {
             threads::run_only_when_idle()?;
         }
-        let mut hands = Hands::new()?;
+        let (mut hands, switches) = (Hands::new()?, Switches::begin());
         while !self.stop.load(Ordering::Relaxed) {
             self.uffd.wait_readable(LOOK_MS);
-            while let Ok(Message::Fault { addr, .. }) = self.uffd.read() {
-                let served = self.serve(addr, now_ns(), &mut hands);
-                self.uffd.wake(addr, PAGE_SIZE);
-                served?;
+            hands.counts.calls += 1;
+            self.read_and_serve(&mut hands)?;
+        }
+        self.add(hands.counts, &switches);
+        Ok(())
+    }
+
+    /// What the programs can't tell the thread. There is a ring for each CPU.
+    fn monitor_at_ring(&self, number: usize, cpu: usize) -> Result<(), String> {
+        threads::pin(cpu)?;
+        let mut waiter = self.by_bpf().ok_or("no rings")?.waiter(number)?;
+        let (mut hands, switches) = (Hands::new()?, Switches::begin());
+        while !self.stop.load(Ordering::Relaxed) {
+            waiter.wait(LOOK_AT_RING_MS);
+            hands.counts.calls += 1;
+            while let Some(record) = waiter.take() {
+                self.serve_another(record.fault.page, &mut hands)?;
+            }
+            if waiter.lost_some() {
+                self.read_and_serve(&mut hands)?;
             }
         }
+        self.add(hands.counts, &switches);
         Ok(())
+    }
+
+    fn read_and_serve(&self, hands: &mut Hands) -> Result<(), String> {
+        while let Ok(Message::Fault { addr, .. }) = self.uffd.read() {
+            hands.counts.calls += 1;
+            self.serve_another(addr, hands)?;
+        }
+        // The one that found nothing.
+        hands.counts.calls += 1;
+        Ok(())
+    }
+
+    /// Serves a fault of another thread.
+    fn serve_another(&self, addr: usize, hands: &mut Hands) -> Result<(), String> {
+        let served = self.serve(addr, now_ns(), hands);
+        self.uffd.wake(addr, PAGE_SIZE);
+        hands.counts.calls += 1;
+        hands.counts.by_others += 1;
+        served
+    }
+
+    fn add(&self, counts: Counts, switches: &Switches) {
+        let mut all = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        *all += counts;
+        *all += switches.end();
     }
 
     /// Touches the pages of thread `i` until the time is over.
     fn touch(&self, i: usize, way: Way) -> Result<Seen, String> {
         // Dropped last: until then faults of this thread are its own.
-        let _catcher = if way == Way::Signal { Some(signal::Catcher::new(self, Hands::new()?)?) } else { None };
-        let (mut seen, first) = (Seen::default(), i * PAGES);
+        let catcher = match way.signal() {
+            Some(signal) => Some(signal::Catcher::new(self, Hands::new()?, signal)?),
+            None => None,
+        };
+        let (mut seen, first, switches) = (Seen::default(), i * PAGES, Switches::begin());
         loop {
             for k in 0..PAGES {
                 let page = first + k * STEP % PAGES;
@@ -241,6 +338,8 @@ impl Served {
                 let ended = now_ns();
                 seen.slowest = seen.slowest.max(ended - began);
                 if self.stop.load(Ordering::Relaxed) {
+                    seen.counts += switches.end();
+                    seen.counts += catcher.map_or_else(Counts::default, |catcher| catcher.counts());
                     return Ok(seen);
                 }
                 let [read, loaded, installed] = self.stamps[page].each_ref().map(|stamp| stamp.load(Ordering::Acquire));

@@ -1,11 +1,21 @@
-//! Faults that the faulting thread serves itself, when it gets SIGBUS for them.
+//! Faults that the faulting thread serves itself, when it gets a signal for them: SIGBUS, or what a BPF program sends.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 
 use lowtide_pager::sys::clock::now_ns;
+use rustix::thread::gettid;
 
+use super::by_bpf;
+use super::counts::Counts;
 use super::plain::{Hands, Served};
+
+/// What the handler takes of a stack, beside the signal's frame.
+pub const HANDLER_STACK: usize = 32 << 10;
+/// For signals only, so that there is room for sure.
+const ALTERNATE_STACK: usize = 64 << 10;
+/// Of signals that the kernel sends.
+const SI_KERNEL: c_int = 0x80;
 
 thread_local! {
     /// What this thread serves its faults with; null: it serves none.
@@ -16,51 +26,87 @@ thread_local! {
 pub struct Catcher<'a> {
     served: &'a Served,
     hands: Hands,
+    /// Its number.
+    thread: u32,
+    /// Signals use it meanwhile, and afterwards the one before again.
+    _stack: Vec<u8>,
+    stack_before: libc::stack_t,
+}
+
+/// The address of the handler.
+pub fn handler() -> usize {
+    catch as *const () as usize
 }
 
 impl<'a> Catcher<'a> {
-    /// This thread serves its own faults from now on.
+    /// This thread serves its own faults from now on, for each of which it gets `signal`.
     ///
     /// # Errors
     /// A line: the signal can't be caught.
-    pub fn new(served: &'a Served, hands: Hands) -> Result<Box<Catcher<'a>>, String> {
+    pub fn new(served: &'a Served, hands: Hands, signal: c_int) -> Result<Box<Catcher<'a>>, String> {
         // SAFETY: all zeros are a valid sigaction.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        action.sa_sigaction = catch as *const () as usize;
-        action.sa_flags = libc::SA_SIGINFO;
+        action.sa_sigaction = handler();
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
         // SAFETY: a handler of the form that SA_SIGINFO asks for, for a signal that nobody else in this program catches.
-        if unsafe { libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut()) } != 0 {
-            return Err(format!("SIGBUS can't be caught: {}", std::io::Error::last_os_error()));
+        if unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) } != 0 {
+            return Err(format!("signal {signal} can't be caught: {}", std::io::Error::last_os_error()));
         }
-        let mut catcher = Box::new(Catcher { served, hands });
+        let mut stack = vec![0; ALTERNATE_STACK];
+        let new = libc::stack_t { ss_sp: stack.as_mut_ptr().cast(), ss_flags: 0, ss_size: ALTERNATE_STACK };
+        let mut stack_before = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: 0, ss_size: 0 };
+        // SAFETY: memory that is there until the stack of before is in use again.
+        if unsafe { libc::sigaltstack(&raw const new, &raw mut stack_before) } != 0 {
+            return Err(format!("no stack for signals: {}", std::io::Error::last_os_error()));
+        }
+        let thread = gettid().as_raw_nonzero().get().cast_unsigned();
+        let mut catcher = Box::new(Catcher { served, hands, thread, _stack: stack, stack_before });
         CATCHER.set(std::ptr::from_mut(&mut *catcher).cast());
         Ok(catcher)
+    }
+
+    /// What it served so far. By the thread itself, outside of the handler.
+    pub fn counts(&self) -> Counts {
+        self.hands.counts
     }
 }
 
 impl Drop for Catcher<'_> {
     fn drop(&mut self) {
         CATCHER.set(std::ptr::null_mut());
+        // SAFETY: what this thread had.
+        unsafe { libc::sigaltstack(&raw const self.stack_before, std::ptr::null_mut()) };
     }
 }
 
-extern "C" fn catch(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
+extern "C" fn catch(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     let now = now_ns();
     let catcher = CATCHER.get();
     if catcher.is_null() {
         // Not a fault of the experiment's: the program ends by it, when the instruction is tried again.
         // SAFETY: the default action is a valid one.
-        unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
         return;
     }
     // SAFETY: the thread that made it runs this in place of what it did, which was to touch a page and not to use the catcher;
-    // dropping one takes it out of the cell first. The kernel gives an `info` with an address for SIGBUS.
-    let (catcher, addr) = unsafe { (&mut *catcher, (*info).si_addr() as usize) };
+    // dropping one takes it out of the cell first. The kernel gives an `info`.
+    let (catcher, info) = unsafe { (&mut *catcher, &*info) };
+    let addr = if signal == by_bpf::SIGNAL {
+        let by_bpf = catcher.served.by_bpf().filter(|_| info.si_code == SI_KERNEL);
+        by_bpf.and_then(|by_bpf| by_bpf.fault(info, catcher.thread)).map(|fault| fault.page)
+    } else {
+        // SAFETY: the kernel gives an address for SIGBUS.
+        Some(unsafe { info.si_addr() } as usize)
+    };
+    // Else the instruction is tried again, and the signal comes again.
+    let Some(addr) = addr else { return };
     let done = catcher.served.serve(addr, now, &mut catcher.hands);
+    // The return from here.
+    catcher.hands.counts.calls += 1;
     if done.is_err() {
         // The next try of the instruction would end here again.
         // SAFETY: the default action is a valid one.
-        unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
     catcher.served.note(done);
 }
