@@ -225,7 +225,11 @@ fn table_of_parts(all: &[Shown]) -> Table {
 
 fn table_of_counts(all: &[Shown], unusable: &[(Way, String)]) -> Table {
     let columns = ["served", "threads", "switches", "wake-ups", "system calls", "by a monitor", "us", "faults"];
-    let mut table = Table::new("the same alone: how much of what for one fault", &columns);
+    let mut title = "the same alone: how much of what for one fault".to_owned();
+    for (way, why) in unusable {
+        title += &format!("\n({}: {why})", way.name());
+    }
+    let mut table = Table::new(title, &columns);
     for shown in all.iter().filter(|shown| shown.place.1 == 0) {
         let counts = &shown.counts;
         let of: [fn(&Counts) -> u64; 4] = [|c| c.switches, |c| c.waits, |c| c.calls, |c| c.by_others];
@@ -233,9 +237,8 @@ fn table_of_counts(all: &[Shown], unusable: &[(Way, String)]) -> Table {
         let cells = [shown.way.name().to_owned(), shown.place.0.to_string()].into_iter().chain(each);
         table.row(cells.chain([us(&shown.total), counts.served.to_string()]));
     }
-    for (way, why) in unusable {
-        let rest = columns.iter().skip(1).map(|_| "-".to_owned());
-        table.row([format!("{}: {why}", way.name())].into_iter().chain(rest));
+    for (way, _) in unusable {
+        table.row([way.name().to_owned()].into_iter().chain(columns.iter().skip(1).map(|_| "-".to_owned())));
     }
     table
 }
