@@ -10,7 +10,7 @@ use std::mem::offset_of;
 pub use event::event;
 pub use fault::fault;
 
-use crate::assembler::{Assembler, Helper, Label, Operation, Register, Value, Width};
+use crate::assembler::{Assembler, Helper, Label, Operation, Register, Value, When, Width};
 use crate::kernel::Kernel;
 use crate::maps::Registration;
 use crate::notifier::{Carrier, Hook};
@@ -242,8 +242,6 @@ impl Emitter<'_> {
         self.program.call(Helper::AskRing);
     }
 }
-
-use crate::assembler::When;
 
 /// Of a ring: up to where it was read, and up to where it was written.
 #[derive(Clone, Copy)]
