@@ -147,10 +147,11 @@ pub fn follow_cpus() {
 }
 
 fn start_at(post: usize) -> Result<(), Errno> {
-    if watch::has_thread(post) {
+    // Asked once: another one may be brought there at any time.
+    let number = watch::number_at(post);
+    if watch::is_started(number) {
         return Ok(());
     }
-    let number = watch::number_at(post);
     let start = Box::into_raw(Box::new(Start { number, monitor: Monitor::new()? }));
     // Release, here and below: pairs with the Acquire in `program_is_alone`.
     STARTS.fetch_add(1, Ordering::Release);

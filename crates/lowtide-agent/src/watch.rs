@@ -60,8 +60,13 @@ pub fn number_at(post: usize) -> usize {
     POSTS.at(post)
 }
 
+/// Whether there is a handler of this number.
+pub fn is_started(number: usize) -> bool {
+    THREADS[number].load(Ordering::Relaxed) != 0
+}
+
 fn handler_at(post: usize) -> Option<usize> {
-    Some(number_at(post)).filter(|number| THREADS[*number].load(Ordering::Relaxed) != 0)
+    Some(number_at(post)).filter(|number| is_started(*number))
 }
 
 /// The handler of a number is started as this thread. By the reclaimer, and by itself.

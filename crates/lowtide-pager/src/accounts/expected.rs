@@ -29,7 +29,7 @@ impl Expected {
 
     /// How many bytes nobody has counted of the `total` that was found; negative: so many are gone.
     pub fn uncounted(&self, total: u64) -> i64 {
-        total as i64 - total.clamp(self.least, self.most) as i64
+        (total as i64).wrapping_sub(total.clamp(self.least, self.most) as i64)
     }
 }
 

@@ -105,12 +105,19 @@ impl Pager {
         }
     }
 
+    /// Whether [`Pager::made_accessible`] may have something to do: not without accessed bits. For each call of mprotect, also
+    /// of signal handlers on small stacks.
+    #[inline]
+    pub fn has_inaccessible(&self) -> bool {
+        self.has_inaccessible.load(Ordering::Relaxed)
+    }
+
     /// The program has made memory accessible: what is adopted of it can tell of accesses from now on, and is one mapping with
     /// its neighbours that do, as the program may rely on (`mremap`). By any thread of the program, inside the gate.
+    // By itself: it takes 4 KiB of stack, which callers must have only where there is something to do.
+    #[cold]
+    #[inline(never)]
     pub fn made_accessible(&self, range: Range) {
-        if !self.has_inaccessible.load(Ordering::Relaxed) {
-            return;
-        }
         let mut at = range.start;
         while let Ok(Some(mapping)) = self.present().mappings.next(at)
             && mapping.start < range.end
