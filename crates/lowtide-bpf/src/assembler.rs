@@ -4,43 +4,33 @@ use crate::error::Error;
 
 /// A register. The last is the end of the stack, which grows down and is 512 bytes long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Register {
     /// What a call returns.
-    R0,
+    R0 = 0,
     /// First argument.
-    R1,
+    R1 = 1,
     /// Second argument.
-    R2,
+    R2 = 2,
     /// Third argument.
-    R3,
+    R3 = 3,
     /// Fourth argument.
-    R4,
+    R4 = 4,
     /// Calls leave it alone.
-    R6,
+    R6 = 6,
     /// Calls leave it alone.
-    R7,
+    R7 = 7,
     /// Calls leave it alone.
-    R8,
+    R8 = 8,
     /// Calls leave it alone.
-    R9,
+    R9 = 9,
     /// End of the stack.
-    Fp,
+    Fp = 10,
 }
 
 impl Register {
     fn number(self) -> u8 {
-        match self {
-            Register::R0 => 0,
-            Register::R1 => 1,
-            Register::R2 => 2,
-            Register::R3 => 3,
-            Register::R4 => 4,
-            Register::R6 => 6,
-            Register::R7 => 7,
-            Register::R8 => 8,
-            Register::R9 => 9,
-            Register::Fp => 10,
-        }
+        self as u8
     }
 }
 

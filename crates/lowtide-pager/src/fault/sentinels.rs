@@ -210,14 +210,7 @@ impl Operation<'_> {
             return Evicted::Later;
         };
         // Read-only or locked pages can't be moved, and stay.
-        let found = Found {
-            ranges,
-            kind: Kind::ZeroPage,
-            spares_none: true,
-            spares_accessed: false,
-            accessed: Range::NONE,
-            is_complete: false,
-        };
+        let found = Found::all_of(ranges, Kind::ZeroPage);
         match self.detach(&found, self.staging.first(batch), self.staging.batch_frames(), worker) {
             Detached::Pages { pages: pages @ 1.., .. } => {
                 self.queue(batch, pages);

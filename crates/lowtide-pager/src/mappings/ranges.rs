@@ -193,14 +193,7 @@ impl Operation<'_> {
         };
         let next = ranges.walk_end.max(at + PAGE_SIZE);
         // Runs without their holes: as many frames as pages were found. What did not fit would be passed over.
-        let found = Found {
-            ranges,
-            kind: Kind::Page,
-            spares_none: true,
-            spares_accessed: false,
-            accessed: Range::NONE,
-            is_complete: false,
-        };
+        let found = Found::all_of(ranges, Kind::Page);
         let detached = self.detach(&found, self.staging.first(batch), room, worker);
         let pages = if let Detached::Pages { pages, .. } = detached { pages } else { 0 };
         if pages > 0 {

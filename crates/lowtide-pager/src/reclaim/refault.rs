@@ -1,10 +1,10 @@
 //! What is remembered of a page beside where it is: how often it was asked back soon after it had left. Guesses, which cost
 //! time when they are wrong and nothing else: marks are read and written without any lock.
 //!
-//! As a rule there are no accessed bits for a pager in user space (where there are, `victims.rs`). That a page is hot is seen when it is missed: it is asked for while
-//! it still waits in staging, or was evicted so recently that few others have been since (the refault distance of Linux's
-//! `workingset.c`). Each such time it stays for longer, as S3-FIFO and CLOCK-Pro do; once it comes back late, it is a page like
-//! any other.
+//! As a rule there are no accessed bits for a pager in user space (where there are, `victims.rs`). That a page is hot is seen
+//! when it is missed: it is asked for while it still waits in staging, or was evicted so recently that few others have been
+//! since (the refault distance of Linux's `workingset.c`). Each such time it stays for longer, as S3-FIFO and CLOCK-Pro do; once
+//! it comes back late, it is a page like any other.
 
 /// One byte of a page. Its top two bits are the refault class; the other six are, while the page is in memory, the rounds that
 /// it is still spared, and while it is out, the epoch in which it left.

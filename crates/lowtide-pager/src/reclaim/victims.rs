@@ -95,6 +95,13 @@ pub(crate) struct Found {
     pub is_complete: bool,
 }
 
+impl Found {
+    /// What was found otherwise than by the hand: all of it is to be detached, and nothing is known of what lies between.
+    pub(crate) fn all_of(ranges: Ranges, kind: Kind) -> Found {
+        Found { ranges, kind, spares_none: true, spares_accessed: false, accessed: Range::NONE, is_complete: false }
+    }
+}
+
 impl Hand {
     /// Whether a round, or two, have found nothing to evict.
     pub(crate) fn is_idle(&self) -> bool {

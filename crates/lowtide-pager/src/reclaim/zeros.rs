@@ -11,7 +11,6 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::fd::OwnedFd;
 
 use crate::fault::worker::{CHUNK, Worker};
-use crate::mappings::regions::Range;
 use crate::pager::{Operation, Pager};
 use crate::reclaim::detach::Detached;
 use crate::reclaim::evicted::Evicted;
@@ -82,14 +81,7 @@ impl Operation<'_> {
         let room = self.staging.batch_frames();
         let started = self.search.at.load(Ordering::Relaxed);
         let zeros = self.find_zeros(started, &memory, room, worker);
-        let found = Found {
-            ranges: zeros.ranges,
-            kind: Kind::Page,
-            spares_none: true,
-            spares_accessed: false,
-            accessed: Range::NONE,
-            is_complete: false,
-        };
+        let found = Found::all_of(zeros.ranges, Kind::Page);
         let left = match self.detach(&found, self.staging.first(batch), room, worker) {
             Detached::Pages { pages: pages @ 1.., .. } => {
                 self.queue(batch, pages);
