@@ -52,6 +52,7 @@ pub struct Kernel {
     pub handler_step: i16,
     pub registers_stack: i16,
     pub registers_first_argument: i16,
+    pub registers_second_argument: i16,
     pub flag_user: i32,
     pub flag_write: i32,
     /// Function [`FAULT`].
@@ -93,6 +94,7 @@ impl Kernel {
             handler_step: btf.size("k_sigaction")?,
             registers_stack: btf.offset("pt_regs", "sp")?,
             registers_first_argument: btf.offset("pt_regs", "di")?,
+            registers_second_argument: btf.offset("pt_regs", "si")?,
             flag_user: btf.value("fault_flag", "FAULT_FLAG_USER")?,
             flag_write: btf.value("fault_flag", "FAULT_FLAG_WRITE")?,
             fault_function: btf.find(Kind::Function, FAULT)?.0,
@@ -122,6 +124,7 @@ impl Kernel {
             handler_step: 32,
             registers_stack: 8,
             registers_first_argument: 8,
+            registers_second_argument: 16,
             flag_user: 64,
             flag_write: 1,
             fault_function: 1,

@@ -13,6 +13,9 @@ pub mod record;
 pub mod ring;
 pub mod slot;
 
+/// The signal: SIGSTKFLT, which no kernel for 64-bit x86 sends. It has no queue that could be full.
+pub const SIGNAL: i32 = 16;
+
 #[cfg(feature = "load")]
 mod assembler;
 #[cfg(feature = "load")]

@@ -46,14 +46,19 @@ pub struct Registration {
 unsafe impl Plain for Registration {}
 
 impl Registration {
+    /// Of a process whose handler is at this address and takes `stack` bytes beside the signal's frame.
+    pub fn new(handler: u64, stack: usize, filters: u32, rings: u32) -> Registration {
+        // SAFETY: it takes a number. Frames are of one size on a machine.
+        let frame = unsafe { libc::getauxval(libc::AT_MINSIGSTKSZ) };
+        Registration { handler, stack: frame + stack as u64, filters, rings }
+    }
+
     /// Of this process as it is now. `handler` is the address of its handler, which takes `stack` bytes beside the signal's
     /// frame.
     pub fn of_this_process(handler: usize, stack: usize, rings: u32) -> Registration {
-        // SAFETY: it takes a number.
-        let frame = unsafe { libc::getauxval(libc::AT_MINSIGSTKSZ) };
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let filters = status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:")?.trim().parse().ok());
-        Registration { handler: handler as u64, stack: frame + stack as u64, filters: filters.unwrap_or(0), rings }
+        Registration::new(handler as u64, stack, filters.unwrap_or(0), rings)
     }
 }
 

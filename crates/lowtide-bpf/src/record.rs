@@ -23,6 +23,8 @@ impl Fault {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Why {
+    /// The page is there and write-protected, or protected otherwise by a userfaultfd.
+    Protected,
     /// The kernel faulted, in a system call or for another process.
     KernelMode,
     /// A thread of another process faulted in this address space: a child of vfork.
@@ -37,6 +39,8 @@ pub enum Why {
     NoStack,
     /// Seccomp filters came that could forbid what the handler does.
     Filtered,
+    /// The handler can't serve it, and said so: [`crate::slot::Slots::decline`].
+    Declined,
     /// The kernel did not send the signal.
     NotSent,
     /// An event of userfaultfd waits (fork, unmap, remap, remove): the record has no fault.
@@ -49,7 +53,8 @@ pub enum Why {
 
 impl Why {
     /// All, by their numbers.
-    pub const ALL: [Why; 11] = [
+    pub const ALL: [Why; 13] = [
+        Why::Protected,
         Why::KernelMode,
         Why::OtherProcess,
         Why::Traced,
@@ -57,6 +62,7 @@ impl Why {
         Why::OtherHandler,
         Why::NoStack,
         Why::Filtered,
+        Why::Declined,
         Why::NotSent,
         Why::Event,
         Why::Lost,
@@ -66,6 +72,7 @@ impl Why {
     /// In words.
     pub fn name(self) -> &'static str {
         match self {
+            Why::Protected => "protected",
             Why::KernelMode => "kernel mode",
             Why::OtherProcess => "another process",
             Why::Traced => "traced",
@@ -73,6 +80,7 @@ impl Why {
             Why::OtherHandler => "another handler",
             Why::NoStack => "no stack",
             Why::Filtered => "seccomp",
+            Why::Declined => "declined",
             Why::NotSent => "not sent",
             Why::Event => "event",
             Why::Lost => "ring full",
@@ -90,6 +98,8 @@ pub struct Record {
     pub thread: u32,
     /// Why its own handler does not serve it.
     pub why: Why,
+    /// With [`Why::NoStack`]: an address of its stack that is missing; 0: its alternate stack is too small.
+    pub stack: usize,
 }
 
 /// How the programs write a [`Record`].
@@ -99,13 +109,15 @@ pub(crate) struct RawRecord {
     pub word: u64,
     pub thread: u32,
     pub why: u32,
+    pub stack: u64,
 }
 
 impl RawRecord {
     /// `None`: no program of this version wrote it.
     pub fn read(self) -> Option<Record> {
         let why = *Why::ALL.get(self.why as usize)?;
-        Some(Record { fault: Fault::of_word(self.word), thread: self.thread, why })
+        let stack = if why == Why::NoStack { self.stack as usize } else { 0 };
+        Some(Record { fault: Fault::of_word(self.word), thread: self.thread, why, stack })
     }
 }
 

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::record::{RawRecord, Record};
 
-/// Bytes of a ring's records. With their headers 682 of them fit.
+/// Bytes of a ring's records. With their headers 512 of them fit.
 pub const RING_BYTES: usize = 16384;
 
 /// Of a record's length: it is being written.
@@ -103,23 +103,24 @@ mod tests {
 
         fn give(&mut self, flags: u32, word: u64, thread: u32, why: u32) {
             let position = self.producer.load(Ordering::Relaxed);
-            self.word(position, u64::from(16 | flags));
+            self.word(position, u64::from(24 | flags));
             self.word(position + 8, word);
             self.word(position + 16, u64::from(thread) | u64::from(why) << 32);
-            self.producer.store(position + 24, Ordering::Release);
+            self.word(position + 24, word / 2);
+            self.producer.store(position + 32, Ordering::Release);
         }
     }
 
     #[test]
     fn records_come_in_their_order_and_across_the_end() {
         // So that a record begins before the end and ends behind it.
-        let mut made = Made::new(3 * RING_BYTES as u64 - 32);
+        let mut made = Made::new(3 * RING_BYTES as u64 - 48);
         let mut ring = made.ring();
         assert_eq!(ring.take(), None);
         made.give(0, 0x5001, 7, Why::KernelMode as u32);
-        made.give(0, 0x6000, 8, Why::Blocked as u32);
-        let first = Record { fault: Fault { page: 0x5000, write: true }, thread: 7, why: Why::KernelMode };
-        let second = Record { fault: Fault { page: 0x6000, write: false }, thread: 8, why: Why::Blocked };
+        made.give(0, 0x6000, 8, Why::NoStack as u32);
+        let first = Record { fault: Fault { page: 0x5000, write: true }, thread: 7, why: Why::KernelMode, stack: 0 };
+        let second = Record { fault: Fault { page: 0x6000, write: false }, thread: 8, why: Why::NoStack, stack: 0x3000 };
         assert_eq!([ring.take(), ring.take(), ring.take()], [Some(first), Some(second), None]);
         assert_eq!(made.consumer.load(Ordering::Relaxed), made.producer.load(Ordering::Relaxed));
     }
@@ -132,8 +133,8 @@ mod tests {
         made.give(0, 0x2000, 2, 99);
         made.give(BUSY, 0x3000, 3, 0);
         assert_eq!(ring.take(), None);
-        assert_eq!(made.consumer.load(Ordering::Relaxed), 48);
-        made.word(48, 16);
+        assert_eq!(made.consumer.load(Ordering::Relaxed), 64);
+        made.word(64, 24);
         assert_eq!(ring.take().map(|record| record.thread), Some(3));
     }
 }

@@ -23,9 +23,11 @@ pub(crate) struct Slot {
     pub asked: AtomicU64,
     /// Where the record stands in its ring.
     pub position: AtomicU64,
+    /// The page of the fault that its handler left to others; 0: none. The handler writes it, the programs take it back.
+    pub declined: AtomicU64,
 }
 
-/// Bytes of the map: the slots, and one more, whose first word counts the records that were lost.
+/// Bytes of the map: the slots, and one more, which counts: in `signalled` the records that were lost, in `asked` the events.
 pub const SLOTS_BYTES: usize = (SLOTS + 1) * size_of::<Slot>();
 
 /// The slots, by their memory.
@@ -39,7 +41,8 @@ unsafe impl Sync for Slots {}
 
 impl Slots {
     /// # Safety
-    /// [`SLOTS_BYTES`] from `start`, which is aligned to 8, can be read for as long as this or a copy of it lives.
+    /// [`SLOTS_BYTES`] from `start`, which is aligned to 8, can be read, and also written where [`Slots::decline`] is called, for
+    /// as long as this or a copy of it lives.
     pub unsafe fn new(start: NonNull<u8>) -> Slots {
         Slots(start.cast())
     }
@@ -51,6 +54,19 @@ impl Slots {
         // Relaxed: the kernel wrote it in this thread, or a thread with the same slot did.
         let word = slot.signalled.load(Ordering::Relaxed);
         (slot.thread.load(Ordering::Relaxed) == thread).then(|| Fault::of_word(word))
+    }
+
+    /// The next fault of thread `thread`, the calling one, at `page` is not told it by the signal but becomes a record: its handler
+    /// can't serve it. The page is to be faulted on next; another thread with the same slot may take that away, and then the
+    /// signal comes once more.
+    pub fn decline(&self, thread: u32, page: usize) {
+        // Relaxed: the programs read it in this thread.
+        self.slot(thread as usize % SLOTS).declined.store(page as u64, Ordering::Relaxed);
+    }
+
+    /// How many events have begun so far, before each can be read from the userfaultfd; wraps.
+    pub fn events(&self) -> u64 {
+        self.slot(SLOTS).asked.load(Ordering::Acquire)
     }
 
     /// How many records found their ring full so far.

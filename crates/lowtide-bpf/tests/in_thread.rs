@@ -241,7 +241,7 @@ fn a_fault_of_the_kernel_comes_by_the_ring() {
             let target = unsafe { std::slice::from_raw_parts_mut(with_exposed_provenance_mut::<u8>(page + 100), 7) };
             assert_eq!(rustix::io::read(&read_end, target), Ok(7));
         });
-        assert_eq!(record, Some(Record { fault: Fault { page, write: true }, thread, why: Why::KernelMode }));
+        assert_eq!(record, Some(Record { fault: Fault { page, write: true }, thread, why: Why::KernelMode, stack: 0 }));
         // SAFETY: as above; the thread has ended.
         let bytes = unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(page + 100), 7) };
         assert_eq!((bytes, memory.read(9)), (&b"lowtide"[..], page as u64));

@@ -14,18 +14,22 @@ use Value::{Number, Of};
 
 /// Below the stack pointer programs may have data (x86-64); the kernel leaves it alone.
 const RED_ZONE: i32 = 128;
+/// VM_UFFD_MISSING: why the kernel hands a fault over.
+const MISSING: i32 = 1 << 9;
 /// PIDTYPE_PID: a signal for one thread.
 const ONE_THREAD: i32 = 0;
 
 /// Why a signal can't be sent, and where that is said.
-type Reasons = [(Why, Label); 8];
+type Reasons = [(Why, Label); 10];
 
 /// At the entry of `handle_userfault`.
 pub fn fault(target: Target<'_>) -> Assembler {
     let mut emitter = Emitter::new(target);
     let reasons: Reasons = [
+        Why::Protected,
         Why::KernelMode,
         Why::OtherProcess,
+        Why::Declined,
         Why::Traced,
         Why::Blocked,
         Why::OtherHandler,
@@ -38,6 +42,7 @@ pub fn fault(target: Target<'_>) -> Assembler {
     let to = |why: Why| reasons.iter().find(|(other, _)| *other == why).map_or(reasons[0].1, |(_, label)| *label);
     emitter.begin();
     whose_and_what(&mut emitter, to);
+    unless_declined(&mut emitter, to(Why::Declined), to(Why::NotSent));
     can_be_signalled(&mut emitter, to);
     has_stack(&mut emitter, to(Why::NoStack));
     send(&mut emitter, to(Why::NotSent));
@@ -66,11 +71,29 @@ fn whose_and_what(emitter: &mut Emitter<'_>, to: impl Fn(Why) -> Label) {
     emitter.program.store(Width::Double, Fp, stack::RECORD_WORD, Of(R6));
     emitter.program.call(Helper::ProcessAndThread);
     emitter.program.store(Width::Word, Fp, stack::RECORD_THREAD, Of(R0));
+    emitter.program.jump_if(R8, When::NotEqual, Number(MISSING), to(Why::Protected));
     emitter.program.compute(Operation::And, R7, Number(kernel.flag_user));
     emitter.program.jump_if(R7, When::Equal, Number(0), to(Why::KernelMode));
     emitter.program.compute(Operation::Right, R0, Number(32));
     emitter.program.load(Width::Word, R1, Fp, stack::PROCESS);
     emitter.program.jump_if(R0, When::NotEqual, Of(R1), to(Why::OtherProcess));
+}
+
+/// Its handler may have said of this page that it can't serve it. That holds for one fault.
+fn unless_declined(emitter: &mut Emitter<'_>, declined: Label, without: Label) {
+    let goes_on = emitter.program.label();
+    emitter.look_up(emitter.target.maps.slots, stack::PROCESS, without);
+    emitter.program.set(R1, Of(R0));
+    emitter.slot_in_r1(without);
+    let place = offset_of!(Slot, declined) as i16;
+    emitter.program.load(Width::Double, R1, R0, place);
+    emitter.program.jump_if(R1, When::Equal, Number(0), goes_on);
+    emitter.program.load(Width::Double, R2, Fp, stack::RECORD_WORD);
+    emitter.program.compute(Operation::And, R2, Number(!(Fault::WRITE as i32)));
+    emitter.program.jump_if(R1, When::NotEqual, Of(R2), goes_on);
+    emitter.program.store(Width::Double, R0, place, Number(0));
+    emitter.program.jump(declined);
+    emitter.program.bind(goes_on);
 }
 
 /// R6 = the thread's task, to which the handler that was registered would be run.
@@ -114,6 +137,7 @@ fn has_stack(emitter: &mut Emitter<'_>, without: Label) {
         emitter.program.set(R3, Of(R7));
         emitter.program.compute(Operation::Sub, R3, below);
         emitter.program.compute(Operation::Sub, R3, Number(RED_ZONE));
+        emitter.program.store(Width::Double, Fp, stack::RECORD_STACK, Of(R3));
         emitter.read_to_stack(Helper::ReadUser, 1);
         emitter.program.jump_if(R0, When::NotEqual, Number(0), without);
     }

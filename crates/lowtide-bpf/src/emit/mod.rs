@@ -29,14 +29,15 @@ mod stack {
     /// The process: a key, too.
     pub const PROCESS: i16 = -8;
     /// A record.
-    pub const RECORD: i16 = -24;
+    pub const RECORD: i16 = -32;
     pub const RECORD_WORD: i16 = RECORD + offset_of!(RawRecord, word) as i16;
     pub const RECORD_THREAD: i16 = RECORD + offset_of!(RawRecord, thread) as i16;
     pub const RECORD_WHY: i16 = RECORD + offset_of!(RawRecord, why) as i16;
+    pub const RECORD_STACK: i16 = RECORD + offset_of!(RawRecord, stack) as i16;
     /// What is read where a pointer is a plain number.
-    pub const READ: i16 = -32;
+    pub const READ: i16 = -40;
     /// A process and the number of a ring: a key of 8 bytes.
-    pub const PAIR: i16 = -40;
+    pub const PAIR: i16 = -48;
 }
 
 /// By which numbers the programs know their maps.
@@ -84,13 +85,16 @@ impl Emitter<'_> {
         Emitter { program, target, out, record }
     }
 
-    /// R7 = the function's first argument.
+    /// R7 = the function's first argument, R8 = its second one. The first thing that a program does.
     fn begin(&mut self) {
-        let offset = match self.target.hook {
-            Hook::Entry => 0,
-            Hook::Probe => self.target.kernel.registers_first_argument,
+        let kernel = self.target.kernel;
+        let [first, second] = match self.target.hook {
+            Hook::Entry => [0, 8],
+            Hook::Probe => [kernel.registers_first_argument, kernel.registers_second_argument],
         };
-        self.program.load(Width::Double, R7, R1, offset);
+        self.program.load(Width::Double, R7, R1, first);
+        self.program.load(Width::Double, R8, R1, second);
+        self.program.store(Width::Double, Fp, stack::RECORD_STACK, Number(0));
     }
 
     /// `to` = a member of a structure of the kernel's.
@@ -163,6 +167,15 @@ impl Emitter<'_> {
         self.look_up_in_r1(stack::KEY, without);
     }
 
+    /// One more in a word of the last of the slots that are in R1.
+    fn count_in_slots(&mut self, word: usize, without: Label) {
+        self.program.store(Width::Word, Fp, stack::KEY, Number(SLOTS as i32));
+        self.look_up_in_r1(stack::KEY, without);
+        self.program.compute(Operation::Add, R0, Number(word as i32));
+        self.program.set(R1, Number(1));
+        self.program.add_atomically(R0, R1);
+    }
+
     /// Binds `record` and `out`, and ends the program. The record is complete; R9 is the registration.
     fn end(mut self) -> Assembler {
         let (new, out) = (self.program.label(), self.out);
@@ -202,11 +215,8 @@ impl Emitter<'_> {
         // Full. Who takes from rings must look into the userfaultfd then.
         self.program.store(Width::Double, R6, slot(offset_of!(Slot, asked)), Number(0));
         self.count(Why::Lost);
-        self.program.store(Width::Word, Fp, stack::KEY, Number(SLOTS as i32));
         self.program.set(R1, Of(R9));
-        self.look_up_in_r1(stack::KEY, out);
-        self.program.set(R1, Number(1));
-        self.program.add_atomically(R0, R1);
+        self.count_in_slots(offset_of!(Slot, signalled), out);
         self.program.bind(out);
         self.program.exit();
         self.program
