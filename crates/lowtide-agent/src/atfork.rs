@@ -15,8 +15,8 @@ use rustix::thread::{Timespec, nanosleep};
 
 use crate::request::{Request, ask};
 use crate::{
-    HEAP, agent, fork_handshake, gate, long_nap, mlock, monitor, pid_in_run, reclaimer, request, resident, say, swap_file,
-    thread,
+    HEAP, agent, fork_handshake, gate, in_thread, long_nap, mlock, monitor, pid_in_run, reclaimer, request, resident, say,
+    swap_file, thread, told,
 };
 
 /// Whether the fork under way was announced to the reclaimer.
@@ -120,11 +120,13 @@ fn take_over(announced: bool) {
         HEAP.reset_after_fork();
         lowtide_core::vm::reset_after_fork();
         thread::retire_stacks();
+        told::reset_after_fork();
         // Else the parent may have been about to change its heap.
         if announced {
             reclaimer::forget_parents();
             monitor::forget_parents();
         }
+        in_thread::reset_after_fork(announced);
     }
     if !agent::present() {
         return;

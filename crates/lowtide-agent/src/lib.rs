@@ -15,6 +15,7 @@ mod beside;
 mod broker;
 mod code;
 mod cpus;
+mod descriptors;
 mod errno;
 mod exec;
 #[cfg(feature = "faults")]
@@ -26,6 +27,7 @@ mod gate;
 mod heap;
 mod hooks;
 mod idle;
+mod in_thread;
 mod inheritance;
 mod long_nap;
 mod mlock;
@@ -45,6 +47,7 @@ mod start;
 mod swap_file;
 mod thread;
 mod thread_end;
+mod told;
 mod wake;
 mod watch;
 

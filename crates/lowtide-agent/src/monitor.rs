@@ -17,7 +17,7 @@ use rustix::thread::{futex, sched_yield};
 
 use crate::cpus::MAX_POSTS;
 use crate::watch::{self, Watch};
-use crate::{agent, cpus, say, thread, wake};
+use crate::{agent, cpus, in_thread, say, thread, told, wake};
 
 /// With how many a process begins, and may have, however few threads it has: one serves, the other one is free to go to another
 /// CPU.
@@ -204,7 +204,16 @@ extern "C" fn run(start: usize) -> ! {
     let mut watch = Watch::new(*number);
     let mut waited = false;
     loop {
-        let turn = monitor.turn(pager);
+        let turn = match told::active() {
+            None => monitor.turn(pager),
+            Some(told) => {
+                let turn = monitor.turn_with(pager, &told.take(monitor.most()), told.must_read(pager));
+                if let Some(stack) = told.missing_stack() {
+                    in_thread::make_stack(pager, monitor, stack);
+                }
+                turn
+            }
+        };
         watch.back();
         if turn.remapped {
             wake::look_again();
@@ -221,7 +230,10 @@ extern "C" fn run(start: usize) -> ! {
                     watch.lost(|| monitor.rests());
                 }
             }
-            monitor.wait(pager, watch.patience());
+            match told::active() {
+                None => monitor.wait(pager, watch.patience()),
+                Some(told) => monitor.wait_by(pager, watch.patience(), |time| told.wait(pager, time)),
+            }
         }
         waited = !turn.read;
         if pager.wants_reclaimer() {

@@ -7,7 +7,9 @@ use lowtide_core::vm::{self, PAGE_SIZE, Whose};
 use lowtide_pager::segment::NO_PLACE;
 
 use crate::files::Files;
-use crate::{agent, atfork, files, hooks, objects, one_shot_fd, pid_in_run, reclaimer, say, settings_variable, skip, thread};
+use crate::{
+    agent, atfork, files, hooks, in_thread, objects, one_shot_fd, pid_in_run, reclaimer, say, settings_variable, skip, thread,
+};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -52,6 +54,7 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
     // SAFETY: this is the constructor.
     unsafe { hooks::install(&library) };
     atfork::install();
+    in_thread::find_rseq();
     if thread::spawn(reclaimer::fresh, 0).is_err() {
         say::warn(reclaimer::NO_THREAD);
     }

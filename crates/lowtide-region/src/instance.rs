@@ -12,7 +12,7 @@ use lowtide_core::lock::Lock;
 use lowtide_core::percpu;
 use lowtide_core::store::{Store, StoreConfig, StoreError};
 use lowtide_core::vm::{self, PAGE_SIZE};
-use lowtide_pager::fault::{Monitor, Served, Worker};
+use lowtide_pager::fault::{Monitor, Reach, Served, Worker, Workers};
 use lowtide_pager::mappings::Range;
 use lowtide_pager::pager::{Host, Pager};
 use lowtide_pager::reclaim::Depth;
@@ -26,7 +26,6 @@ use crate::bell::Bell;
 use crate::error::Error;
 use crate::signals;
 use crate::swap::Swap;
-use crate::workers::Workers;
 
 /// How pages come in that a thread touches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -135,6 +134,7 @@ impl Instance {
             // A number of the program's table of descriptors would be taken now and then: a program that closes one and opens
             // another relies on getting the same.
             open_memory: || None,
+            has_page_map: || true,
             steps: MOST_STEPS,
             turn: || [Range::NONE; 2],
             is_alone: || true,
@@ -145,7 +145,7 @@ impl Instance {
             .map_err(|errno| Error::System { what: "opening /proc/self/pagemap and mapping lowtide's tables", errno })?;
         pager.activate().map_err(|errno| Error::System { what: "registering memory with userfaultfd", errno })?;
         let cpus = percpu::count();
-        let workers = Workers::new((2 * cpus).clamp(4, MAX_WORKERS)).map_err(no_memory)?;
+        let workers = Workers::new((2 * cpus).clamp(4, MAX_WORKERS), Reach::Everything).map_err(no_memory)?;
         let monitors = if kind.delivery == Delivery::InThread { 0 } else { cpus.clamp(1, MAX_MONITORS) };
         let threads = Threads {
             reclaimer: Worker::new(true).map_err(no_memory)?,

@@ -86,11 +86,9 @@ mod registry;
 mod resident;
 mod sigbus;
 mod signals;
-mod stack;
 mod stats;
 mod swap;
 mod sync;
-mod workers;
 
 pub use builder::Builder;
 pub use error::Error;

@@ -173,6 +173,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "exceed|stop", default_value = "exceed")]
     pub when_full: String,
 
+    /// Who brings pages in that a thread touches: monitor (threads of lowtide), in-thread (the thread itself, told by a BPF
+    /// program: root or CAP_BPF and CAP_PERFMON), auto (in-thread where that can be)
+    #[arg(long, value_name = "auto|in-thread|monitor", env = "LOWTIDE_PAGE_FAULTS", default_value = "monitor")]
+    pub faults: String,
+
     /// Write the final statistics as one JSON object
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,

@@ -33,6 +33,8 @@ pub struct Plan {
     pub codec: Codec,
     /// One of the segment's `WHEN_FULL_` values.
     pub when_full: u32,
+    /// One of the segment's `FAULTS_` values.
+    pub faults: u32,
     /// What is asked of userfaultfd: see [`segment::Settings::features`].
     pub features: u64,
     /// How swap files' slots are found.
@@ -90,6 +92,12 @@ impl Plan {
             "stop" => segment::WHEN_FULL_STOP,
             other => return Err(Failure::usage(format!("--when-full {other}: use exceed or stop"))),
         };
+        let faults = match args.faults.as_str() {
+            "monitor" => segment::FAULTS_BY_MONITORS,
+            "auto" => segment::FAULTS_AS_CAN_BE,
+            "in-thread" => segment::FAULTS_IN_THREAD,
+            other => return Err(Failure::usage(format!("--faults {other}: use auto, in-thread or monitor"))),
+        };
         let slots = SlotSetting::from_env()?;
         if swap.is_empty() && pool == 0 {
             return Err(Failure::usage(
@@ -114,6 +122,7 @@ impl Plan {
             swap,
             codec,
             when_full,
+            faults,
             features: NEEDED_FEATURES,
             slots,
             quiet,

@@ -14,12 +14,13 @@ use crate::stats::Stats;
 use crate::supervisor::ancestry;
 use crate::supervisor::broker::Broker;
 use crate::supervisor::event_loop::{Onlookers, supervise};
+use crate::supervisor::in_thread::InThread;
 use crate::supervisor::launch::launch;
 use crate::supervisor::series::Series;
 use crate::supervisor::shared_memory::Shared;
 use crate::supervisor::signals;
 use lowtide_config::{codec, reason, size};
-use lowtide_pager::segment::{BROKER_FOLLOWS, ENV_SEGMENT};
+use lowtide_pager::segment::{BROKER_FOLLOWS, ENV_SEGMENT, FAULTS_IN_THREAD};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -38,8 +39,12 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
         return Err(Failure::failed(why));
     }
     plan.warnings.extend(swap_race::warning());
+    let mut in_thread = InThread::new(plan.faults);
+    if plan.faults == FAULTS_IN_THREAD {
+        in_thread.load().map_err(|why| Failure::failed(format!("--faults in-thread can't be had here: {why}")))?;
+    }
     plan.take_files()?;
-    let (mut broker, listening) = Broker::new();
+    let (mut broker, listening) = Broker::new(in_thread);
     if let Err(error) = listening {
         let why = reason(error);
         plan.warnings.push(format!("no socket can be made ({why}): processes that change their user will not be limited"));
@@ -84,6 +89,9 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     let outcome = supervise(run, &mut broker, &mut control, &signals, child, alone, onlookers);
     // Nobody is to find a run that is over.
     drop(control);
+    if let Some(left) = broker.faults_left().filter(|_| plan.verbose) {
+        say(&format!("faults that threads did not serve themselves: {left}"));
+    }
 
     let stats = Stats::new(&outcome.run, outcome.run.tree.gauges(), outcome.elapsed);
     if let Some(file) = plan.stats.take() {

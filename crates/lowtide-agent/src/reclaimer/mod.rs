@@ -34,6 +34,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::Timespec;
 
+use crate::in_thread::InThread;
 use crate::resident::Resident;
 use crate::{
     agent, broker, fork_handshake, inheritance, long_nap, monitor, pid_in_run, request, say, swap_file, thread, thread_end,
@@ -194,6 +195,7 @@ struct ReclaimerThread {
     cpus_seen_us: u64,
     orders: Orders,
     reclaim: Reclaim,
+    in_thread: InThread,
 }
 
 /// What evicts in this process, once it is made: its thread has it, and never frees it.
@@ -254,6 +256,7 @@ impl ReclaimerThread {
             cpus_seen_us: 0,
             orders: Orders::default(),
             reclaim: Reclaim::default(),
+            in_thread: InThread::default(),
         }
     }
 

@@ -10,7 +10,7 @@ use lowtide_pager::reclaim::{Nap, Seen};
 use lowtide_pager::sys::clock::now_us;
 
 use super::{ReclaimerThread, areas, made};
-use crate::{agent, gate, monitor, wake, watch};
+use crate::{agent, gate, monitor, told, wake, watch};
 
 /// What forked children had that are gone is dropped this often.
 const REAP_EVERY_US: u64 = 1_000_000;
@@ -22,6 +22,9 @@ impl ReclaimerThread {
     pub(super) fn turn(&mut self, pager: &Pager, total: u64) -> Nap {
         let now = now_us();
         self.housekeep(pager, total, now);
+        if !pager.paused() {
+            self.in_thread.go_on(pager);
+        }
         if made(&mut self.reclaimer, pager).is_none() {
             return Nap::UntilFaults(SHORTEST_NAP_US);
         }
@@ -38,6 +41,7 @@ impl ReclaimerThread {
         let look = reclaimer.look(pager, &seen);
         // The one handler thread that watches may wait for a CPU that others keep busy, and so may all that there are.
         if !look.faults_come && pager.uffd().is_readable() {
+            told::active().inspect(|told| told.look());
             watch::call_all();
             watch::want_another();
             watch::bring_another();

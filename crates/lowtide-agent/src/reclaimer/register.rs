@@ -14,7 +14,7 @@ use lowtide_pager::sys::{Line, present};
 use rustix::io::Errno;
 
 use super::{ReclaimerThread, answer, make};
-use crate::{agent, broker, forked_child, gate, hooks, monitor, request, say, swap_file, thread, wake, watch};
+use crate::{agent, broker, descriptors, forked_child, gate, hooks, monitor, request, say, swap_file, thread, wake, watch};
 
 /// Mappings that were made past the C library are looked for this often at least, ...
 const LOOK_EVERY_US: u64 = 100_000;
@@ -74,6 +74,7 @@ impl ReclaimerThread {
             open_uffd: broker::userfaultfd,
             open_page_map: broker::page_map,
             open_memory: present::open_memory,
+            has_page_map: descriptors::has_page_map,
             steps: 1,
             turn: gate::changed,
             is_alone: monitor::program_is_alone,

@@ -33,6 +33,7 @@ impl Store {
                     area.ages.used(e.offset());
                     self.load_object(e, object, into, scratch)
                 }
+                Word::Device(_) if scratch.keeps_to_memory => return Err(StoreError::OnDevice),
                 Word::Device(tag) => {
                     let mut run = [ReadRun { slot: e.offset(), into: core::slice::from_mut(into), result: Ok(()) }];
                     self.read(&area, &mut run);
@@ -78,7 +79,7 @@ impl Store {
             let (mut end, mut rest) = (i, &mut into[i..n]);
             while end < n && entries[end].area() == area.id() && !runs.is_full() {
                 let run = device_run(&area, &entries[end..n]);
-                if run == 0 {
+                if run == 0 || scratch.keeps_to_memory {
                     break;
                 }
                 let (these, others) = rest.split_at_mut(run);

@@ -14,6 +14,8 @@ pub struct Scratch {
     pub(super) ends: Ends,
     /// Pages that went to a device while the pool was worth nothing; wraps.
     pub(super) bypassed: u32,
+    /// Its thread may not use devices.
+    pub(super) keeps_to_memory: bool,
 }
 
 /// The slots behind those that a thread's latest pages got: its next ones are best put there.
@@ -34,7 +36,12 @@ impl Scratch {
     /// `NoMemory` when the allocator or the kernel has none.
     pub fn new() -> Result<Scratch, StoreError> {
         let workspace = Workspace::new().map_err(|_| StoreError::NoMemory)?;
-        Ok(Scratch { workspace, ends: Ends::default(), bypassed: 0 })
+        Ok(Scratch { workspace, ends: Ends::default(), bypassed: 0, keeps_to_memory: false })
+    }
+
+    /// Whether its thread may read no device: what it loads from there is [`StoreError::OnDevice`]. It is to store nothing then.
+    pub fn keep_to_memory(&mut self, keeps: bool) {
+        self.keeps_to_memory = keeps;
     }
 
     /// Whether zstd's compressor has memory, about a megabyte: since a page was compressed by it.

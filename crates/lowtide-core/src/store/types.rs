@@ -173,6 +173,8 @@ pub enum StoreError {
     },
     /// The entry names no page: never given out, or already freed.
     BadEntry,
+    /// The page is on a device, and the thread keeps to memory ([`super::Scratch::keep_to_memory`]).
+    OnDevice,
     /// The kernel or the allocator has no memory for lowtide's tables.
     NoMemory,
     /// An area that can't be.

@@ -55,6 +55,7 @@ pub(super) fn new_pager(run: &'static Segment, mine: &'static Proc) -> Result<&'
         open_uffd: || Uffd::open(NEEDED_FEATURES),
         open_page_map: Present::open,
         open_memory,
+        has_page_map: || true,
         steps: 1,
         turn: || [Range::NONE; 2],
         is_alone: || true,

@@ -12,6 +12,7 @@ mod staged;
 pub(crate) mod stream;
 mod touch;
 pub(crate) mod worker;
+mod workers;
 mod zero_page;
 
 use core::sync::atomic::Ordering;
@@ -34,7 +35,8 @@ use crate::sys::uffd::{Access, Wake};
 
 pub use monitor::{Monitor, Turn};
 pub use patience::{IN_HAND_SECONDS, Patience};
-pub use worker::Worker;
+pub use worker::{Fault, Reach, Worker};
+pub use workers::Workers;
 pub(crate) use zero_page::ZeroPage;
 
 /// What became of a fault.
@@ -46,6 +48,8 @@ pub enum Served {
     EventsFirst,
     /// The page can't be had, which was said ([`crate::pager::Host::lost`]). It is as before; who tries again may be luckier.
     Lost,
+    /// This takes what the worker may not use ([`Reach::Memory`]): a fault handler thread has to serve it.
+    Elsewhere,
 }
 
 /// Why a page did not come in this time.
@@ -69,10 +73,17 @@ impl Pager {
         let start = now_ns();
         let (proc, counters) = (self.proc(), self.counters());
         if self.budget.lacks_room() && !self.takes_no_room(PageNo::of(addr), access) {
+            // What is evicted may go to a device.
+            if worker.reach() == Reach::Memory {
+                return Served::Elsewhere;
+            }
             self.make_room(worker);
         }
         worker.counted = None;
         let served = self.serve(addr, access, worker);
+        if served == Served::Elsewhere {
+            return served;
+        }
         // Before the thread is woken, which may run in place of this one from then on.
         let now = now_ns();
         counters.stall_some_us.fetch_add((now - start) / 1000, Ordering::Relaxed);
@@ -116,14 +127,18 @@ impl Pager {
     pub fn serve(&self, addr: usize, access: Access, worker: &mut Worker) -> Served {
         let page = PageNo::of(addr);
         let (mut in_hand, mut no_memory) = (Patience::new(), Patience::new());
-        add(&self.counters().faults_total, 1);
         if access == Access::Protected {
+            add(&self.counters().faults_total, 1);
             return self.let_write(page, worker);
         }
-        loop {
+        let keeps_to_memory = worker.reach() == Reach::Memory;
+        let served = loop {
             let Some(operation) = self.enter() else {
+                if keeps_to_memory {
+                    return Served::Elsewhere;
+                }
                 match self.serve_paused(page, worker) {
-                    Some(served) => return served,
+                    Some(served) => break served,
                     None => continue,
                 }
             };
@@ -136,23 +151,38 @@ impl Pager {
             let goes_on = match served {
                 Ok(served) => {
                     self.publish_own();
-                    return served;
+                    break served;
                 }
+                // Whoever may use everything finds out what it means.
+                Err(Again::NoMemory(_) | Again::Lost(..)) if keeps_to_memory => return Served::Elsewhere,
                 Err(Again::Changed) => in_hand.wait(IN_HAND_SECONDS),
                 Err(Again::NoMemory(_)) => no_memory.wait(NO_MEMORY_SECONDS),
                 Err(Again::Lost(..)) => false,
             };
             if !goes_on {
                 self.give_up(page, served);
-                return Served::Lost;
+                break Served::Lost;
             }
+        };
+        if served != Served::Elsewhere {
+            add(&self.counters().faults_total, 1);
         }
+        served
     }
 
     /// The calling monitor, which has this worker, is about to wait: others are to look after the program's faults.
     pub(crate) fn is_about_to_wait(&self, worker: &mut Worker) {
+        // It looks after no faults but its own.
+        if worker.reach() == Reach::Memory {
+            return;
+        }
         worker.is_about_to_wait(self.uffd());
         (self.host.waits)();
+    }
+
+    /// Whether the thread that has this worker can ask the page map.
+    pub(crate) fn can_look(&self, worker: &Worker) -> bool {
+        worker.reach() == Reach::Everything || (self.host.has_page_map)()
     }
 
     /// A fault can't be served: without its page the program can't go on.
@@ -215,6 +245,10 @@ impl Operation<'_> {
         worker.counted = Some(kind);
     }
 
+    fn is_on_device(&self, raw: u64) -> bool {
+        Entry::from_raw(raw).is_some_and(|entry| self.store().is_on_device(entry))
+    }
+
     /// Serves a fault as the page's word says.
     fn serve(&self, page: PageNo, access: Access, worker: &mut Worker) -> Try {
         match self.map.get(page) {
@@ -225,6 +259,7 @@ impl Operation<'_> {
             }
             PageState::Staged(frame) => self.unstage(page, frame, worker),
             PageState::Storing(frame) => self.copy_back(page, frame, worker),
+            PageState::Swapped(raw) if worker.reach() == Reach::Memory && self.is_on_device(raw) => Ok(Served::Elsewhere),
             PageState::Swapped(_) => self.page_in(page, worker),
             word @ PageState::Clean(_) => {
                 // Missing although it was never evicted: the program dropped it, which its event says or will say.

@@ -8,12 +8,13 @@
 use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
+use rustix::thread::Timespec;
 
 use crate::fault::Served;
 use crate::fault::worker::{Fault, Worker};
 use crate::pager::{Pager, add};
 use crate::sys::clock::now_ns;
-use crate::sys::uffd::MOST_READ;
+use crate::sys::uffd::{Access, MOST_READ};
 
 /// Faults kept until a waiting event has been read; more are sent back to the kernel, which reports them again.
 const DEFERRED: usize = 1024;
@@ -69,9 +70,14 @@ impl Monitor {
     /// Waits for a message, `ms` milliseconds at most (negative: for ever), and not as long where faults are put aside. No lock
     /// may be held.
     pub fn wait(&mut self, pager: &Pager, ms: i32) {
+        self.wait_by(pager, ms, |time| pager.uffd().wait_readable_for(time));
+    }
+
+    /// The same by `wait`, which is told how long at most (`None`: for ever) and says whether something came.
+    pub fn wait_by(&mut self, pager: &Pager, ms: i32, wait: impl FnOnce(Option<&Timespec>) -> bool) {
         if self.has_deferred() && self.naps < NAPS {
             self.naps += 1;
-            pager.uffd().wait_readable_us(NAP_US);
+            wait(Some(&Timespec { tv_sec: 0, tv_nsec: i64::from(NAP_US) * 1000 }));
         } else {
             let is_calm = !self.has_deferred() && pager.order.lock().is_all_certain();
             let can_rest = self.worker.can_rest();
@@ -84,7 +90,8 @@ impl Monitor {
             } else {
                 ms
             };
-            if !pager.uffd().wait_readable(ms) && can_rest && ms >= REST_MS {
+            let time = Timespec { tv_sec: i64::from(ms) / 1000, tv_nsec: i64::from(ms) % 1000 * 1_000_000 };
+            if !wait((ms >= 0).then_some(&time)) && can_rest && ms >= REST_MS {
                 self.rests();
             }
         }
@@ -96,6 +103,11 @@ impl Monitor {
         self.worker.rests();
     }
 
+    /// How many faults it takes at a time just now.
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
     /// Whether it has faults in hand that nobody else knows of.
     pub fn has_deferred(&self) -> bool {
         !self.deferred.is_empty()
@@ -104,7 +116,26 @@ impl Monitor {
     /// Deals with what there is: some faults, or events up to the next faults. It does not wait for anything to come: under
     /// load the next fault is there when this one's thread has run. No lock may be held.
     pub fn turn(&mut self, pager: &Pager) -> Turn {
+        self.turn_with(pager, &[], true)
+    }
+
+    /// The same where faults are told otherwise: those of `told`, [`MOST_READ`] at most, which were not read from the
+    /// userfaultfd, and first. `reads`: it is read, too.
+    pub fn turn_with(&mut self, pager: &Pager, told: &[Fault], reads: bool) -> Turn {
         let mut turn = Turn::default();
+        if !told.is_empty() {
+            turn.read = true;
+            self.take(pager, told, &mut turn);
+        }
+        if reads {
+            self.read(pager, &mut turn);
+        }
+        self.serve_deferred(pager);
+        turn
+    }
+
+    /// Reads what there is, and serves the faults among it.
+    fn read(&mut self, pager: &Pager, turn: &mut Turn) {
         loop {
             let mut read = pager.read(self.most, &mut self.worker);
             turn.read |= read.goes_on;
@@ -121,21 +152,27 @@ impl Monitor {
                 pager.forked(child, &mut self.worker);
                 continue;
             }
-            if self.deferred.is_empty() && !read.faults.is_empty() {
-                turn.threads = read.faults.len();
-                turn.thread = self.serve_all(pager, &read.faults);
-                if self.deferred.is_empty() {
-                    break;
-                }
-                continue;
-            }
-            // To serve them in vain would only keep the event waiting.
-            for fault in read.faults {
-                self.defer(pager, fault, now_ns());
+            if self.take(pager, &read.faults, turn) {
+                break;
             }
         }
-        self.serve_deferred(pager);
-        turn
+    }
+
+    /// Serves faults, if none are put aside; else, or if an event waits, puts them aside. True: all were served.
+    fn take(&mut self, pager: &Pager, faults: &[Fault], turn: &mut Turn) -> bool {
+        if faults.is_empty() {
+            return false;
+        }
+        if self.deferred.is_empty() {
+            turn.threads = faults.len();
+            turn.thread = self.serve_all(pager, faults);
+            return self.deferred.is_empty();
+        }
+        // To serve them in vain would only keep the event waiting.
+        for fault in faults {
+            self.defer(pager, *fault, now_ns());
+        }
+        false
     }
 
     /// Serves faults that were read together, and wakes their threads together: to change threads costs more than to bring in a
@@ -165,6 +202,12 @@ impl Monitor {
         self.let_run(pager);
         self.most = if self.worker.has_waited() { 1 } else { (self.most * 2).min(MOST_READ) };
         served
+    }
+
+    /// Brings in the page at `addr`, for which no thread waits, if it can be done at once: if not, whoever needs it says so.
+    pub fn bring_in(&mut self, pager: &Pager, addr: usize) {
+        let _ = pager.serve_within_limit(addr & !(PAGE_SIZE - 1), Access::Write, now_ns(), &mut self.worker);
+        self.worker.wake(pager.uffd());
     }
 
     /// Puts a fault that was read at `read_at` aside until an event has been read, and the call that caused it is over.

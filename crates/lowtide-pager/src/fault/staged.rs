@@ -80,7 +80,7 @@ impl Operation<'_> {
             done = at - page;
             let from = frame + done;
             // (A page that is in its frame and is said to be missing has no place to go to.)
-            if !may_be_copied(why) || why == Errno::NOENT && self.is_in_frame(from) {
+            if !may_be_copied(why) || !self.can_look(worker) || why == Errno::NOENT && self.is_in_frame(from) {
                 return (done, Some(why));
             }
             match self.copy_from_frame(at, from, Wake::Later) {

@@ -39,6 +39,10 @@ impl Operation<'_> {
             None => self.zeros_around(&lock, page),
             Some(window) => self.clip(&lock, page, window),
         };
+        // A single page needs no look where there are no guards.
+        if !is_mapped && (high - low > 1 || self.guards.any()) && !self.can_look(worker) {
+            return Ok(Served::Elsewhere);
+        }
         let guards = self.guards.begin_look();
         // ZEROPAGE stops at guards.
         let between = if is_mapped { Some((low, high)) } else { self.between_markers(page, low, high) };

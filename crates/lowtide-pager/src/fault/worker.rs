@@ -26,6 +26,16 @@ pub struct Fault {
     pub access: Access,
 }
 
+/// What a worker's thread may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// All that lowtide has.
+    Everything,
+    /// Memory, and the userfaultfd and the page map: no device. A thread of the program has other descriptors by the numbers of
+    /// lowtide's.
+    Memory,
+}
+
 /// See above.
 pub struct Worker {
     scratch: Scratch,
@@ -34,6 +44,8 @@ pub struct Worker {
     used: usize,
     /// Whether this thread may wait for pages (the reclaimer may; a monitor, which serves them, must not).
     pub may_fault: bool,
+    reach: Reach,
+    number: usize,
     waiters: Waiters,
     /// Faults that were read and are not served yet, the next one last.
     in_hand: ArrayVec<Fault, MOST_READ>,
@@ -56,12 +68,39 @@ impl Worker {
             buffer: vm::map(CHUNK * PAGE_SIZE, OnFork::Copy)?,
             used: 0,
             may_fault,
+            reach: Reach::Everything,
+            number: 0,
             waiters: Waiters::default(),
             in_hand: ArrayVec::new(),
             claimant: Claimant::new(),
             waited: false,
             counted: None,
         })
+    }
+
+    /// It keeps to this from now on.
+    #[must_use]
+    pub fn within(mut self, reach: Reach) -> Worker {
+        self.reach = reach;
+        self.scratch.keep_to_memory(reach == Reach::Memory);
+        self
+    }
+
+    /// It is the one with this number of several from which threads take one.
+    #[must_use]
+    pub(crate) fn numbered(mut self, number: usize) -> Worker {
+        self.number = number;
+        self
+    }
+
+    /// See [`Worker::numbered`].
+    pub(crate) fn number(&self) -> usize {
+        self.number
+    }
+
+    /// What its thread may use.
+    pub fn reach(&self) -> Reach {
+        self.reach
     }
 
     /// These faults were read, and are for nobody else to serve now.

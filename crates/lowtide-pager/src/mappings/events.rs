@@ -1,6 +1,8 @@
 //! Events: what the program did to its mappings. Each is read and applied under the exclusive space lock, so no page is being
 //! installed or moved at that moment; only threads that are storing (Storing) or loading (Loading) go on, outside the lock.
 
+use core::sync::atomic::Ordering;
+
 use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
@@ -96,6 +98,7 @@ impl Pager {
         if matches!(message, Message::Fault { .. }) {
             return;
         }
+        self.events_read.fetch_add(1, Ordering::Relaxed);
         let in_turn = |range: Range| (self.host.turn)().into_iter().any(|changed| changed.covers(range));
         let is_certain = self.order.lock().is_certain(message, in_turn);
         if !is_certain && !(self.host.is_alone)() {
@@ -215,6 +218,7 @@ pub(crate) mod tests {
             open_uffd: || Uffd::open(NEEDED_FEATURES),
             open_page_map: crate::sys::present::Present::open,
             open_memory: || None,
+            has_page_map: || true,
             steps: 1,
             turn: || [Range::NONE; 2],
             is_alone: || true,

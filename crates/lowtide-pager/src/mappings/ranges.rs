@@ -142,7 +142,8 @@ impl Pager {
                     self.stage_ahead(worker);
                     return true;
                 }
-                Served::Lost => return false,
+                // Its worker may use everything.
+                Served::Lost | Served::Elsewhere => return false,
                 // No events are asked for.
                 Served::EventsFirst => rustix::thread::sched_yield(),
             }

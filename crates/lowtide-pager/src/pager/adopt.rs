@@ -19,6 +19,11 @@ use crate::sys::uffd::{Standing, Watched};
 const MOST_GAPS: usize = 8;
 
 impl Pager {
+    /// Whether the byte at `addr` is adopted.
+    pub fn has_adopted(&self, addr: usize) -> bool {
+        self.regions.find(&self.space.shared(), addr).is_some()
+    }
+
     /// Adopts memory that is new: registers it, so that its missing pages are served from now on, and makes it evictable.
     ///
     /// # Errors

@@ -3,6 +3,8 @@
 use core::sync::atomic::Ordering;
 
 use alloc::boxed::Box;
+use rustix::fd::RawFd;
+use rustix::io::Errno;
 
 use super::Pager;
 use crate::mappings::space::Exclusive;
@@ -30,6 +32,21 @@ impl Pager {
         self.present.store(Box::into_raw(Box::new(present)), Ordering::Release);
         self.reserve.store(core::ptr::null_mut(), Ordering::Release);
         self.keep_reserve();
+    }
+
+    /// Has this process's userfaultfd and page map at these numbers too, or at higher ones, and works with those from now on.
+    /// (The old ones stay: others wait at them.) Returns the numbers.
+    ///
+    /// # Errors
+    /// `MFILE`: there is no room there. `INVAL`: the limit of descriptors is lower.
+    pub fn raise_descriptors(&self, least: i32) -> Result<[RawFd; 2], Errno> {
+        let uffd = self.uffd().raised(least)?;
+        let present = self.present().raised(least)?;
+        let numbers = [uffd.raw(), present.raw()];
+        // Release: pairs with the Acquire in `uffd` and `present`. What was there is leaked: others may have it in hand.
+        self.uffd.store(Box::into_raw(Box::new(uffd)), Ordering::Release);
+        self.present.store(Box::into_raw(Box::new(present)), Ordering::Release);
+        Ok(numbers)
     }
 
     /// Keeps a descriptor at hand, if there is one to be had.

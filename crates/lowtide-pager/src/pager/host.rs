@@ -25,6 +25,9 @@ pub struct Host {
     pub open_page_map: fn() -> Result<Present, Errno>,
     /// Opens the bytes of this process (`/proc/self/mem`) for reading. None: zeros are not searched for (`zeros.rs`).
     pub open_memory: fn() -> Option<OwnedFd>,
+    /// Whether the calling thread, which keeps to memory ([`crate::fault::Reach::Memory`]), has the page map under the number by
+    /// which lowtide knows it: a program may have closed it, and have something else there.
+    pub has_page_map: fn() -> bool,
     /// Steps of eviction for one fault at most: one where others evict as well, and a fault need not wait for all the room that
     /// it takes.
     pub steps: usize,

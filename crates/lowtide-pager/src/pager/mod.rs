@@ -33,7 +33,7 @@ use crate::fork::HeldBack;
 use crate::mappings::event_order::Order;
 use crate::mappings::going::Going;
 use crate::mappings::guards::Guards;
-use crate::mappings::held::Held;
+use crate::mappings::held::{Held, MOST_KEPT};
 use crate::mappings::regions::Regions;
 use crate::mappings::removal_calls::RemovalCalls;
 use crate::mappings::space::SpaceLock;
@@ -65,6 +65,8 @@ pub struct Pager {
     /// What is to stay in memory; see `ranges.rs`.
     pub(crate) pinned: Regions,
     pub(crate) held: Held,
+    /// See [`Pager::keeping`]; 0: none.
+    pub(crate) kept: [AtomicU64; MOST_KEPT],
     pub(crate) staging: Staging,
     /// Everything that left staging. Reached through [`Operation::store`] and [`Pager::store`].
     store: Store,
@@ -106,6 +108,8 @@ pub struct Pager {
     /// See [`Pager::set_sharers`].
     sharers: AtomicU32,
     operations: AtomicU32,
+    /// See [`Pager::events_read`].
+    pub(crate) events_read: AtomicU64,
     /// The reclaimer is awake.
     reclaiming: AtomicBool,
     /// Pages of the program that have come into memory; wraps.
@@ -143,6 +147,7 @@ impl Pager {
             order: Lock::new(Order::default()),
             pinned: Regions::new()?,
             held: Held::new()?,
+            kept: [const { AtomicU64::new(0) }; MOST_KEPT],
             staging,
             store,
             budget,
@@ -170,6 +175,7 @@ impl Pager {
             has_copied: AtomicBool::new(false),
             sharers: AtomicU32::new(0),
             operations: AtomicU32::new(0),
+            events_read: AtomicU64::new(0),
             reclaiming: AtomicBool::new(false),
             arrived: AtomicUsize::new(0),
             zero_now: AtomicU64::new(0),
@@ -203,6 +209,11 @@ impl Pager {
     /// Fault and eviction counts.
     pub fn counters(&self) -> &'static Counters {
         &self.proc().counters
+    }
+
+    /// How many events were read from the userfaultfd so far; wraps.
+    pub fn events_read(&self) -> u64 {
+        self.events_read.load(Ordering::Relaxed)
     }
 
     /// The name of the device behind an entry.

@@ -156,6 +156,7 @@ impl Operation<'_> {
         // A MOVE takes all that there is, also what is in the kernel's own swap: only what is missing altogether is a hole.
         let pinned = self.pinned.overlaps(&alone, window);
         self.see_held();
+        let kept = self.kept();
         let Ok(all) = self.present().scan_all(window.start, window.end, work.spares_accessed) else { return };
         let (mut at, mut claimed): (PageNo, Claimed) = (first, 0);
         let pages =
@@ -165,7 +166,9 @@ impl Operation<'_> {
                 at = page;
             }
             let frame = work.frame + (page - at);
-            let stays = kind != work.found.kind || pinned && self.pinned.overlaps(&alone, range_of(page, page + 1));
+            let stays = kind != work.found.kind
+                || kept.contains(&page)
+                || pinned && self.pinned.overlaps(&alone, range_of(page, page + 1));
             if !stays && !self.is_spared(page, work.found) && !self.is_held(page) && self.claim_out(&alone, page, frame, work) {
                 claimed |= 1 << (page - at);
             } else if claimed != 0 {

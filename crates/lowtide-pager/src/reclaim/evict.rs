@@ -75,6 +75,9 @@ impl Pager {
         if !self.budget.above_high() || self.is_reclaiming() || self.staging.is_above_target() {
             return;
         }
+        if !self.can_look(worker) {
+            return;
+        }
         let Some(operation) = self.enter() else { return };
         let (started, arrived) = (now_ns(), self.arrived.load(Ordering::Relaxed));
         let is_vain = |backoff: &Backoff| backoff.holds(started, arrived).is_some();

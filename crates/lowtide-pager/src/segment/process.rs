@@ -46,6 +46,8 @@ impl FaultKind {
 #[allow(missing_docs)] // docs/statistics.md says what they are
 pub struct Counters {
     pub faults_total: AtomicU64,
+    /// Those that the program's threads served themselves.
+    pub faults_in_thread: AtomicU64,
     pub faults_zero: AtomicU64,
     pub faults_staged: AtomicU64,
     pub faults_pool: AtomicU64,

@@ -23,6 +23,13 @@ pub const CODEC_LZ4: u32 = 0;
 /// `Settings::codec`: zstd at `Settings::codec_level`.
 pub const CODEC_ZSTD: u32 = 1;
 
+/// `Settings::faults`: fault handler threads serve them.
+pub const FAULTS_BY_MONITORS: u32 = 0;
+/// `Settings::faults`: each thread its own, in processes that have many, where `lowtide run` can have the kernel tell it.
+pub const FAULTS_AS_CAN_BE: u32 = 1;
+/// `Settings::faults`: each thread its own.
+pub const FAULTS_IN_THREAD: u32 = 2;
+
 /// `Settings::slots`: one lock for the whole area, with a cache of slots for each CPU.
 pub const SLOTS_AREA_LOCK: u32 = u32::MAX;
 
@@ -223,6 +230,8 @@ pub struct Settings {
     pub when_full: u32,
     /// What is asked of userfaultfd: [`crate::sys::uffd::NEEDED_FEATURES`], and what the kernel has beside that lowtide uses.
     pub features: u64,
+    /// One of the `FAULTS_` values.
+    pub faults: u32,
     /// 1: agents say on the program's standard error what they adopt and why.
     pub verbose: u32,
     /// How areas find slots, with the feature `lab`: 0: as always; one more than a place in lowtide-core's `Policy::ALL`; or

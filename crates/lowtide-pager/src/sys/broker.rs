@@ -2,8 +2,8 @@
 //! or it can't follow the paths of the run's files. `lowtide run` listens on a socket without a place in the file system, and
 //! answers its descendants only.
 //!
-//! One connection carries questions and answers in turn; each is one message of one word, perhaps with descriptors. The word of
-//! an answer is 0 or the number of an error. Neither side trusts the other's descriptors to be what they should be.
+//! One connection carries questions and answers in turn; each is one message of one word, perhaps with another one of 64 bits,
+//! and with descriptors. The word of an answer is 0 or the number of an error. Neither side trusts the other's descriptors to be what they should be.
 //!
 //! Nothing here allocates or takes a lock: a child that shares its parent's memory (`vfork`) may call it.
 
@@ -11,6 +11,7 @@ use core::mem::MaybeUninit;
 use core::time::Duration;
 
 use arrayvec::ArrayVec;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::{Errno, IoSlice, IoSliceMut, retry_on_intr};
 use rustix::net::sockopt::{self, Timeout};
@@ -38,9 +39,17 @@ pub const INHERIT: u32 = 7;
 pub const SWAP_FILE: u32 = 8;
 /// The asking process has no child that needs what it has handed on: the fork is over.
 pub const TAKE_BACK: u32 = 9;
+/// The asking process is to be told of its faults by BPF programs: its threads by a signal whose handler is at the address that
+/// comes with the question, and by a ring. Answer: the ring, and the slots of its threads (`lowtide-bpf`).
+pub const REGISTER: u32 = 10;
+/// Bytes of stack that the handler takes beside the signal's frame.
+pub const HANDLER_STACK: usize = 2048;
 
 /// Most descriptors of a message.
 pub const MAX_FILES: usize = 2;
+/// Bytes of a message, without the second word and with it.
+const SHORT: usize = 4;
+const LONG: usize = 12;
 /// Whoever waits longer for an answer goes on without.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -63,6 +72,17 @@ pub const fn parts(word: u32) -> (u32, u32) {
 /// `NAMETOOLONG`.
 pub fn address(name: &[u8]) -> Result<SocketAddrUnix, Errno> {
     SocketAddrUnix::new_abstract_name(name)
+}
+
+/// What was received.
+#[derive(Debug)]
+pub struct Message {
+    /// A question, or an answer.
+    pub word: u32,
+    /// What came with a question that has such; else 0.
+    pub detail: u64,
+    /// The descriptors. They close on exec.
+    pub files: Files,
 }
 
 /// A connection to `lowtide run`.
@@ -93,9 +113,28 @@ impl Connection {
     /// What was answered, or those of sending and receiving.
     pub fn ask(&self, question: u32, file: Option<BorrowedFd<'_>>) -> Result<Files, Errno> {
         send(self.0.as_fd(), question, file.as_slice())?;
+        self.answer()
+    }
+
+    /// Asks something that takes long; [`Connection::answer_if_there`] looks for the answer.
+    ///
+    /// # Errors
+    /// Those of sending.
+    pub fn post(&self, question: u32, detail: u64) -> Result<(), Errno> {
+        send_with(self.0.as_fd(), question, Some(detail), &[])
+    }
+
+    /// The answer to what was posted, or why there will be none; `None`: it has not come.
+    pub fn answer_if_there(&self) -> Option<Result<Files, Errno>> {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let is_there = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0);
+        is_there.then(|| self.answer())
+    }
+
+    fn answer(&self) -> Result<Files, Errno> {
         match receive(self.0.as_fd())? {
-            (0, files) => Ok(files),
-            (error, _) => Err(Errno::from_raw_os_error(error as i32)),
+            Message { word: 0, files, .. } => Ok(files),
+            Message { word: error, .. } => Err(Errno::from_raw_os_error(error as i32)),
         }
     }
 
@@ -113,23 +152,30 @@ impl Connection {
 /// # Errors
 /// Those of sendmsg.
 pub fn send(socket: BorrowedFd<'_>, word: u32, files: &[BorrowedFd<'_>]) -> Result<(), Errno> {
-    let bytes = word.to_ne_bytes();
+    send_with(socket, word, None, files)
+}
+
+fn send_with(socket: BorrowedFd<'_>, word: u32, detail: Option<u64>, files: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    let mut bytes = [0; LONG];
+    bytes[..SHORT].copy_from_slice(&word.to_ne_bytes());
+    bytes[SHORT..].copy_from_slice(&detail.unwrap_or(0).to_ne_bytes());
+    let bytes = &bytes[..if detail.is_some() { LONG } else { SHORT }];
     let mut space = [const { MaybeUninit::uninit() }; rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
         return Err(Errno::INVAL);
     }
-    retry_on_intr(|| rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL))?;
+    retry_on_intr(|| rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL))?;
     Ok(())
 }
 
-/// Receives a message. The descriptors close on exec.
+/// Receives a message.
 ///
 /// # Errors
 /// Those of recvmsg; `PIPE`: the other side has gone; `BADMSG`: it is no message of this kind; `MFILE`: there is no room for
 /// the descriptors.
-pub fn receive(socket: BorrowedFd<'_>) -> Result<(u32, Files), Errno> {
-    let mut bytes = [0; 4];
+pub fn receive(socket: BorrowedFd<'_>) -> Result<Message, Errno> {
+    let mut bytes = [0; LONG];
     let mut space = [const { MaybeUninit::uninit() }; rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let message = retry_on_intr(|| {
@@ -147,7 +193,11 @@ pub fn receive(socket: BorrowedFd<'_>) -> Result<(u32, Files), Errno> {
         // It was longer.
         _ if message.flags.contains(ReturnFlags::TRUNC) => Err(Errno::BADMSG),
         0 => Err(Errno::PIPE),
-        4 => Ok((u32::from_ne_bytes(bytes), files)),
+        SHORT | LONG => {
+            let (word, detail) = bytes.split_at(SHORT);
+            let word = word.try_into().map_or(0, u32::from_ne_bytes);
+            Ok(Message { word, detail: detail.try_into().map_or(0, u64::from_ne_bytes), files })
+        }
         _ => Err(Errno::BADMSG),
     }
 }
@@ -163,15 +213,18 @@ mod tests {
         let file = rustix::fs::open(c"/dev/zero", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty()).unwrap();
         send(a.as_fd(), 7, &[]).unwrap();
         send(a.as_fd(), 8, &[file.as_fd(), a.as_fd()]).unwrap();
-        let (word, files) = receive(b.as_fd()).unwrap();
-        assert_eq!((word, files.len()), (7, 0));
-        let (word, files) = receive(b.as_fd()).unwrap();
+        send_with(a.as_fd(), 9, Some(u64::MAX - 1), &[]).unwrap();
+        let first = receive(b.as_fd()).unwrap();
+        assert_eq!((first.word, first.detail, first.files.len()), (7, 0, 0));
+        let Message { word, files, .. } = receive(b.as_fd()).unwrap();
         assert_eq!((word, files.len()), (8, 2));
+        let third = receive(b.as_fd()).unwrap();
+        assert_eq!((third.word, third.detail), (9, u64::MAX - 1));
         let id = |fd: &OwnedFd| rustix::fs::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino));
         assert_eq!(id(&files[0]), id(&file));
         assert!(rustix::io::fcntl_getfd(&files[0]).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         drop(files);
-        rustix::io::write(&a, &[0; 9]).unwrap();
+        rustix::io::write(&a, &[0; 13]).unwrap();
         drop(a);
         assert_eq!(receive(b.as_fd()).unwrap_err(), Errno::BADMSG);
         assert_eq!(receive(b.as_fd()).unwrap_err(), Errno::PIPE);

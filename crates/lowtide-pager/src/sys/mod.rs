@@ -8,6 +8,7 @@ pub(crate) mod maps;
 pub mod present;
 pub mod release;
 pub mod rss;
+pub(crate) mod stack;
 pub mod stat;
 pub mod uffd;
 

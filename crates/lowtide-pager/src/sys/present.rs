@@ -1,7 +1,7 @@
 //! Which pages are in memory: the PAGEMAP_SCAN ioctl (Linux 6.7) on `/proc/self/pagemap`.
 
 use linux_raw_sys::general as sys;
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
@@ -179,6 +179,19 @@ impl Accessed {
 }
 
 impl Present {
+    /// The same with another descriptor, whose number is this or higher.
+    ///
+    /// # Errors
+    /// Those of fcntl, and of opening the list of mappings.
+    pub(crate) fn raised(&self, least: RawFd) -> Result<Present, Errno> {
+        Present::opened(rustix::io::fcntl_dupfd_cloexec(&self.fd, least)?)
+    }
+
+    /// The descriptor's number.
+    pub(crate) fn raw(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
     /// Opens both. Must be called in the process itself, and again in a forked child.
     ///
     /// # Errors

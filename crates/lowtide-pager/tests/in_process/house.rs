@@ -111,6 +111,7 @@ impl House {
             open_uffd,
             open_page_map,
             open_memory,
+            has_page_map: || true,
             steps: 1,
             turn,
             is_alone,

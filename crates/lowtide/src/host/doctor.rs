@@ -4,6 +4,7 @@ use crate::host::accessed_bits;
 use crate::host::machine;
 use crate::host::probe::{Door, Probe};
 use crate::host::swap_race;
+use crate::supervisor::in_thread;
 use crate::swap::place::Place;
 use linux_raw_sys::general as sys;
 use lowtide_config::place::auto_dir;
@@ -100,6 +101,13 @@ fn lines(probe: &Probe) -> Vec<Line> {
         match accessed_bits::are_in(probe.features) {
             true => "in this kernel: with LOWTIDE_ACCESSED_BITS=on, pages that were not accessed leave first".to_owned(),
             false => "not in this kernel (Linux 7.3 or later has them); `run` does not need them".to_owned(),
+        },
+    );
+    note(
+        "faults",
+        match in_thread::load() {
+            Ok(_) => "each thread can serve its own here, which takes half the time: `--faults in-thread`".to_owned(),
+            Err(why) => format!("by threads of lowtide; each thread can't serve its own here: {why}"),
         },
     );
     note(

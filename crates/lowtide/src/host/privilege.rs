@@ -1,7 +1,8 @@
 //! lowtide's privilege: what it may do, and what it keeps to itself.
 //!
 //! An ordinary user may run lowtide with two capabilities, of its file or ambient ones: CAP_SYS_PTRACE (the kernel reports
-//! forks to nobody without it) and CAP_DAC_READ_SEARCH (`/dev/userfaultfd` is root's). They are kept out of effect but for the
+//! forks to nobody without it) and CAP_DAC_READ_SEARCH (`/dev/userfaultfd` is root's), and with two more for faults in the
+//! faulting thread ([`TRACING`]). They are kept out of effect but for the
 //! calls that need them ([`with`]), and the program does not get them. Root keeps all that it has, and so does its program.
 
 use rustix::io::Errno;
@@ -12,6 +13,12 @@ use std::os::unix::ffi::OsStrExt;
 /// What lowtide needs: to see forks, and to open what is root's for reading.
 pub const NEEDED: CapabilitySet = CapabilitySet::SYS_PTRACE.union(CapabilitySet::DAC_READ_SEARCH);
 
+/// What it takes to load the BPF programs by which threads serve their own faults.
+pub const TRACING: CapabilitySet = CapabilitySet::BPF.union(CapabilitySet::PERFMON);
+
+/// All that is kept from programs.
+const KEPT: CapabilitySet = NEEDED.union(TRACING);
+
 /// Whether what lowtide may do comes from being root.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
@@ -20,7 +27,7 @@ pub fn is_root() -> bool {
 /// Whether this process has capabilities that its program will not have. Then nobody of the run can follow paths into its
 /// descriptors.
 pub fn is_above_program() -> bool {
-    !is_root() && capabilities(None).is_ok_and(|sets| sets.permitted.intersects(NEEDED))
+    !is_root() && capabilities(None).is_ok_and(|sets| sets.permitted.intersects(KEPT))
 }
 
 /// Takes capabilities of an ordinary user out of effect, and off what a program inherits. To be called first of all.
@@ -29,12 +36,12 @@ pub fn keep() {
         return;
     }
     let Ok(mut sets) = capabilities(None) else { return };
-    for one in [CapabilitySet::SYS_PTRACE, CapabilitySet::DAC_READ_SEARCH] {
+    for one in KEPT.iter() {
         // Fails only where there is nothing to lower.
         let _ = configure_capability_in_ambient_set(one, false);
     }
-    sets.inheritable.remove(NEEDED);
-    sets.effective.remove(NEEDED);
+    sets.inheritable.remove(KEPT);
+    sets.effective.remove(KEPT);
     let _ = set_capabilities(None, sets);
 }
 

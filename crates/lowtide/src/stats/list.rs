@@ -172,6 +172,8 @@ figures! {
     Faults, "faults" {
         /// All faults.
         total: u64, Sum = faults_total;
+        /// Served by the thread itself (`--faults`).
+        in_thread: u64, Count = faults_in_thread;
         /// On pages that were all zero when they left.
         zero: u64, Kind = faults_zero;
         /// On pages that waited in staging.

@@ -5,11 +5,12 @@
 
 use crate::host::privilege;
 use crate::supervisor::ancestry;
+use crate::supervisor::in_thread::InThread;
 use crate::supervisor::peer::option;
 use crate::supervisor::shared_memory::Shared;
 use lowtide_config::proc::Stat;
 use lowtide_pager::sys::broker::{
-    self, DEVICE, FILES, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, PAGE_MAP, SWAP_FILE, TAKE_BACK, send,
+    self, DEVICE, FILES, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, Message, PAGE_MAP, REGISTER, SWAP_FILE, TAKE_BACK, send,
 };
 use lowtide_pager::sys::uffd;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -36,6 +37,7 @@ pub struct Broker {
     name: String,
     connections: Vec<Connection>,
     handed_on: HandedOn,
+    in_thread: InThread,
 }
 
 /// Swap files that processes have handed on to children that they fork.
@@ -75,9 +77,9 @@ impl Rights {
 
 impl Broker {
     /// Listens on a socket with a name that nobody can guess; the error says why it can't.
-    pub fn new() -> (Broker, Result<(), Errno>) {
+    pub fn new(in_thread: InThread) -> (Broker, Result<(), Errno>) {
         let mut broker =
-            Broker { listener: None, name: String::new(), connections: Vec::new(), handed_on: HandedOn::default() };
+            Broker { listener: None, name: String::new(), connections: Vec::new(), handed_on: HandedOn::default(), in_thread };
         let listening = broker.listen();
         (broker, listening)
     }
@@ -99,6 +101,11 @@ impl Broker {
         &self.name
     }
 
+    /// See [`InThread::left`].
+    pub fn faults_left(&self) -> Option<String> {
+        self.in_thread.left()
+    }
+
     /// What to wait for (readable) before [`Broker::serve`] has something to do.
     pub fn waits_for(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let listener = self.listener.as_ref().filter(|_| self.connections.len() < MAX_CONNECTIONS);
@@ -113,9 +120,10 @@ impl Broker {
         {
             self.connections.extend(Connection::of(socket));
         }
-        let handed_on = &mut self.handed_on;
+        let (handed_on, in_thread) = (&mut self.handed_on, &mut self.in_thread);
         handed_on.0.retain(|heirloom| ancestry::is_alive(&heirloom.parent));
-        self.connections.retain(|connection| connection.serve(shared, handed_on) && connection.since.elapsed() < PATIENCE);
+        self.connections
+            .retain(|connection| connection.serve(shared, handed_on, in_thread) && connection.since.elapsed() < PATIENCE);
     }
 }
 
@@ -134,9 +142,9 @@ impl Connection {
     }
 
     /// Answers what has been asked; false: this is over.
-    fn serve(&self, shared: &Shared, handed_on: &mut HandedOn) -> bool {
+    fn serve(&self, shared: &Shared, handed_on: &mut HandedOn, in_thread: &mut InThread) -> bool {
         for _ in 0..MOST_AT_ONCE {
-            let (word, mut files) = match broker::receive(self.socket.as_fd()) {
+            let Message { word, detail, mut files } = match broker::receive(self.socket.as_fd()) {
                 Ok(received) => received,
                 Err(error) => return error == Errno::AGAIN,
             };
@@ -162,6 +170,10 @@ impl Connection {
                 INHERIT => match handed_on.of_parent(self, number) {
                     Some(file) => send(self.socket.as_fd(), 0, &[file.as_fd()]),
                     None => self.done(Err(Errno::NOENT)),
+                },
+                REGISTER => match in_thread.register(self.pid, &self.peer, detail) {
+                    Ok([ring, slots]) => send(self.socket.as_fd(), 0, &[ring.as_fd(), slots.as_fd()]),
+                    Err(error) => self.done(Err(error)),
                 },
                 _ => self.done(Err(Errno::INVAL)),
             };

@@ -72,16 +72,11 @@ impl Uffd {
     /// Waits up to `ms` milliseconds (negative: for ever) for a message; whether there is one.
     pub fn wait_readable(&self, ms: i32) -> bool {
         let timeout = Timespec { tv_sec: i64::from(ms) / 1000, tv_nsec: i64::from(ms) % 1000 * 1_000_000 };
-        self.poll((ms >= 0).then_some(&timeout))
+        self.wait_readable_for((ms >= 0).then_some(&timeout))
     }
 
-    /// The same for `us` microseconds at most, below a million. The kernel adds the thread's timer slack to them, 50 unless it
-    /// was told otherwise.
-    pub fn wait_readable_us(&self, us: u32) -> bool {
-        self.poll(Some(&Timespec { tv_sec: 0, tv_nsec: i64::from(us) * 1000 }))
-    }
-
-    fn poll(&self, timeout: Option<&Timespec>) -> bool {
+    /// The same for this long at most; `None`: for ever.
+    pub fn wait_readable_for(&self, timeout: Option<&Timespec>) -> bool {
         let ready = poll(&mut [PollFd::from_borrowed_fd(self.as_fd(), PollFlags::IN)], timeout);
         ready.is_ok_and(|ready| ready > 0)
     }

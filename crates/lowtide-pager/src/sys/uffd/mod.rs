@@ -7,6 +7,7 @@ mod pages;
 mod register;
 
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use rustix::io::Errno;
 
 pub(crate) use ioctl::ioctl;
 pub use message::{Access, MOST_READ, Message};
@@ -33,6 +34,15 @@ impl Uffd {
     /// Whether it was asked for [`ACCESSED_BITS`].
     pub fn has_accessed_bits(&self) -> bool {
         self.has_accessed_bits
+    }
+
+    /// The same with another descriptor, whose number is this or higher.
+    ///
+    /// # Errors
+    /// Those of fcntl.
+    pub(crate) fn raised(&self, least: RawFd) -> Result<Uffd, Errno> {
+        let fd = rustix::io::fcntl_dupfd_cloexec(&self.fd, least)?;
+        Ok(Uffd { fd, has_accessed_bits: self.has_accessed_bits })
     }
 
     /// The descriptor's number.

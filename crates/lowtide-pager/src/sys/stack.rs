@@ -30,6 +30,7 @@ pub unsafe fn call_on(top: *mut u8, f: extern "C" fn(*mut u8), argument: *mut u8
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::vec;
 
     extern "C" fn fill(at: *mut u8) {
         let here = [7u8; 4096];

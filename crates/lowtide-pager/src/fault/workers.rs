@@ -1,17 +1,20 @@
 //! What threads of the program borrow to serve a fault: a worker of the pager, and a stack. Made beforehand, so that a signal
 //! handler allocates nothing; taken without a lock.
 
+use alloc::boxed::Box;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 
 use lowtide_core::percpu;
 use lowtide_core::vm::{self, Mapping, OnFork};
-use lowtide_pager::fault::Worker;
 use rustix::io::Errno;
 use rustix::thread::futex;
 
-use crate::stack;
+use crate::fault::worker::{Reach, Worker};
+use crate::sys::stack;
 
+/// Of a stack pointer at a call.
+const STACK_ALIGNMENT: usize = 16;
 /// Bytes of a stack; what is used of it takes memory. As much as the threads have that serve faults in `lowtide run`.
 const STACK: usize = 256 << 10;
 
@@ -21,7 +24,14 @@ struct Place {
     stack: Mapping,
 }
 
-/// The workers of a group.
+impl Drop for Place {
+    fn drop(&mut self) {
+        // SAFETY: `&mut self`: no thread runs on it.
+        unsafe { self.stack.retire() }
+    }
+}
+
+/// The workers of a group of regions, or of a process.
 pub struct Workers {
     places: Box<[Place]>,
     /// Threads that wait for one, ...
@@ -48,16 +58,16 @@ extern "C" fn run<F: FnOnce(&mut Worker) -> R, R>(call: *mut u8) {
 }
 
 impl Workers {
-    /// This many workers.
+    /// This many workers, which may use this.
     ///
     /// # Errors
     /// `NOMEM`.
-    pub fn new(count: usize) -> Result<Workers, Errno> {
-        let place = |_| {
+    pub fn new(count: usize, reach: Reach) -> Result<Workers, Errno> {
+        let place = |number| {
             Ok(Place {
                 busy: AtomicBool::new(false),
                 // It must not wait for pages: nobody else may be there to serve them.
-                worker: UnsafeCell::new(Worker::new(false)?),
+                worker: UnsafeCell::new(Worker::new(false)?.within(reach).numbered(number)),
                 stack: vm::map(STACK, OnFork::Copy)?,
             })
         };
@@ -65,18 +75,27 @@ impl Workers {
         Ok(Workers { places, waiting: AtomicU32::new(0), given_back: AtomicU32::new(0) })
     }
 
-    /// Calls `f` with a worker and on its stack; waits for one if all are in use, which is not for long: a thread that has one
+    /// Calls `f`, which is moved there, with a worker and on its stack. A thread whose own stack may be missing must have nothing
+    /// there that `f` needs: it is to have all by value. Waits for one if all are in use, which is not for long: a thread that has one
     /// waits for no other. Safe in signal handlers. Signals are to be blocked: a handler must not wait for what the thread
     /// under it has.
     pub fn with<R>(&self, f: impl FnOnce(&mut Worker) -> R) -> R {
         let place = self.take();
         // SAFETY: `busy` is this thread's, hence the worker.
         let worker = unsafe { &mut *place.worker.get() };
-        let mut call = Call { f: Some(f), worker, result: None };
+        let call = Call { f: Some(f), worker, result: None };
         let entry = entry_of(&call);
-        // SAFETY: the stack is this thread's as well; mappings end at a page. `run` has a frame that no panic passes.
-        unsafe { stack::call_on(place.stack.as_ptr().add(place.stack.len()), entry, (&raw mut call).cast()) };
-        let result = call.result;
+        let below = size_of_val(&call).next_multiple_of(STACK_ALIGNMENT);
+        debug_assert!(align_of_val(&call) <= STACK_ALIGNMENT && below < STACK / 4);
+        // SAFETY: the stack is this thread's as well; mappings end at a page, so there is room for the call, which is aligned.
+        // `run` has a frame that no panic passes.
+        let result = unsafe {
+            let top = place.stack.as_ptr().add(place.stack.len() - below);
+            let at = top.cast();
+            core::ptr::write(at, call);
+            stack::call_on(top, entry, top);
+            core::ptr::read(at).result
+        };
         self.give_back(place);
         let Some(result) = result else { unreachable!("the call has returned") };
         result
@@ -134,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_worker_is_one_thread_s_at_a_time_and_nobody_is_left_without() {
-        let (workers, inside) = (Workers::new(2).unwrap(), AtomicUsize::new(0));
+        let (workers, inside) = (Workers::new(2, Reach::Everything).unwrap(), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for t in 0..4usize {
                 let (workers, inside) = (&workers, &inside);
@@ -155,7 +174,7 @@ mod tests {
     /// Who waits sleeps: it uses no CPU, and is woken when there is one.
     #[test]
     fn who_waits_for_a_worker_sleeps() {
-        let workers = Workers::new(1).unwrap();
+        let workers = Workers::new(1, Reach::Everything).unwrap();
         let woken = || {
             let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
             let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();

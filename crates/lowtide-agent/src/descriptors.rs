@@ -1,0 +1,146 @@
+//! The descriptors that the program's threads use when they serve their own faults: the userfaultfd and the page map. lowtide's
+//! threads have a table of their own (`thread.rs`), so these two are in the program's as well, by the same numbers, just below
+//! where it may have any.
+//!
+//! A program may close what it has not opened, and then the number may become something else's. A wrong userfaultfd installs
+//! nothing; what the page map says is believed only after [`has_page_map`].
+
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+
+use linux_raw_sys::general as sys;
+use lowtide_pager::pager::Pager;
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
+use crate::agent;
+use crate::thread::syscall3;
+
+/// The highest numbers that are looked at: a table with higher ones would take memory.
+const MOST: u64 = 1024;
+/// A program that may have fewer descriptors than this needs them all.
+const LEAST: u64 = 64;
+/// `PIDFD_THREAD` (Linux 6.9): of a thread, whose descriptors may be others than the process's.
+const OF_A_THREAD: usize = sys::O_EXCL as usize;
+
+/// By which numbers lowtide's threads know them.
+static NUMBERS: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
+/// Which file the page map is: device and number.
+static PAGE_MAP: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+/// One of those below.
+static STATE: AtomicI32 = AtomicI32::new(ABSENT);
+
+/// The program has none.
+const ABSENT: i32 = 0;
+/// A thread of it gets them.
+const COMING: i32 = 1;
+/// It has them.
+const THERE: i32 = 2;
+/// It can't have them.
+const REFUSED: i32 = 3;
+
+/// Gives the pager such numbers. By the reclaimer.
+///
+/// # Errors
+/// `MFILE`: the program may have too few.
+pub fn choose(pager: &Pager) -> Result<(), Errno> {
+    let most = getrlimit(Resource::Nofile).current.unwrap_or(MOST).min(MOST);
+    if most < LEAST {
+        return Err(Errno::MFILE);
+    }
+    let numbers = pager.raise_descriptors(most as i32 - 2)?;
+    for (to, number) in NUMBERS.iter().zip(numbers) {
+        to.store(number, Ordering::Relaxed);
+    }
+    STATE.store(ABSENT, Ordering::Relaxed);
+    Ok(())
+}
+
+/// What a thread of the program may do about its descriptors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// They are there.
+    There,
+    /// Another thread gets them just now.
+    Coming,
+    /// They can't be had.
+    Refused,
+}
+
+/// Sees to it that the program has them. By its threads.
+pub fn find() -> Found {
+    // Acquire: pairs with the Release below. What was noted of the page map is there.
+    match STATE.compare_exchange(ABSENT, COMING, Ordering::Acquire, Ordering::Acquire) {
+        Ok(_) => {
+            let state = if fetch().is_ok() { THERE } else { REFUSED };
+            STATE.store(state, Ordering::Release);
+            if state == THERE { Found::There } else { Found::Refused }
+        }
+        Err(THERE) => Found::There,
+        Err(COMING) => Found::Coming,
+        Err(_) => Found::Refused,
+    }
+}
+
+/// Whether the page map is behind its number.
+pub fn has_page_map() -> bool {
+    let number = NUMBERS[1].load(Ordering::Relaxed);
+    identity(number) == Some([0, 1].map(|i| PAGE_MAP[i].load(Ordering::Relaxed)))
+}
+
+/// In a forked child: what its parent's threads used is closed.
+pub fn reset_after_fork() {
+    let state = STATE.swap(ABSENT, Ordering::Relaxed);
+    for number in &NUMBERS {
+        let number = number.swap(-1, Ordering::Relaxed);
+        // What was coming stays open, if it came: the number may be the program's own.
+        if number >= 0 && state == THERE {
+            // SAFETY: a number that the program does not know; it is its parent's userfaultfd or page map.
+            unsafe { syscall3(sys::__NR_close, number as usize, 0, 0) };
+        }
+    }
+}
+
+/// Which file is behind a number.
+fn identity(number: i32) -> Option<[u64; 2]> {
+    if number < 0 {
+        return None;
+    }
+    // SAFETY: borrowed for the call only; what is not open is an error.
+    let stat = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(number) }).ok()?;
+    Some([stat.st_dev, stat.st_ino])
+}
+
+/// Gets both from lowtide's threads, and puts them where they are to be.
+fn fetch() -> Result<(), Errno> {
+    let result = |r: isize| if r < 0 { Err(Errno::from_raw_os_error(-r as i32)) } else { Ok(r as usize) };
+    let close = |fd: usize| {
+        // SAFETY: made here.
+        unsafe { syscall3(sys::__NR_close, fd, 0, 0) };
+    };
+    let thread = agent::RECLAIMER.load(Ordering::Acquire) as usize;
+    // SAFETY: takes numbers.
+    let of = result(unsafe { syscall3(sys::__NR_pidfd_open, thread, OF_A_THREAD, 0) })?;
+    let mut done = Ok(());
+    for number in NUMBERS.iter().map(|number| number.load(Ordering::Relaxed)) {
+        done = done.and_then(|()| {
+            // Taken by the program.
+            if identity(number).is_some() {
+                return Err(Errno::BUSY);
+            }
+            // SAFETY: takes numbers. It is closed by exec.
+            let fd = result(unsafe { syscall3(sys::__NR_pidfd_getfd, of, number as usize, 0) })?;
+            // SAFETY: the same.
+            let placed = result(unsafe { syscall3(sys::__NR_dup3, fd, number as usize, sys::O_CLOEXEC as usize) });
+            close(fd);
+            placed.map(drop)
+        });
+    }
+    close(of);
+    done?;
+    let page_map = identity(NUMBERS[1].load(Ordering::Relaxed)).ok_or(Errno::BADF)?;
+    for (to, word) in PAGE_MAP.iter().zip(page_map) {
+        to.store(word, Ordering::Relaxed);
+    }
+    Ok(())
+}

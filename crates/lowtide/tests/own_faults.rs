@@ -1,0 +1,66 @@
+//! `--faults in-thread`: threads of real programs bring their pages in themselves. Where the kernel lets no BPF program be
+//! loaded, that is said in one line and before the program starts, and the rest is skipped; `make kernels` runs it in guests.
+
+mod live;
+
+use live::{Scene, assert_refused, program, turn};
+use serde_json::Value;
+use std::process::Output;
+
+/// Threads serve their faults only where one of these runs; the refusal, where it can't be.
+fn refusal(scene: &Scene) -> Option<Output> {
+    let output = scene.ask("run --quiet --ram 64M --faults in-thread -- true");
+    (!output.status.success()).then_some(output)
+}
+
+/// Runs `own_faults CASE` natively and under a limit of half of its memory; its faults, of which all and those that threads
+/// served themselves.
+#[track_caller]
+fn faults_of(case: &str, swap: &str) -> Option<(u64, u64)> {
+    let _turn = turn()?;
+    let scene = Scene::new();
+    if let Some(refused) = refusal(&scene) {
+        assert_refused(&refused, "--faults in-thread", 125, &["--faults in-thread can't be had here: "]);
+        // Not `skip`: on most machines of CI it can't be. Those of `make kernels` have to.
+        eprintln!("SKIPPED: {}", String::from_utf8_lossy(&refused.stderr).trim());
+        return None;
+    }
+    let arguments = format!("{case} 24");
+    let own_faults = program("own_faults");
+    let stats = scene.path("stats");
+    let options = format!("--quiet --ram 16M --swap {swap} --faults in-thread --stats {}", stats.display());
+    let (out, err) = scene.start(&options, &own_faults, &arguments).finish();
+    assert_eq!((out, err.as_str()), (format!("{case}: right\n"), ""), "{case}");
+    let stats: Value = serde_json::from_str(&std::fs::read_to_string(stats).expect("statistics")).expect("JSON");
+    let count = |name: &str| stats["faults"][name].as_u64().expect("a count");
+    Some((count("total"), count("in_thread")))
+}
+
+/// Most faults are served in the thread.
+#[track_caller]
+fn most_of(case: &str) {
+    if let Some((total, own)) = faults_of(case, "ram") {
+        assert!(own > total / 2, "{case}: {own} of {total} faults were served by their threads");
+    }
+}
+
+/// Some faults are; the others are what the case is about.
+#[track_caller]
+fn some_of(case: &str) {
+    if let Some((total, own)) = faults_of(case, "auto") {
+        assert!(own > 0, "{case}: none of {total} faults was served by its thread");
+    }
+}
+
+macro_rules! cases {
+    ($check:ident: $($case:ident)+) => { $(#[test] fn $case() { $check(stringify!($case)) })+ };
+}
+
+cases!(most_of: touches threads registers unqueued);
+cases!(some_of: calls blocked handlers storm takes_signal sent waits filtered stacks children closes ends events traced);
+
+#[test]
+fn an_unknown_way_is_refused() {
+    let Some(_turn) = turn() else { return };
+    Scene::new().refused("run --ram 64M --faults kernel -- true", 2, &["--faults kernel: use auto, in-thread or monitor"]);
+}

@@ -1,0 +1,410 @@
+/* What a program does with signals, stacks and descriptors while its threads bring their pages in themselves. own_faults CASE MIB
+ *
+ * The memory is filled first; under a limit most of it is out then. Each case touches it in its own way and checks every byte. */
+#include "common.h"
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+
+/* What lowtide's signal would be. */
+#define SIGNAL SIGSTKFLT
+#define KINDS "tw"
+
+static unsigned char *memory;
+static size_t pages;
+static volatile sig_atomic_t caught;
+
+static void check_at(size_t page, const char *where)
+{
+	check_page(memory + page * PAGE, kind_at(KINDS, page), page * PAGE, where);
+}
+
+/* So many pages at random. */
+static void touch(uint64_t seed, size_t times, const char *where)
+{
+	while (times-- > 0)
+		check_at(next_random(&seed) % pages, where);
+}
+
+static void touches(void)
+{
+	touch(1, 2 * pages, "touched");
+}
+
+static void *toucher(void *seed)
+{
+	touch((uint64_t)(uintptr_t)seed, pages, "a thread");
+	return NULL;
+}
+
+static void in_thread(void *(*run)(void *), void *argument, const pthread_attr_t *attributes)
+{
+	pthread_t thread;
+	MUST(pthread_create(&thread, attributes, run, argument) == 0);
+	MUST(pthread_join(thread, NULL) == 0);
+}
+
+static void threads(void)
+{
+	pthread_t thread[4];
+	for (uintptr_t i = 0; i < 4; i++)
+		MUST(pthread_create(&thread[i], NULL, toucher, (void *)(i + 1)) == 0);
+	for (int i = 0; i < 4; i++)
+		MUST(pthread_join(thread[i], NULL) == 0);
+}
+
+/* System calls that meet missing pages. */
+static void calls(void)
+{
+	int end[2];
+	unsigned char got[PAGE], other[PAGE];
+	uint64_t random = 7;
+	MUST(pipe(end) == 0);
+	for (size_t i = 0; i < pages; i++) {
+		size_t page = next_random(&random) % pages;
+		MUST(write(end[1], memory + page * PAGE, PAGE) == (ssize_t)PAGE);
+		MUST(read(end[0], got, PAGE) == (ssize_t)PAGE);
+		check_page(got, kind_at(KINDS, page), page * PAGE, "written to a pipe");
+		page = next_random(&random) % pages;
+		make_page(other, kind_at(KINDS, page), page * PAGE);
+		MUST(write(end[1], other, PAGE) == (ssize_t)PAGE);
+		MUST(read(end[0], memory + page * PAGE, PAGE) == (ssize_t)PAGE);
+		check_at(page, "read from a pipe");
+	}
+}
+
+static void block_all(void)
+{
+	sigset_t all;
+	sigfillset(&all);
+	MUST(pthread_sigmask(SIG_BLOCK, &all, NULL) == 0);
+}
+
+static void *blocked_toucher(void *seed)
+{
+	sigset_t pending;
+	block_all();
+	toucher(seed);
+	MUST(sigpending(&pending) == 0);
+	MUST(!sigismember(&pending, SIGNAL));
+	return NULL;
+}
+
+static void blocked(void)
+{
+	in_thread(blocked_toucher, (void *)3, NULL);
+	touches();
+}
+
+static void in_handler(int signal)
+{
+	(void)signal;
+	touch((uint64_t)++caught, 16, "in a handler");
+}
+
+static void handle(int signal, void (*handler)(int), int flags)
+{
+	struct sigaction action = {.sa_handler = handler, .sa_flags = flags};
+	sigfillset(&action.sa_mask);
+	MUST(sigaction(signal, &action, NULL) == 0);
+}
+
+static void handlers(void)
+{
+	handle(SIGUSR1, in_handler, 0);
+	for (int i = 0; i < 200; i++) {
+		touch((uint64_t)i, 16, "before a signal");
+		MUST(raise(SIGUSR1) == 0);
+	}
+	MUST(caught == 200);
+}
+
+/* Signals at any moment, some on a stack that is too small for one more frame. */
+static void storm(void)
+{
+	static unsigned char small[1 << 16];
+	size_t size = (size_t)sysconf(_SC_MINSIGSTKSZ) + 4096 + PAGE;
+	stack_t stack = {.ss_sp = small, .ss_size = size < sizeof small ? size : sizeof small};
+	struct itimerval every = {{0, 1000}, {0, 1000}}, never = {{0, 0}, {0, 0}};
+	MUST(sigaltstack(&stack, NULL) == 0);
+	handle(SIGALRM, in_handler, SA_ONSTACK | SA_RESTART);
+	MUST(setitimer(ITIMER_REAL, &every, NULL) == 0);
+	threads();
+	touches();
+	MUST(setitimer(ITIMER_REAL, &never, NULL) == 0);
+	MUST(caught > 0);
+}
+
+static void count(int signal)
+{
+	(void)signal;
+	caught++;
+}
+
+/* The program has the signal for itself, or resets it, after its threads have begun to serve themselves. */
+static void takes_signal(void)
+{
+	touches();
+	handle(SIGNAL, count, SA_RESTART);
+	touches();
+	MUST(caught == 0);
+	MUST(raise(SIGNAL) == 0 && caught == 1);
+	signal(SIGNAL, SIG_IGN);
+	touches();
+	signal(SIGNAL, SIG_DFL);
+	touches();
+}
+
+/* A signal that somebody sends ends the process, as it would without lowtide. */
+static void sent(void)
+{
+	int status;
+	touches();
+	pid_t child = fork();
+	if (child == 0) {
+		touches();
+		raise(SIGNAL);
+		_exit(0);
+	}
+	MUST(child > 0 && waitpid(child, &status, 0) == child);
+	MUST(WIFSIGNALED(status) && WTERMSIG(status) == SIGNAL);
+	touches();
+}
+
+static void *waiter(void *done)
+{
+	struct timespec moment = {0, 1000000};
+	sigset_t all;
+	block_all();
+	sigfillset(&all);
+	while (!__atomic_load_n((int *)done, __ATOMIC_ACQUIRE))
+		if (sigtimedwait(&all, NULL, &moment) >= 0)
+			die("a signal for who waits for signals");
+	return NULL;
+}
+
+/* Others wait for any signal, or are in a system call that signals interrupt. */
+static void waits(void)
+{
+	int done = 0, end[2];
+	pthread_t thread;
+	MUST(pthread_create(&thread, NULL, waiter, &done) == 0);
+	MUST(pipe(end) == 0);
+	pid_t child = fork();
+	if (child == 0) {
+		char byte;
+		close(end[1]);
+		touch(5, pages / 2, "before a read");
+		MUST(read(end[0], &byte, 1) == 1);
+		touch(6, pages / 2, "after a read");
+		_exit(0);
+	}
+	threads();
+	touches();
+	MUST(write(end[1], "x", 1) == 1);
+	wait_for(child);
+	__atomic_store_n(&done, 1, __ATOMIC_RELEASE);
+	MUST(pthread_join(thread, NULL) == 0);
+}
+
+/* ioctl ends the thread that makes it. */
+static void *filtered_toucher(void *seed)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog filter = {sizeof code / sizeof *code, code};
+	MUST(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+	MUST(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0);
+	return toucher(seed);
+}
+
+static void filtered(void)
+{
+	touches();
+	in_thread(filtered_toucher, (void *)9, NULL);
+	touches();
+}
+
+/* Down to the end of a small stack, whose pages may be out too. */
+static __attribute__((noinline)) void deeper(size_t left)
+{
+	volatile unsigned char here[512];
+	here[0] = here[511] = (unsigned char)left;
+	check_at(mix(left) % pages, "deep in a stack");
+	if (left > 0)
+		deeper(left - 1);
+	MUST(here[0] == (unsigned char)left && here[511] == (unsigned char)left);
+}
+
+static void *deep(void *levels)
+{
+	for (int i = 0; i < 20; i++)
+		deeper((size_t)(uintptr_t)levels);
+	return NULL;
+}
+
+static void stacks(void)
+{
+	pthread_attr_t small;
+	size_t size = PTHREAD_STACK_MIN + 32768;
+	MUST(pthread_attr_init(&small) == 0);
+	MUST(pthread_attr_setstacksize(&small, size) == 0);
+	in_thread(deep, (void *)((size - 16384) / 768), &small);
+}
+
+static void children(void)
+{
+	for (int i = 0; i < 3; i++) {
+		touch((uint64_t)i, pages, "before a fork");
+		pid_t child = fork();
+		if (child == 0) {
+			touch((uint64_t)i, 2 * pages, "a child");
+			_exit(0);
+		}
+		touch((uint64_t)i + 50, pages, "a parent");
+		wait_for(child);
+	}
+	pid_t child = vfork();
+	if (child == 0) {
+		touch(77, pages / 4, "a child of vfork");
+		_exit(0);
+	}
+	wait_for(child);
+	touches();
+}
+
+/* All descriptors that it has not opened are closed, and others come in their places. */
+static void closes(void)
+{
+	touches();
+	MUST(syscall(SYS_close_range, 3, ~0u, 0) == 0);
+	touches();
+	int file = open("/proc/self/exe", O_RDONLY);
+	MUST(file >= 0);
+	while (dup(file) >= 0)
+		;
+	touches();
+	MUST(syscall(SYS_close_range, 3, ~0u, 0) == 0);
+	touches();
+}
+
+/* Registers of all kinds are what they were. */
+static void registers(void)
+{
+	uint64_t random = 3;
+	for (size_t i = 0; i < 2 * pages; i++) {
+		volatile unsigned char *at = memory + next_random(&random) % pages * PAGE;
+		uint64_t in[4] = {mix(i), mix(i + 1), mix(i + 2), mix(i + 3)}, out[4];
+		unsigned char byte;
+		__asm__ volatile("movdqu (%1), %%xmm3; movdqu 16(%1), %%xmm15; std; cld; movb (%3), %0; movdqu %%xmm3, (%2); movdqu %%xmm15, 16(%2)"
+				 : "=&q"(byte)
+				 : "r"(in), "r"(out), "r"(at)
+				 : "xmm3", "xmm15", "memory", "cc");
+		MUST(memcmp(in, out, sizeof in) == 0);
+	}
+}
+
+/* Threads come and go. */
+static void ends(void)
+{
+	for (uintptr_t round = 0; round < 40; round++) {
+		pthread_t thread[4];
+		for (uintptr_t i = 0; i < 4; i++)
+			MUST(pthread_create(&thread[i], NULL, toucher, (void *)(4 * round + i)) == 0);
+		for (int i = 0; i < 4; i++)
+			MUST(pthread_join(thread[i], NULL) == 0);
+	}
+}
+
+/* No signal can be queued. */
+static void unqueued(void)
+{
+	struct rlimit none = {0, 0};
+	MUST(setrlimit(RLIMIT_SIGPENDING, &none) == 0);
+	touches();
+}
+
+/* Events while others fault. */
+static void *dropper(void *done)
+{
+	uint64_t random = 1;
+	unsigned char *own = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	MUST(own != MAP_FAILED);
+	while (!__atomic_load_n((int *)done, __ATOMIC_ACQUIRE)) {
+		size_t page = next_random(&random) % 1023;
+		make_page(own + page * PAGE, TEXT, page);
+		MUST(madvise(own + page * PAGE, 2 * PAGE, MADV_DONTNEED) == 0);
+		check_zero(own + page * PAGE, 2 * PAGE, "dropped");
+		unsigned char *other = mmap(NULL, PAGE * 16, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		MUST(other != MAP_FAILED);
+		make_page(other, TEXT, page);
+		other = mremap(other, PAGE * 16, PAGE * 32, MREMAP_MAYMOVE);
+		MUST(other != MAP_FAILED);
+		check_page(other, TEXT, page, "moved");
+		MUST(munmap(other, PAGE * 32) == 0);
+	}
+	return NULL;
+}
+
+static void events(void)
+{
+	int done = 0;
+	pthread_t thread;
+	MUST(pthread_create(&thread, NULL, dropper, &done) == 0);
+	threads();
+	touches();
+	__atomic_store_n(&done, 1, __ATOMIC_RELEASE);
+	MUST(pthread_join(thread, NULL) == 0);
+}
+
+/* A tracer sees no signal that is none of the program's. */
+static void traced(void)
+{
+	int status;
+	pid_t child = fork();
+	if (child == 0) {
+		MUST(ptrace(PTRACE_TRACEME, 0, NULL, NULL) == 0);
+		raise(SIGSTOP);
+		touches();
+		_exit(0);
+	}
+	MUST(child > 0 && waitpid(child, &status, 0) == child && WIFSTOPPED(status));
+	MUST(ptrace(PTRACE_CONT, child, NULL, NULL) == 0);
+	wait_for(child);
+	touches();
+}
+
+int main(int argc, char **argv)
+{
+	static const struct { const char *name; void (*run)(void); } cases[] = {
+		{"touches", touches}, {"threads", threads}, {"calls", calls}, {"blocked", blocked}, {"handlers", handlers}, {"storm", storm},
+		{"takes_signal", takes_signal}, {"sent", sent}, {"waits", waits}, {"filtered", filtered}, {"stacks", stacks},
+		{"children", children}, {"closes", closes}, {"registers", registers}, {"ends", ends}, {"unqueued", unqueued}, {"events", events},
+		{"traced", traced},
+	};
+	MUST(argc == 3);
+	pages = strtoul(argv[2], NULL, 10) * MIB / PAGE;
+	memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	MUST(memory != MAP_FAILED);
+	fill(memory, pages, KINDS, 0);
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+		if (strcmp(cases[i].name, argv[1]) == 0) {
+			cases[i].run();
+			check(memory, pages, KINDS, 0, "in the end");
+			printf("%s: right\n", argv[1]);
+			return 0;
+		}
+	die("no such case: %s", argv[1]);
+}
