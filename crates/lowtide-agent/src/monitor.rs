@@ -77,9 +77,9 @@ pub fn start() -> Result<(), Errno> {
     RETRY_US.store(0, Ordering::Relaxed);
     watch::reset();
     cpus::look();
-    let mut result = Err(Errno::SRCH);
+    let (mut result, mut room) = (Err(Errno::SRCH), first());
     for post in cpu_groups::at_first(agent::pid(), cpus::posts(), first()) {
-        result = match (start_at(post), result) {
+        result = match (start_at(post, &mut room), result) {
             (Err(error), Err(_)) => Err(error),
             _ => Ok(()),
         };
@@ -123,14 +123,8 @@ pub fn start_wanted(pager: &Pager, now_us: u64) {
         return;
     }
     let mut room = room();
-    let mut start = |post: usize| {
-        if !watch::has_thread(post) {
-            room = room.checked_sub(1).ok_or(Errno::AGAIN)?;
-        }
-        start_at(post)
-    };
     // Where one can't be started, others can't: they are wanted again.
-    if wanted.any(|post| start(post).is_err()) {
+    if wanted.any(|post| start_at(post, &mut room).is_err()) {
         watch::want_none();
         RETRY_US.store(now_us + RETRY_AFTER_US, Ordering::Relaxed);
     } else {
@@ -141,17 +135,19 @@ pub fn start_wanted(pager: &Pager, now_us: u64) {
 /// Follows the CPUs that the process may use, which somebody else may have changed. By the reclaimer, now and then.
 pub fn follow_cpus() {
     if cpus::look() {
-        (0..MAX_POSTS).for_each(watch::pin);
+        watch::posts_have_changed();
         watch::count_missing();
     }
 }
 
-fn start_at(post: usize) -> Result<(), Errno> {
+/// Starts one at a post, if there is none, of `room` that may be started; that is then one less.
+fn start_at(post: usize, room: &mut usize) -> Result<(), Errno> {
     // Asked once: another one may be brought there at any time.
     let number = watch::number_at(post);
     if watch::is_started(number) {
         return Ok(());
     }
+    *room = room.checked_sub(1).ok_or(Errno::AGAIN)?;
     let start = Box::into_raw(Box::new(Start { number, monitor: Monitor::new()? }));
     // Release, here and below: pairs with the Acquire in `program_is_alone`.
     STARTS.fetch_add(1, Ordering::Release);

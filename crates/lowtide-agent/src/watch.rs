@@ -85,6 +85,12 @@ pub fn pin(number: usize) {
     }
 }
 
+/// Keeps all handlers on the CPUs of their posts, which have become others. By the reclaimer.
+pub fn posts_have_changed() {
+    POSTS.have_changed();
+    (0..MAX_POSTS).for_each(pin);
+}
+
 /// Brings a handler that sleeps to a post where there is none. The next one by number: each has its turn.
 fn bring(own: usize, post: usize) -> Option<usize> {
     let is_free = |number: &usize| THREADS[*number].load(Ordering::Relaxed) != 0 && WATCHERS.is_aside(*number);

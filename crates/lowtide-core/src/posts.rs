@@ -1,8 +1,9 @@
 //! Which of several threads is at which of as many posts. Each thread, by number, is at one post, and at each post is one: to
-//! bring one to another post is to let two change places, in one step. (A post is a CPU or a group of them; many numbers have
-//! no thread. Who is brought where is the affair of `lowtide-agent`'s watch.rs.)
+//! bring one to another post is to let two change places, in one step. (A post is a CPU or a group of them, which changes with
+//! the CPUs that a process may use; many numbers have no thread. Who is brought where is the affair of `lowtide-agent`'s
+//! watch.rs.)
 
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// How many posts, and numbers of threads, there are.
 pub const POSTS: usize = 16;
@@ -14,7 +15,12 @@ const AT_FIRST: u64 = 0xfedc_ba98_7654_3210;
 
 /// See above. All may use it.
 #[derive(Debug)]
-pub struct Posts(AtomicU64);
+pub struct Posts {
+    /// The number of the thread at each post.
+    threads: AtomicU64,
+    /// How often the posts have become others; wraps.
+    changes: AtomicU32,
+}
 
 fn at(word: u64, post: usize) -> usize {
     (word >> (post * BITS) & MASK) as usize
@@ -28,28 +34,28 @@ impl Posts {
     /// Each thread at the post that has its number.
     #[cfg(not(any(feature = "loom", feature = "shuttle")))]
     pub const fn new() -> Posts {
-        Posts(AtomicU64::new(AT_FIRST))
+        Posts { threads: AtomicU64::new(AT_FIRST), changes: AtomicU32::new(0) }
     }
 
     /// Each thread at the post that has its number.
     #[cfg(any(feature = "loom", feature = "shuttle"))]
     pub fn new() -> Posts {
-        Posts(AtomicU64::new(AT_FIRST))
+        Posts { threads: AtomicU64::new(AT_FIRST), changes: AtomicU32::new(0) }
     }
 
     /// As it was at first: where there is no thread any more, or none yet.
     pub fn reset(&self) {
-        self.0.store(AT_FIRST, Ordering::Relaxed);
+        self.threads.store(AT_FIRST, Ordering::Relaxed);
     }
 
     /// The number of the thread at a post.
     pub fn at(&self, post: usize) -> usize {
-        at(self.0.load(Ordering::Relaxed), post)
+        at(self.threads.load(Ordering::Relaxed), post)
     }
 
     /// The post of a thread.
     pub fn post_of(&self, number: usize) -> usize {
-        post_of(self.0.load(Ordering::SeqCst), number)
+        post_of(self.threads.load(Ordering::SeqCst), number)
     }
 
     /// Thread `number` changes places with the one at `post`, whose number is returned. Both are then to be [pinned](Posts::pin).
@@ -61,22 +67,29 @@ impl Posts {
         };
         // SeqCst, here and in `post_of`: pairs with that of who pins the same thread (below), and a thread that begins is known
         // as one before it asks for its post.
-        match self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, swapped) {
+        match self.threads.fetch_update(Ordering::SeqCst, Ordering::SeqCst, swapped) {
             Ok(before) | Err(before) => at(before, post),
         }
     }
 
-    /// Pins thread `number` to its post by `to`, which is called again if it has been brought elsewhere meanwhile: whoever is
-    /// last has pinned it to where it is.
+    /// The posts are other CPUs now. All threads are then to be [pinned](Posts::pin) anew.
+    pub fn have_changed(&self) {
+        // SeqCst: pairs with the load of who pins a thread, which sees this if it pins after the thread is pinned anew.
+        self.changes.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Pins thread `number` to its post by `to`, which is called again if it has been brought elsewhere meanwhile, or its post
+    /// has become another: whoever is last has pinned it to where it is.
     pub fn pin(&self, number: usize, mut to: impl FnMut(usize)) {
-        let mut post = self.post_of(number);
+        let look = || (self.changes.load(Ordering::SeqCst), self.post_of(number));
+        let mut before = look();
         loop {
-            to(post);
-            let now = self.post_of(number);
-            if now == post {
+            to(before.1);
+            let now = look();
+            if now == before {
                 return;
             }
-            post = now;
+            before = now;
         }
     }
 }
@@ -166,6 +179,55 @@ mod models {
     #[test]
     fn who_is_brought_by_two_is_pinned_to_where_it_is() {
         two_bring(by_the_rules);
+    }
+
+    type PinTo = fn(&Posts, &dyn Fn(usize));
+
+    /// One thread brings another to a post, which becomes another CPU meanwhile.
+    fn one_changes(pin: PinTo) {
+        loom::model(move || {
+            let (posts, cpu, pinned) = (Arc::new(Posts::new()), Arc::new(AtomicU32::new(7)), Arc::new(Mutex::new((0, 7))));
+            let to_post = {
+                let (cpu, pinned) = (cpu.clone(), pinned.clone());
+                move |post: usize| {
+                    let cpu = cpu.load(Ordering::Relaxed);
+                    *pinned.lock().unwrap() = (post, cpu);
+                }
+            };
+            let other = thread::spawn({
+                let (posts, to_post) = (posts.clone(), to_post.clone());
+                move || {
+                    posts.bring(0, 1);
+                    pin(&posts, &to_post);
+                }
+            });
+            cpu.store(8, Ordering::Relaxed);
+            posts.have_changed();
+            pin(&posts, &to_post);
+            other.join().unwrap();
+            assert_eq!(*pinned.lock().unwrap(), (1, 8));
+        });
+    }
+
+    #[test]
+    fn whose_post_becomes_another_is_pinned_to_what_it_is() {
+        one_changes(|posts, to| posts.pin(0, to));
+    }
+
+    #[test]
+    #[should_panic(expected = "assertion")]
+    fn to_look_only_where_it_was_brought_is_found_to_be_too_little() {
+        one_changes(|posts, to| {
+            let mut post = posts.post_of(0);
+            loop {
+                to(post);
+                let now = posts.post_of(0);
+                if now == post {
+                    return;
+                }
+                post = now;
+            }
+        });
     }
 
     #[test]
