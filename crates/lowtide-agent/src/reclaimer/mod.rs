@@ -189,6 +189,8 @@ struct ReclaimerThread {
     measuring: Measuring,
     calm: Calm,
     yields: Yields,
+    /// At the last look a fault waited, and none had been served since the look before.
+    faults_wait: bool,
     /// When what forked children had that are gone was last dropped, in microseconds.
     reaped_us: u64,
     /// When it was last looked which CPUs the process may use.
@@ -252,6 +254,7 @@ impl ReclaimerThread {
             calm: Calm::new(now_us(), resident.unaccounted()),
             resident,
             yields: Yields::default(),
+            faults_wait: false,
             reaped_us: 0,
             cpus_seen_us: 0,
             orders: Orders::default(),

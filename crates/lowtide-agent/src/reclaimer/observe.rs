@@ -40,14 +40,20 @@ impl ReclaimerThread {
         let Some(reclaimer) = &mut self.reclaimer else { return Nap::UntilFaults(SHORTEST_NAP_US) };
         let look = reclaimer.look(pager, &seen);
         // The one handler thread that watches may wait for a CPU that others keep busy, and so may all that there are.
-        if !look.faults_come && pager.uffd().is_readable() {
+        let waits = !look.faults_come && pager.uffd().is_readable();
+        let waited = core::mem::replace(&mut self.faults_wait, waits);
+        if waits {
             told::active().inspect(|told| told.look());
             watch::call_all();
             watch::want_another();
+        }
+        if waits && waited {
+            // Not at the first look: the fault may have come just now, to a handler that is about to read it.
             watch::bring_another();
         }
         self.judge.sharers = self.resident.sharers();
-        reclaimer.turn(pager, look, now, &mut self.judge)
+        let nap = reclaimer.turn(pager, look, now, &mut self.judge);
+        if waits && !waited { nap.at_most(SHORTEST_NAP_US) } else { nap }
     }
 
     /// What the policy must know of this process and its run.
