@@ -4,7 +4,6 @@
 //! Lock order: the lists of one CPU, then the buddy. Nobody holds two CPUs' lists, and nobody gives memory back to the kernel
 //! with a lock held: runs on their way from a list to the buddy are in neither, so that nobody else can reach them.
 
-use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -13,14 +12,15 @@ use rustix::io::Errno;
 use super::arrivals::Arrivals;
 use super::cpu_lists::{CpuLists, ListedRun, Runs, kind_of};
 use super::noted::Noted;
+use super::share::Share;
 use super::stock::Stock;
 use super::{FrameNo, Handed, NotHandedOut, Run};
 use crate::ledger::{Ledger, Uncounted};
 use crate::lock::rank;
 use crate::percpu::CacheAligned;
 use crate::sync::atomic::{AtomicIsize, AtomicUsize};
-use crate::sync::{Guard, Lock};
-use crate::vm::{Mapping, PAGE_SIZE};
+use crate::sync::{Array, Guard, Lock};
+use crate::vm::{Mapping, OnFork, PAGE_SIZE};
 
 /// This many other CPUs are asked for a run with memory, at most ...
 const NEIGHBOURS: usize = 8;
@@ -28,7 +28,7 @@ const NEIGHBOURS: usize = 8;
 const LOOKS: usize = 64;
 
 /// What one CPU keeps. The figures are changed with the lock held, by plain stores, and read without.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Cpu {
     /// Frames handed out less frames freed by way of these lists: negative where more is freed than handed out.
@@ -37,6 +37,10 @@ pub(super) struct Cpu {
     pub(super) warm: AtomicIsize,
     pub(super) lists: Lock<CpuLists, { rank::CPU_FRAMES }>,
 }
+
+// SAFETY: zeros are a free lock, and lists without a run that keep none (`cpu_lists.rs` tests it); there is nothing to drop.
+#[cfg(not(any(feature = "loom", feature = "shuttle")))]
+unsafe impl crate::table::Zeroed for CacheAligned<Cpu> {}
 
 impl Cpu {
     /// `n` frames more are handed out (negative: fewer), and the lists, whose lock is held, are as they are.
@@ -55,7 +59,10 @@ pub(super) struct Arena {
     frames: u32,
     pub(super) memory: Mapping,
     pub(super) stock: Stock,
-    pub(super) cpus: Box<[CacheAligned<Cpu>]>,
+    /// 3 KiB each, which only those take that are used.
+    pub(super) cpus: Array<CacheAligned<Cpu>>,
+    /// How many of these are used, from the first on: [`Share::sets`]. The others keep no memory.
+    used: AtomicUsize,
     /// Which of these may hold runs.
     pub(super) noted: Noted,
     /// Told when these are no longer as empty as they were known to be.
@@ -67,23 +74,23 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    /// The frames `base .. base + frames` of `memory`, all free, with `cpus` sets of lists of at most `bound` frames each.
+    /// The frames `base .. base + frames` of `memory`, all free, with `cpus` sets of lists, which keep none so far.
+    ///
+    /// # Errors
+    /// As [`Stock::new`] and [`Array::new`].
     pub(super) fn new(
         memory: Mapping,
         (base, frames): (u32, u32),
-        (cpus, bound): (usize, u32),
+        cpus: usize,
         arrivals: &Arc<Arrivals>,
     ) -> Result<Arena, Errno> {
-        let cpu = || {
-            let lists = Lock::new(CpuLists::new(bound));
-            CacheAligned(Cpu { in_use: AtomicIsize::new(0), warm: AtomicIsize::new(0), lists })
-        };
         Ok(Arena {
             base,
             frames,
             memory,
             stock: Stock::new(frames as usize, arrivals.clone())?,
-            cpus: (0..cpus).map(|_| cpu()).collect(),
+            cpus: Array::new(cpus, OnFork::Copy)?,
+            used: AtomicUsize::new(1),
             noted: Noted::new(cpus),
             arrivals: arrivals.clone(),
             returning: AtomicUsize::new(0),
@@ -96,11 +103,33 @@ impl Arena {
         self.base as usize..(self.base + self.frames) as usize
     }
 
-    /// The lists here of who has these on its own node.
+    /// The lists here of who has these on its own node. Stale as soon as it is known: who uses others costs a lock of theirs, and
+    /// they keep none of what it frees.
     #[inline]
     fn wrapped(&self, lists: usize) -> usize {
-        let n = self.cpus.len();
+        let n = self.used.load(Relaxed);
         if lists < n { lists } else { lists % n }
+    }
+
+    /// All lists are to keep the memory of no more than `frames` frames together; what is too much goes back to the kernel. By
+    /// one thread at a time.
+    pub(super) fn keep(&self, frames: usize) {
+        let share = Share::of(frames, self.cpus.len());
+        let before = self.used.swap(share.sets, Relaxed);
+        for (number, cpu) in self.cpus.iter().enumerate().take(before.max(share.sets)) {
+            loop {
+                let mut out = Runs::new();
+                let mut lists = cpu.0.lists.lock();
+                lists.set_bound(share.bound_of(number), &mut out);
+                self.left(&cpu.0, &lists, &out);
+                let is_done = lists.warm() <= lists.bound();
+                drop(lists);
+                self.give_back(out);
+                if is_done {
+                    break;
+                }
+            }
+        }
     }
 
     /// Whether `n` free frames may be found here. Takes no lock.
@@ -224,7 +253,7 @@ impl Arena {
 
     /// Bytes of memory that the tables of the node take.
     pub(super) fn table_bytes(&self) -> usize {
-        self.stock.with(|buddy| buddy.table_bytes()) + size_of_val(&*self.cpus) + self.noted.table_bytes()
+        self.stock.with(|buddy| buddy.table_bytes()) + self.cpus.populated_bytes() + self.noted.table_bytes()
     }
 
     /// Makes the locks usable in a forked child.
@@ -235,7 +264,7 @@ impl Arena {
         // SAFETY: the caller answers.
         unsafe {
             self.stock.reset_after_fork();
-            for cpu in &self.cpus {
+            for cpu in self.cpus.iter() {
                 cpu.lists.reset_after_fork();
             }
         }

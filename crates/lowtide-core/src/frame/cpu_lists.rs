@@ -3,9 +3,9 @@
 //! There is a list for each length of run, in which those that may have memory behind them lie above those that don't. Only the
 //! memory is to be bounded: a refill fetches as much whatever the bound, which is little where many CPUs share a small pool; of
 //! what has none there are [`MOST_COLD`] frames at most, for which whoever has a use for a known number of frames must have room.
-//! How much memory may be kept, the high mark, follows the load between a quarter of its bound and the bound: an overflow after
-//! an overflow means that frees come in bulk and will not be wanted again, and halves it; a refill means that the lists were
-//! too short, and raises it by a batch.
+//! How much memory may be kept, the high mark, follows the load between a quarter of its bound (or what has room for the longest
+//! run) and the bound: an overflow after an overflow means that frees come in bulk and will not be wanted again, and halves it; a
+//! refill means that the lists were too short, and raises it by a batch.
 
 use super::buddy::Buddy;
 use super::{MAX_RUN, Run};
@@ -84,8 +84,9 @@ impl List {
 
 /// What the lists last had to ask the buddy for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
 enum Last {
-    Refill,
+    Refill = 0,
     Overflow,
 }
 
@@ -95,9 +96,9 @@ enum Last {
 pub struct CpuLists {
     /// Frames in all lists that may have memory behind them.
     warm: u32,
-    /// Most of these that there may be, now ...
+    /// Most of these that there may be as frees come ...
     high: u32,
-    /// ... and ever.
+    /// ... and however they come.
     bound: u32,
     last: Last,
     /// Whether drains know that there may be a run in the lists: see `noted.rs`.
@@ -170,7 +171,7 @@ impl CpuLists {
         self.lists.iter().all(|list| list.len == 0)
     }
 
-    /// For checks: the most frames with memory behind them that may ever be in the lists.
+    /// The most frames with memory behind them that may be in the lists.
     pub(super) fn bound(&self) -> u32 {
         self.bound
     }
@@ -182,7 +183,12 @@ impl CpuLists {
     }
 
     fn batch(&self) -> u32 {
-        (self.bound / 4).min(MAX_BATCH)
+        self.least().min(MAX_BATCH)
+    }
+
+    /// The lowest high mark: a quarter of the bound, but room for the longest run.
+    fn least(&self) -> u32 {
+        (self.bound / 4).max(MAX_RUN).min(self.bound)
     }
 
     /// An empty list is to be filled: takes a run for the caller from the buddy and more for the list, a batch at most. What the
@@ -221,7 +227,18 @@ impl CpuLists {
         if self.lists[kind].len as usize == PLACES {
             self.take(kind, 0, PLACES / 2, out);
         }
-        let keep = self.high.saturating_sub(self.batch().max(n));
+        self.shed(self.high.saturating_sub(self.batch().max(n)), out);
+    }
+
+    /// Changes the bound, and moves the oldest runs with memory that are too much by it into `out`, as many as fit.
+    pub(super) fn set_bound(&mut self, bound: u32, out: &mut Runs) {
+        self.bound = bound;
+        self.high = self.high.clamp(self.least(), bound);
+        self.shed(bound, out);
+    }
+
+    /// Moves the oldest runs with memory into `out` until no more than `keep` frames with memory are left, as far as they fit.
+    fn shed(&mut self, keep: u32, out: &mut Runs) {
         while self.warm > keep && out.room() > 0 {
             let warm_of = |kind: &usize| (self.lists[*kind].len - self.lists[*kind].cold()) * frames_of(*kind);
             let fullest = (0..KINDS).max_by_key(warm_of).unwrap_or(0);
@@ -232,7 +249,7 @@ impl CpuLists {
 
     /// Frees come in bulk: less is kept.
     fn shrink(&mut self) {
-        self.high = (self.high / 2).max(self.bound / 4);
+        self.high = (self.high / 2).max(self.least());
     }
 
     /// Moves as many runs as fit into `out`.
@@ -254,6 +271,13 @@ impl CpuLists {
         list.runs.copy_within(to..len, from);
         list.len -= (to - from) as u32;
         self.warm -= (out.warm_frames() - warm_before) as u32;
+    }
+}
+
+/// Of zero bytes.
+impl Default for CpuLists {
+    fn default() -> CpuLists {
+        CpuLists::new(0)
     }
 }
 
@@ -325,5 +349,18 @@ impl Runs {
 impl Default for Runs {
     fn default() -> Runs {
         Runs::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lists are made of zeroed memory, which they take where they are used.
+    #[test]
+    fn zeros_are_lists_that_keep_none() {
+        // SAFETY: integers, a bool, an enum of which 0 is a value, and arrays of such.
+        let zeroed: CpuLists = unsafe { core::mem::zeroed() };
+        assert_eq!(std::format!("{zeroed:?}"), std::format!("{:?}", CpuLists::default()));
     }
 }

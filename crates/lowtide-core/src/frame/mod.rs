@@ -2,7 +2,8 @@
 //! front of it.
 //!
 //! - `bits.rs`, `buddy.rs`: which frames are free, in blocks of 2^order. `stock.rs`: under a lock, and how many without.
-//! - `cpu_lists.rs`: the free runs that a CPU keeps, their high mark and how it adapts. `noted.rs`: which lists may have some.
+//! - `cpu_lists.rs`: the free runs that a CPU keeps, their high mark and how it adapts. `share.rs`: how much of what all may keep
+//!   falls to each. `noted.rs`: which lists may have some.
 //! - `arena.rs`: both; the fast path is one CPU's lock, not contended as long as threads stay on their CPUs.
 //! - `drain.rs`: runs leave the lists, give their memory back to the kernel in batches, and reach the buddy.
 //! - `arrivals.rs`: whether anything came since nothing was found.
@@ -26,23 +27,27 @@ mod nodes;
 mod noted;
 mod parts;
 mod places;
+mod share;
 mod stock;
 mod validate;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use rustix::io::Errno;
 
 use crate::ledger::Ledger;
 use crate::percpu;
+use crate::sync::atomic::AtomicUsize;
 use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use arena::Arena;
 use arrivals::Arrivals;
 use handed::Handed;
 use parts::Parts;
 use places::{Place, Places};
+use share::LEAST_OF_SET;
 
 pub use buddy::Buddy;
 pub use cpu_lists::{CpuLists, ListedRun, Runs, kind_of};
@@ -56,9 +61,6 @@ const MAX_ORDER: u32 = 9;
 
 /// Most free frames with memory in the lists of all CPUs together, unless [`Layout`] says otherwise: 1 MiB.
 pub const LIST_FRAMES: usize = 256;
-
-/// With fewer frames than this the lists of a CPU are no use: then several CPUs share a set.
-const LEAST_PER_CPU: usize = 4;
 
 /// A frame, by number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -84,7 +86,8 @@ pub struct Layout<'a> {
     pub nodes: &'a [usize],
     /// The node of each CPU, by index into `nodes`; CPUs beyond the end begin again.
     pub node_of_cpu: &'a [u8],
-    /// Most free frames with memory in the lists of all CPUs and nodes together: bounds the memory that is held and not used.
+    /// Most free frames with memory in the lists of all CPUs and nodes together, unless fewer are to be kept
+    /// ([`Frames::keep`]): bounds the memory that is held and not used.
     pub list_frames: usize,
 }
 
@@ -99,7 +102,14 @@ pub struct Frames {
     places: Places,
     handed: Handed,
     arrivals: Arc<Arrivals>,
+    /// See [`Layout`].
+    list_frames: usize,
+    /// How many of these the lists may keep now; [`CHANGING`] while a thread changes that.
+    kept: AtomicUsize,
 }
+
+/// In place of how many frames the lists may keep.
+const CHANGING: usize = usize::MAX;
 
 impl Frames {
     /// Reserves `count` frames, divided evenly over the nodes of this machine. No memory is used until frames are written to.
@@ -115,6 +125,16 @@ impl Frames {
     /// # Errors
     /// As [`Frames::new`].
     pub fn with_list_frames(count: usize, list_frames: usize) -> Result<Frames, Errno> {
+        let frames = Frames::keeping_none(count, list_frames)?;
+        frames.keep(list_frames);
+        Ok(frames)
+    }
+
+    /// The same, but none is kept before [`Frames::keep`] says how many: lists take memory when they are used.
+    ///
+    /// # Errors
+    /// As [`Frames::new`].
+    pub fn keeping_none(count: usize, list_frames: usize) -> Result<Frames, Errno> {
         let found = nodes::detect();
         let block = 1usize << MAX_ORDER;
         // A node's worth of a small arena would be less than a large block: not worth dividing.
@@ -123,13 +143,13 @@ impl Frames {
         let mut counts = [each; nodes::MAX_NODES];
         counts[nodes - 1] = count.saturating_sub(each * (nodes - 1));
         let node_of_cpu = &found.onto(nodes)[..percpu::count()];
-        Frames::with_layout(Layout { nodes: &counts[..nodes], node_of_cpu, list_frames })
+        Frames::laid_out(Layout { nodes: &counts[..nodes], node_of_cpu, list_frames })
     }
 
     /// Most free frames that the lists of `cpus` CPUs keep, of which `list_frames` with memory. The others are only numbers, but
     /// whoever is to hand out a known number of frames without a drain needs as many more.
     pub fn most_listed(list_frames: usize, cpus: usize) -> usize {
-        let sets = cpus.min((list_frames / LEAST_PER_CPU).max(nodes::MAX_NODES));
+        let sets = cpus.min((list_frames / LEAST_OF_SET).max(nodes::MAX_NODES));
         list_frames + sets * cpu_lists::MOST_COLD as usize
     }
 
@@ -138,6 +158,12 @@ impl Frames {
     /// # Errors
     /// As [`Frames::new`]; `INVAL` also for a layout that contradicts itself.
     pub fn with_layout(layout: Layout<'_>) -> Result<Frames, Errno> {
+        let frames = Frames::laid_out(layout)?;
+        frames.keep(layout.list_frames);
+        Ok(frames)
+    }
+
+    fn laid_out(layout: Layout<'_>) -> Result<Frames, Errno> {
         let nodes = layout.nodes.len();
         let known = layout.node_of_cpu.iter().all(|&n| usize::from(n) < nodes);
         if !(1..=nodes::MAX_NODES).contains(&nodes) || !known || layout.node_of_cpu.is_empty() || layout.nodes.contains(&0) {
@@ -149,17 +175,18 @@ impl Frames {
         let add = |sum: usize, n: Option<usize>| sum.checked_add(n?);
         let count = sizes.clone().try_fold(0, add).filter(|&n| n <= 1 << 31).ok_or(Errno::INVAL)?;
         let cpus = percpu::count().max(layout.node_of_cpu.len());
-        let (places, lists) = Places::new(cpus, layout.node_of_cpu, nodes, layout.list_frames / (nodes * LEAST_PER_CPU));
-        let bound = (layout.list_frames / lists.iter().sum::<usize>()) as u32;
+        let (places, lists) = Places::new(cpus, layout.node_of_cpu, nodes, layout.list_frames / (nodes * LEAST_OF_SET));
 
         let handed = Handed::new(count)?;
         let memory = vm::map(count * PAGE_SIZE, OnFork::Copy)?;
         let arrivals = Arc::new(Arrivals::new());
-        let mut frames = Frames { memory, count, arenas: Box::default(), parts: Parts::new(&[]), places, handed, arrivals };
+        let (list_frames, kept) = (layout.list_frames, AtomicUsize::new(0));
+        let (arenas, parts) = (Box::default(), Parts::new(&[]));
+        let mut frames = Frames { memory, count, arenas, parts, places, handed, arrivals, list_frames, kept };
         let mut base = 0;
         let mut arenas = Vec::with_capacity(nodes);
         for (size, lists) in sizes.flatten().zip(lists) {
-            arenas.push(Arena::new(memory, (base as u32, size as u32), (lists, bound), &frames.arrivals)?);
+            arenas.push(Arena::new(memory, (base as u32, size as u32), lists, &frames.arrivals)?);
             base += size;
         }
         frames.parts = Parts::new(&Vec::from_iter(arenas.iter().map(|arena| arena.range().end)));
@@ -247,6 +274,26 @@ impl Frames {
         self.arenas.iter().for_each(Arena::drain);
     }
 
+    /// How many free frames with memory the lists may keep together now; `None` while a thread changes that.
+    #[inline]
+    pub fn kept(&self) -> Option<usize> {
+        Some(self.kept.load(Relaxed)).filter(|kept| *kept != CHANGING)
+    }
+
+    /// The lists are to keep no more than `frames` free frames with memory together from now on, nor than the [`Layout`] allows;
+    /// what is too much goes back to the kernel before this returns. Does nothing while another thread does the same. Takes the
+    /// lock of each set of lists: for seldom.
+    pub fn keep(&self, frames: usize) {
+        let frames = frames.min(self.list_frames);
+        let Some(before) = self.kept() else { return };
+        // Acquire: pairs with the Release below. What the thread before has set is changed by this one, and not after it.
+        if self.kept.compare_exchange(before, CHANGING, Acquire, Relaxed).is_err() {
+            return;
+        }
+        self.arenas.iter().for_each(|arena| arena.keep(frames / self.arenas.len()));
+        self.kept.store(frames, Release);
+    }
+
     /// Tells `ledger` what memory is behind frames ([`Frames::held_bytes`]), from now on whenever that changes.
     pub fn count_in(&mut self, ledger: &Arc<dyn Ledger>) {
         ledger.add(self.held_bytes() as isize);
@@ -261,6 +308,18 @@ impl Frames {
         assert!((frame.0 as usize) < self.count);
         // SAFETY: inside the mapping.
         unsafe { self.memory.as_ptr().add(frame.0 as usize * PAGE_SIZE) }
+    }
+
+    /// How many nodes the frames are divided over.
+    #[inline]
+    pub fn nodes(&self) -> usize {
+        self.arenas.len()
+    }
+
+    /// Most free frames with memory that the lists may ever keep: see [`Layout`].
+    #[inline]
+    pub fn list_frames(&self) -> usize {
+        self.list_frames
     }
 
     /// Frames of all nodes.
@@ -298,6 +357,10 @@ impl Frames {
     /// # Safety
     /// As [`crate::lock::Lock::reset_after_fork`].
     pub unsafe fn reset_after_fork(&self) {
+        if self.kept().is_none() {
+            // A thread of the parent was at it: some lists may keep as many as ever, which the next change sets right.
+            self.kept.store(self.list_frames, Relaxed);
+        }
         for arena in &self.arenas {
             // SAFETY: the caller answers.
             unsafe { arena.reset_after_fork() }

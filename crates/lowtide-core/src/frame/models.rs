@@ -32,7 +32,7 @@ fn small() -> Arc<Frames> {
 
 /// Checkers don't see accesses to memory. They see this one, and those that come before and after memory is given back.
 fn given_back(frames: &Frames) {
-    frames.arenas[0].returning.load(core::sync::atomic::Ordering::Relaxed);
+    frames.arenas[0].returning.load(Relaxed);
 }
 
 fn write(frames: &Frames, f: FrameNo, byte: u8) {
@@ -162,6 +162,47 @@ fn two_drains_meet() {
     });
 }
 
+/// While one thread uses frames, another has less be kept, and more again; then no more is kept than was said last.
+#[test]
+fn what_is_kept_changes_while_lists_are_used() {
+    check(|| {
+        let frames = small();
+        use_one(&frames, RIGHT, 1, 1);
+        let there = frames.clone();
+        let thread = thread::spawn(move || there.keep(0));
+        use_one(&frames, RIGHT, 1, 2);
+        thread.join().unwrap();
+        assert_eq!(frames.kept(), Some(0));
+        // Whoever put something into lists that were given up meanwhile.
+        assert_eq!(frames.held_bytes(), 0);
+        frames.keep(16);
+        use_one(&frames, RIGHT, 1, 3);
+        assert!(frames.held_bytes() > 0);
+        assert_at_rest(&frames);
+    });
+}
+
+/// Of two that change what is kept at the same moment one does, in all lists.
+#[test]
+fn two_change_what_is_kept() {
+    check(|| {
+        let frames = small();
+        let held: Vec<_> = (0..4).map(|_| frames.alloc_on(0, 1).unwrap()).collect();
+        for (i, f) in held.iter().enumerate() {
+            frames.free_on(i % 2, *f, 1).unwrap();
+        }
+        let there = frames.clone();
+        let thread = thread::spawn(move || there.keep(8));
+        frames.keep(0);
+        thread.join().unwrap();
+        let kept = frames.kept().unwrap();
+        assert!(frames.held_bytes() <= kept * PAGE_SIZE);
+        let arena = &frames.arenas[0];
+        assert_eq!(arena.cpus.iter().map(|cpu| cpu.lists.lock().bound() as usize).sum::<usize>(), kept);
+        assert_at_rest(&frames);
+    });
+}
+
 #[test]
 fn who_finds_none_takes_nothing_from_who_frees() {
     check(|| {
@@ -221,7 +262,7 @@ fn alloc_in_two_holds(frames: &Frames, cpu: usize) -> Option<FrameNo> {
 /// Bug: copies the lists in one hold of the lock and empties them in the next.
 fn drain_in_two_holds(frames: &Frames) {
     let arena: &Arena = &frames.arenas[0];
-    for cpu in &arena.cpus {
+    for cpu in arena.cpus.iter() {
         let mut copied = Runs::new();
         let mut lists = cpu.lists.lock();
         lists.take_all(&mut copied);
@@ -240,7 +281,7 @@ fn drain_in_two_holds(frames: &Frames) {
 /// Bug: the frames can be handed out again before their memory is given back.
 fn drain_to_the_buddy_first(frames: &Frames) {
     let arena = &frames.arenas[0];
-    for cpu in &arena.cpus {
+    for cpu in arena.cpus.iter() {
         let mut out = Runs::new();
         let mut lists = cpu.lists.lock();
         lists.take_all(&mut out);
@@ -254,7 +295,7 @@ fn drain_to_the_buddy_first(frames: &Frames) {
             // SAFETY: it is not safe; that is the bug. In the model nobody holds a reference.
             unsafe { arena.memory.discard(from, len) };
         }
-        arena.returning.fetch_sub(out.warm_frames(), core::sync::atomic::Ordering::Relaxed);
+        arena.returning.fetch_sub(out.warm_frames(), Relaxed);
     }
 }
 

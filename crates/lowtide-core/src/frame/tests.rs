@@ -1,5 +1,5 @@
 use super::*;
-use crate::sync::atomic::{AtomicIsize, Ordering::Relaxed};
+use crate::sync::atomic::AtomicIsize;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::vec::Vec;
@@ -115,6 +115,52 @@ fn all_cpus_together_keep_no_more_than_the_bound() {
     }
 }
 
+/// Many small processes on many CPUs: what each keeps idle must not grow with either.
+#[test]
+fn fewer_are_kept_from_the_moment_on_that_this_is_asked_for_by_however_many_cpus() {
+    for cpus in [1, 2, 16, 300] {
+        let (nodes, node_of_cpu) = ([20_000], std::vec![0; cpus]);
+        let frames = Frames::with_layout(Layout { nodes: &nodes, node_of_cpu: &node_of_cpu, list_frames: 4096 }).unwrap();
+        // All CPUs free runs of all lengths, and take some of them again.
+        let churn = || {
+            let all: Vec<_> = (0..12_000).map(|i| (i, frames.alloc_on(i % cpus, i as u32 % MAX_RUN + 1))).collect();
+            all.iter().filter_map(|(i, f)| Some((*i, (*f)?))).for_each(|(i, f)| {
+                frames.free_on((i + i % 3) % cpus, f, i as u32 % MAX_RUN + 1).unwrap();
+            });
+            frames.held_bytes() / PAGE_SIZE
+        };
+        let all = churn();
+        for kept in [4096, 256, 33, 8, 0, 64] {
+            frames.keep(kept);
+            let at_once = frames.held_bytes() / PAGE_SIZE;
+            assert!(at_once <= kept, "{at_once} of {kept} frames, {cpus} CPUs");
+            frames.validate().unwrap();
+            let later = churn();
+            assert!(later <= kept && (later > 0 || kept < MAX_RUN as usize), "{later} of {kept} frames, {cpus} CPUs");
+            frames.validate().unwrap();
+        }
+        frames.keep(usize::MAX);
+        assert_eq!(frames.kept(), Some(4096));
+        assert!(churn() > all / 2, "it is as it was, {cpus} CPUs");
+    }
+}
+
+/// What a set keeps is at hand for all CPUs that share it.
+#[test]
+fn a_freed_run_is_at_hand_for_whichever_cpu_where_little_is_kept() {
+    let frames = Frames::laid_out(Layout { nodes: &[4096], node_of_cpu: &[0; 64], list_frames: 256 }).unwrap();
+    frames.keep(32);
+    for cpu in 0..64 {
+        let run = frames.alloc_on(cpu, MAX_RUN).unwrap();
+        frames.free_on(cpu, run, MAX_RUN).unwrap();
+        assert_eq!((frames.alloc_on(cpu, MAX_RUN), frames.free_on((cpu + 1) % 64, run, MAX_RUN)), (Some(run), Ok(())));
+    }
+    // In this order: to add up all sets reads them, which the kernel's one zero page is mapped for.
+    let lists = frames.arenas[0].cpus.populated_bytes();
+    assert!(lists <= 4 * PAGE_SIZE, "{lists} bytes, of four sets: the others are not used");
+    assert_eq!(frames.held_bytes(), MAX_RUN as usize * PAGE_SIZE, "all had the same run");
+}
+
 #[test]
 fn the_high_mark_follows_the_load() {
     let frames = two_cpus(40_000, 512);
@@ -167,7 +213,7 @@ fn many() -> Frames {
 
 /// How often locks of lists, and of buddies, were taken.
 fn locks(frames: &Frames) -> (u32, u32) {
-    let lists = frames.arenas.iter().flat_map(|arena| &arena.cpus).map(|cpu| cpu.lists.acquisitions()).sum();
+    let lists = frames.arenas.iter().flat_map(|arena| arena.cpus.iter()).map(|cpu| cpu.lists.acquisitions()).sum();
     (lists, frames.arenas.iter().map(|arena| arena.stock.acquisitions()).sum())
 }
 
@@ -298,7 +344,7 @@ fn layouts_that_make_no_sense_are_refused() {
 #[test]
 fn threads_never_share_a_frame_while_one_drains() {
     let frames = Frames::new(600).unwrap();
-    let done = core::sync::atomic::AtomicUsize::new(0);
+    let done = AtomicUsize::new(0);
     std::thread::scope(|s| {
         for t in 0..3u8 {
             let (frames, done) = (&frames, &done);
@@ -323,10 +369,10 @@ fn threads_never_share_a_frame_while_one_drains() {
                 for (f, n) in held {
                     frames.free_run(f, n).unwrap();
                 }
-                done.fetch_add(1, core::sync::atomic::Ordering::Release);
+                done.fetch_add(1, Release);
             });
         }
-        while done.load(core::sync::atomic::Ordering::Acquire) < 3 {
+        while done.load(Acquire) < 3 {
             frames.drain();
             std::thread::yield_now();
         }
@@ -351,7 +397,12 @@ proptest! {
         let counted = Arc::new(Counted::default());
         frames.count_in(&(counted.clone() as Arc<dyn Ledger>));
         let mut held: BTreeMap<u32, u32> = BTreeMap::new();
+        let mut kept = list_frames;
         for (n, which, cpu) in ops {
+            if n == 7 {
+                kept = which.index(2 * list_frames + 1).min(list_frames);
+                frames.keep(kept);
+            }
             if n % 3 != 0 || held.is_empty() {
                 if let Some(FrameNo(start)) = frames.alloc_on(cpu, n) {
                     prop_assert!(start + n <= frames.count() as u32 && start.is_multiple_of(n.next_power_of_two()));
@@ -373,7 +424,7 @@ proptest! {
             let in_use = held.values().sum::<u32>() as usize;
             prop_assert_eq!(frames.in_use(), in_use);
             prop_assert_eq!(counted.bytes(), frames.held_bytes(), "one load, and the sum over all CPUs");
-            prop_assert!(frames.held_bytes() <= (in_use + list_frames) * PAGE_SIZE);
+            prop_assert!(frames.held_bytes() <= (in_use + kept) * PAGE_SIZE);
             prop_assert_eq!(frames.validate(), Ok(()));
         }
         for (start, len) in held {

@@ -11,6 +11,7 @@
 //!
 //! What does not compress to [`MAX_COMPRESSED`] is kept raw, in a frame of its own without a header.
 
+mod at_hand;
 mod compact;
 mod gaps;
 mod handle;
@@ -59,7 +60,8 @@ type Shard<'a> = Guard<'a, Shelves, { rank::POOL_SHARD }>;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stale;
 
-/// The lists of free frames hold at most this part of the limit, between 1 and 64 MiB.
+/// The lists of free frames hold at most this part of the limit, between 1 and 64 MiB; less in a pool that holds little
+/// (`at_hand.rs`).
 const LISTS_PART: usize = 64;
 
 /// The pool. All methods are thread-safe.
@@ -88,7 +90,7 @@ impl Pool {
         let least = arena_frames(limit, percpu::count());
         let mut count = (least + (most / PAGE_SIZE).saturating_sub(limit / PAGE_SIZE)).min(MAX_ARENA);
         let frames = loop {
-            match Frames::with_list_frames(count, lists) {
+            match Frames::keeping_none(count, lists) {
                 Ok(frames) => break frames,
                 // Address space may be scarce (ulimit -v, strict overcommit): then the limit cannot be raised as far.
                 Err(_) if count > least => count = (count / 2).max(least),
@@ -100,7 +102,7 @@ impl Pool {
 
     /// A pool of these frames.
     fn of(frames: Frames, limit: usize, accept_percent: u32) -> Result<Pool, Errno> {
-        Ok(Pool {
+        let pool = Pool {
             begins: Array::new(frames.count(), OnFork::Copy)?,
             frames,
             shards: core::array::from_fn(|_| CacheAligned(Lock::new(Shelves::new()))),
@@ -108,7 +110,9 @@ impl Pool {
             inserted: AtomicUsize::new(0),
             stored: AtomicUsize::new(0),
             objects: AtomicUsize::new(0),
-        })
+        };
+        pool.keep_more();
+        Ok(pool)
     }
 
     /// Whether the pool takes objects now. Ask before compressing; [`Pool::insert`] does not ask.
@@ -233,17 +237,19 @@ impl Pool {
         if !self.limit.reserve(n) {
             return None;
         }
-        let frame = self.frames.alloc_run(n as u32);
-        if frame.is_none() {
+        let Some(FrameNo(frame)) = self.frames.alloc_run(n as u32) else {
             self.limit.release(n);
-        }
-        frame.map(|FrameNo(frame)| frame)
+            return None;
+        };
+        self.keep_more();
+        Some(frame)
     }
 
     fn free_frames(&self, frame: u32, n: usize) {
         let freed = self.frames.free_run(FrameNo(frame), n as u32);
         debug_assert!(freed.is_ok(), "frames of the pool are handed out");
         self.limit.release(n);
+        self.keep_less();
     }
 
     fn count(&self, len: usize) {

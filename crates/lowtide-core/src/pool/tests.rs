@@ -91,10 +91,13 @@ fn never_above_its_limit() {
 /// Whatever lies in the lists of many CPUs, nobody has to empty them: that gives memory away that is wanted.
 #[test]
 fn no_frame_is_missing_below_the_limit_while_many_cpus_keep_some() {
-    const CPUS: usize = 64;
+    // As many as have lists of their own in the smallest pool.
+    const CPUS: usize = 32;
     for limit in [2 * MIB, 64 * MIB] {
         let layout = Layout { nodes: &[arena_frames(limit, CPUS)], node_of_cpu: &[0; CPUS], list_frames: list_frames(limit) };
         let pool = Pool::of(Frames::with_layout(layout).unwrap(), limit, 90).unwrap();
+        // As when it is nearly full, and each CPU has lists of its own.
+        pool.frames.keep(usize::MAX);
         let alloc = |cpu| pool.limit.reserve(1).then(|| pool.frames.alloc_on(cpu, 1).unwrap());
         let first: Vec<_> = (0..CPUS).map(|cpu| alloc(cpu).unwrap()).collect();
         // All but what is for the others.
@@ -105,6 +108,34 @@ fn no_frame_is_missing_below_the_limit_while_many_cpus_keep_some() {
             assert_eq!(alloc(cpu), Some(FrameNo(first.0 + 1)), "the list of CPU {cpu} was emptied");
         }
         assert_eq!((pool.bytes(), pool.frames.in_use(), alloc(0)), (limit, limit / PAGE_SIZE, None));
+    }
+}
+
+/// However large the pool may become, and however many CPUs free what it held: what it keeps idle is a part of what it holds.
+#[test]
+fn a_pool_that_holds_little_keeps_little_at_hand() {
+    for cpus in [2, 16, 256] {
+        let (limit, node_of_cpu) = (1 << 30, vec![0; cpus]);
+        let layout = Layout { nodes: &[arena_frames(limit, cpus)], node_of_cpu: &node_of_cpu, list_frames: list_frames(limit) };
+        let pool = Pool::of(Frames::with_layout(layout).unwrap(), limit, 90).unwrap();
+        // What CPU 0 stores, all free, down to a few frames.
+        let mut held = Vec::new();
+        for most in [100, 5_000, 30_000, 300, 40, 20_000, 0] {
+            while held.len() < most {
+                held.push(pool.frames_for(1).unwrap());
+            }
+            while held.len() > most {
+                let frame = held.swap_remove(held.len() * 7 / 10);
+                let freed = pool.frames.free_on(frame as usize * 13 % cpus, FrameNo(frame), 1);
+                assert_eq!(freed, Ok(()));
+                pool.limit.release(1);
+                pool.keep_less();
+                let idle = pool.held_bytes() - pool.bytes();
+                assert!(idle <= (pool.bytes() / 4).max(MIB / 4), "{idle} bytes idle of {}, {cpus} CPUs", pool.bytes());
+            }
+            pool.frames.validate().unwrap();
+        }
+        assert!(pool.held_bytes() > 0, "some memory stays at hand");
     }
 }
 
