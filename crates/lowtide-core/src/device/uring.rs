@@ -1,8 +1,9 @@
 //! io_uring: several transfers in flight at once, started and awaited with one system call.
 //!
 //! A ring belongs to one batch at a time; batches that find all rings in use go on without. Each ring's memory is two pages of
-//! lowtide's own (IORING_SETUP_NO_MMAP), so no mapping of the kernel's appears among the program's. There is no kernel thread:
-//! the kernel looks at a ring only during `io_uring_enter` of the batch that has it.
+//! lowtide's own (IORING_SETUP_NO_MMAP), so no mapping of the kernel's appears among the program's. It is made when there are
+//! so many batches at the same time, which in most processes never are: what it takes stays in memory. There is no kernel
+//! thread: the kernel looks at a ring only during `io_uring_enter` of the batch that has it.
 //!
 //! A forked child inherits neither descriptor nor kernel side of a ring, only a useless copy of its memory: it must
 //! [`Rings::forget`] them before it does anything else.
@@ -31,21 +32,26 @@ const MOST_RINGS: usize = 8;
 #[derive(Debug)]
 pub struct Rings {
     list: ArrayVec<Ring, MOST_RINGS>,
+    /// The same in all of them.
+    offsets: Offsets,
 }
+
+/// In place of a ring's descriptor: it was not made yet, or it never will be (again).
+const NOT_MADE: i32 = -1;
+const GONE: i32 = -2;
 
 /// One ring.
 #[derive(Debug)]
 struct Ring {
-    /// Negative: none.
+    /// Or [`NOT_MADE`], or [`GONE`].
     fd: AtomicI32,
     busy: AtomicBool,
     /// First page: submissions. Second page: both queues' heads and tails, and the completions.
     map: Mapping,
-    offsets: Offsets,
 }
 
 /// Where things are in the second page, as the kernel said, in bytes.
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Offsets {
     sq_head: u32,
     sq_tail: u32,
@@ -66,22 +72,45 @@ struct Completion {
 }
 
 impl Rings {
-    /// Makes the rings.
+    /// Makes the first ring, and room for others.
     ///
     /// # Errors
     /// `PERM` or `NOSYS` where io_uring is not allowed or not there, others of io_uring_setup and of [`vm::map`]: the device
     /// then works without.
     pub fn new() -> Result<Rings, Errno> {
+        Rings::for_cpus(percpu::count())
+    }
+
+    fn for_cpus(cpus: usize) -> Result<Rings, Errno> {
         let mut list = ArrayVec::new();
-        list.push(Ring::new()?);
-        list.extend((1..percpu::count().clamp(LEAST_RINGS, MOST_RINGS)).map_while(|_| Ring::new().ok()));
-        Ok(Rings { list })
+        let first = Ring::new()?;
+        let offsets = first.make()?;
+        list.push(first);
+        list.extend((1..cpus.clamp(LEAST_RINGS, MOST_RINGS)).map_while(|_| Ring::new().ok()));
+        Ok(Rings { list, offsets })
+    }
+
+    /// A ring that nobody uses; `None`: all are in use, or can't be had. The caller gives it back.
+    fn take(&self) -> Option<&Ring> {
+        // Acquire: pairs with the Release with which it is given back.
+        let is_free = |ring: &&Ring| {
+            ring.fd.load(Ordering::Relaxed) != GONE
+                && ring.busy.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        };
+        let ring = self.list.iter().find(is_free)?;
+        if ring.fd.load(Ordering::Relaxed) == NOT_MADE && ring.make() != Ok(self.offsets) {
+            // It won't be tried for each batch.
+            ring.fd.store(GONE, Ordering::Relaxed);
+            ring.give_back();
+            return None;
+        }
+        Some(ring)
     }
 
     /// In a forked child: the rings are its parent's.
     pub fn forget(&self) {
         for ring in &self.list {
-            ring.fd.store(-1, Ordering::Relaxed);
+            ring.fd.store(GONE, Ordering::Relaxed);
             // SAFETY: without a descriptor nobody looks there.
             unsafe { ring.map.discard(0, 2 * PAGE_SIZE) };
         }
@@ -95,17 +124,11 @@ impl Rings {
         if file.faults.is_some_and(|faults| !faults.pass(crate::faults::Op::Device, batch.len() as u64)) {
             return false;
         }
-        // Acquire: pairs with the Release below.
-        let free = |ring: &&Ring| {
-            ring.fd.load(Ordering::Relaxed) >= 0
-                && ring.busy.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
-        };
-        let Some(ring) = self.list.iter().find(free) else { return false };
+        let Some(ring) = self.take() else { return false };
         let mut first = [Err(Errno::AGAIN); DEPTH];
         let n = batch.len().min(DEPTH);
-        ring.start_and_wait(file.fd, &mut batch[..n], &mut first);
-        // Release: pairs with the Acquire above.
-        ring.busy.store(false, Ordering::Release);
+        ring.start_and_wait(&self.offsets, file.fd, &mut batch[..n], &mut first);
+        ring.give_back();
         for (i, transfer) in batch.iter_mut().enumerate() {
             // What the ring did not finish is finished without it.
             let first = first.get(i).copied().unwrap_or(Err(Errno::AGAIN));
@@ -116,10 +139,22 @@ impl Rings {
 }
 
 impl Ring {
+    /// Room for a ring.
     fn new() -> Result<Ring, Errno> {
         let map = vm::map(2 * PAGE_SIZE, OnFork::Copy)?;
+        Ok(Ring { fd: AtomicI32::new(NOT_MADE), busy: AtomicBool::new(false), map })
+    }
+
+    fn give_back(&self) {
+        // Release: pairs with the Acquire in `Rings::take`.
+        self.busy.store(false, Ordering::Release);
+    }
+
+    /// Makes the ring. By its one user.
+    fn make(&self) -> Result<Offsets, Errno> {
+        let map = &self.map;
         // The kernel pins the pages; they must exist.
-        // SAFETY: the mapping is fresh and nobody else knows it.
+        // SAFETY: only its user knows the mapping.
         unsafe { map.as_ptr().write_bytes(0, 2 * PAGE_SIZE) };
         let mut params = io_uring_params::default();
         params.flags = IoringSetupFlags::NO_MMAP | IoringSetupFlags::NO_SQARRAY | IoringSetupFlags::COOP_TASKRUN;
@@ -127,16 +162,10 @@ impl Ring {
         // SAFETY: the second page of the mapping.
         params.cq_off.user_addr = io_uring_ptr::new(unsafe { map.as_ptr().add(PAGE_SIZE) }.cast());
         // SAFETY: both queues fit into their pages (the kernel checks that), which stay mapped until the ring is closed.
-        let fd = match unsafe { io_uring_setup(DEPTH as u32, &mut params) } {
-            Ok(fd) => fd,
-            Err(errno) => {
-                // SAFETY: nobody uses it.
-                unsafe { map.retire() };
-                return Err(errno);
-            }
-        };
+        let fd = unsafe { io_uring_setup(DEPTH as u32, &mut params)? };
+        self.fd.store(fd.into_raw_fd(), Ordering::Relaxed);
         let (sq, cq) = (params.sq_off, params.cq_off);
-        let offsets = Offsets {
+        Ok(Offsets {
             sq_head: sq.head,
             sq_tail: sq.tail,
             sq_mask: sq.ring_mask,
@@ -144,8 +173,7 @@ impl Ring {
             cq_tail: cq.tail,
             cq_mask: cq.ring_mask,
             cqes: cq.cqes,
-        };
-        Ok(Ring { fd: AtomicI32::new(fd.into_raw_fd()), busy: AtomicBool::new(false), map, offsets })
+        })
     }
 
     /// A word of the queues.
@@ -156,10 +184,16 @@ impl Ring {
 
     /// Starts all transfers and waits for all; `out[i]`: bytes moved, or the error. What could not be started stays as it was.
     /// Only for the ring's one user.
-    fn start_and_wait(&self, fd: BorrowedFd<'_>, batch: &mut [Transfer<'_>], out: &mut [Result<usize, Errno>; DEPTH]) {
+    fn start_and_wait(
+        &self,
+        offsets: &Offsets,
+        fd: BorrowedFd<'_>,
+        batch: &mut [Transfer<'_>],
+        out: &mut [Result<usize, Errno>; DEPTH],
+    ) {
         // SAFETY: the ring's descriptor stays open while the device lives.
         let ring = unsafe { BorrowedFd::borrow_raw(self.fd.load(Ordering::Relaxed)) };
-        let (tail, mask) = (self.word(self.offsets.sq_tail), self.word(self.offsets.sq_mask).load(Ordering::Relaxed));
+        let (tail, mask) = (self.word(offsets.sq_tail), self.word(offsets.sq_mask).load(Ordering::Relaxed));
         let begin = tail.load(Ordering::Relaxed);
         for (i, transfer) in batch.iter_mut().enumerate() {
             let at = begin.wrapping_add(i as u32) & mask;
@@ -187,11 +221,11 @@ impl Ring {
             let entered = unsafe { io_uring_enter(ring, left, left + waiting, IoringEnterFlags::GETEVENTS) };
             // What the kernel has taken is what its head says, whatever the call returned. Acquire: pairs with the kernel's
             // Release.
-            let taken = self.word(self.offsets.sq_head).load(Ordering::Acquire);
+            let taken = self.word(offsets.sq_head).load(Ordering::Acquire);
             let untaken = end.wrapping_sub(taken);
             waiting += left - untaken;
             left = untaken;
-            waiting -= self.collect(out);
+            waiting -= self.collect(offsets, out);
             match entered {
                 _ if left + waiting == 0 => return,
                 Ok(_) | Err(Errno::INTR) => {}
@@ -210,13 +244,13 @@ impl Ring {
     }
 
     /// Takes the completions that are there; how many.
-    fn collect(&self, out: &mut [Result<usize, Errno>; DEPTH]) -> u32 {
-        let (head, mask) = (self.word(self.offsets.cq_head), self.word(self.offsets.cq_mask).load(Ordering::Relaxed));
+    fn collect(&self, offsets: &Offsets, out: &mut [Result<usize, Errno>; DEPTH]) -> u32 {
+        let (head, mask) = (self.word(offsets.cq_head), self.word(offsets.cq_mask).load(Ordering::Relaxed));
         // Acquire: pairs with the kernel's Release, after it has written the completions.
-        let (begin, end) = (head.load(Ordering::Relaxed), self.word(self.offsets.cq_tail).load(Ordering::Acquire));
+        let (begin, end) = (head.load(Ordering::Relaxed), self.word(offsets.cq_tail).load(Ordering::Acquire));
         let mut at = begin;
         while at != end {
-            let place = PAGE_SIZE + self.offsets.cqes as usize + (at & mask) as usize * size_of::<Completion>();
+            let place = PAGE_SIZE + offsets.cqes as usize + (at & mask) as usize * size_of::<Completion>();
             // SAFETY: the kernel wrote it before it moved the tail.
             let completion: Completion = unsafe { self.map.as_ptr().add(place).cast::<Completion>().read() };
             if let Some(out) = out.get_mut(completion.user_data as usize) {
@@ -237,11 +271,41 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         let fd = *self.fd.get_mut();
+        // Neither not made nor gone.
         if fd >= 0 {
             // SAFETY: the ring owns the descriptor.
             drop(unsafe { OwnedFd::from_raw_fd(fd) });
         }
         // SAFETY: nothing is in flight, and nobody uses the ring any more.
         unsafe { self.map.retire() };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn made(rings: &Rings) -> usize {
+        rings.list.iter().filter(|ring| ring.map.populated_pages() > 0).count()
+    }
+
+    /// What rings take stays in memory, in each process: there are as many as batches were under way at a time.
+    #[test]
+    fn rings_take_memory_when_batches_meet_however_many_cpus_there_are() {
+        let Ok(rings) = Rings::for_cpus(256) else {
+            std::eprintln!("SKIPPED: no io_uring here");
+            return;
+        };
+        assert_eq!((made(&rings), rings.list.len()), (1, MOST_RINGS));
+        for at_once in [1, 3, MOST_RINGS] {
+            for _ in 0..2 {
+                let taken: std::vec::Vec<&Ring> = (0..at_once).map(|_| rings.take().unwrap()).collect();
+                assert_eq!(made(&rings), at_once);
+                assert!(at_once < MOST_RINGS || rings.take().is_none(), "all are in use");
+                taken.into_iter().for_each(Ring::give_back);
+            }
+        }
+        rings.forget();
+        assert!(rings.take().is_none() && made(&rings) == 0, "a forked child has none");
     }
 }
