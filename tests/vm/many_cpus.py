@@ -7,6 +7,7 @@ program of as many threads rests, half of its memory out: which of lowtide's thr
 REST_SECONDS=60: how long the last one rests, by the guest's clock.
 """
 
+import json
 import os
 import platform
 import re
@@ -134,6 +135,12 @@ def looks(pid: int) -> dict[str, tuple[str, int, int]]:
     return found
 
 
+def recompressed(run: int) -> int:
+    """Pages that a run has compressed again so far: what the reclaimer does where a CPU is free, some seconds after nothing happens any more."""
+    asked = subprocess.run([str(lab.LOWTIDE), "stat", "--json", str(run)], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    return json.loads(asked.stdout)["pages"]["recompressed"] if asked.returncode == 0 else 0
+
+
 def rest() -> list[str]:
     """A program that does nothing for a while, after it was busy beyond its limit."""
     command = [lab.compiled("many_threads"), str(WORKERS), "96", "200", "100000"]
@@ -150,9 +157,10 @@ def rest() -> list[str]:
             program = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()[0]
             # What was under way may end.
             time.sleep(3)
-            before, began = looks(int(program)), time.monotonic()
+            again, before, began = recompressed(child.pid), looks(int(program)), time.monotonic()
             time.sleep(REST_SECONDS)
             after, passed = looks(int(program)), time.monotonic() - began
+            again = recompressed(child.pid) - again
         finally:
             for process in [*Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split(), child.pid]:
                 os.kill(int(process), signal.SIGKILL)
@@ -167,6 +175,7 @@ def rest() -> list[str]:
     for name, each in sorted(by_name.items()):
         shares, often = zip(*each)
         print(f"rest: {len(each)} x {name}: {sum(shares):.2%} of a CPU in all, {max(shares):.2%} at most; {sum(often):.1f} switches a second in all, {max(often):.1f} at most")
+    print(f"rest: {again:,} pages were compressed again meanwhile")
     return wrong if by_name else ["rest: lowtide has no thread there"]
 
 
