@@ -45,11 +45,14 @@ pub struct Told {
     memory: Mapping,
     /// By how many more events have begun than were read, where that means nothing: see [`SETTLED_AFTER_US`].
     settled: AtomicU64,
-    /// By how many it was lately, and since when, in microseconds.
-    unsettled: AtomicU64,
+    /// How many had begun, and were read, when they were last seen to differ by another number, and when that was, in
+    /// microseconds.
+    counts: [AtomicU64; 2],
     since_us: AtomicU64,
     /// The userfaultfd is to be read once, whatever is counted.
     look: AtomicBool,
+    /// When it was last read without a reason, in microseconds.
+    looked_us: AtomicU64,
     /// See [`Told::missing_stack`].
     missing_stack: AtomicUsize,
 }
@@ -113,9 +116,10 @@ impl Told {
             slots,
             memory,
             settled: AtomicU64::new(0),
-            unsettled: AtomicU64::new(0),
+            counts: [const { AtomicU64::new(0) }; 2],
             since_us: AtomicU64::new(now_us()),
             look: AtomicBool::new(true),
+            looked_us: AtomicU64::new(0),
             missing_stack: AtomicUsize::new(0),
         }))
     }
@@ -152,14 +156,22 @@ impl Told {
     /// Whether the userfaultfd has something that must be read, or may have.
     pub fn must_read(&self, pager: &Pager) -> bool {
         // Lost records, too: of their faults only the userfaultfd tells.
-        let ahead = self.slots.events().wrapping_add(self.slots.lost()).wrapping_sub(pager.events_read());
-        if ahead == self.settled.load(Ordering::Relaxed) {
-            // The next time that they differ is another time.
-            self.unsettled.store(ahead, Ordering::Relaxed);
-            return self.look.swap(false, Ordering::Relaxed);
-        }
+        let counts = [self.slots.events().wrapping_add(self.slots.lost()), pager.events_read()];
+        let ahead = counts[0].wrapping_sub(counts[1]);
         let now = now_us();
-        if self.unsettled.swap(ahead, Ordering::Relaxed) != ahead {
+        if ahead == self.settled.load(Ordering::Relaxed) {
+            let looks = now.saturating_sub(self.looked_us.load(Ordering::Relaxed)) > LOOK_S as u64 * 1_000_000;
+            if !looks && !self.look.load(Ordering::Relaxed) {
+                return false;
+            }
+            self.look.store(false, Ordering::Relaxed);
+            self.looked_us.store(now, Ordering::Relaxed);
+            return true;
+        }
+        // As long as some begin or are read, they differ for other reasons each time.
+        let last = self.counts.each_ref().map(|count| count.load(Ordering::Relaxed));
+        if last != counts {
+            self.counts.iter().zip(counts).for_each(|(last, count)| last.store(count, Ordering::Relaxed));
             self.since_us.store(now, Ordering::Relaxed);
         } else if now.saturating_sub(self.since_us.load(Ordering::Relaxed)) > SETTLED_AFTER_US && !pager.uffd().is_readable() {
             self.settled.store(ahead, Ordering::Relaxed);
@@ -180,10 +192,6 @@ impl Told {
         let uffd = pager.uffd().as_fd();
         let mut both = [PollFd::new(&self.fd, PollFlags::IN), PollFd::from_borrowed_fd(uffd, PollFlags::IN)];
         let waits_for = if self.must_read(pager) { &mut both[..] } else { &mut both[..1] };
-        let came = poll(waits_for, Some(time)).is_ok_and(|ready| ready > 0);
-        if !came && time.tv_sec >= LOOK_S {
-            self.look();
-        }
-        came
+        poll(waits_for, Some(time)).is_ok_and(|ready| ready > 0)
     }
 }
