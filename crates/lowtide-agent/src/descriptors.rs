@@ -25,8 +25,8 @@ const OF_A_THREAD: usize = sys::O_EXCL as usize;
 
 /// By which numbers lowtide's threads know them.
 static NUMBERS: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
-/// Which file the page map is: device and number.
-static PAGE_MAP: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+/// Which files they are: device and number of each.
+static FILES: [[AtomicU64; 2]; 2] = [const { [const { AtomicU64::new(0) }; 2] }; 2];
 /// One of those below.
 static STATE: AtomicI32 = AtomicI32::new(ABSENT);
 
@@ -84,20 +84,25 @@ pub fn find() -> Found {
 
 /// Whether the page map is behind its number.
 pub fn has_page_map() -> bool {
-    let number = NUMBERS[1].load(Ordering::Relaxed);
-    identity(number) == Some([0, 1].map(|i| PAGE_MAP[i].load(Ordering::Relaxed)))
+    is_there(1)
+}
+
+/// Whether one of them is behind its number.
+fn is_there(which: usize) -> bool {
+    let file = FILES[which].each_ref().map(|word| word.load(Ordering::Relaxed));
+    identity(NUMBERS[which].load(Ordering::Relaxed)) == Some(file)
 }
 
 /// In a forked child: what its parent's threads used is closed.
 pub fn reset_after_fork() {
-    let state = STATE.swap(ABSENT, Ordering::Relaxed);
-    for number in &NUMBERS {
-        let number = number.swap(-1, Ordering::Relaxed);
-        // What was coming stays open, if it came: the number may be the program's own.
-        if number >= 0 && state == THERE {
-            // SAFETY: a number that the program does not know; it is its parent's userfaultfd or page map.
-            unsafe { syscall3(sys::__NR_close, number as usize, 0, 0) };
+    STATE.store(ABSENT, Ordering::Relaxed);
+    for (which, number) in NUMBERS.iter().enumerate() {
+        // The number may be the program's own by now, or may never have become lowtide's.
+        if is_there(which) {
+            // SAFETY: a descriptor that the program does not know: its parent's userfaultfd or page map.
+            unsafe { syscall3(sys::__NR_close, number.load(Ordering::Relaxed) as usize, 0, 0) };
         }
+        number.store(-1, Ordering::Relaxed);
     }
 }
 
@@ -122,25 +127,24 @@ fn fetch() -> Result<(), Errno> {
     // SAFETY: takes numbers.
     let of = result(unsafe { syscall3(sys::__NR_pidfd_open, thread, OF_A_THREAD, 0) })?;
     let mut done = Ok(());
-    for number in NUMBERS.iter().map(|number| number.load(Ordering::Relaxed)) {
+    for (number, file) in NUMBERS.iter().zip(&FILES) {
+        let number = number.load(Ordering::Relaxed) as usize;
         done = done.and_then(|()| {
-            // Taken by the program.
-            if identity(number).is_some() {
+            // SAFETY: takes numbers. It is closed by exec.
+            let fd = result(unsafe { syscall3(sys::__NR_pidfd_getfd, of, number, 0) })?;
+            // SAFETY: the same. The next free number from there on: what the program has stays its own.
+            let placed = result(unsafe { syscall3(sys::__NR_fcntl, fd, sys::F_DUPFD_CLOEXEC as usize, number) });
+            close(fd);
+            let placed = placed?;
+            if placed != number {
+                close(placed);
                 return Err(Errno::BUSY);
             }
-            // SAFETY: takes numbers. It is closed by exec.
-            let fd = result(unsafe { syscall3(sys::__NR_pidfd_getfd, of, number as usize, 0) })?;
-            // SAFETY: the same.
-            let placed = result(unsafe { syscall3(sys::__NR_dup3, fd, number as usize, sys::O_CLOEXEC as usize) });
-            close(fd);
-            placed.map(drop)
+            let identity = identity(number as i32).ok_or(Errno::BADF)?;
+            file.iter().zip(identity).for_each(|(to, word)| to.store(word, Ordering::Relaxed));
+            Ok(())
         });
     }
     close(of);
-    done?;
-    let page_map = identity(NUMBERS[1].load(Ordering::Relaxed)).ok_or(Errno::BADF)?;
-    for (to, word) in PAGE_MAP.iter().zip(page_map) {
-        to.store(word, Ordering::Relaxed);
-    }
-    Ok(())
+    done
 }

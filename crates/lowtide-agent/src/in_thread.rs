@@ -121,18 +121,21 @@ fn begin(mut files: lowtide_pager::sys::broker::Files, workers: Workers) -> Resu
     // Release: pairs with the Acquire in `serving`.
     SERVING.store(Box::into_raw(Box::new(Serving { workers, slots: told.slots })), Ordering::Release);
     told::begin(told);
-    // Last: signals come from here on.
-    put_handler((on_fault as *const c_void).addr());
+    // Last: signals come from here on. A handler that the program has put there meanwhile stays.
+    let before = put_handler((on_fault as *const c_void).addr());
+    if !is_free(&before) {
+        set_action(&before);
+    }
     Ok(())
 }
 
 /// The address of this thread's `struct rseq`, to which the kernel writes whenever the thread goes on after another one. The C
-/// library has it beside the thread's variables.
-fn rseq() -> usize {
+/// library has it beside the thread's variables; `None`: this thread has none of those.
+fn rseq() -> Option<usize> {
     let thread: usize;
     // SAFETY: `find_rseq` has seen that there is the instruction. It reads a register.
     unsafe { core::arch::asm!("rdfsbase {}", out(reg) thread, options(nomem, nostack, preserves_flags)) };
-    thread.wrapping_add(RSEQ_OFFSET.load(Ordering::Relaxed))
+    (thread != 0).then(|| thread.wrapping_add(RSEQ_OFFSET.load(Ordering::Relaxed)))
 }
 
 /// Finds out where that is. By the constructor: the loader has a lock for its list. What is not found (then somebody else than
@@ -203,20 +206,32 @@ fn is_signal_free() -> bool {
     let mut action = Action::default();
     // SAFETY: room for the structure.
     unsafe { syscall4(sys::__NR_rt_sigaction, SIGNAL as usize, 0, (&raw mut action).addr(), 8) };
+    is_free(&action)
+}
+
+/// Whether what is done about the signal is nothing of the program's.
+fn is_free(action: &Action) -> bool {
     let own = [on_fault as *const c_void, put_aside as *const c_void].map(|handler| handler.addr());
     action.handler == DEFAULT || own.contains(&action.handler)
 }
 
-/// Makes this the handler of the signal, or the default.
-fn put_handler(handler: usize) {
+/// Makes this the handler of the signal, or the default; what was done about it before.
+fn put_handler(handler: usize) -> Action {
     const SA_RESTORER: u64 = 0x0400_0000;
     let flags = u64::from(sys::SA_SIGINFO | sys::SA_ONSTACK | sys::SA_RESTART) | SA_RESTORER;
     let action = match handler {
         DEFAULT => Action::default(),
         _ => Action { handler, flags, restorer: (lowtide_signal_returns as *const c_void).addr(), mask: u64::MAX },
     };
-    // SAFETY: the structure is complete, and the handler one of those below, which may run at any time.
-    unsafe { syscall4(sys::__NR_rt_sigaction, SIGNAL as usize, (&raw const action).addr(), 0, 8) };
+    set_action(&action)
+}
+
+fn set_action(action: &Action) -> Action {
+    let mut before = Action::default();
+    let (new, old) = (core::ptr::from_ref(action).addr(), (&raw mut before).addr());
+    // SAFETY: the structure is complete, and the handler one of those below, which may run at any time, or what was there.
+    unsafe { syscall4(sys::__NR_rt_sigaction, SIGNAL as usize, new, old, 8) };
+    before
 }
 
 /// What the kernel says of a signal: the part that is looked at.
@@ -238,9 +253,9 @@ const FROM_KERNEL: i32 = 0x80;
 /// The handler of the signal. The kernel's programs send it only as long as this is the one.
 extern "C" fn on_fault(_: i32, info: &Info, _: *mut c_void) {
     if info.code != FROM_KERNEL {
-        return as_if_there_were_none();
+        return as_if_there_were_none(info);
     }
-    let Some(serving) = serving() else { return put_handler((put_aside as *const c_void).addr()) };
+    let Some(serving) = serving() else { return serve_no_more() };
     // What has no value has its fault in the thread's slot (Linux before 6.13).
     let fault = if info.value != 0 { Some(Fault::of_word(info.value)) } else { serving.slots.signalled(thread::id()) };
     // Another thread's came meanwhile: this one faults again.
@@ -253,12 +268,21 @@ extern "C" fn on_fault(_: i32, info: &Info, _: *mut c_void) {
 /// The handler where threads don't serve any more: the kernel's programs see that it is another one.
 extern "C" fn put_aside(_: i32, info: &Info, _: *mut c_void) {
     if info.code != FROM_KERNEL {
-        as_if_there_were_none();
+        as_if_there_were_none(info);
     }
 }
 
+/// Handler threads do it from now on.
+fn serve_no_more() {
+    put_handler((put_aside as *const c_void).addr());
+}
+
 /// Somebody has sent the signal to this process, which has no handler as far as it knows.
-fn as_if_there_were_none() {
+fn as_if_there_were_none(info: &Info) {
+    // Without memory for what it would say, the kernel's own signal says nothing. The fault comes again.
+    if info.code == 0 && info.sender[0] == 0 {
+        return;
+    }
     put_handler(DEFAULT);
     // SAFETY: takes numbers. It ends the process when this handler has returned.
     unsafe { syscall3(sys::__NR_tgkill, agent::pid() as usize, thread::id() as usize, SIGNAL as usize) };
@@ -293,16 +317,20 @@ fn serve(serving: &Serving, fault: Fault) -> bool {
         Found::There => {}
         Found::Coming => return false,
         Found::Refused => {
-            put_handler((put_aside as *const c_void).addr());
+            serve_no_more();
             return false;
         }
     }
     let Fault { page, write } = fault;
     let access = if write { Access::Write } else { Access::Read };
     // By value: what lies on the program's stack may be evicted meanwhile, and is not to be waited for under a lock.
-    let rseq = rseq();
+    let Some(rseq) = rseq() else { return false };
     let served = serving.workers.with(move |worker| {
         let serve = |worker: &mut Worker| {
+            // Of a userfaultfd of the program's own, perhaps.
+            if !pager.has_adopted(page) {
+                return false;
+            }
             let served = pager.serve_within_limit(page, access, now_ns(), worker);
             if served == Served::Done {
                 pager.stage_ahead(worker);
@@ -317,7 +345,7 @@ fn serve(serving: &Serving, fault: Fault) -> bool {
     });
     if !served && !descriptors::has_page_map() {
         // The program has closed what it did not open.
-        put_handler((put_aside as *const c_void).addr());
+        serve_no_more();
     }
     if served {
         pager.counters().faults_in_thread.fetch_add(1, Ordering::Relaxed);

@@ -203,7 +203,8 @@ extern "C" fn run(start: usize) -> ! {
         let turn = match told::active() {
             None => monitor.turn(pager),
             Some(told) => {
-                let turn = monitor.turn_with(pager, &told.take(monitor.most()), told.must_read(pager));
+                let reads = told.must_read(pager) || monitor.wants_to_read(pager);
+                let turn = monitor.turn_with(pager, told.take(pager), reads);
                 if let Some(stack) = told.missing_stack() {
                     in_thread::make_stack(pager, monitor, stack);
                 }
@@ -228,7 +229,10 @@ extern "C" fn run(start: usize) -> ! {
             }
             match told::active() {
                 None => monitor.wait(pager, watch.patience()),
-                Some(told) => monitor.wait_by(pager, watch.patience(), |time| told.wait(pager, time)),
+                Some(told) => {
+                    let is_read = monitor.wants_to_read(pager);
+                    monitor.wait_by(pager, watch.patience(), |time| told.wait(pager, is_read, time));
+                }
             }
         }
         waited = !turn.read;

@@ -9,7 +9,6 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use alloc::boxed::Box;
-use arrayvec::ArrayVec;
 use lowtide_bpf::record::Why;
 use lowtide_bpf::ring::{RING_BYTES, Ring};
 use lowtide_bpf::slot::{SLOTS_BYTES, Slots};
@@ -18,7 +17,7 @@ use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
 use lowtide_pager::fault::Fault;
 use lowtide_pager::pager::Pager;
 use lowtide_pager::sys::clock::now_us;
-use lowtide_pager::sys::uffd::{Access, MOST_READ};
+use lowtide_pager::sys::uffd::Access;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -45,16 +44,22 @@ pub struct Told {
     memory: Mapping,
     /// By how many more events have begun than were read, where that means nothing: see [`SETTLED_AFTER_US`].
     settled: AtomicU64,
-    /// How many had begun, and were read, when they were last seen to differ by another number, and when that was, in
-    /// microseconds.
-    counts: [AtomicU64; 2],
-    since_us: AtomicU64,
+    seen: Lock<Seen>,
+    /// Faults that were told and may not be lowtide's: see [`Told::take`].
+    unknown: AtomicU64,
     /// The userfaultfd is to be read once, whatever is counted.
     look: AtomicBool,
-    /// When it was last read without a reason, in microseconds.
-    looked_us: AtomicU64,
     /// See [`Told::missing_stack`].
     missing_stack: AtomicUsize,
+}
+
+/// What handlers saw when they looked whether the userfaultfd must be read. Times in microseconds.
+struct Seen {
+    /// How many had begun, and were read, when they were last seen to differ by another number, and since when.
+    counts: [u64; 2],
+    since_us: u64,
+    /// When it was last read without a reason.
+    looked_us: u64,
 }
 
 static TOLD: AtomicPtr<Told> = AtomicPtr::new(core::ptr::null_mut());
@@ -116,21 +121,18 @@ impl Told {
             slots,
             memory,
             settled: AtomicU64::new(0),
-            counts: [const { AtomicU64::new(0) }; 2],
-            since_us: AtomicU64::new(now_us()),
+            seen: Lock::new(Seen { counts: [0; 2], since_us: now_us(), looked_us: 0 }),
+            unknown: AtomicU64::new(0),
             look: AtomicBool::new(true),
-            looked_us: AtomicU64::new(0),
             missing_stack: AtomicUsize::new(0),
         }))
     }
 
-    /// The faults that handlers are told of and that nobody has taken, `most` at most.
-    pub fn take(&self, most: usize) -> ArrayVec<Fault, MOST_READ> {
-        let mut faults = ArrayVec::new();
-        let mut ring = self.ring.lock();
-        while faults.len() < most.min(MOST_READ)
-            && let Some(record) = ring.take()
-        {
+    /// The next fault that handlers are told of and that nobody has taken. One at a time: what is taken can't be handed back, as
+    /// the thread may not wait yet where a wake-up would find it.
+    pub fn take(&self, pager: &Pager) -> Option<Fault> {
+        loop {
+            let record = self.ring.lock().take()?;
             if record.stack != 0 {
                 self.missing_stack.store(record.stack, Ordering::Relaxed);
             }
@@ -141,9 +143,12 @@ impl Told {
                 _ if record.fault.write => Access::Write,
                 _ => Access::Read,
             };
-            faults.push(Fault { addr: record.fault.page, thread: record.thread, access });
+            if pager.has_adopted(record.fault.page) {
+                return Some(Fault { addr: record.fault.page, thread: record.thread, access });
+            }
+            // Of a userfaultfd of the program's own, perhaps, which that one is to serve. If it is lowtide's, it can be read.
+            self.unknown.fetch_add(1, Ordering::Relaxed);
         }
-        faults
     }
 
     /// An address of a thread's stack that must be there before the thread can serve itself; each is told once.
@@ -153,27 +158,30 @@ impl Told {
             .filter(|stack| *stack != 0)
     }
 
-    /// Whether the userfaultfd has something that must be read, or may have.
+    /// By how many more have begun than were read, of all that only the userfaultfd tells: events, faults whose records were lost,
+    /// and those that may not be lowtide's.
+    fn ahead(&self, pager: &Pager) -> [u64; 2] {
+        let unknown = self.unknown.load(Ordering::Relaxed);
+        [self.slots.events().wrapping_add(self.slots.lost()).wrapping_add(unknown), pager.events_read()]
+    }
+
+    /// Whether the userfaultfd is to be read now, as far as counts tell.
     pub fn must_read(&self, pager: &Pager) -> bool {
-        // Lost records, too: of their faults only the userfaultfd tells.
-        let counts = [self.slots.events().wrapping_add(self.slots.lost()), pager.events_read()];
-        let ahead = counts[0].wrapping_sub(counts[1]);
-        let now = now_us();
+        let mut seen = self.seen.lock();
+        let counts = self.ahead(pager);
+        let (now, ahead) = (now_us(), counts[0].wrapping_sub(counts[1]));
         if ahead == self.settled.load(Ordering::Relaxed) {
-            let looks = now.saturating_sub(self.looked_us.load(Ordering::Relaxed)) > LOOK_S as u64 * 1_000_000;
-            if !looks && !self.look.load(Ordering::Relaxed) {
-                return false;
+            let looks = now.saturating_sub(seen.looked_us) > LOOK_S as u64 * 1_000_000;
+            if self.look.swap(false, Ordering::Relaxed) || looks {
+                seen.looked_us = now;
+                return true;
             }
-            self.look.store(false, Ordering::Relaxed);
-            self.looked_us.store(now, Ordering::Relaxed);
-            return true;
+            return false;
         }
         // As long as some begin or are read, they differ for other reasons each time.
-        let last = self.counts.each_ref().map(|count| count.load(Ordering::Relaxed));
-        if last != counts {
-            self.counts.iter().zip(counts).for_each(|(last, count)| last.store(count, Ordering::Relaxed));
-            self.since_us.store(now, Ordering::Relaxed);
-        } else if now.saturating_sub(self.since_us.load(Ordering::Relaxed)) > SETTLED_AFTER_US && !pager.uffd().is_readable() {
+        if seen.counts != counts {
+            (seen.counts, seen.since_us) = (counts, now);
+        } else if now.saturating_sub(seen.since_us) > SETTLED_AFTER_US && !pager.uffd().is_readable() {
             self.settled.store(ahead, Ordering::Relaxed);
             return false;
         }
@@ -185,13 +193,15 @@ impl Told {
         self.look.store(true, Ordering::Relaxed);
     }
 
-    /// Waits for a record, or what must be read, and for no longer than `time` (`None`: for ever); whether there may be one.
-    pub fn wait(&self, pager: &Pager, time: Option<&Timespec>) -> bool {
+    /// Waits for a record, or for the userfaultfd if that `is_read` or must be, and for no longer than `time` (`None`: for ever);
+    /// whether there may be something.
+    pub fn wait(&self, pager: &Pager, is_read: bool, time: Option<&Timespec>) -> bool {
         let longest = Timespec { tv_sec: LOOK_S, tv_nsec: 0 };
-        let time = time.unwrap_or(&longest);
         let uffd = pager.uffd().as_fd();
         let mut both = [PollFd::new(&self.fd, PollFlags::IN), PollFd::from_borrowed_fd(uffd, PollFlags::IN)];
-        let waits_for = if self.must_read(pager) { &mut both[..] } else { &mut both[..1] };
-        poll(waits_for, Some(time)).is_ok_and(|ready| ready > 0)
+        let counts = self.ahead(pager);
+        let is_read = is_read || counts[0].wrapping_sub(counts[1]) != self.settled.load(Ordering::Relaxed);
+        let waits_for = if is_read { &mut both[..] } else { &mut both[..1] };
+        poll(waits_for, Some(time.unwrap_or(&longest))).is_ok_and(|ready| ready > 0)
     }
 }

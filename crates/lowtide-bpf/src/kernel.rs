@@ -44,6 +44,8 @@ pub struct Kernel {
     pub task_sighand: i16,
     /// `None`: a kernel without seccomp filters.
     pub task_filters: Option<i16>,
+    /// `None`: a kernel without io_uring.
+    pub task_io_uring: Option<i16>,
     pub task_alt_start: i16,
     pub task_alt_size: i16,
     /// In `sighand_struct`, of the handler of signal 1.
@@ -88,6 +90,7 @@ impl Kernel {
             task_blocked: btf.offset("task_struct", "blocked")?,
             task_sighand: btf.offset("task_struct", "sighand")?,
             task_filters: filters(),
+            task_io_uring: btf.offset("task_struct", "io_uring").ok(),
             task_alt_start: btf.offset("task_struct", "sas_ss_sp")?,
             task_alt_size: btf.offset("task_struct", "sas_ss_size")?,
             first_handler: sum(btf.offset("sighand_struct", "action")?, in_action)?,
@@ -118,6 +121,7 @@ impl Kernel {
             task_blocked: 8,
             task_sighand: 8,
             task_filters: Some(8),
+            task_io_uring: Some(8),
             task_alt_start: 8,
             task_alt_size: 8,
             first_handler: 8,

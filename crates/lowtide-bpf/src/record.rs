@@ -39,6 +39,8 @@ pub enum Why {
     NoStack,
     /// Seccomp filters came that could forbid what the handler does.
     Filtered,
+    /// The thread has used io_uring, whose work the kernel does at any moment, also under the handler.
+    IoUring,
     /// The handler can't serve it, and said so: [`crate::slot::Slots::decline`].
     Declined,
     /// The kernel did not send the signal.
@@ -53,7 +55,7 @@ pub enum Why {
 
 impl Why {
     /// All, by their numbers.
-    pub const ALL: [Why; 13] = [
+    pub const ALL: [Why; 14] = [
         Why::Protected,
         Why::KernelMode,
         Why::OtherProcess,
@@ -62,6 +64,7 @@ impl Why {
         Why::OtherHandler,
         Why::NoStack,
         Why::Filtered,
+        Why::IoUring,
         Why::Declined,
         Why::NotSent,
         Why::Event,
@@ -80,6 +83,7 @@ impl Why {
             Why::OtherHandler => "another handler",
             Why::NoStack => "no stack",
             Why::Filtered => "seccomp",
+            Why::IoUring => "io_uring",
             Why::Declined => "declined",
             Why::NotSent => "not sent",
             Why::Event => "event",

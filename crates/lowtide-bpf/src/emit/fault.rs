@@ -20,7 +20,7 @@ const MISSING: i32 = 1 << 9;
 const ONE_THREAD: i32 = 0;
 
 /// Why a signal can't be sent, and where that is said.
-type Reasons = [(Why, Label); 10];
+type Reasons = [(Why, Label); 11];
 
 /// At the entry of `handle_userfault`.
 pub fn fault(target: Target<'_>) -> Assembler {
@@ -34,6 +34,7 @@ pub fn fault(target: Target<'_>) -> Assembler {
         Why::Blocked,
         Why::OtherHandler,
         Why::Filtered,
+        Why::IoUring,
         Why::NoStack,
         Why::NotSent,
     ]
@@ -117,6 +118,10 @@ fn can_be_signalled(emitter: &mut Emitter<'_>, to: impl Fn(Why) -> Label) {
         emitter.program.load(Width::Word, R1, R6, filters);
         emitter.program.load(Width::Word, R2, R9, registered(offset_of!(Registration, filters)));
         emitter.program.jump_if(R1, When::NotEqual, Of(R2), to(Why::Filtered));
+    }
+    if let Some(io_uring) = kernel.task_io_uring {
+        emitter.program.load(Width::Double, R1, R6, io_uring);
+        emitter.program.jump_if(R1, When::NotEqual, Number(0), to(Why::IoUring));
     }
 }
 

@@ -155,6 +155,9 @@ impl Pager {
                 }
                 // Whoever may use everything finds out what it means.
                 Err(Again::NoMemory(_) | Again::Lost(..)) if keeps_to_memory => return Served::Elsewhere,
+                // Others wait for its worker, and a device may have the page.
+                Err(Again::Changed) if keeps_to_memory && !in_hand.wait(0) => return Served::Elsewhere,
+                Err(Again::Changed) if keeps_to_memory => true,
                 Err(Again::Changed) => in_hand.wait(IN_HAND_SECONDS),
                 Err(Again::NoMemory(_)) => no_memory.wait(NO_MEMORY_SECONDS),
                 Err(Again::Lost(..)) => false,

@@ -103,9 +103,10 @@ impl Monitor {
         self.worker.rests();
     }
 
-    /// How many faults it takes at a time just now.
-    pub fn most(&self) -> usize {
-        self.most
+    /// Whether what waits to be read from the userfaultfd is needed for something that is not done: faults are put aside, an
+    /// event's place in the order is not certain, or a removal goes on.
+    pub fn wants_to_read(&self, pager: &Pager) -> bool {
+        self.has_deferred() || pager.going.is_on() || !pager.order.lock().is_all_certain()
     }
 
     /// Whether it has faults in hand that nobody else knows of.
@@ -116,26 +117,29 @@ impl Monitor {
     /// Deals with what there is: some faults, or events up to the next faults. It does not wait for anything to come: under
     /// load the next fault is there when this one's thread has run. No lock may be held.
     pub fn turn(&mut self, pager: &Pager) -> Turn {
-        self.turn_with(pager, &[], true)
+        let mut turn = Turn::default();
+        self.read(pager, false, &mut turn);
+        self.serve_deferred(pager);
+        turn
     }
 
-    /// The same where faults are told otherwise: those of `told`, [`MOST_READ`] at most, which were not read from the
-    /// userfaultfd, and first. `reads`: it is read, too.
-    pub fn turn_with(&mut self, pager: &Pager, told: &[Fault], reads: bool) -> Turn {
+    /// The same where faults are told otherwise: that of `told`, which was not read from the userfaultfd, and first. `reads`: all
+    /// that waits there is read, too.
+    pub fn turn_with(&mut self, pager: &Pager, told: Option<Fault>, reads: bool) -> Turn {
         let mut turn = Turn::default();
-        if !told.is_empty() {
+        if let Some(fault) = told {
             turn.read = true;
-            self.take(pager, told, &mut turn);
+            self.take(pager, &[fault], &mut turn);
         }
         if reads {
-            self.read(pager, &mut turn);
+            self.read(pager, true, &mut turn);
         }
         self.serve_deferred(pager);
         turn
     }
 
-    /// Reads what there is, and serves the faults among it.
-    fn read(&mut self, pager: &Pager, turn: &mut Turn) {
+    /// Reads what there is, `all` or up to the first faults that can be served, and serves them.
+    fn read(&mut self, pager: &Pager, all: bool, turn: &mut Turn) {
         loop {
             let mut read = pager.read(self.most, &mut self.worker);
             turn.read |= read.goes_on;
@@ -152,7 +156,7 @@ impl Monitor {
                 pager.forked(child, &mut self.worker);
                 continue;
             }
-            if self.take(pager, &read.faults, turn) {
+            if self.take(pager, &read.faults, turn) && !all {
                 break;
             }
         }

@@ -5,7 +5,7 @@ use rustix::io::Errno;
 
 use super::install::{Installed, Stopped, install_run, may_be_copied};
 use super::{Again, Served, Try};
-use crate::fault::worker::Worker;
+use crate::fault::worker::{Reach, Worker};
 use crate::pagemap::PageState;
 use crate::pagemap::ids::{PageNo, StagingFrame};
 use crate::pager::{Operation, add};
@@ -80,7 +80,9 @@ impl Operation<'_> {
             done = at - page;
             let from = frame + done;
             // (A page that is in its frame and is said to be missing has no place to go to.)
-            if !may_be_copied(why) || !self.can_look(worker) || why == Errno::NOENT && self.is_in_frame(from) {
+            // Who keeps to memory can't be sure of what the page map says.
+            let can_look = worker.reach() == Reach::Everything;
+            if !may_be_copied(why) || !can_look || why == Errno::NOENT && self.is_in_frame(from) {
                 return (done, Some(why));
             }
             match self.copy_from_frame(at, from, Wake::Later) {
