@@ -1,5 +1,5 @@
 //! How much memory the pool keeps behind frames that are free, for those that it needs next: a part of what it holds. A run of
-//! many processes has many pools, and each that kept what a large one needs would keep more than it holds.
+//! many processes has many pools, and one that may keep what a large one needs may keep more than it holds.
 
 use super::Pool;
 use crate::frame::MAX_RUN;
