@@ -2,6 +2,8 @@
 
 use bytes::Bytes;
 use lowtide_region::{Error, Region, Swap};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 fn main() -> Result<(), Error> {
     let mut region = Region::builder(48 << 20).ram(16 << 20).swap(Swap::Auto).build()?;
@@ -17,7 +19,12 @@ fn main() -> Result<(), Error> {
     let stats = group.stats()?;
     assert!(stats.pages_out > 0 && stats.ram_now <= stats.ram_limit + (1 << 20), "{stats:?}");
     drop(tail);
-    assert_eq!(group.stats()?.stored_pages, 0, "all of it is given back");
+    // What is being stored at this moment goes when that is done.
+    let start = Instant::now();
+    while group.stats()?.stored_pages > 0 {
+        assert!(start.elapsed() < Duration::from_secs(10), "all of it is given back");
+        sleep(Duration::from_millis(1));
+    }
     println!("48 MiB of lines in {} MiB of RAM", stats.ram_limit >> 20);
     Ok(())
 }
