@@ -14,7 +14,7 @@ use crate::vm::{self, Mapping, OnFork, PAGE_SIZE};
 /// of 512 KiB where this was measured), and memory is short.
 pub const BUFFER_PAGES: usize = 128;
 /// Buffers at least, and at most: as many as there are CPUs whose threads may want one at a time. They take memory once they are
-/// used, until they are used no more; the lowest ones are used first.
+/// used; the lowest ones are used first.
 const LEAST_BUFFERS: usize = 4;
 pub const MOST_BUFFERS: usize = 8;
 /// In the word of busy buffers: one waits for one. (So many threads are never there that these run over.)
@@ -26,10 +26,6 @@ pub struct Buffers {
     map: Mapping,
     /// Bit i: buffer i is in use, or there is none. Above that: how many wait for one.
     busy: AtomicU32,
-    /// Bit i: buffer i was used since [`Buffers::give_back_unused`].
-    used: AtomicU32,
-    /// Bit i: buffer i may have memory.
-    held: AtomicU32,
     /// That word while no buffer is in use and nobody waits.
     none_busy: u32,
 }
@@ -53,8 +49,7 @@ impl Buffers {
         let count = cpus.clamp(LEAST_BUFFERS, MOST_BUFFERS);
         let map = vm::map(count * BUFFER_PAGES * PAGE_SIZE, OnFork::Copy)?;
         let none_busy = (WAITER - 1) & !((1 << count) - 1);
-        let [used, held] = [0; 2].map(AtomicU32::new);
-        Ok(Buffers { map, busy: AtomicU32::new(none_busy), used, held, none_busy })
+        Ok(Buffers { map, busy: AtomicU32::new(none_busy), none_busy })
     }
 
     /// Takes a buffer; `None` when all are in use.
@@ -67,27 +62,8 @@ impl Buffers {
             }
             // Acquire: pairs with the Release with which a buffer is dropped.
             match self.busy.compare_exchange_weak(busy, busy | 1 << index, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => {
-                    self.used.fetch_or(1 << index, Ordering::Relaxed);
-                    self.held.fetch_or(1 << index, Ordering::Relaxed);
-                    return Some(Buffer { of: self, index });
-                }
+                Ok(_) => return Some(Buffer { of: self, index }),
                 Err(now) => busy = now,
-            }
-        }
-    }
-
-    /// Gives the memory of buffers back to the kernel that nobody has used since this was last called.
-    pub fn give_back_unused(&self) {
-        let used = self.used.swap(0, Ordering::Relaxed);
-        let unused = self.held.load(Ordering::Relaxed) & !used;
-        for index in (0..MOST_BUFFERS as u32).filter(|index| unused >> index & 1 == 1) {
-            // Acquire: as in `try_take`.
-            if self.busy.fetch_or(1 << index, Ordering::Acquire) >> index & 1 == 0 {
-                let buffer = Buffer { of: self, index };
-                // SAFETY: the busy bit makes this thread the buffer's only user.
-                unsafe { self.map.discard(buffer.offset(), BUFFER_PAGES * PAGE_SIZE) };
-                self.held.fetch_and(!(1 << index), Ordering::Relaxed);
             }
         }
     }
@@ -117,7 +93,6 @@ impl Buffers {
     /// gives back the child's copies.
     pub fn reset_after_fork(&self) {
         self.busy.store(self.none_busy, Ordering::Relaxed);
-        self.held.store(0, Ordering::Relaxed);
         // SAFETY: this process has no thread that has a buffer.
         unsafe { self.map.discard(0, self.map.len()) }
     }
@@ -126,13 +101,9 @@ impl Buffers {
 impl Buffer<'_> {
     /// The pages of the buffer; what they hold is left from before.
     pub fn pages(&mut self) -> &mut [Page; BUFFER_PAGES] {
+        let at = self.index as usize * BUFFER_PAGES * PAGE_SIZE;
         // SAFETY: inside the mapping, any bytes are a Page, and the busy bit makes this the buffer's only user.
-        unsafe { &mut *self.of.map.as_ptr().add(self.offset()).cast() }
-    }
-
-    /// Where it is in the mapping, in bytes.
-    fn offset(&self) -> usize {
-        self.index as usize * BUFFER_PAGES * PAGE_SIZE
+        unsafe { &mut *self.of.map.as_ptr().add(at).cast() }
     }
 }
 
@@ -165,32 +136,6 @@ mod tests {
         for (cpus, count) in [(1, 4), (2, 4), (6, 6), (64, 8)] {
             more_users_than_buffers(&Buffers::for_cpus(cpus).unwrap(), count);
         }
-    }
-
-    /// What a burst of writes took is not kept by each process for ever.
-    #[test]
-    fn buffers_that_are_not_used_any_more_take_no_memory() {
-        let buffers = Buffers::for_cpus(64).unwrap();
-        let use_some = |count: usize| {
-            let mut some: Vec<Buffer<'_>> = (0..count).map(|_| buffers.take()).collect();
-            some.iter_mut().for_each(|buffer| buffer.pages().iter_mut().for_each(|page| page.fill(1)));
-        };
-        let held = || buffers.map.populated_pages() / BUFFER_PAGES;
-        use_some(8);
-        buffers.give_back_unused();
-        assert_eq!(held(), 8, "they were used a moment ago");
-        use_some(2);
-        let kept = buffers.take();
-        buffers.give_back_unused();
-        assert_eq!(held(), 2, "six were not used any more");
-        for _ in 0..2 {
-            buffers.give_back_unused();
-            assert_eq!(held(), 1, "one is in use");
-        }
-        drop(kept);
-        buffers.give_back_unused();
-        assert_eq!((held(), buffers.busy.load(Ordering::Relaxed)), (0, buffers.none_busy));
-        more_users_than_buffers(&buffers, 8);
     }
 
     fn more_users_than_buffers(buffers: &Buffers, count: usize) {

@@ -96,11 +96,6 @@ impl FileDevice {
         }
     }
 
-    /// Gives the memory of buffers back that were not used since this was last called.
-    pub fn give_back_unused(&self) {
-        self.buffers.give_back_unused();
-    }
-
     /// Number of the descriptor; negative if there is none.
     pub fn raw_fd(&self) -> i32 {
         self.fd.load(Ordering::Relaxed)

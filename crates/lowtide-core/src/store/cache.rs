@@ -94,15 +94,9 @@ impl Store {
     }
 
     /// Takes back slots that hold only a cache mark, if all areas are over half full; clusters that are free are punched out
-    /// where the area is set up so. A little each time: for a background worker. And gives memory back that only writing needs,
-    /// and reading at odd addresses, if it was not used since this was last called.
+    /// where the area is set up so; and memory that was used to write. A little each time: for a background worker.
     pub fn maintain(&self) {
-        self.give_back_unused_batch();
-        for area in self.areas.iter() {
-            if let Some(device) = &area.device {
-                device.give_back_unused();
-            }
-        }
+        self.give_back_batch();
         for area in self.areas.iter().filter(|area| !area.is_inherited()) {
             if self.word_cache().is_scarce(&area) {
                 area.reclaim_full(4, &self.word_cache());

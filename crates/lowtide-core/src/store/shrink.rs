@@ -14,6 +14,7 @@ use arrayvec::ArrayVec;
 use rustix::io::Errno;
 
 use super::table_word::{Object, Word};
+use super::tier::ENOUGH;
 use super::worth::Worth;
 use super::write_out::{ended, is_no_space};
 use super::{Page, Scratch, Store, claim};
@@ -27,6 +28,9 @@ const RUNS: usize = 32;
 
 /// How often the clock's hand may come round in one call before the last time.
 const LAST_ROUND: u32 = 3;
+
+/// Bytes of memory that are kept when there is nothing to write.
+const KEPT: usize = HEAD + ENOUGH * PAGE_SIZE;
 
 /// A cluster is unpacked in parts that are no larger than this part of what the pool may hold: where many processes share a small
 /// limit, the memory for whole clusters in each would be more than leaves their pools.
@@ -63,15 +67,13 @@ pub(super) struct Shrinker {
     batch: Mapping,
     /// Bytes of memory behind it, of which `ledger` is told.
     held: AtomicUsize,
-    /// It was used since [`Store::give_back_unused_batch`].
-    used: AtomicBool,
     ledger: Arc<dyn Ledger>,
 }
 
 /// Pages that are unpacked, or whose memory is given back, between two looks at how much memory that takes: as many as one
 /// word of `Batch::touched` tells of.
 const COUNTED_AT_ONCE: usize = 64;
-const _: () = assert!(CLUSTER_SLOTS.is_multiple_of(COUNTED_AT_ONCE));
+const _: () = assert!(ENOUGH.is_multiple_of(COUNTED_AT_ONCE) && CLUSTER_SLOTS.is_multiple_of(COUNTED_AT_ONCE));
 
 /// A cluster, or part of one, on its way to the device, slot by slot.
 #[repr(C)]
@@ -97,7 +99,6 @@ impl Shrinker {
             nothing_worth: AtomicBool::new(false),
             batch: vm::map(size_of::<Batch>(), OnFork::Copy)?,
             held: AtomicUsize::new(0),
-            used: AtomicBool::new(false),
             ledger: Arc::new(Uncounted),
         })
     }
@@ -107,11 +108,6 @@ impl Shrinker {
         // Acquire: pairs with the Release with which `Taken` is dropped.
         // Not `then_some`: a value that is not handed out would be dropped, and that lets go of the memory.
         (!self.busy.swap(true, Ordering::Acquire)).then(|| Taken(self))
-    }
-
-    fn let_go(&self) {
-        // Release: pairs with the Acquire in `take`.
-        self.busy.store(false, Ordering::Release);
     }
 
     /// Tells `ledger` what memory it holds, from now on whenever that changes.
@@ -142,22 +138,22 @@ impl Taken<'_> {
         unsafe { &mut *self.0.batch.as_ptr().cast::<Batch>() }
     }
 
-    /// Gives all of the memory back to the kernel.
-    fn discard(self) {
-        // SAFETY: nobody else uses it, and `self` says that there is no reference into it. Zeros are a Batch without pages.
-        unsafe { self.0.batch.discard(0, self.0.batch.len()) };
-        self.set_held(0);
-        self.0.let_go();
-        core::mem::forget(self);
+    /// Gives the memory back to the kernel, but for what gathered pages take, which come often.
+    fn discard(&mut self) {
+        for first in (ENOUGH..CLUSTER_SLOTS).step_by(COUNTED_AT_ONCE) {
+            let bits = &mut self.get().touched[first / 64];
+            if core::mem::take(bits) != 0 {
+                // SAFETY: nobody else uses it, and `&mut self` says that there is no reference into it.
+                unsafe { self.0.batch.discard(HEAD + first * PAGE_SIZE, COUNTED_AT_ONCE * PAGE_SIZE) };
+                self.count();
+            }
+        }
     }
 
     /// Counts what memory there is.
     fn count(&mut self) {
         let pages: u32 = self.get().touched.iter().map(|bits| bits.count_ones()).sum();
-        self.set_held(HEAD + pages as usize * PAGE_SIZE);
-    }
-
-    fn set_held(&self, held: usize) {
+        let held = HEAD + pages as usize * PAGE_SIZE;
         let before = self.0.held.swap(held, Ordering::Relaxed);
         self.0.ledger.add(held as isize - before as isize);
     }
@@ -166,7 +162,8 @@ impl Taken<'_> {
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
         self.count();
-        self.0.let_go();
+        // Release: pairs with the Acquire in `take`.
+        self.0.busy.store(false, Ordering::Release);
     }
 }
 
@@ -232,11 +229,11 @@ impl Store {
         shrunk
     }
 
-    /// Gives the memory back that is used to write clusters, if it was not used since this was last called.
-    pub(super) fn give_back_unused_batch(&self) {
-        if !self.shrinker.used.swap(false, Ordering::Relaxed)
-            && self.shrinker.held_bytes() > 0
-            && let Some(batch) = self.shrinker.take()
+    /// Gives memory back that was used to write clusters, if none are to be written now.
+    pub(super) fn give_back_batch(&self) {
+        if self.shrinker.held_bytes() > KEPT
+            && self.wants_shrinking() == 0
+            && let Some(mut batch) = self.shrinker.take()
         {
             batch.discard();
         }
@@ -285,7 +282,6 @@ impl Store {
         taken: &mut Taken<'_>,
         scratch: &mut Scratch,
     ) {
-        self.shrinker.used.store(true, Ordering::Relaxed);
         taken.get().claimed.fill(0);
         let mut uncounted = 0;
         // Pages that were freed meanwhile, of which a program that unmaps memory leaves rows.

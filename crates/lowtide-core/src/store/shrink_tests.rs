@@ -96,27 +96,6 @@ fn a_small_pool_is_written_in_small_parts() {
 }
 
 #[test]
-fn the_memory_to_write_with_goes_back_when_nothing_was_written_for_a_while() {
-    let mut s = store(16 << 20, file(16 * MIB));
-    let counted = Arc::new(Watch::default());
-    s.count_in(&(counted as Arc<dyn Ledger>));
-    let there = |s: &Store| (s.shrinker.held_bytes(), s.shrinker.batch.populated_pages() * PAGE_SIZE);
-    for round in 0..2 {
-        let es = entries(&put(&s, &texts(0, 512)));
-        assert_eq!(shrink(&s, 1).pages, 512);
-        let all = HEAD + 512 * PAGE_SIZE;
-        assert_eq!(there(&s), (all, all), "round {round}");
-        s.maintain();
-        assert_eq!(there(&s), (all, all), "it was used a moment ago");
-        s.maintain();
-        assert_eq!(there(&s), (0, 0));
-        s.maintain();
-        assert_eq!(there(&s), (0, 0));
-        es.iter().for_each(|e| s.free(*e));
-    }
-}
-
-#[test]
 fn the_oldest_go_first_and_what_was_used_gets_a_second_chance() {
     crate::percpu::stay_on_cpu_1();
     let s = store(64 << 20, file(64 * MIB));

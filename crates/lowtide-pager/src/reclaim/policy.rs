@@ -234,9 +234,8 @@ pub fn after(look: &Look, evicted: Evicted) -> Option<Ladder> {
         }
         Evicted::Nothing => {
             let (steps, worked): (&'static [Step], u64) = if look.gives_way {
-                // What was compressed goes last, and then what it took to write it. What the others can't move is not for this
-                // process to find out.
-                (&[DrainFrames, EmptyPool, CompactPool, Maintain, GiveUp], SHORTEST_NAP_US)
+                // What was compressed goes last. What the others can't move is not for this process to find out.
+                (&[DrainFrames, EmptyPool, CompactPool, GiveUp], SHORTEST_NAP_US)
             } else if look.total > look.ceiling {
                 (&[DrainFrames, ShrinkPool, CompactPool, Exhausted, GiveUp], 0)
             } else {

@@ -184,7 +184,7 @@ fn what_follows_when_eviction_comes_to_nothing() {
         (
             Look { gives_way: true, ..over },
             Evicted::Nothing,
-            &[DrainFrames, EmptyPool, CompactPool, Maintain, GiveUp],
+            &[DrainFrames, EmptyPool, CompactPool, GiveUp],
             Nap::UntilFaults(1_000),
             Nap::Undisturbed(10_000),
         ),
