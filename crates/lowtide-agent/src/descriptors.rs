@@ -9,9 +9,9 @@ use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use linux_raw_sys::general as sys;
 use lowtide_pager::pager::Pager;
-use rustix::fd::BorrowedFd;
-use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
+use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Resource, getrlimit, pidfd_getfd, pidfd_open};
 
 use crate::agent;
 use crate::thread::syscall3;
@@ -21,7 +21,7 @@ const MOST: u64 = 1024;
 /// A program that may have fewer descriptors than this needs them all.
 const LEAST: u64 = 64;
 /// `PIDFD_THREAD` (Linux 6.9): of a thread, whose descriptors may be others than the process's.
-const OF_A_THREAD: usize = sys::O_EXCL as usize;
+const OF_A_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(sys::O_EXCL);
 
 /// By which numbers lowtide's threads know them.
 static NUMBERS: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
@@ -118,33 +118,20 @@ fn identity(number: i32) -> Option<[u64; 2]> {
 
 /// Gets both from lowtide's threads, and puts them where they are to be.
 fn fetch() -> Result<(), Errno> {
-    let result = |r: isize| if r < 0 { Err(Errno::from_raw_os_error(-r as i32)) } else { Ok(r as usize) };
-    let close = |fd: usize| {
-        // SAFETY: made here.
-        unsafe { syscall3(sys::__NR_close, fd, 0, 0) };
-    };
-    let thread = agent::RECLAIMER.load(Ordering::Acquire) as usize;
-    // SAFETY: takes numbers.
-    let of = result(unsafe { syscall3(sys::__NR_pidfd_open, thread, OF_A_THREAD, 0) })?;
-    let mut done = Ok(());
-    for (number, file) in NUMBERS.iter().zip(&FILES) {
-        let number = number.load(Ordering::Relaxed) as usize;
-        done = done.and_then(|()| {
-            // SAFETY: takes numbers. It is closed by exec.
-            let fd = result(unsafe { syscall3(sys::__NR_pidfd_getfd, of, number, 0) })?;
-            // SAFETY: the same. The next free number from there on: what the program has stays its own.
-            let placed = result(unsafe { syscall3(sys::__NR_fcntl, fd, sys::F_DUPFD_CLOEXEC as usize, number) });
-            close(fd);
-            let placed = placed?;
-            if placed != number {
-                close(placed);
-                return Err(Errno::BUSY);
-            }
-            let identity = identity(number as i32).ok_or(Errno::BADF)?;
-            file.iter().zip(identity).for_each(|(to, word)| to.store(word, Ordering::Relaxed));
-            Ok(())
-        });
-    }
-    close(of);
-    done
+    let thread = Pid::from_raw(agent::RECLAIMER.load(Ordering::Acquire) as i32).ok_or(Errno::SRCH)?;
+    let thread = pidfd_open(thread, OF_A_THREAD)?;
+    NUMBERS.iter().zip(&FILES).try_for_each(|(number, file)| {
+        let number = number.load(Ordering::Relaxed);
+        let fd = pidfd_getfd(&thread, number, PidfdGetfdFlags::empty())?;
+        // The next free number from there on: what the program has stays its own. It is closed by exec.
+        let placed = fcntl_dupfd_cloexec(&fd, number)?;
+        if placed.as_raw_fd() != number {
+            return Err(Errno::BUSY);
+        }
+        let identity = identity(number).ok_or(Errno::BADF)?;
+        file.iter().zip(identity).for_each(|(to, word)| to.store(word, Ordering::Relaxed));
+        // It stays open.
+        let _ = placed.into_raw_fd();
+        Ok(())
+    })
 }

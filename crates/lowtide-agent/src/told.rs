@@ -153,9 +153,7 @@ impl Told {
 
     /// An address of a thread's stack that must be there before the thread can serve itself; each is told once.
     pub fn missing_stack(&self) -> Option<usize> {
-        (self.missing_stack.load(Ordering::Relaxed) != 0)
-            .then(|| self.missing_stack.swap(0, Ordering::Relaxed))
-            .filter(|stack| *stack != 0)
+        Some(self.missing_stack.swap(0, Ordering::Relaxed)).filter(|stack| *stack != 0)
     }
 
     /// By how many more have begun than were read, of all that only the userfaultfd tells: events, faults whose records were lost,

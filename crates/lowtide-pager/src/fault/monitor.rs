@@ -13,7 +13,7 @@ use rustix::thread::Timespec;
 use crate::fault::Served;
 use crate::fault::worker::{Fault, Worker};
 use crate::pager::{Pager, add};
-use crate::sys::clock::now_ns;
+use crate::sys::clock::{now_ns, timeout};
 use crate::sys::uffd::{Access, MOST_READ};
 
 /// Faults kept until a waiting event has been read; more are sent back to the kernel, which reports them again.
@@ -90,8 +90,7 @@ impl Monitor {
             } else {
                 ms
             };
-            let time = Timespec { tv_sec: i64::from(ms) / 1000, tv_nsec: i64::from(ms) % 1000 * 1_000_000 };
-            if !wait((ms >= 0).then_some(&time)) && can_rest && ms >= REST_MS {
+            if !wait(timeout(ms).as_ref()) && can_rest && ms >= REST_MS {
                 self.rests();
             }
         }

@@ -76,9 +76,9 @@ impl Workers {
     }
 
     /// Calls `f`, which is moved there, with a worker and on its stack. A thread whose own stack may be missing must have nothing
-    /// there that `f` needs: it is to have all by value. Waits for one if all are in use, which is not for long: a thread that has one
-    /// waits for no other. Safe in signal handlers. Signals are to be blocked: a handler must not wait for what the thread
-    /// under it has.
+    /// there that `f` needs: it is to have all by value. Waits for one if all are in use, which is not for long: a thread that
+    /// has one waits for no other. Safe in signal handlers. Signals are to be blocked: a handler must not wait for what the
+    /// thread under it has.
     pub fn with<R>(&self, f: impl FnOnce(&mut Worker) -> R) -> R {
         let place = self.take();
         // SAFETY: `busy` is this thread's, hence the worker.

@@ -3,7 +3,8 @@
 //! answers its descendants only.
 //!
 //! One connection carries questions and answers in turn; each is one message of one word, perhaps with another one of 64 bits,
-//! and with descriptors. The word of an answer is 0 or the number of an error. Neither side trusts the other's descriptors to be what they should be.
+//! and with descriptors. The word of an answer is 0 or the number of an error. Neither side trusts the other's descriptors to be
+//! what they should be.
 //!
 //! Nothing here allocates or takes a lock: a child that shares its parent's memory (`vfork`) may call it.
 

@@ -1,6 +1,12 @@
 //! The clock of reclaim and of latencies.
 
+use rustix::thread::Timespec;
 use rustix::time::{ClockId, clock_gettime};
+
+/// How long to wait: so many milliseconds, or, if they are negative, for ever (`None`).
+pub fn timeout(ms: i32) -> Option<Timespec> {
+    (ms >= 0).then(|| Timespec { tv_sec: i64::from(ms) / 1000, tv_nsec: i64::from(ms) % 1000 * 1_000_000 })
+}
 
 /// Nanoseconds of the monotonic clock.
 pub fn now_ns() -> u64 {

@@ -1,8 +1,9 @@
 //! The process of `lowtide run` beside the program. Before the program starts: the memory that all processes of the run share
 //! ([`shared_memory`]), the program's surroundings ([`launch`], [`signals`]). While it runs: [`event_loop`] sleeps until
 //! something happens, [`tree`] knows the processes and [`ancestry`] which of them belong to the run, [`broker`] answers those
-//! that can't help themselves ([`peer`] says who asks), [`in_thread`] has the kernel tell threads of their own faults, [`cpu_clock`] which of them run, [`own_threads`] misses lowtide's threads
-//! in them, and [`series`] keeps what the run had over time.
+//! that can't help themselves ([`peer`] says who asks), [`in_thread`] has the kernel tell threads of their own faults,
+//! [`cpu_clock`] which of them run, [`own_threads`] misses lowtide's threads in them, and [`series`] keeps what the run had over
+//! time.
 
 pub mod ancestry;
 pub mod broker;

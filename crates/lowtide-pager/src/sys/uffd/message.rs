@@ -9,6 +9,7 @@ use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 
 use super::Uffd;
+use crate::sys::clock::timeout;
 
 /// Most messages that are read at a time.
 pub const MOST_READ: usize = 4;
@@ -71,8 +72,7 @@ impl Uffd {
 
     /// Waits up to `ms` milliseconds (negative: for ever) for a message; whether there is one.
     pub fn wait_readable(&self, ms: i32) -> bool {
-        let timeout = Timespec { tv_sec: i64::from(ms) / 1000, tv_nsec: i64::from(ms) % 1000 * 1_000_000 };
-        self.wait_readable_for((ms >= 0).then_some(&timeout))
+        self.wait_readable_for(timeout(ms).as_ref())
     }
 
     /// The same for this long at most; `None`: for ever.
