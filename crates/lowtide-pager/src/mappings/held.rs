@@ -1,5 +1,4 @@
-//! Pages that stay in memory as long as a thread of the program lives: those that the kernel uses when it ends (and, for a moment,
-//! those that it uses while a thread serves its own fault: [`Pager::keeping`]). It waits for no
+//! Pages that stay in memory as long as a thread of the program lives: those that the kernel uses when it ends. It waits for no
 //! userfaultfd then (PF_EXITING is set before `exit_mm` in Linux's `do_exit`), and what it can't reach at once it leaves out
 //! without a word.
 //!
@@ -8,19 +7,15 @@
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
-use arrayvec::ArrayVec;
 use lowtide_core::vm::{self, Mapping, OnFork};
 use rustix::io::Errno;
 
-use crate::fault::Worker;
 use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
 
 const SETS: usize = 4096;
 /// A line of the CPU's cache.
 const WAYS: usize = 8;
-/// Pages that are kept at a time, each for a worker.
-pub(crate) const MOST_KEPT: usize = 32;
 /// Bits of a thread id (PID_MAX_LIMIT of Linux).
 const THREAD_BITS: u32 = 22;
 
@@ -128,34 +123,6 @@ impl Pager {
         fence(Ordering::SeqCst);
         self.space.outlast_exclusive();
         hold
-    }
-
-    /// Calls `f` while the page at `addr` is in memory and stays there: the kernel writes to it at any moment (`struct rseq`), and
-    /// what it misses there the thread would wait for under lowtide's locks. No lock may be held.
-    ///
-    /// # Safety
-    /// The eight bytes at `addr` can be written, and whoever else writes there does so by this thread.
-    pub unsafe fn keeping<R>(&self, addr: usize, worker: &mut Worker, f: impl FnOnce(&mut Worker) -> R) -> R {
-        let kept = &self.kept[worker.number() % MOST_KEPT];
-        kept.store(PageNo::of(addr).raw(), Ordering::Relaxed);
-        // SeqCst: pairs with the one in `see_held`, as in `hold`.
-        fence(Ordering::SeqCst);
-        self.space.outlast_exclusive();
-        // SAFETY: as the caller says.
-        unsafe { vm::write_nothing(addr) };
-        let result = f(worker);
-        kept.store(0, Ordering::Release);
-        result
-    }
-
-    /// After [`Pager::see_held`]: the pages that are kept just now.
-    pub(crate) fn kept(&self) -> ArrayVec<PageNo, MOST_KEPT> {
-        self.kept
-            .iter()
-            .map(|page| page.load(Ordering::Relaxed))
-            .filter(|page| *page != 0)
-            .map(|page| PageNo::new(page as usize))
-            .collect()
     }
 
     /// Before a window is detached, with the space lock taken alone: from here on [`Pager::is_held`] knows of all that is held, and

@@ -6,6 +6,7 @@ pub(crate) mod events;
 pub(crate) mod going;
 pub(crate) mod guards;
 pub(crate) mod held;
+pub(crate) mod kept;
 pub(crate) mod mlocked;
 mod moved;
 pub(crate) mod ranges;
