@@ -7,7 +7,7 @@
 //! process, or to execute another program in its place, wait for that too.
 
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use lowtide_core::steps;
 use lowtide_pager::segment::{NO_PLACE, proc_state};
@@ -19,8 +19,10 @@ use crate::{
     swap_file, thread, told,
 };
 
-/// Whether the fork under way was announced to the reclaimer.
+/// Whether the fork under way was announced to the reclaimer, or is about to be.
 static ANNOUNCED: AtomicBool = AtomicBool::new(false);
+/// Thread id of the thread that ends this process, or executes another program in its place; 0: none.
+static LEAVER: AtomicU32 = AtomicU32::new(0);
 /// What the reclaimer said when it was last asked whether the fork is over.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 /// The signals that were blocked before, if `BLOCKED` says that they all are. One thread forks at a time.
@@ -29,6 +31,9 @@ static BLOCKED: AtomicBool = AtomicBool::new(false);
 /// How long a thread that ends the process waits for a fork, in milliseconds: longer than the fork itself takes if the child
 /// gets no CPU.
 const PATIENCE_MS: u32 = 65_000;
+/// How long a fork waits for a thread that leaves, in milliseconds: longer than an exec takes that fails. A signal handler may
+/// have taken that thread out of the call.
+const LEAVERS_PATIENCE_MS: u32 = 1_000;
 
 unsafe extern "C" {
     fn __register_atfork(prepare: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn(), dso: *mut c_void) -> c_int;
@@ -51,11 +56,13 @@ extern "C" fn prepare() {
     BLOCKED.store(true, Ordering::Relaxed);
     resident::before_fork();
     if agent::active().is_some() {
+        // SeqCst, and the look at `LEAVER` that follows: pairs with `leaves`. Either that thread sees the fork and waits, or the
+        // fork waits for it.
+        ANNOUNCED.store(true, Ordering::SeqCst);
+        let_leave();
         fork_handshake::begin(agent::pid());
         steps::taken(steps::Fork::Parent);
         ask(Request::Fork);
-        // Release: pairs with the Acquire in `let_forks_end`.
-        ANNOUNCED.store(true, Ordering::Release);
         steps::taken(steps::Fork::Parent);
         gate::goes_on();
     }
@@ -73,7 +80,7 @@ extern "C" fn parent() {
             ask(Request::ForkIsOver);
         }
         steps::taken(steps::Fork::Parent);
-        // Release: pairs with the Acquire in `let_forks_end`. The child needs this process no more.
+        // Release: pairs with the look in `leaves`. The child needs this process no more.
         ANNOUNCED.store(false, Ordering::Release);
     }
     let signals = BLOCKED.swap(false, Ordering::Relaxed).then(|| SIGNALS.load(Ordering::Relaxed));
@@ -89,15 +96,56 @@ pub fn answered(is_over: bool) {
     IS_OVER.store(is_over, Ordering::Relaxed);
 }
 
-/// Before this process ends or becomes another program by the will of the calling thread: lets a fork of another thread end,
-/// whose child needs this process until then.
-pub fn let_forks_end() {
-    let mut left = PATIENCE_MS;
-    // Acquire: pairs with the Release in `prepare` and `parent`.
-    while agent::active().is_some() && ANNOUNCED.load(Ordering::Acquire) && !gate::is_closed_by_caller() && left > 0 {
-        let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 });
-        left -= 1;
+/// Waits for a thread that leaves: this process ends with it, before the fork, or it stays.
+fn let_leave() {
+    let mut leaver = LEAVER.load(Ordering::SeqCst);
+    for _ in 0..LEAVERS_PATIENCE_MS {
+        // A signal handler of the leaver itself may fork.
+        if leaver == 0 || leaver == thread::id() {
+            return;
+        }
+        nap();
+        leaver = LEAVER.load(Ordering::SeqCst);
     }
+    let _ = LEAVER.compare_exchange(leaver, 0, Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// The calling thread ends this process, or executes another program in its place; over when dropped, if that failed.
+pub struct Leaving(u32);
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        let _ = LEAVER.compare_exchange(self.0, 0, Ordering::SeqCst, Ordering::Relaxed);
+    }
+}
+
+/// Before this process ends or becomes another program by the will of the calling thread: lets a fork of another thread end,
+/// whose child needs this process until then, and keeps others from beginning one. One thread at a time, as in the kernel.
+pub fn leaves() -> Option<Leaving> {
+    // A vforked child leaves by itself. (It would never take its mark off this process's memory, either.)
+    if agent::active().is_none() || agent::owner() != agent::pid() {
+        return None;
+    }
+    let me = thread::id();
+    for _ in 0..PATIENCE_MS {
+        // SeqCst, and the look at `ANNOUNCED` that follows: pairs with `prepare`.
+        let is_first = match LEAVER.compare_exchange(0, me, Ordering::SeqCst, Ordering::Relaxed) {
+            Ok(_) => true,
+            Err(other) => other == me,
+        };
+        if is_first {
+            let leaving = Leaving(me);
+            if !ANNOUNCED.load(Ordering::SeqCst) || gate::is_closed_by_caller() {
+                return Some(leaving);
+            }
+        }
+        nap();
+    }
+    None
+}
+
+fn nap() {
+    let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 });
 }
 
 extern "C" fn child() {
@@ -114,6 +162,7 @@ fn take_over(announced: bool) {
     long_nap::reset_after_fork();
     mlock::reset_after_fork();
     swap_file::reset_after_fork();
+    LEAVER.store(0, Ordering::Relaxed);
     // SAFETY: this process has one thread, and the parent's operations, which allocate, were paused (or there were none: the
     // gate keeps the reclaimer from setting up a pager while it is closed).
     unsafe {

@@ -51,7 +51,7 @@ impl Call {
     }
 
     fn execute(self, envp: *const *const c_char) -> c_int {
-        atfork::let_forks_end();
+        let _leaving = atfork::leaves();
         // To Linux no environment is an empty one.
         let empty = [core::ptr::null()];
         let envp = if envp.is_null() { empty.as_ptr() } else { envp };

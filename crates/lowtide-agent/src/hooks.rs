@@ -363,7 +363,7 @@ extern "C" fn ioctl(fd: c_int, request: usize, argument: usize) -> c_int {
 }
 
 extern "C" fn exit(status: c_int) -> ! {
-    atfork::let_forks_end();
+    let _leaving = atfork::leaves();
     loop {
         // SAFETY: the caller's own call, which does not return.
         unsafe { syscall3(sys::__NR_exit_group, status as usize, 0, 0) };

@@ -90,8 +90,9 @@ fn a_parent_that_is_killed_at_every_point_of_the_fork() {
         return;
     }
     let (mut right, mut stopped, mut none) = (0, 0, 0);
-    for step in 0..24 {
-        let delay = step * step * 10;
+    // In steps of a quarter, from before the fork to when its child is whole: how long that takes is the machine's affair.
+    let mut delay = 0;
+    while right < 3 && delay < 10_000_000 {
         let Some(job) = job("killed fork", "killed_fork", &format!("64 {delay}")) else { return };
         let outcome = limited(&job, 32);
         assert!(outcome.left.is_empty(), "after {delay} us: {outcome:?}");
@@ -106,9 +107,10 @@ fn a_parent_that_is_killed_at_every_point_of_the_fork() {
             (false, false, false) => none += 1,
             _ => panic!("after {delay} us: {outcome:?}"),
         }
+        delay += 50.max(delay / 4);
     }
     say(&format!("  killed forks: {right} children right, {stopped} runs stopped with a message, {none} without a child"));
-    assert!(right > 0 && right + stopped + none == 24);
+    assert!(right == 3);
 }
 
 /// Natively, and under a limit of so many MiB, where it ends well and leaves nobody behind. None: only natively, or not at all.
