@@ -92,7 +92,11 @@ fn an_interrupted_race_leaves_nothing() {
     }
     for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
         let (setting_before, devices_before) = (setting(), devices());
-        let racing = lab(&["race", "--quick", "--only", "sequential"]).env_remove("LOWTIDE_DIR").stderr(Stdio::null()).spawn();
+        // Rounds enough not to be over before it is looked at.
+        let racing = lab(&["race", "--quick", "--only", "sequential", "--rounds", "99"])
+            .env_remove("LOWTIDE_DIR")
+            .stderr(Stdio::null())
+            .spawn();
         let mut racing = Racing(racing.unwrap());
         let pid = racing.0.id();
         // In the middle: the kernel's group has swapped something out.
