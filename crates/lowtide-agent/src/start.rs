@@ -1,5 +1,11 @@
-//! The constructor: runs before the program's main, in every process of a run. It is the first of all where it can be (see
-//! `beside.rs`), and mostly the process has one thread; but nothing here relies on that.
+//! Where it begins, in every process of a run. Two ways lead here:
+//!
+//! - The loader of a program that is linked with glibc runs the constructor, before the program's main. It is the first of all
+//!   where it can be (see `beside.rs`), and mostly the process has one thread; but nothing here relies on that.
+//! - Into any other program `lowtide run` maps this library while exec holds it, and calls [`lowtide_enter`] before the first
+//!   instruction of the program. There is no C library to take hooks: memory calls and forks are found as those of raw system
+//!   calls are. What the C library would give this library (the three functions that it takes from there) is not there, and
+//!   nothing that runs there may ask for it.
 
 use core::ffi::{CStr, c_char, c_int};
 
@@ -23,6 +29,25 @@ unsafe extern "C" {
 const STRANGE_LIBRARY: &[u8] = b"a process of the run is not limited: lowtide can't tell where its C library is";
 
 extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const *const c_char) {
+    begin(envp, Entry::Loader);
+}
+
+/// Called by `lowtide run` in a program that the loader of glibc does not start, in its only thread, on its stack.
+#[unsafe(no_mangle)]
+extern "C" fn lowtide_enter(envp: *const *const c_char) {
+    begin(envp, Entry::Exec);
+}
+
+/// By whom this library came into the process.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Entry {
+    /// The loader of glibc.
+    Loader,
+    /// `lowtide run`, when the program was executed.
+    Exec,
+}
+
+fn begin(envp: *const *const c_char, entry: Entry) {
     let found = find_settings(envp).and_then(files::map);
     let preload = found
         .as_ref()
@@ -38,26 +63,37 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
     };
     let (start, end) = (&raw const __ehdr_start as usize, &raw const _end as usize);
     let own = vm::own(start & !(PAGE_SIZE - 1), end.next_multiple_of(PAGE_SIZE), Whose::Lowtide);
-    // lowtide's threads call memcpy and its like, which read the C library's variables: those must never be swapped out.
-    let library = objects::c_library().filter(|library| {
-        let (start, end) = library.range();
-        vm::own(start, end, Whose::Program).is_ok()
-    });
+    let library = match entry {
+        Entry::Loader => c_library(),
+        Entry::Exec => None,
+    };
     let number = pid_in_run::of_image(by_number);
     let Some(proc) = segment.claim(number.there) else { return say::warn(NO_PLACE) };
     agent::set_proc(proc, number);
     reclaimer::forget_requests(proc);
-    let Some(library) = library.filter(|_| own.is_ok()) else { return say::warn(STRANGE_LIBRARY) };
-    if let Some(why) = skip::why() {
-        return say::warn(why);
+    if own.is_err() || entry == Entry::Loader && library.is_none() {
+        return say::warn(STRANGE_LIBRARY);
     }
-    // SAFETY: this is the constructor.
-    unsafe { hooks::install(&library) };
-    atfork::install();
-    in_thread::find_rseq();
+    if let Some(library) = library {
+        if let Some(why) = skip::why() {
+            return say::warn(why);
+        }
+        // SAFETY: this is the constructor.
+        unsafe { hooks::install(&library) };
+        atfork::install();
+        in_thread::find_rseq();
+    }
     if thread::spawn(reclaimer::fresh, 0).is_err() {
         say::warn(reclaimer::NO_THREAD);
     }
+}
+
+/// The C library. Its memory is never swapped out: lowtide's threads call memcpy and its like, which read its variables.
+fn c_library() -> Option<objects::Object> {
+    objects::c_library().filter(|library| {
+        let (start, end) = library.range();
+        vm::own(start, end, Whose::Program).is_ok()
+    })
 }
 
 /// Where the settings are, from the environment.

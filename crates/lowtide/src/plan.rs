@@ -5,7 +5,7 @@ use crate::error::Failure;
 use crate::host::machine;
 use crate::metrics::Listening;
 use crate::output_file::OutputFile;
-use crate::program;
+use crate::program::{self, Entry, Program};
 use crate::swap::area::{self, Swap};
 use crate::swap::slots::SlotSetting;
 use lowtide_config::ram::{LEAST, default_pool};
@@ -51,6 +51,8 @@ pub struct Plan {
     pub metrics: Option<Listening>,
     /// The file to execute.
     pub path: PathBuf,
+    /// How the agent comes into it.
+    pub entry: Entry,
     /// Program name and arguments as given.
     pub argv: Vec<OsString>,
     /// What is odd about the request, but not wrong.
@@ -109,7 +111,7 @@ impl Plan {
         let Some(name) = argv.first() else {
             return Err(Failure::usage("no program is given: add it, like `lowtide run --ram 512M python3 big.py`"));
         };
-        let path = program::find(name)?;
+        let Program { path, entry } = program::find(name)?;
         let stats = args.stats.as_deref().map(|path| OutputFile::open("--stats", path)).transpose()?;
         let report = args.report.as_deref().map(|path| OutputFile::open("--report", path)).transpose()?;
         let metrics = args.metrics.as_deref().map(|address| Listening::new(address, args.metrics_anywhere)).transpose()?;
@@ -131,6 +133,7 @@ impl Plan {
             report,
             metrics,
             path,
+            entry,
             argv,
             warnings,
         })

@@ -36,6 +36,13 @@ impl SignalSet {
         }
     }
 
+    /// As the kernel has it: bit n - 1 stands for signal n.
+    pub fn bits(&self) -> u64 {
+        // SAFETY: reads the set.
+        let holds = |signal: libc::c_int| unsafe { libc::sigismember(&raw const self.0, signal) } == 1;
+        (1..=64).filter(|signal| holds(*signal)).map(|signal| 1 << (signal - 1)).sum()
+    }
+
     /// Blocks these too in the calling thread; what was blocked before.
     pub fn block(&self) -> SignalSet {
         self.change(libc::SIG_BLOCK)

@@ -16,11 +16,31 @@ const MAX_SCRIPTS: usize = 5;
 /// Bytes of the `#!` line that the kernel reads.
 const SHEBANG_BYTES: u64 = 256;
 
-/// Finds `name` and checks that lowtide can manage it; gives the path to execute.
-pub fn find(name: &OsStr) -> Result<PathBuf, Failure> {
+/// How the agent comes into a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entry {
+    /// The loader of glibc preloads it.
+    Loader,
+    /// `lowtide run` maps it when the program is executed: the program is static.
+    Exec,
+    /// The same, of a program whose loader is that of musl. That can't load the agent, and no program starts where it is told
+    /// to.
+    ExecOfMusl,
+}
+
+/// What is to be run.
+#[derive(Debug)]
+pub struct Program {
+    /// The path to execute.
+    pub path: PathBuf,
+    pub entry: Entry,
+}
+
+/// Finds `name` and checks that lowtide can manage it.
+pub fn find(name: &OsStr) -> Result<Program, Failure> {
     let path = locate(name)?;
-    check(&path)?;
-    Ok(path)
+    let entry = check(&path)?;
+    Ok(Program { path, entry })
 }
 
 /// The file that `name` means: itself if it holds a slash, else the first executable in PATH.
@@ -69,7 +89,7 @@ fn executable(path: &Path) -> Result<(), Failure> {
 }
 
 /// Follows `#!` lines to the real program and judges that.
-fn check(path: &Path) -> Result<(), Failure> {
+fn check(path: &Path) -> Result<Entry, Failure> {
     let mut path = path.to_path_buf();
     // The script that led here, for the message.
     let mut script: Option<PathBuf> = None;
@@ -117,7 +137,8 @@ fn check(path: &Path) -> Result<(), Failure> {
     Err(Failure::not_executable(format!("{}: too many scripts are each other's interpreter", path.display())))
 }
 
-fn judge(shown: &str, path: &Path, file: &File, kind: Kind) -> Result<(), Failure> {
+fn judge(shown: &str, path: &Path, file: &File, kind: Kind) -> Result<Entry, Failure> {
+    let mut entry = Entry::Loader;
     let refuse = |why: String| Err(Failure::not_executable(format!("{shown} {why}")));
     match kind {
         Kind::Other => {}
@@ -128,11 +149,7 @@ fn judge(shown: &str, path: &Path, file: &File, kind: Kind) -> Result<(), Failur
                 "is a {what} program; lowtide here manages 64-bit {own} programs only: run it without lowtide"
             ));
         }
-        Kind::Static => {
-            return refuse(
-                "is statically linked, so nothing can be preloaded into it: use a dynamically linked build of it".to_owned(),
-            );
-        }
+        Kind::Static => entry = Entry::Exec,
         Kind::Dynamic(dynamic) => {
             if let Some(sanitizer) = sanitizer(&dynamic) {
                 return refuse(format!(
@@ -143,9 +160,7 @@ fn judge(shown: &str, path: &Path, file: &File, kind: Kind) -> Result<(), Failur
             let loader = OsString::from_vec(dynamic.loader);
             let base = Path::new(&loader).file_name().unwrap_or_default().as_bytes().to_vec();
             if base.starts_with(b"ld-musl") {
-                return refuse(
-                    "is linked with musl; lowtide manages programs linked with glibc: use a glibc build of it".to_owned(),
-                );
+                entry = Entry::ExecOfMusl;
             }
             if !Path::new(&loader).exists() {
                 let line = format!("{shown} needs the loader {}, which isn't here: install its C library", loader.display());
@@ -167,7 +182,7 @@ fn judge(shown: &str, path: &Path, file: &File, kind: Kind) -> Result<(), Failur
     if rustix::fs::getxattr(path, c"security.capability", &mut [0u8; 64][..]).is_ok_and(|n| n > 0) {
         return refuse(format!("has file capabilities: {copy}"));
     }
-    Ok(())
+    Ok(entry)
 }
 
 /// A sanitizer whose runtime lays out the address space by itself, terabytes of it, maps and unmaps past the C library, and

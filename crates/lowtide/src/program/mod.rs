@@ -4,4 +4,4 @@
 mod elf;
 mod find;
 
-pub use find::find;
+pub use find::{Entry, Program, find};

@@ -4,7 +4,9 @@
 use crate::error::Failure;
 use crate::host::privilege;
 use crate::plan::Plan;
-use crate::supervisor::shared_memory::Shared;
+use crate::program::Entry;
+use crate::supervisor::enter;
+use crate::supervisor::shared_memory::{AGENT, Shared};
 use crate::supervisor::signals::Inherited;
 use lowtide_config::reason;
 use lowtide_pager::segment::ENV_SEGMENT;
@@ -32,7 +34,10 @@ pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<Pid,
     }
     let mut command = Command::new(&plan.path);
     command.arg0(&plan.argv[0]).args(&plan.argv[1..]);
-    command.envs(hidden).env("LD_PRELOAD", preload).env(ENV_SEGMENT, &shared.origin);
+    command.envs(hidden).env(ENV_SEGMENT, &shared.origin);
+    if plan.entry != Entry::ExecOfMusl {
+        command.env("LD_PRELOAD", preload);
+    }
     // A child that is built with AddressSanitizer would not start behind another library, and lowtide's has to be the first.
     let mut asan = std::env::var_os("ASAN_OPTIONS").unwrap_or_default();
     if !asan.is_empty() {
@@ -41,6 +46,7 @@ pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<Pid,
     asan.push("verify_asan_link_order=0");
     command.env("ASAN_OPTIONS", asan);
     let supervisor = getpid();
+    let enters = plan.entry != Entry::Loader;
     let prepare = move || {
         // The program can't live without the segment's owner: it ends with us, even after SIGKILL.
         set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -48,7 +54,7 @@ pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<Pid,
             return Err(io::ErrorKind::Interrupted.into());
         }
         inherited.restore();
-        Ok(())
+        if enters { enter::prepare() } else { Ok(()) }
     };
     // SAFETY: `prepare` makes async-signal-safe calls only and allocates nothing.
     unsafe { command.pre_exec(prepare) };
@@ -62,5 +68,10 @@ pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<Pid,
             _ => Failure::not_executable(line),
         }
     })?;
-    Ok(Pid::from_child(&child))
+    let child = Pid::from_child(&child);
+    if enters {
+        let path = library.as_ref().map_or(&shared.preload, |(_, entry)| entry);
+        enter::enter(child, (AGENT, path), inherited.mask())?;
+    }
+    Ok(child)
 }

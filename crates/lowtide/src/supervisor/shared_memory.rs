@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 /// The agent, built by build.rs.
-static AGENT: &[u8] = include_bytes!(env!("LOWTIDE_AGENT_SO"));
+pub static AGENT: &[u8] = include_bytes!(env!("LOWTIDE_AGENT_SO"));
 
 /// What the processes of a run share.
 pub struct Shared {

@@ -50,6 +50,11 @@ impl Inherited {
         }
         self.mask.set_mask();
     }
+
+    /// The signals that the program is to have blocked.
+    pub fn mask(&self) -> &SignalSet {
+        &self.mask
+    }
 }
 
 /// Takes all signals that are passed on, and SIGCHLD, off their normal way. Call it before there are other threads.

@@ -1,0 +1,88 @@
+//! The second way into a program: for what a library can't be preloaded into (static programs, those of Go, those that are
+//! linked with musl).
+//!
+//! The program is traced for its exec only. There, before its first instruction, it is made to map the agent's file
+//! ([`image`]), and to call the agent's entry on its own stack, as the loader of glibc would call a constructor. Then it goes
+//! on as if nothing had been, with nobody who traces it ([`tracee`]).
+
+mod image;
+mod tracee;
+
+use crate::error::Failure;
+use crate::signal_fd::SignalSet;
+use image::Image;
+use linux_raw_sys::general as sys;
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal};
+use tracee::{Tracee, Untraced};
+
+/// In the new process between fork and exec, last of all: its exec will stop, and no signal disturbs it there. Async-signal-safe.
+///
+/// # Errors
+/// Nobody may be traced here.
+pub fn prepare() -> std::io::Result<()> {
+    SignalSet::all_but(&[Signal::TRAP]).set_mask();
+    tracee::trace_me()
+}
+
+/// Brings the agent into a child of the calling thread that has called [`prepare`] and executed a program, and lets it go.
+/// `agent`: its file, and the path by which the child finds it. `mask`: which signals the program is to have blocked. A child
+/// that dies meanwhile is not reaped.
+///
+/// # Errors
+/// What can't be done there: the program has not begun, and is killed.
+pub fn enter(child: Pid, agent: (&[u8], &str), mask: &SignalSet) -> Result<(), Failure> {
+    match bring(child, agent, mask) {
+        // Whoever waits for it learns why.
+        Ok(()) | Err(Untraced::Died) => Ok(()),
+        Err(Untraced::Failed(what, errno)) => {
+            let _ = rustix::process::kill_process(child, Signal::KILL);
+            Err(Failure::failed(format!(
+                "the program can't be entered while it is executed ({what}: {}): where tracing is not allowed, static programs \
+                 can't be limited",
+                lowtide_config::reason(&std::io::Error::from(errno))
+            )))
+        }
+    }
+}
+
+fn bring(child: Pid, (file, path): (&[u8], &str), mask: &SignalSet) -> Result<(), Untraced> {
+    let image = Image::of(file).map_err(|_| Untraced::Failed("the agent's file", Errno::NOEXEC))?;
+    let mut tracee = Tracee::stopped_at_exec(child)?;
+    let envp = tracee.environment()?;
+    let base = map(&mut tracee, &image, path)?;
+    tracee.call(base + image.entry, envp)?;
+    tracee.go_on(mask)
+}
+
+/// Maps the agent as its loader would; where.
+fn map(tracee: &mut Tracee, image: &Image, path: &str) -> Result<u64, Untraced> {
+    const PRIVATE: u64 = sys::MAP_PRIVATE as u64;
+    const FIXED: u64 = sys::MAP_FIXED as u64;
+    const ANONYMOUS: u64 = sys::MAP_ANONYMOUS as u64;
+    const NO_FILE: u64 = u64::MAX;
+
+    let at = tracee.scratch(path)?;
+    let file = tracee.syscall("open", sys::__NR_open, [at, u64::from(sys::O_RDONLY | sys::O_CLOEXEC), 0, 0, 0, 0])?;
+    let base =
+        tracee.syscall("mmap", sys::__NR_mmap, [0, image.span, u64::from(sys::PROT_NONE), PRIVATE | ANONYMOUS, NO_FILE, 0])?;
+    for part in &image.parts {
+        let (start, prot) = (base + part.start, u64::from(part.protection));
+        if part.of_file > 0 {
+            let arguments = [start, part.of_file, prot, PRIVATE | FIXED, file, part.offset];
+            tracee.syscall("mmap of the agent", sys::__NR_mmap, arguments)?;
+        }
+        if part.len > part.of_file {
+            let arguments = [start + part.of_file, part.len - part.of_file, prot, PRIVATE | FIXED | ANONYMOUS, NO_FILE, 0];
+            tracee.syscall("mmap of the agent's data", sys::__NR_mmap, arguments)?;
+        }
+    }
+    for (address, bytes) in image.relocated(base) {
+        tracee.write(address, &bytes)?;
+    }
+    if let Some((start, len)) = image.constant {
+        tracee.syscall("mprotect", sys::__NR_mprotect, [base + start, len, u64::from(sys::PROT_READ), 0, 0, 0])?;
+    }
+    tracee.syscall("close", sys::__NR_close, [file, 0, 0, 0, 0, 0])?;
+    Ok(base)
+}

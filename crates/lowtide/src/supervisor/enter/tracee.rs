@@ -1,0 +1,217 @@
+//! A program that is held at its exec: makes system calls and calls a function in it, by ptrace.
+//!
+//! No byte of its code is changed and no signal comes to it. A system call is made by the instruction for it that the kernel's
+//! own page of code (the vDSO) has in every process; and a function that is called returns to that instruction, where the
+//! program stops once more.
+
+use crate::signal_fd::SignalSet;
+use rustix::io::Errno;
+use rustix::process::{Pid, WaitId, WaitIdOptions};
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+
+/// Of auxv: where the vDSO is.
+const AT_SYSINFO_EHDR: u64 = 33;
+const VDSO_BYTES: usize = 8192;
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+/// What stands below the stack pointer is the program's (the red zone of the ABI).
+const RED_ZONE: u64 = 128;
+const MOST_PATH: u64 = 4096;
+/// The request that sets which signals are blocked (PTRACE_SETSIGMASK).
+const SETSIGMASK: libc::c_uint = 0x420b;
+/// In the status of a stop at a system call (PTRACE_O_TRACESYSGOOD).
+const AT_SYSCALL: i32 = libc::SIGTRAP | 0x80;
+
+/// Why it is not, or no more, held.
+#[derive(Debug)]
+pub enum Untraced {
+    /// It has ended, for whoever waits for it.
+    Died,
+    /// What can't be done.
+    Failed(&'static str, Errno),
+}
+
+/// The calling process is traced by its parent from now on. Async-signal-safe.
+///
+/// # Errors
+/// It must not be.
+pub fn trace_me() -> std::io::Result<()> {
+    // SAFETY: touches no memory.
+    if unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) } < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// A child of the calling thread that is held; only that thread may use it.
+pub struct Tracee {
+    pid: Pid,
+    memory: File,
+    /// As they were.
+    registers: libc::user_regs_struct,
+    /// The kernel's instruction for system calls.
+    syscall_at: u64,
+    /// A signal that could not be blocked and came meanwhile.
+    pending: i32,
+}
+
+impl Tracee {
+    /// Waits until it has executed a program.
+    ///
+    /// # Errors
+    /// It has died; or it can't be looked into.
+    pub fn stopped_at_exec(pid: Pid) -> Result<Tracee, Untraced> {
+        let failed =
+            |what| move |error: std::io::Error| Untraced::Failed(what, Errno::from_io_error(&error).unwrap_or(Errno::IO));
+        match wait(pid)? {
+            libc::SIGTRAP => {}
+            _ => return Err(Untraced::Failed("no stop at exec", Errno::CHILD)),
+        }
+        let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_EXITKILL;
+        request(libc::PTRACE_SETOPTIONS, pid, 0, options as usize, "options")?;
+        let proc = format!("/proc/{}", pid.as_raw_nonzero());
+        let memory = OpenOptions::new().read(true).write(true).open(format!("{proc}/mem")).map_err(failed("its memory"))?;
+        let auxv = std::fs::read(format!("{proc}/auxv")).map_err(failed("its auxv"))?;
+        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
+        let vdso = auxv.chunks_exact(16).find(|pair| word(&pair[..8]) == AT_SYSINFO_EHDR).map(|pair| word(&pair[8..]));
+        let vdso = vdso.ok_or(Untraced::Failed("it has no vDSO", Errno::NOSYS))?;
+        let mut code = [0; VDSO_BYTES];
+        let n = memory.read_at(&mut code, vdso).map_err(failed("its vDSO"))?;
+        let found = code[..n].windows(2).position(|bytes| bytes == SYSCALL);
+        let syscall_at = vdso + found.ok_or(Untraced::Failed("no system call in its vDSO", Errno::NOSYS))? as u64;
+        let registers = registers(pid)?;
+        Ok(Tracee { pid, memory, registers, syscall_at, pending: 0 })
+    }
+
+    /// Where the environment is that the program was given.
+    ///
+    /// # Errors
+    /// Its stack can't be read.
+    pub fn environment(&self) -> Result<u64, Untraced> {
+        let mut count = [0; 8];
+        self.memory.read_exact_at(&mut count, self.registers.rsp).map_err(|_| Untraced::Failed("its stack", Errno::FAULT))?;
+        // Behind the count, the arguments and a NULL.
+        Ok(self.registers.rsp + 8 * (u64::from_le_bytes(count) + 2))
+    }
+
+    /// Writes a text, with a NUL, where nothing of the program's is: on its stack, below what it has taken. Lost with the next
+    /// [`Tracee::call`].
+    ///
+    /// # Errors
+    /// It can't be written.
+    pub fn scratch(&self, text: &str) -> Result<u64, Untraced> {
+        let at = self.registers.rsp - RED_ZONE - MOST_PATH;
+        self.write(at, &[text.as_bytes(), b"\0"].concat()).map(|()| at)
+    }
+
+    /// Writes to its memory, whatever its protection.
+    ///
+    /// # Errors
+    /// Nothing is there.
+    pub fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Untraced> {
+        self.memory.write_all_at(bytes, at).map_err(|_| Untraced::Failed("its memory can't be written", Errno::FAULT))
+    }
+
+    /// Makes a system call, and returns its result.
+    ///
+    /// # Errors
+    /// The call's, with `what` to name it.
+    pub fn syscall(&mut self, what: &'static str, number: u32, [a, b, c, d, e, f]: [u64; 6]) -> Result<u64, Untraced> {
+        let mut call = self.registers;
+        (call.rax, call.rdi, call.rsi, call.rdx, call.r10, call.r8, call.r9) = (u64::from(number), a, b, c, d, e, f);
+        (call.rip, call.orig_rax) = (self.syscall_at, u64::MAX);
+        self.set(&call)?;
+        // Into the call, and out of it.
+        self.run_to_syscall(what)?;
+        self.run_to_syscall(what)?;
+        let result = registers(self.pid)?.rax as i64;
+        if (-4095..0).contains(&result) {
+            return Err(Untraced::Failed(what, Errno::from_raw_os_error(-result as i32)));
+        }
+        Ok(result as u64)
+    }
+
+    /// Calls a function with one argument, on the program's stack.
+    ///
+    /// # Errors
+    /// It dies there.
+    pub fn call(&mut self, function: u64, argument: u64) -> Result<(), Untraced> {
+        let mut call = self.registers;
+        // As the ABI wants it at a function's beginning: the place to return to, and a multiple of 16 above it.
+        call.rsp = (call.rsp - RED_ZONE & !15) - 8;
+        self.write(call.rsp, &self.syscall_at.to_le_bytes())?;
+        (call.rip, call.rdi, call.rax, call.orig_rax) = (function, argument, 0, u64::MAX);
+        self.set(&call)?;
+        loop {
+            self.run_to_syscall("the agent's entry")?;
+            // Its own calls stop here twice each.
+            if registers(self.pid)?.rip == self.syscall_at + SYSCALL.len() as u64 {
+                break;
+            }
+        }
+        // No system call, whatever is in the registers.
+        let skip = libc::user_regs_struct { orig_rax: u64::MAX, ..registers(self.pid)? };
+        self.set(&skip)?;
+        self.run_to_syscall("the agent's entry")
+    }
+
+    /// Lets the program begin, with these signals blocked and nobody who traces it.
+    ///
+    /// # Errors
+    /// It died.
+    pub fn go_on(self, mask: &SignalSet) -> Result<(), Untraced> {
+        let bits = mask.bits();
+        request(SETSIGMASK, self.pid, size_of_val(&bits), (&raw const bits).addr(), "signal mask")?;
+        self.set(&self.registers)?;
+        request(libc::PTRACE_DETACH, self.pid, 0, self.pending as usize, "detach")
+    }
+
+    fn set(&self, registers: &libc::user_regs_struct) -> Result<(), Untraced> {
+        request(libc::PTRACE_SETREGS, self.pid, 0, core::ptr::from_ref(registers).addr(), "registers")
+    }
+
+    /// Lets it run until it enters or leaves a system call.
+    fn run_to_syscall(&mut self, what: &'static str) -> Result<(), Untraced> {
+        loop {
+            request(libc::PTRACE_SYSCALL, self.pid, 0, 0, what)?;
+            match wait(self.pid)? {
+                AT_SYSCALL => return Ok(()),
+                // Such as SIGSTOP: it comes to it when it begins.
+                signal @ (libc::SIGSTOP | libc::SIGTRAP) => self.pending = signal,
+                _ => return Err(Untraced::Failed(what, Errno::FAULT)),
+            }
+        }
+    }
+}
+
+/// Waits until it stops: with which signal. If it has ended that stays to be seen.
+fn wait(pid: Pid) -> Result<i32, Untraced> {
+    let failed = |errno| Untraced::Failed("wait", errno);
+    let look = WaitIdOptions::EXITED | WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
+    let seen = rustix::io::retry_on_intr(|| rustix::process::waitid(WaitId::Pid(pid), look)).map_err(failed)?;
+    if !seen.is_some_and(|status| status.stopped() || status.trapped()) {
+        return Err(Untraced::Died);
+    }
+    let taken =
+        rustix::io::retry_on_intr(|| rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED)).map_err(failed)?;
+    let status = taken.ok_or(Untraced::Died)?;
+    status.stopping_signal().or_else(|| status.trapping_signal()).ok_or(Untraced::Died)
+}
+
+fn registers(pid: Pid) -> Result<libc::user_regs_struct, Untraced> {
+    let mut registers = std::mem::MaybeUninit::<libc::user_regs_struct>::zeroed();
+    request(libc::PTRACE_GETREGS, pid, 0, registers.as_mut_ptr().addr(), "registers")?;
+    // SAFETY: filled by the kernel; zeroes are valid too.
+    Ok(unsafe { registers.assume_init() })
+}
+
+/// A request of ptrace that reads or writes what `data` points to, in a way that fits it.
+fn request(request: libc::c_uint, pid: Pid, addr: usize, data: usize, what: &'static str) -> Result<(), Untraced> {
+    // SAFETY: each caller's `data` is a number, or the address of a value of the type that the request wants.
+    let r = unsafe { libc::ptrace(request, pid.as_raw_nonzero().get(), addr, data) };
+    if r >= 0 {
+        return Ok(());
+    }
+    match std::io::Error::last_os_error().raw_os_error() {
+        // Killed while it was held.
+        Some(libc::ESRCH) => Err(Untraced::Died),
+        errno => Err(Untraced::Failed(what, Errno::from_raw_os_error(errno.unwrap_or(libc::EIO)))),
+    }
+}
