@@ -13,14 +13,43 @@ use core::ffi::{CStr, c_char, c_int};
 use linux_raw_sys::general as sys;
 use lowtide_pager::segment::transient::FIRST;
 use lowtide_pager::sys::Line;
-use lowtide_pager::sys::broker::LIBRARY;
+use lowtide_pager::sys::broker::{Connection, DO_NOT_ENTER, ENTER, LIBRARY};
 use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 
 use crate::errno::result;
+use crate::executable::Way;
 use crate::one_shot_fd::PRELOAD;
-use crate::thread::{syscall3, syscall6};
-use crate::{agent, atfork, broker, one_shot_fd, say, settings_variable};
+use crate::thread::{self, syscall3, syscall6};
+use crate::{agent, atfork, broker, executable, one_shot_fd, say, settings_variable};
+
+/// What stays of lowtide's in an environment.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keeps {
+    /// What preloads the agent, and where the settings are.
+    All,
+    /// Where the settings are.
+    Settings,
+    Nothing,
+}
+
+/// `lowtide run` holds the calling thread when it executes a program. When dropped: it has not.
+struct Asked(Connection);
+
+impl Asked {
+    /// None: it can't.
+    fn enter() -> Option<Asked> {
+        let connection = broker::connect().ok()?;
+        connection.ask_with(ENTER, thread::id().into()).ok()?;
+        Some(Asked(connection))
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        let _ = self.0.ask(DO_NOT_ENTER, None);
+    }
+}
 
 /// Most variables of an environment that can be mended; a larger one is passed as it is.
 const MAX_VARIABLES: usize = 1000;
@@ -55,10 +84,24 @@ impl Call {
         // To Linux no environment is an empty one.
         let empty = [core::ptr::null()];
         let envp = if envp.is_null() { empty.as_ptr() } else { envp };
-        if agent::present() && !(keeps_its_rights() && leads_to_agent(ours()) && is_right(envp)) {
-            return mended(self, envp);
+        if !agent::present() {
+            return self.with(envp);
         }
-        self.with(envp)
+        let can_follow = keeps_its_rights() && leads_to_agent(ours());
+        let (directory, flags) = self.at.unwrap_or((sys::AT_FDCWD, 0));
+        let way = executable::way(directory, self.path, flags);
+        // Only what finds the files of the run by itself can be entered: `lowtide run`, which holds it, answers nobody meanwhile.
+        let asked = if way != Way::Loader && can_follow { Asked::enter() } else { None };
+        let keeps = match (way, &asked) {
+            (Way::ExecOfMusl, Some(_)) => Keeps::Settings,
+            (Way::ExecOfMusl, None) => Keeps::Nothing,
+            (Way::Loader | Way::Exec, _) => Keeps::All,
+        };
+        if keeps == Keeps::All && can_follow && is_right(envp) {
+            self.with(envp)
+        } else {
+            mended(self, envp, keeps, can_follow)
+        }
     }
 
     /// Whether there is a file to execute.
@@ -113,20 +156,22 @@ fn is_right(envp: *const *const c_char) -> bool {
 
 /// Executes a program with an environment that had to be mended. Takes some 10 KiB of stack.
 #[inline(never)]
-fn mended(call: Call, envp: *const *const c_char) -> c_int {
+fn mended(call: Call, envp: *const *const c_char, keeps: Keeps, can_follow: bool) -> c_int {
     let mut environment = [core::ptr::null::<c_char>(); MAX_VARIABLES + 3];
     let mut preload = [0u8; MAX_PRELOAD];
     let mut descriptor = None;
     let mended = {
-        if keeps_its_rights() && leads_to_agent(ours()) {
-            mend(envp, Some(ours()), &mut environment, &mut preload)
+        if keeps != Keeps::All {
+            mend(envp, None, keeps == Keeps::Settings, &mut environment, &mut preload)
+        } else if can_follow {
+            mend(envp, Some(ours()), true, &mut environment, &mut preload)
         } else if !call.finds_file() {
             // There will be no program. (A shell that looks for one in many directories comes here for each.)
             false
         } else {
             descriptor = open_library();
             let entry = descriptor.as_ref().map(|(_, entry)| &entry.bytes()[..entry.bytes().len() - 1]);
-            mend(envp, entry, &mut environment, &mut preload)
+            mend(envp, entry, entry.is_some(), &mut environment, &mut preload)
         }
     };
     let envp = if mended { environment.as_ptr() } else { envp };
@@ -198,11 +243,12 @@ fn split(value: &[u8]) -> (Option<&[u8]>, &[u8]) {
     }
 }
 
-/// Writes the environment as it should be: LD_PRELOAD begins with `entry`, and the variable of the settings is there; or
-/// neither. False: it is as it should be, or too large.
+/// Writes the environment as it should be: LD_PRELOAD begins with `entry`, or with nothing of lowtide's; the variable of the
+/// settings is there or not (`settings`). False: it is as it should be, or too large.
 fn mend(
     envp: *const *const c_char,
     entry: Option<&[u8]>,
+    settings: bool,
     out: &mut [*const c_char; MAX_VARIABLES + 3],
     preload: &mut [u8; MAX_PRELOAD],
 ) -> bool {
@@ -223,7 +269,7 @@ fn mend(
                 others = rest;
             } else if settings_variable::is_it(variable) {
                 has_settings = true;
-                if entry.is_some() {
+                if settings {
                     out[n] = *p;
                     n += 1;
                 }
@@ -234,7 +280,7 @@ fn mend(
             p = p.add(1);
         }
     }
-    if is_right && has_settings == entry.is_some() {
+    if is_right && has_settings == settings {
         return false;
     }
     let entry_or_none = entry.unwrap_or(&[]);
@@ -252,7 +298,7 @@ fn mend(
         out[n] = preload.as_ptr().cast();
         n += 1;
     }
-    if entry.is_some() && !has_settings {
+    if settings && !has_settings {
         out[n] = settings_variable::kept();
         n += 1;
     }

@@ -18,6 +18,7 @@ mod cpus;
 mod descriptors;
 mod errno;
 mod exec;
+mod executable;
 #[cfg(feature = "faults")]
 mod faults;
 mod files;

@@ -43,6 +43,11 @@ pub const TAKE_BACK: u32 = 9;
 /// The asking process is to be told of its faults by BPF programs: its threads by a signal whose handler is at the address that
 /// comes with the question, and by a ring. Answer: the ring, and the slots of its threads (`lowtide-bpf`).
 pub const REGISTER: u32 = 10;
+/// A thread of the asking process, whose id comes with the question, is about to execute a program that can't preload the
+/// library: it is to be mapped there.
+pub const ENTER: u32 = 11;
+/// Nothing was executed after [`ENTER`].
+pub const DO_NOT_ENTER: u32 = 12;
 /// Bytes of stack that the handler takes beside the signal's frame.
 pub const HANDLER_STACK: usize = 2048;
 
@@ -115,6 +120,15 @@ impl Connection {
     pub fn ask(&self, question: u32, file: Option<BorrowedFd<'_>>) -> Result<Files, Errno> {
         send(self.0.as_fd(), question, file.as_slice())?;
         self.answer()
+    }
+
+    /// Asks with a second word, and waits for the answer.
+    ///
+    /// # Errors
+    /// As [`Connection::ask`].
+    pub fn ask_with(&self, question: u32, detail: u64) -> Result<(), Errno> {
+        self.post(question, detail)?;
+        self.answer().map(drop)
     }
 
     /// Asks something that takes long; [`Connection::answer_if_there`] looks for the answer.

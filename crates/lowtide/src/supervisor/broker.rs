@@ -5,12 +5,14 @@
 
 use crate::host::privilege;
 use crate::supervisor::ancestry;
+use crate::supervisor::enter::Entering;
 use crate::supervisor::in_thread::InThread;
 use crate::supervisor::peer::option;
 use crate::supervisor::shared_memory::Shared;
 use lowtide_config::proc::Stat;
 use lowtide_pager::sys::broker::{
-    self, DEVICE, FILES, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, Message, PAGE_MAP, REGISTER, SWAP_FILE, TAKE_BACK, send,
+    self, DEVICE, DO_NOT_ENTER, ENTER, FILES, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, Message, PAGE_MAP, REGISTER, SWAP_FILE,
+    TAKE_BACK, send,
 };
 use lowtide_pager::sys::uffd;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -38,6 +40,7 @@ pub struct Broker {
     connections: Vec<Connection>,
     handed_on: HandedOn,
     in_thread: InThread,
+    entering: Entering,
 }
 
 /// Swap files that processes have handed on to children that they fork.
@@ -78,8 +81,14 @@ impl Rights {
 impl Broker {
     /// Listens on a socket with a name that nobody can guess; the error says why it can't.
     pub fn new(in_thread: InThread) -> (Broker, Result<(), Errno>) {
-        let mut broker =
-            Broker { listener: None, name: String::new(), connections: Vec::new(), handed_on: HandedOn::default(), in_thread };
+        let mut broker = Broker {
+            listener: None,
+            name: String::new(),
+            connections: Vec::new(),
+            handed_on: HandedOn::default(),
+            in_thread,
+            entering: Entering::default(),
+        };
         let listening = broker.listen();
         (broker, listening)
     }
@@ -106,6 +115,11 @@ impl Broker {
         self.in_thread.left()
     }
 
+    /// Who is about to be entered.
+    pub fn entering(&mut self) -> &mut Entering {
+        &mut self.entering
+    }
+
     /// What to wait for (readable) before [`Broker::serve`] has something to do.
     pub fn waits_for(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let listener = self.listener.as_ref().filter(|_| self.connections.len() < MAX_CONNECTIONS);
@@ -120,10 +134,11 @@ impl Broker {
         {
             self.connections.extend(Connection::of(socket));
         }
-        let (handed_on, in_thread) = (&mut self.handed_on, &mut self.in_thread);
+        let (handed_on, in_thread, entering) = (&mut self.handed_on, &mut self.in_thread, &mut self.entering);
         handed_on.0.retain(|heirloom| ancestry::is_alive(&heirloom.parent));
-        self.connections
-            .retain(|connection| connection.serve(shared, handed_on, in_thread) && connection.since.elapsed() < PATIENCE);
+        self.connections.retain(|connection| {
+            connection.serve(shared, handed_on, in_thread, entering) && connection.since.elapsed() < PATIENCE
+        });
     }
 }
 
@@ -142,7 +157,7 @@ impl Connection {
     }
 
     /// Answers what has been asked; false: this is over.
-    fn serve(&self, shared: &Shared, handed_on: &mut HandedOn, in_thread: &mut InThread) -> bool {
+    fn serve(&self, shared: &Shared, handed_on: &mut HandedOn, in_thread: &mut InThread, entering: &mut Entering) -> bool {
         for _ in 0..MOST_AT_ONCE {
             let Message { word, detail, mut files } = match broker::receive(self.socket.as_fd()) {
                 Ok(received) => received,
@@ -175,6 +190,8 @@ impl Connection {
                     Ok([ring, slots]) => send(self.socket.as_fd(), 0, &[ring.as_fd(), slots.as_fd()]),
                     Err(error) => self.done(Err(error)),
                 },
+                ENTER => self.done(self.is_mine().and_then(|()| entering.hold(self.pid, detail as u32))),
+                DO_NOT_ENTER => self.done(entering.let_go(self.pid)),
                 _ => self.done(Err(Errno::INVAL)),
             };
             if answer.is_err() {
@@ -182,6 +199,12 @@ impl Connection {
             }
         }
         true
+    }
+
+    /// Whether it is of this process's user, and nothing more: what is traced must not be more than who traces.
+    fn is_mine(&self) -> Result<(), Errno> {
+        let mine = Rights::of(std::process::id()).is_some_and(|rights| rights.0[..2] == self.rights.0[..2]);
+        (mine && ancestry::is_alive(&self.peer)).then_some(()).ok_or(Errno::PERM)
     }
 
     fn done(&self, result: Result<(), Errno>) -> Result<(), Errno> {

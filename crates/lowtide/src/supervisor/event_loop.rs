@@ -9,6 +9,7 @@ use crate::supervisor::ancestry;
 use crate::supervisor::broker::Broker;
 use crate::supervisor::own_threads::OwnThreads;
 use crate::supervisor::series::Series;
+use crate::supervisor::shared_memory::AGENT;
 use lowtide_config::proc;
 use lowtide_pager::segment::{MAX_WARNINGS, Segment};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -81,7 +82,15 @@ pub fn supervise<'a>(
         }
         control.serve(&mut this.run);
         this.pass_on(signals, child, ended.is_none());
-        if let Some(code) = reap(child, ended.is_none()) {
+        let saw = |pid, status| {
+            let entering = broker.entering();
+            let is_traced = entering.traces(pid);
+            if let Some(text) = entering.saw(pid, status, (AGENT, &shared.preload)) {
+                this.warn(text);
+            }
+            is_traced
+        };
+        if let Some(code) = reap(child, ended.is_none(), saw) {
             ended = Some(code);
         }
         if ended.is_some() && (!alone || !ancestry::has_children()) {
@@ -211,13 +220,14 @@ fn sleep(signals: &SignalFd, broker: &Broker, control: &Control, requests: Optio
 }
 
 /// Waits for children that have ended or been stopped, without blocking: for adopted orphans, and for the program while it
-/// lives. The exit code of the program, if it has ended.
-fn reap(program: Pid, lives: bool) -> Option<u8> {
+/// lives. The exit code of the program, if it has ended. `saw` is told of each, and says whether it was traced.
+fn reap(program: Pid, lives: bool, mut saw: impl FnMut(Pid, WaitStatus) -> bool) -> Option<u8> {
     let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
     loop {
         // Not waitpid(None), which is for the children of this process group.
         match rustix::process::wait(options) {
             Ok(None) => return None,
+            Ok(Some((pid, status))) if saw(pid, status) && status.stopped() => {}
             // The number of a program that has ended may be an orphan's.
             Ok(Some((pid, status))) if pid == program && lives => match exit_code(status) {
                 Some(code) => return Some(code),

@@ -5,6 +5,7 @@
 //! ([`image`]), and to call the agent's entry on its own stack, as the loader of glibc would call a constructor. Then it goes
 //! on as if nothing had been, with nobody who traces it ([`tracee`]).
 
+mod entering;
 mod image;
 mod tracee;
 
@@ -16,7 +17,9 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 use tracee::{Tracee, Untraced};
 
-/// In the new process between fork and exec, last of all: its exec will stop, and no signal disturbs it there. Async-signal-safe.
+pub use entering::Entering;
+
+/// The first program of the run. In the new process between fork and exec, last of all: its exec will stop, and no signal disturbs it there. Async-signal-safe.
 ///
 /// # Errors
 /// Nobody may be traced here.
@@ -32,7 +35,7 @@ pub fn prepare() -> std::io::Result<()> {
 /// # Errors
 /// What can't be done there: the program has not begun, and is killed.
 pub fn enter(child: Pid, agent: (&[u8], &str), mask: &SignalSet) -> Result<(), Failure> {
-    match bring(child, agent, mask) {
+    match Tracee::of_mine(child).and_then(|tracee| bring(tracee, agent, Some(mask))) {
         // Whoever waits for it learns why.
         Ok(()) | Err(Untraced::Died) => Ok(()),
         Err(Untraced::Failed(what, errno)) => {
@@ -46,13 +49,17 @@ pub fn enter(child: Pid, agent: (&[u8], &str), mask: &SignalSet) -> Result<(), F
     }
 }
 
-fn bring(child: Pid, (file, path): (&[u8], &str), mask: &SignalSet) -> Result<(), Untraced> {
+/// `mask`: which signals it is to have blocked; as it has now, if none are named.
+fn bring(mut tracee: Tracee, (file, path): (&[u8], &str), mask: Option<&SignalSet>) -> Result<(), Untraced> {
     let image = Image::of(file).map_err(|_| Untraced::Failed("the agent's file", Errno::NOEXEC))?;
-    let mut tracee = Tracee::stopped_at_exec(child)?;
+    let mask = match mask {
+        Some(mask) => mask.bits(),
+        None => tracee.block_signals()?,
+    };
     let envp = tracee.environment()?;
-    let base = map(&mut tracee, &image, path)?;
-    tracee.call(base + image.entry, envp)?;
-    tracee.go_on(mask)
+    let entered = map(&mut tracee, &image, path).and_then(|base| tracee.call(base + image.entry, envp));
+    // Without the agent it goes on, too: whoever asked decides what becomes of it.
+    tracee.go_on(mask).and(entered)
 }
 
 /// Maps the agent as its loader would; where.

@@ -4,7 +4,6 @@
 //! own page of code (the vDSO) has in every process; and a function that is called returns to that instruction, where the
 //! program stops once more.
 
-use crate::signal_fd::SignalSet;
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitId, WaitIdOptions};
 use std::fs::{File, OpenOptions};
@@ -17,8 +16,11 @@ const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// What stands below the stack pointer is the program's (the red zone of the ABI).
 const RED_ZONE: u64 = 128;
 const MOST_PATH: u64 = 4096;
-/// The request that sets which signals are blocked (PTRACE_SETSIGMASK).
+/// The requests for which signals are blocked (PTRACE_GETSIGMASK, PTRACE_SETSIGMASK).
+const GETSIGMASK: libc::c_uint = 0x420a;
 const SETSIGMASK: libc::c_uint = 0x420b;
+/// What is asked of the kernel while a program is held.
+const OPTIONS: libc::c_int = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_EXITKILL;
 /// In the status of a stop at a system call (PTRACE_O_TRACESYSGOOD).
 const AT_SYSCALL: i32 = libc::SIGTRAP | 0x80;
 
@@ -31,6 +33,16 @@ pub enum Untraced {
     Failed(&'static str, Errno),
 }
 
+impl Untraced {
+    /// As an error of the kernel's.
+    pub fn errno(&self) -> Errno {
+        match self {
+            Untraced::Died => Errno::SRCH,
+            Untraced::Failed(_, errno) => *errno,
+        }
+    }
+}
+
 /// The calling process is traced by its parent from now on. Async-signal-safe.
 ///
 /// # Errors
@@ -38,6 +50,35 @@ pub enum Untraced {
 pub fn trace_me() -> std::io::Result<()> {
     // SAFETY: touches no memory.
     if unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) } < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Begins to trace a thread, which goes on until it executes a program.
+///
+/// # Errors
+/// It must not be: another one traces it, or it has more rights.
+pub fn seize(thread: Pid) -> Result<(), Untraced> {
+    request(libc::PTRACE_SEIZE, thread, 0, (OPTIONS | libc::PTRACE_O_TRACEEXEC) as usize, "tracing")
+}
+
+/// Ends what [`seize`] began, of a thread that has executed nothing.
+///
+/// # Errors
+/// It died.
+pub fn let_go(thread: Pid) -> Result<(), Untraced> {
+    request(libc::PTRACE_INTERRUPT, thread, 0, 0, "interrupt")?;
+    let signal = wait(thread)?;
+    // A signal came first: it comes to it now.
+    let signal = if signal == libc::SIGTRAP { 0 } else { signal };
+    request(libc::PTRACE_DETACH, thread, 0, signal as usize, "detach")
+}
+
+/// Lets a thread that has stopped with a signal go on with it; or, where the signal has stopped its process, stay so.
+pub fn pass_on(thread: Pid, signal: i32, of_the_process: bool) {
+    let _ = if of_the_process {
+        request(libc::PTRACE_LISTEN, thread, 0, 0, "listen")
+    } else {
+        request(libc::PTRACE_CONT, thread, 0, signal as usize, "go on")
+    };
 }
 
 /// A child of the calling thread that is held; only that thread may use it.
@@ -53,19 +94,34 @@ pub struct Tracee {
 }
 
 impl Tracee {
-    /// Waits until it has executed a program.
+    /// A child that has called [`trace_me`], once it has executed a program.
     ///
     /// # Errors
     /// It has died; or it can't be looked into.
-    pub fn stopped_at_exec(pid: Pid) -> Result<Tracee, Untraced> {
-        let failed =
-            |what| move |error: std::io::Error| Untraced::Failed(what, Errno::from_io_error(&error).unwrap_or(Errno::IO));
+    pub fn of_mine(pid: Pid) -> Result<Tracee, Untraced> {
         match wait(pid)? {
             libc::SIGTRAP => {}
             _ => return Err(Untraced::Failed("no stop at exec", Errno::CHILD)),
         }
-        let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_EXITKILL;
-        request(libc::PTRACE_SETOPTIONS, pid, 0, options as usize, "options")?;
+        request(libc::PTRACE_SETOPTIONS, pid, 0, OPTIONS as usize, "options")?;
+        Tracee::at_its_beginning(pid)
+    }
+
+    /// One that was [seized](seize()), and is held in the middle of its exec.
+    ///
+    /// # Errors
+    /// As [`Tracee::of_mine`].
+    pub fn seized(pid: Pid) -> Result<Tracee, Untraced> {
+        request(libc::PTRACE_SYSCALL, pid, 0, 0, "end of exec")?;
+        match wait(pid)? {
+            AT_SYSCALL => Tracee::at_its_beginning(pid),
+            _ => Err(Untraced::Failed("end of exec", Errno::CHILD)),
+        }
+    }
+
+    fn at_its_beginning(pid: Pid) -> Result<Tracee, Untraced> {
+        let failed =
+            |what| move |error: std::io::Error| Untraced::Failed(what, Errno::from_io_error(&error).unwrap_or(Errno::IO));
         let proc = format!("/proc/{}", pid.as_raw_nonzero());
         let memory = OpenOptions::new().read(true).write(true).open(format!("{proc}/mem")).map_err(failed("its memory"))?;
         let auxv = std::fs::read(format!("{proc}/auxv")).map_err(failed("its auxv"))?;
@@ -78,6 +134,17 @@ impl Tracee {
         let syscall_at = vdso + found.ok_or(Untraced::Failed("no system call in its vDSO", Errno::NOSYS))? as u64;
         let registers = registers(pid)?;
         Ok(Tracee { pid, memory, registers, syscall_at, pending: 0 })
+    }
+
+    /// Blocks all signals; which were blocked before.
+    ///
+    /// # Errors
+    /// It died.
+    pub fn block_signals(&self) -> Result<u64, Untraced> {
+        let (mut old, all) = (0u64, u64::MAX);
+        request(GETSIGMASK, self.pid, size_of_val(&old), (&raw mut old).addr(), "signal mask")?;
+        request(SETSIGMASK, self.pid, size_of_val(&all), (&raw const all).addr(), "signal mask")?;
+        Ok(old)
     }
 
     /// Where the environment is that the program was given.
@@ -156,9 +223,8 @@ impl Tracee {
     ///
     /// # Errors
     /// It died.
-    pub fn go_on(self, mask: &SignalSet) -> Result<(), Untraced> {
-        let bits = mask.bits();
-        request(SETSIGMASK, self.pid, size_of_val(&bits), (&raw const bits).addr(), "signal mask")?;
+    pub fn go_on(self, mask: u64) -> Result<(), Untraced> {
+        request(SETSIGMASK, self.pid, size_of_val(&mask), (&raw const mask).addr(), "signal mask")?;
         self.set(&self.registers)?;
         request(libc::PTRACE_DETACH, self.pid, 0, self.pending as usize, "detach")
     }
