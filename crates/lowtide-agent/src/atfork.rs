@@ -39,6 +39,9 @@ unsafe extern "C" {
     fn __register_atfork(prepare: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn(), dso: *mut c_void) -> c_int;
 }
 
+// glibc's own. Where the C library is another one, the loader is not to fail for the want of it; nobody calls it there.
+core::arch::global_asm!(".weak __register_atfork");
+
 /// Registers the handlers. Registered first, they run closest to the fork itself: last before it, first in the child.
 pub fn install() {
     // SAFETY: the functions live as long as the process; this library is never unloaded.

@@ -18,20 +18,9 @@ use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 
 use crate::errno::result;
-use crate::executable::Way;
 use crate::one_shot_fd::PRELOAD;
 use crate::thread::{self, syscall3, syscall6};
 use crate::{agent, atfork, broker, executable, one_shot_fd, say, settings_variable};
-
-/// What stays of lowtide's in an environment.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Keeps {
-    /// What preloads the agent, and where the settings are.
-    All,
-    /// Where the settings are.
-    Settings,
-    Nothing,
-}
 
 /// `lowtide run` holds the calling thread when it executes a program. When dropped: it has not.
 struct Asked(Connection);
@@ -89,19 +78,9 @@ impl Call {
         }
         let can_follow = keeps_its_rights() && leads_to_agent(ours());
         let (directory, flags) = self.at.unwrap_or((sys::AT_FDCWD, 0));
-        let way = executable::way(directory, self.path, flags);
         // Only what finds the files of the run by itself can be entered: `lowtide run`, which holds it, answers nobody meanwhile.
-        let asked = if way != Way::Loader && can_follow { Asked::enter() } else { None };
-        let keeps = match (way, &asked) {
-            (Way::ExecOfMusl, Some(_)) => Keeps::Settings,
-            (Way::ExecOfMusl, None) => Keeps::Nothing,
-            (Way::Loader | Way::Exec, _) => Keeps::All,
-        };
-        if keeps == Keeps::All && can_follow && is_right(envp) {
-            self.with(envp)
-        } else {
-            mended(self, envp, keeps, can_follow)
-        }
+        let _asked = (can_follow && executable::is_static(directory, self.path, flags)).then(Asked::enter);
+        if can_follow && is_right(envp) { self.with(envp) } else { mended(self, envp, can_follow) }
     }
 
     /// Whether there is a file to execute.
@@ -156,22 +135,20 @@ fn is_right(envp: *const *const c_char) -> bool {
 
 /// Executes a program with an environment that had to be mended. Takes some 10 KiB of stack.
 #[inline(never)]
-fn mended(call: Call, envp: *const *const c_char, keeps: Keeps, can_follow: bool) -> c_int {
+fn mended(call: Call, envp: *const *const c_char, can_follow: bool) -> c_int {
     let mut environment = [core::ptr::null::<c_char>(); MAX_VARIABLES + 3];
     let mut preload = [0u8; MAX_PRELOAD];
     let mut descriptor = None;
     let mended = {
-        if keeps != Keeps::All {
-            mend(envp, None, keeps == Keeps::Settings, &mut environment, &mut preload)
-        } else if can_follow {
-            mend(envp, Some(ours()), true, &mut environment, &mut preload)
+        if can_follow {
+            mend(envp, Some(ours()), &mut environment, &mut preload)
         } else if !call.finds_file() {
             // There will be no program. (A shell that looks for one in many directories comes here for each.)
             false
         } else {
             descriptor = open_library();
             let entry = descriptor.as_ref().map(|(_, entry)| &entry.bytes()[..entry.bytes().len() - 1]);
-            mend(envp, entry, entry.is_some(), &mut environment, &mut preload)
+            mend(envp, entry, &mut environment, &mut preload)
         }
     };
     let envp = if mended { environment.as_ptr() } else { envp };
@@ -243,12 +220,11 @@ fn split(value: &[u8]) -> (Option<&[u8]>, &[u8]) {
     }
 }
 
-/// Writes the environment as it should be: LD_PRELOAD begins with `entry`, or with nothing of lowtide's; the variable of the
-/// settings is there or not (`settings`). False: it is as it should be, or too large.
+/// Writes the environment as it should be: LD_PRELOAD begins with `entry`, and the variable of the settings is there; or
+/// neither. False: it is as it should be, or too large.
 fn mend(
     envp: *const *const c_char,
     entry: Option<&[u8]>,
-    settings: bool,
     out: &mut [*const c_char; MAX_VARIABLES + 3],
     preload: &mut [u8; MAX_PRELOAD],
 ) -> bool {
@@ -269,7 +245,7 @@ fn mend(
                 others = rest;
             } else if settings_variable::is_it(variable) {
                 has_settings = true;
-                if settings {
+                if entry.is_some() {
                     out[n] = *p;
                     n += 1;
                 }
@@ -280,7 +256,7 @@ fn mend(
             p = p.add(1);
         }
     }
-    if is_right && has_settings == settings {
+    if is_right && has_settings == entry.is_some() {
         return false;
     }
     let entry_or_none = entry.unwrap_or(&[]);
@@ -298,7 +274,7 @@ fn mend(
         out[n] = preload.as_ptr().cast();
         n += 1;
     }
-    if settings && !has_settings {
+    if entry.is_some() && !has_settings {
         out[n] = settings_variable::kept();
         n += 1;
     }

@@ -1,5 +1,5 @@
-//! What kind of program a file is that is about to be executed: whether its loader can preload this library. A few bytes of it
-//! are read, on a small stack; what can't be read is taken for the usual kind.
+//! What kind of program a file is that is about to be executed: whether it has a loader, which preloads this library. A few
+//! bytes of it are read, on a small stack; what can't be read is taken to have one.
 
 use core::ffi::{CStr, c_char, c_int};
 
@@ -7,17 +7,6 @@ use linux_raw_sys::general as sys;
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::thread::{syscall4, syscall6};
-
-/// How this library comes into a program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// Its loader preloads it.
-    Loader,
-    /// It has no loader: `lowtide run` brings it.
-    Exec,
-    /// The same; and its loader, musl's, would fail where it is told to preload this library.
-    ExecOfMusl,
-}
 
 /// How many scripts may be each other's interpreter, as in the kernel.
 const MAX_SCRIPTS: usize = 5;
@@ -28,52 +17,51 @@ const PT_INTERP: u32 = 3;
 const MAGIC: [u8; 6] = [0x7f, b'E', b'L', b'F', 2, 1];
 const MACHINE: u16 = 62;
 
-/// Of the file that execveat (or execve: `directory` is AT_FDCWD and `flags` 0) would execute.
-pub fn way(directory: c_int, path: *const c_char, flags: c_int) -> Way {
-    let nothing = c"".as_ptr();
-    let Some(mut file) = open(directory, if path.is_null() { nothing } else { path }, flags) else { return Way::Loader };
+/// Whether the file that execveat (or execve: `directory` is AT_FDCWD and `flags` 0) would execute has no loader.
+pub fn is_static(directory: c_int, path: *const c_char, flags: c_int) -> bool {
+    if path.is_null() {
+        return false;
+    }
+    let Some(mut file) = open(directory, path, flags) else { return false };
     for _ in 0..=MAX_SCRIPTS {
         let mut head = [0u8; HEADER * 4];
         let n = read(&file, &mut head, 0);
         if !head[..n].starts_with(b"#!") {
-            return of_elf(&file, &head[..n]);
+            return is_static_elf(&file, &head[..n]);
         }
         // Up to the first blank or the end of the line; a longer name is none that the kernel takes.
         let line = &mut head[2..n];
-        let Some(start) = line.iter().position(|c| !matches!(c, b' ' | b'\t')) else { return Way::Loader };
+        let Some(start) = line.iter().position(|c| !matches!(c, b' ' | b'\t')) else { return false };
         let Some(len) = line[start..].iter().position(|c| matches!(c, b' ' | b'\t' | b'\n' | b'\r' | 0)) else {
-            return Way::Loader;
+            return false;
         };
         line[start + len] = 0;
-        let Ok(interpreter) = CStr::from_bytes_with_nul(&line[start..=start + len]) else { return Way::Loader };
+        let Ok(interpreter) = CStr::from_bytes_with_nul(&line[start..=start + len]) else { return false };
         match open(sys::AT_FDCWD, interpreter.as_ptr(), 0) {
             Some(next) => file = next,
-            None => return Way::Loader,
+            None => return false,
         }
     }
-    Way::Loader
+    false
 }
 
-fn of_elf(file: &OwnedFd, head: &[u8]) -> Way {
+fn is_static_elf(file: &OwnedFd, head: &[u8]) -> bool {
     let half = |at: usize| head.get(at..at + 2).map_or(0, |b| u16::from_le_bytes([b[0], b[1]]));
     if head.len() < HEADER || head[..6] != MAGIC || half(18) != MACHINE || usize::from(half(54)) != PROGRAM_HEADER {
-        return Way::Loader;
+        return false;
     }
     let quad = |bytes: &[u8], at: usize| bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
     let first = quad(head, 32);
     for i in 0..u64::from(half(56)) {
         let mut header = [0u8; PROGRAM_HEADER];
         if read(file, &mut header, first.wrapping_add(i * PROGRAM_HEADER as u64)) < PROGRAM_HEADER {
-            return Way::Loader;
+            return false;
         }
         if header[..4] == PT_INTERP.to_le_bytes() {
-            let mut loader = [0u8; HEADER];
-            let n = read(file, &mut loader, quad(&header, 8)).min(quad(&header, 32) as usize);
-            let is_musl = loader[..n].windows(7).any(|part| part == b"ld-musl");
-            return if is_musl { Way::ExecOfMusl } else { Way::Loader };
+            return false;
         }
     }
-    Way::Exec
+    true
 }
 
 /// Opens what is to be executed, for reading.

@@ -104,6 +104,14 @@ pub fn c_library() -> Option<Object> {
     })
 }
 
+/// The C library, if it is musl: it is its loader, too.
+pub fn musl() -> Option<Object> {
+    find(|object| {
+        let file = object.name.to_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        file.starts_with(b"ld-musl")
+    })
+}
+
 impl Object {
     fn new(info: &Info) -> Object {
         // SAFETY: the loader keeps both as long as the object is mapped. Those that are looked at here were loaded with the

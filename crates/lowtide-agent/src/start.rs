@@ -1,11 +1,12 @@
 //! Where it begins, in every process of a run. Two ways lead here:
 //!
-//! - The loader of a program that is linked with glibc runs the constructor, before the program's main. It is the first of all
-//!   where it can be (see `beside.rs`), and mostly the process has one thread; but nothing here relies on that.
-//! - Into any other program `lowtide run` maps this library while exec holds it, and calls [`lowtide_enter`] before the first
-//!   instruction of the program. There is no C library to take hooks: memory calls and forks are found as those of raw system
-//!   calls are. What the C library would give this library (the three functions that it takes from there) is not there, and
-//!   nothing that runs there may ask for it.
+//! - A program's loader runs the constructor, before the program's main. It is the first of all where it can be (see
+//!   `beside.rs`), and mostly the process has one thread; but nothing here relies on that.
+//! - Into a program without a loader `lowtide run` maps this library while exec holds it, and calls [`lowtide_enter`] before
+//!   the first instruction of the program. What the C library would give this library (the three functions that it takes from
+//!   there) is not there, and nothing that runs there may ask for it.
+//!
+//! Only glibc takes hooks. In other programs memory calls and forks are found as those of raw system calls are.
 
 use core::ffi::{CStr, c_char, c_int};
 
@@ -13,6 +14,7 @@ use lowtide_core::vm::{self, PAGE_SIZE, Whose};
 use lowtide_pager::segment::NO_PLACE;
 
 use crate::files::Files;
+use crate::objects::Object;
 use crate::{
     agent, atfork, files, hooks, in_thread, objects, one_shot_fd, pid_in_run, reclaimer, say, settings_variable, skip, thread,
 };
@@ -29,25 +31,33 @@ unsafe extern "C" {
 const STRANGE_LIBRARY: &[u8] = b"a process of the run is not limited: lowtide can't tell where its C library is";
 
 extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const *const c_char) {
-    begin(envp, Entry::Loader);
+    match objects::c_library() {
+        Some(library) => begin(envp, CLibrary::Glibc(library)),
+        None => match objects::musl().and_then(|musl| musl.symbol(c"environ")) {
+            // It passes constructors nothing.
+            // SAFETY: the C library's variable, which has been set by now.
+            Some(environ) => begin(unsafe { *(environ.at as *const *const *const c_char) }, CLibrary::WithoutHooks),
+            None => begin(envp, CLibrary::Unknown),
+        },
+    }
 }
 
-/// Called by `lowtide run` in a program that the loader of glibc does not start, in its only thread, on its stack.
+/// Called by `lowtide run` in a program that no loader starts, in its only thread, on its stack.
 #[unsafe(no_mangle)]
 extern "C" fn lowtide_enter(envp: *const *const c_char) {
-    begin(envp, Entry::Exec);
+    begin(envp, CLibrary::WithoutHooks);
 }
 
-/// By whom this library came into the process.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Entry {
-    /// The loader of glibc.
-    Loader,
-    /// `lowtide run`, when the program was executed.
-    Exec,
+/// What the program has.
+enum CLibrary {
+    Glibc(Object),
+    /// Musl, or it has one inside, or none.
+    WithoutHooks,
+    /// It is not known where it is.
+    Unknown,
 }
 
-fn begin(envp: *const *const c_char, entry: Entry) {
+fn begin(envp: *const *const c_char, library: CLibrary) {
     let found = find_settings(envp).and_then(files::map);
     let preload = found
         .as_ref()
@@ -63,18 +73,19 @@ fn begin(envp: *const *const c_char, entry: Entry) {
     };
     let (start, end) = (&raw const __ehdr_start as usize, &raw const _end as usize);
     let own = vm::own(start & !(PAGE_SIZE - 1), end.next_multiple_of(PAGE_SIZE), Whose::Lowtide);
-    let library = match entry {
-        Entry::Loader => c_library(),
-        Entry::Exec => None,
-    };
+    // lowtide's threads call memcpy and its like, which read the C library's variables: those must never be swapped out.
+    let own = own.and_then(|()| match &library {
+        CLibrary::Glibc(library) => vm::own(library.range().0, library.range().1, Whose::Program),
+        CLibrary::WithoutHooks | CLibrary::Unknown => Ok(()),
+    });
     let number = pid_in_run::of_image(by_number);
     let Some(proc) = segment.claim(number.there) else { return say::warn(NO_PLACE) };
     agent::set_proc(proc, number);
     reclaimer::forget_requests(proc);
-    if own.is_err() || entry == Entry::Loader && library.is_none() {
+    if own.is_err() || matches!(library, CLibrary::Unknown) {
         return say::warn(STRANGE_LIBRARY);
     }
-    if let Some(library) = library {
+    if let CLibrary::Glibc(library) = library {
         if let Some(why) = skip::why() {
             return say::warn(why);
         }
@@ -86,14 +97,6 @@ fn begin(envp: *const *const c_char, entry: Entry) {
     if thread::spawn(reclaimer::fresh, 0).is_err() {
         say::warn(reclaimer::NO_THREAD);
     }
-}
-
-/// The C library. Its memory is never swapped out: lowtide's threads call memcpy and its like, which read its variables.
-fn c_library() -> Option<objects::Object> {
-    objects::c_library().filter(|library| {
-        let (start, end) = library.range();
-        vm::own(start, end, Whose::Program).is_ok()
-    })
 }
 
 /// Where the settings are, from the environment.

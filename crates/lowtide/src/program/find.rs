@@ -19,13 +19,10 @@ const SHEBANG_BYTES: u64 = 256;
 /// How the agent comes into a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
-    /// The loader of glibc preloads it.
+    /// Its loader preloads it.
     Loader,
     /// `lowtide run` maps it when the program is executed: the program is static.
     Exec,
-    /// The same, of a program whose loader is that of musl. That can't load the agent, and no program starts where it is told
-    /// to.
-    ExecOfMusl,
 }
 
 /// What is to be run.
@@ -158,10 +155,6 @@ fn judge(shown: &str, path: &Path, file: &File, kind: Kind) -> Result<Entry, Fai
                 ));
             }
             let loader = OsString::from_vec(dynamic.loader);
-            let base = Path::new(&loader).file_name().unwrap_or_default().as_bytes().to_vec();
-            if base.starts_with(b"ld-musl") {
-                entry = Entry::ExecOfMusl;
-            }
             if !Path::new(&loader).exists() {
                 let line = format!("{shown} needs the loader {}, which isn't here: install its C library", loader.display());
                 return Err(Failure::not_found(line));

@@ -34,10 +34,7 @@ pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<Pid,
     }
     let mut command = Command::new(&plan.path);
     command.arg0(&plan.argv[0]).args(&plan.argv[1..]);
-    command.envs(hidden).env(ENV_SEGMENT, &shared.origin);
-    if plan.entry != Entry::ExecOfMusl {
-        command.env("LD_PRELOAD", preload);
-    }
+    command.envs(hidden).env("LD_PRELOAD", preload).env(ENV_SEGMENT, &shared.origin);
     // A child that is built with AddressSanitizer would not start behind another library, and lowtide's has to be the first.
     let mut asan = std::env::var_os("ASAN_OPTIONS").unwrap_or_default();
     if !asan.is_empty() {
@@ -46,7 +43,7 @@ pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<Pid,
     asan.push("verify_asan_link_order=0");
     command.env("ASAN_OPTIONS", asan);
     let supervisor = getpid();
-    let enters = plan.entry != Entry::Loader;
+    let enters = plan.entry == Entry::Exec;
     let prepare = move || {
         // The program can't live without the segment's owner: it ends with us, even after SIGKILL.
         set_parent_process_death_signal(Some(Signal::KILL))?;

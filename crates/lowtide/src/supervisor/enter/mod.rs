@@ -1,5 +1,4 @@
-//! The second way into a program: for what a library can't be preloaded into (static programs, those of Go, those that are
-//! linked with musl).
+//! The second way into a program: for what has no loader that could preload a library, static programs such as those of Go.
 //!
 //! The program is traced for its exec only. There, before its first instruction, it is made to map the agent's file
 //! ([`image`]), and to call the agent's entry on its own stack, as the loader of glibc would call a constructor. Then it goes
