@@ -30,6 +30,7 @@ need memtester memtester
 need strace strace
 need pkg-config pkg-config
 need c++ g++
+need musl-gcc musl-tools
 for_what=${1:-}
 case $for_what in '' | race | wheel | picture | deb | test-deb | deny | prometheus | browser | vm) ;; *) fail "\`$for_what\`? There are: race, wheel, picture, deb, test-deb, deny, prometheus, browser, vm" ;; esac
 if [ "$for_what" = picture ]; then need tmux tmux; fi

@@ -58,11 +58,16 @@ pub fn map(origin: &[u8]) -> Option<Files> {
     let path = CStr::from_bytes_with_nul(path.push(origin.path).push(b"\0").bytes()).ok()?;
     let Some(settings) = open(path, OFlags::RDONLY) else {
         let (settings, segment) = origin.ask()?;
-        return Some(Files { settings: map_settings(&settings)?, segment: map_segment(&segment)?, by_number: false });
+        return map_open(&settings, &segment);
     };
     let settings = map_settings(&settings)?;
     let segment = open(CStr::from_bytes_until_nul(&settings.segment).ok()?, OFlags::RDWR)?;
     Some(Files { settings, segment: map_segment(&segment)?, by_number: origin.supervisor() == Some(settings.supervisor) })
+}
+
+/// Maps both, which are open. None: as for [`map`].
+pub fn map_open(settings: &OwnedFd, segment: &OwnedFd) -> Option<Files> {
+    Some(Files { settings: map_settings(settings)?, segment: map_segment(segment)?, by_number: false })
 }
 
 fn open(path: &CStr, access: OFlags) -> Option<OwnedFd> {

@@ -12,6 +12,7 @@ use core::ffi::{CStr, c_char, c_int};
 
 use lowtide_core::vm::{self, PAGE_SIZE, Whose};
 use lowtide_pager::segment::NO_PLACE;
+use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 
 use crate::files::Files;
 use crate::objects::Object;
@@ -32,20 +33,25 @@ const STRANGE_LIBRARY: &[u8] = b"a process of the run is not limited: lowtide ca
 
 extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const *const c_char) {
     match objects::c_library() {
-        Some(library) => begin(envp, CLibrary::Glibc(library)),
+        Some(library) => begin(envp, CLibrary::Glibc(library), None),
         None => match objects::musl().and_then(|musl| musl.symbol(c"environ")) {
             // It passes constructors nothing.
             // SAFETY: the C library's variable, which has been set by now.
-            Some(environ) => begin(unsafe { *(environ.at as *const *const *const c_char) }, CLibrary::WithoutHooks),
-            None => begin(envp, CLibrary::Unknown),
+            Some(environ) => begin(unsafe { *(environ.at as *const *const *const c_char) }, CLibrary::WithoutHooks, None),
+            None => begin(envp, CLibrary::Unknown, None),
         },
     }
 }
 
-/// Called by `lowtide run` in a program that no loader starts, in its only thread, on its stack.
+/// Called by `lowtide run` in a program that no loader starts, in its only thread, on its stack. `settings`, `segment`:
+/// descriptors of the files of the run, for a process that may not follow their paths; -1: it may.
 #[unsafe(no_mangle)]
-extern "C" fn lowtide_enter(envp: *const *const c_char) {
-    begin(envp, CLibrary::WithoutHooks);
+extern "C" fn lowtide_enter(envp: *const *const c_char, settings: RawFd, segment: RawFd) {
+    let open = (settings >= 0 && segment >= 0).then(|| {
+        // SAFETY: left open by `lowtide run` for this function alone.
+        unsafe { (OwnedFd::from_raw_fd(settings), OwnedFd::from_raw_fd(segment)) }
+    });
+    begin(envp, CLibrary::WithoutHooks, open);
 }
 
 /// What the program has.
@@ -57,8 +63,12 @@ enum CLibrary {
     Unknown,
 }
 
-fn begin(envp: *const *const c_char, library: CLibrary) {
-    let found = find_settings(envp).and_then(files::map);
+/// `open`: the files of the run, if they are at hand.
+fn begin(envp: *const *const c_char, library: CLibrary, open: Option<(OwnedFd, OwnedFd)>) {
+    let found = find_settings(envp).and_then(|origin| match &open {
+        Some((settings, segment)) => files::map_open(settings, segment),
+        None => files::map(origin),
+    });
     let preload = found
         .as_ref()
         .map_or(&b""[..], |files| CStr::from_bytes_until_nul(&files.settings.preload).map_or(b"", CStr::to_bytes));

@@ -7,6 +7,7 @@ use crate::metrics::{self, Requests};
 use crate::signal_fd::{Received, SignalFd};
 use crate::supervisor::ancestry;
 use crate::supervisor::broker::Broker;
+use crate::supervisor::enter::Agent;
 use crate::supervisor::own_threads::OwnThreads;
 use crate::supervisor::series::Series;
 use crate::supervisor::shared_memory::AGENT;
@@ -82,10 +83,11 @@ pub fn supervise<'a>(
         }
         control.serve(&mut this.run);
         this.pass_on(signals, child, ended.is_none());
+        let agent = Agent { file: AGENT, path: &shared.preload, files: None };
         let saw = |pid, status| {
             let entering = broker.entering();
             let is_traced = entering.traces(pid);
-            if let Some(text) = entering.saw(pid, status, (AGENT, &shared.preload)) {
+            if let Some(text) = entering.saw(pid, status, &agent) {
                 this.warn(text);
             }
             is_traced

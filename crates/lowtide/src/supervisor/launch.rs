@@ -5,11 +5,12 @@ use crate::error::Failure;
 use crate::host::privilege;
 use crate::plan::Plan;
 use crate::program::Entry;
-use crate::supervisor::enter;
+use crate::supervisor::enter::{self, Agent};
 use crate::supervisor::shared_memory::{AGENT, Shared};
 use crate::supervisor::signals::Inherited;
 use lowtide_config::reason;
 use lowtide_pager::segment::ENV_SEGMENT;
+use rustix::fd::AsRawFd;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
 use std::ffi::OsString;
@@ -23,6 +24,7 @@ fn no_descriptor(error: Errno) -> Failure {
 
 /// Starts the program; its pid.
 pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<Pid, Failure> {
+    let enters = plan.entry == Entry::Exec;
     // Left open for the program, which could not follow the path; its agent closes it.
     let library = if privilege::is_above_program() { Some(shared.open_library().map_err(no_descriptor)?) } else { None };
     let mut preload = OsString::from(library.as_ref().map_or(&shared.preload, |(_, entry)| entry));
@@ -42,8 +44,9 @@ pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<Pid,
     }
     asan.push("verify_asan_link_order=0");
     command.env("ASAN_OPTIONS", asan);
+    // It closes these, too.
+    let open = if enters && library.is_some() { Some(shared.open_files().map_err(no_descriptor)?) } else { None };
     let supervisor = getpid();
-    let enters = plan.entry == Entry::Exec;
     let prepare = move || {
         // The program can't live without the segment's owner: it ends with us, even after SIGKILL.
         set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -58,6 +61,11 @@ pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<Pid,
     let child = command.spawn().map_err(|error| {
         let line = format!("{}: can't be executed ({})", plan.path.display(), reason(&error));
         match error.kind() {
+            _ if error.raw_os_error() == Some(enter::MAY_NOT.raw_os_error()) => Failure::not_executable(format!(
+                "{} is statically linked, so it has to be traced while it is executed, which is not allowed here (by another \
+                 tracer, such as strace, or a system call filter): use a dynamically linked build of it",
+                plan.path.display()
+            )),
             io::ErrorKind::NotFound => Failure::not_found(line),
             io::ErrorKind::OutOfMemory | io::ErrorKind::WouldBlock => {
                 Failure::failed(format!("{line}: no memory or process left; see `ulimit -u`"))
@@ -68,7 +76,8 @@ pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<Pid,
     let child = Pid::from_child(&child);
     if enters {
         let path = library.as_ref().map_or(&shared.preload, |(_, entry)| entry);
-        enter::enter(child, (AGENT, path), inherited.mask())?;
+        let files = open.as_ref().map(|files| files.each_ref().map(AsRawFd::as_raw_fd));
+        enter::enter(child, &Agent { file: AGENT, path, files }, inherited.mask())?;
     }
     Ok(child)
 }

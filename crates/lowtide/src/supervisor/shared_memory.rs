@@ -125,11 +125,18 @@ impl Shared {
     /// # Errors
     /// Those of making a descriptor.
     pub fn open_library(&self) -> Result<(OwnedFd, String), Errno> {
-        let open = |first| rustix::io::fcntl_dupfd_cloexec(&self.agent, first);
-        let library = open(transient::FIRST).or_else(|_| open(0))?;
-        rustix::io::fcntl_setfd(&library, FdFlags::empty())?;
+        let library = stays_open(self.agent.as_fd())?;
         let entry = format!("{}{}", transient::PREFIX, library.as_raw_fd());
         Ok((library, entry))
+    }
+
+    /// Descriptors of [`Shared::files`] that stay open over an exec.
+    ///
+    /// # Errors
+    /// Those of making a descriptor.
+    pub fn open_files(&self) -> Result<[OwnedFd; 2], Errno> {
+        let [settings, segment] = self.files();
+        Ok([stays_open(settings)?, stays_open(segment)?])
     }
 
     /// The files of the settings and of the segment.
@@ -160,6 +167,14 @@ impl Shared {
         let of = |fd: &OwnedFd| rustix::fs::fstat(fd).map_or(0, |stat| stat.st_blocks as u64 * 512);
         of(&self.agent) + of(&self.settings_file) + of(&self.segment_file)
     }
+}
+
+/// The same file, not closed on exec, with a number that programs do not expect to be free.
+fn stays_open(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let open = |first| rustix::io::fcntl_dupfd_cloexec(file, first);
+    let file = open(transient::FIRST).or_else(|_| open(0))?;
+    rustix::io::fcntl_setfd(&file, FdFlags::empty())?;
+    Ok(file)
 }
 
 /// Where processes of the run find what process `pid`, this one, has open.

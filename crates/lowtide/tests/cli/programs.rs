@@ -23,22 +23,6 @@ fn programs_that_are_not_there() {
 
 #[test]
 fn programs_that_cannot_be_managed() {
-    // Without its PT_INTERP header it is a static program.
-    let interp = |bytes: &[u8]| {
-        let (at, count) = (u64::from_ne_bytes(bytes[32..40].try_into().unwrap()) as usize, usize::from(bytes[56]));
-        (0..count).map(|i| at + i * 56).find(|&at| bytes[at] == 3).expect("PT_INTERP")
-    };
-    Spoilt::new(|bytes| {
-        let at = interp(bytes);
-        bytes[at] = 0;
-    })
-    .refused(126, &["statically linked", "dynamically linked build"]);
-    Spoilt::new(|bytes| {
-        let at = interp(bytes);
-        let at = u64::from_ne_bytes(bytes[at + 8..at + 16].try_into().unwrap()) as usize;
-        bytes[at..at + 25].copy_from_slice(b"/lib/ld-musl-x86_64.so.1\0");
-    })
-    .refused(126, &["musl", "glibc"]);
     Spoilt::new(|bytes| {
         let at = find(bytes, b"/ld-linux");
         bytes[at + 1] = b'L';

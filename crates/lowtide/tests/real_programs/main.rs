@@ -40,4 +40,5 @@ mod threads;
 mod tools;
 mod trees;
 mod users;
+mod without_hooks;
 mod writeback;

@@ -19,12 +19,16 @@ fn is_newer(output: &Path, sources: &[PathBuf]) -> bool {
 }
 
 fn compile(name: &str, output: &str, options: &[&str]) -> Option<PathBuf> {
+    compile_with("cc", name, output, options)
+}
+
+fn compile_with(compiler: &str, name: &str, output: &str, options: &[&str]) -> Option<PathBuf> {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
     let (output, sources) = (directory.join(output), [source(&format!("{name}.c")), source("common.h")]);
     if is_newer(&output, &sources) {
         return Some(output);
     }
-    let compiler = machine::tool("cc")?;
+    let compiler = machine::tool(compiler)?;
     fs::create_dir_all(&directory).expect("a directory under target/");
     let result = Command::new(compiler)
         .args(["-O2", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", "-rdynamic", "-o"])
@@ -50,6 +54,18 @@ pub fn compiled(name: &str) -> Option<PathBuf> {
 /// The compiled program `name`, by itself, statically linked.
 pub fn compiled_statically(name: &str) -> Option<PathBuf> {
     compile(name, &format!("{name}.static"), &["-static"])
+}
+
+/// The same, with more options: a file of its own for each `kind`.
+pub fn compiled_as(name: &str, kind: &str, options: &[&str]) -> Option<PathBuf> {
+    compile(name, &format!("{name}.{kind}"), options)
+}
+
+/// The program `name`, linked with musl.
+pub fn with_musl(name: &str, statically: bool) -> Option<PathBuf> {
+    machine::tool("musl-gcc")?;
+    let (kind, options) = if statically { ("musl-static", &["-static"][..]) } else { ("musl", &[][..]) };
+    compile_with("musl-gcc", name, &format!("{name}.{kind}"), options)
 }
 
 /// The compiled shared library `name`.

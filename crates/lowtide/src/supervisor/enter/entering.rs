@@ -5,8 +5,8 @@
 //! it waits for. So while a process is held nobody else is answered; for what it does in that time it needs no answer, because
 //! only those are held that find the files of the run by themselves.
 
-use super::bring;
 use super::tracee::{self, Tracee, Untraced};
+use super::{Agent, bring};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitStatus};
 
@@ -60,9 +60,9 @@ impl Entering {
         self.0.iter().any(|traced| traced.process == pid || traced.thread == pid)
     }
 
-    /// What has become of a process that was waited for. `agent`: its file, and its path. A warning, if a program goes on
+    /// What has become of a process that was waited for. A warning, if a program goes on
     /// without the agent.
-    pub fn saw(&mut self, pid: Pid, status: WaitStatus, agent: (&[u8], &str)) -> Option<String> {
+    pub fn saw(&mut self, pid: Pid, status: WaitStatus, agent: &Agent<'_>) -> Option<String> {
         let at = self.0.iter().position(|traced| traced.process == pid || traced.thread == pid)?;
         let Some(signal) = status.stopping_signal() else {
             self.0.swap_remove(at);

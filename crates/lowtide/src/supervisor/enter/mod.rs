@@ -12,6 +12,7 @@ use crate::error::Failure;
 use crate::signal_fd::SignalSet;
 use image::Image;
 use linux_raw_sys::general as sys;
+use rustix::fd::RawFd;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 use tracee::{Tracee, Untraced};
@@ -24,16 +25,28 @@ pub use entering::Entering;
 /// Nobody may be traced here.
 pub fn prepare() -> std::io::Result<()> {
     SignalSet::all_but(&[Signal::TRAP]).set_mask();
-    tracee::trace_me()
+    tracee::trace_me().map_err(|_| MAY_NOT.into())
+}
+
+/// What [`prepare`] fails with, and exec never does.
+pub const MAY_NOT: Errno = Errno::CANCELED;
+
+/// What is brought into a program.
+pub struct Agent<'a> {
+    /// Its file.
+    pub file: &'a [u8],
+    /// The path by which the program finds that.
+    pub path: &'a str,
+    /// Descriptors of the settings and the segment, which the program has, if it can't follow their paths.
+    pub files: Option<[RawFd; 2]>,
 }
 
 /// Brings the agent into a child of the calling thread that has called [`prepare`] and executed a program, and lets it go.
-/// `agent`: its file, and the path by which the child finds it. `mask`: which signals the program is to have blocked. A child
-/// that dies meanwhile is not reaped.
+/// `mask`: which signals the program is to have blocked. A child that dies meanwhile is not reaped.
 ///
 /// # Errors
 /// What can't be done there: the program has not begun, and is killed.
-pub fn enter(child: Pid, agent: (&[u8], &str), mask: &SignalSet) -> Result<(), Failure> {
+pub fn enter(child: Pid, agent: &Agent<'_>, mask: &SignalSet) -> Result<(), Failure> {
     match Tracee::of_mine(child).and_then(|tracee| bring(tracee, agent, Some(mask))) {
         // Whoever waits for it learns why.
         Ok(()) | Err(Untraced::Died) => Ok(()),
@@ -49,14 +62,17 @@ pub fn enter(child: Pid, agent: (&[u8], &str), mask: &SignalSet) -> Result<(), F
 }
 
 /// `mask`: which signals it is to have blocked; as it has now, if none are named.
-fn bring(mut tracee: Tracee, (file, path): (&[u8], &str), mask: Option<&SignalSet>) -> Result<(), Untraced> {
-    let image = Image::of(file).map_err(|_| Untraced::Failed("the agent's file", Errno::NOEXEC))?;
+fn bring(mut tracee: Tracee, agent: &Agent<'_>, mask: Option<&SignalSet>) -> Result<(), Untraced> {
+    let image = Image::of(agent.file).map_err(|_| Untraced::Failed("the agent's file", Errno::NOEXEC))?;
     let mask = match mask {
         Some(mask) => mask.bits(),
         None => tracee.block_signals()?,
     };
     let envp = tracee.environment()?;
-    let entered = map(&mut tracee, &image, path).and_then(|base| tracee.call(base + image.entry, envp));
+    // -1: there is none.
+    let [settings, segment] = agent.files.unwrap_or([-1; 2]).map(|file| file as u64);
+    let entered =
+        map(&mut tracee, &image, agent.path).and_then(|base| tracee.call(base + image.entry, [envp, settings, segment]));
     // Without the agent it goes on, too: whoever asked decides what becomes of it.
     tracee.go_on(mask).and(entered)
 }

@@ -195,16 +195,17 @@ impl Tracee {
         Ok(result as u64)
     }
 
-    /// Calls a function with one argument, on the program's stack.
+    /// Calls a function with three arguments, on the program's stack.
     ///
     /// # Errors
     /// It dies there.
-    pub fn call(&mut self, function: u64, argument: u64) -> Result<(), Untraced> {
+    pub fn call(&mut self, function: u64, [a, b, c]: [u64; 3]) -> Result<(), Untraced> {
         let mut call = self.registers;
         // As the ABI wants it at a function's beginning: the place to return to, and a multiple of 16 above it.
         call.rsp = (call.rsp - RED_ZONE & !15) - 8;
         self.write(call.rsp, &self.syscall_at.to_le_bytes())?;
-        (call.rip, call.rdi, call.rax, call.orig_rax) = (function, argument, 0, u64::MAX);
+        (call.rip, call.rdi, call.rsi, call.rdx) = (function, a, b, c);
+        (call.rax, call.orig_rax) = (0, u64::MAX);
         self.set(&call)?;
         loop {
             self.run_to_syscall("the agent's entry")?;

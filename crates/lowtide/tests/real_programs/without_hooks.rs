@@ -1,0 +1,128 @@
+//! Programs whose memory calls lowtide can't hook: static ones, which `lowtide run` enters when they are executed, and those of
+//! musl, which preload the agent.
+
+use std::path::PathBuf;
+
+use crate::check::{Data, Growth, compare, ends_well};
+use crate::machine::{native_only, tool, turn};
+use crate::measure::{Job, Limit, Outcome, Swap};
+use crate::programs::{compiled, compiled_as, compiled_statically, with_musl};
+
+fn limited(job: &Job, mib: u64) -> Outcome {
+    job.limited(&Limit { ram: mib << 20, swap: Swap::Default })
+}
+
+/// Natively and under limits. What grows is found by looking, so it may pass the limit as a stream of new mappings does.
+fn compared(name: &str, program: Option<PathBuf>, words: &str) {
+    let Some(_turn) = turn() else { return };
+    let Some(program) = program else { return };
+    compare(&Job::new(name, program).words(words), Growth::Stream, Data::Compressible, ends_well);
+}
+
+#[test]
+fn a_static_program() {
+    compared("static, one malloc", compiled_statically("one_malloc"), "96");
+}
+
+#[test]
+fn a_static_program_of_threads() {
+    compared("static, four threads mix", compiled_statically("thread_mix"), "4 3000 48");
+}
+
+#[test]
+fn a_static_program_that_is_anywhere() {
+    let program = compiled_as("small_mallocs", "static-pie", &["-static-pie", "-fPIE"]);
+    compared("static-pie, small mallocs", program, "700000");
+}
+
+#[test]
+fn musl_static() {
+    compared("musl static, small mallocs", with_musl("small_mallocs", true), "700000");
+}
+
+#[test]
+fn musl_dynamic() {
+    compared("musl, four threads mix", with_musl("thread_mix", false), "4 3000 48");
+}
+
+/// What has no hooks is forked as by raw calls.
+#[test]
+fn a_static_program_that_forks() {
+    let Some(_turn) = turn() else { return };
+    let Some(program) = compiled_statically("forks") else { return };
+    if native_only() {
+        return;
+    }
+    let job = Job::new("static, forks", program).words("stay 64 1");
+    let native = job.native();
+    let outcome = limited(&job, 48);
+    assert!(outcome.status == 0 && outcome.stdout == native.stdout && outcome.left.is_empty(), "{outcome:?}");
+    assert!(outcome.stderr.contains("forked by a raw system call"), "{}", outcome.stderr);
+}
+
+/// The same descriptors, signals, rights, arguments and environment as natively; as the first program and as a child, with
+/// signals blocked and ignored that a tracer may need.
+#[test]
+fn a_static_program_begins_as_natively() {
+    let Some(_turn) = turn() else { return };
+    let (Some(program), Some(env)) = (compiled_statically("begins"), tool("env")) else { return };
+    if native_only() {
+        return;
+    }
+    let signals = ["--block-signal=TRAP,USR1", "--ignore-signal=TRAP,SEGV"];
+    let shell = PathBuf::from("/bin/sh");
+    let script = format!("trap '' TERM; {} --block-signal=TRAP,SEGV '{}' one two; exit 0", env.display(), program.display());
+    for job in [
+        Job::new("static, begins", program.clone()).words("one two"),
+        Job::new("static, begins as a child", &program).words("one two").behind(env.clone(), &signals),
+        Job::new("static, begins behind a shell", shell).args(["-c", &script]),
+    ] {
+        let native = job.native();
+        let outcome = limited(&job, 32);
+        assert!(ends_well(&outcome) && ends_well(&native), "{outcome:?}");
+        assert_eq!(outcome.stdout, native.stdout);
+    }
+}
+
+/// A tree in which programs of all kinds execute each other: each is limited, and one that can't be executed harms nobody.
+#[test]
+fn a_tree_of_all_kinds() {
+    let Some(_turn) = turn() else { return };
+    let programs = (compiled("one_malloc"), compiled_statically("one_malloc"), with_musl("one_malloc", false));
+    let (Some(dynamic), Some(fixed), Some(musl)) = programs else { return };
+    let Some(executes) = with_musl("executes", false) else { return };
+    let [dynamic, fixed, musl, executes] = [dynamic, fixed, musl, executes].map(|path| path.display().to_string());
+    let bad = format!("{fixed}.cut");
+    std::fs::write(&bad, &std::fs::read(&fixed).expect("read")[..200]).expect("written");
+    std::fs::set_permissions(&bad, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("mode");
+    let script = format!(
+        "'{bad}' 2>/dev/null; echo $?; '{fixed}' 96 & '{musl}' 96 & '{dynamic}' 96 & wait; '{executes}' '{dynamic}' 96; \
+         sh -c \"exec '{fixed}' 96\""
+    );
+    let job = Job::new("a tree of all kinds", PathBuf::from("/bin/sh")).args(["-c", &script]);
+    let native = job.native();
+    assert!(native.stdout.matches("OK").count() == 5 && native.stdout.starts_with("126\n"), "{native:?}");
+    if native_only() {
+        return;
+    }
+    let outcome = limited(&job, 64);
+    assert!(outcome.status == 0 && outcome.left.is_empty() && outcome.stdout == native.stdout, "{outcome:?}");
+    assert!(!outcome.stderr.contains("not limited"), "{}", outcome.stderr);
+    assert!(outcome.peak < Growth::Stream.bound(64 << 20), "{outcome:?}");
+}
+
+/// Killed while it is entered, and before and after that.
+#[test]
+fn a_static_program_that_is_killed_as_it_begins() {
+    let Some(_turn) = turn() else { return };
+    let (Some(program), Some(timeout)) = (compiled_statically("one_malloc"), tool("timeout")) else { return };
+    if native_only() {
+        return;
+    }
+    for step in 0..20 {
+        let after = format!("0.{:05}", step * step * 5 + 1);
+        let job = Job::new("static, killed", &program).words("32").behind(timeout.clone(), &["-s", "KILL", &after]);
+        let outcome = limited(&job, 32);
+        assert!([0, 137].contains(&outcome.status) && outcome.left.is_empty(), "after {after} s: {outcome:?}");
+    }
+}
