@@ -74,7 +74,7 @@ impl Entering {
                 match Tracee::seized(pid).and_then(|tracee| bring(tracee, agent, None)) {
                     Ok(()) | Err(Untraced::Died) => return None,
                     Err(Untraced::Failed(what, errno)) => {
-                        let why = lowtide_config::reason(&std::io::Error::from(errno));
+                        let why = lowtide_config::reason(std::io::Error::from(errno));
                         return Some(format!(
                             "a static program of the run is not limited: it can't be entered ({what}: {why})"
                         ));

@@ -55,7 +55,7 @@ pub fn enter(child: Pid, agent: &Agent<'_>, mask: &SignalSet) -> Result<(), Fail
             Err(Failure::failed(format!(
                 "the program can't be entered while it is executed ({what}: {}): where tracing is not allowed, static programs \
                  can't be limited",
-                lowtide_config::reason(&std::io::Error::from(errno))
+                lowtide_config::reason(std::io::Error::from(errno))
             )))
         }
     }

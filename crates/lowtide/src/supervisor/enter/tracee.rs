@@ -202,7 +202,7 @@ impl Tracee {
     pub fn call(&mut self, function: u64, [a, b, c]: [u64; 3]) -> Result<(), Untraced> {
         let mut call = self.registers;
         // As the ABI wants it at a function's beginning: the place to return to, and a multiple of 16 above it.
-        call.rsp = (call.rsp - RED_ZONE & !15) - 8;
+        call.rsp = ((call.rsp - RED_ZONE) & !15) - 8;
         self.write(call.rsp, &self.syscall_at.to_le_bytes())?;
         (call.rip, call.rdi, call.rsi, call.rdx) = (function, a, b, c);
         (call.rax, call.orig_rax) = (0, u64::MAX);
