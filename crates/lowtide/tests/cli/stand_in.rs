@@ -8,7 +8,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Pid, Signal};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -33,20 +33,34 @@ fn shared(origin: &str) -> (&'static Settings, &'static Segment) {
     (settings, unsafe { &*at })
 }
 
-/// A static program that waits for a signal: no agent can be preloaded into it.
-fn idle() -> Spoilt {
-    // ELF header; one program header: all of it at 0x400000, readable and executable; `1: mov $34 (pause), %eax; syscall; jmp
-    // 1b`.
-    let header = [0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 62, 0, 1, 0, 0, 0];
-    let code = [0xb8, 34, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xf7];
+/// The smallest program that the kernel executes, at an address of its own: code, or a loader that is executed instead.
+fn smallest(at: u64, code: &[u8], loader: Option<&Path>) -> Spoilt {
+    const HEADERS: u64 = 64 + 2 * 56;
+    const LOAD: u64 = 5 << 32 | 1;
+    const INTERP: u64 = 4 << 32 | 3;
     let words = |words: &[u64]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();
-    let size = 0x78 + code.len() as u64;
+    let name = loader.map_or(Vec::new(), |path| [path.to_str().expect("UTF-8").as_bytes(), b"\0"].concat());
+    let (code_at, size) = (at + HEADERS + name.len() as u64, HEADERS + (name.len() + code.len()) as u64);
+    let headers = 1 + u64::from(loader.is_some());
     Spoilt::new(|bytes| {
-        *bytes = header.to_vec();
-        bytes.extend(words(&[0x40_0078, 64, 0, 64 << 32 | 56 << 48, 1]));
-        bytes.extend(words(&[5 << 32 | 1, 0, 0x40_0000, 0x40_0000, size, size, 0x1000]));
+        *bytes = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 62, 0, 1, 0, 0, 0];
+        bytes.extend(words(&[code_at, 64, 0, 64 << 32 | 56 << 48, headers]));
+        if loader.is_some() {
+            bytes.extend(words(&[INTERP, HEADERS, at + HEADERS, at + HEADERS, name.len() as u64, name.len() as u64, 1]));
+        }
+        bytes.extend(words(&[LOAD, 0, at, at, size, size, 0x1000]));
+        bytes.resize(HEADERS as usize, 0);
+        bytes.extend(name);
         bytes.extend(code);
     })
+}
+
+/// A program that waits for a signal, without an agent: its loader preloads nothing, and only programs without a loader are
+/// entered. And that loader.
+fn idle() -> (Spoilt, Spoilt) {
+    // 1: mov $34 (pause), %eax; syscall; jmp 1b
+    let loader = smallest(0x40_0000, &[0xb8, 34, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xf7], None);
+    (smallest(0x80_0000, &[], Some(&loader.path)), loader)
 }
 
 /// A run with a process that stands in for one of the tree: registered by the test, without an agent that would write into its
@@ -57,13 +71,13 @@ struct StandIn {
     segment: &'static Segment,
     slot: &'static Proc,
     pid: u32,
-    _program: Spoilt,
+    _files: [Spoilt; 2],
 }
 
 impl StandIn {
     /// `script`: what the program does then.
     fn new(script: &str) -> StandIn {
-        let program = idle();
+        let (program, loader) = idle();
         let run = Running::new(&format!("{} & echo $LOWTIDE_SEGMENT $!; {script}", program.path.display()));
         let (path, pid) = run.line.split_once(' ').expect("two words");
         let ((settings, segment), pid) = (shared(path), pid.parse::<u32>().expect("a pid"));
@@ -73,7 +87,7 @@ impl StandIn {
             std::thread::sleep(Duration::from_millis(1));
         }
         let slot = segment.claim(pid).expect("a slot");
-        StandIn { run, settings, segment, slot, pid, _program: program }
+        StandIn { run, settings, segment, slot, pid, _files: [program, loader] }
     }
 
     fn kill(&self) {
