@@ -22,13 +22,15 @@ use crate::one_shot_fd::PRELOAD;
 use crate::thread::{self, syscall3, syscall6};
 use crate::{agent, atfork, broker, executable, one_shot_fd, say, settings_variable};
 
-/// `lowtide run` holds the calling thread when it executes a program. When dropped: it has not.
+/// `lowtide run` traces the calling thread until it executes a program. When dropped: it has not. (Where a child of vfork shares
+/// its descriptors with its parent, the connection stays open there until `lowtide run` closes it.)
 struct Asked(Connection);
 
 impl Asked {
     /// None: it can't.
     fn enter() -> Option<Asked> {
         let connection = broker::connect().ok()?;
+        // Whatever the answer was, or if there was none: nothing is traced unless it came.
         connection.ask_with(ENTER, thread::id().into()).ok()?;
         Some(Asked(connection))
     }
@@ -69,17 +71,19 @@ impl Call {
     }
 
     fn execute(self, envp: *const *const c_char) -> c_int {
-        let _leaving = atfork::leaves();
         // To Linux no environment is an empty one.
         let empty = [core::ptr::null()];
         let envp = if envp.is_null() { empty.as_ptr() } else { envp };
         if !agent::present() {
+            let _leaving = atfork::leaves();
             return self.with(envp);
         }
         let can_follow = keeps_its_rights() && leads_to_agent(ours());
         let (directory, flags) = self.at.unwrap_or((sys::AT_FDCWD, 0));
         // Only what finds the files of the run by itself can be entered: `lowtide run`, which holds it, answers nobody meanwhile.
-        let _asked = (can_follow && executable::is_static(directory, self.path, flags)).then(Asked::enter);
+        let is_entered = can_follow && executable::is_static(directory, self.path, flags) && !under_valgrind(envp);
+        let _asked = is_entered.then(Asked::enter);
+        let _leaving = atfork::leaves();
         if can_follow && is_right(envp) { self.with(envp) } else { mended(self, envp, can_follow) }
     }
 
@@ -112,6 +116,21 @@ pub extern "C" fn fexecve(file: c_int, argv: *const *const c_char, envp: *const 
         return result(-EINVAL) as c_int;
     }
     execveat(file, c"".as_ptr(), argv, envp, sys::AT_EMPTY_PATH as c_int)
+}
+
+/// Whether the program is one of valgrind's: these are static, and have to have all of the address space to themselves.
+fn under_valgrind(envp: *const *const c_char) -> bool {
+    // SAFETY: `envp` is a NULL-terminated array of C strings, as execve demands.
+    unsafe {
+        let mut p = envp;
+        while !(*p).is_null() {
+            if CStr::from_ptr(*p).to_bytes().starts_with(b"VALGRIND_LAUNCHER=") {
+                return true;
+            }
+            p = p.add(1);
+        }
+    }
+    false
 }
 
 /// Whether an environment names what belongs to the run as it should: nearly always. On a stack of its own size: programs

@@ -12,12 +12,19 @@ use crate::thread::{syscall4, syscall6};
 const MAX_SCRIPTS: usize = 5;
 const HEADER: usize = 64;
 const PROGRAM_HEADER: usize = 56;
+const PT_DYNAMIC: u32 = 2;
 const PT_INTERP: u32 = 3;
+const EXEC: u16 = 2;
+const DT_FLAGS_1: u64 = 0x6fff_fffb;
+const DF_1_PIE: u64 = 0x0800_0000;
+/// More of a dynamic section is not looked at.
+const MOST_DYNAMIC: u64 = 4096;
 /// x86-64, of 64 bits, with the lowest byte first.
 const MAGIC: [u8; 6] = [0x7f, b'E', b'L', b'F', 2, 1];
 const MACHINE: u16 = 62;
 
-/// Whether the file that execveat (or execve: `directory` is AT_FDCWD and `flags` 0) would execute has no loader.
+/// Whether the file that execveat (or execve: `directory` is AT_FDCWD and `flags` 0) would execute is a program without a loader,
+/// and gets no rights by being executed: it would not get them while it is traced.
 pub fn is_static(directory: c_int, path: *const c_char, flags: c_int) -> bool {
     if path.is_null() {
         return false;
@@ -27,10 +34,10 @@ pub fn is_static(directory: c_int, path: *const c_char, flags: c_int) -> bool {
         let mut head = [0u8; HEADER * 4];
         let n = read(&file, &mut head, 0);
         if !head[..n].starts_with(b"#!") {
-            return is_static_elf(&file, &head[..n]);
+            return is_static_elf(&file, &head[..n]) && !gives_rights(&file);
         }
-        // Up to the first blank or the end of the line; a longer name is none that the kernel takes.
-        let line = &mut head[2..n];
+        // Up to the first blank, or the end of the line or of the file; a longer name is none that the kernel takes.
+        let line = &mut head[2..];
         let Some(start) = line.iter().position(|c| !matches!(c, b' ' | b'\t')) else { return false };
         let Some(len) = line[start..].iter().position(|c| matches!(c, b' ' | b'\t' | b'\n' | b'\r' | 0)) else {
             return false;
@@ -52,28 +59,65 @@ fn is_static_elf(file: &OwnedFd, head: &[u8]) -> bool {
     }
     let quad = |bytes: &[u8], at: usize| bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
     let first = quad(head, 32);
+    // A program without a loader that may lie anywhere says that it is a program. One that does not is itself a loader.
+    let mut is_program = half(16) == EXEC;
     for i in 0..u64::from(half(56)) {
         let mut header = [0u8; PROGRAM_HEADER];
         if read(file, &mut header, first.wrapping_add(i * PROGRAM_HEADER as u64)) < PROGRAM_HEADER {
             return false;
         }
-        if header[..4] == PT_INTERP.to_le_bytes() {
-            return false;
+        match u32::from_le_bytes([header[0], header[1], header[2], header[3]]) {
+            PT_INTERP => return false,
+            PT_DYNAMIC => is_program |= says_program(file, quad(&header, 8), quad(&header, 32)),
+            _ => {}
         }
     }
-    true
+    is_program
 }
 
-/// Opens what is to be executed, for reading.
+/// Whether a dynamic section, at an offset and of a size, says that the file is a program (DF_1_PIE).
+fn says_program(file: &OwnedFd, offset: u64, size: u64) -> bool {
+    let mut entries = [0u8; 16 * 16];
+    for at in (0..size.min(MOST_DYNAMIC)).step_by(entries.len()) {
+        let n = read(file, &mut entries, offset.wrapping_add(at));
+        for entry in entries[..n].chunks_exact(16) {
+            let word = |at: usize| entry.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
+            if word(0) == DT_FLAGS_1 {
+                return word(8) & DF_1_PIE != 0;
+            }
+        }
+    }
+    false
+}
+
+/// Whether who executes a file gets rights by that.
+fn gives_rights(file: &OwnedFd) -> bool {
+    let changes_user = rustix::fs::fstat(file).is_ok_and(|stat| stat.st_mode & (sys::S_ISUID | sys::S_ISGID) != 0);
+    changes_user || rustix::fs::fgetxattr(file, c"security.capability", &mut [0u8; 64][..]).is_ok_and(|n| n > 0)
+}
+
+/// Opens a regular file that is to be executed, for reading.
 fn open(directory: c_int, path: *const c_char, flags: c_int) -> Option<OwnedFd> {
-    let flag = sys::O_RDONLY | sys::O_CLOEXEC | sys::O_NONBLOCK;
-    let is_itself = flags as u32 & sys::AT_EMPTY_PATH != 0;
-    // SAFETY: the kernel checks the path. A descriptor that is itself the file is used by a copy.
+    // SAFETY: the kernel checks the path, and has written the structure where it says so. A descriptor that is itself the file is
+    // used by a copy.
     let fd = unsafe {
-        if is_itself && *path == 0 {
+        let mut stat = core::mem::MaybeUninit::<sys::stat>::zeroed();
+        let seen = syscall4(
+            sys::__NR_newfstatat,
+            directory as usize,
+            path as usize,
+            stat.as_mut_ptr().addr(),
+            flags as usize & sys::AT_EMPTY_PATH as usize,
+        );
+        // To open another kind of file may do something, or wait.
+        if seen < 0 || stat.assume_init().st_mode & sys::S_IFMT != sys::S_IFREG {
+            return None;
+        }
+        if flags as u32 & sys::AT_EMPTY_PATH != 0 && *path == 0 {
             syscall4(sys::__NR_fcntl, directory as usize, sys::F_DUPFD_CLOEXEC as usize, 0, 0)
         } else {
-            syscall4(sys::__NR_openat, directory as usize, path as usize, flag as usize, 0)
+            let flags = sys::O_RDONLY | sys::O_CLOEXEC | sys::O_NONBLOCK;
+            syscall4(sys::__NR_openat, directory as usize, path as usize, flags as usize, 0)
         }
     };
     // SAFETY: the kernel has just made it for us.

@@ -10,8 +10,10 @@ pub enum Kind {
     Other,
     /// ELF of this machine, dynamically linked.
     Dynamic(Dynamic),
-    /// ELF of this machine without a loader: static, static-pie, or the loader itself.
+    /// ELF of this machine without a loader: static, or static-pie.
     Static,
+    /// ELF of this machine that is no program: a loader, or a library.
+    NoProgram,
     /// ELF of another architecture, word size or byte order; the text names it.
     Foreign(String),
     /// Not a program, or cut off.
@@ -52,6 +54,8 @@ const PT_DYNAMIC: u32 = 2;
 const PT_INTERP: u32 = 3;
 const DT_STRTAB: u64 = 5;
 const DT_STRSZ: u64 = 10;
+const DT_FLAGS_1: u64 = 0x6fff_fffb;
+const DF_1_PIE: u64 = 0x0800_0000;
 /// More names than that are not looked at.
 const MOST_NAMES: u64 = 64 << 20;
 const MOST_DYNAMIC: u64 = 1 << 20;
@@ -98,7 +102,14 @@ pub fn inspect(file: &File) -> std::io::Result<Kind> {
             _ => {}
         }
     }
-    let Some(loader) = loader else { return Ok(Kind::Static) };
+    let Some(loader) = loader else {
+        let is_program = match &dynamic {
+            _ if half(&header, 16) == EXEC => true,
+            Some(dynamic) => says_program(file, dynamic)?,
+            None => false,
+        };
+        return Ok(if is_program { Kind::Static } else { Kind::NoProgram });
+    };
     if !(2..=4096).contains(&loader.size) {
         return Ok(Kind::Broken("the name of its loader is damaged"));
     }
@@ -109,6 +120,13 @@ pub fn inspect(file: &File) -> std::io::Result<Kind> {
         None => None,
     };
     Ok(Kind::Dynamic(Dynamic { loader, names: names.unwrap_or_default() }))
+}
+
+/// Whether the dynamic section says that the file is a program.
+fn says_program(file: &File, dynamic: &Segment) -> std::io::Result<bool> {
+    let Some(entries) = read_all(file, dynamic.offset, dynamic.size.min(MOST_DYNAMIC))? else { return Ok(false) };
+    let flags = entries.chunks_exact(16).find(|entry| quad(entry, 0) == DT_FLAGS_1).map_or(0, |entry| quad(entry, 8));
+    Ok(flags & DF_1_PIE != 0)
 }
 
 /// The table of names that the dynamic section points at.
@@ -197,7 +215,8 @@ mod tests {
         assert_eq!(of(b""), Kind::Other);
         assert_eq!(of(b"#!/bin/sh\n"), Kind::Other);
         assert!(matches!(of(b"\x7fELF"), Kind::Broken(_)));
-        assert_eq!(of(&elf(2, MACHINE, DYN, 0)), Kind::Static);
+        assert_eq!(of(&elf(2, MACHINE, DYN, 0)), Kind::NoProgram);
+        assert_eq!(of(&elf(2, MACHINE, EXEC, 0)), Kind::Static);
         assert!(matches!(of(&elf(2, MACHINE, 1, 0)), Kind::Broken(_)));
         assert!(matches!(of(&elf(2, MACHINE, EXEC, 3)), Kind::Broken(_)));
         assert_eq!(of(&elf(1, 3, EXEC, 0)), Kind::Foreign("32-bit x86 (i386)".to_owned()));

@@ -146,6 +146,9 @@ fn judge(shown: &str, path: &Path, file: &File, kind: Kind) -> Result<Entry, Fai
                 "is a {what} program; lowtide here manages 64-bit {own} programs only: run it without lowtide"
             ));
         }
+        Kind::NoProgram => {
+            return refuse("is a loader or a library, which can't be limited: run the program itself".to_owned());
+        }
         Kind::Static => entry = Entry::Exec,
         Kind::Dynamic(dynamic) => {
             if let Some(sanitizer) = sanitizer(&dynamic) {

@@ -19,6 +19,7 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// Connections that are served at a time; those that come then wait.
@@ -64,6 +65,8 @@ struct Connection {
     user: u32,
     rights: Rights,
     since: Instant,
+    /// It is about to execute a program: until that has begun, or can't, it may say so.
+    is_entering: Cell<bool>,
 }
 
 /// What `/proc/PID/status` says of a process's users, groups and capabilities.
@@ -137,7 +140,8 @@ impl Broker {
         let (handed_on, in_thread, entering) = (&mut self.handed_on, &mut self.in_thread, &mut self.entering);
         handed_on.0.retain(|heirloom| ancestry::is_alive(&heirloom.parent));
         self.connections.retain(|connection| {
-            connection.serve(shared, handed_on, in_thread, entering) && connection.since.elapsed() < PATIENCE
+            connection.serve(shared, handed_on, in_thread, entering)
+                && (connection.is_entering.get() || connection.since.elapsed() < PATIENCE)
         });
     }
 }
@@ -153,7 +157,7 @@ impl Connection {
         // The number is that of the descriptor's process as long as that lives.
         let is_ours = ancestry::belongs(pid) == Some(true) && ancestry::is_alive(&peer);
         let rights = Rights::of(pid)?;
-        is_ours.then(|| Connection { socket, peer, pid, user, rights, since: Instant::now() })
+        is_ours.then(|| Connection { socket, peer, pid, user, rights, since: Instant::now(), is_entering: Cell::new(false) })
     }
 
     /// Answers what has been asked; false: this is over.
@@ -190,8 +194,20 @@ impl Connection {
                     Ok([ring, slots]) => send(self.socket.as_fd(), 0, &[ring.as_fd(), slots.as_fd()]),
                     Err(error) => self.done(Err(error)),
                 },
-                ENTER => self.done(self.is_mine().and_then(|()| entering.hold(self.pid, detail as u32))),
-                DO_NOT_ENTER => self.done(entering.let_go(self.pid)),
+                ENTER => {
+                    let traced = self.is_mine().and_then(|()| entering.trace(self.pid, detail as u32));
+                    self.is_entering.set(traced.is_ok());
+                    let answer = self.done(traced);
+                    if traced.is_ok() && answer.is_err() {
+                        // It has not waited for the answer.
+                        let _ = entering.let_go(self.pid);
+                    }
+                    answer
+                }
+                DO_NOT_ENTER => {
+                    self.is_entering.set(false);
+                    self.done(entering.let_go(self.pid))
+                }
                 _ => self.done(Err(Errno::INVAL)),
             };
             if answer.is_err() {
@@ -201,7 +217,7 @@ impl Connection {
         true
     }
 
-    /// Whether it is of this process's user, and nothing more: what is traced must not be more than who traces.
+    /// Whether it is of this process's user and group. (Where it has more capabilities, the kernel refuses to trace it.)
     fn is_mine(&self) -> Result<(), Errno> {
         let mine = Rights::of(std::process::id()).is_some_and(|rights| rights.0[..2] == self.rights.0[..2]);
         (mine && ancestry::is_alive(&self.peer)).then_some(()).ok_or(Errno::PERM)

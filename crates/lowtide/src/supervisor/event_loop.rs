@@ -7,7 +7,7 @@ use crate::metrics::{self, Requests};
 use crate::signal_fd::{Received, SignalFd};
 use crate::supervisor::ancestry;
 use crate::supervisor::broker::Broker;
-use crate::supervisor::enter::Agent;
+use crate::supervisor::enter::{Agent, Seen};
 use crate::supervisor::own_threads::OwnThreads;
 use crate::supervisor::series::Series;
 use crate::supervisor::shared_memory::AGENT;
@@ -85,12 +85,11 @@ pub fn supervise<'a>(
         this.pass_on(signals, child, ended.is_none());
         let agent = Agent { file: AGENT, path: &shared.preload, files: None };
         let saw = |pid, status| {
-            let entering = broker.entering();
-            let is_traced = entering.traces(pid);
-            if let Some(text) = entering.saw(pid, status, &agent) {
-                this.warn(text);
+            let seen = broker.entering().saw(pid, status, &agent);
+            if let Some(Seen::NotEntered(text)) = &seen {
+                this.warn(text.clone());
             }
-            is_traced
+            seen
         };
         if let Some(code) = reap(child, ended.is_none(), saw) {
             ended = Some(code);
@@ -197,9 +196,7 @@ impl Supervisor<'_> {
         if self.run.tree.pids().is_empty() && !self.said_unmanaged {
             self.said_unmanaged = true;
             let name = &self.run.program;
-            self.warn(format!(
-                "{name} is not managed, no limit holds: the preloaded agent never reported (LD_PRELOAD was ignored)"
-            ));
+            self.warn(format!("{name} is not managed, no limit holds: the agent never reported (was LD_PRELOAD ignored?)"));
         }
     }
 }
@@ -222,20 +219,23 @@ fn sleep(signals: &SignalFd, broker: &Broker, control: &Control, requests: Optio
 }
 
 /// Waits for children that have ended or been stopped, without blocking: for adopted orphans, and for the program while it
-/// lives. The exit code of the program, if it has ended. `saw` is told of each, and says whether it was traced.
-fn reap(program: Pid, lives: bool, mut saw: impl FnMut(Pid, WaitStatus) -> bool) -> Option<u8> {
+/// lives. The exit code of the program, if it has ended. `saw` is told of each, and says
+/// what that means if it is traced.
+fn reap(program: Pid, lives: bool, mut saw: impl FnMut(Pid, WaitStatus) -> Option<Seen>) -> Option<u8> {
     let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
     loop {
         // Not waitpid(None), which is for the children of this process group.
         match rustix::process::wait(options) {
             Ok(None) => return None,
-            Ok(Some((pid, status))) if saw(pid, status) && status.stopped() => {}
-            // The number of a program that has ended may be an orphan's.
-            Ok(Some((pid, status))) if pid == program && lives => match exit_code(status) {
-                Some(code) => return Some(code),
-                None => stop_with(status),
-            },
-            Ok(Some(_)) | Err(Errno::INTR) => {}
+            Ok(Some((pid, status))) => {
+                let is_program = pid == program && lives;
+                match saw(pid, status) {
+                    Some(Seen::Stopped) | None if is_program && status.stopped() => stop_with(status),
+                    Some(Seen::Ended) | None if is_program => return exit_code(status),
+                    _ => {}
+                }
+            }
+            Err(Errno::INTR) => {}
             // Somebody else has waited for it: nothing to tell.
             Err(_) => return lives.then_some(error::FAILED),
         }

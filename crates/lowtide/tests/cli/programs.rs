@@ -23,6 +23,11 @@ fn programs_that_are_not_there() {
 
 #[test]
 fn programs_that_cannot_be_managed() {
+    assert_refused(
+        &with("run --ram 64M -- {} /bin/true", Path::new("/lib64/ld-linux-x86-64.so.2")),
+        126,
+        &["loader", "the program itself"],
+    );
     Spoilt::new(|bytes| {
         let at = find(bytes, b"/ld-linux");
         bytes[at + 1] = b'L';

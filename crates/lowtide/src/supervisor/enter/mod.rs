@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 use tracee::{Tracee, Untraced};
 
-pub use entering::Entering;
+pub use entering::{Entering, Seen};
 
 /// The first program of the run. In the new process between fork and exec, last of all: its exec will stop, and no signal disturbs it there. Async-signal-safe.
 ///
@@ -51,6 +51,7 @@ pub fn enter(child: Pid, agent: &Agent<'_>, mask: &SignalSet) -> Result<(), Fail
         // Whoever waits for it learns why.
         Ok(()) | Err(Untraced::Died) => Ok(()),
         Err(Untraced::Failed(what, errno)) => {
+            // Before it was held, perhaps.
             let _ = rustix::process::kill_process(child, Signal::KILL);
             Err(Failure::failed(format!(
                 "the program can't be entered while it is executed ({what}: {}): where tracing is not allowed, static programs \
@@ -73,21 +74,38 @@ fn bring(mut tracee: Tracee, agent: &Agent<'_>, mask: Option<&SignalSet>) -> Res
     let [settings, segment] = agent.files.unwrap_or([-1; 2]).map(|file| file as u64);
     let entered =
         map(&mut tracee, &image, agent.path).and_then(|base| tracee.call(base + image.entry, [envp, settings, segment]));
-    // Without the agent it goes on, too: whoever asked decides what becomes of it.
+    if tracee.is_first {
+        entered?;
+        return tracee.go_on(mask);
+    }
     tracee.go_on(mask).and(entered)
 }
 
-/// Maps the agent as its loader would; where.
-fn map(tracee: &mut Tracee, image: &Image, path: &str) -> Result<u64, Untraced> {
-    const PRIVATE: u64 = sys::MAP_PRIVATE as u64;
-    const FIXED: u64 = sys::MAP_FIXED as u64;
-    const ANONYMOUS: u64 = sys::MAP_ANONYMOUS as u64;
-    const NO_FILE: u64 = u64::MAX;
+const PRIVATE: u64 = sys::MAP_PRIVATE as u64;
+const FIXED: u64 = sys::MAP_FIXED as u64;
+const ANONYMOUS: u64 = sys::MAP_ANONYMOUS as u64;
+const NO_FILE: u64 = u64::MAX;
 
+/// Maps the agent as its loader would; where. Leaves nothing behind where it can't.
+fn map(tracee: &mut Tracee, image: &Image, path: &str) -> Result<u64, Untraced> {
     let at = tracee.scratch(path)?;
-    let file = tracee.syscall("open", sys::__NR_open, [at, u64::from(sys::O_RDONLY | sys::O_CLOEXEC), 0, 0, 0, 0])?;
-    let base =
-        tracee.syscall("mmap", sys::__NR_mmap, [0, image.span, u64::from(sys::PROT_NONE), PRIVATE | ANONYMOUS, NO_FILE, 0])?;
+    let here = sys::AT_FDCWD as u64;
+    let arguments = [here, at, u64::from(sys::O_RDONLY | sys::O_CLOEXEC), 0, 0, 0];
+    let file = tracee.syscall("open of the agent", sys::__NR_openat, arguments)?;
+    let reserve = [0, image.span, u64::from(sys::PROT_NONE), PRIVATE | ANONYMOUS, NO_FILE, 0];
+    let mapped = tracee.syscall("mmap", sys::__NR_mmap, reserve).and_then(|base| {
+        let filled = fill(tracee, image, file, base);
+        if filled.is_err() {
+            let _ = tracee.syscall("munmap", sys::__NR_munmap, [base, image.span, 0, 0, 0, 0]);
+        }
+        filled.map(|()| base)
+    });
+    tracee.syscall("close", sys::__NR_close, [file, 0, 0, 0, 0, 0])?;
+    mapped
+}
+
+/// Maps its parts over the reserved range that begins at `base`, and writes its data.
+fn fill(tracee: &mut Tracee, image: &Image, file: u64, base: u64) -> Result<(), Untraced> {
     for part in &image.parts {
         let (start, prot) = (base + part.start, u64::from(part.protection));
         if part.of_file > 0 {
@@ -105,6 +123,5 @@ fn map(tracee: &mut Tracee, image: &Image, path: &str) -> Result<u64, Untraced> 
     if let Some((start, len)) = image.constant {
         tracee.syscall("mprotect", sys::__NR_mprotect, [base + start, len, u64::from(sys::PROT_READ), 0, 0, 0])?;
     }
-    tracee.syscall("close", sys::__NR_close, [file, 0, 0, 0, 0, 0])?;
-    Ok(base)
+    Ok(())
 }

@@ -4,8 +4,9 @@
 //! own page of code (the vDSO) has in every process; and a function that is called returns to that instruction, where the
 //! program stops once more.
 
+use linux_raw_sys::general as sys;
 use rustix::io::Errno;
-use rustix::process::{Pid, WaitId, WaitIdOptions};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 
@@ -66,9 +67,11 @@ pub fn seize(thread: Pid) -> Result<(), Untraced> {
 /// It died.
 pub fn let_go(thread: Pid) -> Result<(), Untraced> {
     request(libc::PTRACE_INTERRUPT, thread, 0, 0, "interrupt")?;
-    let signal = wait(thread)?;
-    // A signal came first: it comes to it now.
-    let signal = if signal == libc::SIGTRAP { 0 } else { signal };
+    let signal = match wait(thread)? {
+        // It came first, and comes to it now.
+        Stop::Signal(signal) => signal,
+        Stop::Event | Stop::Syscall => 0,
+    };
     request(libc::PTRACE_DETACH, thread, 0, signal as usize, "detach")
 }
 
@@ -91,6 +94,20 @@ pub struct Tracee {
     syscall_at: u64,
     /// A signal that could not be blocked and came meanwhile.
     pending: i32,
+    /// The first program of the run, which does not begin without the agent.
+    pub is_first: bool,
+    is_held: bool,
+}
+
+impl Drop for Tracee {
+    fn drop(&mut self) {
+        if !self.is_held {
+        } else if self.is_first {
+            let _ = rustix::process::kill_process(self.pid, Signal::KILL);
+        } else {
+            let _ = request(libc::PTRACE_DETACH, self.pid, 0, 0, "detach");
+        }
+    }
 }
 
 impl Tracee {
@@ -99,12 +116,11 @@ impl Tracee {
     /// # Errors
     /// It has died; or it can't be looked into.
     pub fn of_mine(pid: Pid) -> Result<Tracee, Untraced> {
-        match wait(pid)? {
-            libc::SIGTRAP => {}
-            _ => return Err(Untraced::Failed("no stop at exec", Errno::CHILD)),
+        if wait(pid)? != Stop::Signal(libc::SIGTRAP) {
+            return Err(Untraced::Failed("no stop at exec", Errno::CHILD));
         }
         request(libc::PTRACE_SETOPTIONS, pid, 0, OPTIONS as usize, "options")?;
-        Tracee::at_its_beginning(pid)
+        Tracee::at_its_beginning(pid, true)
     }
 
     /// One that was [seized](seize()), and is held in the middle of its exec.
@@ -112,14 +128,17 @@ impl Tracee {
     /// # Errors
     /// As [`Tracee::of_mine`].
     pub fn seized(pid: Pid) -> Result<Tracee, Untraced> {
-        request(libc::PTRACE_SYSCALL, pid, 0, 0, "end of exec")?;
-        match wait(pid)? {
-            AT_SYSCALL => Tracee::at_its_beginning(pid),
-            _ => Err(Untraced::Failed("end of exec", Errno::CHILD)),
-        }
+        let held = || {
+            request(libc::PTRACE_SYSCALL, pid, 0, 0, "end of exec")?;
+            match wait(pid)? {
+                Stop::Syscall => Tracee::at_its_beginning(pid, false),
+                _ => Err(Untraced::Failed("end of exec", Errno::CHILD)),
+            }
+        };
+        held().inspect_err(|_| drop(request(libc::PTRACE_DETACH, pid, 0, 0, "detach")))
     }
 
-    fn at_its_beginning(pid: Pid) -> Result<Tracee, Untraced> {
+    fn at_its_beginning(pid: Pid, is_first: bool) -> Result<Tracee, Untraced> {
         let failed =
             |what| move |error: std::io::Error| Untraced::Failed(what, Errno::from_io_error(&error).unwrap_or(Errno::IO));
         let proc = format!("/proc/{}", pid.as_raw_nonzero());
@@ -133,7 +152,7 @@ impl Tracee {
         let found = code[..n].windows(2).position(|bytes| bytes == SYSCALL);
         let syscall_at = vdso + found.ok_or(Untraced::Failed("no system call in its vDSO", Errno::NOSYS))? as u64;
         let registers = registers(pid)?;
-        Ok(Tracee { pid, memory, registers, syscall_at, pending: 0 })
+        Ok(Tracee { pid, memory, registers, syscall_at, pending: 0, is_first, is_held: true })
     }
 
     /// Blocks all signals; which were blocked before.
@@ -209,14 +228,15 @@ impl Tracee {
         self.set(&call)?;
         loop {
             self.run_to_syscall("the agent's entry")?;
-            // Its own calls stop here twice each.
-            if registers(self.pid)?.rip == self.syscall_at + SYSCALL.len() as u64 {
+            // Its own calls stop here twice each, some at the same instruction.
+            let now = registers(self.pid)?;
+            if (now.rip, now.rsp) == (self.syscall_at + SYSCALL.len() as u64, call.rsp + 8) {
                 break;
             }
         }
-        // No system call, whatever is in the registers.
-        let skip = libc::user_regs_struct { orig_rax: u64::MAX, ..registers(self.pid)? };
-        self.set(&skip)?;
+        // A call that changes nothing and that filters allow, whatever is in the registers.
+        let harmless = libc::user_regs_struct { orig_rax: sys::__NR_getpid.into(), ..registers(self.pid)? };
+        self.set(&harmless)?;
         self.run_to_syscall("the agent's entry")
     }
 
@@ -224,10 +244,12 @@ impl Tracee {
     ///
     /// # Errors
     /// It died.
-    pub fn go_on(self, mask: u64) -> Result<(), Untraced> {
+    pub fn go_on(mut self, mask: u64) -> Result<(), Untraced> {
         request(SETSIGMASK, self.pid, size_of_val(&mask), (&raw const mask).addr(), "signal mask")?;
         self.set(&self.registers)?;
-        request(libc::PTRACE_DETACH, self.pid, 0, self.pending as usize, "detach")
+        request(libc::PTRACE_DETACH, self.pid, 0, self.pending as usize, "detach")?;
+        self.is_held = false;
+        Ok(())
     }
 
     fn set(&self, registers: &libc::user_regs_struct) -> Result<(), Untraced> {
@@ -239,18 +261,34 @@ impl Tracee {
         loop {
             request(libc::PTRACE_SYSCALL, self.pid, 0, 0, what)?;
             match wait(self.pid)? {
-                AT_SYSCALL => return Ok(()),
-                // Such as SIGSTOP: it comes to it when it begins.
-                signal @ (libc::SIGSTOP | libc::SIGTRAP) => self.pending = signal,
-                _ => return Err(Untraced::Failed(what, Errno::FAULT)),
+                Stop::Syscall => return Ok(()),
+                // It can't be blocked, and comes to it when it begins.
+                Stop::Signal(libc::SIGSTOP) => self.pending = libc::SIGSTOP,
+                // It was continued; or stopped, and will be when it begins.
+                Stop::Event => self.pending = 0,
+                Stop::Signal(_) => return Err(Untraced::Failed(what, Errno::FAULT)),
             }
         }
     }
 }
 
-/// Waits until it stops: with which signal. If it has ended that stays to be seen.
-fn wait(pid: Pid) -> Result<i32, Untraced> {
-    let failed = |errno| Untraced::Failed("wait", errno);
+/// Why a traced thread has stopped.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stop {
+    /// It enters or leaves a system call.
+    Syscall,
+    /// A signal is about to come to it.
+    Signal(i32),
+    /// Its process was stopped or continued, or somebody interrupts it (PTRACE_EVENT_STOP, and other events).
+    Event,
+}
+
+/// Waits until it stops. If it has ended that stays to be seen.
+fn wait(pid: Pid) -> Result<Stop, Untraced> {
+    let failed = |errno| match errno {
+        Errno::CHILD => Untraced::Died,
+        errno => Untraced::Failed("wait", errno),
+    };
     let look = WaitIdOptions::EXITED | WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
     let seen = rustix::io::retry_on_intr(|| rustix::process::waitid(WaitId::Pid(pid), look)).map_err(failed)?;
     if !seen.is_some_and(|status| status.stopped() || status.trapped()) {
@@ -259,7 +297,12 @@ fn wait(pid: Pid) -> Result<i32, Untraced> {
     let taken =
         rustix::io::retry_on_intr(|| rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED)).map_err(failed)?;
     let status = taken.ok_or(Untraced::Died)?;
-    status.stopping_signal().or_else(|| status.trapping_signal()).ok_or(Untraced::Died)
+    // The event stands above the signal.
+    Ok(match status.stopping_signal().or_else(|| status.trapping_signal()).ok_or(Untraced::Died)? {
+        AT_SYSCALL => Stop::Syscall,
+        status if status >> 8 != 0 => Stop::Event,
+        signal => Stop::Signal(signal),
+    })
 }
 
 fn registers(pid: Pid) -> Result<libc::user_regs_struct, Untraced> {
