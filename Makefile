@@ -24,7 +24,7 @@ FAULTS := $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide --fea
 # Built as the model checks are, without optimisation that takes time: they have built the dependencies.
 CHECKED := -p lowtide-core -p lowtide-pager --lib --test in_process
 
-.PHONY: build lab-binary demo test test-long check model checked fuzz faults soak overhead forktime table trees picture programs header crate deb test-deb deny wheel test-python lab race fmt \
+.PHONY: build lab-binary demo test test-long check model checked fuzz faults soak overhead pools forktime table trees picture programs header crate deb test-deb deny wheel test-python lab race fmt \
 	report prometheus pictures watching map vm kernels links lint clean setup help
 
 build: ## target/release/lowtide: one file, the agent inside
@@ -77,6 +77,10 @@ soak: setup ## the tests that find races, for SOAK_SECONDS (default 300)
 
 overhead: setup build ## what lowtide costs below the limit
 	$(PYTHON) tests/overhead.py
+
+pools: setup build ## what the default finds for the compressed pool, against fixed sizes (20 minutes)
+	@tests/setup.sh race
+	$(PYTHON) tests/pool_sizes.py
 
 forktime: setup build ## how long a fork takes, of a parent of which half is out
 	$(PYTHON) tests/fork_time.py
