@@ -118,6 +118,26 @@ def chromium(more: str = "") -> Command:
     return ["sh", "-c", script]
 
 
+def busybox_sort() -> Command:
+    lines = BUILT / "lines"
+    if not lines.exists():
+        BUILT.mkdir(parents=True, exist_ok=True)
+        lines.write_text("".join(f"{i * 2654435761 % 4294967291:010} a line of a log, number {i}\n" for i in range(1_000_000)))
+    return ["sh", "-c", f"/bin/busybox sort {lines} | md5sum"]
+
+
+def esbuild() -> Command:
+    """Bundles the same library under nine names, with a map of it."""
+    package = BUILT / "esbuild"
+    if not (package / "node_modules").exists():
+        package.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["npm", "install", "--silent", "esbuild@0.28", "three@0.180"], cwd=package, check=True)
+    names = "".join(f"export * as t{i} from './node_modules/three/build/three.module.js?{i}';\n" for i in range(9))
+    (package / "in.js").write_text(names)
+    program = "node_modules/@esbuild/linux-x64/bin/esbuild"
+    return ["sh", "-c", f"cd {package} && {program} in.js --bundle --minify --sourcemap=inline --log-level=error | md5sum"]
+
+
 def small_mallocs() -> Command:
     return [c_program("small_mallocs", "plain"), "2000000"]
 
@@ -187,6 +207,11 @@ ENTRIES = [
     Entry("C, MAP_GROWSDOWN stacks", lambda: [c_program("grows_down", "plain"), "24", "96"]),
     Entry("C, 32-bit", lambda: [c_program("small_mallocs", "32", "-m32"), "1000000"], ["gcc-multilib"]),
     Entry("C, static", lambda: [c_program("small_mallocs", "static", "-static"), "2000000"]),
+    Entry("C, musl", lambda: [c_program("small_mallocs", "musl", compiler="musl-gcc"), "2000000"], ["musl-tools"]),
+    Entry("C, musl, static", lambda: [c_program("small_mallocs", "musl-static", "-static", compiler="musl-gcc"), "2000000"], ["musl-tools"]),
+    # Static programs that others wrote.
+    Entry("busybox sort, static", busybox_sort, ["busybox-static"]),
+    Entry("esbuild (Go, static), three.js nine times", esbuild, [] if shutil.which("npm") else ["npm"]),
     # Sanitizers and tools.
     Entry("gcc AddressSanitizer", lambda: [c_program("small_mallocs", "asan", "-fsanitize=address"), "600000"]),
     Entry("gcc ThreadSanitizer", lambda: [c_program("small_mallocs", "tsan", "-fsanitize=thread"), "600000"]),
