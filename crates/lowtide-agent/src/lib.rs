@@ -38,6 +38,7 @@ mod patch;
 mod pid_in_run;
 mod populate;
 mod reclaimer;
+mod remote;
 mod request;
 mod resident;
 mod say;

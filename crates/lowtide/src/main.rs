@@ -16,6 +16,7 @@ mod metrics;
 mod output_file;
 mod plan;
 mod program;
+mod relay;
 mod report;
 mod run;
 mod signal_fd;
@@ -24,7 +25,7 @@ mod supervisor;
 mod swap;
 mod top;
 
-use crate::args::Command;
+use crate::args::{Command, RemoteCommand};
 use crate::error::say;
 use crate::host::{doctor, privilege};
 use std::process::ExitCode;
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
             Command::Reclaim { pid, size } => client::change::reclaim(pid, &size),
             Command::Swapon { pid, spec } => client::change::swapon(pid, &spec),
             Command::Swapoff { pid, spec } => client::swapoff::swapoff(pid, &spec),
+            Command::Remote { what: RemoteCommand::Clean { server } } => relay::clean(&server),
             Command::Doctor => Ok(doctor::doctor()),
             Command::Man { all: Some(dir), .. } => man_pages::man_pages(&dir),
             Command::Man { command, all: None } => man_pages::man(command.as_deref()),
