@@ -203,11 +203,8 @@ impl Pages {
             let (was_there, until) = (self.link.is_some(), (Instant::now() + part).min(deadline));
             match self.link(until) {
                 // What it is told, it is asked again next time.
-                Some(link) if what != Kind::Read && link.facts.refusal().is_some() => {
-                    if what == Kind::Write {
-                        return Err(Errno::NOTCONN);
-                    }
-                }
+                Some(link) if what == Kind::Write && link.facts.refusal().is_some() => return Err(Errno::NOTCONN),
+                Some(link) if what == Kind::Remove && link.facts.refusal().is_some() => {}
                 Some(mut link) => match self.attempt(what, &mut link, until, &mut attempt) {
                     Ok(ended) => {
                         self.link = Some(link);

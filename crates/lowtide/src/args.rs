@@ -131,7 +131,11 @@ pub enum Command {
         what: RemoteCommand,
     },
     /// Show what this machine can do, and the exact command that would enable what it can't
-    Doctor,
+    Doctor {
+        /// Show instead whether pages can go to this server: redis://[USER@]HOST:PORT[/DB]. The password comes from
+        /// LOWTIDE_REDIS_PASSWORD
+        server: Option<String>,
+    },
     /// Print the manual page (roff) on standard output
     #[command(hide = true)]
     Man {

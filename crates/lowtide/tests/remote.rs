@@ -220,6 +220,23 @@ fn servers_that_will_not_do_are_refused_before_the_program_starts() {
 }
 
 #[test]
+fn doctor_says_whether_a_server_will_do() {
+    let Some(_turn) = turn() else { return };
+    let (scene, server) = (Scene::new(), Server::start("--maxmemory 64mb --maxmemory-policy allkeys-lru"));
+    let asked = || {
+        let output = scene.ask(&format!("doctor {}", server.spec()));
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (code, out) = asked();
+    assert!(code == Some(1) && out.contains("NO   server") && out.contains("noeviction"), "{out}");
+    server.ask("CONFIG SET maxmemory-policy noeviction");
+    let (code, out) = asked();
+    assert!(code == Some(0) && out.contains("maxmemory 64 MiB") && out.contains("ok   a page"), "{out}");
+    assert_eq!(server.keys(), 0);
+    scene.refused("doctor h:1", 2, &["redis://HOST:PORT"]);
+}
+
+#[test]
 fn a_server_whose_memory_is_full_is_a_full_area() {
     let Some(_turn) = turn() else { return };
     let (scene, server) = (Scene::new(), Server::start("--maxmemory 24mb"));
@@ -253,6 +270,23 @@ fn a_server_that_hangs_for_a_moment_is_waited_for() {
     let (out, err) = run.finish();
     assert_eq!(out, "OK\n", "{err}");
     assert_eq!(server.keys(), 0);
+}
+
+/// Pages wait for `lowtide run`, which has the connections.
+#[test]
+fn a_run_whose_lowtide_is_stopped_goes_on_when_it_is_continued() {
+    let Some(_turn) = turn() else { return };
+    let (scene, server) = (Scene::new(), Server::start(""));
+    let spec = server.spec();
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec}"), "64 n");
+    let lowtide = Pid::from_raw(run.pid as i32).expect("a pid");
+    rustix::process::kill_process(lowtide, Signal::STOP).expect("sent");
+    thread::sleep(Duration::from_secs(1));
+    rustix::process::kill_process(lowtide, Signal::CONT).expect("sent");
+    let reads = |run: &Run| number(&area(&scene, run, &spec), "reads");
+    let before = reads(&run);
+    run.wait_until("pages come back again", |run| reads(run) > before + 100);
+    ends_well(&scene, run);
 }
 
 #[test]

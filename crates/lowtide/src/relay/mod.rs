@@ -3,14 +3,15 @@
 //!
 //! Processes connect to a socket without a place in the file system ([`channel`]: what is said there); a few threads
 //! ([`workers`]) do what is asked. Each device of each process has names of its own on the server ([`devices`]), and what nobody
-//! can read any more is removed by a thread of its own ([`keeper`]), which renews the run's lease, too.
+//! can read any more is removed by a thread of its own ([`keeper`]), which renews the run's lease, too. What a user asks of a
+//! server without a run is in [`by_hand`].
 
+pub mod by_hand;
 mod channel;
 mod devices;
 mod keeper;
 mod workers;
 
-use crate::error::Failure;
 use crate::signal_fd::SignalSet;
 use devices::Devices;
 use keeper::Keeper;
@@ -131,6 +132,7 @@ impl Relay {
         let listener = locked(&self.listener).take();
         let listener = listener.ok_or("it was not taken")?;
         let failed = |error: std::io::Error| format!("it can't be served: {error}");
+        more_descriptors();
         let devices = Arc::new(Devices::new(self.run));
         let keeper = Keeper::start(self.remote.clone(), self.run).map_err(failed)?;
         let workers = Workers::start(listener, &self.remote, &devices, keeper.sender()).map_err(failed)?;
@@ -165,18 +167,6 @@ impl Drop for Relay {
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-/// `lowtide remote clean`; the exit code.
-pub fn clean(text: &str) -> Result<u8, Failure> {
-    let usage = |why: String| Failure::usage(format!("remote clean {text}: {why}"));
-    let server = text.strip_prefix("redis://").ok_or_else(|| usage("a server is written redis://HOST:PORT".to_owned()))?;
-    let server = Server::parse(server).map_err(|why| Failure::usage(format!("remote clean: {why}")))?;
-    let remote = Remote::new(server, password().map_err(usage)?, TIMEOUT);
-    let cleaned = remote.connect(Instant::now() + PATIENCE).and_then(|mut link| lease::clean(&mut link, TIMEOUT));
-    let cleaned = cleaned.map_err(|problem| Failure::failed(format!("remote clean {text}: {}", problem.text())))?;
-    println!("{} keys of {} runs that are gone were removed", cleaned.keys, cleaned.runs);
-    Ok(0)
 }
 
 /// The bytes of an area: as was asked for, if there may be so many, else what is free.
@@ -225,6 +215,14 @@ fn random() -> Result<[u64; 2], Errno> {
     rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
     let number = |bytes: &[u8]| bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
     Ok([number(&bytes[..8]), number(&bytes[8..])])
+}
+
+/// Lets this process have as many descriptors as it may: each process of the run has some channels. (The program has the limits
+/// that this process began with: it has been started.)
+fn more_descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 /// Starts a thread in which no signal is handled.
