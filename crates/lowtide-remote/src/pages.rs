@@ -90,10 +90,10 @@ impl Pages {
             for (run, result) in runs.iter().zip(&mut results) {
                 let mut ended = Ok(());
                 for _ in 0..run.pages {
-                    ended = ended.and(match link.connection.reply()? {
-                        Reply::Simple(_) => Ok(()),
-                        Reply::Error(text) if text.starts_with("OOM") => Err(Errno::NOSPC),
-                        _ => Err(Errno::NOTCONN),
+                    ended = ended.and(match link.connection.done()? {
+                        Ok(()) => Ok(()),
+                        Err(text) if text.starts_with("OOM") => Err(Errno::NOSPC),
+                        Err(_) => Err(Errno::NOTCONN),
                     });
                 }
                 *result = ended;

@@ -128,8 +128,7 @@ impl Connection {
     }
 
     fn reply_at(&mut self, depth: usize) -> io::Result<Reply> {
-        let line = self.line()?;
-        let (kind, text) = line.split_first().ok_or_else(nonsense)?;
+        let (kind, text) = self.line()?;
         let text = String::from_utf8_lossy(text).into_owned();
         let number = || text.parse::<i64>().map_err(|_| nonsense());
         Ok(match kind {
@@ -157,17 +156,27 @@ impl Connection {
         })
     }
 
+    /// The next reply, which is to be `+OK` or the like. `Ok(Err)`: an error in its place.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn done(&mut self) -> io::Result<Result<(), String>> {
+        match self.line()? {
+            (b'+', _) => Ok(Ok(())),
+            (b'-', text) => Ok(Err(String::from_utf8_lossy(text).into_owned())),
+            _ => Err(nonsense()),
+        }
+    }
+
     /// The next reply, which is bytes, at most so many: adds them to `out`, and says how many they are. `Ok(Err)`: another reply
     /// in their place.
     ///
     /// # Errors
     /// Those of the connection.
     pub fn reply_into(&mut self, out: &mut Vec<u8>, most: usize) -> io::Result<Result<usize, Reply>> {
-        let line = self.line()?;
-        let (kind, text) = line.split_first().ok_or_else(nonsense)?;
-        match kind {
-            b'$' if text == b"-1" => Ok(Err(Reply::Nothing)),
-            b'$' => {
+        match self.line()? {
+            (b'$', b"-1") => Ok(Err(Reply::Nothing)),
+            (b'$', text) => {
                 let length = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()).filter(|n| *n <= MAX_BULK);
                 let length: usize = length.ok_or_else(nonsense)?;
                 let before = out.len();
@@ -178,31 +187,30 @@ impl Connection {
                 }
                 Ok(Ok(length))
             }
-            b'-' => Ok(Err(Reply::Error(String::from_utf8_lossy(text).into_owned()))),
+            (b'-', text) => Ok(Err(Reply::Error(String::from_utf8_lossy(text).into_owned()))),
             _ => Err(nonsense()),
         }
     }
 
-    /// A line, without its end.
-    fn line(&mut self) -> io::Result<Vec<u8>> {
-        let mut line = Vec::new();
-        loop {
+    /// A line, without its end: how it begins, and the rest.
+    fn line(&mut self) -> io::Result<(u8, &[u8])> {
+        let mut looked_at = 0;
+        let length = loop {
             let here = &self.read[self.at..self.end];
-            match here.iter().position(|byte| *byte == b'\n') {
-                Some(n) => {
-                    line.extend_from_slice(&here[..n]);
-                    self.at += n + 1;
-                    return if line.pop() == Some(b'\r') { Ok(line) } else { Err(nonsense()) };
-                }
-                None => {
-                    line.extend_from_slice(here);
-                    self.at = self.end;
-                    if line.len() > MAX_LINE {
-                        return Err(nonsense());
-                    }
-                    self.fill()?;
-                }
+            if let Some(n) = here[looked_at..].iter().position(|byte| *byte == b'\n') {
+                break looked_at + n;
             }
+            looked_at = here.len();
+            if looked_at > MAX_LINE {
+                return Err(nonsense());
+            }
+            self.fill()?;
+        };
+        let line = self.at..self.at + length;
+        self.at += length + 1;
+        match &self.read[line] {
+            [kind, text @ .., b'\r'] => Ok((*kind, text)),
+            _ => Err(nonsense()),
         }
     }
 
@@ -218,17 +226,22 @@ impl Connection {
             self.at += n;
             length -= n;
         }
-        if self.line()?.is_empty() { Ok(()) } else { Err(nonsense()) }
+        while self.end - self.at < 2 {
+            self.fill()?;
+        }
+        self.at += 2;
+        if self.read[self.at - 2..self.at] == *b"\r\n" { Ok(()) } else { Err(nonsense()) }
     }
 
-    /// Reads what there is, when all that was read has been looked at.
+    /// Reads what there is behind what was not looked at, which is less than a longest line.
     fn fill(&mut self) -> io::Result<()> {
-        (self.at, self.end) = (0, 0);
+        self.read.copy_within(self.at..self.end, 0);
+        (self.at, self.end) = (0, self.end - self.at);
         loop {
-            match self.stream.read(&mut self.read) {
+            match self.stream.read(&mut self.read[self.end..]) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(n) => {
-                    self.end = n;
+                    self.end += n;
                     return Ok(());
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => self.limit()?,

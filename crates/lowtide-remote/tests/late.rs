@@ -39,12 +39,14 @@ impl Drop for Redis {
     }
 }
 
+/// Bytes that were kept, and where they were going.
+type Kept = (TcpStream, Vec<u8>);
+
 /// A way to a server on which what is sent by old connections is kept while `holds` is set.
 struct Network {
     port: u16,
     holds: Arc<AtomicBool>,
-    /// What was kept, and where it was going.
-    kept: Arc<Mutex<Vec<(TcpStream, Vec<u8>)>>>,
+    kept: Arc<Mutex<Vec<Kept>>>,
 }
 
 impl Network {

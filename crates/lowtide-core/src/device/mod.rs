@@ -36,6 +36,7 @@ pub struct DeviceName {
 
 /// A device of either kind.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant)] // there are a few of them in a process
 pub enum Device {
     /// A file or block device.
     File(FileDevice),
