@@ -15,7 +15,7 @@ QUICK := --profile quick
 WHEEL := --release
 
 # Apart, because cargo would build what is shipped with the lab's features.
-SHIPPED := -p lowtide -p lowtide-region -p lowtide-config -p lowtide-c
+SHIPPED := -p lowtide -p lowtide-region -p lowtide-config -p lowtide-remote -p lowtide-c
 WITH_LAB := -p lowtide-core -p lowtide-pager -p lowtide-bpf -p lowtide-lab
 
 # Built elsewhere: what can be made to fail must never be taken for what is shipped.

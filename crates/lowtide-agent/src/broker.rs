@@ -6,7 +6,7 @@ use linux_raw_sys::net as sys;
 use lowtide_pager::sys::broker::{Connection, DEVICE, HANDSHAKE, PAGE_MAP};
 use lowtide_pager::sys::present::Present;
 use lowtide_pager::sys::uffd::{self, Uffd};
-use rustix::fd::{AsFd, AsRawFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
 use rustix::io::Errno;
 
 use crate::agent;
@@ -32,13 +32,22 @@ pub fn connect_to(name: &[u8], supervisor: u32) -> Result<Connection, Errno> {
         return Err(Errno::NOTCONN);
     }
     let connection = Connection::new(name)?;
+    check_peer(connection.as_fd(), supervisor)?;
+    Ok(connection)
+}
+
+/// Whether a connected socket leads to the process's `supervisor`.
+///
+/// # Errors
+/// `PERM`: to another process.
+pub fn check_peer(socket: BorrowedFd<'_>, supervisor: u32) -> Result<(), Errno> {
     // Pid, user, group. The pid is 0 if the process is in none of this one's pid namespaces.
     let (mut peer, mut len) = ([0u32; 3], 12u32);
     // SAFETY: SO_PEERCRED writes twelve bytes at most, as said.
     let r = unsafe {
         syscall6(
             linux_raw_sys::general::__NR_getsockopt,
-            connection.as_fd().as_raw_fd() as usize,
+            socket.as_raw_fd() as usize,
             sys::SOL_SOCKET as usize,
             sys::SO_PEERCRED as usize,
             peer.as_mut_ptr() as usize,
@@ -46,7 +55,7 @@ pub fn connect_to(name: &[u8], supervisor: u32) -> Result<Connection, Errno> {
             0,
         )
     };
-    if r < 0 || peer[0] != supervisor { Err(Errno::PERM) } else { Ok(connection) }
+    if r < 0 || peer[0] != supervisor { Err(Errno::PERM) } else { Ok(()) }
 }
 
 /// A userfaultfd of this process, ready for all that lowtide needs. What takes a privilege that this process has not got,

@@ -39,6 +39,7 @@ mod patch;
 mod pid_in_run;
 mod populate;
 mod reclaimer;
+mod remote;
 mod request;
 mod resident;
 mod say;

@@ -4,7 +4,7 @@ use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use lowtide_core::device::DeviceName;
-use lowtide_core::store::{AreaStats, FileConfig, MAX_AREAS, Quota, Store, StoreError};
+use lowtide_core::store::{AreaStats, FileConfig, MAX_AREAS, Quota, RemoteConfig, Store, StoreError};
 use lowtide_pager::segment::{self, AreaBudget, AreaSpec, Order, Proc, SwapArea, proc_state};
 use lowtide_pager::sys::Line;
 use lowtide_pager::sys::broker::{SWAP_FILE, of_file};
@@ -12,7 +12,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::{agent, broker, say};
+use crate::{agent, broker, remote, say};
 
 /// Whether the run has swap files with names.
 pub fn any_named() -> bool {
@@ -99,6 +99,9 @@ fn say_why_not(store: &Store, area: &AreaSpec, failure: Failed) {
     match failure {
         Failed::Taken => line.push(b": it is another process's of the run"),
         Failed::File(errno) => line.push(b": no swap file, error ").number(errno.raw_os_error() as u64),
+        Failed::Store(StoreError::Io { errno, .. }) => {
+            line.push(b": `lowtide run` can't be reached, error ").number(errno.raw_os_error() as u64)
+        }
         Failed::Store(StoreError::NoMemory) => line.push(b": no memory for the tables of a swap area"),
         Failed::Store(_) => line.push(b": no swap area can be made of it"),
     };
@@ -113,7 +116,9 @@ pub fn say_what_fails(stats: &[AreaStats; MAX_AREAS], said: &mut [bool; MAX_AREA
         *said = true;
         let mut line = begin(area.spec());
         match errno {
+            Errno::NOSPC if area.spec().kind == segment::SWAP_REMOTE => line.push(b": its memory is full (maxmemory)"),
             Errno::NOSPC | Errno::DQUOT => line.push(b": its file system is full"),
+            Errno::NOTCONN => line.push(b": the server takes no pages"),
             Errno::FBIG => line.push(b": files may not get that large (`ulimit -f`, or its file system)"),
             _ => line.push(b": it can't be written, error ").number(errno.raw_os_error() as u64),
         };
@@ -126,6 +131,7 @@ fn begin(area: &AreaSpec) -> Line {
     let mut line = Line::new();
     match area.kind {
         segment::SWAP_FILE => line.push(b"file:").path(text(&area.file_name)),
+        segment::SWAP_REMOTE => line.push(b"redis://").push(text(&area.file_name)),
         _ => line.push(b"dir:").path(text(&area.dir)),
     };
     line
@@ -147,7 +153,10 @@ fn add(store: &Store, number: u8) -> Result<(), Failed> {
     let may_claim = area.kind == segment::SWAP_FILE && !is_another_larger();
     // AcqRel: pairs with the Release of who had it before, in `gave_up`, below, or `lowtide run` (`live/areas.rs`).
     let named = may_claim && budget.claimed.swap(1, Ordering::AcqRel) == 0;
-    let added = add_file(store, number, area, budget, named);
+    let added = match area.kind {
+        segment::SWAP_REMOTE => add_remote(store, number, area, budget),
+        _ => add_file(store, number, area, budget, named),
+    };
     if named && added.is_err() {
         // Nothing was written there: another process may try. Release: pairs with the AcqRel above.
         budget.claimed.store(0, Ordering::Release);
@@ -170,12 +179,24 @@ fn add_file(
         (unnamed(&area.dir)?, DeviceName { kind: "dir:", path: text(&area.dir), number })
     };
     let (size, priority, discard, rotating) = (area.size, area.prio, area.discard != 0, area.rotating != 0);
-    let mine = agent::proc().areas_now.get(usize::from(number)).map(|now| &now.charged);
-    let quota = Some(Quota { used: &budget.used, mine, limit: size });
+    let quota = Some(quota(number, area, budget));
     let file = FileConfig { name, quota, priority, discard, rotating, ..FileConfig::new(fd, size) };
     #[cfg(feature = "lab")]
     let file = for_the_lab(file);
     store.add_file(file).map_err(Failed::Store)
+}
+
+fn add_remote(store: &Store, number: u8, area: &'static AreaSpec, budget: &'static AreaBudget) -> Result<(), Failed> {
+    let name = DeviceName { kind: "redis://", path: text(&area.file_name), number };
+    let quota = Some(quota(number, area, budget));
+    let remote = RemoteConfig { open: remote::open, name, size: area.size, quota, priority: area.prio };
+    store.add_remote(remote).map_err(Failed::Store)
+}
+
+/// What all processes of the run may have there.
+fn quota(number: u8, area: &AreaSpec, budget: &'static AreaBudget) -> Quota {
+    let mine = agent::proc().areas_now.get(usize::from(number)).map(|now| &now.charged);
+    Quota { used: &budget.used, mine, limit: area.size }
 }
 
 /// As `lowtide run` was told to find slots.

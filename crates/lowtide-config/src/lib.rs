@@ -9,6 +9,7 @@ pub mod place;
 pub mod proc;
 pub mod ram;
 pub mod sampler;
+pub mod server;
 pub mod size;
 pub mod spec;
 

@@ -1,9 +1,11 @@
-//! `auto`, `ram`, `dir:DIR`, `file:PATH`: a swap place as it is written.
+//! `auto`, `ram`, `dir:DIR`, `file:PATH`, `redis://HOST:PORT`: a swap place as it is written.
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::place::LEAST;
+use crate::server::Server;
 use crate::size;
 
 /// A swap place as written.
@@ -19,7 +21,13 @@ pub enum Spec {
     /// A file, or a block device.
     #[allow(missing_docs)]
     File { path: PathBuf, size: Option<u64>, prio: Option<i16>, discard: bool, rotational: Option<bool> },
+    /// A server in the network.
+    #[allow(missing_docs)]
+    Remote { server: Server, size: Option<u64>, prio: Option<i16>, timeout: Option<Duration> },
 }
+
+/// How long a server may take to answer, as `timeout=` has it.
+const TIMEOUTS: std::ops::RangeInclusive<u64> = 1..=300;
 
 /// Who uses the place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,8 +45,8 @@ impl User {
     fn kinds(self) -> &'static str {
         match self {
             User::Run { .. } => {
-                "use auto, ram, dir:DIR[,size=8G][,prio=N][,rotational] or \
-                 file:PATH[,size=8G][,prio=N][,rotational][,discard]"
+                "use auto, ram, dir:DIR[,size=8G][,prio=N][,rotational], \
+                 file:PATH[,size=8G][,prio=N][,rotational][,discard] or redis://HOST:PORT[,size=8G][,prio=N][,timeout=30s]"
             }
             User::Region => "use auto, ram or dir:DIR[,size=8G]",
         }
@@ -47,6 +55,7 @@ impl User {
     fn options(self, kind: &str) -> &'static str {
         match (self, kind) {
             (User::Region, _) => "a region takes size= only, once",
+            (_, "redis") => "redis:// takes size=, prio= and timeout=, each once",
             (_, "dir") => "dir: takes size=, prio= and rotational, each once",
             _ => "file: takes size=, prio=, rotational and discard, each once",
         }
@@ -71,6 +80,8 @@ impl Spec {
             None if text == "ram" => return Ok(Spec::Ram),
             Some(("dir", rest)) => ("dir", rest),
             Some(("file", rest)) if user != User::Region => ("file", rest),
+            Some(("redis", rest)) if user != User::Region => return Spec::parse_remote(rest, user),
+            Some(("rediss", _)) => return Err("TLS is not there yet: use redis:// in a network that you trust".to_owned()),
             _ if text.starts_with("ram,") => return Err("compressed RAM is no device: ram takes no options".to_owned()),
             _ if text.starts_with("auto,") => return Err(format!("auto takes no options: {}", user.kinds())),
             _ => return Err(format!("unknown kind: {}", user.kinds())),
@@ -82,7 +93,7 @@ impl Spec {
                 _ => "a path is missing: file:PATH".to_owned(),
             });
         }
-        let Options { size, prio, discard, rotational } = Options::read(options, kind, user)?;
+        let Options { size, prio, discard, rotational, .. } = Options::read(options, kind, user)?;
         let path = PathBuf::from(path);
         Ok(match kind {
             "dir" => Spec::Dir { dir: path, size, prio, rotational },
@@ -90,11 +101,22 @@ impl Spec {
         })
     }
 
+    fn parse_remote(text: &str, user: User) -> Result<Spec, String> {
+        let text = text.strip_prefix("//").ok_or("a server is written redis://HOST:PORT")?;
+        let (server, options) = text.split_once(',').unwrap_or((text, ""));
+        let server = Server::parse(server)?;
+        if let Some(other) = options.split(',').find(|part| !part.contains('=') && part.contains(':')) {
+            return Err(format!("several servers (a cluster) are not there yet: leave out {other}"));
+        }
+        let Options { size, prio, timeout, .. } = Options::read(options, "redis", user)?;
+        Ok(Spec::Remote { server, size, prio, timeout })
+    }
+
     /// What was said of the priority.
     pub fn prio(&self) -> Option<i16> {
         match self {
             Spec::Auto | Spec::Ram => None,
-            Spec::Dir { prio, .. } | Spec::File { prio, .. } => *prio,
+            Spec::Dir { prio, .. } | Spec::File { prio, .. } | Spec::Remote { prio, .. } => *prio,
         }
     }
 }
@@ -107,6 +129,7 @@ impl fmt::Display for Spec {
             Spec::Ram => f.write_str("ram"),
             Spec::Dir { dir, .. } => write!(f, "dir:{}", dir.display()),
             Spec::File { path, .. } => write!(f, "file:{}", path.display()),
+            Spec::Remote { server, .. } => write!(f, "{server}"),
         }
     }
 }
@@ -117,6 +140,7 @@ struct Options {
     prio: Option<i16>,
     discard: bool,
     rotational: Option<bool>,
+    timeout: Option<Duration>,
 }
 
 impl Options {
@@ -137,6 +161,12 @@ impl Options {
                     let number = value.parse().ok().filter(|number| *number >= -1);
                     options.prio = Some(number.ok_or("prio= must be a number from -1 to 32767")?);
                 }
+                Some(("timeout", value)) if kind == "redis" && options.timeout.is_none() => {
+                    let seconds = value.strip_suffix('s').unwrap_or(value).parse().ok().filter(|s| TIMEOUTS.contains(s));
+                    let seconds = seconds.ok_or("timeout= must be a number of seconds from 1 to 300, like 30s")?;
+                    options.timeout = Some(Duration::from_secs(seconds));
+                }
+                _ if kind == "redis" && !part.starts_with("size=") && !part.starts_with("prio=") => return Err(unknown()),
                 None if part == "discard" && kind == "file" && !options.discard => options.discard = true,
                 None if part == "rotational" && options.rotational.is_none() => options.rotational = Some(true),
                 Some(("rotational", value)) if options.rotational.is_none() => {
@@ -201,6 +231,16 @@ mod tests {
     }
 
     #[test]
+    fn a_server() {
+        let server = |text| Server::parse(text).unwrap();
+        let plain = Spec::Remote { server: server("h:7"), size: None, prio: None, timeout: None };
+        assert_eq!((plain.to_string().as_str(), of_run("redis://h:7")), ("redis://h:7", Ok(plain)));
+        let (size, timeout) = (Some(8 << 30), Some(Duration::from_secs(5)));
+        let all = Spec::Remote { server: server("me@h:7/2"), size, prio: Some(3), timeout };
+        assert_eq!(of_run("redis://me@h:7/2,size=8G,prio=3,timeout=5s"), Ok(all));
+    }
+
+    #[test]
     fn bad_specs() {
         for text in [
             "",
@@ -219,7 +259,18 @@ mod tests {
             "file:/x,discard,discard",
             "file:/x,discard=yes",
             "file:/x,prio=32768",
-            "redis://h:1",
+            "redis:",
+            "redis:h:1",
+            "redis://",
+            "redis://:1",
+            "redis://h:1,discard",
+            "redis://h:1,rotational",
+            "redis://h:1,timeout=0",
+            "redis://h:1,timeout=5m",
+            "redis://h:1,size=1M",
+            "redis://h:1,size=1G,size=1G",
+            "redis://a:1,b:2",
+            "rediss://h:1",
             "ram:",
             "ram,size=1G",
             "ram,rotational",
@@ -231,7 +282,8 @@ mod tests {
         ] {
             assert!(of_run(text).is_err(), "{text}");
         }
-        assert!(of_run("redis://h:1").unwrap_err().contains("use auto, ram, dir:DIR"), "what exists is listed");
+        assert!(of_run("disk").unwrap_err().contains("use auto, ram, dir:DIR"), "what exists is listed");
+        assert!(of_run("redis://a:1,b:2").unwrap_err().contains("leave out b:2"));
     }
 
     #[test]
@@ -243,7 +295,7 @@ mod tests {
         for text in ["dir:/x,prio=1", "dir:/x,rotational", "dir:/x,discard", "dir:/x,size=5%", "dir:/x,size=1M"] {
             assert!(of_region(text).is_err(), "{text}");
         }
-        for text in ["disk", "file:/x", "auto,size=8M"] {
+        for text in ["disk", "file:/x", "redis://h:1", "auto,size=8M"] {
             assert!(of_region(text).unwrap_err().ends_with("use auto, ram or dir:DIR[,size=8G]"), "{text}");
         }
     }

@@ -39,7 +39,9 @@ impl FromStr for Swap {
             Ok(Spec::Auto) => Ok(Swap::Auto),
             Ok(Spec::Ram) => Ok(Swap::Ram),
             Ok(Spec::Dir { dir, size, .. }) => Ok(Swap::Dir { dir, size }),
-            Ok(Spec::File { .. }) => Err(Error::Swap(format!("`{text}`: a region has no files with names"))),
+            Ok(Spec::File { .. } | Spec::Remote { .. }) => {
+                Err(Error::Swap(format!("`{text}`: a region has no files with names, and no servers")))
+            }
             Err(why) => Err(Error::Swap(format!("`{text}`: {why}"))),
         }
     }

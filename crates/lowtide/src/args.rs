@@ -108,7 +108,7 @@ pub enum Command {
         /// Of `lowtide run`, or of any process of the run
         pid: u32,
         /// As for `lowtide run --swap`: dir:DIR[,size=8G][,prio=N][,rotational],
-        /// file:PATH[,size=8G][,prio=N][,rotational][,discard], or auto
+        /// file:PATH[,size=8G][,prio=N][,rotational][,discard], redis://HOST:PORT[,size=8G][,prio=N][,timeout=30s], or auto
         spec: String,
     },
     /// Move everything off a swap area and take it away, while the program goes on
@@ -121,11 +121,21 @@ pub enum Command {
     Swapoff {
         /// Of `lowtide run`, or of any process of the run
         pid: u32,
-        /// dir:DIR or file:PATH as `lowtide stat` shows it, or the path alone
+        /// dir:DIR, file:PATH or redis://HOST:PORT as `lowtide stat` shows it, or the path alone
         spec: String,
     },
+    /// Look after a server that pages go to
+    Remote {
+        /// What to do
+        #[command(subcommand)]
+        what: RemoteCommand,
+    },
     /// Show what this machine can do, and the exact command that would enable what it can't
-    Doctor,
+    Doctor {
+        /// Show instead whether pages can go to this server: redis://[USER@]HOST:PORT[/DB]. The password comes from
+        /// LOWTIDE_REDIS_PASSWORD
+        server: Option<String>,
+    },
     /// Print the manual page (roff) on standard output
     #[command(hide = true)]
     Man {
@@ -144,6 +154,19 @@ pub enum Command {
     },
 }
 
+/// What to do with a server.
+#[derive(Subcommand, Debug)]
+pub enum RemoteCommand {
+    /// Remove what runs have left on a server that were killed
+    #[command(long_about = "Remove the pages of runs that were killed, and could not remove them: those whose lease, which \
+                      `lowtide run` renews each minute, has been over for a while (ten minutes after the last time). Each \
+                      start of a run with that server does the same. The password comes from LOWTIDE_REDIS_PASSWORD.")]
+    Clean {
+        /// redis://[USER@]HOST:PORT[/DB]
+        server: String,
+    },
+}
+
 /// Options of `lowtide run`. Sizes and specs are texts here; plan.rs reads them.
 #[derive(Args, Debug)]
 pub struct RunArgs {
@@ -154,7 +177,8 @@ pub struct RunArgs {
     /// Where cold pages go, repeatable for several areas, of which those with a higher prio= come first: auto (compressed RAM
     /// first, then an unnamed file in $LOWTIDE_DIR, else /var/tmp), ram (compressed RAM only),
     /// dir:DIR[,size=8G][,prio=N][,rotational] (an unnamed file in DIR), file:PATH[,size=8G][,prio=N][,rotational][,discard] (a
-    /// file of mode 0600, or a block device). rotational: the disk turns; where it is not given the kernel is asked,
+    /// file of mode 0600, or a block device), redis://[USER@]HOST:PORT[/DB][,size=8G][,prio=N][,timeout=30s] (a Valkey or Redis
+    /// server; its password comes from LOWTIDE_REDIS_PASSWORD). rotational: the disk turns; where it is not given the kernel is asked,
     /// rotational=0 says no
     #[arg(long, value_name = "SPEC", default_value = "auto")]
     pub swap: Vec<String>,

@@ -16,6 +16,7 @@ mod metrics;
 mod output_file;
 mod plan;
 mod program;
+mod relay;
 mod report;
 mod run;
 mod signal_fd;
@@ -24,7 +25,7 @@ mod supervisor;
 mod swap;
 mod top;
 
-use crate::args::Command;
+use crate::args::{Command, RemoteCommand};
 use crate::error::say;
 use crate::host::{doctor, privilege};
 use std::process::ExitCode;
@@ -45,7 +46,9 @@ fn main() -> ExitCode {
             Command::Reclaim { pid, size } => client::change::reclaim(pid, &size),
             Command::Swapon { pid, spec } => client::change::swapon(pid, &spec),
             Command::Swapoff { pid, spec } => client::swapoff::swapoff(pid, &spec),
-            Command::Doctor => Ok(doctor::doctor()),
+            Command::Remote { what: RemoteCommand::Clean { server } } => relay::by_hand::clean(&server),
+            Command::Doctor { server: None } => Ok(doctor::doctor()),
+            Command::Doctor { server: Some(server) } => relay::by_hand::doctor(&server),
             Command::Man { all: Some(dir), .. } => man_pages::man_pages(&dir),
             Command::Man { command, all: None } => man_pages::man(command.as_deref()),
             Command::Completions { shell } => Ok(man_pages::completions(shell)),

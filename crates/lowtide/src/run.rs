@@ -77,6 +77,9 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
         }
     };
     let child = launch(&plan, &shared, inherited)?;
+    for why in plan.swap.iter().filter_map(|swap| swap.start().err()) {
+        say(&format!("warning: --swap {why}"));
+    }
     if let (Some(listening), Some(asker)) = (&plan.metrics, asker) {
         match metrics::start(listening, asker) {
             // A port that the kernel chose is known by nobody.
@@ -89,6 +92,9 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     let outcome = supervise(run, &mut broker, &mut control, &signals, child, alone, onlookers);
     // Nobody is to find a run that is over.
     drop(control);
+    for why in outcome.run.areas.in_use().iter().filter_map(|swap| swap.finish()) {
+        say(&format!("warning: {why}"));
+    }
     if let Some(left) = broker.faults_left().filter(|_| plan.verbose) {
         say(&format!("faults that threads did not serve themselves: {left}"));
     }

@@ -84,26 +84,48 @@ impl Workspace {
     }
 }
 
+/// Bytes of memory that LZ4 compresses with, at least.
+pub const LZ4_STATE: usize = 20 << 10;
+
+/// Compresses a page with LZ4, in memory of the caller's, into the front of `out`, and returns how long it is there; `None` if
+/// it does not fit, or if the state is smaller than [`LZ4_STATE`] bytes. What is made depends on the page only.
+pub fn lz4_compress(state: &mut [u64], page: &Page, out: &mut [u8]) -> Option<usize> {
+    // SAFETY: a pure function.
+    if size_of_val(state) < unsafe { LZ4_sizeofState() } as usize {
+        return None;
+    }
+    // SAFETY: the state is as big as LZ4_sizeofState says and aligned to 8; source and destination are as long as is said.
+    let n = unsafe {
+        LZ4_compress_fast_extState(
+            state.as_mut_ptr().cast(),
+            page.as_ptr().cast(),
+            out.as_mut_ptr().cast(),
+            PAGE_SIZE as c_int,
+            out.len().min(PAGE_SIZE) as c_int,
+            1,
+        )
+    };
+    usize::try_from(n).ok().filter(|n| *n > 0)
+}
+
+/// Decompresses what LZ4 made of a page. False if these are not such bytes; `into` then holds garbage.
+pub fn lz4_decompress(bytes: &[u8], into: &mut Page) -> bool {
+    if bytes.len() > PAGE_SIZE {
+        return false;
+    }
+    // SAFETY: source and destination are as long as is said; the function is safe with any bytes.
+    let n = unsafe {
+        lz4_sys::LZ4_decompress_safe(bytes.as_ptr().cast(), into.as_mut_ptr().cast(), bytes.len() as c_int, PAGE_SIZE as c_int)
+    };
+    n == PAGE_SIZE as c_int
+}
+
 impl Codec {
     /// Compresses a page into the front of `workspace.bytes` and returns how long it is there; `None` if it does not fit into
     /// [`MAX_COMPRESSED`] bytes.
     pub fn compress(self, page: &Page, workspace: &mut Workspace) -> Option<usize> {
         match self {
-            Codec::Lz4 => {
-                // SAFETY: the state is as big as LZ4_sizeofState says and aligned to 8; source and destination are as long as
-                // is said.
-                let n = unsafe {
-                    LZ4_compress_fast_extState(
-                        workspace.lz4.as_mut_ptr().cast(),
-                        page.as_ptr().cast(),
-                        workspace.bytes.as_mut_ptr().cast(),
-                        PAGE_SIZE as c_int,
-                        MAX_COMPRESSED as c_int,
-                        1,
-                    )
-                };
-                usize::try_from(n).ok().filter(|n| *n > 0)
-            }
+            Codec::Lz4 => lz4_compress(&mut workspace.lz4, page, &mut workspace.bytes[..MAX_COMPRESSED]),
             Codec::Zstd(level) => workspace.zstd.compress(level, page, &mut workspace.bytes),
         }
     }
@@ -115,18 +137,7 @@ impl Codec {
             return false;
         }
         match self {
-            Codec::Lz4 => {
-                // SAFETY: source and destination are as long as is said; the function is safe with any bytes.
-                let n = unsafe {
-                    lz4_sys::LZ4_decompress_safe(
-                        workspace.bytes.as_ptr().cast(),
-                        into.as_mut_ptr().cast(),
-                        len as c_int,
-                        PAGE_SIZE as c_int,
-                    )
-                };
-                n == PAGE_SIZE as c_int
-            }
+            Codec::Lz4 => lz4_decompress(&workspace.bytes[..len], into),
             // Whatever the level was.
             Codec::Zstd(_) => workspace.zstd.decompress(&workspace.bytes[..len], into),
         }

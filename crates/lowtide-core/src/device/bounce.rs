@@ -99,6 +99,11 @@ impl Buffers {
 }
 
 impl Buffer<'_> {
+    /// Which it is: less than [`MOST_BUFFERS`]. Nobody else has that one meanwhile.
+    pub fn index(&self) -> usize {
+        self.index as usize
+    }
+
     /// The pages of the buffer; what they hold is left from before.
     pub fn pages(&mut self) -> &mut [Page; BUFFER_PAGES] {
         let at = self.index as usize * BUFFER_PAGES * PAGE_SIZE;

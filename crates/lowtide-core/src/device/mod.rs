@@ -1,21 +1,25 @@
-//! Where the bytes of an area's slots go: a file or block device (`file.rs`). What is written there is sealed (`seal.rs`);
-//! transfers are page-aligned, so that they can go past the kernel's page cache. Slots are numbered by their offset in the
-//! area, in pages. No lock may be held across a call that reads or writes.
+//! Where the bytes of an area's slots go: a file or block device (`file.rs`), or a server in the network (`remote.rs`). What is
+//! written there is sealed (`seal.rs`). Slots are numbered by their offset in the area, in pages. No lock may be held across a
+//! call that reads or writes.
 
 mod bounce;
 #[cfg(any(test, feature = "faults"))]
 mod faulty;
 mod file;
+mod objects;
+mod remote;
 mod rotational;
 mod seal;
 mod transfer;
 mod uring;
+pub mod wire;
 
 use rustix::io::Errno;
 
 use crate::vm::Page;
 
 pub use file::FileDevice;
+pub use remote::{Opener, RemoteDevice};
 pub use rotational::is_rotational;
 pub use seal::{TAG_BITS, Tag};
 
@@ -30,6 +34,87 @@ pub struct DeviceName {
     pub number: u8,
 }
 
+/// A device of either kind.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant)] // there are a few of them in a process
+pub enum Device {
+    /// A file or block device.
+    File(FileDevice),
+    /// A server in the network.
+    Remote(RemoteDevice),
+}
+
+impl Device {
+    /// What the user calls it.
+    pub fn name(&self) -> DeviceName {
+        match self {
+            Device::File(file) => file.name(),
+            Device::Remote(remote) => remote.name(),
+        }
+    }
+
+    /// The file, if it is one.
+    pub fn file(&self) -> Option<&FileDevice> {
+        match self {
+            Device::File(file) => Some(file),
+            Device::Remote(_) => None,
+        }
+    }
+
+    /// Seals and writes runs of pages; each run gets its own result. Returns with how many I/Os.
+    pub fn write_runs(&self, runs: &mut [WriteRun<'_>]) -> usize {
+        match self {
+            Device::File(file) => file.write_runs(runs),
+            Device::Remote(remote) => remote.write_runs(runs),
+        }
+    }
+
+    /// The same, of pages that may be changed by it.
+    pub fn write_in_place(&self, runs: &mut [SealRun<'_>]) {
+        match self {
+            Device::File(file) => file.write_in_place(runs),
+            Device::Remote(remote) => remote.write_in_place(runs),
+        }
+    }
+
+    /// Reads runs of sealed pages; each run gets its own result, and each page is then to be opened.
+    pub fn read_runs(&self, runs: &mut [ReadRun<'_>]) {
+        match self {
+            Device::File(file) => file.read_runs(runs),
+            Device::Remote(remote) => remote.read_runs(runs),
+        }
+    }
+
+    /// Makes a page that was read from `slot` what was written there, in place. False: it is not the page that got this tag
+    /// when it was written to this slot of this device; `page` then holds garbage.
+    #[must_use]
+    pub fn open(&self, slot: u64, tag: Tag, page: &mut Page) -> bool {
+        match self {
+            Device::File(file) => file.open(slot, tag, page),
+            Device::Remote(remote) => remote.open(slot, tag, page),
+        }
+    }
+
+    /// The tag that `page` would get in `slot`: a page has one tag in a slot, and no other page has it.
+    pub fn tag(&self, slot: u64, page: &Page) -> Tag {
+        match self {
+            Device::File(file) => file.tag(slot, page),
+            Device::Remote(remote) => remote.tag(slot, page),
+        }
+    }
+
+    /// Gives the space of `n` slots from `slot` on back; what they held is gone.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn discard(&self, slot: u64, n: u64) -> Result<(), Errno> {
+        match self {
+            Device::File(file) => file.discard(slot, n),
+            Device::Remote(remote) => remote.discard(slot, n),
+        }
+    }
+}
+
 /// Pages to write to consecutive slots.
 #[derive(Debug)]
 pub struct WriteRun<'a> {
@@ -37,7 +122,7 @@ pub struct WriteRun<'a> {
     pub slot: u64,
     /// The pages.
     pub pages: &'a [&'a Page],
-    /// As long as `pages`: receives the tags of the sealed pages, which [`FileDevice::open`] needs.
+    /// As long as `pages`: receives the tags of the sealed pages, which [`Device::open`] needs.
     pub tags: &'a mut [Tag],
     /// How it ended. After an error any part may have been written.
     pub result: Result<(), Errno>,
@@ -50,7 +135,7 @@ pub struct SealRun<'a> {
     pub slot: u64,
     /// The pages, page-aligned; sealed afterwards.
     pub pages: &'a mut [Page],
-    /// As long as `pages`: receives the tags of the sealed pages, which [`FileDevice::open`] needs.
+    /// As long as `pages`: receives the tags of the sealed pages, which [`Device::open`] needs.
     pub tags: &'a mut [Tag],
     /// How it ended. After an error any part may have been written.
     pub result: Result<(), Errno>,

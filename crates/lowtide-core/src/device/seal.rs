@@ -90,8 +90,9 @@ impl Seal {
         u64::from_le_bytes([a, b, c, d, e, f, g, h]) & ((1 << TAG_BITS) - 1)
     }
 
-    fn crypt(&self, slot: u64, tag: Tag, page: &mut Page) {
-        Aegis128X2::<16>::new(&self.stream, &nonce(slot, tag)).stream_xor_in_place(page);
+    /// Encrypts what is sent of the page of this tag in a slot, in place, or decrypts it.
+    pub fn crypt(&self, slot: u64, tag: Tag, bytes: &mut [u8]) {
+        Aegis128X2::<16>::new(&self.stream, &nonce(slot, tag)).stream_xor_in_place(bytes);
     }
 }
 

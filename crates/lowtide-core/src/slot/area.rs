@@ -18,7 +18,7 @@ use super::next::Next;
 use super::quota::Quota;
 use super::sharing::Sharing;
 use super::swap_cache::CacheMarks;
-use crate::device::FileDevice;
+use crate::device::Device;
 use crate::percpu::Zone;
 use crate::table::Table;
 use crate::vm::OnFork;
@@ -59,7 +59,7 @@ pub struct Area {
     /// Its place among the areas: higher first.
     pub priority: i16,
     /// Where the bytes go; `None`: nowhere, the slots are names for objects in the pool.
-    pub device: Option<FileDevice>,
+    pub device: Option<Device>,
     /// Which clusters the caller's pages in RAM have slots in.
     pub ages: Ages,
     /// What was done with the device.
@@ -80,7 +80,7 @@ impl Area {
     ///
     /// # Errors
     /// `Empty`, `SmallerThanCluster`, `TooLarge`, or `NoMemory` when its tables cannot be mapped.
-    pub fn new(device: Option<FileDevice>, cfg: AreaConfig) -> Result<Area, SlotError> {
+    pub fn new(device: Option<Device>, cfg: AreaConfig) -> Result<Area, SlotError> {
         match cfg.slots {
             0 => return Err(SlotError::Empty),
             n if n < CLUSTER_SLOTS as u64 => return Err(SlotError::SmallerThanCluster),

@@ -1,7 +1,7 @@
 //! Several swap files in one store: which is used when, and what happens when one is full or fails.
 
 use super::*;
-use crate::device::DeviceName;
+use crate::device::{Device, DeviceName};
 use crate::faults::{Fault, Faults, Op};
 
 /// An area of this many clusters; its number is `number`.
@@ -137,7 +137,8 @@ fn what_one_area_fails_to_write_another_takes() {
 #[test]
 fn an_area_that_works_again_is_used_again() {
     let s = store(0, [area(0, 9, 4), area(1, 5, 4)]);
-    let Some(device) = &s.areas.get(1).unwrap().device else { panic!() };
+    let area = s.areas.get(1).unwrap();
+    let Some(device) = area.device.as_ref().and_then(Device::file) else { panic!() };
     device.faults.set(Faults::new(Op::Device, Fault::Io, 0)).unwrap();
     let first = entries(&put(&s, &noises(0, 64)));
     assert!(numbers(&s, &first).iter().all(|n| *n == 1));
@@ -191,7 +192,8 @@ fn the_shrinker_leaves_areas_alone_that_rest() {
 #[test]
 fn what_comes_to_the_pool_while_an_area_rests_can_be_written_afterwards() {
     let s = store(1 << 20, [area(0, 0, 8)]);
-    let Some(device) = &s.areas.get(1).unwrap().device else { panic!() };
+    let area = s.areas.get(1).unwrap();
+    let Some(device) = area.device.as_ref().and_then(Device::file) else { panic!() };
     device.faults.set(Faults::new(Op::Device, Fault::Io, 0)).unwrap();
     // These are in RAM for good.
     entries(&put(&s, &noises(0, 128))).into_iter().for_each(|e| s.free(e));

@@ -2,13 +2,14 @@
 //! it can fail. Whatever happens: the bytes are right, or the error says where; and no slot is lost or given out twice.
 
 use super::*;
+use crate::device::Device;
 use crate::faults::{Fault, Faults, Op};
 
 /// Calls `f` with the faults of the swap file.
 fn with_faults<R>(s: &Store, f: impl FnOnce(&std::sync::OnceLock<Faults>) -> R) -> R {
     let area = s.areas.get(1).unwrap();
-    let Some(device) = &area.device else { panic!() };
-    f(&device.faults)
+    let Some(file) = area.device.as_ref().and_then(Device::file) else { panic!() };
+    f(&file.faults)
 }
 
 /// What went wrong for the user of a store.

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use super::table_word::Word;
 use super::{Image, Store, StoreError};
+use crate::device::Device;
 use crate::slot::{Area, IoCounts};
 
 /// Whether a slot's table word refers to it.
@@ -64,10 +65,10 @@ impl Store {
     /// Calls `f` with the number of the descriptor of each swap file that this process has open, those of its parents included.
     pub fn each_file(&self, f: &mut dyn FnMut(i32)) {
         for area in self.areas.iter() {
-            if let Some(device) = &area.device
-                && device.raw_fd() >= 0
+            if let Some(file) = area.device.as_ref().and_then(Device::file)
+                && file.raw_fd() >= 0
             {
-                f(device.raw_fd());
+                f(file.raw_fd());
             }
         }
     }
@@ -124,9 +125,13 @@ impl Store {
                 Some(_) => {}
                 None => area.leave_references(),
             }
-            if let Some(device) = &area.device {
-                parents[area.id() as usize] = device.raw_fd();
-                device.replace(None);
+            match &area.device {
+                Some(Device::File(file)) => {
+                    parents[area.id() as usize] = file.raw_fd();
+                    file.replace(None);
+                }
+                Some(Device::Remote(remote)) => remote.forget(),
+                None => {}
             }
         }
         // Of a file that holds something the first reference says so: some TiB that are out have a million words.
@@ -134,10 +139,13 @@ impl Store {
         // SAFETY: the caller answers.
         unsafe { self.areas.after_fork(&is_empty) };
         for area in self.areas.iter() {
-            let Some(device) = &area.device else { continue };
-            match reopen(area.id(), parents[area.id() as usize]) {
-                Ok(fd) => device.replace(Some(fd)),
-                Err(errno) => result = result.and(Err(StoreError::Io { errno, offset: 0 })),
+            let opened = match &area.device {
+                Some(Device::File(file)) => reopen(area.id(), parents[area.id() as usize]).map(|fd| file.replace(Some(fd))),
+                Some(Device::Remote(remote)) if me.is_some() => remote.open_again(),
+                Some(Device::Remote(_)) | None => Ok(()),
+            };
+            if let Err(errno) = opened {
+                result = result.and(Err(StoreError::Io { errno, offset: 0 }));
             }
         }
         result

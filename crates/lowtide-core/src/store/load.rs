@@ -97,6 +97,10 @@ impl Store {
                 for page in run.into {
                     out[i] = match run.result.is_ok() && opened(&area, entries[i], page) {
                         true => Ok(Loaded::Device),
+                        // It was waited for long enough.
+                        false if run.result == Err(Errno::TIMEDOUT) => {
+                            Err(StoreError::Io { errno: Errno::TIMEDOUT, offset: entries[i].offset() * PAGE_SIZE as u64 })
+                        }
                         // The read failed, the bytes are wrong, or the page moved or went while it was read: that is found out
                         // afresh, and page by page, so that one bad slot does not take its neighbours with it.
                         false => self.load(entries[i], page, scratch),

@@ -34,7 +34,7 @@ mod write_out;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use crate::device::{DeviceName, FileDevice};
+use crate::device::{Device, DeviceName, FileDevice, RemoteDevice};
 use crate::ledger::Ledger;
 use crate::pool::Pool;
 #[cfg(feature = "lab")]
@@ -57,7 +57,8 @@ pub use scratch::Scratch;
 pub use shrink::Shrunk;
 pub use swapoff::Emptying;
 pub use types::{
-    AreaState, AreaStats, FileConfig, Loaded, MAX_AREAS, RECOMPRESS_LEVEL, StoreConfig, StoreError, StoreStats, Stored, Trials,
+    AreaState, AreaStats, FileConfig, Loaded, MAX_AREAS, RECOMPRESS_LEVEL, RemoteConfig, StoreConfig, StoreError, StoreStats,
+    Stored, Trials,
 };
 
 /// The number of the area without a device.
@@ -128,11 +129,10 @@ impl Store {
     /// `NoMemory` when its tables or buffers cannot be mapped; `Area` for a file of less than a cluster, or one too many. The
     /// store is as it was then, and the file closed.
     pub fn add_file(&self, file: FileConfig) -> Result<(), StoreError> {
-        let slots = file.size / PAGE_SIZE as u64;
         let device = FileDevice::new(file.fd, file.name).map_err(|_| StoreError::NoMemory)?;
         device.lengthen(file.size);
         let cfg = AreaConfig {
-            slots,
+            slots: file.size / PAGE_SIZE as u64,
             priority: file.priority,
             rotating: file.rotating,
             discard: file.discard,
@@ -143,6 +143,27 @@ impl Store {
             #[cfg(feature = "lab")]
             area_lock: file.area_lock,
         };
+        self.add_device(Device::File(device), cfg)
+    }
+
+    /// The same of pages on a server. What is free there is told to the server cluster by cluster.
+    ///
+    /// # Errors
+    /// As [`Store::add_file`]; `Io`: it can't be reached.
+    pub fn add_remote(&self, remote: RemoteConfig) -> Result<(), StoreError> {
+        let device = RemoteDevice::new(remote.name, remote.open).map_err(|errno| StoreError::Io { errno, offset: 0 })?;
+        let cfg = AreaConfig {
+            slots: remote.size / PAGE_SIZE as u64,
+            priority: remote.priority,
+            discard: true,
+            shared: true,
+            quota: remote.quota,
+            ..AreaConfig::default()
+        };
+        self.add_device(Device::Remote(device), cfg)
+    }
+
+    fn add_device(&self, device: Device, cfg: AreaConfig) -> Result<(), StoreError> {
         self.areas.add(Area::new(Some(device), cfg)?, true)?;
         // Release: pairs with the Acquire in `has_device`. A thread that sees it finds the area.
         self.own.fetch_add(1, Ordering::Release);

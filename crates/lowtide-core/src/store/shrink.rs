@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use super::table_word::{Object, Word};
 use super::tier::ENOUGH;
 use super::worth::Worth;
-use super::write_out::{ended, is_no_space};
+use super::write_out::{ended, is_passing};
 use super::{Page, Scratch, Store, claim};
 use crate::device::{SealRun, Tag};
 use crate::ledger::{Ledger, Uncounted};
@@ -348,8 +348,8 @@ impl Store {
             area.io.writes.add(1);
             if let Err(errno) = ended(area, run.pages.len(), run.result) {
                 shrunk.failed = true;
-                // Where there was no room there may be later.
-                if is_no_space(errno) {
+                // It may be otherwise later.
+                if is_passing(errno) {
                     area.ages.left(cluster, Clock::Writing);
                 } else if area.ages.broke(cluster) {
                     self.counters.broken_clusters.add(1);

@@ -5,7 +5,7 @@ use rustix::io::Errno;
 
 use super::fill_words::{FILL_WORDS, FillWord};
 use crate::codec::Codec;
-use crate::device::DeviceName;
+use crate::device::{DeviceName, Opener};
 #[cfg(feature = "lab")]
 use crate::slot::Policy;
 use crate::slot::{Entry, ORDERS, Quota, SlotError};
@@ -64,6 +64,21 @@ impl FileConfig {
             area_lock: false,
         }
     }
+}
+
+/// Pages of a store on a server.
+#[derive(Debug)]
+pub struct RemoteConfig {
+    /// How it is reached.
+    pub open: Opener,
+    /// What the user calls it.
+    pub name: DeviceName,
+    /// Most bytes of pages that may be there.
+    pub size: u64,
+    /// As [`FileConfig::quota`].
+    pub quota: Option<Quota>,
+    /// As [`FileConfig::priority`].
+    pub priority: i16,
 }
 
 /// How hard zstd tries. Level 3 saves no more of a page, and those above it a percent or two for twice to six times the time

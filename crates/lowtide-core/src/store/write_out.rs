@@ -101,7 +101,7 @@ impl Store {
             let Err(errno) = ended(area, run.pages.len(), run.result) else { continue };
             let mut row = Row::new(&**area);
             for slot in run.slot..run.slot + run.pages.len() as u64 {
-                if is_no_space(errno) {
+                if is_passing(errno) {
                     row.push(slot);
                 } else if let Some(word) = area.word(slot) {
                     // Where the device is broken it is not tried again: the slot stays in use.
@@ -128,7 +128,8 @@ pub(super) fn ended(area: &AreaRef<'_>, pages: usize, result: Result<(), Errno>)
     result
 }
 
-/// Whether an error means that there is no room now, and not that the device is broken.
-pub(super) fn is_no_space(errno: Errno) -> bool {
-    matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG)
+/// Whether an error means that there is no room now, or that a server can't be reached and got nothing, and not that the device
+/// is broken.
+pub(super) fn is_passing(errno: Errno) -> bool {
+    matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG | Errno::NOTCONN)
 }

@@ -11,6 +11,7 @@ mod pool;
 mod race;
 mod recompress;
 mod region;
+mod remote;
 mod same_filled;
 mod scale;
 mod slots_copies;
@@ -44,8 +45,9 @@ const EXPERIMENTS: &[Experiment] = &[
     swapoff::EXPERIMENT,
 ];
 
-/// What takes root, and most of it the whole machine while it runs: only by name.
-const ALONE: &[Experiment] = &[build::EXPERIMENT, fault::EXPERIMENT, race::EXPERIMENT, region::EXPERIMENT, scale::EXPERIMENT];
+/// What takes root, and most of it the whole machine while it runs, or a server: only by name.
+const ALONE: &[Experiment] =
+    &[build::EXPERIMENT, fault::EXPERIMENT, race::EXPERIMENT, region::EXPERIMENT, remote::EXPERIMENT, scale::EXPERIMENT];
 /// The experiments that have options of their own.
 pub const BUILD: &str = build::EXPERIMENT.name;
 pub const FAULT: &str = fault::EXPERIMENT.name;

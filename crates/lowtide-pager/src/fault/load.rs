@@ -7,6 +7,7 @@ use arrayvec::ArrayVec;
 use lowtide_core::slot::Entry;
 use lowtide_core::store::{Loaded, StoreError};
 use lowtide_core::vm::PAGE_SIZE;
+use rustix::io::Errno;
 
 use super::install::{Installed, Stopped, TWO_MAPPINGS, install_run};
 use super::{Again, Served, Try};
@@ -301,7 +302,11 @@ impl Pager {
         text.push(b"a page of the program could not be read back: ");
         let offset = match error {
             StoreError::Io { errno, offset } => {
-                text.push(b"error ").number(errno.raw_os_error() as u64);
+                match errno {
+                    Errno::NODATA => text.push(b"the server has lost it"),
+                    Errno::TIMEDOUT => text.push(b"the server did not answer in time"),
+                    _ => text.push(b"error ").number(errno.raw_os_error() as u64),
+                };
                 offset
             }
             StoreError::Corrupt { offset, .. } => {

@@ -40,6 +40,8 @@ pub const SWAP_DIR: u32 = 1;
 /// `AreaSpec::kind`: `AreaSpec::file`, which is the process's that claims it (`AreaBudget::claimed`), the largest when the
 /// limit is near; the others have unnamed files in `AreaSpec::dir`.
 pub const SWAP_FILE: u32 = 2;
+/// `AreaSpec::kind`: a server in the network, which `lowtide run` talks to at the socket with the name `AreaSpec::file`.
+pub const SWAP_REMOTE: u32 = 3;
 
 /// What the processes of the run are to do about a swap area.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,7 +118,8 @@ pub struct AreaSpec {
     pub rotating: u8,
     /// Directory of the unnamed files, absolute, NUL-terminated. Empty: there are none (`file` is a block device).
     pub dir: [u8; 1024],
-    /// The named file, as a descriptor of `lowtide run` (`/proc/PID/fd/N`), which holds its lock. NUL-terminated.
+    /// The named file, as a descriptor of `lowtide run` (`/proc/PID/fd/N`), which holds its lock. Or the name of the socket (in
+    /// the abstract name space) by which `lowtide run` takes pages for a server. NUL-terminated.
     pub file: [u8; 64],
     /// What the user calls it, for messages. NUL-terminated.
     pub file_name: [u8; 256],

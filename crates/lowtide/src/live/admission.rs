@@ -76,6 +76,7 @@ fn space(swap: &Swap) -> Option<(u64, u64)> {
         Where::Dir(dir) => dir,
         Where::File(file) if file.is_device => return None,
         Where::File(file) => &file.path,
+        Where::Remote(_) => return None,
     };
     let space = rustix::fs::statvfs(path).ok()?;
     Some((path.metadata().ok()?.dev(), space.f_bavail.saturating_mul(space.f_frsize)))

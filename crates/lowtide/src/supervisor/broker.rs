@@ -7,7 +7,7 @@ use crate::host::privilege;
 use crate::supervisor::ancestry;
 use crate::supervisor::enter::Entering;
 use crate::supervisor::in_thread::InThread;
-use crate::supervisor::peer::option;
+use crate::supervisor::peer;
 use crate::supervisor::shared_memory::Shared;
 use lowtide_config::proc::Stat;
 use lowtide_pager::sys::broker::{
@@ -15,7 +15,7 @@ use lowtide_pager::sys::broker::{
     TAKE_BACK, send,
 };
 use lowtide_pager::sys::uffd;
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -149,15 +149,10 @@ impl Broker {
 impl Connection {
     /// None: the other side is not of this run.
     fn of(socket: OwnedFd) -> Option<Connection> {
-        let peer: libc::c_int = option(&socket, libc::SO_PEERPIDFD)?;
-        // SAFETY: the kernel has just made it for us.
-        let peer = unsafe { OwnedFd::from_raw_fd(peer) };
-        // Pid, user, group; the pid is 0 if the process can't be seen from here.
-        let [pid, user, _]: [u32; 3] = option(&socket, libc::SO_PEERCRED)?;
-        // The number is that of the descriptor's process as long as that lives.
-        let is_ours = ancestry::belongs(pid) == Some(true) && ancestry::is_alive(&peer);
+        let (peer, pid) = peer::of_run(&socket)?;
+        let user = peer::user(&socket)?;
         let rights = Rights::of(pid)?;
-        is_ours.then(|| Connection { socket, peer, pid, user, rights, since: Instant::now(), is_entering: Cell::new(false) })
+        Some(Connection { socket, peer, pid, user, rights, since: Instant::now(), is_entering: Cell::new(false) })
     }
 
     /// Answers what has been asked; false: this is over.

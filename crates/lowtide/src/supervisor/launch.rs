@@ -10,6 +10,7 @@ use crate::supervisor::shared_memory::{AGENT, Shared};
 use crate::supervisor::signals::Inherited;
 use lowtide_config::reason;
 use lowtide_pager::segment::ENV_SEGMENT;
+use lowtide_remote::server::PASSWORD;
 use rustix::fd::AsRawFd;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
@@ -37,6 +38,8 @@ pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<Pid,
     let mut command = Command::new(&plan.path);
     command.arg0(&plan.argv[0]).args(&plan.argv[1..]);
     command.envs(hidden).env("LD_PRELOAD", preload).env(ENV_SEGMENT, &shared.origin);
+    // A server's is not the program's to know.
+    command.env_remove(PASSWORD);
     // A child that is built with AddressSanitizer would not start behind another library, and lowtide's has to be the first.
     let mut asan = std::env::var_os("ASAN_OPTIONS").unwrap_or_default();
     if !asan.is_empty() {

@@ -1,6 +1,7 @@
 //! Who is at the other end of a Unix socket.
 
-use rustix::fd::{AsRawFd, OwnedFd};
+use crate::supervisor::ancestry;
+use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// An option of a socket. `T`: what the kernel writes for it, for which all bytes are valid.
 pub fn option<T: Default>(socket: &OwnedFd, name: libc::c_int) -> Option<T> {
@@ -15,4 +16,16 @@ pub fn user(socket: &OwnedFd) -> Option<u32> {
     // Pid, user, group. (rustix has this, with a pid that is never 0, and it is 0 if the process can't be seen from here.)
     let [_, user, _]: [u32; 3] = option(socket, libc::SO_PEERCRED)?;
     Some(user)
+}
+
+/// A descriptor of the process that connected, and its number, if it is one of the run.
+pub fn of_run(socket: &OwnedFd) -> Option<(OwnedFd, u32)> {
+    let peer: libc::c_int = option(socket, libc::SO_PEERPIDFD)?;
+    // SAFETY: the kernel has just made it for us.
+    let peer = unsafe { OwnedFd::from_raw_fd(peer) };
+    // Pid, user, group; the pid is 0 if the process can't be seen from here.
+    let [pid, ..]: [u32; 3] = option(socket, libc::SO_PEERCRED)?;
+    // The number is that of the descriptor's process as long as that lives.
+    let is_ours = ancestry::belongs(pid) == Some(true) && ancestry::is_alive(&peer);
+    is_ours.then_some((peer, pid))
 }

@@ -204,6 +204,12 @@ fn describe(swap: &Swap, path: impl Fn(BorrowedFd<'_>) -> String) -> Result<Area
                 put(&mut area.dir, dir.as_os_str().as_bytes())?;
             }
         }
+        Where::Remote(relay) => {
+            area.kind = segment::SWAP_REMOTE;
+            put(&mut area.file, relay.name.as_bytes())?;
+            let server = relay.server.to_string();
+            put(&mut area.file_name, server.strip_prefix("redis://").unwrap_or(&server).as_bytes())?;
+        }
     }
     Ok(area)
 }

@@ -1,6 +1,7 @@
 //! `--swap SPEC`: the areas that were asked for, with the directories and files behind them.
 
 use crate::error::Failure;
+use crate::relay::Relay;
 use crate::swap::file::SwapFile;
 use crate::swap::place::{Place, how, turns};
 use lowtide_config::place::chosen_dir;
@@ -36,6 +37,8 @@ pub enum Where {
     Dir(PathBuf),
     /// A named file or a block device, and unnamed files beside it.
     File(SwapFile),
+    /// A server in the network.
+    Remote(Relay),
 }
 
 impl Swap {
@@ -44,6 +47,7 @@ impl Swap {
         match &self.place {
             Where::Dir(dir) => format!("dir:{}", dir.display()),
             Where::File(file) => format!("file:{}", file.path.display()),
+            Where::Remote(relay) => relay.server.to_string(),
         }
     }
 
@@ -51,10 +55,31 @@ impl Swap {
     /// Lines begin with the SPEC.
     pub fn take(&mut self) -> Result<Vec<String>, String> {
         let spec = self.spec();
-        let Where::File(file) = &mut self.place else { return Ok(Vec::new()) };
-        file.take().map_err(|why| format!("{spec}: {why}"))?;
-        self.discard = file.discard;
-        Ok(file.warnings.drain(..).map(|why| format!("{spec}: {why}")).collect())
+        match &mut self.place {
+            Where::Dir(_) => Ok(Vec::new()),
+            Where::File(file) => {
+                file.take().map_err(|why| format!("{spec}: {why}"))?;
+                self.discard = file.discard;
+                Ok(file.warnings.drain(..).map(|why| format!("{spec}: {why}")).collect())
+            }
+            Where::Remote(relay) => relay.take().map(|()| Vec::new()).map_err(|why| format!("{spec}: {why}")),
+        }
+    }
+
+    /// When the program has been started: begins to serve its processes. The error begins with the SPEC.
+    pub fn start(&self) -> Result<(), String> {
+        match &self.place {
+            Where::Remote(relay) => relay.start().map_err(|why| format!("{}: {why}", self.spec())),
+            Where::Dir(_) | Where::File(_) => Ok(()),
+        }
+    }
+
+    /// When the run is over: removes what is left of its pages elsewhere. What is odd; begins with the SPEC.
+    pub fn finish(&self) -> Option<String> {
+        match &self.place {
+            Where::Remote(relay) => relay.finish().map(|why| format!("{}: {why}", self.spec())),
+            Where::Dir(_) | Where::File(_) => None,
+        }
     }
 
     /// How its files are read and written, in words; for those in a directory found out by making one.
@@ -68,6 +93,7 @@ impl Swap {
                 let device = FileDevice::new(again.into(), DeviceName::default()).map_err(reason)?;
                 Ok(how(&device, self.rotating))
             }
+            Where::Remote(relay) => relay.how(),
         }
     }
 }
@@ -113,6 +139,7 @@ pub fn open_one(text: &str, before: &[&Swap], ram_usable: u64) -> Result<(Swap, 
     let spec = parse(text, ram_usable).map_err(Failure::usage)?;
     let (mut swap, mut warnings) = open(&spec, before).map_err(Failure::usage)?;
     warnings.extend(swap.take().map_err(Failure::usage)?);
+    swap.start().map_err(Failure::failed)?;
     Ok((swap, warnings))
 }
 
@@ -169,6 +196,14 @@ fn open(spec: &Spec, before: &[&Swap]) -> Result<(Swap, Vec<String>), String> {
             let rotating = turns(&file.file, *rotational).map_err(failure)?;
             let (size, discard) = (file.size, file.discard);
             (Where::File(file), size, discard, rotating)
+        }
+        Spec::Remote { server, size, timeout, .. } => {
+            if before.iter().any(|area| matches!(&area.place, Where::Remote(relay) if relay.server == *server)) {
+                return Err(failure("this run uses it already, it is given twice: leave one out".to_owned()));
+            }
+            let opened = Relay::open(server, *size, *timeout).map_err(failure)?;
+            warnings.extend(opened.warnings.into_iter().map(|why| format!("{spec}: {why}")));
+            (Where::Remote(opened.relay), opened.size, true, false)
         }
     };
     if let Where::Dir(dir) = &place

@@ -2,6 +2,7 @@
 
 use crate::swap::area::{Swap, Where, is_same};
 use lowtide_config::place::auto_dir;
+use lowtide_config::server::Server;
 use lowtide_config::spec::{Spec, User, split_options};
 use std::path::PathBuf;
 
@@ -28,6 +29,8 @@ pub enum Which {
     File(PathBuf),
     /// One or the other.
     Path(PathBuf),
+    /// The one on this server.
+    Remote(Server),
 }
 
 impl Which {
@@ -41,6 +44,7 @@ impl Which {
             Ok(Spec::Ram) => Err("compressed RAM is always there: name dir:DIR or file:PATH".to_owned()),
             Ok(Spec::Dir { dir, .. }) => Ok(Which::Dir(dir)),
             Ok(Spec::File { path, .. }) => Ok(Which::File(path)),
+            Ok(Spec::Remote { server, .. }) => Ok(Which::Remote(server)),
             Err(why) => Err(why),
         }
     }
@@ -50,6 +54,7 @@ impl Which {
         match (self, &swap.place) {
             (Which::Dir(path) | Which::Path(path), Where::Dir(dir)) => path == dir || is_same(path, dir),
             (Which::File(path) | Which::Path(path), Where::File(file)) => *path == file.path || file.is(path),
+            (Which::Remote(server), Where::Remote(relay)) => *server == relay.server,
             _ => false,
         }
     }

@@ -2,7 +2,7 @@ mod copies;
 mod sharing;
 
 use super::*;
-use crate::device::WriteRun;
+use crate::device::{Device, FileDevice, WriteRun};
 use crate::percpu::{Zone, stay_on_cpu_1};
 use copies::Copies;
 use proptest::prelude::*;
@@ -172,7 +172,7 @@ fn free_clusters_are_punched_out_before_they_are_given_out_again() {
     static MINE: AtomicU64 = AtomicU64::new(0);
     let quota = Some(Quota { used: &USED, mine: Some(&MINE), limit: 1 << 40 });
     let cfg = AreaConfig { slots: 1024, discard: true, quota, ..AreaConfig::default() };
-    let a = Area::new(Some(crate::device::FileDevice::new(fd, Default::default()).unwrap()), cfg).unwrap();
+    let a = Area::new(Some(file(fd)), cfg).unwrap();
     let first = a.alloc(9).unwrap();
     // Slot 0 may have a block of its own.
     let all_blocks = || rustix::fs::fstat(&same).unwrap().st_blocks;
@@ -232,6 +232,11 @@ fn on_a_rotating_device_all_sizes_and_the_next_clusters_are_one_sequence() {
 }
 
 /// Gives up every clean copy that anybody asks for; debug builds panic if a lock with a rank is held then.
+/// A device on an open file.
+fn file(fd: rustix::fd::OwnedFd) -> Device {
+    Device::File(FileDevice::new(fd, Default::default()).unwrap())
+}
+
 struct HoldsNone;
 
 impl SwapCache for HoldsNone {
@@ -246,7 +251,7 @@ impl SwapCache for HoldsNone {
 fn nothing_of_a_rotating_area_is_held_while_copies_are_given_up_and_holes_are_punched() {
     let flags = rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::RDWR;
     let fd = rustix::fs::open(std::env::temp_dir(), flags, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
-    let device = Some(crate::device::FileDevice::new(fd, Default::default()).unwrap());
+    let device = Some(file(fd));
     let cfg = AreaConfig { slots: 1536, rotating: true, discard: true, ..AreaConfig::default() };
     let a = Area::new(device, cfg).unwrap();
     let (first, second) = (a.alloc(9).unwrap(), a.alloc(9).unwrap());

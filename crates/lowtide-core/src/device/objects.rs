@@ -1,0 +1,158 @@
+//! What is sent of a page to a server: an object of its own length. It is the page, compressed where that makes it smaller, and
+//! then encrypted. The tag is that of the page, as on a disk: so a page has one tag in a slot wherever it is, and what is
+//! compressed or encrypted otherwise than here is found out like any other change. (The same page in the same slot is compressed
+//! to the same bytes: nothing but these is ever encrypted under its tag there.)
+
+use rustix::io::Errno;
+
+use super::seal::{Seal, Tag};
+use crate::codec::{LZ4_STATE, MAX_COMPRESSED, lz4_compress, lz4_decompress};
+use crate::vm::{self, Mapping, OnFork, PAGE_SIZE, Page};
+
+/// Stands behind a received object that is shorter than a page, with its length: of a page's bytes that nobody chose, one in
+/// 2^112 ends so, and then it is found not to be the page.
+const MARK: [u8; 14] = *b"lowtide-object";
+const AT: usize = PAGE_SIZE - MARK.len() - 2;
+const _: () = assert!(MAX_COMPRESSED <= AT);
+
+/// The memory of compressors, as many as are at work at a time. It takes some once it is used.
+#[derive(Debug)]
+pub struct Compressors {
+    map: Mapping,
+}
+
+/// Bytes of each: whole pages.
+const EACH: usize = LZ4_STATE.next_multiple_of(PAGE_SIZE);
+
+impl Compressors {
+    /// Address space for `n`.
+    ///
+    /// # Errors
+    /// As [`vm::map`].
+    pub fn new(n: usize) -> Result<Compressors, Errno> {
+        Ok(Compressors { map: vm::map(n * EACH, OnFork::Copy)? })
+    }
+
+    /// That of number `index`.
+    ///
+    /// # Safety
+    /// `index` is less than the `n` of `new`, and nobody else uses that one meanwhile.
+    #[allow(clippy::mut_from_ref)] // as is said
+    pub unsafe fn get(&self, index: usize) -> &mut [u64; LZ4_STATE / 8] {
+        // SAFETY: inside the mapping, aligned to pages, any bytes will do, and the caller answers for the rest.
+        unsafe { &mut *self.map.as_ptr().add(index * EACH).cast() }
+    }
+
+    /// In a forked child, where nobody uses them: gives back the child's copies.
+    pub fn reset_after_fork(&self) {
+        // SAFETY: nobody uses it.
+        unsafe { self.map.discard(0, self.map.len()) }
+    }
+}
+
+impl Drop for Compressors {
+    fn drop(&mut self) {
+        // SAFETY: what `get` gave out is borrowed from this.
+        unsafe { self.map.retire() }
+    }
+}
+
+/// Makes an object of a page for `slot`, at the beginning of `out`, which has room for a page. Its tag and its length.
+pub fn pack(seal: &Seal, slot: u64, page: &Page, out: &mut Page, compressor: &mut [u64; LZ4_STATE / 8]) -> (Tag, usize) {
+    let tag = seal.tag(slot, page);
+    let length = lz4_compress(compressor, page, &mut out[..MAX_COMPRESSED]).unwrap_or_else(|| {
+        *out = *page;
+        PAGE_SIZE
+    });
+    seal.crypt(slot, tag, &mut out[..length]);
+    (tag, length)
+}
+
+/// An object of this length was received at the beginning of `page`: notes the length in what is left of it.
+///
+/// # Errors
+/// `BADMSG`: no object has it.
+pub fn received(page: &mut Page, length: usize) -> Result<(), Errno> {
+    match length {
+        PAGE_SIZE => Ok(()),
+        1..=MAX_COMPRESSED => {
+            page[AT..AT + MARK.len()].copy_from_slice(&MARK);
+            page[AT + MARK.len()..].copy_from_slice(&(length as u16).to_ne_bytes());
+            Ok(())
+        }
+        _ => Err(Errno::BADMSG),
+    }
+}
+
+/// Makes what was received for `slot` the page that it was made of, in place. False: there is none with this tag; `page` then
+/// holds garbage.
+pub fn open(seal: &Seal, slot: u64, tag: Tag, page: &mut Page) -> bool {
+    let (before, [a, b]) = (&page[..PAGE_SIZE - 2], [page[PAGE_SIZE - 2], page[PAGE_SIZE - 1]]);
+    if !before.ends_with(&MARK) {
+        return seal.open(slot, tag, page);
+    }
+    let mut object = [0; MAX_COMPRESSED];
+    let length = usize::from(u16::from_ne_bytes([a, b])).min(MAX_COMPRESSED);
+    let object = &mut object[..length];
+    object.copy_from_slice(&page[..length]);
+    seal.crypt(slot, tag, object);
+    lz4_decompress(object, page) && seal.tag(slot, page) == tag
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packed(seal: &Seal, slot: u64, page: &Page) -> (Tag, Page, usize) {
+        let (mut out, compressors) = ([0; PAGE_SIZE], Compressors::new(2).unwrap());
+        // SAFETY: nobody else has it.
+        let (tag, length) = pack(seal, slot, page, &mut out, unsafe { compressors.get(1) });
+        (tag, out, length)
+    }
+
+    /// As it comes: what is behind the object is left from before.
+    fn arrived(object: &Page, length: usize) -> Page {
+        let mut page = [0xa5; PAGE_SIZE];
+        page[..length].copy_from_slice(&object[..length]);
+        received(&mut page, length).unwrap();
+        page
+    }
+
+    #[test]
+    fn pages_of_all_kinds_come_back_and_nothing_else_does() {
+        let seal = Seal::new().unwrap();
+        let text: Page = core::array::from_fn(|i| (i / 100) as u8);
+        let mut x = 88_172_645_463_325_252u64;
+        let noise: Page = core::array::from_fn(|_| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            x as u8
+        });
+        for (page, small) in [(text, true), (noise, false), ([7; PAGE_SIZE], true)] {
+            let (tag, object, length) = packed(&seal, 5, &page);
+            assert_eq!((tag, length < PAGE_SIZE / 2, length == PAGE_SIZE), (seal.tag(5, &page), small, !small));
+            let mut back = arrived(&object, length);
+            assert!(open(&seal, 5, tag, &mut back) && back == page);
+            assert!(!open(&seal, 6, tag, &mut arrived(&object, length)), "another slot");
+            assert!(!open(&seal, 5, tag ^ 1, &mut arrived(&object, length)), "what was there before");
+            for at in [0, length / 2, length - 1] {
+                let mut changed = object;
+                changed[at] ^= 4;
+                assert!(!open(&seal, 5, tag, &mut arrived(&changed, length)), "byte {at} of {length}");
+            }
+            for other in [1, length - 1, MAX_COMPRESSED, PAGE_SIZE] {
+                let cut = received(&mut [0; PAGE_SIZE], other).is_ok();
+                assert!(other == length || !cut || !open(&seal, 5, tag, &mut arrived(&object, other)), "{other} of {length}");
+            }
+        }
+        for nonsense in [0, MAX_COMPRESSED + 1, PAGE_SIZE - 1] {
+            assert_eq!(received(&mut [0; PAGE_SIZE], nonsense), Err(Errno::BADMSG));
+        }
+        // What a server may make up.
+        let mut page = [0; PAGE_SIZE];
+        received(&mut page, 1).unwrap();
+        page[PAGE_SIZE - 2..].fill(0xff);
+        assert!(!open(&seal, 5, 3, &mut page));
+    }
+}

@@ -1,0 +1,114 @@
+//! What was sent on a connection that was given up must not come behind what is written later: with a real server, and a network
+//! that holds back what it was given.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lowtide_config::server::Server;
+use lowtide_core::device::wire::Run;
+use lowtide_remote::pages::Pages;
+use lowtide_remote::server::Remote;
+
+struct Redis(Child, u16);
+
+impl Redis {
+    fn start() -> Redis {
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).unwrap().port();
+        let mut command = Command::new("redis-server");
+        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
+        let child =
+            command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("redis-server is installed (`make setup`)");
+        let until = Instant::now() + Duration::from_secs(20);
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(Instant::now() < until, "redis-server does not listen");
+            thread::sleep(Duration::from_millis(20));
+        }
+        Redis(child, port)
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Bytes that were kept, and where they were going.
+type Kept = (TcpStream, Vec<u8>);
+
+/// A way to a server on which what is sent by old connections is kept while `holds` is set.
+struct Network {
+    port: u16,
+    holds: Arc<AtomicBool>,
+    kept: Arc<Mutex<Vec<Kept>>>,
+}
+
+impl Network {
+    fn to(server: u16) -> Network {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (holds, kept) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+        let network = Network { port: listener.local_addr().unwrap().port(), holds: holds.clone(), kept: kept.clone() };
+        thread::spawn(move || {
+            while let Ok((mut client, _)) = listener.accept() {
+                // What is made while others are held back passes.
+                let is_old = !holds.load(Ordering::SeqCst);
+                let mut server = TcpStream::connect(("127.0.0.1", server)).unwrap();
+                let (mut back_from, mut back_to) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+                thread::spawn(move || std::io::copy(&mut back_from, &mut back_to));
+                let (holds, kept) = (holds.clone(), kept.clone());
+                thread::spawn(move || {
+                    let mut bytes = [0; 4096];
+                    while let Ok(n @ 1..) = client.read(&mut bytes) {
+                        if is_old && holds.load(Ordering::SeqCst) {
+                            kept.lock().unwrap().push((server.try_clone().unwrap(), bytes[..n].to_vec()));
+                        } else if server.write_all(&bytes[..n]).is_err() {
+                            return;
+                        }
+                    }
+                    // The server does not learn that the client has gone, if that is held back.
+                    if !(is_old && holds.load(Ordering::SeqCst)) {
+                        let _ = server.shutdown(std::net::Shutdown::Write);
+                    }
+                });
+            }
+        });
+        network
+    }
+
+    /// Delivers what was held back.
+    fn deliver(&self) -> usize {
+        let mut kept = self.kept.lock().unwrap();
+        kept.drain(..).map(|(mut server, bytes)| server.write_all(&bytes).map_or(0, |()| bytes.len())).sum()
+    }
+}
+
+fn fetched(pages: &mut Pages, runs: &[Run]) -> Vec<u8> {
+    let (mut lengths, mut objects) = (Vec::new(), Vec::new());
+    assert_eq!(pages.read("d:", runs, &mut lengths, &mut objects), [Ok(())]);
+    objects
+}
+
+#[test]
+fn a_late_write_does_not_undo_a_later_one() {
+    let redis = Redis::start();
+    let network = Network::to(redis.1);
+    let server = Server { user: None, host: "127.0.0.1".to_owned(), port: network.port, db: 0 };
+    let remote = Arc::new(Remote::new(server, None, Duration::from_secs(1)));
+    let (mut one, mut other) = (Pages::new(remote.clone()), Pages::new(remote));
+    let runs = [Run { slot: 5, pages: 1 }];
+    assert_eq!(one.write("d:", &runs, &[5], b"first"), [Ok(())]);
+    network.holds.store(true, Ordering::SeqCst);
+    assert!(one.write("d:", &runs, &[4], b"late")[0].is_err(), "nobody has answered");
+    // The slot is another page's now.
+    assert_eq!(other.write("d:", &runs, &[3], b"new"), [Ok(())]);
+    assert!(network.deliver() > 0, "something was held back");
+    thread::sleep(Duration::from_millis(300));
+    assert_eq!(fetched(&mut other, &runs), b"new");
+    assert_eq!(fetched(&mut one, &runs), b"new");
+}

@@ -1,0 +1,131 @@
+//! Which pages of the run are on the server, as far as is known without asking: by device, and by cluster of slots.
+
+use super::locked;
+use lowtide_core::device::wire::{Hello, Run};
+use lowtide_core::slot::CLUSTER_SLOTS;
+use lowtide_remote::keys::RunName;
+use rustix::io::Errno;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex};
+
+const SLOTS: u64 = CLUSTER_SLOTS as u64;
+
+/// The devices of the run that somebody can use.
+pub struct Devices {
+    run: RunName,
+    list: Mutex<List>,
+}
+
+#[derive(Default)]
+struct List {
+    /// By what their processes call them, with how many channels there are.
+    known: HashMap<u64, (Arc<Device>, usize)>,
+    /// How many there were.
+    count: u64,
+}
+
+/// Pages of one process, and of what it has forked.
+pub struct Device {
+    /// What its keys begin with.
+    pub prefix: String,
+    token: u64,
+    /// The clusters of which something may be there.
+    clusters: Mutex<BTreeSet<u64>>,
+}
+
+impl Devices {
+    pub fn new(run: RunName) -> Devices {
+        Devices { run, list: Mutex::default() }
+    }
+
+    /// A channel more of a device.
+    ///
+    /// # Errors
+    /// `NOENT`: it is gone, with its pages. `EXIST`: it is not new.
+    pub fn open(&self, hello: Hello) -> Result<Arc<Device>, Errno> {
+        let mut list = locked(&self.list);
+        if let Some((device, channels)) = list.known.get_mut(&hello.token) {
+            if !hello.again {
+                return Err(Errno::EXIST);
+            }
+            *channels += 1;
+            return Ok(device.clone());
+        }
+        if hello.again {
+            return Err(Errno::NOENT);
+        }
+        list.count += 1;
+        let device = Device { prefix: self.run.device(list.count), token: hello.token, clusters: Mutex::default() };
+        let device = Arc::new(device);
+        list.known.insert(hello.token, (device.clone(), 1));
+        Ok(device)
+    }
+
+    /// A channel less. The device, if that was the last one: nobody can read its pages any more.
+    pub fn close(&self, device: &Device) -> Option<Arc<Device>> {
+        let mut list = locked(&self.list);
+        let (_, channels) = list.known.get_mut(&device.token)?;
+        *channels -= 1;
+        if *channels > 0 { None } else { list.known.remove(&device.token).map(|(device, _)| device) }
+    }
+
+    /// All of them, which nobody uses any more.
+    pub fn take_all(&self) -> Vec<Arc<Device>> {
+        locked(&self.list).known.drain().map(|(_, (device, _))| device).collect()
+    }
+}
+
+impl Device {
+    /// Pages are about to be written.
+    pub fn will_have(&self, runs: &[Run]) {
+        let mut clusters = locked(&self.clusters);
+        for run in runs.iter().filter(|run| run.pages > 0) {
+            clusters.extend(run.slot / SLOTS..=(run.slot + u64::from(run.pages) - 1) / SLOTS);
+        }
+    }
+
+    /// Slots have been removed.
+    pub fn has_not(&self, run: &Run) {
+        let end = (run.slot + u64::from(run.pages)) / SLOTS;
+        let mut clusters = locked(&self.clusters);
+        (run.slot.div_ceil(SLOTS)..end).for_each(|cluster| _ = clusters.remove(&cluster));
+    }
+
+    /// All that may be there.
+    pub fn runs(&self) -> Vec<Run> {
+        locked(&self.clusters).iter().map(|cluster| Run { slot: cluster * SLOTS, pages: SLOTS as u32 }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_gone_with_its_last_channel() {
+        let devices = Devices::new(RunName(1));
+        let (new, again) = (Hello { token: 5, again: false }, Hello { token: 5, again: true });
+        assert_eq!(devices.open(again).err(), Some(Errno::NOENT));
+        let device = devices.open(new).unwrap();
+        assert_eq!(devices.open(new).err(), Some(Errno::EXIST));
+        assert!(Arc::ptr_eq(&device, &devices.open(again).unwrap()));
+        let other = devices.open(Hello { token: 6, again: false }).unwrap();
+        assert_ne!(device.prefix, other.prefix);
+        assert!(devices.close(&device).is_none());
+        assert!(devices.close(&device).is_some_and(|gone| Arc::ptr_eq(&gone, &device)));
+        assert_eq!(devices.open(again).err(), Some(Errno::NOENT), "its pages are being removed");
+        assert!(devices.take_all().len() == 1 && devices.close(&other).is_none());
+    }
+
+    #[test]
+    fn what_may_be_there_is_known_by_clusters() {
+        let device = Device { prefix: String::new(), token: 0, clusters: Mutex::default() };
+        let run = |slot, pages| Run { slot, pages };
+        device.will_have(&[run(1, 1), run(1020, 8), run(5, 0)]);
+        assert_eq!(device.runs(), [run(0, 512), run(512, 512), run(1024, 512)]);
+        device.has_not(&run(512, 512));
+        device.has_not(&run(1024, 511));
+        device.has_not(&run(1, 511));
+        assert_eq!(device.runs(), [run(0, 512), run(1024, 512)]);
+    }
+}

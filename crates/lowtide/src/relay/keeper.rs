@@ -1,0 +1,82 @@
+//! Keeps the server in order: renews the run's lease, removes the pages of devices that are gone, what runs have left that were
+//! killed, and in the end all that the run has.
+
+use super::devices::Device;
+use super::spawn;
+use lowtide_remote::keys::RunName;
+use lowtide_remote::lease::{self, RENEWED_EVERY};
+use lowtide_remote::pages::Pages;
+use lowtide_remote::server::Remote;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+/// How long the server may take for one thing.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// The thread.
+pub struct Keeper {
+    /// Devices that are gone. The thread ends when nobody can send any more.
+    gone: Sender<Arc<Device>>,
+    /// When all is removed: whether it is.
+    ended: Receiver<bool>,
+}
+
+impl Keeper {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// No thread is left.
+    pub fn start(remote: Arc<Remote>, run: RunName) -> std::io::Result<Keeper> {
+        let (gone, devices) = channel();
+        let (end, ended) = channel();
+        spawn("lowtide-keeper", move || {
+            let _ = end.send(keep(&remote, run, &devices));
+        })?;
+        Ok(Keeper { gone, ended })
+    }
+
+    /// Where to send devices to.
+    pub fn sender(&self) -> Sender<Arc<Device>> {
+        self.gone.clone()
+    }
+
+    /// Nothing more comes: waits so long for all to be removed. Whether it is.
+    pub fn finish(self, patience: Duration) -> bool {
+        drop(self.gone);
+        self.ended.recv_timeout(patience) == Ok(true)
+    }
+}
+
+/// Whether nothing is left.
+fn keep(remote: &Arc<Remote>, run: RunName, devices: &Receiver<Arc<Device>>) -> bool {
+    let connect = || remote.connect(Instant::now() + PATIENCE).ok();
+    if let Some(mut link) = connect() {
+        // What can't be removed now is removed at another start.
+        let _ = lease::clean(&mut link, PATIENCE);
+    }
+    let mut pages = Pages::new(remote.clone());
+    let mut left: Vec<Arc<Device>> = Vec::new();
+    let mut renewed = Instant::now();
+    loop {
+        match devices.recv_timeout(RENEWED_EVERY.saturating_sub(renewed.elapsed())) {
+            Ok(device) => left.push(device),
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                if let Some(mut link) = connect() {
+                    let _ = lease::renew(&mut link, run);
+                }
+                renewed = Instant::now();
+            }
+        }
+        remove(&mut pages, &mut left);
+    }
+    remove(&mut pages, &mut left);
+    left.is_empty() && connect().is_some_and(|mut link| lease::end(&mut link, run).is_ok())
+}
+
+/// Removes the pages of devices, up to the first that can't be removed now.
+fn remove(pages: &mut Pages, devices: &mut Vec<Arc<Device>>) {
+    let can_not = devices.iter().position(|device| pages.remove(&device.prefix, &device.runs(), PATIENCE).is_err());
+    devices.drain(..can_not.unwrap_or(devices.len()));
+}

@@ -1,0 +1,234 @@
+//! Pages of the run's processes go to a server by way of this process, and come back the same way: so no network code and no
+//! password is in the programs. What passes is sealed; the keys are in the processes that made it.
+//!
+//! Processes connect to a socket without a place in the file system ([`channel`]: what is said there); a few threads
+//! ([`workers`]) do what is asked. Each device of each process has names of its own on the server ([`devices`]), and what nobody
+//! can read any more is removed by a thread of its own ([`keeper`]), which renews the run's lease, too. What a user asks of a
+//! server without a run is in [`by_hand`].
+
+pub mod by_hand;
+mod channel;
+mod devices;
+mod keeper;
+mod workers;
+
+use crate::signal_fd::SignalSet;
+use devices::Devices;
+use keeper::Keeper;
+use lowtide_config::server::Server;
+use lowtide_config::size;
+use lowtide_pager::sys::broker;
+use lowtide_remote::keys::RunName;
+use lowtide_remote::lease;
+use lowtide_remote::server::{Facts, PASSWORD, PASSWORD_FILE, Remote};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+use workers::Workers;
+
+/// How long a server may take to say what it is, before a run starts.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the end of a run waits for its pages to be removed, where that goes on.
+const LAST_PATIENCE: Duration = Duration::from_secs(60);
+/// `timeout=`, if it is not given.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Stack of each thread.
+const STACK: usize = 256 << 10;
+
+/// The way to a server.
+pub struct Relay {
+    /// As the user has written it.
+    pub server: Server,
+    /// The name of the socket.
+    pub name: String,
+    remote: Arc<Remote>,
+    run: RunName,
+    listener: Mutex<Option<OwnedFd>>,
+    started: Mutex<Option<Started>>,
+}
+
+/// The threads.
+struct Started {
+    workers: Workers,
+    keeper: Keeper,
+}
+
+/// A server that may be used, and how much of it.
+pub struct Opened {
+    /// The way there.
+    pub relay: Relay,
+    /// Bytes that the area may have.
+    pub size: u64,
+    /// What is odd, but not wrong.
+    pub warnings: Vec<String>,
+}
+
+impl std::fmt::Debug for Relay {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Relay({})", self.server)
+    }
+}
+
+impl Relay {
+    /// Asks a server whether it will do. The error says what is wrong, without the server. `size`: as was asked for.
+    pub fn open(server: &Server, size: Option<u64>, timeout: Option<Duration>) -> Result<Opened, String> {
+        let remote = Remote::new(server.clone(), password()?, timeout.unwrap_or(TIMEOUT));
+        let link = remote.connect(Instant::now() + PATIENCE).map_err(|problem| problem.text().to_owned())?;
+        if let Some(why) = link.facts.refusal() {
+            return Err(why);
+        }
+        let mut warnings = Vec::new();
+        let size = fitting(size, &link.facts, &mut warnings)?;
+        let random = random().map_err(|error| format!("no random number is to be had ({error})"))?;
+        let relay = Relay {
+            server: server.clone(),
+            name: format!("lowtide-pages-{:016x}", random[0]),
+            remote: Arc::new(remote),
+            run: RunName(random[1]),
+            listener: Mutex::new(None),
+            started: Mutex::new(None),
+        };
+        Ok(Opened { relay, size, warnings })
+    }
+
+    /// What the server is, in words.
+    pub fn how(&self) -> Result<String, String> {
+        let link = self.remote.connect(Instant::now() + PATIENCE).map_err(|problem| problem.text().to_owned())?;
+        let limit = match link.facts.maxmemory {
+            0 => "no maxmemory".to_owned(),
+            bytes => format!("maxmemory {}", size::show(bytes)),
+        };
+        Ok(format!("{}, {limit}, waiting up to {} s", link.facts.name, self.remote.timeout.as_secs()))
+    }
+
+    /// The last step before a run: the server learns of it, and processes can connect.
+    ///
+    /// # Errors
+    /// What is wrong, without the server.
+    pub fn take(&self) -> Result<(), String> {
+        let mut link = self.remote.connect(Instant::now() + PATIENCE).map_err(|problem| problem.text().to_owned())?;
+        lease::renew(&mut link, self.run).map_err(|problem| problem.text().to_owned())?;
+        let listener = self.listen().map_err(|error| format!("no socket can be made ({error})"))?;
+        *locked(&self.listener) = Some(listener);
+        Ok(())
+    }
+
+    fn listen(&self) -> Result<OwnedFd, Errno> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::net::bind(&listener, &broker::address(self.name.as_bytes())?)?;
+        rustix::net::listen(&listener, 1024)?;
+        Ok(listener)
+    }
+
+    /// Begins to serve. To be called when the program has been started: what a fork copies must have one thread.
+    ///
+    /// # Errors
+    /// No thread, or no descriptor, is left; the text does not name the server.
+    pub fn start(&self) -> Result<(), String> {
+        let listener = locked(&self.listener).take();
+        let listener = listener.ok_or("it was not taken")?;
+        let failed = |error: std::io::Error| format!("it can't be served: {error}");
+        more_descriptors();
+        let devices = Arc::new(Devices::new(self.run));
+        let keeper = Keeper::start(self.remote.clone(), self.run).map_err(failed)?;
+        let workers = Workers::start(listener, &self.remote, &devices, keeper.sender()).map_err(failed)?;
+        *locked(&self.started) = Some(Started { workers, keeper });
+        Ok(())
+    }
+
+    /// Ends: serves nobody any more, and removes what is on the server. What is odd, without the server.
+    pub fn finish(&self) -> Option<String> {
+        let done = locked(&self.started).take()?.end();
+        let (name, server) = (self.run.text(), &self.server);
+        (!done).then(|| format!("it still has pages of this run ({name}): `lowtide remote clean {server}` in ten minutes"))
+    }
+}
+
+impl Started {
+    /// Whether all is removed.
+    fn end(self) -> bool {
+        self.workers.stop();
+        self.keeper.finish(LAST_PATIENCE)
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        // An area was taken off: nobody waits for what is removed.
+        if let Some(started) = locked(&self.started).take() {
+            let _ = spawn("lowtide-end", move || _ = started.end());
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// The bytes of an area: as was asked for, if there may be so many, else what is free.
+fn fitting(size: Option<u64>, facts: &Facts, warnings: &mut Vec<String>) -> Result<u64, String> {
+    let free = facts.free();
+    let Some(size) = size else {
+        return match free {
+            0 if facts.machine == 0 && facts.maxmemory == 0 => {
+                Err("it does not say how much memory it has: give size=".to_owned())
+            }
+            _ if free < lowtide_config::place::LEAST => Err("its memory is full: raise its maxmemory".to_owned()),
+            _ => Ok(free),
+        };
+    };
+    if facts.maxmemory > 0 && size > facts.maxmemory {
+        return Err(format!(
+            "size={} is more than its maxmemory ({}): make it smaller, or raise maxmemory",
+            size::show(size),
+            size::show(facts.maxmemory)
+        ));
+    }
+    if free > 0 && size > free {
+        warnings.push(format!("there is only {} free, less than size={}", size::show(free), size::show(size)));
+    }
+    Ok(size)
+}
+
+/// The password that the environment names, if any. The error says what is wrong.
+fn password() -> Result<Option<String>, String> {
+    let given = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    if let Some(password) = given(PASSWORD) {
+        return Ok(Some(password));
+    }
+    let Some(path) = given(PASSWORD_FILE) else { return Ok(None) };
+    let about = |why: String| format!("{PASSWORD_FILE}={path}: {why}");
+    let mode = std::fs::metadata(&path).map_err(|error| about(lowtide_config::reason(error)))?.mode();
+    if mode & 0o077 != 0 {
+        return Err(about(format!("its mode is {:04o}, others can read it: `chmod 600 {path}`", mode & 0o7777)));
+    }
+    let text = std::fs::read_to_string(&path).map_err(|error| about(lowtide_config::reason(error)))?;
+    Ok(Some(text.trim_end_matches(['\n', '\r']).to_owned()))
+}
+
+fn random() -> Result<[u64; 2], Errno> {
+    let mut bytes = [0u8; 16];
+    rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
+    let number = |bytes: &[u8]| bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
+    Ok([number(&bytes[..8]), number(&bytes[8..])])
+}
+
+/// Lets this process have as many descriptors as it may: each process of the run has some channels. (The program has the limits
+/// that this process began with: it has been started.)
+fn more_descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
+/// Starts a thread in which no signal is handled.
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<std::thread::JoinHandle<()>> {
+    let before = SignalSet::all_but(&[]).block();
+    let thread = std::thread::Builder::new().name(name.to_owned()).stack_size(STACK).spawn(work);
+    before.set_mask();
+    thread
+}

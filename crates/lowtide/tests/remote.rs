@@ -1,0 +1,388 @@
+//! Pages on a real server: right bytes or a message, whatever becomes of the server; and nothing is left there.
+
+mod live;
+
+use live::{MIB, Run, Scene, program, turn};
+use rustix::process::{Pid, Signal};
+use serde_json::Value;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Whatever is waited for comes within this time.
+const SOON: Duration = Duration::from_secs(30);
+
+/// A redis-server on loopback, without a file unless it is told otherwise. Killed when it is dropped.
+struct Server {
+    port: u16,
+    options: Vec<String>,
+    child: Child,
+    dir: tempfile::TempDir,
+}
+
+impl Server {
+    fn start(options: &str) -> Server {
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port();
+        let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
+        let options: Vec<String> = options.split_whitespace().map(str::to_owned).collect();
+        let child = Server::spawn(port, dir.path(), &options);
+        let server = Server { port, options, child, dir };
+        server.listens();
+        server
+    }
+
+    fn spawn(port: u16, dir: &Path, options: &[String]) -> Child {
+        let mut command = Command::new("redis-server");
+        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"]);
+        command.arg(dir).args(options).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().expect("redis-server is installed (`make setup`)")
+    }
+
+    fn listens(&self) {
+        let until = Instant::now() + SOON;
+        while !self.ask("PING").contains("PONG") && !self.ask("PING").contains("NOAUTH") {
+            assert!(Instant::now() < until, "redis-server does not answer");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// What redis-cli prints.
+    fn ask(&self, words: &str) -> String {
+        let mut command = Command::new("redis-cli");
+        let output = command.args(["-p", &self.port.to_string()]).args(words.split_whitespace()).output();
+        String::from_utf8_lossy(&output.expect("redis-cli is installed (`make setup`)").stdout).trim().to_owned()
+    }
+
+    fn keys(&self) -> u64 {
+        self.ask("DBSIZE").trim_start_matches("(integer) ").parse().expect("a number")
+    }
+
+    fn spec(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(Pid::from_raw(self.child.id() as i32).expect("a pid"), signal).expect("sent");
+    }
+
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    fn start_again(&mut self) {
+        self.kill();
+        self.child = Server::spawn(self.port, self.dir.path(), &self.options);
+        self.listens();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may be stopped.
+        self.kill();
+    }
+}
+
+/// A run of the program that checks its memory all the time, and what is out on the server.
+fn verifier(scene: &Scene, options: &str, arguments: &str) -> Run {
+    let mut run = scene.start(&format!("--quiet {options}"), &program("verifies"), arguments);
+    run.wait_until("the memory is filled", |_| scene.path("ready").exists());
+    run
+}
+
+/// Every byte was right, and nobody complained.
+#[track_caller]
+fn ends_well(scene: &Scene, run: Run) {
+    scene.wake();
+    let (out, err) = run.finish();
+    assert_eq!((out.as_str(), err.as_str()), ("OK\n", ""));
+}
+
+/// The run was stopped by lowtide with a message that holds these words, and no byte was wrong.
+#[track_caller]
+fn is_stopped(run: &mut Run, words: &[&str]) -> String {
+    let Output { status, stdout, stderr } = run.ended_within(SOON).expect("it ends");
+    let [out, err] = [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    assert_eq!(status.code(), Some(125), "{out}{err}");
+    assert!(out.is_empty() && err.contains("was stopped: a page of the program could not be read back: "), "{out}{err}");
+    for word in words {
+        assert!(err.contains(word), "`{word}` is not in: {err}");
+    }
+    err
+}
+
+/// A number of an area, by its SPEC.
+#[track_caller]
+fn area(scene: &Scene, run: &Run, spec: &str) -> Value {
+    let stat = scene.stat(run.pid);
+    let areas = stat["areas"].as_array().expect("a list");
+    areas.iter().find(|area| area["spec"] == spec).unwrap_or_else(|| panic!("no {spec}: {stat}")).clone()
+}
+
+fn number(value: &Value, key: &str) -> u64 {
+    value[key].as_u64().unwrap_or_else(|| panic!("no {key}: {value}"))
+}
+
+#[test]
+fn pages_go_to_a_server_and_come_back_and_nothing_is_left_there() {
+    let Some(_turn) = turn() else { return };
+    let (scene, server) = (Scene::new(), Server::start(""));
+    let spec = server.spec();
+    let mut run = verifier(&scene, &format!("--ram 48M --pool 4M --swap {spec}"), "128 n");
+    run.wait_until("pages are out", |run| number(&area(&scene, run, &spec), "used") > 64 * MIB);
+    run.wait_until("pages come back", |run| number(&area(&scene, run, &spec), "read_bytes") > 64 * MIB);
+    let stat = scene.stat(run.pid);
+    assert!(number(&stat, "ram_peak") <= 48 * MIB, "{stat}");
+    assert!(server.keys() > 16_000, "a page is a key");
+    let client = server.ask("CLIENT LIST");
+    assert!(client.lines().count() >= 2, "{client}");
+    ends_well(&scene, run);
+    assert_eq!(server.keys(), 0);
+}
+
+#[test]
+fn an_area_on_a_server_is_turned_on_and_off_while_the_program_goes_on() {
+    let Some(_turn) = turn() else { return };
+    let (scene, server) = (Scene::new(), Server::start(""));
+    let (spec, dir) = (server.spec(), scene.swap_dir("dir"));
+    let mut run = verifier(&scene, &format!("--ram 48M --pool 4M --swap {dir}"), "96 n");
+    let pid = run.pid;
+    scene.done(&format!("swapon {pid} {spec},size=256M,prio=5"));
+    scene.done(&format!("swapoff {pid} {dir}"));
+    run.wait_until("pages are out", |run| number(&area(&scene, run, &spec), "used") > 32 * MIB);
+    scene.refused(&format!("swapon {pid} {spec}"), 2, &[&spec, "given twice"]);
+    scene.done(&format!("swapon {pid} {dir}"));
+    let out = scene.done(&format!("swapoff {pid} {spec}"));
+    assert!(out.contains("the area is off"), "{out}");
+    assert!(number(&area(&scene, &run, &dir), "used") > 32 * MIB);
+    run.wait_until("nothing is left there", |_| server.keys() == 0);
+    ends_well(&scene, run);
+}
+
+#[test]
+fn forked_children_read_what_their_parents_wrote_even_when_these_are_gone() {
+    let Some(_turn) = turn() else { return };
+    let (scene, server) = (Scene::new(), Server::start(""));
+    let spec = server.spec();
+    for (name, arguments) in [("forks", "orphan 80"), ("forks", "nested 64")] {
+        let run = scene.start(&format!("--quiet --ram 48M --pool 4M --swap {spec}"), &program(name), arguments);
+        let (_, err) = run.finish();
+        assert_eq!(err, "", "{name} {arguments}");
+        assert!(server.ask("INFO commandstats").contains("cmdstat_get:"), "{name} {arguments}: pages came from the server");
+        assert_eq!(server.keys(), 0, "{name} {arguments}");
+    }
+}
+
+#[test]
+fn servers_that_will_not_do_are_refused_before_the_program_starts() {
+    let Some(_turn) = turn() else { return };
+    let scene = Scene::new();
+    let run = |spec: &str| format!("run --ram 64M --swap {spec} -- touch started");
+    let free = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port();
+    scene.refused(&run(&format!("redis://127.0.0.1:{free}")), 2, &["no server listens there"]);
+    scene.refused(&run("redis://no-such-host.invalid:6379"), 2, &["the host is not known"]);
+    scene.refused(&run("redis://127.0.0.1:0"), 2, &["port"]);
+
+    let evicting = Server::start("--maxmemory 64mb --maxmemory-policy allkeys-lru");
+    scene.refused(&run(&evicting.spec()), 2, &[&evicting.spec(), "allkeys-lru", "maxmemory-policy noeviction"]);
+    evicting.ask("CONFIG SET maxmemory-policy noeviction");
+    scene.refused(&run(&format!("{},size=1G", evicting.spec())), 2, &["more than its maxmemory (64 MiB)"]);
+    let twice = format!("{0} --swap {0}", evicting.spec());
+    scene.refused(&run(&twice), 2, &["given twice"]);
+
+    let closed = Server::start("--requirepass secret");
+    scene.refused(&run(&closed.spec()), 2, &["LOWTIDE_REDIS_PASSWORD"]);
+    let with = |password: &str| {
+        let mut command = scene.lowtide();
+        let words = format!("run --quiet --ram 64M --swap {} -- env", closed.spec());
+        command.env("LOWTIDE_REDIS_PASSWORD", password).args(words.split(' ')).output().expect("lowtide starts")
+    };
+    let wrong = with("wrong");
+    live::assert_refused(&wrong, "a wrong password", 2, &["does not let us in"]);
+    assert!(!String::from_utf8_lossy(&wrong.stderr).contains("wrong:"), "{wrong:?}");
+    let right = with("secret");
+    let out = String::from_utf8_lossy(&right.stdout);
+    assert!(right.status.success() && !out.contains("secret"), "the program does not learn the password: {out}");
+
+    let other = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = other.local_addr().expect("a port").port();
+    thread::spawn(move || {
+        use std::io::Write;
+        while let Ok((mut stream, _)) = other.accept() {
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+    scene.refused(&run(&format!("redis://127.0.0.1:{port}")), 2, &["does not speak the protocol"]);
+    assert!(!scene.path("started").exists());
+}
+
+#[test]
+fn doctor_says_whether_a_server_will_do() {
+    let Some(_turn) = turn() else { return };
+    let (scene, server) = (Scene::new(), Server::start("--maxmemory 64mb --maxmemory-policy allkeys-lru"));
+    let asked = || {
+        let output = scene.ask(&format!("doctor {}", server.spec()));
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (code, out) = asked();
+    assert!(code == Some(1) && out.contains("NO   server") && out.contains("noeviction"), "{out}");
+    server.ask("CONFIG SET maxmemory-policy noeviction");
+    let (code, out) = asked();
+    assert!(code == Some(0) && out.contains("maxmemory 64 MiB") && out.contains("ok   a page"), "{out}");
+    assert_eq!(server.keys(), 0);
+    scene.refused("doctor h:1", 2, &["redis://HOST:PORT"]);
+}
+
+#[test]
+fn a_server_whose_memory_is_full_is_a_full_area() {
+    let Some(_turn) = turn() else { return };
+    let (scene, server) = (Scene::new(), Server::start("--maxmemory 24mb"));
+    let (spec, dir) = (server.spec(), scene.swap_dir("dir"));
+    let options = format!("--ram 48M --pool 4M --swap {spec},size=24M,prio=5 --swap {dir}");
+    let mut run = scene.start(&format!("--quiet {options}"), &program("verifies"), "96 n");
+    run.wait_until("the memory is filled", |_| scene.path("ready").exists());
+    run.wait_until("the next area is used", |run| number(&area(&scene, run, &dir), "used") > 16 * MIB);
+    let remote = area(&scene, &run, &spec);
+    assert!(number(&remote, "used") > 8 * MIB && number(&remote, "used") <= 24 * MIB, "{remote}");
+    scene.wake();
+    let (out, err) = run.finish();
+    assert_eq!(out, "OK\n");
+    assert!(err.is_empty() || err.contains("its memory is full (maxmemory)"), "{err}");
+    assert_eq!(server.keys(), 0);
+}
+
+#[test]
+fn a_server_that_hangs_for_a_moment_is_waited_for() {
+    let Some(_turn) = turn() else { return };
+    let (scene, server) = (Scene::new(), Server::start(""));
+    let spec = server.spec();
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec}"), "64 n");
+    server.signal(Signal::STOP);
+    thread::sleep(Duration::from_secs(3));
+    server.signal(Signal::CONT);
+    let reads = |run: &Run| number(&area(&scene, run, &spec), "reads");
+    let before = reads(&run);
+    run.wait_until("pages come back again", |run| reads(run) > before + 100);
+    scene.wake();
+    let (out, err) = run.finish();
+    assert_eq!(out, "OK\n", "{err}");
+    assert_eq!(server.keys(), 0);
+}
+
+/// Pages wait for `lowtide run`, which has the connections.
+#[test]
+fn a_run_whose_lowtide_is_stopped_goes_on_when_it_is_continued() {
+    let Some(_turn) = turn() else { return };
+    let (scene, server) = (Scene::new(), Server::start(""));
+    let spec = server.spec();
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec}"), "64 n");
+    let lowtide = Pid::from_raw(run.pid as i32).expect("a pid");
+    rustix::process::kill_process(lowtide, Signal::STOP).expect("sent");
+    thread::sleep(Duration::from_secs(1));
+    rustix::process::kill_process(lowtide, Signal::CONT).expect("sent");
+    let reads = |run: &Run| number(&area(&scene, run, &spec), "reads");
+    let before = reads(&run);
+    run.wait_until("pages come back again", |run| reads(run) > before + 100);
+    ends_well(&scene, run);
+}
+
+#[test]
+fn a_server_that_is_gone_ends_the_run() {
+    let Some(_turn) = turn() else { return };
+    let (scene, mut server) = (Scene::new(), Server::start(""));
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {},timeout=2s", server.spec()), "64 n");
+    server.kill();
+    is_stopped(&mut run, &["the server did not answer in time", &server.spec()]);
+}
+
+#[test]
+fn a_server_that_comes_back_without_its_data_is_found_out() {
+    let Some(_turn) = turn() else { return };
+    let (scene, mut server) = (Scene::new(), Server::start(""));
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {}", server.spec()), "64 n");
+    server.start_again();
+    is_stopped(&mut run, &["the server has lost it", &server.spec()]);
+}
+
+#[test]
+fn a_server_that_comes_back_with_its_data_goes_on() {
+    let Some(_turn) = turn() else { return };
+    let (scene, mut server) = (Scene::new(), Server::start("--appendonly yes --appendfsync always"));
+    let spec = server.spec();
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec}"), "64 n");
+    server.start_again();
+    let reads = |run: &Run| number(&area(&scene, run, &spec), "reads");
+    let before = reads(&run);
+    run.wait_until("pages come back again", |run| reads(run) > before + 100);
+    scene.wake();
+    let (out, err) = run.finish();
+    assert_eq!(out, "OK\n", "{err}");
+}
+
+/// Changes a page on the server as a Lua script says, once pages are out; the run must find it.
+#[track_caller]
+fn is_found(script: &str, words: &[&str]) {
+    let (scene, server) = (Scene::new(), Server::start(""));
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {}", server.spec()), "64 n");
+    let mut command = Command::new("redis-cli");
+    let changed = command.args(["-p", &server.port.to_string(), "EVAL", script, "0"]).output().expect("redis-cli");
+    let changed = String::from_utf8_lossy(&changed.stdout).trim().to_owned();
+    assert!(changed.parse::<u64>().is_ok_and(|n| n > 1000), "{changed}");
+    is_stopped(&mut run, words);
+}
+
+#[test]
+fn a_page_that_was_changed_there_is_found_out() {
+    let Some(_turn) = turn() else { return };
+    let script = "local n = 0 for _, key in ipairs(redis.call('KEYS', 'lowtide:*:1:*')) do \
+                  local last = redis.call('STRLEN', key) - 1 \
+                  redis.call('SETBIT', key, last * 8, 1 - redis.call('GETBIT', key, last * 8)) n = n + 1 end return n";
+    is_found(script, &["something else than was written there"]);
+}
+
+#[test]
+fn the_page_of_another_slot_is_found_out() {
+    let Some(_turn) = turn() else { return };
+    let script = "local n, one = 0, nil for _, key in ipairs(redis.call('KEYS', 'lowtide:*:1:*')) do \
+                  one = one or redis.call('GET', key) redis.call('SET', key, one) n = n + 1 end return n";
+    is_found(script, &["something else than was written there"]);
+}
+
+/// What a failover does that loses acknowledged writes: the server has what it had a while ago.
+#[test]
+fn an_older_page_is_found_out() {
+    let Some(_turn) = turn() else { return };
+    let (scene, mut server) = (Scene::new(), Server::start(""));
+    let spec = server.spec();
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec}"), "64 n");
+    assert!(server.ask("SAVE").contains("OK"));
+    let writes = |run: &Run| number(&area(&scene, run, &spec), "write_bytes");
+    let before = writes(&run);
+    run.wait_until("most is written anew", |run| writes(run) > before + 64 * MIB);
+    server.start_again();
+    is_stopped(&mut run, &["could not be read back"]);
+}
+
+#[test]
+fn what_a_killed_run_has_left_is_removed_when_its_lease_is_over() {
+    let Some(_turn) = turn() else { return };
+    let (scene, server) = (Scene::new(), Server::start(""));
+    let spec = server.spec();
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec}"), "64 n");
+    run.kill();
+    assert!(server.keys() > 1000);
+    assert_eq!(scene.done(&format!("remote clean {spec}")), "0 keys of 0 runs that are gone were removed\n");
+    let name = server.ask("SMEMBERS lowtide:runs");
+    let lease = format!("lowtide:{name}:lease");
+    let seconds: i64 = server.ask(&format!("TTL {lease}")).parse().expect("a number");
+    assert!((1..=600).contains(&seconds), "{seconds}");
+    assert_eq!(server.ask(&format!("DEL {lease}")), "1");
+    server.ask("SET lowtide:other 1");
+    let out = scene.done(&format!("remote clean {spec}"));
+    assert!(out.ends_with("keys of 1 runs that are gone were removed\n"), "{out}");
+    assert_eq!((server.keys(), server.ask("GET lowtide:other").as_str()), (1, "1"), "what is not a run's stays");
+    scene.refused("remote clean h:1", 2, &["redis://HOST:PORT"]);
+}
