@@ -10,12 +10,14 @@
 
 use core::ffi::{CStr, c_char, c_int};
 
+use linux_raw_sys::general as sys;
 use lowtide_core::vm::{self, PAGE_SIZE, Whose};
 use lowtide_pager::segment::NO_PLACE;
 use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 
 use crate::files::Files;
 use crate::objects::Object;
+use crate::thread::syscall3;
 use crate::{
     agent, atfork, files, hooks, in_thread, objects, one_shot_fd, pid_in_run, reclaimer, say, settings_variable, skip, thread,
 };
@@ -43,15 +45,21 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
     }
 }
 
-/// Called by `lowtide run` in a program that no loader starts, in its only thread, on its stack. `settings`, `segment`:
+/// Called by `lowtide run`, which traces it, in a program that no loader starts, in its only thread, on its stack. `settings`, `segment`:
 /// descriptors of the files of the run, for a process that may not follow their paths; -1: it may.
 #[unsafe(no_mangle)]
-extern "C" fn lowtide_enter(envp: *const *const c_char, settings: RawFd, segment: RawFd) {
+extern "C" fn lowtide_enter(envp: *const *const c_char, settings: RawFd, segment: RawFd) -> ! {
     let open = (settings >= 0 && segment >= 0).then(|| {
         // SAFETY: left open by `lowtide run` for this function alone.
         unsafe { (OwnedFd::from_raw_fd(settings), OwnedFd::from_raw_fd(segment)) }
     });
     begin(envp, CLibrary::WithoutHooks, open);
+    // `lowtide run` waits for this signal, drops it, and puts back what the registers were.
+    loop {
+        let thread = thread::id();
+        // SAFETY: touches no memory.
+        unsafe { syscall3(sys::__NR_tgkill, agent::pid() as usize, thread as usize, sys::SIGSTOP as usize) };
+    }
 }
 
 /// What the program has.

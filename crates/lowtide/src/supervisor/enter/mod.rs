@@ -15,6 +15,7 @@ use linux_raw_sys::general as sys;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
+use std::sync::OnceLock;
 use tracee::{Tracee, Untraced};
 
 pub use entering::{Entering, Seen};
@@ -64,7 +65,10 @@ pub fn enter(child: Pid, agent: &Agent<'_>, mask: &SignalSet) -> Result<(), Fail
 
 /// `mask`: which signals it is to have blocked; as it has now, if none are named.
 fn bring(mut tracee: Tracee, agent: &Agent<'_>, mask: Option<&SignalSet>) -> Result<(), Untraced> {
-    let image = Image::of(agent.file).map_err(|_| Untraced::Failed("the agent's file", Errno::NOEXEC))?;
+    // It is the same each time.
+    static IMAGE: OnceLock<Option<Image>> = OnceLock::new();
+    let image = IMAGE.get_or_init(|| Image::of(agent.file).ok()).as_ref();
+    let image = image.ok_or(Untraced::Failed("the agent's file", Errno::NOEXEC))?;
     let mask = match mask {
         Some(mask) => mask.bits(),
         None => tracee.block_signals()?,
@@ -73,7 +77,7 @@ fn bring(mut tracee: Tracee, agent: &Agent<'_>, mask: Option<&SignalSet>) -> Res
     // -1: there is none.
     let [settings, segment] = agent.files.unwrap_or([-1; 2]).map(|file| file as u64);
     let entered =
-        map(&mut tracee, &image, agent.path).and_then(|base| tracee.call(base + image.entry, [envp, settings, segment]));
+        map(&mut tracee, image, agent.path).and_then(|base| tracee.call(base + image.entry, [envp, settings, segment]));
     if tracee.is_first {
         entered?;
         return tracee.go_on(mask);

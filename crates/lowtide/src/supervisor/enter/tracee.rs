@@ -1,10 +1,9 @@
 //! A program that is held at its exec: makes system calls and calls a function in it, by ptrace.
 //!
 //! No byte of its code is changed and no signal comes to it. A system call is made by the instruction for it that the kernel's
-//! own page of code (the vDSO) has in every process; and a function that is called returns to that instruction, where the
-//! program stops once more.
+//! own page of code (the vDSO) has in every process. A function that is called ends by a signal to its thread, which stops it
+//! and is then dropped.
 
-use linux_raw_sys::general as sys;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use std::fs::{File, OpenOptions};
@@ -214,30 +213,37 @@ impl Tracee {
         Ok(result as u64)
     }
 
-    /// Calls a function with three arguments, on the program's stack.
+    /// Calls a function with three arguments, on the program's stack. It ends by sending SIGSTOP to its own thread, and never
+    /// returns; nothing else of what it does stops it.
     ///
     /// # Errors
     /// It dies there.
     pub fn call(&mut self, function: u64, [a, b, c]: [u64; 3]) -> Result<(), Untraced> {
+        const WHAT: &str = "the agent's entry";
         let mut call = self.registers;
-        // As the ABI wants it at a function's beginning: the place to return to, and a multiple of 16 above it.
+        // As the ABI wants it at a function's beginning: a multiple of 16 above the place to return to, of which there is none.
         call.rsp = ((call.rsp - RED_ZONE) & !15) - 8;
-        self.write(call.rsp, &self.syscall_at.to_le_bytes())?;
+        self.write(call.rsp, &[0; 8])?;
         (call.rip, call.rdi, call.rsi, call.rdx) = (function, a, b, c);
         (call.rax, call.orig_rax) = (0, u64::MAX);
         self.set(&call)?;
         loop {
-            self.run_to_syscall("the agent's entry")?;
-            // Its own calls stop here twice each, some at the same instruction.
-            let now = registers(self.pid)?;
-            if (now.rip, now.rsp) == (self.syscall_at + SYSCALL.len() as u64, call.rsp + 8) {
-                break;
+            request(libc::PTRACE_CONT, self.pid, 0, 0, WHAT)?;
+            match wait(self.pid)? {
+                Stop::Signal(libc::SIGSTOP) if self.has_sent_it()? => return Ok(()),
+                stop => self.meanwhile(stop, WHAT)?,
             }
         }
-        // A call that changes nothing and that filters allow, whatever is in the registers.
-        let harmless = libc::user_regs_struct { orig_rax: sys::__NR_getpid.into(), ..registers(self.pid)? };
-        self.set(&harmless)?;
-        self.run_to_syscall("the agent's entry")
+    }
+
+    /// Whether the signal that it has stopped with is its own thread's.
+    fn has_sent_it(&self) -> Result<bool, Untraced> {
+        let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
+        request(libc::PTRACE_GETSIGINFO, self.pid, 0, info.as_mut_ptr().addr(), "signal")?;
+        // SAFETY: filled by the kernel; zeroes are valid too.
+        let info = unsafe { info.assume_init() };
+        // SAFETY: a signal that a thread has sent has its pid there.
+        Ok(info.si_code == libc::SI_TKILL && unsafe { info.si_pid() } == self.pid.as_raw_nonzero().get())
     }
 
     /// Lets the program begin, with these signals blocked and nobody who traces it.
@@ -262,13 +268,21 @@ impl Tracee {
             request(libc::PTRACE_SYSCALL, self.pid, 0, 0, what)?;
             match wait(self.pid)? {
                 Stop::Syscall => return Ok(()),
-                // It can't be blocked, and comes to it when it begins.
-                Stop::Signal(libc::SIGSTOP) => self.pending = libc::SIGSTOP,
-                // It was continued; or stopped, and will be when it begins.
-                Stop::Event => self.pending = 0,
-                Stop::Signal(_) => return Err(Untraced::Failed(what, Errno::FAULT)),
+                stop => self.meanwhile(stop, what)?,
             }
         }
+    }
+
+    /// It has stopped for another reason than its own.
+    fn meanwhile(&mut self, stop: Stop, what: &'static str) -> Result<(), Untraced> {
+        match stop {
+            // It can't be blocked, and comes to it when it begins.
+            Stop::Signal(libc::SIGSTOP) => self.pending = libc::SIGSTOP,
+            // It was continued; or stopped, and will be when it begins.
+            Stop::Event => self.pending = 0,
+            Stop::Signal(_) | Stop::Syscall => return Err(Untraced::Failed(what, Errno::FAULT)),
+        }
+        Ok(())
     }
 }
 
