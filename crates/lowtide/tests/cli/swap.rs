@@ -31,7 +31,12 @@ fn bad_swap() {
     refused("run --ram 64M --swap file:/var/tmp -- true", 2, &["directory", "dir:/var/tmp"]);
     refused("run --ram 64M --swap file:/no/such -- true", 2, &["file:/no/such", "fallocate -l 8G /no/such", "chmod 600"]);
     refused("run --ram 64M --swap file:/no/such,size=1 -- true", 2, &["size=", "2M"]);
-    refused("run --ram 64M --swap redis://localhost:6379 -- true", 2, &["redis", "unknown kind", "dir:DIR", "file:PATH"]);
+    refused("run --ram 64M --swap nbd:localhost -- true", 2, &["nbd", "unknown kind", "dir:DIR", "file:PATH", "redis://"]);
+    refused("run --ram 64M --swap redis:localhost -- true", 2, &["redis://HOST:PORT"]);
+    refused("run --ram 64M --swap redis://127.0.0.1:1 -- true", 2, &["redis://127.0.0.1:1", "no server listens there"]);
+    refused("run --ram 64M --swap redis://me:secret@localhost -- true", 2, &["LOWTIDE_REDIS_PASSWORD"]);
+    refused("run --ram 64M --swap rediss://localhost -- true", 2, &["TLS"]);
+    refused("run --ram 64M --swap redis://a:1,b:2 -- true", 2, &["cluster", "b:2"]);
     refused("run --ram 64M --swap auto --swap dir:/var/tmp -- true", 2, &["--swap dir:/var/tmp", "given twice"]);
     refused(&format!("run --ram 64M{} -- true", " --swap dir:/x".repeat(9)), 2, &["9 areas", "8 are the most"]);
     let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
