@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use crate::{agent, broker};
 
-/// For so long `lowtide run` may take to say yes.
+/// For so long `lowtide run` may take to say yes to a new device.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// For so long it may say nothing to a request: much longer than it waits for a server. It may be stopped for a while.
 const LONG_PATIENCE: Duration = Duration::from_secs(600);
@@ -26,8 +26,10 @@ pub fn open(number: u8, hello: Hello) -> Result<OwnedFd, Errno> {
     let area = settings.swap.get(usize::from(number)).ok_or(Errno::NOENT)?.spec();
     let name = CStr::from_bytes_until_nul(&area.file).map_err(|_| Errno::INVAL)?;
     let channel = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    sockopt::set_socket_timeout(&channel, Timeout::Send, Some(PATIENCE))?;
-    sockopt::set_socket_timeout(&channel, Timeout::Recv, Some(PATIENCE))?;
+    // What is there already is needed: that `lowtide run` is stopped for a while is no reason to go on without.
+    let patience = if hello.again { LONG_PATIENCE } else { PATIENCE };
+    sockopt::set_socket_timeout(&channel, Timeout::Send, Some(patience))?;
+    sockopt::set_socket_timeout(&channel, Timeout::Recv, Some(patience))?;
     let address = address(name.to_bytes())?;
     retry_on_intr(|| rustix::net::connect(&channel, &address))?;
     broker::check_peer(channel.as_fd(), settings.supervisor)?;

@@ -57,8 +57,10 @@ pub fn clean(link: &mut Link, patience: Duration) -> Result<Cleaned, Problem> {
             continue;
         }
         cleaned.keys += remove_all(link, run, patience)?;
-        cleaned.runs += 1;
-        end(link, run)?;
+        if asked(&mut link.connection, &[b"EXISTS", run.lease().as_bytes()])? == Reply::Number(0) {
+            cleaned.runs += 1;
+            end(link, run)?;
+        }
     }
     Ok(cleaned)
 }
@@ -70,6 +72,10 @@ fn remove_all(link: &mut Link, run: RunName, patience: Duration) -> Result<usize
     let (mut cursor, mut removed) = (b"0".to_vec(), 0);
     loop {
         let _ = link.connection.until(Instant::now() + patience);
+        // It may have been stopped, and go on by now.
+        if asked(&mut link.connection, &[b"EXISTS", run.lease().as_bytes()])? != Reply::Number(0) {
+            return Ok(removed);
+        }
         let scanned =
             asked(&mut link.connection, &[b"SCAN", &cursor, b"MATCH", pattern.as_bytes(), b"COUNT", SCANNED_AT_ONCE])?;
         let Reply::List(parts) = scanned else { return Err(Problem::Refused("SCAN is not for us".to_owned())) };

@@ -200,6 +200,9 @@ impl Pages {
         let part = (deadline.saturating_duration_since(Instant::now()) / ATTEMPTS).max(SHORTEST_ATTEMPT);
         let mut pause = PAUSE;
         loop {
+            if what != Kind::Remove && self.remote.is_over() {
+                return Err(Errno::TIMEDOUT);
+            }
             let (was_there, until) = (self.link.is_some(), (Instant::now() + part).min(deadline));
             match self.link(until) {
                 // What it is told, it is asked again next time.

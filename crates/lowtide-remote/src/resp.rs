@@ -12,6 +12,8 @@ const CHUNK: usize = 64 << 10;
 const MAX_LINE: usize = 8 << 10;
 const MAX_BULK: usize = 1 << 20;
 const MAX_LIST: usize = 1 << 20;
+/// Most bytes of a reply, in all: those of a scan are keys of some 60.
+const MAX_REPLY: usize = 16 << 20;
 /// Lists in lists.
 const MAX_DEPTH: usize = 4;
 
@@ -41,6 +43,8 @@ pub struct Connection {
     at: usize,
     end: usize,
     deadline: Instant,
+    /// Bytes that the reply that is being read may still have.
+    room: usize,
 }
 
 /// Adds a command to what is to be sent.
@@ -88,7 +92,7 @@ impl Connection {
     /// Those of setting options.
     pub fn new(stream: TcpStream) -> io::Result<Connection> {
         stream.set_nodelay(true)?;
-        Ok(Connection { stream, read: vec![0; CHUNK].into(), at: 0, end: 0, deadline: Instant::now() })
+        Ok(Connection { stream, read: vec![0; CHUNK].into(), at: 0, end: 0, deadline: Instant::now(), room: 0 })
     }
 
     /// Until when all that follows must be over.
@@ -115,8 +119,18 @@ impl Connection {
     ///
     /// # Errors
     /// Those of the connection: the commands may have been carried out or not.
-    pub fn send(&mut self, commands: &[u8]) -> io::Result<()> {
-        self.stream.write_all(commands).map_err(timed)
+    pub fn send(&mut self, mut commands: &[u8]) -> io::Result<()> {
+        while !commands.is_empty() {
+            // Each part has what is left of the time: a network that takes a few bytes at a time gets no more.
+            self.limit()?;
+            match self.stream.write(commands) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(n) => commands = &commands[n..],
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(timed(error)),
+            }
+        }
+        Ok(())
     }
 
     /// The next reply.
@@ -124,6 +138,7 @@ impl Connection {
     /// # Errors
     /// Those of the connection.
     pub fn reply(&mut self) -> io::Result<Reply> {
+        self.room = MAX_REPLY;
         self.reply_at(0)
     }
 
@@ -139,6 +154,7 @@ impl Connection {
                 -1 => Reply::Nothing,
                 length => {
                     let length = usize::try_from(length).ok().filter(|n| *n <= MAX_BULK).ok_or_else(nonsense)?;
+                    self.room = self.room.checked_sub(length).ok_or_else(nonsense)?;
                     let mut bytes = Vec::new();
                     self.bytes(length, &mut bytes)?;
                     Reply::Bytes(bytes)
@@ -156,13 +172,13 @@ impl Connection {
         })
     }
 
-    /// The next reply, which is to be `+OK` or the like. `Ok(Err)`: an error in its place.
+    /// The next reply, which is to be `+OK`. `Ok(Err)`: an error in its place.
     ///
     /// # Errors
     /// Those of the connection.
     pub fn done(&mut self) -> io::Result<Result<(), String>> {
         match self.line()? {
-            (b'+', _) => Ok(Ok(())),
+            (b'+', b"OK") => Ok(Ok(())),
             (b'-', text) => Ok(Err(String::from_utf8_lossy(text).into_owned())),
             _ => Err(nonsense()),
         }
@@ -238,13 +254,14 @@ impl Connection {
         self.read.copy_within(self.at..self.end, 0);
         (self.at, self.end) = (0, self.end - self.at);
         loop {
+            self.limit()?;
             match self.stream.read(&mut self.read[self.end..]) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(n) => {
                     self.end += n;
                     return Ok(());
                 }
-                Err(error) if error.kind() == ErrorKind::Interrupted => self.limit()?,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(timed(error)),
             }
         }

@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use lowtide_config::reason;
@@ -15,6 +15,9 @@ use crate::resp::{self, Connection, Reply};
 const LEAST_VERSION: u32 = 5;
 /// How long an attempt to connect may take.
 const CONNECTING: Duration = Duration::from_secs(5);
+
+/// Without these a late command could overwrite what was written after it.
+const NO_FENCES: &str = "it does not let us tell connections apart and end them: allow CLIENT ID and CLIENT KILL (ACL)";
 
 /// Names the password of a server.
 pub const PASSWORD: &str = "LOWTIDE_REDIS_PASSWORD";
@@ -31,6 +34,8 @@ pub struct Remote {
     password: Option<String>,
     /// Connections that were given up while commands were under way there.
     fences: Mutex<Vec<Fence>>,
+    /// The run is over: what is read or written no longer matters.
+    over: AtomicBool,
     /// How many connections were made, and how many commands were under way on those that were given up.
     connections: AtomicU64,
 }
@@ -43,6 +48,8 @@ struct Fence {
     process: String,
     /// The connection, by its.
     client: i64,
+    /// When it was given up.
+    since: Instant,
 }
 
 /// Why a server can't be used.
@@ -151,12 +158,31 @@ pub struct Link {
     pub facts: Facts,
     /// Its number there.
     client: i64,
+    /// When it was made.
+    made: Instant,
 }
 
 impl Remote {
     /// A server to be used; nothing is done yet.
     pub fn new(server: Server, password: Option<String>, timeout: Duration) -> Remote {
-        Remote { server, timeout, password, fences: Mutex::default(), connections: AtomicU64::new(0) }
+        Remote {
+            server,
+            timeout,
+            password,
+            fences: Mutex::default(),
+            over: AtomicBool::new(false),
+            connections: AtomicU64::new(0),
+        }
+    }
+
+    /// Nothing is to be read or written any more: who tries gives up soon.
+    pub fn end(&self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether [`Remote::end`] was called.
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
     }
 
     /// How many connections were made.
@@ -189,13 +215,16 @@ impl Remote {
             Reply::Error(text) if text.starts_with("LOADING") => return Err(Problem::Away("it reads its file".to_owned())),
             other => return Err(Problem::Refused(format!("it does not say what it is ({})", shown(&other)))),
         };
-        let client = match asked(&mut connection, &[b"CLIENT", b"ID"])? {
-            Reply::Number(client) => client,
-            // Too old, or it is not for us to ask: then late commands can't be kept from it.
-            _ => 0,
+        let Reply::Number(client) = asked(&mut connection, &[b"CLIENT", b"ID"])? else {
+            return Err(Problem::Refused(NO_FENCES.to_owned()));
         };
+        // Of a connection that there can't be: whether we may end any.
+        let may_end = asked(&mut connection, &[b"CLIENT", b"KILL", b"ID", i64::MAX.to_string().as_bytes()])?;
+        if matches!(&may_end, Reply::Error(text) if text.starts_with("NOPERM") || text.contains("unknown")) {
+            return Err(Problem::Refused(NO_FENCES.to_owned()));
+        }
         self.connections.fetch_add(1, Ordering::Relaxed);
-        Ok(Link { connection, facts, client })
+        Ok(Link { connection, facts, client, made: Instant::now() })
     }
 
     fn stream(&self, deadline: Instant) -> Result<TcpStream, Problem> {
@@ -230,17 +259,19 @@ impl Remote {
             Reply::Error(text) if text.starts_with("LOADING") => Err(Problem::Away("it reads its file".to_owned())),
             // It has none: whatever we say is right.
             Reply::Error(text) if text.contains("without any password") => Ok(()),
-            Reply::Error(text) => Err(Problem::Refused(format!("it does not let us in ({text}): see {PASSWORD}"))),
+            // Not in its words: these may have the password in them.
+            Reply::Error(text) => {
+                let why = text.split(' ').next().filter(|word| word.chars().all(|c| c.is_ascii_uppercase()));
+                Err(Problem::Refused(format!("it does not let us in ({}): see {PASSWORD}", why.unwrap_or("ERR"))))
+            }
             _ => Err(Problem::Refused("it does not speak the protocol of Redis".to_owned())),
         }
     }
 
     /// Gives up a connection while commands are under way there.
     pub fn give_up(&self, link: &Link) {
-        if link.client != 0
-            && let Ok(mut fences) = self.fences.lock()
-        {
-            fences.push(Fence { process: link.facts.process.clone(), client: link.client });
+        if let Ok(mut fences) = self.fences.lock() {
+            fences.push(Fence { process: link.facts.process.clone(), client: link.client, since: Instant::now() });
         }
     }
 
@@ -252,14 +283,21 @@ impl Remote {
     pub fn fence(&self, link: &mut Link) -> io::Result<()> {
         let fences = self.fences.lock().map(|fences| fences.clone()).unwrap_or_default();
         for fence in fences {
-            if fence.process == link.facts.process {
+            if fence.process != link.facts.process {
+                // Of a server that was there before: it is gone, and what was sent to it. But if this connection is the older
+                // one, it is itself to a server that is gone.
+                if link.made < fence.since {
+                    continue;
+                }
+            } else {
                 let client = fence.client.to_string();
                 let mut out = Vec::new();
                 resp::command(&mut out, &[b"CLIENT", b"KILL", b"ID", client.as_bytes()]);
                 link.connection.send(&out)?;
-                // That there is no such connection any more is as good. Where it is not for us to end connections we can do
-                // no more: a page that is overwritten by an older one is found out when it is read.
-                link.connection.reply()?;
+                // That there is no such connection any more is as good.
+                if matches!(link.connection.reply()?, Reply::Error(text) if text.starts_with("NOPERM")) {
+                    return Err(ErrorKind::PermissionDenied.into());
+                }
             }
             if let Ok(mut fences) = self.fences.lock() {
                 fences.retain(|other| *other != fence);

@@ -1,4 +1,4 @@
-//! Keeps the server in order: renews the run's lease, removes the pages of devices that are gone, what runs have left that were
+//! Keeps the server in order: renews the run's lease, by a thread of its own, removes the pages of devices that are gone, what runs have left that were
 //! killed, and in the end all that the run has.
 
 use super::devices::Device;
@@ -30,8 +30,13 @@ impl Keeper {
     pub fn start(remote: Arc<Remote>, run: RunName) -> std::io::Result<Keeper> {
         let (gone, devices) = channel();
         let (end, ended) = channel();
+        let (renewal, over) = channel();
+        let its_remote = remote.clone();
+        spawn("lowtide-lease", move || renew(&its_remote, run, &over))?;
         spawn("lowtide-keeper", move || {
-            let _ = end.send(keep(&remote, run, &devices));
+            let is_empty = keep(&remote, run, &devices);
+            drop(renewal);
+            let _ = end.send(is_empty);
         })?;
         Ok(Keeper { gone, ended })
     }
@@ -57,22 +62,26 @@ fn keep(remote: &Arc<Remote>, run: RunName, devices: &Receiver<Arc<Device>>) -> 
     }
     let mut pages = Pages::new(remote.clone());
     let mut left: Vec<Arc<Device>> = Vec::new();
-    let mut renewed = Instant::now();
     loop {
-        match devices.recv_timeout(RENEWED_EVERY.saturating_sub(renewed.elapsed())) {
+        // What can't be removed now is tried again with the next, and now and then.
+        match devices.recv_timeout(RENEWED_EVERY) {
             Ok(device) => left.push(device),
             Err(RecvTimeoutError::Disconnected) => break,
-            Err(RecvTimeoutError::Timeout) => {
-                if let Some(mut link) = connect() {
-                    let _ = lease::renew(&mut link, run);
-                }
-                renewed = Instant::now();
-            }
+            Err(RecvTimeoutError::Timeout) => {}
         }
         remove(&mut pages, &mut left);
     }
     remove(&mut pages, &mut left);
     left.is_empty() && connect().is_some_and(|mut link| lease::end(&mut link, run).is_ok())
+}
+
+/// Renews the lease, by itself: nothing that takes long may come between. Until the run is over.
+fn renew(remote: &Remote, run: RunName, over: &Receiver<()>) {
+    while over.recv_timeout(RENEWED_EVERY) == Err(RecvTimeoutError::Timeout) {
+        if let Ok(mut link) = remote.connect(Instant::now() + PATIENCE) {
+            let _ = lease::renew(&mut link, run);
+        }
+    }
 }
 
 /// Removes the pages of devices, up to the first that can't be removed now.

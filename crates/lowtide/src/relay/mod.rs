@@ -142,6 +142,7 @@ impl Relay {
 
     /// Ends: serves nobody any more, and removes what is on the server. What is odd, without the server.
     pub fn finish(&self) -> Option<String> {
+        self.remote.end();
         let done = locked(&self.started).take()?.end();
         let (name, server) = (self.run.text(), &self.server);
         (!done).then(|| format!("it still has pages of this run ({name}): `lowtide remote clean {server}` in ten minutes"))
@@ -158,9 +159,15 @@ impl Started {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        // An area was taken off: nobody waits for what is removed.
+        self.remote.end();
         if let Some(started) = locked(&self.started).take() {
+            // An area was taken off: nobody waits for what is removed.
             let _ = spawn("lowtide-end", move || _ = started.end());
+        } else if locked(&self.listener).is_some()
+            && let Ok(mut link) = self.remote.connect(Instant::now() + PATIENCE)
+        {
+            // The program did not start, and there are no pages.
+            let _ = lease::end(&mut link, self.run);
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::supervisor::peer;
 use lowtide_remote::pages::Pages;
 use lowtide_remote::server::Remote;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
@@ -17,14 +17,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Threads at least, and at most: as many as there are CPUs. One waits for the server while others serve other processes.
 const LEAST: usize = 2;
 const MOST: usize = 4;
+/// Until one may be free again.
+const NO_DESCRIPTOR: Duration = Duration::from_millis(50);
 /// What has something to say, beside channels.
-const LISTENER: u64 = 0;
-const END: u64 = 1;
-const FIRST_CHANNEL: u64 = 2;
+const END: u64 = 0;
+const FIRST_CHANNEL: u64 = 1;
 
 /// The threads.
 pub struct Workers {
@@ -59,7 +61,6 @@ impl Workers {
     ) -> std::io::Result<Workers> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let end = eventfd(0, EventfdFlags::CLOEXEC)?;
-        epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN | EventFlags::ONESHOT)?;
         epoll::add(&epoll, &end, EventData::new_u64(END), EventFlags::IN)?;
         let cpus = std::thread::available_parallelism().map_or(LEAST, usize::from).clamp(LEAST, MOST);
         let shared = Arc::new(Shared {
@@ -74,6 +75,8 @@ impl Workers {
             gone,
         });
         let mut workers = Workers { shared, threads: Vec::new() };
+        let shared = workers.shared.clone();
+        workers.threads.push(spawn("lowtide-door", move || shared.let_in())?);
         for _ in 0..cpus {
             let (shared, pages) = (workers.shared.clone(), Pages::new(remote.clone()));
             workers.threads.push(spawn("lowtide-pages", move || shared.work(pages))?);
@@ -101,7 +104,6 @@ impl Shared {
             }
             match events[0].data.u64() {
                 END => return,
-                LISTENER => self.accept(),
                 number => {
                     // Nobody else has it: it is told of once.
                     let channel = locked(&self.channels).get(&number).cloned();
@@ -113,22 +115,45 @@ impl Shared {
         }
     }
 
-    fn accept(&self) {
-        while let Ok(socket) = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            // A stranger is let go.
-            if peer::of_run(&socket).is_some() {
-                let number = self.next.fetch_add(1, Ordering::Relaxed);
-                let channel = Arc::new(Mutex::new(Channel::new(socket, self.rooms.clone())));
-                let channel_now = locked(&channel);
-                locked(&self.channels).insert(number, channel.clone());
-                let flags = EventFlags::IN | EventFlags::ONESHOT;
-                if epoll::add(&self.epoll, channel_now.as_fd(), EventData::new_u64(number), flags).is_err() {
-                    locked(&self.channels).remove(&number);
-                }
+    /// Lets processes in, by a thread of its own: who comes does not wait for those that wait for the server.
+    fn let_in(&self) {
+        while !self.is_over.load(Ordering::Relaxed) {
+            let mut polled = [PollFd::new(&self.listener, PollFlags::IN), PollFd::new(&self.end, PollFlags::IN)];
+            if poll(&mut polled, None).is_err() {
+                continue;
+            }
+            match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                // A stranger is let go.
+                Ok(socket) if peer::of_run(&socket).is_some() => self.greet(socket),
+                // No descriptor is left, perhaps.
+                Err(error) if error != Errno::AGAIN => std::thread::sleep(NO_DESCRIPTOR),
+                _ => {}
             }
         }
-        let flags = EventFlags::IN | EventFlags::ONESHOT;
-        let _ = epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), flags);
+    }
+
+    /// Answers what a process says first, if that comes soon; the rest is the workers'.
+    fn greet(&self, socket: OwnedFd) {
+        let soon = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+        let _ = poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&soon));
+        let mut channel = Channel::new(socket, self.rooms.clone());
+        let waits = loop {
+            match channel.work() {
+                Worked::Hello(hello) => channel.greet(self.devices.open(hello)),
+                Worked::Waits(waits) => break waits,
+                // Nobody asks before the answer.
+                Worked::Asked | Worked::Over => return self.is_left(&channel),
+            }
+        };
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let channel = Arc::new(Mutex::new(channel));
+        let channel_now = locked(&channel);
+        locked(&self.channels).insert(number, channel.clone());
+        let flags = flags_of(&waits) | EventFlags::ONESHOT;
+        if epoll::add(&self.epoll, channel_now.as_fd(), EventData::new_u64(number), flags).is_err() {
+            locked(&self.channels).remove(&number);
+            self.is_left(&channel_now);
+        }
     }
 
     fn serve(&self, number: u64, channel: &mut Channel, pages: &mut Pages) {
@@ -138,12 +163,8 @@ impl Shared {
                 Worked::Asked if channel.perform(pages) => {}
                 Worked::Asked | Worked::Over => break,
                 Worked::Waits(waits) => {
-                    let flags = match waits {
-                        Waits::ToRead => EventFlags::IN,
-                        Waits::ToWrite => EventFlags::OUT,
-                    };
                     let data = EventData::new_u64(number);
-                    let _ = epoll::modify(&self.epoll, channel.as_fd(), data, flags | EventFlags::ONESHOT);
+                    let _ = epoll::modify(&self.epoll, channel.as_fd(), data, flags_of(&waits) | EventFlags::ONESHOT);
                     return;
                 }
             }
@@ -151,10 +172,22 @@ impl Shared {
         // Closed when the last of these is dropped.
         let _ = epoll::delete(&self.epoll, channel.as_fd());
         locked(&self.channels).remove(&number);
+        self.is_left(channel);
+    }
+
+    /// A channel is over: its device is gone with the last one.
+    fn is_left(&self, channel: &Channel) {
         if let Some(device) = channel.device()
             && let Some(gone) = self.devices.close(device)
         {
             let _ = self.gone.send(gone);
         }
+    }
+}
+
+fn flags_of(waits: &Waits) -> EventFlags {
+    match waits {
+        Waits::ToRead => EventFlags::IN,
+        Waits::ToWrite => EventFlags::OUT,
     }
 }
