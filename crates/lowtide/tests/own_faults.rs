@@ -13,10 +13,18 @@ fn refusal(scene: &Scene) -> Option<Output> {
     (!output.status.success()).then_some(output)
 }
 
-/// Runs `own_faults CASE` natively and under a limit of half of its memory; its faults, of which all and those that threads
-/// served themselves.
+/// What the statistics say of a run's faults.
+struct Faults {
+    total: u64,
+    /// Those that threads served themselves.
+    own: u64,
+    /// What went to handler threads, by why.
+    records: Value,
+}
+
+/// Runs `own_faults CASE` under a limit of two thirds of its memory; its faults.
 #[track_caller]
-fn faults_of(case: &str, swap: &str) -> Option<(u64, u64)> {
+fn faults_of(case: &str, swap: &str) -> Option<Faults> {
     let _turn = turn()?;
     let scene = Scene::new();
     if let Some(refused) = refusal(&scene) {
@@ -33,31 +41,51 @@ fn faults_of(case: &str, swap: &str) -> Option<(u64, u64)> {
     assert_eq!((out, err.as_str()), (format!("{case}: right\n"), ""), "{case}");
     let stats: Value = serde_json::from_str(&std::fs::read_to_string(stats).expect("statistics")).expect("JSON");
     let count = |name: &str| stats["faults"][name].as_u64().expect("a count");
-    Some((count("total"), count("in_thread")))
+    Some(Faults { total: count("total"), own: count("in_thread"), records: stats["ring_records"].clone() })
 }
 
 /// Most faults are served in the thread.
 #[track_caller]
 fn most_of(case: &str) {
-    if let Some((total, own)) = faults_of(case, "ram") {
+    if let Some(Faults { total, own, .. }) = faults_of(case, "ram") {
         assert!(own > total / 2, "{case}: {own} of {total} faults were served by their threads");
     }
 }
 
-/// Some faults are; the others are what the case is about.
+/// Some faults are; the others are what the case is about, and went to handler threads for these reasons (those of the
+/// statistics).
 #[track_caller]
-fn some_of(case: &str) {
-    if let Some((total, own)) = faults_of(case, "auto") {
+fn some_of(case: &str, reasons: &[&str]) {
+    if let Some(Faults { total, own, records }) = faults_of(case, "auto") {
         assert!(own > 0, "{case}: none of {total} faults was served by its thread");
+        for why in reasons {
+            assert!(records[why].as_u64() > Some(0), "{case}: nothing went to handler threads for {why}: {records}");
+        }
     }
 }
 
 macro_rules! cases {
-    ($check:ident: $($case:ident)+) => { $(#[test] fn $case() { $check(stringify!($case)) })+ };
+    (most_of: $($case:ident)+) => { $(#[test] fn $case() { most_of(stringify!($case)) })+ };
+    (some_of: $($case:ident [$($why:ident)*])+) => { $(#[test] fn $case() { some_of(stringify!($case), &[$(stringify!($why)),*]) })+ };
 }
 
 cases!(most_of: touches threads registers unqueued);
-cases!(some_of: calls blocked handlers storm takes_signal sent waits filtered stacks children closes ends events traced);
+cases!(some_of:
+    calls [kernel_mode]
+    blocked [signal_blocked]
+    handlers [signal_blocked]
+    storm [signal_blocked]
+    takes_signal [another_handler]
+    sent []
+    waits []
+    filtered [seccomp]
+    stacks [no_stack]
+    children [another_process event]
+    closes [another_handler]
+    ends []
+    events [event]
+    traced [traced]
+);
 
 #[test]
 fn an_unknown_way_is_refused() {

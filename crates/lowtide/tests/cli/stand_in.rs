@@ -136,6 +136,7 @@ fn statistics_and_warnings() {
         "compression_ratio",
         "pages",
         "faults",
+        "ring_records",
         "evictions",
         "work",
         "pool",
