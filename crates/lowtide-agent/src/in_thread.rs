@@ -20,7 +20,7 @@ use lowtide_pager::fault::{Monitor, Reach, Served, Worker, Workers};
 use lowtide_pager::pager::Pager;
 use lowtide_pager::segment::{FAULTS_BY_MONITORS, FAULTS_IN_THREAD};
 use lowtide_pager::sys::broker::{Connection, REGISTER};
-use lowtide_pager::sys::clock::now_ns;
+use lowtide_pager::sys::clock::{now_ns, now_us};
 use lowtide_pager::sys::uffd::Access;
 use rustix::io::Errno;
 use rustix::param::linux_hwcap;
@@ -87,7 +87,12 @@ impl InThread {
                     InThread::Settled
                 }
             },
-            InThread::Settled => InThread::Settled,
+            InThread::Settled => {
+                if let Some(serving) = serving() {
+                    serving.workers.rest(now_us());
+                }
+                InThread::Settled
+            }
         };
     }
 }
