@@ -34,6 +34,17 @@ static void touch(uint64_t seed, size_t times, const char *where)
 		check_at(next_random(&seed) % pages, where);
 }
 
+/* The memory is touched for so long that a limit holds, and threads serve themselves if they are to. */
+static void until_limited(void)
+{
+	struct timespec start, now;
+	MUST(clock_gettime(CLOCK_MONOTONIC, &start) == 0);
+	do {
+		touch(11, pages / 4, "at first");
+		MUST(clock_gettime(CLOCK_MONOTONIC, &now) == 0);
+	} while ((now.tv_sec - start.tv_sec) * 1000 + (now.tv_nsec - start.tv_nsec) / 1000000 < 300);
+}
+
 static void touches(void)
 {
 	touch(1, 2 * pages, "touched");
@@ -386,15 +397,50 @@ static void traced(void)
 	touches();
 }
 
-/* The memory is touched for so long that a limit holds, and threads serve themselves if they are to. */
-static void until_limited(void)
+/* How many of this process's mappings have the size of what a thread borrows to serve a fault: its buffer, and its stack. */
+static int lent(void)
 {
-	struct timespec start, now;
-	MUST(clock_gettime(CLOCK_MONOTONIC, &start) == 0);
-	do {
-		touch(11, pages / 4, "at first");
-		MUST(clock_gettime(CLOCK_MONOTONIC, &now) == 0);
-	} while ((now.tv_sec - start.tv_sec) * 1000 + (now.tv_nsec - start.tv_nsec) / 1000000 < 300);
+	char line[512];
+	int found = 0;
+	FILE *maps = fopen("/proc/self/maps", "re");
+	MUST(maps != NULL);
+	while (fgets(line, sizeof line, maps) != NULL) {
+		unsigned long start, end;
+		char access[5];
+		MUST(sscanf(line, "%lx-%lx %4s", &start, &end, access) == 3);
+		found += end - start == 256 << 10 && strcmp(access, "rw-p") == 0;
+	}
+	MUST(fclose(maps) == 0);
+	return found;
+}
+
+/* A fork while lowtide run, which is this process's parent and is stopped, owes an answer. Says what parent and child have. */
+static void asked(void)
+{
+	pid_t lowtide = getppid(), guard = fork();
+	int found, result[2];
+	if (guard == 0) {
+		/* Whatever becomes of the others. */
+		sleep(60);
+		kill(lowtide, SIGCONT);
+		_exit(0);
+	}
+	MUST(guard > 0 && pipe(result) == 0);
+	MUST(kill(lowtide, SIGSTOP) == 0);
+	fill(memory, pages, KINDS, 0);
+	until_limited();
+	pid_t child = fork();
+	if (child == 0) {
+		/* Its threads start. */
+		usleep(500000);
+		found = lent();
+		MUST(write(result[1], &found, sizeof found) == sizeof found);
+		_exit(0);
+	}
+	wait_for(child);
+	MUST(read(result[0], &found, sizeof found) == sizeof found);
+	printf("%d in the parent, %d in the child\n", lent(), found);
+	MUST(kill(lowtide, SIGCONT) == 0 && kill(guard, SIGKILL) == 0);
 }
 
 int main(int argc, char **argv)
@@ -403,14 +449,16 @@ int main(int argc, char **argv)
 		{"touches", touches}, {"threads", threads}, {"calls", calls}, {"blocked", blocked}, {"handlers", handlers}, {"storm", storm},
 		{"takes_signal", takes_signal}, {"sent", sent}, {"waits", waits}, {"filtered", filtered}, {"stacks", stacks},
 		{"children", children}, {"closes", closes}, {"registers", registers}, {"ends", ends}, {"unqueued", unqueued}, {"events", events},
-		{"traced", traced},
+		{"traced", traced}, {"asked", asked},
 	};
 	MUST(argc == 3);
 	pages = strtoul(argv[2], NULL, 10) * MIB / PAGE;
 	memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	MUST(memory != MAP_FAILED);
-	fill(memory, pages, KINDS, 0);
-	until_limited();
+	if (strcmp(argv[1], "asked") != 0) {
+		fill(memory, pages, KINDS, 0);
+		until_limited();
+	}
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
 		if (strcmp(cases[i].name, argv[1]) == 0) {
 			cases[i].run();

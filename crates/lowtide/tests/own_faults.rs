@@ -3,9 +3,12 @@
 
 mod live;
 
-use live::{Scene, assert_refused, program, turn};
+use live::{Scene, assert_refused, program, skip, turn};
 use serde_json::Value;
 use std::process::Output;
+
+/// What a process has of workers at least: four, with a buffer and a stack each.
+const LEAST_LENT: usize = 8;
 
 /// Threads serve their faults only where one of these runs; the refusal, where it can't be.
 fn refusal(scene: &Scene) -> Option<Output> {
@@ -86,6 +89,26 @@ cases!(some_of:
     events [event]
     traced [traced]
 );
+
+/// A child that is forked while its parent waits for the answer of `lowtide run` has nothing of what that got for serving faults.
+#[test]
+fn a_child_has_no_workers_of_its_parents() {
+    let Some(_turn) = turn() else { return };
+    let own_faults = program("own_faults");
+    let of = |faults: &str| {
+        let (out, err) = Scene::new().start(&format!("--quiet --ram 16M --swap ram --faults {faults}"), &own_faults, "asked 24").finish();
+        assert_eq!(err, "", "--faults {faults}");
+        let numbers: Vec<usize> = out.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let &[parent, child] = numbers.as_slice() else { panic!("{out}") };
+        (parent, child)
+    };
+    let (with, without) = (of("auto"), of("monitor"));
+    if with.0 < without.0 + LEAST_LENT {
+        // It has filters, or a C library without a `struct rseq`.
+        return skip(&format!("this process does not ask for its faults: {with:?}, {without:?}"));
+    }
+    assert!(with.1 < without.1 + LEAST_LENT, "{with:?}, and where none was asked {without:?}");
+}
 
 #[test]
 fn an_unknown_way_is_refused() {
