@@ -43,7 +43,8 @@ pub fn fault(target: Target<'_>) -> Assembler {
     let to = |why: Why| reasons.iter().find(|(other, _)| *other == why).map_or(reasons[0].1, |(_, label)| *label);
     emitter.begin();
     whose_and_what(&mut emitter, to);
-    unless_declined(&mut emitter, to(Why::Declined), to(Why::NotSent));
+    find_slot(&mut emitter, to(Why::NotSent));
+    unless_declined(&mut emitter, to(Why::Declined));
     can_be_signalled(&mut emitter, to);
     has_stack(&mut emitter, to(Why::NoStack));
     send(&mut emitter, to(Why::NotSent));
@@ -80,12 +81,17 @@ fn whose_and_what(emitter: &mut Emitter<'_>, to: impl Fn(Why) -> Label) {
     emitter.program.jump_if(R0, When::NotEqual, Of(R1), to(Why::OtherProcess));
 }
 
-/// Its handler may have said of this page that it can't serve it. That holds for one fault.
-fn unless_declined(emitter: &mut Emitter<'_>, declined: Label, without: Label) {
-    let goes_on = emitter.program.label();
+/// R0, and what is kept on the stack = the slot of the thread.
+fn find_slot(emitter: &mut Emitter<'_>, without: Label) {
     emitter.look_up(emitter.target.maps.slots, stack::PROCESS, without);
     emitter.program.set(R1, Of(R0));
     emitter.slot_in_r1(without);
+    emitter.program.store(Width::Double, Fp, stack::SLOT, Of(R0));
+}
+
+/// Its handler may have said of this page that it can't serve it. That holds for one fault. The slot is at R0.
+fn unless_declined(emitter: &mut Emitter<'_>, declined: Label) {
+    let goes_on = emitter.program.label();
     let place = offset_of!(Slot, declined) as i16;
     emitter.program.load(Width::Double, R1, R0, place);
     emitter.program.jump_if(R1, When::Equal, Number(0), goes_on);
@@ -172,9 +178,7 @@ fn send(emitter: &mut Emitter<'_>, failed: Label) {
             emitter.program.call_kernel(emitter.target.kernel.send_function.unwrap_or(0));
         }
         Carrier::Slot => {
-            emitter.look_up(emitter.target.maps.slots, stack::PROCESS, failed);
-            emitter.program.set(R1, Of(R0));
-            emitter.slot_in_r1(failed);
+            emitter.program.load(Width::Double, R0, Fp, stack::SLOT);
             emitter.program.load(Width::Double, R1, Fp, stack::RECORD_WORD);
             emitter.program.store(Width::Double, R0, offset_of!(Slot, signalled) as i16, Of(R1));
             emitter.program.load(Width::Word, R1, Fp, stack::RECORD_THREAD);

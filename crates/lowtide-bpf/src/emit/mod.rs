@@ -38,6 +38,8 @@ mod stack {
     pub const READ: i16 = -40;
     /// A process and the number of a ring: a key of 8 bytes.
     pub const PAIR: i16 = -48;
+    /// Where the thread's slot is.
+    pub const SLOT: i16 = -56;
 }
 
 /// By which numbers the programs know their maps.
