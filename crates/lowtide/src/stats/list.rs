@@ -210,6 +210,8 @@ figures! {
         no_stack: u64, Kind;
         /// Seccomp could have forbidden what the handler does.
         seccomp: u64, Kind;
+        /// The thread's system calls become signals, also those of the handler.
+        user_dispatch: u64, Kind;
         /// The thread has used io_uring.
         io_uring: u64, Kind;
         /// The handler could not serve it: a device, no room, a fork, an event that waited.

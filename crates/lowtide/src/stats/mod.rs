@@ -238,6 +238,7 @@ impl RingRecords {
             another_handler: of(Why::OtherHandler),
             no_stack: of(Why::NoStack),
             seccomp: of(Why::Filtered),
+            user_dispatch: of(Why::Dispatched),
             io_uring: of(Why::IoUring),
             declined: of(Why::Declined),
             not_sent: of(Why::NotSent),
