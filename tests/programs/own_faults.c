@@ -4,9 +4,14 @@
 #include "common.h"
 #include <fcntl.h>
 #include <linux/filter.h>
+#include <linux/io_uring.h>
 #include <linux/seccomp.h>
+#include <linux/userfaultfd.h>
+#include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
@@ -32,6 +37,17 @@ static void touch(uint64_t seed, size_t times, const char *where)
 {
 	while (times-- > 0)
 		check_at(next_random(&seed) % pages, where);
+}
+
+/* The memory is touched for so long that a limit holds, and threads serve themselves if they are to. */
+static void until_limited(void)
+{
+	struct timespec start, now;
+	MUST(clock_gettime(CLOCK_MONOTONIC, &start) == 0);
+	do {
+		touch(11, pages / 4, "at first");
+		MUST(clock_gettime(CLOCK_MONOTONIC, &now) == 0);
+	} while ((now.tv_sec - start.tv_sec) * 1000 + (now.tv_nsec - start.tv_nsec) / 1000000 < 300);
 }
 
 static void touches(void)
@@ -237,6 +253,225 @@ static void filtered(void)
 	touches();
 }
 
+/* The thread may only read, write and end. */
+static void *strict_toucher(void *done)
+{
+	MUST(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT) == 0);
+	toucher((void *)13);
+	*(volatile int *)done = 1;
+	syscall(SYS_exit, 0);
+	return NULL;
+}
+
+static void strict(void)
+{
+	volatile int done = 0;
+	touches();
+	in_thread(strict_toucher, (void *)&done, NULL);
+	MUST(done);
+	touches();
+}
+
+/* Each system call of the thread becomes SIGSYS, as where Windows programs run. */
+static volatile char dispatched;
+
+static void on_system_call(int signal)
+{
+	(void)signal;
+	dispatched = SYSCALL_DISPATCH_FILTER_ALLOW;
+	caught++;
+}
+
+static void *dispatched_toucher(void *seed)
+{
+	MUST(prctl(PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, 0, 0, &dispatched) == 0);
+	dispatched = SYSCALL_DISPATCH_FILTER_BLOCK;
+	toucher(seed);
+	MUST(caught == 0);
+	getppid();
+	MUST(caught == 1);
+	return NULL;
+}
+
+static void dispatch(void)
+{
+	handle(SIGSYS, on_system_call, 0);
+	touches();
+	in_thread(dispatched_toucher, (void *)15, NULL);
+	touches();
+}
+
+/* io_uring reads from pipes into pages that may be out, and the kernel does it at any moment in the thread that asked, also under
+ * lowtide's handler. */
+#define READS 8u
+static int uring, feed[READS][2];
+static struct io_uring_params uring_params;
+static struct io_uring_sqe *asked_reads;
+static unsigned char *uring_queues;
+static size_t wanted[READS];
+static volatile unsigned to_feed, fed;
+
+static void *feeder(void *rounds)
+{
+	unsigned char page[PAGE];
+	for (unsigned round = 1; round <= (unsigned)(uintptr_t)rounds; round++) {
+		while (to_feed != round)
+			sched_yield();
+		for (unsigned i = 0; i < READS; i++) {
+			make_page(page, kind_at(KINDS, wanted[i]), wanted[i] * PAGE);
+			MUST(write(feed[i][1], page, PAGE) == (ssize_t)PAGE);
+			usleep(200);
+		}
+		fed = round;
+	}
+	return NULL;
+}
+
+static unsigned *queue_word(unsigned offset)
+{
+	return (unsigned *)(uring_queues + offset);
+}
+
+static void ask_for_reads(void)
+{
+	unsigned tail = *queue_word(uring_params.sq_off.tail), mask = *queue_word(uring_params.sq_off.ring_mask);
+	for (unsigned i = 0; i < READS; i++, tail++) {
+		asked_reads[tail & mask] = (struct io_uring_sqe){
+			.opcode = IORING_OP_READ, .fd = feed[i][0], .addr = (uintptr_t)(memory + wanted[i] * PAGE), .len = PAGE, .user_data = i,
+		};
+		queue_word(uring_params.sq_off.array)[tail & mask] = tail & mask;
+	}
+	__atomic_store_n(queue_word(uring_params.sq_off.tail), tail, __ATOMIC_RELEASE);
+	MUST(syscall(SYS_io_uring_enter, uring, READS, 0, 0, NULL, 0) == READS);
+}
+
+static void take_reads(void)
+{
+	unsigned head = *queue_word(uring_params.cq_off.head), mask = *queue_word(uring_params.cq_off.ring_mask);
+	for (unsigned i = 0; i < READS; i++, head++) {
+		while (__atomic_load_n(queue_word(uring_params.cq_off.tail), __ATOMIC_ACQUIRE) == head)
+			MUST(syscall(SYS_io_uring_enter, uring, 0, 1, IORING_ENTER_GETEVENTS, NULL, 0) == 0 || errno == EINTR);
+		struct io_uring_cqe *done = (struct io_uring_cqe *)(uring_queues + uring_params.cq_off.cqes) + (head & mask);
+		MUST(done->res == (int)PAGE);
+		check_at(wanted[done->user_data], "read by io_uring");
+	}
+	__atomic_store_n(queue_word(uring_params.cq_off.head), head, __ATOMIC_RELEASE);
+}
+
+static void rings(void)
+{
+	const unsigned rounds = 50;
+	uint64_t random = 21;
+	pthread_t thread;
+	uring = (int)syscall(SYS_io_uring_setup, 2 * READS, &uring_params);
+	MUST(uring >= 0 && uring_params.features & IORING_FEAT_SINGLE_MMAP);
+	size_t queues = uring_params.cq_off.cqes + uring_params.cq_entries * sizeof(struct io_uring_cqe);
+	size_t array = uring_params.sq_off.array + uring_params.sq_entries * sizeof(unsigned);
+	uring_queues = mmap(NULL, queues > array ? queues : array, PROT_READ | PROT_WRITE, MAP_SHARED, uring, IORING_OFF_SQ_RING);
+	asked_reads = mmap(NULL, uring_params.sq_entries * sizeof *asked_reads, PROT_READ | PROT_WRITE, MAP_SHARED, uring, IORING_OFF_SQES);
+	MUST(uring_queues != MAP_FAILED && asked_reads != MAP_FAILED);
+	for (unsigned i = 0; i < READS; i++)
+		MUST(pipe(feed[i]) == 0);
+	MUST(pthread_create(&thread, NULL, feeder, (void *)(uintptr_t)rounds) == 0);
+	for (unsigned round = 1; round <= rounds; round++) {
+		for (unsigned i = 0; i < READS; i++)
+			wanted[i] = next_random(&random) % pages;
+		ask_for_reads();
+		to_feed = round;
+		while (fed != round)
+			touch(next_random(&random), 16, "while io_uring reads");
+		take_reads();
+	}
+	MUST(pthread_join(thread, NULL) == 0);
+	in_thread(toucher, (void *)17, NULL);
+	touches();
+}
+
+/* Zeros that are read, for so long that the zero page is mapped in their places, and then written. */
+static void zeros(void)
+{
+	const size_t places = 8192;
+	unsigned char *at = mmap(NULL, places * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	MUST(at != MAP_FAILED);
+	for (int round = 0; round < 8; round++) {
+		uint64_t random = (uint64_t)round;
+		for (size_t i = 0; i < places / 2; i++)
+			MUST(((volatile unsigned char *)at)[next_random(&random) % places * PAGE + i % PAGE] == 0);
+		usleep(20000);
+		for (size_t place = (size_t)round; place < places; place += 64)
+			make_page(at + place * PAGE, TEXT, place);
+		for (size_t place = (size_t)round; place < places; place += 64)
+			check_page(at + place * PAGE, TEXT, place, "where zeros were read");
+		MUST(madvise(at, places * PAGE, MADV_DONTNEED) == 0);
+	}
+	MUST(munmap(at, places * PAGE) == 0);
+	touches();
+}
+
+/* The program serves some memory itself, with a userfaultfd of its own. */
+#define SERVED ((size_t)512)
+static unsigned char *served;
+static int own_uffd;
+
+static void *server(void *nothing)
+{
+	static unsigned char page[4096] __attribute__((aligned(4096)));
+	struct pollfd wait = {.fd = own_uffd, .events = POLLIN};
+	struct uffd_msg message;
+	(void)nothing;
+	for (;;) {
+		MUST(poll(&wait, 1, -1) == 1);
+		if (read(own_uffd, &message, sizeof message) != sizeof message)
+			continue;
+		MUST(message.event == UFFD_EVENT_PAGEFAULT);
+		size_t index = (message.arg.pagefault.address - (uintptr_t)served) / PAGE;
+		MUST(index < SERVED);
+		make_page(page, TEXT, index);
+		struct uffdio_copy copy = {.dst = (uintptr_t)(served + index * PAGE), .src = (uintptr_t)page, .len = PAGE};
+		MUST(ioctl(own_uffd, UFFDIO_COPY, &copy) == 0 || errno == EEXIST);
+	}
+	return NULL;
+}
+
+static void *served_toucher(void *seed)
+{
+	uint64_t random = (uint64_t)(uintptr_t)seed;
+	int end[2];
+	unsigned char got[PAGE];
+	MUST(pipe(end) == 0);
+	for (size_t i = 0; i < 2 * SERVED; i++) {
+		size_t page = next_random(&random) % SERVED;
+		if (i % 2 == 0) {
+			check_page(served + page * PAGE, TEXT, page, "served by the program");
+		} else {
+			MUST(write(end[1], served + page * PAGE, PAGE) == (ssize_t)PAGE);
+			MUST(read(end[0], got, PAGE) == (ssize_t)PAGE);
+			check_page(got, TEXT, page, "served by the program for a system call");
+		}
+		touch(next_random(&random), 2, "beside a userfaultfd of its own");
+		page = next_random(&random) % SERVED;
+		MUST(madvise(served + page * PAGE, PAGE, MADV_DONTNEED) == 0);
+	}
+	return NULL;
+}
+
+static void serves(void)
+{
+	struct uffdio_api api = {.api = UFFD_API};
+	pthread_t thread, toucher;
+	own_uffd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+	MUST(own_uffd >= 0 && ioctl(own_uffd, UFFDIO_API, &api) == 0);
+	served = mmap(NULL, SERVED * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	MUST(served != MAP_FAILED);
+	struct uffdio_register claim = {.range = {(uintptr_t)served, SERVED * PAGE}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+	MUST(ioctl(own_uffd, UFFDIO_REGISTER, &claim) == 0);
+	MUST(pthread_create(&thread, NULL, server, NULL) == 0);
+	MUST(pthread_create(&toucher, NULL, served_toucher, (void *)23) == 0);
+	served_toucher((void *)25);
+	MUST(pthread_join(toucher, NULL) == 0);
+	touches();
+}
+
 /* Down to the end of a small stack, whose pages may be out too. */
 static __attribute__((noinline)) void deeper(size_t left)
 {
@@ -264,6 +499,64 @@ static void stacks(void)
 	in_thread(deep, (void *)((size - 16384) / 768), &small);
 }
 
+/* The first byte of each page, so that little stack is needed to check one. */
+static unsigned char *firsts;
+
+static void touch_lightly(uint64_t seed)
+{
+	for (int i = 0; i < 8; i++) {
+		size_t page = next_random(&seed) % pages;
+		if (((volatile unsigned char *)memory)[page * PAGE] != firsts[page])
+			die("page %zu where there is no stack left", page);
+	}
+}
+
+/* Down to where no signal's frame would fit above the end of the stack, which is a guard. */
+static __attribute__((noinline)) void to_the_brim(const unsigned char *end, uint64_t seed)
+{
+	volatile unsigned char here[256];
+	here[0] = 1;
+	if ((const unsigned char *)here - end > 1000)
+		to_the_brim(end, seed + 1);
+	touch_lightly(seed);
+	MUST(here[0] == 1);
+}
+
+static void *brim(void *end)
+{
+	for (uint64_t i = 0; i < 50; i++)
+		to_the_brim(end, 1000 * i);
+	return NULL;
+}
+
+static void on_small_stack(int signal)
+{
+	(void)signal;
+	touch_lightly((uint64_t)++caught);
+}
+
+/* No room for one more frame: on a thread's stack, and on an alternate one. */
+static void brims(void)
+{
+	const size_t size = 1 << 16;
+	size_t least = (size_t)sysconf(_SC_MINSIGSTKSZ) + 1024;
+	pthread_attr_t own;
+	unsigned char *stack = mmap(NULL, size + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	firsts = mmap(NULL, pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	MUST(stack != MAP_FAILED && firsts != MAP_FAILED && mprotect(stack, PAGE, PROT_NONE) == 0);
+	for (size_t page = 0; page < pages; page++)
+		firsts[page] = memory[page * PAGE];
+	MUST(pthread_attr_init(&own) == 0 && pthread_attr_setstack(&own, stack + PAGE, size) == 0);
+	in_thread(brim, stack + PAGE, &own);
+	stack_t small = {.ss_sp = malloc(least), .ss_size = least}, none = {.ss_flags = SS_DISABLE};
+	struct sigaction action = {.sa_handler = on_small_stack, .sa_flags = SA_ONSTACK};
+	MUST(sigaltstack(&small, NULL) == 0 && sigaction(SIGUSR1, &action, NULL) == 0);
+	for (int i = 0; i < 200; i++)
+		MUST(raise(SIGUSR1) == 0);
+	MUST(caught == 200 && sigaltstack(&none, NULL) == 0);
+	touches();
+}
+
 static void children(void)
 {
 	for (int i = 0; i < 3; i++) {
@@ -285,6 +578,29 @@ static void children(void)
 	touches();
 }
 
+/* A process that shares this one's memory may be killed at any moment. */
+static int borrower(void *seed)
+{
+	for (uint64_t i = 0;; i++)
+		touch((uint64_t)(uintptr_t)seed + i, pages, "in another process");
+	return 0;
+}
+
+static void killed(void)
+{
+	static unsigned char stack[1 << 16] __attribute__((aligned(16)));
+	int status;
+	for (int i = 0; i < 100; i++) {
+		pid_t child = clone(borrower, stack + sizeof stack, CLONE_VM | SIGCHLD, (void *)(uintptr_t)(1000 * i));
+		MUST(child > 0);
+		touch((uint64_t)i, 64, "beside another process");
+		usleep((unsigned)(i % 7) * 300);
+		MUST(kill(child, SIGKILL) == 0);
+		MUST(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
+	}
+	touches();
+}
+
 /* All descriptors that it has not opened are closed, and others come in their places. */
 static void closes(void)
 {
@@ -298,6 +614,15 @@ static void closes(void)
 	touches();
 	MUST(syscall(SYS_close_range, 3, ~0u, 0) == 0);
 	touches();
+}
+
+/* Children of a process that has closed them. */
+static void closes_and_forks(void)
+{
+	touches();
+	MUST(syscall(SYS_close_range, 3, ~0u, 0) == 0);
+	touches();
+	children();
 }
 
 /* Registers of all kinds are what they were. */
@@ -386,15 +711,50 @@ static void traced(void)
 	touches();
 }
 
-/* The memory is touched for so long that a limit holds, and threads serve themselves if they are to. */
-static void until_limited(void)
+/* How many of this process's mappings have the size of what a thread borrows to serve a fault: its buffer, and its stack. */
+static int lent(void)
 {
-	struct timespec start, now;
-	MUST(clock_gettime(CLOCK_MONOTONIC, &start) == 0);
-	do {
-		touch(11, pages / 4, "at first");
-		MUST(clock_gettime(CLOCK_MONOTONIC, &now) == 0);
-	} while ((now.tv_sec - start.tv_sec) * 1000 + (now.tv_nsec - start.tv_nsec) / 1000000 < 300);
+	char line[512];
+	int found = 0;
+	FILE *maps = fopen("/proc/self/maps", "re");
+	MUST(maps != NULL);
+	while (fgets(line, sizeof line, maps) != NULL) {
+		unsigned long start, end;
+		char access[5];
+		MUST(sscanf(line, "%lx-%lx %4s", &start, &end, access) == 3);
+		found += end - start == 256 << 10 && strcmp(access, "rw-p") == 0;
+	}
+	MUST(fclose(maps) == 0);
+	return found;
+}
+
+/* A fork while lowtide run, which is this process's parent and is stopped, owes an answer. Says what parent and child have. */
+static void asked(void)
+{
+	pid_t lowtide = getppid(), guard = fork();
+	int found, result[2];
+	if (guard == 0) {
+		/* Whatever becomes of the others. */
+		sleep(60);
+		kill(lowtide, SIGCONT);
+		_exit(0);
+	}
+	MUST(guard > 0 && pipe(result) == 0);
+	MUST(kill(lowtide, SIGSTOP) == 0);
+	fill(memory, pages, KINDS, 0);
+	until_limited();
+	pid_t child = fork();
+	if (child == 0) {
+		/* Its threads start. */
+		usleep(500000);
+		found = lent();
+		MUST(write(result[1], &found, sizeof found) == sizeof found);
+		_exit(0);
+	}
+	wait_for(child);
+	MUST(read(result[0], &found, sizeof found) == sizeof found);
+	printf("%d in the parent, %d in the child\n", lent(), found);
+	MUST(kill(lowtide, SIGCONT) == 0 && kill(guard, SIGKILL) == 0);
 }
 
 int main(int argc, char **argv)
@@ -403,14 +763,17 @@ int main(int argc, char **argv)
 		{"touches", touches}, {"threads", threads}, {"calls", calls}, {"blocked", blocked}, {"handlers", handlers}, {"storm", storm},
 		{"takes_signal", takes_signal}, {"sent", sent}, {"waits", waits}, {"filtered", filtered}, {"stacks", stacks},
 		{"children", children}, {"closes", closes}, {"registers", registers}, {"ends", ends}, {"unqueued", unqueued}, {"events", events},
-		{"traced", traced},
+		{"traced", traced}, {"asked", asked}, {"strict", strict}, {"brims", brims}, {"zeros", zeros},
+		{"dispatch", dispatch}, {"rings", rings}, {"serves", serves}, {"killed", killed}, {"closes_and_forks", closes_and_forks},
 	};
 	MUST(argc == 3);
 	pages = strtoul(argv[2], NULL, 10) * MIB / PAGE;
 	memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	MUST(memory != MAP_FAILED);
-	fill(memory, pages, KINDS, 0);
-	until_limited();
+	if (strcmp(argv[1], "asked") != 0) {
+		fill(memory, pages, KINDS, 0);
+		until_limited();
+	}
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
 		if (strcmp(cases[i].name, argv[1]) == 0) {
 			cases[i].run();

@@ -20,7 +20,7 @@ use lowtide_pager::fault::{Monitor, Reach, Served, Worker, Workers};
 use lowtide_pager::pager::Pager;
 use lowtide_pager::segment::{FAULTS_BY_MONITORS, FAULTS_IN_THREAD};
 use lowtide_pager::sys::broker::{Connection, REGISTER};
-use lowtide_pager::sys::clock::now_ns;
+use lowtide_pager::sys::clock::{now_ns, now_us};
 use lowtide_pager::sys::uffd::Access;
 use rustix::io::Errno;
 use rustix::param::linux_hwcap;
@@ -39,7 +39,7 @@ const MOST_IN_A_ROW: u64 = 4;
 
 /// What serves, once it does.
 struct Serving {
-    workers: Workers,
+    workers: &'static Workers,
     slots: Slots,
 }
 
@@ -50,6 +50,9 @@ const UNKNOWN_OFFSET: usize = 1;
 
 static SERVING: AtomicPtr<Serving> = AtomicPtr::new(core::ptr::null_mut());
 
+/// The workers, from when `lowtide run` is asked: a process that is forked meanwhile finds them here.
+static WORKERS: AtomicPtr<Workers> = AtomicPtr::new(core::ptr::null_mut());
+
 /// The page that was served last of those whose number is the same modulo theirs, and how often in a row.
 static LAST: [AtomicU64; 256] = [const { AtomicU64::new(0) }; 256];
 
@@ -59,16 +62,10 @@ pub enum InThread {
     /// It may come to it.
     #[default]
     NotYet,
-    /// `lowtide run` was asked.
-    Asked(Box<Asked>),
+    /// `lowtide run` was asked by this.
+    Asked(Connection),
     /// Its threads serve, or never will.
     Settled,
-}
-
-/// What waits for the answer of `lowtide run`.
-pub struct Asked {
-    connection: Connection,
-    workers: Workers,
 }
 
 impl InThread {
@@ -78,16 +75,23 @@ impl InThread {
             InThread::NotYet if !is_worthwhile(pager) => InThread::NotYet,
             // Without memory, or descriptors, or `lowtide run`: handler threads go on.
             InThread::NotYet => ask(pager).map_or(InThread::Settled, InThread::Asked),
-            InThread::Asked(asked) => match asked.connection.answer_if_there() {
-                None => InThread::Asked(asked),
+            InThread::Asked(connection) => match connection.answer_if_there() {
+                None => InThread::Asked(connection),
                 Some(answer) => {
-                    let Asked { workers, .. } = *asked;
-                    // Without, handler threads go on.
-                    let _ = answer.and_then(|files| begin(files, workers));
+                    if answer.and_then(begin).is_err() {
+                        // Handler threads go on.
+                        // SAFETY: none of them was lent: nothing has begun.
+                        unsafe { drop_workers() };
+                    }
                     InThread::Settled
                 }
             },
-            InThread::Settled => InThread::Settled,
+            InThread::Settled => {
+                if let Some(serving) = serving() {
+                    serving.workers.rest(now_us());
+                }
+                InThread::Settled
+            }
         };
     }
 }
@@ -101,7 +105,7 @@ fn is_worthwhile(pager: &Pager) -> bool {
 }
 
 /// None: not here.
-fn ask(pager: &Pager) -> Option<Box<Asked>> {
+fn ask(pager: &Pager) -> Option<Connection> {
     let has_rseq = RSEQ_OFFSET.load(Ordering::Relaxed) != UNKNOWN_OFFSET;
     // The kernel's programs know processes and threads by the numbers that `lowtide run` knows. Where accesses are armed, faults
     // are of more kinds. Filters may forbid what the handler does. And the signal may be in use.
@@ -112,11 +116,14 @@ fn ask(pager: &Pager) -> Option<Box<Asked>> {
     descriptors::choose(pager).ok()?;
     let connection = broker::connect().ok()?;
     connection.post(REGISTER, (on_fault as *const c_void).addr() as u64).ok()?;
-    Some(Box::new(Asked { connection, workers }))
+    WORKERS.store(Box::into_raw(Box::new(workers)), Ordering::Relaxed);
+    Some(connection)
 }
 
-fn begin(mut files: lowtide_pager::sys::broker::Files, workers: Workers) -> Result<(), Errno> {
+fn begin(mut files: lowtide_pager::sys::broker::Files) -> Result<(), Errno> {
     let (Some(slots), Some(ring)) = (files.pop(), files.pop()) else { return Err(Errno::BADMSG) };
+    // SAFETY: a box of `ask`, which is not freed while there are threads that may have it.
+    let workers = unsafe { WORKERS.load(Ordering::Relaxed).as_ref() }.ok_or(Errno::NOMEM)?;
     let told = Told::new(ring, &slots)?;
     // Release: pairs with the Acquire in `serving`.
     SERVING.store(Box::into_raw(Box::new(Serving { workers, slots: told.slots })), Ordering::Release);
@@ -168,10 +175,25 @@ fn serving() -> Option<&'static Serving> {
 pub unsafe fn reset_after_fork(is_whole: bool) {
     descriptors::reset_after_fork();
     let serving = SERVING.swap(core::ptr::null_mut(), Ordering::Relaxed);
-    if is_whole && !serving.is_null() {
-        // SAFETY: a box of `begin`. Those who had workers of it are not here, and what these own they have owned since they
-        // were made.
+    if !is_whole {
+        WORKERS.store(core::ptr::null_mut(), Ordering::Relaxed);
+        return;
+    }
+    if !serving.is_null() {
+        // SAFETY: a box of `begin`, which nobody here has.
         drop(unsafe { Box::from_raw(serving) });
+    }
+    // SAFETY: those who had some of them are not here.
+    unsafe { drop_workers() };
+}
+
+/// # Safety
+/// No thread has one of them, or can get one.
+unsafe fn drop_workers() {
+    let workers = WORKERS.swap(core::ptr::null_mut(), Ordering::Relaxed);
+    if !workers.is_null() {
+        // SAFETY: a box of `ask`. What they own they have owned since they were made.
+        drop(unsafe { Box::from_raw(workers) });
     }
 }
 

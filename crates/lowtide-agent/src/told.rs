@@ -10,10 +10,10 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering
 
 use alloc::boxed::Box;
 use lowtide_bpf::record::Why;
-use lowtide_bpf::ring::{RING_BYTES, Ring};
-use lowtide_bpf::slot::{SLOTS_BYTES, Slots};
+use lowtide_bpf::ring::{self, Ring};
+use lowtide_bpf::slot::{self, Slots};
 use lowtide_core::lock::Lock;
-use lowtide_core::vm::{self, Mapping, OnFork, PAGE_SIZE};
+use lowtide_core::vm::{self, Mapping, OnFork};
 use lowtide_pager::fault::Fault;
 use lowtide_pager::pager::Pager;
 use lowtide_pager::sys::clock::now_us;
@@ -24,10 +24,8 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::thread::Timespec;
 
-/// Bytes of a mapped ring: the position of who reads, that of the kernel, and the records, twice.
-const MAPPED_RING: usize = 2 * PAGE_SIZE + 2 * RING_BYTES;
-/// Bytes of the mapped slots.
-const MAPPED_SLOTS: usize = SLOTS_BYTES.next_multiple_of(PAGE_SIZE);
+/// Bytes of what is mapped: the ring, and behind it the slots.
+const BOTH: usize = ring::MAPPED_BYTES + slot::MAPPED_BYTES;
 /// As long as events are said to wait that can't be read, for so many microseconds, handlers go on looking. Then they were read
 /// before they were counted, or their threads have ended.
 const SETTLED_AFTER_US: u64 = 100_000;
@@ -96,25 +94,22 @@ impl Told {
     /// # Errors
     /// Those of mapping.
     pub fn new(ring: OwnedFd, slots: &OwnedFd) -> Result<Box<Told>, Errno> {
-        let memory = vm::reserve(MAPPED_RING + MAPPED_SLOTS, OnFork::Share)?;
-        let at = memory.addr();
-        let place = |offset: usize, len: usize, access: ProtFlags, fd: &OwnedFd, from: usize| {
-            let at = core::ptr::with_exposed_provenance_mut(at + offset);
+        let memory = vm::reserve(BOTH, OnFork::Share)?;
+        let place = |offset: usize, len: usize, access: ProtFlags, fd: &OwnedFd| {
+            let at = core::ptr::with_exposed_provenance_mut(memory.addr() + offset);
             // SAFETY: over a part of the mapping just made, which nobody knows of.
-            unsafe { rustix::mm::mmap(at, len, access, MapFlags::SHARED | MapFlags::FIXED, fd, from as u64) }
+            unsafe { rustix::mm::mmap(at, len, access, MapFlags::SHARED | MapFlags::FIXED, fd, 0) }
         };
         let both = ProtFlags::READ | ProtFlags::WRITE;
-        place(0, PAGE_SIZE, both, &ring, 0)?;
-        place(PAGE_SIZE, MAPPED_RING - PAGE_SIZE, ProtFlags::READ, &ring, PAGE_SIZE)?;
-        place(MAPPED_RING, MAPPED_SLOTS, both, slots, 0)?;
+        place(0, ring::MAPPED_BYTES, ProtFlags::READ, &ring)?;
+        // What may be written the kernel wants mapped by itself.
+        place(0, ring::WRITABLE_BYTES, both, &ring)?;
+        place(ring::MAPPED_BYTES, slot::MAPPED_BYTES, both, slots)?;
         // SAFETY: a child has nothing to do with it.
-        unsafe { rustix::mm::madvise(memory.as_ptr().cast(), MAPPED_RING + MAPPED_SLOTS, Advice::LinuxDontFork)? };
+        unsafe { rustix::mm::madvise(memory.as_ptr().cast(), BOTH, Advice::LinuxDontFork)? };
         let start = NonNull::new(memory.as_ptr()).ok_or(Errno::NOMEM)?;
-        // SAFETY: inside of the mapping, which stays as long as this process; its parts are as a ring and slots are to be.
-        let (ring_at, slots) = unsafe {
-            let [producer, data] = [PAGE_SIZE, 2 * PAGE_SIZE].map(|offset| start.add(offset));
-            (Ring::new(start.cast(), producer.cast(), data), Slots::new(start.add(MAPPED_RING)))
-        };
+        // SAFETY: the mapping stays as long as this process; its parts are as a ring and slots are to be.
+        let (ring_at, slots) = unsafe { (Ring::new(start), Slots::new(start.add(ring::MAPPED_BYTES))) };
         Ok(Box::new(Told {
             ring: Lock::new(ring_at),
             fd: ring,

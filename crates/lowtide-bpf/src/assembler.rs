@@ -169,6 +169,11 @@ impl Assembler {
         self.bound_twice |= place.is_some();
     }
 
+    /// Whether there is a jump to it.
+    pub fn is_target(&self, label: Label) -> bool {
+        self.jumps.iter().any(|(_, to)| *to == label)
+    }
+
     /// `to` = memory at `from` + `offset`.
     pub fn load(&mut self, width: Width, to: Register, from: Register, offset: i16) {
         self.one(0x61 | width.code(), to.number(), from.number(), offset, 0);

@@ -4,7 +4,7 @@ use crate::btf::{Btf, Kind};
 use crate::error::Error;
 
 /// All types that are asked for.
-const NAMES: [(Kind, &str); 14] = [
+const NAMES: [(Kind, &str); 16] = [
     (Kind::Struct, "vm_fault"),
     (Kind::Struct, "vm_area_struct"),
     (Kind::Struct, "mm_struct"),
@@ -13,6 +13,8 @@ const NAMES: [(Kind, &str); 14] = [
     (Kind::Struct, "k_sigaction"),
     (Kind::Struct, "sigaction"),
     (Kind::Struct, "seccomp"),
+    (Kind::Struct, "thread_info"),
+    (Kind::Enum, "syscall_work_bit"),
     (Kind::Struct, "pt_regs"),
     (Kind::Struct, "userfaultfd_ctx"),
     (Kind::Enum, "fault_flag"),
@@ -42,8 +44,10 @@ pub struct Kernel {
     pub task_ptrace: i16,
     pub task_blocked: i16,
     pub task_sighand: i16,
-    /// `None`: a kernel without seccomp filters.
-    pub task_filters: Option<i16>,
+    /// How many filters, and in which mode; `None`: a kernel without seccomp filters.
+    pub task_seccomp: Option<Seccomp>,
+    /// `None`: a kernel without system call user dispatch.
+    pub task_dispatch: Option<Dispatch>,
     /// `None`: a kernel without io_uring.
     pub task_io_uring: Option<i16>,
     pub task_alt_start: i16,
@@ -65,6 +69,27 @@ pub struct Kernel {
     pub send_function: Option<u32>,
 }
 
+/// Where a task has what seccomp does.
+#[derive(Debug, Clone, Copy)]
+pub struct Seccomp {
+    /// How many filters.
+    pub filters: i16,
+    /// [`STRICT`], or another number.
+    pub mode: i16,
+}
+
+/// SECCOMP_MODE_STRICT: all but four system calls end the thread.
+pub const STRICT: i32 = 1;
+
+/// Where a task has whether its system calls become signals.
+#[derive(Debug, Clone, Copy)]
+pub struct Dispatch {
+    /// A word of flags.
+    pub flags: i16,
+    /// The flag's number.
+    pub bit: i32,
+}
+
 impl Kernel {
     /// The running one.
     ///
@@ -76,7 +101,14 @@ impl Kernel {
 
     fn by(btf: &Btf) -> Result<Kernel, Error> {
         let sum = |a: i16, b: i16| a.checked_add(b).ok_or_else(|| Error::Missing("member that near".to_owned()));
-        let filters = || sum(btf.offset("task_struct", "seccomp").ok()?, btf.offset("seccomp", "filter_count").ok()?).ok();
+        let in_task =
+            |member: &str, of: &str, part: &str| sum(btf.offset("task_struct", member).ok()?, btf.offset(of, part).ok()?).ok();
+        let seccomp = |part| in_task("seccomp", "seccomp", part);
+        let seccomp = || Some(Seccomp { filters: seccomp("filter_count")?, mode: seccomp("mode")? });
+        let dispatch = || {
+            let bit = btf.value("syscall_work_bit", "SYSCALL_WORK_BIT_SYSCALL_USER_DISPATCH").ok()?;
+            Some(Dispatch { flags: in_task("thread_info", "thread_info", "syscall_work")?, bit })
+        };
         let in_action = sum(btf.offset("k_sigaction", "sa")?, btf.offset("sigaction", "sa_handler")?)?;
         Ok(Kernel {
             fault_vma: btf.offset("vm_fault", "vma")?,
@@ -89,7 +121,8 @@ impl Kernel {
             task_ptrace: btf.offset("task_struct", "ptrace")?,
             task_blocked: btf.offset("task_struct", "blocked")?,
             task_sighand: btf.offset("task_struct", "sighand")?,
-            task_filters: filters(),
+            task_seccomp: seccomp(),
+            task_dispatch: dispatch(),
             task_io_uring: btf.offset("task_struct", "io_uring").ok(),
             task_alt_start: btf.offset("task_struct", "sas_ss_sp")?,
             task_alt_size: btf.offset("task_struct", "sas_ss_size")?,
@@ -120,7 +153,8 @@ impl Kernel {
             task_ptrace: 8,
             task_blocked: 8,
             task_sighand: 8,
-            task_filters: Some(8),
+            task_seccomp: Some(Seccomp { filters: 8, mode: 16 }),
+            task_dispatch: Some(Dispatch { flags: 8, bit: 5 }),
             task_io_uring: Some(8),
             task_alt_start: 8,
             task_alt_size: 8,

@@ -4,13 +4,12 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::error::Error;
-use crate::ring::{RING_BYTES, Ring};
-use crate::slot::{SLOTS_BYTES, Slots};
-
-const PAGE: usize = 4096;
+use crate::ring::{self, Ring};
+use crate::slot::{self, Slots};
 
 /// Memory of a map, until it is dropped.
 #[derive(Debug)]
@@ -22,13 +21,24 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    fn new(fd: BorrowedFd<'_>, offset: usize, len: usize, access: ProtFlags) -> Result<Mapping, Error> {
+    /// Of a map, from its start.
+    fn new(fd: BorrowedFd<'_>, len: usize) -> Result<Mapping, Error> {
         // SAFETY: a fresh mapping.
-        let map = unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, fd, offset as u64) };
-        let map = map.map_err(|e| Error::Call("mapping a BPF map", e))?;
-        NonNull::new(map.cast())
-            .map(|start| Mapping(start, len))
-            .ok_or(Error::Call("mapping a BPF map", rustix::io::Errno::NOMEM))
+        let map = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, fd, 0) };
+        let map = map.map_err(Self::refused)?;
+        NonNull::new(map.cast()).map(|start| Mapping(start, len)).ok_or(Self::refused(Errno::NOMEM))
+    }
+
+    /// Its first `len` bytes can be written, too: what the kernel lets be written of a map it wants mapped by itself.
+    fn open(&self, fd: BorrowedFd<'_>, len: usize) -> Result<(), Error> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: in the place of the same bytes of this mapping, which nobody has looked at.
+        let done = unsafe { mmap(self.0.as_ptr().cast(), len, access, MapFlags::SHARED | MapFlags::FIXED, fd, 0) };
+        done.map(drop).map_err(Self::refused)
+    }
+
+    fn refused(errno: Errno) -> Error {
+        Error::Call("mapping a BPF map", errno)
     }
 }
 
@@ -43,8 +53,7 @@ impl Drop for Mapping {
 #[derive(Debug)]
 pub struct MappedRing {
     ring: Ring,
-    _consumer: Mapping,
-    _rest: Mapping,
+    _mapping: Mapping,
 }
 
 impl MappedRing {
@@ -53,14 +62,11 @@ impl MappedRing {
     /// # Errors
     /// [`Error::Call`].
     pub fn new(ring: BorrowedFd<'_>) -> Result<MappedRing, Error> {
-        // A page of each position, then the records, twice.
-        let consumer = Mapping::new(ring, 0, PAGE, ProtFlags::READ | ProtFlags::WRITE)?;
-        let rest = Mapping::new(ring, PAGE, PAGE + 2 * RING_BYTES, ProtFlags::READ)?;
-        // SAFETY: inside of the mapping.
-        let data = unsafe { rest.0.add(PAGE) };
-        // SAFETY: the form of a BPF ring buffer of that size, which is mapped for as long as this lives.
-        let ring = unsafe { Ring::new(consumer.0.cast(), rest.0.cast(), data) };
-        Ok(MappedRing { ring, _consumer: consumer, _rest: rest })
+        let mapping = Mapping::new(ring, ring::MAPPED_BYTES)?;
+        mapping.open(ring, ring::WRITABLE_BYTES)?;
+        // SAFETY: a ring, which is mapped for as long as this lives.
+        let ring = unsafe { Ring::new(mapping.0) };
+        Ok(MappedRing { ring, _mapping: mapping })
     }
 }
 
@@ -91,7 +97,7 @@ impl MappedSlots {
     /// # Errors
     /// [`Error::Call`].
     pub fn new(slots: BorrowedFd<'_>) -> Result<MappedSlots, Error> {
-        let mapping = Mapping::new(slots, 0, SLOTS_BYTES.next_multiple_of(PAGE), ProtFlags::READ)?;
+        let mapping = Mapping::new(slots, slot::MAPPED_BYTES)?;
         // SAFETY: so many bytes of a mapping, which is there for as long as this lives.
         let slots = unsafe { Slots::new(mapping.0) };
         Ok(MappedSlots { slots, _mapping: mapping })

@@ -35,6 +35,16 @@ const WAYS: [(Hook, Carrier); 3] = [(Hook::Entry, Carrier::Value), (Hook::Entry,
 /// The number of the first PID namespace's file, the same on all kernels.
 const FIRST_NAMESPACE: u64 = 0xeffffffc;
 
+/// For the tests of the whole, which show what each check is for: the reason, by its name, for which no fault goes to a ring.
+fn without() -> Option<Why> {
+    #[cfg(feature = "faults")]
+    if let Ok(name) = std::env::var("LOWTIDE_WITHOUT") {
+        let found = Why::ALL.into_iter().find(|why| why.name() == name);
+        return Some(found.unwrap_or_else(|| panic!("LOWTIDE_WITHOUT={name}: no such reason")));
+    }
+    None
+}
+
 /// The programs, attached until this is dropped. Whose faults they tell is up to [`Notifier::register`].
 #[derive(Debug)]
 pub struct Notifier {
@@ -90,7 +100,7 @@ impl Notifier {
             slots: maps.slots.descriptor(),
             counts: maps.counts.descriptor(),
         };
-        let target = Target { kernel, maps: descriptors, hook, carrier, signal };
+        let target = Target { kernel, maps: descriptors, hook, carrier, signal, without: without() };
         let faults = Function { name: c"handle_userfault", id: kernel.fault_function };
         let events = Function { name: c"userfaultfd_event_wait_completion", id: kernel.event_function };
         // Events first: from the other on, nobody need look for them.

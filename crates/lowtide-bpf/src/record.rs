@@ -37,8 +37,10 @@ pub enum Why {
     OtherHandler,
     /// No room for the signal's frame is in memory.
     NoStack,
-    /// Seccomp filters came that could forbid what the handler does.
+    /// Seccomp could forbid what the handler does: filters came, or the strict mode.
     Filtered,
+    /// The thread's system calls become signals, also those of the handler (system call user dispatch).
+    Dispatched,
     /// The thread has used io_uring, whose work the kernel does at any moment, also under the handler.
     IoUring,
     /// The handler can't serve it, and said so: [`crate::slot::Slots::decline`].
@@ -55,7 +57,7 @@ pub enum Why {
 
 impl Why {
     /// All, by their numbers.
-    pub const ALL: [Why; 14] = [
+    pub const ALL: [Why; 15] = [
         Why::Protected,
         Why::KernelMode,
         Why::OtherProcess,
@@ -64,6 +66,7 @@ impl Why {
         Why::OtherHandler,
         Why::NoStack,
         Why::Filtered,
+        Why::Dispatched,
         Why::IoUring,
         Why::Declined,
         Why::NotSent,
@@ -83,6 +86,7 @@ impl Why {
             Why::OtherHandler => "another handler",
             Why::NoStack => "no stack",
             Why::Filtered => "seccomp",
+            Why::Dispatched => "user dispatch",
             Why::IoUring => "io_uring",
             Why::Declined => "declined",
             Why::NotSent => "not sent",

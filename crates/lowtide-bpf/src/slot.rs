@@ -29,6 +29,8 @@ pub(crate) struct Slot {
 
 /// Bytes of the map: the slots, and one more, which counts: in `signalled` the records that were lost, in `asked` the events.
 pub const SLOTS_BYTES: usize = (SLOTS + 1) * size_of::<Slot>();
+/// Bytes of the mapped map.
+pub const MAPPED_BYTES: usize = SLOTS_BYTES.next_multiple_of(4096);
 
 /// The slots, by their memory.
 #[derive(Debug, Clone, Copy)]

@@ -240,6 +240,11 @@ impl Instance {
         served != Served::Lost
     }
 
+    /// Workers that nobody needs give their memory back. By the reclaimer.
+    pub fn let_workers_rest(&self, now_us: u64) {
+        self.workers.rest(now_us);
+    }
+
     /// Wakes the reclaimer if there is something for it to do that can't wait.
     pub fn wake_reclaimer(&self) {
         if self.pager.wants_reclaimer() {

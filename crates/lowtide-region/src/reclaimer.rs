@@ -97,6 +97,7 @@ impl ReclaimerThread {
     fn turn(&mut self, pager: &Pager) -> Nap {
         let now_us = now_us();
         self.measure(pager, now_us);
+        self.instance.let_workers_rest(now_us);
         pager.publish();
         let budget = &pager.budget;
         let total = budget.now();

@@ -44,7 +44,7 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
         in_thread.load().map_err(|why| Failure::failed(format!("--faults in-thread can't be had here: {why}")))?;
     }
     plan.take_files()?;
-    let (mut broker, listening) = Broker::new(in_thread);
+    let (mut broker, listening) = Broker::new();
     if let Err(error) = listening {
         let why = reason(error);
         plan.warnings.push(format!("no socket can be made ({why}): processes that change their user will not be limited"));
@@ -88,15 +88,12 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
             Err(error) => say(&format!("warning: the metrics can't be served: {error}")),
         }
     }
-    let run = Live::new(&mut plan, &shared);
+    let run = Live::new(&mut plan, &shared, in_thread);
     let outcome = supervise(run, &mut broker, &mut control, &signals, child, alone, onlookers);
     // Nobody is to find a run that is over.
     drop(control);
     for why in outcome.run.areas.in_use().iter().filter_map(|swap| swap.finish()) {
         say(&format!("warning: {why}"));
-    }
-    if let Some(left) = broker.faults_left().filter(|_| plan.verbose) {
-        say(&format!("faults that threads did not serve themselves: {left}"));
     }
 
     let stats = Stats::new(&outcome.run, outcome.run.tree.gauges(), outcome.elapsed);

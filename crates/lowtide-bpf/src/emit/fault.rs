@@ -4,7 +4,8 @@ use std::mem::offset_of;
 
 use super::{Emitter, Target, stack};
 use crate::assembler::Register::{Fp, R0, R1, R2, R3, R4, R6, R7, R8, R9};
-use crate::assembler::{Assembler, Helper, Label, Operation, Value, When, Width};
+use crate::assembler::{Assembler, Helper, Label, Operation, Register, Value, When, Width};
+use crate::kernel::STRICT;
 use crate::maps::Registration;
 use crate::notifier::Carrier;
 use crate::record::{Fault, Why};
@@ -19,43 +20,73 @@ const MISSING: i32 = 1 << 9;
 /// PIDTYPE_PID: a signal for one thread.
 const ONE_THREAD: i32 = 0;
 
-/// Why a signal can't be sent, and where that is said.
-type Reasons = [(Why, Label); 11];
+/// The checks before a signal is sent: where each says why it is not.
+struct Checks([(Why, Label); 12]);
+
+impl Checks {
+    fn new(emitter: &mut Emitter<'_>) -> Checks {
+        let all = [
+            Why::Protected,
+            Why::KernelMode,
+            Why::OtherProcess,
+            Why::Declined,
+            Why::Traced,
+            Why::Blocked,
+            Why::OtherHandler,
+            Why::Filtered,
+            Why::Dispatched,
+            Why::IoUring,
+            Why::NoStack,
+            Why::NotSent,
+        ];
+        Checks(all.map(|why| (why, emitter.program.label())))
+    }
+
+    /// Where to say this. (All reasons are in the list.)
+    fn label(&self, why: Why) -> Label {
+        self.0.iter().find(|(other, _)| *other == why).map_or(self.0[0].1, |(_, label)| *label)
+    }
+
+    /// No signal if so.
+    fn not_if(&self, emitter: &mut Emitter<'_>, a: Register, when: When, b: Value, why: Why) {
+        if emitter.checks(why) {
+            emitter.program.jump_if(a, when, b, self.label(why));
+        }
+    }
+
+    /// Says what each found.
+    fn say(self, emitter: &mut Emitter<'_>) {
+        for (why, label) in self.0 {
+            // The verifier refuses what nothing leads to.
+            if emitter.program.is_target(label) {
+                emitter.program.bind(label);
+                emitter.because(why);
+            }
+        }
+    }
+}
 
 /// At the entry of `handle_userfault`.
 pub fn fault(target: Target<'_>) -> Assembler {
     let mut emitter = Emitter::new(target);
-    let reasons: Reasons = [
-        Why::Protected,
-        Why::KernelMode,
-        Why::OtherProcess,
-        Why::Declined,
-        Why::Traced,
-        Why::Blocked,
-        Why::OtherHandler,
-        Why::Filtered,
-        Why::IoUring,
-        Why::NoStack,
-        Why::NotSent,
-    ]
-    .map(|why| (why, emitter.program.label()));
-    // All reasons are in the list.
-    let to = |why: Why| reasons.iter().find(|(other, _)| *other == why).map_or(reasons[0].1, |(_, label)| *label);
+    let checks = Checks::new(&mut emitter);
     emitter.begin();
-    whose_and_what(&mut emitter, to);
-    unless_declined(&mut emitter, to(Why::Declined), to(Why::NotSent));
-    can_be_signalled(&mut emitter, to);
-    has_stack(&mut emitter, to(Why::NoStack));
-    send(&mut emitter, to(Why::NotSent));
-    for (why, label) in reasons {
-        emitter.program.bind(label);
-        emitter.because(why);
+    whose_and_what(&mut emitter, &checks);
+    find_slot(&mut emitter, checks.label(Why::NotSent));
+    if emitter.checks(Why::Declined) {
+        unless_declined(&mut emitter, checks.label(Why::Declined));
     }
+    can_be_signalled(&mut emitter, &checks);
+    if emitter.checks(Why::NoStack) {
+        has_stack(&mut emitter, checks.label(Why::NoStack));
+    }
+    send(&mut emitter, checks.label(Why::NotSent));
+    checks.say(&mut emitter);
     emitter.end()
 }
 
 /// R9 = the registration, the record's fault and thread are on the stack; of user mode, by a thread of that very process.
-fn whose_and_what(emitter: &mut Emitter<'_>, to: impl Fn(Why) -> Label) {
+fn whose_and_what(emitter: &mut Emitter<'_>, checks: &Checks) {
     let kernel = emitter.target.kernel;
     // The owner of the memory, not the thread that faults: that may be a child of vfork, or another process's.
     emitter.member(Width::Double, R6, R7, kernel.fault_vma);
@@ -72,20 +103,25 @@ fn whose_and_what(emitter: &mut Emitter<'_>, to: impl Fn(Why) -> Label) {
     emitter.program.store(Width::Double, Fp, stack::RECORD_WORD, Of(R6));
     emitter.program.call(Helper::ProcessAndThread);
     emitter.program.store(Width::Word, Fp, stack::RECORD_THREAD, Of(R0));
-    emitter.program.jump_if(R8, When::NotEqual, Number(MISSING), to(Why::Protected));
+    checks.not_if(emitter, R8, When::NotEqual, Number(MISSING), Why::Protected);
     emitter.program.compute(Operation::And, R7, Number(kernel.flag_user));
-    emitter.program.jump_if(R7, When::Equal, Number(0), to(Why::KernelMode));
+    checks.not_if(emitter, R7, When::Equal, Number(0), Why::KernelMode);
     emitter.program.compute(Operation::Right, R0, Number(32));
     emitter.program.load(Width::Word, R1, Fp, stack::PROCESS);
-    emitter.program.jump_if(R0, When::NotEqual, Of(R1), to(Why::OtherProcess));
+    checks.not_if(emitter, R0, When::NotEqual, Of(R1), Why::OtherProcess);
 }
 
-/// Its handler may have said of this page that it can't serve it. That holds for one fault.
-fn unless_declined(emitter: &mut Emitter<'_>, declined: Label, without: Label) {
-    let goes_on = emitter.program.label();
+/// R0, and what is kept on the stack = the slot of the thread.
+fn find_slot(emitter: &mut Emitter<'_>, without: Label) {
     emitter.look_up(emitter.target.maps.slots, stack::PROCESS, without);
     emitter.program.set(R1, Of(R0));
     emitter.slot_in_r1(without);
+    emitter.program.store(Width::Double, Fp, stack::SLOT, Of(R0));
+}
+
+/// Its handler may have said of this page that it can't serve it. That holds for one fault. The slot is at R0.
+fn unless_declined(emitter: &mut Emitter<'_>, declined: Label) {
+    let goes_on = emitter.program.label();
     let place = offset_of!(Slot, declined) as i16;
     emitter.program.load(Width::Double, R1, R0, place);
     emitter.program.jump_if(R1, When::Equal, Number(0), goes_on);
@@ -98,30 +134,37 @@ fn unless_declined(emitter: &mut Emitter<'_>, declined: Label, without: Label) {
 }
 
 /// R6 = the thread's task, to which the handler that was registered would be run.
-fn can_be_signalled(emitter: &mut Emitter<'_>, to: impl Fn(Why) -> Label) {
+fn can_be_signalled(emitter: &mut Emitter<'_>, checks: &Checks) {
     let (kernel, signal) = (emitter.target.kernel, emitter.target.signal);
     let registered = |field: usize| field as i16;
     emitter.program.call(Helper::Task);
     emitter.program.set(R6, Of(R0));
     emitter.program.load(Width::Word, R1, R6, kernel.task_ptrace);
-    emitter.program.jump_if(R1, When::NotEqual, Number(0), to(Why::Traced));
+    checks.not_if(emitter, R1, When::NotEqual, Number(0), Why::Traced);
     emitter.program.load(Width::Double, R1, R6, kernel.task_blocked);
     emitter.program.set_wide(R2, 1 << (signal - 1));
     emitter.program.compute(Operation::And, R1, Of(R2));
-    emitter.program.jump_if(R1, When::NotEqual, Number(0), to(Why::Blocked));
+    checks.not_if(emitter, R1, When::NotEqual, Number(0), Why::Blocked);
     emitter.program.load(Width::Double, R1, R6, kernel.task_sighand);
     let handler = i32::from(kernel.first_handler) + i32::from(kernel.handler_step) * (signal - 1);
     emitter.program.load(Width::Double, R1, R1, handler as i16);
     emitter.program.load(Width::Double, R2, R9, registered(offset_of!(Registration, handler)));
-    emitter.program.jump_if(R1, When::NotEqual, Of(R2), to(Why::OtherHandler));
-    if let Some(filters) = kernel.task_filters {
-        emitter.program.load(Width::Word, R1, R6, filters);
+    checks.not_if(emitter, R1, When::NotEqual, Of(R2), Why::OtherHandler);
+    if let Some(seccomp) = kernel.task_seccomp {
+        emitter.program.load(Width::Word, R1, R6, seccomp.filters);
         emitter.program.load(Width::Word, R2, R9, registered(offset_of!(Registration, filters)));
-        emitter.program.jump_if(R1, When::NotEqual, Of(R2), to(Why::Filtered));
+        checks.not_if(emitter, R1, When::NotEqual, Of(R2), Why::Filtered);
+        emitter.program.load(Width::Word, R1, R6, seccomp.mode);
+        checks.not_if(emitter, R1, When::Equal, Number(STRICT), Why::Filtered);
+    }
+    if let Some(dispatch) = kernel.task_dispatch {
+        emitter.program.load(Width::Double, R1, R6, dispatch.flags);
+        emitter.program.compute(Operation::And, R1, Number(1 << dispatch.bit));
+        checks.not_if(emitter, R1, When::NotEqual, Number(0), Why::Dispatched);
     }
     if let Some(io_uring) = kernel.task_io_uring {
         emitter.program.load(Width::Double, R1, R6, io_uring);
-        emitter.program.jump_if(R1, When::NotEqual, Number(0), to(Why::IoUring));
+        checks.not_if(emitter, R1, When::NotEqual, Number(0), Why::IoUring);
     }
 }
 
@@ -172,9 +215,7 @@ fn send(emitter: &mut Emitter<'_>, failed: Label) {
             emitter.program.call_kernel(emitter.target.kernel.send_function.unwrap_or(0));
         }
         Carrier::Slot => {
-            emitter.look_up(emitter.target.maps.slots, stack::PROCESS, failed);
-            emitter.program.set(R1, Of(R0));
-            emitter.slot_in_r1(failed);
+            emitter.program.load(Width::Double, R0, Fp, stack::SLOT);
             emitter.program.load(Width::Double, R1, Fp, stack::RECORD_WORD);
             emitter.program.store(Width::Double, R0, offset_of!(Slot, signalled) as i16, Of(R1));
             emitter.program.load(Width::Word, R1, Fp, stack::RECORD_THREAD);

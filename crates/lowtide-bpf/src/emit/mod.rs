@@ -38,6 +38,8 @@ mod stack {
     pub const READ: i16 = -40;
     /// A process and the number of a ring: a key of 8 bytes.
     pub const PAIR: i16 = -48;
+    /// Where the thread's slot is.
+    pub const SLOT: i16 = -56;
 }
 
 /// By which numbers the programs know their maps.
@@ -66,6 +68,8 @@ pub struct Target<'a> {
     pub carrier: Carrier,
     /// The signal.
     pub signal: i32,
+    /// The reason for which no fault goes to a ring, to show what its check is for; only in the tests of the whole.
+    pub without: Option<Why>,
 }
 
 /// A program that is being written.
@@ -83,6 +87,11 @@ impl Emitter<'_> {
         let mut program = Assembler::default();
         let (out, record) = (program.label(), program.label());
         Emitter { program, target, out, record }
+    }
+
+    /// Whether a fault goes to a ring for this reason.
+    fn checks(&self, why: Why) -> bool {
+        self.target.without != Some(why)
     }
 
     /// R7 = the function's first argument, R8 = its second one. The first thing that a program does.
@@ -196,7 +205,9 @@ impl Emitter<'_> {
         self.program.set(R1, Of(R9));
         self.slot_in_r1(out);
         self.program.set(R6, Of(R0));
-        self.unless_said_already(new);
+        if self.checks(Why::Again) {
+            self.unless_said_already(new);
+        }
         self.program.bind(new);
         self.ask_ring(Position::Produced);
         self.program.store(Width::Double, R6, slot(offset_of!(Slot, position)), Of(R0));
@@ -270,11 +281,15 @@ mod tests {
         let kernel = Kernel::made_up();
         let maps = Descriptors { processes: 3, rings: 4, slots: 5, counts: 6 };
         for (hook, carrier) in [(Hook::Entry, Carrier::Value), (Hook::Entry, Carrier::Slot), (Hook::Probe, Carrier::Slot)] {
-            for filters in [None, Some(8)] {
-                let kernel = Kernel { task_filters: filters, ..kernel.clone() };
-                let target = Target { kernel: &kernel, maps, hook, carrier, signal: 16 };
-                assert!(fault(target).finish().is_ok(), "{hook:?} {carrier:?}");
+            for kernel in
+                [kernel.clone(), Kernel { task_seccomp: None, task_dispatch: None, task_io_uring: None, ..kernel.clone() }]
+            {
+                let target = Target { kernel: &kernel, maps, hook, carrier, signal: 16, without: None };
                 assert!(event(target).finish().is_ok(), "{hook:?} {carrier:?}");
+                for without in Why::ALL.map(Some).into_iter().chain([None]) {
+                    let target = Target { without, ..target };
+                    assert!(fault(target).finish().is_ok(), "{hook:?} {carrier:?} {without:?}");
+                }
             }
         }
     }

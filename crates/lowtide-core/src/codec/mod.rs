@@ -82,6 +82,11 @@ impl Workspace {
     pub fn forget_compressor(&mut self) -> bool {
         self.zstd.forget_compressor()
     }
+
+    /// Gives back what zstd has taken, for both ways; it is there again when it is needed.
+    pub fn forget_contexts(&mut self) {
+        self.zstd.forget_contexts();
+    }
 }
 
 /// Bytes of memory that LZ4 compresses with, at least.
@@ -196,6 +201,10 @@ mod tests {
         assert!(!workspace.has_compressor() && !workspace.forget_compressor(), "there was no compressor");
         assert_eq!(held(&workspace), with_decompressor);
         assert_eq!(Codec::Zstd(3).compress(&text(1), &mut workspace), Some(n));
+        workspace.forget_contexts();
+        assert_eq!(held(&workspace), 0);
+        assert_eq!(Codec::Zstd(3).compress(&text(1), &mut workspace), Some(n));
+        assert!(Codec::Zstd(3).decompress(&mut workspace, n, &mut back) && back == text(1));
     }
 
     #[test]

@@ -115,6 +115,14 @@ impl Zstd {
         }
         had
     }
+
+    /// Gives the memory of both contexts back.
+    pub(super) fn forget_contexts(&mut self) {
+        if self.compressor.take().is_some() | self.decompressor.take().is_some() {
+            // SAFETY: the contexts were all that is there.
+            unsafe { self.memory.discard(0, self.memory.len()) }
+        }
+    }
 }
 
 impl Drop for Zstd {

@@ -53,4 +53,9 @@ impl Scratch {
     pub fn forget_compressor(&mut self) -> bool {
         self.workspace.forget_compressor()
     }
+
+    /// The same, and the memory of zstd's decompressor, some 100 KiB.
+    pub fn forget_contexts(&mut self) {
+        self.workspace.forget_contexts();
+    }
 }

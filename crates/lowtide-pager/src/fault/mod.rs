@@ -126,19 +126,28 @@ impl Pager {
     /// once.
     pub fn serve(&self, addr: usize, access: Access, worker: &mut Worker) -> Served {
         let page = PageNo::of(addr);
-        let (mut in_hand, mut no_memory) = (Patience::new(), Patience::new());
-        if access == Access::Protected {
+        let served = match access {
+            Access::Protected => self.let_write(page, worker),
+            _ => self.serve_missing(page, access, worker),
+        };
+        // Otherwise it is served once more, and counted then.
+        if matches!(served, Served::Done | Served::Lost) {
             add(&self.counters().faults_total, 1);
-            return self.let_write(page, worker);
         }
+        served
+    }
+
+    /// The same for a page that is missing.
+    fn serve_missing(&self, page: PageNo, access: Access, worker: &mut Worker) -> Served {
+        let (mut in_hand, mut no_memory) = (Patience::new(), Patience::new());
         let keeps_to_memory = worker.reach() == Reach::Memory;
-        let served = loop {
+        loop {
             let Some(operation) = self.enter() else {
                 if keeps_to_memory {
                     return Served::Elsewhere;
                 }
                 match self.serve_paused(page, worker) {
-                    Some(served) => break served,
+                    Some(served) => return served,
                     None => continue,
                 }
             };
@@ -151,7 +160,7 @@ impl Pager {
             let goes_on = match served {
                 Ok(served) => {
                     self.publish_own();
-                    break served;
+                    return served;
                 }
                 // Whoever may use everything finds out what it means.
                 Err(Again::NoMemory(_) | Again::Lost(..)) if keeps_to_memory => return Served::Elsewhere,
@@ -164,13 +173,9 @@ impl Pager {
             };
             if !goes_on {
                 self.give_up(page, served);
-                break Served::Lost;
+                return Served::Lost;
             }
-        };
-        if served != Served::Elsewhere {
-            add(&self.counters().faults_total, 1);
         }
-        served
     }
 
     /// The calling monitor, which has this worker, is about to wait: others are to look after the program's faults.

@@ -175,6 +175,14 @@ impl Worker {
         }
     }
 
+    /// Nobody is expected to need it soon: all of its memory goes back that can.
+    pub(crate) fn gives_all_back(&mut self) {
+        self.scratch.forget_contexts();
+        // SAFETY: as in `rests`.
+        unsafe { self.buffer.discard(0, self.used * PAGE_SIZE) }
+        self.used = 0;
+    }
+
     /// The codec's buffers.
     pub(crate) fn scratch(&mut self) -> &mut Scratch {
         &mut self.scratch

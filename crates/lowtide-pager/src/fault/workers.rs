@@ -3,7 +3,7 @@
 
 use alloc::boxed::Box;
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use lowtide_core::percpu;
 use lowtide_core::vm::{self, Mapping, OnFork};
@@ -11,23 +11,50 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 
 use crate::fault::worker::{Reach, Worker};
-use crate::sys::stack;
+use crate::sys::stack::call_on;
 
 /// Of a stack pointer at a call.
 const STACK_ALIGNMENT: usize = 16;
 /// Bytes of a stack; what is used of it takes memory. As much as the threads have that serve faults in `lowtide run`.
 const STACK: usize = 256 << 10;
 
+/// How far apart it is looked which workers were needed, in microseconds.
+const LOOK_EVERY_US: u64 = 100_000;
+/// What was not needed between so many looks gives its memory back.
+const UNNEEDED: u32 = 2;
+
 struct Place {
     busy: AtomicBool,
-    worker: UnsafeCell<Worker>,
-    stack: Mapping,
+    means: UnsafeCell<Means>,
 }
 
-impl Drop for Place {
+/// What a thread borrows.
+struct Means {
+    worker: Worker,
+    stack: Mapping,
+    /// Looks since it was borrowed.
+    unneeded: u32,
+}
+
+impl Means {
+    fn gives_all_back(&mut self) {
+        self.worker.gives_all_back();
+        // SAFETY: `&mut self`: no thread runs on it.
+        unsafe { self.stack.discard(0, self.stack.len()) }
+    }
+}
+
+impl Drop for Means {
     fn drop(&mut self) {
         // SAFETY: `&mut self`: no thread runs on it.
         unsafe { self.stack.retire() }
+    }
+}
+
+impl Place {
+    fn try_take(&self) -> bool {
+        // Acquire: pairs with the Release in `give_back`.
+        !self.busy.load(Ordering::Relaxed) && !self.busy.swap(true, Ordering::Acquire)
     }
 }
 
@@ -38,9 +65,11 @@ pub struct Workers {
     waiting: AtomicU32,
     /// ... and how often one was given back while some did.
     given_back: AtomicU32,
+    /// When [`Workers::rest`] looked last.
+    looked_us: AtomicU64,
 }
 
-// SAFETY: a worker and its stack belong to the thread that has set `busy`.
+// SAFETY: what a place holds belongs to the thread that has set `busy`.
 unsafe impl Sync for Workers {}
 // SAFETY: a worker may be used by any thread, by one at a time.
 unsafe impl Send for Workers {}
@@ -66,13 +95,16 @@ impl Workers {
         let place = |number| {
             Ok(Place {
                 busy: AtomicBool::new(false),
-                // It must not wait for pages: nobody else may be there to serve them.
-                worker: UnsafeCell::new(Worker::new(false)?.within(reach).numbered(number)),
-                stack: vm::map(STACK, OnFork::Copy)?,
+                means: UnsafeCell::new(Means {
+                    // It must not wait for pages: nobody else may be there to serve them.
+                    worker: Worker::new(false)?.within(reach).numbered(number),
+                    stack: vm::map(STACK, OnFork::Copy)?,
+                    unneeded: 0,
+                }),
             })
         };
         let places = (0..count).map(place).collect::<Result<_, Errno>>()?;
-        Ok(Workers { places, waiting: AtomicU32::new(0), given_back: AtomicU32::new(0) })
+        Ok(Workers { places, waiting: AtomicU32::new(0), given_back: AtomicU32::new(0), looked_us: AtomicU64::new(0) })
     }
 
     /// Calls `f`, which is moved there, with a worker and on its stack. A thread whose own stack may be missing must have nothing
@@ -81,8 +113,10 @@ impl Workers {
     /// thread under it has.
     pub fn with<R>(&self, f: impl FnOnce(&mut Worker) -> R) -> R {
         let place = self.take();
-        // SAFETY: `busy` is this thread's, hence the worker.
-        let worker = unsafe { &mut *place.worker.get() };
+        // SAFETY: `busy` is this thread's, hence what it stands for.
+        let Means { worker, stack, unneeded } = unsafe { &mut *place.means.get() };
+        *unneeded = 0;
+        let stack: &Mapping = stack;
         let call = Call { f: Some(f), worker, result: None };
         let entry = entry_of(&call);
         let below = size_of_val(&call).next_multiple_of(STACK_ALIGNMENT);
@@ -90,15 +124,34 @@ impl Workers {
         // SAFETY: the stack is this thread's as well; mappings end at a page, so there is room for the call, which is aligned.
         // `run` has a frame that no panic passes.
         let result = unsafe {
-            let top = place.stack.as_ptr().add(place.stack.len() - below);
+            let top = stack.as_ptr().add(stack.len() - below);
             let at = top.cast();
             core::ptr::write(at, call);
-            stack::call_on(top, entry, top);
+            call_on(top, entry, top);
             core::ptr::read(at).result
         };
         self.give_back(place);
         let Some(result) = result else { unreachable!("the call has returned") };
         result
+    }
+
+    /// Workers that nobody has borrowed for a while give their memory back: page buffer, decompressor and stack, up to half a
+    /// megabyte each. By one thread, now and then: the reclaimer. It borrows each for that, as others do to serve a fault: whoever
+    /// comes meanwhile takes another one or waits for some microseconds. Nothing here waits.
+    pub fn rest(&self, now_us: u64) {
+        if now_us.saturating_sub(self.looked_us.load(Ordering::Relaxed)) < LOOK_EVERY_US {
+            return;
+        }
+        self.looked_us.store(now_us, Ordering::Relaxed);
+        for place in self.places.iter().filter(|place| place.try_take()) {
+            // SAFETY: `busy` is this thread's, hence what it stands for.
+            let means = unsafe { &mut *place.means.get() };
+            means.unneeded = means.unneeded.saturating_add(1);
+            if means.unneeded == UNNEEDED {
+                means.gives_all_back();
+            }
+            self.give_back(place);
+        }
     }
 
     fn take(&self) -> &Place {
@@ -124,9 +177,7 @@ impl Workers {
 
     fn try_take(&self) -> Option<&Place> {
         let (first, count) = (percpu::current(), self.places.len());
-        // Acquire: pairs with the Release in `give_back`.
-        let is_free = |place: &&Place| !place.busy.load(Ordering::Relaxed) && !place.busy.swap(true, Ordering::Acquire);
-        (first..first + count).map(|i| &self.places[i % count]).find(is_free)
+        (first..first + count).map(|i| &self.places[i % count]).find(|place| place.try_take())
     }
 
     fn give_back(&self, place: &Place) {
@@ -171,6 +222,71 @@ mod tests {
             }
         });
     }
+
+    const PAGES: usize = 40;
+
+    /// How many pages of the first worker's buffer have this in them, and whether there is something on its stack.
+    fn held(workers: &Workers, byte: u8) -> (usize, bool) {
+        // SAFETY: no other thread has these workers.
+        let means = unsafe { &mut *workers.places[0].means.get() };
+        // SAFETY: so many bytes, which nobody writes to now.
+        let stack = unsafe { core::slice::from_raw_parts(means.stack.as_ptr(), means.stack.len()) };
+        let pages = means.worker.buffer_and_waiters().0.iter().filter(|page| page[9] == byte).count();
+        (pages, stack.iter().any(|byte| *byte != 0))
+    }
+
+    #[test]
+    fn who_is_not_needed_gives_its_memory_back_and_who_is_does_not() {
+        let workers = Workers::new(1, Reach::Memory).unwrap();
+        let fill = || workers.with(|worker| worker.parts(PAGES).0[..PAGES].iter_mut().for_each(|page| page.fill(7)));
+        let mut now = LOOK_EVERY_US;
+        let mut look = || {
+            workers.rest(now);
+            // Too soon after the other one to count.
+            workers.rest(now + LOOK_EVERY_US / 2);
+            now += LOOK_EVERY_US;
+            held(&workers, 7)
+        };
+        fill();
+        assert_eq!(look(), (PAGES, true), "at once");
+        assert_eq!(look(), (0, false), "not at all");
+        // It works as before, as often as it is needed.
+        for _ in 0..5 {
+            fill();
+            assert_eq!(look(), (PAGES, true), "although it was needed");
+        }
+    }
+
+    /// What a thread has in its worker's buffer and on its stack is there as long as it has the worker.
+    #[test]
+    fn who_has_a_worker_loses_nothing_to_one_that_rests() {
+        const ROUNDS: usize = 2000;
+        let (workers, ended) = (Workers::new(3, Reach::Memory).unwrap(), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for thread in 0..2u8 {
+                let (workers, ended) = (&workers, &ended);
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        let byte = (round as u8).wrapping_mul(2).wrapping_add(thread) | 1;
+                        workers.with(move |worker| {
+                            let mut on_stack = [byte; 3000];
+                            worker.parts(2).0[..2].iter_mut().for_each(|page| page.fill(byte));
+                            std::thread::yield_now();
+                            assert!(core::hint::black_box(&mut on_stack).iter().all(|b| *b == byte));
+                            assert!(worker.parts(2).0[..2].iter().flatten().all(|b| *b == byte));
+                        });
+                    }
+                    ended.fetch_add(1, Ordering::SeqCst);
+                });
+            }
+            let mut now = 0;
+            while ended.load(Ordering::SeqCst) < 2 {
+                now += LOOK_EVERY_US;
+                workers.rest(now);
+            }
+        });
+    }
+
     /// Who waits sleeps: it uses no CPU, and is woken when there is one.
     #[test]
     fn who_waits_for_a_worker_sleeps() {

@@ -101,9 +101,12 @@ fn a_fault_that_meets_the_end_of_an_event_is_served_soon() {
         let of = |i: usize| if latency_floor_ns(i) >= from_ns { get(&house.pager.proc().latency[i]) } else { 0 };
         (0..LATENCY_BUCKETS).map(of).sum()
     };
+    let before = get(&house.pager.counters().faults_total);
     // Pages far apart: none comes with another one.
     (0..ROUNDS).for_each(|i| a_fault_and_an_event(&house, at, i * (PAGES / 2 / ROUNDS), 16));
     assert!(served(0) >= ROUNDS as u64, "{} faults", served(0));
+    // However often each was tried.
+    assert_eq!(get(&house.pager.counters().faults_total) - before, ROUNDS as u64);
     let late = served(1_000_000);
     assert!(late < ROUNDS as u64 / 2, "{late} of {ROUNDS} faults waited for a millisecond");
 }

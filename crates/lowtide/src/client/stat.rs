@@ -119,12 +119,25 @@ fn readable(stat: &Value) -> String {
         .map(|kind| format!("{} {}", of("faults", kind), kind.replace('_', " ")))
         .collect();
     line("faults", format!("{}: {}", of("faults", "total"), faults.join(", ")));
+    if let Some(in_thread) = in_thread(stat) {
+        line("in thread", in_thread);
+    }
     let latency: Vec<String> = ["p50", "p90", "p99", "p999", "max"]
         .iter()
         .map(|key| format!("{key} {:.1}", stat["fault_latency_us"][*key].as_f64().unwrap_or(0.0)))
         .collect();
     line("latency", format!("{} us", latency.join(", ")));
     all + &areas(stat) + &clusters(stat) + &by_process(stat) + &warnings(stat)
+}
+
+/// How many faults threads served themselves, and why the others went to handler threads; `None`: no thread serves its own.
+fn in_thread(stat: &Value) -> Option<String> {
+    let own = number(&stat["faults"], "in_thread");
+    let counts = stat["ring_records"].as_object().into_iter().flatten();
+    let counts = counts.filter_map(|(why, count)| Some((why, count.as_u64().filter(|count| *count > 0)?)));
+    let others: Vec<String> = counts.map(|(why, count)| format!("{count} {}", why.replace('_', " "))).collect();
+    let shown = if others.is_empty() { "none".to_owned() } else { others.join(", ") };
+    (own > 0 || !others.is_empty()).then(|| format!("{own} of them; to handler threads: {shown}"))
 }
 
 fn areas(stat: &Value) -> String {
@@ -234,6 +247,10 @@ mod tests {
         let text = readable(&json!({ "ok": true, "program": "x", "areas": [{ "spec": "dir:/x" }], "warnings": ["odd\u{7}"] }));
         assert!(text.contains("dir:/x") && text.contains("warning: odd?"), "{text}");
         assert!(!readable(&json!({})).is_empty());
+        assert!(!text.contains("in thread"), "{text}");
+        let records = json!({ "kernel_mode": 3, "traced": 0, "asked_already": 2 });
+        let text = readable(&json!({ "faults": { "total": 9, "in_thread": 4 }, "ring_records": records }));
+        assert!(text.contains("in thread  4 of them; to handler threads: 3 kernel mode, 2 asked already\n"), "{text}");
         let clusters = json!({ "opened": 3, "free": 1, "by_eighths": [2], "never_opened": 7 });
         let text = readable(&json!({ "areas": [{ "spec": "dir:/x", "clusters": clusters }], "areas_not_counted": [4] }));
         assert!(text.contains("CLUSTERS OF") && text.contains("without 1 processes"), "{text}");

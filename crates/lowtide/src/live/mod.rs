@@ -18,6 +18,7 @@ mod task;
 pub use task::{Answer, Step, Task, in_vain, said};
 
 use crate::plan::Plan;
+use crate::supervisor::in_thread::InThread;
 use crate::supervisor::shared_memory::Shared;
 use crate::supervisor::tree::Tree;
 use areas::Areas;
@@ -37,6 +38,8 @@ pub struct Live<'a> {
     pub areas: Areas,
     /// Its limits.
     pub limits: Limits,
+    /// Who of them is told of its own faults.
+    pub in_thread: InThread,
     /// All warnings shown.
     pub warnings: Vec<String>,
     /// When the program was started.
@@ -52,13 +55,14 @@ pub struct Live<'a> {
 
 impl<'a> Live<'a> {
     /// A run that starts now. Takes the swap areas of the plan.
-    pub fn new(plan: &mut Plan, shared: &'a Shared) -> Live<'a> {
+    pub fn new(plan: &mut Plan, shared: &'a Shared, in_thread: InThread) -> Live<'a> {
         Live {
             shared,
             program: plan.argv.first().map_or_else(String::new, |name| name.display().to_string()),
             tree: Tree::new(shared.segment()),
             areas: Areas::new(std::mem::take(&mut plan.swap), shared.settings(), shared.segment()),
             limits: Limits::new(shared.settings(), plan.pool_given),
+            in_thread,
             warnings: plan.warnings.clone(),
             started: Instant::now(),
             opening: false,

@@ -3,7 +3,7 @@
 
 use crate::live::Live;
 use crate::stats::list::{Figure, Number, Shape};
-use crate::stats::{Area, Evictions, Faults, Histogram, Memory, Pages, Pool, Stats, Work, Writeback};
+use crate::stats::{Area, Evictions, Faults, Histogram, Memory, Pages, Pool, RingRecords, Stats, Work, Writeback};
 use crate::supervisor::series::{self, Cost};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
@@ -54,6 +54,7 @@ fn families(stats: &Stats, cost: Cost) -> Vec<Family> {
     group(&mut all, Memory::NAME, Memory::ABOUT, stats.memory.figures());
     group(&mut all, Pages::NAME, Pages::ABOUT, stats.pages.figures());
     group(&mut all, Faults::NAME, Faults::ABOUT, stats.faults.figures());
+    group(&mut all, RingRecords::NAME, RingRecords::ABOUT, stats.ring_records.figures());
     group(&mut all, Evictions::NAME, Evictions::ABOUT, stats.evictions.figures());
     group(&mut all, Writeback::NAME, Writeback::ABOUT, stats.writeback.figures());
     group(&mut all, Pool::NAME, Pool::ABOUT, stats.pool.figures());

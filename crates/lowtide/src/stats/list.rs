@@ -192,6 +192,42 @@ figures! {
 }
 
 figures! {
+    /// What went to fault handler threads although threads serve their own faults (`--faults in-thread`), by why.
+    RingRecords, "ring_records" {
+        /// The page was there and write-protected, or watched otherwise.
+        protected: u64, Kind;
+        /// The kernel missed it: in a system call, or for another process.
+        kernel_mode: u64, Kind;
+        /// A thread of another process did, in this address space: a child of vfork.
+        another_process: u64, Kind;
+        /// A tracer would have seen the signal.
+        traced: u64, Kind;
+        /// The thread blocked the signal.
+        signal_blocked: u64, Kind;
+        /// The program had a handler of its own for the signal, or ignored it.
+        another_handler: u64, Kind;
+        /// No room for the signal's frame was in memory.
+        no_stack: u64, Kind;
+        /// Seccomp could have forbidden what the handler does.
+        seccomp: u64, Kind;
+        /// The thread's system calls become signals, also those of the handler.
+        user_dispatch: u64, Kind;
+        /// The thread has used io_uring.
+        io_uring: u64, Kind;
+        /// The handler could not serve it: a device, no room, a fork, an event that waited.
+        declined: u64, Kind;
+        /// The kernel did not send the signal.
+        not_sent: u64, Kind;
+        /// No fault, but an event of userfaultfd's: memory was unmapped, removed, moved or forked.
+        event: u64, Kind;
+        /// No record: the ring was full, and the userfaultfd was read.
+        ring_full: u64, Kind;
+        /// No record: the thread's last one, which nobody had read yet, said the same.
+        asked_already: u64, Kind;
+    }
+}
+
+figures! {
     /// Evictions: pages that were taken out of the program's memory.
     Evictions, "evictions" {
         /// Pages that were detached from the program.

@@ -5,13 +5,14 @@ pub mod fills;
 pub mod list;
 mod refaults;
 
-pub use list::{Area, Evictions, Faults, Memory, Pages, Pool, Work, Writeback};
+pub use list::{Area, Evictions, Faults, Memory, Pages, Pool, RingRecords, Work, Writeback};
 pub use refaults::{KINDS as REFAULT_KINDS, Refaults};
 
 use crate::live::Live;
 use crate::live::areas::{Listed, State};
 use crate::live::processes::{self, Process};
 use crate::supervisor::tree::{AreaNow, Gauges};
+use lowtide_bpf::record::Why;
 use lowtide_config::size;
 use lowtide_core::store::{AreaState, FillWords};
 use lowtide_core::vm::PAGE_SIZE;
@@ -42,6 +43,7 @@ pub struct Stats {
     pub compression_ratio: f64,
     pub pages: Pages,
     pub faults: Faults,
+    pub ring_records: RingRecords,
     pub evictions: Evictions,
     pub work: Work,
     pub pool: Pool,
@@ -135,6 +137,7 @@ impl Stats {
                 ..Pages::counted(&counters)
             },
             faults: Faults::counted(&counters),
+            ring_records: RingRecords::new(&run.in_thread.counts()),
             evictions: Evictions::counted(&counters),
             work: Work::counted(&counters),
             pool: Pool::counted(&counters),
@@ -218,6 +221,30 @@ impl Histogram {
             sum_seconds: service_ns as f64 / 1e9,
             count: latencies.iter().sum(),
             buckets: octaves.map(|(i, counts)| (bound(i), counts.iter().sum())).collect(),
+        }
+    }
+}
+
+impl RingRecords {
+    /// By counts in the order of [`Why::ALL`].
+    fn new(counts: &[u64; Why::ALL.len()]) -> RingRecords {
+        let of = |why: Why| counts[why as usize];
+        RingRecords {
+            protected: of(Why::Protected),
+            kernel_mode: of(Why::KernelMode),
+            another_process: of(Why::OtherProcess),
+            traced: of(Why::Traced),
+            signal_blocked: of(Why::Blocked),
+            another_handler: of(Why::OtherHandler),
+            no_stack: of(Why::NoStack),
+            seccomp: of(Why::Filtered),
+            user_dispatch: of(Why::Dispatched),
+            io_uring: of(Why::IoUring),
+            declined: of(Why::Declined),
+            not_sent: of(Why::NotSent),
+            event: of(Why::Event),
+            ring_full: of(Why::Lost),
+            asked_already: of(Why::Again),
         }
     }
 }
@@ -306,6 +333,14 @@ fn rounded(value: f64) -> f64 {
 mod tests {
     use super::*;
     use lowtide_pager::segment::latency_bucket;
+
+    #[test]
+    fn each_reason_is_counted_under_its_name() {
+        let records = RingRecords::new(&std::array::from_fn(|i| 100 + i as u64)).figures();
+        let found: Vec<_> = records.iter().map(|figure| (figure.key.to_owned(), figure.value)).collect();
+        let wanted = Why::ALL.map(|why| (why.name().replace(' ', "_"), list::Number::Whole(100 + why as u64)));
+        assert_eq!(found, wanted);
+    }
 
     #[test]
     fn percentiles_of_a_known_load() {

@@ -40,7 +40,6 @@ pub struct Broker {
     name: String,
     connections: Vec<Connection>,
     handed_on: HandedOn,
-    in_thread: InThread,
     entering: Entering,
 }
 
@@ -83,13 +82,12 @@ impl Rights {
 
 impl Broker {
     /// Listens on a socket with a name that nobody can guess; the error says why it can't.
-    pub fn new(in_thread: InThread) -> (Broker, Result<(), Errno>) {
+    pub fn new() -> (Broker, Result<(), Errno>) {
         let mut broker = Broker {
             listener: None,
             name: String::new(),
             connections: Vec::new(),
             handed_on: HandedOn::default(),
-            in_thread,
             entering: Entering::default(),
         };
         let listening = broker.listen();
@@ -113,11 +111,6 @@ impl Broker {
         &self.name
     }
 
-    /// See [`InThread::left`].
-    pub fn faults_left(&self) -> Option<String> {
-        self.in_thread.left()
-    }
-
     /// Who is about to be entered.
     pub fn entering(&mut self) -> &mut Entering {
         &mut self.entering
@@ -129,15 +122,15 @@ impl Broker {
         listener.into_iter().chain(self.connections.iter().map(|c| &c.socket)).map(AsFd::as_fd)
     }
 
-    /// Answers all that has been asked.
-    pub fn serve(&mut self, shared: &Shared) {
+    /// Answers all that has been asked. `in_thread`: who is told of their faults.
+    pub fn serve(&mut self, shared: &Shared, in_thread: &mut InThread) {
         while self.connections.len() < MAX_CONNECTIONS
             && let Some(listener) = &self.listener
             && let Ok(socket) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
         {
             self.connections.extend(Connection::of(socket));
         }
-        let (handed_on, in_thread, entering) = (&mut self.handed_on, &mut self.in_thread, &mut self.entering);
+        let (handed_on, entering) = (&mut self.handed_on, &mut self.entering);
         handed_on.0.retain(|heirloom| ancestry::is_alive(&heirloom.parent));
         self.connections.retain(|connection| {
             connection.serve(shared, handed_on, in_thread, entering)

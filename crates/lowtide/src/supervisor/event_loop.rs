@@ -77,7 +77,7 @@ pub fn supervise<'a>(
         let tick = this.run.tree.tick();
         sleep(signals, broker, control, this.onlookers.requests.as_ref(), tick.saturating_sub(last_look.elapsed()));
         this.run.wakeups += 1;
-        broker.serve(shared);
+        broker.serve(shared, &mut this.run.in_thread);
         if let Some(requests) = &this.onlookers.requests {
             requests.serve(|| metrics::text(&this.run));
         }

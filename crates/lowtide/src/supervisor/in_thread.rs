@@ -71,13 +71,10 @@ impl InThread {
         Ok([ring, maps.slots])
     }
 
-    /// Why faults were left to handler threads, and how often, in one line; `None`: no thread of the run was to serve its own.
-    pub fn left(&self) -> Option<String> {
-        let notifier = self.notifier.as_ref().filter(|_| !self.registered.is_empty())?;
-        let count = |why: Why| privilege::with(privilege::TRACING, || notifier.count(why)).unwrap_or(0);
-        let counts = Why::ALL.into_iter().map(|why| (why, count(why))).filter(|(_, count)| *count > 0);
-        let parts: Vec<String> = counts.map(|(why, count)| format!("{} {count}", why.name())).collect();
-        Some(if parts.is_empty() { "none".to_owned() } else { parts.join(", ") })
+    /// How many records went to handler threads for each reason, in the order of [`Why::ALL`]; zeros where no thread is told.
+    pub fn counts(&self) -> [u64; Why::ALL.len()] {
+        let Some(notifier) = &self.notifier else { return [0; Why::ALL.len()] };
+        privilege::with(privilege::TRACING, || Why::ALL.map(|why| notifier.count(why).unwrap_or(0)))
     }
 
     /// Processes that have ended are not registered any more: others may get their numbers.

@@ -150,6 +150,7 @@ fn statistics_and_warnings() {
         "compression_ratio",
         "pages",
         "faults",
+        "ring_records",
         "evictions",
         "work",
         "pool",
