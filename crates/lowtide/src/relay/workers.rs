@@ -141,8 +141,9 @@ impl Shared {
             match channel.work() {
                 Worked::Hello(hello) => channel.greet(self.devices.open(hello)),
                 Worked::Waits(waits) => break waits,
-                // Nobody asks before the answer.
-                Worked::Asked | Worked::Over => return self.is_left(&channel),
+                // It was answered, and asks at once: there is room for an answer, so a worker sees to it now.
+                Worked::Asked => break Waits::ToWrite,
+                Worked::Over => return self.is_left(&channel),
             }
         };
         let number = self.next.fetch_add(1, Ordering::Relaxed);
