@@ -135,7 +135,8 @@ fn pages_go_to_a_server_and_come_back_and_nothing_is_left_there() {
     run.wait_until("pages are out", |run| number(&area(&scene, run, &spec), "used") > 64 * MIB);
     run.wait_until("pages come back", |run| number(&area(&scene, run, &spec), "read_bytes") > 64 * MIB);
     let stat = scene.stat(run.pid);
-    assert!(number(&stat, "ram_peak") <= 48 * MIB, "{stat}");
+    // What is allowed where existing mappings grow (docs/lab.md).
+    assert!(number(&stat, "ram_peak") <= 48 * MIB * 105 / 100 + 16 * MIB, "{stat}");
     assert!(server.keys() > 16_000, "a page is a key");
     let client = server.ask("CLIENT LIST");
     assert!(client.lines().count() >= 2, "{client}");
