@@ -126,9 +126,7 @@ impl Drop for Leaving {
 /// whose child needs this process until then, and keeps others from beginning one. One thread at a time, as in the kernel.
 pub fn leaves() -> Option<Leaving> {
     // A vforked child leaves by itself. (It would never take its mark off this process's memory, either.)
-    if agent::active().is_none() || agent::owner() != agent::pid() {
-        return None;
-    }
+    agent::active()?;
     let me = thread::id();
     for _ in 0..PATIENCE_MS {
         // SeqCst, and the look at `ANNOUNCED` that follows: pairs with `prepare`.

@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lowtide_config::reason;
@@ -36,8 +36,6 @@ pub struct Remote {
     fences: Mutex<Vec<Fence>>,
     /// The run is over: what is read or written no longer matters.
     over: AtomicBool,
-    /// How many connections were made, and how many commands were under way on those that were given up.
-    connections: AtomicU64,
 }
 
 /// A connection that was given up: the server may still carry out what it has been sent there, and that could come after what
@@ -91,8 +89,6 @@ pub struct Facts {
     pub cluster: bool,
     /// It copies another server.
     pub replica: bool,
-    /// It reads its file, and answers nothing yet.
-    pub loading: bool,
 }
 
 impl Facts {
@@ -115,7 +111,6 @@ impl Facts {
             machine: number("total_system_memory"),
             cluster: field("cluster_enabled") == "1",
             replica: field("role") == "slave",
-            loading: field("loading") == "1",
         }
     }
 
@@ -165,14 +160,7 @@ pub struct Link {
 impl Remote {
     /// A server to be used; nothing is done yet.
     pub fn new(server: Server, password: Option<String>, timeout: Duration) -> Remote {
-        Remote {
-            server,
-            timeout,
-            password,
-            fences: Mutex::default(),
-            over: AtomicBool::new(false),
-            connections: AtomicU64::new(0),
-        }
+        Remote { server, timeout, password, fences: Mutex::default(), over: AtomicBool::new(false) }
     }
 
     /// Nothing is to be read or written any more: who tries gives up soon.
@@ -183,11 +171,6 @@ impl Remote {
     /// Whether [`Remote::end`] was called.
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Relaxed)
-    }
-
-    /// How many connections were made.
-    pub fn connections(&self) -> u64 {
-        self.connections.load(Ordering::Relaxed)
     }
 
     /// Connects, and asks the server what it is. Whether it will do is for the caller to ask ([`Facts::refusal`]).
@@ -223,7 +206,6 @@ impl Remote {
         if matches!(&may_end, Reply::Error(text) if text.starts_with("NOPERM") || text.contains("unknown")) {
             return Err(Problem::Refused(NO_FENCES.to_owned()));
         }
-        self.connections.fetch_add(1, Ordering::Relaxed);
         Ok(Link { connection, facts, client, made: Instant::now() })
     }
 

@@ -2,9 +2,8 @@
 
 mod live;
 
-use live::{MIB, Run, Scene, program, turn};
+use live::{MIB, Run, Scene, area, ends_well, number, program, turn, verifier};
 use rustix::process::{Pid, Signal};
-use serde_json::Value;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -86,21 +85,6 @@ impl Drop for Server {
     }
 }
 
-/// A run of the program that checks its memory all the time, and what is out on the server.
-fn verifier(scene: &Scene, options: &str, arguments: &str) -> Run {
-    let mut run = scene.start(&format!("--quiet {options}"), &program("verifies"), arguments);
-    run.wait_until("the memory is filled", |_| scene.path("ready").exists());
-    run
-}
-
-/// Every byte was right, and nobody complained.
-#[track_caller]
-fn ends_well(scene: &Scene, run: Run) {
-    scene.wake();
-    let (out, err) = run.finish();
-    assert_eq!((out.as_str(), err.as_str()), ("OK\n", ""));
-}
-
 /// The run was stopped by lowtide with a message that holds these words, and no byte was wrong.
 #[track_caller]
 fn is_stopped(run: &mut Run, words: &[&str]) -> String {
@@ -114,16 +98,12 @@ fn is_stopped(run: &mut Run, words: &[&str]) -> String {
     err
 }
 
-/// A number of an area, by its SPEC.
+/// Pages come back again.
 #[track_caller]
-fn area(scene: &Scene, run: &Run, spec: &str) -> Value {
-    let stat = scene.stat(run.pid);
-    let areas = stat["areas"].as_array().expect("a list");
-    areas.iter().find(|area| area["spec"] == spec).unwrap_or_else(|| panic!("no {spec}: {stat}")).clone()
-}
-
-fn number(value: &Value, key: &str) -> u64 {
-    value[key].as_u64().unwrap_or_else(|| panic!("no {key}: {value}"))
+fn goes_on(scene: &Scene, run: &mut Run, spec: &str) {
+    let reads = |run: &Run| number(&area(scene, run, spec), "reads");
+    let before = reads(run);
+    run.wait_until("pages come back again", |run| reads(run) > before + 100);
 }
 
 #[test]
@@ -264,9 +244,7 @@ fn a_server_that_hangs_for_a_moment_is_waited_for() {
     server.signal(Signal::STOP);
     thread::sleep(Duration::from_secs(3));
     server.signal(Signal::CONT);
-    let reads = |run: &Run| number(&area(&scene, run, &spec), "reads");
-    let before = reads(&run);
-    run.wait_until("pages come back again", |run| reads(run) > before + 100);
+    goes_on(&scene, &mut run, &spec);
     scene.wake();
     let (out, err) = run.finish();
     assert_eq!(out, "OK\n", "{err}");
@@ -284,9 +262,7 @@ fn a_run_whose_lowtide_is_stopped_goes_on_when_it_is_continued() {
     rustix::process::kill_process(lowtide, Signal::STOP).expect("sent");
     thread::sleep(Duration::from_secs(1));
     rustix::process::kill_process(lowtide, Signal::CONT).expect("sent");
-    let reads = |run: &Run| number(&area(&scene, run, &spec), "reads");
-    let before = reads(&run);
-    run.wait_until("pages come back again", |run| reads(run) > before + 100);
+    goes_on(&scene, &mut run, &spec);
     ends_well(&scene, run);
 }
 
@@ -315,9 +291,7 @@ fn a_server_that_comes_back_with_its_data_goes_on() {
     let spec = server.spec();
     let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec}"), "64 n");
     server.start_again();
-    let reads = |run: &Run| number(&area(&scene, run, &spec), "reads");
-    let before = reads(&run);
-    run.wait_until("pages come back again", |run| reads(run) > before + 100);
+    goes_on(&scene, &mut run, &spec);
     scene.wake();
     let (out, err) = run.finish();
     assert_eq!(out, "OK\n", "{err}");

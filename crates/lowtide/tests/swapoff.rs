@@ -3,41 +3,13 @@
 mod live;
 mod progress;
 
-use live::{MIB, Run, Scene, program, turn};
+use live::{MIB, Run, Scene, area, ends_well, number, turn, verifier};
 use rustix::process::{Pid, Signal};
-use serde_json::Value;
 use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
-
-fn number(value: &Value, key: &str) -> u64 {
-    value[key].as_u64().unwrap_or_else(|| panic!("no {key}: {value}"))
-}
-
-/// A run of the program that checks its memory all the time.
-fn verifier(scene: &Scene, options: &str, arguments: &str) -> Run {
-    let mut run = scene.start(&format!("--quiet {options}"), &program("verifies"), arguments);
-    run.wait_until("the memory is filled", |_| scene.path("ready").exists());
-    run
-}
-
-/// Every byte was right, and nobody complained.
-#[track_caller]
-fn ends_well(scene: &Scene, run: Run) {
-    scene.wake();
-    let (out, err) = run.finish();
-    assert_eq!((out.as_str(), err.as_str()), ("OK\n", ""));
-}
-
-/// A number of an area, by its SPEC.
-#[track_caller]
-fn area(scene: &Scene, run: &Run, spec: &str) -> Value {
-    let stat = scene.stat(run.pid);
-    let areas = stat["areas"].as_array().expect("a list");
-    areas.iter().find(|area| area["spec"] == spec).unwrap_or_else(|| panic!("no {spec}: {stat}")).clone()
-}
 
 #[test]
 fn an_area_is_emptied_into_another_one() {

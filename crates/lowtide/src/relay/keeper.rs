@@ -1,5 +1,5 @@
-//! Keeps the server in order: renews the run's lease, by a thread of its own, removes the pages of devices that are gone, what runs have left that were
-//! killed, and in the end all that the run has.
+//! Keeps the server in order: renews the run's lease, by a thread of its own, removes the pages of devices that are gone, what
+//! runs have left that were killed, and in the end all that the run has.
 
 use super::devices::Device;
 use super::spawn;

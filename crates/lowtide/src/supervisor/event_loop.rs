@@ -10,7 +10,6 @@ use crate::supervisor::broker::Broker;
 use crate::supervisor::enter::{Agent, Seen};
 use crate::supervisor::own_threads::OwnThreads;
 use crate::supervisor::series::Series;
-use crate::supervisor::shared_memory::AGENT;
 use lowtide_config::proc;
 use lowtide_pager::segment::{MAX_WARNINGS, Segment};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -83,7 +82,7 @@ pub fn supervise<'a>(
         }
         control.serve(&mut this.run);
         this.pass_on(signals, child, ended.is_none());
-        let agent = Agent { file: AGENT, path: &shared.preload, files: None };
+        let agent = Agent { path: &shared.preload, files: None };
         let saw = |pid, status| {
             let seen = broker.entering().saw(pid, status, &agent);
             if let Some(Seen::NotEntered(text)) = &seen {

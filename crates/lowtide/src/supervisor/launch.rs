@@ -6,7 +6,7 @@ use crate::host::privilege;
 use crate::plan::Plan;
 use crate::program::Entry;
 use crate::supervisor::enter::{self, Agent};
-use crate::supervisor::shared_memory::{AGENT, Shared};
+use crate::supervisor::shared_memory::Shared;
 use crate::supervisor::signals::Inherited;
 use lowtide_config::reason;
 use lowtide_pager::segment::ENV_SEGMENT;
@@ -80,7 +80,7 @@ pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<Pid,
     if enters {
         let path = library.as_ref().map_or(&shared.preload, |(_, entry)| entry);
         let files = open.as_ref().map(|files| files.each_ref().map(AsRawFd::as_raw_fd));
-        enter::enter(child, &Agent { file: AGENT, path, files }, inherited.mask())?;
+        enter::enter(child, &Agent { path, files }, inherited.mask())?;
     }
     Ok(child)
 }

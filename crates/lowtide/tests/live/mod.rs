@@ -310,3 +310,31 @@ impl Client {
             || !self.send("\n")
     }
 }
+
+/// A number of a JSON object.
+pub fn number(value: &Value, key: &str) -> u64 {
+    value[key].as_u64().unwrap_or_else(|| panic!("no {key}: {value}"))
+}
+
+/// A run of the program that checks its memory all the time.
+pub fn verifier(scene: &Scene, options: &str, arguments: &str) -> Run {
+    let mut run = scene.start(&format!("--quiet {options}"), &program("verifies"), arguments);
+    run.wait_until("the memory is filled", |_| scene.path("ready").exists());
+    run
+}
+
+/// Every byte was right, and nobody complained.
+#[track_caller]
+pub fn ends_well(scene: &Scene, run: Run) {
+    scene.wake();
+    let (out, err) = run.finish();
+    assert_eq!((out.as_str(), err.as_str()), ("OK\n", ""));
+}
+
+/// A number of an area, by its SPEC.
+#[track_caller]
+pub fn area(scene: &Scene, run: &Run, spec: &str) -> Value {
+    let stat = scene.stat(run.pid);
+    let areas = stat["areas"].as_array().expect("a list");
+    areas.iter().find(|area| area["spec"] == spec).unwrap_or_else(|| panic!("no {spec}: {stat}")).clone()
+}

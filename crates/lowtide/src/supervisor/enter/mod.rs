@@ -10,6 +10,7 @@ mod tracee;
 
 use crate::error::Failure;
 use crate::signal_fd::SignalSet;
+use crate::supervisor::shared_memory::AGENT;
 use image::Image;
 use linux_raw_sys::general as sys;
 use rustix::fd::RawFd;
@@ -34,9 +35,7 @@ pub const MAY_NOT: Errno = Errno::CANCELED;
 
 /// What is brought into a program.
 pub struct Agent<'a> {
-    /// Its file.
-    pub file: &'a [u8],
-    /// The path by which the program finds that.
+    /// The path by which the program finds its file.
     pub path: &'a str,
     /// Descriptors of the settings and the segment, which the program has, if it can't follow their paths.
     pub files: Option<[RawFd; 2]>,
@@ -67,7 +66,7 @@ pub fn enter(child: Pid, agent: &Agent<'_>, mask: &SignalSet) -> Result<(), Fail
 fn bring(mut tracee: Tracee, agent: &Agent<'_>, mask: Option<&SignalSet>) -> Result<(), Untraced> {
     // It is the same each time.
     static IMAGE: OnceLock<Option<Image>> = OnceLock::new();
-    let image = IMAGE.get_or_init(|| Image::of(agent.file).ok()).as_ref();
+    let image = IMAGE.get_or_init(|| Image::of(AGENT).ok()).as_ref();
     let image = image.ok_or(Untraced::Failed("the agent's file", Errno::NOEXEC))?;
     let mask = match mask {
         Some(mask) => mask.bits(),
