@@ -50,7 +50,7 @@ int main(int argc, char **argv)
 		pid_t child = fork();
 		MUST(child >= 0);
 		if (child == 0) {
-			uint64_t random = i;
+			uint64_t random = mix(i);
 			for (int n = 0; n < 50; n++) {
 				size_t page = next_random(&random) % pages;
 				check_page(start + page * PAGE, kind_at("tnw", page), 1 + page * PAGE, "in the child");

@@ -32,11 +32,12 @@ static void check_at(size_t page, const char *where)
 	check_page(memory + page * PAGE, kind_at(KINDS, page), page * PAGE, where);
 }
 
-/* So many pages at random. */
+/* So many pages at random: others for each seed. (The generator's states are numbers in a row: from 1 it gives what it gives from 2, one later.) */
 static void touch(uint64_t seed, size_t times, const char *where)
 {
+	uint64_t state = mix(seed);
 	while (times-- > 0)
-		check_at(next_random(&seed) % pages, where);
+		check_at(next_random(&state) % pages, where);
 }
 
 /* The memory is touched for so long that a limit holds, and threads serve themselves if they are to. */

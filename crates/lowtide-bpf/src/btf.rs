@@ -103,6 +103,14 @@ impl Btf {
         self.known.get(&(kind, name.to_owned())).copied().ok_or_else(|| Error::Missing(format!("{word} {name}")))
     }
 
+    /// What is found in a kernel that has this structure; `None`: it has not. So nothing is left out because a member has another name.
+    ///
+    /// # Errors
+    /// Those of `found`.
+    pub fn where_there<T>(&self, structure: &str, found: impl FnOnce() -> Result<T, Error>) -> Result<Option<T>, Error> {
+        self.find(Kind::Struct, structure).ok().map(|_| found()).transpose()
+    }
+
     /// Bytes from the beginning of a structure to a member, which may stand in structures without names inside of it.
     ///
     /// # Errors
@@ -295,6 +303,15 @@ mod tests {
         assert_eq!(btf.find(Kind::Function, "paint").unwrap(), Id(6));
         assert_eq!(btf.find(Kind::Function, "gone").unwrap_err().to_string(), "this kernel has no function gone");
         assert_eq!(btf.offset("outer", "none").unwrap_err().to_string(), "this kernel has no outer.none");
+    }
+
+    #[test]
+    fn what_a_kernel_is_without_is_no_error_but_a_member_of_another_name_is() {
+        let btf = Btf::parse(made().bytes(), &NAMES).unwrap();
+        let last = || btf.offset("outer", "last");
+        assert_eq!(btf.where_there("outer", last).unwrap(), Some(32));
+        assert_eq!(btf.where_there("gone", last).unwrap(), None);
+        assert!(btf.where_there("outer", || btf.offset("outer", "none")).is_err());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::btf::{Btf, Kind};
 use crate::error::Error;
 
 /// All types that are asked for.
-const NAMES: [(Kind, &str); 16] = [
+const NAMES: [(Kind, &str); 19] = [
     (Kind::Struct, "vm_fault"),
     (Kind::Struct, "vm_area_struct"),
     (Kind::Struct, "mm_struct"),
@@ -14,6 +14,9 @@ const NAMES: [(Kind, &str); 16] = [
     (Kind::Struct, "sigaction"),
     (Kind::Struct, "seccomp"),
     (Kind::Struct, "thread_info"),
+    (Kind::Struct, FILTER),
+    (Kind::Struct, DISPATCH),
+    (Kind::Struct, IO_URING),
     (Kind::Enum, "syscall_work_bit"),
     (Kind::Struct, "pt_regs"),
     (Kind::Struct, "userfaultfd_ctx"),
@@ -29,6 +32,11 @@ pub const FAULT: &str = "handle_userfault";
 pub const EVENT: &str = "userfaultfd_event_wait_completion";
 /// Sends a signal with a value: (task, signal, kind of process id, value). Of Linux 6.13.
 const SEND: &str = "bpf_send_signal_task";
+
+/// Types of what a kernel may be without: where it has one, it must have what the checks for it read.
+const FILTER: &str = "seccomp_filter";
+const DISPATCH: &str = "syscall_user_dispatch";
+const IO_URING: &str = "io_uring_task";
 
 /// Offsets in bytes, and numbers.
 #[derive(Debug, Clone)]
@@ -101,13 +109,12 @@ impl Kernel {
 
     fn by(btf: &Btf) -> Result<Kernel, Error> {
         let sum = |a: i16, b: i16| a.checked_add(b).ok_or_else(|| Error::Missing("member that near".to_owned()));
-        let in_task =
-            |member: &str, of: &str, part: &str| sum(btf.offset("task_struct", member).ok()?, btf.offset(of, part).ok()?).ok();
+        let in_task = |member: &str, of: &str, part: &str| sum(btf.offset("task_struct", member)?, btf.offset(of, part)?);
         let seccomp = |part| in_task("seccomp", "seccomp", part);
-        let seccomp = || Some(Seccomp { filters: seccomp("filter_count")?, mode: seccomp("mode")? });
+        let seccomp = || Ok(Seccomp { filters: seccomp("filter_count")?, mode: seccomp("mode")? });
         let dispatch = || {
-            let bit = btf.value("syscall_work_bit", "SYSCALL_WORK_BIT_SYSCALL_USER_DISPATCH").ok()?;
-            Some(Dispatch { flags: in_task("thread_info", "thread_info", "syscall_work")?, bit })
+            let bit = btf.value("syscall_work_bit", "SYSCALL_WORK_BIT_SYSCALL_USER_DISPATCH")?;
+            Ok(Dispatch { flags: in_task("thread_info", "thread_info", "syscall_work")?, bit })
         };
         let in_action = sum(btf.offset("k_sigaction", "sa")?, btf.offset("sigaction", "sa_handler")?)?;
         Ok(Kernel {
@@ -121,9 +128,9 @@ impl Kernel {
             task_ptrace: btf.offset("task_struct", "ptrace")?,
             task_blocked: btf.offset("task_struct", "blocked")?,
             task_sighand: btf.offset("task_struct", "sighand")?,
-            task_seccomp: seccomp(),
-            task_dispatch: dispatch(),
-            task_io_uring: btf.offset("task_struct", "io_uring").ok(),
+            task_seccomp: btf.where_there(FILTER, seccomp)?,
+            task_dispatch: btf.where_there(DISPATCH, dispatch)?,
+            task_io_uring: btf.where_there(IO_URING, || btf.offset("task_struct", "io_uring"))?,
             task_alt_start: btf.offset("task_struct", "sas_ss_sp")?,
             task_alt_size: btf.offset("task_struct", "sas_ss_size")?,
             first_handler: sum(btf.offset("sighand_struct", "action")?, in_action)?,
@@ -183,5 +190,6 @@ mod tests {
             other => other.unwrap(),
         };
         assert!(kernel.fault_function != 0 && kernel.handler_step > 0 && kernel.flag_user > 0);
+        assert!(kernel.task_seccomp.is_some() && kernel.task_dispatch.is_some() && kernel.task_io_uring.is_some());
     }
 }
