@@ -15,6 +15,7 @@ mod beside;
 mod broker;
 mod code;
 mod cpus;
+mod credentials;
 mod descriptors;
 mod errno;
 mod exec;
