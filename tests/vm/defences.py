@@ -56,6 +56,8 @@ def outcome(program: Path, case: str, mib: str, places: str, limit: float, witho
 def main() -> None:
     only = os.environ.get("ONLY", "").split(",")
     program = lab.compiled("own_faults")
+    if outcome(program, "touches", "18", "--swap ram", RIGHT, "no such check") == "right":
+        sys.exit(f"{LOWTIDE} does not know LOWTIDE_WITHOUT: it was built without the feature `faults`")
     failed = False
     print("| check | case | without it |\n|---|---|---|")
     for why, case, *options in CHECKS:

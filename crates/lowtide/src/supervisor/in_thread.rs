@@ -71,7 +71,8 @@ impl InThread {
         Ok([ring, maps.slots])
     }
 
-    /// How many records went to handler threads for each reason, in the order of [`Why::ALL`]; zeros where no thread is told.
+    /// How many faults and events were left to handler threads for each reason, in the order of [`Why::ALL`], and of these how
+    /// many without a record ([`Why::Lost`], [`Why::Again`]); zeros where no thread is told.
     pub fn counts(&self) -> [u64; Why::ALL.len()] {
         let Some(notifier) = &self.notifier else { return [0; Why::ALL.len()] };
         privilege::with(privilege::TRACING, || Why::ALL.map(|why| notifier.count(why).unwrap_or(0)))
