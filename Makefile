@@ -97,7 +97,7 @@ defences: setup ## what the checks of the BPF programs are for: programs without
 	$(CARGO) build --profile quick --target-dir $(TARGET)/faults -p lowtide --features faults
 	@tests/setup.sh vm
 	@tests/vm/fetch $(or $(KERNEL),7.2) >/dev/null
-	@SLOW=10 tests/vm/vm $(or $(KERNEL),7.2) 2 2G 'python3 tests/vm/defences.py'
+	@SLOW=10 TIMEOUT=1800 tests/vm/vm $(or $(KERNEL),7.2) 2 2G 'python3 tests/vm/defences.py'
 
 report: setup build ## what --report predicts for more RAM, against runs with that much
 	$(PYTHON) tests/report_check.py
