@@ -1,5 +1,4 @@
 /* A program that is started as root and becomes another user: changes_user MODE MIB.
- *   gives   with its memory adopted, changes, and no thread of the process has more than it any more, soon
  *   forks   with its memory adopted, changes, forks a child that stays and forks another; all check what they have
  *   execs   changes, fails to execute something, says what it has open, then executes itself with `show`, by vfork and by exec
  *   show    says what it has open, what its environment is, and whether its memory holds */
@@ -7,7 +6,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <grp.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 
 #define OTHER 1234
@@ -66,55 +64,6 @@ static void forks(void)
 	check(area + pages / 2 * PAGE, pages - pages / 2, kinds, pages / 2 * PAGE, "untouched");
 }
 
-/* A thread of this process that is root, or has a capability; 0: none. */
-static int privileged(void)
-{
-	int found = 0;
-	DIR *threads = opendir("/proc/self/task");
-	MUST(threads != NULL);
-	for (struct dirent *thread; (thread = readdir(threads)) != NULL;) {
-		char path[300], line[256];
-		snprintf(path, sizeof path, "/proc/self/task/%s/status", thread->d_name);
-		FILE *status = fopen(path, "r");
-		while (status != NULL && fgets(line, sizeof line, status)) {
-			unsigned id[4];
-			unsigned long long set;
-			if ((sscanf(line, "Uid: %u %u %u %u", &id[0], &id[1], &id[2], &id[3]) == 4 ||
-			     sscanf(line, "Gid: %u %u %u %u", &id[0], &id[1], &id[2], &id[3]) == 4) &&
-			    (id[0] != OTHER || id[1] != OTHER || id[2] != OTHER || id[3] != OTHER))
-				found = atoi(thread->d_name);
-			if ((sscanf(line, "CapPrm: %llx", &set) == 1 || sscanf(line, "CapEff: %llx", &set) == 1) && set != 0)
-				found = atoi(thread->d_name);
-		}
-		if (status != NULL)
-			fclose(status);
-	}
-	closedir(threads);
-	return found;
-}
-
-static void gives(void)
-{
-	fill(area, pages, kinds, 0);
-	check(area, pages, kinds, 0, "as root");
-	change();
-	/* As servers do that want a core dump all the same. */
-	MUST(prctl(PR_SET_DUMPABLE, 1) == 0);
-	for (int tenths = 0; privileged() != 0; tenths++) {
-		MUST(tenths < 200);
-		check(area, pages / 8, kinds, 0, "while threads may follow");
-		usleep(100000);
-	}
-	MUST(prctl(PR_GET_DUMPABLE) == 1);
-	check(area, pages, kinds, 0, "as another user");
-	pid_t child = fork();
-	if (child == 0) {
-		check(area, pages, kinds, 0, "in a child");
-		_exit(0);
-	}
-	wait_for(child);
-}
-
 static void execs(const char *size)
 {
 	int status;
@@ -143,8 +92,6 @@ int main(int argc, char **argv)
 	area = map_pages(pages);
 	if (strcmp(mode, "forks") == 0) {
 		forks();
-	} else if (strcmp(mode, "gives") == 0) {
-		gives();
 	} else if (strcmp(mode, "execs") == 0) {
 		execs(argv[2]);
 	} else {

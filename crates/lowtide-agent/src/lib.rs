@@ -15,7 +15,6 @@ mod beside;
 mod broker;
 mod code;
 mod cpus;
-mod credentials;
 mod descriptors;
 mod errno;
 mod exec;

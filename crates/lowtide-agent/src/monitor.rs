@@ -13,20 +13,17 @@ use lowtide_pager::fault::Monitor;
 use lowtide_pager::pager::Pager;
 use lowtide_pager::sys::Line;
 use rustix::io::Errno;
-use rustix::thread::{Timespec, futex, sched_yield};
+use rustix::thread::{futex, sched_yield};
 
 use crate::cpus::MAX_POSTS;
 use crate::watch::{self, Watch};
-use crate::{agent, cpus, credentials, in_thread, say, thread, told, wake};
+use crate::{agent, cpus, in_thread, say, thread, told, wake};
 
 /// With how many a process begins, and may have, however few threads it has: one serves, the other one is free to go to another
 /// CPU.
 const FIRST: usize = 2;
 /// How late its naps may end, in nanoseconds (the kernel's own idea is 50 us).
 const SLACK_NS: u64 = 1_000;
-
-/// How long one waits for a fault at most before it looks whether it is to give up rights.
-const LONGEST_WAIT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// Said where there are none.
 pub fn none(error: Errno) -> Line {
@@ -201,10 +198,8 @@ extern "C" fn run(start: usize) -> ! {
     }
     let Some(pager) = agent::pager() else { say::fatal(b"a monitor has nothing to watch") };
     let mut watch = Watch::new(*number);
-    let mut credentials = credentials::Handler::new();
     let mut waited = false;
     loop {
-        credentials.follow();
         let turn = match told::active() {
             None => monitor.turn(pager),
             Some(told) => {
@@ -233,10 +228,7 @@ extern "C" fn run(start: usize) -> ! {
                 }
             }
             match told::active() {
-                None => {
-                    let wait = |time: Option<&Timespec>| pager.uffd().wait_readable_for(time.or(Some(&LONGEST_WAIT)));
-                    monitor.wait_by(pager, watch.patience(), wait);
-                }
+                None => monitor.wait(pager, watch.patience()),
                 Some(told) => {
                     let is_read = monitor.wants_to_read(pager);
                     monitor.wait_by(pager, watch.patience(), |time| told.wait(pager, is_read, time));

@@ -37,8 +37,8 @@ use rustix::thread::Timespec;
 use crate::in_thread::InThread;
 use crate::resident::Resident;
 use crate::{
-    agent, broker, credentials, fork_handshake, inheritance, long_nap, monitor, pid_in_run, request, say, swap_file, thread,
-    thread_end, wake,
+    agent, broker, fork_handshake, inheritance, long_nap, monitor, pid_in_run, request, say, swap_file, thread, thread_end,
+    wake,
 };
 use areas::Orders;
 use judge::Judge;
@@ -129,10 +129,9 @@ fn begin() {
 }
 
 fn sleep_for_ever() -> ! {
-    let (supervisor, mut credentials) = (Supervisor::open(), credentials::Look::new());
+    let supervisor = Supervisor::open();
     loop {
         supervisor.must_live();
-        credentials.now(now_us());
         areas::have_nothing();
         request::sleep(request::bell(), 10 * LONGEST_NAP_US);
         request::answer(|_| {});
@@ -174,7 +173,6 @@ struct ReclaimerThread {
     supervisor: Supervisor,
     /// When it was last looked whether that lives, in microseconds.
     supervisor_seen_us: u64,
-    credentials: credentials::Look,
     resident: Resident,
     /// What the run used when last measured, and what was thought then that it used.
     total: u64,
@@ -242,7 +240,6 @@ impl ReclaimerThread {
             touch_rate: touch_rate(cpus::allowed()),
             supervisor: Supervisor::open(),
             supervisor_seen_us: 0,
-            credentials: credentials::Look::new(),
             total: 0,
             expected: 0,
             expected_alone: Expected::default(),
@@ -307,7 +304,6 @@ impl ReclaimerThread {
                 self.supervisor_seen_us = now;
                 self.supervisor.must_live();
             }
-            self.credentials.now(now);
             let mut sentinels_in = u64::MAX;
             if let Some(pager) = agent::pager() {
                 sentinels_in = self.set_sentinels(pager);

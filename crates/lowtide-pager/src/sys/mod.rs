@@ -3,7 +3,6 @@
 pub mod broker;
 pub mod clock;
 pub mod cpus;
-pub mod credentials;
 mod line;
 pub(crate) mod maps;
 pub mod present;

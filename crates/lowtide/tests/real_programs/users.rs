@@ -96,14 +96,6 @@ fn what_is_executed_sees_the_same_descriptors_and_environment() {
     compare_in_silence(&job);
 }
 
-/// lowtide's threads share the program's memory: they keep no rights that the program has given up.
-#[test]
-fn rights_that_are_given_up_are_given_up_by_all_threads() {
-    let Some(_turn) = turn_of_root() else { return };
-    let Some(job) = job("another user, rights", "changes_user", "gives 96") else { return };
-    compare(&job, Growth::Stream, Data::Any, ends_well);
-}
-
 #[test]
 #[ignore = "takes long: make test-long"]
 fn forks_after_the_user_changed() {
