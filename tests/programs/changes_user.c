@@ -1,11 +1,13 @@
 /* A program that is started as root and becomes another user: changes_user MODE MIB.
  *   forks   with its memory adopted, changes, forks a child that stays and forks another; all check what they have
  *   execs   changes, fails to execute something, says what it has open, then executes itself with `show`, by vfork and by exec
+ *   alone   may start no more threads for half a second, in which its memory comes to be; another user than root
  *   show    says what it has open, what its environment is, and whether its memory holds */
 #include "common.h"
 #include <dirent.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #define OTHER 1234
@@ -64,6 +66,18 @@ static void forks(void)
 	check(area + pages / 2 * PAGE, pages - pages / 2, kinds, pages / 2 * PAGE, "untouched");
 }
 
+static void alone(void)
+{
+	struct rlimit limit;
+	MUST(getrlimit(RLIMIT_NPROC, &limit) == 0);
+	MUST(setrlimit(RLIMIT_NPROC, &(struct rlimit){ 1, limit.rlim_max }) == 0);
+	fill(area, pages, kinds, 0);
+	usleep(500000);
+	MUST(setrlimit(RLIMIT_NPROC, &limit) == 0);
+	usleep(1000000);
+	check(area, pages, kinds, 0, "afterwards");
+}
+
 static void execs(const char *size)
 {
 	int status;
@@ -92,6 +106,8 @@ int main(int argc, char **argv)
 	area = map_pages(pages);
 	if (strcmp(mode, "forks") == 0) {
 		forks();
+	} else if (strcmp(mode, "alone") == 0) {
+		alone();
 	} else if (strcmp(mode, "execs") == 0) {
 		execs(argv[2]);
 	} else {

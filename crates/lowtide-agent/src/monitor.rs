@@ -11,7 +11,6 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use lowtide_core::cpu_groups;
 use lowtide_pager::fault::Monitor;
 use lowtide_pager::pager::Pager;
-use lowtide_pager::sys::Line;
 use rustix::io::Errno;
 use rustix::thread::{futex, sched_yield};
 
@@ -24,13 +23,6 @@ use crate::{agent, cpus, in_thread, say, thread, told, wake};
 const FIRST: usize = 2;
 /// How late its naps may end, in nanoseconds (the kernel's own idea is 50 us).
 const SLACK_NS: u64 = 1_000;
-
-/// Said where there are none.
-pub fn none(error: Errno) -> Line {
-    let mut line = Line::new();
-    line.push(b"no monitor thread could be started (errno ").number(error.raw_os_error() as u64).push(b")");
-    line
-}
 
 /// 1: they go to work.
 static GO: AtomicU32 = AtomicU32::new(0);

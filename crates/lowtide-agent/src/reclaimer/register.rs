@@ -86,14 +86,11 @@ impl ReclaimerThread {
         Ok(())
     }
 
-    /// The pager goes to work.
+    /// The pager goes to work; the handlers are started.
     pub(super) fn activate(&mut self, pager: &'static Pager) -> Result<(), Errno> {
         pager.budget.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
         pager.budget.join(agent::segment(), agent::proc());
         pager.activate()?;
-        if let Err(error) = monitor::start() {
-            say::fatal(monitor::none(error).bytes());
-        }
         agent::set_pager(pager);
         monitor::go();
         agent::segment().becomes_active(agent::proc());

@@ -8,13 +8,16 @@ use lowtide_pager::reclaim::Watermarks;
 use lowtide_pager::reclaim::policy::{SHORTEST_NAP_US, long_nap_us, nap_us, unwatched};
 use lowtide_pager::sys::Line;
 use lowtide_pager::sys::clock::now_us;
+use rustix::io::Errno;
 
 use super::{ReclaimerThread, requests, sleep_for_ever};
-use crate::{agent, gate, hooks, say, swap_file, thread};
+use crate::{agent, gate, hooks, monitor, say, swap_file, thread};
 
 /// How long it takes to adopt memory where more threads touch it than there are CPUs: the kernel lets nobody change a mapping
 /// while a thread is in a page fault there, and most threads that wait for a CPU wait in one.
 const ADOPTION_US: u64 = 20_000;
+/// When it is tried again to start handlers where none could be started, in microseconds.
+const NO_HANDLERS_US: u64 = 100_000;
 /// A process that has not changed by so many bytes is still.
 const STILL: u64 = 64 << 10;
 
@@ -27,6 +30,8 @@ pub(super) struct Watching {
     still: (u64, u64),
     /// Until memory is adopted: it does little, and that in time. Who is small may be large in no time.
     urgent: Option<thread::Urgent>,
+    /// It was said that no handler can be started.
+    has_warned: bool,
     /// The nap that follows is a long one, in which the program may map so many bytes.
     pub(super) may_map: Option<usize>,
 }
@@ -50,6 +55,16 @@ impl ReclaimerThread {
                 requests::done(number);
                 false
             }
+        }
+    }
+
+    fn warn_of_handlers(&mut self, error: Errno) {
+        if !core::mem::replace(&mut self.watching.has_warned, true) {
+            let mut line = Line::new();
+            line.push(b"no thread of lowtide's can be started, error ")
+                .number(error.raw_os_error() as u64)
+                .push(b" (ulimit -u, pids.max, memory): until one can be, a process of the run is not limited");
+            say::warn(line.bytes());
         }
     }
 
@@ -115,11 +130,18 @@ impl ReclaimerThread {
         if !gate::keep_forks_away() {
             return SHORTEST_NAP_US;
         }
-        let done = match self.prepared {
-            None => self.prepare(limit),
-            Some(pager) => self.activate(pager),
+        // Before anything waits for them. With many processes, or few allowed, there may be room for them later.
+        let handlers = if self.prepared.is_some() { monitor::start() } else { Ok(()) };
+        let done = match (self.prepared, handlers) {
+            (None, _) => self.prepare(limit),
+            (Some(pager), Ok(())) => self.activate(pager),
+            (Some(_), Err(_)) => Ok(()),
         };
         gate::open();
+        if let Err(error) = handlers {
+            self.warn_of_handlers(error);
+            return NO_HANDLERS_US;
+        }
         if let Err(e) = done {
             let mut line = Line::new();
             line.push(b"memory can't be adopted, error ")

@@ -96,6 +96,23 @@ fn what_is_executed_sees_the_same_descriptors_and_environment() {
     compare_in_silence(&job);
 }
 
+/// `ulimit -u` counts lowtide's threads too (not root's). Where none may be started the process is not limited, which is said, and
+/// it is as soon as one may.
+#[test]
+fn where_no_more_threads_may_be_started() {
+    let Some(_turn) = turn_of_root() else { return };
+    let (Some(setpriv), Some(program)) = (tool("setpriv"), compiled("changes_user")) else { return };
+    let place = Reachable::new();
+    let job = Job::new("no more threads", place.copy(&program)).words("alone 96").behind(setpriv, &AS_OTHER);
+    if native_only() {
+        return;
+    }
+    let limited = job.limited(&Limit { ram: 48 << 20, swap: Swap::Ram });
+    assert_eq!((limited.status, limited.stdout.as_str()), (0, "OK alone\n"), "{}", limited.stderr);
+    assert_eq!(limited.stderr.matches("can be started, error 11").count(), 1, "{}", limited.stderr);
+    assert!(limited.stat("evictions.pages") > 10_000.0, "it was limited later: {limited:?}");
+}
+
 #[test]
 #[ignore = "takes long: make test-long"]
 fn forks_after_the_user_changed() {
