@@ -126,20 +126,78 @@ def busybox_sort() -> Command:
     return ["sh", "-c", f"/bin/busybox sort {lines} | md5sum"]
 
 
+def from_npm(name: str, *packages: str) -> Path:
+    """A folder with packages that npm has, those for other kinds of machines included."""
+    folder = BUILT / name
+    if not (folder / "node_modules").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "package.json").write_text('{"private": true}\n')
+        subprocess.run(["npm", "install", "--silent", "--force", *packages], cwd=folder, check=True)
+    return folder
+
+
 def esbuild() -> Command:
     """Bundles the same library under nine names, with a map of it."""
-    package = BUILT / "esbuild"
-    if not (package / "node_modules").exists():
-        package.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["npm", "install", "--silent", "esbuild@0.28", "three@0.180"], cwd=package, check=True)
+    package = from_npm("esbuild", "esbuild@0.28", "three@0.180")
     names = "".join(f"export * as t{i} from './node_modules/three/build/three.module.js?{i}';\n" for i in range(9))
     (package / "in.js").write_text(names)
     program = "node_modules/@esbuild/linux-x64/bin/esbuild"
     return ["sh", "-c", f"cd {package} && {program} in.js --bundle --minify --sourcemap=inline --log-level=error | md5sum"]
 
 
+def tsgo() -> Command:
+    """The TypeScript compiler in Go: checks the types of a library with all declarations that they use."""
+    package = from_npm("tsgo", "@typescript/native-preview-linux-x64@7.0.0-dev.20260707.2", "three@0.180", "@types/three@0.180", "@types/node@24")
+    options = '"noEmit": true, "lib": ["es2022", "dom"], "module": "esnext", "moduleResolution": "bundler", "types": ["node"], "strict": true'
+    (package / "tsconfig.json").write_text(f'{{"compilerOptions": {{{options}}}, "files": ["in.ts"]}}\n')
+    (package / "in.ts").write_text('import * as THREE from "three";\nimport * as W from "three/webgpu";\nconsole.log(W, new THREE.Scene());\n')
+    return ["sh", "-c", f"cd {package} && node_modules/@typescript/native-preview-linux-x64/lib/tsgo -p . | md5sum"]
+
+
+def biome() -> Command:
+    package = from_npm("biome", "@biomejs/cli-linux-x64-musl@2.6", "three@0.180")
+    program = "node_modules/@biomejs/cli-linux-x64-musl/biome format --files-max-size=99999999 --stdin-file-path=in.js"
+    return ["sh", "-c", f"cd {package} && {program} <node_modules/three/build/three.webgpu.js | md5sum"]
+
+
+def pagefind() -> Command:
+    """Makes an index of a site."""
+    package = from_npm("pagefind", "@pagefind/linux-x64@1.6")
+    site = package / "site"
+    if not site.exists():
+        site.mkdir()
+        for page in range(500):
+            words = " ".join(f"word{(page * 600 + i) * 2654435761 % 20011}" for i in range(600))
+            (site / f"{page}.html").write_text(f"<html><body><main><h1>Page {page}</h1><p>{words}</p></main></body></html>\n")
+    program = "node_modules/@pagefind/linux-x64/bin/pagefind_extended --silent --site site --output-path out"
+    return ["sh", "-c", f"cd {package} && rm -rf out && {program} && find out -type f | sort | xargs cat | md5sum"]
+
+
+def restic() -> Command:
+    """Backs up the Python library twice, and reads all of it again."""
+    program = BUILT / "bin/restic"
+    if not program.exists():
+        environment = {**os.environ, "GOBIN": str(program.parent), "CGO_ENABLED": "0"}
+        subprocess.run(["go", "install", "github.com/restic/restic/cmd/restic@v0.18.0"], env=environment, check=True)
+    place = directory("restic")
+    lines = [f"rm -rf {place}", "export RESTIC_PASSWORD=x", f"r() {{ {program} --quiet --no-cache -r {place} \"$@\"; }}"]
+    lines += ["r init", "r backup /usr/lib/python3", "r backup /usr/lib/python3", "r check --read-data", "echo $?", f"rm -rf {place}"]
+    return ["sh", "-c", "\n".join(lines)]
+
+
+def bun() -> Command:
+    return [str(from_npm("bun", "@oven/bun-linux-x64@1.4") / "node_modules/@oven/bun-linux-x64/bin/bun"), job("job.js")]
+
+
+def deno() -> Command:
+    return [str(from_npm("deno", "@deno/linux-x64-glibc@2.9") / "node_modules/@deno/linux-x64-glibc/deno"), "run", "-A", job("job.js")]
+
+
 def small_mallocs() -> Command:
     return [c_program("small_mallocs", "plain"), "2000000"]
+
+
+NPM = [] if shutil.which("npm") else ["npm"]
 
 
 @dataclass
@@ -211,7 +269,14 @@ ENTRIES = [
     Entry("C, musl, static", lambda: [c_program("small_mallocs", "musl-static", "-static", compiler="musl-gcc"), "2000000"], ["musl-tools"]),
     # Static programs that others wrote.
     Entry("busybox sort, static", busybox_sort, ["busybox-static"]),
-    Entry("esbuild (Go, static), three.js nine times", esbuild, [] if shutil.which("npm") else ["npm"]),
+    Entry("esbuild (Go, static), three.js nine times", esbuild, NPM),
+    Entry("tsgo (Go, static), types of three.js", tsgo, NPM),
+    Entry("Biome (Rust, musl, static), formats three.js", biome, NPM),
+    Entry("Pagefind (Rust, musl, static), 500 pages", pagefind, NPM),
+    Entry("restic (Go, static), backups and check", restic),
+    # Programs that bring their own memory with them.
+    Entry("Bun", bun, NPM),
+    Entry("Deno", deno, NPM),
     # Sanitizers and tools.
     Entry("gcc AddressSanitizer", lambda: [c_program("small_mallocs", "asan", "-fsanitize=address"), "600000"]),
     Entry("gcc ThreadSanitizer", lambda: [c_program("small_mallocs", "tsan", "-fsanitize=thread"), "600000"]),
