@@ -82,9 +82,10 @@ pub fn supervise<'a>(
         }
         control.serve(&mut this.run);
         this.pass_on(signals, child, ended.is_none());
-        let agent = Agent { path: &shared.preload, files: None };
+        let agent = Agent { run: shared, path: &shared.preload, files: None };
+        let (entering, following) = broker.entering();
         let saw = |pid, status| {
-            let seen = broker.entering().saw(pid, status, &agent);
+            let seen = entering.saw(pid, status, &agent, following);
             if let Some(Seen::NotEntered(text)) = &seen {
                 this.warn(text.clone());
             }
@@ -93,6 +94,7 @@ pub fn supervise<'a>(
         if let Some(code) = reap(child, ended.is_none(), saw) {
             ended = Some(code);
         }
+        following.warnings().for_each(|text| this.warn(text.to_owned()));
         if ended.is_some() && (!alone || !ancestry::has_children()) {
             break;
         }

@@ -5,12 +5,15 @@
 //! on as if nothing had been, with nobody who traces it ([`tracee`]).
 
 mod entering;
+mod executed;
+mod filter;
+mod following;
 mod image;
 mod tracee;
 
 use crate::error::Failure;
 use crate::signal_fd::SignalSet;
-use crate::supervisor::shared_memory::AGENT;
+use crate::supervisor::shared_memory::{AGENT, Shared};
 use image::Image;
 use linux_raw_sys::general as sys;
 use rustix::fd::RawFd;
@@ -20,6 +23,7 @@ use std::sync::OnceLock;
 use tracee::{Tracee, Untraced};
 
 pub use entering::{Entering, Seen};
+pub use following::Following;
 
 /// The first program of the run. In the new process between fork and exec, last of all: its exec will stop, and no signal disturbs it there. Async-signal-safe.
 ///
@@ -35,19 +39,21 @@ pub const MAY_NOT: Errno = Errno::CANCELED;
 
 /// What is brought into a program.
 pub struct Agent<'a> {
-    /// The path by which the program finds its file.
+    pub run: &'a Shared,
+    /// The path by which the program finds the agent's file.
     pub path: &'a str,
     /// Descriptors of the settings and the segment, which the program has, if it can't follow their paths.
     pub files: Option<[RawFd; 2]>,
 }
 
 /// Brings the agent into a child of the calling thread that has called [`prepare`] and executed a program, and lets it go.
-/// `mask`: which signals the program is to have blocked. A child that dies meanwhile is not reaped.
+/// `mask`: which signals the program is to have blocked. `broker` comes to know of what it will execute. A child that dies
+/// meanwhile is not reaped.
 ///
 /// # Errors
 /// What can't be done there: the program has not begun, and is killed.
-pub fn enter(child: Pid, agent: &Agent<'_>, mask: &SignalSet) -> Result<(), Failure> {
-    match Tracee::of_mine(child).and_then(|tracee| bring(tracee, agent, Some(mask))) {
+pub fn enter(child: Pid, agent: &Agent<'_>, mask: &SignalSet, following: &mut Following) -> Result<(), Failure> {
+    match Tracee::of_mine(child).and_then(|tracee| bring(tracee, agent, Some(mask), Some(following))) {
         // Whoever waits for it learns why.
         Ok(()) | Err(Untraced::Died) => Ok(()),
         Err(Untraced::Failed(what, errno)) => {
@@ -62,8 +68,14 @@ pub fn enter(child: Pid, agent: &Agent<'_>, mask: &SignalSet) -> Result<(), Fail
     }
 }
 
-/// `mask`: which signals it is to have blocked; as it has now, if none are named.
-fn bring(mut tracee: Tracee, agent: &Agent<'_>, mask: Option<&SignalSet>) -> Result<(), Untraced> {
+/// `mask`: which signals it is to have blocked; as it has now, if none are named. `following`: where its execs are to be told;
+/// None: they are.
+fn bring(
+    mut tracee: Tracee,
+    agent: &Agent<'_>,
+    mask: Option<&SignalSet>,
+    following: Option<&mut Following>,
+) -> Result<(), Untraced> {
     // It is the same each time.
     static IMAGE: OnceLock<Option<Image>> = OnceLock::new();
     let image = IMAGE.get_or_init(|| Image::of(AGENT).ok()).as_ref();
@@ -72,6 +84,10 @@ fn bring(mut tracee: Tracee, agent: &Agent<'_>, mask: Option<&SignalSet>) -> Res
         Some(mask) => mask.bits(),
         None => tracee.block_signals()?,
     };
+    // (Who can't follow the path of the agent's file starts none that can.)
+    if let Some(following) = following.filter(|_| agent.files.is_none()) {
+        filter::install(&mut tracee, following)?;
+    }
     let envp = tracee.environment()?;
     // -1: there is none.
     let [settings, segment] = agent.files.unwrap_or([-1; 2]).map(|file| file as u64);
@@ -91,7 +107,7 @@ const NO_FILE: u64 = u64::MAX;
 
 /// Maps the agent as its loader would; where. Leaves nothing behind where it can't.
 fn map(tracee: &mut Tracee, image: &Image, path: &str) -> Result<u64, Untraced> {
-    let at = tracee.scratch(path)?;
+    let at = tracee.scratch(|_| [path.as_bytes(), b"\0"].concat())?;
     let here = sys::AT_FDCWD as u64;
     let arguments = [here, at, u64::from(sys::O_RDONLY | sys::O_CLOEXEC), 0, 0, 0];
     let file = tracee.syscall("open of the agent", sys::__NR_openat, arguments)?;

@@ -65,13 +65,27 @@ pub fn seize(thread: Pid) -> Result<(), Untraced> {
 /// # Errors
 /// It died.
 pub fn let_go(thread: Pid) -> Result<(), Untraced> {
-    request(libc::PTRACE_INTERRUPT, thread, 0, 0, "interrupt")?;
+    interrupt(thread)?;
     let signal = match wait(thread)? {
         // It came first, and comes to it now.
         Stop::Signal(signal) => signal,
         Stop::Event | Stop::Syscall => 0,
     };
     request(libc::PTRACE_DETACH, thread, 0, signal as usize, "detach")
+}
+
+/// Lets a thread that was [seized](seize()) stop as soon as the system call that it makes has ended; see [`Tracee::seized`].
+///
+/// # Errors
+/// It died.
+pub fn interrupt(thread: Pid) -> Result<(), Untraced> {
+    request(libc::PTRACE_INTERRUPT, thread, 0, 0, "interrupt")
+}
+
+/// Lets a thread go that has stopped.
+pub fn detach(thread: Pid) {
+    // Or it died.
+    let _ = request(libc::PTRACE_DETACH, thread, 0, 0, "detach");
 }
 
 /// Lets a thread that has stopped with a signal go on with it; or, where the signal has stopped its process, stay so.
@@ -171,19 +185,71 @@ impl Tracee {
     /// Its stack can't be read.
     pub fn environment(&self) -> Result<u64, Untraced> {
         let mut count = [0; 8];
-        self.memory.read_exact_at(&mut count, self.registers.rsp).map_err(|_| Untraced::Failed("its stack", Errno::FAULT))?;
+        self.memory.read_exact_at(&mut count, self.stack()).map_err(|_| Untraced::Failed("its stack", Errno::FAULT))?;
         // Behind the count, the arguments and a NULL.
-        Ok(self.registers.rsp + 8 * (u64::from_le_bytes(count) + 2))
+        Ok(self.stack() + 8 * (u64::from_le_bytes(count) + 2))
     }
 
-    /// Writes a text, with a NUL, where nothing of the program's is: on its stack, below what it has taken. Lost with the next
-    /// [`Tracee::call`].
+    /// Writes bytes where nothing of the program's is: on its stack, below what it has taken. `bytes` is told where. Lost with the
+    /// next of these and with [`Tracee::call`].
     ///
     /// # Errors
     /// It can't be written.
-    pub fn scratch(&self, text: &str) -> Result<u64, Untraced> {
+    pub fn scratch(&self, bytes: impl FnOnce(u64) -> Vec<u8>) -> Result<u64, Untraced> {
         let at = self.registers.rsp - RED_ZONE - MOST_PATH;
-        self.write(at, &[text.as_bytes(), b"\0"].concat()).map(|()| at)
+        self.write(at, &bytes(at)).map(|()| at)
+    }
+
+    /// Where its stack ends.
+    pub fn stack(&self) -> u64 {
+        self.registers.rsp
+    }
+
+    /// Where its stack ends when it begins.
+    pub fn begin_at(&mut self, stack: u64) {
+        self.registers.rsp = stack;
+    }
+
+    /// The words that it begins with, from the end of its stack on: so many bytes, or as many as there are.
+    ///
+    /// # Errors
+    /// There are none.
+    pub fn beginning(&self, most: usize) -> Result<Vec<u64>, Untraced> {
+        let (mut bytes, mut len) = (vec![0; most], 0);
+        while len < most {
+            match self.memory.read_at(&mut bytes[len..], self.registers.rsp + len as u64) {
+                Ok(0) | Err(_) => break,
+                Ok(n) => len += n,
+            }
+        }
+        let words = bytes[..len].chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes)).collect();
+        if len < 8 { Err(Untraced::Failed("its stack", Errno::FAULT)) } else { Ok(words) }
+    }
+
+    /// The text, without its NUL, that stands at an address.
+    ///
+    /// # Errors
+    /// None does, or it is longer than any of a program's.
+    pub fn text(&self, at: u64) -> Result<Vec<u8>, Untraced> {
+        const MOST: usize = 32 * 4096;
+        let (mut bytes, mut part) = (Vec::new(), [0; 256]);
+        while bytes.len() < MOST {
+            let n = match self.memory.read_at(&mut part, at + bytes.len() as u64) {
+                Ok(n) if n > 0 => n,
+                _ => break,
+            };
+            if let Some(end) = part[..n].iter().position(|byte| *byte == 0) {
+                bytes.extend(&part[..end]);
+                return Ok(bytes);
+            }
+            bytes.extend(&part[..n]);
+        }
+        Err(Untraced::Failed("its environment", Errno::FAULT))
+    }
+
+    /// Which it is.
+    pub fn pid(&self) -> Pid {
+        self.pid
     }
 
     /// Writes to its memory, whatever its protection.

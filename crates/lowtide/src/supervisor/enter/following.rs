@@ -1,0 +1,123 @@
+//! Execs of processes that have no hook for them: a system call filter tells of each (the pager's `exec_filter`), and the thread
+//! waits in the call until it is answered. It is traced from then on, until it has executed a program or could not.
+
+use super::Entering;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::thread::CapabilitySet;
+
+/// Filters at a time: each of a program that has none from an ancestor.
+const MOST: usize = 128;
+/// What a link of `/proc/PID/fd` says of a listener. No path can say it.
+const LISTENER: &str = "anon_inode:seccomp notify";
+
+/// What filters tell by.
+#[derive(Default)]
+pub struct Following {
+    listeners: Vec<OwnedFd>,
+    warnings: Vec<&'static str>,
+}
+
+impl Following {
+    /// Whether one more filter is taken.
+    pub fn has_room(&self) -> bool {
+        self.listeners.len() < MOST
+    }
+
+    /// Takes what a filter tells by.
+    ///
+    /// # Errors
+    /// `BADF`: it is something else.
+    pub fn add(&mut self, listener: OwnedFd) -> Result<(), Errno> {
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", listener.as_raw_fd())).map_err(|_| Errno::BADF)?;
+        if link.to_str() != Some(LISTENER) {
+            return Err(Errno::BADF);
+        }
+        self.listeners.push(listener);
+        Ok(())
+    }
+
+    /// What to wait for (readable) before [`Following::serve`] has something to do.
+    pub fn waits_for(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.listeners.iter().map(AsFd::as_fd)
+    }
+
+    /// Warns, when somebody asks ([`Following::warnings`]).
+    pub fn say(&mut self, warning: &'static str) {
+        self.warnings.push(warning);
+    }
+
+    /// What is to be said to the user.
+    pub fn warnings(&mut self) -> impl Iterator<Item = &'static str> {
+        self.warnings.drain(..)
+    }
+
+    /// Takes all that is told, as long as there is room for one more to be traced.
+    pub fn serve(&mut self, entering: &mut Entering) {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut polled: Vec<PollFd<'_>> = self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
+        if polled.is_empty() || !rustix::event::poll(&mut polled, Some(&now)).is_ok_and(|ready| ready > 0) {
+            return;
+        }
+        let mut seen = polled.iter().map(PollFd::revents).collect::<Vec<_>>().into_iter();
+        self.listeners.retain(|listener| {
+            let seen = seen.next().unwrap_or(PollFlags::empty());
+            if seen.contains(PollFlags::IN) && entering.has_room() {
+                take(listener, entering);
+            }
+            // No process has the filter any more.
+            !seen.intersects(PollFlags::HUP | PollFlags::ERR)
+        });
+    }
+}
+
+/// Takes one exec that a filter tells of.
+fn take(listener: &OwnedFd, entering: &mut Entering) {
+    let mut told = std::mem::MaybeUninit::<libc::seccomp_notif>::zeroed();
+    // SAFETY: the kernel writes the structure, and zeroes, which it wants there, are valid too.
+    let told = unsafe {
+        if libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, told.as_mut_ptr()) < 0 {
+            // Whoever waited was killed.
+            return;
+        }
+        told.assume_init()
+    };
+    // By the time that it is traced its number may be another's, who then stops once for nothing.
+    if let Some(process) = may_be_traced(told.pid) {
+        // Where that can't be (it is traced already): it executes the program as natively.
+        let _ = entering.follow(process, told.pid);
+    }
+    let go_on = libc::seccomp_notif_resp { id: told.id, val: 0, error: 0, flags: libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32 };
+    // SAFETY: the kernel reads the structure. (It fails where the thread was killed.)
+    unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw const go_on) };
+}
+
+/// The process of a thread that is this process's user's, and to which tracing makes no difference: a program that gives rights
+/// gives them while it is traced by somebody who may trace all, and never where no program may.
+fn may_be_traced(thread: u32) -> Option<u32> {
+    let (status, own) = (Status::of(thread)?, Status::of(std::process::id())?);
+    let may_trace_all = rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE));
+    (status.users == own.users && (may_trace_all || status.gains_nothing)).then_some(status.process)
+}
+
+/// Of `/proc/PID/status`.
+struct Status {
+    process: u32,
+    /// Users and groups.
+    users: [String; 2],
+    /// No program that it executes gives it rights.
+    gains_nothing: bool,
+}
+
+impl Status {
+    fn of(thread: u32) -> Option<Status> {
+        let text = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
+        let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+        Some(Status {
+            process: value("Tgid:")?.parse().ok()?,
+            users: [value("Uid:")?.to_owned(), value("Gid:")?.to_owned()],
+            gains_nothing: value("NoNewPrivs:") == Some("1"),
+        })
+    }
+}
