@@ -44,9 +44,9 @@ fn is_followed() -> bool {
 
 /// Whether this process may have a filter: an ordinary user's may not, unless it can get no more rights than it has.
 fn is_allowed() -> bool {
-    // The kernel looks at the filter, of which there is none, when it has allowed one.
-    // SAFETY: reads one instruction at 0, where nothing is, and fails.
-    unsafe { seccomp(&Program { len: 1, filter: ptr::null() }) == Err(Errno::FAULT) }
+    // The kernel looks at the filter when it has allowed one.
+    // SAFETY: there is none, so this fails.
+    unsafe { seccomp(&Program { len: 1, filter: ptr::null() }) != Err(Errno::ACCESS) }
 }
 
 fn install(filter: &'static [Instruction]) -> Result<OwnedFd, Errno> {

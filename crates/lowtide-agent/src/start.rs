@@ -19,7 +19,8 @@ use crate::files::Files;
 use crate::objects::Object;
 use crate::thread::syscall3;
 use crate::{
-    agent, atfork, exec, files, follow, hooks, in_thread, objects, one_shot_fd, pid_in_run, reclaimer, say, settings_variable, skip, thread,
+    agent, atfork, exec, files, follow, hooks, in_thread, objects, one_shot_fd, pid_in_run, reclaimer, say, settings_variable,
+    skip, thread,
 };
 
 #[used]
@@ -105,6 +106,9 @@ fn begin(envp: *const *const c_char, library: CLibrary, open: Option<(OwnedFd, O
     let Some(proc) = segment.claim(number.there) else { return say::warn(NO_PLACE) };
     agent::set_proc(proc, number);
     reclaimer::forget_requests(proc);
+    if matches!(library, CLibrary::WithoutHooks) {
+        proc.has_no_hooks();
+    }
     if own.is_err() || matches!(library, CLibrary::Unknown) {
         return say::warn(STRANGE_LIBRARY);
     }

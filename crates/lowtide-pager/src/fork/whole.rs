@@ -25,6 +25,7 @@ impl Pager {
             b"the program forked by a raw system call: the child's memory was brought in whole and is not limited",
         );
         self.fill_child(lock, child, Whose::Parents, worker);
+        self.let_be_born(lock);
     }
 
     /// The child gets all of its memory, and no references; false: it is dead.

@@ -11,8 +11,8 @@ use crate::supervisor::peer;
 use crate::supervisor::shared_memory::Shared;
 use lowtide_config::proc::Stat;
 use lowtide_pager::sys::broker::{
-    self, DEVICE, DO_NOT_ENTER, ENTER, FILES, FOLLOW, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, Message, PAGE_MAP, REGISTER, SWAP_FILE,
-    TAKE_BACK, send,
+    self, DEVICE, DO_NOT_ENTER, ENTER, FILES, FOLLOW, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, Message, PAGE_MAP, REGISTER,
+    SWAP_FILE, TAKE_BACK, send,
 };
 use lowtide_pager::sys::uffd;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

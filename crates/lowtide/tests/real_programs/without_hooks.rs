@@ -3,13 +3,28 @@
 
 use std::path::PathBuf;
 
+use rustix::thread::CapabilitySet;
+
 use crate::check::{Data, Growth, compare, ends_well};
-use crate::machine::{native_only, tool, turn};
+use crate::machine::{native_only, skip, tool, turn};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::{compiled, compiled_as, compiled_statically, with_musl};
 
 fn limited(job: &Job, mib: u64) -> Outcome {
     job.limited(&Limit { ram: mib << 20, swap: Swap::Default })
+}
+
+/// Whether lowtide may follow what programs without hooks execute.
+fn may_be_followed() -> bool {
+    let has_it = rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
+    if !has_it {
+        skip("lowtide follows the execs of programs without hooks with CAP_SYS_ADMIN only: run the tests as root");
+    }
+    has_it
+}
+
+fn all<const N: usize>(programs: [Option<PathBuf>; N]) -> Option<Vec<PathBuf>> {
+    programs.into_iter().collect()
 }
 
 /// Natively and under limits. What grows is found by looking, so it may pass the limit as a stream of new mappings does.
@@ -133,6 +148,31 @@ fn a_tree_of_all_kinds() {
     assert!(outcome.status == 0 && outcome.left.is_empty() && outcome.stdout == native.stdout, "{outcome:?}");
     assert!(!outcome.stderr.contains("not limited"), "{}", outcome.stderr);
     assert!(outcome.peak < Growth::Stream.bound(64 << 20), "{outcome:?}");
+}
+
+/// What a program without hooks executes is limited, however it does that.
+#[test]
+fn what_a_program_without_hooks_starts() {
+    let Some(_turn) = turn() else { return };
+    let starters = [compiled_statically("starts"), with_musl("starts", true), with_musl("starts", false)];
+    let programs = [compiled("one_malloc"), compiled_statically("one_malloc"), with_musl("one_malloc", false)];
+    let (Some(starters), Some(programs)) = (all(starters), all(programs)) else { return };
+    for (i, starter) in starters.iter().enumerate() {
+        // Each kind of program by one of them.
+        let program = programs[i].display().to_string();
+        let job = Job::new(&format!("started without hooks {i}"), starter).args([&program, "160"]);
+        let native = job.native();
+        assert!(ends_well(&native) && native.stdout.matches("OK").count() == 4, "{native:?}");
+        if native_only() {
+            continue;
+        }
+        let outcome = limited(&job, 48);
+        assert!(outcome.status == 0 && outcome.left.is_empty() && outcome.stdout == native.stdout, "{outcome:?}");
+        assert!(!outcome.stderr.contains("warning"), "{}", outcome.stderr);
+        if may_be_followed() {
+            assert!(outcome.peak < Growth::Stream.bound(48 << 20), "{outcome:?}");
+        }
+    }
 }
 
 /// Killed while it is entered, and before and after that.

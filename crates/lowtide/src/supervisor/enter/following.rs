@@ -88,7 +88,8 @@ fn take(listener: &OwnedFd, entering: &mut Entering) {
         // Where that can't be (it is traced already): it executes the program as natively.
         let _ = entering.follow(process, told.pid);
     }
-    let go_on = libc::seccomp_notif_resp { id: told.id, val: 0, error: 0, flags: libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32 };
+    let go_on =
+        libc::seccomp_notif_resp { id: told.id, val: 0, error: 0, flags: libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32 };
     // SAFETY: the kernel reads the structure. (It fails where the thread was killed.)
     unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw const go_on) };
 }
