@@ -7,7 +7,7 @@ use crate::metrics::{self, Requests};
 use crate::signal_fd::{Received, SignalFd};
 use crate::supervisor::ancestry;
 use crate::supervisor::broker::Broker;
-use crate::supervisor::enter::{Agent, Seen};
+use crate::supervisor::enter::{Agent, Copies, Seen};
 use crate::supervisor::own_threads::OwnThreads;
 use crate::supervisor::series::Series;
 use lowtide_config::proc;
@@ -72,6 +72,7 @@ pub fn supervise<'a>(
     let mut last_look = started;
     this.look();
     let mut ended = None;
+    let mut copies = Copies::default();
     loop {
         let tick = this.run.tree.tick();
         sleep(signals, broker, control, this.onlookers.requests.as_ref(), tick.saturating_sub(last_look.elapsed()));
@@ -101,6 +102,9 @@ pub fn supervise<'a>(
         if last_look.elapsed() >= tick {
             last_look = Instant::now();
             this.look();
+            if let Some(text) = copies.look(shared.segment(), broker.entering().0) {
+                this.warn(text.to_owned());
+            }
             control.step(&mut this.run);
             if started.elapsed() > UNMANAGED_AFTER {
                 this.check_managed();

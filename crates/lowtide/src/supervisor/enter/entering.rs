@@ -7,7 +7,7 @@
 
 use super::executed::{self, Executed};
 use super::tracee::{self, Tracee, Untraced};
-use super::{Agent, Following, bring};
+use super::{Agent, Following, bring, bring_to_copy};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitStatus};
 
@@ -35,6 +35,8 @@ enum Why {
     Asked,
     /// The filter that it has: it stops if it could not.
     Told,
+    /// Nobody: it is a copy of its parent without an agent, and stops at once.
+    Copied,
 }
 
 impl Entering {
@@ -57,6 +59,15 @@ impl Entering {
         self.seize(process, thread, Why::Told)?;
         // Should the call fail, it stops.
         tracee::interrupt(number(thread)?).map_err(|why| why.errno())
+    }
+
+    /// Traces a copy of its parent, which is entered where it stops.
+    ///
+    /// # Errors
+    /// As [`Entering::trace`].
+    pub fn copy(&mut self, process: u32) -> Result<(), Errno> {
+        self.seize(process, process, Why::Copied)?;
+        tracee::interrupt(number(process)?).map_err(|why| why.errno())
     }
 
     fn seize(&mut self, process: u32, thread: u32, why: Why) -> Result<(), Errno> {
@@ -109,13 +120,14 @@ impl Entering {
                 self.0.retain(|traced| traced.process != pid);
                 let entered = match executing {
                     Why::Asked => Tracee::seized(pid).and_then(|tracee| bring(tracee, agent, None, Some(following))),
-                    Why::Told => arrived(pid, agent),
+                    Why::Told | Why::Copied => arrived(pid, agent),
                 };
-                if let Err(Untraced::Failed(what, errno)) = entered {
-                    let why = lowtide_config::reason(std::io::Error::from(errno));
-                    let text = format!("a program of the run is not limited: it can't be entered ({what}: {why})");
-                    return Some(Seen::NotEntered(text));
-                }
+                return Some(Seen::entered("a program of the run", entered));
+            }
+            STOP if signal == libc::SIGTRAP && self.0[at].why == Why::Copied => {
+                self.0.swap_remove(at);
+                let entered = Tracee::in_the_middle(pid).and_then(|tracee| bring_to_copy(tracee, agent));
+                return Some(Seen::entered("a forked child of a program without hooks", entered));
             }
             // Nothing was executed. (Where the kernel begins the call anew, the filter tells of it anew.)
             STOP if signal == libc::SIGTRAP && self.0[at].why == Why::Told => {
@@ -168,6 +180,18 @@ pub enum Seen {
     /// It was stopped, as by ^Z.
     Stopped,
     GoesOn,
-    /// It has executed a program and goes on without the agent: a warning.
+    /// It goes on without the agent: a warning.
     NotEntered(String),
+}
+
+impl Seen {
+    fn entered(who: &str, result: Result<(), Untraced>) -> Seen {
+        match result {
+            Ok(()) | Err(Untraced::Died) => Seen::GoesOn,
+            Err(Untraced::Failed(what, errno)) => {
+                let why = lowtide_config::reason(std::io::Error::from(errno));
+                Seen::NotEntered(format!("{who} is not limited: it can't be entered ({what}: {why})"))
+            }
+        }
+    }
 }

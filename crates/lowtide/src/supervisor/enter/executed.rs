@@ -64,6 +64,14 @@ impl Executed {
     }
 }
 
+/// Whether lowtide has no hooks in a process that has not executed anything since it was forked: it is static, or of musl.
+pub fn has_no_hooks(pid: u32) -> bool {
+    let path = |name| format!("/proc/{pid}/{name}");
+    let is_static = || elf::inspect(&File::open(path("exe")).ok()?).ok().map(|kind| kind == elf::Kind::Static);
+    let maps = || std::fs::read_to_string(path("maps")).unwrap_or_default();
+    is_static() == Some(true) || maps().contains("/ld-musl-")
+}
+
 fn is_settings(variable: &[u8]) -> bool {
     variable.strip_prefix(ENV_SEGMENT.as_bytes()).is_some_and(|rest| rest.first() == Some(&b'='))
 }

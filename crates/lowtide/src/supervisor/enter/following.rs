@@ -96,7 +96,7 @@ fn take(listener: &OwnedFd, entering: &mut Entering) {
 
 /// The process of a thread that is this process's user's, and to which tracing makes no difference: a program that gives rights
 /// gives them while it is traced by somebody who may trace all, and never where no program may.
-fn may_be_traced(thread: u32) -> Option<u32> {
+pub fn may_be_traced(thread: u32) -> Option<u32> {
     let (status, own) = (Status::of(thread)?, Status::of(std::process::id())?);
     let may_trace_all = rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE));
     (status.users == own.users && (may_trace_all || status.gains_nothing)).then_some(status.process)

@@ -4,6 +4,7 @@
 //! ([`image`]), and to call the agent's entry on its own stack, as the loader of glibc would call a constructor. Then it goes
 //! on as if nothing had been, with nobody who traces it ([`tracee`]).
 
+mod copies;
 mod entering;
 mod executed;
 mod filter;
@@ -16,12 +17,14 @@ use crate::signal_fd::SignalSet;
 use crate::supervisor::shared_memory::{AGENT, Shared};
 use image::Image;
 use linux_raw_sys::general as sys;
+use lowtide_pager::segment::ENV_SEGMENT;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 use std::sync::OnceLock;
 use tracee::{Tracee, Untraced};
 
+pub use copies::Copies;
 pub use entering::{Entering, Seen};
 pub use following::Following;
 
@@ -68,6 +71,13 @@ pub fn enter(child: Pid, agent: &Agent<'_>, mask: &SignalSet, following: &mut Fo
     }
 }
 
+fn image() -> Result<&'static Image, Untraced> {
+    // It is the same each time.
+    static IMAGE: OnceLock<Option<Image>> = OnceLock::new();
+    let image = IMAGE.get_or_init(|| Image::of(AGENT).ok()).as_ref();
+    image.ok_or(Untraced::Failed("the agent's file", Errno::NOEXEC))
+}
+
 /// `mask`: which signals it is to have blocked; as it has now, if none are named. `following`: where its execs are to be told;
 /// None: they are.
 fn bring(
@@ -76,10 +86,7 @@ fn bring(
     mask: Option<&SignalSet>,
     following: Option<&mut Following>,
 ) -> Result<(), Untraced> {
-    // It is the same each time.
-    static IMAGE: OnceLock<Option<Image>> = OnceLock::new();
-    let image = IMAGE.get_or_init(|| Image::of(AGENT).ok()).as_ref();
-    let image = image.ok_or(Untraced::Failed("the agent's file", Errno::NOEXEC))?;
+    let image = image()?;
     let mask = match mask {
         Some(mask) => mask.bits(),
         None => tracee.block_signals()?,
@@ -99,6 +106,27 @@ fn bring(
     }
     tracee.go_on(mask).and(entered)
 }
+
+/// The same for a process in the middle of what it does: on a stack of its own, which is given back. It finds the run by an
+/// environment that holds nothing else.
+fn bring_to_copy(mut tracee: Tracee, agent: &Agent<'_>) -> Result<(), Untraced> {
+    let image = image()?;
+    let mask = tracee.block_signals()?;
+    let protection = u64::from(sys::PROT_READ | sys::PROT_WRITE);
+    let room = [0, ROOM, protection, PRIVATE | ANONYMOUS, NO_FILE, 0];
+    let entered = tracee.syscall("mmap", sys::__NR_mmap, room).and_then(|room| {
+        tracee.works_at(room + ROOM);
+        let variable = [ENV_SEGMENT.as_bytes(), b"=", agent.run.origin.as_bytes(), b"\0"].concat();
+        let environment = [room + 16, 0].map(u64::to_le_bytes).concat();
+        let entered = tracee.write(room, &[environment, variable].concat()).and_then(|()| map(&mut tracee, image, agent.path));
+        let entered = entered.and_then(|base| tracee.call(base + image.entry, [room, u64::MAX, u64::MAX]));
+        entered.and(tracee.syscall("munmap", sys::__NR_munmap, [room, ROOM, 0, 0, 0, 0]).map(drop))
+    });
+    tracee.go_on(mask).and(entered)
+}
+
+/// A stack, and what stands at its other end.
+const ROOM: u64 = 256 << 10;
 
 const PRIVATE: u64 = sys::MAP_PRIVATE as u64;
 const FIXED: u64 = sys::MAP_FIXED as u64;

@@ -16,6 +16,8 @@ const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// What stands below the stack pointer is the program's (the red zone of the ABI).
 const RED_ZONE: u64 = 128;
 const MOST_PATH: u64 = 4096;
+/// The extended registers of any processor: with those of AMX it is 11 KiB.
+const MOST_REGISTERS: usize = 64 << 10;
 /// The requests for which signals are blocked (PTRACE_GETSIGMASK, PTRACE_SETSIGMASK).
 const GETSIGMASK: libc::c_uint = 0x420a;
 const SETSIGMASK: libc::c_uint = 0x420b;
@@ -105,6 +107,10 @@ pub struct Tracee {
     registers: libc::user_regs_struct,
     /// The kernel's instruction for system calls.
     syscall_at: u64,
+    /// The end of the stack that it has here.
+    stack: u64,
+    /// Of one that is held in the middle of what it does: its other registers, as they were.
+    more: Option<Vec<u8>>,
     /// A signal that could not be blocked and came meanwhile.
     pending: i32,
     /// The first program of the run, which does not begin without the agent.
@@ -151,6 +157,22 @@ impl Tracee {
         held().inspect_err(|_| drop(request(libc::PTRACE_DETACH, pid, 0, 0, "detach")))
     }
 
+    /// One that was [seized](seize()) and has been interrupted, whatever it does.
+    ///
+    /// # Errors
+    /// As [`Tracee::of_mine`].
+    pub fn in_the_middle(pid: Pid) -> Result<Tracee, Untraced> {
+        let held = || {
+            let mut tracee = Tracee::at_its_beginning(pid, false)?;
+            let mut more = vec![0; MOST_REGISTERS];
+            let len = register_set(libc::PTRACE_GETREGSET, pid, &mut more)?;
+            more.truncate(len);
+            tracee.more = Some(more);
+            Ok(tracee)
+        };
+        held().inspect_err(|_| detach(pid))
+    }
+
     fn at_its_beginning(pid: Pid, is_first: bool) -> Result<Tracee, Untraced> {
         let failed =
             |what| move |error: std::io::Error| Untraced::Failed(what, Errno::from_io_error(&error).unwrap_or(Errno::IO));
@@ -165,7 +187,8 @@ impl Tracee {
         let found = code[..n].windows(2).position(|bytes| bytes == SYSCALL);
         let syscall_at = vdso + found.ok_or(Untraced::Failed("no system call in its vDSO", Errno::NOSYS))? as u64;
         let registers = registers(pid)?;
-        Ok(Tracee { pid, memory, registers, syscall_at, pending: 0, is_first, is_held: true })
+        let stack = registers.rsp;
+        Ok(Tracee { pid, memory, registers, syscall_at, stack, more: None, pending: 0, is_first, is_held: true })
     }
 
     /// Blocks all signals; which were blocked before.
@@ -196,18 +219,23 @@ impl Tracee {
     /// # Errors
     /// It can't be written.
     pub fn scratch(&self, bytes: impl FnOnce(u64) -> Vec<u8>) -> Result<u64, Untraced> {
-        let at = self.registers.rsp - RED_ZONE - MOST_PATH;
+        let at = self.stack - RED_ZONE - MOST_PATH;
         self.write(at, &bytes(at)).map(|()| at)
     }
 
     /// Where its stack ends.
     pub fn stack(&self) -> u64 {
-        self.registers.rsp
+        self.stack
+    }
+
+    /// Has it use another stack while it is held.
+    pub fn works_at(&mut self, stack: u64) {
+        self.stack = stack;
     }
 
     /// Where its stack ends when it begins.
     pub fn begin_at(&mut self, stack: u64) {
-        self.registers.rsp = stack;
+        (self.registers.rsp, self.stack) = (stack, stack);
     }
 
     /// The words that it begins with, from the end of its stack on: so many bytes, or as many as there are.
@@ -288,7 +316,7 @@ impl Tracee {
         const WHAT: &str = "the agent's entry";
         let mut call = self.registers;
         // As the ABI wants it at a function's beginning: a multiple of 16 above the place to return to, of which there is none.
-        call.rsp = ((call.rsp - RED_ZONE) & !15) - 8;
+        call.rsp = ((self.stack - RED_ZONE) & !15) - 8;
         self.write(call.rsp, &[0; 8])?;
         (call.rip, call.rdi, call.rsi, call.rdx) = (function, a, b, c);
         (call.rax, call.orig_rax) = (0, u64::MAX);
@@ -312,11 +340,27 @@ impl Tracee {
         Ok(info.si_code == libc::SI_TKILL && unsafe { info.si_pid() } == self.pid.as_raw_nonzero().get())
     }
 
-    /// Lets the program begin, with these signals blocked and nobody who traces it.
+    /// Lets the program begin, or go on, with these signals blocked and nobody who traces it.
     ///
     /// # Errors
     /// It died.
     pub fn go_on(mut self, mask: u64) -> Result<(), Untraced> {
+        if let Some(mut more) = self.more.take() {
+            // Where it stops now, the kernel looks whether it was in a system call that is to go on.
+            interrupt(self.pid)?;
+            loop {
+                request(libc::PTRACE_CONT, self.pid, 0, 0, "go on")?;
+                match wait(self.pid)? {
+                    Stop::Event => break,
+                    stop => self.meanwhile(stop, "go on")?,
+                }
+            }
+            register_set(libc::PTRACE_SETREGSET, self.pid, &mut more)?;
+            if std::mem::take(&mut self.pending) == libc::SIGSTOP {
+                // Here none can be given along.
+                let _ = rustix::process::kill_process(self.pid, Signal::STOP);
+            }
+        }
         request(SETSIGMASK, self.pid, size_of_val(&mask), (&raw const mask).addr(), "signal mask")?;
         self.set(&self.registers)?;
         request(libc::PTRACE_DETACH, self.pid, 0, self.pending as usize, "detach")?;
@@ -390,6 +434,15 @@ fn registers(pid: Pid) -> Result<libc::user_regs_struct, Untraced> {
     request(libc::PTRACE_GETREGS, pid, 0, registers.as_mut_ptr().addr(), "registers")?;
     // SAFETY: filled by the kernel; zeroes are valid too.
     Ok(unsafe { registers.assume_init() })
+}
+
+/// Reads or writes all registers but the general ones; how many bytes.
+fn register_set(what: libc::c_uint, pid: Pid, bytes: &mut [u8]) -> Result<usize, Untraced> {
+    /// NT_X86_XSTATE
+    const EXTENDED: usize = 0x202;
+    let mut vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    request(what, pid, EXTENDED, (&raw mut vector).addr(), "registers")?;
+    Ok(vector.iov_len)
 }
 
 /// A request of ptrace that reads or writes what `data` points to, in a way that fits it.
