@@ -75,7 +75,7 @@ fn threads_that_move_memory_are_right_or_refused() {
     }
 }
 
-/// What has no hooks is forked as by raw calls.
+/// What has no hooks is forked as by raw calls: the child's memory is brought in whole before it begins.
 #[test]
 fn a_static_program_that_forks() {
     let Some(_turn) = turn() else { return };
@@ -83,11 +83,51 @@ fn a_static_program_that_forks() {
     if native_only() {
         return;
     }
-    let job = Job::new("static, forks", program).words("stay 64 1");
-    let native = job.native();
-    let outcome = limited(&job, 48);
-    assert!(outcome.status == 0 && outcome.stdout == native.stdout && outcome.left.is_empty(), "{outcome:?}");
-    assert!(outcome.stderr.contains("forked by a raw system call"), "{}", outcome.stderr);
+    for mode in ["stay", "orphan", "nested"] {
+        let job = Job::new(&format!("static, forks, {mode}"), &program).words(&format!("{mode} 64 1"));
+        let native = job.native();
+        let outcome = limited(&job, 48);
+        assert!(outcome.status == 0 && outcome.stdout == native.stdout && outcome.left.is_empty(), "{outcome:?}");
+        assert!(!outcome.stderr.contains("not limited"), "{}", outcome.stderr);
+    }
+}
+
+/// The parent ends, or executes another program, while its child is given its memory: the child has all of it all the same, or
+/// was never there.
+#[test]
+fn a_static_program_that_becomes_a_daemon() {
+    let Some(_turn) = turn() else { return };
+    if native_only() {
+        return;
+    }
+    for program in [compiled_statically("daemonize"), with_musl("daemonize", false)] {
+        let Some(program) = program else { return };
+        for mode in ["once", "twice", "execs", "thread"] {
+            let outcome =
+                limited(&Job::new(&format!("daemon without hooks {mode}"), &program).words(&format!("96 {mode}")), 40);
+            let is_there = outcome.stdout.contains("OK the daemon") || mode == "thread" && outcome.stdout.is_empty();
+            assert!(outcome.status == 0 && is_there && outcome.left.is_empty(), "{mode}: {outcome:?}");
+        }
+    }
+}
+
+/// A forked child comes to be limited in the middle of what it does, and does not notice.
+#[test]
+fn forked_children_of_programs_without_hooks() {
+    let Some(_turn) = turn() else { return };
+    if native_only() {
+        return;
+    }
+    for program in [compiled_statically("copied"), with_musl("copied", false)] {
+        let Some(program) = program else { return };
+        let outcome = limited(&Job::new("copied without hooks", program).words("160"), 48);
+        assert!(outcome.status == 0 && outcome.stdout == "OK\n".repeat(4) && outcome.left.is_empty(), "{outcome:?}");
+        assert!(!outcome.stderr.contains("warning"), "{}", outcome.stderr);
+        // By what lowtide counts: copies are not among the samples.
+        assert!(outcome.stat("evictions.pages") > 4.0 * 20_000.0, "{}", outcome.stats);
+        assert!(outcome.stat("ram_peak") > (32 << 20) as f64, "{}", outcome.stats);
+        assert!(outcome.stat("ram_peak") < Growth::Stream.bound(48 << 20) as f64, "{}", outcome.stats);
+    }
 }
 
 /// The same descriptors, signals, rights, arguments and environment as natively; as the first program and as a child, with
