@@ -5,7 +5,7 @@ use super::Entering;
 use super::executed;
 use super::following::may_be_traced;
 use crate::host::privilege;
-use crate::supervisor::cpu_clock;
+use crate::supervisor::{ancestry, cpu_clock};
 use lowtide_config::proc::{self, Stat};
 use lowtide_pager::segment::{Segment, proc_state};
 use rustix::process::Pid;
@@ -74,7 +74,8 @@ impl Copies {
                 continue;
             }
             self.done.push(*copy);
-            if may_be_traced(copy.pid).is_some() {
+            // What the segment says may be false.
+            if may_be_traced(copy.pid).is_some() && ancestry::belongs(copy.pid) == Some(true) {
                 // Where that can't be, somebody traces it.
                 let _ = entering.copy(copy.pid);
             }

@@ -6,6 +6,9 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
+use std::fs::File;
+use std::io::Read;
+use std::sync::OnceLock;
 
 /// Filters at a time: each of a program that has none from an ancestor.
 const MOST: usize = 128;
@@ -97,7 +100,9 @@ fn take(listener: &OwnedFd, entering: &mut Entering) {
 /// The process of a thread that is this process's user's, and to which tracing makes no difference: a program that gives rights
 /// gives them while it is traced by somebody who may trace all, and never where no program may.
 pub fn may_be_traced(thread: u32) -> Option<u32> {
-    let (status, own) = (Status::of(thread)?, Status::of(std::process::id())?);
+    // Its own never change.
+    static OWN: OnceLock<Option<Status>> = OnceLock::new();
+    let (status, own) = (Status::of(thread)?, OWN.get_or_init(|| Status::of(std::process::id())).as_ref()?);
     let may_trace_all = rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE));
     (status.users == own.users && (may_trace_all || status.gains_nothing)).then_some(status.process)
 }
@@ -113,7 +118,10 @@ struct Status {
 
 impl Status {
     fn of(thread: u32) -> Option<Status> {
-        let text = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
+        // In one call, for it is asked for at each exec.
+        let mut text = [0; 8192];
+        let len = File::open(format!("/proc/{thread}/status")).and_then(|mut file| file.read(&mut text)).ok()?;
+        let text = String::from_utf8_lossy(&text[..len]);
         let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
         Some(Status {
             process: value("Tgid:")?.parse().ok()?,
