@@ -52,6 +52,25 @@ static void pauses(void)
 	MUST(sigsuspend(&none) == -1 && errno == EINTR && signals == 1);
 }
 
+/* Downwards, as memmove of some C libraries does, and upwards again. */
+static void moves(void)
+{
+	size_t size = 32 * MIB;
+	unsigned char *area = map_pages(size / PAGE + 1);
+	fill(area, size / PAGE, "n", 3);
+	struct timespec start, now;
+	clock_gettime(CLOCK_MONOTONIC, &start);
+	do {
+		unsigned char *from = area + size - 1, *to = from + 8;
+		size_t count = size;
+		__asm__ volatile("std; rep movsb; cld" : "+D"(to), "+S"(from), "+c"(count) : : "memory");
+		memmove(area, area + 8, size);
+		clock_gettime(CLOCK_MONOTONIC, &now);
+	} while (now.tv_sec < start.tv_sec + 2);
+	check(area, size / PAGE, "n", 3, "what was moved");
+	munmap(area, size + PAGE);
+}
+
 static double expected;
 #define STEPS 60000000L
 
@@ -73,8 +92,8 @@ int main(int argc, char **argv)
 	sigemptyset(&usr1);
 	sigaddset(&usr1, SIGUSR1);
 	MUST(sigprocmask(SIG_BLOCK, &usr1, NULL) == 0);
-	void (*const all[])(void) = { sleeps, reads, pauses, computes };
-	for (int i = 0; i < 4; i++) {
+	void (*const all[])(void) = { sleeps, reads, pauses, computes, moves };
+	for (int i = 0; i < 5; i++) {
 		pid_t child = fork();
 		MUST(child >= 0);
 		if (child == 0) {

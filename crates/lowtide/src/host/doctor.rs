@@ -116,8 +116,8 @@ fn lines(probe: &Probe) -> Vec<Line> {
         "static programs",
         match may_filter {
             true => "limited, and so is what they execute".to_owned(),
-            false => "limited; what they execute, and programs of musl, only where it preloads lowtide: the rest takes \
-                      CAP_SYS_ADMIN, or no_new_privs"
+            false => "limited; what they and programs of musl execute only where it preloads lowtide: the rest takes \
+                      CAP_SYS_ADMIN or no_new_privs"
                 .to_owned(),
         },
     );

@@ -72,7 +72,7 @@ pub fn supervise<'a>(
     let mut last_look = started;
     this.look();
     let mut ended = None;
-    let mut copies = Copies::default();
+    let mut copies = Copies::new();
     loop {
         let tick = this.run.tree.tick();
         sleep(signals, broker, control, this.onlookers.requests.as_ref(), tick.saturating_sub(last_look.elapsed()));
@@ -102,6 +102,7 @@ pub fn supervise<'a>(
         if last_look.elapsed() >= tick {
             last_look = Instant::now();
             this.look();
+            broker.entering().0.look();
             if let Some(text) = copies.look(shared.segment(), broker.entering().0) {
                 this.warn(text.to_owned());
             }

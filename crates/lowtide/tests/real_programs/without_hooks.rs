@@ -10,6 +10,8 @@ use crate::machine::{native_only, skip, tool, turn};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::{compiled, compiled_as, compiled_statically, with_musl};
 
+const NOBODY: u32 = 65534;
+
 fn limited(job: &Job, mib: u64) -> Outcome {
     job.limited(&Limit { ram: mib << 20, swap: Swap::Default })
 }
@@ -75,6 +77,37 @@ fn threads_that_move_memory_are_right_or_refused() {
     }
 }
 
+/// Nothing is different for what a program without hooks executes, a program with another user's rights included.
+#[test]
+fn what_a_program_without_hooks_starts_begins_as_natively() {
+    let Some(_turn) = turn() else { return };
+    let starters = [compiled_statically("starts"), with_musl("starts", false)];
+    let programs = [compiled("begins"), compiled_statically("begins"), with_musl("begins", true)];
+    let (Some(starters), Some(programs)) = (all(starters), all(programs)) else { return };
+    if native_only() {
+        return;
+    }
+    for (starter, program) in starters.iter().flat_map(|starter| programs.iter().map(move |program| (starter, program))) {
+        let gives_rights = program.with_extension("setuid");
+        let _ = std::fs::remove_file(&gives_rights);
+        std::fs::copy(program, &gives_rights).expect("copied");
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&gives_rights, Some(NOBODY), None).expect("chown");
+            std::fs::set_permissions(&gives_rights, std::os::unix::fs::PermissionsExt::from_mode(0o4755)).expect("mode");
+        }
+        for program in [program, &gives_rights] {
+            let job = Job::new("begins without hooks", starter).args([program]);
+            let native = job.native();
+            assert!(ends_well(&native) && native.stdout.matches("OK").count() == 4, "{native:?}");
+            let outcome = limited(&job, 32);
+            assert!(
+                ends_well(&outcome) && outcome.stdout == native.stdout && outcome.left.is_empty(),
+                "{outcome:?} {native:?}"
+            );
+        }
+    }
+}
+
 /// What has no hooks is forked as by raw calls: the child's memory is brought in whole before it begins.
 #[test]
 fn a_static_program_that_forks() {
@@ -121,10 +154,10 @@ fn forked_children_of_programs_without_hooks() {
     for program in [compiled_statically("copied"), with_musl("copied", false)] {
         let Some(program) = program else { return };
         let outcome = limited(&Job::new("copied without hooks", program).words("160"), 48);
-        assert!(outcome.status == 0 && outcome.stdout == "OK\n".repeat(4) && outcome.left.is_empty(), "{outcome:?}");
+        assert!(outcome.status == 0 && outcome.stdout == "OK\n".repeat(5) && outcome.left.is_empty(), "{outcome:?}");
         assert!(!outcome.stderr.contains("warning"), "{}", outcome.stderr);
         // By what lowtide counts: copies are not among the samples.
-        assert!(outcome.stat("evictions.pages") > 4.0 * 20_000.0, "{}", outcome.stats);
+        assert!(outcome.stat("evictions.pages") > 5.0 * 20_000.0, "{}", outcome.stats);
         assert!(outcome.stat("ram_peak") > (32 << 20) as f64, "{}", outcome.stats);
         assert!(outcome.stat("ram_peak") < Growth::Stream.bound(48 << 20) as f64, "{}", outcome.stats);
     }
@@ -212,6 +245,36 @@ fn what_a_program_without_hooks_starts() {
         if may_be_followed() {
             assert!(outcome.peak < Growth::Stream.bound(48 << 20), "{outcome:?}");
         }
+    }
+}
+
+/// A child that would be killed for what lowtide has it do is let alone.
+#[test]
+fn a_child_with_a_filter_of_its_own() {
+    let Some(_turn) = turn() else { return };
+    let Some(program) = compiled_statically("confined") else { return };
+    if native_only() {
+        return;
+    }
+    let outcome = limited(&Job::new("confined", program), 32);
+    assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
+    assert!(outcome.stderr.contains("is not limited: it has set up a system call filter"), "{}", outcome.stderr);
+}
+
+/// Of threads that execute something at the same time one does, and nobody waits for ever.
+#[test]
+fn threads_that_race_to_execute() {
+    let Some(_turn) = turn() else { return };
+    let Some(program) = compiled_statically("races_to_exec") else { return };
+    if native_only() {
+        return;
+    }
+    for executed in [compiled("one_malloc"), compiled_statically("one_malloc")] {
+        let Some(executed) = executed else { return };
+        let job = Job::new("races to exec", &program).args(["200"]).args([executed]).args(["1"]);
+        let (native, outcome) = (job.native(), limited(&job, 32));
+        assert!(ends_well(&native), "{native:?}");
+        assert!(ends_well(&outcome) && outcome.stdout == native.stdout && outcome.left.is_empty(), "{outcome:?}");
     }
 }
 

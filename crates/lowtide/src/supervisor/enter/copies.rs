@@ -2,8 +2,9 @@
 //! is there at two looks (most are about to execute a program) is entered in the middle of what it does.
 
 use super::Entering;
+use super::entering::is_executing;
 use super::executed;
-use super::following::may_be_traced;
+use super::following::{is_confined, may_be_traced};
 use crate::host::privilege;
 use crate::supervisor::{ancestry, cpu_clock};
 use lowtide_config::proc::{self, Stat};
@@ -19,8 +20,11 @@ const MEMORY: libc::c_int = 1;
 const ABOVE: &str = "a forked child of a program without hooks is not limited: where lowtide has capabilities that its program has \
                      not, it can't be entered";
 
+/// It could be killed for lowtide's system calls.
+const CONFINED: &str = "a forked child of a program without hooks is not limited: it has set up a system call filter";
+const OTHERS: &str = "a forked child of a program without hooks is not limited: it has another user, or is traced";
+
 /// What was seen at the last look.
-#[derive(Default)]
 pub struct Copies {
     /// Processes without hooks: the CPU time that they had had.
     parents: HashMap<u32, Duration>,
@@ -37,6 +41,12 @@ struct Copy {
 }
 
 impl Copies {
+    /// Before the run: what this process has for children is none of it.
+    pub fn new() -> Copies {
+        let own = std::process::id();
+        Copies { parents: HashMap::new(), waiting: Vec::new(), done: copies(own, own) }
+    }
+
     /// Looks for them, and begins to trace those that are to be entered. What is to be said to the user.
     pub fn look(&mut self, segment: &Segment, entering: &mut Entering) -> Option<&'static str> {
         let used = || segment.used_procs().iter().filter(|p| p.state.load(Ordering::Acquire) >= proc_state::WATCHING);
@@ -64,24 +74,38 @@ impl Copies {
             .into_iter()
             .partition(|copy| self.waiting.iter().any(|seen| (seen.pid, seen.start) == (copy.pid, copy.start)));
         self.waiting = new;
-        for copy in &again {
-            if privilege::is_above_program() {
-                self.done.extend(again.iter().copied());
-                return Some(ABOVE);
-            }
-            if !entering.has_room() {
-                self.waiting.push(*copy);
-                continue;
-            }
-            self.done.push(*copy);
-            // What the segment says may be false.
-            if may_be_traced(copy.pid).is_some() && ancestry::belongs(copy.pid) == Some(true) {
-                // Where that can't be, somebody traces it.
-                let _ = entering.copy(copy.pid);
+        let mut warning = None;
+        for copy in again {
+            match enter(copy, own, entering) {
+                // It has stopped, executes something, or too many are traced.
+                Err(None) => self.waiting.push(copy),
+                result => {
+                    self.done.push(copy);
+                    warning = warning.or(result.err().flatten());
+                }
             }
         }
-        None
+        warning
     }
+}
+
+/// Begins to trace a copy. The error: why it never will be; None: not now.
+fn enter(copy: Copy, own: u32, entering: &mut Entering) -> Result<(), Option<&'static str>> {
+    if privilege::is_above_program() {
+        return Err(Some(ABOVE));
+    }
+    let Some(stat) = Stat::of(copy.pid) else { return Ok(()) };
+    if matches!(stat.state, 'T' | 't') || is_executing(copy.pid) || !entering.has_room() || entering.traces(copy.pid) {
+        return Err(None);
+    }
+    if is_confined(copy.pid, copy.parent, copy.parent == own) {
+        return Err(Some(CONFINED));
+    }
+    // What the segment says may be false.
+    if may_be_traced(copy.pid).is_none() || ancestry::belongs(copy.pid) != Some(true) {
+        return Err(Some(OTHERS));
+    }
+    entering.copy(copy.pid, copy.start).map_err(|_| Some(OTHERS))
 }
 
 /// Children that a thread of a process has made and that have memory of their own, and have executed nothing.

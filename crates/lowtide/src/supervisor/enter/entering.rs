@@ -8,11 +8,16 @@
 use super::executed::{self, Executed};
 use super::tracee::{self, Tracee, Untraced};
 use super::{Agent, Following, bring, bring_to_copy};
+use linux_raw_sys::general as sys;
+use lowtide_config::proc::Stat;
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitStatus};
+use std::time::{Duration, Instant};
 
 /// Processes that are traced at a time.
 const MOST: usize = 64;
+/// How long an exec may take before somebody looks whether it goes on.
+const PATIENCE: Duration = Duration::from_millis(100);
 /// What the status of a stop is about (PTRACE_EVENT_EXEC, PTRACE_EVENT_STOP).
 const EXEC: i32 = 4;
 const STOP: i32 = 128;
@@ -26,6 +31,10 @@ struct Traced {
     /// Which of its threads executes.
     thread: Pid,
     why: Why,
+    /// Of a copy, when it was started.
+    start: u64,
+    since: Instant,
+    is_interrupted: bool,
 }
 
 /// Who has said that it is about to execute a program.
@@ -33,7 +42,7 @@ struct Traced {
 enum Why {
     /// Itself: it says so too if it could not.
     Asked,
-    /// The filter that it has: it stops if it could not.
+    /// The filter that it has. If it could not, it is stopped, after a while: until then it may be told of it again.
     Told,
     /// Nobody: it is a copy of its parent without an agent, and stops at once.
     Copied,
@@ -45,33 +54,70 @@ impl Entering {
     /// # Errors
     /// `AGAIN`: there are too many; those of tracing.
     pub fn trace(&mut self, process: u32, thread: u32) -> Result<(), Errno> {
-        if self.0.iter().any(|other| other.process.as_raw_pid() as u32 == process) {
+        if self.traces(process) {
             return Err(Errno::AGAIN);
         }
-        self.seize(process, thread, Why::Asked)
+        self.seize(process, thread, Why::Asked, 0)
     }
 
-    /// Traces a thread of which a filter tells, and which waits in the call, until it executes a program or could not.
+    /// Traces a thread of which a filter tells, and which waits in the call, until it executes a program, or has not for a while.
     ///
     /// # Errors
-    /// As [`Entering::trace`].
+    /// As [`Entering::trace`]. `AGAIN`, too: another thread of the process is traced. That one may be executing a program: then
+    /// it waits for the ends of all others, which this process has to see, and who begins to trace one waits for it.
     pub fn follow(&mut self, process: u32, thread: u32) -> Result<(), Errno> {
-        self.seize(process, thread, Why::Told)?;
-        // Should the call fail, it stops.
-        tracee::interrupt(number(thread)?).map_err(|why| why.errno())
+        match self.0.iter_mut().find(|traced| traced.process.as_raw_pid() as u32 == process) {
+            // Its last one failed.
+            Some(traced) if traced.thread.as_raw_pid() as u32 == thread && !traced.is_interrupted => {
+                traced.since = Instant::now();
+                Ok(())
+            }
+            Some(_) => Err(Errno::AGAIN),
+            None => self.seize(process, thread, Why::Told, 0),
+        }
     }
 
-    /// Traces a copy of its parent, which is entered where it stops.
+    /// Traces a copy of its parent, which is entered where it stops. `start`: when it was started.
     ///
     /// # Errors
-    /// As [`Entering::trace`].
-    pub fn copy(&mut self, process: u32) -> Result<(), Errno> {
-        self.seize(process, process, Why::Copied)?;
-        tracee::interrupt(number(process)?).map_err(|why| why.errno())
+    /// As [`Entering::follow`].
+    pub fn copy(&mut self, process: u32, start: u64) -> Result<(), Errno> {
+        if self.traces(process) {
+            return Err(Errno::AGAIN);
+        }
+        self.seize(process, process, Why::Copied, start)?;
+        self.interrupt(process)
     }
 
-    fn seize(&mut self, process: u32, thread: u32, why: Why) -> Result<(), Errno> {
-        let traced = Traced { process: number(process)?, thread: number(thread)?, why };
+    /// Whether a thread of this process is traced.
+    pub fn traces(&self, process: u32) -> bool {
+        self.0.iter().any(|traced| traced.process.as_raw_pid() as u32 == process)
+    }
+
+    /// Stops a thread, which is let go where it has executed nothing.
+    ///
+    /// # Errors
+    /// `SRCH`: it died.
+    pub fn interrupt(&mut self, thread: u32) -> Result<(), Errno> {
+        let traced = self.0.iter_mut().find(|traced| traced.thread.as_raw_pid() as u32 == thread).ok_or(Errno::SRCH)?;
+        traced.is_interrupted = true;
+        tracee::interrupt(traced.thread).map_err(|why| why.errno())
+    }
+
+    /// Stops those that have not executed what a filter has told of.
+    pub fn look(&mut self) {
+        for traced in self.0.iter_mut().filter(|traced| traced.why == Why::Told && !traced.is_interrupted) {
+            if traced.since.elapsed() > PATIENCE && !is_executing(traced.thread.as_raw_pid() as u32) {
+                traced.is_interrupted = true;
+                let _ = tracee::interrupt(traced.thread);
+            }
+        }
+    }
+
+    fn seize(&mut self, process: u32, thread: u32, why: Why, start: u64) -> Result<(), Errno> {
+        let (process_id, thread_id) = (number(process)?, number(thread)?);
+        let since = Instant::now();
+        let traced = Traced { process: process_id, thread: thread_id, why, start, since, is_interrupted: false };
         // Whoever has died since is seen to have by `saw`.
         if !self.has_room() {
             return Err(Errno::AGAIN);
@@ -125,7 +171,15 @@ impl Entering {
                 return Some(Seen::entered("a program of the run", entered));
             }
             STOP if signal == libc::SIGTRAP && self.0[at].why == Why::Copied => {
-                self.0.swap_remove(at);
+                let start = self.0.swap_remove(at).start;
+                // It may be another process by now, or another program.
+                let is_it =
+                    Stat::of(pid.as_raw_pid() as u32).is_some_and(|stat| stat.start == start && stat.is_copy_of_its_parent());
+                if !is_it || !executed::leads_to(pid, agent) {
+                    tracee::detach(pid);
+                    let found = if is_it { Err(executed::NOT_FOUND) } else { Ok(()) };
+                    return Some(Seen::entered("a forked child of a program without hooks", found));
+                }
                 let entered = Tracee::in_the_middle(pid).and_then(|tracee| bring_to_copy(tracee, agent));
                 return Some(Seen::entered("a forked child of a program without hooks", entered));
             }
@@ -133,6 +187,12 @@ impl Entering {
             STOP if signal == libc::SIGTRAP && self.0[at].why == Why::Told => {
                 self.0.swap_remove(at);
                 tracee::detach(pid);
+            }
+            // It stays stopped.
+            STOP if signal != libc::SIGTRAP && self.0[at].why != Why::Asked => {
+                self.0.swap_remove(at);
+                tracee::detach(pid);
+                return Some(Seen::Stopped);
             }
             STOP if signal != libc::SIGTRAP => {
                 tracee::pass_on(pid, 0, true);
@@ -144,6 +204,13 @@ impl Entering {
         }
         Some(Seen::GoesOn)
     }
+}
+
+/// Whether a thread is in an exec. (Who begins to trace it waits until that is over.)
+pub fn is_executing(thread: u32) -> bool {
+    let text = std::fs::read_to_string(format!("/proc/{thread}/syscall")).unwrap_or_default();
+    let number = text.split_ascii_whitespace().next().and_then(|number| number.parse().ok());
+    number.is_some_and(|number: u32| [sys::__NR_execve, sys::__NR_execveat].contains(&number))
 }
 
 fn number(pid: u32) -> Result<Pid, Errno> {
@@ -158,9 +225,9 @@ fn arrived(pid: Pid, agent: &Agent<'_>) -> Result<(), Untraced> {
         return Ok(());
     };
     let is_right = executed.is_right(agent);
-    if !executed.leads_to(agent) {
+    if !executed::leads_to(pid, agent) {
         tracee::detach(pid);
-        return Err(Untraced::Failed("the agent's file is not found from there", Errno::NOENT));
+        return Err(executed::NOT_FOUND);
     }
     let mut tracee = Tracee::seized(pid)?;
     if !is_right {

@@ -22,7 +22,6 @@ const MOST_AT_BEGINNING: usize = 6 << 20;
 
 /// A process at its exec, before its first instruction.
 pub struct Executed {
-    pid: Pid,
     /// No loader reads its environment.
     pub is_static: bool,
     environment: Vec<u8>,
@@ -42,7 +41,7 @@ impl Executed {
         // Where its loader lies. A loader that is the program preloads libraries, too.
         let has_loader = value(AT_BASE) != Some(0);
         let is_static = !has_loader && elf::inspect(&File::open(path("exe")).ok()?).ok()? == elf::Kind::Static;
-        let executed = Executed { pid, is_static, environment: std::fs::read(path("environ")).ok()? };
+        let executed = Executed { is_static, environment: std::fs::read(path("environ")).ok()? };
         (!is_static || !executed.variables().any(|variable| variable.starts_with(VALGRIND))).then_some(executed)
     }
 
@@ -55,14 +54,17 @@ impl Executed {
         let preloads = |variable: &[u8]| variable.strip_prefix(PRELOAD).is_some_and(|value| behind(value, agent).is_some());
         self.variables().any(preloads) && self.variables().any(is_settings)
     }
-
-    /// Whether it finds the agent's file by its path.
-    pub fn leads_to(&self, agent: &Agent<'_>) -> bool {
-        let path = format!("/proc/{}/root{}", self.pid.as_raw_nonzero(), agent.path);
-        let wanted = agent.run.settings().agent;
-        std::fs::metadata(path).is_ok_and(|file| (file.dev(), file.ino()) == (wanted.device, wanted.inode))
-    }
 }
+
+/// Whether a process finds the agent's file by its path.
+pub fn leads_to(pid: Pid, agent: &Agent<'_>) -> bool {
+    let path = format!("/proc/{}/root{}", pid.as_raw_nonzero(), agent.path);
+    let wanted = agent.run.settings().agent;
+    std::fs::metadata(path).is_ok_and(|file| (file.dev(), file.ino()) == (wanted.device, wanted.inode))
+}
+
+/// Why it does not.
+pub const NOT_FOUND: Untraced = Untraced::Failed("the agent's file is not found from there", Errno::NOENT);
 
 /// Whether lowtide has no hooks in a process that has not executed anything since it was forked: it is static, or of musl.
 pub fn has_no_hooks(pid: u32) -> bool {

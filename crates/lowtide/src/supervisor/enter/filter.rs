@@ -15,6 +15,8 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 pub fn install(tracee: &mut Tracee, following: &mut Following) -> Result<(), Untraced> {
     // Nothing is put in that could not be followed.
     let Ok(pidfd) = pidfd_open(tracee.pid(), PidfdFlags::empty()) else { return Ok(()) };
+    // Kept until the listener comes.
+    let Ok(reserve) = pidfd.try_clone() else { return Ok(()) };
     let take = |number| pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty());
     // No descriptor has this number, and whoever may not have any is told so first.
     if take(RawFd::MAX).err() != Some(Errno::BADF) {
@@ -39,6 +41,7 @@ pub fn install(tracee: &mut Tracee, following: &mut Following) -> Result<(), Unt
         Err(Untraced::Failed(..)) => return Ok(()),
         Err(Untraced::Died) => return Err(Untraced::Died),
     };
+    drop(reserve);
     let taken: Result<OwnedFd, Errno> = take(number as RawFd);
     tracee.syscall("close", sys::__NR_close, [number, 0, 0, 0, 0, 0])?;
     taken.and_then(|listener| following.add(listener)).map_err(|errno| Untraced::Failed("what it executes is not seen", errno))

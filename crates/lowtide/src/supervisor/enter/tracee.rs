@@ -18,6 +18,13 @@ const RED_ZONE: u64 = 128;
 const MOST_PATH: u64 = 4096;
 /// The extended registers of any processor: with those of AMX it is 11 KiB.
 const MOST_REGISTERS: usize = 64 << 10;
+/// What a program begins with: interrupts are on, and that bit which is always set; and the control words of its arithmetic.
+const PLAIN_FLAGS: u64 = 0x202;
+const X87_CONTROL: [u8; 2] = 0x37f_u16.to_le_bytes();
+const MXCSR: [u8; 4] = 0x1f80_u32.to_le_bytes();
+const MXCSR_AT: usize = 24;
+/// PTRACE_GET_RSEQ_CONFIGURATION.
+const GET_RSEQ: libc::c_uint = 0x420f;
 /// The requests for which signals are blocked (PTRACE_GETSIGMASK, PTRACE_SETSIGMASK).
 const GETSIGMASK: libc::c_uint = 0x420a;
 const SETSIGMASK: libc::c_uint = 0x420b;
@@ -167,10 +174,44 @@ impl Tracee {
             let mut more = vec![0; MOST_REGISTERS];
             let len = register_set(libc::PTRACE_GETREGSET, pid, &mut more)?;
             more.truncate(len);
+            // No exception of arithmetic is asked for in lowtide's code, and in the threads that it makes.
+            let mut plain = more.clone();
+            plain[..2].copy_from_slice(&X87_CONTROL);
+            plain[MXCSR_AT..MXCSR_AT + 4].copy_from_slice(&MXCSR);
+            register_set(libc::PTRACE_SETREGSET, pid, &mut plain)?;
             tracee.more = Some(more);
+            tracee.leave_restartable_sequence()?;
             Ok(tracee)
         };
         held().inspect_err(|_| detach(pid))
+    }
+
+    /// Where it was in a restartable sequence (rseq), it goes on as after any other interruption: where that says.
+    fn leave_restartable_sequence(&mut self) -> Result<(), Untraced> {
+        // The kernel's `struct ptrace_rseq_configuration` begins with the address of `struct rseq`, whose second 8 bytes lead to
+        // `struct rseq_cs`: two words, the start, the length, and where to go on.
+        let mut configuration = [0u64; 3];
+        let size = size_of_val(&configuration);
+        match request(GET_RSEQ, self.pid, size, configuration.as_mut_ptr().addr(), "rseq") {
+            Ok(()) if configuration[0] != 0 => {}
+            Err(Untraced::Died) => return Err(Untraced::Died),
+            // It has none, or the kernel has not.
+            _ => return Ok(()),
+        }
+        let words = |at: u64| {
+            let mut bytes = [0; 32];
+            self.memory.read_exact_at(&mut bytes, at).ok()?;
+            Some([0, 8, 16, 24].map(|i| u64::from_le_bytes(bytes[i..i + 8].try_into().unwrap_or_default())))
+        };
+        let at = configuration[0] + 8;
+        if let Some([sequence, ..]) = words(at).filter(|words| words[0] != 0)
+            && let Some([_, start, len, abort]) = words(sequence)
+            && self.registers.rip.wrapping_sub(start) < len
+        {
+            self.write(at, &[0; 8])?;
+            self.registers.rip = abort;
+        }
+        Ok(())
     }
 
     fn at_its_beginning(pid: Pid, is_first: bool) -> Result<Tracee, Untraced> {
@@ -320,6 +361,8 @@ impl Tracee {
         self.write(call.rsp, &[0; 8])?;
         (call.rip, call.rdi, call.rsi, call.rdx) = (function, a, b, c);
         (call.rax, call.orig_rax) = (0, u64::MAX);
+        // As the ABI wants those, too: copying goes upwards. The threads that it makes inherit them.
+        call.eflags = PLAIN_FLAGS;
         self.set(&call)?;
         loop {
             request(libc::PTRACE_CONT, self.pid, 0, 0, WHAT)?;
