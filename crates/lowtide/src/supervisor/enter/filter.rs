@@ -29,7 +29,7 @@ pub fn install(tracee: &mut Tracee, following: &mut Following) -> Result<(), Unt
         following.say(TOO_MANY);
         return Ok(());
     }
-    let program = tracee.scratch(|at| program(at))?;
+    let program = tracee.scratch(program)?;
     let [mode, flags] = ARGUMENTS;
     let number = match tracee.syscall("seccomp", sys::__NR_seccomp, [mode, flags, program, 0, 0, 0]) {
         Ok(number) => number,
