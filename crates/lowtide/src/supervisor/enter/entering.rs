@@ -1,5 +1,5 @@
-//! Processes of the run that are about to execute a program that can't preload the agent: they ask to be traced until
-//! then, and the agent is brought in.
+//! Processes that are traced until the agent is in them: those that are about to execute a program that can't preload it, as they
+//! say themselves or a filter says (`following.rs`), and copies of such programs (`copies.rs`).
 //!
 //! All by the thread that serves the broker and waits for children: who traces is one thread, and what it traces is among what
 //! it waits for. So while a process is held nobody else is answered; for what it does in that time it needs no answer, because

@@ -3,6 +3,9 @@
 //! The program is traced for its exec only. There, before its first instruction, it is made to map the agent's file
 //! ([`image`]), and to call the agent's entry on its own stack, as the loader of glibc would call a constructor. Then it goes
 //! on as if nothing had been, with nobody who traces it ([`tracee`]).
+//!
+//! What such a program starts has nobody to ask for it: its execs are told by a system call filter ([`filter`], [`following`]),
+//! and its forked children are found by looking ([`copies`]).
 
 mod copies;
 mod entering;
