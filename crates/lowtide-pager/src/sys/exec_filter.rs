@@ -85,3 +85,43 @@ pub const ANOTHERS: &str = "what a program without hooks executes is not limited
 /// Said where `lowtide run` does not take one more listener.
 pub const TOO_MANY: &str = "what a program without hooks executes is not limited, unless it preloads lowtide by itself: too many \
                             such programs run";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the kernel does for a call.
+    fn run(architecture: u32, number: u32, sixth: u64) -> u32 {
+        let (mut at, mut loaded) = (0, 0);
+        loop {
+            let Instruction { code, if_true, if_false, value } = FILTER[at];
+            at += 1;
+            match (code, value) {
+                (LOAD, ARCHITECTURE) => loaded = architecture,
+                (LOAD, NUMBER) => loaded = number,
+                (LOAD, SIXTH_LOW) => loaded = sixth as u32,
+                (LOAD, SIXTH_HIGH) => loaded = (sixth >> 32) as u32,
+                (IF_EQUAL, _) => at += usize::from(if loaded == value { if_true } else { if_false }),
+                (RETURN, _) => return value,
+                _ => panic!("no such instruction: {code}, {value}"),
+            }
+        }
+    }
+
+    #[test]
+    fn only_execs_are_told_and_those_that_say_so_are_not() {
+        use linux_raw_sys::general::{__NR_execve, __NR_execveat, __NR_openat};
+        for number in [__NR_execve, __NR_execveat] {
+            for sixth in [0, 1, 2, MARK << 32, DONE & 0xffff_ffff, DONE + 2] {
+                assert_eq!(run(X86_64, number, sixth), NOTIFY, "{number} {sixth:x}");
+            }
+            assert_eq!(run(X86_64, number, DONE), ALLOW);
+            assert_eq!(run(X86_64, number, IS_IT_THERE), FAIL | IS_THERE);
+            // Calls of 32-bit code have other numbers.
+            assert_eq!(run(0x4000_0003, number, 0), ALLOW);
+            assert_eq!(run(X86_64, number | 0x4000_0000, 0), ALLOW);
+        }
+        assert!((0..600).filter(|number| run(X86_64, *number, IS_IT_THERE) != ALLOW).eq([__NR_execve, __NR_execveat]));
+        assert_eq!(run(X86_64, __NR_openat, DONE), ALLOW);
+    }
+}
