@@ -22,11 +22,10 @@ pub fn install(tracee: &mut Tracee, following: &mut Following) -> Result<(), Unt
     if take(RawFd::MAX).err() != Some(Errno::BADF) {
         return Ok(());
     }
-    if is_there(tracee)? {
-        return Ok(());
-    }
     if !following.has_room() {
-        following.say(TOO_MANY);
+        if !is_there(tracee)? {
+            following.say(TOO_MANY);
+        }
         return Ok(());
     }
     let program = tracee.scratch(program)?;
@@ -34,7 +33,9 @@ pub fn install(tracee: &mut Tracee, following: &mut Following) -> Result<(), Unt
     let number = match tracee.syscall("seccomp", sys::__NR_seccomp, [mode, flags, program, 0, 0, 0]) {
         Ok(number) => number,
         Err(Untraced::Failed(_, Errno::BUSY)) => {
-            following.say(ANOTHERS);
+            if !is_there(tracee)? {
+                following.say(ANOTHERS);
+            }
             return Ok(());
         }
         // It takes CAP_SYS_ADMIN, unless the program can get no more rights than it has.
