@@ -14,6 +14,7 @@ use linux_raw_sys::general as sys;
 use lowtide_pager::segment::transient::FIRST;
 use lowtide_pager::sys::Line;
 use lowtide_pager::sys::broker::{Connection, DO_NOT_ENTER, ENTER, LIBRARY};
+use lowtide_pager::sys::exec_filter::DONE;
 use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 
@@ -59,12 +60,14 @@ struct Call {
 impl Call {
     fn with(self, envp: *const *const c_char) -> c_int {
         let (path, argv, envp) = (self.path as usize, self.argv as usize, envp as usize);
+        // What has no agent yet is followed, if anything is.
+        let done = if agent::present() { DONE as usize } else { 0 };
         // SAFETY: the caller's own call.
         result(unsafe {
             match self.at {
-                None => syscall3(sys::__NR_execve, path, argv, envp),
+                None => syscall6(sys::__NR_execve, path, argv, envp, 0, 0, done),
                 Some((directory, flags)) => {
-                    syscall6(sys::__NR_execveat, directory as usize, path, argv, envp, flags as usize, 0)
+                    syscall6(sys::__NR_execveat, directory as usize, path, argv, envp, flags as usize, done)
                 }
             }
         }) as c_int
@@ -78,7 +81,7 @@ impl Call {
             let _leaving = atfork::leaves();
             return self.with(envp);
         }
-        let can_follow = keeps_its_rights() && leads_to_agent(ours());
+        let can_follow = can_follow();
         let (directory, flags) = self.at.unwrap_or((sys::AT_FDCWD, 0));
         // Only what finds the files of the run by itself can be entered: `lowtide run`, which holds it, answers nobody meanwhile.
         let is_entered = can_follow && executable::is_static(directory, self.path, flags) && !under_valgrind(envp);
@@ -181,6 +184,11 @@ fn mended(call: Call, envp: *const *const c_char, can_follow: bool) -> c_int {
 /// The entry of LD_PRELOAD by which those find the agent who may follow it.
 fn ours() -> &'static [u8] {
     CStr::from_bytes_until_nul(&agent::settings().preload).map_or(b"", CStr::to_bytes)
+}
+
+/// Whether what is executed finds the agent by its path.
+pub fn can_follow() -> bool {
+    keeps_its_rights() && leads_to_agent(ours())
 }
 
 /// Whether the program will have the rights that this process has now. Capabilities of a user who is not root are gone then,

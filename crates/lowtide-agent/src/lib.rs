@@ -22,6 +22,7 @@ mod executable;
 #[cfg(feature = "faults")]
 mod faults;
 mod files;
+mod follow;
 mod fork_handshake;
 mod forked_child;
 mod gate;

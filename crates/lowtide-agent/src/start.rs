@@ -19,7 +19,8 @@ use crate::files::Files;
 use crate::objects::Object;
 use crate::thread::syscall3;
 use crate::{
-    agent, atfork, files, hooks, in_thread, objects, one_shot_fd, pid_in_run, reclaimer, say, settings_variable, skip, thread,
+    agent, atfork, exec, files, follow, hooks, in_thread, objects, one_shot_fd, pid_in_run, reclaimer, say, settings_variable,
+    skip, thread,
 };
 
 #[used]
@@ -38,8 +39,13 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
         Some(library) => begin(envp, CLibrary::Glibc(library), None),
         None => match objects::musl().and_then(|musl| musl.symbol(c"environ")) {
             // It passes constructors nothing.
-            // SAFETY: the C library's variable, which has been set by now.
-            Some(environ) => begin(unsafe { *(environ.at as *const *const *const c_char) }, CLibrary::WithoutHooks, None),
+            Some(environ) => {
+                // SAFETY: the C library's variable, which has been set by now.
+                begin(unsafe { *(environ.at as *const *const *const c_char) }, CLibrary::WithoutHooks, None);
+                if agent::present() && exec::can_follow() {
+                    follow::execs();
+                }
+            }
             None => begin(envp, CLibrary::Unknown, None),
         },
     }
@@ -100,6 +106,9 @@ fn begin(envp: *const *const c_char, library: CLibrary, open: Option<(OwnedFd, O
     let Some(proc) = segment.claim(number.there) else { return say::warn(NO_PLACE) };
     agent::set_proc(proc, number);
     reclaimer::forget_requests(proc);
+    if matches!(library, CLibrary::WithoutHooks) {
+        proc.has_no_hooks();
+    }
     if own.is_err() || matches!(library, CLibrary::Unknown) {
         return say::warn(STRANGE_LIBRARY);
     }

@@ -76,7 +76,7 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
             Some(asker)
         }
     };
-    let child = launch(&plan, &shared, inherited)?;
+    let child = launch(&plan, &shared, inherited, broker.entering().1)?;
     for why in plan.swap.iter().filter_map(|swap| swap.start().err()) {
         say(&format!("warning: --swap {why}"));
     }

@@ -21,10 +21,14 @@ const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
 impl Pager {
     /// A fork event was read of which nobody had said a word.
     pub(crate) fn forked_unannounced(&self, lock: &mut Exclusive<'_>, child: &Uffd, worker: &mut Worker) {
-        (self.host.warn)(
-            b"the program forked by a raw system call: the child's memory was brought in whole and is not limited",
-        );
+        // (Where there are no hooks, `lowtide run` enters the child, or says why not.)
+        if !self.proc().forks_unseen() {
+            (self.host.warn)(
+                b"the program forked by a raw system call: the child's memory was brought in whole and is not limited",
+            );
+        }
         self.fill_child(lock, child, Whose::Parents, worker);
+        self.let_be_born(lock);
     }
 
     /// The child gets all of its memory, and no references; false: it is dead.

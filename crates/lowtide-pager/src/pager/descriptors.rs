@@ -59,13 +59,14 @@ impl Pager {
         }
     }
 
-    /// Closes it. With the space lock held alone, as above but where nobody else is at work.
-    pub(crate) fn close_reserve(&self, _: &Exclusive<'_>) {
+    /// Closes it; false: there is none. With the space lock held alone, as above but where nobody else is at work.
+    pub(crate) fn close_reserve(&self, _: &Exclusive<'_>) -> bool {
         // AcqRel: pairs with the two in `keep_reserve`.
         let reserve = self.reserve.swap(core::ptr::null_mut(), Ordering::AcqRel);
         if !reserve.is_null() {
             // SAFETY: from `keep_reserve`, and taken out once.
             drop(unsafe { Box::from_raw(reserve) });
         }
+        !reserve.is_null()
     }
 }

@@ -29,7 +29,7 @@ use crate::accounts::budget::RamBudget;
 use crate::fault::ZeroPage;
 use crate::fault::sentinels::Sentinels;
 use crate::fault::stream::{MAX_WINDOW, Streams};
-use crate::fork::HeldBack;
+use crate::fork::{HeldBack, Hold};
 use crate::mappings::event_order::Order;
 use crate::mappings::going::Going;
 use crate::mappings::guards::Guards;
@@ -97,6 +97,7 @@ pub struct Pager {
     /// Memory shared with the next forked child; see `fork/handover.rs`.
     pub(crate) handover: AtomicPtr<crate::fork::Handover>,
     pub(crate) held_back: HeldBack,
+    pub(crate) hold: Hold,
     forking: AtomicBool,
     was_forked: AtomicBool,
     /// See [`Pager::moves_during_fork`].
@@ -169,6 +170,7 @@ impl Pager {
             host,
             handover: AtomicPtr::new(crate::fork::Handover::new()?),
             held_back: HeldBack::new()?,
+            hold: Hold::default(),
             forking: AtomicBool::new(false),
             was_forked: AtomicBool::new(false),
             has_moved: AtomicBool::new(false),
@@ -192,6 +194,9 @@ impl Pager {
     /// Those of registering the staging area.
     pub fn activate(&self) -> Result<(), Errno> {
         self.keep_reserve();
+        if self.proc().forks_unseen() {
+            self.hold_forks()?;
+        }
         self.staging.register(self.uffd())
     }
 

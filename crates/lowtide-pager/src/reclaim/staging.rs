@@ -91,7 +91,7 @@ impl Staging {
             *s = Batch((batches - 1 - i) as u8);
         }
         Ok(Staging {
-            memory: vm::map(batches * batch_bytes, OnFork::Copy)?,
+            memory: vm::map(batches * batch_bytes + PAGE_SIZE, OnFork::Copy)?,
             owners: Table::new(batches * batch_frames, OnFork::Copy)?,
             cleans: Table::new(batches * batch_frames, OnFork::Copy)?,
             batches,
@@ -111,7 +111,7 @@ impl Staging {
     /// Those of UFFDIO_REGISTER.
     pub fn register(&self, uffd: &Uffd) -> Result<(), Errno> {
         // SAFETY: lowtide touches no frame that is empty, and nobody else knows the area.
-        unsafe { uffd.register(self.memory.addr(), self.memory.len(), Watched::Missing) }
+        unsafe { uffd.register(self.memory.addr(), self.addresses().len(), Watched::Missing) }
     }
 
     /// How many bytes of pages are to wait here at most, from now on: less than there is room for where other processes of the
@@ -218,7 +218,12 @@ impl Staging {
 
     /// Addresses of the frames.
     pub fn addresses(&self) -> core::ops::Range<usize> {
-        self.memory.addr()..self.memory.addr() + self.memory.len()
+        self.memory.addr()..self.page_behind()
+    }
+
+    /// The address of a page behind them that is not used here.
+    pub fn page_behind(&self) -> usize {
+        self.memory.addr() + self.memory.len() - PAGE_SIZE
     }
 
     /// An empty batch to fill.

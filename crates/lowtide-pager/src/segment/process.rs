@@ -264,6 +264,8 @@ pub struct Proc {
     pub(super) image: AtomicU64,
     /// 1: the process has another pid for `lowtide run` than it knows.
     pub(super) elsewhere: AtomicU64,
+    /// 1: it has no hook for fork.
+    without_hooks: AtomicU64,
     /// Counts the rings for its reclaimer: a futex for all processes of the run, at which it takes its long naps.
     pub bell: AtomicU32,
     /// Ids of lowtide's threads in it, ...
@@ -339,6 +341,16 @@ impl Proc {
         self.elsewhere.load(Ordering::Acquire) != 0
     }
 
+    /// In a process that has no hook for fork: its children are copies of it, without an agent of their own.
+    pub fn has_no_hooks(&self) {
+        self.without_hooks.store(1, Ordering::Relaxed);
+    }
+
+    /// Whether that was said.
+    pub fn forks_unseen(&self) -> bool {
+        self.without_hooks.load(Ordering::Relaxed) != 0
+    }
+
     /// The calling thread, of this id, is lowtide's, and lives as long as the process image.
     pub fn thread_begins(&self, id: u32) {
         let free = |place: &&AtomicU32| place.compare_exchange(0, id, Ordering::Relaxed, Ordering::Relaxed).is_ok();
@@ -375,6 +387,7 @@ impl Proc {
         self.agent_at.store(0, Ordering::Relaxed);
         self.threads.iter().for_each(|id| id.store(0, Ordering::Relaxed));
         for gauge in [
+            &self.without_hooks,
             &self.shared_bytes,
             &self.family,
             &self.own_bytes,

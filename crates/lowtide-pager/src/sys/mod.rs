@@ -3,6 +3,7 @@
 pub mod broker;
 pub mod clock;
 pub mod cpus;
+pub mod exec_filter;
 mod line;
 pub(crate) mod maps;
 pub mod present;

@@ -11,6 +11,7 @@ use lowtide_config::place::auto_dir;
 use lowtide_config::reason;
 use lowtide_config::size;
 use rustix::io::Errno;
+use rustix::thread::CapabilitySet;
 use std::fmt::Write as _;
 use std::io::Write as _;
 
@@ -108,6 +109,16 @@ fn lines(probe: &Probe) -> Vec<Line> {
         match in_thread::load() {
             Ok(_) => "each thread can serve its own here: `--faults in-thread`".to_owned(),
             Err(why) => format!("by threads of lowtide; each thread can't serve its own here: {why}"),
+        },
+    );
+    let may_filter = rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
+    note(
+        "static programs",
+        match may_filter {
+            true => "limited, and so is what they execute".to_owned(),
+            false => "limited; what they and programs of musl execute only where it preloads lowtide: the rest takes \
+                      CAP_SYS_ADMIN or no_new_privs"
+                .to_owned(),
         },
     );
     note(

@@ -5,14 +5,14 @@
 
 use crate::host::privilege;
 use crate::supervisor::ancestry;
-use crate::supervisor::enter::Entering;
+use crate::supervisor::enter::{Entering, Following};
 use crate::supervisor::in_thread::InThread;
 use crate::supervisor::peer;
 use crate::supervisor::shared_memory::Shared;
 use lowtide_config::proc::Stat;
 use lowtide_pager::sys::broker::{
-    self, DEVICE, DO_NOT_ENTER, ENTER, FILES, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, Message, PAGE_MAP, REGISTER, SWAP_FILE,
-    TAKE_BACK, send,
+    self, DEVICE, DO_NOT_ENTER, ENTER, FILES, FOLLOW, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, Message, PAGE_MAP, REGISTER,
+    SWAP_FILE, TAKE_BACK, send,
 };
 use lowtide_pager::sys::uffd;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -41,6 +41,7 @@ pub struct Broker {
     connections: Vec<Connection>,
     handed_on: HandedOn,
     entering: Entering,
+    following: Following,
 }
 
 /// Swap files that processes have handed on to children that they fork.
@@ -89,6 +90,7 @@ impl Broker {
             connections: Vec::new(),
             handed_on: HandedOn::default(),
             entering: Entering::default(),
+            following: Following::default(),
         };
         let listening = broker.listen();
         (broker, listening)
@@ -111,15 +113,16 @@ impl Broker {
         &self.name
     }
 
-    /// Who is about to be entered.
-    pub fn entering(&mut self) -> &mut Entering {
-        &mut self.entering
+    /// Who is about to be entered, and whose execs are told.
+    pub fn entering(&mut self) -> (&mut Entering, &mut Following) {
+        (&mut self.entering, &mut self.following)
     }
 
     /// What to wait for (readable) before [`Broker::serve`] has something to do.
     pub fn waits_for(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let listener = self.listener.as_ref().filter(|_| self.connections.len() < MAX_CONNECTIONS);
-        listener.into_iter().chain(self.connections.iter().map(|c| &c.socket)).map(AsFd::as_fd)
+        let sockets = listener.into_iter().chain(self.connections.iter().map(|c| &c.socket)).map(AsFd::as_fd);
+        sockets.chain(self.following.waits_for().take_while(|_| self.entering.has_room()))
     }
 
     /// Answers all that has been asked. `in_thread`: who is told of their faults.
@@ -130,10 +133,11 @@ impl Broker {
         {
             self.connections.extend(Connection::of(socket));
         }
-        let (handed_on, entering) = (&mut self.handed_on, &mut self.entering);
+        self.following.serve(&mut self.entering);
+        let (handed_on, entering, following) = (&mut self.handed_on, &mut self.entering, &mut self.following);
         handed_on.0.retain(|heirloom| ancestry::is_alive(&heirloom.parent));
         self.connections.retain(|connection| {
-            connection.serve(shared, handed_on, in_thread, entering)
+            connection.serve(shared, handed_on, in_thread, (&mut *entering, &mut *following))
                 && (connection.is_entering.get() || connection.since.elapsed() < PATIENCE)
         });
     }
@@ -149,7 +153,13 @@ impl Connection {
     }
 
     /// Answers what has been asked; false: this is over.
-    fn serve(&self, shared: &Shared, handed_on: &mut HandedOn, in_thread: &mut InThread, entering: &mut Entering) -> bool {
+    fn serve(
+        &self,
+        shared: &Shared,
+        handed_on: &mut HandedOn,
+        in_thread: &mut InThread,
+        (entering, following): (&mut Entering, &mut Following),
+    ) -> bool {
         for _ in 0..MOST_AT_ONCE {
             let Message { word, detail, mut files } = match broker::receive(self.socket.as_fd()) {
                 Ok(received) => received,
@@ -196,6 +206,10 @@ impl Connection {
                     self.is_entering.set(false);
                     self.done(entering.let_go(self.pid))
                 }
+                FOLLOW => self.done(match files.pop() {
+                    Some(listener) => following.add(listener),
+                    None => following.has_room().then_some(()).ok_or(Errno::MFILE),
+                }),
                 _ => self.done(Err(Errno::INVAL)),
             };
             if answer.is_err() {

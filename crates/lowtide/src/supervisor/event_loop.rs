@@ -7,7 +7,7 @@ use crate::metrics::{self, Requests};
 use crate::signal_fd::{Received, SignalFd};
 use crate::supervisor::ancestry;
 use crate::supervisor::broker::Broker;
-use crate::supervisor::enter::{Agent, Seen};
+use crate::supervisor::enter::{Agent, Copies, Seen};
 use crate::supervisor::own_threads::OwnThreads;
 use crate::supervisor::series::Series;
 use lowtide_config::proc;
@@ -72,6 +72,7 @@ pub fn supervise<'a>(
     let mut last_look = started;
     this.look();
     let mut ended = None;
+    let mut copies = Copies::new();
     loop {
         let tick = this.run.tree.tick();
         sleep(signals, broker, control, this.onlookers.requests.as_ref(), tick.saturating_sub(last_look.elapsed()));
@@ -82,9 +83,10 @@ pub fn supervise<'a>(
         }
         control.serve(&mut this.run);
         this.pass_on(signals, child, ended.is_none());
-        let agent = Agent { path: &shared.preload, files: None };
+        let agent = Agent { run: shared, path: &shared.preload, files: None };
+        let (entering, following) = broker.entering();
         let saw = |pid, status| {
-            let seen = broker.entering().saw(pid, status, &agent);
+            let seen = entering.saw(pid, status, &agent, following);
             if let Some(Seen::NotEntered(text)) = &seen {
                 this.warn(text.clone());
             }
@@ -93,12 +95,17 @@ pub fn supervise<'a>(
         if let Some(code) = reap(child, ended.is_none(), saw) {
             ended = Some(code);
         }
+        following.warnings().for_each(|text| this.warn(text.to_owned()));
         if ended.is_some() && (!alone || !ancestry::has_children()) {
             break;
         }
         if last_look.elapsed() >= tick {
             last_look = Instant::now();
             this.look();
+            broker.entering().0.look();
+            if let Some(text) = copies.look(shared.segment(), broker.entering().0) {
+                this.warn(text.to_owned());
+            }
             control.step(&mut this.run);
             if started.elapsed() > UNMANAGED_AFTER {
                 this.check_managed();

@@ -5,7 +5,7 @@ use crate::error::Failure;
 use crate::host::privilege;
 use crate::plan::Plan;
 use crate::program::Entry;
-use crate::supervisor::enter::{self, Agent};
+use crate::supervisor::enter::{self, Agent, Following};
 use crate::supervisor::shared_memory::Shared;
 use crate::supervisor::signals::Inherited;
 use lowtide_config::reason;
@@ -23,8 +23,8 @@ fn no_descriptor(error: Errno) -> Failure {
     Failure::failed(format!("no descriptor can be made ({}); see `ulimit -n`", reason(error)))
 }
 
-/// Starts the program; its pid.
-pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<Pid, Failure> {
+/// Starts the program; its pid. `following`: where it is told what a program without hooks executes.
+pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited, following: &mut Following) -> Result<Pid, Failure> {
     let enters = plan.entry == Entry::Exec;
     // Left open for the program, which could not follow the path; its agent closes it.
     let library = if privilege::is_above_program() { Some(shared.open_library().map_err(no_descriptor)?) } else { None };
@@ -80,7 +80,7 @@ pub fn launch(plan: &Plan, shared: &Shared, inherited: Inherited) -> Result<Pid,
     if enters {
         let path = library.as_ref().map_or(&shared.preload, |(_, entry)| entry);
         let files = open.as_ref().map(|files| files.each_ref().map(AsRawFd::as_raw_fd));
-        enter::enter(child, &Agent { path, files }, inherited.mask())?;
+        enter::enter(child, &Agent { run: shared, path, files }, inherited.mask(), following)?;
     }
     Ok(child)
 }

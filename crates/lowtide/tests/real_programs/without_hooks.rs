@@ -3,13 +3,30 @@
 
 use std::path::PathBuf;
 
+use rustix::thread::CapabilitySet;
+
 use crate::check::{Data, Growth, compare, ends_well};
-use crate::machine::{native_only, tool, turn};
+use crate::machine::{native_only, skip, tool, turn};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::{compiled, compiled_as, compiled_statically, with_musl};
 
+const NOBODY: u32 = 65534;
+
 fn limited(job: &Job, mib: u64) -> Outcome {
     job.limited(&Limit { ram: mib << 20, swap: Swap::Default })
+}
+
+/// Whether lowtide may follow what programs without hooks execute.
+fn may_be_followed() -> bool {
+    let has_it = rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
+    if !has_it {
+        skip("lowtide follows the execs of programs without hooks with CAP_SYS_ADMIN only: run the tests as root");
+    }
+    has_it
+}
+
+fn all<const N: usize>(programs: [Option<PathBuf>; N]) -> Option<Vec<PathBuf>> {
+    programs.into_iter().collect()
 }
 
 /// Natively and under limits. What grows is found by looking, so it may pass the limit as a stream of new mappings does.
@@ -60,7 +77,38 @@ fn threads_that_move_memory_are_right_or_refused() {
     }
 }
 
-/// What has no hooks is forked as by raw calls.
+/// Nothing is different for what a program without hooks executes, a program with another user's rights included.
+#[test]
+fn what_a_program_without_hooks_starts_begins_as_natively() {
+    let Some(_turn) = turn() else { return };
+    let starters = [compiled_statically("starts"), with_musl("starts", false)];
+    let programs = [compiled("begins"), compiled_statically("begins"), with_musl("begins", true)];
+    let (Some(starters), Some(programs)) = (all(starters), all(programs)) else { return };
+    if native_only() {
+        return;
+    }
+    for (starter, program) in starters.iter().flat_map(|starter| programs.iter().map(move |program| (starter, program))) {
+        let gives_rights = program.with_extension("setuid");
+        let _ = std::fs::remove_file(&gives_rights);
+        std::fs::copy(program, &gives_rights).expect("copied");
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&gives_rights, Some(NOBODY), None).expect("chown");
+            std::fs::set_permissions(&gives_rights, std::os::unix::fs::PermissionsExt::from_mode(0o4755)).expect("mode");
+        }
+        for program in [program, &gives_rights] {
+            let job = Job::new("begins without hooks", starter).args([program]);
+            let native = job.native();
+            assert!(ends_well(&native) && native.stdout.matches("OK").count() == 4, "{native:?}");
+            let outcome = limited(&job, 32);
+            assert!(
+                ends_well(&outcome) && outcome.stdout == native.stdout && outcome.left.is_empty(),
+                "{outcome:?} {native:?}"
+            );
+        }
+    }
+}
+
+/// What has no hooks is forked as by raw calls: the child's memory is brought in whole before it begins.
 #[test]
 fn a_static_program_that_forks() {
     let Some(_turn) = turn() else { return };
@@ -68,11 +116,51 @@ fn a_static_program_that_forks() {
     if native_only() {
         return;
     }
-    let job = Job::new("static, forks", program).words("stay 64 1");
-    let native = job.native();
-    let outcome = limited(&job, 48);
-    assert!(outcome.status == 0 && outcome.stdout == native.stdout && outcome.left.is_empty(), "{outcome:?}");
-    assert!(outcome.stderr.contains("forked by a raw system call"), "{}", outcome.stderr);
+    for mode in ["stay", "orphan", "nested"] {
+        let job = Job::new(&format!("static, forks, {mode}"), &program).words(&format!("{mode} 64 1"));
+        let native = job.native();
+        let outcome = limited(&job, 48);
+        assert!(outcome.status == 0 && outcome.stdout == native.stdout && outcome.left.is_empty(), "{outcome:?}");
+        assert!(!outcome.stderr.contains("not limited"), "{}", outcome.stderr);
+    }
+}
+
+/// The parent ends, or executes another program, while its child is given its memory: the child has all of it all the same, or
+/// was never there.
+#[test]
+fn a_static_program_that_becomes_a_daemon() {
+    let Some(_turn) = turn() else { return };
+    if native_only() {
+        return;
+    }
+    for program in [compiled_statically("daemonize"), with_musl("daemonize", false)] {
+        let Some(program) = program else { return };
+        for mode in ["once", "twice", "execs", "thread"] {
+            let outcome =
+                limited(&Job::new(&format!("daemon without hooks {mode}"), &program).words(&format!("96 {mode}")), 40);
+            let is_there = outcome.stdout.contains("OK the daemon") || mode == "thread" && outcome.stdout.is_empty();
+            assert!(outcome.status == 0 && is_there && outcome.left.is_empty(), "{mode}: {outcome:?}");
+        }
+    }
+}
+
+/// A forked child comes to be limited in the middle of what it does, and does not notice.
+#[test]
+fn forked_children_of_programs_without_hooks() {
+    let Some(_turn) = turn() else { return };
+    if native_only() {
+        return;
+    }
+    for program in [compiled_statically("copied"), with_musl("copied", false)] {
+        let Some(program) = program else { return };
+        let outcome = limited(&Job::new("copied without hooks", program).words("160"), 48);
+        assert!(outcome.status == 0 && outcome.stdout == "OK\n".repeat(5) && outcome.left.is_empty(), "{outcome:?}");
+        assert!(!outcome.stderr.contains("warning"), "{}", outcome.stderr);
+        // By what lowtide counts: copies are not among the samples.
+        assert!(outcome.stat("evictions.pages") > 5.0 * 20_000.0, "{}", outcome.stats);
+        assert!(outcome.stat("ram_peak") > (32 << 20) as f64, "{}", outcome.stats);
+        assert!(outcome.stat("ram_peak") < Growth::Stream.bound(48 << 20) as f64, "{}", outcome.stats);
+    }
 }
 
 /// The same descriptors, signals, rights, arguments and environment as natively; as the first program and as a child, with
@@ -133,6 +221,61 @@ fn a_tree_of_all_kinds() {
     assert!(outcome.status == 0 && outcome.left.is_empty() && outcome.stdout == native.stdout, "{outcome:?}");
     assert!(!outcome.stderr.contains("not limited"), "{}", outcome.stderr);
     assert!(outcome.peak < Growth::Stream.bound(64 << 20), "{outcome:?}");
+}
+
+/// What a program without hooks executes is limited, however it does that.
+#[test]
+fn what_a_program_without_hooks_starts() {
+    let Some(_turn) = turn() else { return };
+    let starters = [compiled_statically("starts"), with_musl("starts", true), with_musl("starts", false)];
+    let programs = [compiled("one_malloc"), compiled_statically("one_malloc"), with_musl("one_malloc", false)];
+    let (Some(starters), Some(programs)) = (all(starters), all(programs)) else { return };
+    for (i, starter) in starters.iter().enumerate() {
+        // Each kind of program by one of them.
+        let program = programs[i].display().to_string();
+        let job = Job::new(&format!("started without hooks {i}"), starter).args([&program, "160"]);
+        let native = job.native();
+        assert!(ends_well(&native) && native.stdout.matches("OK").count() == 4, "{native:?}");
+        if native_only() {
+            continue;
+        }
+        let outcome = limited(&job, 48);
+        assert!(outcome.status == 0 && outcome.left.is_empty() && outcome.stdout == native.stdout, "{outcome:?}");
+        assert!(!outcome.stderr.contains("warning"), "{}", outcome.stderr);
+        if may_be_followed() {
+            assert!(outcome.peak < Growth::Stream.bound(48 << 20), "{outcome:?}");
+        }
+    }
+}
+
+/// A child that would be killed for what lowtide has it do is let alone.
+#[test]
+fn a_child_with_a_filter_of_its_own() {
+    let Some(_turn) = turn() else { return };
+    let Some(program) = compiled_statically("confined") else { return };
+    if native_only() {
+        return;
+    }
+    let outcome = limited(&Job::new("confined", program), 32);
+    assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
+    assert!(outcome.stderr.contains("is not limited: it has set up a system call filter"), "{}", outcome.stderr);
+}
+
+/// Of threads that execute something at the same time one does, and nobody waits for ever.
+#[test]
+fn threads_that_race_to_execute() {
+    let Some(_turn) = turn() else { return };
+    let Some(program) = compiled_statically("races_to_exec") else { return };
+    if native_only() {
+        return;
+    }
+    for executed in [compiled("one_malloc"), compiled_statically("one_malloc")] {
+        let Some(executed) = executed else { return };
+        let job = Job::new("races to exec", &program).args(["200"]).args([executed]).args(["1"]);
+        let (native, outcome) = (job.native(), limited(&job, 32));
+        assert!(ends_well(&native), "{native:?}");
+        assert!(ends_well(&outcome) && outcome.stdout == native.stdout && outcome.left.is_empty(), "{outcome:?}");
+    }
 }
 
 /// Killed while it is entered, and before and after that.

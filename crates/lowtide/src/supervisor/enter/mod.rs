@@ -3,23 +3,33 @@
 //! The program is traced for its exec only. There, before its first instruction, it is made to map the agent's file
 //! ([`image`]), and to call the agent's entry on its own stack, as the loader of glibc would call a constructor. Then it goes
 //! on as if nothing had been, with nobody who traces it ([`tracee`]).
+//!
+//! What such a program starts has nobody to ask for it: its execs are told by a system call filter ([`filter`], [`following`]),
+//! and its forked children are found by looking ([`copies`]).
 
+mod copies;
 mod entering;
+mod executed;
+mod filter;
+mod following;
 mod image;
 mod tracee;
 
 use crate::error::Failure;
 use crate::signal_fd::SignalSet;
-use crate::supervisor::shared_memory::AGENT;
+use crate::supervisor::shared_memory::{AGENT, Shared};
 use image::Image;
 use linux_raw_sys::general as sys;
+use lowtide_pager::segment::ENV_SEGMENT;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 use std::sync::OnceLock;
 use tracee::{Tracee, Untraced};
 
+pub use copies::Copies;
 pub use entering::{Entering, Seen};
+pub use following::Following;
 
 /// The first program of the run. In the new process between fork and exec, last of all: its exec will stop, and no signal disturbs it there. Async-signal-safe.
 ///
@@ -35,19 +45,21 @@ pub const MAY_NOT: Errno = Errno::CANCELED;
 
 /// What is brought into a program.
 pub struct Agent<'a> {
-    /// The path by which the program finds its file.
+    pub run: &'a Shared,
+    /// The path by which the program finds the agent's file.
     pub path: &'a str,
     /// Descriptors of the settings and the segment, which the program has, if it can't follow their paths.
     pub files: Option<[RawFd; 2]>,
 }
 
 /// Brings the agent into a child of the calling thread that has called [`prepare`] and executed a program, and lets it go.
-/// `mask`: which signals the program is to have blocked. A child that dies meanwhile is not reaped.
+/// `mask`: which signals the program is to have blocked. `broker` comes to know of what it will execute. A child that dies
+/// meanwhile is not reaped.
 ///
 /// # Errors
 /// What can't be done there: the program has not begun, and is killed.
-pub fn enter(child: Pid, agent: &Agent<'_>, mask: &SignalSet) -> Result<(), Failure> {
-    match Tracee::of_mine(child).and_then(|tracee| bring(tracee, agent, Some(mask))) {
+pub fn enter(child: Pid, agent: &Agent<'_>, mask: &SignalSet, following: &mut Following) -> Result<(), Failure> {
+    match Tracee::of_mine(child).and_then(|tracee| bring(tracee, agent, Some(mask), Some(following))) {
         // Whoever waits for it learns why.
         Ok(()) | Err(Untraced::Died) => Ok(()),
         Err(Untraced::Failed(what, errno)) => {
@@ -62,16 +74,30 @@ pub fn enter(child: Pid, agent: &Agent<'_>, mask: &SignalSet) -> Result<(), Fail
     }
 }
 
-/// `mask`: which signals it is to have blocked; as it has now, if none are named.
-fn bring(mut tracee: Tracee, agent: &Agent<'_>, mask: Option<&SignalSet>) -> Result<(), Untraced> {
+fn image() -> Result<&'static Image, Untraced> {
     // It is the same each time.
     static IMAGE: OnceLock<Option<Image>> = OnceLock::new();
     let image = IMAGE.get_or_init(|| Image::of(AGENT).ok()).as_ref();
-    let image = image.ok_or(Untraced::Failed("the agent's file", Errno::NOEXEC))?;
+    image.ok_or(Untraced::Failed("the agent's file", Errno::NOEXEC))
+}
+
+/// `mask`: which signals it is to have blocked; as it has now, if none are named. `following`: where its execs are to be told;
+/// None: they are.
+fn bring(
+    mut tracee: Tracee,
+    agent: &Agent<'_>,
+    mask: Option<&SignalSet>,
+    following: Option<&mut Following>,
+) -> Result<(), Untraced> {
+    let image = image()?;
     let mask = match mask {
         Some(mask) => mask.bits(),
         None => tracee.block_signals()?,
     };
+    // (Who can't follow the path of the agent's file starts none that can.)
+    if let Some(following) = following.filter(|_| agent.files.is_none()) {
+        filter::install(&mut tracee, following)?;
+    }
     let envp = tracee.environment()?;
     // -1: there is none.
     let [settings, segment] = agent.files.unwrap_or([-1; 2]).map(|file| file as u64);
@@ -84,6 +110,27 @@ fn bring(mut tracee: Tracee, agent: &Agent<'_>, mask: Option<&SignalSet>) -> Res
     tracee.go_on(mask).and(entered)
 }
 
+/// The same for a process in the middle of what it does: on a stack of its own, which is given back. It finds the run by an
+/// environment that holds nothing else.
+fn bring_to_copy(mut tracee: Tracee, agent: &Agent<'_>) -> Result<(), Untraced> {
+    let image = image()?;
+    let mask = tracee.block_signals()?;
+    let protection = u64::from(sys::PROT_READ | sys::PROT_WRITE);
+    let room = [0, ROOM, protection, PRIVATE | ANONYMOUS, NO_FILE, 0];
+    let entered = tracee.syscall("mmap", sys::__NR_mmap, room).and_then(|room| {
+        tracee.works_at(room + ROOM);
+        let variable = [ENV_SEGMENT.as_bytes(), b"=", agent.run.origin.as_bytes(), b"\0"].concat();
+        let environment = [room + 16, 0].map(u64::to_le_bytes).concat();
+        let entered = tracee.write(room, &[environment, variable].concat()).and_then(|()| map(&mut tracee, image, agent.path));
+        let entered = entered.and_then(|base| tracee.call(base + image.entry, [room, u64::MAX, u64::MAX]));
+        entered.and(tracee.syscall("munmap", sys::__NR_munmap, [room, ROOM, 0, 0, 0, 0]).map(drop))
+    });
+    tracee.go_on(mask).and(entered)
+}
+
+/// A stack, and what stands at its other end.
+const ROOM: u64 = 256 << 10;
+
 const PRIVATE: u64 = sys::MAP_PRIVATE as u64;
 const FIXED: u64 = sys::MAP_FIXED as u64;
 const ANONYMOUS: u64 = sys::MAP_ANONYMOUS as u64;
@@ -91,7 +138,7 @@ const NO_FILE: u64 = u64::MAX;
 
 /// Maps the agent as its loader would; where. Leaves nothing behind where it can't.
 fn map(tracee: &mut Tracee, image: &Image, path: &str) -> Result<u64, Untraced> {
-    let at = tracee.scratch(path)?;
+    let at = tracee.scratch(|_| [path.as_bytes(), b"\0"].concat())?;
     let here = sys::AT_FDCWD as u64;
     let arguments = [here, at, u64::from(sys::O_RDONLY | sys::O_CLOEXEC), 0, 0, 0];
     let file = tracee.syscall("open of the agent", sys::__NR_openat, arguments)?;

@@ -16,6 +16,15 @@ const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// What stands below the stack pointer is the program's (the red zone of the ABI).
 const RED_ZONE: u64 = 128;
 const MOST_PATH: u64 = 4096;
+/// The extended registers of any processor: with those of AMX it is 11 KiB.
+const MOST_REGISTERS: usize = 64 << 10;
+/// What a program begins with: interrupts are on, and that bit which is always set; and the control words of its arithmetic.
+const PLAIN_FLAGS: u64 = 0x202;
+const X87_CONTROL: [u8; 2] = 0x37f_u16.to_le_bytes();
+const MXCSR: [u8; 4] = 0x1f80_u32.to_le_bytes();
+const MXCSR_AT: usize = 24;
+/// PTRACE_GET_RSEQ_CONFIGURATION.
+const GET_RSEQ: libc::c_uint = 0x420f;
 /// The requests for which signals are blocked (PTRACE_GETSIGMASK, PTRACE_SETSIGMASK).
 const GETSIGMASK: libc::c_uint = 0x420a;
 const SETSIGMASK: libc::c_uint = 0x420b;
@@ -65,13 +74,27 @@ pub fn seize(thread: Pid) -> Result<(), Untraced> {
 /// # Errors
 /// It died.
 pub fn let_go(thread: Pid) -> Result<(), Untraced> {
-    request(libc::PTRACE_INTERRUPT, thread, 0, 0, "interrupt")?;
+    interrupt(thread)?;
     let signal = match wait(thread)? {
         // It came first, and comes to it now.
         Stop::Signal(signal) => signal,
         Stop::Event | Stop::Syscall => 0,
     };
     request(libc::PTRACE_DETACH, thread, 0, signal as usize, "detach")
+}
+
+/// Lets a thread that was [seized](seize()) stop as soon as the system call that it makes has ended; see [`Tracee::seized`].
+///
+/// # Errors
+/// It died.
+pub fn interrupt(thread: Pid) -> Result<(), Untraced> {
+    request(libc::PTRACE_INTERRUPT, thread, 0, 0, "interrupt")
+}
+
+/// Lets a thread go that has stopped.
+pub fn detach(thread: Pid) {
+    // Or it died.
+    let _ = request(libc::PTRACE_DETACH, thread, 0, 0, "detach");
 }
 
 /// Lets a thread that has stopped with a signal go on with it; or, where the signal has stopped its process, stay so.
@@ -91,6 +114,10 @@ pub struct Tracee {
     registers: libc::user_regs_struct,
     /// The kernel's instruction for system calls.
     syscall_at: u64,
+    /// The end of the stack that it has here.
+    stack: u64,
+    /// Of one that is held in the middle of what it does: its other registers, as they were.
+    more: Option<Vec<u8>>,
     /// A signal that could not be blocked and came meanwhile.
     pending: i32,
     /// The first program of the run, which does not begin without the agent.
@@ -137,6 +164,56 @@ impl Tracee {
         held().inspect_err(|_| drop(request(libc::PTRACE_DETACH, pid, 0, 0, "detach")))
     }
 
+    /// One that was [seized](seize()) and has been interrupted, whatever it does.
+    ///
+    /// # Errors
+    /// As [`Tracee::of_mine`].
+    pub fn in_the_middle(pid: Pid) -> Result<Tracee, Untraced> {
+        let held = || {
+            let mut tracee = Tracee::at_its_beginning(pid, false)?;
+            let mut more = vec![0; MOST_REGISTERS];
+            let len = register_set(libc::PTRACE_GETREGSET, pid, &mut more)?;
+            more.truncate(len);
+            // No exception of arithmetic is asked for in lowtide's code, and in the threads that it makes.
+            let mut plain = more.clone();
+            plain[..2].copy_from_slice(&X87_CONTROL);
+            plain[MXCSR_AT..MXCSR_AT + 4].copy_from_slice(&MXCSR);
+            register_set(libc::PTRACE_SETREGSET, pid, &mut plain)?;
+            tracee.more = Some(more);
+            tracee.leave_restartable_sequence()?;
+            Ok(tracee)
+        };
+        held().inspect_err(|_| detach(pid))
+    }
+
+    /// Where it was in a restartable sequence (rseq), it goes on as after any other interruption: where that says.
+    fn leave_restartable_sequence(&mut self) -> Result<(), Untraced> {
+        // The kernel's `struct ptrace_rseq_configuration` begins with the address of `struct rseq`, whose second 8 bytes lead to
+        // `struct rseq_cs`: two words, the start, the length, and where to go on.
+        let mut configuration = [0u64; 3];
+        let size = size_of_val(&configuration);
+        match request(GET_RSEQ, self.pid, size, configuration.as_mut_ptr().addr(), "rseq") {
+            Ok(()) if configuration[0] != 0 => {}
+            Err(Untraced::Died) => return Err(Untraced::Died),
+            // It has none, or the kernel has not.
+            _ => return Ok(()),
+        }
+        let words = |at: u64| {
+            let mut bytes = [0; 32];
+            self.memory.read_exact_at(&mut bytes, at).ok()?;
+            Some([0, 8, 16, 24].map(|i| u64::from_le_bytes(bytes[i..i + 8].try_into().unwrap_or_default())))
+        };
+        let at = configuration[0] + 8;
+        if let Some([sequence, ..]) = words(at).filter(|words| words[0] != 0)
+            && let Some([_, start, len, abort]) = words(sequence)
+            && self.registers.rip.wrapping_sub(start) < len
+        {
+            self.write(at, &[0; 8])?;
+            self.registers.rip = abort;
+        }
+        Ok(())
+    }
+
     fn at_its_beginning(pid: Pid, is_first: bool) -> Result<Tracee, Untraced> {
         let failed =
             |what| move |error: std::io::Error| Untraced::Failed(what, Errno::from_io_error(&error).unwrap_or(Errno::IO));
@@ -151,7 +228,8 @@ impl Tracee {
         let found = code[..n].windows(2).position(|bytes| bytes == SYSCALL);
         let syscall_at = vdso + found.ok_or(Untraced::Failed("no system call in its vDSO", Errno::NOSYS))? as u64;
         let registers = registers(pid)?;
-        Ok(Tracee { pid, memory, registers, syscall_at, pending: 0, is_first, is_held: true })
+        let stack = registers.rsp;
+        Ok(Tracee { pid, memory, registers, syscall_at, stack, more: None, pending: 0, is_first, is_held: true })
     }
 
     /// Blocks all signals; which were blocked before.
@@ -171,19 +249,76 @@ impl Tracee {
     /// Its stack can't be read.
     pub fn environment(&self) -> Result<u64, Untraced> {
         let mut count = [0; 8];
-        self.memory.read_exact_at(&mut count, self.registers.rsp).map_err(|_| Untraced::Failed("its stack", Errno::FAULT))?;
+        self.memory.read_exact_at(&mut count, self.stack()).map_err(|_| Untraced::Failed("its stack", Errno::FAULT))?;
         // Behind the count, the arguments and a NULL.
-        Ok(self.registers.rsp + 8 * (u64::from_le_bytes(count) + 2))
+        Ok(self.stack() + 8 * (u64::from_le_bytes(count) + 2))
     }
 
-    /// Writes a text, with a NUL, where nothing of the program's is: on its stack, below what it has taken. Lost with the next
-    /// [`Tracee::call`].
+    /// Writes bytes where nothing of the program's is: on its stack, below what it has taken. `bytes` is told where. Lost with the
+    /// next of these and with [`Tracee::call`].
     ///
     /// # Errors
     /// It can't be written.
-    pub fn scratch(&self, text: &str) -> Result<u64, Untraced> {
-        let at = self.registers.rsp - RED_ZONE - MOST_PATH;
-        self.write(at, &[text.as_bytes(), b"\0"].concat()).map(|()| at)
+    pub fn scratch(&self, bytes: impl FnOnce(u64) -> Vec<u8>) -> Result<u64, Untraced> {
+        let at = self.stack - RED_ZONE - MOST_PATH;
+        self.write(at, &bytes(at)).map(|()| at)
+    }
+
+    /// Where its stack ends.
+    pub fn stack(&self) -> u64 {
+        self.stack
+    }
+
+    /// Has it use another stack while it is held.
+    pub fn works_at(&mut self, stack: u64) {
+        self.stack = stack;
+    }
+
+    /// Where its stack ends when it begins.
+    pub fn begin_at(&mut self, stack: u64) {
+        (self.registers.rsp, self.stack) = (stack, stack);
+    }
+
+    /// The words that it begins with, from the end of its stack on: so many bytes, or as many as there are.
+    ///
+    /// # Errors
+    /// There are none.
+    pub fn beginning(&self, most: usize) -> Result<Vec<u64>, Untraced> {
+        let (mut bytes, mut len) = (vec![0; most], 0);
+        while len < most {
+            match self.memory.read_at(&mut bytes[len..], self.registers.rsp + len as u64) {
+                Ok(0) | Err(_) => break,
+                Ok(n) => len += n,
+            }
+        }
+        let words = bytes[..len].chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes)).collect();
+        if len < 8 { Err(Untraced::Failed("its stack", Errno::FAULT)) } else { Ok(words) }
+    }
+
+    /// The text, without its NUL, that stands at an address.
+    ///
+    /// # Errors
+    /// None does, or it is longer than any of a program's.
+    pub fn text(&self, at: u64) -> Result<Vec<u8>, Untraced> {
+        const MOST: usize = 32 * 4096;
+        let (mut bytes, mut part) = (Vec::new(), [0; 256]);
+        while bytes.len() < MOST {
+            let n = match self.memory.read_at(&mut part, at + bytes.len() as u64) {
+                Ok(n) if n > 0 => n,
+                _ => break,
+            };
+            if let Some(end) = part[..n].iter().position(|byte| *byte == 0) {
+                bytes.extend(&part[..end]);
+                return Ok(bytes);
+            }
+            bytes.extend(&part[..n]);
+        }
+        Err(Untraced::Failed("its environment", Errno::FAULT))
+    }
+
+    /// Which it is.
+    pub fn pid(&self) -> Pid {
+        self.pid
     }
 
     /// Writes to its memory, whatever its protection.
@@ -222,10 +357,12 @@ impl Tracee {
         const WHAT: &str = "the agent's entry";
         let mut call = self.registers;
         // As the ABI wants it at a function's beginning: a multiple of 16 above the place to return to, of which there is none.
-        call.rsp = ((call.rsp - RED_ZONE) & !15) - 8;
+        call.rsp = ((self.stack - RED_ZONE) & !15) - 8;
         self.write(call.rsp, &[0; 8])?;
         (call.rip, call.rdi, call.rsi, call.rdx) = (function, a, b, c);
         (call.rax, call.orig_rax) = (0, u64::MAX);
+        // As the ABI wants those, too: copying goes upwards. The threads that it makes inherit them.
+        call.eflags = PLAIN_FLAGS;
         self.set(&call)?;
         loop {
             request(libc::PTRACE_CONT, self.pid, 0, 0, WHAT)?;
@@ -246,11 +383,27 @@ impl Tracee {
         Ok(info.si_code == libc::SI_TKILL && unsafe { info.si_pid() } == self.pid.as_raw_nonzero().get())
     }
 
-    /// Lets the program begin, with these signals blocked and nobody who traces it.
+    /// Lets the program begin, or go on, with these signals blocked and nobody who traces it.
     ///
     /// # Errors
     /// It died.
     pub fn go_on(mut self, mask: u64) -> Result<(), Untraced> {
+        if let Some(mut more) = self.more.take() {
+            // Where it stops now, the kernel looks whether it was in a system call that is to go on.
+            interrupt(self.pid)?;
+            loop {
+                request(libc::PTRACE_CONT, self.pid, 0, 0, "go on")?;
+                match wait(self.pid)? {
+                    Stop::Event => break,
+                    stop => self.meanwhile(stop, "go on")?,
+                }
+            }
+            register_set(libc::PTRACE_SETREGSET, self.pid, &mut more)?;
+            if std::mem::take(&mut self.pending) == libc::SIGSTOP {
+                // Here none can be given along.
+                let _ = rustix::process::kill_process(self.pid, Signal::STOP);
+            }
+        }
         request(SETSIGMASK, self.pid, size_of_val(&mask), (&raw const mask).addr(), "signal mask")?;
         self.set(&self.registers)?;
         request(libc::PTRACE_DETACH, self.pid, 0, self.pending as usize, "detach")?;
@@ -324,6 +477,15 @@ fn registers(pid: Pid) -> Result<libc::user_regs_struct, Untraced> {
     request(libc::PTRACE_GETREGS, pid, 0, registers.as_mut_ptr().addr(), "registers")?;
     // SAFETY: filled by the kernel; zeroes are valid too.
     Ok(unsafe { registers.assume_init() })
+}
+
+/// Reads or writes all registers but the general ones; how many bytes.
+fn register_set(what: libc::c_uint, pid: Pid, bytes: &mut [u8]) -> Result<usize, Untraced> {
+    /// NT_X86_XSTATE
+    const EXTENDED: usize = 0x202;
+    let mut vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    request(what, pid, EXTENDED, (&raw mut vector).addr(), "registers")?;
+    Ok(vector.iov_len)
 }
 
 /// A request of ptrace that reads or writes what `data` points to, in a way that fits it.

@@ -1,0 +1,66 @@
+//! A program that has no hook for exec asks `lowtide run` to follow its execs, and those of what descends from it: by a system
+//! call filter (the pager's `exec_filter`). The kernel allows one of this kind in a line of descent.
+
+use core::ptr;
+
+use linux_raw_sys::general as sys;
+use lowtide_pager::sys::broker::FOLLOW;
+use lowtide_pager::sys::exec_filter::{ANOTHERS, ARGUMENTS, FILTER, IS_IT_THERE, IS_THERE, Instruction, TOO_MANY};
+use rustix::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+use rustix::io::Errno;
+
+use crate::thread::{syscall3, syscall6};
+use crate::{broker, say};
+
+/// The kernel's `struct sock_fprog`.
+#[repr(C)]
+struct Program {
+    len: u16,
+    filter: *const Instruction,
+}
+
+/// By the constructor.
+pub fn execs() {
+    if is_followed() || !is_allowed() {
+        return;
+    }
+    // First: where nobody has the other end of a filter, nothing can be executed.
+    let Ok(broker) = broker::connect() else { return };
+    if broker.ask(FOLLOW, None).is_err() {
+        return say::warn(TOO_MANY.as_bytes());
+    }
+    match install(&FILTER) {
+        Ok(listener) => drop(broker.ask(FOLLOW, Some(listener.as_fd()))),
+        Err(Errno::BUSY) => say::warn(ANOTHERS.as_bytes()),
+        Err(_) => {}
+    }
+}
+
+/// Whether an ancestor has the filter.
+fn is_followed() -> bool {
+    // SAFETY: executes nothing: there is no path.
+    unsafe { syscall6(sys::__NR_execve, 0, 0, 0, 0, 0, IS_IT_THERE as usize) == -(IS_THERE as isize) }
+}
+
+/// Whether this process may have a filter: an ordinary user's may not, unless it can get no more rights than it has.
+fn is_allowed() -> bool {
+    // The kernel looks at the filter when it has allowed one.
+    // SAFETY: there is none, so this fails.
+    unsafe { seccomp(&Program { len: 1, filter: ptr::null() }) != Err(Errno::ACCESS) }
+}
+
+fn install(filter: &'static [Instruction]) -> Result<OwnedFd, Errno> {
+    // SAFETY: a filter that forbids nothing.
+    let listener = unsafe { seccomp(&Program { len: filter.len() as u16, filter: filter.as_ptr() })? };
+    // SAFETY: the kernel has just made it for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(listener) })
+}
+
+/// # Safety
+/// What the filter does.
+unsafe fn seccomp(program: &Program) -> Result<RawFd, Errno> {
+    let [mode, flags] = ARGUMENTS.map(|argument| argument as usize);
+    // SAFETY: the kernel reads the program; the rest is handed on to the caller.
+    let r = unsafe { syscall3(sys::__NR_seccomp, mode, flags, ptr::from_ref(program).addr()) };
+    if r < 0 { Err(Errno::from_raw_os_error(-r as i32)) } else { Ok(r as RawFd) }
+}

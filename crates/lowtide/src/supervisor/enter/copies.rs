@@ -1,0 +1,127 @@
+//! Forked children of processes without hooks: copies of their parents that have no agent. They are found by looking. One that
+//! is there at two looks (most are about to execute a program) is entered in the middle of what it does.
+
+use super::Entering;
+use super::entering::is_executing;
+use super::executed;
+use super::following::{is_confined, may_be_traced};
+use crate::host::privilege;
+use crate::supervisor::{ancestry, cpu_clock};
+use lowtide_config::proc::{self, Stat};
+use lowtide_pager::segment::{Segment, proc_state};
+use rustix::process::Pid;
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// The kernel's KCMP_VM.
+const MEMORY: libc::c_int = 1;
+/// Said where nobody of the run finds the agent's file by its path.
+const ABOVE: &str = "a forked child of a program without hooks is not limited: where lowtide has capabilities that its program has \
+                     not, it can't be entered";
+
+/// It could be killed for lowtide's system calls.
+const CONFINED: &str = "a forked child of a program without hooks is not limited: it has set up a system call filter";
+const OTHERS: &str = "a forked child of a program without hooks is not limited: it has another user, or is traced";
+
+/// What was seen at the last look.
+pub struct Copies {
+    /// Processes without hooks: the CPU time that they had had.
+    parents: HashMap<u32, Duration>,
+    waiting: Vec<Copy>,
+    /// Those that were entered, or could not be.
+    done: Vec<Copy>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Copy {
+    parent: u32,
+    pid: u32,
+    start: u64,
+}
+
+impl Copies {
+    /// Before the run: what this process has for children is none of it.
+    pub fn new() -> Copies {
+        let own = std::process::id();
+        Copies { parents: HashMap::new(), waiting: Vec::new(), done: copies(own, own) }
+    }
+
+    /// Looks for them, and begins to trace those that are to be entered. What is to be said to the user.
+    pub fn look(&mut self, segment: &Segment, entering: &mut Entering) -> Option<&'static str> {
+        let used = || segment.used_procs().iter().filter(|p| p.state.load(Ordering::Acquire) >= proc_state::WATCHING);
+        let without_hooks: Vec<u32> = used().filter(|p| p.forks_unseen()).map(|p| p.pid.load(Ordering::Relaxed)).collect();
+        if without_hooks.is_empty() && self.parents.is_empty() {
+            return None;
+        }
+        let has_agent = |pid: u32| used().any(|p| p.pid.load(Ordering::Relaxed) == pid);
+        let had = std::mem::take(&mut self.parents);
+        let mut found = Vec::new();
+        for parent in without_hooks {
+            let Some(cpu) = Pid::from_raw(parent as i32).and_then(cpu_clock::of) else { continue };
+            self.parents.insert(parent, cpu);
+            // Who has not run has not forked.
+            if had.get(&parent) != Some(&cpu) || self.waiting.iter().any(|copy| copy.parent == parent) {
+                found.extend(proc::threads(parent).unwrap_or_default().iter().flat_map(|thread| copies(parent, *thread)));
+            }
+        }
+        // What has outlived its parent is this process's.
+        let own = std::process::id();
+        found.extend(copies(own, own).into_iter().filter(|copy| executed::has_no_hooks(copy.pid)));
+        found.retain(|copy| !has_agent(copy.pid) && !self.done.contains(copy));
+        self.done.retain(|copy| Stat::of(copy.pid).is_some_and(|stat| stat.start == copy.start));
+        let (again, new): (Vec<Copy>, Vec<Copy>) = found
+            .into_iter()
+            .partition(|copy| self.waiting.iter().any(|seen| (seen.pid, seen.start) == (copy.pid, copy.start)));
+        self.waiting = new;
+        let mut warning = None;
+        for copy in again {
+            match enter(copy, own, entering) {
+                // It has stopped, executes something, or too many are traced.
+                Err(None) => self.waiting.push(copy),
+                result => {
+                    self.done.push(copy);
+                    warning = warning.or(result.err().flatten());
+                }
+            }
+        }
+        warning
+    }
+}
+
+/// Begins to trace a copy. The error: why it never will be; None: not now.
+fn enter(copy: Copy, own: u32, entering: &mut Entering) -> Result<(), Option<&'static str>> {
+    if privilege::is_above_program() {
+        return Err(Some(ABOVE));
+    }
+    let Some(stat) = Stat::of(copy.pid) else { return Ok(()) };
+    if matches!(stat.state, 'T' | 't') || is_executing(copy.pid) || !entering.has_room() || entering.traces(copy.pid) {
+        return Err(None);
+    }
+    if is_confined(copy.pid, copy.parent, copy.parent == own) {
+        return Err(Some(CONFINED));
+    }
+    // What the segment says may be false.
+    if may_be_traced(copy.pid).is_none() || ancestry::belongs(copy.pid) != Some(true) {
+        return Err(Some(OTHERS));
+    }
+    entering.copy(copy.pid, copy.start).map_err(|_| Some(OTHERS))
+}
+
+/// Children that a thread of a process has made and that have memory of their own, and have executed nothing.
+fn copies(parent: u32, thread: u32) -> Vec<Copy> {
+    let text = std::fs::read_to_string(format!("/proc/{parent}/task/{thread}/children")).unwrap_or_default();
+    let pids = text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
+    pids.filter_map(|pid| {
+        let stat = Stat::of(pid).filter(|stat| stat.is_copy_of_its_parent() && stat.is_alive())?;
+        (!shares_memory(parent, pid)).then_some(Copy { parent, pid, start: stat.start })
+    })
+    .collect()
+}
+
+/// Whether two processes share their memory, as after vfork. Where the kernel does not say: yes.
+fn shares_memory(one: u32, other: u32) -> bool {
+    // SAFETY: asks, and touches no memory.
+    let order = unsafe { libc::syscall(libc::SYS_kcmp, one, other, MEMORY, 0, 0) };
+    order <= 0
+}

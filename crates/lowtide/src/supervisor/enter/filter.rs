@@ -1,0 +1,66 @@
+//! Puts the filter that tells of execs (the pager's `exec_filter`) into a program that is held.
+
+use super::Following;
+use super::tracee::{Tracee, Untraced};
+use linux_raw_sys::general as sys;
+use lowtide_pager::sys::exec_filter::{ANOTHERS, ARGUMENTS, FILTER, IS_IT_THERE, IS_THERE, TOO_MANY};
+use rustix::fd::{OwnedFd, RawFd};
+use rustix::io::Errno;
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
+/// Puts it in, unless an ancestor has it; or where the kernel does not allow it: that stays as it is.
+///
+/// # Errors
+/// It died; or it has the filter, and nobody the other end of it: it can't execute anything.
+pub fn install(tracee: &mut Tracee, following: &mut Following) -> Result<(), Untraced> {
+    // Nothing is put in that could not be followed.
+    let Ok(pidfd) = pidfd_open(tracee.pid(), PidfdFlags::empty()) else { return Ok(()) };
+    // Kept until the listener comes.
+    let Ok(reserve) = pidfd.try_clone() else { return Ok(()) };
+    let take = |number| pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty());
+    // No descriptor has this number, and whoever may not have any is told so first.
+    if take(RawFd::MAX).err() != Some(Errno::BADF) {
+        return Ok(());
+    }
+    if !following.has_room() {
+        if !is_there(tracee)? {
+            following.say(TOO_MANY);
+        }
+        return Ok(());
+    }
+    let program = tracee.scratch(program)?;
+    let [mode, flags] = ARGUMENTS;
+    let number = match tracee.syscall("seccomp", sys::__NR_seccomp, [mode, flags, program, 0, 0, 0]) {
+        Ok(number) => number,
+        Err(Untraced::Failed(_, Errno::BUSY)) => {
+            if !is_there(tracee)? {
+                following.say(ANOTHERS);
+            }
+            return Ok(());
+        }
+        // It takes CAP_SYS_ADMIN, unless the program can get no more rights than it has.
+        Err(Untraced::Failed(..)) => return Ok(()),
+        Err(Untraced::Died) => return Err(Untraced::Died),
+    };
+    drop(reserve);
+    let taken: Result<OwnedFd, Errno> = take(number as RawFd);
+    tracee.syscall("close", sys::__NR_close, [number, 0, 0, 0, 0, 0])?;
+    taken.and_then(|listener| following.add(listener)).map_err(|errno| Untraced::Failed("what it executes is not seen", errno))
+}
+
+/// Whether it has the filter already.
+fn is_there(tracee: &mut Tracee) -> Result<bool, Untraced> {
+    // Executes nothing: there is no path.
+    match tracee.syscall("execve", sys::__NR_execve, [0, 0, 0, 0, 0, IS_IT_THERE]) {
+        Err(Untraced::Failed(_, errno)) => Ok(errno.raw_os_error() as u32 == IS_THERE),
+        other => other.map(|_| false),
+    }
+}
+
+/// What seccomp(2) reads, for the address at which it will stand: the kernel's `struct sock_fprog`, and the filter behind it.
+fn program(at: u64) -> Vec<u8> {
+    const HEAD: u64 = 16;
+    let mut bytes = [(FILTER.len() as u64).to_le_bytes(), (at + HEAD).to_le_bytes()].concat();
+    bytes.extend(FILTER.iter().flat_map(|instruction| instruction.bytes()));
+    bytes
+}
