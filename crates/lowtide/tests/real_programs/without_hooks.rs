@@ -261,6 +261,25 @@ fn a_child_with_a_filter_of_its_own() {
     assert!(outcome.stderr.contains("is not limited: it has set up a system call filter"), "{}", outcome.stderr);
 }
 
+/// The kernel allows no second filter of this kind: all is as before there was one, and it is said.
+#[test]
+fn under_a_filter_of_somebody_else() {
+    let Some(_turn) = turn() else { return };
+    let starters = [compiled_statically("starts"), with_musl("starts", false)];
+    let (Some(starters), Some(around), Some(program)) = (all(starters), compiled("listens"), compiled("one_malloc")) else {
+        return;
+    };
+    if native_only() || !may_be_followed() {
+        return;
+    }
+    for starter in starters {
+        let job = Job::new("under a listener", starter).args([&program]).args(["1"]).around(around.clone(), &[]);
+        let outcome = limited(&job, 32);
+        assert!(outcome.status == 0 && outcome.stdout.matches("OK").count() == 4 && outcome.left.is_empty(), "{outcome:?}");
+        assert_eq!(outcome.stderr.matches("another system call filter").count(), 1, "{}", outcome.stderr);
+    }
+}
+
 /// Of threads that execute something at the same time one does, and nobody waits for ever.
 #[test]
 fn threads_that_race_to_execute() {
