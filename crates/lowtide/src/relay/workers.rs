@@ -1,4 +1,4 @@
-//! The threads that serve channels. Each has a connection to the server; whoever is free takes the next channel that has
+//! The threads that serve channels. Each has a connection to each server; whoever is free takes the next channel that has
 //! something to say.
 
 use super::channel::{Channel, Rooms, Waits, Worked};
@@ -6,7 +6,7 @@ use super::devices::{Device, Devices};
 use super::{locked, spawn};
 use crate::supervisor::peer;
 use lowtide_remote::pages::Pages;
-use lowtide_remote::server::Remote;
+use lowtide_remote::remote::Remote;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::OwnedFd;
