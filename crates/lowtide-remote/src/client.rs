@@ -25,6 +25,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// How long a first attempt may take; each has twice the time of the one before. A node that is gone without a word, or hangs, is
 /// tried anew: perhaps another has taken its place.
 const ATTEMPT: Duration = Duration::from_secs(2);
+/// What is left of the time of an attempt for each node, however long another took: what it has sent is here already.
+const GRACE: Duration = Duration::from_millis(100);
 /// How often a command is sent where a node says that the key is, without a pause.
 const REDIRECTS: u32 = 16;
 /// Bytes of commands that are gathered before they are sent. (Replies to writes are short: they have room until all is sent.)
@@ -205,7 +207,9 @@ impl Client {
                 None => groups.push(Group { to: to.clone(), todo: vec![todo], link: None, is_old: false }),
             }
         }
+        let until = || until.max(Instant::now() + GRACE);
         for group in &mut groups {
+            let until = until();
             group.is_old = self.links.contains_key(&group.to);
             let Some(mut link) = self.link(&group.to, known, until) else { continue };
             let sent = link.connection.until(until).and_then(|()| self.ready(kind, known, &mut link)).and_then(|is_ready| {
@@ -229,6 +233,8 @@ impl Client {
                 continue;
             };
             let mut left = todo.into_iter();
+            // What the time is set for can only fail where reading does, too.
+            let _ = link.connection.until(until());
             let ended = loop {
                 let Some(one) = left.next() else { break Ok(()) };
                 match received(&one, &mut link.connection, batch) {

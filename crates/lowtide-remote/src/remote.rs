@@ -13,6 +13,8 @@ use crate::server::{Facts, Link, Login, Problem, asked};
 
 /// How long one of several nodes may take to say which has what: then the next is asked.
 const LOOK: Duration = Duration::from_secs(1);
+/// How many are asked.
+const WITNESSES: u32 = 2;
 
 /// A server that pages go to, or a cluster of servers.
 #[derive(Debug)]
@@ -137,8 +139,8 @@ impl Remote {
         }
     }
 
-    /// Asks one node after the other. Who has heard less than is known already is not believed, if there is another: a primary
-    /// that was stopped for a while does not know yet that another has taken its place.
+    /// Asks one node after the other, up to the second that answers: a primary that was stopped for a while does not know yet
+    /// that another has taken its place. Who has heard less, or less than is known already, is not believed, if there is another.
     fn ask(&self, than: Option<&Known>, deadline: Instant) -> Result<Known, Problem> {
         let _one = locked(&self.asking);
         let before = locked(&self.known).clone();
@@ -149,18 +151,20 @@ impl Remote {
         }
         let newest = before.as_ref().map_or(0, |known| known.map.epoch());
         let places = self.places(before.as_ref().map(|known| &*known.map));
-        let (mut best, mut problem): (Option<Map>, Option<Problem>) = (None, None);
+        let (mut best, mut answers, mut problem): (Option<Map>, u32, Option<Problem>) = (None, 0, None);
         for address in &places {
             let until = if places.len() == 1 { deadline } else { deadline.min(Instant::now() + LOOK) };
             match self.map_of(address, until) {
                 Ok(map) => {
+                    answers += if map.is_cluster { 1 } else { WITNESSES };
                     if best.as_ref().is_none_or(|best| best.epoch() < map.epoch()) {
                         best = Some(map);
                     }
                 }
                 Err(why) => problem = problem.or(Some(if places.len() == 1 { why } else { why.of(address) })),
             }
-            if best.as_ref().is_some_and(|best| best.epoch() >= newest) || Instant::now() >= deadline {
+            let is_known = answers >= WITNESSES && best.as_ref().is_some_and(|best| best.epoch() >= newest);
+            if is_known || Instant::now() >= deadline {
                 break;
             }
         }
@@ -213,9 +217,6 @@ impl Remote {
         let map = self.known(deadline)?.map;
         if !map.is_cluster && self.server.hosts.len() > 1 {
             return Err(Problem::Refused(format!("{} is no cluster: name it alone", map.from)));
-        }
-        if map.is_cluster && self.server.db != 0 {
-            return Err(Problem::Refused("a cluster has database 0 only: leave out what follows /".to_owned()));
         }
         let uncovered = map.uncovered();
         if uncovered > 0 {

@@ -1,5 +1,5 @@
-//! Pages of the run's processes go to a server, or a cluster of servers, by way of this process, and come back the same way: so no network code and no
-//! password is in the programs. What passes is sealed; the keys are in the processes that made it.
+//! Pages of the run's processes go to a server, or a cluster of servers, by way of this process, and come back the same way: so no
+//! network code and no password is in the programs. What passes is sealed; the keys are in the processes that made it.
 //!
 //! Processes connect to a socket without a place in the file system ([`channel`]: what is said there); a few threads
 //! ([`workers`]) do what is asked. Each device of each process has names of its own on the server ([`devices`]), and what nobody

@@ -8,9 +8,9 @@ use std::thread;
 use std::time::Duration;
 
 /// A run whose pages are in the cluster and do not change: it waits for [`Scene::wake`], and then looks at all of them.
-fn sleeper(scene: &Scene, cluster: &Cluster, options: &str) -> Run {
+fn sleeper(scene: &Scene, cluster: &Cluster) -> Run {
     let spec = cluster.spec();
-    let mut run = scene.sleeper(&format!("--quiet --ram 40M --pool 4M --swap {spec}{options}"), 96, "n");
+    let mut run = scene.sleeper(&format!("--quiet --ram 40M --pool 4M --swap {spec}"), 96, "n");
     run.wait_until("pages are out", |run| number(&area(scene, run, &spec), "used") > 32 * MIB);
     let keys = |cluster: &Cluster| cluster.keys().iter().sum::<u64>();
     let mut before = 0;
@@ -30,7 +30,7 @@ fn sleeper(scene: &Scene, cluster: &Cluster, options: &str) -> Run {
 fn all_is_right(scene: &Scene, run: Run) {
     scene.wake();
     let (out, err) = run.finish();
-    assert_eq!(out, "OK\n", "{err}");
+    assert!(out.starts_with("OK"), "{out}{err}");
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn a_cluster_that_will_not_do_is_refused_before_the_program_starts() {
     let (scene, cluster) = (Scene::new(), Cluster::start("--maxmemory 64mb"));
     let run = |spec: &str| format!("run --ram 64M --swap {spec} -- touch started");
     let place = |i: usize| format!("127.0.0.1:{}", cluster.nodes[i].port);
-    scene.refused(&run(&format!("{}/1", cluster.spec())), 2, &["database 0"]);
+    scene.refused(&run(&format!("{}/1", cluster.spec())), 2, &["it has no database 1", "cluster mode"]);
     scene.refused(&run(&format!("{},size=1G", cluster.spec())), 2, &["more than its maxmemory (192 MiB)"]);
     for node in [2, 5] {
         cluster.nodes[node].ask("CONFIG SET maxmemory-policy allkeys-lru");
@@ -101,7 +101,7 @@ fn doctor_and_clean_see_all_nodes() {
 fn a_primary_that_is_killed_is_replaced_by_its_replica() {
     let Some(_turn) = turn() else { return };
     let (scene, mut cluster) = (Scene::new(), Cluster::start(""));
-    let run = sleeper(&scene, &cluster, "");
+    let run = sleeper(&scene, &cluster);
     cluster.nodes[0].kill();
     all_is_right(&scene, run);
     assert!(cluster.primaries().contains(&PRIMARIES), "{}", cluster.nodes[1].ask("CLUSTER NODES"));
@@ -113,14 +113,12 @@ fn a_primary_that_is_killed_is_replaced_by_its_replica() {
 fn a_primary_that_hangs_and_comes_back_as_a_replica_is_not_asked() {
     let Some(_turn) = turn() else { return };
     let (scene, cluster) = (Scene::new(), Cluster::start(""));
-    let spec = cluster.spec();
-    let mut run = sleeper(&scene, &cluster, "");
+    let mut run = sleeper(&scene, &cluster);
     cluster.nodes[0].signal(Signal::STOP);
     scene.wake();
     run.wait_until("its replica has taken its place", |_| cluster.nodes[PRIMARIES].ask("ROLE").contains("master"));
     cluster.nodes[0].signal(Signal::CONT);
-    let (out, err) = run.finish();
-    assert_eq!(out, "OK\n", "{spec}: {err}");
+    all_is_right(&scene, run);
 }
 
 #[test]

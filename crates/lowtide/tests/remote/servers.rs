@@ -135,13 +135,14 @@ impl Cluster {
         cluster
     }
 
-    /// All slots are served, and all replicas have what their primaries have.
+    /// All slots are served, all replicas have what their primaries have, and all nodes know that.
     pub fn is_whole(&self) {
         self.wait_until("the cluster is whole", |cluster| {
             let is_ok = |node: &Server| {
                 let info = node.ask("INFO replication");
                 let is_linked = !info.contains("role:slave") || info.contains("master_link_status:up");
-                node.ask("CLUSTER INFO").contains("cluster_state:ok") && is_linked
+                let knows = node.ask("CLUSTER NODES").matches("slave").count() == PRIMARIES;
+                node.ask("CLUSTER INFO").contains("cluster_state:ok") && is_linked && knows
             };
             let primaries = cluster.primaries();
             let all_replicas =
