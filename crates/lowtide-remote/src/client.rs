@@ -149,7 +149,7 @@ impl Client {
             (0..n).map(|number| Todo { number, hash_slot: batch.hash_slot(number), ask: None, was_missing: false }).collect();
         let (mut pause, mut part, mut redirects) = (PAUSE, ATTEMPT, 0);
         self.problem = None;
-        while !todo.is_empty() && !(matches!(kind, Kind::Write | Kind::Read) && self.remote.is_over()) {
+        while !(todo.is_empty() || self.remote.is_over() && matches!(kind, Kind::Write | Kind::Read)) {
             let until = deadline.min(Instant::now() + part);
             let mut round = Round::default();
             match self.remote.known(until) {

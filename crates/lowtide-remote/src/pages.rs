@@ -104,7 +104,7 @@ impl Pages {
         for run in runs {
             let of_run = first..first + run.pages as usize;
             first = of_run.end;
-            let result = results[of_run.clone()].iter().fold(Ok(()), |all, one| all.and(*one));
+            let result: Result<(), Errno> = results[of_run.clone()].iter().copied().collect();
             if result.is_err() {
                 places[of_run].fill(0..0);
             }

@@ -289,7 +289,7 @@ impl Survey {
             return name.to_owned();
         }
         let replicas = self.map.nodes.iter().filter(|node| node.primary.is_some()).count();
-        format!("{name}, a cluster of {} and {replicas} replicas", self.primaries.len())
+        format!("{name}, a cluster of {} primaries and {replicas} replicas", self.primaries.len())
     }
 
     /// Most bytes that they may use; 0: no limit.

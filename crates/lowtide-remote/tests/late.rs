@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lowtide_config::server::Server;
+use lowtide_config::server::{Address, Server};
 use lowtide_core::device::wire::Run;
 use lowtide_remote::pages::Pages;
-use lowtide_remote::server::Remote;
+use lowtide_remote::remote::Remote;
 
 struct Redis(Child, u16);
 
@@ -98,7 +98,8 @@ fn fetched(pages: &mut Pages, runs: &[Run]) -> Vec<u8> {
 fn a_late_write_does_not_undo_a_later_one() {
     let redis = Redis::start();
     let network = Network::to(redis.1);
-    let server = Server { user: None, host: "127.0.0.1".to_owned(), port: network.port, db: 0 };
+    let hosts = vec![Address { host: "127.0.0.1".to_owned(), port: network.port }];
+    let server = Server { user: None, hosts, db: 0 };
     let remote = Arc::new(Remote::new(server, None, Duration::from_secs(1)));
     let (mut one, mut other) = (Pages::new(remote.clone()), Pages::new(remote));
     let runs = [Run { slot: 5, pages: 1 }];

@@ -80,7 +80,7 @@ fn doctor_and_clean_see_all_nodes() {
     let (scene, cluster) = (Scene::new(), Cluster::start(""));
     let spec = cluster.spec();
     let out = scene.done(&format!("doctor {spec}"));
-    assert!(out.contains("a cluster of 3 and 3 replicas"), "{out}");
+    assert!(out.contains("a cluster of 3 primaries and 3 replicas"), "{out}");
     for node in &cluster.nodes[..PRIMARIES] {
         assert!(out.contains(&format!("ok   a page           127.0.0.1:{}: written", node.port)), "{out}");
     }
