@@ -49,12 +49,21 @@ pub struct Client {
 pub enum Kind {
     /// Pages are kept. Nobody waits for long: where there is no server now, they go elsewhere.
     Write,
-    /// Pages are fetched.
+    /// Pages are fetched. Nobody waits here for those that can't be had now: that holds up others.
     Read,
     /// Pages are removed.
     Remove,
+    /// The same, if it can be done at once.
+    Discard,
     /// Something else is asked, or done: an error is final.
     Ask,
+}
+
+impl Kind {
+    /// Whether it goes on until the deadline.
+    fn waits(self) -> bool {
+        matches!(self, Kind::Remove | Kind::Ask)
+    }
 }
 
 /// What a node replied to a command.
@@ -141,13 +150,18 @@ impl Client {
     }
 
     /// Carries out `n` commands. How each ended: `NOSPC`: the node's memory is full. `NOTCONN`: it was not written, and won't be.
-    /// `NODATA`: there is no such key. `TIMEDOUT`: it was not done in time, as far as is known. `AGAIN` (of removals): some of
-    /// several keys are on their way to another node. `BADMSG`, `IO`: the node replied what it never should.
+    /// `NODATA`: there is no such key. `TIMEDOUT`: it was not done in time, as far as is known. `AGAIN`: of reads: it can't be
+    /// had now, and there is time left; of removals: some of several keys are on their way to another node. `BADMSG`, `IO`: the node replied what it never should.
     pub fn carry_out(&mut self, kind: Kind, n: usize, deadline: Instant, batch: &mut impl Batch) -> Vec<Result<(), Errno>> {
         let mut results = vec![Err(if kind == Kind::Write { Errno::NOTCONN } else { Errno::TIMEDOUT }); n];
         let mut todo: Vec<Todo> =
             (0..n).map(|number| Todo { number, hash_slot: batch.hash_slot(number), ask: None, was_missing: false }).collect();
         let (mut pause, mut part, mut redirects) = (PAUSE, ATTEMPT, 0);
+        if kind == Kind::Read {
+            // Of what was asked before: it takes longer, perhaps.
+            part = part.max(self.remote.timeout.saturating_sub(deadline.saturating_duration_since(Instant::now())));
+        }
+        let mut late = Vec::new();
         self.problem = None;
         while !(todo.is_empty() || self.remote.is_over() && matches!(kind, Kind::Write | Kind::Read)) {
             let until = deadline.min(Instant::now() + part);
@@ -155,12 +169,15 @@ impl Client {
             match self.remote.known(until) {
                 Ok(known) => {
                     self.round(kind, &known, todo, until, batch, &mut results, &mut round);
-                    self.learn(kind, &known, deadline, &mut round);
+                    self.learn(&known, deadline, &mut round);
                 }
                 Err(problem) => {
                     self.problem = Some(problem);
                     round.wait = todo;
                 }
+            }
+            if !kind.waits() {
+                late.append(&mut round.wait);
             }
             let must_wait = !round.wait.is_empty() || redirects >= REDIRECTS;
             redirects = if must_wait { 0 } else { redirects + 1 };
@@ -174,11 +191,14 @@ impl Client {
             if todo.is_empty() || !must_wait {
                 continue;
             }
-            if kind == Kind::Write || deadline.saturating_duration_since(Instant::now()) <= pause {
+            if !kind.waits() || deadline.saturating_duration_since(Instant::now()) <= pause {
                 break;
             }
             std::thread::sleep(pause);
             pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+        if kind == Kind::Read && Instant::now() < deadline {
+            late.iter().chain(&todo).for_each(|todo| results[todo.number] = Err(Errno::AGAIN));
         }
         results
     }
@@ -202,6 +222,10 @@ impl Client {
                 round.wait.push(todo);
                 continue;
             };
+            if !kind.waits() && self.remote.is_away(to) {
+                round.wait.push(Todo { ask: None, ..todo });
+                continue;
+            }
             match groups.iter_mut().find(|group| group.to == *to) {
                 Some(group) => group.todo.push(todo),
                 None => groups.push(Group { to: to.clone(), todo: vec![todo], link: None, is_old: false }),
@@ -221,6 +245,9 @@ impl Client {
             match sent {
                 Ok(true) => group.link = Some(link),
                 Ok(false) => {
+                    // Another has taken its place, perhaps.
+                    round.is_doubtful = true;
+                    round.wait.append(&mut group.todo);
                     self.links.insert(group.to.clone(), link);
                 }
                 Err(error) => self.broken(&link, &error, group.is_old, &mut group.todo, round),
@@ -260,7 +287,7 @@ impl Client {
 
     /// After a round: finds out where slots are, if that is in doubt, and what is to be done with the commands to nodes that are
     /// gone.
-    fn learn(&self, kind: Kind, known: &Known, deadline: Instant, round: &mut Round) {
+    fn learn(&self, known: &Known, deadline: Instant, round: &mut Round) {
         let soon = deadline.min(Instant::now() + ATTEMPT);
         let newer = if !round.gone.is_empty() || round.is_doubtful {
             self.remote.newer(known, soon).ok()
@@ -270,13 +297,14 @@ impl Client {
             }
             None
         };
-        for (from, todo) in std::mem::take(&mut round.gone) {
+        for (from, mut todo) in std::mem::take(&mut round.gone) {
+            todo.ask = None;
             let is_elsewhere = newer.as_ref().is_some_and(|now| now.map.owner(todo.hash_slot).is_some_and(|to| *to != from));
-            match kind {
-                _ if is_elsewhere => round.again.push(todo),
-                // No new pages go there.
-                Kind::Write => {}
-                _ => round.wait.push(todo),
+            if is_elsewhere {
+                round.again.push(todo);
+            } else {
+                self.remote.set_away(&from);
+                round.wait.push(todo);
             }
         }
     }
@@ -286,9 +314,8 @@ impl Client {
         self.remote.give_up(link);
         round.is_slow |= error.kind() == ErrorKind::TimedOut;
         self.failed(Problem::of_connection(error), &link.address);
-        todo.iter_mut().for_each(|todo| todo.ask = None);
         if is_old && error.kind() != ErrorKind::TimedOut {
-            round.again.append(todo);
+            round.again.extend(todo.drain(..).map(|todo| Todo { ask: None, ..todo }));
         }
     }
 
@@ -375,7 +402,7 @@ impl Client {
                 }
                 Next::Again
             }
-            "TRYAGAIN" if kind == Kind::Remove => Next::Never(Errno::AGAIN),
+            "TRYAGAIN" if matches!(kind, Kind::Remove | Kind::Discard) => Next::Never(Errno::AGAIN),
             "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "BUSY" | "NOREPLICAS" | "READONLY" => {
                 round.is_doubtful = true;
                 if kind == Kind::Write { Next::Never(Errno::NOTCONN) } else { Next::Wait }
@@ -384,7 +411,7 @@ impl Client {
             _ => match kind {
                 Kind::Write => Next::Never(Errno::NOTCONN),
                 Kind::Read | Kind::Ask => Next::Never(Errno::IO),
-                Kind::Remove => Next::Wait,
+                Kind::Remove | Kind::Discard => Next::Wait,
             },
         }
     }

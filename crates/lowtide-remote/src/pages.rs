@@ -17,6 +17,8 @@ use crate::resp::{self, Connection, Reply};
 
 /// A write that can't be done in this time has failed: the page stays where it is, or goes elsewhere.
 const WRITING: Duration = Duration::from_secs(5);
+/// A discard that can't be done in this time is left: whoever makes room does not wait.
+const DISCARDING: Duration = Duration::from_secs(1);
 /// Slots that are removed together, in several commands.
 const REMOVED_AT_ONCE: usize = 64 * CLUSTER_SLOTS;
 
@@ -61,11 +63,6 @@ impl Pages {
         Pages { client: Client::new(remote) }
     }
 
-    /// How long a read goes on trying.
-    pub fn timeout(&self) -> Duration {
-        self.client.remote().timeout
-    }
-
     /// Keeps objects, which lie in `objects` one behind the other, as long as `lengths` say. How each run ended: `NOSPC`: the
     /// server's memory is full. `NOTCONN`: it can't be reached, or takes nothing for another reason.
     pub fn write(&mut self, device: &str, runs: &[Run], lengths: &[usize], objects: &[u8]) -> Vec<Result<(), Errno>> {
@@ -77,7 +74,7 @@ impl Pages {
             begin..end
         };
         let places: Vec<_> = lengths.iter().map(&mut place).collect();
-        let (n, deadline) = (slots.slots.len().min(places.len()), Instant::now() + self.timeout().min(WRITING));
+        let (n, deadline) = (slots.slots.len().min(places.len()), Instant::now() + self.client.remote().timeout.min(WRITING));
         let mut batch = Writing { slots, objects, places };
         let mut results = self.client.carry_out(Kind::Write, n, deadline, &mut batch).into_iter();
         let of_run =
@@ -85,16 +82,18 @@ impl Pages {
         runs.iter().map(of_run).collect()
     }
 
-    /// Fetches objects: adds them to `objects`, and their lengths to `lengths`. How each run ended: those that did not end well
-    /// have objects of length 0. `NODATA`: the server has no such object. `TIMEDOUT`: it did not answer in time.
+    /// Fetches objects: adds them to `objects`, and their lengths to `lengths`. `since`: when they were asked for first. How each
+    /// run ended: those that did not end well have objects of length 0. `NODATA`: the server has no such object. `AGAIN`: they
+    /// can't be had now, and are to be asked for again. `TIMEDOUT`: that has lasted for as long as the server is waited for.
     pub fn read(
         &mut self,
         device: &str,
         runs: &[Run],
         lengths: &mut Vec<usize>,
         objects: &mut Vec<u8>,
+        since: Instant,
     ) -> Vec<Result<(), Errno>> {
-        let (slots, before, deadline) = (Slots::of(device, runs), objects.len(), Instant::now() + self.timeout());
+        let (slots, before, deadline) = (Slots::of(device, runs), objects.len(), since + self.client.remote().timeout);
         let n = slots.slots.len();
         let mut batch = Reading { slots, into: objects, places: vec![0..0; n] };
         let results = self.client.carry_out(Kind::Read, n, deadline, &mut batch);
@@ -115,11 +114,12 @@ impl Pages {
         ended
     }
 
-    /// Removes what is kept under slots. `patience`: how long that may come to nothing.
+    /// Removes what is kept under slots. `patience`: how long that may come to nothing; none: it is done at once, or not.
     ///
     /// # Errors
     /// `TIMEDOUT`: it is there still, as far as is known.
-    pub fn remove(&mut self, device: &str, runs: &[Run], patience: Duration) -> Result<(), Errno> {
+    pub fn remove(&mut self, device: &str, runs: &[Run], patience: Option<Duration>) -> Result<(), Errno> {
+        let (kind, patience) = patience.map_or((Kind::Discard, DISCARDING), |patience| (Kind::Remove, patience));
         let mut all = runs.iter().flat_map(slots).peekable();
         while all.peek().is_some() {
             let some: Vec<u64> = all.by_ref().take(REMOVED_AT_ONCE).collect();
@@ -130,13 +130,13 @@ impl Pages {
             }
             let mut batch = Removing { slots: Slots::new(device, some), commands };
             let deadline = Instant::now() + patience;
-            let results = self.client.carry_out(Kind::Remove, batch.commands.len(), deadline, &mut batch);
+            let results = self.client.carry_out(kind, batch.commands.len(), deadline, &mut batch);
             // Of keys that are on their way to another node some may be here and some there: then one after the other.
             let apart = batch.commands.iter().zip(&results).filter(|(_, result)| **result == Err(Errno::AGAIN));
             let apart: Vec<Range<usize>> = apart.flat_map(|(command, _)| command.clone().map(|i| i..i + 1)).collect();
             results.into_iter().filter(|result| *result != Err(Errno::AGAIN)).fold(Ok(()), Result::and)?;
             batch.commands = apart;
-            let results = self.client.carry_out(Kind::Remove, batch.commands.len(), deadline, &mut batch);
+            let results = self.client.carry_out(kind, batch.commands.len(), deadline, &mut batch);
             results.into_iter().fold(Ok(()), Result::and)?;
         }
         Ok(())

@@ -27,6 +27,8 @@ pub struct Remote {
     known: Mutex<Option<Known>>,
     /// Held by who asks which node has what: one is enough.
     asking: Mutex<()>,
+    /// Nodes that were not to be reached when they were tried last.
+    away: Mutex<Vec<Address>>,
     /// Connections that were given up while commands were under way there.
     fences: Mutex<Vec<Fence>>,
     /// The run is over: what is read or written no longer matters.
@@ -79,6 +81,7 @@ impl Remote {
             login,
             known: Mutex::default(),
             asking: Mutex::default(),
+            away: Mutex::default(),
             fences: Mutex::default(),
             over: AtomicBool::new(false),
         }
@@ -183,8 +186,10 @@ impl Remote {
     fn places(&self, map: Option<&Map>) -> Vec<Address> {
         let mut places: Vec<Address> = Vec::new();
         let known = map.filter(|map| map.is_cluster).into_iter().flat_map(|map| {
-            let (up, down): (Vec<_>, Vec<_>) = map.nodes.iter().partition(|node| !node.is_down);
-            std::iter::once(&map.from).chain(up.into_iter().chain(down).map(|node| &node.address))
+            let all = std::iter::once(&map.from).chain(map.nodes.iter().map(|node| &node.address));
+            let is_down = |address: &Address| map.nodes.iter().any(|node| node.is_down && node.address == *address);
+            let (up, down): (Vec<_>, Vec<_>) = all.partition(|address| !is_down(address) && !self.is_away(address));
+            up.into_iter().chain(down)
         });
         for address in known.chain(&self.server.hosts) {
             if !places.contains(address) {
@@ -242,6 +247,41 @@ impl Remote {
             }
         }
         Ok(Survey { map, primaries })
+    }
+
+    /// A node is not to be reached: who does not wait leaves it alone until [`Remote::look`] has found it.
+    pub fn set_away(&self, node: &Address) {
+        let mut away = locked(&self.away);
+        if !away.contains(node) {
+            away.push(node.clone());
+        }
+    }
+
+    /// Whether a node was not to be reached.
+    pub fn is_away(&self, node: &Address) -> bool {
+        locked(&self.away).contains(node)
+    }
+
+    /// Whether there is such a node.
+    pub fn has_away(&self) -> bool {
+        !locked(&self.away).is_empty()
+    }
+
+    /// Tries the nodes that are away, a second each, and those no longer that have no slots any more.
+    pub fn look(&self) {
+        let away = locked(&self.away).clone();
+        if away.is_empty() {
+            return;
+        }
+        let soon = || Instant::now() + LOOK;
+        let known = self.known(soon()).and_then(|known| self.newer(&known, soon()));
+        for node in away {
+            let has_slots =
+                known.as_ref().map_or(true, |known| known.map.primaries().iter().any(|(one, _)| one.address == node));
+            if !has_slots || self.connect(&node, soon()).is_ok() {
+                locked(&self.away).retain(|other| *other != node);
+            }
+        }
     }
 
     /// Gives up a connection while commands are under way there.

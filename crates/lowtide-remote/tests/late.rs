@@ -90,7 +90,7 @@ impl Network {
 
 fn fetched(pages: &mut Pages, runs: &[Run]) -> Vec<u8> {
     let (mut lengths, mut objects) = (Vec::new(), Vec::new());
-    assert_eq!(pages.read("d:", runs, &mut lengths, &mut objects), [Ok(())]);
+    assert_eq!(pages.read("d:", runs, &mut lengths, &mut objects, Instant::now()), [Ok(())]);
     objects
 }
 
@@ -101,11 +101,12 @@ fn a_late_write_does_not_undo_a_later_one() {
     let hosts = vec![Address { host: "127.0.0.1".to_owned(), port: network.port }];
     let server = Server { user: None, hosts, db: 0 };
     let remote = Arc::new(Remote::new(server, None, Duration::from_secs(1)));
-    let (mut one, mut other) = (Pages::new(remote.clone()), Pages::new(remote));
+    let (mut one, mut other) = (Pages::new(remote.clone()), Pages::new(remote.clone()));
     let runs = [Run { slot: 5, pages: 1 }];
     assert_eq!(one.write("d:", &runs, &[5], b"first"), [Ok(())]);
     network.holds.store(true, Ordering::SeqCst);
     assert!(one.write("d:", &runs, &[4], b"late")[0].is_err(), "nobody has answered");
+    remote.look();
     // The slot is another page's now.
     assert_eq!(other.write("d:", &runs, &[3], b"new"), [Ok(())]);
     assert!(network.deliver() > 0, "something was held back");

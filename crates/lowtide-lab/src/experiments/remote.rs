@@ -122,7 +122,8 @@ fn ours(pages: &mut Pages, length: usize, run: u32, count: usize) -> Result<[f64
     for turn in 0..turns.min(SLOTS as usize / run as usize) {
         found.clear();
         into.clear();
-        if pages.read("lab:{1:", &runs(turn), &mut found, &mut into) != [Ok(())] || into.len() != objects.len() {
+        if pages.read("lab:{1:", &runs(turn), &mut found, &mut into, Instant::now()) != [Ok(())] || into.len() != objects.len()
+        {
             return Err("a read failed".into());
         }
     }

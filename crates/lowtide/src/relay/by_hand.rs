@@ -113,14 +113,14 @@ fn try_a_page(remote: &Arc<Remote>, run: RunName, survey: &Survey, node: &Addres
     let mut took = Vec::new();
     for _ in 0..READS {
         let (mut lengths, mut objects, began) = (Vec::new(), Vec::new(), Instant::now());
-        let read = pages.read(&device, &runs, &mut lengths, &mut objects);
+        let read = pages.read(&device, &runs, &mut lengths, &mut objects, began);
         took.push(began.elapsed());
         if read != [Ok(())] || objects != page {
             return Err("it does not come back as it was written".to_owned());
         }
     }
     took.sort();
-    let removed = pages.remove(&device, &runs, Duration::from_secs(2));
+    let removed = pages.remove(&device, &runs, Some(Duration::from_secs(2)));
     removed.map_err(|errno| format!("it can't be removed ({})", lowtide_config::reason(errno)))?;
     Ok(format!("written, read and removed; a read takes {} us", took[READS / 2].as_micros()))
 }

@@ -83,6 +83,6 @@ fn renew(remote: &Arc<Remote>, run: RunName, over: &Receiver<()>) {
 
 /// Removes the pages of devices, up to the first that can't be removed now.
 fn remove(pages: &mut Pages, devices: &mut Vec<Arc<Device>>) {
-    let can_not = devices.iter().position(|device| pages.remove(&device.prefix, &device.runs(), PATIENCE).is_err());
+    let can_not = devices.iter().position(|device| pages.remove(&device.prefix, &device.runs(), Some(PATIENCE)).is_err());
     devices.drain(..can_not.unwrap_or(devices.len()));
 }
