@@ -3,6 +3,7 @@
 mod cluster;
 #[path = "../live/mod.rs"]
 mod live;
+mod rounds;
 mod servers;
 mod single;
 
