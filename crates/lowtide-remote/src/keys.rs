@@ -8,8 +8,8 @@ use std::io::Write;
 
 use lowtide_core::slot::CLUSTER_SLOTS;
 
-/// How all names begin.
-const PREFIX: &str = "lowtide:";
+/// How the names of pages begin.
+pub const PAGES: &str = "lowtide:{";
 /// The names of the runs that have, or had, keys.
 pub const RUNS: &str = "lowtide:{runs}";
 /// Hash slots of a cluster of servers.
@@ -26,6 +26,12 @@ impl RunName {
         u64::from_str_radix(text, 16).ok().filter(|_| is_name).map(RunName)
     }
 
+    /// The run that a page's key belongs to.
+    pub fn of_key(key: &[u8]) -> Option<RunName> {
+        let name = key.strip_prefix(PAGES.as_bytes())?.split(|byte| *byte == b':').next()?;
+        RunName::parse(std::str::from_utf8(name).ok()?)
+    }
+
     /// As it stands in keys.
     pub fn text(self) -> String {
         format!("{:016x}", self.0)
@@ -39,7 +45,7 @@ impl RunName {
 
     /// What all keys of pages of the run begin with.
     pub fn prefix(self) -> String {
-        format!("{PREFIX}{{{}:", self.text())
+        format!("{PAGES}{}:", self.text())
     }
 
     /// What the keys of a device of the run begin with.
@@ -81,6 +87,7 @@ mod tests {
         let mut key = b"before".to_vec();
         slot(&mut key, &run.device(17), 512 * 10 + 255);
         assert_eq!(key, b"lowtide:{00000000000000ab:11:a}:ff");
+        assert_eq!((RunName::of_key(&key), RunName::of_key(RUNS.as_bytes())), (Some(run), None));
         assert_eq!(RunName::parse(&run.text()), Some(run));
         for text in ["", "ab", "00000000000000AB", "+0000000000000ab", "00000000000000ab0"] {
             assert_eq!(RunName::parse(text), None, "{text}");

@@ -1,12 +1,13 @@
 //! What tells the keys of a run that goes on from those of one that was killed: a key that is renewed, and is gone some minutes
 //! after nobody renews it. Pages never have such a time: a server that is slow for a while must not forget them.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::client::{Batch, Came, Client, Kind};
-use crate::keys::{self, RUNS, RunName};
+use crate::keys::{self, PAGES, RUNS, RunName};
 use crate::remote::Remote;
 use crate::resp::{self, Connection, Reply};
 use crate::server::{Problem, asked};
@@ -83,49 +84,80 @@ fn goes_on(client: &mut Client, run: RunName, deadline: Instant) -> Result<bool,
 /// Removes all keys of a run, as long as it has no lease. How many there were.
 fn remove_all(client: &mut Client, run: RunName, patience: Duration) -> Result<usize, Problem> {
     let deadline = || Instant::now() + patience;
-    let mut removed = 0;
-    let map = client.remote().known(deadline())?.map;
-    let prefix = run.prefix();
+    let (remote, mut removed) = (client.remote().clone(), 0);
+    scan(&remote, &run.prefix(), patience, |keys| {
+        if goes_on(client, run, deadline())? {
+            return Ok(false);
+        }
+        let mut keys = Keys(keys, 0);
+        if client.carry_out(Kind::Remove, keys.0.len(), deadline(), &mut keys).iter().any(Result::is_err) {
+            return Err(Problem::Away("it does not remove what it is told to".to_owned()));
+        }
+        removed += keys.1;
+        Ok(true)
+    })?;
+    Ok(removed)
+}
+
+/// Finds runs that have keys and are not in the list, which was lost with its node, and puts them there, with a lease: a run that
+/// goes on renews it, and what another has left is removed when it is over. How many. Looks through all keys of each node.
+///
+/// # Errors
+/// One does not answer, or takes no writes.
+pub fn find_lost(remote: &Arc<Remote>, patience: Duration) -> Result<usize, Problem> {
+    let (mut client, deadline) = (Client::new(remote.clone()), || Instant::now() + patience);
+    let (mut seen, mut lost) = (HashSet::new(), 0);
+    scan(remote, PAGES, patience, |keys| {
+        for run in keys.iter().filter_map(|key| RunName::of_key(key)) {
+            let name = run.text();
+            let is_known = [b"SISMEMBER".as_slice(), RUNS.as_bytes(), name.as_bytes()];
+            if seen.insert(run) && client.ask(RUNS, &is_known, deadline())? == Reply::Number(0) {
+                renew(&mut client, run, deadline())?;
+                lost += 1;
+            }
+        }
+        Ok(true)
+    })?;
+    Ok(lost)
+}
+
+/// Looks through the keys of all nodes that begin with `prefix`: `look` gets some of them at a time, and says whether to go on.
+fn scan(
+    remote: &Remote,
+    prefix: &str,
+    patience: Duration,
+    mut look: impl FnMut(&[&[u8]]) -> Result<bool, Problem>,
+) -> Result<(), Problem> {
+    let deadline = || Instant::now() + patience;
     let pattern = format!("{prefix}*");
-    for (node, _) in map.primaries() {
-        let mut link = client.remote().connect(&node.address, deadline())?;
+    for (node, _) in remote.known(deadline())?.map.primaries() {
+        let mut link = remote.connect(&node.address, deadline())?;
         let mut cursor = b"0".to_vec();
         loop {
-            if goes_on(client, run, deadline())? {
-                return Ok(removed);
-            }
             link.connection.until(deadline()).map_err(|error| Problem::of_connection(&error))?;
             let words = [b"SCAN", cursor.as_slice(), b"MATCH", pattern.as_bytes(), b"COUNT", SCANNED_AT_ONCE];
             let Reply::List(parts) = asked(&mut link.connection, &words)? else {
                 return Err(Problem::Refused("SCAN is not for us".to_owned()));
             };
             let [Reply::Bytes(next), Reply::List(keys)] = parts.as_slice() else { break };
-            let mut keys = Keys(
-                keys.iter()
-                    .filter_map(|key| match key {
-                        Reply::Bytes(key) if key.starts_with(prefix.as_bytes()) => Some(key.as_slice()),
-                        _ => None,
-                    })
-                    .collect(),
-                0,
-            );
-            let n = keys.0.len();
-            let results = client.carry_out(Kind::Remove, n, deadline(), &mut keys);
-            if results.iter().any(Result::is_err) {
-                return Err(Problem::Away("it does not remove what it is told to".to_owned()));
+            let keys = keys.iter().filter_map(|key| match key {
+                Reply::Bytes(key) if key.starts_with(prefix.as_bytes()) => Some(key.as_slice()),
+                _ => None,
+            });
+            if !look(&keys.collect::<Vec<_>>())? {
+                return Ok(());
             }
-            removed += keys.1;
             if next == b"0" {
                 break;
             }
             cursor.clone_from(next);
         }
     }
-    Ok(removed)
+    Ok(())
 }
 
 /// Keys to be removed, and how many were.
-struct Keys<'a>(Vec<&'a [u8]>, usize);
+struct Keys<'a>(&'a [&'a [u8]], usize);
 
 impl Batch for Keys<'_> {
     fn hash_slot(&self, number: usize) -> u16 {

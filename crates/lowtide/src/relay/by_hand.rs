@@ -12,6 +12,7 @@ use lowtide_remote::keys::{self, RunName};
 use lowtide_remote::lease;
 use lowtide_remote::pages::Pages;
 use lowtide_remote::remote::{Remote, Survey};
+use lowtide_remote::server::Problem;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::sync::Arc;
@@ -34,9 +35,13 @@ fn remote(command: &str, text: &str) -> Result<Arc<Remote>, Failure> {
 /// `lowtide remote clean`; the exit code.
 pub fn clean(text: &str) -> Result<u8, Failure> {
     let remote = remote("remote clean", text)?;
-    let cleaned = lease::clean(&remote, TIMEOUT)
-        .map_err(|problem| Failure::failed(format!("remote clean {text}: {}", problem.text())))?;
+    let failed = |problem: Problem| Failure::failed(format!("remote clean {text}: {}", problem.text()));
+    let cleaned = lease::clean(&remote, TIMEOUT).map_err(failed)?;
     println!("{} keys of {} runs that are gone were removed", cleaned.keys, cleaned.runs);
+    let lost = lease::find_lost(&remote, TIMEOUT).map_err(failed)?;
+    if lost > 0 {
+        println!("{lost} runs were not in the list: what is left of those that are gone can be removed in ten minutes");
+    }
     Ok(0)
 }
 

@@ -91,6 +91,10 @@ fn doctor_and_clean_see_all_nodes() {
     let leases = |node: &Server| node.ask("--scan --pattern lowtide:{runs}:*");
     let (node, lease) =
         cluster.nodes[..PRIMARIES].iter().map(|node| (node, leases(node))).find(|(_, key)| !key.is_empty()).unwrap();
+    // The list and the lease are lost with their node.
+    assert_eq!(node.ask(&format!("DEL {lease} lowtide:{{runs}}")), "2");
+    let out = scene.done(&format!("remote clean {spec}"));
+    assert!(out.starts_with("0 keys of 0 runs") && out.contains("\n1 runs were not in the list"), "{out}");
     assert_eq!(node.ask(&format!("DEL {lease}")), "1");
     let out = scene.done(&format!("remote clean {spec}"));
     assert!(out.ends_with("keys of 1 runs that are gone were removed\n"), "{out}");

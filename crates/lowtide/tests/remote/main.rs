@@ -1,8 +1,18 @@
 //! Pages on real servers: right bytes or a message, whatever becomes of the servers; and nothing is left there.
 
+#[allow(dead_code)] // a part is used here
+#[path = "../real_programs/check.rs"]
+mod check;
 mod cluster;
 #[path = "../live/mod.rs"]
 mod live;
+#[allow(dead_code)]
+#[path = "../real_programs/machine.rs"]
+mod machine;
+#[allow(dead_code)]
+#[path = "../real_programs/measure.rs"]
+mod measure;
+mod programs;
 mod rounds;
 mod servers;
 mod single;

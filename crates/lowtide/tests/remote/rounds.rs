@@ -36,7 +36,8 @@ impl Trouble {
 
     /// Something, at random.
     fn make(&mut self) {
-        let primaries = self.cluster.primaries();
+        // The others may not know yet that one is dead.
+        let primaries = self.cluster.primaries().into_iter().filter(|i| Some(*i) != self.dead).collect::<Vec<_>>();
         let Some(&primary) = self.random.choice(&primaries) else { return };
         let what = match (self.random.u8(..4), self.dead) {
             (0, None) => {
@@ -63,7 +64,8 @@ impl Trouble {
                 format!("{replica} is to take its primary's place: {said}")
             }
             _ => {
-                let Some(&to) = self.random.choice(&primaries) else { return };
+                let others = primaries.iter().filter(|other| **other != primary);
+                let Some(&to) = self.random.choice(others.collect::<Vec<_>>()) else { return };
                 let ids = [primary, to].map(|i| self.cluster.nodes[i].ask("CLUSTER MYID"));
                 let place = format!("127.0.0.1:{}", self.cluster.nodes[primary].port);
                 let slots = self.random.u16(50..1000);
