@@ -32,7 +32,9 @@ fn at_40_percent(job: &Job, growth: Growth) {
 
 fn script(name: &str, file: &str) -> Option<Job> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs").join(file);
-    Some(Job { deadline: DEADLINE, ..Job::new(name, python()?) }.args([path]))
+    let mut job = Job::new(name, python()?).args([path]);
+    job.deadline = DEADLINE;
+    Some(job)
 }
 
 #[test]
