@@ -130,9 +130,9 @@ struct Round {
     wait: Vec<Todo>,
     /// To be sent again when it is known what has become of the node.
     gone: Vec<(Address, Todo)>,
-    /// A node has said that another has the slot.
-    has_moved: bool,
-    /// Another node may have the slot.
+    /// Another node has, or may have, a slot. That is asked, but not each time.
+    may_have_moved: bool,
+    /// The same, and before that is known nothing can be said.
     is_doubtful: bool,
     /// Some attempt took all the time that it had.
     is_slow: bool,
@@ -218,7 +218,7 @@ impl Client {
         let mut groups: Vec<Group> = Vec::new();
         for todo in todo {
             let Some(to) = todo.ask.as_ref().or_else(|| known.map.owner(todo.hash_slot)) else {
-                round.is_doubtful = true;
+                round.may_have_moved = true;
                 round.wait.push(todo);
                 continue;
             };
@@ -246,7 +246,7 @@ impl Client {
                 Ok(true) => group.link = Some(link),
                 Ok(false) => {
                     // Another has taken its place, perhaps.
-                    round.is_doubtful = true;
+                    round.may_have_moved = true;
                     round.wait.append(&mut group.todo);
                     self.links.insert(group.to.clone(), link);
                 }
@@ -292,7 +292,7 @@ impl Client {
         let newer = if !round.gone.is_empty() || round.is_doubtful {
             self.remote.newer(known, soon).ok()
         } else {
-            if round.has_moved {
+            if round.may_have_moved {
                 let _ = self.remote.newer_soon(known, soon);
             }
             None
@@ -398,13 +398,13 @@ impl Client {
                     todo.ask = Some(to);
                 } else {
                     self.remote.moved(todo.hash_slot, &to);
-                    round.has_moved = true;
+                    round.may_have_moved = true;
                 }
                 Next::Again
             }
             "TRYAGAIN" if matches!(kind, Kind::Remove | Kind::Discard) => Next::Never(Errno::AGAIN),
             "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "BUSY" | "NOREPLICAS" | "READONLY" => {
-                round.is_doubtful = true;
+                round.may_have_moved = true;
                 if kind == Kind::Write { Next::Never(Errno::NOTCONN) } else { Next::Wait }
             }
             "OOM" if kind == Kind::Write => Next::Never(Errno::NOSPC),
