@@ -135,7 +135,10 @@ fn rounds_of_random_failures() {
                 right += 1;
                 eprintln!("SEED={seed}: right\n{told}");
             }
-            Ok(Some(message)) => eprintln!("SEED={seed}: ended with the message\n{told}  {}", message.trim()),
+            Ok(Some(message)) => {
+                let nodes = trouble.cluster.nodes.iter().map(|node| node.ask("CLUSTER NODES")).find(|text| !text.is_empty());
+                eprintln!("SEED={seed}: ended with the message\n{told}  {}\n{}", message.trim(), nodes.unwrap_or_default());
+            }
             Err(why) => {
                 eprintln!("SEED={seed}: WRONG: {why}\n{told}");
                 wrong.push(seed);
