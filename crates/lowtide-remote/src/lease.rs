@@ -34,8 +34,10 @@ pub struct Cleaned {
 /// It does not answer, or takes no writes.
 pub fn renew(client: &mut Client, run: RunName, deadline: Instant) -> Result<(), Problem> {
     let (lease, seconds) = (run.lease(), LEASE.to_string());
-    // In this order: a run in the list without a lease is taken for dead.
-    client.ask(&lease, &[b"SET", lease.as_bytes(), b"1", b"EX", seconds.as_bytes()], deadline)?;
+    // In this order: a run in the list without a lease is taken for dead. A server whose memory is full takes no SET, but this.
+    if client.ask(&lease, &[b"EXPIRE", lease.as_bytes(), seconds.as_bytes()], deadline)? == Reply::Number(0) {
+        client.ask(&lease, &[b"SET", lease.as_bytes(), b"1", b"EX", seconds.as_bytes()], deadline)?;
+    }
     client.ask(RUNS, &[b"SADD", RUNS.as_bytes(), run.text().as_bytes()], deadline).map(drop)
 }
 

@@ -158,6 +158,8 @@ impl Remote {
         for address in &places {
             let until = if places.len() == 1 { deadline } else { deadline.min(Instant::now() + LOOK) };
             match self.map_of(address, until) {
+                // Another server listens there now.
+                Ok(map) if !map.is_cluster && before.as_ref().is_some_and(|before| before.map.is_cluster) => {}
                 Ok(map) => {
                     answers += if map.is_cluster { 1 } else { WITNESSES };
                     if best.as_ref().is_none_or(|best| best.epoch() < map.epoch()) {
@@ -171,7 +173,8 @@ impl Remote {
                 break;
             }
         }
-        let Some(map) = best else {
+        // One witness alone may be the one that does not know.
+        let Some(map) = best.filter(|map| answers >= WITNESSES || map.epoch() >= newest) else {
             return Err(problem.unwrap_or_else(|| Problem::Away("it does not answer".to_owned())));
         };
         let mut now = locked(&self.known);

@@ -1,9 +1,10 @@
 //! What was sent on a connection that was given up must not come behind what is written later: with a real server, and a network
 //! that holds back what it was given.
 
+mod redis;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -13,31 +14,7 @@ use lowtide_config::server::{Address, Server};
 use lowtide_core::device::wire::Run;
 use lowtide_remote::pages::Pages;
 use lowtide_remote::remote::Remote;
-
-struct Redis(Child, u16);
-
-impl Redis {
-    fn start() -> Redis {
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).unwrap().port();
-        let mut command = Command::new("redis-server");
-        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
-        let child =
-            command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("redis-server is installed (`make setup`)");
-        let until = Instant::now() + Duration::from_secs(20);
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(Instant::now() < until, "redis-server does not listen");
-            thread::sleep(Duration::from_millis(20));
-        }
-        Redis(child, port)
-    }
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use redis::Redis;
 
 /// Bytes that were kept, and where they were going.
 type Kept = (TcpStream, Vec<u8>);
