@@ -24,7 +24,7 @@ FAULTS := $(CARGO) test --release --target-dir $(TARGET)/faults -p lowtide --fea
 # Built as the model checks are, without optimisation that takes time: they have built the dependencies.
 CHECKED := -p lowtide-core -p lowtide-pager --lib --test in_process
 
-.PHONY: build lab-binary demo test test-long check model checked fuzz faults soak overhead pools forktime table trees picture programs header crate deb test-deb deny wheel test-python lab race fmt \
+.PHONY: build lab-binary demo test test-long check model checked fuzz faults soak remote overhead pools forktime table trees picture programs header crate deb test-deb deny wheel test-python lab race fmt \
 	report prometheus pictures watching map vm kernels defences links lint clean setup help
 
 build: ## target/release/lowtide: one file, the agent inside
@@ -74,6 +74,9 @@ faults: setup ## whole runs with each operation of the swap file, each mapping a
 
 soak: setup ## the tests that find races, for SOAK_SECONDS (default 300)
 	$(CARGO) test --release -p lowtide --test torture --test real_programs --test swapoff -- --ignored --test-threads=1 --nocapture soak
+
+remote: setup ## programs with their pages on a cluster, and one whose nodes are killed, stopped, replaced and resharded, ROUNDS times (default 100)
+	$(CARGO) test $(QUICK) -p lowtide --test remote -- --ignored --nocapture
 
 overhead: setup build ## what lowtide costs below the limit
 	$(PYTHON) tests/overhead.py

@@ -187,7 +187,7 @@ fn add_file(
 }
 
 fn add_remote(store: &Store, number: u8, area: &'static AreaSpec, budget: &'static AreaBudget) -> Result<(), Failed> {
-    let name = DeviceName { kind: "redis://", path: text(&area.file_name), number };
+    let name = DeviceName { kind: DeviceName::SERVER, path: text(&area.file_name), number };
     let quota = Some(quota(number, area, budget));
     let remote = RemoteConfig { open: remote::open, name, size: area.size, quota, priority: area.prio };
     store.add_remote(remote).map_err(Failed::Store)

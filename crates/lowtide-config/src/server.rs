@@ -1,21 +1,30 @@
-//! `redis://[USER@]HOST[:PORT][/DB]`: a Valkey or Redis server as it is written.
+//! `redis://[USER@]HOST[:PORT][,HOST:PORT...][/DB]`: a Valkey or Redis server, or some servers of a cluster, as it is written.
 
 use std::fmt;
 
 /// The port that servers listen on unless they are told otherwise.
 const PORT: u16 = 6379;
+/// Most bytes of the text: messages have room for it.
+const LONGEST: usize = 240;
 
-/// A server as written. Its password is never part of that.
+/// Servers as written. Their password is never part of that.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
-    /// None: the server's default user.
+    /// None: the servers' default user.
     pub user: Option<String>,
+    /// One at least. Of a cluster any of its nodes: they know the others.
+    pub hosts: Vec<Address>,
+    /// The number of the database.
+    pub db: u32,
+}
+
+/// Where a server listens.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Address {
     /// A name, or an address without brackets.
     pub host: String,
     /// TCP.
     pub port: u16,
-    /// The number of the database.
-    pub db: u32,
 }
 
 impl Server {
@@ -24,6 +33,9 @@ impl Server {
     /// # Errors
     /// What is wrong, without the text itself, which may hold a password.
     pub fn parse(text: &str) -> Result<Server, String> {
+        if text.len() > LONGEST {
+            return Err("the text is too long: of a cluster one or two servers are enough, they know the others".to_owned());
+        }
         let (user, rest) = match text.rsplit_once('@') {
             Some((user, _)) if user.contains(':') => {
                 return Err("a password does not belong on a command line: set LOWTIDE_REDIS_PASSWORD".to_owned());
@@ -32,19 +44,32 @@ impl Server {
             Some((user, rest)) => (Some(user.to_owned()), rest),
             None => (None, text),
         };
-        let (place, db) = match rest.split_once('/') {
+        let (places, db) = match rest.split_once('/') {
             None | Some((_, "")) => (rest.trim_end_matches('/'), 0),
-            Some((place, db)) => (place, db.parse().map_err(|_| "what follows / must be the number of a database".to_owned())?),
+            Some((places, db)) => {
+                (places, db.parse().map_err(|_| "what follows / must be the number of a database".to_owned())?)
+            }
         };
-        let (host, port) = match place.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        let hosts: Vec<Address> = places.split(',').map(Address::parse).collect::<Result<_, _>>()?;
+        if let Some(twice) = hosts.iter().enumerate().find_map(|(i, host)| hosts[..i].contains(host).then_some(host)) {
+            return Err(format!("{twice} is given twice: leave one out"));
+        }
+        Ok(Server { user, hosts, db })
+    }
+}
+
+impl Address {
+    /// Reads `HOST`, `HOST:PORT`, `[ADDRESS]` or `[ADDRESS]:PORT`.
+    fn parse(text: &str) -> Result<Address, String> {
+        let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
             Some((host, "")) => (host, None),
             Some((host, port)) => (host, Some(port.strip_prefix(':').ok_or("use [ADDRESS]:PORT")?)),
-            None => match place.split_once(':') {
+            None => match text.split_once(':') {
                 Some((_, port)) if port.contains(':') => {
                     return Err("an IPv6 address stands in brackets: redis://[::1]:6379".to_owned());
                 }
                 Some((host, port)) => (host, Some(port)),
-                None => (place, None),
+                None => (text, None),
             },
         };
         if host.is_empty() || host.contains(|c: char| c.is_whitespace() || c.is_control()) {
@@ -57,22 +82,31 @@ impl Server {
                 Ok(port) => port,
             },
         };
-        Ok(Server { user, host: host.to_owned(), port, db })
+        Ok(Address { host: host.to_owned(), port })
     }
 }
 
 /// As it is written, with the port.
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// As it is written, with the ports.
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("redis://")?;
         if let Some(user) = &self.user {
             write!(f, "{user}@")?;
         }
-        if self.host.contains(':') {
-            write!(f, "[{}]:{}", self.host, self.port)
-        } else {
-            write!(f, "{}:{}", self.host, self.port)
-        }?;
+        for (i, host) in self.hosts.iter().enumerate() {
+            write!(f, "{}{host}", if i == 0 { "" } else { "," })?;
+        }
         if self.db == 0 { Ok(()) } else { write!(f, "/{}", self.db) }
     }
 }
@@ -91,15 +125,35 @@ mod tests {
             ("[::1]", "redis://[::1]:6379"),
             ("[::1]:7/2", "redis://[::1]:7/2"),
             ("10.0.0.1:7000/0", "redis://10.0.0.1:7000"),
+            ("me@a:1,b,[::1]:7/0", "redis://me@a:1,b:6379,[::1]:7"),
         ] {
             let server = Server::parse(text).unwrap();
             assert_eq!(server.to_string(), shown, "{text}");
             assert_eq!(Server::parse(shown.strip_prefix("redis://").unwrap()), Ok(server), "{text}");
         }
-        for text in ["", ":1", "@h", "h:", "h:0", "h:65536", "h:x", "h:1/x", "::1", "[::1]7", "h h:1", "/1"] {
+        for text in [
+            "",
+            ":1",
+            "@h",
+            "h:",
+            "h:0",
+            "h:65536",
+            "h:x",
+            "h:1/x",
+            "::1",
+            "[::1]7",
+            "h h:1",
+            "/1",
+            "a:1,",
+            ",a:1",
+            "a:1/0,b:1",
+            "a:1,a:1",
+            "h,h:6379",
+        ] {
             assert!(Server::parse(text).is_err(), "{text}");
         }
-        let why = Server::parse("me:secret@h:1").unwrap_err();
+        assert!(Server::parse(&["h:1"; 80].join(",")).unwrap_err().contains("too long"));
+        let why = Server::parse("me:secret@h:1,h:2").unwrap_err();
         assert!(why.contains("LOWTIDE_REDIS_PASSWORD") && !why.contains("secret"), "{why}");
     }
 }

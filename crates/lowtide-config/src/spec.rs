@@ -46,7 +46,7 @@ impl User {
         match self {
             User::Run { .. } => {
                 "use auto, ram, dir:DIR[,size=8G][,prio=N][,rotational], \
-                 file:PATH[,size=8G][,prio=N][,rotational][,discard] or redis://HOST:PORT[,size=8G][,prio=N][,timeout=30s]"
+                 file:PATH[,size=8G][,prio=N][,rotational][,discard] or redis://HOST:PORT[,HOST:PORT...][,size=8G][,prio=N][,timeout=30s]"
             }
             User::Region => "use auto, ram or dir:DIR[,size=8G]",
         }
@@ -103,11 +103,12 @@ impl Spec {
 
     fn parse_remote(text: &str, user: User) -> Result<Spec, String> {
         let text = text.strip_prefix("//").ok_or("a server is written redis://HOST:PORT")?;
-        let (server, options) = text.split_once(',').unwrap_or((text, ""));
+        // Further servers have their ports with them: so they are told from options.
+        let is_server = |part: &str| part.contains(':') && !part.contains('=');
+        let rest = text.split(',').skip(1).take_while(|part| is_server(part)).map(|part| part.len() + 1).sum::<usize>();
+        let first = text.find(',').unwrap_or(text.len());
+        let (server, options) = text.split_at(first + rest);
         let server = Server::parse(server)?;
-        if let Some(other) = options.split(',').find(|part| !part.contains('=') && part.contains(':')) {
-            return Err(format!("several servers (a cluster) are not there yet: leave out {other}"));
-        }
         let Options { size, prio, timeout, .. } = Options::read(options, "redis", user)?;
         Ok(Spec::Remote { server, size, prio, timeout })
     }
@@ -238,6 +239,8 @@ mod tests {
         let (size, timeout) = (Some(8 << 30), Some(Duration::from_secs(5)));
         let all = Spec::Remote { server: server("me@h:7/2"), size, prio: Some(3), timeout };
         assert_eq!(of_run("redis://me@h:7/2,size=8G,prio=3,timeout=5s"), Ok(all));
+        let cluster = Spec::Remote { server: server("a:1,[::1]:2"), size: Some(1 << 30), prio: None, timeout: None };
+        assert_eq!(of_run("redis://a:1,[::1]:2,size=1G"), Ok(cluster));
     }
 
     #[test]
@@ -269,7 +272,9 @@ mod tests {
             "redis://h:1,timeout=5m",
             "redis://h:1,size=1M",
             "redis://h:1,size=1G,size=1G",
-            "redis://a:1,b:2",
+            "redis://a:1,b",
+            "redis://a:1,size=1G,b:2",
+            "redis://a:1/2,b:2",
             "rediss://h:1",
             "ram:",
             "ram,size=1G",
@@ -283,7 +288,6 @@ mod tests {
             assert!(of_run(text).is_err(), "{text}");
         }
         assert!(of_run("disk").unwrap_err().contains("use auto, ram, dir:DIR"), "what exists is listed");
-        assert!(of_run("redis://a:1,b:2").unwrap_err().contains("leave out b:2"));
     }
 
     #[test]

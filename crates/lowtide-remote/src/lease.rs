@@ -1,11 +1,16 @@
 //! What tells the keys of a run that goes on from those of one that was killed: a key that is renewed, and is gone some minutes
 //! after nobody renews it. Pages never have such a time: a server that is slow for a while must not forget them.
 
+use std::collections::HashSet;
+use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::keys::{RUNS, RunName};
-use crate::resp::Reply;
-use crate::server::{Link, Problem, asked};
+use crate::client::{Batch, Came, Client, Kind};
+use crate::keys::{self, PAGES, RUNS, RunName};
+use crate::remote::Remote;
+use crate::resp::{self, Connection, Reply};
+use crate::server::{Problem, asked};
 
 /// How long a lease lasts, in seconds: a `lowtide run` that is stopped for longer may lose its pages to a cleaner.
 const LEASE: u64 = 600;
@@ -27,79 +32,152 @@ pub struct Cleaned {
 ///
 /// # Errors
 /// It does not answer, or takes no writes.
-pub fn renew(link: &mut Link, run: RunName) -> Result<(), Problem> {
+pub fn renew(client: &mut Client, run: RunName, deadline: Instant) -> Result<(), Problem> {
     let (lease, seconds) = (run.lease(), LEASE.to_string());
-    // In this order: a run in the list without a lease is taken for dead.
-    done(link, &[b"SET", lease.as_bytes(), b"1", b"EX", seconds.as_bytes()])?;
-    done(link, &[b"SADD", RUNS.as_bytes(), run.text().as_bytes()])
+    // In this order: a run in the list without a lease is taken for dead. A server whose memory is full takes no SET, but this.
+    if client.ask(&lease, &[b"EXPIRE", lease.as_bytes(), seconds.as_bytes()], deadline)? == Reply::Number(0) {
+        client.ask(&lease, &[b"SET", lease.as_bytes(), b"1", b"EX", seconds.as_bytes()], deadline)?;
+    }
+    client.ask(RUNS, &[b"SADD", RUNS.as_bytes(), run.text().as_bytes()], deadline).map(drop)
 }
 
 /// The run is over, and its pages are removed.
 ///
 /// # Errors
 /// It does not answer.
-pub fn end(link: &mut Link, run: RunName) -> Result<(), Problem> {
-    done(link, &[b"UNLINK", run.lease().as_bytes()])?;
-    done(link, &[b"SREM", RUNS.as_bytes(), run.text().as_bytes()])
+pub fn end(client: &mut Client, run: RunName, deadline: Instant) -> Result<(), Problem> {
+    let lease = run.lease();
+    client.ask(&lease, &[b"UNLINK", lease.as_bytes()], deadline)?;
+    client.ask(RUNS, &[b"SREM", RUNS.as_bytes(), run.text().as_bytes()], deadline).map(drop)
 }
 
-/// Removes what runs have left that are gone. Looks through all keys of the server if there are such.
+/// Removes what runs have left that are gone. Looks through all keys of each node if there are such.
 ///
 /// # Errors
-/// It does not answer.
-pub fn clean(link: &mut Link, patience: Duration) -> Result<Cleaned, Problem> {
-    let mut cleaned = Cleaned::default();
-    let Reply::List(names) = asked(&mut link.connection, &[b"SMEMBERS", RUNS.as_bytes()])? else { return Ok(cleaned) };
+/// One does not answer.
+pub fn clean(remote: &Arc<Remote>, patience: Duration) -> Result<Cleaned, Problem> {
+    let (mut client, mut cleaned) = (Client::new(remote.clone()), Cleaned::default());
+    let deadline = || Instant::now() + patience;
+    let names = client.ask(RUNS, &[b"SMEMBERS", RUNS.as_bytes()], deadline())?;
+    let Reply::List(names) = names else { return Ok(cleaned) };
     for name in names {
         let Reply::Bytes(name) = name else { continue };
         let Some(run) = std::str::from_utf8(&name).ok().and_then(RunName::parse) else { continue };
-        if asked(&mut link.connection, &[b"EXISTS", run.lease().as_bytes()])? != Reply::Number(0) {
-            continue;
-        }
-        cleaned.keys += remove_all(link, run, patience)?;
-        if asked(&mut link.connection, &[b"EXISTS", run.lease().as_bytes()])? == Reply::Number(0) {
-            cleaned.runs += 1;
-            end(link, run)?;
+        // What is on its way to another node while these are looked through may be in neither: until there is nothing anywhere.
+        while !goes_on(&mut client, run, deadline())? {
+            let removed = remove_all(&mut client, run, patience)?;
+            cleaned.keys += removed;
+            if removed == 0 {
+                cleaned.runs += 1;
+                end(&mut client, run, deadline())?;
+                break;
+            }
         }
     }
     Ok(cleaned)
 }
 
-/// Removes all keys of a run.
-fn remove_all(link: &mut Link, run: RunName, patience: Duration) -> Result<usize, Problem> {
-    let prefix = run.prefix();
-    let pattern = format!("{prefix}*");
-    let (mut cursor, mut removed) = (b"0".to_vec(), 0);
-    loop {
-        let _ = link.connection.until(Instant::now() + patience);
-        // It may have been stopped, and go on by now.
-        if asked(&mut link.connection, &[b"EXISTS", run.lease().as_bytes()])? != Reply::Number(0) {
-            return Ok(removed);
-        }
-        let scanned =
-            asked(&mut link.connection, &[b"SCAN", &cursor, b"MATCH", pattern.as_bytes(), b"COUNT", SCANNED_AT_ONCE])?;
-        let Reply::List(parts) = scanned else { return Err(Problem::Refused("SCAN is not for us".to_owned())) };
-        let [Reply::Bytes(next), Reply::List(keys)] = parts.as_slice() else { return Ok(removed) };
-        let mut words: Vec<&[u8]> = vec![b"UNLINK"];
-        words.extend(keys.iter().filter_map(|key| match key {
-            Reply::Bytes(key) if key.starts_with(prefix.as_bytes()) => Some(key.as_slice()),
-            _ => None,
-        }));
-        if words.len() > 1
-            && let Reply::Number(n) = asked(&mut link.connection, &words)?
-        {
-            removed += n as usize;
-        }
-        if next == b"0" {
-            return Ok(removed);
-        }
-        cursor.clone_from(next);
-    }
+/// Whether a run has a lease. One that was stopped may go on, and have one again.
+fn goes_on(client: &mut Client, run: RunName, deadline: Instant) -> Result<bool, Problem> {
+    let lease = run.lease();
+    Ok(client.ask(&lease, &[b"EXISTS", lease.as_bytes()], deadline)? != Reply::Number(0))
 }
 
-fn done(link: &mut Link, words: &[&[u8]]) -> Result<(), Problem> {
-    match asked(&mut link.connection, words)? {
-        Reply::Error(text) => Err(Problem::Refused(format!("it takes no pages ({text})"))),
-        _ => Ok(()),
+/// Removes all keys of a run, as long as it has no lease. How many there were.
+fn remove_all(client: &mut Client, run: RunName, patience: Duration) -> Result<usize, Problem> {
+    let deadline = || Instant::now() + patience;
+    let (remote, mut removed) = (client.remote().clone(), 0);
+    scan(&remote, &run.prefix(), patience, |keys| {
+        if goes_on(client, run, deadline())? {
+            return Ok(false);
+        }
+        let mut keys = Keys(keys, 0);
+        if client.carry_out(Kind::Remove, keys.0.len(), deadline(), &mut keys).iter().any(Result::is_err) {
+            return Err(Problem::Away("it does not remove what it is told to".to_owned()));
+        }
+        removed += keys.1;
+        Ok(true)
+    })?;
+    Ok(removed)
+}
+
+/// Finds runs that have keys and are not in the list, which was lost with its node, and puts them there, with a lease: a run that
+/// goes on renews it, and what another has left is removed when it is over. How many. Looks through all keys of each node.
+///
+/// # Errors
+/// One does not answer, or takes no writes.
+pub fn find_lost(remote: &Arc<Remote>, patience: Duration) -> Result<usize, Problem> {
+    let (mut client, deadline) = (Client::new(remote.clone()), || Instant::now() + patience);
+    let (mut seen, mut lost) = (HashSet::new(), 0);
+    scan(remote, PAGES, patience, |keys| {
+        for run in keys.iter().filter_map(|key| RunName::of_key(key)) {
+            let name = run.text();
+            let is_known = [b"SISMEMBER".as_slice(), RUNS.as_bytes(), name.as_bytes()];
+            if seen.insert(run) && client.ask(RUNS, &is_known, deadline())? == Reply::Number(0) {
+                renew(&mut client, run, deadline())?;
+                lost += 1;
+            }
+        }
+        Ok(true)
+    })?;
+    Ok(lost)
+}
+
+/// Looks through the keys of all nodes that begin with `prefix`: `look` gets some of them at a time, and says whether to go on.
+fn scan(
+    remote: &Remote,
+    prefix: &str,
+    patience: Duration,
+    mut look: impl FnMut(&[&[u8]]) -> Result<bool, Problem>,
+) -> Result<(), Problem> {
+    let deadline = || Instant::now() + patience;
+    let pattern = format!("{prefix}*");
+    for (node, _) in remote.known(deadline())?.map.primaries() {
+        let mut link = remote.connect(&node.address, deadline())?;
+        let mut cursor = b"0".to_vec();
+        loop {
+            link.connection.until(deadline()).map_err(|error| Problem::of_connection(&error))?;
+            let words = [b"SCAN", cursor.as_slice(), b"MATCH", pattern.as_bytes(), b"COUNT", SCANNED_AT_ONCE];
+            let Reply::List(parts) = asked(&mut link.connection, &words)? else {
+                return Err(Problem::Refused("SCAN is not for us".to_owned()));
+            };
+            let [Reply::Bytes(next), Reply::List(keys)] = parts.as_slice() else { break };
+            let keys = keys.iter().filter_map(|key| match key {
+                Reply::Bytes(key) if key.starts_with(prefix.as_bytes()) => Some(key.as_slice()),
+                _ => None,
+            });
+            if !look(&keys.collect::<Vec<_>>())? {
+                return Ok(());
+            }
+            if next == b"0" {
+                break;
+            }
+            cursor.clone_from(next);
+        }
+    }
+    Ok(())
+}
+
+/// Keys to be removed, and how many were.
+struct Keys<'a>(&'a [&'a [u8]], usize);
+
+impl Batch for Keys<'_> {
+    fn hash_slot(&self, number: usize) -> u16 {
+        keys::hash_slot(self.0[number])
+    }
+
+    fn put(&mut self, number: usize, out: &mut Vec<u8>) {
+        resp::command(out, &[b"UNLINK", self.0[number]]);
+    }
+
+    fn take(&mut self, _: usize, connection: &mut Connection) -> io::Result<Came> {
+        Ok(match connection.reply()? {
+            Reply::Error(text) => Came::Error(text),
+            Reply::Number(n) => {
+                self.1 += usize::try_from(n).unwrap_or(0);
+                Came::Done
+            }
+            _ => Came::Odd,
+        })
     }
 }

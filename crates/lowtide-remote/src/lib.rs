@@ -1,14 +1,18 @@
-//! Pages of a run on a Valkey or Redis server, for `lowtide run`, which has the connections: nothing of this is in the programs
-//! that it runs.
+//! Pages of a run on a Valkey or Redis server, or a cluster of them, for `lowtide run`, which has the connections: nothing of this
+//! is in the programs that it runs.
 //!
-//! [`resp`] speaks the protocol; [`server`] connects, and says whether a server will do; [`pages`] writes, reads and removes;
-//! [`keys`] says under which names; [`lease`] is how the keys of a run that was killed are known and removed.
+//! [`resp`] speaks the protocol; [`server`] connects to one server, and says whether it will do; [`map`] is which node of a cluster
+//! has what; [`remote`] is what all threads share; [`client`] sends commands to the nodes that have their keys; [`pages`] writes,
+//! reads and removes; [`keys`] says under which names; [`lease`] is how the keys of a run that was killed are known and removed.
 //!
 //! What is written is sealed before it comes here: a server that loses a page, or keeps an older one, is found out where the page
 //! is opened, and not here.
 
+pub mod client;
 pub mod keys;
 pub mod lease;
+pub mod map;
 pub mod pages;
+pub mod remote;
 pub mod resp;
 pub mod server;

@@ -1,267 +1,255 @@
-//! Pages are written, read and removed: many commands in one piece, then their replies. Each thread has a [`Pages`] of its own,
-//! with a connection.
-//!
-//! A command whose reply did not come may have been carried out, or may be later. So a connection on which something went wrong
-//! is given up, and before anything is changed by another one the server is told to end it ([`Remote::fence`]). Then an error
-//! means: not there, and it won't come.
+//! Pages are written, read and removed. Each thread has a [`Pages`] of its own, with connections.
 
-use std::io::{self, ErrorKind};
+use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lowtide_core::device::wire::Run;
+use lowtide_core::slot::CLUSTER_SLOTS;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
+use crate::client::{Batch, Came, Client, Kind};
 use crate::keys;
-use crate::resp::{self, Reply};
-use crate::server::{Link, Remote};
+use crate::remote::Remote;
+use crate::resp::{self, Connection, Reply};
 
 /// A write that can't be done in this time has failed: the page stays where it is, or goes elsewhere.
 const WRITING: Duration = Duration::from_secs(5);
-/// Between attempts, at first and at most.
-const PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// How many attempts there is time for at least, if they may last so long: a server that is gone without a word is tried anew.
-const ATTEMPTS: u32 = 3;
-const SHORTEST_ATTEMPT: Duration = Duration::from_secs(2);
-/// Bytes of commands that are gathered before they are sent. (Replies to writes are short: they have room until all is sent.)
-const SENT_AT_ONCE: usize = 64 << 10;
-/// Slots that are removed by one command.
-const REMOVED_AT_ONCE: usize = 512;
+/// A discard that can't be done in this time is left: whoever makes room does not wait.
+const DISCARDING: Duration = Duration::from_secs(1);
+/// Slots that are removed together, in several commands.
+const REMOVED_AT_ONCE: usize = 64 * CLUSTER_SLOTS;
 
 /// Who writes, reads and removes.
 #[derive(Debug)]
 pub struct Pages {
-    remote: Arc<Remote>,
-    link: Option<Link>,
-    out: Vec<u8>,
+    client: Client,
+}
+
+/// The slots of a request, and their keys.
+struct Slots<'a> {
+    device: &'a str,
+    slots: Vec<u64>,
+    /// Of the cluster of slots that was looked at last.
+    hash_slot: std::cell::Cell<Option<(u64, u16)>>,
     key: Vec<u8>,
 }
 
-/// What is done.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// Nobody waits for long: where there is no server now, the pages go elsewhere.
-    Write,
-    Read,
-    Remove,
+struct Writing<'a> {
+    slots: Slots<'a>,
+    objects: &'a [u8],
+    /// Where each object is.
+    places: Vec<Range<usize>>,
 }
 
-/// Why an attempt came to nothing.
-enum Failed {
-    /// Perhaps the next one does better.
-    Now,
-    /// No other will.
-    ForGood(Errno),
+struct Reading<'a, 'o> {
+    slots: Slots<'a>,
+    into: &'o mut Vec<u8>,
+    /// Where each object is, once it has come.
+    places: Vec<Range<usize>>,
+}
+
+/// Each command removes consecutive slots of one cluster.
+struct Removing<'a> {
+    slots: Slots<'a>,
+    commands: Vec<Range<usize>>,
 }
 
 impl Pages {
     /// Without a connection so far.
     pub fn new(remote: Arc<Remote>) -> Pages {
-        Pages { remote, link: None, out: Vec::new(), key: Vec::new() }
-    }
-
-    /// How long a read goes on trying.
-    pub fn timeout(&self) -> Duration {
-        self.remote.timeout
+        Pages { client: Client::new(remote) }
     }
 
     /// Keeps objects, which lie in `objects` one behind the other, as long as `lengths` say. How each run ended: `NOSPC`: the
     /// server's memory is full. `NOTCONN`: it can't be reached, or takes nothing for another reason.
     pub fn write(&mut self, device: &str, runs: &[Run], lengths: &[usize], objects: &[u8]) -> Vec<Result<(), Errno>> {
-        let mut results = vec![Err(Errno::NOTCONN); runs.len()];
-        let deadline = Instant::now() + self.remote.timeout.min(WRITING);
-        let _ = self.attempts(Kind::Write, deadline, |this, link| {
-            results.fill(Err(Errno::NOTCONN));
-            this.out.clear();
-            let (mut lengths, mut objects) = (lengths.iter(), objects);
-            for slot in runs.iter().flat_map(slots) {
-                let object;
-                (object, objects) = objects.split_at(lengths.next().copied().unwrap_or(0).min(objects.len()));
-                keys::slot(&mut this.key, device, slot);
-                resp::command(&mut this.out, &[b"SET", &this.key, object]);
-                if this.out.len() >= SENT_AT_ONCE {
-                    link.connection.send(&this.out)?;
-                    this.out.clear();
-                }
-            }
-            link.connection.send(&this.out)?;
-            for (run, result) in runs.iter().zip(&mut results) {
-                let mut ended = Ok(());
-                for _ in 0..run.pages {
-                    ended = ended.and(match link.connection.done()? {
-                        Ok(()) => Ok(()),
-                        Err(text) if text.starts_with("OOM") => Err(Errno::NOSPC),
-                        Err(_) => Err(Errno::NOTCONN),
-                    });
-                }
-                *result = ended;
-            }
-            Ok(Ok(()))
-        });
-        results
+        let slots = Slots::of(device, runs);
+        let mut end = 0;
+        let mut place = |length: &usize| {
+            let begin = end;
+            end = (begin + length).min(objects.len());
+            begin..end
+        };
+        let places: Vec<_> = lengths.iter().map(&mut place).collect();
+        let (n, deadline) = (slots.slots.len().min(places.len()), Instant::now() + self.client.remote().timeout.min(WRITING));
+        let mut batch = Writing { slots, objects, places };
+        let mut results = self.client.carry_out(Kind::Write, n, deadline, &mut batch).into_iter();
+        let of_run =
+            |run: &Run| (0..run.pages).map(|_| results.next().unwrap_or(Err(Errno::NOTCONN))).fold(Ok(()), Result::and);
+        runs.iter().map(of_run).collect()
     }
 
-    /// Fetches objects: adds them to `objects`, and their lengths to `lengths`. How each run ended: those that did not end well
-    /// have objects of length 0. `NODATA`: the server has no such object. `TIMEDOUT`: it did not answer in time.
+    /// Fetches objects: adds them to `objects`, and their lengths to `lengths`. `since`: when they were asked for first. How each
+    /// run ended: those that did not end well have objects of length 0. `NODATA`: the server has no such object. `AGAIN`: they
+    /// can't be had now, and are to be asked for again. `TIMEDOUT`: that has lasted for as long as the server is waited for.
     pub fn read(
         &mut self,
         device: &str,
         runs: &[Run],
         lengths: &mut Vec<usize>,
         objects: &mut Vec<u8>,
+        since: Instant,
     ) -> Vec<Result<(), Errno>> {
-        let pages: usize = runs.iter().map(|run| run.pages as usize).sum();
-        let (lengths_before, objects_before) = (lengths.len(), objects.len());
-        let mut results = Vec::new();
-        let deadline = Instant::now() + self.remote.timeout;
-        let done = self.attempts(Kind::Read, deadline, |this, link| {
-            results.clear();
-            lengths.truncate(lengths_before);
-            objects.truncate(objects_before);
-            this.out.clear();
-            for slot in runs.iter().flat_map(slots) {
-                keys::slot(&mut this.key, device, slot);
-                resp::command(&mut this.out, &[b"GET", &this.key]);
+        let (slots, before, deadline) = (Slots::of(device, runs), objects.len(), since + self.client.remote().timeout);
+        let n = slots.slots.len();
+        let mut batch = Reading { slots, into: objects, places: vec![0..0; n] };
+        let results = self.client.carry_out(Kind::Read, n, deadline, &mut batch);
+        let Reading { mut places, .. } = batch;
+        let mut ended = Vec::with_capacity(runs.len());
+        let mut first = 0;
+        for run in runs {
+            let of_run = first..first + run.pages as usize;
+            first = of_run.end;
+            let result: Result<(), Errno> = results[of_run.clone()].iter().copied().collect();
+            if result.is_err() {
+                places[of_run].fill(0..0);
             }
-            link.connection.send(&this.out)?;
-            // All replies are read, or the connection is of no use.
-            let mut failed = Ok(());
-            for run in runs {
-                let mut result = Ok(());
-                let (first_length, first_byte) = (lengths.len(), objects.len());
-                for _ in 0..run.pages {
-                    match link.connection.reply_into(objects, PAGE_SIZE)? {
-                        Ok(length) => lengths.push(length),
-                        Err(other) => {
-                            lengths.push(0);
-                            match other {
-                                Reply::Nothing => result = Err(Errno::NODATA),
-                                Reply::Error(text) if passes(&text) => failed = Err(Failed::Now),
-                                Reply::Error(_) => failed = Err(Failed::ForGood(Errno::IO)),
-                                _ => result = Err(Errno::BADMSG),
-                            }
-                        }
-                    }
-                }
-                if result.is_err() {
-                    lengths[first_length..].fill(0);
-                    objects.truncate(first_byte);
-                }
-                results.push(result);
-            }
-            Ok(failed)
-        });
-        if let Err(errno) = done {
-            lengths.truncate(lengths_before);
-            lengths.resize(lengths_before + pages, 0);
-            objects.truncate(objects_before);
-            return vec![Err(errno); runs.len()];
+            ended.push(result);
         }
-        results
+        in_order(objects, before, &places);
+        lengths.extend(places.iter().map(Range::len));
+        ended
     }
 
-    /// Removes what is kept under slots. `patience`: how long that may come to nothing.
+    /// Removes what is kept under slots. `patience`: how long that may come to nothing; none: it is done at once, or not.
     ///
     /// # Errors
     /// `TIMEDOUT`: it is there still, as far as is known.
-    pub fn remove(&mut self, device: &str, runs: &[Run], patience: Duration) -> Result<(), Errno> {
-        let deadline = Instant::now() + patience;
-        self.attempts(Kind::Remove, deadline, |this, link| {
-            let mut slots = runs.iter().flat_map(slots).peekable();
-            while slots.peek().is_some() {
-                link.connection.until(Instant::now() + patience)?;
-                let some: Vec<u64> = slots.by_ref().take(REMOVED_AT_ONCE).collect();
-                this.out.clear();
-                resp::begin(&mut this.out, 1 + some.len());
-                resp::word(&mut this.out, b"UNLINK");
-                for slot in some {
-                    keys::slot(&mut this.key, device, slot);
-                    resp::word(&mut this.out, &this.key);
-                }
-                link.connection.send(&this.out)?;
-                if !matches!(link.connection.reply()?, Reply::Number(_)) {
-                    return Ok(Err(Failed::Now));
-                }
+    pub fn remove(&mut self, device: &str, runs: &[Run], patience: Option<Duration>) -> Result<(), Errno> {
+        let (kind, patience) = patience.map_or((Kind::Discard, DISCARDING), |patience| (Kind::Remove, patience));
+        let mut all = runs.iter().flat_map(slots).peekable();
+        while all.peek().is_some() {
+            let some: Vec<u64> = all.by_ref().take(REMOVED_AT_ONCE).collect();
+            let mut commands: Vec<Range<usize>> = Vec::new();
+            for cluster in some.chunk_by(|a, b| cluster_of(*a) == cluster_of(*b)) {
+                let begin = commands.last().map_or(0, |last| last.end);
+                commands.push(begin..begin + cluster.len());
             }
-            Ok(Ok(()))
-        })
-    }
-
-    /// Does something by a connection, several times if need be, until it is done, or the time is over. What changes something
-    /// on the server is done only where it may be trusted with pages, and where no late command can come behind.
-    fn attempts(
-        &mut self,
-        what: Kind,
-        deadline: Instant,
-        mut attempt: impl FnMut(&mut Pages, &mut Link) -> io::Result<Result<(), Failed>>,
-    ) -> Result<(), Errno> {
-        let part = (deadline.saturating_duration_since(Instant::now()) / ATTEMPTS).max(SHORTEST_ATTEMPT);
-        let mut pause = PAUSE;
-        loop {
-            if what != Kind::Remove && self.remote.is_over() {
-                return Err(Errno::TIMEDOUT);
-            }
-            let (was_there, until) = (self.link.is_some(), (Instant::now() + part).min(deadline));
-            match self.link(until) {
-                // What it is told, it is asked again next time.
-                Some(link) if what == Kind::Write && link.facts.refusal().is_some() => return Err(Errno::NOTCONN),
-                Some(link) if what == Kind::Remove && link.facts.refusal().is_some() => {}
-                Some(mut link) => match self.attempt(what, &mut link, until, &mut attempt) {
-                    Ok(ended) => {
-                        self.link = Some(link);
-                        match ended {
-                            Ok(()) => return Ok(()),
-                            Err(Failed::ForGood(errno)) => return Err(errno),
-                            Err(Failed::Now) => {}
-                        }
-                    }
-                    Err(error) => {
-                        self.remote.give_up(&link);
-                        // It has been closed long ago, most likely.
-                        if was_there && error.kind() != ErrorKind::TimedOut {
-                            continue;
-                        }
-                    }
-                },
-                None if what == Kind::Write => return Err(Errno::NOTCONN),
-                None => {}
-            }
-            if deadline.saturating_duration_since(Instant::now()) <= pause {
-                return Err(Errno::TIMEDOUT);
-            }
-            std::thread::sleep(pause);
-            pause = (2 * pause).min(LONGEST_PAUSE);
+            let mut batch = Removing { slots: Slots::new(device, some), commands };
+            let deadline = Instant::now() + patience;
+            let results = self.client.carry_out(kind, batch.commands.len(), deadline, &mut batch);
+            // Of keys that are on their way to another node some may be here and some there: then one after the other.
+            let apart = batch.commands.iter().zip(&results).filter(|(_, result)| **result == Err(Errno::AGAIN));
+            let apart: Vec<Range<usize>> = apart.flat_map(|(command, _)| command.clone().map(|i| i..i + 1)).collect();
+            results.into_iter().filter(|result| *result != Err(Errno::AGAIN)).fold(Ok(()), Result::and)?;
+            batch.commands = apart;
+            let results = self.client.carry_out(kind, batch.commands.len(), deadline, &mut batch);
+            results.into_iter().fold(Ok(()), Result::and)?;
         }
+        Ok(())
     }
+}
 
-    fn attempt(
-        &mut self,
-        what: Kind,
-        link: &mut Link,
-        until: Instant,
-        attempt: &mut impl FnMut(&mut Pages, &mut Link) -> io::Result<Result<(), Failed>>,
-    ) -> io::Result<Result<(), Failed>> {
-        link.connection.until(until)?;
-        if what != Kind::Read {
-            self.remote.fence(link)?;
-        }
-        attempt(self, link)
+/// Makes `objects`, from `before` on, what lies at `places` there, one behind the other.
+fn in_order(objects: &mut Vec<u8>, before: usize, places: &[Range<usize>]) {
+    let mut end = before;
+    let are_in_order = places.iter().filter(|place| !place.is_empty()).all(|place| {
+        let follows = place.start == end;
+        end = place.end;
+        follows
+    });
+    if are_in_order {
+        objects.truncate(end);
+        return;
     }
-
-    /// The connection, made anew if there is none.
-    fn link(&mut self, deadline: Instant) -> Option<Link> {
-        self.link.take().or_else(|| self.remote.connect(deadline).ok())
-    }
+    let came = objects.split_off(before);
+    places.iter().for_each(|place| objects.extend_from_slice(&came[place.start.saturating_sub(before)..][..place.len()]));
 }
 
 /// The slots of a run.
-fn slots(run: &Run) -> std::ops::Range<u64> {
+fn slots(run: &Run) -> Range<u64> {
     run.slot..run.slot + u64::from(run.pages)
 }
 
-/// Whether an error of a read is one of a moment: the server has just been started, or another one is about to take its place.
-fn passes(error: &str) -> bool {
-    ["LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "NOREPLICAS"].iter().any(|word| error.starts_with(word))
+fn cluster_of(slot: u64) -> u64 {
+    slot / CLUSTER_SLOTS as u64
+}
+
+impl Slots<'_> {
+    fn of<'a>(device: &'a str, runs: &[Run]) -> Slots<'a> {
+        Slots::new(device, runs.iter().flat_map(slots).collect())
+    }
+
+    fn new(device: &str, slots: Vec<u64>) -> Slots<'_> {
+        Slots { device, slots, hash_slot: std::cell::Cell::new(None), key: Vec::new() }
+    }
+
+    fn key(&mut self, number: usize) -> &[u8] {
+        keys::slot(&mut self.key, self.device, self.slots[number]);
+        &self.key
+    }
+
+    fn hash_slot(&self, number: usize) -> u16 {
+        let slot = self.slots[number];
+        if let Some((_, hash_slot)) = self.hash_slot.get().filter(|(cluster, _)| *cluster == cluster_of(slot)) {
+            return hash_slot;
+        }
+        let mut key = Vec::new();
+        keys::slot(&mut key, self.device, slot);
+        let hash_slot = keys::hash_slot(&key);
+        self.hash_slot.set(Some((cluster_of(slot), hash_slot)));
+        hash_slot
+    }
+}
+
+impl Batch for Writing<'_> {
+    fn hash_slot(&self, number: usize) -> u16 {
+        self.slots.hash_slot(number)
+    }
+
+    fn put(&mut self, number: usize, out: &mut Vec<u8>) {
+        let object = &self.objects[self.places[number].clone()];
+        resp::command(out, &[b"SET", self.slots.key(number), object]);
+    }
+
+    fn take(&mut self, _: usize, connection: &mut Connection) -> io::Result<Came> {
+        Ok(connection.done()?.map_or_else(Came::Error, |()| Came::Done))
+    }
+}
+
+impl Batch for Reading<'_, '_> {
+    fn hash_slot(&self, number: usize) -> u16 {
+        self.slots.hash_slot(number)
+    }
+
+    fn put(&mut self, number: usize, out: &mut Vec<u8>) {
+        resp::command(out, &[b"GET", self.slots.key(number)]);
+    }
+
+    fn take(&mut self, number: usize, connection: &mut Connection) -> io::Result<Came> {
+        let begin = self.into.len();
+        let came = connection.reply_into(self.into, PAGE_SIZE).inspect_err(|_| self.into.truncate(begin))?;
+        Ok(match came {
+            Ok(_) => {
+                self.places[number] = begin..self.into.len();
+                Came::Done
+            }
+            Err(Reply::Nothing) => Came::Missing,
+            Err(Reply::Error(text)) => Came::Error(text),
+            Err(_) => Came::Odd,
+        })
+    }
+}
+
+impl Batch for Removing<'_> {
+    fn hash_slot(&self, number: usize) -> u16 {
+        self.slots.hash_slot(self.commands[number].start)
+    }
+
+    fn put(&mut self, number: usize, out: &mut Vec<u8>) {
+        let slots = self.commands[number].clone();
+        resp::begin(out, 1 + slots.len());
+        resp::word(out, b"UNLINK");
+        slots.for_each(|i| resp::word(out, self.slots.key(i)));
+    }
+
+    fn take(&mut self, _: usize, connection: &mut Connection) -> io::Result<Came> {
+        Ok(match connection.reply()? {
+            Reply::Error(text) => Came::Error(text),
+            _ => Came::Done,
+        })
+    }
 }

@@ -1,13 +1,13 @@
-//! A server: how it is reached, and whether it will do.
+//! One server: how it is reached, and whether it will do.
 
 use std::io::{self, ErrorKind};
-use std::net::{TcpStream, ToSocketAddrs};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use lowtide_config::reason;
-use lowtide_config::server::Server;
+use lowtide_config::server::Address;
 
 use crate::resp::{self, Connection, Reply};
 
@@ -15,6 +15,8 @@ use crate::resp::{self, Connection, Reply};
 const LEAST_VERSION: u32 = 5;
 /// How long an attempt to connect may take.
 const CONNECTING: Duration = Duration::from_secs(5);
+/// The system's resolver reads files, and may load libraries.
+const RESOLVER_STACK: usize = 256 << 10;
 
 /// Without these a late command could overwrite what was written after it.
 const NO_FENCES: &str = "it does not let us tell connections apart and end them: allow CLIENT ID and CLIENT KILL (ACL)";
@@ -24,30 +26,15 @@ pub const PASSWORD: &str = "LOWTIDE_REDIS_PASSWORD";
 /// Names a file that holds it.
 pub const PASSWORD_FILE: &str = "LOWTIDE_REDIS_PASSWORD_FILE";
 
-/// A server that pages go to, and what is known of it. Shared by all that have connections to it.
+/// As whom a server is told that we come.
 #[derive(Debug)]
-pub struct Remote {
-    /// As the user has written it.
-    pub server: Server,
-    /// How long a read goes on trying.
-    pub timeout: Duration,
-    password: Option<String>,
-    /// Connections that were given up while commands were under way there.
-    fences: Mutex<Vec<Fence>>,
-    /// The run is over: what is read or written no longer matters.
-    over: AtomicBool,
-}
-
-/// A connection that was given up: the server may still carry out what it has been sent there, and that could come after what
-/// others send later.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Fence {
-    /// The server process, by its name for itself.
-    process: String,
-    /// The connection, by its.
-    client: i64,
-    /// When it was given up.
-    since: Instant,
+pub struct Login {
+    /// None: its default user.
+    pub user: Option<String>,
+    /// None: it wants none.
+    pub password: Option<String>,
+    /// The number of the database.
+    pub db: u32,
 }
 
 /// Why a server can't be used.
@@ -64,6 +51,23 @@ impl Problem {
     pub fn text(&self) -> &str {
         match self {
             Problem::Away(text) | Problem::Refused(text) => text,
+        }
+    }
+
+    /// What a connection's error means.
+    pub fn of_connection(error: &io::Error) -> Problem {
+        match error.kind() {
+            ErrorKind::InvalidData => Problem::Refused("it does not speak the protocol of Redis".to_owned()),
+            _ => Problem::Away(why(error)),
+        }
+    }
+
+    /// The same, with which server it is about.
+    #[must_use]
+    pub fn of(self, server: &impl std::fmt::Display) -> Problem {
+        match self {
+            Problem::Away(text) => Problem::Away(format!("{server}: {text}")),
+            Problem::Refused(text) => Problem::Refused(format!("{server}: {text}")),
         }
     }
 }
@@ -119,12 +123,11 @@ impl Facts {
         if self.major < LEAST_VERSION {
             return Some(format!("its version ({}) is too old: {LEAST_VERSION}.0 is the first that will do", self.name));
         }
-        if self.cluster {
-            return Some("it is part of a cluster, and that is not there yet: name a server that stands alone".to_owned());
-        }
         if self.replica {
             return Some("it is a replica, which takes no writes: name its primary".to_owned());
         }
+        // Without a limit nothing is thrown away, whatever the policy. Should it get one, that is seen: facts are asked again.
+        // (The policies that spare what has no time to live would spare pages, but not leases.)
         if self.maxmemory > 0 && self.policy != "noeviction" {
             return Some(format!(
                 "it would throw pages away when its memory is full (maxmemory-policy {}): `redis-cli config set \
@@ -149,55 +152,39 @@ impl Facts {
 pub struct Link {
     /// The connection.
     pub connection: Connection,
-    /// What the server said of itself when it was made.
+    /// Where it leads to.
+    pub address: Address,
+    /// What the server said of itself when it was asked last.
     pub facts: Facts,
+    /// When that was.
+    pub asked: Instant,
+    /// Of which count of changes ([`crate::remote::Known`]) it was; none: it is to be asked again.
+    pub changes: Option<u64>,
     /// Its number there.
-    client: i64,
+    pub client: i64,
     /// When it was made.
-    made: Instant,
+    pub made: Instant,
 }
 
-impl Remote {
-    /// A server to be used; nothing is done yet.
-    pub fn new(server: Server, password: Option<String>, timeout: Duration) -> Remote {
-        Remote { server, timeout, password, fences: Mutex::default(), over: AtomicBool::new(false) }
-    }
-
-    /// Nothing is to be read or written any more: who tries gives up soon.
-    pub fn end(&self) {
-        self.over.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether [`Remote::end`] was called.
-    pub fn is_over(&self) -> bool {
-        self.over.load(Ordering::Relaxed)
-    }
-
-    /// Connects, and asks the server what it is. Whether it will do is for the caller to ask ([`Facts::refusal`]).
+impl Login {
+    /// Connects to a server, and asks it what it is. Whether it will do is for the caller to ask ([`Facts::refusal`]).
     ///
     /// # Errors
     /// Why it can't be reached, or does not let us in.
-    pub fn connect(&self, deadline: Instant) -> Result<Link, Problem> {
-        let stream = self.stream(deadline)?;
+    pub fn connect(&self, address: &Address, deadline: Instant) -> Result<Link, Problem> {
+        let stream = stream(address, deadline)?;
         let connection = Connection::new(stream).and_then(|mut connection| connection.until(deadline).map(|()| connection));
         let mut connection = connection.map_err(|error| Problem::Away(why(&error)))?;
-        if self.password.is_some() || self.server.user.is_some() {
+        if self.password.is_some() || self.user.is_some() {
             self.log_in(&mut connection)?;
         }
-        if self.server.db != 0 {
-            let db = self.server.db.to_string();
+        if self.db != 0 {
+            let db = self.db.to_string();
             if let Reply::Error(text) = asked(&mut connection, &[b"SELECT", db.as_bytes()])? {
                 return Err(Problem::Refused(format!("it has no database {db} ({text})")));
             }
         }
-        let facts = match asked(&mut connection, &[b"INFO"])? {
-            Reply::Bytes(text) => Facts::parse(&String::from_utf8_lossy(&text)),
-            Reply::Error(text) if text.starts_with("NOAUTH") => {
-                return Err(Problem::Refused(format!("it wants a password: set {PASSWORD}")));
-            }
-            Reply::Error(text) if text.starts_with("LOADING") => return Err(Problem::Away("it reads its file".to_owned())),
-            other => return Err(Problem::Refused(format!("it does not say what it is ({})", shown(&other)))),
-        };
+        let facts = facts(&mut connection)?;
         let Reply::Number(client) = asked(&mut connection, &[b"CLIENT", b"ID"])? else {
             return Err(Problem::Refused(NO_FENCES.to_owned()));
         };
@@ -206,33 +193,13 @@ impl Remote {
         if matches!(&may_end, Reply::Error(text) if text.starts_with("NOPERM") || text.contains("unknown")) {
             return Err(Problem::Refused(NO_FENCES.to_owned()));
         }
-        Ok(Link { connection, facts, client, made: Instant::now() })
-    }
-
-    fn stream(&self, deadline: Instant) -> Result<TcpStream, Problem> {
-        let Server { host, port, .. } = &self.server;
-        let addresses = (host.as_str(), *port).to_socket_addrs();
-        let addresses = addresses.map_err(|error| Problem::Away(format!("the host is not known ({})", reason(error))))?;
-        let mut last = "the host has no address".to_owned();
-        for address in addresses {
-            let left = deadline.saturating_duration_since(Instant::now()).min(CONNECTING);
-            if left.is_zero() {
-                break;
-            }
-            match TcpStream::connect_timeout(&address, left) {
-                Ok(stream) => return Ok(stream),
-                Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
-                    last = "no server listens there (connection refused)".to_owned();
-                }
-                Err(error) => last = why(&error),
-            }
-        }
-        Err(Problem::Away(last))
+        let now = Instant::now();
+        Ok(Link { connection, address: address.clone(), facts, asked: now, changes: None, client, made: now })
     }
 
     fn log_in(&self, connection: &mut Connection) -> Result<(), Problem> {
         let password = self.password.as_deref().unwrap_or_default().as_bytes();
-        let reply = match &self.server.user {
+        let reply = match &self.user {
             Some(user) => asked(connection, &[b"AUTH", user.as_bytes(), password])?,
             None => asked(connection, &[b"AUTH", password])?,
         };
@@ -249,44 +216,66 @@ impl Remote {
             _ => Err(Problem::Refused("it does not speak the protocol of Redis".to_owned())),
         }
     }
+}
 
-    /// Gives up a connection while commands are under way there.
-    pub fn give_up(&self, link: &Link) {
-        if let Ok(mut fences) = self.fences.lock() {
-            fences.push(Fence { process: link.facts.process.clone(), client: link.client, since: Instant::now() });
-        }
-    }
-
-    /// Before anything is changed by this connection: connections that were given up are ended on the server, which then
-    /// carries out nothing more of what was sent there. (A server that has been started anew since has forgotten them.)
+impl Link {
+    /// Asks the server again what it is.
     ///
     /// # Errors
-    /// Those of the connection.
-    pub fn fence(&self, link: &mut Link) -> io::Result<()> {
-        let fences = self.fences.lock().map(|fences| fences.clone()).unwrap_or_default();
-        for fence in fences {
-            if fence.process != link.facts.process {
-                // Of a server that was there before: it is gone, and what was sent to it. But if this connection is the older
-                // one, it is itself to a server that is gone.
-                if link.made < fence.since {
-                    continue;
-                }
-            } else {
-                let client = fence.client.to_string();
-                let mut out = Vec::new();
-                resp::command(&mut out, &[b"CLIENT", b"KILL", b"ID", client.as_bytes()]);
-                link.connection.send(&out)?;
-                // That there is no such connection any more is as good.
-                if matches!(link.connection.reply()?, Reply::Error(text) if text.starts_with("NOPERM")) {
-                    return Err(ErrorKind::PermissionDenied.into());
-                }
-            }
-            if let Ok(mut fences) = self.fences.lock() {
-                fences.retain(|other| *other != fence);
-            }
-        }
+    /// It does not say.
+    pub fn ask_again(&mut self) -> Result<(), Problem> {
+        self.facts = facts(&mut self.connection)?;
+        self.asked = Instant::now();
         Ok(())
     }
+}
+
+fn facts(connection: &mut Connection) -> Result<Facts, Problem> {
+    match asked(connection, &[b"INFO"])? {
+        Reply::Bytes(text) => Ok(Facts::parse(&String::from_utf8_lossy(&text))),
+        Reply::Error(text) if text.starts_with("NOAUTH") => {
+            Err(Problem::Refused(format!("it wants a password: set {PASSWORD}")))
+        }
+        Reply::Error(text) if text.starts_with("LOADING") => Err(Problem::Away("it reads its file".to_owned())),
+        other => Err(Problem::Refused(format!("it does not say what it is ({})", shown(&other)))),
+    }
+}
+
+fn stream(address: &Address, deadline: Instant) -> Result<TcpStream, Problem> {
+    let mut last = "the host has no address".to_owned();
+    for address in resolved(address, deadline)? {
+        let left = deadline.saturating_duration_since(Instant::now()).min(CONNECTING);
+        if left.is_zero() {
+            break;
+        }
+        match TcpStream::connect_timeout(&address, left) {
+            Ok(stream) => return Ok(stream),
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                last = "no server listens there (connection refused)".to_owned();
+            }
+            Err(error) => last = why(&error),
+        }
+    }
+    Err(Problem::Away(last))
+}
+
+/// The addresses of a host. The system's resolver knows no deadline: a thread waits for it, which ends when it does.
+fn resolved(address: &Address, deadline: Instant) -> Result<Vec<SocketAddr>, Problem> {
+    let Address { host, port } = address;
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(ip, *port)]);
+    }
+    let (tell, told) = mpsc::channel();
+    let asked = (host.clone(), *port);
+    let thread = thread::Builder::new().name("lowtide-names".to_owned()).stack_size(RESOLVER_STACK).spawn(move || {
+        let _ = tell.send(asked.to_socket_addrs().map(Vec::from_iter));
+    });
+    let thread = thread.map_err(|error| Problem::Away(why(&error)))?;
+    let Ok(found) = told.recv_timeout(deadline.saturating_duration_since(Instant::now())) else {
+        return Err(Problem::Away("nobody says in time what the host's address is (DNS)".to_owned()));
+    };
+    let _ = thread.join();
+    found.map_err(|error| Problem::Away(format!("the host is not known ({})", reason(error))))
 }
 
 /// Asks one thing.
@@ -296,10 +285,7 @@ impl Remote {
 pub fn asked(connection: &mut Connection, words: &[&[u8]]) -> Result<Reply, Problem> {
     let mut out = Vec::new();
     resp::command(&mut out, words);
-    connection.send(&out).and_then(|()| connection.reply()).map_err(|error| match error.kind() {
-        ErrorKind::InvalidData => Problem::Refused("it does not speak the protocol of Redis".to_owned()),
-        _ => Problem::Away(why(&error)),
-    })
+    connection.send(&out).and_then(|()| connection.reply()).map_err(|error| Problem::of_connection(&error))
 }
 
 fn shown(reply: &Reply) -> String {
@@ -335,7 +321,6 @@ mod tests {
         assert_eq!(good.refusal(), None);
         for (from, to, why) in [
             ("redis_version:7.2.4", "redis_version:4.0.14", "too old"),
-            ("cluster_enabled:0", "cluster_enabled:1", "cluster"),
             ("role:master", "role:slave", "primary"),
             (":noeviction", ":allkeys-lru", "config set maxmemory-policy noeviction"),
         ] {

@@ -1,43 +1,20 @@
 //! What was sent on a connection that was given up must not come behind what is written later: with a real server, and a network
 //! that holds back what it was given.
 
+mod redis;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lowtide_config::server::Server;
+use lowtide_config::server::{Address, Server};
 use lowtide_core::device::wire::Run;
 use lowtide_remote::pages::Pages;
-use lowtide_remote::server::Remote;
-
-struct Redis(Child, u16);
-
-impl Redis {
-    fn start() -> Redis {
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).unwrap().port();
-        let mut command = Command::new("redis-server");
-        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
-        let child =
-            command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("redis-server is installed (`make setup`)");
-        let until = Instant::now() + Duration::from_secs(20);
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(Instant::now() < until, "redis-server does not listen");
-            thread::sleep(Duration::from_millis(20));
-        }
-        Redis(child, port)
-    }
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use lowtide_remote::remote::Remote;
+use redis::Redis;
 
 /// Bytes that were kept, and where they were going.
 type Kept = (TcpStream, Vec<u8>);
@@ -90,7 +67,7 @@ impl Network {
 
 fn fetched(pages: &mut Pages, runs: &[Run]) -> Vec<u8> {
     let (mut lengths, mut objects) = (Vec::new(), Vec::new());
-    assert_eq!(pages.read("d:", runs, &mut lengths, &mut objects), [Ok(())]);
+    assert_eq!(pages.read("d:", runs, &mut lengths, &mut objects, Instant::now()), [Ok(())]);
     objects
 }
 
@@ -98,13 +75,15 @@ fn fetched(pages: &mut Pages, runs: &[Run]) -> Vec<u8> {
 fn a_late_write_does_not_undo_a_later_one() {
     let redis = Redis::start();
     let network = Network::to(redis.1);
-    let server = Server { user: None, host: "127.0.0.1".to_owned(), port: network.port, db: 0 };
+    let hosts = vec![Address { host: "127.0.0.1".to_owned(), port: network.port }];
+    let server = Server { user: None, hosts, db: 0 };
     let remote = Arc::new(Remote::new(server, None, Duration::from_secs(1)));
-    let (mut one, mut other) = (Pages::new(remote.clone()), Pages::new(remote));
+    let (mut one, mut other) = (Pages::new(remote.clone()), Pages::new(remote.clone()));
     let runs = [Run { slot: 5, pages: 1 }];
     assert_eq!(one.write("d:", &runs, &[5], b"first"), [Ok(())]);
     network.holds.store(true, Ordering::SeqCst);
     assert!(one.write("d:", &runs, &[4], b"late")[0].is_err(), "nobody has answered");
+    remote.look();
     // The slot is another page's now.
     assert_eq!(other.write("d:", &runs, &[3], b"new"), [Ok(())]);
     assert!(network.deliver() > 0, "something was held back");

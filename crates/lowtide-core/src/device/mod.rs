@@ -34,6 +34,11 @@ pub struct DeviceName {
     pub number: u8,
 }
 
+impl DeviceName {
+    /// What a server's begins with.
+    pub const SERVER: &str = "redis://";
+}
+
 /// A device of either kind.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant)] // there are a few of them in a process

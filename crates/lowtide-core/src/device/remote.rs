@@ -241,7 +241,9 @@ impl RemoteDevice {
     /// # Errors
     /// There is no `lowtide run` any more, or it says nothing for minutes: what was asked may be done or not.
     fn ask(&self, index: usize, op: Op, request: &Request, objects: &[u8]) -> Result<Answer, Errno> {
-        let channel = self.channel(index)?;
+        // Without a channel nothing was written, and nothing is wrong with the slots.
+        let none = |errno| if op == Op::Write { Errno::NOTCONN } else { errno };
+        let channel = self.channel(index).map_err(none)?;
         let asked = || {
             let head = Head { op, runs: request.runs.len(), pages: request.pages, bytes: request.bytes };
             let mut bytes: ArrayVec<u8, { Head::LEN + MAX_RUNS * Run::LEN + MAX_PAGES * 2 }> = ArrayVec::new();

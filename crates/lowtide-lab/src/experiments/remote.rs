@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lowtide_config::server::Server;
+use lowtide_config::server::{Address, Server};
 use lowtide_core::device::wire::Run;
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_remote::pages::Pages;
-use lowtide_remote::server::Remote;
+use lowtide_remote::remote::Remote;
 
 use crate::experiment::{Experiment, Outcome, Scale};
 use crate::measure::{self, Sample};
@@ -70,7 +70,8 @@ struct Rates {
 
 fn run(scale: &Scale) -> Result<Outcome, String> {
     let redis = start()?;
-    let server = Server { user: None, host: "127.0.0.1".into(), port: redis.1, db: 0 };
+    let hosts = vec![Address { host: "127.0.0.1".into(), port: redis.1 }];
+    let server = Server { user: None, hosts, db: 0 };
     let mut pages = Pages::new(Arc::new(Remote::new(server, None, PATIENCE)));
     let (rounds, pages_of_one) = (scale.pick(3, 7), scale.pick(4_000, 20_000));
     let cases: Vec<(usize, u32)> = LENGTHS.iter().flat_map(|length| RUNS.map(|run| (*length, run))).collect();
@@ -111,7 +112,7 @@ fn ours(pages: &mut Pages, length: usize, run: u32, count: usize) -> Result<[f64
     let runs = |turn: usize| [Run { slot: turn as u64 * u64::from(run) % SLOTS, pages: run }];
     let began = Instant::now();
     for turn in 0..turns {
-        if pages.write("lab:", &runs(turn), &lengths, &objects) != [Ok(())] {
+        if pages.write("lab:{1:", &runs(turn), &lengths, &objects) != [Ok(())] {
             return Err("a write failed".into());
         }
     }
@@ -121,7 +122,8 @@ fn ours(pages: &mut Pages, length: usize, run: u32, count: usize) -> Result<[f64
     for turn in 0..turns.min(SLOTS as usize / run as usize) {
         found.clear();
         into.clear();
-        if pages.read("lab:", &runs(turn), &mut found, &mut into) != [Ok(())] || into.len() != objects.len() {
+        if pages.read("lab:{1:", &runs(turn), &mut found, &mut into, Instant::now()) != [Ok(())] || into.len() != objects.len()
+        {
             return Err("a read failed".into());
         }
     }

@@ -4,6 +4,7 @@
 use core::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
+use lowtide_core::device::DeviceName;
 use lowtide_core::slot::Entry;
 use lowtide_core::store::{Loaded, StoreError};
 use lowtide_core::vm::PAGE_SIZE;
@@ -300,11 +301,13 @@ impl Pager {
     /// Says that the bytes of a page can't be had any more.
     pub(super) fn why_lost(&self, text: &mut Line, page: PageNo, entry: Entry, error: StoreError) {
         text.push(b"a page of the program could not be read back: ");
+        let device = self.device_of(entry);
+        let is_server = device.kind == DeviceName::SERVER;
         let offset = match error {
             StoreError::Io { errno, offset } => {
                 match errno {
-                    Errno::NODATA => text.push(b"the server has lost it"),
-                    Errno::TIMEDOUT => text.push(b"the server did not answer in time"),
+                    Errno::NODATA if is_server => text.push(b"the server has lost it"),
+                    Errno::TIMEDOUT if is_server => text.push(b"the server did not answer in time"),
                     _ => text.push(b"error ").number(errno.raw_os_error() as u64),
                 };
                 offset
@@ -318,7 +321,6 @@ impl Pager {
                 return;
             }
         };
-        let device = self.device_of(entry);
         match device.kind {
             // The compressed pool: its memory was overwritten.
             "" => text.push(b" in RAM, slot ").number(entry.offset()),

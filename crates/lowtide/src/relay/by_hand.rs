@@ -2,14 +2,17 @@
 
 use super::{PATIENCE, TIMEOUT, password, random};
 use crate::error::Failure;
-use lowtide_config::server::Server;
+use lowtide_config::server::{Address, Server};
 use lowtide_config::size;
 use lowtide_core::device::wire::Run;
+use lowtide_core::slot::CLUSTER_SLOTS;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_remote::keys::RunName;
+use lowtide_remote::client::Client;
+use lowtide_remote::keys::{self, RunName};
 use lowtide_remote::lease;
 use lowtide_remote::pages::Pages;
-use lowtide_remote::server::Remote;
+use lowtide_remote::remote::{Remote, Survey};
+use lowtide_remote::server::Problem;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::sync::Arc;
@@ -32,9 +35,13 @@ fn remote(command: &str, text: &str) -> Result<Arc<Remote>, Failure> {
 /// `lowtide remote clean`; the exit code.
 pub fn clean(text: &str) -> Result<u8, Failure> {
     let remote = remote("remote clean", text)?;
-    let cleaned = remote.connect(Instant::now() + PATIENCE).and_then(|mut link| lease::clean(&mut link, TIMEOUT));
-    let cleaned = cleaned.map_err(|problem| Failure::failed(format!("remote clean {text}: {}", problem.text())))?;
+    let failed = |problem: Problem| Failure::failed(format!("remote clean {text}: {}", problem.text()));
+    let cleaned = lease::clean(&remote, TIMEOUT).map_err(failed)?;
     println!("{} keys of {} runs that are gone were removed", cleaned.keys, cleaned.runs);
+    let lost = lease::find_lost(&remote, TIMEOUT).map_err(failed)?;
+    if lost > 0 {
+        println!("{lost} runs were not in the list: what is left of those that are gone can be removed in ten minutes");
+    }
     Ok(0)
 }
 
@@ -58,36 +65,52 @@ pub fn doctor(text: &str) -> Result<u8, Failure> {
 
 /// What is looked at, up to the first that is wrong.
 fn examine(remote: &Arc<Remote>) -> Vec<(&'static str, Result<String, String>)> {
-    let mut link = match remote.connect(Instant::now() + PATIENCE) {
-        Ok(link) => link,
+    let survey = match remote.survey(Instant::now() + PATIENCE) {
+        Ok(survey) => survey,
         Err(problem) => return vec![("server", Err(problem.text().to_owned()))],
     };
-    let facts = link.facts.clone();
-    if let Some(why) = facts.refusal() {
-        return vec![("server", Err(why))];
+    let mut found = vec![("server", Ok(survey.name()))];
+    for (address, part, facts) in &survey.primaries {
+        let limit = match facts.maxmemory {
+            0 => "no maxmemory: it takes what its machine has".to_owned(),
+            bytes => format!("maxmemory {}, {}", size::show(bytes), facts.policy),
+        };
+        let node = match survey.map.is_cluster {
+            true => format!("{address}, {:.0} % of the pages: ", part * 100.0),
+            false => String::new(),
+        };
+        let memory = format!("{node}{limit}; {} free", size::show(facts.free()));
+        found.push(("memory", if facts.free() > 0 { Ok(memory) } else { Err(memory) }));
     }
-    let limit = match facts.maxmemory {
-        0 => "no maxmemory: it takes what its machine has".to_owned(),
-        bytes => format!("maxmemory {}, {}", size::show(bytes), facts.policy),
-    };
-    let memory = format!("{limit}; {} free", size::show(facts.free()));
-    let memory = if facts.free() > 0 { Ok(memory) } else { Err(memory) };
-    let mut found = vec![("server", Ok(facts.name)), ("memory", memory)];
     let Ok([name, _]) = random() else { return found };
     let run = RunName(name);
-    if let Err(problem) = lease::renew(&mut link, run) {
+    let mut client = Client::new(remote.clone());
+    if let Err(problem) = lease::renew(&mut client, run, Instant::now() + PATIENCE) {
         found.push(("a lease", Err(problem.text().to_owned())));
         return found;
     }
-    let tried = try_a_page(remote, run);
-    let ended = lease::end(&mut link, run).map_err(|problem| problem.text().to_owned());
-    found.push(("a page", tried.and_then(|found| ended.map(|()| found))));
+    for (address, _, _) in &survey.primaries {
+        let tried = try_a_page(remote, run, &survey, address);
+        let node = if survey.map.is_cluster { format!("{address}: ") } else { String::new() };
+        found.push(("a page", tried.map(|found| format!("{node}{found}")).map_err(|why| format!("{node}{why}"))));
+    }
+    if let Err(problem) = lease::end(&mut client, run, Instant::now() + PATIENCE) {
+        found.push(("a lease", Err(problem.text().to_owned())));
+    }
     found
 }
 
-/// Writes a page, reads it and removes it.
-fn try_a_page(remote: &Arc<Remote>, run: RunName) -> Result<String, String> {
-    let (mut pages, device, runs) = (Pages::new(remote.clone()), run.device(1), [Run { slot: 1, pages: 1 }]);
+/// Writes a page to a node, reads it and removes it.
+fn try_a_page(remote: &Arc<Remote>, run: RunName, survey: &Survey, node: &Address) -> Result<String, String> {
+    let (mut pages, device) = (Pages::new(remote.clone()), run.device(1));
+    let mut key = Vec::new();
+    let is_there = |slot: &u64| {
+        keys::slot(&mut key, &device, *slot);
+        survey.map.owner(keys::hash_slot(&key)) == Some(node)
+    };
+    let clusters = (0..u64::from(u16::MAX)).map(|cluster| cluster * CLUSTER_SLOTS as u64);
+    let slot = { clusters }.find(is_there).ok_or("it has no slots")?;
+    let runs = [Run { slot, pages: 1 }];
     let page = [7; PAGE_SIZE];
     if let Some(Err(errno)) = pages.write(&device, &runs, &[PAGE_SIZE], &page).pop() {
         return Err(format!("it can't be written ({})", lowtide_config::reason(errno)));
@@ -95,14 +118,14 @@ fn try_a_page(remote: &Arc<Remote>, run: RunName) -> Result<String, String> {
     let mut took = Vec::new();
     for _ in 0..READS {
         let (mut lengths, mut objects, began) = (Vec::new(), Vec::new(), Instant::now());
-        let read = pages.read(&device, &runs, &mut lengths, &mut objects);
+        let read = pages.read(&device, &runs, &mut lengths, &mut objects, began);
         took.push(began.elapsed());
         if read != [Ok(())] || objects != page {
             return Err("it does not come back as it was written".to_owned());
         }
     }
     took.sort();
-    let removed = pages.remove(&device, &runs, Duration::from_secs(2));
+    let removed = pages.remove(&device, &runs, Some(Duration::from_secs(2)));
     removed.map_err(|errno| format!("it can't be removed ({})", lowtide_config::reason(errno)))?;
     Ok(format!("written, read and removed; a read takes {} us", took[READS / 2].as_micros()))
 }

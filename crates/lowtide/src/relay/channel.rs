@@ -10,6 +10,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// What a channel waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +31,17 @@ pub enum Worked {
     Asked,
     /// It is over: the process has closed it, or says what nobody says.
     Over,
+}
+
+/// What came of doing what was asked.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Performed {
+    /// There is an answer.
+    Done,
+    /// Pages can't be had now: it is to be tried again.
+    Later,
+    /// Nobody asks that.
+    Nonsense,
 }
 
 /// Bytes of the longest request, and of the longest answer.
@@ -80,6 +92,8 @@ enum State {
     /// A request comes: so much of its head is here, or, if that is whole, of the rest, for which there is room.
     Head([u8; Head::LEN], usize),
     Rest(Head, Vec<u8>, usize),
+    /// Pages of these runs can't be had now; since when they are waited for.
+    Late(Vec<Run>, Instant),
     /// An answer goes: so much of it is gone.
     Answer(Vec<u8>, usize),
 }
@@ -132,7 +146,7 @@ impl Channel {
                     Ok(n) => *filled += n,
                     Err(ended) => return ended,
                 },
-                State::Rest(..) => return Worked::Asked,
+                State::Rest(..) | State::Late(..) => return Worked::Asked,
             }
         }
     }
@@ -144,41 +158,55 @@ impl Channel {
         self.answer(Vec::new(), &[result]);
     }
 
-    /// Does what is asked, and answers. False: nobody asks that.
-    pub fn perform(&mut self, pages: &mut Pages) -> bool {
-        let Some(device) = self.device.clone() else { return false };
-        let State::Rest(head, mut room, _) = std::mem::replace(&mut self.state, NOTHING) else { return false };
-        let Some(Parsed { runs, lengths, objects }) = Parsed::of(head, &room) else { return false };
+    /// Does what is asked, and answers.
+    pub fn perform(&mut self, pages: &mut Pages) -> Performed {
+        let Some(device) = self.device.clone() else { return Performed::Nonsense };
+        let (head, room) = match std::mem::replace(&mut self.state, NOTHING) {
+            State::Rest(head, room, _) => (head, room),
+            State::Late(runs, since) => {
+                let room = self.rooms.take();
+                return self.read(pages, &device, runs, room, since);
+            }
+            State::Head(..) | State::Answer(..) => return Performed::Nonsense,
+        };
+        let Some(Parsed { runs, lengths, objects }) = Parsed::of(head, &room) else { return Performed::Nonsense };
         match head.op {
             Op::Write => {
                 device.will_have(&runs);
                 let results = pages.write(&device.prefix, &runs, &lengths, objects);
                 self.answer(room, &results);
             }
-            Op::Read => {
-                let mut lengths = Vec::with_capacity(head.pages);
-                let before = answer_bytes(&runs, head.pages);
-                room.clear();
-                room.resize(before, 0);
-                let results = pages.read(&device.prefix, &runs, &mut lengths, &mut room);
-                let objects = (room.len() - before) as u32;
-                let mut fields = room[..before].iter_mut();
-                let mut put = |bytes: &[u8]| bytes.iter().zip(&mut fields).for_each(|(byte, field)| *field = *byte);
-                put(&objects.to_ne_bytes());
-                results.iter().for_each(|result| put(&number_of(*result).to_ne_bytes()));
-                lengths.iter().for_each(|length| put(&(*length as u16).to_ne_bytes()));
-                self.state = State::Answer(room, 0);
-            }
+            Op::Read => return self.read(pages, &device, runs, room, Instant::now()),
             Op::Discard => {
-                let patience = pages.timeout();
-                let one = |run: &Run| pages.remove(&device.prefix, std::slice::from_ref(run), patience);
+                let one = |run: &Run| pages.remove(&device.prefix, std::slice::from_ref(run), None);
                 let results: Vec<_> = runs.iter().map(one).collect();
                 let removed = runs.iter().zip(&results).filter(|(_, result)| result.is_ok());
                 removed.for_each(|(run, _)| device.has_not(run));
                 self.answer(room, &results);
             }
         }
-        true
+        Performed::Done
+    }
+
+    fn read(&mut self, pages: &mut Pages, device: &Device, runs: Vec<Run>, mut room: Vec<u8>, since: Instant) -> Performed {
+        let n = runs.iter().map(|run| run.pages as usize).sum();
+        let (mut lengths, before) = (Vec::with_capacity(n), answer_bytes(&runs, n));
+        room.clear();
+        room.resize(before, 0);
+        let results = pages.read(&device.prefix, &runs, &mut lengths, &mut room, since);
+        if results.contains(&Err(Errno::AGAIN)) {
+            self.rooms.give(room);
+            self.state = State::Late(runs, since);
+            return Performed::Later;
+        }
+        let objects = (room.len() - before) as u32;
+        let mut fields = room[..before].iter_mut();
+        let mut put = |bytes: &[u8]| bytes.iter().zip(&mut fields).for_each(|(byte, field)| *field = *byte);
+        put(&objects.to_ne_bytes());
+        results.iter().for_each(|result| put(&number_of(*result).to_ne_bytes()));
+        lengths.iter().for_each(|length| put(&(*length as u16).to_ne_bytes()));
+        self.state = State::Answer(room, 0);
+        Performed::Done
     }
 
     /// Begins to send an answer without objects.

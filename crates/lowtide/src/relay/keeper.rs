@@ -3,10 +3,11 @@
 
 use super::devices::Device;
 use super::spawn;
+use lowtide_remote::client::Client;
 use lowtide_remote::keys::RunName;
 use lowtide_remote::lease::{self, RENEWED_EVERY};
 use lowtide_remote::pages::Pages;
-use lowtide_remote::server::Remote;
+use lowtide_remote::remote::Remote;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -55,11 +56,8 @@ impl Keeper {
 
 /// Whether nothing is left.
 fn keep(remote: &Arc<Remote>, run: RunName, devices: &Receiver<Arc<Device>>) -> bool {
-    let connect = || remote.connect(Instant::now() + PATIENCE).ok();
-    if let Some(mut link) = connect() {
-        // What can't be removed now is removed at another start.
-        let _ = lease::clean(&mut link, PATIENCE);
-    }
+    // What can't be removed now is removed at another start.
+    let _ = lease::clean(remote, PATIENCE);
     let mut pages = Pages::new(remote.clone());
     let mut left: Vec<Arc<Device>> = Vec::new();
     loop {
@@ -72,20 +70,19 @@ fn keep(remote: &Arc<Remote>, run: RunName, devices: &Receiver<Arc<Device>>) -> 
         remove(&mut pages, &mut left);
     }
     remove(&mut pages, &mut left);
-    left.is_empty() && connect().is_some_and(|mut link| lease::end(&mut link, run).is_ok())
+    left.is_empty() && lease::end(&mut Client::new(remote.clone()), run, Instant::now() + PATIENCE).is_ok()
 }
 
 /// Renews the lease, by itself: nothing that takes long may come between. Until the run is over.
-fn renew(remote: &Remote, run: RunName, over: &Receiver<()>) {
+fn renew(remote: &Arc<Remote>, run: RunName, over: &Receiver<()>) {
+    let mut client = Client::new(remote.clone());
     while over.recv_timeout(RENEWED_EVERY) == Err(RecvTimeoutError::Timeout) {
-        if let Ok(mut link) = remote.connect(Instant::now() + PATIENCE) {
-            let _ = lease::renew(&mut link, run);
-        }
+        let _ = lease::renew(&mut client, run, Instant::now() + PATIENCE);
     }
 }
 
 /// Removes the pages of devices, up to the first that can't be removed now.
 fn remove(pages: &mut Pages, devices: &mut Vec<Arc<Device>>) {
-    let can_not = devices.iter().position(|device| pages.remove(&device.prefix, &device.runs(), PATIENCE).is_err());
+    let can_not = devices.iter().position(|device| pages.remove(&device.prefix, &device.runs(), Some(PATIENCE)).is_err());
     devices.drain(..can_not.unwrap_or(devices.len()));
 }

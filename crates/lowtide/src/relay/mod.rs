@@ -1,5 +1,5 @@
-//! Pages of the run's processes go to a server by way of this process, and come back the same way: so no network code and no
-//! password is in the programs. What passes is sealed; the keys are in the processes that made it.
+//! Pages of the run's processes go to a server, or a cluster of servers, by way of this process, and come back the same way: so no
+//! network code and no password is in the programs. What passes is sealed; the keys are in the processes that made it.
 //!
 //! Processes connect to a socket without a place in the file system ([`channel`]: what is said there); a few threads
 //! ([`workers`]) do what is asked. Each device of each process has names of its own on the server ([`devices`]), and what nobody
@@ -18,9 +18,11 @@ use keeper::Keeper;
 use lowtide_config::server::Server;
 use lowtide_config::size;
 use lowtide_pager::sys::broker;
+use lowtide_remote::client::Client;
 use lowtide_remote::keys::RunName;
 use lowtide_remote::lease;
-use lowtide_remote::server::{Facts, PASSWORD, PASSWORD_FILE, Remote};
+use lowtide_remote::remote::{Remote, Survey};
+use lowtide_remote::server::{PASSWORD, PASSWORD_FILE};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -76,12 +78,9 @@ impl Relay {
     /// Asks a server whether it will do. The error says what is wrong, without the server. `size`: as was asked for.
     pub fn open(server: &Server, size: Option<u64>, timeout: Option<Duration>) -> Result<Opened, String> {
         let remote = Remote::new(server.clone(), password()?, timeout.unwrap_or(TIMEOUT));
-        let link = remote.connect(Instant::now() + PATIENCE).map_err(|problem| problem.text().to_owned())?;
-        if let Some(why) = link.facts.refusal() {
-            return Err(why);
-        }
+        let survey = remote.survey(Instant::now() + PATIENCE).map_err(|problem| problem.text().to_owned())?;
         let mut warnings = Vec::new();
-        let size = fitting(size, &link.facts, &mut warnings)?;
+        let size = fitting(size, &survey, &mut warnings)?;
         let random = random().map_err(|error| format!("no random number is to be had ({error})"))?;
         let relay = Relay {
             server: server.clone(),
@@ -96,12 +95,12 @@ impl Relay {
 
     /// What the server is, in words.
     pub fn how(&self) -> Result<String, String> {
-        let link = self.remote.connect(Instant::now() + PATIENCE).map_err(|problem| problem.text().to_owned())?;
-        let limit = match link.facts.maxmemory {
+        let survey = self.remote.survey(Instant::now() + PATIENCE).map_err(|problem| problem.text().to_owned())?;
+        let limit = match survey.maxmemory() {
             0 => "no maxmemory".to_owned(),
             bytes => format!("maxmemory {}", size::show(bytes)),
         };
-        Ok(format!("{}, {limit}, waiting up to {} s", link.facts.name, self.remote.timeout.as_secs()))
+        Ok(format!("{}, {limit}, waiting up to {} s", survey.name(), self.remote.timeout.as_secs()))
     }
 
     /// The last step before a run: the server learns of it, and processes can connect.
@@ -109,8 +108,9 @@ impl Relay {
     /// # Errors
     /// What is wrong, without the server.
     pub fn take(&self) -> Result<(), String> {
-        let mut link = self.remote.connect(Instant::now() + PATIENCE).map_err(|problem| problem.text().to_owned())?;
-        lease::renew(&mut link, self.run).map_err(|problem| problem.text().to_owned())?;
+        let mut client = Client::new(self.remote.clone());
+        let renewed = lease::renew(&mut client, self.run, Instant::now() + PATIENCE);
+        renewed.map_err(|problem| problem.text().to_owned())?;
         let listener = self.listen().map_err(|error| format!("no socket can be made ({error})"))?;
         *locked(&self.listener) = Some(listener);
         Ok(())
@@ -163,11 +163,9 @@ impl Drop for Relay {
         if let Some(started) = locked(&self.started).take() {
             // An area was taken off: nobody waits for what is removed.
             let _ = spawn("lowtide-end", move || _ = started.end());
-        } else if locked(&self.listener).is_some()
-            && let Ok(mut link) = self.remote.connect(Instant::now() + PATIENCE)
-        {
+        } else if locked(&self.listener).is_some() {
             // The program did not start, and there are no pages.
-            let _ = lease::end(&mut link, self.run);
+            let _ = lease::end(&mut Client::new(self.remote.clone()), self.run, Instant::now() + PATIENCE);
         }
     }
 }
@@ -177,22 +175,20 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The bytes of an area: as was asked for, if there may be so many, else what is free.
-fn fitting(size: Option<u64>, facts: &Facts, warnings: &mut Vec<String>) -> Result<u64, String> {
-    let free = facts.free();
+fn fitting(size: Option<u64>, survey: &Survey, warnings: &mut Vec<String>) -> Result<u64, String> {
+    let (free, maxmemory) = (survey.free(), survey.maxmemory());
     let Some(size) = size else {
         return match free {
-            0 if facts.machine == 0 && facts.maxmemory == 0 => {
-                Err("it does not say how much memory it has: give size=".to_owned())
-            }
+            0 if !survey.says_memory() => Err("it does not say how much memory it has: give size=".to_owned()),
             _ if free < lowtide_config::place::LEAST => Err("its memory is full: raise its maxmemory".to_owned()),
             _ => Ok(free),
         };
     };
-    if facts.maxmemory > 0 && size > facts.maxmemory {
+    if maxmemory > 0 && size > maxmemory {
         return Err(format!(
             "size={} is more than its maxmemory ({}): make it smaller, or raise maxmemory",
             size::show(size),
-            size::show(facts.maxmemory)
+            size::show(maxmemory)
         ));
     }
     if free > 0 && size > free {

@@ -1,12 +1,12 @@
-//! The threads that serve channels. Each has a connection to the server; whoever is free takes the next channel that has
+//! The threads that serve channels. Each has a connection to each server; whoever is free takes the next channel that has
 //! something to say.
 
-use super::channel::{Channel, Rooms, Waits, Worked};
+use super::channel::{Channel, Performed, Rooms, Waits, Worked};
 use super::devices::{Device, Devices};
 use super::{locked, spawn};
 use crate::supervisor::peer;
 use lowtide_remote::pages::Pages;
-use lowtide_remote::server::Remote;
+use lowtide_remote::remote::Remote;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::OwnedFd;
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -22,6 +22,9 @@ use std::time::Duration;
 /// Threads at least, and at most: as many as there are CPUs. One waits for the server while others serve other processes.
 const LEAST: usize = 2;
 const MOST: usize = 4;
+/// After which what can't be had now is tried again, at first and at most.
+const PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// Until one may be free again.
 const NO_DESCRIPTOR: Duration = Duration::from_millis(50);
 /// What has something to say, beside channels.
@@ -46,6 +49,9 @@ struct Shared {
     devices: Arc<Devices>,
     /// Who removes what nobody can read any more.
     gone: Sender<Arc<Device>>,
+    remote: Arc<Remote>,
+    /// Channels that wait for pages that can't be had now; none: a node is away.
+    late: Sender<Option<u64>>,
 }
 
 impl Workers {
@@ -63,6 +69,7 @@ impl Workers {
         let end = eventfd(0, EventfdFlags::CLOEXEC)?;
         epoll::add(&epoll, &end, EventData::new_u64(END), EventFlags::IN)?;
         let cpus = std::thread::available_parallelism().map_or(LEAST, usize::from).clamp(LEAST, MOST);
+        let (late, are_late) = channel();
         let shared = Arc::new(Shared {
             epoll,
             listener,
@@ -73,10 +80,14 @@ impl Workers {
             next: AtomicU64::new(FIRST_CHANNEL),
             devices: devices.clone(),
             gone,
+            remote: remote.clone(),
+            late,
         });
         let mut workers = Workers { shared, threads: Vec::new() };
         let shared = workers.shared.clone();
         workers.threads.push(spawn("lowtide-door", move || shared.let_in())?);
+        let shared = workers.shared.clone();
+        workers.threads.push(spawn("lowtide-late", move || shared.look_after(&are_late))?);
         for _ in 0..cpus {
             let (shared, pages) = (workers.shared.clone(), Pages::new(remote.clone()));
             workers.threads.push(spawn("lowtide-pages", move || shared.work(pages))?);
@@ -88,6 +99,7 @@ impl Workers {
     pub fn stop(self) {
         self.shared.is_over.store(true, Ordering::Relaxed);
         let _ = rustix::io::write(&self.shared.end, &1u64.to_ne_bytes());
+        let _ = self.shared.late.send(None);
         self.threads.into_iter().for_each(|thread| _ = thread.join());
         self.shared.devices.take_all().into_iter().for_each(|device| _ = self.shared.gone.send(device));
     }
@@ -161,19 +173,53 @@ impl Shared {
         loop {
             match channel.work() {
                 Worked::Hello(hello) => channel.greet(self.devices.open(hello)),
-                Worked::Asked if channel.perform(pages) => {}
-                Worked::Asked | Worked::Over => break,
-                Worked::Waits(waits) => {
-                    let data = EventData::new_u64(number);
-                    let _ = epoll::modify(&self.epoll, channel.as_fd(), data, flags_of(&waits) | EventFlags::ONESHOT);
-                    return;
-                }
+                Worked::Asked => match channel.perform(pages) {
+                    Performed::Done if self.remote.has_away() => {
+                        let _ = self.late.send(None);
+                    }
+                    Performed::Done => {}
+                    Performed::Later => {
+                        let _ = self.late.send(Some(number));
+                        return;
+                    }
+                    Performed::Nonsense => break,
+                },
+                Worked::Over => break,
+                Worked::Waits(waits) => return self.wait(number, channel, waits),
             }
         }
         // Closed when the last of these is dropped.
         let _ = epoll::delete(&self.epoll, channel.as_fd());
         locked(&self.channels).remove(&number);
         self.is_left(channel);
+    }
+
+    /// Whoever is free is to go on with a channel when it has something to say.
+    fn wait(&self, number: u64, channel: &Channel, waits: Waits) {
+        let flags = flags_of(&waits) | EventFlags::ONESHOT;
+        let _ = epoll::modify(&self.epoll, channel.as_fd(), EventData::new_u64(number), flags);
+    }
+
+    /// Looks after nodes that are away, and has what waits for pages tried again, by a thread of its own: the others go on with
+    /// pages that can be had.
+    fn look_after(&self, late: &Receiver<Option<u64>>) {
+        let (mut waiting, mut pause): (Vec<u64>, Duration) = (Vec::new(), PAUSE);
+        while !self.is_over.load(Ordering::Relaxed) {
+            if !self.remote.has_away() {
+                pause = PAUSE;
+                let Ok(one) = late.recv() else { return };
+                waiting.extend(one);
+            }
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(LONGEST_PAUSE);
+            waiting.extend(late.try_iter().flatten());
+            self.remote.look();
+            for number in waiting.drain(..) {
+                let channel = locked(&self.channels).get(&number).cloned();
+                // There is room for an answer, so a worker sees to it now.
+                channel.iter().for_each(|channel| self.wait(number, &locked(channel), Waits::ToWrite));
+            }
+        }
     }
 
     /// A channel is over: its device is gone with the last one.

@@ -1,110 +1,13 @@
-//! Pages on a real server: right bytes or a message, whatever becomes of the server; and nothing is left there.
+//! A server that stands alone.
 
-mod live;
-
-use live::{MIB, Run, Scene, area, ends_well, number, program, turn, verifier};
+use crate::live::{self, MIB, Run, Scene, area, ends_well, number, program, turn, verifier};
+use crate::servers::{Server, free_port};
+use crate::{goes_on, is_stopped};
 use rustix::process::{Pid, Signal};
 use std::net::TcpListener;
-use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::Command;
 use std::thread;
-use std::time::{Duration, Instant};
-
-/// Whatever is waited for comes within this time.
-const SOON: Duration = Duration::from_secs(30);
-
-/// A redis-server on loopback, without a file unless it is told otherwise. Killed when it is dropped.
-struct Server {
-    port: u16,
-    options: Vec<String>,
-    child: Child,
-    dir: tempfile::TempDir,
-}
-
-impl Server {
-    fn start(options: &str) -> Server {
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port();
-        let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
-        let options: Vec<String> = options.split_whitespace().map(str::to_owned).collect();
-        let child = Server::spawn(port, dir.path(), &options);
-        let server = Server { port, options, child, dir };
-        server.listens();
-        server
-    }
-
-    fn spawn(port: u16, dir: &Path, options: &[String]) -> Child {
-        let mut command = Command::new("redis-server");
-        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"]);
-        command.arg(dir).args(options).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        command.spawn().expect("redis-server is installed (`make setup`)")
-    }
-
-    fn listens(&self) {
-        let until = Instant::now() + SOON;
-        while !self.ask("PING").contains("PONG") && !self.ask("PING").contains("NOAUTH") {
-            assert!(Instant::now() < until, "redis-server does not answer");
-            thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    /// What redis-cli prints.
-    fn ask(&self, words: &str) -> String {
-        let mut command = Command::new("redis-cli");
-        let output = command.args(["-p", &self.port.to_string()]).args(words.split_whitespace()).output();
-        String::from_utf8_lossy(&output.expect("redis-cli is installed (`make setup`)").stdout).trim().to_owned()
-    }
-
-    fn keys(&self) -> u64 {
-        self.ask("DBSIZE").trim_start_matches("(integer) ").parse().expect("a number")
-    }
-
-    fn spec(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
-    }
-
-    fn signal(&self, signal: Signal) {
-        rustix::process::kill_process(Pid::from_raw(self.child.id() as i32).expect("a pid"), signal).expect("sent");
-    }
-
-    fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-
-    fn start_again(&mut self) {
-        self.kill();
-        self.child = Server::spawn(self.port, self.dir.path(), &self.options);
-        self.listens();
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may be stopped.
-        self.kill();
-    }
-}
-
-/// The run was stopped by lowtide with a message that holds these words, and no byte was wrong.
-#[track_caller]
-fn is_stopped(run: &mut Run, words: &[&str]) -> String {
-    let Output { status, stdout, stderr } = run.ended_within(SOON).expect("it ends");
-    let [out, err] = [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-    assert_eq!(status.code(), Some(125), "{out}{err}");
-    assert!(out.is_empty() && err.contains("was stopped: a page of the program could not be read back: "), "{out}{err}");
-    for word in words {
-        assert!(err.contains(word), "`{word}` is not in: {err}");
-    }
-    err
-}
-
-/// Pages come back again.
-#[track_caller]
-fn goes_on(scene: &Scene, run: &mut Run, spec: &str) {
-    let reads = |run: &Run| number(&area(scene, run, spec), "reads");
-    let before = reads(run);
-    run.wait_until("pages come back again", |run| reads(run) > before + 100);
-}
+use std::time::Duration;
 
 #[test]
 fn pages_go_to_a_server_and_come_back_and_nothing_is_left_there() {
@@ -162,7 +65,7 @@ fn servers_that_will_not_do_are_refused_before_the_program_starts() {
     let Some(_turn) = turn() else { return };
     let scene = Scene::new();
     let run = |spec: &str| format!("run --ram 64M --swap {spec} -- touch started");
-    let free = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port();
+    let free = free_port();
     scene.refused(&run(&format!("redis://127.0.0.1:{free}")), 2, &["no server listens there"]);
     scene.refused(&run("redis://no-such-host.invalid:6379"), 2, &["the host is not known"]);
     scene.refused(&run("redis://127.0.0.1:0"), 2, &["port"]);
@@ -233,6 +136,24 @@ fn a_server_whose_memory_is_full_is_a_full_area() {
     assert_eq!(out, "OK\n");
     assert!(err.is_empty() || err.contains("its memory is full (maxmemory)"), "{err}");
     assert_eq!(server.keys(), 0);
+}
+
+/// While the run goes on, and over the same connections.
+#[test]
+fn a_server_that_is_told_to_throw_pages_away_gets_no_more() {
+    let Some(_turn) = turn() else { return };
+    let (scene, server) = (Scene::new(), Server::start("--maxmemory 512mb"));
+    let (spec, dir) = (server.spec(), scene.swap_dir("dir"));
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec},prio=5 --swap {dir}"), "64 n");
+    server.ask("CONFIG SET maxmemory-policy allkeys-lru");
+    run.wait_until("pages go elsewhere", |run| number(&area(&scene, run, &dir), "used") > 8 * MIB);
+    server.ask("CONFIG RESETSTAT");
+    goes_on(&scene, &mut run, &spec);
+    let stats = server.ask("INFO commandstats");
+    assert!(stats.contains("cmdstat_get:") && !stats.contains("cmdstat_set:"), "{stats}");
+    scene.wake();
+    let (out, err) = run.finish();
+    assert_eq!(out, "OK\n", "{err}");
 }
 
 #[test]
@@ -350,8 +271,8 @@ fn what_a_killed_run_has_left_is_removed_when_its_lease_is_over() {
     run.kill();
     assert!(server.keys() > 1000);
     assert_eq!(scene.done(&format!("remote clean {spec}")), "0 keys of 0 runs that are gone were removed\n");
-    let name = server.ask("SMEMBERS lowtide:runs");
-    let lease = format!("lowtide:{name}:lease");
+    let name = server.ask("SMEMBERS lowtide:{runs}");
+    let lease = format!("lowtide:{{runs}}:{name}");
     let seconds: i64 = server.ask(&format!("TTL {lease}")).parse().expect("a number");
     assert!((1..=600).contains(&seconds), "{seconds}");
     assert_eq!(server.ask(&format!("DEL {lease}")), "1");

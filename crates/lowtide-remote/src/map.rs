@@ -1,0 +1,167 @@
+//! Which node of a cluster has which hash slots, as `CLUSTER NODES` says. A server that stands alone is a cluster of one that has
+//! all of them.
+
+use lowtide_config::server::Address;
+
+use crate::keys::HASH_SLOTS;
+
+/// In place of a node's number: no node has the slot.
+const NOBODY: u16 = u16::MAX;
+
+/// What a node of a cluster says of all of them. Others may be right.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Map {
+    /// Who said so.
+    pub from: Address,
+    /// Whether it is a cluster.
+    pub is_cluster: bool,
+    /// All that have an address.
+    pub nodes: Vec<Node>,
+    /// The number of the node that has a slot, or [`NOBODY`].
+    owners: Vec<u16>,
+}
+
+/// A node of a cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// Where it listens.
+    pub address: Address,
+    /// What the cluster calls it; empty: not known.
+    pub id: String,
+    /// What its primary is called; none: it is one.
+    pub primary: Option<String>,
+    /// The others have found that it is not to be reached.
+    pub is_down: bool,
+    /// Whose word about slots counts more: the greater number's.
+    pub epoch: u64,
+}
+
+impl Map {
+    /// Of a server that stands alone.
+    pub fn single(address: &Address) -> Map {
+        let node = Node { address: address.clone(), id: String::new(), primary: None, is_down: false, epoch: 0 };
+        Map { from: address.clone(), is_cluster: false, nodes: vec![node], owners: vec![0; usize::from(HASH_SLOTS)] }
+    }
+
+    /// Reads what `from` answered to `CLUSTER NODES`. None: it is nothing of the kind.
+    pub fn parse(text: &str, from: &Address) -> Option<Map> {
+        let mut map =
+            Map { from: from.clone(), is_cluster: true, nodes: Vec::new(), owners: vec![NOBODY; usize::from(HASH_SLOTS)] };
+        for line in text.lines().filter(|line| !line.is_empty()) {
+            let words: Vec<&str> = line.split(' ').collect();
+            let [id, place, flags, primary, _, _, epoch, _, slots @ ..] = words.as_slice() else { return None };
+            let has = |flag: &str| flags.split(',').any(|one| one == flag);
+            if has("noaddr") || has("handshake") {
+                continue;
+            }
+            let address = address(place.split(['@', ',']).next().unwrap_or_default(), from)?;
+            let primary = (!has("master")).then(|| (*primary).to_owned());
+            let node = Node { address, id: (*id).to_owned(), primary, is_down: has("fail"), epoch: epoch.parse().ok()? };
+            let number = u16::try_from(map.nodes.len()).ok().filter(|number| *number != NOBODY)?;
+            map.nodes.push(node);
+            // What is on the way to another node, or from there, stands in brackets.
+            for slots in slots.iter().filter(|slots| !slots.starts_with('[')) {
+                let (first, last) = slots.split_once('-').unwrap_or((slots, slots));
+                let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+                map.owners.get_mut(first..=last)?.fill(number);
+            }
+        }
+        (!map.nodes.is_empty()).then_some(map)
+    }
+
+    /// Where a hash slot is.
+    pub fn owner(&self, hash_slot: u16) -> Option<&Address> {
+        self.nodes.get(usize::from(*self.owners.get(usize::from(hash_slot))?)).map(|node| &node.address)
+    }
+
+    /// The nodes that have slots, with how many.
+    pub fn primaries(&self) -> Vec<(&Node, usize)> {
+        let mut counts = vec![0; self.nodes.len()];
+        for owner in &self.owners {
+            if let Some(count) = counts.get_mut(usize::from(*owner)) {
+                *count += 1;
+            }
+        }
+        self.nodes.iter().zip(counts).filter(|(_, slots)| *slots > 0).collect()
+    }
+
+    /// Slots that no node has, or one that can't be reached.
+    pub fn uncovered(&self) -> usize {
+        let has = |owner: &&u16| self.nodes.get(usize::from(**owner)).is_none_or(|node| node.is_down);
+        self.owners.iter().filter(has).count()
+    }
+
+    /// Whether both say the same of where slots are.
+    pub fn is_same(&self, other: &Map) -> bool {
+        (0..HASH_SLOTS).all(|slot| self.owner(slot) == other.owner(slot))
+    }
+
+    /// How far it has come with the news: a map with less is older.
+    pub fn epoch(&self) -> u64 {
+        self.nodes.iter().filter(|node| node.primary.is_none()).map(|node| node.epoch).max().unwrap_or(0)
+    }
+
+    /// A node has said that a slot is there.
+    pub fn moved(&mut self, hash_slot: u16, to: &Address) {
+        let known = self.nodes.iter().position(|node| node.address == *to);
+        let number = known.unwrap_or_else(|| {
+            self.nodes.push(Node { address: to.clone(), id: String::new(), primary: None, is_down: false, epoch: 0 });
+            self.nodes.len() - 1
+        });
+        if let (Some(owner), Ok(number)) = (self.owners.get_mut(usize::from(hash_slot)), u16::try_from(number)) {
+            *owner = number;
+        }
+    }
+}
+
+/// An address as nodes write it. Without a host it is that of who says so.
+pub fn address(text: &str, from: &Address) -> Option<Address> {
+    let (host, port) = text.rsplit_once(':')?;
+    let host = if host.is_empty() || host == "?" { &from.host } else { host };
+    Some(Address { host: host.to_owned(), port: port.parse().ok().filter(|port| *port != 0)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "aa 127.0.0.1:7001@17001,host-1 master - 0 1700 2 connected 5461-10922\n\
+                        bb 127.0.0.1:7002@17002 slave aa 0 1700 2 connected\n\
+                        cc :7000@17000 myself,master - 0 1700 1 connected 0-5460 [93->-aa] [77-<-dd]\n\
+                        dd ::1:7003@17003 master,fail - 0 1700 3 disconnected 10923-16382 16383\n\
+                        ee :0@0 master,noaddr - 0 1 0 disconnected\n";
+
+    fn at(host: &str, port: u16) -> Address {
+        Address { host: host.to_owned(), port }
+    }
+
+    #[test]
+    fn what_nodes_say() {
+        let map = Map::parse(TEXT, &at("asked", 1)).unwrap();
+        assert_eq!(map.owner(0), Some(&at("asked", 7000)), "who says so has the host that was asked");
+        assert_eq!(map.owner(93), Some(&at("asked", 7000)), "what is on its way is not gone");
+        assert_eq!((map.owner(5461), map.owner(16383)), (Some(&at("127.0.0.1", 7001)), Some(&at("::1", 7003))));
+        assert_eq!((map.nodes.len(), map.primaries().len(), map.epoch()), (4, 3, 3));
+        assert_eq!(map.uncovered(), 5461, "those of the node that failed");
+        assert_eq!(map.nodes[1].primary.as_deref(), Some("aa"));
+        for nonsense in ["", "a b c", "aa x master - 0 0 1 connected", "aa h:1 master - 0 0 1 connected 0-16384"] {
+            assert_eq!(Map::parse(nonsense, &at("asked", 1)), None, "{nonsense}");
+        }
+        let single = Map::single(&at("h", 1));
+        assert_eq!((single.owner(0), single.owner(16383), single.uncovered()), (Some(&at("h", 1)), Some(&at("h", 1)), 0));
+    }
+
+    #[test]
+    fn slots_move_and_replicas_take_over() {
+        let before = Map::parse(TEXT, &at("asked", 1)).unwrap();
+        let mut moved = before.clone();
+        moved.moved(5, &at("127.0.0.1", 7001));
+        moved.moved(6, &at("new", 9));
+        assert_eq!((moved.owner(5), moved.owner(6)), (Some(&at("127.0.0.1", 7001)), Some(&at("new", 9))));
+        let after = TEXT.replace("slave aa 0 1700 2 connected", "master - 0 1700 4 connected 5461-10922");
+        let after = after.replace("master - 0 1700 2 connected 5461-10922", "master,fail - 0 1700 2 disconnected");
+        let after = Map::parse(&after, &at("asked", 1)).unwrap();
+        assert_eq!((after.owner(6000), after.epoch()), (Some(&at("127.0.0.1", 7002)), 4));
+        assert!(!after.is_same(&before) && after.is_same(&after));
+    }
+}

@@ -1,0 +1,363 @@
+//! What is shared by all that use a server, or a cluster of them: where things are, and which connections were given up.
+
+use std::io::{self, ErrorKind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use lowtide_config::server::{Address, Server};
+
+use crate::map::Map;
+use crate::resp::{self, Reply};
+use crate::server::{Facts, Link, Login, Problem, asked};
+
+/// How long one of several nodes may take to say which has what: then the next is asked.
+const LOOK: Duration = Duration::from_secs(1);
+/// How many are asked.
+const WITNESSES: u32 = 2;
+
+/// A server that pages go to, or a cluster of servers.
+#[derive(Debug)]
+pub struct Remote {
+    /// As the user has written it.
+    pub server: Server,
+    /// How long a read goes on trying.
+    pub timeout: Duration,
+    login: Login,
+    known: Mutex<Option<Known>>,
+    /// Held by who asks which node has what: one is enough.
+    asking: Mutex<()>,
+    /// Nodes that were not to be reached when they were tried last.
+    away: Mutex<Vec<Address>>,
+    /// Connections that were given up while commands were under way there.
+    fences: Mutex<Vec<Fence>>,
+    /// The run is over: what is read or written no longer matters.
+    over: AtomicBool,
+}
+
+/// Which node has what, as far as is known.
+#[derive(Debug, Clone)]
+pub struct Known {
+    /// By node.
+    pub map: Arc<Map>,
+    /// Counts how often somebody was asked.
+    asked: u64,
+    /// Counts how often what was said was new.
+    pub changes: u64,
+    /// When somebody was asked last.
+    since: Instant,
+}
+
+/// A connection that was given up: the server may still carry out what it has been sent there, and that could come after what
+/// others send later.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Fence {
+    /// The server process, by its name for itself.
+    process: String,
+    /// Where it listened.
+    address: Address,
+    /// The connection, by its.
+    client: i64,
+    /// When it was given up.
+    since: Instant,
+}
+
+/// What all nodes that have slots say of themselves.
+#[derive(Debug)]
+pub struct Survey {
+    /// Which has what.
+    pub map: Arc<Map>,
+    /// Of each: where it is, its part of all slots, and its facts.
+    pub primaries: Vec<(Address, f64, Facts)>,
+}
+
+impl Remote {
+    /// A server to be used; nothing is done yet.
+    pub fn new(server: Server, password: Option<String>, timeout: Duration) -> Remote {
+        let login = Login { user: server.user.clone(), password, db: server.db };
+        Remote {
+            server,
+            timeout,
+            login,
+            known: Mutex::default(),
+            asking: Mutex::default(),
+            away: Mutex::default(),
+            fences: Mutex::default(),
+            over: AtomicBool::new(false),
+        }
+    }
+
+    /// Nothing is to be read or written any more: who tries gives up soon.
+    pub fn end(&self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether [`Remote::end`] was called.
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+
+    /// Connects to one of the servers.
+    ///
+    /// # Errors
+    /// As [`Login::connect`].
+    pub fn connect(&self, address: &Address, deadline: Instant) -> Result<Link, Problem> {
+        self.login.connect(address, deadline)
+    }
+
+    /// Which node has what. Asks for it if that is not known yet.
+    ///
+    /// # Errors
+    /// Nobody says.
+    pub fn known(&self, deadline: Instant) -> Result<Known, Problem> {
+        let known = locked(&self.known).clone();
+        known.map_or_else(|| self.ask(None, deadline), Ok)
+    }
+
+    /// The same, asked anew, unless somebody has done that since `than` was known. Of a server that stands alone there is nothing
+    /// new to be known.
+    ///
+    /// # Errors
+    /// Nobody says.
+    pub fn newer(&self, than: &Known, deadline: Instant) -> Result<Known, Problem> {
+        if than.map.is_cluster { self.ask(Some(than), deadline) } else { Ok(than.clone()) }
+    }
+
+    /// The same, but for nothing if somebody was asked in the last second.
+    ///
+    /// # Errors
+    /// Nobody says.
+    pub fn newer_soon(&self, than: &Known, deadline: Instant) -> Result<(), Problem> {
+        let was_asked = locked(&self.known).as_ref().is_some_and(|known| known.since.elapsed() < LOOK);
+        if was_asked { Ok(()) } else { self.newer(than, deadline).map(drop) }
+    }
+
+    /// A node has said that a hash slot is elsewhere.
+    pub fn moved(&self, hash_slot: u16, to: &Address) {
+        if let Some(known) = &mut *locked(&self.known)
+            && known.map.owner(hash_slot) != Some(to)
+        {
+            Arc::make_mut(&mut known.map).moved(hash_slot, to);
+            known.changes += 1;
+        }
+    }
+
+    /// Asks one node after the other, up to the second that answers: a primary that was stopped for a while does not know yet
+    /// that another has taken its place. Who has heard less, or less than is known already, is not believed, if there is another.
+    fn ask(&self, than: Option<&Known>, deadline: Instant) -> Result<Known, Problem> {
+        let _one = locked(&self.asking);
+        let before = locked(&self.known).clone();
+        if let Some(before) = &before
+            && than.is_none_or(|than| before.asked > than.asked)
+        {
+            return Ok(before.clone());
+        }
+        let newest = before.as_ref().map_or(0, |known| known.map.epoch());
+        let places = self.places(before.as_ref().map(|known| &*known.map));
+        let (mut best, mut answers, mut problem): (Option<Map>, u32, Option<Problem>) = (None, 0, None);
+        for address in &places {
+            let until = if places.len() == 1 { deadline } else { deadline.min(Instant::now() + LOOK) };
+            match self.map_of(address, until) {
+                // Another server listens there now.
+                Ok(map) if !map.is_cluster && before.as_ref().is_some_and(|before| before.map.is_cluster) => {}
+                Ok(map) => {
+                    answers += if map.is_cluster { 1 } else { WITNESSES };
+                    if best.as_ref().is_none_or(|best| best.epoch() < map.epoch()) {
+                        best = Some(map);
+                    }
+                }
+                Err(why) => problem = problem.or(Some(if places.len() == 1 { why } else { why.of(address) })),
+            }
+            let is_known = answers >= WITNESSES && best.as_ref().is_some_and(|best| best.epoch() >= newest);
+            if is_known || Instant::now() >= deadline {
+                break;
+            }
+        }
+        // One witness alone may be the one that does not know.
+        let Some(map) = best.filter(|map| answers >= WITNESSES || map.epoch() >= newest) else {
+            return Err(problem.unwrap_or_else(|| Problem::Away("it does not answer".to_owned())));
+        };
+        let mut now = locked(&self.known);
+        let (asked, changes) = now.as_ref().map_or((0, 0), |known| (known.asked, known.changes));
+        let is_new = now.as_ref().is_none_or(|known| !known.map.is_same(&map));
+        let known = Known { map: Arc::new(map), asked: asked + 1, changes: changes + u64::from(is_new), since: Instant::now() };
+        *now = Some(known.clone());
+        Ok(known)
+    }
+
+    /// Who can be asked, most likely ones first.
+    fn places(&self, map: Option<&Map>) -> Vec<Address> {
+        let mut places: Vec<Address> = Vec::new();
+        let known = map.filter(|map| map.is_cluster).into_iter().flat_map(|map| {
+            let all = std::iter::once(&map.from).chain(map.nodes.iter().map(|node| &node.address));
+            let is_down = |address: &Address| map.nodes.iter().any(|node| node.is_down && node.address == *address);
+            let (up, down): (Vec<_>, Vec<_>) = all.partition(|address| !is_down(address) && !self.is_away(address));
+            up.into_iter().chain(down)
+        });
+        for address in known.chain(&self.server.hosts) {
+            if !places.contains(address) {
+                places.push(address.clone());
+            }
+        }
+        places
+    }
+
+    fn map_of(&self, address: &Address, deadline: Instant) -> Result<Map, Problem> {
+        let mut link = self.connect(address, deadline)?;
+        if !link.facts.cluster {
+            return Ok(Map::single(address));
+        }
+        match asked(&mut link.connection, &[b"CLUSTER", b"NODES"])? {
+            Reply::Bytes(text) => Map::parse(&String::from_utf8_lossy(&text), address)
+                .ok_or_else(|| Problem::Refused("it does not say which node of its cluster has what".to_owned())),
+            Reply::Error(text) if text.starts_with("NOPERM") => {
+                Err(Problem::Refused("it does not let us ask for its cluster: allow CLUSTER NODES (ACL)".to_owned()))
+            }
+            _ => Err(Problem::Refused("it does not say which node of its cluster has what".to_owned())),
+        }
+    }
+
+    /// Looks at all nodes that have slots, and at those that may take their places.
+    ///
+    /// # Errors
+    /// Why pages can't be trusted to them.
+    pub fn survey(&self, deadline: Instant) -> Result<Survey, Problem> {
+        let map = self.known(deadline)?.map;
+        if !map.is_cluster && self.server.hosts.len() > 1 {
+            return Err(Problem::Refused(format!("{} is no cluster: name it alone", map.from)));
+        }
+        let uncovered = map.uncovered();
+        if uncovered > 0 {
+            return Err(Problem::Refused(format!(
+                "{uncovered} of its cluster's 16384 slots have no node that works: `redis-cli --cluster check {}`",
+                map.from
+            )));
+        }
+        let mut primaries = Vec::new();
+        for (node, slots) in map.primaries() {
+            let about = |problem: Problem| if map.is_cluster { problem.of(&node.address) } else { problem };
+            let facts = self.connect(&node.address, deadline).map_err(about)?.facts;
+            if let Some(why) = facts.refusal() {
+                return Err(about(Problem::Refused(why)));
+            }
+            primaries.push((node.address.clone(), slots as f64 / 16384.0, facts));
+        }
+        // One that is away does no harm now, and is looked at when pages are to go there.
+        for node in map.nodes.iter().filter(|node| node.primary.is_some() && !node.is_down) {
+            let facts = self.connect(&node.address, deadline.min(Instant::now() + LOOK)).map(|link| link.facts);
+            if let Ok(Some(why)) = facts.map(|facts| Facts { replica: false, ..facts }.refusal()) {
+                return Err(Problem::Refused(why).of(&format!("the replica {}", node.address)));
+            }
+        }
+        Ok(Survey { map, primaries })
+    }
+
+    /// A node is not to be reached: who does not wait leaves it alone until [`Remote::look`] has found it.
+    pub fn set_away(&self, node: &Address) {
+        let mut away = locked(&self.away);
+        if !away.contains(node) {
+            away.push(node.clone());
+        }
+    }
+
+    /// Whether a node was not to be reached.
+    pub fn is_away(&self, node: &Address) -> bool {
+        locked(&self.away).contains(node)
+    }
+
+    /// Whether there is such a node.
+    pub fn has_away(&self) -> bool {
+        !locked(&self.away).is_empty()
+    }
+
+    /// Tries the nodes that are away, a second each, and those no longer that have no slots any more.
+    pub fn look(&self) {
+        let away = locked(&self.away).clone();
+        if away.is_empty() {
+            return;
+        }
+        let soon = || Instant::now() + LOOK;
+        let known = self.known(soon()).and_then(|known| self.newer(&known, soon()));
+        for node in away {
+            let has_slots =
+                known.as_ref().map_or(true, |known| known.map.primaries().iter().any(|(one, _)| one.address == node));
+            if !has_slots || self.connect(&node, soon()).is_ok() {
+                locked(&self.away).retain(|other| *other != node);
+            }
+        }
+    }
+
+    /// Gives up a connection while commands are under way there.
+    pub fn give_up(&self, link: &Link) {
+        let (process, address) = (link.facts.process.clone(), link.address.clone());
+        locked(&self.fences).push(Fence { process, address, client: link.client, since: Instant::now() });
+    }
+
+    /// Before anything is changed by this connection: connections to this server that were given up are ended there; then it
+    /// carries out nothing more of what was sent by them. (A server that has been started anew since has forgotten them. Another
+    /// node of a cluster does not have the slots: what comes there late, it does not do.)
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn fence(&self, link: &mut Link) -> io::Result<()> {
+        let fences = locked(&self.fences).clone();
+        for fence in fences {
+            if fence.process != link.facts.process {
+                // Of a server that was there before: it is gone, and what was sent to it. But if this connection is the older
+                // one, it is itself to a server that is gone.
+                if fence.address != link.address || link.made < fence.since {
+                    continue;
+                }
+            } else {
+                let client = fence.client.to_string();
+                let mut out = Vec::new();
+                resp::command(&mut out, &[b"CLIENT", b"KILL", b"ID", client.as_bytes()]);
+                link.connection.send(&out)?;
+                // That there is no such connection any more is as good.
+                if matches!(link.connection.reply()?, Reply::Error(text) if text.starts_with("NOPERM")) {
+                    return Err(ErrorKind::PermissionDenied.into());
+                }
+            }
+            locked(&self.fences).retain(|other| *other != fence);
+        }
+        Ok(())
+    }
+}
+
+impl Survey {
+    /// What the servers are, in words.
+    pub fn name(&self) -> String {
+        let name = self.primaries.first().map(|(_, _, facts)| facts.name.as_str()).unwrap_or_default();
+        if !self.map.is_cluster {
+            return name.to_owned();
+        }
+        let replicas = self.map.nodes.iter().filter(|node| node.primary.is_some()).count();
+        format!("{name}, a cluster of {} primaries and {replicas} replicas", self.primaries.len())
+    }
+
+    /// Most bytes that they may use; 0: no limit.
+    pub fn maxmemory(&self) -> u64 {
+        let of_each = self.primaries.iter().map(|(_, _, facts)| facts.maxmemory);
+        if of_each.clone().any(|bytes| bytes == 0) { 0 } else { of_each.sum() }
+    }
+
+    /// Bytes that are free: pages are spread by slots, and the first node that is full is the end of it. Nodes without a limit
+    /// on one machine share what it has.
+    pub fn free(&self) -> u64 {
+        let free = self.primaries.iter().map(|(address, part, facts)| {
+            let beside = self.map.nodes.iter().filter(|node| node.address.host == address.host).count().max(1);
+            let free = if facts.maxmemory == 0 { facts.free() / beside as u64 } else { facts.free() };
+            (free as f64 / part) as u64
+        });
+        free.min().unwrap_or(0)
+    }
+
+    /// Whether it is known how much memory there is.
+    pub fn says_memory(&self) -> bool {
+        self.primaries.iter().all(|(_, _, facts)| facts.machine > 0 || facts.maxmemory > 0)
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}

@@ -1,0 +1,211 @@
+//! A cluster of six: three primaries, each with a replica.
+
+use crate::live::{MIB, Run, Scene, area, ends_well, number, turn, verifier};
+use crate::servers::{Cluster, PRIMARIES, Server};
+use crate::{goes_on, is_stopped};
+use rustix::process::Signal;
+use std::thread;
+use std::time::Duration;
+
+/// A run whose pages are in the cluster and do not change: it waits for [`Scene::wake`], and then looks at all of them.
+fn sleeper(scene: &Scene, cluster: &Cluster) -> Run {
+    let spec = cluster.spec();
+    let mut run = scene.sleeper(&format!("--quiet --ram 40M --pool 4M --swap {spec}"), 96, "n");
+    run.wait_until("pages are out", |run| number(&area(scene, run, &spec), "used") > 32 * MIB);
+    let keys = |cluster: &Cluster| cluster.keys().iter().sum::<u64>();
+    let mut before = 0;
+    cluster.wait_until("nothing more is written", |cluster| {
+        let now = keys(cluster);
+        thread::sleep(Duration::from_millis(500));
+        let is_so = now == before;
+        before = now;
+        is_so
+    });
+    cluster.is_replicated();
+    run
+}
+
+/// All pages come back as they were.
+#[track_caller]
+fn all_is_right(scene: &Scene, run: Run) {
+    scene.wake();
+    let (out, err) = run.finish();
+    assert!(out.starts_with("OK"), "{out}{err}");
+}
+
+#[test]
+fn pages_go_to_all_nodes_and_come_back_and_nothing_is_left_there() {
+    let Some(_turn) = turn() else { return };
+    let (scene, cluster) = (Scene::new(), Cluster::start(""));
+    let spec = cluster.spec();
+    let mut run = verifier(&scene, &format!("--ram 48M --pool 4M --swap {spec}"), "128 n");
+    run.wait_until("pages come back", |run| number(&area(&scene, run, &spec), "read_bytes") > 64 * MIB);
+    let keys = cluster.keys();
+    assert!(keys.len() == PRIMARIES && keys.iter().all(|keys| *keys > 1000), "{keys:?}");
+    let stat = scene.stat(run.pid);
+    // What is allowed where existing mappings grow (docs/lab.md).
+    assert!(number(&stat, "ram_peak") <= 48 * MIB * 105 / 100 + 16 * MIB, "{stat}");
+    for node in &cluster.nodes[..PRIMARIES] {
+        let errors = node.ask("INFO errorstats");
+        assert!(!errors.contains("MOVED") && !errors.contains("CROSSSLOT"), "commands go to the right node at once: {errors}");
+    }
+    ends_well(&scene, run);
+    assert_eq!(cluster.keys(), [0; PRIMARIES]);
+}
+
+#[test]
+fn a_cluster_that_will_not_do_is_refused_before_the_program_starts() {
+    let Some(_turn) = turn() else { return };
+    let (scene, cluster) = (Scene::new(), Cluster::start("--maxmemory 64mb"));
+    let run = |spec: &str| format!("run --ram 64M --swap {spec} -- touch started");
+    let place = |i: usize| format!("127.0.0.1:{}", cluster.nodes[i].port);
+    scene.refused(&run(&format!("{}/1", cluster.spec())), 2, &["it has no database 1", "cluster mode"]);
+    scene.refused(&run(&format!("{},size=1G", cluster.spec())), 2, &["more than its maxmemory (192 MiB)"]);
+    for node in [2, 5] {
+        cluster.nodes[node].ask("CONFIG SET maxmemory-policy allkeys-lru");
+        scene.refused(&run(&cluster.spec()), 2, &[&place(node), "allkeys-lru", "noeviction"]);
+        cluster.nodes[node].ask("CONFIG SET maxmemory-policy noeviction");
+    }
+    let alone = Server::start("");
+    let two = format!("redis://127.0.0.1:{},{}", alone.port, place(0));
+    scene.refused(&run(&two), 2, &["is no cluster"]);
+    assert_eq!(cluster.nodes[1].ask("CLUSTER DELSLOTSRANGE 6000 6009"), "OK");
+    scene.refused(&run(&format!("redis://{}", place(1))), 2, &["10 of its cluster's 16384 slots", "redis-cli --cluster check"]);
+    assert!(!scene.path("started").exists());
+}
+
+#[test]
+fn doctor_and_clean_see_all_nodes() {
+    let Some(_turn) = turn() else { return };
+    let (scene, cluster) = (Scene::new(), Cluster::start(""));
+    let spec = cluster.spec();
+    let out = scene.done(&format!("doctor {spec}"));
+    assert!(out.contains("a cluster of 3 primaries and 3 replicas"), "{out}");
+    for node in &cluster.nodes[..PRIMARIES] {
+        assert!(out.contains(&format!("ok   a page           127.0.0.1:{}: written", node.port)), "{out}");
+    }
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec}"), "64 n");
+    run.kill();
+    assert_eq!(scene.done(&format!("remote clean {spec}")), "0 keys of 0 runs that are gone were removed\n");
+    assert!(cluster.keys().iter().all(|keys| *keys > 500), "{:?}", cluster.keys());
+    let leases = |node: &Server| node.ask("--scan --pattern lowtide:{runs}:*");
+    let (node, lease) =
+        cluster.nodes[..PRIMARIES].iter().map(|node| (node, leases(node))).find(|(_, key)| !key.is_empty()).unwrap();
+    // The list and the lease are lost with their node.
+    assert_eq!(node.ask(&format!("DEL {lease} lowtide:{{runs}}")), "2");
+    let out = scene.done(&format!("remote clean {spec}"));
+    assert!(out.starts_with("0 keys of 0 runs") && out.contains("\n1 runs were not in the list"), "{out}");
+    assert_eq!(node.ask(&format!("DEL {lease}")), "1");
+    let out = scene.done(&format!("remote clean {spec}"));
+    assert!(out.ends_with("keys of 1 runs that are gone were removed\n"), "{out}");
+    assert_eq!(cluster.keys(), [0; PRIMARIES]);
+}
+
+#[test]
+fn a_primary_that_is_killed_is_replaced_by_its_replica() {
+    let Some(_turn) = turn() else { return };
+    let (scene, mut cluster) = (Scene::new(), Cluster::start(""));
+    let run = sleeper(&scene, &cluster);
+    cluster.nodes[0].kill();
+    all_is_right(&scene, run);
+    assert!(cluster.primaries().contains(&PRIMARIES), "{}", cluster.nodes[1].ask("CLUSTER NODES"));
+    assert_eq!(cluster.keys(), [0; PRIMARIES]);
+}
+
+/// Its place is taken meanwhile, which it does not know when it goes on.
+#[test]
+fn a_primary_that_hangs_and_comes_back_as_a_replica_is_not_asked() {
+    let Some(_turn) = turn() else { return };
+    let (scene, cluster) = (Scene::new(), Cluster::start(""));
+    let mut run = sleeper(&scene, &cluster);
+    cluster.nodes[0].signal(Signal::STOP);
+    scene.wake();
+    run.wait_until("its replica has taken its place", |_| cluster.nodes[PRIMARIES].ask("ROLE").contains("master"));
+    cluster.nodes[0].signal(Signal::CONT);
+    all_is_right(&scene, run);
+}
+
+#[test]
+fn a_failover_that_loses_acknowledged_writes_is_found_out() {
+    let Some(_turn) = turn() else { return };
+    let (scene, mut cluster) = (Scene::new(), Cluster::start(""));
+    let spec = cluster.spec();
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec}"), "64 n");
+    // It lags: what is written now it does not get.
+    cluster.nodes[PRIMARIES].signal(Signal::STOP);
+    let writes = |run: &Run| number(&area(&scene, run, &spec), "write_bytes");
+    let before = writes(&run);
+    run.wait_until("much is written anew", |run| writes(run) > before + 48 * MIB);
+    cluster.nodes[0].kill();
+    cluster.nodes[PRIMARIES].signal(Signal::CONT);
+    is_stopped(&mut run, &["could not be read back", &spec]);
+}
+
+#[test]
+fn slots_that_nobody_has_any_more_end_the_run() {
+    let Some(_turn) = turn() else { return };
+    let (scene, mut cluster) = (Scene::new(), Cluster::start(""));
+    let spec = cluster.spec();
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec},timeout=4s"), "64 n");
+    cluster.nodes[PRIMARIES].kill();
+    cluster.nodes[0].kill();
+    is_stopped(&mut run, &["the server did not answer in time", &spec]);
+}
+
+#[test]
+fn a_cluster_that_is_down_for_a_while_is_waited_for() {
+    let Some(_turn) = turn() else { return };
+    let (scene, cluster) = (Scene::new(), Cluster::start(""));
+    let spec = cluster.spec();
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec}"), "64 n");
+    // The third has no majority.
+    let two = &cluster.nodes[..2];
+    two.iter().for_each(|node| node.signal(Signal::STOP));
+    run.wait_until("the cluster is down", |_| cluster.nodes[2].ask("CLUSTER INFO").contains("cluster_state:fail"));
+    two.iter().for_each(|node| node.signal(Signal::CONT));
+    goes_on(&scene, &mut run, &spec);
+    all_is_right(&scene, run);
+}
+
+#[test]
+fn slots_that_move_to_another_node_are_followed() {
+    let Some(_turn) = turn() else { return };
+    let (scene, cluster) = (Scene::new(), Cluster::start(""));
+    let spec = cluster.spec();
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec}"), "64 n");
+    let slots = cluster.slots_of_pages(0);
+    assert!(slots.len() >= 3, "{slots:?}");
+    // One stays on its way, with a part of its keys on either side.
+    let (half, moved) = slots.split_first().unwrap();
+    cluster.begin_to_move(*half, 0, 1, 100);
+    for slot in moved {
+        cluster.begin_to_move(*slot, 0, 2, 100);
+        cluster.end_to_move(*slot, 0, 2);
+    }
+    goes_on(&scene, &mut run, &spec);
+    let asked = |i: usize, what: &str| cluster.nodes[i].ask("INFO errorstats").contains(what);
+    assert!(asked(0, "errorstat_ASK") && asked(0, "errorstat_MOVED"), "{}", cluster.nodes[0].ask("INFO errorstats"));
+    scene.wake();
+    let (out, err) = run.finish();
+    assert_eq!((out.as_str(), err.as_str()), ("OK\n", ""));
+    assert_eq!(cluster.keys(), [0; PRIMARIES], "those on their way, too");
+}
+
+/// A replica that would throw pages away gets none when it takes its primary's place.
+#[test]
+fn the_policy_is_asked_again_after_a_failover() {
+    let Some(_turn) = turn() else { return };
+    let (scene, cluster) = (Scene::new(), Cluster::start("--maxmemory 512mb"));
+    let (spec, dir) = (cluster.spec(), scene.swap_dir("dir"));
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec},prio=5 --swap {dir}"), "64 n");
+    let replica = &cluster.nodes[PRIMARIES];
+    replica.ask("CONFIG SET maxmemory-policy allkeys-lru");
+    assert_eq!(replica.ask("CLUSTER FAILOVER"), "OK");
+    run.wait_until("it has taken over", |_| replica.ask("ROLE").contains("master"));
+    replica.ask("CONFIG RESETSTAT");
+    run.wait_until("pages go elsewhere", |run| number(&area(&scene, run, &dir), "used") > 8 * MIB);
+    goes_on(&scene, &mut run, &spec);
+    let stats = replica.ask("INFO commandstats");
+    assert!(stats.contains("cmdstat_get:") && !stats.contains("cmdstat_set:"), "{stats}");
+    all_is_right(&scene, run);
+}

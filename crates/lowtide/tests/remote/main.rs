@@ -1,0 +1,46 @@
+//! Pages on real servers: right bytes or a message, whatever becomes of the servers; and nothing is left there.
+
+#[allow(dead_code)] // a part is used here
+#[path = "../real_programs/check.rs"]
+mod check;
+mod cluster;
+#[path = "../live/mod.rs"]
+mod live;
+#[allow(dead_code)]
+#[path = "../real_programs/machine.rs"]
+mod machine;
+#[allow(dead_code)]
+#[path = "../real_programs/measure.rs"]
+mod measure;
+mod programs;
+mod rounds;
+mod servers;
+mod single;
+
+use live::{Run, Scene, area, number};
+use std::process::Output;
+use std::time::Duration;
+
+/// Whatever is waited for comes within this time.
+const SOON: Duration = Duration::from_secs(30);
+
+/// The run was stopped by lowtide with a message that holds these words, and no byte was wrong.
+#[track_caller]
+fn is_stopped(run: &mut Run, words: &[&str]) -> String {
+    let Output { status, stdout, stderr } = run.ended_within(SOON).expect("it ends");
+    let [out, err] = [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    assert_eq!(status.code(), Some(125), "{out}{err}");
+    assert!(out.is_empty() && err.contains("was stopped: a page of the program could not be read back: "), "{out}{err}");
+    for word in words {
+        assert!(err.contains(word), "`{word}` is not in: {err}");
+    }
+    err
+}
+
+/// Pages come back again.
+#[track_caller]
+fn goes_on(scene: &Scene, run: &mut Run, spec: &str) {
+    let reads = |run: &Run| number(&area(scene, run, spec), "reads");
+    let before = reads(run);
+    run.wait_until("pages come back again", |run| reads(run) > before + 100);
+}

@@ -1,0 +1,61 @@
+//! Real programs at 40 % of what they take natively, with their pages on a cluster.
+
+use crate::check::{Data, Growth, faults, limits, report};
+use crate::live::turn;
+use crate::machine::python;
+use crate::measure::{Job, Limit, Swap};
+use crate::servers::{Cluster, PRIMARIES};
+use std::path::Path;
+use std::time::Duration;
+
+/// Natively it takes some ten seconds.
+const DEADLINE: Duration = Duration::from_secs(400);
+
+/// The same answer as natively, within the limit, by pages on the cluster, where nothing is left.
+#[track_caller]
+fn at_40_percent(job: &Job, growth: Growth) {
+    let native = job.native();
+    assert!(native.status == 0 && native.stdout.contains("OK"), "the native run is unsound: {native:?}");
+    let cluster = Cluster::start("");
+    let options = ["--quiet", "--pool", "4M", "--swap", &cluster.spec()].map(str::to_owned).to_vec();
+    let ram = limits(native.peak, Data::Any)[0].ram;
+    let limit = Limit { ram, swap: Swap::Options(options) };
+    let limited = job.limited(&limit);
+    report(job, &limit, &native, &limited);
+    let faults = faults(&native, &limited, &limit, growth);
+    assert!(faults.is_empty(), "{faults:?}: {}", limited.stderr);
+    let area = &limited.stats["areas"][0];
+    let bytes = |name: &str| area[name].as_u64().unwrap_or(0);
+    assert!(bytes("write_bytes") > 16 << 20 && bytes("read_bytes") > 4 << 20, "{area}");
+    assert_eq!(cluster.keys(), [0; PRIMARIES]);
+}
+
+fn script(name: &str, file: &str) -> Option<Job> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs").join(file);
+    let mut job = Job::new(name, python()?).args([path]);
+    job.deadline = DEADLINE;
+    Some(job)
+}
+
+#[test]
+#[ignore = "takes long: make remote"]
+fn numpy_arrays() {
+    let (Some(_turn), Some(job)) = (turn(), script("cluster, numpy", "numpy_arrays.py")) else { return };
+    at_40_percent(&job.words("random 192"), Growth::Existing);
+}
+
+#[test]
+#[ignore = "takes long: make remote"]
+fn a_database_of_sqlite() {
+    let (Some(_turn), Some(job)) = (turn(), script("cluster, SQLite", "sqlite_rows.py")) else { return };
+    at_40_percent(&job.words("150000"), Growth::Existing);
+}
+
+/// The server is a program of the run, and its pages are on others.
+#[test]
+#[ignore = "takes long: make remote"]
+fn a_server_that_saves() {
+    let (Some(_turn), Some(job)) = (turn(), script("cluster, redis", "redis_saves.py")) else { return };
+    let directory = job.directory.clone();
+    at_40_percent(&job.with_forks().args([directory]).words("3 60000"), Growth::Forks);
+}

@@ -1,0 +1,237 @@
+//! Servers of the tests' own: redis-server on loopback, ended by their ids.
+
+use crate::SOON;
+use rustix::process::{Pid, Signal};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How an empty word of a command is written.
+const EMPTY: &str = "''";
+
+/// A redis-server on loopback, without a file unless it is told otherwise. Killed when it is dropped.
+pub struct Server {
+    pub port: u16,
+    options: Vec<String>,
+    child: Child,
+    dir: tempfile::TempDir,
+}
+
+impl Server {
+    pub fn start(options: &str) -> Server {
+        let port = free_port();
+        let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
+        let options: Vec<String> = options.split_whitespace().map(str::to_owned).collect();
+        let child = Server::spawn(port, dir.path(), &options);
+        let server = Server { port, options, child, dir };
+        server.listens();
+        server
+    }
+
+    fn spawn(port: u16, dir: &Path, options: &[String]) -> Child {
+        let mut command = Command::new("redis-server");
+        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"]);
+        command.arg(dir).args(options).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().expect("redis-server is installed (`make setup`)")
+    }
+
+    fn listens(&self) {
+        let until = Instant::now() + SOON;
+        while !self.ask("PING").contains("PONG") && !self.ask("PING").contains("NOAUTH") {
+            assert!(Instant::now() < until, "redis-server does not answer");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// What redis-cli prints.
+    pub fn ask(&self, words: &str) -> String {
+        let mut command = Command::new("redis-cli");
+        let words = words.split_whitespace().map(|word| if word == EMPTY { "" } else { word });
+        let output = command.args(["-p", &self.port.to_string()]).args(words).output();
+        String::from_utf8_lossy(&output.expect("redis-cli is installed (`make setup`)").stdout).trim().to_owned()
+    }
+
+    fn option(&self, name: &str) -> &str {
+        let place = self.options.iter().position(|option| option == name).expect("given");
+        &self.options[place + 1]
+    }
+
+    pub fn keys(&self) -> u64 {
+        self.ask("DBSIZE").trim_start_matches("(integer) ").parse().expect("a number")
+    }
+
+    pub fn spec(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(Pid::from_raw(self.child.id() as i32).expect("a pid"), signal).expect("sent");
+    }
+
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    pub fn start_again(&mut self) {
+        self.kill();
+        self.child = Server::spawn(self.port, self.dir.path(), &self.options);
+        self.listens();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may be stopped.
+        self.kill();
+    }
+}
+
+/// A port that nobody listens on.
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port()
+}
+
+/// Three primaries, each with a replica: primary N has the Nth third of the slots, and node N + 3 copies it. Each is a [`Server`].
+pub struct Cluster {
+    pub nodes: Vec<Server>,
+}
+
+/// Milliseconds after which nodes take another for gone. Not so few that a busy machine looks like a failure.
+const NODE_TIMEOUT: u64 = 2500;
+const SLOTS: u16 = 16384;
+pub const PRIMARIES: usize = 3;
+
+impl Cluster {
+    pub fn start(options: &str) -> Cluster {
+        let one = |_| {
+            let bus = free_port();
+            Server::start(&format!(
+                "--cluster-enabled yes --cluster-port {bus} --cluster-node-timeout {NODE_TIMEOUT} \
+                 --cluster-replica-validity-factor 0 --repl-diskless-sync-delay 0 {options}"
+            ))
+        };
+        let cluster = Cluster { nodes: (0..2 * PRIMARIES).map(one).collect() };
+        let (first, others) = cluster.nodes.split_first().expect("nodes");
+        let ids: Vec<String> = cluster.nodes.iter().map(|node| node.ask("CLUSTER MYID")).collect();
+        for (node, epoch) in cluster.nodes.iter().zip(1..) {
+            node.ask(&format!("CLUSTER SET-CONFIG-EPOCH {epoch}"));
+        }
+        for other in others {
+            first.ask(&format!("CLUSTER MEET 127.0.0.1 {} {}", other.port, other.option("--cluster-port")));
+        }
+        for (i, primary) in cluster.nodes[..PRIMARIES].iter().enumerate() {
+            let part = |i: usize| i * usize::from(SLOTS) / PRIMARIES;
+            assert_eq!(primary.ask(&format!("CLUSTER ADDSLOTSRANGE {} {}", part(i), part(i + 1) - 1)), "OK");
+        }
+        let knows_all = |node: &Server| ids.iter().all(|id| node.ask("CLUSTER NODES").contains(id));
+        cluster.wait_until("all know each other", |cluster| cluster.nodes.iter().all(knows_all));
+        for (replica, primary) in cluster.nodes[PRIMARIES..].iter().zip(&ids) {
+            assert_eq!(replica.ask(&format!("CLUSTER REPLICATE {primary}")), "OK");
+        }
+        cluster.is_whole();
+        cluster
+    }
+
+    /// All slots are served, all replicas have what their primaries have, and all nodes know that.
+    pub fn is_whole(&self) {
+        self.wait_until("the cluster is whole", |cluster| {
+            let is_ok = |node: &Server| {
+                let info = node.ask("INFO replication");
+                let is_linked = !info.contains("role:slave") || info.contains("master_link_status:up");
+                let knows = node.ask("CLUSTER NODES").matches("slave").count() == PRIMARIES;
+                node.ask("CLUSTER INFO").contains("cluster_state:ok") && is_linked && knows
+            };
+            let primaries = cluster.primaries();
+            let all_replicas =
+                primaries.iter().all(|node| cluster.nodes[*node].ask("INFO replication").contains("state=online"));
+            cluster.nodes.iter().all(is_ok) && primaries.len() == PRIMARIES && all_replicas
+        });
+    }
+
+    /// Which nodes are primaries with slots, as the first of the nodes that answers sees it.
+    pub fn primaries(&self) -> Vec<usize> {
+        let text = self.nodes.iter().map(|node| node.ask("CLUSTER NODES")).find(|text| text.contains("myself"));
+        let text = text.unwrap_or_default();
+        let has_slots = |node: &Server| {
+            let place = format!(" 127.0.0.1:{}@", node.port);
+            let line = text.lines().find(|line| line.contains(&place)).unwrap_or_default();
+            line.contains("master") && !line.contains("fail") && line.split(' ').count() > 8
+        };
+        (0..self.nodes.len()).filter(|i| has_slots(&self.nodes[*i])).collect()
+    }
+
+    /// What primaries have been told has come to their replicas.
+    pub fn is_replicated(&self) {
+        self.wait_until("all is replicated", |cluster| {
+            let offset = |node: &Server, name: &str| {
+                let info = node.ask("INFO replication");
+                info.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned)).unwrap_or_default()
+            };
+            (0..PRIMARIES).all(|i| {
+                let at = offset(&cluster.nodes[i + PRIMARIES], "slave_repl_offset:");
+                offset(&cluster.nodes[i], "master_repl_offset:").trim() == at.trim()
+            })
+        });
+    }
+
+    pub fn wait_until(&self, what: &str, mut is_so: impl FnMut(&Cluster) -> bool) {
+        let until = Instant::now() + SOON;
+        while !is_so(self) {
+            assert!(Instant::now() < until, "it is never so that {what}: {}", self.nodes[0].ask("CLUSTER NODES"));
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Two of the nodes: they know the others.
+    pub fn spec(&self) -> String {
+        format!("redis://127.0.0.1:{},127.0.0.1:{}", self.nodes[0].port, self.nodes[1].port)
+    }
+
+    /// Keys of each primary.
+    pub fn keys(&self) -> Vec<u64> {
+        self.primaries().into_iter().map(|i| self.nodes[i].keys()).collect()
+    }
+
+    /// A slot of primary `from` goes to primary `to`: it is on its way, with so many of its keys.
+    pub fn begin_to_move(&self, slot: u16, from: usize, to: usize, keys: usize) {
+        let (source, target) = (&self.nodes[from], &self.nodes[to]);
+        let [source_id, target_id] = [source, target].map(|node| node.ask("CLUSTER MYID"));
+        assert_eq!(target.ask(&format!("CLUSTER SETSLOT {slot} IMPORTING {source_id}")), "OK");
+        assert_eq!(source.ask(&format!("CLUSTER SETSLOT {slot} MIGRATING {target_id}")), "OK");
+        self.move_keys(slot, from, to, keys);
+    }
+
+    fn move_keys(&self, slot: u16, from: usize, to: usize, keys: usize) {
+        let (source, target) = (&self.nodes[from], self.nodes[to].port);
+        let names =
+            source.ask(&format!("CLUSTER GETKEYSINSLOT {slot} {keys}")).split_whitespace().collect::<Vec<_>>().join(" ");
+        if !names.is_empty() {
+            let moved = source.ask(&format!("MIGRATE 127.0.0.1 {target} {EMPTY} 0 5000 KEYS {names}"));
+            assert!(moved.contains("OK") || moved.contains("NOKEY"), "{moved}");
+        }
+    }
+
+    /// The rest of it follows.
+    pub fn end_to_move(&self, slot: u16, from: usize, to: usize) {
+        while self.nodes[from].ask(&format!("CLUSTER COUNTKEYSINSLOT {slot}")) != "0" {
+            self.move_keys(slot, from, to, 200);
+        }
+        let target = self.nodes[to].ask("CLUSTER MYID");
+        for node in [to, from] {
+            assert_eq!(self.nodes[node].ask(&format!("CLUSTER SETSLOT {slot} NODE {target}")), "OK");
+        }
+    }
+
+    /// Slots of a node that have keys of pages.
+    pub fn slots_of_pages(&self, node: usize) -> Vec<u16> {
+        let keys = self.nodes[node].ask("--scan --pattern lowtide:{*:0");
+        let slot = |key: &str| self.nodes[node].ask(&format!("CLUSTER KEYSLOT {key}")).parse().expect("a slot");
+        let mut slots: Vec<u16> = keys.lines().map(slot).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        slots
+    }
+}
