@@ -410,8 +410,9 @@ impl Client {
             "OOM" if kind == Kind::Write => Next::Never(Errno::NOSPC),
             _ => match kind {
                 Kind::Write => Next::Never(Errno::NOTCONN),
-                Kind::Read | Kind::Ask => Next::Never(Errno::IO),
-                Kind::Remove | Kind::Discard => Next::Wait,
+                Kind::Ask => Next::Never(Errno::IO),
+                // Rights may be changed for a moment, with a password for example.
+                Kind::Read | Kind::Remove | Kind::Discard => Next::Wait,
             },
         }
     }

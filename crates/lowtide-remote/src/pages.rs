@@ -119,27 +119,35 @@ impl Pages {
     /// # Errors
     /// `TIMEDOUT`: it is there still, as far as is known.
     pub fn remove(&mut self, device: &str, runs: &[Run], patience: Option<Duration>) -> Result<(), Errno> {
-        let (kind, patience) = patience.map_or((Kind::Discard, DISCARDING), |patience| (Kind::Remove, patience));
-        let mut all = runs.iter().flat_map(slots).peekable();
+        let (mut kind, mut patience) = patience.map_or((Kind::Discard, DISCARDING), |patience| (Kind::Remove, patience));
+        let (mut all, mut done) = (runs.iter().flat_map(slots).peekable(), Ok(()));
         while all.peek().is_some() {
             let some: Vec<u64> = all.by_ref().take(REMOVED_AT_ONCE).collect();
-            let mut commands: Vec<Range<usize>> = Vec::new();
-            for cluster in some.chunk_by(|a, b| cluster_of(*a) == cluster_of(*b)) {
-                let begin = commands.last().map_or(0, |last| last.end);
-                commands.push(begin..begin + cluster.len());
+            let removed = self.remove_some(device, some, kind, Instant::now() + patience);
+            if removed.is_err() {
+                // A node that is away holds up nothing on the others, and is waited for once.
+                (kind, patience) = (Kind::Discard, DISCARDING);
             }
-            let mut batch = Removing { slots: Slots::new(device, some), commands };
-            let deadline = Instant::now() + patience;
-            let results = self.client.carry_out(kind, batch.commands.len(), deadline, &mut batch);
-            // Of keys that are on their way to another node some may be here and some there: then one after the other.
-            let apart = batch.commands.iter().zip(&results).filter(|(_, result)| **result == Err(Errno::AGAIN));
-            let apart: Vec<Range<usize>> = apart.flat_map(|(command, _)| command.clone().map(|i| i..i + 1)).collect();
-            results.into_iter().filter(|result| *result != Err(Errno::AGAIN)).fold(Ok(()), Result::and)?;
-            batch.commands = apart;
-            let results = self.client.carry_out(kind, batch.commands.len(), deadline, &mut batch);
-            results.into_iter().fold(Ok(()), Result::and)?;
+            done = done.and(removed);
         }
-        Ok(())
+        done
+    }
+
+    fn remove_some(&mut self, device: &str, some: Vec<u64>, kind: Kind, deadline: Instant) -> Result<(), Errno> {
+        let mut commands: Vec<Range<usize>> = Vec::new();
+        for cluster in some.chunk_by(|a, b| cluster_of(*a) == cluster_of(*b)) {
+            let begin = commands.last().map_or(0, |last| last.end);
+            commands.push(begin..begin + cluster.len());
+        }
+        let mut batch = Removing { slots: Slots::new(device, some), commands };
+        let results = self.client.carry_out(kind, batch.commands.len(), deadline, &mut batch);
+        // Of keys that are on their way to another node some may be here and some there: then one after the other.
+        let apart = batch.commands.iter().zip(&results).filter(|(_, result)| **result == Err(Errno::AGAIN));
+        let apart: Vec<Range<usize>> = apart.flat_map(|(command, _)| command.clone().map(|i| i..i + 1)).collect();
+        let whole = results.into_iter().filter(|result| *result != Err(Errno::AGAIN)).fold(Ok(()), Result::and);
+        batch.commands = apart;
+        let results = self.client.carry_out(kind, batch.commands.len(), deadline, &mut batch);
+        results.into_iter().fold(whole, Result::and)
     }
 }
 

@@ -81,8 +81,13 @@ fn renew(remote: &Arc<Remote>, run: RunName, over: &Receiver<()>) {
     }
 }
 
-/// Removes the pages of devices, up to the first that can't be removed now.
+/// Removes the pages of devices; those of which some can't be removed now are left.
 fn remove(pages: &mut Pages, devices: &mut Vec<Arc<Device>>) {
-    let can_not = devices.iter().position(|device| pages.remove(&device.prefix, &device.runs(), Some(PATIENCE)).is_err());
-    devices.drain(..can_not.unwrap_or(devices.len()));
+    // Who is away is waited for once.
+    let mut patience = Some(PATIENCE);
+    devices.retain(|device| {
+        let is_left = pages.remove(&device.prefix, &device.runs(), patience).is_err();
+        patience = patience.filter(|_| !is_left);
+        is_left
+    });
 }

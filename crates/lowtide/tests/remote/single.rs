@@ -172,6 +172,21 @@ fn a_server_that_hangs_for_a_moment_is_waited_for() {
     assert_eq!(server.keys(), 0);
 }
 
+/// As when its password or its rights are changed.
+#[test]
+fn a_server_that_refuses_for_a_moment_is_waited_for() {
+    let Some(_turn) = turn() else { return };
+    let (scene, server) = (Scene::new(), Server::start(""));
+    let spec = server.spec();
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec}"), "64 n");
+    assert_eq!(server.ask("ACL SETUSER default -get").trim(), "OK");
+    thread::sleep(Duration::from_secs(2));
+    assert_eq!(server.ask("ACL SETUSER default +get").trim(), "OK");
+    assert!(server.ask("INFO errorstats").contains("NOPERM"), "a page was asked for meanwhile");
+    goes_on(&scene, &mut run, &spec);
+    ends_well(&scene, run);
+}
+
 /// Pages wait for `lowtide run`, which has the connections.
 #[test]
 fn a_run_whose_lowtide_is_stopped_goes_on_when_it_is_continued() {
