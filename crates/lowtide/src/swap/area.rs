@@ -160,8 +160,8 @@ fn parse(text: &str, ram_usable: u64) -> Result<Spec, String> {
 fn open(spec: &Spec, before: &[&Swap]) -> Result<(Swap, Vec<String>), String> {
     let mut warnings = Vec::new();
     let failure = |why: String| {
-        // An option that does not exist is part of the path.
-        let commas = if spec.to_string().contains(',') {
+        // An option that does not exist is part of the path. (Servers have none.)
+        let commas = if spec.to_string().contains(',') && !matches!(spec, Spec::Remote { .. }) {
             " (of what follows a comma, size=, prio= and rotational are options, and for file: discard)"
         } else {
             ""

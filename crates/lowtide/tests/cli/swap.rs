@@ -36,7 +36,8 @@ fn bad_swap() {
     refused("run --ram 64M --swap redis://127.0.0.1:1 -- true", 2, &["redis://127.0.0.1:1", "no server listens there"]);
     refused("run --ram 64M --swap redis://me:secret@localhost -- true", 2, &["LOWTIDE_REDIS_PASSWORD"]);
     refused("run --ram 64M --swap rediss://localhost -- true", 2, &["TLS"]);
-    refused("run --ram 64M --swap redis://a:1,b:2 -- true", 2, &["cluster", "b:2"]);
+    refused("run --ram 64M --swap redis://127.0.0.1:1,127.0.0.1:2 -- true", 2, &["127.0.0.1:1: no server listens there"]);
+    refused("run --ram 64M --swap redis://127.0.0.1:1,127.0.0.1:1 -- true", 2, &["127.0.0.1:1 is given twice"]);
     refused("run --ram 64M --swap auto --swap dir:/var/tmp -- true", 2, &["--swap dir:/var/tmp", "given twice"]);
     refused(&format!("run --ram 64M{} -- true", " --swap dir:/x".repeat(9)), 2, &["9 areas", "8 are the most"]);
     let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
