@@ -86,7 +86,7 @@ impl ReclaimerThread {
         Ok(())
     }
 
-    /// The pager goes to work; the handlers are started.
+    /// The pager goes to work, and the handlers, which have been started.
     pub(super) fn activate(&mut self, pager: &'static Pager) -> Result<(), Errno> {
         pager.budget.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
         pager.budget.join(agent::segment(), agent::proc());

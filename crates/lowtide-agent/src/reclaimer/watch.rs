@@ -131,17 +131,18 @@ impl ReclaimerThread {
             return SHORTEST_NAP_US;
         }
         // Before anything waits for them. With many processes, or few allowed, there may be room for them later.
-        let handlers = if self.prepared.is_some() { monitor::start() } else { Ok(()) };
-        let done = match (self.prepared, handlers) {
-            (None, _) => self.prepare(limit),
-            (Some(pager), Ok(())) => self.activate(pager),
-            (Some(_), Err(_)) => Ok(()),
-        };
-        gate::open();
-        if let Err(error) = handlers {
+        if self.prepared.is_some()
+            && let Err(error) = monitor::start()
+        {
+            gate::open();
             self.warn_of_handlers(error);
             return NO_HANDLERS_US;
         }
+        let done = match self.prepared {
+            None => self.prepare(limit),
+            Some(pager) => self.activate(pager),
+        };
+        gate::open();
         if let Err(e) = done {
             let mut line = Line::new();
             line.push(b"memory can't be adopted, error ")

@@ -185,9 +185,7 @@ fn slots_that_move_to_another_node_are_followed() {
     goes_on(&scene, &mut run, &spec);
     let asked = |i: usize, what: &str| cluster.nodes[i].ask("INFO errorstats").contains(what);
     assert!(asked(0, "errorstat_ASK") && asked(0, "errorstat_MOVED"), "{}", cluster.nodes[0].ask("INFO errorstats"));
-    scene.wake();
-    let (out, err) = run.finish();
-    assert_eq!((out.as_str(), err.as_str()), ("OK\n", ""));
+    ends_well(&scene, run);
     assert_eq!(cluster.keys(), [0; PRIMARIES], "those on their way, too");
 }
 

@@ -54,9 +54,6 @@ impl Entering {
     /// # Errors
     /// `AGAIN`: there are too many; those of tracing.
     pub fn trace(&mut self, process: u32, thread: u32) -> Result<(), Errno> {
-        if self.traces(process) {
-            return Err(Errno::AGAIN);
-        }
         self.seize(process, thread, Why::Asked, 0)
     }
 
@@ -82,9 +79,6 @@ impl Entering {
     /// # Errors
     /// As [`Entering::follow`].
     pub fn copy(&mut self, process: u32, start: u64) -> Result<(), Errno> {
-        if self.traces(process) {
-            return Err(Errno::AGAIN);
-        }
         self.seize(process, process, Why::Copied, start)?;
         self.interrupt(process)
     }
@@ -115,13 +109,13 @@ impl Entering {
     }
 
     fn seize(&mut self, process: u32, thread: u32, why: Why, start: u64) -> Result<(), Errno> {
+        if self.traces(process) || !self.has_room() {
+            return Err(Errno::AGAIN);
+        }
         let (process_id, thread_id) = (number(process)?, number(thread)?);
         let since = Instant::now();
         let traced = Traced { process: process_id, thread: thread_id, why, start, since, is_interrupted: false };
         // Whoever has died since is seen to have by `saw`.
-        if !self.has_room() {
-            return Err(Errno::AGAIN);
-        }
         if !std::fs::exists(format!("/proc/{process}/task/{thread}")).unwrap_or(false) {
             return Err(Errno::SRCH);
         }

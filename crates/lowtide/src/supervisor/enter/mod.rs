@@ -53,8 +53,8 @@ pub struct Agent<'a> {
 }
 
 /// Brings the agent into a child of the calling thread that has called [`prepare`] and executed a program, and lets it go.
-/// `mask`: which signals the program is to have blocked. `broker` comes to know of what it will execute. A child that dies
-/// meanwhile is not reaped.
+/// `mask`: which signals the program is to have blocked. `following`: where its execs are to be told. A child that dies meanwhile
+/// is not reaped.
 ///
 /// # Errors
 /// What can't be done there: the program has not begun, and is killed.
