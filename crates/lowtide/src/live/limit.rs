@@ -18,8 +18,9 @@ use std::time::{Duration, Instant};
 
 /// What a program may use more while the ceiling comes down.
 const HEADROOM: u64 = 8 << 20;
-/// The processes have this long to say what can't be moved out.
+/// The processes have this long to say what can't be moved out, and as much more for each GiB that they have: they look at all of it.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+const ANSWERS_WITHIN_PER_GIB: Duration = Duration::from_millis(30);
 /// The run has this long to come below its limit before that is answered.
 const REACHED_WITHIN: Duration = Duration::from_secs(10);
 /// How often its progress is reported.
@@ -91,6 +92,11 @@ fn is_reached(limit: u64, now: u64) -> bool {
     now <= limit.saturating_add(limit / 50).saturating_add(2 << 20)
 }
 
+/// How long processes that have `ram` bytes may take to say what can't be moved out.
+fn answers_within(ram: u64) -> Duration {
+    ANSWERS_WITHIN + ANSWERS_WITHIN_PER_GIB * u32::try_from(ram >> 30).unwrap_or(u32::MAX >> 5)
+}
+
 /// A limit that is to be set and reached.
 struct Lower {
     asked: String,
@@ -127,7 +133,7 @@ impl Task for Lower {
         if let Stage::Asked(question) = self.stage {
             // Another question than the latest will not be answered any more; what was said to it does as well.
             let latest = run.shared.settings().question.load(Ordering::Relaxed);
-            if !have_answered(run, latest.max(question)) && self.started.elapsed() < ANSWERS_WITHIN {
+            if !have_answered(run, latest.max(question)) && self.started.elapsed() < answers_within(run.tree.now().ram) {
                 return Step::Going(None);
             }
             let fixed = admission::fixed(run, latest.max(question));
@@ -209,6 +215,13 @@ mod tests {
         assert_eq!(ceiling(256 * MIB, 408 * MIB, 200 * MIB), 256 * MIB);
         assert_eq!(ceiling(600 * MIB, 256 * MIB, 256 * MIB), 600 * MIB);
         assert_eq!(ceiling(600 * MIB, 600 * MIB, 900 * MIB), 600 * MIB, "it is over its limit for other reasons");
+    }
+
+    #[test]
+    fn who_has_much_memory_may_take_long_to_look_at_it() {
+        let seconds = |gib: u64| answers_within(gib << 30).as_secs();
+        assert_eq!([0, 10, 200, 1024].map(seconds), [1, 1, 7, 31]);
+        answers_within(u64::MAX);
     }
 
     #[test]
