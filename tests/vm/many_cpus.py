@@ -78,7 +78,7 @@ class Program:
 
 
 def programs(directory: Path) -> dict[str, Program]:
-    stress = ["stress-ng", "--quiet", "--vm", str(WORKERS), "--vm-bytes", f"{12 * WORKERS}M", "--vm-ops", "64", "--vm-keep", "--verify", "--temp-path", str(directory)]
+    stress = ["stress-ng", "--quiet", "--vm", str(WORKERS), "--vm-bytes", f"{12 * WORKERS}M", "--vm-ops", "1600", "--vm-keep", "--verify", "--temp-path", str(directory)]
     return {
         "one_malloc": Program([lab.compiled("one_malloc"), "96", "tz", "500"], 32, copies=False),
         "threads": Program([lab.compiled("many_threads"), str(WORKERS), "128", "250"], 48, copies=False),
