@@ -96,6 +96,12 @@ impl Map {
         (0..HASH_SLOTS).all(|slot| self.owner(slot) == other.owner(slot))
     }
 
+    /// Nodes that have slots and were replicas before: they have taken the places of their primaries.
+    pub fn promoted_since(&self, before: &Map) -> usize {
+        let was_replica = |node: &Node| before.nodes.iter().any(|old| old.id == node.id && old.primary.is_some());
+        self.primaries().into_iter().filter(|(node, _)| node.primary.is_none() && was_replica(node)).count()
+    }
+
     /// How far it has come with the news: a map with less is older.
     pub fn epoch(&self) -> u64 {
         self.nodes.iter().filter(|node| node.primary.is_none()).map(|node| node.epoch).max().unwrap_or(0)
@@ -163,5 +169,10 @@ mod tests {
         let after = Map::parse(&after, &at("asked", 1)).unwrap();
         assert_eq!((after.owner(6000), after.epoch()), (Some(&at("127.0.0.1", 7002)), 4));
         assert!(!after.is_same(&before) && after.is_same(&after));
+        assert_eq!((after.promoted_since(&before), after.promoted_since(&after), before.promoted_since(&moved)), (1, 0, 0));
+        // A node has said that slots are there before it was known that it is a primary.
+        let mut told = before.clone();
+        told.moved(6000, &at("127.0.0.1", 7002));
+        assert_eq!((told.promoted_since(&before), after.promoted_since(&told)), (0, 1));
     }
 }

@@ -76,7 +76,9 @@ impl Pages {
         let places: Vec<_> = lengths.iter().map(&mut place).collect();
         let (n, deadline) = (slots.slots.len().min(places.len()), Instant::now() + self.client.remote().timeout.min(WRITING));
         let mut batch = Writing { slots, objects, places };
-        let mut results = self.client.carry_out(Kind::Write, n, deadline, &mut batch).into_iter();
+        let results = self.client.carry_out(Kind::Write, n, deadline, &mut batch);
+        self.client.remote().counts.pages_written.add(results.iter().filter(|result| result.is_ok()).count() as u64);
+        let mut results = results.into_iter();
         let of_run =
             |run: &Run| (0..run.pages).map(|_| results.next().unwrap_or(Err(Errno::NOTCONN))).fold(Ok(()), Result::and);
         runs.iter().map(of_run).collect()
@@ -111,6 +113,11 @@ impl Pages {
         }
         in_order(objects, before, &places);
         lengths.extend(places.iter().map(Range::len));
+        if !ended.contains(&Err(Errno::AGAIN)) {
+            let counts = &self.client.remote().counts;
+            counts.read_took(since.elapsed());
+            counts.pages_read.add(places.iter().filter(|place| !place.is_empty()).count() as u64);
+        }
         ended
     }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use lowtide_config::server::{Address, Server};
 
+use crate::counts::Counts;
 use crate::map::Map;
 use crate::resp::{self, Reply};
 use crate::server::{Facts, Link, Login, Problem, asked};
@@ -23,6 +24,8 @@ pub struct Remote {
     pub server: Server,
     /// How long a read goes on trying.
     pub timeout: Duration,
+    /// What was done.
+    pub counts: Arc<Counts>,
     login: Login,
     known: Mutex<Option<Known>>,
     /// Held by who asks which node has what: one is enough.
@@ -74,10 +77,12 @@ pub struct Survey {
 impl Remote {
     /// A server to be used; nothing is done yet.
     pub fn new(server: Server, password: Option<String>, timeout: Duration) -> Remote {
-        let login = Login { user: server.user.clone(), password, db: server.db };
+        let counts = Arc::new(Counts::default());
+        let login = Login { user: server.user.clone(), password, db: server.db, counts: counts.clone() };
         Remote {
             server,
             timeout,
+            counts,
             login,
             known: Mutex::default(),
             asking: Mutex::default(),
@@ -180,6 +185,7 @@ impl Remote {
         let mut now = locked(&self.known);
         let (asked, changes) = now.as_ref().map_or((0, 0), |known| (known.asked, known.changes));
         let is_new = now.as_ref().is_none_or(|known| !known.map.is_same(&map));
+        self.counts.failovers.add(now.as_ref().map_or(0, |known| map.promoted_since(&known.map)) as u64);
         let known = Known { map: Arc::new(map), asked: asked + 1, changes: changes + u64::from(is_new), since: Instant::now() };
         *now = Some(known.clone());
         Ok(known)
@@ -289,6 +295,7 @@ impl Remote {
 
     /// Gives up a connection while commands are under way there.
     pub fn give_up(&self, link: &Link) {
+        self.counts.reconnects.add(1);
         let (process, address) = (link.facts.process.clone(), link.address.clone());
         locked(&self.fences).push(Fence { process, address, client: link.client, since: Instant::now() });
     }

@@ -4,7 +4,10 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use crate::counts::Counts;
 
 /// Bytes that are read at a time.
 const CHUNK: usize = 64 << 10;
@@ -45,6 +48,7 @@ pub struct Connection {
     deadline: Instant,
     /// Bytes that the reply that is being read may still have.
     room: usize,
+    counts: Arc<Counts>,
 }
 
 /// Adds a command to what is to be sent.
@@ -86,13 +90,14 @@ fn nonsense() -> io::Error {
 }
 
 impl Connection {
-    /// Of a stream that was just connected.
+    /// Of a stream that was just connected. What passes is counted.
     ///
     /// # Errors
     /// Those of setting options.
-    pub fn new(stream: TcpStream) -> io::Result<Connection> {
+    pub fn new(stream: TcpStream, counts: Arc<Counts>) -> io::Result<Connection> {
         stream.set_nodelay(true)?;
-        Ok(Connection { stream, read: vec![0; CHUNK].into(), at: 0, end: 0, deadline: Instant::now(), room: 0 })
+        let read = vec![0; CHUNK].into();
+        Ok(Connection { stream, read, at: 0, end: 0, deadline: Instant::now(), room: 0, counts })
     }
 
     /// Until when all that follows must be over.
@@ -125,7 +130,10 @@ impl Connection {
             self.limit()?;
             match self.stream.write(commands) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(n) => commands = &commands[n..],
+                Ok(n) => {
+                    self.counts.sent_bytes.add(n as u64);
+                    commands = &commands[n..];
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(timed(error)),
             }
@@ -258,6 +266,7 @@ impl Connection {
             match self.stream.read(&mut self.read[self.end..]) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(n) => {
+                    self.counts.received_bytes.add(n as u64);
                     self.end += n;
                     return Ok(());
                 }
@@ -287,7 +296,7 @@ mod tests {
             stream.set_nodelay(true).unwrap();
             bytes.chunks(pieces).for_each(|piece| stream.write_all(piece).unwrap());
         });
-        let mut connection = Connection::new(TcpStream::connect(address).unwrap()).unwrap();
+        let mut connection = Connection::new(TcpStream::connect(address).unwrap(), Arc::default()).unwrap();
         connection.until(Instant::now() + Duration::from_secs(20)).unwrap();
         connection
     }

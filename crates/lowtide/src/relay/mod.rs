@@ -19,6 +19,7 @@ use lowtide_config::server::Server;
 use lowtide_config::size;
 use lowtide_pager::sys::broker;
 use lowtide_remote::client::Client;
+use lowtide_remote::counts::Counts;
 use lowtide_remote::keys::RunName;
 use lowtide_remote::lease;
 use lowtide_remote::remote::{Remote, Survey};
@@ -91,6 +92,11 @@ impl Relay {
             started: Mutex::new(None),
         };
         Ok(Opened { relay, size, warnings })
+    }
+
+    /// What passes there.
+    pub fn counts(&self) -> Arc<Counts> {
+        self.remote.counts.clone()
     }
 
     /// What the server is, in words.

@@ -1,6 +1,7 @@
 //! The page as a whole. It loads nothing and runs nothing; what users and programs wrote is escaped by maud.
 
 use super::{Report, advice, more_ram, over_time, pages, units};
+use crate::stats::{Area, Remote};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 const STYLE: &str = include_str!("style.css");
@@ -99,6 +100,34 @@ fn options(report: &Report<'_>) -> Markup {
                             td.n { (units::count(area.writes as f64)) }
                             td.n { (units::count(area.errors as f64)) }
                         }
+                    }
+                }
+                (servers(&report.stats.areas))
+            }
+        }
+    }
+}
+
+/// What passed between lowtide run and the servers of areas.
+fn servers(areas: &[Area]) -> Markup {
+    let on_servers: Vec<(&str, &Remote)> =
+        areas.iter().filter_map(|area| Some((area.spec.as_str(), area.remote.as_ref()?))).collect();
+    html! {
+        @if !on_servers.is_empty() {
+            table {
+                tr {
+                    th { "on servers" }
+                    @for name in ["pages written", "read", "sent", "received", "reads: p50", "p99", "reconnects", "failovers"] {
+                        th.n { (name) }
+                    }
+                }
+                @for (spec, remote) in on_servers {
+                    tr {
+                        td { (spec) }
+                        @for pages in [remote.pages_written, remote.pages_read] { td.n { (units::count(pages as f64)) } }
+                        @for bytes in [remote.sent_bytes, remote.received_bytes] { td.n { (units::bytes(bytes)) } }
+                        @for us in [remote.read_latency_us.p50, remote.read_latency_us.p99] { td.n { (units::seconds(us / 1e6)) } }
+                        @for events in [remote.reconnects, remote.failovers] { td.n { (units::count(events as f64)) } }
                     }
                 }
             }

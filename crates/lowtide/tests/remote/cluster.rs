@@ -4,13 +4,15 @@ use crate::live::{MIB, Run, Scene, area, ends_well, number, turn, verifier};
 use crate::servers::{Cluster, PRIMARIES, Server};
 use crate::{goes_on, is_stopped};
 use rustix::process::Signal;
+use serde_json::Value;
 use std::thread;
 use std::time::Duration;
 
 /// A run whose pages are in the cluster and do not change: it waits for [`Scene::wake`], and then looks at all of them.
 fn sleeper(scene: &Scene, cluster: &Cluster) -> Run {
     let spec = cluster.spec();
-    let mut run = scene.sleeper(&format!("--quiet --ram 40M --pool 4M --swap {spec}"), 96, "n");
+    let stats = scene.path("stats.json");
+    let mut run = scene.sleeper(&format!("--quiet --stats {} --ram 40M --pool 4M --swap {spec}", stats.display()), 96, "n");
     run.wait_until("pages are out", |run| number(&area(scene, run, &spec), "used") > 32 * MIB);
     let keys = |cluster: &Cluster| cluster.keys().iter().sum::<u64>();
     let mut before = 0;
@@ -106,8 +108,15 @@ fn a_primary_that_is_killed_is_replaced_by_its_replica() {
     let Some(_turn) = turn() else { return };
     let (scene, mut cluster) = (Scene::new(), Cluster::start(""));
     let run = sleeper(&scene, &cluster);
+    let (spec, stats) = (cluster.spec(), scene.path("stats.json"));
     cluster.nodes[0].kill();
     all_is_right(&scene, run);
+    let stats: Value = serde_json::from_str(&std::fs::read_to_string(stats).expect("written")).expect("JSON");
+    let remote = &stats["areas"][0]["remote"];
+    assert!(stats["areas"][0]["spec"] == spec.as_str() && number(remote, "failovers") == 1, "{remote}");
+    assert!(number(remote, "reconnects") > 0 && number(remote, "pages_read") * 4096 > 32 * MIB, "{remote}");
+    // It took as long to find that out.
+    assert!(remote["read_latency_us"]["max"].as_f64() > Some(500_000.0), "{remote}");
     assert!(cluster.primaries().contains(&PRIMARIES), "{}", cluster.nodes[1].ask("CLUSTER NODES"));
     assert_eq!(cluster.keys(), [0; PRIMARIES]);
 }
