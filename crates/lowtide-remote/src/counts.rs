@@ -21,6 +21,12 @@ pub struct Counts {
     pub reconnects: Counter,
     /// Replicas that were seen to have taken the places of their primaries.
     pub failovers: Counter,
+    /// Pages that were read from their second copies.
+    pub second_copies_read: Counter,
+    /// Of these, those whose first copies were lost, or not what was written.
+    pub copies_missing: Counter,
+    /// Pages that were written where both of their copies are on one node.
+    pub copies_together: Counter,
     /// Requests for pages by how long they took, in the buckets of [`latency_bucket`].
     reads: [AtomicU64; LATENCY_BUCKETS],
     /// The sum of that, and the longest, in nanoseconds.
@@ -48,6 +54,9 @@ impl Default for Counts {
             received_bytes: Counter::default(),
             reconnects: Counter::default(),
             failovers: Counter::default(),
+            second_copies_read: Counter::default(),
+            copies_missing: Counter::default(),
+            copies_together: Counter::default(),
             reads: [const { AtomicU64::new(0) }; LATENCY_BUCKETS],
             reads_ns: Counter::default(),
             slowest_ns: AtomicU64::new(0),

@@ -1,5 +1,7 @@
-//! Pages are written, read and removed. Each thread has a [`Pages`] of its own, with connections.
+//! Pages are written, read and removed: one copy of each, or two (`copies.rs`). Each thread has a [`Pages`] of its own, with
+//! connections.
 
+use std::cell::Cell;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +13,9 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use crate::client::{Batch, Came, Client, Kind};
+use crate::copies::Places;
 use crate::keys;
+use crate::map::Map;
 use crate::remote::Remote;
 use crate::resp::{self, Connection, Reply};
 
@@ -28,15 +32,34 @@ pub struct Pages {
     client: Client,
 }
 
-/// The slots of a request, and their keys.
+/// Which copies are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The first ones, and where these can't be had the second ones.
+    Any,
+    /// The second ones, if there are such: the first ones are not what was written.
+    Second,
+}
+
+/// One of the copies of a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Which {
+    First,
+    Second,
+}
+
+/// The slots of a request, and the keys of their copies.
 struct Slots<'a> {
     device: &'a str,
     slots: Vec<u64>,
-    /// Of the cluster of slots that was looked at last.
-    hash_slot: std::cell::Cell<Option<(u64, u16)>>,
+    /// As [`Remote::begun`].
+    begun: Option<Arc<Map>>,
+    /// Those of the cluster of slots that was looked at last.
+    places: Cell<Option<(u64, Places)>>,
     key: Vec<u8>,
 }
 
+/// First all first copies, then all second ones.
 struct Writing<'a> {
     slots: Slots<'a>,
     objects: &'a [u8],
@@ -46,15 +69,18 @@ struct Writing<'a> {
 
 struct Reading<'a, 'o> {
     slots: Slots<'a>,
+    which: Which,
+    /// Of which slots, by their numbers there.
+    wanted: Vec<usize>,
     into: &'o mut Vec<u8>,
     /// Where each object is, once it has come.
     places: Vec<Range<usize>>,
 }
 
-/// Each command removes consecutive slots of one cluster.
+/// Each command removes copies of consecutive slots of one cluster.
 struct Removing<'a> {
     slots: Slots<'a>,
-    commands: Vec<Range<usize>>,
+    commands: Vec<(Range<usize>, Which)>,
 }
 
 impl Pages {
@@ -64,9 +90,10 @@ impl Pages {
     }
 
     /// Keeps objects, which lie in `objects` one behind the other, as long as `lengths` say. How each run ended: `NOSPC`: the
-    /// server's memory is full. `NOTCONN`: it can't be reached, or takes nothing for another reason.
+    /// server's memory is full. `NOTCONN`: it can't be reached, or takes nothing for another reason. All copies are there, or it
+    /// did not end well.
     pub fn write(&mut self, device: &str, runs: &[Run], lengths: &[usize], objects: &[u8]) -> Vec<Result<(), Errno>> {
-        let slots = Slots::of(device, runs);
+        let mut slots = self.slots(device, runs.iter().flat_map(slots).collect());
         let mut end = 0;
         let mut place = |length: &usize| {
             let begin = end;
@@ -75,13 +102,34 @@ impl Pages {
         };
         let places: Vec<_> = lengths.iter().map(&mut place).collect();
         let (n, deadline) = (slots.slots.len().min(places.len()), Instant::now() + self.client.remote().timeout.min(WRITING));
+        slots.slots.truncate(n);
+        let copies = if slots.begun.is_some() { 2 } else { 1 };
         let mut batch = Writing { slots, objects, places };
-        let results = self.client.carry_out(Kind::Write, n, deadline, &mut batch);
-        self.client.remote().counts.pages_written.add(results.iter().filter(|result| result.is_ok()).count() as u64);
+        let results = self.client.carry_out(Kind::Write, copies * n, deadline, &mut batch);
+        let kept = |i: usize| results[i..].iter().step_by(n).copied().fold(Ok(()), Result::and);
+        let results: Vec<_> = (0..n).map(kept).collect();
+        self.count_written(&batch.slots, &results, deadline);
         let mut results = results.into_iter();
         let of_run =
             |run: &Run| (0..run.pages).map(|_| results.next().unwrap_or(Err(Errno::NOTCONN))).fold(Ok(()), Result::and);
         runs.iter().map(of_run).collect()
+    }
+
+    fn count_written(&self, slots: &Slots<'_>, results: &[Result<(), Errno>], deadline: Instant) {
+        let remote = self.client.remote();
+        let kept = || (0..results.len()).filter(|i| results[*i].is_ok());
+        remote.counts.pages_written.add(kept().count() as u64);
+        if slots.begun.is_some()
+            && let Ok(known) = remote.known(deadline)
+        {
+            let together = kept().filter(|i| slots.places(*i).are_together(&known.map)).count();
+            remote.counts.copies_together.add(together as u64);
+        }
+    }
+
+    /// The slots of a request.
+    fn slots<'a>(&self, device: &'a str, slots: Vec<u64>) -> Slots<'a> {
+        Slots { device, slots, begun: self.client.remote().begun.clone(), places: Cell::new(None), key: Vec::new() }
     }
 
     /// Fetches objects: adds them to `objects`, and their lengths to `lengths`. `since`: when they were asked for first. How each
@@ -91,14 +139,33 @@ impl Pages {
         &mut self,
         device: &str,
         runs: &[Run],
+        source: Source,
         lengths: &mut Vec<usize>,
         objects: &mut Vec<u8>,
         since: Instant,
     ) -> Vec<Result<(), Errno>> {
-        let (slots, before, deadline) = (Slots::of(device, runs), objects.len(), since + self.client.remote().timeout);
-        let n = slots.slots.len();
-        let mut batch = Reading { slots, into: objects, places: vec![0..0; n] };
-        let results = self.client.carry_out(Kind::Read, n, deadline, &mut batch);
+        let (before, deadline) = (objects.len(), since + self.client.remote().timeout);
+        let slots = self.slots(device, runs.iter().flat_map(slots).collect());
+        let (n, has_second) = (slots.slots.len(), slots.begun.is_some());
+        let mut batch = Reading { slots, which: Which::First, wanted: (0..n).collect(), into: objects, places: vec![0..0; n] };
+        let (mut results, mut seconds, mut missing) = (vec![Err(Errno::NODATA); n], 0, 0);
+        if source == Source::Any {
+            results = self.client.carry_out(Kind::Read, n, deadline, &mut batch);
+        }
+        batch.wanted.retain(|i| has_second && results[*i].is_err());
+        if !batch.wanted.is_empty() {
+            batch.which = Which::Second;
+            let others = self.client.carry_out(Kind::Read, batch.wanted.len(), deadline, &mut batch);
+            for (i, second) in batch.wanted.iter().zip(others) {
+                let first = results[*i];
+                if second.is_ok() {
+                    seconds += 1;
+                    missing += u64::from(!is_away(first));
+                }
+                // Who is away may have it.
+                results[*i] = if second.is_ok() || is_away(second) && first != Err(Errno::AGAIN) { second } else { first };
+            }
+        }
         let Reading { mut places, .. } = batch;
         let mut ended = Vec::with_capacity(runs.len());
         let mut first = 0;
@@ -116,6 +183,8 @@ impl Pages {
         if !ended.contains(&Err(Errno::AGAIN)) {
             let counts = &self.client.remote().counts;
             counts.read_took(since.elapsed());
+            counts.second_copies_read.add(seconds);
+            counts.copies_missing.add(missing);
             counts.pages_read.add(places.iter().filter(|place| !place.is_empty()).count() as u64);
         }
         ended
@@ -141,16 +210,20 @@ impl Pages {
     }
 
     fn remove_some(&mut self, device: &str, some: Vec<u64>, kind: Kind, deadline: Instant) -> Result<(), Errno> {
-        let mut commands: Vec<Range<usize>> = Vec::new();
+        let (mut commands, mut begin) = (Vec::new(), 0);
+        let has_second = self.client.remote().begun.is_some();
         for cluster in some.chunk_by(|a, b| cluster_of(*a) == cluster_of(*b)) {
-            let begin = commands.last().map_or(0, |last| last.end);
-            commands.push(begin..begin + cluster.len());
+            let end = begin + cluster.len();
+            commands.push((begin..end, Which::First));
+            commands.extend(has_second.then_some((begin..end, Which::Second)));
+            begin = end;
         }
-        let mut batch = Removing { slots: Slots::new(device, some), commands };
+        let mut batch = Removing { slots: self.slots(device, some), commands };
         let results = self.client.carry_out(kind, batch.commands.len(), deadline, &mut batch);
         // Of keys that are on their way to another node some may be here and some there: then one after the other.
         let apart = batch.commands.iter().zip(&results).filter(|(_, result)| **result == Err(Errno::AGAIN));
-        let apart: Vec<Range<usize>> = apart.flat_map(|(command, _)| command.clone().map(|i| i..i + 1)).collect();
+        let one_by_one = |(slots, which): &(Range<usize>, Which)| slots.clone().map(|i| (i..i + 1, *which)).collect::<Vec<_>>();
+        let apart: Vec<_> = apart.flat_map(|(command, _)| one_by_one(command)).collect();
         let whole = results.into_iter().filter(|result| *result != Err(Errno::AGAIN)).fold(Ok(()), Result::and);
         batch.commands = apart;
         let results = self.client.carry_out(kind, batch.commands.len(), deadline, &mut batch);
@@ -183,41 +256,53 @@ fn cluster_of(slot: u64) -> u64 {
     slot / CLUSTER_SLOTS as u64
 }
 
+/// A copy that could not be had may be had later.
+fn is_away(result: Result<(), Errno>) -> bool {
+    matches!(result, Err(Errno::AGAIN | Errno::TIMEDOUT))
+}
+
 impl Slots<'_> {
-    fn of<'a>(device: &'a str, runs: &[Run]) -> Slots<'a> {
-        Slots::new(device, runs.iter().flat_map(slots).collect())
-    }
-
-    fn new(device: &str, slots: Vec<u64>) -> Slots<'_> {
-        Slots { device, slots, hash_slot: std::cell::Cell::new(None), key: Vec::new() }
-    }
-
-    fn key(&mut self, number: usize) -> &[u8] {
-        keys::slot(&mut self.key, self.device, self.slots[number]);
+    fn key(&mut self, i: usize, which: Which) -> &[u8] {
+        match self.places(i).second.filter(|_| which == Which::Second) {
+            Some((number, _)) => keys::second(&mut self.key, self.device, self.slots[i], number),
+            None => keys::slot(&mut self.key, self.device, self.slots[i]),
+        }
         &self.key
     }
 
-    fn hash_slot(&self, number: usize) -> u16 {
-        let slot = self.slots[number];
-        if let Some((_, hash_slot)) = self.hash_slot.get().filter(|(cluster, _)| *cluster == cluster_of(slot)) {
-            return hash_slot;
+    fn hash_slot(&self, i: usize, which: Which) -> u16 {
+        let places = self.places(i);
+        places.second.filter(|_| which == Which::Second).map_or(places.first, |(_, second)| second)
+    }
+
+    fn places(&self, i: usize) -> Places {
+        let cluster = cluster_of(self.slots[i]);
+        if let Some((_, places)) = self.places.get().filter(|(of, _)| *of == cluster) {
+            return places;
         }
-        let mut key = Vec::new();
-        keys::slot(&mut key, self.device, slot);
-        let hash_slot = keys::hash_slot(&key);
-        self.hash_slot.set(Some((cluster_of(slot), hash_slot)));
-        hash_slot
+        let places = Places::of(self.device, cluster, self.begun.as_deref());
+        self.places.set(Some((cluster, places)));
+        places
+    }
+}
+
+impl Writing<'_> {
+    fn of(&self, number: usize) -> (usize, Which) {
+        let n = self.slots.slots.len();
+        if number < n { (number, Which::First) } else { (number - n, Which::Second) }
     }
 }
 
 impl Batch for Writing<'_> {
     fn hash_slot(&self, number: usize) -> u16 {
-        self.slots.hash_slot(number)
+        let (i, which) = self.of(number);
+        self.slots.hash_slot(i, which)
     }
 
     fn put(&mut self, number: usize, out: &mut Vec<u8>) {
-        let object = &self.objects[self.places[number].clone()];
-        resp::command(out, &[b"SET", self.slots.key(number), object]);
+        let (i, which) = self.of(number);
+        let object = &self.objects[self.places[i].clone()];
+        resp::command(out, &[b"SET", self.slots.key(i, which), object]);
     }
 
     fn take(&mut self, _: usize, connection: &mut Connection) -> io::Result<Came> {
@@ -227,11 +312,11 @@ impl Batch for Writing<'_> {
 
 impl Batch for Reading<'_, '_> {
     fn hash_slot(&self, number: usize) -> u16 {
-        self.slots.hash_slot(number)
+        self.slots.hash_slot(self.wanted[number], self.which)
     }
 
     fn put(&mut self, number: usize, out: &mut Vec<u8>) {
-        resp::command(out, &[b"GET", self.slots.key(number)]);
+        resp::command(out, &[b"GET", self.slots.key(self.wanted[number], self.which)]);
     }
 
     fn take(&mut self, number: usize, connection: &mut Connection) -> io::Result<Came> {
@@ -239,7 +324,7 @@ impl Batch for Reading<'_, '_> {
         let came = connection.reply_into(self.into, PAGE_SIZE).inspect_err(|_| self.into.truncate(begin))?;
         Ok(match came {
             Ok(_) => {
-                self.places[number] = begin..self.into.len();
+                self.places[self.wanted[number]] = begin..self.into.len();
                 Came::Done
             }
             Err(Reply::Nothing) => Came::Missing,
@@ -251,14 +336,15 @@ impl Batch for Reading<'_, '_> {
 
 impl Batch for Removing<'_> {
     fn hash_slot(&self, number: usize) -> u16 {
-        self.slots.hash_slot(self.commands[number].start)
+        let (slots, which) = &self.commands[number];
+        self.slots.hash_slot(slots.start, *which)
     }
 
     fn put(&mut self, number: usize, out: &mut Vec<u8>) {
-        let slots = self.commands[number].clone();
+        let (slots, which) = self.commands[number].clone();
         resp::begin(out, 1 + slots.len());
         resp::word(out, b"UNLINK");
-        slots.for_each(|i| resp::word(out, self.slots.key(i)));
+        slots.for_each(|i| resp::word(out, self.slots.key(i, which)));
     }
 
     fn take(&mut self, _: usize, connection: &mut Connection) -> io::Result<Came> {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use lowtide_config::server::{Address, Server};
 
 use crate::counts::Counts;
-use crate::map::Map;
+use crate::map::{Map, Node};
 use crate::resp::{self, Reply};
 use crate::server::{Facts, Link, Login, Problem, asked};
 
@@ -26,6 +26,8 @@ pub struct Remote {
     pub timeout: Duration,
     /// What was done.
     pub counts: Arc<Counts>,
+    /// The map of when the run began, if there are two copies of each page: it says where the second ones are (`copies.rs`).
+    pub begun: Option<Arc<Map>>,
     login: Login,
     known: Mutex<Option<Known>>,
     /// Held by who asks which node has what: one is enough.
@@ -83,6 +85,7 @@ impl Remote {
             server,
             timeout,
             counts,
+            begun: None,
             login,
             known: Mutex::default(),
             asking: Mutex::default(),
@@ -90,6 +93,32 @@ impl Remote {
             fences: Mutex::default(),
             over: AtomicBool::new(false),
         }
+    }
+
+    /// From now on there are two copies of each page, on different nodes: for the beginning. Gives what is odd, but not wrong.
+    ///
+    /// # Errors
+    /// There are no two nodes.
+    pub fn keep_two_copies(&mut self, survey: &Survey, deadline: Instant) -> Result<Option<String>, Problem> {
+        if survey.primaries.len() < 2 {
+            let what = if survey.map.is_cluster { "a cluster with one primary" } else { "no cluster" };
+            let why = format!("copies=2: it is {what}, and there is no second node: leave copies= out, or add one");
+            return Err(Problem::Refused(why));
+        }
+        self.begun = Some(survey.map.clone());
+        let has_replica = |node: &Node| survey.map.nodes.iter().any(|one| one.primary.as_deref() == Some(node.id.as_str()));
+        let stands_alone = survey.map.primaries().iter().any(|(node, _)| !has_replica(node));
+        let words: [&[u8]; 3] = [b"CONFIG", b"GET", b"cluster-require-full-coverage"];
+        let (address, ..) = &survey.primaries[0];
+        // Who may not ask that is not told.
+        let says = self.connect(address, deadline).and_then(|mut link| asked(&mut link.connection, &words));
+        let stops =
+            says.is_ok_and(|reply| matches!(&reply, Reply::List(pair) if pair.contains(&Reply::Bytes(b"yes".to_vec()))));
+        Ok((stands_alone && stops).then(|| {
+            "copies=2: when a primary without a replica is lost, its cluster stops as a whole: set \
+             cluster-require-full-coverage no on its nodes"
+                .to_owned()
+        }))
     }
 
     /// Nothing is to be read or written any more: who tries gives up soon.
@@ -348,13 +377,17 @@ impl Survey {
         if of_each.clone().any(|bytes| bytes == 0) { 0 } else { of_each.sum() }
     }
 
-    /// Bytes that are free: pages are spread by slots, and the first node that is full is the end of it. Nodes without a limit
-    /// on one machine share what it has.
-    pub fn free(&self) -> u64 {
-        let free = self.primaries.iter().map(|(address, part, facts)| {
+    /// Bytes that are free for pages: they are spread by slots, and the first node that is full is the end of it. Nodes without
+    /// a limit on one machine share what it has. `copies`: of each page, one or two.
+    pub fn free(&self, copies: u8) -> u64 {
+        let parts: Vec<f64> = self.primaries.iter().map(|(_, part, _)| *part).collect();
+        let free = self.primaries.iter().enumerate().map(|(i, (address, part, facts))| {
             let beside = self.map.nodes.iter().filter(|node| node.address.host == address.host).count().max(1);
             let free = if facts.maxmemory == 0 { facts.free() / beside as u64 } else { facts.free() };
-            (free as f64 / part) as u64
+            // Second copies of what other nodes have first: these are spread over all but that one.
+            let others = parts.iter().enumerate().filter(|(other, _)| *other != i);
+            let seconds: f64 = others.map(|(_, other)| other * part / (1.0 - other)).sum();
+            (free as f64 / if copies > 1 { part + seconds } else { *part }) as u64
         });
         free.min().unwrap_or(0)
     }

@@ -12,7 +12,7 @@ use lowtide_config::server::{Address, Server};
 use lowtide_core::device::wire::Run;
 use lowtide_core::slot::CLUSTER_SLOTS;
 use lowtide_remote::keys;
-use lowtide_remote::pages::Pages;
+use lowtide_remote::pages::{Pages, Source};
 use lowtide_remote::remote::Remote;
 use rustix::io::Errno;
 
@@ -110,7 +110,7 @@ fn a_node_that_hangs_does_not_hold_up_the_others() {
     assert_eq!(pages.write(DEVICE, &runs, &[2, 3], b"aabbb"), [Ok(()); 2]);
     let mut read = |since: Instant| {
         let (mut lengths, mut objects) = (Vec::new(), Vec::new());
-        (pages.read(DEVICE, &runs, &mut lengths, &mut objects, since), lengths, objects)
+        (pages.read(DEVICE, &runs, Source::Any, &mut lengths, &mut objects, since), lengths, objects)
     };
     assert_eq!(read(Instant::now()), (vec![Ok(()); 2], vec![2, 3], b"aabbb".to_vec()));
 
@@ -132,6 +132,6 @@ fn a_node_that_hangs_does_not_hold_up_the_others() {
     remote.look();
     assert!(!remote.has_away());
     let (mut lengths, mut objects) = (Vec::new(), Vec::new());
-    assert_eq!(pages.read(DEVICE, &runs, &mut lengths, &mut objects, Instant::now()), [Ok(()); 2]);
+    assert_eq!(pages.read(DEVICE, &runs, Source::Any, &mut lengths, &mut objects, Instant::now()), [Ok(()); 2]);
     assert_eq!(objects, b"aay");
 }

@@ -163,15 +163,25 @@ fn servers(stat: &Value) -> String {
         let took = |key| format!("{:.1} us", remote["read_latency_us"][key].as_f64().unwrap_or(0.0));
         let pages = ["pages_written", "pages_read"].map(count);
         let rest = [bytes("sent_bytes"), bytes("received_bytes"), took("p50"), took("p99")];
-        let events = ["reconnects", "failovers"].map(count);
+        let events = ["reconnects", "failovers", "copies_missing"].map(count);
         Some([vec![text(area, "spec")], pages.to_vec(), rest.to_vec(), events.to_vec()].concat())
     };
     let rows: Vec<Vec<String>> = stat["areas"].as_array().into_iter().flatten().filter_map(row).collect();
     if rows.is_empty() {
         return String::new();
     }
-    let headings =
-        ["ON SERVERS", ">WRITTEN", ">READ", ">SENT", ">RECEIVED", ">READS: P50", ">P99", ">RECONNECTS", ">FAILOVERS"];
+    let headings = [
+        "ON SERVERS",
+        ">WRITTEN",
+        ">READ",
+        ">SENT",
+        ">RECEIVED",
+        ">READS: P50",
+        ">P99",
+        ">RECONNECTS",
+        ">FAILOVERS",
+        ">COPIES MISSING",
+    ];
     table(&headings, &rows, "  ")
 }
 
@@ -277,7 +287,7 @@ mod tests {
         let remote = json!({ "pages_written": 12, "failovers": 3, "read_latency_us": { "p99": 512.25 } });
         let text = readable(&json!({ "areas": [{ "spec": "redis://h:1", "remote": remote }, { "remote": null }] }));
         let row: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
-        assert_eq!(row, "redis://h:1 12 0 0 bytes 0 bytes 0.0 us 512.2 us 0 3".split(' ').collect::<Vec<_>>(), "{text}");
+        assert_eq!(row, "redis://h:1 12 0 0 bytes 0 bytes 0.0 us 512.2 us 0 3 0".split(' ').collect::<Vec<_>>(), "{text}");
         let text = readable(&json!({ "areas": [{ "spec": "dir:/x", "clusters": clusters }], "areas_not_counted": [4] }));
         assert!(text.contains("CLUSTERS OF") && text.contains("without 1 processes"), "{text}");
     }

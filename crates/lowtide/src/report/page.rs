@@ -117,7 +117,7 @@ fn servers(areas: &[Area]) -> Markup {
             table {
                 tr {
                     th { "on servers" }
-                    @for name in ["pages written", "read", "sent", "received", "reads: p50", "p99", "reconnects", "failovers"] {
+                    @for name in ["pages written", "read", "sent", "received", "reads: p50", "p99", "reconnects", "failovers", "copies missing"] {
                         th.n { (name) }
                     }
                 }
@@ -127,7 +127,7 @@ fn servers(areas: &[Area]) -> Markup {
                         @for pages in [remote.pages_written, remote.pages_read] { td.n { (units::count(pages as f64)) } }
                         @for bytes in [remote.sent_bytes, remote.received_bytes] { td.n { (units::bytes(bytes)) } }
                         @for us in [remote.read_latency_us.p50, remote.read_latency_us.p99] { td.n { (units::seconds(us / 1e6)) } }
-                        @for events in [remote.reconnects, remote.failovers] { td.n { (units::count(events as f64)) } }
+                        @for events in [remote.reconnects, remote.failovers, remote.copies_missing] { td.n { (units::count(events as f64)) } }
                     }
                 }
             }

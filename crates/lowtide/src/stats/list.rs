@@ -333,6 +333,12 @@ figures! {
         reconnects: u64, Count;
         /// Replicas that were seen to have taken the places of their primaries.
         failovers: u64, Count;
+        /// Pages that were read from their second copies.
+        second_copies_read: u64, Count;
+        /// Of these, those whose first copies were lost, or not what was written.
+        copies_missing: u64, Count;
+        /// Pages that were written where both of their copies are on one node.
+        copies_together: u64, Count;
         /// How long requests for pages took, from when lowtide run had them to its answer.
         read_latency_us: Latency, Text;
     }

@@ -293,6 +293,9 @@ impl Remote {
             received_bytes: counts.received_bytes.get(),
             reconnects: counts.reconnects.get(),
             failovers: counts.failovers.get(),
+            second_copies_read: counts.second_copies_read.get(),
+            copies_missing: counts.copies_missing.get(),
+            copies_together: counts.copies_together.get(),
             read_latency_us: percentiles(&buckets, slowest_ns),
         }
     }

@@ -207,11 +207,11 @@ fn open(spec: &Spec, before: &[&Swap]) -> Result<(Swap, Vec<String>), String> {
             let (size, discard) = (file.size, file.discard);
             (Where::File(file), size, discard, rotating)
         }
-        Spec::Remote { server, size, timeout, .. } => {
+        Spec::Remote { server, size, timeout, copies, .. } => {
             if before.iter().any(|area| matches!(&area.place, Where::Remote(relay) if relay.server == *server)) {
                 return Err(failure("this run uses it already, it is given twice: leave one out".to_owned()));
             }
-            let opened = Relay::open(server, *size, *timeout).map_err(failure)?;
+            let opened = Relay::open(server, *size, *timeout, *copies).map_err(failure)?;
             warnings.extend(opened.warnings.into_iter().map(|why| format!("{spec}: {why}")));
             (Where::Remote(opened.relay), opened.size, true, false)
         }

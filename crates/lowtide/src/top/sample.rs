@@ -96,6 +96,7 @@ pub struct Remote {
     pub p99_us: f64,
     pub reconnects: u64,
     pub failovers: u64,
+    pub copies_missing: u64,
 }
 
 impl Area {
@@ -206,6 +207,7 @@ fn remote(remote: &Value) -> Remote {
         p99_us: us("p99"),
         reconnects: number(remote, "reconnects"),
         failovers: number(remote, "failovers"),
+        copies_missing: number(remote, "copies_missing"),
     }
 }
 

@@ -4,6 +4,7 @@
 #[path = "../real_programs/check.rs"]
 mod check;
 mod cluster;
+mod copies;
 #[path = "../live/mod.rs"]
 mod live;
 #[allow(dead_code)]

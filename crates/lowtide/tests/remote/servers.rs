@@ -94,9 +94,11 @@ pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port()
 }
 
-/// Three primaries, each with a replica: primary N has the Nth third of the slots, and node N + 3 copies it. Each is a [`Server`].
+/// Primaries, three most often: primary N has the Nth part of the slots, and node N + 3 copies it, if there are replicas. Each is
+/// a [`Server`].
 pub struct Cluster {
     pub nodes: Vec<Server>,
+    primaries: usize,
 }
 
 /// Milliseconds after which nodes take another for gone. Not so few that a busy machine looks like a failure.
@@ -105,7 +107,17 @@ const SLOTS: u16 = 16384;
 pub const PRIMARIES: usize = 3;
 
 impl Cluster {
+    /// Each primary with a replica.
     pub fn start(options: &str) -> Cluster {
+        Cluster::of(PRIMARIES, 2 * PRIMARIES, options)
+    }
+
+    /// Without replicas: what is left goes on when a node is lost.
+    pub fn without_replicas(primaries: usize) -> Cluster {
+        Cluster::of(primaries, primaries, "--cluster-require-full-coverage no")
+    }
+
+    fn of(primaries: usize, nodes: usize, options: &str) -> Cluster {
         let one = |_| {
             let bus = free_port();
             Server::start(&format!(
@@ -113,7 +125,7 @@ impl Cluster {
                  --cluster-replica-validity-factor 0 --repl-diskless-sync-delay 0 {options}"
             ))
         };
-        let cluster = Cluster { nodes: (0..2 * PRIMARIES).map(one).collect() };
+        let cluster = Cluster { nodes: (0..nodes).map(one).collect(), primaries };
         let (first, others) = cluster.nodes.split_first().expect("nodes");
         let ids: Vec<String> = cluster.nodes.iter().map(|node| node.ask("CLUSTER MYID")).collect();
         for (node, epoch) in cluster.nodes.iter().zip(1..) {
@@ -122,13 +134,13 @@ impl Cluster {
         for other in others {
             first.ask(&format!("CLUSTER MEET 127.0.0.1 {} {}", other.port, other.option("--cluster-port")));
         }
-        for (i, primary) in cluster.nodes[..PRIMARIES].iter().enumerate() {
-            let part = |i: usize| i * usize::from(SLOTS) / PRIMARIES;
+        for (i, primary) in cluster.nodes[..primaries].iter().enumerate() {
+            let part = |i: usize| i * usize::from(SLOTS) / primaries;
             assert_eq!(primary.ask(&format!("CLUSTER ADDSLOTSRANGE {} {}", part(i), part(i + 1) - 1)), "OK");
         }
         let knows_all = |node: &Server| ids.iter().all(|id| node.ask("CLUSTER NODES").contains(id));
         cluster.wait_until("all know each other", |cluster| cluster.nodes.iter().all(knows_all));
-        for (replica, primary) in cluster.nodes[PRIMARIES..].iter().zip(&ids) {
+        for (replica, primary) in cluster.nodes[primaries..].iter().zip(&ids) {
             assert_eq!(replica.ask(&format!("CLUSTER REPLICATE {primary}")), "OK");
         }
         cluster.is_whole();
@@ -138,16 +150,17 @@ impl Cluster {
     /// All slots are served, all replicas have what their primaries have, and all nodes know that.
     pub fn is_whole(&self) {
         self.wait_until("the cluster is whole", |cluster| {
+            let replicas = cluster.nodes.len() - cluster.primaries;
             let is_ok = |node: &Server| {
                 let info = node.ask("INFO replication");
                 let is_linked = !info.contains("role:slave") || info.contains("master_link_status:up");
-                let knows = node.ask("CLUSTER NODES").matches("slave").count() == PRIMARIES;
+                let knows = node.ask("CLUSTER NODES").matches("slave").count() == replicas;
                 node.ask("CLUSTER INFO").contains("cluster_state:ok") && is_linked && knows
             };
             let primaries = cluster.primaries();
-            let all_replicas =
-                primaries.iter().all(|node| cluster.nodes[*node].ask("INFO replication").contains("state=online"));
-            cluster.nodes.iter().all(is_ok) && primaries.len() == PRIMARIES && all_replicas
+            let has_replica = |node: &usize| cluster.nodes[*node].ask("INFO replication").contains("state=online");
+            let all_replicas = replicas == 0 || primaries.iter().all(has_replica);
+            cluster.nodes.iter().all(is_ok) && primaries.len() == cluster.primaries && all_replicas
         });
     }
 
@@ -156,7 +169,7 @@ impl Cluster {
         let text = self.nodes.iter().map(|node| node.ask("CLUSTER NODES")).find(|text| text.contains("myself"));
         let text = text.unwrap_or_default();
         let has_slots = |node: &Server| {
-            let place = format!(" 127.0.0.1:{}@", node.port);
+            let place = format!(":{}@", node.port);
             let line = text.lines().find(|line| line.contains(&place)).unwrap_or_default();
             line.contains("master") && !line.contains("fail") && line.split(' ').count() > 8
         };
@@ -187,7 +200,8 @@ impl Cluster {
 
     /// Two of the nodes: they know the others.
     pub fn spec(&self) -> String {
-        format!("redis://127.0.0.1:{},127.0.0.1:{}", self.nodes[0].port, self.nodes[1].port)
+        let places: Vec<_> = self.nodes.iter().take(2).map(|node| format!("127.0.0.1:{}", node.port)).collect();
+        format!("redis://{}", places.join(","))
     }
 
     /// Keys of each primary.
