@@ -15,13 +15,11 @@ use rustix::io::Errno;
 
 use crate::keys;
 use crate::map;
+use crate::pause::Pause;
 use crate::remote::{Known, Remote};
 use crate::resp::{self, Connection, Reply};
 use crate::server::{Link, Problem};
 
-/// Between attempts, at first and at most.
-const PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// How long a first attempt may take; each has twice the time of the one before. A node that is gone without a word, or hangs, is
 /// tried anew: perhaps another has taken its place.
 const ATTEMPT: Duration = Duration::from_secs(2);
@@ -156,7 +154,7 @@ impl Client {
         let mut results = vec![Err(if kind == Kind::Write { Errno::NOTCONN } else { Errno::TIMEDOUT }); n];
         let mut todo: Vec<Todo> =
             (0..n).map(|number| Todo { number, hash_slot: batch.hash_slot(number), ask: None, was_missing: false }).collect();
-        let (mut pause, mut part, mut redirects) = (PAUSE, ATTEMPT, 0);
+        let (mut pause, mut part, mut redirects) = (Pause::default(), ATTEMPT, 0);
         if kind == Kind::Read {
             // Of what was asked before: it takes longer, perhaps.
             part = part.max(self.remote.timeout.saturating_sub(deadline.saturating_duration_since(Instant::now())));
@@ -191,11 +189,10 @@ impl Client {
             if todo.is_empty() || !must_wait {
                 continue;
             }
-            if !kind.waits() || deadline.saturating_duration_since(Instant::now()) <= pause {
+            if !kind.waits() || deadline.saturating_duration_since(Instant::now()) <= pause.length() {
                 break;
             }
-            std::thread::sleep(pause);
-            pause = (2 * pause).min(LONGEST_PAUSE);
+            pause.wait();
         }
         if kind == Kind::Read && Instant::now() < deadline {
             late.iter().chain(&todo).for_each(|todo| results[todo.number] = Err(Errno::AGAIN));
@@ -231,6 +228,8 @@ impl Client {
                 None => groups.push(Group { to: to.clone(), todo: vec![todo], link: None, is_old: false }),
             }
         }
+        // What can be sent at once does not wait for a node that is slow to let us in.
+        groups.sort_by_key(|group| !self.links.contains_key(&group.to));
         let until = || until.max(Instant::now() + GRACE);
         for group in &mut groups {
             let until = until();
@@ -336,6 +335,7 @@ impl Client {
         }
         if kind != Kind::Read {
             self.remote.fence(link)?;
+            link.has_changes = true;
         }
         Ok(true)
     }
@@ -422,7 +422,7 @@ impl Client {
         if let Some(link) = self.links.remove(to) {
             return Some(link);
         }
-        match self.remote.connect(to, deadline) {
+        match self.remote.connect_to_node(to, &known.map, deadline) {
             Ok(link) => Some(Link { changes: Some(known.changes), ..link }),
             Err(problem) => {
                 self.failed(problem, to);

@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::client::{Batch, Came, Client, Kind};
+use lowtide_config::server::Address;
+
 use crate::keys::{self, PAGES, RUNS, RunName};
+use crate::map::Map;
 use crate::remote::Remote;
 use crate::resp::{self, Connection, Reply};
 use crate::server::{Problem, asked};
@@ -77,6 +80,26 @@ pub fn clean(remote: &Arc<Remote>, patience: Duration) -> Result<Cleaned, Proble
     Ok(cleaned)
 }
 
+/// Removes what is left of this run, which is over, on all nodes: a failover may have brought back what had been removed. Looks
+/// through all keys of each node.
+///
+/// # Errors
+/// One does not answer.
+pub fn sweep(remote: &Arc<Remote>, run: RunName, patience: Duration) -> Result<(), Problem> {
+    let mut client = Client::new(remote.clone());
+    scan(remote, &run.prefix(), patience, |keys| remove(&mut client, keys, patience).map(|_| true))
+}
+
+/// Removes keys; how many there were.
+fn remove(client: &mut Client, keys: &[&[u8]], patience: Duration) -> Result<usize, Problem> {
+    let mut keys = Keys(keys, 0);
+    let removed = client.carry_out(Kind::Remove, keys.0.len(), Instant::now() + patience, &mut keys);
+    if removed.iter().any(Result::is_err) {
+        return Err(Problem::Away("it does not remove what it is told to".to_owned()));
+    }
+    Ok(keys.1)
+}
+
 /// Whether a run has a lease. One that was stopped may go on, and have one again.
 fn goes_on(client: &mut Client, run: RunName, deadline: Instant) -> Result<bool, Problem> {
     let lease = run.lease();
@@ -91,11 +114,7 @@ fn remove_all(client: &mut Client, run: RunName, patience: Duration) -> Result<u
         if goes_on(client, run, deadline())? {
             return Ok(false);
         }
-        let mut keys = Keys(keys, 0);
-        if client.carry_out(Kind::Remove, keys.0.len(), deadline(), &mut keys).iter().any(Result::is_err) {
-            return Err(Problem::Away("it does not remove what it is told to".to_owned()));
-        }
-        removed += keys.1;
+        removed += remove(client, keys, patience)?;
         Ok(true)
     })?;
     Ok(removed)
@@ -124,38 +143,60 @@ pub fn find_lost(remote: &Arc<Remote>, patience: Duration) -> Result<usize, Prob
 }
 
 /// Looks through the keys of all nodes that begin with `prefix`: `look` gets some of them at a time, and says whether to go on.
+/// A node that does not answer does not keep it from the others.
+///
+/// # Errors
+/// The first of them.
 fn scan(
     remote: &Remote,
     prefix: &str,
     patience: Duration,
     mut look: impl FnMut(&[&[u8]]) -> Result<bool, Problem>,
 ) -> Result<(), Problem> {
-    let deadline = || Instant::now() + patience;
-    let pattern = format!("{prefix}*");
-    for (node, _) in remote.known(deadline())?.map.primaries() {
-        let mut link = remote.connect(&node.address, deadline())?;
-        let mut cursor = b"0".to_vec();
-        loop {
-            link.connection.until(deadline()).map_err(|error| Problem::of_connection(&error))?;
-            let words = [b"SCAN", cursor.as_slice(), b"MATCH", pattern.as_bytes(), b"COUNT", SCANNED_AT_ONCE];
-            let Reply::List(parts) = asked(&mut link.connection, &words)? else {
-                return Err(Problem::Refused("SCAN is not for us".to_owned()));
-            };
-            let [Reply::Bytes(next), Reply::List(keys)] = parts.as_slice() else { break };
-            let keys = keys.iter().filter_map(|key| match key {
-                Reply::Bytes(key) if key.starts_with(prefix.as_bytes()) => Some(key.as_slice()),
-                _ => None,
-            });
-            if !look(&keys.collect::<Vec<_>>())? {
-                return Ok(());
-            }
-            if next == b"0" {
-                break;
-            }
-            cursor.clone_from(next);
+    let known = remote.known(Instant::now() + patience)?;
+    let mut done = Ok(());
+    for (node, _) in known.map.primaries() {
+        match scan_node(remote, &known.map, &node.address, prefix, patience, &mut look) {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(problem) => done = done.and(Err(if known.map.is_cluster { problem.of(&node.address) } else { problem })),
         }
     }
-    Ok(())
+    done
+}
+
+/// The same, of one node; whether to go on.
+fn scan_node(
+    remote: &Remote,
+    map: &Map,
+    node: &Address,
+    prefix: &str,
+    patience: Duration,
+    look: &mut impl FnMut(&[&[u8]]) -> Result<bool, Problem>,
+) -> Result<bool, Problem> {
+    let deadline = || Instant::now() + patience;
+    let pattern = format!("{prefix}*");
+    let mut link = remote.connect_to_node(node, map, deadline())?;
+    let mut cursor = b"0".to_vec();
+    loop {
+        link.connection.until(deadline()).map_err(|error| Problem::of_connection(&error))?;
+        let words = [b"SCAN", cursor.as_slice(), b"MATCH", pattern.as_bytes(), b"COUNT", SCANNED_AT_ONCE];
+        let Reply::List(parts) = asked(&mut link.connection, &words)? else {
+            return Err(Problem::Refused("SCAN is not for us".to_owned()));
+        };
+        let [Reply::Bytes(next), Reply::List(keys)] = parts.as_slice() else { return Ok(true) };
+        let keys = keys.iter().filter_map(|key| match key {
+            Reply::Bytes(key) if key.starts_with(prefix.as_bytes()) => Some(key.as_slice()),
+            _ => None,
+        });
+        if !look(&keys.collect::<Vec<_>>())? {
+            return Ok(false);
+        }
+        if next == b"0" {
+            return Ok(true);
+        }
+        cursor.clone_from(next);
+    }
 }
 
 /// Keys to be removed, and how many were.

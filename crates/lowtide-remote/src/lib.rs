@@ -15,6 +15,7 @@ pub mod keys;
 pub mod lease;
 pub mod map;
 pub mod pages;
+pub mod pause;
 pub mod remote;
 pub mod resp;
 pub mod server;

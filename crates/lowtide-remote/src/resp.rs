@@ -15,7 +15,7 @@ const CHUNK: usize = 64 << 10;
 const MAX_LINE: usize = 8 << 10;
 const MAX_BULK: usize = 1 << 20;
 const MAX_LIST: usize = 1 << 20;
-/// Most bytes of a reply, in all: those of a scan are keys of some 60.
+/// Most bytes of a reply, in all, with what each part of it takes here: those of a scan are keys of some 60.
 const MAX_REPLY: usize = 16 << 20;
 /// Lists in lists.
 const MAX_DEPTH: usize = 4;
@@ -153,6 +153,8 @@ impl Connection {
     fn reply_at(&mut self, depth: usize) -> io::Result<Reply> {
         let (kind, text) = self.line()?;
         let text = String::from_utf8_lossy(text).into_owned();
+        let takes = text.len() + size_of::<Reply>();
+        self.room = self.room.checked_sub(takes).ok_or_else(nonsense)?;
         let number = || text.parse::<i64>().map_err(|_| nonsense());
         Ok(match kind {
             b'+' => Reply::Simple(text),
@@ -336,6 +338,10 @@ mod tests {
         ] {
             assert_eq!(to(said, 1000).reply().unwrap_err().kind(), ErrorKind::InvalidData, "{said:?}");
         }
+        // Four lists of a million each, of which no one is too long.
+        let numbers: &'static [u8] =
+            ["*4\r\n", &["*500000\r\n", &":1\r\n".repeat(500_000)].concat().repeat(4)].concat().leak().as_bytes();
+        assert_eq!(to(numbers, 1 << 20).reply().unwrap_err().kind(), ErrorKind::InvalidData);
         assert!(to(b"*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n:1\r\n", 1000).reply().is_err());
     }
 

@@ -167,6 +167,8 @@ pub struct Link {
     pub client: i64,
     /// When it was made.
     pub made: Instant,
+    /// Commands that change something were sent by it.
+    pub has_changes: bool,
 }
 
 impl Login {
@@ -198,7 +200,16 @@ impl Login {
             return Err(Problem::Refused(NO_FENCES.to_owned()));
         }
         let now = Instant::now();
-        Ok(Link { connection, address: address.clone(), facts, asked: now, changes: None, client, made: now })
+        Ok(Link {
+            connection,
+            address: address.clone(),
+            facts,
+            asked: now,
+            changes: None,
+            client,
+            made: now,
+            has_changes: false,
+        })
     }
 
     fn log_in(&self, connection: &mut Connection) -> Result<(), Problem> {

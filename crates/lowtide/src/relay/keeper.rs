@@ -70,7 +70,17 @@ fn keep(remote: &Arc<Remote>, run: RunName, devices: &Receiver<Arc<Device>>) -> 
         remove(&mut pages, &mut left);
     }
     remove(&mut pages, &mut left);
-    left.is_empty() && lease::end(&mut Client::new(remote.clone()), run, Instant::now() + PATIENCE).is_ok()
+    left.is_empty()
+        && no_failover_kept_any(remote, run)
+        && lease::end(&mut Client::new(remote.clone()), run, Instant::now() + PATIENCE).is_ok()
+}
+
+/// Whether nothing is left that had been removed, where a replica did not know that when it took its primary's place.
+fn no_failover_kept_any(remote: &Arc<Remote>, run: RunName) -> bool {
+    let soon = || Instant::now() + PATIENCE;
+    // One may have come since somebody asked.
+    let now = remote.known(soon()).and_then(|known| remote.newer(&known, soon()));
+    now.is_ok() && (remote.counts.failovers.get() == 0 || lease::sweep(remote, run, PATIENCE).is_ok())
 }
 
 /// Renews the lease, by itself: nothing that takes long may come between. Until the run is over.
