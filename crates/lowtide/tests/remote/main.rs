@@ -13,6 +13,7 @@ mod machine;
 #[allow(dead_code)]
 #[path = "../real_programs/measure.rs"]
 mod measure;
+mod network;
 mod programs;
 mod rounds;
 mod servers;

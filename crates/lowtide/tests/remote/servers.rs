@@ -1,6 +1,7 @@
-//! Servers of the tests' own: redis-server on loopback, ended by their ids.
+//! Servers of the tests' own: redis-server on loopback, or behind a network of its own, ended by their ids.
 
 use crate::SOON;
+use crate::network::Network;
 use rustix::process::{Pid, Signal};
 use std::net::TcpListener;
 use std::path::Path;
@@ -11,8 +12,9 @@ use std::time::{Duration, Instant};
 /// How an empty word of a command is written.
 const EMPTY: &str = "''";
 
-/// A redis-server on loopback, without a file unless it is told otherwise. Killed when it is dropped.
+/// A redis-server, without a file unless it is told otherwise. Killed when it is dropped.
 pub struct Server {
+    host: String,
     pub port: u16,
     options: Vec<String>,
     child: Child,
@@ -20,19 +22,28 @@ pub struct Server {
 }
 
 impl Server {
+    /// On loopback.
     pub fn start(options: &str) -> Server {
-        let port = free_port();
+        Server::start_by(Command::new("redis-server"), "127.0.0.1", options)
+    }
+
+    /// At the other end of a network.
+    pub fn start_behind(network: &Network) -> Server {
+        Server::start_by(network.command("redis-server"), &network.there(), "--protected-mode no")
+    }
+
+    fn start_by(command: Command, host: &str, options: &str) -> Server {
+        let (host, port) = (host.to_owned(), free_port());
         let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
         let options: Vec<String> = options.split_whitespace().map(str::to_owned).collect();
-        let child = Server::spawn(port, dir.path(), &options);
-        let server = Server { port, options, child, dir };
+        let child = Server::spawn(command, &host, port, dir.path(), &options);
+        let server = Server { host, port, options, child, dir };
         server.listens();
         server
     }
 
-    fn spawn(port: u16, dir: &Path, options: &[String]) -> Child {
-        let mut command = Command::new("redis-server");
-        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"]);
+    fn spawn(mut command: Command, host: &str, port: u16, dir: &Path, options: &[String]) -> Child {
+        command.args(["--port", &port.to_string(), "--bind", host, "--save", "", "--appendonly", "no", "--dir"]);
         command.arg(dir).args(options).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn().expect("redis-server is installed (`make setup`)")
     }
@@ -49,7 +60,7 @@ impl Server {
     pub fn ask(&self, words: &str) -> String {
         let mut command = Command::new("redis-cli");
         let words = words.split_whitespace().map(|word| if word == EMPTY { "" } else { word });
-        let output = command.args(["-p", &self.port.to_string()]).args(words).output();
+        let output = command.args(["-h", &self.host, "-p", &self.port.to_string()]).args(words).output();
         String::from_utf8_lossy(&output.expect("redis-cli is installed (`make setup`)").stdout).trim().to_owned()
     }
 
@@ -63,7 +74,7 @@ impl Server {
     }
 
     pub fn spec(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        format!("redis://{}:{}", self.host, self.port)
     }
 
     pub fn signal(&self, signal: Signal) {
@@ -75,9 +86,10 @@ impl Server {
         let _ = self.child.wait();
     }
 
+    /// On loopback.
     pub fn start_again(&mut self) {
         self.kill();
-        self.child = Server::spawn(self.port, self.dir.path(), &self.options);
+        self.child = Server::spawn(Command::new("redis-server"), &self.host, self.port, self.dir.path(), &self.options);
         self.listens();
     }
 }
