@@ -46,7 +46,8 @@ impl User {
         match self {
             User::Run { .. } => {
                 "use auto, ram, dir:DIR[,size=8G][,prio=N][,rotational], \
-                 file:PATH[,size=8G][,prio=N][,rotational][,discard] or redis://HOST:PORT[,HOST:PORT...][,size=8G][,prio=N][,timeout=30s][,copies=2]"
+                 file:PATH[,size=8G][,prio=N][,rotational][,discard] or \
+                 redis://HOST:PORT[,HOST:PORT...][,size=8G][,prio=N][,timeout=30s][,copies=2]"
             }
             User::Region => "use auto, ram or dir:DIR[,size=8G]",
         }

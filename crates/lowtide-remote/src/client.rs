@@ -149,7 +149,8 @@ impl Client {
 
     /// Carries out `n` commands. How each ended: `NOSPC`: the node's memory is full. `NOTCONN`: it was not written, and won't be.
     /// `NODATA`: there is no such key. `TIMEDOUT`: it was not done in time, as far as is known. `AGAIN`: of reads: it can't be
-    /// had now, and there is time left; of removals: some of several keys are on their way to another node. `BADMSG`, `IO`: the node replied what it never should.
+    /// had now, and there is time left; of removals: some of several keys are on their way to another node.
+    /// `BADMSG`, `IO`: the node replied what it never should.
     pub fn carry_out(&mut self, kind: Kind, n: usize, deadline: Instant, batch: &mut impl Batch) -> Vec<Result<(), Errno>> {
         let mut results = vec![Err(if kind == Kind::Write { Errno::NOTCONN } else { Errno::TIMEDOUT }); n];
         let mut todo: Vec<Todo> =

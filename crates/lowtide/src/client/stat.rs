@@ -287,7 +287,7 @@ mod tests {
         let remote = json!({ "pages_written": 12, "failovers": 3, "read_latency_us": { "p99": 512.25 } });
         let text = readable(&json!({ "areas": [{ "spec": "redis://h:1", "remote": remote }, { "remote": null }] }));
         let row: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
-        assert_eq!(row, "redis://h:1 12 0 0 bytes 0 bytes 0.0 us 512.2 us 0 3 0".split(' ').collect::<Vec<_>>(), "{text}");
+        assert_eq!(row.join(" "), "redis://h:1 12 0 0 bytes 0 bytes 0.0 us 512.2 us 0 3 0", "{text}");
         let text = readable(&json!({ "areas": [{ "spec": "dir:/x", "clusters": clusters }], "areas_not_counted": [4] }));
         assert!(text.contains("CLUSTERS OF") && text.contains("without 1 processes"), "{text}");
     }

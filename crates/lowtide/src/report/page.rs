@@ -112,22 +112,31 @@ fn options(report: &Report<'_>) -> Markup {
 fn servers(areas: &[Area]) -> Markup {
     let on_servers: Vec<(&str, &Remote)> =
         areas.iter().filter_map(|area| Some((area.spec.as_str(), area.remote.as_ref()?))).collect();
+    let figures = |remote: &Remote| {
+        let took = &remote.read_latency_us;
+        [
+            ("pages written", units::count(remote.pages_written as f64)),
+            ("read", units::count(remote.pages_read as f64)),
+            ("sent", units::bytes(remote.sent_bytes)),
+            ("received", units::bytes(remote.received_bytes)),
+            ("reads: p50", units::seconds(took.p50 / 1e6)),
+            ("p99", units::seconds(took.p99 / 1e6)),
+            ("reconnects", units::count(remote.reconnects as f64)),
+            ("failovers", units::count(remote.failovers as f64)),
+            ("copies missing", units::count(remote.copies_missing as f64)),
+        ]
+    };
     html! {
-        @if !on_servers.is_empty() {
+        @if let Some((_, first)) = on_servers.first() {
             table {
                 tr {
                     th { "on servers" }
-                    @for name in ["pages written", "read", "sent", "received", "reads: p50", "p99", "reconnects", "failovers", "copies missing"] {
-                        th.n { (name) }
-                    }
+                    @for (name, _) in figures(first) { th.n { (name) } }
                 }
-                @for (spec, remote) in on_servers {
+                @for (spec, remote) in &on_servers {
                     tr {
                         td { (spec) }
-                        @for pages in [remote.pages_written, remote.pages_read] { td.n { (units::count(pages as f64)) } }
-                        @for bytes in [remote.sent_bytes, remote.received_bytes] { td.n { (units::bytes(bytes)) } }
-                        @for us in [remote.read_latency_us.p50, remote.read_latency_us.p99] { td.n { (units::seconds(us / 1e6)) } }
-                        @for events in [remote.reconnects, remote.failovers, remote.copies_missing] { td.n { (units::count(events as f64)) } }
+                        @for (_, figure) in figures(remote) { td.n { (figure) } }
                     }
                 }
             }

@@ -2,6 +2,7 @@
 
 use crate::live::{MIB, Run, Scene, area, ends_well, number, turn, verifier};
 use crate::servers::{Cluster, PRIMARIES, Server};
+use rustix::process::Signal;
 use serde_json::Value;
 use std::path::Path;
 use std::thread;
@@ -71,6 +72,27 @@ fn copies_that_are_lost_or_wrong_are_replaced_by_the_others() {
     }
     let remote = all_is_right(&scene, run);
     assert!(number(&remote, "copies_missing") >= 500, "{remote}");
+    assert_eq!(cluster.keys(), [0; PRIMARIES]);
+}
+
+/// A replica takes its primary's place that had not got all writes.
+#[test]
+fn what_a_failover_forgets_another_node_has() {
+    let Some(_turn) = turn() else { return };
+    let (scene, mut cluster) = (Scene::new(), Cluster::start(""));
+    let (spec, dir) = (cluster.spec(), scene.swap_dir("dir"));
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec},copies=2,prio=5 --swap {dir}"), "64 n");
+    cluster.nodes[PRIMARIES].signal(Signal::STOP);
+    let writes = |run: &Run| number(&area(&scene, run, &spec), "write_bytes");
+    let before = writes(&run);
+    run.wait_until("much is written anew", |run| writes(run) > before + 48 * MIB);
+    cluster.nodes[0].kill();
+    cluster.nodes[PRIMARIES].signal(Signal::CONT);
+    run.wait_until("it has taken the place", |_| cluster.nodes[PRIMARIES].ask("ROLE").contains("master"));
+    run.wait_until("second copies are read", |run| number(&area(&scene, run, &spec)["remote"], "copies_missing") > 100);
+    scene.wake();
+    let (out, err) = run.finish();
+    assert_eq!(out, "OK\n", "{err}");
     assert_eq!(cluster.keys(), [0; PRIMARIES]);
 }
 
