@@ -170,7 +170,7 @@ impl Options {
                     options.timeout = Some(Duration::from_secs(seconds));
                 }
                 Some(("copies", value)) if kind == "redis" && options.copies.is_none() => {
-                    let number = value.parse().ok().filter(|number| (1..=2).contains(number));
+                    let number = ["1", "2"].iter().zip(1..).find(|(text, _)| **text == value).map(|(_, number)| number);
                     options.copies = Some(number.ok_or("copies= must be 1 or 2")?);
                 }
                 _ if kind == "redis" && !part.starts_with("size=") && !part.starts_with("prio=") => return Err(unknown()),
@@ -276,6 +276,7 @@ mod tests {
             "redis://h:1,rotational",
             "redis://h:1,copies=0",
             "redis://h:1,copies=3",
+            "redis://h:1,copies=+2",
             "redis://h:1,copies=2,copies=2",
             "redis://h:1,timeout=0",
             "redis://h:1,timeout=5m",

@@ -83,6 +83,10 @@ pub trait Batch {
     fn hash_slot(&self, number: usize) -> u16;
     /// Adds a command to what is to be sent.
     fn put(&mut self, number: usize, out: &mut Vec<u8>);
+    /// Whether who has no such key may be wrong: it is asked anew who has its slot, and that one a second time.
+    fn doubts_missing(&self) -> bool {
+        true
+    }
     /// Takes its reply.
     ///
     /// # Errors
@@ -265,7 +269,7 @@ impl Client {
             let ended = loop {
                 let Some(one) = left.next() else { break Ok(()) };
                 match received(&one, &mut link.connection, batch) {
-                    Ok(Came::Missing) if known.map.is_cluster && !one.was_missing => {
+                    Ok(Came::Missing) if known.map.is_cluster && !one.was_missing && batch.doubts_missing() => {
                         // A primary that was stopped for a while may not know yet that another has taken its place.
                         round.is_doubtful = true;
                         round.again.push(Todo { was_missing: true, ask: None, ..one });
@@ -297,6 +301,13 @@ impl Client {
             }
             None
         };
+        if round.is_doubtful && newer.is_none() {
+            // Nobody can say it now.
+            let again = std::mem::take(&mut round.again).into_iter();
+            let (doubtful, again): (Vec<_>, Vec<_>) = again.partition(|todo| todo.was_missing);
+            round.wait.extend(doubtful.into_iter().map(|todo| Todo { was_missing: false, ..todo }));
+            round.again = again;
+        }
         for (from, mut todo) in std::mem::take(&mut round.gone) {
             todo.ask = None;
             let is_elsewhere = newer.as_ref().is_some_and(|now| now.map.owner(todo.hash_slot).is_some_and(|to| *to != from));
@@ -448,8 +459,13 @@ impl Client {
         let done = self.carry_out(Kind::Ask, 1, deadline, &mut one);
         match (done.as_slice(), one.reply) {
             ([Ok(())], Some(reply)) => Ok(reply),
-            _ => Err(self.problem.take().unwrap_or_else(|| Problem::Away("it does not answer".to_owned()))),
+            _ => Err(self.problem()),
         }
+    }
+
+    /// What went wrong last with commands of which some did not end well.
+    pub fn problem(&mut self) -> Problem {
+        self.problem.take().unwrap_or_else(|| Problem::Away("it does not answer".to_owned()))
     }
 }
 

@@ -44,6 +44,11 @@ impl RunName {
         format!("{RUNS}:{}", self.text())
     }
 
+    /// The keys of which a run with two copies of its pages has another one, too: one that is on another node.
+    pub fn other_leases(self) -> [String; 8] {
+        std::array::from_fn(|i| format!("lowtide:{{runs:{i}}}:{}", self.text()))
+    }
+
     /// What all keys of pages of the run begin with.
     pub fn prefix(self) -> String {
         format!("{PAGES}{}:", self.text())

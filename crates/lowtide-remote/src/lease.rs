@@ -31,26 +31,49 @@ pub struct Cleaned {
     pub keys: usize,
 }
 
-/// Tells the server that a run goes on.
+/// Tells the server that a run goes on, and if there are two copies of its pages, another node of it, too: for that one is away no
+/// run is taken for dead.
 ///
 /// # Errors
-/// It does not answer, or takes no writes.
+/// One does not answer, or takes no writes.
 pub fn renew(client: &mut Client, run: RunName, deadline: Instant) -> Result<(), Problem> {
-    let (lease, seconds) = (run.lease(), LEASE.to_string());
-    // In this order: a run in the list without a lease is taken for dead. A server whose memory is full takes no SET, but this.
-    if client.ask(&lease, &[b"EXPIRE", lease.as_bytes(), seconds.as_bytes()], deadline)? == Reply::Number(0) {
-        client.ask(&lease, &[b"SET", lease.as_bytes(), b"1", b"EX", seconds.as_bytes()], deadline)?;
+    let seconds = LEASE.to_string();
+    let mut renewed = Ok(());
+    let leases = leases(client.remote(), run);
+    for (i, lease) in leases.iter().enumerate() {
+        // Who is away does not take all of the time.
+        let left = deadline.saturating_duration_since(Instant::now());
+        let deadline = Instant::now() + left / (leases.len() - i) as u32;
+        // A server whose memory is full takes no SET, but this.
+        let is_there = client.ask(lease, &[b"EXPIRE", lease.as_bytes(), seconds.as_bytes()], deadline);
+        let set: [&[u8]; 5] = [b"SET", lease.as_bytes(), b"1", b"EX", seconds.as_bytes()];
+        renewed = renewed.and(match is_there {
+            Ok(Reply::Number(0)) => client.ask(lease, &set, deadline).map(drop),
+            other => other.map(drop),
+        });
     }
+    // In this order: a run in the list without a lease is taken for dead.
+    renewed?;
     client.ask(RUNS, &[b"SADD", RUNS.as_bytes(), run.text().as_bytes()], deadline).map(drop)
+}
+
+/// The leases that a run has: where the list is, and on another node.
+fn leases(remote: &Remote, run: RunName) -> Vec<String> {
+    let first = run.lease();
+    let begun = remote.begun.as_deref();
+    let owner = |map: &Map, key: &str| map.owner(keys::hash_slot(key.as_bytes())).cloned();
+    let other = begun.and_then(|map| run.other_leases().into_iter().find(|key| owner(map, key) != owner(map, &first)));
+    [first].into_iter().chain(other).collect()
 }
 
 /// The run is over, and its pages are removed.
 ///
 /// # Errors
-/// It does not answer.
+/// One does not answer.
 pub fn end(client: &mut Client, run: RunName, deadline: Instant) -> Result<(), Problem> {
-    let lease = run.lease();
-    client.ask(&lease, &[b"UNLINK", lease.as_bytes()], deadline)?;
+    for lease in leases(client.remote(), run) {
+        client.ask(&lease, &[b"UNLINK", lease.as_bytes()], deadline)?;
+    }
     client.ask(RUNS, &[b"SREM", RUNS.as_bytes(), run.text().as_bytes()], deadline).map(drop)
 }
 
@@ -100,10 +123,19 @@ fn remove(client: &mut Client, keys: &[&[u8]], patience: Duration) -> Result<usi
     Ok(keys.1)
 }
 
-/// Whether a run has a lease. One that was stopped may go on, and have one again.
+/// Whether a run has a lease, wherever it may be. One that was stopped may go on, and have one again.
+///
+/// # Errors
+/// A node that may have one does not say.
 fn goes_on(client: &mut Client, run: RunName, deadline: Instant) -> Result<bool, Problem> {
-    let lease = run.lease();
-    Ok(client.ask(&lease, &[b"EXISTS", lease.as_bytes()], deadline)? != Reply::Number(0))
+    let others = run.other_leases();
+    let all: Vec<String> = [run.lease()].into_iter().chain(others).collect();
+    let mut leases = Leases(&all, false);
+    let done = client.carry_out(Kind::Ask, all.len(), deadline, &mut leases);
+    if done.iter().any(Result::is_err) {
+        return Err(client.problem());
+    }
+    Ok(leases.1)
 }
 
 /// Removes all keys of a run, as long as it has no lease. How many there were.
@@ -216,6 +248,30 @@ impl Batch for Keys<'_> {
             Reply::Error(text) => Came::Error(text),
             Reply::Number(n) => {
                 self.1 += usize::try_from(n).unwrap_or(0);
+                Came::Done
+            }
+            _ => Came::Odd,
+        })
+    }
+}
+
+/// Leases that are looked for, and whether there is one.
+struct Leases<'a>(&'a [String], bool);
+
+impl Batch for Leases<'_> {
+    fn hash_slot(&self, number: usize) -> u16 {
+        keys::hash_slot(self.0[number].as_bytes())
+    }
+
+    fn put(&mut self, number: usize, out: &mut Vec<u8>) {
+        resp::command(out, &[b"EXISTS", self.0[number].as_bytes()]);
+    }
+
+    fn take(&mut self, _: usize, connection: &mut Connection) -> io::Result<Came> {
+        Ok(match connection.reply()? {
+            Reply::Error(text) => Came::Error(text),
+            Reply::Number(n) => {
+                self.1 |= n > 0;
                 Came::Done
             }
             _ => Came::Odd,

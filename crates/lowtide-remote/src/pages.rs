@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use lowtide_core::device::is_length;
 use lowtide_core::device::wire::Run;
 use lowtide_core::slot::CLUSTER_SLOTS;
 use lowtide_core::vm::PAGE_SIZE;
@@ -23,6 +24,8 @@ use crate::resp::{self, Connection, Reply};
 const WRITING: Duration = Duration::from_secs(5);
 /// A discard that can't be done in this time is left: whoever makes room does not wait.
 const DISCARDING: Duration = Duration::from_secs(1);
+/// A first copy has half of the time of a read if there is less than this.
+const SHORT: Duration = Duration::from_secs(4);
 /// Slots that are removed together, in several commands.
 const REMOVED_AT_ONCE: usize = 64 * CLUSTER_SLOTS;
 
@@ -37,7 +40,9 @@ pub struct Pages {
 pub enum Source {
     /// The first ones, and where these can't be had the second ones.
     Any,
-    /// The second ones, if there are such: the first ones are not what was written.
+    /// The first ones only, if there are two: what came is not what was written.
+    First,
+    /// The second ones only, if there are such.
     Second,
 }
 
@@ -62,6 +67,8 @@ struct Slots<'a> {
 /// First all first copies, then all second ones.
 struct Writing<'a> {
     slots: Slots<'a>,
+    /// Of which slots, by their numbers there.
+    wanted: Vec<usize>,
     objects: &'a [u8],
     /// Where each object is.
     places: Vec<Range<usize>>,
@@ -70,6 +77,8 @@ struct Writing<'a> {
 struct Reading<'a, 'o> {
     slots: Slots<'a>,
     which: Which,
+    /// Who says that there is no such key may be wrong about that.
+    is_doubtful: bool,
     /// Of which slots, by their numbers there.
     wanted: Vec<usize>,
     into: &'o mut Vec<u8>,
@@ -77,10 +86,17 @@ struct Reading<'a, 'o> {
     places: Vec<Range<usize>>,
 }
 
-/// Each command removes copies of consecutive slots of one cluster.
 struct Removing<'a> {
     slots: Slots<'a>,
-    commands: Vec<(Range<usize>, Which)>,
+    commands: Vec<Removal>,
+}
+
+/// Copies of consecutive slots of one cluster, by their numbers in the request, and of which run of it they are.
+#[derive(Clone)]
+struct Removal {
+    run: usize,
+    slots: Range<usize>,
+    which: Which,
 }
 
 impl Pages {
@@ -104,15 +120,29 @@ impl Pages {
         let (n, deadline) = (slots.slots.len().min(places.len()), Instant::now() + self.client.remote().timeout.min(WRITING));
         slots.slots.truncate(n);
         let copies = if slots.begun.is_some() { 2 } else { 1 };
-        let mut batch = Writing { slots, objects, places };
-        let results = self.client.carry_out(Kind::Write, copies * n, deadline, &mut batch);
-        let kept = |i: usize| results[i..].iter().step_by(n).copied().fold(Ok(()), Result::and);
-        let results: Vec<_> = (0..n).map(kept).collect();
+        let wanted: Vec<usize> = self.writable(&slots, deadline);
+        let mut batch = Writing { slots, wanted, objects, places };
+        let each = self.client.carry_out(Kind::Write, copies * batch.wanted.len(), deadline, &mut batch);
+        let mut results = vec![Err(Errno::NOTCONN); n];
+        for (at, i) in batch.wanted.iter().enumerate() {
+            results[*i] = each[at..].iter().step_by(batch.wanted.len()).copied().collect();
+        }
         self.count_written(&batch.slots, &results, deadline);
         let mut results = results.into_iter();
         let of_run =
             |run: &Run| (0..run.pages).map(|_| results.next().unwrap_or(Err(Errno::NOTCONN))).fold(Ok(()), Result::and);
         runs.iter().map(of_run).collect()
+    }
+
+    /// Which slots can be written as far as is known: a page of which one copy can't be is not sent to the other's node either.
+    fn writable(&self, slots: &Slots<'_>, deadline: Instant) -> Vec<usize> {
+        let (all, remote) = (0..slots.slots.len(), self.client.remote());
+        let Some(known) = remote.known(deadline).ok().filter(|_| slots.begun.is_some() && remote.has_away()) else {
+            return all.collect();
+        };
+        let is_there = |hash_slot| known.map.owner(hash_slot).is_some_and(|node| !remote.is_away(node));
+        let both = |places: Places| is_there(places.first) && places.second.is_none_or(|(_, second)| is_there(second));
+        all.filter(|i| both(slots.places(*i))).collect()
     }
 
     fn count_written(&self, slots: &Slots<'_>, results: &[Result<(), Errno>], deadline: Instant) {
@@ -147,23 +177,42 @@ impl Pages {
         let (before, deadline) = (objects.len(), since + self.client.remote().timeout);
         let slots = self.slots(device, runs.iter().flat_map(slots).collect());
         let (n, has_second) = (slots.slots.len(), slots.begun.is_some());
-        let mut batch = Reading { slots, which: Which::First, wanted: (0..n).collect(), into: objects, places: vec![0..0; n] };
         let (mut results, mut seconds, mut missing) = (vec![Err(Errno::NODATA); n], 0, 0);
-        if source == Source::Any {
-            results = self.client.carry_out(Kind::Read, n, deadline, &mut batch);
-        }
-        batch.wanted.retain(|i| has_second && results[*i].is_err());
-        if !batch.wanted.is_empty() {
-            batch.which = Which::Second;
-            let others = self.client.carry_out(Kind::Read, batch.wanted.len(), deadline, &mut batch);
-            for (i, second) in batch.wanted.iter().zip(others) {
-                let first = results[*i];
-                if second.is_ok() {
+        let (is_doubtful, wanted) = (true, Vec::new());
+        let mut batch = Reading { slots, which: Which::First, is_doubtful, wanted, into: objects, places: vec![0..0; n] };
+        // Where the first copy is missing, the second is looked at before that is doubted.
+        let passes: &[(Which, bool)] = match source {
+            Source::Any if has_second => &[(Which::First, false), (Which::Second, true), (Which::First, true)],
+            Source::Any => &[(Which::First, true)],
+            Source::First if has_second => &[(Which::First, true)],
+            Source::Second if has_second => &[(Which::Second, true)],
+            Source::First | Source::Second => &[],
+        };
+        for (pass, (which, is_doubtful)) in passes.iter().copied().enumerate() {
+            let is_last = pass == 2;
+            batch.wanted.clear();
+            batch
+                .wanted
+                .extend((0..n).filter(|i| if is_last { results[*i] == Err(Errno::NODATA) } else { results[*i].is_err() }));
+            if batch.wanted.is_empty() {
+                continue;
+            }
+            (batch.which, batch.is_doubtful) = (which, is_doubtful);
+            let left = deadline.saturating_duration_since(Instant::now());
+            // With so little time the other copy has half of it.
+            let is_short = pass == 0 && has_second && left < SHORT;
+            let until = if is_short { Instant::now() + left / 2 } else { deadline };
+            let ended = self.client.carry_out(Kind::Read, batch.wanted.len(), until, &mut batch);
+            for (i, now) in batch.wanted.iter().zip(ended) {
+                let before = results[*i];
+                let now = if now == Err(Errno::TIMEDOUT) && Instant::now() < deadline { Err(Errno::AGAIN) } else { now };
+                if which == Which::Second && now.is_ok() {
                     seconds += 1;
-                    missing += u64::from(!is_away(first));
+                    missing += u64::from(!is_away(before));
                 }
                 // Who is away may have it.
-                results[*i] = if second.is_ok() || is_away(second) && first != Err(Errno::AGAIN) { second } else { first };
+                let is_news = pass != 1 || now.is_ok() || is_away(now) && before != Err(Errno::AGAIN);
+                results[*i] = if is_news { now } else { before };
             }
         }
         let Reading { mut places, .. } = batch;
@@ -182,7 +231,9 @@ impl Pages {
         lengths.extend(places.iter().map(Range::len));
         if !ended.contains(&Err(Errno::AGAIN)) {
             let counts = &self.client.remote().counts;
-            counts.read_took(since.elapsed());
+            if source == Source::Any {
+                counts.read_took(since.elapsed());
+            }
             counts.second_copies_read.add(seconds);
             counts.copies_missing.add(missing);
             counts.pages_read.add(places.iter().filter(|place| !place.is_empty()).count() as u64);
@@ -190,44 +241,60 @@ impl Pages {
         ended
     }
 
-    /// Removes what is kept under slots. `patience`: how long that may come to nothing; none: it is done at once, or not.
-    ///
-    /// # Errors
-    /// `TIMEDOUT`: it is there still, as far as is known.
-    pub fn remove(&mut self, device: &str, runs: &[Run], patience: Option<Duration>) -> Result<(), Errno> {
+    /// Removes what is kept under slots. How each run ended: `TIMEDOUT`: it is there still, as far as is known. `patience`: how
+    /// long that may come to nothing; none: it is done at once, or not.
+    pub fn remove(&mut self, device: &str, runs: &[Run], patience: Option<Duration>) -> Vec<Result<(), Errno>> {
         let (mut kind, mut patience) = patience.map_or((Kind::Discard, DISCARDING), |patience| (Kind::Remove, patience));
-        let (mut all, mut done) = (runs.iter().flat_map(slots).peekable(), Ok(()));
-        while all.peek().is_some() {
-            let some: Vec<u64> = all.by_ref().take(REMOVED_AT_ONCE).collect();
-            let removed = self.remove_some(device, some, kind, Instant::now() + patience);
-            if removed.is_err() {
+        let mut ended = Vec::with_capacity(runs.len());
+        while ended.len() < runs.len() {
+            let mut room = REMOVED_AT_ONCE;
+            let has_room = |run: &&Run| {
+                let had = room;
+                room = room.saturating_sub((run.pages as usize).max(1));
+                had > 0
+            };
+            let some: Vec<Run> = runs[ended.len()..].iter().take_while(has_room).copied().collect();
+            let removed = self.remove_some(device, &some, kind, Instant::now() + patience);
+            if removed.iter().any(Result::is_err) {
                 // A node that is away holds up nothing on the others, and is waited for once.
                 (kind, patience) = (Kind::Discard, DISCARDING);
             }
-            done = done.and(removed);
+            ended.extend(removed);
         }
-        done
+        ended
     }
 
-    fn remove_some(&mut self, device: &str, some: Vec<u64>, kind: Kind, deadline: Instant) -> Result<(), Errno> {
-        let (mut commands, mut begin) = (Vec::new(), 0);
-        let has_second = self.client.remote().begun.is_some();
-        for cluster in some.chunk_by(|a, b| cluster_of(*a) == cluster_of(*b)) {
-            let end = begin + cluster.len();
-            commands.push((begin..end, Which::First));
-            commands.extend(has_second.then_some((begin..end, Which::Second)));
-            begin = end;
+    fn remove_some(&mut self, device: &str, runs: &[Run], kind: Kind, deadline: Instant) -> Vec<Result<(), Errno>> {
+        let all = self.slots(device, runs.iter().flat_map(slots).collect());
+        let mut batch = Removing { slots: all, commands: Vec::new() };
+        let mut begin = 0;
+        for (run, of) in runs.iter().enumerate() {
+            let all: Vec<u64> = slots(of).collect();
+            for cluster in all.chunk_by(|a, b| cluster_of(*a) == cluster_of(*b)) {
+                let slots = begin..begin + cluster.len();
+                begin = slots.end;
+                batch.commands.push(Removal { run, slots: slots.clone(), which: Which::First });
+                if batch.slots.begun.is_some() {
+                    batch.commands.push(Removal { run, slots, which: Which::Second });
+                }
+            }
         }
-        let mut batch = Removing { slots: self.slots(device, some), commands };
+        let mut ended = vec![Ok(()); runs.len()];
         let results = self.client.carry_out(kind, batch.commands.len(), deadline, &mut batch);
         // Of keys that are on their way to another node some may be here and some there: then one after the other.
-        let apart = batch.commands.iter().zip(&results).filter(|(_, result)| **result == Err(Errno::AGAIN));
-        let one_by_one = |(slots, which): &(Range<usize>, Which)| slots.clone().map(|i| (i..i + 1, *which)).collect::<Vec<_>>();
-        let apart: Vec<_> = apart.flat_map(|(command, _)| one_by_one(command)).collect();
-        let whole = results.into_iter().filter(|result| *result != Err(Errno::AGAIN)).fold(Ok(()), Result::and);
+        let mut apart = Vec::new();
+        for (command, result) in batch.commands.iter().zip(results) {
+            match result {
+                Err(Errno::AGAIN) => {
+                    apart.extend(command.slots.clone().map(|i| Removal { slots: i..i + 1, ..command.clone() }));
+                }
+                result => ended[command.run] = ended[command.run].and(result),
+            }
+        }
         batch.commands = apart;
         let results = self.client.carry_out(kind, batch.commands.len(), deadline, &mut batch);
-        results.into_iter().fold(whole, Result::and)
+        batch.commands.iter().zip(results).for_each(|(command, result)| ended[command.run] = ended[command.run].and(result));
+        ended
     }
 }
 
@@ -288,8 +355,9 @@ impl Slots<'_> {
 
 impl Writing<'_> {
     fn of(&self, number: usize) -> (usize, Which) {
-        let n = self.slots.slots.len();
-        if number < n { (number, Which::First) } else { (number - n, Which::Second) }
+        let n = self.wanted.len();
+        let which = if number < n { Which::First } else { Which::Second };
+        (self.wanted[number % n], which)
     }
 }
 
@@ -319,10 +387,18 @@ impl Batch for Reading<'_, '_> {
         resp::command(out, &[b"GET", self.slots.key(self.wanted[number], self.which)]);
     }
 
+    fn doubts_missing(&self) -> bool {
+        self.is_doubtful
+    }
+
     fn take(&mut self, number: usize, connection: &mut Connection) -> io::Result<Came> {
         let begin = self.into.len();
         let came = connection.reply_into(self.into, PAGE_SIZE).inspect_err(|_| self.into.truncate(begin))?;
         Ok(match came {
+            Ok(length) if !is_length(length) => {
+                self.into.truncate(begin);
+                Came::Odd
+            }
             Ok(_) => {
                 self.places[self.wanted[number]] = begin..self.into.len();
                 Came::Done
@@ -336,12 +412,12 @@ impl Batch for Reading<'_, '_> {
 
 impl Batch for Removing<'_> {
     fn hash_slot(&self, number: usize) -> u16 {
-        let (slots, which) = &self.commands[number];
+        let Removal { slots, which, .. } = &self.commands[number];
         self.slots.hash_slot(slots.start, *which)
     }
 
     fn put(&mut self, number: usize, out: &mut Vec<u8>) {
-        let (slots, which) = self.commands[number].clone();
+        let Removal { slots, which, .. } = self.commands[number].clone();
         resp::begin(out, 1 + slots.len());
         resp::word(out, b"UNLINK");
         slots.for_each(|i| resp::word(out, self.slots.key(i, which)));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use lowtide_config::server::{Address, Server};
 
 use crate::counts::Counts;
-use crate::map::{Map, Node};
+use crate::map::Map;
 use crate::resp::{self, Reply};
 use crate::server::{Facts, Link, Login, Problem, asked};
 
@@ -96,25 +96,22 @@ impl Remote {
     /// From now on there are two copies of each page, on different nodes: for the beginning. Gives what is odd, but not wrong.
     ///
     /// # Errors
-    /// There are no two nodes.
+    /// There are not enough nodes.
     pub fn keep_two_copies(&mut self, survey: &Survey, deadline: Instant) -> Result<Option<String>, Problem> {
-        if survey.primaries.len() < 2 {
-            let what = if survey.map.is_cluster { "a cluster with one primary" } else { "no cluster" };
-            let why = format!("copies=2: it is {what}, and there is no second node: leave copies= out, or add one");
+        if survey.primaries.len() < 3 {
+            let (what, n) = (if survey.map.is_cluster { "a cluster" } else { "no cluster" }, survey.primaries.len());
+            let why = format!("copies=2 takes three primaries, of which two go on when one is lost, and it is {what} ({n})");
             return Err(Problem::Refused(why));
         }
         self.begun = Some(survey.map.clone());
-        let has_replica = |node: &Node| survey.map.nodes.iter().any(|one| one.primary.as_deref() == Some(node.id.as_str()));
-        let stands_alone = survey.map.primaries().iter().any(|(node, _)| !has_replica(node));
         let words: [&[u8]; 3] = [b"CONFIG", b"GET", b"cluster-require-full-coverage"];
         let stops = |address: &Address| {
             // Who may not ask that is not told.
             let says = self.connect(address, deadline).and_then(|mut link| asked(&mut link.connection, &words));
             matches!(says, Ok(Reply::List(pair)) if pair.contains(&Reply::Bytes(b"yes".to_vec())))
         };
-        Ok((stands_alone && survey.primaries.iter().any(|(address, ..)| stops(address))).then(|| {
-            "copies=2: when a primary without a replica is lost, its cluster stops as a whole: set \
-             cluster-require-full-coverage no on its nodes"
+        Ok(survey.primaries.iter().any(|(address, ..)| stops(address)).then(|| {
+            "copies=2: the cluster stops as a whole while slots have no node: set cluster-require-full-coverage no on its nodes"
                 .to_owned()
         }))
     }

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -34,6 +35,8 @@ struct State {
     nodes: Mutex<String>,
     pages: Mutex<HashMap<Vec<u8>, Vec<u8>>>,
     gets: AtomicUsize,
+    /// How often somebody came.
+    connections: AtomicUsize,
 }
 
 impl Node {
@@ -72,12 +75,30 @@ fn listeners<const N: usize>() -> ([TcpListener; N], [u16; N]) {
     (listeners, ports)
 }
 
-/// Two nodes, each of which has half of the slots.
-fn two_halves() -> [Node; 2] {
-    let (listeners, [first, second]) = listeners();
-    let line = |id: &str, port: u16, slots: &str| format!("{id} 127.0.0.1:{port}@1 master - 0 1 {port} connected {slots}\n");
-    let nodes = line("aa", first, "0-8191") + &line("bb", second, "8192-16383");
+/// Nodes, each of which has as many slots as the others.
+fn cluster<const N: usize>() -> [Node; N] {
+    let (listeners, ports) = listeners::<N>();
+    let line = |i: usize| {
+        let (port, slots) = (ports[i], part(i, N));
+        format!("a{i} 127.0.0.1:{port}@1 master - 0 1 {port} connected {}-{}\n", slots.start, slots.end - 1)
+    };
+    let nodes: String = (0..N).map(line).collect();
     listeners.map(|listener| Node::start(listener, &nodes))
+}
+
+/// The hash slots of a node among so many.
+fn part(i: usize, n: usize) -> Range<usize> {
+    i * 16384 / n..(i + 1) * 16384 / n
+}
+
+/// A slot of the device that is on a node among so many.
+fn slot_on(i: usize, n: usize) -> u64 {
+    let is_there = |slot: &u64| {
+        let mut key = Vec::new();
+        keys::slot(&mut key, DEVICE, *slot);
+        part(i, n).contains(&usize::from(keys::hash_slot(&key)))
+    };
+    (0..).map(|cluster| cluster * CLUSTER_SLOTS as u64).find(is_there).unwrap()
 }
 
 /// A client of the cluster that this node belongs to.
@@ -92,7 +113,8 @@ fn read(pages: &mut Pages, runs: &[Run], since: Instant) -> (Vec<Result<(), Errn
 }
 
 fn serve(stream: TcpStream, port: u16, state: &State) {
-    let State { hangs, nodes, pages, gets } = state;
+    let State { hangs, nodes, pages, gets, connections } = state;
+    connections.fetch_add(1, Ordering::SeqCst);
     let (mut from, mut to) = (BufReader::new(stream.try_clone().unwrap()), stream);
     while let Some(words) = words(&mut from) {
         while hangs.load(Ordering::SeqCst) {
@@ -138,23 +160,13 @@ fn words(from: &mut impl BufRead) -> Option<Vec<Vec<u8>>> {
     (0..n).map(word).collect()
 }
 
-/// A slot of the device that is in that half of a cluster's slots.
-fn slot_in(is_second: bool) -> u64 {
-    let in_half = |slot: &u64| {
-        let mut key = Vec::new();
-        keys::slot(&mut key, DEVICE, *slot);
-        (keys::hash_slot(&key) >= 8192) == is_second
-    };
-    (0..).map(|cluster| cluster * CLUSTER_SLOTS as u64).find(in_half).unwrap()
-}
-
 #[test]
 fn a_node_that_hangs_does_not_hold_up_the_others() {
-    let [first, second] = two_halves();
+    let [first, second] = cluster();
     let timeout = Duration::from_secs(20);
     let remote = Arc::new(remote(&second, timeout));
     let mut pages = Pages::new(remote.clone());
-    let runs = [false, true].map(|is_second| Run { slot: slot_in(is_second), pages: 1 });
+    let runs = [0, 1].map(|node| Run { slot: slot_on(node, 2), pages: 1 });
     assert_eq!(pages.write(DEVICE, &runs, &[2, 3], b"aabbb"), [Ok(()); 2]);
     assert_eq!(read(&mut pages, &runs, Instant::now()), (vec![Ok(()); 2], vec![2, 3], b"aabbb".to_vec()));
 
@@ -167,7 +179,8 @@ fn a_node_that_hangs_does_not_hold_up_the_others() {
     assert_eq!(read(&mut pages, &runs, began.checked_sub(timeout).unwrap()).0[0], Err(Errno::TIMEDOUT));
     let began = Instant::now();
     assert_eq!(pages.write(DEVICE, &runs, &[1, 1], b"xy"), [Err(Errno::NOTCONN), Ok(())]);
-    assert!(pages.remove(DEVICE, &runs[..1], None).is_err());
+    assert_eq!(pages.remove(DEVICE, &runs, None), [Err(Errno::TIMEDOUT), Ok(())]);
+    assert_eq!(pages.write(DEVICE, &runs[1..], &[1], b"y"), [Ok(())]);
     assert!(began.elapsed() < QUICK, "{:?}", began.elapsed());
     remote.look();
     assert!(remote.has_away(), "it hangs still");
@@ -180,9 +193,9 @@ fn a_node_that_hangs_does_not_hold_up_the_others() {
 
 #[test]
 fn a_node_that_is_slow_to_let_us_in_does_not_hold_up_what_goes_to_others() {
-    let [first, second] = two_halves();
+    let [first, second] = cluster();
     let mut pages = Pages::new(Arc::new(remote(&second, Duration::from_secs(20))));
-    let runs = [false, true].map(|is_second| Run { slot: slot_in(is_second), pages: 1 });
+    let runs = [0, 1].map(|node| Run { slot: slot_on(node, 2), pages: 1 });
     // It is connected to the second one only.
     assert_eq!(pages.write(DEVICE, &runs[1..], &[3], b"bbb"), [Ok(())]);
     first.hangs(true);
@@ -199,27 +212,63 @@ fn a_node_that_is_slow_to_let_us_in_does_not_hold_up_what_goes_to_others() {
     assert!(asked.join().unwrap() < QUICK, "meanwhile the second was asked");
 }
 
+/// A cluster of three with two copies of each page, and a page on each of two of them.
+fn with_two_copies() -> ([Node; 3], Arc<Remote>, [Run; 2]) {
+    let nodes = cluster();
+    let (mut remote, soon) = (remote(&nodes[1], Duration::from_secs(20)), Instant::now() + Duration::from_secs(5));
+    let survey = remote.survey(soon).unwrap();
+    assert_eq!(remote.keep_two_copies(&survey, soon), Ok(None));
+    (nodes, Arc::new(remote), [0, 1].map(|node| Run { slot: slot_on(node, 3), pages: 1 }))
+}
+
 #[test]
 fn with_two_copies_a_node_that_hangs_is_not_waited_for() {
-    let [first, second] = two_halves();
-    let mut remote = remote(&second, Duration::from_secs(20));
-    let survey = remote.survey(Instant::now() + Duration::from_secs(5)).unwrap();
-    assert_eq!(remote.keep_two_copies(&survey, Instant::now() + Duration::from_secs(5)), Ok(None));
-    let remote = Arc::new(remote);
+    let (nodes, remote, runs) = with_two_copies();
     let mut pages = Pages::new(remote.clone());
-    let runs = [false, true].map(|is_second| Run { slot: slot_in(is_second), pages: 1 });
     assert_eq!(pages.write(DEVICE, &runs, &[2, 3], b"aabbb"), [Ok(()); 2]);
     let kept = |node: &Node| node.state.pages.lock().unwrap().len();
-    assert_eq!([kept(&first), kept(&second)], [2, 2]);
+    assert_eq!(nodes.iter().map(kept).sum::<usize>(), 4);
 
-    first.hangs(true);
+    nodes[0].hangs(true);
     let right = (vec![Ok(()); 2], vec![2, 3], b"aabbb".to_vec());
     assert_eq!(read(&mut pages, &runs, Instant::now()), right);
     let began = Instant::now();
     assert_eq!(read(&mut pages, &runs, began), right);
     assert!(began.elapsed() < QUICK, "{:?}: it is known now", began.elapsed());
     assert_eq!((remote.counts.second_copies_read.get(), remote.counts.copies_missing.get()), (2, 0));
-    assert_eq!(pages.write(DEVICE, &runs, &[1, 1], b"xy"), [Err(Errno::NOTCONN); 2], "neither can be there twice");
+    let before: usize = nodes.iter().map(kept).sum();
+    assert_eq!(pages.write(DEVICE, &[Run { slot: runs[0].slot + 1, pages: 1 }], &[1], b"x"), [Err(Errno::NOTCONN)]);
+    assert_eq!(nodes.iter().map(kept).sum::<usize>(), before, "nor is it on one node alone");
+    // Who has found that what came is wrong asks for one copy, and waits for that.
+    let mut copy = |source| {
+        let (mut lengths, mut objects) = (Vec::new(), Vec::new());
+        (pages.read(DEVICE, &runs[..1], source, &mut lengths, &mut objects, Instant::now()), objects)
+    };
+    assert_eq!(copy(Source::Second), (vec![Ok(())], b"aa".to_vec()));
+    assert_eq!(copy(Source::First), (vec![Err(Errno::AGAIN)], Vec::new()));
+    nodes[0].hangs(false);
+    remote.look();
+    assert_eq!(copy(Source::First), (vec![Ok(())], b"aa".to_vec()));
+}
+
+/// It has come back without them.
+#[test]
+fn copies_that_are_missing_cost_no_more_than_a_question() {
+    let (nodes, remote, runs) = with_two_copies();
+    let mut pages = Pages::new(remote.clone());
+    assert_eq!(pages.write(DEVICE, &runs, &[2, 3], b"aabbb"), [Ok(()); 2]);
+    nodes[0].state.pages.lock().unwrap().clear();
+    let connections = || nodes.iter().map(|node| node.state.connections.load(Ordering::SeqCst)).sum::<usize>();
+    let right = (vec![Ok(()); 2], vec![2, 3], b"aabbb".to_vec());
+    assert_eq!(read(&mut pages, &runs, Instant::now()), right);
+    let before = connections();
+    for _ in 0..20 {
+        assert_eq!(read(&mut pages, &runs, Instant::now()), right);
+    }
+    assert_eq!(connections(), before);
+    assert_eq!(remote.counts.copies_missing.get(), 21);
+    nodes[1..].iter().for_each(|node| node.state.pages.lock().unwrap().clear());
+    assert_eq!(read(&mut pages, &runs, Instant::now()).0, [Err(Errno::NODATA); 2]);
 }
 
 /// Two that were stopped do not know it yet, when they go on.
@@ -252,9 +301,9 @@ fn most_primaries_are_heard_of_who_has_what() {
 
 #[test]
 fn another_server_at_the_address_of_a_node_gets_nothing() {
-    let [first, second] = two_halves();
+    let [first, second] = cluster();
     let mut pages = Pages::new(Arc::new(remote(&second, Duration::from_secs(20))));
-    let runs = [false, true].map(|is_second| Run { slot: slot_in(is_second), pages: 1 });
+    let runs = [0, 1].map(|node| Run { slot: slot_on(node, 2), pages: 1 });
     assert_eq!(pages.write(DEVICE, &runs[1..], &[3], b"bbb"), [Ok(())]);
     // It is of another cluster, and has all slots there.
     first.says(&format!("zz 127.0.0.1:{}@1 master - 0 1 1 connected 0-16383\n", first.port));

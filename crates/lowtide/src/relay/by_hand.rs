@@ -125,7 +125,7 @@ fn try_a_page(remote: &Arc<Remote>, run: RunName, survey: &Survey, node: &Addres
         }
     }
     took.sort();
-    let removed = pages.remove(&device, &runs, Some(Duration::from_secs(2)));
+    let removed: Result<(), _> = pages.remove(&device, &runs, Some(Duration::from_secs(2))).into_iter().collect();
     removed.map_err(|errno| format!("it can't be removed ({})", lowtide_config::reason(errno)))?;
     Ok(format!("written, read and removed; a read takes {} us", took[READS / 2].as_micros()))
 }

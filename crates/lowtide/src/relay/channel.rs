@@ -177,10 +177,10 @@ impl Channel {
                 self.answer(room, &results);
             }
             Op::Read => return self.read(pages, &device, Source::Any, runs, room, Instant::now()),
+            Op::ReadFirst => return self.read(pages, &device, Source::First, runs, room, Instant::now()),
             Op::ReadSecond => return self.read(pages, &device, Source::Second, runs, room, Instant::now()),
             Op::Discard => {
-                let one = |run: &Run| pages.remove(&device.prefix, std::slice::from_ref(run), None);
-                let results: Vec<_> = runs.iter().map(one).collect();
+                let results = pages.remove(&device.prefix, &runs, None);
                 let removed = runs.iter().zip(&results).filter(|(_, result)| result.is_ok());
                 removed.for_each(|(run, _)| device.has_not(run));
                 self.answer(room, &results);

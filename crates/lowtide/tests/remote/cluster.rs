@@ -116,8 +116,9 @@ fn doctor_and_clean_see_all_nodes() {
     assert_eq!(cluster.keys(), [0; PRIMARIES]);
 }
 
+/// The node that is away may be the one that knows that the run goes on.
 #[test]
-fn clean_removes_what_it_can_where_a_node_is_away() {
+fn clean_removes_nothing_while_a_node_is_away() {
     let Some(_turn) = turn() else { return };
     let (scene, mut cluster) = (Scene::new(), Cluster::without_replicas(PRIMARIES));
     let spec = cluster.spec();
@@ -128,14 +129,16 @@ fn clean_removes_what_it_can_where_a_node_is_away() {
     let lost = (list + 1) % PRIMARIES;
     let lease = cluster.nodes[list].ask("--scan --pattern lowtide:{runs}:*");
     assert_eq!(cluster.nodes[list].ask(&format!("DEL {lease}")), "1");
+    let keys = |cluster: &Cluster| (0..PRIMARIES).filter(|i| *i != lost).map(|i| cluster.nodes[i].keys()).sum::<u64>();
+    let before = keys(&cluster);
     cluster.nodes[lost].kill();
     let place = format!("127.0.0.1:{}", cluster.nodes[lost].port);
     scene.refused(&format!("remote clean {spec}"), 125, &[&place, "no server listens there"]);
-    let keys = |cluster: &Cluster| (0..PRIMARIES).filter(|i| *i != lost).map(|i| cluster.nodes[i].keys()).sum::<u64>();
-    assert_eq!(keys(&cluster), 1, "the list of runs");
+    assert_eq!(keys(&cluster), before);
     cluster.nodes[lost].start_again();
     cluster.is_whole();
-    assert_eq!(scene.done(&format!("remote clean {spec}")), "0 keys of 1 runs that are gone were removed\n");
+    let out = scene.done(&format!("remote clean {spec}"));
+    assert!(out.ends_with("keys of 1 runs that are gone were removed\n"), "{out}");
     assert_eq!(cluster.keys(), [0; PRIMARIES]);
 }
 

@@ -1,6 +1,6 @@
 //! Two copies of each page, on a cluster without replicas.
 
-use crate::live::{MIB, Run, Scene, area, ends_well, number, turn, verifier};
+use crate::live::{MIB, Run, Scene, area, ends_well, number, program, turn, verifier};
 use crate::servers::{Cluster, PRIMARIES, Server};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -27,6 +27,14 @@ fn sleeper(scene: &Scene, cluster: &Cluster) -> Run {
     assert!(sum >= 2 * pages && sum < 2 * pages + 1000, "{keys:?}: each of {pages} is there twice");
     assert!(keys.iter().all(|n| n * 10 > sum), "{keys:?}: on all nodes");
     run
+}
+
+/// The keys of the first copies that a node has, and those of the second ones.
+fn copies_on(node: &Server) -> [Vec<String>; 2] {
+    let keys = node.ask("--scan --pattern lowtide:{????????????????:*");
+    let is_first = |key: &String| key.split('}').next().is_some_and(|tag| tag.matches(':').count() == 3);
+    let (firsts, seconds) = keys.lines().map(str::to_owned).partition(is_first);
+    [firsts, seconds]
 }
 
 /// All pages come back as they were; what the statistics say of the area.
@@ -59,13 +67,12 @@ fn copies_that_are_lost_or_wrong_are_replaced_by_the_others() {
     let Some(_turn) = turn() else { return };
     let (scene, cluster) = (Scene::new(), Cluster::without_replicas(PRIMARIES));
     let run = sleeper(&scene, &cluster);
-    let pages = |node: &Server| node.ask("--scan --pattern lowtide:{????????????????:*").lines().map(str::to_owned).collect();
-    let keys: Vec<String> = pages(&cluster.nodes[0]);
-    let is_first = |key: &&String| key.split('}').next().is_some_and(|tag| tag.matches(':').count() == 3);
-    let firsts: Vec<&String> = keys.iter().filter(is_first).collect();
-    assert!(firsts.len() > 500 && firsts.len() < keys.len(), "{} of {}", firsts.len(), keys.len());
-    for key in &firsts[..200] {
-        assert_eq!(cluster.nodes[0].ask(&format!("SET {key} garbage")), "OK");
+    let [firsts, seconds] = copies_on(&cluster.nodes[0]);
+    assert!(firsts.len() > 500 && seconds.len() > 500, "{} {}", firsts.len(), seconds.len());
+    // Of lengths that pages have and that they can't have.
+    let wrong = ["garbage".to_owned(), "x".repeat(4000), "x".repeat(4096), "x".repeat(5000), "''".to_owned()];
+    for (key, wrong) in firsts[..200].iter().zip(wrong.iter().cycle()) {
+        assert_eq!(cluster.nodes[0].ask(&format!("SET {key} {wrong}")), "OK");
     }
     for key in &firsts[200..500] {
         assert_eq!(cluster.nodes[0].ask(&format!("DEL {key}")), "1");
@@ -96,6 +103,27 @@ fn what_a_failover_forgets_another_node_has() {
     assert_eq!(cluster.keys(), [0; PRIMARIES]);
 }
 
+/// The right copy is waited for, although another one is there.
+#[test]
+fn a_wrong_copy_is_not_taken_for_the_last_one_while_a_node_hangs() {
+    let Some(_turn) = turn() else { return };
+    let (scene, cluster) = (Scene::new(), Cluster::without_replicas(PRIMARIES));
+    let run = sleeper(&scene, &cluster);
+    for node in &cluster.nodes[1..] {
+        let [_, seconds] = copies_on(node);
+        assert!(seconds.len() > 500, "{}", seconds.len());
+        for key in &seconds[..300] {
+            assert_eq!(node.ask(&format!("SET {key} garbage")), "OK");
+        }
+    }
+    cluster.nodes[0].signal(Signal::STOP);
+    scene.wake();
+    thread::sleep(Duration::from_secs(6));
+    cluster.nodes[0].signal(Signal::CONT);
+    let remote = all_is_right(&scene, run);
+    assert!(number(&remote, "second_copies_read") > 500, "{remote}");
+}
+
 #[test]
 fn copies_are_freed_with_their_pages_and_those_together_are_counted() {
     let Some(_turn) = turn() else { return };
@@ -114,13 +142,55 @@ fn copies_are_freed_with_their_pages_and_those_together_are_counted() {
     assert_eq!(cluster.keys().iter().sum::<u64>(), 0);
 }
 
+/// Their pages are removed from the nodes that are there, however many they are.
 #[test]
-fn two_copies_need_two_nodes() {
+fn processes_that_end_while_a_node_is_away_leave_nothing_on_the_others() {
     let Some(_turn) = turn() else { return };
-    let (scene, server, one) = (Scene::new(), Server::start(""), Cluster::without_replicas(1));
+    let (scene, mut cluster) = (Scene::new(), Cluster::without_replicas(PRIMARIES));
+    let (spec, dir) = (cluster.spec(), scene.swap_dir("dir"));
+    let mut command = scene.lowtide();
+    let options = format!("run --quiet --ram 40M --pool 4M --swap {spec},copies=2,prio=5 --swap {dir} -- /bin/sh -c");
+    let script = "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14; do \"$0\" 56 n || exit 1; done; \
+                  echo > all; while [ ! -e end ]; do sleep 0.1; done";
+    command.args(options.split(' ')).arg(script).arg(program("sleeps"));
+    scene.wake();
+    let mut run = scene.started(command).listens();
+    run.wait_until("pages are out", |run| number(&area(&scene, run, &spec), "write_bytes") > 8 * MIB);
+    cluster.nodes[1].kill();
+    run.wait_until("all have ended", |_| scene.path("all").exists());
+    let left = |cluster: &Cluster| cluster.nodes[0].keys() + cluster.nodes[2].keys();
+    run.wait_until("their pages are removed", |_| left(&cluster) < 10);
+    std::fs::write(scene.path("end"), "").expect("written");
+    let (out, err) = run.finish();
+    assert_eq!(out.matches("OK").count(), 14, "{out}{err}");
+}
+
+#[test]
+fn a_run_whose_lease_is_lost_on_one_node_is_not_taken_for_dead() {
+    let Some(_turn) = turn() else { return };
+    let (scene, cluster) = (Scene::new(), Cluster::without_replicas(PRIMARIES));
+    let spec = cluster.spec();
+    let run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec},copies=2"), "64 n");
+    let leases: Vec<String> =
+        cluster.nodes.iter().map(|node| node.ask("--scan --pattern lowtide:{runs*:????????????????")).collect();
+    let with_lease: Vec<usize> = (0..PRIMARIES).filter(|i| !leases[*i].is_empty()).collect();
+    assert_eq!(with_lease.len(), 2, "{leases:?}");
+    for node in with_lease {
+        assert_eq!(cluster.nodes[node].ask(&format!("DEL {}", leases[node])), "1");
+        assert_eq!(scene.done(&format!("remote clean {spec}")), "0 keys of 0 runs that are gone were removed\n");
+        assert_eq!(cluster.nodes[node].ask(&format!("SET {} 1 EX 600", leases[node])), "OK");
+    }
+    ends_well(&scene, run);
+    assert_eq!(cluster.keys(), [0; PRIMARIES]);
+}
+
+#[test]
+fn two_copies_need_three_nodes() {
+    let Some(_turn) = turn() else { return };
+    let (scene, server) = (Scene::new(), Server::start(""));
     let run = |spec: &str| format!("run --ram 64M --swap {spec},copies=2 -- touch started");
-    scene.refused(&run(&server.spec()), 2, &["copies=2", "it is no cluster"]);
-    scene.refused(&run(&one.spec()), 2, &["copies=2", "a cluster with one primary"]);
+    scene.refused(&run(&server.spec()), 2, &["copies=2 takes three primaries", "it is no cluster"]);
+    scene.refused(&run(&Cluster::without_replicas(2).spec()), 2, &["copies=2 takes three primaries", "a cluster (2)"]);
     assert!(!scene.path("started").exists());
     let three = Cluster::without_replicas(PRIMARIES);
     three.nodes[0].ask("CONFIG SET cluster-require-full-coverage yes");
