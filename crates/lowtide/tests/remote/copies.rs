@@ -121,7 +121,8 @@ fn a_wrong_copy_is_not_taken_for_the_last_one_while_a_node_hangs() {
     thread::sleep(Duration::from_secs(6));
     cluster.nodes[0].signal(Signal::CONT);
     let remote = all_is_right(&scene, run);
-    assert!(number(&remote, "second_copies_read") > 500, "{remote}");
+    // It was asked for other copies than those that came.
+    assert!(number(&remote, "second_copies_read") > 0 && number(&remote, "copies_missing") > 0, "{remote}");
 }
 
 #[test]
