@@ -143,6 +143,24 @@ fn copies_are_freed_with_their_pages_and_those_together_are_counted() {
     assert_eq!(cluster.keys().iter().sum::<u64>(), 0);
 }
 
+#[test]
+fn an_area_with_two_copies_is_turned_on_and_off_while_a_node_is_lost() {
+    let Some(_turn) = turn() else { return };
+    let (scene, mut cluster) = (Scene::new(), Cluster::without_replicas(PRIMARIES));
+    let (spec, dir) = (cluster.spec(), scene.swap_dir("dir"));
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {dir}"), "64 n");
+    scene.done(&format!("swapon {} {spec},copies=2,prio=5", run.pid));
+    run.wait_until("pages are there", |run| number(&area(&scene, run, &spec), "used") > 16 * MIB);
+    // While it writes.
+    cluster.nodes[2].kill();
+    run.wait_until("second copies are read", |run| number(&area(&scene, run, &spec)["remote"], "second_copies_read") > 500);
+    let out = scene.done(&format!("swapoff {} {spec}", run.pid));
+    assert!(out.contains("the area is off"), "{out}");
+    scene.wake();
+    let (out, err) = run.finish();
+    assert_eq!(out, "OK\n", "{err}");
+}
+
 /// Their pages are removed from the nodes that are there, however many they are.
 #[test]
 fn processes_that_end_while_a_node_is_away_leave_nothing_on_the_others() {
