@@ -75,7 +75,7 @@ faults: setup ## whole runs with each operation of the swap file, each mapping a
 soak: setup ## the tests that find races, for SOAK_SECONDS (default 300)
 	$(CARGO) test --release -p lowtide --test torture --test real_programs --test swapoff -- --ignored --test-threads=1 --nocapture soak
 
-remote: setup ## programs with their pages on a cluster, and one whose nodes are killed, stopped, replaced and resharded, ROUNDS times (default 100)
+remote: setup ## programs with their pages on a cluster, and one whose nodes are killed, stopped, replaced and resharded, ROUNDS times (default 100), with COPIES of each page
 	$(CARGO) test $(QUICK) -p lowtide --test remote -- --ignored --nocapture
 
 overhead: setup build ## what lowtide costs below the limit

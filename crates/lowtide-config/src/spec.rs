@@ -21,9 +21,9 @@ pub enum Spec {
     /// A file, or a block device.
     #[allow(missing_docs)]
     File { path: PathBuf, size: Option<u64>, prio: Option<i16>, discard: bool, rotational: Option<bool> },
-    /// A server in the network.
+    /// A server in the network, or a cluster, which may keep two copies of each page.
     #[allow(missing_docs)]
-    Remote { server: Server, size: Option<u64>, prio: Option<i16>, timeout: Option<Duration> },
+    Remote { server: Server, size: Option<u64>, prio: Option<i16>, timeout: Option<Duration>, copies: u8 },
 }
 
 /// How long a server may take to answer, as `timeout=` has it.
@@ -46,7 +46,8 @@ impl User {
         match self {
             User::Run { .. } => {
                 "use auto, ram, dir:DIR[,size=8G][,prio=N][,rotational], \
-                 file:PATH[,size=8G][,prio=N][,rotational][,discard] or redis://HOST:PORT[,HOST:PORT...][,size=8G][,prio=N][,timeout=30s]"
+                 file:PATH[,size=8G][,prio=N][,rotational][,discard] or \
+                 redis://HOST:PORT[,HOST:PORT...][,size=8G][,prio=N][,timeout=30s][,copies=2]"
             }
             User::Region => "use auto, ram or dir:DIR[,size=8G]",
         }
@@ -55,7 +56,7 @@ impl User {
     fn options(self, kind: &str) -> &'static str {
         match (self, kind) {
             (User::Region, _) => "a region takes size= only, once",
-            (_, "redis") => "redis:// takes size=, prio= and timeout=, each once",
+            (_, "redis") => "redis:// takes size=, prio=, timeout= and copies=, each once",
             (_, "dir") => "dir: takes size=, prio= and rotational, each once",
             _ => "file: takes size=, prio=, rotational and discard, each once",
         }
@@ -109,8 +110,8 @@ impl Spec {
         let first = text.find(',').unwrap_or(text.len());
         let (server, options) = text.split_at(first + rest);
         let server = Server::parse(server)?;
-        let Options { size, prio, timeout, .. } = Options::read(options, "redis", user)?;
-        Ok(Spec::Remote { server, size, prio, timeout })
+        let Options { size, prio, timeout, copies, .. } = Options::read(options, "redis", user)?;
+        Ok(Spec::Remote { server, size, prio, timeout, copies: copies.unwrap_or(1) })
     }
 
     /// What was said of the priority.
@@ -142,6 +143,7 @@ struct Options {
     discard: bool,
     rotational: Option<bool>,
     timeout: Option<Duration>,
+    copies: Option<u8>,
 }
 
 impl Options {
@@ -166,6 +168,10 @@ impl Options {
                     let seconds = value.strip_suffix('s').unwrap_or(value).parse().ok().filter(|s| TIMEOUTS.contains(s));
                     let seconds = seconds.ok_or("timeout= must be a number of seconds from 1 to 300, like 30s")?;
                     options.timeout = Some(Duration::from_secs(seconds));
+                }
+                Some(("copies", value)) if kind == "redis" && options.copies.is_none() => {
+                    let number = ["1", "2"].iter().zip(1..).find(|(text, _)| **text == value).map(|(_, number)| number);
+                    options.copies = Some(number.ok_or("copies= must be 1 or 2")?);
                 }
                 _ if kind == "redis" && !part.starts_with("size=") && !part.starts_with("prio=") => return Err(unknown()),
                 None if part == "discard" && kind == "file" && !options.discard => options.discard = true,
@@ -234,12 +240,12 @@ mod tests {
     #[test]
     fn a_server() {
         let server = |text| Server::parse(text).unwrap();
-        let plain = Spec::Remote { server: server("h:7"), size: None, prio: None, timeout: None };
+        let plain = Spec::Remote { server: server("h:7"), size: None, prio: None, timeout: None, copies: 1 };
         assert_eq!((plain.to_string().as_str(), of_run("redis://h:7")), ("redis://h:7", Ok(plain)));
         let (size, timeout) = (Some(8 << 30), Some(Duration::from_secs(5)));
-        let all = Spec::Remote { server: server("me@h:7/2"), size, prio: Some(3), timeout };
-        assert_eq!(of_run("redis://me@h:7/2,size=8G,prio=3,timeout=5s"), Ok(all));
-        let cluster = Spec::Remote { server: server("a:1,[::1]:2"), size: Some(1 << 30), prio: None, timeout: None };
+        let all = Spec::Remote { server: server("me@h:7/2"), size, prio: Some(3), timeout, copies: 2 };
+        assert_eq!(of_run("redis://me@h:7/2,size=8G,prio=3,timeout=5s,copies=2"), Ok(all));
+        let cluster = Spec::Remote { server: server("a:1,[::1]:2"), size: Some(1 << 30), prio: None, timeout: None, copies: 1 };
         assert_eq!(of_run("redis://a:1,[::1]:2,size=1G"), Ok(cluster));
     }
 
@@ -268,6 +274,10 @@ mod tests {
             "redis://:1",
             "redis://h:1,discard",
             "redis://h:1,rotational",
+            "redis://h:1,copies=0",
+            "redis://h:1,copies=3",
+            "redis://h:1,copies=+2",
+            "redis://h:1,copies=2,copies=2",
             "redis://h:1,timeout=0",
             "redis://h:1,timeout=5m",
             "redis://h:1,size=1M",

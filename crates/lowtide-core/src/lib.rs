@@ -21,6 +21,7 @@ pub mod fill;
 pub mod frame;
 pub mod handshake;
 pub mod kernel_text;
+pub mod latency;
 pub mod ledger;
 mod limit;
 pub mod lock;

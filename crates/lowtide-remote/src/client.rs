@@ -15,13 +15,11 @@ use rustix::io::Errno;
 
 use crate::keys;
 use crate::map;
+use crate::pause::Pause;
 use crate::remote::{Known, Remote};
 use crate::resp::{self, Connection, Reply};
 use crate::server::{Link, Problem};
 
-/// Between attempts, at first and at most.
-const PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// How long a first attempt may take; each has twice the time of the one before. A node that is gone without a word, or hangs, is
 /// tried anew: perhaps another has taken its place.
 const ATTEMPT: Duration = Duration::from_secs(2);
@@ -85,6 +83,10 @@ pub trait Batch {
     fn hash_slot(&self, number: usize) -> u16;
     /// Adds a command to what is to be sent.
     fn put(&mut self, number: usize, out: &mut Vec<u8>);
+    /// Whether who has no such key may be wrong: it is asked anew who has its slot, and that one a second time.
+    fn doubts_missing(&self) -> bool {
+        true
+    }
     /// Takes its reply.
     ///
     /// # Errors
@@ -151,12 +153,13 @@ impl Client {
 
     /// Carries out `n` commands. How each ended: `NOSPC`: the node's memory is full. `NOTCONN`: it was not written, and won't be.
     /// `NODATA`: there is no such key. `TIMEDOUT`: it was not done in time, as far as is known. `AGAIN`: of reads: it can't be
-    /// had now, and there is time left; of removals: some of several keys are on their way to another node. `BADMSG`, `IO`: the node replied what it never should.
+    /// had now, and there is time left; of removals: some of several keys are on their way to another node.
+    /// `BADMSG`, `IO`: the node replied what it never should.
     pub fn carry_out(&mut self, kind: Kind, n: usize, deadline: Instant, batch: &mut impl Batch) -> Vec<Result<(), Errno>> {
         let mut results = vec![Err(if kind == Kind::Write { Errno::NOTCONN } else { Errno::TIMEDOUT }); n];
         let mut todo: Vec<Todo> =
             (0..n).map(|number| Todo { number, hash_slot: batch.hash_slot(number), ask: None, was_missing: false }).collect();
-        let (mut pause, mut part, mut redirects) = (PAUSE, ATTEMPT, 0);
+        let (mut pause, mut part, mut redirects) = (Pause::default(), ATTEMPT, 0);
         if kind == Kind::Read {
             // Of what was asked before: it takes longer, perhaps.
             part = part.max(self.remote.timeout.saturating_sub(deadline.saturating_duration_since(Instant::now())));
@@ -191,11 +194,10 @@ impl Client {
             if todo.is_empty() || !must_wait {
                 continue;
             }
-            if !kind.waits() || deadline.saturating_duration_since(Instant::now()) <= pause {
+            if !kind.waits() || deadline.saturating_duration_since(Instant::now()) <= pause.length() {
                 break;
             }
-            std::thread::sleep(pause);
-            pause = (2 * pause).min(LONGEST_PAUSE);
+            pause.wait();
         }
         if kind == Kind::Read && Instant::now() < deadline {
             late.iter().chain(&todo).for_each(|todo| results[todo.number] = Err(Errno::AGAIN));
@@ -231,6 +233,8 @@ impl Client {
                 None => groups.push(Group { to: to.clone(), todo: vec![todo], link: None, is_old: false }),
             }
         }
+        // What can be sent at once does not wait for a node that is slow to let us in.
+        groups.sort_by_key(|group| !self.links.contains_key(&group.to));
         let until = || until.max(Instant::now() + GRACE);
         for group in &mut groups {
             let until = until();
@@ -265,7 +269,7 @@ impl Client {
             let ended = loop {
                 let Some(one) = left.next() else { break Ok(()) };
                 match received(&one, &mut link.connection, batch) {
-                    Ok(Came::Missing) if known.map.is_cluster && !one.was_missing => {
+                    Ok(Came::Missing) if known.map.is_cluster && !one.was_missing && batch.doubts_missing() => {
                         // A primary that was stopped for a while may not know yet that another has taken its place.
                         round.is_doubtful = true;
                         round.again.push(Todo { was_missing: true, ask: None, ..one });
@@ -297,6 +301,13 @@ impl Client {
             }
             None
         };
+        if round.is_doubtful && newer.is_none() {
+            // Nobody can say it now.
+            let again = std::mem::take(&mut round.again).into_iter();
+            let (doubtful, again): (Vec<_>, Vec<_>) = again.partition(|todo| todo.was_missing);
+            round.wait.extend(doubtful.into_iter().map(|todo| Todo { was_missing: false, ..todo }));
+            round.again = again;
+        }
         for (from, mut todo) in std::mem::take(&mut round.gone) {
             todo.ask = None;
             let is_elsewhere = newer.as_ref().is_some_and(|now| now.map.owner(todo.hash_slot).is_some_and(|to| *to != from));
@@ -336,6 +347,7 @@ impl Client {
         }
         if kind != Kind::Read {
             self.remote.fence(link)?;
+            link.has_changes = true;
         }
         Ok(true)
     }
@@ -422,7 +434,7 @@ impl Client {
         if let Some(link) = self.links.remove(to) {
             return Some(link);
         }
-        match self.remote.connect(to, deadline) {
+        match self.remote.connect_to_node(to, &known.map, deadline) {
             Ok(link) => Some(Link { changes: Some(known.changes), ..link }),
             Err(problem) => {
                 self.failed(problem, to);
@@ -447,8 +459,13 @@ impl Client {
         let done = self.carry_out(Kind::Ask, 1, deadline, &mut one);
         match (done.as_slice(), one.reply) {
             ([Ok(())], Some(reply)) => Ok(reply),
-            _ => Err(self.problem.take().unwrap_or_else(|| Problem::Away("it does not answer".to_owned()))),
+            _ => Err(self.problem()),
         }
+    }
+
+    /// What went wrong last with commands of which some did not end well.
+    pub fn problem(&mut self) -> Problem {
+        self.problem.take().unwrap_or_else(|| Problem::Away("it does not answer".to_owned()))
     }
 }
 

@@ -1,5 +1,6 @@
 //! Under which names pages are kept: `lowtide:{RUN:DEVICE:CLUSTER}:SLOT`, all that a run has under one beginning. RUN is 16
-//! hexadecimal digits that nobody else has; DEVICE, CLUSTER (of 512 slots) and SLOT (in its cluster) are hexadecimal numbers.
+//! hexadecimal digits that nobody else has; DEVICE, CLUSTER (of 512 slots) and SLOT (in its cluster) are hexadecimal numbers. A
+//! second copy is `lowtide:{RUN:DEVICE:CLUSTER:NUMBER}:SLOT` (`copies.rs`).
 //!
 //! In a cluster of servers what stands in braces decides which node has a key ([`hash_slot`]): so neighbours are together, one
 //! request goes to one node most often, and the pages of a run are spread over all nodes.
@@ -43,6 +44,11 @@ impl RunName {
         format!("{RUNS}:{}", self.text())
     }
 
+    /// The keys of which a run with two copies of its pages has another one, too: one that is on another node.
+    pub fn other_leases(self) -> [String; 8] {
+        std::array::from_fn(|i| format!("lowtide:{{runs:{i}}}:{}", self.text()))
+    }
+
     /// What all keys of pages of the run begin with.
     pub fn prefix(self) -> String {
         format!("{PAGES}{}:", self.text())
@@ -56,10 +62,24 @@ impl RunName {
 
 /// Puts the key of a slot into `key`, in place of what was there.
 pub fn slot(key: &mut Vec<u8>, device: &str, slot: u64) {
+    put(key, device, slot, None);
+}
+
+/// The same, of its second copy, which has this number.
+pub fn second(key: &mut Vec<u8>, device: &str, slot: u64, number: u8) {
+    put(key, device, slot, Some(number));
+}
+
+fn put(key: &mut Vec<u8>, device: &str, slot: u64, number: Option<u8>) {
     key.clear();
     key.extend_from_slice(device.as_bytes());
     let slots = CLUSTER_SLOTS as u64;
-    let _ = write!(key, "{:x}}}:{:x}", slot / slots, slot % slots);
+    // Writing into a Vec does not fail.
+    let _ = write!(key, "{:x}", slot / slots);
+    if let Some(number) = number {
+        let _ = write!(key, ":{number:x}");
+    }
+    let _ = write!(key, "}}:{:x}", slot % slots);
 }
 
 /// In which hash slot of a cluster of servers a key is: the CRC16 (XMODEM) of what stands between its first braces, or of all of
@@ -87,6 +107,8 @@ mod tests {
         let mut key = b"before".to_vec();
         slot(&mut key, &run.device(17), 512 * 10 + 255);
         assert_eq!(key, b"lowtide:{00000000000000ab:11:a}:ff");
+        second(&mut key, &run.device(17), 512 * 10 + 255, 31);
+        assert_eq!(key, b"lowtide:{00000000000000ab:11:a:1f}:ff");
         assert_eq!((RunName::of_key(&key), RunName::of_key(RUNS.as_bytes())), (Some(run), None));
         assert_eq!(RunName::parse(&run.text()), Some(run));
         for text in ["", "ab", "00000000000000AB", "+0000000000000ab", "00000000000000ab0"] {

@@ -3,16 +3,20 @@
 //!
 //! [`resp`] speaks the protocol; [`server`] connects to one server, and says whether it will do; [`map`] is which node of a cluster
 //! has what; [`remote`] is what all threads share; [`client`] sends commands to the nodes that have their keys; [`pages`] writes,
-//! reads and removes; [`keys`] says under which names; [`lease`] is how the keys of a run that was killed are known and removed.
+//! reads and removes; [`keys`] says under which names, and [`copies`] where a second copy of each is; [`lease`] is how the keys of a
+//! run that was killed are known and removed; [`counts`] is what of all this was done.
 //!
 //! What is written is sealed before it comes here: a server that loses a page, or keeps an older one, is found out where the page
 //! is opened, and not here.
 
 pub mod client;
+pub mod copies;
+pub mod counts;
 pub mod keys;
 pub mod lease;
 pub mod map;
 pub mod pages;
+pub mod pause;
 pub mod remote;
 pub mod resp;
 pub mod server;

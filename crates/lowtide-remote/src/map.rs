@@ -85,6 +85,27 @@ impl Map {
         self.nodes.iter().zip(counts).filter(|(_, slots)| *slots > 0).collect()
     }
 
+    /// Whether who says `nodes` of itself and of others (`CLUSTER NODES`) is the node that is at `address` here. One of which
+    /// nothing but the address is known is.
+    pub fn is_node(&self, address: &Address, nodes: &str) -> bool {
+        let itself = nodes.lines().find(|line| line.split(' ').nth(2).is_some_and(|flags| flags.contains("myself")));
+        let id = itself.and_then(|line| line.split(' ').next());
+        let known = self.nodes.iter().find(|node| node.address == *address);
+        known.is_none_or(|node| node.id.is_empty() || id == Some(&node.id))
+    }
+
+    /// Whether some node is in both, or both are of a server that stands alone.
+    pub fn is_of_one_cluster_with(&self, other: &Map) -> bool {
+        let is_in_both = |node: &Node| other.nodes.iter().any(|one| one.id == node.id);
+        self.is_cluster == other.is_cluster && self.nodes.iter().any(is_in_both)
+    }
+
+    /// Whether these are more than half of the nodes that have slots.
+    pub fn are_most_primaries(&self, nodes: &[Address]) -> bool {
+        let primaries = self.primaries();
+        2 * primaries.iter().filter(|(node, _)| nodes.contains(&node.address)).count() > primaries.len()
+    }
+
     /// Slots that no node has, or one that can't be reached.
     pub fn uncovered(&self) -> usize {
         let has = |owner: &&u16| self.nodes.get(usize::from(**owner)).is_none_or(|node| node.is_down);
@@ -94,6 +115,12 @@ impl Map {
     /// Whether both say the same of where slots are.
     pub fn is_same(&self, other: &Map) -> bool {
         (0..HASH_SLOTS).all(|slot| self.owner(slot) == other.owner(slot))
+    }
+
+    /// Nodes that have slots and were replicas before: they have taken the places of their primaries.
+    pub fn promoted_since(&self, before: &Map) -> usize {
+        let was_replica = |node: &Node| before.nodes.iter().any(|old| old.id == node.id && old.primary.is_some());
+        self.primaries().into_iter().filter(|(node, _)| node.primary.is_none() && was_replica(node)).count()
     }
 
     /// How far it has come with the news: a map with less is older.
@@ -147,6 +174,16 @@ mod tests {
         for nonsense in ["", "a b c", "aa x master - 0 0 1 connected", "aa h:1 master - 0 0 1 connected 0-16384"] {
             assert_eq!(Map::parse(nonsense, &at("asked", 1)), None, "{nonsense}");
         }
+        for (address, is_it) in [(at("asked", 7000), true), (at("127.0.0.1", 7001), false), (at("new", 1), true)] {
+            assert_eq!(map.is_node(&address, TEXT), is_it, "{address}: it says that it is cc");
+        }
+        assert!(!map.is_node(&at("asked", 7000), "no such reply"));
+        let other = Map::parse("ff 127.0.0.1:7001@17001 master - 0 1700 2 connected 0-16383\n", &at("asked", 1)).unwrap();
+        assert!(map.is_of_one_cluster_with(&map) && !map.is_of_one_cluster_with(&other));
+        // Of three.
+        let primaries = [at("asked", 7000), at("127.0.0.1", 7001)];
+        let beside_a_replica = [at("asked", 7000), at("127.0.0.1", 7002)];
+        assert!(map.are_most_primaries(&primaries) && !map.are_most_primaries(&beside_a_replica));
         let single = Map::single(&at("h", 1));
         assert_eq!((single.owner(0), single.owner(16383), single.uncovered()), (Some(&at("h", 1)), Some(&at("h", 1)), 0));
     }
@@ -163,5 +200,10 @@ mod tests {
         let after = Map::parse(&after, &at("asked", 1)).unwrap();
         assert_eq!((after.owner(6000), after.epoch()), (Some(&at("127.0.0.1", 7002)), 4));
         assert!(!after.is_same(&before) && after.is_same(&after));
+        assert_eq!((after.promoted_since(&before), after.promoted_since(&after), before.promoted_since(&moved)), (1, 0, 0));
+        // A node has said that slots are there before it was known that it is a primary.
+        let mut told = before.clone();
+        told.moved(6000, &at("127.0.0.1", 7002));
+        assert_eq!((told.promoted_since(&before), after.promoted_since(&told)), (0, 1));
     }
 }

@@ -1,17 +1,22 @@
-//! Pages are written, read and removed. Each thread has a [`Pages`] of its own, with connections.
+//! Pages are written, read and removed: one copy of each, or two (`copies.rs`). Each thread has a [`Pages`] of its own, with
+//! connections.
 
+use std::cell::Cell;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use lowtide_core::device::is_length;
 use lowtide_core::device::wire::Run;
 use lowtide_core::slot::CLUSTER_SLOTS;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use crate::client::{Batch, Came, Client, Kind};
+use crate::copies::Places;
 use crate::keys;
+use crate::map::Map;
 use crate::remote::Remote;
 use crate::resp::{self, Connection, Reply};
 
@@ -19,6 +24,8 @@ use crate::resp::{self, Connection, Reply};
 const WRITING: Duration = Duration::from_secs(5);
 /// A discard that can't be done in this time is left: whoever makes room does not wait.
 const DISCARDING: Duration = Duration::from_secs(1);
+/// A first copy has half of the time of a read if there is less than this.
+const SHORT: Duration = Duration::from_secs(4);
 /// Slots that are removed together, in several commands.
 const REMOVED_AT_ONCE: usize = 64 * CLUSTER_SLOTS;
 
@@ -28,17 +35,40 @@ pub struct Pages {
     client: Client,
 }
 
-/// The slots of a request, and their keys.
+/// Which copies are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The first ones, and where these can't be had the second ones.
+    Any,
+    /// The first ones only, if there are two: what came is not what was written.
+    First,
+    /// The second ones only, if there are such.
+    Second,
+}
+
+/// One of the copies of a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Which {
+    First,
+    Second,
+}
+
+/// The slots of a request, and the keys of their copies.
 struct Slots<'a> {
     device: &'a str,
     slots: Vec<u64>,
-    /// Of the cluster of slots that was looked at last.
-    hash_slot: std::cell::Cell<Option<(u64, u16)>>,
+    /// As [`Remote::begun`].
+    begun: Option<Arc<Map>>,
+    /// Those of the cluster of slots that was looked at last.
+    places: Cell<Option<(u64, Places)>>,
     key: Vec<u8>,
 }
 
+/// First all first copies, then all second ones.
 struct Writing<'a> {
     slots: Slots<'a>,
+    /// Of which slots, by their numbers there.
+    wanted: Vec<usize>,
     objects: &'a [u8],
     /// Where each object is.
     places: Vec<Range<usize>>,
@@ -46,15 +76,27 @@ struct Writing<'a> {
 
 struct Reading<'a, 'o> {
     slots: Slots<'a>,
+    which: Which,
+    /// Who says that there is no such key may be wrong about that.
+    is_doubtful: bool,
+    /// Of which slots, by their numbers there.
+    wanted: Vec<usize>,
     into: &'o mut Vec<u8>,
     /// Where each object is, once it has come.
     places: Vec<Range<usize>>,
 }
 
-/// Each command removes consecutive slots of one cluster.
 struct Removing<'a> {
     slots: Slots<'a>,
-    commands: Vec<Range<usize>>,
+    commands: Vec<Removal>,
+}
+
+/// Copies of consecutive slots of one cluster, by their numbers in the request, and of which run of it they are.
+#[derive(Clone)]
+struct Removal {
+    run: usize,
+    slots: Range<usize>,
+    which: Which,
 }
 
 impl Pages {
@@ -64,9 +106,10 @@ impl Pages {
     }
 
     /// Keeps objects, which lie in `objects` one behind the other, as long as `lengths` say. How each run ended: `NOSPC`: the
-    /// server's memory is full. `NOTCONN`: it can't be reached, or takes nothing for another reason.
+    /// server's memory is full. `NOTCONN`: it can't be reached, or takes nothing for another reason. All copies are there, or it
+    /// did not end well.
     pub fn write(&mut self, device: &str, runs: &[Run], lengths: &[usize], objects: &[u8]) -> Vec<Result<(), Errno>> {
-        let slots = Slots::of(device, runs);
+        let mut slots = self.slots(device, runs.iter().flat_map(slots).collect());
         let mut end = 0;
         let mut place = |length: &usize| {
             let begin = end;
@@ -75,11 +118,48 @@ impl Pages {
         };
         let places: Vec<_> = lengths.iter().map(&mut place).collect();
         let (n, deadline) = (slots.slots.len().min(places.len()), Instant::now() + self.client.remote().timeout.min(WRITING));
-        let mut batch = Writing { slots, objects, places };
-        let mut results = self.client.carry_out(Kind::Write, n, deadline, &mut batch).into_iter();
+        slots.slots.truncate(n);
+        let copies = if slots.begun.is_some() { 2 } else { 1 };
+        let wanted: Vec<usize> = self.writable(&slots, deadline);
+        let mut batch = Writing { slots, wanted, objects, places };
+        let each = self.client.carry_out(Kind::Write, copies * batch.wanted.len(), deadline, &mut batch);
+        let mut results = vec![Err(Errno::NOTCONN); n];
+        for (at, i) in batch.wanted.iter().enumerate() {
+            results[*i] = each[at..].iter().step_by(batch.wanted.len()).copied().collect();
+        }
+        self.count_written(&batch.slots, &results, deadline);
+        let mut results = results.into_iter();
         let of_run =
             |run: &Run| (0..run.pages).map(|_| results.next().unwrap_or(Err(Errno::NOTCONN))).fold(Ok(()), Result::and);
         runs.iter().map(of_run).collect()
+    }
+
+    /// Which slots can be written as far as is known: a page of which one copy can't be is not sent to the other's node either.
+    fn writable(&self, slots: &Slots<'_>, deadline: Instant) -> Vec<usize> {
+        let (all, remote) = (0..slots.slots.len(), self.client.remote());
+        let Some(known) = remote.known(deadline).ok().filter(|_| slots.begun.is_some() && remote.has_away()) else {
+            return all.collect();
+        };
+        let is_there = |hash_slot| known.map.owner(hash_slot).is_some_and(|node| !remote.is_away(node));
+        let both = |places: Places| is_there(places.first) && places.second.is_none_or(|(_, second)| is_there(second));
+        all.filter(|i| both(slots.places(*i))).collect()
+    }
+
+    fn count_written(&self, slots: &Slots<'_>, results: &[Result<(), Errno>], deadline: Instant) {
+        let remote = self.client.remote();
+        let kept = || (0..results.len()).filter(|i| results[*i].is_ok());
+        remote.counts.pages_written.add(kept().count() as u64);
+        if slots.begun.is_some()
+            && let Ok(known) = remote.known(deadline)
+        {
+            let together = kept().filter(|i| slots.places(*i).are_together(&known.map)).count();
+            remote.counts.copies_together.add(together as u64);
+        }
+    }
+
+    /// The slots of a request.
+    fn slots<'a>(&self, device: &'a str, slots: Vec<u64>) -> Slots<'a> {
+        Slots { device, slots, begun: self.client.remote().begun.clone(), places: Cell::new(None), key: Vec::new() }
     }
 
     /// Fetches objects: adds them to `objects`, and their lengths to `lengths`. `since`: when they were asked for first. How each
@@ -89,14 +169,52 @@ impl Pages {
         &mut self,
         device: &str,
         runs: &[Run],
+        source: Source,
         lengths: &mut Vec<usize>,
         objects: &mut Vec<u8>,
         since: Instant,
     ) -> Vec<Result<(), Errno>> {
-        let (slots, before, deadline) = (Slots::of(device, runs), objects.len(), since + self.client.remote().timeout);
-        let n = slots.slots.len();
-        let mut batch = Reading { slots, into: objects, places: vec![0..0; n] };
-        let results = self.client.carry_out(Kind::Read, n, deadline, &mut batch);
+        let (before, deadline) = (objects.len(), since + self.client.remote().timeout);
+        let slots = self.slots(device, runs.iter().flat_map(slots).collect());
+        let (n, has_second) = (slots.slots.len(), slots.begun.is_some());
+        let (mut results, mut seconds, mut missing) = (vec![Err(Errno::NODATA); n], 0, 0);
+        let (is_doubtful, wanted) = (true, Vec::new());
+        let mut batch = Reading { slots, which: Which::First, is_doubtful, wanted, into: objects, places: vec![0..0; n] };
+        // Where the first copy is missing, the second is looked at before that is doubted.
+        let passes: &[(Which, bool)] = match source {
+            Source::Any if has_second => &[(Which::First, false), (Which::Second, true), (Which::First, true)],
+            Source::Any => &[(Which::First, true)],
+            Source::First if has_second => &[(Which::First, true)],
+            Source::Second if has_second => &[(Which::Second, true)],
+            Source::First | Source::Second => &[],
+        };
+        for (pass, (which, is_doubtful)) in passes.iter().copied().enumerate() {
+            let is_last = pass == 2;
+            batch.wanted.clear();
+            batch
+                .wanted
+                .extend((0..n).filter(|i| if is_last { results[*i] == Err(Errno::NODATA) } else { results[*i].is_err() }));
+            if batch.wanted.is_empty() {
+                continue;
+            }
+            (batch.which, batch.is_doubtful) = (which, is_doubtful);
+            let left = deadline.saturating_duration_since(Instant::now());
+            // With so little time the other copy has half of it.
+            let is_short = pass == 0 && has_second && left < SHORT;
+            let until = if is_short { Instant::now() + left / 2 } else { deadline };
+            let ended = self.client.carry_out(Kind::Read, batch.wanted.len(), until, &mut batch);
+            for (i, now) in batch.wanted.iter().zip(ended) {
+                let before = results[*i];
+                let now = if now == Err(Errno::TIMEDOUT) && Instant::now() < deadline { Err(Errno::AGAIN) } else { now };
+                if which == Which::Second && now.is_ok() {
+                    seconds += 1;
+                    missing += u64::from(!is_away(before));
+                }
+                // Who is away may have it.
+                let is_news = pass != 1 || now.is_ok() || is_away(now) && before != Err(Errno::AGAIN);
+                results[*i] = if is_news { now } else { before };
+            }
+        }
         let Reading { mut places, .. } = batch;
         let mut ended = Vec::with_capacity(runs.len());
         let mut first = 0;
@@ -111,43 +229,72 @@ impl Pages {
         }
         in_order(objects, before, &places);
         lengths.extend(places.iter().map(Range::len));
+        if !ended.contains(&Err(Errno::AGAIN)) {
+            let counts = &self.client.remote().counts;
+            if source == Source::Any {
+                counts.read_took(since.elapsed());
+            }
+            counts.second_copies_read.add(seconds);
+            counts.copies_missing.add(missing);
+            counts.pages_read.add(places.iter().filter(|place| !place.is_empty()).count() as u64);
+        }
         ended
     }
 
-    /// Removes what is kept under slots. `patience`: how long that may come to nothing; none: it is done at once, or not.
-    ///
-    /// # Errors
-    /// `TIMEDOUT`: it is there still, as far as is known.
-    pub fn remove(&mut self, device: &str, runs: &[Run], patience: Option<Duration>) -> Result<(), Errno> {
+    /// Removes what is kept under slots. How each run ended: `TIMEDOUT`: it is there still, as far as is known. `patience`: how
+    /// long that may come to nothing; none: it is done at once, or not.
+    pub fn remove(&mut self, device: &str, runs: &[Run], patience: Option<Duration>) -> Vec<Result<(), Errno>> {
         let (mut kind, mut patience) = patience.map_or((Kind::Discard, DISCARDING), |patience| (Kind::Remove, patience));
-        let (mut all, mut done) = (runs.iter().flat_map(slots).peekable(), Ok(()));
-        while all.peek().is_some() {
-            let some: Vec<u64> = all.by_ref().take(REMOVED_AT_ONCE).collect();
-            let removed = self.remove_some(device, some, kind, Instant::now() + patience);
-            if removed.is_err() {
+        let mut ended = Vec::with_capacity(runs.len());
+        while ended.len() < runs.len() {
+            let mut room = REMOVED_AT_ONCE;
+            let has_room = |run: &&Run| {
+                let had = room;
+                room = room.saturating_sub((run.pages as usize).max(1));
+                had > 0
+            };
+            let some: Vec<Run> = runs[ended.len()..].iter().take_while(has_room).copied().collect();
+            let removed = self.remove_some(device, &some, kind, Instant::now() + patience);
+            if removed.iter().any(Result::is_err) {
                 // A node that is away holds up nothing on the others, and is waited for once.
                 (kind, patience) = (Kind::Discard, DISCARDING);
             }
-            done = done.and(removed);
+            ended.extend(removed);
         }
-        done
+        ended
     }
 
-    fn remove_some(&mut self, device: &str, some: Vec<u64>, kind: Kind, deadline: Instant) -> Result<(), Errno> {
-        let mut commands: Vec<Range<usize>> = Vec::new();
-        for cluster in some.chunk_by(|a, b| cluster_of(*a) == cluster_of(*b)) {
-            let begin = commands.last().map_or(0, |last| last.end);
-            commands.push(begin..begin + cluster.len());
+    fn remove_some(&mut self, device: &str, runs: &[Run], kind: Kind, deadline: Instant) -> Vec<Result<(), Errno>> {
+        let all = self.slots(device, runs.iter().flat_map(slots).collect());
+        let mut batch = Removing { slots: all, commands: Vec::new() };
+        let mut begin = 0;
+        for (run, of) in runs.iter().enumerate() {
+            let all: Vec<u64> = slots(of).collect();
+            for cluster in all.chunk_by(|a, b| cluster_of(*a) == cluster_of(*b)) {
+                let slots = begin..begin + cluster.len();
+                begin = slots.end;
+                batch.commands.push(Removal { run, slots: slots.clone(), which: Which::First });
+                if batch.slots.begun.is_some() {
+                    batch.commands.push(Removal { run, slots, which: Which::Second });
+                }
+            }
         }
-        let mut batch = Removing { slots: Slots::new(device, some), commands };
+        let mut ended = vec![Ok(()); runs.len()];
         let results = self.client.carry_out(kind, batch.commands.len(), deadline, &mut batch);
         // Of keys that are on their way to another node some may be here and some there: then one after the other.
-        let apart = batch.commands.iter().zip(&results).filter(|(_, result)| **result == Err(Errno::AGAIN));
-        let apart: Vec<Range<usize>> = apart.flat_map(|(command, _)| command.clone().map(|i| i..i + 1)).collect();
-        let whole = results.into_iter().filter(|result| *result != Err(Errno::AGAIN)).fold(Ok(()), Result::and);
+        let mut apart = Vec::new();
+        for (command, result) in batch.commands.iter().zip(results) {
+            match result {
+                Err(Errno::AGAIN) => {
+                    apart.extend(command.slots.clone().map(|i| Removal { slots: i..i + 1, ..command.clone() }));
+                }
+                result => ended[command.run] = ended[command.run].and(result),
+            }
+        }
         batch.commands = apart;
         let results = self.client.carry_out(kind, batch.commands.len(), deadline, &mut batch);
-        results.into_iter().fold(whole, Result::and)
+        batch.commands.iter().zip(results).for_each(|(command, result)| ended[command.run] = ended[command.run].and(result));
+        ended
     }
 }
 
@@ -176,41 +323,54 @@ fn cluster_of(slot: u64) -> u64 {
     slot / CLUSTER_SLOTS as u64
 }
 
+/// A copy that could not be had may be had later.
+fn is_away(result: Result<(), Errno>) -> bool {
+    matches!(result, Err(Errno::AGAIN | Errno::TIMEDOUT))
+}
+
 impl Slots<'_> {
-    fn of<'a>(device: &'a str, runs: &[Run]) -> Slots<'a> {
-        Slots::new(device, runs.iter().flat_map(slots).collect())
-    }
-
-    fn new(device: &str, slots: Vec<u64>) -> Slots<'_> {
-        Slots { device, slots, hash_slot: std::cell::Cell::new(None), key: Vec::new() }
-    }
-
-    fn key(&mut self, number: usize) -> &[u8] {
-        keys::slot(&mut self.key, self.device, self.slots[number]);
+    fn key(&mut self, i: usize, which: Which) -> &[u8] {
+        match self.places(i).second.filter(|_| which == Which::Second) {
+            Some((number, _)) => keys::second(&mut self.key, self.device, self.slots[i], number),
+            None => keys::slot(&mut self.key, self.device, self.slots[i]),
+        }
         &self.key
     }
 
-    fn hash_slot(&self, number: usize) -> u16 {
-        let slot = self.slots[number];
-        if let Some((_, hash_slot)) = self.hash_slot.get().filter(|(cluster, _)| *cluster == cluster_of(slot)) {
-            return hash_slot;
+    fn hash_slot(&self, i: usize, which: Which) -> u16 {
+        let places = self.places(i);
+        places.second.filter(|_| which == Which::Second).map_or(places.first, |(_, second)| second)
+    }
+
+    fn places(&self, i: usize) -> Places {
+        let cluster = cluster_of(self.slots[i]);
+        if let Some((_, places)) = self.places.get().filter(|(of, _)| *of == cluster) {
+            return places;
         }
-        let mut key = Vec::new();
-        keys::slot(&mut key, self.device, slot);
-        let hash_slot = keys::hash_slot(&key);
-        self.hash_slot.set(Some((cluster_of(slot), hash_slot)));
-        hash_slot
+        let places = Places::of(self.device, cluster, self.begun.as_deref());
+        self.places.set(Some((cluster, places)));
+        places
+    }
+}
+
+impl Writing<'_> {
+    fn of(&self, number: usize) -> (usize, Which) {
+        let n = self.wanted.len();
+        let which = if number < n { Which::First } else { Which::Second };
+        (self.wanted[number % n], which)
     }
 }
 
 impl Batch for Writing<'_> {
     fn hash_slot(&self, number: usize) -> u16 {
-        self.slots.hash_slot(number)
+        let (i, which) = self.of(number);
+        self.slots.hash_slot(i, which)
     }
 
     fn put(&mut self, number: usize, out: &mut Vec<u8>) {
-        let object = &self.objects[self.places[number].clone()];
-        resp::command(out, &[b"SET", self.slots.key(number), object]);
+        let (i, which) = self.of(number);
+        let object = &self.objects[self.places[i].clone()];
+        resp::command(out, &[b"SET", self.slots.key(i, which), object]);
     }
 
     fn take(&mut self, _: usize, connection: &mut Connection) -> io::Result<Came> {
@@ -220,19 +380,27 @@ impl Batch for Writing<'_> {
 
 impl Batch for Reading<'_, '_> {
     fn hash_slot(&self, number: usize) -> u16 {
-        self.slots.hash_slot(number)
+        self.slots.hash_slot(self.wanted[number], self.which)
     }
 
     fn put(&mut self, number: usize, out: &mut Vec<u8>) {
-        resp::command(out, &[b"GET", self.slots.key(number)]);
+        resp::command(out, &[b"GET", self.slots.key(self.wanted[number], self.which)]);
+    }
+
+    fn doubts_missing(&self) -> bool {
+        self.is_doubtful
     }
 
     fn take(&mut self, number: usize, connection: &mut Connection) -> io::Result<Came> {
         let begin = self.into.len();
         let came = connection.reply_into(self.into, PAGE_SIZE).inspect_err(|_| self.into.truncate(begin))?;
         Ok(match came {
+            Ok(length) if !is_length(length) => {
+                self.into.truncate(begin);
+                Came::Odd
+            }
             Ok(_) => {
-                self.places[number] = begin..self.into.len();
+                self.places[self.wanted[number]] = begin..self.into.len();
                 Came::Done
             }
             Err(Reply::Nothing) => Came::Missing,
@@ -244,14 +412,15 @@ impl Batch for Reading<'_, '_> {
 
 impl Batch for Removing<'_> {
     fn hash_slot(&self, number: usize) -> u16 {
-        self.slots.hash_slot(self.commands[number].start)
+        let Removal { slots, which, .. } = &self.commands[number];
+        self.slots.hash_slot(slots.start, *which)
     }
 
     fn put(&mut self, number: usize, out: &mut Vec<u8>) {
-        let slots = self.commands[number].clone();
+        let Removal { slots, which, .. } = self.commands[number].clone();
         resp::begin(out, 1 + slots.len());
         resp::word(out, b"UNLINK");
-        slots.for_each(|i| resp::word(out, self.slots.key(i)));
+        slots.for_each(|i| resp::word(out, self.slots.key(i, which)));
     }
 
     fn take(&mut self, _: usize, connection: &mut Connection) -> io::Result<Came> {

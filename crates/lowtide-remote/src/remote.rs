@@ -7,14 +7,13 @@ use std::time::{Duration, Instant};
 
 use lowtide_config::server::{Address, Server};
 
+use crate::counts::Counts;
 use crate::map::Map;
 use crate::resp::{self, Reply};
 use crate::server::{Facts, Link, Login, Problem, asked};
 
 /// How long one of several nodes may take to say which has what: then the next is asked.
 const LOOK: Duration = Duration::from_secs(1);
-/// How many are asked.
-const WITNESSES: u32 = 2;
 
 /// A server that pages go to, or a cluster of servers.
 #[derive(Debug)]
@@ -23,13 +22,17 @@ pub struct Remote {
     pub server: Server,
     /// How long a read goes on trying.
     pub timeout: Duration,
+    /// What was done.
+    pub counts: Arc<Counts>,
+    /// The map of when the run began, if there are two copies of each page: it says where the second ones are (`copies.rs`).
+    pub begun: Option<Arc<Map>>,
     login: Login,
     known: Mutex<Option<Known>>,
     /// Held by who asks which node has what: one is enough.
     asking: Mutex<()>,
     /// Nodes that were not to be reached when they were tried last.
     away: Mutex<Vec<Address>>,
-    /// Connections that were given up while commands were under way there.
+    /// Connections that were given up while commands that change something were under way there, or may have been.
     fences: Mutex<Vec<Fence>>,
     /// The run is over: what is read or written no longer matters.
     over: AtomicBool,
@@ -74,10 +77,13 @@ pub struct Survey {
 impl Remote {
     /// A server to be used; nothing is done yet.
     pub fn new(server: Server, password: Option<String>, timeout: Duration) -> Remote {
-        let login = Login { user: server.user.clone(), password, db: server.db };
+        let counts = Arc::new(Counts::default());
+        let login = Login { user: server.user.clone(), password, db: server.db, counts: counts.clone() };
         Remote {
             server,
             timeout,
+            counts,
+            begun: None,
             login,
             known: Mutex::default(),
             asking: Mutex::default(),
@@ -85,6 +91,29 @@ impl Remote {
             fences: Mutex::default(),
             over: AtomicBool::new(false),
         }
+    }
+
+    /// From now on there are two copies of each page, on different nodes: for the beginning. Gives what is odd, but not wrong.
+    ///
+    /// # Errors
+    /// There are not enough nodes.
+    pub fn keep_two_copies(&mut self, survey: &Survey, deadline: Instant) -> Result<Option<String>, Problem> {
+        if survey.primaries.len() < 3 {
+            let (what, n) = (if survey.map.is_cluster { "a cluster" } else { "no cluster" }, survey.primaries.len());
+            let why = format!("copies=2 takes three primaries, of which two go on when one is lost, and it is {what} ({n})");
+            return Err(Problem::Refused(why));
+        }
+        self.begun = Some(survey.map.clone());
+        let words: [&[u8]; 3] = [b"CONFIG", b"GET", b"cluster-require-full-coverage"];
+        let stops = |address: &Address| {
+            // Who may not ask that is not told.
+            let says = self.connect(address, deadline).and_then(|mut link| asked(&mut link.connection, &words));
+            matches!(says, Ok(Reply::List(pair)) if pair.contains(&Reply::Bytes(b"yes".to_vec())))
+        };
+        Ok(survey.primaries.iter().any(|(address, ..)| stops(address)).then(|| {
+            "copies=2: the cluster stops as a whole while slots have no node: set cluster-require-full-coverage no on its nodes"
+                .to_owned()
+        }))
     }
 
     /// Nothing is to be read or written any more: who tries gives up soon.
@@ -103,6 +132,18 @@ impl Remote {
     /// As [`Login::connect`].
     pub fn connect(&self, address: &Address, deadline: Instant) -> Result<Link, Problem> {
         self.login.connect(address, deadline)
+    }
+
+    /// Connects to a node of a cluster, as `map` has it.
+    ///
+    /// # Errors
+    /// As [`Login::connect`]; another node, or another server, listens there now.
+    pub fn connect_to_node(&self, address: &Address, map: &Map, deadline: Instant) -> Result<Link, Problem> {
+        let mut link = self.connect(address, deadline)?;
+        if map.is_cluster && !map.is_node(address, &cluster_nodes(&mut link)?) {
+            return Err(Problem::Away("another server listens there now".to_owned()));
+        }
+        Ok(link)
     }
 
     /// Which node has what. Asks for it if that is not known yet.
@@ -142,8 +183,9 @@ impl Remote {
         }
     }
 
-    /// Asks one node after the other, up to the second that answers: a primary that was stopped for a while does not know yet
-    /// that another has taken its place. Who has heard less, or less than is known already, is not believed, if there is another.
+    /// Asks one node after the other, until most of the primaries have answered: nobody takes a primary's place without the votes
+    /// of most, so one of those who answer knows. A node that was stopped for a while does not know yet. Who has heard less, or
+    /// less than is known already, is not believed, if there is another.
     fn ask(&self, than: Option<&Known>, deadline: Instant) -> Result<Known, Problem> {
         let _one = locked(&self.asking);
         let before = locked(&self.known).clone();
@@ -153,45 +195,60 @@ impl Remote {
             return Ok(before.clone());
         }
         let newest = before.as_ref().map_or(0, |known| known.map.epoch());
-        let places = self.places(before.as_ref().map(|known| &*known.map));
-        let (mut best, mut answers, mut problem): (Option<Map>, u32, Option<Problem>) = (None, 0, None);
-        for address in &places {
+        let mut places = self.places(before.as_ref().map(|known| &*known.map));
+        let (mut best, mut answered, mut problem): (Option<Map>, Vec<Address>, Option<Problem>) = (None, Vec::new(), None);
+        let mut next = 0;
+        while let Some(address) = places.get(next).cloned() {
+            next += 1;
             let until = if places.len() == 1 { deadline } else { deadline.min(Instant::now() + LOOK) };
-            match self.map_of(address, until) {
-                // Another server listens there now.
-                Ok(map) if !map.is_cluster && before.as_ref().is_some_and(|before| before.map.is_cluster) => {}
+            match self.map_of(&address, until) {
+                Ok(map) if before.as_ref().is_some_and(|before| !map.is_of_one_cluster_with(&before.map)) => {
+                    let why = Problem::Away("another server listens there now".to_owned());
+                    problem = problem.or(Some(why.of(&address)));
+                }
                 Ok(map) => {
-                    answers += if map.is_cluster { 1 } else { WITNESSES };
+                    answered.push(address);
+                    let others = map.nodes.iter().map(|node| &node.address);
+                    let new: Vec<_> = others.filter(|place| !places.contains(place)).cloned().collect();
+                    places.extend(new);
                     if best.as_ref().is_none_or(|best| best.epoch() < map.epoch()) {
                         best = Some(map);
                     }
                 }
-                Err(why) => problem = problem.or(Some(if places.len() == 1 { why } else { why.of(address) })),
+                Err(why) => problem = problem.or(Some(if places.len() == 1 { why } else { why.of(&address) })),
             }
-            let is_known = answers >= WITNESSES && best.as_ref().is_some_and(|best| best.epoch() >= newest);
+            let is_known = best.as_ref().is_some_and(|best| best.epoch() >= newest && best.are_most_primaries(&answered));
             if is_known || Instant::now() >= deadline {
                 break;
             }
         }
-        // One witness alone may be the one that does not know.
-        let Some(map) = best.filter(|map| answers >= WITNESSES || map.epoch() >= newest) else {
+        // Where most do not answer it is as it was, as far as anybody knows: nobody can take a primary's place.
+        let Some(map) = best.filter(|map| map.epoch() >= newest || map.are_most_primaries(&answered)) else {
             return Err(problem.unwrap_or_else(|| Problem::Away("it does not answer".to_owned())));
         };
         let mut now = locked(&self.known);
         let (asked, changes) = now.as_ref().map_or((0, 0), |known| (known.asked, known.changes));
         let is_new = now.as_ref().is_none_or(|known| !known.map.is_same(&map));
+        self.counts.failovers.add(now.as_ref().map_or(0, |known| map.promoted_since(&known.map)) as u64);
         let known = Known { map: Arc::new(map), asked: asked + 1, changes: changes + u64::from(is_new), since: Instant::now() };
+        if is_new {
+            // A node that the cluster has forgotten has no slots to be changed.
+            locked(&self.fences).retain(|fence| known.map.nodes.iter().any(|node| node.address == fence.address));
+        }
         *now = Some(known.clone());
         Ok(known)
     }
 
-    /// Who can be asked, most likely ones first.
+    /// Who can be asked, those most likely to answer first, and primaries before replicas: most of them must be heard.
     fn places(&self, map: Option<&Map>) -> Vec<Address> {
         let mut places: Vec<Address> = Vec::new();
         let known = map.filter(|map| map.is_cluster).into_iter().flat_map(|map| {
             let all = std::iter::once(&map.from).chain(map.nodes.iter().map(|node| &node.address));
             let is_down = |address: &Address| map.nodes.iter().any(|node| node.is_down && node.address == *address);
-            let (up, down): (Vec<_>, Vec<_>) = all.partition(|address| !is_down(address) && !self.is_away(address));
+            let (mut up, down): (Vec<_>, Vec<_>) = all.partition(|address| !is_down(address) && !self.is_away(address));
+            let is_primary =
+                |address: &Address| map.nodes.iter().any(|node| node.primary.is_none() && node.address == *address);
+            up.sort_by_key(|address| !is_primary(address));
             up.into_iter().chain(down)
         });
         for address in known.chain(&self.server.hosts) {
@@ -207,14 +264,9 @@ impl Remote {
         if !link.facts.cluster {
             return Ok(Map::single(address));
         }
-        match asked(&mut link.connection, &[b"CLUSTER", b"NODES"])? {
-            Reply::Bytes(text) => Map::parse(&String::from_utf8_lossy(&text), address)
-                .ok_or_else(|| Problem::Refused("it does not say which node of its cluster has what".to_owned())),
-            Reply::Error(text) if text.starts_with("NOPERM") => {
-                Err(Problem::Refused("it does not let us ask for its cluster: allow CLUSTER NODES (ACL)".to_owned()))
-            }
-            _ => Err(Problem::Refused("it does not say which node of its cluster has what".to_owned())),
-        }
+        let nodes = cluster_nodes(&mut link)?;
+        Map::parse(&nodes, address)
+            .ok_or_else(|| Problem::Refused("it does not say which node of its cluster has what".to_owned()))
     }
 
     /// Looks at all nodes that have slots, and at those that may take their places.
@@ -281,16 +333,20 @@ impl Remote {
         for node in away {
             let has_slots =
                 known.as_ref().map_or(true, |known| known.map.primaries().iter().any(|(one, _)| one.address == node));
-            if !has_slots || self.connect(&node, soon()).is_ok() {
+            let answers = || known.as_ref().is_ok_and(|known| self.connect_to_node(&node, &known.map, soon()).is_ok());
+            if !has_slots || answers() {
                 locked(&self.away).retain(|other| *other != node);
             }
         }
     }
 
-    /// Gives up a connection while commands are under way there.
+    /// Gives up a connection, perhaps while commands are under way there. Reads that come late change nothing.
     pub fn give_up(&self, link: &Link) {
-        let (process, address) = (link.facts.process.clone(), link.address.clone());
-        locked(&self.fences).push(Fence { process, address, client: link.client, since: Instant::now() });
+        self.counts.reconnects.add(1);
+        if link.has_changes {
+            let (process, address) = (link.facts.process.clone(), link.address.clone());
+            locked(&self.fences).push(Fence { process, address, client: link.client, since: Instant::now() });
+        }
     }
 
     /// Before anything is changed by this connection: connections to this server that were given up are ended there; then it
@@ -341,13 +397,17 @@ impl Survey {
         if of_each.clone().any(|bytes| bytes == 0) { 0 } else { of_each.sum() }
     }
 
-    /// Bytes that are free: pages are spread by slots, and the first node that is full is the end of it. Nodes without a limit
-    /// on one machine share what it has.
-    pub fn free(&self) -> u64 {
-        let free = self.primaries.iter().map(|(address, part, facts)| {
+    /// Bytes that are free for pages: they are spread by slots, and the first node that is full is the end of it. Nodes without
+    /// a limit on one machine share what it has. `copies`: of each page, one or two.
+    pub fn free(&self, copies: u8) -> u64 {
+        let parts: Vec<f64> = self.primaries.iter().map(|(_, part, _)| *part).collect();
+        let free = self.primaries.iter().enumerate().map(|(i, (address, part, facts))| {
             let beside = self.map.nodes.iter().filter(|node| node.address.host == address.host).count().max(1);
             let free = if facts.maxmemory == 0 { facts.free() / beside as u64 } else { facts.free() };
-            (free as f64 / part) as u64
+            // Second copies of what other nodes have first: these are spread over all but that one.
+            let others = parts.iter().enumerate().filter(|(other, _)| *other != i);
+            let seconds: f64 = others.map(|(_, other)| other * part / (1.0 - other)).sum();
+            (free as f64 / if copies > 1 { part + seconds } else { *part }) as u64
         });
         free.min().unwrap_or(0)
     }
@@ -355,6 +415,17 @@ impl Survey {
     /// Whether it is known how much memory there is.
     pub fn says_memory(&self) -> bool {
         self.primaries.iter().all(|(_, _, facts)| facts.machine > 0 || facts.maxmemory > 0)
+    }
+}
+
+/// What a node says of its cluster.
+fn cluster_nodes(link: &mut Link) -> Result<String, Problem> {
+    match asked(&mut link.connection, &[b"CLUSTER", b"NODES"])? {
+        Reply::Bytes(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
+        Reply::Error(text) if text.starts_with("NOPERM") => {
+            Err(Problem::Refused("it does not let us ask for its cluster: allow CLUSTER NODES (ACL)".to_owned()))
+        }
+        _ => Err(Problem::Refused("it does not say which node of its cluster has what".to_owned())),
     }
 }
 

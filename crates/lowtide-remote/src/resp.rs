@@ -4,7 +4,10 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use crate::counts::Counts;
 
 /// Bytes that are read at a time.
 const CHUNK: usize = 64 << 10;
@@ -12,7 +15,7 @@ const CHUNK: usize = 64 << 10;
 const MAX_LINE: usize = 8 << 10;
 const MAX_BULK: usize = 1 << 20;
 const MAX_LIST: usize = 1 << 20;
-/// Most bytes of a reply, in all: those of a scan are keys of some 60.
+/// Most bytes of a reply, in all, with what each part of it takes here: those of a scan are keys of some 60.
 const MAX_REPLY: usize = 16 << 20;
 /// Lists in lists.
 const MAX_DEPTH: usize = 4;
@@ -45,6 +48,7 @@ pub struct Connection {
     deadline: Instant,
     /// Bytes that the reply that is being read may still have.
     room: usize,
+    counts: Arc<Counts>,
 }
 
 /// Adds a command to what is to be sent.
@@ -86,13 +90,14 @@ fn nonsense() -> io::Error {
 }
 
 impl Connection {
-    /// Of a stream that was just connected.
+    /// Of a stream that was just connected. What passes is counted.
     ///
     /// # Errors
     /// Those of setting options.
-    pub fn new(stream: TcpStream) -> io::Result<Connection> {
+    pub fn new(stream: TcpStream, counts: Arc<Counts>) -> io::Result<Connection> {
         stream.set_nodelay(true)?;
-        Ok(Connection { stream, read: vec![0; CHUNK].into(), at: 0, end: 0, deadline: Instant::now(), room: 0 })
+        let read = vec![0; CHUNK].into();
+        Ok(Connection { stream, read, at: 0, end: 0, deadline: Instant::now(), room: 0, counts })
     }
 
     /// Until when all that follows must be over.
@@ -125,7 +130,10 @@ impl Connection {
             self.limit()?;
             match self.stream.write(commands) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(n) => commands = &commands[n..],
+                Ok(n) => {
+                    self.counts.sent_bytes.add(n as u64);
+                    commands = &commands[n..];
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(timed(error)),
             }
@@ -145,6 +153,8 @@ impl Connection {
     fn reply_at(&mut self, depth: usize) -> io::Result<Reply> {
         let (kind, text) = self.line()?;
         let text = String::from_utf8_lossy(text).into_owned();
+        let takes = text.len() + size_of::<Reply>();
+        self.room = self.room.checked_sub(takes).ok_or_else(nonsense)?;
         let number = || text.parse::<i64>().map_err(|_| nonsense());
         Ok(match kind {
             b'+' => Reply::Simple(text),
@@ -258,6 +268,7 @@ impl Connection {
             match self.stream.read(&mut self.read[self.end..]) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(n) => {
+                    self.counts.received_bytes.add(n as u64);
                     self.end += n;
                     return Ok(());
                 }
@@ -287,7 +298,7 @@ mod tests {
             stream.set_nodelay(true).unwrap();
             bytes.chunks(pieces).for_each(|piece| stream.write_all(piece).unwrap());
         });
-        let mut connection = Connection::new(TcpStream::connect(address).unwrap()).unwrap();
+        let mut connection = Connection::new(TcpStream::connect(address).unwrap(), Arc::default()).unwrap();
         connection.until(Instant::now() + Duration::from_secs(20)).unwrap();
         connection
     }
@@ -327,6 +338,10 @@ mod tests {
         ] {
             assert_eq!(to(said, 1000).reply().unwrap_err().kind(), ErrorKind::InvalidData, "{said:?}");
         }
+        // Four lists of half a million, of which none is too long.
+        let half_a_million = format!("*500000\r\n{}", ":1\r\n".repeat(500_000));
+        let numbers = format!("*4\r\n{}", half_a_million.repeat(4)).leak().as_bytes();
+        assert_eq!(to(numbers, 1 << 20).reply().unwrap_err().kind(), ErrorKind::InvalidData);
         assert!(to(b"*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n:1\r\n", 1000).reply().is_err());
     }
 

@@ -2,13 +2,14 @@
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use lowtide_config::reason;
 use lowtide_config::server::Address;
 
+use crate::counts::Counts;
 use crate::resp::{self, Connection, Reply};
 
 /// The first version that has all that is asked of it (`CLIENT ID`, `UNLINK`).
@@ -35,6 +36,8 @@ pub struct Login {
     pub password: Option<String>,
     /// The number of the database.
     pub db: u32,
+    /// Where what passes is counted.
+    pub counts: Arc<Counts>,
 }
 
 /// Why a server can't be used.
@@ -164,6 +167,8 @@ pub struct Link {
     pub client: i64,
     /// When it was made.
     pub made: Instant,
+    /// Commands that change something were sent by it.
+    pub has_changes: bool,
 }
 
 impl Login {
@@ -173,7 +178,8 @@ impl Login {
     /// Why it can't be reached, or does not let us in.
     pub fn connect(&self, address: &Address, deadline: Instant) -> Result<Link, Problem> {
         let stream = stream(address, deadline)?;
-        let connection = Connection::new(stream).and_then(|mut connection| connection.until(deadline).map(|()| connection));
+        let connection = Connection::new(stream, self.counts.clone())
+            .and_then(|mut connection| connection.until(deadline).map(|()| connection));
         let mut connection = connection.map_err(|error| Problem::Away(why(&error)))?;
         if self.password.is_some() || self.user.is_some() {
             self.log_in(&mut connection)?;
@@ -194,7 +200,16 @@ impl Login {
             return Err(Problem::Refused(NO_FENCES.to_owned()));
         }
         let now = Instant::now();
-        Ok(Link { connection, address: address.clone(), facts, asked: now, changes: None, client, made: now })
+        Ok(Link {
+            connection,
+            address: address.clone(),
+            facts,
+            asked: now,
+            changes: None,
+            client,
+            made: now,
+            has_changes: false,
+        })
     }
 
     fn log_in(&self, connection: &mut Connection) -> Result<(), Problem> {

@@ -1,9 +1,11 @@
-//! A node that hangs must not hold up what is on other nodes: with nodes that answer as a test wants.
+//! Nodes that hang, do not know what has become of their cluster, or are others than they were: with nodes that answer as a test
+//! wants.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,7 +14,7 @@ use lowtide_config::server::{Address, Server};
 use lowtide_core::device::wire::Run;
 use lowtide_core::slot::CLUSTER_SLOTS;
 use lowtide_remote::keys;
-use lowtide_remote::pages::Pages;
+use lowtide_remote::pages::{Pages, Source};
 use lowtide_remote::remote::Remote;
 use rustix::io::Errno;
 
@@ -20,29 +22,99 @@ const DEVICE: &str = "lowtide:{test:1:";
 /// What is not held up takes less.
 const QUICK: Duration = Duration::from_millis(500);
 
-/// A node of a cluster, which has half of the slots.
+/// A node of a cluster.
 struct Node {
     port: u16,
-    hangs: Arc<AtomicBool>,
+    state: Arc<State>,
+}
+
+#[derive(Default)]
+struct State {
+    hangs: AtomicBool,
+    /// What it says of the cluster.
+    nodes: Mutex<String>,
+    pages: Mutex<HashMap<Vec<u8>, Vec<u8>>>,
+    gets: AtomicUsize,
+    /// How often somebody came.
+    connections: AtomicUsize,
 }
 
 impl Node {
-    /// `nodes`: what it says of the cluster.
+    /// `nodes`: what all say of the cluster.
     fn start(listener: TcpListener, nodes: &str) -> Node {
-        let node = Node { port: listener.local_addr().unwrap().port(), hangs: Arc::default() };
-        let (port, hangs, nodes) = (node.port, node.hangs.clone(), nodes.to_owned());
-        let pages: Arc<Mutex<HashMap<Vec<u8>, Vec<u8>>>> = Arc::default();
+        let node = Node { port: listener.local_addr().unwrap().port(), state: Arc::default() };
+        node.says(nodes);
+        let (port, state) = (node.port, node.state.clone());
         thread::spawn(move || {
             for stream in listener.incoming() {
-                let (hangs, nodes, pages) = (hangs.clone(), nodes.clone(), pages.clone());
-                thread::spawn(move || serve(stream.unwrap(), port, &hangs, &nodes, &pages));
+                let state = state.clone();
+                thread::spawn(move || serve(stream.unwrap(), port, &state));
             }
         });
         node
     }
+
+    fn says(&self, nodes: &str) {
+        let itself = format!(":{}@1 ", self.port);
+        *self.state.nodes.lock().unwrap() = nodes.replace(&itself, &format!("{itself}myself,"));
+    }
+
+    fn hangs(&self, hangs: bool) {
+        self.state.hangs.store(hangs, Ordering::SeqCst);
+    }
+
+    fn address(&self) -> Address {
+        Address { host: "127.0.0.1".to_owned(), port: self.port }
+    }
 }
 
-fn serve(stream: TcpStream, port: u16, hangs: &AtomicBool, nodes: &str, pages: &Mutex<HashMap<Vec<u8>, Vec<u8>>>) {
+/// As many listeners.
+fn listeners<const N: usize>() -> ([TcpListener; N], [u16; N]) {
+    let listeners = [(); N].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let ports = listeners.each_ref().map(|listener| listener.local_addr().unwrap().port());
+    (listeners, ports)
+}
+
+/// Nodes, each of which has as many slots as the others.
+fn cluster<const N: usize>() -> [Node; N] {
+    let (listeners, ports) = listeners::<N>();
+    let line = |i: usize| {
+        let (port, slots) = (ports[i], part(i, N));
+        format!("a{i} 127.0.0.1:{port}@1 master - 0 1 {port} connected {}-{}\n", slots.start, slots.end - 1)
+    };
+    let nodes: String = (0..N).map(line).collect();
+    listeners.map(|listener| Node::start(listener, &nodes))
+}
+
+/// The hash slots of a node among so many.
+fn part(i: usize, n: usize) -> Range<usize> {
+    i * 16384 / n..(i + 1) * 16384 / n
+}
+
+/// A slot of the device that is on a node among so many.
+fn slot_on(i: usize, n: usize) -> u64 {
+    let is_there = |slot: &u64| {
+        let mut key = Vec::new();
+        keys::slot(&mut key, DEVICE, *slot);
+        part(i, n).contains(&usize::from(keys::hash_slot(&key)))
+    };
+    (0..).map(|cluster| cluster * CLUSTER_SLOTS as u64).find(is_there).unwrap()
+}
+
+/// A client of the cluster that this node belongs to.
+fn remote(node: &Node, timeout: Duration) -> Remote {
+    Remote::new(Server { user: None, hosts: vec![node.address()], db: 0 }, None, timeout)
+}
+
+/// Reads pages; since when.
+fn read(pages: &mut Pages, runs: &[Run], since: Instant) -> (Vec<Result<(), Errno>>, Vec<usize>, Vec<u8>) {
+    let (mut lengths, mut objects) = (Vec::new(), Vec::new());
+    (pages.read(DEVICE, runs, Source::Any, &mut lengths, &mut objects, since), lengths, objects)
+}
+
+fn serve(stream: TcpStream, port: u16, state: &State) {
+    let State { hangs, nodes, pages, gets, connections } = state;
+    connections.fetch_add(1, Ordering::SeqCst);
     let (mut from, mut to) = (BufReader::new(stream.try_clone().unwrap()), stream);
     while let Some(words) = words(&mut from) {
         while hangs.load(Ordering::SeqCst) {
@@ -54,12 +126,15 @@ fn serve(stream: TcpStream, port: u16, hangs: &AtomicBool, nodes: &str, pages: &
                 format!("redis_version:7.0.0\r\nrun_id:{port}\r\nrole:master\r\ncluster_enabled:1\r\nmaxmemory:0\r\n")
                     .as_bytes(),
             ),
-            b"CLUSTER" => bulk(nodes.as_bytes()),
+            b"CLUSTER" => bulk(nodes.lock().unwrap().as_bytes()),
             b"SET" => {
                 pages.lock().unwrap().insert(words[1].clone(), words[2].clone());
                 b"+OK\r\n".to_vec()
             }
-            b"GET" => pages.lock().unwrap().get(&words[1]).map_or(b"$-1\r\n".to_vec(), |page| bulk(page)),
+            b"GET" => {
+                gets.fetch_add(1, Ordering::SeqCst);
+                pages.lock().unwrap().get(&words[1]).map_or(b"$-1\r\n".to_vec(), |page| bulk(page))
+            }
             _ => b":1\r\n".to_vec(),
         };
         if to.write_all(&reply).is_err() {
@@ -85,53 +160,154 @@ fn words(from: &mut impl BufRead) -> Option<Vec<Vec<u8>>> {
     (0..n).map(word).collect()
 }
 
-/// A slot of the device that is in that half of a cluster's slots.
-fn slot_in(is_second: bool) -> u64 {
-    let in_half = |slot: &u64| {
-        let mut key = Vec::new();
-        keys::slot(&mut key, DEVICE, *slot);
-        (keys::hash_slot(&key) >= 8192) == is_second
-    };
-    (0..).map(|cluster| cluster * CLUSTER_SLOTS as u64).find(in_half).unwrap()
-}
-
 #[test]
 fn a_node_that_hangs_does_not_hold_up_the_others() {
-    let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    let [first, second] = [0, 1].map(|i| listeners[i].local_addr().unwrap());
-    let nodes = format!("aa {first}@1 master - 0 1 1 connected 0-8191\nbb {second}@1 master - 0 1 2 connected 8192-16383\n");
-    let [first, second] = listeners.map(|listener| Node::start(listener, &nodes));
-    let host = |node: &Node| Address { host: "127.0.0.1".to_owned(), port: node.port };
-    let server = Server { user: None, hosts: vec![host(&second)], db: 0 };
+    let [first, second] = cluster();
     let timeout = Duration::from_secs(20);
-    let remote = Arc::new(Remote::new(server, None, timeout));
+    let remote = Arc::new(remote(&second, timeout));
     let mut pages = Pages::new(remote.clone());
-    let runs = [false, true].map(|is_second| Run { slot: slot_in(is_second), pages: 1 });
+    let runs = [0, 1].map(|node| Run { slot: slot_on(node, 2), pages: 1 });
     assert_eq!(pages.write(DEVICE, &runs, &[2, 3], b"aabbb"), [Ok(()); 2]);
-    let mut read = |since: Instant| {
-        let (mut lengths, mut objects) = (Vec::new(), Vec::new());
-        (pages.read(DEVICE, &runs, &mut lengths, &mut objects, since), lengths, objects)
-    };
-    assert_eq!(read(Instant::now()), (vec![Ok(()); 2], vec![2, 3], b"aabbb".to_vec()));
+    assert_eq!(read(&mut pages, &runs, Instant::now()), (vec![Ok(()); 2], vec![2, 3], b"aabbb".to_vec()));
 
-    first.hangs.store(true, Ordering::SeqCst);
+    first.hangs(true);
     let half = (vec![Err(Errno::AGAIN), Ok(())], vec![0, 3], b"bbb".to_vec());
-    assert_eq!(read(Instant::now()), half, "the reply of the other was taken");
+    assert_eq!(read(&mut pages, &runs, Instant::now()), half, "the reply of the other was taken");
     let began = Instant::now();
-    assert_eq!(read(began), half);
+    assert_eq!(read(&mut pages, &runs, began), half);
     assert!(began.elapsed() < QUICK, "{:?}: it is known now", began.elapsed());
-    assert_eq!(read(began.checked_sub(timeout).unwrap()).0[0], Err(Errno::TIMEDOUT));
+    assert_eq!(read(&mut pages, &runs, began.checked_sub(timeout).unwrap()).0[0], Err(Errno::TIMEDOUT));
     let began = Instant::now();
     assert_eq!(pages.write(DEVICE, &runs, &[1, 1], b"xy"), [Err(Errno::NOTCONN), Ok(())]);
-    assert!(pages.remove(DEVICE, &runs[..1], None).is_err());
+    assert_eq!(pages.remove(DEVICE, &runs, None), [Err(Errno::TIMEDOUT), Ok(())]);
+    assert_eq!(pages.write(DEVICE, &runs[1..], &[1], b"y"), [Ok(())]);
     assert!(began.elapsed() < QUICK, "{:?}", began.elapsed());
     remote.look();
     assert!(remote.has_away(), "it hangs still");
 
-    first.hangs.store(false, Ordering::SeqCst);
+    first.hangs(false);
     remote.look();
     assert!(!remote.has_away());
-    let (mut lengths, mut objects) = (Vec::new(), Vec::new());
-    assert_eq!(pages.read(DEVICE, &runs, &mut lengths, &mut objects, Instant::now()), [Ok(()); 2]);
-    assert_eq!(objects, b"aay");
+    assert_eq!(read(&mut pages, &runs, Instant::now()), (vec![Ok(()); 2], vec![2, 1], b"aay".to_vec()));
+}
+
+#[test]
+fn a_node_that_is_slow_to_let_us_in_does_not_hold_up_what_goes_to_others() {
+    let [first, second] = cluster();
+    let mut pages = Pages::new(Arc::new(remote(&second, Duration::from_secs(20))));
+    let runs = [0, 1].map(|node| Run { slot: slot_on(node, 2), pages: 1 });
+    // It is connected to the second one only.
+    assert_eq!(pages.write(DEVICE, &runs[1..], &[3], b"bbb"), [Ok(())]);
+    first.hangs(true);
+    let (state, began) = (second.state.clone(), Instant::now());
+    let asked = thread::spawn(move || {
+        while state.gets.load(Ordering::SeqCst) == 0 {
+            thread::sleep(Duration::from_millis(5));
+        }
+        began.elapsed()
+    });
+    let (results, _, objects) = read(&mut pages, &runs, began);
+    assert!(began.elapsed() > QUICK, "the first was waited for");
+    assert_eq!((results, objects), (vec![Err(Errno::AGAIN), Ok(())], b"bbb".to_vec()));
+    assert!(asked.join().unwrap() < QUICK, "meanwhile the second was asked");
+}
+
+/// A cluster of three with two copies of each page, and a page on each of two of them.
+fn with_two_copies() -> ([Node; 3], Arc<Remote>, [Run; 2]) {
+    let nodes = cluster();
+    let (mut remote, soon) = (remote(&nodes[1], Duration::from_secs(20)), Instant::now() + Duration::from_secs(5));
+    let survey = remote.survey(soon).unwrap();
+    assert_eq!(remote.keep_two_copies(&survey, soon), Ok(None));
+    (nodes, Arc::new(remote), [0, 1].map(|node| Run { slot: slot_on(node, 3), pages: 1 }))
+}
+
+#[test]
+fn with_two_copies_a_node_that_hangs_is_not_waited_for() {
+    let (nodes, remote, runs) = with_two_copies();
+    let mut pages = Pages::new(remote.clone());
+    assert_eq!(pages.write(DEVICE, &runs, &[2, 3], b"aabbb"), [Ok(()); 2]);
+    let kept = |node: &Node| node.state.pages.lock().unwrap().len();
+    assert_eq!(nodes.iter().map(kept).sum::<usize>(), 4);
+
+    nodes[0].hangs(true);
+    let right = (vec![Ok(()); 2], vec![2, 3], b"aabbb".to_vec());
+    assert_eq!(read(&mut pages, &runs, Instant::now()), right);
+    let began = Instant::now();
+    assert_eq!(read(&mut pages, &runs, began), right);
+    assert!(began.elapsed() < QUICK, "{:?}: it is known now", began.elapsed());
+    assert_eq!((remote.counts.second_copies_read.get(), remote.counts.copies_missing.get()), (2, 0));
+    let before: usize = nodes.iter().map(kept).sum();
+    assert_eq!(pages.write(DEVICE, &[Run { slot: runs[0].slot + 1, pages: 1 }], &[1], b"x"), [Err(Errno::NOTCONN)]);
+    assert_eq!(nodes.iter().map(kept).sum::<usize>(), before, "nor is it on one node alone");
+    // Who has found that what came is wrong asks for one copy, and waits for that.
+    let mut copy = |source| {
+        let (mut lengths, mut objects) = (Vec::new(), Vec::new());
+        (pages.read(DEVICE, &runs[..1], source, &mut lengths, &mut objects, Instant::now()), objects)
+    };
+    assert_eq!(copy(Source::Second), (vec![Ok(())], b"aa".to_vec()));
+    assert_eq!(copy(Source::First), (vec![Err(Errno::AGAIN)], Vec::new()));
+    nodes[0].hangs(false);
+    remote.look();
+    assert_eq!(copy(Source::First), (vec![Ok(())], b"aa".to_vec()));
+}
+
+/// It has come back without them.
+#[test]
+fn copies_that_are_missing_cost_no_more_than_a_question() {
+    let (nodes, remote, runs) = with_two_copies();
+    let mut pages = Pages::new(remote.clone());
+    assert_eq!(pages.write(DEVICE, &runs, &[2, 3], b"aabbb"), [Ok(()); 2]);
+    nodes[0].state.pages.lock().unwrap().clear();
+    let connections = || nodes.iter().map(|node| node.state.connections.load(Ordering::SeqCst)).sum::<usize>();
+    let right = (vec![Ok(()); 2], vec![2, 3], b"aabbb".to_vec());
+    assert_eq!(read(&mut pages, &runs, Instant::now()), right);
+    let before = connections();
+    for _ in 0..20 {
+        assert_eq!(read(&mut pages, &runs, Instant::now()), right);
+    }
+    assert_eq!(connections(), before);
+    assert_eq!(remote.counts.copies_missing.get(), 21);
+    nodes[1..].iter().for_each(|node| node.state.pages.lock().unwrap().clear());
+    assert_eq!(read(&mut pages, &runs, Instant::now()).0, [Err(Errno::NODATA); 2]);
+}
+
+/// Two that were stopped do not know it yet, when they go on.
+#[test]
+fn most_primaries_are_heard_of_who_has_what() {
+    let (listeners, ports) = listeners::<6>();
+    let nodes = |fifth: u16, epoch: u64| {
+        let part = |i: usize| format!("{}-{}", i * 3277, (i * 3277 + 3276).min(16383));
+        let line = |i: usize| {
+            let (port, epoch) = if i == 4 { (fifth, epoch) } else { (ports[i], 1) };
+            let id = ports.iter().position(|other| *other == port).unwrap();
+            format!("a{id} 127.0.0.1:{port}@1 master - 0 1 {epoch} connected {}\n", part(i))
+        };
+        (0..5).map(line).collect::<String>()
+    };
+    let (before, after) = (nodes(ports[4], 1), nodes(ports[5], 2));
+    let all = listeners.map(|listener| Node::start(listener, &before));
+    let remote = remote(&all[0], Duration::from_secs(20));
+    let soon = || Instant::now() + Duration::from_secs(5);
+    let known = remote.known(soon()).unwrap();
+    assert_eq!(known.map.owner(16383), Some(&all[4].address()));
+    all[2..].iter().for_each(|node| node.says(&after));
+    let known = remote.newer(&known, soon()).unwrap();
+    assert_eq!(known.map.owner(16383), Some(&all[5].address()));
+    // What is known is not forgotten where only those two answer.
+    all[2..].iter().for_each(|node| node.hangs(true));
+    assert!(remote.newer(&known, soon()).is_err());
+    assert_eq!(remote.known(soon()).unwrap().map.owner(16383), Some(&all[5].address()));
+}
+
+#[test]
+fn another_server_at_the_address_of_a_node_gets_nothing() {
+    let [first, second] = cluster();
+    let mut pages = Pages::new(Arc::new(remote(&second, Duration::from_secs(20))));
+    let runs = [0, 1].map(|node| Run { slot: slot_on(node, 2), pages: 1 });
+    assert_eq!(pages.write(DEVICE, &runs[1..], &[3], b"bbb"), [Ok(())]);
+    // It is of another cluster, and has all slots there.
+    first.says(&format!("zz 127.0.0.1:{}@1 master - 0 1 1 connected 0-16383\n", first.port));
+    assert_eq!(pages.write(DEVICE, &runs, &[2, 3], b"aaccc"), [Err(Errno::NOTCONN), Ok(())]);
+    assert_eq!(first.state.pages.lock().unwrap().len(), 0);
+    assert_eq!(read(&mut pages, &runs, Instant::now()).0, [Err(Errno::AGAIN), Ok(())]);
 }

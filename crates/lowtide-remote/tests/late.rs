@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use lowtide_config::server::{Address, Server};
 use lowtide_core::device::wire::Run;
-use lowtide_remote::pages::Pages;
+use lowtide_remote::pages::{Pages, Source};
 use lowtide_remote::remote::Remote;
 use redis::Redis;
 
@@ -67,7 +67,7 @@ impl Network {
 
 fn fetched(pages: &mut Pages, runs: &[Run]) -> Vec<u8> {
     let (mut lengths, mut objects) = (Vec::new(), Vec::new());
-    assert_eq!(pages.read("d:", runs, &mut lengths, &mut objects, Instant::now()), [Ok(())]);
+    assert_eq!(pages.read("d:", runs, Source::Any, &mut lengths, &mut objects, Instant::now()), [Ok(())]);
     objects
 }
 

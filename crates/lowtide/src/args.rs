@@ -108,7 +108,8 @@ pub enum Command {
         /// Of `lowtide run`, or of any process of the run
         pid: u32,
         /// As for `lowtide run --swap`: dir:DIR[,size=8G][,prio=N][,rotational],
-        /// file:PATH[,size=8G][,prio=N][,rotational][,discard], redis://HOST:PORT[,size=8G][,prio=N][,timeout=30s], or auto
+        /// file:PATH[,size=8G][,prio=N][,rotational][,discard], redis://HOST:PORT[,size=8G][,prio=N][,timeout=30s][,copies=2],
+        /// or auto
         spec: String,
     },
     /// Move everything off a swap area and take it away, while the program goes on
@@ -177,9 +178,9 @@ pub struct RunArgs {
     /// Where cold pages go, repeatable for several areas, of which those with a higher prio= come first: auto (compressed RAM
     /// first, then an unnamed file in $LOWTIDE_DIR, else /var/tmp), ram (compressed RAM only),
     /// dir:DIR[,size=8G][,prio=N][,rotational] (an unnamed file in DIR), file:PATH[,size=8G][,prio=N][,rotational][,discard] (a
-    /// file of mode 0600, or a block device), redis://[USER@]HOST:PORT[/DB][,size=8G][,prio=N][,timeout=30s] (a Valkey or Redis
-    /// server; its password comes from LOWTIDE_REDIS_PASSWORD). rotational: the disk turns; where it is not given the kernel is asked,
-    /// rotational=0 says no
+    /// file of mode 0600, or a block device), redis://[USER@]HOST:PORT[/DB][,size=8G][,prio=N][,timeout=30s][,copies=2] (a
+    /// Valkey or Redis server; its password comes from LOWTIDE_REDIS_PASSWORD). rotational: the disk turns; where it is not given
+    /// the kernel is asked, rotational=0 says no
     #[arg(long, value_name = "SPEC", default_value = "auto")]
     pub swap: Vec<String>,
 

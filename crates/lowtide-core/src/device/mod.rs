@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use crate::vm::Page;
 
 pub use file::FileDevice;
+pub use objects::is_length;
 pub use remote::{Opener, RemoteDevice};
 pub use rotational::is_rotational;
 pub use seal::{TAG_BITS, Tag};
@@ -97,6 +98,17 @@ impl Device {
         match self {
             Device::File(file) => file.open(slot, tag, page),
             Device::Remote(remote) => remote.open(slot, tag, page),
+        }
+    }
+
+    /// The same, of other copies of a page, which are read, where what came could not be opened.
+    ///
+    /// # Errors
+    /// A copy can't be had, `TIMEDOUT` where it was waited for, and none that can is what was written.
+    pub fn open_other(&self, slot: u64, tag: Tag, page: &mut Page) -> Result<bool, Errno> {
+        match self {
+            Device::File(_) => Ok(false),
+            Device::Remote(remote) => remote.open_other(slot, tag, page),
         }
     }
 

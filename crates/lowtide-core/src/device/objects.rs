@@ -68,6 +68,11 @@ pub fn pack(seal: &Seal, slot: u64, page: &Page, out: &mut Page, compressor: &mu
     (tag, length)
 }
 
+/// Whether an object may have so many bytes.
+pub fn is_length(length: usize) -> bool {
+    matches!(length, PAGE_SIZE | 1..=MAX_COMPRESSED)
+}
+
 /// An object of this length was received at the beginning of `page`: notes the length in what is left of it.
 ///
 /// # Errors

@@ -217,6 +217,33 @@ impl RemoteDevice {
         objects::open(&self.seal, slot, tag, page)
     }
 
+    /// See [`super::Device::open_other`].
+    ///
+    /// # Errors
+    /// A copy can't be had, and none that can is what was written.
+    pub fn open_other(&self, slot: u64, tag: Tag, page: &mut Page) -> Result<bool, Errno> {
+        let mut ended = Ok(false);
+        // What came may have been either.
+        for op in [Op::ReadSecond, Op::ReadFirst] {
+            match self.read_copy(op, slot, page) {
+                Ok(()) if objects::open(&self.seal, slot, tag, page) => return Ok(true),
+                Ok(()) | Err(Errno::NODATA | Errno::BADMSG) => {}
+                Err(errno) => ended = Err(errno),
+            }
+        }
+        ended
+    }
+
+    fn read_copy(&self, op: Op, slot: u64, page: &mut Page) -> Result<(), Errno> {
+        let buffer = self.buffers.take();
+        let mut request = Request::new();
+        request.add(0, slot, 1);
+        let answer = self.ask(buffer.index(), op, &request, &[])?;
+        let mut run = [ReadRun { slot, into: core::slice::from_mut(page), result: Ok(()) }];
+        self.receive_objects(buffer.index(), &request, &answer, &mut run)?;
+        run[0].result
+    }
+
     /// See [`super::Device::tag`].
     pub fn tag(&self, slot: u64, page: &Page) -> Tag {
         self.seal.tag(slot, page)
@@ -257,7 +284,7 @@ impl RemoteDevice {
     }
 
     fn answer(&self, channel: BorrowedFd<'_>, op: Op, request: &Request) -> Result<Answer, Errno> {
-        let lengths = if op == Op::Read { request.pages * 2 } else { 0 };
+        let lengths = if op.fetches() { request.pages * 2 } else { 0 };
         let mut bytes = [0; 4 + MAX_RUNS * 4 + MAX_PAGES * 2];
         let bytes = &mut bytes[..4 + request.runs.len() * 4 + lengths];
         receive(channel, bytes)?;

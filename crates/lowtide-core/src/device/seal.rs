@@ -14,8 +14,10 @@
 //!   same slot held before: the tag in RAM belongs to one page in one slot.
 //! - The tag has [`TAG_BITS`] bits, fewer than the 128 that AEGIS gives. A forgery therefore passes with a chance of 2^-61 and
 //!   has one try: the tags never leave RAM, so they can be neither read nor tested against, and the program is stopped at the
-//!   first page that does not pass. AEGIS tags may be cut: unlike those of GCM, the bits that are left say nothing about the
-//!   key.
+//!   first page that does not pass. (Where a page has two copies on servers, the other one is read instead: who lies has a try
+//!   with each read of a page then, a million a second for as long as the run goes on at the most, which leaves a chance of one
+//!   in 60,000 in a year; and it is counted.) AEGIS tags may be cut: unlike those of GCM, the bits that are left say nothing
+//!   about the key.
 //!
 //! Measured for a page of 4 KiB on a CPU with VAES: 0.16 µs for the MAC and 0.12 µs for the encryption; AES-128-GCM of
 //! RustCrypto 3.0 µs, ChaCha20-Poly1305 4.6 µs. (A page that is compressed takes about 5 µs.)

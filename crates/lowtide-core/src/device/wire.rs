@@ -24,8 +24,19 @@ pub enum Op {
     Write,
     /// Objects are to be fetched.
     Read,
+    /// Where there are two copies, this one is to be fetched, and no other: what came is not what was written.
+    ReadFirst,
+    /// The same.
+    ReadSecond,
     /// What is kept under slots is not wanted any more.
     Discard,
+}
+
+impl Op {
+    /// Whether objects come back.
+    pub fn fetches(self) -> bool {
+        matches!(self, Op::Read | Op::ReadFirst | Op::ReadSecond)
+    }
 }
 
 /// How a request begins.
@@ -51,6 +62,8 @@ impl Head {
             Op::Write => 1u16,
             Op::Read => 2,
             Op::Discard => 3,
+            Op::ReadSecond => 4,
+            Op::ReadFirst => 5,
         };
         let mut bytes = [0; Head::LEN];
         bytes[..2].copy_from_slice(&op.to_ne_bytes());
@@ -67,14 +80,16 @@ impl Head {
             1 => Op::Write,
             2 => Op::Read,
             3 => Op::Discard,
+            4 => Op::ReadSecond,
+            5 => Op::ReadFirst,
             _ => return None,
         };
         let runs = usize::from(u16::from_ne_bytes([r0, r1]));
         let (pages, bytes) = (u32::from_ne_bytes([p0, p1, p2, p3]), u32::from_ne_bytes([b0, b1, b2, b3]) as usize);
         let (most, most_bytes) = match op {
             Op::Write => (MAX_PAGES as u32, MAX_PAGES * PAGE_SIZE),
-            Op::Read => (MAX_PAGES as u32, 0),
             Op::Discard => (MAX_SLOTS, 0),
+            Op::Read | Op::ReadFirst | Op::ReadSecond => (MAX_PAGES as u32, 0),
         };
         let fits = (1..=MAX_RUNS).contains(&runs) && pages <= most && bytes <= most_bytes;
         fits.then_some(Head { op, runs, pages: pages as usize, bytes })
@@ -151,7 +166,7 @@ mod tests {
 
     #[test]
     fn what_is_sent_is_what_comes_and_nonsense_is_refused() {
-        for (op, bytes) in [(Op::Write, 300), (Op::Read, 0), (Op::Discard, 0)] {
+        for (op, bytes) in [(Op::Write, 300), (Op::Read, 0), (Op::ReadFirst, 0), (Op::ReadSecond, 0), (Op::Discard, 0)] {
             let head = Head { op, runs: 2, pages: 5, bytes };
             assert_eq!(Head::decode(&head.encode()), Some(head));
         }

@@ -37,11 +37,12 @@ impl Store {
                 Word::Device(tag) => {
                     let mut run = [ReadRun { slot: e.offset(), into: core::slice::from_mut(into), result: Ok(()) }];
                     self.read(&area, &mut run);
-                    run[0].result.map_err(|errno| StoreError::Io { errno, offset: e.offset() * PAGE_SIZE as u64 })?;
-                    if is_page(&area, e, tag, into) {
+                    run[0].result.map_err(|errno| io(e, errno))?;
+                    let opened = is_page(&area, e, tag, into, Others::Asked);
+                    if opened == Ok(true) {
                         Ok(Loaded::Device)
                     } else if place.load(Ordering::Acquire) == raw {
-                        Err(self.corrupt(e))
+                        Err(opened.err().map_or_else(|| self.corrupt(e), |errno| io(e, errno)))
                     } else {
                         Err(StoreError::BadEntry)
                     }
@@ -68,7 +69,7 @@ impl Store {
         scratch: &mut Scratch,
     ) {
         let n = entries.len().min(into.len()).min(out.len());
-        let mut i = 0;
+        let (mut i, mut others) = (0, Others::Asked);
         while i < n {
             let Some(area) = self.areas.get(entries[i].area()) else {
                 out[i] = Err(StoreError::BadEntry);
@@ -82,9 +83,9 @@ impl Store {
                 if run == 0 || scratch.keeps_to_memory {
                     break;
                 }
-                let (these, others) = rest.split_at_mut(run);
+                let (these, behind) = rest.split_at_mut(run);
                 runs.push(ReadRun { slot: entries[end].offset(), into: these, result: Ok(()) });
-                (end, rest) = (end + run, others);
+                (end, rest) = (end + run, behind);
             }
             if runs.is_empty() {
                 drop(runs);
@@ -95,15 +96,16 @@ impl Store {
             self.read(&area, &mut runs);
             for run in runs {
                 for page in run.into {
-                    out[i] = match run.result.is_ok() && opened(&area, entries[i], page) {
-                        true => Ok(Loaded::Device),
-                        // It was waited for long enough.
-                        false if run.result == Err(Errno::TIMEDOUT) => {
-                            Err(StoreError::Io { errno: Errno::TIMEDOUT, offset: entries[i].offset() * PAGE_SIZE as u64 })
+                    out[i] = match run.result.and_then(|()| opened(&area, entries[i], page, others)) {
+                        Ok(true) => Ok(Loaded::Device),
+                        // It was waited for long enough, and so were all copies of those behind it.
+                        Err(Errno::TIMEDOUT) => {
+                            others = Others::NotAsked;
+                            Err(io(entries[i], Errno::TIMEDOUT))
                         }
                         // The read failed, the bytes are wrong, or the page moved or went while it was read: that is found out
                         // afresh, and page by page, so that one bad slot does not take its neighbours with it.
-                        false => self.load(entries[i], page, scratch),
+                        Ok(false) | Err(_) => self.load(entries[i], page, scratch),
                     };
                     i += 1;
                 }
@@ -170,15 +172,39 @@ fn device_run(area: &AreaRef<'_>, entries: &[Entry]) -> usize {
     entries.iter().enumerate().take_while(follows).count()
 }
 
+/// Whether it is asked for other copies of a page that can't be opened.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Others {
+    Asked,
+    /// They were waited for long enough already, for a neighbour of the page.
+    NotAsked,
+}
+
+fn io(entry: Entry, errno: Errno) -> StoreError {
+    StoreError::Io { errno, offset: entry.offset() * PAGE_SIZE as u64 }
+}
+
 /// Opens a page that was read from its entry's slot. False: it is not the page that got this tag there.
-fn is_page(area: &Area, e: Entry, tag: Tag, page: &mut Page) -> bool {
-    area.device.as_ref().is_some_and(|device| device.open(e.offset(), tag, page))
+///
+/// # Errors
+/// It is not, and another copy can't be had: `TIMEDOUT` if it was waited for.
+fn is_page(area: &Area, e: Entry, tag: Tag, page: &mut Page, others: Others) -> Result<bool, Errno> {
+    let Some(device) = &area.device else { return Ok(false) };
+    match (device.open(e.offset(), tag, page), others) {
+        (true, _) => Ok(true),
+        (false, Others::Asked) => device.open_other(e.offset(), tag, page),
+        (false, Others::NotAsked) => Err(Errno::TIMEDOUT),
+    }
 }
 
 /// Opens a page that was read from its entry's slot. False: it can't be, or the entry changed meanwhile.
-fn opened(area: &Area, e: Entry, page: &mut Page) -> bool {
-    let Some(place) = area.word(e.offset()) else { return false };
+///
+/// # Errors
+/// As [`is_page`].
+fn opened(area: &Area, e: Entry, page: &mut Page, others: Others) -> Result<bool, Errno> {
+    let Some(place) = area.word(e.offset()) else { return Ok(false) };
     let raw = place.load(Ordering::Acquire);
-    let Word::Device(tag) = Word::decode(raw) else { return false };
-    is_page(area, e, tag, page) && place.load(Ordering::Acquire) == raw
+    let Word::Device(tag) = Word::decode(raw) else { return Ok(false) };
+    let opened = is_page(area, e, tag, page, others);
+    if place.load(Ordering::Acquire) == raw { opened } else { Ok(false) }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use lowtide_config::server::{Address, Server};
 use lowtide_core::device::wire::Run;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_remote::pages::Pages;
+use lowtide_remote::pages::{Pages, Source};
 use lowtide_remote::remote::Remote;
 
 use crate::experiment::{Experiment, Outcome, Scale};
@@ -122,7 +122,8 @@ fn ours(pages: &mut Pages, length: usize, run: u32, count: usize) -> Result<[f64
     for turn in 0..turns.min(SLOTS as usize / run as usize) {
         found.clear();
         into.clear();
-        if pages.read("lab:{1:", &runs(turn), &mut found, &mut into, Instant::now()) != [Ok(())] || into.len() != objects.len()
+        if pages.read("lab:{1:", &runs(turn), Source::Any, &mut found, &mut into, Instant::now()) != [Ok(())]
+            || into.len() != objects.len()
         {
             return Err("a read failed".into());
         }

@@ -7,7 +7,6 @@
 //!   may be opened, executed, signalled, indexed or followed as an address because of what stands here. It says how much there
 //!   is of something.
 
-mod latency;
 mod process;
 mod ram;
 mod settings;
@@ -20,7 +19,7 @@ use lowtide_core::vm::PAGE_SIZE;
 
 use crate::accounts::Others;
 
-pub use latency::{LATENCY_BUCKETS, latency_bucket, latency_floor_ns};
+pub use lowtide_core::latency::{LATENCY_BUCKETS, latency_bucket, latency_floor_ns};
 pub use process::{
     AREA_STATES, AreaCounters, AreaFills, AreaGauges, Counters, EPOCHS_A_LIMIT, FaultKind, OWN_THREADS, Proc, REFAULT_AGES,
     area_state, limits_away, proc_state,

@@ -2,11 +2,10 @@
 
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
+use lowtide_core::latency::LATENCY_BUCKETS;
 use lowtide_core::slot::{FILLS, Fills, ORDERS};
 use lowtide_core::store::{AreaState, FillWords, MAX_AREAS};
 use rustix::thread::futex;
-
-use super::latency::LATENCY_BUCKETS;
 
 /// Ages of [`Counters::refaults_pool`]: how many epochs ago a page was evicted. What is older counts as age modulo this number.
 pub const REFAULT_AGES: usize = 64;

@@ -127,7 +127,7 @@ fn readable(stat: &Value) -> String {
         .map(|key| format!("{key} {:.1}", stat["fault_latency_us"][*key].as_f64().unwrap_or(0.0)))
         .collect();
     line("latency", format!("{} us", latency.join(", ")));
-    all + &areas(stat) + &clusters(stat) + &by_process(stat) + &warnings(stat)
+    all + &areas(stat) + &servers(stat) + &clusters(stat) + &by_process(stat) + &warnings(stat)
 }
 
 /// How many faults threads served themselves, and why the others went to handler threads; `None`: no thread serves its own.
@@ -152,6 +152,37 @@ fn areas(stat: &Value) -> String {
         return "  no swap areas: compressed RAM only\n".to_owned();
     }
     table(&["AREA", ">PRIO", ">USED", ">SIZE", "STATE", ">READS", ">WRITES", ">ERRORS"], &rows, "  ")
+}
+
+/// What passed between `lowtide run` and the servers of each area that is on such.
+fn servers(stat: &Value) -> String {
+    let row = |area: &Value| {
+        let remote = area.get("remote").filter(|remote| remote.is_object())?;
+        let count = |key| number(remote, key).to_string();
+        let bytes = |key| size::show(number(remote, key));
+        let took = |key| format!("{:.1} us", remote["read_latency_us"][key].as_f64().unwrap_or(0.0));
+        let pages = ["pages_written", "pages_read"].map(count);
+        let rest = [bytes("sent_bytes"), bytes("received_bytes"), took("p50"), took("p99")];
+        let events = ["reconnects", "failovers", "copies_missing"].map(count);
+        Some([vec![text(area, "spec")], pages.to_vec(), rest.to_vec(), events.to_vec()].concat())
+    };
+    let rows: Vec<Vec<String>> = stat["areas"].as_array().into_iter().flatten().filter_map(row).collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let headings = [
+        "ON SERVERS",
+        ">WRITTEN",
+        ">READ",
+        ">SENT",
+        ">RECEIVED",
+        ">READS: P50",
+        ">P99",
+        ">RECONNECTS",
+        ">FAILOVERS",
+        ">COPIES MISSING",
+    ];
+    table(&headings, &rows, "  ")
 }
 
 /// How full the clusters of each area are, if that was asked.
@@ -252,6 +283,11 @@ mod tests {
         let text = readable(&json!({ "faults": { "total": 9, "in_thread": 4 }, "ring_records": records }));
         assert!(text.contains("in thread  4 of them; to handler threads: 3 kernel mode, 2 asked already\n"), "{text}");
         let clusters = json!({ "opened": 3, "free": 1, "by_eighths": [2], "never_opened": 7 });
+        assert!(!text.contains("ON SERVERS"), "{text}");
+        let remote = json!({ "pages_written": 12, "failovers": 3, "read_latency_us": { "p99": 512.25 } });
+        let text = readable(&json!({ "areas": [{ "spec": "redis://h:1", "remote": remote }, { "remote": null }] }));
+        let row: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
+        assert_eq!(row.join(" "), "redis://h:1 12 0 0 bytes 0 bytes 0.0 us 512.2 us 0 3 0", "{text}");
         let text = readable(&json!({ "areas": [{ "spec": "dir:/x", "clusters": clusters }], "areas_not_counted": [4] }));
         assert!(text.contains("CLUSTERS OF") && text.contains("without 1 processes"), "{text}");
     }

@@ -8,6 +8,7 @@ use crate::swap::area::Swap;
 use crate::swap::name::Which;
 use lowtide_core::store::MAX_AREAS;
 use lowtide_pager::segment::{Order, Phase, Segment, Settings, proc_state};
+use lowtide_remote::counts as remote;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -67,6 +68,8 @@ pub struct Area {
     swap: Option<Arc<Swap>>,
     /// As [`Swap::spec`].
     pub spec: String,
+    /// What passes there, if it is on servers.
+    remote: Option<Arc<remote::Counts>>,
     /// Its priority.
     pub prio: i16,
     /// Most bytes of its files.
@@ -93,6 +96,8 @@ pub struct Listed {
     pub state: State,
     /// I/Os on it.
     pub counts: Counts,
+    /// What passed there, if it is on servers and still has its place.
+    pub remote: Option<Arc<remote::Counts>>,
 }
 
 /// All of them.
@@ -116,8 +121,8 @@ impl Areas {
     }
 
     fn put(&mut self, place: usize, swap: Swap, before: Counts) {
-        let (spec, prio, size) = (swap.spec(), swap.prio, swap.size);
-        let area = Area { swap: Some(Arc::new(swap)), spec, prio, size, state: State::On, before, turn: self.turns };
+        let (spec, remote, prio, size) = (swap.spec(), swap.counts(), swap.prio, swap.size);
+        let area = Area { swap: Some(Arc::new(swap)), spec, remote, prio, size, state: State::On, before, turn: self.turns };
         self.turns += 1;
         if let Some(old) = self.places[place].replace(area) {
             self.keep(old, before);
@@ -235,6 +240,7 @@ impl Areas {
             size: area.size,
             state: area.state,
             counts: totals[place].since(area.before),
+            remote: area.remote.clone(),
         });
         let gone = self.gone.iter().map(|(spec, prio, size, counts)| Listed {
             place: None,
@@ -243,6 +249,7 @@ impl Areas {
             size: *size,
             state: State::Off,
             counts: *counts,
+            remote: None,
         });
         placed.chain(gone).collect()
     }

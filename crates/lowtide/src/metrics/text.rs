@@ -3,7 +3,7 @@
 
 use crate::live::Live;
 use crate::stats::list::{Figure, Number, Shape};
-use crate::stats::{Area, Evictions, Faults, Histogram, Memory, Pages, Pool, RingRecords, Stats, Work, Writeback};
+use crate::stats::{Area, Evictions, Faults, Histogram, Memory, Pages, Pool, Remote, RingRecords, Stats, Work, Writeback};
 use crate::supervisor::series::{self, Cost};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
@@ -29,20 +29,24 @@ struct Snapshot {
     info: Vec<Label>,
     families: Vec<Family>,
     latency: Histogram,
+    /// How long requests for pages took, of areas on servers.
+    reads: Vec<(Vec<Label>, Histogram)>,
 }
 
 /// The statistics of a run as of now; the text ends with `# EOF`.
 pub fn text(run: &Live<'_>) -> String {
     let stats = Stats::new(run, run.tree.now(), run.started.elapsed());
     let cost = Cost { cpu: series::process_cpu(), wakeups: run.wakeups };
-    encode(&stats, Histogram::new(run.shared.segment()), cost)
+    let areas = run.areas.list().into_iter().enumerate();
+    let reads = areas.filter_map(|(n, area)| Some((labels(&area.spec, n), Histogram::of_reads(area.remote.as_deref()?))));
+    encode(&stats, Histogram::of_faults(run.shared.segment()), reads.collect(), cost)
 }
 
 /// `cost`: what `lowtide run` itself has done.
-fn encode(stats: &Stats, latency: Histogram, cost: Cost) -> String {
+fn encode(stats: &Stats, latency: Histogram, reads: Vec<(Vec<Label>, Histogram)>, cost: Cost) -> String {
     let mut registry = Registry::with_prefix("lowtide");
     let info = vec![("program", stats.program.clone()), ("pid", stats.pid.to_string())];
-    registry.register_collector(Box::new(Snapshot { info, families: families(stats, cost), latency }));
+    registry.register_collector(Box::new(Snapshot { info, families: families(stats, cost), latency, reads }));
     let mut text = String::new();
     // Writing into a String does not fail.
     let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
@@ -59,7 +63,8 @@ fn families(stats: &Stats, cost: Cost) -> Vec<Family> {
     group(&mut all, Writeback::NAME, Writeback::ABOUT, stats.writeback.figures());
     group(&mut all, Pool::NAME, Pool::ABOUT, stats.pool.figures());
     group(&mut all, Work::NAME, Work::ABOUT, stats.work.figures());
-    areas(&mut all, &stats.areas);
+    areas(&mut all, Area::NAME, &stats.areas, |area| Some(area.figures()));
+    areas(&mut all, Remote::NAME, &stats.areas, |area| area.remote.as_ref().map(Remote::figures));
     let mut one = |name: &str, help: &str, shape, value| {
         let figure = Figure { key: "", help: "", shape, value };
         let (name, unit) = split_unit(name, shape);
@@ -91,16 +96,20 @@ fn group(all: &mut Vec<Family>, name: &str, about: &str, figures: Vec<Figure>) {
     }
 }
 
-/// Those of swap areas, told apart by a label.
-fn areas(all: &mut Vec<Family>, areas: &[Area]) {
-    let of_each: Vec<_> = areas.iter().map(Area::figures).collect();
-    for (i, figure) in of_each.first().into_iter().flatten().enumerate() {
-        let (name, unit) = split_unit(&joined(Area::NAME, figure.key), figure.shape);
-        // An area that was taken off and put on again is in the list twice.
-        let label = |n: usize| vec![("area", areas[n].spec.clone()), ("number", n.to_string())];
-        let samples = of_each.iter().enumerate().map(|(n, figures)| (label(n), figures[i].value)).collect();
+/// Those of the swap areas that have a group, told apart by labels.
+fn areas(all: &mut Vec<Family>, group: &str, areas: &[Area], figures: impl Fn(&Area) -> Option<Vec<Figure>>) {
+    let of_each = areas.iter().enumerate().filter_map(|(n, area)| Some((labels(&area.spec, n), figures(area)?)));
+    let of_each: Vec<_> = of_each.collect();
+    for (i, figure) in of_each.first().into_iter().flat_map(|(_, figures)| figures).enumerate() {
+        let (name, unit) = split_unit(&joined(group, figure.key), figure.shape);
+        let samples = of_each.iter().map(|(labels, figures)| (labels.clone(), figures[i].value)).collect();
         all.push(family(name, unit, figure, samples));
     }
+}
+
+/// Those of an area. One that was taken off and put on again is in the list twice.
+fn labels(spec: &str, number: usize) -> Vec<Label> {
+    vec![("area", spec.to_owned()), ("number", number.to_string())]
 }
 
 fn family(name: String, unit: Option<Unit>, figure: &Figure, samples: Vec<(Vec<Label>, Number)>) -> Family {
@@ -142,12 +151,22 @@ impl Collector for Snapshot {
                 }
             }
         }
-        let Histogram { sum_seconds, count, buckets } = &self.latency;
         let help = "How long lowtide took to serve faults, from when it knew of them";
-        encoder
-            .encode_descriptor("fault_service", help, Some(&Unit::Seconds), MetricType::Histogram)?
-            .encode_histogram::<NoLabelSet>(*sum_seconds, *count, buckets, None)
+        let service = encoder.encode_descriptor("fault_service", help, Some(&Unit::Seconds), MetricType::Histogram)?;
+        put_histogram(service, &self.latency)?;
+        if !self.reads.is_empty() {
+            let help = "How long requests for pages on servers took, from when lowtide run had them to its answer";
+            let mut reads = encoder.encode_descriptor("remote_read", help, Some(&Unit::Seconds), MetricType::Histogram)?;
+            for (labels, histogram) in &self.reads {
+                put_histogram(reads.encode_family(labels)?, histogram)?;
+            }
+        }
+        Ok(())
     }
+}
+
+fn put_histogram(mut metric: MetricEncoder<'_>, of: &Histogram) -> fmt::Result {
+    metric.encode_histogram::<NoLabelSet>(of.sum_seconds, of.count, &of.buckets, None)
 }
 
 fn put(metric: &mut MetricEncoder<'_>, grows: bool, value: Number) -> fmt::Result {

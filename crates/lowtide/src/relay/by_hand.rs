@@ -10,7 +10,7 @@ use lowtide_core::vm::PAGE_SIZE;
 use lowtide_remote::client::Client;
 use lowtide_remote::keys::{self, RunName};
 use lowtide_remote::lease;
-use lowtide_remote::pages::Pages;
+use lowtide_remote::pages::{Pages, Source};
 use lowtide_remote::remote::{Remote, Survey};
 use lowtide_remote::server::Problem;
 use std::fmt::Write as _;
@@ -118,14 +118,14 @@ fn try_a_page(remote: &Arc<Remote>, run: RunName, survey: &Survey, node: &Addres
     let mut took = Vec::new();
     for _ in 0..READS {
         let (mut lengths, mut objects, began) = (Vec::new(), Vec::new(), Instant::now());
-        let read = pages.read(&device, &runs, &mut lengths, &mut objects, began);
+        let read = pages.read(&device, &runs, Source::Any, &mut lengths, &mut objects, began);
         took.push(began.elapsed());
         if read != [Ok(())] || objects != page {
             return Err("it does not come back as it was written".to_owned());
         }
     }
     took.sort();
-    let removed = pages.remove(&device, &runs, Some(Duration::from_secs(2)));
+    let removed: Result<(), _> = pages.remove(&device, &runs, Some(Duration::from_secs(2))).into_iter().collect();
     removed.map_err(|errno| format!("it can't be removed ({})", lowtide_config::reason(errno)))?;
     Ok(format!("written, read and removed; a read takes {} us", took[READS / 2].as_micros()))
 }

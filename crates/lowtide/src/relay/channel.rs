@@ -5,7 +5,7 @@ use super::devices::Device;
 use super::locked;
 use lowtide_core::device::wire::{Head, Hello, MAX_PAGES, MAX_RUNS, Op, Run};
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_remote::pages::Pages;
+use lowtide_remote::pages::{Pages, Source};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -92,8 +92,8 @@ enum State {
     /// A request comes: so much of its head is here, or, if that is whole, of the rest, for which there is room.
     Head([u8; Head::LEN], usize),
     Rest(Head, Vec<u8>, usize),
-    /// Pages of these runs can't be had now; since when they are waited for.
-    Late(Vec<Run>, Instant),
+    /// Copies of pages of these runs can't be had now; since when they are waited for.
+    Late(Source, Vec<Run>, Instant),
     /// An answer goes: so much of it is gone.
     Answer(Vec<u8>, usize),
 }
@@ -163,9 +163,9 @@ impl Channel {
         let Some(device) = self.device.clone() else { return Performed::Nonsense };
         let (head, room) = match std::mem::replace(&mut self.state, NOTHING) {
             State::Rest(head, room, _) => (head, room),
-            State::Late(runs, since) => {
+            State::Late(source, runs, since) => {
                 let room = self.rooms.take();
-                return self.read(pages, &device, runs, room, since);
+                return self.read(pages, &device, source, runs, room, since);
             }
             State::Head(..) | State::Answer(..) => return Performed::Nonsense,
         };
@@ -176,10 +176,11 @@ impl Channel {
                 let results = pages.write(&device.prefix, &runs, &lengths, objects);
                 self.answer(room, &results);
             }
-            Op::Read => return self.read(pages, &device, runs, room, Instant::now()),
+            Op::Read => return self.read(pages, &device, Source::Any, runs, room, Instant::now()),
+            Op::ReadFirst => return self.read(pages, &device, Source::First, runs, room, Instant::now()),
+            Op::ReadSecond => return self.read(pages, &device, Source::Second, runs, room, Instant::now()),
             Op::Discard => {
-                let one = |run: &Run| pages.remove(&device.prefix, std::slice::from_ref(run), None);
-                let results: Vec<_> = runs.iter().map(one).collect();
+                let results = pages.remove(&device.prefix, &runs, None);
                 let removed = runs.iter().zip(&results).filter(|(_, result)| result.is_ok());
                 removed.for_each(|(run, _)| device.has_not(run));
                 self.answer(room, &results);
@@ -188,15 +189,23 @@ impl Channel {
         Performed::Done
     }
 
-    fn read(&mut self, pages: &mut Pages, device: &Device, runs: Vec<Run>, mut room: Vec<u8>, since: Instant) -> Performed {
+    fn read(
+        &mut self,
+        pages: &mut Pages,
+        device: &Device,
+        source: Source,
+        runs: Vec<Run>,
+        mut room: Vec<u8>,
+        since: Instant,
+    ) -> Performed {
         let n = runs.iter().map(|run| run.pages as usize).sum();
         let (mut lengths, before) = (Vec::with_capacity(n), answer_bytes(&runs, n));
         room.clear();
         room.resize(before, 0);
-        let results = pages.read(&device.prefix, &runs, &mut lengths, &mut room, since);
+        let results = pages.read(&device.prefix, &runs, source, &mut lengths, &mut room, since);
         if results.contains(&Err(Errno::AGAIN)) {
             self.rooms.give(room);
-            self.state = State::Late(runs, since);
+            self.state = State::Late(source, runs, since);
             return Performed::Later;
         }
         let objects = (room.len() - before) as u32;

@@ -59,18 +59,38 @@ fn keep(remote: &Arc<Remote>, run: RunName, devices: &Receiver<Arc<Device>>) -> 
     // What can't be removed now is removed at another start.
     let _ = lease::clean(remote, PATIENCE);
     let mut pages = Pages::new(remote.clone());
+    // Those of which some pages can't be removed now: a node is away.
     let mut left: Vec<Arc<Device>> = Vec::new();
+    let mut tried = Instant::now();
     loop {
-        // What can't be removed now is tried again with the next, and now and then.
         match devices.recv_timeout(RENEWED_EVERY) {
-            Ok(device) => left.push(device),
+            Ok(device) => {
+                let mut gone: Vec<Arc<Device>> = std::iter::once(device).chain(devices.try_iter()).collect();
+                remove(&mut pages, &mut gone, None);
+                left.append(&mut gone);
+            }
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {}
         }
-        remove(&mut pages, &mut left);
+        if tried.elapsed() >= RENEWED_EVERY {
+            remove(&mut pages, &mut left, None);
+            tried = Instant::now();
+        }
     }
-    remove(&mut pages, &mut left);
-    left.is_empty() && lease::end(&mut Client::new(remote.clone()), run, Instant::now() + PATIENCE).is_ok()
+    remove(&mut pages, &mut left, Some(PATIENCE));
+    left.is_empty()
+        && nothing_was_brought_back(remote, run)
+        && lease::end(&mut Client::new(remote.clone()), run, Instant::now() + PATIENCE).is_ok()
+}
+
+/// Whether nothing is left that had been removed, and that a replica which did not know that, or a server with a file of before,
+/// has brought back.
+fn nothing_was_brought_back(remote: &Arc<Remote>, run: RunName) -> bool {
+    let soon = || Instant::now() + PATIENCE;
+    // A failover may have come since somebody asked.
+    let now = remote.known(soon()).and_then(|known| remote.newer(&known, soon()));
+    let events = remote.counts.failovers.get() + remote.counts.reconnects.get();
+    now.is_ok() && (events == 0 || lease::sweep(remote, run, PATIENCE).is_ok())
 }
 
 /// Renews the lease, by itself: nothing that takes long may come between. Until the run is over.
@@ -81,12 +101,15 @@ fn renew(remote: &Arc<Remote>, run: RunName, over: &Receiver<()>) {
     }
 }
 
-/// Removes the pages of devices; those of which some can't be removed now are left.
-fn remove(pages: &mut Pages, devices: &mut Vec<Arc<Device>>) {
-    // Who is away is waited for once.
-    let mut patience = Some(PATIENCE);
+/// Removes the pages of devices; those of which some can't be removed now are left, with what is left of them. `patience`: how
+/// long who is away is waited for, once.
+fn remove(pages: &mut Pages, devices: &mut Vec<Arc<Device>>, mut patience: Option<Duration>) {
     devices.retain(|device| {
-        let is_left = pages.remove(&device.prefix, &device.runs(), patience).is_err();
+        let runs = device.runs();
+        let results = pages.remove(&device.prefix, &runs, patience);
+        let removed = runs.iter().zip(&results).filter(|(_, result)| result.is_ok());
+        removed.for_each(|(run, _)| device.has_not(run));
+        let is_left = results.iter().any(Result::is_err);
         patience = patience.filter(|_| !is_left);
         is_left
     });

@@ -19,6 +19,7 @@ use lowtide_config::server::Server;
 use lowtide_config::size;
 use lowtide_pager::sys::broker;
 use lowtide_remote::client::Client;
+use lowtide_remote::counts::Counts;
 use lowtide_remote::keys::RunName;
 use lowtide_remote::lease;
 use lowtide_remote::remote::{Remote, Survey};
@@ -75,12 +76,17 @@ impl std::fmt::Debug for Relay {
 }
 
 impl Relay {
-    /// Asks a server whether it will do. The error says what is wrong, without the server. `size`: as was asked for.
-    pub fn open(server: &Server, size: Option<u64>, timeout: Option<Duration>) -> Result<Opened, String> {
-        let remote = Remote::new(server.clone(), password()?, timeout.unwrap_or(TIMEOUT));
+    /// Asks a server whether it will do. The error says what is wrong, without the server. `size`: as was asked for; `copies`:
+    /// of each page, one or two.
+    pub fn open(server: &Server, size: Option<u64>, timeout: Option<Duration>, copies: u8) -> Result<Opened, String> {
+        let mut remote = Remote::new(server.clone(), password()?, timeout.unwrap_or(TIMEOUT));
         let survey = remote.survey(Instant::now() + PATIENCE).map_err(|problem| problem.text().to_owned())?;
         let mut warnings = Vec::new();
-        let size = fitting(size, &survey, &mut warnings)?;
+        if copies > 1 {
+            let odd = remote.keep_two_copies(&survey, Instant::now() + PATIENCE);
+            warnings.extend(odd.map_err(|problem| problem.text().to_owned())?);
+        }
+        let size = fitting(size, &survey, copies, &mut warnings)?;
         let random = random().map_err(|error| format!("no random number is to be had ({error})"))?;
         let relay = Relay {
             server: server.clone(),
@@ -93,6 +99,11 @@ impl Relay {
         Ok(Opened { relay, size, warnings })
     }
 
+    /// What passes there.
+    pub fn counts(&self) -> Arc<Counts> {
+        self.remote.counts.clone()
+    }
+
     /// What the server is, in words.
     pub fn how(&self) -> Result<String, String> {
         let survey = self.remote.survey(Instant::now() + PATIENCE).map_err(|problem| problem.text().to_owned())?;
@@ -100,7 +111,8 @@ impl Relay {
             0 => "no maxmemory".to_owned(),
             bytes => format!("maxmemory {}", size::show(bytes)),
         };
-        Ok(format!("{}, {limit}, waiting up to {} s", survey.name(), self.remote.timeout.as_secs()))
+        let copies = if self.remote.begun.is_some() { "two copies, " } else { "" };
+        Ok(format!("{}, {limit}, {copies}waiting up to {} s", survey.name(), self.remote.timeout.as_secs()))
     }
 
     /// The last step before a run: the server learns of it, and processes can connect.
@@ -175,8 +187,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The bytes of an area: as was asked for, if there may be so many, else what is free.
-fn fitting(size: Option<u64>, survey: &Survey, warnings: &mut Vec<String>) -> Result<u64, String> {
-    let (free, maxmemory) = (survey.free(), survey.maxmemory());
+fn fitting(size: Option<u64>, survey: &Survey, copies: u8, warnings: &mut Vec<String>) -> Result<u64, String> {
+    let (free, maxmemory) = (survey.free(copies), survey.maxmemory());
     let Some(size) = size else {
         return match free {
             0 if !survey.says_memory() => Err("it does not say how much memory it has: give size=".to_owned()),
@@ -184,9 +196,10 @@ fn fitting(size: Option<u64>, survey: &Survey, warnings: &mut Vec<String>) -> Re
             _ => Ok(free),
         };
     };
-    if maxmemory > 0 && size > maxmemory {
+    let times = if copies > 1 { " twice" } else { "" };
+    if maxmemory > 0 && size > maxmemory / u64::from(copies) {
         return Err(format!(
-            "size={} is more than its maxmemory ({}): make it smaller, or raise maxmemory",
+            "size={}{times} is more than its maxmemory ({}): make it smaller, or raise maxmemory",
             size::show(size),
             size::show(maxmemory)
         ));

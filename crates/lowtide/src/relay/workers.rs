@@ -6,6 +6,7 @@ use super::devices::{Device, Devices};
 use super::{locked, spawn};
 use crate::supervisor::peer;
 use lowtide_remote::pages::Pages;
+use lowtide_remote::pause::Pause;
 use lowtide_remote::remote::Remote;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -22,9 +23,6 @@ use std::time::Duration;
 /// Threads at least, and at most: as many as there are CPUs. One waits for the server while others serve other processes.
 const LEAST: usize = 2;
 const MOST: usize = 4;
-/// After which what can't be had now is tried again, at first and at most.
-const PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// Until one may be free again.
 const NO_DESCRIPTOR: Duration = Duration::from_millis(50);
 /// What has something to say, beside channels.
@@ -203,15 +201,14 @@ impl Shared {
     /// Looks after nodes that are away, and has what waits for pages tried again, by a thread of its own: the others go on with
     /// pages that can be had.
     fn look_after(&self, late: &Receiver<Option<u64>>) {
-        let (mut waiting, mut pause): (Vec<u64>, Duration) = (Vec::new(), PAUSE);
+        let (mut waiting, mut pause): (Vec<u64>, Pause) = (Vec::new(), Pause::default());
         while !self.is_over.load(Ordering::Relaxed) {
             if !self.remote.has_away() {
-                pause = PAUSE;
+                pause = Pause::default();
                 let Ok(one) = late.recv() else { return };
                 waiting.extend(one);
             }
-            std::thread::sleep(pause);
-            pause = (2 * pause).min(LONGEST_PAUSE);
+            pause.wait();
             waiting.extend(late.try_iter().flatten());
             self.remote.look();
             for number in waiting.drain(..) {

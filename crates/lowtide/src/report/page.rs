@@ -1,6 +1,7 @@
 //! The page as a whole. It loads nothing and runs nothing; what users and programs wrote is escaped by maud.
 
 use super::{Report, advice, more_ram, over_time, pages, units};
+use crate::stats::{Area, Remote};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 const STYLE: &str = include_str!("style.css");
@@ -99,6 +100,43 @@ fn options(report: &Report<'_>) -> Markup {
                             td.n { (units::count(area.writes as f64)) }
                             td.n { (units::count(area.errors as f64)) }
                         }
+                    }
+                }
+                (servers(&report.stats.areas))
+            }
+        }
+    }
+}
+
+/// What passed between lowtide run and the servers of areas.
+fn servers(areas: &[Area]) -> Markup {
+    let on_servers: Vec<(&str, &Remote)> =
+        areas.iter().filter_map(|area| Some((area.spec.as_str(), area.remote.as_ref()?))).collect();
+    let figures = |remote: &Remote| {
+        let took = &remote.read_latency_us;
+        [
+            ("pages written", units::count(remote.pages_written as f64)),
+            ("read", units::count(remote.pages_read as f64)),
+            ("sent", units::bytes(remote.sent_bytes)),
+            ("received", units::bytes(remote.received_bytes)),
+            ("reads: p50", units::seconds(took.p50 / 1e6)),
+            ("p99", units::seconds(took.p99 / 1e6)),
+            ("reconnects", units::count(remote.reconnects as f64)),
+            ("failovers", units::count(remote.failovers as f64)),
+            ("copies missing", units::count(remote.copies_missing as f64)),
+        ]
+    };
+    html! {
+        @if let Some((_, first)) = on_servers.first() {
+            table {
+                tr {
+                    th { "on servers" }
+                    @for (name, _) in figures(first) { th.n { (name) } }
+                }
+                @for (spec, remote) in &on_servers {
+                    tr {
+                        td { (spec) }
+                        @for (_, figure) in figures(remote) { td.n { (figure) } }
                     }
                 }
             }

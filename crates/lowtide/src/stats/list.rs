@@ -2,7 +2,7 @@
 //! counter of the segment that it is read from, if it is one. The JSON object ([`super::Stats`]) and the metrics
 //! ([`crate::metrics`]) come of it.
 
-use super::SameFilledWord;
+use super::{Latency, SameFilledWord};
 use lowtide_pager::segment::Counters;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -70,7 +70,7 @@ macro_rules! no_figures {
         }
     })+ };
 }
-no_figures!(i32, String, &'static str, Vec<SameFilledWord>);
+no_figures!(i32, String, &'static str, Vec<SameFilledWord>, Latency, Option<Remote>);
 
 fn read(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
@@ -313,5 +313,33 @@ figures! {
         write_bytes: u64, Count;
         /// Reads and writes that failed.
         errors: u64, Count;
+        /// What passed between lowtide run and its servers, if it is on servers.
+        remote: Option<Remote>, Text;
+    }
+}
+
+figures! {
+    /// What passed between lowtide run and the servers of a swap area.
+    Remote, "remote" {
+        /// Pages that servers have acknowledged.
+        pages_written: u64, Count;
+        /// Pages that came back.
+        pages_read: u64, Count;
+        /// Bytes that were sent: commands with pages in them.
+        sent_bytes: u64, Count;
+        /// Bytes that were received.
+        received_bytes: u64, Count;
+        /// Connections that broke, or were given up; another was made in the place of each when it was needed.
+        reconnects: u64, Count;
+        /// Replicas that were seen to have taken the places of their primaries.
+        failovers: u64, Count;
+        /// Pages that were read from their second copies.
+        second_copies_read: u64, Count;
+        /// Of these, those whose first copies were lost, or not what was written.
+        copies_missing: u64, Count;
+        /// Pages that were written where both of their copies are on one node.
+        copies_together: u64, Count;
+        /// How long requests for pages took, from when lowtide run had them to its answer.
+        read_latency_us: Latency, Text;
     }
 }

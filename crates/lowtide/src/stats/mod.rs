@@ -5,7 +5,7 @@ pub mod fills;
 pub mod list;
 mod refaults;
 
-pub use list::{Area, Evictions, Faults, Memory, Pages, Pool, RingRecords, Work, Writeback};
+pub use list::{Area, Evictions, Faults, Memory, Pages, Pool, Remote, RingRecords, Work, Writeback};
 pub use refaults::{KINDS as REFAULT_KINDS, Refaults};
 
 use crate::live::Live;
@@ -17,6 +17,7 @@ use lowtide_config::size;
 use lowtide_core::store::{AreaState, FillWords};
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_pager::segment::{Counters, LATENCY_BUCKETS, Proc, Segment, area_state, latency_floor_ns, proc_state};
+use lowtide_remote::counts::{Counts as RemoteCounts, Reads};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -82,8 +83,8 @@ pub struct Folios {
     pub split: Vec<u64>,
 }
 
-/// Microseconds of fault service; the percentiles are exact to the 12 % of the histogram's buckets.
-#[derive(Serialize, Default, PartialEq, Debug)]
+/// How long something took, in microseconds; the percentiles are exact to the 12 % of the histogram's buckets.
+#[derive(Serialize, Default, PartialEq, Debug, Clone)]
 #[allow(missing_docs)]
 pub struct Latency {
     pub p50: f64,
@@ -198,7 +199,7 @@ fn counted(segment: &Segment) -> impl Iterator<Item = &Proc> {
     segment.used_procs().iter().filter(|p| p.state.load(Ordering::Acquire) != proc_state::FREE)
 }
 
-/// Latencies of faults in octaves.
+/// Latencies in octaves.
 #[derive(Debug, Clone)]
 pub struct Histogram {
     /// All of them added up.
@@ -210,15 +211,24 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Of all processes.
-    pub fn new(segment: &Segment) -> Histogram {
-        let latencies = latencies(segment);
+    /// Of the faults of all processes.
+    pub fn of_faults(segment: &Segment) -> Histogram {
         let service_ns: u64 = totals(segment).service_ns.iter().map(|ns| ns.load(Ordering::Relaxed)).sum();
+        Histogram::new(&latencies(segment), service_ns)
+    }
+
+    /// Of the requests for pages of an area on servers.
+    pub fn of_reads(counts: &RemoteCounts) -> Histogram {
+        let Reads { buckets, sum_ns, .. } = counts.reads();
+        Histogram::new(&buckets, sum_ns)
+    }
+
+    fn new(latencies: &[u64; LATENCY_BUCKETS], sum_ns: u64) -> Histogram {
         let octaves = latencies.chunks(8).enumerate();
         let bound =
             |i: usize| if (i + 1) * 8 < LATENCY_BUCKETS { latency_floor_ns((i + 1) * 8) as f64 / 1e9 } else { f64::INFINITY };
         Histogram {
-            sum_seconds: service_ns as f64 / 1e9,
+            sum_seconds: sum_ns as f64 / 1e9,
             count: latencies.iter().sum(),
             buckets: octaves.map(|(i, counts)| (bound(i), counts.iter().sum())).collect(),
         }
@@ -268,6 +278,25 @@ impl Area {
             read_bytes: area.counts.read_bytes,
             write_bytes: area.counts.write_bytes,
             errors: area.counts.errors,
+            remote: area.remote.map(|counts| Remote::new(&counts)),
+        }
+    }
+}
+
+impl Remote {
+    fn new(counts: &RemoteCounts) -> Remote {
+        let Reads { buckets, slowest_ns, .. } = counts.reads();
+        Remote {
+            pages_written: counts.pages_written.get(),
+            pages_read: counts.pages_read.get(),
+            sent_bytes: counts.sent_bytes.get(),
+            received_bytes: counts.received_bytes.get(),
+            reconnects: counts.reconnects.get(),
+            failovers: counts.failovers.get(),
+            second_copies_read: counts.second_copies_read.get(),
+            copies_missing: counts.copies_missing.get(),
+            copies_together: counts.copies_together.get(),
+            read_latency_us: percentiles(&buckets, slowest_ns),
         }
     }
 }

@@ -10,10 +10,12 @@ use lowtide_config::size;
 use lowtide_config::spec::{Spec, User};
 use lowtide_core::device::{DeviceName, FileDevice};
 use lowtide_core::store::MAX_AREAS;
+use lowtide_remote::counts::Counts;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A swap area: where pages go that don't stay in RAM.
 #[derive(Debug)]
@@ -48,6 +50,14 @@ impl Swap {
             Where::Dir(dir) => format!("dir:{}", dir.display()),
             Where::File(file) => format!("file:{}", file.path.display()),
             Where::Remote(relay) => relay.server.to_string(),
+        }
+    }
+
+    /// What passes between this process and its servers, if it has any.
+    pub fn counts(&self) -> Option<Arc<Counts>> {
+        match &self.place {
+            Where::Remote(relay) => Some(relay.counts()),
+            Where::Dir(_) | Where::File(_) => None,
         }
     }
 
@@ -197,11 +207,11 @@ fn open(spec: &Spec, before: &[&Swap]) -> Result<(Swap, Vec<String>), String> {
             let (size, discard) = (file.size, file.discard);
             (Where::File(file), size, discard, rotating)
         }
-        Spec::Remote { server, size, timeout, .. } => {
+        Spec::Remote { server, size, timeout, copies, .. } => {
             if before.iter().any(|area| matches!(&area.place, Where::Remote(relay) if relay.server == *server)) {
                 return Err(failure("this run uses it already, it is given twice: leave one out".to_owned()));
             }
-            let opened = Relay::open(server, *size, *timeout).map_err(failure)?;
+            let opened = Relay::open(server, *size, *timeout, *copies).map_err(failure)?;
             warnings.extend(opened.warnings.into_iter().map(|why| format!("{spec}: {why}")));
             (Where::Remote(opened.relay), opened.size, true, false)
         }

@@ -74,7 +74,7 @@ pub struct Counts {
 }
 
 /// A swap area.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 #[allow(missing_docs)]
 pub struct Area {
     pub spec: String,
@@ -85,6 +85,18 @@ pub struct Area {
     pub read_bytes: u64,
     pub write_bytes: u64,
     pub errors: u64,
+    pub remote: Option<Remote>,
+}
+
+/// What passes between `lowtide run` and the servers of an area.
+#[derive(Debug, Clone, Default, PartialEq)]
+#[allow(missing_docs)]
+pub struct Remote {
+    pub p50_us: f64,
+    pub p99_us: f64,
+    pub reconnects: u64,
+    pub failovers: u64,
+    pub copies_missing: u64,
 }
 
 impl Area {
@@ -184,6 +196,18 @@ fn area(area: &Value) -> Area {
         read_bytes: number(area, "read_bytes"),
         write_bytes: number(area, "write_bytes"),
         errors: number(area, "errors"),
+        remote: area.get("remote").filter(|remote| remote.is_object()).map(remote),
+    }
+}
+
+fn remote(remote: &Value) -> Remote {
+    let us = |key: &str| remote["read_latency_us"][key].as_f64().unwrap_or(0.0);
+    Remote {
+        p50_us: us("p50"),
+        p99_us: us("p99"),
+        reconnects: number(remote, "reconnects"),
+        failovers: number(remote, "failovers"),
+        copies_missing: number(remote, "copies_missing"),
     }
 }
 

@@ -1,16 +1,18 @@
 //! A cluster of six: three primaries, each with a replica.
 
-use crate::live::{MIB, Run, Scene, area, ends_well, number, turn, verifier};
+use crate::live::{MIB, Run, Scene, area, ends_well, number, program, turn, verifier};
 use crate::servers::{Cluster, PRIMARIES, Server};
 use crate::{goes_on, is_stopped};
 use rustix::process::Signal;
+use serde_json::Value;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A run whose pages are in the cluster and do not change: it waits for [`Scene::wake`], and then looks at all of them.
 fn sleeper(scene: &Scene, cluster: &Cluster) -> Run {
     let spec = cluster.spec();
-    let mut run = scene.sleeper(&format!("--quiet --ram 40M --pool 4M --swap {spec}"), 96, "n");
+    let stats = scene.path("stats.json");
+    let mut run = scene.sleeper(&format!("--quiet --stats {} --ram 40M --pool 4M --swap {spec}", stats.display()), 96, "n");
     run.wait_until("pages are out", |run| number(&area(scene, run, &spec), "used") > 32 * MIB);
     let keys = |cluster: &Cluster| cluster.keys().iter().sum::<u64>();
     let mut before = 0;
@@ -33,6 +35,15 @@ fn all_is_right(scene: &Scene, run: Run) {
     assert!(out.starts_with("OK"), "{out}{err}");
 }
 
+/// What a run that is over has said of its cluster.
+#[track_caller]
+fn statistics(scene: &Scene, cluster: &Cluster) -> Value {
+    let stats = std::fs::read_to_string(scene.path("stats.json")).expect("written");
+    let stats: Value = serde_json::from_str(&stats).expect("JSON");
+    assert_eq!(stats["areas"][0]["spec"], cluster.spec());
+    stats["areas"][0]["remote"].clone()
+}
+
 #[test]
 fn pages_go_to_all_nodes_and_come_back_and_nothing_is_left_there() {
     let Some(_turn) = turn() else { return };
@@ -46,8 +57,12 @@ fn pages_go_to_all_nodes_and_come_back_and_nothing_is_left_there() {
     // What is allowed where existing mappings grow (docs/lab.md).
     assert!(number(&stat, "ram_peak") <= 48 * MIB * 105 / 100 + 16 * MIB, "{stat}");
     for node in &cluster.nodes[..PRIMARIES] {
-        let errors = node.ask("INFO errorstats");
-        assert!(!errors.contains("MOVED") && !errors.contains("CROSSSLOT"), "commands go to the right node at once: {errors}");
+        let errors = || node.ask("INFO errorstats");
+        assert!(!errors().contains("MOVED") && !errors().contains("CROSSSLOT"), "to the right node at once: {}", errors());
+        // It would say so.
+        node.ask("MGET {a}x {b}x");
+        (0..PRIMARIES).for_each(|i| _ = node.ask(&format!("GET {{{i}}}x")));
+        assert!(errors().contains("MOVED") && errors().contains("CROSSSLOT"), "{}", errors());
     }
     ends_well(&scene, run);
     assert_eq!(cluster.keys(), [0; PRIMARIES]);
@@ -101,6 +116,57 @@ fn doctor_and_clean_see_all_nodes() {
     assert_eq!(cluster.keys(), [0; PRIMARIES]);
 }
 
+/// The node that is away may be the one that knows that the run goes on.
+#[test]
+fn clean_removes_nothing_while_a_node_is_away() {
+    let Some(_turn) = turn() else { return };
+    let (scene, mut cluster) = (Scene::new(), Cluster::without_replicas(PRIMARIES));
+    let spec = cluster.spec();
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec}"), "64 n");
+    run.kill();
+    let has_list = |node: &Server| !node.ask("--scan --pattern lowtide:{runs}:*").is_empty();
+    let list = cluster.nodes.iter().position(has_list).expect("a lease");
+    let lost = (list + 1) % PRIMARIES;
+    let lease = cluster.nodes[list].ask("--scan --pattern lowtide:{runs}:*");
+    assert_eq!(cluster.nodes[list].ask(&format!("DEL {lease}")), "1");
+    let keys = |cluster: &Cluster| (0..PRIMARIES).filter(|i| *i != lost).map(|i| cluster.nodes[i].keys()).sum::<u64>();
+    let before = keys(&cluster);
+    cluster.nodes[lost].kill();
+    let place = format!("127.0.0.1:{}", cluster.nodes[lost].port);
+    scene.refused(&format!("remote clean {spec}"), 125, &[&place, "no server listens there"]);
+    assert_eq!(keys(&cluster), before);
+    cluster.nodes[lost].start_again();
+    cluster.is_whole();
+    let out = scene.done(&format!("remote clean {spec}"));
+    assert!(out.ends_with("keys of 1 runs that are gone were removed\n"), "{out}");
+    assert_eq!(cluster.keys(), [0; PRIMARIES]);
+}
+
+/// A process ends while a replica hangs: it does not learn that its pages are removed, and has them when it takes over.
+#[test]
+fn what_a_failover_brings_back_is_removed_at_the_end() {
+    let Some(_turn) = turn() else { return };
+    let (scene, mut cluster) = (Scene::new(), Cluster::start(""));
+    let mut command = scene.lowtide();
+    let options = format!("run --quiet --ram 40M --pool 4M --swap {} -- /bin/sh -c", cluster.spec());
+    command.args(options.split(' ')).arg("\"$0\" 96 n; while [ ! -e end ]; do sleep 0.1; done").arg(program("sleeps"));
+    let mut run = scene.started(command);
+    run.wait_until("the memory is filled", |_| scene.path("ready").exists());
+    run.wait_until("pages are out", |_| cluster.nodes[0].keys() > 2000);
+    cluster.is_replicated();
+    cluster.nodes[PRIMARIES].signal(Signal::STOP);
+    scene.wake();
+    run.wait_until("its pages are removed", |_| cluster.nodes[0].keys() < 10);
+    cluster.nodes[0].kill();
+    cluster.nodes[PRIMARIES].signal(Signal::CONT);
+    run.wait_until("the replica has taken its place", |_| cluster.nodes[PRIMARIES].ask("ROLE").contains("master"));
+    assert!(cluster.nodes[PRIMARIES].keys() > 1000, "it has them still");
+    std::fs::write(scene.path("end"), "").expect("written");
+    let (out, err) = run.finish();
+    assert!(out.starts_with("OK"), "{out}{err}");
+    assert_eq!(cluster.keys(), [0; PRIMARIES], "{err}");
+}
+
 #[test]
 fn a_primary_that_is_killed_is_replaced_by_its_replica() {
     let Some(_turn) = turn() else { return };
@@ -108,6 +174,11 @@ fn a_primary_that_is_killed_is_replaced_by_its_replica() {
     let run = sleeper(&scene, &cluster);
     cluster.nodes[0].kill();
     all_is_right(&scene, run);
+    let remote = statistics(&scene, &cluster);
+    assert_eq!(number(&remote, "failovers"), 1, "{remote}");
+    assert!(number(&remote, "reconnects") > 0 && number(&remote, "pages_read") * 4096 > 32 * MIB, "{remote}");
+    // It took as long to find that out.
+    assert!(remote["read_latency_us"]["max"].as_f64() > Some(500_000.0), "{remote}");
     assert!(cluster.primaries().contains(&PRIMARIES), "{}", cluster.nodes[1].ask("CLUSTER NODES"));
     assert_eq!(cluster.keys(), [0; PRIMARIES]);
 }
@@ -121,8 +192,12 @@ fn a_primary_that_hangs_and_comes_back_as_a_replica_is_not_asked() {
     cluster.nodes[0].signal(Signal::STOP);
     scene.wake();
     run.wait_until("its replica has taken its place", |_| cluster.nodes[PRIMARIES].ask("ROLE").contains("master"));
+    // What is on the way to it comes before it learns what it is now: it takes that for its own.
     cluster.nodes[0].signal(Signal::CONT);
     all_is_right(&scene, run);
+    assert_eq!(number(&statistics(&scene, &cluster), "failovers"), 1);
+    assert!(cluster.nodes[0].ask("ROLE").contains("slave"));
+    assert_eq!(cluster.keys(), [0; PRIMARIES]);
 }
 
 #[test]
@@ -147,9 +222,11 @@ fn slots_that_nobody_has_any_more_end_the_run() {
     let (scene, mut cluster) = (Scene::new(), Cluster::start(""));
     let spec = cluster.spec();
     let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec},timeout=4s"), "64 n");
+    let began = Instant::now();
     cluster.nodes[PRIMARIES].kill();
     cluster.nodes[0].kill();
     is_stopped(&mut run, &["the server did not answer in time", &spec]);
+    assert!(began.elapsed() > Duration::from_secs(4), "{:?}: they were waited for", began.elapsed());
 }
 
 #[test]

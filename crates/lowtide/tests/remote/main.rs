@@ -4,6 +4,7 @@
 #[path = "../real_programs/check.rs"]
 mod check;
 mod cluster;
+mod copies;
 #[path = "../live/mod.rs"]
 mod live;
 #[allow(dead_code)]
@@ -12,6 +13,7 @@ mod machine;
 #[allow(dead_code)]
 #[path = "../real_programs/measure.rs"]
 mod measure;
+mod network;
 mod programs;
 mod rounds;
 mod servers;

@@ -2,7 +2,7 @@
 
 use crate::check::{Data, Growth, faults, limits, report};
 use crate::live::turn;
-use crate::machine::python;
+use crate::machine::{python, tool};
 use crate::measure::{Job, Limit, Swap};
 use crate::servers::{Cluster, PRIMARIES};
 use std::path::Path;
@@ -11,11 +11,11 @@ use std::time::Duration;
 /// Natively it takes some ten seconds.
 const DEADLINE: Duration = Duration::from_secs(400);
 
-/// The same answer as natively, within the limit, by pages on the cluster, where nothing is left.
+/// The same answer as natively, which says `sound`, within the limit, by pages on the cluster, where nothing is left.
 #[track_caller]
-fn at_40_percent(job: &Job, growth: Growth) {
+fn at_40_percent(job: &Job, growth: Growth, sound: &str) {
     let native = job.native();
-    assert!(native.status == 0 && native.stdout.contains("OK"), "the native run is unsound: {native:?}");
+    assert!(native.status == 0 && native.stdout.contains(sound), "the native run is unsound: {native:?}");
     let cluster = Cluster::start("");
     let options = ["--quiet", "--pool", "4M", "--swap", &cluster.spec()].map(str::to_owned).to_vec();
     let ram = limits(native.peak, Data::Any)[0].ram;
@@ -41,14 +41,14 @@ fn script(name: &str, file: &str) -> Option<Job> {
 #[ignore = "takes long: make remote"]
 fn numpy_arrays() {
     let (Some(_turn), Some(job)) = (turn(), script("cluster, numpy", "numpy_arrays.py")) else { return };
-    at_40_percent(&job.words("random 192"), Growth::Existing);
+    at_40_percent(&job.words("random 192"), Growth::Existing, "OK");
 }
 
 #[test]
 #[ignore = "takes long: make remote"]
 fn a_database_of_sqlite() {
     let (Some(_turn), Some(job)) = (turn(), script("cluster, SQLite", "sqlite_rows.py")) else { return };
-    at_40_percent(&job.words("150000"), Growth::Existing);
+    at_40_percent(&job.words("150000"), Growth::Existing, "OK");
 }
 
 /// The server is a program of the run, and its pages are on others.
@@ -57,5 +57,18 @@ fn a_database_of_sqlite() {
 fn a_server_that_saves() {
     let (Some(_turn), Some(job)) = (turn(), script("cluster, redis", "redis_saves.py")) else { return };
     let directory = job.directory.clone();
-    at_40_percent(&job.with_forks().args([directory]).words("3 60000"), Growth::Forks);
+    at_40_percent(&job.with_forks().args([directory]).words("3 60000"), Growth::Forks, "OK");
+}
+
+/// Many processes, each with pages of its own there.
+#[test]
+#[ignore = "takes long: make remote"]
+fn make_with_large_compilers() {
+    let (Some(_turn), Some(make)) = (turn(), tool("make")) else { return };
+    let mut job = Job::new("cluster, make", make).words("--no-print-directory -B -j4").with_forks();
+    job.deadline = DEADLINE;
+    let Some(units) = script("cluster, units", "many_units.py") else { return };
+    let written = units.args([&job.directory]).words("2").native();
+    assert_eq!(written.status, 0, "{written:?}");
+    at_40_percent(&job, Growth::Forks, "beta-");
 }

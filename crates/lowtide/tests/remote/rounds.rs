@@ -102,7 +102,8 @@ fn ended_with_the_message(output: &Output) -> Result<bool, String> {
 
 /// One round; what it ended with, if not well.
 fn round(scene: &Scene, trouble: &mut Trouble) -> Result<Option<String>, String> {
-    let options = format!("--ram 40M --pool 4M --swap {}", trouble.cluster.spec());
+    let copies = given("COPIES").unwrap_or(1);
+    let options = format!("--ram 40M --pool 4M --swap {},copies={copies}", trouble.cluster.spec());
     let mut run: Run = verifier(scene, &options, "64 n");
     trouble.began = Instant::now();
     for _ in 0..trouble.random.u8(1..5) {
@@ -118,12 +119,15 @@ fn round(scene: &Scene, trouble: &mut Trouble) -> Result<Option<String>, String>
     ended_with_the_message(&output).map(|is_so| is_so.then_some(err))
 }
 
-/// `ROUNDS` of them, `SEED` the first one's.
+fn given(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// `ROUNDS` of them, `SEED` the first one's; with `COPIES` of each page.
 #[test]
 #[ignore = "takes long: make remote"]
 fn rounds_of_random_failures() {
     let Some(_turn) = turn() else { return };
-    let given = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let (rounds, first) = (given("ROUNDS").unwrap_or(100), given("SEED").unwrap_or_else(|| Rng::new().u64(..1 << 32)));
     let (mut right, mut wrong) = (0, Vec::new());
     for seed in first..first + rounds {

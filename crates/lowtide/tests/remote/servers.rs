@@ -1,6 +1,7 @@
-//! Servers of the tests' own: redis-server on loopback, ended by their ids.
+//! Servers of the tests' own: redis-server on loopback, or behind a network of its own, ended by their ids.
 
 use crate::SOON;
+use crate::network::Network;
 use rustix::process::{Pid, Signal};
 use std::net::TcpListener;
 use std::path::Path;
@@ -11,8 +12,9 @@ use std::time::{Duration, Instant};
 /// How an empty word of a command is written.
 const EMPTY: &str = "''";
 
-/// A redis-server on loopback, without a file unless it is told otherwise. Killed when it is dropped.
+/// A redis-server, without a file unless it is told otherwise. Killed when it is dropped.
 pub struct Server {
+    host: String,
     pub port: u16,
     options: Vec<String>,
     child: Child,
@@ -20,19 +22,28 @@ pub struct Server {
 }
 
 impl Server {
+    /// On loopback.
     pub fn start(options: &str) -> Server {
-        let port = free_port();
+        Server::start_by(Command::new("redis-server"), "127.0.0.1", options)
+    }
+
+    /// At the other end of a network.
+    pub fn start_behind(network: &Network) -> Server {
+        Server::start_by(network.command("redis-server"), &network.there(), "--protected-mode no")
+    }
+
+    fn start_by(command: Command, host: &str, options: &str) -> Server {
+        let (host, port) = (host.to_owned(), free_port());
         let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
         let options: Vec<String> = options.split_whitespace().map(str::to_owned).collect();
-        let child = Server::spawn(port, dir.path(), &options);
-        let server = Server { port, options, child, dir };
+        let child = Server::spawn(command, &host, port, dir.path(), &options);
+        let server = Server { host, port, options, child, dir };
         server.listens();
         server
     }
 
-    fn spawn(port: u16, dir: &Path, options: &[String]) -> Child {
-        let mut command = Command::new("redis-server");
-        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"]);
+    fn spawn(mut command: Command, host: &str, port: u16, dir: &Path, options: &[String]) -> Child {
+        command.args(["--port", &port.to_string(), "--bind", host, "--save", "", "--appendonly", "no", "--dir"]);
         command.arg(dir).args(options).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn().expect("redis-server is installed (`make setup`)")
     }
@@ -49,7 +60,7 @@ impl Server {
     pub fn ask(&self, words: &str) -> String {
         let mut command = Command::new("redis-cli");
         let words = words.split_whitespace().map(|word| if word == EMPTY { "" } else { word });
-        let output = command.args(["-p", &self.port.to_string()]).args(words).output();
+        let output = command.args(["-h", &self.host, "-p", &self.port.to_string()]).args(words).output();
         String::from_utf8_lossy(&output.expect("redis-cli is installed (`make setup`)").stdout).trim().to_owned()
     }
 
@@ -63,7 +74,7 @@ impl Server {
     }
 
     pub fn spec(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        format!("redis://{}:{}", self.host, self.port)
     }
 
     pub fn signal(&self, signal: Signal) {
@@ -75,9 +86,10 @@ impl Server {
         let _ = self.child.wait();
     }
 
+    /// On loopback.
     pub fn start_again(&mut self) {
         self.kill();
-        self.child = Server::spawn(self.port, self.dir.path(), &self.options);
+        self.child = Server::spawn(Command::new("redis-server"), &self.host, self.port, self.dir.path(), &self.options);
         self.listens();
     }
 }
@@ -94,9 +106,11 @@ pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port()
 }
 
-/// Three primaries, each with a replica: primary N has the Nth third of the slots, and node N + 3 copies it. Each is a [`Server`].
+/// Primaries, three most often: primary N has the Nth part of the slots, and node N + 3 copies it, if there are replicas. Each is
+/// a [`Server`].
 pub struct Cluster {
     pub nodes: Vec<Server>,
+    primaries: usize,
 }
 
 /// Milliseconds after which nodes take another for gone. Not so few that a busy machine looks like a failure.
@@ -105,7 +119,17 @@ const SLOTS: u16 = 16384;
 pub const PRIMARIES: usize = 3;
 
 impl Cluster {
+    /// Each primary with a replica.
     pub fn start(options: &str) -> Cluster {
+        Cluster::of(PRIMARIES, 2 * PRIMARIES, options)
+    }
+
+    /// Without replicas: what is left goes on when a node is lost.
+    pub fn without_replicas(primaries: usize) -> Cluster {
+        Cluster::of(primaries, primaries, "--cluster-require-full-coverage no")
+    }
+
+    fn of(primaries: usize, nodes: usize, options: &str) -> Cluster {
         let one = |_| {
             let bus = free_port();
             Server::start(&format!(
@@ -113,7 +137,7 @@ impl Cluster {
                  --cluster-replica-validity-factor 0 --repl-diskless-sync-delay 0 {options}"
             ))
         };
-        let cluster = Cluster { nodes: (0..2 * PRIMARIES).map(one).collect() };
+        let cluster = Cluster { nodes: (0..nodes).map(one).collect(), primaries };
         let (first, others) = cluster.nodes.split_first().expect("nodes");
         let ids: Vec<String> = cluster.nodes.iter().map(|node| node.ask("CLUSTER MYID")).collect();
         for (node, epoch) in cluster.nodes.iter().zip(1..) {
@@ -122,13 +146,13 @@ impl Cluster {
         for other in others {
             first.ask(&format!("CLUSTER MEET 127.0.0.1 {} {}", other.port, other.option("--cluster-port")));
         }
-        for (i, primary) in cluster.nodes[..PRIMARIES].iter().enumerate() {
-            let part = |i: usize| i * usize::from(SLOTS) / PRIMARIES;
+        for (i, primary) in cluster.nodes[..primaries].iter().enumerate() {
+            let part = |i: usize| i * usize::from(SLOTS) / primaries;
             assert_eq!(primary.ask(&format!("CLUSTER ADDSLOTSRANGE {} {}", part(i), part(i + 1) - 1)), "OK");
         }
         let knows_all = |node: &Server| ids.iter().all(|id| node.ask("CLUSTER NODES").contains(id));
         cluster.wait_until("all know each other", |cluster| cluster.nodes.iter().all(knows_all));
-        for (replica, primary) in cluster.nodes[PRIMARIES..].iter().zip(&ids) {
+        for (replica, primary) in cluster.nodes[primaries..].iter().zip(&ids) {
             assert_eq!(replica.ask(&format!("CLUSTER REPLICATE {primary}")), "OK");
         }
         cluster.is_whole();
@@ -138,16 +162,17 @@ impl Cluster {
     /// All slots are served, all replicas have what their primaries have, and all nodes know that.
     pub fn is_whole(&self) {
         self.wait_until("the cluster is whole", |cluster| {
+            let replicas = cluster.nodes.len() - cluster.primaries;
             let is_ok = |node: &Server| {
                 let info = node.ask("INFO replication");
                 let is_linked = !info.contains("role:slave") || info.contains("master_link_status:up");
-                let knows = node.ask("CLUSTER NODES").matches("slave").count() == PRIMARIES;
+                let knows = node.ask("CLUSTER NODES").matches("slave").count() == replicas;
                 node.ask("CLUSTER INFO").contains("cluster_state:ok") && is_linked && knows
             };
             let primaries = cluster.primaries();
-            let all_replicas =
-                primaries.iter().all(|node| cluster.nodes[*node].ask("INFO replication").contains("state=online"));
-            cluster.nodes.iter().all(is_ok) && primaries.len() == PRIMARIES && all_replicas
+            let has_replica = |node: &usize| cluster.nodes[*node].ask("INFO replication").contains("state=online");
+            let all_replicas = replicas == 0 || primaries.iter().all(has_replica);
+            cluster.nodes.iter().all(is_ok) && primaries.len() == cluster.primaries && all_replicas
         });
     }
 
@@ -156,7 +181,7 @@ impl Cluster {
         let text = self.nodes.iter().map(|node| node.ask("CLUSTER NODES")).find(|text| text.contains("myself"));
         let text = text.unwrap_or_default();
         let has_slots = |node: &Server| {
-            let place = format!(" 127.0.0.1:{}@", node.port);
+            let place = format!(":{}@", node.port);
             let line = text.lines().find(|line| line.contains(&place)).unwrap_or_default();
             line.contains("master") && !line.contains("fail") && line.split(' ').count() > 8
         };
@@ -187,7 +212,8 @@ impl Cluster {
 
     /// Two of the nodes: they know the others.
     pub fn spec(&self) -> String {
-        format!("redis://127.0.0.1:{},127.0.0.1:{}", self.nodes[0].port, self.nodes[1].port)
+        let places: Vec<_> = self.nodes.iter().take(2).map(|node| format!("127.0.0.1:{}", node.port)).collect();
+        format!("redis://{}", places.join(","))
     }
 
     /// Keys of each primary.

@@ -22,7 +22,9 @@ fn pages_go_to_a_server_and_come_back_and_nothing_is_left_there() {
     let Some(_turn) = turn() else { return };
     let (scene, server) = (Scene::new(), Server::start(""));
     let spec = server.spec();
-    let mut run = verifier(&scene, &format!("--ram 48M --pool 4M --swap {spec}"), "128 n");
+    let report = scene.path("report.html");
+    let options = format!("--ram 48M --pool 4M --swap {spec} --report {}", report.display());
+    let mut run = verifier(&scene, &options, "128 n");
     run.wait_until("pages are out", |run| number(&area(&scene, run, &spec), "used") > 64 * MIB);
     run.wait_until("pages come back", |run| number(&area(&scene, run, &spec), "read_bytes") > 64 * MIB);
     let stat = scene.stat(run.pid);
@@ -31,8 +33,36 @@ fn pages_go_to_a_server_and_come_back_and_nothing_is_left_there() {
     assert!(server.keys() > 16_000, "a page is a key");
     let client = server.ask("CLIENT LIST");
     assert!(client.lines().count() >= 2, "{client}");
+    statistics_are_shown(&scene, &run, &spec);
     ends_well(&scene, run);
+    let report = std::fs::read_to_string(report).expect("written");
+    assert!(report.contains("<th>on servers</th>") && report.matches(&spec).count() >= 3, "{report}");
     assert_eq!(server.keys(), 0);
+}
+
+/// What passed on the wire is in all that shows statistics, and no less than the pages of which it consists.
+#[track_caller]
+fn statistics_are_shown(scene: &Scene, run: &Run, spec: &str) {
+    let area = area(scene, run, spec);
+    let remote = &area["remote"];
+    let [written, read] = ["pages_written", "pages_read"].map(|key| number(remote, key));
+    let [sent, received] = ["sent_bytes", "received_bytes"].map(|key| number(remote, key));
+    let [p50, p99, max] = ["p50", "p99", "max"].map(|key| remote["read_latency_us"][key].as_f64().expect("a number"));
+    assert!(written * 4096 >= 64 * MIB && read * 4096 >= 64 * MIB, "{area}");
+    // The verifier's pages are noise, which does not become smaller.
+    assert!(sent > written * 4096 && received > read * 4096 && sent < 2 * written * 4096, "{area}");
+    assert!(p50 > 5.0 && p50 <= p99 && p99 <= max, "{area}");
+    assert_eq!((number(remote, "reconnects"), number(remote, "failovers")), (0, 0), "{area}");
+    let table = scene.done(&format!("stat {}", run.pid));
+    assert!(table.contains("ON SERVERS") && table.lines().filter(|line| line.contains(spec)).count() == 2, "{table}");
+    let metrics = scene.done(&format!("metrics {}", run.pid));
+    let labels = format!("{{area=\"{spec}\",number=\"0\"}} ");
+    let metric = |name: &str| {
+        let line = metrics.lines().find_map(|line| line.strip_prefix(&format!("lowtide_remote_{name}{labels}")));
+        line.unwrap_or_else(|| panic!("no {name} in {metrics}")).parse::<f64>().expect("a number")
+    };
+    assert!(metric("pages_written_total") >= written as f64 && metric("received_bytes_total") >= received as f64);
+    assert!(metric("read_seconds_count") > 0.0 && metric("read_seconds_sum") > 0.0);
 }
 
 #[test]

@@ -73,7 +73,8 @@ impl<'a> View<'a> {
         // A table has a heading.
         let table = |count: usize| if count == 0 { 0 } else { lines(count + 1) };
         let runs = self.app.watch.runs.len();
-        let areas = self.app.areas().len();
+        let sample = self.app.run().and_then(|run| run.sample.as_ref());
+        let areas = sample.map_or(0, tables::area_lines);
         let rows = lines(activity::ROWS);
         // Charts may be taller than the numbers beside them.
         let activity = if screen.width >= WIDE { rows.max(screen.height / 2) } else { rows };

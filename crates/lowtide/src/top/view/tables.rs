@@ -3,9 +3,9 @@
 use super::View;
 use crate::client::ps::time;
 use crate::top::rates::Rates;
-use crate::top::sample::{Process, Sample};
+use crate::top::sample::{Area, Process, Sample};
 use crate::top::tree::Branch;
-use crate::top::words::{base, bytes, count, escaped};
+use crate::top::words::{base, bytes, count, escaped, latency};
 use lowtide_config::size;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Rect};
@@ -96,14 +96,38 @@ pub fn runs(view: &View<'_>, frame: &mut Frame<'_>, place: Rect) {
 /// Swap areas that are not off, numbered as `s` wants them.
 pub fn areas(view: &View<'_>, sample: &Sample, now: Option<&Rates>, frame: &mut Frame<'_>, place: Rect) {
     let on = sample.areas.iter().enumerate().filter(|(_, area)| area.is_on());
-    let rows = (1..).zip(on).map(|(number, (i, area))| {
+    let rows = (1..).zip(on).flat_map(|(number, (i, area))| {
         let (read, written) = now.and_then(|rates| rates.areas.get(i)).copied().unwrap_or_default();
         let style = if area.state == "failing" { view.theme.error() } else { Style::new() };
         let [used, size] = [area.used, area.size].map(size::show);
         let (number, prio, state) = (format!("{number}"), area.prio.to_string(), escaped(&area.state));
-        ([number, escaped(&area.spec), prio, used, size, state, bytes(read), bytes(written)], style)
+        let itself = ([number, escaped(&area.spec), prio, used, size, state, bytes(read), bytes(written)], style);
+        let below = on_servers(area).into_iter().map(|text| {
+            let mut cells: [String; AREAS.len()] = Default::default();
+            cells[1] = text;
+            (cells, Style::new())
+        });
+        std::iter::once(itself).chain(below)
     });
     table(&AREAS, rows.collect(), view, frame, place);
+}
+
+/// Lines of all swap areas that are not off.
+pub fn area_lines(sample: &Sample) -> usize {
+    sample.areas.iter().filter(|area| area.is_on()).map(|area| 1 + on_servers(area).len()).sum()
+}
+
+/// What is to be known of an area on servers, beside what all have.
+fn on_servers(area: &Area) -> Vec<String> {
+    let Some(remote) = &area.remote else { return Vec::new() };
+    let mut lines = vec![format!("  reads p50 {}, p99 {}", latency(remote.p50_us), latency(remote.p99_us))];
+    if remote.reconnects + remote.failovers > 0 {
+        lines.push(format!("  {} reconnects, {} failovers", remote.reconnects, remote.failovers));
+    }
+    if remote.copies_missing > 0 {
+        lines.push(format!("  {} copies missing", remote.copies_missing));
+    }
+    lines
 }
 
 /// The tree of processes.

@@ -12,6 +12,7 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 use ratatui::style::Color;
+use serde_json::json;
 
 const COLOURS: Theme = Theme { has_colour: true, has_signs: true };
 const MONO: Theme = Theme { has_colour: false, has_signs: true };
@@ -82,6 +83,17 @@ fn a_large_screen_has_charts_and_all_rows() {
     has(&text, &["lowtide's CPU", "faults/s: staged pool device", "waits: p99 p50", "1 ms"]);
     assert!(!text.contains("dir:/gone"), "it is off");
     assert!(text.chars().any(|c| ('\u{2801}'..='\u{28ff}').contains(&c)), "no dots:\n{text}");
+}
+
+#[test]
+fn an_area_on_servers_says_how_they_do() {
+    let mut app = app(&["sort"]);
+    let mut stat = stat("sort", 31);
+    let latency = json!({ "p50": 110.2, "p99": 4200.0 });
+    stat["areas"][1]["remote"] = json!({ "read_latency_us": latency, "reconnects": 2, "failovers": 1 });
+    app.watch.runs[0].take(Sample::read(&stat));
+    let text = text(&app, (100, 40));
+    has(&text, &["file:/swap", "  reads p50 110 us, p99 4.2 ms", "  2 reconnects, 1 failovers", "4100001"]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The histogram of fault latencies.
+//! The histogram of how long things take.
 
 /// Buckets: see [`latency_bucket`].
 pub const LATENCY_BUCKETS: usize = 160;

@@ -1,0 +1,30 @@
+//! How long is waited between attempts.
+
+use std::time::Duration;
+
+/// At first and at most.
+const FIRST: Duration = Duration::from_millis(20);
+const LONGEST: Duration = Duration::from_millis(500);
+
+/// The pause before the next attempt: each is twice as long as the one before, up to half a second.
+#[derive(Debug)]
+pub struct Pause(Duration);
+
+impl Default for Pause {
+    fn default() -> Pause {
+        Pause(FIRST)
+    }
+}
+
+impl Pause {
+    /// How long it is to be.
+    pub fn length(&self) -> Duration {
+        self.0
+    }
+
+    /// Waits.
+    pub fn wait(&mut self) {
+        std::thread::sleep(self.0);
+        self.0 = (2 * self.0).min(LONGEST);
+    }
+}

@@ -1,0 +1,219 @@
+//! Two copies of each page, on a cluster without replicas.
+
+use crate::live::{MIB, Run, Scene, area, ends_well, number, program, turn, verifier};
+use crate::servers::{Cluster, PRIMARIES, Server};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+/// A run whose pages are in the cluster, twice, and do not change: it waits for [`Scene::wake`], and then looks at all of them.
+/// What it writes out then, and can't be there twice, goes elsewhere.
+fn sleeper(scene: &Scene, cluster: &Cluster) -> Run {
+    let (spec, stats, dir) = (cluster.spec(), scene.path("stats.json"), scene.swap_dir("dir"));
+    let options = format!("--quiet --ram 40M --pool 4M --stats {} --swap {spec},copies=2,prio=5 --swap {dir}", stats.display());
+    let mut run = scene.sleeper(&options, 96, "n");
+    run.wait_until("pages are out", |run| number(&area(scene, run, &spec), "used") > 32 * MIB);
+    run.wait_until("nothing more is written", |run| {
+        let used = |run: &Run| number(&area(scene, run, &spec), "used");
+        let before = used(run);
+        thread::sleep(Duration::from_millis(500));
+        used(run) == before
+    });
+    let area = area(scene, &run, &spec);
+    let (pages, keys) = (number(&area, "used") / 4096, cluster.keys());
+    let sum: u64 = keys.iter().sum();
+    assert!(sum >= 2 * pages && sum < 2 * pages + 1000, "{keys:?}: each of {pages} is there twice");
+    assert!(keys.iter().all(|n| n * 10 > sum), "{keys:?}: on all nodes");
+    run
+}
+
+/// The keys of the first copies that a node has, and those of the second ones.
+fn copies_on(node: &Server) -> [Vec<String>; 2] {
+    let keys = node.ask("--scan --pattern lowtide:{????????????????:*");
+    let is_first = |key: &String| key.split('}').next().is_some_and(|tag| tag.matches(':').count() == 3);
+    let (firsts, seconds) = keys.lines().map(str::to_owned).partition(is_first);
+    [firsts, seconds]
+}
+
+/// All pages come back as they were; what the statistics say of the area.
+#[track_caller]
+fn all_is_right(scene: &Scene, run: Run) -> Value {
+    scene.wake();
+    let (out, err) = run.finish();
+    assert!(out.starts_with("OK"), "{out}{err}");
+    let stats = std::fs::read_to_string(scene.path("stats.json")).expect("written");
+    let stats: Value = serde_json::from_str(&stats).expect("JSON");
+    stats["areas"][0]["remote"].clone()
+}
+
+#[test]
+fn the_loss_of_any_one_node_loses_nothing() {
+    let Some(_turn) = turn() else { return };
+    for lost in 0..PRIMARIES {
+        let (scene, mut cluster) = (Scene::new(), Cluster::without_replicas(PRIMARIES));
+        let run = sleeper(&scene, &cluster);
+        cluster.nodes[lost].kill();
+        let remote = all_is_right(&scene, run);
+        // A third of the first copies were there, and none was missing where a node answered.
+        assert!(number(&remote, "second_copies_read") * 4096 > 8 * MIB, "{remote}");
+        assert_eq!((number(&remote, "copies_missing"), number(&remote, "failovers")), (0, 0), "{remote}");
+    }
+}
+
+#[test]
+fn copies_that_are_lost_or_wrong_are_replaced_by_the_others() {
+    let Some(_turn) = turn() else { return };
+    let (scene, cluster) = (Scene::new(), Cluster::without_replicas(PRIMARIES));
+    let run = sleeper(&scene, &cluster);
+    let [firsts, seconds] = copies_on(&cluster.nodes[0]);
+    assert!(firsts.len() > 500 && seconds.len() > 500, "{} {}", firsts.len(), seconds.len());
+    // Of lengths that pages have and that they can't have.
+    let wrong = ["garbage".to_owned(), "x".repeat(4000), "x".repeat(4096), "x".repeat(5000), "''".to_owned()];
+    for (key, wrong) in firsts[..200].iter().zip(wrong.iter().cycle()) {
+        assert_eq!(cluster.nodes[0].ask(&format!("SET {key} {wrong}")), "OK");
+    }
+    for key in &firsts[200..500] {
+        assert_eq!(cluster.nodes[0].ask(&format!("DEL {key}")), "1");
+    }
+    let remote = all_is_right(&scene, run);
+    assert!(number(&remote, "copies_missing") >= 500, "{remote}");
+    assert_eq!(cluster.keys(), [0; PRIMARIES]);
+}
+
+/// A replica takes its primary's place that had not got all writes.
+#[test]
+fn what_a_failover_forgets_another_node_has() {
+    let Some(_turn) = turn() else { return };
+    let (scene, mut cluster) = (Scene::new(), Cluster::start(""));
+    let (spec, dir) = (cluster.spec(), scene.swap_dir("dir"));
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec},copies=2,prio=5 --swap {dir}"), "64 n");
+    cluster.nodes[PRIMARIES].signal(Signal::STOP);
+    let writes = |run: &Run| number(&area(&scene, run, &spec), "write_bytes");
+    let before = writes(&run);
+    run.wait_until("much is written anew", |run| writes(run) > before + 48 * MIB);
+    cluster.nodes[0].kill();
+    cluster.nodes[PRIMARIES].signal(Signal::CONT);
+    run.wait_until("it has taken the place", |_| cluster.nodes[PRIMARIES].ask("ROLE").contains("master"));
+    run.wait_until("second copies are read", |run| number(&area(&scene, run, &spec)["remote"], "copies_missing") > 100);
+    scene.wake();
+    let (out, err) = run.finish();
+    assert_eq!(out, "OK\n", "{err}");
+    assert_eq!(cluster.keys(), [0; PRIMARIES]);
+}
+
+/// The right copy is waited for, although another one is there.
+#[test]
+fn a_wrong_copy_is_not_taken_for_the_last_one_while_a_node_hangs() {
+    let Some(_turn) = turn() else { return };
+    let (scene, cluster) = (Scene::new(), Cluster::without_replicas(PRIMARIES));
+    let run = sleeper(&scene, &cluster);
+    for node in &cluster.nodes[1..] {
+        let [_, seconds] = copies_on(node);
+        assert!(seconds.len() > 500, "{}", seconds.len());
+        for key in &seconds[..300] {
+            assert_eq!(node.ask(&format!("SET {key} garbage")), "OK");
+        }
+    }
+    cluster.nodes[0].signal(Signal::STOP);
+    scene.wake();
+    thread::sleep(Duration::from_secs(6));
+    cluster.nodes[0].signal(Signal::CONT);
+    let remote = all_is_right(&scene, run);
+    // It was asked for other copies than those that came.
+    assert!(number(&remote, "second_copies_read") > 0 && number(&remote, "copies_missing") > 0, "{remote}");
+}
+
+#[test]
+fn copies_are_freed_with_their_pages_and_those_together_are_counted() {
+    let Some(_turn) = turn() else { return };
+    let (scene, cluster) = (Scene::new(), Cluster::without_replicas(PRIMARIES));
+    let spec = cluster.spec();
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec},copies=2"), "64 n");
+    let remote = |run: &Run, key: &str| number(&area(&scene, run, &spec)["remote"], key);
+    run.wait_until("pages come back", |run| remote(run, "pages_read") > 5000);
+    assert_eq!((remote(&run, "copies_together"), remote(&run, "second_copies_read")), (0, 0));
+    for slot in cluster.slots_of_pages(0) {
+        cluster.begin_to_move(slot, 0, 1, 100);
+        cluster.end_to_move(slot, 0, 1);
+    }
+    run.wait_until("some are written anew", |run| remote(run, "copies_together") > 100);
+    ends_well(&scene, run);
+    assert_eq!(cluster.keys().iter().sum::<u64>(), 0);
+}
+
+#[test]
+fn an_area_with_two_copies_is_turned_on_and_off_while_a_node_is_lost() {
+    let Some(_turn) = turn() else { return };
+    let (scene, mut cluster) = (Scene::new(), Cluster::without_replicas(PRIMARIES));
+    let (spec, dir) = (cluster.spec(), scene.swap_dir("dir"));
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {dir}"), "64 n");
+    scene.done(&format!("swapon {} {spec},copies=2,prio=5", run.pid));
+    run.wait_until("pages are there", |run| number(&area(&scene, run, &spec), "used") > 16 * MIB);
+    // While it writes.
+    cluster.nodes[2].kill();
+    run.wait_until("second copies are read", |run| number(&area(&scene, run, &spec)["remote"], "second_copies_read") > 500);
+    let out = scene.done(&format!("swapoff {} {spec}", run.pid));
+    assert!(out.contains("the area is off"), "{out}");
+    scene.wake();
+    let (out, err) = run.finish();
+    assert_eq!(out, "OK\n", "{err}");
+}
+
+/// Their pages are removed from the nodes that are there, however many they are.
+#[test]
+fn processes_that_end_while_a_node_is_away_leave_nothing_on_the_others() {
+    let Some(_turn) = turn() else { return };
+    let (scene, mut cluster) = (Scene::new(), Cluster::without_replicas(PRIMARIES));
+    let (spec, dir) = (cluster.spec(), scene.swap_dir("dir"));
+    let mut command = scene.lowtide();
+    let options = format!("run --quiet --ram 40M --pool 4M --swap {spec},copies=2,prio=5 --swap {dir} -- /bin/sh -c");
+    let script = "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14; do \"$0\" 56 n || exit 1; done; \
+                  echo > all; while [ ! -e end ]; do sleep 0.1; done";
+    command.args(options.split(' ')).arg(script).arg(program("sleeps"));
+    scene.wake();
+    let mut run = scene.started(command).listens();
+    run.wait_until("pages are out", |run| number(&area(&scene, run, &spec), "write_bytes") > 8 * MIB);
+    cluster.nodes[1].kill();
+    run.wait_until("all have ended", |_| scene.path("all").exists());
+    let left = |cluster: &Cluster| cluster.nodes[0].keys() + cluster.nodes[2].keys();
+    run.wait_until("their pages are removed", |_| left(&cluster) < 10);
+    std::fs::write(scene.path("end"), "").expect("written");
+    let (out, err) = run.finish();
+    assert_eq!(out.matches("OK").count(), 14, "{out}{err}");
+}
+
+#[test]
+fn a_run_whose_lease_is_lost_on_one_node_is_not_taken_for_dead() {
+    let Some(_turn) = turn() else { return };
+    let (scene, cluster) = (Scene::new(), Cluster::without_replicas(PRIMARIES));
+    let spec = cluster.spec();
+    let run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec},copies=2"), "64 n");
+    let leases: Vec<String> =
+        cluster.nodes.iter().map(|node| node.ask("--scan --pattern lowtide:{runs*:????????????????")).collect();
+    let with_lease: Vec<usize> = (0..PRIMARIES).filter(|i| !leases[*i].is_empty()).collect();
+    assert_eq!(with_lease.len(), 2, "{leases:?}");
+    for node in with_lease {
+        assert_eq!(cluster.nodes[node].ask(&format!("DEL {}", leases[node])), "1");
+        assert_eq!(scene.done(&format!("remote clean {spec}")), "0 keys of 0 runs that are gone were removed\n");
+        assert_eq!(cluster.nodes[node].ask(&format!("SET {} 1 EX 600", leases[node])), "OK");
+    }
+    ends_well(&scene, run);
+    assert_eq!(cluster.keys(), [0; PRIMARIES]);
+}
+
+#[test]
+fn two_copies_need_three_nodes() {
+    let Some(_turn) = turn() else { return };
+    let (scene, server) = (Scene::new(), Server::start(""));
+    let run = |spec: &str| format!("run --ram 64M --swap {spec},copies=2 -- touch started");
+    scene.refused(&run(&server.spec()), 2, &["copies=2 takes three primaries", "it is no cluster"]);
+    scene.refused(&run(&Cluster::without_replicas(2).spec()), 2, &["copies=2 takes three primaries", "a cluster (2)"]);
+    assert!(!scene.path("started").exists());
+    let three = Cluster::without_replicas(PRIMARIES);
+    three.nodes[0].ask("CONFIG SET cluster-require-full-coverage yes");
+    let run = scene.start(&format!("--ram 64M --swap {},copies=2", three.spec()), Path::new("true"), "");
+    let (_, err) = run.finish();
+    assert!(err.contains("cluster-require-full-coverage no"), "{err}");
+}
