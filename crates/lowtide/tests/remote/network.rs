@@ -128,8 +128,10 @@ fn a_slow_network_that_loses_packets_only_takes_longer() {
     let Some(_turn) = turn() else { return };
     let Some(network) = Network::new() else { return };
     let (scene, server) = (Scene::new(), Server::start_behind(&network));
+    // No privilege is missing, but a part of the kernel: the machines of CI have none either. Guests of `make vm` do.
     if let Err(why) = network.is_bad() {
-        return skip(&format!("no netem here, nothing is slow: {why}"));
+        eprintln!("SKIPPED: no netem here, nothing is slow: {why}");
+        return;
     }
     let spec = server.spec();
     let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec}"), "64 n");
