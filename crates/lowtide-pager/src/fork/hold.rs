@@ -4,23 +4,24 @@
 //! The kernel reports a fork to each userfaultfd that has memory of the process, in the order of that memory, and before the
 //! child is to be seen anywhere; the thread waits for each report to be read. So a page that lies behind the staging area is
 //! registered with a second userfaultfd, which is read when the child is whole. Whoever is killed meanwhile has no child.
+//!
+//! A fork that is announced waits for its child by itself. That page is not registered meanwhile: a second report would cost
+//! more than to take it out and put it back.
 
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 use alloc::boxed::Box;
 use lowtide_core::vm::PAGE_SIZE;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use crate::mappings::space::Exclusive;
 use crate::pager::Pager;
 use crate::sys::uffd::{Uffd, Watched};
 
-/// How long a monitor waits for the second report: the thread that forks needs a CPU until then. If it takes longer, the
-/// reclaimer reads it.
-const SOON: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
-const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+/// How long a monitor waits for the second report, in milliseconds: the thread that forks needs a CPU until then. If it takes
+/// longer, the reclaimer reads it.
+const SOON_MS: i32 = 5;
 
 /// The second userfaultfd; null: there is none.
 #[derive(Default)]
@@ -28,30 +29,58 @@ pub(crate) struct Hold(AtomicPtr<Uffd>);
 
 impl Hold {
     fn uffd(&self) -> Option<&Uffd> {
-        // Acquire: pairs with the Release in `begin`.
-        // SAFETY: set once from a box that is never freed.
+        // Acquire: pairs with the Release in `hold_forks_by`.
+        // SAFETY: from a box that is never freed but with this.
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 }
 
 impl Pager {
-    /// Before memory is registered, in a process whose forks are not announced.
+    /// From now on forks that are not announced are held. Before memory is adopted.
     ///
     /// # Errors
     /// Those of making a userfaultfd and of registering.
-    pub(crate) fn hold_forks(&self) -> Result<(), Errno> {
-        let uffd = (self.host.open_uffd)()?;
-        // SAFETY: nobody ever touches that page.
-        unsafe { uffd.register(self.staging.page_behind(), PAGE_SIZE, Watched::Missing)? };
+    pub fn hold_forks(&self) -> Result<(), Errno> {
+        self.hold_forks_by((self.host.open_uffd)()?)
+    }
+
+    /// The same by a userfaultfd that is there. In a forked child, too: the parent's is leaked, for its number means nothing
+    /// here.
+    pub(super) fn hold_forks_by(&self, uffd: Uffd) -> Result<(), Errno> {
+        self.register_hold(&uffd)?;
         // Release: pairs with the Acquire in `uffd`.
         self.hold.0.store(Box::into_raw(Box::new(uffd)), Ordering::Release);
         Ok(())
     }
 
-    /// The child of the fork whose event has been read is whole.
-    pub(super) fn let_be_born(&self, lock: &Exclusive<'_>) {
+    fn register_hold(&self, uffd: &Uffd) -> Result<(), Errno> {
+        // SAFETY: nobody ever touches that page.
+        unsafe { uffd.register(self.staging.page_behind(), PAGE_SIZE, Watched::Missing) }
+    }
+
+    /// The next fork is an announced one.
+    pub(super) fn hold_no_fork(&self) {
+        if let Some(hold) = self.hold.uffd() {
+            // SAFETY: nobody ever touches that page. (If it fails, the announced fork is held as others are, until the reclaimer
+            // looks.)
+            let _ = unsafe { hold.unregister(self.staging.page_behind(), PAGE_SIZE) };
+        }
+    }
+
+    /// It is over.
+    pub(super) fn hold_forks_again(&self) {
+        // The page is a mapping by itself, registered or not, so there is nothing that the kernel could lack.
         if let Some(hold) = self.hold.uffd()
-            && is_readable(hold, &SOON)
+            && self.register_hold(hold).is_err()
+        {
+            (self.host.fatal)(b"internal error: a page that was registered can't be registered again");
+        }
+    }
+
+    /// All children are whole of which the reports were read: lets the threads go that have forked them.
+    pub(crate) fn let_be_born(&self, lock: &Exclusive<'_>) {
+        if let Some(hold) = self.hold.uffd()
+            && hold.wait_readable(SOON_MS)
         {
             self.read_hold(lock, hold);
         }
@@ -60,7 +89,7 @@ impl Pager {
     /// Lets threads go whose fork has been reported, and whose report came late.
     pub fn let_late_children_be_born(&self) {
         if let Some(hold) = self.hold.uffd()
-            && is_readable(hold, &NOW)
+            && hold.is_readable()
         {
             // With the lock: a monitor may be at work for the child.
             let lock = self.space.exclusive();
@@ -81,15 +110,11 @@ impl Pager {
     }
 }
 
-fn is_readable(hold: &Uffd, within: &Timespec) -> bool {
-    poll(&mut [PollFd::from_borrowed_fd(hold.as_fd(), PollFlags::IN)], Some(within)).is_ok_and(|ready| ready > 0)
-}
-
 impl Drop for Hold {
     fn drop(&mut self) {
         let uffd = self.0.swap(ptr::null_mut(), Ordering::AcqRel);
         if !uffd.is_null() {
-            // SAFETY: from `hold_forks`, and nobody else has the pager any more.
+            // SAFETY: from `hold_forks_by`, and nobody else has the pager any more.
             drop(unsafe { Box::from_raw(uffd) });
         }
     }

@@ -55,6 +55,7 @@ impl Pager {
         // While pages still can be evicted.
         self.let_go_before_fork();
         self.pause();
+        self.hold_no_fork();
         steps::taken(steps::Fork::Parent);
         let lock = self.read_all_and_let_go();
         // Before the memory is copied: the child must know what was added for it.
@@ -84,6 +85,7 @@ impl Pager {
     /// Applies all events that wait. The kernel reports faults first: those threads fault again.
     fn read_all(&self, lock: &mut Exclusive<'_>) {
         let mut waiting = arrayvec::ArrayVec::<usize, 256>::new();
+        let mut is_whole = false;
         loop {
             self.look_whether_all_was_read(lock);
             match self.uffd().read().inspect(|message| self.look_at_order(lock, message)) {
@@ -93,12 +95,18 @@ impl Pager {
                     }
                 }
                 Ok(Message::Fork(child)) => match Worker::new(false) {
-                    Ok(mut worker) => self.forked_unannounced(lock, &child, &mut worker),
+                    Ok(mut worker) => {
+                        self.forked_unannounced(lock, child, &mut worker);
+                        is_whole = true;
+                    }
                     Err(_) => (self.host.fatal)(b"no memory for a fork"),
                 },
                 Ok(event) => self.happened(lock, event),
                 Err(_) => break,
             }
+        }
+        if is_whole {
+            self.let_be_born(lock);
         }
         for addr in waiting {
             self.uffd().wake(addr, PAGE_SIZE);
@@ -115,6 +123,7 @@ impl Pager {
         }
         if self.paused() {
             self.store(&lock).fork_undo_references();
+            self.hold_forks_again();
             self.apply_held_back(&lock);
             self.resume();
         }
@@ -189,6 +198,7 @@ impl Pager {
         handover.handshake.close();
         steps::taken(steps::Fork::Parent);
         let _ = futex::wake(handover.handshake.word(), futex::Flags::empty(), 1);
+        self.hold_forks_again();
         self.apply_held_back(lock);
         self.resume();
     }

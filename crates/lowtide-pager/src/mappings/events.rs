@@ -32,6 +32,8 @@ pub struct Read {
     pub remapped: bool,
     /// The program has forked as it said it would: for [`Pager::forked`].
     pub(crate) child: Option<Uffd>,
+    /// It has forked unannounced, and its child is whole.
+    is_whole: bool,
 }
 
 impl Read {
@@ -69,6 +71,10 @@ impl Pager {
             self.look_at_order(&lock, &message);
             self.act_on(&mut lock, message, worker, &mut read);
         }
+        // Not before the last of them is: who is let go may end this process.
+        if read.is_whole {
+            self.let_be_born(&lock);
+        }
         read.goes_on = self.let_go_in_turn(&lock, worker.claimant);
         self.keep_reserve();
         read
@@ -80,7 +86,10 @@ impl Pager {
         match message {
             Message::Fault { addr, thread, access } => read.faults.push(Fault { addr, thread, access }),
             Message::Fork(child) if self.held_back.begins_with_child(lock) => read.child = Some(child),
-            Message::Fork(child) => self.forked_unannounced(lock, &child, worker),
+            Message::Fork(child) => {
+                self.forked_unannounced(lock, child, worker);
+                read.is_whole = true;
+            }
             event => self.happened(lock, event),
         }
     }

@@ -194,9 +194,6 @@ impl Pager {
     /// Those of registering the staging area.
     pub fn activate(&self) -> Result<(), Errno> {
         self.keep_reserve();
-        if self.proc().forks_unseen() {
-            self.hold_forks()?;
-        }
         self.staging.register(self.uffd())
     }
 
