@@ -163,6 +163,22 @@ fn forked_children_of_programs_without_hooks() {
     }
 }
 
+/// One that is stopped just when it is to be entered is entered in the end. (Of these children that happens to two or so.)
+#[test]
+fn forked_children_that_are_stopped_again_and_again() {
+    let Some(_turn) = turn() else { return };
+    let Some(program) = compiled_statically("stopped_copies") else { return };
+    let job = Job::new("stopped copies", program).words("4 48");
+    let native = job.native();
+    assert!(ends_well(&native), "{native:?}");
+    if native_only() {
+        return;
+    }
+    let outcome = limited(&job, 64);
+    assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
+    assert_eq!(outcome.stats["pids"].as_array().map(Vec::len), Some(49), "all are limited: {}", outcome.stats);
+}
+
 /// The same descriptors, signals, rights, arguments and environment as natively; as the first program and as a child, with
 /// signals blocked and ignored that a tracer may need.
 #[test]

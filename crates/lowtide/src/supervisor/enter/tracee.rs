@@ -451,6 +451,9 @@ enum Stop {
 }
 
 /// Waits until it stops. If it has ended that stays to be seen.
+///
+/// That may take as long as the kernel likes: who is frozen, or waits for a file system that does not answer, can neither be held
+/// nor let go. The processes that are there keep the run's limit by themselves meanwhile; new ones wait.
 fn wait(pid: Pid) -> Result<Stop, Untraced> {
     let failed = |errno| match errno {
         Errno::CHILD => Untraced::Died,
