@@ -12,7 +12,6 @@
 #include "common.h"
 #include <pthread.h>
 #include <fcntl.h>
-#include <linux/sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -51,14 +50,15 @@ static void *leaves(void *unused)
 
 static pid_t forks(void)
 {
-	struct clone_args arguments = { .exit_signal = SIGCHLD };
+	/* The kernel's struct clone_args, whose fifth word is the signal. */
+	uint64_t arguments[8] = { [4] = SIGCHLD };
 	pid_t child;
 	if (strcmp(call, "fork") == 0)
 		child = (pid_t)syscall(SYS_fork);
 	else if (strcmp(call, "clone") == 0)
 		child = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
 	else if (strcmp(call, "clone3") == 0)
-		child = (pid_t)syscall(SYS_clone3, &arguments, sizeof arguments);
+		child = (pid_t)syscall(SYS_clone3, arguments, sizeof arguments);
 	else
 		child = fork();
 	MUST(child >= 0);

@@ -121,7 +121,7 @@ fn enter(copy: Copy, own: u32, entering: &mut Entering) -> Result<(), Option<&'s
     if may_be_traced(copy.pid).is_none() || ancestry::belongs(copy.pid) != Some(true) {
         return Err(Some(OTHERS));
     }
-    match entering.copy(copy.pid, copy.start) {
+    match entering.copy(copy.pid, copy.start, copy.parent) {
         // It has died.
         Ok(()) | Err(Errno::SRCH) => Ok(()),
         Err(Errno::AGAIN) => Err(None),
