@@ -3,6 +3,8 @@
    twice   fork, setsid, fork, as the books say
    exit    the parent leaves by exit(), which runs its handlers
    both    two threads fork at the same time, and whoever is back first ends the parent
+   after   by CALL, after a child of the C library's fork has ended
+   child   a child of the C library's fork, by CALL
    thread  another thread of the parent calls exit_group at about the time of the fork
    execs   the parent executes another program right after the fork
    fexec   another thread of the parent executes another program by fexecve US microseconds after the beginning of the fork
@@ -111,6 +113,18 @@ int main(int argc, char **argv)
 		MUST(pthread_create(&thread, NULL, forks_too, NULL) == 0);
 		usleep(2000);
 		__atomic_store_n(&go, 1, __ATOMIC_RELEASE);
+	}
+	if (strcmp(mode, "after") == 0) {
+		pid_t child = fork();
+		if (child == 0)
+			_exit(0);
+		wait_for(child);
+	}
+	if (strcmp(mode, "child") == 0) {
+		pid_t child = fork();
+		MUST(child >= 0);
+		if (child > 0)
+			_exit(0);
 	}
 	if (forks() > 0) {
 		if (strcmp(mode, "exit") == 0)

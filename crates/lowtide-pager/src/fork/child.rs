@@ -90,7 +90,7 @@ impl Pager {
         };
         let means = with.able.and_then(|()| {
             let (uffd, present) = ((self.host.open_uffd)()?, (self.host.open_page_map)()?);
-            Ok((uffd, present, (self.host.open_uffd)()?, Handover::new()?))
+            Ok((uffd, present, Handover::new()?))
         });
         steps::taken(steps::Fork::Child);
         // From here the parent may let go, if it has not done so already. A parent that dies now, or was found dead, is found
@@ -103,7 +103,7 @@ impl Pager {
         steps::taken(steps::Fork::Child);
         self.wait_for_parent(with.parent_serves)?;
         steps::taken(steps::Fork::Child);
-        let (uffd, present, hold, next) = match means {
+        let (uffd, present, next) = match means {
             Ok(means) => means,
             Err(errno) => {
                 // Its parent's slots are not needed here any more.
@@ -115,7 +115,7 @@ impl Pager {
         {
             let lock = self.space.exclusive();
             self.staging.register(self.uffd()).map_err(|_| REFUSED)?;
-            self.hold_forks_by(hold).map_err(|_| REFUSED)?;
+            self.hold_forks();
             self.held_back.end(&lock, |event, has_ended| match *event {
                 // Else it is the parent's: the call may have begun after the cloning.
                 Message::Remove { start, end } if has_ended => self.gone(&lock, Range { start, end }, Gone::Already),

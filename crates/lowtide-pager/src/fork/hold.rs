@@ -1,15 +1,13 @@
 //! Holds a thread that forks by a raw system call until its child has all of its memory. Else the parent could end, or execute
 //! another program, while that is brought in, and what is missing would be zeros to the child.
 //!
-//! The kernel reports a fork to each userfaultfd that has memory of the process, in the order of that memory, and before the
-//! child is to be seen anywhere; the thread waits for each report to be read. So a page that lies behind the staging area is
-//! registered with a second userfaultfd, which is read when the child is whole. Whoever is killed meanwhile has no child.
-//!
-//! A fork that is announced waits for its child by itself. That page is not registered meanwhile: a second report would cost
-//! more than to take it out and put it back.
+//! The kernel reports a fork to each userfaultfd that has memory of the process, in the order of the first mappings that they
+//! have, and before the child is to be seen anywhere; the thread waits for each report to be read. So a page that lies behind
+//! the staging area is registered with a second userfaultfd, which is read when the child is whole. Whoever is killed meanwhile
+//! has no child. The thread of an announced fork waits for its child by itself, and is let go at once.
 
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use alloc::boxed::Box;
 use lowtide_core::vm::PAGE_SIZE;
@@ -17,104 +15,86 @@ use rustix::io::Errno;
 
 use crate::mappings::space::Exclusive;
 use crate::pager::Pager;
-use crate::sys::uffd::{Uffd, Watched};
+use crate::sys::uffd::{Standing, Uffd, Watched};
 
-/// How long a monitor waits for the second report, in milliseconds: the thread that forks needs a CPU until then. If it takes
-/// longer, the reclaimer reads it.
-const SOON_MS: i32 = 5;
+/// How long a monitor waits for second reports, in milliseconds: a thread that forks needs a CPU until then. If it takes longer,
+/// the monitors look again at each of their turns.
+pub(crate) const SOON_MS: i32 = 5;
 
-/// The second userfaultfd; null: there is none.
+/// The second userfaultfd, and what it is to tell.
 #[derive(Default)]
-pub(crate) struct Hold(AtomicPtr<Uffd>);
+pub(crate) struct Hold {
+    /// Null: there is none.
+    uffd: AtomicPtr<Uffd>,
+    /// Forks whose first report was read and whose second was not. Changed with the space lock held alone.
+    owed: AtomicU32,
+}
 
 impl Hold {
     fn uffd(&self) -> Option<&Uffd> {
-        // Acquire: pairs with the Release in `hold_forks_by`.
+        // Acquire: pairs with the Release in `hold_forks`.
         // SAFETY: from a box that is never freed but with this.
-        unsafe { self.0.load(Ordering::Acquire).as_ref() }
+        unsafe { self.uffd.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Whether second reports are still to come.
+    pub(crate) fn is_owed(&self) -> bool {
+        self.owed.load(Ordering::Relaxed) > 0
     }
 }
 
 impl Pager {
-    /// From now on forks that are not announced are held. Before memory is adopted.
-    ///
-    /// # Errors
-    /// Those of making a userfaultfd and of registering.
-    pub fn hold_forks(&self) -> Result<(), Errno> {
-        self.hold_forks_by((self.host.open_uffd)()?)
-    }
-
-    /// The same by a userfaultfd that is there. In a forked child, too: the parent's is leaked, for its number means nothing
-    /// here.
-    pub(super) fn hold_forks_by(&self, uffd: Uffd) -> Result<(), Errno> {
-        self.register_hold(&uffd)?;
+    /// From now on threads that fork are held. Where no userfaultfd is to be had for that, they are not. In a forked child it
+    /// takes the place of the parent's, which is leaked: its number means nothing here.
+    pub fn hold_forks(&self) {
+        let made = (self.host.open_uffd)().and_then(|uffd| {
+            // SAFETY: no page is to be served there.
+            unsafe { uffd.register(self.staging.page_behind(), PAGE_SIZE, Watched::Nothing) }.map(|()| uffd)
+        });
+        self.hold.owed.store(0, Ordering::Relaxed);
         // Release: pairs with the Acquire in `uffd`.
-        self.hold.0.store(Box::into_raw(Box::new(uffd)), Ordering::Release);
-        Ok(())
+        self.hold.uffd.store(made.map_or(ptr::null_mut(), |uffd| Box::into_raw(Box::new(uffd))), Ordering::Release);
     }
 
-    fn register_hold(&self, uffd: &Uffd) -> Result<(), Errno> {
-        // SAFETY: nobody ever touches that page.
-        unsafe { uffd.register(self.staging.page_behind(), PAGE_SIZE, Watched::Missing) }
+    /// The first report of a fork was read. False: there will be no second one, for which its thread waits.
+    pub(crate) fn will_report_again(&self, _: &Exclusive<'_>, child: &Uffd) -> bool {
+        // As it was when the memory was cloned.
+        let will = self.hold.uffd().is_some() && child.standing(self.staging.page_behind()) != Standing::NotRegistered;
+        self.hold.owed.fetch_add(u32::from(will), Ordering::Relaxed);
+        will
     }
 
-    /// The next fork is an announced one.
-    pub(super) fn hold_no_fork(&self) {
-        if let Some(hold) = self.hold.uffd() {
-            // SAFETY: nobody ever touches that page. (If it fails, the announced fork is held as others are, until the reclaimer
-            // looks.)
-            let _ = unsafe { hold.unregister(self.staging.page_behind(), PAGE_SIZE) };
-        }
+    /// Lets the threads go whose forks were reported, and waits up to `ms` milliseconds for each that is still to say that it
+    /// waits. All their children are whole, or announced; else the lock is not let go of.
+    pub(crate) fn let_be_born(&self, lock: &mut Exclusive<'_>, ms: i32) {
+        let Some(hold) = self.hold.uffd() else { return };
+        while self.hold.is_owed() && lock.while_free(|| hold.wait_readable(ms)) && self.read_hold(lock, hold) {}
     }
 
-    /// It is over.
-    pub(super) fn hold_forks_again(&self) {
-        // The page is a mapping by itself, registered or not, so there is nothing that the kernel could lack.
-        if let Some(hold) = self.hold.uffd()
-            && self.register_hold(hold).is_err()
-        {
-            (self.host.fatal)(b"internal error: a page that was registered can't be registered again");
-        }
-    }
-
-    /// All children are whole of which the reports were read: lets the threads go that have forked them.
-    pub(crate) fn let_be_born(&self, lock: &Exclusive<'_>) {
-        if let Some(hold) = self.hold.uffd()
-            && hold.wait_readable(SOON_MS)
-        {
-            self.read_hold(lock, hold);
-        }
-    }
-
-    /// Lets threads go whose fork has been reported, and whose report came late.
-    pub fn let_late_children_be_born(&self) {
-        if let Some(hold) = self.hold.uffd()
-            && hold.is_readable()
-        {
-            // With the lock: a monitor may be at work for the child.
-            let lock = self.space.exclusive();
-            self.read_hold(&lock, hold);
-        }
-    }
-
-    fn read_hold(&self, lock: &Exclusive<'_>, hold: &Uffd) {
+    /// False: there was nothing to read, or no descriptor for it.
+    fn read_hold(&self, lock: &Exclusive<'_>, hold: &Uffd) -> bool {
+        let mut read = 0;
         loop {
             match hold.read() {
-                // The child's, for the page that nobody touches: it is closed.
-                Ok(_) => {}
+                // The child's, for the page of which nothing is told: it is closed.
+                Ok(_) => read += 1,
                 Err(Errno::MFILE | Errno::NFILE) if self.close_reserve(lock) => {}
                 Err(_) => break,
             }
         }
         self.keep_reserve();
+        let owed = self.hold.owed.load(Ordering::Relaxed);
+        self.hold.owed.store(owed.saturating_sub(read), Ordering::Relaxed);
+        self.events_read.fetch_add(read.into(), Ordering::Relaxed);
+        read > 0
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        let uffd = self.0.swap(ptr::null_mut(), Ordering::AcqRel);
+        let uffd = self.uffd.swap(ptr::null_mut(), Ordering::AcqRel);
         if !uffd.is_null() {
-            // SAFETY: from `hold_forks_by`, and nobody else has the pager any more.
+            // SAFETY: from `hold_forks`, and nobody else has the pager any more.
             drop(unsafe { Box::from_raw(uffd) });
         }
     }

@@ -29,4 +29,4 @@ mod whole;
 pub use child::{Inheritance, TakenOver};
 pub use handover::Handover;
 pub(crate) use held_back::{HeldBack, Whose};
-pub(crate) use hold::Hold;
+pub(crate) use hold::{Hold, SOON_MS};

@@ -9,6 +9,7 @@ use rustix::thread::futex;
 
 use super::Whose;
 use super::handover::Handover;
+use super::hold::SOON_MS;
 use crate::fault::patience::Patience;
 use crate::fault::worker::Worker;
 use crate::mappings::going::Gone;
@@ -55,7 +56,6 @@ impl Pager {
         // While pages still can be evicted.
         self.let_go_before_fork();
         self.pause();
-        self.hold_no_fork();
         steps::taken(steps::Fork::Parent);
         let lock = self.read_all_and_let_go();
         // Before the memory is copied: the child must know what was added for it.
@@ -85,7 +85,6 @@ impl Pager {
     /// Applies all events that wait. The kernel reports faults first: those threads fault again.
     fn read_all(&self, lock: &mut Exclusive<'_>) {
         let mut waiting = arrayvec::ArrayVec::<usize, 256>::new();
-        let mut is_whole = false;
         loop {
             self.look_whether_all_was_read(lock);
             match self.uffd().read().inspect(|message| self.look_at_order(lock, message)) {
@@ -95,19 +94,14 @@ impl Pager {
                     }
                 }
                 Ok(Message::Fork(child)) => match Worker::new(false) {
-                    Ok(mut worker) => {
-                        self.forked_unannounced(lock, child, &mut worker);
-                        is_whole = true;
-                    }
+                    Ok(mut worker) => self.forked_unannounced(lock, child, &mut worker),
                     Err(_) => (self.host.fatal)(b"no memory for a fork"),
                 },
                 Ok(event) => self.happened(lock, event),
                 Err(_) => break,
             }
         }
-        if is_whole {
-            self.let_be_born(lock);
-        }
+        self.let_be_born(lock, SOON_MS);
         for addr in waiting {
             self.uffd().wake(addr, PAGE_SIZE);
         }
@@ -123,7 +117,6 @@ impl Pager {
         }
         if self.paused() {
             self.store(&lock).fork_undo_references();
-            self.hold_forks_again();
             self.apply_held_back(&lock);
             self.resume();
         }
@@ -181,6 +174,11 @@ impl Pager {
                 }
                 Err(_) => {
                     alive = self.is_alive(&child);
+                    // The child's own, in most cases: before that it can't begin.
+                    if self.hold.is_owed() {
+                        self.let_be_born(lock, 1);
+                        continue;
+                    }
                     // Others serve this process's faults, and are told so if it takes longer.
                     if !lock.while_free(|| child.wait_readable(1)) && !core::mem::replace(&mut has_left, true) {
                         lock.while_free(|| self.is_about_to_wait(worker));
@@ -198,7 +196,6 @@ impl Pager {
         handover.handshake.close();
         steps::taken(steps::Fork::Parent);
         let _ = futex::wake(handover.handshake.word(), futex::Flags::empty(), 1);
-        self.hold_forks_again();
         self.apply_held_back(lock);
         self.resume();
     }

@@ -10,6 +10,7 @@ use rustix::thread::{Timespec, nanosleep};
 use super::Whose;
 use super::handover::UNDONE;
 use crate::fault::install::{Installed, Stopped, TWO_MAPPINGS, install_run};
+use crate::fault::patience::{NO_MEMORY_SECONDS, Patience};
 use crate::fault::worker::{CHUNK, Worker};
 use crate::mappings::regions::Range;
 use crate::mappings::space::Exclusive;
@@ -23,6 +24,11 @@ use crate::sys::uffd::{Message, Uffd, Wake};
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
 /// Ranges that a child drops before it is whole.
 const MOST_DROPPED: usize = 32;
+
+/// Said where a fork can't be held.
+const NOT_HELD: &[u8] =
+    b"the program forked by a raw system call, and lowtide had no descriptor to hold it until the child's memory is whole: if the \
+      parent ends before that, the rest reads as zeros";
 
 /// Pages that are brought in together: where the child is to have each, and its word.
 type Batch = ArrayVec<(PageNo, PageState), CHUNK>;
@@ -51,9 +57,12 @@ fn is_out(word: PageState) -> bool {
 }
 
 impl Pager {
-    /// A fork event was read of which nobody had said a word. When no more messages are in hand, it is to be
+    /// A fork event was read of which nobody had said a word. When no more messages are in hand, its child is to be
     /// [let be born](Pager::let_be_born).
     pub(crate) fn forked_unannounced(&self, lock: &mut Exclusive<'_>, child: Uffd, worker: &mut Worker) {
+        if !self.will_report_again(lock, &child) {
+            (self.host.warn)(NOT_HELD);
+        }
         // (Where there are no hooks, `lowtide run` enters the child, or says why not.)
         if !self.proc().forks_unseen() {
             (self.host.warn)(
@@ -88,7 +97,8 @@ impl Pager {
             if !filling.is_alive || !is_out(word) || self.going.has(page) {
                 return;
             }
-            let Some(page) = self.held_back.in_memory(lock, whose, page) else { return };
+            let to = self.held_back.in_memory(lock, whose, page).filter(|page| !filling.has_dropped(*page));
+            let Some(page) = to else { return };
             batch.push((page, word));
             if batch.is_full() {
                 self.fill(lock, &mut filling, &batch, worker);
@@ -98,7 +108,9 @@ impl Pager {
                 }
             }
         });
-        self.fill(lock, &mut filling, &batch, worker);
+        if filling.is_alive {
+            self.fill(lock, &mut filling, &batch, worker);
+        }
         filling.is_alive
     }
 
@@ -106,7 +118,7 @@ impl Pager {
     fn fill(&self, lock: &Exclusive<'_>, filling: &mut Filling<'_>, batch: &Batch, worker: &mut Worker) {
         self.read_batch(lock, batch, worker);
         let (bytes, _) = worker.buffer_and_waiters();
-        let mut i = 0;
+        let (mut i, mut patience) = (0, Patience::new());
         while i < batch.len() && filling.is_alive {
             let first = batch[i].0;
             if filling.has_dropped(first) {
@@ -136,15 +148,19 @@ impl Pager {
                 Err(Stopped { why: Errno::SRCH, .. }) => filling.is_alive = false,
                 Err(Stopped { at, .. }) => {
                     i += at - first;
-                    self.hear(filling);
+                    if !self.hear(filling) && !patience.wait(NO_MEMORY_SECONDS) {
+                        (self.host.fatal)(b"no memory for a forked child");
+                    }
                 }
             }
         }
     }
 
-    /// Reads what a child has to say that is being filled.
-    fn hear(&self, filling: &mut Filling<'_>) {
+    /// Reads what a child has to say that is being filled; false: nothing.
+    fn hear(&self, filling: &mut Filling<'_>) -> bool {
+        let mut has_heard = false;
         while let Ok(message) = filling.child.read() {
+            has_heard = true;
             match message {
                 // It is woken when its page comes, or at the end.
                 Message::Fault { .. } => {}
@@ -154,6 +170,7 @@ impl Pager {
                 _ => (self.host.fatal)(b"a forked child changed its mappings before lowtide could follow"),
             }
         }
+        has_heard
     }
 
     /// Reads the pages of a batch into the worker's buffer: those that are in the store side by side together.

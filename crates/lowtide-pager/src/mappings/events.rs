@@ -8,6 +8,7 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use crate::fault::worker::{Fault, Worker};
+use crate::fork::SOON_MS;
 use crate::mappings::going::Gone;
 use crate::mappings::regions::Range;
 use crate::mappings::space::Exclusive;
@@ -71,9 +72,9 @@ impl Pager {
             self.look_at_order(&lock, &message);
             self.act_on(&mut lock, message, worker, &mut read);
         }
-        // Not before the last of them is: who is let go may end this process.
-        if read.is_whole {
-            self.let_be_born(&lock);
+        // Not before the last of the children is whole: who is let go may end this process.
+        if read.child.is_none() {
+            self.let_be_born(&mut lock, if read.is_whole { SOON_MS } else { 0 });
         }
         read.goes_on = self.let_go_in_turn(&lock, worker.claimant);
         self.keep_reserve();
@@ -85,7 +86,10 @@ impl Pager {
         read.remapped |= matches!(message, Message::Remap { .. });
         match message {
             Message::Fault { addr, thread, access } => read.faults.push(Fault { addr, thread, access }),
-            Message::Fork(child) if self.held_back.begins_with_child(lock) => read.child = Some(child),
+            Message::Fork(child) if self.held_back.begins_with_child(lock) => {
+                self.will_report_again(lock, &child);
+                read.child = Some(child);
+            }
             Message::Fork(child) => {
                 self.forked_unannounced(lock, child, worker);
                 read.is_whole = true;

@@ -104,7 +104,7 @@ pub struct Pager {
     has_moved: AtomicBool,
     /// A descriptor to close where there are no more, so that a fork event can be read, which brings one; null: there is none
     /// now.
-    reserve: AtomicPtr<OwnedFd>,
+    reserve: AtomicPtr<(OwnedFd, Option<OwnedFd>)>,
     /// Faults were served by copying: there may be stale words.
     has_copied: AtomicBool,
     /// See [`Pager::set_sharers`].

@@ -55,9 +55,8 @@ fn daemons_by_bare_system_calls() {
     if native_only() {
         return;
     }
-    for (call, mode) in
-        ["fork", "clone", "clone3"].into_iter().flat_map(|call| ["once", "execs", "twice", "both"].map(|mode| (call, mode)))
-    {
+    let modes = ["once", "execs", "twice", "both", "after", "child"].map(|mode| ("fork", mode));
+    for (call, mode) in modes.into_iter().chain(["clone", "clone3"].map(|call| (call, "once"))) {
         let name = format!("daemon {mode}, by a bare {call}");
         let Some(job) = job(&name, "daemonize", &format!("96 {mode} 500 0 {call}")) else { return };
         let outcome = limited(&job, 40);
