@@ -71,6 +71,13 @@ impl Pager {
         while self.hold.is_owed() && lock.while_free(|| hold.wait_readable(ms)) && self.read_hold(lock, hold) {}
     }
 
+    /// By the reclaimer, now and then: the same, where all monitors sleep.
+    pub fn let_late_children_be_born(&self) {
+        if self.hold.is_owed() {
+            self.let_be_born(&mut self.space.exclusive(), 0);
+        }
+    }
+
     /// False: there was nothing to read, or no descriptor for it.
     fn read_hold(&self, lock: &Exclusive<'_>, hold: &Uffd) -> bool {
         let mut read = 0;
@@ -97,5 +104,35 @@ impl Drop for Hold {
             // SAFETY: from `hold_forks`, and nobody else has the pager any more.
             drop(unsafe { Box::from_raw(uffd) });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A crash dumper, or a garbage collector that looks everywhere.
+    #[test]
+    fn whoever_touches_the_page_goes_on() {
+        let Some(pager) = crate::mappings::events::tests::pager() else { return };
+        pager.hold_forks();
+        let page = pager.staging.page_behind();
+        assert_eq!(pager.uffd().standing(page), Standing::Registered);
+        // SAFETY: a page of the pager's that it does not use.
+        unsafe {
+            assert_eq!((page as *const u8).read_volatile(), 0);
+            (page as *mut u8).write_volatile(1);
+        }
+        assert!(!pager.hold.uffd().unwrap().is_readable(), "nothing is told of that");
+    }
+
+    #[test]
+    fn without_a_second_userfaultfd_no_report_is_waited_for() {
+        let Some(mut pager) = crate::mappings::events::tests::pager() else { return };
+        pager.host.open_uffd = || Err(Errno::MFILE);
+        pager.hold_forks();
+        let mut lock = pager.space.exclusive();
+        assert!(!pager.will_report_again(&lock, pager.uffd()) && !pager.hold.is_owed());
+        pager.let_be_born(&mut lock, 60_000);
     }
 }
