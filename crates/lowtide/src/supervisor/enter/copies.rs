@@ -131,7 +131,8 @@ fn enter(copy: Copy, own: u32, entering: &mut Entering) -> Result<(), Option<&'s
 
 /// Children that a thread of a process has made and that have memory of their own, for all that is known, and have executed nothing.
 fn copies(parent: u32, thread: u32) -> Vec<Copy> {
-    let text = std::fs::read_to_string(format!("/proc/{parent}/task/{thread}/children")).unwrap_or_default();
+    let text = proc::read(format!("/proc/{parent}/task/{thread}/children")).unwrap_or_default();
+    let text = String::from_utf8(text).unwrap_or_default();
     let pids = text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
     pids.filter_map(|pid| {
         let stat = Stat::of(pid).filter(|stat| stat.is_copy_of_its_parent() && stat.is_alive())?;

@@ -4,6 +4,7 @@
 //! own page of code (the vDSO) has in every process. A function that is called ends by a signal to its thread, which stops it
 //! and is then dropped.
 
+use lowtide_config::proc;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use std::fs::{File, OpenOptions};
@@ -217,9 +218,9 @@ impl Tracee {
     fn at_its_beginning(pid: Pid, is_first: bool) -> Result<Tracee, Untraced> {
         let failed =
             |what| move |error: std::io::Error| Untraced::Failed(what, Errno::from_io_error(&error).unwrap_or(Errno::IO));
-        let proc = format!("/proc/{}", pid.as_raw_nonzero());
-        let memory = OpenOptions::new().read(true).write(true).open(format!("{proc}/mem")).map_err(failed("its memory"))?;
-        let auxv = std::fs::read(format!("{proc}/auxv")).map_err(failed("its auxv"))?;
+        let path = format!("/proc/{}", pid.as_raw_nonzero());
+        let memory = OpenOptions::new().read(true).write(true).open(format!("{path}/mem")).map_err(failed("its memory"))?;
+        let auxv = proc::read(format!("{path}/auxv")).map_err(failed("its auxv"))?;
         let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
         let vdso = auxv.chunks_exact(16).find(|pair| word(&pair[..8]) == AT_SYSINFO_EHDR).map(|pair| word(&pair[8..]));
         let vdso = vdso.ok_or(Untraced::Failed("it has no vDSO", Errno::NOSYS))?;
