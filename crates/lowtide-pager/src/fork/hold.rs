@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use crate::mappings::space::Exclusive;
 use crate::pager::Pager;
-use crate::sys::uffd::{Standing, Uffd, Watched};
+use crate::sys::uffd::{Message, Standing, Uffd, Watched};
 
 /// How long a monitor waits for second reports, in milliseconds: a thread that forks needs a CPU until then. If it takes longer,
 /// the monitors look again at each of their turns.
@@ -71,20 +71,32 @@ impl Pager {
         while self.hold.is_owed() && lock.while_free(|| hold.wait_readable(ms)) && self.read_hold(lock, hold) {}
     }
 
-    /// By the reclaimer, now and then: the same, where all monitors sleep.
+    /// By the reclaimer, now and then: the same, where all monitors sleep. And what is owed is put right: who was killed between
+    /// its two reports does not send the second.
     pub fn let_late_children_be_born(&self) {
-        if self.hold.is_owed() {
-            self.let_be_born(&mut self.space.exclusive(), 0);
+        let Some(hold) = self.hold.uffd() else { return };
+        // From the cloning of the memory on, until the second report was read and its thread has run.
+        let is_awaited = || hold.standing(self.staging.page_behind()) == Standing::Changing;
+        if !is_awaited() && !self.hold.is_owed() {
+            return;
+        }
+        let lock = self.space.exclusive();
+        if hold.is_readable() {
+            self.read_hold(&lock, hold);
+        } else if !is_awaited() {
+            self.hold.owed.store(0, Ordering::Relaxed);
         }
     }
 
     /// False: there was nothing to read, or no descriptor for it.
     fn read_hold(&self, lock: &Exclusive<'_>, hold: &Uffd) -> bool {
-        let mut read = 0;
+        let (mut read, mut others) = (0, 0);
         loop {
             match hold.read() {
                 // The child's, for the page of which nothing is told: it is closed.
-                Ok(_) => read += 1,
+                Ok(Message::Fork(_)) => read += 1,
+                // Somebody has unmapped that page, say: it goes on.
+                Ok(_) => others += 1,
                 Err(Errno::MFILE | Errno::NFILE) if self.close_reserve(lock) => {}
                 Err(_) => break,
             }
@@ -92,7 +104,7 @@ impl Pager {
         self.keep_reserve();
         let owed = self.hold.owed.load(Ordering::Relaxed);
         self.hold.owed.store(owed.saturating_sub(read), Ordering::Relaxed);
-        self.events_read.fetch_add(read.into(), Ordering::Relaxed);
+        self.events_read.fetch_add(u64::from(read) + others, Ordering::Relaxed);
         read > 0
     }
 }
@@ -124,6 +136,25 @@ mod tests {
             (page as *mut u8).write_volatile(1);
         }
         assert!(!pager.hold.uffd().unwrap().is_readable(), "nothing is told of that");
+    }
+
+    /// It is let go, and so is who waits for a report of somebody who was killed.
+    #[test]
+    fn whoever_drops_the_page_goes_on() {
+        let Some(pager) = crate::mappings::events::tests::pager() else { return };
+        pager.hold_forks();
+        pager.hold.owed.store(1, Ordering::Relaxed);
+        let page = pager.staging.page_behind();
+        // SAFETY: a page of the pager's that it does not use.
+        let drops = move || unsafe {
+            rustix::mm::madvise(page as *mut _, PAGE_SIZE, rustix::mm::Advice::LinuxDontNeed).unwrap();
+        };
+        let thread = std::thread::spawn(drops);
+        while !thread.is_finished() {
+            pager.let_late_children_be_born();
+        }
+        pager.let_late_children_be_born();
+        assert!(!pager.hold.is_owed());
     }
 
     #[test]

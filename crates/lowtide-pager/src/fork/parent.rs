@@ -5,11 +5,12 @@ use core::sync::atomic::Ordering;
 use lowtide_core::steps;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
-use rustix::thread::futex;
+use rustix::thread::{futex, nanosleep};
 
 use super::Whose;
 use super::handover::Handover;
 use super::hold::SOON_MS;
+use super::whole::PAUSE;
 use crate::fault::patience::Patience;
 use crate::fault::worker::Worker;
 use crate::mappings::going::Gone;
@@ -177,6 +178,16 @@ impl Pager {
                     // The child's own, in most cases: before that it can't begin.
                     if self.hold.is_owed() {
                         self.let_be_born(lock, 1);
+                        // Its thread gets no CPU, or there is no descriptor.
+                        if self.hold.is_owed() {
+                            let leaves = !core::mem::replace(&mut has_left, true);
+                            lock.while_free(|| {
+                                if leaves {
+                                    self.is_about_to_wait(worker);
+                                }
+                                drop(nanosleep(&PAUSE));
+                            });
+                        }
                         continue;
                     }
                     // Others serve this process's faults, and are told so if it takes longer.

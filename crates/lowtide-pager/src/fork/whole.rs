@@ -21,7 +21,7 @@ use crate::sys::uffd::{Message, Uffd, Wake};
 
 /// After each batch those have a turn who serve the parent's faults: without this they would wait for seconds where gigabytes
 /// are out. Long enough for one who sleeps to wake.
-const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
+pub(super) const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
 /// Ranges that a child drops before it is whole.
 const MOST_DROPPED: usize = 32;
 
@@ -146,9 +146,10 @@ impl Pager {
                 // It has not inherited that.
                 Err(Stopped { at, why: Errno::NOENT | Errno::INVAL | Errno::FAULT }) => i += at - first + 1,
                 Err(Stopped { why: Errno::SRCH, .. }) => filling.is_alive = false,
-                Err(Stopped { at, .. }) => {
+                Err(Stopped { at, why }) => {
                     i += at - first;
-                    if !self.hear(filling) && !patience.wait(NO_MEMORY_SECONDS) {
+                    let has_heard = self.hear(filling);
+                    if why == Errno::NOMEM && !has_heard && !patience.wait(NO_MEMORY_SECONDS) {
                         (self.host.fatal)(b"no memory for a forked child");
                     }
                 }
