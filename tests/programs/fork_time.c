@@ -1,6 +1,7 @@
-/* How long a fork takes. fork_time MIB HOT_MIB COUNT: fills MIB of text, goes over the last HOT_MIB again, so that the rest is what is out, and
- * forks COUNT times a child that ends at once. Prints for each fork the seconds until it returned in the parent, and until the child had ended. */
+/* How long a fork takes. fork_time MIB HOT_MIB COUNT [raw]: fills MIB of text, goes over the last HOT_MIB again, so that the rest is what is out, and
+ * forks COUNT times a child that ends at once, `raw`: by the bare system call. Prints for each fork the seconds until it returned in the parent, and until the child had ended. */
 #include "common.h"
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -15,6 +16,7 @@ int main(int argc, char **argv)
 {
 	size_t pages = number(argc, argv, 1, 1024) * MIB / PAGE, hot = number(argc, argv, 2, 400) * MIB / PAGE;
 	size_t count = number(argc, argv, 3, 5);
+	int raw = argc > 4 && strcmp(argv[4], "raw") == 0;
 	unsigned char *area = map_pages(pages);
 	MUST(hot <= pages);
 	fill(area, pages, "t", 0);
@@ -23,7 +25,7 @@ int main(int argc, char **argv)
 	sleep(1);
 	for (size_t n = 0; n < count; n++) {
 		double start = now();
-		pid_t child = fork();
+		pid_t child = raw ? (pid_t)syscall(SYS_fork) : fork();
 		if (child == 0)
 			_exit(0);
 		double forked = now();

@@ -26,8 +26,11 @@ pub fn execs() {
     }
     // First: where nobody has the other end of a filter, nothing can be executed.
     let Ok(broker) = broker::connect() else { return };
-    if broker.ask(FOLLOW, None).is_err() {
-        return say::warn(TOO_MANY.as_bytes());
+    match broker.ask(FOLLOW, None) {
+        Ok(_) => {}
+        // What another user's processes execute is not followed.
+        Err(Errno::PERM) => return,
+        Err(_) => return say::warn(TOO_MANY.as_bytes()),
     }
     match install(&FILTER) {
         Ok(listener) => drop(broker.ask(FOLLOW, Some(listener.as_fd()))),

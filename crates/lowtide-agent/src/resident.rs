@@ -49,6 +49,16 @@ pub fn in_child(proc: &Proc) {
     proc.family.store(FAMILY.load(Ordering::Relaxed), Ordering::Release);
 }
 
+/// In a copy of the process `parent`, which has no hooks: it has not said that it forks. (One that is gone shares nothing.)
+pub fn in_copy(proc: &Proc, parent: u32) {
+    let segment = agent::segment();
+    let is_it = |p: &&Proc| p.pid.load(Ordering::Relaxed) == parent && p.forks_unseen();
+    if let Some(parent) = segment.used_procs().iter().filter(|_| parent != 0).find(is_it) {
+        // Release: as in `in_child`.
+        proc.family.store(segment.found_family(parent), Ordering::Release);
+    }
+}
+
 /// What the reclaimer knows of this process's memory.
 pub struct Resident {
     statm: Option<OwnedFd>,
@@ -88,14 +98,18 @@ impl Resident {
             share: Share::default(),
             // Acquire, here and below: pairs with the Release in `before_fork`.
             forks: FORKS.load(Ordering::Acquire),
-            next_look_us: now_us() + LEAST_REST_US,
+            next_look_us: 0,
             others: Others::default(),
             may_grow: u64::MAX,
             may_be_off: rss::may_be_off_here(),
             correction: Correction::default(),
         };
         let resident = this.statm().anonymous;
-        let is_child = agent::proc().family.load(Ordering::Relaxed) != 0;
+        let proc = agent::proc();
+        // A copy has to itself what was brought in for it: it counts for all until it has looked, which it does at once.
+        let is_copy = proc.forks_unseen();
+        let is_child = proc.family.load(Ordering::Relaxed) != 0 && !is_copy;
+        this.next_look_us = if is_copy { 0 } else { now_us() + LEAST_REST_US };
         this.share = if is_child { Share::of_child(resident) } else { Share::alone(Now { resident, faults: faults() }) };
         this
     }

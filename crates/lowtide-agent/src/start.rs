@@ -19,8 +19,8 @@ use crate::files::Files;
 use crate::objects::Object;
 use crate::thread::syscall3;
 use crate::{
-    agent, atfork, exec, files, follow, hooks, in_thread, objects, one_shot_fd, pid_in_run, reclaimer, say, settings_variable,
-    skip, thread,
+    agent, atfork, exec, files, follow, hooks, in_thread, objects, one_shot_fd, pid_in_run, reclaimer, resident, say,
+    settings_variable, skip, thread,
 };
 
 #[used]
@@ -36,30 +36,31 @@ const STRANGE_LIBRARY: &[u8] = b"a process of the run is not limited: lowtide ca
 
 extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const *const c_char) {
     match objects::c_library() {
-        Some(library) => begin(envp, CLibrary::Glibc(library), None),
+        Some(library) => begin(envp, CLibrary::Glibc(library), None, 0),
         None => match objects::musl().and_then(|musl| musl.symbol(c"environ")) {
             // It passes constructors nothing.
             Some(environ) => {
                 // SAFETY: the C library's variable, which has been set by now.
-                begin(unsafe { *(environ.at as *const *const *const c_char) }, CLibrary::WithoutHooks, None);
+                begin(unsafe { *(environ.at as *const *const *const c_char) }, CLibrary::WithoutHooks, None, 0);
                 if agent::present() && exec::can_follow() {
                     follow::execs();
                 }
             }
-            None => begin(envp, CLibrary::Unknown, None),
+            None => begin(envp, CLibrary::Unknown, None, 0),
         },
     }
 }
 
 /// Called by `lowtide run`, which traces it, in a program that no loader starts, in its only thread, on its stack. `settings`, `segment`:
-/// descriptors of the files of the run, for a process that may not follow their paths; -1: it may.
+/// descriptors of the files of the run, for a process that may not follow their paths; -1: it may. `parent`: by which number the run
+/// knows the process whose copy this one is; 0: it is none.
 #[unsafe(no_mangle)]
-extern "C" fn lowtide_enter(envp: *const *const c_char, settings: RawFd, segment: RawFd) -> ! {
+extern "C" fn lowtide_enter(envp: *const *const c_char, settings: RawFd, segment: RawFd, parent: u32) -> ! {
     let open = (settings >= 0 && segment >= 0).then(|| {
         // SAFETY: left open by `lowtide run` for this function alone.
         unsafe { (OwnedFd::from_raw_fd(settings), OwnedFd::from_raw_fd(segment)) }
     });
-    begin(envp, CLibrary::WithoutHooks, open);
+    begin(envp, CLibrary::WithoutHooks, open, parent);
     // `lowtide run` waits for this signal, drops it, and puts back what the registers were.
     loop {
         let thread = thread::id();
@@ -77,8 +78,8 @@ enum CLibrary {
     Unknown,
 }
 
-/// `open`: the files of the run, if they are at hand.
-fn begin(envp: *const *const c_char, library: CLibrary, open: Option<(OwnedFd, OwnedFd)>) {
+/// `open`: the files of the run, if they are at hand. `parent`: as [`lowtide_enter`]'s.
+fn begin(envp: *const *const c_char, library: CLibrary, open: Option<(OwnedFd, OwnedFd)>, parent: u32) {
     let found = find_settings(envp).and_then(|origin| match &open {
         Some((settings, segment)) => files::map_open(settings, segment),
         None => files::map(origin),
@@ -108,6 +109,7 @@ fn begin(envp: *const *const c_char, library: CLibrary, open: Option<(OwnedFd, O
     reclaimer::forget_requests(proc);
     if matches!(library, CLibrary::WithoutHooks) {
         proc.has_no_hooks();
+        resident::in_copy(proc, parent);
     }
     if own.is_err() || matches!(library, CLibrary::Unknown) {
         return say::warn(STRANGE_LIBRARY);

@@ -5,11 +5,15 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use rustix::process::{Pid, Signal};
 
+/// More than most files of `/proc` have, in bytes.
+const ROOM: usize = 4096;
 /// The kernel's `PF_EXITING`.
 const EXITING: u64 = 0x4;
 /// The kernel's `PF_FORKNOEXEC`.
@@ -40,15 +44,26 @@ pub struct Stat {
     pub start: u64,
 }
 
+/// Reads a file of `/proc` in two calls, if it is not long. (`std::fs::read` begins with 32 bytes where the size is not known.)
+///
+/// # Errors
+/// Those of opening and reading.
+pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(ROOM);
+    // It does not ask for the size.
+    File::open(path)?.take(u64::MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 impl Stat {
     /// Of a process.
     pub fn of(pid: u32) -> Option<Stat> {
-        Self::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+        Self::parse(&read(format!("/proc/{pid}/stat")).ok()?)
     }
 
     /// Of a thread of a process.
     pub fn of_thread(pid: u32, thread: u32) -> Option<Stat> {
-        Self::parse(&fs::read(format!("/proc/{pid}/task/{thread}/stat")).ok()?)
+        Self::parse(&read(format!("/proc/{pid}/task/{thread}/stat")).ok()?)
     }
 
     /// Reads the line.
@@ -132,7 +147,7 @@ pub fn describe_threads(pid: u32) -> String {
 
 /// Resident pages and those of them that are of files or shared, of a process or of `self`.
 fn statm(pid: impl Display) -> Option<(u64, u64)> {
-    let text = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let text = String::from_utf8(read(format!("/proc/{pid}/statm")).ok()?).ok()?;
     let mut pages = text.split_ascii_whitespace().skip(1).map(|field| field.parse().ok());
     Some((pages.next()??, pages.next()??))
 }

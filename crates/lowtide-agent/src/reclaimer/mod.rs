@@ -273,7 +273,6 @@ impl ReclaimerThread {
             self.total = run.ram_roughly();
             return self.total;
         };
-        pager.let_late_children_be_born();
         let budget = &pager.budget;
         self.expected = budget.now();
         let before = budget.now_without_others();

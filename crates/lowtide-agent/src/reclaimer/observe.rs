@@ -22,6 +22,7 @@ impl ReclaimerThread {
     pub(super) fn turn(&mut self, pager: &Pager, total: u64) -> Nap {
         let now = now_us();
         self.housekeep(pager, total, now);
+        pager.let_late_children_be_born();
         if !pager.paused() {
             self.in_thread.go_on(pager);
         }

@@ -91,6 +91,7 @@ impl ReclaimerThread {
         pager.budget.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
         pager.budget.join(agent::segment(), agent::proc());
         pager.activate()?;
+        pager.hold_forks();
         agent::set_pager(pager);
         monitor::go();
         agent::segment().becomes_active(agent::proc());

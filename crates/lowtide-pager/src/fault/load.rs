@@ -298,6 +298,13 @@ impl Operation<'_> {
 }
 
 impl Pager {
+    /// Ends the run: the bytes of a page can't be had any more.
+    pub(crate) fn lose(&self, page: PageNo, entry: Entry, error: StoreError) -> ! {
+        let mut text = Line::new();
+        self.why_lost(&mut text, page, entry, error);
+        (self.host.fatal)(text.bytes())
+    }
+
     /// Says that the bytes of a page can't be had any more.
     pub(super) fn why_lost(&self, text: &mut Line, page: PageNo, entry: Entry, error: StoreError) {
         text.push(b"a page of the program could not be read back: ");

@@ -79,7 +79,7 @@ impl Monitor {
             self.naps += 1;
             wait(Some(&Timespec { tv_sec: 0, tv_nsec: i64::from(NAP_US) * 1000 }));
         } else {
-            let is_calm = !self.has_deferred() && pager.order.lock().is_all_certain();
+            let is_calm = !self.has_deferred() && pager.order.lock().is_all_certain() && !pager.hold.is_owed();
             let can_rest = self.worker.can_rest();
             let ms = if !is_calm {
                 1
@@ -103,9 +103,9 @@ impl Monitor {
     }
 
     /// Whether what waits to be read from the userfaultfd is needed for something that is not done: faults are put aside, an
-    /// event's place in the order is not certain, or a removal goes on.
+    /// event's place in the order is not certain, a thread that forks is held, or a removal goes on.
     pub fn wants_to_read(&self, pager: &Pager) -> bool {
-        self.has_deferred() || pager.going.is_on() || !pager.order.lock().is_all_certain()
+        self.has_deferred() || pager.going.is_on() || pager.hold.is_owed() || !pager.order.lock().is_all_certain()
     }
 
     /// Whether it has faults in hand that nobody else knows of.

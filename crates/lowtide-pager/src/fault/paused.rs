@@ -13,7 +13,6 @@ use crate::mappings::space::Exclusive;
 use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
-use crate::sys::Line;
 use crate::sys::uffd::{Uffd, Wake};
 
 impl Pager {
@@ -54,9 +53,7 @@ impl Pager {
                 let Some(entry) = Entry::from_raw(raw) else { return Err(Errno::INVAL) };
                 let (buffer, scratch) = worker.parts(1);
                 if let Err(e) = self.store(lock).load(entry, &mut buffer[0], scratch) {
-                    let mut text = Line::new();
-                    self.why_lost(&mut text, page, entry, e);
-                    (self.host.fatal)(text.bytes());
+                    self.lose(page, entry, e);
                 }
                 buffer[0].as_ptr()
             }

@@ -21,6 +21,7 @@ use crate::sys::uffd::Message;
 
 /// Why a child can't go on.
 const PARENT_KILLED: &[u8] = b"the parent was killed while it forked: the child's memory is not whole";
+const REFUSED: &[u8] = b"a forked child can't register its memory";
 
 /// What a child needs to come to itself.
 pub struct Inheritance<'a> {
@@ -113,7 +114,8 @@ impl Pager {
         self.reopen(uffd, present);
         {
             let lock = self.space.exclusive();
-            self.staging.register(self.uffd()).map_err(|_| &b"a forked child can't register its memory"[..])?;
+            self.staging.register(self.uffd()).map_err(|_| REFUSED)?;
+            self.hold_forks();
             self.held_back.end(&lock, |event, has_ended| match *event {
                 // Else it is the parent's: the call may have begun after the cloning.
                 Message::Remove { start, end } if has_ended => self.gone(&lock, Range { start, end }, Gone::Already),
@@ -201,7 +203,6 @@ impl Pager {
     /// and what it had unmapped just before, of which the child's tables did not know yet. What is taken for adopted and is not
     /// registered would be evicted, and never served.
     fn register_mapped(&self, mappings: &mut Walk<'_>, range: Range) -> Result<(), &'static [u8]> {
-        const REFUSED: &[u8] = b"a forked child can't register its memory";
         let mut at = range.start;
         while at < range.end {
             let next = mappings.next(at).map_err(|_| REFUSED)?.filter(|mapping| mapping.start < range.end);

@@ -17,8 +17,7 @@
 //! itself, what its tables say is out is forgotten.
 //!
 //! A fork that was not announced (a raw system call) is served otherwise: the monitor fills in every page of the child that is
-//! in lowtide's hands, at once, and lets it go: right, but it costs RAM. Where no fork is announced (there are no hooks), the
-//! thread that forks waits for that (`hold.rs`).
+//! in lowtide's hands, at once, and lets it go: right, but it costs RAM. The thread that forks waits for that (`hold.rs`).
 
 mod child;
 mod handover;
@@ -30,4 +29,4 @@ mod whole;
 pub use child::{Inheritance, TakenOver};
 pub use handover::Handover;
 pub(crate) use held_back::{HeldBack, Whose};
-pub(crate) use hold::Hold;
+pub(crate) use hold::{Hold, SOON_MS};

@@ -5,10 +5,12 @@ use core::sync::atomic::Ordering;
 use lowtide_core::steps;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
-use rustix::thread::futex;
+use rustix::thread::{futex, nanosleep};
 
 use super::Whose;
 use super::handover::Handover;
+use super::hold::SOON_MS;
+use super::whole::PAUSE;
 use crate::fault::patience::Patience;
 use crate::fault::worker::Worker;
 use crate::mappings::going::Gone;
@@ -93,13 +95,14 @@ impl Pager {
                     }
                 }
                 Ok(Message::Fork(child)) => match Worker::new(false) {
-                    Ok(mut worker) => self.forked_unannounced(lock, &child, &mut worker),
+                    Ok(mut worker) => self.forked_unannounced(lock, child, &mut worker),
                     Err(_) => (self.host.fatal)(b"no memory for a fork"),
                 },
                 Ok(event) => self.happened(lock, event),
                 Err(_) => break,
             }
         }
+        self.let_be_born(lock, SOON_MS);
         for addr in waiting {
             self.uffd().wake(addr, PAGE_SIZE);
         }
@@ -172,6 +175,21 @@ impl Pager {
                 }
                 Err(_) => {
                     alive = self.is_alive(&child);
+                    // The child's own, in most cases: before that it can't begin.
+                    if self.hold.is_owed() {
+                        self.let_be_born(lock, 1);
+                        // Its thread gets no CPU, or there is no descriptor.
+                        if self.hold.is_owed() {
+                            let leaves = !core::mem::replace(&mut has_left, true);
+                            lock.while_free(|| {
+                                if leaves {
+                                    self.is_about_to_wait(worker);
+                                }
+                                drop(nanosleep(&PAUSE));
+                            });
+                        }
+                        continue;
+                    }
                     // Others serve this process's faults, and are told so if it takes longer.
                     if !lock.while_free(|| child.wait_readable(1)) && !core::mem::replace(&mut has_left, true) {
                         lock.while_free(|| self.is_about_to_wait(worker));

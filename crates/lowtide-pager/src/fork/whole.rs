@@ -1,34 +1,75 @@
 //! A child that gets all of its memory at once: one that can't serve itself, is not ready in time, or was forked unannounced.
 
+use arrayvec::ArrayVec;
+use lowtide_core::slot::Entry;
+use lowtide_core::store::StoreError;
+use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 use rustix::thread::{Timespec, nanosleep};
 
 use super::Whose;
 use super::handover::UNDONE;
-use crate::fault::worker::Worker;
+use crate::fault::install::{Installed, Stopped, TWO_MAPPINGS, install_run};
+use crate::fault::patience::{NO_MEMORY_SECONDS, Patience};
+use crate::fault::worker::{CHUNK, Worker};
 use crate::mappings::regions::Range;
 use crate::mappings::space::Exclusive;
 use crate::pagemap::PageState;
+use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
-use crate::sys::uffd::{Message, Uffd};
+use crate::sys::uffd::{Message, Uffd, Wake};
 
-/// So many pages are brought in at a time, and then those have a turn who serve the parent's faults: without this they would wait
-/// for seconds where gigabytes are out.
-const BATCH: usize = 64;
-/// Long enough for one who sleeps to wake.
-const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
+/// After each batch those have a turn who serve the parent's faults: without this they would wait for seconds where gigabytes
+/// are out. Long enough for one who sleeps to wake.
+pub(super) const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
+/// Ranges that a child drops before it is whole.
+const MOST_DROPPED: usize = 32;
+
+/// Said where a fork can't be held.
+const NOT_HELD: &[u8] =
+    b"the program forked by a raw system call, and lowtide had no descriptor to hold it until the child's memory is whole: if the \
+      parent ends before that, the rest reads as zeros";
+
+/// Pages that are brought in together: where the child is to have each, and its word.
+type Batch = ArrayVec<(PageNo, PageState), CHUNK>;
+
+/// A child that is being filled.
+struct Filling<'a> {
+    child: &'a Uffd,
+    is_alive: bool,
+    /// What it has dropped meanwhile.
+    dropped: ArrayVec<Range, MOST_DROPPED>,
+}
+
+impl Filling<'_> {
+    fn has_dropped(&self, page: PageNo) -> bool {
+        self.dropped.iter().any(|range| (range.start..range.end).contains(&page.addr()))
+    }
+}
+
+/// Whether a page with this word is in lowtide's hands, and no zeros.
+fn is_out(word: PageState) -> bool {
+    match word {
+        PageState::Loading(raw, _) => raw != 0,
+        PageState::Staged(_) | PageState::Storing(_) | PageState::Swapped(_) => true,
+        _ => false,
+    }
+}
 
 impl Pager {
-    /// A fork event was read of which nobody had said a word.
-    pub(crate) fn forked_unannounced(&self, lock: &mut Exclusive<'_>, child: &Uffd, worker: &mut Worker) {
+    /// A fork event was read of which nobody had said a word. When no more messages are in hand, its child is to be
+    /// [let be born](Pager::let_be_born).
+    pub(crate) fn forked_unannounced(&self, lock: &mut Exclusive<'_>, child: Uffd, worker: &mut Worker) {
+        if !self.will_report_again(lock, &child) {
+            (self.host.warn)(NOT_HELD);
+        }
         // (Where there are no hooks, `lowtide run` enters the child, or says why not.)
         if !self.proc().forks_unseen() {
             (self.host.warn)(
                 b"the program forked by a raw system call: the child's memory was brought in whole and is not limited",
             );
         }
-        self.fill_child(lock, child, Whose::Parents, worker);
-        self.let_be_born(lock);
+        self.fill_child(lock, &child, Whose::Parents, worker);
     }
 
     /// The child gets all of its memory, and no references; false: it is dead.
@@ -48,48 +89,126 @@ impl Pager {
         // SAFETY of the data: no word changes but by operations under way, for the exclusive lock is held throughout, or the
         // pager is paused and events are held back. A page that one of them is storing or loading is still readable where its
         // word says.
-        let mut gone = [Range { start: 0, end: 0 }; 32];
-        let mut gone_len = 0;
-        let (mut dead, mut pages) = (false, 0);
+        let mut filling = Filling { child, is_alive: true, dropped: ArrayVec::new() };
+        let mut batch = Batch::new();
         self.map.each_used(|page, slot| {
             let word = slot.get();
-            let here =
-                !matches!(word, PageState::Staged(_) | PageState::Storing(_) | PageState::Swapped(_) | PageState::Loading(..))
-                    || matches!(word, PageState::Loading(0, _));
-            // (What is dropped is no child's.)
-            if dead || here || self.going.has(page) {
+            // (What the parent drops is no child's.)
+            if !filling.is_alive || !is_out(word) || self.going.has(page) {
                 return;
             }
-            let Some(page) = self.held_back.in_memory(lock, whose, page) else { return };
-            pages += 1;
-            if whose == Whose::Childs && pages % BATCH == 0 && !self.held_back.is_nearly_full(lock) {
-                lock.while_free(|| drop(nanosleep(&PAUSE)));
-            }
-            loop {
-                if gone[..gone_len].iter().any(|r| (r.start..r.end).contains(&page.addr())) {
-                    return;
-                }
-                match self.copy_to(lock, child, whose, page, worker) {
-                    Ok(()) | Err(Errno::NOENT | Errno::INVAL | Errno::FAULT) => return,
-                    Err(Errno::SRCH) => {
-                        dead = true;
-                        return;
-                    }
-                    Err(_) => {}
-                }
-                while let Ok(message) = child.read() {
-                    match message {
-                        // It is woken when its page comes, or at the end.
-                        Message::Fault { .. } => {}
-                        Message::Unmap { start, end } | Message::Remove { start, end } if gone_len < gone.len() => {
-                            gone[gone_len] = Range { start, end };
-                            gone_len += 1;
-                        }
-                        _ => (self.host.fatal)(b"a forked child changed its mappings before lowtide could follow"),
-                    }
+            let to = self.held_back.in_memory(lock, whose, page).filter(|page| !filling.has_dropped(*page));
+            let Some(page) = to else { return };
+            batch.push((page, word));
+            if batch.is_full() {
+                self.fill(lock, &mut filling, &batch, worker);
+                batch.clear();
+                if whose == Whose::Childs && !self.held_back.is_nearly_full(lock) {
+                    lock.while_free(|| drop(nanosleep(&PAUSE)));
                 }
             }
         });
-        !dead
+        if filling.is_alive {
+            self.fill(lock, &mut filling, &batch, worker);
+        }
+        filling.is_alive
+    }
+
+    /// Brings in a batch. The words still hold: the lock is held since they were read.
+    fn fill(&self, lock: &Exclusive<'_>, filling: &mut Filling<'_>, batch: &Batch, worker: &mut Worker) {
+        self.read_batch(lock, batch, worker);
+        let (bytes, _) = worker.buffer_and_waiters();
+        let (mut i, mut patience) = (0, Patience::new());
+        while i < batch.len() && filling.is_alive {
+            let first = batch[i].0;
+            if filling.has_dropped(first) {
+                i += 1;
+                continue;
+            }
+            let follows = |(n, (page, _)): &(usize, &(PageNo, PageState))| *page == first + *n && !filling.has_dropped(*page);
+            let run = batch[i..].iter().enumerate().take_while(follows).count();
+            let call = |at: PageNo, n: usize| {
+                let source = bytes[i + (at - first)].as_ptr();
+                // SAFETY: the buffer is never missing, and holds what the words say that these pages hold.
+                unsafe { filling.child.copy(at.addr(), source, n * PAGE_SIZE, Wake::Now) }
+            };
+            let came = |installed| match installed {
+                Installed::Pages(_, n) => self.arrived(n),
+                // The zero page, perhaps, which is to be written.
+                Installed::WasThere(page) => {
+                    if filling.child.let_write(page.addr(), PAGE_SIZE).is_err() {
+                        filling.child.wake(page.addr(), PAGE_SIZE);
+                    }
+                }
+            };
+            match install_run(first, run, TWO_MAPPINGS, call, came) {
+                Ok(()) => i += run,
+                // It has not inherited that.
+                Err(Stopped { at, why: Errno::NOENT | Errno::INVAL | Errno::FAULT }) => i += at - first + 1,
+                Err(Stopped { why: Errno::SRCH, .. }) => filling.is_alive = false,
+                Err(Stopped { at, why }) => {
+                    i += at - first;
+                    let has_heard = self.hear(filling);
+                    if why == Errno::NOMEM && !has_heard && !patience.wait(NO_MEMORY_SECONDS) {
+                        (self.host.fatal)(b"no memory for a forked child");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads what a child has to say that is being filled; false: nothing.
+    fn hear(&self, filling: &mut Filling<'_>) -> bool {
+        let mut has_heard = false;
+        while let Ok(message) = filling.child.read() {
+            has_heard = true;
+            match message {
+                // It is woken when its page comes, or at the end.
+                Message::Fault { .. } => {}
+                Message::Unmap { start, end } | Message::Remove { start, end } if !filling.dropped.is_full() => {
+                    filling.dropped.push(Range { start, end })
+                }
+                _ => (self.host.fatal)(b"a forked child changed its mappings before lowtide could follow"),
+            }
+        }
+        has_heard
+    }
+
+    /// Reads the pages of a batch into the worker's buffer: those that are in the store side by side together.
+    fn read_batch(&self, lock: &Exclusive<'_>, batch: &Batch, worker: &mut Worker) {
+        let mut i = 0;
+        while i < batch.len() {
+            let entries: ArrayVec<Entry, CHUNK> = batch[i..].iter().map_while(|(_, word)| self.entry_of(*word)).collect();
+            let n = entries.len();
+            let (buffer, scratch) = worker.parts(batch.len());
+            if n > 0 {
+                let mut results = [const { Err(StoreError::BadEntry) }; CHUNK];
+                self.store(lock).load_run(&entries, &mut buffer[i..i + n], &mut results[..n], scratch);
+                for (j, result) in results[..n].iter().enumerate() {
+                    if let Err(why) = result {
+                        self.lose(batch[i + j].0, entries[j], *why);
+                    }
+                }
+                i += n;
+                continue;
+            }
+            match batch[i].1 {
+                PageState::Staged(frame) | PageState::Storing(frame) if self.is_in_frame(frame) => {
+                    // SAFETY: a populated frame, which nobody writes.
+                    buffer[i].copy_from_slice(unsafe { &*(self.staging.addr(frame) as *const lowtide_core::store::Page) });
+                }
+                _ => buffer[i].fill(0),
+            }
+            i += 1;
+        }
+    }
+
+    /// Where in the store a page is; None: it is in staging.
+    fn entry_of(&self, word: PageState) -> Option<Entry> {
+        let (PageState::Swapped(raw) | PageState::Loading(raw, _)) = word else { return None };
+        match Entry::from_raw(raw) {
+            None => (self.host.fatal)(b"internal error: a page map word holds no valid swap entry"),
+            entry => entry,
+        }
     }
 }

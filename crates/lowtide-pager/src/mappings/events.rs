@@ -8,6 +8,7 @@ use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use crate::fault::worker::{Fault, Worker};
+use crate::fork::SOON_MS;
 use crate::mappings::going::Gone;
 use crate::mappings::regions::Range;
 use crate::mappings::space::Exclusive;
@@ -32,6 +33,8 @@ pub struct Read {
     pub remapped: bool,
     /// The program has forked as it said it would: for [`Pager::forked`].
     pub(crate) child: Option<Uffd>,
+    /// It has forked unannounced, and its child is whole.
+    is_whole: bool,
 }
 
 impl Read {
@@ -69,6 +72,10 @@ impl Pager {
             self.look_at_order(&lock, &message);
             self.act_on(&mut lock, message, worker, &mut read);
         }
+        // Not before the last of the children is whole: who is let go may end this process.
+        if read.child.is_none() {
+            self.let_be_born(&mut lock, if read.is_whole { SOON_MS } else { 0 });
+        }
         read.goes_on = self.let_go_in_turn(&lock, worker.claimant);
         self.keep_reserve();
         read
@@ -79,8 +86,14 @@ impl Pager {
         read.remapped |= matches!(message, Message::Remap { .. });
         match message {
             Message::Fault { addr, thread, access } => read.faults.push(Fault { addr, thread, access }),
-            Message::Fork(child) if self.held_back.begins_with_child(lock) => read.child = Some(child),
-            Message::Fork(child) => self.forked_unannounced(lock, &child, worker),
+            Message::Fork(child) if self.held_back.begins_with_child(lock) => {
+                self.will_report_again(lock, &child);
+                read.child = Some(child);
+            }
+            Message::Fork(child) => {
+                self.forked_unannounced(lock, child, worker);
+                read.is_whole = true;
+            }
             event => self.happened(lock, event),
         }
     }

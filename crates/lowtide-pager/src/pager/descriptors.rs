@@ -1,4 +1,4 @@
-//! The pager's descriptors: those it works with, which a forked child replaces, and one in reserve.
+//! The pager's descriptors: those it works with, which a forked child replaces, and two in reserve.
 
 use core::sync::atomic::Ordering;
 
@@ -49,17 +49,18 @@ impl Pager {
         Ok(numbers)
     }
 
-    /// Keeps a descriptor at hand, if there is one to be had.
+    /// Keeps as many descriptors at hand as the two reports of a fork bring, if they are to be had.
     pub(crate) fn keep_reserve(&self) {
         // Acquire: pairs with the swap in `close_reserve`. Release: with the same, which frees what is stored here.
         if self.reserve.load(Ordering::Acquire).is_null()
             && let Ok(fd) = rustix::io::fcntl_dupfd_cloexec(self.uffd().as_fd(), 0)
         {
-            self.reserve.store(Box::into_raw(Box::new(fd)), Ordering::Release);
+            let another = rustix::io::fcntl_dupfd_cloexec(&fd, 0).ok();
+            self.reserve.store(Box::into_raw(Box::new((fd, another))), Ordering::Release);
         }
     }
 
-    /// Closes it; false: there is none. With the space lock held alone, as above but where nobody else is at work.
+    /// Closes them; false: there are none. With the space lock held alone, as above but where nobody else is at work.
     pub(crate) fn close_reserve(&self, _: &Exclusive<'_>) -> bool {
         // AcqRel: pairs with the two in `keep_reserve`.
         let reserve = self.reserve.swap(core::ptr::null_mut(), Ordering::AcqRel);

@@ -104,7 +104,7 @@ pub struct Pager {
     has_moved: AtomicBool,
     /// A descriptor to close where there are no more, so that a fork event can be read, which brings one; null: there is none
     /// now.
-    reserve: AtomicPtr<OwnedFd>,
+    reserve: AtomicPtr<(OwnedFd, Option<OwnedFd>)>,
     /// Faults were served by copying: there may be stale words.
     has_copied: AtomicBool,
     /// See [`Pager::set_sharers`].
@@ -194,9 +194,6 @@ impl Pager {
     /// Those of registering the staging area.
     pub fn activate(&self) -> Result<(), Errno> {
         self.keep_reserve();
-        if self.proc().forks_unseen() {
-            self.hold_forks()?;
-        }
         self.staging.register(self.uffd())
     }
 

@@ -86,16 +86,16 @@ pub fn inspect(file: &File) -> std::io::Result<Kind> {
     let mut loader = None;
     let mut dynamic = None;
     let mut loads = Vec::new();
-    for i in 0..u64::from(count) {
-        let mut phdr = [0u8; PHDR_SIZE];
-        let Some(at) = offset.checked_add(i * PHDR_SIZE as u64) else {
-            return Ok(Kind::Broken("its program headers are damaged"));
-        };
-        if read_up_to(file, &mut phdr, at)? < PHDR_SIZE {
-            return Ok(Kind::Broken("it is cut off"));
-        }
-        let segment = Segment { offset: quad(&phdr, 8), address: quad(&phdr, 16), size: quad(&phdr, 32) };
-        match word(&phdr, 0) {
+    let mut headers = vec![0u8; PHDR_SIZE * usize::from(count)];
+    if offset.checked_add(headers.len() as u64).is_none() {
+        return Ok(Kind::Broken("its program headers are damaged"));
+    }
+    if read_up_to(file, &mut headers, offset)? < headers.len() {
+        return Ok(Kind::Broken("it is cut off"));
+    }
+    for phdr in headers.chunks_exact(PHDR_SIZE) {
+        let segment = Segment { offset: quad(phdr, 8), address: quad(phdr, 16), size: quad(phdr, 32) };
+        match word(phdr, 0) {
             PT_LOAD => loads.push(segment),
             PT_DYNAMIC => dynamic = Some(segment),
             PT_INTERP if loader.is_none() => loader = Some(segment),

@@ -206,10 +206,7 @@ impl Connection {
                     self.is_entering.set(false);
                     self.done(entering.let_go(self.pid))
                 }
-                FOLLOW => self.done(match files.pop() {
-                    Some(listener) => following.add(listener),
-                    None => following.has_room().then_some(()).ok_or(Errno::MFILE),
-                }),
+                FOLLOW => self.done(self.is_followed(following, files.pop())),
                 _ => self.done(Err(Errno::INVAL)),
             };
             if answer.is_err() {
@@ -223,6 +220,17 @@ impl Connection {
     fn is_mine(&self) -> Result<(), Errno> {
         let mine = Rights::of(std::process::id()).is_some_and(|rights| rights.0[..2] == self.rights.0[..2]);
         (mine && ancestry::is_alive(&self.peer)).then_some(()).ok_or(Errno::PERM)
+    }
+
+    /// Its execs are to be told by this; without it: they will be.
+    fn is_followed(&self, following: &mut Following, listener: Option<OwnedFd>) -> Result<(), Errno> {
+        // Whoever keeps a copy of it can take what is told before this process does, which then waits for the next. One of this
+        // user might as well stop this process. (Of others nothing is followed.)
+        self.is_mine()?;
+        match listener {
+            Some(listener) => following.add(listener),
+            None => following.has_room().then_some(()).ok_or(Errno::MFILE),
+        }
     }
 
     fn done(&self, result: Result<(), Errno>) -> Result<(), Errno> {
@@ -290,6 +298,27 @@ fn shake_hands(file: &OwnedFd, features: u64) -> Result<(), Errno> {
 mod tests {
     use super::*;
     use lowtide_pager::sys::uffd::NEEDED_FEATURES;
+
+    #[test]
+    fn only_processes_of_its_user_are_followed() {
+        let own = std::process::id();
+        let socket = || rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        let connection = |rights| {
+            let pid = rustix::process::getpid();
+            let peer = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+            let is_entering = Cell::new(false);
+            Connection { socket: socket(), peer, pid: own, user: 0, rights, since: Instant::now(), is_entering }
+        };
+        let mut following = Following::default();
+        let mine = connection(Rights::of(own).unwrap());
+        assert_eq!(mine.is_followed(&mut following, None), Ok(()));
+        assert_eq!(mine.is_followed(&mut following, Some(socket())), Err(Errno::BADF), "that is no listener");
+        let mut rights = Rights::of(own).unwrap();
+        rights.0[0] = "Uid:\t77\t77\t77\t77".to_owned();
+        let anothers = connection(rights);
+        assert_eq!(anothers.is_followed(&mut following, None), Err(Errno::PERM));
+        assert_eq!(anothers.is_followed(&mut following, Some(socket())), Err(Errno::PERM));
+    }
 
     #[test]
     fn only_userfaultfds_are_touched() {

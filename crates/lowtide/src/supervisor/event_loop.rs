@@ -90,6 +90,9 @@ pub fn supervise<'a>(
             if let Some(Seen::NotEntered(text)) = &seen {
                 this.warn(text.clone());
             }
+            if let Some(Seen::Stopped) = &seen {
+                copies.was_stopped(pid);
+            }
             seen
         };
         if let Some(code) = reap(child, ended.is_none(), saw) {

@@ -48,6 +48,23 @@ fn a_parent_that_executes_another_program() {
     daemon("execs");
 }
 
+/// By system calls that no hook sees: who forks is held there until the child has all of its memory.
+#[test]
+fn daemons_by_bare_system_calls() {
+    let Some(_turn) = turn() else { return };
+    if native_only() {
+        return;
+    }
+    let modes = ["once", "execs", "twice", "both", "after", "child"].map(|mode| ("fork", mode));
+    for (call, mode) in modes.into_iter().chain(["clone", "clone3"].map(|call| (call, "once"))) {
+        let name = format!("daemon {mode}, by a bare {call}");
+        let Some(job) = job(&name, "daemonize", &format!("96 {mode} 500 0 {call}")) else { return };
+        let outcome = limited(&job, 40);
+        assert!(ends_well(&outcome) && outcome.left.is_empty() && !outcome.stderr.contains("FAILED"), "{name}: {outcome:?}");
+        assert!(outcome.stat("evictions.pages") > 1000.0, "{name}: {}", outcome.stats);
+    }
+}
+
 /// By another thread, while the program forks. If it does so by a bare system call, the child finds out: nothing waits for
 /// ever.
 #[test]

@@ -75,6 +75,12 @@ fn holes_in_what_is_inherited() {
     verified("forks, holes", "fork_holes", "64");
 }
 
+/// Who forks by a bare system call gives the child what is out, and that lies anywhere.
+#[test]
+fn what_is_out_among_other_pages() {
+    verified("forks, scattered", "fork_scattered", "64");
+}
+
 /// Threads hold malloc's locks while they change mappings, and a fork takes these locks: neither waits for the other for ever.
 #[test]
 fn beside_threads_that_allocate() {

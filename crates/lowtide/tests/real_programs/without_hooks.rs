@@ -163,6 +163,40 @@ fn forked_children_of_programs_without_hooks() {
     }
 }
 
+/// What a parent and its workers have in common counts once.
+#[test]
+fn workers_of_a_static_program() {
+    let Some(_turn) = turn() else { return };
+    let Some(program) = compiled_statically("prefork") else { return };
+    let job = Job::new("static, workers", program).words("40 6 2 4");
+    let native = job.native();
+    assert!(ends_well(&native), "{native:?}");
+    if native_only() {
+        return;
+    }
+    let outcome = limited(&job, 100);
+    assert!(ends_well(&outcome) && outcome.stdout == native.stdout && outcome.left.is_empty(), "{outcome:?}");
+    // Counted seven times it was 270 MiB, and 70,000 pages left.
+    assert!(outcome.stat("ram_peak") < (180 << 20) as f64, "{}", outcome.stats);
+    assert!(outcome.stat("evictions.pages") < 20_000.0, "{}", outcome.stats);
+}
+
+/// One that is stopped just when it is to be entered is entered in the end. (Of these children that happens to two or so.)
+#[test]
+fn forked_children_that_are_stopped_again_and_again() {
+    let Some(_turn) = turn() else { return };
+    let Some(program) = compiled_statically("stopped_copies") else { return };
+    let job = Job::new("stopped copies", program).words("4 48");
+    let native = job.native();
+    assert!(ends_well(&native), "{native:?}");
+    if native_only() {
+        return;
+    }
+    let outcome = limited(&job, 64);
+    assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
+    assert_eq!(outcome.stats["pids"].as_array().map(Vec::len), Some(49), "all are limited: {}", outcome.stats);
+}
+
 /// The same descriptors, signals, rights, arguments and environment as natively; as the first program and as a child, with
 /// signals blocked and ignored that a tracer may need.
 #[test]

@@ -28,6 +28,8 @@ pub enum Standing {
 /// What a registered range tells of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Watched {
+    /// No touches, only events.
+    Nothing,
     /// Touches of missing pages.
     Missing,
     /// Writes to write-protected pages as well.
@@ -48,16 +50,18 @@ impl Uffd {
     /// can be registered; for accesses also: a part of it is inaccessible.
     ///
     /// # Safety
-    /// From now on every missing page in the range must be served.
+    /// From now on every missing page in the range must be served, unless nothing is watched.
     pub unsafe fn register(&self, start: usize, len: usize, watched: Watched) -> Result<(), Errno> {
-        let more = match watched {
-            Watched::Missing => 0,
-            Watched::Writes => sys::UFFDIO_REGISTER_MODE_WP,
-            Watched::Accesses => MODE_RWP,
+        let mode = match watched {
+            // Nothing is ever write-protected there.
+            Watched::Nothing => sys::UFFDIO_REGISTER_MODE_WP,
+            Watched::Missing => sys::UFFDIO_REGISTER_MODE_MISSING,
+            Watched::Writes => sys::UFFDIO_REGISTER_MODE_MISSING | sys::UFFDIO_REGISTER_MODE_WP,
+            Watched::Accesses => sys::UFFDIO_REGISTER_MODE_MISSING | MODE_RWP,
         };
         let mut arg = sys::uffdio_register {
             range: sys::uffdio_range { start: start as u64, len: len as u64 },
-            mode: u64::from(sys::UFFDIO_REGISTER_MODE_MISSING | more),
+            mode: u64::from(mode),
             ioctls: 0,
         };
         // SAFETY: REGISTER takes a uffdio_register.

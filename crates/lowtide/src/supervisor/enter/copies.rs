@@ -9,6 +9,7 @@ use crate::host::privilege;
 use crate::supervisor::{ancestry, cpu_clock};
 use lowtide_config::proc::{self, Stat};
 use lowtide_pager::segment::{Segment, proc_state};
+use rustix::io::Errno;
 use rustix::process::Pid;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -22,6 +23,8 @@ const ABOVE: &str = "a forked child of a program without hooks is not limited: w
 
 /// It could be killed for lowtide's system calls.
 const CONFINED: &str = "a forked child of a program without hooks is not limited: it has set up a system call filter";
+const UNKNOWN: &str = "a forked child of a program without hooks is not limited: the kernel does not say whether it shares its \
+                       parent's memory";
 const OTHERS: &str = "a forked child of a program without hooks is not limited: it has another user, or is traced";
 
 /// What was seen at the last look.
@@ -45,6 +48,13 @@ impl Copies {
     pub fn new() -> Copies {
         let own = std::process::id();
         Copies { parents: HashMap::new(), waiting: Vec::new(), done: copies(own, own) }
+    }
+
+    /// One was stopped, as by ^Z, just when it was to be entered: it is, once it goes on.
+    pub fn was_stopped(&mut self, pid: Pid) {
+        if let Some(at) = self.done.iter().position(|copy| copy.pid == pid.as_raw_pid() as u32) {
+            self.waiting.push(self.done.swap_remove(at));
+        }
     }
 
     /// Looks for them, and begins to trace those that are to be entered. What is to be said to the user.
@@ -91,6 +101,12 @@ impl Copies {
 
 /// Begins to trace a copy. The error: why it never will be; None: not now.
 fn enter(copy: Copy, own: u32, entering: &mut Entering) -> Result<(), Option<&'static str>> {
+    match shares_memory(copy.parent, copy.pid) {
+        Ok(false) => {}
+        Ok(true) | Err(Errno::SRCH) => return Ok(()),
+        Err(Errno::PERM) => return Err(Some(OTHERS)),
+        Err(_) => return Err(Some(UNKNOWN)),
+    }
     if privilege::is_above_program() {
         return Err(Some(ABOVE));
     }
@@ -105,23 +121,51 @@ fn enter(copy: Copy, own: u32, entering: &mut Entering) -> Result<(), Option<&'s
     if may_be_traced(copy.pid).is_none() || ancestry::belongs(copy.pid) != Some(true) {
         return Err(Some(OTHERS));
     }
-    entering.copy(copy.pid, copy.start).map_err(|_| Some(OTHERS))
+    match entering.copy(copy.pid, copy.start, copy.parent) {
+        // It has died.
+        Ok(()) | Err(Errno::SRCH) => Ok(()),
+        Err(Errno::AGAIN) => Err(None),
+        Err(_) => Err(Some(OTHERS)),
+    }
 }
 
-/// Children that a thread of a process has made and that have memory of their own, and have executed nothing.
+/// Children that a thread of a process has made and that have memory of their own, for all that is known, and have executed nothing.
 fn copies(parent: u32, thread: u32) -> Vec<Copy> {
-    let text = std::fs::read_to_string(format!("/proc/{parent}/task/{thread}/children")).unwrap_or_default();
+    let text = proc::read(format!("/proc/{parent}/task/{thread}/children")).unwrap_or_default();
+    let text = String::from_utf8(text).unwrap_or_default();
     let pids = text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
     pids.filter_map(|pid| {
         let stat = Stat::of(pid).filter(|stat| stat.is_copy_of_its_parent() && stat.is_alive())?;
-        (!shares_memory(parent, pid)).then_some(Copy { parent, pid, start: stat.start })
+        (shares_memory(parent, pid) != Ok(true)).then_some(Copy { parent, pid, start: stat.start })
     })
     .collect()
 }
 
-/// Whether two processes share their memory, as after vfork. Where the kernel does not say: yes.
-fn shares_memory(one: u32, other: u32) -> bool {
+/// Whether two processes share their memory, as after vfork.
+///
+/// # Errors
+/// `PERM`: this process may not trace one of them. `NOSYS`: the kernel was built without kcmp.
+fn shares_memory(one: u32, other: u32) -> Result<bool, Errno> {
     // SAFETY: asks, and touches no memory.
-    let order = unsafe { libc::syscall(libc::SYS_kcmp, one, other, MEMORY, 0, 0) };
-    order <= 0
+    match unsafe { libc::syscall(libc::SYS_kcmp, one, other, MEMORY, 0, 0) } {
+        0 => Ok(true),
+        order if order > 0 => Ok(false),
+        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_shares_memory_is_known() {
+        let own = std::process::id();
+        assert_eq!(shares_memory(own, own), Ok(true));
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        assert_eq!(shares_memory(own, child.id()), Ok(false));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(shares_memory(own, child.id()), Err(Errno::SRCH));
+    }
 }

@@ -31,8 +31,9 @@ struct Traced {
     /// Which of its threads executes.
     thread: Pid,
     why: Why,
-    /// Of a copy, when it was started.
+    /// Of a copy, when it was started, and whose copy it is.
     start: u64,
+    parent: u32,
     since: Instant,
     is_interrupted: bool,
 }
@@ -54,7 +55,7 @@ impl Entering {
     /// # Errors
     /// `AGAIN`: there are too many; those of tracing.
     pub fn trace(&mut self, process: u32, thread: u32) -> Result<(), Errno> {
-        self.seize(process, thread, Why::Asked, 0)
+        self.seize(process, thread, Why::Asked, (0, 0))
     }
 
     /// Traces a thread of which a filter tells, and which waits in the call, until it executes a program, or has not for a while.
@@ -70,16 +71,16 @@ impl Entering {
                 Ok(())
             }
             Some(_) => Err(Errno::AGAIN),
-            None => self.seize(process, thread, Why::Told, 0),
+            None => self.seize(process, thread, Why::Told, (0, 0)),
         }
     }
 
-    /// Traces a copy of its parent, which is entered where it stops. `start`: when it was started.
+    /// Traces a copy of its parent, which is entered where it stops. `start`: when it was started. `parent`: whose copy it is.
     ///
     /// # Errors
     /// As [`Entering::follow`].
-    pub fn copy(&mut self, process: u32, start: u64) -> Result<(), Errno> {
-        self.seize(process, process, Why::Copied, start)?;
+    pub fn copy(&mut self, process: u32, start: u64, parent: u32) -> Result<(), Errno> {
+        self.seize(process, process, Why::Copied, (start, parent))?;
         self.interrupt(process)
     }
 
@@ -108,13 +109,13 @@ impl Entering {
         }
     }
 
-    fn seize(&mut self, process: u32, thread: u32, why: Why, start: u64) -> Result<(), Errno> {
+    fn seize(&mut self, process: u32, thread: u32, why: Why, (start, parent): (u64, u32)) -> Result<(), Errno> {
         if self.traces(process) || !self.has_room() {
             return Err(Errno::AGAIN);
         }
         let (process_id, thread_id) = (number(process)?, number(thread)?);
         let since = Instant::now();
-        let traced = Traced { process: process_id, thread: thread_id, why, start, since, is_interrupted: false };
+        let traced = Traced { process: process_id, thread: thread_id, why, start, parent, since, is_interrupted: false };
         // Whoever has died since is seen to have by `saw`.
         if !std::fs::exists(format!("/proc/{process}/task/{thread}")).unwrap_or(false) {
             return Err(Errno::SRCH);
@@ -165,7 +166,7 @@ impl Entering {
                 return Some(Seen::entered("a program of the run", entered));
             }
             STOP if signal == libc::SIGTRAP && self.0[at].why == Why::Copied => {
-                let start = self.0.swap_remove(at).start;
+                let Traced { start, parent, .. } = self.0.swap_remove(at);
                 // It may be another process by now, or another program.
                 let is_it =
                     Stat::of(pid.as_raw_pid() as u32).is_some_and(|stat| stat.start == start && stat.is_copy_of_its_parent());
@@ -174,7 +175,7 @@ impl Entering {
                     let found = if is_it { Err(executed::NOT_FOUND) } else { Ok(()) };
                     return Some(Seen::entered("a forked child of a program without hooks", found));
                 }
-                let entered = Tracee::in_the_middle(pid).and_then(|tracee| bring_to_copy(tracee, agent));
+                let entered = Tracee::in_the_middle(pid).and_then(|tracee| bring_to_copy(tracee, agent, parent));
                 return Some(Seen::entered("a forked child of a program without hooks", entered));
             }
             // Nothing was executed. (Where the kernel begins the call anew, the filter tells of it anew.)

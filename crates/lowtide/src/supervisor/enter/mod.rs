@@ -102,7 +102,7 @@ fn bring(
     // -1: there is none.
     let [settings, segment] = agent.files.unwrap_or([-1; 2]).map(|file| file as u64);
     let entered =
-        map(&mut tracee, image, agent.path).and_then(|base| tracee.call(base + image.entry, [envp, settings, segment]));
+        map(&mut tracee, image, agent.path).and_then(|base| tracee.call(base + image.entry, [envp, settings, segment, 0]));
     if tracee.is_first {
         entered?;
         return tracee.go_on(mask);
@@ -111,8 +111,8 @@ fn bring(
 }
 
 /// The same for a process in the middle of what it does: on a stack of its own, which is given back. It finds the run by an
-/// environment that holds nothing else.
-fn bring_to_copy(mut tracee: Tracee, agent: &Agent<'_>) -> Result<(), Untraced> {
+/// environment that holds nothing else. `parent`: whose copy it is.
+fn bring_to_copy(mut tracee: Tracee, agent: &Agent<'_>, parent: u32) -> Result<(), Untraced> {
     let image = image()?;
     let mask = tracee.block_signals()?;
     let protection = u64::from(sys::PROT_READ | sys::PROT_WRITE);
@@ -122,7 +122,7 @@ fn bring_to_copy(mut tracee: Tracee, agent: &Agent<'_>) -> Result<(), Untraced> 
         let variable = [ENV_SEGMENT.as_bytes(), b"=", agent.run.origin.as_bytes(), b"\0"].concat();
         let environment = [room + 16, 0].map(u64::to_le_bytes).concat();
         let entered = tracee.write(room, &[environment, variable].concat()).and_then(|()| map(&mut tracee, image, agent.path));
-        let entered = entered.and_then(|base| tracee.call(base + image.entry, [room, u64::MAX, u64::MAX]));
+        let entered = entered.and_then(|base| tracee.call(base + image.entry, [room, u64::MAX, u64::MAX, parent.into()]));
         entered.and(tracee.syscall("munmap", sys::__NR_munmap, [room, ROOM, 0, 0, 0, 0]).map(drop))
     });
     tracee.go_on(mask).and(entered)

@@ -4,6 +4,7 @@
 //! own page of code (the vDSO) has in every process. A function that is called ends by a signal to its thread, which stops it
 //! and is then dropped.
 
+use lowtide_config::proc;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use std::fs::{File, OpenOptions};
@@ -217,9 +218,9 @@ impl Tracee {
     fn at_its_beginning(pid: Pid, is_first: bool) -> Result<Tracee, Untraced> {
         let failed =
             |what| move |error: std::io::Error| Untraced::Failed(what, Errno::from_io_error(&error).unwrap_or(Errno::IO));
-        let proc = format!("/proc/{}", pid.as_raw_nonzero());
-        let memory = OpenOptions::new().read(true).write(true).open(format!("{proc}/mem")).map_err(failed("its memory"))?;
-        let auxv = std::fs::read(format!("{proc}/auxv")).map_err(failed("its auxv"))?;
+        let path = format!("/proc/{}", pid.as_raw_nonzero());
+        let memory = OpenOptions::new().read(true).write(true).open(format!("{path}/mem")).map_err(failed("its memory"))?;
+        let auxv = proc::read(format!("{path}/auxv")).map_err(failed("its auxv"))?;
         let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
         let vdso = auxv.chunks_exact(16).find(|pair| word(&pair[..8]) == AT_SYSINFO_EHDR).map(|pair| word(&pair[8..]));
         let vdso = vdso.ok_or(Untraced::Failed("it has no vDSO", Errno::NOSYS))?;
@@ -348,18 +349,18 @@ impl Tracee {
         Ok(result as u64)
     }
 
-    /// Calls a function with three arguments, on the program's stack. It ends by sending SIGSTOP to its own thread, and never
+    /// Calls a function with four arguments, on the program's stack. It ends by sending SIGSTOP to its own thread, and never
     /// returns; nothing else of what it does stops it.
     ///
     /// # Errors
     /// It dies there.
-    pub fn call(&mut self, function: u64, [a, b, c]: [u64; 3]) -> Result<(), Untraced> {
+    pub fn call(&mut self, function: u64, [a, b, c, d]: [u64; 4]) -> Result<(), Untraced> {
         const WHAT: &str = "the agent's entry";
         let mut call = self.registers;
         // As the ABI wants it at a function's beginning: a multiple of 16 above the place to return to, of which there is none.
         call.rsp = ((self.stack - RED_ZONE) & !15) - 8;
         self.write(call.rsp, &[0; 8])?;
-        (call.rip, call.rdi, call.rsi, call.rdx) = (function, a, b, c);
+        (call.rip, call.rdi, call.rsi, call.rdx, call.rcx) = (function, a, b, c, d);
         (call.rax, call.orig_rax) = (0, u64::MAX);
         // As the ABI wants those, too: copying goes upwards. The threads that it makes inherit them.
         call.eflags = PLAIN_FLAGS;
@@ -451,6 +452,9 @@ enum Stop {
 }
 
 /// Waits until it stops. If it has ended that stays to be seen.
+///
+/// That may take as long as the kernel likes: who is frozen, or waits for a file system that does not answer, can neither be held
+/// nor let go. The processes that are there keep the run's limit by themselves meanwhile; new ones wait.
 fn wait(pid: Pid) -> Result<Stop, Untraced> {
     let failed = |errno| match errno {
         Errno::CHILD => Untraced::Died,
