@@ -35,17 +35,31 @@ const PATIENCE_MS: u32 = 65_000;
 /// have taken that thread out of the call.
 const LEAVERS_PATIENCE_MS: u32 = 1_000;
 
-unsafe extern "C" {
-    fn __register_atfork(prepare: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn(), dso: *mut c_void) -> c_int;
-}
+type Register =
+    unsafe extern "C" fn(prepare: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn(), dso: *mut c_void) -> c_int;
 
-// glibc's own. Where the C library is another one, the loader is not to fail for the want of it; nobody calls it there.
-core::arch::global_asm!(".weak __register_atfork");
+/// glibc's own `__register_atfork`. Where the C library is another one, there is none, and the loader is not to fail for the want
+/// of it: a reference is weak only if it says so in the same object file, of which the compiler makes several.
+fn register() -> Option<Register> {
+    let at: usize;
+    // SAFETY: reads a word of this library's own, which the loader has filled in.
+    unsafe {
+        core::arch::asm!(
+            ".weak __register_atfork",
+            "mov {}, qword ptr [rip + __register_atfork@GOTPCREL]",
+            out(reg) at,
+            options(nostack, readonly, preserves_flags)
+        )
+    };
+    // SAFETY: that function, as glibc declares it, or nothing.
+    unsafe { core::mem::transmute::<usize, Option<Register>>(at) }
+}
 
 /// Registers the handlers. Registered first, they run closest to the fork itself: last before it, first in the child.
 pub fn install() {
+    let Some(register) = register() else { return };
     // SAFETY: the functions live as long as the process; this library is never unloaded.
-    unsafe { __register_atfork(prepare, parent, child, core::ptr::null_mut()) };
+    unsafe { register(prepare, parent, child, core::ptr::null_mut()) };
 }
 
 extern "C" fn prepare() {
