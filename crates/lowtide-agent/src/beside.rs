@@ -17,7 +17,7 @@ use lowtide_core::vm::PAGE_SIZE;
 use crate::code::{byte_at, protect};
 use crate::objects::Found;
 use crate::patch::MAX_HOOKS;
-use crate::thread::syscall3;
+use crate::thread::{self, syscall3};
 
 /// Bytes of a short jump, and of one that reaches 2 GiB.
 const SHORT: usize = 2;
@@ -45,8 +45,7 @@ struct Route {
 
 /// Whether the calling thread is the only one of the process.
 pub fn is_alone() -> bool {
-    // The kernel counts a directory for each thread there, and two more links.
-    rustix::fs::stat(c"/proc/self/task").is_ok_and(|task| task.st_nlink == 3)
+    thread::others(0) == Some(1)
 }
 
 /// Makes all of the jumps. False: none of them (the system does not allow it, or there are no filling bytes for one of them).

@@ -12,6 +12,9 @@
 //! uses the new place, and tells others of it, only after its own event has been read. This leaves in doubt: that memory is
 //! taken from where something was moved to, from where something was moved away (but for the move's own unmapping), and, by a
 //! move, from where something was unmapped. A model of a kernel that delays any event checks that nothing else can be wrong.
+//!
+//! One thread's changes are in order. But that a program has one thread now says nothing of what another one did that has ended
+//! since. So whether it has others is asked at each raw call.
 
 use arrayvec::ArrayVec;
 
@@ -31,6 +34,8 @@ struct Change {
     to: Option<Range>,
     /// Its thread had the turn.
     in_turn: bool,
+    /// It had not, and the program had other threads.
+    is_of_many: bool,
     /// Of a move: the place that it came from was unmapped, as a move does.
     has_left: bool,
 }
@@ -51,37 +56,49 @@ impl Order {
     }
 
     /// Takes up an event that was read. False: what was read before it may have come after it. `in_turn`: whether the event
-    /// is of a call that others of its kind wait for.
+    /// is of a call that others of its kind wait for; `is_alone`: whether the program has one thread only.
     #[must_use]
-    pub(crate) fn is_certain(&mut self, event: &Message, in_turn: impl Fn(Range) -> bool) -> bool {
+    pub(crate) fn is_certain(&mut self, event: &Message, in_turn: impl Fn(Range) -> bool, is_alone: impl Fn() -> bool) -> bool {
+        let change = |left: Range, to| {
+            let in_turn = in_turn(left);
+            Change { left, to, in_turn, is_of_many: !in_turn && !is_alone(), has_left: false }
+        };
         match *event {
             Message::Remap { from, to, len } => {
                 let [left, to] = [from, to].map(|start| Range { start, end: start + len });
-                self.take_up(Change { left, to: Some(to), in_turn: in_turn(left), has_left: false })
+                let change = change(left, Some(to));
+                let is_certain = self.follows(&change, None, is_alone);
+                self.take_up(change);
+                is_certain
             }
             Message::Unmap { start, end } => {
-                let left = Range { start, end };
-                let in_turn = in_turn(left);
-                let change = Change { left, to: None, in_turn, has_left: false };
-                let Some(own) = self.0.iter().position(|earlier| earlier.is_of_the_call(&change)) else {
-                    return self.take_up(change);
-                };
-                self.0[own].has_left = start == self.0[own].left.start;
+                let change = change(Range { start, end }, None);
                 // Of the same thread, which had to wait for the other to be read.
-                !self.0.iter().enumerate().any(|(i, earlier)| i != own && earlier.makes_doubtful(&change))
+                let own = self.0.iter().position(|earlier| earlier.is_of_the_call(&change));
+                let is_certain = self.follows(&change, own, is_alone);
+                match own {
+                    Some(own) => self.0[own].has_left = start == self.0[own].left.start,
+                    None => self.take_up(change),
+                }
+                is_certain
             }
             _ => true,
         }
     }
 
-    fn take_up(&mut self, change: Change) -> bool {
-        let is_certain = !self.0.iter().any(|earlier| earlier.makes_doubtful(&change));
+    /// Whether it came after all that was read, of which `own` is of its own call.
+    fn follows(&self, change: &Change, own: Option<usize>, is_alone: impl Fn() -> bool) -> bool {
+        let others = self.0.iter().enumerate().filter(|(i, _)| Some(*i) != own).map(|(_, earlier)| earlier);
+        let mut doubts = others.filter(|earlier| earlier.makes_doubtful(change)).peekable();
+        doubts.peek().is_none() || !change.is_of_many && doubts.all(|earlier| !earlier.is_of_many) && is_alone()
+    }
+
+    fn take_up(&mut self, change: Change) {
         if self.0.is_full() {
             // Rather the unmappings than the moves, of which there are fewer.
             self.0.remove(self.0.iter().position(|earlier| earlier.to.is_none()).unwrap_or(0));
         }
         self.0.push(change);
-        is_certain
     }
 }
 
@@ -182,7 +199,7 @@ mod tests {
         fn read(&mut self, thread: usize) -> bool {
             let Some(event) = self.under_way[thread].pop_front() else { return true };
             let in_turn = self.turn == Some(thread);
-            let is_certain = self.order.is_certain(&event, |_| in_turn);
+            let is_certain = self.order.is_certain(&event, |_| in_turn, || false);
             match event {
                 Message::Unmap { start: at, .. } => (self.words[at], self.adopted[at]) = (None, false),
                 Message::Remap { from, to, .. } => {
@@ -255,13 +272,24 @@ mod tests {
     }
 
     #[test]
-    fn a_single_thread_may_be_in_doubt_before_it_is_seen_to_be_one() {
+    fn a_single_thread_is_never_in_doubt() {
+        let mut order = Order::default();
+        let mut follows = |event| order.is_certain(&event, |_| false, || true);
+        assert!(follows(Message::Remap { from: 1, to: 5, len: 1 }));
+        assert!(follows(Message::Unmap { start: 1, end: 2 }), "its own");
+        assert!(follows(Message::Unmap { start: 5, end: 6 }));
+    }
+
+    #[test]
+    fn what_a_thread_did_that_has_ended_since_is_in_doubt() {
+        // The first thread's move from 5 to 7 is read last. Meanwhile the second has moved something to 5, and ended.
         let mut order = Order::default();
         let raw = |_| false;
-        assert!(order.is_certain(&Message::Remap { from: 1, to: 5, len: 1 }, raw));
-        assert!(order.is_certain(&Message::Unmap { start: 1, end: 2 }, raw), "its own");
-        assert!(!order.is_certain(&Message::Unmap { start: 5, end: 6 }, raw));
+        assert!(order.is_certain(&Message::Remap { from: 1, to: 5, len: 1 }, raw, || false));
+        assert!(order.is_certain(&Message::Unmap { start: 1, end: 2 }, raw, || false));
+        let last = Message::Remap { from: 5, to: 7, len: 1 };
+        assert!(!order.is_certain(&last, raw, || true));
         order.all_is_certain();
-        assert!(order.is_certain(&Message::Unmap { start: 5, end: 6 }, raw));
+        assert!(order.is_certain(&last, raw, || false));
     }
 }

@@ -113,8 +113,7 @@ impl Pager {
         }
         self.events_read.fetch_add(1, Ordering::Relaxed);
         let in_turn = |range: Range| (self.host.turn)().into_iter().any(|changed| changed.covers(range));
-        let is_certain = self.order.lock().is_certain(message, in_turn);
-        if !is_certain && !(self.host.is_alone)() {
+        if !self.order.lock().is_certain(message, in_turn, self.host.is_alone) {
             (self.host.fatal)(
                 b"the program moves memory (mremap) by raw system calls of several threads, and lowtide can't tell which came first",
             );

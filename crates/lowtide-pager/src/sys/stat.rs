@@ -5,11 +5,6 @@ pub fn parse_cpu(stat: &[u8]) -> Option<u32> {
     field(stat, 39)
 }
 
-/// How many threads a process has, lowtide's among them.
-pub fn parse_threads(stat: &[u8]) -> Option<u32> {
-    field(stat, 20)
-}
-
 /// The state of a thread, as a letter: see proc(5).
 pub fn parse_state(stat: &[u8]) -> Option<u8> {
     let behind = stat.iter().rposition(|b| *b == b')')? + 1;
@@ -48,7 +43,6 @@ mod tests {
         assert!(only.is_set(parse_cpu(&stat).unwrap() as usize), "{}", std::string::String::from_utf8_lossy(&stat));
         let odd = b"1 (a) b) 7) S 1 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 5 0 0 9 0 0 0 0 0 0 0 0 0 0 0 0 17 3 0 0";
         assert_eq!(parse_cpu(odd), Some(3));
-        assert_eq!(parse_threads(odd), Some(1));
         assert_eq!((parse_state(&stat), parse_state(odd), parse_state(b"1 (a")), (Some(b'R'), Some(b'S'), None));
         assert_eq!((parse_cpu(b""), parse_cpu(b"1 (a) S 1")), (None, None));
     }
