@@ -74,6 +74,10 @@ pub struct Received {
     pub signal: Signal,
     /// The kernel has sent it, as it does with the terminal's ^C: the whole process group has got it.
     pub from_kernel: bool,
+    /// The number of the alarm whose time has come ([`CpuAlarm`]).
+    ///
+    /// [`CpuAlarm`]: crate::supervisor::cpu_alarm::CpuAlarm
+    pub alarm: Option<u32>,
 }
 
 /// Signals that are held back until they are asked for.
@@ -113,7 +117,9 @@ impl SignalFd {
             let info = info.assume_init();
             (info, Signal::from_raw_unchecked(info.ssi_signo as i32))
         };
-        Some(Received { signal, from_kernel: info.ssi_code == SI_KERNEL })
+        let is_alarm = info.ssi_code == libc::SI_TIMER && info.ssi_signo as i32 == libc::SIGRTMIN();
+        let alarm = is_alarm.then_some(info.ssi_int as u32);
+        Some(Received { signal, from_kernel: info.ssi_code == SI_KERNEL, alarm })
     }
 }
 
@@ -142,7 +148,7 @@ mod tests {
                 // SAFETY: sends a signal to this thread, which holds it back.
                 unsafe { libc::pthread_kill(libc::pthread_self(), signal.as_raw()) };
                 let received = signals.next().expect("it came");
-                assert!(received.signal == signal && !received.from_kernel);
+                assert!(received.signal == signal && !received.from_kernel && received.alarm.is_none());
             }
         };
         std::thread::spawn(test).join().unwrap();

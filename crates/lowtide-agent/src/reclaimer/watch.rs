@@ -18,6 +18,8 @@ use crate::{agent, gate, hooks, monitor, say, swap_file, thread};
 const ADOPTION_US: u64 = 20_000;
 /// When it is tried again to start handlers where none could be started, in microseconds.
 const NO_HANDLERS_US: u64 = 100_000;
+/// Naps from which only `lowtide run` wakes are no longer than this: it may be stopped, and it does not know of all that grows.
+const ALARMED_NAP_US: u64 = 5_000_000;
 /// A process that has not changed by so many bytes is still.
 const STILL: u64 = 64 << 10;
 
@@ -72,8 +74,8 @@ impl ReclaimerThread {
     /// has anything to do.
     fn rest(&mut self, room: u64, now: u64) -> u64 {
         let us = nap_us(room, self.touch_rate);
-        // Without the hooks nobody counts what the program maps.
-        if !hooks::installed() {
+        // Without the hooks nobody counts what the program maps: then its CPU time must tell.
+        if !hooks::installed() && !agent::proc().is_rung_when_it_runs() {
             return us;
         }
         let processes = agent::segment().processes();
@@ -81,6 +83,7 @@ impl ReclaimerThread {
             return us;
         };
         let long = long_nap_us(now.saturating_sub(self.watching.still.1), processes, agent::pid());
+        let long = if hooks::installed() { long } else { long.min(ALARMED_NAP_US) };
         if long <= us {
             return us;
         }

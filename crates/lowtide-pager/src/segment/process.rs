@@ -249,6 +249,16 @@ pub mod proc_state {
     pub const ACTIVE: u32 = 3;
 }
 
+/// States of `Proc::alarm`.
+mod alarm {
+    /// Its mappings are counted as they are made, or it has no reclaimer.
+    pub(super) const NONE: u64 = 0;
+    /// It can't sleep long without one.
+    pub(super) const ASKED: u64 = 1;
+    /// `lowtide run` rings as soon as it has had CPU time.
+    pub(super) const SET: u64 = 2;
+}
+
 /// Most threads that lowtide has in a process.
 pub const OWN_THREADS: usize = 17;
 
@@ -265,6 +275,8 @@ pub struct Proc {
     pub(super) elsewhere: AtomicU64,
     /// 1: it has no hook for fork.
     without_hooks: AtomicU64,
+    /// Whether it has an alarm: one of [`alarm`].
+    alarm: AtomicU64,
     /// Counts the rings for its reclaimer: a futex for all processes of the run, at which it takes its long naps.
     pub bell: AtomicU32,
     /// Ids of lowtide's threads in it, ...
@@ -350,6 +362,26 @@ impl Proc {
         self.without_hooks.load(Ordering::Relaxed) != 0
     }
 
+    /// By its reclaimer, after it has looked at the bell's count: whether `lowtide run` rings as soon as the process has had CPU
+    /// time. From the first question on it tries to.
+    pub fn is_rung_when_it_runs(&self) -> bool {
+        // Relaxed: an alarm that has come is taken back before the ring. A reclaimer that has missed it here finds that the
+        // bell has rung.
+        let _ = self.alarm.compare_exchange(alarm::NONE, alarm::ASKED, Ordering::Relaxed, Ordering::Relaxed);
+        self.alarm.load(Ordering::Relaxed) == alarm::SET
+    }
+
+    /// Whether it has ever asked.
+    pub fn asks_for_alarm(&self) -> bool {
+        self.alarm.load(Ordering::Relaxed) != alarm::NONE
+    }
+
+    /// By `lowtide run`, of a process that has asked: whether it rings.
+    pub fn has_alarm(&self, is_set: bool) {
+        let (from, to) = if is_set { (alarm::ASKED, alarm::SET) } else { (alarm::SET, alarm::ASKED) };
+        let _ = self.alarm.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
     /// The calling thread, of this id, is lowtide's, and lives as long as the process image.
     pub fn thread_begins(&self, id: u32) {
         let free = |place: &&AtomicU32| place.compare_exchange(0, id, Ordering::Relaxed, Ordering::Relaxed).is_ok();
@@ -387,6 +419,7 @@ impl Proc {
         self.threads.iter().for_each(|id| id.store(0, Ordering::Relaxed));
         for gauge in [
             &self.without_hooks,
+            &self.alarm,
             &self.shared_bytes,
             &self.family,
             &self.own_bytes,

@@ -6,13 +6,17 @@ use std::time::Duration;
 /// Of the kernel's clocks of a process: the one of its scheduler (CPUCLOCK_SCHED).
 const SCHED: libc::clockid_t = 2;
 
+/// The number of a process's clock, as clock_getcpuclockid makes it, which asks the kernel once more whether there is such a
+/// process.
+pub fn number(pid: Pid) -> libc::clockid_t {
+    (!pid.as_raw_nonzero().get() << 3) | SCHED
+}
+
 /// The CPU time of all threads of a process, those that have ended included. None: there is no such process. (A zombie is one.)
 pub fn of(pid: Pid) -> Option<Duration> {
-    // As clock_getcpuclockid makes it, which asks the kernel once more whether there is such a process.
-    let clock = (!pid.as_raw_nonzero().get() << 3) | SCHED;
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: it writes to what it is given.
-    let is_there = unsafe { libc::clock_gettime(clock, &raw mut time) == 0 };
+    let is_there = unsafe { libc::clock_gettime(number(pid), &raw mut time) == 0 };
     is_there.then(|| Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
 }
 

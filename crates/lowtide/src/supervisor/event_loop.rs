@@ -146,7 +146,11 @@ pub fn supervise<'a>(
 impl Supervisor<'_> {
     /// Passes signals on that have come: to the program while it lives (`lives`), else to all processes of the run.
     fn pass_on(&mut self, signals: &SignalFd, child: Pid, lives: bool) {
-        while let Some(Received { signal, from_kernel }) = signals.next() {
+        while let Some(Received { signal, from_kernel, alarm }) = signals.next() {
+            if let Some(place) = alarm {
+                self.run.tree.has_run(place);
+                continue;
+            }
             // What the kernel sends (^C, ^Z, hang-up) went to the whole process group, and the program is in it.
             if signal == Signal::CHILD || from_kernel {
                 continue;

@@ -2,11 +2,12 @@
 //! ([`shared_memory`]), the program's surroundings ([`launch`], [`signals`]). While it runs: [`event_loop`] sleeps until
 //! something happens, [`tree`] knows the processes and [`ancestry`] which of them belong to the run, [`broker`] answers those
 //! that can't help themselves ([`peer`] says who asks), [`in_thread`] has the kernel tell threads of their own faults,
-//! [`enter`] brings the agent into programs that can't preload it, [`cpu_clock`] which of them run, [`own_threads`] misses lowtide's threads in them, and [`series`] keeps what the run had over
-//! time.
+//! [`enter`] brings the agent into programs that can't preload it, [`cpu_clock`] knows which of them have run and [`cpu_alarm`]
+//! says when one does, [`own_threads`] misses lowtide's threads in them, and [`series`] keeps what the run had over time.
 
 pub mod ancestry;
 pub mod broker;
+pub mod cpu_alarm;
 mod cpu_clock;
 mod enter;
 pub mod event_loop;

@@ -3,13 +3,14 @@
 //! What stands in the segment may have been written by any process of the run. So whoever is registered counts only if it
 //! descends from this process, and only such processes are stopped.
 
+use crate::supervisor::cpu_alarm::CpuAlarm;
 use crate::supervisor::{ancestry, cpu_clock};
 use lowtide_config::proc::Stat;
 use lowtide_core::store::MAX_AREAS;
 use lowtide_pager::segment::{AREA_STATES, Audit, MAX_PROCS, Proc, Segment, proc_state};
 use rustix::process::{Pid, Signal};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Time between two looks, as long as there are few processes, ...
 const TICK: Duration = Duration::from_millis(25);
@@ -25,6 +26,9 @@ const EXAMINED: usize = 32;
 /// Who has had so much CPU time since its reclaimer was last woken is to look at its memory: one that sleeps long because nothing
 /// changes may be wrong by now. In that time a thread can touch one or two MiB.
 const RUNS: Duration = Duration::from_micros(500);
+/// Who has had no more than this part of the time since the last look is idle: a reclaimer that takes short naps takes a half of
+/// it, or less.
+const IDLE_PART: u32 = 50;
 
 /// What the processes hold at one moment, all of them together.
 #[derive(Debug, Clone, Copy, Default)]
@@ -53,14 +57,20 @@ pub struct AreaNow {
 }
 
 /// Which process a slot belonged to when it was last looked at; the start time tells it from a later one with the same pid.
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct Known {
     pid: u32,
     start: u64,
     /// The CPU time that it had had when its reclaimer was last woken, ...
     woken: Duration,
-    /// ... and when it was last examined.
+    /// ... when it was last examined, ...
     examined: Duration,
+    /// ... and at the last look.
+    had: Duration,
+    /// Of one whose mappings nobody counts: says when it runs, ...
+    alarm: Option<CpuAlarm>,
+    /// ... if it is set, and has not come.
+    is_set: bool,
 }
 
 /// The tree of a run.
@@ -70,6 +80,7 @@ pub struct Tree {
     known: Vec<Known>,
     next_examined: usize,
     tick: Duration,
+    polled: Instant,
     pids: Vec<u32>,
     gauges: Gauges,
     latest: Gauges,
@@ -86,6 +97,7 @@ impl Tree {
             known: Vec::new(),
             next_examined: 0,
             tick: TICK,
+            polled: Instant::now(),
             pids: Vec::new(),
             gauges,
             latest: gauges,
@@ -130,7 +142,7 @@ impl Tree {
     pub fn poll(&mut self) {
         let mut now = Gauges { ram: self.audit.look(self.segment), ..Gauges::default() };
         let used = self.segment.used_procs();
-        self.known.resize(used.len(), Known::default());
+        self.known.resize_with(used.len(), Known::default);
         now.own = self.segment.supervisor_bytes.load(Ordering::Relaxed);
         for p in used.iter().filter(|p| p.state.load(Ordering::Acquire) != proc_state::FREE) {
             let get = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
@@ -161,6 +173,7 @@ impl Tree {
         if now.pool_stored > self.fullest.pool_stored {
             self.fullest = now;
         }
+        let idle = std::mem::replace(&mut self.polled, Instant::now()).elapsed() / IDLE_PART;
         let first = self.next_examined;
         let (mut left, mut living, mut reaped) = (EXAMINED, 0usize, false);
         for i in (first..used.len()).chain(0..first) {
@@ -176,11 +189,15 @@ impl Tree {
                     self.known[i] = Known::default();
                     reaped = true;
                 }
-                Some(cpu) if cpu.saturating_sub(self.known[i].woken) > RUNS => {
-                    self.known[i].woken = cpu;
-                    p.ring();
+                Some(cpu) => {
+                    if cpu.saturating_sub(self.known[i].woken) > RUNS {
+                        self.known[i].woken = cpu;
+                        p.ring();
+                    }
+                    if self.known[i].pid == pid {
+                        self.set_alarm(i, cpu, idle);
+                    }
                 }
-                Some(_) => {}
             }
             // The next look begins with those that were left out.
             if left == 0 && self.next_examined == first {
@@ -212,10 +229,48 @@ impl Tree {
         // swap files.
         let Some(stat) = Stat::of(pid) else { return Some(cpu) };
         if is_new {
-            self.known[slot] = Known { pid, start: stat.start, woken: cpu, examined: cpu };
+            self.known[slot] = Known { pid, start: stat.start, woken: cpu, examined: cpu, ..Known::default() };
         }
         self.known[slot].examined = cpu;
         (stat.is_alive() && stat.start == self.known[slot].start).then_some(cpu)
+    }
+
+    /// Sees to it that the reclaimer of a process whose mappings nobody counts is woken as soon as that runs, if it has had no
+    /// more CPU time than `idle` since the last look: without an alarm it takes no long naps, and an alarm of one that runs
+    /// would come again and again.
+    fn set_alarm(&mut self, slot: usize, cpu: Duration, idle: Duration) {
+        let (p, known) = (&self.segment.used_procs()[slot], &mut self.known[slot]);
+        let is_idle = cpu.saturating_sub(std::mem::replace(&mut known.had, cpu)) <= idle.max(RUNS);
+        let was_set = known.is_set;
+        // (Where its number means something else here, none is set.)
+        if !p.asks_for_alarm() || p.state.load(Ordering::Relaxed) != proc_state::WATCHING || p.is_elsewhere() {
+            (known.alarm, known.is_set) = (None, false);
+        } else if !known.is_set && is_idle {
+            if known.alarm.is_none() {
+                known.alarm = Pid::from_raw(known.pid as i32).and_then(|pid| CpuAlarm::new(pid, slot as u32).ok());
+            }
+            known.is_set = known.alarm.as_ref().is_some_and(|alarm| alarm.set(cpu + RUNS));
+            // It was that of another process of this number, which is gone.
+            known.alarm = known.alarm.take().filter(|_| known.is_set);
+        }
+        // Said anew to what it executes.
+        p.has_alarm(known.is_set);
+        if was_set && !known.is_set {
+            p.ring();
+        }
+    }
+
+    /// The alarm of the process in this slot has come. (Of one that is gone, or a signal of somebody else's: a reclaimer is woken
+    /// for nothing.)
+    pub fn has_run(&mut self, slot: u32) {
+        let slot = slot as usize;
+        if let (Some(known), Some(p)) = (self.known.get_mut(slot), self.segment.used_procs().get(slot)) {
+            known.is_set = false;
+            // The next look is not to wake it for the same again.
+            known.woken = Pid::from_raw(known.pid as i32).and_then(cpu_clock::of).unwrap_or(known.woken);
+            p.has_alarm(false);
+            p.ring();
+        }
     }
 
     /// Sends a signal to all registered processes.
@@ -262,6 +317,7 @@ impl Tree {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::signal_fd::{SignalFd, SignalSet};
     use crate::supervisor::shared_memory::tests::segment;
     use std::process::Command;
 
@@ -285,5 +341,46 @@ mod tests {
         assert!((2..=4).contains(&rings[1]), "{rings:?}");
         tree.poll();
         assert!(procs.iter().all(|p| p.state.load(Ordering::Relaxed) == proc_state::FREE), "and who is gone is");
+    }
+
+    #[test]
+    fn who_asks_for_an_alarm_is_woken_as_soon_as_it_runs() {
+        let test = || {
+            // SAFETY: a signal that nobody else uses here.
+            let real_time = unsafe { Signal::from_raw_unchecked(libc::SIGRTMIN()) };
+            let (signals, _) = SignalFd::new(&SignalSet::of(&[real_time])).unwrap();
+            let segment: &'static Segment = Box::leak(segment());
+            let mut shell = Command::new("sh");
+            let mut child =
+                shell.args(["-c", "read line; while :; do :; done"]).stdin(std::process::Stdio::piped()).spawn().unwrap();
+            let a_while = || std::thread::sleep(Duration::from_millis(50));
+            (0..4).for_each(|_| a_while());
+            let p = segment.claim(child.id()).unwrap();
+            let mut tree = Tree::new(segment);
+            tree.poll();
+            let was_early = p.is_rung_when_it_runs() || tree.known[0].alarm.is_some();
+            a_while();
+            tree.poll();
+            let was_set = p.is_rung_when_it_runs();
+            let before = p.bell.load(Ordering::Relaxed);
+            drop(child.stdin.take());
+            let began = Instant::now();
+            let alarm = loop {
+                match signals.next() {
+                    None if began.elapsed() < Duration::from_secs(20) => std::thread::sleep(Duration::from_millis(1)),
+                    received => break received.and_then(|received| received.alarm),
+                }
+            };
+            alarm.into_iter().for_each(|slot| tree.has_run(slot));
+            let rings = p.bell.load(Ordering::Relaxed) - before;
+            let is_set = p.is_rung_when_it_runs();
+            assert!(child.kill().and_then(|()| child.wait()).is_ok());
+            assert_eq!((was_early, was_set, alarm, rings, is_set), (false, true, Some(0), 1, false));
+            tree.has_run(1000);
+            tree.poll();
+            assert!(tree.known[0].alarm.is_none() && signals.next().is_none(), "who is gone has none");
+        };
+        // In a thread of its own, so that the mask of no other test changes.
+        std::thread::spawn(test).join().unwrap();
     }
 }
