@@ -1,7 +1,7 @@
 //! A swap area: slots in clusters, a table word for each, and (where forked children may share them) who else refers to them.
 //! Frees are here; allocation is in `search.rs`.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 
@@ -69,6 +69,8 @@ pub struct Area {
     next: Next,
     availability: Availability,
     marks: CacheMarks,
+    /// A slot is in use and nobody's.
+    has_bad: AtomicBool,
     /// Who else refers to slots; `None`: nobody ever does.
     sharing: Option<Sharing>,
     #[cfg(feature = "lab")]
@@ -105,6 +107,7 @@ impl Area {
                 clusters,
                 availability: Availability::new(n_clusters as u64),
                 marks: CacheMarks::new(n_clusters)?,
+                has_bad: AtomicBool::new(false),
                 sharing: if cfg.shared { Some(Sharing::new(n_clusters)?) } else { None },
                 #[cfg(feature = "lab")]
                 area_lock: cfg.area_lock.then(AreaLock::new),
@@ -243,6 +246,17 @@ impl Area {
         if slot >= self.opened_slots() { None } else { self.words.get(slot as usize) }
     }
 
+    /// A slot that was given out stays in use though nobody refers to it: the device can't write it.
+    pub fn has_bad_slot(&self) {
+        // Relaxed: asked before a fork, which comes after all that was stored.
+        self.has_bad.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether there is a slot in use that nobody refers to.
+    pub(super) fn has_bad_slots(&self) -> bool {
+        self.has_bad.load(Ordering::Relaxed)
+    }
+
     /// Whether all threads write one sequence of slots, because the device turns.
     pub fn is_rotating(&self) -> bool {
         self.next.is_shared()
@@ -256,7 +270,8 @@ impl Area {
         }
     }
 
-    /// Whether `f` says yes to the table word of a slot that may be in use; none is looked at after the first.
+    /// Whether `f` says yes to the table word of a slot that may be in use; none is looked at after the first: a TiB
+    /// that is out has 268 million.
     pub fn any_word(&self, mut f: impl FnMut(u64) -> bool) -> bool {
         let opened = (self.opened_slots() as usize).min(self.words.len());
         self.words[..opened].iter().any(|word| f(word.load(Ordering::Relaxed)))

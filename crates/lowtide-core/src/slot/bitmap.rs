@@ -37,6 +37,11 @@ impl Bitmap {
         Bitmap(core::array::from_fn(word))
     }
 
+    /// The bits of 64 slots, the `w`th such word.
+    pub(super) fn word(&self, w: usize) -> u64 {
+        self.0[w]
+    }
+
     pub(super) fn is_set(&self, i: usize) -> bool {
         self.0[i / 64] >> (i % 64) & 1 == 1
     }

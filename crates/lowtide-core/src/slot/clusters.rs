@@ -68,7 +68,7 @@ impl Clusters {
     }
 
     /// Slots of cluster `i`.
-    fn slots_of(&self, i: usize) -> u64 {
+    pub(super) fn slots_of(&self, i: usize) -> u64 {
         (self.slots - (i * CLUSTER_SLOTS) as u64).min(CLUSTER_SLOTS as u64)
     }
 

@@ -109,11 +109,16 @@ impl Holders {
         Some(Claim { holder, record })
     }
 
-    /// Enters a slot in the map of a record that this process has claimed, by the thread that claimed it.
-    pub(super) fn add(&self, claim: Claim, slot: usize) {
-        let word = &self.maps[claim.holder * self.words + slot / 64];
+    /// Enters slots in the map of a record that this process has claimed, by the thread that claimed it: `bits` of word `w`.
+    pub(super) fn add(&self, claim: Claim, w: usize, bits: u64) {
+        let word = &self.maps[claim.holder * self.words + w];
         // Nobody else changes the map of a `Filling` record whose process lives.
-        word.store(word.load(Ordering::Relaxed) | 1 << (slot % 64), Ordering::Relaxed);
+        word.store(word.load(Ordering::Relaxed) | bits, Ordering::Relaxed);
+    }
+
+    /// What a holder holds of the slots of word `w`: to be asked by the holder itself.
+    pub(super) fn of(&self, holder: usize, w: usize) -> u64 {
+        self.maps[holder * self.words + w].load(Ordering::Relaxed)
     }
 
     /// All references of a child have been added: from here on the parent may drop its own.
@@ -240,8 +245,8 @@ mod tests {
     fn filled() -> (Holders, Claim) {
         let holders = Holders::new(8).unwrap();
         let claim = holders.claim(PARENT).unwrap();
-        holders.add(claim, 3);
-        holders.add(claim, 70);
+        holders.add(claim, 0, 1 << 3);
+        holders.add(claim, 1, 1 << 6);
         holders.filled();
         (holders, claim)
     }
@@ -271,7 +276,7 @@ mod tests {
             assert!(!holders.release(claim.holder, record, second, 8), "once");
             assert_eq!((held(&holders), holders.record(claim.holder).is_none()), ([0, 0], true));
             let again = holders.claim(PARENT).unwrap();
-            holders.add(again, 5);
+            holders.add(again, 0, 1 << 5);
             assert_eq!(held(&holders), [1 << 5, 0], "after {n} steps");
         }
     }

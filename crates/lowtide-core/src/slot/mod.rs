@@ -46,6 +46,7 @@ pub use io::IoCounts;
 pub use lab::{Policy, SearchStats};
 pub use quota::Quota;
 pub use row::Row;
+pub use sharing::Refers;
 pub use swap_cache::{NoCache, SwapCache};
 pub use validate::Invalid;
 

@@ -27,6 +27,16 @@ const _: () = assert!(HOLDERS < STRAYS as usize);
 /// child may still be about to, on a busy machine.
 const PATIENCE: u8 = 30;
 
+/// To which slots of an area this process refers. Each that it was given has a bit somewhere, 64 of them in a word; a table word
+/// for each slot is 64 times as much to read, and with a TiB that is out a fork would take a second for that.
+#[derive(Clone, Copy)]
+pub struct Refers<'a> {
+    /// To each that it was given, or got by a fork, and has not freed, unless some are bad ([`Area::has_bad_slot`]).
+    pub all: bool,
+    /// By the number of the slot and its table word, where not all are.
+    pub asked: &'a dyn Fn(u64, u64) -> bool,
+}
+
 /// Who else than this process refers to slots of an area.
 #[derive(Debug)]
 pub(super) struct Sharing {
@@ -110,32 +120,96 @@ impl Sharing {
     }
 }
 
+/// The numbers of the bits of a word that are set.
+pub(super) fn each_bit(word: u64) -> impl Iterator<Item = usize> {
+    (0..64).filter(move |bit| word >> bit & 1 == 1)
+}
+
 impl Area {
     /// Whether forked children get references to slots of this area.
     pub fn is_shared(&self) -> bool {
         self.sharing().is_some()
     }
 
-    /// Adds a reference to each slot of which `refers` says, by its number and its table word, that this process refers to it,
-    /// on behalf of the child that this process, `me`, forks next. Returns how many of them are strays. No effect on a private
-    /// area. No other call may be in flight.
-    pub fn add_references(&self, me: Image, refers: impl Fn(u64, u64) -> bool) -> u64 {
+    /// Calls `f` with the slots that this process refers to: which word of a map, and which bits of it. Only where there are
+    /// any, and until it says yes; whether it has. No other call may be in flight.
+    pub(super) fn find_reference(&self, refers: Refers<'_>, mut f: impl FnMut(usize, u64) -> bool) -> bool {
+        let Some(sharing) = self.sharing() else { return false };
+        // Those with which the area's lock deals in rows are used, and nobody refers to them.
+        #[cfg(feature = "lab")]
+        let refers = Refers { all: refers.all && self.area_lock().is_none(), ..refers };
+        let refers = Refers { all: refers.all && !self.has_bad_slots(), ..refers };
+        let mine = sharing.mine.load(Ordering::Relaxed);
+        let is_inherited = self.is_inherited();
+        if is_inherited && mine == NOBODYS {
+            return false;
+        }
+        let asks = !refers.all || is_inherited && mine == STRAYS;
+        // Acquire: pairs with the Release with which a word is changed.
+        let is =
+            |slot: usize| self.word(slot as u64).is_some_and(|word| (refers.asked)(slot as u64, word.load(Ordering::Acquire)));
+        (0..self.opened_clusters()).any(|i| {
+            // In a forked child the clusters of its parent's areas are an old copy.
+            let used = if is_inherited { None } else { Some(self.used_but_for_zombies(sharing, i)) };
+            (0..WORDS).map(|w| (i * WORDS + w, w)).any(|(at, w)| {
+                let bits = match (used, mine) {
+                    (Some(used), _) => used.word(w),
+                    (None, STRAYS) => u64::MAX,
+                    (None, holder) => sharing.holders.of(holder as usize, at),
+                };
+                let bits =
+                    if asks { each_bit(bits).filter(|bit| is(at * 64 + bit)).map(|bit| 1u64 << bit).sum() } else { bits };
+                bits != 0 && f(at, bits)
+            })
+        })
+    }
+
+    /// The slots of cluster `i` that this process was given and has not freed.
+    fn used_but_for_zombies(&self, sharing: &Sharing, i: usize) -> Bitmap {
+        let inner = self.clusters().lock(i);
+        let zombies = if inner.zombies == 0 { Bitmap::EMPTY } else { sharing.zombies.of(i) };
+        // Slot 0 and those beyond the end are no slots.
+        let first = usize::from(i == 0);
+        inner.used_without(&zombies).part(first, self.clusters().slots_of(i) as usize - first)
+    }
+
+    /// Whether this process refers to any slot. No other call may be in flight.
+    pub fn has_references(&self, refers: Refers<'_>) -> bool {
+        self.find_reference(refers, |_, _| true)
+    }
+
+    /// Whether the table words say the same as [`Refers::all`]. For checks: it looks at each.
+    pub fn refers_to_all(&self, asked: &dyn Fn(u64, u64) -> bool) -> bool {
+        let count = |all| {
+            let mut count = 0;
+            self.find_reference(Refers { all, asked }, |_, bits| {
+                count += bits.count_ones();
+                false
+            });
+            count
+        };
+        let mut by_words = 0;
+        self.each_word(|slot, word| by_words += u32::from(slot != 0 && asked(slot, word.load(Ordering::Acquire))));
+        // Of those that it was given it refers to all, and to no others.
+        self.sharing().is_none() || [count(true), count(false)] == [by_words; 2]
+    }
+
+    /// Adds a reference to each slot that this process refers to, on behalf of the child that this process, `me`, forks next.
+    /// Returns how many of them are strays. No effect on a private area. No other call may be in flight.
+    pub fn add_references(&self, me: Image, refers: Refers<'_>) -> u64 {
         let Some(sharing) = self.sharing() else { return 0 };
         let (mut claimed, mut strays) = (None, 0);
         sharing.childs.store(NOBODYS, Ordering::Relaxed);
-        self.each_word(|slot, word| {
-            // Acquire: pairs with the Release with which a word is changed.
-            if slot == 0 || !refers(slot, word.load(Ordering::Acquire)) {
-                return;
-            }
+        self.find_reference(refers, |w, bits| {
             // A record only where there is something to hold.
             match *claimed.get_or_insert_with(|| sharing.holders.claim(me)) {
-                Some(claim) => sharing.holders.add(claim, slot as usize),
-                None => {
-                    sharing.add_stray(slot as usize);
+                Some(claim) => sharing.holders.add(claim, w, bits),
+                None => each_bit(bits).for_each(|bit| {
+                    sharing.add_stray(w * 64 + bit);
                     strays += 1;
-                }
+                }),
             }
+            false
         });
         if let Some(claim) = claimed {
             sharing.holders.filled();
@@ -152,18 +226,16 @@ impl Area {
 
     /// Takes back what [`Area::add_references`] added, because there is no child. `refers`: as then; `None` if there was one
     /// that died: it may have dropped some already. (Its strays stay: how many it has dropped is not known.)
-    pub fn undo_references(&self, refers: Option<&dyn Fn(u64, u64) -> bool>) {
+    pub fn undo_references(&self, refers: Option<Refers<'_>>) {
         let Some(sharing) = self.sharing() else { return };
         if let Some(claim) = sharing.claimed() {
             sharing.holders.abandon(claim, self.opened_clusters() * WORDS);
         } else if sharing.childs.load(Ordering::Relaxed) == STRAYS
             && let Some(refers) = refers
         {
-            self.each_word(|slot, word| {
-                // Acquire: as in `add_references`.
-                if slot != 0 && refers(slot, word.load(Ordering::Acquire)) {
-                    sharing.drop_stray(slot as usize);
-                }
+            self.find_reference(refers, |w, bits| {
+                each_bit(bits).for_each(|bit| sharing.drop_stray(w * 64 + bit));
+                false
             });
         }
         sharing.childs.store(NOBODYS, Ordering::Relaxed);

@@ -51,7 +51,7 @@ impl Zombies {
     }
 
     /// The zombies of cluster `i`, whose lock the caller holds.
-    fn of(&self, i: usize) -> Bitmap {
+    pub(super) fn of(&self, i: usize) -> Bitmap {
         Bitmap::from_words(|w| self.words[i * WORDS + w].load(Ordering::Relaxed))
     }
 

@@ -15,7 +15,10 @@ use rustix::io::Errno;
 use super::table_word::Word;
 use super::{Image, Store, StoreError};
 use crate::device::Device;
-use crate::slot::{Area, IoCounts};
+use crate::slot::{Area, IoCounts, Refers};
+
+/// To which slots this process refers.
+const REFERS: Refers<'static> = Refers { all: true, asked: &refers };
 
 /// Whether a slot's table word refers to it.
 fn refers(_slot: u64, word: u64) -> bool {
@@ -33,13 +36,14 @@ impl Store {
                 // Children that died since the last regular look.
                 area.release_dead(me, is_alive, false);
             }
-            self.counters.stuck_references.add(area.add_references(me, refers));
+            debug_assert!(area.refers_to_all(&refers), "area {}", area.id());
+            self.counters.stuck_references.add(area.add_references(me, REFERS));
         }
     }
 
     /// Takes back what [`Store::fork_add_references`] added, for a fork that failed. No other call may have been made between.
     pub fn fork_undo_references(&self) {
-        self.areas.iter().for_each(|area| area.undo_references(Some(&refers)));
+        self.areas.iter().for_each(|area| area.undo_references(Some(REFERS)));
     }
 
     /// Takes back what the child of the latest fork, which is dead or will call [`Store::fork_child_whole`], still has of what
@@ -134,8 +138,12 @@ impl Store {
                 None => {}
             }
         }
-        // Of a file that holds something the first reference says so: some TiB that are out have a million words.
-        let is_empty = |area: &Area| !area.any_word(|word| Word::decode(word).is_reference());
+        let has_all = me.is_some() && result.is_ok();
+        let is_empty = |area: &Area| match has_all {
+            true => !area.has_references(REFERS),
+            // What its words say is still to be freed, though it has no references.
+            false => !area.any_word(|word| Word::decode(word).is_reference()),
+        };
         // SAFETY: the caller answers.
         unsafe { self.areas.after_fork(&is_empty) };
         for area in self.areas.iter() {

@@ -106,6 +106,7 @@ impl Store {
                 } else if let Some(word) = area.word(slot) {
                     // Where the device is broken it is not tried again: the slot stays in use.
                     word.store(Word::Bad.encode(), Ordering::Release);
+                    area.has_bad_slot();
                     self.counters.bad_slots.add(1);
                 }
             }

@@ -15,7 +15,7 @@ const OTHER: Image = Image::new(3);
 fn with_child(child: Image) -> (Holders, Claim) {
     let holders = Holders::new(1).unwrap();
     let claim = holders.claim(OWNER).unwrap();
-    holders.add(claim, 0);
+    holders.add(claim, 0, 1);
     holders.filled();
     assert!(holders.take(claim, child));
     (holders, claim)
@@ -33,7 +33,7 @@ fn hand_on_meanwhile(filled: fn(&Holders)) {
         let forking = holders.clone();
         let forking = thread::spawn(move || {
             let grandchild = forking.claim(CHILD).unwrap();
-            forking.add(grandchild, 0);
+            forking.add(grandchild, 0, 1);
             filled(&forking);
             forking.drop_one(child.holder, 0);
         });
@@ -65,7 +65,7 @@ fn release_twice(release: fn(&Holders, usize, Image)) {
         release(&holders, dead.holder, OWNER);
         let claim = holders.claim(OWNER);
         if let Some(claim) = claim {
-            holders.add(claim, 0);
+            holders.add(claim, 0, 1);
             holders.filled();
         }
         other.join().unwrap();
@@ -103,7 +103,7 @@ fn take_meanwhile(take: fn(&Holders, Claim) -> bool) {
     explore(move || {
         let holders = Holders::new(1).unwrap();
         let claim = holders.claim(CHILD).unwrap();
-        (0..2).for_each(|slot| holders.add(claim, slot));
+        holders.add(claim, 0, 0b11);
         holders.filled();
         let holders = Arc::new(holders);
         let grandchild = holders.clone();
