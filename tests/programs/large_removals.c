@@ -1,6 +1,6 @@
 /* Removals of so much at once that lowtide does them in parts (large_removals MIB): what was dropped reads as zeros as soon as the call has returned, from the
  * end on, which is done last; what is written there then stays, also in a forked child, and where it is moved to. Another thread works on its own memory all
- * the time. */
+ * the time. In the end as much is moved to where it was. */
 #include "common.h"
 #include <pthread.h>
 #include <sys/syscall.h>
@@ -121,6 +121,15 @@ int main(int argc, char **argv)
 		MUST(pthread_join(droppers[i], NULL) == 0);
 	is_new(there, "after two that overlap");
 	is_kept(there, "after two that overlap");
+
+	/* Onto all of that. */
+	write_all(there);
+	unsigned char *from = map_pages(pages);
+	for (size_t i = 0; i < pages; i++)
+		make_page(from + i * PAGE, WORD, pages + i);
+	MUST(mremap(from, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, there) == there);
+	for (size_t i = pages; i-- > 0;)
+		check_page(there + i * PAGE, WORD, pages + i, "moved to a given place");
 
 	finished = 1;
 	MUST(pthread_join(other, NULL) == 0);

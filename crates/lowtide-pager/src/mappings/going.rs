@@ -8,7 +8,8 @@
 //!   space lock. Who waits for such a page has the words around it let go of first, and gets zeros.
 //! - No page is evicted. So what the words say is always of before the removal, and to let go of it is right at any time, once
 //!   or twice.
-//! - A move takes no such words along, and puts none where they would be let go of: its places are cut out first.
+//! - A move takes no such words along, and puts none where they would be let go of: its places are cut out first, and their words
+//!   set aside (`pagemap/aside.rs`), as something that is left and is nowhere.
 //! - Before a fork all is done, and while the program forks nothing comes here, because events are held back.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
@@ -63,6 +64,8 @@ pub(crate) struct Going {
     version: AtomicU32,
     len: AtomicU32,
     entries: [Entry; MOST],
+    /// Words are aside.
+    aside: AtomicBool,
     /// See [`Going::was_in_the_way`].
     in_the_way: AtomicBool,
     /// Who lets go of them in turns, and when it last did, in microseconds.
@@ -76,15 +79,21 @@ impl Going {
             version: AtomicU32::new(0),
             len: AtomicU32::new(0),
             entries: [const { Entry::new() }; MOST],
+            aside: AtomicBool::new(false),
             in_the_way: AtomicBool::new(false),
             doer: AtomicU32::new(0),
             done_us: AtomicU64::new(0),
         }
     }
 
-    /// Whether there is any. Without the lock it may be out of date.
+    /// Whether there is any, in a range or aside. Without the lock it may be out of date.
     pub(crate) fn is_on(&self) -> bool {
-        self.len.load(Ordering::Relaxed) > 0
+        self.len.load(Ordering::Relaxed) > 0 || self.aside.load(Ordering::Relaxed)
+    }
+
+    /// Whether words are aside.
+    pub(crate) fn has_aside(&self, _: &Exclusive<'_>, any: bool) {
+        self.aside.store(any, Ordering::Relaxed);
     }
 
     fn all(&self) -> impl Iterator<Item = (Range, Gone)> + '_ {

@@ -110,13 +110,49 @@ impl Pager {
         self.publish_own();
     }
 
-    /// A move takes away what is in a range, or puts something there: what is left of removals in it is done before.
+    /// A move takes away what is in a range, or puts something there: what is left of removals in it is nowhere from here on.
     pub(crate) fn let_go_before_move(&self, lock: &Exclusive<'_>, range: Range) {
         for (left, _) in self.going.within(lock, range) {
             // Nothing that was there is in memory there any more.
-            self.dropped(lock, left.start.max(range.start), left.end.min(range.end));
+            self.put_aside(lock, Range { start: left.start.max(range.start), end: left.end.min(range.end) });
         }
         self.cut_out(lock, range);
+    }
+
+    /// Sets the words of a range aside, to be let go of when there is time. What is not a whole block, or what a thread is at
+    /// work on, is let go of at once.
+    fn put_aside(&self, lock: &Exclusive<'_>, range: Range) {
+        // Staged pages are found by their frames, and the others by a thread that comes back to them.
+        let is_quiet = |word| {
+            use PageState::*;
+            matches!(word, None | Zero | Swapped(_) | Clean(_) | Removing(_))
+        };
+        let (mut page, end) = (PageNo::of(range.start), PageNo::behind(range.end));
+        while let Some((first, behind)) = self.map.next_block(page, end) {
+            if behind - first < BLOCK_PAGES || !self.map.set_aside(first, is_quiet) {
+                self.dropped(lock, first.addr(), behind.addr());
+            }
+            page = behind;
+        }
+        self.going.has_aside(lock, self.map.has_aside());
+    }
+
+    /// Lets go of a part of what is aside; false: there is nothing.
+    fn let_go_aside(&self, lock: &Exclusive<'_>) -> bool {
+        let mut freer = self.store(lock).freer();
+        let blocks = self.map.empty_some_aside(|word| {
+            // One that is claimed all the same (`PageMap::set_aside`), before this or just now, stays until whoever has claimed it
+            // is gone.
+            let said = word.get();
+            if !matches!(said, PageState::Loading(..)) && word.swap(said, PageState::None) {
+                self.forget(&mut freer, said);
+            }
+        });
+        drop(freer);
+        self.going.has_aside(lock, self.map.has_aside());
+        lock.spend(blocks);
+        self.publish_own();
+        blocks > 0
     }
 
     /// As much of what is left as there is time for in this hold of the lock, and as others let it; something in any case.
@@ -127,8 +163,12 @@ impl Pager {
         }
         let goes_on = || lock.spent() < MOST && !self.space.is_wanted();
         // Before what gives nothing but memory of lowtide's back, where pages of the program stay until it is done.
-        while let Some((range, gone)) = self.going.next(lock, |range| self.regions.overlaps(lock, range)) {
-            self.going.advance(lock, range, self.let_go_part(lock, range, gone));
+        loop {
+            if let Some((range, gone)) = self.going.next(lock, |range| self.regions.overlaps(lock, range)) {
+                self.going.advance(lock, range, self.let_go_part(lock, range, gone));
+            } else if !self.let_go_aside(lock) {
+                break;
+            }
             if !goes_on() {
                 break;
             }
@@ -187,6 +227,7 @@ impl Pager {
             self.let_go_while(lock, range, gone, || true);
             self.going.advance(lock, range, range.end);
         }
+        while self.let_go_aside(lock) {}
     }
 
     /// Before memory is moved from and to these places: waits for a while until nothing is left of what was dropped there, where
@@ -342,6 +383,42 @@ mod tests {
         pager.let_go_of_all(&lock);
         assert_eq!(words(&pager, late, 8), [PageState::Zero; 8]);
         assert_eq!(pager.zero_now.load(Ordering::Relaxed), 8);
+    }
+
+    /// A call that moves to a given place unmaps that first: what was out there is let go of in parts, and not when the move is
+    /// applied, which nobody can wait for.
+    #[test]
+    fn a_move_to_a_large_place_lets_go_of_that_later() {
+        let Some(pager) = pager() else { return };
+        let (place, from) = (range(BLOCKS), AT + 2 * BLOCKS * BLOCK_BYTES);
+        zeros_out(&pager, AT, BLOCKS);
+        let moved = BLOCKS * BLOCK_PAGES;
+        for page in PageNo::of(from).up_to(PageNo::of(from) + moved) {
+            pager.map.populate(page).unwrap();
+            pager.map.set(page, PageState::Swapped(page.number() as u64));
+        }
+        let lock = pager.space.exclusive();
+        pager.happened(&lock, unmap(place));
+        let left = blocks_out(&pager);
+        assert!(left > MOST, "{left} blocks are left");
+        // A worker is at one of them.
+        let busy = PageNo::of(place.end).back(3 * BLOCK_PAGES);
+        pager.map.set(busy, PageState::Orphan);
+        pager.happened(&lock, Message::Remap { from, to: AT, len: place.end - place.start });
+        // As many words were let go of as that worker's block has.
+        assert_eq!(left - blocks_out(&pager), 1);
+        let is_moved = |at: usize| {
+            PageNo::of(at)
+                .up_to(PageNo::of(at) + moved)
+                .zip(PageNo::of(from).number()..)
+                .all(|(page, entry)| pager.map.get(page) == PageState::Swapped(entry as u64))
+        };
+        assert!(is_moved(AT) && words(&pager, from, 64) == [PageState::None; 64] && !pager.going.has(PageNo::of(AT)));
+        drop(lock);
+        let one = Claimant::new();
+        let holds = (1..20).take_while(|_| pager.let_go_in_turn(&pager.space.exclusive(), one)).count();
+        assert!((1..10).contains(&holds) && !pager.going.is_on(), "{holds} holds");
+        assert!(blocks_out(&pager) == 0 && is_moved(AT), "what was moved there stays");
     }
 
     /// Of two removals, what is left of the older one takes no marks of the newer one away, though its pieces find no room.

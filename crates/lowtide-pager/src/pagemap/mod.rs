@@ -8,6 +8,7 @@
 //! [`PageMap::collect`], when nobody looks.
 
 mod arena;
+mod aside;
 pub(crate) mod ids;
 mod state;
 mod transitions;
@@ -22,6 +23,7 @@ use rustix::io::Errno;
 use crate::pagemap::ids::PageNo;
 pub use crate::reclaim::refault::Mark;
 use arena::{Arena, GRANULE};
+use aside::Aside;
 pub use state::{Claimant, PageState};
 pub use word::PageWord;
 
@@ -69,6 +71,7 @@ pub struct PageMap {
     /// Held while a node or leaf comes to be.
     grow: Lock<()>,
     leaves: AtomicUsize,
+    aside: Aside,
     /// How many leaves were left by the latest [`PageMap::collect`].
     collected: AtomicUsize,
 }
@@ -85,6 +88,7 @@ impl PageMap {
             arena,
             grow: Lock::new(()),
             leaves: AtomicUsize::new(0),
+            aside: Aside::default(),
             collected: AtomicUsize::new(0),
         })
     }
@@ -213,6 +217,12 @@ impl PageMap {
             }
         }
         end.min(page)
+    }
+
+    /// The pages of `first .. end` that have words, in the next leaf.
+    pub(crate) fn next_block(&self, first: PageNo, end: PageNo) -> Option<(PageNo, PageNo)> {
+        let (_, start) = self.next_leaf(first).ok().filter(|(_, start)| *start < end)?;
+        Some((start, end.min(behind(start, LEAF_SHIFT))))
     }
 
     /// The first leaf that holds a page at or after `page`, and the first such page in it.

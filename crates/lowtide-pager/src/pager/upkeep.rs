@@ -7,6 +7,7 @@ use lowtide_core::vm::PAGE_SIZE;
 
 use super::Pager;
 use crate::fault::worker::Worker;
+use crate::pagemap::PageState;
 use crate::reclaim::drain::Drained;
 use crate::segment::Segment;
 
@@ -137,7 +138,16 @@ impl Pager {
         self.pause();
         let alone = self.space.exclusive();
         // SAFETY: no operation is under way, nobody else has the space lock, and no thread of the program is at it.
-        unsafe { self.map.collect() };
+        unsafe {
+            let mut freer = self.store(&alone).freer();
+            // What was claimed while it was set aside: nobody is at work on it any more.
+            self.map.collect_aside(|word| match word {
+                PageState::Loading(0, _) => self.forget(&mut freer, PageState::Zero),
+                PageState::Loading(entry, _) => self.forget(&mut freer, PageState::Swapped(entry)),
+                _ => {}
+            });
+            self.map.collect();
+        }
         // Before the lock: whoever waits for it to serve a fault by copying, as in a fork, finds that there is no need.
         self.resume();
         drop(alone);

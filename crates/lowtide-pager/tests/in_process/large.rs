@@ -103,6 +103,24 @@ fn what_was_dropped_does_not_move() {
     is_new(&house, moved.cast());
 }
 
+/// In one call what was there is unmapped, and other memory comes there: as much of both is out as can be.
+#[test]
+fn what_is_moved_to_a_large_place_is_there_at_once() {
+    let Some(house) = house() else { return };
+    let (place, from) = (house.region(PAGES), house.region(PAGES));
+    filled(&house, place);
+    (0..PAGES).for_each(|i| write(page(from, i), new(i)));
+    house.evict_all();
+    // SAFETY: the test's own memory, both.
+    unsafe { rustix::mm::mremap_fixed(from.cast(), PAGES * PAGE, PAGES * PAGE, MremapFlags::MAYMOVE, place.cast()).unwrap() };
+    for i in (0..PAGES).rev() {
+        verify(page(place, i), new(i), "moved there");
+    }
+    house.evict_all();
+    (0..PAGES).for_each(|i| verify(page(place, i), new(i), "after it was evicted"));
+    assert!(!house.pager.has_removals_left());
+}
+
 /// Two that overlap, by two threads, again and again. The last page of each is the last that is done.
 #[test]
 fn removals_that_overlap_both_have_an_end() {
