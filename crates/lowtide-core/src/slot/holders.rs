@@ -31,7 +31,7 @@ use crate::vm::OnFork;
 
 /// Most holders at a time, for each area. (A record takes 8 bytes; a map takes memory only where there are references.) In
 /// models each word costs.
-pub(super) const HOLDERS: usize = if cfg!(any(feature = "loom", feature = "shuttle")) { 2 } else { 256 };
+pub(crate) const HOLDERS: usize = if cfg!(any(feature = "loom", feature = "shuttle")) { 2 } else { 256 };
 /// Words with a bit for each record that is not free.
 const IN_USE: usize = HOLDERS.div_ceil(64);
 

@@ -40,6 +40,7 @@ pub use cluster::{CLUSTER_SLOTS, MAX_ORDER, ORDERS};
 pub use entry::Entry;
 pub use error::SlotError;
 pub use fill::{FILLS, Fills};
+pub(crate) use holders::HOLDERS;
 pub use holders::Image;
 pub use io::IoCounts;
 #[cfg(feature = "lab")]

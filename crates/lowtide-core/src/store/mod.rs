@@ -39,7 +39,7 @@ use crate::ledger::Ledger;
 use crate::pool::Pool;
 #[cfg(feature = "lab")]
 use crate::slot::MAX_ORDER;
-use crate::slot::{Area, AreaConfig, Areas, Fills, IoCounts};
+use crate::slot::{Area, AreaConfig, Areas, Fills, HOLDERS, IoCounts};
 use crate::vm::{PAGE_SIZE, room};
 use compact::Compaction;
 use counters::Counters;
@@ -63,6 +63,18 @@ pub use types::{
 
 /// The number of the area without a device.
 const RAM_AREA: u8 = 0;
+
+/// Bytes of tables for each slot of an area that children may share: a word, a bit for each holder, a count, and some bits.
+const SLOT_BYTES: usize = size_of::<u64>() + HOLDERS / 8 + size_of::<u16>() + 1;
+/// An area has so many slots wherever it is.
+const LEAST_SLOTS: usize = 1 << 16;
+
+/// How many of these slots an area may have. Where a process may map little, or be promised little, there are never more pages
+/// to be stored than for which the tables are a small part of that; but a disk may be large.
+fn with_room_for_tables(slots: u64) -> u64 {
+    let wish = usize::try_from(slots).unwrap_or(usize::MAX).saturating_mul(SLOT_BYTES);
+    slots.min((room::part(wish, LEAST_SLOTS * SLOT_BYTES) / SLOT_BYTES) as u64)
+}
 
 /// Keeps pages that left memory. All methods may be called from any thread at any time unless they say otherwise.
 #[derive(Debug)]
@@ -164,6 +176,7 @@ impl Store {
     }
 
     fn add_device(&self, device: Device, cfg: AreaConfig) -> Result<(), StoreError> {
+        let cfg = AreaConfig { slots: with_room_for_tables(cfg.slots), ..cfg };
         self.areas.add(Area::new(Some(device), cfg)?, true)?;
         // Release: pairs with the Acquire in `has_device`. A thread that sees it finds the area.
         self.own.fetch_add(1, Ordering::Release);

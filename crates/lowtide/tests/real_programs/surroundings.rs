@@ -1,7 +1,9 @@
 //! Programs that change what surrounds them: descriptors, their children's LD_PRELOAD, which system calls there are.
 
+use std::fs;
+
 use crate::check::{Data, Growth, compare, ends_well};
-use crate::machine::{native_only, tool, turn};
+use crate::machine::{native_only, say, tool, turn};
 use crate::measure::{Job, Limit, Swap};
 use crate::programs::{compiled, job, library};
 
@@ -35,6 +37,58 @@ fn a_limit_of_address_space() {
     let job = Job::new("limit of address space", python).args(["-c", SCRIPT]);
     let job = job.around(sh, &["-c", "ulimit -v 8000000; exec \"$@\"", "sh"]);
     compare(&job, Growth::Stream, Data::Compressible, ends_well);
+}
+
+/// The tables of a swap file, which is half of what is free on a disk, are no more of it.
+#[test]
+fn a_limit_of_address_space_and_a_large_disk() {
+    const SCRIPT: &str = "import mmap\n\
+        filled = bytearray(b'lowtide-') * (12 << 20)\n\
+        reserved = [mmap.mmap(-1, 64 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(15)]\n\
+        assert filled == b'lowtide-' * (12 << 20)\n\
+        print('OK')";
+    let Some(_turn) = turn() else { return };
+    let (Some(sh), Some(python)) = (tool("sh"), tool("python3")) else { return };
+    let job = Job::new("little address space, a large disk", python).args(["-c", SCRIPT]);
+    let job = job.around(sh, &["-c", "ulimit -v 1500000; exec \"$@\"", "sh"]);
+    compare(&job, Growth::Stream, Data::Any, ends_well);
+}
+
+/// Where the kernel promises no memory that it does not have, what lowtide reserves is missing in all programs: it is little. For
+/// the whole machine that would be a nuisance, so this is for guests (`tests/vm/vm`).
+#[test]
+fn where_the_kernel_promises_little() {
+    let Some(_turn) = turn() else { return };
+    if !fs::read_to_string("/proc/cmdline").is_ok_and(|line| line.contains("vm.second=")) {
+        return say("  strict overcommit: for a guest, not for this machine");
+    }
+    let Some(job) = job("strict overcommit", "promises", "64 80 3") else { return };
+    let _strict = Strict::new();
+    compare(&job, Growth::Existing, Data::Compressible, ends_well);
+    let outcome = job.limited(&Limit { ram: 32 << 20, swap: Swap::Default });
+    assert!(ends_well(&outcome) && !outcome.stderr.contains("warning"), "{outcome:?}");
+}
+
+/// vm.overcommit_memory=2, as long as this lives.
+struct Strict(Vec<(&'static str, String)>);
+
+impl Strict {
+    fn new() -> Strict {
+        // The ratio first: with that of most machines what there is may be too much already.
+        let settings = [("/proc/sys/vm/overcommit_ratio", "80"), ("/proc/sys/vm/overcommit_memory", "2")];
+        let mut before = Strict(Vec::new());
+        for (file, value) in settings {
+            before.0.push((file, fs::read_to_string(file).expect("a setting")));
+            fs::write(file, value).expect("set");
+        }
+        before
+    }
+}
+
+impl Drop for Strict {
+    fn drop(&mut self) {
+        self.0.iter().rev().for_each(|(file, value)| fs::write(file, value).expect("put back"));
+    }
 }
 
 #[test]
