@@ -162,6 +162,9 @@ impl Supervisor {
     }
 }
 
+/// How often it is looked which CPUs the process may use.
+const CPUS_EVERY_US: u64 = 1_000_000;
+
 struct ReclaimerThread {
     /// Until it is the pager's.
     uffd: Option<Uffd>,
@@ -294,6 +297,18 @@ impl ReclaimerThread {
         self.total
     }
 
+    /// Follows the CPUs that the process may use, which it may have changed, or somebody else.
+    fn follow_cpus(&mut self, now_us: u64) {
+        if now_us.saturating_sub(self.cpus_seen_us) < CPUS_EVERY_US {
+            return;
+        }
+        self.cpus_seen_us = now_us;
+        self.touch_rate = touch_rate(cpus::allowed());
+        if agent::pager().is_some() {
+            monitor::follow_cpus();
+        }
+    }
+
     fn run(mut self) -> ! {
         loop {
             let (bell, before) = (request::bell(), long_nap::before());
@@ -304,6 +319,7 @@ impl ReclaimerThread {
                 self.supervisor_seen_us = now;
                 self.supervisor.must_live();
             }
+            self.follow_cpus(now);
             let mut sentinels_in = u64::MAX;
             if let Some(pager) = agent::pager() {
                 sentinels_in = self.set_sentinels(pager);

@@ -14,8 +14,6 @@ use crate::{agent, gate, monitor, told, wake, watch};
 
 /// What forked children had that are gone is dropped this often.
 const REAP_EVERY_US: u64 = 1_000_000;
-/// How often it is looked which CPUs the process may use.
-const CPUS_EVERY_US: u64 = 1_000_000;
 
 impl ReclaimerThread {
     /// A turn while memory is registered. Returns for how long to sleep.
@@ -96,10 +94,6 @@ impl ReclaimerThread {
         pager.budget.set_ceiling(settings.ram_ceiling.load(Ordering::Relaxed));
         pager.set_sharers(self.resident.sharers());
         monitor::start_wanted(pager, now_us);
-        if now_us.saturating_sub(self.cpus_seen_us) >= CPUS_EVERY_US {
-            self.cpus_seen_us = now_us;
-            monitor::follow_cpus();
-        }
         if pager.wants_writes_watched() {
             if gate::try_close() {
                 pager.watch_writes();

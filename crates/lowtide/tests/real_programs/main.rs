@@ -9,9 +9,11 @@
 mod accounting;
 mod areas;
 mod beyond;
+mod cgroup;
 mod check;
 mod cold;
 mod compressing;
+mod cpus_and_nodes;
 mod crowded;
 mod daemons;
 mod early_threads;

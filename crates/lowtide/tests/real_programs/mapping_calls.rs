@@ -1,10 +1,9 @@
 //! Calls that change mappings or drop pages, under a limit: mremap in all its cases, pages that are dropped without an event,
 //! and calls that fill memory, which take long.
 
-use std::path::{Path, PathBuf};
-
+use crate::cgroup::Cgroup;
 use crate::check::{Data, Growth, compare, ends_well};
-use crate::machine::{native_only, say, tool, turn};
+use crate::machine::{native_only, turn};
 use crate::measure::{Job, Limit, Outcome, Swap};
 use crate::programs::job;
 
@@ -66,49 +65,15 @@ fn pages_under_a_guard_are_gone() {
     same(&job, &Limit { ram: 40 << 20, swap: Swap::Ram });
 }
 
-/// A memory cgroup, removed when dropped.
-struct Cgroup(PathBuf);
-
-impl Cgroup {
-    /// One with so much memory; None (said loudly) where it can't be made.
-    fn new(bytes: u64) -> Option<Cgroup> {
-        let name = format!("lowtide-test-{}", std::process::id());
-        for (root, limit) in [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")] {
-            let path = Path::new(root).join(&name);
-            if std::fs::create_dir(&path).is_ok() {
-                let cgroup = Cgroup(path);
-                if std::fs::write(cgroup.0.join(limit), bytes.to_string()).is_ok() {
-                    return Some(cgroup);
-                }
-            }
-        }
-        assert!(std::env::var_os("CI").is_none(), "cannot run here, and CI must not skip: no memory cgroup");
-        say("SKIPPED: a memory cgroup can't be made");
-        None
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        // Its processes have ended, but may not have left yet.
-        for _ in 0..100 {
-            if std::fs::remove_dir(&self.0).is_ok() {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
-    }
-}
-
 /// From Linux 6.15 on the kernel drops pages that were freed by MADV_FREE from where lowtide has moved them, too.
 #[test]
 #[ignore = "takes long: make test-long"]
 fn freed_pages_are_dropped_anywhere() {
     let Some(_turn) = turn() else { return };
-    let (Some(job), Some(shell)) = (job("MADV_FREE", "dropped_pages", "free 24 64 8"), tool("sh")) else { return };
-    let Some(cgroup) = Cgroup::new(96 << 20) else { return };
-    let join = format!("echo $$ > '{}'; exec \"$@\"", cgroup.0.join("cgroup.procs").display());
-    same(&job.around(shell, &["-c", &join, "sh"]), &Limit { ram: 48 << 20, swap: Swap::Ram });
+    let Some(job) = job("MADV_FREE", "dropped_pages", "free 24 64 8") else { return };
+    let Some(cgroup) = Cgroup::of_memory(96 << 20) else { return };
+    let Some(job) = cgroup.around(job) else { return };
+    same(&job, &Limit { ram: 48 << 20, swap: Swap::Ram });
 }
 
 /// Runs a program natively and in so many bytes of RAM, where no sample of it may be above the bound.
