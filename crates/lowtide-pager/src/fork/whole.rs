@@ -91,13 +91,14 @@ impl Pager {
         // word says.
         let mut filling = Filling { child, is_alive: true, dropped: ArrayVec::new() };
         let mut batch = Batch::new();
+        let before_move = self.before_move(lock, child);
         self.map.each_used(|page, slot| {
             let word = slot.get();
             // (What the parent drops is no child's.)
             if !filling.is_alive || !is_out(word) || self.going.has(page) {
                 return;
             }
-            let to = self.held_back.in_memory(lock, whose, page).filter(|page| !filling.has_dropped(*page));
+            let to = self.held_back.in_memory(lock, whose, page).map(&before_move).filter(|page| !filling.has_dropped(*page));
             let Some(page) = to else { return };
             batch.push((page, word));
             if batch.is_full() {

@@ -15,9 +15,12 @@
 //!
 //! One thread's changes are in order. But that a program has one thread now says nothing of what another one did that has ended
 //! since. So whether it has others is asked at each raw call.
+//!
+//! Where a move is made for the program by a thread of lowtide's (`made_move.rs`) more is known of it, and nothing is in doubt.
 
 use arrayvec::ArrayVec;
 
+use crate::mappings::made_move::MadeMove;
 use crate::mappings::regions::Range;
 use crate::sys::uffd::Message;
 
@@ -38,67 +41,99 @@ struct Change {
     is_of_many: bool,
     /// Of a move: the place that it came from was unmapped, as a move does.
     has_left: bool,
+    /// Of all that were read, in their order.
+    number: u64,
 }
 
 /// The changes that were read while others are on their way.
 #[derive(Debug, Default)]
-pub(crate) struct Order(ArrayVec<Change, MOST>);
+pub(crate) struct Order {
+    read: ArrayVec<Change, MOST>,
+    /// How many were read at all.
+    count: u64,
+    /// What a thread of lowtide's moves for the program just now.
+    pub(crate) made: Option<MadeMove>,
+}
 
 impl Order {
     /// Whether all that was read is certain.
     pub(crate) fn is_all_certain(&self) -> bool {
-        self.0.is_empty()
+        self.read.is_empty() && self.made.is_none_or(|made| !made.is_late)
     }
 
     /// No change was on its way at a time after the last event was read and before the next is.
     pub(crate) fn all_is_certain(&mut self) {
-        self.0.clear();
+        self.read.clear();
+        self.made = self.made.filter(|made| !made.is_late);
+    }
+
+    /// How many changes were read.
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// No change was on its way at a time after so many were read.
+    pub(crate) fn are_certain(&mut self, count: u64) {
+        self.read.retain(|change| change.number > count);
+    }
+
+    /// What of an unmapping that is read now is to be applied.
+    pub(crate) fn newer(&self, unmapped: Range) -> ArrayVec<Range, 2> {
+        self.made.map_or_else(|| [unmapped].into_iter().collect(), |made| made.newer(unmapped))
     }
 
     /// Takes up an event that was read. False: what was read before it may have come after it. `in_turn`: whether the event
     /// is of a call that others of its kind wait for; `is_alone`: whether the program has one thread only.
     #[must_use]
     pub(crate) fn is_certain(&mut self, event: &Message, in_turn: impl Fn(Range) -> bool, is_alone: impl Fn() -> bool) -> bool {
+        self.count += 1;
+        let number = self.count;
         let change = |left: Range, to| {
             let in_turn = in_turn(left);
-            Change { left, to, in_turn, is_of_many: !in_turn && !is_alone(), has_left: false }
+            Change { left, to, in_turn, is_of_many: !in_turn && !is_alone(), has_left: false, number }
         };
         match *event {
             Message::Remap { from, to, len } => {
                 let [left, to] = [from, to].map(|start| Range { start, end: start + len });
-                let change = change(left, Some(to));
-                let is_certain = self.follows(&change, None, is_alone);
+                let mut change = change(left, Some(to));
+                // Where the old place stays mapped no unmapping of it belongs to the call.
+                change.has_left = self.made.is_some_and(|made| made.leaves(left));
+                let is_certain = self.follows(&change, None, &is_alone);
                 self.take_up(change);
                 is_certain
             }
-            Message::Unmap { start, end } => {
-                let change = change(Range { start, end }, None);
+            Message::Unmap { start, end } => self.newer(Range { start, end }).into_iter().all(|part| {
+                let mut change = change(part, None);
                 // Of the same thread, which had to wait for the other to be read.
-                let own = self.0.iter().position(|earlier| earlier.is_of_the_call(&change));
-                let is_certain = self.follows(&change, own, is_alone);
+                let own = self.read.iter().position(|earlier| earlier.is_of_the_call(&change));
+                if self.made.is_some_and(|made| made.moved.is_some() || made.begins_in(part)) {
+                    // There is no other of its turn: it unmaps the place that it leaves after it has moved.
+                    change.in_turn = own.is_some();
+                }
+                let is_certain = self.follows(&change, own, &is_alone);
                 match own {
-                    Some(own) => self.0[own].has_left = start == self.0[own].left.start,
+                    Some(own) => self.read[own].has_left = part.start == self.read[own].left.start,
                     None => self.take_up(change),
                 }
                 is_certain
-            }
+            }),
             _ => true,
         }
     }
 
     /// Whether it came after all that was read, of which `own` is of its own call.
     fn follows(&self, change: &Change, own: Option<usize>, is_alone: impl Fn() -> bool) -> bool {
-        let others = self.0.iter().enumerate().filter(|(i, _)| Some(*i) != own).map(|(_, earlier)| earlier);
+        let others = self.read.iter().enumerate().filter(|(i, _)| Some(*i) != own).map(|(_, earlier)| earlier);
         let mut doubts = others.filter(|earlier| earlier.makes_doubtful(change)).peekable();
         doubts.peek().is_none() || !change.is_of_many && doubts.all(|earlier| !earlier.is_of_many) && is_alone()
     }
 
     fn take_up(&mut self, change: Change) {
-        if self.0.is_full() {
+        if self.read.is_full() {
             // Rather the unmappings than the moves, of which there are fewer.
-            self.0.remove(self.0.iter().position(|earlier| earlier.to.is_none()).unwrap_or(0));
+            self.read.remove(self.read.iter().position(|earlier| earlier.to.is_none()).unwrap_or(0));
         }
-        self.0.push(change);
+        self.read.push(change);
     }
 }
 

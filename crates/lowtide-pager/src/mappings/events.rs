@@ -132,10 +132,12 @@ impl Pager {
         if let Message::Remap { from, to, len } = &mut event {
             *len = self.moved_now(*from, *to, *len);
         }
-        if !self.held_back.is_on(lock) {
-            self.apply(lock, &event);
-        } else if !self.held_back.push(lock, &event) {
-            (self.host.fatal)(b"the program changed its mappings more often than lowtide can follow while it forked");
+        for event in self.in_order(lock, event) {
+            if !self.held_back.is_on(lock) {
+                self.apply(lock, &event);
+            } else if !self.held_back.push(lock, &event) {
+                (self.host.fatal)(b"the program changed its mappings more often than lowtide can follow while it forked");
+            }
         }
     }
 

@@ -7,6 +7,7 @@ pub(crate) mod going;
 pub(crate) mod guards;
 pub(crate) mod held;
 pub(crate) mod kept;
+pub(crate) mod made_move;
 pub(crate) mod mlocked;
 mod moved;
 pub(crate) mod ranges;
@@ -19,6 +20,7 @@ pub(crate) mod space;
 mod stale;
 
 pub use held::Hold;
+pub use made_move::Move;
 pub use mlocked::{Lock, Locks};
 pub use ranges::BringIn;
 pub use regions::Range;

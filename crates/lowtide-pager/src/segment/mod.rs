@@ -31,7 +31,7 @@ pub use text::{Text, text_state};
 /// First word of the settings and of the segment.
 pub const MAGIC: u64 = 0x6c6f_7774_6964_6501;
 /// Layout version; the agent refuses another one.
-pub const VERSION: u32 = 17;
+pub const VERSION: u32 = 18;
 /// Processes of one run that can be alive at the same time and be counted: more than `make -j1024` starts. A place that nobody
 /// has had yet takes no memory, and who goes through the places stops at the highest that somebody has had.
 pub const MAX_PROCS: usize = 4096;

@@ -63,6 +63,8 @@ pub struct Counters {
     pub evictions_direct: AtomicU64,
     pub evictions_background: AtomicU64,
     pub moved_calls: AtomicU64,
+    /// Calls of mremap that were made for threads of the program.
+    pub moves_made: AtomicU64,
     pub stored_pages: AtomicU64,
     pub zero_pages: AtomicU64,
     pub same_filled_pages: AtomicU64,
@@ -259,8 +261,8 @@ mod alarm {
     pub(super) const SET: u64 = 2;
 }
 
-/// Most threads that lowtide has in a process.
-pub const OWN_THREADS: usize = 17;
+/// Most threads that lowtide has in a process: its reclaimer, its fault handlers, and one that makes moves.
+pub const OWN_THREADS: usize = 18;
 
 /// One process of the tree.
 #[repr(C, align(64))]

@@ -65,12 +65,17 @@ impl House {
 
     /// The same with a staging area of so many bytes.
     pub fn with_staging(config: Config, staging: usize) -> Option<House> {
-        House::with(config, staging, open_as_said)
+        House::with(config, staging, open_as_said, |host| host)
+    }
+
+    /// The same for a program whose threads change mappings by themselves, but for moves, which have the turn there.
+    pub fn with_turn(config: Config, turn: fn() -> [Range; 2]) -> Option<House> {
+        House::with(config, 2 * MIB, open_as_said, |host| Host { turn, is_alone: || false, ..host })
     }
 
     /// Without accessed bits, whatever is said: with them nobody watches writes to the zero page.
     pub fn without_accessed_bits(config: Config) -> Option<House> {
-        House::with(config, 2 * MIB, || Uffd::open(NEEDED_FEATURES))
+        House::with(config, 2 * MIB, || Uffd::open(NEEDED_FEATURES), |host| host)
     }
 
     /// With them; None, said loudly, where the kernel has none.
@@ -79,10 +84,15 @@ impl House {
             eprintln!("SKIPPED: this kernel has no accessed bits (UFFD_FEATURE_RWP_ASYNC, Linux 7.3)");
             return None;
         }
-        House::with(config, 2 * MIB, || Uffd::open(NEEDED_FEATURES | ACCESSED_BITS))
+        House::with(config, 2 * MIB, || Uffd::open(NEEDED_FEATURES | ACCESSED_BITS), |host| host)
     }
 
-    fn with(config: Config, staging: usize, open_uffd: fn() -> Result<Uffd, Errno>) -> Option<House> {
+    fn with(
+        config: Config,
+        staging: usize,
+        open_uffd: fn() -> Result<Uffd, Errno>,
+        host: impl FnOnce(Host) -> Host,
+    ) -> Option<House> {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let uffd = match open_uffd() {
             Ok(uffd) => uffd,
@@ -103,7 +113,7 @@ impl House {
         // Threads of odd numbers live.
         let has_thread = |thread| thread % 2 == 1;
         let (waits, open_page_map) = (|| {}, Present::open);
-        let host = Host {
+        let host = host(Host {
             fatal,
             lost,
             warn,
@@ -117,7 +127,7 @@ impl House {
             is_alone,
             child_wants_to_run,
             has_thread,
-        };
+        });
         let pager = Pager::new(uffd, store, staging, proc, host).unwrap();
         let pager: &'static Pager = Box::leak(Box::new(pager));
         pager.budget.set_limit(1 << 40);

@@ -1,0 +1,520 @@
+//! A move (`mremap`) that a thread of lowtide's makes for a thread of the program, which waits for the result: so it is known
+//! from before the kernel makes it until after its event was read, and nobody in the program knows the new place before that.
+//! Where only moves are made like this, and all else is changed by raw system calls, the events that come out of order
+//! (`event_order.rs`) can be told apart:
+//!
+//! - What was unmapped where the move begins, before something else was mapped there, was read before the call is made: it is not
+//!   made before no change is on its way. Else the words of what was there would move along.
+//! - What is unmapped where the kernel has taken it to was unmapped before, as long as the program has not been told where that is:
+//!   it is told when no change is on its way again. Applied later, that would drop what has moved there.
+//! - Where it has left, others may have mapped something and unmapped it again. Of that nothing is told: nothing is registered
+//!   while a thread is inside such a call (the agent's gate), and what is registered grows only by such a call. What is told of the
+//!   place all the same, before the move is, is in doubt.
+//!
+//! A thread that gets no CPU may keep changes on their way for long. Then the call is made, and the program told, all the same, and
+//! what is read after that is in doubt as that of raw calls is.
+
+use arrayvec::ArrayVec;
+
+use crate::fault::patience::Patience;
+use crate::mappings::regions::Range;
+use crate::mappings::space::Exclusive;
+use crate::pagemap::ids::PageNo;
+use crate::pager::{Pager, add};
+use crate::sys::uffd::{Message, Standing, Uffd};
+
+/// Seconds, about, for which changes may be on their way, before others have to wait for the call and while they do: then some
+/// ten milliseconds.
+const CHANGE_SECONDS: u32 = 1;
+const INSIDE_SECONDS: u32 = 0;
+
+/// What a call asks for.
+#[derive(Debug, Clone, Copy)]
+pub struct Move {
+    /// What is to move.
+    pub from: Range,
+    /// The program has said where to.
+    pub is_placed: bool,
+    /// The old place stays mapped.
+    pub leaves: bool,
+}
+
+/// A call that is being made.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MadeMove {
+    asked: Move,
+    /// From where to where it has moved something, once that was read.
+    pub(crate) moved: Option<[Range; 2]>,
+    /// The program was told, although changes were still on their way that were when the call was made.
+    pub(crate) is_late: bool,
+}
+
+impl MadeMove {
+    pub(crate) fn new(asked: Move) -> MadeMove {
+        MadeMove { asked, moved: None, is_late: false }
+    }
+
+    /// Whether something of a range is to move.
+    pub(crate) fn begins_in(&self, range: Range) -> bool {
+        self.asked.from.meets(range)
+    }
+
+    /// Whether it leaves this place mapped.
+    pub(crate) fn leaves(&self, place: Range) -> bool {
+        self.asked.leaves && self.asked.from.covers(place)
+    }
+
+    /// Takes note of a move that was read, if it is this one. True: where it has gone is still to be taken for unmapped.
+    fn has_moved(&mut self, from: Range, to: Range) -> bool {
+        let is_it = self.moved.is_none() && self.asked.from.covers(from);
+        if is_it {
+            self.moved = Some([from, to]);
+        }
+        is_it && !self.asked.is_placed
+    }
+
+    /// What of an unmapping that is read now is not older than what has come to its place since.
+    pub(crate) fn newer(&self, unmapped: Range) -> ArrayVec<Range, 2> {
+        let older =
+            self.moved.filter(|_| !self.asked.is_placed && !self.is_late).map(|[_, to]| to).filter(|to| to.meets(unmapped));
+        let parts = match older {
+            None => [unmapped, Range::NONE],
+            Some(to) => [Range { end: to.start, ..unmapped }, Range { start: to.end, ..unmapped }],
+        };
+        parts.into_iter().filter(|part| part.start < part.end).collect()
+    }
+}
+
+impl Pager {
+    /// Waits for a while until no change is on its way: before the turn to make a move, for which others wait. It takes nothing.
+    pub fn outlast_changes(&self) {
+        self.settle(CHANGE_SECONDS);
+    }
+
+    /// Makes a call that may move memory, for a thread of the program that waits for the result. By a thread of lowtide's that has
+    /// the turn to change mappings and reads no messages; no lock may be held.
+    pub fn make_move(&self, asked: Move, call: impl FnOnce() -> isize) -> isize {
+        self.set_made_move(Some(MadeMove::new(asked)));
+        let result = call();
+        self.set_made_move(None);
+        add(&self.counters().moves_made, 1);
+        result
+    }
+
+    /// Waits until no change is on its way, or that takes too long. Then all that was when this began has been read and applied,
+    /// and a move begins or is over.
+    fn set_made_move(&self, made: Option<MadeMove>) {
+        let settled = self.settle(INSIDE_SECONDS);
+        // What was read is applied, too.
+        let lock = self.space.exclusive();
+        self.look_whether_all_was_read(&lock);
+        let mut order = self.order.lock();
+        settled.into_iter().for_each(|count| order.are_certain(count));
+        order.made = match (made, settled) {
+            (None, None) => order.made.map(|made| MadeMove { is_late: true, ..made }),
+            (made, _) => made,
+        };
+    }
+
+    /// How many changes had been read at least when none was on its way. None: that takes too long.
+    fn settle(&self, seconds: u32) -> Option<u64> {
+        let mut patience = Patience::new();
+        loop {
+            let count = self.order.lock().count();
+            if self.uffd().standing(self.staging.addresses().start) != Standing::Changing {
+                return Some(count);
+            }
+            if !patience.wait(seconds) {
+                return None;
+            }
+        }
+    }
+
+    /// An event was read: what of it is to be applied, in this order.
+    pub(super) fn in_order(&self, _: &Exclusive<'_>, event: Message) -> ArrayVec<Message, 2> {
+        let mut order = self.order.lock();
+        match event {
+            Message::Remap { from, to, len } => {
+                let [left, place] = [from, to].map(|start| Range { start, end: start + len });
+                let clears = order.made.as_mut().is_some_and(|made| made.has_moved(left, place));
+                let first = clears.then_some(Message::Unmap { start: place.start, end: place.end });
+                first.into_iter().chain([event]).collect()
+            }
+            Message::Unmap { start, end } => {
+                let unmap = |Range { start, end }| Message::Unmap { start, end };
+                order.newer(Range { start, end }).into_iter().map(unmap).collect()
+            }
+            _ => [event].into_iter().collect(),
+        }
+    }
+
+    /// Where a child of a raw fork has a page that this process's tables have at `page`: where it was before it moved, if that was
+    /// after the cloning. What is registered in the child is what was at the cloning: nothing is while the call is made. Where that
+    /// does not tell which came first, the run ends.
+    pub(crate) fn before_move(&self, lock: &Exclusive<'_>, child: &Uffd) -> impl Fn(PageNo) -> PageNo + use<> {
+        let made = self.order.lock().made;
+        let is_registered = |range: Range| child.standing(range.start) == Standing::Registered;
+        let moved_later = made.and_then(|MadeMove { asked, moved, is_late }| match moved {
+            Some([from, to]) if is_registered(from) => {
+                // What is there may have come since, or may stay there.
+                let is_known = !is_late && (!asked.leaves || !is_registered(to));
+                is_known.then_some([from, to]).or_else(|| self.can_t_tell())
+            }
+            Some(_) => None,
+            // It was moved before, perhaps, and its pages are missing in the child where the program knows them to be. (To where
+            // the kernel likes as well: but nobody has been told of that place.)
+            None if asked.leaves => self.can_t_tell(),
+            None if asked.is_placed => {
+                let part = self.regions.first_in(lock, asked.from);
+                if part.is_some_and(|part| !is_registered(part)) { self.can_t_tell() } else { None }
+            }
+            None => None,
+        });
+        move |page| match moved_later {
+            Some([from, to]) if (to.start..to.end).contains(&page.addr()) => PageNo::of(page.addr() - to.start + from.start),
+            _ => page,
+        }
+    }
+
+    fn can_t_tell(&self) -> ! {
+        (self.host.fatal)(b"memory was moved (mremap) while the program forked: the child can't know where it is")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mappings::event_order::Order;
+    use crate::mappings::events::tests::{mapping, pager, words};
+    use crate::pagemap::PageState;
+    use crate::sys::uffd::Watched;
+    use core::sync::atomic::Ordering;
+    use lowtide_core::vm::PAGE_SIZE;
+    use std::collections::VecDeque;
+    use std::vec::Vec;
+
+    const PLACES: usize = 6;
+
+    /// What is left out, to see that it is needed.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Without {
+        Nothing,
+        SettlingBefore,
+        Clearing,
+        Cutting,
+        SettlingAfter,
+    }
+
+    /// What the thread does that moves.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Mover {
+        Waits,
+        /// A thread has asked for its block to be moved from there.
+        Asked(usize, usize),
+        /// It may make the call.
+        Begun(usize, usize),
+        /// It has, and the block is there now.
+        Done(usize, usize),
+    }
+
+    /// Threads that map and unmap by themselves and have what they have moved by another one; and the kernel, which reports what
+    /// they do in any order. Each place is one page.
+    struct World {
+        without: Without,
+        mapped: [bool; PLACES],
+        registered: [bool; PLACES],
+        /// What lowtide has of what was evicted, where it is now.
+        evicted: [Option<u32>; PLACES],
+        /// The events of each thread that were not read yet, the mover's last.
+        under_way: Vec<VecDeque<Message>>,
+        /// What each thread has.
+        has: Vec<Vec<usize>>,
+        mover: Mover,
+        // lowtide's view.
+        words: [Option<u32>; PLACES],
+        adopted: [bool; PLACES],
+        order: Order,
+        next: u32,
+    }
+
+    fn place(at: usize) -> Range {
+        Range { start: at, end: at + 1 }
+    }
+
+    impl World {
+        fn new(threads: usize, without: Without) -> World {
+            World {
+                without,
+                mapped: [false; PLACES],
+                registered: [false; PLACES],
+                evicted: [None; PLACES],
+                under_way: (0..=threads).map(|_| VecDeque::new()).collect(),
+                has: std::vec![Vec::new(); threads],
+                mover: Mover::Waits,
+                words: [None; PLACES],
+                adopted: [false; PLACES],
+                order: Order::default(),
+                next: 0,
+            }
+        }
+
+        fn is_settled(&self) -> bool {
+            self.under_way.iter().all(VecDeque::is_empty)
+        }
+
+        fn free(&self, random: &mut fastrand::Rng) -> Option<usize> {
+            let free: Vec<_> = (0..PLACES).filter(|&at| !self.mapped[at]).collect();
+            (!free.is_empty()).then(|| free[random.usize(..free.len())])
+        }
+
+        /// A call of a thread that has none under way, as far as the kernel's locks reach.
+        fn call(&mut self, thread: usize, random: &mut fastrand::Rng) {
+            let own = (!self.has[thread].is_empty()).then(|| random.usize(..self.has[thread].len()));
+            match (random.u32(..4), own) {
+                (0, Some(own)) => {
+                    let at = self.has[thread].swap_remove(own);
+                    (self.mapped[at], self.evicted[at]) = (false, None);
+                    if core::mem::take(&mut self.registered[at]) {
+                        self.under_way[thread].push_back(Message::Unmap { start: at, end: at + 1 });
+                    }
+                }
+                (1 | 2, Some(own)) if self.mover == Mover::Waits => {
+                    self.mover = Mover::Asked(thread, self.has[thread].swap_remove(own));
+                }
+                _ => {
+                    if let Some(at) = self.free(random) {
+                        self.mapped[at] = true;
+                        self.has[thread].push(at);
+                    }
+                }
+            }
+        }
+
+        /// The next step of the thread that moves.
+        fn step(&mut self, random: &mut fastrand::Rng) {
+            match self.mover {
+                Mover::Asked(thread, from) if self.is_settled() || self.without == Without::SettlingBefore => {
+                    self.order.are_certain(self.order.count());
+                    self.order.made = Some(MadeMove::new(Move { from: place(from), is_placed: false, leaves: false }));
+                    self.mover = Mover::Begun(thread, from);
+                }
+                // It grows in its place, which nothing tells.
+                Mover::Begun(thread, from) if random.u32(..4) == 0 => {
+                    let more = from + 1;
+                    if more < PLACES && !self.mapped[more] {
+                        (self.mapped[more], self.registered[more]) = (true, self.registered[from]);
+                        self.has[thread].push(more);
+                    }
+                    self.mover = Mover::Done(thread, from);
+                }
+                Mover::Begun(thread, from) => {
+                    let to = self.free(random);
+                    if let Some(to) = to {
+                        (self.mapped[to], self.mapped[from]) = (true, false);
+                        self.evicted[to] = self.evicted[from].take();
+                        self.registered[to] = core::mem::take(&mut self.registered[from]);
+                        if self.registered[to] {
+                            let unmapped = Message::Unmap { start: from, end: from + 1 };
+                            let own = self.under_way.last_mut().unwrap();
+                            own.extend([Message::Remap { from, to, len: 1 }, unmapped]);
+                        }
+                    }
+                    self.mover = Mover::Done(thread, to.unwrap_or(from));
+                }
+                // (Its own were read.)
+                Mover::Done(thread, at)
+                    if self.is_settled()
+                        || self.without == Without::SettlingAfter && self.under_way.last().unwrap().is_empty() =>
+                {
+                    self.order.are_certain(self.order.count());
+                    self.order.made = None;
+                    self.has[thread].push(at);
+                    self.mover = Mover::Waits;
+                }
+                _ => {}
+            }
+        }
+
+        /// The reclaimer registers something, while nobody is in a call that it would have to wait for.
+        fn register(&mut self, random: &mut fastrand::Rng) {
+            let at = random.usize(..PLACES);
+            if self.mover == Mover::Waits && self.mapped[at] && (!self.registered[at] || !self.adopted[at]) {
+                // Of what is adopted for all it knows it looks at nothing, unless it is a part of something larger.
+                if !self.adopted[at] {
+                    self.words[at] = None;
+                } else if random.bool() {
+                    return;
+                }
+                (self.registered[at], self.adopted[at]) = (true, true);
+            }
+        }
+
+        /// The next event of a thread is read and applied; false: it is not certain.
+        fn read(&mut self, thread: usize) -> bool {
+            let Some(event) = self.under_way[thread].pop_front() else { return true };
+            let turn = self.order.made.map_or(Range::NONE, |made| made.asked.from);
+            let is_certain = self.order.is_certain(&event, |range| turn.covers(range), || false);
+            match event {
+                Message::Unmap { start, end } => {
+                    for part in self.order.newer(Range { start, end }) {
+                        (self.words[part.start], self.adopted[part.start]) = (None, false);
+                    }
+                }
+                Message::Remap { from, to, .. } => {
+                    if self.without != Without::Cutting {
+                        self.order.made.as_mut().unwrap().has_moved(place(from), place(to));
+                    }
+                    if self.without != Without::Clearing {
+                        self.words[to] = None;
+                    }
+                    if let Some(word) = self.words[from].take() {
+                        self.words[to] = Some(word);
+                    }
+                    self.adopted[to] = true;
+                }
+                _ => unreachable!(),
+            }
+            is_certain
+        }
+
+        /// Where nothing is under way: is all as it should be? Evicts some, and brings some in.
+        fn look_and_evict(&mut self, random: &mut fastrand::Rng) -> bool {
+            let is_right = self.words == self.evicted && (0..PLACES).all(|at| self.mapped[at] || !self.adopted[at]);
+            // Whoever reads messages looks before that, and need not see it.
+            if random.bool() {
+                self.order.all_is_certain();
+            }
+            for at in (0..PLACES).filter(|&at| self.registered[at] && self.adopted[at]) {
+                match (self.evicted[at], random.bool()) {
+                    (None, true) => {
+                        self.next += 1;
+                        (self.evicted[at], self.words[at]) = (Some(self.next), Some(self.next));
+                    }
+                    (Some(_), true) => (self.evicted[at], self.words[at]) = (None, None),
+                    _ => {}
+                }
+            }
+            is_right
+        }
+    }
+
+    #[derive(Debug, PartialEq, Eq)]
+    enum End {
+        Right,
+        InDoubt,
+        Wrong,
+    }
+
+    /// How it ends, and after how many moves of what is registered.
+    fn run(threads: usize, without: Without, seed: u64) -> (End, usize) {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut world = World::new(threads, without);
+        let mut moves = 0;
+        for _ in 0..400 {
+            // Not each step: whoever is woken may sleep on.
+            match random.usize(..threads + 3) {
+                thread if thread < threads && world.under_way[thread].is_empty() => {
+                    let asked =
+                        matches!(world.mover, Mover::Asked(by, _) | Mover::Begun(by, _) | Mover::Done(by, _) if by == thread);
+                    if !asked {
+                        world.call(thread, &mut random);
+                    }
+                }
+                thread if thread <= threads => {
+                    moves += usize::from(matches!(world.under_way[thread].front(), Some(Message::Remap { .. })));
+                    if !world.read(thread) {
+                        return (End::InDoubt, moves);
+                    }
+                }
+                step if step == threads + 1 => world.step(&mut random),
+                _ => world.register(&mut random),
+            }
+            if world.is_settled() && !world.look_and_evict(&mut random) {
+                return (End::Wrong, moves);
+            }
+        }
+        (End::Right, moves)
+    }
+
+    #[test]
+    fn nothing_is_in_doubt_and_nothing_wrong() {
+        let ends: Vec<_> = (0..20_000).map(|seed| run(2 + seed as usize % 3, Without::Nothing, seed)).collect();
+        let bad = ends.iter().position(|(end, _)| *end != End::Right);
+        assert_eq!(bad, None, "{:?}", bad.map(|seed| &ends[seed]));
+        let moves: usize = ends.iter().map(|(_, moves)| moves).sum();
+        assert!(moves > 20_000, "{moves} moves");
+    }
+
+    #[test]
+    fn each_step_is_needed() {
+        for without in [Without::SettlingBefore, Without::Clearing, Without::Cutting, Without::SettlingAfter] {
+            let bad = (0..20_000).filter(|seed| run(2 + *seed as usize % 3, without, *seed).0 != End::Right).count();
+            assert!(bad > 0, "without {without:?} all are right");
+        }
+    }
+
+    /// The place of a move, as the kernel chooses it, was unmapped before: what is read after the move says so late.
+    #[test]
+    fn what_was_unmapped_before_takes_nothing_along() {
+        const MOVED: usize = 8;
+        let Some(mut pager) = pager() else { return };
+        let (from, to) = (mapping(MOVED), mapping(12));
+        let range = |start: usize, pages: usize| Range { start, end: start + pages * PAGE_SIZE };
+        let (whole, moved) = (range(to, 12), range(to + PAGE_SIZE, MOVED));
+        pager.host.turn = || [Range { start: 0, end: usize::MAX }, Range::NONE];
+        for page in PageNo::of(from).up_to(PageNo::of(from) + MOVED).chain(PageNo::of(to).up_to(PageNo::of(to) + 12)) {
+            assert_eq!(pager.map.claim(page, PageState::None, PageState::Zero), Ok(true));
+            pager.zero_now.fetch_add(1, Ordering::Relaxed);
+        }
+        pager.set_made_move(Some(MadeMove::new(Move { from: range(from, MOVED), is_placed: false, leaves: false })));
+        let lock = pager.space.exclusive();
+        pager.regions.insert(&lock, whole);
+        let read = |event: Message| {
+            pager.look_at_order(&lock, &event);
+            pager.happened(&lock, event);
+        };
+        read(Message::Remap { from, to: moved.start, len: MOVED * PAGE_SIZE });
+        read(Message::Unmap { start: whole.start, end: whole.end });
+        assert_eq!(words(&pager, moved.start, MOVED), [PageState::Zero; MOVED]);
+        assert_eq!(pager.zero_now.load(Ordering::Relaxed), MOVED as u64);
+        let gaps: Vec<_> = pager.regions.gaps(&lock, whole).collect();
+        assert_eq!(gaps, [Range { end: moved.start, ..whole }, Range { start: moved.end, ..whole }]);
+        // When the program knows the place, it may unmap it.
+        drop(lock);
+        pager.set_made_move(None);
+        let lock = pager.space.exclusive();
+        let unmapped = Message::Unmap { start: moved.start, end: moved.end };
+        pager.look_at_order(&lock, &unmapped);
+        pager.happened(&lock, unmapped);
+        assert_eq!(
+            (words(&pager, moved.start, MOVED), pager.zero_now.load(Ordering::Relaxed)),
+            (std::vec![PageState::None; MOVED], 0)
+        );
+    }
+
+    /// A child that was cloned before a move has its pages where they were, and one that was cloned after it where they are. Here
+    /// what is registered with another userfaultfd stands for what was registered at the cloning.
+    #[test]
+    fn what_has_moved_since_a_fork_is_where_it_was_in_the_child() {
+        const PAGES: usize = 8;
+        let range = |start: usize| Range { start, end: start + PAGES * PAGE_SIZE };
+        for (cloned_before, leaves) in [(true, false), (false, false), (true, true)] {
+            let Some(mut pager) = pager() else { return };
+            pager.host.turn = || [Range { start: 0, end: usize::MAX }, Range::NONE];
+            let (from, to) = (mapping(PAGES), mapping(PAGES));
+            let child = (pager.host.open_uffd)().unwrap();
+            let there = if cloned_before { from } else { to };
+            // SAFETY: nobody touches what is missing there.
+            unsafe { child.register(there, PAGES * PAGE_SIZE, Watched::Missing).unwrap() };
+            pager.set_made_move(Some(MadeMove::new(Move { from: range(from), is_placed: false, leaves })));
+            let lock = pager.space.exclusive();
+            pager.happened(&lock, Message::Remap { from, to, len: PAGES * PAGE_SIZE });
+            let before_move = pager.before_move(&lock, &child);
+            let last = PAGES - 1;
+            assert_eq!(before_move(PageNo::of(to) + last), PageNo::of(there) + last, "{cloned_before} {leaves}");
+            assert_eq!(before_move(PageNo::of(to) + PAGES), PageNo::of(to) + PAGES, "it has not moved");
+            pager.order.lock().made = None;
+            assert_eq!(pager.before_move(&lock, &child)(PageNo::of(to)), PageNo::of(to), "all of it is over");
+        }
+    }
+}
