@@ -24,9 +24,23 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 /// Thread id of the reclaimer: its descriptors are where a child finds its parent's swap file.
 pub static RECLAIMER: AtomicU32 = AtomicU32::new(0);
 
+/// How many threads lowtide has in this process, in memory that no other process writes.
+static OWN_THREADS: AtomicU32 = AtomicU32::new(0);
+
+/// How many threads lowtide has in this process at least: those that were counted ([`counts`]).
+pub fn own_threads() -> u32 {
+    OWN_THREADS.load(Ordering::Relaxed)
+}
+
+/// A thread of this id is lowtide's, there, and never ends before the process does.
+pub fn counts(thread: u32) {
+    proc().thread_begins(thread);
+    OWN_THREADS.fetch_add(1, Ordering::Relaxed);
+}
+
 /// The calling thread is lowtide's, and never ends before the process does.
 pub fn thread_begins() {
-    proc().thread_begins(crate::thread::id());
+    counts(crate::thread::id());
     // Release: pairs with the Acquire with which `lowtide run` looks at the threads (`supervisor/own_threads.rs`).
     proc().agent_at.store((thread_begins as *const ()).addr() as u64, Ordering::Release);
 }

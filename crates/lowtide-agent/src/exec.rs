@@ -14,7 +14,7 @@ use linux_raw_sys::general as sys;
 use lowtide_pager::segment::transient::FIRST;
 use lowtide_pager::sys::Line;
 use lowtide_pager::sys::broker::{Connection, DO_NOT_ENTER, ENTER, LIBRARY};
-use lowtide_pager::sys::exec_filter::DONE;
+use lowtide_pager::sys::call_filter::DONE;
 use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 

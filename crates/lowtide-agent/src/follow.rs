@@ -1,16 +1,17 @@
-//! A program that has no hook for exec asks `lowtide run` to follow its execs, and those of what descends from it: by a system
-//! call filter (the pager's `exec_filter`). The kernel allows one of this kind in a line of descent.
+//! A program that has no hooks asks `lowtide run` to follow its execs and moves, and those of what descends from it: by a system
+//! call filter (the pager's `call_filter`). The kernel allows one of this kind in a line of descent.
 
 use core::ptr;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use linux_raw_sys::general as sys;
 use lowtide_pager::sys::broker::FOLLOW;
-use lowtide_pager::sys::exec_filter::{ANOTHERS, ARGUMENTS, FILTER, IS_IT_THERE, IS_THERE, Instruction, TOO_MANY};
+use lowtide_pager::sys::call_filter::{self, ANOTHERS, ARGUMENTS, IS_IT_THERE, IS_THERE, Instruction, TOO_MANY};
 use rustix::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 
 use crate::thread::{syscall3, syscall6};
-use crate::{broker, say};
+use crate::{agent, broker, say};
 
 /// The kernel's `struct sock_fprog`.
 #[repr(C)]
@@ -19,9 +20,24 @@ struct Program {
     filter: *const Instruction,
 }
 
+/// `lowtide run` is told of the program's calls.
+static IS_TOLD: AtomicBool = AtomicBool::new(false);
+
+/// Whether `lowtide run` is told of the calls of this program's threads. (Of those of lowtide's it may not be.)
+pub fn is_told() -> bool {
+    IS_TOLD.load(Ordering::Relaxed)
+}
+
+/// `lowtide run` says so, or it is found out.
+pub fn set_told(is_told: bool) {
+    IS_TOLD.store(is_told, Ordering::Relaxed);
+}
+
 /// By the constructor.
-pub fn execs() {
-    if is_followed() || !is_allowed() {
+pub fn calls() {
+    let is_followed = is_followed();
+    set_told(is_followed);
+    if is_followed || !is_allowed() {
         return;
     }
     // First: where nobody has the other end of a filter, nothing can be executed.
@@ -32,14 +48,17 @@ pub fn execs() {
         Err(Errno::PERM) => return,
         Err(_) => return say::warn(TOO_MANY.as_bytes()),
     }
-    match install(&FILTER) {
-        Ok(listener) => drop(broker.ask(FOLLOW, Some(listener.as_fd()))),
+    match install(&call_filter::filter(agent::settings().makes_moves != 0)) {
+        Ok(listener) => {
+            let taken = broker.ask(FOLLOW, Some(listener.as_fd()));
+            set_told(taken.is_ok());
+        }
         Err(Errno::BUSY) => say::warn(ANOTHERS.as_bytes()),
         Err(_) => {}
     }
 }
 
-/// Whether an ancestor has the filter.
+/// Whether it has the filter, its own or an ancestor's.
 fn is_followed() -> bool {
     // SAFETY: executes nothing: there is no path.
     unsafe { syscall6(sys::__NR_execve, 0, 0, 0, 0, 0, IS_IT_THERE as usize) == -(IS_THERE as isize) }
@@ -52,7 +71,7 @@ fn is_allowed() -> bool {
     unsafe { seccomp(&Program { len: 1, filter: ptr::null() }) != Err(Errno::ACCESS) }
 }
 
-fn install(filter: &'static [Instruction]) -> Result<OwnedFd, Errno> {
+fn install(filter: &[Instruction]) -> Result<OwnedFd, Errno> {
     // SAFETY: a filter that forbids nothing.
     let listener = unsafe { seccomp(&Program { len: filter.len() as u16, filter: filter.as_ptr() })? };
     // SAFETY: the kernel has just made it for us.

@@ -10,11 +10,12 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use arrayvec::ArrayVec;
 use linux_raw_sys::general as sys;
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_pager::mappings::{Lock, Range, adoptable};
+use lowtide_pager::mappings::{Lock, Move, Range, adoptable};
 use lowtide_pager::pager::Pager;
+use lowtide_pager::sys::call_filter::DONE;
 use lowtide_pager::sys::uffd;
 
-use crate::errno::result;
+use crate::errno::{is_error, result};
 use crate::gate::Call;
 use crate::mlock::MapLocked;
 use crate::objects::Object;
@@ -162,20 +163,35 @@ extern "C" fn munmap(addr: usize, len: usize) -> c_int {
 
 // The fifth argument is variadic in the C library's prototype; on x86-64 it is passed like any other.
 extern "C" fn mremap(addr: usize, old_len: usize, new_len: usize, flags: c_int, new_addr: usize) -> isize {
+    // SAFETY: the caller's own call.
+    result(unsafe { remap([addr, old_len, new_len, flags as usize, new_addr], |_, call| call()) })
+}
+
+/// mremap, as the system call returns it. `make` is called with what may move, if anything may, and makes the call.
+///
+/// # Safety
+/// That of the call.
+pub unsafe fn remap(arguments: [usize; 5], make: impl FnOnce(Option<Move>, &dyn Fn() -> isize) -> isize) -> isize {
+    let [addr, old_len, new_len, flags, new_addr] = arguments;
+    let has = |flag: u32| flags as u32 & flag != 0;
     // What only makes shorter moves nothing.
     let stays = new_len <= old_len && flags as u32 & !sys::MREMAP_MAYMOVE == 0;
-    let over = if flags as u32 & sys::MREMAP_FIXED != 0 { bytes(new_addr, new_len) } else { Range::NONE };
+    let (from, is_placed) = (bytes(addr, old_len), has(sys::MREMAP_FIXED));
+    let over = if is_placed { bytes(new_addr, new_len) } else { Range::NONE };
     if !stays && let Some(pager) = agent::active() {
         // Before its turn, which others wait for.
-        pager.outlast_removals([bytes(addr, old_len), over]);
+        pager.outlast_removals([from, over]);
     }
     let r = {
-        let _turn = gate::change(if stays { Call::Drops } else { Call::Moves }, [bytes(addr, old_len), over]);
-        // SAFETY: the caller's own call.
-        unsafe { syscall6(sys::__NR_mremap, addr, old_len, new_len, flags as usize, new_addr, 0) }
+        let _turn = gate::change(if stays { Call::Drops } else { Call::Moves }, [from, over]);
+        let asked = Move { from, is_placed, leaves: has(sys::MREMAP_DONTUNMAP) };
+        // `lowtide run` need not be told of it, where it is of others.
+        // SAFETY: handed on to the caller.
+        make((!stays).then_some(asked), &|| unsafe {
+            syscall6(sys::__NR_mremap, addr, old_len, new_len, flags, new_addr, DONE as usize)
+        })
     };
-    let r = result(r);
-    if r != -1 {
+    if !is_error(r) {
         mlock::remapped(addr, old_len, r as usize, new_len);
         if new_len > old_len {
             // Of what kind it is only the list of mappings tells: a file's, in memory or not, must never be adopted.

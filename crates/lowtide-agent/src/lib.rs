@@ -34,6 +34,7 @@ mod inheritance;
 mod long_nap;
 mod mlock;
 mod monitor;
+mod moves;
 mod objects;
 mod one_shot_fd;
 mod patch;

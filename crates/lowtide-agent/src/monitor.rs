@@ -141,19 +141,31 @@ fn start_at(post: usize, room: &mut usize) -> Result<(), Errno> {
     }
     *room = room.checked_sub(1).ok_or(Errno::AGAIN)?;
     let start = Box::into_raw(Box::new(Start { number, monitor: Monitor::new()? }));
+    match spawn_known(run, start.expose_provenance()) {
+        Ok(thread) => {
+            watch::starts(number, thread);
+            STARTED[number].store(start, Ordering::Relaxed);
+            Ok(())
+        }
+        Err(error) => {
+            // SAFETY: made here, and no thread has it.
+            drop(unsafe { Box::from_raw(start) });
+            Err(error)
+        }
+    }
+}
+
+/// Starts a thread that is known as lowtide's from the first moment at which anybody counts the program's ([`program_is_alone`]).
+/// By the reclaimer.
+///
+/// # Errors
+/// Those of [`thread::spawn`].
+pub fn spawn_known(f: extern "C" fn(usize) -> !, arg: usize) -> Result<u32, Errno> {
     // Release, here and below: pairs with the Acquire in `program_is_alone`.
     STARTS.fetch_add(1, Ordering::Release);
-    let thread = thread::spawn(run, start.expose_provenance());
-    if let Ok(thread) = thread {
-        agent::proc().thread_begins(thread);
-        watch::starts(number, thread);
-        STARTED[number].store(start, Ordering::Relaxed);
-    }
+    let thread = thread::spawn(f, arg).inspect(|thread| agent::counts(*thread));
     STARTS.fetch_add(1, Ordering::Release);
-    thread.map(drop).inspect_err(|_| {
-        // SAFETY: made here, and no thread has it.
-        drop(unsafe { Box::from_raw(start) });
-    })
+    thread
 }
 
 /// Whether the program has one thread only. Not by the reclaimer.

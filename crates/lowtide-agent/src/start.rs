@@ -43,7 +43,7 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
                 // SAFETY: the C library's variable, which has been set by now.
                 begin(unsafe { *(environ.at as *const *const *const c_char) }, CLibrary::WithoutHooks, None, 0);
                 if agent::present() && exec::can_follow() {
-                    follow::execs();
+                    follow::calls();
                 }
             }
             None => begin(envp, CLibrary::Unknown, None, 0),
@@ -53,13 +53,14 @@ extern "C" fn construct(_argc: c_int, _argv: *const *const c_char, envp: *const 
 
 /// Called by `lowtide run`, which traces it, in a program that no loader starts, in its only thread, on its stack. `settings`, `segment`:
 /// descriptors of the files of the run, for a process that may not follow their paths; -1: it may. `parent`: by which number the run
-/// knows the process whose copy this one is; 0: it is none.
+/// knows the process whose copy this one is; 0: it is none. `is_told`: whether a filter may tell of this process's calls.
 #[unsafe(no_mangle)]
-extern "C" fn lowtide_enter(envp: *const *const c_char, settings: RawFd, segment: RawFd, parent: u32) -> ! {
+extern "C" fn lowtide_enter(envp: *const *const c_char, settings: RawFd, segment: RawFd, parent: u32, is_told: u32) -> ! {
     let open = (settings >= 0 && segment >= 0).then(|| {
         // SAFETY: left open by `lowtide run` for this function alone.
         unsafe { (OwnedFd::from_raw_fd(settings), OwnedFd::from_raw_fd(segment)) }
     });
+    follow::set_told(is_told != 0);
     begin(envp, CLibrary::WithoutHooks, open, parent);
     // `lowtide run` waits for this signal, drops it, and puts back what the registers were.
     loop {

@@ -37,6 +37,8 @@ pub struct Plan {
     pub faults: u32,
     /// What is asked of userfaultfd: see [`segment::Settings::features`].
     pub features: u64,
+    /// See [`segment::Settings::makes_moves`].
+    pub makes_moves: bool,
     /// How swap files' slots are found.
     pub slots: SlotSetting,
     /// No summary.
@@ -126,6 +128,7 @@ impl Plan {
             when_full,
             faults,
             features: NEEDED_FEATURES,
+            makes_moves: false,
             slots,
             quiet,
             verbose,

@@ -3,9 +3,9 @@
 use crate::args::RunArgs;
 use crate::control::Control;
 use crate::error::{Failure, say};
-use crate::host::accessed_bits;
 use crate::host::probe::Probe;
 use crate::host::swap_race;
+use crate::host::{accessed_bits, exact_moves};
 use crate::live::Live;
 use crate::metrics::{self, Requests};
 use crate::plan::Plan;
@@ -35,6 +35,9 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     let wanted = accessed_bits::wanted(probe.features)?;
     plan.features = wanted.features;
     plan.warnings.extend(wanted.warning);
+    let wanted = exact_moves::wanted()?;
+    plan.makes_moves = wanted.are_made;
+    plan.warnings.extend(wanted.warning);
     if let Some(why) = probe.refusal() {
         return Err(Failure::failed(why));
     }
@@ -45,6 +48,7 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     }
     plan.take_files()?;
     let (mut broker, listening) = Broker::new();
+    broker.entering().1.tells_moves = plan.makes_moves;
     if let Err(error) = listening {
         let why = reason(error);
         plan.warnings.push(format!("no socket can be made ({why}): processes that change their user will not be limited"));

@@ -14,7 +14,9 @@ use lowtide_pager::sys::{Line, present};
 use rustix::io::Errno;
 
 use super::{ReclaimerThread, answer, make};
-use crate::{agent, broker, descriptors, forked_child, gate, hooks, monitor, request, say, swap_file, thread, wake, watch};
+use crate::{
+    agent, broker, descriptors, forked_child, gate, hooks, monitor, moves, request, say, swap_file, thread, wake, watch,
+};
 
 /// Mappings that were made past the C library are looked for this often at least, ...
 const LOOK_EVERY_US: u64 = 100_000;
@@ -65,6 +67,7 @@ impl ReclaimerThread {
         let staging = self.staging.target(limit, agent::segment().active() + 1);
         self.reclaimer = Some(make()?);
         self.thread_ends.open();
+        moves::start();
         let uffd = self.uffd.take().ok_or(Errno::BADF)?;
         let host = Host {
             fatal: say::fatal,
@@ -88,6 +91,8 @@ impl ReclaimerThread {
 
     /// The pager goes to work, and the handlers, which have been started.
     pub(super) fn activate(&mut self, pager: &'static Pager) -> Result<(), Errno> {
+        moves::start();
+        moves::wait();
         pager.budget.set_limit(agent::settings().ram_limit.load(Ordering::Relaxed));
         pager.budget.join(agent::segment(), agent::proc());
         pager.activate()?;
@@ -118,6 +123,7 @@ impl ReclaimerThread {
         }
         // Nobody is in a hook either, so nobody looks at the page map but operations, which are paused.
         pager.collect_page_map();
+        moves::start();
         let (mut adopted, mut ranges, mut too_many) = (0u64, 0u64, false);
         wake::looked();
         let refused = adoptable::each_adoptable(|range: Range| {

@@ -235,6 +235,8 @@ pub struct Settings {
     pub features: u64,
     /// One of the `FAULTS_` values.
     pub faults: u32,
+    /// 1: agents make the moves of programs without hooks, of which a filter tells ([`crate::sys::call_filter`]).
+    pub makes_moves: u32,
     /// 1: agents say on the program's standard error what they adopt and why.
     pub verbose: u32,
     /// How areas find slots, with the feature `lab`: 0: as always; one more than a place in lowtide-core's `Policy::ALL`; or

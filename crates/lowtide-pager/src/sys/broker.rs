@@ -48,9 +48,11 @@ pub const REGISTER: u32 = 10;
 pub const ENTER: u32 = 11;
 /// Nothing was executed after [`ENTER`].
 pub const DO_NOT_ENTER: u32 = 12;
-/// The descriptor that comes with the question tells of the execs of the asking process and its descendants
-/// ([`super::exec_filter`]). Without one: whether one more would be taken.
+/// The descriptor that comes with the question tells of the execs and moves of the asking process and its descendants
+/// ([`super::call_filter`]). Without one: whether one more would be taken.
 pub const FOLLOW: u32 = 13;
+/// From now on this connection is for moves that threads of the asking process have asked for ([`super::moves`]).
+pub const MOVES: u32 = 14;
 /// Bytes of stack that the handler takes beside the signal's frame.
 pub const HANDLER_STACK: usize = 2048;
 

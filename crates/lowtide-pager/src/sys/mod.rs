@@ -1,11 +1,12 @@
 //! What the pager asks of the kernel and of `lowtide run`, and nothing of how memory is paged.
 
 pub mod broker;
+pub mod call_filter;
 pub mod clock;
 pub mod cpus;
-pub mod exec_filter;
 mod line;
 pub(crate) mod maps;
+pub mod moves;
 pub mod present;
 pub mod release;
 pub mod rss;

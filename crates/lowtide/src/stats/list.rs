@@ -249,6 +249,8 @@ figures! {
     Work, "work" {
         /// CPU that lowtide's threads in the processes have had.
         cpu_seconds: f64, Count = cpu_us / 1e6;
+        /// Moves (mremap) that it made for threads of programs without hooks.
+        moves_made: u64, Count = moves_made;
         /// Times that a monitor slept until something came.
         monitor_wakeups: u64, Count = monitor_wakeups;
         /// Times that a monitor woke and found nothing, or gave up.

@@ -5,13 +5,13 @@
 
 use crate::host::privilege;
 use crate::supervisor::ancestry;
-use crate::supervisor::enter::{Entering, Following};
+use crate::supervisor::enter::{Entering, Following, Maker};
 use crate::supervisor::in_thread::InThread;
 use crate::supervisor::peer;
 use crate::supervisor::shared_memory::Shared;
 use lowtide_config::proc::Stat;
 use lowtide_pager::sys::broker::{
-    self, DEVICE, DO_NOT_ENTER, ENTER, FILES, FOLLOW, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, Message, PAGE_MAP, REGISTER,
+    self, DEVICE, DO_NOT_ENTER, ENTER, FILES, FOLLOW, HAND_ON, HANDSHAKE, INHERIT, LIBRARY, MOVES, Message, PAGE_MAP, REGISTER,
     SWAP_FILE, TAKE_BACK, send,
 };
 use lowtide_pager::sys::uffd;
@@ -122,7 +122,7 @@ impl Broker {
     pub fn waits_for(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let listener = self.listener.as_ref().filter(|_| self.connections.len() < MAX_CONNECTIONS);
         let sockets = listener.into_iter().chain(self.connections.iter().map(|c| &c.socket)).map(AsFd::as_fd);
-        sockets.chain(self.following.waits_for().take_while(|_| self.entering.has_room()))
+        sockets.chain(self.following.waits_for())
     }
 
     /// Answers all that has been asked. `in_thread`: who is told of their faults.
@@ -207,6 +207,16 @@ impl Connection {
                     self.done(entering.let_go(self.pid))
                 }
                 FOLLOW => self.done(self.is_followed(following, files.pop())),
+                MOVES => match self.maker(following, detail as u32) {
+                    Ok(maker) => {
+                        // It reads the answer before the first move.
+                        if self.done(Ok(())).is_ok() {
+                            following.add_maker(maker);
+                        }
+                        return false;
+                    }
+                    Err(error) => self.done(Err(error)),
+                },
                 _ => self.done(Err(Errno::INVAL)),
             };
             if answer.is_err() {
@@ -231,6 +241,12 @@ impl Connection {
             Some(listener) => following.add(listener),
             None => following.has_room().then_some(()).ok_or(Errno::MFILE),
         }
+    }
+
+    /// A thread makes the moves of its process, asked by this connection.
+    fn maker(&self, following: &Following, thread: u32) -> Result<Maker, Errno> {
+        following.has_room_for_maker()?;
+        Maker::new(self.pid, &self.peer, thread, &self.socket)
     }
 
     fn done(&self, result: Result<(), Errno>) -> Result<(), Errno> {

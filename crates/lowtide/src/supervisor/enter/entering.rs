@@ -175,7 +175,8 @@ impl Entering {
                     let found = if is_it { Err(executed::NOT_FOUND) } else { Ok(()) };
                     return Some(Seen::entered("a forked child of a program without hooks", found));
                 }
-                let entered = Tracee::in_the_middle(pid).and_then(|tracee| bring_to_copy(tracee, agent, parent));
+                let entered =
+                    Tracee::in_the_middle(pid).and_then(|tracee| bring_to_copy(tracee, agent, parent, following.is_told()));
                 return Some(Seen::entered("a forked child of a program without hooks", entered));
             }
             // Nothing was executed. (Where the kernel begins the call anew, the filter tells of it anew.)

@@ -1,9 +1,9 @@
-//! Puts the filter that tells of execs (the pager's `exec_filter`) into a program that is held.
+//! Puts the filter that tells of execs and moves (the pager's `call_filter`) into a program that is held.
 
 use super::Following;
 use super::tracee::{Tracee, Untraced};
 use linux_raw_sys::general as sys;
-use lowtide_pager::sys::exec_filter::{ANOTHERS, ARGUMENTS, FILTER, IS_IT_THERE, IS_THERE, TOO_MANY};
+use lowtide_pager::sys::call_filter::{self, ANOTHERS, ARGUMENTS, IS_IT_THERE, IS_THERE, TOO_MANY};
 use rustix::fd::{OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
@@ -28,7 +28,7 @@ pub fn install(tracee: &mut Tracee, following: &mut Following) -> Result<(), Unt
         }
         return Ok(());
     }
-    let program = tracee.scratch(program)?;
+    let program = tracee.scratch(|at| program(at, following.tells_moves))?;
     let [mode, flags] = ARGUMENTS;
     let number = match tracee.syscall("seccomp", sys::__NR_seccomp, [mode, flags, program, 0, 0, 0]) {
         Ok(number) => number,
@@ -58,9 +58,10 @@ fn is_there(tracee: &mut Tracee) -> Result<bool, Untraced> {
 }
 
 /// What seccomp(2) reads, for the address at which it will stand: the kernel's `struct sock_fprog`, and the filter behind it.
-fn program(at: u64) -> Vec<u8> {
+fn program(at: u64, tells_moves: bool) -> Vec<u8> {
     const HEAD: u64 = 16;
-    let mut bytes = [(FILTER.len() as u64).to_le_bytes(), (at + HEAD).to_le_bytes()].concat();
-    bytes.extend(FILTER.iter().flat_map(|instruction| instruction.bytes()));
+    let filter = call_filter::filter(tells_moves);
+    let mut bytes = [(filter.len() as u64).to_le_bytes(), (at + HEAD).to_le_bytes()].concat();
+    bytes.extend(filter.iter().flat_map(|instruction| instruction.bytes()));
     bytes
 }

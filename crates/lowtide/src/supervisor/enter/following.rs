@@ -1,63 +1,94 @@
-//! Execs of processes that have no hook for them: a system call filter tells of each (the pager's `exec_filter`), and the thread
+//! Execs of processes that have no hook for them: a system call filter tells of each (the pager's `call_filter`), and the thread
 //! waits in the call until it is answered. It is traced from then on, until it has executed a program or could not.
 
 use super::Entering;
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use super::moves::Maker;
+use super::notices::{Notices, Told};
+use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 use std::fs::File;
 use std::io::Read;
-use std::rc::Rc;
 use std::sync::OnceLock;
 
 /// Filters at a time: each of a program that has none from an ancestor.
 const MOST: usize = 128;
+/// Agents at a time that make moves: each takes two descriptors.
+const MOST_MAKERS: usize = 64;
 /// What a link of `/proc/PID/fd` says of a listener. No path can say it.
 const LISTENER: &str = "anon_inode:seccomp notify";
 
 /// What filters tell by.
 #[derive(Default)]
 pub struct Following {
-    listeners: Vec<Rc<OwnedFd>>,
+    /// None: there is nothing to be told.
+    notices: Option<Notices>,
+    /// Filters tell of moves, too.
+    pub tells_moves: bool,
     /// What can't be answered yet.
     put_off: Vec<Told>,
     warnings: Vec<&'static str>,
 }
 
-/// A thread that waits in an exec.
-struct Told {
-    listener: Rc<OwnedFd>,
-    id: u64,
-    thread: u32,
-}
-
 impl Following {
     /// Whether one more filter is taken.
-    pub fn has_room(&self) -> bool {
-        self.listeners.len() < MOST
+    pub fn has_room(&mut self) -> bool {
+        if self.notices.is_none() {
+            self.notices = Notices::start().ok();
+        }
+        self.notices.is_some() && self.listeners() < MOST
+    }
+
+    /// Whether any filter tells.
+    pub fn is_told(&self) -> bool {
+        self.listeners() > 0
+    }
+
+    fn listeners(&self) -> usize {
+        self.notices.as_ref().map_or(0, Notices::listeners)
     }
 
     /// Takes what a filter tells by.
     ///
     /// # Errors
-    /// `BADF`: it is something else. `MFILE`: there are too many.
+    /// `BADF`: it is something else. `MFILE`: there are too many. Those of starting a thread.
     pub fn add(&mut self, listener: OwnedFd) -> Result<(), Errno> {
         let link = std::fs::read_link(format!("/proc/self/fd/{}", listener.as_raw_fd())).map_err(|_| Errno::BADF)?;
         if link.to_str() != Some(LISTENER) {
             return Err(Errno::BADF);
         }
         // Those who asked at the same time whether there is room have more.
-        if self.listeners.len() >= 2 * MOST {
+        if self.listeners() >= 2 * MOST {
             return Err(Errno::MFILE);
         }
-        self.listeners.push(Rc::new(listener));
+        let notices = match self.notices.take() {
+            Some(notices) => notices,
+            None => Notices::start()?,
+        };
+        notices.add(listener);
+        self.notices = Some(notices);
         Ok(())
+    }
+
+    /// Whether one more agent may make the moves that filters tell of.
+    ///
+    /// # Errors
+    /// `NOENT`: no filter tells of anything. `MFILE`: there are too many.
+    pub fn has_room_for_maker(&self) -> Result<(), Errno> {
+        let notices = self.notices.as_ref().ok_or(Errno::NOENT)?;
+        (notices.makers() < MOST_MAKERS).then_some(()).ok_or(Errno::MFILE)
+    }
+
+    /// From now on an agent makes the moves of its process.
+    pub fn add_maker(&self, maker: Maker) {
+        if let Some(notices) = &self.notices {
+            notices.add_maker(maker);
+        }
     }
 
     /// What to wait for (readable) before [`Following::serve`] has something to do.
     pub fn waits_for(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.listeners.iter().map(|listener| listener.as_fd())
+        self.notices.iter().map(Notices::waits_for)
     }
 
     /// Warns, when somebody asks ([`Following::warnings`]).
@@ -70,64 +101,26 @@ impl Following {
         self.warnings.drain(..)
     }
 
-    /// Takes all that is told, as long as there is room for one more to be traced.
+    /// Answers all that is told, as long as there is room for one more to be traced.
     pub fn serve(&mut self, entering: &mut Entering) {
-        self.put_off = std::mem::take(&mut self.put_off).into_iter().filter_map(|told| told.answer(entering)).collect();
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut polled: Vec<PollFd<'_>> =
-            self.listeners.iter().map(|listener| PollFd::new(&**listener, PollFlags::IN)).collect();
-        if polled.is_empty() || !rustix::event::poll(&mut polled, Some(&now)).is_ok_and(|ready| ready > 0) {
-            return;
-        }
-        let mut seen = polled.iter().map(PollFd::revents).collect::<Vec<_>>().into_iter();
-        self.listeners.retain(|listener| {
-            let seen = seen.next().unwrap_or(PollFlags::empty());
-            if seen.contains(PollFlags::IN) && entering.has_room() {
-                self.put_off.extend(Told::receive(listener).and_then(|told| told.answer(entering)));
-            }
-            // No process has the filter any more.
-            !seen.intersects(PollFlags::HUP | PollFlags::ERR)
-        });
+        let told = std::mem::take(&mut self.put_off).into_iter().chain(self.notices.iter().flat_map(Notices::execs));
+        self.put_off = told.filter_map(|told| if entering.has_room() { answer(told, entering) } else { Some(told) }).collect();
     }
 }
 
-impl Told {
-    /// Takes one exec that a filter tells of. None: whoever waited was killed.
-    fn receive(listener: &Rc<OwnedFd>) -> Option<Told> {
-        let mut told = std::mem::MaybeUninit::<libc::seccomp_notif>::zeroed();
-        // SAFETY: the kernel writes the structure, and zeroes, which it wants there, are valid too.
-        let told = unsafe {
-            if libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, told.as_mut_ptr()) < 0 {
-                return None;
-            }
-            told.assume_init()
-        };
-        Some(Told { listener: listener.clone(), id: told.id, thread: told.pid })
-    }
-
-    /// Lets it go on, traced if it can be; gives it back if it can't be now.
-    fn answer(self, entering: &mut Entering) -> Option<Told> {
-        // Where it can't be traced (somebody else does) it executes the program as natively.
-        if let Some(process) = may_be_traced(self.thread) {
-            match entering.follow(process, self.thread) {
-                Err(Errno::AGAIN) => return self.waits().then_some(self),
-                // It died, and what is traced by its number is another one.
-                Ok(()) if !self.waits() => drop(entering.interrupt(self.thread)),
-                _ => {}
-            }
+/// Lets a thread go on, traced if it can be; gives it back if it can't be now.
+fn answer(told: Told, entering: &mut Entering) -> Option<Told> {
+    // Where it can't be traced (somebody else does) it executes the program as natively.
+    if let Some(process) = may_be_traced(told.thread) {
+        match entering.follow(process, told.thread) {
+            Err(Errno::AGAIN) => return told.waits().then_some(told),
+            // It died, and what is traced by its number is another one.
+            Ok(()) if !told.waits() => drop(entering.interrupt(told.thread)),
+            _ => {}
         }
-        let go_on = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32;
-        let go_on = libc::seccomp_notif_resp { id: self.id, val: 0, error: 0, flags: go_on };
-        // SAFETY: the kernel reads the structure. (It fails where the thread was killed.)
-        unsafe { libc::ioctl(self.listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw const go_on) };
-        None
     }
-
-    /// Whether the thread still waits.
-    fn waits(&self) -> bool {
-        // SAFETY: the kernel reads the number.
-        unsafe { libc::ioctl(self.listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ID_VALID, &raw const self.id) == 0 }
-    }
+    told.goes_on();
+    None
 }
 
 /// The process of a thread that is this process's user's, and to which tracing makes no difference: a program that gives rights

@@ -4,8 +4,8 @@
 //! ([`image`]), and to call the agent's entry on its own stack, as the loader of glibc would call a constructor. Then it goes
 //! on as if nothing had been, with nobody who traces it ([`tracee`]).
 //!
-//! What such a program starts has nobody to ask for it: its execs are told by a system call filter ([`filter`], [`following`]),
-//! and its forked children are found by looking ([`copies`]).
+//! What such a program starts has nobody to ask for it: its execs are told by a system call filter ([`filter`], [`notices`],
+//! [`following`]), and its forked children are found by looking ([`copies`]). The filter tells of moves of memory, too ([`moves`]).
 
 mod copies;
 mod entering;
@@ -13,6 +13,8 @@ mod executed;
 mod filter;
 mod following;
 mod image;
+mod moves;
+mod notices;
 mod tracee;
 
 use crate::error::Failure;
@@ -30,6 +32,7 @@ use tracee::{Tracee, Untraced};
 pub use copies::Copies;
 pub use entering::{Entering, Seen};
 pub use following::Following;
+pub use moves::Maker;
 
 /// The first program of the run. In the new process between fork and exec, last of all: its exec will stop, and no signal disturbs it there. Async-signal-safe.
 ///
@@ -87,7 +90,7 @@ fn bring(
     mut tracee: Tracee,
     agent: &Agent<'_>,
     mask: Option<&SignalSet>,
-    following: Option<&mut Following>,
+    mut following: Option<&mut Following>,
 ) -> Result<(), Untraced> {
     let image = image()?;
     let mask = match mask {
@@ -95,14 +98,15 @@ fn bring(
         None => tracee.block_signals()?,
     };
     // (Who can't follow the path of the agent's file starts none that can.)
-    if let Some(following) = following.filter(|_| agent.files.is_none()) {
+    if let Some(following) = following.as_mut().filter(|_| agent.files.is_none()) {
         filter::install(&mut tracee, following)?;
     }
+    let is_told = following.is_none_or(|following| following.is_told());
     let envp = tracee.environment()?;
     // -1: there is none.
     let [settings, segment] = agent.files.unwrap_or([-1; 2]).map(|file| file as u64);
-    let entered =
-        map(&mut tracee, image, agent.path).and_then(|base| tracee.call(base + image.entry, [envp, settings, segment, 0]));
+    let entered = map(&mut tracee, image, agent.path)
+        .and_then(|base| tracee.call(base + image.entry, [envp, settings, segment, 0, is_told.into()]));
     if tracee.is_first {
         entered?;
         return tracee.go_on(mask);
@@ -111,8 +115,8 @@ fn bring(
 }
 
 /// The same for a process in the middle of what it does: on a stack of its own, which is given back. It finds the run by an
-/// environment that holds nothing else. `parent`: whose copy it is.
-fn bring_to_copy(mut tracee: Tracee, agent: &Agent<'_>, parent: u32) -> Result<(), Untraced> {
+/// environment that holds nothing else. `parent`: whose copy it is. `is_told`: whether a filter may tell of its calls.
+fn bring_to_copy(mut tracee: Tracee, agent: &Agent<'_>, parent: u32, is_told: bool) -> Result<(), Untraced> {
     let image = image()?;
     let mask = tracee.block_signals()?;
     let protection = u64::from(sys::PROT_READ | sys::PROT_WRITE);
@@ -122,7 +126,8 @@ fn bring_to_copy(mut tracee: Tracee, agent: &Agent<'_>, parent: u32) -> Result<(
         let variable = [ENV_SEGMENT.as_bytes(), b"=", agent.run.origin.as_bytes(), b"\0"].concat();
         let environment = [room + 16, 0].map(u64::to_le_bytes).concat();
         let entered = tracee.write(room, &[environment, variable].concat()).and_then(|()| map(&mut tracee, image, agent.path));
-        let entered = entered.and_then(|base| tracee.call(base + image.entry, [room, u64::MAX, u64::MAX, parent.into()]));
+        let entered =
+            entered.and_then(|base| tracee.call(base + image.entry, [room, u64::MAX, u64::MAX, parent.into(), is_told.into()]));
         entered.and(tracee.syscall("munmap", sys::__NR_munmap, [room, ROOM, 0, 0, 0, 0]).map(drop))
     });
     tracee.go_on(mask).and(entered)

@@ -349,18 +349,18 @@ impl Tracee {
         Ok(result as u64)
     }
 
-    /// Calls a function with four arguments, on the program's stack. It ends by sending SIGSTOP to its own thread, and never
+    /// Calls a function with five arguments, on the program's stack. It ends by sending SIGSTOP to its own thread, and never
     /// returns; nothing else of what it does stops it.
     ///
     /// # Errors
     /// It dies there.
-    pub fn call(&mut self, function: u64, [a, b, c, d]: [u64; 4]) -> Result<(), Untraced> {
+    pub fn call(&mut self, function: u64, [a, b, c, d, e]: [u64; 5]) -> Result<(), Untraced> {
         const WHAT: &str = "the agent's entry";
         let mut call = self.registers;
         // As the ABI wants it at a function's beginning: a multiple of 16 above the place to return to, of which there is none.
         call.rsp = ((self.stack - RED_ZONE) & !15) - 8;
         self.write(call.rsp, &[0; 8])?;
-        (call.rip, call.rdi, call.rsi, call.rdx, call.rcx) = (function, a, b, c, d);
+        (call.rip, call.rdi, call.rsi, call.rdx, call.rcx, call.r8) = (function, a, b, c, d, e);
         (call.rax, call.orig_rax) = (0, u64::MAX);
         // As the ABI wants those, too: copying goes upwards. The threads that it makes inherit them.
         call.eflags = PLAIN_FLAGS;

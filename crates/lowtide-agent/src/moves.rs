@@ -1,0 +1,114 @@
+//! Moves of memory (`mremap`) of programs without hooks are made here: `lowtide run`, which a filter tells of them (`follow.rs`),
+//! passes them on to a thread of lowtide's in the process, and the thread that asked waits for the result. So they come one at a
+//! time, as hooked ones do, and it is known of each event whose it is (the pager's `mappings/made_move.rs`).
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use lowtide_pager::sys::broker::{Connection, MOVES};
+use lowtide_pager::sys::moves::{Call, Made};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::thread::{Timespec, nanosleep};
+
+use crate::{agent, broker, follow, hooks, monitor, say, thread};
+
+/// Seconds.
+const LONG: i64 = 3600;
+
+/// How often, and for how many nanoseconds each time, memory is not registered because the thread is not ready yet.
+const WAITS: usize = 500;
+const WAIT_NS: i64 = 200_000;
+
+const NONE: u32 = 0;
+const STARTING: u32 = 1;
+/// It has been asked for, or never will.
+const READY: u32 = 2;
+
+static STATE: AtomicU32 = AtomicU32::new(NONE);
+
+/// Starts the thread where `lowtide run` is told of this process's moves, if there is none yet. (Without it they are made by the
+/// threads that ask for them.) By the reclaimer.
+pub fn start() {
+    let is_wanted = agent::settings().makes_moves != 0 && follow::is_told();
+    if is_wanted && STATE.load(Ordering::Relaxed) == NONE {
+        STATE.store(STARTING, Ordering::Relaxed);
+        if monitor::spawn_known(run, 0).is_err() {
+            STATE.store(READY, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Waits for a while until the thread is asked: before memory is registered, moves of which threads make themselves. By the
+/// reclaimer.
+pub fn wait() {
+    for _ in 0..WAITS {
+        if STATE.load(Ordering::Relaxed) != STARTING {
+            return;
+        }
+        let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: WAIT_NS });
+    }
+}
+
+extern "C" fn run(_: usize) -> ! {
+    thread::name(c"lowtide-moves");
+    let connected = connect();
+    STATE.store(READY, Ordering::Relaxed);
+    match connected {
+        Ok(connection) => serve(connection.as_fd()),
+        // There are too many such processes, or `lowtide run` has no descriptor left. None of lowtide's threads ends before the
+        // process does.
+        Err(_) => loop {
+            let _ = nanosleep(&Timespec { tv_sec: LONG, tv_nsec: 0 });
+        },
+    }
+}
+
+fn connect() -> Result<Connection, Errno> {
+    let connection = broker::connect()?;
+    // Once it is asked there is no way back: a call may follow the answer at once.
+    for direction in [Timeout::Recv, Timeout::Send] {
+        set_socket_timeout(connection.as_fd(), direction, None)?;
+    }
+    connection.ask_with(MOVES, thread::id().into())?;
+    Ok(connection)
+}
+
+/// Makes what is asked for, as long as the process lives. A thread waits for each answer.
+fn serve(socket: BorrowedFd<'_>) -> ! {
+    loop {
+        let Ok(Call { id, arguments }) = Call::receive(socket) else { lost() };
+        let result = make(arguments.map(|argument| argument as usize)) as i64;
+        let made = Made { id, result, own_threads: u64::from(agent::own_threads()) };
+        loop {
+            match made.send(socket) {
+                Ok(()) => break,
+                // There is no memory just now.
+                Err(Errno::NOMEM | Errno::NOBUFS | Errno::AGAIN) => {
+                    drop(nanosleep(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 }))
+                }
+                Err(_) => lost(),
+            }
+        }
+    }
+}
+
+/// `lowtide run` is gone, and the kernel tells threads that wait that there is no such call, or will: no thread is to go on with
+/// that.
+fn lost() -> ! {
+    say::fatal(b"lowtide run does not ask for moves of memory (mremap) any more")
+}
+
+fn make(arguments: [usize; 5]) -> isize {
+    if let Some(pager) = agent::active() {
+        pager.outlast_changes();
+    }
+    // SAFETY: the call of a thread of this process, which waits for it; whatever it does to that thread's memory, the thread has
+    // asked for.
+    unsafe {
+        hooks::remap(arguments, |asked, call| match (agent::active(), asked) {
+            (Some(pager), Some(asked)) => pager.make_move(asked, call),
+            _ => call(),
+        })
+    }
+}

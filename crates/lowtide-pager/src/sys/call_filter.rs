@@ -1,0 +1,229 @@
+//! The system call filter (seccomp) by which `lowtide run` is told of every exec of a process that has no hook for it, and of
+//! what descends from that, and of every call that may move memory (`mremap`): the thread waits in the call until `lowtide run`
+//! lets it go on, or says what it has come to. Other calls pass.
+
+use linux_raw_sys::general::{__NR_execve, __NR_execveat, __NR_mremap, MREMAP_DONTUNMAP, MREMAP_FIXED};
+
+use super::release;
+
+/// What the sixth argument of an exec or a move says, which the kernel does not look at: its caller has done all that is to be
+/// done, and it passes.
+pub const DONE: u64 = MARK << 32 | 0x1;
+/// Of an exec of nothing: it fails with [`IS_THERE`] in a process that has this filter.
+pub const IS_IT_THERE: u64 = MARK << 32 | 0x2;
+/// `ENOTUNIQ`: no exec fails with that by itself.
+pub const IS_THERE: u32 = 76;
+
+/// No program has it there by chance.
+const MARK: u64 = 0x6c6f_7774;
+
+/// An instruction of classic BPF, the kernel's `struct sock_filter`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Instruction {
+    code: u16,
+    if_true: u8,
+    if_false: u8,
+    value: u32,
+}
+
+impl Instruction {
+    /// As they stand in memory.
+    pub fn bytes(&self) -> [u8; 8] {
+        let [code, value] = [u32::from(self.code) | u32::from(self.if_true) << 16 | u32::from(self.if_false) << 24, self.value];
+        (u64::from(code) | u64::from(value) << 32).to_le_bytes()
+    }
+}
+
+/// BPF_LD | BPF_W | BPF_ABS, BPF_RET | BPF_K, BPF_MISC | BPF_TAX.
+const LOAD: u16 = 0x20;
+const RETURN: u16 = 0x06;
+const TO_OTHER: u16 = 0x07;
+/// BPF_JMP with BPF_JEQ, BPF_JSET | BPF_K; BPF_JEQ, BPF_JGT, BPF_JGE | BPF_X.
+const IF_EQUAL: u16 = 0x15;
+const IF_ANY_BIT: u16 = 0x45;
+const IF_EQUALS_OTHER: u16 = 0x1d;
+const IF_ABOVE_OTHER: u16 = 0x2d;
+const IF_NOT_BELOW_OTHER: u16 = 0x3d;
+const ALLOW: u32 = 0x7fff_0000;
+const NOTIFY: u32 = 0x7fc0_0000;
+const FAIL: u32 = 0x0005_0000;
+const X86_64: u32 = 0xc000_003e;
+/// Where in the kernel's `struct seccomp_data`.
+const NUMBER: u32 = 0;
+const ARCHITECTURE: u32 = 4;
+const OLD_LENGTH: u32 = 24;
+const NEW_LENGTH: u32 = 32;
+const FLAGS: u32 = 40;
+const SIXTH: u32 = 56;
+/// The upper half of an argument.
+const UPPER: u32 = 4;
+/// How many instructions there are, and where the last ones begin.
+const LENGTH: usize = 25;
+const WHETHER_DONE: u8 = 17;
+const TELL: u8 = 22;
+const PASS: u8 = 23;
+const SAY: u8 = 24;
+
+const fn load(from: u32) -> Instruction {
+    Instruction { code: LOAD, if_true: 0, if_false: 0, value: from }
+}
+
+/// Goes to one of two instructions; `at`: where this one stands.
+const fn jump(at: u8, code: u16, value: u32, if_true: u8, if_false: u8) -> Instruction {
+    Instruction { code, if_true: if_true - at - 1, if_false: if_false - at - 1, value }
+}
+
+const fn give(value: u32) -> Instruction {
+    Instruction { code: RETURN, if_true: 0, if_false: 0, value }
+}
+
+/// The filter. `tells_moves`: also of calls that move memory or take more of it: those to a given place, those that leave the old
+/// place mapped, and those that make a mapping larger. What makes smaller moves nothing.
+pub const fn filter(tells_moves: bool) -> [Instruction; LENGTH] {
+    let of_moves = if tells_moves { 6 } else { PASS };
+    [
+        load(ARCHITECTURE),
+        jump(1, IF_EQUAL, X86_64, 2, PASS),
+        load(NUMBER),
+        jump(3, IF_EQUAL, __NR_execve, WHETHER_DONE, 4),
+        jump(4, IF_EQUAL, __NR_execveat, WHETHER_DONE, 5),
+        jump(5, IF_EQUAL, __NR_mremap, of_moves, PASS),
+        load(FLAGS),
+        jump(7, IF_ANY_BIT, MREMAP_FIXED | MREMAP_DONTUNMAP, WHETHER_DONE, 8),
+        // The old length against the new one.
+        load(NEW_LENGTH + UPPER),
+        Instruction { code: TO_OTHER, if_true: 0, if_false: 0, value: 0 },
+        load(OLD_LENGTH + UPPER),
+        jump(11, IF_ABOVE_OTHER, 0, PASS, 12),
+        jump(12, IF_EQUALS_OTHER, 0, 13, WHETHER_DONE),
+        load(NEW_LENGTH),
+        Instruction { code: TO_OTHER, if_true: 0, if_false: 0, value: 0 },
+        load(OLD_LENGTH),
+        jump(16, IF_NOT_BELOW_OTHER, 0, PASS, WHETHER_DONE),
+        load(SIXTH + UPPER),
+        jump(18, IF_EQUAL, MARK as u32, 19, TELL),
+        load(SIXTH),
+        jump(20, IF_EQUAL, DONE as u32, PASS, 21),
+        jump(21, IF_EQUAL, IS_IT_THERE as u32, SAY, TELL),
+        give(NOTIFY),
+        give(ALLOW),
+        give(FAIL | IS_THERE),
+    ]
+}
+
+/// Whether this machine's kernel lets moves be made for the threads that ask.
+///
+/// Before Linux 6.18 a thread that a signal wakes just before it is answered makes its call anew, with WAIT_KILLABLE_RECV too. Of
+/// an exec that is let go on nothing is lost by that; a move that was made would be made twice.
+pub fn can_tell_moves() -> bool {
+    release::has(release::running(), (6, 18, 0), &[(6, 17, 3), (6, 12, 53)])
+}
+
+/// The arguments of seccomp(2) before the filter: SECCOMP_SET_MODE_FILTER, and NEW_LISTENER, WAIT_KILLABLE_RECV (no signal but a
+/// deadly one takes a thread out of the call while it is looked at) and SPEC_ALLOW (it keeps nothing secret, so that no other
+/// call gets slower).
+pub const ARGUMENTS: [u64; 2] = [1, 1 << 3 | 1 << 5 | 1 << 2];
+
+/// Said where the kernel refuses the filter.
+pub const ANOTHERS: &str = "what a program without hooks executes is not limited, unless it preloads lowtide by itself: another \
+                            system call filter than lowtide's has a listener";
+/// Said where `lowtide run` does not take one more listener.
+pub const TOO_MANY: &str = "what a program without hooks executes is not limited, unless it preloads lowtide by itself: too many \
+                            such programs run";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use linux_raw_sys::general::__NR_openat;
+    use std::vec::Vec;
+
+    /// The kernel's `struct seccomp_data`, as far as it is loaded from.
+    #[derive(Clone, Copy)]
+    struct Call {
+        architecture: u32,
+        number: u32,
+        arguments: [u64; 6],
+    }
+
+    impl Call {
+        fn word(&self, at: u32) -> u32 {
+            match at {
+                NUMBER => self.number,
+                ARCHITECTURE => self.architecture,
+                _ => (self.arguments[(at as usize - 16) / 8] >> (at % 8 * 8)) as u32,
+            }
+        }
+    }
+
+    /// What the kernel does for a call.
+    fn run(filter: &[Instruction], call: Call) -> u32 {
+        let (mut at, mut loaded, mut other) = (0, 0, 0);
+        loop {
+            let Instruction { code, if_true, if_false, value } = filter[at];
+            at += 1;
+            let is_true = match code {
+                LOAD => {
+                    loaded = call.word(value);
+                    continue;
+                }
+                TO_OTHER => {
+                    other = loaded;
+                    continue;
+                }
+                RETURN => return value,
+                IF_EQUAL => loaded == value,
+                IF_ANY_BIT => loaded & value != 0,
+                IF_EQUALS_OTHER => loaded == other,
+                IF_ABOVE_OTHER => loaded > other,
+                IF_NOT_BELOW_OTHER => loaded >= other,
+                _ => panic!("no such instruction: {code}"),
+            };
+            at += usize::from(if is_true { if_true } else { if_false });
+        }
+    }
+
+    fn exec(architecture: u32, number: u32, sixth: u64) -> u32 {
+        run(&filter(true), Call { architecture, number, arguments: [0, 0, 0, 0, 0, sixth] })
+    }
+
+    #[test]
+    fn execs_are_told_and_those_that_say_so_are_not() {
+        for number in [__NR_execve, __NR_execveat] {
+            for sixth in [0, 1, 2, MARK << 32, DONE & 0xffff_ffff, DONE + 2] {
+                assert_eq!(exec(X86_64, number, sixth), NOTIFY, "{number} {sixth:x}");
+            }
+            assert_eq!(exec(X86_64, number, DONE), ALLOW);
+            assert_eq!(exec(X86_64, number, IS_IT_THERE), FAIL | IS_THERE);
+            // Calls of 32-bit code have other numbers.
+            assert_eq!(exec(0x4000_0003, number, 0), ALLOW);
+            assert_eq!(exec(X86_64, number | 0x4000_0000, 0), ALLOW);
+        }
+        assert!((0..600).filter(|number| exec(X86_64, *number, IS_IT_THERE) != ALLOW).eq([__NR_execve, __NR_execveat]));
+        assert_eq!(exec(X86_64, __NR_openat, DONE), ALLOW);
+    }
+
+    #[test]
+    fn calls_that_may_move_memory_are_told() {
+        const GIB: u64 = 1 << 30;
+        let call = |tells_moves, arguments: [u64; 4], sixth| {
+            let [addr, old_len, new_len, flags] = arguments;
+            let arguments = [addr, old_len, new_len, flags, 0, sixth];
+            run(&filter(tells_moves), Call { architecture: X86_64, number: __NR_mremap, arguments })
+        };
+        let [may_move, fixed, leaves] = [1, MREMAP_FIXED, MREMAP_DONTUNMAP].map(u64::from);
+        let lengths = [0, 1, 4096, GIB, 4 * GIB - 1, 4 * GIB, 4 * GIB + 1, 9 * GIB, u64::MAX];
+        let pairs: Vec<_> = lengths.iter().flat_map(|old| lengths.iter().map(move |new| (*old, *new))).collect();
+        for (old, new) in pairs {
+            let told = if new > old { NOTIFY } else { ALLOW };
+            for flags in [0, may_move] {
+                assert_eq!(call(true, [4096, old, new, flags], 0), told, "{old} {new}");
+            }
+            for flags in [may_move | fixed, may_move | leaves, fixed, 7] {
+                assert_eq!(call(true, [4096, old, new, flags], 0), NOTIFY, "{old} {new} {flags}");
+                assert_eq!(call(true, [4096, old, new, flags], DONE), ALLOW, "lowtide makes it itself");
+                assert_eq!(call(false, [4096, old, new, flags], 0), ALLOW, "on a kernel that might make it twice");
+            }
+        }
+    }
+}
