@@ -1,7 +1,8 @@
 /* mremap in all cases that succeed or fail by rule, on memory that may be out: what each returns, what is mapped afterwards and what
  * is there is printed or checked.
- * mremap_cases MIB: with so much other memory, which pushes the rest out. */
+ * mremap_cases MIB [THREADS]: with so much other memory, which pushes the rest out, and so many threads that sleep. */
 #include "common.h"
+#include <pthread.h>
 
 enum { LENGTH = 16 };
 static unsigned char *ballast, *source, *target;
@@ -134,8 +135,18 @@ static void moves(const char *name, size_t pages, size_t new_pages, int push)
 	clear_the_table();
 }
 
+static void *sleeps(void *argument)
+{
+	while (pause() != 0)
+		;
+	return argument;
+}
+
 int main(int argc, char **argv)
 {
+	pthread_t thread;
+	for (size_t i = number(argc, argv, 2, 0); i > 0; i--)
+		MUST(pthread_create(&thread, NULL, sleeps, NULL) == 0);
 	const int move = MREMAP_MAYMOVE, fixed = MREMAP_MAYMOVE | MREMAP_FIXED;
 	const size_t all = LENGTH * PAGE, half = LENGTH / 2 * PAGE;
 	ballast_pages = number(argc, argv, 1, 128) * MIB / PAGE;

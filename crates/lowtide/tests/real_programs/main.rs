@@ -33,6 +33,7 @@ mod programs;
 #[path = "../progress/mod.rs"]
 mod progress;
 mod python;
+mod raw_moves;
 mod redis;
 mod sleepers;
 mod soak;

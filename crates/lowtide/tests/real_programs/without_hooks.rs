@@ -17,7 +17,7 @@ fn limited(job: &Job, mib: u64) -> Outcome {
 }
 
 /// Whether lowtide may follow what programs without hooks execute.
-fn may_be_followed() -> bool {
+pub fn may_be_followed() -> bool {
     let has_it = rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
     if !has_it {
         skip("lowtide follows the execs of programs without hooks with CAP_SYS_ADMIN only: run the tests as root");

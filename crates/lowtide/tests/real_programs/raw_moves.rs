@@ -1,0 +1,145 @@
+//! Programs without hooks whose threads move memory (`mremap`): the agent makes the calls for them, where a filter tells `lowtide
+//! run` of them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lowtide_pager::sys::call_filter;
+use rustix::process::Signal;
+
+use crate::check::ends_well;
+use crate::machine::{native_only, say, tool, turn};
+use crate::measure::{Job, Limit, Outcome, Swap};
+use crate::programs::{compiled_statically, with_musl};
+use crate::without_hooks::may_be_followed;
+
+fn limit(mib: u64) -> Limit {
+    Limit { ram: mib << 20, swap: Swap::Default }
+}
+
+/// Whether agents make moves here.
+pub fn are_made() -> bool {
+    if !call_filter::can_tell_moves() {
+        say("SKIPPED: agents make moves from Linux 6.18 on, and in 6.17.3 and 6.12.53");
+    }
+    call_filter::can_tell_moves() && may_be_followed()
+}
+
+/// A run in which they are.
+fn job(name: &str, program: impl Into<PathBuf>, words: &str) -> Job {
+    Job::new(name, program).words(words).env("LOWTIDE_EXACT_MOVES", "on")
+}
+
+/// Runs one of them, which must end well.
+fn runs(name: &str, program: PathBuf, words: &str, mib: u64) -> Outcome {
+    let outcome = job(name, program, words).limited(&limit(mib));
+    assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
+    assert!(outcome.stat("evictions.pages") > 500.0, "{}", outcome.stats);
+    assert!(outcome.stat("work.moves_made") > 100.0, "{}", outcome.stats);
+    outcome
+}
+
+/// Of eight such runs seven were ended with a message where each thread made its own calls.
+#[test]
+fn threads_that_enlarge_blocks_of_their_own() {
+    let Some(_turn) = turn() else { return };
+    if native_only() || !are_made() {
+        return;
+    }
+    for program in [compiled_statically("own_blocks"), with_musl("own_blocks", true), with_musl("own_blocks", false)] {
+        let Some(program) = program else { return };
+        for seed in 1..=3 {
+            runs("own blocks without hooks", program.clone(), &format!("4 600 16 {seed}"), 32);
+        }
+    }
+}
+
+/// What each call returns, to a given place as well, and what is mapped afterwards, is the same natively.
+#[test]
+fn all_cases_of_a_program_with_threads() {
+    let Some(_turn) = turn() else { return };
+    let Some(program) = compiled_statically("mremap_cases") else { return };
+    let job = job("mremap without hooks", program, "64 1");
+    let native = job.native();
+    assert!(ends_well(&native), "{native:?}");
+    if native_only() || !are_made() {
+        return;
+    }
+    let outcome = job.limited(&limit(32));
+    assert_eq!((outcome.status, &outcome.stdout), (native.status, &native.stdout), "{}", outcome.stderr);
+    assert!(outcome.stat("evictions.pages") > 500.0 && outcome.stat("work.moves_made") > 20.0, "{}", outcome.stats);
+}
+
+#[test]
+fn threads_that_move_memory_beside_others() {
+    let Some(_turn) = turn() else { return };
+    if native_only() || !are_made() {
+        return;
+    }
+    for program in [compiled_statically("moves"), with_musl("moves", false)] {
+        let Some(program) = program else { return };
+        runs("moves", program, "plain 4 800 64 48", 32);
+    }
+}
+
+/// A call that was made is not made again after a signal, and none fails for one whose handler asks for restarts.
+#[test]
+fn signals_while_memory_is_moved() {
+    let Some(_turn) = turn() else { return };
+    let Some(program) = compiled_statically("moves") else { return };
+    if native_only() || !are_made() {
+        return;
+    }
+    runs("moves, signals", program.clone(), "signals 4 800 64 48", 32);
+    let outcome = runs("moves, interrupts", program, "interrupts 4 800 64 48", 32);
+    say(&format!("  moves, interrupts: {}", outcome.stderr.trim()));
+}
+
+/// One thread, which has nobody to meet; and a child has all that its parent had.
+#[test]
+fn forks_while_memory_is_moved() {
+    let Some(_turn) = turn() else { return };
+    let Some(program) = compiled_statically("moves") else { return };
+    if native_only() || !are_made() {
+        return;
+    }
+    for threads in [1, 4] {
+        runs("moves, forks", program.clone(), &format!("forks {threads} 400 64 40"), 32);
+    }
+}
+
+/// Killed while its calls are made, and before and after that.
+#[test]
+fn a_program_that_is_killed_while_memory_is_moved() {
+    let Some(_turn) = turn() else { return };
+    let (Some(program), Some(timeout)) = (compiled_statically("moves"), tool("timeout")) else { return };
+    if native_only() || !are_made() {
+        return;
+    }
+    for step in 1..=8 {
+        let job = job("moves, killed", &program, "plain 4 100000 64 48");
+        let outcome = job.behind(timeout.clone(), &["-s", "KILL", &format!("0.{step}")]).limited(&limit(32));
+        assert!(outcome.status == 137 && outcome.left.is_empty(), "{outcome:?}");
+    }
+}
+
+/// With `lowtide run` all of a run ends; while it is stopped, calls wait.
+#[test]
+fn lowtide_run_is_stopped_and_killed_while_memory_is_moved() {
+    let Some(_turn) = turn() else { return };
+    let Some(program) = compiled_statically("moves") else { return };
+    if native_only() || !are_made() {
+        return;
+    }
+    let mut run = job("moves, killed run", program, "plain 4 100000 64 48").start_limited(&limit(32));
+    std::thread::sleep(Duration::from_millis(500));
+    let lowtide = rustix::process::Pid::from_raw(run.session as i32).expect("a pid");
+    for signal in [Signal::STOP, Signal::CONT] {
+        rustix::process::kill_process(lowtide, signal).expect("sent");
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    run.kill();
+    let outcome = run.finish();
+    assert!(outcome.status == 128 + 9 && outcome.left.is_empty(), "{outcome:?}");
+    assert!(!outcome.stderr.contains("FAILED"), "{}", outcome.stderr);
+}
