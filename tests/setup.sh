@@ -26,6 +26,7 @@ need cc gcc
 need gcc gcc
 need make make
 need redis-server redis-server
+need openssl openssl
 need ip iproute2
 need memtester memtester
 need strace strace

@@ -131,7 +131,7 @@ fn begin(area: &AreaSpec) -> Line {
     let mut line = Line::new();
     match area.kind {
         segment::SWAP_FILE => line.push(b"file:").path(text(&area.file_name)),
-        segment::SWAP_REMOTE => line.push(b"redis://").push(text(&area.file_name)),
+        segment::SWAP_REMOTE => line.push(text(&area.file_name)),
         _ => line.push(b"dir:").path(text(&area.dir)),
     };
     line
@@ -187,7 +187,7 @@ fn add_file(
 }
 
 fn add_remote(store: &Store, number: u8, area: &'static AreaSpec, budget: &'static AreaBudget) -> Result<(), Failed> {
-    let name = DeviceName { kind: DeviceName::SERVER, path: text(&area.file_name), number };
+    let name = DeviceName::of_server(text(&area.file_name), number);
     let quota = Some(quota(number, area, budget));
     let remote = RemoteConfig { open: remote::open, name, size: area.size, quota, priority: area.prio };
     store.add_remote(remote).map_err(Failed::Store)

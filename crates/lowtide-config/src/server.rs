@@ -1,6 +1,8 @@
-//! `redis://[USER@]HOST[:PORT][,HOST:PORT...][/DB]`: a Valkey or Redis server, or some servers of a cluster, as it is written.
+//! `redis://[USER@]HOST[:PORT][,HOST:PORT...][/DB]`, or `rediss://` with TLS: a Valkey or Redis server, or some servers of a
+//! cluster, as it is written.
 
 use std::fmt;
+use std::path::PathBuf;
 
 /// The port that servers listen on unless they are told otherwise.
 const PORT: u16 = 6379;
@@ -16,6 +18,17 @@ pub struct Server {
     pub hosts: Vec<Address>,
     /// The number of the database.
     pub db: u32,
+    /// None: what passes is not encrypted once more.
+    pub tls: Option<Tls>,
+}
+
+/// Files of TLS, in PEM.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tls {
+    /// The authorities that certificates of servers may be from. None: those of the system.
+    pub ca: Option<PathBuf>,
+    /// Our own certificate, and its key. None: we have none.
+    pub own: Option<(PathBuf, PathBuf)>,
 }
 
 /// Where a server listens.
@@ -28,7 +41,7 @@ pub struct Address {
 }
 
 impl Server {
-    /// Reads what follows `redis://`, without options.
+    /// Reads what follows `redis://`, without options. (Of what follows `rediss://` the caller sets [`Server::tls`].)
     ///
     /// # Errors
     /// What is wrong, without the text itself, which may hold a password.
@@ -54,7 +67,26 @@ impl Server {
         if let Some(twice) = hosts.iter().enumerate().find_map(|(i, host)| hosts[..i].contains(host).then_some(host)) {
             return Err(format!("{twice} is given twice: leave one out"));
         }
-        Ok(Server { user, hosts, db })
+        Ok(Server { user, hosts, db, tls: None })
+    }
+
+    /// Whether both are called the same, whatever their options.
+    pub fn is_named_as(&self, other: &Server) -> bool {
+        self.to_string() == other.to_string()
+    }
+
+    /// As it is written, with the options without which it is not to be reached.
+    pub fn with_options(&self) -> String {
+        let mut text = self.to_string();
+        let mut add = |name: &str, path: &PathBuf| text.push_str(&format!(",{name}={}", path.display()));
+        if let Some(Tls { ca, own }) = &self.tls {
+            ca.iter().for_each(|path| add("ca", path));
+            own.iter().for_each(|(cert, key)| {
+                add("cert", cert);
+                add("key", key);
+            });
+        }
+        text
     }
 }
 
@@ -100,7 +132,7 @@ impl fmt::Display for Address {
 /// As it is written, with the ports.
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("redis://")?;
+        f.write_str(if self.tls.is_some() { "rediss://" } else { "redis://" })?;
         if let Some(user) = &self.user {
             write!(f, "{user}@")?;
         }
@@ -131,6 +163,12 @@ mod tests {
             assert_eq!(server.to_string(), shown, "{text}");
             assert_eq!(Server::parse(shown.strip_prefix("redis://").unwrap()), Ok(server), "{text}");
         }
+        let plain = Server::parse("me@h:1").unwrap();
+        let (ca, own) = (Some("/c".into()), Some(("/o".into(), "/k".into())));
+        let with_tls = Server { tls: Some(Tls { ca, own }), ..plain.clone() };
+        assert_eq!((plain.with_options(), plain.to_string()), ("redis://me@h:1".to_owned(), "redis://me@h:1".to_owned()));
+        assert_eq!(with_tls.with_options(), "rediss://me@h:1,ca=/c,cert=/o,key=/k");
+        assert!(with_tls.is_named_as(&Server { tls: Some(Tls::default()), ..plain.clone() }) && !with_tls.is_named_as(&plain));
         for text in [
             "",
             ":1",

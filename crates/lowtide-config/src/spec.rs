@@ -1,11 +1,11 @@
-//! `auto`, `ram`, `dir:DIR`, `file:PATH`, `redis://HOST:PORT`: a swap place as it is written.
+//! `auto`, `ram`, `dir:DIR`, `file:PATH`, `redis://HOST:PORT`, `rediss://HOST:PORT`: a swap place as it is written.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::place::LEAST;
-use crate::server::Server;
+use crate::server::{Server, Tls};
 use crate::size;
 
 /// A swap place as written.
@@ -46,8 +46,9 @@ impl User {
         match self {
             User::Run { .. } => {
                 "use auto, ram, dir:DIR[,size=8G][,prio=N][,rotational], \
-                 file:PATH[,size=8G][,prio=N][,rotational][,discard] or \
-                 redis://HOST:PORT[,HOST:PORT...][,size=8G][,prio=N][,timeout=30s][,copies=2]"
+                 file:PATH[,size=8G][,prio=N][,rotational][,discard], \
+                 redis://HOST:PORT[,HOST:PORT...][,size=8G][,prio=N][,timeout=30s][,copies=2] or, with TLS, \
+                 rediss://HOST:PORT[,...][,ca=FILE][,cert=FILE,key=FILE]"
             }
             User::Region => "use auto, ram or dir:DIR[,size=8G]",
         }
@@ -57,6 +58,7 @@ impl User {
         match (self, kind) {
             (User::Region, _) => "a region takes size= only, once",
             (_, "redis") => "redis:// takes size=, prio=, timeout= and copies=, each once",
+            (_, "rediss") => "rediss:// takes size=, prio=, timeout=, copies=, ca=, cert= and key=, each once",
             (_, "dir") => "dir: takes size=, prio= and rotational, each once",
             _ => "file: takes size=, prio=, rotational and discard, each once",
         }
@@ -81,8 +83,7 @@ impl Spec {
             None if text == "ram" => return Ok(Spec::Ram),
             Some(("dir", rest)) => ("dir", rest),
             Some(("file", rest)) if user != User::Region => ("file", rest),
-            Some(("redis", rest)) if user != User::Region => return Spec::parse_remote(rest, user),
-            Some(("rediss", _)) => return Err("TLS is not there yet: use redis:// in a network that you trust".to_owned()),
+            Some((kind @ ("redis" | "rediss"), rest)) if user != User::Region => return Spec::parse_remote(kind, rest, user),
             _ if text.starts_with("ram,") => return Err("compressed RAM is no device: ram takes no options".to_owned()),
             _ if text.starts_with("auto,") => return Err(format!("auto takes no options: {}", user.kinds())),
             _ => return Err(format!("unknown kind: {}", user.kinds())),
@@ -102,15 +103,23 @@ impl Spec {
         })
     }
 
-    fn parse_remote(text: &str, user: User) -> Result<Spec, String> {
-        let text = text.strip_prefix("//").ok_or("a server is written redis://HOST:PORT")?;
+    fn parse_remote(kind: &str, text: &str, user: User) -> Result<Spec, String> {
+        let text = text.strip_prefix("//").ok_or_else(|| format!("a server is written {kind}://HOST:PORT"))?;
         // Further servers have their ports with them: so they are told from options.
         let is_server = |part: &str| part.contains(':') && !part.contains('=');
         let rest = text.split(',').skip(1).take_while(|part| is_server(part)).map(|part| part.len() + 1).sum::<usize>();
         let first = text.find(',').unwrap_or(text.len());
         let (server, options) = text.split_at(first + rest);
-        let server = Server::parse(server)?;
-        let Options { size, prio, timeout, copies, .. } = Options::read(options, "redis", user)?;
+        let mut server = Server::parse(server)?;
+        let Options { size, prio, timeout, copies, ca, cert, key, .. } = Options::read(options, kind, user)?;
+        if kind == "rediss" {
+            let own = match (cert, key) {
+                (Some(cert), Some(key)) => Some((cert, key)),
+                (None, None) => None,
+                _ => return Err("cert= and key= belong together: a certificate of yours, and its private key".to_owned()),
+            };
+            server.tls = Some(Tls { ca, own });
+        }
         Ok(Spec::Remote { server, size, prio, timeout, copies: copies.unwrap_or(1) })
     }
 
@@ -144,11 +153,27 @@ struct Options {
     rotational: Option<bool>,
     timeout: Option<Duration>,
     copies: Option<u8>,
+    ca: Option<PathBuf>,
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
 }
 
+/// Options of servers that name files.
+pub const FILES: [&str; 3] = ["ca", "cert", "key"];
+
 impl Options {
+    /// Where the path of an option of servers goes.
+    fn file(&mut self, name: &str) -> Option<&mut Option<PathBuf>> {
+        match name {
+            "ca" => Some(&mut self.ca),
+            "cert" => Some(&mut self.cert),
+            "key" => Some(&mut self.key),
+            _ => None,
+        }
+    }
+
     fn read(text: &str, kind: &str, user: User) -> Result<Options, String> {
-        let mut options = Options::default();
+        let (mut options, is_server) = (Options::default(), kind.starts_with("redis"));
         for part in text.split(',').filter(|part| !part.is_empty()) {
             let unknown = || format!("unknown option `{part}`: {}", user.options(kind));
             match part.split_once('=') {
@@ -164,16 +189,22 @@ impl Options {
                     let number = value.parse().ok().filter(|number| *number >= -1);
                     options.prio = Some(number.ok_or("prio= must be a number from -1 to 32767")?);
                 }
-                Some(("timeout", value)) if kind == "redis" && options.timeout.is_none() => {
+                Some(("timeout", value)) if is_server && options.timeout.is_none() => {
                     let seconds = value.strip_suffix('s').unwrap_or(value).parse().ok().filter(|s| TIMEOUTS.contains(s));
                     let seconds = seconds.ok_or("timeout= must be a number of seconds from 1 to 300, like 30s")?;
                     options.timeout = Some(Duration::from_secs(seconds));
                 }
-                Some(("copies", value)) if kind == "redis" && options.copies.is_none() => {
+                Some(("copies", value)) if is_server && options.copies.is_none() => {
                     let number = ["1", "2"].iter().zip(1..).find(|(text, _)| **text == value).map(|(_, number)| number);
                     options.copies = Some(number.ok_or("copies= must be 1 or 2")?);
                 }
-                _ if kind == "redis" && !part.starts_with("size=") && !part.starts_with("prio=") => return Err(unknown()),
+                Some((name, path)) if kind == "rediss" && options.file(name).is_some_and(|file| file.is_none()) => {
+                    if path.is_empty() {
+                        return Err(format!("{name}= must name a file"));
+                    }
+                    options.file(name).into_iter().for_each(|file| *file = Some(path.into()));
+                }
+                _ if is_server && !part.starts_with("size=") && !part.starts_with("prio=") => return Err(unknown()),
                 None if part == "discard" && kind == "file" && !options.discard => options.discard = true,
                 None if part == "rotational" && options.rotational.is_none() => options.rotational = Some(true),
                 Some(("rotational", value)) if options.rotational.is_none() => {
@@ -250,6 +281,22 @@ mod tests {
     }
 
     #[test]
+    fn a_server_with_tls() {
+        let parse = |text: &str| match of_run(text) {
+            Ok(Spec::Remote { server, size, .. }) => (server.to_string(), server.tls.unwrap(), size),
+            other => panic!("{text}: {other:?}"),
+        };
+        assert_eq!(parse("rediss://h:7"), ("rediss://h:7".to_owned(), Tls::default(), None));
+        let own = Some(("/o".into(), "/k".into()));
+        let tls = Tls { ca: Some("/a:b".into()), own };
+        let all = parse("rediss://h:7,i:8/2,key=/k,size=1G,ca=/a:b,cert=/o");
+        assert_eq!(all, ("rediss://h:7,i:8/2".to_owned(), tls, Some(1 << 30)));
+        assert!(of_run("rediss:h").unwrap_err().contains("rediss://HOST:PORT"));
+        assert!(of_run("redis://h:1,ca=/x").unwrap_err().contains("redis:// takes"), "without TLS");
+        assert!(of_run("rediss://h:1,cert=/x").unwrap_err().contains("belong together"));
+    }
+
+    #[test]
     fn bad_specs() {
         for text in [
             "",
@@ -285,7 +332,11 @@ mod tests {
             "redis://a:1,b",
             "redis://a:1,size=1G,b:2",
             "redis://a:1/2,b:2",
-            "rediss://h:1",
+            "rediss://",
+            "rediss://h:1,ca=",
+            "rediss://h:1,ca=/x,ca=/y",
+            "rediss://h:1,key=/x",
+            "rediss://h:1,discard",
             "ram:",
             "ram,size=1G",
             "ram,rotational",
@@ -309,7 +360,7 @@ mod tests {
         for text in ["dir:/x,prio=1", "dir:/x,rotational", "dir:/x,discard", "dir:/x,size=5%", "dir:/x,size=1M"] {
             assert!(of_region(text).is_err(), "{text}");
         }
-        for text in ["disk", "file:/x", "redis://h:1", "auto,size=8M"] {
+        for text in ["disk", "file:/x", "redis://h:1", "rediss://h:1", "auto,size=8M"] {
             assert!(of_region(text).unwrap_err().ends_with("use auto, ram or dir:DIR[,size=8G]"), "{text}");
         }
     }

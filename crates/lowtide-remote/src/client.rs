@@ -406,6 +406,7 @@ impl Client {
         match word {
             "MOVED" | "ASK" => {
                 let Some(to) = words.nth(1).and_then(|to| map::address(to, from)) else { return Next::Never(Errno::BADMSG) };
+                let to = self.remote.meant(to);
                 if word == "ASK" {
                     todo.ask = Some(to);
                 } else {

@@ -26,6 +26,8 @@ pub struct Map {
 pub struct Node {
     /// Where it listens.
     pub address: Address,
+    /// What its host is called, if it says so.
+    pub name: Option<String>,
     /// What the cluster calls it; empty: not known.
     pub id: String,
     /// What its primary is called; none: it is one.
@@ -36,10 +38,17 @@ pub struct Node {
     pub epoch: u64,
 }
 
+impl Node {
+    /// One of which nothing else is known.
+    fn at(address: &Address) -> Node {
+        Node { address: address.clone(), name: None, id: String::new(), primary: None, is_down: false, epoch: 0 }
+    }
+}
+
 impl Map {
     /// Of a server that stands alone.
     pub fn single(address: &Address) -> Map {
-        let node = Node { address: address.clone(), id: String::new(), primary: None, is_down: false, epoch: 0 };
+        let node = Node::at(address);
         Map { from: address.clone(), is_cluster: false, nodes: vec![node], owners: vec![0; usize::from(HASH_SLOTS)] }
     }
 
@@ -51,12 +60,17 @@ impl Map {
             let words: Vec<&str> = line.split(' ').collect();
             let [id, place, flags, primary, _, _, epoch, _, slots @ ..] = words.as_slice() else { return None };
             let has = |flag: &str| flags.split(',').any(|one| one == flag);
-            if has("noaddr") || has("handshake") {
+            let (place, name) = place.split_once(',').unwrap_or((*place, ""));
+            let place = place.split('@').next().unwrap_or_default();
+            // One without a port does not listen where we ask: without TLS, or with it.
+            if has("noaddr") || has("handshake") || place.ends_with(":0") {
                 continue;
             }
-            let address = address(place.split(['@', ',']).next().unwrap_or_default(), from)?;
+            let address = address(place, from)?;
+            let name = name.split(',').next().filter(|name| !name.is_empty() && !name.contains('=')).map(str::to_owned);
             let primary = (!has("master")).then(|| (*primary).to_owned());
-            let node = Node { address, id: (*id).to_owned(), primary, is_down: has("fail"), epoch: epoch.parse().ok()? };
+            let (is_down, epoch) = (has("fail"), epoch.parse().ok()?);
+            let node = Node { address, name, id: (*id).to_owned(), primary, is_down, epoch };
             let number = u16::try_from(map.nodes.len()).ok().filter(|number| *number != NOBODY)?;
             map.nodes.push(node);
             // What is on the way to another node, or from there, stands in brackets.
@@ -132,7 +146,7 @@ impl Map {
     pub fn moved(&mut self, hash_slot: u16, to: &Address) {
         let known = self.nodes.iter().position(|node| node.address == *to);
         let number = known.unwrap_or_else(|| {
-            self.nodes.push(Node { address: to.clone(), id: String::new(), primary: None, is_down: false, epoch: 0 });
+            self.nodes.push(Node::at(to));
             self.nodes.len() - 1
         });
         if let (Some(owner), Ok(number)) = (self.owners.get_mut(usize::from(hash_slot)), u16::try_from(number)) {
@@ -155,7 +169,8 @@ mod tests {
     const TEXT: &str = "aa 127.0.0.1:7001@17001,host-1 master - 0 1700 2 connected 5461-10922\n\
                         bb 127.0.0.1:7002@17002 slave aa 0 1700 2 connected\n\
                         cc :7000@17000 myself,master - 0 1700 1 connected 0-5460 [93->-aa] [77-<-dd]\n\
-                        dd ::1:7003@17003 master,fail - 0 1700 3 disconnected 10923-16382 16383\n\
+                        dd ::1:7003@17003,,shard-id=x master,fail - 0 1700 3 disconnected 10923-16382 16383\n\
+                        ff 127.0.0.1:0@17004 master - 0 1700 0 connected\n\
                         ee :0@0 master,noaddr - 0 1 0 disconnected\n";
 
     fn at(host: &str, port: u16) -> Address {
@@ -178,6 +193,7 @@ mod tests {
             assert_eq!(map.is_node(&address, TEXT), is_it, "{address}: it says that it is cc");
         }
         assert!(!map.is_node(&at("asked", 7000), "no such reply"));
+        assert_eq!(map.nodes.iter().map(|node| node.name.as_deref()).collect::<Vec<_>>(), [Some("host-1"), None, None, None]);
         let other = Map::parse("ff 127.0.0.1:7001@17001 master - 0 1700 2 connected 0-16383\n", &at("asked", 1)).unwrap();
         assert!(map.is_of_one_cluster_with(&map) && !map.is_of_one_cluster_with(&other));
         // Of three.

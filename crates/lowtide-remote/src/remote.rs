@@ -1,5 +1,6 @@
 //! What is shared by all that use a server, or a cluster of them: where things are, and which connections were given up.
 
+use std::collections::HashMap;
 use std::io::{self, ErrorKind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,6 +12,7 @@ use crate::counts::Counts;
 use crate::map::Map;
 use crate::resp::{self, Reply};
 use crate::server::{Facts, Link, Login, Problem, asked};
+use crate::tls::Trust;
 
 /// How long one of several nodes may take to say which has what: then the next is asked.
 const LOOK: Duration = Duration::from_secs(1);
@@ -28,6 +30,8 @@ pub struct Remote {
     pub begun: Option<Arc<Map>>,
     login: Login,
     known: Mutex<Option<Known>>,
+    /// What nodes call their hosts.
+    names: Mutex<HashMap<Address, String>>,
     /// Held by who asks which node has what: one is enough.
     asking: Mutex<()>,
     /// Nodes that were not to be reached when they were tried last.
@@ -75,22 +79,27 @@ pub struct Survey {
 }
 
 impl Remote {
-    /// A server to be used; nothing is done yet.
-    pub fn new(server: Server, password: Option<String>, timeout: Duration) -> Remote {
+    /// A server to be used; nothing is done yet but to read the files of TLS.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn new(server: Server, password: Option<String>, timeout: Duration) -> Result<Remote, String> {
         let counts = Arc::new(Counts::default());
-        let login = Login { user: server.user.clone(), password, db: server.db, counts: counts.clone() };
-        Remote {
+        let trust = server.tls.as_ref().map(Trust::of).transpose()?;
+        let login = Login { user: server.user.clone(), password, db: server.db, counts: counts.clone(), trust };
+        Ok(Remote {
             server,
             timeout,
             counts,
             begun: None,
             login,
             known: Mutex::default(),
+            names: Mutex::default(),
             asking: Mutex::default(),
             away: Mutex::default(),
             fences: Mutex::default(),
             over: AtomicBool::new(false),
-        }
+        })
     }
 
     /// From now on there are two copies of each page, on different nodes: for the beginning. Gives what is odd, but not wrong.
@@ -131,7 +140,17 @@ impl Remote {
     /// # Errors
     /// As [`Login::connect`].
     pub fn connect(&self, address: &Address, deadline: Instant) -> Result<Link, Problem> {
-        self.login.connect(address, deadline)
+        // Who was named is called that. The others of a cluster are called as they, or those who know them, say.
+        let said = if self.server.hosts.contains(address) { None } else { locked(&self.names).get(address).cloned() };
+        self.login.connect(address, said.as_ref().unwrap_or(&address.host), deadline)
+    }
+
+    /// The node that is meant by an address that may have a host's name in it: it is known by its number.
+    pub fn meant(&self, address: Address) -> Address {
+        let names = locked(&self.names);
+        let is_it = |(node, name): &(&Address, &String)| node.port == address.port && **name == address.host;
+        let node = names.iter().find(is_it).map(|(node, _)| node.clone());
+        node.unwrap_or(address)
     }
 
     /// Connects to a node of a cluster, as `map` has it.
@@ -265,8 +284,11 @@ impl Remote {
             return Ok(Map::single(address));
         }
         let nodes = cluster_nodes(&mut link)?;
-        Map::parse(&nodes, address)
-            .ok_or_else(|| Problem::Refused("it does not say which node of its cluster has what".to_owned()))
+        let map = Map::parse(&nodes, address)
+            .ok_or_else(|| Problem::Refused("it does not say which node of its cluster has what".to_owned()))?;
+        let named = map.nodes.iter().filter_map(|node| Some((node.address.clone(), node.name.clone()?)));
+        locked(&self.names).extend(named);
+        Ok(map)
     }
 
     /// Looks at all nodes that have slots, and at those that may take their places.

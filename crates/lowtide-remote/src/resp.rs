@@ -2,12 +2,10 @@
 //! all, is an error of the connection, which is of no use afterwards: what is left unread there would be taken for the replies
 //! to later commands.
 
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::TcpStream;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::io::{self, ErrorKind};
+use std::time::Instant;
 
-use crate::counts::Counts;
+use crate::stream::Stream;
 
 /// Bytes that are read at a time.
 const CHUNK: usize = 64 << 10;
@@ -19,6 +17,8 @@ const MAX_LIST: usize = 1 << 20;
 const MAX_REPLY: usize = 16 << 20;
 /// Lists in lists.
 const MAX_DEPTH: usize = 4;
+/// How an alert of TLS begins, as some servers send it to who speaks none.
+const ALERT: [u8; 2] = [0x15, 3];
 
 /// What a server replied.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,15 +40,15 @@ pub enum Reply {
 /// A connection to a server.
 #[derive(Debug)]
 pub struct Connection {
-    stream: TcpStream,
+    stream: Stream,
     read: Box<[u8]>,
     /// What of `read` has come and was not looked at.
     at: usize,
     end: usize,
-    deadline: Instant,
+    /// Something has come by it.
+    has_heard: bool,
     /// Bytes that the reply that is being read may still have.
     room: usize,
-    counts: Arc<Counts>,
 }
 
 /// Adds a command to what is to be sent.
@@ -90,55 +90,25 @@ fn nonsense() -> io::Error {
 }
 
 impl Connection {
-    /// Of a stream that was just connected. What passes is counted.
-    ///
-    /// # Errors
-    /// Those of setting options.
-    pub fn new(stream: TcpStream, counts: Arc<Counts>) -> io::Result<Connection> {
-        stream.set_nodelay(true)?;
-        let read = vec![0; CHUNK].into();
-        Ok(Connection { stream, read, at: 0, end: 0, deadline: Instant::now(), room: 0, counts })
+    /// Of a stream by which nothing has been said.
+    pub fn new(stream: Stream) -> Connection {
+        Connection { stream, read: vec![0; CHUNK].into(), at: 0, end: 0, has_heard: false, room: 0 }
     }
 
     /// Until when all that follows must be over.
     ///
     /// # Errors
-    /// `TimedOut`: that is past; those of setting options.
+    /// `TimedOut`: that is past.
     pub fn until(&mut self, deadline: Instant) -> io::Result<()> {
-        self.deadline = deadline;
-        self.limit().map(drop)
-    }
-
-    /// Lets the next call wait no longer than it may.
-    fn limit(&self) -> io::Result<()> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(ErrorKind::TimedOut.into());
-        }
-        let left = Some(left.max(Duration::from_millis(1)));
-        self.stream.set_read_timeout(left)?;
-        self.stream.set_write_timeout(left)
+        self.stream.until(deadline)
     }
 
     /// Sends commands.
     ///
     /// # Errors
     /// Those of the connection: the commands may have been carried out or not.
-    pub fn send(&mut self, mut commands: &[u8]) -> io::Result<()> {
-        while !commands.is_empty() {
-            // Each part has what is left of the time: a network that takes a few bytes at a time gets no more.
-            self.limit()?;
-            match self.stream.write(commands) {
-                Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(n) => {
-                    self.counts.sent_bytes.add(n as u64);
-                    commands = &commands[n..];
-                }
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(timed(error)),
-            }
-        }
-        Ok(())
+    pub fn send(&mut self, commands: &[u8]) -> io::Result<()> {
+        self.stream.send(commands).map_err(|error| self.explained(error))
     }
 
     /// The next reply.
@@ -263,31 +233,34 @@ impl Connection {
     fn fill(&mut self) -> io::Result<()> {
         self.read.copy_within(self.at..self.end, 0);
         (self.at, self.end) = (0, self.end - self.at);
-        loop {
-            self.limit()?;
-            match self.stream.read(&mut self.read[self.end..]) {
-                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(n) => {
-                    self.counts.received_bytes.add(n as u64);
-                    self.end += n;
-                    return Ok(());
-                }
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(timed(error)),
+        let n = self.stream.receive(&mut self.read[self.end..]).map_err(|error| self.explained(error))?;
+        if !self.has_heard && self.read.starts_with(&ALERT) {
+            return Err(io::Error::new(ErrorKind::InvalidData, "it speaks TLS: write rediss://"));
+        }
+        self.has_heard = true;
+        self.end += n;
+        Ok(())
+    }
+
+    /// A server that ends a connection before it has said anything expects something else.
+    fn explained(&self, error: io::Error) -> io::Error {
+        match error.kind() {
+            ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe if !self.has_heard => {
+                io::Error::new(ErrorKind::UnexpectedEof, self.stream.why_ended())
             }
+            _ => error,
         }
     }
-}
-
-/// A socket whose time is over says that it would block.
-fn timed(error: io::Error) -> io::Error {
-    if error.kind() == ErrorKind::WouldBlock { ErrorKind::TimedOut.into() } else { error }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::TcpListener;
+    use crate::stream::Socket;
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::Arc;
+    use std::time::Duration;
 
     /// A connection to who says these bytes, in pieces of so many.
     fn to(bytes: &'static [u8], pieces: usize) -> Connection {
@@ -298,9 +271,9 @@ mod tests {
             stream.set_nodelay(true).unwrap();
             bytes.chunks(pieces).for_each(|piece| stream.write_all(piece).unwrap());
         });
-        let mut connection = Connection::new(TcpStream::connect(address).unwrap(), Arc::default()).unwrap();
-        connection.until(Instant::now() + Duration::from_secs(20)).unwrap();
-        connection
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let socket = Socket::new(TcpStream::connect(address).unwrap(), Arc::default(), deadline).unwrap();
+        Connection::new(Stream::Plain(socket))
     }
 
     #[test]
@@ -335,6 +308,7 @@ mod tests {
             b"\r\n",
             b":\r\n",
             b"+x\n",
+            b"\x15\x03\x01\x00\x02\x02\x46",
         ] {
             assert_eq!(to(said, 1000).reply().unwrap_err().kind(), ErrorKind::InvalidData, "{said:?}");
         }

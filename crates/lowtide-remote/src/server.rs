@@ -11,6 +11,8 @@ use lowtide_config::server::Address;
 
 use crate::counts::Counts;
 use crate::resp::{self, Connection, Reply};
+use crate::stream::{Socket, Stream};
+use crate::tls::Trust;
 
 /// The first version that has all that is asked of it (`CLIENT ID`, `UNLINK`).
 const LEAST_VERSION: u32 = 5;
@@ -38,6 +40,8 @@ pub struct Login {
     pub db: u32,
     /// Where what passes is counted.
     pub counts: Arc<Counts>,
+    /// Which servers are believed; none: there is no TLS.
+    pub trust: Option<Trust>,
 }
 
 /// Why a server can't be used.
@@ -60,7 +64,7 @@ impl Problem {
     /// What a connection's error means.
     pub fn of_connection(error: &io::Error) -> Problem {
         match error.kind() {
-            ErrorKind::InvalidData => Problem::Refused("it does not speak the protocol of Redis".to_owned()),
+            ErrorKind::InvalidData => Problem::Refused(why(error)),
             _ => Problem::Away(why(error)),
         }
     }
@@ -172,15 +176,18 @@ pub struct Link {
 }
 
 impl Login {
-    /// Connects to a server, and asks it what it is. Whether it will do is for the caller to ask ([`Facts::refusal`]).
+    /// Connects to a server, and asks it what it is. Whether it will do is for the caller to ask ([`Facts::refusal`]). `name`: of
+    /// its host, for which its certificate must be.
     ///
     /// # Errors
-    /// Why it can't be reached, or does not let us in.
-    pub fn connect(&self, address: &Address, deadline: Instant) -> Result<Link, Problem> {
-        let stream = stream(address, deadline)?;
-        let connection = Connection::new(stream, self.counts.clone())
-            .and_then(|mut connection| connection.until(deadline).map(|()| connection));
-        let mut connection = connection.map_err(|error| Problem::Away(why(&error)))?;
+    /// Why it can't be reached, is not the one that was meant, or does not let us in.
+    pub fn connect(&self, address: &Address, name: &str, deadline: Instant) -> Result<Link, Problem> {
+        let socket = connected(address, deadline)?;
+        let stream = Socket::new(socket, self.counts.clone(), deadline).and_then(|socket| match &self.trust {
+            None => Ok(Stream::Plain(socket)),
+            Some(trust) => Stream::tls(trust, name, socket),
+        });
+        let mut connection = Connection::new(stream.map_err(|error| Problem::of_connection(&error))?);
         if self.password.is_some() || self.user.is_some() {
             self.log_in(&mut connection)?;
         }
@@ -256,7 +263,7 @@ fn facts(connection: &mut Connection) -> Result<Facts, Problem> {
     }
 }
 
-fn stream(address: &Address, deadline: Instant) -> Result<TcpStream, Problem> {
+fn connected(address: &Address, deadline: Instant) -> Result<TcpStream, Problem> {
     let mut last = "the host has no address".to_owned();
     for address in resolved(address, deadline)? {
         let left = deadline.saturating_duration_since(Instant::now()).min(CONNECTING);
@@ -310,8 +317,11 @@ fn shown(reply: &Reply) -> String {
     }
 }
 
-/// An error of a connection in words.
+/// An error of a connection in words: its own, if it has some.
 fn why(error: &io::Error) -> String {
+    if let Some(words) = error.get_ref() {
+        return words.to_string();
+    }
     match error.kind() {
         ErrorKind::TimedOut => "it does not answer".to_owned(),
         ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {

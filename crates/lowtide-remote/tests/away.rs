@@ -103,7 +103,7 @@ fn slot_on(i: usize, n: usize) -> u64 {
 
 /// A client of the cluster that this node belongs to.
 fn remote(node: &Node, timeout: Duration) -> Remote {
-    Remote::new(Server { user: None, hosts: vec![node.address()], db: 0 }, None, timeout)
+    Remote::new(Server { user: None, hosts: vec![node.address()], db: 0, tls: None }, None, timeout).unwrap()
 }
 
 /// Reads pages; since when.

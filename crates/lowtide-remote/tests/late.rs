@@ -76,8 +76,8 @@ fn a_late_write_does_not_undo_a_later_one() {
     let redis = Redis::start();
     let network = Network::to(redis.1);
     let hosts = vec![Address { host: "127.0.0.1".to_owned(), port: network.port }];
-    let server = Server { user: None, hosts, db: 0 };
-    let remote = Arc::new(Remote::new(server, None, Duration::from_secs(1)));
+    let server = Server { user: None, hosts, db: 0, tls: None };
+    let remote = Arc::new(Remote::new(server, None, Duration::from_secs(1)).unwrap());
     let (mut one, mut other) = (Pages::new(remote.clone()), Pages::new(remote.clone()));
     let runs = [Run { slot: 5, pages: 1 }];
     assert_eq!(one.write("d:", &runs, &[5], b"first"), [Ok(())]);

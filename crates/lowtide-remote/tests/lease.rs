@@ -17,7 +17,7 @@ use redis::Redis;
 fn a_lease_is_renewed_where_memory_is_full() {
     let redis = Redis::start();
     let hosts = vec![Address { host: "127.0.0.1".to_owned(), port: redis.1 }];
-    let remote = Arc::new(Remote::new(Server { user: None, hosts, db: 0 }, None, Duration::from_secs(5)));
+    let remote = Arc::new(Remote::new(Server { user: None, hosts, db: 0, tls: None }, None, Duration::from_secs(5)).unwrap());
     let (mut client, mut other) = (Client::new(remote.clone()), Client::new(remote));
     let (run, soon) = (RunName(7), || Instant::now() + Duration::from_secs(5));
     let key = run.lease();

@@ -109,7 +109,7 @@ pub enum Command {
         pid: u32,
         /// As for `lowtide run --swap`: dir:DIR[,size=8G][,prio=N][,rotational],
         /// file:PATH[,size=8G][,prio=N][,rotational][,discard], redis://HOST:PORT[,size=8G][,prio=N][,timeout=30s][,copies=2],
-        /// or auto
+        /// rediss://HOST:PORT[,...][,ca=FILE][,cert=FILE,key=FILE] or auto
         spec: String,
     },
     /// Move everything off a swap area and take it away, while the program goes on
@@ -122,7 +122,7 @@ pub enum Command {
     Swapoff {
         /// Of `lowtide run`, or of any process of the run
         pid: u32,
-        /// dir:DIR, file:PATH or redis://HOST:PORT as `lowtide stat` shows it, or the path alone
+        /// dir:DIR, file:PATH, redis://HOST:PORT or rediss://HOST:PORT as `lowtide stat` shows it, or the path alone
         spec: String,
     },
     /// Look after a server that pages go to
@@ -133,8 +133,8 @@ pub enum Command {
     },
     /// Show what this machine can do, and the exact command that would enable what it can't
     Doctor {
-        /// Show instead whether pages can go to this server: redis://[USER@]HOST:PORT[/DB]. The password comes from
-        /// LOWTIDE_REDIS_PASSWORD
+        /// Show instead whether pages can go to this server: redis://[USER@]HOST:PORT[/DB], or rediss://, with the options
+        /// that --swap has. The password comes from LOWTIDE_REDIS_PASSWORD
         server: Option<String>,
     },
     /// Print the manual page (roff) on standard output
@@ -163,7 +163,7 @@ pub enum RemoteCommand {
                       `lowtide run` renews each minute, has been over for a while (ten minutes after the last time). Each \
                       start of a run with that server does the same. The password comes from LOWTIDE_REDIS_PASSWORD.")]
     Clean {
-        /// redis://[USER@]HOST:PORT[/DB]
+        /// redis://[USER@]HOST:PORT[/DB], or rediss://, with the options that --swap has
         server: String,
     },
 }
@@ -179,8 +179,8 @@ pub struct RunArgs {
     /// first, then an unnamed file in $LOWTIDE_DIR, else /var/tmp), ram (compressed RAM only),
     /// dir:DIR[,size=8G][,prio=N][,rotational] (an unnamed file in DIR), file:PATH[,size=8G][,prio=N][,rotational][,discard] (a
     /// file of mode 0600, or a block device), redis://[USER@]HOST:PORT[/DB][,size=8G][,prio=N][,timeout=30s][,copies=2] (a
-    /// Valkey or Redis server; its password comes from LOWTIDE_REDIS_PASSWORD). rotational: the disk turns; where it is not given
-    /// the kernel is asked, rotational=0 says no
+    /// Valkey or Redis server; its password comes from LOWTIDE_REDIS_PASSWORD), rediss:// (the same with TLS; also [,ca=FILE]
+    /// and [,cert=FILE,key=FILE]). rotational: the disk turns; where it is not given the kernel is asked, rotational=0 says no
     #[arg(long, value_name = "SPEC", default_value = "auto")]
     pub swap: Vec<String>,
 

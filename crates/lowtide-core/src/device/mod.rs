@@ -36,8 +36,19 @@ pub struct DeviceName {
 }
 
 impl DeviceName {
-    /// What a server's begins with.
-    pub const SERVER: &str = "redis://";
+    /// What those of servers begin with, without TLS and with it.
+    const SERVERS: [&str; 2] = ["redis://", "rediss://"];
+
+    /// Of a server, as the user has written it.
+    pub fn of_server(spec: &'static [u8], number: u8) -> DeviceName {
+        let rest = |kind: &'static str| spec.strip_prefix(kind.as_bytes()).map(|path| DeviceName { kind, path, number });
+        Self::SERVERS.into_iter().find_map(rest).unwrap_or(DeviceName { kind: Self::SERVERS[0], path: spec, number })
+    }
+
+    /// Whether it is a server's.
+    pub fn is_server(&self) -> bool {
+        Self::SERVERS.contains(&self.kind)
+    }
 }
 
 /// A device of either kind.

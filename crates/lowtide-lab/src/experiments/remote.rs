@@ -33,10 +33,10 @@ const LENGTHS: [usize; 2] = [PAGE_SIZE, 1300];
 /// Slots that are used, one after the other.
 const SLOTS: u64 = 8192;
 /// Waits for the server.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A server of this experiment's own.
-struct Redis(Child, u16);
+pub struct Redis(Child, pub u16);
 
 impl Drop for Redis {
     fn drop(&mut self) {
@@ -45,7 +45,8 @@ impl Drop for Redis {
     }
 }
 
-fn start() -> Result<Redis, String> {
+/// On loopback.
+pub fn start() -> Result<Redis, String> {
     let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).map_err(|e| e.to_string())?.port();
     let mut command = Command::new("redis-server");
     command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
@@ -71,8 +72,8 @@ struct Rates {
 fn run(scale: &Scale) -> Result<Outcome, String> {
     let redis = start()?;
     let hosts = vec![Address { host: "127.0.0.1".into(), port: redis.1 }];
-    let server = Server { user: None, hosts, db: 0 };
-    let mut pages = Pages::new(Arc::new(Remote::new(server, None, PATIENCE)));
+    let server = Server { user: None, hosts, db: 0, tls: None };
+    let mut pages = Pages::new(Arc::new(Remote::new(server, None, PATIENCE)?));
     let (rounds, pages_of_one) = (scale.pick(3, 7), scale.pick(4_000, 20_000));
     let cases: Vec<(usize, u32)> = LENGTHS.iter().flat_map(|length| RUNS.map(|run| (*length, run))).collect();
     let mut rates: Vec<Rates> = cases.iter().map(|_| Rates::default()).collect();

@@ -4,7 +4,6 @@
 use core::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
-use lowtide_core::device::DeviceName;
 use lowtide_core::slot::Entry;
 use lowtide_core::store::{Loaded, StoreError};
 use lowtide_core::vm::PAGE_SIZE;
@@ -309,7 +308,7 @@ impl Pager {
     pub(super) fn why_lost(&self, text: &mut Line, page: PageNo, entry: Entry, error: StoreError) {
         text.push(b"a page of the program could not be read back: ");
         let device = self.device_of(entry);
-        let is_server = device.kind == DeviceName::SERVER;
+        let is_server = device.is_server();
         let offset = match error {
             StoreError::Io { errno, offset } => {
                 match errno {

@@ -2,8 +2,9 @@
 
 use super::{PATIENCE, TIMEOUT, password, random};
 use crate::error::Failure;
-use lowtide_config::server::{Address, Server};
+use lowtide_config::server::Address;
 use lowtide_config::size;
+use lowtide_config::spec::{Spec, User};
 use lowtide_core::device::wire::Run;
 use lowtide_core::slot::CLUSTER_SLOTS;
 use lowtide_core::vm::PAGE_SIZE;
@@ -21,20 +22,23 @@ use std::time::{Duration, Instant};
 /// Times that a page is read to see how long that takes.
 const READS: usize = 101;
 
-/// The server that a command names, which is the failure's beginning.
-fn remote(command: &str, text: &str) -> Result<Arc<Remote>, Failure> {
-    let Some(server) = text.strip_prefix("redis://") else {
+/// The server that a command names, as `--swap` has it, which is the failure's beginning.
+fn remote(command: &str, text: &str) -> Result<Remote, Failure> {
+    if !(text.starts_with("redis:") || text.starts_with("rediss:")) {
+        return Err(Failure::usage(format!("{command} {text}: a server is written redis://HOST:PORT")));
+    }
+    // The text may hold a password.
+    let spec = Spec::parse(text, User::Run { ram_usable: u64::MAX });
+    let Spec::Remote { server, .. } = spec.map_err(|why| Failure::usage(format!("{command}: {why}")))? else {
         return Err(Failure::usage(format!("{command} {text}: a server is written redis://HOST:PORT")));
     };
-    // The text may hold a password.
-    let server = Server::parse(server).map_err(|why| Failure::usage(format!("{command}: {why}")))?;
-    let password = password().map_err(|why| Failure::usage(format!("{command} {text}: {why}")))?;
-    Ok(Arc::new(Remote::new(server, password, TIMEOUT)))
+    let about = |why: String| Failure::usage(format!("{command} {text}: {why}"));
+    Remote::new(server, password().map_err(about)?, TIMEOUT).map_err(about)
 }
 
 /// `lowtide remote clean`; the exit code.
 pub fn clean(text: &str) -> Result<u8, Failure> {
-    let remote = remote("remote clean", text)?;
+    let remote = Arc::new(remote("remote clean", text)?);
     let failed = |problem: Problem| Failure::failed(format!("remote clean {text}: {}", problem.text()));
     let cleaned = lease::clean(&remote, TIMEOUT).map_err(failed)?;
     println!("{} keys of {} runs that are gone were removed", cleaned.keys, cleaned.runs);
@@ -47,7 +51,7 @@ pub fn clean(text: &str) -> Result<u8, Failure> {
 
 /// `lowtide doctor redis://...`: prints what was found on standard output; 0 if pages can go there, else 1.
 pub fn doctor(text: &str) -> Result<u8, Failure> {
-    let remote = remote("doctor", text)?;
+    let remote = Arc::new(remote("doctor", text)?);
     let (mut said, mut works) = (format!("{}\n", remote.server), true);
     for (what, found) in examine(&remote) {
         let mark = if found.is_ok() { "ok" } else { "NO" };
@@ -56,8 +60,8 @@ pub fn doctor(text: &str) -> Result<u8, Failure> {
         let _ = writeln!(said, "  {mark:<4} {what:<16} {found}");
     }
     let _ = match works {
-        true => writeln!(said, "`lowtide run --swap {}` works.", remote.server),
-        false => writeln!(said, "`lowtide run --swap {}` does not work.", remote.server),
+        true => writeln!(said, "`lowtide run --swap {}` works.", remote.server.with_options()),
+        false => writeln!(said, "`lowtide run --swap {}` does not work.", remote.server.with_options()),
     };
     let _ = std::io::stdout().write_all(said.as_bytes());
     Ok(u8::from(!works))

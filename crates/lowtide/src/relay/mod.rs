@@ -79,7 +79,7 @@ impl Relay {
     /// Asks a server whether it will do. The error says what is wrong, without the server. `size`: as was asked for; `copies`:
     /// of each page, one or two.
     pub fn open(server: &Server, size: Option<u64>, timeout: Option<Duration>, copies: u8) -> Result<Opened, String> {
-        let mut remote = Remote::new(server.clone(), password()?, timeout.unwrap_or(TIMEOUT));
+        let mut remote = Remote::new(server.clone(), password()?, timeout.unwrap_or(TIMEOUT))?;
         let survey = remote.survey(Instant::now() + PATIENCE).map_err(|problem| problem.text().to_owned())?;
         let mut warnings = Vec::new();
         if copies > 1 {
@@ -156,7 +156,7 @@ impl Relay {
     pub fn finish(&self) -> Option<String> {
         self.remote.end();
         let done = locked(&self.started).take()?.end();
-        let (name, server) = (self.run.text(), &self.server);
+        let (name, server) = (self.run.text(), self.server.with_options());
         (!done).then(|| format!("it still has pages of this run ({name}): `lowtide remote clean {server}` in ten minutes"))
     }
 }

@@ -207,8 +207,7 @@ fn describe(swap: &Swap, path: impl Fn(BorrowedFd<'_>) -> String) -> Result<Area
         Where::Remote(relay) => {
             area.kind = segment::SWAP_REMOTE;
             put(&mut area.file, relay.name.as_bytes())?;
-            let server = relay.server.to_string();
-            put(&mut area.file_name, server.strip_prefix("redis://").unwrap_or(&server).as_bytes())?;
+            put(&mut area.file_name, relay.server.to_string().as_bytes())?;
         }
     }
     Ok(area)

@@ -208,7 +208,7 @@ fn open(spec: &Spec, before: &[&Swap]) -> Result<(Swap, Vec<String>), String> {
             (Where::File(file), size, discard, rotating)
         }
         Spec::Remote { server, size, timeout, copies, .. } => {
-            if before.iter().any(|area| matches!(&area.place, Where::Remote(relay) if relay.server == *server)) {
+            if before.iter().any(|area| matches!(&area.place, Where::Remote(relay) if relay.server.is_named_as(server))) {
                 return Err(failure("this run uses it already, it is given twice: leave one out".to_owned()));
             }
             let opened = Relay::open(server, *size, *timeout, *copies).map_err(failure)?;

@@ -3,13 +3,14 @@
 use crate::swap::area::{Swap, Where, is_same};
 use lowtide_config::place::auto_dir;
 use lowtide_config::server::Server;
-use lowtide_config::spec::{Spec, User, split_options};
+use lowtide_config::spec::{FILES, Spec, User, split_options};
 use std::path::PathBuf;
 
 /// The SPEC with its path made absolute, for who stands in another directory.
 pub fn absolute(text: &str) -> String {
     let (kind, path) = match text.split_once(':') {
         Some((kind @ ("dir" | "file"), path)) => (Some(kind), path),
+        Some(("rediss", _)) => return with_absolute_files(text),
         _ if text == "auto" || text == "ram" || text.contains(':') => return text.to_owned(),
         _ => (None, text),
     };
@@ -19,6 +20,18 @@ pub fn absolute(text: &str) -> String {
     let (kind, colon) = kind.map_or(("", ""), |kind| (kind, ":"));
     let comma = if options.is_empty() { "" } else { "," };
     format!("{kind}{colon}{full}{comma}{options}")
+}
+
+/// The SPEC of a server with the paths of its files made absolute.
+fn with_absolute_files(text: &str) -> String {
+    let part = |part: &str| match part.split_once('=') {
+        Some((name, path)) if FILES.contains(&name) && !path.is_empty() => {
+            let full = std::path::absolute(path).ok().and_then(|full| Some(full.to_str()?.to_owned()));
+            format!("{name}={}", full.as_deref().unwrap_or(path))
+        }
+        _ => part.to_owned(),
+    };
+    text.split(',').map(part).collect::<Vec<_>>().join(",")
 }
 
 /// Which area is meant.
@@ -54,7 +67,7 @@ impl Which {
         match (self, &swap.place) {
             (Which::Dir(path) | Which::Path(path), Where::Dir(dir)) => path == dir || is_same(path, dir),
             (Which::File(path) | Which::Path(path), Where::File(file)) => *path == file.path || file.is(path),
-            (Which::Remote(server), Where::Remote(relay)) => *server == relay.server,
+            (Which::Remote(server), Where::Remote(relay)) => relay.server.is_named_as(server),
             _ => false,
         }
     }
@@ -78,6 +91,7 @@ mod tests {
             ("ram", "ram".to_owned()),
             ("dir:", "dir:".to_owned()),
             ("redis://h:1", "redis://h:1".to_owned()),
+            ("rediss://h:1,i:2,ca=x,size=1G,key=/y", format!("rediss://h:1,i:2,ca={here}/x,size=1G,key=/y")),
         ] {
             assert_eq!(absolute(text), expected, "{text}");
         }

@@ -3,6 +3,9 @@
 #[allow(dead_code)] // a part is used here
 #[path = "../real_programs/check.rs"]
 mod check;
+#[allow(dead_code)]
+#[path = "../../../lowtide-remote/tests/certificates/mod.rs"]
+mod certificates;
 mod cluster;
 mod copies;
 #[path = "../live/mod.rs"]
@@ -18,6 +21,7 @@ mod programs;
 mod rounds;
 mod servers;
 mod single;
+mod tls;
 
 use live::{Run, Scene, area, number};
 use std::process::Output;

@@ -2,7 +2,7 @@
 //! network namespace. This takes root, and the kernel's veth and netem.
 
 use crate::live::{MIB, Scene, area, is_root, number, skip, turn, verifier};
-use crate::servers::Server;
+use crate::servers::{Place, Server};
 use crate::{goes_on, is_stopped};
 use std::process::Command;
 use std::thread;
@@ -50,15 +50,14 @@ impl Network {
     }
 
     /// The address of the other end.
-    pub fn there(&self) -> String {
+    fn there(&self) -> String {
         format!("10.213.{}.2", self.net)
     }
 
-    /// A command to be run there.
-    pub fn command(&self, program: &str) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.name, program]);
-        command
+    /// A server there.
+    fn server(&self) -> Server {
+        let command = ["ip", "netns", "exec", &self.name, "redis-server"].map(str::to_owned).to_vec();
+        Server::start_at(Place { host: self.there(), command }, "")
     }
 
     /// Nothing passes any more, and nobody is told.
@@ -91,7 +90,7 @@ impl Drop for Network {
 fn a_network_that_is_cut_for_a_while_is_waited_for() {
     let Some(_turn) = turn() else { return };
     let Some(network) = Network::new() else { return };
-    let (scene, server) = (Scene::new(), Server::start_behind(&network));
+    let (scene, server) = (Scene::new(), network.server());
     let spec = server.spec();
     let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec}"), "64 n");
     run.wait_until("pages come back", |run| number(&area(&scene, run, &spec), "reads") > 1000);
@@ -114,7 +113,7 @@ fn a_network_that_is_cut_for_a_while_is_waited_for() {
 fn a_network_that_stays_cut_ends_the_run() {
     let Some(_turn) = turn() else { return };
     let Some(network) = Network::new() else { return };
-    let (scene, server) = (Scene::new(), Server::start_behind(&network));
+    let (scene, server) = (Scene::new(), network.server());
     let spec = server.spec();
     let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec},timeout=4s"), "64 n");
     let began = Instant::now();
@@ -127,7 +126,7 @@ fn a_network_that_stays_cut_ends_the_run() {
 fn a_slow_network_that_loses_packets_only_takes_longer() {
     let Some(_turn) = turn() else { return };
     let Some(network) = Network::new() else { return };
-    let (scene, server) = (Scene::new(), Server::start_behind(&network));
+    let (scene, server) = (Scene::new(), network.server());
     // No privilege is missing, but a part of the kernel: the machines of CI have none either. Guests of `make vm` do.
     if let Err(why) = network.is_bad() {
         eprintln!("SKIPPED: no netem here, nothing is slow: {why}");

@@ -1,7 +1,7 @@
 //! Servers of the tests' own: redis-server on loopback, or behind a network of its own, ended by their ids.
 
 use crate::SOON;
-use crate::network::Network;
+use crate::certificates::{Authority, Certificate};
 use rustix::process::{Pid, Signal};
 use std::net::TcpListener;
 use std::path::Path;
@@ -14,38 +14,55 @@ const EMPTY: &str = "''";
 
 /// A redis-server, without a file unless it is told otherwise. Killed when it is dropped.
 pub struct Server {
-    host: String,
+    place: Place,
     pub port: u16,
     options: Vec<String>,
     child: Child,
     dir: tempfile::TempDir,
 }
 
+/// Where a server is, and what it is.
+#[derive(Clone)]
+pub struct Place {
+    /// Its address.
+    pub host: String,
+    /// The words of the command.
+    pub command: Vec<String>,
+}
+
+impl Place {
+    /// On loopback.
+    pub fn here(program: &str) -> Place {
+        Place { host: "127.0.0.1".to_owned(), command: vec![program.to_owned()] }
+    }
+
+    fn spawn(&self, port: u16, dir: &Path, options: &[String]) -> Child {
+        let mut command = Command::new(&self.command[0]);
+        command.args(&self.command[1..]).args(["--port", &port.to_string(), "--bind", &self.host]);
+        command.args(["--protected-mode", "no", "--save", "", "--appendonly", "no", "--dir"]).arg(dir).args(options);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().expect("redis-server is installed (`make setup`)")
+    }
+}
+
 impl Server {
     /// On loopback.
     pub fn start(options: &str) -> Server {
-        Server::start_by(Command::new("redis-server"), "127.0.0.1", options)
+        Server::start_at(Place::here("redis-server"), options)
     }
 
-    /// At the other end of a network.
-    pub fn start_behind(network: &Network) -> Server {
-        Server::start_by(network.command("redis-server"), &network.there(), "--protected-mode no")
+    /// With TLS, too, by this certificate: at the port [`Server::secure_port`].
+    pub fn start_with_tls(authority: &Authority, certificate: &Certificate, options: &str) -> Server {
+        Server::start(&format!("{} {options}", with_tls(authority, certificate)))
     }
 
-    fn start_by(command: Command, host: &str, options: &str) -> Server {
-        let (host, port) = (host.to_owned(), free_port());
-        let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
+    pub fn start_at(place: Place, options: &str) -> Server {
+        let (port, dir) = (free_port(), tempfile::tempdir_in("/var/tmp").expect("a directory"));
         let options: Vec<String> = options.split_whitespace().map(str::to_owned).collect();
-        let child = Server::spawn(command, &host, port, dir.path(), &options);
-        let server = Server { host, port, options, child, dir };
+        let child = place.spawn(port, dir.path(), &options);
+        let server = Server { place, port, options, child, dir };
         server.listens();
         server
-    }
-
-    fn spawn(mut command: Command, host: &str, port: u16, dir: &Path, options: &[String]) -> Child {
-        command.args(["--port", &port.to_string(), "--bind", host, "--save", "", "--appendonly", "no", "--dir"]);
-        command.arg(dir).args(options).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        command.spawn().expect("redis-server is installed (`make setup`)")
     }
 
     fn listens(&self) {
@@ -60,7 +77,7 @@ impl Server {
     pub fn ask(&self, words: &str) -> String {
         let mut command = Command::new("redis-cli");
         let words = words.split_whitespace().map(|word| if word == EMPTY { "" } else { word });
-        let output = command.args(["-h", &self.host, "-p", &self.port.to_string()]).args(words).output();
+        let output = command.args(["-h", &self.place.host, "-p", &self.port.to_string()]).args(words).output();
         String::from_utf8_lossy(&output.expect("redis-cli is installed (`make setup`)").stdout).trim().to_owned()
     }
 
@@ -74,7 +91,22 @@ impl Server {
     }
 
     pub fn spec(&self) -> String {
-        format!("redis://{}:{}", self.host, self.port)
+        format!("redis://{}", self.address())
+    }
+
+    /// Without TLS.
+    pub fn address(&self) -> String {
+        format!("{}:{}", self.place.host, self.port)
+    }
+
+    /// The port with TLS.
+    pub fn secure_port(&self) -> u16 {
+        self.option("--tls-port").parse().expect("a port")
+    }
+
+    /// The port by which nodes of its cluster give it keys.
+    fn port_for_nodes(&self) -> u16 {
+        if self.options.iter().any(|option| option == "--tls-cluster") { self.secure_port() } else { self.port }
     }
 
     pub fn signal(&self, signal: Signal) {
@@ -86,10 +118,9 @@ impl Server {
         let _ = self.child.wait();
     }
 
-    /// On loopback.
     pub fn start_again(&mut self) {
         self.kill();
-        self.child = Server::spawn(Command::new("redis-server"), &self.host, self.port, self.dir.path(), &self.options);
+        self.child = self.place.spawn(self.port, self.dir.path(), &self.options);
         self.listens();
     }
 }
@@ -101,9 +132,24 @@ impl Drop for Server {
     }
 }
 
+/// Options of a server with TLS, at a port of its own.
+fn with_tls(authority: &Authority, Certificate { cert, key }: &Certificate) -> String {
+    let (port, [ca, cert, key]) = (free_port(), [&authority.file(), cert, key].map(|path| path.display().to_string()));
+    format!("--tls-port {port} --tls-cert-file {cert} --tls-key-file {key} --tls-ca-cert-file {ca} --tls-auth-clients no")
+}
+
 /// A port that nobody listens on.
 pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port()
+}
+
+/// Options of a node of a cluster, with a port of its own for other nodes.
+fn clustered(options: &str) -> String {
+    let bus = free_port();
+    format!(
+        "--cluster-enabled yes --cluster-port {bus} --cluster-node-timeout {NODE_TIMEOUT} \
+         --cluster-replica-validity-factor 0 --repl-diskless-sync-delay 0 {options}"
+    )
 }
 
 /// Primaries, three most often: primary N has the Nth part of the slots, and node N + 3 copies it, if there are replicas. Each is
@@ -121,30 +167,35 @@ pub const PRIMARIES: usize = 3;
 impl Cluster {
     /// Each primary with a replica.
     pub fn start(options: &str) -> Cluster {
-        Cluster::of(PRIMARIES, 2 * PRIMARIES, options)
+        Cluster::with_replicas(|_| Place::here("redis-server"), options)
+    }
+
+    /// The same, at places.
+    pub fn with_replicas(place: impl Fn(usize) -> Place, options: &str) -> Cluster {
+        Cluster::of(PRIMARIES, 2 * PRIMARIES, |i| Server::start_at(place(i), &clustered(options)))
+    }
+
+    /// The same, of which nobody listens without TLS but for what a test asks.
+    pub fn with_tls(authority: &Authority, certificate: &Certificate, options: &str) -> Cluster {
+        let options = format!("--tls-cluster yes --tls-replication yes {options}");
+        Cluster::of(PRIMARIES, 2 * PRIMARIES, |_| Server::start_with_tls(authority, certificate, &clustered(&options)))
     }
 
     /// Without replicas: what is left goes on when a node is lost.
     pub fn without_replicas(primaries: usize) -> Cluster {
-        Cluster::of(primaries, primaries, "--cluster-require-full-coverage no")
+        Cluster::of(primaries, primaries, |_| Server::start(&clustered("--cluster-require-full-coverage no")))
     }
 
-    fn of(primaries: usize, nodes: usize, options: &str) -> Cluster {
-        let one = |_| {
-            let bus = free_port();
-            Server::start(&format!(
-                "--cluster-enabled yes --cluster-port {bus} --cluster-node-timeout {NODE_TIMEOUT} \
-                 --cluster-replica-validity-factor 0 --repl-diskless-sync-delay 0 {options}"
-            ))
-        };
-        let cluster = Cluster { nodes: (0..nodes).map(one).collect(), primaries };
+    fn of(primaries: usize, nodes: usize, start: impl Fn(usize) -> Server) -> Cluster {
+        let cluster = Cluster { nodes: (0..nodes).map(start).collect(), primaries };
         let (first, others) = cluster.nodes.split_first().expect("nodes");
         let ids: Vec<String> = cluster.nodes.iter().map(|node| node.ask("CLUSTER MYID")).collect();
         for (node, epoch) in cluster.nodes.iter().zip(1..) {
             node.ask(&format!("CLUSTER SET-CONFIG-EPOCH {epoch}"));
         }
         for other in others {
-            first.ask(&format!("CLUSTER MEET 127.0.0.1 {} {}", other.port, other.option("--cluster-port")));
+            let (host, port, bus) = (&other.place.host, other.port_for_nodes(), other.option("--cluster-port"));
+            first.ask(&format!("CLUSTER MEET {host} {port} {bus}"));
         }
         for (i, primary) in cluster.nodes[..primaries].iter().enumerate() {
             let part = |i: usize| i * usize::from(SLOTS) / primaries;
@@ -181,8 +232,8 @@ impl Cluster {
         let text = self.nodes.iter().map(|node| node.ask("CLUSTER NODES")).find(|text| text.contains("myself"));
         let text = text.unwrap_or_default();
         let has_slots = |node: &Server| {
-            let place = format!(":{}@", node.port);
-            let line = text.lines().find(|line| line.contains(&place)).unwrap_or_default();
+            let bus = format!("@{}", node.option("--cluster-port"));
+            let line = text.lines().find(|line| line.contains(&bus)).unwrap_or_default();
             line.contains("master") && !line.contains("fail") && line.split(' ').count() > 8
         };
         (0..self.nodes.len()).filter(|i| has_slots(&self.nodes[*i])).collect()
@@ -212,7 +263,7 @@ impl Cluster {
 
     /// Two of the nodes: they know the others.
     pub fn spec(&self) -> String {
-        let places: Vec<_> = self.nodes.iter().take(2).map(|node| format!("127.0.0.1:{}", node.port)).collect();
+        let places: Vec<_> = self.nodes.iter().take(2).map(Server::address).collect();
         format!("redis://{}", places.join(","))
     }
 
@@ -231,11 +282,11 @@ impl Cluster {
     }
 
     fn move_keys(&self, slot: u16, from: usize, to: usize, keys: usize) {
-        let (source, target) = (&self.nodes[from], self.nodes[to].port);
+        let (source, host, target) = (&self.nodes[from], &self.nodes[to].place.host, self.nodes[to].port_for_nodes());
         let names =
             source.ask(&format!("CLUSTER GETKEYSINSLOT {slot} {keys}")).split_whitespace().collect::<Vec<_>>().join(" ");
         if !names.is_empty() {
-            let moved = source.ask(&format!("MIGRATE 127.0.0.1 {target} {EMPTY} 0 5000 KEYS {names}"));
+            let moved = source.ask(&format!("MIGRATE {host} {target} {EMPTY} 0 5000 KEYS {names}"));
             assert!(moved.contains("OK") || moved.contains("NOKEY"), "{moved}");
         }
     }
