@@ -23,8 +23,10 @@ pub struct Counts {
     pub failovers: Counter,
     /// Pages that were read from their second copies.
     pub second_copies_read: Counter,
-    /// Of these, those whose first copies were lost, or not what was written.
-    pub copies_missing: Counter,
+    /// Copies that their nodes had lost, where the other one was there, counted at each read.
+    pub copies_lost: Counter,
+    /// Copies that were not what was written, where the other one was, counted at each read.
+    pub copies_wrong: Counter,
     /// Pages that were written where both of their copies are on one node.
     pub copies_together: Counter,
     /// Requests for pages by how long they took, in the buckets of [`latency_bucket`].
@@ -55,7 +57,8 @@ impl Default for Counts {
             reconnects: Counter::default(),
             failovers: Counter::default(),
             second_copies_read: Counter::default(),
-            copies_missing: Counter::default(),
+            copies_lost: Counter::default(),
+            copies_wrong: Counter::default(),
             copies_together: Counter::default(),
             reads: [const { AtomicU64::new(0) }; LATENCY_BUCKETS],
             reads_ns: Counter::default(),

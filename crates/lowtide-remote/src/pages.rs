@@ -7,17 +7,18 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lowtide_core::device::is_length;
 use lowtide_core::device::wire::Run;
+use lowtide_core::device::{WhichCopy as Which, is_length};
 use lowtide_core::slot::CLUSTER_SLOTS;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 
 use crate::client::{Batch, Came, Client, Kind};
 use crate::copies::Places;
+use crate::harm::Harm;
 use crate::keys;
 use crate::map::Map;
-use crate::remote::Remote;
+use crate::remote::{Known, Remote};
 use crate::resp::{self, Connection, Reply};
 
 /// A write that can't be done in this time has failed: the page stays where it is, or goes elsewhere.
@@ -26,6 +27,8 @@ const WRITING: Duration = Duration::from_secs(5);
 const DISCARDING: Duration = Duration::from_secs(1);
 /// A first copy has half of the time of a read if there is less than this.
 const SHORT: Duration = Duration::from_secs(4);
+/// Who has what may be asked for so long before a copy is said to be lost.
+const REPORTING: Duration = Duration::from_secs(1);
 /// Slots that are removed together, in several commands.
 const REMOVED_AT_ONCE: usize = 64 * CLUSTER_SLOTS;
 
@@ -33,6 +36,10 @@ const REMOVED_AT_ONCE: usize = 64 * CLUSTER_SLOTS;
 #[derive(Debug)]
 pub struct Pages {
     client: Client,
+    /// Slots of which the last request found the second copy only, where the first one was not away.
+    harmed: Vec<(u64, Harm)>,
+    /// Who was asked, if there are two copies.
+    asked: Option<Known>,
 }
 
 /// Which copies are read.
@@ -43,13 +50,6 @@ pub enum Source {
     /// The first ones only, if there are two: what came is not what was written.
     First,
     /// The second ones only, if there are such.
-    Second,
-}
-
-/// One of the copies of a page.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Which {
-    First,
     Second,
 }
 
@@ -102,7 +102,7 @@ struct Removal {
 impl Pages {
     /// Without a connection so far.
     pub fn new(remote: Arc<Remote>) -> Pages {
-        Pages { client: Client::new(remote) }
+        Pages { client: Client::new(remote), harmed: Vec::new(), asked: None }
     }
 
     /// Keeps objects, which lie in `objects` one behind the other, as long as `lengths` say. How each run ended: `NOSPC`: the
@@ -177,7 +177,9 @@ impl Pages {
         let (before, deadline) = (objects.len(), since + self.client.remote().timeout);
         let slots = self.slots(device, runs.iter().flat_map(slots).collect());
         let (n, has_second) = (slots.slots.len(), slots.begun.is_some());
-        let (mut results, mut seconds, mut missing) = (vec![Err(Errno::NODATA); n], 0, 0);
+        let (mut results, mut seconds) = (vec![Err(Errno::NODATA); n], 0);
+        self.harmed.clear();
+        self.asked = if has_second { self.client.remote().known(deadline).ok() } else { None };
         let (is_doubtful, wanted) = (true, Vec::new());
         let mut batch = Reading { slots, which: Which::First, is_doubtful, wanted, into: objects, places: vec![0..0; n] };
         // Where the first copy is missing, the second is looked at before that is doubted.
@@ -208,7 +210,10 @@ impl Pages {
                 let now = if now == Err(Errno::TIMEDOUT) && Instant::now() < deadline { Err(Errno::AGAIN) } else { now };
                 if which == Which::Second && now.is_ok() {
                     seconds += 1;
-                    missing += u64::from(!is_away(before));
+                    if source == Source::Any && !is_away(before) {
+                        let harm = if before == Err(Errno::NODATA) { Harm::Lost } else { Harm::Wrong };
+                        self.harmed.push((batch.slots.slots[*i], harm));
+                    }
                 }
                 // Who is away may have it.
                 let is_news = pass != 1 || now.is_ok() || is_away(now) && before != Err(Errno::AGAIN);
@@ -235,10 +240,35 @@ impl Pages {
                 counts.read_took(since.elapsed());
             }
             counts.second_copies_read.add(seconds);
-            counts.copies_missing.add(missing);
             counts.pages_read.add(places.iter().filter(|place| !place.is_empty()).count() as u64);
         }
         ended
+    }
+
+    /// Copies that the last request has found to be lost or wrong, in slots of which `is_kept` says that nobody removes them
+    /// meanwhile: they are counted, and the user is told.
+    pub fn report_harm(&mut self, device: &str, is_kept: impl Fn(u64) -> bool) {
+        let (harmed, asked, remote) = (std::mem::take(&mut self.harmed), self.asked.take(), self.client.remote());
+        let Some(asked) = asked else { return };
+        for (slot, harm) in harmed.into_iter().filter(|(slot, _)| is_kept(*slot)) {
+            let hash_slot = self.slots(device, vec![slot]).hash_slot(0, Which::First);
+            let Some(node) = asked.map.owner(hash_slot) else { continue };
+            // A primary that was stopped for a while does not know that another has its pages now.
+            let now = || remote.newer(&asked, Instant::now() + REPORTING);
+            if remote.told.has(node, harm) || now().is_ok_and(|now| now.map.owner(hash_slot) == Some(node)) {
+                remote.harmed(node, harm);
+            }
+        }
+    }
+
+    /// Who can open pages has found that a copy is not what was written there.
+    pub fn report_wrong(&self, device: &str, runs: &[Run], which: Which) {
+        let remote = self.client.remote();
+        let Ok(known) = remote.known(Instant::now() + REPORTING) else { return };
+        let slots = self.slots(device, runs.iter().flat_map(slots).collect());
+        for node in (0..slots.slots.len()).filter_map(|i| known.map.owner(slots.hash_slot(i, which))) {
+            remote.harmed(node, Harm::Wrong);
+        }
     }
 
     /// Removes what is kept under slots. How each run ended: `TIMEDOUT`: it is there still, as far as is known. `patience`: how

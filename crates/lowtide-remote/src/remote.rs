@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use lowtide_config::server::{Address, Server};
 
 use crate::counts::Counts;
+use crate::harm::{Harm, Told};
 use crate::map::Map;
 use crate::resp::{self, Reply};
 use crate::server::{Facts, Link, Login, Problem, asked};
@@ -38,6 +39,8 @@ pub struct Remote {
     away: Mutex<Vec<Address>>,
     /// Connections that were given up while commands that change something were under way there, or may have been.
     fences: Mutex<Vec<Fence>>,
+    /// What is to be said of copies.
+    pub told: Told,
     /// The run is over: what is read or written no longer matters.
     over: AtomicBool,
 }
@@ -98,6 +101,7 @@ impl Remote {
             asking: Mutex::default(),
             away: Mutex::default(),
             fences: Mutex::default(),
+            told: Told::default(),
             over: AtomicBool::new(false),
         })
     }
@@ -299,6 +303,15 @@ impl Remote {
         let map = self.known(deadline)?.map;
         if !map.is_cluster && self.server.hosts.len() > 1 {
             return Err(Problem::Refused(format!("{} is no cluster: name it alone", map.from)));
+    /// A copy of a page has come to harm at a node.
+    pub fn harmed(&self, node: &Address, harm: Harm) {
+        match harm {
+            Harm::Lost => self.counts.copies_lost.add(1),
+            Harm::Wrong => self.counts.copies_wrong.add(1),
+        }
+        self.told.tell(node, harm);
+    }
+
         }
         let uncovered = map.uncovered();
         if uncovered > 0 {

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lowtide_config::server::{Address, Server};
+use lowtide_core::device::WhichCopy;
 use lowtide_core::device::wire::Run;
 use lowtide_core::slot::CLUSTER_SLOTS;
 use lowtide_remote::keys;
@@ -235,7 +236,8 @@ fn with_two_copies_a_node_that_hangs_is_not_waited_for() {
     let began = Instant::now();
     assert_eq!(read(&mut pages, &runs, began), right);
     assert!(began.elapsed() < QUICK, "{:?}: it is known now", began.elapsed());
-    assert_eq!((remote.counts.second_copies_read.get(), remote.counts.copies_missing.get()), (2, 0));
+    pages.report_harm(DEVICE, |_| true);
+    assert_eq!((remote.counts.second_copies_read.get(), remote.counts.copies_lost.get()), (2, 0));
     let before: usize = nodes.iter().map(kept).sum();
     assert_eq!(pages.write(DEVICE, &[Run { slot: runs[0].slot + 1, pages: 1 }], &[1], b"x"), [Err(Errno::NOTCONN)]);
     assert_eq!(nodes.iter().map(kept).sum::<usize>(), before, "nor is it on one node alone");
@@ -253,22 +255,61 @@ fn with_two_copies_a_node_that_hangs_is_not_waited_for() {
 
 /// It has come back without them.
 #[test]
-fn copies_that_are_missing_cost_no_more_than_a_question() {
+fn copies_that_are_lost_cost_no_more_than_a_question() {
     let (nodes, remote, runs) = with_two_copies();
     let mut pages = Pages::new(remote.clone());
     assert_eq!(pages.write(DEVICE, &runs, &[2, 3], b"aabbb"), [Ok(()); 2]);
     nodes[0].state.pages.lock().unwrap().clear();
     let connections = || nodes.iter().map(|node| node.state.connections.load(Ordering::SeqCst)).sum::<usize>();
     let right = (vec![Ok(()); 2], vec![2, 3], b"aabbb".to_vec());
-    assert_eq!(read(&mut pages, &runs, Instant::now()), right);
-    let before = connections();
-    for _ in 0..20 {
+    let mut read_all = || {
         assert_eq!(read(&mut pages, &runs, Instant::now()), right);
-    }
+        pages.report_harm(DEVICE, |_| true);
+    };
+    read_all();
+    let before = connections();
+    (0..20).for_each(|_| read_all());
     assert_eq!(connections(), before);
-    assert_eq!(remote.counts.copies_missing.get(), 21);
+    assert_eq!((remote.counts.copies_lost.get(), remote.counts.copies_wrong.get()), (21, 0));
+    let told = remote.told.take();
+    assert!(told.len() == 1 && told[0].contains(&nodes[0].address().to_string()), "{told:?}");
+    // Whose slot is being removed is not waited for there.
+    assert_eq!(read(&mut pages, &runs, Instant::now()), right);
+    pages.report_harm(DEVICE, |slot| slot != runs[0].slot);
+    assert_eq!(remote.counts.copies_lost.get(), 21);
     nodes[1..].iter().for_each(|node| node.state.pages.lock().unwrap().clear());
     assert_eq!(read(&mut pages, &runs, Instant::now()).0, [Err(Errno::NODATA); 2]);
+}
+
+/// It was stopped, and does not know it.
+#[test]
+fn a_node_whose_place_was_taken_has_lost_nothing() {
+    let (nodes, remote, runs) = with_two_copies();
+    let mut pages = Pages::new(remote.clone());
+    assert_eq!(pages.write(DEVICE, &runs[..1], &[2], b"aa"), [Ok(())]);
+    nodes[0].state.pages.lock().unwrap().clear();
+    let said = nodes[1].state.nodes.lock().unwrap().clone().replace("myself,", "");
+    let (first, others) = said.split_once('\n').unwrap();
+    let slots = first.rsplit(' ').next().unwrap();
+    let now = format!("a9 127.0.0.1:1@1 master - 0 1 70000 connected {slots}\n{others}");
+    nodes[1..].iter().for_each(|node| node.says(&now));
+    assert_eq!(read(&mut pages, &runs[..1], Instant::now()), (vec![Ok(())], vec![2], b"aa".to_vec()));
+    pages.report_harm(DEVICE, |_| true);
+    assert_eq!((remote.counts.second_copies_read.get(), remote.counts.copies_lost.get()), (1, 0));
+}
+
+/// Who has opened the other copy says so.
+#[test]
+fn the_node_of_a_wrong_copy_is_named() {
+    let (nodes, remote, runs) = with_two_copies();
+    let mut pages = Pages::new(remote.clone());
+    assert_eq!(pages.write(DEVICE, &runs[..1], &[2], b"aa"), [Ok(())]);
+    pages.report_wrong(DEVICE, &runs[..1], WhichCopy::First);
+    pages.report_wrong(DEVICE, &runs[..1], WhichCopy::Second);
+    let second = nodes[1..].iter().find(|node| !node.state.pages.lock().unwrap().is_empty()).unwrap();
+    let told = remote.told.take();
+    assert!(told[0].contains(&nodes[0].address().to_string()) && told[1].contains(&second.address().to_string()), "{told:?}");
+    assert_eq!((remote.counts.copies_lost.get(), remote.counts.copies_wrong.get(), told.len()), (0, 2, 2));
 }
 
 /// Two that were stopped do not know it yet, when they go on.

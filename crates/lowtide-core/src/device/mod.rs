@@ -51,6 +51,15 @@ impl DeviceName {
     }
 }
 
+/// One of the two copies of a page that is on servers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WhichCopy {
+    /// The one that is read, as long as it can be.
+    First,
+    /// The other one.
+    Second,
+}
+
 /// A device of either kind.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant)] // there are a few of them in a process
@@ -112,14 +121,23 @@ impl Device {
         }
     }
 
-    /// The same, of other copies of a page, which are read, where what came could not be opened.
+    /// The same, of other copies of a page, which are read, where what came could not be opened. Which copy it was that came, if
+    /// another one is what was written; `None`: none is.
     ///
     /// # Errors
     /// A copy can't be had, `TIMEDOUT` where it was waited for, and none that can is what was written.
-    pub fn open_other(&self, slot: u64, tag: Tag, page: &mut Page) -> Result<bool, Errno> {
+    pub fn open_other(&self, slot: u64, tag: Tag, page: &mut Page) -> Result<Option<WhichCopy>, Errno> {
         match self {
-            Device::File(_) => Ok(false),
+            Device::File(_) => Ok(None),
             Device::Remote(remote) => remote.open_other(slot, tag, page),
+        }
+    }
+
+    /// A copy of a page is not what was written there, which [`Device::open_other`] has found, and the page is still there: the
+    /// user is told.
+    pub fn report_wrong(&self, slot: u64, copy: WhichCopy) {
+        if let Device::Remote(remote) = self {
+            remote.report_wrong(slot, copy);
         }
     }
 

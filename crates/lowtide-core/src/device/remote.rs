@@ -23,7 +23,7 @@ use super::bounce::{BUFFER_PAGES, Buffer, Buffers, MOST_BUFFERS};
 use super::objects::{self, Compressors};
 use super::seal::{Seal, Tag};
 use super::wire::{Head, Hello, MAX_PAGES, MAX_RUNS, Op, Run};
-use super::{DeviceName, ReadRun, SealRun, WriteRun};
+use super::{DeviceName, ReadRun, SealRun, WhichCopy, WriteRun};
 use crate::vm::Page;
 
 /// Makes a channel for the device that the second argument names, of the run's swap area with the number that is the first. The
@@ -221,17 +221,28 @@ impl RemoteDevice {
     ///
     /// # Errors
     /// A copy can't be had, and none that can is what was written.
-    pub fn open_other(&self, slot: u64, tag: Tag, page: &mut Page) -> Result<bool, Errno> {
-        let mut ended = Ok(false);
-        // What came may have been either.
-        for op in [Op::ReadSecond, Op::ReadFirst] {
+    pub fn open_other(&self, slot: u64, tag: Tag, page: &mut Page) -> Result<Option<WhichCopy>, Errno> {
+        let mut ended = Ok(None);
+        // What came may have been either: the one that is right it was not.
+        for (op, wrong) in [(Op::ReadSecond, WhichCopy::First), (Op::ReadFirst, WhichCopy::Second)] {
             match self.read_copy(op, slot, page) {
-                Ok(()) if objects::open(&self.seal, slot, tag, page) => return Ok(true),
+                Ok(()) if objects::open(&self.seal, slot, tag, page) => return Ok(Some(wrong)),
                 Ok(()) | Err(Errno::NODATA | Errno::BADMSG) => {}
                 Err(errno) => ended = Err(errno),
             }
         }
         ended
+    }
+
+    /// See [`super::Device::report_wrong`].
+    pub fn report_wrong(&self, slot: u64, copy: WhichCopy) {
+        crate::lock::assert_holds_none();
+        let buffer = self.buffers.take();
+        let mut request = Request::new();
+        request.add(0, slot, 1);
+        let op = if copy == WhichCopy::First { Op::WrongFirst } else { Op::WrongSecond };
+        // The page is here: nothing hangs on that.
+        let _ = self.ask(buffer.index(), op, &request, &[]);
     }
 
     fn read_copy(&self, op: Op, slot: u64, page: &mut Page) -> Result<(), Errno> {

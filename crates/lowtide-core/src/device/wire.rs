@@ -28,6 +28,10 @@ pub enum Op {
     ReadFirst,
     /// The same.
     ReadSecond,
+    /// This copy is not what was written, and the other one is: the user is to know. Nothing comes back.
+    WrongFirst,
+    /// The same.
+    WrongSecond,
     /// What is kept under slots is not wanted any more.
     Discard,
 }
@@ -64,6 +68,8 @@ impl Head {
             Op::Discard => 3,
             Op::ReadSecond => 4,
             Op::ReadFirst => 5,
+            Op::WrongFirst => 6,
+            Op::WrongSecond => 7,
         };
         let mut bytes = [0; Head::LEN];
         bytes[..2].copy_from_slice(&op.to_ne_bytes());
@@ -82,6 +88,8 @@ impl Head {
             3 => Op::Discard,
             4 => Op::ReadSecond,
             5 => Op::ReadFirst,
+            6 => Op::WrongFirst,
+            7 => Op::WrongSecond,
             _ => return None,
         };
         let runs = usize::from(u16::from_ne_bytes([r0, r1]));
@@ -89,7 +97,7 @@ impl Head {
         let (most, most_bytes) = match op {
             Op::Write => (MAX_PAGES as u32, MAX_PAGES * PAGE_SIZE),
             Op::Discard => (MAX_SLOTS, 0),
-            Op::Read | Op::ReadFirst | Op::ReadSecond => (MAX_PAGES as u32, 0),
+            Op::Read | Op::ReadFirst | Op::ReadSecond | Op::WrongFirst | Op::WrongSecond => (MAX_PAGES as u32, 0),
         };
         let fits = (1..=MAX_RUNS).contains(&runs) && pages <= most && bytes <= most_bytes;
         fits.then_some(Head { op, runs, pages: pages as usize, bytes })
@@ -166,9 +174,12 @@ mod tests {
 
     #[test]
     fn what_is_sent_is_what_comes_and_nonsense_is_refused() {
-        for (op, bytes) in [(Op::Write, 300), (Op::Read, 0), (Op::ReadFirst, 0), (Op::ReadSecond, 0), (Op::Discard, 0)] {
+        let without_objects =
+            [Op::Read, Op::ReadFirst, Op::ReadSecond, Op::WrongFirst, Op::WrongSecond, Op::Discard].map(|op| (op, 0));
+        for (op, bytes) in without_objects.into_iter().chain([(Op::Write, 300)]) {
             let head = Head { op, runs: 2, pages: 5, bytes };
             assert_eq!(Head::decode(&head.encode()), Some(head));
+            assert_eq!(op.fetches(), matches!(op, Op::Read | Op::ReadFirst | Op::ReadSecond));
         }
         let good = Head { op: Op::Write, runs: 1, pages: 1, bytes: 4096 };
         assert_eq!(good.rest(), 12 + 2 + 4096);

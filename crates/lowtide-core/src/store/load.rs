@@ -7,7 +7,7 @@ use rustix::io::Errno;
 
 use super::table_word::{Made, Object, Word};
 use super::{Codec, Entry, Loaded, Page, RECOMPRESS_LEVEL, Scratch, Store, StoreError};
-use crate::device::{ReadRun, Tag};
+use crate::device::{ReadRun, Tag, WhichCopy};
 use crate::pool::Stale;
 use crate::slot::{Area, AreaRef};
 use crate::vm::PAGE_SIZE;
@@ -22,6 +22,10 @@ impl Store {
     /// # Errors
     /// As in [`StoreError`]; `into` then holds garbage.
     pub fn load(&self, e: Entry, into: &mut Page, scratch: &mut Scratch) -> Result<Loaded, StoreError> {
+        self.load_one(e, into, scratch, Others::Asked)
+    }
+
+    fn load_one(&self, e: Entry, into: &mut Page, scratch: &mut Scratch, others: Others) -> Result<Loaded, StoreError> {
         let area = self.areas.get(e.area()).ok_or(StoreError::BadEntry)?;
         let place = area.word(e.offset()).ok_or(StoreError::BadEntry)?;
         loop {
@@ -38,13 +42,20 @@ impl Store {
                     let mut run = [ReadRun { slot: e.offset(), into: core::slice::from_mut(into), result: Ok(()) }];
                     self.read(&area, &mut run);
                     run[0].result.map_err(|errno| io(e, errno))?;
-                    let opened = is_page(&area, e, tag, into, Others::Asked);
-                    if opened == Ok(true) {
-                        Ok(Loaded::Device)
-                    } else if place.load(Ordering::Acquire) == raw {
-                        Err(opened.err().map_or_else(|| self.corrupt(e), |errno| io(e, errno)))
-                    } else {
-                        Err(StoreError::BadEntry)
+                    let opened = is_page(&area, e, tag, into, others);
+                    let is_same = place.load(Ordering::Acquire) == raw;
+                    match opened {
+                        Ok(Opened::Yes) => Ok(Loaded::Device),
+                        Ok(Opened::ByOther(wrong)) => {
+                            // Else what came may have been the next page's, which is not wrong.
+                            if let Some(device) = area.device.as_ref().filter(|_| is_same) {
+                                device.report_wrong(e.offset(), wrong);
+                            }
+                            Ok(Loaded::Device)
+                        }
+                        _ if !is_same => Err(StoreError::BadEntry),
+                        Ok(Opened::No) => Err(self.corrupt(e)),
+                        Err(errno) => Err(io(e, errno)),
                     }
                 }
                 Word::Empty | Word::Dropped | Word::Cached(_) | Word::Bad => return Err(StoreError::BadEntry),
@@ -96,17 +107,17 @@ impl Store {
             self.read(&area, &mut runs);
             for run in runs {
                 for page in run.into {
-                    out[i] = match run.result.and_then(|()| opened(&area, entries[i], page, others)) {
+                    out[i] = match run.result.map(|()| opened(&area, entries[i], page)) {
                         Ok(true) => Ok(Loaded::Device),
-                        // It was waited for long enough, and so were all copies of those behind it.
-                        Err(Errno::TIMEDOUT) => {
-                            others = Others::NotAsked;
-                            Err(io(entries[i], Errno::TIMEDOUT))
-                        }
+                        Err(Errno::TIMEDOUT) => Err(io(entries[i], Errno::TIMEDOUT)),
                         // The read failed, the bytes are wrong, or the page moved or went while it was read: that is found out
                         // afresh, and page by page, so that one bad slot does not take its neighbours with it.
-                        Ok(false) | Err(_) => self.load(entries[i], page, scratch),
+                        Ok(false) | Err(_) => self.load_one(entries[i], page, scratch, others),
                     };
+                    if matches!(out[i], Err(StoreError::Io { errno: Errno::TIMEDOUT, .. })) {
+                        // It was waited for long enough, and so were all copies of those behind it.
+                        others = Others::NotAsked;
+                    }
                     i += 1;
                 }
             }
@@ -180,31 +191,37 @@ enum Others {
     NotAsked,
 }
 
+/// How it went to open a page.
+#[derive(Clone, Copy)]
+enum Opened {
+    /// What came is not what was written.
+    No,
+    Yes,
+    /// Nor is this copy, but the other one is.
+    ByOther(WhichCopy),
+}
+
 fn io(entry: Entry, errno: Errno) -> StoreError {
     StoreError::Io { errno, offset: entry.offset() * PAGE_SIZE as u64 }
 }
 
-/// Opens a page that was read from its entry's slot. False: it is not the page that got this tag there.
+/// Opens a page that was read from its entry's slot, if it is the page that got this tag there.
 ///
 /// # Errors
 /// It is not, and another copy can't be had: `TIMEDOUT` if it was waited for.
-fn is_page(area: &Area, e: Entry, tag: Tag, page: &mut Page, others: Others) -> Result<bool, Errno> {
-    let Some(device) = &area.device else { return Ok(false) };
+fn is_page(area: &Area, e: Entry, tag: Tag, page: &mut Page, others: Others) -> Result<Opened, Errno> {
+    let Some(device) = &area.device else { return Ok(Opened::No) };
     match (device.open(e.offset(), tag, page), others) {
-        (true, _) => Ok(true),
-        (false, Others::Asked) => device.open_other(e.offset(), tag, page),
+        (true, _) => Ok(Opened::Yes),
+        (false, Others::Asked) => Ok(device.open_other(e.offset(), tag, page)?.map_or(Opened::No, Opened::ByOther)),
         (false, Others::NotAsked) => Err(Errno::TIMEDOUT),
     }
 }
 
 /// Opens a page that was read from its entry's slot. False: it can't be, or the entry changed meanwhile.
-///
-/// # Errors
-/// As [`is_page`].
-fn opened(area: &Area, e: Entry, page: &mut Page, others: Others) -> Result<bool, Errno> {
-    let Some(place) = area.word(e.offset()) else { return Ok(false) };
+fn opened(area: &Area, e: Entry, page: &mut Page) -> bool {
+    let (Some(device), Some(place)) = (&area.device, area.word(e.offset())) else { return false };
     let raw = place.load(Ordering::Acquire);
-    let Word::Device(tag) = Word::decode(raw) else { return Ok(false) };
-    let opened = is_page(area, e, tag, page, others);
-    if place.load(Ordering::Acquire) == raw { opened } else { Ok(false) }
+    let Word::Device(tag) = Word::decode(raw) else { return false };
+    device.open(e.offset(), tag, page) && place.load(Ordering::Acquire) == raw
 }

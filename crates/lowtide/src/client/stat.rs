@@ -163,7 +163,7 @@ fn servers(stat: &Value) -> String {
         let took = |key| format!("{:.1} us", remote["read_latency_us"][key].as_f64().unwrap_or(0.0));
         let pages = ["pages_written", "pages_read"].map(count);
         let rest = [bytes("sent_bytes"), bytes("received_bytes"), took("p50"), took("p99")];
-        let events = ["reconnects", "failovers", "copies_missing"].map(count);
+        let events = ["reconnects", "failovers", "copies_lost", "copies_wrong"].map(count);
         Some([vec![text(area, "spec")], pages.to_vec(), rest.to_vec(), events.to_vec()].concat())
     };
     let rows: Vec<Vec<String>> = stat["areas"].as_array().into_iter().flatten().filter_map(row).collect();
@@ -180,7 +180,8 @@ fn servers(stat: &Value) -> String {
         ">P99",
         ">RECONNECTS",
         ">FAILOVERS",
-        ">COPIES MISSING",
+        ">COPIES LOST",
+        ">WRONG",
     ];
     table(&headings, &rows, "  ")
 }
@@ -287,7 +288,7 @@ mod tests {
         let remote = json!({ "pages_written": 12, "failovers": 3, "read_latency_us": { "p99": 512.25 } });
         let text = readable(&json!({ "areas": [{ "spec": "redis://h:1", "remote": remote }, { "remote": null }] }));
         let row: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
-        assert_eq!(row.join(" "), "redis://h:1 12 0 0 bytes 0 bytes 0.0 us 512.2 us 0 3 0", "{text}");
+        assert_eq!(row.join(" "), "redis://h:1 12 0 0 bytes 0 bytes 0.0 us 512.2 us 0 3 0 0", "{text}");
         let text = readable(&json!({ "areas": [{ "spec": "dir:/x", "clusters": clusters }], "areas_not_counted": [4] }));
         assert!(text.contains("CLUSTERS OF") && text.contains("without 1 processes"), "{text}");
     }

@@ -147,6 +147,11 @@ impl Areas {
         self.iter().filter_map(|(_, area)| area.swap.clone()).collect()
     }
 
+    /// What is odd about those that are not off, and was not said before.
+    pub fn warnings(&self) -> Vec<String> {
+        self.iter().filter_map(|(_, area)| area.swap.as_ref()).flat_map(|swap| swap.warnings()).collect()
+    }
+
     /// All areas that have a place, with its number.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &Area)> {
         self.places.iter().enumerate().filter_map(|(place, area)| Some((place, area.as_ref()?)))

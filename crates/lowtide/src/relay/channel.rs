@@ -3,6 +3,7 @@
 
 use super::devices::Device;
 use super::locked;
+use lowtide_core::device::WhichCopy;
 use lowtide_core::device::wire::{Head, Hello, MAX_PAGES, MAX_RUNS, Op, Run};
 use lowtide_core::vm::PAGE_SIZE;
 use lowtide_remote::pages::{Pages, Source};
@@ -179,7 +180,13 @@ impl Channel {
             Op::Read => return self.read(pages, &device, Source::Any, runs, room, Instant::now()),
             Op::ReadFirst => return self.read(pages, &device, Source::First, runs, room, Instant::now()),
             Op::ReadSecond => return self.read(pages, &device, Source::Second, runs, room, Instant::now()),
+            Op::WrongFirst | Op::WrongSecond => {
+                let which = if head.op == Op::WrongFirst { WhichCopy::First } else { WhichCopy::Second };
+                pages.report_wrong(&device.prefix, &runs, which);
+                self.answer(room, &vec![Ok(()); runs.len()]);
+            }
             Op::Discard => {
+                device.will_not_have(&runs);
                 let results = pages.remove(&device.prefix, &runs, None);
                 let removed = runs.iter().zip(&results).filter(|(_, result)| result.is_ok());
                 removed.for_each(|(run, _)| device.has_not(run));
@@ -208,6 +215,7 @@ impl Channel {
             self.state = State::Late(source, runs, since);
             return Performed::Later;
         }
+        pages.report_harm(&device.prefix, |slot| device.keeps(slot));
         let objects = (room.len() - before) as u32;
         let mut fields = room[..before].iter_mut();
         let mut put = |bytes: &[u8]| bytes.iter().zip(&mut fields).for_each(|(byte, field)| *field = *byte);

@@ -5,7 +5,7 @@ use lowtide_core::device::wire::{Hello, Run};
 use lowtide_core::slot::CLUSTER_SLOTS;
 use lowtide_remote::keys::RunName;
 use rustix::io::Errno;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
 const SLOTS: u64 = CLUSTER_SLOTS as u64;
@@ -29,8 +29,8 @@ pub struct Device {
     /// What its keys begin with.
     pub prefix: String,
     token: u64,
-    /// The clusters of which something may be there.
-    clusters: Mutex<BTreeSet<u64>>,
+    /// The clusters of which something may be there, and whether that is being removed.
+    clusters: Mutex<BTreeMap<u64, bool>>,
 }
 
 impl Devices {
@@ -80,21 +80,37 @@ impl Device {
     pub fn will_have(&self, runs: &[Run]) {
         let mut clusters = locked(&self.clusters);
         for run in runs.iter().filter(|run| run.pages > 0) {
-            clusters.extend(run.slot / SLOTS..=(run.slot + u64::from(run.pages) - 1) / SLOTS);
+            let written = run.slot / SLOTS..=(run.slot + u64::from(run.pages) - 1) / SLOTS;
+            clusters.extend(written.map(|cluster| (cluster, false)));
         }
+    }
+
+    /// Slots are about to be removed: nobody asks for what is there but who does not know that yet.
+    pub fn will_not_have(&self, runs: &[Run]) {
+        let mut clusters = locked(&self.clusters);
+        runs.iter().flat_map(whole).for_each(|cluster| _ = clusters.get_mut(&cluster).map(|is_going| *is_going = true));
     }
 
     /// Slots have been removed.
     pub fn has_not(&self, run: &Run) {
-        let end = (run.slot + u64::from(run.pages)) / SLOTS;
         let mut clusters = locked(&self.clusters);
-        (run.slot.div_ceil(SLOTS)..end).for_each(|cluster| _ = clusters.remove(&cluster));
+        whole(run).for_each(|cluster| _ = clusters.remove(&cluster));
+    }
+
+    /// Whether what was written in a slot's cluster is to stay there.
+    pub fn keeps(&self, slot: u64) -> bool {
+        locked(&self.clusters).get(&(slot / SLOTS)) == Some(&false)
     }
 
     /// All that may be there.
     pub fn runs(&self) -> Vec<Run> {
-        locked(&self.clusters).iter().map(|cluster| Run { slot: cluster * SLOTS, pages: SLOTS as u32 }).collect()
+        locked(&self.clusters).keys().map(|cluster| Run { slot: cluster * SLOTS, pages: SLOTS as u32 }).collect()
     }
+}
+
+/// The clusters that are in a run as a whole.
+fn whole(run: &Run) -> std::ops::Range<u64> {
+    run.slot.div_ceil(SLOTS)..(run.slot + u64::from(run.pages)) / SLOTS
 }
 
 #[cfg(test)]
@@ -123,6 +139,12 @@ mod tests {
         let run = |slot, pages| Run { slot, pages };
         device.will_have(&[run(1, 1), run(1020, 8), run(5, 0)]);
         assert_eq!(device.runs(), [run(0, 512), run(512, 512), run(1024, 512)]);
+        assert!(device.keeps(511) && device.keeps(512) && !device.keeps(1536), "nothing was written there");
+        device.will_not_have(&[run(0, 1000)]);
+        assert!(!device.keeps(511) && device.keeps(512), "of the second one some stay");
+        assert_eq!(device.runs().len(), 3, "they are there still");
+        device.will_have(&[run(3, 1)]);
+        assert!(device.keeps(511), "it is written anew");
         device.has_not(&run(512, 512));
         device.has_not(&run(1024, 511));
         device.has_not(&run(1, 511));

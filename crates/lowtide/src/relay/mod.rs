@@ -104,6 +104,11 @@ impl Relay {
         self.remote.counts.clone()
     }
 
+    /// What is to be said of it, and was not said before.
+    pub fn warnings(&self) -> Vec<String> {
+        self.remote.told.take()
+    }
+
     /// What the server is, in words.
     pub fn how(&self) -> Result<String, String> {
         let survey = self.remote.survey(Instant::now() + PATIENCE).map_err(|problem| problem.text().to_owned())?;

@@ -123,7 +123,8 @@ fn servers(areas: &[Area]) -> Markup {
             ("p99", units::seconds(took.p99 / 1e6)),
             ("reconnects", units::count(remote.reconnects as f64)),
             ("failovers", units::count(remote.failovers as f64)),
-            ("copies missing", units::count(remote.copies_missing as f64)),
+            ("copies lost", units::count(remote.copies_lost as f64)),
+            ("wrong", units::count(remote.copies_wrong as f64)),
         ]
     };
     html! {

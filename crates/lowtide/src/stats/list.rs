@@ -337,8 +337,10 @@ figures! {
         failovers: u64, Count;
         /// Pages that were read from their second copies.
         second_copies_read: u64, Count;
-        /// Of these, those whose first copies were lost, or not what was written.
-        copies_missing: u64, Count;
+        /// Copies that their nodes had lost, where the other copy was there, counted at each read.
+        copies_lost: u64, Count;
+        /// Copies that were not what was written, where the other copy was, counted at each read.
+        copies_wrong: u64, Count;
         /// Pages that were written where both of their copies are on one node.
         copies_together: u64, Count;
         /// How long requests for pages took, from when lowtide run had them to its answer.

@@ -294,7 +294,8 @@ impl Remote {
             reconnects: counts.reconnects.get(),
             failovers: counts.failovers.get(),
             second_copies_read: counts.second_copies_read.get(),
-            copies_missing: counts.copies_missing.get(),
+            copies_lost: counts.copies_lost.get(),
+            copies_wrong: counts.copies_wrong.get(),
             copies_together: counts.copies_together.get(),
             read_latency_us: percentiles(&buckets, slowest_ns),
         }

@@ -183,6 +183,7 @@ impl Supervisor<'_> {
             segment.fatal.put(pid, text.as_bytes());
         }
         self.show_warnings(segment);
+        self.run.areas.warnings().into_iter().for_each(|text| self.warn(text));
     }
 
     fn show_warnings(&mut self, segment: &Segment) {

@@ -61,6 +61,14 @@ impl Swap {
         }
     }
 
+    /// What is odd about it, and was not said before; begins with the SPEC.
+    pub fn warnings(&self) -> Vec<String> {
+        match &self.place {
+            Where::Remote(relay) => relay.warnings().into_iter().map(|why| format!("{}: {why}", self.spec())).collect(),
+            Where::Dir(_) | Where::File(_) => Vec::new(),
+        }
+    }
+
     /// The last step before a run: what its file with a name held is gone. Gives what is odd about it, but not wrong.
     /// Lines begin with the SPEC.
     pub fn take(&mut self) -> Result<Vec<String>, String> {

@@ -96,7 +96,8 @@ pub struct Remote {
     pub p99_us: f64,
     pub reconnects: u64,
     pub failovers: u64,
-    pub copies_missing: u64,
+    pub copies_lost: u64,
+    pub copies_wrong: u64,
 }
 
 impl Area {
@@ -207,7 +208,8 @@ fn remote(remote: &Value) -> Remote {
         p99_us: us("p99"),
         reconnects: number(remote, "reconnects"),
         failovers: number(remote, "failovers"),
-        copies_missing: number(remote, "copies_missing"),
+        copies_lost: number(remote, "copies_lost"),
+        copies_wrong: number(remote, "copies_wrong"),
     }
 }
 

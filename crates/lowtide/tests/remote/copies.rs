@@ -37,15 +37,20 @@ fn copies_on(node: &Server) -> [Vec<String>; 2] {
     [firsts, seconds]
 }
 
-/// All pages come back as they were; what the statistics say of the area.
+/// All pages come back as they were; what the statistics say of the area, and what else was said.
 #[track_caller]
-fn all_is_right(scene: &Scene, run: Run) -> Value {
+fn all_is_right(scene: &Scene, run: Run) -> (Value, String) {
     scene.wake();
     let (out, err) = run.finish();
     assert!(out.starts_with("OK"), "{out}{err}");
     let stats = std::fs::read_to_string(scene.path("stats.json")).expect("written");
     let stats: Value = serde_json::from_str(&stats).expect("JSON");
-    stats["areas"][0]["remote"].clone()
+    (stats["areas"][0]["remote"].clone(), err)
+}
+
+/// Copies that were lost, and those that were wrong.
+fn harmed(remote: &Value) -> (u64, u64) {
+    (number(remote, "copies_lost"), number(remote, "copies_wrong"))
 }
 
 #[test]
@@ -55,10 +60,11 @@ fn the_loss_of_any_one_node_loses_nothing() {
         let (scene, mut cluster) = (Scene::new(), Cluster::without_replicas(PRIMARIES));
         let run = sleeper(&scene, &cluster);
         cluster.nodes[lost].kill();
-        let remote = all_is_right(&scene, run);
+        let (remote, err) = all_is_right(&scene, run);
         // A third of the first copies were there, and none was missing where a node answered.
         assert!(number(&remote, "second_copies_read") * 4096 > 8 * MIB, "{remote}");
-        assert_eq!((number(&remote, "copies_missing"), number(&remote, "failovers")), (0, 0), "{remote}");
+        assert_eq!((harmed(&remote), number(&remote, "failovers")), ((0, 0), 0), "{remote}");
+        assert!(!err.contains("a copy of a page"), "{err}");
     }
 }
 
@@ -77,8 +83,14 @@ fn copies_that_are_lost_or_wrong_are_replaced_by_the_others() {
     for key in &firsts[200..500] {
         assert_eq!(cluster.nodes[0].ask(&format!("DEL {key}")), "1");
     }
-    let remote = all_is_right(&scene, run);
-    assert!(number(&remote, "copies_missing") >= 500, "{remote}");
+    let (remote, err) = all_is_right(&scene, run);
+    let (lost, wrong) = harmed(&remote);
+    assert!(lost >= 300 && wrong >= 200 && number(&remote, "second_copies_read") >= lost + wrong, "{remote}");
+    // Once each, and with the node.
+    let node = format!("warning: {}: {} has ", cluster.spec(), cluster.nodes[0].address());
+    let lines: Vec<&str> = err.lines().filter(|line| line.contains("a copy of a page")).collect();
+    let says = |words: &str| lines.iter().any(|line| line.contains(&node) && line.contains(words));
+    assert!(lines.len() == 2 && says("has lost") && says("is not what was written there"), "{err}");
     assert_eq!(cluster.keys(), [0; PRIMARIES]);
 }
 
@@ -96,7 +108,10 @@ fn what_a_failover_forgets_another_node_has() {
     cluster.nodes[0].kill();
     cluster.nodes[PRIMARIES].signal(Signal::CONT);
     run.wait_until("it has taken the place", |_| cluster.nodes[PRIMARIES].ask("ROLE").contains("master"));
-    run.wait_until("second copies are read", |run| number(&area(&scene, run, &spec)["remote"], "copies_missing") > 100);
+    run.wait_until("other copies are read", |run| {
+        let (lost, wrong) = harmed(&area(&scene, run, &spec)["remote"]);
+        lost + wrong > 100
+    });
     scene.wake();
     let (out, err) = run.finish();
     assert_eq!(out, "OK\n", "{err}");
@@ -120,9 +135,12 @@ fn a_wrong_copy_is_not_taken_for_the_last_one_while_a_node_hangs() {
     scene.wake();
     thread::sleep(Duration::from_secs(6));
     cluster.nodes[0].signal(Signal::CONT);
-    let remote = all_is_right(&scene, run);
-    // It was asked for other copies than those that came.
-    assert!(number(&remote, "second_copies_read") > 0 && number(&remote, "copies_missing") > 0, "{remote}");
+    let (remote, err) = all_is_right(&scene, run);
+    // It was asked for other copies than those that came, and these are the ones that are wrong.
+    assert!(number(&remote, "second_copies_read") > 0 && harmed(&remote).1 > 0, "{remote}");
+    let wrong = err.lines().filter(|line| line.contains("is not what was written there"));
+    let right = format!(": {} has ", cluster.nodes[0].address());
+    assert!(wrong.clone().count() > 0 && wrong.clone().all(|line| !line.contains(&right)), "{err}");
 }
 
 #[test]

@@ -124,8 +124,8 @@ fn on_servers(area: &Area) -> Vec<String> {
     if remote.reconnects + remote.failovers > 0 {
         lines.push(format!("  {} reconnects, {} failovers", remote.reconnects, remote.failovers));
     }
-    if remote.copies_missing > 0 {
-        lines.push(format!("  {} copies missing", remote.copies_missing));
+    if remote.copies_lost + remote.copies_wrong > 0 {
+        lines.push(format!("  {} copies lost, {} wrong", remote.copies_lost, remote.copies_wrong));
     }
     lines
 }
