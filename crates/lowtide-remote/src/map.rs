@@ -142,6 +142,13 @@ impl Map {
         self.nodes.iter().filter(|node| node.primary.is_none()).map(|node| node.epoch).max().unwrap_or(0)
     }
 
+    /// Whether this may be right although `newer` was known: those whose word counted more are not of the cluster any more. Where
+    /// they are, nobody has told yet who says this that they have taken a place.
+    pub fn has_forgotten(&self, newer: &Map) -> bool {
+        let mut counted_more = newer.nodes.iter().filter(|node| node.primary.is_none() && node.epoch > self.epoch());
+        counted_more.all(|node| self.nodes.iter().all(|one| one.id != node.id))
+    }
+
     /// A node has said that a slot is there.
     pub fn moved(&mut self, hash_slot: u16, to: &Address) {
         let known = self.nodes.iter().position(|node| node.address == *to);
@@ -186,6 +193,7 @@ mod tests {
         assert_eq!((map.nodes.len(), map.primaries().len(), map.epoch()), (4, 3, 3));
         assert_eq!(map.uncovered(), 5461, "those of the node that failed");
         assert_eq!(map.nodes[1].primary.as_deref(), Some("aa"));
+        assert_eq!(map.nodes.iter().map(|node| node.name.as_deref()).collect::<Vec<_>>(), [Some("host-1"), None, None, None]);
         for nonsense in ["", "a b c", "aa x master - 0 0 1 connected", "aa h:1 master - 0 0 1 connected 0-16384"] {
             assert_eq!(Map::parse(nonsense, &at("asked", 1)), None, "{nonsense}");
         }
@@ -193,7 +201,6 @@ mod tests {
             assert_eq!(map.is_node(&address, TEXT), is_it, "{address}: it says that it is cc");
         }
         assert!(!map.is_node(&at("asked", 7000), "no such reply"));
-        assert_eq!(map.nodes.iter().map(|node| node.name.as_deref()).collect::<Vec<_>>(), [Some("host-1"), None, None, None]);
         let other = Map::parse("ff 127.0.0.1:7001@17001 master - 0 1700 2 connected 0-16383\n", &at("asked", 1)).unwrap();
         assert!(map.is_of_one_cluster_with(&map) && !map.is_of_one_cluster_with(&other));
         // Of three.
@@ -217,6 +224,9 @@ mod tests {
         assert_eq!((after.owner(6000), after.epoch()), (Some(&at("127.0.0.1", 7002)), 4));
         assert!(!after.is_same(&before) && after.is_same(&after));
         assert_eq!((after.promoted_since(&before), after.promoted_since(&after), before.promoted_since(&moved)), (1, 0, 0));
+        assert!(!before.has_forgotten(&after), "it is a replica of it still");
+        let without = Map::parse(&TEXT.replace("bb 127.0.0.1:7002@17002 slave aa 0 1700 2 connected\n", ""), &at("asked", 1));
+        assert!(without.is_some_and(|map| map.nodes.len() == 3 && map.has_forgotten(&after)));
         // A node has said that slots are there before it was known that it is a primary.
         let mut told = before.clone();
         told.moved(6000, &at("127.0.0.1", 7002));

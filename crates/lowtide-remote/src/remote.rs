@@ -245,9 +245,17 @@ impl Remote {
                 break;
             }
         }
-        // Where most do not answer it is as it was, as far as anybody knows: nobody can take a primary's place.
-        let Some(map) = best.filter(|map| map.epoch() >= newest || map.are_most_primaries(&answered)) else {
-            return Err(problem.unwrap_or_else(|| Problem::Away("it does not answer".to_owned())));
+        // Where most do not answer it is as it was, as far as anybody knows: nobody can take a primary's place. So it is where
+        // most have not heard of one who did: that its primary is asked in its place would be worse than to wait.
+        let may_be_right = |map: &Map| {
+            let has_forgotten = || before.as_ref().is_some_and(|before| map.has_forgotten(&before.map));
+            map.epoch() >= newest || map.are_most_primaries(&answered) && has_forgotten()
+        };
+        let has_answered = best.is_some();
+        let Some(map) = best.filter(may_be_right) else {
+            let nobody =
+                if has_answered { "most of its nodes do not know what has become of it" } else { "it does not answer" };
+            return Err(problem.unwrap_or_else(|| Problem::Away(nobody.to_owned())));
         };
         let mut now = locked(&self.known);
         let (asked, changes) = now.as_ref().map_or((0, 0), |known| (known.asked, known.changes));
@@ -295,14 +303,6 @@ impl Remote {
         Ok(map)
     }
 
-    /// Looks at all nodes that have slots, and at those that may take their places.
-    ///
-    /// # Errors
-    /// Why pages can't be trusted to them.
-    pub fn survey(&self, deadline: Instant) -> Result<Survey, Problem> {
-        let map = self.known(deadline)?.map;
-        if !map.is_cluster && self.server.hosts.len() > 1 {
-            return Err(Problem::Refused(format!("{} is no cluster: name it alone", map.from)));
     /// A copy of a page has come to harm at a node.
     pub fn harmed(&self, node: &Address, harm: Harm) {
         match harm {
@@ -312,6 +312,14 @@ impl Remote {
         self.told.tell(node, harm);
     }
 
+    /// Looks at all nodes that have slots, and at those that may take their places.
+    ///
+    /// # Errors
+    /// Why pages can't be trusted to them.
+    pub fn survey(&self, deadline: Instant) -> Result<Survey, Problem> {
+        let map = self.known(deadline)?.map;
+        if !map.is_cluster && self.server.hosts.len() > 1 {
+            return Err(Problem::Refused(format!("{} is no cluster: name it alone", map.from)));
         }
         let uncovered = map.uncovered();
         if uncovered > 0 {

@@ -340,6 +340,29 @@ fn most_primaries_are_heard_of_who_has_what() {
     assert_eq!(remote.known(soon()).unwrap().map.owner(16383), Some(&all[5].address()));
 }
 
+/// Most say so, who have not heard of the newer; or they have forgotten the node that had it.
+#[test]
+fn older_news_is_believed_only_of_a_cluster_without_the_node_that_had_newer() {
+    let (listeners, ports) = listeners::<4>();
+    let line = |i: usize, role: &str, epoch: u64, slots: &str| {
+        format!("a{i} 127.0.0.1:{}@1 {role} 0 1 {epoch} connected{slots}\n", ports[i])
+    };
+    let two = line(0, "master -", 1, " 0-5460") + &line(1, "master -", 2, " 5461-10922");
+    let before = line(2, "master -", 3, " 10923-16383") + &line(3, "slave a2", 3, "") + &two;
+    let after = line(2, "master,fail -", 3, "") + &line(3, "master -", 4, " 10923-16383") + &two;
+    let forgotten = line(2, "master -", 3, " 10923-16383") + &two;
+    let nodes = listeners.map(|listener| Node::start(listener, &after));
+    let (remote, soon) = (remote(&nodes[0], Duration::from_secs(20)), || Instant::now() + Duration::from_secs(8));
+    let known = remote.known(soon()).unwrap();
+    assert_eq!(known.map.owner(16383), Some(&nodes[3].address()));
+    nodes[3].hangs(true);
+    nodes[..3].iter().for_each(|node| node.says(&before));
+    assert!(remote.newer(&known, soon()).is_err());
+    assert_eq!(remote.known(soon()).unwrap().map.owner(16383), Some(&nodes[3].address()));
+    nodes[..3].iter().for_each(|node| node.says(&forgotten));
+    assert_eq!(remote.newer(&known, soon()).unwrap().map.owner(16383), Some(&nodes[2].address()));
+}
+
 #[test]
 fn another_server_at_the_address_of_a_node_gets_nothing() {
     let [first, second] = cluster();
