@@ -13,12 +13,73 @@ use lowtide_core::slot::CLUSTER_SLOTS;
 pub const PAGES: &str = "lowtide:{";
 /// The names of the runs that have, or had, keys.
 pub const RUNS: &str = "lowtide:{runs}";
+/// Leases that a run may have beside the one where the list is.
+const OTHERS: u8 = 8;
 /// Hash slots of a cluster of servers.
 pub const HASH_SLOTS: u16 = 16384;
 
 /// The name of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RunName(pub u64);
+
+/// A run as it stands in [`RUNS`]: which lease it has beside [`RunName::lease`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Listed {
+    /// The run.
+    pub run: RunName,
+    /// The other lease.
+    pub other: Other,
+}
+
+/// Another lease of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Other {
+    /// There is none.
+    None,
+    /// This one of [`RunName::other_leases`].
+    Numbered(u8),
+    /// Any of these, or none: its place in the list was lost.
+    Unknown,
+}
+
+impl Listed {
+    /// As it is written: `RUN`, `RUN:NUMBER` or `RUN:?`.
+    pub fn text(self) -> String {
+        let run = self.run.text();
+        match self.other {
+            Other::None => run,
+            Other::Numbered(number) => format!("{run}:{number:x}"),
+            Other::Unknown => format!("{run}:?"),
+        }
+    }
+
+    /// Reads what [`Listed::text`] wrote.
+    pub fn parse(text: &str) -> Option<Listed> {
+        let (run, other) = match text.split_once(':') {
+            None => (text, Other::None),
+            Some((run, "?")) => (run, Other::Unknown),
+            Some((run, number)) => (run, Other::Numbered(u8::from_str_radix(number, 16).ok().filter(|n| *n < OTHERS)?)),
+        };
+        Some(Listed { run: RunName::parse(run)?, other })
+    }
+
+    /// All ways in which a run may stand there.
+    pub fn all(run: RunName) -> impl Iterator<Item = Listed> {
+        let others = [Other::None, Other::Unknown].into_iter().chain((0..OTHERS).map(Other::Numbered));
+        others.map(move |other| Listed { run, other })
+    }
+
+    /// The leases that it may have: if there is none of them, it is gone.
+    pub fn leases(self) -> Vec<String> {
+        let others = self.run.other_leases().into_iter().zip(0..);
+        let is_its = |(_, number): &(String, u8)| match self.other {
+            Other::None => false,
+            Other::Numbered(its) => *number == its,
+            Other::Unknown => true,
+        };
+        std::iter::once(self.run.lease()).chain(others.filter(is_its).map(|(lease, _)| lease)).collect()
+    }
+}
 
 impl RunName {
     /// Reads what [`RunName::text`] wrote.
@@ -45,7 +106,7 @@ impl RunName {
     }
 
     /// The keys of which a run with two copies of its pages has another one, too: one that is on another node.
-    pub fn other_leases(self) -> [String; 8] {
+    pub fn other_leases(self) -> [String; OTHERS as usize] {
         std::array::from_fn(|i| format!("lowtide:{{runs:{i}}}:{}", self.text()))
     }
 
@@ -115,6 +176,14 @@ mod tests {
             assert_eq!(RunName::parse(text), None, "{text}");
         }
         assert_eq!(hash_slot(run.lease().as_bytes()), hash_slot(RUNS.as_bytes()));
+        let all: Vec<Listed> = Listed::all(run).collect();
+        assert!(all.len() == 10 && all.iter().all(|listed| Listed::parse(&listed.text()) == Some(*listed)), "{all:?}");
+        assert_eq!(all.iter().map(|listed| listed.leases().len()).collect::<Vec<_>>(), [1, 9, 2, 2, 2, 2, 2, 2, 2, 2]);
+        let third = Listed { run, other: Other::Numbered(3) };
+        assert_eq!((third.text().as_str(), &third.leases()[1]), ("00000000000000ab:3", &run.other_leases()[3]));
+        for text in ["", "ab:3", "00000000000000ab:", "00000000000000ab:8", "00000000000000ab:3:3"] {
+            assert_eq!(Listed::parse(text), None, "{text}");
+        }
     }
 
     /// What `CLUSTER KEYSLOT` says.

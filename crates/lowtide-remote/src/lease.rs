@@ -1,7 +1,7 @@
 //! What tells the keys of a run that goes on from those of one that was killed: a key that is renewed, and is gone some minutes
 //! after nobody renews it. Pages never have such a time: a server that is slow for a while must not forget them.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use crate::client::{Batch, Came, Client, Kind};
 use lowtide_config::server::Address;
 
-use crate::keys::{self, PAGES, RUNS, RunName};
+use crate::keys::{self, Listed, Other, PAGES, RUNS, RunName};
 use crate::map::Map;
-use crate::remote::Remote;
+use crate::remote::{Known, Remote};
 use crate::resp::{self, Connection, Reply};
 use crate::server::{Problem, asked};
 
@@ -19,16 +19,25 @@ use crate::server::{Problem, asked};
 const LEASE: u64 = 600;
 /// How often it is to be renewed.
 pub const RENEWED_EVERY: Duration = Duration::from_secs(60);
+/// How long a node may take to say that it is there.
+const LOOK: Duration = Duration::from_secs(5);
 /// Keys that a scan looks at in one step.
 const SCANNED_AT_ONCE: &[u8] = b"1000";
 
-/// What was removed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// Nodes that were not looked through, and why.
+pub type Left = Vec<(Address, Problem)>;
+
+/// What was removed, and what was not.
+#[derive(Debug, Default)]
 pub struct Cleaned {
     /// Runs that were gone.
     pub runs: usize,
     /// Their keys.
     pub keys: usize,
+    /// Nodes whose keys were left.
+    pub left: Left,
+    /// Runs that may go on, for all that is known without these nodes.
+    pub undecided: usize,
 }
 
 /// Tells the server that a run goes on, and if there are two copies of its pages, another node of it, too: for that one is away no
@@ -37,33 +46,43 @@ pub struct Cleaned {
 /// # Errors
 /// One does not answer, or takes no writes.
 pub fn renew(client: &mut Client, run: RunName, deadline: Instant) -> Result<(), Problem> {
-    let seconds = LEASE.to_string();
-    let mut renewed = Ok(());
-    let leases = leases(client.remote(), run);
+    let listed = listed(client.remote(), run);
+    let (leases, mut renewed) = (listed.leases(), Ok(()));
     for (i, lease) in leases.iter().enumerate() {
         // Who is away does not take all of the time.
         let left = deadline.saturating_duration_since(Instant::now());
         let deadline = Instant::now() + left / (leases.len() - i) as u32;
-        // A server whose memory is full takes no SET, but this.
-        let is_there = client.ask(lease, &[b"EXPIRE", lease.as_bytes(), seconds.as_bytes()], deadline);
-        let set: [&[u8]; 5] = [b"SET", lease.as_bytes(), b"1", b"EX", seconds.as_bytes()];
-        renewed = renewed.and(match is_there {
-            Ok(Reply::Number(0)) => client.ask(lease, &set, deadline).map(drop),
-            other => other.map(drop),
-        });
+        renewed = renewed.and(extend(client, lease, deadline));
     }
     // In this order: a run in the list without a lease is taken for dead.
     renewed?;
-    client.ask(RUNS, &[b"SADD", RUNS.as_bytes(), run.text().as_bytes()], deadline).map(drop)
+    list(client, listed, deadline)
 }
 
-/// The leases that a run has: where the list is, and on another node.
-fn leases(remote: &Remote, run: RunName) -> Vec<String> {
-    let first = run.lease();
-    let begun = remote.begun.as_deref();
+/// A lease lasts from now on.
+fn extend(client: &mut Client, lease: &str, deadline: Instant) -> Result<(), Problem> {
+    let seconds = LEASE.to_string();
+    // A server whose memory is full takes no SET, but this.
+    let is_there = client.ask(lease, &[b"EXPIRE", lease.as_bytes(), seconds.as_bytes()], deadline)?;
+    if is_there == Reply::Number(0) {
+        client.ask(lease, &[b"SET", lease.as_bytes(), b"1", b"EX", seconds.as_bytes()], deadline)?;
+    }
+    Ok(())
+}
+
+fn list(client: &mut Client, listed: Listed, deadline: Instant) -> Result<(), Problem> {
+    client.ask(RUNS, &[b"SADD", RUNS.as_bytes(), listed.text().as_bytes()], deadline).map(drop)
+}
+
+/// The leases that a run has: where the list is, and if there are two copies, on another node.
+fn listed(remote: &Remote, run: RunName) -> Listed {
     let owner = |map: &Map, key: &str| map.owner(keys::hash_slot(key.as_bytes())).cloned();
-    let other = begun.and_then(|map| run.other_leases().into_iter().find(|key| owner(map, key) != owner(map, &first)));
-    [first].into_iter().chain(other).collect()
+    let first = run.lease();
+    let other = remote.begun.as_deref().and_then(|map| {
+        let leases = run.other_leases();
+        leases.iter().zip(0..).find(|(key, _)| owner(map, key) != owner(map, &first)).map(|(_, number)| number)
+    });
+    Listed { run, other: other.map_or(Other::None, Other::Numbered) }
 }
 
 /// The run is over, and its pages are removed.
@@ -71,36 +90,79 @@ fn leases(remote: &Remote, run: RunName) -> Vec<String> {
 /// # Errors
 /// One does not answer.
 pub fn end(client: &mut Client, run: RunName, deadline: Instant) -> Result<(), Problem> {
-    for lease in leases(client.remote(), run) {
+    for lease in listed(client.remote(), run).leases() {
         client.ask(&lease, &[b"UNLINK", lease.as_bytes()], deadline)?;
     }
-    client.ask(RUNS, &[b"SREM", RUNS.as_bytes(), run.text().as_bytes()], deadline).map(drop)
+    unlist(client, run, deadline)
 }
 
-/// Removes what runs have left that are gone. Looks through all keys of each node if there are such.
+fn unlist(client: &mut Client, run: RunName, deadline: Instant) -> Result<(), Problem> {
+    let all: Vec<String> = Listed::all(run).map(Listed::text).collect();
+    let words: Vec<&[u8]> = [b"SREM".as_slice(), RUNS.as_bytes()].into_iter().chain(all.iter().map(String::as_bytes)).collect();
+    client.ask(RUNS, &words, deadline).map(drop)
+}
+
+/// Removes what runs have left that are gone. Looks through all keys of each node if there are such. What a node has that is away
+/// is left, and so are runs that go on as far as that one may know.
 ///
 /// # Errors
-/// One does not answer.
+/// The one that has the list of runs is away.
 pub fn clean(remote: &Arc<Remote>, patience: Duration) -> Result<Cleaned, Problem> {
     let (mut client, mut cleaned) = (Client::new(remote.clone()), Cleaned::default());
     let deadline = || Instant::now() + patience;
-    let names = client.ask(RUNS, &[b"SMEMBERS", RUNS.as_bytes()], deadline())?;
-    let Reply::List(names) = names else { return Ok(cleaned) };
-    for name in names {
-        let Reply::Bytes(name) = name else { continue };
-        let Some(run) = std::str::from_utf8(&name).ok().and_then(RunName::parse) else { continue };
+    let known = remote.known(deadline())?;
+    cleaned.left = away(remote, &known, patience);
+    let is_away = |left: &Left, key: &str| {
+        let owner = known.map.owner(keys::hash_slot(key.as_bytes()));
+        owner.is_none_or(|owner| left.iter().any(|(node, _)| node == owner))
+    };
+    let has_list = known.map.owner(keys::hash_slot(RUNS.as_bytes()));
+    if let Some((node, problem)) = cleaned.left.iter().find(|(node, _)| Some(node) == has_list) {
+        return Err(problem.clone().of(&format!("{node}, which has the list of runs")));
+    }
+    for (run, leases) in runs(&mut client, deadline())? {
+        if leases.iter().any(|lease| is_away(&cleaned.left, lease)) {
+            cleaned.undecided += 1;
+            continue;
+        }
+        let leases: Vec<String> = leases.into_iter().collect();
+        let mut is_counted = false;
         // What is on its way to another node while these are looked through may be in neither: until there is nothing anywhere.
-        while !goes_on(&mut client, run, deadline())? {
-            let removed = remove_all(&mut client, run, patience)?;
+        while !goes_on(&mut client, &leases, deadline())? {
+            let removed = remove_all(&mut client, run, &leases, &mut cleaned.left, patience)?;
             cleaned.keys += removed;
+            cleaned.runs += usize::from(!is_counted);
+            is_counted = true;
             if removed == 0 {
-                cleaned.runs += 1;
-                end(&mut client, run, deadline())?;
+                if cleaned.left.is_empty() {
+                    unlist(&mut client, run, deadline())?;
+                }
                 break;
             }
         }
     }
     Ok(cleaned)
+}
+
+/// Nodes that have slots and are not to be reached now.
+fn away(remote: &Remote, known: &Known, patience: Duration) -> Left {
+    let tried = known.map.primaries().into_iter().filter_map(|(node, _)| {
+        let soon = Instant::now() + patience.min(LOOK);
+        Some((node.address.clone(), remote.connect_to_node(&node.address, &known.map, soon).err()?))
+    });
+    tried.collect()
+}
+
+/// The runs in the list, with the leases that each may have.
+fn runs(client: &mut Client, deadline: Instant) -> Result<BTreeMap<RunName, BTreeSet<String>>, Problem> {
+    let mut runs: BTreeMap<RunName, BTreeSet<String>> = BTreeMap::new();
+    let Reply::List(names) = client.ask(RUNS, &[b"SMEMBERS", RUNS.as_bytes()], deadline)? else { return Ok(runs) };
+    for name in names {
+        let Reply::Bytes(name) = name else { continue };
+        let Some(listed) = std::str::from_utf8(&name).ok().and_then(Listed::parse) else { continue };
+        runs.entry(listed.run).or_default().extend(listed.leases());
+    }
+    Ok(runs)
 }
 
 /// Removes what is left of this run, which is over, on all nodes: a failover may have brought back what had been removed. Looks
@@ -109,8 +171,9 @@ pub fn clean(remote: &Arc<Remote>, patience: Duration) -> Result<Cleaned, Proble
 /// # Errors
 /// One does not answer.
 pub fn sweep(remote: &Arc<Remote>, run: RunName, patience: Duration) -> Result<(), Problem> {
-    let mut client = Client::new(remote.clone());
-    scan(remote, &run.prefix(), patience, |keys| remove(&mut client, keys, patience).map(|_| true))
+    let (mut client, mut left) = (Client::new(remote.clone()), Left::new());
+    scan(remote, &run.prefix(), &mut left, patience, |keys| remove(&mut client, keys, patience).map(|_| true))?;
+    left.pop().map_or(Ok(()), |(node, problem)| Err(problem.of(&node)))
 }
 
 /// Removes keys; how many there were.
@@ -123,27 +186,32 @@ fn remove(client: &mut Client, keys: &[&[u8]], patience: Duration) -> Result<usi
     Ok(keys.1)
 }
 
-/// Whether a run has a lease, wherever it may be. One that was stopped may go on, and have one again.
+/// Whether a run has one of these leases. One that was stopped may go on, and have one again.
 ///
 /// # Errors
 /// A node that may have one does not say.
-fn goes_on(client: &mut Client, run: RunName, deadline: Instant) -> Result<bool, Problem> {
-    let others = run.other_leases();
-    let all: Vec<String> = [run.lease()].into_iter().chain(others).collect();
-    let mut leases = Leases(&all, false);
-    let done = client.carry_out(Kind::Ask, all.len(), deadline, &mut leases);
+fn goes_on(client: &mut Client, leases: &[String], deadline: Instant) -> Result<bool, Problem> {
+    let mut leases = Leases(leases, false);
+    let done = client.carry_out(Kind::Ask, leases.0.len(), deadline, &mut leases);
     if done.iter().any(Result::is_err) {
         return Err(client.problem());
     }
     Ok(leases.1)
 }
 
-/// Removes all keys of a run, as long as it has no lease. How many there were.
-fn remove_all(client: &mut Client, run: RunName, patience: Duration) -> Result<usize, Problem> {
+/// Removes all keys of a run, as long as it has none of its leases, from nodes that are not among `left`, to which those are
+/// added that fail. How many there were.
+fn remove_all(
+    client: &mut Client,
+    run: RunName,
+    leases: &[String],
+    left: &mut Left,
+    patience: Duration,
+) -> Result<usize, Problem> {
     let deadline = || Instant::now() + patience;
     let (remote, mut removed) = (client.remote().clone(), 0);
-    scan(&remote, &run.prefix(), patience, |keys| {
-        if goes_on(client, run, deadline())? {
+    scan(&remote, &run.prefix(), left, patience, |keys| {
+        if goes_on(client, leases, deadline())? {
             return Ok(false);
         }
         removed += remove(client, keys, patience)?;
@@ -153,19 +221,20 @@ fn remove_all(client: &mut Client, run: RunName, patience: Duration) -> Result<u
 }
 
 /// Finds runs that have keys and are not in the list, which was lost with its node, and puts them there, with a lease: a run that
-/// goes on renews it, and what another has left is removed when it is over. How many. Looks through all keys of each node.
+/// goes on renews it, and what another has left is removed when it is over. How many. Looks through all keys of each node that is
+/// not among `left`, to which those are added that fail.
 ///
 /// # Errors
-/// One does not answer, or takes no writes.
-pub fn find_lost(remote: &Arc<Remote>, patience: Duration) -> Result<usize, Problem> {
+/// The one that has the list does not answer, or takes no writes.
+pub fn find_lost(remote: &Arc<Remote>, left: &mut Left, patience: Duration) -> Result<usize, Problem> {
     let (mut client, deadline) = (Client::new(remote.clone()), || Instant::now() + patience);
     let (mut seen, mut lost) = (HashSet::new(), 0);
-    scan(remote, PAGES, patience, |keys| {
+    scan(remote, PAGES, left, patience, |keys| {
         for run in keys.iter().filter_map(|key| RunName::of_key(key)) {
-            let name = run.text();
-            let is_known = [b"SISMEMBER".as_slice(), RUNS.as_bytes(), name.as_bytes()];
-            if seen.insert(run) && client.ask(RUNS, &is_known, deadline())? == Reply::Number(0) {
-                renew(&mut client, run, deadline())?;
+            // A run is in the list before it has keys.
+            if seen.insert(run) && !runs(&mut client, deadline())?.contains_key(&run) {
+                extend(&mut client, &run.lease(), deadline())?;
+                list(&mut client, Listed { run, other: Other::Unknown }, deadline())?;
                 lost += 1;
             }
         }
@@ -174,27 +243,30 @@ pub fn find_lost(remote: &Arc<Remote>, patience: Duration) -> Result<usize, Prob
     Ok(lost)
 }
 
-/// Looks through the keys of all nodes that begin with `prefix`: `look` gets some of them at a time, and says whether to go on.
-/// A node that does not answer does not keep it from the others.
+/// Looks through the keys of all nodes that begin with `prefix`, but for those among `left`: `look` gets some of them at a time,
+/// and says whether to go on. A node of which that fails does not keep it from the others; it is added to `left`.
 ///
 /// # Errors
-/// The first of them.
+/// Nobody says which nodes there are.
 fn scan(
     remote: &Remote,
     prefix: &str,
+    left: &mut Left,
     patience: Duration,
     mut look: impl FnMut(&[&[u8]]) -> Result<bool, Problem>,
 ) -> Result<(), Problem> {
     let known = remote.known(Instant::now() + patience)?;
-    let mut done = Ok(());
     for (node, _) in known.map.primaries() {
+        if left.iter().any(|(one, _)| *one == node.address) {
+            continue;
+        }
         match scan_node(remote, &known.map, &node.address, prefix, patience, &mut look) {
             Ok(true) => {}
             Ok(false) => break,
-            Err(problem) => done = done.and(Err(if known.map.is_cluster { problem.of(&node.address) } else { problem })),
+            Err(problem) => left.push((node.address.clone(), problem)),
         }
     }
-    done
+    Ok(())
 }
 
 /// The same, of one node; whether to go on.

@@ -40,13 +40,24 @@ fn remote(command: &str, text: &str) -> Result<Remote, Failure> {
 pub fn clean(text: &str) -> Result<u8, Failure> {
     let remote = Arc::new(remote("remote clean", text)?);
     let failed = |problem: Problem| Failure::failed(format!("remote clean {text}: {}", problem.text()));
-    let cleaned = lease::clean(&remote, TIMEOUT).map_err(failed)?;
+    let mut cleaned = lease::clean(&remote, TIMEOUT).map_err(failed)?;
     println!("{} keys of {} runs that are gone were removed", cleaned.keys, cleaned.runs);
-    let lost = lease::find_lost(&remote, TIMEOUT).map_err(failed)?;
+    let lost = lease::find_lost(&remote, &mut cleaned.left, TIMEOUT).map_err(failed)?;
     if lost > 0 {
         println!("{lost} runs were not in the list: what is left of those that are gone can be removed in ten minutes");
     }
-    Ok(0)
+    match cleaned.left.as_slice() {
+        [] => Ok(0),
+        left => {
+            let why: Vec<String> = left.iter().map(|(node, problem)| format!("{node}: {}", problem.text())).collect();
+            let runs = match cleaned.undecided {
+                0 => String::new(),
+                n => format!(", and of {n} runs all: they may go on, for all that is known without it"),
+            };
+            let line = format!("remote clean {text}: {}: what is there was left{runs}; try again later", why.join("; "));
+            Err(Failure::failed(line))
+        }
+    }
 }
 
 /// `lowtide doctor redis://...`: prints what was found on standard output; 0 if pages can go there, else 1.

@@ -116,30 +116,57 @@ fn doctor_and_clean_see_all_nodes() {
     assert_eq!(cluster.keys(), [0; PRIMARIES]);
 }
 
-/// The node that is away may be the one that knows that the run goes on.
-#[test]
-fn clean_removes_nothing_while_a_node_is_away() {
-    let Some(_turn) = turn() else { return };
-    let (scene, mut cluster) = (Scene::new(), Cluster::without_replicas(PRIMARIES));
-    let spec = cluster.spec();
-    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec}"), "64 n");
+/// A run that was killed, and the node that has its list and its lease, which is over.
+fn killed_run(scene: &Scene, cluster: &Cluster) -> usize {
+    let mut run = verifier(scene, &format!("--ram 40M --pool 4M --swap {}", cluster.spec()), "64 n");
     run.kill();
-    let has_list = |node: &Server| !node.ask("--scan --pattern lowtide:{runs}:*").is_empty();
-    let list = cluster.nodes.iter().position(has_list).expect("a lease");
-    let lost = (list + 1) % PRIMARIES;
-    let lease = cluster.nodes[list].ask("--scan --pattern lowtide:{runs}:*");
-    assert_eq!(cluster.nodes[list].ask(&format!("DEL {lease}")), "1");
-    let keys = |cluster: &Cluster| (0..PRIMARIES).filter(|i| *i != lost).map(|i| cluster.nodes[i].keys()).sum::<u64>();
-    let before = keys(&cluster);
-    cluster.nodes[lost].kill();
-    let place = format!("127.0.0.1:{}", cluster.nodes[lost].port);
-    scene.refused(&format!("remote clean {spec}"), 125, &[&place, "no server listens there"]);
-    assert_eq!(keys(&cluster), before);
-    cluster.nodes[lost].start_again();
+    let lease = |node: &Server| node.ask("--scan --pattern lowtide:{runs}:*");
+    let list = cluster.nodes.iter().position(|node| !lease(node).is_empty()).expect("a lease");
+    assert_eq!(cluster.nodes[list].ask(&format!("DEL {}", lease(&cluster.nodes[list]))), "1");
+    list
+}
+
+/// `remote clean`, which must fail with these words; what it says of what it has done all the same.
+#[track_caller]
+fn cleans_in_part(scene: &Scene, spec: &str, words: &[&str]) -> String {
+    let output = scene.ask(&format!("remote clean {spec}"));
+    let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    assert!(output.status.code() == Some(125) && err.matches('\n').count() == 1, "{out}{err}");
+    assert!(words.iter().all(|word| err.contains(word)), "{words:?}: {err}");
+    out
+}
+
+#[test]
+fn clean_leaves_what_a_node_has_that_is_away_and_says_so() {
+    let Some(_turn) = turn() else { return };
+    let (scene, cluster) = (Scene::new(), Cluster::without_replicas(PRIMARIES));
+    let (spec, list) = (cluster.spec(), killed_run(&scene, &cluster));
+    let [away, other] = [(list + 1) % PRIMARIES, (list + 2) % PRIMARIES].map(|i| &cluster.nodes[i]);
+    let kept = away.keys();
+    assert!(kept > 500 && other.keys() > 500);
+    away.signal(Signal::STOP);
+    let out = cleans_in_part(&scene, &spec, &[&away.address(), "it does not answer", "what is there was left; "]);
+    assert!(out.ends_with("keys of 1 runs that are gone were removed\n") && !out.starts_with("0 "), "{out}");
+    // But for the list.
+    assert_eq!((cluster.nodes[list].keys(), other.keys()), (1, 0));
+    away.signal(Signal::CONT);
     cluster.is_whole();
     let out = scene.done(&format!("remote clean {spec}"));
-    assert!(out.ends_with("keys of 1 runs that are gone were removed\n"), "{out}");
+    assert_eq!(out, format!("{kept} keys of 1 runs that are gone were removed\n"));
     assert_eq!(cluster.keys(), [0; PRIMARIES]);
+}
+
+#[test]
+fn clean_removes_nothing_while_the_node_is_away_that_has_the_list() {
+    let Some(_turn) = turn() else { return };
+    let (scene, mut cluster) = (Scene::new(), Cluster::without_replicas(PRIMARIES));
+    let (spec, list) = (cluster.spec(), killed_run(&scene, &cluster));
+    let keys = |cluster: &Cluster| (0..PRIMARIES).filter(|i| *i != list).map(|i| cluster.nodes[i].keys()).sum::<u64>();
+    let before = keys(&cluster);
+    cluster.nodes[list].kill();
+    let place = cluster.nodes[list].address();
+    scene.refused(&format!("remote clean {spec}"), 125, &[&place, "which has the list of runs", "no server listens there"]);
+    assert_eq!(keys(&cluster), before);
 }
 
 /// A process ends while a replica hangs: it does not learn that its pages are removed, and has them when it takes over.

@@ -221,6 +221,36 @@ fn a_run_whose_lease_is_lost_on_one_node_is_not_taken_for_dead() {
     assert_eq!(cluster.keys(), [0; PRIMARIES]);
 }
 
+/// It goes on as far as the node may know that is away and has the other lease.
+#[test]
+fn clean_leaves_a_run_whose_other_lease_may_be_on_a_node_that_is_away() {
+    let Some(_turn) = turn() else { return };
+    let (scene, cluster) = (Scene::new(), Cluster::without_replicas(PRIMARIES));
+    let spec = cluster.spec();
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec},copies=2"), "64 n");
+    run.kill();
+    let lease = |node: &Server, pattern: &str| node.ask(&format!("--scan --pattern {pattern}:????????????????"));
+    let at = |pattern| (0..PRIMARIES).find(|i| !lease(&cluster.nodes[*i], pattern).is_empty()).expect("a lease");
+    let (list, other) = (at("lowtide:{runs}"), at("lowtide:{runs:?}"));
+    assert_ne!(list, other);
+    let first = lease(&cluster.nodes[list], "lowtide:{runs}");
+    assert_eq!(cluster.nodes[list].ask(&format!("DEL {first}")), "1");
+    let before: u64 = cluster.nodes.iter().map(Server::keys).sum();
+    cluster.nodes[other].signal(Signal::STOP);
+    let output = scene.ask(&format!("remote clean {spec}"));
+    let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    assert_eq!((output.status.code(), out.as_ref()), (Some(125), "0 keys of 0 runs that are gone were removed\n"), "{err}");
+    assert!(err.contains(&cluster.nodes[other].address()) && err.contains("and of 1 runs all"), "{err}");
+    cluster.nodes[other].signal(Signal::CONT);
+    cluster.is_whole();
+    assert_eq!(scene.done(&format!("remote clean {spec}")), "0 keys of 0 runs that are gone were removed\n");
+    assert_eq!(cluster.nodes.iter().map(Server::keys).sum::<u64>(), before);
+    let second = lease(&cluster.nodes[other], "lowtide:{runs:?}");
+    assert_eq!(cluster.nodes[other].ask(&format!("DEL {second}")), "1");
+    assert!(scene.done(&format!("remote clean {spec}")).ends_with("keys of 1 runs that are gone were removed\n"));
+    assert_eq!(cluster.keys(), [0; PRIMARIES]);
+}
+
 #[test]
 fn two_copies_need_three_nodes() {
     let Some(_turn) = turn() else { return };
