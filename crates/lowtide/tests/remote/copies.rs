@@ -252,6 +252,28 @@ fn clean_leaves_a_run_whose_other_lease_may_be_on_a_node_that_is_away() {
 }
 
 #[test]
+fn doctor_tries_both_copies() {
+    let Some(_turn) = turn() else { return };
+    let (scene, cluster) = (Scene::new(), Cluster::without_replicas(PRIMARIES));
+    let out = scene.done(&format!("doctor {},copies=2", cluster.spec()));
+    assert!(out.contains("ok   two copies") && out.contains("all of them are on one machine"), "{out}");
+    let addresses: Vec<String> = cluster.nodes.iter().map(Server::address).collect();
+    for address in &addresses {
+        let page = out.lines().find(|line| line.contains(&format!("ok   a page           {address} and "))).expect("tried");
+        let other = page.split(" and ").nth(1).and_then(|rest| rest.split(": ").next()).expect("another");
+        assert!(other != address && addresses.iter().any(|one| one == other), "{page}");
+    }
+    assert_eq!(cluster.keys(), [0; PRIMARIES]);
+    cluster.nodes[0].ask("CONFIG SET cluster-require-full-coverage yes");
+    assert!(scene.done(&format!("doctor {},copies=2", cluster.spec())).contains("cluster-require-full-coverage no"));
+    let two = Cluster::without_replicas(2);
+    let output = scene.ask(&format!("doctor {},copies=2", two.spec()));
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.code() == Some(1) && out.contains("NO   two copies") && out.contains("three primaries"), "{out}");
+    assert!(scene.done(&format!("doctor {}", two.spec())).contains("ok   a page"), "without");
+}
+
+#[test]
 fn two_copies_need_three_nodes() {
     let Some(_turn) = turn() else { return };
     let (scene, server) = (Scene::new(), Server::start(""));
