@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// A run whose pages are in the cluster and do not change: it waits for [`Scene::wake`], and then looks at all of them.
-fn sleeper(scene: &Scene, cluster: &Cluster) -> Run {
+pub fn sleeper(scene: &Scene, cluster: &Cluster) -> Run {
     let spec = cluster.spec();
     let stats = scene.path("stats.json");
     let mut run = scene.sleeper(&format!("--quiet --stats {} --ram 40M --pool 4M --swap {spec}", stats.display()), 96, "n");
@@ -29,7 +29,7 @@ fn sleeper(scene: &Scene, cluster: &Cluster) -> Run {
 
 /// All pages come back as they were.
 #[track_caller]
-fn all_is_right(scene: &Scene, run: Run) {
+pub fn all_is_right(scene: &Scene, run: Run) {
     scene.wake();
     let (out, err) = run.finish();
     assert!(out.starts_with("OK"), "{out}{err}");
@@ -37,7 +37,7 @@ fn all_is_right(scene: &Scene, run: Run) {
 
 /// What a run that is over has said of its cluster.
 #[track_caller]
-fn statistics(scene: &Scene, cluster: &Cluster) -> Value {
+pub fn statistics(scene: &Scene, cluster: &Cluster) -> Value {
     let stats = std::fs::read_to_string(scene.path("stats.json")).expect("written");
     let stats: Value = serde_json::from_str(&stats).expect("JSON");
     assert_eq!(stats["areas"][0]["spec"], cluster.spec());

@@ -251,6 +251,29 @@ fn clean_leaves_a_run_whose_other_lease_may_be_on_a_node_that_is_away() {
     assert_eq!(cluster.keys(), [0; PRIMARIES]);
 }
 
+/// Pages of which a copy would be there go elsewhere.
+#[test]
+fn a_node_whose_memory_is_full_makes_a_full_area() {
+    let Some(_turn) = turn() else { return };
+    let (scene, cluster) = (Scene::new(), Cluster::without_replicas(PRIMARIES));
+    let (spec, dir) = (cluster.spec(), scene.swap_dir("dir"));
+    assert_eq!(cluster.nodes[0].ask("CONFIG SET maxmemory 16mb"), "OK");
+    let options = format!("--quiet --ram 40M --pool 4M --swap {spec},size=128M,copies=2,prio=5 --swap {dir}");
+    let mut run = scene.start(&options, &program("verifies"), "96 n");
+    run.wait_until("the memory is filled", |_| scene.path("ready").exists());
+    run.wait_until("the next area is used", |run| number(&area(&scene, run, &dir), "used") > 16 * MIB);
+    run.wait_until("pages come back", |run| number(&area(&scene, run, &spec)["remote"], "pages_read") > 2000);
+    let errors = cluster.nodes.iter().map(|node| node.ask("INFO errorstats").contains("errorstat_OOM"));
+    assert_eq!(errors.collect::<Vec<_>>(), [true, false, false]);
+    let remote = area(&scene, &run, &spec)["remote"].clone();
+    assert_eq!(harmed(&remote), (0, 0), "{remote}");
+    scene.wake();
+    let (out, err) = run.finish();
+    assert_eq!(out, "OK\n", "{err}");
+    assert!(!err.contains("a copy of a page"), "{err}");
+    assert_eq!(cluster.keys(), [0; PRIMARIES]);
+}
+
 #[test]
 fn doctor_tries_both_copies() {
     let Some(_turn) = turn() else { return };

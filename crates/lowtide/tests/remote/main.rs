@@ -1,11 +1,11 @@
 //! Pages on real servers: right bytes or a message, whatever becomes of the servers; and nothing is left there.
 
-#[allow(dead_code)] // a part is used here
-#[path = "../real_programs/check.rs"]
-mod check;
 #[allow(dead_code)]
 #[path = "../../../lowtide-remote/tests/certificates/mod.rs"]
 mod certificates;
+#[allow(dead_code)] // a part is used here
+#[path = "../real_programs/check.rs"]
+mod check;
 mod cluster;
 mod copies;
 #[path = "../live/mod.rs"]
@@ -22,6 +22,7 @@ mod rounds;
 mod servers;
 mod single;
 mod tls;
+mod valkey;
 
 use live::{Run, Scene, area, number};
 use std::process::Output;

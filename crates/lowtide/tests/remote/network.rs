@@ -1,8 +1,9 @@
-//! A network between the run and its server that is cut, slow, or loses packets: two ends of a virtual cable, of which one is in a
-//! network namespace. This takes root, and the kernel's veth and netem.
+//! A network between the run and its server that is cut, slow, or loses packets, and one between the nodes of a cluster that falls
+//! apart: virtual cables to network namespaces, and between these. This takes root, and the kernel's veth and netem.
 
+use crate::cluster::{all_is_right, sleeper, statistics};
 use crate::live::{MIB, Scene, area, is_root, number, skip, turn, verifier};
-use crate::servers::{Place, Server};
+use crate::servers::{Cluster, PRIMARIES, Place, Server};
 use crate::{goes_on, is_stopped};
 use std::process::Command;
 use std::thread;
@@ -13,8 +14,9 @@ pub struct Network {
     /// Of the namespace; of the ends of the cable here and there.
     name: String,
     ends: [String; 2],
-    /// The third number of the addresses.
-    net: u8,
+    /// How its addresses begin, and the last number of the one here.
+    net: String,
+    here: u8,
 }
 
 /// Whether a command of the system works; what it says if not.
@@ -27,21 +29,21 @@ fn done(words: &str) -> Result<(), String> {
 impl Network {
     /// None, said loudly, where there can be none.
     fn new() -> Option<Network> {
-        if !is_root() {
-            return None;
-        }
+        if is_root() { made(Network::numbered(0)) } else { None }
+    }
+
+    fn numbered(number: u8) -> Result<Network, String> {
         let pid = std::process::id();
-        let ends = [format!("lt{pid}a"), format!("lt{pid}b")];
-        let network = Network { name: format!("lowtide-test-{pid}"), ends, net: (pid % 250) as u8 };
-        let made = network.make();
-        made.inspect_err(|why| skip(&format!("there can be no network of the test's own: {why}"))).is_ok().then_some(network)
+        let (ends, net) = ([format!("lt{pid}{number}a"), format!("lt{pid}{number}b")], format!("10.213.{}", pid % 250));
+        let network = Network { name: format!("lowtide-test-{pid}-{number}"), ends, net, here: 4 * number + 1 };
+        network.make().map(|()| network)
     }
 
     fn make(&self) -> Result<(), String> {
-        let Network { name, ends: [here, there], net } = self;
+        let Network { name, ends: [here, there], net, here: number } = self;
         done(&format!("ip netns add {name}"))?;
         done(&format!("ip link add {here} type veth peer name {there} netns {name}"))?;
-        done(&format!("ip addr add 10.213.{net}.1/30 dev {here}"))?;
+        done(&format!("ip addr add {net}.{number}/30 dev {here}"))?;
         done(&format!("ip -n {name} addr add {}/30 dev {there}", self.there()))?;
         done(&format!("ip link set {here} up"))?;
         done(&format!("ip -n {name} link set lo up"))?;
@@ -51,13 +53,23 @@ impl Network {
 
     /// The address of the other end.
     fn there(&self) -> String {
-        format!("10.213.{}.2", self.net)
+        format!("{}.{}", self.net, self.here + 1)
     }
 
     /// A server there.
     fn server(&self) -> Server {
+        Server::start_at(self.place(), "")
+    }
+
+    /// Where that is.
+    fn place(&self) -> Place {
         let command = ["ip", "netns", "exec", &self.name, "redis-server"].map(str::to_owned).to_vec();
-        Server::start_at(Place { host: self.there(), command }, "")
+        Place { host: self.there(), command }
+    }
+
+    /// What goes there from here goes nowhere any more, and nobody is told; or it arrives again.
+    fn hears_us(&self, hears: bool) {
+        passes("", &self.ends[0], &self.there(), hears);
     }
 
     /// Nothing passes any more, and nobody is told.
@@ -77,6 +89,61 @@ impl Network {
         done(&format!("tc -n {} qdisc add dev {} {netem}", self.name, self.ends[1]))
     }
 }
+
+/// None, said loudly.
+fn made<T>(made: Result<T, String>) -> Option<T> {
+    made.inspect_err(|why| skip(&format!("there can be no network of the test's own: {why}"))).ok()
+}
+
+/// By an end of a cable, what is sent to an address arrives or not: then it has a receiver whom nobody has.
+fn passes(of: &str, end: &str, to: &str, passes: bool) {
+    let what = match passes {
+        true => format!("del {to} dev {end}"),
+        false => format!("replace {to} lladdr 02:00:00:00:00:01 dev {end} nud permanent"),
+    };
+    done(&format!("ip {of} neigh {what}")).expect("changed");
+}
+
+/// Two networks, and a cable between them by which those in one reach those in the other.
+struct Two {
+    all: [Network; 2],
+    ends: [String; 2],
+}
+
+impl Two {
+    fn new() -> Option<Two> {
+        if is_root() { made(Two::make()) } else { None }
+    }
+
+    fn make() -> Result<Two, String> {
+        let pid = std::process::id();
+        let two = Two { all: [Network::numbered(0)?, Network::numbered(1)?], ends: [format!("lt{pid}x"), format!("lt{pid}y")] };
+        let ([a, b], [x, y]) = (&two.all, &two.ends);
+        done(&format!("ip -n {} link add {x} type veth peer name {y} netns {}", a.name, b.name))?;
+        for (from, to, end) in [(a, b, x), (b, a, y)] {
+            done(&format!("ip -n {} link set {end} up", from.name))?;
+            done(&format!("ip -n {} route add {}/32 dev {end} src {}", from.name, to.there(), from.there()))?;
+        }
+        Ok(two)
+    }
+
+    /// Those in one and those in the other do not hear each other any more, and nobody is told; or they do again. Here all are
+    /// heard.
+    fn hear_each_other(&self, hear: bool) {
+        let ([a, b], [x, y]) = (&self.all, &self.ends);
+        for (from, to, end) in [(a, b, x), (b, a, y)] {
+            passes(&format!("-n {}", from.name), end, &to.there(), hear);
+        }
+    }
+
+    /// A cluster, of which the last primary is in the second network, and all others are in the first one, with its replica.
+    fn cluster(&self) -> Cluster {
+        Cluster::with_replicas(|i| self.all[usize::from(i == ALONE)].place(), "")
+    }
+}
+
+/// The primary that is apart.
+const ALONE: usize = PRIMARIES - 1;
 
 impl Drop for Network {
     fn drop(&mut self) {
@@ -120,6 +187,71 @@ fn a_network_that_stays_cut_ends_the_run() {
     network.part();
     is_stopped(&mut run, &["the server did not answer in time", &spec]);
     assert!(began.elapsed() > Duration::from_secs(4), "{:?}", began.elapsed());
+}
+
+/// It goes on as a primary, for all that it knows, and can be reached.
+#[test]
+fn a_primary_that_is_parted_from_the_others_is_not_believed() {
+    let Some(_turn) = turn() else { return };
+    let Some(two) = Two::new() else { return };
+    let (scene, cluster) = (Scene::new(), two.cluster());
+    let mut run = sleeper(&scene, &cluster);
+    two.hear_each_other(false);
+    let replica = &cluster.nodes[ALONE + PRIMARIES];
+    run.wait_until("its place was taken", |_| replica.ask("ROLE").contains("master"));
+    assert!(cluster.nodes[ALONE].ask("ROLE").contains("master"), "it does not know");
+    replica.ask("CONFIG RESETSTAT");
+    all_is_right(&scene, run);
+    assert_eq!(number(&statistics(&scene, &cluster), "failovers"), 1);
+    assert!(replica.ask("INFO commandstats").contains("cmdstat_get:"));
+    assert!(cluster.nodes[ALONE].ask("ROLE").contains("master"), "nor then");
+    two.hear_each_other(true);
+    cluster.is_whole();
+    assert_eq!(cluster.keys(), [0; PRIMARIES]);
+}
+
+/// What it has taken in the meantime is lost.
+#[test]
+fn with_two_copies_a_cluster_that_falls_apart_loses_nothing() {
+    let Some(_turn) = turn() else { return };
+    let Some(two) = Two::new() else { return };
+    let (scene, cluster) = (Scene::new(), two.cluster());
+    let (spec, dir) = (cluster.spec(), scene.swap_dir("dir"));
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec},copies=2,prio=5 --swap {dir}"), "64 n");
+    two.hear_each_other(false);
+    run.wait_until("its place was taken", |_| cluster.nodes[ALONE + PRIMARIES].ask("ROLE").contains("master"));
+    let harmed = |run: &_| {
+        let remote = area(&scene, run, &spec)["remote"].clone();
+        number(&remote, "copies_lost") + number(&remote, "copies_wrong")
+    };
+    run.wait_until("other copies are read", |run| harmed(run) > 0);
+    two.hear_each_other(true);
+    cluster.is_whole();
+    goes_on(&scene, &mut run, &spec);
+    scene.wake();
+    let (out, err) = run.finish();
+    assert_eq!(out, "OK\n", "{err}");
+    assert_eq!(cluster.keys(), [0; PRIMARIES]);
+}
+
+/// The nodes go on together, but most of them are not to be reached from here.
+#[test]
+fn a_cluster_of_which_most_is_out_of_reach_for_a_while_is_waited_for() {
+    let Some(_turn) = turn() else { return };
+    let Some(two) = Two::new() else { return };
+    let (scene, cluster) = (Scene::new(), two.cluster());
+    let spec = cluster.spec();
+    let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec}"), "64 n");
+    two.all[0].hears_us(false);
+    thread::sleep(Duration::from_secs(6));
+    two.all[0].hears_us(true);
+    goes_on(&scene, &mut run, &spec);
+    let remote = area(&scene, &run, &spec)["remote"].clone();
+    assert!(number(&remote, "reconnects") > 0 && number(&remote, "failovers") == 0, "{remote}");
+    scene.wake();
+    let (out, err) = run.finish();
+    assert_eq!(out, "OK\n", "{err}");
+    assert_eq!(cluster.keys(), [0; PRIMARIES]);
 }
 
 #[test]
