@@ -12,6 +12,7 @@ mod race;
 mod recompress;
 mod region;
 mod remote;
+mod remote_layouts;
 mod same_filled;
 mod scale;
 mod slots_copies;
@@ -46,8 +47,15 @@ const EXPERIMENTS: &[Experiment] = &[
 ];
 
 /// What takes root, and most of it the whole machine while it runs, or a server: only by name.
-const ALONE: &[Experiment] =
-    &[build::EXPERIMENT, fault::EXPERIMENT, race::EXPERIMENT, region::EXPERIMENT, remote::EXPERIMENT, scale::EXPERIMENT];
+const ALONE: &[Experiment] = &[
+    build::EXPERIMENT,
+    fault::EXPERIMENT,
+    race::EXPERIMENT,
+    region::EXPERIMENT,
+    remote::EXPERIMENT,
+    remote_layouts::EXPERIMENT,
+    scale::EXPERIMENT,
+];
 /// The experiments that have options of their own.
 pub const BUILD: &str = build::EXPERIMENT.name;
 pub const FAULT: &str = fault::EXPERIMENT.name;
