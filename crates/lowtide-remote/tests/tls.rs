@@ -48,9 +48,13 @@ fn accepting(serve: impl FnOnce(TcpStream) + Send + 'static) -> u16 {
 }
 
 fn connected(authority: &Authority, port: u16, time: Duration) -> io::Result<Connection> {
+    stream(authority, port, time).map(Connection::new)
+}
+
+fn stream(authority: &Authority, port: u16, time: Duration) -> io::Result<Stream> {
     let trust = Trust::of(&Tls { ca: Some(authority.file()), own: None }).unwrap();
     let socket = Socket::new(TcpStream::connect(("127.0.0.1", port))?, Arc::default(), Instant::now() + time)?;
-    Ok(Connection::new(Stream::tls(&trust, "127.0.0.1", socket)?))
+    Stream::tls(&trust, "127.0.0.1", socket)
 }
 
 /// Says no more, until the other side is gone.
@@ -94,6 +98,24 @@ fn replies_come_however_they_are_cut_into_records() {
         connection.until(began + SHORT).unwrap();
         assert_eq!(connection.reply().unwrap_err().kind(), ErrorKind::TimedOut, "nothing more is said");
         assert!(began.elapsed() >= SHORT && began.elapsed() < LONG, "{:?}", began.elapsed());
+    }
+}
+
+/// Nothing more comes by the socket.
+#[test]
+fn what_was_decrypted_is_taken_before_the_socket_is_waited_for() {
+    let authority = Authority::new();
+    let port = serving(&authority.issue(NAMES), |mut peer| {
+        peer.conn.writer().write_all(b"abc").unwrap();
+        peer.conn.writer().write_all(b"def").unwrap();
+        peer.flush().unwrap();
+        is_silent(&mut peer);
+    });
+    let mut stream = stream(&authority, port, LONG / 4).unwrap();
+    for expected in b"abcdef" {
+        let mut byte = [0];
+        assert_eq!(stream.receive(&mut byte).unwrap_or_else(|error| panic!("{}: {error}", *expected as char)), 1);
+        assert_eq!(byte[0], *expected);
     }
 }
 
