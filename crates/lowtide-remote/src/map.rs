@@ -137,15 +137,18 @@ impl Map {
         self.primaries().into_iter().filter(|(node, _)| node.primary.is_none() && was_replica(node)).count()
     }
 
-    /// How far it has come with the news: a map with less is older.
+    /// How far it has come with the news: a map with less is older. Of nodes that have slots: one without may become a replica,
+    /// by which nothing gets newer.
     pub fn epoch(&self) -> u64 {
-        self.nodes.iter().filter(|node| node.primary.is_none()).map(|node| node.epoch).max().unwrap_or(0)
+        let primaries = self.primaries().into_iter().map(|(node, _)| node);
+        primaries.filter(|node| node.primary.is_none()).map(|node| node.epoch).max().unwrap_or(0)
     }
 
     /// Whether this may be right although `newer` was known: those whose word counted more are not of the cluster any more. Where
     /// they are, nobody has told yet who says this that they have taken a place.
     pub fn has_forgotten(&self, newer: &Map) -> bool {
-        let mut counted_more = newer.nodes.iter().filter(|node| node.primary.is_none() && node.epoch > self.epoch());
+        let newer = newer.primaries().into_iter().map(|(node, _)| node);
+        let mut counted_more = newer.filter(|node| node.primary.is_none() && node.epoch > self.epoch());
         counted_more.all(|node| self.nodes.iter().all(|one| one.id != node.id))
     }
 
@@ -224,6 +227,8 @@ mod tests {
         assert_eq!((after.owner(6000), after.epoch()), (Some(&at("127.0.0.1", 7002)), 4));
         assert!(!after.is_same(&before) && after.is_same(&after));
         assert_eq!((after.promoted_since(&before), after.promoted_since(&after), before.promoted_since(&moved)), (1, 0, 0));
+        let empty = |role| Map::parse(&format!("{TEXT}gg h:1@1 {role} 0 0 9 connected\n"), &at("asked", 1)).unwrap();
+        assert_eq!((empty("master -").epoch(), empty("slave cc").epoch()), (3, 3), "it has no slots");
         assert!(!before.has_forgotten(&after), "it is a replica of it still");
         let without = Map::parse(&TEXT.replace("bb 127.0.0.1:7002@17002 slave aa 0 1700 2 connected\n", ""), &at("asked", 1));
         assert!(without.is_some_and(|map| map.nodes.len() == 3 && map.has_forgotten(&after)));

@@ -372,7 +372,8 @@ impl Remote {
             return;
         }
         let soon = || Instant::now() + LOOK;
-        let known = self.known(soon()).and_then(|known| self.newer(&known, soon()));
+        // Where nobody says anything newer it is as it was.
+        let known = self.known(soon()).map(|known| self.newer(&known, soon()).unwrap_or(known));
         for node in away {
             let has_slots =
                 known.as_ref().map_or(true, |known| known.map.primaries().iter().any(|(one, _)| one.address == node));
