@@ -38,11 +38,12 @@ impl Store {
                     self.load_object(e, object, into, scratch)
                 }
                 Word::Device(_) if scratch.keeps_to_memory => return Err(StoreError::OnDevice),
+                Word::Device(_) if others == Others::NotAsked => return Err(io(e, Errno::TIMEDOUT)),
                 Word::Device(tag) => {
                     let mut run = [ReadRun { slot: e.offset(), into: core::slice::from_mut(into), result: Ok(()) }];
                     self.read(&area, &mut run);
                     run[0].result.map_err(|errno| io(e, errno))?;
-                    let opened = is_page(&area, e, tag, into, others);
+                    let opened = is_page(&area, e, tag, into);
                     let is_same = place.load(Ordering::Acquire) == raw;
                     match opened {
                         Ok(Opened::Yes) => Ok(Loaded::Device),
@@ -209,13 +210,12 @@ fn io(entry: Entry, errno: Errno) -> StoreError {
 ///
 /// # Errors
 /// It is not, and another copy can't be had: `TIMEDOUT` if it was waited for.
-fn is_page(area: &Area, e: Entry, tag: Tag, page: &mut Page, others: Others) -> Result<Opened, Errno> {
+fn is_page(area: &Area, e: Entry, tag: Tag, page: &mut Page) -> Result<Opened, Errno> {
     let Some(device) = &area.device else { return Ok(Opened::No) };
-    match (device.open(e.offset(), tag, page), others) {
-        (true, _) => Ok(Opened::Yes),
-        (false, Others::Asked) => Ok(device.open_other(e.offset(), tag, page)?.map_or(Opened::No, Opened::ByOther)),
-        (false, Others::NotAsked) => Err(Errno::TIMEDOUT),
+    if device.open(e.offset(), tag, page) {
+        return Ok(Opened::Yes);
     }
+    Ok(device.open_other(e.offset(), tag, page)?.map_or(Opened::No, Opened::ByOther))
 }
 
 /// Opens a page that was read from its entry's slot. False: it can't be, or the entry changed meanwhile.
