@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lowtide_config::server::Tls;
+use rustls::client::Resumption;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -47,7 +48,7 @@ impl Trust {
         let provider = Arc::new(ring::default_provider());
         let versions = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
         let builder = versions.map_err(|error| format!("TLS can't be had ({error})"))?.with_root_certificates(roots);
-        let config = match &tls.own {
+        let mut config = match &tls.own {
             None => builder.with_no_client_auth(),
             Some((cert, key)) => {
                 let chain = certificates(cert).map_err(|why| format!("cert={}: {why}", cert.display()))?;
@@ -56,6 +57,8 @@ impl Trust {
                 builder.with_client_auth_cert(chain, private).map_err(|error| about(&format!("it will not do ({error})")))?
             }
         };
+        // A server that keeps no sessions may end one that is resumed, and certificates are not looked at again.
+        config.resumption = Resumption::disabled();
         Ok(Trust { config: Arc::new(config), has_own: tls.own.is_some() })
     }
 
