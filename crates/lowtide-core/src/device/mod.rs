@@ -60,6 +60,17 @@ pub enum WhichCopy {
     Second,
 }
 
+/// How it went to open a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Opened {
+    /// What came is not what was written.
+    No,
+    /// It is.
+    Yes,
+    /// Another copy is; this one came and is not, if that is known.
+    ByOther(Option<WhichCopy>),
+}
+
 /// A device of either kind.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant)] // there are a few of them in a process
@@ -121,14 +132,13 @@ impl Device {
         }
     }
 
-    /// The same, of other copies of a page, which are read, where what came could not be opened. Which copy it was that came, if
-    /// another one is what was written; `None`: none is.
+    /// The same, of other copies of a page, which are read, where what came could not be opened.
     ///
     /// # Errors
     /// A copy can't be had, `TIMEDOUT` where it was waited for, and none that can is what was written.
-    pub fn open_other(&self, slot: u64, tag: Tag, page: &mut Page) -> Result<Option<WhichCopy>, Errno> {
+    pub fn open_other(&self, slot: u64, tag: Tag, page: &mut Page) -> Result<Opened, Errno> {
         match self {
-            Device::File(_) => Ok(None),
+            Device::File(_) => Ok(Opened::No),
             Device::Remote(remote) => remote.open_other(slot, tag, page),
         }
     }

@@ -23,7 +23,7 @@ use super::bounce::{BUFFER_PAGES, Buffer, Buffers, MOST_BUFFERS};
 use super::objects::{self, Compressors};
 use super::seal::{Seal, Tag};
 use super::wire::{Head, Hello, MAX_PAGES, MAX_RUNS, Op, Run};
-use super::{DeviceName, ReadRun, SealRun, WhichCopy, WriteRun};
+use super::{DeviceName, Opened, ReadRun, SealRun, WhichCopy, WriteRun};
 use crate::vm::Page;
 
 /// Makes a channel for the device that the second argument names, of the run's swap area with the number that is the first. The
@@ -221,15 +221,17 @@ impl RemoteDevice {
     ///
     /// # Errors
     /// A copy can't be had, and none that can is what was written.
-    pub fn open_other(&self, slot: u64, tag: Tag, page: &mut Page) -> Result<Option<WhichCopy>, Errno> {
-        let mut ended = Ok(None);
-        // What came may have been either: the one that is right it was not.
-        for (op, wrong) in [(Op::ReadSecond, WhichCopy::First), (Op::ReadFirst, WhichCopy::Second)] {
-            match self.read_copy(op, slot, page) {
-                Ok(()) if objects::open(&self.seal, slot, tag, page) => return Ok(Some(wrong)),
+    pub fn open_other(&self, slot: u64, tag: Tag, page: &mut Page) -> Result<Opened, Errno> {
+        // What came may have been either: it was not the second one, if that is right.
+        let (mut ended, mut wrong) = (Ok(Opened::No), Some(WhichCopy::First));
+        for op in [Op::ReadSecond, Op::ReadFirst] {
+            let read = self.read_copy(op, slot, page);
+            match read {
+                Ok(()) if objects::open(&self.seal, slot, tag, page) => return Ok(Opened::ByOther(wrong)),
                 Ok(()) | Err(Errno::NODATA | Errno::BADMSG) => {}
                 Err(errno) => ended = Err(errno),
             }
+            wrong = read.is_ok().then_some(WhichCopy::Second);
         }
         ended
     }

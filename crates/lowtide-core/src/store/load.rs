@@ -7,7 +7,7 @@ use rustix::io::Errno;
 
 use super::table_word::{Made, Object, Word};
 use super::{Codec, Entry, Loaded, Page, RECOMPRESS_LEVEL, Scratch, Store, StoreError};
-use crate::device::{ReadRun, Tag, WhichCopy};
+use crate::device::{Opened, ReadRun, Tag};
 use crate::pool::Stale;
 use crate::slot::{Area, AreaRef};
 use crate::vm::PAGE_SIZE;
@@ -49,7 +49,7 @@ impl Store {
                         Ok(Opened::Yes) => Ok(Loaded::Device),
                         Ok(Opened::ByOther(wrong)) => {
                             // Else what came may have been the next page's, which is not wrong.
-                            if let Some(device) = area.device.as_ref().filter(|_| is_same) {
+                            if let (Some(device), Some(wrong), true) = (&area.device, wrong, is_same) {
                                 device.report_wrong(e.offset(), wrong);
                             }
                             Ok(Loaded::Device)
@@ -192,16 +192,6 @@ enum Others {
     NotAsked,
 }
 
-/// How it went to open a page.
-#[derive(Clone, Copy)]
-enum Opened {
-    /// What came is not what was written.
-    No,
-    Yes,
-    /// Nor is this copy, but the other one is.
-    ByOther(WhichCopy),
-}
-
 fn io(entry: Entry, errno: Errno) -> StoreError {
     StoreError::Io { errno, offset: entry.offset() * PAGE_SIZE as u64 }
 }
@@ -215,7 +205,7 @@ fn is_page(area: &Area, e: Entry, tag: Tag, page: &mut Page) -> Result<Opened, E
     if device.open(e.offset(), tag, page) {
         return Ok(Opened::Yes);
     }
-    Ok(device.open_other(e.offset(), tag, page)?.map_or(Opened::No, Opened::ByOther))
+    device.open_other(e.offset(), tag, page)
 }
 
 /// Opens a page that was read from its entry's slot. False: it can't be, or the entry changed meanwhile.
