@@ -250,14 +250,19 @@ impl Pages {
     pub fn report_harm(&mut self, device: &str, is_kept: impl Fn(u64) -> bool) {
         let (harmed, asked, remote) = (std::mem::take(&mut self.harmed), self.asked.take(), self.client.remote());
         let Some(asked) = asked else { return };
+        // It is asked once for all of them.
+        let mut now = None;
         for (slot, harm) in harmed.into_iter().filter(|(slot, _)| is_kept(*slot)) {
             let hash_slot = self.slots(device, vec![slot]).hash_slot(0, Which::First);
             let Some(node) = asked.map.owner(hash_slot) else { continue };
             // A primary that was stopped for a while does not know that another has its pages now.
-            let now = || remote.newer(&asked, Instant::now() + REPORTING);
-            if remote.told.has(node, harm) || now().is_ok_and(|now| now.map.owner(hash_slot) == Some(node)) {
-                remote.harmed(node, harm);
+            if !remote.told.has(node, harm) {
+                let now = now.get_or_insert_with(|| remote.newer(&asked, Instant::now() + REPORTING));
+                if !now.as_ref().is_ok_and(|now| now.map.owner(hash_slot) == Some(node)) {
+                    continue;
+                }
             }
+            remote.harmed(node, harm);
         }
     }
 
