@@ -257,6 +257,7 @@ impl Remote {
                 if has_answered { "most of its nodes do not know what has become of it" } else { "it does not answer" };
             return Err(problem.unwrap_or_else(|| Problem::Away(nobody.to_owned())));
         };
+        *locked(&self.names) = names(&map).collect();
         let mut now = locked(&self.known);
         let (asked, changes) = now.as_ref().map_or((0, 0), |known| (known.asked, known.changes));
         let is_new = now.as_ref().is_none_or(|known| !known.map.is_same(&map));
@@ -298,8 +299,10 @@ impl Remote {
         let nodes = cluster_nodes(&mut link)?;
         let map = Map::parse(&nodes, address)
             .ok_or_else(|| Problem::Refused("it does not say which node of its cluster has what".to_owned()))?;
-        let named = map.nodes.iter().filter_map(|node| Some((node.address.clone(), node.name.clone()?)));
-        locked(&self.names).extend(named);
+        // The first ones are asked before there is a map that is believed.
+        if locked(&self.known).is_none() {
+            locked(&self.names).extend(names(&map));
+        }
         Ok(map)
     }
 
@@ -466,6 +469,11 @@ impl Survey {
 fn cluster_nodes(link: &mut Link) -> Result<String, Problem> {
     match asked(&mut link.connection, &[b"CLUSTER", b"NODES"])? {
         Reply::Bytes(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
+/// What nodes call their hosts.
+fn names(map: &Map) -> impl Iterator<Item = (Address, String)> {
+    map.nodes.iter().filter_map(|node| Some((node.address.clone(), node.name.clone()?)))
+}
+
         Reply::Error(text) if text.starts_with("NOPERM") => {
             Err(Problem::Refused("it does not let us ask for its cluster: allow CLUSTER NODES (ACL)".to_owned()))
         }
