@@ -17,6 +17,8 @@ pub struct Map {
     pub is_cluster: bool,
     /// All that have an address.
     pub nodes: Vec<Node>,
+    /// The address of one that does not listen where we ask: without TLS, or with it.
+    pub without_port: Option<String>,
     /// The number of the node that has a slot, or [`NOBODY`].
     owners: Vec<u16>,
 }
@@ -49,21 +51,35 @@ impl Map {
     /// Of a server that stands alone.
     pub fn single(address: &Address) -> Map {
         let node = Node::at(address);
-        Map { from: address.clone(), is_cluster: false, nodes: vec![node], owners: vec![0; usize::from(HASH_SLOTS)] }
+        Map {
+            from: address.clone(),
+            is_cluster: false,
+            nodes: vec![node],
+            without_port: None,
+            owners: vec![0; usize::from(HASH_SLOTS)],
+        }
     }
 
     /// Reads what `from` answered to `CLUSTER NODES`. None: it is nothing of the kind.
     pub fn parse(text: &str, from: &Address) -> Option<Map> {
-        let mut map =
-            Map { from: from.clone(), is_cluster: true, nodes: Vec::new(), owners: vec![NOBODY; usize::from(HASH_SLOTS)] };
+        let mut map = Map {
+            from: from.clone(),
+            is_cluster: true,
+            nodes: Vec::new(),
+            without_port: None,
+            owners: vec![NOBODY; usize::from(HASH_SLOTS)],
+        };
         for line in text.lines().filter(|line| !line.is_empty()) {
             let words: Vec<&str> = line.split(' ').collect();
             let [id, place, flags, primary, _, _, epoch, _, slots @ ..] = words.as_slice() else { return None };
             let has = |flag: &str| flags.split(',').any(|one| one == flag);
             let (place, name) = place.split_once(',').unwrap_or((*place, ""));
             let place = place.split('@').next().unwrap_or_default();
-            // One without a port does not listen where we ask: without TLS, or with it.
-            if has("noaddr") || has("handshake") || place.ends_with(":0") {
+            if has("noaddr") || has("handshake") {
+                continue;
+            }
+            if place.ends_with(":0") {
+                map.without_port = Some(place.to_owned());
                 continue;
             }
             let address = address(place, from)?;
@@ -194,6 +210,7 @@ mod tests {
         assert_eq!(map.owner(93), Some(&at("asked", 7000)), "what is on its way is not gone");
         assert_eq!((map.owner(5461), map.owner(16383)), (Some(&at("127.0.0.1", 7001)), Some(&at("::1", 7003))));
         assert_eq!((map.nodes.len(), map.primaries().len(), map.epoch()), (4, 3, 3));
+        assert_eq!(map.without_port.as_deref(), Some("127.0.0.1:0"));
         assert_eq!(map.uncovered(), 5461, "those of the node that failed");
         assert_eq!(map.nodes[1].primary.as_deref(), Some("aa"));
         assert_eq!(map.nodes.iter().map(|node| node.name.as_deref()).collect::<Vec<_>>(), [Some("host-1"), None, None, None]);

@@ -324,6 +324,10 @@ impl Remote {
         if !map.is_cluster && self.server.hosts.len() > 1 {
             return Err(Problem::Refused(format!("{} is no cluster: name it alone", map.from)));
         }
+        if let Some(place) = &map.without_port {
+            let (with, option) = if self.server.tls.is_some() { ("with", "tls-port") } else { ("without", "port") };
+            return Err(Problem::Refused(format!("the node {place} of its cluster has no port {with} TLS ({option})")));
+        }
         let uncovered = map.uncovered();
         if uncovered > 0 {
             return Err(Problem::Refused(format!(
@@ -465,15 +469,15 @@ impl Survey {
     }
 }
 
-/// What a node says of its cluster.
-fn cluster_nodes(link: &mut Link) -> Result<String, Problem> {
-    match asked(&mut link.connection, &[b"CLUSTER", b"NODES"])? {
-        Reply::Bytes(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
 /// What nodes call their hosts.
 fn names(map: &Map) -> impl Iterator<Item = (Address, String)> {
     map.nodes.iter().filter_map(|node| Some((node.address.clone(), node.name.clone()?)))
 }
 
+/// What a node says of its cluster.
+fn cluster_nodes(link: &mut Link) -> Result<String, Problem> {
+    match asked(&mut link.connection, &[b"CLUSTER", b"NODES"])? {
+        Reply::Bytes(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
         Reply::Error(text) if text.starts_with("NOPERM") => {
             Err(Problem::Refused("it does not let us ask for its cluster: allow CLUSTER NODES (ACL)".to_owned()))
         }

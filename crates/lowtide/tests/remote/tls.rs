@@ -229,5 +229,10 @@ fn a_cluster_of_which_a_node_has_another_name_is_refused() {
     let cluster = Cluster::with_tls(&authority, &authority.issue("DNS:localhost,DNS:other.test"), options);
     let spec = format!("{},ca={}", cluster_spec(&cluster, "localhost"), authority.file().display());
     scene.refused(&format!("run --ram 64M --swap {spec} -- touch started"), 2, &["its certificate is not for `node.test`"]);
+    let plain = Cluster::without_replicas(PRIMARIES);
+    assert_eq!(plain.nodes[1].ask("CONFIG SET port 0"), "OK");
+    plain.wait_until("they know", |cluster| cluster.nodes[0].ask("CLUSTER NODES").contains(":0@"));
+    let spec = format!("redis://{}", plain.nodes[0].address());
+    scene.refused(&format!("run --ram 64M --swap {spec} -- touch started"), 2, &["has no port without TLS"]);
     assert!(!scene.path("started").exists());
 }
