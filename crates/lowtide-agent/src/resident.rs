@@ -161,6 +161,11 @@ impl Resident {
         self.may_grow
     }
 
+    /// Bytes of pages that the process may come to have copies of, when it was last measured.
+    pub fn may_copy(&self) -> u64 {
+        self.share.may_copy()
+    }
+
     /// By how much a process may seem to have grown that has not, in bytes.
     pub fn unaccounted(&self) -> u64 {
         UNACCOUNTED.max(self.may_be_off / 4)
@@ -229,7 +234,10 @@ fn faults() -> u64 {
     if r < 0 {
         return 0;
     }
-    // A fault that waited for a monitor is one of these as well, of the one kind or the other.
-    let served = agent::proc().counters.faults_total.load(Ordering::Relaxed);
+    // A fault that waited for a monitor is one of these as well, of the one kind or the other. Where it waited to write to a
+    // shared page, the kernel has made a copy all the same.
+    let counters = &agent::proc().counters;
+    let copied = counters.faults_shared_writes.load(Ordering::Relaxed);
+    let served = counters.faults_total.load(Ordering::Relaxed).saturating_sub(copied);
     (usage.ru_minflt as u64 + usage.ru_majflt as u64).saturating_sub(served) * PAGE_SIZE as u64
 }

@@ -101,11 +101,13 @@ fn read<const N: usize>(addr: usize) -> Option<[usize; N]> {
     (r == size_of_val(&words) as isize).then_some(words)
 }
 
-/// Holds the page at `addr` for a thread, and brings it in. By the reclaimer, with no lock held: a monitor serves it.
+/// Holds the page at `addr` for a thread, and brings it in; where writes to shared pages wait, as one that can be written. By the
+/// reclaimer, with no lock held: a monitor serves it.
 fn hold(pager: &Pager, addr: usize, thread: u32) {
     if pager.hold(addr, thread) == Hold::Begun {
-        // SAFETY: reading changes no bytes, whatever is there; errors (nothing is mapped) are fine.
-        let _ = unsafe { rustix::mm::madvise((addr & !(PAGE_SIZE - 1)) as *mut _, PAGE_SIZE, Advice::LinuxPopulateRead) };
+        let advice = if pager.protects_shared() { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
+        // SAFETY: populating changes no bytes, whatever is there; errors (nothing is mapped) are fine.
+        let _ = unsafe { rustix::mm::madvise((addr & !(PAGE_SIZE - 1)) as *mut _, PAGE_SIZE, advice) };
     }
 }
 
@@ -158,10 +160,14 @@ impl Look {
     /// Holds what is to be held of all threads, if it is time.
     pub fn look(&mut self, pager: &Pager, now_us: u64) {
         let evicted = pager.counters().evictions_pages.load(Ordering::Relaxed);
-        if now_us < self.not_before_us || self.evicted == Some(evicted) {
-            return;
+        if now_us >= self.not_before_us && self.evicted != Some(evicted) {
+            self.evicted = Some(evicted);
+            self.look_now(pager);
         }
-        self.evicted = Some(evicted);
+    }
+
+    /// The same, whenever the last look was.
+    pub fn look_now(&mut self, pager: &Pager) {
         let started = clock::now_us();
         // It could not be opened before, perhaps.
         self.open();

@@ -328,7 +328,10 @@ impl ReclaimerThread {
             let total = self.measure();
             let nap = match agent::pager() {
                 None => Nap::UntilFaults(self.watch(total)),
-                Some(pager) => self.turn(pager, total),
+                Some(pager) => {
+                    let shared_in = self.protect_shared(pager);
+                    self.turn(pager, total).at_most(shared_in)
+                }
             };
             let nap = nap.or_until(sentinels_in).at_most(self.follow_orders(now));
             if let Some(pager) = agent::pager() {

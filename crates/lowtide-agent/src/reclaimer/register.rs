@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 
 use lowtide_core::codec::Codec;
 use lowtide_core::store::{Store, StoreConfig};
+use lowtide_pager::fork::Sharing;
 use lowtide_pager::mappings::{Range, adoptable};
 use lowtide_pager::pager::{Host, Pager};
 use lowtide_pager::reclaim::Evicted;
@@ -191,5 +192,14 @@ impl ReclaimerThread {
                 _ => {}
             }
         }
+    }
+
+    /// Where the program shares pages by a fork, its writes are to be seen before the kernel makes copies: some of it. In how many
+    /// microseconds it goes on.
+    pub(super) fn protect_shared(&mut self, pager: &Pager) -> u64 {
+        let shared = Sharing { others: self.resident.sharers(), may_copy: self.resident.may_copy() };
+        // What the kernel writes to at the end of a thread it does not wait for.
+        let threads = &mut self.thread_ends;
+        pager.protect_shared(shared, now_us(), || threads.look_now(pager))
     }
 }

@@ -106,6 +106,11 @@ impl Share {
         };
     }
 
+    /// Bytes of pages that the process may come to have copies of.
+    pub fn may_copy(&self) -> u64 {
+        self.copyable
+    }
+
     /// What the process counts for now.
     pub fn count(&self, now: Now, others: Others) -> Count {
         if others.members == 0 {

@@ -1,6 +1,6 @@
 //! A page comes in: what a monitor does with one fault. Where the page is says which way it comes: `touch.rs` (nowhere: it
 //! reads as zero; where it is only read `zero_page.rs`), `staged.rs` (in staging), `load.rs` (in the store). While the program
-//! forks, all ways are `paused.rs`.
+//! forks, all ways are `paused.rs`. What is there and write-protected is the zero page, or shared (`shared_writes.rs`).
 
 pub(crate) mod install;
 mod load;
@@ -8,6 +8,7 @@ pub(crate) mod monitor;
 pub(crate) mod patience;
 mod paused;
 pub(crate) mod sentinels;
+mod shared_writes;
 mod staged;
 pub(crate) mod stream;
 mod touch;
@@ -122,11 +123,12 @@ impl Pager {
 
     /// Serves a fault at `addr`. Called without any lock held; never waits for another fault or for an event. A page that can't
     /// be had, for a long time or for ever, is [`Served::Lost`], or ends the run, as the host likes. The threads that waited
-    /// are woken by [`Worker::wake`], when nothing is held any more; a thread that waits to write to the zero page is woken at
-    /// once.
+    /// are woken by [`Worker::wake`], when nothing is held any more; a thread that waits to write to what is protected is woken
+    /// at once.
     pub fn serve(&self, addr: usize, access: Access, worker: &mut Worker) -> Served {
         let page = PageNo::of(addr);
         let served = match access {
+            Access::Protected if self.is_for_copy(page) => self.let_copy(page, worker),
             Access::Protected => self.let_write(page, worker),
             _ => self.serve_missing(page, access, worker),
         };

@@ -66,6 +66,11 @@ impl ZeroPage {
         access == Access::Read && self.is_worth_it()
     }
 
+    /// It is worth while to map the zero page, and that is not done.
+    fn is_to_be_mapped(&self) -> bool {
+        !self.is_mapped.load(Ordering::Relaxed) && self.score.load(Ordering::Relaxed) >= WORTHWHILE
+    }
+
     fn is_worth_it(&self) -> bool {
         self.is_mapped.load(Ordering::Relaxed) && self.score.load(Ordering::Relaxed) >= 0
     }
@@ -95,16 +100,20 @@ impl Pager {
         self.watched() == Watched::Writes
     }
 
-    /// Whether [`Pager::watch_writes`] has something to do: it is worth while, and not done; or some places could not be
-    /// protected.
+    /// Whether [`Pager::watch_writes`] has something to do: it is worth while, for zeros or for what forks share, and not done; or
+    /// some places could not be protected.
     pub fn wants_writes_watched(&self) -> bool {
         let zero_page = &self.zero_page;
         let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-        let has_reason = match is(&zero_page.is_mapped) {
-            false => !is(&zero_page.is_refused) && zero_page.score.load(Ordering::Relaxed) >= WORTHWHILE,
-            true => is(&zero_page.missed_some),
-        };
-        has_reason && !self.uffd().has_accessed_bits() && now_ns() > zero_page.not_before_ns.load(Ordering::Relaxed)
+        let has_reason = zero_page.is_to_be_mapped()
+            || !is(&zero_page.is_watched) && self.shared_writes.is_wanted()
+            || is(&zero_page.is_watched) && is(&zero_page.missed_some);
+        has_reason && self.can_watch_writes() && now_ns() > zero_page.not_before_ns.load(Ordering::Relaxed)
+    }
+
+    /// Whether the kernel tells of writes where it is asked to, as far as is known.
+    pub(crate) fn can_watch_writes(&self) -> bool {
+        !self.zero_page.is_refused.load(Ordering::Relaxed) && !self.uffd().has_accessed_bits()
     }
 
     /// It can't be done now.
@@ -154,14 +163,19 @@ impl Pager {
             self.needs_sentinels(&lock, range);
             at = range.end;
         }
-        if !zero_page.is_mapped.swap(true, Ordering::Relaxed) {
+        if zero_page.is_to_be_mapped() {
+            zero_page.is_mapped.store(true, Ordering::Relaxed);
             zero_page.score.store(MEMORY, Ordering::Relaxed);
         }
     }
 
     /// Whether a fault brings in nothing that takes memory.
     pub(super) fn takes_no_room(&self, page: PageNo, access: Access) -> bool {
-        access == Access::Read && self.zero_page.is_worth_it() && self.map.get(page) == PageState::Zero
+        match access {
+            Access::Read => self.zero_page.is_worth_it() && self.map.get(page) == PageState::Zero,
+            Access::Write => false,
+            Access::Protected => self.is_for_copy(page) && self.present().shared(page.addr(), 1) == 0,
+        }
     }
 
     /// The zeros that are out around one of them: they cost nothing.

@@ -16,6 +16,7 @@ use crate::mappings::space::Exclusive;
 use crate::pagemap::PageState;
 use crate::pager::Pager;
 use crate::segment::{Proc, Segment};
+use crate::sys::clock::now_us;
 use crate::sys::maps::Walk;
 use crate::sys::uffd::Message;
 
@@ -140,6 +141,7 @@ impl Pager {
         let parents = self.handover.swap(next, Ordering::AcqRel);
         // SAFETY: from `Handover::new`; the parent has its own mapping of it, and has let go.
         unsafe { vm::retire_at(parents.addr()) };
+        self.shared_writes.forked_here(now_us());
         self.resume();
         Ok(TakenOver::Serves)
     }

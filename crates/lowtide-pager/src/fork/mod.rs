@@ -16,6 +16,8 @@
 //! can be started there, no file opened), is *whole*: it gets all of its pages at once, and no references. If it comes to
 //! itself, what its tables say is out is forgotten.
 //!
+//! What the two share afterwards may have to be protected (`protect.rs`).
+//!
 //! A fork that was not announced (a raw system call) is served otherwise: the monitor fills in every page of the child that is
 //! in lowtide's hands, at once, and lets it go: right, but it costs RAM. The thread that forks waits for that (`hold.rs`).
 
@@ -24,9 +26,12 @@ mod handover;
 mod held_back;
 mod hold;
 mod parent;
+mod protect;
 mod whole;
 
 pub use child::{Inheritance, TakenOver};
 pub use handover::Handover;
 pub(crate) use held_back::{HeldBack, Whose};
 pub(crate) use hold::{Hold, SOON_MS};
+pub(crate) use protect::SharedWrites;
+pub use protect::Sharing;

@@ -209,6 +209,7 @@ impl Pager {
         let _ = futex::wake(handover.handshake.word(), futex::Flags::empty(), 1);
         self.apply_held_back(lock);
         self.resume();
+        self.shared_writes.forked(now_us());
     }
 
     fn apply_held_back(&self, lock: &Exclusive<'_>) {

@@ -17,6 +17,7 @@ use crate::mappings::space::Exclusive;
 use crate::pagemap::PageState;
 use crate::pagemap::ids::PageNo;
 use crate::pager::Pager;
+use crate::sys::clock::now_us;
 use crate::sys::uffd::{Message, Uffd, Wake};
 
 /// After each batch those have a turn who serve the parent's faults: without this they would wait for seconds where gigabytes
@@ -70,6 +71,7 @@ impl Pager {
             );
         }
         self.fill_child(lock, &child, Whose::Parents, worker);
+        self.shared_writes.forked(now_us());
     }
 
     /// The child gets all of its memory, and no references; false: it is dead.

@@ -132,7 +132,7 @@ impl Pager {
         fence(Ordering::SeqCst);
     }
 
-    /// Whether a page must stay for the sake of a thread.
+    /// Whether a page must stay, and stay writable, for the sake of a thread.
     pub(crate) fn is_held(&self, page: PageNo) -> bool {
         self.held.holds(page, self.host.has_thread)
     }

@@ -29,7 +29,7 @@ use crate::accounts::budget::RamBudget;
 use crate::fault::ZeroPage;
 use crate::fault::sentinels::Sentinels;
 use crate::fault::stream::{MAX_WINDOW, Streams};
-use crate::fork::{HeldBack, Hold};
+use crate::fork::{HeldBack, Hold, SharedWrites};
 use crate::mappings::event_order::Order;
 use crate::mappings::going::Going;
 use crate::mappings::guards::Guards;
@@ -86,6 +86,7 @@ pub struct Pager {
     pub(crate) stretches: Stretches,
     pub(crate) search: Search,
     pub(crate) zero_page: ZeroPage,
+    pub(crate) shared_writes: SharedWrites,
     /// Memory was adopted that can't tell of accesses, because it is inaccessible.
     has_inaccessible: AtomicBool,
     /// Changed with the space lock held exclusively, or by the thread that sets them.
@@ -162,6 +163,7 @@ impl Pager {
             stretches: Stretches::new()?,
             search: Search::default(),
             zero_page: ZeroPage::default(),
+            shared_writes: SharedWrites::new(),
             has_inaccessible: AtomicBool::new(false),
             sentinels: Lock::new(Sentinels::new()),
             loads: Streams::new(4, 50),

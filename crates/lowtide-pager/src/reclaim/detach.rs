@@ -95,7 +95,7 @@ impl Operation<'_> {
             if work.is_over() {
                 break;
             }
-            unshare(start, end);
+            self.unshare(start, end);
             // That was an access.
             work.spares_accessed = false;
             let before = work.pages;
@@ -304,6 +304,14 @@ impl Operation<'_> {
         let first = run.claimed.trailing_zeros() as usize;
         if first >= run.len || !is_there(&first) { 0 } else { (0..run.len).rev().find(is_there).map_or(0, |last| last + 1) }
     }
+
+    /// Gives the program its own copies of pages that it shares with a forked child, dead or alive: only those can be moved.
+    /// No lock may be held: if the program drops a page meanwhile, this waits for a monitor.
+    fn unshare(&self, start: usize, end: usize) {
+        self.let_write_shared(Range { start, end });
+        // SAFETY: populating for write changes no bytes, whatever is mapped there now; errors (nothing mapped) are fine.
+        let _ = unsafe { rustix::mm::madvise(start as *mut _, end - start, Advice::LinuxPopulateWrite) };
+    }
 }
 
 /// Claimed pages that one MOVE is to take.
@@ -367,11 +375,4 @@ fn range_of(first: PageNo, end: PageNo) -> Range {
 /// The lowest `n` bits.
 fn mask(n: usize) -> Claimed {
     if n >= Claimed::BITS as usize { Claimed::MAX } else { (1 << n) - 1 }
-}
-
-/// Gives the program its own copies of pages that it shares with a forked child, dead or alive: only those can be moved.
-/// No lock may be held: if the program drops a page meanwhile, this waits for a monitor.
-fn unshare(start: usize, end: usize) {
-    // SAFETY: populating for write changes no bytes, whatever is mapped there now; errors (nothing mapped) are fine.
-    let _ = unsafe { rustix::mm::madvise(start as *mut _, end - start, Advice::LinuxPopulateWrite) };
 }

@@ -52,6 +52,7 @@ pub struct Counters {
     pub faults_pool: AtomicU64,
     pub faults_device: AtomicU64,
     pub faults_first_touch: AtomicU64,
+    pub faults_shared_writes: AtomicU64,
     pub read_ahead_pages: AtomicU64,
     pub read_ahead_used: AtomicU64,
     /// Pages that came back in, read-ahead included, first touches not.

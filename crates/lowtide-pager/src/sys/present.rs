@@ -15,6 +15,8 @@ const PAGEMAP_SCAN: Opcode = opcode::read_write::<sys::pm_scan_arg>(sys::PROCFS_
 
 /// In an entry of `/proc/self/pagemap`: no other process maps the page, and this one maps it once.
 const EXCLUSIVE: u64 = 1 << 56;
+/// The same: there is a page, in memory or in the kernel's own swap.
+const THERE: u64 = 0b11 << 62;
 /// Kinds of pages in memory that are not the program's own: of a file, and the shared zero page.
 const UNWANTED: u64 = (sys::PAGE_IS_FILE | sys::PAGE_IS_PFNZERO) as u64;
 /// PAGE_IS_ACCESSED (Linux 7.3): not armed ([`Uffd::arm`]), in memory that is registered for accesses.
@@ -213,8 +215,7 @@ impl Present {
     pub fn holds_page(&self, addr: usize) -> bool {
         let mut entry = [0u8; 8];
         match rustix::io::pread(&self.fd, &mut entry, (addr / PAGE_SIZE * 8) as u64) {
-            // Bits 63 and 62 of an entry of the page map.
-            Ok(8) => u64::from_ne_bytes(entry) >> 62 != 0,
+            Ok(8) => u64::from_ne_bytes(entry) & THERE != 0,
             _ => true,
         }
     }
@@ -244,6 +245,16 @@ impl Present {
         debug_assert!(head.is_empty() && tail.is_empty());
         let n = rustix::io::pread(&self.fd, bytes, (start / PAGE_SIZE * size_of::<u64>()) as u64)?;
         if n < size_of::<u64>() { Err(Errno::IO) } else { Ok(n / size_of::<u64>()) }
+    }
+
+    /// Which of the pages from `start` on, of which it looks at `pages` (64 at most), a write would copy, the first by the lowest
+    /// bit: those that another process maps, and the shared zero page. What can't be told is one.
+    pub(crate) fn shared(&self, start: usize, pages: usize) -> u64 {
+        let mut bits = [0u64; u64::BITS as usize];
+        let seen = self.bits(start, start + pages * PAGE_SIZE, &mut bits).unwrap_or(0);
+        let is_shared = |bits: &u64| bits & THERE != 0 && bits & EXCLUSIVE == 0;
+        let unseen = u64::MAX.checked_shl(seen as u32).unwrap_or(0) & u64::MAX >> (u64::BITS as usize - pages);
+        bits[..seen].iter().enumerate().fold(unseen, |all, (i, bits)| all | u64::from(is_shared(bits)) << i)
     }
 
     /// Finds all of `start .. end` that is not missing altogether: pages in memory of any kind, in the kernel's own swap, or on

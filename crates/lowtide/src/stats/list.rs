@@ -184,6 +184,8 @@ figures! {
         device: u64, Kind = faults_device;
         /// On pages that nobody had touched before.
         first_touch: u64, Kind = faults_first_touch;
+        /// Writes to pages shared by forks that waited before they were copied; among those on pages that nobody had touched.
+        shared_writes: u64, Count = faults_shared_writes;
         /// Pages brought in before they were asked for.
         read_ahead_pages: u64, Count = read_ahead_pages;
         /// Pages brought in ahead, behind which the program went on in the same direction.
