@@ -186,6 +186,14 @@ impl Drop for House {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
+        // Nobody reads its events any more, and a fork waits for those of all userfaultfds with which memory is registered.
+        let present = Present::open().unwrap();
+        let (mut mappings, mut at) = (present.mappings.walk(), 0);
+        while let Some(mapping) = mappings.next(at).unwrap() {
+            // SAFETY: the pager is not used again, and its memory is the test's, which is over.
+            let _ = unsafe { self.pager.uffd().unregister(mapping.start, mapping.end - mapping.start) };
+            at = mapping.end;
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 mod accessed_bits;
 mod busy;
 mod events;
+mod forked;
 mod freed;
 mod full;
 mod holes;
@@ -16,6 +17,7 @@ mod random;
 mod release;
 mod removal;
 mod sentinels;
+mod shared_writes;
 mod signals;
 mod steps;
 mod swapoff;

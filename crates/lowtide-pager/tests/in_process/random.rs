@@ -8,10 +8,12 @@ use std::sync::{Mutex, RwLock};
 use std::time::{Duration, Instant};
 
 use lowtide_pager::fault::Worker;
+use lowtide_pager::fork::Sharing;
 use lowtide_pager::reclaim::swapoff::{Step, Swapoff};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags};
 
-use crate::house::{Config, House, MIB, PAGE, file, map, mix, verify, write};
+use crate::forked::Child;
+use crate::house::{Config, House, MIB, PAGE, file, get, map, mix, verify, write};
 
 /// Pages of each program thread.
 const PAGES: usize = 3000;
@@ -186,7 +188,26 @@ impl Program<'_> {
     }
 }
 
-fn everything_at_once(config: Config) {
+/// Children come and go, and what is shared with them is write-protected, as the reclaimer does it.
+fn share(house: &House, gate: &Gate, child: &mut Option<Child>, random: &mut Random) {
+    if random.below(20) == 0 {
+        // Before it is forgotten: a fork waits for its event, and for nobody else.
+        *child = None;
+        let _turn = gate.changing.lock().unwrap();
+        *child = Some(Child::that_checks(|| true));
+    }
+    let shared = Sharing { others: u64::from(random.below(8) != 0), may_copy: 1 << 50 };
+    house.pager.set_sharers(u64::from(child.is_some()));
+    for _ in 0..3 {
+        let _ = house.pager.protect_shared(shared, u64::MAX / 2, || {});
+        if house.pager.wants_writes_watched() {
+            let _turn = gate.changing.lock().unwrap();
+            house.pager.watch_writes();
+        }
+    }
+}
+
+fn everything_at_once(config: Config, has_children: bool) {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let seed = number("LOWTIDE_SEED").unwrap_or(now.as_nanos() as u64);
@@ -204,6 +225,7 @@ fn everything_at_once(config: Config) {
             let (mut worker, mut random) = (Worker::new(true).unwrap(), Random(seed ^ 99));
             let pager = house.pager;
             let mut areas = areas.lock().unwrap();
+            let mut child = None;
             while !stop.load(Ordering::Relaxed) {
                 for _ in 0..random.below(8) {
                     let _ = pager.evict(&mut worker);
@@ -225,6 +247,7 @@ fn everything_at_once(config: Config) {
                         enough.store(!has_files || areas.done > 2 && areas.cancelled > 0, Ordering::Relaxed);
                     }
                     6 => std::thread::sleep(Duration::from_micros(random.below(500) as u64)),
+                    12..16 if has_children => share(&house, &gate, &mut child, &mut random),
                     _ => {}
                 }
             }
@@ -253,7 +276,8 @@ fn everything_at_once(config: Config) {
         steps
     });
     let c = house.pager.counters();
-    eprintln!("{steps} steps, {} faults, {} pages out", crate::house::get(&c.faults_total), house.evictions());
+    eprintln!("{steps} steps, {} faults, {} pages out", get(&c.faults_total), house.evictions());
+    assert!(!has_children || get(&c.faults_shared_writes) > 100, "{} writes to shared pages", get(&c.faults_shared_writes));
     assert!(steps > 100 && house.evictions() > 1000, "it did something");
     let areas = areas.into_inner().unwrap();
     eprintln!("{} areas taken off, {} swapoffs given up", areas.done, areas.cancelled);
@@ -262,16 +286,22 @@ fn everything_at_once(config: Config) {
 
 #[test]
 fn everything_at_once_in_ram() {
-    everything_at_once(Config { pool: 64 * MIB, file: 0, monitors: 2 });
+    everything_at_once(Config { pool: 64 * MIB, file: 0, monitors: 2 }, false);
 }
 
 #[test]
 fn everything_at_once_with_a_file() {
-    everything_at_once(Config { pool: 2 * MIB, file: 128 * MIB, monitors: 2 });
+    everything_at_once(Config { pool: 2 * MIB, file: 128 * MIB, monitors: 2 }, false);
+}
+
+/// What is there is shared with a child now and then, and protected.
+#[test]
+fn everything_at_once_beside_children() {
+    everything_at_once(Config { pool: 64 * MIB, file: 0, monitors: 2 }, true);
 }
 
 /// Some of it can't be stored: it goes back where it was.
 #[test]
 fn everything_at_once_with_too_little_room() {
-    everything_at_once(Config { pool: 4 * MIB, file: 0, monitors: 2 });
+    everything_at_once(Config { pool: 4 * MIB, file: 0, monitors: 2 }, false);
 }
