@@ -39,6 +39,8 @@ pub struct Plan {
     pub features: u64,
     /// See [`segment::Settings::makes_moves`].
     pub makes_moves: bool,
+    /// Writes to what forks share wait for room: see [`segment::Settings::watch_copies`].
+    pub watch_copies: bool,
     /// How swap files' slots are found.
     pub slots: SlotSetting,
     /// No summary.
@@ -129,6 +131,7 @@ impl Plan {
             faults,
             features: NEEDED_FEATURES,
             makes_moves: false,
+            watch_copies: false,
             slots,
             quiet,
             verbose,

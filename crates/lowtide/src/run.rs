@@ -5,7 +5,7 @@ use crate::control::Control;
 use crate::error::{Failure, say};
 use crate::host::probe::Probe;
 use crate::host::swap_race;
-use crate::host::{accessed_bits, exact_moves};
+use crate::host::{accessed_bits, exact_moves, watch_copies};
 use crate::live::Live;
 use crate::metrics::{self, Requests};
 use crate::plan::Plan;
@@ -34,6 +34,7 @@ pub fn run(args: RunArgs) -> Result<u8, Failure> {
     let probe = Probe::new();
     let wanted = accessed_bits::wanted(probe.features)?;
     plan.features = wanted.features;
+    plan.watch_copies = watch_copies::is_wanted()?;
     plan.warnings.extend(wanted.warning);
     let wanted = exact_moves::wanted()?;
     plan.makes_moves = wanted.are_made;

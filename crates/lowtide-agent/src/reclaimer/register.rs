@@ -197,6 +197,9 @@ impl ReclaimerThread {
     /// Where the program shares pages by a fork, its writes are to be seen before the kernel makes copies: some of it. In how many
     /// microseconds it goes on.
     pub(super) fn protect_shared(&mut self, pager: &Pager) -> u64 {
+        if agent::settings().watch_copies != 1 {
+            return u64::MAX;
+        }
         let shared = Sharing { others: self.resident.sharers(), may_copy: self.resident.may_copy() };
         // What the kernel writes to at the end of a thread it does not wait for.
         let threads = &mut self.thread_ends;

@@ -82,6 +82,7 @@ impl Shared {
         to.finds_pool = plan.finds_pool.into();
         to.features = plan.features;
         (to.faults, to.makes_moves) = (plan.faults, plan.makes_moves.into());
+        to.watch_copies = plan.watch_copies.into();
         (to.when_full, to.verbose) = (plan.when_full, plan.verbose.into());
         (to.slots, to.folio_order) = (plan.slots.slots, plan.slots.folio_order);
         for (swap, area) in plan.swap.iter().zip(&to.swap) {
