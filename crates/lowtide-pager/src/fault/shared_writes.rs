@@ -113,7 +113,7 @@ mod tests {
     fn what_is_let_through_is_a_block_and_a_stream_s_is_larger_where_there_is_room() {
         let page = PageNo::new(64 * 7 + 20);
         let near = (PageNo::new(64 * 7), PageNo::new(64 * 8));
-        let of = |first, n: usize| (PageNo::new(64 * 7 + first), PageNo::new(64 * 7 + first + n));
+        let of = |first: usize, n: usize| (PageNo::new(64 * 7 + first), PageNo::new(64 * 7 + first + n));
         assert_eq!(let_through(page, near, u64::MAX, false, false), (of(16, 16), 1));
         assert_eq!(let_through(page, near, u64::MAX, true, true), (of(16, 16), 16));
         assert_eq!(let_through(page, near, u64::MAX, true, false), (of(0, 64), 64));
