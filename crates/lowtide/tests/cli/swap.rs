@@ -35,7 +35,10 @@ fn bad_swap() {
     refused("run --ram 64M --swap redis:localhost -- true", 2, &["redis://HOST:PORT"]);
     refused("run --ram 64M --swap redis://127.0.0.1:1 -- true", 2, &["redis://127.0.0.1:1", "no server listens there"]);
     refused("run --ram 64M --swap redis://me:secret@localhost -- true", 2, &["LOWTIDE_REDIS_PASSWORD"]);
-    refused("run --ram 64M --swap rediss://localhost -- true", 2, &["TLS"]);
+    refused("run --ram 64M --swap rediss://127.0.0.1:1 -- true", 2, &["rediss://127.0.0.1:1", "no server listens there"]);
+    refused("run --ram 64M --swap rediss://127.0.0.1:1,ca=/no/such -- true", 2, &["ca=/no/such", "no such file"]);
+    refused("run --ram 64M --swap redis://127.0.0.1:1,ca=/no/such -- true", 2, &["unknown option `ca=/no/such`"]);
+    refused("run --ram 64M --swap rediss://me:secret@localhost -- true", 2, &["LOWTIDE_REDIS_PASSWORD"]);
     refused("run --ram 64M --swap redis://127.0.0.1:1,127.0.0.1:2 -- true", 2, &["127.0.0.1:1: no server listens there"]);
     refused("run --ram 64M --swap redis://127.0.0.1:1,127.0.0.1:1 -- true", 2, &["127.0.0.1:1 is given twice"]);
     refused("run --ram 64M --swap auto --swap dir:/var/tmp -- true", 2, &["--swap dir:/var/tmp", "given twice"]);
