@@ -69,13 +69,18 @@ fn shared_with_a_child(house: &House) -> (usize, Child) {
     (at, child)
 }
 
+/// The limit in MiB of a process that has been measured to have its region and nothing else.
+fn limit(house: &House, mib: u64) {
+    house.pager.budget.set_limit(mib << 20);
+    house.pager.budget.measured((PAGES * PAGE) as u64);
+}
+
 #[test]
 fn who_overwrites_what_it_shares_waits_at_the_limit() {
     let Some(house) = with_file() else { return };
     let (at, child) = shared_with_a_child(&house);
     let page = |i: usize| (at + i * PAGE) as *mut u8;
-    house.pager.budget.set_limit(64 << 20);
-    house.pager.budget.measured((PAGES * PAGE) as u64);
+    limit(&house, 64);
     follow(&house, 1, PAGES * PAGE);
     assert!(house.pager.protects_shared());
     let before = child.bytes_with_parent();
@@ -102,8 +107,7 @@ fn who_overwrites_what_it_shares_waits_at_the_limit() {
 fn nothing_is_protected_where_all_copies_have_room() {
     let Some(house) = with_file() else { return };
     let (at, child) = shared_with_a_child(&house);
-    house.pager.budget.set_limit(128 << 20);
-    house.pager.budget.measured((PAGES * PAGE) as u64);
+    limit(&house, 128);
     follow(&house, 1, PAGES * PAGE);
     assert!(!house.pager.protects_shared() && !house.pager.protects() && !is_protected(at as *const u8));
     assert!(child.ends_well());
@@ -114,8 +118,7 @@ fn nothing_is_protected_where_all_copies_have_room() {
 fn a_child_that_is_gone_at_once_costs_nothing() {
     let Some(house) = with_file() else { return };
     let (_, child) = shared_with_a_child(&house);
-    house.pager.budget.set_limit(64 << 20);
-    house.pager.budget.measured((PAGES * PAGE) as u64);
+    limit(&house, 64);
     let shared = |others| Sharing { others, may_copy: (PAGES * PAGE) as u64 };
     let now = lowtide_pager::sys::clock::now_us();
     let wait = house.pager.protect_shared(shared(1), now.saturating_sub(1_000_000), || panic!("it begins"));
@@ -129,8 +132,7 @@ fn what_a_thread_can_t_wait_for_stays_writable() {
     let Some(house) = with_file() else { return };
     let (at, child) = shared_with_a_child(&house);
     let page = |i: usize| (at + i * PAGE) as *mut u8;
-    house.pager.budget.set_limit(64 << 20);
-    house.pager.budget.measured((PAGES * PAGE) as u64);
+    limit(&house, 64);
     // Threads of odd numbers live.
     assert_eq!(house.pager.hold(page(1000) as usize, 7), Hold::Begun);
     assert_eq!(house.pager.hold(page(1001) as usize, 8), Hold::Begun);
@@ -148,8 +150,7 @@ fn pages_that_no_other_process_has_any_more_are_written_freely() {
     let Some(house) = with_file() else { return };
     let (at, child) = shared_with_a_child(&house);
     let page = |i: usize| (at + i * PAGE) as *mut u8;
-    house.pager.budget.set_limit(64 << 20);
-    house.pager.budget.measured((PAGES * PAGE) as u64);
+    limit(&house, 64);
     follow(&house, 1, PAGES * PAGE);
     assert!(child.ends_well());
     // The reclaimer does not know yet. At the limit, where each other fault would evict.
@@ -192,8 +193,7 @@ fn huge_pages_stay_huge() {
     }
     house.adopt_used(at as *mut u8, PAGES);
     let child = Child::that_checks(move || (0..PAGES).all(|i| holds((at + i * PAGE) as *const u8, seed(i, 0))));
-    house.pager.budget.set_limit(64 << 20);
-    house.pager.budget.measured((PAGES * PAGE) as u64);
+    limit(&house, 64);
     follow(&house, 1, PAGES * PAGE);
     assert_eq!(huge_bytes() - others, huge, "protected, and not split");
     assert!(child.ends_well());
@@ -212,8 +212,7 @@ fn shared_pages_are_evicted_though_they_are_protected() {
     let Some(house) = with_file() else { return };
     let (at, child) = shared_with_a_child(&house);
     let page = move |i: usize| (at + i * PAGE) as *mut u8;
-    house.pager.budget.set_limit(64 << 20);
-    house.pager.budget.measured((PAGES * PAGE) as u64);
+    limit(&house, 64);
     follow(&house, 1, PAGES * PAGE);
     let before = faults(&house);
     house.evict_all();
@@ -231,8 +230,7 @@ fn system_calls_moves_and_drops_of_protected_pages() {
         let Some(house) = with_file() else { return };
         let (at, child) = shared_with_a_child(&house);
         let page = |i: usize| (at + i * PAGE) as *mut u8;
-        house.pager.budget.set_limit(64 << 20);
-        house.pager.budget.measured((PAGES * PAGE) as u64);
+        limit(&house, 64);
         follow(&house, 1, PAGES * PAGE);
         let before = shared_writes(&house);
         // SAFETY: the test's own memory.
