@@ -1,5 +1,6 @@
 //! Two copies of each page, on a cluster without replicas.
 
+use crate::ends_right;
 use crate::live::{MIB, Run, Scene, area, ends_well, number, program, turn, verifier};
 use crate::servers::{Cluster, PRIMARIES, Server};
 use rustix::process::Signal;
@@ -113,9 +114,7 @@ fn what_a_failover_forgets_another_node_has() {
         let (lost, wrong) = harmed(&area(&scene, run, &spec)["remote"]);
         lost + wrong > 100
     });
-    scene.wake();
-    let (out, err) = run.finish();
-    assert_eq!(out, "OK\n", "{err}");
+    ends_right(&scene, run);
     assert_eq!(cluster.keys(), [0; PRIMARIES]);
 }
 
@@ -175,9 +174,7 @@ fn an_area_with_two_copies_is_turned_on_and_off_while_a_node_is_lost() {
     run.wait_until("second copies are read", |run| number(&area(&scene, run, &spec)["remote"], "second_copies_read") > 500);
     let out = scene.done(&format!("swapoff {} {spec}", run.pid));
     assert!(out.contains("the area is off"), "{out}");
-    scene.wake();
-    let (out, err) = run.finish();
-    assert_eq!(out, "OK\n", "{err}");
+    ends_right(&scene, run);
 }
 
 /// Their pages are removed from the nodes that are there, however many they are.
@@ -268,9 +265,7 @@ fn a_node_whose_memory_is_full_makes_a_full_area() {
     assert_eq!(errors.collect::<Vec<_>>(), [true, false, false]);
     let remote = area(&scene, &run, &spec)["remote"].clone();
     assert_eq!(harmed(&remote), (0, 0), "{remote}");
-    scene.wake();
-    let (out, err) = run.finish();
-    assert_eq!(out, "OK\n", "{err}");
+    let err = ends_right(&scene, run);
     assert!(!err.contains("a copy of a page"), "{err}");
     assert_eq!(cluster.keys(), [0; PRIMARIES]);
 }

@@ -51,3 +51,12 @@ fn goes_on(scene: &Scene, run: &mut Run, spec: &str) {
     let before = reads(run);
     run.wait_until("pages come back again", |run| reads(run) > before + 100);
 }
+
+/// The program wakes, finds every byte as it was, and ends. What lowtide said meanwhile.
+#[track_caller]
+fn ends_right(scene: &Scene, run: Run) -> String {
+    scene.wake();
+    let (out, err) = run.finish();
+    assert_eq!(out, "OK\n", "{err}");
+    err
+}

@@ -4,7 +4,7 @@
 use crate::cluster::{all_is_right, sleeper, statistics};
 use crate::live::{MIB, Scene, area, is_root, number, skip, turn, verifier};
 use crate::servers::{Cluster, PRIMARIES, Place, Server};
-use crate::{goes_on, is_stopped};
+use crate::{ends_right, goes_on, is_stopped};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -170,9 +170,7 @@ fn a_network_that_is_cut_for_a_while_is_waited_for() {
     network.join();
     goes_on(&scene, &mut run, &spec);
     assert!(number(&area(&scene, &run, &spec)["remote"], "reconnects") > 0);
-    scene.wake();
-    let (out, err) = run.finish();
-    assert_eq!(out, "OK\n", "{err}");
+    ends_right(&scene, run);
     assert_eq!(server.keys(), 0);
 }
 
@@ -228,9 +226,7 @@ fn with_two_copies_a_cluster_that_falls_apart_loses_nothing() {
     two.hear_each_other(true);
     cluster.is_whole();
     goes_on(&scene, &mut run, &spec);
-    scene.wake();
-    let (out, err) = run.finish();
-    assert_eq!(out, "OK\n", "{err}");
+    ends_right(&scene, run);
     assert_eq!(cluster.keys(), [0; PRIMARIES]);
 }
 
@@ -248,9 +244,7 @@ fn a_cluster_of_which_most_is_out_of_reach_for_a_while_is_waited_for() {
     goes_on(&scene, &mut run, &spec);
     let remote = area(&scene, &run, &spec)["remote"].clone();
     assert!(number(&remote, "reconnects") > 0 && number(&remote, "failovers") == 0, "{remote}");
-    scene.wake();
-    let (out, err) = run.finish();
-    assert_eq!(out, "OK\n", "{err}");
+    ends_right(&scene, run);
     assert_eq!(cluster.keys(), [0; PRIMARIES]);
 }
 
@@ -269,8 +263,6 @@ fn a_slow_network_that_loses_packets_only_takes_longer() {
     run.wait_until("pages come back", |run| number(&area(&scene, run, &spec), "read_bytes") > 16 * MIB);
     let took = area(&scene, &run, &spec)["remote"]["read_latency_us"].clone();
     assert!(took["p50"].as_f64() > Some(1500.0), "{took}");
-    scene.wake();
-    let (out, err) = run.finish();
-    assert_eq!(out, "OK\n", "{err}");
+    ends_right(&scene, run);
     assert_eq!(server.keys(), 0);
 }

@@ -2,7 +2,7 @@
 
 use crate::live::{self, MIB, Run, Scene, area, ends_well, number, program, turn, verifier};
 use crate::servers::{Server, free_port};
-use crate::{goes_on, is_stopped};
+use crate::{ends_right, goes_on, is_stopped};
 use rustix::process::{Pid, Signal};
 use std::net::TcpListener;
 use std::process::Command;
@@ -12,9 +12,7 @@ use std::time::Duration;
 /// Every byte was right; what was said meanwhile is another matter.
 #[track_caller]
 fn all_is_right(scene: &Scene, run: Run) {
-    scene.wake();
-    let (out, err) = run.finish();
-    assert_eq!(out, "OK\n", "{err}");
+    ends_right(scene, run);
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Servers and clusters by TLS (`rediss://`), with certificates that openssl makes here.
 
 use crate::certificates::Authority;
-use crate::goes_on;
 use crate::live::{self, MIB, Run, Scene, area, ends_well, number, turn, verifier};
 use crate::servers::{Cluster, PRIMARIES, Server, free_port};
+use crate::{ends_right, goes_on};
 use rustix::process::Signal;
 use std::net::TcpListener;
 use std::thread;
@@ -171,9 +171,7 @@ fn a_server_with_tls_that_hangs_for_a_moment_is_waited_for() {
     server.signal(Signal::CONT);
     goes_on(&scene, &mut run, &spec);
     assert!(number(&area(&scene, &run, &spec)["remote"], "reconnects") > 0);
-    scene.wake();
-    let (out, err) = run.finish();
-    assert_eq!(out, "OK\n", "{err}");
+    ends_right(&scene, run);
     assert_eq!(server.keys(), 0);
 }
 
@@ -216,9 +214,7 @@ fn dies_and_is_replaced(scene: &Scene, cluster: &mut Cluster, mut run: Run, spec
     cluster.nodes[dead].kill();
     goes_on(scene, &mut run, spec);
     assert!(number(&area(scene, &run, spec)["remote"], "failovers") > 0);
-    scene.wake();
-    let (out, err) = run.finish();
-    assert_eq!(out, "OK\n", "{err}");
+    ends_right(scene, run);
 }
 
 #[test]
