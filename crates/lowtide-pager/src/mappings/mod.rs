@@ -9,7 +9,7 @@ pub(crate) mod held;
 pub(crate) mod kept;
 pub(crate) mod made_move;
 pub(crate) mod mlocked;
-mod moved;
+pub(crate) mod moved;
 pub(crate) mod ranges;
 pub(crate) mod regions;
 mod release;

@@ -35,6 +35,7 @@ use crate::mappings::going::Going;
 use crate::mappings::guards::Guards;
 use crate::mappings::held::Held;
 use crate::mappings::kept::MOST_KEPT;
+use crate::mappings::moved::tells_length;
 use crate::mappings::regions::Regions;
 use crate::mappings::removal_calls::RemovalCalls;
 use crate::mappings::space::SpaceLock;
@@ -46,6 +47,7 @@ use crate::reclaim::victims::Hand;
 use crate::reclaim::zeros::Search;
 use crate::segment::{Counters, Proc};
 use crate::sys::present::Present;
+use crate::sys::release;
 use crate::sys::uffd::Uffd;
 
 pub use host::Host;
@@ -95,6 +97,8 @@ pub struct Pager {
     pub(crate) touches: Streams,
     pub(crate) zeros: Mapping,
     pub(crate) host: Host,
+    /// Whether the kernel reports how much a move has moved.
+    pub(crate) tells_moved_length: bool,
     /// Memory shared with the next forked child; see `fork/handover.rs`.
     pub(crate) handover: AtomicPtr<crate::fork::Handover>,
     pub(crate) held_back: HeldBack,
@@ -170,6 +174,7 @@ impl Pager {
             touches: Streams::new(16, 25),
             zeros: vm::map(MAX_WINDOW * PAGE_SIZE, OnFork::Copy)?,
             host,
+            tells_moved_length: tells_length(release::running()),
             handover: AtomicPtr::new(crate::fork::Handover::new()?),
             held_back: HeldBack::new()?,
             hold: Hold::default(),

@@ -62,6 +62,19 @@ fn musl_dynamic() {
     compared("musl, many threads", with_musl("many_threads", false), "8 24 60");
 }
 
+/// Its thread has gone on by the time a move is known, and what has moved is two mappings then, of which nothing is reported.
+#[test]
+fn what_is_moved_and_protected_at_once_is_whole() {
+    let Some(_turn) = turn() else { return };
+    let Some(program) = compiled_statically("moved_and_protected") else { return };
+    if native_only() {
+        return;
+    }
+    let outcome = limited(&Job::new("moved and protected", program).words("96 400"), 32);
+    assert!(ends_well(&outcome) && outcome.left.is_empty(), "{outcome:?}");
+    assert!(outcome.stat("evictions.pages") > 10_000.0, "{}", outcome.stats);
+}
+
 /// The kernel's reports of what several threads move come in any order.
 #[test]
 fn threads_that_move_memory_are_right_or_refused() {
