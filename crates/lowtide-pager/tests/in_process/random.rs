@@ -217,8 +217,9 @@ fn everything_at_once(config: Config, has_children: bool) {
     let Some(house) = House::new(config) else { return };
     eprintln!("LOWTIDE_SEED={seed}");
     let (gate, stop) = (Gate::default(), AtomicBool::new(false));
-    // Areas have been taken off, and a swapoff was given up: on a machine that is busy it takes longer.
-    let enough = AtomicBool::new(!has_files);
+    // Areas have been taken off, and a swapoff was given up; shared pages were written to: on a machine that is busy it
+    // takes longer.
+    let enough = AtomicBool::new(!has_files && !has_children);
     let areas = Mutex::new(Areas { sizes, on: [has_files, false, false], off: None, done: 0, cancelled: 0 });
     let steps = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -244,7 +245,9 @@ fn everything_at_once(config: Config, has_children: bool) {
                     5 => pager.measure_rest(),
                     7..12 => {
                         (0..random.below(20)).for_each(|_| areas.step(&house, &mut worker, &mut random));
-                        enough.store(!has_files || areas.done > 2 && areas.cancelled > 0, Ordering::Relaxed);
+                        let off = !has_files || areas.done > 2 && areas.cancelled > 0;
+                        let shared = !has_children || get(&pager.counters().faults_shared_writes) > 100;
+                        enough.store(off && shared, Ordering::Relaxed);
                     }
                     6 => std::thread::sleep(Duration::from_micros(random.below(500) as u64)),
                     12..16 if has_children => share(&house, &gate, &mut child, &mut random),
@@ -271,9 +274,9 @@ fn everything_at_once(config: Config, has_children: bool) {
             }
         };
         let programs: Vec<_> = (0..THREADS).map(|thread| scope.spawn(program(thread))).collect();
-        let steps: u64 = programs.into_iter().map(|program| program.join().unwrap_or(0)).sum();
+        let ends: Vec<_> = programs.into_iter().map(|program| program.join()).collect();
         stop.store(true, Ordering::Relaxed);
-        steps
+        ends.into_iter().map(|end| end.expect("a thread of the program found what it didn't write")).sum::<u64>()
     });
     let c = house.pager.counters();
     eprintln!("{steps} steps, {} faults, {} pages out", get(&c.faults_total), house.evictions());
