@@ -172,7 +172,7 @@ pub fn spawn_known(f: extern "C" fn(usize) -> !, arg: usize) -> Result<u32, Errn
 pub fn program_is_alone() -> bool {
     loop {
         let starts = STARTS.load(Ordering::Acquire);
-        let is_alone = thread::others(agent::proc().own_threads()) == Some(1);
+        let is_alone = thread::has_one(agent::proc().own_threads());
         // Else one was counted among the threads and not among lowtide's, or the other way round.
         if starts.is_multiple_of(2) && STARTS.load(Ordering::Acquire) == starts {
             return is_alone;

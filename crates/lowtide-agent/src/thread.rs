@@ -6,12 +6,18 @@
 //! table of their own: the program can't see or close lowtide's descriptors.
 
 use core::arch::asm;
+use core::mem::MaybeUninit;
+use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use linux_raw_sys::general as sys;
 use lowtide_core::kernel_text;
 use lowtide_core::vm::{self, OnFork};
 use lowtide_pager::segment::OWN_THREADS;
+use lowtide_pager::sys::Line;
+use lowtide_pager::sys::stat::parse_is_io_worker;
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags, RawDir, SeekFrom};
 use rustix::io::Errno;
 
 use crate::cpus::CpuMask;
@@ -201,6 +207,51 @@ pub fn others(own: usize) -> Option<usize> {
     // The kernel counts a directory for each thread there, and two more links. It takes no descriptor, and little time.
     let links = rustix::fs::stat(c"/proc/self/task").ok()?.st_nlink as usize;
     links.checked_sub(2 + own)
+}
+
+/// The list of the threads of this process, for [`each`].
+///
+/// # Errors
+/// Those of open.
+pub fn list() -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(c"/proc/self/task", flags, Mode::empty())
+}
+
+/// Calls `f` with the id of each thread of this process, lowtide's own too, until it breaks or there are no more. By one thread at
+/// a time for each list.
+///
+/// # Errors
+/// Those of reading the list: then it was not all of them.
+pub fn each(list: &OwnedFd, mut f: impl FnMut(u32) -> ControlFlow<()>) -> Result<(), Errno> {
+    rustix::fs::seek(list, SeekFrom::Start(0))?;
+    let mut buffer = [MaybeUninit::uninit(); 4096];
+    let mut names = RawDir::new(list, &mut buffer);
+    while let Some(name) = names.next() {
+        if let Some(thread) = name?.file_name().to_str().ok().and_then(|name| name.parse().ok())
+            && f(thread).is_break()
+        {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Whether this process has one thread beside `own` of lowtide's and the workers that the kernel starts in it for io_uring. They
+/// execute nothing of the program's.
+pub fn has_one(own: usize) -> bool {
+    if others(own) == Some(1) {
+        return true;
+    }
+    let Ok(list) = list() else { return false };
+    let mut threads = 0;
+    let whole = each(&list, |thread| {
+        let mut path = Line::new();
+        path.push(b"/proc/self/task/").number(u64::from(thread)).push(b"/stat");
+        threads += usize::from(read_stat(path.bytes(), parse_is_io_worker) != Some(true));
+        if threads > own + 1 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    whole.is_ok() && threads == own + 1
 }
 
 /// What `parse` finds in a file of the kernel's, of which the first 512 bytes count.

@@ -8,6 +8,7 @@
 //! stack is given back by MADV_DONTNEED.
 
 use core::arch::asm;
+use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use linux_raw_sys::general as sys;
@@ -16,7 +17,6 @@ use lowtide_pager::mappings::Hold;
 use lowtide_pager::pager::Pager;
 use lowtide_pager::sys::clock;
 use rustix::fd::OwnedFd;
-use rustix::fs::{Mode, OFlags, RawDir, SeekFrom};
 use rustix::mm::Advice;
 
 use crate::agent;
@@ -152,8 +152,7 @@ impl Look {
     /// Opens what it looks at, if that is not open.
     pub fn open(&mut self) {
         if self.threads.is_none() {
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            self.threads = rustix::fs::open(c"/proc/self/task", flags, Mode::empty()).ok();
+            self.threads = thread::list().ok();
         }
     }
 
@@ -171,27 +170,14 @@ impl Look {
         let started = clock::now_us();
         // It could not be opened before, perhaps.
         self.open();
-        self.for_each_thread(|thread| {
+        let Some(threads) = &self.threads else { return };
+        let _ = thread::each(threads, |thread| {
             if let Some(list) = robust_list(thread) {
                 hold(pager, list, thread);
             }
+            ControlFlow::Continue(())
         });
         let took = clock::now_us().saturating_sub(started);
         self.not_before_us = started + (took * REST).clamp(EVERY_US, MOST_US);
-    }
-
-    /// Calls `f` with the id of each thread of this process, lowtide's own too, if the kernel says which there are.
-    fn for_each_thread(&self, mut f: impl FnMut(u32)) {
-        let Some(threads) = &self.threads else { return };
-        if rustix::fs::seek(threads, SeekFrom::Start(0)).is_err() {
-            return;
-        }
-        let mut buffer = [core::mem::MaybeUninit::uninit(); 4096];
-        let mut names = RawDir::new(threads, &mut buffer);
-        while let Some(Ok(name)) = names.next() {
-            if let Some(thread) = name.file_name().to_str().ok().and_then(|name| name.parse().ok()) {
-                f(thread);
-            }
-        }
     }
 }

@@ -2,8 +2,10 @@
 //!
 //! A ring belongs to one batch at a time; batches that find all rings in use go on without. Each ring's memory is two pages of
 //! lowtide's own (IORING_SETUP_NO_MMAP), so no mapping of the kernel's appears among the program's. It is made when there are
-//! so many batches at the same time, which in most processes never are: what it takes stays in memory. There is no kernel
-//! thread: the kernel looks at a ring only during `io_uring_enter` of the batch that has it.
+//! so many batches at the same time, which in most processes never are: what it takes stays in memory. The
+//! kernel looks at a ring only during `io_uring_enter` of the batch that has it. Where a transfer would have to wait before it is
+//! begun (a file system that looks up where a block is), the kernel starts a thread in the process for it, which goes when it has
+//! had nothing to do for some seconds.
 //!
 //! A forked child inherits neither descriptor nor kernel side of a ring, only a useless copy of its memory: it must
 //! [`Rings::forget`] them before it does anything else.

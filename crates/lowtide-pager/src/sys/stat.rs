@@ -11,6 +11,13 @@ pub fn parse_state(stat: &[u8]) -> Option<u8> {
     stat[behind..].iter().copied().find(|b| *b != b' ')
 }
 
+/// Whether a thread is a worker of the kernel's for io_uring: it is among the process's threads, and executes none of its code.
+pub fn parse_is_io_worker(stat: &[u8]) -> Option<bool> {
+    /// PF_IO_WORKER.
+    const IO_WORKER: u32 = 0x10;
+    field(stat, 9).map(|flags| flags & IO_WORKER != 0)
+}
+
 /// Threads of the machine that run or wait for a CPU, of `/proc/loadavg`: the fourth field, up to the slash. The thread that
 /// asks is among them.
 pub fn parse_running(loadavg: &[u8]) -> Option<u32> {
@@ -45,5 +52,48 @@ mod tests {
         assert_eq!(parse_cpu(odd), Some(3));
         assert_eq!((parse_state(&stat), parse_state(odd), parse_state(b"1 (a")), (Some(b'R'), Some(b'S'), None));
         assert_eq!((parse_cpu(b""), parse_cpu(b"1 (a) S 1")), (None, None));
+        assert_eq!([&stat[..], odd, b"1 (a) S 1"].map(parse_is_io_worker), [Some(false), Some(false), None]);
+    }
+
+    #[test]
+    fn the_kernel_s_workers_are_told_apart() {
+        use rustix::io_uring::{
+            IoringEnterFlags, IoringFeatureFlags, IoringOp, IoringSqeFlags, io_uring_enter, io_uring_params, io_uring_setup,
+            io_uring_sqe,
+        };
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+        let mut params = io_uring_params::default();
+        // SAFETY: zeros ask for nothing special.
+        let ring = match unsafe { io_uring_setup(1, &mut params) } {
+            Ok(ring) => ring,
+            Err(error) => {
+                assert!(std::env::var_os("CI").is_none(), "cannot run here, and CI must not skip: io_uring: {error}");
+                std::eprintln!("SKIPPED: io_uring is not allowed: {error}");
+                return;
+            }
+        };
+        assert!(params.features.contains(IoringFeatureFlags::SINGLE_MMAP));
+        let map = |len, offset| {
+            let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::POPULATE);
+            // SAFETY: fresh memory, as io_uring_setup(2) wants it mapped.
+            unsafe { mmap(core::ptr::null_mut(), len, prot, flags, &ring, offset).unwrap().cast::<u8>() }
+        };
+        let queue = map(4096, rustix::io_uring::IORING_OFF_SQ_RING);
+        let entry = map(4096, rustix::io_uring::IORING_OFF_SQES).cast::<io_uring_sqe>();
+        // SAFETY: the one entry of the queue, whose places the kernel has said. It does nothing, in a worker.
+        unsafe {
+            let mut nop = io_uring_sqe::default();
+            (nop.opcode, nop.flags) = (IoringOp::Nop, IoringSqeFlags::ASYNC);
+            entry.write(nop);
+            queue.add(params.sq_off.array as usize).cast::<u32>().write(0);
+            queue.add(params.sq_off.tail as usize).cast::<u32>().write_volatile(1);
+            assert_eq!(io_uring_enter(&ring, 1, 1, IoringEnterFlags::GETEVENTS), Ok(1));
+        }
+        // (A worker that has nothing to do ends after seconds.)
+        let workers = std::fs::read_dir("/proc/self/task").unwrap().filter(|thread| {
+            let stat = thread.as_ref().map(|thread| std::fs::read(thread.path().join("stat")).unwrap_or_default());
+            parse_is_io_worker(&stat.unwrap()).unwrap_or(false)
+        });
+        assert!(workers.count() >= 1);
     }
 }

@@ -184,7 +184,8 @@ impl Drop for House {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            let _ = thread.join();
+            let end = thread.join();
+            assert!(end.is_ok() || thread::panicking(), "a thread of the pager panicked");
         }
         // Nobody reads its events any more, and a fork waits for those of all userfaultfds with which memory is registered.
         let present = Present::open().unwrap();
