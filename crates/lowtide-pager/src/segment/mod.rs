@@ -16,6 +16,7 @@ use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use lowtide_core::store::{FILL_WORDS, FillWord, FillWords, Image, MAX_AREAS};
 use lowtide_core::vm::PAGE_SIZE;
+use rustix::thread::{Timespec, futex};
 
 use crate::accounts::Others;
 
@@ -99,6 +100,8 @@ pub struct Segment {
     pub dead_latency: [AtomicU64; LATENCY_BUCKETS],
     /// The processes. Scan [`Segment::used_procs`], not this: reading a slot makes its page resident.
     pub procs: [Proc; MAX_PROCS],
+    /// Counts the changes of what is to be held: a futex for all processes of the run.
+    holds: AtomicU32,
     /// `lowtide run`'s own memory in bytes, this segment and the agent's file included: it counts against the limit.
     pub supervisor_bytes: AtomicU64,
     /// No slot from this index on has ever been claimed.
@@ -173,6 +176,27 @@ impl Segment {
     /// Wakes the reclaimers of all processes that sleep long: something has happened that each has to look at.
     pub fn ring(&self) {
         self.used_procs().iter().filter(|p| p.state.load(Ordering::Relaxed) >= proc_state::WATCHING).for_each(Proc::ring);
+    }
+
+    /// Asks `lowtide run` to hold the threads of a process that grows faster than it is looked after, or to hold them no more. By
+    /// its reclaimer.
+    pub fn ask_to_hold(&self, proc: &Proc, is: bool) {
+        // AcqRel: as a Release it pairs with the Acquire in `Proc::is_to_be_held`.
+        if proc.is_to_be_held.swap(is.into(), Ordering::AcqRel) != u32::from(is) {
+            // SeqCst: pairs with the load in `holds`, which comes before the look at the processes.
+            self.holds.fetch_add(1, Ordering::SeqCst);
+            let _ = futex::wake(&self.holds, futex::Flags::empty(), 1);
+        }
+    }
+
+    /// How often that has changed: to be asked before the look at the processes.
+    pub fn holds(&self) -> u32 {
+        self.holds.load(Ordering::SeqCst)
+    }
+
+    /// Sleeps until it has changed since it was `seen`, for so long at most.
+    pub fn wait_for_holds(&self, seen: u32, most: Option<&Timespec>) {
+        let _ = futex::wait(&self.holds, futex::Flags::empty(), seen, most);
     }
 
     /// The living processes that share memory with `mine` by forks.

@@ -280,6 +280,8 @@ pub struct Proc {
     without_hooks: AtomicU64,
     /// Whether it has an alarm: one of [`alarm`].
     alarm: AtomicU64,
+    /// 1: its threads are to be held, see [`super::Segment::ask_to_hold`].
+    pub(super) is_to_be_held: AtomicU32,
     /// Counts the rings for its reclaimer: a futex for all processes of the run, at which it takes its long naps.
     pub bell: AtomicU32,
     /// Ids of lowtide's threads in it, ...
@@ -385,6 +387,12 @@ impl Proc {
         let _ = self.alarm.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
     }
 
+    /// Whether its threads are to be held.
+    pub fn is_to_be_held(&self) -> bool {
+        // Acquire: pairs with the Release in `Segment::ask_to_hold`.
+        self.is_to_be_held.load(Ordering::Acquire) != 0
+    }
+
     /// The calling thread, of this id, is lowtide's, and lives as long as the process image.
     pub fn thread_begins(&self, id: u32) {
         let free = |place: &&AtomicU32| place.compare_exchange(0, id, Ordering::Relaxed, Ordering::Relaxed).is_ok();
@@ -412,6 +420,7 @@ impl Proc {
     /// The image that had the slot can execute no other instruction.
     pub(super) fn next_image(&self) {
         self.elsewhere.store(0, Ordering::Relaxed);
+        self.is_to_be_held.store(0, Ordering::Relaxed);
         // AcqRel: pairs with the Acquire in `Segment::is_alive` and `Segment::image`.
         self.image.fetch_add(1, Ordering::AcqRel);
     }

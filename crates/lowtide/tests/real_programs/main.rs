@@ -21,6 +21,7 @@ mod ends;
 mod forks;
 mod gauges;
 mod handlers;
+mod held;
 mod left_behind;
 mod machine;
 mod mapping_calls;

@@ -33,6 +33,7 @@ pub use copies::Copies;
 pub use entering::{Entering, Seen};
 pub use following::Following;
 pub use moves::Maker;
+pub use tracee::{hold as hold_thread, let_run};
 
 /// The first program of the run. In the new process between fork and exec, last of all: its exec will stop, and no signal disturbs it there. Async-signal-safe.
 ///

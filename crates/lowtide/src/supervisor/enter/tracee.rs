@@ -4,10 +4,11 @@
 //! own page of code (the vDSO) has in every process. A function that is called ends by a signal to its thread, which stops it
 //! and is then dropped.
 
-use lowtide_config::proc;
+use lowtide_config::proc::{self, Stat};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use std::fs::{File, OpenOptions};
+use std::mem::MaybeUninit;
 use std::os::unix::fs::FileExt;
 
 /// Of auxv: where the vDSO is.
@@ -105,6 +106,42 @@ pub fn pass_on(thread: Pid, signal: i32, of_the_process: bool) {
     } else {
         request(libc::PTRACE_CONT, thread, 0, signal as usize, "go on")
     };
+}
+
+/// Begins to hold a thread, whatever it does: it stops when it is next about to execute its own code. The calling thread only may
+/// [let it run](let_run()).
+///
+/// # Errors
+/// It must not be: another one traces it, or it has more rights. Or it died.
+pub fn hold(thread: Pid) -> Result<(), Untraced> {
+    request(libc::PTRACE_SEIZE, thread, 0, 0, "tracing")?;
+    interrupt(thread)
+}
+
+/// Ends what [`hold`] began; false: the thread has not stopped yet, so this is to be called again. Stops need not have been waited
+/// for. A signal that was about to come to it comes.
+pub fn let_run(thread: Pid) -> bool {
+    let mut signal = MaybeUninit::<libc::siginfo_t>::zeroed();
+    // SAFETY: zeroes are one; and the kernel fills it.
+    let (asked, signal) = unsafe {
+        (request(libc::PTRACE_GETSIGINFO, thread, 0, signal.as_mut_ptr().addr(), "signal"), signal.assume_init())
+    };
+    let signal = match asked {
+        // Of a stop that no signal has made the code has the event above the signal.
+        Ok(()) if signal.si_code >> 8 == 0 || signal.si_code < 0 => signal.si_signo,
+        // It has not stopped, or it is gone.
+        Err(Untraced::Died) => return is_gone(thread),
+        _ => 0,
+    };
+    match request(libc::PTRACE_DETACH, thread, 0, signal as usize, "detach") {
+        Err(Untraced::Died) => is_gone(thread),
+        _ => true,
+    }
+}
+
+/// Whether a thread is gone.
+fn is_gone(thread: Pid) -> bool {
+    Stat::of(thread.as_raw_nonzero().get() as u32).is_none_or(|stat| stat.is_zombie())
 }
 
 /// A child of the calling thread that is held; only that thread may use it.
@@ -376,7 +413,7 @@ impl Tracee {
 
     /// Whether the signal that it has stopped with is its own thread's.
     fn has_sent_it(&self) -> Result<bool, Untraced> {
-        let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
+        let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
         request(libc::PTRACE_GETSIGINFO, self.pid, 0, info.as_mut_ptr().addr(), "signal")?;
         // SAFETY: filled by the kernel; zeroes are valid too.
         let info = unsafe { info.assume_init() };
@@ -477,7 +514,7 @@ fn wait(pid: Pid) -> Result<Stop, Untraced> {
 }
 
 fn registers(pid: Pid) -> Result<libc::user_regs_struct, Untraced> {
-    let mut registers = std::mem::MaybeUninit::<libc::user_regs_struct>::zeroed();
+    let mut registers = MaybeUninit::<libc::user_regs_struct>::zeroed();
     request(libc::PTRACE_GETREGS, pid, 0, registers.as_mut_ptr().addr(), "registers")?;
     // SAFETY: filled by the kernel; zeroes are valid too.
     Ok(unsafe { registers.assume_init() })

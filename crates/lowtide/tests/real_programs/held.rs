@@ -1,0 +1,105 @@
+//! Programs without hooks that grow by many small mappings: what they map is found by looking, and where they pass the limit like
+//! that `lowtide run` holds their threads until there is room.
+
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal};
+
+use crate::check::{Growth, ends_well};
+use crate::machine::{native_only, tool, turn};
+use crate::measure::{Job, Limit, Outcome, Swap};
+use crate::programs::{compiled_statically, with_musl};
+
+const RAM: u64 = 64 << 20;
+const LIMIT: Limit = Limit { ram: RAM, swap: Swap::Default };
+
+fn right(outcome: &Outcome) {
+    assert!(ends_well(outcome) && outcome.left.is_empty(), "{outcome:?}");
+    assert!(outcome.stat("evictions.pages") > 10_000.0, "{}", outcome.stats);
+}
+
+/// Without being held 64 MiB came to 280 and more.
+#[test]
+fn what_grows_piece_by_piece_is_held() {
+    let Some(_turn) = turn() else { return };
+    for program in [compiled_statically("grows"), with_musl("grows", false)] {
+        let Some(program) = program else { return };
+        if native_only() {
+            return;
+        }
+        let outcome = Job::new("grows", program).words("512 1 0").limited(&LIMIT);
+        right(&outcome);
+        assert!(outcome.peak <= Growth::Stream.bound(RAM), "{outcome:?}");
+    }
+}
+
+/// Of four threads each may touch something before the last of them is held.
+#[test]
+fn threads_that_grow_are_held() {
+    let Some(_turn) = turn() else { return };
+    let Some(program) = compiled_statically("grows") else { return };
+    if native_only() {
+        return;
+    }
+    let outcome = Job::new("grows, threads", program).words("512 4 0").limited(&LIMIT);
+    right(&outcome);
+    assert!(outcome.peak <= 2 * RAM, "{outcome:?}");
+}
+
+/// Each comes once, and who is stopped meanwhile is until it is continued.
+#[test]
+fn signals_to_who_is_held() {
+    let Some(_turn) = turn() else { return };
+    let Some(program) = compiled_statically("grows") else { return };
+    if native_only() {
+        return;
+    }
+    for threads in [1, 4] {
+        right(&Job::new("grows, signals", &program).words(&format!("512 {threads} 3000")).limited(&LIMIT));
+    }
+}
+
+/// It is let go with `lowtide run`'s end, and ends; and goes on when that is continued.
+#[test]
+fn lowtide_run_is_stopped_and_killed_while_it_holds() {
+    let Some(_turn) = turn() else { return };
+    let Some(program) = compiled_statically("grows") else { return };
+    if native_only() {
+        return;
+    }
+    let job = || Job::new("grows, run stopped", &program).words("1024 2 0");
+    let signals = |run: &crate::measure::Running, signal, ms| {
+        let lowtide = Pid::from_raw(run.session as i32).expect("a pid");
+        rustix::process::kill_process(lowtide, signal).expect("sent");
+        std::thread::sleep(Duration::from_millis(ms));
+    };
+    let run = job().start_limited(&LIMIT);
+    std::thread::sleep(Duration::from_millis(200));
+    for _ in 0..10 {
+        signals(&run, Signal::STOP, 30);
+        signals(&run, Signal::CONT, 30);
+    }
+    right(&run.finish());
+    for step in 1..6 {
+        let mut run = job().start_limited(&LIMIT);
+        std::thread::sleep(Duration::from_millis(200 + 50 * step));
+        run.kill();
+        let outcome = run.finish();
+        assert!(outcome.status == 128 + 9 && outcome.left.is_empty(), "{outcome:?}");
+    }
+}
+
+/// At any time of it.
+#[test]
+fn who_is_held_is_killed() {
+    let Some(_turn) = turn() else { return };
+    let (Some(program), Some(timeout)) = (compiled_statically("grows"), tool("timeout")) else { return };
+    if native_only() {
+        return;
+    }
+    for step in 2..7 {
+        let job = Job::new("grows, killed", &program).words("4096 2 0");
+        let outcome = job.behind(timeout.clone(), &["-s", "KILL", &format!("0.{step}")]).limited(&LIMIT);
+        assert!(outcome.status == 137 && outcome.left.is_empty(), "{outcome:?}");
+    }
+}
