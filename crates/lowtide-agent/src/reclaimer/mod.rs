@@ -5,6 +5,7 @@
 mod answer;
 mod areas;
 mod floor;
+mod growth;
 mod judge;
 mod observe;
 mod register;
@@ -41,6 +42,7 @@ use crate::{
     wake,
 };
 use areas::Orders;
+use growth::Growth;
 use judge::Judge;
 use register::Look;
 use requests::Reclaim;
@@ -187,6 +189,7 @@ struct ReclaimerThread {
     reclaimer: Option<Box<Reclaimer>>,
     judge: Judge,
     look: Look,
+    growth: Growth,
     thread_ends: thread_end::Look,
     staging: Depth,
     measuring: Measuring,
@@ -251,6 +254,7 @@ impl ReclaimerThread {
             reclaimer: None,
             judge: Judge::new(),
             look: Look::default(),
+            growth: Growth::default(),
             thread_ends: thread_end::Look::default(),
             staging: Depth::default(),
             measuring: Measuring::default(),

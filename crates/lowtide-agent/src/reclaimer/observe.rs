@@ -117,7 +117,7 @@ impl ReclaimerThread {
         pager.budget.set_calm(self.calm.look(now_us, uncounted, alone));
         let grown =
             total.saturating_sub(self.expected) > self.resident.unaccounted() && total > pager.budget.watermarks().register();
-        self.hold_what_grows(pager, total, now_us, grown);
+        self.growth.look(pager, total, now_us, grown);
         if self.look.is_due(now_us, grown || changed) {
             self.adopt_all(pager);
         }

@@ -23,10 +23,6 @@ use crate::{
 const LOOK_EVERY_US: u64 = 100_000;
 /// ... and no more often than this many times as long as a look takes: it is 5 % of a CPU at most.
 const LOOK_REST: u64 = 20;
-/// By this much beside 1/16 of it a program may pass the limit before its threads are held.
-const MOST_GROWN: u64 = 4 << 20;
-/// A program in which one has found more is taken to go on growing for so long.
-const GROWS_FOR_US: u64 = 20_000;
 /// How often that is tried, a few milliseconds each, before memory is adopted for the first time.
 const FIRST_TRIES: usize = 25;
 /// When the program did not let the reclaimer look, it tries again after this.
@@ -45,19 +41,12 @@ pub(super) struct Look {
     due_us: u64,
     not_before_us: u64,
     reported: bool,
-    /// When one last found that there was more than before, in microseconds.
-    grown_us: u64,
 }
 
 impl Look {
     /// Whether it is time, `hurry`: there is reason to think that something will be found.
     pub(super) fn is_due(&self, now_us: u64, hurry: bool) -> bool {
         now_us >= self.due_us || hurry && now_us >= self.not_before_us
-    }
-
-    /// Whether one has just found more.
-    pub(super) fn has_grown(&self, now_us: u64) -> bool {
-        self.grown_us != 0 && now_us.saturating_sub(self.grown_us) < GROWS_FOR_US
     }
 }
 
@@ -160,7 +149,7 @@ impl ReclaimerThread {
             );
         }
         if adopted > agent::proc().adopted_bytes.swap(adopted, Ordering::Relaxed) {
-            self.look.grown_us = now;
+            self.growth.found(now);
         }
         if !self.look.reported {
             self.look.reported = true;
@@ -176,21 +165,6 @@ impl ReclaimerThread {
             say::verbose(&mut line);
         }
         true
-    }
-
-    /// What a program without hooks maps it touches before it is found. Where it has passed the limit like that its threads are held
-    /// until there is room. `grown`: the run has grown by what nobody has counted.
-    pub(super) fn hold_what_grows(&self, pager: &Pager, total: u64, now_us: u64, grown: bool) {
-        if hooks::installed() {
-            return;
-        }
-        let limit = pager.budget.limit();
-        let proc = agent::proc();
-        if total > limit + limit / 16 + MOST_GROWN && (grown || self.look.has_grown(now_us)) {
-            agent::segment().ask_to_hold(proc, true);
-        } else if total <= limit && proc.is_to_be_held() {
-            agent::segment().ask_to_hold(proc, false);
-        }
     }
 
     /// Where the program has only read so far, its writes are to be seen too: some of it. In how many microseconds it goes on.

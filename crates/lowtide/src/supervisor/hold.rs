@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 
 use lowtide_config::proc::Stat;
 use lowtide_pager::segment::{Proc, Segment, Settings, proc_state};
+use rustix::fd::OwnedFd;
 use rustix::process::Pid;
 use rustix::thread::Timespec;
 use std::sync::atomic::Ordering;
 
+use super::ancestry;
 use super::enter::{hold_thread, let_run};
 
 /// A process is held for so long at most; then it runs until its reclaimer asks again.
@@ -28,6 +30,7 @@ const STACK: usize = 64 << 10;
 struct Held {
     place: usize,
     process: u32,
+    member: OwnedFd,
     since: Instant,
     threads: Vec<Pid>,
 }
@@ -47,15 +50,23 @@ fn run(segment: &Segment, settings: &Settings) -> ! {
         let seen = segment.holds();
         let is_above = segment.ram_roughly() > settings.ram_limit.load(Ordering::Relaxed);
         for (place, proc) in segment.used_procs().iter().enumerate() {
-            if is_above && is_asked(proc) && !held.iter().any(|held| held.place == place) {
-                held.push(Held { place, process: process(proc), since: Instant::now(), threads: Vec::new() });
+            if !is_above || !is_asked(proc) || held.iter().any(|held| held.place == place) {
+                continue;
+            }
+            // What stands there a process of the run has written.
+            match ancestry::member(process(proc)) {
+                Some(member) => {
+                    held.push(Held { place, process: process(proc), member, since: Instant::now(), threads: Vec::new() });
+                }
+                None => segment.ask_to_hold(proc, false),
             }
         }
         held.retain_mut(|held| {
             let proc = &segment.procs[held.place];
-            let stays = is_above && is_asked(proc) && process(proc) == held.process && held.since.elapsed() < LONGEST;
+            let is_it = process(proc) == held.process && ancestry::is_alive(&held.member);
+            let stays = is_above && is_asked(proc) && is_it && held.since.elapsed() < LONGEST;
             if stays {
-                hold(proc, &mut held.threads);
+                hold(held, proc);
             } else {
                 leaving.append(&mut held.threads);
                 // Its reclaimer asks again, if it is still so.
@@ -78,17 +89,18 @@ fn is_asked(proc: &Proc) -> bool {
 }
 
 /// Holds the threads of a process that run: only those grow.
-fn hold(proc: &Proc, held: &mut Vec<Pid>) {
-    let process = process(proc);
-    let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else { return };
+fn hold(held: &mut Held, proc: &Proc) {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", held.process)) else { return };
     let ids = threads.flatten().filter_map(|thread| thread.file_name().to_str()?.parse::<u32>().ok());
     for id in ids.take(MOST) {
         let Some(thread) = i32::try_from(id).ok().and_then(Pid::from_raw) else { continue };
-        if held.contains(&thread) || proc.threads().any(|own| own == id) {
+        if held.threads.contains(&thread) || proc.threads().any(|own| own == id) {
             continue;
         }
-        if Stat::of_thread(process, id).is_some_and(|stat| stat.state == 'R') && hold_thread(thread).is_ok() {
-            held.push(thread);
+        let runs = Stat::of_thread(held.process, id).is_some_and(|stat| stat.state == 'R');
+        // While its process lives, the number was that of its thread.
+        if runs && ancestry::is_alive(&held.member) && hold_thread(thread).is_ok() {
+            held.threads.push(thread);
         }
     }
 }

@@ -33,7 +33,7 @@ fn what_grows_piece_by_piece_is_held() {
     }
 }
 
-/// Of four threads each may touch something before the last of them is held.
+/// Of four threads each may touch something before the last of them is held. (344 MiB where none is.)
 #[test]
 fn threads_that_grow_are_held() {
     let Some(_turn) = turn() else { return };
@@ -43,7 +43,7 @@ fn threads_that_grow_are_held() {
     }
     let outcome = Job::new("grows, threads", program).words("512 4 0").limited(&LIMIT);
     right(&outcome);
-    assert!(outcome.peak <= 2 * RAM, "{outcome:?}");
+    assert!(outcome.peak <= RAM * 5 / 2, "{outcome:?}");
 }
 
 /// Each comes once, and who is stopped meanwhile is until it is continued.
