@@ -9,10 +9,11 @@ use crate::{agent, hooks};
 const MOST_GROWN: u64 = 4 << 20;
 /// A program in which a look has found more is taken to go on growing for so long.
 const GROWS_FOR_US: u64 = 20_000;
-/// If they were held for so long (`lowtide run` lets them go after 100 ms) and the run did not come to use that much less, they are
-/// not held for a while.
+/// If they were held for so long (`lowtide run` lets them go after 100 ms) and the run did not come to use that much less, so many
+/// times in a row, they are not held for a while. (Where CPUs are busy the reclaimer may get none in that time.)
 const HELD_US: u64 = 90_000;
 const LEAST_EVICTED: u64 = 1 << 20;
+const MOST_IN_VAIN: u32 = 5;
 const NOT_HELD_US: u64 = 1_000_000;
 
 /// Of the reclaimer of a process. Times in microseconds.
@@ -22,6 +23,8 @@ pub(super) struct Growth {
     found_us: u64,
     /// When it was asked that threads be held which still are, or 0, and the most that the run has used since.
     asked: (u64, u64),
+    /// How often in a row they were held in vain.
+    in_vain: u32,
     /// It is not asked for before.
     not_before_us: u64,
 }
@@ -51,12 +54,16 @@ impl Growth {
         // What there is too much of can't be evicted.
         let (asked_us, asked) = self.asked;
         let in_vain = asked_us != 0 && now_us.saturating_sub(asked_us) >= HELD_US && total > asked.saturating_sub(LEAST_EVICTED);
-        if in_vain {
+        if asked_us != 0 {
+            self.in_vain = if in_vain { self.in_vain + 1 } else { 0 };
+        }
+        if self.in_vain >= MOST_IN_VAIN {
+            self.in_vain = 0;
             self.not_before_us = now_us + NOT_HELD_US;
         }
         self.asked = (0, 0);
         let grows = grown || self.found_us != 0 && now_us.saturating_sub(self.found_us) < GROWS_FOR_US;
-        if grows && now_us >= self.not_before_us && total > limit + limit / 16 + MOST_GROWN {
+        if grows && now_us >= self.not_before_us && total > limit.saturating_add(limit / 16 + MOST_GROWN) {
             self.asked = (now_us, total);
             run.ask_to_hold(proc, true);
         }

@@ -10,7 +10,7 @@ use crate::supervisor::broker::Broker;
 use crate::supervisor::enter::{Agent, Copies, Seen};
 use crate::supervisor::own_threads::OwnThreads;
 use crate::supervisor::series::Series;
-use lowtide_config::proc;
+use lowtide_config::proc::{self, Stat};
 use lowtide_pager::segment::{MAX_WARNINGS, Segment};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 
 /// How often the supervisor's own memory is measured.
 const OWN_MEMORY: Duration = Duration::from_secs(1);
+/// What the status of the stop of a process that is traced is about (PTRACE_EVENT_STOP).
+const STOP: i32 = 128;
 /// A program whose agent hasn't reported for this long has none.
 const UNMANAGED_AFTER: Duration = Duration::from_secs(2);
 
@@ -127,7 +129,7 @@ pub fn supervise<'a>(
             if ended.is_none() {
                 // Not waited for yet, so the pid is its own.
                 let _ = rustix::process::kill_process(child, Signal::KILL);
-                let _ = rustix::io::retry_on_intr(|| rustix::process::waitpid(Some(child), WaitOptions::empty()));
+                bury(child);
             }
             this.look();
             say(&format!("{} was stopped: {}", this.run.program, clean(&text)));
@@ -244,7 +246,7 @@ fn reap(program: Pid, lives: bool, mut saw: impl FnMut(Pid, WaitStatus) -> Optio
             Ok(Some((pid, status))) => {
                 let is_program = pid == program && lives;
                 match saw(pid, status) {
-                    Some(Seen::Stopped) | None if is_program && status.stopped() => stop_with(status),
+                    Some(Seen::Stopped) | None if is_program && status.stopped() => stop_with(program, status),
                     Some(Seen::Ended) | None if is_program => return exit_code(status),
                     _ => {}
                 }
@@ -252,6 +254,17 @@ fn reap(program: Pid, lives: bool, mut saw: impl FnMut(Pid, WaitStatus) -> Optio
             Err(Errno::INTR) => {}
             // Somebody else has waited for it: nothing to tell.
             Err(_) => return lives.then_some(error::FAILED),
+        }
+    }
+}
+
+/// Waits for the end of a process that was killed. (Where it is traced, stops are told as well.)
+fn bury(child: Pid) {
+    loop {
+        match rustix::process::waitpid(Some(child), WaitOptions::empty()) {
+            Ok(Some((_, status))) if status.stopped() => {}
+            Err(Errno::INTR) => {}
+            _ => return,
         }
     }
 }
@@ -264,9 +277,11 @@ fn exit_code(status: WaitStatus) -> Option<u8> {
 
 /// The program was stopped. After ^Z in a terminal the shell waits for this process to stop as well; the shell's SIGCONT
 /// continues both.
-fn stop_with(status: WaitStatus) {
+fn stop_with(program: Pid, status: WaitStatus) {
     let of_terminal = [Signal::TSTP, Signal::TTIN, Signal::TTOU].map(Signal::as_raw);
-    if status.stopping_signal().is_some_and(|signal| of_terminal.contains(&signal)) {
+    // While it is held (`hold.rs`) a signal that is about to come to it looks the same, and may be one that it handles.
+    let is_stopped = status.as_raw() >> 16 == STOP || Stat::of(program.as_raw_pid() as u32).is_some_and(|stat| stat.state == 'T');
+    if is_stopped && status.stopping_signal().is_some_and(|signal| of_terminal.contains(&signal)) {
         let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::STOP);
     }
 }

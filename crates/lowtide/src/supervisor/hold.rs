@@ -4,8 +4,9 @@
 //! then it touches it unseen, at the speed of memory. So where it has passed the limit like that, its reclaimer asks for its
 //! threads to be held ([`Segment::ask_to_hold`]), evicts, and has them let go. A thread of their own holds them, because who traces
 //! is one thread. It waits for no stop: the thread of the event loop takes these with all others that it waits for, and they mean
-//! nothing to it.
+//! nothing to it. Threads that end while they are held it buries, lest their process could not be.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use lowtide_config::proc::Stat;
@@ -13,18 +14,23 @@ use lowtide_pager::segment::{Proc, Segment, Settings, proc_state};
 use rustix::fd::OwnedFd;
 use rustix::process::Pid;
 use rustix::thread::Timespec;
-use std::sync::atomic::Ordering;
 
 use super::ancestry;
-use super::enter::{hold_thread, let_run};
+use super::enter::{hold_thread, is_executing, let_run, may_be_traced};
 
 /// A process is held for so long at most; then it runs until its reclaimer asks again.
 const LONGEST: Duration = Duration::from_millis(100);
-/// While one is held it is looked so often which of its threads run, and which have stopped that are to go on.
-const EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000 };
+/// While one is held it is looked so often at least which of its threads run, ...
+const EVERY: Duration = Duration::from_micros(500);
+/// ... but with a pause of so many times as long as a look takes.
+const REST: u32 = 4;
+/// Where only threads are left that are to go on as soon as they stop.
+const LEAVING_EVERY: Duration = Duration::from_millis(5);
 /// More threads of a process are not held.
 const MOST: usize = 1024;
 const STACK: usize = 64 << 10;
+/// Threads that the kernel has made for its own work in the process (PF_IO_WORKER, PF_USER_WORKER).
+const WORKERS: u64 = 0x10 | 0x4000;
 
 /// A process whose threads are held.
 struct Held {
@@ -34,6 +40,9 @@ struct Held {
     since: Instant,
     threads: Vec<Pid>,
 }
+
+/// Threads that are to go on, once they have stopped, and their processes.
+type Leaving = Vec<(Pid, Pid)>;
 
 /// Starts the thread that holds, which ends with this process.
 ///
@@ -45,38 +54,54 @@ pub fn start(segment: &'static Segment, settings: &'static Settings) -> std::io:
 }
 
 fn run(segment: &Segment, settings: &Settings) -> ! {
-    let (mut held, mut leaving) = (Vec::<Held>::new(), Vec::<Pid>::new());
+    let (mut held, mut leaving, mut looked) = (Vec::<Held>::new(), Leaving::new(), None);
     loop {
-        let seen = segment.holds();
+        let (seen, started) = (segment.holds(), Instant::now());
         let is_above = segment.ram_roughly() > settings.ram_limit.load(Ordering::Relaxed);
-        for (place, proc) in segment.used_procs().iter().enumerate() {
-            if !is_above || !is_asked(proc) || held.iter().any(|held| held.place == place) {
-                continue;
-            }
-            // What stands there a process of the run has written.
-            match ancestry::member(process(proc)) {
-                Some(member) => {
-                    held.push(Held { place, process: process(proc), member, since: Instant::now(), threads: Vec::new() });
-                }
-                None => segment.ask_to_hold(proc, false),
-            }
+        if looked != Some(seen) {
+            looked = Some(seen);
+            begin(segment, is_above, &mut held);
         }
         held.retain_mut(|held| {
             let proc = &segment.procs[held.place];
             let is_it = process(proc) == held.process && ancestry::is_alive(&held.member);
             let stays = is_above && is_asked(proc) && is_it && held.since.elapsed() < LONGEST;
             if stays {
-                hold(held, proc);
+                hold(held, proc, &mut leaving);
             } else {
-                leaving.append(&mut held.threads);
+                let of = Pid::from_raw(held.process as i32);
+                leaving.extend(held.threads.drain(..).map(|thread| (of.unwrap_or(thread), thread)));
                 // Its reclaimer asks again, if it is still so.
                 segment.ask_to_hold(proc, false);
             }
             stays
         });
-        leaving.retain(|thread| !let_run(*thread));
-        let is_idle = held.is_empty() && leaving.is_empty();
-        segment.wait_for_holds(seen, (!is_idle).then_some(&EVERY));
+        leaving.retain(|(process, thread)| !let_run(*process, *thread));
+        let pause = match (held.is_empty(), leaving.is_empty()) {
+            (true, true) => None,
+            (true, false) => Some(LEAVING_EVERY),
+            (false, _) => Some(EVERY.max(started.elapsed() * REST)),
+        };
+        let pause = pause.map(|pause| Timespec { tv_sec: 0, tv_nsec: i64::from(pause.subsec_nanos()) });
+        segment.wait_for_holds(seen, pause.as_ref());
+    }
+}
+
+/// Begins with the processes that have asked.
+fn begin(segment: &Segment, is_above: bool, held: &mut Vec<Held>) {
+    for (place, proc) in segment.used_procs().iter().enumerate() {
+        if !proc.is_to_be_held() || held.iter().any(|held| held.place == place) {
+            continue;
+        }
+        let process = process(proc);
+        // What stands there a process of the run has written.
+        let member = (is_above && is_asked(proc) && may_be_traced(process) == Some(process))
+            .then(|| ancestry::member(process))
+            .flatten();
+        match member {
+            Some(member) => held.push(Held { place, process, member, since: Instant::now(), threads: Vec::new() }),
+            None => segment.ask_to_hold(proc, false),
+        }
     }
 }
 
@@ -89,15 +114,24 @@ fn is_asked(proc: &Proc) -> bool {
 }
 
 /// Holds the threads of a process that run: only those grow.
-fn hold(held: &mut Held, proc: &Proc) {
+fn hold(held: &mut Held, proc: &Proc, leaving: &mut Leaving) {
+    // One that was just being started was not known yet.
+    let own: Vec<u32> = proc.threads().collect();
+    let is_own = |thread: Pid| own.contains(&(thread.as_raw_pid() as u32));
+    let process = Pid::from_raw(held.process as i32);
+    leaving.extend(held.threads.extract_if(.., |thread| is_own(*thread)).filter_map(|thread| Some((process?, thread))));
     let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", held.process)) else { return };
     let ids = threads.flatten().filter_map(|thread| thread.file_name().to_str()?.parse::<u32>().ok());
-    for id in ids.take(MOST) {
+    for id in ids {
         let Some(thread) = i32::try_from(id).ok().and_then(Pid::from_raw) else { continue };
-        if held.threads.contains(&thread) || proc.threads().any(|own| own == id) {
+        if held.threads.len() >= MOST || held.threads.contains(&thread) || is_own(thread) {
             continue;
         }
-        let runs = Stat::of_thread(held.process, id).is_some_and(|stat| stat.state == 'R');
+        // Who begins to trace a process that is executing a program waits for that.
+        if is_executing(id) {
+            return;
+        }
+        let runs = Stat::of_thread(held.process, id).is_some_and(|stat| stat.state == 'R' && stat.flags & WORKERS == 0);
         // While its process lives, the number was that of its thread.
         if runs && ancestry::is_alive(&held.member) && hold_thread(thread).is_ok() {
             held.threads.push(thread);

@@ -1,11 +1,13 @@
 //! Execs of processes that have no hook for them: a system call filter tells of each (the pager's `call_filter`), and the thread
 //! waits in the call until it is answered. It is traced from then on, until it has executed a program or could not.
 
+use super::tracee;
 use super::Entering;
 use super::moves::Maker;
 use super::notices::{Notices, Told};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
+use rustix::process::Pid;
 use rustix::thread::CapabilitySet;
 use std::fs::File;
 use std::io::Read;
@@ -114,6 +116,8 @@ fn answer(told: Told, entering: &mut Entering) -> Option<Told> {
     if let Some(process) = may_be_traced(told.thread) {
         match entering.follow(process, told.thread) {
             Err(Errno::AGAIN) => return told.waits().then_some(told),
+            // Another thread of this process holds it for a moment (`hold.rs`).
+            Err(Errno::PERM) if is_held(told.thread) => return told.waits().then_some(told),
             // It died, and what is traced by its number is another one.
             Ok(()) if !told.waits() => drop(entering.interrupt(told.thread)),
             _ => {}
@@ -121,6 +125,12 @@ fn answer(told: Told, entering: &mut Entering) -> Option<Told> {
     }
     told.goes_on();
     None
+}
+
+/// Whether a thread of this process traces that thread.
+fn is_held(thread: u32) -> bool {
+    let tracer = i32::try_from(thread).ok().and_then(Pid::from_raw).and_then(tracee::tracer);
+    tracer.is_some_and(|tracer| std::fs::exists(format!("/proc/self/task/{tracer}")).unwrap_or(false))
 }
 
 /// The process of a thread that is this process's user's, and to which tracing makes no difference: a program that gives rights

@@ -109,18 +109,25 @@ pub fn pass_on(thread: Pid, signal: i32, of_the_process: bool) {
 }
 
 /// Begins to hold a thread, whatever it does: it stops when it is next about to execute its own code. The calling thread only may
-/// [let it run](let_run()).
+/// [let it run](let_run()), and must.
 ///
 /// # Errors
-/// It must not be: another one traces it, or it has more rights. Or it died.
+/// It must not be: another one traces it, or it has more rights. Or it died. Then it is not held.
 pub fn hold(thread: Pid) -> Result<(), Untraced> {
     request(libc::PTRACE_SEIZE, thread, 0, 0, "tracing")?;
-    interrupt(thread)
+    // If it has ended, or is another thread's number since it executes a program, that is seen when it is let go.
+    let _ = interrupt(thread);
+    Ok(())
 }
 
-/// Ends what [`hold`] began; false: the thread has not stopped yet, so this is to be called again. Stops need not have been waited
-/// for. A signal that was about to come to it comes.
-pub fn let_run(thread: Pid) -> bool {
+/// Ends what [`hold`] began, of a thread of `process`; false: the thread has not stopped yet, so this is to be called again. Stops
+/// need not have been waited for. A signal that was about to come to it comes. One that has ended is buried, unless it is the
+/// first of its process.
+pub fn let_run(process: Pid, thread: Pid) -> bool {
+    if tracer(thread) != Some(rustix::thread::gettid().as_raw_pid() as u32) {
+        // It has executed a program, and is the first thread of its process, perhaps.
+        return thread == process || let_run(process, process);
+    }
     let mut signal = MaybeUninit::<libc::siginfo_t>::zeroed();
     // SAFETY: zeroes are one; and the kernel fills it.
     let (asked, signal) = unsafe {
@@ -129,19 +136,31 @@ pub fn let_run(thread: Pid) -> bool {
     let signal = match asked {
         // Of a stop that no signal has made the code has the event above the signal.
         Ok(()) if signal.si_code >> 8 == 0 || signal.si_code < 0 => signal.si_signo,
-        // It has not stopped, or it is gone.
-        Err(Untraced::Died) => return is_gone(thread),
+        Err(Untraced::Died) => return has_ended(process, thread),
         _ => 0,
     };
     match request(libc::PTRACE_DETACH, thread, 0, signal as usize, "detach") {
-        Err(Untraced::Died) => is_gone(thread),
+        Err(Untraced::Died) => has_ended(process, thread),
         _ => true,
     }
 }
 
-/// Whether a thread is gone.
-fn is_gone(thread: Pid) -> bool {
-    Stat::of(thread.as_raw_nonzero().get() as u32).is_none_or(|stat| stat.is_zombie())
+/// Whether a thread that is held has ended, rather than not stopped yet.
+fn has_ended(process: Pid, thread: Pid) -> bool {
+    let has_ended = Stat::of(thread.as_raw_pid() as u32).is_none_or(|stat| stat.is_zombie());
+    if has_ended && thread != process {
+        // Its process could not end before. The event loop's thread may have done it.
+        // SAFETY: no status is asked for.
+        unsafe { libc::waitpid(thread.as_raw_pid(), std::ptr::null_mut(), libc::WNOHANG | libc::__WALL) };
+    }
+    has_ended
+}
+
+/// Which thread traces this one; None: none, or it is gone.
+pub fn tracer(thread: Pid) -> Option<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{}/status", thread.as_raw_pid())).ok()?;
+    let tracer = text.lines().find_map(|line| line.strip_prefix("TracerPid:"))?.trim().parse().ok()?;
+    (tracer != 0).then_some(tracer)
 }
 
 /// A child of the calling thread that is held; only that thread may use it.
