@@ -8,6 +8,9 @@
 use std::io::Write;
 
 use lowtide_core::slot::CLUSTER_SLOTS;
+use rustix::io::Errno;
+
+use crate::relay;
 
 /// How the names of pages begin.
 pub const PAGES: &str = "lowtide:{";
@@ -82,6 +85,14 @@ impl Listed {
 }
 
 impl RunName {
+    /// One that no other run has.
+    ///
+    /// # Errors
+    /// Those of getrandom.
+    pub fn new() -> Result<RunName, Errno> {
+        relay::random().map(RunName)
+    }
+
     /// Reads what [`RunName::text`] wrote.
     pub fn parse(text: &str) -> Option<RunName> {
         let is_name = text.len() == 16 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));

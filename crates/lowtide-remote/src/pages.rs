@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use lowtide_config::server::Address;
 use lowtide_core::device::wire::Run;
 use lowtide_core::device::{WhichCopy as Which, is_length};
 use lowtide_core::slot::CLUSTER_SLOTS;
@@ -36,10 +37,20 @@ const REMOVED_AT_ONCE: usize = 64 * CLUSTER_SLOTS;
 #[derive(Debug)]
 pub struct Pages {
     client: Client,
-    /// Slots of which the last request found the second copy only, where the first one was not away.
-    harmed: Vec<(u64, Harm)>,
-    /// Who was asked, if there are two copies.
+    /// What is to be reported.
+    harmed: Vec<Harmed>,
+    /// Which node had what when the last request was begun, if there are two copies.
     asked: Option<Known>,
+}
+
+/// A copy that came to harm.
+#[derive(Debug)]
+struct Harmed {
+    slot: u64,
+    hash_slot: u16,
+    /// The node that was asked for it, if that is known.
+    node: Option<Address>,
+    harm: Harm,
 }
 
 /// Which copies are read.
@@ -178,7 +189,7 @@ impl Pages {
         let slots = self.slots(device, runs.iter().flat_map(slots).collect());
         let (n, has_second) = (slots.slots.len(), slots.begun.is_some());
         let (mut results, mut seconds) = (vec![Err(Errno::NODATA); n], 0);
-        self.harmed.clear();
+        let mut harmed = Vec::new();
         self.asked = if has_second { self.client.remote().known(deadline).ok() } else { None };
         let (is_doubtful, wanted) = (true, Vec::new());
         let mut batch = Reading { slots, which: Which::First, is_doubtful, wanted, into: objects, places: vec![0..0; n] };
@@ -212,7 +223,7 @@ impl Pages {
                     seconds += 1;
                     if source == Source::Any && !is_away(before) {
                         let harm = if before == Err(Errno::NODATA) { Harm::Lost } else { Harm::Wrong };
-                        self.harmed.push((batch.slots.slots[*i], harm));
+                        harmed.push((batch.slots.slots[*i], harm));
                     }
                 }
                 // Who is away may have it.
@@ -234,7 +245,14 @@ impl Pages {
         }
         in_order(objects, before, &places);
         lengths.extend(places.iter().map(Range::len));
+        // Else they are asked for again.
         if !ended.contains(&Err(Errno::AGAIN)) {
+            let slots = self.slots(device, harmed.iter().map(|(slot, _)| *slot).collect());
+            for (i, (slot, harm)) in harmed.into_iter().enumerate() {
+                let hash_slot = slots.hash_slot(i, Which::First);
+                let node = self.asked.as_ref().and_then(|asked| asked.map.owner(hash_slot)).cloned();
+                self.harmed.push(Harmed { slot, hash_slot, node, harm });
+            }
             let counts = &self.client.remote().counts;
             if source == Source::Any {
                 counts.read_took(since.elapsed());
@@ -245,34 +263,43 @@ impl Pages {
         ended
     }
 
-    /// Copies that the last request has found to be lost or wrong, in slots of which `is_kept` says that nobody removes them
-    /// meanwhile: they are counted, and the user is told.
-    pub fn report_harm(&mut self, device: &str, is_kept: impl Fn(u64) -> bool) {
+    /// Who can open pages has found that copies are not what was written there.
+    pub fn found_wrong(&mut self, device: &str, runs: &[Run], which: Which) {
+        let remote = self.client.remote().clone();
+        let Ok(known) = remote.known(Instant::now() + REPORTING) else { return };
+        let slots = self.slots(device, runs.iter().flat_map(slots).collect());
+        // Another may have had them when they were asked for.
+        let is_sure = known.changed.is_none_or(|changed| changed.elapsed() > remote.timeout);
+        let harmed = (0..slots.slots.len()).map(|i| {
+            let hash_slot = slots.hash_slot(i, which);
+            let node = known.map.owner(hash_slot).filter(|_| is_sure).cloned();
+            Harmed { slot: slots.slots[i], hash_slot, node, harm: Harm::Wrong }
+        });
+        let harmed: Vec<Harmed> = harmed.collect();
+        self.harmed.extend(harmed);
+        self.asked = Some(known);
+    }
+
+    /// Copies that requests have found to be lost or wrong, in slots of which `is_kept` says that nobody removes them meanwhile:
+    /// they are counted, and the user is told. This may take a second: to be called when the requests are answered.
+    pub fn report(&mut self, is_kept: impl Fn(u64) -> bool) {
         let (harmed, asked, remote) = (std::mem::take(&mut self.harmed), self.asked.take(), self.client.remote());
         let Some(asked) = asked else { return };
         // It is asked once for all of them.
         let mut now = None;
-        for (slot, harm) in harmed.into_iter().filter(|(slot, _)| is_kept(*slot)) {
-            let hash_slot = self.slots(device, vec![slot]).hash_slot(0, Which::First);
-            let Some(node) = asked.map.owner(hash_slot) else { continue };
+        for Harmed { hash_slot, node, harm, .. } in harmed.into_iter().filter(|harmed| is_kept(harmed.slot)) {
             // A primary that was stopped for a while does not know that another has its pages now.
-            if !remote.told.has(node, harm) {
+            let mut has_it = |node: &Address| {
                 let now = now.get_or_insert_with(|| remote.newer(&asked, Instant::now() + REPORTING));
-                if !now.as_ref().is_ok_and(|now| now.map.owner(hash_slot) == Some(node)) {
-                    continue;
-                }
+                now.as_ref().is_ok_and(|now| now.map.owner(hash_slot) == Some(node))
+            };
+            let node = node.filter(|node| remote.told.has(node, harm) || has_it(node));
+            match (node, harm) {
+                (Some(node), harm) => remote.harmed(&node, harm),
+                // Whose it was is not known, but that it was wrong.
+                (None, Harm::Wrong) => remote.counts.copies_wrong.add(1),
+                (None, Harm::Lost) => {}
             }
-            remote.harmed(node, harm);
-        }
-    }
-
-    /// Who can open pages has found that a copy is not what was written there.
-    pub fn report_wrong(&self, device: &str, runs: &[Run], which: Which) {
-        let remote = self.client.remote();
-        let Ok(known) = remote.known(Instant::now() + REPORTING) else { return };
-        let slots = self.slots(device, runs.iter().flat_map(slots).collect());
-        for node in (0..slots.slots.len()).filter_map(|i| known.map.owner(slots.hash_slot(i, which))) {
-            remote.harmed(node, Harm::Wrong);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use lowtide_config::server::{Address, Server};
@@ -17,6 +17,9 @@ use crate::tls::Trust;
 
 /// How long one of several nodes may take to say which has what: then the next is asked.
 const LOOK: Duration = Duration::from_secs(1);
+/// How much longer than the first of all connections took, if that is more; and what is too long in any case.
+const TIMES_AS_LONG: u32 = 3;
+const LONGEST_LOOK: Duration = Duration::from_secs(5);
 
 /// A server that pages go to, or a cluster of servers.
 #[derive(Debug)]
@@ -43,6 +46,8 @@ pub struct Remote {
     pub told: Told,
     /// The run is over: what is read or written no longer matters.
     over: AtomicBool,
+    /// How long the first connection took until it could be used: some round trips.
+    first_took: OnceLock<Duration>,
 }
 
 /// Which node has what, as far as is known.
@@ -56,6 +61,8 @@ pub struct Known {
     pub changes: u64,
     /// When somebody was asked last.
     since: Instant,
+    /// When it was said last that something is elsewhere than before, if ever.
+    pub changed: Option<Instant>,
 }
 
 /// A connection that was given up: the server may still carry out what it has been sent there, and that could come after what
@@ -103,6 +110,7 @@ impl Remote {
             fences: Mutex::default(),
             told: Told::default(),
             over: AtomicBool::new(false),
+            first_took: OnceLock::new(),
         })
     }
 
@@ -146,7 +154,16 @@ impl Remote {
     pub fn connect(&self, address: &Address, deadline: Instant) -> Result<Link, Problem> {
         // Who was named is called that. The others of a cluster are called as they, or those who know them, say.
         let said = if self.server.hosts.contains(address) { None } else { locked(&self.names).get(address).cloned() };
-        self.login.connect(address, said.as_ref().unwrap_or(&address.host), deadline)
+        let began = Instant::now();
+        let link = self.login.connect(address, said.as_ref().unwrap_or(&address.host), deadline)?;
+        self.first_took.get_or_init(|| began.elapsed());
+        Ok(link)
+    }
+
+    /// When who is asked by the way has had time enough to answer: that is longer where servers are far away.
+    fn soon(&self) -> Instant {
+        let far = self.first_took.get().map_or(Duration::ZERO, |took| *took * TIMES_AS_LONG);
+        Instant::now() + far.clamp(LOOK, LONGEST_LOOK)
     }
 
     /// The node that is meant by an address that may have a host's name in it: it is known by its number.
@@ -203,6 +220,7 @@ impl Remote {
         {
             Arc::make_mut(&mut known.map).moved(hash_slot, to);
             known.changes += 1;
+            known.changed = Some(Instant::now());
         }
     }
 
@@ -223,7 +241,7 @@ impl Remote {
         let mut next = 0;
         while let Some(address) = places.get(next).cloned() {
             next += 1;
-            let until = if places.len() == 1 { deadline } else { deadline.min(Instant::now() + LOOK) };
+            let until = if places.len() == 1 { deadline } else { deadline.min(self.soon()) };
             match self.map_of(&address, until) {
                 Ok(map) if before.as_ref().is_some_and(|before| !map.is_of_one_cluster_with(&before.map)) => {
                     let why = Problem::Away("another server listens there now".to_owned());
@@ -262,7 +280,9 @@ impl Remote {
         let (asked, changes) = now.as_ref().map_or((0, 0), |known| (known.asked, known.changes));
         let is_new = now.as_ref().is_none_or(|known| !known.map.is_same(&map));
         self.counts.failovers.add(now.as_ref().map_or(0, |known| map.promoted_since(&known.map)) as u64);
-        let known = Known { map: Arc::new(map), asked: asked + 1, changes: changes + u64::from(is_new), since: Instant::now() };
+        let changed = now.as_ref().and_then(|known| if is_new { Some(Instant::now()) } else { known.changed });
+        let (since, changes) = (Instant::now(), changes + u64::from(is_new));
+        let known = Known { map: Arc::new(map), asked: asked + 1, changes, since, changed };
         if is_new {
             // A node that the cluster has forgotten has no slots to be changed.
             locked(&self.fences).retain(|fence| known.map.nodes.iter().any(|node| node.address == fence.address));
@@ -346,7 +366,7 @@ impl Remote {
         }
         // One that is away does no harm now, and is looked at when pages are to go there.
         for node in map.nodes.iter().filter(|node| node.primary.is_some() && !node.is_down) {
-            let facts = self.connect(&node.address, deadline.min(Instant::now() + LOOK)).map(|link| link.facts);
+            let facts = self.connect(&node.address, deadline.min(self.soon())).map(|link| link.facts);
             if let Ok(Some(why)) = facts.map(|facts| Facts { replica: false, ..facts }.refusal()) {
                 return Err(Problem::Refused(why).of(&format!("the replica {}", node.address)));
             }
@@ -372,13 +392,13 @@ impl Remote {
         !locked(&self.away).is_empty()
     }
 
-    /// Tries the nodes that are away, a second each, and those no longer that have no slots any more.
+    /// Tries the nodes that are away, one after the other, and those no longer that have no slots any more.
     pub fn look(&self) {
         let away = locked(&self.away).clone();
         if away.is_empty() {
             return;
         }
-        let soon = || Instant::now() + LOOK;
+        let soon = || self.soon();
         // Where nobody says anything newer it is as it was.
         let known = self.known(soon()).map(|known| self.newer(&known, soon()).unwrap_or(known));
         for node in away {

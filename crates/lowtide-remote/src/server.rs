@@ -1,7 +1,10 @@
 //! One server: how it is reached, and whether it will do.
 
-use std::io::{self, ErrorKind};
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,6 +31,39 @@ const NO_FENCES: &str = "it does not let us tell connections apart and end them:
 pub const PASSWORD: &str = "LOWTIDE_REDIS_PASSWORD";
 /// Names a file that holds it.
 pub const PASSWORD_FILE: &str = "LOWTIDE_REDIS_PASSWORD_FILE";
+
+/// The password that the environment names, if any.
+///
+/// # Errors
+/// What is wrong.
+pub fn password() -> Result<Option<String>, String> {
+    let given = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    if let Some(password) = given(PASSWORD) {
+        return Ok(Some(password));
+    }
+    let Some(path) = given(PASSWORD_FILE) else { return Ok(None) };
+    let about = |why: String| format!("{PASSWORD_FILE}={path}: {why}");
+    let text = secret(Path::new(&path)).map_err(about)?;
+    Ok(Some(text.trim_end_matches(['\n', '\r']).to_owned()))
+}
+
+/// The text of a file that nobody else may read.
+///
+/// # Errors
+/// What is wrong, without the path.
+pub fn secret(path: &Path) -> Result<String, String> {
+    let mut file = File::open(path).map_err(reason)?;
+    let mode = file.metadata().map_err(reason)?.mode();
+    if mode & 0o077 != 0 {
+        return Err(format!("its mode is {:04o}, others can read it: `chmod 600 {}`", mode & 0o7777, path.display()));
+    }
+    let mut text = String::new();
+    file.by_ref().take(MOST_SECRET).read_to_string(&mut text).map_err(reason)?;
+    Ok(text)
+}
+
+/// Bytes that are read of a file with a secret.
+const MOST_SECRET: u64 = 1 << 20;
 
 /// As whom a server is told that we come.
 #[derive(Debug)]

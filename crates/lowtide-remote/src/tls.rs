@@ -5,8 +5,8 @@
 //! one's own house, if an administrator has put it there, and who is not trusted any more is not there after an update.
 
 use std::io::{self, ErrorKind};
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use lowtide_config::server::Tls;
 use rustls::client::Resumption;
@@ -15,11 +15,14 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{AlertDescription, CertificateError, ClientConfig, ClientConnection, Error, RootCertStore};
 
+use crate::server::secret;
+
 /// Whom we believe, and who we are.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Trust {
-    config: Arc<ClientConfig>,
-    has_own: bool,
+    files: Tls,
+    /// As the files were when they could be read last.
+    config: Mutex<Arc<ClientConfig>>,
 }
 
 impl Trust {
@@ -28,54 +31,74 @@ impl Trust {
     /// # Errors
     /// What is wrong with them.
     pub fn of(tls: &Tls) -> Result<Trust, String> {
-        let mut roots = RootCertStore::empty();
-        match &tls.ca {
-            Some(path) => {
-                let about = |why: &str| format!("ca={}: {why}", path.display());
-                for certificate in certificates(path).map_err(|why| about(&why))? {
-                    roots.add(certificate).map_err(|error| about(&format!("a certificate there is none ({error})")))?;
-                }
-            }
-            None => {
-                roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-                if roots.is_empty() {
-                    return Err("this system has no certificates of authorities (install ca-certificates), or name yours by \
-                                ca=FILE"
-                        .to_owned());
-                }
-            }
-        }
-        let provider = Arc::new(ring::default_provider());
-        let versions = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let builder = versions.map_err(|error| format!("TLS can't be had ({error})"))?.with_root_certificates(roots);
-        let mut config = match &tls.own {
-            None => builder.with_no_client_auth(),
-            Some((cert, key)) => {
-                let chain = certificates(cert).map_err(|why| format!("cert={}: {why}", cert.display()))?;
-                let about = |why: &str| format!("key={}: {why}", key.display());
-                let private = PrivateKeyDer::from_pem_file(key).map_err(|error| about(&unread(error, "private key")))?;
-                builder.with_client_auth_cert(chain, private).map_err(|error| about(&format!("it will not do ({error})")))?
-            }
-        };
-        // A server that keeps no sessions may end one that is resumed, and certificates are not looked at again.
-        config.resumption = Resumption::disabled();
-        Ok(Trust { config: Arc::new(config), has_own: tls.own.is_some() })
+        // Wherever this process goes.
+        let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
+        let own = tls.own.as_ref().map(|(cert, key)| (absolute(cert), absolute(key)));
+        Ok(Trust { files: Tls { ca: tls.ca.as_ref().map(absolute), own }, config: Mutex::new(read(tls)?) })
     }
 
     /// Whether we have a certificate of our own.
     pub fn has_own(&self) -> bool {
-        self.has_own
+        self.files.own.is_some()
     }
 
-    /// Begins a session with who is called `name`: a host's name or address.
+    /// Begins a session with who is called `name`: a host's name or address. The files are read anew: certificates are renewed
+    /// while a run goes on. Where they can't be read, or do not fit together, it is as it was before.
     ///
     /// # Errors
     /// `InvalidData`, with words: nobody can be called that.
     pub fn session(&self, name: &str) -> io::Result<ClientConnection> {
         let nobody = || io::Error::new(ErrorKind::InvalidData, format!("no certificate can be for the host `{name}`"));
         let server = ServerName::try_from(name.to_owned()).map_err(|_| nobody())?;
-        ClientConnection::new(self.config.clone(), server).map_err(|error| said(&error, name))
+        let now = read(&self.files);
+        let mut config = self.config.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Ok(now) = now {
+            *config = now;
+        }
+        ClientConnection::new(config.clone(), server).map_err(|error| said(&error, name))
     }
+}
+
+/// Reads the files.
+fn read(tls: &Tls) -> Result<Arc<ClientConfig>, String> {
+    let mut roots = RootCertStore::empty();
+    match &tls.ca {
+        Some(path) => {
+            let about = |why: &str| format!("ca={}: {why}", path.display());
+            for certificate in certificates(path).map_err(|why| about(&why))? {
+                roots.add(certificate).map_err(|error| about(&format!("a certificate there is none ({error})")))?;
+            }
+        }
+        None => {
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            if roots.is_empty() {
+                return Err("this system has no certificates of authorities (install ca-certificates), or name yours by \
+                            ca=FILE"
+                    .to_owned());
+            }
+        }
+    }
+    let provider = Arc::new(ring::default_provider());
+    let versions = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let builder = versions.map_err(|error| format!("TLS can't be had ({error})"))?.with_root_certificates(roots);
+    let mut config = match &tls.own {
+        None => builder.with_no_client_auth(),
+        Some((cert, key)) => {
+            let chain = certificates(cert).map_err(|why| format!("cert={}: {why}", cert.display()))?;
+            let about = |why: &str| format!("key={}: {why}", key.display());
+            let pem = secret(key).map_err(|why| about(&why))?;
+            let private = PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(|error| {
+                about(&match pem.contains("BEGIN ENCRYPTED PRIVATE KEY") {
+                    true => "it is encrypted: decrypt it (`openssl pkey -in OLD -out NEW`)".to_owned(),
+                    false => unread(error, "private key"),
+                })
+            })?;
+            builder.with_client_auth_cert(chain, private).map_err(|error| about(&format!("it will not do ({error})")))?
+        }
+    };
+    // A server that keeps no sessions may end one that is resumed, and certificates are not looked at again.
+    config.resumption = Resumption::disabled();
+    Ok(Arc::new(config))
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {

@@ -236,7 +236,7 @@ fn with_two_copies_a_node_that_hangs_is_not_waited_for() {
     let began = Instant::now();
     assert_eq!(read(&mut pages, &runs, began), right);
     assert!(began.elapsed() < QUICK, "{:?}: it is known now", began.elapsed());
-    pages.report_harm(DEVICE, |_| true);
+    pages.report(|_| true);
     assert_eq!((remote.counts.second_copies_read.get(), remote.counts.copies_lost.get()), (2, 0));
     let before: usize = nodes.iter().map(kept).sum();
     assert_eq!(pages.write(DEVICE, &[Run { slot: runs[0].slot + 1, pages: 1 }], &[1], b"x"), [Err(Errno::NOTCONN)]);
@@ -264,7 +264,7 @@ fn copies_that_are_lost_cost_no_more_than_a_question() {
     let right = (vec![Ok(()); 2], vec![2, 3], b"aabbb".to_vec());
     let mut read_all = || {
         assert_eq!(read(&mut pages, &runs, Instant::now()), right);
-        pages.report_harm(DEVICE, |_| true);
+        pages.report(|_| true);
     };
     read_all();
     let before = connections();
@@ -275,7 +275,7 @@ fn copies_that_are_lost_cost_no_more_than_a_question() {
     assert!(told.len() == 1 && told[0].contains(&nodes[0].address().to_string()), "{told:?}");
     // Whose slot is being removed is not waited for there.
     assert_eq!(read(&mut pages, &runs, Instant::now()), right);
-    pages.report_harm(DEVICE, |slot| slot != runs[0].slot);
+    pages.report(|slot| slot != runs[0].slot);
     assert_eq!(remote.counts.copies_lost.get(), 21);
     nodes[1..].iter().for_each(|node| node.state.pages.lock().unwrap().clear());
     assert_eq!(read(&mut pages, &runs, Instant::now()).0, [Err(Errno::NODATA); 2]);
@@ -294,7 +294,7 @@ fn a_node_whose_place_was_taken_has_lost_nothing() {
     let now = format!("a9 127.0.0.1:1@1 master - 0 1 70000 connected {slots}\n{others}");
     nodes[1..].iter().for_each(|node| node.says(&now));
     assert_eq!(read(&mut pages, &runs[..1], Instant::now()), (vec![Ok(())], vec![2], b"aa".to_vec()));
-    pages.report_harm(DEVICE, |_| true);
+    pages.report(|_| true);
     assert_eq!((remote.counts.second_copies_read.get(), remote.counts.copies_lost.get()), (1, 0));
 }
 
@@ -304,12 +304,35 @@ fn the_node_of_a_wrong_copy_is_named() {
     let (nodes, remote, runs) = with_two_copies();
     let mut pages = Pages::new(remote.clone());
     assert_eq!(pages.write(DEVICE, &runs[..1], &[2], b"aa"), [Ok(())]);
-    pages.report_wrong(DEVICE, &runs[..1], WhichCopy::First);
-    pages.report_wrong(DEVICE, &runs[..1], WhichCopy::Second);
+    pages.found_wrong(DEVICE, &runs[..1], WhichCopy::First);
+    pages.found_wrong(DEVICE, &runs[..1], WhichCopy::Second);
+    assert_eq!(remote.counts.copies_wrong.get(), 0, "who asked is answered before");
+    pages.report(|_| true);
     let second = nodes[1..].iter().find(|node| !node.state.pages.lock().unwrap().is_empty()).unwrap();
     let told = remote.told.take();
     assert!(told[0].contains(&nodes[0].address().to_string()) && told[1].contains(&second.address().to_string()), "{told:?}");
     assert_eq!((remote.counts.copies_lost.get(), remote.counts.copies_wrong.get(), told.len()), (0, 2, 2));
+}
+
+/// Who had the copy when it came is not known then.
+#[test]
+fn no_node_is_named_of_a_wrong_copy_where_another_may_have_had_it() {
+    let (nodes, remote, runs) = with_two_copies();
+    let mut pages = Pages::new(remote.clone());
+    assert_eq!(pages.write(DEVICE, &runs[..1], &[2], b"aa"), [Ok(())]);
+    let soon = || Instant::now() + Duration::from_secs(5);
+    let said = nodes[1].state.nodes.lock().unwrap().clone().replace("myself,", "");
+    let now = said.replacen(
+        &format!("a0 127.0.0.1:{}@1 master - 0 1 {}", nodes[0].port, nodes[0].port),
+        "a9 127.0.0.1:1@1 master - 0 1 70000",
+        1,
+    );
+    assert_ne!(said, now);
+    nodes[1..].iter().for_each(|node| node.says(&now));
+    remote.newer(&remote.known(soon()).unwrap(), soon()).unwrap();
+    pages.found_wrong(DEVICE, &runs[..1], WhichCopy::First);
+    pages.report(|_| true);
+    assert_eq!((remote.counts.copies_wrong.get(), remote.told.take().len()), (1, 0));
 }
 
 /// Two that were stopped do not know it yet, when they go on.

@@ -16,7 +16,7 @@ mod metrics;
 mod output_file;
 mod plan;
 mod program;
-mod relay;
+mod remote;
 mod report;
 mod run;
 mod signal_fd;
@@ -46,9 +46,9 @@ fn main() -> ExitCode {
             Command::Reclaim { pid, size } => client::change::reclaim(pid, &size),
             Command::Swapon { pid, spec } => client::change::swapon(pid, &spec),
             Command::Swapoff { pid, spec } => client::swapoff::swapoff(pid, &spec),
-            Command::Remote { what: RemoteCommand::Clean { server } } => relay::by_hand::clean(&server),
+            Command::Remote { what: RemoteCommand::Clean { server } } => remote::clean(&server),
             Command::Doctor { server: None } => Ok(doctor::doctor()),
-            Command::Doctor { server: Some(server) } => relay::by_hand::doctor(&server),
+            Command::Doctor { server: Some(server) } => remote::doctor(&server),
             Command::Man { all: Some(dir), .. } => man_pages::man_pages(&dir),
             Command::Man { command, all: None } => man_pages::man(command.as_deref()),
             Command::Completions { shell } => Ok(man_pages::completions(shell)),

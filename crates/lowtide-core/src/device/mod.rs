@@ -3,6 +3,7 @@
 //! call that reads or writes.
 
 mod bounce;
+pub mod channel;
 #[cfg(any(test, feature = "faults"))]
 mod faulty;
 mod file;

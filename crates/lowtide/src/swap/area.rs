@@ -1,7 +1,7 @@
 //! `--swap SPEC`: the areas that were asked for, with the directories and files behind them.
 
 use crate::error::Failure;
-use crate::relay::Relay;
+use crate::supervisor::peer;
 use crate::swap::file::SwapFile;
 use crate::swap::place::{Place, how, turns};
 use lowtide_config::place::chosen_dir;
@@ -11,11 +11,13 @@ use lowtide_config::spec::{Spec, User};
 use lowtide_core::device::{DeviceName, FileDevice};
 use lowtide_core::store::MAX_AREAS;
 use lowtide_remote::counts::Counts;
+use lowtide_remote::relay::Relay;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A swap area: where pages go that don't stay in RAM.
 #[derive(Debug)]
@@ -87,7 +89,10 @@ impl Swap {
     /// When the program has been started: begins to serve its processes. The error begins with the SPEC.
     pub fn start(&self) -> Result<(), String> {
         match &self.place {
-            Where::Remote(relay) => relay.start().map_err(|why| format!("{}: {why}", self.spec())),
+            Where::Remote(relay) => {
+                more_descriptors();
+                relay.start(|socket| peer::of_run(socket).is_some()).map_err(|why| format!("{}: {why}", self.spec()))
+            }
             Where::Dir(_) | Where::File(_) => Ok(()),
         }
     }
@@ -95,7 +100,7 @@ impl Swap {
     /// When the run is over: removes what is left of its pages elsewhere. What is odd; begins with the SPEC.
     pub fn finish(&self) -> Option<String> {
         match &self.place {
-            Where::Remote(relay) => relay.finish().map(|why| format!("{}: {why}", self.spec())),
+            Where::Remote(relay) => relay.finish(LAST_PATIENCE).map(|why| format!("{}: {why}", self.spec())),
             Where::Dir(_) | Where::File(_) => None,
         }
     }
@@ -115,6 +120,9 @@ impl Swap {
         }
     }
 }
+
+/// How long the end of a run waits for its pages on a server to be removed, where that goes on.
+const LAST_PATIENCE: Duration = Duration::from_secs(60);
 
 /// The priority of the first area that has no `prio=`; each further one has one less, so that they are used in the order in
 /// which they are given, after those with a priority (from -1 on, as swapon(8) has it).
@@ -236,6 +244,14 @@ fn open(spec: &Spec, before: &[&Swap]) -> Result<(Swap, Vec<String>), String> {
 /// The priority of an area without `prio=`, after these.
 fn next_prio(before: &[&Swap]) -> i16 {
     before.iter().map(|area| area.prio - i16::from(area.prio > i16::MIN)).min().map_or(FIRST_PRIO, |next| next.min(FIRST_PRIO))
+}
+
+/// Lets this process have as many descriptors as it may: each process of the run has some channels. (The program has the limits
+/// that this process began with: it has been started.)
+fn more_descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 /// Whether two paths lead to the same file or directory.

@@ -1,6 +1,5 @@
 //! `lowtide doctor redis://...` and `lowtide remote clean`: a server, without a run.
 
-use super::{PATIENCE, TIMEOUT, password, random};
 use crate::error::Failure;
 use lowtide_config::server::Address;
 use lowtide_config::size;
@@ -13,8 +12,9 @@ use lowtide_remote::copies::Places;
 use lowtide_remote::keys::RunName;
 use lowtide_remote::lease;
 use lowtide_remote::pages::{Pages, Source};
+use lowtide_remote::relay::{PATIENCE, TIMEOUT};
 use lowtide_remote::remote::{Remote, Survey};
-use lowtide_remote::server::Problem;
+use lowtide_remote::server::{Problem, password};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::sync::Arc;
@@ -113,8 +113,7 @@ fn examine(mut remote: Remote, copies: u8) -> Vec<(&'static str, Result<String, 
         }
     }
     let remote = Arc::new(remote);
-    let Ok([name, _]) = random() else { return found };
-    let run = RunName(name);
+    let Ok(run) = RunName::new() else { return found };
     let mut client = Client::new(remote.clone());
     if let Err(problem) = lease::renew(&mut client, run, Instant::now() + PATIENCE) {
         found.push(("a lease", Err(problem.text().to_owned())));

@@ -4,10 +4,9 @@
 use super::channel::{Channel, Performed, Rooms, Waits, Worked};
 use super::devices::{Device, Devices};
 use super::{locked, spawn};
-use crate::supervisor::peer;
-use lowtide_remote::pages::Pages;
-use lowtide_remote::pause::Pause;
-use lowtide_remote::remote::Remote;
+use crate::pages::Pages;
+use crate::pause::Pause;
+use crate::remote::Remote;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::OwnedFd;
@@ -38,6 +37,8 @@ pub struct Workers {
 struct Shared {
     epoll: OwnedFd,
     listener: OwnedFd,
+    /// Whether who has connected may be served.
+    is_ours: fn(&OwnedFd) -> bool,
     /// Readable when it is all over.
     end: OwnedFd,
     is_over: AtomicBool,
@@ -59,6 +60,7 @@ impl Workers {
     /// No descriptor, or no thread, is left.
     pub fn start(
         listener: OwnedFd,
+        is_ours: fn(&OwnedFd) -> bool,
         remote: &Arc<Remote>,
         devices: &Arc<Devices>,
         gone: Sender<Arc<Device>>,
@@ -71,6 +73,7 @@ impl Workers {
         let shared = Arc::new(Shared {
             epoll,
             listener,
+            is_ours,
             end,
             is_over: AtomicBool::new(false),
             channels: Mutex::default(),
@@ -118,7 +121,13 @@ impl Shared {
                     // Nobody else has it: it is told of once.
                     let channel = locked(&self.channels).get(&number).cloned();
                     if let Some(channel) = channel {
-                        self.serve(number, &mut locked(&channel), &mut pages);
+                        let device = {
+                            let mut channel = locked(&channel);
+                            self.serve(number, &mut channel, &mut pages);
+                            channel.device().cloned()
+                        };
+                        // Nobody waits for that.
+                        pages.report(|slot| device.as_ref().is_some_and(|device| device.keeps(slot)));
                     }
                 }
             }
@@ -134,7 +143,7 @@ impl Shared {
             }
             match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 // A stranger is let go.
-                Ok(socket) if peer::of_run(&socket).is_some() => self.greet(socket),
+                Ok(socket) if (self.is_ours)(&socket) => self.greet(socket),
                 // No descriptor is left, perhaps.
                 Err(error) if error != Errno::AGAIN => std::thread::sleep(NO_DESCRIPTOR),
                 _ => {}

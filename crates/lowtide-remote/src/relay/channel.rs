@@ -3,10 +3,10 @@
 
 use super::devices::Device;
 use super::locked;
+use crate::pages::{Pages, Source};
 use lowtide_core::device::WhichCopy;
 use lowtide_core::device::wire::{Head, Hello, MAX_PAGES, MAX_RUNS, Op, Run};
 use lowtide_core::vm::PAGE_SIZE;
-use lowtide_remote::pages::{Pages, Source};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -182,7 +182,7 @@ impl Channel {
             Op::ReadSecond => return self.read(pages, &device, Source::Second, runs, room, Instant::now()),
             Op::WrongFirst | Op::WrongSecond => {
                 let which = if head.op == Op::WrongFirst { WhichCopy::First } else { WhichCopy::Second };
-                pages.report_wrong(&device.prefix, &runs, which);
+                pages.found_wrong(&device.prefix, &runs, which);
                 self.answer(room, &vec![Ok(()); runs.len()]);
             }
             Op::Discard => {
@@ -215,7 +215,6 @@ impl Channel {
             self.state = State::Late(source, runs, since);
             return Performed::Later;
         }
-        pages.report_harm(&device.prefix, |slot| device.keeps(slot));
         let objects = (room.len() - before) as u32;
         let mut fields = room[..before].iter_mut();
         let mut put = |bytes: &[u8]| bytes.iter().zip(&mut fields).for_each(|(byte, field)| *field = *byte);

@@ -1,43 +1,42 @@
-//! Pages of the run's processes go to a server, or a cluster of servers, by way of this process, and come back the same way: so no
-//! network code and no password is in the programs. What passes is sealed; the keys are in the processes that made it.
+//! Pages of processes go to a server, or a cluster of servers, by way of threads of the process that has this, and come back the
+//! same way: `lowtide run` has it for the processes of its run, so that no network code and no password is in the programs, and a
+//! group of regions for its own process. What passes is sealed; the keys are in the processes that made it.
 //!
-//! Processes connect to a socket without a place in the file system ([`channel`]: what is said there); a few threads
-//! ([`workers`]) do what is asked. Each device of each process has names of its own on the server ([`devices`]), and what nobody
-//! can read any more is removed by a thread of its own ([`keeper`]), which renews the run's lease, too. What a user asks of a
-//! server without a run is in [`by_hand`].
+//! Processes connect to a socket without a place in the file system (`channel.rs`: what is said there); a few threads
+//! (`workers.rs`) do what is asked. Each device of each process has names of its own on the server (`devices.rs`), and what nobody
+//! can read any more is removed by a thread of its own (`keeper.rs`), beside one that renews the run's lease.
 
-pub mod by_hand;
 mod channel;
 mod devices;
 mod keeper;
+mod signals;
 mod workers;
 
-use crate::signal_fd::SignalSet;
-use devices::Devices;
-use keeper::Keeper;
-use lowtide_config::server::Server;
-use lowtide_config::size;
-use lowtide_pager::sys::broker;
-use lowtide_remote::client::Client;
-use lowtide_remote::counts::Counts;
-use lowtide_remote::keys::RunName;
-use lowtide_remote::lease;
-use lowtide_remote::remote::{Remote, Survey};
-use lowtide_remote::server::{PASSWORD, PASSWORD_FILE};
-use rustix::fd::OwnedFd;
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+
+use lowtide_config::server::Server;
+use lowtide_config::size;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::client::Client;
+use crate::counts::Counts;
+use crate::keys::RunName;
+use crate::lease;
+use crate::remote::{Remote, Survey};
+use crate::server::password;
+use devices::Devices;
+use keeper::Keeper;
 use workers::Workers;
 
 /// How long a server may take to say what it is, before a run starts.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How long the end of a run waits for its pages to be removed, where that goes on.
-const LAST_PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(5);
 /// `timeout=`, if it is not given.
-const TIMEOUT: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_secs(30);
+/// How long who takes an area off waits for its pages to be removed: the rest is done by a thread.
+const SHORT_PATIENCE: Duration = Duration::from_millis(500);
 /// Stack of each thread.
 const STACK: usize = 256 << 10;
 
@@ -87,12 +86,12 @@ impl Relay {
             warnings.extend(odd.map_err(|problem| problem.text().to_owned())?);
         }
         let size = fitting(size, &survey, copies, &mut warnings)?;
-        let random = random().map_err(|error| format!("no random number is to be had ({error})"))?;
+        let no_number = |errno| format!("no random number is to be had ({errno})");
         let relay = Relay {
             server: server.clone(),
-            name: format!("lowtide-pages-{:016x}", random[0]),
+            name: format!("lowtide-pages-{:016x}", random().map_err(no_number)?),
             remote: Arc::new(remote),
-            run: RunName(random[1]),
+            run: RunName::new().map_err(no_number)?,
             listener: Mutex::new(None),
             started: Mutex::new(None),
         };
@@ -136,31 +135,32 @@ impl Relay {
     fn listen(&self) -> Result<OwnedFd, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        rustix::net::bind(&listener, &broker::address(self.name.as_bytes())?)?;
+        rustix::net::bind(&listener, &SocketAddrUnix::new_abstract_name(self.name.as_bytes())?)?;
         rustix::net::listen(&listener, 1024)?;
         Ok(listener)
     }
 
-    /// Begins to serve. To be called when the program has been started: what a fork copies must have one thread.
+    /// Begins to serve. `lowtide run` calls it when the program has been started: what a fork copies must have one thread.
+    /// `is_ours`: whether who has connected may be served.
     ///
     /// # Errors
     /// No thread, or no descriptor, is left; the text does not name the server.
-    pub fn start(&self) -> Result<(), String> {
+    pub fn start(&self, is_ours: fn(&OwnedFd) -> bool) -> Result<(), String> {
         let listener = locked(&self.listener).take();
         let listener = listener.ok_or("it was not taken")?;
         let failed = |error: std::io::Error| format!("it can't be served: {error}");
-        more_descriptors();
         let devices = Arc::new(Devices::new(self.run));
         let keeper = Keeper::start(self.remote.clone(), self.run).map_err(failed)?;
-        let workers = Workers::start(listener, &self.remote, &devices, keeper.sender()).map_err(failed)?;
+        let workers = Workers::start(listener, is_ours, &self.remote, &devices, keeper.sender()).map_err(failed)?;
         *locked(&self.started) = Some(Started { workers, keeper });
         Ok(())
     }
 
-    /// Ends: serves nobody any more, and removes what is on the server. What is odd, without the server.
-    pub fn finish(&self) -> Option<String> {
+    /// Ends: serves nobody any more, and removes what is on the server. `patience`: how long that is waited for. What is odd,
+    /// without the server.
+    pub fn finish(&self, patience: Duration) -> Option<String> {
         self.remote.end();
-        let done = locked(&self.started).take()?.end();
+        let done = locked(&self.started).take()?.end(patience);
         let (name, server) = (self.run.text(), self.server.with_options());
         (!done).then(|| format!("it still has pages of this run ({name}): `lowtide remote clean {server}` in ten minutes"))
     }
@@ -168,9 +168,9 @@ impl Relay {
 
 impl Started {
     /// Whether all is removed.
-    fn end(self) -> bool {
+    fn end(self, patience: Duration) -> bool {
         self.workers.stop();
-        self.keeper.finish(LAST_PATIENCE)
+        self.keeper.finish(patience)
     }
 }
 
@@ -179,7 +179,7 @@ impl Drop for Relay {
         self.remote.end();
         if let Some(started) = locked(&self.started).take() {
             // An area was taken off: nobody waits for what is removed.
-            let _ = spawn("lowtide-end", move || _ = started.end());
+            let _ = spawn("lowtide-end", move || _ = started.end(SHORT_PATIENCE));
         } else if locked(&self.listener).is_some() {
             // The program did not start, and there are no pages.
             let _ = lease::end(&mut Client::new(self.remote.clone()), self.run, Instant::now() + PATIENCE);
@@ -215,41 +215,15 @@ fn fitting(size: Option<u64>, survey: &Survey, copies: u8, warnings: &mut Vec<St
     Ok(size)
 }
 
-/// The password that the environment names, if any. The error says what is wrong.
-fn password() -> Result<Option<String>, String> {
-    let given = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
-    if let Some(password) = given(PASSWORD) {
-        return Ok(Some(password));
-    }
-    let Some(path) = given(PASSWORD_FILE) else { return Ok(None) };
-    let about = |why: String| format!("{PASSWORD_FILE}={path}: {why}");
-    let mode = std::fs::metadata(&path).map_err(|error| about(lowtide_config::reason(error)))?.mode();
-    if mode & 0o077 != 0 {
-        return Err(about(format!("its mode is {:04o}, others can read it: `chmod 600 {path}`", mode & 0o7777)));
-    }
-    let text = std::fs::read_to_string(&path).map_err(|error| about(lowtide_config::reason(error)))?;
-    Ok(Some(text.trim_end_matches(['\n', '\r']).to_owned()))
-}
-
-fn random() -> Result<[u64; 2], Errno> {
-    let mut bytes = [0u8; 16];
+/// A number that nobody can guess.
+pub(crate) fn random() -> Result<u64, Errno> {
+    let mut bytes = [0; 8];
     rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
-    let number = |bytes: &[u8]| bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
-    Ok([number(&bytes[..8]), number(&bytes[8..])])
-}
-
-/// Lets this process have as many descriptors as it may: each process of the run has some channels. (The program has the limits
-/// that this process began with: it has been started.)
-fn more_descriptors() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    Ok(u64::from_ne_bytes(bytes))
 }
 
 /// Starts a thread in which no signal is handled.
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<std::thread::JoinHandle<()>> {
-    let before = SignalSet::all_but(&[]).block();
-    let thread = std::thread::Builder::new().name(name.to_owned()).stack_size(STACK).spawn(work);
-    before.set_mask();
-    thread
+    let _blocked = signals::Blocked::all();
+    std::thread::Builder::new().name(name.to_owned()).stack_size(STACK).spawn(work)
 }

@@ -3,11 +3,11 @@
 
 use super::devices::Device;
 use super::spawn;
-use lowtide_remote::client::Client;
-use lowtide_remote::keys::RunName;
-use lowtide_remote::lease::{self, RENEWED_EVERY};
-use lowtide_remote::pages::Pages;
-use lowtide_remote::remote::Remote;
+use crate::client::Client;
+use crate::keys::RunName;
+use crate::lease::{self, RENEWED_EVERY};
+use crate::pages::Pages;
+use crate::remote::Remote;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};

@@ -1,9 +1,9 @@
 //! Which pages of the run are on the server, as far as is known without asking: by device, and by cluster of slots.
 
 use super::locked;
+use crate::keys::RunName;
 use lowtide_core::device::wire::{Hello, Run};
 use lowtide_core::slot::CLUSTER_SLOTS;
-use lowtide_remote::keys::RunName;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
