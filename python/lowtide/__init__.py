@@ -60,8 +60,9 @@ class Region:
     """``length`` bytes, all zero, that take no more than ``ram`` of RAM.
 
     ``ram`` and other sizes are bytes, or text like "512M". ``swap``: "auto" (compressed RAM, then an unnamed file), "ram" (compressed RAM
-    only) or "dir:DIR[,size=8G]". ``codec``: "lz4" or "zstd[:LEVEL]". ``delivery``: "in-thread" (no privilege), "user-monitor", or "monitor",
-    with which system calls wait for pages, and which needs a privilege. ``group``: another region, with which to share all of these.
+    only), "dir:DIR[,size=8G]", or "redis://HOST:PORT" or "rediss://..." (a Valkey or Redis server or cluster; LOWTIDE_REDIS_PASSWORD).
+    ``codec``: "lz4" or "zstd[:LEVEL]". ``delivery``: "in-thread" (no privilege), "user-monitor", or "monitor", with which system calls wait
+    for pages, and which needs a privilege. ``group``: another region, with which to share all of these.
 
     >>> region = lowtide.Region(1 << 20, ram="16M")
     >>> memory = memoryview(region.buffer()).cast("B")

@@ -4,11 +4,14 @@ import doctest
 import gc
 import multiprocessing
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 import lowtide
 import numpy as np
@@ -250,3 +253,88 @@ def test_polars():
     count = len(array)
     assert frame.select(polars.col("x").sum()).item() == count * (count - 1) // 2
     assert frame.filter(polars.col("x") % 1000 == 7).height == (count - 8) // 1000 + 1
+
+
+class Server:
+    """A redis-server of the test's own, on loopback."""
+
+    def __init__(self):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        words = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+        self.spec = f"redis://127.0.0.1:{self.port}"
+
+    def __enter__(self):
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            try:
+                if self.ask("PING") == b"+PONG":
+                    return self
+            except OSError:
+                time.sleep(0.02)
+        raise AssertionError("redis-server does not answer")
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+
+    def ask(self, words):
+        with socket.create_connection(("127.0.0.1", self.port)) as connection:
+            connection.sendall(words.encode() + b"\r\n")
+            return connection.recv(1000).split(b"\r\n")[0]
+
+    def keys(self):
+        return int(self.ask("DBSIZE")[1:])
+
+
+needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None and "CI" not in os.environ, reason="no redis-server here")
+
+
+def noise(mib, seed):
+    return np.random.default_rng(seed).integers(0, 1 << 60, mib * MIB // 8, dtype="u8")
+
+
+@needs_redis
+def test_pages_go_to_a_server_and_nothing_is_left_there():
+    with Server() as server:
+        for seed in range(2):
+            array, native = lowtide.empty(64 * MIB // 8, "u8", ram="16M", swap=server.spec), noise(64, seed)
+            array[:] = native
+            assert np.array_equal(array, native) and server.keys() > 4000
+            # A forked child has none of it, and takes nothing of it along.
+            child = os.fork()
+            if child == 0:
+                own = lowtide.empty(32 * MIB // 8, "u8", ram="16M", swap=server.spec)
+                own[:] = native[: len(own)]
+                right = np.array_equal(own, native[: len(own)])
+                del own, array
+                gc.collect()
+                os._exit(0 if right else 1)
+            assert os.waitpid(child, 0)[1] == 0
+            assert np.array_equal(array, native)
+            del array
+            gc.collect()
+            assert server.keys() == 0
+
+
+@needs_redis
+def test_a_server_that_is_gone_is_an_error_or_ends_the_process():
+    with Server() as server:
+        script = f"""if True:
+            import lowtide, numpy as np, sys
+            array = lowtide.empty({64 * MIB // 8}, "u8", ram="16M", swap="{server.spec},timeout=1s")
+            array[:] = np.random.default_rng(1).integers(0, 1 << 60, len(array), dtype="u8")
+            print("ready", flush=True)
+            sys.stdin.read()
+            print(array.sum())"""
+        process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stdout.readline() == b"ready\n"
+        server.process.kill()
+        server.process.wait()
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGBUS and out == b"", (process.returncode, out, err)
+        assert b"could not be read back" in err and server.spec.encode() in err, err
+        with pytest.raises(ValueError, match=server.spec) as refused:
+            lowtide.zeros(100, "u8", ram="16M", swap=server.spec)
+        assert "\n" not in str(refused.value)

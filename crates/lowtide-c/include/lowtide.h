@@ -40,8 +40,9 @@ typedef struct lowtide_options {
   // RAM limit in bytes, 16 MiB at least: pages in memory, compressed ones, and lowtide's tables for them. Required, unless
   // group_with is set.
   uint64_t ram;
-  // "auto" (the default: compressed RAM, then an unnamed file in $LOWTIDE_DIR or /var/tmp), "ram" (compressed RAM only), or
-  // "dir:DIR[,size=8G]" (an unnamed file in DIR).
+  // "auto" (the default: compressed RAM, then an unnamed file in $LOWTIDE_DIR or /var/tmp), "ram" (compressed RAM only),
+  // "dir:DIR[,size=8G]" (an unnamed file in DIR), or "redis://HOST:PORT" or "rediss://..." (a Valkey or Redis server or
+  // cluster, as lowtide run has it).
   const char *swap;
   // Level of zstd (-7 to -1, 1 to 22); 0: LZ4.
   int zstd_level;

@@ -37,7 +37,7 @@ pub enum User {
         /// In bytes.
         ram_usable: u64,
     },
-    /// A region: no files with names, one swap file only, and sizes in bytes.
+    /// A region: no files with names, one swap file or server only, and sizes in bytes.
     Region,
 }
 
@@ -50,12 +50,14 @@ impl User {
                  redis://HOST:PORT[,HOST:PORT...][,size=8G][,prio=N][,timeout=30s][,copies=2] or, with TLS, \
                  rediss://HOST:PORT[,...][,ca=FILE][,cert=FILE,key=FILE]"
             }
-            User::Region => "use auto, ram or dir:DIR[,size=8G]",
+            User::Region => "use auto, ram, dir:DIR[,size=8G] or redis://HOST:PORT (rediss:// with TLS)",
         }
     }
 
     fn options(self, kind: &str) -> &'static str {
         match (self, kind) {
+            (User::Region, "redis") => "redis:// takes size=, timeout= and copies= here, each once",
+            (User::Region, "rediss") => "rediss:// takes size=, timeout=, copies=, ca=, cert= and key= here, each once",
             (User::Region, _) => "a region takes size= only, once",
             (_, "redis") => "redis:// takes size=, prio=, timeout= and copies=, each once",
             (_, "rediss") => "rediss:// takes size=, prio=, timeout=, copies=, ca=, cert= and key=, each once",
@@ -83,7 +85,7 @@ impl Spec {
             None if text == "ram" => return Ok(Spec::Ram),
             Some(("dir", rest)) => ("dir", rest),
             Some(("file", rest)) if user != User::Region => ("file", rest),
-            Some((kind @ ("redis" | "rediss"), rest)) if user != User::Region => return Spec::parse_remote(kind, rest, user),
+            Some((kind @ ("redis" | "rediss"), rest)) => return Spec::parse_remote(kind, rest, user),
             _ if text.starts_with("ram,") => return Err("compressed RAM is no device: ram takes no options".to_owned()),
             _ if text.starts_with("auto,") => return Err(format!("auto takes no options: {}", user.kinds())),
             _ => return Err(format!("unknown kind: {}", user.kinds())),
@@ -184,7 +186,7 @@ impl Options {
                     }
                     options.size = Some(bytes);
                 }
-                _ if user == User::Region => return Err(unknown()),
+                _ if user == User::Region && (!is_server || part.starts_with("prio=")) => return Err(unknown()),
                 Some(("prio", value)) if options.prio.is_none() => {
                     let number = value.parse().ok().filter(|number| *number >= -1);
                     options.prio = Some(number.ok_or("prio= must be a number from -1 to 32767")?);
@@ -360,8 +362,13 @@ mod tests {
         for text in ["dir:/x,prio=1", "dir:/x,rotational", "dir:/x,discard", "dir:/x,size=5%", "dir:/x,size=1M"] {
             assert!(of_region(text).is_err(), "{text}");
         }
-        for text in ["disk", "file:/x", "redis://h:1", "rediss://h:1", "auto,size=8M"] {
-            assert!(of_region(text).unwrap_err().ends_with("use auto, ram or dir:DIR[,size=8G]"), "{text}");
+        for text in ["disk", "file:/x", "auto,size=8M"] {
+            assert!(of_region(text).unwrap_err().contains("use auto, ram, dir:DIR[,size=8G] or redis://"), "{text}");
+        }
+        let text = "rediss://h:1,size=8M,timeout=5s,copies=2,ca=/x";
+        assert_eq!(of_region(text), of_run(text));
+        for text in ["redis://h:1,prio=1", "redis://h:1,rotational", "redis://h:1,ca=/x", "redis://h:1,size=5%"] {
+            assert!(of_region(text).is_err(), "{text}");
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use lowtide_core::vm;
 
 use crate::error::Error;
-use crate::{instance, registry, sigbus};
+use crate::{instance, registry, server, sigbus};
 
 /// How many forks there are between this process and the first that had regions.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
@@ -63,5 +63,6 @@ extern "C" fn in_child() {
         registry::forget_in_child();
         instance::forget_in_child();
         sigbus::reset_after_fork();
+        server::forget_in_child();
     }
 }

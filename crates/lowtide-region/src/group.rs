@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::fork::{self, Process};
 use crate::instance::{Delivery, Instance, Kind, Threads};
 use crate::reclaimer::ReclaimerThread;
+use crate::server::ServerThreads;
 use crate::stats::Stats;
 use crate::swap::Swap;
 use crate::{sigbus, signals};
@@ -75,8 +76,9 @@ impl GroupBuilder {
         fork::prepare()?;
         let delivery = self.delivery.unwrap_or_default();
         let kind = Kind::new(self.codec.unwrap_or_default(), self.swap.unwrap_or_default(), delivery, ram);
-        let instance = Instance::open(&kind, ram)?;
-        let tenancy = Tenancy::begin(instance)?;
+        let server = kind.swap.serve()?;
+        let instance = Instance::open(&kind, ram, server.as_ref())?;
+        let tenancy = Tenancy::begin(instance, server.map(Arc::new))?;
         if delivery == Delivery::InThread {
             sigbus::install()?;
         }
@@ -143,6 +145,7 @@ impl Group {
 struct Tenancy {
     process: Process,
     instance: &'static Instance,
+    server: Option<Arc<ServerThreads>>,
     reclaimer: Option<JoinHandle<Worker>>,
     monitors: Vec<JoinHandle<Monitor>>,
     /// How many monitors the instance has.
@@ -157,18 +160,19 @@ impl std::fmt::Debug for Instance {
 
 impl Tenancy {
     /// Starts the threads of the instance, in which signals stay blocked.
-    fn begin(instance: &'static Instance) -> Result<Tenancy, Error> {
+    fn begin(instance: &'static Instance, server: Option<Arc<ServerThreads>>) -> Result<Tenancy, Error> {
         let _blocked = signals::block();
         let Some(Threads { reclaimer, monitors }) = instance.take_threads() else {
             unreachable!("an empty instance has its threads' things")
         };
         let wanted = monitors.len();
-        let mut tenancy = Tenancy { process: Process::this(), instance, reclaimer: None, monitors: Vec::new(), wanted };
+        let process = Process::this();
         let no_thread = |error: std::io::Error| Error::System {
             what: "starting a thread",
             errno: rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN),
         };
-        let reclaimer = ReclaimerThread::new(instance, reclaimer);
+        let reclaimer = ReclaimerThread::new(instance, reclaimer, server.clone());
+        let mut tenancy = Tenancy { process, instance, server, reclaimer: None, monitors: Vec::new(), wanted };
         // Where one fails, the instance is not used again: what it has is small.
         let name = |name: &str| Thread::new().name(name.to_owned());
         tenancy.reclaimer = Some(name("lowtide-reclaim").spawn(move || reclaimer.run()).map_err(no_thread)?);
@@ -188,7 +192,7 @@ impl Drop for Tenancy {
     fn drop(&mut self) {
         if !self.process.is_this() {
             // The threads are the parent's.
-            core::mem::forget((self.reclaimer.take(), core::mem::take(&mut self.monitors)));
+            core::mem::forget((self.reclaimer.take(), core::mem::take(&mut self.monitors), self.server.take()));
             return;
         }
         self.instance.is_closing.store(true, Ordering::Release);
@@ -197,7 +201,7 @@ impl Drop for Tenancy {
         let monitors: Vec<_> = self.monitors.drain(..).filter_map(|thread| thread.join().ok()).collect();
         // Without one of its monitors nobody could live there.
         if let Some(reclaimer) = reclaimer.filter(|_| monitors.len() == self.wanted) {
-            self.instance.leave(Threads { reclaimer, monitors });
+            self.instance.leave(Threads { reclaimer, monitors }, self.server.take());
         }
     }
 }

@@ -4,6 +4,7 @@
 //! group of its kind: same codec, swap and delivery.
 
 use std::alloc::Layout;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use lowtide_config::ram::default_pool;
@@ -24,6 +25,7 @@ use rustix::io::Errno;
 
 use crate::bell::Bell;
 use crate::error::Error;
+use crate::server::{Seat, ServerThreads};
 use crate::signals;
 use crate::swap::Swap;
 
@@ -69,6 +71,8 @@ pub struct Instance {
     pub is_closing: AtomicBool,
     /// Bytes that guards keep in memory.
     pub resident: AtomicU64,
+    /// Where its channels lead, if its pages go to a server.
+    seat: Option<Seat>,
     /// What lowtide's own threads need, while these do not run.
     threads: Lock<Option<Threads>>,
 }
@@ -92,21 +96,29 @@ static EMPTY: Lock<Vec<&'static Instance>> = Lock::new(Vec::new());
 static BUILDING: Lock<()> = Lock::new(());
 
 impl Instance {
-    /// An instance of this kind for a group with this limit: an empty one, or a new one.
-    pub fn open(kind: &Kind, ram: u64) -> Result<&'static Instance, Error> {
+    /// An instance of this kind for a group with this limit: an empty one, or a new one. `server`: by whom its server is spoken to,
+    /// if the kind has one.
+    pub fn open(kind: &Kind, ram: u64, server: Option<&ServerThreads>) -> Result<&'static Instance, Error> {
         let _blocked = signals::block();
         let mut empty = EMPTY.lock();
         let found = empty.iter().position(|instance| instance.kind == *kind).map(|i| empty.swap_remove(i));
         drop(empty);
         let instance = match found {
-            Some(instance) => instance,
-            None => Instance::build(kind, ram)?,
+            Some(instance) => {
+                if let Some((seat, server)) = instance.seat.as_ref().zip(server) {
+                    seat.leads_to(server);
+                    let restarted = instance.pager.enter().map_or(Ok(()), |operation| operation.store().restart_remotes());
+                    restarted.map_err(|_| server.is_out_of_reach())?;
+                }
+                instance
+            }
+            None => Instance::build(kind, ram, server)?,
         };
         instance.begin(ram);
         Ok(instance)
     }
 
-    fn build(kind: &Kind, ram: u64) -> Result<&'static Instance, Error> {
+    fn build(kind: &Kind, ram: u64, server: Option<&ServerThreads>) -> Result<&'static Instance, Error> {
         let uffd = open_uffd(kind.delivery)?;
         let file = kind.swap.open()?;
         let _building = BUILDING.lock();
@@ -120,6 +132,7 @@ impl Instance {
                 _ => Error::Swap("no swap area can be made of its file".to_owned()),
             })?;
         }
+        let seat = server.map(|server| server.add_to(&store)).transpose()?;
         // SAFETY: zeros are a valid Proc, and the memory is the global allocator's, of this layout; it is never freed.
         let proc = unsafe { std::alloc::alloc_zeroed(Layout::new::<Proc>()).cast::<Proc>().as_ref() };
         let proc = proc.ok_or_else(|| no_memory(Errno::NOMEM))?;
@@ -159,6 +172,7 @@ impl Instance {
             bell: Bell::new(),
             is_closing: AtomicBool::new(false),
             resident: AtomicU64::new(0),
+            seat,
             threads: Lock::new(Some(threads)),
         })))
     }
@@ -198,13 +212,14 @@ impl Instance {
         self.threads.lock().take()
     }
 
-    /// Nobody is in it any more, and its threads have ended.
-    pub fn leave(&'static self, mut threads: Threads) {
+    /// Nobody is in it any more, and its threads have ended. What its server has of it is removed.
+    pub fn leave(&'static self, mut threads: Threads, server: Option<Arc<ServerThreads>>) {
         let _blocked = signals::block();
         while self.pager.empty_staging(&mut threads.reclaimer) {}
         self.pager.collect_page_map();
         self.pager.drain_frames();
         self.pager.maintain();
+        drop(server);
         *self.threads.lock() = Some(threads);
         EMPTY.lock().push(self);
     }

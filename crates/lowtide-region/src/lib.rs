@@ -36,6 +36,13 @@
 //! A group costs four descriptors, a thread, and for each CPU two stacks and buffers with which faults are served (4 at least,
 //! 32 at most), of which only what is used takes memory: a few MiB of its limit. Many small regions belong in one group.
 //!
+//! # Servers
+//! With the feature `remote`, pages of a group may go to a Valkey or Redis server, or a cluster ([`Swap::Server`]). Threads of this
+//! process speak to it (`lowtide-pages` and others, up to eight), with some MiB of memory that do not count against the limit. When
+//! the group ends its pages are removed there, for which the thread that drops it waits up to five seconds; those of a process that
+//! is killed, or ends with a group, stay until a group or run with that server comes, or `lowtide remote clean`, ten minutes later at
+//! the earliest. The program's allocator must give out no memory of such a region: these threads allocate.
+//!
 //! # SIGBUS
 //! With [`Delivery::InThread`] the thread that touches a missing page brings it in itself, in a handler of SIGBUS. That works
 //! in any thread, on any stack that has room for a signal frame (the rest is done on stacks of lowtide's own), and in signal
@@ -63,7 +70,7 @@
 //!
 //! # When a page can't be read back
 //! A swap file that fails, or whose bytes are not what was written there, is reported on standard error, and the thread that
-//! touched the page gets SIGBUS, as from a mapped file that can't be read. It never reads other bytes than were written.
+//! touched the page gets SIGBUS, as from a mapped file that can't be read. So is a server that does not answer in time. It never reads other bytes than were written.
 //! Contradictions in lowtide's own tables, which must not be, abort the process with a message.
 //!
 //! # What one must not do with a region's memory
@@ -84,6 +91,8 @@ mod reclaimer;
 mod region;
 mod registry;
 mod resident;
+#[cfg_attr(not(feature = "remote"), path = "no_server.rs")]
+mod server;
 mod sigbus;
 mod signals;
 mod stats;

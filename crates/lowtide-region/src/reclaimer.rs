@@ -4,6 +4,7 @@
 //! are not compressed again, as nothing is known of what else the program does with its CPUs.
 
 use core::sync::atomic::Ordering;
+use std::sync::Arc;
 
 use lowtide_pager::accounts::Measuring;
 use lowtide_pager::fault::Worker;
@@ -14,6 +15,7 @@ use lowtide_pager::sys::clock::now_us;
 use lowtide_pager::sys::cpus;
 
 use crate::instance::{self, Instance};
+use crate::server::ServerThreads;
 
 /// Pages are counted as they come and go; whether the count is right is looked at this often, when nothing happens.
 const COUNT_AGAIN_US: u64 = 1_000_000;
@@ -30,6 +32,8 @@ pub struct ReclaimerThread {
     /// Faults and evictions when it was last looked whether the count is right.
     happened: u64,
     group: Group,
+    /// By whom its server is spoken to.
+    server: Option<Arc<ServerThreads>>,
 }
 
 /// What the policy asks of the library.
@@ -63,7 +67,7 @@ impl Host for Group {
 
 impl ReclaimerThread {
     /// For an instance whose group begins.
-    pub fn new(instance: &'static Instance, worker: Worker) -> ReclaimerThread {
+    pub fn new(instance: &'static Instance, worker: Worker, server: Option<Arc<ServerThreads>>) -> ReclaimerThread {
         ReclaimerThread {
             instance,
             reclaimer: Reclaimer::new(worker),
@@ -72,6 +76,7 @@ impl ReclaimerThread {
             counted_us: now_us(),
             happened: 0,
             group: Group { has_said_full: false },
+            server,
         }
     }
 
@@ -121,6 +126,7 @@ impl ReclaimerThread {
         if self.measuring.is_due(now, evicted) {
             pager.measure_rest();
             self.instance.share_with_tables(pager.budget.asked());
+            self.server.iter().for_each(|server| server.say_what_is_odd());
         }
         let happened = pager.counters().happened();
         let is_quiet = core::mem::replace(&mut self.happened, happened) == happened;

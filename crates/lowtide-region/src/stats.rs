@@ -22,9 +22,9 @@ pub struct Stats {
     pub pool_bytes: u64,
     /// Compressed pages in it.
     pub pool_stored_bytes: u64,
-    /// Pages that are stored now, in the pool or in the swap file; pages that are all zeros need no store.
+    /// Pages that are stored now, in the pool, in the swap file or on the server; pages that are all zeros need no store.
     pub stored_pages: u64,
-    /// Of those, in the swap file only.
+    /// Of those, in the swap file, or on the server, only.
     pub file_pages: u64,
     /// What guards keep in memory.
     pub resident_bytes: u64,

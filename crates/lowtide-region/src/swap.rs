@@ -10,6 +10,7 @@ use lowtide_core::device::{DeviceName, is_rotational};
 use lowtide_core::store::FileConfig;
 
 use crate::error::Error;
+use crate::server::ServerThreads;
 
 /// Where pages go that are not in memory. Compressed RAM, which is a part of the RAM limit, always comes first.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -28,9 +29,14 @@ pub enum Swap {
         /// Most bytes of the file. None: half of what is free there when it is made.
         size: Option<u64>,
     },
+    /// A Valkey or Redis server, or a cluster of them, as `lowtide run` has it:
+    /// `redis://[USER@]HOST[:PORT][,HOST:PORT...][/DB][,size=64G][,timeout=30s][,copies=2]`, or, with TLS,
+    /// `rediss://...[,ca=FILE][,cert=FILE,key=FILE]`. Its password comes from `LOWTIDE_REDIS_PASSWORD`, or the file that
+    /// `LOWTIDE_REDIS_PASSWORD_FILE` names. It takes the feature `remote`.
+    Server(String),
 }
 
-/// `auto`, `ram`, or `dir:DIR[,size=8G]`, as for `lowtide run --swap`.
+/// `auto`, `ram`, `dir:DIR[,size=8G]`, or `redis://HOST:PORT`, as for `lowtide run --swap`.
 impl FromStr for Swap {
     type Err = Error;
 
@@ -39,19 +45,28 @@ impl FromStr for Swap {
             Ok(Spec::Auto) => Ok(Swap::Auto),
             Ok(Spec::Ram) => Ok(Swap::Ram),
             Ok(Spec::Dir { dir, size, .. }) => Ok(Swap::Dir { dir, size }),
-            Ok(Spec::File { .. } | Spec::Remote { .. }) => {
-                Err(Error::Swap(format!("`{text}`: a region has no files with names, and no servers")))
-            }
+            Ok(Spec::Remote { .. }) => Ok(Swap::Server(text.to_owned())),
+            Ok(Spec::File { .. }) => Err(Error::Swap(format!("`{text}`: a region has no files with names"))),
+            // The text may hold a password.
+            Err(why) if text.starts_with("redis") => Err(Error::Swap(why)),
             Err(why) => Err(Error::Swap(format!("`{text}`: {why}"))),
         }
     }
 }
 
 impl Swap {
+    /// Asks the server, if there is to be one, and starts what speaks to it. This may take seconds.
+    pub(crate) fn serve(&self) -> Result<Option<ServerThreads>, Error> {
+        match self {
+            Swap::Server(spec) => ServerThreads::start(spec).map(Some),
+            Swap::Auto | Swap::Ram | Swap::Dir { .. } => Ok(None),
+        }
+    }
+
     /// Makes the file, if there is to be one.
     pub(crate) fn open(&self) -> Result<Option<FileConfig>, Error> {
         match self {
-            Swap::Ram => Ok(None),
+            Swap::Ram | Swap::Server(_) => Ok(None),
             Swap::Dir { dir, size } => {
                 let file = Place::open(dir).and_then(|place| file(place, *size));
                 file.map(Some).map_err(|why| Error::Swap(format!("dir:{}: {why}", dir.display())))
@@ -94,6 +109,9 @@ mod tests {
         assert_eq!("dir:/tmp".parse(), dir("/tmp", None));
         assert_eq!("dir:/tmp,size=8M".parse(), dir("/tmp", Some(8 << 20)));
         assert_eq!("dir:/tmp/a,b".parse(), dir("/tmp/a,b", None));
+        assert_eq!("redis://h:1,copies=2".parse(), Ok(Swap::Server("redis://h:1,copies=2".to_owned())));
+        let line = "rediss://me:secret@h:1".parse::<Swap>().unwrap_err().to_string();
+        assert!(line.contains("LOWTIDE_REDIS_PASSWORD") && !line.contains("secret"), "{line}");
         let bad =
             ["", "disk", "dir:", "dir:,size=8M", "dir:/tmp,prio=1", "dir:/tmp,size=x", "dir:/tmp,size=5%", "dir:/tmp,size=4K"];
         for text in bad {

@@ -111,6 +111,15 @@ impl RemoteDevice {
         self.open_first(true)
     }
 
+    /// Its pages are all freed, and who kept them is gone: it begins anew with who listens now. No call may be in flight.
+    ///
+    /// # Errors
+    /// Those of the opener.
+    pub fn start_over(&self) -> Result<(), Errno> {
+        (0..MOST_BUFFERS).for_each(|index| self.close(index));
+        self.open_first(false)
+    }
+
     fn open_first(&self, again: bool) -> Result<(), Errno> {
         let channel = (self.open)(self.name.number, Hello { token: self.token, again })?;
         self.channels[0].store(channel.into_raw_fd(), Ordering::Relaxed);

@@ -175,6 +175,18 @@ impl Store {
         self.add_device(Device::Remote(device), cfg)
     }
 
+    /// Areas on servers begin anew: those who kept their pages, which are all freed, are gone, and others listen now. Nobody may
+    /// use the store meanwhile.
+    ///
+    /// # Errors
+    /// `Io`: nobody is to be reached.
+    pub fn restart_remotes(&self) -> Result<(), StoreError> {
+        self.areas.iter().try_for_each(|area| match &area.device {
+            Some(Device::Remote(remote)) => remote.start_over().map_err(|errno| StoreError::Io { errno, offset: 0 }),
+            Some(Device::File(_)) | None => Ok(()),
+        })
+    }
+
     fn add_device(&self, device: Device, cfg: AreaConfig) -> Result<(), StoreError> {
         let cfg = AreaConfig { slots: with_room_for_tables(cfg.slots), ..cfg };
         self.areas.add(Area::new(Some(device), cfg)?, true)?;

@@ -18,6 +18,7 @@ mod machine;
 mod measure;
 mod network;
 mod programs;
+mod regions;
 mod rounds;
 mod servers;
 mod single;
@@ -57,6 +58,12 @@ fn goes_on(scene: &Scene, run: &mut Run, spec: &str) {
 fn ends_right(scene: &Scene, run: Run) -> String {
     scene.wake();
     let (out, err) = run.finish();
-    assert_eq!(out, "OK\n", "{err}");
+    assert!(says_ok(&out), "{out}{err}");
     err
+}
+
+/// It says so, and no more, but perhaps the sum of its bytes.
+fn says_ok(out: &str) -> bool {
+    let is_sum = |sum: &str| sum.len() == 16 && sum.bytes().all(|byte| byte.is_ascii_hexdigit());
+    out.strip_suffix('\n').is_some_and(|line| line == "OK" || line.strip_prefix("OK ").is_some_and(is_sum))
 }
