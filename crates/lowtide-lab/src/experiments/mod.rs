@@ -13,6 +13,7 @@ mod recompress;
 mod region;
 mod remote;
 mod remote_layouts;
+mod remote_supervisor;
 mod same_filled;
 mod scale;
 mod slots_copies;
@@ -54,6 +55,7 @@ const ALONE: &[Experiment] = &[
     region::EXPERIMENT,
     remote::EXPERIMENT,
     remote_layouts::EXPERIMENT,
+    remote_supervisor::EXPERIMENT,
     scale::EXPERIMENT,
 ];
 /// The experiments that have options of their own.

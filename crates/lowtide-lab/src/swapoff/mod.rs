@@ -2,7 +2,7 @@
 //! is used is lowtide's then: of its threads in the program, of `lowtide run` and of the command.
 
 mod compile;
-mod cpu;
+pub mod cpu;
 mod program;
 
 use std::fs::{self, OpenOptions};
