@@ -38,6 +38,7 @@ demo: setup build ## a real program natively and in 40 % of its memory
 	$(PYTHON) demo/demo.py
 
 test: setup fmt links lint model checked ## formatting, links, lints, model checks, unit tests, real programs under limits, the Python package
+	@tests/setup.sh valkey
 	$(CARGO) test $(QUICK) $(SHIPPED)
 	$(CARGO) test $(QUICK) $(WITH_LAB)
 	@$(MAKE) --no-print-directory wheel WHEEL="$(QUICK) --target-dir $(TARGET)"
@@ -45,6 +46,7 @@ test: setup fmt links lint model checked ## formatting, links, lints, model chec
 
 test-long: setup ## the tests that take long: those that wait for minutes, and those that thrash
 	$(CARGO) test $(QUICK) -p lowtide --test real_programs --test own_threads --test torture -- --ignored --skip soak --skip everything_again_and_again
+	ROUNDS=$(or $(ROUNDS),12) $(CARGO) test $(QUICK) -p lowtide --test remote -- --ignored --nocapture rounds
 	@$(MAKE) --no-print-directory kernels KERNELS=short
 
 check: fmt links lint ## before each commit: formatting, links, lints, unit tests
@@ -75,8 +77,10 @@ faults: setup ## whole runs with each operation of the swap file, each mapping a
 soak: setup ## the tests that find races, for SOAK_SECONDS (default 300)
 	$(CARGO) test --release -p lowtide --test torture --test real_programs --test swapoff -- --ignored --test-threads=1 --nocapture soak
 
-remote: setup ## programs with their pages on a cluster, and one whose nodes are killed, stopped, replaced and resharded, ROUNDS times (default 100), with COPIES of each page
-	$(CARGO) test $(QUICK) -p lowtide --test remote -- --ignored --nocapture
+remote: setup ## all tests of servers: each failure by its name, programs with their pages on a cluster, and one whose nodes are killed, stopped, replaced and resharded, ROUNDS times (default 100), with COPIES of each page
+	@tests/setup.sh valkey
+	$(CARGO) test $(QUICK) -p lowtide-remote
+	$(CARGO) test $(QUICK) -p lowtide --test remote -- --include-ignored --nocapture
 
 overhead: setup build ## what lowtide costs below the limit
 	$(PYTHON) tests/overhead.py

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what building, testing and the demonstration need, and nothing that is there already. With a word, also what else that needs: race, wheel, picture, deb, test-deb, deny,
-# prometheus, browser, vm.
+# prometheus, browser, vm, valkey.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
@@ -34,7 +34,7 @@ need pkg-config pkg-config
 need c++ g++
 need musl-gcc musl-tools
 for_what=${1:-}
-case $for_what in '' | race | wheel | picture | deb | test-deb | deny | prometheus | browser | vm) ;; *) fail "\`$for_what\`? There are: race, wheel, picture, deb, test-deb, deny, prometheus, browser, vm" ;; esac
+case $for_what in '' | race | wheel | picture | deb | test-deb | deny | prometheus | browser | vm | valkey) ;; *) fail "\`$for_what\`? There are: race, wheel, picture, deb, test-deb, deny, prometheus, browser, vm, valkey" ;; esac
 if [ "$for_what" = picture ]; then need tmux tmux; fi
 if [ "$for_what" = prometheus ]; then need prometheus prometheus; fi
 if [ "$for_what" = browser ]; then need chromium chromium; fi
@@ -116,5 +116,9 @@ tool() {
 	cargo install --quiet --locked --root "$target/tools" --version "$2" "$1"
 }
 if [ "$for_what" = deb ]; then tool cargo-deb 3.8.0; fi
+# Not all Debians have it, and not all machines are Debian's: its tests are skipped then.
+if [ "$for_what" = valkey ] && ! command -v valkey-server >/dev/null; then
+	FETCH_SECONDS=120 tests/vm/fetch --valkey || say "no valkey-server: its tests are skipped"
+fi
 if [ "$for_what" = deny ]; then tool cargo-deny 0.20.2; fi
 say "all there"

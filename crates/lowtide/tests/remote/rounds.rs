@@ -1,19 +1,24 @@
 //! `make remote`: a program that verifies every byte, while nodes of its cluster are killed, started again, stopped for a while,
 //! replaced, and slots move between them, at random. Each round is right, or ends with the message.
 
-use crate::live::{Run, Scene, turn, verifier};
+use crate::live::{Run, Scene, program, turn, verifier};
 use crate::servers::{Cluster, PRIMARIES};
 use fastrand::Rng;
 use rustix::process::Signal;
 use std::fmt::Write as _;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// In which a round must end once nothing more is done to its cluster. Pages are waited for up to 30 seconds.
-const ROUND: Duration = Duration::from_secs(120);
+const ROUND: Duration = Duration::from_secs(180);
 /// The longest that a node is stopped: its replica takes its place or not.
 const LONGEST_STOP: u64 = 6000;
+
+/// Rounds at a time for each CPU.
+const ROUNDS_OF_A_CPU: u64 = 3;
 
 /// What is done to a cluster.
 struct Trouble {
@@ -123,37 +128,57 @@ fn given(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// `ROUNDS` of them, `SEED` the first one's; with `COPIES` of each page.
+/// How rounds have ended.
+#[derive(Default)]
+struct Ended {
+    right: u64,
+    with_the_message: u64,
+    wrong: Vec<u64>,
+}
+
+/// A round, by its seed, and what is said of it.
+fn one(seed: u64, ended: &Mutex<Ended>) {
+    let (scene, mut trouble) = (Scene::new(), Trouble::new(seed));
+    let how = round(&scene, &mut trouble);
+    let (told, mut ended) = (&trouble.told, ended.lock().expect("no round panics with it"));
+    match how {
+        Ok(None) => {
+            ended.right += 1;
+            eprintln!("SEED={seed}: right\n{told}");
+        }
+        Ok(Some(message)) => {
+            ended.with_the_message += 1;
+            let nodes = trouble.cluster.nodes.iter().map(|node| node.ask("CLUSTER NODES")).find(|text| !text.is_empty());
+            eprintln!("SEED={seed}: ended with the message\n{told}  {}\n{}", message.trim(), nodes.unwrap_or_default());
+        }
+        Err(why) => {
+            eprintln!("SEED={seed}: WRONG: {why}\n{told}");
+            ended.wrong.push(seed);
+        }
+    }
+}
+
+/// `ROUNDS` of them, `SEED` the first one's, `JOBS` at a time, because they wait most of the time; with `COPIES` of each page.
 #[test]
 #[ignore = "takes long: make remote"]
 fn rounds_of_random_failures() {
     let Some(_turn) = turn() else { return };
     let (rounds, first) = (given("ROUNDS").unwrap_or(100), given("SEED").unwrap_or_else(|| Rng::new().u64(..1 << 32)));
-    let (mut right, mut wrong) = (0, Vec::new());
-    for seed in first..first + rounds {
-        let (scene, mut trouble) = (Scene::new(), Trouble::new(seed));
-        let ended = round(&scene, &mut trouble);
-        let told = &trouble.told;
-        match ended {
-            Ok(None) => {
-                right += 1;
-                eprintln!("SEED={seed}: right\n{told}");
-            }
-            Ok(Some(message)) => {
-                let nodes = trouble.cluster.nodes.iter().map(|node| node.ask("CLUSTER NODES")).find(|text| !text.is_empty());
-                eprintln!("SEED={seed}: ended with the message\n{told}  {}\n{}", message.trim(), nodes.unwrap_or_default());
-            }
-            Err(why) => {
-                eprintln!("SEED={seed}: WRONG: {why}\n{told}");
-                wrong.push(seed);
-            }
+    let cpus = thread::available_parallelism().map_or(1, |cpus| cpus.get() as u64);
+    let jobs = given("JOBS").unwrap_or(ROUNDS_OF_A_CPU * cpus).clamp(1, rounds);
+    // It is compiled by one.
+    program("verifies");
+    let (next, ended) = (AtomicU64::new(0), Mutex::<Ended>::default());
+    thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                let seeds = std::iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed)).take_while(|n| *n < rounds);
+                seeds.for_each(|n| one(first + n, &ended));
+            });
         }
-    }
-    eprintln!(
-        "{rounds} rounds: {right} right, {} ended with the message, {} wrong",
-        rounds - right - wrong.len() as u64,
-        wrong.len()
-    );
+    });
+    let Ended { right, with_the_message, wrong } = ended.into_inner().expect("no round panicked with it");
+    eprintln!("{rounds} rounds: {right} right, {with_the_message} ended with the message, {} wrong", wrong.len());
     assert!(wrong.is_empty(), "wrong: SEED={wrong:?}");
     assert!(right > 0, "none was right: is anything of the area used at all?");
 }

@@ -3,9 +3,11 @@
 use crate::SOON;
 use crate::certificates::{Authority, Certificate};
 use rustix::process::{Pid, Signal};
+use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -138,9 +140,15 @@ fn with_tls(authority: &Authority, Certificate { cert, key }: &Certificate) -> S
     format!("--tls-port {port} --tls-cert-file {cert} --tls-key-file {key} --tls-ca-cert-file {ca} --tls-auth-clients no")
 }
 
-/// A port that nobody listens on.
+/// A port that nobody listens on, and that nobody was given before.
 pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port()
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    loop {
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port();
+        if GIVEN.lock().expect("nobody panics with it").insert(port) {
+            return port;
+        }
+    }
 }
 
 /// Options of a node of a cluster, with a port of its own for other nodes.
