@@ -2,7 +2,7 @@
 
 use crate::live::{MIB, Run, Scene, area, ends_well, number, program, turn, verifier};
 use crate::servers::{Cluster, PRIMARIES, Server};
-use crate::{goes_on, is_stopped};
+use crate::{ends_right, goes_on, is_stopped};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::thread;
@@ -25,14 +25,6 @@ pub fn sleeper(scene: &Scene, cluster: &Cluster) -> Run {
     });
     cluster.is_replicated();
     run
-}
-
-/// All pages come back as they were.
-#[track_caller]
-pub fn all_is_right(scene: &Scene, run: Run) {
-    scene.wake();
-    let (out, err) = run.finish();
-    assert!(out.starts_with("OK"), "{out}{err}");
 }
 
 /// What a run that is over has said of its cluster.
@@ -200,7 +192,7 @@ fn a_primary_that_is_killed_is_replaced_by_its_replica() {
     let (scene, mut cluster) = (Scene::new(), Cluster::start(""));
     let run = sleeper(&scene, &cluster);
     cluster.nodes[0].kill();
-    all_is_right(&scene, run);
+    ends_right(&scene, run);
     let remote = statistics(&scene, &cluster);
     assert_eq!(number(&remote, "failovers"), 1, "{remote}");
     assert!(number(&remote, "reconnects") > 0 && number(&remote, "pages_read") * 4096 > 32 * MIB, "{remote}");
@@ -221,7 +213,7 @@ fn a_primary_that_hangs_and_comes_back_as_a_replica_is_not_asked() {
     run.wait_until("its replica has taken its place", |_| cluster.nodes[PRIMARIES].ask("ROLE").contains("master"));
     // What is on the way to it comes before it learns what it is now: it takes that for its own.
     cluster.nodes[0].signal(Signal::CONT);
-    all_is_right(&scene, run);
+    ends_right(&scene, run);
     assert_eq!(number(&statistics(&scene, &cluster), "failovers"), 1);
     assert!(cluster.nodes[0].ask("ROLE").contains("slave"));
     assert_eq!(cluster.keys(), [0; PRIMARIES]);
@@ -268,7 +260,7 @@ fn a_cluster_that_is_down_for_a_while_is_waited_for() {
     run.wait_until("the cluster is down", |_| cluster.nodes[2].ask("CLUSTER INFO").contains("cluster_state:fail"));
     two.iter().for_each(|node| node.signal(Signal::CONT));
     goes_on(&scene, &mut run, &spec);
-    all_is_right(&scene, run);
+    ends_right(&scene, run);
 }
 
 #[test]
@@ -309,5 +301,5 @@ fn the_policy_is_asked_again_after_a_failover() {
     goes_on(&scene, &mut run, &spec);
     let stats = replica.ask("INFO commandstats");
     assert!(stats.contains("cmdstat_get:") && !stats.contains("cmdstat_set:"), "{stats}");
-    all_is_right(&scene, run);
+    ends_right(&scene, run);
 }

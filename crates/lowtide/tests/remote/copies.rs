@@ -40,10 +40,8 @@ fn copies_on(node: &Server) -> [Vec<String>; 2] {
 
 /// All pages come back as they were; what the statistics say of the area, and what else was said.
 #[track_caller]
-fn all_is_right(scene: &Scene, run: Run) -> (Value, String) {
-    scene.wake();
-    let (out, err) = run.finish();
-    assert!(out.starts_with("OK"), "{out}{err}");
+fn ends_with_statistics(scene: &Scene, run: Run) -> (Value, String) {
+    let err = ends_right(scene, run);
     let stats = std::fs::read_to_string(scene.path("stats.json")).expect("written");
     let stats: Value = serde_json::from_str(&stats).expect("JSON");
     (stats["areas"][0]["remote"].clone(), err)
@@ -61,7 +59,7 @@ fn the_loss_of_any_one_node_loses_nothing() {
         let (scene, mut cluster) = (Scene::new(), Cluster::without_replicas(PRIMARIES));
         let run = sleeper(&scene, &cluster);
         cluster.nodes[lost].kill();
-        let (remote, err) = all_is_right(&scene, run);
+        let (remote, err) = ends_with_statistics(&scene, run);
         // A third of the first copies were there, and none was missing where a node answered.
         assert!(number(&remote, "second_copies_read") * 4096 > 8 * MIB, "{remote}");
         assert_eq!((harmed(&remote), number(&remote, "failovers")), ((0, 0), 0), "{remote}");
@@ -85,7 +83,7 @@ fn copies_that_are_lost_or_wrong_are_replaced_by_the_others() {
     for key in &firsts[300..500] {
         assert_eq!(cluster.nodes[0].ask(&format!("DEL {key}")), "1");
     }
-    let (remote, err) = all_is_right(&scene, run);
+    let (remote, err) = ends_with_statistics(&scene, run);
     let (lost, wrong) = harmed(&remote);
     assert!(lost >= 200 && wrong >= 300 && number(&remote, "second_copies_read") >= lost + wrong, "{remote}");
     // Once each, and with the node.
@@ -135,7 +133,7 @@ fn a_wrong_copy_is_not_taken_for_the_last_one_while_a_node_hangs() {
     scene.wake();
     thread::sleep(Duration::from_secs(6));
     cluster.nodes[0].signal(Signal::CONT);
-    let (remote, err) = all_is_right(&scene, run);
+    let (remote, err) = ends_with_statistics(&scene, run);
     // It was asked for other copies than those that came, and these are the ones that are wrong.
     assert!(number(&remote, "second_copies_read") > 0 && harmed(&remote).1 > 0, "{remote}");
     let wrong = err.lines().filter(|line| line.contains("is not what was written there"));

@@ -1,7 +1,7 @@
 //! A network between the run and its server that is cut, slow, or loses packets, and one between the nodes of a cluster that falls
 //! apart: virtual cables to network namespaces, and between these. This takes root, and the kernel's veth and netem.
 
-use crate::cluster::{all_is_right, sleeper, statistics};
+use crate::cluster::{sleeper, statistics};
 use crate::live::{MIB, Scene, area, is_root, number, skip, turn, verifier};
 use crate::servers::{Cluster, PRIMARIES, Place, Server};
 use crate::{ends_right, goes_on, is_stopped};
@@ -199,7 +199,7 @@ fn a_primary_that_is_parted_from_the_others_is_not_believed() {
     run.wait_until("its place was taken", |_| replica.ask("ROLE").contains("master"));
     assert!(cluster.nodes[ALONE].ask("ROLE").contains("master"), "it does not know");
     replica.ask("CONFIG RESETSTAT");
-    all_is_right(&scene, run);
+    ends_right(&scene, run);
     assert_eq!(number(&statistics(&scene, &cluster), "failovers"), 1);
     assert!(replica.ask("INFO commandstats").contains("cmdstat_get:"));
     assert!(cluster.nodes[ALONE].ask("ROLE").contains("master"), "nor then");

@@ -9,12 +9,6 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-/// Every byte was right; what was said meanwhile is another matter.
-#[track_caller]
-fn all_is_right(scene: &Scene, run: Run) {
-    ends_right(scene, run);
-}
-
 #[test]
 fn pages_go_to_a_server_and_come_back_and_nothing_is_left_there() {
     let Some(_turn) = turn() else { return };
@@ -187,7 +181,7 @@ fn a_server_that_is_told_to_throw_pages_away_gets_no_more() {
     goes_on(&scene, &mut run, &spec);
     let stats = server.ask("INFO commandstats");
     assert!(stats.contains("cmdstat_get:") && !stats.contains("cmdstat_set:"), "{stats}");
-    all_is_right(&scene, run);
+    ends_right(&scene, run);
 }
 
 #[test]
@@ -200,7 +194,7 @@ fn a_server_that_hangs_for_a_moment_is_waited_for() {
     thread::sleep(Duration::from_secs(3));
     server.signal(Signal::CONT);
     goes_on(&scene, &mut run, &spec);
-    all_is_right(&scene, run);
+    ends_right(&scene, run);
     assert_eq!(server.keys(), 0);
 }
 
@@ -260,7 +254,7 @@ fn a_server_that_comes_back_with_its_data_goes_on() {
     let mut run = verifier(&scene, &format!("--ram 40M --pool 4M --swap {spec}"), "64 n");
     server.start_again();
     goes_on(&scene, &mut run, &spec);
-    all_is_right(&scene, run);
+    ends_right(&scene, run);
 }
 
 /// Changes a page on the server as a Lua script says, once pages are out; the run must find it.
