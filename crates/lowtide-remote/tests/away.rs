@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -32,6 +32,8 @@ struct Node {
 #[derive(Default)]
 struct State {
     hangs: AtomicBool,
+    /// Milliseconds after which it answers.
+    far: AtomicU64,
     /// What it says of the cluster.
     nodes: Mutex<String>,
     pages: Mutex<HashMap<Vec<u8>, Vec<u8>>>,
@@ -114,13 +116,14 @@ fn read(pages: &mut Pages, runs: &[Run], since: Instant) -> (Vec<Result<(), Errn
 }
 
 fn serve(stream: TcpStream, port: u16, state: &State) {
-    let State { hangs, nodes, pages, gets, connections } = state;
+    let State { hangs, far, nodes, pages, gets, connections } = state;
     connections.fetch_add(1, Ordering::SeqCst);
     let (mut from, mut to) = (BufReader::new(stream.try_clone().unwrap()), stream);
     while let Some(words) = words(&mut from) {
         while hangs.load(Ordering::SeqCst) {
             thread::sleep(Duration::from_millis(10));
         }
+        thread::sleep(Duration::from_millis(far.load(Ordering::SeqCst)));
         let bulk = |bytes: &[u8]| [format!("${}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat();
         let reply = match words[0].as_slice() {
             b"INFO" => bulk(
@@ -190,6 +193,19 @@ fn a_node_that_hangs_does_not_hold_up_the_others() {
     remote.look();
     assert!(!remote.has_away());
     assert_eq!(read(&mut pages, &runs, Instant::now()), (vec![Ok(()); 2], vec![2, 1], b"aay".to_vec()));
+}
+
+/// Each word takes long, and some are said before a connection can be used.
+#[test]
+fn nodes_that_are_far_away_are_asked_and_found_again() {
+    let nodes: [Node; 2] = cluster();
+    nodes.iter().for_each(|node| node.state.far.store(400, Ordering::SeqCst));
+    let remote = remote(&nodes[1], Duration::from_secs(20));
+    let known = remote.known(Instant::now() + Duration::from_secs(20)).unwrap();
+    nodes.iter().for_each(|node| remote.set_away(&node.address()));
+    remote.look();
+    assert!(!remote.has_away());
+    assert!(remote.newer(&known, Instant::now() + Duration::from_secs(20)).is_ok());
 }
 
 #[test]
