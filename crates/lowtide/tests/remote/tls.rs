@@ -184,6 +184,7 @@ fn servers_that_are_not_who_they_should_be_are_refused_before_the_program_starts
     std::fs::write(scene.path("empty"), "nothing").expect("written");
     scene.refused(&run(&format!("{spec},ca=empty")), 2, &["ca=empty: there is no certificate in it"]);
     scene.refused(&run(&format!("{spec},ca={ca},cert={ca}")), 2, &["cert= and key= belong together"]);
+    std::fs::set_permissions(scene.path("empty"), Permissions::from_mode(0o600)).expect("set");
     scene.refused(&run(&format!("{spec},ca={ca},cert={ca},key=empty")), 2, &["key=empty: there is no private key in it"]);
     assert!(!scene.path("started").exists());
 }
