@@ -53,7 +53,8 @@ impl Growth {
         }
         // What there is too much of can't be evicted.
         let (asked_us, asked) = self.asked;
-        let in_vain = asked_us != 0 && now_us.saturating_sub(asked_us) >= HELD_US && total > asked.saturating_sub(LEAST_EVICTED);
+        let in_vain =
+            asked_us != 0 && now_us.saturating_sub(asked_us) >= HELD_US && total > asked.saturating_sub(LEAST_EVICTED);
         if asked_us != 0 {
             self.in_vain = if in_vain { self.in_vain + 1 } else { 0 };
         }

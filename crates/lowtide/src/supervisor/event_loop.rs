@@ -280,7 +280,8 @@ fn exit_code(status: WaitStatus) -> Option<u8> {
 fn stop_with(program: Pid, status: WaitStatus) {
     let of_terminal = [Signal::TSTP, Signal::TTIN, Signal::TTOU].map(Signal::as_raw);
     // While it is held (`hold.rs`) a signal that is about to come to it looks the same, and may be one that it handles.
-    let is_stopped = status.as_raw() >> 16 == STOP || Stat::of(program.as_raw_pid() as u32).is_some_and(|stat| stat.state == 'T');
+    let is_stopped =
+        status.as_raw() >> 16 == STOP || Stat::of(program.as_raw_pid() as u32).is_some_and(|stat| stat.state == 'T');
     if is_stopped && status.stopping_signal().is_some_and(|signal| of_terminal.contains(&signal)) {
         let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::STOP);
     }

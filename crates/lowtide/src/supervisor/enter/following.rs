@@ -1,10 +1,10 @@
 //! Execs of processes that have no hook for them: a system call filter tells of each (the pager's `call_filter`), and the thread
 //! waits in the call until it is answered. It is traced from then on, until it has executed a program or could not.
 
-use super::tracee;
 use super::Entering;
 use super::moves::Maker;
 use super::notices::{Notices, Told};
+use super::tracee;
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::Pid;

@@ -130,9 +130,8 @@ pub fn let_run(process: Pid, thread: Pid) -> bool {
     }
     let mut signal = MaybeUninit::<libc::siginfo_t>::zeroed();
     // SAFETY: zeroes are one; and the kernel fills it.
-    let (asked, signal) = unsafe {
-        (request(libc::PTRACE_GETSIGINFO, thread, 0, signal.as_mut_ptr().addr(), "signal"), signal.assume_init())
-    };
+    let (asked, signal) =
+        unsafe { (request(libc::PTRACE_GETSIGINFO, thread, 0, signal.as_mut_ptr().addr(), "signal"), signal.assume_init()) };
     let signal = match asked {
         // Of a stop that no signal has made the code has the event above the signal.
         Ok(()) if signal.si_code >> 8 == 0 || signal.si_code < 0 => signal.si_signo,
