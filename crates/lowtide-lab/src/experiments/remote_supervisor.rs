@@ -75,7 +75,7 @@ fn run(scale: &Scale) -> Result<Outcome, String> {
     let area = format!("redis://127.0.0.1:{}", redis.1);
     let time = Duration::from_secs(scale.pick(3, 20));
     let columns = ["pages", "written/s", "read/s", "CPU s of a second", "us a page", "resident", "private", "threads"];
-    let mut table = Table::new(format!("{PROCESSES} processes with {} MiB each in {RAM}", PAGES * PAGE_SIZE >> 20), &columns);
+    let mut table = Table::new(format!("{PROCESSES} processes with {} MiB each in {RAM}", (PAGES * PAGE_SIZE) >> 20), &columns);
     for (name, options) in [("on a server", ["--pool", "1M", "--swap", &area]), ("in RAM", ["--codec", "lz4", "--swap", "ram"])]
     {
         let run = Run::start(&options, time + 2 * PATIENCE)?;
