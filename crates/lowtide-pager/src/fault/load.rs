@@ -142,8 +142,9 @@ impl Operation<'_> {
         while i < n {
             let p = first + i;
             if self.map.get(p) != PageState::Loading(claimed[i], by) {
-                // Dropped (clean up) or moved elsewhere by mremap (the word went along) while it was loaded.
-                if self.map.swap(p, PageState::Orphan, PageState::None) {
+                // Dropped (clean up), or mremap has moved it elsewhere (the word went along) or, when it had been dropped, something
+                // else to its place (and cleaned up) while it was loaded.
+                if self.map.swap(p, PageState::Orphan(claimed[i], by), PageState::None) {
                     freed.push(claimed[i]);
                     self.zero_now.fetch_sub(u64::from(claimed[i] == 0), Ordering::Relaxed);
                 }

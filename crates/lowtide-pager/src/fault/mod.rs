@@ -280,7 +280,7 @@ impl Operation<'_> {
             }
             // Another monitor is bringing it in and wakes all who wait for it; it may have been done when it looked, hence
             // once more from here.
-            PageState::Loading(..) | PageState::Moving(_) | PageState::Orphan => Err(Again::Changed),
+            PageState::Loading(..) | PageState::Moving(_) | PageState::Orphan(..) => Err(Again::Changed),
         }
     }
 

@@ -156,7 +156,7 @@ impl Pager {
                 for start in [from, to] {
                     self.let_go_before_move(lock, Range { start, end: start + len });
                 }
-                self.remapped(from, to, len);
+                self.remapped(lock, from, to, len);
                 // The kernel keeps the registration of the new place. What a grown mapping adds behind `len` is found by the
                 // next look at the maps; the old place, if it is still mapped (MREMAP_DONTUNMAP), by an UNMAP that does not
                 // come.
@@ -167,8 +167,9 @@ impl Pager {
     }
 
     /// Words go where their pages went.
-    fn remapped(&self, from: usize, to: usize, len: usize) {
+    fn remapped(&self, lock: &Exclusive<'_>, from: usize, to: usize, len: usize) {
         let (from, to) = (PageNo::of(from), PageNo::of(to));
+        let mut freer = self.store(lock).freer();
         self.map.each(from, from + len.div_ceil(PAGE_SIZE), |page, old| {
             if old.peek() == PageState::None {
                 return;
@@ -185,13 +186,15 @@ impl Pager {
                 }
                 PageState::Loading(0, _) => PageState::Zero,
                 PageState::Loading(e, _) => PageState::Swapped(e),
-                PageState::Orphan => {
+                orphan @ PageState::Orphan(..) => {
                     // Dropped before it was moved; the thread at work still looks for it at the old place.
-                    old.set(PageState::Orphan);
+                    old.set(orphan);
                     return;
                 }
                 other => other,
             };
+            // Dropped before this was moved to its place: the thread that loads it does not find that any more.
+            self.map.get(new).orphaned().into_iter().for_each(|word| self.forget(&mut freer, word));
             self.map.set(new, word);
         });
     }
@@ -318,6 +321,26 @@ pub(crate) mod tests {
         }
         // The kernel's answer, which maps nothing in the last page.
         assert_eq!(pager.adopt(Range { start: end - PAGE_SIZE, end }), Err(Errno::INVAL));
+    }
+
+    /// A thread loads pages that are unmapped meanwhile, and then others are moved to their place.
+    #[test]
+    fn what_was_being_loaded_where_something_is_moved_to_is_let_go_of() {
+        use crate::pagemap::Claimant;
+        let Some(pager) = pager() else { return };
+        let (from, to, by) = (mapping(8), mapping(8), Claimant::new());
+        let lock = pager.space.exclusive();
+        for (i, at) in [(0, from), (1, from), (0, to), (1, to), (2, to)].map(|(i, at)| (i, PageNo::of(at) + i)) {
+            let word = if at == PageNo::of(to) + i { PageState::Loading(0, by) } else { PageState::Zero };
+            assert_eq!(pager.map.claim(at, PageState::None, word), Ok(true));
+            pager.zero_now.fetch_add(1, Ordering::Relaxed);
+        }
+        pager.happened(&lock, Message::Unmap { start: to, end: to + 8 * PAGE_SIZE });
+        assert_eq!(words(&pager, to, 3), [PageState::Orphan(0, by); 3]);
+        pager.happened(&lock, Message::Remap { from, to, len: 8 * PAGE_SIZE });
+        let moved = [PageState::Zero, PageState::Zero, PageState::Orphan(0, by)];
+        assert_eq!(words(&pager, to, 3), moved, "where nothing is out there is nothing in the way of that thread");
+        assert_eq!(pager.zero_now.load(Ordering::Relaxed), 3, "the two that have moved, and one that it will find");
     }
 
     #[test]

@@ -103,7 +103,8 @@ impl Pager {
             }
             match slot.take() {
                 // Whoever is at work finds this and cleans up.
-                PageState::Storing(_) | PageState::Loading(..) | PageState::Orphan => slot.set(PageState::Orphan),
+                PageState::Storing(_) => slot.set(PageState::ORPHAN_OF_STORE),
+                PageState::Loading(raw, by) | PageState::Orphan(raw, by) => slot.set(PageState::Orphan(raw, by)),
                 other => self.forget(&mut freer, other),
             }
         });
@@ -403,7 +404,7 @@ mod tests {
         assert!(left > MOST, "{left} blocks are left");
         // A worker is at one of them.
         let busy = PageNo::of(place.end).back(3 * BLOCK_PAGES);
-        pager.map.set(busy, PageState::Orphan);
+        pager.map.set(busy, PageState::ORPHAN_OF_STORE);
         pager.happened(&lock, Message::Remap { from, to: AT, len: place.end - place.start });
         // As many words were let go of as that worker's block has.
         assert_eq!(left - blocks_out(&pager), 1);

@@ -137,7 +137,7 @@ mod tests {
             map.set(page, PageState::Swapped(page.number() as u64));
         }
         let busy = first + 3 * BLOCK_PAGES + 5;
-        map.set(busy, PageState::Orphan);
+        map.set(busy, PageState::ORPHAN_OF_STORE);
         let quiet = |state| matches!(state, PageState::None | PageState::Swapped(_));
         let left: Vec<usize> = (0..BLOCKS).filter(|i| !map.set_aside(first + i * BLOCK_PAGES, quiet)).collect();
         assert!(left == [3] && map.has_aside(), "a thread is at work there: {left:?}");

@@ -29,6 +29,7 @@ use crate::pagemap::ids::StagingFrame;
 /// | None, Clean, Swapped, Staged (stale) | Removing | removed while it was in memory | exclusive |
 /// | Storing, Loading, Orphan | Orphan | unmapped or removed: whoever is at work cleans up | exclusive |
 /// | Orphan | None | the thread that stored or loaded it | any |
+/// | Orphan | what has moved there | moved by mremap, which cleans up: a load does not find its Orphan any more | exclusive |
 /// | Removing | None | the end of the last hooked call there, by the program's own thread | none |
 ///
 /// (While something is left of a large removal, its words say what was so before: see `mappings/going.rs`.)
@@ -56,11 +57,25 @@ pub enum PageState {
     /// In the store, being brought in (raw swap entry; 0: a zero page), by this claimant ([`Claimant`]): a thread that still has
     /// bytes of a claim that an mremap there and back has undone does not take the next claim, of other bytes, for its own.
     Loading(u64, Claimant),
-    /// Dropped by the program while being stored or loaded: the thread at work makes it None.
-    Orphan,
+    /// Dropped by the program while being stored or loaded: the thread at work makes it None. What was loaded, as in Loading, and
+    /// is to be let go of; of what was stored [`PageState::ORPHAN_OF_STORE`].
+    Orphan(u64, Claimant),
 }
 
 impl PageState {
+    /// That whoever stores it has to clean up. (No load outlives a hold of the space lock without a claimant.)
+    pub const ORPHAN_OF_STORE: PageState = PageState::Orphan(0, Claimant::ONE_HOLD);
+
+    /// What the thread that loaded a page lets go of, if the program has dropped the page meanwhile: Zero or Swapped.
+    pub(crate) fn orphaned(self) -> Option<PageState> {
+        match self {
+            PageState::ORPHAN_OF_STORE => None,
+            PageState::Orphan(0, _) => Some(PageState::Zero),
+            PageState::Orphan(raw, _) => Some(PageState::Swapped(raw)),
+            _ => None,
+        }
+    }
+
     /// The word as bits. None is 0: what was never written.
     pub const fn bits(self) -> u64 {
         match self {
@@ -72,7 +87,7 @@ impl PageState {
             PageState::Storing(f) => 5 | (f.number() as u64) << 4,
             PageState::Swapped(e) => 6 | e << 4,
             PageState::Loading(e, by) => 7 | e << 4 | (by.0 as u64) << CLAIMANT_SHIFT,
-            PageState::Orphan => 8,
+            PageState::Orphan(e, by) => 8 | e << 4 | (by.0 as u64) << CLAIMANT_SHIFT,
             PageState::Clean(e) => 9 | e << 4,
         }
     }
@@ -88,7 +103,7 @@ impl PageState {
             5 => PageState::Storing(StagingFrame::new(arg as u32)),
             6 => PageState::Swapped(arg),
             7 => PageState::Loading(arg & ENTRY, Claimant((bits >> CLAIMANT_SHIFT) as u16)),
-            8 => PageState::Orphan,
+            8 => PageState::Orphan(arg & ENTRY, Claimant((bits >> CLAIMANT_SHIFT) as u16)),
             9 => PageState::Clean(arg),
             _ => PageState::None,
         }
@@ -144,7 +159,8 @@ mod tests {
             PageState::Loading(entry, Claimant::new()),
             PageState::Loading(entry, Claimant((1 << CLAIMANT_BITS) - 1)),
             PageState::Loading(0, Claimant::ONE_HOLD),
-            PageState::Orphan,
+            PageState::ORPHAN_OF_STORE,
+            PageState::Orphan(entry, Claimant((1 << CLAIMANT_BITS) - 1)),
         ] {
             assert_eq!(PageState::from_bits(word.bits()), word);
         }

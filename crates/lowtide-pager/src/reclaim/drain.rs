@@ -164,7 +164,7 @@ impl Operation<'_> {
                 // Dropped by the program or back in its place meanwhile. In the latter case the frame is nobody's any more, and
                 // the word may be about to become another thread's.
                 if let Some(page) = owner.filter(|page| self.staging.owner(frame) == Some(*page)) {
-                    self.map.swap(page, PageState::Orphan, PageState::None);
+                    self.map.swap(page, PageState::ORPHAN_OF_STORE, PageState::None);
                 }
                 // Last: of a page that no tier took it is the frame that is forgotten, and with it whose it is.
                 self.forget(&mut freer, word);
