@@ -184,7 +184,7 @@ pub unsafe fn remap(arguments: [usize; 5], make: impl FnOnce(Option<Move>, &dyn 
     }
     let r = {
         let _turn = gate::change(if stays { Call::Drops } else { Call::Moves }, [from, over]);
-        let asked = Move { from, is_placed, leaves: has(sys::MREMAP_DONTUNMAP) };
+        let asked = Move { from, is_placed, leaves: has(sys::MREMAP_DONTUNMAP), shortens: new_len < old_len };
         // `lowtide run` need not be told of it, where it is of others.
         // SAFETY: handed on to the caller.
         make((!stays).then_some(asked), &|| unsafe {

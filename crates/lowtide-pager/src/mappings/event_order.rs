@@ -20,7 +20,7 @@
 
 use arrayvec::ArrayVec;
 
-use crate::mappings::made_move::MadeMove;
+use crate::mappings::made_move::{MadeMove, around};
 use crate::mappings::regions::Range;
 use crate::sys::uffd::Message;
 
@@ -103,22 +103,30 @@ impl Order {
                 is_certain
             }
             Message::Unmap { start, end } => self.newer(Range { start, end }).into_iter().all(|part| {
-                let mut change = change(part, None);
-                // Of the same thread, which had to wait for the other to be read.
-                let own = self.read.iter().position(|earlier| earlier.is_of_the_call(&change));
-                if self.made.is_some_and(|made| made.moved.is_some() || made.begins_in(part)) {
-                    // There is no other of its turn: it unmaps the place that it leaves after it has moved.
-                    change.in_turn = own.is_some();
+                // Where a made move began, the move came first.
+                let left = self.made.map_or(Range::NONE, |made| made.left_behind());
+                if left.meets(part) {
+                    self.read.iter_mut().filter(|earlier| earlier.left == left).for_each(|move_| move_.has_left = true);
                 }
-                let is_certain = self.follows(&change, own, &is_alone);
-                match own {
-                    Some(own) => self.read[own].has_left = part.start == self.read[own].left.start,
-                    None => self.take_up(change),
-                }
-                is_certain
+                around(part, left).all(|part| self.unmaps(change(part, None), &is_alone))
             }),
             _ => true,
         }
+    }
+
+    fn unmaps(&mut self, mut change: Change, is_alone: impl Fn() -> bool) -> bool {
+        // Of the same thread, which had to wait for the other to be read.
+        let own = self.read.iter().position(|earlier| earlier.is_of_the_call(&change));
+        if self.made.is_some_and(|made| made.moved.is_some() || made.begins_in(change.left)) {
+            // There is no other of its turn: it unmaps the place that it leaves after it has moved.
+            change.in_turn = own.is_some();
+        }
+        let is_certain = self.follows(&change, own, is_alone);
+        match own {
+            Some(own) => self.read[own].has_left = change.left.start == self.read[own].left.start,
+            None => self.take_up(change),
+        }
+        is_certain
     }
 
     /// Whether it came after all that was read, of which `own` is of its own call.

@@ -125,19 +125,21 @@ impl Pager {
         self.space.outlast_exclusive();
     }
 
-    /// Applies an event that was read just now, or holds it back while the program forks. Whoever caused it, or another thread
-    /// whose event was read with it, may go on meanwhile: what is mapped may be as a later event will say, never as an earlier
-    /// one did.
+    /// Applies what comes of an event that was read just now. Whoever caused it, or another thread whose event was read with it,
+    /// may go on meanwhile: what is mapped may be as a later event will say, never as an earlier one did.
     pub(crate) fn happened(&self, lock: &Exclusive<'_>, mut event: Message) {
         if let Message::Remap { from, to, len } = &mut event {
             *len = self.moved_now(*from, *to, *len);
         }
-        for event in self.in_order(lock, event) {
-            if !self.held_back.is_on(lock) {
-                self.apply(lock, &event);
-            } else if !self.held_back.push(lock, &event) {
-                (self.host.fatal)(b"the program changed its mappings more often than lowtide can follow while it forked");
-            }
+        self.in_order(lock, event).into_iter().for_each(|event| self.pass_or_hold_back(lock, event));
+    }
+
+    /// Applies an event whose turn it is, or holds it back while the program forks.
+    pub(super) fn pass_or_hold_back(&self, lock: &Exclusive<'_>, event: Message) {
+        if !self.held_back.is_on(lock) {
+            self.apply(lock, &event);
+        } else if !self.held_back.push(lock, &event) {
+            (self.host.fatal)(b"the program changed its mappings more often than lowtide can follow while it forked");
         }
     }
 

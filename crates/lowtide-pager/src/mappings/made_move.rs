@@ -14,19 +14,26 @@
 //! A thread that gets no CPU may keep changes on their way for long. Then the call is made, and the program told, all the same, and
 //! what is read after that is in doubt as that of raw calls is.
 
-use arrayvec::ArrayVec;
+use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::fault::patience::Patience;
+use arrayvec::ArrayVec;
+use rustix::thread::{Timespec, nanosleep};
+
 use crate::mappings::regions::Range;
 use crate::mappings::space::Exclusive;
 use crate::pagemap::ids::PageNo;
 use crate::pager::{Pager, add};
 use crate::sys::uffd::{Message, Standing, Uffd};
 
-/// Seconds, about, for which changes may be on their way, before others have to wait for the call and while they do: then some
-/// ten milliseconds.
-const CHANGE_SECONDS: u32 = 1;
-const INSIDE_SECONDS: u32 = 0;
+/// Naps during which changes may be on their way: before others have to wait for the call, and while they do.
+const MOST_NAPS: u32 = 8192;
+const NAPS_INSIDE: u32 = 64;
+/// As many as are left where that was in vain again and again: threads that change mappings all the time are not to hold each move
+/// up for long.
+const LEAST_NAPS: u32 = 16;
+/// A nap; and how often it looks before the first.
+const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000 };
+const SPINS: u32 = 50;
 
 /// What a call asks for.
 #[derive(Debug, Clone, Copy)]
@@ -37,7 +44,14 @@ pub struct Move {
     pub is_placed: bool,
     /// The old place stays mapped.
     pub leaves: bool,
+    /// What is there becomes shorter.
+    pub shortens: bool,
 }
+
+/// Unmappings that are put off at most.
+const MOST_PUT_OFF: usize = 4;
+/// What one event comes to at most.
+pub(super) const MOST_OF_ONE: usize = 2 + 2 * MOST_PUT_OFF;
 
 /// A call that is being made.
 #[derive(Debug, Clone, Copy)]
@@ -45,13 +59,26 @@ pub(crate) struct MadeMove {
     asked: Move,
     /// From where to where it has moved something, once that was read.
     pub(crate) moved: Option<[Range; 2]>,
+    /// Whatever was on its way before the call has been read before it was made.
+    is_settled: bool,
+    /// What was unmapped where it begins, and read before the move: nothing, perhaps, that was there before it.
+    put_off: [Range; MOST_PUT_OFF],
+    /// All that it does has been done and read.
+    has_returned: bool,
     /// The program was told, although changes were still on their way that were when the call was made.
     pub(crate) is_late: bool,
 }
 
 impl MadeMove {
-    pub(crate) fn new(asked: Move) -> MadeMove {
-        MadeMove { asked, moved: None, is_late: false }
+    pub(crate) fn new(asked: Move, is_settled: bool) -> MadeMove {
+        MadeMove {
+            asked,
+            moved: None,
+            is_settled,
+            put_off: [Range::NONE; MOST_PUT_OFF],
+            has_returned: false,
+            is_late: false,
+        }
     }
 
     /// Whether something of a range is to move.
@@ -62,6 +89,45 @@ impl MadeMove {
     /// Whether it leaves this place mapped.
     pub(crate) fn leaves(&self, place: Range) -> bool {
         self.asked.leaves && self.asked.from.covers(place)
+    }
+
+    /// Where it begins, if all that is unmapped there was so after it has moved that away: by the call itself, or by others who have
+    /// mapped something there, of which nothing is registered. (Else the program unmaps what it has moved at the same time. A call
+    /// that makes shorter may unmap a part first.) What is read of it before the move is to be put off.
+    pub(crate) fn left_behind(&self) -> Range {
+        let is_known = self.is_settled && !self.is_late && !self.asked.leaves;
+        match self.moved {
+            Some([from, _]) if is_known => from,
+            // There is room for one more.
+            None if is_known && !self.has_returned && !self.asked.shortens && self.put_off[MOST_PUT_OFF - 1] == Range::NONE => {
+                self.asked.from
+            }
+            _ => Range::NONE,
+        }
+    }
+
+    /// Takes note of an unmapping; what of it is to be applied now.
+    fn unmapped(&mut self, range: Range) -> ArrayVec<Range, 2> {
+        let left = self.left_behind();
+        if self.moved.is_some() || !left.meets(range) {
+            return self.newer(range);
+        }
+        let part = Range { start: range.start.max(left.start), end: range.end.min(left.end) };
+        self.put_off.iter_mut().find(|put_off| **put_off == Range::NONE).into_iter().for_each(|put_off| *put_off = part);
+        around(range, left).collect()
+    }
+
+    /// The call has returned; what was put off for it.
+    fn returns(&mut self) -> impl Iterator<Item = Range> + use<> {
+        self.has_returned = true;
+        self.take_put_off()
+    }
+
+    /// What was put off and was no part of what has moved.
+    fn take_put_off(&mut self) -> impl Iterator<Item = Range> + use<> {
+        let moved = self.moved.map_or(Range::NONE, |[from, _]| from);
+        let put_off = core::mem::replace(&mut self.put_off, [Range::NONE; MOST_PUT_OFF]);
+        put_off.into_iter().flat_map(move |part| around(part, moved))
     }
 
     /// Takes note of a move that was read, if it is this one. True: where it has gone is still to be taken for unmapped.
@@ -77,25 +143,54 @@ impl MadeMove {
     pub(crate) fn newer(&self, unmapped: Range) -> ArrayVec<Range, 2> {
         let older =
             self.moved.filter(|_| !self.asked.is_placed && !self.is_late).map(|[_, to]| to).filter(|to| to.meets(unmapped));
-        let parts = match older {
-            None => [unmapped, Range::NONE],
-            Some(to) => [Range { end: to.start, ..unmapped }, Range { start: to.end, ..unmapped }],
-        };
-        parts.into_iter().filter(|part| part.start < part.end).collect()
+        match older {
+            None => [unmapped].into_iter().collect(),
+            Some(to) => around(unmapped, to).collect(),
+        }
+    }
+}
+
+/// What of `range` is outside `hole`.
+pub(super) fn around(range: Range, hole: Range) -> impl Iterator<Item = Range> {
+    let before = Range { end: range.end.min(hole.start), ..range };
+    let behind = Range { start: range.start.max(hole.end), ..range };
+    [before, behind].into_iter().filter(|part| part.start < part.end)
+}
+
+/// For how many naps a move waits, before its turn, for changes that are on their way.
+#[derive(Debug)]
+pub(crate) struct Settling(AtomicU32);
+
+impl Default for Settling {
+    fn default() -> Settling {
+        Settling(AtomicU32::new(MOST_NAPS))
+    }
+}
+
+impl Settling {
+    fn naps(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// What has come of as many naps.
+    fn has_ended(&self, settled: bool) {
+        let next = if settled { self.naps() * 2 } else { self.naps() / 4 };
+        self.0.store(next.clamp(LEAST_NAPS, MOST_NAPS), Ordering::Relaxed);
     }
 }
 
 impl Pager {
     /// Waits for a while until no change is on its way: before the turn to make a move, for which others wait. It takes nothing.
     pub fn outlast_changes(&self) {
-        self.settle(CHANGE_SECONDS);
+        self.settling.has_ended(self.settle(self.settling.naps()).is_some());
     }
 
     /// Makes a call that may move memory, for a thread of the program that waits for the result. By a thread of lowtide's that has
     /// the turn to change mappings and reads no messages; no lock may be held.
     pub fn make_move(&self, asked: Move, call: impl FnOnce() -> isize) -> isize {
-        self.set_made_move(Some(MadeMove::new(asked)));
+        self.set_made_move(Some(asked));
         let result = call();
+        self.has_made_move();
         self.set_made_move(None);
         add(&self.counters().moves_made, 1);
         result
@@ -103,47 +198,60 @@ impl Pager {
 
     /// Waits until no change is on its way, or that takes too long. Then all that was when this began has been read and applied,
     /// and a move begins or is over.
-    fn set_made_move(&self, made: Option<MadeMove>) {
-        let settled = self.settle(INSIDE_SECONDS);
+    fn set_made_move(&self, asked: Option<Move>) {
+        let settled = self.settle(NAPS_INSIDE.min(self.settling.naps()));
         // What was read is applied, too.
         let lock = self.space.exclusive();
         self.look_whether_all_was_read(&lock);
         let mut order = self.order.lock();
         settled.into_iter().for_each(|count| order.are_certain(count));
-        order.made = match (made, settled) {
+        order.made = match (asked, settled) {
+            (Some(asked), settled) => Some(MadeMove::new(asked, settled.is_some())),
             (None, None) => order.made.map(|made| MadeMove { is_late: true, ..made }),
-            (made, _) => made,
+            (None, Some(_)) => None,
         };
     }
 
-    /// How many changes had been read at least when none was on its way. None: that takes too long.
-    fn settle(&self, seconds: u32) -> Option<u64> {
-        let mut patience = Patience::new();
-        loop {
+    /// The call has returned: what was put off is applied, where it has moved nothing.
+    fn has_made_move(&self) {
+        let lock = self.space.exclusive();
+        let put_off: ArrayVec<Range, MOST_OF_ONE> =
+            self.order.lock().made.as_mut().into_iter().flat_map(MadeMove::returns).collect();
+        put_off.into_iter().for_each(|Range { start, end }| self.pass_or_hold_back(&lock, Message::Unmap { start, end }));
+    }
+
+    /// How many changes had been read at least when none was on its way. None: that takes too many naps.
+    fn settle(&self, naps: u32) -> Option<u64> {
+        for look in 0..SPINS + naps {
+            // Whoever has read some has counted them.
+            self.outlast_reading();
             let count = self.order.lock().count();
             if self.uffd().standing(self.staging.addresses().start) != Standing::Changing {
                 return Some(count);
             }
-            if !patience.wait(seconds) {
-                return None;
+            if look < SPINS {
+                core::hint::spin_loop();
+            } else {
+                let _ = nanosleep(&NAP);
             }
         }
+        None
     }
 
     /// An event was read: what of it is to be applied, in this order.
-    pub(super) fn in_order(&self, _: &Exclusive<'_>, event: Message) -> ArrayVec<Message, 2> {
+    pub(super) fn in_order(&self, _: &Exclusive<'_>, event: Message) -> ArrayVec<Message, MOST_OF_ONE> {
+        let unmap = |Range { start, end }| Message::Unmap { start, end };
         let mut order = self.order.lock();
+        let Some(made) = &mut order.made else { return [event].into_iter().collect() };
         match event {
             Message::Remap { from, to, len } => {
                 let [left, place] = [from, to].map(|start| Range { start, end: start + len });
-                let clears = order.made.as_mut().is_some_and(|made| made.has_moved(left, place));
-                let first = clears.then_some(Message::Unmap { start: place.start, end: place.end });
-                first.into_iter().chain([event]).collect()
+                let clears = made.has_moved(left, place);
+                let first = clears.then_some(unmap(place));
+                let put_off: ArrayVec<Range, MOST_OF_ONE> = made.moved.map(|_| made.take_put_off()).into_iter().flatten().collect();
+                first.into_iter().chain([event]).chain(put_off.into_iter().map(unmap)).collect()
             }
-            Message::Unmap { start, end } => {
-                let unmap = |Range { start, end }| Message::Unmap { start, end };
-                order.newer(Range { start, end }).into_iter().map(unmap).collect()
-            }
+            Message::Unmap { start, end } => made.unmapped(Range { start, end }).into_iter().map(unmap).collect(),
             _ => [event].into_iter().collect(),
         }
     }
@@ -154,7 +262,7 @@ impl Pager {
     pub(crate) fn before_move(&self, lock: &Exclusive<'_>, child: &Uffd) -> impl Fn(PageNo) -> PageNo + use<> {
         let made = self.order.lock().made;
         let is_registered = |range: Range| child.standing(range.start) == Standing::Registered;
-        let moved_later = made.and_then(|MadeMove { asked, moved, is_late }| match moved {
+        let moved_later = made.and_then(|MadeMove { asked, moved, is_late, .. }| match moved {
             Some([from, to]) if is_registered(from) => {
                 // What is there may have come since, or may stay there.
                 let is_known = !is_late && (!asked.leaves || !is_registered(to));
@@ -203,22 +311,24 @@ mod tests {
         Clearing,
         Cutting,
         SettlingAfter,
+        /// To wait until it has settled, each time: sometimes that takes too long.
+        Patience,
     }
 
     /// What the thread does that moves.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     enum Mover {
         Waits,
-        /// A thread has asked for its block to be moved from there.
-        Asked(usize, usize),
+        /// A thread has asked for its block to be moved from there, to a given place or not.
+        Asked(usize, usize, Option<usize>),
         /// It may make the call.
-        Begun(usize, usize),
+        Begun(usize, usize, Option<usize>),
         /// It has, and the block is there now.
         Done(usize, usize),
     }
 
-    /// Threads that map and unmap by themselves and have what they have moved by another one; and the kernel, which reports what
-    /// they do in any order. Each place is one page.
+    /// Threads that map and unmap by themselves, several of their places in one call where they can, and have what they have moved
+    /// by another one; and the kernel, which reports what they do in any order. Each place is one page.
     struct World {
         without: Without,
         mapped: [bool; PLACES],
@@ -272,14 +382,19 @@ mod tests {
             let own = (!self.has[thread].is_empty()).then(|| random.usize(..self.has[thread].len()));
             match (random.u32(..4), own) {
                 (0, Some(own)) => {
-                    let at = self.has[thread].swap_remove(own);
-                    (self.mapped[at], self.evicted[at]) = (false, None);
-                    if core::mem::take(&mut self.registered[at]) {
-                        self.under_way[thread].push_back(Message::Unmap { start: at, end: at + 1 });
+                    let start = self.has[thread][own];
+                    let mut end = start + 1;
+                    while self.has[thread].contains(&end) && random.bool() {
+                        end += 1;
                     }
+                    self.has[thread].retain(|at| !(start..end).contains(at));
+                    let event = self.unmap(start..end);
+                    self.under_way[thread].extend(event);
                 }
                 (1 | 2, Some(own)) if self.mover == Mover::Waits => {
-                    self.mover = Mover::Asked(thread, self.has[thread].swap_remove(own));
+                    let from = self.has[thread].swap_remove(own);
+                    let given = (!self.has[thread].is_empty() && random.u32(..4) == 0).then(|| self.has[thread].pop().unwrap());
+                    self.mover = Mover::Asked(thread, from, given);
                 }
                 _ => {
                     if let Some(at) = self.free(random) {
@@ -290,16 +405,36 @@ mod tests {
             }
         }
 
+        /// What of that is reported.
+        fn unmap(&mut self, places: core::ops::Range<usize>) -> Option<Message> {
+            let is_reported = self.registered[places.clone()].contains(&true);
+            for at in places.clone() {
+                (self.mapped[at], self.registered[at], self.evicted[at]) = (false, false, None);
+            }
+            is_reported.then_some(Message::Unmap { start: places.start, end: places.end })
+        }
+
+        /// Whether it goes on although changes are on their way.
+        fn gives_up(&self, random: &mut fastrand::Rng) -> bool {
+            self.without == Without::Patience && random.u32(..4) == 0
+        }
+
         /// The next step of the thread that moves.
         fn step(&mut self, random: &mut fastrand::Rng) {
             match self.mover {
-                Mover::Asked(thread, from) if self.is_settled() || self.without == Without::SettlingBefore => {
-                    self.order.are_certain(self.order.count());
-                    self.order.made = Some(MadeMove::new(Move { from: place(from), is_placed: false, leaves: false }));
-                    self.mover = Mover::Begun(thread, from);
+                Mover::Asked(thread, from, given) => {
+                    let settled = self.is_settled() || self.without == Without::SettlingBefore;
+                    if settled {
+                        self.order.are_certain(self.order.count());
+                    } else if !self.gives_up(random) {
+                        return;
+                    }
+                    let asked = Move { from: place(from), is_placed: given.is_some(), leaves: false, shortens: false };
+                    self.order.made = Some(MadeMove::new(asked, settled));
+                    self.mover = Mover::Begun(thread, from, given);
                 }
                 // It grows in its place, which nothing tells.
-                Mover::Begun(thread, from) if random.u32(..4) == 0 => {
+                Mover::Begun(thread, from, None) if random.u32(..4) == 0 => {
                     let more = from + 1;
                     if more < PLACES && !self.mapped[more] {
                         (self.mapped[more], self.registered[more]) = (true, self.registered[from]);
@@ -307,27 +442,31 @@ mod tests {
                     }
                     self.mover = Mover::Done(thread, from);
                 }
-                Mover::Begun(thread, from) => {
-                    let to = self.free(random);
+                Mover::Begun(thread, from, given) => {
+                    let to = given.or_else(|| self.free(random));
                     if let Some(to) = to {
+                        let cleared = self.unmap(to..to + 1);
                         (self.mapped[to], self.mapped[from]) = (true, false);
                         self.evicted[to] = self.evicted[from].take();
                         self.registered[to] = core::mem::take(&mut self.registered[from]);
-                        if self.registered[to] {
-                            let unmapped = Message::Unmap { start: from, end: from + 1 };
-                            let own = self.under_way.last_mut().unwrap();
-                            own.extend([Message::Remap { from, to, len: 1 }, unmapped]);
-                        }
+                        let moved = [Message::Remap { from, to, len: 1 }, Message::Unmap { start: from, end: from + 1 }];
+                        let moved = moved.into_iter().filter(|_| self.registered[to]);
+                        self.under_way.last_mut().unwrap().extend(cleared.into_iter().chain(moved));
                     }
                     self.mover = Mover::Done(thread, to.unwrap_or(from));
                 }
                 // (Its own were read.)
-                Mover::Done(thread, at)
-                    if self.is_settled()
-                        || self.without == Without::SettlingAfter && self.under_way.last().unwrap().is_empty() =>
-                {
-                    self.order.are_certain(self.order.count());
-                    self.order.made = None;
+                Mover::Done(thread, at) if self.under_way.last().unwrap().is_empty() => {
+                    let put_off: Vec<_> = self.order.made.as_mut().into_iter().flat_map(MadeMove::returns).collect();
+                    self.forget(put_off);
+                    if self.is_settled() || self.without == Without::SettlingAfter {
+                        self.order.are_certain(self.order.count());
+                        self.order.made = None;
+                    } else if self.gives_up(random) {
+                        self.order.made = self.order.made.map(|made| MadeMove { is_late: true, ..made });
+                    } else {
+                        return;
+                    }
                     self.has[thread].push(at);
                     self.mover = Mover::Waits;
                 }
@@ -349,28 +488,42 @@ mod tests {
             }
         }
 
+        fn forget(&mut self, ranges: impl IntoIterator<Item = Range>) {
+            for at in ranges.into_iter().flat_map(|range| range.start..range.end) {
+                (self.words[at], self.adopted[at]) = (None, false);
+            }
+        }
+
         /// The next event of a thread is read and applied; false: it is not certain.
         fn read(&mut self, thread: usize) -> bool {
             let Some(event) = self.under_way[thread].pop_front() else { return true };
-            let turn = self.order.made.map_or(Range::NONE, |made| made.asked.from);
-            let is_certain = self.order.is_certain(&event, |range| turn.covers(range), || false);
+            let turn = match self.mover {
+                Mover::Begun(_, from, to) => [place(from), to.map_or(Range::NONE, place)],
+                Mover::Done(_, to) => [self.order.made.map_or(Range::NONE, |made| made.asked.from), place(to)],
+                _ => [Range::NONE; 2],
+            };
+            let in_turn = |range: Range| turn.iter().any(|changed| changed.covers(range));
+            let is_certain = self.order.is_certain(&event, in_turn, || false);
             match event {
                 Message::Unmap { start, end } => {
-                    for part in self.order.newer(Range { start, end }) {
-                        (self.words[part.start], self.adopted[part.start]) = (None, false);
-                    }
+                    let range = Range { start, end };
+                    let parts = self.order.made.as_mut().map_or([range].into_iter().collect(), |made| made.unmapped(range));
+                    self.forget(parts);
                 }
                 Message::Remap { from, to, .. } => {
-                    if self.without != Without::Cutting {
-                        self.order.made.as_mut().unwrap().has_moved(place(from), place(to));
-                    }
-                    if self.without != Without::Clearing {
+                    let mut made = self.order.made.unwrap();
+                    if made.has_moved(place(from), place(to)) && self.without != Without::Clearing {
                         self.words[to] = None;
+                    }
+                    let put_off: Vec<_> = made.take_put_off().collect();
+                    if self.without != Without::Cutting {
+                        self.order.made = Some(made);
                     }
                     if let Some(word) = self.words[from].take() {
                         self.words[to] = Some(word);
                     }
                     self.adopted[to] = true;
+                    self.forget(put_off);
                 }
                 _ => unreachable!(),
             }
@@ -415,7 +568,7 @@ mod tests {
             match random.usize(..threads + 3) {
                 thread if thread < threads && world.under_way[thread].is_empty() => {
                     let asked =
-                        matches!(world.mover, Mover::Asked(by, _) | Mover::Begun(by, _) | Mover::Done(by, _) if by == thread);
+                        matches!(world.mover, Mover::Asked(by, ..) | Mover::Begun(by, ..) | Mover::Done(by, _) if by == thread);
                     if !asked {
                         world.call(thread, &mut random);
                     }
@@ -447,10 +600,21 @@ mod tests {
 
     #[test]
     fn each_step_is_needed() {
-        for without in [Without::SettlingBefore, Without::Clearing, Without::Cutting, Without::SettlingAfter] {
-            let bad = (0..20_000).filter(|seed| run(2 + *seed as usize % 3, without, *seed).0 != End::Right).count();
-            assert!(bad > 0, "without {without:?} all are right");
+        use Without::*;
+        for (without, is_wrong) in [(SettlingBefore, true), (Clearing, true), (Cutting, false), (SettlingAfter, false)] {
+            let ends = || (0..20_000).map(|seed| run(2 + seed as usize % 3, without, seed).0);
+            let [wrong, doubt] = [End::Wrong, End::InDoubt].map(|bad| ends().filter(|end| *end == bad).count());
+            assert!(wrong > 0 || !is_wrong && doubt > 0, "without {without:?} {wrong} are wrong and {doubt} in doubt");
         }
+    }
+
+    /// Threads that get no CPU keep changes on their way.
+    #[test]
+    fn where_it_does_not_settle_nothing_is_wrong() {
+        let ends: Vec<_> = (0..20_000).map(|seed| run(2 + seed as usize % 3, Without::Patience, seed).0).collect();
+        let count = |end| ends.iter().filter(|&each| *each == end).count();
+        assert_eq!(count(End::Wrong), 0, "the first: {:?}", ends.iter().position(|end| *end == End::Wrong));
+        assert!(count(End::InDoubt) > 100 && count(End::Right) > 1000, "{} in doubt", count(End::InDoubt));
     }
 
     /// The place of a move, as the kernel chooses it, was unmapped before: what is read after the move says so late.
@@ -466,7 +630,7 @@ mod tests {
             assert_eq!(pager.map.claim(page, PageState::None, PageState::Zero), Ok(true));
             pager.zero_now.fetch_add(1, Ordering::Relaxed);
         }
-        pager.set_made_move(Some(MadeMove::new(Move { from: range(from, MOVED), is_placed: false, leaves: false })));
+        pager.set_made_move(Some(Move { from: range(from, MOVED), is_placed: false, leaves: false, shortens: false }));
         let lock = pager.space.exclusive();
         pager.regions.insert(&lock, whole);
         let read = |event: Message| {
@@ -506,7 +670,7 @@ mod tests {
             let there = if cloned_before { from } else { to };
             // SAFETY: nobody touches what is missing there.
             unsafe { child.register(there, PAGES * PAGE_SIZE, Watched::Missing).unwrap() };
-            pager.set_made_move(Some(MadeMove::new(Move { from: range(from), is_placed: false, leaves })));
+            pager.set_made_move(Some(Move { from: range(from), is_placed: false, leaves, shortens: false }));
             let lock = pager.space.exclusive();
             pager.happened(&lock, Message::Remap { from, to, len: PAGES * PAGE_SIZE });
             let before_move = pager.before_move(&lock, &child);

@@ -35,6 +35,7 @@ use crate::mappings::going::Going;
 use crate::mappings::guards::Guards;
 use crate::mappings::held::Held;
 use crate::mappings::kept::MOST_KEPT;
+use crate::mappings::made_move::Settling;
 use crate::mappings::moved::tells_length;
 use crate::mappings::regions::Regions;
 use crate::mappings::removal_calls::RemovalCalls;
@@ -65,6 +66,7 @@ pub struct Pager {
     pub(crate) removal_calls: RemovalCalls,
     /// Changed with the space lock held exclusively.
     pub(crate) order: Lock<Order, { rank::UNRANKED }>,
+    pub(crate) settling: Settling,
     /// What is to stay in memory; see `ranges.rs`.
     pub(crate) pinned: Regions,
     pub(crate) held: Held,
@@ -152,6 +154,7 @@ impl Pager {
             going: Going::new(),
             removal_calls: RemovalCalls::new(),
             order: Lock::new(Order::default()),
+            settling: Settling::default(),
             pinned: Regions::new()?,
             held: Held::new()?,
             kept: [const { AtomicU64::new(0) }; MOST_KEPT],
