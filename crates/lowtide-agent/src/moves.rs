@@ -1,20 +1,24 @@
 //! Moves of memory (`mremap`) of programs without hooks are made here: `lowtide run`, which a filter tells of them (`follow.rs`),
 //! passes them on to a thread of lowtide's in the process, and the thread that asked waits for the result. So they come one at a
 //! time, as hooked ones do, and it is known of each event whose it is (the pager's `mappings/made_move.rs`).
+//!
+//! That thread has not the capabilities by which the kernel lets somebody have more memory than others: the program may have given
+//! them up. Where one that has not would need them, it makes its call itself.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use lowtide_pager::sys::broker::{Connection, MOVES};
+use lowtide_pager::sys::Line;
 use lowtide_pager::sys::moves::{Call, Made};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::thread::{Timespec, nanosleep};
+use rustix::thread::{CapabilitySet, Timespec, capabilities, nanosleep, set_capabilities};
 
 use crate::{agent, broker, follow, hooks, monitor, say, thread};
 
-/// Seconds.
-const LONG: i64 = 3600;
+/// Seconds after which it asks again whether it may make moves.
+const ASKS_AGAIN: i64 = 5;
 
 /// How often, and for how many nanoseconds each time, memory is not registered because the thread is not ready yet.
 const WAITS: usize = 500;
@@ -22,7 +26,7 @@ const WAIT_NS: i64 = 200_000;
 
 const NONE: u32 = 0;
 const STARTING: u32 = 1;
-/// It has been asked for, or never will.
+/// It makes moves, or `lowtide run` has refused that at least once.
 const READY: u32 = 2;
 
 static STATE: AtomicU32 = AtomicU32::new(NONE);
@@ -34,7 +38,8 @@ pub fn start() {
     if is_wanted && STATE.load(Ordering::Relaxed) == NONE {
         STATE.store(STARTING, Ordering::Relaxed);
         if monitor::spawn_known(run, 0).is_err() {
-            STATE.store(READY, Ordering::Relaxed);
+            // The next look tries again.
+            STATE.store(NONE, Ordering::Relaxed);
         }
     }
 }
@@ -52,15 +57,32 @@ pub fn wait() {
 
 extern "C" fn run(_: usize) -> ! {
     thread::name(c"lowtide-moves");
-    let connected = connect();
+    give_up_rights();
+    let connection = loop {
+        match connect() {
+            Ok(connection) => break connection,
+            // There are too many such processes, or `lowtide run` has no descriptor left.
+            Err(error) => {
+                if STATE.swap(READY, Ordering::Relaxed) == STARTING {
+                    let mut line = Line::new();
+                    line.push(b"lowtide: moves of memory (mremap) in process ").number(agent::pid().into());
+                    line.push(b" are not made by lowtide yet: error ").number(error.raw_os_error() as u64);
+                    say::verbose(&mut line);
+                }
+                let _ = nanosleep(&Timespec { tv_sec: ASKS_AGAIN, tv_nsec: 0 });
+            }
+        }
+    };
     STATE.store(READY, Ordering::Relaxed);
-    match connected {
-        Ok(connection) => serve(connection.as_fd()),
-        // There are too many such processes, or `lowtide run` has no descriptor left. None of lowtide's threads ends before the
-        // process does.
-        Err(_) => loop {
-            let _ = nanosleep(&Timespec { tv_sec: LONG, tv_nsec: 0 });
-        },
+    serve(connection.as_fd())
+}
+
+/// Its calls are not to be allowed more than those of the program's threads.
+fn give_up_rights() {
+    if let Ok(mut sets) = capabilities(None) {
+        // To lock as much memory as one likes, and to have what is reserved for root where memory can't be overcommitted.
+        sets.effective.remove(CapabilitySet::IPC_LOCK | CapabilitySet::SYS_ADMIN);
+        let _ = set_capabilities(None, sets);
     }
 }
 
@@ -79,6 +101,8 @@ fn serve(socket: BorrowedFd<'_>) -> ! {
     loop {
         let Ok(Call { id, arguments }) = Call::receive(socket) else { lost() };
         let result = make(arguments.map(|argument| argument as usize)) as i64;
+        // More would be locked than is allowed to this thread. It may be to the one that asks.
+        let result = (result != -i64::from(Errno::AGAIN.raw_os_error())).then_some(result);
         let made = Made { id, result, own_threads: u64::from(agent::own_threads()) };
         loop {
             match made.send(socket) {

@@ -20,8 +20,8 @@ pub struct Call {
 pub struct Made {
     /// The call's.
     pub id: u64,
-    /// As the kernel has said it: an address, or minus the number of an error.
-    pub result: i64,
+    /// As the kernel has said it: an address, or minus the number of an error. None: the thread that asks is to make it itself.
+    pub result: Option<i64>,
     /// How many threads lowtide has in the process.
     pub own_threads: u64,
 }
@@ -49,14 +49,15 @@ impl Call {
 }
 
 impl Made {
-    const WORDS: usize = 3;
+    const WORDS: usize = 4;
 
     /// Sends it; waits for room.
     ///
     /// # Errors
     /// Those of sending.
     pub fn send(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
-        send(socket, &[self.id, self.result as u64, self.own_threads], SendFlags::empty())
+        let result = self.result.unwrap_or_default() as u64;
+        send(socket, &[self.id, self.result.is_some().into(), result, self.own_threads], SendFlags::empty())
     }
 
     /// Takes the next, if there is one.
@@ -64,8 +65,8 @@ impl Made {
     /// # Errors
     /// As [`Call::receive`]. `AGAIN`: there is none.
     pub fn take(socket: BorrowedFd<'_>) -> Result<Made, Errno> {
-        let [id, result, own_threads] = receive::<{ Made::WORDS }>(socket, RecvFlags::DONTWAIT)?;
-        Ok(Made { id, result: result as i64, own_threads })
+        let [id, was_made, result, own_threads] = receive::<{ Made::WORDS }>(socket, RecvFlags::DONTWAIT)?;
+        Ok(Made { id, result: (was_made != 0).then_some(result as i64), own_threads })
     }
 }
 
@@ -102,11 +103,13 @@ mod tests {
         call.send(a.as_fd()).unwrap();
         assert_eq!(Call::receive(b.as_fd()), Ok(call));
         assert_eq!(Made::take(a.as_fd()), Err(Errno::AGAIN));
-        let made = Made { id: 7, result: -12, own_threads: 4 };
-        made.send(b.as_fd()).unwrap();
-        assert_eq!(Made::take(a.as_fd()), Ok(made));
+        for result in [Some(-12), Some(0), None] {
+            let made = Made { id: 7, result, own_threads: 4 };
+            made.send(b.as_fd()).unwrap();
+            assert_eq!(Made::take(a.as_fd()), Ok(made));
+        }
         // What nobody says.
-        for len in [1, 23, 25, 200] {
+        for len in [1, 31, 33, 200] {
             rustix::io::write(&b, &[0; 200][..len]).unwrap();
             assert_eq!(Made::take(a.as_fd()), Err(Errno::BADMSG), "{len}");
         }

@@ -101,6 +101,10 @@ pub fn supervise<'a>(
             ended = Some(code);
         }
         following.warnings().for_each(|text| this.warn(text.to_owned()));
+        if let Some(pid) = following.lost() {
+            let text = format!("lowtide's thread in process {pid} that moves memory (mremap) is gone, and others wait for it");
+            shared.segment().fatal.put(pid, text.as_bytes());
+        }
         if ended.is_some() && (!alone || !ancestry::has_children()) {
             break;
         }

@@ -88,6 +88,11 @@ impl Following {
         }
     }
 
+    /// A process of which threads wait in calls that nobody will answer, if there is one.
+    pub fn lost(&self) -> Option<u32> {
+        self.notices.as_ref().and_then(Notices::lost)
+    }
+
     /// What to wait for (readable) before [`Following::serve`] has something to do.
     pub fn waits_for(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.notices.iter().map(Notices::waits_for)

@@ -3,7 +3,7 @@
 //!
 //! Nothing here waits for an agent. A call that was passed on is answered by the agent or not at all: once it may have been made it
 //! must not be made again. What ends an agent's connection ends the threads that wait for it, too: its process ends, or executes
-//! another program.
+//! another program. Where they wait on even so, the run has to end.
 
 use super::notices::Told;
 use crate::supervisor::ancestry;
@@ -14,11 +14,14 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::{HashMap, VecDeque};
 use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
 
 /// Threads of which it is remembered whose they are.
 const MOST_THREADS: usize = 4096;
 /// Answers of an agent that are taken before it is others' turn.
 const MOST_AT_ONCE: usize = 16;
+/// For how long threads may wait on whose agent is asked no more: when a process ends, each of them has to get a CPU first.
+const LOST_AFTER: Duration = Duration::from_secs(5);
 /// PIDFD_THREAD (Linux 6.9).
 const OF_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0o200);
 
@@ -26,6 +29,8 @@ const OF_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0o200);
 #[derive(Default)]
 pub struct Moves {
     makers: Vec<(Maker, Asked)>,
+    /// Threads that wait for one that has gone.
+    left: Vec<Left>,
     /// The process that a thread was of when it last asked.
     processes: HashMap<u32, u32>,
     last: u64,
@@ -37,6 +42,13 @@ pub struct Maker {
     /// The thread that does, which ends when the process executes another program.
     thread: OwnedFd,
     connection: OwnedFd,
+}
+
+/// Threads that an agent has left unanswered.
+struct Left {
+    process: u32,
+    since: Instant,
+    told: Vec<Told>,
 }
 
 /// What an agent was asked.
@@ -62,8 +74,38 @@ impl Moves {
 
     /// From now on an agent makes the moves of its process.
     pub fn add(&mut self, maker: Maker) {
-        self.makers.retain(|(other, _)| other.process != maker.process);
+        self.drop_unless(|other, _| other.process != maker.process);
         self.makers.push((maker, Asked::default()));
+    }
+
+    /// Whether threads wait for agents that have gone: then [`Moves::lost`] is to be asked now and then.
+    pub fn has_left_some(&self) -> bool {
+        !self.left.is_empty()
+    }
+
+    /// A process whose threads wait for an agent that has gone, though they have had the time to end.
+    pub fn lost(&mut self) -> Option<u32> {
+        self.left_for(LOST_AFTER)
+    }
+
+    fn left_for(&mut self, time: Duration) -> Option<u32> {
+        self.left.retain_mut(|left| {
+            left.told.retain(Told::waits);
+            !left.told.is_empty()
+        });
+        self.left.iter().find(|left| left.since.elapsed() > time).map(|left| left.process)
+    }
+
+    fn drop_unless(&mut self, mut stays: impl FnMut(&Maker, &mut Asked) -> bool) {
+        let left = &mut self.left;
+        self.makers.retain_mut(|(maker, asked)| {
+            let stays = stays(maker, asked);
+            if !stays && !asked.told.is_empty() {
+                let told = asked.told.drain().map(|(_, told)| told).collect();
+                left.push(Left { process: maker.process, since: Instant::now(), told });
+            }
+            stays
+        });
     }
 
     /// Has a move made.
@@ -96,7 +138,7 @@ impl Moves {
     /// Takes what was made, where `seen` says that there is something.
     pub fn take_answers(&mut self, seen: &[PollFlags]) {
         let mut seen = seen.iter();
-        self.makers.retain_mut(|(maker, asked)| {
+        self.drop_unless(|maker, asked| {
             seen.next().is_none_or(PollFlags::is_empty) || asked.take_answers(maker.connection.as_fd())
         });
     }
@@ -164,8 +206,10 @@ impl Asked {
                 Ok(Made { id, result, own_threads }) => {
                     self.own_threads = Some(own_threads);
                     // What it says of others means nothing.
-                    if let Some(told) = self.told.remove(&id) {
-                        told.was_made(result);
+                    match (self.told.remove(&id), result) {
+                        (Some(told), Some(result)) => told.was_made(result),
+                        (Some(told), None) => told.goes_on(),
+                        (None, _) => {}
                     }
                 }
                 Err(Errno::AGAIN) => break,
@@ -180,7 +224,9 @@ impl Asked {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lowtide_pager::sys::call_filter;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use std::os::fd::FromRawFd;
 
     /// Of this process, with a thread of it.
     fn maker_of(thread: u32) -> (Result<Maker, Errno>, OwnedFd) {
@@ -233,7 +279,7 @@ mod tests {
         let mut moves = Moves::default();
         let (maker, other) = maker_of(this_thread());
         moves.add(maker.unwrap());
-        Made { id: 5, result: 1, own_threads: 3 }.send(other.as_fd()).unwrap();
+        Made { id: 5, result: Some(1), own_threads: 3 }.send(other.as_fd()).unwrap();
         moves.take_answers(&[PollFlags::IN]);
         assert_eq!((moves.makers(), moves.makers[0].1.own_threads), (1, Some(3)), "it was not asked, and says how many");
         rustix::io::write(&other, &[1; 5]).unwrap();
@@ -241,6 +287,56 @@ mod tests {
         assert_eq!(moves.makers(), 1, "nobody has looked");
         moves.take_answers(&[PollFlags::IN]);
         assert_eq!(moves.makers(), 0);
+    }
+
+    /// A thread whose call a filter tells of, and what it is told by.
+    fn told() -> (Told, std::thread::JoinHandle<bool>) {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let filter = call_filter::filter(true);
+            let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut().cast() };
+            let [mode, flags] = call_filter::ARGUMENTS;
+            // SAFETY: a filter of this thread that forbids nothing; and a call that may only move what is its own.
+            unsafe {
+                rustix::thread::set_no_new_privs(true).unwrap();
+                let listener = libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program);
+                assert!(listener >= 0, "{}", std::io::Error::last_os_error());
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+                let page = libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, flags, -1, 0);
+                sender.send(OwnedFd::from_raw_fd(listener as i32)).unwrap();
+                libc::mremap(page, 4096, 8192, libc::MREMAP_MAYMOVE) != libc::MAP_FAILED
+            }
+        });
+        let listener = std::sync::Arc::new(receiver.recv().unwrap());
+        (Told::receive(&listener).unwrap().0, thread)
+    }
+
+    #[test]
+    fn threads_that_an_agent_has_left_waiting_are_missed() {
+        let mut moves = Moves::default();
+        let (maker, other) = maker_of(this_thread());
+        moves.add(maker.unwrap());
+        let (told, thread) = told();
+        moves.makers[0].1.told.insert(1, told);
+        drop(other);
+        moves.take_answers(&[PollFlags::HUP]);
+        assert!(moves.has_left_some() && moves.lost().is_none(), "they may be about to end");
+        assert_eq!(moves.left_for(Duration::ZERO), Some(std::process::id()));
+        // It ends its call.
+        moves.left[0].told.drain(..).for_each(Told::goes_on);
+        assert!(thread.join().unwrap());
+        assert_eq!((moves.left_for(Duration::ZERO), moves.has_left_some()), (None, false));
+    }
+
+    #[test]
+    fn what_an_agent_leaves_to_a_thread_that_thread_does() {
+        let (maker, other) = maker_of(this_thread());
+        let (maker, mut asked) = (maker.unwrap(), Asked::default());
+        let (told, thread) = told();
+        asked.told.insert(3, told);
+        Made { id: 3, result: None, own_threads: 1 }.send(other.as_fd()).unwrap();
+        assert!(asked.take_answers(maker.connection.as_fd()) && asked.told.is_empty());
+        assert!(thread.join().unwrap(), "it has made its call");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use super::moves::{Maker, Moves};
 use crate::signal_fd::SignalSet;
 use linux_raw_sys::general::__NR_mremap;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,6 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const STACK: usize = 256 << 10;
 /// Its niceness.
 const PRIORITY: i32 = -10;
+/// How often it looks at threads that nobody answers, while there are any.
+const LOOKS_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP (Linux 6.6).
 const SYNC_WAKE_UP: u64 = 1;
 
@@ -29,7 +31,7 @@ pub struct Told {
 
 impl Told {
     /// Takes the next that a filter tells of, and its system call's number. None: whoever waited was killed, or interrupted.
-    fn receive(listener: &Arc<OwnedFd>) -> Option<(Told, u32)> {
+    pub fn receive(listener: &Arc<OwnedFd>) -> Option<(Told, u32)> {
         let mut told = std::mem::MaybeUninit::<libc::seccomp_notif>::zeroed();
         // SAFETY: the kernel writes the structure, and zeroes, which it wants there, are valid too.
         let told = unsafe {
@@ -88,7 +90,7 @@ struct Shared {
     state: Mutex<State>,
     /// Readable when something was added.
     added: OwnedFd,
-    /// Readable when an exec was told of.
+    /// Readable when an exec was told of, or a process is lost.
     told: OwnedFd,
 }
 
@@ -99,6 +101,8 @@ struct State {
     makers: Vec<Maker>,
     known_makers: usize,
     execs: Vec<Told>,
+    /// A process of which threads wait that nobody will answer.
+    lost: Option<u32>,
 }
 
 impl Shared {
@@ -151,7 +155,12 @@ impl Notices {
         wake(&self.shared.added);
     }
 
-    /// Readable when there are execs to take.
+    /// A process of which threads wait that nobody will answer, if there is one.
+    pub fn lost(&self) -> Option<u32> {
+        self.shared.state().lost
+    }
+
+    /// Readable when there are execs to take, or a process is lost.
     pub fn waits_for(&self) -> BorrowedFd<'_> {
         self.shared.told.as_fd()
     }
@@ -190,13 +199,15 @@ impl Receiver {
             let fds = [self.shared.added.as_fd()].into_iter().chain(listeners.iter().map(|listener| listener.as_fd()));
             let mut polled: Vec<PollFd<'_>> =
                 fds.chain(self.moves.waits_for()).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-            if poll(&mut polled, None).is_err() {
+            let timeout = self.moves.has_left_some().then_some(&LOOKS_AGAIN);
+            if poll(&mut polled, timeout).is_err() {
                 continue;
             }
             let seen: Vec<PollFlags> = polled.iter().map(PollFd::revents).collect();
             let (of_listeners, of_makers) = seen[1..].split_at(listeners.len());
             // Who has gone is asked no more.
             self.moves.take_answers(of_makers);
+            self.look_for_lost();
             if seen[0].contains(PollFlags::IN) {
                 sleep(&self.shared.added);
                 self.renew();
@@ -210,6 +221,13 @@ impl Receiver {
                     self.shared.state().listeners.retain(|other| !Arc::ptr_eq(other, listener));
                 }
             }
+        }
+    }
+
+    fn look_for_lost(&mut self) {
+        if let Some(process) = self.moves.lost() {
+            self.shared.state().lost = Some(process);
+            wake(&self.shared.told);
         }
     }
 
