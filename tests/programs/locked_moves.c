@@ -1,6 +1,7 @@
-/* Locked memory that grows where it is (mremap) beyond what may be locked: with CAP_IPC_LOCK, and by a thread that has given that
- * up. What each call says is printed. Statically linked, with a thread that sleeps and MIB of other memory, which push the rest out.
- * locked_moves MIB */
+/* Locked memory that grows (mremap): where it is, beyond what may be locked, with CAP_IPC_LOCK and by a thread that has given that up;
+ * and elsewhere, which the kernel reports when it has brought in what it grows by. What each call says is printed. With a thread that
+ * sleeps and MIB of other memory, which push the rest out.
+ * locked_moves MIB [MOVES] */
 #include "common.h"
 #include <pthread.h>
 #include <sys/resource.h>
@@ -52,6 +53,14 @@ int main(int argc, char **argv)
 	unsigned char *ballast = map_pages(pages);
 	for (int i = 0; i < 2; i++)
 		fill(ballast, pages, "t", 3);
+	for (size_t i = number(argc, argv, 2, 4); i > 0; i--) {
+		unsigned char *all = map_pages(2 * MORE);
+		MUST(mprotect(all + PAGES * PAGE, (2 * MORE - PAGES) * PAGE, PROT_NONE) == 0);
+		fill(all, PAGES, "wt", 5);
+		MUST(mlock(all, PAGES * PAGE) == 0);
+		fill(ballast, pages, "t", 3);
+		grow("elsewhere", all);
+	}
 	grow("may lock more", block[0]);
 	give_up(CAP_IPC_LOCK);
 	grow("may not", block[1]);

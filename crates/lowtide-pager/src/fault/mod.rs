@@ -2,6 +2,7 @@
 //! reads as zero; where it is only read `zero_page.rs`), `staged.rs` (in staging), `load.rs` (in the store). While the program
 //! forks, all ways are `paused.rs`. What is there and write-protected is the zero page, or shared (`shared_writes.rs`).
 
+mod growing;
 pub(crate) mod install;
 mod load;
 pub(crate) mod monitor;

@@ -23,6 +23,8 @@ const DEFERRED: usize = 1024;
 const NAP_US: u32 = 30;
 /// ... and after so many looks in vain at the pace of other waits: what takes longer is a large munmap.
 const NAPS: u32 = 16;
+/// A fault that is put aside for as long may be in a call that waits for itself: after as many nanoseconds that is looked at.
+const STUCK_NS: u64 = 20_000_000;
 /// For how long who waits for ever, or as long, keeps what it does not need for that: most of its buffer, and zstd's compressor,
 /// up to a megabyte. (Others wait for a millisecond, and then sleep until they are called.)
 const REST_MS: i32 = 20;
@@ -38,6 +40,8 @@ pub struct Monitor {
     deferred: ArrayVec<Fault, DEFERRED>,
     /// When the first of them was read, in nanoseconds.
     deferred_since: u64,
+    /// When they were last looked at, in nanoseconds.
+    looked_ns: u64,
     /// Naps since one of them was served.
     naps: u32,
     /// How many messages to read at a time: one after a fault that took long. (To ask for more than there are costs nothing
@@ -64,7 +68,14 @@ impl Monitor {
     /// # Errors
     /// `NOMEM`.
     pub fn new() -> Result<Monitor, Errno> {
-        Ok(Monitor { worker: Worker::new(false)?, deferred: ArrayVec::new(), deferred_since: 0, naps: 0, most: 1 })
+        Ok(Monitor {
+            worker: Worker::new(false)?,
+            deferred: ArrayVec::new(),
+            deferred_since: 0,
+            looked_ns: 0,
+            naps: 0,
+            most: 1,
+        })
     }
 
     /// Waits for a message, `ms` milliseconds at most (negative: for ever), and not as long where faults are put aside. No lock
@@ -216,7 +227,7 @@ impl Monitor {
     /// Puts a fault that was read at `read_at` aside until an event has been read, and the call that caused it is over.
     fn defer(&mut self, pager: &Pager, fault: Fault, read_at: u64) {
         if self.deferred.is_empty() {
-            self.deferred_since = read_at;
+            (self.deferred_since, self.looked_ns) = (read_at, read_at);
         }
         if self.deferred.try_push(fault).is_err() {
             pager.uffd().wake(fault.addr, PAGE_SIZE);
@@ -235,6 +246,9 @@ impl Monitor {
         self.deferred.drain(..served);
         if served > 0 {
             self.naps = 0;
+        } else if self.has_deferred() && now_ns().saturating_sub(self.looked_ns) > STUCK_NS {
+            self.looked_ns = now_ns();
+            self.deferred.iter().for_each(|fault| pager.let_grow(*fault));
         }
     }
 

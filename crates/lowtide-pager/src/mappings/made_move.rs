@@ -71,14 +71,7 @@ pub(crate) struct MadeMove {
 
 impl MadeMove {
     pub(crate) fn new(asked: Move, is_settled: bool) -> MadeMove {
-        MadeMove {
-            asked,
-            moved: None,
-            is_settled,
-            put_off: [Range::NONE; MOST_PUT_OFF],
-            has_returned: false,
-            is_late: false,
-        }
+        MadeMove { asked, moved: None, is_settled, put_off: [Range::NONE; MOST_PUT_OFF], has_returned: false, is_late: false }
     }
 
     /// Whether something of a range is to move.
@@ -248,7 +241,8 @@ impl Pager {
                 let [left, place] = [from, to].map(|start| Range { start, end: start + len });
                 let clears = made.has_moved(left, place);
                 let first = clears.then_some(unmap(place));
-                let put_off: ArrayVec<Range, MOST_OF_ONE> = made.moved.map(|_| made.take_put_off()).into_iter().flatten().collect();
+                let put_off: ArrayVec<Range, MOST_OF_ONE> =
+                    made.moved.map(|_| made.take_put_off()).into_iter().flatten().collect();
                 first.into_iter().chain([event]).chain(put_off.into_iter().map(unmap)).collect()
             }
             Message::Unmap { start, end } => made.unmapped(Range { start, end }).into_iter().map(unmap).collect(),
