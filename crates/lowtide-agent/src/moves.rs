@@ -7,8 +7,8 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use lowtide_pager::sys::broker::{Connection, MOVES};
 use lowtide_pager::sys::Line;
+use lowtide_pager::sys::broker::{Connection, MOVES};
 use lowtide_pager::sys::moves::{Call, Made};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;

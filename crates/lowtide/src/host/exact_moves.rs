@@ -1,10 +1,10 @@
 //! Moves of memory that lowtide makes for threads of programs without hooks, so that they are in order: where the kernel lets it,
-//! and the environment says so. docs/design/events.md says why they are not made without being asked for.
+//! and the environment does not say otherwise.
 
 use crate::error::Failure;
 use lowtide_pager::sys::call_filter;
 
-/// `on`: they are made. Empty, unset or `off`: threads make their own calls.
+/// Empty, unset or `on`: they are made. `off`: threads make their own calls.
 const VARIABLE: &str = "LOWTIDE_EXACT_MOVES";
 
 /// What the processes of a run do.
@@ -24,7 +24,8 @@ pub fn wanted() -> Result<Wanted, Failure> {
 
 fn read(text: &str, can_be: bool) -> Result<Wanted, String> {
     match text {
-        "" | "off" => Ok(Wanted { are_made: false, warning: None }),
+        "" => Ok(Wanted { are_made: can_be, warning: None }),
+        "off" => Ok(Wanted { are_made: false, warning: None }),
         "on" => {
             let why = || format!("{VARIABLE}=on changes nothing: it takes Linux 6.18, 6.17.3 or 6.12.53");
             Ok(Wanted { are_made: can_be, warning: (!can_be).then(why) })
@@ -38,10 +39,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_are_made_where_they_can_be_and_the_user_wants_them() {
-        for (text, can_be, are_made, warns) in
-            [("on", true, true, false), ("on", false, false, true), ("", true, false, false), ("off", true, false, false)]
-        {
+    fn they_are_made_where_they_can_be_unless_the_user_says_otherwise() {
+        let cases = [
+            ("on", true, true, false),
+            ("on", false, false, true),
+            ("", true, true, false),
+            ("", false, false, false),
+            ("off", true, false, false),
+        ];
+        for (text, can_be, are_made, warns) in cases {
             let read = read(text, can_be).unwrap();
             assert_eq!((read.are_made, read.warning.is_some()), (are_made, warns), "{text} {can_be}");
         }

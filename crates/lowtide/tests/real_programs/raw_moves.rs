@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use crate::check::ends_well;
 use crate::machine::{native_only, say, tool, turn};
 use crate::measure::{Job, Limit, Outcome, Swap};
-use crate::programs::{compiled_statically, with_musl};
+use crate::programs::{compiled, compiled_statically, with_musl};
 use crate::without_hooks::may_be_followed;
 
 fn limit(mib: u64) -> Limit {
@@ -25,9 +25,8 @@ pub fn are_made() -> bool {
     call_filter::can_tell_moves() && may_be_followed()
 }
 
-/// A run in which they are.
 fn job(name: &str, program: impl Into<PathBuf>, words: &str) -> Job {
-    Job::new(name, program).words(words).env("LOWTIDE_EXACT_MOVES", "on")
+    Job::new(name, program).words(words)
 }
 
 /// Runs one of them, which must end well.
@@ -80,6 +79,54 @@ fn threads_that_move_memory_beside_others() {
         let Some(program) = program else { return };
         runs("moves", program, "plain 4 800 64 48", 32);
     }
+}
+
+/// Threads that drop memory all the time leave few moments at which nothing is on its way. Natively a move takes 0.2 to 0.4 ms
+/// there (two CPUs for 16 threads).
+#[test]
+fn threads_that_move_memory_beside_others_that_drop_it() {
+    let Some(_turn) = turn() else { return };
+    let Some(program) = compiled_statically("moves") else { return };
+    if native_only() || !are_made() {
+        return;
+    }
+    let outcome = runs("moves, drops", program, "drops 16 60 64 48", 32);
+    say(&format!("  moves, drops: {}, peak {:.1} MiB", outcome.stderr.trim(), outcome.stat("ram_peak") / f64::from(1 << 20)));
+    let us: f64 = outcome.stderr.split(' ').next().and_then(|us| us.trim().parse().ok()).expect("how long a move takes");
+    assert!(us < 200_000.0, "{us} us for each move");
+}
+
+/// A thread that may not lock more memory does not get it by lowtide, which may; one that may does, also where that moves.
+#[test]
+fn locked_memory_grows_as_far_as_its_thread_may_lock() {
+    let Some(_turn) = turn() else { return };
+    if !may_be_followed() {
+        return;
+    }
+    for (program, has_hooks) in [(compiled_statically("locked_moves"), false), (compiled("locked_moves"), true)] {
+        let Some(program) = program else { return };
+        let job = job("locked moves", program, "64");
+        let native = job.native();
+        assert!(ends_well(&native), "{native:?}");
+        if native_only() || !has_hooks && !are_made() {
+            return;
+        }
+        let outcome = job.limited(&limit(32));
+        assert_eq!((outcome.status, &outcome.stdout), (native.status, &native.stdout), "{}", outcome.stderr);
+        assert!(has_hooks || outcome.stat("work.moves_made") > 1.0, "{}", outcome.stats);
+    }
+}
+
+/// Where the environment says so, threads make their own calls.
+#[test]
+fn threads_make_their_own_calls_where_that_is_asked_for() {
+    let Some(_turn) = turn() else { return };
+    let Some(program) = compiled_statically("moves") else { return };
+    if native_only() {
+        return;
+    }
+    let outcome = job("moves, off", program, "plain 1 50 64 48").env("LOWTIDE_EXACT_MOVES", "off").limited(&limit(32));
+    assert!(ends_well(&outcome) && outcome.stat("work.moves_made") == 0.0, "{outcome:?}");
 }
 
 /// A call that was made is not made again after a signal, and none fails for one whose handler asks for restarts.
