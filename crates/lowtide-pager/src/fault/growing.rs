@@ -21,6 +21,10 @@ impl Pager {
     pub(super) fn let_grow(&self, fault: Fault) {
         let Some(range) = grown(fault.thread, fault.addr) else { return };
         let lock = self.space.exclusive();
+        // While the program forks the tables don't change.
+        if self.held_back.is_on(&lock) {
+            return;
+        }
         let mut is_new =
             self.present().scan_all(range.start, range.end, false).is_ok_and(|found| found.iter().next().is_none());
         self.map.each(PageNo::of(range.start), PageNo::of(range.end), |_, slot| is_new &= slot.peek() == PageState::None);

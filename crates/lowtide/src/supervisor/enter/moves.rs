@@ -47,6 +47,8 @@ pub struct Maker {
 /// Threads that an agent has left unanswered.
 struct Left {
     process: u32,
+    /// The agent's. Where it ends, the others end with it.
+    thread: Option<OwnedFd>,
     since: Instant,
     told: Vec<Told>,
 }
@@ -83,7 +85,7 @@ impl Moves {
         !self.left.is_empty()
     }
 
-    /// A process whose threads wait for an agent that has gone, though they have had the time to end.
+    /// A process whose threads wait for an agent that has gone, though they have had the time to end and its own thread has not.
     pub fn lost(&mut self) -> Option<u32> {
         self.left_for(LOST_AFTER)
     }
@@ -93,7 +95,8 @@ impl Moves {
             left.told.retain(Told::waits);
             !left.told.is_empty()
         });
-        self.left.iter().find(|left| left.since.elapsed() > time).map(|left| left.process)
+        let is_there = |left: &&Left| left.thread.as_ref().is_none_or(ancestry::is_alive);
+        self.left.iter().filter(|left| left.since.elapsed() > time).find(is_there).map(|left| left.process)
     }
 
     fn drop_unless(&mut self, mut stays: impl FnMut(&Maker, &mut Asked) -> bool) {
@@ -102,7 +105,7 @@ impl Moves {
             let stays = stays(maker, asked);
             if !stays && !asked.told.is_empty() {
                 let told = asked.told.drain().map(|(_, told)| told).collect();
-                left.push(Left { process: maker.process, since: Instant::now(), told });
+                left.push(Left { process: maker.process, thread: maker.thread.try_clone().ok(), since: Instant::now(), told });
             }
             stays
         });
