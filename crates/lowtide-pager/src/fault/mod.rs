@@ -74,7 +74,7 @@ impl Pager {
     pub fn serve_within_limit(&self, addr: usize, access: Access, known_ns: u64, worker: &mut Worker) -> Served {
         let start = now_ns();
         let (proc, counters) = (self.proc(), self.counters());
-        if self.budget.lacks_room() && !self.takes_no_room(PageNo::of(addr), access) {
+        if self.budget.lacks_room() && !self.takes_no_room(PageNo::of(addr), access, worker) {
             // What is evicted may go to a device.
             if worker.reach() == Reach::Memory {
                 return Served::Elsewhere;
@@ -129,8 +129,11 @@ impl Pager {
     pub fn serve(&self, addr: usize, access: Access, worker: &mut Worker) -> Served {
         let page = PageNo::of(addr);
         let served = match access {
-            Access::Protected if self.is_for_copy(page) => self.let_copy(page, worker),
-            Access::Protected => self.let_write(page, worker),
+            Access::Protected if self.protects_shared() && !self.can_look(worker) => Served::Elsewhere,
+            Access::Protected => {
+                let copied = if self.protects_shared() { self.let_copy(page, worker) } else { None };
+                copied.unwrap_or_else(|| self.let_write(page, worker))
+            }
             _ => self.serve_missing(page, access, worker),
         };
         // Otherwise it is served once more, and counted then.

@@ -110,17 +110,8 @@ impl Operation<'_> {
         if seen <= page {
             return Some((page, page + 1));
         }
-        let mut part = (low, seen);
-        for (start, end) in markers.iter().map(|(start, end)| (PageNo::of(start), PageNo::of(end))) {
-            if end <= page {
-                part.0 = end;
-            } else if start <= page {
-                return None;
-            } else {
-                part.1 = part.1.min(start);
-            }
-        }
-        Some(part)
+        let (low, high) = markers.gap(page.addr(), (low.addr(), seen.addr()))?;
+        Some((PageNo::of(low), PageNo::of(high)))
     }
 
     /// There is no memory for the word of a page, so it was never out. Alone, so that nobody gives it one and evicts it

@@ -170,11 +170,12 @@ impl Pager {
     }
 
     /// Whether a fault brings in nothing that takes memory.
-    pub(super) fn takes_no_room(&self, page: PageNo, access: Access) -> bool {
+    pub(super) fn takes_no_room(&self, page: PageNo, access: Access, worker: &Worker) -> bool {
         match access {
             Access::Read => self.zero_page.is_worth_it() && self.map.get(page) == PageState::Zero,
             Access::Write => false,
-            Access::Protected => self.is_for_copy(page) && self.present().shared(page.addr(), 1) == 0,
+            // The zero page is as good as shared there.
+            Access::Protected => self.can_look(worker) && self.present().shared(page.addr(), 1).all == 0,
         }
     }
 

@@ -159,6 +159,7 @@ impl Pager {
                     self.let_go_before_move(lock, Range { start, end: start + len });
                 }
                 self.remapped(lock, from, to, len);
+                self.shared_writes.moved(lock, from, to, len);
                 // The kernel keeps the registration of the new place. What a grown mapping adds behind `len` is found by the
                 // next look at the maps; the old place, if it is still mapped (MREMAP_DONTUNMAP), by an UNMAP that does not
                 // come.

@@ -11,6 +11,7 @@ use arrayvec::ArrayVec;
 use lowtide_core::vm::PAGE_SIZE;
 use rustix::io::Errno;
 use rustix::mm::Advice;
+use rustix::thread::{Timespec, nanosleep};
 
 use crate::fault::worker::Worker;
 use crate::mappings::regions::Range;
@@ -26,6 +27,9 @@ use crate::sys::uffd::{Holes, Wake};
 const WINDOW: usize = 128;
 /// Missing pages in a row that end a window.
 const MOST_MISSING: usize = 16;
+/// While an event must be read first, it is tried so often, with so much time in between, to take write protection away.
+const LET_WRITE_TRIES: usize = 20;
+const LET_WRITE_NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
 
 /// What became of pages that were found.
 pub(crate) enum Detached {
@@ -95,7 +99,11 @@ impl Operation<'_> {
             if work.is_over() {
                 break;
             }
-            self.unshare(start, end);
+            if !self.unshare(start, end) {
+                // Others would be refused, too.
+                work.events_first = true;
+                break;
+            }
             // That was an access.
             work.spares_accessed = false;
             let before = work.pages;
@@ -306,11 +314,20 @@ impl Operation<'_> {
     }
 
     /// Gives the program its own copies of pages that it shares with a forked child, dead or alive: only those can be moved.
-    /// No lock may be held: if the program drops a page meanwhile, this waits for a monitor.
-    fn unshare(&self, start: usize, end: usize) {
-        self.let_write_shared(Range { start, end });
+    /// No lock may be held: if the program drops a page meanwhile, this waits for a monitor. False: an event must be read first.
+    fn unshare(&self, start: usize, end: usize) -> bool {
+        // What is protected would be a fault of each block, for which a monitor makes room first. A fork waits for this meanwhile.
+        let mut tries = 0;
+        while self.may_protect() && self.let_write_shared(Range { start, end }) == Err(Errno::AGAIN) {
+            tries += 1;
+            if tries == LET_WRITE_TRIES || self.paused() {
+                return false;
+            }
+            let _ = nanosleep(&LET_WRITE_NAP);
+        }
         // SAFETY: populating for write changes no bytes, whatever is mapped there now; errors (nothing mapped) are fine.
         let _ = unsafe { rustix::mm::madvise(start as *mut _, end - start, Advice::LinuxPopulateWrite) };
+        true
     }
 }
 

@@ -15,6 +15,10 @@ const PAGEMAP_SCAN: Opcode = opcode::read_write::<sys::pm_scan_arg>(sys::PROCFS_
 
 /// In an entry of `/proc/self/pagemap`: no other process maps the page, and this one maps it once.
 const EXCLUSIVE: u64 = 1 << 56;
+/// The same: it is write-protected ([`Uffd::protect`]).
+///
+/// [`Uffd::protect`]: crate::sys::uffd::Uffd::protect
+const PROTECTED: u64 = 1 << 57;
 /// The same: there is a page, in memory or in the kernel's own swap.
 const THERE: u64 = 0b11 << 62;
 /// Kinds of pages in memory that are not the program's own: of a file, and the shared zero page.
@@ -47,6 +51,20 @@ pub enum Kind {
     ZeroPage,
     /// What must stay.
     Other,
+}
+
+/// Pages that a write would copy, a bit for each page, the first by the lowest ([`Present::shared`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SharedPages {
+    /// All of them.
+    pub all: u64,
+    /// Those that are write-protected, of all.
+    pub protected: u64,
+}
+
+/// Whether a write to a page with these bits would copy it.
+fn is_shared(bits: u64) -> bool {
+    bits & THERE != 0 && bits & EXCLUSIVE == 0
 }
 
 /// The answer of one scan.
@@ -155,6 +173,20 @@ impl Ranges {
         self.regions[..self.len].iter().map(move |r| (r.start as usize, r.end as usize, kind(r.categories)))
     }
 
+    /// The part of `part` around the page at `addr` in which nothing of this is. None: something of it is at `addr`.
+    pub(crate) fn gap(&self, addr: usize, mut part: (usize, usize)) -> Option<(usize, usize)> {
+        for (start, end) in self.iter() {
+            if end <= addr {
+                part.0 = part.0.max(end);
+            } else if start <= addr {
+                return None;
+            } else {
+                part.1 = part.1.min(start);
+            }
+        }
+        Some(part)
+    }
+
     /// The ranges `(start, end)` with pages in memory, in order of address.
     pub fn iter(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         self.regions[..self.len].iter().map(|r| (r.start as usize, r.end as usize))
@@ -247,14 +279,48 @@ impl Present {
         if n < size_of::<u64>() { Err(Errno::IO) } else { Ok(n / size_of::<u64>()) }
     }
 
-    /// Which of the pages from `start` on, of which it looks at `pages` (64 at most), a write would copy, the first by the lowest
-    /// bit: those that another process maps, and the shared zero page. What can't be told is one.
-    pub(crate) fn shared(&self, start: usize, pages: usize) -> u64 {
+    /// Which of the pages from `start` on, of which it looks at `pages` (64 at most), a write would copy: those that another
+    /// process maps, and the shared zero page. What can't be told is one, and protected.
+    pub(crate) fn shared(&self, start: usize, pages: usize) -> SharedPages {
         let mut bits = [0u64; u64::BITS as usize];
         let seen = self.bits(start, start + pages * PAGE_SIZE, &mut bits).unwrap_or(0);
-        let is_shared = |bits: &u64| bits & THERE != 0 && bits & EXCLUSIVE == 0;
         let unseen = u64::MAX.checked_shl(seen as u32).unwrap_or(0) & u64::MAX >> (u64::BITS as usize - pages);
-        bits[..seen].iter().enumerate().fold(unseen, |all, (i, bits)| all | u64::from(is_shared(bits)) << i)
+        let mut shared = SharedPages { all: unseen, protected: unseen };
+        for (i, bits) in bits[..seen].iter().enumerate() {
+            shared.all |= u64::from(is_shared(*bits)) << i;
+            shared.protected |= u64::from(is_shared(*bits) && bits & PROTECTED != 0) << i;
+        }
+        shared
+    }
+
+    /// Calls `f` with runs `(start, end)` of `start .. end` that hold pages that a write would copy, and none that are this
+    /// process's alone. What is missing may be in them.
+    ///
+    /// # Errors
+    /// Those of reading `/proc/self/pagemap`, and the first one of `f`.
+    pub(crate) fn each_shared(
+        &self,
+        start: usize,
+        end: usize,
+        mut f: impl FnMut(usize, usize) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let (mut at, mut run) = (start, None);
+        let mut bits = [0u64; 512];
+        while at < end {
+            let pages = self.bits(at, end, &mut bits)?;
+            for bits in &bits[..pages] {
+                let next = at + PAGE_SIZE;
+                if is_shared(*bits) {
+                    run = Some((run.map_or(at, |(first, _)| first), next));
+                } else if bits & THERE != 0
+                    && let Some((first, last)) = run.take()
+                {
+                    f(first, last)?;
+                }
+                at = next;
+            }
+        }
+        run.map_or(Ok(()), |(first, last)| f(first, last))
     }
 
     /// Finds all of `start .. end` that is not missing altogether: pages in memory of any kind, in the kernel's own swap, or on

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use lowtide_pager::fault::Worker;
 use lowtide_pager::fork::Sharing;
 use lowtide_pager::mappings::{Hold, Range};
+use lowtide_pager::sys::uffd::Watched;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags};
 
 use crate::forked::Child;
@@ -41,6 +42,12 @@ fn follow(house: &House, others: u64, bytes: usize) {
             house.pager.watch_writes();
         }
     }
+}
+
+/// One step of the reclaimer, as [`follow`] does them, long after the fork; whether there is more to do.
+fn step(house: &House, others: u64, looks: impl FnOnce()) -> bool {
+    let shared = Sharing { others, may_copy: (PAGES * PAGE) as u64 };
+    house.pager.protect_shared(shared, u64::MAX / 2, looks) != u64::MAX
 }
 
 /// Whether the kernel has the page write-protected.
@@ -169,6 +176,227 @@ fn pages_that_no_other_process_has_any_more_are_written_freely() {
     (0..PAGES).for_each(|i| verify(page(i), seed(i, 1), "overwritten"));
 }
 
+/// Every second page of a mapping is adopted: to go through so many ranges takes more than one step of the reclaimer, as it does
+/// through many GiB. What it is, a child that has all of it, too, and writes are watched.
+fn scattered_with_a_child(house: &House) -> (usize, Child) {
+    let at = map(std::ptr::null_mut(), 2 * RANGES, MapFlags::empty()) as usize;
+    for i in 0..RANGES {
+        house.adopt((at + 2 * i * PAGE) as *mut u8, 1);
+        write((at + 2 * i * PAGE) as *mut u8, seed(i, 0));
+    }
+    let child = Child::that_checks(move || (0..RANGES).all(|i| holds((at + 2 * i * PAGE) as *const u8, seed(i, 0))));
+    assert!(house.pager.has_adopted(at));
+    limit(house, 64);
+    house.pager.set_sharers(1);
+    assert!(step(house, 1, || panic!("nothing can be protected yet")));
+    house.pager.watch_writes();
+    (at, child)
+}
+
+const RANGES: usize = 4000;
+
+/// Of the pages of [`scattered_with_a_child`], how many are protected.
+fn protected(at: usize) -> usize {
+    (0..RANGES).filter(|i| is_protected((at + 2 * i * PAGE) as *const u8)).count()
+}
+
+#[test]
+fn what_is_the_program_s_alone_is_not_protected() {
+    let Some(house) = with_file() else { return };
+    let (at, child) = shared_with_a_child(&house);
+    let page = |i: usize| (at + i * PAGE) as *mut u8;
+    limit(&house, 64);
+    let own = [0, 1, 700, 701, 702, 1024, PAGES - 1];
+    own.iter().for_each(|i| write(page(*i), seed(*i, 1)));
+    follow(&house, 1, PAGES * PAGE);
+    let writable: Vec<usize> = (0..PAGES).filter(|i| !is_protected(page(*i))).collect();
+    assert_eq!(writable, own);
+    assert!(child.ends_well());
+}
+
+#[test]
+fn threads_are_looked_at_before_each_step() {
+    let Some(house) = with_file() else { return };
+    let (_, child) = scattered_with_a_child(&house);
+    let (mut steps, mut looks) = (0, 0);
+    while step(&house, 1, || looks += 1) {
+        steps += 1;
+    }
+    assert!(steps > 0 && looks == steps + 1, "{looks} looks in {steps} steps and the last");
+    assert!(child.ends_well());
+}
+
+#[test]
+fn nothing_stays_protected_where_some_mapping_is_not_watched() {
+    let Some(house) = with_file() else { return };
+    let (at, child) = shared_with_a_child(&house);
+    let page = |i: usize| (at + i * PAGE) as *mut u8;
+    limit(&house, 64);
+    follow(&house, 1, PAGES * PAGE);
+    // In the middle of a huge page's place.
+    let first = (at.next_multiple_of(HUGE * PAGE) - at) / PAGE + 100;
+    let missed = page(first) as usize;
+    // SAFETY: none of its pages is out.
+    unsafe {
+        house.pager.uffd().unregister(missed, 50 * PAGE).unwrap();
+        house.pager.uffd().register(missed, 50 * PAGE, Watched::Missing).unwrap();
+    }
+    assert!(is_protected(page(first - 1)) && is_protected(page(first + 50)) && !is_protected(page(first)));
+    // The reclaimer's way to give the program its own copies meets it, too.
+    let before = faults(&house);
+    house.evict_all();
+    assert!(faults(&house) - before <= PAGES as u64 / 100, "{} faults", faults(&house) - before);
+    assert!(child.ends_well());
+
+    house.pager.budget.set_limit(1 << 40);
+    (0..PAGES).for_each(|i| verify(page(i), seed(i, 0), "came back"));
+    let child = Child::that_checks(|| true);
+    assert!(house.pager.has_adopted(at));
+    limit(&house, 64);
+    follow(&house, 1, PAGES * PAGE);
+    assert!(is_protected(page(first - 1)) && is_protected(page(first + 50)) && !is_protected(page(first)));
+    follow(&house, 0, 0);
+    assert!(!house.pager.protects_shared());
+    let left: Vec<usize> = (0..PAGES).filter(|i| is_protected(page(*i))).collect();
+    assert_eq!(left, []);
+    assert!(child.ends_well());
+}
+
+#[test]
+fn protection_that_goes_on_or_ends_half_way_is_whole() {
+    let Some(house) = with_file() else { return };
+    let (at, child) = scattered_with_a_child(&house);
+    follow(&house, 1, PAGES * PAGE);
+    assert_eq!(protected(at), RANGES);
+    assert!(step(&house, 0, || {}));
+    let left = protected(at);
+    assert!((1..RANGES).contains(&left), "{left} of {RANGES} after one step");
+    // The child was there all the time.
+    follow(&house, 1, PAGES * PAGE);
+    assert_eq!(protected(at), RANGES);
+    follow(&house, 0, 0);
+    assert_eq!(protected(at), 0);
+    // The same for what was protected half way.
+    assert!(step(&house, 1, || {}) && (1..RANGES).contains(&protected(at)));
+    assert!(step(&house, 0, || {}));
+    follow(&house, 1, PAGES * PAGE);
+    assert_eq!(protected(at), RANGES);
+    assert!(child.ends_well());
+}
+
+#[test]
+fn what_moves_behind_the_end_of_protection_is_not_forgotten() {
+    within("memory that is moved while protection ends", || {
+        let Some(house) = with_file() else { return };
+        let (at, child) = scattered_with_a_child(&house);
+        let page = |i: usize| (at + i * PAGE) as *mut u8;
+        follow(&house, 1, PAGES * PAGE);
+        assert!(step(&house, 0, || {}) && !is_protected(page(0)) && is_protected(page(2 * RANGES - 2)));
+        let fixed = MremapFlags::MAYMOVE;
+        // SAFETY: the test's own memory, both.
+        unsafe { rustix::mm::mremap_fixed(page(2 * RANGES - 2).cast(), PAGE, PAGE, fixed, page(1).cast()).unwrap() };
+        assert!(is_protected(page(1)), "the kernel leaves it so");
+        follow(&house, 0, 0);
+        assert!(!house.pager.protects_shared() && !is_protected(page(1)));
+        verify(page(1), seed(RANGES - 1, 0), "moved");
+        assert!(child.ends_well());
+    });
+}
+
+/// And what was let through before a fork is shared again.
+#[test]
+fn a_program_that_forks_all_the_time_has_its_memory_protected() {
+    let Some(house) = with_file() else { return };
+    let (at, child) = scattered_with_a_child(&house);
+    let page = |i: usize| (at + 2 * i * PAGE) as *mut u8;
+    let mut steps = 0;
+    while !is_protected(page(RANGES - 1)) {
+        assert!(steps < 100, "not protected after {steps} steps, with a fork after each");
+        drop(Child::that_checks(|| true));
+        assert!(house.pager.has_adopted(at));
+        let _ = step(&house, 1, || {});
+        steps += 1;
+    }
+    assert!(steps > 1, "it took one step only");
+    write(page(7), seed(7, 1));
+    assert!(!is_protected(page(7)));
+    let second = Child::that_checks(move || holds(page(7), seed(7, 1)));
+    assert!(house.pager.has_adopted(at));
+    follow(&house, 1, PAGES * PAGE);
+    assert!(is_protected(page(7)) && is_protected(page(8)));
+    // In this order: the second one has an end of the pipe by which the first is told to go on.
+    assert!(second.ends_well() && child.ends_well());
+}
+
+/// Or all forks of the program would cost more from then on, for nothing.
+#[test]
+fn writes_are_not_watched_for_the_sake_of_a_child_that_is_gone() {
+    let Some(house) = with_file() else { return };
+    let (_, child) = shared_with_a_child(&house);
+    limit(&house, 64);
+    assert!(step(&house, 1, || panic!("it begins")) && house.pager.wants_writes_watched());
+    assert!(child.ends_well());
+    assert!(!step(&house, 0, || panic!("it begins")) && !house.pager.wants_writes_watched());
+    // Nor when there is room by now.
+    assert!(step(&house, 1, || panic!("it begins")) && house.pager.wants_writes_watched());
+    house.pager.budget.set_limit(1 << 40);
+    assert!(!step(&house, 1, || panic!("it begins")) && !house.pager.wants_writes_watched());
+}
+
+/// They are none of the copies that a fork brings.
+#[test]
+fn writes_to_zeros_that_were_only_read_are_seen_beside_a_child() {
+    const ZEROS: usize = 8192;
+    let Some(house) = with_file() else { return };
+    let at = house.region(PAGES) as usize;
+    let page = |i: usize| (at + i * PAGE) as *mut u8;
+    (0..ZEROS).for_each(|i| write(page(i), 0));
+    house.evict_all();
+    // Far apart, so that each is a fault.
+    (0..ZEROS / 8).for_each(|i| verify(page(i * 8), 0, "read"));
+    house.pager.watch_writes();
+    house.evict_all();
+    (0..ZEROS).for_each(|i| verify(page(i), 0, "read"));
+    (ZEROS..PAGES).for_each(|i| write(page(i), seed(i, 0)));
+    let child = Child::that_checks(|| true);
+    assert!(house.pager.has_adopted(at));
+    limit(&house, 60);
+    follow(&house, 1, (PAGES - ZEROS) * PAGE);
+    assert!(house.pager.protects_shared());
+    assert!((0..ZEROS).all(|i| is_protected(page(i))), "all of it is the zero page");
+    // In an order that is no stream.
+    let writes = ZEROS / 64;
+    (0..writes).for_each(|i| write(page(i * 37 % writes * 64 + 5), 7));
+    assert_eq!(shared_writes(&house), 0, "nothing was copied that a fork had left shared");
+    let open = (0..ZEROS).filter(|i| !is_protected(page(*i))).count();
+    assert!((writes..=4 * writes).contains(&open), "{open} pages can be written after {writes} writes");
+    // Nor is the zero page let through with a shared page beside it.
+    let before = (0..ZEROS).filter(|i| is_protected(page(*i))).count();
+    write(page(ZEROS), seed(ZEROS, 1));
+    assert_eq!(shared_writes(&house), 1);
+    assert_eq!((0..ZEROS).filter(|i| is_protected(page(*i))).count(), before);
+    assert!(child.ends_well());
+}
+
+/// What is let through may be written without another fault, whoever does it.
+#[test]
+fn near_the_limit_all_that_is_let_through_is_counted() {
+    let Some(house) = with_file() else { return };
+    let (at, child) = shared_with_a_child(&house);
+    let page = |i: usize| (at + i * PAGE) as *mut u8;
+    limit(&house, 64);
+    follow(&house, 1, PAGES * PAGE);
+    house.pager.budget.measured(62 << 20);
+    assert!(house.pager.budget.is_near_limit() && !house.pager.budget.at_limit());
+    let before = house.pager.budget.now();
+    let far = [5000, 300, 9000, 2000];
+    far.iter().for_each(|i| write(page(*i), seed(*i, 1)));
+    let open = (0..PAGES).filter(|i| !is_protected(page(*i))).count();
+    let counted = (house.pager.budget.now() - before) as usize / PAGE;
+    assert!(open > far.len() && counted >= open, "{counted} pages were counted of {open} that may be written");
+    assert!(child.ends_well());
+}
+
 /// Bytes of huge pages of this process.
 fn huge_bytes() -> usize {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
@@ -220,6 +448,39 @@ fn shared_pages_are_evicted_though_they_are_protected() {
     assert!(faults(&house) - before <= PAGES as u64 / 100, "{} faults", faults(&house) - before);
     (0..PAGES).for_each(|i| verify(page(i), seed(i, 0), "came back"));
     assert!(!is_protected(page(7)), "it is nobody else's");
+    assert!(child.ends_well());
+}
+
+/// Nor when the program changes mappings all the time: the kernel does nothing while an event waits.
+#[test]
+fn shared_pages_are_evicted_while_events_come() {
+    let Some(house) = with_file() else { return };
+    let (at, child) = shared_with_a_child(&house);
+    let page = |i: usize| (at + i * PAGE) as *mut u8;
+    let other = house.region(16) as usize;
+    limit(&house, 64);
+    follow(&house, 1, PAGES * PAGE);
+    let before = faults(&house);
+    let (done, dropped) = (AtomicBool::new(false), AtomicUsize::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                // SAFETY: the test's own memory, in which nothing is.
+                unsafe { rustix::mm::madvise(other as *mut _, 16 * PAGE, Advice::LinuxDontNeed).unwrap() };
+                house.pager.removed(other, 16 * PAGE);
+                dropped.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let until = Instant::now() + Duration::from_secs(60);
+        while house.evictions() < PAGES as u64 * 9 / 10 && Instant::now() < until {
+            house.evict_all();
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    let (out, dropped) = (house.evictions(), dropped.into_inner());
+    assert!(out > PAGES as u64 * 9 / 10 && dropped > 100, "{out} pages are out, {dropped} events");
+    assert_eq!(faults(&house), before, "the reclaimer came to pages that were protected");
+    (0..PAGES).for_each(|i| verify(page(i), seed(i, 0), "came back"));
     assert!(child.ends_well());
 }
 
