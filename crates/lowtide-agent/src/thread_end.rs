@@ -34,6 +34,8 @@ const ROBUST_LIST: usize = 0x2e0;
 const EVERY_US: u64 = 50_000;
 const REST: u64 = 50;
 const MOST_US: u64 = 1_000_000;
+/// Before pages are write-protected, it looks again after this many times as long as a look took.
+const SHORT_REST: u64 = 20;
 /// Robust mutexes of a thread that count: as many as for the kernel (ROBUST_LIST_LIMIT).
 const MOST_MUTEXES: usize = 2048;
 
@@ -74,10 +76,10 @@ pub fn gave_back(addr: usize, len: usize) {
     let thread = thread::id();
     match tid_word(thread).filter(|word| has_no_mutex(*word)) {
         Some(word) => {
-            if pager.hold(word.addr(), thread) != Hold::Refused {
-                // SAFETY: the thread's own word, at a multiple of 16.
-                unsafe { vm::write_nothing(word.addr()) };
-            }
+            // Where there is no room for it: then it is there at least, and can be written, for the moment that this takes.
+            let _ = pager.hold(word.addr(), thread);
+            // SAFETY: the thread's own word, at a multiple of 16.
+            unsafe { vm::write_nothing(word.addr()) };
         }
         None => ask(Request::Ends(thread)),
     }
@@ -101,11 +103,11 @@ fn read<const N: usize>(addr: usize) -> Option<[usize; N]> {
     (r == size_of_val(&words) as isize).then_some(words)
 }
 
-/// Holds the page at `addr` for a thread, and brings it in; where writes to shared pages wait, as one that can be written. By the
+/// Holds the page at `addr` for a thread, and brings it in; where pages may be write-protected, as one that can be written. By the
 /// reclaimer, with no lock held: a monitor serves it.
 fn hold(pager: &Pager, addr: usize, thread: u32) {
     if pager.hold(addr, thread) == Hold::Begun {
-        let advice = if pager.protects_shared() { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
+        let advice = if pager.may_protect() { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
         // SAFETY: populating changes no bytes, whatever is there; errors (nothing is mapped) are fine.
         let _ = unsafe { rustix::mm::madvise((addr & !(PAGE_SIZE - 1)) as *mut _, PAGE_SIZE, advice) };
     }
@@ -146,6 +148,9 @@ pub struct Look {
     /// Pages that had been evicted at the last one.
     evicted: Option<u64>,
     not_before_us: u64,
+    /// The same for [`Look::before_protecting`], and how many forks and threads there were.
+    again_us: u64,
+    known: (u64, Option<u64>),
 }
 
 impl Look {
@@ -165,6 +170,18 @@ impl Look {
         }
     }
 
+    /// The same before pages are write-protected that a fork has left shared: always if the process has forked since the last time.
+    /// If not, new threads don't share theirs, and where there are many, and as many as before, this would take long.
+    pub fn before_protecting(&mut self, pager: &Pager, now_us: u64) {
+        self.open();
+        let links = self.threads.as_ref().and_then(|threads| rustix::fs::fstat(threads).ok());
+        // One for each thread, and two.
+        let known = (pager.forks_so_far(), links.map(|stat| stat.st_nlink));
+        if core::mem::replace(&mut self.known, known) != known || now_us >= self.again_us {
+            self.look_now(pager);
+        }
+    }
+
     /// The same, whenever the last look was.
     pub fn look_now(&mut self, pager: &Pager) {
         let started = clock::now_us();
@@ -179,5 +196,6 @@ impl Look {
         });
         let took = clock::now_us().saturating_sub(started);
         self.not_before_us = started + (took * REST).clamp(EVERY_US, MOST_US);
+        self.again_us = started + took * SHORT_REST;
     }
 }

@@ -205,6 +205,6 @@ impl ReclaimerThread {
         let shared = Sharing { others: self.resident.sharers(), may_copy: self.resident.may_copy() };
         // What the kernel writes to at the end of a thread it does not wait for.
         let threads = &mut self.thread_ends;
-        pager.protect_shared(shared, now_us(), || threads.look_now(pager))
+        pager.protect_shared(shared, now_us(), || threads.before_protecting(pager, now_us()))
     }
 }
