@@ -28,8 +28,10 @@ use crate::sys::present::Kind;
 const AFTER_FORK_US: u64 = 2_000;
 /// Copies of less than this part of the limit are what its reserve is for.
 const LEAST_PART: u64 = 64;
-/// So much is protected at a time, from a multiple of it on: some tens of microseconds, in which no fault is served.
-const PIECE: usize = 2 << 20;
+/// So much is protected at a time, from a multiple of it on: some tens of microseconds, in which no fault is served (up to a
+/// millisecond where every other page is the process's alone). With less at a time, to wait for the space lock takes most of it
+/// where many threads fault.
+const PIECE: usize = 8 << 20;
 /// What lies further apart is protected by calls of its own: to look through what is missing takes time, too.
 const FAR: usize = 2 << 20;
 /// A step takes this long.
