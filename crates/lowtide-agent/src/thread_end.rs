@@ -113,7 +113,7 @@ fn hold(pager: &Pager, addr: usize, thread: u32) {
     }
 }
 
-/// A thread is about to end, and waits: holds what the kernel will use. By the reclaimer.
+/// A thread is about to end, and waits, or may end at any moment: holds what the kernel will use. By the reclaimer.
 pub fn ends(pager: &Pager, thread: u32) {
     let Some(head) = robust_list(thread) else { return };
     hold(pager, head, thread);
@@ -178,20 +178,27 @@ impl Look {
         // One for each thread, and two.
         let known = (pager.forks_so_far(), links.map(|stat| stat.st_nlink));
         if core::mem::replace(&mut self.known, known) != known || now_us >= self.again_us {
-            self.look_now(pager);
+            // With the mutexes: not all threads say that they end, and those that were taken before the fork are shared.
+            self.look_at(|thread| ends(pager, thread));
         }
     }
 
     /// The same, whenever the last look was.
     pub fn look_now(&mut self, pager: &Pager) {
+        self.look_at(|thread| {
+            if let Some(list) = robust_list(thread) {
+                hold(pager, list, thread);
+            }
+        });
+    }
+
+    fn look_at(&mut self, mut f: impl FnMut(u32)) {
         let started = clock::now_us();
         // It could not be opened before, perhaps.
         self.open();
         let Some(threads) = &self.threads else { return };
         let _ = thread::each(threads, |thread| {
-            if let Some(list) = robust_list(thread) {
-                hold(pager, list, thread);
-            }
+            f(thread);
             ControlFlow::Continue(())
         });
         let took = clock::now_us().saturating_sub(started);

@@ -208,8 +208,9 @@ impl Pager {
         steps::taken(steps::Fork::Parent);
         let _ = futex::wake(handover.handshake.word(), futex::Flags::empty(), 1);
         self.apply_held_back(lock);
-        self.resume();
+        // Before anybody protects pages by what it knew of threads before the fork.
         self.shared_writes.forked(now_us());
+        self.resume();
     }
 
     fn apply_held_back(&self, lock: &Exclusive<'_>) {

@@ -23,6 +23,7 @@ use crate::pager::Pager;
 use crate::reclaim::victims::next_reach;
 use crate::sys::clock::{now_ns, now_us};
 use crate::sys::present::Kind;
+use crate::sys::uffd::Standing;
 
 /// Nothing is protected before a fork is over for this long, in microseconds: many children execute something else by then.
 const AFTER_FORK_US: u64 = 2_000;
@@ -46,6 +47,8 @@ const EVENT_US: u64 = 50;
 const SOON: u32 = 16;
 /// When it takes long, or the program forks, or the kernel refuses, it goes on after this; ...
 const LATER_US: u64 = 1_000;
+/// ... when the kernel refuses again, after twice as long, up to so many times; ...
+const MOST_DOUBLED: u32 = 8;
 /// ... when pages were moved to where it had been, after this; ...
 const MOVED_US: u64 = 10_000;
 /// ... and it looks after this whether writes are watched by now.
@@ -233,14 +236,20 @@ impl Pager {
             return LATER_US;
         }
         // Before it is asked what threads there are.
+        let forks = self.forks_so_far();
         state.begin();
         looks();
-        self.protect_step()
+        self.protect_step(forks)
     }
 
-    fn protect_step(&self) -> u64 {
+    /// The same; `forks`: how many there had been before threads were looked at.
+    fn protect_step(&self, forks: u64) -> u64 {
         let Some(_operation) = self.enter() else { return LATER_US };
         let state = &self.shared_writes;
+        // The program has forked since, and threads that nobody has looked at share theirs.
+        if self.forks_so_far() != forks {
+            return 0;
+        }
         // Before the first page.
         state.is_on.store(true, Ordering::Relaxed);
         // What was released is protected again.
@@ -285,8 +294,9 @@ impl Pager {
         match self.walk(&state.released_to, |kind| kind != Kind::ZeroPage, |piece| self.release_piece(piece)) {
             Walked::All => {
                 state.released_to.store(0, Ordering::Relaxed);
-                // What was above where this was, and is protected, may be below by now.
-                if state.is_moved.load(Ordering::Relaxed) {
+                // What was above where this was, and is protected, may be below by now, or its event is on its way.
+                let is_changing = self.uffd().standing(self.staging.addresses().start) == Standing::Changing;
+                if is_changing || state.is_moved.load(Ordering::Relaxed) {
                     return MOVED_US;
                 }
                 state.is_on.store(false, Ordering::Relaxed);
@@ -301,7 +311,9 @@ impl Pager {
         let refused = &self.shared_writes.refused;
         match walked {
             Walked::EventsFirst if refused.fetch_add(1, Ordering::Relaxed) < SOON => EVENT_US,
-            Walked::EventsFirst | Walked::Refused => LATER_US,
+            Walked::EventsFirst => LATER_US,
+            // Perhaps for good.
+            Walked::Refused => LATER_US << refused.fetch_add(1, Ordering::Relaxed).min(MOST_DOUBLED),
             Walked::All | Walked::APart => {
                 refused.store(0, Ordering::Relaxed);
                 0
@@ -508,6 +520,25 @@ mod tests {
         let waits: u64 = (0..100).map(|_| pager.goes_on_in(Walked::EventsFirst)).sum();
         assert_eq!(waits, u64::from(SOON) * EVENT_US + (100 - u64::from(SOON)) * LATER_US);
         assert_eq!((pager.goes_on_in(Walked::APart), pager.goes_on_in(Walked::EventsFirst)), (0, EVENT_US));
+        // What the kernel never does.
+        pager.goes_on_in(Walked::APart);
+        let waits: std::vec::Vec<u64> = (0..20).map(|_| pager.goes_on_in(Walked::Refused)).collect();
+        assert_eq!((waits[..3].to_vec(), waits[19]), ([1, 2, 4].map(|n| n * LATER_US).to_vec(), 256 * LATER_US));
+    }
+
+    /// Who looked at threads before it must look again.
+    #[test]
+    fn nothing_is_protected_after_a_fork_that_came_since_threads_were_looked_at() {
+        let Some(pager) = crate::mappings::events::tests::pager() else { return };
+        let before = pager.forks_so_far();
+        pager.shared_writes.begin();
+        pager.shared_writes.forked(1);
+        assert_eq!((pager.protect_step(before), pager.protects_shared()), (0, false));
+        assert_eq!(
+            (pager.protect_step(before + 1), pager.protects_shared()),
+            (0, true),
+            "for the later fork there is another walk"
+        );
     }
 
     #[test]

@@ -314,7 +314,8 @@ impl Operation<'_> {
     }
 
     /// Gives the program its own copies of pages that it shares with a forked child, dead or alive: only those can be moved.
-    /// No lock may be held: if the program drops a page meanwhile, this waits for a monitor. False: an event must be read first.
+    /// No lock may be held: if the program drops a page meanwhile, this waits for a monitor, so it is not for one
+    /// ([`Worker::may_fault`]). False: an event must be read first.
     fn unshare(&self, start: usize, end: usize) -> bool {
         // What is protected would be a fault of each block, for which a monitor makes room first. A fork waits for this meanwhile.
         let mut tries = 0;

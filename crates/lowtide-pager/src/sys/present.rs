@@ -294,7 +294,7 @@ impl Present {
     }
 
     /// Calls `f` with runs `(start, end)` of `start .. end` that hold pages that a write would copy, and none that are this
-    /// process's alone. What is missing may be in them.
+    /// process's alone. What is missing may be in them. A run is told at once, and ends where a huge page may.
     ///
     /// # Errors
     /// Those of reading `/proc/self/pagemap`, and the first one of `f`.
@@ -307,7 +307,9 @@ impl Present {
         let (mut at, mut run) = (start, None);
         let mut bits = [0u64; 512];
         while at < end {
-            let pages = self.bits(at, end, &mut bits)?;
+            // A page may be copied after it was looked at: no more than one huge page is looked at before `f`.
+            let huge_end = (at / (bits.len() * PAGE_SIZE) + 1) * bits.len() * PAGE_SIZE;
+            let pages = self.bits(at, end.min(huge_end), &mut bits)?;
             for bits in &bits[..pages] {
                 let next = at + PAGE_SIZE;
                 if is_shared(*bits) {
@@ -319,8 +321,11 @@ impl Present {
                 }
                 at = next;
             }
+            if let Some((first, last)) = run.take() {
+                f(first, last)?;
+            }
         }
-        run.map_or(Ok(()), |(first, last)| f(first, last))
+        Ok(())
     }
 
     /// Finds all of `start .. end` that is not missing altogether: pages in memory of any kind, in the kernel's own swap, or on
