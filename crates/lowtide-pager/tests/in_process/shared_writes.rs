@@ -578,7 +578,11 @@ fn children_come_and_go_while_threads_write() {
             let child = {
                 let _nobody = turns.write().unwrap();
                 let shadow = &shadow;
-                Child::that_checks(move || (0..PAGES).all(|i| holds(page(i), shadow[i].load(Ordering::Relaxed) as u64)))
+                let all = move || (0..PAGES).all(|i| holds(page(i), shadow[i].load(Ordering::Relaxed) as u64));
+                let child = Child::that_checks(all);
+                // Until it is whole, which takes long in a large process: what is written meanwhile is copied unseen.
+                assert!(house.pager.has_adopted(at));
+                child
             };
             house.pager.budget.measured((PAGES * PAGE) as u64);
             let until = Instant::now() + Duration::from_millis(mix(children.load(Ordering::Relaxed) as u64) % 60);
