@@ -239,7 +239,7 @@ pub struct Settings {
     pub makes_moves: u32,
     /// 1: agents say on the program's standard error what they adopt and why.
     pub verbose: u32,
-    /// 1: writes to what forks share wait for room ([`crate::pager::Pager::protect_shared`]).
+    /// 1: writes to what forks share wait for room ([`crate::pager::Pager::protect_shared`]), an experiment.
     pub watch_copies: u32,
     /// How areas find slots, with the feature `lab`: 0: as always; one more than a place in lowtide-core's `Policy::ALL`; or
     /// [`SLOTS_AREA_LOCK`].

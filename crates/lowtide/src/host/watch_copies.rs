@@ -1,9 +1,9 @@
-//! Whether writes to pages that forks have left shared wait for room (the pager's `fork/protect.rs`): they do, unless the
-//! environment says otherwise.
+//! Whether writes to pages that forks have left shared wait for room (the pager's `fork/protect.rs`): an experiment, which only
+//! the environment turns on. docs/design/faults.md says what is left to do.
 
 use crate::error::Failure;
 
-/// `off`: they don't. Empty, unset or `on`: they do.
+/// `on`: they do. Empty, unset or `off`: they don't.
 const VARIABLE: &str = "LOWTIDE_WATCH_COPIES";
 
 /// What the environment says; the error says what it has wrong.
@@ -14,8 +14,8 @@ pub fn is_wanted() -> Result<bool, Failure> {
 
 fn read(text: &str) -> Result<bool, String> {
     match text {
-        "" | "on" => Ok(true),
-        "off" => Ok(false),
+        "" | "off" => Ok(false),
+        "on" => Ok(true),
         other => Err(format!("{VARIABLE}={other}: use on or off, or unset it")),
     }
 }
@@ -25,8 +25,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_on_unless_the_user_wants_it_off() {
-        assert_eq!(["", "off", "on"].map(|text| read(text).unwrap()), [true, false, true]);
+    fn it_is_off_unless_the_user_wants_it() {
+        assert_eq!(["", "off", "on"].map(|text| read(text).unwrap()), [false, false, true]);
         assert!(read("yes").is_err_and(|why| why.contains("LOWTIDE_WATCH_COPIES=yes") && why.contains("on or off")));
     }
 }
