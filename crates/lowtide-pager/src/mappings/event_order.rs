@@ -64,7 +64,7 @@ impl Order {
     /// No change was on its way at a time after the last event was read and before the next is.
     pub(crate) fn all_is_certain(&mut self) {
         self.read.clear();
-        self.made = self.made.filter(|made| !made.is_late);
+        self.made = self.made.and_then(MadeMove::all_was_read);
     }
 
     /// How many changes were read.

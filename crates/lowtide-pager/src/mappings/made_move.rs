@@ -67,11 +67,26 @@ pub(crate) struct MadeMove {
     has_returned: bool,
     /// The program was told, although changes were still on their way that were when the call was made.
     pub(crate) is_late: bool,
+    /// There was a move before it that was late, and changes have been on their way ever since: a fork of before that may be among
+    /// them.
+    follows_late: bool,
 }
 
 impl MadeMove {
     pub(crate) fn new(asked: Move, is_settled: bool) -> MadeMove {
-        MadeMove { asked, moved: None, is_settled, put_off: [Range::NONE; MOST_PUT_OFF], has_returned: false, is_late: false }
+        let put_off = [Range::NONE; MOST_PUT_OFF];
+        MadeMove { asked, moved: None, is_settled, put_off, has_returned: false, is_late: false, follows_late: false }
+    }
+
+    /// The same of one that begins while changes are on their way, after this one or none.
+    fn behind(self, before: Option<MadeMove>) -> MadeMove {
+        let is_behind_late = before.is_some_and(|before| before.is_late || before.follows_late);
+        MadeMove { follows_late: !self.is_settled && is_behind_late, ..self }
+    }
+
+    /// No change is on its way now.
+    pub(crate) fn all_was_read(self) -> Option<MadeMove> {
+        (!self.is_late).then_some(MadeMove { follows_late: false, ..self })
     }
 
     /// Whether something of a range is to move.
@@ -199,7 +214,7 @@ impl Pager {
         let mut order = self.order.lock();
         settled.into_iter().for_each(|count| order.are_certain(count));
         order.made = match (asked, settled) {
-            (Some(asked), settled) => Some(MadeMove::new(asked, settled.is_some())),
+            (Some(asked), settled) => Some(MadeMove::new(asked, settled.is_some()).behind(order.made)),
             (None, None) => order.made.map(|made| MadeMove { is_late: true, ..made }),
             (None, Some(_)) => None,
         };
@@ -255,6 +270,9 @@ impl Pager {
     /// does not tell which came first, the run ends.
     pub(crate) fn before_move(&self, lock: &Exclusive<'_>, child: &Uffd) -> impl Fn(PageNo) -> PageNo + use<> {
         let made = self.order.lock().made;
+        if made.is_some_and(|made| made.follows_late) {
+            self.can_t_tell();
+        }
         let is_registered = |range: Range| child.standing(range.start) == Standing::Registered;
         let moved_later = made.and_then(|MadeMove { asked, moved, is_late, .. }| match moved {
             Some([from, to]) if is_registered(from) => {
@@ -648,6 +666,18 @@ mod tests {
             (words(&pager, moved.start, MOVED), pager.zero_now.load(Ordering::Relaxed)),
             (std::vec![PageState::None; MOVED], 0)
         );
+    }
+
+    /// Of a fork that is read behind two moves it would not be known which of them it has seen.
+    #[test]
+    fn what_follows_a_late_move_is_known_to_until_all_was_read() {
+        let asked = Move { from: Range::NONE, is_placed: false, leaves: false, shortens: false };
+        let made = |is_settled, before| MadeMove::new(asked, is_settled).behind(before);
+        let late = MadeMove { is_late: true, ..made(true, None) };
+        let second = made(false, Some(late));
+        assert!(second.follows_late && made(false, Some(second)).follows_late);
+        assert!(!made(true, Some(late)).follows_late && !made(false, Some(made(false, None))).follows_late);
+        assert!(second.all_was_read().is_some_and(|made| !made.follows_late) && late.all_was_read().is_none());
     }
 
     /// A child that was cloned before a move has its pages where they were, and one that was cloned after it where they are. Here
