@@ -66,7 +66,7 @@ fn who_takes_a_robust_mutex_learns_that_its_owner_is_dead() {
 fn threads_end_while_a_child_shares_their_memory() {
     let Some(_turn) = turn() else { return };
     let Some(job) = job("ends beside a child", "shared_ends", "48 10") else { return };
-    let outcome = job.limited(&Limit { ram: 64 << 20, swap: Swap::Default });
+    let outcome = job.env("LOWTIDE_WATCH_COPIES", "on").limited(&Limit { ram: 64 << 20, swap: Swap::Default });
     assert!(ends_well(&outcome) && outcome.stat("faults.shared_writes") > 500.0, "{outcome:?}");
 }
 
