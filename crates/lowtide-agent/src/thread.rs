@@ -246,12 +246,17 @@ pub fn has_one(own: usize) -> bool {
     let Ok(list) = list() else { return false };
     let mut threads = 0;
     let whole = each(&list, |thread| {
-        let mut path = Line::new();
-        path.push(b"/proc/self/task/").number(u64::from(thread)).push(b"/stat");
-        threads += usize::from(read_stat(path.bytes(), parse_is_io_worker) != Some(true));
+        threads += usize::from(stat(thread, parse_is_io_worker) != Some(true));
         if threads > own + 1 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     whole.is_ok() && threads == own + 1
+}
+
+/// What `parse` finds in the kernel's line about a thread of this process.
+pub fn stat<T>(thread: u32, parse: fn(&[u8]) -> Option<T>) -> Option<T> {
+    let mut path = Line::new();
+    path.push(b"/proc/self/task/").number(u64::from(thread)).push(b"/stat");
+    read_stat(path.bytes(), parse)
 }
 
 /// What `parse` finds in a file of the kernel's, of which the first 512 bytes count.

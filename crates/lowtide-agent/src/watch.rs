@@ -11,7 +11,6 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use lowtide_core::posts::Posts;
 use lowtide_core::watchers::Watchers;
-use lowtide_pager::sys::Line;
 use lowtide_pager::sys::clock::now_us;
 use lowtide_pager::sys::stat::parse_cpu;
 
@@ -176,13 +175,6 @@ pub fn leave() {
     }
 }
 
-/// The CPU on which a thread of this process runs or last ran.
-fn cpu_of(thread: u32) -> Option<u32> {
-    let mut path = Line::new();
-    path.push(b"/proc/self/task/").number(u64::from(thread)).push(b"/stat");
-    thread::read_stat(path.bytes(), parse_cpu)
-}
-
 /// One handler's.
 pub struct Watch {
     number: usize,
@@ -225,7 +217,7 @@ impl Watch {
         (self.asked_us, self.faults) = (now, 0);
         let longer = (self.pause_us * 2).min(MOST_US);
         self.pause_us = LEAST_US;
-        let Some(post) = cpu_of(thread).map(cpus::post_of) else {
+        let Some(post) = thread::stat(thread, parse_cpu).map(cpus::post_of) else {
             self.pause_us = longer;
             return call_all();
         };

@@ -55,6 +55,12 @@ pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// The number behind `key` (with its colon) in what `/proc` says of the status of a process or a thread.
+pub fn status_number(thread: u32, key: &str) -> Option<u32> {
+    let status = read(format!("/proc/{thread}/status")).ok()?;
+    String::from_utf8_lossy(&status).lines().find_map(|line| line.strip_prefix(key))?.trim().parse().ok()
+}
+
 impl Stat {
     /// Of a process.
     pub fn of(pid: u32) -> Option<Stat> {

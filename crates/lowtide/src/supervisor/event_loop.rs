@@ -7,7 +7,7 @@ use crate::metrics::{self, Requests};
 use crate::signal_fd::{Received, SignalFd};
 use crate::supervisor::ancestry;
 use crate::supervisor::broker::Broker;
-use crate::supervisor::enter::{Agent, Copies, Seen};
+use crate::supervisor::enter::{Agent, Copies, EVENT_STOP, Seen};
 use crate::supervisor::own_threads::OwnThreads;
 use crate::supervisor::series::Series;
 use lowtide_config::proc::{self, Stat};
@@ -20,8 +20,6 @@ use std::time::{Duration, Instant};
 
 /// How often the supervisor's own memory is measured.
 const OWN_MEMORY: Duration = Duration::from_secs(1);
-/// What the status of the stop of a process that is traced is about (PTRACE_EVENT_STOP).
-const STOP: i32 = 128;
 /// A program whose agent hasn't reported for this long has none.
 const UNMANAGED_AFTER: Duration = Duration::from_secs(2);
 
@@ -285,7 +283,7 @@ fn stop_with(program: Pid, status: WaitStatus) {
     let of_terminal = [Signal::TSTP, Signal::TTIN, Signal::TTOU].map(Signal::as_raw);
     // While it is held (`hold.rs`) a signal that is about to come to it looks the same, and may be one that it handles.
     let is_stopped =
-        status.as_raw() >> 16 == STOP || Stat::of(program.as_raw_pid() as u32).is_some_and(|stat| stat.state == 'T');
+        status.as_raw() >> 16 == EVENT_STOP || Stat::of(program.as_raw_pid() as u32).is_some_and(|stat| stat.state == 'T');
     if is_stopped && status.stopping_signal().is_some_and(|signal| of_terminal.contains(&signal)) {
         let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::STOP);
     }

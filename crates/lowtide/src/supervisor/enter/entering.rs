@@ -18,9 +18,10 @@ use std::time::{Duration, Instant};
 const MOST: usize = 64;
 /// How long an exec may take before somebody looks whether it goes on.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// What the status of a stop is about (PTRACE_EVENT_EXEC, PTRACE_EVENT_STOP).
+/// What the status of a stop is about: PTRACE_EVENT_EXEC.
 const EXEC: i32 = 4;
-const STOP: i32 = 128;
+/// The same: PTRACE_EVENT_STOP.
+pub const EVENT_STOP: i32 = 128;
 
 /// Those that are traced.
 #[derive(Default)]
@@ -165,7 +166,7 @@ impl Entering {
                 };
                 return Some(Seen::entered("a program of the run", entered));
             }
-            STOP if signal == libc::SIGTRAP && self.0[at].why == Why::Copied => {
+            EVENT_STOP if signal == libc::SIGTRAP && self.0[at].why == Why::Copied => {
                 let Traced { start, parent, .. } = self.0.swap_remove(at);
                 // It may be another process by now, or another program.
                 let is_it =
@@ -180,22 +181,22 @@ impl Entering {
                 return Some(Seen::entered("a forked child of a program without hooks", entered));
             }
             // Nothing was executed. (Where the kernel begins the call anew, the filter tells of it anew.)
-            STOP if signal == libc::SIGTRAP && self.0[at].why == Why::Told => {
+            EVENT_STOP if signal == libc::SIGTRAP && self.0[at].why == Why::Told => {
                 self.0.swap_remove(at);
                 tracee::detach(pid);
             }
             // It stays stopped.
-            STOP if signal != libc::SIGTRAP && self.0[at].why != Why::Asked => {
+            EVENT_STOP if signal != libc::SIGTRAP && self.0[at].why != Why::Asked => {
                 self.0.swap_remove(at);
                 tracee::detach(pid);
                 return Some(Seen::Stopped);
             }
-            STOP if signal != libc::SIGTRAP => {
+            EVENT_STOP if signal != libc::SIGTRAP => {
                 tracee::pass_on(pid, 0, true);
                 return Some(Seen::Stopped);
             }
             // Its process goes on again.
-            STOP => tracee::pass_on(pid, 0, false),
+            EVENT_STOP => tracee::pass_on(pid, 0, false),
             _ => tracee::pass_on(pid, signal, false),
         }
         Some(Seen::GoesOn)

@@ -30,7 +30,7 @@ use std::sync::OnceLock;
 use tracee::{Tracee, Untraced};
 
 pub use copies::Copies;
-pub use entering::{Entering, Seen, is_executing};
+pub use entering::{EVENT_STOP, Entering, Seen, is_executing};
 pub use following::{Following, may_be_traced};
 pub use moves::Maker;
 pub use tracee::{hold as hold_thread, let_run};

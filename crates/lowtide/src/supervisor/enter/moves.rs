@@ -7,6 +7,7 @@
 
 use super::notices::Told;
 use crate::supervisor::ancestry;
+use lowtide_config::proc;
 use lowtide_pager::sys::moves::{Call, Made};
 use rustix::event::PollFlags;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -152,8 +153,7 @@ impl Moves {
         if let Some(process) = self.processes.get(&thread).copied().filter(is_its) {
             return Some(process);
         }
-        let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
-        let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()?;
+        let process = proc::status_number(thread, "Tgid:")?;
         if self.processes.len() >= MOST_THREADS {
             self.processes.clear();
         }

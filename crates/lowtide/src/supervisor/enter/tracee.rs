@@ -157,9 +157,7 @@ fn has_ended(process: Pid, thread: Pid) -> bool {
 
 /// Which thread traces this one; None: none, or it is gone.
 pub fn tracer(thread: Pid) -> Option<u32> {
-    let text = std::fs::read_to_string(format!("/proc/{}/status", thread.as_raw_pid())).ok()?;
-    let tracer = text.lines().find_map(|line| line.strip_prefix("TracerPid:"))?.trim().parse().ok()?;
-    (tracer != 0).then_some(tracer)
+    proc::status_number(thread.as_raw_pid() as u32, "TracerPid:").filter(|tracer| *tracer != 0)
 }
 
 /// A child of the calling thread that is held; only that thread may use it.
