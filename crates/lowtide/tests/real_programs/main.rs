@@ -36,6 +36,7 @@ mod progress;
 mod python;
 mod raw_moves;
 mod redis;
+mod signal_cases;
 mod sleepers;
 mod soak;
 mod surroundings;
