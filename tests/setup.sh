@@ -33,6 +33,7 @@ need strace strace
 need pkg-config pkg-config
 need c++ g++
 need musl-gcc musl-tools
+need busybox busybox-static
 for_what=${1:-}
 case $for_what in '' | race | wheel | picture | deb | test-deb | deny | prometheus | browser | vm | valkey) ;; *) fail "\`$for_what\`? There are: race, wheel, picture, deb, test-deb, deny, prometheus, browser, vm, valkey" ;; esac
 if [ "$for_what" = picture ]; then need tmux tmux; fi

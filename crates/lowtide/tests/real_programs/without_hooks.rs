@@ -300,6 +300,42 @@ fn what_a_program_without_hooks_starts() {
     }
 }
 
+/// A root directory as a system of musl's has it: a shell that is static, musl's loader, and programs of both kinds. Where there is
+/// /proc they are limited; without it that is said, once.
+#[test]
+fn in_a_root_without_glibc() {
+    let Some(_turn) = turn() else { return };
+    if native_only() || !may_be_followed() {
+        return;
+    }
+    let programs =
+        [tool("busybox"), with_musl("one_malloc", false), with_musl("one_malloc", true), compiled_statically("executes")];
+    let (Some(programs), Some(unshare)) = (all(programs), tool("unshare")) else { return };
+    let root = programs[1].with_extension("root");
+    let _ = std::fs::remove_dir_all(&root);
+    for directory in ["bin", "dev", "lib", "proc"] {
+        std::fs::create_dir_all(root.join(directory)).expect("a directory under target/");
+    }
+    // The shell opens it for what it starts in the background.
+    std::fs::write(root.join("dev/null"), []).expect("a file under target/");
+    std::fs::copy("/lib/ld-musl-x86_64.so.1", root.join("lib/ld-musl-x86_64.so.1")).expect("musl's loader");
+    for (program, name) in programs.iter().zip(["busybox", "dynamic", "fixed", "executes"]) {
+        std::fs::copy(program, root.join("bin").join(name)).expect("copied");
+    }
+    let script =
+        "/bin/dynamic 96 & /bin/fixed 96 & /bin/busybox env -i /bin/executes /bin/dynamic 96; wait; exec /bin/fixed 96";
+    for (mount, is_limited) in [("mount -t proc proc", true), ("test -d", false)] {
+        let enter = format!("{mount} '{0}/proc'; exec chroot '{0}' /bin/busybox sh -c \"$0\"", root.display());
+        let job = Job::new("a root without glibc", &unshare).args(["--mount", "sh", "-ec", &enter, script]);
+        let native = job.native();
+        assert!(native.status == 0 && native.stdout.matches("OK").count() == 4, "{native:?}");
+        let outcome = job.limited(&Limit { ram: 64 << 20, swap: Swap::Ram });
+        assert!(outcome.status == 0 && outcome.left.is_empty() && outcome.stdout == native.stdout, "{outcome:?}");
+        assert_eq!(outcome.stderr.matches("warning").count(), usize::from(!is_limited), "{}", outcome.stderr);
+        assert_eq!(outcome.peak < Growth::Stream.bound(64 << 20), is_limited, "{outcome:?}");
+    }
+}
+
 /// A child that would be killed for what lowtide has it do is let alone.
 #[test]
 fn a_child_with_a_filter_of_its_own() {
