@@ -360,15 +360,16 @@ static void calls_as_32_bit(void)
 	}
 }
 
+#define CASE(function) { #function, function }
+
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } cases[] = {
-		{ "blocked", blocked }, { "mask_is_kept", mask_is_kept }, { "sigsys_handled", sigsys_handled }, { "sigsys_default", sigsys_default },
-		{ "sigsys_ignored", sigsys_ignored }, { "all_blocked_in_handler", all_blocked_in_handler }, { "all_blocked_but_one", all_blocked_but_one },
-		{ "on_alternate_stack", on_alternate_stack }, { "small_alternate_stack", small_alternate_stack }, { "borrows", borrows },
-		{ "borrows_beside_alternate_stack", borrows_beside_alternate_stack }, { "spawns", spawns }, { "clone_with_memory", clone_with_memory },
-		{ "clone_on_stack", clone_on_stack }, { "small_threads", small_threads }, { "storm", storm }, { "jumps_out", jumps_out },
-		{ "own_filter", own_filter }, { "own_traps", own_traps }, { "allows_little", allows_little }, { "calls_as_32_bit", calls_as_32_bit },
+		CASE(blocked), CASE(mask_is_kept), CASE(sigsys_handled), CASE(sigsys_default), CASE(sigsys_ignored),
+		CASE(all_blocked_in_handler), CASE(all_blocked_but_one), CASE(on_alternate_stack), CASE(small_alternate_stack),
+		CASE(borrows), CASE(borrows_beside_alternate_stack), CASE(spawns), CASE(clone_with_memory),
+		CASE(clone_on_stack), CASE(small_threads), CASE(storm), CASE(jumps_out), CASE(own_filter), CASE(own_traps),
+		CASE(allows_little), CASE(calls_as_32_bit),
 	};
 	MUST(argc == 3);
 	pages = number(argc, argv, 2, 0) * MIB / PAGE;
