@@ -27,26 +27,27 @@ impl Floor {
         self.stuck
     }
 
-    /// Nothing more could be evicted, and the run uses `total` bytes.
-    pub(super) fn exhausted(&mut self, pager: &Pager, total: u64, now_us: u64) {
+    /// Nothing more could be evicted, and the run uses `total` bytes. `is_full`: swap is full, so what is left may have no place
+    /// to go rather than be unable to move, and another warning says it.
+    pub(super) fn exhausted(&mut self, pager: &Pager, total: u64, is_full: bool, now_us: u64) {
         if now_us < self.next_look_us {
             return;
         }
         self.stuck = pager.adopted_in_memory().unwrap_or(0);
-        self.set(pager, total, now_us);
+        self.set(pager, total, is_full, now_us);
     }
 
-    /// Finds out now and then whether the limit can be held again. `total`: what the run uses.
-    pub(super) fn look(&mut self, pager: &Pager, total: u64, now_us: u64) {
+    /// Finds out now and then whether the limit can be held again. `total`: what the run uses; `is_full` as above.
+    pub(super) fn look(&mut self, pager: &Pager, total: u64, is_full: bool, now_us: u64) {
         if pager.budget.has_floor() && now_us >= self.next_look_us {
             let adopted = pager.adopted_in_memory().unwrap_or(0);
             self.stuck = self.stuck.min(adopted);
-            self.set(pager, total - (adopted - self.stuck).min(total), now_us);
+            self.set(pager, total - (adopted - self.stuck).min(total), is_full, now_us);
         }
     }
 
     /// `fixed`: bytes that the run uses and this process can't evict.
-    fn set(&mut self, pager: &Pager, fixed: u64, now_us: u64) {
+    fn set(&mut self, pager: &Pager, fixed: u64, is_full: bool, now_us: u64) {
         self.next_look_us = now_us + LOOK_EVERY_US;
         let (asked, minimum) = (pager.budget.asked(), pager.budget.working_minimum(agent::segment().active()));
         if fixed + minimum / 2 <= asked {
@@ -57,7 +58,7 @@ impl Floor {
         pager.budget.set_floor(fixed + minimum.max(fixed / 16));
         // Where other processes have most of it, they can do something about it.
         let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
-        if fixed > asked && mine > fixed / 4 * 3 && !core::mem::replace(&mut self.warned, true) {
+        if fixed > asked && mine > fixed / 4 * 3 && !is_full && !core::mem::replace(&mut self.warned, true) {
             let mut line = Line::new();
             line.number(fixed >> 20)
                 .push(b" MiB can't be moved out (locked, executable, shared or pinned memory, and lowtide's own): ");

@@ -46,6 +46,11 @@ impl Judge {
         }
     }
 
+    /// Whether the run is over its limit because swap is full, or was, and that was said.
+    pub(super) fn is_full(&self) -> bool {
+        self.warned_full || self.full_since_us.is_some()
+    }
+
     /// Whether a swap area of this process can't be written, as was last published.
     fn areas_fail() -> bool {
         let failing = area_state(AreaState::Failing);
@@ -91,7 +96,7 @@ impl Host for Judge {
     }
 
     fn exhausted(&mut self, pager: &Pager, total: u64, now_us: u64) {
-        self.floor.exhausted(pager, total, now_us);
+        self.floor.exhausted(pager, total, self.is_full(), now_us);
     }
 
     fn full(&mut self, pager: &Pager, now_us: u64) {
