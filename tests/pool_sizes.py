@@ -1,8 +1,8 @@
-"""make pools: the default size of the compressed pool, and what `--pool auto` finds, against fixed sizes of it.
+"""make pools: the default size of the compressed pool against fixed sizes of it.
 
 Six loads of `lowtide-lab race` in 70 % of their native peak (POOLS_PERCENT), with `--pool` of 0, an eighth, a quarter and a half of that, and five sixths,
-by default, and with `--pool auto`, in turn. Prints for each load which fixed size was quickest, in what time, the ratio of the default's and of `auto`'s
-time to that, what `auto` had found at the end (`pool_share`), and all medians. POOLS_ROUNDS (default 3) sets how many runs each; POOLS=name,name runs some.
+and by default, in turn. Prints for each load which fixed size was quickest, in what time, the ratio of the default's time to that, and all medians.
+POOLS_ROUNDS (default 3) sets how many runs each; POOLS=name,name runs some.
 """
 
 import os
@@ -45,29 +45,25 @@ def loads() -> dict[str, list[str] | None]:
 def measured(name: str, command: list[str]) -> str:
     native = lab.run(command)
     ram = native.peak * PERCENT // 100
-    times = {share: [] for share in [*SHARES, "default", "auto"]}
-    found = []
+    times = {share: [] for share in [*SHARES, "default"]}
     for turn in range(ROUNDS):
         for share in list(times)[:: 1 if turn % 2 == 0 else -1]:
-            size = "auto" if share == "auto" else str(int(ram * SHARES.get(share, 0)) >> 20 << 20)
-            options = [] if share == "default" else ["--pool", size]
+            options = [] if share == "default" else ["--pool", str(int(ram * SHARES[share]) >> 20 << 20)]
             result = lab.run(command, ram=ram, options=options, sample=False)
             if result.status != native.status:
                 sys.exit(f"{name}, --pool {share}: status {result.status}, {result.stderr}")
             times[share].append(result.seconds)
-            if share == "auto":
-                found.append(result.stats["pool_share"] / ram)
     medians = {share: statistics.median(seconds) for share, seconds in times.items()}
     best = min(SHARES, key=medians.__getitem__)
     every = ", ".join(f"{share}: {seconds:.2f}" for share, seconds in medians.items())
-    ratios = " | ".join(f"{medians[how] / medians[best]:.2f}" for how in ("default", "auto"))
-    return f"| {name} | {ram >> 20} MiB | {best} | {medians[best]:.2f} s | {ratios} | {statistics.median(found):.2f} | {every} |"
+    ratio = medians["default"] / medians[best]
+    return f"| {name} | {ram >> 20} MiB | {best} | {medians[best]:.2f} s | {ratio:.2f} | {every} |"
 
 
 def main() -> int:
     lab.require_lowtide()
     print(f"{ROUNDS} runs each in {PERCENT} % of the native peak, in turn; sizes as shares of --ram; medians")
-    print("| load | `--ram` | best fixed | its time | default | `auto` | found | all |\n|---|---|---|---|---|---|---|---|")
+    print("| load | `--ram` | best fixed | its time | default | all |\n|---|---|---|---|---|---|")
     for name, command in loads().items():
         if ONLY and name not in ONLY:
             continue

@@ -7,8 +7,6 @@ use crate::vm::PAGE_SIZE;
 #[derive(Debug)]
 pub(crate) struct Limit {
     limit: AtomicUsize,
-    /// What the limit could be.
-    most: AtomicUsize,
     accept_percent: u32,
     full: AtomicBool,
     /// How often it became full.
@@ -26,7 +24,6 @@ impl Limit {
         let accept_percent = accept_percent.min(100);
         Limit {
             limit: AtomicUsize::new(limit),
-            most: AtomicUsize::new(limit),
             accept_percent,
             full: AtomicBool::new(false),
             full_times: AtomicU64::new(0),
@@ -56,9 +53,9 @@ impl Limit {
         accepts
     }
 
-    /// Whether more than three fifths of what the limit could be are taken.
+    /// Whether more than three fifths of the limit are taken.
     pub(crate) fn is_mostly_taken(&self) -> bool {
-        self.held.load(Ordering::Relaxed) > percent(self.most.load(Ordering::Relaxed), 60)
+        self.held.load(Ordering::Relaxed) > percent(self.limit.load(Ordering::Relaxed), 60)
     }
 
     /// Whether half of the limit is left: more than what is written to make room leaves of a pool that gets full again.
@@ -114,13 +111,8 @@ impl Limit {
         self.limit.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn lift(&self) {
-        self.limit.fetch_max(self.most.load(Ordering::Relaxed), Ordering::Relaxed);
-    }
-
-    pub(crate) fn set(&self, limit: usize, most: usize) {
+    pub(crate) fn set(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);
-        self.most.store(most, Ordering::Relaxed);
     }
 }
 
@@ -146,7 +138,7 @@ mod tests {
         assert!(limit.accepts());
         limit.held.store(95 * PAGE_SIZE, Ordering::Relaxed);
         assert!(limit.accepts(), "open until full again");
-        limit.set(0, 0);
+        limit.set(0);
         assert!(!limit.accepts());
         limit.held.store(0, Ordering::Relaxed);
         assert!(!limit.accepts(), "a limit of 0 keeps nothing");
@@ -163,7 +155,7 @@ mod tests {
         assert_eq!(limit.excess(), 50 * PAGE_SIZE, "full, for want of frames");
         assert!(!limit.accepts());
         assert_eq!(limit.full_times.load(Ordering::Relaxed), 1);
-        limit.set(0, 0);
+        limit.set(0);
         assert_eq!(limit.excess(), 900 * PAGE_SIZE, "a limit of 0 keeps nothing");
     }
 }

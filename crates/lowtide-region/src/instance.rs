@@ -203,7 +203,7 @@ impl Instance {
         let tables = if self.kind.swap == Swap::Ram { 0 } else { self.pager.rest_bytes() };
         let most = default_pool(ram) as usize;
         let most = most.saturating_sub(tables).max(most / 4);
-        self.pager.limit_pool(most, most);
+        self.pager.limit_pool(most);
     }
 
     /// What its threads begin with; to be given back when they end.

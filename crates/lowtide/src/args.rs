@@ -184,8 +184,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "SPEC", default_value = "auto")]
     pub swap: Vec<String>,
 
-    /// Most RAM for the compressed pool [default: all of --ram but a working minimum of the program]; auto (experimental): as
-    /// much of that as is worth it
+    /// Most RAM for the compressed pool [default: all of --ram but a working minimum of the program]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub pool: Option<String>,
 

@@ -25,8 +25,6 @@ pub struct Plan {
     pub pool: u64,
     /// The same, if the user said something about it.
     pub pool_given: Option<u64>,
-    /// Each process finds out how much of it is worth having.
-    pub finds_pool: bool,
     /// Where cold pages go that don't stay in compressed RAM.
     pub swap: Vec<Swap>,
     /// What compresses pages.
@@ -79,8 +77,7 @@ impl Plan {
 
         let (swap, odd) = area::resolve(&args.swap, usable)?;
         warnings.extend(odd);
-        let finds_pool = args.pool.as_deref() == Some("auto");
-        let pool_given = args.pool.as_ref().filter(|_| !finds_pool).map(|text| size::parse(text, usable)).transpose();
+        let pool_given = args.pool.as_ref().map(|text| size::parse(text, usable)).transpose();
         let pool_given = pool_given.map_err(|why| Failure::usage(format!("--pool: {why}")))?;
         let pool = pool_given.unwrap_or_else(|| default_pool(ram));
         if pool > ram {
@@ -124,7 +121,6 @@ impl Plan {
             ram,
             pool,
             pool_given,
-            finds_pool,
             swap,
             codec,
             when_full,

@@ -17,7 +17,6 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use lowtide_core::steps;
 use lowtide_pager::accounts::pool_share::PoolShare;
-use lowtide_pager::accounts::pool_worth::PoolWorth;
 use lowtide_pager::accounts::{Expected, Measuring};
 use lowtide_pager::fault::Worker;
 use lowtide_pager::fork::{Inheritance, TakenOver};
@@ -185,7 +184,6 @@ struct ReclaimerThread {
     /// The same if nobody but this process had grown.
     expected_alone: Expected,
     pool_share: PoolShare,
-    pool_worth: PoolWorth,
     reclaimer: Option<Box<Reclaimer>>,
     judge: Judge,
     look: Look,
@@ -250,7 +248,6 @@ impl ReclaimerThread {
             expected: 0,
             expected_alone: Expected::default(),
             pool_share: PoolShare::default(),
-            pool_worth: PoolWorth::default(),
             reclaimer: None,
             judge: Judge::new(),
             look: Look::default(),

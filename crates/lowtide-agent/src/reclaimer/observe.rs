@@ -74,17 +74,9 @@ impl ReclaimerThread {
     }
 
     /// The pool gets its share of the limit.
-    fn share_pool(&mut self, pager: &Pager, total: u64, now_us: u64) {
-        let settings = agent::settings();
-        let asked = settings.pool_limit.load(Ordering::Relaxed);
-        let most = self.pool_share.look(agent::segment(), pager, asked, total);
-        let mut share = most;
-        if settings.finds_pool == 1 {
-            let mine = agent::proc().ram_bytes.load(Ordering::Relaxed);
-            share = self.pool_worth.look(pager, most, mine, now_us);
-            agent::proc().pool_share.store(share.max(1), Ordering::Relaxed);
-        }
-        pager.limit_pool(share as usize, most as usize);
+    fn share_pool(&mut self, pager: &Pager, total: u64) {
+        let asked = agent::settings().pool_limit.load(Ordering::Relaxed);
+        pager.limit_pool(self.pool_share.look(agent::segment(), pager, asked, total) as usize);
     }
 
     /// Follows what was set, what was mapped, who forked and what failed.
@@ -110,7 +102,7 @@ impl ReclaimerThread {
         self.judge.say_what_is_kept();
         self.staging.look(pager.counters().faults_total.load(Ordering::Relaxed), pager.have_arrived());
         pager.set_staging_target(self.staging.target(pager.budget.asked(), agent::segment().active().max(1)));
-        self.share_pool(pager, total, now_us);
+        self.share_pool(pager, total);
         let changed = wake::must_look_again();
         let alone = !changed && self.resident.sharers() == 0 && agent::segment().active() <= 1;
         let uncounted = self.expected_alone.uncounted(total);

@@ -312,14 +312,9 @@ impl Pool {
         self.limit.get()
     }
 
-    /// Changes the limit, of a pool that could have `most` bytes. A pool that holds more keeps what it holds.
-    pub fn set_limit(&self, bytes: usize, most: usize) {
-        self.limit.set(bytes, most);
-    }
-
-    /// The limit is as high as it could be, until it is set again.
-    pub fn lift_limit(&self) {
-        self.limit.lift();
+    /// Changes the limit. A pool that holds more keeps what it holds.
+    pub fn set_limit(&self, bytes: usize) {
+        self.limit.set(bytes);
     }
 
     /// Bytes of memory that the pool takes beside the bytes of objects, roundings and free room: tables, and what stands in

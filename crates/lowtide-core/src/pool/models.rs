@@ -51,12 +51,12 @@ impl World {
         let world = World { pool, words, passes: AtomicU64::new(0) };
         for owner in 0..OWNERS {
             // A span is as long as the limit allows: so each gets one frame.
-            world.pool.set_limit((owner / 4 + 1) * PAGE_SIZE, 8 * PAGE_SIZE);
+            world.pool.set_limit((owner / 4 + 1) * PAGE_SIZE);
             world.replace(owner, true);
         }
         WITHOUT.iter().for_each(|owner| world.replace(*owner, false));
         // Room to grow while the others are isolated.
-        world.pool.set_limit(8 * PAGE_SIZE, 8 * PAGE_SIZE);
+        world.pool.set_limit(8 * PAGE_SIZE);
         world.pool.validate().unwrap();
         world
     }

@@ -79,7 +79,7 @@ fn never_above_its_limit() {
     assert!(!pool.accepts(), "9 of 10 frames: not below 90 %");
     pool.remove(handles[1]).unwrap();
     assert!(pool.accepts());
-    pool.set_limit(20 * PAGE_SIZE, 20 * PAGE_SIZE);
+    pool.set_limit(20 * PAGE_SIZE);
     for _ in 0..12 {
         pool.insert(&page).unwrap();
     }
@@ -312,7 +312,7 @@ proptest! {
                     isolated = 0;
                     prop_assert!(pool.bytes() <= before);
                 }
-                Op::Limit(bytes) => pool.set_limit(bytes, bytes),
+                Op::Limit(bytes) => pool.set_limit(bytes),
                 Op::Remove(_) | Op::Isolate => {}
             }
             prop_assert_eq!(pool.objects(), model.len());

@@ -168,7 +168,7 @@ fn the_shrinker_leaves_areas_alone_that_rest() {
     let pages: Vec<Page> = (0..3000).map(text).collect();
     let es = entries(&put(&s, &pages));
     assert_eq!((0..2).map(|n| numbers(&s, &es).contains(&n)).collect::<Vec<_>>(), [true, true]);
-    s.limit_pool(0, 0);
+    s.limit_pool(0);
     assert!(s.wants_shrinking() > 0);
     let shrunk = s.shrink(usize::MAX, &mut scratch);
     let in_second = numbers(&s, &es).iter().filter(|n| **n == 1).count();
@@ -183,7 +183,7 @@ fn the_shrinker_leaves_areas_alone_that_rest() {
     // Nothing to do as long as nothing can be written.
     let alone = store(1 << 20, [broken(0, 0, Errno::NOSPC)]);
     put(&alone, &(0..200).map(text).collect::<Vec<_>>());
-    alone.limit_pool(0, 0);
+    alone.limit_pool(0);
     assert!(alone.wants_shrinking() > 0 && alone.shrink(1, &mut scratch).failed && alone.wants_shrinking() == 0);
     pass_rests(&alone);
     assert!(alone.wants_shrinking() > 0);
@@ -222,7 +222,7 @@ fn after_an_outage_all_clusters_are_written_again() {
     let es = entries(&put(&s, &pages));
     let area = s.areas.get(1).unwrap();
     assert!(area.ages.broke(es[0].offset() as usize / 512));
-    s.limit_pool(0, 0);
+    s.limit_pool(0);
     let mut scratch = Scratch::new().unwrap();
     assert_eq!(s.shrink(usize::MAX, &mut scratch).pages, 0, "broken");
     for _ in 0..4 {
@@ -232,28 +232,4 @@ fn after_an_outage_all_clusters_are_written_again() {
     area.wrote();
     let shrunk = s.shrink(usize::MAX, &mut scratch);
     assert!(shrunk.pages == 500 && all_are(&s, &es, &pages), "{shrunk:?}");
-}
-
-#[test]
-fn a_pool_that_is_worth_nothing_has_what_waits_and_what_no_device_takes() {
-    let pages: Vec<Page> = (0..256).map(text).collect();
-    let s = store(64 << 20, file(64 * MIB));
-    s.limit_pool(0, 64 << 20);
-    let stored = entries(&put(&s, &pages));
-    let stats = s.stats();
-    assert_eq!((stats.on_device_now, stats.pool_bytes, stats.offered), (256, 0, 0), "none is compressed");
-    assert_eq!((stats.sampled, stats.sampled_small), (4, 4), "but one in 64, to see");
-    assert!(stored.iter().zip(&pages).all(|(e, page)| get(&s, *e).unwrap() == (Loaded::Device, *page)));
-    // Few pages wait for more, whatever the pool is worth.
-    put_one(&s, text(1)).unwrap();
-    assert!(s.stats().pool_bytes > 0);
-    // Without a device it takes what it can.
-    let alone = store(64 << 20, None);
-    alone.limit_pool(0, 64 << 20);
-    assert!(put(&alone, &pages).iter().all(Result::is_ok));
-    // And where the device fails.
-    let broken = store(64 << 20, [broken(0, 0, Errno::NOSPC)]);
-    broken.limit_pool(0, 64 << 20);
-    let noises = noises(0, 4096);
-    assert!(all_are(&broken, &entries(&put(&broken, &noises)), &noises), "16 MiB, and 8 MiB is what may wait");
 }

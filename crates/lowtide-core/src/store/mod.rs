@@ -32,7 +32,7 @@ mod worth;
 mod write_out;
 
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use core::sync::atomic::{AtomicU8, Ordering};
 
 use crate::device::{Device, DeviceName, FileDevice, RemoteDevice};
 use crate::ledger::Ledger;
@@ -45,7 +45,6 @@ use compact::Compaction;
 use counters::Counters;
 use recompress::Recompressor;
 use shrink::Shrinker;
-use tier::{ENOUGH, SHARE};
 
 pub use crate::codec::Codec;
 pub use crate::slot::{Entry, Image, Quota};
@@ -81,8 +80,6 @@ fn with_room_for_tables(slots: u64) -> u64 {
 pub struct Store {
     codec: Codec,
     pool: Pool,
-    /// Pages are offered to the pool: see [`Store::limit_pool`].
-    offers: AtomicBool,
     areas: Areas,
     /// How many areas with a device this process has of its own.
     own: AtomicU8,
@@ -108,7 +105,6 @@ impl Store {
         let store = Store {
             codec: cfg.codec,
             pool: Pool::new(cfg.pool_limit, most, cfg.accept_percent).map_err(|_| StoreError::NoMemory)?,
-            offers: AtomicBool::new(true),
             areas: Areas::new(),
             own: AtomicU8::new(0),
             retired: Default::default(),
@@ -247,12 +243,6 @@ impl Store {
             same_filled_words: c.same_filled_words.most(),
             incompressible: c.incompressible.get(),
             in_vain: c.in_vain.get(),
-            pool_compresses: self.offers.load(Ordering::Relaxed),
-            offered: c.offered.get(),
-            unworthy: c.unworthy.get(),
-            sampled: c.sampled.get(),
-            sampled_small: c.sampled_small.get(),
-            sampled_bytes: c.sampled_bytes.get(),
             refused: c.refused.get(),
             written_back: c.written_back.get(),
             recompressed: c.recompressed.get(),
@@ -312,19 +302,9 @@ impl Store {
         all
     }
 
-    /// Changes the limit of the pool (bytes of frames), which could be `most`: three fifths of that are what counts as mostly
-    /// taken. A pool that holds more keeps what it holds; new pages go elsewhere. It has room for the pages that wait for a
-    /// longer write (`gather.rs`) in any case; where it is to have less than half of that, these are all that it has, and no
-    /// page is compressed.
-    pub fn limit_pool(&self, bytes: usize, most: usize) {
-        let waiting = (SHARE * ENOUGH * PAGE_SIZE).min(most / 8);
-        self.offers.store(bytes > 0 && bytes >= waiting / 2, Ordering::Relaxed);
-        self.pool.set_limit(bytes.max(waiting), most);
-    }
-
-    /// Whether the pool takes pages to compress them. Where there is no device it does, whatever it is worth.
-    fn pool_takes_pages(&self) -> bool {
-        self.pool.accepts() && (self.offers.load(Ordering::Relaxed) || !self.has_device())
+    /// Changes the limit of the pool (bytes of frames). A pool that holds more keeps what it holds; new pages go elsewhere.
+    pub fn limit_pool(&self, bytes: usize) {
+        self.pool.set_limit(bytes);
     }
 
     /// Tells `ledger` of the memory behind the pool's frames (those that hold objects, and those freed whose memory was not

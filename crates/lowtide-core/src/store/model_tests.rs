@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::store::table_word::Word;
+use core::sync::atomic::AtomicBool;
 use proptest::prelude::*;
 use std::collections::HashMap;
 
@@ -97,7 +98,7 @@ impl Model {
                     s.free(e);
                     prop_assert_eq!(s.load(e, &mut [0; 4096], &mut scratch), Err(StoreError::BadEntry));
                 }
-                Op::Limit(bytes) => s.limit_pool(*bytes, *bytes),
+                Op::Limit(bytes) => s.limit_pool(*bytes),
                 Op::Compact(pages) => drop(s.compact(*pages)),
                 Op::Shrink(bytes) => {
                     let shrunk = s.shrink(*bytes, &mut scratch);

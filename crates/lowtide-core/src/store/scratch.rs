@@ -12,8 +12,6 @@ pub struct Scratch {
     pub(super) workspace: Workspace,
     /// Where the thread goes on.
     pub(super) ends: Ends,
-    /// Pages that went to a device while the pool was worth nothing; wraps.
-    pub(super) bypassed: u32,
     /// Its thread may not use devices.
     pub(super) keeps_to_memory: bool,
 }
@@ -36,7 +34,7 @@ impl Scratch {
     /// `NoMemory` when the allocator or the kernel has none.
     pub fn new() -> Result<Scratch, StoreError> {
         let workspace = Workspace::new().map_err(|_| StoreError::NoMemory)?;
-        Ok(Scratch { workspace, ends: Ends::default(), bypassed: 0, keeps_to_memory: false })
+        Ok(Scratch { workspace, ends: Ends::default(), keeps_to_memory: false })
     }
 
     /// Whether its thread may read no device: what it loads from there is [`StoreError::OnDevice`]. It is to store nothing then.

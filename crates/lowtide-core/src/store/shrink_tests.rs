@@ -82,7 +82,7 @@ fn a_small_pool_is_written_in_small_parts() {
     s.count_in(&(watch.clone() as Arc<dyn Ledger>));
     let s: &'static Store = Box::leak(Box::new(s));
     let es = entries(&put(s, &texts(0, 512)));
-    s.limit_pool(3 << 20, 3 << 20);
+    s.limit_pool(3 << 20);
     watch.store.set(s).unwrap();
     let shrunk = shrink(s, usize::MAX);
     let most = watch.seen.lock().unwrap().iter().map(|(_, counted, there)| *counted.max(there)).max().unwrap();
@@ -136,13 +136,13 @@ fn shrinking_stops_at_what_was_asked_and_without_a_device_at_once() {
     let s = store(16 << 20, file(64 * MIB));
     put(&s, &texts(0, 4000));
     assert_eq!(s.wants_shrinking(), 0, "far below the high mark");
-    s.limit_pool(4 << 20, 4 << 20);
+    s.limit_pool(4 << 20);
     let wanted = s.wants_shrinking();
     let held = s.stats().pool_stored_bytes;
     assert!(wanted > held - (4 << 20), "to below the limit");
     let shrunk = shrink(&s, wanted);
     assert!(shrunk.bytes >= wanted && shrunk.bytes < wanted + (1 << 20) && s.wants_shrinking() == 0);
-    s.limit_pool(0, 0);
+    s.limit_pool(0);
     shrink(&s, s.wants_shrinking());
     assert_eq!((s.stats().pool_bytes, s.stats().on_device_now), (0, 4000));
 }

@@ -1,7 +1,5 @@
 //! Storing pages.
 
-use core::sync::atomic::Ordering;
-
 use arrayvec::ArrayVec;
 
 use super::folio::{Chunk, RUN, Results};
@@ -13,9 +11,6 @@ use crate::fill;
 
 /// While the pool is sparse, a thread that stores pages moves one object at most for this many.
 const COMPACT_PART: usize = 8;
-
-/// See [`Store::sample`].
-const SAMPLE: u32 = 64;
 
 /// What becomes of a page before it has a slot.
 #[derive(Clone, Copy)]
@@ -117,7 +112,7 @@ impl Store {
     /// Puts a page into the pool of which a device has a clean copy, while the pool has much room: from there it comes back
     /// sooner. `None`: it does not go there, and has its copy still.
     fn move_up(&self, copy: Entry, page: &Page, (trials, i): (&dyn Trials, usize), scratch: &mut Scratch) -> Option<Plan> {
-        let has_room = self.pool_takes_pages() && self.pool.has_room();
+        let has_room = self.pool.accepts() && self.pool.has_room();
         if !has_room || !trials.is_promising(i) || fill::repeated_word(page) == Some(0) {
             return None;
         }
@@ -163,20 +158,16 @@ impl Store {
     /// # Errors
     /// `Full` when no tier takes it.
     fn plan(&self, page: &Page, (trials, i): (&dyn Trials, usize), scratch: &mut Scratch) -> Result<Plan, StoreError> {
-        let tiers = Tiers { pool: self.pool_takes_pages(), device: self.has_device() };
+        let tiers = Tiers { pool: self.pool.accepts(), device: self.has_device() };
         // Where there is no device, whatever gets smaller is worth it.
         let try_it = tiers.pool && (!tiers.device || trials.is_worth_trying(i));
         let offer = self.offer(page, try_it, tiers, scratch);
         if tiers.pool {
-            self.counters.offered.add(1);
             self.counters.in_vain.add(offer.in_vain.into());
-            self.counters.unworthy.add((offer.in_vain || !try_it).into());
             self.counters.incompressible.add((offer.incompressible || !try_it).into());
             if try_it {
                 trials.was_tried(i, !offer.in_vain);
             }
-        } else if tiers.device {
-            self.sample(page, scratch);
         }
         if offer.refused {
             self.counters.pool_refused.add(1);
@@ -207,23 +198,6 @@ impl Store {
         offer
     }
 
-    /// While the pool could take pages and is worth nothing ([`Store::limit_pool`]), one page in [`SAMPLE`] is compressed all
-    /// the same: what it would hold is not forgotten.
-    fn sample(&self, page: &Page, scratch: &mut Scratch) {
-        if self.offers.load(Ordering::Relaxed) || self.pool.limit() == 0 {
-            return;
-        }
-        scratch.bypassed = scratch.bypassed.wrapping_add(1);
-        if !scratch.bypassed.is_multiple_of(SAMPLE) {
-            return;
-        }
-        self.counters.sampled.add(1);
-        if let Some(len) = self.codec.compress(page, &mut scratch.workspace) {
-            self.counters.sampled_small.add(1);
-            self.counters.sampled_bytes.add(len as u64);
-        }
-    }
-
     /// Deals with the pages that are for a device: few of them wait in the pool, the others are written, and what no device
     /// takes is offered to the pool after all.
     fn store_on_devices(&self, pages: &[&Page], plans: &[Plan], out: Results<'_>, scratch: &mut Scratch) {
@@ -238,10 +212,6 @@ impl Store {
         }
         self.write_gathered(scratch.ends.on_device, scratch);
         let why = self.write_out(pages, &mut which, out, scratch);
-        if !which.is_empty() {
-            // Whatever it is worth: there is no other place.
-            self.pool.lift_limit();
-        }
         for i in which {
             let tiers = Tiers { pool: self.pool.accepts(), device: false };
             let object = self.offer(pages[i], true, tiers, scratch).object;

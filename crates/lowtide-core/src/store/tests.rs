@@ -232,9 +232,9 @@ fn a_full_pool_sends_pages_to_the_device_until_it_has_room_again() {
     assert!(s.stats().pool_bytes <= 10 * 4096 && es.len() > 10);
     let first_on_device = es.len() - 1;
     assert_eq!(get(&s, es[first_on_device]).unwrap().0, Loaded::Device);
-    s.limit_pool(0, 0);
+    s.limit_pool(0);
     assert_eq!(get(&s, put_one(&s, text(7)).unwrap()).unwrap().0, Loaded::Device, "the limit may change at any time");
-    s.limit_pool(1 << 20, 1 << 20);
+    s.limit_pool(1 << 20);
     assert_eq!(get(&s, put_one(&s, text(7)).unwrap()).unwrap().0, Loaded::Pool);
     for (i, e) in es.iter().enumerate() {
         assert_eq!(get(&s, *e).unwrap().1, text(i as u64));
@@ -313,13 +313,13 @@ fn the_quota_of_the_run_limits_the_file() {
     let cfg =
         FileConfig { quota: Some(Quota { used: &USED, mine: None, limit: 3 * MIB }), ..FileConfig::new(tmpfile(), 64 * MIB) };
     let s = store(4 * 4096, Some(cfg));
-    s.limit_pool(0, 0);
+    s.limit_pool(0);
     let pages: Vec<Page> = (0..600).map(text).collect();
     let stored = put(&s, &pages);
     // One cluster fits into the quota, and its first slot is never given out.
     assert!(stored[..511].iter().all(Result::is_ok) && stored[511..].iter().all(|r| *r == Err(StoreError::Full)));
     assert_eq!((USED.load(Ordering::Relaxed), s.stats().file_bytes, s.stats().refused), (2 * MIB, 2 * MIB, 89));
-    s.limit_pool(16 * 4096, 16 * 4096);
+    s.limit_pool(16 * 4096);
     let e = put_one(&s, text(5)).unwrap();
     assert_eq!((get(&s, e), e.area()), (Ok((Loaded::Pool, text(5))), RAM_AREA), "the pool needs no slot of the file");
     let e = put_one(&s, noise(5)).unwrap();
@@ -339,7 +339,7 @@ fn a_device_that_fails_costs_no_page() {
     let s = store(8 * 4096, Some(FileConfig::new(fd, 8 * MIB)));
     let e = put_one(&s, noise(1)).unwrap();
     assert_eq!(get(&s, e), Ok((Loaded::Pool, noise(1))), "it went into the pool instead");
-    s.limit_pool(0, 0);
+    s.limit_pool(0);
     assert_eq!(put_one(&s, noise(2)), Err(StoreError::Full), "the area rests");
     pass_rests(&s);
     assert!(matches!(put_one(&s, noise(2)), Err(StoreError::Io { errno: Errno::BADF, .. })));
@@ -355,7 +355,7 @@ fn a_full_disk_costs_neither_pages_nor_slots() {
     let s = store(8 * 4096, Some(FileConfig::new(fd, 8 * MIB)));
     let e = put_one(&s, noise(1)).unwrap();
     assert_eq!(get(&s, e), Ok((Loaded::Pool, noise(1))));
-    s.limit_pool(0, 0);
+    s.limit_pool(0);
     pass_rests(&s);
     let full = put(&s, &[noise(2), noise(3), noise(4)]);
     assert!(full.iter().all(|r| matches!(r, Err(StoreError::Io { errno: Errno::NOSPC, .. }))));
@@ -375,7 +375,7 @@ fn metadata_per_page() {
     let n = 62_000;
     for (what, make, limit) in [("pool", text as fn(u64) -> Page, usize::MAX / 2), ("device", noise, 0)] {
         let s = store(0, file(256 * MIB));
-        s.limit_pool(limit.min(200 << 20), limit.min(200 << 20));
+        s.limit_pool(limit.min(200 << 20));
         let mut scratch = Scratch::new().unwrap();
         for chunk in (0..n).collect::<Vec<u64>>().chunks(128) {
             let pages: Vec<Page> = chunk.iter().map(|i| make(*i)).collect();

@@ -222,19 +222,6 @@ pub struct StoreStats {
     /// Pages that were compressed and went to a device, or were kept as they are, all the same: they did not compress to 7/8, or
     /// not to half when the pool was mostly taken.
     pub in_vain: u64,
-    /// Pages are offered to the pool: see [`super::Store::limit_pool`].
-    pub pool_compresses: bool,
-    /// Pages that the pool would have taken, if they had been worth it.
-    pub offered: u64,
-    /// Those that were not: `in_vain`, and those that were taken for such.
-    pub unworthy: u64,
-    /// Of the pages that went to a device while the pool was worth nothing, one in 64, which were compressed to see what a pool would
-    /// hold; ...
-    pub sampled: u64,
-    /// ... those of them that compressed to 7/8; ...
-    pub sampled_small: u64,
-    /// ... and to how many bytes.
-    pub sampled_bytes: u64,
     /// Pages refused because no tier could take them.
     pub refused: u64,
     /// Read operations on devices.

@@ -3,9 +3,7 @@
 pub(crate) mod budget;
 mod expected;
 mod measuring;
-mod misses;
 pub mod pool_share;
-pub mod pool_worth;
 mod share;
 
 pub use budget::{RamBudget, is_worth_adopting};

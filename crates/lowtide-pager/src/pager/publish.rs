@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use lowtide_core::lock;
 use lowtide_core::slot::ORDERS;
-use lowtide_core::store::{AreaStats, MAX_AREAS, StoreStats};
+use lowtide_core::store::{AreaStats, MAX_AREAS};
 use lowtide_core::vm::{self, PAGE_SIZE, Whose};
 
 use super::Pager;
@@ -110,11 +110,6 @@ impl Pager {
     /// somebody asks.
     pub fn publish_fills(&self) {
         self.proc().fills.iter().zip(self.store.area_fills()).for_each(|(to, fills)| to.set(fills));
-    }
-
-    /// What the store counts.
-    pub(crate) fn store_stats(&self) -> StoreStats {
-        self.store.stats()
     }
 
     /// What this process has of each of the run's swap areas.

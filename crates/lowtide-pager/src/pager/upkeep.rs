@@ -52,10 +52,10 @@ impl Pager {
         operation.drain(worker) == Drained::Freed
     }
 
-    /// Changes the limit of the pool, in bytes of frames, of which it could have `most`; not while the program forks.
-    pub fn limit_pool(&self, bytes: usize, most: usize) {
+    /// Changes the limit of the pool, in bytes of frames; not while the program forks.
+    pub fn limit_pool(&self, bytes: usize) {
         if let Some(operation) = self.enter() {
-            operation.store().limit_pool(bytes, most);
+            operation.store().limit_pool(bytes);
         }
     }
 

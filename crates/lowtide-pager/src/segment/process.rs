@@ -304,8 +304,6 @@ pub struct Proc {
     pub staged_bytes: AtomicU64,
     /// Bytes of frames that the pool holds.
     pub pool_bytes: AtomicU64,
-    /// Bytes that the pool was found to be worth, 1 at least; 0: nobody looks for that.
-    pub pool_share: AtomicU64,
     /// Bytes of compressed objects in the pool.
     pub pool_stored_bytes: AtomicU64,
     /// Pages stored now (pool and device, zero pages not).
@@ -437,7 +435,6 @@ impl Proc {
             &self.own_bytes,
             &self.staged_bytes,
             &self.pool_bytes,
-            &self.pool_share,
             &self.pool_stored_bytes,
             &self.now_stored,
             &self.now_zero,

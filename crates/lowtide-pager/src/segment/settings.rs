@@ -225,8 +225,6 @@ pub struct Settings {
     pub fills_asked: AtomicU64,
     /// One of the `CODEC_` values.
     pub codec: u32,
-    /// 1: each process finds out how much of `pool_limit` is worth having.
-    pub finds_pool: u32,
     /// The level of zstd; 0 for LZ4.
     pub codec_level: i32,
     /// One of the `WHEN_FULL_` values.

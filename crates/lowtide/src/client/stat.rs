@@ -101,17 +101,11 @@ fn readable(stat: &Value) -> String {
     let ratio = stat["compression_ratio"].as_f64().filter(|ratio| *ratio > 0.0);
     let ratio = ratio.map_or(String::new(), |ratio| format!(", {ratio:.2}:1 at its fullest"));
     let (pool, limit, staged) = (bytes("pool_bytes"), bytes("pool_limit"), bytes("staged_bytes"));
-    let share = match (&stat["pool_share"], &stat["pool_limit"]) {
-        (share, limit) if share.as_u64() < limit.as_u64() && share.as_u64() > Some(0) => {
-            format!(" (worth {} now)", bytes("pool_share"))
-        }
-        _ => String::new(),
-    };
     let full = match of("pool", "full_times") {
         0 => String::new(),
         times => format!(", was full {times} times"),
     };
-    line("lowtide", format!("{}: pool {pool} of {limit}{share}{ratio}{full}; staging {staged}", bytes("own_bytes")));
+    line("lowtide", format!("{}: pool {pool} of {limit}{ratio}{full}; staging {staged}", bytes("own_bytes")));
     let evicted = format!("{} evicted, of these {} zero", of("evictions", "pages"), of("pages", "zero"));
     line("pages", format!("{evicted}; {} loaded, {} on devices", of("pages", "loaded"), of("pages", "on_device")));
     let faults: Vec<String> = ["first_touch", "zero", "staged", "pool", "device"]

@@ -49,7 +49,6 @@ pub fn advice(report: &Report<'_>) -> Vec<String> {
         all.push(where_the_time_went(report, waited));
     }
     all.extend(data(report));
-    all.extend(pool(report));
     all.extend(cpu(report));
     all.extend(warnings(report));
     all
@@ -100,28 +99,6 @@ fn data(report: &Report<'_>) -> Option<String> {
         ),
         _ => None,
     }
-}
-
-/// What the pool was found to be worth, where that is much less than it could have had.
-fn pool(report: &Report<'_>) -> Option<String> {
-    let (stats, observed) = (report.stats, &report.observed);
-    let (share, most) = (stats.memory.pool_share, stats.memory.pool_limit);
-    let faults = observed.faults[FaultKind::Device as usize];
-    if share == 0 || share >= most / 2 || stats.areas.is_empty() || faults < 1.0 {
-        return None;
-    }
-    let to = if share < most / 32 { "nearly 0".to_owned() } else { units::bytes(share) };
-    let ratio = if stats.compression_ratio >= 1.0 {
-        format!("your data compress {:.1}:1, and ", stats.compression_ratio)
-    } else {
-        String::new()
-    };
-    let each = units::seconds(observed.service[FaultKind::Device as usize] / faults);
-    Some(format!(
-        "The compressed pool shrank to {to} of {}: {ratio}the device serves a fault in {each}. With pages in that RAM \
-        the program waited less.",
-        units::bytes(most)
-    ))
 }
 
 fn cpu(report: &Report<'_>) -> Option<String> {

@@ -95,11 +95,7 @@ impl Observed {
             seconds: stats.elapsed_seconds,
             program_cpu: (cpu.as_secs_f64() - stats.work.cpu_seconds).max(0.0),
             limit: real(stats.memory.ram_limit),
-            // What it may have, or, where less is worth it, what that is.
-            pool_limit: real(match stats.memory.pool_share {
-                0 => stats.memory.pool_limit,
-                share => share,
-            }),
+            pool_limit: real(stats.memory.pool_limit),
             evicted: real(stats.evictions.pages),
             taken_back: real(stats.faults.staged),
             loaded: ahead.max(0.0),

@@ -136,8 +136,6 @@ figures! {
         pool_stored_bytes: u64, Bytes;
         /// The most that the pool may have.
         pool_limit: u64, Bytes;
-        /// With --pool auto what it was found to be worth, and may have now; else 0.
-        pool_share: u64, Bytes;
     }
 }
 

@@ -129,7 +129,6 @@ impl Stats {
                 pool_bytes: gauges.pool,
                 pool_stored_bytes: gauges.pool_stored,
                 pool_limit: run.limits.pool(),
-                pool_share: gauges.pool_share.min(run.limits.pool()),
             },
             compression_ratio: rounded(ratio),
             pages: Pages {

@@ -79,7 +79,6 @@ impl Shared {
             Codec::Lz4 => (segment::CODEC_LZ4, 0),
             Codec::Zstd(level) => (segment::CODEC_ZSTD, level),
         };
-        to.finds_pool = plan.finds_pool.into();
         to.features = plan.features;
         (to.faults, to.makes_moves) = (plan.faults, plan.makes_moves.into());
         to.watch_copies = plan.watch_copies.into();

@@ -39,8 +39,6 @@ pub struct Gauges {
     pub staged: u64,
     pub pool: u64,
     pub pool_stored: u64,
-    /// Bytes that the pools were found to be worth; 0: nobody looks for that.
-    pub pool_share: u64,
     pub now_stored: u64,
     pub now_on_device: u64,
     pub adopted: u64,
@@ -154,7 +152,6 @@ impl Tree {
             }
             add(&mut now.staged, &p.staged_bytes);
             add(&mut now.pool, &p.pool_bytes);
-            add(&mut now.pool_share, &p.pool_share);
             add(&mut now.pool_stored, &p.pool_stored_bytes);
             add(&mut now.now_stored, &p.now_stored);
             add(&mut now.now_on_device, &p.now_on_device);

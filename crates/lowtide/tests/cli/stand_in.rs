@@ -146,7 +146,6 @@ fn statistics_and_warnings() {
         "pool_bytes",
         "pool_stored_bytes",
         "pool_limit",
-        "pool_share",
         "compression_ratio",
         "pages",
         "faults",
